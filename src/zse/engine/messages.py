@@ -1,0 +1,75 @@
+"""Frames between the server process and its engine process: msgpack, typed, each behind a 4-byte little-endian length."""
+
+import msgspec
+
+from zse.sampling.params import SamplingParams
+
+
+class Submit(msgspec.Struct, tag=True):
+    """server → engine. `id` is unique for the life of the engine. prompt: token ids, at least one."""
+    id: int
+    prompt: list[int]
+    params: SamplingParams
+
+
+class Cancel(msgspec.Struct, tag=True):
+    """server → engine. An unknown or finished id is ignored and counted."""
+    id: int
+
+
+class Shutdown(msgspec.Struct, tag=True):
+    """server → engine: finish nothing more, free everything, exit 0."""
+
+
+class Ready(msgspec.Struct, tag=True):
+    """engine → server, once: the model is loaded. phases_ms: name → milliseconds since exec."""
+    model: str
+    max_context: int
+    max_rows: int
+    num_pages: int
+    memory_bytes: dict[str, int]
+    phases_ms: dict[str, float]
+
+
+class TokenLogprob(msgspec.Struct, array_like=True):
+    """One sampled token's log-probability and its alternatives [(token, logprob)], best first."""
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+class Tokens(msgspec.Struct, tag=True):
+    """engine → server: newly sampled tokens of one request, in order. logprobs: one per token when asked for.
+    finish: None while running, else "stop" (end-of-sequence or stop id; that token is the last one), "length"."""
+    id: int
+    tokens: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    finish: str | None = None
+    cached_tokens: int = 0
+
+
+class Failed(msgspec.Struct, tag=True):
+    """engine → server: the request's only and last event. Fields as in RequestError."""
+    id: int
+    message: str
+    status: int
+    type: str
+    code: str | None = None
+    param: str | None = None
+
+
+class Fatal(msgspec.Struct, tag=True):
+    """engine → server: the engine cannot go on (load error, device fault); it exits after this. exit_code as ZSEError's."""
+    message: str
+    exit_code: int = 1
+
+
+class Heartbeat(msgspec.Struct, tag=True):
+    """engine → server, at least once a second while it has work and when idle: steps done, rows and pages in use."""
+    steps: int
+    running: int
+    waiting: int
+    free_pages: int
+
+
+ToEngine = Submit | Cancel | Shutdown
+FromEngine = Ready | Tokens | Failed | Fatal | Heartbeat

@@ -1,0 +1,16 @@
+"""Every ZSE_* environment switch, in one table with its help text. Read through get(); nothing else reads os.environ for them."""
+
+import os
+
+SWITCHES = {
+    "ZSE_HOME": ("~/.cache/zse", "where models, converted files and the chat history are kept"),
+    "ZSE_ISA": ("", "force a CPU kernel library (x86-64-v3, x86-64-v4-vnni, arm64-dotprod) instead of the best one"),
+    "ZSE_NATIVE_DIR": ("", "load the compiled CPU libraries from this folder instead of the installed one"),
+    "ZSE_THREADS": ("", "number of CPU threads (default: physical cores); --threads wins"),
+    "ZSE_LOG": ("info", "log level: debug, info, warning, error"),
+}
+
+
+def get(name: str) -> str:
+    """The switch's value, or its default. An unknown name is a programming error."""
+    return os.environ.get(name) or SWITCHES[name][0]

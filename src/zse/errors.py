@@ -1,0 +1,64 @@
+"""Errors that reach a user: one line that says what is wrong and what to do, an exit code, an API status."""
+
+
+class ZSEError(Exception):
+    """Base of every error that is shown to a user as one line. `exit_code` is the CLI's."""
+
+    exit_code = 1
+
+
+class FormatError(ZSEError):
+    """A damaged or hostile file: which file, at which byte offset, which field, and why it is refused."""
+
+    exit_code = 2
+
+    def __init__(self, path, offset: int, field: str, reason: str):
+        super().__init__(f"{path}: offset {offset}: {field}: {reason}")
+        self.path, self.offset, self.field, self.reason = str(path), offset, field, reason
+
+
+class UnsupportedError(ZSEError):
+    """Something this version does not know: names it and lists what is supported."""
+
+    exit_code = 2
+
+    def __init__(self, what: str, got: object, supported):
+        names = ", ".join(str(name) for name in supported)
+        super().__init__(f"{what} {got!r} is not supported; supported: {names}")
+        self.what, self.got, self.supported = what, got, tuple(supported)
+
+
+class ConfigError(ZSEError):
+    """An option or environment switch with a value that cannot be used."""
+
+    exit_code = 2
+
+
+class ModelNotFoundError(ZSEError):
+    """A model name that is neither in the catalog, nor in the store, nor a path."""
+
+    exit_code = 2
+
+
+class CompileError(ZSEError):
+    """A kernel that does not compile; the message shows the author's line with a caret."""
+
+
+class DeviceError(ZSEError):
+    """A device call that failed: names the call and the code."""
+
+
+class EngineError(ZSEError):
+    """The engine process could not start, or died."""
+
+
+class RequestError(ZSEError):
+    """A request that is refused, in the terms of the API's error contract.
+
+    status: HTTP status; type, code: strings of the contract's table; param: JSON path of the field or None.
+    """
+
+    def __init__(self, message: str, *, status: int = 400, type: str = "invalid_request_error",
+                 code: str | None = None, param: str | None = None):
+        super().__init__(message)
+        self.message, self.status, self.type, self.code, self.param = message, status, type, code, param

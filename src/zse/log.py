@@ -1,0 +1,25 @@
+"""Logging set-up: one line a record on stderr, control characters escaped so that no field can forge a line."""
+
+import logging
+import sys
+
+from zse import env
+
+_ESCAPES = {code: f"\\x{code:02x}" for code in [*range(32), 127]}
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        head, *rest = text.split("\n") if record.exc_info else [text]
+        return "\n".join([head.translate(_ESCAPES), *rest])
+
+
+def setup(level: str | None = None) -> None:
+    """Send zse's records to stderr at `level` (default: ZSE_LOG)."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger = logging.getLogger("zse")
+    logger.handlers[:] = [handler]
+    logger.setLevel((level or env.get("ZSE_LOG")).upper())
+    logger.propagate = False

@@ -1,0 +1,23 @@
+"""What a request may ask of the sampler. Validated once, at the edge; the ranges are the API's."""
+
+import msgspec
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """temperature 0 is greedy. top_k 0 and top_p 1 are off. seed None: the engine draws one.
+    logprobs: None for none, else how many alternatives (0..20) beside the sampled token's own."""
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
