@@ -1,0 +1,112 @@
+"""What every operation is made of: kernels with their variants, a checked launcher, a reference, cases and a cost.
+
+Tests, `zse bench` and the build all read these objects; nothing here imports NumPy, because the package's
+build imports it in an environment that has none (references and cases import NumPy themselves).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel with its statics bound and the symbol that it becomes in every kernel library."""
+
+    symbol: str
+    kernel: Any
+    statics: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one launch must move and compute: bytes read and written at least once, floating-point operations."""
+
+    bytes: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """|got - expected| <= absolute + relative * |expected|. `cause` says which rounding the figures stand for."""
+
+    absolute: float
+    relative: float
+    cause: str
+
+
+EXACT = Tolerance(0.0, 0.0, "integers or copies: no rounding")
+
+
+@dataclass
+class HostActivation:
+    """An Activation on the host. As an output, `q` and the others are None and only the shape is used.
+
+    q: i8 [M, K] rounded values, scale: f32 [M, K/32], sum: f32 [M, K/32] = scale * sum of q.
+    """
+
+    shape: tuple[int, int]
+    q: "numpy.ndarray | None" = None
+    scale: "numpy.ndarray | None" = None
+    sum: "numpy.ndarray | None" = None
+
+
+@dataclass
+class Output:
+    """A tensor that the launcher fills: NumPy dtype name, shape, and what a fresh result may differ by.
+
+    It is allocated poisoned (NaN, or the smallest integer) so that an element nobody writes shows. `inout`: the
+    initial content for a tensor that is read and changed (the residual stream, KV pages)."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    tolerance: Tolerance
+    inout: "numpy.ndarray | None" = None
+    int8: bool = False          # an int8 Activation of this shape; dtype is ignored
+
+
+@dataclass
+class Case:
+    """One concrete call: arrays (and quantized weights) by the launcher's parameter names, other arguments, outputs."""
+
+    name: str
+    inputs: dict[str, Any]
+    outputs: dict[str, Output]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation.
+
+    variants: target → the variants to compile for it. launch(recorder, **tensors, **options): checks shapes and
+    dtypes, raises ValueError or TypeError, and records. reference(**arrays, **options) → output name → float64 (or
+    integer) array; inputs that the op changes are given as their initial content and must not be modified.
+    cases(rng) → fresh random Cases, odd sizes among them. cost(case) → Cost.
+    """
+
+    name: str
+    variants: Callable[[Any], list[Variant]]
+    launch: Callable[..., None]
+    reference: Callable[..., dict[str, Any]]
+    cases: Callable[[Any], Iterator[Case]]
+    cost: Callable[[Case], Cost]
+
+
+def require(condition: bool, message: str) -> None:
+    """Launchers' argument check: ValueError with `message` unless `condition`."""
+    if not condition:
+        raise ValueError(message)
+
+
+def check(name: str, tensor: Any, dtype: str | tuple[str, ...], *shape: Any) -> None:
+    """TypeError or ValueError unless `tensor` has one of the dtypes and the shape (None matches any size)."""
+    allowed = (dtype,) if isinstance(dtype, str) else dtype
+    if tensor.dtype not in allowed:
+        raise TypeError(f"{name}: dtype {tensor.dtype}, expected {' or '.join(allowed)}")
+    got = tuple(tensor.shape)
+    if len(got) != len(shape) or any(want is not None and have != want for have, want in zip(got, shape, strict=True)):
+        raise ValueError(f"{name}: shape {got}, expected {shape}")
