@@ -1,0 +1,13 @@
+"""The kernel language: `from zse.kernel import kernel, inline, static, target, Ptr, f32, load, store, ...`."""
+
+from zse.kernel.language import (  # noqa: F401
+    BUILTINS, Kernel, Ptr, Variant, bf16, bool_, f16, f32, f64, i8, i16, i32, i64, inline, kernel, static, target, u8, u16, u32,
+    u64,
+)
+
+globals().update(BUILTINS)
+
+
+def __getattr__(name: str):
+    # Reached only for names that do not exist; present so that type checkers accept the names of the table.
+    raise AttributeError(f"module 'zse.kernel' has no attribute {name!r}")

@@ -1,0 +1,96 @@
+"""Reductions over the lanes of a vector, and vectors from parts of vectors."""
+
+from zse.kernel import ir
+from zse.kernel.intrinsics.row import Intrinsic
+
+I8 = ir.Scalar("i8", "int", 8)
+
+
+def _reduce(type: object) -> ir.Type | str:
+    return type.elem if isinstance(type, ir.Vector) and type.elem.bits >= 32 else f"needs a vector of 32- or 64-bit numbers, got {type}"
+
+
+def _any(type: object) -> ir.Type | str:
+    return ir.BOOL if isinstance(type, ir.Mask) else "needs a mask"
+
+
+def _half(type: object) -> ir.Type | str:
+    return ir.Vector(type.elem, type.lanes // 2) if isinstance(type, ir.Vector) and type.lanes > 2 else "needs a vector"
+
+
+def _concat(a: object, b: object) -> ir.Type | str:
+    return ir.Vector(a.elem, a.lanes * 2) if isinstance(a, ir.Vector) and a == b else "needs two vectors of one type"
+
+
+def _narrow(type: object) -> ir.Type | str:
+    return ir.Vector(I8, type.lanes) if isinstance(type, ir.Vector) and type.elem.name == "i32" else "needs i32 lanes"
+
+
+def _reduce_cpu(op: str):
+    """A tree of halves: the same order of additions on every ISA with the same number of lanes."""
+    def body(target, result, types, args):
+        vector = types[0]
+        lines, current, lanes = [], "v", vector.lanes
+        while lanes > 2:
+            half = ir.Vector(vector.elem, lanes // 2)
+            ctype, n = target.c_type(half), lanes // 2
+            low, high = ", ".join(map(str, range(n))), ", ".join(map(str, range(n, lanes)))
+            lines.append(f"{ctype} a{n} = __builtin_shufflevector({current}, {current}, {low}), "
+                         f"b{n} = __builtin_shufflevector({current}, {current}, {high});")
+            if op == "+":
+                text = f"a{n} + b{n}"
+            else:
+                from zse.kernel.intrinsics import INTRINSICS
+                text = INTRINSICS[op].body_for(target)(target, half, [half, half], [f"a{n}", f"b{n}"])
+            lines.append(f"{ctype} r{n} = {text};")
+            current, lanes = f"r{n}", n
+        x, y = f"{current}[0]", f"{current}[1]"
+        last = f"{x} + {y}" if op == "+" else f"{x} {'<' if op == 'minimum' else '>'} {y} ? {x} : {y}"
+        text = " ".join(lines).replace("{", "{{").replace("}", "}}")
+        name = {"+": "add", "maximum": "max", "minimum": "min"}[op]
+        helper = target.helper(f"reduce_{name}_{vector}", f"static inline {target.c_type(result)} {{name}}({target.c_type(vector)} v) "
+                               f"{{{{ {text} return {last}; }}}}")
+        return f"{helper}({args[0]})"
+    return body
+
+
+def _shuffle(first: str, second: str, indices) -> str:
+    return f"__builtin_shufflevector({first}, {second}, {', '.join(map(str, indices))})"
+
+
+def _any_cpu(target, result, types, args):
+    ctype = target.c_type(types[0])
+    lanes = types[0].lanes
+    tests = " | ".join(f"m[{lane}]" for lane in range(lanes))
+    helper = target.helper(f"any_{types[0]}", f"static inline _Bool {{name}}({ctype} m) {{{{ return ({tests}) != 0; }}}}")
+    return f"{helper}({args[0]})"
+
+
+def _narrow_cpu(target, result, types, args):
+    source, lanes = target.c_type(types[0]), types[0].lanes
+    if target.x86 and lanes == 16 and target.has("avx512"):
+        return f"(({target.c_type(result)})_mm512_cvtsepi32_epi8((__m512i){args[0]}))"
+    if target.x86 and lanes == 8:
+        text = ("__m128i p = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1)); "
+                "p = _mm_packs_epi16(p, p); int64_t bits = _mm_cvtsi128_si64(p); "
+                f"return ({target.c_type(result)})bits;")
+    else:
+        text = (f"{target.c_type(result)} r; for (int i = 0; i < {lanes}; ++i) "
+                "r[i] = (int8_t)(v[i] < -128 ? -128 : v[i] > 127 ? 127 : v[i]); return r;")
+    helper = target.helper(f"narrow_s8_{lanes}", f"static inline {target.c_type(result)} {{name}}({source} v) {{{{ {text} }}}}")
+    return f"{helper}({args[0]})"
+
+
+TABLE = (
+    Intrinsic("reduce_add", _reduce, "sum of the lanes", {"cpu": _reduce_cpu("+")}),
+    Intrinsic("reduce_max", _reduce, "largest lane", {"cpu": _reduce_cpu("maximum")}),
+    Intrinsic("reduce_min", _reduce, "smallest lane", {"cpu": _reduce_cpu("minimum")}),
+    Intrinsic("any_lane", _any, "is a lane set", {"cpu": _any_cpu}),
+    Intrinsic("widen_low", _half, "first half of the lanes",
+              {"cpu": lambda t, r, types, a: _shuffle(a[0], a[0], range(r.lanes))}),
+    Intrinsic("widen_high", _half, "second half of the lanes",
+              {"cpu": lambda t, r, types, a: _shuffle(a[0], a[0], range(r.lanes, 2 * r.lanes))}),
+    Intrinsic("concat", _concat, "both vectors, one after the other",
+              {"cpu": lambda t, r, types, a: _shuffle(a[0], a[1], range(r.lanes))}),
+    Intrinsic("narrow_s8", _narrow, "i32 to i8 with saturation", {"cpu": _narrow_cpu}),
+)

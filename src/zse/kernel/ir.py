@@ -1,0 +1,354 @@
+"""Typed intermediate representation of a kernel, and its verifier.
+
+Expressions are trees without side effects (loads included); everything that changes state is a statement. A target prints this
+and nothing else: whatever Python did at compile time is gone by now.
+"""
+
+from dataclasses import dataclass, field
+
+from zse.errors import CompileError
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A scalar type. kind: "int", "uint", "float" or "bool"; bits: its size."""
+    name: str
+    kind: str
+    bits: int
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Vector:
+    """`lanes` elements of one scalar type in a register."""
+    elem: Scalar
+    lanes: int
+
+    def __str__(self) -> str:
+        return f"{self.elem}x{self.lanes}"
+
+
+@dataclass(frozen=True)
+class Mask:
+    """The result of comparing two vectors: per lane all ones or all zeros, as wide as the compared elements."""
+    bits: int
+    lanes: int
+
+    def __str__(self) -> str:
+        return f"mask{self.bits}x{self.lanes}"
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """An address of elements. space: "global", "local" (scratch of the block) or "shared" (GPU targets)."""
+    elem: Scalar
+    const: bool = False
+    space: str = "global"
+
+    def __str__(self) -> str:
+        return f"Ptr[{self.elem}{', const' if self.const else ''}]"
+
+
+@dataclass(frozen=True)
+class Void:
+    def __str__(self) -> str:
+        return "void"
+
+
+Type = Scalar | Vector | Mask | Pointer | Void
+VOID = Void()
+BOOL = Scalar("bool_", "bool", 8)
+I64 = Scalar("i64", "int", 64)
+
+
+@dataclass(frozen=True)
+class Const:
+    type: Type
+    value: int | float | bool
+
+
+@dataclass(frozen=True)
+class Var:
+    type: Type
+    name: str
+
+
+@dataclass(frozen=True)
+class Binary:
+    """op: + - * / % & | ^ << >> (arithmetic) or == != < <= > >= (type is bool or Mask) or && || (bool)."""
+    type: Type
+    op: str
+    left: "Expr"
+    right: "Expr"
+
+
+@dataclass(frozen=True)
+class Unary:
+    """op: - ~ !"""
+    type: Type
+    op: str
+    operand: "Expr"
+
+
+@dataclass(frozen=True)
+class Select:
+    """condition ? left : right; a Mask condition selects lane by lane."""
+    type: Type
+    condition: "Expr"
+    left: "Expr"
+    right: "Expr"
+
+
+@dataclass(frozen=True)
+class Convert:
+    """Numeric conversion, lane-wise; f32 → integer truncates."""
+    type: Type
+    operand: "Expr"
+
+
+@dataclass(frozen=True)
+class Bitcast:
+    type: Type
+    operand: "Expr"
+
+
+@dataclass(frozen=True)
+class Splat:
+    type: Vector
+    operand: "Expr"
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One element of a vector, at a compile-time index."""
+    type: Scalar
+    operand: "Expr"
+    index: int
+
+
+@dataclass(frozen=True)
+class Offset:
+    """pointer + index elements."""
+    type: Pointer
+    pointer: "Expr"
+    index: "Expr"
+
+
+@dataclass(frozen=True)
+class Load:
+    """A scalar, or a vector of consecutive elements without an alignment requirement."""
+    type: Type
+    pointer: "Expr"
+
+
+@dataclass(frozen=True)
+class Call:
+    """An intrinsic: a row of the tables in kernel/intrinsics."""
+    type: Type
+    intrinsic: str
+    args: tuple["Expr", ...]
+
+
+Expr = Const | Var | Binary | Unary | Select | Convert | Bitcast | Splat | Lane | Offset | Load | Call
+
+
+@dataclass
+class Declare:
+    var: Var
+    value: Expr
+    line: int = 0
+
+
+@dataclass
+class Assign:
+    var: Var
+    value: Expr
+    line: int = 0
+
+
+@dataclass
+class Store:
+    pointer: Expr
+    value: Expr
+    line: int = 0
+
+
+@dataclass
+class LocalArray:
+    """64-byte aligned scratch of the block; var has a Pointer type of space local or shared."""
+    var: Var
+    count: int
+    line: int = 0
+
+
+@dataclass
+class Eval:
+    """A call for its effect (prefetch, barrier)."""
+    value: Call
+    line: int = 0
+
+
+@dataclass
+class For:
+    """for (var = start; var < stop; var += step); step is positive."""
+    var: Var
+    start: Expr
+    stop: Expr
+    step: Expr
+    body: list["Stmt"] = field(default_factory=list)
+    line: int = 0
+
+
+@dataclass
+class While:
+    condition: Expr
+    body: list["Stmt"] = field(default_factory=list)
+    line: int = 0
+
+
+@dataclass
+class If:
+    condition: Expr
+    then: list["Stmt"] = field(default_factory=list)
+    otherwise: list["Stmt"] = field(default_factory=list)
+    line: int = 0
+
+
+@dataclass
+class Break:
+    line: int = 0
+
+
+@dataclass
+class Continue:
+    line: int = 0
+
+
+@dataclass
+class Return:
+    """Ends the block's work."""
+    line: int = 0
+
+
+Stmt = Declare | Assign | Store | LocalArray | Eval | For | While | If | Break | Continue | Return
+
+
+@dataclass
+class Function:
+    """One compiled variant. params: in order, with their types; origin: "file:line name(statics)"."""
+    symbol: str
+    params: list[Var]
+    body: list[Stmt]
+    origin: str
+
+
+def children(expr: Expr) -> tuple[Expr, ...]:
+    """The operands of an expression."""
+    match expr:
+        case Binary(_, _, a, b):
+            return (a, b)
+        case Unary(_, _, a) | Convert(_, a) | Bitcast(_, a) | Splat(_, a) | Lane(_, a, _) | Load(_, a):
+            return (a,)
+        case Select(_, c, a, b):
+            return (c, a, b)
+        case Offset(_, p, i):
+            return (p, i)
+        case Call(_, _, args):
+            return args
+    return ()
+
+
+def blocks(stmt: Stmt) -> tuple[list[Stmt], ...]:
+    """The statement lists inside a statement."""
+    match stmt:
+        case For() | While():
+            return (stmt.body,)
+        case If():
+            return (stmt.then, stmt.otherwise)
+    return ()
+
+
+def expressions(stmt: Stmt) -> tuple[Expr, ...]:
+    """The expressions a statement evaluates itself (not those of its inner blocks)."""
+    match stmt:
+        case Declare() | Assign() | Eval():
+            return (stmt.value,)
+        case Store():
+            return (stmt.pointer, stmt.value)
+        case For():
+            return (stmt.start, stmt.stop, stmt.step)
+        case While() | If():
+            return (stmt.condition,)
+    return ()
+
+
+def verify(function: Function) -> None:
+    """Check that every variable is declared before use in an enclosing block, once, and that all types agree.
+    Raises CompileError: a failure here is a bug of the front end, not of the kernel's author."""
+    names: set[str] = set()
+
+    def fail(line: int, reason: str) -> None:
+        raise CompileError(f"{function.origin}: IR of {function.symbol}, line {line}: {reason}")
+
+    def check_expr(expr: Expr, scope: dict[str, Type], line: int) -> None:
+        for child in children(expr):
+            check_expr(child, scope, line)
+        match expr:
+            case Var(type, name):
+                if scope.get(name) != type:
+                    fail(line, f"{name} is used as {type} but is {scope.get(name, 'not declared here')}")
+            case Binary(type, op, a, b):
+                if op not in ("<<", ">>") and a.type != b.type:
+                    fail(line, f"{a.type} {op} {b.type}")
+                compare = op in ("==", "!=", "<", "<=", ">", ">=")
+                if not compare and type != a.type:
+                    fail(line, f"{op} of {a.type} gives {type}")
+                if compare and isinstance(a.type, Vector) != isinstance(type, Mask):
+                    fail(line, f"comparison of {a.type} gives {type}")
+            case Select(type, _, a, b):
+                if not (a.type == b.type == type):
+                    fail(line, f"select of {a.type} and {b.type} gives {type}")
+            case Load(type, pointer):
+                elem = type.elem if isinstance(type, Vector) else type
+                if not isinstance(pointer.type, Pointer) or pointer.type.elem != elem:
+                    fail(line, f"load of {type} from {pointer.type}")
+            case Splat(type, operand):
+                if operand.type != type.elem:
+                    fail(line, f"splat of {operand.type} to {type}")
+
+    def check_block(body: list[Stmt], scope: dict[str, Type], in_loop: bool) -> None:
+        scope = dict(scope)
+        for stmt in body:
+            for expr in expressions(stmt):
+                check_expr(expr, scope, stmt.line)
+            inner = scope
+            match stmt:
+                case Declare(var, value) | Assign(var, value):
+                    if var.type != value.type:
+                        fail(stmt.line, f"{var.name}: {var.type} = {value.type}")
+                    if isinstance(stmt, Declare):
+                        if var.name in names:
+                            fail(stmt.line, f"{var.name} is declared twice")
+                        names.add(var.name)
+                        scope[var.name] = var.type
+                    elif scope.get(var.name) != var.type:
+                        fail(stmt.line, f"{var.name} is assigned before it is declared")
+                case LocalArray(var, _):
+                    names.add(var.name)
+                    scope[var.name] = var.type
+                case Store(pointer, value):
+                    elem = value.type.elem if isinstance(value.type, Vector) else value.type
+                    if not isinstance(pointer.type, Pointer) or pointer.type.elem != elem or pointer.type.const:
+                        fail(stmt.line, f"store of {value.type} to {pointer.type}")
+                case For(var):
+                    names.add(var.name)
+                    inner = scope | {var.name: var.type}
+                case Break() | Continue():
+                    if not in_loop:
+                        fail(stmt.line, "break or continue outside a run-time loop")
+            for block in blocks(stmt):
+                check_block(block, inner, in_loop or isinstance(stmt, For | While))
+
+    check_block(function.body, {param.name: param.type for param in function.params}, False)
