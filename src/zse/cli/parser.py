@@ -1,0 +1,61 @@
+"""argparse with this program's manners: whole option names, one error line, a hint for a misspelled option."""
+
+import argparse
+from typing import NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """`zse COMMAND`'s parser. Errors go to stderr as one `zse: error:` line, exit code 2."""
+
+    def __init__(self, **options):
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(allow_abbrev=False, **options)
+
+    def parse_strict(self, argv: list[str]) -> argparse.Namespace:
+        """parse_args(), with a hint for what is not known."""
+        args, unknown = self.parse_known_args(argv)
+        if unknown:
+            option = next((word for word in unknown if word.startswith("-") and word != "-"), None)
+            if option is None:
+                self.error(f"unexpected argument {unknown[0]!r}")
+            known = [name for action in self._all_actions() for name in action.option_strings]
+            self.error(f"unknown option {option.partition('=')[0]}{_close(option.partition('=')[0], known)}")
+        return args
+
+    def _all_actions(self):
+        for action in self._actions:
+            yield action
+            if isinstance(action, argparse._SubParsersAction):
+                for parser in action.choices.values():
+                    yield from parser._all_actions()
+
+    def error(self, message: str) -> NoReturn:
+        message = message.removeprefix("argument ")
+        self.exit(2, f"zse: error: {message} (see `{self.prog} --help`)\n")
+
+
+def _close(word: str, known: list[str]) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def number(kind: type, low: float | None = None, high: float | None = None, above: float | None = None):
+    """An argparse type: int or float within [low, high], or greater than `above`. NaN is refused."""
+
+    def convert(text: str):
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or value != value or (low is not None and value < low) or (high is not None and value > high) or (
+            above is not None and value <= above
+        ):
+            wanted = "a whole number" if kind is int else "a number"
+            limits = [f"at least {low}" if low is not None else "", f"more than {above}" if above is not None else "",
+                      f"at most {high}" if high is not None else ""]  # fmt: skip
+            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted} " + " and ".join(filter(None, limits)))
+        return value
+
+    return convert

