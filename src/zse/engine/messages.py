@@ -1,27 +1,30 @@
-"""Frames between the server process and its engine process: msgpack, typed, each behind a 4-byte little-endian length."""
+"""Frames between the server process and its engine process: msgpack, typed, each behind a 4-byte little-endian length.
+
+The tag field is `kind`: Failed has a `type` of its own.
+"""
 
 import msgspec
 
 from zse.sampling.params import SamplingParams
 
 
-class Submit(msgspec.Struct, tag=True):
+class Submit(msgspec.Struct, tag_field="kind", tag=True):
     """server → engine. `id` is unique for the life of the engine. prompt: token ids, at least one."""
     id: int
     prompt: list[int]
     params: SamplingParams
 
 
-class Cancel(msgspec.Struct, tag=True):
+class Cancel(msgspec.Struct, tag_field="kind", tag=True):
     """server → engine. An unknown or finished id is ignored and counted."""
     id: int
 
 
-class Shutdown(msgspec.Struct, tag=True):
+class Shutdown(msgspec.Struct, tag_field="kind", tag=True):
     """server → engine: finish nothing more, free everything, exit 0."""
 
 
-class Ready(msgspec.Struct, tag=True):
+class Ready(msgspec.Struct, tag_field="kind", tag=True):
     """engine → server, once: the model is loaded. phases_ms: name → milliseconds since exec."""
     model: str
     max_context: int
@@ -37,7 +40,7 @@ class TokenLogprob(msgspec.Struct, array_like=True):
     top: list[tuple[int, float]]
 
 
-class Tokens(msgspec.Struct, tag=True):
+class Tokens(msgspec.Struct, tag_field="kind", tag=True):
     """engine → server: newly sampled tokens of one request, in order. logprobs: one per token when asked for.
     finish: None while running, else "stop" (end-of-sequence or stop id; that token is the last one), "length"."""
     id: int
@@ -47,7 +50,7 @@ class Tokens(msgspec.Struct, tag=True):
     cached_tokens: int = 0
 
 
-class Failed(msgspec.Struct, tag=True):
+class Failed(msgspec.Struct, tag_field="kind", tag=True):
     """engine → server: the request's only and last event. Fields as in RequestError."""
     id: int
     message: str
@@ -57,13 +60,14 @@ class Failed(msgspec.Struct, tag=True):
     param: str | None = None
 
 
-class Fatal(msgspec.Struct, tag=True):
-    """engine → server: the engine cannot go on (load error, device fault); it exits after this. exit_code as ZSEError's."""
+class Fatal(msgspec.Struct, tag_field="kind", tag=True):
+    """engine → server: the engine cannot go on (load error, device fault); it exits after this.
+    exit_code: as ZSEError's."""
     message: str
     exit_code: int = 1
 
 
-class Heartbeat(msgspec.Struct, tag=True):
+class Heartbeat(msgspec.Struct, tag_field="kind", tag=True):
     """engine → server, at least once a second while it has work and when idle: steps done, rows and pages in use."""
     steps: int
     running: int

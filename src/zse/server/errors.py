@@ -1,0 +1,84 @@
+"""The error contract: every code the API can answer, with its status and type, in one table.
+
+Body of every error: {"error": {"message", "type", "param", "code"}}. openai-python retries 408, 409, 429 and >= 500
+twice, so a failure that will only repeat itself carries `x-should-retry: false`.
+"""
+
+import msgspec
+
+from zse.errors import RequestError
+
+INVALID = "invalid_request_error"
+SERVER = "server_error"
+
+# code: (HTTP status, type, would the same request succeed later?)
+CODES: dict[str, tuple[int, str, bool]] = {
+    "invalid_json": (400, INVALID, False),
+    "invalid_http": (400, INVALID, False),
+    "invalid_type": (400, INVALID, False),
+    "invalid_value": (400, INVALID, False),
+    "missing_required_parameter": (400, INVALID, False),
+    "unknown_parameter": (400, INVALID, False),
+    "unsupported_parameter": (400, INVALID, False),
+    "out_of_range": (400, INVALID, False),
+    "array_above_max_length": (400, INVALID, False),
+    "invalid_token_id": (400, INVALID, False),
+    "context_length_exceeded": (400, INVALID, False),
+    "chat_template_missing": (400, INVALID, False),
+    "chat_template_failed": (400, INVALID, False),
+    "invalid_api_key": (401, INVALID, False),
+    "model_not_found": (404, INVALID, False),
+    "not_found": (404, INVALID, False),
+    "method_not_allowed": (405, INVALID, False),
+    "request_timeout": (408, INVALID, True),
+    "length_required": (411, INVALID, False),
+    "request_too_large": (413, INVALID, False),
+    "uri_too_long": (414, INVALID, False),
+    "unsupported_media_type": (415, INVALID, False),
+    "header_too_large": (431, INVALID, False),
+    "internal_error": (500, SERVER, False),
+    "numerical_error": (500, SERVER, False),
+    "overloaded": (503, SERVER, True),
+    "shutting_down": (503, SERVER, True),
+    "engine_restarting": (503, SERVER, True),
+    "engine_unavailable": (503, SERVER, False),
+}
+
+# Seconds a client is asked to wait; a restart takes about one second, a full queue drains in a few.
+_RETRY_AFTER = {"overloaded": 1, "shutting_down": 5, "engine_restarting": 1}
+
+
+class APIError(RequestError):
+    """An answer of the table. headers: extra response headers; close: the connection cannot be used afterwards."""
+
+    def __init__(self, code: str, message: str, param: str | None = None, *,
+                 headers: tuple[tuple[str, str], ...] = (), close: bool = False):
+        status, kind, _ = CODES[code]
+        super().__init__(message, status=status, type=kind, code=code, param=param)
+        self.headers, self.close = headers, close
+
+
+def internal_error() -> APIError:
+    """What a client sees of a bug of ours: nothing but the request id (in the x-request-id header)."""
+    return APIError("internal_error", "The server failed to answer this request. Quote the x-request-id header "
+                                      "when you report it.")
+
+
+def body(error: RequestError) -> bytes:
+    """The JSON body, without a final newline."""
+    return msgspec.json.encode({"error": {"message": error.message, "type": error.type, "param": error.param,
+                                          "code": error.code}})
+
+
+def headers(error: RequestError) -> list[tuple[str, str]]:
+    """Response headers that belong to the error (not content-type, not x-request-id)."""
+    out = list(getattr(error, "headers", ()))
+    retry = CODES.get(error.code or "", (0, "", error.status >= 500))[2]
+    if not retry:
+        out.append(("x-should-retry", "false"))
+    elif error.code in _RETRY_AFTER:
+        seconds = _RETRY_AFTER[error.code]
+        out += [("retry-after", str(seconds)), ("retry-after-ms", str(seconds * 1000))]
+    if error.status == 401:
+        out.append(("www-authenticate", "Bearer"))
+    return out
