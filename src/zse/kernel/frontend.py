@@ -12,7 +12,7 @@ import textwrap
 from dataclasses import dataclass
 
 from zse.errors import CompileError
-from zse.kernel import ir
+from zse.kernel import ir, passes
 from zse.kernel.intrinsics import INTRINSICS
 from zse.kernel.language import (
     Builtin, DType, Inline, Kernel, PointerType, StaticIterable, VectorType, _TargetProxy, static,
@@ -29,6 +29,13 @@ PYTHON_COMPARES = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator
                    ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
                    ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b}
 PYTHON_TO_BUILTIN = {builtins.min: "minimum", builtins.max: "maximum", builtins.abs: "absolute"}
+
+
+# Names that the printed languages or the entry point's own text already use.
+RESERVED = frozenset("""args grid first last block block_0 block_1 block_2 next_block auto break case char const continue default do
+double else enum extern float for goto if inline int long register restrict return short signed sizeof static struct switch typedef
+union unsigned void volatile while asm class new delete template this operator private public namespace using half device kernel
+thread threadgroup constant warp main""".split())
 
 
 def is_runtime(value: object) -> bool:
@@ -104,6 +111,7 @@ class Stager:
     # names and statements ------------------------------------------------------------------------------------------------
 
     def fresh(self, hint: str) -> str:
+        hint = f"{hint}_" if hint in RESERVED else hint
         number = self.counts.get(hint, 0)
         self.counts[hint] = number + 1
         return hint if number == 0 else f"{hint}_{number}"
@@ -274,7 +282,7 @@ class Stager:
             raise
         except Exception as error:   # also what the author's compile-time Python raised
             detail = error if isinstance(error, _Failure) else f"{type(error).__name__}: {error}"
-            raise self.located(node, _Failure(detail)) from error
+            raise self.located(node, _Failure(detail)) from (None if isinstance(error, _Failure) else error)
 
     def unknown(self, node: ast.AST):
         raise _Failure(f"{type(node).__name__} is not part of the kernel language")
@@ -371,10 +379,12 @@ class Stager:
         values = [self.expression(item) for item in (node.left, *node.comparators)]
         result: object = None
         for op, left, right in zip(node.ops, values, values[1:], strict=False):
-            if is_runtime(left) or is_runtime(right):
+            if isinstance(op, ast.Is | ast.IsNot):   # `x is None` asks about the compile-time side of a value
+                part: object = PYTHON_COMPARES[type(op)](left, right)
+            elif is_runtime(left) or is_runtime(right):
                 if type(op) not in COMPARES:
                     raise _Failure(f"{type(op).__name__} on run-time values")
-                part: object = self.compare(COMPARES[type(op)], left, right)
+                part = self.compare(COMPARES[type(op)], left, right)
             else:
                 part = PYTHON_COMPARES[type(op)](left, right)
             result = part if result is None else self.logical("&&", result, part)
@@ -554,7 +564,7 @@ class Stager:
         except (CompileError, _InlineReturn):
             raise
         except _Failure as error:
-            raise self.located(node, error) from error
+            raise self.located(node, error) from None
 
     def stmt_Pass(self, node):
         pass
@@ -738,5 +748,7 @@ def _dtype(type: ir.Scalar) -> DType:
 def stage(kernel: Kernel, statics: dict[str, object], symbol: str, target) -> ir.Function:
     """Compile a kernel variant to verified IR. Raises CompileError with the author's line and a caret."""
     function = Stager(target).run(kernel, statics, symbol)
+    ir.verify(function)
+    function = passes.run(function)
     ir.verify(function)
     return function

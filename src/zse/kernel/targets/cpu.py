@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from zse.kernel import ir, mathlib
 from zse.kernel.intrinsics import INTRINSICS
 from zse.kernel.intrinsics.row import elem_of
+from zse.kernel.passes import dead
 
 C_NAMES = {"i8": "int8_t", "u8": "uint8_t", "i16": "int16_t", "u16": "uint16_t", "i32": "int32_t", "u32": "uint32_t",
            "i64": "int64_t", "u64": "uint64_t", "f16": "uint16_t", "bf16": "uint16_t", "f32": "float", "f64": "double",
@@ -274,7 +275,10 @@ class CpuTarget:
     def function(self, function: ir.Function) -> str:
         lines = [f"/* {function.origin} */",
                  f"void {function.symbol}(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {{"]
+        used = set(dead.all_reads(function.body))
         for index, param in enumerate(function.params):
+            if param.name not in used:
+                continue
             ctype = self.c_type(param.type)
             if isinstance(param.type, ir.Pointer):
                 value = f"({ctype})(uintptr_t)args[{index}]"
