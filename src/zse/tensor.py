@@ -1,0 +1,67 @@
+"""What kernels read and write: arrays in device memory, quantized weights, activations. No maths, no NumPy."""
+
+from typing import Any, NamedTuple
+
+from zse.dtypes import ITEM_BYTES, VIEW_FORMAT
+from zse.runtime.symbol import Sym
+
+
+class Tensor(NamedTuple):
+    """A row-major array inside a device buffer.
+
+    shape: the first dimension may be a Sym (how many rows a run uses; the buffer holds the most there can be).
+    offset: bytes from the buffer's start.
+    """
+
+    buffer: Any
+    shape: tuple
+    dtype: str
+    offset: int = 0
+
+    @property
+    def address(self) -> int:
+        return self.buffer.address + self.offset
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements. ValueError for a symbolic shape."""
+        count = ITEM_BYTES[self.dtype]
+        for size in self.shape:
+            if isinstance(size, Sym):
+                raise ValueError(f"shape {self.shape} has a symbolic size")
+            count *= size
+        return count
+
+    def with_rows(self, rows: "int | Sym") -> "Tensor":
+        """The same memory, another first dimension."""
+        return Tensor(self.buffer, (rows, *self.shape[1:]), self.dtype, self.offset)
+
+    def view(self) -> memoryview:
+        """Host view of the elements, flat; bf16 is seen as u16. Only for devices whose memory the host can touch."""
+        raw = memoryview(self.buffer.view())[self.offset: self.offset + self.nbytes]
+        return raw.cast("B").cast(VIEW_FORMAT[self.dtype])
+
+
+class Activation(NamedTuple):
+    """int8 rows: q i8 [M, K], scale f32 [M, K/32], sum f32 [M, K/32] = scale * sum of q. An f32 activation is a plain Tensor."""
+
+    q: Tensor
+    scale: Tensor
+    sum: Tensor
+
+    dtype = "int8"
+
+    @property
+    def shape(self) -> tuple:
+        return self.q.shape
+
+    def with_rows(self, rows: "int | Sym") -> "Activation":
+        return Activation(self.q.with_rows(rows), self.scale.with_rows(rows), self.sum.with_rows(rows))
+
+
+class Weight(NamedTuple):
+    """A matrix of N outputs and K inputs in layout r16. planes: name → Tensor, as `scheme.planes(N, K)` lists them."""
+
+    shape: tuple
+    scheme: Any
+    planes: dict
