@@ -1,0 +1,135 @@
+"""Big metadata arrays (vocabularies) that stay in the file until somebody wants them.
+
+A 262,144-entry vocabulary is 6 MB of strings: opening a model only finds where it ends, with a C walk over the
+lengths (about 1 ms; libzse_formats, see csrc/gguf_scan.c) or, without that library, a Python loop (about 0.1 s).
+"""
+
+from collections.abc import Iterator
+
+from zse.errors import FormatError
+from zse.formats.file import ModelFile
+
+# name -> (struct letter, bytes)
+SCALARS = {"u8": ("B", 1), "i8": ("b", 1), "u16": ("H", 2), "i16": ("h", 2), "u32": ("I", 4), "i32": ("i", 4),
+           "f32": ("f", 4), "bool": ("?", 1), "u64": ("Q", 8), "i64": ("q", 8), "f64": ("d", 8)}
+
+MAX_STRINGS = 1 << 24       # 64 times the largest public vocabulary
+_WINDOW_BYTES = 1 << 20
+
+_native = None              # None: not looked for; False: not there
+
+
+class ScalarArray:
+    """`count` numbers of `type` (a key of SCALARS), little endian. Read on demand."""
+
+    __slots__ = ("file", "offset", "type", "count", "nbytes")
+
+    def __init__(self, file: ModelFile, offset: int, type: str, count: int):
+        self.file, self.offset, self.type, self.count = file, offset, type, count
+        self.nbytes = count * SCALARS[type][1]
+
+    @property
+    def raw(self) -> memoryview:
+        """The array's bytes as they stand in the file; read anew at every access."""
+        return memoryview(self.file.read(self.offset, self.nbytes, "array"))
+
+    def tolist(self) -> list:
+        import struct
+        return list(struct.unpack(f"<{self.count}{SCALARS[self.type][0]}", self.raw))
+
+    def __len__(self) -> int:
+        return self.count
+
+
+class StringArray:
+    """`count` byte strings, each behind its u64 little-endian length. Read on demand. Bytes need not be UTF-8."""
+
+    __slots__ = ("file", "offset", "count", "nbytes")
+    type = "string"
+
+    def __init__(self, file: ModelFile, offset: int, count: int, nbytes: int):
+        self.file, self.offset, self.count, self.nbytes = file, offset, count, nbytes
+
+    @property
+    def raw(self) -> memoryview:
+        """The payload as in the file: `count` times (u64 length, bytes), exactly `nbytes` long. Read anew at every
+        access, and walked again, so that a file changed since it was opened cannot mislead a consumer in C."""
+        data = self.file.read(self.offset, self.nbytes, "array")
+        strings, consumed = scan_strings(data, self.count, self.nbytes)
+        if strings != self.count or consumed != self.nbytes:
+            raise FormatError(self.file.path, self.offset, "array", "changed while it was in use; load it again")
+        return memoryview(data)
+
+    def __iter__(self) -> Iterator[bytes]:
+        data, at = self.raw, 0
+        for _ in range(self.count):
+            end = at + 8 + int.from_bytes(data[at:at + 8], "little")
+            yield bytes(data[at + 8:end])
+            at = end
+
+    def tolist(self) -> list[bytes]:
+        return list(self)
+
+    def __len__(self) -> int:
+        return self.count
+
+
+def scan_strings(data: bytes, count: int, limit: int) -> tuple[int, int]:
+    """Walks up to `count` strings from the start of `data`: (strings walked, bytes they take).
+
+    Stops when the next length is not wholly inside `data`, or when a string would end beyond `limit` bytes (then
+    fewer are walked). The last string's own bytes may lie beyond `data`, so the bytes taken may exceed len(data).
+    """
+    native = _load_native()
+    if native:
+        import ctypes
+        consumed = ctypes.c_uint64()
+        walked = native.zse_gguf_scan_strings(data, len(data), count, limit, ctypes.byref(consumed))
+        return walked, consumed.value
+    return _scan_strings_python(data, count, limit)
+
+
+def _scan_strings_python(data: bytes, count: int, limit: int) -> tuple[int, int]:
+    at, last, from_bytes = 0, len(data) - 8, int.from_bytes
+    for walked in range(count):
+        if at > last:
+            return walked, at
+        end = at + 8 + from_bytes(data[at:at + 8], "little")
+        if end > limit:
+            return walked, at
+        at = end
+    return count, at
+
+
+def find_string_array(file: ModelFile, offset: int, count: int, field: str) -> StringArray:
+    """The array of `count` strings that starts at `offset`. FormatError if it does not fit in the file."""
+    if count > MAX_STRINGS:
+        raise FormatError(file.path, offset, field, f"{count} strings; at most {MAX_STRINGS} are read")
+    file.check(offset, 8 * count, field)
+    at, left = offset, count
+    while left:
+        data = file.read(at, min(_WINDOW_BYTES, file.size - at), field)
+        walked, consumed = scan_strings(data, left, file.size - at)
+        if not walked:
+            raise FormatError(file.path, at, field, f"string {count - left} of {count} does not fit in the file")
+        at, left = at + consumed, left - walked
+    return StringArray(file, offset, count, at - offset)
+
+
+def _load_native():
+    global _native
+    if _native is None:
+        import ctypes
+        import os
+
+        from zse import env
+        folder = env.get("ZSE_NATIVE_DIR") or os.path.join(os.path.dirname(os.path.dirname(__file__)), "_native")
+        try:
+            _native = ctypes.CDLL(os.path.join(folder, "libzse_formats.so"))
+        except OSError:
+            _native = False
+        else:
+            function = _native.zse_gguf_scan_strings
+            function.restype = ctypes.c_uint64
+            function.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p]
+    return _native

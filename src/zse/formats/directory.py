@@ -1,0 +1,151 @@
+"""Model directories in the Hugging Face layout: config.json, *.safetensors, tokenizer.json, chat template.
+
+Data only: a directory that brings code (*.py, `auto_map`) or pickles (*.bin, *.pt, ...) is refused, because the next
+program to open it may run them.
+"""
+
+import os
+
+from zse.errors import FormatError
+from zse.formats.file import ModelFile
+from zse.formats.jsontext import read_object
+from zse.formats.safetensors import read_header
+from zse.formats.source import ModelSource, TensorInfo, TokenizerSource
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+REFUSED_ENDINGS = (".py", ".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+MAX_TOKENIZER_BYTES = 1 << 28
+MAX_TEMPLATE_BYTES = 1 << 20
+MAX_SHARDS = 1024
+
+
+def open_directory(path: str) -> ModelSource:
+    """Opens a directory with config.json and safetensors (single, sharded with an index, or several files)."""
+    try:
+        names = sorted(os.listdir(path))
+    except OSError as error:
+        raise FormatError(path, 0, "directory", f"cannot be read: {error.strerror}") from None
+    for name in names:
+        if name.lower().endswith(REFUSED_ENDINGS):
+            raise FormatError(os.path.join(path, name), 0, "file", "is code or a pickle; a model directory holds data "
+                              "only: remove it, and use the *.safetensors files")
+    if "config.json" not in names:
+        raise FormatError(path, 0, "config.json", "is missing; a model directory has config.json and *.safetensors")
+    config = read_object(os.path.join(path, "config.json"), "config.json")
+    if "auto_map" in config:
+        raise FormatError(os.path.join(path, "config.json"), 0, "auto_map", "asks to run code from the model; "
+                          "remove it if the architecture is a supported one")
+    generation = _optional_object(path, names, "generation_config.json")
+    tokenizer, template = _tokenizer(path, names)
+    files: list[ModelFile] = []
+    try:
+        tensors, metadata = _open_tensors(path, names, files)
+    except Exception:
+        for file in files:
+            file.close()
+        raise
+    return ModelSource("safetensors", path, "hf", files, tensors, metadata=metadata, hf_config=config,
+                       generation_config=generation, tokenizer=tokenizer, chat_template=template)
+
+
+def open_single(file: ModelFile) -> ModelSource:
+    """Opens a safetensors file. A model.safetensors with a config.json beside it is that whole directory."""
+    folder = os.path.dirname(file.path) or "."
+    if os.path.basename(file.path) == SINGLE and os.path.exists(os.path.join(folder, "config.json")):
+        file.close()
+        return open_directory(folder)
+    try:
+        tensors, metadata = read_header(file)
+    except Exception:
+        file.close()
+        raise
+    return ModelSource("safetensors", file.path, "hf", [file], tensors, metadata=metadata)
+
+
+def _open_tensors(path: str, names: list[str], files: list[ModelFile]) -> tuple[dict[str, TensorInfo], dict]:
+    """Tensors and metadata of all shards; appends every opened file to `files`, also when it raises."""
+    weight_map = None
+    if INDEX in names:
+        weight_map = _weight_map(os.path.join(path, INDEX))
+        shards = sorted(set(weight_map.values()))
+    else:
+        shards = [SINGLE] if SINGLE in names else [name for name in names if name.endswith(".safetensors")]
+    if not shards:
+        raise FormatError(path, 0, SINGLE, "is missing; a model directory has config.json and *.safetensors")
+    if len(shards) > MAX_SHARDS:
+        raise FormatError(path, 0, INDEX, f"{len(shards)} files; at most {MAX_SHARDS} are read")
+    tensors: dict[str, TensorInfo] = {}
+    metadata: dict[str, str] = {}
+    for shard in shards:
+        file = ModelFile(os.path.join(path, shard))
+        files.append(file)
+        found, extra = read_header(file)
+        metadata.update(extra)
+        for name, info in found.items():
+            if name in tensors:
+                raise FormatError(file.path, info.offset, name, f"stands also in {tensors[name].file.path}")
+            tensors[name] = info
+    for name, shard in (weight_map or {}).items():
+        if name not in tensors or os.path.basename(tensors[name].file.path) != shard:
+            raise FormatError(os.path.join(path, INDEX), 0, name, f"is not in {shard}, where the index puts it")
+    return tensors, metadata
+
+
+def _weight_map(path: str) -> dict[str, str]:
+    weight_map = read_object(path, "index").get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise FormatError(path, 0, "weight_map", "is not an object of tensor names and files")
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or not shard.endswith(".safetensors") or os.path.basename(shard) != shard:
+            raise FormatError(path, 0, name, f"{str(shard)[:80]!r} is not the name of a *.safetensors file beside it")
+    return weight_map
+
+
+def _optional_object(path: str, names: list[str], name: str) -> dict | None:
+    return read_object(os.path.join(path, name), name) if name in names else None
+
+
+def _tokenizer(path: str, names: list[str]) -> tuple[TokenizerSource | None, str | None]:
+    config = _optional_object(path, names, "tokenizer_config.json")
+    if config and "auto_map" in config:
+        raise FormatError(os.path.join(path, "tokenizer_config.json"), 0, "auto_map", "asks to run code from the model")
+    template = None
+    if "chat_template.jinja" in names:
+        template = _read_text(os.path.join(path, "chat_template.jinja"))
+    elif config:
+        template = _default_template(config.get("chat_template"))
+    if "tokenizer.json" not in names:
+        return None, template
+    tokenizer_path = os.path.join(path, "tokenizer.json")
+
+    def read_json() -> bytes:
+        return _read_all(tokenizer_path, "tokenizer", MAX_TOKENIZER_BYTES)
+
+    return TokenizerSource("hf", read_json=read_json, config=config,
+                           special_tokens=_optional_object(path, names, "special_tokens_map.json")), template
+
+
+def _default_template(template: object) -> str | None:
+    """tokenizer_config.json has one template, or a list of {"name", "template"} of which "default" counts."""
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _read_text(path: str) -> str:
+    try:
+        return _read_all(path, "chat template", MAX_TEMPLATE_BYTES).decode()
+    except UnicodeDecodeError:
+        raise FormatError(path, 0, "chat template", "is not UTF-8") from None
+
+
+def _read_all(path: str, field: str, most: int) -> bytes:
+    file = ModelFile(path)
+    try:
+        if file.size > most:
+            raise FormatError(path, 0, field, f"{file.size} bytes; at most {most} are read")
+        return file.read(0, file.size, field)
+    finally:
+        file.close()

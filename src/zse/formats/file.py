@@ -1,0 +1,102 @@
+"""One file opened for reading: regular files only, positioned reads only, every range checked against the real size.
+
+Untrusted files are never mapped: a file that shrinks under a mapping kills the process (SIGBUS), while a short
+pread is an error message.
+"""
+
+import os
+import stat
+
+from zse.errors import FormatError
+
+# A file above 1 GiB that has disk blocks for less than 1/16 of its size is a hole, not a model: an unfinished
+# download or a trap. Compressing file systems do not reach 16:1 on weights; some network ones report 0 blocks.
+SPARSE_BYTES = 1 << 30
+SPARSE_RATIO = 16
+
+
+class ModelFile:
+    """`path`, `fd`, `size` in bytes. Reading outside the file, or a file that shrank, is a FormatError."""
+
+    __slots__ = ("path", "fd", "size", "_stamp")
+
+    def __init__(self, path: str | os.PathLike):
+        """Opens `path`. FormatError for anything but a regular file: devices, pipes, directories, sparse giants."""
+        self.path = os.fspath(path)
+        self.fd = -1
+        try:
+            # stat comes first because opening a device may act on it; fstat again because the name may have moved.
+            _check_regular(self.path, os.stat(self.path))
+            self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            status = os.fstat(self.fd)
+            _check_regular(self.path, status)
+        except (OSError, ValueError) as error:          # ValueError: a NUL in the name
+            self.close()
+            raise FormatError(self.path, 0, "file", f"cannot be opened: {getattr(error, 'strerror', error)}") from None
+        except FormatError:
+            self.close()
+            raise
+        self.size = status.st_size
+        self._stamp = (status.st_size, status.st_mtime_ns)
+
+    def read(self, offset: int, nbytes: int, field: str = "data") -> bytes:
+        """`nbytes` bytes at `offset`."""
+        self.check(offset, nbytes, field)
+        data = self._pread(offset, nbytes, field)
+        while len(data) < nbytes:                       # Linux returns at most 0x7ffff000 bytes a call
+            data += self._pread(offset + len(data), nbytes - len(data), field)
+        return data
+
+    def readinto(self, offset: int, buffer, field: str = "data") -> None:
+        """Fills a writable buffer from `offset` on."""
+        view = memoryview(buffer).cast("B")
+        self.check(offset, len(view), field)
+        done = 0
+        while done < len(view):
+            try:
+                got = os.preadv(self.fd, [view[done:]], offset + done)
+            except OSError as error:
+                raise FormatError(self.path, offset + done, field, f"cannot be read: {error.strerror}") from None
+            if not got:
+                raise FormatError(self.path, offset + done, field, "the file shrank while it was read")
+            done += got
+
+    def check(self, offset: int, nbytes: int, field: str) -> None:
+        """FormatError unless [offset, offset + nbytes) lies inside the file."""
+        if offset < 0 or nbytes < 0 or offset > self.size or nbytes > self.size - offset:
+            raise FormatError(self.path, offset, field, f"needs {nbytes} bytes, but the file ends at {self.size}")
+
+    def check_unchanged(self) -> None:
+        """FormatError if the file was written to since it was opened."""
+        status = os.fstat(self.fd)
+        if (status.st_size, status.st_mtime_ns) != self._stamp:
+            raise FormatError(self.path, 0, "file", "changed while it was in use; load it again")
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __del__(self):
+        self.close()
+
+    def _pread(self, offset: int, nbytes: int, field: str) -> bytes:
+        try:
+            data = os.pread(self.fd, nbytes, offset)
+        except OSError as error:
+            raise FormatError(self.path, offset, field, f"cannot be read: {error.strerror}") from None
+        if not data and nbytes:
+            raise FormatError(self.path, offset, field, "the file shrank while it was read")
+        return data
+
+
+def _check_regular(path: str, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kinds = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISCHR, "a device"),
+                 (stat.S_ISBLK, "a device"), (stat.S_ISSOCK, "a socket"))
+        kind = next((name for test, name in kinds if test(status.st_mode)), "a special file")
+        raise FormatError(path, 0, "file", f"is {kind}, not a regular file")
+    allocated = getattr(status, "st_blocks", 0) * 512
+    if status.st_size > SPARSE_BYTES and 0 < allocated < status.st_size // SPARSE_RATIO:
+        raise FormatError(path, 0, "file", f"is sparse: {allocated} of {status.st_size} bytes are on disk; "
+                                           "fetch it again")

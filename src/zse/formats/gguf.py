@@ -1,0 +1,268 @@
+"""GGUF files: header, metadata and tensor index (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
+
+Arrays under `tokenizer.` and long ones stay in the file (zse.formats.arrays); everything else is decoded at open.
+
+Row order: converters to GGUF permute the rows of attn_q and attn_k of the `llama` architecture so that RoPE can
+rotate neighbours (2i, 2i + 1) of a head; kernels here rotate halves (i, i + head_dim/2). rope_row_order() undoes it.
+"""
+
+import struct
+
+from zse.errors import FormatError, UnsupportedError
+from zse.formats.arrays import SCALARS, ScalarArray, StringArray, find_string_array
+from zse.formats.file import ModelFile
+from zse.formats.source import ModelSource, TensorInfo, TokenizerSource
+from zse.quant.scheme import AffineScheme
+
+# type number -> name, elements of a block, bytes of a block
+TYPES = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2),
+    2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34),
+    12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210),
+}
+BLOCKS = {name: (elements, nbytes) for name, elements, nbytes in TYPES.values()}
+DENSE_TYPES = ("F32", "F16", "BF16")
+# Each quantized type as affine groups; zse.formats.gguf_blocks has the formulas, EXACT says where nothing is rounded.
+AFFINE = {
+    "Q4_0": AffineScheme(4, 32, True), "Q4_1": AffineScheme(4, 32, False), "Q5_0": AffineScheme(5, 32, True),
+    "Q5_1": AffineScheme(5, 32, False), "Q8_0": AffineScheme(8, 32, True), "Q4_K": AffineScheme(4, 32, False),
+    "Q5_K": AffineScheme(5, 32, False), "Q6_K": AffineScheme(6, 16, True),
+}
+EXACT = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+# Only for messages: a type we do not read is named, not numbered.
+OTHER_TYPES = {
+    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
+    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
+    29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
+}
+
+VALUE_TYPES = {0: "u8", 1: "i8", 2: "u16", 3: "i16", 4: "u32", 5: "i32", 6: "f32", 7: "bool",
+               10: "u64", 11: "i64", 12: "f64"}
+STRING, ARRAY = 8, 9
+
+# Far above every public model, and low enough that a hostile header costs little.
+MAX_KEYS = 1 << 14
+MAX_TENSORS = 1 << 17
+MAX_KEY_BYTES = 1 << 10
+MAX_TENSOR_NAME_BYTES = 256
+MAX_TEXT_BYTES = 1 << 24
+MAX_DIMENSIONS = 4
+MAX_ELEMENTS = 1 << 44
+MAX_ALIGNMENT = 1 << 16
+MAX_LIST_LENGTH = 1 << 12       # longer arrays stay in the file
+_WINDOW_BYTES = 1 << 16
+
+# Architectures whose converter permutes Q and K rows (llama.cpp convert_hf_to_gguf.py: LlamaModel.permute).
+INTERLEAVED_ROPE = ("llama",)
+
+_U32, _U64, _KEY_HEAD = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<II")
+
+
+class _Cursor:
+    """Sequential reading through a window; `at` is the absolute offset of the next byte."""
+
+    __slots__ = ("file", "at", "_base", "_window")
+
+    def __init__(self, file: ModelFile):
+        self.file, self.at, self._base, self._window = file, 0, 0, b""
+
+    def take(self, nbytes: int, field: str) -> tuple[bytes, int]:
+        """The window and where in it the next `nbytes` are; moves past them."""
+        start = self.at - self._base
+        if start < 0 or start + nbytes > len(self._window):
+            self.file.check(self.at, nbytes, field)
+            self._window = self.file.read(self.at, min(max(nbytes, _WINDOW_BYTES), self.file.size - self.at), field)
+            self._base, start = self.at, 0
+        self.at += nbytes
+        return self._window, start
+
+    def u32(self, field: str) -> int:
+        window, start = self.take(4, field)
+        return _U32.unpack_from(window, start)[0]
+
+    def u64(self, field: str) -> int:
+        window, start = self.take(8, field)
+        return _U64.unpack_from(window, start)[0]
+
+    def text(self, field: str, max_bytes: int) -> str:
+        offset = self.at
+        nbytes = self.u64(field)
+        if nbytes > max_bytes:
+            raise FormatError(self.file.path, offset, field, f"{nbytes} bytes of text; at most {max_bytes} are read")
+        window, start = self.take(nbytes, field)
+        try:
+            return window[start:start + nbytes].decode()
+        except UnicodeDecodeError:
+            raise FormatError(self.file.path, offset + 8, field, "is not UTF-8") from None
+
+
+def open_gguf(file: ModelFile) -> ModelSource:
+    """Reads the header of an open GGUF file (version 2 or 3, little endian)."""
+    try:
+        return _open(file)
+    except Exception:
+        file.close()
+        raise
+
+
+def _open(file: ModelFile) -> ModelSource:
+    cursor = _Cursor(file)
+    magic, _ = cursor.take(4, "magic")
+    if magic[:4] != b"GGUF":
+        raise FormatError(file.path, 0, "magic", "is not GGUF")
+    version = cursor.u32("version")
+    if version not in (2, 3):
+        if version >> 16 and not version & 0xFFFF:
+            raise UnsupportedError("GGUF byte order", "big endian", ("little endian",))
+        raise UnsupportedError("GGUF version", version, (2, 3))
+    num_tensors = _count(cursor, "tensor_count", MAX_TENSORS, 32)      # name, rank, one size, type, offset
+    num_keys = _count(cursor, "metadata_kv_count", MAX_KEYS, 13)       # key, type, at least one byte
+    metadata: dict[str, object] = {}
+    for _ in range(num_keys):
+        offset = cursor.at
+        key = cursor.text("metadata key", MAX_KEY_BYTES)
+        if key in metadata:
+            raise FormatError(file.path, offset, key, "stands twice in the metadata")
+        metadata[key] = _value(cursor, key)
+    tensors = _tensor_index(cursor, num_tensors, _alignment(file, metadata))
+    split = metadata.get("split.count", 0)
+    if split not in (0, 1):
+        raise UnsupportedError("GGUF in parts: split.count", split, ("1 (llama-gguf-split --merge joins the parts)",))
+    fields = {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
+    template = metadata.get("tokenizer.chat_template")
+    return ModelSource(
+        "gguf", file.path, "gguf", [file], tensors, metadata=metadata,
+        tokenizer=TokenizerSource("gguf", fields) if "tokenizer.ggml.model" in fields else None,
+        chat_template=template if isinstance(template, str) else None,
+        interleaved_rope=metadata.get("general.architecture") in INTERLEAVED_ROPE,
+    )
+
+
+def _count(cursor: _Cursor, field: str, most: int, item_bytes: int) -> int:
+    offset = cursor.at
+    count = cursor.u64(field)
+    if count > most:
+        raise FormatError(cursor.file.path, offset, field, f"{count}; at most {most} are read")
+    if count * item_bytes > cursor.file.size:
+        raise FormatError(cursor.file.path, offset, field, f"{count} do not fit in {cursor.file.size} bytes")
+    return count
+
+
+def _value(cursor: _Cursor, key: str) -> object:
+    offset = cursor.at
+    number = cursor.u32(key)
+    if number == STRING:
+        return cursor.text(key, MAX_TEXT_BYTES)
+    if number == ARRAY:
+        return _array(cursor, key)
+    return _scalars(cursor, key, _value_type(cursor.file, offset, key, number), 1)[0]
+
+
+def _value_type(file: ModelFile, offset: int, key: str, number: int) -> str:
+    name = VALUE_TYPES.get(number)
+    if name is None:
+        raise FormatError(file.path, offset, key, f"value type {number} is not known")
+    return name
+
+
+def _scalars(cursor: _Cursor, key: str, type: str, count: int) -> tuple:
+    letter, nbytes = SCALARS[type]
+    offset = cursor.at
+    window, start = cursor.take(nbytes * count, key)
+    if type == "bool":
+        if any(byte > 1 for byte in window[start:start + count]):
+            raise FormatError(cursor.file.path, offset, key, "a bool is neither 0 nor 1")
+    return struct.unpack_from(f"<{count}{letter}", window, start)
+
+
+def _array(cursor: _Cursor, key: str) -> "list | StringArray | ScalarArray":
+    file, offset = cursor.file, cursor.at
+    number, count = cursor.u32(key), cursor.u64(key)
+    lazy = key.startswith("tokenizer.") or count > MAX_LIST_LENGTH
+    if number == STRING:
+        if lazy:
+            strings = find_string_array(file, cursor.at, count, key)
+            cursor.at += strings.nbytes
+            return strings
+        file.check(cursor.at, 8 * count, key)
+        return [cursor.text(key, MAX_TEXT_BYTES) for _ in range(count)]
+    if number == ARRAY:
+        raise FormatError(file.path, offset, key, "an array of arrays is not read")
+    type = _value_type(file, offset, key, number)
+    if not lazy:
+        return list(_scalars(cursor, key, type, count))
+    array = ScalarArray(file, cursor.at, type, count)
+    file.check(cursor.at, array.nbytes, key)
+    cursor.at += array.nbytes
+    return array
+
+
+def _alignment(file: ModelFile, metadata: dict) -> int:
+    alignment = metadata.get("general.alignment", 32)
+    if type(alignment) is not int or not 8 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+        raise FormatError(file.path, 0, "general.alignment",
+                          f"{alignment!r} is not a power of two between 8 and {MAX_ALIGNMENT}")
+    return alignment
+
+
+def _tensor_index(cursor: _Cursor, count: int, alignment: int) -> dict[str, TensorInfo]:
+    file = cursor.file
+    entries: list[tuple[int, str, tuple[int, ...], int, int]] = []
+    for _ in range(count):
+        start = cursor.at
+        name = cursor.text("tensor name", MAX_TENSOR_NAME_BYTES)
+        if not name:
+            raise FormatError(file.path, start, "tensor name", "is empty")
+        offset = cursor.at
+        rank = cursor.u32(name)
+        if not 1 <= rank <= MAX_DIMENSIONS:
+            raise FormatError(file.path, offset, name, f"rank {rank}; 1 to {MAX_DIMENSIONS} are read")
+        window, at = cursor.take(8 * rank + 12, name)
+        *sizes, number, place = struct.unpack_from(f"<{rank}QIQ", window, at)
+        entries.append((start, name, tuple(reversed(sizes)), number, place))
+    data = cursor.at + -cursor.at % alignment
+    tensors: dict[str, TensorInfo] = {}
+    for start, name, shape, number, place in entries:       # shape: outermost first
+        if name in tensors:
+            raise FormatError(file.path, start, name, "stands twice in the tensor index")
+        if number not in TYPES:
+            raise UnsupportedError(f"tensor {name}: type", OTHER_TYPES.get(number, number), BLOCKS)
+        type, elements, block_bytes = TYPES[number]
+        total = 1
+        for size in shape:
+            total *= size
+        if not 0 < total <= MAX_ELEMENTS:
+            raise FormatError(file.path, start, name, f"shape {shape}: {total} elements; 1 to {MAX_ELEMENTS} are read")
+        if shape[-1] % elements:
+            raise FormatError(file.path, start, name, f"rows of {shape[-1]} are not a multiple of {type}'s {elements}")
+        if place % alignment:
+            raise FormatError(file.path, start, name, f"data offset {place} is not a multiple of {alignment}")
+        nbytes = total // elements * block_bytes
+        if data + place > file.size or nbytes > file.size - data - place:
+            raise FormatError(file.path, start, name,
+                              f"bytes [{data + place}, {data + place + nbytes}) end beyond the file's {file.size}")
+        tensors[name] = TensorInfo(name, type, shape, file, data + place, nbytes, "rows" if elements == 1 else "ggml")
+    check_overlap(tensors.values())
+    return tensors
+
+
+def check_overlap(infos) -> None:
+    """FormatError if two tensors of one file share bytes."""
+    end, before = 0, ""
+    for info in sorted(infos, key=lambda info: info.offset):
+        if info.offset < end:
+            raise FormatError(info.file.path, info.offset, info.name, f"overlaps tensor {before}")
+        end, before = info.offset + info.nbytes, info.name
+
+
+def rope_row_order(num_heads: int, head_dim: int) -> list[int]:
+    """Which row of a llama-architecture GGUF's attn_q or attn_k stands at each row of rotate-half order.
+
+    `half[i] = gguf[order[i]]`, so `weight[order]` (and `bias[order]`) undoes the converter's permutation. num_heads:
+    attention heads for Q, KV heads for K. Only where source.interleaved_rope is set.
+    """
+    if num_heads <= 0 or head_dim <= 0 or head_dim % 2:
+        raise ValueError(f"{num_heads} heads of {head_dim}: both must be positive and head_dim even")
+    half = head_dim // 2
+    # The converter's reshape(heads, 2, half).swapaxes(1, 2) put element (part, pair) of a head at 2 * pair + part.
+    return [head * head_dim + 2 * pair + part for head in range(num_heads) for part in (0, 1) for pair in range(half)]

@@ -1,0 +1,141 @@
+"""GGUF's quantized blocks in NumPy: the numbers they stand for, and the affine groups they become.
+
+Layouts after ggml's block structures (ggml-common.h) and the formulas of ggml-quants.c. d, dmin, scale, offset below
+are f16 in the file. Sub-blocks of the K types have 32 (Q4_K, Q5_K) or 16 (Q6_K) elements with integer scales of 6
+(8 in Q6_K) bits.
+
+| type | weight                                 | becomes (zse.formats.gguf.AFFINE) | exact |
+|------|----------------------------------------|-----------------------------------|-------|
+| Q4_0 | d (q - 8)                              | int4-g32-sym: scale = d           | yes   |
+| Q4_1 | d q + m                                | int4-g32: scale = d, offset = m   | yes   |
+| Q5_0 | d (q - 16)                             | int5-g32-sym: scale = d           | yes   |
+| Q5_1 | d q + m                                | int5-g32: scale = d, offset = m   | yes   |
+| Q8_0 | d q, q signed                          | int8-g32-sym: q + 128, scale = d  | yes   |
+| Q4_K | d sc q - dmin m                        | int4-g32: f16(d sc), f16(-dmin m) | rounded |
+| Q5_K | d sc q - dmin m                        | int5-g32: f16(d sc), f16(-dmin m) | rounded |
+| Q6_K | d sc (q - 32)                          | int6-g16-sym: f16(d sc)           | rounded |
+
+"Rounded": the product has up to 19 significant bits and f16 keeps 11, so a scale or offset moves by at most
+2**-11 of itself (to nearest, ties to even). Where the product fits, as with sc a power of two, it is exact.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zse.errors import UnsupportedError
+from zse.formats.gguf import AFFINE, BLOCKS
+from zse.quant.pack import AffineArrays, bf16_to_f32
+
+_LOW = np.uint8(15)
+_SUBBLOCK_COLUMNS = {"Q6_K": 16}
+
+
+def _f16(blocks: NDArray, start: int) -> NDArray:
+    """The f16 at byte `start` of every block, as f32 [blocks, 1]."""
+    return np.ascontiguousarray(blocks[:, start:start + 2]).view(np.float16).astype(np.float32)
+
+
+def _nibbles(bytes_: NDArray) -> NDArray:
+    """[blocks, 16] -> [blocks, 32]: low nibbles, then high nibbles."""
+    return np.concatenate([bytes_ & _LOW, bytes_ >> 4], axis=1)
+
+
+def _bits32(bytes_: NDArray) -> NDArray:
+    """[blocks, 4] -> [blocks, 32]: bit i of a little-endian u32."""
+    return np.unpackbits(bytes_, axis=1, bitorder="little")
+
+
+def _q4_0(b):
+    return _nibbles(b[:, 2:]), _f16(b, 0), None
+
+
+def _q4_1(b):
+    return _nibbles(b[:, 4:]), _f16(b, 0), _f16(b, 2)
+
+
+def _q5_0(b):
+    return _nibbles(b[:, 6:]) | _bits32(b[:, 2:6]) << 4, _f16(b, 0), None
+
+
+def _q5_1(b):
+    return _nibbles(b[:, 8:]) | _bits32(b[:, 4:8]) << 4, _f16(b, 0), _f16(b, 2)
+
+
+def _q8_0(b):
+    return b[:, 2:] ^ np.uint8(128), _f16(b, 0), None
+
+
+def _k_scales(packed: NDArray) -> tuple[NDArray, NDArray]:
+    """The 12 bytes of eight 6-bit scales and eight 6-bit minima -> two u8 [blocks, 8]."""
+    first, second, last = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
+    scales = np.concatenate([first & 63, (last & _LOW) | (first >> 6) << 4], axis=1)
+    minima = np.concatenate([second & 63, (last >> 4) | (second >> 6) << 4], axis=1)
+    return scales, minima
+
+
+def _k_head(b: NDArray) -> tuple[NDArray, NDArray]:
+    scales, minima = _k_scales(b[:, 4:16])
+    return _f16(b, 0) * scales.astype(np.float32), -(_f16(b, 2) * minima.astype(np.float32))
+
+
+def _k_nibbles(bytes_: NDArray) -> NDArray:
+    """[blocks, 128] -> [blocks, 8, 32]: each 32 bytes hold two sub-blocks, low nibbles first."""
+    quads = bytes_.reshape(-1, 4, 1, 32)
+    return np.concatenate([quads & _LOW, quads >> 4], axis=2).reshape(-1, 8, 32)
+
+
+def _q4_k(b):
+    return _k_nibbles(b[:, 16:144]).reshape(-1, 256), *_k_head(b)
+
+
+def _q5_k(b):
+    top = np.stack([b[:, 16:48] >> bit & 1 for bit in range(8)], axis=1)
+    return (_k_nibbles(b[:, 48:176]) | top << 4).reshape(-1, 256), *_k_head(b)
+
+
+def _q6_k(b):
+    low = b[:, 0:128].reshape(-1, 2, 1, 64)                 # per half of 128 elements: 64 bytes, low nibbles first
+    low = np.concatenate([low & _LOW, low >> 4], axis=2).reshape(-1, 2, 4, 32)
+    top = b[:, 128:192].reshape(-1, 2, 1, 32)
+    top = np.concatenate([top >> shift & 3 for shift in (0, 2, 4, 6)], axis=2)
+    scales = np.ascontiguousarray(b[:, 192:208]).view(np.int8).astype(np.float32)
+    return (low | top << 4).reshape(-1, 256), _f16(b, 208) * scales, None
+
+
+_UNPACK = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0,
+           "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k}
+
+
+def unpack_blocks(type: str, raw) -> tuple[NDArray, NDArray, NDArray | None]:
+    """Blocks of a quantized GGUF type -> q u8 [blocks, elements] (unsigned), scale f32 [blocks, groups] and offset f32
+    [blocks, groups] or None, all exact: w = scale * q + offset, or scale * (q - 2**(bits-1)) without offset."""
+    if type not in _UNPACK:
+        raise UnsupportedError("quantized GGUF type", type, _UNPACK)
+    blocks = np.frombuffer(raw, np.uint8).reshape(-1, BLOCKS[type][1])
+    return _UNPACK[type](blocks)
+
+
+def dequantize(type: str, raw, shape: tuple[int, ...]) -> NDArray:
+    """f32 of `shape`: the values of a tensor of any supported GGUF type, equal bit for bit to ggml's."""
+    if type == "F32":
+        return np.frombuffer(raw, np.float32).reshape(shape)
+    if type == "F16":
+        return np.frombuffer(raw, np.float16).reshape(shape).astype(np.float32)
+    if type == "BF16":
+        return bf16_to_f32(np.frombuffer(raw, np.uint16)).reshape(shape)
+    q, scale, offset = unpack_blocks(type, raw)
+    bits = AFFINE[type].bits
+    groups = q.reshape(*scale.shape, -1).astype(np.float32)
+    if offset is None:
+        return ((groups - np.float32(1 << (bits - 1))) * scale[:, :, None]).reshape(shape)
+    return (scale[:, :, None] * groups + offset[:, :, None]).reshape(shape)
+
+
+def to_affine(type: str, raw, shape: tuple[int, int]) -> AffineArrays:
+    """A matrix of GGUF blocks as affine groups (the table above). shape: (rows, columns)."""
+    q, scale, offset = unpack_blocks(type, raw)
+    n, k = shape
+    with np.errstate(over="ignore"):        # a product above 65504 becomes inf; `zse verify` finds it
+        narrow_scale = scale.astype(np.float16).reshape(n, -1)
+        narrow_offset = None if offset is None else offset.astype(np.float16).reshape(n, -1)
+    return AffineArrays(AFFINE[type], q.reshape(n, k), narrow_scale, narrow_offset)

@@ -1,0 +1,66 @@
+"""safetensors files (https://github.com/huggingface/safetensors#format): u64 header length, JSON header, data."""
+
+from zse.errors import FormatError, UnsupportedError
+from zse.formats.file import ModelFile
+from zse.formats.jsontext import parse_object
+from zse.formats.source import TensorInfo
+
+# Bytes of an element. Weights are F32, F16 or BF16; the integers occur as buffers (position ids) that no model reads.
+DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
+          "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1}
+MAX_HEADER_BYTES = 100_000_000      # the format's own limit
+MAX_RANK = 8
+MAX_NAME_BYTES = 1024
+
+
+def read_header(file: ModelFile) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    """The tensors of one file, in the order of their data, and its `__metadata__`."""
+    length = int.from_bytes(file.read(0, 8, "header length"), "little")
+    if length > MAX_HEADER_BYTES or length > file.size - 8:
+        raise FormatError(file.path, 0, "header length", f"{length}; the file has {file.size} bytes and at most "
+                                                         f"{MAX_HEADER_BYTES} are read")
+    header = parse_object(file.read(8, length, "header"), file.path, 8, "header")
+    data = 8 + length
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise FormatError(file.path, 8, "__metadata__", "is not an object of strings")
+    infos = sorted((_tensor(file, name, entry, data) for name, entry in header.items()),
+                   key=lambda info: (info.offset, info.nbytes))
+    end = data
+    for info in infos:                  # the format allows neither overlaps nor holes
+        if info.offset != end:
+            relation = "overlaps" if info.offset < end else "leaves a hole after"
+            raise FormatError(file.path, info.offset, info.name, f"{relation} the tensor that ends at {end}")
+        end = info.offset + info.nbytes
+    if end != file.size:
+        raise FormatError(file.path, end, "data", f"the tensors end at {end}, the file at {file.size}")
+    return {info.name: info for info in infos}, metadata
+
+
+def _tensor(file: ModelFile, name: str, entry: object, data: int) -> TensorInfo:
+    def wrong(reason: str) -> FormatError:
+        return FormatError(file.path, 8, name[:MAX_NAME_BYTES] or "tensor name", reason)
+
+    if not name or len(name) > MAX_NAME_BYTES:
+        raise wrong(f"the name has {len(name)} characters; 1 to {MAX_NAME_BYTES} are read")
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise wrong("needs exactly dtype, shape and data_offsets")
+    dtype, shape, place = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str):
+        raise wrong("dtype is not a string")
+    if dtype not in DTYPES:
+        raise UnsupportedError(f"tensor {name}: dtype", dtype, DTYPES)
+    sizes_ok = isinstance(shape, list) and all(type(size) is int and size > 0 for size in shape)
+    if not sizes_ok or len(shape) > MAX_RANK:
+        raise wrong(f"shape {str(shape)[:80]} is not a list of at most {MAX_RANK} positive sizes")
+    if not isinstance(place, list) or len(place) != 2 or not all(type(at) is int and at >= 0 for at in place):
+        raise wrong(f"data_offsets {str(place)[:80]} are not two positions")
+    nbytes = DTYPES[dtype]
+    for size in shape:
+        nbytes *= size
+    begin, end = place
+    if end > file.size - data or begin > end:
+        raise wrong(f"data_offsets {place} lie outside the {file.size - data} bytes of data")
+    if end - begin != nbytes:
+        raise wrong(f"{dtype} {shape} takes {nbytes} bytes, data_offsets give {end - begin}")
+    return TensorInfo(name, dtype, tuple(shape), file, data + begin, nbytes)

@@ -1,0 +1,136 @@
+"""How weights are stored in memory: schemes, and the planes of layout `r16` with their shapes and sizes.
+
+A weight of N rows (outputs) and K columns (inputs) becomes a few *planes*. Rows come in tiles of 16 (N is padded with
+zero rows), so that the lanes of a vector register are rows; docs/zse-format.md draws the planes. `quant/pack.py` is
+the NumPy truth of their content; this module only counts, and imports nothing heavy: the start path uses it.
+"""
+
+from collections import namedtuple
+
+from zse.dtypes import ITEM_BYTES
+from zse.errors import UnsupportedError
+
+LAYOUT = "r16"
+TILE_ROWS = 16          # rows of a tile: the f32 lanes of one AVX-512 register, two of AVX2
+BLOCK_COLUMNS = 32      # K of an affine weight is a multiple of this
+BITS = (4, 5, 6, 8)
+GROUPS = (16, 32, 64, 128, 256, 0)      # 0: one group is the whole row
+DENSE_DTYPES = ("f32", "f16", "bf16")
+
+
+class Plane(namedtuple("Plane", "name dtype shape nbytes")):
+    """One contiguous, row-major array of a weight. name: q, high, scale, offset or w; nbytes: its size."""
+
+    __slots__ = ()
+
+
+def _plane(name: str, dtype: str, *shape: int) -> Plane:
+    nbytes = ITEM_BYTES[dtype]
+    for size in shape:
+        nbytes *= size
+    return Plane(name, dtype, shape, nbytes)
+
+
+def tiles(n: int) -> int:
+    """Tiles of 16 rows that hold `n` rows."""
+    return -(-n // TILE_ROWS)
+
+
+class AffineScheme(namedtuple("AffineScheme", "bits group symmetric")):
+    """w = scale * q + offset with q in [0, 2**bits), one f16 scale and offset per row and `group` columns (0: per row).
+
+    symmetric: no offset is stored; it is -2**(bits-1) * scale. Both products are exact in f32, so a weight is rounded
+    once, with or without a fused multiply-add. Raises UnsupportedError for bits or groups outside BITS and GROUPS.
+    """
+
+    __slots__ = ()
+    kind = "affine"
+
+    def __new__(cls, bits: int, group: int, symmetric: bool):
+        if bits not in BITS:
+            raise UnsupportedError("weight bits", bits, BITS)
+        if group not in GROUPS:
+            raise UnsupportedError("group size", group, GROUPS)
+        return super().__new__(cls, bits, group, bool(symmetric))
+
+    @property
+    def name(self) -> str:
+        """For example `int4-g32`, `int8-g32-sym`, `int4-row`; parse_scheme() reads it back."""
+        group = f"g{self.group}" if self.group else "row"
+        return f"int{self.bits}-{group}" + ("-sym" if self.symmetric else "")
+
+    def __str__(self) -> str:
+        return self.name
+
+    def fits(self, k: int) -> bool:
+        """Whether rows of `k` columns can be stored: k is a positive multiple of 32 and of the group."""
+        return k > 0 and k % BLOCK_COLUMNS == 0 and (self.group == 0 or k % self.group == 0)
+
+    def groups(self, k: int) -> int:
+        """Groups of one row of `k` columns. ValueError if the group does not divide k."""
+        if not self.fits(k):
+            raise ValueError(f"{self.name} needs a multiple of {max(self.group, BLOCK_COLUMNS)} columns, got {k}")
+        return k // self.group if self.group else 1
+
+    def planes(self, n: int, k: int) -> tuple[Plane, ...]:
+        """The planes of N x K in the order of files: q, high (bits 5 and 6), scale, offset (unless symmetric)."""
+        groups = self.groups(k)
+        t, b = tiles(n), k // BLOCK_COLUMNS
+        planes = [_plane("q", "u8", t, b, 8 if self.bits == 8 else 4, TILE_ROWS, 4)]
+        if self.bits == 5:
+            planes.append(_plane("high", "u8", t, b, TILE_ROWS, 4))
+        elif self.bits == 6:
+            planes.append(_plane("high", "u8", t, b, 2, TILE_ROWS, 4))
+        planes.append(_plane("scale", "f16", t, groups, TILE_ROWS))
+        if not self.symmetric:
+            planes.append(_plane("offset", "f16", t, groups, TILE_ROWS))
+        return tuple(planes)
+
+    def nbytes(self, n: int, k: int) -> int:
+        """Bytes of all planes together, without alignment."""
+        return sum(plane.nbytes for plane in self.planes(n, k))
+
+
+class DenseScheme(namedtuple("DenseScheme", "dtype")):
+    """Weights as floating-point numbers: one plane `w` [T, K, 16]. dtype: f32, f16 or bf16."""
+
+    __slots__ = ()
+    kind = "dense"
+
+    def __new__(cls, dtype: str):
+        if dtype not in DENSE_DTYPES:
+            raise UnsupportedError("dense weight dtype", dtype, DENSE_DTYPES)
+        return super().__new__(cls, dtype)
+
+    @property
+    def name(self) -> str:
+        return self.dtype
+
+    def __str__(self) -> str:
+        return self.name
+
+    def fits(self, k: int) -> bool:
+        return k > 0
+
+    def planes(self, n: int, k: int) -> tuple[Plane, ...]:
+        """The one plane `w` of N x K."""
+        if not self.fits(k):
+            raise ValueError(f"{self.name} needs at least one column, got {k}")
+        return (_plane("w", self.dtype, tiles(n), k, TILE_ROWS),)
+
+    def nbytes(self, n: int, k: int) -> int:
+        return self.planes(n, k)[0].nbytes
+
+
+def parse_scheme(name: str) -> AffineScheme | DenseScheme:
+    """The scheme of a name made by `.name`; UnsupportedError for any other text."""
+    scheme = _BY_NAME.get(name)
+    if scheme is None:
+        raise UnsupportedError("weight scheme", name, SCHEME_NAMES)
+    return scheme
+
+
+_ALL: list[AffineScheme | DenseScheme] = [DenseScheme(dtype) for dtype in DENSE_DTYPES]
+_ALL += [AffineScheme(bits, group, symmetric) for bits in BITS for group in GROUPS for symmetric in (False, True)]
+_BY_NAME = {scheme.name: scheme for scheme in _ALL}
+SCHEME_NAMES = tuple(_BY_NAME)
