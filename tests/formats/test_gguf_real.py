@@ -1,6 +1,5 @@
 """The two public models: opening them, and their tensors against the `gguf` package."""
 
-import os
 import time
 
 import numpy as np
@@ -9,12 +8,12 @@ import pytest
 from zse.formats.gguf_blocks import dequantize
 from zse.formats.source import open_model
 
-GEMMA, SMOLLM = "gemma-3-270m-q4_k_m.gguf", "SmolLM2-135M-Instruct.Q4_1.gguf"
+GEMMA, SMOLLM = "gemma3-270m", "smollm2"
 
 
 @pytest.fixture
 def model(real_models):
-    return lambda name: open_model(os.path.join(real_models, name))
+    return lambda name: open_model(real_models[name])
 
 
 def test_smollm(model):

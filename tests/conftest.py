@@ -1,0 +1,40 @@
+"""What tests of every part share: where the public models and the reference results are."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from zse.formats import store
+from zse.formats.catalog import CATALOG
+
+
+def _absent(what: str):
+    line = f"{what} is not here: set ZSE_TEST_MODELS / ZSE_GOLDENS, or fetch models with `zse pull`"
+    if os.environ.get("ZSE_REQUIRE_MODELS") == "1":
+        pytest.fail(line)
+    pytest.skip(line)
+
+
+@pytest.fixture(scope="session")
+def real_models() -> dict[str, Path]:
+    """Catalog name -> file of every catalog model, from the folder ZSE_TEST_MODELS or the model store.
+
+    Without them a test skips, or fails with ZSE_REQUIRE_MODELS=1."""
+    folder = os.environ.get("ZSE_TEST_MODELS")
+    found = {}
+    for name, entry in CATALOG.items():
+        path = Path(folder or os.path.join(store.models_dir(), name)) / entry.filename
+        if not path.is_file():
+            _absent(f"model {name} ({path})")
+        found[name] = path
+    return found
+
+
+@pytest.fixture(scope="session")
+def goldens() -> Path:
+    """The folder of reference results: ZSE_GOLDENS, or ../shared/goldens beside the project."""
+    path = Path(os.environ.get("ZSE_GOLDENS") or Path(__file__).parents[2] / "shared" / "goldens")
+    if not path.is_dir():
+        _absent(f"the folder of reference results ({path})")
+    return path
