@@ -1,0 +1,150 @@
+"""Parsing that the architectures share: the keys every GGUF and every Hugging Face config.json has."""
+
+from zse.errors import UnsupportedError
+from zse.models.config import MAX_LAYERS, MAX_VOCAB, MAX_WIDTH, Fields, RopeConfig
+
+ACTIVATION_NAMES = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_GGUF_ROPE = {"none": "none", "linear": "linear", "yarn": "yarn"}
+_HF_ROPE = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
+
+
+def gguf_values(fields: Fields, tensors) -> dict:
+    """ModelConfig fields from GGUF metadata (prefix = architecture). tensors: mapping of name → shape, ne[0] first or last:
+    only presence and the total size of the embedding are used, for what the metadata leaves out."""
+    hidden = fields.integer(".embedding_length", high=MAX_WIDTH)
+    heads = fields.per_layer(".attention.head_count", high=MAX_WIDTH)
+    head_dim = fields.integer(".attention.key_length", None, high=MAX_WIDTH)
+    if head_dim is None:
+        if hidden % heads:
+            raise fields.fail(".attention.head_count", f"{heads} does not divide the embedding length {hidden}")
+        head_dim = hidden // heads
+    value_dim = fields.integer(".attention.value_length", head_dim, high=MAX_WIDTH)
+    if value_dim != head_dim:
+        raise UnsupportedError(f"{fields.path}: {fields.key('.attention.value_length')}", value_dim, [head_dim])
+    rope_dim = fields.integer(".rope.dimension_count", head_dim, high=MAX_WIDTH)
+    if rope_dim != head_dim:
+        raise UnsupportedError(f"{fields.path}: partial rotation, {fields.key('.rope.dimension_count')}", rope_dim,
+                               [head_dim])
+    if fields.integer(".expert_count", 0, low=0):
+        raise UnsupportedError(f"{fields.path}: {fields.key('.expert_count')}", fields.get(".expert_count"), [0])
+    shape = tensors.get("token_embd.weight")
+    if shape is None:
+        raise fields.fail("token_embd.weight", "the tensor is missing")
+    vocab = _size(shape) // hidden
+    eos = []
+    for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"):
+        eos += fields.token_ids(key)
+    bos = fields.token_ids("tokenizer.ggml.bos_token_id")
+    return dict(
+        vocab_size=vocab, hidden_size=hidden, num_layers=fields.integer(".block_count", high=MAX_LAYERS),
+        num_heads=heads, num_kv_heads=fields.per_layer(".attention.head_count_kv", heads, high=MAX_WIDTH),
+        head_dim=head_dim, intermediate_size=fields.per_layer(".feed_forward_length", high=MAX_WIDTH),
+        norm_eps=fields.number(".attention.layer_norm_rms_epsilon", high=1.0),
+        max_context=fields.integer(".context_length"), rope=gguf_rope(fields), query_scale=head_dim ** -0.5,
+        tied_head="output.weight" not in tensors, bos_id=bos[0] if bos else None, eos_ids=tuple(dict.fromkeys(eos)))
+
+
+def gguf_rope(fields: Fields, default_theta: float = 10000.0) -> RopeConfig:
+    """RoPE of GGUF metadata; llama3 scaling is not there but in the tensor rope_freqs.weight (see load.py)."""
+    theta = fields.number(".rope.freq_base", default_theta, low=1.0)
+    kind = fields.choice(".rope.scaling.type", _GGUF_ROPE, "none")
+    if kind == "none":
+        # Files of 2023 give the linear factor alone.
+        factor = fields.number(".rope.scale_linear", 1.0, low=1.0)
+        return fields.build_rope(theta=theta, scaling="linear" if factor != 1.0 else "none", factor=factor)
+    values = dict(theta=theta, scaling=kind, factor=fields.number(".rope.scaling.factor", 1.0, low=1.0))
+    if kind == "yarn":
+        values["original_context"] = fields.integer(".rope.scaling.original_context_length")
+        values["attention_factor"] = fields.number(".rope.scaling.attn_factor", None)
+        values["beta_fast"] = fields.number(".rope.scaling.yarn_beta_fast", 32.0)
+        values["beta_slow"] = fields.number(".rope.scaling.yarn_beta_slow", 1.0)
+    return fields.build_rope(**values)
+
+
+def hf_values(fields: Fields, generation: Fields | None, *, tied_default: bool = False) -> dict:
+    """ModelConfig fields from a Hugging Face config.json and, for the end-of-sequence ids, generation_config.json."""
+    if fields.get("quantization_config") is not None:
+        raise UnsupportedError(f"{fields.path}: quantization_config",
+                               (fields.get("quantization_config") or {}).get("quant_method", "unnamed"),
+                               ["none (bf16, f16, f32 weights; quantize with --quantize int4 or int8)"])
+    hidden = fields.integer("hidden_size", high=MAX_WIDTH)
+    heads = fields.integer("num_attention_heads", high=MAX_WIDTH)
+    head_dim = fields.integer("head_dim", None, high=MAX_WIDTH)
+    if head_dim is None:
+        if hidden % heads:
+            raise fields.fail("num_attention_heads", f"{heads} does not divide hidden_size {hidden}")
+        head_dim = hidden // heads
+    if fields.boolean("mlp_bias", False):
+        raise UnsupportedError(f"{fields.path}: mlp_bias", True, [False])
+    if fields.number("partial_rotary_factor", 1.0) != 1.0:
+        raise UnsupportedError(f"{fields.path}: partial_rotary_factor", fields.get("partial_rotary_factor"), [1.0])
+    eos = (generation.token_ids("eos_token_id") if generation else ()) + fields.token_ids("eos_token_id")
+    bos = fields.token_ids("bos_token_id")
+    activation = "hidden_activation" if fields.get("hidden_activation") is not None else "hidden_act"
+    return dict(
+        vocab_size=fields.integer("vocab_size", high=MAX_VOCAB), hidden_size=hidden,
+        num_layers=fields.integer("num_hidden_layers", high=MAX_LAYERS), num_heads=heads,
+        num_kv_heads=fields.integer("num_key_value_heads", heads, high=MAX_WIDTH), head_dim=head_dim,
+        intermediate_size=fields.integer("intermediate_size", high=MAX_WIDTH),
+        norm_eps=fields.number("rms_norm_eps", 1e-6, high=1.0), max_context=fields.integer("max_position_embeddings"),
+        rope=hf_rope(fields), query_scale=head_dim ** -0.5,
+        activation=fields.choice(activation, ACTIVATION_NAMES, "silu"),
+        tied_head=fields.boolean("tie_word_embeddings", tied_default), bos_id=bos[0] if bos else None,
+        eos_ids=tuple(dict.fromkeys(eos)))
+
+
+def hf_rope(fields: Fields, *, layer_type: str | None = None, default_theta: float = 10000.0) -> RopeConfig:
+    """RoPE of a config.json: `rope_parameters` (transformers 5, optionally one entry per layer type), or `rope_theta` and
+    `rope_scaling` (transformers 4)."""
+    section = fields.section("rope_parameters")
+    if section is not None and layer_type is not None and section.get(layer_type) is not None:
+        section = section.section(layer_type)
+    scaling = section or fields.section("rope_scaling")
+    theta = fields.number("rope_theta", default_theta, low=1.0)
+    if scaling is None:
+        return fields.build_rope(theta=theta)
+    return rope_from_section(fields, scaling, scaling.number("rope_theta", theta, low=1.0))
+
+
+def rope_from_section(fields: Fields, scaling: Fields, theta: float) -> RopeConfig:
+    """RoPE from a rope_scaling or rope_parameters object."""
+    name = "rope_type" if scaling.get("rope_type") is not None else "type"
+    kind = scaling.choice(name, _HF_ROPE, "default")
+    values = dict(theta=theta, scaling=kind)
+    if kind != "none":
+        values["factor"] = scaling.number("factor", low=1.0)
+    if kind in ("llama3", "yarn"):
+        values["original_context"] = scaling.integer(
+            "original_max_position_embeddings", fields.get("max_position_embeddings", 0))
+    if kind == "llama3":
+        values["low_freq_factor"] = scaling.number("low_freq_factor")
+        values["high_freq_factor"] = scaling.number("high_freq_factor")
+    if kind == "yarn":
+        values["attention_factor"] = scaling.number("attention_factor", None)
+        values["beta_fast"] = scaling.number("beta_fast", 32.0)
+        values["beta_slow"] = scaling.number("beta_slow", 1.0)
+        values["truncate"] = scaling.boolean("truncate", True)
+        if scaling.get("mscale") is not None or scaling.get("mscale_all_dim") is not None:
+            raise UnsupportedError(f"{scaling.path}: yarn with", "mscale", ["attention_factor"])
+    return fields.build_rope(**values)
+
+
+def hf_windows(fields: Fields, num_layers: int) -> tuple[bool, ...]:
+    """Which layers slide, from `layer_types`; () when the file does not say."""
+    types = fields.get("layer_types")
+    if types is None:
+        return ()
+    if not isinstance(types, list) or len(types) != num_layers:
+        raise fields.fail("layer_types", f"is not a list of {num_layers} names")
+    table = {"sliding_attention": True, "full_attention": False}
+    for name in types:
+        if name not in table:
+            raise UnsupportedError(f"{fields.path}: layer type", name, sorted(table))
+    return tuple(table[name] for name in types)
+
+
+def _size(shape) -> int:
+    total = 1
+    for extent in shape:
+        total *= extent
+    return total
