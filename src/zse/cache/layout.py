@@ -1,0 +1,51 @@
+"""Where keys and values lie in device memory.
+
+A page holds PAGE tokens of every layer: its blocks are K of layer 0, V of layer 0, K of layer 1, ..., each of
+num_kv_heads * head_dim * PAGE elements. Memory is touched page by page, so what is resident follows what is in use (one
+array a layer would touch 2 * num_layers places, with huge pages 2 MiB each, for the first token).
+
+Kernels see layer l's keys as an array [blocks, num_kv_heads, head_dim, PAGE] that starts at the layer's first block, and
+find page p at index p * blocks_per_page: page tables hold these *block* numbers, not page numbers (`block_of`).
+"""
+
+from zse.dtypes import ITEM_BYTES
+from zse.errors import ConfigError
+from zse.tensor import Tensor
+
+PAGE = 16                       # tokens
+KV_DTYPES = ("f16", "f32")
+
+
+def page_nbytes(config, dtype: str = "f16") -> int:
+    """Bytes of one page: K and V of PAGE tokens in all layers of a ModelConfig."""
+    if dtype not in KV_DTYPES:
+        raise ConfigError(f"KV cache dtype {dtype!r}: expected one of {', '.join(KV_DTYPES)}")
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * PAGE * ITEM_BYTES[dtype]
+
+
+class KVCache:
+    """`num_pages` pages in one buffer. keys[l] and values[l]: Tensors of layer l for the kernels; see the module for their
+    numbering. Buffers are zero-filled; pages become resident when first written (host memory)."""
+
+    def __init__(self, device, config, num_pages: int, dtype: str = "f16"):
+        if num_pages < 1:
+            raise ConfigError(f"num_pages must be at least 1, got {num_pages}")
+        self.num_pages, self.dtype = num_pages, dtype
+        self.page_nbytes = page_nbytes(config, dtype)
+        self.blocks_per_page = 2 * config.num_layers
+        self.buffer = device.alloc(num_pages * self.page_nbytes, label="kv cache")
+        block = self.page_nbytes // self.blocks_per_page
+        count = (num_pages - 1) * self.blocks_per_page + 1      # of any layer: the last page's block is the last index
+        heads, dim = config.num_kv_heads, config.head_dim
+        self.keys = [Tensor(self.buffer, (count, heads, dim, PAGE), dtype, 2 * layer * block)
+                     for layer in range(config.num_layers)]
+        self.values = [Tensor(self.buffer, (count, heads, PAGE, dim), dtype, (2 * layer + 1) * block)
+                       for layer in range(config.num_layers)]
+
+    def block_of(self, page: int) -> int:
+        """What a page table holds for page `page`."""
+        return page * self.blocks_per_page
+
+    @property
+    def nbytes(self) -> int:
+        return self.num_pages * self.page_nbytes
