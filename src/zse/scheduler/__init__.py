@@ -1,0 +1,1 @@
+"""Which tokens run next. Pure: see scheduler.py."""

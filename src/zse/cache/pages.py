@@ -1,0 +1,85 @@
+"""KV pages: who holds which. A page is PAGE consecutive tokens of every layer; sequences hold lists of pages.
+
+The allocator is the one writer of reference counts. It knows nothing of devices: page numbers index the KV buffers.
+"""
+
+from array import array
+from collections.abc import Iterable
+
+PAGE = 16
+
+
+def pages_for(tokens: int) -> int:
+    """Pages that hold `tokens` tokens."""
+    return -(-tokens // PAGE)
+
+
+class PageAllocator:
+    """`num_pages` reference-counted pages. Not thread-safe: the scheduler is its only caller.
+
+    Freed pages are handed out again first, lowest numbers before untouched ones, so that the memory which was ever
+    written stays near the largest use so far (KV buffers are anonymous memory that costs nothing until written).
+    """
+
+    def __init__(self, num_pages: int):
+        if num_pages < 1:
+            raise ValueError(f"num_pages must be at least 1, got {num_pages}")
+        self.num_pages = num_pages
+        self._free = array("i", range(num_pages - 1, -1, -1))  # a stack: pop() gives the lowest number first
+        self._refs = array("i", bytes(4 * num_pages))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_pages - len(self._free)
+
+    def allocate(self, count: int) -> list[int] | None:
+        """`count` pages with one reference each, or None (and no change) when fewer are free."""
+        free = self._free
+        if count > len(free):
+            return None
+        pages = [free.pop() for _ in range(count)]
+        for page in pages:
+            self._refs[page] = 1
+        return pages
+
+    def retain(self, pages: Iterable[int]) -> None:
+        """One more reference to each page, all of which must be held by someone already."""
+        refs = self._refs
+        for page in pages:
+            if refs[page] < 1:
+                raise ValueError(f"page {page} is free and cannot be shared")
+            refs[page] += 1
+
+    def release(self, pages: Iterable[int]) -> None:
+        """One reference less to each page; a page without references is free at once."""
+        refs, free = self._refs, self._free
+        for page in reversed(list(pages)):
+            if refs[page] < 1:
+                raise ValueError(f"page {page} was released twice")
+            refs[page] -= 1
+            if not refs[page]:
+                free.append(page)
+
+    def references(self, page: int) -> int:
+        return self._refs[page]
+
+    def check_integrity(self, holders: Iterable[Iterable[int]]) -> list[str]:
+        """What is wrong, one line each; empty when sound. holders: the page list of everything that holds pages."""
+        problems = []
+        counted = array("i", bytes(4 * self.num_pages))
+        for pages in holders:
+            for page in pages:
+                counted[page] += 1
+        free = set(self._free)
+        if len(free) != len(self._free):
+            problems.append("a page stands twice in the free list")
+        for page in range(self.num_pages):
+            if counted[page] != self._refs[page]:
+                problems.append(f"page {page}: {self._refs[page]} references counted, {counted[page]} held")
+            if (page in free) != (self._refs[page] == 0):
+                problems.append(f"page {page}: {self._refs[page]} references, {'' if page in free else 'not '}in the free list")
+        return problems

@@ -1,0 +1,45 @@
+"""A request as the scheduler knows it. The scheduler is its only writer; the runner reads."""
+
+from array import array
+
+from zse.sampling.params import SamplingParams
+
+WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
+
+
+class Request:
+    """computed_len <= len(tokens) <= max_len, where
+
+    tokens        prompt and sampled token ids (array of i32); the last sampled one has no KV yet
+    prompt_len    how many of them are the prompt
+    computed_len  how many have their K and V in pages (0 after a preemption)
+    max_len       prompt plus the most tokens that may be sampled
+    row           the slot of page table and sampler state on the device, -1 when it has none
+    residency     counts admissions: (id, residency) names one stay in a row, so that a runner can tell what it wrote
+    arrival       order of submission (not a time): FIFO order, and the age that preemption goes by
+    """
+
+    __slots__ = ("arrival", "computed_len", "id", "max_len", "params", "preemptions", "prompt_len", "residency", "row",
+                 "seed", "state", "stop_ids", "tokens")
+
+    def __init__(self, id: int, prompt: list[int], params: SamplingParams, *, seed: int, stop_ids: frozenset[int],
+                 max_len: int, arrival: int):
+        self.id, self.params, self.seed, self.stop_ids = id, params, seed, stop_ids
+        self.tokens = array("i", prompt)
+        self.prompt_len = len(prompt)
+        self.max_len = max_len
+        self.arrival = arrival
+        self.computed_len = 0
+        self.preemptions = 0
+        self.residency = 0
+        self.row = -1
+        self.state = WAITING
+
+    @property
+    def max_cached_len(self) -> int:
+        """Tokens whose KV is needed at most: the last sampled token is never fed back."""
+        return max(self.max_len - 1, self.prompt_len)
+
+    def __repr__(self) -> str:
+        return (f"<Request {self.id} {self.state} row={self.row} computed={self.computed_len} "
+                f"tokens={len(self.tokens)} prompt={self.prompt_len} max={self.max_len}>")

@@ -1,0 +1,326 @@
+"""Continuous batching as a pure state machine: no device, no clock, no I/O; time and seeds are arguments.
+
+`schedule(now)` says which tokens of which requests run next, `commit(batch, sampled)` takes what came out. Between the
+two the batch is in flight: a request cancelled meanwhile leaves at once, its row and pages follow with the commit.
+"""
+
+from bisect import insort
+
+from zse.cache.manager import CacheManager
+from zse.cache.pages import PAGE, PageAllocator, pages_for
+from zse.errors import RequestError
+from zse.sampling.params import SamplingParams
+from zse.scheduler.policy import age_order, choose_victim, is_pinned, prefill_budget
+from zse.scheduler.request import FINISHED, RUNNING, WAITING, Request
+
+
+class Entry:
+    """`count` tokens of a request from position `start`; `samples` when the last of them gives a new token.
+    pages: the request's page table in token order, at least as long as start + count tokens need."""
+
+    __slots__ = ("count", "pages", "request", "samples", "start")
+
+    def __init__(self, request: Request, start: int, count: int, pages: list[int]):
+        self.request, self.start, self.count, self.pages = request, start, count, pages
+        self.samples = start + count == len(request.tokens)
+
+
+class Batch:
+    """What one step runs: decode rows first, then prompt chunks, oldest request first in each. Never empty."""
+
+    __slots__ = ("entries", "num_samples", "num_tokens")
+
+    def __init__(self, entries: list[Entry]):
+        self.entries = entries
+        self.num_tokens = sum(entry.count for entry in entries)
+        self.num_samples = sum(entry.samples for entry in entries)
+
+
+class Output:
+    """News of one request: sampled tokens, and how it ended if it did.
+
+    finish: None while running, "stop" (a stop id, which is the last of `tokens`), "length", or "error" (the logits
+    were not finite: no tokens, nothing follows). logprobs: one per token, as the runner gave them, or None.
+    """
+
+    __slots__ = ("finish", "id", "logprobs", "tokens")
+
+    def __init__(self, id: int, tokens: list[int], logprobs: list | None, finish: str | None):
+        self.id, self.tokens, self.logprobs, self.finish = id, tokens, logprobs, finish
+
+
+class Counters:
+    """Totals since the start."""
+
+    __slots__ = ("cancelled", "failed", "finished", "ignored_cancels", "late_results", "preemptions", "queue_wait_s",
+                 "recomputed_tokens", "refused", "scheduled_tokens", "submitted")
+
+    def __init__(self):
+        for name in self.__slots__:
+            setattr(self, name, 0)
+
+    def snapshot(self) -> dict[str, float]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class Scheduler:
+    """Owns every Request, the rows 0..max_rows-1 and, through its CacheManager, the pages.
+
+    max_tokens: tokens of one step, at least max_rows. eos_ids: tokens that end a reply unless ignore_eos.
+    """
+
+    def __init__(self, *, num_pages: int, max_rows: int, max_tokens: int, max_context: int, vocab_size: int,
+                 eos_ids: frozenset[int] = frozenset(), max_waiting: int = 1024,
+                 allocator: PageAllocator | None = None):
+        if max_tokens < max_rows:
+            raise ValueError(f"max_tokens {max_tokens} is below max_rows {max_rows}: decode rows would not fit a step")
+        self.cache = CacheManager(allocator or PageAllocator(num_pages))
+        self.max_rows, self.max_tokens, self.max_context = max_rows, max_tokens, max_context
+        self.vocab_size, self.eos_ids, self.max_waiting = vocab_size, eos_ids, max_waiting
+        self.counters = Counters()
+        self._requests: dict[int, Request] = {}
+        self._waiting: list[Request] = []   # both lists by age_order
+        self._running: list[Request] = []
+        self._free_rows = list(range(max_rows - 1, -1, -1))
+        self._arrivals = 0
+        self._submitted_at: dict[int, float] = {}   # id → time, until first scheduled
+        self._in_flight: Batch | None = None
+        self._retired: list[tuple[int, list[int]]] = []   # (row, pages) of requests that left while in flight
+
+    # -- requests in
+
+    def submit(self, id: int, prompt: list[int], params: SamplingParams, *, seed: int, now: float = 0.0) -> Request:
+        """Queue a request. Raises RequestError, and keeps nothing, when it cannot be served: see _admissible_length."""
+        try:
+            if id in self._requests:
+                raise RequestError(f"request id {id} is in use", status=409, code="conflict")
+            if len(self._waiting) >= self.max_waiting:
+                raise RequestError(f"{self.max_waiting} requests are waiting already; try again later", status=503,
+                                   type="server_error", code="overloaded")
+            self._check_token_ids(prompt, params)
+            max_len = self._admissible_length(len(prompt), params.max_tokens)
+        except RequestError:
+            self.counters.refused += 1
+            raise
+        stop_ids = frozenset(params.stop_token_ids)
+        request = Request(id, prompt, params, seed=seed, max_len=max_len, arrival=self._arrivals,
+                          stop_ids=stop_ids if params.ignore_eos else stop_ids | self.eos_ids)
+        self._arrivals += 1
+        self._requests[id] = request
+        self._submitted_at[id] = now
+        self._waiting.append(request)
+        self.counters.submitted += 1
+        return request
+
+    def _check_token_ids(self, prompt: list[int], params: SamplingParams) -> None:
+        if not prompt:
+            raise RequestError("the prompt has no tokens", code="invalid_value", param="prompt")
+        named = (("prompt", prompt), ("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ()))
+        for param, ids in named:
+            if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
+                bad = next(id for id in ids if not 0 <= id < self.vocab_size)
+                raise RequestError(f"token id {bad} is outside this model's vocabulary of {self.vocab_size}",
+                                   code="invalid_token_id", param=param)
+
+    def _admissible_length(self, prompt_len: int, max_tokens: int | None) -> int:
+        """Most tokens, prompt included, that the request may reach. RequestError when that is beyond the context
+        or beyond all pages together: such a request would wait for ever."""
+        if max_tokens is not None and max_tokens < 1:
+            raise RequestError("max_tokens must be at least 1", code="out_of_range", param="max_tokens")
+        # The last sampled token needs no page.
+        capacity = min(self.max_context, self.cache.num_pages * PAGE + 1)
+        wanted = prompt_len + (max_tokens or 1)
+        if wanted > capacity:
+            why = f"this model's context is {self.max_context} tokens"
+            if capacity < self.max_context:
+                why = f"the KV cache of this engine holds {capacity - 1} tokens"
+            asked = f"{prompt_len} prompt tokens" + (f" and max_tokens {max_tokens}" if max_tokens else "")
+            raise RequestError(f"{why}; the request has {asked}", code="context_length_exceeded")
+        return wanted if max_tokens is not None else capacity
+
+    def cancel(self, id: int) -> bool:
+        """Drop a request in any state and free what it holds. False for an unknown or finished id, which is counted."""
+        request = self._requests.get(id)
+        if request is None:
+            self.counters.ignored_cancels += 1
+            return False
+        self.counters.cancelled += 1
+        self._leave(request)
+        return True
+
+    # -- a step
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running or self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def request(self, id: int) -> Request | None:
+        return self._requests.get(id)
+
+    def schedule(self, now: float = 0.0) -> Batch | None:
+        """The next batch, or None when nothing can run. commit() it before the next call."""
+        if self._in_flight is not None:
+            raise RuntimeError("schedule() before commit() of the batch in flight")
+        preemptions = self.counters.preemptions
+        entries = self._decode_entries()
+        budget = min(self.max_tokens - len(entries), prefill_budget(self.max_tokens, len(entries)))
+        for request in self._running:
+            remaining = len(request.tokens) - request.computed_len
+            if remaining > 1 and budget:
+                budget -= self._add(entries, request, min(remaining, budget))
+        # Pages that a preemption has just freed are for the decode rows: admitting now would take them back.
+        if preemptions == self.counters.preemptions:
+            while budget and self._waiting and self._admit(request := self._waiting[0], now):
+                budget -= self._add(entries, request, min(len(request.tokens), budget))
+        if not entries:
+            return None
+        self._in_flight = batch = Batch(entries)
+        self.counters.scheduled_tokens += batch.num_tokens
+        return batch
+
+    def commit(self, batch: Batch, sampled: list[tuple[int, object]]) -> list[Output]:
+        """Take a step's results: (token, logprobs or None) for each entry that samples, in the batch's order.
+
+        A token outside the vocabulary (the runner gives -1 for a row whose logits were not finite) fails that request
+        alone. Results of requests that were cancelled meanwhile are dropped and counted.
+        """
+        if batch is not self._in_flight:
+            raise RuntimeError("commit() of a batch that is not in flight")
+        if len(sampled) != batch.num_samples:
+            raise ValueError(f"{len(sampled)} results for {batch.num_samples} sampling rows")
+        self._in_flight = None
+        for row, pages in self._retired:
+            self._free_rows.append(row)
+            self.cache.release_pages(pages)
+        self._retired.clear()
+        outputs = []
+        results = iter(sampled)
+        for entry in batch.entries:
+            result = next(results) if entry.samples else None
+            request = entry.request
+            if request.state is FINISHED:
+                self.counters.late_results += 1
+                continue
+            request.computed_len = entry.start + entry.count
+            if result is not None:
+                outputs.append(self._accept(request, *result))
+        return outputs
+
+    # -- inside a step
+
+    def _decode_entries(self) -> list[Entry]:
+        entries: list[Entry] = []
+        index = 0
+        while index < len(self._running):   # preemption takes from the far end of this list, or this request itself
+            request = self._running[index]
+            if len(request.tokens) - request.computed_len == 1:
+                if not self._grow(request):
+                    continue
+                self._add(entries, request, 1)
+            index += 1
+        return entries
+
+    def _add(self, entries: list[Entry], request: Request, count: int) -> int:
+        entries.append(Entry(request, request.computed_len, count, self.cache.table(request.id)))
+        return count
+
+    def _grow(self, request: Request) -> bool:
+        """Pages for the request's next token, from younger requests if need be. False when it had to yield itself."""
+        while not self.cache.reserve(request.id, len(request.tokens)):
+            victim = choose_victim(self._running)   # never None: a pinned request has all its pages, this one lacks one
+            self._preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        self._running.remove(request)
+        self.cache.release(request.id)
+        self._free_rows.append(request.row)
+        self.counters.preemptions += 1
+        self.counters.recomputed_tokens += request.computed_len
+        request.row, request.computed_len, request.state = -1, 0, WAITING
+        request.preemptions += 1
+        insort(self._waiting, request, key=age_order)
+
+    def _admit(self, request: Request, now: float) -> bool:
+        """Give the first waiting request a row and pages for all its tokens; False when either is short."""
+        if not self._free_rows:
+            return False
+        length = request.max_cached_len if is_pinned(request) else len(request.tokens)
+        # One page a running row stays free: admitting into the last pages would preempt at the next page border.
+        if pages_for(length) + len(self._running) > self.cache.num_free or not self.cache.reserve(request.id, length):
+            return False
+        self._waiting.pop(0)
+        insort(self._running, request, key=age_order)
+        request.row, request.state = self._free_rows.pop(), RUNNING
+        request.residency += 1
+        self.counters.queue_wait_s += max(0.0, now - self._submitted_at.pop(request.id, now))
+        return True
+
+    def _accept(self, request: Request, token: int, logprob: object) -> Output:
+        if not 0 <= token < self.vocab_size:
+            self.counters.failed += 1
+            self._leave(request)
+            return Output(request.id, [], None, "error")
+        request.tokens.append(token)
+        finish = None
+        if token in request.stop_ids:
+            finish = "stop"
+        elif len(request.tokens) >= request.max_len:
+            finish = "length"
+        if finish:
+            self.counters.finished += 1
+            self._leave(request)
+        return Output(request.id, [token], None if logprob is None else [logprob], finish)
+
+    def _leave(self, request: Request) -> None:
+        """The one place where a request goes: out of every table, row and pages back (after the step if in flight)."""
+        del self._requests[request.id]
+        self._submitted_at.pop(request.id, None)
+        (self._running if request.state is RUNNING else self._waiting).remove(request)
+        pages = self.cache.detach(request.id)
+        if request.row >= 0:
+            if self._in_flight is not None and any(entry.request is request for entry in self._in_flight.entries):
+                self._retired.append((request.row, pages))
+            else:
+                self._free_rows.append(request.row)
+                self.cache.release_pages(pages)
+        request.row, request.state = -1, FINISHED
+
+    # -- checks
+
+    def check_integrity(self) -> list[str]:
+        """What is wrong, one line each; empty when every invariant holds. Cheap enough for tests after every step."""
+        problems = self.cache.check_integrity([pages for _, pages in self._retired])
+        live = {*self._waiting, *self._running}
+        if len(live) != len(self._waiting) + len(self._running) or live != set(self._requests.values()):
+            problems.append("a request stands in two lists, or in none")
+        for name, requests in (("waiting", self._waiting), ("running", self._running)):
+            if [age_order(r) for r in requests] != sorted(age_order(r) for r in requests):
+                problems.append(f"the {name} list is out of order")
+            problems += [f"{request}: in the {name} list" for request in requests if request.state != name]
+        rows = [request.row for request in self._running] + [row for row, _ in self._retired] + self._free_rows
+        if sorted(rows) != list(range(self.max_rows)):
+            problems.append(f"rows are lost or shared: {sorted(rows)}")
+        if self.cache.sequences() != {request.id for request in self._running}:
+            problems.append("pages are held by a request that does not run, or a running one has none")
+        for request in self._running:
+            held = len(self.cache.table(request.id))
+            if held < pages_for(request.computed_len) or held > pages_for(request.max_cached_len):
+                problems.append(f"{request}: {held} pages")
+            if not request.computed_len <= len(request.tokens) <= request.max_len:
+                problems.append(f"{request}: lengths out of order")
+            if self._in_flight is None and request.computed_len >= len(request.tokens):
+                problems.append(f"{request}: nothing left to run")
+        if set(self._submitted_at) - set(self._requests):
+            problems.append("arrival times of requests that are gone")
+        return problems
