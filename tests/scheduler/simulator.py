@@ -1,0 +1,193 @@
+"""A seeded walk over the scheduler with a fake device that remembers what stands in every KV slot.
+
+The device stores (request, token, position) where a real one stores K and V, and on every read checks that a request
+sees exactly its own history. Its "model" is a hash of seed and history, so the tokens that a request must give are
+known without running it: they must not depend on batching, chunking or preemption.
+"""
+
+import random
+import zlib
+
+from zse.cache.pages import PAGE, PageAllocator
+from zse.errors import RequestError
+from zse.sampling.params import SamplingParams
+from zse.scheduler.scheduler import Batch, Output, Scheduler
+
+VOCAB = 50
+EOS = 7
+
+
+def next_token(seed: int, history) -> int:
+    return zlib.crc32(repr((seed, list(history))).encode()) % VOCAB
+
+
+def expected_reply(seed: int, prompt: list[int], params: SamplingParams, capacity: int) -> tuple[list[int], str]:
+    """What the request gives when it runs alone."""
+    history, reply = list(prompt), []
+    stops = {*params.stop_token_ids, *(() if params.ignore_eos else (EOS,))}
+    limit = len(prompt) + params.max_tokens if params.max_tokens is not None else capacity
+    while True:
+        token = next_token(seed, history)
+        history.append(token)
+        reply.append(token)
+        if token in stops:
+            return reply, "stop"
+        if len(history) >= limit:
+            return reply, "length"
+
+
+class FlakyAllocator(PageAllocator):
+    """Says "none left" with probability `failure_rate`."""
+
+    def __init__(self, num_pages: int, rng: random.Random):
+        super().__init__(num_pages)
+        self.rng, self.failure_rate = rng, 0.0
+
+    def allocate(self, count):
+        if count and self.rng.random() < self.failure_rate:
+            return None
+        return super().allocate(count)
+
+
+class FakeDevice:
+    def __init__(self, num_pages: int, max_rows: int):
+        self.slots: list[tuple[int, int, int] | None] = [None] * (num_pages * PAGE)
+        self.max_rows = max_rows
+
+    def run(self, batch: Batch, poisoned: set[int] = frozenset()) -> list[tuple[int, object]]:
+        sampled = []
+        rows = [entry.request.row for entry in batch.entries]
+        assert len(set(rows)) == len(rows) and all(0 <= row < self.max_rows for row in rows)
+        for entry in batch.entries:
+            request, end = entry.request, entry.start + entry.count
+            slot = [entry.pages[position // PAGE] * PAGE + position % PAGE for position in range(end)]
+            for position in range(entry.start, end):
+                self.slots[slot[position]] = (request.arrival, request.tokens[position], position)
+            for position in range(end):
+                assert self.slots[slot[position]] == (request.arrival, request.tokens[position], position)
+            if entry.samples:
+                assert end == len(request.tokens)
+                token = -1 if request.id in poisoned else next_token(request.seed, request.tokens)
+                sampled.append((token, None))
+        # Every read above must also hold after all writes of the step: no two requests write one slot.
+        for entry in batch.entries:
+            for position in range(entry.start, entry.start + entry.count):
+                held = self.slots[entry.pages[position // PAGE] * PAGE + position % PAGE]
+                assert held == (entry.request.arrival, entry.request.tokens[position], position)
+        return sampled
+
+
+class Simulation:
+    def __init__(self, seed: int):
+        self.rng = rng = random.Random(seed)
+        self.num_pages = rng.randint(2, 24)
+        self.max_rows = rng.randint(1, 6)
+        self.allocator = FlakyAllocator(self.num_pages, rng)
+        self.scheduler = Scheduler(
+            num_pages=self.num_pages, max_rows=self.max_rows, max_tokens=self.max_rows + rng.randint(0, 40),
+            max_context=rng.choice((20, 64, 150)), vocab_size=VOCAB, eos_ids=frozenset((EOS,)),
+            max_waiting=rng.choice((3, 100)), allocator=self.allocator)
+        self.capacity = min(self.scheduler.max_context, self.num_pages * PAGE + 1)
+        self.device = FakeDevice(self.num_pages, self.max_rows)
+        self.expected: dict[int, tuple[list[int], str]] = {}
+        self.got: dict[int, list[int]] = {}
+        self.ended: dict[int, str] = {}   # terminal state of every accepted request
+        self.next_id = 0
+        self.now = 0.0
+        self.trace: list = []
+
+    def check(self) -> None:
+        assert self.scheduler.check_integrity() == []
+
+    def submit(self) -> None:
+        rng, chunk = self.rng, self.scheduler.max_tokens
+        length = rng.choice((1, PAGE - 1, PAGE, PAGE + 1, chunk - 1, chunk, chunk + 1, 2 * chunk, self.capacity - 1,
+                             self.capacity, self.capacity + 1, rng.randint(1, 60)))
+        prompt = [rng.randrange(VOCAB) for _ in range(max(1, length))]
+        params = SamplingParams(max_tokens=rng.choice((None, 1, 2, 5, 20, 60)), ignore_eos=rng.random() < 0.5,
+                                stop_token_ids=(3,) if rng.random() < 0.2 else ())
+        id, seed = self.next_id, rng.getrandbits(32)
+        self.next_id += 1
+        fits = len(prompt) + (params.max_tokens or 1) <= self.capacity
+        queue_full = self.scheduler.num_waiting >= self.scheduler.max_waiting
+        try:
+            self.scheduler.submit(id, prompt, params, seed=seed, now=self.now)
+        except RequestError as error:
+            assert error.code == ("overloaded" if queue_full else "context_length_exceeded")
+            assert queue_full or not fits
+            return
+        assert fits and not queue_full
+        self.expected[id] = expected_reply(seed, prompt, params, self.capacity)
+        self.got[id] = []
+
+    def cancel(self) -> None:
+        rng = self.rng
+        live = [id for id in self.expected if id not in self.ended]
+        id = rng.choice(live) if live and rng.random() < 0.7 else rng.randrange(self.next_id + 5)
+        known = id in self.expected and id not in self.ended
+        assert self.scheduler.cancel(id) is known
+        if known:
+            self.ended[id] = "cancelled"
+        assert self.scheduler.cancel(id) is False
+
+    def step(self, mid_step_cancels: int = 0, nan_rate: float = 0.0) -> bool:
+        batch = self.scheduler.schedule(self.now)
+        self.check()
+        if batch is None:
+            return False
+        assert batch.num_tokens <= self.scheduler.max_tokens
+        poisoned = {entry.request.id for entry in batch.entries if self.rng.random() < nan_rate}
+        sampled = self.device.run(batch, poisoned)
+        for _ in range(mid_step_cancels):
+            self.cancel()
+            self.check()
+        for output in self.scheduler.commit(batch, sampled):
+            self.take(output)
+        self.check()
+        self.trace.append([(e.request.id, e.start, e.count) for e in batch.entries])
+        return True
+
+    def take(self, output: Output) -> None:
+        assert output.id in self.expected and output.id not in self.ended, "output after the end"
+        reply, finish = self.expected[output.id]
+        if output.finish == "error":
+            assert output.tokens == []
+            self.ended[output.id] = "error"
+            return
+        got = self.got[output.id]
+        got += output.tokens
+        assert got == reply[:len(got)], f"request {output.id} differs from its solo run"
+        assert (output.finish == finish) if len(got) == len(reply) else output.finish is None
+        if output.finish:
+            self.ended[output.id] = output.finish
+
+    def run(self, operations: int) -> None:
+        rng = self.rng
+        for _ in range(operations):
+            self.now += rng.random()
+            action = rng.random()
+            if action < 0.15:
+                self.submit()
+            elif action < 0.20:
+                self.cancel()
+            elif action < 0.23:
+                self.allocator.failure_rate = rng.choice((0.0, 0.0, 0.5, 1.0))
+            else:
+                self.step(mid_step_cancels=rng.random() < 0.05, nan_rate=0.2 if rng.random() < 0.02 else 0.0)
+            self.check()
+        self.drain()
+
+    def drain(self) -> None:
+        """Everything that is still live must end, within the steps that its tokens and recomputations can take."""
+        self.allocator.failure_rate = 0.0
+        live = len(self.expected) - len(self.ended)
+        bound = 10 + live * 4 * (2 * self.capacity + 5)
+        while self.step():
+            bound -= 1
+            assert bound > 0, "no progress"
+        scheduler = self.scheduler
+        assert set(self.ended) == set(self.expected), "a request never ended"
+        assert not scheduler.has_work and scheduler.num_running == scheduler.num_waiting == 0
+        assert self.allocator.num_free == self.num_pages and scheduler.cache.sequences() == set()
+        counters = scheduler.counters
+        assert counters.submitted == counters.finished + counters.cancelled + counters.failed == len(self.expected)

@@ -1,0 +1,262 @@
+import pytest
+from simulator import EOS, VOCAB, FakeDevice, next_token
+
+from zse.cache.pages import PAGE
+from zse.errors import RequestError
+from zse.sampling.params import SamplingParams
+from zse.scheduler.policy import MAX_PREEMPTIONS
+from zse.scheduler.scheduler import Scheduler
+
+
+def make(**changes):
+    options = dict(num_pages=16, max_rows=4, max_tokens=32, max_context=200, vocab_size=VOCAB, eos_ids=frozenset((EOS,)))
+    return Scheduler(**(options | changes))
+
+
+def greedy(max_tokens, **changes):
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, **changes)
+
+
+def shape(batch):
+    return [(entry.request.id, entry.start, entry.count, entry.samples) for entry in batch.entries]
+
+
+def step(scheduler, token=1):
+    batch = scheduler.schedule()
+    outputs = scheduler.commit(batch, [(token, None)] * batch.num_samples)
+    assert scheduler.check_integrity() == []
+    return shape(batch), outputs
+
+
+def test_several_requests_run_as_one_batch_and_long_prompts_in_chunks():
+    scheduler = make()
+    scheduler.submit(1, [1] * 10, greedy(3), seed=0)
+    scheduler.submit(2, [2] * 60, greedy(3), seed=0)
+    scheduler.submit(3, [3] * 5, greedy(3), seed=0)
+    assert step(scheduler)[0] == [(1, 0, 10, True), (2, 0, 22, False)]
+    # Beside a decode row prompts get a quarter of the step: 32 / 4 - 1.
+    assert step(scheduler)[0] == [(1, 10, 1, True), (2, 22, 7, False)]
+    assert step(scheduler)[0] == [(1, 11, 1, True), (2, 29, 7, False)]
+    assert step(scheduler)[0] == [(2, 36, 24, True), (3, 0, 5, True)]
+    assert step(scheduler)[0] == [(2, 60, 1, True), (3, 5, 1, True)]
+
+
+def test_decode_rows_come_before_prompts():
+    scheduler = make(max_tokens=4)
+    scheduler.submit(1, [1] * 12, greedy(2), seed=0)
+    scheduler.submit(2, [2], greedy(9), seed=0)
+    for start in (0, 4):
+        assert step(scheduler)[0] == [(1, start, 4, False)]
+    assert step(scheduler)[0] == [(1, 8, 4, True)]
+    assert step(scheduler)[0] == [(1, 12, 1, True), (2, 0, 1, True)]
+
+
+def test_rows_run_out_first_come_first_served():
+    scheduler = make(max_rows=2)
+    for id in range(4):
+        scheduler.submit(id, [1, 2], greedy(2), seed=0)
+    assert [row[0] for row in step(scheduler)[0]] == [0, 1]
+    assert (scheduler.num_running, scheduler.num_waiting) == (2, 2)
+    _, outputs = step(scheduler)
+    assert [(output.id, output.finish) for output in outputs] == [(0, "length"), (1, "length")]
+    assert [row[0] for row in step(scheduler)[0]] == [2, 3]
+
+
+def test_a_request_that_waits_for_pages_is_not_overtaken():
+    scheduler = make(num_pages=6)
+    scheduler.submit(1, [1] * (3 * PAGE), greedy(1), seed=0)
+    scheduler.submit(2, [1] * (5 * PAGE), greedy(1), seed=0)
+    scheduler.submit(3, [1], greedy(1), seed=0)
+    assert step(scheduler)[0] == [(1, 0, 32, False)]
+    assert step(scheduler)[0] == [(1, 32, 16, True)]
+    assert [row[0] for row in step(scheduler)[0]] == [2]
+
+
+def test_finish_reasons():
+    scheduler = make()
+    scheduler.submit(1, [1], SamplingParams(max_tokens=5), seed=0)
+    scheduler.submit(2, [1], SamplingParams(max_tokens=5, ignore_eos=True), seed=0)
+    scheduler.submit(3, [1], SamplingParams(max_tokens=5, ignore_eos=True, stop_token_ids=(EOS,)), seed=0)
+    scheduler.submit(4, [1], SamplingParams(max_tokens=1, ignore_eos=True), seed=0)
+    _, outputs = step(scheduler, token=EOS)
+    assert [(o.id, o.tokens, o.finish) for o in outputs] == [
+        (1, [EOS], "stop"), (2, [EOS], None), (3, [EOS], "stop"), (4, [EOS], "length")]
+
+
+def test_the_context_limits_an_open_ended_request():
+    scheduler = make(max_context=12)
+    scheduler.submit(1, [1] * 10, SamplingParams(ignore_eos=True), seed=0)
+    finishes = [step(scheduler)[1][0].finish for _ in range(2)]
+    assert finishes == [None, "length"] and not scheduler.has_work
+
+
+@pytest.mark.parametrize(("prompt", "max_tokens", "fits"), [(11, 1, True), (12, 1, False), (11, 2, False),
+                                                            (12, None, False), (11, None, True)])
+def test_the_context_limit_at_admission(prompt, max_tokens, fits):
+    scheduler = make(max_context=12)
+    params = SamplingParams(max_tokens=max_tokens)
+    if fits:
+        scheduler.submit(1, [1] * prompt, params, seed=0)
+        return
+    with pytest.raises(RequestError, match=f"context is 12 tokens; the request has {prompt} prompt") as caught:
+        scheduler.submit(1, [1] * prompt, params, seed=0)
+    assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
+    assert scheduler.counters.refused == 1 and not scheduler.has_work
+
+
+def test_what_can_never_fit_the_cache_is_refused():
+    scheduler = make(num_pages=2)
+    scheduler.submit(1, [1] * (2 * PAGE), greedy(1), seed=0)   # the sampled token itself needs no page
+    with pytest.raises(RequestError, match="KV cache of this engine holds 32 tokens"):
+        scheduler.submit(2, [1] * (2 * PAGE), greedy(2), seed=0)
+
+
+@pytest.mark.parametrize(("prompt", "params", "param"), [
+    ([VOCAB], greedy(1), "prompt"), ([-1], greedy(1), "prompt"),
+    ([1], greedy(1, stop_token_ids=(VOCAB,)), "stop_token_ids"), ([1], greedy(1, logit_bias={-3: 1.0}), "logit_bias")])
+def test_token_ids_outside_the_vocabulary_are_refused(prompt, params, param):
+    with pytest.raises(RequestError) as caught:
+        make().submit(1, prompt, params, seed=0)
+    assert (caught.value.status, caught.value.code, caught.value.param) == (400, "invalid_token_id", param)
+
+
+def test_other_refusals():
+    scheduler = make(max_waiting=1)
+    with pytest.raises(RequestError, match="no tokens"):
+        scheduler.submit(1, [], greedy(1), seed=0)
+    with pytest.raises(RequestError, match="at least 1") as caught:
+        scheduler.submit(1, [1], greedy(0), seed=0)
+    assert caught.value.code == "out_of_range"
+    scheduler.submit(1, [1], greedy(1), seed=0)
+    with pytest.raises(RequestError, match="waiting already") as caught:
+        scheduler.submit(2, [1], greedy(1), seed=0)
+    assert (caught.value.status, caught.value.code) == (503, "overloaded")
+    step(scheduler)
+    scheduler.submit(2, [1], greedy(5), seed=0)
+    with pytest.raises(RequestError, match="id 2 is in use"):
+        scheduler.submit(2, [1], greedy(1), seed=0)
+    with pytest.raises(ValueError, match="below max_rows"):
+        make(max_tokens=3)
+
+
+@pytest.mark.parametrize("state", ["waiting", "mid-prefill", "decoding", "preempted", "in-flight prefill",
+                                   "in-flight decode", "finished"])
+def test_cancel_frees_everything_at_once_in_every_state(state):
+    scheduler = make(num_pages=4, max_tokens=8)
+    scheduler.submit(1, [1] * 20, greedy(1 if state == "finished" else 20), seed=0)
+    batch = None
+    if state == "in-flight prefill":
+        batch = scheduler.schedule()
+    elif state == "mid-prefill":
+        step(scheduler)
+    elif state != "waiting":
+        for _ in range(3):
+            step(scheduler)
+        if state == "preempted":
+            scheduler._preempt(scheduler.request(1))
+        elif state == "in-flight decode":
+            batch = scheduler.schedule()
+    assert scheduler.cancel(1) is (state != "finished")
+    assert scheduler.cancel(1) is False
+    assert not scheduler.has_work and scheduler.check_integrity() == []
+    if batch:
+        assert scheduler.cache.num_free < 4, "pages in flight must not be reused before the step is over"
+        assert scheduler.commit(batch, [(1, None)] * batch.num_samples) == []
+        assert scheduler.counters.late_results == 1
+    assert scheduler.cache.num_free == 4 and scheduler.check_integrity() == []
+    assert scheduler.counters.ignored_cancels == (2 if state == "finished" else 1)
+
+
+def test_a_page_shortage_preempts_the_youngest_and_its_tokens_stay_the_same():
+    def replies(num_pages):
+        scheduler, device, got = make(num_pages=num_pages), FakeDevice(num_pages, 4), {1: [], 2: [], 3: []}
+        for id in got:
+            scheduler.submit(id, [id] * 14, greedy(40), seed=id)
+        while batch := scheduler.schedule():
+            for output in scheduler.commit(batch, device.run(batch)):
+                got[output.id] += output.tokens
+            assert scheduler.check_integrity() == []
+        return got, scheduler.counters
+
+    roomy, none = replies(16)
+    tight, counters = replies(6)
+    assert none.preemptions == 0 and counters.preemptions > 0 and counters.recomputed_tokens > 0
+    assert roomy == tight and all(len(reply) == 40 for reply in tight.values())
+
+
+def test_preemption_takes_the_youngest_and_it_comes_back_first():
+    scheduler = make(num_pages=3)
+    scheduler.submit(1, [1] * 15, greedy(30), seed=0)
+    scheduler.submit(2, [2] * 15, greedy(30), seed=0)
+    scheduler.submit(3, [3] * 10, greedy(1), seed=0)
+    step(scheduler)      # 1 and 2 take a page each; one page a running row stays free, so 3 waits
+    step(scheduler)      # both fill their page
+    ran, _ = step(scheduler)      # 1 takes the last page, 2 must yield
+    assert ran == [(1, 16, 1, True)]
+    assert (scheduler.num_running, scheduler.num_waiting) == (1, 2)
+    assert scheduler.request(2).preemptions == 1 and scheduler.request(2).computed_len == 0
+    while scheduler.request(1):
+        step(scheduler)
+    assert step(scheduler)[0][0] == (2, 0, 17, True)
+
+
+def test_after_three_preemptions_a_request_is_pinned():
+    scheduler = make(num_pages=8)
+    scheduler.submit(1, [1] * 20, greedy(60), seed=0)
+    for _ in range(MAX_PREEMPTIONS):
+        step(scheduler)
+        scheduler._preempt(scheduler.request(1))
+    step(scheduler)
+    assert len(scheduler.cache.table(1)) == 5   # 20 + 60 - 1 tokens
+    scheduler.submit(2, [2] * 20, greedy(60), seed=0)
+    while scheduler.request(1):
+        step(scheduler)
+    assert scheduler.counters.preemptions > MAX_PREEMPTIONS   # 2 had to yield, 1 no more
+
+
+def test_a_row_that_is_not_finite_fails_alone():
+    scheduler = make()
+    for id in (1, 2):
+        scheduler.submit(id, [id], greedy(5), seed=0)
+    batch = scheduler.schedule()
+    first, second = scheduler.commit(batch, [(-1, None), (4, None)])
+    assert (first.id, first.tokens, first.finish) == (1, [], "error")
+    assert (second.id, second.tokens, second.finish) == (2, [4], None)
+    assert scheduler.request(1) is None and scheduler.check_integrity() == []
+    batch = scheduler.schedule()
+    assert scheduler.commit(batch, [(VOCAB, None)])[0].finish == "error"
+
+
+def test_misuse_is_an_error():
+    scheduler = make()
+    assert scheduler.schedule() is None
+    scheduler.submit(1, [1], greedy(2), seed=0)
+    batch = scheduler.schedule()
+    with pytest.raises(RuntimeError, match="in flight"):
+        scheduler.schedule()
+    with pytest.raises(ValueError, match="0 results for 1"):
+        scheduler.commit(batch, [])
+    scheduler.commit(batch, [(1, None)])
+    with pytest.raises(RuntimeError, match="not in flight"):
+        scheduler.commit(batch, [(1, None)])
+
+
+def test_the_integrity_check_sees_damage():
+    scheduler = make()
+    scheduler.submit(1, [1] * 20, greedy(5), seed=0)
+    step(scheduler)
+    scheduler.cache.table(1).pop()
+    assert scheduler.check_integrity()
+    scheduler = make()
+    scheduler.submit(1, [1], greedy(5), seed=0)
+    step(scheduler)
+    scheduler._free_rows.append(0)
+    assert any("rows are lost or shared" in line for line in scheduler.check_integrity())
+
+
+def test_queue_wait_is_counted():
+    scheduler = make(max_rows=1)
+    scheduler.submit(1, [1], greedy(1), seed=0, now=10.0)
+    batch = scheduler.schedule(now=12.5)
+    scheduler.commit(batch, [(next_token(0, [1]), None)])
+    assert scheduler.counters.queue_wait_s == 2.5
