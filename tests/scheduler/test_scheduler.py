@@ -9,7 +9,8 @@ from zse.scheduler.scheduler import Scheduler
 
 
 def make(**changes):
-    options = dict(num_pages=16, max_rows=4, max_tokens=32, max_context=200, vocab_size=VOCAB, eos_ids=frozenset((EOS,)))
+    options = dict(num_pages=16, max_rows=4, max_tokens=32, max_context=200, vocab_size=VOCAB,
+                   eos_ids=frozenset((EOS,)))
     return Scheduler(**(options | changes))
 
 

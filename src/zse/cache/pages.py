@@ -81,5 +81,6 @@ class PageAllocator:
             if counted[page] != self._refs[page]:
                 problems.append(f"page {page}: {self._refs[page]} references counted, {counted[page]} held")
             if (page in free) != (self._refs[page] == 0):
-                problems.append(f"page {page}: {self._refs[page]} references, {'' if page in free else 'not '}in the free list")
+                listed = "in the free list" if page in free else "not in the free list"
+                problems.append(f"page {page}: {self._refs[page]} references, {listed}")
         return problems

@@ -165,6 +165,10 @@ class Scheduler:
     def request(self, id: int) -> Request | None:
         return self._requests.get(id)
 
+    def live_ids(self) -> list[int]:
+        """Ids that have been accepted and have not ended."""
+        return list(self._requests)
+
     def schedule(self, now: float = 0.0) -> Batch | None:
         """The next batch, or None when nothing can run. commit() it before the next call."""
         if self._in_flight is not None:

@@ -1,0 +1,46 @@
+"""The engine: schedule → run → commit. It lives in one thread and knows neither sockets nor text."""
+
+import os
+import time
+
+from zse.engine.metrics import EngineMetrics
+from zse.sampling.params import SamplingParams
+from zse.scheduler.scheduler import Output, Scheduler
+
+
+class Engine:
+    """runner: runs a Batch and returns (token, TokenLogprob | None) for each entry that samples, token -1 where the
+    logits were not finite; has close(). clock: () → seconds, for queue times only."""
+
+    def __init__(self, scheduler: Scheduler, runner, clock=time.monotonic):
+        self.scheduler, self.runner, self.metrics = scheduler, runner, EngineMetrics()
+        self._clock = clock
+
+    def submit(self, id: int, prompt: list[int], params: SamplingParams) -> None:
+        """Queue a request. Raises RequestError when it is refused."""
+        seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(8), "little")
+        self.scheduler.submit(id, prompt, params, seed=seed & 0xFFFFFFFFFFFFFFFF, now=self._clock())
+
+    def cancel(self, id: int) -> bool:
+        """Drop a request in any state; False for an unknown id."""
+        return self.scheduler.cancel(id)
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def step(self) -> list[Output]:
+        """Run one batch; news of the requests in it."""
+        batch = self.scheduler.schedule(self._clock())
+        if batch is None:
+            return []
+        start = time.perf_counter()
+        sampled = self.runner.run(batch)
+        self.metrics.record_step(batch.num_tokens, batch.num_samples, time.perf_counter() - start)
+        return self.scheduler.commit(batch, sampled)
+
+    def close(self) -> None:
+        """Drop every request and free the device."""
+        for id in self.scheduler.live_ids():
+            self.scheduler.cancel(id)
+        self.runner.close()

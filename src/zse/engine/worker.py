@@ -1,0 +1,113 @@
+"""The engine process: `python -m zse.engine.worker --fd N --model PATH [--max-rows 8 ...]`.
+
+Speaks engine/messages.py over the inherited socket N: first Ready (or Fatal), then Tokens and Failed of requests, and
+Heartbeat. It exits when the server closes the socket or sends Shutdown. SIGINT is ignored: the server decides.
+"""
+
+import os
+import signal
+import sys
+
+from zse.engine.metrics import Phases, since_exec_clock
+
+# The server calls an engine stuck after several silent seconds; idle engines wake this often, which costs nothing.
+HEARTBEAT_S = 0.5
+
+
+def main(arguments: list[str], build=None) -> int:
+    """Serve until the server goes; the process's exit code. build: (EngineConfig, Phases) → (Engine, Ready)."""
+    phases = Phases(since_exec_clock())
+    phases.mark("interpreter")
+    parent = os.getppid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if len(arguments) < 2 or arguments[0] != "--fd" or not arguments[1].isdigit():
+        sys.stderr.write("this process is started by `zse serve`; its arguments are --fd N --model PATH [options]\n")
+        return 2
+    if build is None:
+        from zse.engine.load import build_from_arguments as build
+    from zse.engine.framing import FrameSocket
+    from zse.engine.messages import Fatal
+    from zse.engine.process import die_with_parent
+    from zse.errors import EngineError, ZSEError
+    die_with_parent(parent)
+    socket = FrameSocket.from_fd(int(arguments[1]))
+    engine = None
+    try:
+        engine, ready = build(arguments[2:], phases)
+        socket.send(ready)
+        return _serve(engine, socket)
+    except EngineError as error:   # the socket: nobody is left to tell
+        sys.stderr.write(f"zse engine: {error}\n")
+        return 1
+    except ZSEError as error:
+        return _fatal(socket, Fatal(message=str(error), exit_code=error.exit_code))
+    except MemoryError:
+        return _fatal(socket, Fatal(message="out of memory; lower max_context or max_rows"))
+    except Exception as error:
+        import logging
+        logging.getLogger("zse.engine").exception("engine stopped by a bug")
+        return _fatal(socket, Fatal(message=f"internal error in the engine: {type(error).__name__}"))
+    finally:
+        if engine is not None:
+            engine.close()
+
+
+def _fatal(socket, message) -> int:
+    from zse.errors import EngineError
+    try:
+        socket.send(message)
+    except EngineError:
+        pass   # the server is gone too; the exit code still says it
+    return message.exit_code
+
+
+def _serve(engine, socket) -> int:
+    """Steps while there is work; between steps takes what the server sent, without waiting unless idle."""
+    from time import monotonic
+
+    from zse.engine.messages import Cancel, Failed, Shutdown, Submit
+    from zse.errors import RequestError
+    next_beat = monotonic()
+    while True:
+        now = monotonic()
+        replies = []
+        if now >= next_beat:
+            replies.append(heartbeat(engine))
+            next_beat = now + HEARTBEAT_S
+        messages = socket.receive(0.0 if engine.has_work else next_beat - now) if not replies else socket.receive(0.0)
+        if messages is None:
+            return 0
+        for message in messages:
+            if isinstance(message, Submit):
+                try:
+                    engine.submit(message.id, message.prompt, message.params)
+                except RequestError as error:
+                    replies.append(Failed(id=message.id, message=error.message, status=error.status, type=error.type,
+                                          code=error.code, param=error.param))
+            elif isinstance(message, Cancel):
+                engine.cancel(message.id)
+            elif isinstance(message, Shutdown):
+                return 0
+        replies += [news(output) for output in engine.step()]
+        if replies:
+            socket.send(*replies)
+
+
+def news(output):
+    """The message that tells the server of a scheduler Output."""
+    from zse.engine.messages import Failed, Tokens
+    if output.finish == "error":
+        return Failed(id=output.id, status=500, type="server_error", code="numerical_error",
+                      message="the model gave numbers that are not finite for this request")
+    return Tokens(id=output.id, tokens=output.tokens, logprobs=output.logprobs, finish=output.finish)
+
+
+def heartbeat(engine):
+    from zse.engine.messages import Heartbeat
+    scheduler = engine.scheduler
+    return Heartbeat(steps=engine.metrics.steps, running=scheduler.num_running, waiting=scheduler.num_waiting,
+                     free_pages=scheduler.cache.num_free)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

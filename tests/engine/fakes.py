@@ -1,0 +1,79 @@
+"""An engine whose model is arithmetic: what it says is known without running it, and does not depend on batching.
+
+`python fakes.py --fd N [OPTION VALUE ...]` is a worker with that engine. Besides EngineConfig's options it takes
+--fail (what goes wrong, and when) and --step-seconds.
+"""
+
+import os
+import sys
+import time
+
+from zse.engine.core import Engine
+from zse.engine.messages import Ready, TokenLogprob
+from zse.errors import FormatError
+from zse.scheduler.scheduler import Scheduler
+
+VOCAB, EOS = 1000, 0
+
+
+def next_token(history) -> int:
+    """Counts on from the last token, in a circle that leaves out EOS; after token 99 comes EOS."""
+    last = history[-1]
+    return EOS if last == 99 else last % (VOCAB - 1) + 1
+
+
+class CountingRunner:
+    def __init__(self, step_seconds: float = 0.0):
+        self.step_seconds, self.closed, self.batches = step_seconds, False, []
+        self.poison: set[int] = set()
+
+    def run(self, batch):
+        time.sleep(self.step_seconds)
+        self.batches.append([(entry.request.id, entry.start, entry.count) for entry in batch.entries])
+        sampled = []
+        for entry in batch.entries:
+            if not entry.samples:
+                continue
+            request = entry.request
+            if request.id in self.poison or 666 in request.tokens:
+                sampled.append((-1, None))
+                continue
+            if 667 in request.tokens:
+                raise RuntimeError("a bug: token 667")
+            if 668 in request.tokens:
+                os._exit(139)
+            token = next_token(request.tokens)
+            wanted = request.params.logprobs
+            top = [(token + i, -0.5 - i) for i in range(wanted or 0)]
+            sampled.append((token, None if wanted is None else TokenLogprob(-0.5, top)))
+        return sampled
+
+    def close(self):
+        self.closed = True
+
+
+def make_engine(**changes) -> Engine:
+    step_seconds = changes.pop("step_seconds", 0.0)
+    options = dict(num_pages=64, max_rows=4, max_tokens=32, max_context=256, vocab_size=VOCAB,
+                   eos_ids=frozenset((EOS,)))
+    return Engine(Scheduler(**(options | changes)), CountingRunner(step_seconds))
+
+
+def build(arguments, phases):
+    options = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    failure = options.get("--fail")
+    if failure == "format":
+        raise FormatError("model.gguf", 17, "version", "is 99")
+    if failure == "bug":
+        raise KeyError("oops")
+    if failure == "memory":
+        raise MemoryError
+    engine = make_engine(step_seconds=float(options.get("--step-seconds", "0")))
+    phases.mark("ready")
+    return engine, Ready(model="fake", max_context=256, max_rows=4, num_pages=64, memory_bytes={"kv": 1},
+                         phases_ms=phases.ms)
+
+
+if __name__ == "__main__":
+    from zse.engine.worker import main
+    sys.exit(main(sys.argv[1:], build))

@@ -1,0 +1,75 @@
+import pytest
+
+from zse.engine.config import EngineConfig, default_threads, physical_cores, resolve
+from zse.errors import ConfigError
+
+GIB = 1 << 30
+
+
+def resolved(model_context=8192, kv_values_per_token=11520, memory=8 * GIB, **options):
+    return resolve(EngineConfig(model="m.gguf", **options), model_context=model_context,
+                   kv_values_per_token=kv_values_per_token, memory_bytes=memory, cores=2)
+
+
+def test_auto_takes_the_models_context_for_every_row():
+    config = resolved()
+    assert (config.max_context, config.num_pages, config.threads) == (8192, 8 * 512, 2)
+    assert config.kv_bytes == 8 * 8192 * 11520 * 2
+    assert "num_pages=4096" in config.describe()
+
+
+def test_the_cache_keeps_to_a_quarter_of_the_memory_but_holds_one_context():
+    config = resolved(memory=4 * GIB)
+    assert config.max_context == 8192 and config.kv_bytes <= GIB < config.kv_bytes + 16 * 11520 * 2
+    config = resolved(memory=512 << 20)
+    assert config.max_context < 8192 and config.num_pages * 16 == config.max_context
+    assert resolved(memory=512 << 20, max_context=8192).num_pages == 512
+
+
+def test_given_pages_bound_the_context():
+    assert resolved(num_pages=10).max_context == 160
+    with pytest.raises(ConfigError, match="num_pages 10 holds 160 tokens, less than max_context 161"):
+        resolved(num_pages=10, max_context=161)
+
+
+def test_f32_doubles_the_cache():
+    assert resolved(memory=64 * GIB, kv_dtype="f32").kv_bytes == 2 * resolved().kv_bytes
+
+
+def test_refusals():
+    with pytest.raises(ConfigError, match="more than this model's context of 8192"):
+        resolved(max_context=9000)
+    with pytest.raises(ConfigError, match="takes 2160000 MiB, this machine has 8192 MiB"):
+        resolved(num_pages=1 << 22, kv_values_per_token=16875)
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("threads", 0), ("threads", "2"), ("max_context", 1), ("max_rows", 0), ("max_rows", True), ("num_pages", -1),
+    ("max_tokens_per_step", 4), ("activations", "int4"), ("kv_dtype", "f64"), ("max_waiting", 0)])
+def test_bad_values_name_their_field(name, value):
+    with pytest.raises(ConfigError, match=name):
+        EngineConfig(model="m", **{name: value})
+
+
+def test_arguments_round_trip():
+    for config in (EngineConfig(model="a b.gguf"),
+                   EngineConfig(model="m", threads=3, max_context=77, num_pages=9, activations="f32", kv_dtype="f32")):
+        assert EngineConfig.from_arguments(config.to_arguments()) == config
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--model"], "--model needs a value"), (["--modle", "x"], "unknown engine option --modle; known: --model, "),
+    (["--threads", "2"], "--model is missing"), (["--model", "m", "--threads", "two"], "'two' is not a whole number")])
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig.from_arguments(arguments)
+
+
+def test_threads_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("ZSE_THREADS", "3")
+    assert default_threads(cores=8) == 3
+    monkeypatch.setenv("ZSE_THREADS", "many")
+    with pytest.raises(ConfigError, match="ZSE_THREADS"):
+        default_threads()
+    monkeypatch.delenv("ZSE_THREADS")
+    assert default_threads(cores=8) == 8 and physical_cores() >= 1

@@ -1,0 +1,69 @@
+import pytest
+from fakes import EOS, make_engine
+
+from zse.errors import RequestError
+from zse.sampling.params import SamplingParams
+
+
+def drain(engine):
+    replies, finishes = {}, {}
+    while engine.has_work:
+        for output in engine.step():
+            assert output.id not in finishes
+            replies.setdefault(output.id, []).extend(output.tokens)
+            if output.finish:
+                finishes[output.id] = output.finish
+        assert engine.scheduler.check_integrity() == []
+    return replies, finishes
+
+
+def test_requests_that_arrive_together_run_together():
+    engine = make_engine()
+    for id in range(4):
+        engine.submit(id, [10 * id + 1], SamplingParams(max_tokens=3))
+    assert drain(engine) == ({id: [10 * id + 2, 10 * id + 3, 10 * id + 4] for id in range(4)}, dict.fromkeys(range(4), "length"))
+    assert len(engine.runner.batches) == 3 and all(len(batch) == 4 for batch in engine.runner.batches)
+
+
+def test_stop_ids_and_eos():
+    engine = make_engine()
+    engine.submit(1, [97], SamplingParams(max_tokens=10))
+    engine.submit(2, [97], SamplingParams(max_tokens=10, stop_token_ids=(99,)))
+    engine.submit(3, [97], SamplingParams(max_tokens=4, ignore_eos=True))
+    replies, finishes = drain(engine)
+    assert replies == {1: [98, 99, EOS], 2: [98, 99], 3: [98, 99, EOS, 1]}
+    assert finishes == {1: "stop", 2: "stop", 3: "length"}
+
+
+def test_a_failed_row_leaves_the_others_alone():
+    engine = make_engine()
+    engine.submit(1, [1], SamplingParams(max_tokens=3))
+    engine.submit(2, [666], SamplingParams(max_tokens=3))
+    replies, finishes = drain(engine)
+    assert replies == {1: [2, 3, 4], 2: []} and finishes == {1: "length", 2: "error"}
+
+
+def test_metrics_and_close():
+    engine = make_engine()
+    assert engine.step() == []
+    engine.submit(1, [1] * 40, SamplingParams(max_tokens=3))
+    for _ in range(2):
+        engine.step()
+    metrics = engine.metrics.snapshot()
+    assert (metrics["steps"], metrics["prompt_tokens"], metrics["sampled_tokens"]) == (2, 39, 1)
+    assert metrics["longest_step_s"] <= metrics["step_s"]
+    engine.close()
+    assert engine.runner.closed and not engine.has_work and engine.scheduler.cache.num_free == 64
+
+
+def test_seeds_are_given_or_drawn():
+    engine = make_engine()
+    for id, seed in enumerate((7, -1, None, None)):
+        engine.submit(id, [1], SamplingParams(max_tokens=1, seed=seed))
+    given, negative, first, second = (engine.scheduler.request(id).seed for id in range(4))
+    assert given == 7 and negative == 2**64 - 1 and first != second
+
+
+def test_refusals_pass_through():
+    with pytest.raises(RequestError, match="context is 256"):
+        make_engine().submit(1, [1] * 256, SamplingParams())

@@ -1,0 +1,199 @@
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fakes import EOS
+
+from zse.engine.framing import FrameReader, encode
+from zse.engine.messages import Cancel, Failed, Fatal, FromEngine, Heartbeat, Ready, Shutdown, Submit, TokenLogprob, Tokens
+from zse.engine.process import spawn
+from zse.sampling.params import SamplingParams
+
+FAKE = ("-P", str(Path(__file__).parent / "fakes.py"))
+
+
+class Client:
+    """The server's end, blocking."""
+
+    def __init__(self, *arguments, worker=FAKE):
+        self.process = spawn(list(arguments), worker)
+        self.reader, self.inbox, self.beats = FrameReader(FromEngine), [], []
+
+    def send(self, *messages):
+        self.process.sock.sendall(b"".join(encode(message) for message in messages))
+
+    def receive(self, timeout=20.0):
+        """The next message that is no heartbeat; None at end-of-file."""
+        deadline = time.monotonic() + timeout
+        while not self.inbox:
+            assert select.select([self.process.sock], [], [], max(0, deadline - time.monotonic()))[0], "no message"
+            data = self.process.sock.recv(1 << 16)
+            if not data:
+                return None
+            for message in self.reader.feed(data):
+                (self.beats if isinstance(message, Heartbeat) else self.inbox).append(message)
+        return self.inbox.pop(0)
+
+    def reply(self, id):
+        tokens = []
+        while True:
+            message = self.receive()
+            assert isinstance(message, Tokens) and message.id == id
+            tokens += message.tokens
+            if message.finish:
+                return tokens, message.finish
+
+
+@pytest.fixture
+def start():
+    clients = []
+
+    def make(*arguments, worker=FAKE, ready=True):
+        client = Client(*arguments, worker=worker)
+        clients.append(client)
+        if ready:
+            assert isinstance(client.receive(), Ready)
+        return client
+
+    yield make
+    for client in clients:
+        client.process.kill()
+        client.process.wait(10)
+        client.process.sock.close()
+
+
+def test_ready_says_what_was_started(start):
+    ready = start(ready=False).receive()
+    assert (ready.model, ready.max_context, ready.max_rows, ready.num_pages) == ("fake", 256, 4, 64)
+    assert list(ready.phases_ms) == ["interpreter", "ready"] and 0 < ready.phases_ms["interpreter"] <= ready.phases_ms["ready"]
+
+
+def test_a_reply_with_logprobs(start):
+    client = start()
+    client.send(Submit(id=5, prompt=[97], params=SamplingParams(max_tokens=9, logprobs=2)))
+    message = client.receive()
+    assert message == Tokens(id=5, tokens=[98], logprobs=[TokenLogprob(-0.5, [(98, -0.5), (99, -1.5)])])
+    assert client.reply(5) == ([99, EOS], "stop")
+
+
+def test_requests_run_interleaved(start):
+    client = start("--step-seconds", "0.01")
+    client.send(*(Submit(id=id, prompt=[id * 10 + 1], params=SamplingParams(max_tokens=5)) for id in range(4)))
+    order, got = [], {}
+    while sum(map(len, got.values())) < 20:
+        message = client.receive()
+        order.append(message.id)
+        got.setdefault(message.id, []).extend(message.tokens)
+    assert got == {id: [id * 10 + 2 + i for i in range(5)] for id in range(4)}
+    assert order != sorted(order)
+
+
+def test_refused_and_failed_requests(start):
+    client = start()
+    client.send(Submit(id=1, prompt=[5000], params=SamplingParams()), Submit(id=2, prompt=[1] * 300, params=SamplingParams()),
+                Submit(id=3, prompt=[666], params=SamplingParams()))
+    refused, too_long, numerical = (client.receive() for _ in range(3))
+    assert isinstance(refused, Failed)
+    assert (refused.id, refused.status, refused.code, refused.param) == (1, 400, "invalid_token_id", "prompt")
+    assert (too_long.id, too_long.status, too_long.code) == (2, 400, "context_length_exceeded")
+    assert (numerical.id, numerical.status, numerical.type, numerical.code) == (3, 500, "server_error", "numerical_error")
+    client.send(Submit(id=4, prompt=[1], params=SamplingParams(max_tokens=1)))
+    assert client.reply(4) == ([2], "length")
+
+
+def test_cancel_stops_a_request_and_unknown_ids_are_ignored(start):
+    client = start("--step-seconds", "0.02")
+    client.send(Submit(id=1, prompt=[100], params=SamplingParams(max_tokens=100)))
+    client.receive()
+    client.send(Cancel(id=1), Cancel(id=1), Cancel(id=77))
+    client.send(Submit(id=2, prompt=[1], params=SamplingParams(max_tokens=2)))
+    seen = []
+    while not seen or seen[-1].id != 2 or not seen[-1].finish:
+        seen.append(client.receive())
+    assert sum(message.id == 1 for message in seen) <= 2 and not any(m.id == 1 and m.finish for m in seen)
+
+
+def test_heartbeats_come_while_idle_and_while_busy(start):
+    client = start("--step-seconds", "0.05")
+    client.send(Submit(id=1, prompt=[100], params=SamplingParams(max_tokens=30)))
+    client.reply(1)
+    busy = len(client.beats)
+    assert busy >= 2 and any(beat.running == 1 and beat.free_pages < 64 for beat in client.beats)
+    end = time.monotonic() + 1.3
+    while time.monotonic() < end:
+        if select.select([client.process.sock], [], [], 0.1)[0]:
+            client.beats += client.reader.feed(client.process.sock.recv(1 << 16))
+    idle = client.beats[busy:]
+    assert 2 <= len(idle) <= 4 and idle[-1].running == 0 and idle[-1].free_pages == 64 and idle[-1].steps == 30
+
+
+def test_an_idle_engine_does_not_spin(start):
+    client = start()
+    before = _cpu_seconds(client.process.pid)
+    time.sleep(1.0)
+    assert _cpu_seconds(client.process.pid) - before <= 0.05
+
+
+def _cpu_seconds(pid):
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("how", ["shutdown", "eof"])
+def test_it_exits_when_told_and_when_the_server_goes(start, how, busy):
+    client = start("--step-seconds", "0.01")
+    if busy:
+        client.send(Submit(id=1, prompt=[100], params=SamplingParams(max_tokens=200)))
+        client.receive()
+    if how == "shutdown":
+        client.send(Shutdown())
+    else:
+        client.process.sock.close()
+    # A busy engine may meet the closed socket when it sends.
+    assert client.process.wait(5) == 0 or (how == "eof" and busy and client.process.poll() == 1)
+
+
+def test_sigint_is_left_to_the_server(start):
+    client = start()
+    os.kill(client.process.pid, signal.SIGINT)
+    client.send(Submit(id=1, prompt=[1], params=SamplingParams(max_tokens=1)))
+    assert client.reply(1) == ([2], "length")
+
+
+@pytest.mark.parametrize(("failure", "message", "code"), [
+    ("format", "model.gguf: offset 17: version: is 99", 2), ("bug", "internal error in the engine: KeyError", 1),
+    ("memory", "out of memory; lower max_context or max_rows", 1)])
+def test_load_errors_are_fatal_and_say_why(start, failure, message, code):
+    client = start("--fail", failure, ready=False)
+    assert client.receive() == Fatal(message=message, exit_code=code)
+    assert client.receive() is None and client.process.wait(5) == code
+
+
+def test_a_bug_in_a_step_is_fatal(start):
+    client = start()
+    client.send(Submit(id=1, prompt=[667], params=SamplingParams()))
+    assert client.receive() == Fatal(message="internal error in the engine: RuntimeError", exit_code=1)
+    assert client.process.wait(5) == 1
+
+
+def test_a_crash_shows_as_end_of_file(start):
+    client = start()
+    client.send(Submit(id=1, prompt=[668], params=SamplingParams()))
+    assert client.receive() is None and client.process.wait(5) == 139
+
+
+def test_a_broken_frame_ends_the_engine(start):
+    client = start()
+    client.process.sock.sendall(b"\xff\xff\xff\xff")
+    assert client.process.wait(5) == 1
+
+
+def test_started_by_hand_it_says_who_starts_it():
+    done = subprocess.run([sys.executable, "-m", "zse.engine.worker"], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 2 and "started by `zse serve`" in done.stderr
