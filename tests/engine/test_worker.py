@@ -7,14 +7,25 @@ import time
 from pathlib import Path
 
 import pytest
-from fakes import EOS
+from fake_engine import EOS
 
 from zse.engine.framing import FrameReader, encode
-from zse.engine.messages import Cancel, Failed, Fatal, FromEngine, Heartbeat, Ready, Shutdown, Submit, TokenLogprob, Tokens
+from zse.engine.messages import (
+    Cancel,
+    Failed,
+    Fatal,
+    FromEngine,
+    Heartbeat,
+    Ready,
+    Shutdown,
+    Submit,
+    TokenLogprob,
+    Tokens,
+)
 from zse.engine.process import spawn
 from zse.sampling.params import SamplingParams
 
-FAKE = ("-P", str(Path(__file__).parent / "fakes.py"))
+FAKE = ("-P", str(Path(__file__).parent / "fake_engine.py"))
 
 
 class Client:
@@ -70,7 +81,8 @@ def start():
 def test_ready_says_what_was_started(start):
     ready = start(ready=False).receive()
     assert (ready.model, ready.max_context, ready.max_rows, ready.num_pages) == ("fake", 256, 4, 64)
-    assert list(ready.phases_ms) == ["interpreter", "ready"] and 0 < ready.phases_ms["interpreter"] <= ready.phases_ms["ready"]
+    assert list(ready.phases_ms) == ["interpreter", "ready"]
+    assert 0 < ready.phases_ms["interpreter"] <= ready.phases_ms["ready"]
 
 
 def test_a_reply_with_logprobs(start):
@@ -95,13 +107,14 @@ def test_requests_run_interleaved(start):
 
 def test_refused_and_failed_requests(start):
     client = start()
-    client.send(Submit(id=1, prompt=[5000], params=SamplingParams()), Submit(id=2, prompt=[1] * 300, params=SamplingParams()),
-                Submit(id=3, prompt=[666], params=SamplingParams()))
+    prompts = ([5000], [1] * 300, [666])
+    client.send(*(Submit(id=1 + i, prompt=prompt, params=SamplingParams()) for i, prompt in enumerate(prompts)))
     refused, too_long, numerical = (client.receive() for _ in range(3))
     assert isinstance(refused, Failed)
     assert (refused.id, refused.status, refused.code, refused.param) == (1, 400, "invalid_token_id", "prompt")
     assert (too_long.id, too_long.status, too_long.code) == (2, 400, "context_length_exceeded")
-    assert (numerical.id, numerical.status, numerical.type, numerical.code) == (3, 500, "server_error", "numerical_error")
+    assert (numerical.id, numerical.status, numerical.code) == (3, 500, "numerical_error")
+    assert numerical.type == "server_error"
     client.send(Submit(id=4, prompt=[1], params=SamplingParams(max_tokens=1)))
     assert client.reply(4) == ([2], "length")
 

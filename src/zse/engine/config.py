@@ -110,12 +110,14 @@ def resolve(config: EngineConfig, *, model_context: int, kv_values_per_token: in
     page_bytes = PAGE * kv_values_per_token * KV_ITEM_BYTES[config.kv_dtype]
     affordable = max(1, int(memory * KV_MEMORY_SHARE) // page_bytes)
     if config.max_context is not None and config.max_context > model_context:
-        raise ConfigError(f"max_context {config.max_context} is more than this model's context of {model_context} tokens")
+        raise ConfigError(f"max_context {config.max_context} is more than this model's context of {model_context} "
+                          "tokens")
     if config.num_pages is not None:
         num_pages = config.num_pages
         max_context = config.max_context or min(model_context, num_pages * PAGE)
         if max_context > num_pages * PAGE:
-            raise ConfigError(f"num_pages {num_pages} holds {num_pages * PAGE} tokens, less than max_context {max_context}")
+            raise ConfigError(f"num_pages {num_pages} holds {num_pages * PAGE} tokens, less than max_context "
+                              f"{max_context}")
     else:
         max_context = config.max_context or min(model_context, affordable * PAGE)
         one = pages_for(max_context)
@@ -141,7 +143,7 @@ def default_threads(cores: int | None = None) -> int:
 
 
 def physical_cores() -> int:
-    """Physical cores among the CPUs that this process may run on (SMT siblings count once), within its cgroup's limit."""
+    """Physical cores among the CPUs this process may run on (SMT siblings count once), within its cgroup's limit."""
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     siblings = {_read(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in usable}
     quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")

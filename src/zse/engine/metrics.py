@@ -2,7 +2,7 @@
 
 
 class EngineMetrics:
-    """Totals since the start. prompt_tokens counts prefilled tokens (recomputed ones again), sampled_tokens replies'."""
+    """Totals since the start. prompt_tokens: prefilled (recomputed ones again); sampled_tokens: of replies."""
 
     __slots__ = ("longest_step_s", "prompt_tokens", "sampled_tokens", "step_s", "steps")
 

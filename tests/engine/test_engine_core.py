@@ -1,5 +1,5 @@
 import pytest
-from fakes import EOS, make_engine
+from fake_engine import EOS, make_engine
 
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
@@ -21,7 +21,9 @@ def test_requests_that_arrive_together_run_together():
     engine = make_engine()
     for id in range(4):
         engine.submit(id, [10 * id + 1], SamplingParams(max_tokens=3))
-    assert drain(engine) == ({id: [10 * id + 2, 10 * id + 3, 10 * id + 4] for id in range(4)}, dict.fromkeys(range(4), "length"))
+    replies, finishes = drain(engine)
+    assert replies == {id: [10 * id + 2, 10 * id + 3, 10 * id + 4] for id in range(4)}
+    assert set(finishes.values()) == {"length"}
     assert len(engine.runner.batches) == 3 and all(len(batch) == 4 for batch in engine.runner.batches)
 
 

@@ -1,6 +1,6 @@
 """An engine whose model is arithmetic: what it says is known without running it, and does not depend on batching.
 
-`python fakes.py --fd N [OPTION VALUE ...]` is a worker with that engine. Besides EngineConfig's options it takes
+`python fake_engine.py --fd N [OPTION VALUE ...]` is a worker with that engine. Besides EngineConfig's options it takes
 --fail (what goes wrong, and when) and --step-seconds.
 """
 
