@@ -141,7 +141,11 @@ def test_a_second_writer_waits_and_rm_refuses(home):
     with pytest.raises(ZSEError, match="being pulled by another process"):
         store.remove("m")
     notices = []
-    waiter_notice = lambda line: (notices.append(line), holder.kill())  # noqa: E731  the lock of a killed process is free at once
+
+    def waiter_notice(line):
+        notices.append(line)
+        holder.kill()  # the lock of a killed process is free at once
+
     start = time.monotonic()
     with store.Staging("m", waiter_notice):
         assert notices == ["another process is pulling m; waiting for it"]

@@ -44,18 +44,20 @@ def _close(word: str, known: list[str]) -> str:
 def number(kind: type, low: float | None = None, high: float | None = None, above: float | None = None):
     """An argparse type: int or float within [low, high], or greater than `above`. NaN is refused."""
 
+    wanted = "a whole number" if kind is int else "a number"
+    limits = [(low, f"at least {low}"), (above, f"more than {above}"), (high, f"at most {high}")]
+    wanted += "".join(f" {'and' if index else ','} {text}" for index, text in enumerate(t for limit, t in limits if limit is not None))
+    wanted = wanted.replace(" ,", ",")
+
     def convert(text: str):
         try:
             value = kind(text)
         except ValueError:
-            value = None
-        if value is None or value != value or (low is not None and value < low) or (high is not None and value > high) or (
-            above is not None and value <= above
-        ):
-            wanted = "a whole number" if kind is int else "a number"
-            limits = [f"at least {low}" if low is not None else "", f"more than {above}" if above is not None else "",
-                      f"at most {high}" if high is not None else ""]  # fmt: skip
-            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted} " + " and ".join(filter(None, limits)))
+            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}") from None
+        # Written so that NaN, which compares false, is refused.
+        inside = (low is None or value >= low) and (high is None or value <= high) and (above is None or value > above)
+        if not inside or abs(value) == float("inf") or (kind is float and not abs(value) >= 0):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
         return value
 
     return convert

@@ -67,7 +67,7 @@ class ProgressBar:
             sys.stderr.flush()
             self._drawn = False
 
-    def __enter__(self) -> "ProgressBar":
+    def __enter__(self):
         return self
 
     def __exit__(self, kind, error, traceback) -> None:

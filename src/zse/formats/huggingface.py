@@ -7,18 +7,24 @@ their git object id.
 
 import json
 import os
+import sys
+import time
 from pathlib import Path
 
 from zse.errors import FormatError, ModelNotFoundError, UnsupportedError, ZSEError
 from zse.formats import hub, store
 
-_SIDE_FILES = frozenset(
-    "config.json generation_config.json model.safetensors.index.json tokenizer.json tokenizer_config.json tokenizer.model "
-    "special_tokens_map.json added_tokens.json vocab.json merges.txt chat_template.jinja chat_template.json "
-    "LICENSE LICENSE.txt LICENSE.md NOTICE NOTICE.txt NOTICE.md USE_POLICY.md README.md".split()
+_LICENCES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "NOTICE.md", "USE_POLICY.md", "README.md")
+_SIDE_FILES = (
+    *("config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"),
+    *("tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
+    *("chat_template.jinja", "chat_template.json"),
+    *_LICENCES,
 )
 _CODE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".py")
 _CONFIG_LIMIT_BYTES = 1 << 20
+_TIMEOUT_SECONDS = 30
+_MAX_FAILURES = 4  # in a row, without one byte arriving
 
 
 def parse(name: str) -> tuple[str, str | None, str | None]:
@@ -36,7 +42,7 @@ def select(repo: str, names: list[str], file: str | None) -> list[str]:
     """
     names = sorted(name for name in names if "/" not in name and "\\" not in name and not name.startswith("."))
     ggufs = [name for name in names if name.endswith(".gguf")]
-    licences = [name for name in names if name in _SIDE_FILES and name.startswith(("LICENSE", "NOTICE", "USE_POLICY", "README"))]
+    licences = [name for name in names if name in _LICENCES]
     weights = [name for name in names if name.endswith(".safetensors")]
     weights = [name for name in weights if name.startswith("model")] or weights
     if file is not None:
@@ -68,54 +74,105 @@ def _whole(name: str) -> str:
 
 def pull(name: str, stage: store.Staging, progress: hub.Progress, notice: hub.Notice) -> Path:
     """Fetch into `stage` and commit. Errors: ZSEError in one line for everything that the hub or the network can do."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-        import httpx
-        import huggingface_hub
         from huggingface_hub import errors
+        from huggingface_hub.utils import get_session
     except ImportError as error:
-        raise ZSEError(f"pulling from Hugging Face needs the package {error.name}; install it with: pip install 'zse[hub]'") from None
+        raise ZSEError(f"pulling from Hugging Face needs the package {error.name}; run: pip install huggingface_hub") from None
     repo, revision, file = parse(name)
+    session = get_session()
+    # huggingface_hub's HTTP client is httpx or its successor, depending on its version: take the errors of the one in use.
+    http_error = sys.modules[type(session).__module__.partition(".")[0]].HTTPError
     try:
-        return _pull(huggingface_hub, name, repo, revision, file, stage, progress, notice)
+        return _pull(session, http_error, repo, revision, file, stage, progress, notice)
     except errors.GatedRepoError:
         raise ZSEError(f"hf:{repo}: the owner asks for a login and accepted terms; do that on its page, then set HF_TOKEN") from None
     except errors.RepositoryNotFoundError:
         raise ModelNotFoundError(f"hf:{repo}: no such repository (or it is private: set HF_TOKEN)") from None
     except errors.RevisionNotFoundError:
         raise ModelNotFoundError(f"hf:{repo}: no revision {revision!r}") from None
-    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, httpx.HTTPError, ConnectionError, TimeoutError) as error:
+    except (errors.HfHubHTTPError, http_error, ConnectionError, TimeoutError) as error:
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ZSEError(f"hf:{repo}: the download failed: {line}; run the same command again to resume") from None
 
 
-def _pull(hf, name, repo, revision, file, stage, progress, notice) -> Path:
-    info = hf.HfApi().model_info(repo, revision=revision, files_metadata=True)
+def _pull(session, http_error, repo, revision, file, stage, progress, notice) -> Path:
+    from huggingface_hub import HfApi
+
+    info = HfApi().model_info(repo, revision=revision, files_metadata=True)
     records = {sibling.rfilename: sibling for sibling in info.siblings or ()}
     chosen = select(repo, list(records), file)
-    left_out = [other for other in records if other.endswith(_CODE_SUFFIXES)]
+    if any(records[filename].size is None for filename in chosen):
+        raise ZSEError(f"hf:{repo}: the hub does not say how large the files are, so they cannot be checked")
+    left_out = sorted(other for other in records if other.endswith(_CODE_SUFFIXES))
     if left_out:
-        notice(f"left out, because loading them could run code: {', '.join(sorted(left_out)[:6])}")
-    chosen.sort(key=lambda filename: (filename != "config.json", records[filename].size or 0))  # a refusal comes before the weights
-    total = sum(records[filename].size or 0 for filename in chosen)
+        notice(f"left out, because loading them could run code: {', '.join(left_out[:6])}{', …' if left_out[6:] else ''}")
+    # The small files first: a refusal comes before the weights.
+    chosen.sort(key=lambda filename: (filename != "config.json", records[filename].size))
+    total = sum(records[filename].size for filename in chosen)
     have = min(store.tree_bytes(stage.path), total)
     store.check_space(total - have + (16 << 20))
     if have > 1 << 20:
         notice(f"resuming: {have / 2**20:.0f} of {total / 2**20:.0f} MiB are already there")
-    with hub.watch_folder(stage.path, "downloading", 0, total, progress):
-        for filename in chosen:
-            hf.hf_hub_download(repo, filename, revision=info.sha, local_dir=stage.path)
-            if filename == "config.json":
-                _refuse_code(repo, os.path.join(stage.path, filename))
-    files, checked = [], 0
+    files, base = [], 0
     for filename in chosen:
+
+        def report(label: str, done: int, base: int = base) -> None:
+            progress(label, base + done, total)
+
         path = os.path.join(stage.path, filename)
-        files.append(_check(repo, path, records[filename], lambda done, base=checked: progress("checking", base + done, total)))
-        checked += files[-1]["size"]
+        if not os.path.isfile(path) or os.path.getsize(path) != records[filename].size:
+            _download(session, http_error, repo, info.sha, records[filename], path, report)
+        files.append(_check(repo, path, records[filename], report))
+        if filename == "config.json":
+            _refuse_code(repo, path)
+        base += files[-1]["size"]
     licence = getattr(info.card_data, "license", None) if info.card_data else None
-    facts = {"licence": licence, "source": f"Hugging Face {repo} at {info.sha}", "revision": info.sha}
-    return stage.commit(files, **facts)
+    return stage.commit(files, licence=licence, source=f"Hugging Face {repo} at {info.sha}", revision=info.sha)
+
+
+def _download(session, http_error, repo: str, commit: str, record, path: str, report) -> None:
+    """Fetch one file into `path`, continuing what an earlier try left in `path`.HASH.download.
+
+    huggingface_hub's own download starts again from zero in a new process (it names its partial files at random), so the
+    bytes are fetched here, with its session, headers and error mapping. A commit's files never change, so a range fits.
+    """
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+
+    content_id = record.lfs.sha256 if record.lfs else record.blob_id or commit
+    partial = f"{path}.{content_id[:16]}.download"
+    url = hf_hub_url(repo, record.rfilename, revision=commit)
+    failures = 0
+    with open(partial, "ab") as out:
+        if out.tell() > record.size:
+            out.truncate(0)
+        while (start := os.fstat(out.fileno()).st_size) < record.size:
+            # Compressed transfer would make the byte positions meaningless.
+            headers = {**build_hf_headers(), "Accept-Encoding": "identity", "Range": f"bytes={start}-"}
+            try:
+                with session.stream("GET", url, headers=headers, timeout=_TIMEOUT_SECONDS, follow_redirects=True) as response:
+                    hf_raise_for_status(response)
+                    if start and response.status_code != 206:
+                        out.truncate(0)
+                    done = os.fstat(out.fileno()).st_size
+                    for block in response.iter_raw(1 << 18):
+                        done += len(block)
+                        if done > record.size:
+                            raise ZSEError(f"hf:{repo}: {record.rfilename}: the server sends more than the {record.size} bytes announced")
+                        out.write(block)
+                        failures = 0
+                        report("downloading", done)
+                out.flush()
+            except http_error as error:
+                out.flush()
+                failures += 1
+                # 4xx is the hub's answer, which asking again does not change.
+                if failures == _MAX_FAILURES or getattr(getattr(error, "response", None), "status_code", 500) < 500:
+                    raise
+                time.sleep(failures)
+    os.rename(partial, path)
 
 
 def _refuse_code(repo: str, path: str) -> None:
@@ -131,12 +188,12 @@ def _refuse_code(repo: str, path: str) -> None:
         raise ZSEError(f"hf:{repo}: refused: its config.json asks to run the repository's own Python code (auto_map)")
 
 
-def _check(repo: str, path: str, record, progress) -> dict:
+def _check(repo: str, path: str, record, report) -> dict:
     """The manifest record of a downloaded file; ZSEError and the file deleted when size or hash are not the hub's."""
     import hashlib
 
     size, filename = os.path.getsize(path), record.rfilename
-    sha256 = hub.sha256_file(path, progress)
+    sha256 = hub.sha256_file(path, lambda done: report("checking", done))
     expected, got = record.size, size
     if size == record.size and record.lfs is not None:
         expected, got = record.lfs.sha256, sha256

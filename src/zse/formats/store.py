@@ -223,7 +223,7 @@ class Staging:
         self.path = os.path.join(root, ".partial", folder)
         self.final = os.path.join(root, folder)
 
-    def __enter__(self) -> "Staging":
+    def __enter__(self):
         self.lock_fd = _lock(self.folder, self.name, self._notice)
         try:
             os.makedirs(self.path, exist_ok=True)
