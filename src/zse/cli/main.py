@@ -9,6 +9,8 @@ import sys
 
 # In the order in which `zse --help` lists them.
 COMMANDS = {
+    "run": "zse.cli.run",
+    "chat": "zse.cli.chat",
     "pull": "zse.cli.pull",
     "ls": "zse.cli.ls",
     "show": "zse.cli.show",
@@ -62,8 +64,8 @@ def _dispatch(argv: list[str]) -> int:
     module.add_arguments(parser)
     try:
         args = parser.parse_strict(argv[1:])
-    except SystemExit as exit:  # --help was printed, or the error line was
-        return int(exit.code or 0)
+    except SystemExit:  # argparse leaves this way after --help
+        return 0
     return module.run(args)
 
 

@@ -1,14 +1,17 @@
 """argparse with this program's manners: whole option names, one error line, a hint for a misspelled option."""
 
 import argparse
+import os
 from typing import NoReturn
+
+from zse.errors import ConfigError
 
 
 class Parser(argparse.ArgumentParser):
-    """`zse COMMAND`'s parser. Errors go to stderr as one `zse: error:` line, exit code 2."""
+    """`zse COMMAND`'s parser. A usage error is a ConfigError, shown like every other error: one line, exit code 2."""
 
     def __init__(self, **options):
-        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        options.setdefault("formatter_class", _formatter)
         super().__init__(allow_abbrev=False, **options)
 
     def parse_strict(self, argv: list[str]) -> argparse.Namespace:
@@ -30,8 +33,17 @@ class Parser(argparse.ArgumentParser):
                     yield from parser._all_actions()
 
     def error(self, message: str) -> NoReturn:
-        message = message.removeprefix("argument ")
-        self.exit(2, f"zse: error: {message} (see `{self.prog} --help`)\n")
+        hint = f" (see `{self.prog} --help`)" if self.add_help else ""
+        raise ConfigError(message.removeprefix("argument ") + hint)
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    """With the width given: argparse asks shutil for it otherwise, at every add_argument(), and that import takes 8 ms."""
+    try:
+        width = os.get_terminal_size(1).columns
+    except OSError:
+        width = 120
+    return argparse.RawDescriptionHelpFormatter(prog, width=max(60, min(width, 120)))
 
 
 def _close(word: str, known: list[str]) -> str:
@@ -46,8 +58,7 @@ def number(kind: type, low: float | None = None, high: float | None = None, abov
 
     wanted = "a whole number" if kind is int else "a number"
     limits = [(low, f"at least {low}"), (above, f"more than {above}"), (high, f"at most {high}")]
-    wanted += "".join(f" {'and' if index else ','} {text}" for index, text in enumerate(t for limit, t in limits if limit is not None))
-    wanted = wanted.replace(" ,", ",")
+    wanted = f"{wanted} {' and '.join(text for limit, text in limits if limit is not None)}".rstrip()
 
     def convert(text: str):
         try:

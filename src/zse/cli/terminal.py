@@ -72,3 +72,23 @@ class ProgressBar:
 
     def __exit__(self, kind, error, traceback) -> None:
         self._end_line()
+
+
+def reply_writer(stream):
+    """A function that writes a model's text and flushes. On a terminal control characters are shown, not obeyed:
+    a model (or who wrote its prompt) must not be able to move the cursor, set the title or fill the clipboard."""
+    write, flush = stream.write, stream.flush
+    if not stream.isatty():
+
+        def plain(text: str) -> None:
+            write(text)
+            flush()
+
+        return plain
+    visible = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
+
+    def guarded(text: str) -> None:
+        write(text.translate(visible))
+        flush()
+
+    return guarded

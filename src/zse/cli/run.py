@@ -1,0 +1,91 @@
+"""zse run: one prompt, one reply, streamed. The engine runs in this process: the fastest way from exec to the first token."""
+
+import sys
+
+HELP = "answer one prompt and exit"
+EPILOG = """examples:
+  zse run smollm2 "Why is the sky blue?"
+  cat notes.txt | zse run smollm2 "Summarize in one sentence:" -
+  zse run gemma3-270m --raw "The capital of France is" --temperature 0 --max-tokens 8
+
+Without a PROMPT, or where PROMPT has the word -, standard input is read. The reply goes to standard output,
+everything else to standard error."""
+
+DEFAULT_MAX_TOKENS = 512
+
+
+def add_arguments(parser) -> None:
+    from zse.cli.options import add_engine_options, add_sampling_options
+
+    parser.add_argument("model", metavar="MODEL", help="a name, hf:ORG/NAME, or a path; a missing catalog model is fetched")
+    parser.add_argument("prompt", metavar="PROMPT", nargs="*", help="the words of the prompt; - stands for standard input")
+    parser.add_argument("--system", metavar="TEXT", help="system message (default: the model's own, if its template has one)")
+    parser.add_argument("--raw", action="store_true", help="continue the text as it is: no chat template (base models always do)")
+    parser.add_argument("--stats", action="store_true", help="print speed, memory and the start-up phases to standard error at the end")
+    add_sampling_options(parser, DEFAULT_MAX_TOKENS)
+    add_engine_options(parser)
+
+
+def run(args) -> int:
+    from zse.cli.options import open_llm, sampling_params
+    from zse.errors import ConfigError
+
+    params = sampling_params(args)
+    llm = open_llm(args, max_rows=1)
+    try:
+        prompt = _prompt(args.prompt)
+        if not prompt:
+            raise ConfigError('the prompt is empty: zse run MODEL "your question"')
+        raw = args.raw or not llm.has_chat_template
+        if raw and args.system:
+            raise ConfigError("--system needs a chat template: this is a base model" if not args.raw else "--system and --raw exclude each other")
+        if raw:
+            deltas = llm.stream(prompt, params)
+        else:
+            system = [{"role": "system", "content": args.system}] if args.system else []
+            deltas = llm.stream_chat([*system, {"role": "user", "content": prompt}], params)
+        stats = _print_stream(deltas)
+        if args.stats:
+            from zse.cli import stats as report
+
+            sys.stderr.write(report.text(llm, *stats))
+    finally:
+        llm.close()
+    return 0
+
+
+def _prompt(words: list[str]) -> str:
+    """The prompt's words joined by spaces, with standard input in the place of `-` or of no words at all."""
+    if words and "-" not in words:
+        return " ".join(words)
+    if sys.stdin.isatty():
+        sys.stderr.write("type the prompt, end it with Ctrl-D on an empty line\n")
+    text = sys.stdin.buffer.read().decode("utf-8", errors="replace").rstrip("\n")
+    if not words:
+        return text
+    head, tail = words[: words.index("-")], words[words.index("-") + 1 :]
+    return "\n\n".join(part for part in (" ".join(head), text, " ".join(tail)) if part)
+
+
+def _print_stream(deltas) -> tuple[float, float, int]:
+    """Print the reply as it comes. Returns the clock (perf_counter) at the first and last token, and the number of tokens."""
+    from time import perf_counter
+
+    from zse.cli.terminal import reply_writer
+
+    write = reply_writer(sys.stdout)
+    first = last = 0.0
+    num_tokens = 0
+    end = ""
+    try:
+        for delta in deltas:
+            last = perf_counter()
+            first = first or last
+            num_tokens += len(delta.token_ids)
+            if delta.text:
+                write(delta.text)
+                end = delta.text[-1]
+    finally:
+        if end != "\n":
+            write("\n")
+    return first, last, num_tokens

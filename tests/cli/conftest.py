@@ -1,0 +1,35 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    path = tmp_path / "home"
+    for folder in ("echo", "base"):
+        (path / "models" / folder).mkdir(parents=True)
+        (path / "models" / folder / "m.gguf").write_bytes(b"not read by the fake")
+    monkeypatch.setenv("ZSE_HOME", str(path))
+    return path
+
+
+@pytest.fixture
+def zse(home):
+    """Run `zse ARGUMENTS` in a process of its own; fake=True: with the echoing LLM."""
+
+    def run(*arguments, code=0, input="", fake=False, **options):
+        program = [str(Path(__file__).parent / "fake_llm.py")] if fake else ["-m", "zse"]
+        environment = {**ENVIRONMENT, "ZSE_HOME": str(home)}
+        done = subprocess.run(
+            [sys.executable, *program, *arguments], input=input, env=environment, capture_output=True, text=True, timeout=60, **options
+        )
+        assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    return run

@@ -1,0 +1,57 @@
+"""`python fake_llm.py ARGUMENTS`: the command `zse` with an LLM that echoes, to test terminals and options without a model.
+
+The reply to a conversation is "<system|…> you said: LAST", a word at a time; `slow` in the message makes it endless.
+"""
+
+import sys
+import time
+import types
+from types import SimpleNamespace
+
+from zse.errors import RequestError
+
+
+class EchoLLM:
+    has_chat_template = True
+
+    def __init__(self, path, **options):
+        self.path, self.options, self.phases_ms = path, options, {"model opened": 12.0}
+        self.is_closed = False
+        if "base" in str(path):
+            self.has_chat_template = False
+
+    def stream(self, prompt, params):
+        yield from self._words(f"raw: {prompt} [{self._show(params)}]")
+
+    def stream_chat(self, messages, params):
+        system = "".join(m["content"] for m in messages if m["role"] == "system")
+        if len(str(messages)) > 5000:
+            raise RequestError("the prompt has 9999 tokens, the context 2048", code="context_length_exceeded")
+        text = messages[-1]["content"]
+        if "slow" in text:
+            while True:
+                time.sleep(0.01)
+                yield SimpleNamespace(text="on ", token_ids=[1], finish_reason=None)
+        turn = sum(m["role"] == "user" for m in messages)
+        yield from self._words(f"<{system}> turn {turn}, you said: {text} [{self._show(params)}]")
+
+    def _show(self, params):
+        return f"t={params.temperature} n={params.max_tokens} seed={params.seed} threads={self.options['threads']}"
+
+    def _words(self, text):
+        words = text.split(" ")
+        for index, word in enumerate(words):
+            is_last = index == len(words) - 1
+            yield SimpleNamespace(text=word + ("" if is_last else " "), token_ids=[index], finish_reason="stop" if is_last else None)
+
+    def close(self):
+        self.is_closed = True
+
+
+if __name__ == "__main__":
+    fake = types.ModuleType("zse.engine.llm")
+    fake.LLM = EchoLLM
+    sys.modules["zse.engine.llm"] = fake
+    from zse.cli.main import main
+
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,160 @@
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ENVIRONMENT
+
+
+class Terminal:
+    """`zse ARGUMENTS` on a pseudo-terminal, as a person would use it."""
+
+    def __init__(self, home, *arguments):
+        self.master, slave = pty.openpty()
+        program = [sys.executable, str(Path(__file__).parent / "fake_llm.py"), *arguments]
+        environment = {**ENVIRONMENT, "ZSE_HOME": str(home), "TERM": "xterm", "INPUTRC": "/dev/null"}
+        self.process = subprocess.Popen(
+            program, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True, preexec_fn=self._own_terminal
+        )
+        os.close(slave)
+        self.text = ""
+
+    @staticmethod
+    def _own_terminal():
+        import fcntl
+        import termios
+
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C on this terminal is a signal for the program
+
+    def type(self, text):
+        os.write(self.master, text.encode())
+
+    def expect(self, words, seconds=20):
+        """Wait until `words` are printed after what was expected before."""
+        deadline = time.monotonic() + seconds
+        while words not in self.text:
+            assert time.monotonic() < deadline, f"no {words!r} in {self.text!r}"
+            if select.select([self.master], [], [], 0.1)[0]:
+                try:
+                    data = os.read(self.master, 65536)
+                except OSError:
+                    data = b""
+                assert data, f"ended without {words!r}: {self.text!r}"
+                self.text += data.decode(errors="replace")
+        before, _, self.text = self.text.partition(words)
+        return before
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        os.close(self.master)
+
+
+@pytest.fixture
+def terminal(home):
+    opened = []
+
+    def start(*arguments):
+        opened.append(Terminal(home, *arguments))
+        return opened[-1]
+
+    yield start
+    for each in opened:
+        each.close()
+
+
+def test_a_conversation_with_commands(terminal, home):
+    chat = terminal("chat", "echo", "--seed", "1")
+    chat.expect("/help lists the commands")
+    chat.expect("> ")
+    chat.type("hello\n")
+    chat.expect("<> turn 1, you said: hello [")
+    chat.type("again\n")
+    chat.expect("turn 2, you said: again")
+    chat.type("/system be kind\n")
+    chat.expect("the conversation is empty")
+    chat.type("hi\n")
+    chat.expect("<be kind> turn 1, you said: hi")
+    chat.type("/params temperature 0.25\n")
+    chat.expect("temperature         0.25")
+    chat.type("/params temperature 9\n")
+    chat.expect("'9' is not a number at least 0 and at most 2")
+    chat.type("/regenerate\n")
+    chat.expect("<be kind> turn 1, you said: hi [t=0.25")
+    chat.type("/nonsense\n")
+    chat.expect("unknown command /nonsense")
+    chat.type('"""\nline one\nline two\n"""\n')
+    chat.expect("you said: line one\r\nline two [")
+    chat.type("first\\\nsecond\n")
+    chat.expect("you said: first\r\nsecond [")
+    chat.type("/exit\n")
+    assert chat.process.wait(20) == 0
+    history = home / "chat_history"
+    assert "hello" in history.read_text() and history.stat().st_mode & 0o077 == 0
+
+
+def test_ctrl_c_stops_the_reply_and_not_the_program(terminal):
+    chat = terminal("chat", "echo")
+    chat.expect("> ")
+    chat.type("slow please\n")
+    chat.expect("on on on")
+    chat.type("\x03")
+    chat.expect("(stopped)")
+    chat.expect("> ")
+    chat.type("still there?\n")
+    chat.expect("turn 2, you said: still there?")
+    chat.expect("> ")
+    chat.type("half a line\x03")
+    chat.expect("(/exit or Ctrl-D leaves)")
+    chat.expect("> ")
+    chat.type("\x04")
+    assert chat.process.wait(20) == 0
+
+
+def test_save_and_load(terminal, zse, tmp_path):
+    file = tmp_path / "talk.json"
+    done = zse("chat", "echo", "--system", "s", input=f"one\n/save {file}\n", fake=True)
+    assert "saved 2 messages" in done.stdout
+    saved = json.loads(file.read_text())
+    assert saved["system"] == "s" and [m["role"] for m in saved["messages"]] == ["user", "assistant"]
+    done = zse("chat", "echo", "--load", str(file), input="two\n", fake=True)
+    assert "<s> turn 2, you said: two" in done.stdout
+    for text in ("", "{}", "[1]", '{"messages": [{"role": "user", "content": 3}], "system": null}', '{"messages": 1, "system": 2}'):
+        file.write_text(text)
+        assert "not a conversation saved by /save" in zse("chat", "echo", "--load", str(file), code=1, fake=True).stderr
+        assert "not a conversation" in zse("chat", "echo", input=f"/load {file}\n", fake=True).stdout
+
+
+def test_without_a_terminal_every_line_is_a_message(zse):
+    done = zse("chat", "echo", input="one\n\ntwo\n/reset\nthree\n/exit\nfour\n", fake=True)
+    assert [line.split(" [")[0] for line in done.stdout.splitlines()] == [
+        "<> turn 1, you said: one",
+        "<> turn 2, you said: two",
+        "the conversation is empty",
+        "<> turn 1, you said: three",
+    ]
+
+
+def test_a_conversation_that_is_too_long_says_so_and_goes_on(zse):
+    done = zse("chat", "echo", input=f"{'long ' * 1200}\nshort\n", fake=True)
+    assert "error: the prompt has 9999 tokens, the context 2048; /reset starts anew" in done.stdout
+    assert "<> turn 1, you said: short" in done.stdout
+
+
+def test_a_base_model_is_refused(zse):
+    assert "use: zse run base TEXT" in zse("chat", "base", code=2, fake=True).stderr
+
+
+def test_the_model_cannot_send_escape_sequences_to_the_terminal(terminal):
+    chat = terminal("chat", "echo")
+    chat.expect("> ")
+    chat.type('"""\n\x16\x1b]0;title\x16\x07\n"""\n')
+    chat.expect("you said: ")
+    assert "\\x1b]0;title" in chat.expect("[t=")
+    chat.process.send_signal(signal.SIGTERM)
