@@ -3,6 +3,7 @@
 The reply to a conversation is "<system|…> you said: LAST", a word at a time; `slow` in the message makes it endless.
 """
 
+import os
 import sys
 import time
 import types
@@ -49,6 +50,9 @@ class EchoLLM:
 
 
 if __name__ == "__main__":
+    if sys.stdin.isatty():
+        # A session leader that opens a terminal gets it as its own, so that Ctrl-C there is a signal for this process.
+        os.open(os.ttyname(0), os.O_RDWR)
     fake = types.ModuleType("zse.engine.llm")
     fake.LLM = EchoLLM
     sys.modules["zse.engine.llm"] = fake

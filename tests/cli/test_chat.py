@@ -19,18 +19,9 @@ class Terminal:
         self.master, slave = pty.openpty()
         program = [sys.executable, str(Path(__file__).parent / "fake_llm.py"), *arguments]
         environment = {**ENVIRONMENT, "ZSE_HOME": str(home), "TERM": "xterm", "INPUTRC": "/dev/null"}
-        self.process = subprocess.Popen(
-            program, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True, preexec_fn=self._own_terminal
-        )
+        self.process = subprocess.Popen(program, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True)
         os.close(slave)
         self.text = ""
-
-    @staticmethod
-    def _own_terminal():
-        import fcntl
-        import termios
-
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C on this terminal is a signal for the program
 
     def type(self, text):
         os.write(self.master, text.encode())

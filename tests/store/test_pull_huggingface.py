@@ -39,7 +39,8 @@ def zse(home, fake, tmp_path):
     def run(*arguments, code=0):
         environment = {**os.environ, "HF_ENDPOINT": fake.url, "HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": os.pathsep.join(sys.path)}
         environment.pop("HF_TOKEN", None)
-        done = subprocess.run([sys.executable, "-m", "zse", *arguments], env=environment, capture_output=True, text=True, timeout=120)
+        command = [sys.executable, "-m", "zse", *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
         return done

@@ -15,6 +15,7 @@ COMMANDS = {
     "ls": "zse.cli.ls",
     "show": "zse.cli.show",
     "rm": "zse.cli.rm",
+    "bench": "zse.cli.bench",
     "version": "zse.cli.version",
 }
 

@@ -1,0 +1,117 @@
+"""zse bench: figures of this machine, with what they were measured on."""
+
+HELP = "measure decode, prefill, batch, startup or serve on this machine"
+EPILOG = """examples:
+  zse bench decode smollm2 --context 1024
+  zse bench prefill smollm2 --tokens 512 --json
+  zse bench startup smollm2
+  zse bench serve smollm2 --clients 1,4,8
+
+Figures are medians over --repeats, after a warm-up. Measure on a quiet machine: the load average is printed too."""
+
+
+def add_arguments(parser) -> None:
+    from zse.cli.options import add_engine_options
+    from zse.cli.parser import number
+
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
+
+    def kind(name: str, text: str):
+        sub = kinds.add_parser(name, help=text, description=text)
+        sub.add_argument("model", metavar="MODEL", help="a name, hf:ORG/NAME, or a path")
+        sub.add_argument("--repeats", type=number(int, 1, 100), default=3, metavar="N", help="runs that count (default: %(default)s)")
+        sub.add_argument("--json", action="store_true", help="print JSON")
+        add_engine_options(sub)
+        return sub
+
+    def tokens(sub, flag: str, default: int, text: str) -> None:
+        sub.add_argument(flag, type=number(int, 1), default=default, metavar="N", help=f"{text} (default: %(default)s)")
+
+    sub = kind("decode", "tokens a second of one sequence after a context")
+    tokens(sub, "--context", 16, "tokens before the first new one")
+    tokens(sub, "--tokens", 128, "new tokens")
+    sub = kind("prefill", "prompt tokens a second")
+    tokens(sub, "--tokens", 512, "prompt tokens")
+    sub = kind("batch", "tokens a second of several sequences decoded together")
+    tokens(sub, "--sequences", 8, "sequences")
+    tokens(sub, "--context", 16, "tokens before the first new one")
+    tokens(sub, "--tokens", 64, "new tokens of each sequence")
+    kind("startup", "from exec to the first token of `zse run`")
+    sub = kind("serve", "`zse serve`: exec to ready and to the first token over HTTP, then several clients at once")
+    sub.add_argument("--clients", type=_counts, default=[1, 4, 8], metavar="N,N,…", help="clients at once (default: 1,4,8)")
+    tokens(sub, "--tokens", 64, "longest reply of a client")
+
+
+def _counts(text: str) -> list[int]:
+    import argparse
+
+    counts = [int(word) for word in text.split(",") if word.isdecimal()]
+    if len(counts) != text.count(",") + 1 or not all(1 <= count <= 256 for count in counts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers from 1 to 256, as in 1,4,8")
+    return counts
+
+
+def run(args) -> int:
+    import json
+
+    from zse.bench import process
+
+    result = {"bench": args.kind, "model": args.model, **_measure(args), "machine": process.machine()}
+    if args.json:
+        print(json.dumps(result, indent=1))
+    else:
+        print(_text(result))
+    return 0
+
+
+def _measure(args) -> dict:
+    if args.kind in ("startup", "serve"):
+        from zse.formats import store
+
+        store.ensure(args.model)  # fetching must not be measured
+        options = _engine_words(args)
+        if args.kind == "startup":
+            from zse.bench.startup import startup
+
+            return startup(args.model, args.repeats, options)
+        from zse.bench.serving import serving
+
+        return serving(args.model, args.clients, args.tokens, options)
+    from zse.bench import process, speed
+    from zse.cli.options import open_llm
+
+    llm = open_llm(args, max_rows=args.sequences if args.kind == "batch" else 1)
+    try:
+        if args.kind == "decode":
+            result = speed.decode(llm, args.context, args.tokens, args.repeats)
+        elif args.kind == "prefill":
+            result = speed.prefill(llm, args.tokens, args.repeats)
+        else:
+            result = speed.batch(llm, args.sequences, args.context, args.tokens, args.repeats)
+    finally:
+        llm.close()
+    return {**result, "threads": args.threads, "activations": args.activations, "peak_memory_bytes": process.peak_memory_bytes()}
+
+
+def _engine_words(args) -> list[str]:
+    """The engine's options again as command-line words, for the process that is measured."""
+    from zse.cli.options import engine_options
+
+    return [word for name, value in engine_options(args).items() if value is not None for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def _text(result: dict) -> str:
+    lines = []
+    for name, value in result.items():
+        if name in ("runs", "machine", "load"):
+            continue
+        if name.endswith("_bytes"):
+            value, name = f"{value / 2**20:.0f} MiB", name.removesuffix("_bytes")
+        elif isinstance(value, float):
+            value = f"{value:.1f}"
+        lines.append(f"{name.replace('_', ' '):<24}{value if value is not None else 'default'}")
+    for load in result.get("load", ()):
+        itl = f", ITL {load['itl_ms']:.1f} ms" if load["itl_ms"] else ""
+        lines.append(f"{load['clients']:>4} clients            {load['tok_per_s']:.1f} tok/s, TTFT {load['ttft_ms']:.0f} ms{itl}")
+    lines.append(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in result["machine"].items()))
+    return "\n".join(lines)
