@@ -1,11 +1,9 @@
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+from cli_process import ENVIRONMENT
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ENVIRONMENT
+from cli_process import ENVIRONMENT
 
 
 class Terminal:

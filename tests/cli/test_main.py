@@ -6,7 +6,7 @@ import sys
 import time
 
 import pytest
-from conftest import ENVIRONMENT
+from cli_process import ENVIRONMENT
 
 from zse.cli import main as cli
 from zse.cli.parser import number

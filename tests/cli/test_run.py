@@ -35,7 +35,7 @@ def test_the_start_path_imports_nothing_heavy(zse, tmp_path):
     import sys
     from pathlib import Path
 
-    from conftest import ENVIRONMENT
+    from cli_process import ENVIRONMENT
 
     script = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nimport types, fake_llm\n"
