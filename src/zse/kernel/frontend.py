@@ -59,6 +59,8 @@ class _Source:
     first_line: int
     lines: list[str]
     indent: int
+    assigned: frozenset[str]
+    signature: inspect.Signature
 
 
 _sources: dict[object, _Source] = {}
@@ -71,8 +73,17 @@ def _source_of(function) -> _Source:
         tree = ast.parse(textwrap.dedent(text)).body[0]
         assert isinstance(tree, ast.FunctionDef)
         indent = len(lines[0]) - len(lines[0].lstrip())
-        _sources[function] = _Source(tree, inspect.getsourcefile(function) or "?", first, lines, indent)
+        assigned = frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+        _sources[function] = _Source(tree, inspect.getsourcefile(function) or "?", first, lines, indent, assigned,
+                                     inspect.signature(function))
     return _sources[function]
+
+
+def _closure_of(function) -> dict[str, object]:
+    """The function's free variables and their values."""
+    if not function.__closure__:
+        return {}
+    return dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in function.__closure__), strict=True))
 
 
 class _Scope:
@@ -294,8 +305,7 @@ class Stager:
         scope, _ = self.scope.find(node.id)
         if scope:
             return scope.names[node.id]
-        closure = inspect.getclosurevars(self.function)
-        for table in (closure.nonlocals, self.function.__globals__, vars(builtins)):
+        for table in (_closure_of(self.function), self.function.__globals__, vars(builtins)):
             if node.id in table:
                 value = table[node.id]
                 return self.target if isinstance(value, _TargetProxy) else value
@@ -536,12 +546,12 @@ class Stager:
         code = function.function
         outer = (self.source, self.function, self.scope, self.line)
         self.source, self.function = _source_of(code), code
-        signature = inspect.signature(code).bind(*args, **kwargs)
+        signature = self.source.signature.bind(*args, **kwargs)
         signature.apply_defaults()
         self.scope = _Scope(None, False)
         for name, value in signature.arguments.items():
             # A variable passed in is copied only if the function assigns to it; constants and variables are used as they are.
-            simple = isinstance(value, ir.Const) or (isinstance(value, ir.Var) and not _assigns(self.source.tree, name))
+            simple = isinstance(value, ir.Const) or (isinstance(value, ir.Var) and name not in self.source.assigned)
             self.scope.names[name] = value if simple or not is_runtime(value) else self.declare(name, value)
         depth = self.depth
         try:
@@ -717,7 +727,8 @@ class Stager:
                 continue
             if not isinstance(annotation, DType | PointerType):
                 raise CompileError(f"kernel {kernel.name}: parameter {name} has no usable type ({annotation!r})")
-            var = ir.Var(annotation.ir, self.fresh(name))
+            type = annotation.ir if isinstance(annotation, DType) else annotation.resolve(statics)
+            var = ir.Var(type, self.fresh(name))
             self.scope.names[name] = var
             params.append(var)
         for statement in self.source.tree.body:
@@ -727,10 +738,6 @@ class Stager:
         short = path[path.rfind("/zse/") + 1:] if "/zse/" in path else path.rsplit("/", 1)[-1]
         origin = f"{short}:{self.source.first_line} {kernel.name}({shown})"
         return ir.Function(symbol, params, self.body, origin)
-
-
-def _assigns(tree: ast.AST, name: str) -> bool:
-    return any(isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store) for node in ast.walk(tree))
 
 
 def _width(node: ast.AST) -> int:

@@ -35,16 +35,25 @@ class VectorType:
 
 @dataclass(frozen=True)
 class PointerType:
-    ir: ir.Pointer
+    """elem: a DType, or the name of the static parameter that holds one."""
+    elem: DType | str
+    const: bool
+
+    def resolve(self, statics: dict[str, object]) -> ir.Pointer:
+        """The IR type once the statics are known."""
+        dtype = statics[self.elem] if isinstance(self.elem, str) else self.elem
+        assert isinstance(dtype, DType), f"Ptr[{self.elem!r}]: the static is {dtype!r}, not a type"
+        return ir.Pointer(dtype.ir, self.const)
 
 
 class _PointerMaker:
-    """`Ptr[f32]` is a pointer to writable elements, `Ptr[f32, "const"]` to constant ones."""
+    """`Ptr[f32]` is a pointer to writable elements, `Ptr[f32, "const"]` to constant ones; `Ptr["W", "const"]` takes its type from
+    the static parameter W."""
 
     def __getitem__(self, item: object) -> PointerType:
         dtype, const = (item[0], item[1] == "const") if isinstance(item, tuple) else (item, False)
-        assert isinstance(dtype, DType)
-        return PointerType(ir.Pointer(dtype.ir, const))
+        assert isinstance(dtype, DType | str)
+        return PointerType(dtype, const)
 
 
 Ptr = _PointerMaker()

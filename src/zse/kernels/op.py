@@ -53,6 +53,20 @@ class HostActivation:
     scale: "numpy.ndarray | None" = None
     sum: "numpy.ndarray | None" = None
 
+    @classmethod
+    def quantize(cls, x: "numpy.ndarray") -> "HostActivation":
+        """f32 [M, K] as the kernels quantize it: scale = absmax / 127 per 32 values, nearest even."""
+        import numpy as np
+        groups = x.reshape(x.shape[0], -1, 32).astype(np.float32)
+        scale = np.abs(groups).max(axis=2) / np.float32(127)
+        q = np.rint(groups / np.where(scale == 0, np.float32(1), scale)[:, :, None]).astype(np.int8)
+        total = (scale * q.sum(axis=2, dtype=np.int32)).astype(np.float32)
+        return cls(x.shape, q.reshape(x.shape), scale, total)
+
+    def dequantize(self) -> "numpy.ndarray":
+        """float64 [M, K]."""
+        return self.q.astype("float64") * self.scale.astype("float64").repeat(32, axis=1)
+
 
 @dataclass
 class Output:

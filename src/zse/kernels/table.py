@@ -6,6 +6,7 @@ from zse.kernels.op import Op, Variant
 
 # Module → the Op objects it defines.
 MODULES: dict[str, tuple[str, ...]] = {
+    "matmul": ("MATMUL",),
 }
 
 
@@ -21,4 +22,5 @@ def all_variants(target) -> list[Variant]:
         for variant in op.variants(target):
             if variants.setdefault(variant.symbol, variant) is not variant:
                 raise ValueError(f"two variants are called {variant.symbol} (one is {op.name}'s)")
+    variants |= {variant.symbol: variant for variant in import_module("zse.kernels.repack").variants(target)}
     return [variants[symbol] for symbol in sorted(variants)]

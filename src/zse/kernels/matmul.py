@@ -1,0 +1,375 @@
+"""out[m, n] = sum_k a[m, k] * w[n, k] + bias[n]: every weight scheme, int8 or f32 activations, one token or many.
+
+Weights are in the r16 layout (docs/design/0001-cpu-engine.md): a register's lanes are rows, so nothing is added across lanes, and one
+broadcast of activations serves all rows of a tile. A block computes one tile of 16 rows for up to TOKENS_PER_BLOCK tokens.
+
+int8 activations: the four bytes of a 32-bit lane are four consecutive k of one row. With VNNI one instruction multiplies and adds
+them into i32. Without, maddubs gives i16 pairs; their range allows 8 (4 bits), 4 (5 bits) or 2 (6 bits) steps before they are widened,
+and 8-bit weights go through |w| * sign(a, w), because u8 * s8 pairs would overflow i16. Per 32 values of k:
+out += scale_w * scale_a * dot + offset_w * (scale_a * sum of a's q).
+"""
+
+from collections.abc import Iterator
+
+from zse.kernel import (
+    Ptr, Variant, abs_s8, add_i16, bf16, block_index, cast_ptr, convert, dot4_u8s8, f16, f32, fma, i8, i32, i64, inline, kernel, load,
+    local_array, pairs_i16, pairs_u8s8, reduce_add, sign_s8, splat, static, store, target,
+)
+from zse.kernels.host import random_weight
+from zse.kernels.op import Case, Cost, HostActivation, Op, Output, Tolerance, check, require
+from zse.quant.scheme import AffineScheme, DenseScheme
+from zse.runtime.symbol import ceil_div
+
+TILE = 16                 # rows of a tile, the r16 layout's
+TOKENS_PER_BLOCK = 64     # 64 tokens * 2,048 bytes of int8 activations stay in a 256 KiB L2 while a column of tiles passes
+LOW = 0x0F0F0F0F
+
+
+@inline
+def unpack(q, high, block, part, lanes, BITS):
+    """The 8 steps of one 32-wide block as byte vectors (values 0 .. 2**BITS - 1) for `lanes` rows from row `part` * lanes."""
+    if BITS == 8:
+        return [load(q + block * 128 + (s * TILE + part * lanes), lanes) for s in static(range(8))]
+    packed = [load(q + block * 64 + (j * TILE + part * lanes), lanes) for j in static(range(4))]
+    w = [packed[s] & LOW if s < 4 else (packed[s - 4] >> 4) & LOW for s in static(range(8))]
+    if BITS == 5:
+        bits = load(high + block * TILE + part * lanes, lanes)
+        w = [w[s] | ((bits << (4 - s) if s <= 4 else bits >> (s - 4)) & 0x10101010) for s in static(range(8))]
+    if BITS == 6:
+        pairs = [load(high + block * (2 * TILE) + (half * TILE + part * lanes), lanes) for half in static(range(2))]
+        w = [w[s] | ((pairs[s // 4] << (4 - 2 * (s % 4)) if s % 4 <= 2 else pairs[s // 4] >> 2) & 0x30303030)
+             for s in static(range(8))]
+    return w
+
+
+@inline
+def dot(w, a, first, count, BITS):
+    """i32 lanes: sum over steps first .. first + count - 1 of weights times the broadcast activations at a (i32 pointer)."""
+    lanes = target.lanes
+    if target.has("vnni"):
+        total = i32.x(lanes)(0)
+        for s in static(range(first, first + count)):
+            total = dot4_u8s8(total, w[s], splat(a[s], lanes))
+        return total
+    if BITS == 8:
+        total = i32.x(lanes)(0)
+        for s in static(range(first, first + count)):
+            signed = w[s] ^ i32.x(lanes)(-2139062144)      # 0x80808080: q - 128 as a signed byte
+            total += pairs_i16(pairs_u8s8(abs_s8(signed), sign_s8(splat(a[s], lanes), signed)))
+        return total
+    run = {4: 8, 5: 4, 6: 2}[BITS]      # steps whose i16 sums cannot overflow: run * 2 * (2**BITS - 1) * 127 < 32768
+    total = i32.x(lanes)(0)
+    for start in static(range(first, first + count, run)):
+        sums = pairs_u8s8(w[start], splat(a[start], lanes))
+        for s in static(range(start + 1, min(start + run, first + count))):
+            sums = add_i16(sums, pairs_u8s8(w[s], splat(a[s], lanes)))
+        total += pairs_i16(sums)
+    return total
+
+
+@inline
+def load_scales(scale, offset, group, part, lanes, BITS, SYMMETRIC):
+    """(scale, what multiplies scale_a * sum(q_a)) of a group, f32. The dot product above is of q, or of q - 128 for BITS 8 without VNNI."""
+    s = convert(load(scale + group * TILE + part * lanes, lanes), f32)
+    centered = BITS == 8 and not target.has("vnni")
+    if SYMMETRIC:
+        return s, None if centered else s * float(-(2 ** (BITS - 1)))
+    o = convert(load(offset + group * TILE + part * lanes, lanes), f32)
+    return s, fma(s, 128.0, o) if centered else o
+
+
+@inline
+def sum16(a):
+    """The sum of 16 int8 values at a (i32 pointer), as i32: u8 * s8 products with ones, then across four lanes."""
+    ones, bytes_ = i32.x(4)(0x01010101), load(a, 4)
+    return reduce_add(dot4_u8s8(i32.x(4)(0), ones, bytes_) if target.has("vnni") else pairs_i16(pairs_u8s8(ones, bytes_)))
+
+
+@inline
+def accumulate(acc, w, scales, aq, a_scale, a_sum, block, BITS, GROUP):
+    """acc + one 32-wide block, for one part of the rows and one token (aq, a_scale, a_sum point at the token's row)."""
+    a = cast_ptr(aq + block * 32, i32)
+    sa, total = a_scale[block], acc
+    if GROUP == 16:
+        first, second = scales
+        total = fma(convert(dot(w, a, 0, 4, BITS), f32), first[0] * sa, total)
+        total = fma(convert(dot(w, a, 4, 4, BITS), f32), second[0] * sa, total)
+        if first[1] is not None:
+            half = f32(sum16(a)) * sa      # a_sum is per 32 values; the groups here are 16
+            total = fma(first[1], half, total)
+            total = fma(second[1], a_sum[block] - half, total)
+    else:
+        total = fma(convert(dot(w, a, 0, 8, BITS), f32), scales[0] * sa, total)
+        if scales[1] is not None:
+            total = fma(scales[1], a_sum[block], total)
+    return total
+
+
+@inline
+def store_tile(out, bias, has_bias, acc, tile, part, rows, lanes):
+    """Write one part of a tile's rows for one token; out points at the token's row; the last tile may be partial."""
+    row = tile * TILE + part * lanes
+    total = acc
+    if has_bias != 0:
+        if row + lanes <= rows:
+            total = total + load(bias + row, lanes)
+    if row + lanes <= rows:
+        store(out + row, total)
+    else:
+        spill = local_array(f32, 16)
+        store(spill, total)
+        for r in range(row, rows):
+            if has_bias != 0:
+                out[r] = spill[r - row] + bias[r]
+            else:
+                out[r] = spill[r - row]
+
+
+@kernel
+def matmul_int8(q: Ptr[i32, "const"], high: Ptr[i32, "const"], scale: Ptr[f16, "const"], offset: Ptr[f16, "const"],
+                aq: Ptr[i8, "const"], a_scale: Ptr[f32, "const"], a_sum: Ptr[f32, "const"], bias: Ptr[f32, "const"], out: Ptr[f32],
+                tokens: i64, rows: i64, blocks: i64, group_blocks: i64, has_bias: i64,
+                BITS: static, SYMMETRIC: static, GROUP: static, PARTS: static, TOKENS: static):
+    """GROUP: 16, 32, or 0 for any multiple of 32 (group_blocks * 32). PARTS: register parts of a tile computed in one pass over k.
+    blocks = K / 32. A grid block is (tile, group of TOKENS_PER_BLOCK tokens)."""
+    lanes = target.lanes
+    tile = block_index(0)
+    token_first = block_index(1) * TOKENS_PER_BLOCK
+    token_last = min(token_first + TOKENS_PER_BLOCK, tokens)
+    q_tile = q + tile * blocks * (128 if BITS == 8 else 64)
+    high_tile = high + tile * blocks * {4: 0, 5: TILE, 6: 2 * TILE, 8: 0}[BITS]
+    groups = blocks * 2 if GROUP == 16 else blocks if GROUP == 32 else blocks // group_blocks
+    scale_tile = scale + tile * groups * TILE
+    offset_tile = offset + tile * groups * TILE
+    for first_part in range(0, TILE // lanes, PARTS):
+        parts = [first_part + p for p in static(range(PARTS))]
+        for token in range(token_first, token_last, TOKENS):
+            at = [min(token + t, token_last - 1) for t in static(range(TOKENS))]
+            a_rows = [aq + at[t] * (blocks * 32) for t in static(range(TOKENS))]
+            sa_rows = [a_scale + at[t] * blocks for t in static(range(TOKENS))]
+            su_rows = [a_sum + at[t] * blocks for t in static(range(TOKENS))]
+            acc = [f32.x(lanes)(0) for _ in static(range(PARTS * TOKENS))]
+            if GROUP == 0:
+                for group in range(groups):
+                    scales = [load_scales(scale_tile, offset_tile, group, part, lanes, BITS, SYMMETRIC) for part in static(parts)]
+                    for block in range(group * group_blocks, (group + 1) * group_blocks):
+                        for p, part in enumerate(parts):
+                            w = unpack(q_tile, high_tile, block, part, lanes, BITS)
+                            for t in static(range(TOKENS)):
+                                acc[p * TOKENS + t] = accumulate(acc[p * TOKENS + t], w, scales[p], a_rows[t], sa_rows[t], su_rows[t],
+                                                                 block, BITS, GROUP)
+            else:
+                for block in range(blocks):
+                    for p, part in enumerate(parts):
+                        w = unpack(q_tile, high_tile, block, part, lanes, BITS)
+                        if GROUP == 16:
+                            scales = [load_scales(scale_tile, offset_tile, block * 2 + half, part, lanes, BITS, SYMMETRIC)
+                                      for half in static(range(2))]
+                        else:
+                            scales = load_scales(scale_tile, offset_tile, block, part, lanes, BITS, SYMMETRIC)
+                        for t in static(range(TOKENS)):
+                            acc[p * TOKENS + t] = accumulate(acc[p * TOKENS + t], w, scales, a_rows[t], sa_rows[t], su_rows[t],
+                                                             block, BITS, GROUP)
+            for t in static(range(TOKENS)):
+                if token + t < token_last:
+                    for p, part in enumerate(parts):
+                        store_tile(out + at[t] * rows, bias, has_bias, acc[p * TOKENS + t], tile, part, rows, lanes)
+
+
+@inline
+def weight_f32(q, high, scales, block, k, part, lanes, BITS):
+    """Column k (0 .. 31, compile time) of a block as f32 weights: scale * q + offset."""
+    s, byte = k // 4, k % 4
+    if BITS == 8:
+        word = load(q + block * 128 + (s * TILE + part * lanes), lanes)
+        value = (word >> (8 * byte)) & 255
+    else:
+        word = load(q + block * 64 + ((s % 4) * TILE + part * lanes), lanes)
+        value = (word >> (8 * byte + (4 if s >= 4 else 0))) & 15
+        if BITS == 5:
+            bits = load(high + block * TILE + part * lanes, lanes)
+            value = value | (((bits >> (8 * byte + s)) & 1) << 4)
+        if BITS == 6:
+            pairs = load(high + block * (2 * TILE) + ((s // 4) * TILE + part * lanes), lanes)
+            value = value | (((pairs >> (8 * byte + 2 * (s % 4))) & 3) << 4)
+    return fma(convert(value, f32), scales[0], scales[1])
+
+
+@kernel
+def matmul_f32(q: Ptr[i32, "const"], high: Ptr[i32, "const"], scale: Ptr[f16, "const"], offset: Ptr[f16, "const"],
+               a: Ptr[f32, "const"], bias: Ptr[f32, "const"], out: Ptr[f32],
+               tokens: i64, rows: i64, blocks: i64, group_blocks: i64, has_bias: i64,
+               BITS: static, SYMMETRIC: static, HALVES: static, TOKENS: static):
+    """Quantized weights with f32 activations: every weight is dequantized once per TOKENS tokens, then multiplied in f32.
+    HALVES: groups of 16 have two scales a block; wider groups repeat theirs group_blocks blocks."""
+    lanes = target.lanes
+    tile = block_index(0)
+    token_first = block_index(1) * TOKENS_PER_BLOCK
+    token_last = min(token_first + TOKENS_PER_BLOCK, tokens)
+    q_tile = q + tile * blocks * (128 if BITS == 8 else 64)
+    high_tile = high + tile * blocks * {4: 0, 5: TILE, 6: 2 * TILE, 8: 0}[BITS]
+    groups = blocks * 2 if HALVES == 2 else blocks // group_blocks
+    scale_tile = scale + tile * groups * TILE
+    offset_tile = offset + tile * groups * TILE
+    for part in range(TILE // lanes):
+        for token in range(token_first, token_last, TOKENS):
+            at = [min(token + t, token_last - 1) for t in static(range(TOKENS))]
+            a_rows = [a + at[t] * (blocks * 32) for t in static(range(TOKENS))]
+            acc = [f32.x(lanes)(0) for _ in static(range(2 * TOKENS))]
+            for block in range(blocks):
+                for half in static(range(2)):
+                    group = block * 2 + half if HALVES == 2 else block // group_blocks
+                    s = convert(load(scale_tile + group * TILE + part * lanes, lanes), f32)
+                    if SYMMETRIC:
+                        o = s * float(-(2 ** (BITS - 1)))
+                    else:
+                        o = convert(load(offset_tile + group * TILE + part * lanes, lanes), f32)
+                    for k in static(range(half * 16, half * 16 + 16)):
+                        w = weight_f32(q_tile, high_tile, (s, o), block, k, part, lanes, BITS)
+                        for t in static(range(TOKENS)):
+                            acc[2 * t + k % 2] = fma(w, f32.x(lanes)(a_rows[t][block * 32 + k]), acc[2 * t + k % 2])
+            for t in static(range(TOKENS)):
+                if token + t < token_last:
+                    store_tile(out + at[t] * rows, bias, has_bias, acc[2 * t] + acc[2 * t + 1], tile, part, rows, lanes)
+
+
+@kernel
+def matmul_dense(w: Ptr["W", "const"], a: Ptr[f32, "const"], bias: Ptr[f32, "const"], out: Ptr[f32],
+                 tokens: i64, rows: i64, width: i64, has_bias: i64, W: static, TOKENS: static, UNROLL: static):
+    """f32, f16 or bf16 weights [T, K, 16] with f32 activations; width = K. UNROLL independent sums over k hide the latency of
+    a multiply-add (4 cycles)."""
+    lanes = target.lanes
+    tile = block_index(0)
+    token_first = block_index(1) * TOKENS_PER_BLOCK
+    token_last = min(token_first + TOKENS_PER_BLOCK, tokens)
+    w_tile = w + tile * width * TILE
+    for part in range(TILE // lanes):
+        for token in range(token_first, token_last, TOKENS):
+            at = [min(token + t, token_last - 1) for t in static(range(TOKENS))]
+            a_rows = [a + at[t] * width for t in static(range(TOKENS))]
+            acc = [f32.x(lanes)(0) for _ in static(range(UNROLL * TOKENS))]
+            main = width // UNROLL * UNROLL
+            for k in range(0, main, UNROLL):
+                for u in static(range(UNROLL)):
+                    column = convert(load(w_tile + (k + u) * TILE + part * lanes, lanes), f32)
+                    for t in static(range(TOKENS)):
+                        i = u * TOKENS + t
+                        acc[i] = fma(column, f32.x(lanes)(a_rows[t][k + u]), acc[i])
+            for k in range(main, width):
+                column = convert(load(w_tile + k * TILE + part * lanes, lanes), f32)
+                for t in static(range(TOKENS)):
+                    acc[t] = fma(column, f32.x(lanes)(a_rows[t][k]), acc[t])
+            for t in static(range(TOKENS)):
+                if token + t < token_last:
+                    total = acc[t]
+                    for u in static(range(1, UNROLL)):
+                        total = total + acc[u * TOKENS + t]
+                    store_tile(out + at[t] * rows, bias, has_bias, total, tile, part, rows, lanes)
+
+
+TOKEN_TILES = (1, 4, 8)          # tokens that share one pass over the weights; the smallest that covers a batch is taken
+DENSE_TILES = {1: 4, 4: 2}       # tokens -> UNROLL
+DTYPES = {"f32": f32, "f16": f16, "bf16": bf16}
+
+
+def group_class(scheme) -> int:
+    """The GROUP static for a scheme: 16 and 32 have their own loops, everything wider shares one."""
+    return scheme.group if scheme.group in (16, 32) else 0
+
+
+def symbol_of(scheme, kind: str, tokens: int) -> str:
+    """The variant for a weight scheme, an activation kind ("int8", "f32") and a tile of tokens."""
+    if scheme.kind == "dense":
+        return f"matmul_{scheme.dtype}_t{tokens}"
+    name = f"matmul_{kind}_int{scheme.bits}{'s' if scheme.symmetric else 'a'}"
+    if kind == "f32":
+        return f"{name}_{'g16' if scheme.group == 16 else 'wide'}_t{tokens}"
+    return f"{name}_{ {16: 'g16', 32: 'g32', 0: 'wide'}[group_class(scheme)]}_t{tokens}"
+
+
+def _tile(tokens: int, tiles) -> int:
+    return next((tile for tile in tiles if tile >= tokens), max(tiles))
+
+
+def matmul(recorder, a, weight, out, bias=None, *, independent: bool = False, max_tokens: int = TOKENS_PER_BLOCK) -> None:
+    """out f32 [M, N] = a [M, K] @ weight [N, K].T + bias f32 [N].
+
+    a: f32 Tensor or int8 Activation; dense weights take f32 only. max_tokens: the most tokens this recording will run with; it
+    picks how many tokens share a pass over the weights. independent: may overlap with the launch just before.
+    """
+    rows, width = weight.shape
+    tokens = out.shape[0]
+    check("matmul out", out, "f32", tokens, rows)
+    check("matmul a", a, ("f32", "int8"), tokens, width)
+    if bias is not None:
+        check("matmul bias", bias, "f32", rows)
+    scheme, planes = weight.scheme, weight.planes
+    grid = (-(-rows // TILE), ceil_div(tokens, TOKENS_PER_BLOCK))
+    tail = [bias if bias is not None else 0, out, tokens, rows]
+    if scheme.kind == "dense":
+        require(a.dtype == "f32", "matmul: dense weights take f32 activations")
+        symbol = symbol_of(scheme, "f32", _tile(max_tokens, DENSE_TILES))
+        recorder.launch(symbol, [planes["w"], a, *tail, width, int(bias is not None)], grid, independent=independent)
+        return
+    require(scheme.fits(width), f"matmul: {width} columns do not fit {scheme}")
+    blocks = width // 32
+    group_blocks = (scheme.group or width) // 32 or 1
+    head = [planes["q"], planes.get("high", 0), planes["scale"], planes.get("offset", 0)]
+    inputs = [a] if a.dtype == "f32" else [a.q, a.scale, a.sum]
+    symbol = symbol_of(scheme, a.dtype, _tile(max_tokens, DENSE_TILES if a.dtype == "f32" else TOKEN_TILES))
+    recorder.launch(symbol, [*head, *inputs, *tail, blocks, group_blocks, int(bias is not None)], grid, independent=independent)
+
+
+def _variants(target) -> list[Variant]:
+    variants = []
+    for bits in (4, 5, 6, 8):
+        for symmetric in (False, True):
+            for group in (16, 32, 0):
+                scheme = AffineScheme(bits, group, symmetric)
+                for tokens in TOKEN_TILES:
+                    parts = TILE // target.lanes if tokens == 1 else 1     # decode reads each line of weights once
+                    variants.append(Variant(symbol_of(scheme, "int8", tokens), matmul_int8, {
+                        "BITS": bits, "SYMMETRIC": symmetric, "GROUP": group, "PARTS": parts, "TOKENS": tokens}))
+                if group != 32:
+                    variants += [Variant(symbol_of(scheme, "f32", tokens), matmul_f32, {
+                        "BITS": bits, "SYMMETRIC": symmetric, "HALVES": 2 if group == 16 else 1, "TOKENS": tokens})
+                        for tokens in DENSE_TILES]
+    for name, dtype in DTYPES.items():
+        variants += [Variant(f"matmul_{name}_t{tokens}", matmul_dense, {"W": dtype, "TOKENS": tokens, "UNROLL": unroll})
+                     for tokens, unroll in DENSE_TILES.items()]
+    return variants
+
+
+def _reference(a, weight, bias=None, max_tokens=None):
+    import numpy as np
+    x = a.dequantize() if isinstance(a, HostActivation) else np.asarray(a, np.float64)
+    y = x @ weight.dequantize().astype(np.float64).T
+    return {"out": y if bias is None else y + bias.astype(np.float64)}
+
+
+def _cases(rng) -> Iterator[Case]:
+    import numpy as np
+    schemes = [AffineScheme(bits, group, symmetric) for bits in (4, 5, 6, 8) for group in (16, 32, 64, 0) for symmetric in (False, True)]
+    shapes = [(1, 32, 64), (3, 40, 128), (8, 16, 192), (67, 24, 64), (1, 1, 256), (5, 33, 320)]
+    for scheme in [*schemes, *(DenseScheme(dtype) for dtype in DTYPES)]:
+        for kind in ("f32",) if scheme.kind == "dense" else ("f32", "int8"):
+            tokens, rows, width = shapes[int(rng.integers(len(shapes)))]
+            weight = random_weight(rng, rows, width, scheme)
+            a = rng.standard_normal((tokens, width)).astype(np.float32)
+            if kind == "int8":
+                a = HostActivation.quantize(a)
+            bias = rng.standard_normal(rows).astype(np.float32) if rng.integers(2) else None
+            size = float(np.abs(weight.dequantize()).max()) * width
+            near = Tolerance(size * 4e-6, 1e-5, f"f32 sums over {width} products in another order than float64")
+            yield Case(f"{scheme} {kind} {tokens}x{rows}x{width}", {"a": a, "weight": weight, "bias": bias},
+                       {"out": Output((tokens, rows), "float32", near)}, {"max_tokens": tokens})
+
+
+def _cost(case: Case) -> Cost:
+    tokens, width = case.inputs["a"].shape
+    weight = case.inputs["weight"]
+    rows = weight.shape[0]
+    return Cost(weight.nbytes + tokens * (width + rows) * 4, 2 * tokens * rows * width)
+
+
+MATMUL = Op("matmul", _variants, matmul, _reference, _cases, _cost)
