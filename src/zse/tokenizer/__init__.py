@@ -1,0 +1,1 @@
+"""Text <-> token ids, chat templates, incremental detokenization. Start with `zse.tokenizer.load.load_tokenizer`."""

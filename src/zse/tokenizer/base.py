@@ -1,0 +1,78 @@
+"""The interface that every tokenizer has, and what follows from it alone."""
+
+from collections.abc import Sequence
+
+
+class Tokenizer:
+    """Text <-> token ids. Constant after loading: any number of threads may use one.
+
+    vocab_size: number of ids. bos_id, eos_id, unknown_id, pad_id: an id or None.
+    eos_ids: every id that ends a generation: eos_id and the end-of-turn tokens that the vocabulary has.
+    adds_bos, adds_eos: what the model wants around a prompt that is not a rendered chat template.
+    strips_space: encode() puts a space before the text and decode() takes it away (SentencePiece's dummy prefix).
+    """
+
+    vocab_size: int
+    bos_id: int | None = None
+    eos_id: int | None = None
+    unknown_id: int | None = None
+    pad_id: int | None = None
+    eos_ids: frozenset[int] = frozenset()
+    adds_bos: bool = False
+    adds_eos: bool = False
+    strips_space: bool = False
+
+    def encode(self, text: str, *, special: bool = False, add_bos: bool | None = None,
+               barriers: Sequence[int] = ()) -> list[int]:
+        """Token ids of `text`.
+
+        special: whether the text of a control token (`<|im_end|>`) becomes that token; never pass user text with True.
+        add_bos: None does what the model wants at both ends (adds_bos, adds_eos); True or False decides BOS, adds no EOS.
+        barriers: ascending offsets in bytes of UTF-8; a control token is not recognized across one (chat_template.py).
+        """
+        ids = self._encode(text, special, barriers)
+        if add_bos is None:
+            if self.adds_eos and self.eos_id is not None:
+                ids.append(self.eos_id)
+            add_bos = self.adds_bos
+        if add_bos and self.bos_id is not None:
+            ids.insert(0, self.bos_id)
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = False, continuation: bool = False) -> str:
+        """Text of `ids`; bytes that are not UTF-8 become U+FFFD. skip_special leaves control tokens out.
+
+        continuation: the ids go on from other text, so a leading space is a space. IndexError for an unknown id.
+        """
+        return self.decode_bytes(ids, skip_special=skip_special, continuation=continuation).decode("utf-8", "replace")
+
+    def decode_bytes(self, ids: Sequence[int], *, skip_special: bool = False, continuation: bool = False) -> bytes:
+        """As decode(), before the bytes are read as UTF-8."""
+        data = self._decode(ids, skip_special)
+        return data[1:] if self.strips_space and not continuation and data[:1] == b" " else data
+
+    def token_bytes(self, id: int) -> bytes:
+        """What one token adds to a text. IndexError for an unknown id."""
+        raise NotImplementedError
+
+    def is_special(self, id: int) -> bool:
+        """Whether the id is a control or unknown token, which is not part of the text that a user sees."""
+        raise NotImplementedError
+
+    def find(self, text: str) -> int | None:
+        """Id of the token whose text is exactly `text`, or None."""
+        raise NotImplementedError
+
+    def control_texts(self) -> list[str]:
+        """The texts of all control and unknown tokens."""
+        raise NotImplementedError
+
+    def text_of(self, id: int | None) -> str:
+        """The text of a token, "" for None: the bos_token and eos_token of chat templates."""
+        return "" if id is None else self.token_bytes(id).decode("utf-8", "replace")
+
+    def _encode(self, text: str, special: bool, barriers: Sequence[int]) -> list[int]:
+        raise NotImplementedError
+
+    def _decode(self, ids: Sequence[int], skip_special: bool) -> bytes:
+        raise NotImplementedError

@@ -1,0 +1,250 @@
+"""Byte-pair tokenizers over the C tables: GPT-2's byte-level BPE and SentencePiece's BPE, from GGUF's arrays or an image.
+
+Methods: byte-level BPE (Radford et al. 2019; openai/gpt-2 encoder.py), SentencePiece BPE with byte fallback (Kudo and
+Richardson 2018); token types and defaults as llama.cpp reads them, so that a GGUF file means the same here.
+"""
+
+import ctypes
+import struct
+from array import array
+from collections.abc import Sequence
+
+from zse.errors import FormatError, UnsupportedError
+from zse.tokenizer import native
+from zse.tokenizer.base import Tokenizer
+
+BPE, SPM = 0, 1
+MODELS = {"gpt2": BPE, "llama": SPM}
+
+NONE, GPT2, SMOLLM, LLAMA3, QWEN2, TEKKEN, DEFAULT = range(7)
+# tokenizer.ggml.pre -> (pattern, whole pieces that are tokens are not merged, BOS unless the file says otherwise).
+PRE_TOKENIZERS = {
+    "default": (DEFAULT, False, False),
+    "gpt-2": (GPT2, False, False), "phi-2": (GPT2, False, False), "mpt": (GPT2, False, False),
+    "olmo": (GPT2, False, False),
+    "smollm": (SMOLLM, False, False), "starcoder": (SMOLLM, False, False), "refact": (SMOLLM, False, False),
+    "command-r": (SMOLLM, False, False), "codeshell": (SMOLLM, False, False),
+    "llama-bpe": (LLAMA3, True, True), "llama3": (LLAMA3, True, True), "llama-v3": (LLAMA3, True, True),
+    "falcon3": (LLAMA3, True, True), "dbrx": (LLAMA3, False, False), "smaug-bpe": (LLAMA3, False, False),
+    "qwen2": (QWEN2, False, False), "deepseek-r1-qwen": (QWEN2, False, False), "stablelm2": (QWEN2, False, False),
+    "tekken": (TEKKEN, True, True),
+}
+
+# Tokens that end a turn or a text, whatever eos_token_id says (the names that published chat models use).
+END_TEXTS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>",
+             "<|end_of_text|>", "<|end_of_sentence|>", "<｜end▁of▁sentence｜>", "<EOT>", "_<EOT>", "<end_of_utterance>")
+# Files exist that mark these as ordinary text; from user text they would forge a turn.
+CONTROL_TEXTS = (*END_TEXTS, "<|im_start|>", "<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>", "<start_of_turn>",
+                 "<|user|>", "<|assistant|>", "<|system|>")
+
+UNKNOWN, CONTROL = 2, 3
+_SPECIAL = (UNKNOWN, CONTROL)
+_IGNORE_MERGES, _ADD_SPACE_PREFIX = 2, 1
+_FIELDS = {0: "tokenizer.ggml.tokens", 1: "tokenizer.ggml.scores", 2: "tokenizer.ggml.token_type", 3: "tokenizer.ggml.merges",
+           4: "tokenizer"}
+# magic, vocab_size, bos, eos, unknown, pad, adds_bos, adds_eos, strips_space, number of eos_ids; then those ids
+_SECTION = struct.Struct("<8s9i")
+_SECTION_MAGIC = b"ZSETOK\x01\n"
+
+
+class BPETokenizer(Tokenizer):
+    """A tokenizer in C. Made by from_gguf() or from_section()."""
+
+    def __init__(self, handle: int, keep: object = None):
+        self._library = native.library()
+        self._handle, self._keep = handle, keep
+        self.vocab_size = self._library.zt_num_tokens(handle)
+
+    def __del__(self):
+        if getattr(self, "_handle", None):
+            self._library.zt_free(self._handle)
+            self._handle = None
+
+    def token_bytes(self, id: int) -> bytes:
+        buffer = ctypes.create_string_buffer(64)
+        size = self._library.zt_token_bytes(self._handle, id, buffer, 64)
+        if size > 64:
+            buffer = ctypes.create_string_buffer(size)
+            self._library.zt_token_bytes(self._handle, id, buffer, size)
+        if size < 0:
+            raise IndexError(f"token id {id} is not in 0..{self.vocab_size - 1}")
+        return buffer.raw[:size]
+
+    def is_special(self, id: int) -> bool:
+        return self._library.zt_token_type(self._handle, id) in _SPECIAL
+
+    def find(self, text: str) -> int | None:
+        data = text.encode("utf-8", "surrogatepass")
+        found = self._library.zt_find(self._handle, data, len(data))
+        return None if found < 0 else found
+
+    def control_texts(self) -> list[str]:
+        return [self.text_of(id) for id in range(self.vocab_size) if self.is_special(id)]
+
+    def _encode(self, text: str, special: bool, barriers: Sequence[int]) -> list[int]:
+        return self.encode_bytes(text.encode("utf-8", "surrogatepass"), special=special, barriers=barriers)
+
+    def encode_bytes(self, data: bytes, *, special: bool = False, barriers: Sequence[int] = ()) -> list[int]:
+        """As encode() of any bytes, UTF-8 or not, with nothing added at the ends."""
+        out = ctypes.c_void_p()
+        stops = array("q", barriers)
+        count = self._library.zt_encode(self._handle, data, len(data), 1 if special else 0, stops.buffer_info()[0], len(stops),
+                                        ctypes.byref(out))
+        if count < 0:
+            raise MemoryError("encode") if count == -1 else ValueError("a text of 2 GiB or more")
+        try:
+            return memoryview(ctypes.string_at(out, count * 4)).cast("i").tolist()
+        finally:
+            self._library.zt_release(out)
+
+    def _decode(self, ids: Sequence[int], skip_special: bool) -> bytes:
+        try:
+            numbers = array("i", ids)
+        except OverflowError:
+            raise IndexError(f"a token id is not in 0..{self.vocab_size - 1}") from None
+        out = ctypes.c_void_p()
+        size = self._library.zt_decode(self._handle, numbers.buffer_info()[0], len(numbers), skip_special, ctypes.byref(out))
+        if size == -1:
+            raise MemoryError("decode")
+        if size < 0:
+            raise IndexError(f"token id {ids[-2 - size]} is not in 0..{self.vocab_size - 1}")
+        try:
+            return ctypes.string_at(out, size)
+        finally:
+            self._library.zt_release(out)
+
+    def to_section(self) -> bytes:
+        """The tokenizer as bytes from which from_section() starts without building anything: tables and all."""
+        def word(id):
+            return -1 if id is None else id
+        head = _SECTION.pack(_SECTION_MAGIC, self.vocab_size, word(self.bos_id), word(self.eos_id), word(self.unknown_id),
+                             word(self.pad_id), self.adds_bos, self.adds_eos, self.strips_space, len(self.eos_ids))
+        head += struct.pack(f"<{len(self.eos_ids)}i", *sorted(self.eos_ids))
+        head += bytes(-len(head) % 64)
+        size = self._library.zt_image(self._handle, None, 0)
+        image = ctypes.create_string_buffer(size)
+        self._library.zt_image(self._handle, image, size)
+        return head + image.raw
+
+
+def from_gguf(fields: dict, path: str = "GGUF") -> BPETokenizer:
+    """The tokenizer that the `tokenizer.ggml.*` metadata describes.
+
+    fields: full keys; strings, numbers, and arrays as objects with `.raw` (the payload as in the file) and `.count`.
+    FormatError: damaged. UnsupportedError: another kind of tokenizer or pre-tokenizer.
+    """
+    name = fields.get("tokenizer.ggml.model")
+    if name not in MODELS:
+        raise UnsupportedError("tokenizer", name, MODELS)
+    model = MODELS[name]
+    pre, ignore_merges, default_bos = NONE, False, True
+    if model == BPE:
+        pre_name = fields.get("tokenizer.ggml.pre", "default")
+        if pre_name not in PRE_TOKENIZERS:
+            raise UnsupportedError("pre-tokenizer", pre_name, sorted(PRE_TOKENIZERS))
+        pre, ignore_merges, default_bos = PRE_TOKENIZERS[pre_name]
+    strips_space = bool(fields.get("tokenizer.ggml.add_space_prefix", model == SPM)) and model == SPM
+    arrays = {}
+    for field in ("tokens", "scores", "token_type", "merges"):
+        arrays[field] = fields.get("tokenizer.ggml." + field)
+        wanted = {"tokens": True, "scores": model == SPM, "merges": model == BPE}.get(field, False)
+        if arrays[field] is None and wanted:
+            raise FormatError(path, 0, "tokenizer.ggml." + field, "is missing")
+        kind = {"scores": "f32", "token_type": "i32"}.get(field, "string")
+        if arrays[field] is not None and getattr(arrays[field], "type", None) != kind:
+            raise FormatError(path, 0, "tokenizer.ggml." + field, f"is not an array of {kind}")
+
+    count = arrays["tokens"].count
+    ids = {key: _id(fields, key, count, path) for key in ("bos", "eos", "eot", "eom", "unknown", "padding")}
+    control = b"".join(struct.pack("<Q", len(data)) + data for data in (text.encode() for text in CONTROL_TEXTS))
+    control_ids = struct.pack("<4i", *(-1 if ids[key] is None else ids[key] for key in ("bos", "eos", "eot", "eom")))
+    words, keep = dict.fromkeys(native.SOURCE_FIELDS, 0), []
+
+    def put(field, data, number):
+        words[field], owner = native.address(data)
+        keep.append(owner)
+        words["num_" + field] = number
+        if field + "_bytes" in words:
+            words[field + "_bytes"] = len(data)
+
+    put("tokens", arrays["tokens"].raw, count)
+    if arrays["token_type"] is not None:
+        put("types", arrays["token_type"].raw, arrays["token_type"].count)
+    if model == SPM:
+        put("scores", arrays["scores"].raw, arrays["scores"].count)
+    else:
+        put("merges", arrays["merges"].raw, arrays["merges"].count)
+    put("control", control, len(CONTROL_TEXTS))
+    put("control_ids", control_ids, 4)
+    words["model"], words["pre"] = model, pre
+    words["flags"] = (_ADD_SPACE_PREFIX if strips_space else 0) | (_IGNORE_MERGES if ignore_merges else 0)
+    words["unknown_id"] = (1 << 64) - 1 if ids["unknown"] is None else ids["unknown"]
+
+    error = native.Error()
+    packed = (ctypes.c_uint64 * len(words))(*words.values())
+    handle = native.library().zt_new(packed, ctypes.byref(error))
+    if not handle:
+        field = {0: "tokens", 1: "scores", 2: "token_type", 3: "merges"}.get(error.field)
+        offset = getattr(arrays.get(field), "offset", 0) + error.offset
+        raise _refused(error, path, offset)
+    made = BPETokenizer(handle)
+    made.bos_id, made.eos_id, made.unknown_id, made.pad_id = ids["bos"], ids["eos"], ids["unknown"], ids["padding"]
+    made.adds_bos = bool(fields.get("tokenizer.ggml.add_bos_token", default_bos)) and ids["bos"] is not None
+    made.adds_eos = bool(fields.get("tokenizer.ggml.add_eos_token", False)) and ids["eos"] is not None
+    made.strips_space = strips_space
+    ends = {ids["eos"], ids["eot"], ids["eom"], *(made.find(text) for text in END_TEXTS)}
+    made.eos_ids = frozenset(ends - {None})
+    return made
+
+
+def from_section(section: bytes | bytearray | memoryview, path: str = "tokenizer") -> BPETokenizer:
+    """The tokenizer that to_section() wrote. FormatError: damaged, or of another version."""
+    view = memoryview(section).cast("B")
+    if len(view) < _SECTION.size or bytes(view[:8]) != _SECTION_MAGIC:
+        raise FormatError(path, 0, "tokenizer", "not a tokenizer section of this version; convert the model again")
+    _, size, bos, eos, unknown, pad, adds_bos, adds_eos, strips_space, num_ends = _SECTION.unpack_from(view)
+    start = _SECTION.size + 4 * num_ends
+    start += -start % 64
+    if not 0 <= num_ends <= 64 or start > len(view):
+        raise FormatError(path, 44, "tokenizer", "the end-of-generation ids do not fit in the section")
+    ends = struct.unpack_from(f"<{num_ends}i", view, _SECTION.size)
+    # A copy that starts on a page: the tables are used where they lie and need 8-byte alignment.
+    image = bytearray(view[start:])
+    where, owner = native.address(image)
+    error = native.Error()
+    handle = native.library().zt_open_image(where, len(image), ctypes.byref(error))
+    if not handle:
+        raise _refused(error, path, start + error.offset)
+    made = BPETokenizer(handle, owner)
+    if made.vocab_size != size or any(not -1 <= id < size for id in (bos, eos, unknown, pad, *ends)) or -1 in ends:
+        raise FormatError(path, 8, "tokenizer", "a token id is outside the vocabulary")
+    made.bos_id, made.eos_id, made.unknown_id, made.pad_id = (None if id < 0 else id for id in (bos, eos, unknown, pad))
+    made.adds_bos, made.adds_eos, made.strips_space = bool(adds_bos), bool(adds_eos), bool(strips_space)
+    made.eos_ids = frozenset(ends)
+    return made
+
+
+def pretokenize(pre: int, text: str) -> list[str]:
+    """The pieces of `text` that one of the patterns above cuts; for tests and curiosity."""
+    data = text.encode("utf-8", "surrogatepass")
+    ends = array("q", bytes(8 * len(data)))
+    count = native.library().zt_pretokenize(pre, data, len(data), ends.buffer_info()[0], len(ends))
+    return [data[start:end].decode("utf-8", "surrogatepass")
+            for start, end in zip([0, *ends[:count - 1]], ends[:count], strict=True)] if count else []
+
+
+def _id(fields: dict, key: str, count: int, path: str) -> int | None:
+    """A token id from the metadata; None when absent or -1 (what converters write for none)."""
+    field = f"tokenizer.ggml.{key}_token_id"
+    value = fields.get(field)
+    if value is None or value in (-1, 0xFFFFFFFF):
+        return None
+    if not isinstance(value, int) or not 0 <= value < count:
+        raise FormatError(path, 0, field, f"{value!r} is not a token id (0 to {count - 1})")
+    return value
+
+
+def _refused(error: native.Error, path: str, offset: int) -> Exception:
+    if error.field < 0:
+        return MemoryError("not enough memory for the tokenizer")
+    return FormatError(path, offset, _FIELDS[error.field], error.reason.decode())

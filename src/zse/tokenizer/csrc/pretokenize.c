@@ -1,0 +1,272 @@
+/* Pre-tokenizers: the patterns of published tokenizers as hand-written scanners that look at each character a
+ * bounded number of times. Bytes that are not UTF-8 count as one character each, of no class. */
+#include <string.h>
+
+#include "tokenizer.h"
+#include "unicode_table.h"
+
+enum { OTHER, UPPER, LOWER, LETTER, MARK, NUMBER, PUNCTUATION, SPACE, END };
+
+#define IS_LETTER(c) ((c) >= UPPER && (c) <= LETTER)
+#define IS_SYMBOL(c) ((c) == OTHER || (c) == MARK || (c) == PUNCTUATION) /* [^\s\p{L}\p{N}] */
+
+static int class_of(zt_scan *s, uint32_t code)
+{
+    if (code >= s->first && code < s->last) return s->run_class;  /* text stays in one script for a while */
+    size_t low = 0, high = NUM_CLASS_RUNS;
+    while (high - low > 1) {
+        size_t middle = (low + high) / 2;
+        if (class_runs[middle] >> 3 <= code) low = middle; else high = middle;
+    }
+    s->first = class_runs[low] >> 3;
+    s->last = low + 1 < NUM_CLASS_RUNS ? class_runs[low + 1] >> 3 : 0x110000;
+    s->run_class = (int)(class_runs[low] & 7);
+    return s->run_class;
+}
+
+/* Code point and length at p, which is before the end; an invalid byte is code point 0x110000 of length 1. */
+static uint32_t code_at(const uint8_t *p, size_t left, size_t *length)
+{
+    uint32_t b = p[0];
+    *length = 1;
+    if (b < 0x80) return b;
+    if (b >= 0xC2 && b < 0xE0 && left >= 2 && (p[1] & 0xC0) == 0x80) {
+        *length = 2;
+        return (b & 0x1F) << 6 | (p[1] & 0x3Fu);
+    }
+    if (b >= 0xE0 && b < 0xF0 && left >= 3 && (p[1] & 0xC0) == 0x80 && (p[2] & 0xC0) == 0x80) {
+        uint32_t code = (b & 0x0F) << 12 | (p[1] & 0x3Fu) << 6 | (p[2] & 0x3Fu);
+        if (code >= 0x800 && (code < 0xD800 || code > 0xDFFF)) {
+            *length = 3;
+            return code;
+        }
+    }
+    if (b >= 0xF0 && b < 0xF5 && left >= 4 && (p[1] & 0xC0) == 0x80 && (p[2] & 0xC0) == 0x80 && (p[3] & 0xC0) == 0x80) {
+        uint32_t code = (b & 0x07) << 18 | (p[1] & 0x3Fu) << 12 | (p[2] & 0x3Fu) << 6 | (p[3] & 0x3Fu);
+        if (code >= 0x10000 && code < 0x110000) {
+            *length = 4;
+            return code;
+        }
+    }
+    return 0x110000;
+}
+
+/* Class of the character at p within [p, end), and where the next one begins. */
+static int at(zt_scan *s, size_t p, size_t end, size_t *next)
+{
+    if (p >= end) {
+        *next = end;
+        return END;
+    }
+    if (s->text[p] < 0x80) {
+        *next = p + 1;
+        return ascii_class[s->text[p]];
+    }
+    size_t length;
+    uint32_t code = code_at(s->text + p, end - p, &length);
+    *next = p + length;
+    return code < 0x110000 ? class_of(s, code) : OTHER;
+}
+
+static size_t letters(zt_scan *s, size_t p, size_t end)
+{
+    size_t next;
+    for (int c = at(s, p, end, &next); IS_LETTER(c); c = at(s, p, end, &next)) p = next;
+    return p;
+}
+
+static size_t numbers(zt_scan *s, size_t p, size_t end, int most)
+{
+    size_t next;
+    for (int n = 0; n < most && at(s, p, end, &next) == NUMBER; n++) p = next;
+    return p;
+}
+
+static size_t symbols(zt_scan *s, size_t p, size_t end)
+{
+    size_t next;
+    for (int c = at(s, p, end, &next); IS_SYMBOL(c); c = at(s, p, end, &next)) p = next;
+    return p;
+}
+
+/* End of 's 't 're 've 'm 'll 'd at p, or p. With any_case also capitals and U+017F, which folds to s. */
+static size_t contraction(const zt_scan *s, size_t p, size_t end, int any_case)
+{
+    const uint8_t *t = s->text + p;
+    size_t left = end - p;
+    if (left < 2 || t[0] != '\'') return p;
+    int a = any_case && t[1] >= 'A' && t[1] <= 'Z' ? t[1] | 32 : t[1];
+    int b = left < 3 ? 0 : any_case && t[2] >= 'A' && t[2] <= 'Z' ? t[2] | 32 : t[2];
+    if (a == 's' || a == 't' || a == 'm' || a == 'd') return p + 2;
+    if ((a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l')) return p + 3;
+    if (any_case && a == 0xC5 && b == 0xBF) return p + 3;
+    return p;
+}
+
+/* White space at p: [\s*[\r\n]+ |] \s+(?!\S) | \s+ */
+static size_t spaces(zt_scan *s, size_t p, size_t end, int by_line)
+{
+    size_t q = p, next, last = p, after_line = p;
+    while (at(s, q, end, &next) == SPACE) {
+        if (s->text[q] == '\n' || s->text[q] == '\r') after_line = next;
+        last = q;
+        q = next;
+    }
+    if (by_line && after_line > p) return after_line;
+    return q < end && last > p ? last : q;  /* the last white space before a word belongs to the word */
+}
+
+static size_t gpt2(zt_scan *s, size_t p, size_t end)
+{
+    size_t q = contraction(s, p, end, 0), next;
+    if (q > p) return q;
+    q = p;
+    int c = at(s, p, end, &next);
+    if (s->text[p] == ' ') {
+        size_t after;
+        int following = at(s, next, end, &after);
+        if (following < SPACE) {
+            c = following;
+            q = next;
+        }
+    }
+    if (IS_LETTER(c)) return letters(s, q, end);
+    if (c == NUMBER) return numbers(s, q, end, INT32_MAX);
+    if (c == SPACE) return spaces(s, p, end, 0);
+    return symbols(s, q, end);
+}
+
+/* Llama 3 (digits by three) and Qwen 2 (digits alone). */
+static size_t llama3(zt_scan *s, size_t p, size_t end, int digits)
+{
+    size_t q = contraction(s, p, end, 1), next, after;
+    if (q > p) return q;
+    int c = at(s, p, end, &next);
+    if (IS_LETTER(c)) return letters(s, p, end);
+    if (c == NUMBER) return numbers(s, p, end, digits);
+    int following = at(s, next, end, &after);
+    if (IS_LETTER(following) && s->text[p] != '\r' && s->text[p] != '\n') return letters(s, next, end);
+    if (IS_SYMBOL(c) || (s->text[p] == ' ' && IS_SYMBOL(following))) {
+        q = symbols(s, IS_SYMBOL(c) ? p : next, end);
+        while (q < end && (s->text[q] == '\r' || s->text[q] == '\n')) q++;
+        return q;
+    }
+    return spaces(s, p, end, 1);
+}
+
+/* [Lu Lt Lm Lo M]*[Ll Lm Lo M]+ or, when that fails, [Lu Lt Lm Lo M]+[Ll Lm Lo M]*, at p; p when both fail. */
+static size_t cased_word(zt_scan *s, size_t p, size_t end)
+{
+    size_t q = p, next, after_both = p;
+    int c = at(s, q, end, &next);
+    for (; c == UPPER || c == LETTER || c == MARK; c = at(s, q, end, &next)) {
+        if (c != UPPER) after_both = next;  /* the last character that both sets hold */
+        q = next;
+    }
+    if (c == LOWER) {
+        for (; c == LOWER || c == LETTER || c == MARK; c = at(s, q, end, &next)) q = next;
+        return q;
+    }
+    return after_both > p ? after_both : q;
+}
+
+/* Whether the first of cased_word's two forms matches at p: it is tried with and without a leading character before
+ * the second form is tried at all. */
+static int has_lower_form(zt_scan *s, size_t p, size_t end)
+{
+    size_t next;
+    int c = at(s, p, end, &next);
+    for (; c == UPPER || c == LETTER || c == MARK; c = at(s, p, end, &next)) {
+        if (c != UPPER) return 1;
+        p = next;
+    }
+    return c == LOWER;
+}
+
+static size_t tekken(zt_scan *s, size_t p, size_t end)
+{
+    size_t next, after, q;
+    int c = at(s, p, end, &next);
+    int leads = !IS_LETTER(c) && c != NUMBER && s->text[p] != '\r' && s->text[p] != '\n';
+    int following = at(s, next, end, &after);
+    int word_follows = IS_LETTER(following) || following == MARK;
+    if (leads && word_follows && (c != MARK || has_lower_form(s, next, end))) return cased_word(s, next, end);
+    if (IS_LETTER(c) || c == MARK) return cased_word(s, p, end);
+    if (c == NUMBER) return next;
+    if (IS_SYMBOL(c) || (s->text[p] == ' ' && IS_SYMBOL(following))) {
+        q = symbols(s, IS_SYMBOL(c) ? p : next, end);
+        while (q < end && (s->text[q] == '\r' || s->text[q] == '\n' || s->text[q] == '/')) q++;
+        return q;
+    }
+    return spaces(s, p, end, 1);
+}
+
+static int is_default_punctuation(zt_scan *s, size_t p, size_t end, size_t *next)
+{
+    int c = at(s, p, end, next);
+    return c == PUNCTUATION || (c == OTHER && s->text[p] < 0x80 && s->text[p] != 0 && strchr("$+<=>^~|", s->text[p]));
+}
+
+/* llama.cpp's "default": punctuation runs, then GPT-2's words, then numbers, then digits by three, each splitting
+ * what the one before left. */
+static size_t by_default(zt_scan *s, size_t p)
+{
+    size_t next, q = p;
+    if (p >= s->piece_end) {
+        int punctuation = is_default_punctuation(s, p, s->end, &next);
+        for (q = next; q < s->end && is_default_punctuation(s, q, s->end, &next) == punctuation; q = next) {}
+        s->piece_end = q;
+        if (punctuation) return q;
+    }
+    if (p >= s->number_end) {
+        q = gpt2(s, p, s->piece_end);
+        if (s->text[p] == ' ' && q > p + 1 && at(s, p + 1, s->piece_end, &next) == NUMBER) return p + 1;
+        if (at(s, p, s->piece_end, &next) != NUMBER) return q;
+        s->number_end = q;
+    }
+    for (size_t r = p; r < s->number_end; r = next) {
+        int triple = s->number_end - r >= 3;
+        for (size_t i = r; triple && i < r + 3; i++) triple = s->text[i] >= '0' && s->text[i] <= '9';
+        if (triple) return r == p ? p + 3 : r;
+        at(s, r, s->number_end, &next);
+    }
+    return s->number_end;
+}
+
+void zt_scan_start(zt_scan *scan, int pre, const uint8_t *text, size_t bytes)
+{
+    *scan = (zt_scan){.text = text, .end = bytes, .pre = pre};
+}
+
+/* End of the piece that begins at `position` (before the end). To be called from 0 on, piece by piece. */
+size_t zt_scan_next(zt_scan *s, size_t p)
+{
+    size_t next;
+    switch (s->pre) {
+    case ZT_PRE_GPT2: return gpt2(s, p, s->end);
+    case ZT_PRE_LLAMA3: return llama3(s, p, s->end, 3);
+    case ZT_PRE_QWEN2: return llama3(s, p, s->end, 1);
+    case ZT_PRE_TEKKEN: return tekken(s, p, s->end);
+    case ZT_PRE_DEFAULT: return by_default(s, p);
+    case ZT_PRE_SMOLLM: /* digits stand alone, and what is between them is a text of its own */
+        if (at(s, p, s->end, &next) == NUMBER) return next;
+        if (p >= s->piece_end) {
+            for (s->piece_end = p; s->piece_end < s->end && at(s, s->piece_end, s->end, &next) != NUMBER;) s->piece_end = next;
+        }
+        return gpt2(s, p, s->piece_end);
+    default: return s->end;
+    }
+}
+
+/* The end of every piece, up to `capacity` of them; returns how many there are. */
+int64_t zt_pretokenize(int64_t pre, const uint8_t *text, uint64_t bytes, int64_t *ends, uint64_t capacity)
+{
+    zt_scan scan;
+    uint64_t count = 0;
+    zt_scan_start(&scan, (int)pre, text, bytes);
+    for (size_t p = 0; p < bytes; count++) {
+        p = zt_scan_next(&scan, p);
+        if (count < capacity) ends[count] = (int64_t)p;
+    }
+    return (int64_t)count;
+}
