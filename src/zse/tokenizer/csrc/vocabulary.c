@@ -238,19 +238,31 @@ static int64_t from_alphabet(const int16_t byte_of[0x144], const uint8_t *text, 
     return n;
 }
 
-/* SentencePiece text: U+2581 stands for a space. */
-static int64_t from_escaped(zt *t, const uint8_t *text, uint64_t bytes, uint8_t *out)
+static uint64_t has_byte(uint64_t word, uint8_t byte)
+{
+    uint64_t v = word ^ 0x0101010101010101u * byte;
+    return (v - 0x0101010101010101u) & ~v & 0x8080808080808080u;
+}
+
+/* SentencePiece text: U+2581 stands for a space. `readable` bytes may be read from text and written to out. */
+static int64_t from_escaped(zt *t, const uint8_t *text, uint64_t bytes, uint64_t readable, uint8_t *out)
 {
     int64_t n = 0;
     for (uint64_t i = 0; i < bytes;) {
-        if (text[i] == 0xE2 && bytes - i >= 3 && text[i + 1] == 0x96 && text[i + 2] == 0x81) {
-            if (n && out[n - 1] != ' ') t->head.before_space[out[n - 1] >> 3] |= (uint8_t)(1 << (out[n - 1] & 7));
-            out[n++] = ' ';
-            i += 3;
-        } else {
-            if (text[i] == ' ' && n && out[n - 1] != ' ') t->head.before_space[out[n - 1] >> 3] |= (uint8_t)(1 << (out[n - 1] & 7));
-            out[n++] = text[i++];
+        if (readable - i >= 8) {  /* eight bytes at once where none of them can be a space */
+            uint64_t word = word_at(text + i);
+            if (!(has_byte(word, 0xE2) | has_byte(word, ' '))) {
+                uint64_t step = bytes - i < 8 ? bytes - i : 8;
+                memcpy(out + n, &word, 8);
+                n += (int64_t)step;
+                i += step;
+                continue;
+            }
         }
+        int escaped = text[i] == 0xE2 && bytes - i >= 3 && text[i + 1] == 0x96 && text[i + 2] == 0x81;
+        if ((escaped || text[i] == ' ') && n && out[n - 1] != ' ') t->head.before_space[out[n - 1] >> 3] |= (uint8_t)(1 << (out[n - 1] & 7));
+        out[n++] = escaped ? ' ' : text[i];
+        i += escaped ? 3 : 1;
     }
     return n;
 }
@@ -266,7 +278,7 @@ static int named_byte(const uint8_t *text, uint64_t bytes)
 }
 
 /* Hashes of the texts that are control tokens whatever their type says. */
-typedef struct { uint64_t filter, hashes[64], count; } zt_names;
+typedef struct { uint8_t first[32]; uint64_t hashes[64], count; } zt_names;
 
 static int read_names(const zt_source *s, zt_names *names, zt_error *e)
 {
@@ -275,26 +287,61 @@ static int read_names(const zt_source *s, zt_names *names, zt_error *e)
     *names = (zt_names){0};
     for (uint64_t i = 0; i < s->num_control; i++) {
         if (i == 64 || !next_string(s->control, s->control_bytes, &offset, &text, &length)) return fail(e, -1, 0, "bad list of control tokens");
-        uint64_t hash = zt_hash(text, length);
-        names->hashes[names->count++] = hash;
-        names->filter |= 1ull << (hash & 63);
+        if (!length) continue;
+        names->hashes[names->count++] = zt_hash(text, length);
+        names->first[text[0] >> 3] |= (uint8_t)(1 << (text[0] & 7));
     }
     return 1;
 }
 
-static int is_named(const zt_names *names, uint64_t hash)
+static int is_named(const zt_names *names, const uint8_t *text, uint64_t bytes)
 {
-    if (!(names->filter >> (hash & 63) & 1)) return 0;
+    if (!bytes || !(names->first[text[0] >> 3] >> (text[0] & 7) & 1)) return 0;
+    uint64_t hash = zt_hash(text, bytes);
     for (uint64_t i = 0; i < names->count; i++) {
         if (names->hashes[i] == hash) return 1;
     }
     return 0;
 }
 
+/* Tokens on their way into the table: their slots are fetched from memory while the next ones are read. */
+enum { NUM_PENDING = 16 };
+typedef struct { uint64_t hashes[NUM_PENDING]; uint32_t ids[NUM_PENDING], count; } zt_pending;
+
+static int insert(zt *t, uint32_t id, uint64_t hash)
+{
+    uint64_t slot = slot_of(t, t->text + t->offsets[id], t->offsets[id + 1] - t->offsets[id], hash);
+    uint32_t ids = (1u << t->head.id_bits) - 1;
+    if (slot == ZT_NONE) return 0;
+    t->table[slot] = ((uint32_t)(hash >> 32) & ~ids) | (id + 1);  /* of equal texts the last counts */
+    return 1;
+}
+
+static int insert_later(zt *t, zt_pending *pending, uint32_t id, uint64_t hash)
+{
+    uint32_t at = pending->count++ % NUM_PENDING;
+    int ok = pending->count <= NUM_PENDING || insert(t, pending->ids[at], pending->hashes[at]);
+    __builtin_prefetch(&t->table[hash & (t->head.table_size - 1)], 1);
+    pending->ids[at] = id;
+    pending->hashes[at] = hash;
+    return ok;
+}
+
+static int insert_pending(zt *t, const zt_pending *pending)
+{
+    uint32_t first = pending->count < NUM_PENDING ? 0 : pending->count - NUM_PENDING;
+    for (uint32_t i = first; i < pending->count; i++) {
+        if (!insert(t, pending->ids[i % NUM_PENDING], pending->hashes[i % NUM_PENDING])) return 0;
+    }
+    return 1;
+}
+
 static int read_tokens(zt *t, const zt_source *s, zt_error *e)
 {
     int16_t byte_of[0x144];
+    const char *collide = "token texts that collide in the hash table";
     zt_names names;
+    zt_pending pending = {.count = 0};
     uint64_t offset = 0, length, used = 0, n = s->num_tokens;
     const uint8_t *text;
     if (!read_names(s, &names, e)) return 0;
@@ -313,7 +360,7 @@ static int read_tokens(zt *t, const zt_source *s, zt_error *e)
             if (type == 0) type = ZT_NORMAL;  /* "undefined", which old converters write */
             if (type < ZT_NORMAL || type > ZT_BYTE) return fail(e, 2, 4 * id, "not a token type (0 to 6)");
         }
-        if (names.count && type != ZT_CONTROL && is_named(&names, zt_hash(text, length))) type = ZT_CONTROL;
+        if (type != ZT_CONTROL && is_named(&names, text, length)) type = ZT_CONTROL;
         if (t->types[id] && type != ZT_UNKNOWN) type = ZT_CONTROL;
         if (length == 0 && type != ZT_BYTE) type = ZT_UNUSED;  /* nothing to find in a text */
         uint8_t *out = t->text + used;
@@ -328,7 +375,7 @@ static int read_tokens(zt *t, const zt_source *s, zt_error *e)
         } else if (in_table && s->model == ZT_MODEL_BPE) {
             written = from_alphabet(byte_of, text, length, out);
         } else if (in_table) {
-            written = from_escaped(t, text, length, out);
+            written = from_escaped(t, text, length, s->tokens_bytes - (uint64_t)(text - s->tokens), out);
         }
         if (written < 0) {  /* special, or not in the byte alphabet: stands for itself and is not found in a text */
             memcpy(out, text, length);
@@ -342,15 +389,13 @@ static int read_tokens(zt *t, const zt_source *s, zt_error *e)
             if (length > ZT_MAX_SPECIAL_BYTES) return fail(e, 0, begin, "a special token is longer than 1024 bytes");
             if (!add_special(t, (uint32_t)id, text, length)) return fail(e, 0, begin, "too many special tokens");
         } else if (in_table && written > 0) {
-            uint64_t hash = zt_hash(out, (size_t)written), slot = slot_of(t, out, (size_t)written, hash);
-            if (slot == ZT_NONE) return fail(e, 0, begin, "token texts that collide in the hash table");
-            uint32_t ids = (1u << t->head.id_bits) - 1;
-            t->table[slot] = ((uint32_t)(hash >> 32) & ~ids) | (uint32_t)(id + 1);
+            if (!insert_later(t, &pending, (uint32_t)id, zt_hash(out, (size_t)written))) return fail(e, 0, begin, collide);
             if ((uint64_t)written > t->head.max_token_bytes) t->head.max_token_bytes = (uint64_t)written;
             if (written == 1 && s->model == ZT_MODEL_BPE) t->head.byte_ids[out[0]] = (uint32_t)id;
         }
         used += (uint64_t)written;
     }
+    if (!insert_pending(t, &pending)) return fail(e, 0, 0, collide);
     if (offset != s->tokens_bytes) return fail(e, 0, offset, "bytes after the last token");
     t->head.text_bytes = used;
     return 1;
@@ -443,7 +488,7 @@ static int allocate(zt *t, const zt_source *s)
     t->head.table_size = power_of_two(2 * n);
     t->head.id_bits = bits_for(n);
     t->offsets = malloc((n + 1) * 4);
-    t->text = malloc(s->tokens_bytes + 1);
+    t->text = malloc(s->tokens_bytes + 8);
     t->types = calloc(n + 1, 1);
     t->table = calloc(t->head.table_size, 4);
     if (s->model == ZT_MODEL_SPM) {
