@@ -153,6 +153,8 @@ def from_gguf(fields: dict, path: str = "GGUF") -> BPETokenizer:
         kind = {"scores": "f32", "token_type": "i32"}.get(field, "string")
         if arrays[field] is not None and getattr(arrays[field], "type", None) != kind:
             raise FormatError(path, 0, "tokenizer.ggml." + field, f"is not an array of {kind}")
+        if arrays[field] is not None and kind != "string" and len(arrays[field].raw) != 4 * arrays[field].count:
+            raise FormatError(path, 0, "tokenizer.ggml." + field, "are not numbers of 4 bytes each")
 
     count = arrays["tokens"].count
     ids = {key: _id(fields, key, count, path) for key in ("bos", "eos", "eot", "eom", "unknown", "padding")}
@@ -205,7 +207,7 @@ def from_section(section: bytes | bytearray | memoryview, path: str = "tokenizer
     _, size, bos, eos, unknown, pad, adds_bos, adds_eos, strips_space, num_ends = _SECTION.unpack_from(view)
     start = _SECTION.size + 4 * num_ends
     start += -start % 64
-    if not 0 <= num_ends <= 64 or start > len(view):
+    if not 0 <= num_ends <= 64 or start >= len(view):
         raise FormatError(path, 44, "tokenizer", "the end-of-generation ids do not fit in the section")
     ends = struct.unpack_from(f"<{num_ends}i", view, _SECTION.size)
     # A copy that starts on a page: the tables are used where they lie and need 8-byte alignment.

@@ -22,12 +22,17 @@ class Error(ctypes.Structure):
     _fields_ = [("field", ctypes.c_int64), ("offset", ctypes.c_int64), ("reason", ctypes.c_char * 240)]
 
 
-def library() -> ctypes.CDLL:
-    """The loaded library. CompileError when it has not been built."""
+def installed() -> str:
+    """Where the compiled library belongs."""
+    folder = env.get("ZSE_NATIVE_DIR") or os.path.join(os.path.dirname(os.path.dirname(__file__)), "_native")
+    return os.path.join(folder, LIBRARY)
+
+
+def library(path: str | None = None) -> ctypes.CDLL:
+    """The library, loaded at the first call (from `path` or where it is installed). CompileError when it is not there."""
     global _library
     if _library is None:
-        folder = env.get("ZSE_NATIVE_DIR") or os.path.join(os.path.dirname(os.path.dirname(__file__)), "_native")
-        path = os.path.join(folder, LIBRARY)
+        path = path or installed()
         try:
             loaded = ctypes.CDLL(path)
         except OSError as error:
