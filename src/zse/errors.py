@@ -1,6 +1,12 @@
 """Errors that reach a user: one line that says what is wrong and what to do, an exit code, an API status."""
 
 
+def one_line(text: object) -> str:
+    """`text` on one line of printable characters: names come from files, and go to terminals and logs."""
+    line = str(text)
+    return line if line.isprintable() else line.encode("unicode_escape").decode("ascii")
+
+
 class ZSEError(Exception):
     """Base of every error that is shown to a user as one line. `exit_code` is the CLI's."""
 
@@ -13,7 +19,7 @@ class FormatError(ZSEError):
     exit_code = 2
 
     def __init__(self, path, offset: int, field: str, reason: str):
-        super().__init__(f"{path}: offset {offset}: {field}: {reason}")
+        super().__init__(f"{one_line(path)}: offset {offset}: {one_line(field)}: {one_line(reason)}")
         self.path, self.offset, self.field, self.reason = str(path), offset, field, reason
 
 
@@ -24,7 +30,7 @@ class UnsupportedError(ZSEError):
 
     def __init__(self, what: str, got: object, supported):
         names = ", ".join(str(name) for name in supported)
-        super().__init__(f"{what} {got!r} is not supported; supported: {names}")
+        super().__init__(f"{one_line(what)} {got!r} is not supported; supported: {names}")
         self.what, self.got, self.supported = what, got, tuple(supported)
 
 

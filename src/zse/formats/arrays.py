@@ -22,16 +22,16 @@ _native = None              # None: not looked for; False: not there
 class ScalarArray:
     """`count` numbers of `type` (a key of SCALARS), little endian. Read on demand."""
 
-    __slots__ = ("file", "offset", "type", "count", "nbytes")
+    __slots__ = ("file", "offset", "type", "count", "nbytes", "crc32")
 
-    def __init__(self, file: ModelFile, offset: int, type: str, count: int):
-        self.file, self.offset, self.type, self.count = file, offset, type, count
+    def __init__(self, file: ModelFile, offset: int, type: str, count: int, crc32: int | None = None):
+        self.file, self.offset, self.type, self.count, self.crc32 = file, offset, type, count, crc32
         self.nbytes = count * SCALARS[type][1]
 
     @property
     def raw(self) -> memoryview:
         """The array's bytes as they stand in the file; read anew at every access."""
-        return memoryview(self.file.read(self.offset, self.nbytes, "array"))
+        return memoryview(read_checked(self.file, self.offset, self.nbytes, self.crc32, "array"))
 
     def tolist(self) -> list:
         import struct
@@ -44,20 +44,21 @@ class ScalarArray:
 class StringArray:
     """`count` byte strings, each behind its u64 little-endian length. Read on demand. Bytes need not be UTF-8."""
 
-    __slots__ = ("file", "offset", "count", "nbytes")
+    __slots__ = ("file", "offset", "count", "nbytes", "crc32")
     type = "string"
 
-    def __init__(self, file: ModelFile, offset: int, count: int, nbytes: int):
-        self.file, self.offset, self.count, self.nbytes = file, offset, count, nbytes
+    def __init__(self, file: ModelFile, offset: int, count: int, nbytes: int, crc32: int | None = None):
+        self.file, self.offset, self.count, self.nbytes, self.crc32 = file, offset, count, nbytes, crc32
 
     @property
     def raw(self) -> memoryview:
         """The payload as in the file: `count` times (u64 length, bytes), exactly `nbytes` long. Read anew at every
         access, and walked again, so that a file changed since it was opened cannot mislead a consumer in C."""
-        data = self.file.read(self.offset, self.nbytes, "array")
+        data = read_checked(self.file, self.offset, self.nbytes, self.crc32, "array")
         strings, consumed = scan_strings(data, self.count, self.nbytes)
         if strings != self.count or consumed != self.nbytes:
-            raise FormatError(self.file.path, self.offset, "array", "changed while it was in use; load it again")
+            raise FormatError(self.file.path, self.offset, "array",
+                              f"is not {self.count} strings in {self.nbytes} bytes")
         return memoryview(data)
 
     def __iter__(self) -> Iterator[bytes]:
@@ -72,6 +73,16 @@ class StringArray:
 
     def __len__(self) -> int:
         return self.count
+
+
+def read_checked(file: ModelFile, offset: int, nbytes: int, crc32: int | None, field: str) -> bytes:
+    """The bytes at `offset`; FormatError if they do not have the checksum (None: there is none)."""
+    data = file.read(offset, nbytes, field)
+    if crc32 is not None:
+        import zlib
+        if zlib.crc32(data) != crc32:
+            raise FormatError(file.path, offset, field, "does not match its checksum: the file is damaged")
+    return data
 
 
 def scan_strings(data: bytes, count: int, limit: int) -> tuple[int, int]:

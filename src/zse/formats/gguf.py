@@ -47,6 +47,7 @@ MAX_KEY_BYTES = 1 << 10
 MAX_TENSOR_NAME_BYTES = 256
 MAX_TEXT_BYTES = 1 << 24
 MAX_DIMENSIONS = 4
+MAX_LAYERS = 4096
 MAX_ELEMENTS = 1 << 44
 MAX_ALIGNMENT = 1 << 16
 MAX_LIST_LENGTH = 1 << 12       # longer arrays stay in the file
@@ -128,6 +129,7 @@ def _open(file: ModelFile) -> ModelSource:
     split = metadata.get("split.count", 0)
     if split not in (0, 1):
         raise UnsupportedError("GGUF in parts: split.count", split, ("1 (llama-gguf-split --merge joins the parts)",))
+    _check_metadata(file, metadata)
     fields = {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
     template = metadata.get("tokenizer.chat_template")
     return ModelSource(
@@ -136,6 +138,26 @@ def _open(file: ModelFile) -> ModelSource:
         chat_template=template if isinstance(template, str) else None,
         interleaved_rope=metadata.get("general.architecture") in INTERLEAVED_ROPE,
     )
+
+
+def _check_metadata(file: ModelFile, metadata: dict) -> None:
+    """FormatError where the metadata contradicts itself in ways that a loader would trip over."""
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if tokens is not None and not isinstance(tokens, StringArray):
+        raise FormatError(file.path, 0, "tokenizer.ggml.tokens", "is not an array of strings")
+    for key, kind in (("tokenizer.ggml.scores", ScalarArray), ("tokenizer.ggml.token_type", ScalarArray),
+                      ("tokenizer.ggml.merges", StringArray)):
+        array = metadata.get(key)
+        if array is None:
+            continue
+        if not isinstance(array, kind):
+            raise FormatError(file.path, 0, key, "is not an array of its kind")
+        if kind is ScalarArray and (tokens is None or array.count != tokens.count):
+            raise FormatError(file.path, array.offset, key, f"{array.count} entries for a vocabulary of "
+                                                            f"{tokens.count if tokens else 0}")
+    layers = metadata.get(f"{metadata.get('general.architecture')}.block_count", 1)
+    if type(layers) is not int or not 0 < layers <= MAX_LAYERS:
+        raise FormatError(file.path, 0, "block_count", f"{str(layers)[:40]} is not a number of layers up to {MAX_LAYERS}")
 
 
 def _count(cursor: _Cursor, field: str, most: int, item_bytes: int) -> int:

@@ -110,6 +110,18 @@ class ModelSource:
             name = names[0] if isinstance(names, list) and names else None
         return name if isinstance(name, str) else ""
 
+    @property
+    def vocab_size(self) -> int | None:
+        """Entries of the vocabulary, which is how many rows the embedding and the LM head have. None: not known."""
+        if self.naming == "hf":
+            config = self.hf_config or {}
+            nested = config.get("text_config")
+            size = config.get("vocab_size", nested.get("vocab_size") if isinstance(nested, dict) else None)
+        else:
+            tokens = self.metadata.get("tokenizer.ggml.tokens")
+            size = getattr(tokens, "count", None) or self.metadata.get(f"{self.architecture}.vocab_size")
+        return size if type(size) is int else None
+
     def info(self, tensor: str | TensorInfo) -> TensorInfo:
         """The tensor of that name. FormatError if the model has none."""
         if isinstance(tensor, TensorInfo):

@@ -13,6 +13,7 @@ from zse.errors import UnsupportedError
 LAYOUT = "r16"
 TILE_ROWS = 16          # rows of a tile: the f32 lanes of one AVX-512 register, two of AVX2
 BLOCK_COLUMNS = 32      # K of an affine weight is a multiple of this
+PLANE_ALIGN = 256       # bytes; the alignment that GPU copies and tensor maps want
 BITS = (4, 5, 6, 8)
 GROUPS = (16, 32, 64, 128, 256, 0)      # 0: one group is the whole row
 DENSE_DTYPES = ("f32", "f16", "bf16")
@@ -120,6 +121,16 @@ class DenseScheme(namedtuple("DenseScheme", "dtype")):
 
     def nbytes(self, n: int, k: int) -> int:
         return self.planes(n, k)[0].nbytes
+
+
+def placed_planes(scheme: AffineScheme | DenseScheme, n: int, k: int) -> tuple[list[tuple[Plane, int]], int]:
+    """The planes of N x K with their offsets in one piece, each at a multiple of 256, and the piece's bytes."""
+    placed, end = [], 0
+    for plane in scheme.planes(n, k):
+        start = end + -end % PLANE_ALIGN
+        placed.append((plane, start))
+        end = start + plane.nbytes
+    return placed, end
 
 
 def parse_scheme(name: str) -> AffineScheme | DenseScheme:

@@ -1,0 +1,131 @@
+"""`zse verify`: reads a whole model and says whether it is sound."""
+
+import os
+import zlib
+from collections import namedtuple
+from collections.abc import Callable
+
+from zse.errors import FormatError
+from zse.formats.arrays import ScalarArray, StringArray
+from zse.formats.source import ModelSource, TensorInfo, open_model
+
+_CHUNK_BYTES = 1 << 22
+_CHUNK_ELEMENTS = 1 << 20
+
+
+class VerifyReport(namedtuple("VerifyReport", "path kind num_tensors nbytes checks")):
+    """What was verified: the model's kind, tensors and bytes read, and a line for every kind of check that passed."""
+
+    __slots__ = ()
+
+
+def verify(path: str | os.PathLike, progress: Callable[[int, int, str], None] | None = None, *,
+           numbers: bool = True) -> VerifyReport:
+    """Checks a model from end to end. Raises FormatError at the first damage, naming file, offset and tensor.
+
+    Every format: the structure (as every opening does), every byte readable, the vocabulary's strings, and with
+    `numbers` no NaN or infinity in weights, scales and offsets. `.zse`: all checksums too, and zeros between tensors.
+    progress(done_bytes, total_bytes, tensor).
+    """
+    with open_model(path) as model:
+        checks = ["structure: every number in the headers fits the file"]
+        if model.kind == "zse":
+            _verify_gaps(model)
+            checks.append("padding: zeros between sections and tensors")
+        if _verify_tokenizer(model):
+            checks.append("tokenizer: vocabulary complete")
+        total = sum(info.nbytes for info in model.tensors.values())
+        done = 0
+        for info in model.tensors.values():
+            checked = numbers and _verify_numbers(model, info)
+            if info.crc32 is not None or not checked:
+                _verify_bytes(model, info)
+            done += info.nbytes
+            if progress:
+                progress(done, total, info.name)
+        if model.kind == "zse":
+            checks.append("checksums: header, sections, vocabulary, every tensor")
+        checks.append("data: every byte was read" + (", and no weight or scale is NaN or infinite" if numbers else ""))
+        model.check_unchanged()
+        return VerifyReport(model.path, model.kind, len(model.tensors), total, tuple(checks))
+
+
+def _verify_bytes(model: ModelSource, info: TensorInfo) -> None:
+    crc32 = 0
+    for start in range(0, info.nbytes, _CHUNK_BYTES):
+        crc32 = zlib.crc32(model.read(info, start, min(_CHUNK_BYTES, info.nbytes - start)), crc32)
+    if info.crc32 is not None and crc32 != info.crc32:
+        raise FormatError(info.file.path, info.offset, info.name,
+                          f"checksum is {crc32:08x}, the index says {info.crc32:08x}: the weights are damaged")
+
+
+def _verify_tokenizer(model: ModelSource) -> bool:
+    tokenizer = model.tokenizer
+    if tokenizer is None:
+        return False
+    if tokenizer.kind == "hf":
+        from zse.formats.jsontext import parse_object
+        parse_object(tokenizer.json, model.path, 0, "tokenizer.json")
+        return True
+    for array in tokenizer.fields.values():
+        if isinstance(array, StringArray | ScalarArray):
+            _ = array.raw           # reads, walks and checks
+    return True
+
+
+def _verify_numbers(model: ModelSource, info: TensorInfo) -> bool:
+    """FormatError for NaN and infinities; False if the tensor is not of numbers that could be such."""
+    import numpy as np
+
+    from zse.formats.gguf_blocks import unpack_blocks
+    from zse.formats.matrix import FLOATS, read_planes, widen
+    if info.layout == "rows" and info.type not in FLOATS:
+        return False
+    if not info.shape:
+        parts = [(0, 1)]
+    else:
+        rows = max(16, _CHUNK_ELEMENTS * info.shape[0] // info.num_elements // 16 * 16)
+        parts = [(start, min(start + rows, info.shape[0])) for start in range(0, info.shape[0], rows)]
+    row_bytes = info.nbytes // info.shape[0] if info.shape else info.nbytes
+    for start, stop in parts:
+        if info.layout == "r16":
+            planes = read_planes(model, info, start // 16, -(-stop // 16))
+            arrays: dict[str, np.ndarray] = {name: planes[name] for name in ("scale", "offset") if name in planes}
+            if "w" in planes:
+                arrays["w"] = widen(planes["w"], info.type)
+        else:
+            raw = model.read(info, start * row_bytes, (stop - start) * row_bytes)
+            if info.layout == "rows":
+                dtype = FLOATS[info.type]
+                values = np.frombuffer(raw, {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}[dtype])
+                arrays = {"w": widen(values, dtype)}
+            else:
+                _, scale, offset = unpack_blocks(info.type, raw)
+                arrays = {"scale": scale} if offset is None else {"scale": scale, "offset": offset}
+        for name, array in arrays.items():
+            if not np.isfinite(array).all():
+                what = {"w": "weight"}.get(name, name)
+                raise FormatError(info.file.path, info.offset, info.name,
+                                  f"a {what} in rows [{start}, {stop}) is NaN or infinite")
+    return True
+
+
+def _verify_gaps(model: ModelSource) -> None:
+    """A .zse holds nothing but its sections and tensors: everything between them is zero."""
+    from zse.formats.zse import ENTRY, HEADER, read_sections
+    file = model.files[0]
+    sections = read_sections(file)
+    taken = [(0, HEADER.size + len(sections) * ENTRY.size)]
+    for section in sections.values():
+        if section.name != "weights":
+            taken.append((section.offset, section.offset + section.nbytes))
+    taken += [(info.offset, info.offset + info.nbytes) for info in model.tensors.values()]
+    taken.append((file.size, file.size))
+    end = 0
+    for start, stop in sorted(taken):
+        while end < start:
+            data = file.read(end, min(_CHUNK_BYTES, start - end), "padding")
+            if data.count(0) != len(data):
+                raise FormatError(file.path, end, "padding", f"bytes [{end}, {start}) are not zero")
+            end += len(data)
+        end = max(end, stop)
