@@ -4,21 +4,14 @@ Tests, `zse bench` and the build all read these objects; nothing here imports Nu
 build imports it in an environment that has none (references and cases import NumPy themselves).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from zse.kernel import Variant
+
 if TYPE_CHECKING:
     import numpy
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A kernel with its statics bound and the symbol that it becomes in every kernel library."""
-
-    symbol: str
-    kernel: Any
-    statics: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,14 @@ from zse.kernels.op import Op, Variant
 # Module → the Op objects it defines.
 MODULES: dict[str, tuple[str, ...]] = {
     "matmul": ("MATMUL",),
+    "embed": ("EMBED",),
+    "norm": ("ADD_RMSNORM",),
+    "rope": ("ROPE_TABLE",),
+    "qkv_post": ("QKV_POST",),
+    "attention": ("ATTENTION",),
+    "activation": ("GATED",),
+    "quantize": ("QUANTIZE",),
+    "gather": ("GATHER_ROWS",),
 }
 
 

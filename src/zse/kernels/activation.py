@@ -1,0 +1,94 @@
+"""Gated activations of the feed-forward block: silu(gate) * up and gelu_tanh(gate) * up."""
+
+from zse.kernel import Ptr, Variant, block_index, exp, f32, i8, i64, inline, kernel, load, static, store, target
+from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, require
+from zse.kernels.quantize import GROUP, int8_output, quantize_group
+
+CHUNK = 256         # columns of one block, so that the threads share the exponentials of a single row
+KINDS = ("silu", "gelu_tanh")
+
+
+@inline
+def activate(gate, KIND):
+    """silu(g) = g / (1 + exp(-g)); gelu_tanh(g) = g / (1 + exp(-2 u)), u = sqrt(2 / pi) * (g + 0.044715 g^3): the
+    identity 1 + tanh(u) = 2 / (1 + exp(-2 u)) saves the hyperbolic tangent (Hendrycks and Gimpel 2016, tanh form)."""
+    exponent = gate * -1.0 if KIND == "silu" else gate * (gate * gate * (-2 * 0.7978845608028654 * 0.044715)
+                                                         + -2 * 0.7978845608028654)
+    return gate / (1.0 + exp(exponent))
+
+
+@kernel
+def gated_rows(gate_up: Ptr[f32, "const"], out: Ptr[f32], q: Ptr[i8], scale: Ptr[f32], total: Ptr[f32], width: i64,
+               chunk: i64, KIND: static, INT8: static):
+    """Grid (chunks of columns, rows); a row of gate_up is gate, then up, `width` values each."""
+    L = target.lanes
+    row = block_index(1)
+    first = block_index(0) * chunk
+    last = min(first + chunk, width)
+    gate = gate_up + row * 2 * width
+    up = gate + width
+    at = row * width
+    if INT8:
+        for k in range(first, last, GROUP):
+            values = [activate(load(gate + k + i, L), KIND) * load(up + k + i, L) for i in static(range(0, GROUP, L))]
+            quantize_group(values, q + at + k, scale + (at + k) // GROUP, total + (at + k) // GROUP)
+    else:
+        whole = first + (last - first) // L * L
+        for k in range(first, whole, L):
+            store(out + at + k, activate(load(gate + k, L), KIND) * load(up + k, L))
+        for k in range(whole, last):
+            out[at + k] = activate(gate[k], KIND) * up[k]
+
+
+def gated(recorder, gate_up, out, kind: str) -> None:
+    """gate_up f32 [M, 2F] (gate, then up) → out [M, F]: f32 Tensor, or int8 Activation (F a multiple of 32).
+    kind: "silu" or "gelu_tanh"."""
+    require(kind in KINDS, f"gated: kind {kind!r}, expected one of {KINDS}")
+    rows, double = gate_up.shape
+    check("gated gate_up", gate_up, "f32", rows, double)
+    width = double // 2
+    require(double % 2 == 0 and tuple(out.shape) == (rows, width),
+            f"gated: out has shape {tuple(out.shape)}, gate_up {(rows, double)}")
+    grid = (-(-width // CHUNK), rows)
+    if out.dtype == "int8":
+        require(width % GROUP == 0, f"gated: width {width} is not a multiple of {GROUP}")
+        recorder.launch(f"gated_{kind}_int8", [gate_up, 0, out.q, out.scale, out.sum, width, CHUNK], grid)
+    else:
+        recorder.launch(f"gated_{kind}_f32", [gate_up, out, 0, 0, 0, width, CHUNK], grid)
+
+
+def _reference(gate_up, kind, out=None):
+    import numpy as np
+
+    gate, up = np.split(np.asarray(gate_up, np.float64), 2, axis=1)
+    inner = gate if kind == "silu" else 2 * np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
+    with np.errstate(over="ignore"):
+        return {"out": gate / (1 + np.exp(-inner)) * up}
+
+
+def _cases(rng):
+    import numpy as np
+
+    near = Tolerance(1e-30, 3e-6, "exp within 2 ulp, then four f32 roundings; gelu's exponent is itself rounded")
+    for kind in KINDS:
+        for rows, width in ((1, 1536), (5, 33), (3, 7)):
+            x = (rng.standard_normal((rows, 2 * width)) * 3).astype(np.float32)
+            x[0, 0], x[-1, 1] = -100.0, 100.0                     # exp saturates without a NaN
+            yield Case(f"{kind} f32 {rows}x{width}", {"gate_up": x}, {"out": Output((rows, width), "float32", near)},
+                       {"kind": kind})
+        x = (rng.standard_normal((3, 2 * 288)) * 3).astype(np.float32)
+        yield Case(f"{kind} int8", {"gate_up": x}, {"out": int8_output(3, 288, 4e-6)}, {"kind": kind})
+
+
+def _cost(case: Case) -> Cost:
+    rows, double = case.inputs["gate_up"].shape
+    wide = 1 if case.outputs["out"].int8 else 4
+    return Cost(rows * double * 4 + rows * double // 2 * wide, rows * double // 2 * 20)
+
+
+def _variants(target):
+    return [Variant(f"gated_{kind}_{form}", gated_rows, {"KIND": kind, "INT8": form == "int8"})
+            for kind in KINDS for form in ("f32", "int8")]
+
+
+GATED = Op("gated", _variants, gated, _reference, _cases, _cost)

@@ -1,0 +1,327 @@
+"""Causal attention over paged keys and values: one kernel for decode, prefill, chunked and mixed batches.
+
+A block takes one key/value head and one *tile*: neighbouring tokens of one sequence whose positions share a multiple of
+the tile length (the first token of a run leads its tile; the blocks of the others return at once). Tiles, key blocks and
+segments lie at fixed positions, and every query row goes through the same instructions whatever else is in the batch, so
+a row's result is bit for bit the same alone, batched, chunked or whole.
+
+Keys are walked in segments of 256: scores (lanes are tokens), softmax, then P·V (lanes are dimensions) with the sums in
+registers; segments are merged with running maxima (Milakov and Gimelshein 2018; Dao et al. 2022, and 2023 for the split
+over keys). With several splits every segment is a block of its own, and attention_combine merges them in the same order
+with the same arithmetic.
+"""
+
+from zse.kernel import (
+    Ptr,
+    Variant,
+    block_index,
+    cast_ptr,
+    convert,
+    exp,
+    f16,
+    f32,
+    fma,
+    i8,
+    i32,
+    i64,
+    inline,
+    kernel,
+    load,
+    local_array,
+    reduce_add,
+    reduce_max,
+    splat,
+    static,
+    store,
+    tanh,
+    target,
+    u8,
+    where,
+)
+from zse.kernels.attention_cases import attention_cost, attention_reference, make_attention_cases
+from zse.kernels.op import Op, check, require
+from zse.kernels.quantize import GROUP, quantize_group
+
+PAGE = 16
+SEGMENT = 256
+KEY_ALIGN = 64          # key blocks start at multiples of this
+MAX_HEAD_DIM = 256
+MAX_ROWS = 32           # query rows (tokens of the tile x query heads of the group) of one block
+MASKED = -3.0e38        # the score of a key that must not be seen
+FLOOR = -1.0e30         # the running maximum before any key
+KV_DTYPES = {"f16": f16, "f32": f32}
+
+
+@inline
+def weight_of(difference):
+    """exp of a score minus the maximum; exactly 0 where it would be a subnormal number (masked keys among them)."""
+    return where(difference > -87.0, exp(difference), 0.0)
+
+
+@inline
+def key_block(queries, key_pages, acc, head_dim, R, VECTORS, KV):
+    """acc[r][v] = q_r · K of VECTORS * lanes neighbouring keys; key_pages[p] points at [head_dim, 16] of page p."""
+    L = target.lanes
+    per_page = PAGE // L
+    for d in range(head_dim):
+        keys = [convert(load(key_pages[v // per_page] + d * PAGE + v % per_page * L, L), f32) for v in range(VECTORS)]
+        for r in static(range(R)):
+            query = splat(queries[r][d], L)
+            for v in static(range(VECTORS)):
+                acc[r][v] = fma(query, keys[v], acc[r][v])
+
+
+@inline
+def mix_values(scores, page_ids, value_base, page_stride, head_dim, state, rescale, factors, begin, stop, segment, column,
+               R, VECTORS, KV):
+    """Columns column .. column + VECTORS * lanes of state rows: state * rescale + factor * sum over keys of p * V."""
+    L = target.lanes
+    acc = [[f32.x(L)(0) for v in range(VECTORS)] for r in range(R)]
+    for page in range(begin // PAGE, (stop + PAGE - 1) // PAGE):
+        values = value_base + i64(page_ids[page]) * page_stride + column
+        weights = scores + (page * PAGE - segment)
+        for t in range(min(PAGE, stop - page * PAGE)):
+            row = [convert(load(values + t * head_dim + v * L, L), f32) for v in range(VECTORS)]
+            for r in static(range(R)):
+                weight = splat(weights[r * SEGMENT + t], L)
+                for v in static(range(VECTORS)):
+                    acc[r][v] = fma(weight, row[v], acc[r][v])
+    for r in static(range(R)):
+        for v in static(range(VECTORS)):
+            place = state[r] + column + v * L
+            store(place, fma(load(place, L), rescale[r], acc[r][v] * factors[r]))
+
+
+@inline
+def write_row(state, total, out, oq, oscale, osum, at, head_dim, INT8):
+    """The finished row state / total, at element `at` of the output."""
+    L = target.lanes
+    inverse = 1.0 / total
+    if INT8:
+        for d in range(0, head_dim, GROUP):
+            values = [load(state + d + i, L) * inverse for i in static(range(0, GROUP, L))]
+            quantize_group(values, oq + at + d, oscale + (at + d) // GROUP, osum + (at + d) // GROUP)
+    else:
+        for d in range(0, head_dim, L):
+            store(out + at + d, load(state + d, L) * inverse)
+
+
+@kernel
+def attention_tile(q: Ptr[f32, "const"], k_pages: Ptr[u8, "const"], v_pages: Ptr[u8, "const"],
+                   page_table: Ptr[i32, "const"], token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], out: Ptr[f32],
+                   oq: Ptr[i8], oscale: Ptr[f32], osum: Ptr[f32], partial: Ptr[f32], tokens: i64, max_pages: i64,
+                   max_segments: i64, splits: i64, kv_heads: i64, group: i64, head_dim: i64, scale: f32, window: i64,
+                   softcap: f32, R: static, KV: static, INT8: static):
+    """Grid (kv heads, tokens, splits). splits: 1, or at least the number of segments. R: query rows in registers at once."""
+    L = target.lanes
+    KEY_VECTORS = 4 if L == 16 or R < 4 else 2
+    KEYS = KEY_VECTORS * L
+    COLUMN_VECTORS = 4 if L == 16 or R < 4 else 2
+    head = block_index(0)
+    token = block_index(1)
+    row = token_row[token]
+    position = i64(positions[token])
+    tile = MAX_ROWS // group
+    if token > 0 and position % tile != 0:
+        if token_row[token - 1] == row:
+            return                                      # another token leads this tile
+    count = i64(1)
+    room = min(tile - position % tile, tokens - token)
+    while count < room and token_row[token + count] == row:
+        count += 1
+
+    num_keys = i64(positions[token + count - 1]) + 1
+    first_key = max(position + 1 - window, 0) if window > 0 else i64(0)
+    first_segment = first_key // SEGMENT
+    last_segment = (num_keys - 1) // SEGMENT
+    if splits > 1:
+        if block_index(2) < first_segment or block_index(2) > last_segment:
+            return
+        first_segment = block_index(2)
+        last_segment = block_index(2)
+
+    rows = count * group
+    q_width = kv_heads * group * head_dim
+    page_stride = kv_heads * head_dim * PAGE
+    page_ids = page_table + i64(row) * max_pages
+    keys_base = cast_ptr(k_pages, KV) + head * head_dim * PAGE
+    values_base = cast_ptr(v_pages, KV) + head * head_dim * PAGE
+    first_page = first_key // PAGE
+    last_page = (num_keys - 1) // PAGE
+    scores = local_array(f32, 4 * SEGMENT)
+    state = local_array(f32, (MAX_ROWS + 4) * MAX_HEAD_DIM)
+    maxima = local_array(f32, MAX_ROWS + 4)
+    totals = local_array(f32, MAX_ROWS + 4)
+    for i in range(0, (rows + R - 1) // R * R):
+        maxima[i] = FLOOR
+        totals[i] = 0.0
+        for d in range(0, head_dim, L):
+            store(state + i * head_dim + d, f32.x(L)(0))
+
+    for index in range(first_segment, last_segment + 1):
+        segment = index * SEGMENT
+        stop = min(segment + SEGMENT, num_keys)
+        begin = max(segment, first_key // KEY_ALIGN * KEY_ALIGN)
+        value_begin = max(segment, first_page * PAGE)
+        padded = begin + (stop - begin + KEY_ALIGN - 1) // KEY_ALIGN * KEY_ALIGN
+        for sub in range(0, rows, R):
+            # Rows of this pass; beyond the last one the last is computed again and its copies are dropped.
+            which = [min(sub + r, rows - 1) for r in static(range(R))]
+            queries = [q + (token + which[r] // group) * q_width + (head * group + which[r] % group) * head_dim
+                       for r in static(range(R))]
+            limits = [i64(positions[token + which[r] // group]) + 1 for r in static(range(R))]
+            for key in range(begin, stop, KEYS):
+                key_pages = [keys_base + i64(page_ids[min(max(key // PAGE + p, first_page), last_page)]) * page_stride
+                             for p in static(range(KEYS // PAGE))]
+                acc = [[f32.x(L)(0) for v in range(KEY_VECTORS)] for r in range(R)]
+                key_block(queries, key_pages, acc, head_dim, R, KEY_VECTORS, KV)
+                for r in static(range(R)):
+                    for v in static(range(KEY_VECTORS)):
+                        score = acc[r][v] * scale
+                        if softcap > 0.0:
+                            score = tanh(score / softcap) * softcap
+                        store(scores + r * SEGMENT + (key - segment) + v * L, score)
+            for r in static(range(R)):
+                for hidden in range(max(limits[r], begin), padded):
+                    scores[r * SEGMENT + hidden - segment] = MASKED
+                if window > 0:
+                    for gone in range(begin, min(limits[r] - window, padded)):
+                        scores[r * SEGMENT + gone - segment] = MASKED
+            rescale = [f32(0) for r in range(R)]
+            factors = [f32(0) for r in range(R)]
+            for r in static(range(R)):
+                high = [f32.x(L)(FLOOR) for _ in range(2)]
+                mine = scores + r * SEGMENT - segment
+                for key in range(begin, padded, 2 * L):
+                    for u in static(range(2)):
+                        high[u] = max(high[u], load(mine + key + u * L, L))
+                peak = reduce_max(max(high[0], high[1]))
+                sums = [f32.x(L)(0) for _ in range(2)]
+                for key in range(begin, padded, 2 * L):
+                    for u in static(range(2)):
+                        p = weight_of(load(mine + key + u * L, L) - peak)
+                        sums[u] += p
+                        store(mine + key + u * L, p)
+                old = maxima[sub + r]
+                new = max(old, peak)
+                rescale[r] = weight_of(old - new)
+                factors[r] = weight_of(peak - new)
+                totals[sub + r] = fma(totals[sub + r], rescale[r], reduce_add(sums[0] + sums[1]) * factors[r])
+                maxima[sub + r] = new
+            states = [state + (sub + r) * head_dim for r in static(range(R))]
+            wide = head_dim // (COLUMN_VECTORS * L) * (COLUMN_VECTORS * L)
+            for column in range(0, wide, COLUMN_VECTORS * L):
+                mix_values(scores, page_ids, values_base, page_stride, head_dim, states, rescale, factors, value_begin, stop,
+                           segment, column, R, COLUMN_VECTORS, KV)
+            for column in range(wide, head_dim, L):
+                mix_values(scores, page_ids, values_base, page_stride, head_dim, states, rescale, factors, value_begin, stop,
+                           segment, column, R, 1, KV)
+
+    for i in range(rows):
+        place = (token + i // group) * kv_heads * group + head * group + i % group
+        if splits > 1:
+            record = partial + (place * max_segments + first_segment) * (head_dim + PAGE)
+            for d in range(0, head_dim, L):
+                store(record + d, load(state + i * head_dim + d, L))
+            record[head_dim] = maxima[i]
+            record[head_dim + 1] = totals[i]
+        else:
+            write_row(state + i * head_dim, totals[i], out, oq, oscale, osum, place * head_dim, head_dim, INT8)
+
+
+@kernel
+def attention_combine(positions: Ptr[i32, "const"], out: Ptr[f32], oq: Ptr[i8], oscale: Ptr[f32], osum: Ptr[f32],
+                      partial: Ptr[f32, "const"], max_segments: i64, splits: i64, heads: i64, head_dim: i64, window: i64,
+                      INT8: static):
+    """Grid (query heads, tokens): merge the segments of one query row, in order. Nothing to do when splits is 1."""
+    if splits == 1:
+        return
+    L = target.lanes
+    num_keys = i64(positions[block_index(1)]) + 1
+    first = max(num_keys - window, 0) // SEGMENT if window > 0 else i64(0)
+    place = block_index(1) * heads + block_index(0)
+    state = local_array(f32, MAX_HEAD_DIM)
+    for d in range(0, head_dim, L):
+        store(state + d, f32.x(L)(0))
+    maximum_ = f32(FLOOR)
+    total = f32(0)
+    for index in range(first, (num_keys - 1) // SEGMENT + 1):
+        record = partial + (place * max_segments + index) * (head_dim + PAGE)
+        peak = record[head_dim]
+        new = max(maximum_, peak)
+        rescale = weight_of(maximum_ - new)
+        factor = weight_of(peak - new)
+        total = fma(total, rescale, record[head_dim + 1] * factor)
+        for d in range(0, head_dim, L):
+            store(state + d, fma(load(state + d, L), rescale, load(record + d, L) * factor))
+        maximum_ = new
+    write_row(state, total, out, oq, oscale, osum, place * head_dim, head_dim, INT8)
+
+
+def rows_in_registers(group: int) -> int:
+    """Query rows that a pass computes together, for a group of `group` query heads: few enough idle copies, and 12 to 16
+    sums in registers."""
+    return 2 if group <= 2 else 3 if group % 3 == 0 or group == 5 else 4
+
+
+def partial_shape(max_tokens: int, heads: int, head_dim: int, max_context: int) -> tuple[int, int, int, int]:
+    """Shape of the f32 scratch that splits > 1 needs for up to `max_tokens` tokens."""
+    return max_tokens, heads, -(-max_context // SEGMENT), head_dim + PAGE
+
+
+def num_splits(tokens: int, kv_heads: int, context: int, threads: int, max_tokens: int) -> int:
+    """The `splits` of a step: one block a segment while heads x tokens do not fill the threads evenly, else 1. Results do
+    not depend on it. context: the longest sequence's tokens, this step's included; max_tokens: of partial_shape."""
+    segments = -(-context // SEGMENT)
+    return segments if tokens <= max_tokens and tokens * kv_heads < 4 * threads else 1
+
+
+def attention(recorder, q, k_pages, v_pages, page_table, token_row, positions, out, scale: float, window: int = 0,
+              softcap: float = 0.0, splits=1, partial=None) -> None:
+    """Causal attention of M tokens, whose keys and values are already in their pages.
+
+    q f32 [M, Hq * D]; k_pages [P, Hk, D, 16] and v_pages [P, Hk, 16, D], f16 or f32; page_table i32 [rows, max_pages];
+    token_row, positions i32 [M] (tokens of a row stand together, positions ascending by one); out [M, Hq * D], f32 Tensor or
+    int8 Activation (D a multiple of 32). scale: of the scores. window: keys that a token sees, itself included (0: all).
+    softcap: c of c * tanh(score / c) (0: none). splits: int or Sym, from num_splits(); other than 1 it needs partial, f32 of
+    partial_shape(). D is a multiple of 16 up to 256, Hq a multiple of Hk, Hq / Hk at most 32."""
+    pages, kv_heads, head_dim, _ = k_pages.shape
+    tokens, width = q.shape
+    require(head_dim % 16 == 0 and head_dim <= MAX_HEAD_DIM, f"attention: head_dim {head_dim} is not a multiple of 16 up to 256")
+    require(width % (kv_heads * head_dim) == 0, f"attention: q is {width} wide, {kv_heads} kv heads of {head_dim}")
+    group = width // (kv_heads * head_dim)
+    require(group <= MAX_ROWS, f"attention: {group} query heads share a kv head, at most {MAX_ROWS} are supported")
+    check("attention q", q, "f32", tokens, width)
+    check("attention k_pages", k_pages, tuple(KV_DTYPES), pages, kv_heads, head_dim, PAGE)
+    check("attention v_pages", v_pages, k_pages.dtype, pages, kv_heads, PAGE, head_dim)
+    check("attention page_table", page_table, "i32", None, None)
+    check("attention token_row", token_row, "i32", tokens)
+    check("attention positions", positions, "i32", tokens)
+    require(tuple(out.shape) == (tokens, width), f"attention: out has shape {tuple(out.shape)}, q {(tokens, width)}")
+    form = "int8" if out.dtype == "int8" else "f32"
+    require(form == "f32" or head_dim % GROUP == 0, f"attention: head_dim {head_dim} is not a multiple of {GROUP}")
+    outs = [0, out.q, out.scale, out.sum] if form == "int8" else [out, 0, 0, 0]
+    split = splits != 1
+    max_segments = 1
+    if split:
+        require(partial is not None, "attention: splits other than 1 need partial")
+        check("attention partial", partial, "f32", None, width // head_dim, None, head_dim + PAGE)
+        max_segments = partial.shape[2]
+        require(max_segments * SEGMENT >= page_table.shape[1] * PAGE,
+                f"attention: partial holds {max_segments} segments, the page table {page_table.shape[1]} pages")
+    symbol = f"attention_{k_pages.dtype}_r{rows_in_registers(group)}_{form}"
+    recorder.launch(symbol, [q, k_pages, v_pages, page_table, token_row, positions, *outs, partial if split else 0, tokens,
+                             page_table.shape[1], max_segments, splits, kv_heads, group, head_dim, float(scale), window,
+                             float(softcap)], (kv_heads, tokens, splits))
+    if split:
+        recorder.launch(f"attention_combine_{form}", [positions, *outs, partial, max_segments, splits, width // head_dim,
+                                                      head_dim, window], (width // head_dim, tokens))
+
+
+def _variants(target):
+    return [Variant(f"attention_{name}_r{rows}_{form}", attention_tile, {"R": rows, "KV": dtype, "INT8": form == "int8"})
+            for name, dtype in KV_DTYPES.items() for rows in (2, 3, 4) for form in ("f32", "int8")] + [
+        Variant(f"attention_combine_{form}", attention_combine, {"INT8": form == "int8"}) for form in ("f32", "int8")]
+
+
+ATTENTION = Op("attention", _variants, attention, attention_reference, make_attention_cases, attention_cost)

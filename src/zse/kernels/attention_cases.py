@@ -1,0 +1,97 @@
+"""Reference, cases and cost of attention over paged keys and values."""
+
+from zse.kernels.op import Case, Cost, Output, Tolerance
+from zse.kernels.quantize import int8_output
+
+PAGE = 16
+
+
+def attention_reference(q, k_pages, v_pages, page_table, token_row, positions, scale, window=0, softcap=0.0, splits=1,
+                        partial=None, out=None):
+    """Softmax attention in float64, one token at a time."""
+    import numpy as np
+
+    _, kv_heads, head_dim, _ = k_pages.shape
+    tokens, width = q.shape
+    queries = q.astype(np.float64).reshape(tokens, kv_heads, -1, head_dim)
+    result = np.zeros_like(queries)
+    for m, (row, position) in enumerate(zip(token_row, positions, strict=True)):
+        pages = page_table[row, : position // PAGE + 1]
+        first = max(0, position + 1 - window) if window else 0
+        keys = k_pages[pages].astype(np.float64).transpose(1, 0, 3, 2).reshape(kv_heads, -1, head_dim)
+        values = v_pages[pages].astype(np.float64).transpose(1, 0, 2, 3).reshape(kv_heads, -1, head_dim)
+        keys, values = keys[:, first : position + 1], values[:, first : position + 1]
+        scores = np.einsum("hgd,htd->hgt", queries[m], keys) * scale
+        if softcap:
+            scores = softcap * np.tanh(scores / softcap)
+        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+        result[m] = np.einsum("hgt,htd->hgd", weights / weights.sum(axis=2, keepdims=True), values)
+    return {"out": result.reshape(tokens, width)}
+
+
+def attention_batch(rng, runs, heads, kv_heads, head_dim, dtype="float16"):
+    """A flat batch for `runs` [(first position, number of tokens), …], one sequence each: the launcher's arrays. Slots of
+    the pages that no token owns hold NaN: nothing may read them into a result."""
+    import numpy as np
+
+    context = max(first + count for first, count in runs)
+    max_pages = -(-context // PAGE) + 1
+    pages = len(runs) * max_pages + 3
+    page_table = rng.permutation(pages)[: len(runs) * max_pages].reshape(len(runs), max_pages).astype(np.int32)
+    k = rng.standard_normal((pages, kv_heads, head_dim, PAGE)).astype(dtype)
+    v = rng.standard_normal((pages, kv_heads, PAGE, head_dim)).astype(dtype)
+    for row, (first, count) in enumerate(runs):
+        end = first + count
+        last, used = page_table[row, (end - 1) // PAGE], (end - 1) % PAGE + 1
+        k[last, :, :, used:] = np.nan
+        v[last, :, used:] = np.nan
+        for page in page_table[row, (end - 1) // PAGE + 1 :]:
+            k[page], v[page] = np.nan, np.nan
+    tokens = sum(count for _, count in runs)
+    return {"q": rng.standard_normal((tokens, heads * head_dim)).astype(np.float32), "k_pages": k, "v_pages": v,
+            "page_table": page_table,
+            "token_row": np.repeat(np.arange(len(runs)), [count for _, count in runs]).astype(np.int32),
+            "positions": np.concatenate([np.arange(first, first + count) for first, count in runs]).astype(np.int32)}
+
+
+def make_attention_cases(rng):
+    import numpy as np
+
+    near = Tolerance(3e-6, 3e-6, "f32 dot products and exponentials; sums of up to a thousand weights")
+    shapes = [
+        ("decode", [(0, 1), (15, 1), (16, 1), (300, 1), (1023, 1)], 9, 3, 64, {}),
+        ("prefill", [(0, 71)], 9, 3, 64, {}),
+        ("mixed, chunked", [(250, 40), (3, 1), (17, 9)], 4, 1, 256, {}),
+        ("window", [(0, 50), (700, 3), (255, 2)], 4, 1, 32, {"window": 40}),
+        ("long window", [(600, 20)], 4, 2, 128, {"window": 300}),
+        ("softcap", [(40, 12)], 2, 2, 80, {"softcap": 20.0}),
+        ("group of 7", [(5, 9), (64, 1)], 7, 1, 96, {}),
+        ("group of 8", [(130, 5)], 16, 2, 16, {}),
+        ("group of 5", [(13, 9)], 5, 1, 48, {}),
+    ]
+    for name, runs, heads, kv_heads, head_dim, options in shapes:
+        for dtype in ("float16", "float32"):
+            batch = attention_batch(rng, runs, heads, kv_heads, head_dim, dtype)
+            tokens, width = batch["q"].shape
+            context = int(batch["positions"].max()) + 1
+            segments = -(-batch["page_table"].shape[1] * PAGE // 256)
+            for splits in (1, -(-context // 256)):
+                if splits == 1 and dtype == "float32" and name != "prefill":
+                    continue
+                if splits == 1 or splits > 1:
+                    scratch = {} if splits == 1 else {"partial": np.full((tokens, heads, segments, head_dim + PAGE), np.nan, np.float32)}
+                    int8 = head_dim % 32 == 0 and dtype == "float16" and splits != 1 or name == "prefill" and dtype == "float32"
+                    out = int8_output(tokens, width, 4e-6) if int8 else Output((tokens, width), "float32", near)
+                    yield Case(f"{name} {dtype} splits={splits}{' int8' if int8 else ''}", batch | scratch, {"out": out},
+                               {"scale": head_dim**-0.5, "splits": splits} | options)
+
+
+def attention_cost(case: Case) -> Cost:
+    pages = case.inputs["k_pages"]
+    _, kv_heads, head_dim, _ = pages.shape
+    tokens, width = case.inputs["q"].shape
+    positions = case.inputs["positions"]
+    window = case.options.get("window", 0)
+    seen = sum(min(int(p) + 1, window) if window else int(p) + 1 for p in positions)
+    last = {int(row): int(p) + 1 for row, p in zip(case.inputs["token_row"], positions, strict=True)}
+    return Cost(sum(last.values()) * 2 * kv_heads * head_dim * pages.itemsize + tokens * width * 8, seen * width * 4)

@@ -1,0 +1,136 @@
+"""Embedding rows out of a weight table of any scheme, straight from the r16 layout."""
+
+from zse.kernel import (
+    Ptr,
+    Variant,
+    bf16,
+    block_index,
+    cast_ptr,
+    convert,
+    f16,
+    f32,
+    i32,
+    i64,
+    inline,
+    kernel,
+    load,
+    static,
+    store,
+    u8,
+)
+from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, require
+
+TILE = 16
+DENSE = {"f32": f32, "f16": f16, "bf16": bf16}
+BITS = (4, 5, 6, 8)
+
+
+@inline
+def token_row(ids, rows):
+    """The id of this block's token, inside the table whatever it holds: the host checks ids, this keeps memory safe."""
+    return min(max(i64(ids[block_index(0)]), 0), rows - 1)
+
+
+@kernel
+def embed_dense(ids: Ptr[i32, "const"], w: Ptr[u8, "const"], out: Ptr[f32], rows: i64, width: i64, factor: f32,
+                DTYPE: static):
+    """One block is one token. A row of w [T, K, 16] has stride 16."""
+    row = token_row(ids, rows)
+    source = cast_ptr(w, DTYPE) + row // TILE * width * TILE + row % TILE
+    destination = out + block_index(0) * width
+    for k in range(width):
+        destination[k] = f32(source[k * TILE]) * factor
+
+
+@inline
+def quarter(q, high, block, r, s, BITS):
+    """q of row r at columns 4 s .. 4 s + 3 of a 32-column block, as four i32."""
+    if BITS == 8:
+        return convert(load(q + ((block * 8 + s) * TILE + r) * 4, 4), i32)
+    packed = convert(load(q + ((block * 4 + s % 4) * TILE + r) * 4, 4), i32)
+    nibble = packed & 15 if s < 4 else packed >> 4
+    if BITS == 5:
+        bits = convert(load(high + (block * TILE + r) * 4, 4), i32)
+        return nibble | (((bits >> s) & 1) << 4)
+    if BITS == 6:
+        bits = convert(load(high + ((block * 2 + s // 4) * TILE + r) * 4, 4), i32)
+        return nibble | (((bits >> (s % 4 * 2)) & 3) << 4)
+    return nibble
+
+
+@kernel
+def embed_affine(ids: Ptr[i32, "const"], q: Ptr[u8, "const"], high: Ptr[u8, "const"], scale: Ptr[f16, "const"],
+                 offset: Ptr[f16, "const"], out: Ptr[f32], rows: i64, width: i64, group: i64, factor: f32,
+                 BITS: static, SYMMETRIC: static):
+    """One block is one token; group is in columns (the width for one group a row)."""
+    row = token_row(ids, rows)
+    tile = row // TILE
+    r = row % TILE
+    blocks = width // 32
+    groups = width // group
+    destination = out + block_index(0) * width
+    for block in range(blocks):
+        at = tile * blocks + block
+        for half in static(range(2)):
+            place = (tile * groups + (block * 32 + half * 16) // group) * TILE + r
+            step = f32(scale[place])
+            base = step * float(-(1 << (BITS - 1))) if SYMMETRIC else f32(offset[place])
+            for s in static(range(half * 4, half * 4 + 4)):
+                value = convert(quarter(q, high, at, r, s, BITS), f32) * step + base
+                store(destination + block * 32 + s * 4, value * factor)
+
+
+def embed(recorder, ids, table, out, scale: float = 1.0) -> None:
+    """ids i32 [M], table Weight [N, K] of any scheme → out f32 [M, K] = scale * row ids[m]."""
+    count = ids.shape[0]
+    rows, width = table.shape
+    check("embed ids", ids, "i32", count)
+    check("embed out", out, "f32", count, width)
+    scheme, planes = table.scheme, table.planes
+    if scheme.kind == "dense":
+        recorder.launch(f"embed_{scheme.dtype}", [ids, planes["w"], out, rows, width, float(scale)], (count,))
+        return
+    require(scheme.fits(width), f"embed: {scheme.name} does not fit {width} columns")
+    form = "sym" if scheme.symmetric else "asym"
+    recorder.launch(f"embed_int{scheme.bits}_{form}",
+                    [ids, planes["q"], planes.get("high", 0), planes["scale"], planes.get("offset", 0), out, rows, width,
+                     scheme.group or width, float(scale)], (count,))
+
+
+def _reference(ids, table, scale=1.0, out=None):
+    import numpy as np
+
+    return {"out": np.asarray(table.dequantize(), np.float64)[ids] * scale}
+
+
+def _cases(rng):
+    import numpy as np
+
+    from zse.kernels.host import random_weight
+    from zse.quant.scheme import AffineScheme, DenseScheme
+
+    near = Tolerance(1e-7, 3e-7, "two f32 roundings, and a third by the factor")
+    schemes = [DenseScheme(dtype) for dtype in DENSE]
+    schemes += [AffineScheme(bits, group, symmetric) for bits, group in zip((4, 5, 6, 8), (32, 64, 16, 0), strict=True)
+                for symmetric in (False, True)]
+    for scheme in schemes:
+        rows, width, count = 37, 128, 5
+        ids = np.concatenate([[0, rows - 1], rng.integers(0, rows, count - 2)]).astype(np.int32)
+        yield Case(scheme.name, {"ids": ids, "table": random_weight(rng, scheme, rows, width)},
+                   {"out": Output((count, width), "float32", near)}, {"scale": 25.25 if scheme.kind == "dense" else 1.0})
+
+
+def _cost(case: Case) -> Cost:
+    rows, width = case.outputs["out"].shape
+    scheme = case.inputs["table"].scheme
+    bits = scheme.bits if scheme.kind == "affine" else 32
+    return Cost(rows * width * (4 + bits // 8), rows * width * 3)
+
+
+def _variants(target):
+    return [Variant(f"embed_{name}", embed_dense, {"DTYPE": dtype}) for name, dtype in DENSE.items()] + [
+        Variant(f"embed_int{bits}_{form}", embed_affine, {"BITS": bits, "SYMMETRIC": form == "sym"})
+        for bits in BITS for form in ("sym", "asym")]
+
+
+EMBED = Op("embed", _variants, embed, _reference, _cases, _cost)

@@ -1,0 +1,48 @@
+"""Copies the rows whose logits are wanted out of the flat batch."""
+
+from zse.kernel import Ptr, Variant, block_index, f32, i32, i64, kernel, load, store, target
+from zse.kernels.op import EXACT, Case, Cost, Op, Output, check
+
+
+@kernel
+def gather_rows_f32(x: Ptr[f32, "const"], rows: Ptr[i32, "const"], out: Ptr[f32], width: i64):
+    """One block copies one row."""
+    L = target.lanes
+    source = x + i64(rows[block_index(0)]) * width
+    destination = out + block_index(0) * width
+    whole = width // L * L
+    for k in range(0, whole, L):
+        store(destination + k, load(source + k, L))
+    for k in range(whole, width):
+        destination[k] = source[k]
+
+
+def gather_rows(recorder, x, rows, out) -> None:
+    """out f32 [R, K] = x f32 [M, K] at rows i32 [R]; the caller guarantees 0 <= rows < M."""
+    count, width = out.shape
+    check("gather_rows x", x, "f32", None, width)
+    check("gather_rows rows", rows, "i32", count)
+    check("gather_rows out", out, "f32", count, width)
+    recorder.launch("gather_rows", [x, rows, out, width], (count,))
+
+
+def _reference(x, rows, out=None):
+    return {"out": x[rows]}
+
+
+def _cases(rng):
+    import numpy as np
+
+    for count, total, width in ((1, 5, 576), (4, 9, 37)):
+        x = rng.standard_normal((total, width)).astype(np.float32)
+        rows = rng.integers(0, total, count).astype(np.int32)
+        yield Case(f"{count} of {total}", {"x": x, "rows": rows}, {"out": Output((count, width), "float32", EXACT)})
+
+
+def _cost(case: Case) -> Cost:
+    rows, width = case.outputs["out"].shape
+    return Cost(rows * width * 8 + rows * 4, 0)
+
+
+GATHER_ROWS = Op("gather_rows", lambda target: [Variant("gather_rows", gather_rows_f32)], gather_rows, _reference, _cases,
+                 _cost)

@@ -1,0 +1,174 @@
+"""Residual add and RMSNorm (Zhang and Sennrich 2019), with the post-norm of Gemma 3 on the addend."""
+
+from zse.kernel import (
+    Ptr,
+    Variant,
+    block_index,
+    f32,
+    fma,
+    i8,
+    i64,
+    inline,
+    kernel,
+    load,
+    reduce_add,
+    sqrt,
+    static,
+    store,
+    target,
+)
+from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, require
+from zse.kernels.quantize import GROUP, int8_output, quantize_group
+
+DELTAS = ("none", "add", "norm")
+OUTS = ("none", "f32", "int8")
+
+
+@inline
+def spans(L):
+    """How a row is walked: (vectors a step, lanes): four vectors, one vector, single values."""
+    return ((4, L), (1, L), (1, 1))
+
+
+@inline
+def inverse_rms(x, width, eps):
+    """1 / sqrt(mean(x^2) + eps) of one row."""
+    L = target.lanes
+    sums = [f32.x(L)(0) for _ in range(4)]
+    tail = f32(0)
+    start = i64(0)
+    for unroll, lanes in static(spans(L)):
+        stop = start + (width - start) // (unroll * lanes) * (unroll * lanes)
+        for i in range(start, stop, unroll * lanes):
+            for u in static(range(unroll)):
+                value = load(x + i + u * lanes, lanes)
+                if lanes == 1:
+                    tail += value * value
+                else:
+                    sums[u] = fma(value, value, sums[u])
+        start = stop
+    total = reduce_add((sums[0] + sums[1]) + (sums[2] + sums[3])) + tail
+    return 1.0 / sqrt(total / f32(width) + eps)
+
+
+@kernel
+def add_rmsnorm_row(x: Ptr[f32], delta: Ptr[f32, "const"], delta_weight: Ptr[f32, "const"], weight: Ptr[f32, "const"],
+                    out: Ptr[f32], q: Ptr[i8], scale: Ptr[f32], total: Ptr[f32], width: i64, eps: f32,
+                    DELTA: static, OUT: static):
+    """One block is one row. With one row in the batch one thread does it all: two passes over a row in L1."""
+    L = target.lanes
+    row = block_index(0)
+    xs = x + row * width
+    if DELTA != "none":
+        ds = delta + row * width
+        if DELTA == "norm":
+            factor = inverse_rms(ds, width, eps)
+        start = i64(0)
+        for unroll, lanes in static(spans(L)):
+            stop = start + (width - start) // (unroll * lanes) * (unroll * lanes)
+            for i in range(start, stop, unroll * lanes):
+                for u in static(range(unroll)):
+                    at = i + u * lanes
+                    if DELTA == "norm":
+                        store(xs + at, load(xs + at, lanes) + load(ds + at, lanes) * factor * load(delta_weight + at, lanes))
+                    else:
+                        store(xs + at, load(xs + at, lanes) + load(ds + at, lanes))
+            start = stop
+    if OUT != "none":
+        inverse = inverse_rms(xs, width, eps)
+    if OUT == "f32":
+        outs = out + row * width
+        begin = i64(0)
+        for unroll, lanes in static(spans(L)):
+            end = begin + (width - begin) // (unroll * lanes) * (unroll * lanes)
+            for i in range(begin, end, unroll * lanes):
+                for u in static(range(unroll)):
+                    at = i + u * lanes
+                    store(outs + at, load(xs + at, lanes) * inverse * load(weight + at, lanes))
+            begin = end
+    if OUT == "int8":
+        for k in range(0, width, GROUP):
+            values = [load(xs + k + i, L) * inverse * load(weight + k + i, L) for i in static(range(0, GROUP, L))]
+            place = row * width + k
+            quantize_group(values, q + place, scale + place // GROUP, total + place // GROUP)
+
+
+def add_rmsnorm(recorder, x, delta, delta_weight, weight, out, eps: float) -> None:
+    """x f32 [M, H] += delta f32 [M, H] (or rmsnorm(delta) * delta_weight f32 [H]); out = rmsnorm(x) * weight f32 [H].
+
+    delta None: nothing is added. weight and out None: no norm follows. out: f32 Tensor or int8 Activation [M, H] (H a
+    multiple of 32)."""
+    rows, width = x.shape
+    check("add_rmsnorm x", x, "f32", rows, width)
+    require((weight is None) == (out is None), "add_rmsnorm: weight and out go together")
+    require(delta is not None or out is not None, "add_rmsnorm: nothing to do without delta and out")
+    require(delta_weight is None or delta is not None, "add_rmsnorm: delta_weight without delta")
+    adds, form = "none", "none"
+    if delta is not None:
+        check("add_rmsnorm delta", delta, "f32", rows, width)
+        adds = "add"
+    if delta_weight is not None:
+        check("add_rmsnorm delta_weight", delta_weight, "f32", width)
+        adds = "norm"
+    targets = [0, 0, 0, 0]
+    if out is not None:
+        check("add_rmsnorm weight", weight, "f32", width)
+        require(tuple(out.shape) == (rows, width), f"add_rmsnorm: out has shape {tuple(out.shape)}, x {(rows, width)}")
+        form = "int8" if out.dtype == "int8" else "f32"
+        require(form == "f32" or width % GROUP == 0, f"add_rmsnorm: width {width} is not a multiple of {GROUP}")
+        targets = [0, out.q, out.scale, out.sum] if form == "int8" else [out, 0, 0, 0]
+    recorder.launch(f"add_rmsnorm_{adds}_{form}",
+                    [x, delta if delta is not None else 0, delta_weight if delta_weight is not None else 0,
+                     weight if weight is not None else 0, *targets, width, float(eps)], (rows,))
+
+
+def _reference(x, delta, delta_weight, weight, eps, out=None):
+    import numpy as np
+
+    def rms(v):
+        return v / np.sqrt((v * v).mean(axis=1, keepdims=True) + eps)
+
+    total = np.asarray(x, np.float64)
+    if delta is not None:
+        addend = np.asarray(delta, np.float64)
+        total = total + (addend if delta_weight is None else rms(addend) * delta_weight.astype(np.float64))
+    result = {"x": total}
+    if weight is not None:
+        result["out"] = rms(total) * weight.astype(np.float64)
+    return result
+
+
+def _cases(rng):
+    import numpy as np
+
+    near = Tolerance(2e-6, 2e-6, "f32 sums of a row in 64 partial sums, then three roundings")
+    for adds in DELTAS:
+        for form, rows, width in (("none", 2, 40), ("f32", 1, 576), ("f32", 3, 83), ("f32", 2, 5), ("int8", 1, 576),
+                                  ("int8", 5, 96)):
+            if adds == form == "none":
+                continue
+            x, delta = (rng.standard_normal((rows, width)).astype(np.float32) * 4 for _ in range(2))
+            weights = [(1 + rng.standard_normal(width) / 4).astype(np.float32) for _ in range(2)]
+            outputs = {"x": Output((rows, width), "float32", near, inout=x)}
+            if form == "int8":
+                outputs["out"] = int8_output(rows, width, 4e-6)
+            elif form == "f32":
+                outputs["out"] = Output((rows, width), "float32", near)
+            yield Case(f"{adds} {form} {rows}x{width}",
+                       {"delta": None if adds == "none" else delta, "delta_weight": weights[0] if adds == "norm" else None,
+                        "weight": None if form == "none" else weights[1]}, outputs,
+                       {"eps": 1e-5} if form != "none" else {"eps": 1e-6, "out": None})
+
+
+def _cost(case: Case) -> Cost:
+    rows, width = case.outputs["x"].shape
+    words = 2 + sum(case.inputs[name] is not None for name in ("delta",)) + ("out" in case.outputs)
+    return Cost(rows * width * 4 * words, rows * width * 8)
+
+
+def _variants(target):
+    return [Variant(f"add_rmsnorm_{adds}_{form}", add_rmsnorm_row, {"DELTA": adds, "OUT": form})
+            for adds in DELTAS for form in OUTS if not adds == form == "none"]
+
+
+ADD_RMSNORM = Op("add_rmsnorm", _variants, add_rmsnorm, _reference, _cases, _cost)

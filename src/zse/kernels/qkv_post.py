@@ -1,0 +1,201 @@
+"""What stands between the q, k, v projections and attention: QK-norm, RoPE (rotate-half), and writing K and V to pages."""
+
+from zse.kernel import (
+    Ptr,
+    Variant,
+    block_index,
+    cast_ptr,
+    convert,
+    f16,
+    f32,
+    fma,
+    i32,
+    i64,
+    inline,
+    kernel,
+    load,
+    local_array,
+    reduce_add,
+    sqrt,
+    static,
+    store,
+    u8,
+)
+from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, require
+
+LANES = 8               # head dimensions and halves of rotary dimensions are multiples of 8
+PAGE = 16               # tokens of a page
+MAX_HEAD_DIM = 256
+KV_DTYPES = {"f16": f16, "f32": f32}
+
+
+@inline
+def head_factor(x, head_dim, eps):
+    """1 / sqrt(mean(x^2) + eps) of one head."""
+    sums = f32.x(LANES)(0)
+    for i in range(0, head_dim, LANES):
+        value = load(x + i, LANES)
+        sums = fma(value, value, sums)
+    return 1.0 / sqrt(reduce_add(sums) / f32(head_dim) + eps)
+
+
+@inline
+def rotate(x, weight, table, out, head_dim, rotary, eps, NORM):
+    """out = rope(x, or rmsnorm(x) * weight) of one head; dimensions from `rotary` on are only copied."""
+    if NORM:
+        factor = head_factor(x, head_dim, eps)
+    half = rotary // 2
+    for i in range(0, half, LANES):
+        a = load(x + i, LANES)
+        b = load(x + half + i, LANES)
+        if NORM:
+            a = a * factor * load(weight + i, LANES)
+            b = b * factor * load(weight + half + i, LANES)
+        c = load(table + i, LANES)
+        s = load(table + half + i, LANES)
+        store(out + i, a * c - b * s)
+        store(out + half + i, b * c + a * s)
+    for j in range(rotary, head_dim, LANES):
+        rest = load(x + j, LANES)
+        if NORM:
+            rest = rest * factor * load(weight + j, LANES)
+        store(out + j, rest)
+
+
+@kernel
+def qkv_post_heads(q: Ptr[f32, "const"], k: Ptr[f32, "const"], v: Ptr[f32, "const"], q_stride: i64, k_stride: i64,
+                   v_stride: i64, q_norm: Ptr[f32, "const"], k_norm: Ptr[f32, "const"], table: Ptr[f32, "const"],
+                   q_out: Ptr[f32], k_pages: Ptr[u8], v_pages: Ptr[u8], page_table: Ptr[i32, "const"], max_pages: i64,
+                   token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], kv_heads: i64, group: i64, head_dim: i64,
+                   rotary: i64, eps: f32, KV: static, NORM: static):
+    """Grid (kv heads, tokens): a block does one key/value head and the query heads that share it."""
+    head = block_index(0)
+    token = block_index(1)
+    cosines = table + token * rotary
+    for j in range(head * group, (head + 1) * group):
+        rotate(q + token * q_stride + j * head_dim, q_norm, cosines, q_out + (token * kv_heads * group + j) * head_dim,
+               head_dim, rotary, eps, NORM)
+    position = i64(positions[token])
+    slot = position % PAGE
+    page = i64(page_table[i64(token_row[token]) * max_pages + position // PAGE])
+    place = (page * kv_heads + head) * head_dim * PAGE
+    keys = cast_ptr(k_pages, KV) + place + slot             # [head_dim, PAGE]: this token's keys have stride PAGE
+    values = cast_ptr(v_pages, KV) + place + slot * head_dim
+    rotated = local_array(f32, MAX_HEAD_DIM)
+    narrow = local_array(KV, MAX_HEAD_DIM)
+    rotate(k + token * k_stride + head * head_dim, k_norm, cosines, rotated, head_dim, rotary, eps, NORM)
+    row = v + token * v_stride + head * head_dim
+    for d in range(0, head_dim, LANES):
+        store(narrow + d, convert(load(rotated + d, LANES), KV))
+        store(values + d, convert(load(row + d, LANES), KV))
+    for e in range(head_dim):
+        keys[e * PAGE] = narrow[e]
+
+
+def qkv_post(recorder, qkv, q_norm, k_norm, table, q_out, k_pages, v_pages, page_table, token_row, positions,
+             eps: float = 0.0) -> None:
+    """Writes q_out f32 [M, Hq * D] and the K and V of M tokens into their pages.
+
+    qkv: one f32 Tensor [M, (Hq + 2 Hk) * D], or a tuple of three: [M, Hq * D], [M, Hk * D], [M, Hk * D]. q_norm, k_norm:
+    f32 [D] (RMSNorm of every head before the rotation) or both None. table: f32 [M, R] of rope_table, R <= D. k_pages
+    [P, Hk, D, 16], v_pages [P, Hk, 16, D], f16 or f32. page_table i32 [rows, max_pages]; token_row, positions i32 [M]."""
+    pages, kv_heads, head_dim, _ = k_pages.shape
+    tokens, q_width = q_out.shape
+    rotary = table.shape[1]
+    require(head_dim % 16 == 0 and head_dim <= MAX_HEAD_DIM, f"qkv_post: head_dim {head_dim} is not a multiple of 16 up to 256")
+    require(rotary % 16 == 0 and rotary <= head_dim, f"qkv_post: rotary dimension {rotary} is not a multiple of 16 up to {head_dim}")
+    require(q_width % (kv_heads * head_dim) == 0, f"qkv_post: q_out is {q_width} wide, {kv_heads} kv heads of {head_dim}")
+    kv_width = kv_heads * head_dim
+    check("qkv_post k_pages", k_pages, tuple(KV_DTYPES), pages, kv_heads, head_dim, PAGE)
+    check("qkv_post v_pages", v_pages, k_pages.dtype, pages, kv_heads, PAGE, head_dim)
+    check("qkv_post q_out", q_out, "f32", tokens, q_width)
+    check("qkv_post table", table, "f32", tokens, rotary)
+    check("qkv_post page_table", page_table, "i32", None, None)
+    check("qkv_post token_row", token_row, "i32", tokens)
+    check("qkv_post positions", positions, "i32", tokens)
+    require((q_norm is None) == (k_norm is None), "qkv_post: q_norm and k_norm go together")
+    if q_norm is not None:
+        check("qkv_post q_norm", q_norm, "f32", head_dim)
+        check("qkv_post k_norm", k_norm, "f32", head_dim)
+    if isinstance(qkv, tuple):
+        for name, part, width in zip("qkv", qkv, (q_width, kv_width, kv_width), strict=True):
+            check(f"qkv_post {name}", part, "f32", tokens, width)
+        bases, strides = list(qkv), [q_width, kv_width, kv_width]
+    else:
+        total = q_width + 2 * kv_width
+        check("qkv_post qkv", qkv, "f32", tokens, total)
+        bases = [qkv, qkv.offset(q_width), qkv.offset(q_width + kv_width)]
+        strides = [total] * 3
+    symbol = f"qkv_post_{k_pages.dtype}_{'norm' if q_norm is not None else 'plain'}"
+    norms = [q_norm, k_norm] if q_norm is not None else [0, 0]
+    recorder.launch(symbol, [*bases, *strides, *norms, table, q_out, k_pages, v_pages, page_table, page_table.shape[1],
+                             token_row, positions, kv_heads, q_width // kv_width, head_dim, rotary, float(eps)],
+                    (kv_heads, tokens))
+
+
+def _reference(qkv, q_norm, k_norm, table, q_out, k_pages, v_pages, page_table, token_row, positions, eps=0.0):
+    import numpy as np
+
+    _, kv_heads, head_dim, _ = k_pages.shape
+    kv_width = kv_heads * head_dim
+    if not isinstance(qkv, tuple):
+        qkv = np.split(qkv, [qkv.shape[1] - 2 * kv_width, qkv.shape[1] - kv_width], axis=1)
+    q, k, v = (np.asarray(part, np.float64).reshape(len(part), -1, head_dim) for part in qkv)
+    half = table.shape[1] // 2
+    c, s = (np.asarray(part, np.float64)[:, None] for part in np.split(table, 2, axis=1))
+
+    def post(x, norm):
+        if norm is not None:
+            x = x / np.sqrt((x * x).mean(axis=2, keepdims=True) + eps) * norm.astype(np.float64)
+        a, b, rest = x[..., :half], x[..., half:2 * half], x[..., 2 * half:]
+        return np.concatenate([a * c - b * s, b * c + a * s, rest], axis=2)
+
+    keys, values = k_pages.astype(np.float64), v_pages.astype(np.float64)
+    rotated = post(k, k_norm)
+    for m, (row, position) in enumerate(zip(token_row, positions, strict=True)):
+        page = page_table[row, position // PAGE]
+        keys[page, :, :, position % PAGE] = rotated[m]
+        values[page, :, position % PAGE] = v[m]
+    return {"q_out": post(q, q_norm).reshape(len(q), -1), "k_pages": keys, "v_pages": values}
+
+
+def _cases(rng):
+    import numpy as np
+
+    for dtype in KV_DTYPES:
+        for head_dim, rotary, heads, kv_heads, norm in ((64, 64, 9, 3, False), (256, 256, 4, 1, True), (32, 16, 2, 2, True),
+                                                        (80, 80, 2, 1, False)):
+            tokens, rows, max_pages, pages = 5, 3, 4, 13
+            width, kv_width = heads * head_dim, kv_heads * head_dim
+            parts = [rng.standard_normal((tokens, w)).astype(np.float32) for w in (width, kv_width, kv_width)]
+            angle = rng.uniform(-3, 3, (tokens, rotary // 2))
+            table = np.concatenate([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
+            page_table = rng.permutation(pages)[: rows * max_pages].reshape(rows, max_pages).astype(np.int32)
+            half = dtype == "f16"
+            kv = [rng.standard_normal(shape).astype(np.float16 if half else np.float32)
+                  for shape in ((pages, kv_heads, head_dim, PAGE), (pages, kv_heads, PAGE, head_dim))]
+            near = Tolerance(1e-6, 2e-6, "norm and rotation in f32")
+            stored = Tolerance(1e-6, 1.1 * 2.0**-11, "rounded once to f16") if half else near
+            weights = [(1 + rng.standard_normal(head_dim) / 4).astype(np.float32) if norm else None for _ in range(2)]
+            inputs = {"qkv": tuple(parts) if head_dim == 64 else np.concatenate(parts, axis=1), "q_norm": weights[0],
+                      "k_norm": weights[1], "table": table, "page_table": page_table,
+                      "token_row": np.array([0, 0, 1, 2, 2], np.int32), "positions": np.array([15, 16, 0, 62, 63], np.int32)}
+            yield Case(f"{dtype} D={head_dim} R={rotary} {heads}/{kv_heads}{' norm' if norm else ''}", inputs,
+                       {"q_out": Output((tokens, width), "float32", near),
+                        "k_pages": Output(kv[0].shape, str(kv[0].dtype), stored, inout=kv[0]),
+                        "v_pages": Output(kv[1].shape, str(kv[1].dtype), stored, inout=kv[1])}, {"eps": 1e-6})
+
+
+def _cost(case: Case) -> Cost:
+    tokens, width = case.outputs["q_out"].shape
+    _, kv_heads, head_dim, _ = case.outputs["k_pages"].shape
+    item = 2 if case.outputs["k_pages"].dtype == "float16" else 4
+    return Cost(tokens * (width * 8 + 2 * kv_heads * head_dim * (4 + item)), tokens * (width + kv_heads * head_dim) * 3)
+
+
+def _variants(target):
+    return [Variant(f"qkv_post_{name}_{form}", qkv_post_heads, {"KV": dtype, "NORM": form == "norm"})
+            for name, dtype in KV_DTYPES.items() for form in ("plain", "norm")]
+
+
+QKV_POST = Op("qkv_post", _variants, qkv_post, _reference, _cases, _cost)

@@ -1,0 +1,107 @@
+"""f32 rows to int8 rows: one f32 scale per 32 values (the form that the integer matmuls read)."""
+
+from zse.kernel import (
+    Ptr,
+    Variant,
+    bitcast,
+    block_index,
+    convert,
+    f32,
+    i8,
+    i32,
+    i64,
+    inline,
+    kernel,
+    load,
+    narrow_s8,
+    reduce_add,
+    reduce_max,
+    round_even,
+    static,
+    store,
+    target,
+    where,
+)
+from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, require
+
+GROUP = 32          # values that share a scale
+CHUNK = 1024        # columns of one block: two threads share even a single row of a wide model
+
+
+@inline
+def quantize_group(values, q, scale, total):
+    """Write 32 f32 values (register vectors of target.lanes) as int8, their scale and scale * sum.
+
+    The largest magnitude is found on bit patterns: there NaN ranks above infinity and both survive into the scale, so
+    that a broken row shows in its logits instead of becoming plausible integers."""
+    top = i32.x(target.lanes)(0)
+    for value in values:
+        top = max(top, bitcast(value, i32) & 0x7FFFFFFF)
+    peak = bitcast(reduce_max(top), f32)
+    inverse = where(peak > 1e-30, 127.0 / peak, 0.0)      # smaller peaks would overflow 127 / peak; they become zeros
+    count = i32.x(target.lanes)(0)
+    for i, value in enumerate(values):
+        rounded = convert(round_even(value * inverse), i32)
+        count += rounded
+        store(q + i * target.lanes, narrow_s8(rounded))
+    unit = peak / 127.0
+    scale[0] = unit
+    total[0] = unit * f32(reduce_add(count))
+
+
+@kernel
+def quantize_rows(x: Ptr[f32, "const"], q: Ptr[i8], scale: Ptr[f32], total: Ptr[f32], width: i64, chunk: i64):
+    """Grid (chunks of columns, rows)."""
+    row = block_index(1)
+    first = block_index(0) * chunk
+    for k in range(first, min(first + chunk, width), GROUP):
+        at = row * width + k
+        values = [load(x + at + i, target.lanes) for i in static(range(0, GROUP, target.lanes))]
+        quantize_group(values, q + at, scale + at // GROUP, total + at // GROUP)
+
+
+def quantize(recorder, x, out) -> None:
+    """x f32 [M, K] → out int8 Activation [M, K]; K a multiple of 32."""
+    rows, width = x.shape
+    check("quantize x", x, "f32", rows, width)
+    require(width % GROUP == 0, f"quantize: width {width} is not a multiple of {GROUP}")
+    require(tuple(out.shape) == (rows, width), f"quantize: out has shape {tuple(out.shape)}, x {(rows, width)}")
+    chunks = -(-width // CHUNK)
+    recorder.launch("quantize", [x, out.q, out.scale, out.sum, width, CHUNK], (chunks, rows))
+
+
+def int8_rows(x):
+    """NumPy truth of the int8 form: (q i8 [M, K], scale f64 [M, K/32], sum f64 [M, K/32])."""
+    import numpy as np
+
+    groups = np.asarray(x, np.float64).reshape(len(x), -1, GROUP)
+    scale = np.abs(groups).max(axis=2) / 127
+    inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 1e-30 / 127)
+    q = np.rint(groups * inverse[:, :, None])
+    return q.reshape(len(x), -1).astype(np.int8), scale, scale * q.sum(axis=2)
+
+
+def int8_output(rows: int, width: int, relative: float = 2e-6, cause: str = "f32 arithmetic before rounding") -> Output:
+    """An int8 output; `relative` bounds the error of the values before they are rounded, as a part of the group's scale * 127."""
+    return Output((rows, width), "int8", Tolerance(0.0, relative, cause), int8=True)
+
+
+def _reference(x, out=None):
+    return {"out": x}
+
+
+def _cases(rng):
+    import numpy as np
+
+    for name, rows, width, spread in (("one row", 1, 576, 1.0), ("odd rows", 7, 96, 100.0), ("two chunks", 2, 2080, 1e-3)):
+        x = (rng.standard_normal((rows, width)) * spread).astype(np.float32)
+        x[0, :GROUP] = 0                                          # an empty group has scale 0
+        yield Case(name, {"x": x}, {"out": int8_output(rows, width)})
+
+
+def _cost(case: Case) -> Cost:
+    rows, width = case.inputs["x"].shape
+    return Cost(rows * width * 5 + rows * width // GROUP * 8, rows * width * 3)
+
+
+QUANTIZE = Op("quantize", lambda target: [Variant("quantize", quantize_rows)], quantize, _reference, _cases, _cost)

@@ -1,0 +1,60 @@
+"""Rotary position embedding (Su et al. 2021): the cosines and sines of a batch's positions, made once a step."""
+
+from zse.kernel import Ptr, Variant, block_index, cos, f32, fma, i32, i64, kernel, load, round_even, sin, store
+from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, require
+
+LANES = 8           # half a rotary dimension is a multiple of 8 in every supported model
+# 2 pi in three parts of 24, 24 and 24 bits (Cody and Waite): with fused multiply-adds the reduction is exact to f32.
+TWO_PI = (6.2831854820251465, -1.7484555314695172e-07, -6.8604980400235275e-15)
+
+
+@kernel
+def rope_table_row(positions: Ptr[i32, "const"], inv_freq: Ptr[f32, "const"], out: Ptr[f32], half: i64, mscale: f32):
+    """One block is one token. The angle is the f32 product that the models were trained with; it is brought into
+    [-pi, pi] before sin and cos."""
+    position = f32(positions[block_index(0)])
+    row = out + block_index(0) * 2 * half
+    for i in range(0, half, LANES):
+        angle = load(inv_freq + i, LANES) * position
+        turns = round_even(angle * (1 / 6.283185307179586)) * -1.0
+        reduced = fma(turns, TWO_PI[2], fma(turns, TWO_PI[1], fma(turns, TWO_PI[0], angle)))
+        store(row + i, cos(reduced) * mscale)
+        store(row + half + i, sin(reduced) * mscale)
+
+
+def rope_table(recorder, positions, inv_freq, out, mscale: float = 1.0) -> None:
+    """positions i32 [M], inv_freq f32 [R/2] radians a position → out f32 [M, R]: mscale * cos, then mscale * sin.
+    R (the rotary dimension) is a multiple of 16; scalings of the frequencies are in inv_freq."""
+    (half,) = inv_freq.shape
+    rows = out.shape[0]
+    check("rope_table positions", positions, "i32", rows)
+    check("rope_table inv_freq", inv_freq, "f32", half)
+    check("rope_table out", out, "f32", rows, 2 * half)
+    require(half % LANES == 0, f"rope_table: rotary dimension {2 * half} is not a multiple of {2 * LANES}")
+    recorder.launch("rope_table", [positions, inv_freq, out, half, float(mscale)], (rows,))
+
+
+def _reference(positions, inv_freq, mscale=1.0, out=None):
+    import numpy as np
+
+    angle = (positions.astype(np.float32)[:, None] * inv_freq.astype(np.float32)).astype(np.float64)
+    return {"out": np.concatenate([np.cos(angle), np.sin(angle)], axis=1) * mscale}
+
+
+def _cases(rng):
+    import numpy as np
+
+    near = Tolerance(5e-7, 5e-7, "one f32 rounding of the reduced angle, sin and cos within 2 ulp")
+    for rotary, base in ((64, 1e4), (16, 1e6), (256, 1e6), (80, 1e4)):
+        positions = np.concatenate([[0, 1, 131071], rng.integers(0, 131072, 6)]).astype(np.int32)
+        inv_freq = (base ** -(np.arange(0, rotary, 2) / rotary)).astype(np.float32)
+        yield Case(f"rotary {rotary}", {"positions": positions, "inv_freq": inv_freq},
+                   {"out": Output((len(positions), rotary), "float32", near)}, {"mscale": 1.25 if rotary == 80 else 1.0})
+
+
+def _cost(case: Case) -> Cost:
+    rows, rotary = case.outputs["out"].shape
+    return Cost(rows * rotary * 4 + rotary * 2, rows * rotary * 20)
+
+
+ROPE_TABLE = Op("rope_table", lambda target: [Variant("rope_table", rope_table_row)], rope_table, _reference, _cases, _cost)
