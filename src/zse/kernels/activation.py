@@ -69,7 +69,7 @@ def _reference(gate_up, kind, out=None):
 def _cases(rng):
     import numpy as np
 
-    near = Tolerance(1e-30, 3e-6, "exp within 2 ulp, then four f32 roundings; gelu's exponent is itself rounded")
+    near = Tolerance(1e-30, 2e-5, "an exponent of up to 88 is rounded to f32 before exp: 88 * 2**-24, twice for gelu")
     for kind in KINDS:
         for rows, width in ((1, 1536), (5, 33), (3, 7)):
             x = (rng.standard_normal((rows, 2 * width)) * 3).astype(np.float32)
@@ -77,7 +77,7 @@ def _cases(rng):
             yield Case(f"{kind} f32 {rows}x{width}", {"gate_up": x}, {"out": Output((rows, width), "float32", near)},
                        {"kind": kind})
         x = (rng.standard_normal((3, 2 * 288)) * 3).astype(np.float32)
-        yield Case(f"{kind} int8", {"gate_up": x}, {"out": int8_output(3, 288, 4e-6)}, {"kind": kind})
+        yield Case(f"{kind} int8", {"gate_up": x}, {"out": int8_output(3, 288, 2e-5)}, {"kind": kind})
 
 
 def _cost(case: Case) -> Cost:

@@ -22,6 +22,7 @@ from zse.kernel import (
     u8,
 )
 from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, require
+from zse.tensor import Tensor
 
 LANES = 8               # head dimensions and halves of rotary dimensions are multiples of 8
 PAGE = 16               # tokens of a page
@@ -117,14 +118,14 @@ def qkv_post(recorder, qkv, q_norm, k_norm, table, q_out, k_pages, v_pages, page
     if q_norm is not None:
         check("qkv_post q_norm", q_norm, "f32", head_dim)
         check("qkv_post k_norm", k_norm, "f32", head_dim)
-    if isinstance(qkv, tuple):
+    if not isinstance(qkv, Tensor):
         for name, part, width in zip("qkv", qkv, (q_width, kv_width, kv_width), strict=True):
             check(f"qkv_post {name}", part, "f32", tokens, width)
         bases, strides = list(qkv), [q_width, kv_width, kv_width]
     else:
         total = q_width + 2 * kv_width
         check("qkv_post qkv", qkv, "f32", tokens, total)
-        bases = [qkv, qkv.offset(q_width), qkv.offset(q_width + kv_width)]
+        bases = [qkv, *(qkv._replace(offset=qkv.offset + 4 * start) for start in (q_width, q_width + kv_width))]
         strides = [total] * 3
     symbol = f"qkv_post_{k_pages.dtype}_{'norm' if q_norm is not None else 'plain'}"
     norms = [q_norm, k_norm] if q_norm is not None else [0, 0]
@@ -133,7 +134,7 @@ def qkv_post(recorder, qkv, q_norm, k_norm, table, q_out, k_pages, v_pages, page
                     (kv_heads, tokens))
 
 
-def _reference(qkv, q_norm, k_norm, table, q_out, k_pages, v_pages, page_table, token_row, positions, eps=0.0):
+def _reference(qkv, q_norm, k_norm, table, k_pages, v_pages, page_table, token_row, positions, eps=0.0, q_out=None):
     import numpy as np
 
     _, kv_heads, head_dim, _ = k_pages.shape

@@ -1,0 +1,153 @@
+"""Runs Ops on host arrays: every kernel compiled for one ISA level, every launch executed at once, block by block."""
+
+import ctypes
+import hashlib
+import os
+import struct
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from zse.kernel.emit import emit_unit
+from zse.kernel.targets.cpu import ISAS
+from zse.kernels.op import HostActivation, HostWeight
+from zse.kernels.table import all_variants
+from zse.tensor import Activation, Tensor, Weight
+
+DTYPES = {"float32": "f32", "float16": "f16", "int32": "i32", "int8": "i8", "uint8": "u8", "uint16": "bf16", "int64": "i64",
+          "uint64": "u64", "float64": "f64"}
+
+
+def host_isas() -> list[str]:
+    """The ISA levels that this machine can run, of those there are kernels for."""
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    names = []
+    if " avx2 " in flags and " f16c " in flags and " fma " in flags:
+        names.append("x86-64-v3")
+    if "avx512_vnni" in flags and " avx512bw " in flags and " avx512vl " in flags:
+        names.append("x86-64-v4-vnni")
+    return names
+
+
+@cache
+def library(isa: str):
+    """(ctypes library, manifest) with every variant; the compiled file is kept in the temporary folder by content."""
+    text, manifest = emit_unit(all_variants(ISAS[isa]), isa)
+    key = hashlib.sha256(text.encode()).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"zse-test-kernels-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    path = folder / f"{isa}-{key}.so"
+    if not path.exists():
+        source = folder / f"{isa}-{key}-{os.getpid()}.c"
+        source.write_text(text)
+        made = source.with_suffix(".so")
+        subprocess.run([os.environ.get("CC", "gcc"), "-O3", "-std=gnu11", "-shared", "-fPIC", "-ffp-contract=off", "-w",
+                        *ISAS[isa].flags, str(source), "-o", str(made), "-lm"], check=True)
+        made.replace(path)
+        source.unlink()
+    return ctypes.CDLL(str(path)), manifest
+
+
+class HostBuffer:
+    """An array as a device buffer."""
+
+    def __init__(self, array: np.ndarray):
+        self.array, self.address, self.nbytes = array, array.ctypes.data, array.nbytes
+
+
+class DirectRecorder:
+    """Stands for a Recorder: launches run at once, their blocks in `order` (a permutation shows hidden dependencies)."""
+
+    def __init__(self, isa: str, rng=None):
+        self.library, self.manifest = library(isa)
+        self.rng = rng
+
+    def launch(self, symbol, args, grid, independent=False):
+        params = self.manifest[symbol]["params"]
+        assert len(params) == len(args), f"{symbol}: {len(args)} arguments for {len(params)} parameters"
+        slots = (ctypes.c_uint64 * len(args))()
+        for i, ((name, kind), value) in enumerate(zip(params, args, strict=True)):
+            if kind == "ptr":
+                slots[i] = value if isinstance(value, int) else value.address
+                assert isinstance(value, int) is False or value == 0, f"{symbol}: {name} is a number"
+            elif kind == "f32":
+                slots[i] = struct.unpack("<I", struct.pack("<f", value))[0]
+            else:
+                slots[i] = int(value) & 0xFFFFFFFFFFFFFFFF
+        dims = (ctypes.c_int64 * 3)(*(list(grid) + [1, 1])[:3])
+        function = getattr(self.library, symbol)
+        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+        function.restype = None
+        blocks = int(np.prod(list(dims)))
+        if self.rng is None:
+            function(slots, dims, 0, blocks)
+        else:
+            for block in self.rng.permutation(blocks):
+                function(slots, dims, int(block), int(block) + 1)
+
+
+def to_tensor(value):
+    """A host value of a Case as the launcher's argument."""
+    if isinstance(value, np.ndarray):
+        array = np.ascontiguousarray(value)
+        return Tensor(HostBuffer(array), array.shape, DTYPES[str(array.dtype)])
+    if isinstance(value, HostActivation):
+        return Activation(to_tensor(value.q), to_tensor(value.scale), to_tensor(value.sum))
+    if isinstance(value, HostWeight):
+        return Weight(value.shape, value.scheme, {name: to_tensor(plane) for name, plane in value.planes.items()})
+    if isinstance(value, tuple):
+        return tuple(to_tensor(part) for part in value)
+    return value
+
+
+def poisoned(shape, dtype):
+    array = np.empty(shape, dtype)
+    array.fill(np.nan if np.issubdtype(array.dtype, np.floating) else np.iinfo(array.dtype).min)
+    return array
+
+
+def run_case(op, case, isa, rng=None) -> dict:
+    """Launch once; outputs by name: arrays, or HostActivations of int8 outputs."""
+    results, tensors = {}, {name: to_tensor(value) for name, value in case.inputs.items()}
+    for name, output in case.outputs.items():
+        if output.int8:
+            rows, width = output.shape
+            results[name] = HostActivation(output.shape, poisoned((rows, width), np.int8),
+                                           *(poisoned((rows, width // 32), np.float32) for _ in range(2)))
+        else:
+            results[name] = poisoned(output.shape, output.dtype) if output.inout is None else output.inout.copy()
+        tensors[name] = to_tensor(results[name])
+    op.launch(DirectRecorder(isa, rng), **tensors, **case.options)
+    return results
+
+
+def check_case(op, case, got: dict) -> None:
+    """Compare with the reference within every output's tolerance."""
+    initial = {name: output.inout for name, output in case.outputs.items()}
+    expected = op.reference(**case.inputs, **{name: value for name, value in initial.items() if value is not None},
+                            **{name: value for name, value in case.options.items() if name not in case.outputs})
+    for name, output in case.outputs.items():
+        if output.int8:
+            check_int8(got[name], np.asarray(expected[name], np.float64), output.tolerance.relative, f"{case.name}: {name}")
+            continue
+        wanted = np.asarray(expected[name])
+        if output.tolerance.absolute == output.tolerance.relative == 0:
+            np.testing.assert_array_equal(got[name], wanted, err_msg=f"{case.name}: {name}")
+        else:
+            np.testing.assert_allclose(got[name].astype(np.float64), wanted, rtol=output.tolerance.relative,
+                                       atol=output.tolerance.absolute, err_msg=f"{case.name}: {name}")
+
+
+def check_int8(got, values, slack, what) -> None:
+    """scale = largest magnitude / 127, q within half a step (+ slack * 127 steps) of value / scale, sum = scale * sum of q."""
+    groups = values.reshape(len(values), -1, 32)
+    peak = np.abs(groups).max(axis=2)
+    np.testing.assert_allclose(got.scale, peak / 127, rtol=slack * 4 + 1e-6, atol=1e-38, err_msg=f"{what}: scale")
+    q = got.q.reshape(groups.shape).astype(np.float64)
+    scale = got.scale.astype(np.float64)[:, :, None]
+    assert (np.abs(q * scale - groups) <= scale * (0.5 + 127 * slack * 4) + 1e-38).all(), f"{what}: q"
+    assert np.abs(q).max() <= 127, f"{what}: q = -128"
+    np.testing.assert_allclose(got.sum, (scale * q.sum(axis=2, keepdims=True))[:, :, 0], rtol=1e-6, atol=1e-38, err_msg=f"{what}: sum")
