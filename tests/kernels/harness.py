@@ -13,7 +13,7 @@ import numpy as np
 
 from zse.kernel.emit import emit_unit
 from zse.kernel.targets.cpu import ISAS
-from zse.kernels.op import HostActivation, HostWeight
+from zse.kernels.op import HostActivation
 from zse.kernels.table import all_variants
 from zse.tensor import Activation, Tensor, Weight
 
@@ -96,7 +96,7 @@ def to_tensor(value):
         return Tensor(HostBuffer(array), array.shape, DTYPES[str(array.dtype)])
     if isinstance(value, HostActivation):
         return Activation(to_tensor(value.q), to_tensor(value.scale), to_tensor(value.sum))
-    if isinstance(value, HostWeight):
+    if hasattr(value, "planes"):
         return Weight(value.shape, value.scheme, {name: to_tensor(plane) for name, plane in value.planes.items()})
     if isinstance(value, tuple):
         return tuple(to_tensor(part) for part in value)
