@@ -15,6 +15,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "activation": ("GATED",),
     "quantize": ("QUANTIZE",),
     "gather": ("GATHER_ROWS",),
+    "sample": ("SAMPLE", "LOGPROB_ROWS"),
 }
 
 

@@ -1,0 +1,205 @@
+"""Reference, cases and cost of the sampler."""
+
+from zse.kernels.op import EXACT, Case, Cost, Output, Tolerance
+
+MAX_LOGPROBS = 20
+
+
+def philox(seed: int, counter: int) -> float:
+    """Philox4x32-10 (Salmon et al. 2011) as a number in [0, 1) of 53 bits."""
+    mask = 0xFFFFFFFF
+    c, key = [counter & mask, counter >> 32, 0, 0], [seed & mask, seed >> 32]
+    for _ in range(10):
+        a, b = c[0] * 0xD2511F53, c[2] * 0xCD9E8D57
+        c = [(b >> 32) ^ c[1] ^ key[0], b & mask, (a >> 32) ^ c[3] ^ key[1], a & mask]
+        key = [(key[0] + 0x9E3779B9) & mask, (key[1] + 0xBB67AE85) & mask]
+    return ((c[1] << 32 | c[0]) >> 11) * 2.0**-53
+
+
+def change_logits(x, r, params):
+    """Row r's logits after biases and penalties, f32 as in the kernel."""
+    import numpy as np
+
+    x = x.copy()
+    for j in range(params["bias_start"][r], params["bias_start"][r + 1]):
+        x[params["bias_ids"][j]] += params["bias_values"][j]
+    for j in range(params["seen_start"][r], params["seen_start"][r + 1]):
+        id, count = params["seen_ids"][j], params["seen_counts"][j]
+        value = x[id] / params["repetition"][r] if x[id] > 0 else x[id] * params["repetition"][r]
+        value = value - params["frequency"][r] * np.float32(count)
+        x[id] = value - params["presence"][r] if count > 0 else value
+    return x
+
+
+def kept_set(x, temperature, top_k, top_p, min_p):
+    """(kept ids ascending, their probabilities, margin): margin is how near a limit came to going the other way."""
+    import numpy as np
+
+    z = x.astype(np.float64) / float(temperature)
+    weights = np.exp(z - z.max())
+    order = np.lexsort((np.arange(len(x)), -x))
+    margin = 1.0
+    if min_p > 0:
+        margin = min(margin, float(np.abs(weights / min_p - 1).min()))
+        order = order[weights[order] >= min_p]
+    if 0 < top_k < len(order):
+        order = order[:top_k]
+    if top_p < 1:
+        mass = np.cumsum(weights[order]) / weights[order].sum()
+        margin = min(margin, float(np.abs(mass - top_p).min()))
+        order = order[: int(np.searchsorted(mass, top_p)) + 1]
+    ids = np.sort(order)
+    return ids, weights[ids] / weights[ids].sum(), margin
+
+
+def draw(x, r, params):
+    """(token, margin) of row r for changed logits x."""
+    import numpy as np
+
+    if params["temperature"][r] < 1e-5 or params["top_k"][r] == 1:
+        return int(np.argmax(x)), 1.0
+    ids, p, margin = kept_set(x, *(params[name][r] for name in ("temperature", "top_k", "top_p", "min_p")))
+    u = philox(int(params["seed"][r]), int(params["counter"][r]))
+    cumulative = np.cumsum(p)
+    index = min(int(np.searchsorted(cumulative, u, side="right")), len(ids) - 1)
+    return int(ids[index]), min(margin, float(np.abs(cumulative[:-1] - u).min()) if len(ids) > 1 else 1.0)
+
+
+def log_softmax(x):
+    import numpy as np
+
+    x = x.astype(np.float64)
+    return x - x.max() - np.log(np.exp(x - x.max()).sum())
+
+
+def sample_reference(logits, **params):
+    import numpy as np
+
+    rows = len(logits)
+    out = {"tokens": np.zeros(rows, np.int32), "status": np.zeros(rows, np.int32), "logprob": np.zeros(rows),
+           "top_ids": np.full((rows, MAX_LOGPROBS), -1, np.int32), "top_logprobs": np.zeros((rows, MAX_LOGPROBS)),
+           "logits": logits}
+    for r, x in enumerate(logits):
+        if np.isnan(x).any() or not np.isfinite(x.max()):
+            out["status"][r] = 1
+            continue
+        out["tokens"][r] = draw(change_logits(x, r, params), r, params)[0]
+        if params["num_logprobs"][r] < 0:
+            continue
+        logs = log_softmax(x)
+        out["logprob"][r] = logs[out["tokens"][r]]
+        best = np.lexsort((np.arange(len(x)), -x))[: params["num_logprobs"][r]]
+        best = best[x[best] > -np.inf]
+        out["top_ids"][r, : len(best)], out["top_logprobs"][r, : len(best)] = best, logs[best]
+    return out
+
+
+def make_parameters(rows: int, **values):
+    """Parameter arrays for `rows` rows: defaults (greedy, everything off) but for the given scalars or sequences."""
+    import numpy as np
+
+    defaults = {"temperature": (0.0, np.float32), "top_k": (0, np.int32), "top_p": (1.0, np.float32), "min_p": (0.0, np.float32),
+                "repetition": (1.0, np.float32), "presence": (0.0, np.float32), "frequency": (0.0, np.float32),
+                "seed": (0, np.uint64), "counter": (0, np.int64), "num_logprobs": (-1, np.int32)}
+    params = {name: np.broadcast_to(np.asarray(values.get(name, value), dtype), rows).copy()
+              for name, (value, dtype) in defaults.items()}
+    return params | {"bias_start": np.zeros(rows + 1, np.int32), "bias_ids": np.zeros(1, np.int32),
+                     "bias_values": np.zeros(1, np.float32), "seen_start": np.zeros(rows + 1, np.int32),
+                     "seen_ids": np.zeros(1, np.int32), "seen_counts": np.zeros(1, np.int32)}
+
+
+def add_lists(rng, params, rows: int, vocab: int, chosen) -> None:
+    """Biases and penalties for the rows in `chosen`."""
+    import numpy as np
+
+    biases = [rng.choice(vocab, 5, replace=False) if r in chosen else [] for r in range(rows)]
+    seen = [rng.choice(vocab, min(vocab, 40), replace=False) if r in chosen else [] for r in range(rows)]
+    for name, lists in (("bias", biases), ("seen", seen)):
+        params[f"{name}_start"] = np.concatenate([[0], np.cumsum([len(ids) for ids in lists])]).astype(np.int32)
+        params[f"{name}_ids"] = np.concatenate(lists).astype(np.int32)
+    params["bias_values"] = (rng.standard_normal(len(params["bias_ids"])) * 5).astype(np.float32)
+    params["seen_counts"] = rng.integers(0, 4, len(params["seen_ids"])).astype(np.int32)
+
+
+def make_sample_case(name, logits, params) -> Case:
+    """A case with scratch and poisoned outputs around logits and parameters."""
+    import numpy as np
+
+    rows, vocab = logits.shape
+    scratch = {"bias_saved": np.full(len(params["bias_ids"]), np.nan, np.float32),
+               "seen_saved": np.full(len(params["seen_ids"]), np.nan, np.float32),
+               "partial": np.full((rows, -(-vocab // 8192), 48), np.nan, np.float32)}
+    near = Tolerance(3e-6, 1e-6, "f32 sums of exponentials over chunks of 8,192, logits of up to 30")
+    outputs = {"logits": Output(logits.shape, "float32", EXACT, inout=logits), "tokens": Output((rows,), "int32", EXACT),
+               "status": Output((rows,), "int32", EXACT), "logprob": Output((rows,), "float32", near),
+               "top_ids": Output((rows, MAX_LOGPROBS), "int32", EXACT),
+               "top_logprobs": Output((rows, MAX_LOGPROBS), "float32", near)}
+    return Case(name, params | scratch, outputs)
+
+
+def settle(rng, logits, params, least: float = 3e-6) -> None:
+    """Draw seeds, and parameters where a limit itself is too near, until f32 rounding cannot change a row's token."""
+    for r, x in enumerate(logits):
+        changed = change_logits(x, r, params)
+        for attempt in range(200):
+            params["seed"][r] = rng.integers(0, 2**64, dtype="uint64")
+            params["counter"][r] = rng.integers(0, 2**40)
+            if draw(changed, r, params)[1] > least:
+                break
+            if attempt % 20 == 19:
+                params["top_p"][r] = min(params["top_p"][r] * 0.99, 1.0)
+                params["min_p"][r] *= 0.97
+
+
+def sample_cases(rng):
+    import numpy as np
+
+    for vocab in (1003, 20011):
+        rows = 12
+        logits = (rng.standard_normal((rows, vocab)) * 4).astype(np.float32)
+        logits[3] = np.round(logits[3] * 2) / 2                                     # many ties
+        logits[4] = np.round(logits[4])
+        logits[7] = 1.5                                                             # all alike
+        logits[8, rng.random(vocab) < 0.7] = -np.inf                                # masked
+        params = make_parameters(
+            rows, temperature=[0, 1, 0.7, 1, 1.5, 1, 0.9, 1, 1, 2, 0, 1], top_k=[0, 0, 40, 25, 0, 300, 1, 17, 9, 0, 0, vocab],
+            top_p=[1, 1, 1, 1, 0.9, 0.8, 1, 0.5, 0.95, 0.99, 1, 0.7], min_p=[0, 0, 0, 0, 0, 0, 0, 0, 0, 0.02, 0, 0.05],
+            repetition=1.3, presence=0.4, frequency=0.2, num_logprobs=[20, 0, 5, 20, -1, 1, 3, 20, 20, -1, 2, 0])
+        add_lists(rng, params, rows, vocab, {1, 2, 5, 10})
+        settle(rng, logits, params)
+        yield make_sample_case(f"mixed, vocabulary {vocab}", logits, params)
+    logits = (rng.standard_normal((5, 700)) * 3).astype(np.float32)
+    logits[0, 33], logits[1, 699], logits[2], logits[3, 5] = np.nan, np.inf, -np.inf, -np.nan
+    yield make_sample_case("broken rows", logits, make_parameters(5, temperature=[0, 1, 1, 0, 0], num_logprobs=4))
+    logits = rng.standard_normal((2, 7)).astype(np.float32)
+    params = make_parameters(2, temperature=1, top_k=[3, 0], num_logprobs=20)
+    settle(rng, logits, params)
+    yield make_sample_case("seven tokens", logits, params)
+
+
+def sample_cost(case: Case) -> Cost:
+    rows, vocab = case.outputs["logits"].shape
+    return Cost(rows * vocab * 4, rows * vocab)
+
+
+def logprob_rows_reference(logits, targets, logprob=None, argmax=None):
+    import numpy as np
+
+    logs = np.stack([log_softmax(x) for x in logits])
+    return {"logprob": logs[np.arange(len(logits)), targets], "argmax": logits.argmax(axis=1)}
+
+
+def logprob_rows_cases(rng):
+    import numpy as np
+
+    near = Tolerance(3e-6, 1e-6, "f32 sums of exponentials over chunks of 8,192")
+    for rows, vocab in ((3, 49152), (4, 1001), (1, 5)):
+        logits = (rng.standard_normal((rows, vocab)) * 5).astype(np.float32)
+        logits[0] = np.round(logits[0])
+        yield Case(f"{rows}x{vocab}", {"logits": logits, "targets": rng.integers(0, vocab, rows).astype(np.int32)},
+                   {"logprob": Output((rows,), "float32", near), "argmax": Output((rows,), "int32", EXACT)})
+
+
+def logprob_rows_cost(case: Case) -> Cost:
+    rows, vocab = case.inputs["logits"].shape
+    return Cost(rows * vocab * 8, rows * vocab * 20)
