@@ -18,7 +18,7 @@ from zse.kernel import (
     store,
     u8,
 )
-from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, random_weight, require
+from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, require
 
 TILE = 16
 DENSE = {"f32": f32, "f16": f16, "bf16": bf16}
@@ -100,12 +100,13 @@ def embed(recorder, ids, table, out, scale: float = 1.0) -> None:
 def _reference(ids, table, scale=1.0, out=None):
     import numpy as np
 
-    return {"out": table.values[ids].astype(np.float64) * scale}
+    return {"out": table.dequantize()[ids].astype(np.float64) * scale}
 
 
 def _cases(rng):
     import numpy as np
 
+    from zse.kernels.host import random_weight
     from zse.quant.scheme import AffineScheme, DenseScheme
 
     near = Tolerance(1e-7, 3e-7, "two f32 roundings, and a third by the factor")
@@ -115,7 +116,7 @@ def _cases(rng):
     for scheme in schemes:
         rows, width, count = 37, 128, 5
         ids = np.concatenate([[0, rows - 1], rng.integers(0, rows, count - 2)]).astype(np.int32)
-        yield Case(scheme.name, {"ids": ids, "table": random_weight(rng, scheme, rows, width)},
+        yield Case(scheme.name, {"ids": ids, "table": random_weight(rng, rows, width, scheme)},
                    {"out": Output((count, width), "float32", near)}, {"scale": 25.25 if scheme.kind == "dense" else 1.0})
 
 

@@ -62,35 +62,6 @@ class HostActivation:
 
 
 @dataclass
-class HostWeight:
-    """A Weight on the host: planes of layout r16 (NumPy arrays by name) and the f32 values [N, K] they stand for."""
-
-    shape: tuple[int, int]
-    scheme: Any
-    planes: "dict[str, numpy.ndarray]"
-    values: "numpy.ndarray"
-
-
-def random_weight(rng, scheme, rows: int, width: int) -> HostWeight:
-    """Random weights of any scheme, about normal with a standard deviation of 1 (for cases; imports NumPy)."""
-    import numpy as np
-
-    from zse.quant import pack
-
-    if scheme.kind == "dense":
-        values = rng.standard_normal((rows, width)).astype(np.float32)
-        stored = {"f32": lambda v: v, "f16": lambda v: v.astype(np.float16), "bf16": pack.f32_to_bf16}[scheme.dtype](values)
-        wide = pack.bf16_to_f32(stored) if scheme.dtype == "bf16" else stored.astype(np.float32)
-        return HostWeight((rows, width), scheme, pack.pack_dense(scheme, stored), wide)
-    top = (1 << scheme.bits) - 1
-    q = rng.integers(0, top, (rows, width), endpoint=True).astype(np.uint8)
-    scale = (rng.uniform(0.5, 1.5, (rows, scheme.groups(width))) * 3.4 / top).astype(np.float16)
-    offset = None if scheme.symmetric else (rng.uniform(0.3, 0.7, scale.shape) * -top * scale).astype(np.float16)
-    arrays = pack.AffineArrays(scheme, q, scale, offset)
-    return HostWeight((rows, width), scheme, pack.pack(arrays), arrays.dequantize())
-
-
-@dataclass
 class Output:
     """A tensor that the launcher fills: NumPy dtype name, shape, and what a fresh result may differ by.
 
