@@ -15,7 +15,9 @@ COMMANDS = {
     "ls": "zse.cli.ls",
     "show": "zse.cli.show",
     "rm": "zse.cli.rm",
+    "info": "zse.cli.info",
     "bench": "zse.cli.bench",
+    "doctor": "zse.cli.doctor",
     "version": "zse.cli.version",
 }
 

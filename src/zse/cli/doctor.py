@@ -1,0 +1,167 @@
+"""zse doctor: what this machine has, what is missing, and how to mend it. Looks only; changes nothing."""
+
+import os
+import sys
+
+HELP = "check this machine and installation, and say how to mend what is missing"
+EPILOG = "Exit code 0 when models can be served here, 1 when something that is needed is missing."
+
+OK, NOTE, BAD = "ok", "note", "bad"
+_LEAST_FREE_BYTES = 1 << 30
+_NEEDED = ("msgspec", "jinja2", "uvicorn", "starlette", "httptools")
+_OPTIONAL = {"huggingface_hub": "zse pull hf:ORG/NAME", "numpy": "zse convert and quantizing on load", "tokenizers": "some tokenizers"}
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON: a list of checks with state ok, note or bad")
+
+
+def run(args) -> int:
+    checks = [check(name, state, found, mend) for name, state, found, mend in _checks()]
+    failed = [item for item in checks if item["state"] == BAD]
+    if args.json:
+        import json
+
+        print(json.dumps({"ok": not failed, "checks": checks}, indent=1))
+        return 1 if failed else 0
+    sign = {OK: "ok  ", NOTE: "note", BAD: "BAD "}
+    width = max(len(item["check"]) for item in checks)
+    for item in checks:
+        print(f"{sign[item['state']]}  {item['check']:<{width}}  {item['found']}")
+        if item["mend"]:
+            print(f"{'':<{width + 6}}  → {item['mend']}")
+    print(f"\n{len(failed)} of {len(checks)} checks failed" if failed else "\neverything that serving needs is here")
+    return 1 if failed else 0
+
+
+def check(name: str, state: str, found: str, mend: str = "") -> dict:
+    return {"check": name, "state": state, "found": found, "mend": mend}
+
+
+def _checks():
+    """(name, state, what was found, how to mend it) of everything, in the order of the output."""
+    from zse.runtime import probe
+
+    facts = probe.facts()
+    yield _python()
+    yield from _cpu(facts)
+    yield _memory(facts["memory"])
+    yield _compiler(facts)
+    yield _gpu(facts["cuda"])
+    yield from _packages()
+    yield from _store()
+    yield _switches()
+
+
+def _python() -> tuple[str, str, str, str]:
+    import platform
+
+    found = f"{platform.python_version()} at {sys.executable}"
+    return "python", OK if sys.version_info >= (3, 11) else BAD, found, "" if sys.version_info >= (3, 11) else "install Python 3.11 or later"
+
+
+def _cpu(facts: dict):
+    features = ", ".join(facts["features"]) or "features unknown: the runtime library is missing"
+    yield "cpu", OK, f"{facts['cpu']} ({facts['machine']}: {features})", ""
+    quota = f", control group grants {facts['cpu_quota']:.1f} CPUs" if facts["cpu_quota"] else ""
+    yield "threads", OK, f"{facts['threads'] or 'unknown'} of {facts['physical_cores']} cores, {facts['logical_cpus']} logical{quota}", ""
+    if facts["error"]:
+        yield "cpu kernels", BAD, f"{', '.join(facts['compiled']) or 'none'} compiled in {facts['native_dir']}", facts["error"]
+        return
+    yield "cpu kernels", OK, f"using {facts['isa']}; compiled: {', '.join(facts['compiled'])} in {facts['native_dir']}", ""
+    best = facts["runnable"][0]
+    if best != facts["isa"]:
+        mend = "unset ZSE_ISA" if os.environ.get("ZSE_ISA") else "run `python -m zse.build` to compile it"
+        yield "cpu kernels", NOTE, f"this CPU could run {best}, which is faster", mend
+
+
+def _memory(memory: dict) -> tuple[str, str, str, str]:
+    from zse.cli.terminal import size
+
+    limit = f", control group's limit {size(memory['limit'])}" if memory["limit"] else ""
+    available = memory["available"]
+    found = f"{size(memory['total'])}{limit}" + (f", {size(available)} available" if available is not None else "")
+    is_low = available is not None and available < 512 << 20
+    return "memory", NOTE if is_low else OK, found, "close other programs: the smallest catalog model needs about 300 MB" if is_low else ""
+
+
+def _compiler(facts: dict) -> tuple[str, str, str, str]:
+    if facts["compiler"]:
+        path, version = facts["compiler"]
+        return "c compiler", OK, f"{path}: {version}", ""
+    from zse.runtime import native
+
+    state = BAD if facts["error"] else NOTE
+    return "c compiler", state, "none", f"needed to compile the CPU kernels{'' if state == BAD else ' anew'}: {native.compiler_hint()}"
+
+
+def _gpu(cuda: dict) -> tuple[str, str, str, str]:
+    amd = "/dev/kfd" if os.path.exists("/dev/kfd") else None
+    parts = [f"NVIDIA driver {cuda['version'] or 'of unknown version'} ({cuda['library']})"] if cuda["library"] else []
+    parts += [cuda["devices"]] if cuda["devices"] else []
+    parts += [f"AMD ({amd})"] if amd else []
+    if not parts:
+        return "gpu", OK, "none (not needed: this version computes on the CPU)", ""
+    return "gpu", OK, ", ".join(parts) + "; this version computes on the CPU only", ""
+
+
+def _packages():
+    from importlib import metadata
+    from importlib.util import find_spec
+
+    import zse
+
+    versions, missing = [], []
+    for name in (*_NEEDED, *_OPTIONAL):
+        try:
+            versions.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            missing.append(name)
+    needed = [name for name in missing if name in _NEEDED]
+    yield "zse", OK, f"{zse.__version__} in {os.path.dirname(os.path.abspath(zse.__file__))}", ""
+    mend = f"missing: {', '.join(needed)}; run: {sys.executable} -m pip install {' '.join(needed)}" if needed else ""
+    yield "packages", BAD if needed else OK, ", ".join(versions) or "none", mend
+    for name in missing:
+        if name in _OPTIONAL:
+            yield "packages", NOTE, f"{name} is missing: needed by {_OPTIONAL[name]}", f"{sys.executable} -m pip install {name}"
+    if find_spec("pip") is None:
+        yield "pip", NOTE, "none: zse pull cannot fetch catalog models", f"{sys.executable} -m ensurepip (uv: uv pip install pip)"
+    else:
+        yield "pip", OK, metadata.version("pip"), ""
+
+
+def _store():
+    from zse.cli.terminal import size
+    from zse.errors import ZSEError
+    from zse.formats import store
+
+    home = store.home()
+    folder = home
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    stats = os.statvfs(folder)
+    free = stats.f_bavail * stats.f_frsize
+    if not os.access(folder, os.W_OK):
+        yield "store", BAD, f"{home}: {folder} cannot be written to", "set ZSE_HOME to a folder you own"
+        return
+    low = free < _LEAST_FREE_BYTES
+    yield "disk", NOTE if low else OK, f"{size(free)} free under {home}", "free some, or set ZSE_HOME to another disk" if low else ""
+    try:
+        models, partials = store.entries(), store.partials()
+    except ZSEError as error:
+        yield "store", BAD, home, str(error)
+        return
+    names = ", ".join(f"{model['name']} ({size(model['bytes'])})" for model in models) or "no model yet"
+    yield "store", OK, names, "" if models else "zse pull smollm2"
+    for part in partials:
+        yield "store", NOTE, f"{part['name']}: a download that did not end ({size(part['bytes'])})", f"zse pull {part['name']}, or zse rm {part['name']}"
+
+
+def _switches() -> tuple[str, str, str, str]:
+    from zse import env
+
+    known = [f"{name}={os.environ[name]}" for name in env.SWITCHES if os.environ.get(name)]
+    unknown = sorted(name for name in os.environ if name.startswith("ZSE_") and name not in env.SWITCHES)
+    if unknown:
+        return "environment", NOTE, ", ".join(known + unknown), f"zse does not read {', '.join(unknown)}"
+    return "environment", OK, ", ".join(known) or "no ZSE_ variable is set", ""
