@@ -6,75 +6,68 @@ HELP = "show what is inside a model: architecture, sizes, tensor types"
 def add_arguments(parser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a stored name, or the path of a .zse, .gguf or .safetensors file or a folder")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--metadata", action="store_true", help="list the file's own metadata")
+    parser.add_argument("--json", action="store_true", help="print JSON, always with tensors and metadata")
 
 
 def run(args) -> int:
-    import json
-
     from zse.formats import store
-    from zse.formats.source import open_model
+    from zse.formats.info import info
 
-    with open_model(store.resolve(args.model)) as source:
-        facts = describe(source, with_tensors=args.tensors)
+    path = store.resolve(args.model)
+    facts = info(path)
+    facts["config"], facts["not_served_because"] = _config(path)
     if args.json:
+        import json
+
         print(json.dumps(facts, indent=1))
     else:
-        _print(facts)
+        _print(facts, args.tensors, args.metadata)
     return 0
 
 
-def describe(source, with_tensors: bool) -> dict:
-    """The facts of an open ModelSource as plain data. UnsupportedError for an architecture that cannot be served."""
+def _config(path) -> tuple[dict | None, str | None]:
+    """The numbers of the architecture, or why this model cannot be served: the file can still be looked at."""
+    from zse.errors import FormatError, UnsupportedError
+    from zse.formats.source import open_model
     from zse.models.load import read_config
 
-    config = read_config(source)
-    types: dict[str, dict] = {}
-    for tensor in source.tensors.values():
-        record = types.setdefault(tensor.type, {"tensors": 0, "parameters": 0, "bytes": 0})
-        record["tensors"] += 1
-        record["parameters"] += tensor.num_elements
-        record["bytes"] += tensor.nbytes
-    names = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "max_context")
-    facts = {
-        "path": source.path,
-        "format": source.kind,
-        "architecture": config.architecture,
-        "bytes": source.nbytes,
-        "parameters": sum(record["parameters"] for record in types.values()),
-        **{name: getattr(config, name) for name in names},
-        "tokenizer": source.tokenizer.kind if source.tokenizer else None,
-        "chat_template": source.chat_template is not None,
-        "types": types,
-    }
-    if source.provenance:
-        facts["provenance"] = source.provenance
-    if with_tensors:
-        facts["tensors"] = [{"name": t.name, "type": t.type, "shape": list(t.shape), "bytes": t.nbytes} for t in source.tensors.values()]
-    return facts
+    names = ("architecture", "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "max_context")
+    try:
+        with open_model(path) as source:
+            config = read_config(source)
+    except (FormatError, UnsupportedError) as error:
+        return None, str(error)
+    return {name: getattr(config, name) for name in names}, None
 
 
-def _print(facts: dict) -> None:
+def _print(facts: dict, with_tensors: bool, with_metadata: bool) -> None:
     import sys
 
-    from zse.cli.terminal import size, table
+    from zse.cli.terminal import printable, size, table
 
-    rows = []
-    for name, value in facts.items():
-        if name in ("types", "tensors", "provenance"):
-            continue
-        shown = size(value) if name == "bytes" else f"{value / 1e6:.1f} M" if name == "parameters" else str(value)
-        rows.append((name.replace("_", " "), {"True": "yes", "False": "no", "None": "no"}.get(shown, shown)))
-    rows += [(f"made: {name}", str(value)) for name, value in facts.get("provenance", {}).items()]
-    sys.stdout.write(table(rows) + "\n")
-    total = facts["parameters"] or 1
-    rows = [("TYPE", "TENSORS", "PARAMETERS", "SIZE", "BITS A WEIGHT")]
+    rows = [("path", facts["path"]), ("format", facts["kind"]), ("architecture", facts["architecture"]), ("size", size(facts["nbytes"]))]
+    rows += [("parameters", f"{facts['num_parameters'] / 1e6:.1f} M, {facts['bits_per_weight']:.2f} bits each")]
+    rows += [("vocabulary", str(facts["vocab_size"])), ("chat template", "yes" if facts["chat_template"] else "no")]
+    if facts["tokenizer"]:
+        rows.append(("tokenizer", ", ".join(str(value) for value in facts["tokenizer"].values() if value)))
+    rows += [(name.replace("_", " "), str(value)) for name, value in (facts["config"] or {}).items() if name != "architecture"]
+    rows += [(f"made: {name}", str(value)) for name, value in facts["provenance"].items()]
+    if facts["not_served_because"]:
+        rows.append(("cannot be served", facts["not_served_because"]))
+    sections = [rows]
+    total = max(1, facts["num_parameters"])
+    rows = [("TYPE", "TENSORS", "PARAMETERS", "SIZE")]
     for name, record in facts["types"].items():
         share = f"{record['parameters'] / 1e6:.1f} M ({100 * record['parameters'] / total:.0f} %)"
-        bits = f"{8 * record['bytes'] / max(1, record['parameters']):.2f}"
-        rows.append((name, str(record["tensors"]), share, size(record["bytes"]), bits))
-    sys.stdout.write(table(rows))
-    if "tensors" in facts:
+        rows.append((name, str(record["tensors"]), share, size(record["nbytes"])))
+    sections.append(rows)
+    if with_metadata:
+        sections.append([("METADATA", ""), *((key, str(value)) for key, value in facts["metadata"].items())])
+    if with_tensors:
         rows = [("TENSOR", "TYPE", "SHAPE", "SIZE")]
-        rows += [(t["name"], t["type"], " × ".join(map(str, t["shape"])), size(t["bytes"])) for t in facts["tensors"]]
-        sys.stdout.write("\n" + table(rows))
+        rows += [(t["name"], t["type"], " × ".join(map(str, t["shape"])), size(t["nbytes"])) for t in facts["tensors"]]
+        sections.append(rows)
+    # Names and metadata are the file author's text.
+    texts = (table([tuple(map(printable, row)) for row in rows]) for rows in sections)
+    sys.stdout.write("\n".join(texts))

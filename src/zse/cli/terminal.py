@@ -74,6 +74,14 @@ class ProgressBar:
         self._end_line()
 
 
+_VISIBLE = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
+
+
+def printable(text: str) -> str:
+    """Text of unknown origin on one line, control characters shown and not obeyed."""
+    return text.translate(_VISIBLE).replace("\n", "\\n").replace("\t", "\\t")
+
+
 def reply_writer(stream):
     """A function that writes a model's text and flushes. On a terminal control characters are shown, not obeyed:
     a model (or who wrote its prompt) must not be able to move the cursor, set the title or fill the clipboard."""
@@ -85,10 +93,9 @@ def reply_writer(stream):
             flush()
 
         return plain
-    visible = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
 
     def guarded(text: str) -> None:
-        write(text.translate(visible))
+        write(text.translate(_VISIBLE))
         flush()
 
     return guarded

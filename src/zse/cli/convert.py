@@ -1,0 +1,67 @@
+"""zse convert: any readable model into one .zse file, quantized anew or kept as it is."""
+
+HELP = "make a .zse file from a GGUF, safetensors or .zse model"
+EPILOG = """examples:
+  zse convert smollm2 smollm2.zse                     the same weights in the layout that the kernels read
+  zse convert ./Qwen3-0.6B qwen3.zse --quant int4
+
+An interrupted conversion goes on with the same command; OUT appears only when it is complete."""
+
+
+def add_arguments(parser) -> None:
+    from zse.cli.parser import number
+
+    parser.add_argument("source", metavar="SRC", help="a stored name, or the path of a model file or folder")
+    parser.add_argument("out", metavar="OUT", help="the .zse file to write")
+    parser.add_argument("--quant", choices=("int4", "int8", "f16", "bf16"), help="type of the weight matrices (default: as they are)")
+    parser.add_argument("--group-size", type=number(int, 0, 256), metavar="N", help="columns that share a scale: 16, 32, 64, 128, 256, or 0 for a row")
+    parser.add_argument("--head", choices=("int4", "int8", "f16", "bf16"), help="type of the embedding and LM head, if another")
+    parser.add_argument("--no-clip-search", action="store_true", help="quantize faster and less well: no search for the best clipping")
+    parser.add_argument("--no-perplexity", action="store_true", help="do not measure what quantizing costs")
+    parser.add_argument("--force", action="store_true", help="replace OUT if it is there")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress, no report")
+
+
+def run(args) -> int:
+    import os
+
+    from zse.cli.terminal import ProgressBar, notice
+    from zse.errors import ConfigError
+    from zse.formats import store
+    from zse.formats.convert import convert
+
+    source = store.resolve(args.source)
+    if not args.out.endswith(".zse"):
+        raise ConfigError(f"OUT is {args.out!r}; the name must end with .zse")
+    if os.path.exists(args.out) and not args.force:
+        raise ConfigError(f"{args.out} exists; pass --force to replace it")
+    if args.group_size is not None and args.quant not in ("int4", "int8"):
+        raise ConfigError("--group-size goes with --quant int4 or int8")
+    evaluate = None
+    if args.quant and not args.no_perplexity:
+        from zse.bench.perplexity import perplexity
+
+        def evaluate(path: str) -> float:
+            if not args.quiet:
+                notice(f"measuring the perplexity of {path}")
+            return perplexity(path)
+
+    with ProgressBar("convert") as bar:
+        progress = None if args.quiet else lambda done, total, name: bar("writing", done, total)
+        report = convert(source, args.out, args.quant, args.group_size, head=args.head, clip_search=not args.no_clip_search,
+                         progress=progress, evaluate=evaluate)  # fmt: skip
+    if not args.quiet:
+        _print(report)
+    return 0
+
+
+def _print(report) -> None:
+    from zse.cli.terminal import size
+
+    print(f"{report.path}: {size(report.nbytes)}, {100 * report.nbytes / max(1, report.source_bytes):.0f} % of the source's {size(report.source_bytes)}")
+    print(f"  {report.num_tensors} tensors: " + ", ".join(f"{name} {size(nbytes)}" for name, nbytes in report.schemes.items()))
+    if report.resumed_bytes:
+        print(f"  {size(report.resumed_bytes)} of it by an earlier run that was interrupted")
+    if report.perplexity_after is not None:
+        before, after = report.perplexity_before, report.perplexity_after
+        print(f"  perplexity {before:.3f} → {after:.3f} ({100 * (after / before - 1):+.2f} %)")

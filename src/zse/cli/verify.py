@@ -1,0 +1,53 @@
+"""zse verify: read a whole model and say whether it is sound."""
+
+HELP = "check a model from end to end: structure, checksums, numbers"
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a stored name, or the path of a .zse, .gguf or .safetensors file or a folder")
+    parser.add_argument("--fast", action="store_true", help="do not look for NaN and infinities in the weights")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress, no report; only the exit code and the error")
+
+
+def run(args) -> int:
+    from zse.cli.terminal import ProgressBar, size
+    from zse.formats import store
+    from zse.formats.verify import verify
+
+    path = store.resolve(args.model)
+    with ProgressBar("verify") as bar:
+        checks = _check_hashes(args.model, None if args.quiet else bar)
+        progress = None if args.quiet else lambda done, total, name: bar("reading", done, total)
+        report = verify(path, progress, numbers=not args.fast)
+    if not args.quiet:
+        for line in (*checks, *report.checks):
+            print(f"ok  {line}")
+        print(f"{report.path}: sound, {report.num_tensors} tensors, {size(report.nbytes)}")
+    return 0
+
+
+def _check_hashes(name: str, progress) -> list[str]:
+    """Compare the files of a stored model with the SHA-256 from when they were fetched. FormatError for a difference."""
+    import os
+
+    from zse.errors import FormatError
+    from zse.formats import hub, store
+
+    model = None if store.is_path(name) else store.describe(name)
+    if model is None or not model["files"]:
+        return []
+    folder = os.path.join(store.models_dir(), store.folder_name(name) or "")
+    total, base = sum(record["size"] for record in model["files"]), 0
+    for record in model["files"]:
+        path = os.path.join(folder, record["name"])
+
+        def report(done: int, base: int = base) -> None:
+            if progress:
+                progress("hashing", base + done, total)
+
+        if not os.path.isfile(path):
+            raise FormatError(path, 0, "file", f"is missing; fetch it anew: zse pull --force {name}")
+        if os.path.getsize(path) != record["size"] or hub.sha256_file(path, report) != record["sha256"]:
+            raise FormatError(path, 0, "SHA-256", f"differs from the file that was fetched; fetch it anew: zse pull --force {name}")
+        base += record["size"]
+    return [f"SHA-256: {len(model['files'])} files as they were fetched"]

@@ -1,0 +1,107 @@
+"""The measuring code itself: counts, statistics and output, with the echoing LLM and a small HTTP server."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+
+import pytest
+
+from zse.bench import process, serving, speed
+from zse.errors import EngineError
+
+
+class CountingLLM:
+    vocab_size = 5000
+
+    def __init__(self):
+        self.calls = []
+
+    def stream(self, prompt, params):
+        self.calls.append((len(prompt), params.max_tokens))
+        assert params.ignore_eos and params.temperature == 0
+        for index in range(params.max_tokens):
+            yield SimpleNamespace(text="x", token_ids=[index], finish_reason=None)
+
+    def generate(self, prompts, params):
+        self.calls.append((len(prompts), params.max_tokens))
+        assert len(set(map(tuple, prompts))) == len(prompts), "equal prompts would share the prefix cache"
+
+
+def test_decode_times_the_tokens_after_the_first():
+    llm = CountingLLM()
+    result = speed.decode(llm, 16, 32, 2)
+    assert llm.calls == [(16, speed.WARM_UP_TOKENS + 1), (16, 33), (16, 33)]
+    assert len(result["runs"]) == 2 and min(result["runs"]) <= result["tok_per_s"] <= max(result["runs"])
+
+
+def test_prefill_and_batch_call_as_described():
+    llm = CountingLLM()
+    assert len(speed.prefill(llm, 100, 3)["runs"]) == 3 and llm.calls[0] == (100, 1)
+    llm.calls.clear()
+    speed.batch(llm, 4, 16, 8, 1)
+    assert llm.calls[2:] == [(4, 1), (4, 9)]
+
+
+def test_prompts_differ_between_repeats_and_are_reproducible():
+    llm = CountingLLM()
+    assert speed.prompt_ids(llm, 8, 1) == speed.prompt_ids(llm, 8, 1) != speed.prompt_ids(llm, 8, 2)
+    assert all(1000 <= token < 5000 for token in speed.prompt_ids(llm, 500, 3))
+
+
+@pytest.fixture
+def server():
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if body["max_tokens"] == 99:
+                self.send_error(400)
+                return
+            self.send_response(200)
+            self.end_headers()
+            for index in range(body["max_tokens"]):
+                self.wfile.write(b'data: {"choices": [{"text": "t%d"}]}\n\n' % index)
+            if body["max_tokens"] == 98:
+                self.wfile.write(b'data: {"error": {"message": "broken"}}\n\n')
+            self.wfile.write(b"data: [DONE]\n\n")
+
+        def log_message(self, *args):
+            pass
+
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=httpd.serve_forever, daemon=True).start()
+    yield httpd.server_port
+    httpd.shutdown()
+    httpd.server_close()
+
+
+def test_clients_count_the_pieces_and_report_failures(server):
+    assert len(serving.stream(server, "x", 7)) == 7
+    load = serving._load(server, 3, 5)
+    assert load["clients"] == 3 and load["tok_per_s"] > 0 and load["ttft_ms"] > 0 and load["itl_ms"] is not None
+    with pytest.raises(EngineError, match="answered 400"):
+        serving.stream(server, "x", 99)
+    with pytest.raises(EngineError, match="3 of 3 clients failed: .*broken"):
+        serving._load(server, 3, 98)
+
+
+def test_a_server_that_does_not_start_is_one_line(home, monkeypatch):
+    with pytest.raises(EngineError, match="ended with exit code"), serving.Server("nothing", []):
+        pass
+
+
+def test_machine_names_what_a_figure_needs():
+    facts = process.machine()
+    assert {"zse", "python", "cpu", "logical_cpus", "load_average", "date"} <= set(facts)
+    assert process.peak_memory_bytes() > 1 << 20
+    age = process.since_exec_ms()
+    assert age is None or 0 < age < 3_600_000
+
+
+def test_the_command_prints_text_and_json(zse):
+    text = zse("bench", "decode", "echo", "--repeats", "1", fake=True).stdout
+    assert "tok per s" in text and "peak memory" in text and "load average" in text
+    data = json.loads(zse("bench", "prefill", "echo", "--json", "--tokens", "5", fake=True).stdout)
+    assert data["bench"] == "prefill" and data["machine"]["zse"] and data["tok_per_s"] > 0
+    assert "1,4,8" in zse("bench", "serve", "echo", "--clients", "0", code=2).stderr
+    assert "required: KIND" in zse("bench", code=2).stderr
