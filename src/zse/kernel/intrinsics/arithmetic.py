@@ -59,7 +59,8 @@ def _cpu(name: str):
             if x86 and (x86[0] != "_mm512" or target.has("avx512")):
                 prefix, suffix = x86
                 if name in ("minimum", "maximum") or (name in _X86 and elem.kind == "float"):
-                    return f"{prefix}_{_X86[name]}_{suffix}({', '.join(target.native(a, t) for a, t in zip(args, types, strict=True))})"
+                    native = ", ".join(target.native(a, t) for a, t in zip(args, types, strict=True))
+                    return f"(({target.c_type(result)}){prefix}_{_X86[name]}_{suffix}({native}))"
                 if name in ("round_even", "floor") and elem.kind == "float":
                     mode = "_MM_FROUND_TO_NEAREST_INT" if name == "round_even" else "_MM_FROUND_TO_NEG_INF"
                     call = "roundscale" if prefix == "_mm512" else "round"

@@ -161,7 +161,7 @@ class CpuTarget:
     def splat(self, type: ir.Vector, operand: ir.Expr) -> str:
         ctype = self.c_type(type)
         text = f"({ctype}){{{{{', '.join(['a'] * type.lanes)}}}}}"
-        if self.x86 and type.elem.bits * type.lanes in (128, 256, 512):
+        if self.x86 and type.elem.bits * type.lanes in ((128, 256, 512) if self.has("avx512") else (128, 256)):
             prefix = {128: "_mm", 256: "_mm256", 512: "_mm512"}[type.elem.bits * type.lanes]
             suffix = {"f32": "ps", "f64": "pd"}.get(type.elem.name)
             suffix = suffix or ("epi64x" if type.elem.bits == 64 and prefix != "_mm512" else f"epi{type.elem.bits}")

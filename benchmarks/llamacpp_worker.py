@@ -1,0 +1,102 @@
+"""Measures llama.cpp through llama-cpp-python's C bindings; runs in the environment that has it and prints one JSON line.
+
+    python benchmarks/llamacpp_worker.py MODEL.gguf --threads 2 --flash -1|0|1
+
+Figures are as in `zse bench`: decode of N tokens after a context, prefill of 512, 8 sequences decoded together, all greedy.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import time
+
+import llama_cpp as ll
+
+
+def peak_mib() -> float:
+    """VmHWM of this process."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM"))
+
+
+SILENT = ll.llama_log_callback(lambda level, text, data: None)     # kept alive: C calls it later
+
+
+class Engine:
+    def __init__(self, path: str, threads: int, flash: int, context: int, sequences: int):
+        ll.llama_log_set(SILENT, ctypes.c_void_p(0))
+        ll.llama_backend_init()
+        self.model = ll.llama_model_load_from_file(path.encode(), ll.llama_model_default_params())
+        params = ll.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch = context, 512, 512
+        params.n_threads = params.n_threads_batch = threads
+        params.n_seq_max, params.flash_attn_type, params.kv_unified = sequences, flash, True
+        self.ctx = ll.llama_init_from_model(self.model, params)
+        self.vocab = ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(self.model))
+        self.batch = ll.llama_batch_init(512, 0, sequences)
+
+    def clear(self) -> None:
+        ll.llama_memory_clear(ll.llama_get_memory(self.ctx), True)
+
+    def decode(self, items: list[tuple[int, int, int, bool]]) -> None:
+        """One llama_decode of (token, position, sequence, wants logits)."""
+        self.batch.n_tokens = len(items)
+        for i, (token, position, sequence, logits) in enumerate(items):
+            self.batch.token[i], self.batch.pos[i], self.batch.n_seq_id[i] = token, position, 1
+            self.batch.seq_id[i][0], self.batch.logits[i] = sequence, logits
+        assert ll.llama_decode(self.ctx, self.batch) == 0
+
+    def prompt(self, length: int, sequence: int = 0) -> None:
+        for start in range(0, length, 512):
+            stop = min(start + 512, length)
+            self.decode([((7 * i + 11 * sequence) % 4000 + 5, i, sequence, i == length - 1) for i in range(start, stop)])
+
+    def best(self, index: int) -> int:
+        """Greedy token of logits row `index`, by the C sampler."""
+        return ll.llama_sampler_sample(self.greedy, self.ctx, index)
+
+    def generate(self, context: int, count: int, sequences: int = 1) -> float:
+        """Seconds for `count` steps of all sequences after `context` tokens each."""
+        self.clear()
+        self.greedy = ll.llama_sampler_init_greedy()
+        tokens = []
+        for sequence in range(sequences):
+            self.prompt(context, sequence)
+            tokens.append(self.best(-1))
+        start = time.perf_counter()
+        for step in range(count):
+            self.decode([(tokens[s], context + step, s, True) for s in range(sequences)])
+            tokens = [self.best(s) for s in range(sequences)]
+        return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--flash", type=int, default=-1)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--only-memory", action="store_true", help="load, 16 tokens of prompt, 16 of decode; then the peak")
+    args = parser.parse_args()
+    if args.only_memory:
+        Engine(args.model, args.threads, args.flash, 2048, 1).generate(16, 16)
+        print(json.dumps({"peak_mib": peak_mib()}))
+        return
+    engine = Engine(args.model, args.threads, args.flash, 8 * 1024, 8)
+    engine.generate(16, 8)
+    result = {}
+    result["decode_16"] = args.tokens / engine.generate(16, args.tokens)
+    result["decode_1024"] = args.tokens / engine.generate(1024, args.tokens)
+    engine.clear()
+    start = time.perf_counter()
+    engine.prompt(512)
+    result["prefill_512"] = 512 / (time.perf_counter() - start)
+    result["batch_8"] = 8 * 64 / engine.generate(16, 64, 8)
+    result["llama_cpp"] = ll.__version__
+    result["pid"] = os.getpid()
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
