@@ -81,7 +81,8 @@ class Decoder:
         if not 0 < max_tokens <= capacity:
             raise ConfigError(f"a step of {max_tokens} tokens: the buffers hold {capacity}")
         tokens = recorder.symbol("tokens", max_tokens)
-        rows = tokens if every_token else recorder.symbol("rows", min(max_tokens, step.logits.shape[0]))
+        max_rows = min(max_tokens, step.logits.shape[0])
+        rows = tokens if every_token else recorder.symbol("rows", max_rows)
         run = _Recording(self, recorder, tokens, max_tokens)
         x = run.tensor("x")
         embed(recorder, run.of(step.token_ids), model.weights["embed"], x, config.embed_scale)
@@ -106,7 +107,7 @@ class Decoder:
             gather_rows(recorder, x, step.logit_rows.with_rows(rows), wanted)
             add_rmsnorm(recorder, wanted, None, None, final_norm, normed, config.norm_eps)
         logits = step.logits.with_rows(rows)
-        matmul(recorder, normed, head, logits)
+        matmul(recorder, normed, head, logits, max_tokens=max_rows)
         return logits
 
     def symbols(self, tokens: int, rows: int, context: int, *, max_tokens: int | None = None) -> dict[str, int]:
@@ -190,7 +191,7 @@ class _Recording:
     """One recording: the symbols bound, the scratch with the step's number of tokens."""
 
     def __init__(self, decoder: Decoder, recorder, tokens, max_tokens: int):
-        self.decoder, self.recorder, self.tokens = decoder, recorder, tokens
+        self.decoder, self.recorder, self.tokens, self.max_tokens = decoder, recorder, tokens, max_tokens
         self.splits = recorder.symbol("splits") if max_tokens <= SPLIT_TOKENS else 1
 
     def of(self, tensor: Tensor) -> Tensor:
@@ -230,14 +231,15 @@ class _Recording:
                   config.window(layer), config.attn_softcap, self.splits,
                   self.decoder._partial if self.splits != 1 else None)
         delta = self.tensor("delta")
-        matmul(recorder, attended, weights[at + "o"], delta, bias=vectors.get(at + "o_bias"))
+        matmul(recorder, attended, weights[at + "o"], delta, bias=vectors.get(at + "o_bias"),
+               max_tokens=self.max_tokens)
         gate_up, down = weights[at + "gate_up"], weights[at + "down"]
         normed = self.activation("normed", [gate_up])
         add_rmsnorm(recorder, x, delta, vectors.get(at + "post_attn_norm"), vectors[at + "mlp_norm"], normed, eps)
         wide, inner = self.tensor("gate_up", 2 * config.intermediate_size), self.activation("gated", [down])
-        matmul(recorder, normed, gate_up, wide)
+        matmul(recorder, normed, gate_up, wide, max_tokens=self.max_tokens)
         gated(recorder, wide, inner, config.activation)
-        matmul(recorder, inner, down, delta)
+        matmul(recorder, inner, down, delta, max_tokens=self.max_tokens)
         return delta, vectors.get(at + "post_mlp_norm")
 
     def project(self, normed, fused, projections, at: str):
@@ -245,13 +247,15 @@ class _Recording:
         vectors, scratch = self.decoder.model.vectors, self.decoder._scratch["qkv"]
         if fused:
             out = self.of(scratch)
-            matmul(self.recorder, normed, fused, out, bias=vectors.get(at + "qkv_bias"))
+            matmul(self.recorder, normed, fused, out, bias=vectors.get(at + "qkv_bias"),
+                   max_tokens=self.max_tokens)
             return out
         outs, offset = [], scratch.offset
         for name, weight in zip("qkv", projections, strict=True):
             out = Tensor(scratch.buffer, (self.tokens, weight.shape[0]), "f32", offset)
             # The three do not read each other: the second and third may start before the first is done.
-            matmul(self.recorder, normed, weight, out, bias=vectors.get(at + name + "_bias"), independent=name != "q")
+            matmul(self.recorder, normed, weight, out, bias=vectors.get(at + name + "_bias"), independent=name != "q",
+                   max_tokens=self.max_tokens)
             outs.append(out)
             offset += 4 * scratch.shape[0] * weight.shape[0]
         return tuple(outs)

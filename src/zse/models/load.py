@@ -1,0 +1,286 @@
+"""From an open file to a model in device memory: plan the bytes, then read and repack every tensor in execution order.
+
+    plan = plan_model(source)                   # names, shapes and types are checked here, nothing is allocated
+    model = load_model(device, plan)            # reading goes on in the device's load threads
+    ...                                         # record graphs meanwhile
+    model.wait()                                # all weights are there, or FormatError
+
+q, k and v that have one scheme become one matrix, and gate and up always do: one launch reads all their rows.
+No NumPy here; only quantizing on load (quantize_load.py) imports it.
+"""
+
+from array import array
+from typing import NamedTuple
+
+import msgspec
+
+from zse.errors import ConfigError, FormatError, UnsupportedError
+from zse.kernels.repack import LoadJob, vector_job, weight_jobs
+from zse.models import names, registry
+from zse.models.config import ModelConfig
+from zse.quant.scheme import TILE_ROWS, placed_planes
+from zse.tensor import Tensor, Weight
+
+ALIGN = 64                      # bytes: planes start at a cache line
+MAX_HEAD_DIM = 256              # of the attention kernels
+MAX_GROUP = 32                  # query heads that share a KV head, of the attention kernels
+VECTOR_TYPES = ("F32", "F16", "BF16")
+FUSED = (("qkv", ("q", "k", "v")), ("gate_up", ("gate", "up")))
+
+
+class Part(NamedTuple):
+    """One tensor of the file and the rows (elements of a vector) of its matrix that it fills, from `first` on."""
+
+    role: names.Role
+    info: object
+    first: int
+
+
+class MatrixPlan(NamedTuple):
+    """A weight in memory: [rows, columns] in `scheme`, made of one or more tensors."""
+
+    name: str
+    shape: tuple[int, int]
+    scheme: object
+    parts: tuple[Part, ...]
+
+
+class VectorPlan(NamedTuple):
+    """Norm weights or biases in memory: f32 [size]."""
+
+    name: str
+    size: int
+    parts: tuple[Part, ...]
+
+
+class ModelPlan(NamedTuple):
+    """What will be loaded. policy: how dense matrices are quantized while loading, or None."""
+
+    source: object
+    config: ModelConfig
+    matrices: tuple[MatrixPlan, ...]
+    vectors: tuple[VectorPlan, ...]
+    policy: object
+
+    @property
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes of device memory by label: embedding, layers, head."""
+        total = {"embedding": 0, "layers": 0, "head": 0}
+        for matrix in self.matrices:
+            label = {"embed": "embedding", "head": "head"}.get(matrix.name, "layers")
+            total[label] += sum(_aligned(plane.nbytes) for plane in matrix.scheme.planes(*matrix.shape))
+        total["layers"] += sum(_aligned(4 * vector.size) for vector in self.vectors)
+        return {label: nbytes for label, nbytes in total.items() if nbytes}
+
+
+class Model:
+    """weights: name ("embed", "layers.0.qkv", ...) → Weight. vectors: name ("layers.0.attn_norm", ...) → f32 Tensor.
+    Contents are valid after wait()."""
+
+    def __init__(self, plan: ModelPlan, weights: dict[str, Weight], vectors: dict[str, Tensor], buffer, loading):
+        self.config, self.weights, self.vectors, self.buffer = plan.config, weights, vectors, buffer
+        self.memory_bytes = plan.memory_bytes
+        self._source, self._loading = plan.source, loading
+
+    def wait(self) -> None:
+        """Block until everything is loaded. FormatError if a file ended early or was changed meanwhile."""
+        if self._loading is not None:
+            loading, self._loading = self._loading, None
+            loading.wait()
+            self._source.check_unchanged()
+
+
+def read_config(source) -> ModelConfig:
+    """The ModelConfig of an open model (zse.formats.source.ModelSource). FormatError, UnsupportedError."""
+    shapes = {name: info.shape for name, info in source.tensors.items()}
+    if source.naming == "gguf":
+        config = registry.config_from_gguf(source.path, source.metadata, shapes)
+        return _with_freq_factors(config, source)
+    if source.hf_config is None:
+        raise FormatError(source.path, 0, "config.json", "is missing; put it beside the safetensors file")
+    return registry.config_from_hf(source.path, source.hf_config, source.generation_config)
+
+
+def _with_freq_factors(config: ModelConfig, source) -> ModelConfig:
+    """Llama 3.1's scaling stands in a GGUF as a tensor of divisors."""
+    info = source.tensors.get(names.ROPE_FREQS)
+    if info is None:
+        return config
+    if info.type != "F32" or info.shape != (config.head_dim // 2,):
+        raise FormatError(source.path, info.offset, info.name,
+                          f"is {info.type} {list(info.shape)}, expected F32 [{config.head_dim // 2}]")
+    values = array("f", source.read(info))
+    try:
+        rope = msgspec.structs.replace(config.rope, freq_factors=tuple(values))
+        return msgspec.structs.replace(config, rope=rope)
+    except ValueError as error:
+        raise FormatError(source.path, info.offset, info.name, str(error)) from None
+
+
+def plan_model(source, *, quantize: str | None = None) -> ModelPlan:
+    """Check that every tensor the architecture needs is there with its shape, and lay out memory.
+
+    quantize: "int4" or "int8" (any zse.quant.policy.Policy quant): dense matrices are quantized while loading; already
+    quantized ones stay as they are. Raises FormatError, UnsupportedError, ConfigError.
+    """
+    config = read_config(source)
+    _check_kernels(source.path, config)
+    policy = None
+    if quantize is not None:
+        from zse.quant.policy import Policy
+        policy = Policy(quantize)
+    prefix = names.hf_prefix(source.path, source.tensors) if source.naming == "hf" else ""
+    schemes, parts = {}, {}
+    for role in names.model_roles(config):
+        name = names.gguf_name(role.name) if source.naming == "gguf" else names.hf_name(role.name, config, prefix)
+        info = source.tensors.get(name)
+        if info is None:
+            raise FormatError(source.path, 0, name, "the tensor is missing")
+        if tuple(info.shape) != role.shape:
+            raise FormatError(source.path, info.offset, name, f"has shape {list(info.shape)}, expected {list(role.shape)}")
+        parts[role.name] = Part(role, info, 0)
+        if role.kind == "matrix":
+            schemes[role.name] = _scheme(role, info, config, policy)
+        elif info.type not in VECTOR_TYPES:
+            raise UnsupportedError(f"{source.path}: type of {name}", info.type, VECTOR_TYPES)
+    if policy is not None and not any(part.role.kind == "matrix" and part.info.layout == "rows" for part in parts.values()):
+        raise ConfigError(f"{source.path} is quantized already ({schemes['layers.0.q']}): leave --quantize out")
+    matrices, vectors = _fuse(source.path, config, parts, schemes)
+    return ModelPlan(source, config, tuple(matrices), tuple(vectors), policy)
+
+
+def _check_kernels(path: object, config: ModelConfig) -> None:
+    """Refuse what the kernels do not compute."""
+    if config.head_dim % TILE_ROWS or config.head_dim > MAX_HEAD_DIM:
+        raise UnsupportedError(f"{path}: head_dim", config.head_dim, range(TILE_ROWS, MAX_HEAD_DIM + 1, TILE_ROWS))
+    if config.num_heads // config.num_kv_heads > MAX_GROUP:
+        raise UnsupportedError(f"{path}: query heads for each KV head", config.num_heads // config.num_kv_heads,
+                               [f"1 to {MAX_GROUP}"])
+    if config.logit_softcap:
+        raise UnsupportedError(f"{path}: final logit softcapping", config.logit_softcap, ["none"])
+
+
+def _scheme(role: names.Role, info, config: ModelConfig, policy):
+    """The scheme that a matrix has in memory."""
+    scheme = info.scheme
+    if policy is not None and info.layout == "rows":
+        scheme = policy.scheme(role.shape, config.vocab_size) or scheme
+    if not scheme.fits(role.shape[1]):
+        raise UnsupportedError(f"{info.name} as {scheme}: number of columns", role.shape[1], ["multiples of the group"])
+    return scheme
+
+
+def _fuse(path, config: ModelConfig, parts: dict[str, Part], schemes: dict) -> tuple[list[MatrixPlan], list[VectorPlan]]:
+    """Matrices and vectors in execution order, with q, k, v and gate, up joined."""
+    matrices, vectors, joined = [], [], set()
+    for layer in range(config.num_layers):
+        for fused, members in FUSED:
+            roles = [f"layers.{layer}.{member}" for member in members]
+            same = len({schemes[role] for role in roles}) == 1
+            whole = all(parts[role].role.shape[0] % TILE_ROWS == 0 for role in roles[:-1])
+            if same and whole:
+                joined.add(f"layers.{layer}.{fused}")
+            elif fused == "gate_up":
+                raise UnsupportedError(f"{path}: gate and up of layer {layer} as",
+                                       " and ".join(str(schemes[role]) for role in roles), ["one type for both"])
+    done = set()
+    for role, part in parts.items():
+        if role in done:
+            continue
+        layer, _, name = role.rpartition(".")
+        stem, members = role, [role]
+        base = name.removesuffix("_bias")
+        for fused, group in FUSED:
+            if base in group and f"{layer}.{fused}" in joined:
+                suffix = "_bias" if name.endswith("_bias") else ""
+                stem, members = f"{layer}.{fused}{suffix}", [f"{layer}.{member}{suffix}" for member in group]
+        done.update(members)
+        first, placed = 0, []
+        for member in members:
+            placed.append(parts[member]._replace(first=first))
+            first += parts[member].role.shape[0]
+        if part.role.kind == "matrix":
+            matrices.append(MatrixPlan(stem, (first, part.role.shape[1]), schemes[role], tuple(placed)))
+        else:
+            vectors.append(VectorPlan(stem, first, tuple(placed)))
+    return matrices, vectors
+
+
+def require_memory(bytes_by_label: dict[str, int], limit: int | None) -> None:
+    """ConfigError when the bytes together are over `limit` (None: no limit); the message lists them."""
+    total = sum(bytes_by_label.values())
+    if limit is not None and total > limit:
+        parts = ", ".join(f"{label} {nbytes / 2**20:.0f} MiB" for label, nbytes in bytes_by_label.items())
+        raise ConfigError(f"needs {total / 2**20:.0f} MiB of memory ({parts}), over --max-memory {limit / 2**20:.0f} MiB: "
+                          "raise it, or use a smaller context or a quantized model")
+
+
+def load_model(device, plan: ModelPlan, *, max_memory: int | None = None) -> Model:
+    """Allocate device memory for the plan and start loading; Model.wait() ends it.
+
+    max_memory: bytes; ConfigError when the weights alone are over it. Everything lies in one buffer, in execution order.
+    """
+    require_memory(plan.memory_bytes, max_memory)
+    buffer = device.alloc(sum(plan.memory_bytes.values()), label="weights")
+    weights, vectors, offset = {}, {}, 0
+    for matrix in plan.matrices:
+        planes = {}
+        for plane in matrix.scheme.planes(*matrix.shape):
+            planes[plane.name] = Tensor(buffer, plane.shape, plane.dtype, offset)
+            offset += _aligned(plane.nbytes)
+        weights[matrix.name] = Weight(matrix.shape, matrix.scheme, planes)
+    for vector in plan.vectors:
+        vectors[vector.name] = Tensor(buffer, (vector.size,), "f32", offset)
+        offset += _aligned(4 * vector.size)
+    jobs = list(_jobs(device, plan, weights, vectors))
+    model = Model(plan, weights, vectors, buffer, device.load(jobs))
+    if plan.policy is not None:
+        from zse.models.quantize_load import quantize_matrices
+        quantize_matrices(plan, weights)
+    return model
+
+
+def _jobs(device, plan: ModelPlan, weights: dict[str, Weight], vectors: dict[str, Tensor]):
+    """Every LoadJob of the plan, in execution order."""
+    config, source = plan.config, plan.source
+    order = _row_order(device, config) if source.interleaved_rope else None
+    plus_one = source.naming == "hf" and registry.architecture(config.architecture).HF_NORM_PLUS_ONE
+    small = {id(part.info): (vector, part) for vector in plan.vectors for part in vector.parts}
+    for vector, part in small.values():
+        tensor = vectors[vector.name]
+        out = Tensor(tensor.buffer, (part.role.shape[0],), "f32", tensor.offset + 4 * part.first)
+        permuted = order if part.role.heads else None
+        yield vector_job(part.info, out, 1.0 if plus_one and part.role.kind == "norm" else 0.0, permuted,
+                         config.head_dim if permuted else 1)
+    for matrix in plan.matrices:
+        weight = weights[matrix.name]
+        for part in matrix.parts:
+            if part.info.layout == "r16":
+                yield from _plane_copies(part, matrix.scheme, weight)
+            elif part.info.layout == "ggml" or matrix.scheme == part.info.scheme:
+                permuted = order if part.role.heads else None
+                yield from weight_jobs(part.info, weight, first_row=part.first, order=permuted,
+                                       unit=config.head_dim if permuted else TILE_ROWS)
+
+
+def _row_order(device, config: ModelConfig) -> Tensor:
+    """Undoes the row order of a GGUF llama-architecture q or k, for one head: i32 [head_dim]."""
+    tensor = Tensor(device.alloc(4 * config.head_dim, label="row order"), (config.head_dim,), "i32")
+    view = tensor.view()
+    for row in range(config.head_dim):
+        view[row] = names.unpermute_row(row, config.head_dim)
+    return tensor
+
+
+def _plane_copies(part: Part, scheme, weight: Weight):
+    """Jobs for a tensor whose bytes already are planes: read them where they belong."""
+    placed, _ = placed_planes(scheme, *part.role.shape)
+    tile = part.first // TILE_ROWS
+    for stored, start in placed:
+        plane = weight.planes[stored.name]
+        address = plane.address + tile * (plane.nbytes // plane.shape[0])
+        yield LoadJob(part.info.fd, part.info.offset + start, stored.nbytes, None, [address], (1,))
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGN) * ALIGN
