@@ -1,0 +1,235 @@
+"""POST /v1/chat/completions and /v1/completions: from the body to the engine and back, whole or streamed."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from zse.engine.client import Channel
+from zse.engine.messages import Tokens
+from zse.server import json_body, schemas
+from zse.server.admission import BYTES_PER_TOKEN, Ticket
+from zse.server.errors import APIError
+from zse.server.exchange import Request, Response
+from zse.server.generation import Choice, chat_logprobs, completion_logprobs
+from zse.server.schemas import Completion
+
+_encode = msgspec.json.encode
+OFF_LOOP_BYTES = 16 << 10  # longer bodies and prompts are parsed and tokenised in a thread (16 KB take some 3 ms)
+
+
+@dataclass
+class Job:
+    """One admitted request: its prompts as token ids, and what answers look like."""
+
+    completion: Completion
+    chat: bool
+    id: str
+    created: int
+    prompts: list[list[int]]
+    ticket: Ticket
+
+    @property
+    def total(self) -> int:
+        return len(self.prompts) * self.completion.n
+
+
+async def chat(app, request: Request) -> Response | None:
+    """POST /v1/chat/completions"""
+    return await _serve(app, request, schemas.read_chat, is_chat=True)
+
+
+async def text(app, request: Request) -> Response | None:
+    """POST /v1/completions"""
+    return await _serve(app, request, schemas.read_completions, is_chat=False)
+
+
+async def _serve(app, request: Request, read: Callable[[dict], Completion], is_chat: bool) -> Response | None:
+    app.check_accepting()
+    app.admission.check()
+    long = len(request.body) > OFF_LOOP_BYTES
+    completion = await _maybe_in_thread(long, lambda: read(json_body.parse(request.body)))
+    app.check_model(completion.model, "model")
+    ticket = app.admission.reserve(completion.num_choices, len(request.body) // BYTES_PER_TOKEN)
+    channel = Channel(app.engine)
+    try:
+        model = await app.text_model()
+        schemas.check_token_ids(completion, model.vocab_size)
+        prompts = await _maybe_in_thread(long, lambda: _tokenize(model, completion))
+        ticket.set_tokens(sum(map(len, prompts)))
+        info = await app.engine.wait_ready()
+        limits = [_max_tokens(completion, len(prompt), info.max_context) for prompt in prompts]
+        job = Job(completion, is_chat, ("chatcmpl-" if is_chat else "cmpl-") + request.id.removeprefix("req_"),
+                  int(time.time()), prompts, ticket)
+        choices = _submit(channel, model, job, limits)
+        if completion.stream:
+            await _stream(app, request, channel, model, job, choices)
+            return None
+        return await _collect(request, channel, model, job, choices)
+    finally:
+        channel.close()
+        ticket.release()
+
+
+async def _maybe_in_thread(long: bool, work: Callable):
+    return await asyncio.get_running_loop().run_in_executor(None, work) if long else work()
+
+
+def _tokenize(model, completion: Completion) -> list[list[int]]:
+    if completion.messages is not None:
+        prompts = [model.encode_chat(completion.messages)]
+    else:
+        prompts = [model.encode_text(prompt) if type(prompt) is str else prompt for prompt in completion.prompts]
+    field = "prompt" if completion.messages is None else "messages"
+    for index, prompt in enumerate(prompts):
+        if not prompt:
+            path = field if len(prompts) == 1 else f"{field}[{index}]"
+            raise APIError("invalid_value", f"'{path}' is empty: it has no tokens.", path)
+    return prompts
+
+
+def _max_tokens(completion: Completion, prompt_tokens: int, max_context: int) -> int:
+    """The answer's bound for one prompt; the rest of the context when the request has none."""
+    wanted = completion.params.max_tokens
+    if prompt_tokens + (wanted or 1) <= max_context:
+        return wanted or max_context - prompt_tokens
+    field = "prompt" if completion.messages is None else "messages"
+    asked = f"{prompt_tokens} tokens in the {field}"
+    if wanted:
+        asked = f"{prompt_tokens + wanted} tokens ({prompt_tokens} in the {field}, {wanted} in the completion)"
+    raise APIError("context_length_exceeded", f"This model's context is {max_context} tokens, and you asked for "
+                                              f"{asked}.", field)
+
+
+def _submit(channel: Channel, model, job: Job, limits: list[int]) -> list[Choice]:
+    """One engine request per choice; choice index = prompt index * best_of + answer index."""
+    completion = job.completion
+    want_scores = completion.params.logprobs is not None
+    rank = completion.best_of > completion.n
+    choices = []
+    for prompt, limit in zip(job.prompts, limits, strict=True):
+        for answer in range(completion.best_of):
+            choice = Choice(len(choices), model.detokenizer(completion.stop), want_scores)
+            params = schemas.choice_params(completion.params, answer, limit, rank)
+            choices.append(choice)
+            channel.submit(choice.index, prompt, params)
+    return choices
+
+
+def _accept(channel: Channel, job: Job, choice: Choice, event: Tokens):
+    """Feed one event; frees the queue's token share and stops the engine where a stop string ended the answer."""
+    job.ticket.prefilled()
+    delta = choice.feed(event)
+    if delta.finish_reason is not None:
+        channel.cancel(choice.index)
+    return delta
+
+
+async def _collect(request: Request, channel: Channel, model, job: Job, choices: list[Choice]) -> Response:
+    running = len(choices)
+    while running:
+        index, event = await channel.next()
+        if choices[index].finish_reason is None:
+            running -= _accept(channel, job, choices[index], event).finish_reason is not None
+    usage = _usage(job, choices)
+    best_of, n = job.completion.best_of, job.completion.n
+    answers = []
+    for prompt in range(len(job.prompts)):
+        group = choices[prompt * best_of:(prompt + 1) * best_of]
+        answers += sorted(group, key=lambda choice: choice.rank)[:n] if best_of > n else group
+    body = _envelope(job, streamed=False)
+    body["choices"] = [_whole_choice(model, job, choice, index) for index, choice in enumerate(answers)]
+    body["usage"] = usage
+    request.note = f"{usage['prompt_tokens']}+{usage['completion_tokens']} tokens"
+    return Response(200, _encode(body))
+
+
+def _envelope(job: Job, streamed: bool) -> dict:
+    name = ("chat.completion.chunk" if streamed else "chat.completion") if job.chat else "text_completion"
+    return {"id": job.id, "object": name, "created": job.created, "model": job.completion.model}
+
+
+def _whole_choice(model, job: Job, choice: Choice, index: int) -> dict:
+    scores = None
+    if job.completion.params.logprobs is not None:
+        scores = (chat_logprobs if job.chat else completion_logprobs)(choice.scores, model.token_bytes)
+    out = {"index": index, "logprobs": scores, "finish_reason": choice.finish_reason}
+    if job.chat:
+        out["message"] = {"role": "assistant", "content": choice.text, "refusal": None}
+    else:
+        out["text"] = _echo(model, job, choice.index) + choice.text
+    return out
+
+
+def _echo(model, job: Job, choice_index: int) -> str:
+    if not job.completion.echo:
+        return ""
+    prompt = choice_index // job.completion.best_of
+    given = job.completion.prompts[prompt]
+    return given if type(given) is str else model.decode(given)
+
+
+def _usage(job: Job, choices: list[Choice]) -> dict:
+    prompt_tokens = sum(map(len, job.prompts))
+    completion_tokens = sum(choice.num_tokens for choice in choices)
+    # A prompt counts once, however many answers it gets; so does the part of it that was in the prefix cache.
+    first = choices[::job.completion.best_of]
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(choice.cached_tokens for choice in first)}}
+
+
+async def _stream(app, request: Request, channel: Channel, model, job: Job, choices: list[Choice]) -> None:
+    """Server-sent events: role first (chat), deltas, one finish_reason per choice, usage if asked, [DONE]."""
+    stream = request.open_stream()
+    envelope = _envelope(job, streamed=True)
+    if job.completion.include_usage:
+        envelope["usage"] = None
+    running = len(choices)
+    opened: set[int] = set()
+    while running:
+        index, event = await channel.next()
+        choice = choices[index]
+        if choice.finish_reason is not None:
+            continue
+        delta = _accept(channel, job, choice, event)
+        running -= delta.finish_reason is not None
+        parts = [] if index in opened else _opening(model, job, choice)
+        opened.add(index)
+        if delta.text or delta.scores:
+            parts.append(_part(model, job, delta, None))
+        if delta.finish_reason is not None:
+            parts.append(_part(model, job, None, delta.finish_reason))
+        if parts:
+            data = b""
+            for part in parts:
+                part["index"] = index
+                data += b"data: " + _encode(envelope | {"choices": [part]}) + b"\n\n"
+            stream.send(data)
+            await stream.drain()
+    usage = _usage(job, choices)
+    request.note = f"{usage['prompt_tokens']}+{usage['completion_tokens']} tokens"
+    data = b"data: [DONE]\n\n"
+    if job.completion.include_usage:
+        data = b"data: " + _encode(envelope | {"choices": [], "usage": usage}) + b"\n\n" + data
+    stream.send(data)
+    stream.finish()
+
+
+def _opening(model, job: Job, choice: Choice) -> list[dict]:
+    if job.chat:
+        return [{"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}]
+    echo = _echo(model, job, choice.index)
+    return [{"text": echo, "logprobs": None, "finish_reason": None}] if echo else []
+
+
+def _part(model, job: Job, delta, finish_reason: str | None) -> dict:
+    """One choice of a chunk; delta None: only the finish reason."""
+    scores = None
+    if delta is not None and job.completion.params.logprobs is not None:
+        scores = (chat_logprobs if job.chat else completion_logprobs)(delta.scores, model.token_bytes)
+    words = delta.text if delta is not None else ""
+    content = {"delta": {"content": words} if delta is not None else {}} if job.chat else {"text": words}
+    return content | {"logprobs": scores, "finish_reason": finish_reason}

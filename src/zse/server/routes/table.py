@@ -1,0 +1,59 @@
+"""The route table. A path may end in {name}, which takes the rest of it, slashes included."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from zse.server.exchange import Request, Response
+from zse.server.routes import completions, info
+
+PUBLIC, USER = "public", "user"  # who may call: anybody, or the holder of a key when the server has one
+
+Handler = Callable[[object, Request], Awaitable[Response | None]]
+
+
+@dataclass(frozen=True)
+class Route:
+    method: str
+    path: str
+    scope: str
+    handler: Handler
+
+
+ROUTES = (
+    Route("POST", "/v1/chat/completions", USER, completions.chat),
+    Route("POST", "/v1/completions", USER, completions.text),
+    Route("GET", "/v1/models", USER, info.models),
+    Route("GET", "/v1/models/{model}", USER, info.model),
+    Route("GET", "/health/live", PUBLIC, info.live),
+    Route("GET", "/health/ready", PUBLIC, info.ready),
+    Route("GET", "/version", PUBLIC, info.version),
+)
+
+_exact: dict[str, dict[str, Route]] = {}
+_prefixed: list[tuple[str, str, dict[str, Route]]] = []
+for _route in ROUTES:
+    _prefix, _brace, _name = _route.path.partition("{")
+    if _brace:
+        _methods = next((methods for prefix, _, methods in _prefixed if prefix == _prefix), None)
+        if _methods is None:
+            _methods = {}
+            _prefixed.append((_prefix, _name.rstrip("}"), _methods))
+        _methods[_route.method] = _route
+    else:
+        _exact.setdefault(_route.path, {})[_route.method] = _route
+
+
+def find(path: str) -> tuple[dict[str, Route], dict[str, str]] | None:
+    """Routes by method and path parameters for a percent-decoded path; None when it is unknown."""
+    methods = _exact.get(path)
+    if methods is not None:
+        return methods, {}
+    for prefix, name, methods in _prefixed:
+        if path.startswith(prefix) and len(path) > len(prefix):
+            return methods, {name: path[len(prefix):]}
+    return None
+
+
+def allowed(methods: dict[str, Route]) -> str:
+    """The Allow header."""
+    return ", ".join(sorted({*methods, *(["HEAD"] if "GET" in methods else [])}))

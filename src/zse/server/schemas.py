@@ -1,0 +1,266 @@
+"""What the completion routes accept: one table of fields each, and the typed request that comes out of it."""
+
+from dataclasses import dataclass, field
+
+from zse.sampling.params import SamplingParams
+from zse.server.errors import APIError
+from zse.server.fields import (
+    Field,
+    array,
+    boolean,
+    integer,
+    logit_bias,
+    metadata,
+    number,
+    one_of,
+    read_fields,
+    stop,
+    string,
+    token_id,
+    token_ids,
+    wrong_type,
+)
+
+MAX_PROMPTS = 128
+MAX_MESSAGES = 2048
+MAX_CHOICES = 16
+MAX_IDS = 1 << 20
+_SEEDS = 1 << 63
+
+
+@dataclass
+class Completion:
+    """A checked request of either route. prompts: text or token ids (completions); messages: role/content (chat).
+    top_logprobs: None for no log-probabilities, else how many alternatives."""
+
+    model: str
+    params: SamplingParams
+    n: int = 1
+    best_of: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    echo: bool = False
+    stop: tuple[str, ...] = ()
+    prompts: list = field(default_factory=list)
+    messages: list[dict] | None = None
+
+    @property
+    def num_choices(self) -> int:
+        """Generations that the engine has to make."""
+        return self.best_of * (1 if self.messages is not None else len(self.prompts))
+
+
+def _stream_options(value, path) -> dict:
+    if type(value) is not dict:
+        raise wrong_type(path, "an object", value)
+    return read_fields({"include_usage": Field(boolean, "", False)}, value, path + ".")
+
+
+def _response_format(value, path) -> None:
+    if type(value) is not dict:
+        raise wrong_type(path, "an object", value)
+    kind = value.get("type")
+    if kind in ("json_object", "json_schema"):
+        raise APIError("unsupported_parameter", f"'{path}.type' {kind} is not supported by this server.", path)
+    read_fields({"type": Field(one_of("text"), "", required=True)}, value, path + ".")
+
+
+def _content(value, path) -> str:
+    """Text, or an array of text parts, which are joined."""
+    if type(value) is str:
+        return value
+    if type(value) is not list:
+        raise wrong_type(path, "a string or an array of parts", value)
+    texts = []
+    for index, part in enumerate(value):
+        here = f"{path}[{index}]"
+        if type(part) is not dict:
+            raise wrong_type(here, "an object", part)
+        if part.get("type") in ("image_url", "input_audio", "file", "refusal"):
+            raise APIError("unsupported_parameter", f"'{here}.type': only text parts are supported.", here + ".type")
+        texts.append(read_fields(_TEXT_PART, part, here + ".")["text"])
+    return "".join(texts)
+
+
+_TEXT_PART = {"type": Field(one_of("text"), "", required=True), "text": Field(string(), "", required=True)}
+_MESSAGE = {
+    "role": Field(one_of("system", "developer", "user", "assistant"), "", required=True),
+    "content": Field(_content, ""),
+    "name": Field(string(64), ""),
+    # What clients send back of an answer they received.
+    "refusal": Field(None, ""),
+    "audio": Field(None, ""),
+    "annotations": Field(None, "", harmless=(None, [])),
+    "tool_calls": Field(None, "", harmless=(None, [])),
+    "function_call": Field(None, ""),
+    "tool_call_id": Field(None, ""),
+}
+
+
+def _message(value, path) -> dict:
+    if type(value) is not dict:
+        raise wrong_type(path, "an object", value)
+    if value.get("role") in ("tool", "function"):
+        raise APIError("unsupported_parameter", f"'{path}.role': tools are not supported by this server.",
+                       path + ".role")
+    message = read_fields(_MESSAGE, value, path + ".")
+    if message["content"] is None and message["role"] != "assistant":
+        raise APIError("missing_required_parameter", f"'{path}.content' is required.", path + ".content")
+    out = {"role": "system" if message["role"] == "developer" else message["role"], "content": message["content"] or ""}
+    if message["name"] is not None:
+        out["name"] = message["name"]
+    return out
+
+
+def _prompt(value, path) -> list:
+    """String, strings, token ids, or lists of token ids → list of str | list[int]."""
+    if type(value) is str:
+        return [value]
+    if type(value) is not list:
+        raise wrong_type(path, "a string or an array", value)
+    if not value:
+        raise APIError("invalid_value", f"'{path}' must not be empty.", path)
+    if type(value[0]) is int:
+        return [token_ids(MAX_IDS)(value, path)]
+    if type(value[0]) is str:
+        return array(string(), MAX_PROMPTS)(value, path)
+    if type(value[0]) is list:
+        return array(array(token_id, MAX_IDS, 1), MAX_PROMPTS)(value, path)
+    raise wrong_type(path + "[0]", "a string, an integer or an array of integers", value[0])
+
+
+_COMMON = {
+    "model": Field(string(256, empty=False), "A name from GET /v1/models.", required=True),
+    "max_tokens": Field(integer(1), "Most tokens to generate."),
+    "temperature": Field(number(0, 2), "0 is greedy.", 1.0),
+    "top_p": Field(number(0, 1, above_low=True), "Nucleus sampling; 1 is off.", 1.0),
+    "top_k": Field(integer(-1, 1 << 20), "Keep the k most likely tokens; 0 or -1 is off.", 0),
+    "min_p": Field(number(0, 1), "Drop tokens below this share of the most likely one's probability.", 0.0),
+    "repetition_penalty": Field(number(0, 10, above_low=True), "Divides logits of tokens seen in prompt or answer.",
+                                1.0),
+    "presence_penalty": Field(number(-2, 2), "Subtracted from logits of tokens that the answer holds.", 0.0),
+    "frequency_penalty": Field(number(-2, 2), "Subtracted once per occurrence in the answer.", 0.0),
+    "logit_bias": Field(logit_bias, "Token id → bias in [-100, 100], at most 1,024."),
+    "seed": Field(integer(-_SEEDS, _SEEDS - 1), "Same seed, same request, same answer; choice i uses seed + i."),
+    "stop": Field(stop, "Up to 4 strings of up to 256 characters; the answer ends before one.", ()),
+    "stop_token_ids": Field(token_ids(128), "Up to 128 token ids that end the answer.", ()),
+    "ignore_eos": Field(boolean, "Go on after the model's own end token.", False),
+    "n": Field(integer(1, MAX_CHOICES), "Number of answers, up to 16.", 1),
+    "stream": Field(boolean, "Answer as server-sent events.", False),
+    "stream_options": Field(_stream_options, "{\"include_usage\": true}: a last chunk with usage; needs stream."),
+    "user": Field(string(512), "An identifier of yours; accepted, not used."),
+}
+
+CHAT = _COMMON | {
+    "messages": Field(array(_message, MAX_MESSAGES, 1), "The conversation: role (system, developer, user, assistant) "
+                      "and content (text or text parts), up to 2,048.", required=True),
+    "max_completion_tokens": Field(integer(1), "The same as max_tokens."),
+    "logprobs": Field(boolean, "Log-probabilities of the answer's tokens.", False),
+    "top_logprobs": Field(integer(0, 20), "Alternatives for each token, up to 20; needs logprobs."),
+    "metadata": Field(metadata, "Up to 16 strings; accepted, not used."),
+    "response_format": Field(_response_format, "{\"type\": \"text\"} only."),
+    "safety_identifier": Field(string(512), "As user."),
+    "prompt_cache_key": Field(string(512), "Accepted; prompts are matched by content, no key is needed."),
+    "modalities": Field(None, "Text only.", harmless=(None, ["text"])),
+    "store": Field(None, "Nothing is stored.", harmless=(None, False)),
+    "service_tier": Field(None, "There is one tier.", harmless=(None, "auto", "default")),
+    "tools": Field(None, "Not supported.", harmless=(None, [])),
+    "tool_choice": Field(None, "Not supported."),
+    "parallel_tool_calls": Field(None, "Not supported."),
+    "functions": Field(None, "Not supported.", harmless=(None, [])),
+    "function_call": Field(None, "Not supported."),
+    "audio": Field(None, "Not supported."),
+    "prediction": Field(None, "Not supported."),
+    "reasoning_effort": Field(None, "Not supported."),
+    "verbosity": Field(None, "Not supported."),
+    "web_search_options": Field(None, "Not supported."),
+}
+
+COMPLETIONS = _COMMON | {
+    "prompt": Field(_prompt, "A string, strings, token ids or lists of token ids; up to 128 prompts.", required=True),
+    "max_tokens": Field(integer(1), "Most tokens to generate.", 16),
+    "best_of": Field(integer(1, MAX_CHOICES), "Generate this many, return the n most likely; not with stream."),
+    "echo": Field(boolean, "Return the prompt before the answer; not with logprobs.", False),
+    "logprobs": Field(integer(0, 5), "Log-probabilities with this many alternatives, up to 5."),
+    "suffix": Field(None, "Not supported.", harmless=(None, "")),
+}
+
+
+def read_chat(body: dict) -> Completion:
+    """Check the body of POST /v1/chat/completions. Raises APIError."""
+    values = read_fields(CHAT, body)
+    limit, other = values["max_tokens"], values["max_completion_tokens"]
+    if limit is not None and other is not None and limit != other:
+        raise APIError("invalid_value", "'max_tokens' and 'max_completion_tokens' differ; give one.",
+                       "max_completion_tokens")
+    values["max_tokens"] = other if limit is None else limit
+    top = values["top_logprobs"]
+    if top is not None and not values["logprobs"]:
+        raise APIError("invalid_value", "'top_logprobs' needs 'logprobs': true.", "top_logprobs")
+    logprobs = (top or 0) if values["logprobs"] else None
+    return _completion(values, logprobs, messages=values["messages"], best_of=values["n"])
+
+
+def read_completions(body: dict) -> Completion:
+    """Check the body of POST /v1/completions. Raises APIError."""
+    values = read_fields(COMPLETIONS, body)
+    n, best_of = values["n"], values["best_of"] or values["n"]
+    if best_of < n:
+        raise APIError("out_of_range", "'best_of' must be at least 'n'.", "best_of")
+    if best_of > n and values["stream"]:
+        raise APIError("invalid_value", "'best_of' above 'n' cannot be streamed.", "best_of")
+    if values["echo"] and values["logprobs"] is not None:
+        raise APIError("unsupported_parameter", "'logprobs' of an echoed prompt are not supported.", "logprobs")
+    return _completion(values, values["logprobs"], prompts=values["prompt"], echo=values["echo"], best_of=best_of)
+
+
+def _completion(values: dict, logprobs: int | None, **more) -> Completion:
+    if values["stream_options"] is not None and not values["stream"]:
+        raise APIError("invalid_value", "'stream_options' needs 'stream': true.", "stream_options")
+    params = SamplingParams(
+        max_tokens=values["max_tokens"], temperature=values["temperature"], top_p=values["top_p"],
+        top_k=max(0, values["top_k"]), min_p=values["min_p"], repetition_penalty=values["repetition_penalty"],
+        presence_penalty=values["presence_penalty"], frequency_penalty=values["frequency_penalty"],
+        logit_bias=values["logit_bias"] or None,
+        seed=None if values["seed"] is None else values["seed"] % _SEEDS,
+        stop_token_ids=tuple(values["stop_token_ids"]), ignore_eos=values["ignore_eos"], logprobs=logprobs)
+    return Completion(model=values["model"], params=params, n=values["n"], stream=values["stream"],
+                      include_usage=bool((values["stream_options"] or {}).get("include_usage")),
+                      stop=values["stop"], **more)
+
+
+def check_token_ids(completion: Completion, vocab_size: int) -> None:
+    """Raises APIError invalid_token_id for an id outside [0, vocab_size)."""
+    params = completion.params
+    for index, prompt in enumerate(completion.prompts):
+        if type(prompt) is list and max(prompt) >= vocab_size:
+            raise _outside("prompt" if len(completion.prompts) == 1 else f"prompt[{index}]", vocab_size)
+    if params.logit_bias and max(params.logit_bias) >= vocab_size:
+        raise _outside("logit_bias", vocab_size)
+    if params.stop_token_ids and max(params.stop_token_ids) >= vocab_size:
+        raise _outside("stop_token_ids", vocab_size)
+
+
+def _outside(path: str, vocab_size: int) -> APIError:
+    return APIError("invalid_token_id", f"'{path}' holds a token id outside the vocabulary of {vocab_size}.", path)
+
+
+def choice_params(params: SamplingParams, index: int, max_tokens: int, rank: bool) -> SamplingParams:
+    """Parameters of choice `index`: its own seed; log-probabilities too when answers are to be ranked."""
+    from msgspec.structs import replace
+    changes: dict = {"max_tokens": max_tokens}
+    if params.seed is not None and index:
+        changes["seed"] = (params.seed + index) % _SEEDS
+    if rank and params.logprobs is None:
+        changes["logprobs"] = 0
+    return replace(params, **changes)
+
+
+def describe(fields: dict[str, Field]) -> list[tuple[str, str, str]]:
+    """(name, "required" | "refused" | default, doc) of each field: the tables of docs/api.md."""
+    rows = []
+    for name, item in fields.items():
+        default = "" if item.default in (None, ()) else str(item.default).lower()
+        rows.append((name, "required" if item.required else "refused" if item.check is None else default, item.doc))
+    return rows
+
