@@ -357,8 +357,9 @@ class EngineClient:
         """(can it answer a request now, why not)."""
         now = time.monotonic()
         if self.state != READY:
+            # Nothing of self.reason: it may hold paths, and anybody may ask for the health.
             return False, {STARTING: "the engine is loading the model", RESTARTING: "the engine is restarting",
-                           STOPPING: "the server is shutting down", DOWN: f"the engine is down: {self.reason}"}[self.state]
+                           STOPPING: "the server is shutting down", DOWN: "the engine is down"}[self.state]
         if now - self._last_frame > SILENT_S:
             return False, f"the engine has been silent for {now - self._last_frame:.0f} s"
         if self.requests and now - self._last_step > STUCK_S:

@@ -54,6 +54,7 @@ def spawn(arguments: list[str], worker: tuple[str, ...] = WORKER) -> EngineProce
     """
     ours, theirs = socket.socketpair()
     environment = dict(os.environ)
+    environment.pop("ZSE_API_KEY", None)  # no business of the engine's
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if os.path.basename(root) not in ("site-packages", "dist-packages"):
         # A source checkout: the child finds the same package without relying on the working directory.

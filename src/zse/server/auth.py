@@ -3,10 +3,8 @@
 import hashlib
 import hmac
 
+from zse.server.bind import is_ip
 from zse.server.errors import APIError
-
-LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
-
 
 class KeyCheck:
     """Compares bearer keys by SHA-256 and in constant time; the key itself is not kept. None: no key is needed."""
@@ -61,20 +59,3 @@ def split_host(host: str) -> tuple[str | None, str]:
     if not name or not all(letter.isascii() and (letter.isalnum() or letter in "-._") for letter in name):
         return None, ""
     return name.lower().rstrip("."), port
-
-
-def is_ip(name: str) -> bool:
-    """Is it an IPv4 or IPv6 literal?"""
-    import socket
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            socket.inet_pton(family, name.partition("%")[0])
-            return True
-        except OSError:
-            continue
-    return False
-
-
-def is_loopback(host: str) -> bool:
-    """Does binding to `host` reach only this machine?"""
-    return host == "localhost" or host == "::1" or is_ip(host) and host.startswith("127.")

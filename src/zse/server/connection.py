@@ -408,6 +408,10 @@ class Connection(asyncio.Protocol):
     def busy(self) -> bool:
         return self._active is not None
 
+    @property
+    def unsent_bytes(self) -> int:
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
     def check_deadlines(self, now: float) -> None:
         limits = self._limits
         waited = now - self._since

@@ -11,6 +11,7 @@ class ServedModel:
         self._tokenizer, self._template = tokenizer, template
         self.vocab_size: int = tokenizer.vocab_size
         self.token_bytes = tokenizer.token_bytes
+        self.has_chat_template = template is not None
 
     def encode_text(self, text: str) -> list[int]:
         """Token ids of a completion prompt, with BOS where the model wants one; control tokens in it are plain text."""
@@ -24,7 +25,8 @@ class ServedModel:
         try:
             rendered = self._template.render(messages, add_generation_prompt=True)
         except ZSEError as error:
-            raise APIError("chat_template_failed", f"The chat template refused the messages: {error}", "messages") from None
+            raise APIError("chat_template_failed", f"The chat template refused the messages: {error}",
+                           "messages") from None
         return self._tokenizer.encode(rendered.text, special=True, add_bos=False, barriers=rendered.barriers)
 
     def decode(self, ids: list[int]) -> str:

@@ -1,0 +1,182 @@
+"""The server process from its first import to its exit code: start, signals, drain."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from zse import __version__
+from zse.engine.client import EngineClient, shutting_down_error
+from zse.engine.process import EngineProcess
+from zse.errors import ZSEError
+from zse.server import bind, models
+from zse.server.admission import Admission
+from zse.server.app import App
+from zse.server.auth import HostCheck, KeyCheck
+from zse.server.listener import Limits, Server
+
+log = logging.getLogger("zse.server")
+
+FLUSH_S = 1.0  # for answers that are written but not yet sent when everything else is done
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What `zse serve` was asked for. model: path of file or folder. model_names: what requests may call it.
+    allowed_hosts None: any Host header. phases_ms: what happened so far, name → milliseconds since exec."""
+
+    model: str
+    model_names: tuple[str, ...]
+    host: str = "127.0.0.1"
+    max_choices: int = 264
+    max_queue_tokens: int = 262144
+    drain_s: float = 30.0
+    api_key: str | None = None
+    allowed_hosts: frozenset[str] | None = None
+    limits: Limits = field(default_factory=Limits)
+    phases_ms: dict[str, float] = field(default_factory=dict)
+    since_exec: Callable[[], float] = time.process_time  # seconds
+
+
+def serve(options: ServeOptions, sock: socket.socket, process: EngineProcess, spawn: Callable[[], EngineProcess],
+          load_model: Callable[[str], object] = models.load) -> int:
+    """Serve until a signal; the exit code. sock: listening. process: the engine, spawned already; spawn: starts
+    another. The engine is gone when this returns or raises."""
+    _raise_file_limit()
+    try:
+        return asyncio.run(_Serving(options, sock, process, spawn, load_model).run())
+    finally:
+        process.kill()
+
+
+def _raise_file_limit() -> None:
+    """One file descriptor per client: take what the hard limit allows."""
+    import resource
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 1 << 16 if hard == resource.RLIM_INFINITY else min(hard, 1 << 16)
+    if soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError) as error:
+            log.debug("file limit stays at %d: %s", soft, error)
+
+
+class _Serving:
+    def __init__(self, options: ServeOptions, sock, process, spawn, load_model):
+        self._options, self._sock, self._process, self._load_model = options, sock, process, load_model
+        self._engine = EngineClient(spawn)
+        self._phases = dict(options.phases_ms)
+        self._signals = 0
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        stopped = loop.create_future()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal, number, stopped)
+        options = self._options
+        text_model = loop.run_in_executor(None, self._load_model, options.model)
+        text_model.add_done_callback(self._text_model_loaded)
+        self._app = App(self._engine, text_model, options.model_names,
+                        admission=Admission(options.max_choices, options.max_queue_tokens),
+                        key=KeyCheck(options.api_key), hosts=HostCheck(options.allowed_hosts))
+        self._server = Server(self._app, options.limits)
+        self._engine.start(self._process)
+        await self._server.listen(self._sock)
+        self._mark("listening")
+        try:
+            if not await self._started(text_model, stopped):
+                return 0
+            await stopped
+            return await self._drain()
+        except ZSEError as error:
+            sys.stderr.write(f"zse: error: {' '.join(str(error).split())}\n")
+            return error.exit_code
+        finally:
+            await self._engine.stop()
+            await self._flush()
+            self._server.close()
+
+    async def _started(self, text_model: asyncio.Future, stopped: asyncio.Future) -> bool:
+        """Wait for tokenizer and engine, say so; False when a signal came first. Raises ZSEError when one failed."""
+        ready = asyncio.ensure_future(self._engine.wait_ready())
+        waiting = {ready, text_model}
+        while waiting and not stopped.done():
+            done, waiting = await asyncio.wait({*waiting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            waiting.discard(stopped)
+            for future in done - {stopped}:
+                future.result()
+        if stopped.done():
+            ready.cancel()
+            self._app.draining = True
+            return False
+        self._announce(ready.result(), text_model.result())
+        return True
+
+    def _text_model_loaded(self, future: asyncio.Future) -> None:
+        if not future.cancelled() and future.exception() is None:
+            self._mark("tokenizer")
+
+    def _mark(self, name: str) -> None:
+        self._phases[name] = round(1000 * self._options.since_exec())
+
+    def _announce(self, info, text_model) -> None:
+        """The start block on stdout."""
+        self._mark("ready")
+        name = self._options.model_names[0]
+        address = bind.url(self._options.host, self._sock.getsockname()[1])
+        memory = ", ".join(f"{part} {count / 2**20:.0f} MiB" for part, count in info.memory_bytes.items())
+        phases = ", ".join(f"{phase} {value:.0f}" for phase, value in self._phases.items())
+        key = ' -H "Authorization: Bearer $ZSE_API_KEY"' if self._options.api_key else ""
+        if text_model.has_chat_template:
+            route, body = "chat/completions", f'"model":"{name}","messages":[{{"role":"user","content":"Hello"}}]'
+        else:
+            route, body = "completions", f'"model":"{name}","prompt":"Once upon a time"'
+        print(f"ZSE {__version__}: {name} on {address} (context {info.max_context}, {info.max_rows} at once)\n"
+              f"  memory: {memory}\n"
+              f"  start, ms since exec: {phases}\n"
+              f"  try: curl -N {address}/v1/{route}{key} -H 'Content-Type: application/json'"
+              f" -d '{{{body},\"stream\":true}}'", flush=True)
+
+    def _on_signal(self, number: int, stopped: asyncio.Future) -> None:
+        self._signals += 1
+        if self._signals > 1:
+            self._engine.kill()
+            os._exit(128 + number)
+        if not stopped.done():
+            stopped.set_result(number)
+
+    async def _drain(self) -> int:
+        """Let running requests finish, up to drain_s; then end them with shutting_down."""
+        self._app.draining = True
+        busy = sum(connection.busy for connection in self._server.connections)
+        if busy:
+            log.warning("draining: %d requests have up to %.0f s; a second signal stops at once", busy,
+                        self._options.drain_s)
+        # Connections that the kernel has accepted already are answered, not reset.
+        for _ in range(3):
+            await asyncio.sleep(0)
+        self._server.stop_listening()
+        if not await self._wait_idle(self._options.drain_s):
+            self._engine.fail_requests(shutting_down_error())
+            await self._wait_idle(FLUSH_S)
+        return 0
+
+    async def _wait_idle(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while any(connection.busy for connection in self._server.connections):
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(0.01)
+        return True
+
+    async def _flush(self) -> None:
+        await self._wait_idle(FLUSH_S)
+        deadline = time.monotonic() + FLUSH_S
+        while any(connection.unsent_bytes for connection in self._server.connections) and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+

@@ -1,0 +1,140 @@
+"""A stand-in for zse.engine.worker in the server's tests: the same protocol, deterministic bytes instead of a model.
+
+Token ids below 256 are bytes, EOS is 256. The reply to a prompt is the last line's text after "user:" (or the whole
+prompt), unless it holds directives: !tokens=N (N letters), !ms=N (pause before each token), !stall, !crash=N, !nan=N,
+!eof=N, !garbage=N (after N tokens), !freeze (no heartbeats either), !random (letters drawn by the seed), !wide=N
+(N tokens in one message).
+"""
+
+import os
+import random
+import re
+import signal
+import sys
+import time
+
+from zse.engine.framing import FrameSocket
+from zse.engine.messages import (
+    Cancel,
+    Failed,
+    Fatal,
+    Heartbeat,
+    Ready,
+    Shutdown,
+    Submit,
+    TokenLogprob,
+    Tokens,
+)
+from zse.engine.process import die_with_parent
+
+EOS = 256
+
+
+class Row:
+    """One running request: its reply and when the next token is due."""
+
+    def __init__(self, submit: Submit):
+        self.id, self.params = submit.id, submit.params
+        text = bytes(token for token in submit.prompt if token < 256).decode("utf-8", "replace")
+        last = text.rsplit("user:", 1)[-1].removesuffix("assistant:").strip("\n") if "user:" in text else text
+        self.directives = {name: int(value or 0) for name, value in re.findall(r"!(\w+)(?:=(\d+))?", last)}
+        if "tokens" in self.directives:
+            self.reply = [97 + index % 26 for index in range(self.directives["tokens"])] + [EOS]
+        elif "random" in self.directives:
+            draw = random.Random(self.params.seed)
+            self.reply = [97 + draw.randrange(26) for _ in range(12)] + [EOS]
+        else:
+            self.reply = [*last.encode(), EOS]
+        if self.params.ignore_eos:
+            self.reply = (self.reply[:-1] or [97]) * 100
+        self.sent = 0
+        self.cached = len(submit.prompt) // 16 * 16 if "cached" in self.directives else 0
+        self.pause = self.directives.get("ms", 0) / 1000
+        self.due = time.monotonic() + self.pause
+
+    def step(self) -> list:
+        reached = {name for name in ("crash", "nan", "eof", "garbage")
+                   if name in self.directives and self.sent >= self.directives[name]}
+        if "crash" in reached:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "eof" in reached:
+            os._exit(3)
+        if "nan" in reached:
+            return [Failed(self.id, "the model gave numbers that are not finite for this request", 500, "server_error",
+                           "numerical_error")]
+        if "garbage" in reached:
+            return [b"\x05\x00\x00\x00hello"]
+        count = max(1, self.directives.get("wide", 1))
+        tokens, finish = [], None
+        while len(tokens) < count and finish is None:
+            token = self.reply[self.sent]
+            tokens.append(token)
+            self.sent += 1
+            if token in self.params.stop_token_ids or token == EOS and not self.params.ignore_eos:
+                finish = "stop"
+            elif self.sent >= self.params.max_tokens:
+                finish = "length"
+        self.due = time.monotonic() + self.pause
+        return [Tokens(self.id, tokens, self._logprobs(tokens), finish, self.cached)]
+
+    def _logprobs(self, tokens):
+        if self.params.logprobs is None:
+            return None
+        scores = []
+        for token in tokens:
+            top = [((token + offset) % 257, -0.5 - offset) for offset in range(self.params.logprobs)]
+            scores.append(TokenLogprob(-0.5 - (self.params.seed or 0), top))
+        return scores
+
+
+def main(arguments: list[str]) -> int:
+    parent = os.getppid()
+    die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    options = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    sock = FrameSocket.from_fd(int(options["--fd"]))
+    time.sleep(int(options.get("--load-ms", 0)) / 1000)
+    if "--fatal" in options:
+        sock.send(Fatal(options["--fatal"], 2))
+        return 2
+    if "--die" in options:
+        return int(options["--die"])
+    max_context = int(options.get("--max-context", 4096))
+    sock.send(Ready("fake", max_context, 8, 100, {"weights": 1 << 20, "kv": 2 << 20}, {"ready": 1.0}))
+    rows: dict[int, Row] = {}
+    steps, beat = 0, 0.0
+    while True:
+        now = time.monotonic()
+        due = min((row.due for row in rows.values() if "stall" not in row.directives), default=now + 0.1)
+        messages = sock.receive(max(0.0, min(due, beat) - now))
+        if messages is None:
+            return 0
+        for message in messages:
+            if isinstance(message, Submit):
+                rows[message.id] = Row(message)
+                if "freeze" in rows[message.id].directives:
+                    time.sleep(3600)
+            elif isinstance(message, Cancel):
+                rows.pop(message.id, None)
+            elif isinstance(message, Shutdown):
+                return 0
+        replies, now = [], time.monotonic()
+        for row in list(rows.values()):
+            if row.due <= now and "stall" not in row.directives:
+                steps += 1
+                for reply in row.step():
+                    if isinstance(reply, bytes):
+                        os.write(sock.fileno(), reply)
+                        continue
+                    replies.append(reply)
+                    if isinstance(reply, Failed) or reply.finish is not None:
+                        del rows[row.id]
+        if now >= beat:
+            replies.append(Heartbeat(steps, len(rows), 0, 100 - len(rows)))
+            beat = now + 0.1
+        if replies:
+            sock.send(*replies)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,56 @@
+"""A byte-level stand-in for tokenizer, template and detokenizer: the server's tests need no model file."""
+
+import codecs
+
+EOS = 256
+
+
+class Detokenizer:
+    def __init__(self, stop: tuple[str, ...]):
+        self._stop, self._held = stop, ""
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self.stopped = False
+
+    def push(self, token: int) -> str:
+        return self._emit(self._utf8.decode(bytes([token]) if token < 256 else b""))
+
+    def finish(self) -> str:
+        text = self._emit(self._utf8.decode(b"", True))
+        held, self._held = self._held, ""
+        return text if self.stopped else text + held
+
+    def _emit(self, text: str) -> str:
+        text, self._held = self._held + text, ""
+        found = [position for position in (text.find(stop) for stop in self._stop) if position >= 0]
+        if found:
+            self.stopped = True
+            return text[:min(found)]
+        keep = max((length for stop in self._stop for length in range(1, len(stop))
+                    if text.endswith(stop[:length])), default=0)
+        self._held = text[len(text) - keep:]
+        return text[:len(text) - keep]
+
+
+class TextModel:
+    vocab_size = 260
+    has_chat_template = True
+
+    def encode_text(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def encode_chat(self, messages: list[dict]) -> list[int]:
+        return list("".join(f"{message['role']}:{message['content']}\n" for message in messages).encode()
+                    + b"assistant:")
+
+    def decode(self, ids: list[int]) -> str:
+        return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else b"<end>"
+
+    def detokenizer(self, stop: tuple[str, ...]) -> Detokenizer:
+        return Detokenizer(stop)
+
+
+def load(path: str) -> TextModel:
+    return TextModel()
