@@ -9,6 +9,7 @@ import sys
 
 # In the order in which `zse --help` lists them.
 COMMANDS = {
+    "serve": "zse.cli.serve",
     "run": "zse.cli.run",
     "chat": "zse.cli.chat",
     "pull": "zse.cli.pull",

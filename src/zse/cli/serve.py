@@ -18,7 +18,8 @@ def add_arguments(parser) -> None:
 
     parser.add_argument("model", nargs="?", metavar="MODEL",
                         help="a name from `zse ls`, a catalog name or a path (default: smollm2, fetched if missing)")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)")
+    parser.add_argument("--host", default="127.0.0.1",
+                        help="address to listen on (default: 127.0.0.1, this machine only)")
     parser.add_argument("--port", type=number(int, 0, 65535), default=8000,
                         help="port (default: 8000; 0 takes a free one)")
     parser.add_argument("--model-name", metavar="NAME", help="what the API calls the model (default: its short name)")
@@ -37,7 +38,7 @@ def add_arguments(parser) -> None:
                         help="inputs of matrix products: int8 is fast, f32 exact (default: int8)")
     parser.add_argument("--kv-dtype", choices=("f16", "f32"), default="f16", help="type of the KV cache (default: f16)")
     parser.add_argument("--api-key", metavar="KEY",
-                        help="the key that clients must send (default: ZSE_API_KEY; needed for other than loopback hosts)")
+                        help="the key that clients must send (default: ZSE_API_KEY); needed for a host that is not loopback")
     parser.add_argument("--api-key-file", metavar="FILE", help="read the key from a file")
     parser.add_argument("--allowed-host", action="append", default=[], metavar="NAME",
                         help="a Host name to answer to besides localhost and IP addresses; may be repeated")

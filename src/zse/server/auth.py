@@ -6,6 +6,7 @@ import hmac
 from zse.server.bind import is_ip
 from zse.server.errors import APIError
 
+
 class KeyCheck:
     """Compares bearer keys by SHA-256 and in constant time; the key itself is not kept. None: no key is needed."""
 
