@@ -38,7 +38,7 @@ def add_arguments(parser) -> None:
                         help="inputs of matrix products: int8 is fast, f32 exact (default: int8)")
     parser.add_argument("--kv-dtype", choices=("f16", "f32"), default="f16", help="type of the KV cache (default: f16)")
     parser.add_argument("--api-key", metavar="KEY",
-                        help="the key that clients must send (default: ZSE_API_KEY); needed for a host that is not loopback")
+                        help="the key that clients must send (default: ZSE_API_KEY); needed unless --host is loopback")
     parser.add_argument("--api-key-file", metavar="FILE", help="read the key from a file")
     parser.add_argument("--allowed-host", action="append", default=[], metavar="NAME",
                         help="a Host name to answer to besides localhost and IP addresses; may be repeated")
