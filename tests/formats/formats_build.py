@@ -1,4 +1,4 @@
-"""Small model files made byte by byte, also wrong ones. Every number written is recorded, so that tests can change it."""
+"""Small model files made byte by byte, also wrong ones. The places of numbers are recorded, for tests to change them."""
 
 import json
 import struct
@@ -138,9 +138,11 @@ def llama_tensors():
 def small_gguf() -> Bytes:
     """A whole valid file of about 1.5 KB: for tests that open it thousands of times."""
     metadata = llama_metadata(
-        tokenizer__ggml__tokens=("string[]", [b"<unk>", b"<s>", b"a"]), tokenizer__ggml__scores=("f32[]", [0.0, -1.0, -2.0]),
+        tokenizer__ggml__tokens=("string[]", [b"<unk>", b"<s>", b"a"]),
+        tokenizer__ggml__scores=("f32[]", [0.0, -1.0, -2.0]),
         tokenizer__ggml__token_type=("i32[]", [2, 3, 1]), tokenizer__ggml__merges=("string[]", [b"a b"]))
-    return gguf(metadata, [Tensor("a", "F32", (3,)), Tensor("b.weight", "Q8_0", (2, 32)), Tensor("c", "F16", (2, 2, 2))])
+    return gguf(metadata, [Tensor("a", "F32", (3,)),
+                           Tensor("b.weight", "Q8_0", (2, 32)), Tensor("c", "F16", (2, 2, 2))])
 
 
 def safetensors(tensors, metadata=None, *, header=None) -> bytes:

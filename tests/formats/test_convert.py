@@ -39,7 +39,8 @@ def llama_dir(tmp_path):
     rng = np.random.default_rng(3)
     tensors = {}
     for name, shape in (("lm_head.weight", (512, 96)), ("model.layers.1.mlp.up_proj.weight", (192, 96)),
-                        ("model.layers.0.mlp.up_proj.weight", (192, 96)), ("model.layers.0.self_attn.q_proj.bias", (96,)),
+                        ("model.layers.0.mlp.up_proj.weight", (192, 96)),
+                        ("model.layers.0.self_attn.q_proj.bias", (96,)),
                         ("model.layers.0.tiny.weight", (8, 32)), ("model.layers.0.odd.weight", (700, 50)),
                         ("model.embed_tokens.weight", (512, 96)), ("model.norm.weight", (96,))):
         tensors[name] = ("F32", shape, rng.normal(size=shape).astype(np.float32).tobytes())
@@ -139,7 +140,8 @@ def test_quantizing_a_directory(llama_dir, tmp_path, quant, group, expected, hea
         for name in before.tensors:
             if name != "position_ids":
                 error = np.abs(values(after, name) - values(before, name)).max()
-                assert error <= {"int4": 0.5, "int6": 0.1, "int8": 0.03, "f16": 0.002, "bf16": 0.02, None: 0}[quant], name
+                bound = {"int4": 0.5, "int6": 0.1, "int8": 0.03, "f16": 0.002, "bf16": 0.02, None: 0}[quant]
+                assert error <= bound, name
         assert after.hf_config == before.hf_config and after.generation_config == {"temperature": 0.6}
         assert after.tokenizer.json == before.tokenizer.json and after.tokenizer.config == before.tokenizer.config
         assert after.tokenizer.special_tokens == {"eos_token": "</s>"} and after.chat_template == "{{ x }}"
@@ -253,7 +255,8 @@ def test_sigkill_at_random_moments(llama_dir, tmp_path):
     convert(llama_dir, tmp_path / "whole.zse", "int4")
     whole, out = (tmp_path / "whole.zse").read_bytes(), tmp_path / "m.zse"
     code = ("import sys, time\nfrom zse.formats.convert import convert\n"
-            "r = convert(sys.argv[1], sys.argv[2], 'int4', progress=lambda *_: (print('.', flush=True), time.sleep(0.02)))\n"
+            "def tick(*_):\n    print('.', flush=True)\n    time.sleep(0.02)\n"
+            "r = convert(sys.argv[1], sys.argv[2], 'int4', progress=tick)\n"
             "print('resumed', r.resumed_bytes)")
     for number in range(8):
         process = subprocess.Popen([sys.executable, "-c", code, llama_dir, out], stdout=subprocess.PIPE, text=True)

@@ -153,6 +153,8 @@ class _Job:
             return matrix.read_planes(self.model, info, start // TILE_ROWS, -(-stop // TILE_ROWS))
         if info.layout == "ggml" and info.scheme == scheme:
             return pack(matrix.rows_affine(*where))
+        if isinstance(scheme, DenseScheme) and info.type == scheme.dtype.upper():
+            return pack_dense(scheme, matrix.rows_dense(*where))
         values = matrix.rows_f32(*where)
         try:
             if isinstance(scheme, DenseScheme):

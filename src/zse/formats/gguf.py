@@ -122,6 +122,8 @@ def _open(file: ModelFile) -> ModelSource:
     for _ in range(num_keys):
         offset = cursor.at
         key = cursor.text("metadata key", MAX_KEY_BYTES)
+        if not key:
+            raise FormatError(file.path, offset, "metadata key", "is empty")
         if key in metadata:
             raise FormatError(file.path, offset, key, "stands twice in the metadata")
         metadata[key] = _value(cursor, key)

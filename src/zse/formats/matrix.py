@@ -78,6 +78,13 @@ def rows_f32(source: ModelSource, info: TensorInfo, start: int, stop: int, order
     return dequantize(info.type, read_raw_rows(source, info, start, stop, order, order_span), shape)
 
 
+def rows_dense(source: ModelSource, info: TensorInfo, start: int, stop: int, order: Sequence[int] | None = None,
+               order_span: int = 1) -> NDArray:
+    """Rows [start, stop) of an F32, F16 or BF16 tensor in its own dtype (bf16 as u16), bit for bit."""
+    raw = read_raw_rows(source, info, start, stop, order, order_span)
+    return np.frombuffer(raw, NUMPY_DTYPE[FLOATS[info.type]]).reshape(stop - start, *info.shape[1:])
+
+
 def widen(values: NDArray, dtype: str) -> NDArray:
     """Values of a dense dtype (bf16 as u16 bit patterns) -> f32."""
     return bf16_to_f32(values) if dtype == "bf16" else values.astype(np.float32)
