@@ -1,4 +1,4 @@
-"""Small model files made byte by byte, also wrong ones. The places of numbers are recorded, for tests to change them."""
+"""Small model files made byte by byte, also wrong ones; the places of numbers are recorded for tests to change."""
 
 import json
 import struct
