@@ -14,7 +14,7 @@ import numpy as np
 from zse.kernel.emit import emit_unit
 from zse.kernel.targets.cpu import ISAS
 from zse.kernels.op import HostActivation
-from zse.kernels.table import all_variants
+from zse.kernels.table import all_ops
 from zse.tensor import Activation, Tensor, Weight
 
 DTYPES = {"float32": "f32", "float16": "f16", "int32": "i32", "int8": "i8", "uint8": "u8", "uint16": "bf16", "int64": "i64",
@@ -33,15 +33,16 @@ def host_isas() -> list[str]:
 
 
 @cache
-def library(isa: str):
-    """(ctypes library, manifest) with every variant; the compiled file is kept in the temporary folder by content."""
-    text, manifest = emit_unit(all_variants(ISAS[isa]), isa)
+def library(isa: str, name: str):
+    """(ctypes library, manifest) of one Op's variants; the compiled file is kept in the temporary folder by content."""
+    (op,) = (op for op in all_ops() if op.name == name)
+    text, manifest = emit_unit(op.variants(ISAS[isa]), isa)
     key = hashlib.sha256(text.encode()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"zse-test-kernels-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    path = folder / f"{isa}-{key}.so"
+    path = folder / f"{name}-{isa}-{key}.so"
     if not path.exists():
-        source = folder / f"{isa}-{key}-{os.getpid()}.c"
+        source = folder / f"{name}-{isa}-{key}-{os.getpid()}.c"
         source.write_text(text)
         made = source.with_suffix(".so")
         subprocess.run([os.environ.get("CC", "gcc"), "-O3", "-std=gnu11", "-shared", "-fPIC", "-ffp-contract=off", "-w",
@@ -61,8 +62,8 @@ class HostBuffer:
 class DirectRecorder:
     """Stands for a Recorder: launches run at once, their blocks in `order` (a permutation shows hidden dependencies)."""
 
-    def __init__(self, isa: str, rng=None):
-        self.library, self.manifest = library(isa)
+    def __init__(self, isa: str, op, rng=None):
+        self.library, self.manifest = library(isa, op.name)
         self.rng = rng
 
     def launch(self, symbol, args, grid, independent=False):
@@ -120,7 +121,7 @@ def run_case(op, case, isa, rng=None) -> dict:
         else:
             results[name] = poisoned(output.shape, output.dtype) if output.inout is None else output.inout.copy()
         tensors[name] = to_tensor(results[name])
-    op.launch(DirectRecorder(isa, rng), **tensors, **case.options)
+    op.launch(DirectRecorder(isa, op, rng), **tensors, **case.options)
     return results
 
 

@@ -1,0 +1,65 @@
+"""What attention promises beyond its reference: a row's bits depend on nothing but the row."""
+
+import numpy as np
+import pytest
+
+from tests.kernels.harness import DirectRecorder, host_isas, poisoned, to_tensor
+from zse.kernels.attention import ATTENTION, SEGMENT, attention, num_splits, partial_shape, rows_in_registers
+from zse.kernels.attention_cases import PAGE, attention_batch
+
+
+def run(isa, batch, width, **options):
+    out = poisoned((len(batch["positions"]), width), np.float32)
+    tensors = {name: to_tensor(value) for name, value in batch.items()}
+    if options.get("splits", 1) != 1:
+        heads, head_dim = width // batch["k_pages"].shape[2], batch["k_pages"].shape[2]
+        shape = partial_shape(len(batch["positions"]), heads, head_dim, batch["page_table"].shape[1] * PAGE)
+        options["partial"] = to_tensor(poisoned(shape, np.float32))
+    attention(DirectRecorder(isa, ATTENTION, np.random.default_rng()), out=to_tensor(out), scale=0.125, **tensors, **options)
+    return out
+
+
+def part(batch, chosen):
+    """The batch with only some of its tokens."""
+    tokens = {name: batch[name][chosen] for name in ("q", "token_row", "positions")}
+    return batch | tokens
+
+
+@pytest.mark.parametrize("isa", host_isas())
+@pytest.mark.parametrize("heads, kv_heads, head_dim, window", [(9, 3, 64, 0), (4, 1, 128, 100), (7, 1, 48, 0), (2, 2, 32, 300)])
+def test_rows_are_the_same_alone_batched_chunked_and_split(isa, heads, kv_heads, head_dim, window):
+    rng = np.random.default_rng()
+    first = int(rng.integers(200, 600))
+    batch = attention_batch(rng, [(first, 45), (0, 70), (SEGMENT - 1, 1), (3 * SEGMENT, 2)], heads, kv_heads, head_dim)
+    width = heads * head_dim
+    whole = run(isa, batch, width, window=window)
+    assert np.isfinite(whole).all()
+    tokens = np.arange(len(whole))
+    for index in rng.choice(tokens, 12, replace=False):
+        alone = part(batch, np.array([index]))
+        np.testing.assert_array_equal(run(isa, alone, width, window=window)[0], whole[index])
+        np.testing.assert_array_equal(run(isa, alone, width, window=window, splits=4)[0], whole[index])
+    cut = np.sort(rng.choice(tokens, 5, replace=False))
+    for chunk in np.split(tokens, cut):
+        if len(chunk):
+            np.testing.assert_array_equal(run(isa, part(batch, chunk), width, window=window), whole[chunk])
+    np.testing.assert_array_equal(run(isa, batch, width, window=window, splits=4), whole)
+
+
+def test_splits_fill_the_threads_only_when_needed():
+    assert num_splits(1, 3, 1024, 2, 16) == 4
+    assert num_splits(1, 3, 200, 2, 16) == 1
+    assert num_splits(8, 3, 1024, 2, 16) == 1
+    assert num_splits(17, 1, 1024, 64, 16) == 1
+    assert [rows_in_registers(group) for group in (1, 2, 3, 4, 5, 6, 7, 8, 9)] == [2, 2, 3, 4, 3, 3, 4, 4, 3]
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"q": (5, 100)}, "q is 100 wide"), ({"k_pages": (9, 1, 40, 16)}, "multiple of 16"), ({"positions": (4,)}, "positions"),
+])
+def test_wrong_shapes_are_refused(change, message):
+    batch = attention_batch(np.random.default_rng(), [(3, 5)], 2, 1, 32)
+    for name, shape in change.items():
+        batch[name] = np.zeros(shape, batch[name].dtype)
+    with pytest.raises(ValueError, match=message):
+        run("x86-64-v3", batch, 64)

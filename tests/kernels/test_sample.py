@@ -1,0 +1,97 @@
+"""The sampler's kept sets, distribution and independence of rows."""
+
+import numpy as np
+import pytest
+
+from tests.kernels.harness import host_isas, run_case
+from zse.kernels.sample import SAMPLE
+from zse.kernels.sample_cases import add_lists, draw, kept_set, make_parameters, make_sample_case, philox, settle
+
+
+def tokens_of(logits, params, isa):
+    return run_case(SAMPLE, make_sample_case("test", logits, params), isa)
+
+
+def test_philox_known_answers():
+    # Random123's known-answer vectors for philox4x32-10 with counter and key zero: 6627e8d5 e169c58d …
+    assert philox(0, 0) == (0xE169C58D6627E8D5 >> 11) * 2.0**-53
+
+
+@pytest.mark.parametrize("isa", host_isas())
+def test_draws_follow_the_kept_distribution(isa):
+    """20,000 draws from one row: chi-square of 30 tokens below 70 (99.99 % of fair samplers), nothing outside the kept set."""
+    rng = np.random.default_rng()
+    x = (rng.standard_normal(300) * 3).astype(np.float32)
+    x[10:40] += 4
+    draws = 20000
+    params = make_parameters(draws, temperature=0.8, top_k=30, top_p=0.97, min_p=0.001, seed=rng.integers(2**63))
+    params["counter"] = np.arange(draws, dtype=np.int64)
+    got = tokens_of(np.tile(x, (draws, 1)), params, isa)["tokens"]
+    ids, p, _ = kept_set(x, np.float32(0.8), 30, np.float32(0.97), np.float32(0.001))
+    counts = np.bincount(got, minlength=300)
+    assert counts[np.setdiff1d(np.arange(300), ids)].sum() == 0
+    expected = p * draws
+    assert ((counts[ids] - expected) ** 2 / expected).sum() < 40 + 2 * len(ids)
+
+
+@pytest.mark.parametrize("isa", host_isas())
+@pytest.mark.parametrize("values", [{"top_k": 50}, {"top_p": 0.9}, {"top_k": 200, "top_p": 0.95}, {"min_p": 0.05},
+                                    {"top_k": 7, "top_p": 0.999}, {"top_p": 0.05}, {}])
+@pytest.mark.parametrize("kind", ["smooth", "ties", "flat", "peaked", "bf16"])
+def test_kept_sets_are_exact(isa, values, kind):
+    """Every kept token is reachable and no other is: rows that share the logits draw at the edges of the kept set."""
+    rng = np.random.default_rng()
+    vocab = int(rng.integers(1000, 9000))
+    x = rng.standard_normal(vocab).astype(np.float32) * {"flat": np.float32(0.01), "peaked": np.float32(12)}.get(kind, np.float32(3))
+    if kind == "ties":
+        x = np.round(x * 2) / 2
+    if kind == "bf16":
+        x = (x.view(np.uint32) & 0xFFFF0000).view(np.float32)
+    rows = 24
+    logits = np.tile(x, (rows, 1))
+    params = make_parameters(rows, temperature=rng.choice([0.5, 1.0, 1.7], rows), **values)
+    settle(rng, logits, params)
+    got = tokens_of(logits, params, isa)["tokens"]
+    np.testing.assert_array_equal(got, [draw(x, r, params)[0] for r in range(rows)])
+
+
+@pytest.mark.parametrize("isa", host_isas())
+def test_a_row_depends_on_itself_only(isa):
+    rng = np.random.default_rng()
+    rows, vocab = 6, 9001
+    logits = (rng.standard_normal((rows, vocab)) * 3).astype(np.float32)
+    params = make_parameters(rows, temperature=1.2, top_p=[1, 0.9, 1, 0.5, 1, 1], top_k=[0, 0, 9, 20, 0, 0], num_logprobs=3,
+                             repetition=1.1, seed=np.arange(rows), counter=7)
+    together = tokens_of(logits, params, isa)
+    for r in range(rows):
+        alone = {name: value[r : r + 1] for name, value in params.items() if len(value) == rows}
+        single = tokens_of(logits[r : r + 1], make_parameters(1) | alone, isa)
+        for name in ("tokens", "logprob", "top_ids", "top_logprobs"):
+            np.testing.assert_array_equal(single[name][0], together[name][r])
+
+
+@pytest.mark.parametrize("isa", host_isas())
+def test_broken_neighbours_change_nothing(isa):
+    rng = np.random.default_rng()
+    logits = (rng.standard_normal((3, 2000)) * 3).astype(np.float32)
+    params = make_parameters(3, temperature=[1, 0, 1], num_logprobs=2, seed=5, counter=[1, 2, 3])
+    clean = tokens_of(logits, params, isa)
+    logits[1, 77] = np.nan
+    broken = tokens_of(logits, params, isa)
+    assert broken["status"].tolist() == [0, 1, 0]
+    assert 0 <= broken["tokens"][1] < 2000
+    for name in ("tokens", "logprob", "top_ids"):
+        np.testing.assert_array_equal(clean[name][[0, 2]], broken[name][[0, 2]])
+
+
+@pytest.mark.parametrize("isa", host_isas())
+def test_penalties_and_biases_reach_the_choice(isa):
+    rng = np.random.default_rng()
+    rows, vocab = 8, 1500
+    logits = (rng.standard_normal((rows, vocab)) * 2).astype(np.float32)
+    params = make_parameters(rows, repetition=1.5, presence=1.0, frequency=0.5, num_logprobs=0)
+    add_lists(rng, params, rows, vocab, set(range(rows)))
+    params["bias_values"][::5] = 100.0                     # each row's first bias wins whatever the rest says
+    got = tokens_of(logits, params, isa)
+    np.testing.assert_array_equal(got["tokens"], params["bias_ids"][::5])
+    np.testing.assert_array_equal(got["logits"], logits)   # restored bit for bit
