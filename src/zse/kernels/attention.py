@@ -14,10 +14,10 @@ with the same arithmetic.
 from zse.kernel import (
     Ptr,
     Variant,
+    bitcast,
     block_index,
     cast_ptr,
     convert,
-    exp,
     f16,
     f32,
     fma,
@@ -30,13 +30,13 @@ from zse.kernel import (
     local_array,
     reduce_add,
     reduce_max,
+    round_even,
     splat,
     static,
     store,
     tanh,
     target,
     u8,
-    where,
 )
 from zse.kernels.attention_cases import attention_cost, attention_reference, make_attention_cases
 from zse.kernels.op import Op, check, require
@@ -54,8 +54,18 @@ KV_DTYPES = {"f16": f16, "f32": f32}
 
 @inline
 def weight_of(difference):
-    """exp of a score minus the maximum; exactly 0 where it would be a subnormal number (masked keys among them)."""
-    return where(difference > -87.0, exp(difference), 0.0)
+    """exp(score - maximum), at most 1: the polynomial of kernel/mathlib.py (Cephes expf) with a lower bound at which the
+    power of two is exactly 0, so that masked keys weigh nothing. exp(0) is exactly 1."""
+    x = max(difference, -88.3)
+    n = round_even(x * 1.44269504088896341)
+    r = fma(n, 2.12194440e-4, fma(n, -0.693359375, x))
+    p = fma(r, 1.9875691500e-4, 1.3981999507e-3)
+    p = fma(p, r, 8.3334519073e-3)
+    p = fma(p, r, 4.1665795894e-2)
+    p = fma(p, r, 1.6666665459e-1)
+    p = fma(p, r, 5.0000001201e-1)
+    p = fma(p, r * r, r) + 1.0
+    return p * bitcast((convert(n, i32) + 127) << 23, f32)
 
 
 @inline
@@ -63,12 +73,14 @@ def key_block(queries, key_pages, acc, head_dim, R, VECTORS, KV):
     """acc[r][v] = q_r · K of VECTORS * lanes neighbouring keys; key_pages[p] points at [head_dim, 16] of page p."""
     L = target.lanes
     per_page = PAGE // L
-    for d in range(head_dim):
-        keys = [convert(load(key_pages[v // per_page] + d * PAGE + v % per_page * L, L), f32) for v in range(VECTORS)]
-        for r in static(range(R)):
-            query = splat(queries[r][d], L)
-            for v in static(range(VECTORS)):
-                acc[r][v] = fma(query, keys[v], acc[r][v])
+    for pair in range(0, head_dim, 2):
+        for d in static(range(2)):
+            keys = [convert(load(key_pages[v // per_page] + (pair + d) * PAGE + v % per_page * L, L), f32)
+                    for v in range(VECTORS)]
+            for r in static(range(R)):
+                query = splat(queries[r][pair + d], L)
+                for v in static(range(VECTORS)):
+                    acc[r][v] = fma(query, keys[v], acc[r][v])
 
 
 @inline
@@ -114,9 +126,8 @@ def attention_tile(q: Ptr[f32, "const"], k_pages: Ptr[u8, "const"], v_pages: Ptr
                    softcap: f32, R: static, KV: static, INT8: static):
     """Grid (kv heads, tokens, splits). splits: 1, or at least the number of segments. R: query rows in registers at once."""
     L = target.lanes
-    KEY_VECTORS = 4 if L == 16 or R < 4 else 2
+    KEY_VECTORS = COLUMN_VECTORS = 2 if L == 8 and R == 4 else 4       # sums in registers: AVX2 has 16, the others 32
     KEYS = KEY_VECTORS * L
-    COLUMN_VECTORS = 4 if L == 16 or R < 4 else 2
     head = block_index(0)
     token = block_index(1)
     row = token_row[token]

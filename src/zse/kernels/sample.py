@@ -51,6 +51,7 @@ RECORD = 48             # words of a chunk's record: max, argmax, raw sum, tempe
 TOP_VALUES, TOP_IDS = 4, 24
 PICK = 1024             # logits of a step of the draw
 MAX_VOCAB = 4096 * PICK
+DEPTHS = (3, 6, 9, 12, 15, 20)        # nats below the best logit, see choose_floor
 LOWEST = -3.4028234663852886e38     # the smallest finite f32; minus infinity is as good as this
 OK, NUMERICAL = 0, 1                # status: a row with NaN, +infinity or no finite logit is NUMERICAL
 
@@ -218,17 +219,24 @@ def mass_above(x, vocab, floor, high, inverse):
 
 @inline
 def choose_floor(x, vocab, cut, high, inverse, temperature, limit, MODE):
-    """A logit >= cut above which the wanted prefix ends for sure: few logits then enter the histograms. Starts 8 nats below
-    the best and goes twice as deep until the prefix is inside."""
-    depth = f32(8)
-    floor = max(cut, high - temperature * depth)
-    while floor > cut and depth < 100.0:
-        count, mass = mass_above(x, vocab, floor, high, inverse)
-        if (count >= limit) if MODE == "count" else (mass >= limit):
-            break
-        depth = depth * 2.0
-        floor = max(cut, high - temperature * depth)
-    return cut if depth >= 100.0 else floor
+    """A logit >= cut above which the wanted prefix ends for sure, so that few logits enter the histograms: the shallowest of
+    six depths below the best (in nats) that holds the limit, found in one pass, or else cut."""
+    L = target.lanes
+    floors = [max(cut, high - temperature * depth) for depth in static(DEPTHS)]
+    sums = [f32.x(L)(0) for _ in static(DEPTHS)]
+    whole = vocab // L * L
+    for i in range(0, whole, L):
+        value = load(x + i, L)
+        if reduce_max(value) >= floors[-1]:
+            each = f32.x(L)(1.0) if MODE == "count" else exp((value - high) * inverse)
+            for k in static(range(len(DEPTHS))):
+                sums[k] += where(value >= floors[k], each, f32.x(L)(0))
+    # f32 sums of up to 2**18 terms: a thousandth is more than they can be wrong by. The tail of the row is left out.
+    wanted = f32(limit) * 1.001
+    floor = cut
+    for k in static(reversed(range(len(DEPTHS)))):
+        floor = floors[k] if reduce_add(sums[k]) >= wanted else floor
+    return floor
 
 
 @inline
@@ -239,6 +247,7 @@ def cut_prefix(x, vocab, floor, threshold, tie, high, inverse, limit, MODE):
     L = target.lanes
     counts = local_array(i32, 2048)
     masses = local_array(f64, 2048)
+    powers = local_array(f32, 16)
     prefix = u32(0)
     count_above = i64(0)
     mass_above_ = f64(0)
@@ -249,21 +258,28 @@ def cut_prefix(x, vocab, floor, threshold, tie, high, inverse, limit, MODE):
             for b in range(1 << width):
                 counts[b] = 0
                 masses[b] = 0.0
+            # Values that share the bits found so far lie between these two; registers without one are passed over.
+            low = floor if shift == 21 else max(floor, value_of(prefix))
+            top = f32(-LOWEST) if shift == 21 else value_of(prefix | ((1 << (shift + width if shift < 21 else 0)) - 1))
             for i in range(0, vocab, L):
                 near = i32(1)
                 if i + L <= vocab:
-                    if reduce_max(load(x + i, L)) < floor:
-                        near = 0
+                    value = load(x + i, L)
+                    near = reduce_max(where(value >= low, i32.x(L)(1), i32.x(L)(0)) &
+                                      where(value <= top, i32.x(L)(1), i32.x(L)(0)))
+                    if near != 0:
+                        store(powers, exp((value - high) * inverse))
                 if near != 0:
                     for j in range(i, min(i + L, vocab)):
-                        value = x[j]
-                        if value >= floor and (value > threshold or (value == threshold and i32(j) <= tie)):
-                            key = key_of(value)
-                            if shift == 21 or (key >> (shift + width if shift < 21 else 0)) == \
-                                    (prefix >> (shift + width if shift < 21 else 0)):
-                                place = i64((key >> shift) & ((1 << width) - 1))
-                                counts[place] = counts[place] + 1
-                                masses[place] = masses[place] + f64(exp((value - high) * inverse))
+                        element = x[j]
+                        if element >= low and element <= top and \
+                                (element > threshold or (element == threshold and i32(j) <= tie)):
+                            place = i64((key_of(element) >> shift) & ((1 << width) - 1))
+                            counts[place] = counts[place] + 1
+                            if i + L <= vocab:
+                                masses[place] = masses[place] + f64(powers[j - i])
+                            else:
+                                masses[place] = masses[place] + f64(exp((element - high) * inverse))
             bin = (1 << width) - 1
             while bin > 0 and ((count_above + i64(counts[bin]) < limit) if MODE == "count" else
                                (mass_above_ + masses[bin] < limit)):
