@@ -38,3 +38,7 @@ def goldens() -> Path:
     if not path.is_dir():
         _absent(f"the folder of reference results ({path})")
     return path
+
+
+def pytest_addoption(parser):
+    parser.addoption("--update-golden", action="store_true", help="rewrite the golden files of emitted C")
