@@ -342,7 +342,7 @@ static int32_t prepare(zse_graph *graph, const int64_t *symbols, int32_t threads
     for (int64_t i = 0; i < graph->num_patches; i++) {
         const zse_patch *patch = &graph->patches[i];
         int64_t value = symbols[patch->symbol];
-        value = (value / patch->divisor + (value % patch->divisor != 0)) * patch->factor + patch->addend;
+        value = (value / patch->divisor + (value % patch->divisor != 0)) * patch->factor;
         if (patch->is_grid)
             set_i64(&graph->launches[patch->target / 3].grid[patch->target % 3], value);
         else

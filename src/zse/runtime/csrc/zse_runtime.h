@@ -21,11 +21,11 @@ typedef struct {
     int32_t depends, min_chunk;
 } zse_launch_desc;
 
-/* A number known at replay: slot = ceil(symbol / divisor) * factor + addend. `is_grid`: target is launch * 3 + dimension,
+/* A number known at replay: slot = ceil(symbol / divisor) * factor. `is_grid`: target is launch * 3 + dimension,
  * else an argument slot. */
 typedef struct {
     uint32_t symbol, is_grid, target, reserved;
-    int64_t divisor, factor, addend;
+    int64_t divisor, factor;
 } zse_patch;
 
 /* One piece of a file: read `nbytes` at `offset` of `fd` into the thread's staging memory, put its address in argument

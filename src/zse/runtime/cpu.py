@@ -1,0 +1,272 @@
+"""The CPU device: kernels from a compiled library, graphs replayed by a C thread pool, weights loaded by C threads."""
+
+import ctypes
+import errno
+import os
+from ctypes import byref, c_int32, c_int64, c_uint64
+
+from zse.errors import DeviceError, FormatError
+from zse.runtime import native
+from zse.runtime.buffer import Account, Buffer
+from zse.runtime.device import Device, Graph, Load, Program, Recorder, buffers_of, encode
+from zse.runtime.symbol import Sym
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from zse.runtime.load import LoadJob
+
+MAX_STAGING = 8 << 20
+
+
+class CPUDevice(Device):
+    """threads: of the pool, the caller among them (default: ZSE_THREADS or the physical cores). library, manifest: a
+    kernel library and its {symbol: {"params": [[name, type], ...]}} other than the installed ones (tests)."""
+
+    name = "cpu"
+
+    def __init__(self, threads: int | None = None, library: str | None = None, manifest: dict | None = None):
+        self._runtime = native.runtime()
+        if threads is None:
+            from zse.runtime.probe import default_threads
+            threads = default_threads()
+        if library is None:
+            self.isa = native.choose_level()
+            library = native.kernel_library(self.isa)
+            path = native.manifest_path(self.isa)
+        else:
+            self.isa, path = "custom", ""
+        self._kernels = native.open_library(library)
+        if manifest is None:
+            import json
+            try:
+                with open(path, encoding="utf-8") as file:
+                    manifest = json.load(file)["kernels"]
+            except (OSError, ValueError, KeyError) as error:
+                raise DeviceError(f"{path}: {error}; run `python -m zse.build --force` to compile it again") from None
+        self._manifest: dict = manifest
+        self._programs: dict[str, Program] = {}
+        self._account = Account()
+        error = c_int32()
+        self._pool = self._runtime.zse_pool_create(threads, byref(error))
+        native.check(f"zse_pool_create({threads} threads)", error.value)
+        self.threads = threads
+
+    def alloc(self, nbytes: int, label: str = "other") -> Buffer:
+        return Buffer(nbytes, label, self._account)
+
+    def memory(self) -> dict[str, int]:
+        return dict(self._account.by_label)
+
+    @property
+    def peak_memory(self) -> int:
+        """Most bytes that were allocated at once."""
+        return self._account.peak
+
+    def program(self, symbol: str) -> Program:
+        found = self._programs.get(symbol)
+        if found is None:
+            entry = self._manifest.get(symbol)
+            if entry is None:
+                import difflib
+                near = difflib.get_close_matches(symbol, self._manifest, 3)
+                hint = f"; near: {', '.join(near)}" if near else f" of {len(self._manifest)} kernels"
+                raise DeviceError(f"no kernel {symbol!r} for {self.isa}{hint}")
+            try:
+                function = getattr(self._kernels, symbol)
+            except AttributeError:
+                raise DeviceError(f"the {self.isa} library lacks {symbol!r}; run `python -m zse.build --force`") from None
+            address = ctypes.cast(function, ctypes.c_void_p).value or 0
+            found = self._programs[symbol] = Program(symbol, address, entry["params"])
+        return found
+
+    def symbols(self) -> list[str]:
+        return sorted(self._manifest)
+
+    def _build(self, recorder: Recorder) -> "CPUGraph":
+        return CPUGraph(self, recorder)
+
+    def load(self, jobs: "Sequence[LoadJob]", threads: int | None = None) -> "CPULoad":
+        return CPULoad(self, jobs, threads or self.threads)
+
+    def close(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool:
+            self._runtime.zse_pool_destroy(pool)
+
+    def __del__(self) -> None:
+        if getattr(self, "_pool", None):
+            self.close()
+
+
+class CPUGraph(Graph):
+    """A launch list in C. `run` is one C call, during which other Python threads run."""
+
+    def __init__(self, device: CPUDevice, recorder: Recorder):
+        self._graph: int | None = None
+        super().__init__(device, recorder)
+        self._runtime = device._runtime
+        self._profile: CPUGraph | None = None
+        launches = (native.LaunchDesc * len(self.launches))()
+        slots: list[int] = []
+        patches: list[native.Patch] = []
+
+        def slot(value: object, index: int, is_grid: int, fixed: int) -> int:
+            if not isinstance(value, Sym):
+                return fixed
+            patches.append(native.Patch(self.symbols.index(value.name), is_grid, index, 0, value.divisor, value.factor))
+            return 0
+
+        for number, (launch, into) in enumerate(zip(self.launches, launches, strict=True)):
+            program = device.program(launch.symbol)
+            into.fn, into.first_arg, into.num_args = program.address, len(slots), len(launch.args)
+            into.depends, into.min_chunk = not launch.independent, launch.min_chunk
+            for arg, (name, kind) in zip(launch.args, program.params or [], strict=True):
+                fixed = 0 if isinstance(arg, Sym) else encode(launch.symbol, name, kind, arg)
+                slots.append(slot(arg, len(slots), 0, fixed))
+            for dim in range(3):
+                size = launch.grid[dim] if dim < len(launch.grid) else 1
+                into.grid[dim] = slot(size, number * 3 + dim, 1, 0 if isinstance(size, Sym) else size)
+        self._values_type = c_int64 * len(self.symbols)
+        self._bad = c_int64()
+        error = c_int32()
+        self._graph = self._runtime.zse_graph_create(
+            launches, len(launches), (c_uint64 * len(slots))(*slots), len(slots), (native.Patch * len(patches))(*patches),
+            len(patches), (c_int64 * len(self.maxima))(*self.maxima), len(self.maxima), byref(error))
+        native.check("zse_graph_create", error.value)
+        # A replay returns 0 or the caller looks for the reason: the common path is one call.
+        self._run = self._runtime.zse_graph_run
+
+    def run(self, **symbols: int) -> None:
+        try:
+            values = self._values_type(*[symbols[name] for name in self.symbols])
+        except (KeyError, TypeError):
+            raise self.symbol_error(symbols) from None
+        if len(symbols) != len(self.symbols):
+            raise self.symbol_error(symbols)
+        if self._graph is None or self.device._pool is None:    # type: ignore[attr-defined]
+            raise DeviceError("the graph or its device was closed")
+        if self._run(self.device._pool, self._graph, values, None, self._bad):    # type: ignore[attr-defined]
+            raise self.symbol_error(symbols)
+
+    def profile(self, **symbols: int) -> "list[tuple[str, int]]":
+        """Replay with every launch waiting for the one before. Returns (kernel, nanoseconds) for each launch, in order."""
+        if self._profile is None:
+            recorder = self.device.record()
+            for name, maximum in zip(self.symbols, self.maxima, strict=True):
+                recorder.symbol(name, maximum)
+            for launch in self.launches:
+                recorder.launch(launch.symbol, launch.args, launch.grid, False, launch.min_chunk)
+            self._profile = CPUGraph(self.device, recorder)     # type: ignore[arg-type]
+        twin = self._profile
+        times = (c_int64 * len(self.launches))()
+        values = twin._values_type(*[symbols[name] for name in self.symbols])
+        if self._run(self.device._pool, twin._graph, values, times, twin._bad):    # type: ignore[attr-defined]
+            raise self.symbol_error(symbols)
+        ends = list(times)
+        return [(launch.symbol, end - start) for launch, start, end in zip(self.launches, [0, *ends], ends, strict=False)]
+
+    def close(self) -> None:
+        graph, self._graph = self._graph, None
+        if graph:
+            self._runtime.zse_graph_destroy(self.device._pool, graph)    # type: ignore[attr-defined]
+        if getattr(self, "_profile", None):
+            self._profile.close()               # type: ignore[union-attr]
+            self._profile = None
+        super().close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_buffers"):
+            self.close()
+
+
+class CPULoad(Load):
+    """The jobs' destination buffers are kept alive until they are done."""
+
+    def __init__(self, device: CPUDevice, jobs: "Sequence[LoadJob]", threads: int):
+        self._load: int | None = None
+        self._runtime = device._runtime
+        self._jobs = list(jobs)
+        self._done = 0
+        self.total_bytes = sum(job.nbytes for job in self._jobs)
+        descriptions = (native.LoadJobDesc * len(self._jobs))()
+        slots: list[int] = []
+        for job, into in zip(self._jobs, descriptions, strict=True):
+            into.fd, into.offset, into.nbytes, into.first_arg = job.fd, job.offset, job.nbytes, len(slots)
+            grid = (*job.grid, 1, 1)[:3]
+            if any(not isinstance(dim, int) or dim < 0 for dim in grid) or len(job.grid) > 3:
+                raise ValueError(f"load job {job.field}: grid {job.grid}")
+            into.grid[:] = grid
+            if job.symbol is None:
+                if len(job.args) != 1:
+                    raise TypeError(f"load job {job.field}: without a kernel, args is [destination]")
+                room = getattr(job.args[0], "nbytes", job.nbytes)
+                if room < job.nbytes:
+                    raise ValueError(f"load job {job.field}: {job.nbytes} bytes into {room}")
+                slots.append(encode("load", "destination", "ptr", job.args[0]))
+                into.num_args = 1
+                continue
+            if not 0 <= job.nbytes <= MAX_STAGING:
+                raise ValueError(f"load job {job.field}: {job.nbytes} bytes in one piece, at most {MAX_STAGING}")
+            program = device.program(job.symbol)
+            params = program.params or []
+            if len(job.args) + 1 != len(params):
+                names = ", ".join(name for name, _ in params[1:])
+                raise TypeError(f"{job.symbol} takes {len(params) - 1} arguments after the piece ({names}), got {len(job.args)}")
+            into.fn, into.num_args = program.address, len(params)
+            slots.append(0)
+            slots += [encode(job.symbol, name, kind, arg) for arg, (name, kind) in zip(job.args, params[1:], strict=True)]
+        self._buffers = buffers_of(self._jobs)     # type: ignore[arg-type]
+        error = c_int32()
+        self._load = self._runtime.zse_load_start(
+            descriptions, len(self._jobs), (c_uint64 * len(slots))(*slots), len(slots), threads, byref(error))
+        native.check("zse_load_start", error.value)
+        for buffer in self._buffers:
+            buffer.pin(1)
+
+    @property
+    def done_bytes(self) -> int:
+        return self._runtime.zse_load_bytes(self._load) if self._load else self._done
+
+    @property
+    def finished(self) -> bool:
+        return not self._load or bool(self._runtime.zse_load_finished(self._load))
+
+    def _join(self) -> tuple[int, int, int]:
+        code, got = c_int32(), c_int64()
+        load = self._load
+        if load is None:
+            return -1, 0, 0
+        self._done = self._runtime.zse_load_bytes(load)
+        self._load = None
+        failed = self._runtime.zse_load_wait(load, byref(code), byref(got))
+        for buffer in self._buffers:
+            buffer.pin(-1)
+        if failed < 0 and not self._cancelled:
+            self._done = self.total_bytes
+        return failed, code.value, got.value
+
+    _cancelled = False
+
+    def wait(self) -> None:
+        failed, code, got = self._join()
+        if failed < 0:
+            return
+        job = self._jobs[failed]
+        if code:
+            name = errno.errorcode.get(code, str(code))
+            raise DeviceError(f"{job.path or f'file {job.fd}'}: reading {job.nbytes} bytes at {job.offset} for {job.field} "
+                              f"(load job {failed}): {name}: {os.strerror(code)}")
+        raise FormatError(job.path or f"file {job.fd}", job.offset + got, job.field,
+                          f"the file ends here; {job.nbytes - got} more bytes expected (load job {failed})")
+
+    def cancel(self) -> None:
+        if self._load:
+            self._cancelled = True
+            self._runtime.zse_load_cancel(self._load)
+            self._join()
+
+    def __del__(self) -> None:
+        if getattr(self, "_load", None):
+            self.cancel()                       # the threads write to buffers that are about to go

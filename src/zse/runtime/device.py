@@ -1,0 +1,269 @@
+"""What a device is: memory, kernels by symbol, and graphs that are recorded once and replayed many times.
+
+    device = open_device(threads=2)
+    recorder = device.record()
+    tokens = recorder.symbol("tokens", maximum=512)
+    recorder.launch("scale_rows", [x, out, 64, 0.5], grid=tokens)
+    graph = recorder.finish()
+    graph.run(tokens=5)
+
+A Graph belongs to its device. One graph may be run from several threads; replays of a device are serialised.
+"""
+
+import struct
+
+from zse.errors import DeviceError
+from zse.runtime.symbol import Sym
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from zse.runtime.buffer import Buffer
+    from zse.runtime.load import LoadJob
+
+MAX_SYMBOL = (1 << 31) - 1
+MAX_BLOCKS = (1 << 28) - 1      # of one launch, and of one group of independent launches (csrc/pool.c)
+MAX_ARGS = 32
+
+_INT_BITS = {"i8": 8, "u8": 8, "i16": 16, "u16": 16, "i32": 32, "u32": 32, "i64": 64, "u64": 64, "bool_": 1, "bool": 1}
+_FLOATS = {"f32": "<fxxxx", "f64": "<d"}
+
+
+class Launch:
+    """One recorded launch. args: as given; params: [[name, type], ...] of the kernel, or None when unknown (null device)."""
+
+    __slots__ = ("symbol", "args", "grid", "independent", "min_chunk", "params")
+
+    def __init__(self, symbol: str, args: list, grid: tuple, independent: bool, min_chunk: int, params: list | None):
+        self.symbol, self.args, self.grid = symbol, args, grid
+        self.independent, self.min_chunk, self.params = independent, min_chunk, params
+
+    def named(self) -> "dict[str, Any]":
+        """The arguments by parameter name."""
+        return {name: arg for (name, _), arg in zip(self.params or [], self.args, strict=True)}
+
+    def __repr__(self) -> str:
+        return f"Launch({self.symbol}, {self.args}, grid={self.grid}{', independent' if self.independent else ''})"
+
+
+class Program:
+    """A kernel of the device. address: of its entry point (0 on a device that runs nothing); params: [[name, type], ...]."""
+
+    __slots__ = ("symbol", "address", "params")
+
+    def __init__(self, symbol: str, address: int, params: list | None):
+        self.symbol, self.address, self.params = symbol, address, params
+
+
+class Recorder:
+    """Collects launches; `finish` makes them a Graph. Checks every launch against the kernel's signature."""
+
+    def __init__(self, device: "Device"):
+        self.device = device
+        self.launches: list[Launch] = []
+        self.maxima: dict[str, int] = {}
+
+    def symbol(self, name: str, maximum: int = MAX_SYMBOL) -> Sym:
+        """The number called `name`, given to every `Graph.run`, 0 ≤ value ≤ maximum. Asked again: the same one,
+        with the smaller of the maxima."""
+        self.maxima[name] = min(self.maxima.get(name, MAX_SYMBOL), maximum)
+        return Sym(name)
+
+    def launch(self, symbol: str, args: "Sequence[Any]", grid: "int | Sym | Sequence[int | Sym]",
+               independent: bool = False, min_chunk: int = 1) -> None:
+        """Record kernel `symbol` over `grid` (one to three dimensions).
+
+        args: one per kernel parameter: anything with an `address` (Tensor, Buffer) or a number (0: a null pointer; the
+        caller keeps the memory alive) for a pointer; int, Sym or bool for an integer; int or float for a float. independent: may overlap with the launch just
+        before (and with what that one overlaps with); else it waits for everything before. min_chunk: fewest blocks that
+        a thread takes at once. Raises DeviceError (no such kernel), TypeError or ValueError with the parameter's name.
+        """
+        program = self.device.program(symbol)
+        dims = tuple(grid) if isinstance(grid, tuple | list) else (grid,)
+        if not 1 <= len(dims) <= 3:
+            raise ValueError(f"{symbol}: grid {grid!r} has {len(dims)} dimensions, not 1 to 3")
+        for dim in dims:
+            if isinstance(dim, Sym):
+                self._check_symbol(symbol, dim)
+            elif not isinstance(dim, int) or not 0 <= dim <= MAX_BLOCKS:
+                raise ValueError(f"{symbol}: grid {grid!r}: {dim!r} is not an integer from 0 to {MAX_BLOCKS}")
+        args = list(args)
+        params = program.params
+        if params is not None and len(args) != len(params):
+            raise TypeError(f"{symbol} takes {len(params)} arguments ({', '.join(name for name, _ in params)}), got {len(args)}")
+        if len(args) > MAX_ARGS:
+            raise TypeError(f"{symbol}: {len(args)} arguments, at most {MAX_ARGS}")
+        for arg, (name, kind) in zip(args, params or [], strict=False):
+            if isinstance(arg, Sym):
+                self._check_symbol(symbol, arg)
+                if kind not in _INT_BITS:
+                    raise TypeError(f"{symbol}: {name} is {kind}, a symbol is an integer")
+            else:
+                encode(symbol, name, kind, arg)
+        self.launches.append(Launch(symbol, args, dims, independent, max(1, min_chunk), params))
+
+    def _check_symbol(self, where: str, sym: Sym) -> None:
+        if sym.name not in self.maxima:
+            raise ValueError(f"{where}: symbol {sym.name!r} was not declared with recorder.symbol()")
+
+    def finish(self) -> "Graph":
+        """The graph of what was recorded. It keeps the buffers alive."""
+        return self.device._build(self)
+
+
+def encode(symbol: str, name: str, kind: str, arg: object) -> int:
+    """The argument's 8-byte slot as an unsigned integer. TypeError or ValueError names kernel and parameter."""
+    if kind == "ptr":
+        address = arg if isinstance(arg, int) and not isinstance(arg, bool) and arg >= 0 else getattr(arg, "address", None)
+        if address is None:
+            raise TypeError(f"{symbol}: {name} is a pointer, got {type(arg).__name__} {arg!r}")
+        return int(address)
+    if kind in _FLOATS:
+        if isinstance(arg, bool) or not isinstance(arg, int | float):
+            raise TypeError(f"{symbol}: {name} is {kind}, got {type(arg).__name__} {arg!r}")
+        try:
+            return int.from_bytes(struct.pack(_FLOATS[kind], arg), "little")
+        except OverflowError:
+            raise ValueError(f"{symbol}: {name} = {arg!r} does not fit {kind}") from None
+    bits = _INT_BITS.get(kind)
+    if bits is None:
+        raise TypeError(f"{symbol}: {name} has type {kind}, which cannot be passed")
+    if not isinstance(arg, int):
+        raise TypeError(f"{symbol}: {name} is {kind}, got {type(arg).__name__} {arg!r}")
+    low, high = (-(1 << bits - 1), 1 << bits - 1) if kind[0] == "i" else (0, 1 << bits)
+    if not low <= arg < high:
+        raise ValueError(f"{symbol}: {name} = {arg} does not fit {kind}")
+    return arg & 0xFFFFFFFFFFFFFFFF
+
+
+def buffers_of(launches: list[Launch]) -> "list[Buffer]":
+    """The distinct buffers behind the launches' arguments."""
+    found: dict[int, Buffer] = {}
+    for launch in launches:
+        for arg in launch.args:
+            buffer = getattr(arg, "buffer", arg)
+            if hasattr(buffer, "pin"):
+                found[id(buffer)] = buffer
+    return list(found.values())
+
+
+class Graph:
+    """Launches that run together. `run(**symbols)` gives every symbol a value and returns when all of them are done."""
+
+    def __init__(self, device: "Device", recorder: Recorder):
+        self.device = device
+        self.launches = recorder.launches
+        self.symbols = tuple(recorder.maxima)
+        self.maxima = tuple(recorder.maxima.values())
+        self._buffers: list[Buffer] = []
+        for buffer in buffers_of(recorder.launches):
+            if buffer.freed:
+                raise DeviceError(f"{buffer!r} is an argument of a recorded launch")
+            self._buffers.append(buffer)
+        for buffer in self._buffers:
+            buffer.pin(1)
+
+    def run(self, **symbols: int) -> None:
+        """Replay. Raises TypeError for a missing or unknown symbol, ValueError for one out of range."""
+        raise NotImplementedError
+
+    def symbol_error(self, symbols: "dict[str, int]") -> Exception:
+        """What is wrong with these symbols: their names, or one that is out of range."""
+        missing = [name for name in self.symbols if name not in symbols]
+        unknown = [name for name in symbols if name not in self.symbols]
+        if missing or unknown:
+            return TypeError(f"the graph's symbols are {', '.join(self.symbols) or 'none'}; "
+                             f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}")
+        for name, maximum in zip(self.symbols, self.maxima, strict=True):
+            if not isinstance(symbols[name], int):
+                return TypeError(f"symbol {name} = {symbols[name]!r} is not an integer")
+            if not 0 <= symbols[name] <= maximum:
+                return ValueError(f"symbol {name} = {symbols[name]} is not from 0 to {maximum}")
+        return DeviceError("a grid of the graph is negative or has more than 2^28 blocks")
+
+    def close(self) -> None:
+        """Release the graph; its buffers may be freed then. Closing twice does nothing."""
+        for buffer in self._buffers:
+            buffer.pin(-1)
+        self._buffers.clear()
+
+
+class Load:
+    """Jobs that run in the background, on threads of their own."""
+
+    total_bytes: int
+
+    @property
+    def done_bytes(self) -> int:
+        """Bytes read so far, for progress."""
+        raise NotImplementedError
+
+    @property
+    def finished(self) -> bool:
+        """Whether `wait` would return at once."""
+        raise NotImplementedError
+
+    def wait(self) -> None:
+        """Until all jobs are done. Raises FormatError when a file is shorter than a job says, DeviceError when reading fails."""
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        """Start no further job, and wait for those that run."""
+        raise NotImplementedError
+
+
+class Device:
+    """Memory, kernels and graphs of one processor. name: "cpu", "null", …; isa: the kernels' level; threads: of the pool."""
+
+    name: str
+    isa: str
+    threads: int
+
+    def alloc(self, nbytes: int, label: str = "other") -> "Buffer":
+        """Zero-filled memory, counted under `label`. Raises DeviceError when there is not enough."""
+        raise NotImplementedError
+
+    def memory(self) -> "dict[str, int]":
+        """Bytes in use by label."""
+        raise NotImplementedError
+
+    def program(self, symbol: str) -> Program:
+        """The kernel called `symbol`. Raises DeviceError, naming near ones, when there is none."""
+        raise NotImplementedError
+
+    def symbols(self) -> "list[str]":
+        """The kernels that this device has."""
+        raise NotImplementedError
+
+    def record(self) -> Recorder:
+        """A new recording."""
+        return Recorder(self)
+
+    def run(self, record: "Callable[[Recorder], None]", **symbols: int) -> None:
+        """Record, run once, and drop: for tests and one-off work."""
+        recorder = self.record()
+        record(recorder)
+        graph = recorder.finish()
+        try:
+            graph.run(**symbols)
+        finally:
+            graph.close()
+
+    def _build(self, recorder: Recorder) -> Graph:
+        raise NotImplementedError
+
+    def load(self, jobs: "Sequence[LoadJob]", threads: int | None = None) -> Load:
+        """Start the jobs in the background, about in order. Keep files and destinations until `wait` returned."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Stop the device's threads. Its graphs and loads must be done."""
+        raise NotImplementedError
+
+    def __enter__(self) -> "Device":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

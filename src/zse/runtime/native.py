@@ -1,0 +1,124 @@
+"""The compiled libraries: where they are, how they are opened, and their C signatures.
+
+Libraries lie in the package's `_native` folder (or ZSE_NATIVE_DIR): `libzse_runtime.so`, and for each ISA level
+`libzse_kernels_<isa>.so` with its manifest `<isa>.json`.
+"""
+
+import ctypes
+import os
+from ctypes import POINTER, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+
+from zse import env
+from zse.errors import ConfigError, DeviceError
+from zse.runtime import isa
+
+STATUS = {-1: "invalid argument", -2: "out of memory", -3: "number out of range", -4: "cannot start a thread"}
+
+NO_LIBRARY = ("{path} is not there: the CPU libraries were not compiled; run `python -m zse.build` "
+              "(it needs a C compiler: {compiler})")
+
+
+class LaunchDesc(ctypes.Structure):
+    _fields_ = [("fn", c_void_p), ("first_arg", c_uint32), ("num_args", c_uint32), ("grid", c_int64 * 3),
+                ("depends", c_int32), ("min_chunk", c_int32)]
+
+
+class Patch(ctypes.Structure):
+    _fields_ = [("symbol", c_uint32), ("is_grid", c_uint32), ("target", c_uint32), ("reserved", c_uint32),
+                ("divisor", c_int64), ("factor", c_int64)]
+
+
+class LoadJobDesc(ctypes.Structure):
+    _fields_ = [("fn", c_void_p), ("offset", c_int64), ("nbytes", c_int64), ("fd", c_int32), ("first_arg", c_uint32),
+                ("num_args", c_uint32), ("reserved", c_uint32), ("grid", c_int64 * 3)]
+
+
+_SIGNATURES = {
+    "zse_pool_create": (c_void_p, [c_int32, POINTER(c_int32)]),
+    "zse_pool_destroy": (None, [c_void_p]),
+    "zse_graph_create": (c_void_p, [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64,
+                                    POINTER(c_int32)]),
+    "zse_graph_run": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_int64)]),
+    "zse_graph_destroy": (None, [c_void_p, c_void_p]),
+    "zse_load_start": (c_void_p, [c_void_p, c_int64, c_void_p, c_int64, c_int32, POINTER(c_int32)]),
+    "zse_load_bytes": (c_int64, [c_void_p]),
+    "zse_load_finished": (c_int32, [c_void_p]),
+    "zse_load_wait": (c_int64, [c_void_p, POINTER(c_int32), POINTER(c_int64)]),
+    "zse_load_cancel": (None, [c_void_p]),
+    "zse_cpu_features": (c_uint64, []),
+}
+
+_runtime: ctypes.CDLL | None = None
+
+
+def native_dir() -> str:
+    """The folder that holds the compiled libraries."""
+    return env.get("ZSE_NATIVE_DIR") or os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "_native")
+
+
+def compiler_hint() -> str:
+    """How to get a C compiler here."""
+    if os.uname().sysname == "Darwin":
+        return "`xcode-select --install`"
+    return "gcc or clang, e.g. `apt install gcc libc6-dev` or `dnf install gcc`"
+
+
+def open_library(path: str) -> ctypes.CDLL:
+    """dlopen with a clear DeviceError."""
+    if not os.path.exists(path):
+        raise DeviceError(NO_LIBRARY.format(path=path, compiler=compiler_hint()))
+    try:
+        return ctypes.CDLL(path)
+    except OSError as error:
+        raise DeviceError(f"cannot load {path}: {error}; run `python -m zse.build --force` to compile it again") from None
+
+
+def runtime() -> ctypes.CDLL:
+    """libzse_runtime, opened once, with its signatures set."""
+    global _runtime
+    if _runtime is None:
+        library = open_library(os.path.join(native_dir(), "libzse_runtime.so"))
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+        _runtime = library
+    return _runtime
+
+
+def check(call: str, status: int) -> None:
+    """DeviceError that names the call, unless `status` is 0."""
+    if status:
+        raise DeviceError(f"{call}: {STATUS.get(status, status)}")
+
+
+def choose_level() -> str:
+    """ZSE_ISA, or the best level that this CPU can run and that was compiled. Raises ConfigError or DeviceError."""
+    bits = runtime().zse_cpu_features()
+    here = isa.levels_of_machine()
+    forced = env.get("ZSE_ISA")
+    if forced:
+        if forced not in here:
+            raise ConfigError(f"ZSE_ISA={forced} is not a level of this machine; known: {', '.join(here) or 'none'}")
+        missing = isa.missing_features(forced, bits)
+        if missing:
+            raise ConfigError(f"ZSE_ISA={forced}: this CPU lacks {', '.join(missing)}")
+        return forced
+    runnable = isa.runnable_levels(bits)
+    if not runnable:
+        wanted = "; ".join(f"{name} needs {', '.join(isa.LEVELS[name][1])}" for name in here) or "supported: x86_64, arm64"
+        raise DeviceError(f"this CPU ({isa.machine()}: {', '.join(isa.feature_names(bits)) or 'no known feature'}) has no "
+                          f"kernel library; {wanted}")
+    for name in runnable:
+        if os.path.exists(kernel_library(name)):
+            return name
+    raise DeviceError(NO_LIBRARY.format(path=kernel_library(runnable[0]), compiler=compiler_hint()))
+
+
+def kernel_library(level: str) -> str:
+    """Path of the level's kernel library."""
+    return os.path.join(native_dir(), f"libzse_kernels_{level}.so")
+
+
+def manifest_path(level: str) -> str:
+    """Path of the level's manifest."""
+    return os.path.join(native_dir(), f"{level}.json")
