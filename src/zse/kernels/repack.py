@@ -6,12 +6,12 @@ Scales of Q4_K, Q5_K and Q6_K are products and are rounded to f16; everything el
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from zse.kernel import (
     Ptr, Variant, bf16, block_index, cast_ptr, convert, f16, f32, i8, i32, i64, inline, kernel, load, static, store, u8, u16, u32,
 )
 from zse.quant.scheme import TILE_ROWS as TILE
+from zse.runtime.load import LoadJob
 
 LOW, HIGH = 0x0F0F0F0F, -252645136      # 0xF0F0F0F0 as i32
 PIECE_BYTES = 1 << 20                   # a piece: large enough for the disk, small enough for a core's L2
@@ -215,17 +215,6 @@ def variants(target) -> list[Variant]:
     return found
 
 
-class LoadJob(NamedTuple):
-    """Read `nbytes` at `offset` of `fd`, then run `symbol` over `grid`; the bytes' address goes before `args`.
-    symbol None: the bytes go to the address args[0] as they are."""
-    fd: int
-    offset: int
-    nbytes: int
-    symbol: str | None
-    args: list
-    grid: tuple
-
-
 def weight_jobs(info, weight, *, first_row: int = 0, order=None, unit: int = TILE) -> Iterator[LoadJob]:
     """Jobs that fill rows [first_row, first_row + info's rows) of `weight` from one tensor of a file.
 
@@ -247,10 +236,10 @@ def weight_jobs(info, weight, *, first_row: int = 0, order=None, unit: int = TIL
         if info.layout == "ggml":
             args = [_at_tile(planes.get(name), tile) for name in ("q", "high", "scale", "offset")]
             yield LoadJob(*place, f"repack_{info.type.lower()}",
-                          [*args, *extra, row_bytes, count, width // 32, int(order is not None), unit], grid)
+                          [*args, *extra, row_bytes, count, width // 32, int(order is not None), unit], grid, field=info.name)
         else:
             yield LoadJob(*place, f"repack_dense_{8 * DENSE_BYTES[info.type]}",
-                          [_at_tile(planes["w"], tile), *extra, count, width, int(order is not None), unit], grid)
+                          [_at_tile(planes["w"], tile), *extra, count, width, int(order is not None), unit], grid, field=info.name)
 
 
 def _at_tile(plane, tile: int):
@@ -264,4 +253,4 @@ def vector_job(info, out, add: float = 0.0, order=None, unit: int = 1) -> LoadJo
     """The job that loads a 1-D tensor as f32 into `out`, with `add` on every element."""
     count = info.shape[0]
     return LoadJob(info.fd, info.offset, info.nbytes, f"convert_{info.type.lower()}",
-                   [out, order if order is not None else 0, count, float(add), int(order is not None), unit], (1,))
+                   [out, order if order is not None else 0, count, float(add), int(order is not None), unit], (1,), field=info.name)

@@ -254,11 +254,11 @@ class CPULoad(Load):
         if failed < 0:
             return
         job = self._jobs[failed]
+        path = job.path or _path_of(job.fd)
         if code:
-            name = errno.errorcode.get(code, str(code))
-            raise DeviceError(f"{job.path or f'file {job.fd}'}: reading {job.nbytes} bytes at {job.offset} for {job.field} "
-                              f"(load job {failed}): {name}: {os.strerror(code)}")
-        raise FormatError(job.path or f"file {job.fd}", job.offset + got, job.field,
+            raise DeviceError(f"{path}: reading {job.nbytes} bytes at {job.offset} for {job.field} (load job {failed}): "
+                              f"{errno.errorcode.get(code, code)}: {os.strerror(code)}")
+        raise FormatError(path, job.offset + got, job.field,
                           f"the file ends here; {job.nbytes - got} more bytes expected (load job {failed})")
 
     def cancel(self) -> None:
@@ -270,3 +270,11 @@ class CPULoad(Load):
     def __del__(self) -> None:
         if getattr(self, "_load", None):
             self.cancel()                       # the threads write to buffers that are about to go
+
+
+def _path_of(fd: int) -> str:
+    """The open file's name where the system tells it."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return f"file {fd}"
