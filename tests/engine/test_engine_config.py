@@ -1,26 +1,29 @@
 import pytest
 
-from zse.engine.config import EngineConfig, default_threads, physical_cores, resolve
+from zse.engine.config import EngineConfig, resolve
 from zse.errors import ConfigError
 
 GIB = 1 << 30
 
 
-def resolved(model_context=8192, kv_values_per_token=11520, memory=8 * GIB, **options):
-    return resolve(EngineConfig(model="m.gguf", **options), model_context=model_context,
-                   kv_values_per_token=kv_values_per_token, memory_bytes=memory, cores=2)
+PAGE_BYTES = 16 * 11520 * 2   # SmolLM2 in f16
+
+
+def resolved(model_context=8192, page_bytes=PAGE_BYTES, memory=8 * GIB, **options):
+    return resolve(EngineConfig(model="m.gguf", **options), model_context=model_context, page_bytes=page_bytes,
+                   threads=2, memory_bytes=memory)
 
 
 def test_auto_takes_the_models_context_for_every_row():
     config = resolved()
     assert (config.max_context, config.num_pages, config.threads) == (8192, 8 * 512, 2)
-    assert config.kv_bytes == 8 * 8192 * 11520 * 2
+    assert config.kv_bytes == 8 * 512 * PAGE_BYTES
     assert "num_pages=4096" in config.describe()
 
 
 def test_the_cache_keeps_to_a_quarter_of_the_memory_but_holds_one_context():
     config = resolved(memory=4 * GIB)
-    assert config.max_context == 8192 and config.kv_bytes <= GIB < config.kv_bytes + 16 * 11520 * 2
+    assert config.max_context == 8192 and config.kv_bytes <= GIB < config.kv_bytes + PAGE_BYTES
     config = resolved(memory=512 << 20)
     assert config.max_context < 8192 and config.num_pages * 16 == config.max_context
     assert resolved(memory=512 << 20, max_context=8192).num_pages == 512
@@ -32,20 +35,16 @@ def test_given_pages_bound_the_context():
         resolved(num_pages=10, max_context=161)
 
 
-def test_f32_doubles_the_cache():
-    assert resolved(memory=64 * GIB, kv_dtype="f32").kv_bytes == 2 * resolved().kv_bytes
-
-
 def test_refusals():
     with pytest.raises(ConfigError, match="more than this model's context of 8192"):
         resolved(max_context=9000)
     with pytest.raises(ConfigError, match="takes 2160000 MiB, this machine has 8192 MiB"):
-        resolved(num_pages=1 << 22, kv_values_per_token=16875)
+        resolved(num_pages=1 << 22, page_bytes=16 * 16875 * 2)
 
 
 @pytest.mark.parametrize(("name", "value"), [
     ("threads", 0), ("threads", "2"), ("max_context", 1), ("max_rows", 0), ("max_rows", True), ("num_pages", -1),
-    ("max_tokens_per_step", 4), ("activations", "int4"), ("kv_dtype", "f64"), ("max_waiting", 0)])
+    ("max_tokens_per_step", 4), ("activations", "int4"), ("kv_dtype", "f64"), ("max_waiting", 0), ("max_memory", 0)])
 def test_bad_values_name_their_field(name, value):
     with pytest.raises(ConfigError, match=name):
         EngineConfig(model="m", **{name: value})
@@ -63,13 +62,3 @@ def test_arguments_round_trip():
 def test_bad_arguments(arguments, message):
     with pytest.raises(ConfigError, match=message):
         EngineConfig.from_arguments(arguments)
-
-
-def test_threads_come_from_the_environment(monkeypatch):
-    monkeypatch.setenv("ZSE_THREADS", "3")
-    assert default_threads(cores=8) == 3
-    monkeypatch.setenv("ZSE_THREADS", "many")
-    with pytest.raises(ConfigError, match="ZSE_THREADS"):
-        default_threads()
-    monkeypatch.delenv("ZSE_THREADS")
-    assert default_threads(cores=8) == 8 and physical_cores() >= 1

@@ -210,3 +210,9 @@ def test_a_broken_frame_ends_the_engine(start):
 def test_started_by_hand_it_says_who_starts_it():
     done = subprocess.run([sys.executable, "-m", "zse.engine.worker"], capture_output=True, text=True, timeout=20)
     assert done.returncode == 2 and "started by `zse serve`" in done.stderr
+def test_bad_options_are_fatal(start):
+    client = start("--modle", "x", worker=("-P", "-m", "zse.engine.worker"), ready=False)
+    fatal = client.receive()
+    assert isinstance(fatal, Fatal) and "unknown engine option --modle" in fatal.message and fatal.exit_code == 2
+
+

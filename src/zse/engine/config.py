@@ -1,30 +1,28 @@
 """What an engine is started with: frozen, validated once; resolve() replaces every "auto" by the value that is used."""
 
-import os
-
 import msgspec
 
-from zse import env
 from zse.cache.pages import PAGE, pages_for
 from zse.errors import ConfigError
 
 ACTIVATIONS = ("int8", "f32")
 KV_DTYPES = ("f16", "f32")
-KV_ITEM_BYTES = {"f16": 2, "f32": 4}
 
 # The KV cache may take this share of the machine's memory when nobody says how much. It is address space: a page
 # costs memory when its first token is written, so a short chat with a long-context model stays small.
 KV_MEMORY_SHARE = 0.25
-_NAMES_OF_INTS = ("threads", "max_context", "max_rows", "max_tokens_per_step", "num_pages", "max_waiting")
+_NAMES_OF_INTS = ("threads", "max_context", "max_rows", "max_tokens_per_step", "num_pages", "max_memory", "max_waiting")
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """model: path of a file or directory. None means auto: see resolve().
 
-    threads: CPU threads. max_context: prompt and reply together, in tokens. max_rows: requests that run at once.
+    threads: CPU threads (auto: ZSE_THREADS, else physical cores). max_context: prompt and reply together, in tokens.
+    max_rows: requests that run at once.
     max_tokens_per_step: tokens of one forward; longer prompts run in chunks of this. num_pages: KV pages of 16 tokens.
     activations: "int8" or "f32" inputs of matrix products. kv_dtype: "f16" or "f32".
-    max_waiting: requests that may queue behind the running ones.
+    quantize: "int4" or "int8": quantize dense matrices while loading. max_memory: bytes that weights, KV pages and
+    scratch may take together. max_waiting: requests that may queue behind the running ones.
     """
 
     model: str
@@ -35,6 +33,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     num_pages: int | None = None
     activations: str = "int8"
     kv_dtype: str = "f16"
+    quantize: str | None = None
+    max_memory: int | None = None
     max_waiting: int = 1024
 
     def __post_init__(self):
@@ -43,6 +43,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _range("max_rows", self.max_rows, 1, 1024)
         _range("max_tokens_per_step", self.max_tokens_per_step, 1, 8192)
         _range("num_pages", self.num_pages, 1, 1 << 22)
+        _range("max_memory", self.max_memory, 1, 1 << 50)
         _range("max_waiting", self.max_waiting, 1, 1 << 20)
         _choice("activations", self.activations, ACTIVATIONS)
         _choice("kv_dtype", self.kv_dtype, KV_DTYPES)
@@ -95,19 +96,18 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(f"{name}={getattr(self, name)}" for name in self.__struct_fields__ if name != "model")
 
 
-def resolve(config: EngineConfig, *, model_context: int, kv_values_per_token: int,
-            memory_bytes: int | None = None, cores: int | None = None) -> ResolvedConfig:
+def resolve(config: EngineConfig, *, model_context: int, page_bytes: int, threads: int,
+            memory_bytes: int) -> ResolvedConfig:
     """Fill in what is auto.
 
-    model_context: tokens that the model was made for. kv_values_per_token: numbers of K and V of one token in all
-    layers. memory_bytes, cores: of the machine, None to ask it.
+    model_context: tokens that the model was made for. page_bytes: K and V of one page in all layers. threads: what the
+    device runs with. memory_bytes: of the machine.
 
-    threads: ZSE_THREADS, else physical cores. max_context: the model's, less where a quarter of the memory does not
-    hold one such sequence. num_pages: max_rows whole contexts, within a quarter of the memory, at least one context.
+    max_context: the model's, less where a quarter of the memory does not hold one such sequence. num_pages: max_rows
+    whole contexts, within a quarter of the memory, at least one context.
     Raises ConfigError for a max_context beyond the model's, or one that num_pages or the memory cannot hold.
     """
-    memory = memory_bytes if memory_bytes is not None else physical_memory_bytes()
-    page_bytes = PAGE * kv_values_per_token * KV_ITEM_BYTES[config.kv_dtype]
+    memory = memory_bytes
     affordable = max(1, int(memory * KV_MEMORY_SHARE) // page_bytes)
     if config.max_context is not None and config.max_context > model_context:
         raise ConfigError(f"max_context {config.max_context} is more than this model's context of {model_context} "
@@ -127,44 +127,9 @@ def resolve(config: EngineConfig, *, model_context: int, kv_values_per_token: in
         raise ConfigError(f"a KV cache for {num_pages * PAGE} tokens takes {kv_bytes >> 20} MiB, this machine has "
                           f"{memory >> 20} MiB; lower max_context or num_pages")
     return ResolvedConfig(
-        model=config.model, threads=config.threads or default_threads(cores), max_context=max_context,
+        model=config.model, threads=threads, max_context=max_context,
         max_rows=config.max_rows, max_tokens_per_step=config.max_tokens_per_step, num_pages=num_pages,
         activations=config.activations, kv_dtype=config.kv_dtype, max_waiting=config.max_waiting, kv_bytes=kv_bytes)
-
-
-def default_threads(cores: int | None = None) -> int:
-    """ZSE_THREADS, else the physical cores that this process may use. Raises ConfigError for a bad ZSE_THREADS."""
-    text = env.get("ZSE_THREADS")
-    if text:
-        threads = _integer("ZSE_THREADS", text)
-        _range("ZSE_THREADS", threads, 1, 1024)
-        return threads
-    return cores or physical_cores()
-
-
-def physical_cores() -> int:
-    """Physical cores among the CPUs this process may run on (SMT siblings count once), within its cgroup's limit."""
-    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    siblings = {_read(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in usable}
-    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
-    if quota.isdigit() and period.isdigit() and int(period):
-        return max(1, min(len(siblings), -(-int(quota) // int(period))))
-    return len(siblings)
-
-
-def physical_memory_bytes() -> int:
-    """Memory of the machine, or of this process's cgroup where that is less."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = _read("/sys/fs/cgroup/memory.max")
-    return min(memory, int(limit)) if limit.isdigit() else memory
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path) as file:
-            return file.read().strip()
-    except OSError:
-        return ""   # not Linux, or no cgroup v2: the caller has a fallback
 
 
 def _integer(name: str, text: str) -> int:

@@ -2,9 +2,11 @@
 
 import os
 import time
+from array import array
 
 from zse.engine.metrics import EngineMetrics
 from zse.sampling.params import SamplingParams
+from zse.sampling.validate import check_params
 from zse.scheduler.scheduler import Output, Scheduler
 
 
@@ -18,6 +20,7 @@ class Engine:
 
     def submit(self, id: int, prompt: list[int], params: SamplingParams) -> None:
         """Queue a request. Raises RequestError when it is refused."""
+        check_params(params)
         seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(8), "little")
         self.scheduler.submit(id, prompt, params, seed=seed & 0xFFFFFFFFFFFFFFFF, now=self._clock())
 
@@ -38,6 +41,17 @@ class Engine:
         sampled = self.runner.run(batch)
         self.metrics.record_step(batch.num_tokens, batch.num_samples, time.perf_counter() - start)
         return self.scheduler.commit(batch, sampled)
+
+    def score(self, token_ids: list[int]):
+        """Teacher forcing of one sequence beside the requests: yields (start, logprobs, top1, logits) as Runner.score.
+
+        Raises RequestError for ids outside the vocabulary, a sequence beyond the context, or pages that are taken.
+        """
+        pages = self.scheduler.borrow_pages(token_ids)
+        try:
+            yield from self.runner.score(array("i", token_ids), pages)
+        finally:
+            self.scheduler.return_pages(pages)
 
     def close(self) -> None:
         """Drop every request and free the device."""

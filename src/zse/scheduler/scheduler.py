@@ -86,6 +86,7 @@ class Scheduler:
         self._submitted_at: dict[int, float] = {}   # id → time, until first scheduled
         self._in_flight: Batch | None = None
         self._retired: list[tuple[int, list[int]]] = []   # (row, pages) of requests that left while in flight
+        self._borrowed: list[list[int]] = []
 
     # -- requests in
 
@@ -117,10 +118,13 @@ class Scheduler:
             raise RequestError("the prompt has no tokens", code="invalid_value", param="prompt")
         named = (("prompt", prompt), ("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ()))
         for param, ids in named:
-            if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
-                bad = next(id for id in ids if not 0 <= id < self.vocab_size)
-                raise RequestError(f"token id {bad} is outside this model's vocabulary of {self.vocab_size}",
-                                   code="invalid_token_id", param=param)
+            self._check_ids(param, ids)
+
+    def _check_ids(self, param: str, ids) -> None:
+        if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
+            bad = next(id for id in ids if not 0 <= id < self.vocab_size)
+            raise RequestError(f"token id {bad} is outside this model's vocabulary of {self.vocab_size}",
+                               code="invalid_token_id", param=param)
 
     def _admissible_length(self, prompt_len: int, max_tokens: int | None) -> int:
         """Most tokens, prompt included, that the request may reach. RequestError when that is beyond the context
@@ -147,6 +151,22 @@ class Scheduler:
         self.counters.cancelled += 1
         self._leave(request)
         return True
+
+    def borrow_pages(self, token_ids: list[int]) -> list[int]:
+        """Pages for a sequence that runs beside the requests (teacher forcing), until return_pages(). Raises
+        RequestError for bad ids, or when too few pages are free."""
+        self._check_ids("token_ids", token_ids)
+        pages = self.cache.allocator.allocate(pages_for(len(token_ids)))
+        if pages is None:
+            raise RequestError(f"{len(token_ids)} tokens need more KV pages than are free ({self.cache.num_free} of "
+                               f"{self.cache.num_pages}); wait for running requests", status=503, type="server_error",
+                               code="overloaded")
+        self._borrowed.append(pages)
+        return pages
+
+    def return_pages(self, pages: list[int]) -> None:
+        self._borrowed.remove(pages)
+        self.cache.release_pages(pages)
 
     # -- a step
 
@@ -304,7 +324,7 @@ class Scheduler:
 
     def check_integrity(self) -> list[str]:
         """What is wrong, one line each; empty when every invariant holds. Cheap enough for tests after every step."""
-        problems = self.cache.check_integrity([pages for _, pages in self._retired])
+        problems = self.cache.check_integrity([*(pages for _, pages in self._retired), *self._borrowed])
         live = {*self._waiting, *self._running}
         if len(live) != len(self._waiting) + len(self._running) or live != set(self._requests.values()):
             problems.append("a request stands in two lists, or in none")

@@ -1,0 +1,331 @@
+"""Offline use: `from zse import LLM, SamplingParams`. The engine runs in the calling process and thread."""
+
+import os
+from collections import deque
+from typing import NamedTuple
+
+from zse.engine.metrics import Phases, since_exec_clock
+
+_clock = since_exec_clock()   # taken when this module is imported: the earlier, the truer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+    from zse.sampling.params import SamplingParams
+
+    Prompt = str | Sequence[int]
+
+
+class Output(NamedTuple):
+    """A finished reply. text: without stop string and control tokens. token_ids: all sampled ones, the end token too.
+    finish_reason: "stop" or "length". logprobs: a TokenLogprob (logprob, top) for each token, when asked for."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    logprobs: "list | None"
+    prompt_token_ids: list[int]
+
+
+class Delta(NamedTuple):
+    """What a step added to a reply. text may be "" while a character or a possible stop string is incomplete.
+    finish_reason: None until the last one."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None
+    logprobs: "list | None" = None
+
+
+class Scores(NamedTuple):
+    """Teacher-forced results over n token ids: n - 1 entries, entry i about token i + 1 given those before it.
+    logprobs: of the given token; top1: the likeliest token."""
+
+    logprobs: list[float]
+    top1: list[int]
+
+
+class LLM:
+    """A model in this process.
+
+        with LLM("smollm2") as llm:
+            print(llm.chat([{"role": "user", "content": "Hello!"}]).text)
+
+    model: a name of the store, or a path. threads: default ZSE_THREADS, else physical cores. activations: "int8" or
+    "f32". kv_dtype: "f16" or "f32". max_context: tokens of prompt and reply (default: the model's). max_rows: requests
+    that run as one batch. Further options are EngineConfig's. Raises ZSEError with one line that says what is wrong.
+
+    Not for several threads at once; several streams may be read in turns.
+    """
+
+    def __init__(self, model: "str | os.PathLike", *, threads: int | None = None, max_context: int | None = None,
+                 max_rows: int = 8, activations: str = "int8", kv_dtype: str = "f16", **options):
+        self._phases = phases = Phases(_clock)
+        phases.mark("interpreter and command line")
+        import threading
+
+        from zse.engine.config import EngineConfig
+        from zse.engine.load import load_engine
+        from zse.formats import store
+        config = EngineConfig(model=str(store.resolve(model)), threads=threads, max_context=max_context,
+                              max_rows=max_rows, activations=activations, kv_dtype=kv_dtype, **options)
+        phases.mark("imports")
+        self._tokenizer = self._template = self._tokenizer_error = None
+        self._tokenizer_thread: threading.Thread | None = None
+
+        def start_tokenizer(source) -> None:
+            self._has_template = source.chat_template is not None
+            # Reading the vocabulary is C code without the interpreter lock, beside the reading of weights.
+            self._tokenizer_thread = threading.Thread(target=self._load_tokenizer, args=(source,), daemon=True)
+            self._tokenizer_thread.start()
+
+        self._loaded = load_engine(config, phases, start_tokenizer)
+        self._engine = self._loaded.engine
+        self._next_id = 0
+        self._streams: dict[int, deque] = {}   # id → scheduler outputs that its stream has not taken yet
+
+    # -- what is loaded
+
+    @property
+    def config(self):
+        """The ResolvedConfig in use."""
+        return self._loaded.config
+
+    @property
+    def model_config(self):
+        """The model's ModelConfig."""
+        return self._loaded.model_config
+
+    @property
+    def vocab_size(self) -> int:
+        return self._loaded.model_config.vocab_size
+
+    @property
+    def memory_bytes(self) -> dict[str, int]:
+        """Planned bytes by label; KV pages and scratch count in full though they are touched only when used."""
+        return self._loaded.memory_bytes
+
+    @property
+    def phases_ms(self) -> dict[str, float]:
+        """Start-up phases: name → milliseconds since exec, in the order in which they ended."""
+        return self._phases.ms
+
+    def metrics(self) -> dict[str, float]:
+        """Totals since the start: steps, tokens, seconds in steps, and the scheduler's counters."""
+        return {**self._engine.metrics.snapshot(), **self._engine.scheduler.counters.snapshot()}
+
+    @property
+    def tokenizer(self):
+        """The model's tokenizer (zse.tokenizer). Raises FormatError when the model has none that can be read."""
+        self._join_tokenizer()
+        if self._tokenizer_error is not None:
+            raise self._tokenizer_error
+        return self._tokenizer
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._has_template
+
+    def _load_tokenizer(self, source) -> None:
+        from zse.errors import ZSEError
+        try:
+            from zse.tokenizer.load import load_tokenizer
+            self._tokenizer = load_tokenizer(source)
+            self._phases.mark("tokenizer loaded")
+        except ZSEError as error:
+            self._tokenizer_error = error   # token ids still work; whoever needs text gets the error
+        except BaseException as error:
+            self._tokenizer_error = error
+            raise
+
+    def _join_tokenizer(self) -> None:
+        thread, self._tokenizer_thread = self._tokenizer_thread, None
+        if thread is not None:
+            thread.join()
+
+    def _chat_template(self):
+        from zse.errors import UnsupportedError
+        if self._template is None:
+            if not self._has_template:
+                raise UnsupportedError("chat with", self.config.model, ["generate() and stream(): a base model has no "
+                                                                        "chat template"])
+            from zse.tokenizer.chat_template import ChatTemplate
+            self._template = ChatTemplate(self._loaded.source.chat_template, self.tokenizer)
+        return self._template
+
+    # -- replies
+
+    def generate(self, prompts: "Prompt | Sequence[Prompt]",
+                 params: "SamplingParams | Sequence[SamplingParams] | None" = None) -> list[Output]:
+        """A reply to each prompt (text, or token ids), run as one batch. params: one for all, or one for each prompt.
+        Raises RequestError for a prompt or parameter that is refused; nothing of the call runs on then."""
+        if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+            prompts = [prompts]   # type: ignore[list-item]
+        params = self._params_of(params, len(prompts))
+        ids = [self._encode(prompt) for prompt in prompts]
+        replies = []
+        try:
+            for prompt, wanted in zip(ids, params, strict=True):
+                replies.append(_Reply(self, prompt, wanted))
+            while any(reply.finish_reason is None for reply in replies):
+                self._step()
+                for reply in replies:
+                    reply.take()
+        finally:
+            for reply in replies:
+                reply.close()
+        return [reply.output() for reply in replies]
+
+    def stream(self, prompt: "Prompt", params: "SamplingParams | None" = None) -> "Iterator[Delta]":
+        """The reply to one prompt as it is made. Closing the iterator stops it."""
+        return self._stream(self._encode(prompt), params)
+
+    def chat(self, messages: "list[dict]", params: "SamplingParams | None" = None) -> Output:
+        """The reply to a conversation: [{"role": "user", "content": ...}, ...]."""
+        return self.generate([self.encode_chat(messages)], params)[0]
+
+    def stream_chat(self, messages: "list[dict]", params: "SamplingParams | None" = None) -> "Iterator[Delta]":
+        """chat(), streamed."""
+        return self._stream(self.encode_chat(messages), params)
+
+    def encode_chat(self, messages: "list[dict]") -> list[int]:
+        """Token ids of a conversation, up to where the reply begins. Control tokens in a message stay plain text."""
+        rendered = self._chat_template().render(messages, add_generation_prompt=True)
+        return self.tokenizer.encode(rendered.text, special=True, add_bos=False, barriers=rendered.barriers)
+
+    def _stream(self, prompt: list[int], params) -> "Iterator[Delta]":
+        # Submitted now, not at the first next(): a refusal is raised by the call that made it.
+        return self._deltas(_Reply(self, prompt, self._params_of(params, 1)[0]))
+
+    def _deltas(self, reply: "_Reply") -> "Iterator[Delta]":
+        try:
+            while reply.finish_reason is None:
+                if not self._streams[reply.id]:
+                    self._step()
+                for delta in reply.take():
+                    yield delta
+        finally:
+            reply.close()
+
+    def _encode(self, prompt: "Prompt") -> list[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def _params_of(self, params, count: int) -> list:
+        from zse.sampling.params import SamplingParams
+        if params is None:
+            params = SamplingParams()
+        if isinstance(params, SamplingParams):
+            return [params] * count
+        if len(params) != count:
+            raise ValueError(f"{len(params)} SamplingParams for {count} prompts")
+        return list(params)
+
+    def _submit(self, prompt: list[int], params) -> int:
+        id = self._next_id
+        self._engine.submit(id, prompt, params)
+        self._next_id += 1
+        self._streams[id] = deque()
+        return id
+
+    def _step(self) -> None:
+        for output in self._engine.step():
+            self._streams[output.id].append(output)
+
+    # -- log-probabilities of given text
+
+    def logits_of(self, token_ids: "Sequence[int]") -> "Iterator[tuple[int, Any]]":
+        """Teacher forcing: yields (start, logits) chunk by chunk; logits f32 [n, vocab_size] (a NumPy copy), line i for
+        the token after token_ids[start + i]. Raises RequestError for ids or lengths that do not fit."""
+        import numpy
+        for start, _, _, logits in self._engine.score(list(token_ids)):
+            yield start, numpy.array(logits, dtype=numpy.float32).reshape(-1, self.vocab_size)
+
+    def logprobs_of(self, token_ids: "Sequence[int]") -> Scores:
+        """log p(token i + 1 | tokens 0..i) for every i, and the likeliest tokens. Raises RequestError as logits_of()."""
+        logprobs: list[float] = []
+        top1: list[int] = []
+        for _, some, ids, _ in self._engine.score(list(token_ids)):
+            logprobs += some
+            top1 += ids
+        return Scores(logprobs[:-1], top1[:-1])
+
+    def perplexity(self, token_ids: "Sequence[int]") -> float:
+        """exp of the mean negative log-probability of token_ids[1:]. ValueError for fewer than two ids."""
+        if len(token_ids) < 2:
+            raise ValueError("perplexity needs at least two token ids")
+        from math import exp, fsum
+        logprobs = self.logprobs_of(token_ids).logprobs
+        return exp(-fsum(logprobs) / len(logprobs))
+
+    # -- the end
+
+    def close(self) -> None:
+        """Stop the threads and give the memory back. Closing twice does nothing."""
+        engine, self._engine = self._engine, None
+        if engine is None:
+            return
+        self._join_tokenizer()
+        engine.close()
+        self._loaded.source.close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.close()
+
+
+class _Reply:
+    """One request: its tokens and text so far. take() turns the engine's outputs into deltas."""
+
+    def __init__(self, llm: LLM, prompt: list[int], params):
+        self._llm, self._params, self._prompt = llm, params, prompt
+        self.id = llm._submit(prompt, params)
+        self.finish_reason: str | None = None
+        self._tokens: list[int] = []
+        self._logprobs: list | None = None if params.logprobs is None else []
+        self._text: list[str] = []
+        self._detokenizer = None
+
+    def take(self) -> list[Delta]:
+        """Deltas of the outputs that came since last time. Raises RequestError when the request failed."""
+        deltas = []
+        waiting = self._llm._streams.get(self.id)
+        while waiting and self.finish_reason is None:
+            deltas.append(self._delta(waiting.popleft()))
+        return deltas
+
+    def _delta(self, output) -> Delta:
+        if output.finish == "error":
+            from zse.errors import RequestError
+            raise RequestError("the model gave numbers that are not finite", status=500, type="server_error",
+                               code="numerical_error")
+        if self._detokenizer is None:   # here, not at submission: text may be wanted of token ids without a tokenizer
+            from zse.tokenizer.detokenize import IncrementalDetokenizer
+            self._detokenizer = IncrementalDetokenizer(self._llm.tokenizer, stop=self._params.stop)
+        detokenizer, text = self._detokenizer, ""
+        # The token that ended the reply is no part of its text.
+        for token in output.tokens[:-1] if output.finish == "stop" else output.tokens:
+            text += detokenizer.push(token)
+        if detokenizer.stopped:
+            self.finish_reason = "stop"
+            self._llm._engine.cancel(self.id)
+        elif output.finish:
+            text += detokenizer.finish()
+            self.finish_reason = "stop" if detokenizer.stopped else output.finish
+        self._tokens += output.tokens
+        if self._logprobs is not None and output.logprobs:
+            self._logprobs += output.logprobs
+        self._text.append(text)
+        return Delta(text, output.tokens, self.finish_reason, output.logprobs)
+
+    def output(self) -> Output:
+        return Output("".join(self._text), self._tokens, self.finish_reason or "stop", self._logprobs, self._prompt)
+
+    def close(self) -> None:
+        """Forget the request, stopping it if it still runs."""
+        if self._llm._streams.pop(self.id, None) is not None and self.finish_reason is None:
+            if self._llm._engine is not None:
+                self._llm._engine.cancel(self.id)

@@ -1,0 +1,148 @@
+"""The sampler's parameters on the device: one line for each row of logits, rewritten only when the row's request changes.
+
+The draws themselves are kernels (zse.kernels.sample). What is random depends on the request's seed and the position of
+the token alone, so a request gives the same tokens alone, in a batch, and after a preemption.
+"""
+
+from array import array
+
+from zse.dtypes import ITEM_BYTES
+from zse.kernels.sample import sample, sample_tensors
+from zse.sampling.validate import MAX_LOGIT_BIAS_ENTRIES
+from zse.tensor import Tensor
+
+_NEUTRAL = (1.0, 0.0, 0.0)   # repetition, presence, frequency
+
+
+class SamplerState:
+    """max_rows: lines. max_tokens: tokens that the requests of one step can have together, prompts included."""
+
+    def __init__(self, device, vocab_size: int, *, max_rows: int, max_tokens: int):
+        shapes = sample_tensors(max_rows, vocab_size, max_rows * MAX_LOGIT_BIAS_ENTRIES, max_tokens)
+        self._tensors = {name: _new(device, dtype, shape) for name, (dtype, shape) in shapes.items()}
+        self._views = views = {name: tensor.view() for name, tensor in self._tensors.items()}
+        self._tokens, self._status, self._counter = views["tokens"], views["status"], views["counter"]
+        self._requests: list = [None] * max_rows   # whose parameters each line holds
+        self._batch: list = []
+        self._biased: list = []                    # requests that the bias lists hold, in line order
+        self._histories: dict[int, _History] = {}  # by arrival, of requests with penalties
+        self._num_seen = 0
+
+    def record(self, recorder, logits) -> None:
+        """Record sampling from `logits` f32 [rows, vocab_size]."""
+        sample(recorder, logits, **self._tensors)
+
+    def prepare(self, requests: list) -> None:
+        """Line i samples for requests[i] (scheduler Requests) in the next replay."""
+        self._batch = requests
+        mine, counter = self._requests, self._counter
+        for line, request in enumerate(requests):
+            counter[line] = len(request.tokens)
+            if mine[line] is not request:
+                self._write_parameters(line, request)
+        self._write_biases(requests)
+        self._write_seen(requests)
+
+    def read(self) -> list[tuple[int, tuple[float, list[tuple[int, float]]] | None]]:
+        """(token, None or (logprob, [(token, logprob), ...])) of each line; token -1 where the logits were not finite."""
+        results = []
+        for line, request in enumerate(self._batch):
+            if self._status[line]:
+                results.append((-1, None))
+            elif request.params.logprobs is None:
+                results.append((self._tokens[line], None))
+            else:
+                results.append((self._tokens[line], self._logprobs(line, request.params.logprobs)))
+        return results
+
+    def _logprobs(self, line: int, wanted: int) -> tuple[float, list[tuple[int, float]]]:
+        views = self._views
+        first = line * self._tensors["top_ids"].shape[1]
+        ids, values = views["top_ids"][first:first + wanted], views["top_logprobs"][first:first + wanted]
+        return views["logprob"][line], [(id, value) for id, value in zip(ids, values, strict=True) if id >= 0]
+
+    def _write_parameters(self, line: int, request) -> None:
+        params, views = request.params, self._views
+        views["temperature"][line] = params.temperature
+        views["top_k"][line] = params.top_k
+        views["top_p"][line] = params.top_p
+        views["min_p"][line] = params.min_p
+        views["repetition"][line] = params.repetition_penalty
+        views["presence"][line] = params.presence_penalty
+        views["frequency"][line] = params.frequency_penalty
+        views["seed"][line] = request.seed
+        views["num_logprobs"][line] = -1 if params.logprobs is None else params.logprobs
+        self._requests[line] = request
+
+    def _write_biases(self, requests: list) -> None:
+        if not self._biased and not any(request.params.logit_bias for request in requests):
+            return   # none now and none before: the lists are empty
+        if self._biased == requests:
+            return
+        starts, ids, values = self._views["bias_start"], self._views["bias_ids"], self._views["bias_values"]
+        at = 0
+        for line, request in enumerate(requests):
+            for token, bias in (request.params.logit_bias or {}).items():
+                ids[at], values[at] = token, bias
+                at += 1
+            starts[line + 1] = at
+        self._biased = list(requests) if at else []
+
+    def _write_seen(self, requests: list) -> None:
+        penalized = [request for request in requests if _penalties(request.params) != _NEUTRAL]
+        if not penalized:
+            if self._num_seen or self._histories:
+                starts = self._views["seen_start"]
+                starts[:] = array("i", bytes(4 * len(starts)))
+                self._num_seen = 0
+                self._histories.clear()
+            return
+        before, self._histories = self._histories, {}
+        starts, ids, counts = self._views["seen_start"], self._views["seen_ids"], self._views["seen_counts"]
+        at = 0
+        for line, request in enumerate(requests):
+            if _penalties(request.params) != _NEUTRAL:
+                history = self._histories[request.arrival] = before.get(request.arrival) or _History(request)
+                history.update(request)
+                end = at + len(history.ids)
+                ids[at:end], counts[at:end] = history.ids, history.counts
+                at = end
+            starts[line + 1] = at
+        self._num_seen = at
+
+
+class _History:
+    """The distinct tokens that penalties look at and how often each was sampled."""
+
+    __slots__ = ("counts", "ids", "places", "seen")
+
+    def __init__(self, request):
+        self.ids, self.counts = array("i"), array("i")
+        self.places: dict[int, int] = {}
+        # Presence and frequency look at the reply, repetition at the prompt too.
+        self.seen = 0 if request.params.repetition_penalty != 1.0 else request.prompt_len
+
+    def update(self, request) -> None:
+        """Take in the tokens that came since last time."""
+        tokens = request.tokens
+        for position in range(self.seen, len(tokens)):
+            token = tokens[position]
+            place = self.places.get(token)
+            if place is None:
+                place = self.places[token] = len(self.ids)
+                self.ids.append(token)
+                self.counts.append(0)
+            if position >= request.prompt_len:
+                self.counts[place] += 1
+        self.seen = len(tokens)
+
+
+def _penalties(params) -> tuple[float, float, float]:
+    return params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+
+
+def _new(device, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    count = ITEM_BYTES[dtype]
+    for size in shape:
+        count *= size
+    return Tensor(device.alloc(count, label="sampler"), shape, dtype)
