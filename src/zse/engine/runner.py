@@ -137,7 +137,9 @@ class Runner:
             recorder = self.device.record()
             logits = self.decoder.record(recorder, max_tokens=size, every_token=kind != "mixed")
             if kind == "score":
-                logprob_rows(recorder, logits, self._targets, self._target_logprob, self._argmax)
+                rows = logits.shape[0]
+                logprob_rows(recorder, logits, self._targets.with_rows(rows), self._target_logprob.with_rows(rows),
+                             self._argmax.with_rows(rows))
             else:
                 self.sampler.record(recorder, logits)
             graph = self._graphs[kind, size] = recorder.finish()
