@@ -749,7 +749,7 @@ def _bits(type: ir.Type) -> int:
 
 
 def _dtype(type: ir.Scalar) -> DType:
-    return DType(type)
+    return DType(type.name, type.kind, type.bits)
 
 
 def stage(kernel: Kernel, statics: dict[str, object], symbol: str, target) -> ir.Function:

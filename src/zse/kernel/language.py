@@ -6,28 +6,41 @@ A kernel is written as a Python function and never called: `specialize` stages i
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from zse.kernel import ir
+# Launchers live beside kernels, so an engine that starts imports this module; the IR is for whoever compiles.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from zse.kernel import ir
 
 
 class DType:
     """A scalar type as a compile-time value. `T.x(n)` is its vector type; `T(value)` converts (in a kernel)."""
 
-    def __init__(self, type: ir.Scalar):
-        self.ir = type
+    def __init__(self, name: str, kind: str, bits: int):
+        self.name, self.kind, self.bits = name, kind, bits
+
+    @property
+    def ir(self) -> "ir.Scalar":
+        from zse.kernel import ir
+        return ir.Scalar(self.name, self.kind, self.bits)
 
     def x(self, lanes: int) -> "VectorType":
         """The vector type of `lanes` (a power of two) elements."""
-        return VectorType(ir.Vector(self.ir, lanes))
+        return VectorType(self, lanes)
 
     def __repr__(self) -> str:
-        return self.ir.name
+        return self.name
 
 
 class VectorType:
     """A vector type as a compile-time value; calling it in a kernel converts or splats."""
 
-    def __init__(self, type: ir.Vector):
-        self.ir = type
+    def __init__(self, elem: DType, lanes: int):
+        self.elem, self.lanes = elem, lanes
+
+    @property
+    def ir(self) -> "ir.Vector":
+        from zse.kernel import ir
+        return ir.Vector(self.elem.ir, self.lanes)
 
     def __repr__(self) -> str:
         return str(self.ir)
@@ -39,8 +52,9 @@ class PointerType:
     elem: DType | str
     const: bool
 
-    def resolve(self, statics: dict[str, object]) -> ir.Pointer:
+    def resolve(self, statics: dict[str, object]) -> "ir.Pointer":
         """The IR type once the statics are known."""
+        from zse.kernel import ir
         dtype = statics[self.elem] if isinstance(self.elem, str) else self.elem
         assert isinstance(dtype, DType), f"Ptr[{self.elem!r}]: the static is {dtype!r}, not a type"
         return ir.Pointer(dtype.ir, self.const)
@@ -58,14 +72,14 @@ class _PointerMaker:
 
 Ptr = _PointerMaker()
 
-i8, u8 = DType(ir.Scalar("i8", "int", 8)), DType(ir.Scalar("u8", "uint", 8))
-i16, u16 = DType(ir.Scalar("i16", "int", 16)), DType(ir.Scalar("u16", "uint", 16))
-i32, u32 = DType(ir.Scalar("i32", "int", 32)), DType(ir.Scalar("u32", "uint", 32))
-i64, u64 = DType(ir.I64), DType(ir.Scalar("u64", "uint", 64))
-f16, bf16 = DType(ir.Scalar("f16", "float", 16)), DType(ir.Scalar("bf16", "float", 16))
-f32, f64 = DType(ir.Scalar("f32", "float", 32)), DType(ir.Scalar("f64", "float", 64))
-bool_ = DType(ir.BOOL)
-DTYPES = {dtype.ir.name: dtype for dtype in (i8, u8, i16, u16, i32, u32, i64, u64, f16, bf16, f32, f64, bool_)}
+i8, u8 = DType("i8", "int", 8), DType("u8", "uint", 8)
+i16, u16 = DType("i16", "int", 16), DType("u16", "uint", 16)
+i32, u32 = DType("i32", "int", 32), DType("u32", "uint", 32)
+i64, u64 = DType("i64", "int", 64), DType("u64", "uint", 64)
+f16, bf16 = DType("f16", "float", 16), DType("bf16", "float", 16)
+f32, f64 = DType("f32", "float", 32), DType("f64", "float", 64)
+bool_ = DType("bool_", "bool", 8)
+DTYPES = {dtype.name: dtype for dtype in (i8, u8, i16, u16, i32, u32, i64, u64, f16, bf16, f32, f64, bool_)}
 
 
 class StaticIterable:
