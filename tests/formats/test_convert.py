@@ -184,6 +184,18 @@ def test_interleaved_rows_in_chunks(tmp_path, monkeypatch):
             assert np.array_equal(values(after, tensor.name), expected)
 
 
+def test_blocks_that_are_no_matrix(tmp_path):
+    tensors = [Tensor("v", "Q8_0", (64,)), Tensor("cube", "Q5_1", (3, 2, 64)), Tensor("k", "Q6_K", (256,))]
+    (tmp_path / "a.gguf").write_bytes(gguf([], tensors))
+    verify(tmp_path / "a.gguf")
+    convert(tmp_path / "a.gguf", tmp_path / "a.zse")
+    with open_model(tmp_path / "a.zse") as source:
+        for tensor in tensors:
+            assert (source.tensors[tensor.name].type, source.tensors[tensor.name].shape) == ("F32", tensor.shape)
+            expected = dequantize(tensor.type, tensor.data, tensor.shape)
+            assert source.read(tensor.name) == expected.tobytes()
+
+
 def test_rows_that_are_no_heads_are_refused(tmp_path):
     (tmp_path / "q.gguf").write_bytes(gguf(llama_metadata(), [Tensor("blk.0.attn_q.weight", "F32", (36, 32))]))
     with pytest.raises(FormatError, match="36 rows are not 4 heads"):

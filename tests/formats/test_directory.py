@@ -130,6 +130,12 @@ def test_a_template_that_is_no_text(folder):
         open_model(folder)
 
 
+def test_weights_quantized_by_others_are_named(folder):
+    (folder / "config.json").write_text('{"quantization_config": {"quant_method": "awq"}}')
+    with pytest.raises(UnsupportedError, match="quantization method 'awq' is not supported"):
+        open_model(folder)
+
+
 def test_missing_files(folder):
     (folder / "model.safetensors").unlink()
     with pytest.raises(FormatError, match="model.safetensors: is missing"):

@@ -15,7 +15,7 @@ def test_numbers():
     magic = re.search(r"magic `([0-9A-F ]+)`", TEXT)[1]
     assert bytes.fromhex(magic) == zse.MAGIC
     assert f"1 to {zse.MAX_SECTIONS}" in TEXT and f"version, {zse.VERSION}" in TEXT
-    assert zse.HEADER.size == zse.ENTRY.size == 64 and zse.MAX_SMALL_BYTES == 64 << 20
+    assert zse.HEADER.size == zse.ENTRY.size == 64 and f"{zse.MAX_SMALL_BYTES >> 20} MiB for a section" in TEXT
     assert f"{zse.MAX_TENSORS:,} tensors" in TEXT and f"{zse.MAX_NAME_BYTES:,} bytes for a name" in TEXT
     assert f"{MIN_ELEMENTS:,} elements or {MIN_ROWS} rows" in TEXT
 

@@ -127,10 +127,14 @@ class _Job:
                 yield offset + start // TILE_ROWS * tile_bytes, planes[plane.name].tobytes()
 
     def _row_pieces(self, chunk: int) -> Iterator[tuple[int, bytes]]:
+        from zse.formats.gguf_blocks import dequantize
         from zse.formats.matrix import read_raw_rows, row_bytes, rows_f32
         info = self.info
         if not info.shape:
             yield 0, self.model.read(info)
+            return
+        if info.layout == "ggml" and len(info.shape) == 1:      # a vector of blocks has no rows to go by
+            yield 0, dequantize(info.type, self.model.read(info), info.shape).tobytes()
             return
         out_row_bytes = self.planned.nbytes // info.shape[0]
         for start in range(0, info.shape[0], chunk):

@@ -22,8 +22,8 @@ class ModelFile:
 
     def __init__(self, path: str | os.PathLike):
         """Opens `path`. FormatError for anything but a regular file: devices, pipes, directories, sparse giants."""
-        self.path = os.fspath(path)
         self.fd = -1
+        self.path = os.fspath(path)
         try:
             # stat comes first because opening a device may act on it; fstat again because the name may have moved.
             _check_regular(self.path, os.stat(self.path))

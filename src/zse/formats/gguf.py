@@ -159,7 +159,7 @@ def _check_metadata(file: ModelFile, metadata: dict) -> None:
                                                             f"{tokens.count if tokens else 0}")
     layers = metadata.get(f"{metadata.get('general.architecture')}.block_count", 1)
     if type(layers) is not int or not 0 < layers <= MAX_LAYERS:
-        raise FormatError(file.path, 0, "block_count", f"{str(layers)[:40]} is not a number of layers up to {MAX_LAYERS}")
+        raise FormatError(file.path, 0, "block_count", f"{str(layers)[:40]} is not a number from 1 to {MAX_LAYERS}")
 
 
 def _count(cursor: _Cursor, field: str, most: int, item_bytes: int) -> int:

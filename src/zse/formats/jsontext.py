@@ -5,7 +5,7 @@ import json
 from zse.errors import FormatError
 from zse.formats.file import ModelFile
 
-MAX_JSON_BYTES = 1 << 26
+MAX_JSON_BYTES = 1 << 24        # parsed, JSON takes up to ten times its size
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict:

@@ -81,12 +81,12 @@ def _verify_numbers(model: ModelSource, info: TensorInfo) -> bool:
     from zse.formats.matrix import FLOATS, read_planes, widen
     if info.layout == "rows" and info.type not in FLOATS:
         return False
-    if not info.shape:
-        parts = [(0, 1)]
+    if len(info.shape) < 2:         # a number, or a vector, perhaps of blocks
+        parts, row_bytes = [(0, 1)], info.nbytes
     else:
+        row_bytes = info.nbytes // info.shape[0]
         rows = max(16, _CHUNK_ELEMENTS * info.shape[0] // info.num_elements // 16 * 16)
         parts = [(start, min(start + rows, info.shape[0])) for start in range(0, info.shape[0], rows)]
-    row_bytes = info.nbytes // info.shape[0] if info.shape else info.nbytes
     for start, stop in parts:
         if info.layout == "r16":
             planes = read_planes(model, info, start // 16, -(-stop // 16))

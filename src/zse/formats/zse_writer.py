@@ -14,11 +14,13 @@ import struct
 import zlib
 from collections.abc import Iterable
 
-from zse.errors import ZSEError
+from zse.errors import UnsupportedError, ZSEError
 from zse.formats.zse import (
     ENTRY,
     HEADER,
     MAGIC,
+    MAX_SMALL_BYTES,
+    MAX_TENSORS,
     PAGE,
     SECTIONS,
     VERSION,
@@ -63,12 +65,17 @@ class ZseWriter:
                  identity: bytes):
         self.out, self.part = out, out + ".part"
         self.tensors, self._small, self._vocabulary = tensors, small, vocabulary
+        if len(tensors) > MAX_TENSORS:
+            raise UnsupportedError(f"{out}: number of tensors", len(tensors), [f"up to {MAX_TENSORS}"])
         end = 0
         for tensor in tensors:
             tensor.offset = end + -end % PLANE_ALIGN
             end = tensor.offset + tensor.nbytes
         sizes = {name: len(data) for name, data in small.items()}
         sizes["index"] = len(self._index())
+        for name, size in sizes.items():
+            if size > MAX_SMALL_BYTES:
+                raise UnsupportedError(f"{out}: bytes of section {name}", size, [f"up to {MAX_SMALL_BYTES}"])
         if vocabulary:
             sizes["vocabulary"] = place_blobs(vocabulary)[1]
         sizes["weights"] = end
