@@ -196,7 +196,7 @@ def build(folder: Path | None = None, isas: Iterable[str] | None = None, *, forc
     builder = Builder(folder, jobs or len(probe.allowed_cpus()), force, keep_c, quiet)
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
-        for part in ("runtime", "tokenizer"):
+        for part in ("runtime", "formats", "tokenizer"):
             sources = sorted((PACKAGE / part / "csrc").glob("*.c"))
             if sources:
                 builder.host_library(f"libzse_{part}", sources)
