@@ -67,6 +67,14 @@ class Tokenizer:
         """The texts of all control and unknown tokens."""
         raise NotImplementedError
 
+    def control_first_characters(self) -> str:
+        """The characters that control and unknown tokens begin with, each once."""
+        return "".join(sorted({text[0] for text in self.control_texts() if text}))
+
+    def ends_inside_control(self, text: str) -> bool:
+        """Whether `text` ends in the beginning of a control token (may say yes of other special tokens too)."""
+        return any(text.endswith(control[:size]) for control in self.control_texts() for size in range(1, len(control)))
+
     def text_of(self, id: int | None) -> str:
         """The text of a token, "" for None: the bos_token and eos_token of chat templates."""
         return "" if id is None else self.token_bytes(id).decode("utf-8", "replace")

@@ -81,6 +81,16 @@ class BPETokenizer(Tokenizer):
     def control_texts(self) -> list[str]:
         return [self.text_of(id) for id in range(self.vocab_size) if self.is_special(id)]
 
+    def control_first_characters(self) -> str:
+        bits = ctypes.create_string_buffer(32)
+        self._library.zt_control_first(self._handle, bits)
+        found = bytes(byte for byte in range(256) if bits.raw[byte >> 3] >> (byte & 7) & 1)
+        return found.decode() if found.isascii() else super().control_first_characters()
+
+    def ends_inside_control(self, text: str) -> bool:
+        data = text.encode("utf-8", "surrogatepass")
+        return bool(self._library.zt_ends_inside(self._handle, data, len(data)))
+
     def _encode(self, text: str, special: bool, barriers: Sequence[int]) -> list[int]:
         return self.encode_bytes(text.encode("utf-8", "surrogatepass"), special=special, barriers=barriers)
 

@@ -46,6 +46,8 @@ def library(path: str | None = None) -> ctypes.CDLL:
                 ("zt_token_bytes", number, (pointer, number, pointer, size)),
                 ("zt_token_type", number, (pointer, number)),
                 ("zt_num_tokens", number, (pointer,)),
+                ("zt_control_first", None, (pointer, pointer)),
+                ("zt_ends_inside", number, (pointer, ctypes.c_char_p, size)),
                 ("zt_decode", number, (pointer, pointer, size, number, pointer)),
                 ("zt_release", None, (pointer,)),
                 ("zt_encode", number, (pointer, ctypes.c_char_p, size, number, pointer, size, pointer)),

@@ -75,6 +75,8 @@ ZT_EXPORT int64_t zt_find(const zt *t, const char *text, uint64_t bytes);
 ZT_EXPORT int64_t zt_token_bytes(const zt *t, int64_t id, uint8_t *out, uint64_t capacity);
 ZT_EXPORT int64_t zt_token_type(const zt *t, int64_t id);
 ZT_EXPORT int64_t zt_num_tokens(const zt *t);
+ZT_EXPORT void zt_control_first(const zt *t, uint8_t *out);
+ZT_EXPORT int64_t zt_ends_inside(const zt *t, const uint8_t *text, uint64_t bytes);
 ZT_EXPORT int64_t zt_decode(const zt *t, const int32_t *ids, uint64_t count, int64_t skip_special, uint8_t **out);
 ZT_EXPORT void zt_release(void *memory);
 uint64_t zt_hash(const uint8_t *text, size_t bytes);

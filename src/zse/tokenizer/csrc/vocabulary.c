@@ -572,6 +572,33 @@ int64_t zt_token_bytes(const zt *t, int64_t id, uint8_t *out, uint64_t capacity)
 
 int64_t zt_token_type(const zt *t, int64_t id) { return id < 0 || (uint64_t)id >= t->head.num_tokens ? -1 : t->types[id]; }
 
+/* Sets bit b of out[32] for each byte b that a control or unknown token begins with. */
+void zt_control_first(const zt *t, uint8_t *out)
+{
+    memset(out, 0, 32);
+    for (uint64_t id = 0; id < t->head.num_tokens; id++) {
+        if ((t->types[id] != ZT_CONTROL && t->types[id] != ZT_UNKNOWN) || t->offsets[id] == t->offsets[id + 1]) continue;
+        uint8_t byte = t->text[t->offsets[id]];
+        out[byte >> 3] |= (uint8_t)(1 << (byte & 7));
+    }
+}
+
+/* Whether `text` ends inside a special token's text: what follows could complete it. */
+int64_t zt_ends_inside(const zt *t, const uint8_t *text, uint64_t bytes)
+{
+    for (uint64_t begin = bytes > t->head.max_special_bytes ? bytes - t->head.max_special_bytes : 0; begin < bytes; begin++) {
+        uint32_t node = 0;
+        uint64_t i = begin;
+        for (const zt_edge *edge; i < bytes && (edge = edge_of(t->edges, t->head.edges_size, node, text[i])) && edge->key; i++) node = edge->child;
+        if (i < bytes) continue;
+        for (int byte = 0; byte < 256; byte++) {
+            const zt_edge *edge = edge_of(t->edges, t->head.edges_size, node, (uint8_t)byte);
+            if (edge && edge->key) return 1;
+        }
+    }
+    return 0;
+}
+
 int64_t zt_num_tokens(const zt *t) { return (int64_t)t->head.num_tokens; }
 
 /* Bytes of `ids` in *out (to be released), without control and unknown tokens if asked; returns how many bytes,

@@ -1,0 +1,168 @@
+"""Chat messages -> prompt tokens, through the model's own Jinja template, so that users cannot forge control tokens.
+
+The rendered text mixes the template's words, where `<|im_end|>` is a control token, with users' words, where it is ten
+characters. Encoding them apart would change tokens at every seam. Instead the template is rendered twice, once with a mark
+put into the users' strings behind every character that begins a control token; the marks come out as *barriers*: places that
+no control token may span. If the marks changed what the template does (some look for `</think>` in a message), a narrower
+marking is tried. Without such characters in the messages one rendering is enough.
+"""
+
+from collections.abc import Sequence
+
+from zse.errors import FormatError, RequestError
+from zse.tokenizer.base import Tokenizer
+
+MAX_SOURCE_BYTES = 64 << 10
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+_MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # noncharacters: in no text that means anything
+
+
+class ChatTemplate:
+    """A model's chat template, checked and compiled. FormatError when it is refused.
+
+    source: Jinja text. tokenizer: whose control tokens it writes. Constant after loading; threads may share one.
+    """
+
+    def __init__(self, source: str, tokenizer: Tokenizer, path: str = "model"):
+        size = len(source.encode("utf-8", "surrogatepass"))
+        if size > MAX_SOURCE_BYTES:
+            raise FormatError(path, 0, "chat_template", f"{size} bytes; at most {MAX_SOURCE_BYTES} are accepted")
+        self._tokenizer, self.source = tokenizer, source
+        self._variables = {"bos_token": tokenizer.text_of(tokenizer.bos_id), "eos_token": tokenizer.text_of(tokenizer.eos_id),
+                           "pad_token": tokenizer.text_of(tokenizer.pad_id), "unk_token": tokenizer.text_of(tokenizer.unknown_id)}
+        try:
+            self._template = _compile(source)
+        except ValueError as error:
+            raise FormatError(path, 0, "chat_template", f"{error}; serve the model with /v1/completions") from None
+        self._first = tokenizer.control_first_characters()
+        # A template that writes "<|" + role + "|>" leaves a control token open where a user's text may begin.
+        self._has_open_end = any(map(tokenizer.ends_inside_control, self._template.literals))
+
+    def render(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, add_generation_prompt: bool = True,
+               **variables) -> str:
+        """The prompt as text. messages: dicts with "role" and what the template reads ("content", ...).
+
+        variables: what else the request gives the template (chat_template_kwargs), such as enable_thinking=False.
+        RequestError (400): an unknown role, or the template refuses, fails or takes too much (template_jinja.py).
+        """
+        for index, message in enumerate(messages):
+            if message.get("role") not in ROLES:
+                raise RequestError(f"role {message.get('role')!r} is not one of {', '.join(ROLES)}", code="invalid_role",
+                                   param=f"messages[{index}].role")
+        return self._template.render({**self._variables, **variables, "messages": messages, "tools": tools,
+                                      "add_generation_prompt": add_generation_prompt})
+
+    def encode(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, add_generation_prompt: bool = True,
+               **variables) -> list[int]:
+        """The prompt as token ids: control tokens only where the template itself writes them. Errors as render()."""
+        text = self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables)
+        given = {"messages": list(messages), "tools": tools, "variables": variables}
+        if not self._has_open_end and not _any_string(given, self._holds_first):
+            return self._tokenizer.encode(text, special=True, add_bos=False)
+        mark = next((mark for mark in _MARKS if mark not in text and not _any_string(given, lambda item: mark in item)), None)
+        if mark is None:
+            raise RequestError("the messages hold every noncharacter U+FDD0 to U+FDEF; remove one", param="messages")
+
+        expected = None  # control tokens of the template itself
+        for marked in ([self._mark_start] if self._has_open_end else []) + [self._mark_first, self._mark_control]:
+            again = _map_strings(given, lambda item, marked=marked: marked(item, mark))
+            marked_text = self.render(again["messages"], tools=again["tools"], add_generation_prompt=add_generation_prompt,
+                                      **again["variables"])
+            ids = self._tokenizer.encode(marked_text.replace(mark, ""), special=True, add_bos=False,
+                                         barriers=_offsets(marked_text, mark))
+            controls = sum(map(self._tokenizer.is_special, ids))
+            if marked_text.replace(mark, "") == text and expected in (None, controls):
+                return ids
+            if marked == self._mark_first:
+                expected = controls
+        raise RequestError("the messages hold text of control tokens that the model's chat template takes apart; remove it",
+                           code="control_tokens_in_text", param="messages")
+
+    # --- markings, from the strictest on; each leaves a string without control characters as it is ---------------
+
+    def _holds_first(self, text: str) -> bool:
+        return any(character in text for character in self._first)
+
+    def _mark_first(self, text: str, mark: str) -> str:
+        for character in self._first:
+            if character in text:
+                text = text.replace(character, character + mark)
+        return text
+
+    def _mark_start(self, text: str, mark: str) -> str:
+        if text in ROLES:
+            return text
+        body = text.lstrip()
+        return text[:len(text) - len(body)] + mark + self._mark_first(body, mark) if body else text
+
+    def _mark_control(self, text: str, mark: str) -> str:
+        """A mark inside each whole control token, and behind a last character that could begin one."""
+        if not self._holds_first(text):
+            return text
+        parts, ids = [], self._tokenizer.encode(text, special=True, add_bos=False)
+        for id in ids:
+            data = self._tokenizer.token_bytes(id)
+            parts.append(_mark_bytes(data, mark) if self._tokenizer.is_special(id) else data)
+        marked = b"".join(parts).decode("utf-8", "surrogatepass")
+        if marked.replace(mark, "").lstrip(" ") != text.lstrip(" "):  # a vocabulary without some byte
+            return self._mark_first(text, mark)
+        marked = text[:len(text) - len(text.lstrip(" "))] + marked.lstrip(" ")
+        for size in range(1, min(len(marked), 64)):
+            if marked[-size] in self._first and self._tokenizer.ends_inside_control(marked[-size:]):
+                return marked[:len(marked) - size + 1] + mark + marked[len(marked) - size + 1:]
+        return marked
+
+
+def load_chat_template(source, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The template of an open model (ModelSource), or None if it has none: a base model, for completions only."""
+    if not source.chat_template:
+        return None
+    return ChatTemplate(source.chat_template, tokenizer, source.path)
+
+
+def no_chat_template(model: str) -> RequestError:
+    """What a chat request to a model without a template is told."""
+    return RequestError(f"model {model!r} has no chat template (it is a base model); use /v1/completions with a prompt",
+                        code="no_chat_template", param="model")
+
+
+def _compile(source: str):
+    from zse.tokenizer.template_jinja import JinjaTemplate
+    return JinjaTemplate(source)
+
+
+def _mark_bytes(data: bytes, mark: str) -> bytes:
+    text = data.decode("utf-8", "surrogatepass")
+    return (text[:1] + mark + text[1:]).encode("utf-8", "surrogatepass")
+
+
+def _offsets(text: str, mark: str) -> list[int]:
+    """Where the marks were, in bytes of the text without them."""
+    offsets, at = [], 0
+    for part in text.split(mark)[:-1]:
+        at += len(part.encode("utf-8", "surrogatepass"))
+        offsets.append(at)
+    return offsets
+
+
+def _any_string(value, test) -> bool:
+    if isinstance(value, str):
+        return test(value)
+    if isinstance(value, dict):
+        return any(_any_string(key, test) or _any_string(item, test) for key, item in value.items())
+    return isinstance(value, (list, tuple)) and any(_any_string(item, test) for item in value)
+
+
+def _map_strings(value, change):
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {_map_key(key, change): _map_strings(item, change) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_map_strings(item, change) for item in value]
+    return value
+
+
+def _map_key(key, change):
+    """Keys that templates ask for by name are identifiers; any other may be printed, so it is marked as text is."""
+    return change(key) if isinstance(key, str) and not key.isidentifier() else key

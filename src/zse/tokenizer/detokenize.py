@@ -1,0 +1,106 @@
+"""Token ids -> text, piece by piece: whole characters only, and never a part of a stop string."""
+
+import codecs
+from collections.abc import Sequence
+
+from zse.tokenizer.base import Tokenizer
+
+
+class Detokenizer:
+    """One request's text. All pieces joined are what decode() makes of all tokens, up to the first stop string.
+
+    stop: strings that end the text and are not part of it; one that is a control token's text also stops at that token.
+    skip_special: leave control tokens out of the text. continuation: as in Tokenizer.decode().
+
+    The text ends before the stop string that is complete first (the longest of those that end together), however the
+    tokens cut it. `stopped` is that string, else None; `num_tokens` counts the tokens used, the one that stopped included.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), skip_special: bool = True, continuation: bool = True):
+        if not all(stop):
+            raise ValueError("a stop string is empty")
+        self._tokenizer, self._skip_special = tokenizer, skip_special
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._strips_space = tokenizer.strips_space and not continuation
+        self._stops = [_Matcher(text) for text in dict.fromkeys(stop)]
+        ids = ((tokenizer.find(text), text) for text in stop)
+        self._stop_ids = {id: text for id, text in ids if id is not None and tokenizer.is_special(id)}
+        self._held = ""
+        self.stopped: str | None = None
+        self.num_tokens = 0
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The text that these tokens make certain; "" once stopped. IndexError for an id outside the vocabulary."""
+        parts = []
+        for id in ids:
+            if self.stopped is not None:
+                break
+            self.num_tokens += 1
+            if id in self._stop_ids:
+                parts.append(self._end(self._decode(b"", True)))
+                self.stopped = self.stopped or self._stop_ids[id]
+            elif not (self._skip_special and self._tokenizer.is_special(id)):
+                data = self._tokenizer.token_bytes(id)
+                if self._strips_space and data:
+                    data, self._strips_space = data.removeprefix(b" "), False
+                parts.append(self._release(self._decode(data)))
+        return "".join(parts)
+
+    def finish(self) -> str:
+        """What was held back, when no more tokens come. Bytes of an unfinished character become U+FFFD."""
+        return "" if self.stopped is not None else self._end(self._decode(b"", True))
+
+    def _release(self, text: str) -> str:
+        if not self._stops or not text:
+            return text
+        end = self._first_stop(text)
+        if end is not None:
+            shown = self._held + text[:end]
+            self._held = ""
+            return shown[:len(shown) - len(self.stopped)]
+        text = self._held + text
+        keep = len(text) - max(matcher.matched for matcher in self._stops)
+        self._held = text[keep:]
+        return text[:keep]
+
+    def _end(self, text: str) -> str:
+        shown = self._release(text) + self._held
+        self._held = ""
+        return shown
+
+    def _first_stop(self, text: str) -> int | None:
+        """Moves every matcher through `text`, or until one is complete: then where in `text` it ends."""
+        best = None
+        for matcher in self._stops:
+            end = matcher.feed(text if best is None else text[:best])
+            if end is not None and (best is None or end < best or len(matcher.text) > len(self.stopped)):
+                best, self.stopped = end, matcher.text
+        return best
+
+
+class _Matcher:
+    """Knuth, Morris, Pratt (1977): `matched` characters of `text` end what was fed so far; constant work per character."""
+
+    def __init__(self, text: str):
+        self.text, self.matched = text, 0
+        self._fallback = [0] * len(text)
+        length = 0
+        for i in range(1, len(text)):
+            while length and text[i] != text[length]:
+                length = self._fallback[length - 1]
+            length += text[i] == text[length]
+            self._fallback[i] = length
+
+    def feed(self, piece: str) -> int | None:
+        """Where in `piece` the text is first complete (the end of it), or None."""
+        text, matched = self.text, self.matched
+        for i, character in enumerate(piece):
+            while matched and character != text[matched]:
+                matched = self._fallback[matched - 1]
+            if character == text[matched]:
+                matched += 1
+                if matched == len(text):
+                    self.matched = matched
+                    return i + 1
+        self.matched = matched
+        return None

@@ -1,0 +1,363 @@
+"""Jinja for chat templates: a sandbox that is narrower than jinja2's own, and that counts what a template does.
+
+A template comes with a model file, so it is a stranger's program. check() refuses at load whatever no chat template needs
+(an allow-list over the syntax tree: statements, filters, tests, methods, names that may be called); at render time values
+have no attributes beyond short lists, and steps, CPU time and sizes are bounded. Import only when a template is to be
+rendered: jinja2 takes 40 ms.
+"""
+
+import threading
+import time
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.runtime import LoopContext, Macro, Undefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from zse.errors import RequestError
+
+MAX_OUTPUT_BYTES = 4 << 20
+MAX_STEPS = 1_000_000
+MAX_SECONDS = 0.1       # of CPU time of the thread: a busy machine must not refuse requests
+MAX_INTEGER = 1_000_000  # literals; also what a range may have
+
+NODES = (nodes.Template, nodes.Output, nodes.TemplateData, nodes.If, nodes.For, nodes.Macro, nodes.CallBlock, nodes.FilterBlock,
+         nodes.Assign, nodes.AssignBlock, nodes.With, nodes.Scope, nodes.Continue, nodes.Break, nodes.Name, nodes.NSRef,
+         nodes.Const, nodes.List, nodes.Tuple, nodes.Dict, nodes.Pair, nodes.Keyword, nodes.Getattr, nodes.Getitem, nodes.Slice,
+         nodes.Call, nodes.Filter, nodes.Test, nodes.CondExpr, nodes.And, nodes.Or, nodes.Not, nodes.Compare, nodes.Operand,
+         nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Neg, nodes.Pos, nodes.Concat)
+FILTERS = frozenset("""abs capitalize count d default dictsort e escape first float indent int items join last length list lower
+    map max min reject rejectattr replace reverse round safe select selectattr sort string sum title tojson trim truncate unique
+    upper wordcount""".split())
+TESTS = frozenset("""boolean defined divisibleby eq equalto even false float ge greaterthan gt in integer iterable le lessthan lower
+    lt mapping ne none number odd sameas sequence string true undefined upper == != < <= > >=""".split())
+FUNCTIONS = frozenset(("range", "namespace", "dict", "raise_exception", "strftime_now", "caller"))
+HIDDEN_NAMES = frozenset(("self", "cycler", "joiner", "lipsum", "super"))
+HIDDEN_ATTRIBUTES = frozenset("""mro func_globals func_code func_closure im_class im_func im_self gi_frame gi_code cr_frame cr_code
+    ag_frame ag_code f_globals f_locals f_builtins f_code f_back tb_frame tb_next co_code format format_map""".split())
+METHODS = {
+    str: frozenset("""capitalize count endswith find index isalnum isalpha isdigit islower isnumeric isspace isupper join lower
+        lstrip partition removeprefix removesuffix replace rfind rindex rpartition rsplit rstrip split splitlines startswith
+        strip swapcase title upper""".split()),
+    dict: frozenset(("get", "items", "keys", "values")),
+    list: frozenset(("count", "index")),
+    tuple: frozenset(("count", "index")),
+}
+LOOP = frozenset("changed cycle depth depth0 first index index0 last length nextitem previtem revindex revindex0".split())
+ALL_METHODS = frozenset().union(*METHODS.values()) | {"cycle", "changed"}
+
+
+class Generation(Extension):
+    """`{% generation %}`: marks what the assistant wrote, for training; here only a block."""
+
+    tags = {"generation"}
+
+    def parse(self, parser):
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(["name:endgeneration"], drop_needle=True), lineno=line)
+
+
+class Budget(threading.local):
+    """What the render in progress on this thread may still do."""
+
+    steps = 0
+    deadline = 0.0
+
+    def start(self) -> None:
+        self.steps, self.deadline = MAX_STEPS, time.thread_time() + MAX_SECONDS
+
+    def spend(self, steps: int = 1) -> None:
+        self.steps -= steps
+        if self.steps < 0 or (self.steps & 63 == 0 or steps > 1) and time.thread_time() > self.deadline:
+            raise too_much(f"more than {MAX_STEPS} steps or {MAX_SECONDS:g} s")
+
+    def check_size(self, size: int) -> None:
+        if size > MAX_OUTPUT_BYTES:
+            raise too_much(f"a value of more than {MAX_OUTPUT_BYTES} bytes")
+
+
+def too_much(what: str) -> RequestError:
+    return RequestError(f"rendering the model's chat template takes too much: {what}; send shorter messages",
+                        code="chat_template_limit", param="messages")
+
+
+class _Counted:
+    """An iterable whose every item costs a step."""
+
+    def __init__(self, budget: Budget, items):
+        self._budget, self._items = budget, items
+
+    def __iter__(self):
+        self._budget.spend(64)
+        for item in self._items:
+            self._budget.spend()
+            yield item
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+class Environment(ImmutableSandboxedEnvironment):
+    """jinja2's immutable sandbox with short lists of attributes, counted loops and calls, and bounded values."""
+
+    intercepted_binops = frozenset("+ * % / // -".split())
+
+    def __init__(self):
+        super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, cache_size=0,
+                         extensions=["jinja2.ext.loopcontrols", Generation])
+        self.budget = Budget()
+        self.globals = {"range": self._range, "namespace": Namespace, "dict": dict, "raise_exception": raise_exception,
+                        "strftime_now": strftime_now}
+        bounded = {"join": self._join, "replace": self._replace, "tojson": self._tojson, "indent": self._indent}
+        filters = {name: bounded.get(name) or self.filters.get(name) for name in FILTERS}
+        self.filters = {name: self._counted_filter(function) for name, function in filters.items()}
+        self.filters["_counted"] = lambda items: _Counted(self.budget, items)
+        self.filters["_concat"] = self._concat
+        self.tests = {name: self.tests[name] for name in TESTS}
+
+    # --- what values have ----------------------------------------------------------------------------------------
+
+    def getattr(self, obj, attribute):
+        return self.getitem(obj, attribute)
+
+    def getitem(self, obj, argument):
+        if isinstance(argument, str):
+            if isinstance(obj, dict) and argument in obj:
+                return obj[argument]
+            if isinstance(obj, Namespace) and not argument.startswith("_"):
+                return getattr(obj, argument, self.undefined(obj=obj, name=argument))
+            if isinstance(obj, LoopContext) and argument in LOOP:
+                return getattr(obj, argument)
+            for kind, names in METHODS.items():
+                if isinstance(obj, kind) and argument in names:
+                    return getattr(obj, argument)
+        elif isinstance(obj, Undefined):
+            return obj[argument]
+        elif isinstance(obj, (dict, list, tuple, str)):
+            try:
+                return obj[argument]
+            except (LookupError, TypeError):
+                pass
+        if isinstance(obj, Undefined):
+            return getattr(obj, argument)
+        return self.undefined(obj=obj, name=argument)
+
+    # --- what may be done with them ------------------------------------------------------------------------------
+
+    def call(self, context, obj, *args, **kwargs):
+        self.budget.spend()
+        owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
+        if isinstance(owner, str):
+            if name == "replace":
+                return self._replace(owner, *args, **kwargs)
+            if name == "join":
+                return self._join(*args, owner, **kwargs)
+        elif not isinstance(owner, (dict, list, tuple, LoopContext)) and not isinstance(obj, Macro) and \
+                obj not in self.globals.values():
+            raise RequestError(f"the chat template calls {name or 'a value'}, which is not a function")
+        return super().call(context, obj, *args, **kwargs)
+
+    def is_safe_callable(self, obj) -> bool:
+        return True  # call() decided
+
+    def call_binop(self, context, operator, left, right):
+        self.budget.spend()
+        if operator == "*":
+            size, times = (left, right) if isinstance(right, int) else (right, left)
+            if isinstance(size, (str, list, tuple)) and isinstance(times, int):
+                self.budget.check_size(len(size) * max(times, 0))
+            else:
+                _check_numbers(left, right)
+        elif operator == "+" and isinstance(left, (str, list, tuple)):
+            self.budget.check_size(len(left) + (len(right) if isinstance(right, (str, list, tuple)) else 0))
+        elif operator == "%" and not isinstance(left, (int, float)):
+            raise RequestError("the chat template formats with %, which is not supported")
+        elif isinstance(left, int) and isinstance(right, int):
+            _check_numbers(left, right)
+        return super().call_binop(context, operator, left, right)
+
+    def _counted_filter(self, function):
+        # functools.wraps copies jinja2's marks (pass_environment, pass_eval_context) along with the name.
+        from functools import wraps
+
+        @wraps(function)
+        def counted(*args, **kwargs):
+            self.budget.spend()
+            result = function(*args, **kwargs)
+            if isinstance(result, (str, list, tuple)):
+                self.budget.check_size(len(result))
+            return result
+        return counted
+
+    def _concat(self, parts):
+        parts = [part if isinstance(part, str) else str(part) for part in parts]
+        self.budget.spend()
+        self.budget.check_size(sum(map(len, parts)))
+        return _markup_or_plain(parts)
+
+    def _range(self, *args):
+        made = range(*args)
+        if len(made) > MAX_INTEGER:
+            raise too_much(f"a range of more than {MAX_INTEGER} numbers")
+        return made
+
+    def _join(self, value, d="", attribute=None):
+        items = list(_Counted(self.budget, value))
+        if attribute is not None:
+            items = [self.getitem(item, attribute) for item in items]
+        items = [item if isinstance(item, str) else str(item) for item in items]
+        self.budget.check_size(sum(map(len, items)) + len(str(d)) * len(items))
+        return str(d).join(items)
+
+    def _replace(self, s, old, new, count=-1):
+        s, old, new = str(s), str(old), str(new)
+        found = s.count(old) if old else len(s) + 1
+        self.budget.check_size(len(s) + max(0, len(new) - len(old)) * (min(found, count) if count >= 0 else found))
+        return s.replace(old, new, count)
+
+    def _indent(self, s, width=4, first=False, blank=False):
+        pad = width if isinstance(width, str) else " " * min(int(width), 64)
+        lines = (str(s) + "\n").splitlines()
+        self.budget.check_size(len(s) + len(pad) * (len(lines) + 1))
+        rest = [pad + line if line or blank else line for line in lines[1:]]
+        return (pad if first else "") + "\n".join([*lines[:1], *rest])
+
+    def _tojson(self, value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+        """As transformers': no HTML escapes, and text is not escaped to ASCII."""
+        import json
+        indent = min(indent, 16) if isinstance(indent, int) else indent[:16] if isinstance(indent, str) else None
+        return json.dumps(value, ensure_ascii=bool(ensure_ascii), indent=indent,
+                          separators=tuple(separators) if separators else None, sort_keys=bool(sort_keys))
+
+
+def _markup_or_plain(parts):
+    from markupsafe import Markup
+    return Markup("").join(parts) if any(isinstance(part, Markup) for part in parts) else "".join(parts)
+
+
+def _check_numbers(left, right) -> None:
+    for number in (left, right):
+        if isinstance(number, int) and number.bit_length() > 128:
+            raise too_much("a number of more than 128 bits")
+
+
+def raise_exception(message=""):
+    raise RequestError(f"the model's chat template refuses these messages: {message}", code="chat_template_refused",
+                       param="messages")
+
+
+def strftime_now(format="%Y-%m-%d"):
+    import re
+    from datetime import datetime
+    if len(format) > 64 or re.search(r"%[-_0^#+]*\d", format):  # "%999999999d" pads
+        raise RequestError("the chat template asks for the time in a format that is not supported")
+    return datetime.now().strftime(format)
+
+
+def check(tree: nodes.Template) -> None:
+    """ValueError("line 3: ...") unless everything in the template is on the lists above."""
+    macros = {macro.name for macro in tree.find_all(nodes.Macro)}
+
+    def refuse(node, why):
+        raise ValueError(f"line {node.lineno}: {why}")
+
+    def visit(node, is_called=False):
+        if type(node) not in NODES:
+            refuse(node, f"{type(node).__name__.lower()} is not supported in chat templates")
+        if isinstance(node, nodes.Name):
+            if node.name.startswith("_") or node.name in HIDDEN_NAMES:
+                refuse(node, f"the name {node.name!r} is not allowed")
+        elif isinstance(node, (nodes.Getattr, nodes.Keyword, nodes.NSRef)):
+            name = node.attr if not isinstance(node, nodes.Keyword) else node.key
+            if name.startswith("_") or name in HIDDEN_ATTRIBUTES:
+                refuse(node, f"the attribute {name!r} is not allowed")
+        elif isinstance(node, nodes.Const):
+            _check_constant(node, refuse)
+        elif isinstance(node, nodes.Filter) and node.name not in FILTERS:
+            refuse(node, f"the filter {node.name!r} is not supported")
+        elif isinstance(node, nodes.Test) and node.name not in TESTS:
+            refuse(node, f"the test {node.name!r} is not supported")
+        elif isinstance(node, nodes.For) and node.recursive:
+            refuse(node, "recursive loops are not supported")
+        elif isinstance(node, nodes.Macro) and (node.name.startswith("_") or node.name in FUNCTIONS):
+            refuse(node, f"a macro named {node.name!r} is not allowed")
+        elif isinstance(node, nodes.Call):
+            callee = node.node
+            if isinstance(callee, nodes.Name):
+                if callee.name not in FUNCTIONS and callee.name not in macros:
+                    refuse(node, f"{callee.name!r} is not a function of chat templates")
+            elif not isinstance(callee, nodes.Getattr):
+                refuse(node, "only functions, macros and methods can be called")
+            elif callee.attr not in ALL_METHODS:
+                refuse(node, f"the method {callee.attr!r} is not supported")
+            if node.dyn_args is not None or node.dyn_kwargs is not None:
+                refuse(node, "* and ** arguments are not supported")
+        for child in node.iter_child_nodes():
+            visit(child)
+
+    visit(tree)
+
+
+def _check_constant(node, refuse) -> None:
+    value = node.value
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > MAX_INTEGER:
+        refuse(node, f"the number {value} is too large")
+    # A name such as __class__, or a part of one to be put together later.
+    if isinstance(value, str) and "_" in value and value.isascii():
+        word = value.strip()
+        if word.replace("_", "a").isalnum() and (word.startswith("__") or word.endswith("__") or not word.strip("_")):
+            refuse(node, f"the string {value!r} is not allowed")
+
+
+def instrument(tree: nodes.Template) -> nodes.Template:
+    """Loops and `~` go through counted filters."""
+    def rewrite(node):
+        for field, value in node.iter_fields():
+            if isinstance(value, nodes.Node):
+                setattr(node, field, rewrite(value))
+            elif isinstance(value, list):
+                setattr(node, field, [rewrite(item) if isinstance(item, nodes.Node) else item for item in value])
+        if isinstance(node, nodes.For):
+            node.iter = _filter("_counted", node.iter)
+        elif isinstance(node, nodes.Concat):
+            return _filter("_concat", nodes.List(node.nodes, lineno=node.lineno))
+        return node
+
+    def _filter(name, argument):
+        return nodes.Filter(argument, name, [], [], None, None, lineno=argument.lineno)
+    return rewrite(tree)
+
+
+class JinjaTemplate:
+    """A compiled template. ValueError("line 3: ...") when it is refused."""
+
+    def __init__(self, source: str):
+        self._environment = Environment()
+        try:
+            tree = self._environment.parse(source)
+            check(tree)
+            self.literals = [node.data for node in tree.find_all(nodes.TemplateData)]
+            self.literals += [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
+            self._template = self._environment.from_string(instrument(tree))
+        except TemplateError as error:
+            raise ValueError(f"line {getattr(error, 'lineno', 1)}: {error.message}") from None
+        except RecursionError:
+            raise ValueError("line 1: nested too deeply") from None
+
+    def render(self, variables: dict) -> str:
+        """The text. RequestError (400) when the template refuses, fails, or takes too much."""
+        budget, parts, size = self._environment.budget, [], 0
+        budget.start()
+        try:
+            for part in self._template.generate(variables):
+                budget.spend()
+                size += len(part)
+                budget.check_size(size)
+                parts.append(part)
+        except RecursionError:
+            raise too_much("macros nested too deeply") from None
+        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+            raise RequestError(f"the model's chat template cannot render these messages: {error}", code="chat_template_failed",
+                               param="messages") from None
+        return "".join(parts)
