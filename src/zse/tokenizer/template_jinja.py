@@ -27,7 +27,7 @@ NODES = (nodes.Template, nodes.Output, nodes.TemplateData, nodes.If, nodes.For, 
          nodes.Const, nodes.List, nodes.Tuple, nodes.Dict, nodes.Pair, nodes.Keyword, nodes.Getattr, nodes.Getitem, nodes.Slice,
          nodes.Call, nodes.Filter, nodes.Test, nodes.CondExpr, nodes.And, nodes.Or, nodes.Not, nodes.Compare, nodes.Operand,
          nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Neg, nodes.Pos, nodes.Concat)
-FILTERS = frozenset("""abs capitalize count d default dictsort e escape first float indent int items join last length list lower
+FILTERS = frozenset("""abs capitalize count d default dictsort e escape first float from_json indent int items join last length list lower
     map max min reject rejectattr replace reverse round safe select selectattr sort string sum title tojson trim truncate unique
     upper wordcount""".split())
 TESTS = frozenset("""boolean defined divisibleby eq equalto even false float ge greaterthan gt in integer iterable le lessthan lower
@@ -45,7 +45,9 @@ METHODS = {
     tuple: frozenset(("count", "index")),
 }
 LOOP = frozenset("changed cycle depth depth0 first index index0 last length nextitem previtem revindex revindex0".split())
-ALL_METHODS = frozenset().union(*METHODS.values()) | {"cycle", "changed"}
+# Values cannot be changed; templates that try in some branch are refused when they get there.
+CHANGING = frozenset(("append", "extend", "insert", "pop", "update"))
+ALL_METHODS = frozenset().union(*METHODS.values()) | CHANGING | {"cycle", "changed"}
 
 
 class Generation(Extension):
@@ -109,7 +111,8 @@ class Environment(ImmutableSandboxedEnvironment):
         self.budget = Budget()
         self.globals = {"range": self._range, "namespace": Namespace, "dict": dict, "raise_exception": raise_exception,
                         "strftime_now": strftime_now}
-        bounded = {"join": self._join, "replace": self._replace, "tojson": self._tojson, "indent": self._indent}
+        bounded = {"join": self._join, "replace": self._replace, "tojson": self._tojson, "from_json": from_json,
+                   "indent": self._indent}
         filters = {name: bounded.get(name) or self.filters.get(name) for name in FILTERS}
         self.filters = {name: self._counted_filter(function) for name, function in filters.items()}
         self.filters["_counted"] = lambda items: _Counted(self.budget, items)
@@ -119,9 +122,13 @@ class Environment(ImmutableSandboxedEnvironment):
     # --- what values have ----------------------------------------------------------------------------------------
 
     def getattr(self, obj, attribute):
+        """obj.attribute: a method comes before an entry of a dict, as in jinja2."""
+        if isinstance(obj, dict) and attribute in METHODS[dict]:
+            return getattr(obj, attribute)
         return self.getitem(obj, attribute)
 
     def getitem(self, obj, argument):
+        """obj[argument]: an entry, else one of the attributes that templates have."""
         if isinstance(argument, str):
             if isinstance(obj, dict) and argument in obj:
                 return obj[argument]
@@ -150,9 +157,9 @@ class Environment(ImmutableSandboxedEnvironment):
         owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
         if isinstance(owner, str):
             if name == "replace":
-                return self._replace(owner, *args, **kwargs)
+                return self._replace(owner, *args)
             if name == "join":
-                return self._join(*args, owner, **kwargs)
+                return self._join(*args, owner)
         elif not isinstance(owner, (dict, list, tuple, LoopContext)) and not isinstance(obj, Macro) and \
                 obj not in self.globals.values():
             raise RequestError(f"the chat template calls {name or 'a value'}, which is not a function")
@@ -194,7 +201,7 @@ class Environment(ImmutableSandboxedEnvironment):
         parts = [part if isinstance(part, str) else str(part) for part in parts]
         self.budget.spend()
         self.budget.check_size(sum(map(len, parts)))
-        return _markup_or_plain(parts)
+        return "".join(parts)
 
     def _range(self, *args):
         made = range(*args)
@@ -231,11 +238,6 @@ class Environment(ImmutableSandboxedEnvironment):
                           separators=tuple(separators) if separators else None, sort_keys=bool(sort_keys))
 
 
-def _markup_or_plain(parts):
-    from markupsafe import Markup
-    return Markup("").join(parts) if any(isinstance(part, Markup) for part in parts) else "".join(parts)
-
-
 def _check_numbers(left, right) -> None:
     for number in (left, right):
         if isinstance(number, int) and number.bit_length() > 128:
@@ -245,6 +247,11 @@ def _check_numbers(left, right) -> None:
 def raise_exception(message=""):
     raise RequestError(f"the model's chat template refuses these messages: {message}", code="chat_template_refused",
                        param="messages")
+
+
+def from_json(text):
+    import json
+    return json.loads(text)
 
 
 def strftime_now(format="%Y-%m-%d"):
@@ -266,7 +273,7 @@ def check(tree: nodes.Template) -> None:
         if type(node) not in NODES:
             refuse(node, f"{type(node).__name__.lower()} is not supported in chat templates")
         if isinstance(node, nodes.Name):
-            if node.name.startswith("_") or node.name in HIDDEN_NAMES:
+            if node.name.startswith("__") or node.name in HIDDEN_NAMES:
                 refuse(node, f"the name {node.name!r} is not allowed")
         elif isinstance(node, (nodes.Getattr, nodes.Keyword, nodes.NSRef)):
             name = node.attr if not isinstance(node, nodes.Keyword) else node.key
@@ -280,7 +287,7 @@ def check(tree: nodes.Template) -> None:
             refuse(node, f"the test {node.name!r} is not supported")
         elif isinstance(node, nodes.For) and node.recursive:
             refuse(node, "recursive loops are not supported")
-        elif isinstance(node, nodes.Macro) and (node.name.startswith("_") or node.name in FUNCTIONS):
+        elif isinstance(node, nodes.Macro) and (node.name.startswith("__") or node.name in FUNCTIONS):
             refuse(node, f"a macro named {node.name!r} is not allowed")
         elif isinstance(node, nodes.Call):
             callee = node.node
