@@ -59,9 +59,7 @@ class ChatTemplate:
         given = {"messages": list(messages), "tools": tools, "variables": variables}
         if not self._has_open_end and not _any_string(given, self._holds_first):
             return self._tokenizer.encode(text, special=True, add_bos=False)
-        mark = next((mark for mark in _MARKS if mark not in text and not _any_string(given, lambda item: mark in item)), None)
-        if mark is None:
-            raise RequestError("the messages hold every noncharacter U+FDD0 to U+FDEF; remove one", param="messages")
+        mark = _unused_mark(given, text)
 
         expected = None  # control tokens of the template itself
         for marked in ([self._mark_start] if self._has_open_end else []) + [self._mark_first, self._mark_control]:
@@ -129,6 +127,15 @@ def no_chat_template(model: str) -> RequestError:
 def _compile(source: str):
     from zse.tokenizer.template_jinja import JinjaTemplate
     return JinjaTemplate(source)
+
+
+def _unused_mark(given, text: str) -> str:
+    used = set(text)
+    _map_strings(given, lambda item: used.update(item) or item)
+    mark = next((mark for mark in _MARKS if mark not in used), None)
+    if mark is None:
+        raise RequestError("the messages hold every noncharacter U+FDD0 to U+FDEF; remove one", param="messages")
+    return mark
 
 
 def _mark_bytes(data: bytes, mark: str) -> bytes:

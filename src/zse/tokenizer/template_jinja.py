@@ -20,7 +20,8 @@ from zse.errors import RequestError
 MAX_OUTPUT_BYTES = 4 << 20
 MAX_STEPS = 1_000_000
 MAX_SECONDS = 0.1       # of CPU time of the thread: a busy machine must not refuse requests
-MAX_INTEGER = 1_000_000  # literals; also what a range may have
+MAX_INTEGER = 1_000_000  # of literals
+MAX_RANGE = 100_000
 
 NODES = (nodes.Template, nodes.Output, nodes.TemplateData, nodes.If, nodes.For, nodes.Macro, nodes.CallBlock, nodes.FilterBlock,
          nodes.Assign, nodes.AssignBlock, nodes.With, nodes.Scope, nodes.Continue, nodes.Break, nodes.Name, nodes.NSRef,
@@ -71,7 +72,7 @@ class Budget(threading.local):
 
     def spend(self, steps: int = 1) -> None:
         self.steps -= steps
-        if self.steps < 0 or (self.steps & 63 == 0 or steps > 1) and time.thread_time() > self.deadline:
+        if self.steps < 0 or (self.steps & 63 == 0 or steps > 8) and time.thread_time() > self.deadline:
             raise too_much(f"more than {MAX_STEPS} steps or {MAX_SECONDS:g} s")
 
     def check_size(self, size: int) -> None:
@@ -190,7 +191,7 @@ class Environment(ImmutableSandboxedEnvironment):
 
         @wraps(function)
         def counted(*args, **kwargs):
-            self.budget.spend()
+            self.budget.spend(1 + sum(len(value) for value in args if isinstance(value, (list, tuple, dict, range))))
             result = function(*args, **kwargs)
             if isinstance(result, (str, list, tuple)):
                 self.budget.check_size(len(result))
@@ -205,8 +206,8 @@ class Environment(ImmutableSandboxedEnvironment):
 
     def _range(self, *args):
         made = range(*args)
-        if len(made) > MAX_INTEGER:
-            raise too_much(f"a range of more than {MAX_INTEGER} numbers")
+        if len(made) > MAX_RANGE:
+            raise too_much(f"a range of more than {MAX_RANGE} numbers")
         return made
 
     def _join(self, value, d="", attribute=None):
