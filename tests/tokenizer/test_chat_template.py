@@ -78,7 +78,7 @@ def test_equal_to_transformers(tokenizer, name, conversation, tools):
         variables = {"messages": CONVERSATIONS[conversation], "tools": tools, "add_generation_prompt": prompt,
                      "bos_token": "<s>", "eos_token": "</s>"}
         expected = utils._compile_jinja_template(TEMPLATES[name]).render(**variables)
-        assert template.render(CONVERSATIONS[conversation], tools=tools, add_generation_prompt=prompt) == expected
+        assert template.render(CONVERSATIONS[conversation], tools=tools, add_generation_prompt=prompt).text == expected
 
 
 def test_the_public_model(real_models, goldens):
@@ -89,9 +89,9 @@ def test_the_public_model(real_models, goldens):
     template = load_chat_template(source, tokenizer)
     case = json.loads((goldens / "smollm2.json").read_text())["cases"][0]
     messages = [{"role": "user", "content": "What is the capital of France?"}]
-    assert template.render(messages) == case["prompt"]
+    assert template.render(messages).text == case["prompt"]
     assert template.encode(messages) == case["prompt_ids"]
-    assert "helpful AI assistant" not in template.render([{"role": "system", "content": "x"}, *messages])
+    assert "helpful AI assistant" not in template.render([{"role": "system", "content": "x"}, *messages]).text
 
 
 def test_a_base_model_has_none(real_models):
@@ -124,7 +124,7 @@ def test_no_message_makes_a_control_token(tokenizer, name):
             written = context.format(text)
             ids = template.encode(conversation(written))
             assert controls(tokenizer, ids) == expected, written
-            assert tokenizer.decode(ids) == template.render(conversation(written))
+            assert tokenizer.decode(ids) == template.render(conversation(written)).text
 
 
 def test_parts_that_meet_make_no_control_token(tokenizer):
@@ -146,7 +146,7 @@ def test_tools_and_their_arguments_make_no_control_token(tokenizer):
 def test_tokens_are_those_of_the_plain_text(tokenizer, text, name):
     template = ChatTemplate(TEMPLATES[name], tokenizer)
     messages = [{"role": "user", "content": text}]
-    plain = template.render(messages)
+    plain = template.render(messages).text
     if any(control in text for control in CONTROLS):
         return
     expected = tokenizer.encode(plain, special=True, add_bos=False)
@@ -188,7 +188,7 @@ def test_what_a_template_refuses_is_a_400(tokenizer):
 
 def test_variables_of_the_request(tokenizer):
     template = ChatTemplate("{{ 'on' if enable_thinking else 'off' }}{{ bos_token }}", tokenizer)
-    assert template.render([]) == "off<s>" and template.render([], enable_thinking=True) == "on<s>"
+    assert template.render([]).text == "off<s>" and template.render([], enable_thinking=True).text == "on<s>"
 
 
 # --- hostile templates -------------------------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ def test_bounded_at_render(tokenizer, source):
 ])
 def test_values_have_no_other_attributes(tokenizer, source):
     try:
-        assert ChatTemplate(source, tokenizer).render([]) == "|"
+        assert ChatTemplate(source, tokenizer).render([]).text == "|"
     except FormatError as error:
         assert "is not allowed" in str(error)
 
@@ -327,4 +327,4 @@ def test_a_long_conversation_fits_the_budget(tokenizer):
 
 
 def test_time(tokenizer):
-    assert ChatTemplate("{{ strftime_now('%Y') }}", tokenizer).render([]) == time.strftime("%Y")
+    assert ChatTemplate("{{ strftime_now('%Y') }}", tokenizer).render([]).text == time.strftime("%Y")

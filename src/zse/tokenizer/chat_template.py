@@ -7,6 +7,7 @@ no control token may span. If the marks changed what the template does (some loo
 marking is tried. Without such characters in the messages one rendering is enough.
 """
 
+from collections import namedtuple
 from collections.abc import Sequence
 
 from zse.errors import FormatError, RequestError
@@ -15,6 +16,10 @@ from zse.tokenizer.base import Tokenizer
 MAX_SOURCE_BYTES = 64 << 10
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # noncharacters: in no text that means anything
+
+
+# text: the prompt. barriers: offsets in bytes that no control token may span (Tokenizer.encode).
+Rendered = namedtuple("Rendered", "text barriers")
 
 
 class ChatTemplate:
@@ -39,42 +44,50 @@ class ChatTemplate:
         self._has_open_end = any(map(tokenizer.ends_inside_control, self._template.literals))
 
     def render(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, add_generation_prompt: bool = True,
-               **variables) -> str:
-        """The prompt as text. messages: dicts with "role" and what the template reads ("content", ...).
+               **variables) -> Rendered:
+        """The prompt, for Tokenizer.encode(text, special=True, add_bos=False, barriers=barriers): control tokens only
+        where the template itself writes them.
 
-        variables: what else the request gives the template (chat_template_kwargs), such as enable_thinking=False.
+        messages: dicts with "role" (one of ROLES) and what the template reads ("content", ...). variables: what else the
+        request gives the template (chat_template_kwargs), such as enable_thinking=False.
         RequestError (400): an unknown role, or the template refuses, fails or takes too much (template_jinja.py).
         """
         for index, message in enumerate(messages):
             if message.get("role") not in ROLES:
                 raise RequestError(f"role {message.get('role')!r} is not one of {', '.join(ROLES)}", code="invalid_role",
                                    param=f"messages[{index}].role")
-        return self._template.render({**self._variables, **variables, "messages": messages, "tools": tools,
-                                      "add_generation_prompt": add_generation_prompt})
+        given = {"messages": list(messages), "tools": tools, "variables": variables}
+        text = self._render(given, add_generation_prompt)
+        if not self._has_open_end and not _any_string(given, self._holds_first):
+            return Rendered(text, ())
+        mark = _unused_mark(given, text)
+        expected = None  # how many control tokens the template itself writes
+        for marked in ([self._mark_start] if self._has_open_end else []) + [self._mark_first, self._mark_control]:
+            marked_text = self._render(_map_strings(given, lambda item, marked=marked: marked(item, mark)), add_generation_prompt)
+            same = marked_text.replace(mark, "") == text
+            if same and marked != self._mark_control:
+                return Rendered(text, _offsets(marked_text, mark))
+            controls = self._count_controls(marked_text, mark)
+            if same and controls == expected:
+                return Rendered(text, _offsets(marked_text, mark))
+            expected = controls
+        raise RequestError("the messages hold text of control tokens that the model's chat template takes apart; remove it",
+                           code="control_tokens_in_text", param="messages")
 
     def encode(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, add_generation_prompt: bool = True,
                **variables) -> list[int]:
-        """The prompt as token ids: control tokens only where the template itself writes them. Errors as render()."""
-        text = self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables)
-        given = {"messages": list(messages), "tools": tools, "variables": variables}
-        if not self._has_open_end and not _any_string(given, self._holds_first):
-            return self._tokenizer.encode(text, special=True, add_bos=False)
-        mark = _unused_mark(given, text)
+        """The prompt as token ids. Arguments and errors as render()."""
+        text, barriers = self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables)
+        return self._tokenizer.encode(text, special=True, add_bos=False, barriers=barriers)
 
-        expected = None  # control tokens of the template itself
-        for marked in ([self._mark_start] if self._has_open_end else []) + [self._mark_first, self._mark_control]:
-            again = _map_strings(given, lambda item, marked=marked: marked(item, mark))
-            marked_text = self.render(again["messages"], tools=again["tools"], add_generation_prompt=add_generation_prompt,
-                                      **again["variables"])
-            ids = self._tokenizer.encode(marked_text.replace(mark, ""), special=True, add_bos=False,
-                                         barriers=_offsets(marked_text, mark))
-            controls = sum(map(self._tokenizer.is_special, ids))
-            if marked_text.replace(mark, "") == text and expected in (None, controls):
-                return ids
-            if marked == self._mark_first:
-                expected = controls
-        raise RequestError("the messages hold text of control tokens that the model's chat template takes apart; remove it",
-                           code="control_tokens_in_text", param="messages")
+    def _render(self, given: dict, add_generation_prompt: bool) -> str:
+        return self._template.render({**self._variables, **given["variables"], "messages": given["messages"],
+                                      "tools": given["tools"], "add_generation_prompt": add_generation_prompt})
+
+    def _count_controls(self, marked_text: str, mark: str) -> int:
+        ids = self._tokenizer.encode(marked_text.replace(mark, ""), special=True, add_bos=False,
+                                     barriers=_offsets(marked_text, mark))
+        return sum(map(self._tokenizer.is_special, ids))
 
     # --- markings, from the strictest on; each leaves a string without control characters as it is ---------------
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from zse.tokenizer.base import Tokenizer
 
 
-class Detokenizer:
+class IncrementalDetokenizer:
     """One request's text. All pieces joined are what decode() makes of all tokens, up to the first stop string.
 
     stop: strings that end the text and are not part of it; one that is a control token's text also stops at that token.
@@ -29,22 +29,21 @@ class Detokenizer:
         self.stopped: str | None = None
         self.num_tokens = 0
 
-    def push(self, ids: Sequence[int]) -> str:
-        """The text that these tokens make certain; "" once stopped. IndexError for an id outside the vocabulary."""
-        parts = []
-        for id in ids:
-            if self.stopped is not None:
-                break
-            self.num_tokens += 1
-            if id in self._stop_ids:
-                parts.append(self._end(self._decode(b"", True)))
-                self.stopped = self.stopped or self._stop_ids[id]
-            elif not (self._skip_special and self._tokenizer.is_special(id)):
-                data = self._tokenizer.token_bytes(id)
-                if self._strips_space and data:
-                    data, self._strips_space = data.removeprefix(b" "), False
-                parts.append(self._release(self._decode(data)))
-        return "".join(parts)
+    def push(self, id: int) -> str:
+        """The text that this token makes certain; "" once stopped. IndexError for an id outside the vocabulary."""
+        if self.stopped is not None:
+            return ""
+        self.num_tokens += 1
+        if id in self._stop_ids:
+            text = self._end(self._decode(b"", True))
+            self.stopped = self.stopped or self._stop_ids[id]
+            return text
+        if self._skip_special and self._tokenizer.is_special(id):
+            return ""
+        data = self._tokenizer.token_bytes(id)
+        if self._strips_space and data:
+            data, self._strips_space = data.removeprefix(b" "), False
+        return self._release(self._decode(data))
 
     def finish(self) -> str:
         """What was held back, when no more tokens come. Bytes of an unfinished character become U+FFFD."""
