@@ -25,8 +25,10 @@ def tiny_llama(type):
               "blk.0.attn_v": (128, HIDDEN), "blk.0.attn_output": (HIDDEN, HIDDEN), "blk.0.ffn_gate": (FORWARD, HIDDEN),
               "blk.0.ffn_up": (FORWARD, HIDDEN), "blk.0.ffn_down": (HIDDEN, FORWARD)}
     tensors = [Tensor(f"{name}.weight", type, shape) for name, shape in shapes.items()]
-    tensors += [Tensor(f"{name}.weight", "F32", (HIDDEN,)) for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm")]
-    return gguf(llama_metadata(llama__embedding_length=("u32", HIDDEN), llama__feed_forward_length=("u32", FORWARD)), tensors)
+    norms = "blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"
+    tensors += [Tensor(f"{name}.weight", "F32", (HIDDEN,)) for name in norms]
+    sizes = {"llama__embedding_length": ("u32", HIDDEN), "llama__feed_forward_length": ("u32", FORWARD)}
+    return gguf(llama_metadata(**sizes), tensors)
 
 
 def loaded(device, path):
