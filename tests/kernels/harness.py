@@ -17,7 +17,8 @@ from zse.kernels.op import HostActivation
 from zse.kernels.table import all_ops
 from zse.tensor import Activation, Tensor, Weight
 
-DTYPES = {"float32": "f32", "float16": "f16", "int32": "i32", "int8": "i8", "uint8": "u8", "uint16": "bf16", "int64": "i64",
+DTYPES = {"float32": "f32", "float16": "f16", "int32": "i32", "int8": "i8", "uint8": "u8", "uint16": "bf16",
+          "int64": "i64",
           "uint64": "u64", "float64": "f64"}
 
 
@@ -60,7 +61,8 @@ class HostBuffer:
 
 
 class DirectRecorder:
-    """Stands for a Recorder: launches run at once, their blocks in `order` (a permutation shows hidden dependencies)."""
+    """Stands for a Recorder: launches run at once, their blocks in `order` (a permutation shows hidden
+    dependencies)."""
 
     def __init__(self, isa: str, op, rng=None):
         self.library, self.manifest = library(isa, op.name)
@@ -132,7 +134,8 @@ def check_case(op, case, got: dict) -> None:
                             **{name: value for name, value in case.options.items() if name not in case.outputs})
     for name, output in case.outputs.items():
         if output.int8:
-            check_int8(got[name], np.asarray(expected[name], np.float64), output.tolerance.relative, f"{case.name}: {name}")
+            check_int8(got[name], np.asarray(expected[name], np.float64), output.tolerance.relative,
+                       f"{case.name}: {name}")
             continue
         wanted = np.asarray(expected[name])
         if output.tolerance.absolute == output.tolerance.relative == 0:
@@ -143,7 +146,8 @@ def check_case(op, case, got: dict) -> None:
 
 
 def check_int8(got, values, slack, what) -> None:
-    """scale = largest magnitude / 127, q within half a step (+ slack * 127 steps) of value / scale, sum = scale * sum of q."""
+    """scale = largest magnitude / 127, q within half a step (+ slack * 127 steps) of value / scale, sum = scale * sum
+    of q."""
     groups = values.reshape(len(values), -1, 32)
     peak = np.abs(groups).max(axis=2)
     np.testing.assert_allclose(got.scale, peak / 127, rtol=slack * 4 + 1e-6, atol=1e-38, err_msg=f"{what}: scale")
@@ -151,4 +155,5 @@ def check_int8(got, values, slack, what) -> None:
     scale = got.scale.astype(np.float64)[:, :, None]
     assert (np.abs(q * scale - groups) <= scale * (0.5 + 127 * slack * 4) + 1e-38).all(), f"{what}: q"
     assert np.abs(q).max() <= 127, f"{what}: q = -128"
-    np.testing.assert_allclose(got.sum, (scale * q.sum(axis=2, keepdims=True))[:, :, 0], rtol=1e-6, atol=1e-38, err_msg=f"{what}: sum")
+    np.testing.assert_allclose(got.sum, (scale * q.sum(axis=2, keepdims=True))[:, :, 0], rtol=1e-6, atol=1e-38,
+                               err_msg=f"{what}: sum")

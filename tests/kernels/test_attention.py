@@ -15,7 +15,8 @@ def run(isa, batch, width, **options):
         heads, head_dim = width // batch["k_pages"].shape[2], batch["k_pages"].shape[2]
         shape = partial_shape(len(batch["positions"]), heads, head_dim, batch["page_table"].shape[1] * PAGE)
         options["partial"] = to_tensor(poisoned(shape, np.float32))
-    attention(DirectRecorder(isa, ATTENTION, np.random.default_rng()), out=to_tensor(out), scale=0.125, **tensors, **options)
+    attention(DirectRecorder(isa, ATTENTION, np.random.default_rng()), out=to_tensor(out), scale=0.125, **tensors,
+              **options)
     return out
 
 
@@ -26,7 +27,8 @@ def part(batch, chosen):
 
 
 @pytest.mark.parametrize("isa", host_isas())
-@pytest.mark.parametrize("heads, kv_heads, head_dim, window", [(9, 3, 64, 0), (4, 1, 128, 100), (7, 1, 48, 0), (2, 2, 32, 300)])
+@pytest.mark.parametrize("heads, kv_heads, head_dim, window",
+                         [(9, 3, 64, 0), (4, 1, 128, 100), (7, 1, 48, 0), (2, 2, 32, 300)])
 def test_rows_are_the_same_alone_batched_chunked_and_split(isa, heads, kv_heads, head_dim, window):
     rng = np.random.default_rng()
     first = int(rng.integers(200, 600))
@@ -55,7 +57,8 @@ def test_splits_fill_the_threads_only_when_needed():
 
 
 @pytest.mark.parametrize("change, message", [
-    ({"q": (5, 100)}, "q is 100 wide"), ({"k_pages": (9, 1, 40, 16)}, "multiple of 16"), ({"positions": (4,)}, "positions"),
+    ({"q": (5, 100)}, "q is 100 wide"), ({"k_pages": (9, 1, 40, 16)}, "multiple of 16"),
+    ({"positions": (4,)}, "positions"),
 ])
 def test_wrong_shapes_are_refused(change, message):
     batch = attention_batch(np.random.default_rng(), [(3, 5)], 2, 1, 32)

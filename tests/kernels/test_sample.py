@@ -19,7 +19,8 @@ def test_philox_known_answers():
 
 @pytest.mark.parametrize("isa", host_isas())
 def test_draws_follow_the_kept_distribution(isa):
-    """20,000 draws from one row: chi-square of 30 tokens below 70 (99.99 % of fair samplers), nothing outside the kept set."""
+    """20,000 draws from one row: chi-square of 30 tokens below 70 (99.99 % of fair samplers), nothing outside the
+    kept set."""
     rng = np.random.default_rng()
     x = (rng.standard_normal(300) * 3).astype(np.float32)
     x[10:40] += 4
@@ -42,7 +43,7 @@ def test_kept_sets_are_exact(isa, values, kind):
     """Every kept token is reachable and no other is: rows that share the logits draw at the edges of the kept set."""
     rng = np.random.default_rng()
     vocab = int(rng.integers(1000, 9000))
-    x = rng.standard_normal(vocab).astype(np.float32) * {"flat": np.float32(0.01), "peaked": np.float32(12)}.get(kind, np.float32(3))
+    x = rng.standard_normal(vocab).astype(np.float32) * np.float32({"flat": 0.01, "peaked": 12}.get(kind, 3))
     if kind == "ties":
         x = np.round(x * 2) / 2
     if kind == "bf16":
@@ -60,8 +61,8 @@ def test_a_row_depends_on_itself_only(isa):
     rng = np.random.default_rng()
     rows, vocab = 6, 9001
     logits = (rng.standard_normal((rows, vocab)) * 3).astype(np.float32)
-    params = make_parameters(rows, temperature=1.2, top_p=[1, 0.9, 1, 0.5, 1, 1], top_k=[0, 0, 9, 20, 0, 0], num_logprobs=3,
-                             repetition=1.1, seed=np.arange(rows), counter=7)
+    params = make_parameters(rows, temperature=1.2, top_p=[1, 0.9, 1, 0.5, 1, 1], top_k=[0, 0, 9, 20, 0, 0],
+                             num_logprobs=3, repetition=1.1, seed=np.arange(rows), counter=7)
     together = tokens_of(logits, params, isa)
     for r in range(rows):
         alone = {name: value[r : r + 1] for name, value in params.items() if len(value) == rows}

@@ -1,9 +1,9 @@
 """Causal attention over paged keys and values: one kernel for decode, prefill, chunked and mixed batches.
 
 A block takes one key/value head and one *tile*: neighbouring tokens of one sequence whose positions share a multiple of
-the tile length (the first token of a run leads its tile; the blocks of the others return at once). Tiles, key blocks and
-segments lie at fixed positions, and every query row goes through the same instructions whatever else is in the batch, so
-a row's result is bit for bit the same alone, batched, chunked or whole.
+the tile length (the first token of a run leads its tile; the blocks of the others return at once). Tiles, key blocks
+and segments lie at fixed positions, and every query row goes through the same instructions whatever else is in the
+batch, so a row's result is bit for bit the same alone, batched, chunked or whole.
 
 Keys are walked in segments of 256: scores (lanes are tokens), softmax, then P·V (lanes are dimensions) with the sums in
 registers; segments are merged with running maxima (Milakov and Gimelshein 2018; Dao et al. 2022, and 2023 for the split
@@ -54,8 +54,8 @@ KV_DTYPES = {"f16": f16, "f32": f32}
 
 @inline
 def weight_of(difference):
-    """exp(score - maximum), at most 1: the polynomial of kernel/mathlib.py (Cephes expf) with a lower bound at which the
-    power of two is exactly 0, so that masked keys weigh nothing. exp(0) is exactly 1."""
+    """exp(score - maximum), at most 1: the polynomial of kernel/mathlib.py (Cephes expf) with a lower bound at which
+    the power of two is exactly 0, so that masked keys weigh nothing. exp(0) is exactly 1."""
     x = max(difference, -88.3)
     n = round_even(x * 1.44269504088896341)
     r = fma(n, 2.12194440e-4, fma(n, -0.693359375, x))
@@ -84,8 +84,8 @@ def key_block(queries, key_pages, acc, head_dim, R, VECTORS, KV):
 
 
 @inline
-def mix_values(scores, page_ids, value_base, page_stride, head_dim, state, rescale, factors, begin, stop, segment, column,
-               R, VECTORS, KV):
+def mix_values(scores, page_ids, value_base, page_stride, head_dim, state, rescale, factors, begin, stop, segment,
+               column, R, VECTORS, KV):
     """Columns column .. column + VECTORS * lanes of state rows: state * rescale + factor * sum over keys of p * V."""
     L = target.lanes
     acc = [[f32.x(L)(0) for v in range(VECTORS)] for r in range(R)]
@@ -120,11 +120,13 @@ def write_row(state, total, out, oq, oscale, osum, at, head_dim, INT8):
 
 @kernel
 def attention_tile(q: Ptr[f32, "const"], k_pages: Ptr[u8, "const"], v_pages: Ptr[u8, "const"],
-                   page_table: Ptr[i32, "const"], token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], out: Ptr[f32],
+                   page_table: Ptr[i32, "const"], token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"],
+                   out: Ptr[f32],
                    oq: Ptr[i8], oscale: Ptr[f32], osum: Ptr[f32], partial: Ptr[f32], tokens: i64, max_pages: i64,
                    max_segments: i64, splits: i64, kv_heads: i64, group: i64, head_dim: i64, scale: f32, window: i64,
                    softcap: f32, R: static, KV: static, INT8: static):
-    """Grid (kv heads, tokens, splits). splits: 1, or at least the number of segments. R: query rows in registers at once."""
+    """Grid (kv heads, tokens, splits). splits: 1, or at least the number of segments. R: query rows in registers at
+    once."""
     L = target.lanes
     KEY_VECTORS = COLUMN_VECTORS = 2 if L == 8 and R == 4 else 4       # sums in registers: AVX2 has 16, the others 32
     KEYS = KEY_VECTORS * L
@@ -222,11 +224,11 @@ def attention_tile(q: Ptr[f32, "const"], k_pages: Ptr[u8, "const"], v_pages: Ptr
             states = [state + (sub + r) * head_dim for r in static(range(R))]
             wide = head_dim // (COLUMN_VECTORS * L) * (COLUMN_VECTORS * L)
             for column in range(0, wide, COLUMN_VECTORS * L):
-                mix_values(scores, page_ids, values_base, page_stride, head_dim, states, rescale, factors, value_begin, stop,
-                           segment, column, R, COLUMN_VECTORS, KV)
+                mix_values(scores, page_ids, values_base, page_stride, head_dim, states, rescale, factors, value_begin,
+                           stop, segment, column, R, COLUMN_VECTORS, KV)
             for column in range(wide, head_dim, L):
-                mix_values(scores, page_ids, values_base, page_stride, head_dim, states, rescale, factors, value_begin, stop,
-                           segment, column, R, 1, KV)
+                mix_values(scores, page_ids, values_base, page_stride, head_dim, states, rescale, factors, value_begin,
+                           stop, segment, column, R, 1, KV)
 
     for i in range(rows):
         place = (token + i // group) * kv_heads * group + head * group + i % group
@@ -242,7 +244,8 @@ def attention_tile(q: Ptr[f32, "const"], k_pages: Ptr[u8, "const"], v_pages: Ptr
 
 @kernel
 def attention_combine(positions: Ptr[i32, "const"], out: Ptr[f32], oq: Ptr[i8], oscale: Ptr[f32], osum: Ptr[f32],
-                      partial: Ptr[f32, "const"], max_segments: i64, splits: i64, heads: i64, head_dim: i64, window: i64,
+                      partial: Ptr[f32, "const"], max_segments: i64, splits: i64, heads: i64, head_dim: i64,
+                      window: i64,
                       INT8: static):
     """Grid (query heads, tokens): merge the segments of one query row, in order. Nothing to do when splits is 1."""
     if splits == 1:
@@ -270,8 +273,8 @@ def attention_combine(positions: Ptr[i32, "const"], out: Ptr[f32], oq: Ptr[i8], 
 
 
 def rows_in_registers(group: int) -> int:
-    """Query rows that a pass computes together, for a group of `group` query heads: few enough idle copies, and 12 to 16
-    sums in registers."""
+    """Query rows that a pass computes together, for a group of `group` query heads: few enough idle copies, and 12 to
+    16 sums in registers."""
     return 2 if group <= 2 else 3 if group % 3 == 0 or group == 5 else 4
 
 
@@ -281,8 +284,9 @@ def partial_shape(max_tokens: int, heads: int, head_dim: int, max_context: int) 
 
 
 def num_splits(tokens: int, kv_heads: int, context: int, threads: int, max_tokens: int) -> int:
-    """The `splits` of a step: one block a segment while heads x tokens do not fill the threads evenly, else 1. Results do
-    not depend on it. context: the longest sequence's tokens, this step's included; max_tokens: of partial_shape."""
+    """The `splits` of a step: one block a segment while heads x tokens do not fill the threads evenly, else 1.
+    Results do not depend on it. context: the longest sequence's tokens, this step's included; max_tokens: of
+    partial_shape."""
     segments = -(-context // SEGMENT)
     return segments if tokens <= max_tokens and tokens * kv_heads < 4 * threads else 1
 
@@ -292,13 +296,15 @@ def attention(recorder, q, k_pages, v_pages, page_table, token_row, positions, o
     """Causal attention of M tokens, whose keys and values are already in their pages.
 
     q f32 [M, Hq * D]; k_pages [P, Hk, D, 16] and v_pages [P, Hk, 16, D], f16 or f32; page_table i32 [rows, max_pages];
-    token_row, positions i32 [M] (tokens of a row stand together, positions ascending by one); out [M, Hq * D], f32 Tensor or
-    int8 Activation (D a multiple of 32). scale: of the scores. window: keys that a token sees, itself included (0: all).
-    softcap: c of c * tanh(score / c) (0: none). splits: int or Sym, from num_splits(); other than 1 it needs partial, f32 of
-    partial_shape(). D is a multiple of 16 up to 256, Hq a multiple of Hk, Hq / Hk at most 32."""
+    token_row, positions i32 [M] (tokens of a row stand together, positions ascending by one); out [M, Hq * D], f32
+    Tensor or int8 Activation (D a multiple of 32). scale: of the scores. window: keys that a token sees, itself
+    included (0: all). softcap: c of c * tanh(score / c) (0: none). splits: int or Sym, from num_splits(); other than
+    1 it needs partial, f32 of partial_shape(). D is a multiple of 16 up to 256, Hq a multiple of Hk, Hq / Hk at most
+    32."""
     pages, kv_heads, head_dim, _ = k_pages.shape
     tokens, width = q.shape
-    require(head_dim % 16 == 0 and head_dim <= MAX_HEAD_DIM, f"attention: head_dim {head_dim} is not a multiple of 16 up to 256")
+    require(head_dim % 16 == 0 and head_dim <= MAX_HEAD_DIM,
+            f"attention: head_dim {head_dim} is not a multiple of 16 up to 256")
     require(width % (kv_heads * head_dim) == 0, f"attention: q is {width} wide, {kv_heads} kv heads of {head_dim}")
     group = width // (kv_heads * head_dim)
     require(group <= MAX_ROWS, f"attention: {group} query heads share a kv head, at most {MAX_ROWS} are supported")
@@ -321,16 +327,19 @@ def attention(recorder, q, k_pages, v_pages, page_table, token_row, positions, o
         require(max_segments * SEGMENT >= page_table.shape[1] * PAGE,
                 f"attention: partial holds {max_segments} segments, the page table {page_table.shape[1]} pages")
     symbol = f"attention_{k_pages.dtype}_r{rows_in_registers(group)}_{form}"
-    recorder.launch(symbol, [q, k_pages, v_pages, page_table, token_row, positions, *outs, partial if split else 0, tokens,
+    recorder.launch(symbol, [q, k_pages, v_pages, page_table, token_row, positions, *outs, partial if split else 0,
+                             tokens,
                              page_table.shape[1], max_segments, splits, kv_heads, group, head_dim, float(scale), window,
                              float(softcap)], (kv_heads, tokens, splits))
     if split:
-        recorder.launch(f"attention_combine_{form}", [positions, *outs, partial, max_segments, splits, width // head_dim,
+        recorder.launch(f"attention_combine_{form}",
+                        [positions, *outs, partial, max_segments, splits, width // head_dim,
                                                       head_dim, window], (width // head_dim, tokens))
 
 
 def _variants(target):
-    return [Variant(f"attention_{name}_r{rows}_{form}", attention_tile, {"R": rows, "KV": dtype, "INT8": form == "int8"})
+    return [Variant(f"attention_{name}_r{rows}_{form}", attention_tile,
+                    {"R": rows, "KV": dtype, "INT8": form == "int8"})
             for name, dtype in KV_DTYPES.items() for rows in (2, 3, 4) for form in ("f32", "int8")] + [
         Variant(f"attention_combine_{form}", attention_combine, {"INT8": form == "int8"}) for form in ("f32", "int8")]
 

@@ -30,8 +30,8 @@ def attention_reference(q, k_pages, v_pages, page_table, token_row, positions, s
 
 
 def attention_batch(rng, runs, heads, kv_heads, head_dim, dtype="float16"):
-    """A flat batch for `runs` [(first position, number of tokens), …], one sequence each: the launcher's arrays. Slots of
-    the pages that no token owns hold NaN: nothing may read them into a result."""
+    """A flat batch for `runs` [(first position, number of tokens), …], one sequence each: the launcher's arrays.
+    Slots of the pages that no token owns hold NaN: nothing may read them into a result."""
     import numpy as np
 
     context = max(first + count for first, count in runs)
@@ -78,12 +78,14 @@ def make_attention_cases(rng):
             for splits in (1, -(-context // 256)):
                 if splits == 1 and dtype == "float32" and name != "prefill":
                     continue
-                if splits == 1 or splits > 1:
-                    scratch = {} if splits == 1 else {"partial": np.full((tokens, heads, segments, head_dim + PAGE), np.nan, np.float32)}
-                    int8 = head_dim % 32 == 0 and dtype == "float16" and splits != 1 or name == "prefill" and dtype == "float32"
-                    out = int8_output(tokens, width, 4e-6) if int8 else Output((tokens, width), "float32", near)
-                    yield Case(f"{name} {dtype} splits={splits}{' int8' if int8 else ''}", batch | scratch, {"out": out},
-                               {"scale": head_dim**-0.5, "splits": splits} | options)
+                scratch = {}
+                if splits != 1:
+                    scratch["partial"] = np.full((tokens, heads, segments, head_dim + PAGE), np.nan, np.float32)
+                int8 = dtype == "float16" and splits != 1 or dtype == "float32" and name == "prefill"
+                int8 = int8 and head_dim % 32 == 0
+                out = int8_output(tokens, width, 4e-6) if int8 else Output((tokens, width), "float32", near)
+                yield Case(f"{name} {dtype} splits={splits}{' int8' if int8 else ''}", batch | scratch, {"out": out},
+                           {"scale": head_dim**-0.5, "splits": splits} | options)
 
 
 def attention_cost(case: Case) -> Cost:

@@ -93,7 +93,8 @@ def embed(recorder, ids, table, out, scale: float = 1.0) -> None:
     require(scheme.fits(width), f"embed: {scheme.name} does not fit {width} columns")
     form = "sym" if scheme.symmetric else "asym"
     recorder.launch(f"embed_int{scheme.bits}_{form}",
-                    [ids, planes["q"], planes.get("high", 0), planes["scale"], planes.get("offset", 0), out, rows, width,
+                    [ids, planes["q"], planes.get("high", 0), planes["scale"], planes.get("offset", 0), out, rows,
+                     width,
                      scheme.group or width, float(scale)], (count,))
 
 
@@ -117,7 +118,8 @@ def _cases(rng):
         rows, width, count = 37, 128, 5
         ids = np.concatenate([[0, rows - 1], rng.integers(0, rows, count - 2)]).astype(np.int32)
         yield Case(scheme.name, {"ids": ids, "table": random_weight(rng, rows, width, scheme)},
-                   {"out": Output((count, width), "float32", near)}, {"scale": 25.25 if scheme.kind == "dense" else 1.0})
+                   {"out": Output((count, width), "float32", near)},
+                   {"scale": 25.25 if scheme.kind == "dense" else 1.0})
 
 
 def _cost(case: Case) -> Cost:

@@ -70,7 +70,8 @@ def add_rmsnorm_row(x: Ptr[f32], delta: Ptr[f32, "const"], delta_weight: Ptr[f32
                 for u in static(range(unroll)):
                     at = i + u * lanes
                     if DELTA == "norm":
-                        store(xs + at, load(xs + at, lanes) + load(ds + at, lanes) * factor * load(delta_weight + at, lanes))
+                        addend = load(ds + at, lanes) * factor * load(delta_weight + at, lanes)
+                        store(xs + at, load(xs + at, lanes) + addend)
                     else:
                         store(xs + at, load(xs + at, lanes) + load(ds + at, lanes))
             start = stop
@@ -155,7 +156,8 @@ def _cases(rng):
             elif form == "f32":
                 outputs["out"] = Output((rows, width), "float32", near)
             yield Case(f"{adds} {form} {rows}x{width}",
-                       {"delta": None if adds == "none" else delta, "delta_weight": weights[0] if adds == "norm" else None,
+                       {"delta": None if adds == "none" else delta,
+                        "delta_weight": weights[0] if adds == "norm" else None,
                         "weight": None if form == "none" else weights[1]}, outputs,
                        {"eps": 1e-5} if form != "none" else {"eps": 1e-6, "out": None})
 

@@ -1,4 +1,5 @@
-"""What stands between the q, k, v projections and attention: QK-norm, RoPE (rotate-half), and writing K and V to pages."""
+"""What stands between the q, k, v projections and attention: QK-norm, RoPE (rotate-half), and writing K and V to
+pages."""
 
 from zse.kernel import (
     Ptr,
@@ -97,15 +98,19 @@ def qkv_post(recorder, qkv, q_norm, k_norm, table, q_out, k_pages, v_pages, page
              eps: float = 0.0) -> None:
     """Writes q_out f32 [M, Hq * D] and the K and V of M tokens into their pages.
 
-    qkv: one f32 Tensor [M, (Hq + 2 Hk) * D], or a tuple of three: [M, Hq * D], [M, Hk * D], [M, Hk * D]. q_norm, k_norm:
-    f32 [D] (RMSNorm of every head before the rotation) or both None. table: f32 [M, R] of rope_table, R <= D. k_pages
-    [P, Hk, D, 16], v_pages [P, Hk, 16, D], f16 or f32. page_table i32 [rows, max_pages]; token_row, positions i32 [M]."""
+    qkv: one f32 Tensor [M, (Hq + 2 Hk) * D], or a tuple of three: [M, Hq * D], [M, Hk * D], [M, Hk * D]. q_norm,
+    k_norm: f32 [D] (RMSNorm of every head before the rotation) or both None. table: f32 [M, R] of rope_table, R <= D.
+    k_pages [P, Hk, D, 16], v_pages [P, Hk, 16, D], f16 or f32. page_table i32 [rows, max_pages]; token_row, positions
+    i32 [M]."""
     pages, kv_heads, head_dim, _ = k_pages.shape
     tokens, q_width = q_out.shape
     rotary = table.shape[1]
-    require(head_dim % 16 == 0 and head_dim <= MAX_HEAD_DIM, f"qkv_post: head_dim {head_dim} is not a multiple of 16 up to 256")
-    require(rotary % 16 == 0 and rotary <= head_dim, f"qkv_post: rotary dimension {rotary} is not a multiple of 16 up to {head_dim}")
-    require(q_width % (kv_heads * head_dim) == 0, f"qkv_post: q_out is {q_width} wide, {kv_heads} kv heads of {head_dim}")
+    require(head_dim % 16 == 0 and head_dim <= MAX_HEAD_DIM,
+            f"qkv_post: head_dim {head_dim} is not a multiple of 16 up to 256")
+    require(rotary % 16 == 0 and rotary <= head_dim,
+            f"qkv_post: rotary dimension {rotary} is not a multiple of 16 up to {head_dim}")
+    require(q_width % (kv_heads * head_dim) == 0,
+            f"qkv_post: q_out is {q_width} wide, {kv_heads} kv heads of {head_dim}")
     kv_width = kv_heads * head_dim
     check("qkv_post k_pages", k_pages, tuple(KV_DTYPES), pages, kv_heads, head_dim, PAGE)
     check("qkv_post v_pages", v_pages, k_pages.dtype, pages, kv_heads, PAGE, head_dim)
@@ -164,7 +169,8 @@ def _cases(rng):
     import numpy as np
 
     for dtype in KV_DTYPES:
-        for head_dim, rotary, heads, kv_heads, norm in ((64, 64, 9, 3, False), (256, 256, 4, 1, True), (32, 16, 2, 2, True),
+        for head_dim, rotary, heads, kv_heads, norm in ((64, 64, 9, 3, False), (256, 256, 4, 1, True),
+                                                        (32, 16, 2, 2, True),
                                                         (80, 80, 2, 1, False)):
             tokens, rows, max_pages, pages = 5, 3, 4, 13
             width, kv_width = heads * head_dim, kv_heads * head_dim
@@ -180,7 +186,8 @@ def _cases(rng):
             weights = [(1 + rng.standard_normal(head_dim) / 4).astype(np.float32) if norm else None for _ in range(2)]
             inputs = {"qkv": tuple(parts) if head_dim == 64 else np.concatenate(parts, axis=1), "q_norm": weights[0],
                       "k_norm": weights[1], "table": table, "page_table": page_table,
-                      "token_row": np.array([0, 0, 1, 2, 2], np.int32), "positions": np.array([15, 16, 0, 62, 63], np.int32)}
+                      "token_row": np.array([0, 0, 1, 2, 2], np.int32),
+                      "positions": np.array([15, 16, 0, 62, 63], np.int32)}
             yield Case(f"{dtype} D={head_dim} R={rotary} {heads}/{kv_heads}{' norm' if norm else ''}", inputs,
                        {"q_out": Output((tokens, width), "float32", near),
                         "k_pages": Output(kv[0].shape, str(kv[0].dtype), stored, inout=kv[0]),

@@ -82,7 +82,8 @@ def int8_rows(x):
 
 
 def int8_output(rows: int, width: int, relative: float = 2e-6, cause: str = "f32 arithmetic before rounding") -> Output:
-    """An int8 output; `relative` bounds the error of the values before they are rounded, as a part of the group's scale * 127."""
+    """An int8 output; `relative` bounds the error of the values before they are rounded, as a part of the group's
+    scale * 127."""
     return Output((rows, width), "int8", Tolerance(0.0, relative, cause), int8=True)
 
 
@@ -93,7 +94,8 @@ def _reference(x, out=None):
 def _cases(rng):
     import numpy as np
 
-    for name, rows, width, spread in (("one row", 1, 576, 1.0), ("odd rows", 7, 96, 100.0), ("two chunks", 2, 2080, 1e-3)):
+    for name, rows, width, spread in (("one row", 1, 576, 1.0), ("odd rows", 7, 96, 100.0),
+                                      ("two chunks", 2, 2080, 1e-3)):
         x = (rng.standard_normal((rows, width)) * spread).astype(np.float32)
         x[0, :GROUP] = 0                                          # an empty group has scale 0
         yield Case(name, {"x": x}, {"out": int8_output(rows, width)})

@@ -49,7 +49,8 @@ def _cases(rng):
         positions = np.concatenate([[0, 1, 131071], rng.integers(0, 131072, 6)]).astype(np.int32)
         inv_freq = (base ** -(np.arange(0, rotary, 2) / rotary)).astype(np.float32)
         yield Case(f"rotary {rotary}", {"positions": positions, "inv_freq": inv_freq},
-                   {"out": Output((len(positions), rotary), "float32", near)}, {"mscale": 1.25 if rotary == 80 else 1.0})
+                   {"out": Output((len(positions), rotary), "float32", near)},
+                   {"mscale": 1.25 if rotary == 80 else 1.0})
 
 
 def _cost(case: Case) -> Cost:
@@ -57,4 +58,5 @@ def _cost(case: Case) -> Cost:
     return Cost(rows * rotary * 4 + rotary * 2, rows * rotary * 20)
 
 
-ROPE_TABLE = Op("rope_table", lambda target: [Variant("rope_table", rope_table_row)], rope_table, _reference, _cases, _cost)
+ROPE_TABLE = Op("rope_table", lambda target: [Variant("rope_table", rope_table_row)], rope_table, _reference, _cases,
+                _cost)

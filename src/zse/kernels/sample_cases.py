@@ -98,7 +98,8 @@ def make_parameters(rows: int, **values):
     """Parameter arrays for `rows` rows: defaults (greedy, everything off) but for the given scalars or sequences."""
     import numpy as np
 
-    defaults = {"temperature": (0.0, np.float32), "top_k": (0, np.int32), "top_p": (1.0, np.float32), "min_p": (0.0, np.float32),
+    defaults = {"temperature": (0.0, np.float32), "top_k": (0, np.int32), "top_p": (1.0, np.float32),
+                "min_p": (0.0, np.float32),
                 "repetition": (1.0, np.float32), "presence": (0.0, np.float32), "frequency": (0.0, np.float32),
                 "seed": (0, np.uint64), "counter": (0, np.int64), "num_logprobs": (-1, np.int32)}
     params = {name: np.broadcast_to(np.asarray(values.get(name, value), dtype), rows).copy()
@@ -130,7 +131,8 @@ def make_sample_case(name, logits, params) -> Case:
                "seen_saved": np.full(len(params["seen_ids"]), np.nan, np.float32),
                "partial": np.full((rows, -(-vocab // 8192), 48), np.nan, np.float32)}
     near = Tolerance(3e-6, 1e-6, "f32 sums of exponentials over chunks of 8,192, logits of up to 30")
-    outputs = {"logits": Output(logits.shape, "float32", EXACT, inout=logits), "tokens": Output((rows,), "int32", EXACT),
+    outputs = {"logits": Output(logits.shape, "float32", EXACT, inout=logits),
+               "tokens": Output((rows,), "int32", EXACT),
                "status": Output((rows,), "int32", EXACT), "logprob": Output((rows,), "float32", near),
                "top_ids": Output((rows, MAX_LOGPROBS), "int32", EXACT),
                "top_logprobs": Output((rows, MAX_LOGPROBS), "float32", near)}
@@ -162,7 +164,8 @@ def sample_cases(rng):
         logits[7] = 1.5                                                             # all alike
         logits[8, rng.random(vocab) < 0.7] = -np.inf                                # masked
         params = make_parameters(
-            rows, temperature=[0, 1, 0.7, 1, 1.5, 1, 0.9, 1, 1, 2, 0, 1], top_k=[0, 0, 40, 25, 0, 300, 1, 17, 9, 0, 0, vocab],
+            rows, temperature=[0, 1, 0.7, 1, 1.5, 1, 0.9, 1, 1, 2, 0, 1],
+            top_k=[0, 0, 40, 25, 0, 300, 1, 17, 9, 0, 0, vocab],
             top_p=[1, 1, 1, 1, 0.9, 0.8, 1, 0.5, 0.95, 0.99, 1, 0.7], min_p=[0, 0, 0, 0, 0, 0, 0, 0, 0, 0.02, 0, 0.05],
             repetition=1.3, presence=0.4, frequency=0.2, num_logprobs=[20, 0, 5, 20, -1, 1, 3, 20, 20, -1, 2, 0])
         add_lists(rng, params, rows, vocab, {1, 2, 5, 10})
