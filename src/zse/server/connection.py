@@ -194,10 +194,9 @@ class Connection(asyncio.Protocol):
                                                      "bytes.", close=True)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._request is not None:  # a trailer: ignored
-            return
-        self._headers.append((name, value))
         self._header_bytes += len(name) + len(value) + 4
+        if self._request is None:  # else a trailer: counted, otherwise ignored
+            self._headers.append((name, value))
         if self._refusal is None and (len(self._headers) > self._limits.num_headers
                                       or self._header_bytes > self._limits.header_bytes):
             self._refusal = self._too_many_headers()

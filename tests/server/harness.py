@@ -1,0 +1,246 @@
+"""The server in a background thread over the fake engine, and raw-socket clients for it."""
+
+import asyncio
+import gc
+import json
+import os
+import re
+import socket
+import threading
+import time
+from dataclasses import dataclass
+
+import fake_text
+
+from zse.engine.client import EngineClient
+from zse.engine.process import spawn
+from zse.server import bind
+from zse.server.admission import Admission
+from zse.server.app import App
+from zse.server.auth import HostCheck, KeyCheck
+from zse.server.listener import Limits, Server
+
+FAKE_ENGINE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fake_engine.py")
+JSON = {"content-type": "application/json"}
+
+
+class Harness:
+    """A running server. `lag_s`: the longest time that its event loop was blocked."""
+
+    def __init__(self, engine: str = "", limits: Limits | None = None, key: str | None = None, max_choices: int = 64,
+                 max_queue_tokens: int = 1 << 20, hosts: frozenset | None = frozenset({"localhost"}), wait: bool = True):
+        self.engine_options = engine.split()
+        self.lag_s = 0.0
+        self._options = (limits, key, max_choices, max_queue_tokens, hosts)
+        started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main(started)), daemon=True)
+        self._thread.start()
+        assert started.wait(20)
+        if wait:
+            self.wait_ready()
+
+    def spawn(self):
+        return spawn(self.engine_options, (FAKE_ENGINE,))
+
+    async def _main(self, started: threading.Event) -> None:
+        limits, key, max_choices, max_queue_tokens, hosts = self._options
+        self.loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self.engine = EngineClient(self.spawn)
+        model = self.loop.create_future()
+        model.set_result(fake_text.TextModel())
+        self.app = App(self.engine, model, ("fake",), admission=Admission(max_choices, max_queue_tokens),
+                       key=KeyCheck(key), hosts=HostCheck(hosts))
+        self.server = Server(self.app, limits)
+        sock = bind.listen("127.0.0.1", 0)
+        self.port = sock.getsockname()[1]
+        self.engine.start(self.spawn())
+        await self.server.listen(sock)
+        probe = asyncio.create_task(self._probe())
+        started.set()
+        await self._stop.wait()
+        probe.cancel()
+        await self.engine.stop()
+        self.server.close()
+        await asyncio.sleep(0.01)
+
+    async def _probe(self) -> None:
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(0.005)
+            self.lag_s = max(self.lag_s, time.perf_counter() - before - 0.005)
+
+    def call(self, work, timeout: float = 10.0):
+        """work() on the server's loop."""
+        async def run():
+            return work()
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(timeout)
+
+    def wait_ready(self, timeout: float = 10.0) -> None:
+        wait_for(lambda: self.engine.state == "ready", timeout)
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+    @property
+    def base(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def state(self) -> dict[str, int]:
+        """Everything that a request may not leave behind."""
+        def count():
+            return {"connections": len(self.server.connections), "requests": len(self.engine.requests),
+                    "choices": self.app.admission.choices, "queued_tokens": self.app.admission.queued_tokens,
+                    "body_bytes": self.server.body_bytes, "tasks": len(asyncio.all_tasks()),
+                    "engine_rows": self.engine.heartbeat.running}
+        return self.call(count)
+
+    def assert_quiet(self, timeout: float = 3.0) -> None:
+        """Wait until nothing of any request is left."""
+        def quiet():
+            left = {name: value for name, value in self.state().items() if name != "tasks" and value}
+            return not left and self.state()["tasks"] <= 5  # main, probe, supervisor, watchdog, this call
+        try:
+            wait_for(quiet, timeout)
+        except AssertionError:
+            raise AssertionError(f"left behind: {self.state()}, {self.call(lambda: list(asyncio.all_tasks()))}") from None
+
+    # Clients
+
+    def connect(self, timeout: float = 10.0) -> socket.socket:
+        sock = socket.create_connection(("127.0.0.1", self.port), timeout=timeout)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
+
+    def raw(self, data: bytes, cuts: tuple[int, ...] = (), pause: float = 0.0, timeout: float = 10.0) -> "Reply":
+        """Send `data`, cut at the given offsets, and read one answer."""
+        with self.connect(timeout) as sock:
+            position = 0
+            for cut in [*cuts, len(data)]:
+                try:
+                    sock.sendall(data[position:cut])
+                except ConnectionError:
+                    break  # refused early; the answer is there to read
+                position = cut
+                if pause and cut != len(data):
+                    time.sleep(pause)
+            return read_reply(sock)
+
+    def post(self, path: str, body, headers: dict | None = None, timeout: float = 10.0) -> "Reply":
+        return self.raw(request("POST", path, body, headers), timeout=timeout)
+
+    def get(self, path: str, headers: dict | None = None) -> "Reply":
+        return self.raw(request("GET", path, None, headers))
+
+    def chat(self, text: str, **fields) -> "Reply":
+        return self.post("/v1/chat/completions", chat_body(text, **fields))
+
+    def complete(self, prompt, **fields) -> "Reply":
+        return self.post("/v1/completions", {"model": "fake", "prompt": prompt, **fields})
+
+
+def chat_body(text: str, **fields) -> dict:
+    return {"model": "fake", "messages": [{"role": "user", "content": text}], **fields}
+
+
+def request(method: str, path: str, body=None, headers: dict | None = None) -> bytes:
+    """Bytes of a request; a dict body is sent as JSON."""
+    lines = {"host": "localhost"}
+    data = b""
+    if body is not None:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        lines |= JSON | {"content-length": str(len(data))}
+    lines |= headers or {}
+    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items() if value is not None)
+    return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode("latin-1") + data
+
+
+@dataclass
+class Reply:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    closed: bool
+
+    @property
+    def json(self):
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict:
+        return self.json["error"]
+
+    @property
+    def events(self) -> list:
+        """Data of the server-sent events, JSON decoded ([DONE] as it is); checks the grammar of each line."""
+        out = []
+        for block in self.body.decode().split("\n\n")[:-1]:
+            if block.startswith(":"):
+                continue
+            assert block.startswith("data: ") and "\n" not in block, block
+            out.append(block[6:] if block[6:] == "[DONE]" else json.loads(block[6:]))
+        return out
+
+
+def read_reply(sock: socket.socket, until_closed: bool = False) -> Reply:
+    """One whole answer; dechunks. `closed`: the server closed after it, or said that it will."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        piece = receive(sock)
+        if not piece:
+            return Reply(0, {}, data, True)
+        data += piece
+    head, _, body = data.partition(b"\r\n\r\n")
+    if head.startswith(b"HTTP/1.1 100"):
+        head, _, body = body.partition(b"\r\n\r\n")
+        while not head:
+            body += receive(sock)
+            head, _, body = body.partition(b"\r\n\r\n")
+    first, *lines = head.decode("latin-1").split("\r\n")
+    headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+    closed = headers.get("connection") == "close"
+    if headers.get("transfer-encoding") == "chunked":
+        out = b""
+        while True:
+            while not (match := re.match(rb"([0-9a-f]+)\r\n", body)) or len(body) < match.end() + int(match[1], 16) + 2:
+                piece = receive(sock)
+                if not piece:
+                    return Reply(int(first.split()[1]), headers, out, True)
+                body += piece
+            size = int(match[1], 16)
+            if size == 0:
+                break
+            out += body[match.end():match.end() + size]
+            body = body[match.end() + size + 2:]
+        body = out
+    else:
+        length = int(headers.get("content-length", "0"))
+        while len(body) < length:
+            piece = receive(sock)
+            if not piece:
+                break
+            body += piece
+    return Reply(int(first.split()[1]), headers, body, closed)
+
+
+def receive(sock: socket.socket) -> bytes:
+    try:
+        return sock.recv(1 << 16)
+    except ConnectionError:
+        return b""
+
+
+def wait_for(condition, timeout: float = 5.0) -> float:
+    """Seconds until condition() is true; fails after `timeout`."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < timeout, "timed out"
+        time.sleep(0.005)
+    return time.monotonic() - start
+
+
+def open_fds() -> int:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
