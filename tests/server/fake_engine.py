@@ -46,7 +46,7 @@ class Row:
         else:
             self.reply = [*last.encode(), EOS]
         if self.params.ignore_eos:
-            self.reply = (self.reply[:-1] or [97]) * 100
+            self.reply = self.reply[:-1] or [97]
         self.sent = 0
         self.cached = len(submit.prompt) // 16 * 16 if "cached" in self.directives else 0
         self.pause = self.directives.get("ms", 0) / 1000
@@ -67,7 +67,7 @@ class Row:
         count = max(1, self.directives.get("wide", 1))
         tokens, finish = [], None
         while len(tokens) < count and finish is None:
-            token = self.reply[self.sent]
+            token = self.reply[self.sent % len(self.reply)]
             tokens.append(token)
             self.sent += 1
             if token in self.params.stop_token_ids or token == EOS and not self.params.ignore_eos:

@@ -1,0 +1,239 @@
+"""What the completion routes answer: text, tokens, log-probabilities, usage, and the grammar of streams."""
+
+import concurrent.futures
+import json
+import random
+import re
+import time
+
+import pytest
+from harness import chat_body, read_reply, request, wait_for
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+def joined(events: list, index: int = 0) -> str:
+    """The text of one choice of a stream."""
+    parts = [choice for event in events if event != "[DONE]" for choice in event["choices"] if choice["index"] == index]
+    return "".join(part["delta"].get("content") or "" if "delta" in part else part["text"] for part in parts)
+
+
+def check_grammar(events: list, num_choices: int, chat: bool, usage: bool) -> None:
+    """Role first, then deltas, one finish_reason per choice, usage if asked, [DONE] once and last."""
+    assert events[-1] == "[DONE]" and events.count("[DONE]") == 1
+    chunks = events[:-1]
+    assert len({(chunk["id"], chunk["created"], chunk["object"], chunk["model"]) for chunk in chunks}) == 1
+    if usage:
+        assert chunks[-1]["choices"] == [] and set(chunks[-1]["usage"]) >= {"prompt_tokens", "total_tokens"}
+        chunks = chunks[:-1]
+        assert all(chunk["usage"] is None for chunk in chunks)
+    else:
+        assert all("usage" not in chunk for chunk in chunks)
+    for index in range(num_choices):
+        parts = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert [part["finish_reason"] is not None for part in parts] == [False] * (len(parts) - 1) + [True]
+        if chat:
+            assert parts[0]["delta"] == {"role": "assistant", "content": ""}
+            assert all("role" not in part["delta"] for part in parts[1:])
+
+
+def test_chat_whole(server):
+    reply = server.chat("hello").json
+    assert reply["object"] == "chat.completion" and reply["id"].startswith("chatcmpl-") and reply["model"] == "fake"
+    assert abs(reply["created"] - time.time()) < 10
+    assert reply["choices"] == [{"index": 0, "message": {"role": "assistant", "content": "hello", "refusal": None},
+                                 "logprobs": None, "finish_reason": "stop"}]
+    assert reply["usage"] == {"prompt_tokens": 21, "completion_tokens": 6, "total_tokens": 27,
+                              "prompt_tokens_details": {"cached_tokens": 0}}
+
+
+def test_chat_stream(server):
+    for usage in (False, True):
+        options = {"stream_options": {"include_usage": usage}} if usage else {}
+        reply = server.chat("héllo 😀!", stream=True, **options)
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        check_grammar(reply.events, 1, True, usage)
+        assert joined(reply.events) == "héllo 😀!"
+        assert "�" not in reply.body.decode()
+
+
+def test_cached_tokens(server):
+    assert server.chat("!cached " + "a" * 40).json["usage"]["prompt_tokens_details"]["cached_tokens"] == 64
+    assert server.chat("!cached " + "a" * 40, n=2).json["usage"]["prompt_tokens_details"]["cached_tokens"] == 64
+
+
+@pytest.mark.parametrize("prompt,texts,tokens", [
+    ("abc", ["abc"], 3), (["abc", "d"], ["abc", "d"], 4), ([97, 98], ["ab"], 2), ([[97], [98, 99]], ["a", "bc"], 3),
+    (["abc"], ["abc"], 3), ([[97]], ["a"], 1)])
+def test_prompt_forms(server, prompt, texts, tokens):
+    reply = server.complete(prompt).json
+    assert [choice["text"] for choice in reply["choices"]] == texts
+    assert [choice["index"] for choice in reply["choices"]] == list(range(len(texts)))
+    assert reply["usage"]["prompt_tokens"] == tokens and reply["object"] == "text_completion"
+    events = server.complete(prompt, stream=True).events
+    check_grammar(events, len(texts), False, False)
+    assert [joined(events, index) for index in range(len(texts))] == texts
+
+
+def test_echo(server):
+    assert server.complete("abc", echo=True).json["choices"][0]["text"] == "abcabc"
+    assert server.complete([97, 98], echo=True).json["choices"][0]["text"] == "abab"
+    assert joined(server.complete(["abc", "d"], echo=True, stream=True, n=2).events, 3) == "dd"
+
+
+def test_finish_reasons_and_limits(server):
+    assert server.complete("abcdef", max_tokens=3).json["choices"][0] == {
+        "index": 0, "text": "abc", "logprobs": None, "finish_reason": "length"}
+    assert server.complete("!tokens=40").json["usage"]["completion_tokens"] == 16  # the route's default
+    assert server.chat("!tokens=40").json["usage"]["completion_tokens"] == 41
+    assert server.chat("abcdef", max_completion_tokens=2).json["choices"][0]["message"]["content"] == "ab"
+    choice = server.complete("abcdef", stop_token_ids=[100]).json["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("abc", "stop")
+    assert server.complete("ab", ignore_eos=True, max_tokens=5).json["choices"][0]["text"] == "ababa"
+
+
+@pytest.mark.parametrize("stop,text,finish", [("cd", "ab", "stop"), (["xx", "f"], "abcde", "stop"), ("fg", "abcdef", "stop"),
+                                              ("abcdef", "", "stop"), (["ef", "cde"], "ab", "stop"), ("é", "abcdef", "stop")])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("wide", ["", "!wide=3 "])
+def test_stop_strings(server, stop, text, finish, stream, wide):
+    prompt = wide + "abcdef" if not wide else wide + "abcdef"
+    expected = (wide + text) if wide else text
+    if stream:
+        events = server.complete(prompt, stop=stop, stream=True, max_tokens=50).events
+        assert joined(events) == expected
+        assert [event["choices"][0]["finish_reason"] for event in events[:-1]][-1] == finish
+    else:
+        choice = server.complete(prompt, stop=stop, max_tokens=50).json["choices"][0]
+        assert (choice["text"], choice["finish_reason"]) == (expected, finish)
+
+
+def test_stop_string_ends_the_generation(server):
+    start = time.monotonic()
+    reply = server.complete("!tokens=1000 !ms=20", stop="c", max_tokens=1000).json
+    assert reply["choices"][0]["text"] == "ab" and reply["usage"]["completion_tokens"] == 3
+    assert time.monotonic() - start < 2
+    server.assert_quiet()
+
+
+def test_partial_stop_strings_never_leak(server):
+    events = server.complete("aab aab aabc", stop="aabc", stream=True).events
+    assert joined(events) == "aab aab "
+    for event in events[:-2]:
+        assert not event["choices"][0]["text"].endswith("aabc")
+
+
+def test_n_and_seeds(server):
+    reply = server.complete("!random", n=3, seed=5).json
+    texts = [choice["text"] for choice in reply["choices"]]
+    assert len(set(texts)) == 3 and [choice["index"] for choice in reply["choices"]] == [0, 1, 2]
+    assert reply["usage"]["prompt_tokens"] == 7 and reply["usage"]["completion_tokens"] == 39
+    assert [choice["text"] for choice in server.complete("!random", n=3, seed=5).json["choices"]] == texts
+    assert server.complete("!random", seed=6).json["choices"][0]["text"] == texts[1]
+    events = server.complete("!random", n=3, seed=5, stream=True).events
+    check_grammar(events, 3, False, False)
+    assert [joined(events, index) for index in range(3)] == texts
+
+
+def test_best_of_returns_the_most_likely(server):
+    """The fake's tokens have log-probability -0.5 - seed: the first seed is the best."""
+    texts = [choice["text"] for choice in server.complete("!random", n=3, seed=5).json["choices"]]
+    reply = server.complete("!random", n=2, best_of=4, seed=5).json
+    assert [choice["text"] for choice in reply["choices"]] == texts[:2]
+    assert reply["choices"][0]["logprobs"] is None and reply["usage"]["completion_tokens"] == 52
+
+
+def test_chat_logprobs(server):
+    choice = server.chat("aé", logprobs=True, top_logprobs=2).json["choices"][0]
+    content = choice["logprobs"]["content"]
+    assert [entry["token"] for entry in content] == ["a", "�", "�"]
+    assert bytes(sum((entry["bytes"] for entry in content), [])) == "aé".encode()
+    assert content[0] == {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": [
+        {"token": "a", "logprob": -0.5, "bytes": [97]}, {"token": "b", "logprob": -1.5, "bytes": [98]}]}
+    assert server.chat("a", logprobs=True).json["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
+    assert server.chat("a", logprobs=False).json["choices"][0]["logprobs"] is None
+    events = server.chat("aé", logprobs=True, top_logprobs=2, stream=True).events
+    streamed = [entry for event in events[:-1] for entry in (event["choices"][0]["logprobs"] or {}).get("content", [])]
+    assert streamed == content
+
+
+def test_completion_logprobs(server):
+    logprobs = server.complete("aé", logprobs=1).json["choices"][0]["logprobs"]
+    assert logprobs == {"tokens": ["a", "bytes:\\xc3", "bytes:\\xa9"], "token_logprobs": [-0.5] * 3,
+                        "top_logprobs": [{"a": -0.5}, {"bytes:\\xc3": -0.5}, {"bytes:\\xa9": -0.5}],
+                        "text_offset": [0, 1, 1]}
+    assert server.complete("ab", logprobs=0).json["choices"][0]["logprobs"]["top_logprobs"] == [{"a": -0.5}, {"b": -0.5}]
+    stopped = server.complete("abcd", logprobs=0, stop="c").json["choices"][0]
+    assert stopped["text"] == "ab"
+
+
+def test_failures_before_the_first_token_keep_their_status(server):
+    for stream in (False, True):
+        reply = server.chat("!nan=0", stream=stream)
+        assert (reply.status, reply.error["code"]) == (500, "numerical_error")
+        assert reply.headers["x-should-retry"] == "false"
+
+
+def test_failures_in_a_stream_end_it_with_one_error(server):
+    reply = server.chat("!tokens=9 !nan=3", stream=True)
+    assert reply.status == 200 and reply.headers["x-request-id"]
+    *events, last = reply.events
+    assert joined(events) == "abc" and last["error"]["code"] == "numerical_error" and "[DONE]" not in events
+    assert all(event["choices"][0]["finish_reason"] is None for event in events)
+    reply = server.chat("!tokens=9 !nan=3")
+    assert (reply.status, reply.error["type"]) == (500, "server_error")
+
+
+def test_random_texts_stream_exactly(server):
+    draw = random.Random(3)
+    alphabet = ["a", " ", "é", "日本", "👩‍👩‍👧", "🇩🇪", "e\u0301", "שלום", "\n", '"', "\\", "\u2028", "\0"]
+    for _ in range(40):
+        text = "".join(draw.choices(alphabet, k=draw.randrange(1, 30)))
+        wide = f"!wide={draw.randrange(1, 6)} "
+        events = server.complete(wide + text, stream=True, max_tokens=1000).events
+        assert joined(events) == wide + text
+        assert server.complete(wide + text, max_tokens=1000).json["choices"][0]["text"] == wide + text
+
+
+def test_many_streams_at_once_arrive_in_order(server):
+    def one(number: int) -> bool:
+        with server.connect(30) as sock:
+            sock.sendall(request("POST", CHAT, chat_body(f"!tokens={100 + number}", stream=True)))
+            events = read_reply(sock).events
+        check_grammar(events, 1, True, False)
+        return joined(events) == "".join(chr(97 + index % 26) for index in range(100 + number))
+
+    with concurrent.futures.ThreadPoolExecutor(40) as pool:
+        assert all(pool.map(one, range(60)))
+    server.assert_quiet()
+
+
+def test_long_prompts_do_not_block_the_loop(own_server):
+    server = own_server(engine="--max-context 1000000", max_queue_tokens=1 << 24)
+    server.lag_s = 0.0
+    text = "x\"\\ é" * 150_000
+    assert server.complete(text, max_tokens=1).status == 200
+    ids = [65] * 250_000
+    assert server.complete(ids, max_tokens=1).status == 200
+    assert server.post(TEXT, json.dumps({"a": [""] * 300_000}).encode()).status == 400
+    # RELIABILITY's bar is 50 ms on a quiet machine; a shared CI machine stalls any thread for longer now and then.
+    assert server.lag_s < 0.25, server.lag_s
+
+
+def test_requests_wait_for_an_engine_that_loads(own_server):
+    server = own_server(engine="--load-ms 600", wait=False)
+    ready = server.get("/health/ready")
+    assert ready.status == 503 and ready.json["engine"] == "starting" and ready.error["code"] == "engine_restarting"
+    assert server.get("/health/live").status == 200
+    start = time.monotonic()
+    assert server.chat("hi").json["choices"][0]["message"]["content"] == "hi"
+    assert time.monotonic() - start < 5
+    wait_for(lambda: server.get("/health/ready").status == 200)
+
+
+def test_ids_are_unique_and_match_the_header(server):
+    replies = [server.chat("a") for _ in range(3)]
+    assert len({reply.json["id"] for reply in replies}) == 3
+    for reply in replies:
+        assert reply.json["id"] == "chatcmpl-" + reply.headers["x-request-id"].removeprefix("req_")
+        assert re.fullmatch("req_[0-9a-f]{24}", reply.headers["x-request-id"])

@@ -1,0 +1,277 @@
+"""The error contract: every field at its bounds, strict JSON, authentication, and what no error may hold."""
+
+import json
+import re
+import time
+
+import pytest
+from harness import chat_body, request
+
+from zse.server import errors
+from zse.server.routes.table import ROUTES
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+LEAK = re.compile(r"0x[0-9a-f]{6,}|Traceback|/(usr|home|root|tmp|work)/|\.py\b|<[a-z_.]+ object|\bdict\b|\bNoneType\b|"
+                  r"\bsite-packages\b|msgspec|asyncio")
+
+
+def check(reply, status: int, code: str, param: str | None = "any") -> None:
+    """An answer of the contract."""
+    assert reply.status == status, reply
+    assert set(reply.json) == {"error"} and set(reply.error) == {"message", "type", "param", "code"}
+    assert reply.error["code"] == code, reply.error
+    assert param == "any" or reply.error["param"] == param, reply.error
+    expected, kind, retry = errors.CODES[code]
+    assert (reply.status, reply.error["type"]) == (expected, kind)
+    assert ("x-should-retry" in reply.headers) is (not retry)
+    assert reply.headers["content-type"] == "application/json"
+    assert reply.headers["x-request-id"].startswith("req_")
+    assert not LEAK.search(reply.error["message"]), reply.error
+
+
+JSON_ERRORS = {
+    "empty": b"", "space": b"  ", "half": b'{"model":', "trailing": b"{} {}", "comma": b'{"a":1,}', "single quotes": b"{'a':1}",
+    "duplicate": b'{"model":"fake","model":"fake"}', "duplicate below": b'{"messages":[{"role":"user","role":"user"}]}',
+    "escaped duplicate": b'{"mod\\u0065l":"a","model":"b"}', "deep": b'{"a":' + b"[" * 65 + b"]" * 65 + b"}",
+    "very deep": b"[" * 100_000, "nan": b'{"temperature":NaN}', "infinity": b'{"temperature":Infinity}',
+    "-infinity": b'{"temperature":-Infinity}', "big": b'{"seed":9223372036854775809}',
+    "-big": b'{"seed":-9223372036854775809}', "huge": b'{"seed":' + b"9" * 5000 + b"}", "1e999": b'{"temperature":1e999}',
+    "utf-8": b'{"model":"\xff"}', "surrogate": b'{"model":"\\ud800"}', "overlong": b'{"model":"\xc0\xaf"}',
+    "control": b'{"model":"\n"}', "bom": b"\xef\xbb\xbf{}", "leading zero": b'{"seed":01}', "utf-16": '{"a":1}'.encode("utf-16"),
+    "containers": b'{"a":[' + b"{}," * 60_000 + b"{}]}", "strings": b'{"a":[' + b'"",' * 210_000 + b'""]}',
+}
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize("name", JSON_ERRORS)
+def test_strict_json(server, path, name):
+    check(server.post(path, JSON_ERRORS[name]), 400, "invalid_json", None)
+
+
+@pytest.mark.parametrize("body", [b"[]", b"1", b"null", b'"a"', b"true"])
+def test_body_must_be_an_object(server, body):
+    check(server.post(CHAT, body), 400, "invalid_type", None)
+
+
+COMMON = [
+    ({"model": None}, "missing_required_parameter", "model"), ({"model": 1}, "invalid_type", "model"),
+    ({"model": ""}, "invalid_value", "model"), ({"model": "a" * 300}, "array_above_max_length", "model"),
+    ({"temperature": -0.1}, "out_of_range", "temperature"), ({"temperature": 2.01}, "out_of_range", "temperature"),
+    ({"temperature": "1"}, "invalid_type", "temperature"), ({"temperature": True}, "invalid_type", "temperature"),
+    ({"top_p": 0}, "out_of_range", "top_p"), ({"top_p": 1.1}, "out_of_range", "top_p"),
+    ({"top_k": -2}, "out_of_range", "top_k"), ({"top_k": 1.5}, "invalid_type", "top_k"),
+    ({"min_p": -1}, "out_of_range", "min_p"), ({"min_p": 1.1}, "out_of_range", "min_p"),
+    ({"repetition_penalty": 0}, "out_of_range", "repetition_penalty"),
+    ({"presence_penalty": 2.1}, "out_of_range", "presence_penalty"),
+    ({"frequency_penalty": -2.1}, "out_of_range", "frequency_penalty"),
+    ({"n": 0}, "out_of_range", "n"), ({"n": 17}, "out_of_range", "n"), ({"n": "1"}, "invalid_type", "n"),
+    ({"max_tokens": 0}, "out_of_range", "max_tokens"), ({"max_tokens": -1}, "out_of_range", "max_tokens"),
+    ({"max_tokens": 1.0}, "invalid_type", "max_tokens"), ({"seed": 1.5}, "invalid_type", "seed"),
+    ({"stop": ["a"] * 5}, "array_above_max_length", "stop"), ({"stop": "a" * 257}, "array_above_max_length", "stop"),
+    ({"stop": ["a", "a" * 257]}, "array_above_max_length", "stop[1]"), ({"stop": ""}, "invalid_value", "stop"),
+    ({"stop": [1]}, "invalid_type", "stop[0]"), ({"stop": {}}, "invalid_type", "stop"),
+    ({"stop_token_ids": [260]}, "invalid_token_id", "stop_token_ids"),
+    ({"stop_token_ids": [-1]}, "invalid_token_id", "stop_token_ids[0]"),
+    ({"stop_token_ids": "1"}, "invalid_type", "stop_token_ids"),
+    ({"logit_bias": {"260": 1}}, "invalid_token_id", "logit_bias"),
+    ({"logit_bias": {"x": 1}}, "invalid_token_id", "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "invalid_token_id", "logit_bias"),
+    ({"logit_bias": {"1": 101}}, "out_of_range", "logit_bias.1"), ({"logit_bias": []}, "invalid_type", "logit_bias"),
+    ({"logit_bias": {str(i): 0 for i in range(1025)}}, "array_above_max_length", "logit_bias"),
+    ({"ignore_eos": 1}, "invalid_type", "ignore_eos"), ({"stream": "true"}, "invalid_type", "stream"),
+    ({"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "invalid_type", "stream_options.include_usage"),
+    ({"stream": True, "stream_options": {"x": 1}}, "unknown_parameter", "stream_options.x"),
+    ({"user": 1}, "invalid_type", "user"), ({"frobnicate": 1}, "unknown_parameter", "frobnicate"),
+    ({"": 1}, "unknown_parameter", ""), ({"a\n": 1}, "unknown_parameter", "(unprintable)"),
+    ({"model": "other"}, "model_not_found", "model"),
+]
+CHAT_ONLY = [
+    ({"messages": None}, "missing_required_parameter", "messages"), ({"messages": []}, "invalid_value", "messages"),
+    ({"messages": {}}, "invalid_type", "messages"), ({"messages": ["a"]}, "invalid_type", "messages[0]"),
+    ({"messages": [{}]}, "missing_required_parameter", "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "missing_required_parameter", "messages[0].content"),
+    ({"messages": [{"role": "king", "content": ""}]}, "invalid_value", "messages[0].role"),
+    ({"messages": [{"role": "tool", "content": ""}]}, "unsupported_parameter", "messages[0].role"),
+    ({"messages": [{"role": "user", "content": 1}]}, "invalid_type", "messages[0].content"),
+    ({"messages": [{"role": "user", "content": "", "x": 1}]}, "unknown_parameter", "messages[0].x"),
+    ({"messages": [{"role": "user", "content": ["a"]}]}, "invalid_type", "messages[0].content[0]"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "missing_required_parameter",
+     "messages[0].content[0].text"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "unsupported_parameter",
+     "messages[0].content[0].type"),
+    ({"messages": [{"role": "user", "content": ""}] * 2049}, "array_above_max_length", "messages"),
+    ({"logprobs": 1}, "invalid_type", "logprobs"), ({"top_logprobs": 2}, "invalid_value", "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "out_of_range", "top_logprobs"),
+    ({"max_completion_tokens": 0}, "out_of_range", "max_completion_tokens"),
+    ({"max_tokens": 3, "max_completion_tokens": 4}, "invalid_value", "max_completion_tokens"),
+    ({"tools": [{"type": "function"}]}, "unsupported_parameter", "tools"),
+    ({"tool_choice": "auto"}, "unsupported_parameter", "tool_choice"),
+    ({"functions": [{}]}, "unsupported_parameter", "functions"),
+    ({"response_format": {"type": "json_object"}}, "unsupported_parameter", "response_format"),
+    ({"response_format": {"type": "yaml"}}, "invalid_value", "response_format.type"),
+    ({"response_format": {}}, "missing_required_parameter", "response_format.type"),
+    ({"reasoning_effort": "low"}, "unsupported_parameter", "reasoning_effort"),
+    ({"store": True}, "unsupported_parameter", "store"), ({"service_tier": "flex"}, "unsupported_parameter", "service_tier"),
+    ({"metadata": {str(i): "" for i in range(17)}}, "array_above_max_length", "metadata"),
+    ({"metadata": {"a": 1}}, "invalid_type", "metadata.a"), ({"best_of": 2}, "unknown_parameter", "best_of"),
+    ({"max_tokens": 4096}, "context_length_exceeded", "messages"),
+    ({"messages": [{"role": "user", "content": "a" * 5000}]}, "context_length_exceeded", "messages"),
+]
+TEXT_ONLY = [
+    ({"prompt": None}, "missing_required_parameter", "prompt"), ({"prompt": []}, "invalid_value", "prompt"),
+    ({"prompt": ""}, "invalid_value", "prompt"), ({"prompt": ["a", ""]}, "invalid_value", "prompt[1]"),
+    ({"prompt": 1}, "invalid_type", "prompt"), ({"prompt": ["a", 1]}, "invalid_type", "prompt[1]"),
+    ({"prompt": [1, "a"]}, "invalid_type", "prompt[1]"), ({"prompt": [[1], ["a"]]}, "invalid_type", "prompt[1][0]"),
+    ({"prompt": [[]]}, "invalid_value", "prompt[0]"), ({"prompt": [None]}, "invalid_type", "prompt[0]"),
+    ({"prompt": [1, 260]}, "invalid_token_id", "prompt"), ({"prompt": [[1], [260]]}, "invalid_token_id", "prompt[1]"),
+    ({"prompt": [-1]}, "invalid_token_id", "prompt[0]"), ({"prompt": [1 << 40]}, "invalid_token_id", "prompt[0]"),
+    ({"prompt": ["a"] * 129}, "array_above_max_length", "prompt"),
+    ({"best_of": 17}, "out_of_range", "best_of"), ({"n": 3, "best_of": 2}, "out_of_range", "best_of"),
+    ({"best_of": 2, "stream": True}, "invalid_value", "best_of"), ({"logprobs": 6}, "out_of_range", "logprobs"),
+    ({"logprobs": True}, "invalid_type", "logprobs"), ({"echo": True, "logprobs": 1}, "unsupported_parameter", "logprobs"),
+    ({"suffix": "a"}, "unsupported_parameter", "suffix"), ({"messages": []}, "unknown_parameter", "messages"),
+    ({"max_tokens": 4096}, "context_length_exceeded", "prompt"),
+    ({"prompt": [65] * 4096}, "context_length_exceeded", "prompt"),
+]
+
+
+@pytest.mark.parametrize("path,change,code,param",
+                         [(CHAT, *case) for case in COMMON + CHAT_ONLY] + [(TEXT, *case) for case in COMMON + TEXT_ONLY])
+def test_every_field_is_checked(server, path, change, code, param):
+    body = (chat_body("hi") if path == CHAT else {"model": "fake", "prompt": "hi"}) | change
+    for stream in ([False, True] if "stream" not in change and "stream_options" not in change
+                   and "best_of" not in change else [body.get("stream")]):
+        reply = server.post(path, body | ({"stream": stream} if stream is not None else {}))
+        check(reply, errors.CODES[code][0], code, param)
+
+
+def test_context_error_has_the_numbers(server):
+    message = server.complete("abcd", max_tokens=4093).error["message"]
+    assert "4096" in message and "4097" in message and "4 in the prompt" in message
+    assert server.complete("abcd", max_tokens=4092).status == 200
+
+
+def test_every_known_field_either_works_or_is_named(server):
+    """Whatever value a field of the tables gets, the answer is 200 or a 400 that names the field."""
+    from zse.server.schemas import CHAT as CHAT_FIELDS
+    from zse.server.schemas import COMPLETIONS
+
+    values = [None, True, 0, 1, -1, 0.5, "a", [], [1], ["a"], {}, {"a": 1}]
+    for path, fields in ((CHAT, CHAT_FIELDS), (TEXT, COMPLETIONS)):
+        for name in fields:
+            for value in values:
+                body = (chat_body("hi") if path == CHAT else {"model": "fake", "prompt": "hi"}) | {name: value}
+                reply = server.post(path, body)
+                if reply.status == 200:
+                    continue
+                assert reply.status == 400 or reply.error["code"] == "model_not_found", (name, value, reply)
+                assert (reply.error["param"] or "").startswith(name), (name, value, reply)
+
+
+def test_harmless_values_of_clients_are_accepted(server):
+    echoed = {"role": "assistant", "content": "x", "refusal": None, "annotations": [], "audio": None,
+              "function_call": None, "tool_calls": None}
+    body = {"model": "fake", "messages": [{"role": "developer", "content": "be brief"}, echoed,
+                                          {"role": "user", "content": [{"type": "text", "text": "h"},
+                                                                       {"type": "text", "text": "i"}], "name": "bob"}],
+            "user": "u", "metadata": {"a": "b"}, "response_format": {"type": "text"}, "store": False, "tools": [],
+            "service_tier": "auto", "modalities": ["text"], "seed": -1, "top_k": -1, "logit_bias": {}, "stop": None}
+    assert server.post(CHAT, body).json["choices"][0]["message"]["content"] == "hi"
+
+
+def test_model_routes(server):
+    listed = server.get("/v1/models").json
+    assert listed["object"] == "list" and [card["id"] for card in listed["data"]] == ["fake"]
+    assert listed["data"][0]["max_model_len"] == 4096
+    assert server.get("/v1/models/fake").json["id"] == "fake"
+    assert server.get("/v1/models/f%61ke").json["id"] == "fake"
+    check(server.get("/v1/models/org/other"), 404, "model_not_found")
+    check(server.get("/v1/models/"), 404, "not_found", None)
+    assert server.get("/health/live").json == {"status": "ok"}
+    assert server.get("/version").json["version"]
+
+
+METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS")
+
+
+def test_route_table_with_every_kind_of_key(own_server):
+    """Every route × method × {none, wrong, right key} has exactly one status."""
+    server = own_server(key="s3cret-key")
+    paths = {route.path.replace("{model}", "fake"): [] for route in ROUTES}
+    for route in ROUTES:
+        paths[route.path.replace("{model}", "fake")].append(route)
+    for path, routes in paths.items():
+        for method in METHODS:
+            for key, valid in ((None, False), ("Bearer wrong", False), ("s3cret-key", False), ("Basic s3cret-key", False),
+                               ("Bearer s3cret-key", True), ("bearer s3cret-key", True)):
+                body = b"{}" if method == "POST" else None
+                reply = server.raw(request(method, path, body, {"authorization": key}))
+                public = routes[0].scope == "public"
+                if not public and not valid:
+                    check(reply, 401, "invalid_api_key", None)
+                    assert reply.headers["www-authenticate"] == "Bearer"
+                    assert "s3cret" not in reply.error["message"]
+                elif method not in {route.method for route in routes}:
+                    check(reply, 405, "method_not_allowed", None)
+                else:
+                    assert reply.status == (400 if method == "POST" else 200)
+    check(server.get("/nope"), 404, "not_found", None)
+
+
+def test_connections_without_a_key_are_limited(own_server):
+    from zse.server.listener import Limits
+
+    server = own_server(key="k", limits=Limits(unauthenticated_per_ip=3))
+    socks = [server.connect() for _ in range(3)]
+    time.sleep(0.05)
+    check(server.get("/version"), 503, "overloaded", None)
+    for sock in socks:
+        sock.close()
+    server.assert_quiet()
+    assert server.get("/v1/models", {"authorization": "Bearer k"}).status == 200
+
+
+def test_queue_bounds(own_server):
+    server = own_server(max_choices=4, max_queue_tokens=1000)
+    held = [server.connect() for _ in range(3)]
+    for sock in held:
+        sock.sendall(request("POST", CHAT, chat_body("!stall")))
+    while server.state()["choices"] < 3:
+        time.sleep(0.01)
+    start = time.perf_counter()
+    reply = server.chat("hi", n=2)
+    check(reply, 503, "overloaded", None)
+    assert reply.headers["retry-after"] == "1" and time.perf_counter() - start < 0.5
+    assert server.chat("hi").status == 200
+    check(server.chat("a" * 3500), 503, "overloaded", None)  # refused by its bytes, before tokenising
+    for sock in held:
+        sock.close()
+    server.assert_quiet()
+    assert server.chat("hi", n=4).status == 200
+
+
+def test_internal_errors_say_nothing(server):
+    text_model = server.call(lambda: server.app._text_model.result())
+    text_model.encode_chat = lambda messages: 1 / 0
+    try:
+        check(server.chat("hi"), 500, "internal_error", None)
+        check(server.chat("hi", stream=True), 500, "internal_error", None)
+    finally:
+        del text_model.encode_chat
+    assert server.chat("hi").status == 200
+
+
+def test_fuzzed_bodies_never_leak_or_fail(server):
+    import random
+
+    draw = random.Random(7)
+    seed = json.dumps(chat_body("hi", temperature=0.5, stop=["a"], logit_bias={"5": 1}, logprobs=True)).encode()
+    for _ in range(300):
+        data = bytearray(seed)
+        for _ in range(draw.randrange(1, 6)):
+            data[draw.randrange(len(data))] = draw.choice(b'{}[]":,0123456789abcntfl\\ \xff')
+        reply = server.post(CHAT, bytes(data))
+        assert reply.status < 500
+        if reply.status != 200:
+            check(reply, reply.status, reply.error["code"])
