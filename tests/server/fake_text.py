@@ -52,5 +52,5 @@ class TextModel:
         return Detokenizer(stop)
 
 
-def load(path: str) -> TextModel:
+def load(path: str, name: str) -> TextModel:
     return TextModel()

@@ -9,7 +9,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import fake_text  # noqa: E402
 
 import zse.engine.process as process  # noqa: E402
-import zse.server.models as models  # noqa: E402
+import zse.server.main as server_main  # noqa: E402
 from zse.cli import serve  # noqa: E402
 from zse.errors import ZSEError  # noqa: E402
 
@@ -22,10 +22,9 @@ def main() -> int:
     serve.add_arguments(parser)
     args = parser.parse_args()
     extra = args.engine.split()
-    real_spawn = process.spawn
-    process.spawn = lambda arguments, *_: real_spawn([*arguments, *extra], (FAKE_ENGINE,))
-    models.load.__code__ = fake_text.load.__code__  # the default argument of serve() keeps the function
-    models.load.__globals__["TextModel"] = fake_text.TextModel
+    real_spawn, real_serve = process.spawn, server_main.serve
+    process.spawn = lambda arguments: real_spawn([*arguments, *extra], (FAKE_ENGINE,))
+    server_main.serve = lambda *given: real_serve(*given, load_model=fake_text.load)
     serve._model = lambda args: ("fake", (args.model_name or "fake",))
     try:
         return serve.run(args)

@@ -44,7 +44,7 @@ class ServeOptions:
 
 
 def serve(options: ServeOptions, sock: socket.socket, process: EngineProcess, spawn: Callable[[], EngineProcess],
-          load_model: Callable[[str], object] = models.load) -> int:
+          load_model: Callable[[str, str], object] = models.load) -> int:
     """Serve until a signal; the exit code. sock: listening. process: the engine, spawned already; spawn: starts
     another. The engine is gone when this returns or raises."""
     _raise_file_limit()
@@ -79,7 +79,7 @@ class _Serving:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal, number, stopped)
         options = self._options
-        text_model = loop.run_in_executor(None, self._load_model, options.model)
+        text_model = loop.run_in_executor(None, self._load_model, options.model, options.model_names[0])
         text_model.add_done_callback(self._text_model_loaded)
         self._app = App(self._engine, text_model, options.model_names,
                         admission=Admission(options.max_choices, options.max_queue_tokens),
