@@ -1,25 +1,20 @@
 """Runs Ops on host arrays: every kernel compiled for one ISA level, every launch executed at once, block by block."""
 
 import ctypes
-import hashlib
-import os
+import json
 import struct
-import subprocess
-import tempfile
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-from zse.kernel.emit import emit_unit
-from zse.kernel.targets.cpu import ISAS
+from zse.build import build
 from zse.kernels.op import HostActivation
-from zse.kernels.table import all_ops
+from zse.runtime.cpu import CPUDevice
 from zse.tensor import Activation, Tensor, Weight
 
 DTYPES = {"float32": "f32", "float16": "f16", "int32": "i32", "int8": "i8", "uint8": "u8", "uint16": "bf16",
-          "int64": "i64",
-          "uint64": "u64", "float64": "f64"}
+          "int64": "i64", "uint64": "u64", "float64": "f64"}
 
 
 def host_isas() -> list[str]:
@@ -34,27 +29,26 @@ def host_isas() -> list[str]:
 
 
 @cache
-def library(isa: str, name: str):
-    """(ctypes library, manifest) of one Op's variants; the compiled file is kept in the temporary folder by content."""
-    (op,) = (op for op in all_ops() if op.name == name)
-    text, manifest = emit_unit(op.variants(ISAS[isa]), isa)
-    key = hashlib.sha256(text.encode()).hexdigest()[:16]
-    folder = Path(tempfile.gettempdir()) / f"zse-test-kernels-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    path = folder / f"{name}-{isa}-{key}.so"
-    if not path.exists():
-        source = folder / f"{name}-{isa}-{key}-{os.getpid()}.c"
-        source.write_text(text)
-        made = source.with_suffix(".so")
-        subprocess.run([os.environ.get("CC", "gcc"), "-O3", "-std=gnu11", "-shared", "-fPIC", "-ffp-contract=off", "-w",
-                        *ISAS[isa].flags, str(source), "-o", str(made), "-lm"], check=True)
-        made.replace(path)
-        source.unlink()
-    return ctypes.CDLL(str(path)), manifest
+def library(isa: str) -> tuple[Path, dict]:
+    """(file, manifest) of an ISA level's kernel library as the package's build makes it; compiled first if it is stale."""
+    folder = build(isas=[isa], quiet=True)
+    return folder / f"libzse_kernels_{isa}.so", json.loads((folder / f"{isa}.json").read_text())["kernels"]
+
+
+@cache
+def cpu_device(isa: str) -> CPUDevice:
+    """The real device with two threads and one ISA level's kernels."""
+    path, manifest = library(isa)
+    return CPUDevice(threads=2, library=str(path), manifest=manifest)
 
 
 class HostBuffer:
     """An array as a device buffer."""
+
+    freed = False
+
+    def pin(self, count: int) -> None:
+        pass
 
     def __init__(self, array: np.ndarray):
         self.array, self.address, self.nbytes = array, array.ctypes.data, array.nbytes
@@ -64,9 +58,9 @@ class DirectRecorder:
     """Stands for a Recorder: launches run at once, their blocks in `order` (a permutation shows hidden
     dependencies)."""
 
-    def __init__(self, isa: str, op, rng=None):
-        self.library, self.manifest = library(isa, op.name)
-        self.rng = rng
+    def __init__(self, isa: str, rng=None):
+        path, self.manifest = library(isa)
+        self.library, self.rng = ctypes.CDLL(str(path)), rng
 
     def launch(self, symbol, args, grid, independent=False):
         params = self.manifest[symbol]["params"]
@@ -112,8 +106,8 @@ def poisoned(shape, dtype):
     return array
 
 
-def run_case(op, case, isa, rng=None) -> dict:
-    """Launch once; outputs by name: arrays, or HostActivations of int8 outputs."""
+def run_case(op, case, isa, rng=None, threads: bool = False) -> dict:
+    """Launch once; outputs by name: arrays, or HostActivations of int8 outputs. threads: on the real device, as a graph."""
     results, tensors = {}, {name: to_tensor(value) for name, value in case.inputs.items()}
     for name, output in case.outputs.items():
         if output.int8:
@@ -123,7 +117,10 @@ def run_case(op, case, isa, rng=None) -> dict:
         else:
             results[name] = poisoned(output.shape, output.dtype) if output.inout is None else output.inout.copy()
         tensors[name] = to_tensor(results[name])
-    op.launch(DirectRecorder(isa, op, rng), **tensors, **case.options)
+    if threads:
+        cpu_device(isa).run(lambda recorder: op.launch(recorder, **tensors, **case.options))
+    else:
+        op.launch(DirectRecorder(isa, rng), **tensors, **case.options)
     return results
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.kernels.harness import DirectRecorder, host_isas, poisoned, to_tensor
-from zse.kernels.attention import ATTENTION, SEGMENT, attention, num_splits, partial_shape, rows_in_registers
+from zse.kernels.attention import SEGMENT, attention, num_splits, partial_shape, rows_in_registers
 from zse.kernels.attention_cases import PAGE, attention_batch
 
 
@@ -15,7 +15,7 @@ def run(isa, batch, width, **options):
         heads, head_dim = width // batch["k_pages"].shape[2], batch["k_pages"].shape[2]
         shape = partial_shape(len(batch["positions"]), heads, head_dim, batch["page_table"].shape[1] * PAGE)
         options["partial"] = to_tensor(poisoned(shape, np.float32))
-    attention(DirectRecorder(isa, ATTENTION, np.random.default_rng()), out=to_tensor(out), scale=0.125, **tensors,
+    attention(DirectRecorder(isa, np.random.default_rng()), out=to_tensor(out), scale=0.125, **tensors,
               **options)
     return out
 

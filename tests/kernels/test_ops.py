@@ -14,12 +14,14 @@ def test_this_machine_runs_some_kernels():
 
 @pytest.mark.parametrize("isa", host_isas())
 @pytest.mark.parametrize("op", all_ops(), ids=lambda op: op.name)
-def test_reference(op, isa):
+@pytest.mark.parametrize("threads", [False, True], ids=["direct", "graph"])
+def test_reference(op, isa, threads):
+    """direct: blocks one by one in random order; graph: recorded and replayed by the pool's two threads."""
     rng = np.random.default_rng()          # fresh inputs in every run; the seed is in the failure's message
     seed = int(rng.integers(2**32))
     count = 0
     for case in op.cases(np.random.default_rng(seed)):
-        got = run_case(op, case, isa, np.random.default_rng(seed))      # blocks in random order
+        got = run_case(op, case, isa, np.random.default_rng(seed), threads)
         try:
             check_case(op, case, got)
         except AssertionError as error:
