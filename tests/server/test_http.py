@@ -100,7 +100,8 @@ _INVALID = {
     "chunk size lf": _chunked(b"2\n{}\r\n0\r\n\r\n"),
     "chunk too long": _chunked(b"2\r\n{}x\r\n0\r\n\r\n"),
     "chunk without crlf": _chunked(b"2\r\n{}0\r\n\r\n"),
-    "upgrade and chunked": _chunked(b"0\r\n\r\n", b"Transfer-Encoding: chunked\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"),
+    "upgrade and chunked": _chunked(b"0\r\n\r\n", b"Transfer-Encoding: chunked\r\nConnection: Upgrade\r\n"
+                                    b"Upgrade: h2c\r\n"),
 }
 _OTHERS = {
     "unknown route": (b"GET /nope HTTP/1.1\r\n" + H + b"\r\n", 404, "not_found"),

@@ -88,7 +88,8 @@ def test_start_block_and_its_example(start):
     assert re.match(r"ZSE \S+: fake on http://127\.0\.0\.1:\d+ \(context 4096, 8 at once\)\n", process.block)
     assert "weights 1 MiB" in process.block and "engine spawned" in process.block
     command = re.search(r"try: (curl .*)", process.block)[1]
-    output = subprocess.run(["sh", "-c", command.replace("curl", "curl -s")], capture_output=True, text=True, timeout=10)
+    output = subprocess.run(["sh", "-c", command.replace("curl", "curl -s")], stdout=subprocess.PIPE, text=True,
+                            timeout=10)
     assert output.stdout.endswith("data: [DONE]\n\n")
     assert '"content":"o"' in output.stdout
 
@@ -260,7 +261,7 @@ def test_the_engine_dies_with_the_server(start):
 
 
 @pytest.mark.parametrize("options,code,line", [
-    (("--engine", "--fatal model.gguf:_offset_8:_version:_is_9"), 2, "zse: error: model.gguf:_offset_8:_version:_is_9\n"),
+    (("--engine", "--fatal a.gguf:_offset_8:_version:_is_9"), 2, "zse: error: a.gguf:_offset_8:_version:_is_9\n"),
     (("--engine", "--die 7"), 1, "zse: error: the engine process exited with code 7\n")])
 def test_a_start_that_fails_is_one_line_and_the_exit_code(start, options, code, line):
     process = start(*options, wait=False)

@@ -14,6 +14,7 @@ Ctrl-C lets running requests finish (--drain-timeout), a second one stops at onc
 
 
 def add_arguments(parser) -> None:
+    from zse.cli.options import add_engine_options
     from zse.cli.parser import number
 
     parser.add_argument("model", nargs="?", metavar="MODEL",
@@ -23,9 +24,7 @@ def add_arguments(parser) -> None:
     parser.add_argument("--port", type=number(int, 0, 65535), default=8000,
                         help="port (default: 8000; 0 takes a free one)")
     parser.add_argument("--model-name", metavar="NAME", help="what the API calls the model (default: its short name)")
-    parser.add_argument("--threads", type=number(int, 1, 1024), help="CPU threads (default: physical cores)")
-    parser.add_argument("--max-context", type=number(int, 2), metavar="TOKENS",
-                        help="longest prompt and answer together (default: the model's, less if memory is short)")
+    add_engine_options(parser)
     parser.add_argument("--max-rows", "--max-concurrency", type=number(int, 1, 1024), default=8, metavar="N",
                         help="requests that run at once (default: 8)")
     parser.add_argument("--max-queue", type=number(int, 0, 65536), default=256, metavar="N",
@@ -34,9 +33,6 @@ def add_arguments(parser) -> None:
                         help="prompt tokens that may wait (default: 262144)")
     parser.add_argument("--max-body-bytes", type=number(int, 1024), default=2 << 20, metavar="BYTES",
                         help="largest request body (default: 2 MiB)")
-    parser.add_argument("--activations", choices=("int8", "f32"), default="int8",
-                        help="inputs of matrix products: int8 is fast, f32 exact (default: int8)")
-    parser.add_argument("--kv-dtype", choices=("f16", "f32"), default="f16", help="type of the KV cache (default: f16)")
     parser.add_argument("--api-key", metavar="KEY",
                         help="the key that clients must send (default: ZSE_API_KEY); needed unless --host is loopback")
     parser.add_argument("--api-key-file", metavar="FILE", help="read the key from a file")

@@ -33,7 +33,7 @@ class Completion:
     """A checked request of either route. prompts: text or token ids (completions); messages: role/content (chat).
     top_logprobs: None for no log-probabilities, else how many alternatives."""
 
-    model: str
+    model: str | None
     params: SamplingParams
     n: int = 1
     best_of: int = 1
@@ -130,7 +130,7 @@ def _prompt(value, path) -> list:
 
 
 _COMMON = {
-    "model": Field(string(256, empty=False), "A name from GET /v1/models.", required=True),
+    "model": Field(string(256, empty=False), "A name from GET /v1/models; may be left out, one model is served."),
     "max_tokens": Field(integer(1), "Most tokens to generate."),
     "temperature": Field(number(0, 2), "0 is greedy.", 1.0),
     "top_p": Field(number(0, 1, above_low=True), "Nucleus sampling; 1 is off.", 1.0),

@@ -51,6 +51,8 @@ async def _serve(app, request: Request, read: Callable[[dict], Completion], is_c
     app.admission.check()
     long = len(request.body) > OFF_LOOP_BYTES
     completion = await _maybe_in_thread(long, lambda: read(json_body.parse(request.body)))
+    if completion.model is None:
+        completion.model = app.model_names[0]
     app.check_model(completion.model, "model")
     ticket = app.admission.reserve(completion.num_choices, len(request.body) // BYTES_PER_TOKEN)
     channel = Channel(app.engine)
