@@ -204,8 +204,7 @@ class LLM:
             while reply.finish_reason is None:
                 if not self._streams[reply.id]:
                     self._step()
-                for delta in reply.take():
-                    yield delta
+                yield from reply.take()
         finally:
             reply.close()
 
@@ -236,8 +235,8 @@ class LLM:
     # -- log-probabilities of given text
 
     def logits_of(self, token_ids: "Sequence[int]") -> "Iterator[tuple[int, Any]]":
-        """Teacher forcing: yields (start, logits) chunk by chunk; logits f32 [n, vocab_size] (a NumPy copy), line i for
-        the token after token_ids[start + i]. Raises RequestError for ids or lengths that do not fit."""
+        """Teacher forcing: yields (start, logits) chunk by chunk; logits f32 [n, vocab_size] (a NumPy copy), line i
+        for the token after token_ids[start + i]. Raises RequestError for ids or lengths that do not fit."""
         import numpy
         for start, _, _, logits in self._engine.score(list(token_ids)):
             yield start, numpy.array(logits, dtype=numpy.float32).reshape(-1, self.vocab_size)

@@ -1,4 +1,4 @@
-"""From a path to an engine that can step. Weights are read by C threads while Python goes on importing and recording."""
+"""From a path to an engine that can step. C threads read weights while Python goes on importing and recording."""
 
 from zse.engine.config import EngineConfig, ResolvedConfig
 

@@ -1,4 +1,4 @@
-"""The sampler's parameters on the device: one line for each row of logits, rewritten only when the row's request changes.
+"""The sampler's parameters on the device: one line for each row of logits, rewritten when the row's request changes.
 
 The draws themselves are kernels (zse.kernels.sample). What is random depends on the request's seed and the position of
 the token alone, so a request gives the same tokens alone, in a batch, and after a preemption.
@@ -44,7 +44,7 @@ class SamplerState:
         self._write_seen(requests)
 
     def read(self) -> list[tuple[int, tuple[float, list[tuple[int, float]]] | None]]:
-        """(token, None or (logprob, [(token, logprob), ...])) of each line; token -1 where the logits were not finite."""
+        """(token, None or (logprob, [(token, logprob), ...])) of each line; token -1: the logits were not finite."""
         results = []
         for line, request in enumerate(self._batch):
             if self._status[line]:

@@ -1,0 +1,222 @@
+"""The engine over the CPU device with a tiny model: what it says must not depend on how it was batched."""
+
+import math
+
+import numpy as np
+import pytest
+import tiny_model
+from tiny_model import CONTEXT, EOS, NAN_TOKEN, VOCAB
+
+from zse.engine.config import EngineConfig
+from zse.engine.load import load_engine
+from zse.engine.metrics import Phases
+from zse.errors import ConfigError, RequestError
+from zse.sampling.params import SamplingParams
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny_model.write(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def engine_of(model):
+    loaded = []
+
+    def make(**options):
+        options = dict(model=str(model), threads=2, activations="f32") | options
+        loaded.append(load_engine(EngineConfig(**options), Phases(lambda: 0.0)))
+        return loaded[-1].engine
+
+    yield make
+    for item in loaded:
+        item.engine.close()
+        item.source.close()
+
+
+def prompt(length, seed=0):
+    return np.random.default_rng(seed).integers(3, NAN_TOKEN, length).tolist()
+
+
+def drain(engine):
+    """{id: (tokens, logprobs, finish)}"""
+    replies = {}
+    while engine.has_work:
+        for output in engine.step():
+            tokens, logprobs, _ = replies.get(output.id, ([], [], None))
+            replies[output.id] = (tokens + output.tokens, logprobs + (output.logprobs or []), output.finish)
+        assert engine.scheduler.check_integrity() == []
+    return replies
+
+
+def run(engine, **requests):
+    """{name: (tokens, logprobs, finish)} of requests that are submitted together: name=(prompt, params)."""
+    for id, (ids, params) in enumerate(requests.values()):
+        engine.submit(id, ids, params)
+    replies = drain(engine)
+    return {name: replies[id] for id, name in enumerate(requests)}
+
+
+def greedy(max_tokens=12, **changes):
+    return SamplingParams(**dict(max_tokens=max_tokens, temperature=0.0, ignore_eos=True) | changes)
+
+
+def sampled(seed, max_tokens=12, **changes):
+    return SamplingParams(max_tokens=max_tokens, temperature=1.0, seed=seed, ignore_eos=True, **changes)
+
+
+MANY = {
+    "short": (prompt(1, 1), greedy()), "page": (prompt(16, 2), greedy()), "over": (prompt(17, 3), sampled(1)),
+    "long": (prompt(90, 4), greedy(30)), "top_k": (prompt(5, 5), sampled(2, top_k=5)),
+    "top_p": (prompt(9, 6), sampled(3, top_p=0.8)), "min_p": (prompt(12, 7), sampled(4, min_p=0.05)),
+    "penalties": (prompt(20, 8), sampled(5, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.3)),
+    "bias": (prompt(7, 9), sampled(6, logit_bias={5: 3.0, 9: -50.0})), "same seed": (prompt(17, 3), sampled(1)),
+}
+
+
+def alone(engine_of, names=MANY, **options):
+    engine = engine_of(**options)
+    return {name: run(engine, **{name: MANY[name]})[name] for name in names}
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_a_batch_gives_what_each_request_gives_alone(engine_of, quantize):
+    options = dict(max_rows=4, quantize=quantize, activations="int8" if quantize else "f32")
+    solo, together = alone(engine_of, **options), run(engine_of(**options), **MANY)
+    assert {name: reply[0] for name, reply in together.items()} == {name: reply[0] for name, reply in solo.items()}
+    assert together["over"] == together["same seed"]
+    assert all(reply[2] == "length" for reply in together.values())
+
+
+@pytest.mark.parametrize("chunk", [4, 5, 16, 17, 33])
+def test_chunked_prefill_gives_what_whole_prefill_gives(engine_of, chunk):
+    names = ("page", "over", "long", "penalties")
+    whole = alone(engine_of, names, max_rows=4, max_tokens_per_step=256)
+    chunked = alone(engine_of, names, max_rows=4, max_tokens_per_step=chunk)
+    assert {name: reply[0] for name, reply in chunked.items()} == {name: reply[0] for name, reply in whole.items()}
+
+
+def test_preemption_does_not_change_tokens(engine_of):
+    names = ("over", "penalties", "page", "top_p")
+    requests = {name: (MANY[name][0], sampled(11, 40, presence_penalty=0.4)) for name in names}
+    roomy = run(engine_of(max_rows=4), **requests)
+    engine = engine_of(max_rows=4, num_pages=9)
+    tight = run(engine, **requests)
+    assert engine.scheduler.counters.preemptions > 0
+    assert {name: reply[0] for name, reply in tight.items()} == {name: reply[0] for name, reply in roomy.items()}
+
+
+def test_log_probabilities(engine_of):
+    engine = engine_of()
+    ids = prompt(20)
+    reply, logprobs, _ = run(engine, a=(ids, greedy(10, logprobs=5)))["a"]
+    for token, entry in zip(reply, logprobs, strict=True):
+        assert entry.top[0] == (token, pytest.approx(entry.logprob)) and len(entry.top) == 5
+        assert [value for _, value in entry.top] == sorted((value for _, value in entry.top), reverse=True)
+    # Teacher forcing over prompt and reply says the same of each sampled token.
+    scores = [value for _, some, _, _ in engine.score(ids + reply) for value in some][len(ids) - 1:-1]
+    assert [entry.logprob for entry in logprobs] == pytest.approx(scores, abs=2e-4)   # f16 KV, other kernels
+    everything = run(engine, a=(ids, greedy(1, logprobs=20)))["a"][1][0].top
+    assert 0 < sum(math.exp(value) for _, value in everything) <= 1.0001
+
+
+def test_scores_agree_with_the_logits(engine_of):
+    engine = engine_of()
+    ids = prompt(50)
+    at = 0
+    for start, logprobs, top1, logits in engine.score(ids):
+        lines = np.array(logits, dtype=np.float64).reshape(-1, VOCAB)
+        assert start == at and len(lines) == len(logprobs) == len(top1)
+        at += len(lines)
+        assert top1 == lines.argmax(axis=1).tolist()
+        following = ids[start + 1:start + 1 + len(lines)]
+        total = np.log(np.exp(lines).sum(axis=1))
+        for line, token in enumerate(following):
+            assert logprobs[line] == pytest.approx(lines[line, token] - total[line], abs=1e-5)
+    assert at == 50 and engine.scheduler.cache.num_free == engine.scheduler.cache.num_pages
+    assert engine.scheduler.check_integrity() == []
+
+
+def test_scoring_beside_running_requests_disturbs_nobody(engine_of):
+    engine = engine_of(max_rows=2)
+    expected = run(engine, a=MANY["long"])["a"][0]
+    quiet = [value for _, some, _, _ in engine.score(prompt(40)) for value in some]
+    engine.submit(1, *MANY["long"])
+    got, scores = [], []
+    for _, some, _, _ in engine.score(prompt(40)):
+        scores += some
+        got += [token for output in engine.step() for token in output.tokens]
+    assert engine.scheduler.check_integrity() == []
+    got += drain(engine)[1][0]
+    assert got == expected and scores == quiet
+
+
+def test_a_row_that_is_not_finite_fails_alone(engine_of, tmp_path):
+    engine = engine_of(model=str(tiny_model.write(tmp_path / "nan", nan=True)), max_rows=4)
+    expected = run(engine, a=MANY["page"], b=MANY["top_k"])
+    got = run(engine, a=MANY["page"], bad=([5, NAN_TOKEN, 6], greedy()), b=MANY["top_k"])
+    assert got["bad"] == ([], [], "error")
+    assert got["a"] == expected["a"] and got["b"] == expected["b"]
+    # Pages that held NaN are used again by the next request; nothing of it may show.
+    assert run(engine, a=MANY["page"])["a"] == expected["a"]
+
+
+def test_rows_are_used_again(engine_of):
+    engine = engine_of(max_rows=1)
+    first = alone(lambda **options: engine)
+    assert alone(lambda **options: engine, reversed(list(MANY))) == first
+
+
+def test_bias_and_penalties_do_what_they_say(engine_of):
+    engine = engine_of()
+    forced = run(engine, a=(prompt(5), sampled(1, logit_bias={77: 100.0})))["a"][0]
+    assert forced == [77] * 12
+    banned = run(engine, a=(prompt(5), greedy(1)))["a"][0][0]
+    assert run(engine, a=(prompt(5), greedy(1, logit_bias={banned: -100.0})))["a"][0] != [banned]
+    # Two favourites 30 apart (logits themselves differ by less): every 77 makes the next 2 dearer until 78 wins.
+    bias = {77: 100.0, 78: 70.0}
+    assert set(run(engine, a=(prompt(5), greedy(40, logit_bias=bias)))["a"][0]) == {77}
+    penalties = dict(frequency_penalty=2.0, presence_penalty=2.0)
+    assert set(run(engine, a=(prompt(5), greedy(40, logit_bias=bias, **penalties)))["a"][0]) == {77, 78}
+    # Those two count the reply only; repetition looks at the prompt too, and divides a logit above 0.
+    ids = [77] * 5
+    assert run(engine, a=(ids, greedy(1, logit_bias=bias, **penalties)))["a"][0] == [77]
+    assert run(engine, a=(ids, greedy(1, logit_bias=bias, repetition_penalty=2.0)))["a"][0] == [78]
+
+
+def test_stop_ids_eos_and_the_context_end_a_reply(engine_of):
+    engine = engine_of()
+    tokens = run(engine, a=(prompt(9), greedy(20)))["a"][0]
+    stop = tokens[4]
+    cut, _, finish = run(engine, a=(prompt(9), greedy(20, stop_token_ids=(stop,))))["a"]
+    assert finish == "stop" and cut == tokens[:tokens.index(stop) + 1]
+    eos = SamplingParams(max_tokens=5, temperature=0.0, logit_bias={EOS: 100.0})
+    assert run(engine, a=(prompt(9), eos))["a"] == ([EOS], [], "stop")
+    full, _, finish = run(engine, a=(prompt(CONTEXT - 3), SamplingParams(temperature=0.0, ignore_eos=True)))["a"]
+    assert (len(full), finish) == (3, "length")
+    with pytest.raises(RequestError, match="context is 256 tokens"):
+        engine.submit(1, prompt(CONTEXT), greedy(1))
+    with pytest.raises(RequestError, match="more than the context"):
+        list(engine.score(prompt(CONTEXT + 1)))
+    with pytest.raises(RequestError, match="token id 160 is outside"):
+        list(engine.score([VOCAB]))
+    assert engine.scheduler.check_integrity() == []
+
+
+def test_cancel_in_the_middle_leaves_the_others_alone(engine_of):
+    engine = engine_of(max_rows=4, max_tokens_per_step=16)
+    expected = run(engine, a=MANY["page"], b=MANY["top_p"])
+    engine.submit(0, *MANY["page"])
+    engine.submit(1, *MANY["top_p"])
+    engine.submit(2, *MANY["long"])
+    engine.submit(3, *MANY["over"])
+    outputs = [*engine.step(), *engine.step()]
+    assert engine.cancel(2) and engine.cancel(3)
+    outputs += [output for _ in range(40) for output in engine.step()]
+    got = {id: [token for output in outputs if output.id == id for token in output.tokens] for id in (0, 1)}
+    assert got == {0: expected["a"][0], 1: expected["b"][0]} and not engine.has_work
+
+
+def test_memory_limits_are_kept(model):
+    with pytest.raises(ConfigError, match="MiB of memory"):
+        load_engine(EngineConfig(model=str(model), max_memory=1000), Phases(lambda: 0.0))
