@@ -5,6 +5,7 @@ from collections import deque
 from typing import NamedTuple
 
 from zse.engine.metrics import Phases, since_exec_clock
+from zse.errors import ConfigError, RequestError
 
 _clock = since_exec_clock()   # taken when this module is imported: the earlier, the truer
 
@@ -55,13 +56,15 @@ class LLM:
 
     model: a name of the store, or a path. threads: default ZSE_THREADS, else physical cores. activations: "int8" or
     "f32". kv_dtype: "f16" or "f32". max_context: tokens of prompt and reply (default: the model's). max_rows: requests
-    that run as one batch. Further options are EngineConfig's. Raises ZSEError with one line that says what is wrong.
+    that run as one batch. prepare_chat: load the chat template at once, while weights are read, instead of at the first
+    chat. Further options are EngineConfig's. Raises ZSEError with one line that says what is wrong.
 
     Not for several threads at once; several streams may be read in turns.
     """
 
     def __init__(self, model: "str | os.PathLike", *, threads: int | None = None, max_context: int | None = None,
-                 max_rows: int = 8, activations: str = "int8", kv_dtype: str = "f16", **options):
+                 max_rows: int = 8, activations: str = "int8", kv_dtype: str = "f16",
+                 prepare_chat: bool = False, **options):
         self._phases = phases = Phases(_clock)
         phases.mark("interpreter and command line")
         import threading
@@ -73,10 +76,11 @@ class LLM:
                               max_rows=max_rows, activations=activations, kv_dtype=kv_dtype, **options)
         phases.mark("imports")
         self._tokenizer = self._template = self._tokenizer_error = None
+        self._wants_chat = prepare_chat
         self._tokenizer_thread: threading.Thread | None = None
 
         def start_tokenizer(source) -> None:
-            self._has_template = source.chat_template is not None
+            self._has_template = bool(source.chat_template)
             # Reading the vocabulary is C code without the interpreter lock, beside the reading of weights.
             self._tokenizer_thread = threading.Thread(target=self._load_tokenizer, args=(source,), daemon=True)
             self._tokenizer_thread.start()
@@ -129,30 +133,32 @@ class LLM:
         return self._has_template
 
     def _load_tokenizer(self, source) -> None:
-        from zse.errors import ZSEError
         try:
             from zse.tokenizer.load import load_tokenizer
             self._tokenizer = load_tokenizer(source)
             self._phases.mark("tokenizer loaded")
-        except ZSEError as error:
-            self._tokenizer_error = error   # token ids still work; whoever needs text gets the error
-        except BaseException as error:
+            if self._wants_chat:
+                self._template = self._load_template(source, self._tokenizer)
+                self._phases.mark("chat template loaded")
+        except BaseException as error:   # kept for whoever needs text; token ids work without a tokenizer
             self._tokenizer_error = error
-            raise
 
     def _join_tokenizer(self) -> None:
         thread, self._tokenizer_thread = self._tokenizer_thread, None
         if thread is not None:
             thread.join()
 
+    @staticmethod
+    def _load_template(source, tokenizer):
+        from zse.tokenizer.chat_template import load_chat_template
+        return load_chat_template(source, tokenizer)
+
     def _chat_template(self):
-        from zse.errors import UnsupportedError
+        tokenizer = self.tokenizer
         if self._template is None:
-            if not self._has_template:
-                raise UnsupportedError("chat with", self.config.model, ["generate() and stream(): a base model has no "
-                                                                        "chat template"])
-            from zse.tokenizer.chat_template import ChatTemplate
-            self._template = ChatTemplate(self._loaded.source.chat_template, self.tokenizer)
+            self._template = self._load_template(self._loaded.source, tokenizer)
+        if self._template is None:
+            raise ConfigError(f"{self.config.model} is a base model without a chat template; use generate() or stream()")
         return self._template
 
     # -- replies
@@ -190,10 +196,11 @@ class LLM:
         """chat(), streamed."""
         return self._stream(self.encode_chat(messages), params)
 
-    def encode_chat(self, messages: "list[dict]") -> list[int]:
-        """Token ids of a conversation, up to where the reply begins. Control tokens in a message stay plain text."""
-        rendered = self._chat_template().render(messages, add_generation_prompt=True)
-        return self.tokenizer.encode(rendered.text, special=True, add_bos=False, barriers=rendered.barriers)
+    def encode_chat(self, messages: "list[dict]", **variables) -> list[int]:
+        """Token ids of a conversation, up to where the reply begins. Control tokens in a message stay plain text.
+        variables: what else the template may read, such as enable_thinking=False. Raises ConfigError for a base model,
+        RequestError for messages that the template refuses."""
+        return self._chat_template().encode(messages, add_generation_prompt=True, **variables)
 
     def _stream(self, prompt: list[int], params) -> "Iterator[Delta]":
         # Submitted now, not at the first next(): a refusal is raised by the call that made it.
@@ -298,7 +305,6 @@ class _Reply:
 
     def _delta(self, output) -> Delta:
         if output.finish == "error":
-            from zse.errors import RequestError
             raise RequestError("the model gave numbers that are not finite", status=500, type="server_error",
                                code="numerical_error")
         if self._detokenizer is None:   # here, not at submission: text may be wanted of token ids without a tokenizer

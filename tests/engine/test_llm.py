@@ -1,0 +1,153 @@
+"""Offline use with the public models: text, streams, batches, teacher forcing."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+from zse import LLM, SamplingParams
+from zse.errors import ConfigError, ModelNotFoundError, RequestError
+
+GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
+MESSAGES = [{"role": "user", "content": "Name three colors."}]
+PROMPTS = ["The capital of France is", "Water boils at", "def fibonacci(n):", "One, two, three,", "Once upon a time",
+           "Dear Sir or Madam,", "The largest planet is", "<html><body>"]
+
+
+@pytest.fixture(scope="module")
+def smollm2(real_models):
+    with LLM(real_models["smollm2"], threads=2, max_rows=8, prepare_chat=True) as llm:
+        yield llm
+
+
+def test_stream_generate_and_chat_agree(smollm2):
+    output = smollm2.generate(PROMPTS[0], GREEDY)[0]
+    deltas = list(smollm2.stream(PROMPTS[0], GREEDY))
+    assert "".join(delta.text for delta in deltas) == output.text and output.text
+    assert [id for delta in deltas for id in delta.token_ids] == output.token_ids
+    assert [delta.finish_reason for delta in deltas if delta.finish_reason] == [output.finish_reason]
+    assert output.prompt_token_ids == smollm2.tokenizer.encode(PROMPTS[0])
+    reply = smollm2.chat(MESSAGES, GREEDY)
+    assert reply.text == "".join(delta.text for delta in smollm2.stream_chat(MESSAGES, GREEDY))
+    assert reply.prompt_token_ids == smollm2.encode_chat(MESSAGES)
+    assert reply.finish_reason == "stop" and reply.token_ids[-1] in smollm2.tokenizer.eos_ids
+    assert "<|im_end|>" not in reply.text and "Red" in reply.text
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(max_tokens=24, temperature=0.9, top_p=0.9, seed=7)])
+def test_eight_at_once_give_what_each_gives_alone(smollm2, params):
+    together = smollm2.generate(PROMPTS, params)
+    assert [output.token_ids for output in together] == [smollm2.generate(p, params)[0].token_ids for p in PROMPTS]
+    assert smollm2._engine.scheduler.check_integrity() == [] and not smollm2._engine.has_work
+
+
+def test_chunks_and_preemption_do_not_change_the_reply(real_models, smollm2):
+    prompts = [" ".join(PROMPTS) * 3, PROMPTS[2], PROMPTS[4]]
+    params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+    expected = [output.token_ids for output in smollm2.generate(prompts, params)]
+    with LLM(real_models["smollm2"], threads=1, max_rows=3, max_tokens_per_step=37, num_pages=12) as llm:
+        assert [output.token_ids for output in llm.generate(prompts, params)] == expected
+
+
+def test_a_stop_string_ends_the_text_before_it_and_the_request(smollm2):
+    whole = smollm2.chat(MESSAGES, GREEDY).text
+    stop = whole[5:9]
+    deltas = list(smollm2.stream_chat(MESSAGES, SamplingParams(max_tokens=24, temperature=0.0, stop=(stop, "zzz"))))
+    assert "".join(delta.text for delta in deltas) == whole[:whole.index(stop)]
+    assert deltas[-1].finish_reason == "stop" and not smollm2._engine.has_work
+
+
+def test_leaving_a_stream_stops_the_request(smollm2):
+    stream = smollm2.stream(PROMPTS[4], SamplingParams(max_tokens=500, ignore_eos=True))
+    next(stream)
+    assert smollm2._engine.has_work
+    stream.close()
+    assert not smollm2._engine.has_work and not smollm2._streams
+
+
+def test_two_streams_in_turns(smollm2):
+    alone = [smollm2.generate(prompt, GREEDY)[0].token_ids for prompt in PROMPTS[:2]]
+    streams = [smollm2.stream(prompt, GREEDY) for prompt in PROMPTS[:2]]
+    got = [[], []]
+    while any(streams):
+        for index, stream in enumerate(streams):
+            if stream:
+                delta = next(stream, None)
+                if delta is None:
+                    streams[index] = None
+                else:
+                    got[index] += delta.token_ids
+    assert got == alone
+
+
+def test_the_same_seed_gives_the_same_reply(smollm2):
+    def reply(seed):
+        return smollm2.generate(PROMPTS[4], SamplingParams(max_tokens=16, seed=seed))[0].token_ids
+    assert reply(1) == reply(1) != reply(2)
+    assert len({tuple(reply(None)) for _ in range(3)}) > 1
+
+
+def test_refusals(smollm2):
+    with pytest.raises(RequestError, match="context is 8192 tokens") as caught:
+        smollm2.generate([[1] * 8192], GREEDY)
+    assert caught.value.code == "context_length_exceeded"
+    for params, param in ((SamplingParams(temperature=2.5), "temperature"), (SamplingParams(top_p=0.0), "top_p"),
+                          (SamplingParams(min_p=float("nan")), "min_p"), (SamplingParams(logprobs=21), "logprobs"),
+                          (SamplingParams(max_tokens=0), "max_tokens"), (SamplingParams(stop=("",)), "stop"),
+                          (SamplingParams(repetition_penalty=0.0), "repetition_penalty"),
+                          (SamplingParams(logit_bias={1: 101.0}), "logit_bias")):
+        with pytest.raises(RequestError) as caught:
+            smollm2.stream(PROMPTS[0], params)
+        assert caught.value.param == param
+    with pytest.raises(RequestError):   # the second is refused: the first must not run on
+        smollm2.generate([[1], [1] * 9000], GREEDY)
+    assert not smollm2._engine.has_work and not smollm2._streams
+    with pytest.raises(ValueError, match="2 SamplingParams for 1 prompts"):
+        smollm2.generate(["a"], [GREEDY, GREEDY])
+    with pytest.raises(ModelNotFoundError):
+        LLM("no-such-model-anywhere")
+    with pytest.raises(ConfigError, match="max_rows"):
+        LLM(__file__, max_rows=0)
+
+
+def test_a_base_model_says_that_it_cannot_chat(real_models):
+    with LLM(real_models["gemma3-270m"], max_context=512, max_rows=1) as llm:
+        assert not llm.has_chat_template and llm.config.max_context == 512
+        with pytest.raises(ConfigError, match="base model without a chat template"):
+            llm.chat(MESSAGES)
+        assert "France" in llm.generate(PROMPTS[0], GREEDY)[0].text
+
+
+@pytest.mark.parametrize(("name", "file"), [("smollm2", "smollm2"), ("gemma3-270m", "gemma")])
+def test_f32_activations_follow_the_reference(real_models, goldens, name, file):
+    """Greedy tokens equal the float32 reference's as long as its margin is clear; teacher forcing agrees in nats."""
+    golden = json.loads((goldens / f"{file}.json").read_text())
+    with LLM(real_models[name], activations="f32", max_rows=4, max_context=2048) as llm:
+        params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+        outputs = llm.generate([case["prompt_ids"] for case in golden["cases"]], params)
+        for case, output in zip(golden["cases"], outputs, strict=True):
+            reference = case["reference"]["output_ids"]
+            margins = case["reference"].get("margins") or [1.0] * len(reference)
+            clear = next((i for i, margin in enumerate(margins) if margin < 0.02), len(margins))
+            assert output.token_ids[:clear] == reference[:min(clear, 24)]
+        ids = golden["perplexity"]["token_ids"][:129]
+        scores = llm.logprobs_of(ids)
+        reference = golden["perplexity"]["nll_reference"][:128]
+        # f16 KV and f16 scales: single tokens differ by up to a few hundredths of a nat, their mean by far less.
+        assert sum(scores.logprobs) / 128 == pytest.approx(-sum(reference) / 128, abs=0.005)
+        assert llm.perplexity(ids) == pytest.approx(math.exp(-sum(scores.logprobs) / 128))
+        starts = [(start, len(logits)) for start, logits in llm.logits_of(ids)]
+        assert sum(count for _, count in starts) == 129 and starts[0][0] == 0
+
+
+def test_the_start_path_imports_no_heavy_package(real_models):
+    script = ("import sys; from zse import LLM, SamplingParams\n"
+              "llm = LLM(sys.argv[1], max_rows=1)\n"
+              "text = next(llm.stream('Hello', SamplingParams(max_tokens=1)))\n"
+              "heavy = {'numpy', 'tokenizers', 'uvicorn', 'asyncio', 'huggingface_hub', 'torch', 'jinja2', 'zse.kernel.ir'}\n"
+              "print(sorted(heavy & set(sys.modules)))\n"
+              "llm.close()\n")
+    done = subprocess.run([sys.executable, "-c", script, str(real_models["smollm2"])], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr

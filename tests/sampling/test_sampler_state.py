@@ -1,0 +1,89 @@
+"""What the host writes for the sampler, on a device that runs nothing."""
+
+from zse.runtime.null import NullDevice
+from zse.sampling.params import SamplingParams
+from zse.sampling.state import SamplerState
+from zse.scheduler.request import Request
+
+VOCAB = 100
+
+
+def make():
+    return SamplerState(NullDevice(), VOCAB, max_rows=4, max_tokens=64)
+
+
+def request(arrival, prompt=(1, 2, 3), seed=0, **params):
+    return Request(arrival, list(prompt), SamplingParams(**params), seed=seed, stop_ids=frozenset(), max_len=60,
+                   arrival=arrival)
+
+
+def views(state, *names):
+    return {name: state._views[name].tolist() for name in names}
+
+
+def seen(state, line):
+    start, ids, counts = (state._views[name].tolist() for name in ("seen_start", "seen_ids", "seen_counts"))
+    return dict(zip(ids[start[line]:start[line + 1]], counts[start[line]:start[line + 1]], strict=True))
+
+
+def biases(state, line):
+    start, ids, values = (state._views[name].tolist() for name in ("bias_start", "bias_ids", "bias_values"))
+    return dict(zip(ids[start[line]:start[line + 1]], values[start[line]:start[line + 1]], strict=True))
+
+
+def test_lines_follow_their_requests():
+    state = make()
+    hot, cold = request(0, temperature=1.5, top_k=7, seed=2**64 - 1), request(1, temperature=0.0, logprobs=3)
+    state.prepare([hot, cold])
+    got = views(state, "temperature", "top_k", "num_logprobs", "counter", "seed")
+    assert got["temperature"][:2] == [1.5, 0.0] and got["top_k"][:2] == [7, 0] and got["num_logprobs"][:2] == [-1, 3]
+    assert got["counter"][:2] == [3, 3] and got["seed"][0] == 2**64 - 1
+    cold.tokens.append(9)
+    state.prepare([cold])
+    got = views(state, "temperature", "num_logprobs", "counter")
+    assert (got["temperature"][0], got["num_logprobs"][0], got["counter"][0]) == (0.0, 3, 4)
+
+
+def test_penalties_count_the_reply_and_repetition_sees_the_prompt():
+    state = make()
+    plain, frequency = request(0), request(1, frequency_penalty=0.5)
+    repetition = request(2, prompt=(5, 5, 6), repetition_penalty=1.2)
+    state.prepare([plain, frequency, repetition])
+    assert [seen(state, line) for line in range(3)] == [{}, {}, {5: 0, 6: 0}]
+    for item in (plain, frequency, repetition):
+        item.tokens.extend([5, 8, 8])
+    state.prepare([repetition, frequency])
+    assert [seen(state, line) for line in range(2)] == [{5: 1, 6: 0, 8: 2}, {5: 1, 8: 2}]
+    state.prepare([plain])
+    assert seen(state, 0) == {} and not state._histories
+    state.prepare([plain, frequency])
+    assert seen(state, 1) == {5: 1, 8: 2}
+
+
+def test_biases_come_and_go_with_their_request():
+    state = make()
+    plain, biased = request(0), request(1, logit_bias={4: 2.0, 7: -1.0})
+    state.prepare([plain, biased])
+    assert [biases(state, line) for line in range(2)] == [{}, {4: 2.0, 7: -1.0}]
+    state.prepare([biased, plain])
+    assert [biases(state, line) for line in range(2)] == [{4: 2.0, 7: -1.0}, {}]
+    state.prepare([biased])
+    state.prepare([plain])
+    assert biases(state, 0) == {}
+    state.prepare([plain, plain, biased])
+    assert [biases(state, line) for line in range(3)] == [{}, {}, {4: 2.0, 7: -1.0}]
+
+
+def test_results_are_read_line_by_line():
+    state = make()
+    state.prepare([request(0), request(1, logprobs=2), request(2)])
+    for name, values in (("tokens", [11, 12, 13]), ("status", [0, 0, 1]), ("logprob", [0.0, -0.5, 0.0])):
+        state._views[name][:3] = _array(state._views[name].format, values)
+    state._views["top_ids"][20:23] = _array("i", [12, 40, -1])
+    state._views["top_logprobs"][20:23] = _array("f", [-0.5, -1.5, 0.0])
+    assert state.read() == [(11, None), (12, (-0.5, [(12, -0.5), (40, -1.5)])), (-1, None)]
+
+
+def _array(format, values):
+    from array import array
+    return memoryview(array(format, values))
