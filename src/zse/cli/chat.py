@@ -29,7 +29,7 @@ def run(args) -> int:
     from zse.errors import ConfigError
 
     params = sampling_params(args)
-    llm = open_llm(args, max_rows=1)
+    llm = open_llm(args, max_rows=1, prepare_chat=True)
     try:
         if not llm.has_chat_template:
             raise ConfigError(f"{args.model} is a base model without a chat template; use: zse run {args.model} TEXT")

@@ -31,7 +31,7 @@ def run(args) -> int:
     from zse.errors import ConfigError
 
     params = sampling_params(args)
-    llm = open_llm(args, max_rows=1)
+    llm = open_llm(args, max_rows=1, prepare_chat=not args.raw)
     try:
         prompt = _prompt(args.prompt)
         if not prompt:

@@ -158,7 +158,7 @@ class LLM:
         if self._template is None:
             self._template = self._load_template(self._loaded.source, tokenizer)
         if self._template is None:
-            raise ConfigError(f"{self.config.model} is a base model without a chat template; use generate() or stream()")
+            raise ConfigError(f"{self.config.model} is a base model without a chat template: use generate()")
         return self._template
 
     # -- replies
@@ -249,7 +249,7 @@ class LLM:
             yield start, numpy.array(logits, dtype=numpy.float32).reshape(-1, self.vocab_size)
 
     def logprobs_of(self, token_ids: "Sequence[int]") -> Scores:
-        """log p(token i + 1 | tokens 0..i) for every i, and the likeliest tokens. Raises RequestError as logits_of()."""
+        """log p(token i + 1 | tokens 0..i) for every i, and the likeliest tokens. Errors as logits_of()."""
         logprobs: list[float] = []
         top1: list[int] = []
         for _, some, ids, _ in self._engine.score(list(token_ids)):
