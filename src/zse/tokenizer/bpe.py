@@ -42,13 +42,18 @@ _SPECIAL = (UNKNOWN, CONTROL)
 _IGNORE_MERGES, _ADD_SPACE_PREFIX = 2, 1
 _FIELDS = {0: "tokenizer.ggml.tokens", 1: "tokenizer.ggml.scores", 2: "tokenizer.ggml.token_type", 3: "tokenizer.ggml.merges",
            4: "tokenizer"}
-# magic, vocab_size, bos, eos, unknown, pad, adds_bos, adds_eos, strips_space, number of eos_ids; then those ids
-_SECTION = struct.Struct("<8s9i")
+# magic, vocab_size, bos, eos, unknown, pad, adds_bos, adds_eos, strips_space, is_nfc, number of eos_ids; then those ids
+_SECTION = struct.Struct("<8s10i")
 _SECTION_MAGIC = b"ZSETOK\x01\n"
 
 
 class BPETokenizer(Tokenizer):
-    """A tokenizer in C. Made by from_gguf() or from_section()."""
+    """A tokenizer in C. Made by from_gguf() or from_section().
+
+    is_nfc: texts are brought to Unicode's normal form C first (Qwen's tokenizer.json asks for it).
+    """
+
+    is_nfc = False
 
     def __init__(self, handle: int, keep: object = None):
         self._library = native.library()
@@ -92,7 +97,10 @@ class BPETokenizer(Tokenizer):
         return bool(self._library.zt_ends_inside(self._handle, data, len(data)))
 
     def _encode(self, text: str, special: bool, barriers: Sequence[int]) -> list[int]:
-        return self.encode_bytes(text.encode("utf-8", "surrogatepass"), special=special, barriers=barriers)
+        data = text.encode("utf-8", "surrogatepass")
+        if self.is_nfc and len(data) != len(text):
+            data, barriers = _normalized(data, barriers)
+        return self.encode_bytes(data, special=special, barriers=barriers)
 
     def encode_bytes(self, data: bytes, *, special: bool = False, barriers: Sequence[int] = ()) -> list[int]:
         """As encode() of any bytes, UTF-8 or not, with nothing added at the ends."""
@@ -128,7 +136,8 @@ class BPETokenizer(Tokenizer):
         def word(id):
             return -1 if id is None else id
         head = _SECTION.pack(_SECTION_MAGIC, self.vocab_size, word(self.bos_id), word(self.eos_id), word(self.unknown_id),
-                             word(self.pad_id), self.adds_bos, self.adds_eos, self.strips_space, len(self.eos_ids))
+                             word(self.pad_id), self.adds_bos, self.adds_eos, self.strips_space, self.is_nfc,
+                             len(self.eos_ids))
         head += struct.pack(f"<{len(self.eos_ids)}i", *sorted(self.eos_ids))
         head += bytes(-len(head) % 64)
         size = self._library.zt_image(self._handle, None, 0)
@@ -137,18 +146,20 @@ class BPETokenizer(Tokenizer):
         return head + image.raw
 
 
-def from_gguf(fields: dict, path: str = "GGUF") -> BPETokenizer:
+def from_gguf(fields: dict, path: str = "GGUF", pre_tokenizer: tuple[int, bool, bool] | None = None) -> BPETokenizer:
     """The tokenizer that the `tokenizer.ggml.*` metadata describes.
 
-    fields: full keys; strings, numbers, and arrays as objects with `.raw` (the payload as in the file) and `.count`.
-    FormatError: damaged. UnsupportedError: another kind of tokenizer or pre-tokenizer.
+    fields: full keys; strings, numbers, and arrays as objects with `.raw` (the payload as in the file), `.count`, `.type`.
+    pre_tokenizer: as a value of PRE_TOKENIZERS, for callers that know better than tokenizer.ggml.pre. FormatError: damaged. UnsupportedError: another kind of tokenizer or pre-tokenizer.
     """
     name = fields.get("tokenizer.ggml.model")
     if name not in MODELS:
         raise UnsupportedError("tokenizer", name, MODELS)
     model = MODELS[name]
     pre, ignore_merges, default_bos = NONE, False, True
-    if model == BPE:
+    if model == BPE and pre_tokenizer is not None:
+        pre, ignore_merges, default_bos = pre_tokenizer
+    elif model == BPE:
         pre_name = fields.get("tokenizer.ggml.pre", "default")
         if pre_name not in PRE_TOKENIZERS:
             raise UnsupportedError("pre-tokenizer", pre_name, sorted(PRE_TOKENIZERS))
@@ -214,11 +225,11 @@ def from_section(section: bytes | bytearray | memoryview, path: str = "tokenizer
     view = memoryview(section).cast("B")
     if len(view) < _SECTION.size or bytes(view[:8]) != _SECTION_MAGIC:
         raise FormatError(path, 0, "tokenizer", "not a tokenizer section of this version; convert the model again")
-    _, size, bos, eos, unknown, pad, adds_bos, adds_eos, strips_space, num_ends = _SECTION.unpack_from(view)
+    _, size, bos, eos, unknown, pad, adds_bos, adds_eos, strips_space, is_nfc, num_ends = _SECTION.unpack_from(view)
     start = _SECTION.size + 4 * num_ends
     start += -start % 64
     if not 0 <= num_ends <= 64 or start >= len(view):
-        raise FormatError(path, 44, "tokenizer", "the end-of-generation ids do not fit in the section")
+        raise FormatError(path, 48, "tokenizer", "the end-of-generation ids do not fit in the section")
     ends = struct.unpack_from(f"<{num_ends}i", view, _SECTION.size)
     # A copy that starts on a page: the tables are used where they lie and need 8-byte alignment.
     image = bytearray(view[start:])
@@ -231,7 +242,7 @@ def from_section(section: bytes | bytearray | memoryview, path: str = "tokenizer
     if made.vocab_size != size or any(not -1 <= id < size for id in (bos, eos, unknown, pad, *ends)) or -1 in ends:
         raise FormatError(path, 8, "tokenizer", "a token id is outside the vocabulary")
     made.bos_id, made.eos_id, made.unknown_id, made.pad_id = (None if id < 0 else id for id in (bos, eos, unknown, pad))
-    made.adds_bos, made.adds_eos, made.strips_space = bool(adds_bos), bool(adds_eos), bool(strips_space)
+    made.adds_bos, made.adds_eos, made.strips_space, made.is_nfc = map(bool, (adds_bos, adds_eos, strips_space, is_nfc))
     made.eos_ids = frozenset(ends)
     return made
 
@@ -243,6 +254,18 @@ def pretokenize(pre: int, text: str) -> list[str]:
     count = native.library().zt_pretokenize(pre, data, len(data), ends.buffer_info()[0], len(ends))
     return [data[start:end].decode("utf-8", "surrogatepass")
             for start, end in zip([0, *ends[:count - 1]], ends[:count], strict=True)] if count else []
+
+
+def _normalized(data: bytes, barriers: Sequence[int]) -> tuple[bytes, list[int]]:
+    """UTF-8 in normal form C, part by part between the barriers, and where the barriers are then."""
+    from unicodedata import normalize
+    parts, moved, at = [], [], 0
+    for start, end in zip([0, *barriers], [*barriers, len(data)], strict=True):
+        part = data[start:end].decode("utf-8", "surrogatepass")
+        parts.append(normalize("NFC", part).encode("utf-8", "surrogatepass"))
+        at += len(parts[-1])
+        moved.append(at)
+    return b"".join(parts), moved[:-1]
 
 
 def _id(fields: dict, key: str, count: int, path: str) -> int | None:

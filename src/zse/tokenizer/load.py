@@ -9,7 +9,8 @@ KINDS = ("gguf", "hf")
 def load_tokenizer(source, path: str | None = None) -> Tokenizer:
     """source: a ModelSource of zse.formats, or its TokenizerSource. FormatError: none there, or damaged.
 
-    GGUF vocabularies are read by the C tables of this package; tokenizer.json by the `tokenizers` library.
+    GGUF vocabularies and the common kinds of tokenizer.json are read into the C tables of this package; other kinds of
+    tokenizer.json by the `tokenizers` library.
     """
     path = path or getattr(source, "path", "model")
     described = getattr(source, "tokenizer", source)
@@ -19,6 +20,7 @@ def load_tokenizer(source, path: str | None = None) -> Tokenizer:
         from zse.tokenizer.bpe import from_gguf
         return from_gguf(described.fields, path)
     if described.kind == "hf":
-        from zse.tokenizer.hf import HFTokenizer
-        return HFTokenizer(described.json, described.config, described.special_tokens, path)
+        from zse.tokenizer.huggingface import from_json
+        return from_json(described.json, described.config, described.special_tokens,
+                         getattr(source, "generation_config", None), path)
     raise UnsupportedError("tokenizer source", described.kind, KINDS)

@@ -54,7 +54,9 @@ def library(path: str | None = None) -> ctypes.CDLL:
                 ("zt_pretokenize", number, (number, ctypes.c_char_p, size, pointer, size)),
                 ("zt_image", number, (pointer, pointer, size)),
                 ("zt_open_image", pointer, (pointer, size, pointer))):
-            function = getattr(loaded, name)
+            function = getattr(loaded, name, None)
+            if function is None:
+                raise CompileError(f"{path}: is of another version of zse ({name} is missing); run python -m zse.build")
             function.restype, function.argtypes = result, arguments
         _library = loaded
     return _library

@@ -1,0 +1,157 @@
+"""tokenizer.json (Hugging Face): byte-level BPE of the known patterns goes into the C tables, the rest to `tokenizers`.
+
+Reading 150,000 entries takes `tokenizers` 0.6 s and more, which is longer than the rest of a start; the C tables take 0.1 s,
+nearly all of it JSON.
+"""
+
+import struct
+
+from zse.errors import FormatError, UnsupportedError
+from zse.tokenizer import bpe
+from zse.tokenizer.base import Tokenizer
+
+_CASELESS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+             r"\s+(?!\S)|\s+")
+# The pattern of a Split pre-tokenizer -> the scanner that equals it.
+PATTERNS = {
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": bpe.GPT2,
+    _CASELESS % "{1,3}": bpe.LLAMA3,
+    _CASELESS % "": bpe.QWEN2,
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+": bpe.TEKKEN,
+}
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)
+
+
+def from_json(data: bytes, config: dict | None = None, special_tokens: dict | None = None,
+              generation_config: dict | None = None, path: str = "tokenizer.json") -> Tokenizer:
+    """The tokenizer of a tokenizer.json.
+
+    config: tokenizer_config.json; special_tokens: special_tokens_map.json; generation_config: for its eos_token_id.
+    FormatError: damaged. UnsupportedError: a kind of decoder whose tokens cannot be told apart in bytes.
+    """
+    import msgspec
+    try:
+        parsed = msgspec.json.decode(data)
+        model = parsed["model"]
+        added = parsed.get("added_tokens") or []
+        ids = {token["content"]: int(token["id"]) for token in added}
+        if not isinstance(model, dict):
+            raise TypeError("model is not an object")
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FormatError(path, 0, "tokenizer.json", f"not a tokenizer: {error}") from None
+    roles = special_roles(config or {}, special_tokens or {}, ids, model, generation_config or {})
+    adds_bos, adds_eos = _adds(parsed.get("post_processor"), roles, config or {})
+    try:
+        pre = scanner_of(parsed)
+        made = None if pre is None else _native(parsed, pre, roles, path)
+    except (KeyError, TypeError, ValueError, AttributeError, struct.error) as error:
+        raise FormatError(path, 0, "tokenizer.json", f"damaged: {type(error).__name__}: {error}") from None
+    if made is None:
+        from zse.tokenizer.wrapped import WrappedTokenizer
+        made = WrappedTokenizer(data, parsed, path)
+        made.bos_id, made.eos_id = roles["bos"], roles["eos"]
+        made.unknown_id, made.pad_id = roles["unk"], roles["pad"]
+        made.eos_ids = frozenset({made.find(text) for text in bpe.END_TEXTS} - {None})
+    made.adds_bos, made.adds_eos = adds_bos, adds_eos
+    made.eos_ids |= {id for id in roles["ends"] if 0 <= id < made.vocab_size}
+    return made
+
+
+def special_roles(config: dict, special_tokens: dict, ids: dict[str, int], model: dict, generation_config: dict) -> dict:
+    """"bos", "eos", "unk", "pad" -> id or None; "ends" -> every id that the model's files call an end."""
+    vocabulary = model.get("vocab") if isinstance(model.get("vocab"), dict) else {}
+
+    def id_of(role):
+        for source in (config, special_tokens):
+            token = source.get(f"{role}_token")
+            text = token.get("content") if isinstance(token, dict) else token
+            if isinstance(text, str):
+                return ids.get(text, vocabulary.get(text))
+        return None
+
+    roles = {role: id_of(role) for role in ("bos", "eos", "unk", "pad")}
+    ends = generation_config.get("eos_token_id")
+    ends = ends if isinstance(ends, list) else [ends]
+    roles["ends"] = {id for id in [*ends, roles["eos"]] if isinstance(id, int) and not isinstance(id, bool)}
+    return roles
+
+
+def scanner_of(parsed: dict) -> int | None:
+    """The scanner (bpe.GPT2, ...) that does what the file asks for, None when only `tokenizers` can do it."""
+    model, normalizer, decoder = parsed["model"], parsed.get("normalizer"), parsed.get("decoder")
+    if model.get("type", "BPE") != "BPE" or "merges" not in model or model.get("byte_fallback") or model.get("dropout"):
+        return None
+    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+        return None
+    if normalizer is not None and normalizer.get("type") != "NFC":
+        return None
+    if decoder is None or decoder.get("type") != "ByteLevel":
+        return None
+    if any(token.get(flag) for token in parsed.get("added_tokens") or [] for flag in ("lstrip", "rstrip", "single_word")):
+        return None
+    steps = parsed.get("pre_tokenizer") or {}
+    steps = steps.get("pretokenizers", []) if steps.get("type") == "Sequence" else [steps]
+    kinds = [step.get("type") for step in steps]
+    if not steps or kinds[-1] != "ByteLevel" or steps[-1].get("add_prefix_space"):
+        return None
+    has_pattern = steps[-1].get("use_regex", True)
+    if kinds == ["ByteLevel"] and has_pattern:
+        return bpe.GPT2
+    if kinds == ["Digits", "ByteLevel"] and has_pattern and steps[0].get("individual_digits"):
+        return bpe.SMOLLM
+    if kinds == ["Split", "ByteLevel"] and not has_pattern and steps[0].get("behavior") == "Isolated" \
+            and not steps[0].get("invert"):
+        pattern = steps[0].get("pattern")
+        return PATTERNS.get(pattern.get("Regex")) if isinstance(pattern, dict) else None
+    return None
+
+
+class _Array:
+    """An array as zse.formats hands it over."""
+
+    def __init__(self, type: str, count: int, raw: bytes):
+        self.type, self.count, self.raw = type, count, raw
+
+
+def _strings(items: list[bytes]) -> _Array:
+    pack = struct.Struct("<Q").pack
+    return _Array("string", len(items), b"".join([part for item in items for part in (pack(len(item)), item)]))
+
+
+def _native(parsed: dict, pre: int, roles: dict, path: str) -> bpe.BPETokenizer:
+    model, vocabulary = parsed["model"], parsed["model"]["vocab"]
+    added = parsed.get("added_tokens") or []
+    size = 1 + max([*vocabulary.values(), *(token["id"] for token in added)])
+    if size > 4 * (len(vocabulary) + len(added)):
+        raise ValueError(f"token id {size - 1} in a vocabulary of {len(vocabulary)}")
+    tokens, types = [b""] * size, [UNUSED] * size
+    for text, id in vocabulary.items():
+        tokens[id], types[id] = text.encode("utf-8", "surrogatepass"), NORMAL
+    for token in added:
+        tokens[token["id"]] = token["content"].encode("utf-8", "surrogatepass")
+        types[token["id"]] = CONTROL if token.get("special") else USER_DEFINED
+    merges = model["merges"]
+    if merges and not isinstance(merges[0], str):
+        merges = [f"{left} {right}" for left, right in merges]
+    fields = {"model": "gpt2", "tokens": _strings(tokens), "token_type": _Array("i32", size, struct.pack(f"<{size}i", *types)),
+              "merges": _strings([merge.encode("utf-8", "surrogatepass") for merge in merges])}
+    fields |= {f"{ours}_token_id": roles[role] for ours, role in (("bos", "bos"), ("eos", "eos"), ("unknown", "unk"),
+                                                                  ("padding", "pad")) if roles[role] is not None}
+    made = bpe.from_gguf({f"tokenizer.ggml.{key}": value for key, value in fields.items()}, path,
+                         (pre, bool(model.get("ignore_merges")), False))
+    made.is_nfc = parsed.get("normalizer") is not None
+    return made
+
+
+def _adds(post_processor: dict | None, roles: dict, config: dict) -> tuple[bool, bool]:
+    """Whether BOS and EOS belong around a text: what the post-processor's template says, else tokenizer_config.json."""
+    steps = post_processor.get("processors", [post_processor]) if isinstance(post_processor, dict) else []
+    for step in steps:
+        if isinstance(step, dict) and step.get("type") == "TemplateProcessing":
+            single = [next(iter(part), None) for part in step.get("single") or [] if isinstance(part, dict)]
+            return (single[:1] == ["SpecialToken"] and roles["bos"] is not None,
+                    single[-1:] == ["SpecialToken"] and len(single) > 1 and roles["eos"] is not None)
+    return (bool(config.get("add_bos_token")) and roles["bos"] is not None,
+            bool(config.get("add_eos_token")) and roles["eos"] is not None)
