@@ -30,7 +30,8 @@ def host_isas() -> list[str]:
 
 @cache
 def library(isa: str) -> tuple[Path, dict]:
-    """(file, manifest) of an ISA level's kernel library as the package's build makes it; compiled first if it is stale."""
+    """(file, manifest) of an ISA level's kernel library as the package's build makes it; compiled first if it is
+    stale."""
     folder = build(isas=[isa], quiet=True)
     return folder / f"libzse_kernels_{isa}.so", json.loads((folder / f"{isa}.json").read_text())["kernels"]
 
@@ -107,7 +108,8 @@ def poisoned(shape, dtype):
 
 
 def run_case(op, case, isa, rng=None, threads: bool = False) -> dict:
-    """Launch once; outputs by name: arrays, or HostActivations of int8 outputs. threads: on the real device, as a graph."""
+    """Launch once; outputs by name: arrays, or HostActivations of int8 outputs. threads: on the real device, as a
+    graph."""
     results, tensors = {}, {name: to_tensor(value) for name, value in case.inputs.items()}
     for name, output in case.outputs.items():
         if output.int8:

@@ -28,6 +28,7 @@ from zse.kernel import (
     kernel,
     load,
     local_array,
+    prefetch,
     reduce_add,
     reduce_max,
     round_even,
@@ -69,11 +70,16 @@ def weight_of(difference):
 
 
 @inline
-def key_block(queries, key_pages, acc, head_dim, R, VECTORS, KV):
-    """acc[r][v] = q_r · K of VECTORS * lanes neighbouring keys; key_pages[p] points at [head_dim, 16] of page p."""
+def key_block(queries, key_pages, next_pages, acc, head_dim, R, VECTORS, KV):
+    """acc[r][v] = q_r · K of VECTORS * lanes neighbouring keys; key_pages[p] points at [head_dim, 16] of page p.
+    next_pages: of the next block, brought near meanwhile: a page is too short for the processor to foresee it."""
     L = target.lanes
     per_page = PAGE // L
     for pair in range(0, head_dim, 2):
+        for page in next_pages:
+            prefetch(page + pair * PAGE)
+            if KV is f32:
+                prefetch(page + (pair + 1) * PAGE)
         for d in static(range(2)):
             keys = [convert(load(key_pages[v // per_page] + (pair + d) * PAGE + v % per_page * L, L), f32)
                     for v in range(VECTORS)]
@@ -85,14 +91,17 @@ def key_block(queries, key_pages, acc, head_dim, R, VECTORS, KV):
 
 @inline
 def mix_values(scores, page_ids, value_base, page_stride, head_dim, state, rescale, factors, begin, stop, segment,
-               column, R, VECTORS, KV):
+               last_page, column, R, VECTORS, KV):
     """Columns column .. column + VECTORS * lanes of state rows: state * rescale + factor * sum over keys of p * V."""
     L = target.lanes
     acc = [[f32.x(L)(0) for v in range(VECTORS)] for r in range(R)]
     for page in range(begin // PAGE, (stop + PAGE - 1) // PAGE):
         values = value_base + i64(page_ids[page]) * page_stride + column
+        coming = value_base + i64(page_ids[min(page + 1, last_page)]) * page_stride + column
         weights = scores + (page * PAGE - segment)
         for t in range(min(PAGE, stop - page * PAGE)):
+            for line in static(range(0, VECTORS * L * (4 if KV is f32 else 2), 64)):
+                prefetch(coming + t * head_dim + line // (4 if KV is f32 else 2))
             row = [convert(load(values + t * head_dim + v * L, L), f32) for v in range(VECTORS)]
             for r in static(range(R)):
                 weight = splat(weights[r * SEGMENT + t], L)
@@ -186,8 +195,11 @@ def attention_tile(q: Ptr[f32, "const"], k_pages: Ptr[u8, "const"], v_pages: Ptr
             for key in range(begin, stop, KEYS):
                 key_pages = [keys_base + i64(page_ids[min(max(key // PAGE + p, first_page), last_page)]) * page_stride
                              for p in static(range(KEYS // PAGE))]
+                next_pages = [keys_base + i64(page_ids[min(max((key + KEYS) // PAGE + p, first_page),
+                                                           last_page)]) * page_stride
+                              for p in static(range(KEYS // PAGE))]
                 acc = [[f32.x(L)(0) for v in range(KEY_VECTORS)] for r in range(R)]
-                key_block(queries, key_pages, acc, head_dim, R, KEY_VECTORS, KV)
+                key_block(queries, key_pages, next_pages, acc, head_dim, R, KEY_VECTORS, KV)
                 for r in static(range(R)):
                     for v in static(range(KEY_VECTORS)):
                         score = acc[r][v] * scale
@@ -225,10 +237,10 @@ def attention_tile(q: Ptr[f32, "const"], k_pages: Ptr[u8, "const"], v_pages: Ptr
             wide = head_dim // (COLUMN_VECTORS * L) * (COLUMN_VECTORS * L)
             for column in range(0, wide, COLUMN_VECTORS * L):
                 mix_values(scores, page_ids, values_base, page_stride, head_dim, states, rescale, factors, value_begin,
-                           stop, segment, column, R, COLUMN_VECTORS, KV)
+                           stop, segment, last_page, column, R, COLUMN_VECTORS, KV)
             for column in range(wide, head_dim, L):
                 mix_values(scores, page_ids, values_base, page_stride, head_dim, states, rescale, factors, value_begin,
-                           stop, segment, column, R, 1, KV)
+                           stop, segment, last_page, column, R, 1, KV)
 
     for i in range(rows):
         place = (token + i // group) * kv_heads * group + head * group + i % group
