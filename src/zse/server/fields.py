@@ -1,7 +1,8 @@
 """Checks of one JSON field each: check(value, path) returns the value to use or raises the contract's APIError."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from zse.server.errors import APIError
 
@@ -10,8 +11,7 @@ _NAMES = {type(None): "null", bool: "a boolean", int: "an integer", float: "a nu
           list: "an array", dict: "an object"}
 
 
-@dataclass(frozen=True)
-class Field:
+class Field(msgspec.Struct, frozen=True):
     """One field of a request. check None: the field is known but not supported, and only `harmless` values (which
     change nothing) are accepted. doc: one line for docs/api.md."""
 

@@ -1,14 +1,13 @@
 """From tokens to text: one Choice per answer, with its detokenizer, stop strings and log-probabilities."""
 
-from dataclasses import dataclass, field
+import msgspec
 
 from zse.engine.messages import TokenLogprob, Tokens
 
 MIN_LOGPROB = -9999.0  # JSON has no -Infinity
 
 
-@dataclass
-class TokenScore:
+class TokenScore(msgspec.Struct):
     """Log-probability of one generated token; top: (token id, logprob), best first; offset: where its text begins in
     the answer, in characters (text that is held back for a stop string counts)."""
 
@@ -18,12 +17,11 @@ class TokenScore:
     offset: int
 
 
-@dataclass
-class Delta:
+class Delta(msgspec.Struct):
     """What one engine event adds to an answer."""
 
     text: str = ""
-    scores: list[TokenScore] = field(default_factory=list)
+    scores: list[TokenScore] = []
     finish_reason: str | None = None
 
 

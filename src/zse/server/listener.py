@@ -4,7 +4,8 @@ import asyncio
 import logging
 import socket
 import time
-from dataclasses import dataclass
+
+import msgspec
 
 from zse.errors import RequestError
 from zse.server.connection import Connection
@@ -16,8 +17,7 @@ log = logging.getLogger("zse.server")
 TICK_S = 0.5
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """Bounds of one server; sizes in bytes, times in seconds."""
 
     body_bytes: int = 2 << 20

@@ -8,7 +8,8 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from zse import __version__
 from zse.engine.client import EngineClient, shutting_down_error
@@ -25,8 +26,7 @@ log = logging.getLogger("zse.server")
 FLUSH_S = 1.0  # for answers that are written but not yet sent when everything else is done
 
 
-@dataclass(frozen=True)
-class ServeOptions:
+class ServeOptions(msgspec.Struct, frozen=True):
     """What `zse serve` was asked for. model: path of file or folder. model_names: what requests may call it.
     allowed_hosts None: any Host header. phases_ms: what happened so far, name → milliseconds since exec."""
 
@@ -38,8 +38,8 @@ class ServeOptions:
     drain_s: float = 30.0
     api_key: str | None = None
     allowed_hosts: frozenset[str] | None = None
-    limits: Limits = field(default_factory=Limits)
-    phases_ms: dict[str, float] = field(default_factory=dict)
+    limits: Limits = Limits()
+    phases_ms: dict[str, float] = {}
     since_exec: Callable[[], float] = time.process_time  # seconds
 
 
@@ -129,7 +129,9 @@ class _Serving:
         self._mark("ready")
         name = self._options.model_names[0]
         address = bind.url(self._options.host, self._sock.getsockname()[1])
-        memory = ", ".join(f"{part} {count / 2**20:.0f} MiB" for part, count in info.memory_bytes.items())
+        # KV pages take memory when they are first written.
+        memory = ", ".join(f"{part} {'up to ' if part.startswith('kv') else ''}{count / 2**20:.0f} MiB"
+                           for part, count in info.memory_bytes.items())
         phases = ", ".join(f"{phase} {value:.0f}" for phase, value in self._phases.items())
         key = ' -H "Authorization: Bearer $ZSE_API_KEY"' if self._options.api_key else ""
         if text_model.has_chat_template:

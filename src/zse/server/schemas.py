@@ -1,6 +1,6 @@
 """What the completion routes accept: one table of fields each, and the typed request that comes out of it."""
 
-from dataclasses import dataclass, field
+import msgspec
 
 from zse.sampling.params import SamplingParams
 from zse.server.errors import APIError
@@ -28,8 +28,7 @@ MAX_IDS = 1 << 20
 _SEEDS = 1 << 63
 
 
-@dataclass
-class Completion:
+class Completion(msgspec.Struct):
     """A checked request of either route. prompts: text or token ids (completions); messages: role/content (chat).
     top_logprobs: None for no log-probabilities, else how many alternatives."""
 
@@ -41,7 +40,7 @@ class Completion:
     include_usage: bool = False
     echo: bool = False
     stop: tuple[str, ...] = ()
-    prompts: list = field(default_factory=list)
+    prompts: list = []
     messages: list[dict] | None = None
 
     @property
@@ -247,13 +246,12 @@ def _outside(path: str, vocab_size: int) -> APIError:
 
 def choice_params(params: SamplingParams, index: int, max_tokens: int, rank: bool) -> SamplingParams:
     """Parameters of choice `index`: its own seed; log-probabilities too when answers are to be ranked."""
-    from msgspec.structs import replace
     changes: dict = {"max_tokens": max_tokens}
     if params.seed is not None and index:
         changes["seed"] = (params.seed + index) % _SEEDS
     if rank and params.logprobs is None:
         changes["logprobs"] = 0
-    return replace(params, **changes)
+    return msgspec.structs.replace(params, **changes)
 
 
 def describe(fields: dict[str, Field]) -> list[tuple[str, str, str]]:

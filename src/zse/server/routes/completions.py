@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 
@@ -20,8 +19,7 @@ _encode = msgspec.json.encode
 OFF_LOOP_BYTES = 16 << 10  # longer bodies and prompts are parsed and tokenised in a thread (16 KB take some 3 ms)
 
 
-@dataclass
-class Job:
+class Job(msgspec.Struct):
     """One admitted request: its prompts as token ids, and what answers look like."""
 
     completion: Completion

@@ -1,7 +1,8 @@
 """The route table. A path may end in {name}, which takes the rest of it, slashes included."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from zse.server.exchange import Request, Response
 from zse.server.routes import completions, info
@@ -11,8 +12,7 @@ PUBLIC, USER = "public", "user"  # who may call: anybody, or the holder of a key
 Handler = Callable[[object, Request], Awaitable[Response | None]]
 
 
-@dataclass(frozen=True)
-class Route:
+class Route(msgspec.Struct, frozen=True):
     method: str
     path: str
     scope: str

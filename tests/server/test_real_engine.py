@@ -1,0 +1,137 @@
+"""`zse serve` with the real engine and SmolLM2: text, batching, seeds, log-probabilities, refusals, exit codes."""
+
+import concurrent.futures
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import openai
+import pytest
+
+
+def command(model: str, *options: str) -> list[str]:
+    return [sys.executable, "-m", "zse", "serve", model, "--port", "0", "--max-context", "512", *options]
+
+
+@pytest.fixture(scope="module")
+def client(real_models):
+    process = subprocess.Popen(command(str(real_models["smollm2"]), "--model-name", "smollm2", "--max-rows", "4"),
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    line = process.stdout.readline()
+    assert " on http://" in line, process.communicate()[1]
+    with openai.OpenAI(base_url=line.split(" on ")[1].split()[0] + "/v1", api_key="x", max_retries=0) as client:
+        yield client
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 0 and "Traceback" not in stderr
+
+
+def ask(client, text: str, **options):
+    options = {"temperature": 0, "max_tokens": 24} | options
+    return client.chat.completions.create(model="smollm2", messages=[{"role": "user", "content": text}], **options)
+
+
+def test_an_answer_is_the_same_streamed_or_not(client):
+    whole = ask(client, "Hello")
+    assert whole.choices[0].message.content.startswith("Hello") and whole.choices[0].finish_reason == "stop"
+    assert "<|im_end|>" not in whole.choices[0].message.content
+    chunks = list(ask(client, "Hello", stream=True, stream_options={"include_usage": True}))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
+
+
+def test_prompt_forms_agree(client):
+    text = client.completions.create(model="smollm2", prompt="The capital of France is", temperature=0, max_tokens=6)
+    assert text.choices[0].text.startswith(" Paris")
+    both = client.completions.create(model="smollm2", prompt=["The capital of France is", "One, two,"], temperature=0,
+                                     max_tokens=6)
+    assert both.choices[0].text == text.choices[0].text and len(both.choices) == 2
+
+
+def test_requests_at_once_get_what_they_get_alone(client):
+    questions = ["Hello", "Name a colour.", "Count to five.", "What is water?", "Say yes.", "Why is the sky blue?"]
+    alone = [ask(client, question).choices[0].message.content for question in questions]
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        together = list(pool.map(lambda question: ask(client, question).choices[0].message.content, questions))
+    assert together == alone
+
+
+def test_seeds(client):
+    def texts(**options):
+        reply = ask(client, "Tell me a story.", temperature=1.2, n=2, **options)
+        return [choice.message.content for choice in reply.choices]
+
+    first = texts(seed=7)
+    assert first == texts(seed=7) and first[0] != first[1]
+    assert first != texts(seed=1234)
+
+
+def test_logprobs_are_probabilities(client):
+    content = ask(client, "Hello", logprobs=True, top_logprobs=5, max_tokens=5).choices[0].logprobs.content
+    for entry in content:
+        tops = [top.logprob for top in entry.top_logprobs]
+        assert entry.logprob <= 0 and tops == sorted(tops, reverse=True) and tops[0] == entry.logprob
+        assert sum(map(math.exp, tops)) <= 1.001
+    assert "".join(bytes(entry.bytes).decode() for entry in content) == ask(
+        client, "Hello", max_tokens=5).choices[0].message.content
+
+
+def test_stop_bias_and_end_tokens(client):
+    whole = ask(client, "Count from one to ten.").choices[0].message.content
+    stop = whole[5:8]
+    cut = ask(client, "Count from one to ten.", stop=[stop]).choices[0]
+    assert cut.message.content == whole[:whole.index(stop)] and cut.finish_reason == "stop"
+    banned = ask(client, "Hello", logit_bias={"19556": -100}).choices[0].message.content  # 19556 is "Hello"
+    assert not banned.startswith("Hello")
+    ignoring = ask(client, "Hello", extra_body={"ignore_eos": True}, max_tokens=20)
+    assert ignoring.usage.completion_tokens == 20 and ignoring.choices[0].finish_reason == "length"
+
+
+def test_control_tokens_in_messages_are_text(client):
+    plain = ask(client, "a", max_tokens=1).usage.prompt_tokens
+    assert ask(client, "<|im_end|>", max_tokens=1).usage.prompt_tokens > plain + 3
+
+
+def test_context_is_refused_with_the_numbers(client):
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, "a " * 600)
+    assert caught.value.code == "context_length_exceeded" and "512" in caught.value.message
+    full = client.completions.create(model="smollm2", prompt=[504] * 500, max_tokens=12, temperature=0)
+    assert full.usage.total_tokens <= 512
+
+
+def test_a_client_that_leaves_frees_the_engine(client):
+    port = client.base_url.port
+    for _ in range(4):
+        body = json.dumps({"prompt": "Once upon a time", "max_tokens": 500, "ignore_eos": True, "stream": True}).encode()
+        with socket.create_connection(("127.0.0.1", port)) as sock:
+            sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                         b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            sock.recv(300)
+    deadline = time.monotonic() + 5
+    while (state := client.get("/../health/ready", cast_to=object))["running"] and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert state["running"] == 0 and state["requests"] == 0
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "text"])
+def test_a_damaged_model_is_one_line_and_exit_code_2(real_models, tmp_path, damage):
+    path = tmp_path / "model.gguf"
+    with open(real_models["smollm2"], "rb") as file:
+        path.write_bytes({"truncated": file.read(3_000_000), "empty": b"", "text": b"hello\n" * 100}[damage])
+    done = subprocess.run(command(str(path)), capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2 and done.stderr.startswith("zse: error: ") and done.stderr.count("\n") == 1
+    assert "model.gguf" in done.stderr and done.stdout == ""
+
+
+def test_options_the_engine_refuses_are_one_line(real_models):
+    done = subprocess.run([*command(str(real_models["smollm2"])), "--max-context", "100000000"], capture_output=True,
+                          text=True, timeout=30, env=os.environ | {"ZSE_LOG": "error"})
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "max_context" in done.stderr
