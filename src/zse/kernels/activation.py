@@ -1,6 +1,6 @@
 """Gated activations of the feed-forward block: silu(gate) * up and gelu_tanh(gate) * up."""
 
-from zse.kernel import Ptr, Variant, block_index, exp, f32, i8, i64, inline, kernel, load, static, store, target
+from zse.kernel import Ptr, Variant, block_index, exp, f32, i8, i64, inline, kernel, load, local_array, static, store, target
 from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, require
 from zse.kernels.quantize import GROUP, int8_output, quantize_group
 
@@ -19,19 +19,24 @@ def activate(gate, KIND):
 
 @kernel
 def gated_rows(gate_up: Ptr[f32, "const"], out: Ptr[f32], q: Ptr[i8], scale: Ptr[f32], total: Ptr[f32], width: i64,
-               chunk: i64, KIND: static, INT8: static):
+               KIND: static, INT8: static):
     """Grid (chunks of columns, rows); a row of gate_up is gate, then up, `width` values each."""
     L = target.lanes
     row = block_index(1)
-    first = block_index(0) * chunk
-    last = min(first + chunk, width)
+    first = block_index(0) * CHUNK
+    last = min(first + CHUNK, width)
     gate = gate_up + row * 2 * width
     up = gate + width
     at = row * width
     if INT8:
+        # Two passes: the long chains of exp and division overlap only when no reduction stands between them.
+        values = local_array(f32, CHUNK)
+        for k in range(first, last, 2 * L):
+            for i in static(range(0, 2 * L, L)):
+                store(values + (k - first) + i, activate(load(gate + k + i, L), KIND) * load(up + k + i, L))
         for k in range(first, last, GROUP):
-            values = [activate(load(gate + k + i, L), KIND) * load(up + k + i, L) for i in static(range(0, GROUP, L))]
-            quantize_group(values, q + at + k, scale + (at + k) // GROUP, total + (at + k) // GROUP)
+            group = [load(values + (k - first) + i, L) for i in static(range(0, GROUP, L))]
+            quantize_group(group, q + at + k, scale + (at + k) // GROUP, total + (at + k) // GROUP)
     else:
         whole = first + (last - first) // L * L
         for k in range(first, whole, L):
@@ -52,9 +57,9 @@ def gated(recorder, gate_up, out, kind: str) -> None:
     grid = (-(-width // CHUNK), rows)
     if out.dtype == "int8":
         require(width % GROUP == 0, f"gated: width {width} is not a multiple of {GROUP}")
-        recorder.launch(f"gated_{kind}_int8", [gate_up, 0, out.q, out.scale, out.sum, width, CHUNK], grid)
+        recorder.launch(f"gated_{kind}_int8", [gate_up, 0, out.q, out.scale, out.sum, width], grid)
     else:
-        recorder.launch(f"gated_{kind}_f32", [gate_up, out, 0, 0, 0, width, CHUNK], grid)
+        recorder.launch(f"gated_{kind}_f32", [gate_up, out, 0, 0, 0, width], grid)
 
 
 def _reference(gate_up, kind, out=None):
