@@ -48,6 +48,9 @@ class CountingRunner:
             sampled.append((token, None if wanted is None else TokenLogprob(-0.5, top)))
         return sampled
 
+    def record_ahead(self):
+        return False
+
     def close(self):
         self.closed = True
 

@@ -29,6 +29,10 @@ def load_engine(config: EngineConfig, phases, on_source=None) -> Loaded:
         phases.mark("weights reading")
         engine, resolved, memory_bytes = _build(config, device, model, plan)
         phases.mark("engine built")
+        engine.runner.record_ahead()
+        phases.mark("prefill recorded")
+        while not model.is_loaded and engine.runner.record_ahead():
+            pass
         model.wait()
         phases.mark("weights loaded")
     except BaseException:
@@ -70,7 +74,6 @@ def build_from_arguments(arguments: list[str], phases):
     """The worker's way: (Engine, Ready) from its command line. Raises ZSEError."""
     from zse.engine.messages import Ready
     loaded = load_engine(EngineConfig.from_arguments(arguments), phases)
-    loaded.engine.runner.record()
     phases.mark("ready")
     config = loaded.config
     return loaded.engine, Ready(

@@ -49,6 +49,11 @@ class Runner:
         self._logit_rows = buffers.logit_rows.view()
         self._ascending = memoryview(array("i", range(config.max_context)))
         self._graphs: dict[tuple[str, int], object] = {}
+        sizes = dict.fromkeys((config.max_tokens_per_step, self._split_tokens))
+        self._wanted_first = [("mixed", size) for size in sizes]
+        self._wanted_first.insert(1, ("decode", 1))
+        if config.max_rows > 1:
+            self._wanted_first.append(("decode", self._split_tokens))
         # For each row of the page table: whose stay it describes, and how many of its pages are written.
         self._residents: list[tuple[Request | None, int, int]] = [(None, 0, 0)] * lines
 
@@ -66,10 +71,14 @@ class Runner:
         return [(token, None if logprobs is None else TokenLogprob(*logprobs))
                 for token, logprobs in self.sampler.read()]
 
-    def record(self) -> None:
-        """Record the graphs of a request that runs alone now, instead of at its first steps."""
-        self._graph("mixed", self.config.max_tokens_per_step)
-        self._graph("decode", 1)
+    def record_ahead(self) -> bool:
+        """Record the next graph that a first request will want, instead of when it does; False when there is none left.
+        Each takes some tens of milliseconds of Python."""
+        for key in self._wanted_first:
+            if key not in self._graphs:
+                self._graph(*key)
+                return True
+        return False
 
     def _fill_decode(self, entries: list[Entry]) -> int:
         """Step buffers of one token an entry; the longest context among them."""

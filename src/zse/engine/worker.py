@@ -74,7 +74,9 @@ def _serve(engine, socket) -> int:
         if now >= next_beat:
             replies.append(heartbeat(engine))
             next_beat = now + HEARTBEAT_S
-        messages = socket.receive(0.0 if engine.has_work else next_beat - now) if not replies else socket.receive(0.0)
+        # Idle time goes into graphs that a first request would otherwise wait for.
+        is_idle = not engine.has_work and not replies and not engine.runner.record_ahead()
+        messages = socket.receive(max(0.0, next_beat - monotonic()) if is_idle else 0.0)
         if messages is None:
             return 0
         for message in messages:

@@ -82,6 +82,11 @@ class Model:
         self.memory_bytes = plan.memory_bytes
         self._source, self._loading = plan.source, loading
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether wait() would return at once."""
+        return self._loading is None or self._loading.finished
+
     def wait(self) -> None:
         """Block until everything is loaded. FormatError if a file ended early or was changed meanwhile."""
         if self._loading is not None:

@@ -112,22 +112,21 @@ class CPUGraph(Graph):
         slots: list[int] = []
         patches: list[native.Patch] = []
 
-        def slot(value: object, index: int, is_grid: int, fixed: int) -> int:
-            if not isinstance(value, Sym):
-                return fixed
+        def patch(value: Sym, index: int, is_grid: int) -> None:
             patches.append(native.Patch(self.symbols.index(value.name), is_grid, index, 0, value.divisor, value.factor))
-            return 0
 
         for number, (launch, into) in enumerate(zip(self.launches, launches, strict=True)):
             program = device.program(launch.symbol)
             into.fn, into.first_arg, into.num_args = program.address, len(slots), len(launch.args)
             into.depends, into.min_chunk = not launch.independent, launch.min_chunk
-            for arg, (name, kind) in zip(launch.args, program.params or [], strict=True):
-                fixed = 0 if isinstance(arg, Sym) else encode(launch.symbol, name, kind, arg)
-                slots.append(slot(arg, len(slots), 0, fixed))
-            for dim in range(3):
-                size = launch.grid[dim] if dim < len(launch.grid) else 1
-                into.grid[dim] = slot(size, number * 3 + dim, 1, 0 if isinstance(size, Sym) else size)
+            for place, sym in launch.syms:
+                patch(sym, len(slots) + place, 0)
+            slots += launch.slots
+            for dim, size in enumerate((*launch.grid, 1, 1)[:3]):
+                if isinstance(size, Sym):
+                    patch(size, number * 3 + dim, 1)
+                else:
+                    into.grid[dim] = size
         self._values_type = c_int64 * len(self.symbols)
         self._bad = c_int64()
         error = c_int32()

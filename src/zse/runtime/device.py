@@ -32,13 +32,18 @@ _FLOATS = {"f32": "<fxxxx", "f64": "<d"}
 
 
 class Launch:
-    """One recorded launch. args: as given; params: [[name, type], ...] of the kernel, or None when unknown (null device)."""
+    """One recorded launch. args: as given; params: [[name, type], ...] of the kernel, or None when unknown (null device).
 
-    __slots__ = ("symbol", "args", "grid", "independent", "min_chunk", "params")
+    slots: the arguments as 8-byte numbers, 0 where a symbol goes; syms: [(place among them, Sym), ...]. Filled by launch().
+    """
+
+    __slots__ = ("symbol", "args", "grid", "independent", "min_chunk", "params", "slots", "syms")
 
     def __init__(self, symbol: str, args: list, grid: tuple, independent: bool, min_chunk: int, params: list | None):
         self.symbol, self.args, self.grid = symbol, args, grid
         self.independent, self.min_chunk, self.params = independent, min_chunk, params
+        self.slots: list[int] = []
+        self.syms: list[tuple[int, Sym]] = []
 
     def named(self) -> "dict[str, Any]":
         """The arguments by parameter name."""
@@ -95,14 +100,21 @@ class Recorder:
             raise TypeError(f"{symbol} takes {len(params)} arguments ({', '.join(name for name, _ in params)}), got {len(args)}")
         if len(args) > MAX_ARGS:
             raise TypeError(f"{symbol}: {len(args)} arguments, at most {MAX_ARGS}")
+        launch = Launch(symbol, args, dims, independent, max(1, min_chunk), params)
+        slots = launch.slots
         for arg, (name, kind) in zip(args, params or [], strict=False):
-            if isinstance(arg, Sym):
+            address = getattr(arg, "address", None) if kind == "ptr" else None
+            if address.__class__ is int:
+                slots.append(address)
+            elif isinstance(arg, Sym):
                 self._check_symbol(symbol, arg)
                 if kind not in _INT_BITS:
                     raise TypeError(f"{symbol}: {name} is {kind}, a symbol is an integer")
+                launch.syms.append((len(slots), arg))
+                slots.append(0)
             else:
-                encode(symbol, name, kind, arg)
-        self.launches.append(Launch(symbol, args, dims, independent, max(1, min_chunk), params))
+                slots.append(encode(symbol, name, kind, arg))
+        self.launches.append(launch)
 
     def _check_symbol(self, where: str, sym: Sym) -> None:
         if sym.name not in self.maxima:
@@ -143,8 +155,10 @@ def buffers_of(launches: list[Launch]) -> "list[Buffer]":
     found: dict[int, Buffer] = {}
     for launch in launches:
         for arg in launch.args:
+            if arg.__class__ is int or arg.__class__ is float:
+                continue
             buffer = getattr(arg, "buffer", arg)
-            if hasattr(buffer, "pin"):
+            if id(buffer) not in found and hasattr(buffer, "pin"):
                 found[id(buffer)] = buffer
     return list(found.values())
 
