@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.kernels.harness import DirectRecorder, host_isas, poisoned, to_tensor
+from kernels.harness import DirectRecorder, host_isas, poisoned, to_tensor
 from zse.kernels.attention import SEGMENT, attention, num_splits, partial_shape, rows_in_registers
 from zse.kernels.attention_cases import PAGE, attention_batch
 

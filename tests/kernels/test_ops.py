@@ -3,8 +3,15 @@
 import numpy as np
 import pytest
 
-from tests.kernels.harness import check_case, host_isas, run_case
+from kernels.harness import check_case, host_isas, run_case, to_tensor
+from zse.kernel.emit import emit_unit
 from zse.kernel.targets.cpu import ISAS
+from zse.kernels.activation import gated
+from zse.kernels.gather import gather_rows
+from zse.kernels.norm import add_rmsnorm
+from zse.kernels.quantize import quantize
+from zse.kernels.rope import rope_table
+from zse.kernels.sample import logprob_rows, sample
 from zse.kernels.table import all_ops, all_variants
 
 
@@ -36,3 +43,38 @@ def test_reference(op, isa, threads):
 def test_symbols_are_unique_and_launchable(isa):
     symbols = [variant.symbol for variant in all_variants(ISAS[isa])]
     assert len(symbols) == len(set(symbols)) and symbols == sorted(symbols)
+
+
+@pytest.mark.parametrize("isa", sorted(set(ISAS) - set(host_isas())))
+@pytest.mark.parametrize("op", [op for op in all_ops() if op.name != "matmul"], ids=lambda op: op.name)
+def test_emits_for_machines_other_than_this(op, isa):
+    variants = op.variants(ISAS[isa])
+    text, manifest = emit_unit(variants, isa)
+    assert set(manifest) == {variant.symbol for variant in variants}
+    assert all(f"void {symbol}(" in text for symbol in manifest)
+
+
+def floats(*shape):
+    return to_tensor(np.zeros(shape, np.float32))
+
+
+def ints(*shape):
+    return to_tensor(np.zeros(shape, np.int32))
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda r: add_rmsnorm(r, floats(2, 8), floats(2, 9), None, None, None, 1e-5), "delta: shape"),
+    (lambda r: add_rmsnorm(r, floats(2, 8), None, None, None, None, 1e-5), "nothing to do"),
+    (lambda r: add_rmsnorm(r, floats(2, 8), None, None, floats(8), None, 1e-5), "go together"),
+    (lambda r: gated(r, floats(2, 8), floats(2, 5), "silu"), "out has shape"),
+    (lambda r: gated(r, floats(2, 8), floats(2, 4), "relu"), "kind 'relu'"),
+    (lambda r: quantize(r, floats(2, 40), floats(2, 40)), "not a multiple of 32"),
+    (lambda r: gather_rows(r, floats(5, 8), ints(3), floats(2, 8)), "rows: shape"),
+    (lambda r: gather_rows(r, floats(5, 8), floats(2), floats(2, 8)), "rows: dtype f32, expected i32"),
+    (lambda r: rope_table(r, ints(3), floats(12), floats(3, 24)), "not a multiple of 16"),
+    (lambda r: logprob_rows(r, floats(3, 9), ints(2), floats(3), ints(3)), "targets: shape"),
+    (lambda r: sample(r, floats(3, 9), temperature=floats(3)), "missing or unknown"),
+])
+def test_launchers_refuse_what_does_not_fit(call, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        call(None)

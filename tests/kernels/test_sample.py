@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.kernels.harness import host_isas, run_case
+from kernels.harness import host_isas, run_case
 from zse.kernels.sample import SAMPLE
 from zse.kernels.sample_cases import add_lists, draw, kept_set, make_parameters, make_sample_case, philox, settle
 

@@ -1,6 +1,21 @@
 """Gated activations of the feed-forward block: silu(gate) * up and gelu_tanh(gate) * up."""
 
-from zse.kernel import Ptr, Variant, block_index, exp, f32, i8, i64, inline, kernel, load, local_array, static, store, target
+from zse.kernel import (
+    Ptr,
+    Variant,
+    block_index,
+    exp,
+    f32,
+    i8,
+    i64,
+    inline,
+    kernel,
+    load,
+    local_array,
+    static,
+    store,
+    target,
+)
 from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, require
 from zse.kernels.quantize import GROUP, int8_output, quantize_group
 
