@@ -94,8 +94,6 @@ def test_machine_names_what_a_figure_needs():
     facts = process.machine()
     assert {"zse", "python", "cpu", "logical_cpus", "load_average", "date"} <= set(facts)
     assert process.peak_memory_bytes() > 1 << 20
-    age = process.since_exec_ms()
-    assert age is None or 0 < age < 3_600_000
 
 
 def test_the_command_prints_text_and_json(zse):

@@ -4,20 +4,6 @@ import os
 import time
 
 
-def since_exec_ms(clock: float | None = None) -> float | None:
-    """Milliseconds from this process's exec to `clock` (a perf_counter value; default now). None where /proc is missing.
-
-    The kernel keeps the start in ticks of 10 ms, so this is at most 10 ms too large.
-    """
-    try:
-        with open("/proc/self/stat", "rb") as file:
-            ticks = int(file.read().rpartition(b")")[2].split()[19])
-    except OSError:
-        return None
-    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    return 1000 * (age - (time.perf_counter() - clock if clock is not None else 0.0))
-
-
 def peak_memory_bytes() -> int:
     """Largest resident size of this process so far, mapped files included."""
     import resource

@@ -37,15 +37,7 @@ def run(args) -> int:
         raise ConfigError(f"{args.out} exists; pass --force to replace it")
     if args.group_size is not None and args.quant not in ("int4", "int8"):
         raise ConfigError("--group-size goes with --quant int4 or int8")
-    evaluate = None
-    if args.quant and not args.no_perplexity:
-        from zse.bench.perplexity import perplexity
-
-        def evaluate(path: str) -> float:
-            if not args.quiet:
-                notice(f"measuring the perplexity of {path}")
-            return perplexity(path)
-
+    evaluate = _evaluator(source, args) if args.quant and not args.no_perplexity else None
     with ProgressBar("convert") as bar:
         progress = None if args.quiet else lambda done, total, name: bar("writing", done, total)
         report = convert(source, args.out, args.quant, args.group_size, head=args.head, clip_search=not args.no_clip_search,
@@ -53,6 +45,30 @@ def run(args) -> int:
     if not args.quiet:
         _print(report)
     return 0
+
+
+def _evaluator(source, args):
+    """A function path → perplexity, or None (said once) when this version cannot run the model but can convert it."""
+    from zse.cli.terminal import notice
+    from zse.errors import UnsupportedError
+    from zse.formats.source import open_model
+    from zse.models.load import read_config
+
+    try:
+        with open_model(source) as opened:
+            read_config(opened)
+    except UnsupportedError as error:
+        notice(f"the perplexity is not measured: {error}")
+        return None
+
+    def evaluate(path: str) -> float:
+        from zse.bench.perplexity import perplexity
+
+        if not args.quiet:
+            notice(f"measuring the perplexity of {path}")
+        return perplexity(path)
+
+    return evaluate
 
 
 def _print(report) -> None:

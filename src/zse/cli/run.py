@@ -2,6 +2,10 @@
 
 import sys
 
+from zse.engine.metrics import since_exec_clock
+
+_clock = since_exec_clock()  # when this module is imported: the earlier, the truer
+
 HELP = "answer one prompt and exit"
 EPILOG = """examples:
   zse run smollm2 "Why is the sky blue?"
@@ -68,9 +72,7 @@ def _prompt(words: list[str]) -> str:
 
 
 def _print_stream(deltas) -> tuple[float, float, int]:
-    """Print the reply as it comes. Returns the clock (perf_counter) at the first and last token, and the number of tokens."""
-    from time import perf_counter
-
+    """Print the reply as it comes. Returns seconds since exec at the first and last token, and the number of tokens."""
     from zse.cli.terminal import reply_writer
 
     write = reply_writer(sys.stdout)
@@ -79,7 +81,7 @@ def _print_stream(deltas) -> tuple[float, float, int]:
     end = ""
     try:
         for delta in deltas:
-            last = perf_counter()
+            last = _clock()
             first = first or last
             num_tokens += len(delta.token_ids)
             if delta.text:
