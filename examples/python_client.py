@@ -1,4 +1,4 @@
-"""Talk to `zse serve` with the official OpenAI client: pip install openai; zse serve; python examples/python_client.py"""
+"""Talk to `zse serve` with the official OpenAI client (pip install openai): python examples/python_client.py [URL]"""
 
 import sys
 

@@ -24,7 +24,14 @@ def zse(home):
         program = [str(Path(__file__).parent / "fake_llm.py")] if fake else ["-m", "zse"]
         environment = {**ENVIRONMENT, "ZSE_HOME": str(home)}
         done = subprocess.run(
-            [sys.executable, *program, *arguments], input=input, env=environment, capture_output=True, text=True, timeout=60, check=False, **options
+            [sys.executable, *program, *arguments],
+            input=input,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            **options,
         )
         assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
         assert "Traceback" not in done.stderr, done.stderr

@@ -1,4 +1,5 @@
-"""`python fake_llm.py ARGUMENTS`: the command `zse` with an LLM that echoes, to test terminals and options without a model.
+"""`python fake_llm.py ARGUMENTS`: the command `zse` with an LLM that echoes, to test terminals and options without a
+model.
 
 The reply to a conversation is "<system|…> you said: LAST", a word at a time; `slow` in the message makes it endless.
 """
@@ -44,7 +45,9 @@ class EchoLLM:
         words = text.split(" ")
         for index, word in enumerate(words):
             is_last = index == len(words) - 1
-            yield SimpleNamespace(text=word + ("" if is_last else " "), token_ids=[index], finish_reason="stop" if is_last else None)
+            yield SimpleNamespace(
+                text=word + ("" if is_last else " "), token_ids=[index], finish_reason="stop" if is_last else None
+            )
 
     def close(self):
         self.is_closed = True

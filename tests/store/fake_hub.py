@@ -14,8 +14,8 @@ def blob_id(data: bytes) -> str:
 
 
 class FakeHub:
-    """repos: {"org/name": {file: bytes}}. served: {file: bytes sent}. cut: {file: bytes to send before the connection drops, once}.
-    wrong: {file: other content of the same size that is served instead}."""
+    """repos: {"org/name": {file: bytes}}. served: {file: bytes sent}. cut: {file: bytes to send before the connection
+    drops, once}. wrong: {file: other content of the same size that is served instead}."""
 
     def __init__(self):
         self.repos, self.served, self.cut, self.wrong, self.ranges = {}, {}, {}, {}, []
@@ -48,7 +48,11 @@ class FakeHub:
                 for file, data in hub.repos[repo].items():
                     record = {"rfilename": file, "size": len(data), "blobId": blob_id(data)}
                     if file.endswith(LFS_SUFFIXES):
-                        record["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
+                        record["lfs"] = {
+                            "sha256": hashlib.sha256(data).hexdigest(),
+                            "size": len(data),
+                            "pointerSize": 130,
+                        }
                     siblings.append(record)
                 facts = {"id": repo, "modelId": repo, "sha": COMMIT, "siblings": siblings, "tags": [], "downloads": 0,
                          "likes": 0, "private": False, "cardData": {"license": "mit"}}  # fmt: skip

@@ -1,4 +1,4 @@
-"""zse pull hf:… as a user runs it (huggingface_hub reads HF_ENDPOINT when it is imported, hence a process per pull)."""
+"""zse pull hf:… as a user runs it, a process per pull: huggingface_hub reads HF_ENDPOINT when it is imported."""
 
 import json
 import os
@@ -37,7 +37,12 @@ def fake():
 @pytest.fixture
 def zse(home, fake, tmp_path):
     def run(*arguments, code=0):
-        environment = {**os.environ, "HF_ENDPOINT": fake.url, "HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": os.pathsep.join(sys.path)}
+        environment = {
+            **os.environ,
+            "HF_ENDPOINT": fake.url,
+            "HF_HOME": str(tmp_path / "hf"),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
         environment.pop("HF_TOKEN", None)
         command = [sys.executable, "-m", "zse", *arguments]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
@@ -52,7 +57,13 @@ def test_pull_takes_the_data_files_and_nothing_else(zse, fake, home):
     done = zse("pull", "hf:org/name")
     folder = home / "models/hf--org--name"
     assert done.stdout.strip() == str(folder) == str(store.resolve("hf:org/name"))
-    assert sorted(os.listdir(folder)) == ["README.md", "config.json", "model.json", "model.safetensors", "tokenizer.json"]
+    assert sorted(os.listdir(folder)) == [
+        "README.md",
+        "config.json",
+        "model.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
     assert (folder / "model.safetensors").read_bytes() == WEIGHTS
     assert "left out" in done.stderr and "pytorch_model.bin" in done.stderr and "100 %" in done.stderr
     (entry,) = store.entries()
@@ -68,7 +79,12 @@ def test_a_revision_is_its_own_model(zse, home):
 
 
 def test_a_killed_pull_resumes_from_its_last_byte(zse, fake, home, tmp_path):
-    environment = {**os.environ, "HF_ENDPOINT": fake.url, "HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": fake.url,
+        "HF_HOME": str(tmp_path / "hf"),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     half = len(WEIGHTS) // 2
     fake.cut["model.safetensors"] = half
     killed = threading.Event()
@@ -153,8 +169,15 @@ def test_one_gguf_of_several(zse, fake, home):
     assert store.resolve("hf:org/gguf:q8_0") == home / "models/hf--org--gguf=q8_0/m-Q8_0.gguf"
 
 
-NAMES = ["config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "consolidated.safetensors",
-         "a-Q4_0.gguf", "sub/model.safetensors", "LICENSE"]  # fmt: skip
+NAMES = [
+    "config.json",
+    "model-00001-of-00002.safetensors",
+    "model-00002-of-00002.safetensors",
+    "consolidated.safetensors",
+    "a-Q4_0.gguf",
+    "sub/model.safetensors",
+    "LICENSE",
+]
 
 
 def test_select_prefers_the_transformers_shards():

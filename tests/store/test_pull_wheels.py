@@ -60,9 +60,7 @@ def test_pull_resumes_after_the_last_whole_part(home, tiny, wheelhouse):
 
 
 def test_a_pull_killed_at_any_moment_leaves_nothing_half_and_resumes(home, tiny, wheelhouse):
-    script = (
-        "import sys, tests_catalog\nfrom zse.formats import hub\nhub.pull('tiny')\n"
-    )
+    script = "import sys, tests_catalog\nfrom zse.formats import hub\nhub.pull('tiny')\n"
     catalog_module = wheelhouse.parent / "tests_catalog.py"
     catalog_module.write_text(f"from zse.formats.catalog import *\nCATALOG['tiny'] = {tiny!r}\n")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(wheelhouse.parent), *sys.path])}

@@ -73,8 +73,9 @@ def test_folder_name(name, folder):
 
 @pytest.mark.parametrize(
     "name",
-    ["", ".", "..", ".partial", "a/b", "a--b", "../x", "/x", "a\0b", "a b", "-a", "x" * 129, "hf:", "hf:a", "hf:a/b/c", "hf:../x",
-     "hf:a/..", "hf:a/b@", "hf:a/b:", "hf:a/b@../..", "hf:a/b:../../x", "hf:a--b/c", "hf:a/b@x//y", "hf:a/b\n"],
+    ["", ".", "..", ".partial", "a/b", "a--b", "../x", "/x", "a\0b", "a b", "-a", "x" * 129, "hf:", "hf:a", "hf:a/b/c",
+     "hf:../x", "hf:a/..", "hf:a/b@", "hf:a/b:", "hf:a/b@../..", "hf:a/b:../../x", "hf:a--b/c",
+     "hf:a/b@x//y", "hf:a/b\n"],
 )  # fmt: skip
 def test_hostile_names_have_no_folder(name):
     assert store.folder_name(name) is None
@@ -85,9 +86,11 @@ def test_resolve_is_cheap_and_imports_nothing(home):
     put(home, "one", "a.gguf")
     script = (
         "import sys, time\nfrom zse.formats import store\nbefore = set(sys.modules)\n"
-        "best = min((lambda t: (store.resolve('one'), time.perf_counter() - t)[1])(time.perf_counter()) for _ in range(20))\n"
+        "best = min((lambda t: (store.resolve('one'), time.perf_counter() - t)[1])(time.perf_counter()) for _ in "
+        "range(20))\n"
         "assert best < 1e-3, best\nassert set(sys.modules) == before, set(sys.modules) - before\n"
-        "heavy = {'subprocess', 'json', 'huggingface_hub', 'numpy', 'dataclasses', 'zse.formats.hub'} & set(sys.modules)\n"
+        "heavy = {'subprocess', 'json', 'huggingface_hub', 'numpy', 'dataclasses', 'zse.formats.hub'} & "
+        "set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
@@ -134,7 +137,8 @@ def test_remove_deletes_model_and_partial(home):
 
 def test_a_second_writer_waits_and_rm_refuses(home):
     script = (
-        "import sys\nfrom zse.formats import store\nwith store.Staging('m'):\n print('held', flush=True)\n sys.stdin.read()\n"
+        "import sys\nfrom zse.formats import store\n"
+        "with store.Staging('m'):\n print('held', flush=True)\n sys.stdin.read()\n"
     )
     holder = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
@@ -164,7 +168,11 @@ def test_a_full_disk_is_said_in_one_line(home):
         "  [f.write(bytes(600)) for _ in range(3)]\nexcept ZSEError as error:\n print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
-    assert "is full" in done.stdout and "run the same command again to resume" in done.stdout and done.stdout.count("\n") == 1
+    assert (
+        "is full" in done.stdout
+        and "run the same command again to resume" in done.stdout
+        and done.stdout.count("\n") == 1
+    )
 
 
 def test_check_space_names_the_numbers(home):

@@ -1,4 +1,4 @@
-"""`zse serve` under load: exec → ready → first streamed token over HTTP, then N clients at once. Standard library only."""
+"""`zse serve` under load: exec → ready → first streamed token over HTTP, then N clients at once."""
 
 import http.client
 import json
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import pairwise
 from time import perf_counter
 
 from zse.errors import EngineError
@@ -27,7 +28,9 @@ class Server:
 
     def __enter__(self):
         self.start = perf_counter()
-        self.process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         try:
             self._wait_until_ready()
         except BaseException:
@@ -38,7 +41,9 @@ class Server:
     def _wait_until_ready(self) -> None:
         while perf_counter() - self.start < _START_TIMEOUT_SECONDS:
             if self.process.poll() is not None:
-                raise EngineError(f"`{' '.join(self._command[2:])}` ended with exit code {self.process.returncode}; run it to see why")
+                raise EngineError(
+                    f"`{' '.join(self._command[2:])}` ended with exit code {self.process.returncode}; run it to see why"
+                )
             try:
                 connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
                 connection.request("GET", "/health/ready")
@@ -88,7 +93,11 @@ def serving(model: str, clients: list[int], max_tokens: int, options: list[str])
     """
     with Server(model, options) as server:
         first = stream(server.port, "Hello", 4)
-        result = {"exec_to_ready_ms": server.ready_ms, "exec_to_first_token_ms": 1000 * (first[0] - server.start), "load": []}
+        result = {
+            "exec_to_ready_ms": server.ready_ms,
+            "exec_to_first_token_ms": 1000 * (first[0] - server.start),
+            "load": [],
+        }
         for count in clients:
             result["load"].append(_load(server.port, count, max_tokens))
     return result
@@ -101,7 +110,16 @@ def _load(port: int, count: int, max_tokens: int) -> dict:
     def client(number: int) -> None:
         start = perf_counter()
         try:
-            runs.append((start, stream(port, f"Client {number} asks: tell a long story about the number {count * 100 + number}.", max_tokens)))
+            runs.append(
+                (
+                    start,
+                    stream(
+                        port,
+                        f"Client {number} asks: tell a long story about the number {count * 100 + number}.",
+                        max_tokens,
+                    ),
+                )
+            )
         except (EngineError, OSError, http.client.HTTPException) as error:
             errors.append(str(error))
 
@@ -114,7 +132,7 @@ def _load(port: int, count: int, max_tokens: int) -> dict:
     if errors:
         raise EngineError(f"{len(errors)} of {count} clients failed: {errors[0]}")
     seconds = perf_counter() - start
-    gaps = [1000 * (after - before) for _, clocks in runs for before, after in zip(clocks, clocks[1:], strict=False)]
+    gaps = [1000 * (after - before) for _, clocks in runs for before, after in pairwise(clocks)]
     return {
         "clients": count,
         "tok_per_s": sum(len(clocks) for _, clocks in runs) / seconds,

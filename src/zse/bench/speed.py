@@ -1,7 +1,7 @@
 """Speed of the engine in this process: prefill, decode after a context, several sequences decoded together.
 
-Prompts are pseudo-random token ids, different in every repeat, so that no prefix cache helps; replies ignore the end token.
-Every figure is the median over the repeats, after one warm-up that is not counted.
+Prompts are pseudo-random token ids, different in every repeat, so that no prefix cache helps; replies ignore the end
+token. Every figure is the median over the repeats, after one warm-up that is not counted.
 """
 
 import random
@@ -14,7 +14,8 @@ WARM_UP_TOKENS = 4
 
 
 def prompt_ids(llm, length: int, seed: int) -> list[int]:
-    """`length` ordinary token ids. The first quarter of a vocabulary holds the control tokens in some models: skip 1,000."""
+    """`length` ordinary token ids. The first quarter of a vocabulary holds the control tokens in some models: skip
+    1,000."""
     low = min(1000, llm.vocab_size // 2)
     draw = random.Random(seed)
     return [draw.randrange(low, llm.vocab_size) for _ in range(length)]
@@ -59,4 +60,10 @@ def batch(llm, sequences: int, context: int, tokens: int, repeats: int) -> dict:
             seconds.append(perf_counter() - start)
         if repeat:
             rates.append(sequences * tokens / (seconds[1] - seconds[0]))
-    return {"sequences": sequences, "context": context, "tokens": tokens, "tok_per_s": statistics.median(rates), "runs": rates}
+    return {
+        "sequences": sequences,
+        "context": context,
+        "tokens": tokens,
+        "tok_per_s": statistics.median(rates),
+        "runs": rates,
+    }

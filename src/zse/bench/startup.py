@@ -10,11 +10,13 @@ from zse.errors import EngineError
 
 
 def startup(model: str, repeats: int, options: list[str]) -> dict:
-    """Milliseconds from starting `zse run` to the first byte of its reply and to its end. The first start is not counted:
-    it brings the model's file into the page cache."""
+    """Milliseconds from starting `zse run` to the first byte of its reply and to its end. The first start is not
+    counted: it brings the model's file into the page cache."""
     first_ms, end_ms = [], []
     for repeat in range(repeats + 1):
-        first, end = _once([sys.executable, "-m", "zse", "run", model, "Hello", "--max-tokens", "4", "--temperature", "0", *options])
+        first, end = _once(
+            [sys.executable, "-m", "zse", "run", model, "Hello", "--max-tokens", "4", "--temperature", "0", *options]
+        )
         if repeat:
             first_ms.append(first)
             end_ms.append(end)
@@ -34,5 +36,7 @@ def _once(command: list[str]) -> tuple[float, float]:
     _, stderr = process.communicate()
     if process.returncode or not byte:
         lines = stderr.decode(errors="replace").strip().splitlines() or ["no reply"]
-        raise EngineError(f"zse run failed with exit code {process.returncode}: {lines[-1].removeprefix('zse: error: ')}")
+        raise EngineError(
+            f"zse run failed with exit code {process.returncode}: {lines[-1].removeprefix('zse: error: ')}"
+        )
     return first, 1000 * (perf_counter() - start)

@@ -19,7 +19,9 @@ def add_arguments(parser) -> None:
     def kind(name: str, text: str):
         sub = kinds.add_parser(name, help=text, description=text)
         sub.add_argument("model", metavar="MODEL", help="a name, hf:ORG/NAME, or a path")
-        sub.add_argument("--repeats", type=number(int, 1, 100), default=3, metavar="N", help="runs that count (default: %(default)s)")
+        sub.add_argument(
+            "--repeats", type=number(int, 1, 100), default=3, metavar="N", help="runs that count (default: %(default)s)"
+        )
         sub.add_argument("--json", action="store_true", help="print JSON")
         add_engine_options(sub)
         return sub
@@ -38,7 +40,9 @@ def add_arguments(parser) -> None:
     tokens(sub, "--tokens", 64, "new tokens of each sequence")
     kind("startup", "from exec to the first token of `zse run`")
     sub = kind("serve", "`zse serve`: exec to ready and to the first token over HTTP, then several clients at once")
-    sub.add_argument("--clients", type=_counts, default=[1, 4, 8], metavar="N,N,…", help="clients at once (default: 1,4,8)")
+    sub.add_argument(
+        "--clients", type=_counts, default=[1, 4, 8], metavar="N,N,…", help="clients at once (default: 1,4,8)"
+    )
     tokens(sub, "--tokens", 64, "longest reply of a client")
 
 
@@ -90,14 +94,24 @@ def _measure(args) -> dict:
             result = speed.batch(llm, args.sequences, args.context, args.tokens, args.repeats)
     finally:
         llm.close()
-    return {**result, "threads": args.threads, "activations": args.activations, "peak_memory_bytes": process.peak_memory_bytes()}
+    return {
+        **result,
+        "threads": args.threads,
+        "activations": args.activations,
+        "peak_memory_bytes": process.peak_memory_bytes(),
+    }
 
 
 def _engine_words(args) -> list[str]:
     """The engine's options again as command-line words, for the process that is measured."""
     from zse.cli.options import engine_options
 
-    return [word for name, value in engine_options(args).items() if value is not None for word in (f"--{name.replace('_', '-')}", str(value))]
+    return [
+        word
+        for name, value in engine_options(args).items()
+        if value is not None
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
 
 
 def _text(result: dict) -> str:
@@ -112,6 +126,8 @@ def _text(result: dict) -> str:
         lines.append(f"{name.replace('_', ' '):<24}{value if value is not None else 'default'}")
     for load in result.get("load", ()):
         itl = f", ITL {load['itl_ms']:.1f} ms" if load["itl_ms"] else ""
-        lines.append(f"{load['clients']:>4} clients            {load['tok_per_s']:.1f} tok/s, TTFT {load['ttft_ms']:.0f} ms{itl}")
+        lines.append(
+            f"{load['clients']:>4} clients            {load['tok_per_s']:.1f} tok/s, TTFT {load['ttft_ms']:.0f} ms{itl}"
+        )
     lines.append(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in result["machine"].items()))
     return "\n".join(lines)

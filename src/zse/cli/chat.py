@@ -1,12 +1,13 @@
-"""zse chat: a conversation in the terminal. The commands and the conversation are in chat_session.py; here is the keyboard."""
+"""zse chat: a conversation in the terminal. The commands and the conversation are in chat_session.py; here is the
+keyboard."""
 
 import os
 import sys
 
 HELP = "talk with a model in the terminal"
-EPILOG = """Inside the chat, /help lists the commands. Ctrl-C stops the reply; Ctrl-D or /exit leaves. A line that ends with \\ goes
-on in the next line; a line of three double quotes begins and ends a longer text. The input history is kept in
-ZSE_HOME/chat_history. When standard input is not a terminal, each line is one message."""
+EPILOG = """Inside the chat, /help lists the commands. Ctrl-C stops the reply; Ctrl-D or /exit leaves. A line that
+ends with \\ goes on in the next line; a line of three double quotes begins and ends a longer text. The input
+history is kept in ZSE_HOME/chat_history. When standard input is not a terminal, each line is one message."""
 
 DEFAULT_MAX_TOKENS = 1024
 _HISTORY_LINES = 1000
@@ -16,8 +17,16 @@ _QUOTES = '"""'
 def add_arguments(parser) -> None:
     from zse.cli.options import add_engine_options, add_sampling_options
 
-    parser.add_argument("model", metavar="MODEL", nargs="?", default="smollm2", help="a name, hf:ORG/NAME, or a path (default: %(default)s)")
-    parser.add_argument("--system", metavar="TEXT", help="system message (default: the model's own, if its template has one)")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        default="smollm2",
+        help="a name, hf:ORG/NAME, or a path (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--system", metavar="TEXT", help="system message (default: the model's own, if its template has one)"
+    )
     parser.add_argument("--load", metavar="FILE", help="go on with a conversation that /save wrote")
     add_sampling_options(parser, DEFAULT_MAX_TOKENS)
     add_engine_options(parser)
@@ -73,7 +82,9 @@ def _interactive(session) -> None:
     readline.parse_and_bind("tab: complete")
     readline.set_completer_delims(" ")
     commands = session.commands()
-    readline.set_completer(lambda text, state: ([name for name in commands if text and name.startswith(text)] + [None])[state])
+    readline.set_completer(
+        lambda text, state: ([name for name in commands if text and name.startswith(text)] + [None])[state]
+    )
     print(f"{session.model}: /help lists the commands, Ctrl-C stops a reply, Ctrl-D leaves")
     try:
         while True:

@@ -57,7 +57,9 @@ class Session:
                 data = json.load(file)
             messages = [{"role": item["role"], "content": item["content"]} for item in data["messages"]]
             system = data["system"]
-            is_sound = all(item["role"] in ("user", "assistant") and isinstance(item["content"], str) for item in messages)
+            is_sound = all(
+                item["role"] in ("user", "assistant") and isinstance(item["content"], str) for item in messages
+            )
             if not is_sound or not isinstance(system, str | None):
                 raise ValueError("a message without a known role or text")
         except OSError as error:
@@ -167,8 +169,8 @@ class Session:
 
 
 class _StopOnInterrupt:
-    """While a reply streams, the first Ctrl-C only sets a flag: an exception in the middle of an engine step would leave
-    its state half changed. A second one is a KeyboardInterrupt, for an engine that hangs."""
+    """While a reply streams, the first Ctrl-C only sets a flag: an exception in the middle of an engine step would
+    leave its state half changed. A second one is a KeyboardInterrupt, for an engine that hangs."""
 
     def __enter__(self):
         self.is_set = False

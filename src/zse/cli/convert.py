@@ -13,10 +13,21 @@ def add_arguments(parser) -> None:
 
     parser.add_argument("source", metavar="SRC", help="a stored name, or the path of a model file or folder")
     parser.add_argument("out", metavar="OUT", help="the .zse file to write")
-    parser.add_argument("--quant", choices=("int4", "int8", "f16", "bf16"), help="type of the weight matrices (default: as they are)")
-    parser.add_argument("--group-size", type=number(int, 0, 256), metavar="N", help="columns that share a scale: 16, 32, 64, 128, 256, or 0 for a row")
-    parser.add_argument("--head", choices=("int4", "int8", "f16", "bf16"), help="type of the embedding and LM head, if another")
-    parser.add_argument("--no-clip-search", action="store_true", help="quantize faster and less well: no search for the best clipping")
+    parser.add_argument(
+        "--quant", choices=("int4", "int8", "f16", "bf16"), help="type of the weight matrices (default: as they are)"
+    )
+    parser.add_argument(
+        "--group-size",
+        type=number(int, 0, 256),
+        metavar="N",
+        help="columns that share a scale: 16, 32, 64, 128, 256, or 0 for a row",
+    )
+    parser.add_argument(
+        "--head", choices=("int4", "int8", "f16", "bf16"), help="type of the embedding and LM head, if another"
+    )
+    parser.add_argument(
+        "--no-clip-search", action="store_true", help="quantize faster and less well: no search for the best clipping"
+    )
     parser.add_argument("--no-perplexity", action="store_true", help="do not measure what quantizing costs")
     parser.add_argument("--force", action="store_true", help="replace OUT if it is there")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress, no report")
@@ -25,7 +36,7 @@ def add_arguments(parser) -> None:
 def run(args) -> int:
     import os
 
-    from zse.cli.terminal import ProgressBar, notice
+    from zse.cli.terminal import ProgressBar
     from zse.errors import ConfigError
     from zse.formats import store
     from zse.formats.convert import convert
@@ -40,8 +51,16 @@ def run(args) -> int:
     evaluate = _evaluator(source, args) if args.quant and not args.no_perplexity else None
     with ProgressBar("convert") as bar:
         progress = None if args.quiet else lambda done, total, name: bar("writing", done, total)
-        report = convert(source, args.out, args.quant, args.group_size, head=args.head, clip_search=not args.no_clip_search,
-                         progress=progress, evaluate=evaluate)  # fmt: skip
+        report = convert(
+            source,
+            args.out,
+            args.quant,
+            args.group_size,
+            head=args.head,
+            clip_search=not args.no_clip_search,
+            progress=progress,
+            evaluate=evaluate,
+        )
     if not args.quiet:
         _print(report)
     return 0
@@ -74,8 +93,14 @@ def _evaluator(source, args):
 def _print(report) -> None:
     from zse.cli.terminal import size
 
-    print(f"{report.path}: {size(report.nbytes)}, {100 * report.nbytes / max(1, report.source_bytes):.0f} % of the source's {size(report.source_bytes)}")
-    print(f"  {report.num_tensors} tensors: " + ", ".join(f"{name} {size(nbytes)}" for name, nbytes in report.schemes.items()))
+    print(
+        f"{report.path}: {size(report.nbytes)}, {100 * report.nbytes / max(1, report.source_bytes):.0f} % of the "
+        f"source's {size(report.source_bytes)}"
+    )
+    print(
+        f"  {report.num_tensors} tensors: "
+        + ", ".join(f"{name} {size(nbytes)}" for name, nbytes in report.schemes.items())
+    )
     if report.resumed_bytes:
         print(f"  {size(report.resumed_bytes)} of it by an earlier run that was interrupted")
     if report.perplexity_after is not None:

@@ -9,7 +9,11 @@ EPILOG = "Exit code 0 when models can be served here, 1 when something that is n
 OK, NOTE, BAD = "ok", "note", "bad"
 _LEAST_FREE_BYTES = 1 << 30
 _NEEDED = ("msgspec", "jinja2", "uvicorn", "starlette", "httptools")
-_OPTIONAL = {"huggingface_hub": "zse pull hf:ORG/NAME", "numpy": "zse convert and quantizing on load", "tokenizers": "some tokenizers"}
+_OPTIONAL = {
+    "huggingface_hub": "zse pull hf:ORG/NAME",
+    "numpy": "zse convert and quantizing on load",
+    "tokenizers": "some tokenizers",
+}
 
 
 def add_arguments(parser) -> None:
@@ -57,18 +61,38 @@ def _python() -> tuple[str, str, str, str]:
     import platform
 
     found = f"{platform.python_version()} at {sys.executable}"
-    return "python", OK if sys.version_info >= (3, 11) else BAD, found, "" if sys.version_info >= (3, 11) else "install Python 3.11 or later"
+    return (
+        "python",
+        OK if sys.version_info >= (3, 11) else BAD,
+        found,
+        "" if sys.version_info >= (3, 11) else "install Python 3.11 or later",
+    )
 
 
 def _cpu(facts: dict):
     features = ", ".join(facts["features"]) or "features unknown: the runtime library is missing"
     yield "cpu", OK, f"{facts['cpu']} ({facts['machine']}: {features})", ""
     quota = f", control group grants {facts['cpu_quota']:.1f} CPUs" if facts["cpu_quota"] else ""
-    yield "threads", OK, f"{facts['threads'] or 'unknown'} of {facts['physical_cores']} cores, {facts['logical_cpus']} logical{quota}", ""
+    yield (
+        "threads",
+        OK,
+        f"{facts['threads'] or 'unknown'} of {facts['physical_cores']} cores, {facts['logical_cpus']} logical{quota}",
+        "",
+    )
     if facts["error"]:
-        yield "cpu kernels", BAD, f"{', '.join(facts['compiled']) or 'none'} compiled in {facts['native_dir']}", facts["error"]
+        yield (
+            "cpu kernels",
+            BAD,
+            f"{', '.join(facts['compiled']) or 'none'} compiled in {facts['native_dir']}",
+            facts["error"],
+        )
         return
-    yield "cpu kernels", OK, f"using {facts['isa']}; compiled: {', '.join(facts['compiled'])} in {facts['native_dir']}", ""
+    yield (
+        "cpu kernels",
+        OK,
+        f"using {facts['isa']}; compiled: {', '.join(facts['compiled'])} in {facts['native_dir']}",
+        "",
+    )
     best = facts["runnable"][0]
     if best != facts["isa"]:
         mend = "unset ZSE_ISA" if os.environ.get("ZSE_ISA") else "run `python -m zse.build` to compile it"
@@ -82,7 +106,12 @@ def _memory(memory: dict) -> tuple[str, str, str, str]:
     available = memory["available"]
     found = f"{size(memory['total'])}{limit}" + (f", {size(available)} available" if available is not None else "")
     is_low = available is not None and available < 512 << 20
-    return "memory", NOTE if is_low else OK, found, "close other programs: the smallest catalog model needs about 300 MB" if is_low else ""
+    return (
+        "memory",
+        NOTE if is_low else OK,
+        found,
+        "close other programs: the smallest catalog model needs about 300 MB" if is_low else "",
+    )
 
 
 def _compiler(facts: dict) -> tuple[str, str, str, str]:
@@ -92,7 +121,12 @@ def _compiler(facts: dict) -> tuple[str, str, str, str]:
     from zse.runtime import native
 
     state = BAD if facts["error"] else NOTE
-    return "c compiler", state, "none", f"needed to compile the CPU kernels{'' if state == BAD else ' anew'}: {native.compiler_hint()}"
+    return (
+        "c compiler",
+        state,
+        "none",
+        f"needed to compile the CPU kernels{'' if state == BAD else ' anew'}: {native.compiler_hint()}",
+    )
 
 
 def _gpu(cuda: dict) -> tuple[str, str, str, str]:
@@ -123,9 +157,19 @@ def _packages():
     yield "packages", BAD if needed else OK, ", ".join(versions) or "none", mend
     for name in missing:
         if name in _OPTIONAL:
-            yield "packages", NOTE, f"{name} is missing: needed by {_OPTIONAL[name]}", f"{sys.executable} -m pip install {name}"
+            yield (
+                "packages",
+                NOTE,
+                f"{name} is missing: needed by {_OPTIONAL[name]}",
+                f"{sys.executable} -m pip install {name}",
+            )
     if find_spec("pip") is None:
-        yield "pip", NOTE, "none: zse pull cannot fetch catalog models", f"{sys.executable} -m ensurepip (uv: uv pip install pip)"
+        yield (
+            "pip",
+            NOTE,
+            "none: zse pull cannot fetch catalog models",
+            f"{sys.executable} -m ensurepip (uv: uv pip install pip)",
+        )
     else:
         yield "pip", OK, metadata.version("pip"), ""
 
@@ -145,7 +189,12 @@ def _store():
         yield "store", BAD, f"{home}: {folder} cannot be written to", "set ZSE_HOME to a folder you own"
         return
     low = free < _LEAST_FREE_BYTES
-    yield "disk", NOTE if low else OK, f"{size(free)} free under {home}", "free some, or set ZSE_HOME to another disk" if low else ""
+    yield (
+        "disk",
+        NOTE if low else OK,
+        f"{size(free)} free under {home}",
+        "free some, or set ZSE_HOME to another disk" if low else "",
+    )
     try:
         models, partials = store.entries(), store.partials()
     except ZSEError as error:
@@ -154,7 +203,12 @@ def _store():
     names = ", ".join(f"{model['name']} ({size(model['bytes'])})" for model in models) or "no model yet"
     yield "store", OK, names, "" if models else "zse pull smollm2"
     for part in partials:
-        yield "store", NOTE, f"{part['name']}: a download that did not end ({size(part['bytes'])})", f"zse pull {part['name']}, or zse rm {part['name']}"
+        yield (
+            "store",
+            NOTE,
+            f"{part['name']}: a download that did not end ({size(part['bytes'])})",
+            f"zse pull {part['name']}, or zse rm {part['name']}",
+        )
 
 
 def _switches() -> tuple[str, str, str, str]:

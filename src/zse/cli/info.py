@@ -4,7 +4,9 @@ HELP = "show what is inside a model: architecture, sizes, tensor types"
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a stored name, or the path of a .zse, .gguf or .safetensors file or a folder")
+    parser.add_argument(
+        "model", metavar="MODEL", help="a stored name, or the path of a .zse, .gguf or .safetensors file or a folder"
+    )
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument("--metadata", action="store_true", help="list the file's own metadata")
     parser.add_argument("--json", action="store_true", help="print JSON, always with tensors and metadata")
@@ -32,7 +34,16 @@ def _config(path) -> tuple[dict | None, str | None]:
     from zse.formats.source import open_model
     from zse.models.load import read_config
 
-    names = ("architecture", "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "max_context")
+    names = (
+        "architecture",
+        "num_layers",
+        "hidden_size",
+        "num_heads",
+        "num_kv_heads",
+        "head_dim",
+        "intermediate_size",
+        "max_context",
+    )
     try:
         with open_model(path) as source:
             config = read_config(source)
@@ -46,12 +57,21 @@ def _print(facts: dict, with_tensors: bool, with_metadata: bool) -> None:
 
     from zse.cli.terminal import printable, size, table
 
-    rows = [("path", facts["path"]), ("format", facts["kind"]), ("architecture", facts["architecture"]), ("size", size(facts["nbytes"]))]
+    rows = [
+        ("path", facts["path"]),
+        ("format", facts["kind"]),
+        ("architecture", facts["architecture"]),
+        ("size", size(facts["nbytes"])),
+    ]
     rows += [("parameters", f"{facts['num_parameters'] / 1e6:.1f} M, {facts['bits_per_weight']:.2f} bits each")]
     rows += [("vocabulary", str(facts["vocab_size"])), ("chat template", "yes" if facts["chat_template"] else "no")]
     if facts["tokenizer"]:
         rows.append(("tokenizer", ", ".join(str(value) for value in facts["tokenizer"].values() if value)))
-    rows += [(name.replace("_", " "), str(value)) for name, value in (facts["config"] or {}).items() if name != "architecture"]
+    rows += [
+        (name.replace("_", " "), str(value))
+        for name, value in (facts["config"] or {}).items()
+        if name != "architecture"
+    ]
     rows += [(f"made: {name}", str(value)) for name, value in facts["provenance"].items()]
     if facts["not_served_because"]:
         rows.append(("cannot be served", facts["not_served_because"]))

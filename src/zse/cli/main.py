@@ -88,7 +88,8 @@ def usage() -> str:
     commands = "\n".join(f"  {name:<{width}}{load(name).HELP}" for name in COMMANDS)
     return (
         "usage: zse COMMAND [OPTIONS]\n\nRun and serve open-weight language models.\n\n"
-        f"{commands}\n\n`zse COMMAND --help` explains one command. A MODEL is a name from `zse ls`, hf:ORG/NAME, or the path of a\n"
+        f"{commands}\n\n`zse COMMAND --help` explains one command. A MODEL is a name from `zse ls`, hf:ORG/NAME, or "
+        "the path of a\n"
         ".zse or .gguf file or of a Hugging Face folder.\n"
     )
 

@@ -2,19 +2,30 @@
 
 from zse.cli.parser import number
 
-# Chosen for chat with small models: a little randomness, no far tail. The API's own defaults (temperature 1) are OpenAI's.
+# Chosen for chat with small models: a little randomness, no far tail. The API's own defaults (temperature 1) are
+# OpenAI's.
 TEMPERATURE, TOP_P = 0.7, 0.95
 
 
 def add_engine_options(parser) -> None:
     """--threads, --activations, --kv-dtype, --max-context."""
     group = parser.add_argument_group("engine")
-    group.add_argument("--threads", type=number(int, 1, 1024), metavar="N", help="CPU threads (default: ZSE_THREADS, else physical cores)")
     group.add_argument(
-        "--activations", choices=("int8", "f32"), default="int8", help="activations of matrix products: int8 is faster, f32 is closest"
+        "--threads",
+        type=number(int, 1, 1024),
+        metavar="N",
+        help="CPU threads (default: ZSE_THREADS, else physical cores)",
+    )
+    group.add_argument(
+        "--activations",
+        choices=("int8", "f32"),
+        default="int8",
+        help="activations of matrix products: int8 is faster, f32 is closest",
     )
     group.add_argument("--kv-dtype", choices=("f16", "f32"), default="f16", help="element type of the KV cache")
-    group.add_argument("--max-context", type=number(int, 16), metavar="TOKENS", help="longest prompt + reply (default: the model's)")
+    group.add_argument(
+        "--max-context", type=number(int, 16), metavar="TOKENS", help="longest prompt + reply (default: the model's)"
+    )
 
 
 def engine_options(args) -> dict:
@@ -30,20 +41,50 @@ def engine_options(args) -> dict:
 def add_sampling_options(parser, max_tokens: int) -> None:
     """--max-tokens, --temperature, --top-k, --top-p, --min-p, --seed, --stop, penalties."""
     group = parser.add_argument_group("sampling")
-    group.add_argument("--max-tokens", type=number(int, 1), default=max_tokens, metavar="N", help="longest reply (default: %(default)s)")
     group.add_argument(
-        "--temperature", type=number(float, 0, 2), default=TEMPERATURE, metavar="T", help="0 is greedy (default: %(default)s)"
+        "--max-tokens",
+        type=number(int, 1),
+        default=max_tokens,
+        metavar="N",
+        help="longest reply (default: %(default)s)",
     )
-    group.add_argument("--top-k", type=number(int, 0), default=0, metavar="K", help="only the K likeliest tokens; 0 is off (default)")
     group.add_argument(
-        "--top-p", type=number(float, high=1, above=0), default=TOP_P, metavar="P", help="nucleus of mass P; 1 is off (default: %(default)s)"
+        "--temperature",
+        type=number(float, 0, 2),
+        default=TEMPERATURE,
+        metavar="T",
+        help="0 is greedy (default: %(default)s)",
     )
-    group.add_argument("--min-p", type=number(float, 0, 1), default=0.0, metavar="P", help="least share of the likeliest; 0 is off (default)")
-    group.add_argument("--repetition-penalty", type=number(float, above=0), default=1.0, metavar="R", help="1 is off (default)")
-    group.add_argument("--presence-penalty", type=number(float, -2, 2), default=0.0, metavar="R", help="0 is off (default)")
-    group.add_argument("--frequency-penalty", type=number(float, -2, 2), default=0.0, metavar="R", help="0 is off (default)")
+    group.add_argument(
+        "--top-k", type=number(int, 0), default=0, metavar="K", help="only the K likeliest tokens; 0 is off (default)"
+    )
+    group.add_argument(
+        "--top-p",
+        type=number(float, high=1, above=0),
+        default=TOP_P,
+        metavar="P",
+        help="nucleus of mass P; 1 is off (default: %(default)s)",
+    )
+    group.add_argument(
+        "--min-p",
+        type=number(float, 0, 1),
+        default=0.0,
+        metavar="P",
+        help="least share of the likeliest; 0 is off (default)",
+    )
+    group.add_argument(
+        "--repetition-penalty", type=number(float, above=0), default=1.0, metavar="R", help="1 is off (default)"
+    )
+    group.add_argument(
+        "--presence-penalty", type=number(float, -2, 2), default=0.0, metavar="R", help="0 is off (default)"
+    )
+    group.add_argument(
+        "--frequency-penalty", type=number(float, -2, 2), default=0.0, metavar="R", help="0 is off (default)"
+    )
     group.add_argument("--seed", type=number(int, 0, 2**63 - 1), metavar="N", help="the same seed gives the same reply")
-    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end the reply before this text (up to 4 times)")
+    group.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end the reply before this text (up to 4 times)"
+    )
 
 
 SAMPLING_NAMES = (

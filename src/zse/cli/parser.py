@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
-    """With the width given: argparse asks shutil for it otherwise, at every add_argument(), and that import takes 8 ms."""
+    """With the width given: otherwise argparse asks shutil at every add_argument(), an import of 8 ms."""
     try:
         width = os.get_terminal_size(1).columns
     except OSError:

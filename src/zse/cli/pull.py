@@ -14,7 +14,9 @@ interrupted continues where it stopped; every file is checked before the model a
 
 def add_arguments(parser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a catalog name, or hf:ORG/NAME[@REV][:FILE]")
-    parser.add_argument("--force", action="store_true", help="fetch again even if it is there; replaces the stored model when done")
+    parser.add_argument(
+        "--force", action="store_true", help="fetch again even if it is there; replaces the stored model when done"
+    )
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress; only the model's path, or the error")
 
 
@@ -23,6 +25,8 @@ def run(args) -> int:
     from zse.formats import hub
 
     with ProgressBar(args.model) as bar:
-        path = hub.pull(args.model, force=args.force, progress=None if args.quiet else bar, notice=None if args.quiet else notice)
+        path = hub.pull(
+            args.model, force=args.force, progress=None if args.quiet else bar, notice=None if args.quiet else notice
+        )
     print(path)
     return 0

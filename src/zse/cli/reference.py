@@ -9,11 +9,12 @@ _HEAD = """# Command line
 
 Made from the parsers by `python -m zse.cli.reference`; do not edit.
 
-`zse COMMAND [OPTIONS]`. A MODEL is a name from `zse ls`, `hf:ORG/NAME[@REV][:FILE]`, or the path of a `.zse` or `.gguf` file or of a
-Hugging Face folder; a stored name wins over a path of the same spelling, so write `./NAME` for the path.
+`zse COMMAND [OPTIONS]`. A MODEL is a name from `zse ls`, `hf:ORG/NAME[@REV][:FILE]`, or the path of a `.zse`
+or `.gguf` file or of a Hugging Face folder; a stored name wins over a path of the same spelling, so
+write `./NAME` for the path.
 
-Errors are one line on standard error. Exit codes: 0 done, 1 failed, 2 wrong usage or unusable input, 130 interrupted, 141 the reader
-of the output went away.
+Errors are one line on standard error. Exit codes: 0 done, 1 failed, 2 wrong usage or unusable input, 130 interrupted,
+141 the reader of the output went away.
 
 | command | does |
 |---|---|
@@ -47,7 +48,11 @@ def _subparsers(parser: argparse.ArgumentParser) -> dict:
 
 
 def _options(parser: argparse.ArgumentParser) -> str:
-    rows = "".join(_row(action) for action in parser._actions if not isinstance(action, argparse._HelpAction | argparse._SubParsersAction))
+    rows = "".join(
+        _row(action)
+        for action in parser._actions
+        if not isinstance(action, argparse._HelpAction | argparse._SubParsersAction)
+    )
     subs = _subparsers(parser)
     kinds = f"Kinds: {', '.join(f'`{name}`' for name in subs)}.\n" if subs else ""
     return kinds + (f"| argument | meaning |\n|---|---|\n{rows}" if rows else "")

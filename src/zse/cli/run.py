@@ -1,4 +1,5 @@
-"""zse run: one prompt, one reply, streamed. The engine runs in this process: the fastest way from exec to the first token."""
+"""zse run: one prompt, one reply, streamed. The engine runs in this process: the fastest way from exec to the first
+token."""
 
 import sys
 
@@ -21,11 +22,21 @@ DEFAULT_MAX_TOKENS = 512
 def add_arguments(parser) -> None:
     from zse.cli.options import add_engine_options, add_sampling_options
 
-    parser.add_argument("model", metavar="MODEL", help="a name, hf:ORG/NAME, or a path; a missing catalog model is fetched")
-    parser.add_argument("prompt", metavar="PROMPT", nargs="*", help="the words of the prompt; - stands for standard input")
-    parser.add_argument("--system", metavar="TEXT", help="system message (default: the model's own, if its template has one)")
-    parser.add_argument("--raw", action="store_true", help="continue the text as it is: no chat template (base models always do)")
-    parser.add_argument("--stats", action="store_true", help="print speed, memory and the start-up phases to standard error at the end")
+    parser.add_argument(
+        "model", metavar="MODEL", help="a name, hf:ORG/NAME, or a path; a missing catalog model is fetched"
+    )
+    parser.add_argument(
+        "prompt", metavar="PROMPT", nargs="*", help="the words of the prompt; - stands for standard input"
+    )
+    parser.add_argument(
+        "--system", metavar="TEXT", help="system message (default: the model's own, if its template has one)"
+    )
+    parser.add_argument(
+        "--raw", action="store_true", help="continue the text as it is: no chat template (base models always do)"
+    )
+    parser.add_argument(
+        "--stats", action="store_true", help="print speed, memory and the start-up phases to standard error at the end"
+    )
     add_sampling_options(parser, DEFAULT_MAX_TOKENS)
     add_engine_options(parser)
 
@@ -42,7 +53,11 @@ def run(args) -> int:
             raise ConfigError('the prompt is empty: zse run MODEL "your question"')
         raw = args.raw or not llm.has_chat_template
         if raw and args.system:
-            raise ConfigError("--system needs a chat template: this is a base model" if not args.raw else "--system and --raw exclude each other")
+            raise ConfigError(
+                "--system needs a chat template: this is a base model"
+                if not args.raw
+                else "--system and --raw exclude each other"
+            )
         if raw:
             deltas = llm.stream(prompt, params)
         else:

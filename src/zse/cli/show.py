@@ -18,7 +18,11 @@ def run(args) -> int:
         return 0
     from zse.cli.terminal import size, table
 
-    rows = [(key, size(value) if key.endswith("bytes") else str(value)) for key, value in facts.items() if key != "files" and value]
+    rows = [
+        (key, size(value) if key.endswith("bytes") else str(value))
+        for key, value in facts.items()
+        if key != "files" and value
+    ]
     sys.stdout.write(table(rows))
     for file in facts["files"]:
         print(f"  {file['sha256']}  {size(file['size']):>9}  {file['name']}")

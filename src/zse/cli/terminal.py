@@ -16,7 +16,9 @@ def size(nbytes: float) -> str:
 def table(rows: list[tuple[str, ...]]) -> str:
     """Left-aligned columns, two spaces apart; the first row is the head."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "".join("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() + "\n" for row in rows)
+    return "".join(
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() + "\n" for row in rows
+    )
 
 
 def notice(line: str) -> None:

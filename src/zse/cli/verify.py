@@ -4,9 +4,13 @@ HELP = "check a model from end to end: structure, checksums, numbers"
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a stored name, or the path of a .zse, .gguf or .safetensors file or a folder")
+    parser.add_argument(
+        "model", metavar="MODEL", help="a stored name, or the path of a .zse, .gguf or .safetensors file or a folder"
+    )
     parser.add_argument("--fast", action="store_true", help="do not look for NaN and infinities in the weights")
-    parser.add_argument("-q", "--quiet", action="store_true", help="no progress, no report; only the exit code and the error")
+    parser.add_argument(
+        "-q", "--quiet", action="store_true", help="no progress, no report; only the exit code and the error"
+    )
 
 
 def run(args) -> int:
@@ -27,7 +31,7 @@ def run(args) -> int:
 
 
 def _check_hashes(name: str, progress) -> list[str]:
-    """Compare the files of a stored model with the SHA-256 from when they were fetched. FormatError for a difference."""
+    """Compare a stored model with the SHA-256 of when it was fetched. FormatError for a difference."""
     import os
 
     from zse.errors import FormatError
@@ -48,6 +52,8 @@ def _check_hashes(name: str, progress) -> list[str]:
         if not os.path.isfile(path):
             raise FormatError(path, 0, "file", f"is missing; fetch it anew: zse pull --force {name}")
         if os.path.getsize(path) != record["size"] or hub.sha256_file(path, report) != record["sha256"]:
-            raise FormatError(path, 0, "SHA-256", f"differs from the file that was fetched; fetch it anew: zse pull --force {name}")
+            raise FormatError(
+                path, 0, "SHA-256", f"differs from the file that was fetched; fetch it anew: zse pull --force {name}"
+            )
         base += record["size"]
     return [f"SHA-256: {len(model['files'])} files as they were fetched"]

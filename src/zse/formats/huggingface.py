@@ -1,8 +1,8 @@
 """`zse pull hf:ORG/NAME[@REV][:FILE]`: the data files of a Hugging Face repository, by huggingface_hub.
 
-huggingface_hub's own settings apply (HF_ENDPOINT, HF_TOKEN, proxies). Files land in the partial folder, where an interrupted
-download continues from its last byte. LFS files are checked against the SHA-256 that the hub publishes, the others against
-their git object id.
+huggingface_hub's own settings apply (HF_ENDPOINT, HF_TOKEN, proxies). Files land in the partial folder, where an
+interrupted download continues from its last byte. LFS files are checked against the SHA-256 that the hub publishes, the
+others against their git object id.
 """
 
 import json
@@ -16,7 +16,13 @@ from zse.formats import hub, store
 
 _LICENCES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "NOTICE.md", "USE_POLICY.md", "README.md")
 _SIDE_FILES = (
-    *("config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"),
+    *(
+        "config.json",
+        "generation_config.json",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ),
     *("tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
     *("chat_template.jinja", "chat_template.json"),
     *_LICENCES,
@@ -35,10 +41,11 @@ def parse(name: str) -> tuple[str, str | None, str | None]:
 
 
 def select(repo: str, names: list[str], file: str | None) -> list[str]:
-    """The files to fetch: safetensors with their side files, or one GGUF. Only plain names at the top of the repository.
+    """The files to fetch: safetensors with their side files, or one GGUF. Only plain names at the top of the
+    repository.
 
-    file: a GGUF's exact name, or a part of it that fits only one (Q4_K_M).
-    Errors: ZSEError when the repository holds only pickles or code, nothing usable, or several GGUF files and no choice.
+    file: a GGUF's exact name, or a part of it that fits only one (Q4_K_M). Errors: ZSEError when the repository holds
+    only pickles or code, nothing usable, or several GGUF files and no choice.
     """
     names = sorted(name for name in names if "/" not in name and "\\" not in name and not name.startswith("."))
     ggufs = [name for name in names if name.endswith(".gguf")]
@@ -48,7 +55,9 @@ def select(repo: str, names: list[str], file: str | None) -> list[str]:
     if file is not None:
         matching = [name for name in ggufs if name == file] or [name for name in ggufs if file.lower() in name.lower()]
         if len(matching) != 1:
-            raise ModelNotFoundError(f"hf:{repo}: {file!r} fits {len(matching)} files; the repository has: {', '.join(ggufs) or 'no GGUF'}")
+            raise ModelNotFoundError(
+                f"hf:{repo}: {file!r} fits {len(matching)} files; the repository has: {', '.join(ggufs) or 'no GGUF'}"
+            )
         return [_whole(matching[0]), *licences]
     if weights:
         if "config.json" not in names:
@@ -57,13 +66,18 @@ def select(repo: str, names: list[str], file: str | None) -> list[str]:
     if len(ggufs) == 1:
         return [_whole(ggufs[0]), *licences]
     if ggufs:
-        raise ZSEError(f"hf:{repo}: has several GGUF files; name one: hf:{repo}:FILE with FILE one of {', '.join(ggufs)}")
+        raise ZSEError(
+            f"hf:{repo}: has several GGUF files; name one: hf:{repo}:FILE with FILE one of {', '.join(ggufs)}"
+        )
     code = [name for name in names if name.endswith(_CODE_SUFFIXES)]
     if code:
         raise ZSEError(
-            f"hf:{repo}: refused: {', '.join(code[:4])} can run code when loaded; only .safetensors and .gguf weights are served"
+            f"hf:{repo}: refused: {', '.join(code[:4])} can run code when loaded; only .safetensors and .gguf "
+            "weights are served"
         )
-    raise UnsupportedError(f"hf:{repo}: the kind of weights", ", ".join(names[:8]) or "an empty repository", (".safetensors", ".gguf"))
+    raise UnsupportedError(
+        f"hf:{repo}: the kind of weights", ", ".join(names[:8]) or "an empty repository", (".safetensors", ".gguf")
+    )
 
 
 def _whole(name: str) -> str:
@@ -79,15 +93,20 @@ def pull(name: str, stage: store.Staging, progress: hub.Progress, notice: hub.No
         from huggingface_hub import errors
         from huggingface_hub.utils import get_session
     except ImportError as error:
-        raise ZSEError(f"pulling from Hugging Face needs the package {error.name}; run: pip install huggingface_hub") from None
+        raise ZSEError(
+            f"pulling from Hugging Face needs the package {error.name}; run: pip install huggingface_hub"
+        ) from None
     repo, revision, file = parse(name)
     session = get_session()
-    # huggingface_hub's HTTP client is httpx or its successor, depending on its version: take the errors of the one in use.
+    # huggingface_hub's HTTP client is httpx or its successor, depending on its version: take the errors of the one in
+    # use.
     http_error = sys.modules[type(session).__module__.partition(".")[0]].HTTPError
     try:
         return _pull(session, http_error, repo, revision, file, stage, progress, notice)
     except errors.GatedRepoError:
-        raise ZSEError(f"hf:{repo}: the owner asks for a login and accepted terms; do that on its page, then set HF_TOKEN") from None
+        raise ZSEError(
+            f"hf:{repo}: the owner asks for a login and accepted terms; do that on its page, then set HF_TOKEN"
+        ) from None
     except errors.RepositoryNotFoundError:
         raise ModelNotFoundError(f"hf:{repo}: no such repository (or it is private: set HF_TOKEN)") from None
     except errors.RevisionNotFoundError:
@@ -107,7 +126,9 @@ def _pull(session, http_error, repo, revision, file, stage, progress, notice) ->
         raise ZSEError(f"hf:{repo}: the hub does not say how large the files are, so they cannot be checked")
     left_out = sorted(other for other in records if other.endswith(_CODE_SUFFIXES))
     if left_out:
-        notice(f"left out, because loading them could run code: {', '.join(left_out[:6])}{', …' if left_out[6:] else ''}")
+        notice(
+            f"left out, because loading them could run code: {', '.join(left_out[:6])}{', …' if left_out[6:] else ''}"
+        )
     # The small files first: a refusal comes before the weights.
     chosen.sort(key=lambda filename: (filename != "config.json", records[filename].size))
     total = sum(records[filename].size for filename in chosen)
@@ -135,8 +156,9 @@ def _pull(session, http_error, repo, revision, file, stage, progress, notice) ->
 def _download(session, http_error, repo: str, commit: str, record, path: str, report) -> None:
     """Fetch one file into `path`, continuing what an earlier try left in `path`.HASH.download.
 
-    huggingface_hub's own download starts again from zero in a new process (it names its partial files at random), so the
-    bytes are fetched here, with its session, headers and error mapping. A commit's files never change, so a range fits.
+    huggingface_hub's own download starts again from zero in a new process (it names its partial files at random), so
+    the bytes are fetched here, with its session, headers and error mapping. A commit's files never change, so a range
+    fits.
     """
     from huggingface_hub import hf_hub_url
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
@@ -152,7 +174,9 @@ def _download(session, http_error, repo: str, commit: str, record, path: str, re
             # Compressed transfer would make the byte positions meaningless.
             headers = {**build_hf_headers(), "Accept-Encoding": "identity", "Range": f"bytes={start}-"}
             try:
-                with session.stream("GET", url, headers=headers, timeout=_TIMEOUT_SECONDS, follow_redirects=True) as response:
+                with session.stream(
+                    "GET", url, headers=headers, timeout=_TIMEOUT_SECONDS, follow_redirects=True
+                ) as response:
                     hf_raise_for_status(response)
                     if start and response.status_code != 206:
                         out.truncate(0)
@@ -160,7 +184,10 @@ def _download(session, http_error, repo: str, commit: str, record, path: str, re
                     for block in response.iter_raw(1 << 18):
                         done += len(block)
                         if done > record.size:
-                            raise ZSEError(f"hf:{repo}: {record.rfilename}: the server sends more than the {record.size} bytes announced")
+                            raise ZSEError(
+                                f"hf:{repo}: {record.rfilename}: the server sends more than the {record.size} bytes "
+                                "announced"
+                            )
                         out.write(block)
                         failures = 0
                         report("downloading", done)
@@ -204,5 +231,8 @@ def _check(repo: str, path: str, record, report) -> dict:
         expected = record.blob_id
     if got != expected:
         os.unlink(path)
-        raise ZSEError(f"hf:{repo}: {filename} is damaged ({got} instead of {expected}); it was deleted, pull again to fetch it anew")
+        raise ZSEError(
+            f"hf:{repo}: {filename} is damaged ({got} instead of {expected}); it was deleted, pull again to fetch it "
+            "anew"
+        )
     return {"name": filename, "size": size, "sha256": sha256}

@@ -167,7 +167,9 @@ def partials() -> list[dict]:
         folders = sorted(os.listdir(root))
     except FileNotFoundError:
         return []
-    return [{"name": _partial_name(root, folder), "bytes": tree_bytes(os.path.join(root, folder))} for folder in folders]
+    return [
+        {"name": _partial_name(root, folder), "bytes": tree_bytes(os.path.join(root, folder))} for folder in folders
+    ]
 
 
 def _partial_name(root: str, folder: str) -> str:
@@ -199,7 +201,8 @@ def check_space(needed_bytes: int) -> None:
     free_bytes = stats.f_bavail * stats.f_frsize
     if free_bytes < needed_bytes:
         raise ZSEError(
-            f"not enough disk space under {home()}: {needed_bytes / 2**20:.0f} MiB needed, {free_bytes / 2**20:.0f} MiB "
+            f"not enough disk space under {home()}: {needed_bytes / 2**20:.0f} MiB needed, {free_bytes / 2**20:.0f} "
+            "MiB "
             "free; free some, or set ZSE_HOME to a folder on another disk"
         )
 
@@ -252,8 +255,8 @@ class Staging:
     def commit(self, files: list[dict], **facts) -> Path:
         """Make the model visible: write model.json, flush everything to the disk, rename into place.
 
-        files: {"name", "size", "sha256"} of every file that belongs to the model; anything else in the partial folder is
-        deleted first. A model of that name that is already there is replaced.
+        files: {"name", "size", "sha256"} of every file that belongs to the model; anything else in the partial folder
+        is deleted first. A model of that name that is already there is replaced.
         """
         import json
         import time
@@ -283,7 +286,8 @@ class Staging:
 
 
 def remove(name: str) -> int:
-    """Delete a stored model and any partial download of it; returns the bytes freed. ModelNotFoundError when neither is there."""
+    """Delete a stored model and any partial download of it; returns the bytes freed. ModelNotFoundError when neither is
+    there."""
     folder = folder_name(name)
     root = models_dir()
     paths = [os.path.join(root, folder), os.path.join(root, ".partial", folder)] if folder else []
@@ -309,7 +313,9 @@ def _lock(folder: str, name: str, notice, wait: bool = True) -> int:
         os.makedirs(locks, exist_ok=True)
         fd = os.open(os.path.join(locks, folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise ZSEError(f"cannot write to the model store {models_dir()}: {error.strerror}; set ZSE_HOME to a folder you own") from None
+        raise ZSEError(
+            f"cannot write to the model store {models_dir()}: {error.strerror}; set ZSE_HOME to a folder you own"
+        ) from None
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -360,7 +366,8 @@ def _explain(error: BaseException | None) -> None:
         return
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         raise ZSEError(
-            f"the disk under {home()} is full ({error.strerror}); what has been downloaded is kept: free some space and run "
+            f"the disk under {home()} is full ({error.strerror}); what has been downloaded is kept: free some space "
+            "and run "
             "the same command again to resume, or set ZSE_HOME to a folder on another disk"
         ) from error
     if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):

@@ -1,0 +1,97 @@
+"""The documentation is true: commands and options exist, links resolve, the CLI reference is the parsers'."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from zse.cli import main, reference
+from zse.cli.parser import Parser
+
+ROOT = Path(__file__).parents[1]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+
+
+def parser_of(command):
+    module = main.load(command)
+    parser = Parser(prog=f"zse {command}")
+    module.add_arguments(parser)
+    return parser
+
+
+def commands_in(text):
+    """`zse …` in code spans and in code blocks, as word lists; a shell comment or pipe ends a command."""
+    spans = re.findall(r"`((?:\.venv/bin/)?zse [^`\n]+)`", text)
+    blocks = re.findall(r"^(?: {4}|)(?:\$ )?(?:\S+ \| |\w+=\S+ )?((?:\.venv/bin/)?zse [^\n|#]+)", text, re.MULTILINE)
+    for line in spans + blocks:
+        try:
+            words = shlex.split(line.replace("…", " "), comments=True)
+        except ValueError:  # prose with an apostrophe
+            continue
+        yield line, words
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_commands_and_options_exist(name):
+    for line, words in commands_in((ROOT / name).read_text()):
+        command = words[1]
+        if command in ("COMMAND", "--help", "--version", "help") or not re.fullmatch(r"[a-z]+", command):
+            continue
+        assert command in main.COMMANDS, f"{name}: {line}"
+        known = {option for action in parser_of(command)._all_actions() for option in action.option_strings}
+        for word in words[2:]:
+            if re.match(r"--?[a-z]", word):
+                assert word.partition("=")[0] in known, f"{name}: {word} in {line}"
+
+
+def test_the_command_finder_finds():
+    text = "see `zse ls --json` or\n\n    zse pull smollm2   # fetch\n    cat x | zse run m -\n"
+    assert [words for _, words in commands_in(text)] == [
+        ["zse", "ls", "--json"],
+        ["zse", "pull", "smollm2"],
+        ["zse", "run", "m", "-"],
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_resolve(name):
+    text = re.sub(r"```.*?```", "", (ROOT / name).read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = target.partition("#")
+        if re.match(r"[a-z]+:", path):
+            continue
+        file = (ROOT / name).parent / path if path else ROOT / name
+        assert file.exists(), f"{name}: {target}"
+        if anchor:
+            heads = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}, (
+                f"{name}: {target}"
+            )
+
+
+def test_the_cli_reference_is_up_to_date():
+    assert (ROOT / "docs/cli.md").read_text() == reference.text(), "run: python -m zse.cli.reference > docs/cli.md"
+
+
+def test_the_cli_reference_names_every_option():
+    text = reference.text()
+    for command in main.COMMANDS:
+        section = text.partition(f"\n## zse {command}\n")[2].partition("\n## ")[0]
+        for action in parser_of(command)._all_actions():
+            for option in action.option_strings:
+                assert option in ("-h", "--help") or f"{option}" in section, f"{command} {option}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_make_targets_exist(name):
+    wanted = set(re.findall(r"(?:`|^ {4}|^\$ )make ([a-z]+)", (ROOT / name).read_text(), re.MULTILINE))
+    makefile = ROOT / "Makefile"
+    targets = set(re.findall(r"^([a-z-]+):", makefile.read_text(), re.MULTILINE)) if makefile.exists() else set()
+    assert wanted <= targets, f"{name}: {wanted - targets}"
+
+
+def test_readme_shows_the_two_commands_first():
+    text = (ROOT / "README.md").read_text()
+    assert 0 < text.index("make serve") < text.index("make test") < text.index("\n## ")
