@@ -26,6 +26,13 @@ def test_system_and_raw(zse):
     assert "base model" in zse("run", "base", "hi", "--system", "x", code=2, fake=True).stderr
 
 
+def test_options_may_stand_anywhere(zse):
+    for words in (["echo", "--raw", "a", "b"], ["--raw", "echo", "a", "b"], ["echo", "a", "--raw", "b"]):
+        assert zse("run", *words, fake=True).stdout.startswith("raw: a b [")
+    assert zse("run", "echo", "--raw", "--", "--seed", fake=True).stdout.startswith("raw: --seed [")
+    assert zse("run", "echo", "-5 degrees", fake=True).stdout.startswith("<> turn 1, you said: -5 degrees [")
+
+
 def test_standard_input_is_the_prompt_or_a_part_of_it(zse):
     assert "you said: from a pipe [" in zse("run", "echo", input="from a pipe\n", fake=True).stdout
     assert "you said: Sum:\n\ntext [" in zse("run", "echo", "Sum:", "-", input="text\n", fake=True).stdout

@@ -15,6 +15,7 @@ from time import perf_counter
 from zse.errors import EngineError
 
 _START_TIMEOUT_SECONDS = 120
+_NAME = "bench"
 
 
 class Server:
@@ -24,7 +25,18 @@ class Server:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        self._command = [sys.executable, "-m", "zse", "serve", model, "--port", str(self.port), *options]
+        self._command = [
+            sys.executable,
+            "-m",
+            "zse",
+            "serve",
+            model,
+            "--model-name",
+            _NAME,
+            "--port",
+            str(self.port),
+            *options,
+        ]
 
     def __enter__(self):
         self.start = perf_counter()
@@ -69,7 +81,7 @@ class Server:
 def stream(port: int, prompt: str, max_tokens: int) -> list[float]:
     """One streamed completion; returns perf_counter at each piece of text. EngineError for any answer but 200."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
-    body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True}
+    body = {"model": _NAME, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True}
     connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
     response = connection.getresponse()
     if response.status != 200:

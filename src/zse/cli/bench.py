@@ -96,7 +96,7 @@ def _measure(args) -> dict:
         llm.close()
     return {
         **result,
-        "threads": args.threads,
+        "threads": llm.config.threads,
         "activations": args.activations,
         "peak_memory_bytes": process.peak_memory_bytes(),
     }

@@ -22,7 +22,7 @@ def add_arguments(parser) -> None:
         metavar="MODEL",
         nargs="?",
         default="smollm2",
-        help="a name, hf:ORG/NAME, or a path (default: %(default)s)",
+        help="a name, hf:ORG/NAME, or a path (default: smollm2)",
     )
     parser.add_argument(
         "--system", metavar="TEXT", help="system message (default: the model's own, if its template has one)"

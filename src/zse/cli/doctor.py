@@ -8,6 +8,8 @@ EPILOG = "Exit code 0 when models can be served here, 1 when something that is n
 
 OK, NOTE, BAD = "ok", "note", "bad"
 _LEAST_FREE_BYTES = 1 << 30
+# Switches of this project's own tests.
+_OF_TESTS = ("ZSE_TEST_MODELS", "ZSE_GOLDENS", "ZSE_REQUIRE_MODELS")
 _NEEDED = ("msgspec", "jinja2", "uvicorn", "starlette", "httptools")
 _OPTIONAL = {
     "huggingface_hub": "zse pull hf:ORG/NAME",
@@ -181,8 +183,11 @@ def _store():
 
     home = store.home()
     folder = home
-    while not os.path.isdir(folder):
+    while not os.path.lexists(folder):
         folder = os.path.dirname(folder)
+    if not os.path.isdir(folder):
+        yield "store", BAD, f"{home}: {folder} is not a folder", "set ZSE_HOME to a folder you own"
+        return
     stats = os.statvfs(folder)
     free = stats.f_bavail * stats.f_frsize
     if not os.access(folder, os.W_OK):
@@ -215,7 +220,7 @@ def _switches() -> tuple[str, str, str, str]:
     from zse import env
 
     known = [f"{name}={os.environ[name]}" for name in env.SWITCHES if os.environ.get(name)]
-    unknown = sorted(name for name in os.environ if name.startswith("ZSE_") and name not in env.SWITCHES)
+    unknown = sorted(name for name in os.environ if name.startswith("ZSE_") and name not in (*env.SWITCHES, *_OF_TESTS))
     if unknown:
         return "environment", NOTE, ", ".join(known + unknown), f"zse does not read {', '.join(unknown)}"
     return "environment", OK, ", ".join(known) or "no ZSE_ variable is set", ""

@@ -72,7 +72,9 @@ def _print(facts: dict, with_tensors: bool, with_metadata: bool) -> None:
         for name, value in (facts["config"] or {}).items()
         if name != "architecture"
     ]
-    rows += [(f"made: {name}", str(value)) for name, value in facts["provenance"].items()]
+    rows += [
+        (f"made: {name.replace('_', ' ')}", _phrase(value)) for name, value in facts["provenance"].items() if value
+    ]
     if facts["not_served_because"]:
         rows.append(("cannot be served", facts["not_served_because"]))
     sections = [rows]
@@ -91,3 +93,14 @@ def _print(facts: dict, with_tensors: bool, with_metadata: bool) -> None:
     # Names and metadata are the file author's text.
     texts = (table([tuple(map(printable, row)) for row in rows]) for rows in sections)
     sys.stdout.write("\n".join(texts))
+
+
+def _phrase(value: object) -> str:
+    """Nested plain data as a short phrase: gguf, files: model.gguf, 98362432."""
+    if isinstance(value, dict):
+        return ", ".join(
+            f"{name.replace('_', ' ')} {_phrase(item)}" for name, item in value.items() if item is not None
+        )
+    if isinstance(value, list):
+        return "; ".join(map(_phrase, value))
+    return str(value)

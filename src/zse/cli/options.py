@@ -110,12 +110,12 @@ def open_llm(args, **extra):
     from zse.formats import store
 
     try:
-        path = store.resolve(args.model)
+        path = store.locate(args.model)
     except store.ModelNotFoundError:
         from zse.cli.terminal import ProgressBar, notice
 
         with ProgressBar(args.model) as bar:
-            path = store.ensure(args.model, progress=bar, notice=notice)
+            path = str(store.ensure(args.model, progress=bar, notice=notice))
     from zse.engine.llm import LLM
 
     return LLM(path, **engine_options(args), **extra)

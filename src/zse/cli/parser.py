@@ -16,7 +16,11 @@ class Parser(argparse.ArgumentParser):
 
     def parse_strict(self, argv: list[str]) -> argparse.Namespace:
         """parse_args(), with a hint for what is not known."""
-        args, unknown = self.parse_known_args(argv)
+        if self._subparsers is None:
+            # Intermixed: otherwise PROMPT after an option (`zse run MODEL --raw PROMPT`) is an error of argparse's.
+            args, unknown = self.parse_known_intermixed_args(argv)
+        else:
+            args, unknown = self.parse_known_args(argv)
         if unknown:
             option = next((word for word in unknown if word.startswith("-") and word != "-"), None)
             if option is None:

@@ -34,18 +34,20 @@ class ProgressBar:
         self._subject, self._bytes = subject, unit == "bytes"
         self._tty = sys.stderr.isatty()
         self._label, self._start, self._last_draw, self._drawn = "", 0.0, 0.0, False
+        self._is_complete = False
 
     def __call__(self, label: str, done: int, total: int) -> None:
         now = time.monotonic()
         if label != self._label:
             self._end_line()
             self._label, self._start, self._first, self._last_draw = label, now, done, 0.0 if self._tty else now
+            self._is_complete = False
         if self._tty:
             if now - self._last_draw >= 0.05 or done >= total:
                 self._last_draw = now
                 self._draw(done, total, now)
-        elif done >= total > 0 or now - self._last_draw >= 5:
-            self._last_draw = now
+        elif (done >= total > 0 and not self._is_complete) or now - self._last_draw >= 5:
+            self._last_draw, self._is_complete = now, done >= total
             notice(f"{self._subject}: {label} {self._amount(done, total)}")
 
     def _amount(self, done: int, total: int) -> str:

@@ -72,7 +72,7 @@ class LLM:
         from zse.engine.config import EngineConfig
         from zse.engine.load import load_engine
         from zse.formats import store
-        config = EngineConfig(model=str(store.resolve(model)), threads=threads, max_context=max_context,
+        config = EngineConfig(model=store.locate(model), threads=threads, max_context=max_context,
                               max_rows=max_rows, activations=activations, kv_dtype=kv_dtype, **options)
         phases.mark("imports")
         self._tokenizer = self._template = self._tokenizer_error = None

@@ -9,10 +9,13 @@ A model appears and disappears by one rename, so a folder NAME/ is always comple
 """
 
 import os
-from pathlib import Path
 
 from zse import env
 from zse.errors import ModelNotFoundError, ZSEError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path  # 4 ms to import, with its urllib: only for those who want a Path
 
 MANIFEST = "model.json"
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
@@ -56,17 +59,24 @@ def folder_name(name: str) -> str | None:
     return folder + ("=" + file.replace("/", "--") if file else "")
 
 
-def _find(folder: str) -> Path | None:
+def _find(folder: str) -> str | None:
     """The stored model's path: its single .gguf or .zse file, else the folder itself (safetensors)."""
     path = os.path.join(models_dir(), folder)
     try:
         files = [entry for entry in os.listdir(path) if entry.endswith(_MODEL_SUFFIXES)]
     except OSError:
         return None
-    return Path(path, files[0]) if len(files) == 1 else Path(path)
+    return os.path.join(path, files[0]) if len(files) == 1 else path
 
 
-def resolve(name_or_path: "str | os.PathLike") -> Path:
+def resolve(name_or_path: "str | os.PathLike") -> "Path":
+    """locate() as a Path."""
+    from pathlib import Path
+
+    return Path(locate(name_or_path))
+
+
+def locate(name_or_path: "str | os.PathLike") -> str:
     """The model's file or folder. A stored name wins over a path of the same spelling; write ./NAME for the path.
 
     Does no network access and imports nothing: safe on the start path.
@@ -78,7 +88,7 @@ def resolve(name_or_path: "str | os.PathLike") -> Path:
         return found
     path = os.path.expanduser(name)
     if os.path.exists(path):
-        return Path(path)
+        return path
     raise _not_found(name, folder)
 
 
@@ -97,7 +107,7 @@ def _not_found(name: str, folder: str | None) -> ModelNotFoundError:
     )
 
 
-def ensure(name_or_path: "str | os.PathLike", progress=None, notice=None) -> Path:
+def ensure(name_or_path: "str | os.PathLike", progress=None, notice=None) -> "Path":
     """resolve(), but a catalog or hf: name that is not stored yet is fetched first. Callbacks as in hub.pull()."""
     try:
         return resolve(name_or_path)
@@ -252,7 +262,7 @@ class Staging:
         """Delete what has been downloaded so far (it is known to be bad)."""
         _delete(self.path)
 
-    def commit(self, files: list[dict], **facts) -> Path:
+    def commit(self, files: list[dict], **facts) -> "Path":
         """Make the model visible: write model.json, flush everything to the disk, rename into place.
 
         files: {"name", "size", "sha256"} of every file that belongs to the model; anything else in the partial folder
@@ -280,9 +290,7 @@ class Staging:
         os.rename(self.path, self.final)
         _fsync(models_dir())
         _empty_trash()
-        found = _find(self.folder)
-        assert found is not None
-        return found
+        return resolve(self.name)
 
 
 def remove(name: str) -> int:

@@ -1,0 +1,124 @@
+"""The commands with real models and the real engine, as a user runs them."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def smollm2(real_models):
+    return str(real_models["smollm2"])
+
+
+def test_run_is_reproducible_and_says_something_sensible(zse, smollm2):
+    words = ("run", smollm2, "What is the capital of France?", "--temperature", "0", "--activations", "f32")
+    done = zse(*words, "--stats")
+    assert "Paris" in done.stdout and "exec to first token" in done.stderr and "weights loaded" in done.stderr
+    assert zse(*words).stdout == done.stdout
+
+
+def test_a_seed_fixes_the_reply(zse, smollm2):
+    words = ("run", smollm2, "Tell a story.", "--temperature", "1", "--max-tokens", "12", "--seed")
+    replies = [zse(*words, seed).stdout for seed in ("1", "1", "2", "3")]
+    assert replies[0] == replies[1] and len(set(replies)) > 1
+
+
+def test_stop_text_ends_the_reply_and_is_not_printed(zse, smollm2):
+    words = ("run", smollm2, "--raw", "One, two, three,", "--temperature", "0", "--max-tokens", "24", "--stop", "six")
+    assert zse(*words).stdout.strip().endswith("five,")
+
+
+def test_a_base_model_continues_the_text(zse, real_models):
+    words = ("The capital of France is", "--temperature", "0", "--max-tokens", "8")
+    done = zse("run", str(real_models["gemma3-270m"]), *words)
+    assert done.stdout.strip()
+    assert "without a chat template" in zse("chat", str(real_models["gemma3-270m"]), code=2).stderr
+
+
+def test_chat_goes_on_and_regenerates(zse, smollm2):
+    text = "What is two plus two?\n/regenerate\nWhy?\n/exit\n"
+    done = zse("chat", smollm2, "--temperature", "0", "--max-tokens", "16", input=text)
+    replies = [line for line in done.stdout.strip().splitlines() if not line.startswith("(cut")]
+    assert replies[0] == replies[1] and "".join(replies[2:]) not in ("", replies[0])
+
+
+def test_a_prompt_beyond_the_context_is_one_line_with_the_numbers(zse, smollm2):
+    done = zse("run", smollm2, "word " * 200, "--max-context", "64", code=1)
+    assert done.stderr.startswith("zse: error: ") and "64" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_info_and_verify(zse, smollm2):
+    facts = json.loads(zse("info", smollm2, "--json").stdout)
+    assert facts["config"]["num_layers"] == 30 and facts["num_tensors"] == 272 and facts["not_served_because"] is None
+    text = zse("info", smollm2, "--tensors", "--metadata").stdout
+    assert "token_embd.weight" in text and "general.architecture" in text
+    assert "sound, 272 tensors" in zse("verify", smollm2).stdout
+
+
+def test_verify_knows_the_bytes_that_were_fetched(zse, home, smollm2):
+    folder = home / "models/mine"
+    folder.mkdir()
+    data = Path(smollm2).read_bytes()
+    record = {"name": "m.gguf", "size": len(data), "sha256": "0" * 64}
+    (folder / "model.json").write_text(json.dumps({"name": "mine", "files": [record]}))
+    (folder / "m.gguf").write_bytes(data)
+    done = zse("verify", "-q", "mine", code=2)
+    assert "m.gguf: offset 0: SHA-256: differs" in done.stderr and "zse pull --force mine" in done.stderr
+
+
+def test_convert_prints_size_and_perplexity_and_the_result_runs(zse, smollm2, tmp_path):
+    out = str(tmp_path / "s.zse")
+    done = zse("convert", smollm2, out, "--quant", "int4", "--group-size", "64", "--no-clip-search")
+    line = next(line for line in done.stdout.splitlines() if "perplexity" in line)
+    before, after = float(line.split()[1]), float(line.split()[3])
+    assert math.isfinite(before) and before < after < 3 * before, "int4 in groups of 64 is coarser than Q4_1"
+    words = ("--temperature", "0", "--max-tokens", "16")
+    assert zse("run", out, "What is the capital of France?", *words).stdout.strip()
+    assert "exists; pass --force" in zse("convert", smollm2, out, code=2).stderr
+    assert "checksums" in zse("verify", out).stdout
+    assert "made by" in zse("info", out).stdout
+
+
+def test_a_damaged_file_is_one_line_with_the_offset(zse, smollm2, tmp_path):
+    damaged = tmp_path / "d.gguf"
+    damaged.write_bytes(Path(smollm2).read_bytes()[:100_000])
+    for command in (["run", str(damaged), "x"], ["info", str(damaged)], ["verify", str(damaged)],
+                    ["convert", str(damaged), str(tmp_path / "o.zse")]):  # fmt: skip
+        done = zse(*command, code=2)
+        assert f"zse: error: {damaged}: offset " in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "o.zse").exists()
+
+
+def test_bench_measures(zse, smollm2):
+    for words in (
+        ["decode", "--tokens", "4"],
+        ["prefill", "--tokens", "32"],
+        ["batch", "--tokens", "4", "--sequences", "2"],
+    ):
+        data = json.loads(zse("bench", *words[:1], smollm2, *words[1:], "--repeats", "1", "--json").stdout)
+        assert data["tok_per_s"] > 0 and data["peak_memory_bytes"] > 50 << 20 and data["threads"] >= 1
+    data = json.loads(zse("bench", "startup", smollm2, "--repeats", "1", "--json").stdout)
+    assert 0 < data["exec_to_first_token_ms"] <= data["exec_to_exit_ms"]
+    data = json.loads(zse("bench", "serve", smollm2, "--clients", "2", "--tokens", "4", "--json").stdout)
+    assert 0 < data["exec_to_ready_ms"] <= data["exec_to_first_token_ms"] and data["load"][0]["clients"] == 2
+
+
+def test_the_examples_run(zse, smollm2):
+    import subprocess
+    import sys
+
+    from cli_process import ENVIRONMENT
+
+    from zse.bench.serving import Server
+
+    examples = Path(__file__).parents[2] / "examples"
+    command = [sys.executable, str(examples / "offline.py"), smollm2]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=True)
+    assert "Paris" in done.stdout
+    pytest.importorskip("openai")
+    with Server(smollm2, []) as server:
+        command = [sys.executable, str(examples / "python_client.py"), f"http://127.0.0.1:{server.port}/v1"]
+        done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=True)
+    assert len(done.stdout.strip()) > 3
