@@ -110,7 +110,8 @@ def test_context_is_refused_with_the_numbers(client):
 def test_a_client_that_leaves_frees_the_engine(client):
     port = client.base_url.port
     for _ in range(4):
-        body = json.dumps({"prompt": "Once upon a time", "max_tokens": 500, "ignore_eos": True, "stream": True}).encode()
+        fields = {"prompt": "Once upon a time", "max_tokens": 500, "ignore_eos": True, "stream": True}
+        body = json.dumps(fields).encode()
         with socket.create_connection(("127.0.0.1", port)) as sock:
             sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                          b"Content-Length: %d\r\n\r\n" % len(body) + body)

@@ -163,7 +163,7 @@ class EngineClient:
         self._link: _Link | None = None
         self._process: EngineProcess | None = None
         self._task: asyncio.Task | None = None
-        self._ready: asyncio.Future[Ready] | None = None
+        self._ready: asyncio.Future[Ready]
         self._fatal: Fatal | None = None
         self._restarts: deque[float] = deque()
         self._last_frame = self._last_step = time.monotonic()
@@ -251,7 +251,7 @@ class EngineClient:
             while process.poll() is None:
                 await asyncio.sleep(0.01)
             fault = fault or "closed its socket and did not exit"
-        code = process.poll()
+        code = process.poll() or 0
         if fault:
             return f"the engine process {fault}"
         if code < 0:
@@ -271,7 +271,7 @@ class EngineClient:
         """Fail what is left, ask the engine to exit, kill it after `timeout` seconds, reap it."""
         self.fail_requests(shutting_down_error())
         self.state = STOPPING
-        if self._ready is not None and not self._ready.done():
+        if not self._ready.done():
             self._ready.set_exception(shutting_down_error())
         if self._link is not None:
             self._link.send(Shutdown())

@@ -38,7 +38,7 @@ class Connection(asyncio.Protocol):
         self.client = ""
         self.authenticated = False
         self.phase, self._since = IDLE, server.now
-        self._transport: asyncio.Transport | None = None
+        self._transport: asyncio.Transport  # from connection_made() on, before anything else happens
         self._parser = httptools.HttpRequestParser(self)
         self._ready: deque[Request] = deque()
         self._active: Request | None = None
@@ -52,7 +52,8 @@ class Connection(asyncio.Protocol):
         self._new_message()
 
     def _new_message(self) -> None:
-        self._url, self._headers, self._header_bytes = b"", [], 0
+        self._url, self._header_bytes = b"", 0
+        self._headers: list[tuple[bytes, bytes]] = []
         self._head_bytes = 0  # raw bytes read since the head began
         self._request: Request | None = None
         self._raw_left: int | None = None  # body bytes to read past httptools (see _skip_upgrade)
@@ -105,7 +106,7 @@ class Connection(asyncio.Protocol):
             await self._writable
 
     def write(self, data: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
+        if not self._transport.is_closing():
             self._transport.write(data)
 
     # Reading
@@ -129,7 +130,7 @@ class Connection(asyncio.Protocol):
             if self.phase == IDLE:
                 self.phase, self._since = HEAD, self._server.now
             if self._raw_left is not None:
-                data = self._feed_raw(data)
+                data = self._feed_raw(data, self._raw_left)
             else:
                 # Never more than a legal head at once: the verdict must not depend on how the bytes are cut.
                 room = len(data)
@@ -172,13 +173,11 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         return self._refusal is None
 
-    def _feed_raw(self, data: bytes) -> bytes:
-        piece, rest = data[:self._raw_left], data[self._raw_left:]
-        self._raw_left -= len(piece)
+    def _feed_raw(self, data: bytes, left: int) -> bytes:
+        piece, rest = data[:left], data[left:]
+        self._raw_left = left - len(piece) or None
         self.on_body(piece)
-        if self._raw_left == 0:
-            self._raw_left = None
-            self.on_message_complete()
+        self.on_message_complete()
         return rest
 
     # httptools callbacks
@@ -310,13 +309,14 @@ class Connection(asyncio.Protocol):
                 request.note = request.note or "client left"
                 self._server.finished(request)
                 self._active = None
-                if self._transport is not None:
-                    self._transport.abort()
+                self._transport.abort()
         if failure is not None and stream is not None and stream.started:
             request.note = request.note or (failure.code or "")
             stream.fail(failure)
-        elif failure is not None or response is not None:
-            self.respond(request, response or error_response(failure))
+        elif failure is not None:
+            self.respond(request, error_response(failure))
+        elif response is not None:
+            self.respond(request, response)
         self._server.finished(request)
         self._active = None
         self._next(request)
@@ -344,11 +344,10 @@ class Connection(asyncio.Protocol):
         self.write(self._head(request, status, headers))
 
     def _head(self, request: Request | None, status: int, headers: list[tuple[str, str]]) -> bytes:
-        keep_alive = request is not None and request.keep_alive and not self._server.draining
         lines = [f"HTTP/1.1 {status} {REASONS.get(status, '')}", f"date: {self._server.date}",
                  f"x-request-id: {request.id if request else new_request_id()}", "x-content-type-options: nosniff"]
         lines += [f"{name}: {value}" for name, value in headers]
-        if not keep_alive:
+        if request is None or not request.keep_alive or self._server.draining:
             lines.append("connection: close")
         elif request.http_10:
             lines.append("connection: keep-alive")
@@ -396,8 +395,7 @@ class Connection(asyncio.Protocol):
 
     def abandon(self) -> None:
         """Drop the connection now."""
-        if self._transport is not None:
-            self._transport.abort()
+        self._transport.abort()
 
     def close_if_idle(self) -> None:
         if self._active is None and not self._ready and self.phase == IDLE:
@@ -409,7 +407,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+        return self._transport.get_write_buffer_size()
 
     def check_deadlines(self, now: float) -> None:
         limits = self._limits
@@ -430,8 +428,12 @@ class Connection(asyncio.Protocol):
             if waited > limits.head_s:
                 self._refuse(self._too_slow("headers"))
         elif (now - self._last_body > limits.body_idle_s or waited > limits.body_total_s
-              or waited > limits.body_idle_s and len(self._request.body) < limits.body_rate * waited):
+              or waited > limits.body_idle_s and self._body_received < limits.body_rate * waited):
             self._refuse(self._too_slow("body"))
+
+    @property
+    def _body_received(self) -> int:
+        return len(self._request.body) if self._request is not None else 0
 
     def _too_slow(self, what: str) -> APIError:
         return APIError("request_timeout", f"The request's {what} did not arrive in time.", close=True)

@@ -2,7 +2,7 @@
 
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zse.errors import RequestError
 from zse.server import errors
@@ -30,7 +30,7 @@ class Request:
         self.body: bytes | bytearray = bytearray()
         self.id = new_request_id()
         self.started = time.monotonic()
-        self.route: object = None
+        self.route: Any = None  # routes.table.Route
         self.parameters: dict[str, str] = {}
         self.status = 0
         self.note = ""  # what the access log says beside the status

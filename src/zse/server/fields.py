@@ -1,12 +1,13 @@
 """Checks of one JSON field each: check(value, path) returns the value to use or raises the contract's APIError."""
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
 from zse.server.errors import APIError
 
-Check = Callable[[object, str], object]
+Check = Callable[[Any, str], Any]
 _NAMES = {type(None): "null", bool: "a boolean", int: "an integer", float: "a number", str: "a string",
           list: "an array", dict: "an object"}
 

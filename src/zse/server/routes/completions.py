@@ -48,7 +48,7 @@ async def _serve(app, request: Request, read: Callable[[dict], Completion], is_c
     app.check_accepting()
     app.admission.check()
     long = len(request.body) > OFF_LOOP_BYTES
-    completion = await _maybe_in_thread(long, lambda: read(json_body.parse(request.body)))
+    completion = await _maybe_in_thread(long, lambda: read(json_body.parse(bytes(request.body))))
     if completion.model is None:
         completion.model = app.model_names[0]
     app.check_model(completion.model, "model")
@@ -108,7 +108,7 @@ def _submit(channel: Channel, model, job: Job, limits: list[int]) -> list[Choice
     completion = job.completion
     want_scores = completion.params.logprobs is not None
     rank = completion.best_of > completion.n
-    choices = []
+    choices: list[Choice] = []
     for prompt, limit in zip(job.prompts, limits, strict=True):
         for answer in range(completion.best_of):
             choice = Choice(len(choices), model.detokenizer(completion.stop), want_scores)
