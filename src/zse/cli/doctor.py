@@ -10,7 +10,7 @@ OK, NOTE, BAD = "ok", "note", "bad"
 _LEAST_FREE_BYTES = 1 << 30
 # Switches of this project's own tests.
 _OF_TESTS = ("ZSE_TEST_MODELS", "ZSE_GOLDENS", "ZSE_REQUIRE_MODELS")
-_NEEDED = ("msgspec", "jinja2", "uvicorn", "starlette", "httptools")
+_NEEDED = ("msgspec", "jinja2", "httptools")
 _OPTIONAL = {
     "huggingface_hub": "zse pull hf:ORG/NAME",
     "numpy": "zse convert and quantizing on load",

@@ -104,14 +104,17 @@ class _Serving:
     async def _started(self, text_model: asyncio.Future, stopped: asyncio.Future) -> bool:
         """Wait for tokenizer and engine, say so; False when a signal came first. Raises ZSEError when one failed."""
         ready = asyncio.ensure_future(self._engine.wait_ready())
+        ready.add_done_callback(lambda future: future.cancelled() or future.exception())  # both may fail; one is told
         waiting = {ready, text_model}
-        while waiting and not stopped.done():
-            done, waiting = await asyncio.wait({*waiting, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            waiting.discard(stopped)
-            for future in done - {stopped}:
-                future.result()
-        if stopped.done():
+        try:
+            while waiting and not stopped.done():
+                done, waiting = await asyncio.wait({*waiting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                waiting.discard(stopped)
+                for future in done - {stopped}:
+                    future.result()
+        finally:
             ready.cancel()
+        if stopped.done():
             self._app.draining = True
             return False
         self._announce(ready.result(), text_model.result())
