@@ -6,7 +6,7 @@ nearly all of it JSON.
 
 import struct
 
-from zse.errors import FormatError, UnsupportedError
+from zse.errors import FormatError
 from zse.tokenizer import bpe
 from zse.tokenizer.base import Tokenizer
 

@@ -6,22 +6,22 @@ have no attributes beyond short lists, and steps, CPU time and sizes are bounded
 rendered: jinja2 takes 40 ms.
 """
 
-import threading
-import time
-
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.runtime import LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from zse.errors import RequestError
-
-MAX_OUTPUT_BYTES = 4 << 20
-MAX_STEPS = 1_000_000
-MAX_SECONDS = 0.1       # of CPU time of the thread: a busy machine must not refuse requests
-MAX_INTEGER = 1_000_000  # of literals
-MAX_RANGE = 100_000
+from zse.tokenizer.template_limits import (
+    MAX_INTEGER,
+    Budget,
+    cannot_render,
+    from_json,
+    raise_exception,
+    strftime_now,
+    tojson,
+    too_much,
+)
 
 NODES = (nodes.Template, nodes.Output, nodes.TemplateData, nodes.If, nodes.For, nodes.Macro, nodes.CallBlock, nodes.FilterBlock,
          nodes.Assign, nodes.AssignBlock, nodes.With, nodes.Scope, nodes.Continue, nodes.Break, nodes.Name, nodes.NSRef,
@@ -61,30 +61,6 @@ class Generation(Extension):
         return nodes.Scope(parser.parse_statements(["name:endgeneration"], drop_needle=True), lineno=line)
 
 
-class Budget(threading.local):
-    """What the render in progress on this thread may still do."""
-
-    steps = 0
-    deadline = 0.0
-
-    def start(self) -> None:
-        self.steps, self.deadline = MAX_STEPS, time.thread_time() + MAX_SECONDS
-
-    def spend(self, steps: int = 1) -> None:
-        self.steps -= steps
-        if self.steps < 0 or (self.steps & 63 == 0 or steps > 8) and time.thread_time() > self.deadline:
-            raise too_much(f"more than {MAX_STEPS} steps or {MAX_SECONDS:g} s")
-
-    def check_size(self, size: int) -> None:
-        if size > MAX_OUTPUT_BYTES:
-            raise too_much(f"a value of more than {MAX_OUTPUT_BYTES} bytes")
-
-
-def too_much(what: str) -> RequestError:
-    return RequestError(f"rendering the model's chat template takes too much: {what}; send shorter messages",
-                        code="chat_template_limit", param="messages")
-
-
 class _Counted:
     """An iterable whose every item costs a step."""
 
@@ -110,14 +86,14 @@ class Environment(ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, cache_size=0,
                          extensions=["jinja2.ext.loopcontrols", Generation])
         self.budget = Budget()
-        self.globals = {"range": self._range, "namespace": Namespace, "dict": dict, "raise_exception": raise_exception,
+        self.globals = {"range": self.budget.range, "namespace": Namespace, "dict": dict, "raise_exception": raise_exception,
                         "strftime_now": strftime_now}
-        bounded = {"join": self._join, "replace": self._replace, "tojson": self._tojson, "from_json": from_json,
+        bounded = {"join": self._join, "replace": self.budget.replace, "tojson": tojson, "from_json": from_json,
                    "indent": self._indent}
         filters = {name: bounded.get(name) or self.filters.get(name) for name in FILTERS}
         self.filters = {name: self._counted_filter(function) for name, function in filters.items()}
         self.filters["_counted"] = lambda items: _Counted(self.budget, items)
-        self.filters["_concat"] = self._concat
+        self.filters["_concat"] = self.budget.concat
         self.tests = {name: self.tests[name] for name in TESTS}
 
     # --- what values have ----------------------------------------------------------------------------------------
@@ -158,31 +134,19 @@ class Environment(ImmutableSandboxedEnvironment):
         owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
         if isinstance(owner, str):
             if name == "replace":
-                return self._replace(owner, *args)
+                return self.budget.replace(owner, *args)
             if name == "join":
                 return self._join(*args, owner)
         elif not isinstance(owner, (dict, list, tuple, LoopContext)) and not isinstance(obj, Macro) and \
                 obj not in self.globals.values():
-            raise RequestError(f"the chat template calls {name or 'a value'}, which is not a function")
+            raise cannot_render(f"{name or 'a value'} is called, which is not a function")
         return super().call(context, obj, *args, **kwargs)
 
     def is_safe_callable(self, obj) -> bool:
         return True  # call() decided
 
     def call_binop(self, context, operator, left, right):
-        self.budget.spend()
-        if operator == "*":
-            size, times = (left, right) if isinstance(right, int) else (right, left)
-            if isinstance(size, (str, list, tuple)) and isinstance(times, int):
-                self.budget.check_size(len(size) * max(times, 0))
-            else:
-                _check_numbers(left, right)
-        elif operator == "+" and isinstance(left, (str, list, tuple)):
-            self.budget.check_size(len(left) + (len(right) if isinstance(right, (str, list, tuple)) else 0))
-        elif operator == "%" and not isinstance(left, (int, float)):
-            raise RequestError("the chat template formats with %, which is not supported")
-        elif isinstance(left, int) and isinstance(right, int):
-            _check_numbers(left, right)
+        self.budget.check_binary(operator, left, right)
         return super().call_binop(context, operator, left, right)
 
     def _counted_filter(self, function):
@@ -198,31 +162,9 @@ class Environment(ImmutableSandboxedEnvironment):
             return result
         return counted
 
-    def _concat(self, parts):
-        parts = [part if isinstance(part, str) else str(part) for part in parts]
-        self.budget.spend()
-        self.budget.check_size(sum(map(len, parts)))
-        return "".join(parts)
-
-    def _range(self, *args):
-        made = range(*args)
-        if len(made) > MAX_RANGE:
-            raise too_much(f"a range of more than {MAX_RANGE} numbers")
-        return made
-
     def _join(self, value, d="", attribute=None):
         items = list(_Counted(self.budget, value))
-        if attribute is not None:
-            items = [self.getitem(item, attribute) for item in items]
-        items = [item if isinstance(item, str) else str(item) for item in items]
-        self.budget.check_size(sum(map(len, items)) + len(str(d)) * len(items))
-        return str(d).join(items)
-
-    def _replace(self, s, old, new, count=-1):
-        s, old, new = str(s), str(old), str(new)
-        found = s.count(old) if old else len(s) + 1
-        self.budget.check_size(len(s) + max(0, len(new) - len(old)) * (min(found, count) if count >= 0 else found))
-        return s.replace(old, new, count)
+        return self.budget.join(items if attribute is None else [self.getitem(item, attribute) for item in items], d)
 
     def _indent(self, s, width=4, first=False, blank=False):
         pad = width if isinstance(width, str) else " " * min(int(width), 64)
@@ -230,37 +172,6 @@ class Environment(ImmutableSandboxedEnvironment):
         self.budget.check_size(len(s) + len(pad) * (len(lines) + 1))
         rest = [pad + line if line or blank else line for line in lines[1:]]
         return (pad if first else "") + "\n".join([*lines[:1], *rest])
-
-    def _tojson(self, value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-        """As transformers': no HTML escapes, and text is not escaped to ASCII."""
-        import json
-        indent = min(indent, 16) if isinstance(indent, int) else indent[:16] if isinstance(indent, str) else None
-        return json.dumps(value, ensure_ascii=bool(ensure_ascii), indent=indent,
-                          separators=tuple(separators) if separators else None, sort_keys=bool(sort_keys))
-
-
-def _check_numbers(left, right) -> None:
-    for number in (left, right):
-        if isinstance(number, int) and number.bit_length() > 128:
-            raise too_much("a number of more than 128 bits")
-
-
-def raise_exception(message=""):
-    raise RequestError(f"the model's chat template refuses these messages: {message}", code="chat_template_refused",
-                       param="messages")
-
-
-def from_json(text):
-    import json
-    return json.loads(text)
-
-
-def strftime_now(format="%Y-%m-%d"):
-    import re
-    from datetime import datetime
-    if len(format) > 64 or re.search(r"%[-_0^#+]*\d", format):  # "%999999999d" pads
-        raise RequestError("the chat template asks for the time in a format that is not supported")
-    return datetime.now().strftime(format)
 
 
 def check(tree: nodes.Template) -> None:
@@ -366,6 +277,5 @@ class JinjaTemplate:
         except RecursionError:
             raise too_much("macros nested too deeply") from None
         except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-            raise RequestError(f"the model's chat template cannot render these messages: {error}", code="chat_template_failed",
-                               param="messages") from None
+            raise cannot_render(error) from None
         return "".join(parts)

@@ -1,0 +1,108 @@
+"""What bounds a chat template while it renders, whoever runs it: steps, CPU time, sizes; and the functions it may call."""
+
+import threading
+import time
+
+from zse.errors import RequestError
+
+MAX_OUTPUT_BYTES = 4 << 20
+MAX_STEPS = 1_000_000
+MAX_SECONDS = 0.1         # of CPU time of the thread: a busy machine must not refuse requests
+MAX_INTEGER = 1_000_000   # of literals
+MAX_RANGE = 100_000
+
+
+def too_much(what: str) -> RequestError:
+    return RequestError(f"rendering the model's chat template takes too much: {what}; send shorter messages",
+                        code="chat_template_limit", param="messages")
+
+
+def cannot_render(reason: object) -> RequestError:
+    return RequestError(f"the model's chat template cannot render these messages: {reason}", code="chat_template_failed",
+                        param="messages")
+
+
+class Budget(threading.local):
+    """What the render in progress on this thread may still do. Its methods raise RequestError (400)."""
+
+    steps = 0
+    deadline = 0.0
+
+    def start(self) -> None:
+        self.steps, self.deadline = MAX_STEPS, time.thread_time() + MAX_SECONDS
+
+    def spend(self, steps: int = 1) -> None:
+        self.steps -= steps
+        if self.steps < 0 or (self.steps & 63 == 0 or steps > 8) and time.thread_time() > self.deadline:
+            raise too_much(f"more than {MAX_STEPS} steps or {MAX_SECONDS:g} s")
+
+    def check_size(self, size: int) -> None:
+        if size > MAX_OUTPUT_BYTES:
+            raise too_much(f"a value of more than {MAX_OUTPUT_BYTES} bytes")
+
+    def check_binary(self, operator: str, left, right) -> None:
+        """Before left `operator` right is computed."""
+        self.spend()
+        if operator == "*":
+            value, times = (left, right) if isinstance(right, int) else (right, left)
+            if isinstance(value, (str, list, tuple)) and isinstance(times, int):
+                self.check_size(len(value) * max(times, 0))
+        elif operator == "+" and isinstance(left, (str, list, tuple)):
+            self.check_size(len(left) + (len(right) if isinstance(right, (str, list, tuple)) else 0))
+        elif operator == "%" and not isinstance(left, (int, float)):
+            raise cannot_render("formatting with % is not supported")
+        if isinstance(left, int) and isinstance(right, int) and max(left.bit_length(), right.bit_length()) > 128:
+            raise too_much("a number of more than 128 bits")
+
+    def concat(self, parts) -> str:
+        """`~`: the values as text, joined."""
+        parts = [part if isinstance(part, str) else str(part) for part in parts]
+        self.spend()
+        self.check_size(sum(map(len, parts)))
+        return "".join(parts)
+
+    def join(self, items, separator="") -> str:
+        self.spend(1 + len(items))
+        items = [item if isinstance(item, str) else str(item) for item in items]
+        self.check_size(sum(map(len, items)) + len(str(separator)) * len(items))
+        return str(separator).join(items)
+
+    def replace(self, text, old, new, count=-1) -> str:
+        text, old, new = str(text), str(old), str(new)
+        count = -1 if count is None else count
+        self.spend()
+        found = text.count(old) if old else len(text) + 1
+        self.check_size(len(text) + max(0, len(new) - len(old)) * (min(found, count) if count >= 0 else found))
+        return text.replace(old, new, count)
+
+    def range(self, *args) -> range:
+        made = range(*args)
+        if len(made) > MAX_RANGE:
+            raise too_much(f"a range of more than {MAX_RANGE} numbers")
+        return made
+
+
+def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
+    """As transformers': no HTML escapes, and text is not escaped to ASCII."""
+    import json
+    indent = min(indent, 16) if isinstance(indent, int) else indent[:16] if isinstance(indent, str) else None
+    return json.dumps(value, ensure_ascii=bool(ensure_ascii), indent=indent,
+                      separators=tuple(separators) if separators else None, sort_keys=bool(sort_keys))
+
+
+def from_json(text):
+    import json
+    return json.loads(text)
+
+
+def raise_exception(message=""):
+    raise RequestError(f"the model's chat template refuses these messages: {message}", code="chat_template_refused",
+                       param="messages")
+
+
+def strftime_now(format="%Y-%m-%d"):
+    import re
+    from datetime import datetime
+    if len(format) > 64 or re.search(r"%[-_0^#+]*\d", format):  # "%999999999d" pads
+        raise cannot_render("it asks for the time in a format that is not supported")
+    return datetime.now().strftime(format)
