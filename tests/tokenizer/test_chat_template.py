@@ -1,5 +1,7 @@
 """Chat templates: equal to transformers' rendering, hostile ones refused, users' text never a control token."""
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -11,6 +13,8 @@ from zse.errors import FormatError, RequestError
 from zse.formats.source import open_model
 from zse.tokenizer.bpe import from_gguf
 from zse.tokenizer.chat_template import ROLES, ChatTemplate, load_chat_template, no_chat_template
+from zse.tokenizer.template_fast import compile_fast
+from zse.tokenizer.template_jinja import JinjaTemplate
 
 CHATML = ("{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}"
           "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
@@ -99,6 +103,85 @@ def test_a_base_model_has_none(real_models):
     assert load_chat_template(source, from_gguf(source.tokenizer.fields)) is None
     error = no_chat_template("gemma3-270m")
     assert error.status == 400 and "/v1/completions" in str(error) and error.code == "no_chat_template"
+
+
+# Idioms of public templates, one each, and the corners where a second interpreter could go its own way.
+IDIOMS = r"""
+{% if messages[0]['role'] == 'system' %}{% set rest = messages[1:] %}{% else %}{% set rest = messages %}{% endif %}{{ rest|length }}
+{%- for m in messages -%}  {{ m.role }}:{{ m.content|trim + '|' }}  {%- endfor -%}
+{% for m in messages %}{% if loop.index0 % 2 == 0 %}{{ loop.first ~ loop.last ~ loop.revindex ~ loop.length }}{% endif %}{% endfor %}
+{% for m in messages if m.role == 'user' %}{{ loop.index }}{{ m.content }}{% else %}none{% endfor %}
+{% for m in messages|reverse %}{{ loop.previtem.role if loop.previtem is defined }}-{{ (loop.nextitem or {}).get('role', 'end') }} {% endfor %}
+{% for k, v in messages[0].items() %}{{ k }}={{ v }};{% endfor %}{% for k, v in messages[0]|items %}{{ k }}{% endfor %}
+{% set ns = namespace(found=false, n=0) %}{% for m in messages %}{% if m.role == 'user' and not ns.found %}{% set ns.found = true %}{% endif %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.found }}{{ ns.n }}
+{% set x = 1 %}{% for m in messages %}{{ x }}{% set x = x + 1 %}{% endfor %}{{ x }}
+{% set block %}a{{ 1 + 2 * 3 - 4 // 2 % 3 }}b{% endset %}{{ block ~ block|length }}
+{{ 'yes' if tools else 'no' }}{{ '' if nothing is defined }}{{ nothing|default('d') }}{{ none|default('e', true) }}{{ ''|d('f', true) }}
+{{ tools|tojson(indent=4) if tools }}{{ {'b': [1, 2.0, none, true], 'a': 'é"<'}|tojson }}{{ (1, 'x') }}{{ [1, 'x', none] }}{{ {'k': 1} }}
+{{ messages|map(attribute='role')|join(', ') }}{{ messages|selectattr('role', 'equalto', 'user')|list|length }}
+{{ (messages|rejectattr('role', 'in', ['user'])|first).role }}{{ (messages|last)['role'] }}
+{{ messages[-1].content is string and messages is not mapping and messages is sequence and 3 is number and none is none }}
+{{ 'a' in 'abc' and 'z' not in 'abc' and 1 < 2 <= 2 and not 3 >= 4 or false }}{{ 1 if 0 else 2 if 0 else 3 }}
+{{ ' a,b ,c '.strip().split(',')[-1] }}{{ 'A-b'.lower().replace('-', '_').upper() }}{{ 'ab'.startswith('a') }}{{ 'a\nb\t\u00e9'|upper }}
+{{ messages[0].missing }}{{ messages[0]['missing'] }}{{ messages[99] }}{{ 'x'[5] }}|{{ none.x }}{{ messages[0].items is defined }}
+{{ messages[0].missing.more }}
+{{ nothing.at.all }}
+{{ nothing + 'a' }}
+{{ 'a' + none }}
+{{ 'a' ~ none ~ 1.5 ~ true ~ nothing }}{{ 'b' 'c' }}{{ -3|abs }}{{ (-3)|abs }}{{ 7 / 2 }}{{ '7'|int + 1 }}{{ '7.9'|int }}{{ 'x'|float }}
+{{ 'x' in nothing }}{{ nothing == none }}{{ nothing is none }}{{ not nothing }}{{ [] is iterable }}{{ nothing|length }}
+{{ "}}" }}{{ '%}' }}{{ {'a': {}}['a'] }}{{ [[1], [2]][1][0] }}{{ 'abc'[::-1] }}{{ 'abcd'[1:3] }}{{ [1, 2, 3][:-1] }}
+{% for i in range(5) %}{% if i == 1 %}{% continue %}{% elif i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}
+{% for a in [1, 2] %}{% for b in [3, 4] %}{{ a * b }}{{ loop.index }}{% endfor %}{{ loop.index }}{{ b }}{% endfor %}
+{% generation %}{% set inside = 1 %}{{ inside }}{% endgeneration %}{{ inside }}
+{{ raise_exception('no: ' ~ messages|length) }}
+{{ strftime_now('%Y') }}{{ loop }}{{ message }}{{ (none, )|length }}{{ ()|length }}{{ true == 1 }}{{ 3 is odd }}{{ 'a' is in ['a'] }}
+{% for x in nothing %}{{ x }}{% endfor %}{% for x in 'abc' %}{{ x }}{% endfor %}{% for x in {'a': 1} %}{{ x }}{% endfor %}
+{% for a, b in [[1, 2], [3]] %}{{ a }}{% endfor %}
+{% set n.x = 1 %}
+{{ messages[0].content.items() }}
+{{ 'a'|list }}{{ 'abc'|first }}{{ 'abc'|last }}{{ []|first }}{{ [3, 1]|reverse|list }}{{ 'abc'|reverse }}{{ 5|string + 'a' }}
+{{ loop.index }}{{ [1, 2, 3].index(2) }}{{ 'a.b.c'.rsplit('.', 1) }}{{ ','.join(['a', 'b']) }}{{ {'a': 1}.get('b') }}
+""".strip("\n").split("\n")
+
+WHITE_SPACE = """
+  {% if true %}  a
+  {% endif %}
+   b {# c #} d
+  {#- e -#}  f
+{%+ if true %} g {%+ endif +%}
+h {%- if true -%} i {%- endif %} j {{- 'k' -}} l
+"""
+
+
+@pytest.mark.parametrize("source", [*IDIOMS, WHITE_SPACE, *TEMPLATES.values()])
+@pytest.mark.parametrize("conversation", range(len(CONVERSATIONS)))
+def test_both_interpreters_agree_with_transformers(source, conversation):
+    """The interpreter of the start path and the jinja2 sandbox, against transformers' environment."""
+    from jinja2 import TemplateError
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    variables = {"messages": CONVERSATIONS[conversation], "tools": [TOOL], "add_generation_prompt": True}
+    try:
+        expected = utils._compile_jinja_template(source).render(**variables)
+    except (TemplateError, TypeError, ValueError):
+        expected = None
+    fast = compile_fast(source)
+    assert fast is not None or "macro" in source or "map" in source or expected is None, "not on the start path"
+    for template in [JinjaTemplate(source)] + [fast] * (fast is not None):
+        if expected is None:
+            with pytest.raises(RequestError):
+                template.render(variables)
+        else:
+            assert template.render(variables) == expected
+
+
+def test_the_start_path_does_not_import_jinja2(real_models):
+    """SmolLM2's template is compiled and rendered without it."""
+    code = ("import sys; from zse.formats.source import open_model; from zse.tokenizer.template_fast import compile_fast;"
+            f"t = compile_fast(open_model({str(real_models['smollm2'])!r}).chat_template);"
+            "print(t.render({'messages': [{'role': 'user', 'content': 'hi'}]}).count('hi'), 'jinja2' in sys.modules)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "False"]
 
 
 # --- users' text -------------------------------------------------------------------------------------------------------

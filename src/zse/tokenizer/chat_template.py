@@ -138,8 +138,13 @@ def no_chat_template(model: str) -> RequestError:
 
 
 def _compile(source: str):
-    from zse.tokenizer.template_jinja import JinjaTemplate
-    return JinjaTemplate(source)
+    """An object with render(variables) and literals. ValueError when it is refused."""
+    from zse.tokenizer.template_fast import compile_fast
+    compiled = compile_fast(source)
+    if compiled is None:
+        from zse.tokenizer.template_jinja import JinjaTemplate
+        compiled = JinjaTemplate(source)
+    return compiled
 
 
 def _unused_mark(given, text: str) -> str:

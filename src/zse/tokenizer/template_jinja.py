@@ -13,6 +13,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from zse.tokenizer.template_limits import (
+    HIDDEN_ATTRIBUTES,
     MAX_INTEGER,
     Budget,
     cannot_render,
@@ -35,8 +36,6 @@ TESTS = frozenset("""boolean defined divisibleby eq equalto even false float ge 
     lt mapping ne none number odd sameas sequence string true undefined upper == != < <= > >=""".split())
 FUNCTIONS = frozenset(("range", "namespace", "dict", "raise_exception", "strftime_now", "caller"))
 HIDDEN_NAMES = frozenset(("self", "cycler", "joiner", "lipsum", "super"))
-HIDDEN_ATTRIBUTES = frozenset("""mro func_globals func_code func_closure im_class im_func im_self gi_frame gi_code cr_frame cr_code
-    ag_frame ag_code f_globals f_locals f_builtins f_code f_back tb_frame tb_next co_code format format_map""".split())
 METHODS = {
     str: frozenset("""capitalize count endswith find index isalnum isalpha isdigit islower isnumeric isspace isupper join lower
         lstrip partition removeprefix removesuffix replace rfind rindex rpartition rsplit rstrip split splitlines startswith
@@ -223,9 +222,9 @@ def _check_constant(node, refuse) -> None:
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > MAX_INTEGER:
         refuse(node, f"the number {value} is too large")
     # A name such as __class__, or a part of one to be put together later.
-    if isinstance(value, str) and "_" in value and value.isascii():
+    if isinstance(value, str) and "__" in value and value.isascii():
         word = value.strip()
-        if word.replace("_", "a").isalnum() and (word.startswith("__") or word.endswith("__") or not word.strip("_")):
+        if word.replace("_", "a").isalnum() and (word.startswith("__") or word.endswith("__")):
             refuse(node, f"the string {value!r} is not allowed")
 
 

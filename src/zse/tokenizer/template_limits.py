@@ -10,6 +10,9 @@ MAX_STEPS = 1_000_000
 MAX_SECONDS = 0.1         # of CPU time of the thread: a busy machine must not refuse requests
 MAX_INTEGER = 1_000_000   # of literals
 MAX_RANGE = 100_000
+# Names of Python's inner workings; no chat template has a reason to write them.
+HIDDEN_ATTRIBUTES = frozenset("""mro func_globals func_code func_closure im_class im_func im_self gi_frame gi_code cr_frame cr_code
+    ag_frame ag_code f_globals f_locals f_builtins f_code f_back tb_frame tb_next co_code format format_map""".split())
 
 
 def too_much(what: str) -> RequestError:
