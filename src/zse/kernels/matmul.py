@@ -43,28 +43,32 @@ def unpack(q, high, block, part, lanes, BITS):
 
 
 @inline
-def dot(w, a, first, count, BITS):
-    """i32 lanes: sum over steps first .. first + count - 1 of weights times the broadcast activations at a (i32 pointer)."""
+def dots(w, a, first, count, BITS):
+    """For every token's activations in `a` (i32 pointers): i32 lanes, the sum over steps first .. first + count - 1 of weights times
+    the broadcast activations. Steps outside, tokens inside: the tokens' sums are independent chains that hide the latency of a
+    multiply-add."""
     lanes = target.lanes
+    totals = [i32.x(lanes)(0) for _ in a]
     if target.has("vnni"):
-        total = i32.x(lanes)(0)
         for s in static(range(first, first + count)):
-            total = dot4_u8s8(total, w[s], splat(a[s], lanes))
-        return total
-    if BITS == 8:
-        total = i32.x(lanes)(0)
+            for t, at in enumerate(a):
+                totals[t] = dot4_u8s8(totals[t], w[s], splat(at[s], lanes))
+    elif BITS == 8:
         for s in static(range(first, first + count)):
-            signed = w[s] ^ i32.x(lanes)(-2139062144)      # 0x80808080: q - 128 as a signed byte
-            total += pairs_i16(pairs_u8s8(abs_s8(signed), sign_s8(splat(a[s], lanes), signed)))
-        return total
-    run = {4: 8, 5: 4, 6: 2}[BITS]      # steps whose i16 sums cannot overflow: run * 2 * (2**BITS - 1) * 127 < 32768
-    total = i32.x(lanes)(0)
-    for start in static(range(first, first + count, run)):
-        sums = pairs_u8s8(w[start], splat(a[start], lanes))
-        for s in static(range(start + 1, min(start + run, first + count))):
-            sums = add_i16(sums, pairs_u8s8(w[s], splat(a[s], lanes)))
-        total += pairs_i16(sums)
-    return total
+            weights = w[s] ^ i32.x(lanes)(-2139062144)      # 0x80808080: q - 128 as a signed byte
+            size = abs_s8(weights)
+            for t, at in enumerate(a):
+                totals[t] += pairs_i16(pairs_u8s8(size, sign_s8(splat(at[s], lanes), weights)))
+    else:
+        run = {4: 8, 5: 4, 6: 2}[BITS]      # steps whose i16 sums cannot overflow: run * 2 * (2**BITS - 1) * 127 < 32768
+        for start in static(range(first, first + count, run)):
+            sums = [pairs_u8s8(w[start], splat(at[start], lanes)) for at in a]
+            for s in static(range(start + 1, min(start + run, first + count))):
+                for t, at in enumerate(a):
+                    sums[t] = add_i16(sums[t], pairs_u8s8(w[s], splat(at[s], lanes)))
+            for t in static(range(len(a))):
+                totals[t] += pairs_i16(sums[t])
+    return totals
 
 
 @inline
@@ -86,23 +90,28 @@ def sum16(a):
 
 
 @inline
-def accumulate(acc, w, scales, aq, a_scale, a_sum, block, BITS, GROUP):
-    """acc + one 32-wide block, for one part of the rows and one token (aq, a_scale, a_sum point at the token's row)."""
-    a = cast_ptr(aq + block * 32, i32)
-    sa, total = a_scale[block], acc
+def accumulate(acc, p, w, scales, a_rows, sa_rows, su_rows, block, BITS, GROUP):
+    """acc[p * tokens + t] += one 32-wide block, for part p of the rows and every token t (the row pointers of the tokens)."""
+    tokens = len(a_rows)
+    a = [cast_ptr(row + block * 32, i32) for row in a_rows]
     if GROUP == 16:
         first, second = scales
-        total = fma(convert(dot(w, a, 0, 4, BITS), f32), first[0] * sa, total)
-        total = fma(convert(dot(w, a, 4, 4, BITS), f32), second[0] * sa, total)
-        if first[1] is not None:
-            half = f32(sum16(a)) * sa      # a_sum is per 32 values; the groups here are 16
-            total = fma(first[1], half, total)
-            total = fma(second[1], a_sum[block] - half, total)
+        firsts, seconds = dots(w, a, 0, 4, BITS), dots(w, a, 4, 4, BITS)
+        for t in static(range(tokens)):
+            i, sa = p * tokens + t, sa_rows[t][block]
+            acc[i] = fma(convert(firsts[t], f32), first[0] * sa, acc[i])
+            acc[i] = fma(convert(seconds[t], f32), second[0] * sa, acc[i])
+            if first[1] is not None:
+                half = f32(sum16(a[t])) * sa      # a_sum is per 32 values; the groups here are 16
+                acc[i] = fma(first[1], half, acc[i])
+                acc[i] = fma(second[1], su_rows[t][block] - half, acc[i])
     else:
-        total = fma(convert(dot(w, a, 0, 8, BITS), f32), scales[0] * sa, total)
-        if scales[1] is not None:
-            total = fma(scales[1], a_sum[block], total)
-    return total
+        totals = dots(w, a, 0, 8, BITS)
+        for t in static(range(tokens)):
+            i = p * tokens + t
+            acc[i] = fma(convert(totals[t], f32), scales[0] * sa_rows[t][block], acc[i])
+            if scales[1] is not None:
+                acc[i] = fma(scales[1], su_rows[t][block], acc[i])
 
 
 @inline
@@ -155,9 +164,7 @@ def matmul_int8(q: Ptr[i32, "const"], high: Ptr[i32, "const"], scale: Ptr[f16, "
                     for block in range(group * group_blocks, (group + 1) * group_blocks):
                         for p, part in enumerate(parts):
                             w = unpack(q_tile, high_tile, block, part, lanes, BITS)
-                            for t in static(range(TOKENS)):
-                                acc[p * TOKENS + t] = accumulate(acc[p * TOKENS + t], w, scales[p], a_rows[t], sa_rows[t], su_rows[t],
-                                                                 block, BITS, GROUP)
+                            accumulate(acc, p, w, scales[p], a_rows, sa_rows, su_rows, block, BITS, GROUP)
             else:
                 for block in range(blocks):
                     for p, part in enumerate(parts):
@@ -167,9 +174,7 @@ def matmul_int8(q: Ptr[i32, "const"], high: Ptr[i32, "const"], scale: Ptr[f16, "
                                       for half in static(range(2))]
                         else:
                             scales = load_scales(scale_tile, offset_tile, block, part, lanes, BITS, SYMMETRIC)
-                        for t in static(range(TOKENS)):
-                            acc[p * TOKENS + t] = accumulate(acc[p * TOKENS + t], w, scales, a_rows[t], sa_rows[t], su_rows[t],
-                                                             block, BITS, GROUP)
+                        accumulate(acc, p, w, scales, a_rows, sa_rows, su_rows, block, BITS, GROUP)
             for t in static(range(TOKENS)):
                 if token + t < token_last:
                     for p, part in enumerate(parts):
@@ -215,7 +220,8 @@ def matmul_f32(q: Ptr[i32, "const"], high: Ptr[i32, "const"], scale: Ptr[f16, "c
         for token in range(token_first, token_last, TOKENS):
             at = [min(token + t, token_last - 1) for t in static(range(TOKENS))]
             a_rows = [a + at[t] * (blocks * 32) for t in static(range(TOKENS))]
-            acc = [f32.x(lanes)(0) for _ in static(range(2 * TOKENS))]
+            chains = 4 if TOKENS == 1 else 1      # several sums over k hide the latency where one token gives one chain only
+            acc = [f32.x(lanes)(0) for _ in static(range(chains * TOKENS))]
             for block in range(blocks):
                 for half in static(range(2)):
                     group = block * 2 + half if HALVES == 2 else block // group_blocks
@@ -227,10 +233,12 @@ def matmul_f32(q: Ptr[i32, "const"], high: Ptr[i32, "const"], scale: Ptr[f16, "c
                     for k in static(range(half * 16, half * 16 + 16)):
                         w = weight_f32(q_tile, high_tile, (s, o), block, k, part, lanes, BITS)
                         for t in static(range(TOKENS)):
-                            acc[2 * t + k % 2] = fma(w, f32.x(lanes)(a_rows[t][block * 32 + k]), acc[2 * t + k % 2])
+                            i = chains * t + k % chains
+                            acc[i] = fma(w, f32.x(lanes)(a_rows[t][block * 32 + k]), acc[i])
             for t in static(range(TOKENS)):
                 if token + t < token_last:
-                    store_tile(out + at[t] * rows, bias, has_bias, acc[2 * t] + acc[2 * t + 1], tile, part, rows, lanes)
+                    total = acc[t] if chains == 1 else (acc[0] + acc[1]) + (acc[2] + acc[3])
+                    store_tile(out + at[t] * rows, bias, has_bias, total, tile, part, rows, lanes)
 
 
 @kernel
@@ -268,6 +276,7 @@ def matmul_dense(w: Ptr["W", "const"], a: Ptr[f32, "const"], bias: Ptr[f32, "con
 
 
 TOKEN_TILES = (1, 4, 8)          # tokens that share one pass over the weights; the smallest that covers a batch is taken
+F32_TILES = (1, 8)               # the same for f32 activations: a weight is dequantized once per tile
 DENSE_TILES = {1: 4, 4: 2}       # tokens -> UNROLL
 DTYPES = {"f32": f32, "f16": f16, "bf16": bf16}
 
@@ -316,7 +325,7 @@ def matmul(recorder, a, weight, out, bias=None, *, independent: bool = False, ma
     group_blocks = (scheme.group or width) // 32 or 1
     head = [planes["q"], planes.get("high", 0), planes["scale"], planes.get("offset", 0)]
     inputs = [a] if a.dtype == "f32" else [a.q, a.scale, a.sum]
-    symbol = symbol_of(scheme, a.dtype, _tile(max_tokens, DENSE_TILES if a.dtype == "f32" else TOKEN_TILES))
+    symbol = symbol_of(scheme, a.dtype, _tile(max_tokens, F32_TILES if a.dtype == "f32" else TOKEN_TILES))
     recorder.launch(symbol, [*head, *inputs, *tail, blocks, group_blocks, int(bias is not None)], grid, independent=independent)
 
 
@@ -333,7 +342,7 @@ def _variants(target) -> list[Variant]:
                 if group != 32:
                     variants += [Variant(symbol_of(scheme, "f32", tokens), matmul_f32, {
                         "BITS": bits, "SYMMETRIC": symmetric, "HALVES": 2 if group == 16 else 1, "TOKENS": tokens})
-                        for tokens in DENSE_TILES]
+                        for tokens in F32_TILES]
     for name, dtype in DTYPES.items():
         variants += [Variant(f"matmul_{name}_t{tokens}", matmul_dense, {"W": dtype, "TOKENS": tokens, "UNROLL": unroll})
                      for tokens, unroll in DENSE_TILES.items()]
