@@ -2,9 +2,17 @@
 
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
+from cli_process import ENVIRONMENT
+
+from zse.bench.serving import Server
 
 
 @pytest.fixture
@@ -28,6 +36,29 @@ def test_a_seed_fixes_the_reply(zse, smollm2):
 def test_stop_text_ends_the_reply_and_is_not_printed(zse, smollm2):
     words = ("run", smollm2, "--raw", "One, two, three,", "--temperature", "0", "--max-tokens", "24", "--stop", "six")
     assert zse(*words).stdout.strip().endswith("five,")
+
+
+@pytest.mark.parametrize("seconds_after_first_byte", [None, 0.0, 0.2])
+def test_ctrl_c_at_any_moment_is_quiet(home, smollm2, seconds_after_first_byte):
+    command = [sys.executable, "-m", "zse", "run", smollm2, "Tell a very long story.", "--max-tokens", "2000"]
+    process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    if seconds_after_first_byte is None:
+        time.sleep(0.15)  # while the model loads
+    else:
+        assert os.read(process.stdout.fileno(), 1)
+        time.sleep(seconds_after_first_byte)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 130 and stderr == b""
+
+
+def test_a_reader_that_leaves_ends_the_reply(home, smollm2):
+    command = [sys.executable, "-m", "zse", "run", smollm2, "Tell a very long story.", "--max-tokens", "2000"]
+    process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert os.read(process.stdout.fileno(), 1)
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait(20) == 141
+    process.stderr.close()
 
 
 def test_a_base_model_continues_the_text(zse, real_models):
@@ -106,13 +137,6 @@ def test_bench_measures(zse, smollm2):
 
 
 def test_the_examples_run(zse, smollm2):
-    import subprocess
-    import sys
-
-    from cli_process import ENVIRONMENT
-
-    from zse.bench.serving import Server
-
     examples = Path(__file__).parents[2] / "examples"
     command = [sys.executable, str(examples / "offline.py"), smollm2]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=True)

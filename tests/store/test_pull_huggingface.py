@@ -14,6 +14,7 @@ from zse.errors import ModelNotFoundError, UnsupportedError, ZSEError
 from zse.formats import huggingface, store
 
 WEIGHTS = bytes(range(256)) * 4096 * 12  # 12 MiB
+PROMPT = ("What is two plus two?", "--temperature", "0", "--max-tokens", "8")
 CONFIG = json.dumps({"architectures": ["LlamaForCausalLM"]}).encode()
 
 
@@ -178,6 +179,15 @@ NAMES = [
     "sub/model.safetensors",
     "LICENSE",
 ]
+
+
+def test_run_fetches_a_repository_that_is_not_there_yet(zse, fake, real_models):
+    path = real_models["smollm2"]
+    fake.repos["org/smol"] = {path.name: path.read_bytes()}
+    first = zse("run", "hf:org/smol", *PROMPT)
+    assert first.stdout.strip() and "downloading" in first.stderr
+    again = zse("run", "hf:org/smol", *PROMPT)
+    assert again.stdout == first.stdout and again.stderr == ""
 
 
 def test_select_prefers_the_transformers_shards():
