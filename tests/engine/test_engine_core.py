@@ -58,6 +58,20 @@ def test_metrics_and_close():
     assert engine.runner.closed and not engine.has_work and engine.scheduler.cache.num_free == 64
 
 
+def test_slow_steps_make_shorter_chunks():
+    engine = make_engine(step_seconds=0.0, max_tokens=64, max_context=1000, num_pages=100)
+    engine.submit(1, [1] * 200, SamplingParams(max_tokens=1))
+    engine.step()
+    engine.runner.step_seconds = 0.9
+    engine.step()
+    engine.runner.step_seconds = 0.0
+    engine.step()
+    engine.step()
+    counts = [count for batch in engine.runner.batches for _, _, count in batch]
+    assert counts[:2] == [64, 64] and counts[2] in (16, 32)   # 64 * 0.5 / 0.9, in whole pages
+    assert counts[3] == min(64, 200 - sum(counts[:3]))        # a fast step lifts the limit
+
+
 def test_seeds_are_given_or_drawn():
     engine = make_engine()
     for id, seed in enumerate((7, -1, None, None)):

@@ -255,6 +255,18 @@ def test_the_integrity_check_sees_damage():
     assert any("rows are lost or shared" in line for line in scheduler.check_integrity())
 
 
+def test_steps_can_be_made_shorter():
+    scheduler = make(max_tokens=64)
+    scheduler.submit(1, [1] * 100, greedy(1), seed=0)
+    assert step(scheduler)[0] == [(1, 0, 64, False)]
+    scheduler.limit_step(20)
+    assert step(scheduler)[0] == [(1, 64, 16, False)]
+    scheduler.limit_step(0)
+    assert scheduler.max_tokens == PAGE and scheduler.is_limited
+    scheduler.limit_step(1000)
+    assert scheduler.max_tokens == 64 and not scheduler.is_limited
+
+
 def test_queue_wait_is_counted():
     scheduler = make(max_rows=1)
     scheduler.submit(1, [1], greedy(1), seed=0, now=10.0)

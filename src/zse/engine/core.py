@@ -10,6 +10,11 @@ from zse.sampling.validate import check_params
 from zse.scheduler.scheduler import Output, Scheduler
 
 
+# A step of this length lets cancellations, heartbeats and other requests' tokens through often enough. Prompts of slow
+# models run in chunks that last about this long.
+STEP_TARGET_S = 0.5
+
+
 class Engine:
     """runner: runs a Batch and returns (token, TokenLogprob | None) for each entry that samples, token -1 where the
     logits were not finite; has close(). clock: () → seconds, for queue times only."""
@@ -39,7 +44,10 @@ class Engine:
             return []
         start = time.perf_counter()
         sampled = self.runner.run(batch)
-        self.metrics.record_step(batch.num_tokens, batch.num_samples, time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        self.metrics.record_step(batch.num_tokens, batch.num_samples, seconds)
+        if seconds > STEP_TARGET_S or (self.scheduler.is_limited and batch.num_tokens > batch.num_samples):
+            self.scheduler.limit_step(int(batch.num_tokens * STEP_TARGET_S / seconds))
         return self.scheduler.commit(batch, sampled)
 
     def score(self, token_ids: list[int]):

@@ -1,5 +1,6 @@
 """Offline use: `from zse import LLM, SamplingParams`. The engine runs in the calling process and thread."""
 
+import gc
 import os
 from collections import deque
 from typing import NamedTuple
@@ -85,7 +86,13 @@ class LLM:
             self._tokenizer_thread = threading.Thread(target=self._load_tokenizer, args=(source,), daemon=True)
             self._tokenizer_thread.start()
 
-        self._loaded = load_engine(config, phases, start_tokenizer)
+        collects = gc.isenabled()
+        gc.disable()   # a start makes many objects and no garbage
+        try:
+            self._loaded = load_engine(config, phases, start_tokenizer)
+        finally:
+            if collects:
+                gc.enable()
         self._engine = self._loaded.engine
         self._next_id = 0
         self._streams: dict[int, deque] = {}   # id → scheduler outputs that its stream has not taken yet

@@ -4,6 +4,7 @@ Speaks engine/messages.py over the inherited socket N: first Ready (or Fatal), t
 Heartbeat. It exits when the server closes the socket or sends Shutdown. SIGINT is ignored: the server decides.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ def main(arguments: list[str], build=None) -> int:
     """Serve until the server goes; the process's exit code. build: (EngineConfig, Phases) → (Engine, Ready)."""
     phases = Phases(since_exec_clock())
     phases.mark("interpreter")
+    gc.disable()   # a start makes many objects and no garbage; _serve turns it on again
     parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if len(arguments) < 2 or arguments[0] != "--fd" or not arguments[1].isdigit():
@@ -67,6 +69,8 @@ def _serve(engine, socket) -> int:
 
     from zse.engine.messages import Cancel, Failed, Shutdown, Submit
     from zse.errors import RequestError
+    gc.freeze()
+    gc.enable()
     next_beat = monotonic()
     while True:
         now = monotonic()

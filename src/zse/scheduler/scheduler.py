@@ -76,6 +76,7 @@ class Scheduler:
             raise ValueError(f"max_tokens {max_tokens} is below max_rows {max_rows}: decode rows would not fit a step")
         self.cache = CacheManager(allocator or PageAllocator(num_pages))
         self.max_rows, self.max_tokens, self.max_context = max_rows, max_tokens, max_context
+        self._configured_tokens = max_tokens
         self.vocab_size, self.eos_ids, self.max_waiting = vocab_size, eos_ids, max_waiting
         self.counters = Counters()
         self._requests: dict[int, Request] = {}
@@ -169,6 +170,16 @@ class Scheduler:
         self.cache.release_pages(pages)
 
     # -- a step
+
+    def limit_step(self, tokens: int) -> None:
+        """From now on run at most `tokens` in a step: whole pages, at least one page and one token of each row, at most
+        what the scheduler was made with."""
+        self.max_tokens = min(self._configured_tokens, max(tokens // PAGE * PAGE, PAGE, self.max_rows))
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether limit_step() is in force."""
+        return self.max_tokens < self._configured_tokens
 
     @property
     def has_work(self) -> bool:
