@@ -218,5 +218,11 @@ def test_cancel_in_the_middle_leaves_the_others_alone(engine_of):
 
 
 def test_memory_limits_are_kept(model):
+    limit = 2_000_000
+    loaded = load_engine(EngineConfig(model=str(model), max_memory=limit, threads=1), Phases(lambda: 0.0))
+    assert limit * 0.9 < sum(loaded.memory_bytes.values()) <= limit and loaded.config.max_context == CONTEXT
+    assert loaded.config.num_pages < 8 * CONTEXT // 16
+    loaded.engine.close()
+    loaded.source.close()
     with pytest.raises(ConfigError, match="MiB of memory"):
         load_engine(EngineConfig(model=str(model), max_memory=1000), Phases(lambda: 0.0))

@@ -96,19 +96,19 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(f"{name}={getattr(self, name)}" for name in self.__struct_fields__ if name != "model")
 
 
-def resolve(config: EngineConfig, *, model_context: int, page_bytes: int, threads: int,
-            memory_bytes: int) -> ResolvedConfig:
+def resolve(config: EngineConfig, *, model_context: int, page_bytes: int, threads: int, memory_bytes: int,
+            room_bytes: int | None = None) -> ResolvedConfig:
     """Fill in what is auto.
 
     model_context: tokens that the model was made for. page_bytes: K and V of one page in all layers. threads: what the
-    device runs with. memory_bytes: of the machine.
+    device runs with. memory_bytes: of the machine. room_bytes: what max_memory leaves for KV pages, None without it.
 
-    max_context: the model's, less where a quarter of the memory does not hold one such sequence. num_pages: max_rows
-    whole contexts, within a quarter of the memory, at least one context.
+    max_context: the model's, less where a quarter of the memory (or the room) does not hold one such sequence.
+    num_pages: max_rows whole contexts, within a quarter of the memory (or the room), at least one context.
     Raises ConfigError for a max_context beyond the model's, or one that num_pages or the memory cannot hold.
     """
     memory = memory_bytes
-    affordable = max(1, int(memory * KV_MEMORY_SHARE) // page_bytes)
+    affordable = max(1, (int(memory * KV_MEMORY_SHARE) if room_bytes is None else room_bytes) // page_bytes)
     if config.max_context is not None and config.max_context > model_context:
         raise ConfigError(f"max_context {config.max_context} is more than this model's context of {model_context} "
                           "tokens")

@@ -9,7 +9,6 @@ from zse.sampling.params import SamplingParams
 from zse.sampling.validate import check_params
 from zse.scheduler.scheduler import Output, Scheduler
 
-
 # A step of this length lets cancellations, heartbeats and other requests' tokens through often enough. Prompts of slow
 # models run in chunks that last about this long.
 STEP_TARGET_S = 0.5

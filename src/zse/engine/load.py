@@ -46,7 +46,7 @@ def load_engine(config: EngineConfig, phases, on_source=None) -> Loaded:
 def _build(config: EngineConfig, device, model, plan):
     """Everything but the weights' contents: needs only their addresses."""
     from zse.cache.layout import page_nbytes
-    from zse.cache.pages import pages_for
+    from zse.cache.pages import PAGE, pages_for
     from zse.engine.config import resolve
     from zse.engine.core import Engine
     from zse.engine.runner import Runner, logit_rows
@@ -54,12 +54,18 @@ def _build(config: EngineConfig, device, model, plan):
     from zse.models.load import require_memory
     from zse.runtime.probe import memory_bytes as machine_memory
     from zse.scheduler.scheduler import Scheduler
-    machine = machine_memory()
-    resolved = resolve(config, model_context=plan.config.max_context, threads=device.threads,
+
+    def scratch_for(context: int) -> int:
+        return scratch_nbytes(plan.config, config.max_tokens_per_step, logit_rows(config), pages_for(context) * PAGE)
+
+    machine, room = machine_memory(), None
+    if config.max_memory is not None:
+        longest = config.max_context or plan.config.max_context
+        room = config.max_memory - sum(model.memory_bytes.values()) - scratch_for(longest)
+    resolved = resolve(config, model_context=plan.config.max_context, threads=device.threads, room_bytes=room,
                        page_bytes=page_nbytes(plan.config, config.kv_dtype),
                        memory_bytes=machine["limit"] or machine["total"])
-    scratch = scratch_nbytes(plan.config, resolved.max_tokens_per_step, logit_rows(resolved),
-                             pages_for(resolved.max_context) * 16)
+    scratch = scratch_for(resolved.max_context)
     memory = {**model.memory_bytes, "kv cache": resolved.kv_bytes, "scratch": scratch}
     require_memory(memory, config.max_memory)
     scheduler = Scheduler(

@@ -7,7 +7,7 @@ rows costs tens of microseconds of Python.
 from array import array
 
 from zse.cache.pages import PAGE, pages_for
-from zse.engine.config import ResolvedConfig
+from zse.engine.config import EngineConfig, ResolvedConfig
 from zse.engine.messages import TokenLogprob
 from zse.errors import RequestError
 from zse.kernels.sample import logprob_rows
@@ -19,7 +19,7 @@ from zse.tensor import Tensor
 SCORE_ROWS = 16
 
 
-def logit_rows(config: ResolvedConfig) -> int:
+def logit_rows(config: EngineConfig | ResolvedConfig) -> int:
     """Lines of logits that the step buffers hold."""
     return max(config.max_rows, min(SCORE_ROWS, config.max_tokens_per_step))
 
