@@ -2,14 +2,63 @@
 
 import numpy as np
 import pytest
-from .compiled import Compiled, host_isas
 
 from zse.kernel import (
-    Ptr, Variant, any_lane, bf16, bitcast, block_index, cast_ptr, concat, convert, cos, dot4_u8s8, exp, f16, f32, f64, floor, fma, i8,
-    i32, i64, inline, kernel, load, local_array, log, narrow_s8, num_blocks, pairs_i16, pairs_u8s8, popcount, prefetch, reduce_add,
-    reduce_max, reduce_min, round_even, sign_s8, abs_s8, add_i16, sin, splat, sqrt, static, store, tanh, target, u8, u16, u32, u64,
-    where, widen_high, widen_low,
+    Ptr,
+    Variant,
+    abs_s8,
+    add_i16,
+    any_lane,
+    bf16,
+    bitcast,
+    block_index,
+    cast_ptr,
+    concat,
+    convert,
+    cos,
+    dot4_u8s8,
+    exp,
+    f16,
+    f32,
+    f64,
+    floor,
+    fma,
+    i8,
+    i32,
+    i64,
+    inline,
+    kernel,
+    load,
+    local_array,
+    log,
+    narrow_s8,
+    num_blocks,
+    pairs_i16,
+    pairs_u8s8,
+    popcount,
+    prefetch,
+    reduce_add,
+    reduce_max,
+    reduce_min,
+    round_even,
+    sign_s8,
+    sin,
+    splat,
+    sqrt,
+    static,
+    store,
+    tanh,
+    target,
+    u8,
+    u16,
+    u32,
+    u64,
+    where,
+    widen_high,
+    widen_low,
 )
+
+from .compiled import Compiled, host_isas
 
 
 @pytest.fixture(params=host_isas())

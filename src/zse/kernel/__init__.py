@@ -1,7 +1,26 @@
 """The kernel language: `from zse.kernel import kernel, inline, static, target, Ptr, f32, load, store, ...`."""
 
 from zse.kernel.language import (  # noqa: F401
-    BUILTINS, Kernel, Ptr, Variant, bf16, bool_, f16, f32, f64, i8, i16, i32, i64, inline, kernel, static, target, u8, u16, u32,
+    BUILTINS,
+    Kernel,
+    Ptr,
+    Variant,
+    bf16,
+    bool_,
+    f16,
+    f32,
+    f64,
+    i8,
+    i16,
+    i32,
+    i64,
+    inline,
+    kernel,
+    static,
+    target,
+    u8,
+    u16,
+    u32,
     u64,
 )
 

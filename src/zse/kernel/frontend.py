@@ -15,7 +15,15 @@ from zse.errors import CompileError
 from zse.kernel import ir, passes
 from zse.kernel.intrinsics import INTRINSICS
 from zse.kernel.language import (
-    Builtin, DType, Inline, Kernel, PointerType, StaticIterable, VectorType, _TargetProxy, static,
+    Builtin,
+    DType,
+    Inline,
+    Kernel,
+    PointerType,
+    StaticIterable,
+    VectorType,
+    _TargetProxy,
+    static,
 )
 
 EXPR_TYPES = tuple(ir.Expr.__args__)

@@ -12,8 +12,33 @@ out += scale_w * scale_a * dot + offset_w * (scale_a * sum of a's q).
 from collections.abc import Iterator
 
 from zse.kernel import (
-    Ptr, Variant, abs_s8, add_i16, bf16, block_index, cast_ptr, convert, dot4_u8s8, f16, f32, fma, i8, i32, i64, inline, kernel, load,
-    local_array, pairs_i16, pairs_u8s8, reduce_add, sign_s8, splat, static, store, target,
+    Ptr,
+    Variant,
+    abs_s8,
+    add_i16,
+    bf16,
+    block_index,
+    cast_ptr,
+    convert,
+    dot4_u8s8,
+    f16,
+    f32,
+    fma,
+    i8,
+    i32,
+    i64,
+    inline,
+    kernel,
+    load,
+    local_array,
+    pairs_i16,
+    pairs_u8s8,
+    reduce_add,
+    sign_s8,
+    splat,
+    static,
+    store,
+    target,
 )
 from zse.kernels.host import random_weight
 from zse.kernels.op import Case, Cost, HostActivation, Op, Output, Tolerance, check, require

@@ -8,7 +8,24 @@ Scales of Q4_K, Q5_K and Q6_K are products and are rounded to f16; everything el
 from collections.abc import Iterator
 
 from zse.kernel import (
-    Ptr, Variant, bf16, block_index, cast_ptr, convert, f16, f32, i8, i32, i64, inline, kernel, load, static, store, u8, u16, u32,
+    Ptr,
+    Variant,
+    bf16,
+    block_index,
+    cast_ptr,
+    convert,
+    f16,
+    f32,
+    i8,
+    i32,
+    i64,
+    inline,
+    kernel,
+    load,
+    static,
+    u8,
+    u16,
+    u32,
 )
 from zse.quant.scheme import TILE_ROWS as TILE
 from zse.runtime.load import LoadJob

@@ -1,0 +1,39 @@
+# make serve: install into .venv, fetch the default model, serve it.   make test: the whole test suite.
+PYTHON ?= python3
+PORT ?= 8000
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+TESTED := .venv/.test-installed
+
+.PHONY: serve test lint types build clean
+
+serve: $(INSTALLED)
+	$(BIN)/zse serve --port $(PORT)
+
+# The models that tests need come with `zse pull`; torch and transformers are the reference where they can be installed.
+test: $(TESTED) build
+	$(BIN)/zse pull smollm2 && $(BIN)/zse pull gemma3-270m || [ -z "$$ZSE_REQUIRE_MODELS" ]
+	$(BIN)/python -m pytest
+
+lint: $(TESTED)
+	$(BIN)/ruff check src tests benchmarks examples setup.py
+
+types: $(TESTED)
+	$(BIN)/mypy
+
+build: $(INSTALLED)
+	$(BIN)/python -m zse.build
+
+$(INSTALLED): pyproject.toml setup.py
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+$(TESTED): $(INSTALLED)
+	$(BIN)/pip install --quiet --editable '.[test,lint]'
+	$(BIN)/pip install --quiet torch==2.13.0 && $(BIN)/pip install --quiet transformers \
+		|| echo "torch or transformers cannot be installed: tests compare with the committed reference tensors"
+	touch $@
+
+clean:
+	rm -rf .venv build src/zse/_native src/*.egg-info
