@@ -33,15 +33,15 @@ def activate(gate, KIND):
 
 
 @kernel
-def gated_rows(gate_up: Ptr[f32, "const"], out: Ptr[f32], q: Ptr[i8], scale: Ptr[f32], total: Ptr[f32], width: i64,
-               KIND: static, INT8: static):
-    """Grid (chunks of columns, rows); a row of gate_up is gate, then up, `width` values each."""
+def gated_rows(gates: Ptr[f32, "const"], ups: Ptr[f32, "const"], stride: i64, out: Ptr[f32], q: Ptr[i8], scale: Ptr[f32],
+               total: Ptr[f32], width: i64, KIND: static, INT8: static):
+    """Grid (chunks of columns, rows); rows of gates and ups are `width` values, `stride` apart."""
     L = target.lanes
     row = block_index(1)
     first = block_index(0) * CHUNK
     last = min(first + CHUNK, width)
-    gate = gate_up + row * 2 * width
-    up = gate + width
+    gate = gates + row * stride
+    up = ups + row * stride
     at = row * width
     if INT8:
         # Two passes: the long chains of exp and division overlap only when no reduction stands between them.
@@ -61,26 +61,31 @@ def gated_rows(gate_up: Ptr[f32, "const"], out: Ptr[f32], q: Ptr[i8], scale: Ptr
 
 
 def gated(recorder, gate_up, out, kind: str) -> None:
-    """gate_up f32 [M, 2F] (gate, then up) → out [M, F]: f32 Tensor, or int8 Activation (F a multiple of 32).
-    kind: "silu" or "gelu_tanh"."""
+    """gate_up f32 [M, 2F] (gate, then up), or a tuple of two [M, F] → out [M, F]: f32 Tensor, or int8 Activation (F a
+    multiple of 32). kind: "silu" or "gelu_tanh"."""
     require(kind in KINDS, f"gated: kind {kind!r}, expected one of {KINDS}")
-    rows, double = gate_up.shape
-    check("gated gate_up", gate_up, "f32", rows, double)
-    width = double // 2
-    require(double % 2 == 0 and tuple(out.shape) == (rows, width),
-            f"gated: out has shape {tuple(out.shape)}, gate_up {(rows, double)}")
+    rows, width = out.shape
+    if isinstance(gate_up, tuple) and not hasattr(gate_up, "dtype"):
+        gate, up = gate_up
+        check("gated gate", gate, "f32", rows, width)
+        check("gated up", up, "f32", rows, width)
+        stride = width
+    else:
+        check("gated gate_up", gate_up, "f32", rows, 2 * width)
+        gate, up, stride = gate_up, gate_up._replace(offset=gate_up.offset + 4 * width), 2 * width
     grid = (-(-width // CHUNK), rows)
     if out.dtype == "int8":
         require(width % GROUP == 0, f"gated: width {width} is not a multiple of {GROUP}")
-        recorder.launch(f"gated_{kind}_int8", [gate_up, 0, out.q, out.scale, out.sum, width], grid)
+        recorder.launch(f"gated_{kind}_int8", [gate, up, stride, 0, out.q, out.scale, out.sum, width], grid)
     else:
-        recorder.launch(f"gated_{kind}_f32", [gate_up, out, 0, 0, 0, width], grid)
+        recorder.launch(f"gated_{kind}_f32", [gate, up, stride, out, 0, 0, 0, width], grid)
 
 
 def _reference(gate_up, kind, out=None):
     import numpy as np
 
-    gate, up = np.split(np.asarray(gate_up, np.float64), 2, axis=1)
+    pair = gate_up if isinstance(gate_up, tuple) else np.split(gate_up, 2, axis=1)
+    gate, up = (np.asarray(part, np.float64) for part in pair)
     inner = gate if kind == "silu" else 2 * np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
     with np.errstate(over="ignore"):
         return {"out": gate / (1 + np.exp(-inner)) * up}
@@ -98,12 +103,14 @@ def _cases(rng):
                        {"kind": kind})
         x = (rng.standard_normal((3, 2 * 288)) * 3).astype(np.float32)
         yield Case(f"{kind} int8", {"gate_up": x}, {"out": int8_output(3, 288, 2e-5)}, {"kind": kind})
+        pair = tuple((rng.standard_normal((3, 288)) * 3).astype(np.float32) for _ in range(2))
+        yield Case(f"{kind} pair", {"gate_up": pair}, {"out": int8_output(3, 288, 2e-5)}, {"kind": kind})
 
 
 def _cost(case: Case) -> Cost:
-    rows, double = case.inputs["gate_up"].shape
+    rows, width = case.outputs["out"].shape
     wide = 1 if case.outputs["out"].int8 else 4
-    return Cost(rows * double * 4 + rows * double // 2 * wide, rows * double // 2 * 20)
+    return Cost(rows * width * (8 + wide), rows * width * 20)
 
 
 def _variants(target):

@@ -132,8 +132,7 @@ class Decoder:
         for name, shape in shapes.items():
             self._new(name, *shape)
         # q, k and v are used up before gate and up are computed.
-        wide = self._scratch["gate_up"]
-        self._scratch["qkv"] = Tensor(wide.buffer, (tokens, qkv_width(config)), "f32")
+        self._scratch["qkv"] = self._scratch["gate_up"]
         self._inv_freq = {name: self._constant(getattr(config, name)) for name in self._ropes()}
 
     def _new(self, name: str, *shape: int) -> Tensor:
@@ -227,7 +226,8 @@ class _Recording:
         q, attended = self.tensor("q"), self.activation("attended", [weights[at + "o"]])
         keys, values = kv.keys[layer], kv.values[layer]
         positions, token_row = self.of(step.positions), self.of(step.token_row)
-        qkv_post(recorder, self.project(normed, fused, projections, at), vectors.get(at + "q_norm"),
+        biases = [vectors.get(at + name) for name in (("qkv_bias",) if fused else ("q_bias", "k_bias", "v_bias"))]
+        qkv_post(recorder, self.project(normed, projections, "qkv", biases), vectors.get(at + "q_norm"),
                  vectors.get(at + "k_norm"), table, q, keys, values, step.page_table, token_row, positions, eps)
         attention(recorder, q, keys, values, step.page_table, token_row, positions, attended, config.query_scale,
                   config.window(layer), config.attn_softcap, self.splits,
@@ -235,29 +235,24 @@ class _Recording:
         delta = self.tensor("delta")
         matmul(recorder, attended, weights[at + "o"], delta, bias=vectors.get(at + "o_bias"),
                max_tokens=self.max_tokens)
-        gate_up, down = weights[at + "gate_up"], weights[at + "down"]
-        normed = self.activation("normed", [gate_up])
+        fused, down = weights.get(at + "gate_up"), weights[at + "down"]
+        projections = [fused] if fused else [weights[at + name] for name in ("gate", "up")]
+        normed = self.activation("normed", projections)
         add_rmsnorm(recorder, x, delta, vectors.get(at + "post_attn_norm"), vectors[at + "mlp_norm"], normed, eps)
-        wide, inner = self.tensor("gate_up", 2 * config.intermediate_size), self.activation("gated", [down])
-        matmul(recorder, normed, gate_up, wide, max_tokens=self.max_tokens)
-        gated(recorder, wide, inner, config.activation)
+        inner = self.activation("gated", [down])
+        gated(recorder, self.project(normed, projections, "gate_up"), inner, config.activation)
         matmul(recorder, inner, down, delta, max_tokens=self.max_tokens)
         return delta, vectors.get(at + "post_mlp_norm")
 
-    def project(self, normed, fused, projections, at: str):
-        """q, k, v of the normed tokens: one Tensor, or three where the weights' schemes differ."""
-        vectors, scratch = self.decoder.model.vectors, self.decoder._scratch["qkv"]
-        if fused:
-            out = self.of(scratch)
-            matmul(self.recorder, normed, fused, out, bias=vectors.get(at + "qkv_bias"),
-                   max_tokens=self.max_tokens)
-            return out
+    def project(self, normed, projections, name: str, biases=None):
+        """Products of the normed tokens with `projections`: one Tensor, or a tuple where the weights are not joined."""
+        scratch = self.decoder._scratch[name]
         outs, offset = [], scratch.offset
-        for name, weight in zip("qkv", projections, strict=True):
+        for index, weight in enumerate(projections):
             out = Tensor(scratch.buffer, (self.tokens, weight.shape[0]), "f32", offset)
-            # The three do not read each other: the second and third may start before the first is done.
-            matmul(self.recorder, normed, weight, out, bias=vectors.get(at + name + "_bias"), independent=name != "q",
+            # They do not read each other: the second and third may start before the first is done.
+            matmul(self.recorder, normed, weight, out, bias=biases[index] if biases else None, independent=index > 0,
                    max_tokens=self.max_tokens)
             outs.append(out)
             offset += 4 * scratch.shape[0] * weight.shape[0]
-        return tuple(outs)
+        return outs[0] if len(outs) == 1 else tuple(outs)

@@ -5,7 +5,7 @@
     ...                                         # record graphs meanwhile
     model.wait()                                # all weights are there, or FormatError
 
-q, k and v that have one scheme become one matrix, and gate and up always do: one launch reads all their rows.
+q, k and v that have one scheme become one matrix, gate and up likewise: one launch reads all their rows.
 No NumPy here; only quantizing on load (quantize_load.py) imports it.
 """
 
@@ -150,7 +150,7 @@ def plan_model(source, *, quantize: str | None = None) -> ModelPlan:
             raise UnsupportedError(f"{source.path}: type of {name}", info.type, VECTOR_TYPES)
     if policy is not None and not any(part.role.kind == "matrix" and part.info.layout == "rows" for part in parts.values()):
         raise ConfigError(f"{source.path} is quantized already ({schemes['layers.0.q']}): leave --quantize out")
-    matrices, vectors = _fuse(source.path, config, parts, schemes)
+    matrices, vectors = _fuse(config, parts, schemes)
     return ModelPlan(source, config, tuple(matrices), tuple(vectors), policy)
 
 
@@ -175,7 +175,7 @@ def _scheme(role: names.Role, info, config: ModelConfig, policy):
     return scheme
 
 
-def _fuse(path, config: ModelConfig, parts: dict[str, Part], schemes: dict) -> tuple[list[MatrixPlan], list[VectorPlan]]:
+def _fuse(config: ModelConfig, parts: dict[str, Part], schemes: dict) -> tuple[list[MatrixPlan], list[VectorPlan]]:
     """Matrices and vectors in execution order, with q, k, v and gate, up joined."""
     matrices, vectors, joined = [], [], set()
     for layer in range(config.num_layers):
@@ -185,9 +185,6 @@ def _fuse(path, config: ModelConfig, parts: dict[str, Part], schemes: dict) -> t
             whole = all(parts[role].role.shape[0] % TILE_ROWS == 0 for role in roles[:-1])
             if same and whole:
                 joined.add(f"layers.{layer}.{fused}")
-            elif fused == "gate_up":
-                raise UnsupportedError(f"{path}: gate and up of layer {layer} as",
-                                       " and ".join(str(schemes[role]) for role in roles), ["one type for both"])
     done = set()
     for role, part in parts.items():
         if role in done:
@@ -283,8 +280,8 @@ def _plane_copies(part: Part, scheme, weight: Weight):
     tile = part.first // TILE_ROWS
     for stored, start in placed:
         plane = weight.planes[stored.name]
-        address = plane.address + tile * (plane.nbytes // plane.shape[0])
-        yield LoadJob(part.info.fd, part.info.offset + start, stored.nbytes, None, [address], (1,))
+        destination = Tensor(plane.buffer, (stored.nbytes,), "u8", plane.offset + tile * (plane.nbytes // plane.shape[0]))
+        yield LoadJob(part.info.fd, part.info.offset + start, stored.nbytes, None, [destination], (1,))
 
 
 def _aligned(nbytes: int) -> int:

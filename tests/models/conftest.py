@@ -1,0 +1,16 @@
+"""The device that the model tests run on, and the builders of tests/formats."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "formats"))
+
+
+@pytest.fixture(scope="session")
+def device():
+    """The CPU device with two threads, from the installed kernel libraries. Without them the tests fail, not skip."""
+    from zse.runtime import open_device
+    with open_device("cpu", threads=2) as opened:
+        yield opened

@@ -1,0 +1,71 @@
+"""Runs a model step by step without an engine: fills the step buffers, records, replays, reads the logits."""
+
+import numpy as np
+
+from zse.cache.layout import KVCache
+from zse.formats.source import open_model
+from zse.models.decoder import Decoder, StepBuffers
+from zse.models.load import load_model, plan_model
+
+
+def load(device, path, quantize=None):
+    """A model, completely loaded."""
+    with open_model(path) as source:
+        model = load_model(device, plan_model(source, quantize=quantize))
+        model.wait()
+        return model
+
+
+class Session:
+    """One decoder with `rows` sequences, whose pages are scattered over the cache."""
+
+    def __init__(self, device, model, *, activations="f32", kv_dtype="f32", rows=2, max_tokens=64, context=256):
+        self.device, self.model = device, model
+        pages = -(-context // 16)
+        self.kv = KVCache(device, model.config, rows * pages, kv_dtype)
+        self.buffers = StepBuffers.allocate(device, model.config, max_tokens=max_tokens, max_rows=max_tokens, max_pages=pages)
+        self.decoder = Decoder(device, model, self.kv, self.buffers, activations=activations)
+        table, order = self.buffers.page_table.view(), np.random.default_rng(7).permutation(rows * pages)
+        for place, page in enumerate(order):
+            table[place] = self.kv.block_of(int(page))
+        self.lengths = [0] * rows
+        self._graphs = {}
+
+    def step(self, batch, *, wanted=None, max_tokens=None):
+        """batch: [(row, token ids), ...], each appended to its sequence. Logits f32 [lines, vocab] of every token, or of
+        the flat indices `wanted`, which are then gathered before the head."""
+        buffers, at, context = self.buffers, 0, 0
+        for row, ids in batch:
+            for token in ids:
+                buffers.token_ids.view()[at] = int(token)
+                buffers.positions.view()[at] = self.lengths[row]
+                buffers.token_row.view()[at] = row
+                self.lengths[row] += 1
+                at += 1
+            context = max(context, self.lengths[row])
+        lines = at if wanted is None else len(wanted)
+        for line, index in enumerate(wanted or ()):
+            buffers.logit_rows.view()[line] = index
+        size = max_tokens or at
+        key = (size, wanted is None)
+        if key not in self._graphs:
+            recorder = self.device.record()
+            self.decoder.record(recorder, max_tokens=size, every_token=wanted is None)
+            self._graphs[key] = recorder.finish()
+        graph = self._graphs[key]
+        symbols = self.decoder.symbols(at, lines, context, max_tokens=size)
+        graph.run(**{name: symbols[name] for name in graph.symbols})
+        vocab = buffers.logits.shape[1]
+        return np.array(buffers.logits.view()[:lines * vocab], np.float32).reshape(lines, vocab)
+
+    def run(self, ids, sizes=None, row=0):
+        """Logits of a whole sequence, in steps of `sizes` tokens (default: one step)."""
+        logits, at = [], 0
+        for size in sizes or [len(ids)]:
+            logits.append(self.step([(row, ids[at:at + size])]))
+            at += size
+        assert at == len(ids)
+        return np.concatenate(logits)
+
+    def reset(self):
+        self.lengths = [0] * len(self.lengths)
