@@ -5,8 +5,8 @@ ITEM_BYTES = {
     "i32": 4, "u32": 4, "f32": 4, "i64": 8, "u64": 8, "f64": 8,
 }
 
-# memoryview formats for host access; bf16 has none and is seen as u16.
+# memoryview formats for host access; bf16 has none and f16's cannot be cast to: both are seen as u16.
 VIEW_FORMAT = {
-    "bool": "?", "i8": "b", "u8": "B", "i16": "h", "u16": "H", "f16": "e", "bf16": "H",
+    "bool": "?", "i8": "b", "u8": "B", "i16": "h", "u16": "H", "f16": "H", "bf16": "H",
     "i32": "i", "u32": "I", "f32": "f", "i64": "q", "u64": "Q", "f64": "d",
 }

@@ -37,7 +37,7 @@ class Tensor(NamedTuple):
         return Tensor(self.buffer, (rows, *self.shape[1:]), self.dtype, self.offset)
 
     def view(self) -> memoryview:
-        """Host view of the elements, flat; bf16 is seen as u16. Only for devices whose memory the host can touch."""
+        """Host view of the elements, flat; f16 and bf16 are seen as u16. Only for devices whose memory the host can touch."""
         raw = memoryview(self.buffer.view())[self.offset: self.offset + self.nbytes]
         return raw.cast("B").cast(VIEW_FORMAT[self.dtype])
 

@@ -44,6 +44,9 @@ CONFIGS = {
             sliding_attention=dict(rope_type="default", rope_theta=10000.0))),
 }
 FAMILIES = tuple(CONFIGS)
+# Large enough to be quantized; has no committed reference.
+CONFIGS["wide"] = _BASE | dict(architectures=["LlamaForCausalLM"], model_type="llama", hidden_size=256, intermediate_size=320,
+                               num_attention_heads=4, head_dim=64)
 TOKENS = 40         # of the reference sequence: longer than every window, more than two KV pages
 
 

@@ -15,10 +15,11 @@ from typing import NamedTuple
 import msgspec
 
 from zse.errors import ConfigError, FormatError, UnsupportedError
-from zse.kernels.repack import LoadJob, vector_job, weight_jobs
+from zse.kernels.repack import vector_job, weight_jobs
 from zse.models import names, registry
 from zse.models.config import ModelConfig
 from zse.quant.scheme import TILE_ROWS, placed_planes
+from zse.runtime.load import LoadJob
 from zse.tensor import Tensor, Weight
 
 ALIGN = 64                      # bytes: planes start at a cache line
