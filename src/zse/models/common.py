@@ -31,7 +31,7 @@ def gguf_values(fields: Fields, tensors) -> dict:
     if shape is None:
         raise fields.fail("token_embd.weight", "the tensor is missing")
     vocab = _size(shape) // hidden
-    eos = []
+    eos: list[int] = []
     for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"):
         eos += fields.token_ids(key)
     bos = fields.token_ids("tokenizer.ggml.bos_token_id")

@@ -5,6 +5,7 @@ another; what differs between them is in StepBuffers. What differs between archi
 tokens and of rows with logits are symbols, so that one recording serves every batch up to its size.
 """
 
+from array import array
 from typing import NamedTuple
 
 from zse.dtypes import ITEM_BYTES
@@ -65,7 +66,7 @@ class Decoder:
             raise ConfigError(f"activations {activations!r}: expected one of {', '.join(ACTIVATIONS)}")
         self.device, self.model, self.kv, self.buffers, self.activations = device, model, kv, buffers, activations
         self.config: ModelConfig = model.config
-        self._scratch: dict[str, Tensor | Activation] = {}
+        self._scratch: dict[str, Tensor] = {}
         self._allocate()
 
     def record(self, recorder, *, max_tokens: int | None = None, every_token: bool = False) -> Tensor:
@@ -146,9 +147,7 @@ class Decoder:
     def _constant(self, rope: RopeConfig) -> Tensor:
         values = rope.inv_freq(self.config.head_dim)
         tensor = Tensor(self.device.alloc(4 * len(values), label="scratch"), (len(values),), "f32")
-        view = tensor.view()
-        for index, value in enumerate(values):
-            view[index] = value
+        tensor.view()[:] = memoryview(array("f", values))
         return tensor
 
     def activation_form(self, weights) -> str:

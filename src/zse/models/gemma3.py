@@ -40,7 +40,7 @@ def from_hf(fields: Fields, generation: Fields | None) -> ModelConfig:
         values["activation"] = "gelu_tanh"
     bias = fields.boolean("attention_bias", False)
     window = fields.integer("sliding_window", 0, low=0)
-    layers = ()
+    layers: tuple[bool, ...] = ()
     if window:
         layers = hf_windows(fields, values["num_layers"]) or _pattern_layers(
             fields.integer("sliding_window_pattern", PATTERN), values["num_layers"])

@@ -10,15 +10,16 @@ No NumPy here; only quantizing on load (quantize_load.py) imports it.
 """
 
 from array import array
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from zse.errors import ConfigError, FormatError, UnsupportedError
+from zse.formats.source import ModelSource, TensorInfo
 from zse.kernels.repack import vector_job, weight_jobs
 from zse.models import names, registry
 from zse.models.config import ModelConfig
-from zse.quant.scheme import TILE_ROWS, placed_planes
+from zse.quant.scheme import TILE_ROWS, AffineScheme, DenseScheme, placed_planes
 from zse.runtime.load import LoadJob
 from zse.tensor import Tensor, Weight
 
@@ -26,14 +27,16 @@ ALIGN = 64                      # bytes: planes start at a cache line
 MAX_HEAD_DIM = 256              # of the attention kernels
 MAX_GROUP = 32                  # query heads that share a KV head, of the attention kernels
 VECTOR_TYPES = ("F32", "F16", "BF16")
-FUSED = (("qkv", ("q", "k", "v")), ("gate_up", ("gate", "up")))
+FUSED: dict[str, tuple[str, ...]] = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
+
+Scheme = AffineScheme | DenseScheme
 
 
 class Part(NamedTuple):
     """One tensor of the file and the rows (elements of a vector) of its matrix that it fills, from `first` on."""
 
     role: names.Role
-    info: object
+    info: TensorInfo
     first: int
 
 
@@ -42,7 +45,7 @@ class MatrixPlan(NamedTuple):
 
     name: str
     shape: tuple[int, int]
-    scheme: object
+    scheme: Scheme
     parts: tuple[Part, ...]
 
 
@@ -55,23 +58,15 @@ class VectorPlan(NamedTuple):
 
 
 class ModelPlan(NamedTuple):
-    """What will be loaded. policy: how dense matrices are quantized while loading, or None."""
+    """What will be loaded. policy: how dense matrices are quantized while loading, or None. memory_bytes: device memory by
+    label: embedding, layers, head."""
 
-    source: object
+    source: ModelSource
     config: ModelConfig
     matrices: tuple[MatrixPlan, ...]
     vectors: tuple[VectorPlan, ...]
-    policy: object
-
-    @property
-    def memory_bytes(self) -> dict[str, int]:
-        """Bytes of device memory by label: embedding, layers, head."""
-        total = {"embedding": 0, "layers": 0, "head": 0}
-        for matrix in self.matrices:
-            label = {"embed": "embedding", "head": "head"}.get(matrix.name, "layers")
-            total[label] += sum(_aligned(plane.nbytes) for plane in matrix.scheme.planes(*matrix.shape))
-        total["layers"] += sum(_aligned(4 * vector.size) for vector in self.vectors)
-        return {label: nbytes for label, nbytes in total.items() if nbytes}
+    policy: Any
+    memory_bytes: dict[str, int]
 
 
 class Model:
@@ -96,7 +91,7 @@ class Model:
             self._source.check_unchanged()
 
 
-def read_config(source) -> ModelConfig:
+def read_config(source: ModelSource) -> ModelConfig:
     """The ModelConfig of an open model (zse.formats.source.ModelSource). FormatError, UnsupportedError."""
     shapes = {name: info.shape for name, info in source.tensors.items()}
     if source.naming == "gguf":
@@ -107,7 +102,7 @@ def read_config(source) -> ModelConfig:
     return registry.config_from_hf(source.path, source.hf_config, source.generation_config)
 
 
-def _with_freq_factors(config: ModelConfig, source) -> ModelConfig:
+def _with_freq_factors(config: ModelConfig, source: ModelSource) -> ModelConfig:
     """Llama 3.1's scaling stands in a GGUF as a tensor of divisors."""
     info = source.tensors.get(names.ROPE_FREQS)
     if info is None:
@@ -123,7 +118,7 @@ def _with_freq_factors(config: ModelConfig, source) -> ModelConfig:
         raise FormatError(source.path, info.offset, info.name, str(error)) from None
 
 
-def plan_model(source, *, quantize: str | None = None) -> ModelPlan:
+def plan_model(source: ModelSource, *, quantize: str | None = None) -> ModelPlan:
     """Check that every tensor the architecture needs is there with its shape, and lay out memory.
 
     quantize: "int4" or "int8" (any zse.quant.policy.Policy quant): dense matrices are quantized while loading; already
@@ -136,23 +131,25 @@ def plan_model(source, *, quantize: str | None = None) -> ModelPlan:
         from zse.quant.policy import Policy
         policy = Policy(quantize)
     prefix = names.hf_prefix(source.path, source.tensors) if source.naming == "hf" else ""
-    schemes, parts = {}, {}
+    schemes: dict[str, Scheme] = {}
+    parts: dict[str, Part] = {}
     for role in names.model_roles(config):
         name = names.gguf_name(role.name) if source.naming == "gguf" else names.hf_name(role.name, config, prefix)
         info = source.tensors.get(name)
         if info is None:
             raise FormatError(source.path, 0, name, "the tensor is missing")
         if tuple(info.shape) != role.shape:
-            raise FormatError(source.path, info.offset, name, f"has shape {list(info.shape)}, expected {list(role.shape)}")
+            raise FormatError(source.path, info.offset, name,
+                              f"has shape {list(info.shape)}, expected {list(role.shape)}")
         parts[role.name] = Part(role, info, 0)
         if role.kind == "matrix":
             schemes[role.name] = _scheme(role, info, config, policy)
         elif info.type not in VECTOR_TYPES:
             raise UnsupportedError(f"{source.path}: type of {name}", info.type, VECTOR_TYPES)
-    if policy is not None and not any(part.role.kind == "matrix" and part.info.layout == "rows" for part in parts.values()):
+    if policy is not None and not any(parts[role].info.layout == "rows" for role in schemes):
         raise ConfigError(f"{source.path} is quantized already ({schemes['layers.0.q']}): leave --quantize out")
     matrices, vectors = _fuse(config, parts, schemes)
-    return ModelPlan(source, config, tuple(matrices), tuple(vectors), policy)
+    return ModelPlan(source, config, tuple(matrices), tuple(vectors), policy, _memory_bytes(matrices, vectors))
 
 
 def _check_kernels(path: object, config: ModelConfig) -> None:
@@ -166,7 +163,7 @@ def _check_kernels(path: object, config: ModelConfig) -> None:
         raise UnsupportedError(f"{path}: final logit softcapping", config.logit_softcap, ["none"])
 
 
-def _scheme(role: names.Role, info, config: ModelConfig, policy):
+def _scheme(role: names.Role, info: TensorInfo, config: ModelConfig, policy) -> Scheme:
     """The scheme that a matrix has in memory."""
     scheme = info.scheme
     if policy is not None and info.layout == "rows":
@@ -176,37 +173,43 @@ def _scheme(role: names.Role, info, config: ModelConfig, policy):
     return scheme
 
 
-def _fuse(config: ModelConfig, parts: dict[str, Part], schemes: dict) -> tuple[list[MatrixPlan], list[VectorPlan]]:
-    """Matrices and vectors in execution order, with q, k, v and gate, up joined."""
-    matrices, vectors, joined = [], [], set()
+def _fuse(config: ModelConfig, parts: dict[str, Part],
+          schemes: dict[str, Scheme]) -> tuple[list[MatrixPlan], list[VectorPlan]]:
+    """Matrices and vectors in execution order, with q, k, v and gate, up joined where they can be."""
+    member_of: dict[str, tuple[str, list[str]]] = {}     # role → what it is joined into, and all roles of that
     for layer in range(config.num_layers):
-        for fused, members in FUSED:
+        for fused, members in FUSED.items():
             roles = [f"layers.{layer}.{member}" for member in members]
             same = len({schemes[role] for role in roles}) == 1
-            whole = all(parts[role].role.shape[0] % TILE_ROWS == 0 for role in roles[:-1])
-            if same and whole:
-                joined.add(f"layers.{layer}.{fused}")
-    done = set()
+            whole_tiles = all(parts[role].role.shape[0] % TILE_ROWS == 0 for role in roles[:-1])
+            if same and whole_tiles:
+                for suffix in ("", "_bias"):
+                    joined = [role + suffix for role in roles]
+                    member_of |= {role: (f"layers.{layer}.{fused}{suffix}", joined) for role in joined}
+    matrices, vectors = [], []
     for role, part in parts.items():
-        if role in done:
-            continue
-        layer, _, name = role.rpartition(".")
-        stem, members = role, [role]
-        base = name.removesuffix("_bias")
-        for fused, group in FUSED:
-            if base in group and f"{layer}.{fused}" in joined:
-                suffix = "_bias" if name.endswith("_bias") else ""
-                stem, members = f"{layer}.{fused}{suffix}", [f"{layer}.{member}{suffix}" for member in group]
-        done.update(members)
+        name, joined = member_of.get(role, (role, [role]))
+        if role != joined[0]:
+            continue            # came with the first
         first, placed = 0, []
-        for member in members:
+        for member in joined:
             placed.append(parts[member]._replace(first=first))
             first += parts[member].role.shape[0]
         if part.role.kind == "matrix":
-            matrices.append(MatrixPlan(stem, (first, part.role.shape[1]), schemes[role], tuple(placed)))
+            matrices.append(MatrixPlan(name, (first, part.role.shape[1]), schemes[role], tuple(placed)))
         else:
-            vectors.append(VectorPlan(stem, first, tuple(placed)))
+            vectors.append(VectorPlan(name, first, tuple(placed)))
     return matrices, vectors
+
+
+def _memory_bytes(matrices: list[MatrixPlan], vectors: list[VectorPlan]) -> dict[str, int]:
+    total = {"embedding": 0, "layers": 0, "head": 0}
+    for matrix in matrices:
+        label = {"embed": "embedding", "head": "head"}.get(matrix.name, "layers")
+        for plane in matrix.scheme.planes(*matrix.shape):
+            total[label] += _aligned(plane.nbytes)
+    total["layers"] += sum(_aligned(4 * vector.size) for vector in vectors)
+    return {label: nbytes for label, nbytes in total.items() if nbytes}
 
 
 def require_memory(bytes_by_label: dict[str, int], limit: int | None) -> None:
@@ -248,13 +251,13 @@ def _jobs(device, plan: ModelPlan, weights: dict[str, Weight], vectors: dict[str
     config, source = plan.config, plan.source
     order = _row_order(device, config) if source.interleaved_rope else None
     plus_one = source.naming == "hf" and registry.architecture(config.architecture).HF_NORM_PLUS_ONE
-    small = {id(part.info): (vector, part) for vector in plan.vectors for part in vector.parts}
-    for vector, part in small.values():
+    for vector in plan.vectors:
         tensor = vectors[vector.name]
-        out = Tensor(tensor.buffer, (part.role.shape[0],), "f32", tensor.offset + 4 * part.first)
-        permuted = order if part.role.heads else None
-        yield vector_job(part.info, out, 1.0 if plus_one and part.role.kind == "norm" else 0.0, permuted,
-                         config.head_dim if permuted else 1)
+        for part in vector.parts:
+            out = Tensor(tensor.buffer, (part.role.shape[0],), "f32", tensor.offset + 4 * part.first)
+            permuted = order if part.role.heads else None
+            yield vector_job(part.info, out, 1.0 if plus_one and part.role.kind == "norm" else 0.0, permuted,
+                             config.head_dim if permuted else 1)
     for matrix in plan.matrices:
         weight = weights[matrix.name]
         for part in matrix.parts:
@@ -275,13 +278,14 @@ def _row_order(device, config: ModelConfig) -> Tensor:
     return tensor
 
 
-def _plane_copies(part: Part, scheme, weight: Weight):
+def _plane_copies(part: Part, scheme: Scheme, weight: Weight):
     """Jobs for a tensor whose bytes already are planes: read them where they belong."""
     placed, _ = placed_planes(scheme, *part.role.shape)
     tile = part.first // TILE_ROWS
     for stored, start in placed:
         plane = weight.planes[stored.name]
-        destination = Tensor(plane.buffer, (stored.nbytes,), "u8", plane.offset + tile * (plane.nbytes // plane.shape[0]))
+        at = plane.offset + tile * (plane.nbytes // plane.shape[0])
+        destination = Tensor(plane.buffer, (stored.nbytes,), "u8", at)
         yield LoadJob(part.info.fd, part.info.offset + start, stored.nbytes, None, [destination], (1,))
 
 

@@ -43,7 +43,7 @@ def _quantize_part(source, part, scheme, weight, order) -> None:
         for name, data in planes.items():
             plane = weight.planes[name]
             at = plane.offset + tile * (plane.nbytes // plane.shape[0])
-            memoryview(plane.buffer.view())[at:at + data.nbytes] = memoryview(np.ascontiguousarray(data)).cast("B")
+            memoryview(plane.buffer.view())[at:at + data.nbytes] = memoryview(np.ascontiguousarray(data).data).cast("B")
 
 
 def _dense(scheme, values):
