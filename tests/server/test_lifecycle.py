@@ -269,6 +269,27 @@ def test_a_start_that_fails_is_one_line_and_the_exit_code(start, options, code, 
     assert (got, stderr) == (code, line)
 
 
+def test_requests_that_wait_for_a_start_that_fails_are_answered(start):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = start("--engine", "--load-ms 700 --fatal bad_model", "--port", str(port), "--log-level", "error",
+                    wait=False)
+    process.port = port
+    deadline = time.monotonic() + 5
+    while True:
+        try:
+            sock = process.send(request("POST", "/v1/chat/completions", chat_body("hi")))
+            break
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    with sock:
+        reply = read_reply(sock)
+    assert (reply.status, reply.error["code"]) == (503, "engine_unavailable")
+    assert process.finish() == (2, "zse: error: bad_model\n")
+
+
 def test_a_busy_port_is_one_line(start):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -171,29 +171,36 @@ class EngineClient:
     # Life of the process
 
     def start(self, process: EngineProcess) -> None:
-        """Take over a process that has been spawned already. Returns at once; await wait_ready()."""
+        """Take over a process that has been spawned already. Returns at once; await started()."""
         loop = asyncio.get_running_loop()
         self._ready = loop.create_future()
         self._ready.add_done_callback(lambda future: future.cancelled() or future.exception())  # "never retrieved"
         self._task = loop.create_task(self._supervise(process))
 
-    async def wait_ready(self) -> Ready:
-        """The engine's Ready message; waits during the first start only.
+    async def started(self) -> Ready:
+        """The first start's Ready message. Raises EngineStartError when it failed."""
+        return await asyncio.shield(self._ready)
 
-        Raises EngineStartError when that failed, RequestError while the engine restarts, is down or stops.
+    async def wait_ready(self) -> Ready:
+        """The engine's Ready message, for a request: waits during the first start only.
+
+        Raises RequestError while the engine restarts, is down (its first start failed, too) or stops.
         """
+        if self.state == STARTING:
+            try:
+                return await self.started()
+            except EngineStartError:
+                raise self._unavailable() from None
         if self.state == READY:
             assert self.info is not None
             return self.info
-        if self.state == STARTING:
-            return await asyncio.shield(self._ready)
         raise self._unavailable()
 
     def _unavailable(self) -> RequestError:
         if self.state == STOPPING:
             return shutting_down_error()
         if self.state == DOWN:
-            return _error("engine_unavailable", "The engine failed too often and was not started again.")
+            return _error("engine_unavailable", "The engine failed and is not started again.")
         return restarting_error()
 
     async def _supervise(self, process: EngineProcess) -> None:

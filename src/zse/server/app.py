@@ -4,6 +4,7 @@ import asyncio
 import time
 
 from zse.engine.client import EngineClient, shutting_down_error
+from zse.errors import ZSEError
 from zse.server.admission import Admission
 from zse.server.auth import HostCheck, KeyCheck
 from zse.server.errors import APIError
@@ -66,8 +67,11 @@ class App:
             raise APIError("model_not_found", "This model is not served here; GET /v1/models lists what is.", param)
 
     async def text_model(self):
-        """The tokenizer and chat template, once they are loaded."""
-        return self._text_model.result() if self._text_model.done() else await asyncio.shield(self._text_model)
+        """The tokenizer and chat template, once they are loaded. Raises APIError when that failed: the server ends."""
+        try:
+            return self._text_model.result() if self._text_model.done() else await asyncio.shield(self._text_model)
+        except ZSEError:
+            raise APIError("engine_unavailable", "The model could not be loaded.") from None
 
     def health(self) -> tuple[bool, str]:
         if not self._text_model.done():

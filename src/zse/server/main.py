@@ -103,7 +103,7 @@ class _Serving:
 
     async def _started(self, text_model: asyncio.Future, stopped: asyncio.Future) -> bool:
         """Wait for tokenizer and engine, say so; False when a signal came first. Raises ZSEError when one failed."""
-        ready = asyncio.ensure_future(self._engine.wait_ready())
+        ready = asyncio.ensure_future(self._engine.started())
         ready.add_done_callback(lambda future: future.cancelled() or future.exception())  # both may fail; one is told
         waiting = {ready, text_model}
         try:
