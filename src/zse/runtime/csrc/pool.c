@@ -190,8 +190,7 @@ static bool run_launch(zse_pool *pool, zse_graph *graph, struct launch *launch, 
     return true;
 }
 
-static void walk(zse_pool *pool, zse_graph *graph, uint64_t generation, int64_t *times_ns) {
-    int64_t start = times_ns ? now_ns() : 0;
+static void walk(zse_pool *pool, zse_graph *graph, uint64_t generation, int64_t start, int64_t *times_ns) {
     for (int64_t g = 0; g < graph->num_groups; g++) {
         struct group *group = &graph->groups[g];
         if (g && !wait_group(pool, group - 1, generation)) return;
@@ -213,7 +212,7 @@ static void *worker_main(void *argument) {
         uint64_t generation = atomic_load(&pool->generation);
         zse_graph *graph = atomic_load_explicit(&pool->graph, memory_order_acquire);
         bool current = !(generation & 1) && generation != walked && atomic_load(&pool->generation) == generation;
-        if (current) walk(pool, graph, generation, NULL);
+        if (current) walk(pool, graph, generation, 0, NULL);
         atomic_store_explicit(&worker->inside, 0, memory_order_release);
         if (current) {
             walked = generation;
@@ -386,11 +385,11 @@ int32_t zse_graph_run(zse_pool *pool, zse_graph *graph, const int64_t *symbols, 
     int32_t status = prepare(graph, symbols, pool->threads);
     if (status == ZSE_OK && graph->num_groups) {
         uint64_t generation = atomic_load_explicit(&pool->generation, memory_order_relaxed) + 1;
+        int64_t start = times_ns ? now_ns() : 0; /* before the workers can begin */
         atomic_store_explicit(&pool->graph, graph, memory_order_release);
         atomic_store(&pool->generation, generation);
         if (pool->threads > 1) announce(pool);
-        int64_t start = times_ns ? now_ns() : 0;
-        walk(pool, graph, generation, times_ns);
+        walk(pool, graph, generation, start, times_ns);
         struct group *last = &graph->groups[graph->num_groups - 1];
         wait_group(pool, last, generation);
         if (times_ns)
