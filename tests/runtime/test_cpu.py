@@ -1,0 +1,175 @@
+"""The CPU device: every block runs once, launches wait for what they depend on, symbols, loads, memory, errors."""
+
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+
+from zse.errors import ConfigError, DeviceError, FormatError
+from zse.runtime import isa, native
+from zse.runtime.cpu import CPUDevice
+from zse.runtime.load import LoadJob
+from zse.runtime.null import NullDevice
+
+
+def test_every_block_runs_once_in_every_launch(device):
+    draw = random.Random(5)
+    out = device.alloc(8 * 300)
+    expected = [0] * 300
+    recorder = device.record()
+    for _ in range(2000):
+        blocks = draw.choice((1, 2, 3, 7, 64, 300))
+        recorder.launch("count_blocks", [out], blocks, independent=False, min_chunk=draw.choice((1, 1, 5)))
+        for block in range(blocks):
+            expected[block] += 1
+    graph = recorder.finish()
+    for _ in range(10):
+        graph.run()
+    assert list(out.view("q")) == [10 * count for count in expected]
+    graph.close()
+
+
+def test_a_launch_sees_everything_before_it(device):
+    """Each launch sums what the launch before wrote: a launch that started early would read old numbers."""
+    width, steps = 37, 300
+    x, y = device.alloc(8 * width), device.alloc(8 * width)
+    recorder = device.record()
+    for step in range(steps):
+        source, target = (x, y) if step % 2 == 0 else (y, x)
+        recorder.launch("sum_before", [source, 1 + step % width, target, step], width)
+    graph = recorder.finish()
+    for _ in range(20):
+        x.view("q")[:] = y.view("q")[:] = memoryview(bytes(8 * width)).cast("q")
+        graph.run()
+        a, b = [0] * width, [0] * width
+        for step in range(steps):
+            n = 1 + step % width
+            b = [(sum(a[:n]) + step + 2**63) % 2**64 - 2**63] * width
+            a, b = b, a
+        assert list((x if steps % 2 == 0 else y).view("q")) == a
+    graph.close()
+
+
+def test_independent_launches_and_their_successor(device):
+    parts = [device.alloc(8 * 50) for _ in range(3)]
+    total = device.alloc(8)
+    recorder = device.record()
+    for index, part in enumerate(parts):
+        recorder.launch("count_blocks", [part], 50, independent=index > 0)
+    recorder.launch("sum_before", [parts[2], 50, total, 0], 1)
+    graph = recorder.finish()
+    for run in range(1, 200):
+        graph.run()
+        assert total.view("q")[0] == 50 * run
+    graph.close()
+
+
+def test_symbols_are_grids_and_arguments(device):
+    x, out = device.alloc(8 * 100), device.alloc(8 * 100)
+    x.view("q")[:] = memoryview(bytes(bytearray(b"\x01\0\0\0\0\0\0\0" * 100))).cast("q")
+    recorder = device.record()
+    n = recorder.symbol("n", 100)
+    recorder.launch("sum_before", [x, n, out, n.ceil_div(8) * 3], n.ceil_div(10))
+    graph = recorder.finish()
+    for value in (100, 1, 57):
+        out.view("q")[:] = memoryview(bytes(800)).cast("q")
+        graph.run(n=value)
+        blocks = -(-value // 10)
+        assert list(out.view("q")[:11]) == [value + -(-value // 8) * 3] * blocks + [0] * (11 - blocks)
+    for wrong, error in (({}, TypeError), ({"n": 101}, ValueError), ({"n": -1}, ValueError), ({"m": 1}, TypeError)):
+        with pytest.raises(error):
+            graph.run(**wrong)
+    assert [name for name, _ in graph.profile(n=3)] == ["sum_before"]
+    graph.close()
+
+
+def test_launches_are_checked(device):
+    out = device.alloc(8)
+    recorder = device.record()
+    with pytest.raises(DeviceError, match="near: count_blocks"):
+        recorder.launch("count_block", [out], 1)
+    with pytest.raises(TypeError, match="takes 1 arguments"):
+        recorder.launch("count_blocks", [out, 1], 1)
+    with pytest.raises(TypeError, match="out is a pointer"):
+        recorder.launch("count_blocks", [1.5], 1)
+    with pytest.raises(TypeError, match="add is i64"):
+        recorder.launch("sum_before", [out, 1, out, 0.5], 1)
+
+
+def test_memory_is_counted_and_protected(device):
+    buffer = device.alloc(1 << 20, label="weights")
+    assert buffer.address % 64 == 0 and device.memory()["weights"] == 1 << 20
+    recorder = device.record()
+    recorder.launch("count_blocks", [buffer], 1)
+    graph = recorder.finish()
+    with pytest.raises(DeviceError, match="recorded graph"):
+        buffer.free()
+    graph.close()
+    buffer.free()
+    buffer.free()
+    assert "weights" not in device.memory()
+
+
+def test_load_runs_every_job(device, tmp_path):
+    data = random.Random(1).randbytes(100_003)
+    (tmp_path / "f").write_bytes(data)
+    out = device.alloc(len(data))
+    with open(tmp_path / "f", "rb") as file:
+        jobs = []
+        for start in range(0, len(data), 7001):
+            count = min(7001, len(data) - start)
+            if start % 2:
+                jobs.append(LoadJob(file.fileno(), start, count, "copy_piece", [out.address + start, count]))
+            else:
+                jobs.append(LoadJob(file.fileno(), start, count, None, [out.address + start]))
+        load = device.load(jobs)
+        load.wait()
+    assert bytes(out.view()) == data and load.done_bytes == len(data) and load.finished
+
+
+def test_a_file_that_is_too_short_is_named(device, tmp_path):
+    path = tmp_path / "short"
+    path.write_bytes(bytes(1000))
+    out = device.alloc(4000)
+    with open(path, "rb") as file:
+        load = device.load([LoadJob(file.fileno(), 0, 500, "copy_piece", [out, 500], path=str(path), field="first"),
+                            LoadJob(file.fileno(), 500, 2000, "copy_piece", [out, 2000], path=str(path), field="second")])
+        with pytest.raises(FormatError) as caught:
+            load.wait()
+    assert caught.value.offset == 1000 and caught.value.field == "second" and "1500 more bytes" in str(caught.value)
+
+
+def test_null_device_checks_and_records(library):
+    seen = []
+    device = NullDevice(manifest=library[1], on_run=lambda graph, symbols: seen.append(symbols))
+    recorder = device.record()
+    recorder.launch("count_blocks", [device.alloc(8)], recorder.symbol("n", 9))
+    graph = recorder.finish()
+    graph.run(n=9)
+    with pytest.raises(ValueError):
+        graph.run(n=10)
+    assert seen == [{"n": 9}] and graph.runs == seen
+
+
+def test_levels(monkeypatch):
+    bits = native.runtime().zse_cpu_features()
+    for level in isa.runnable_levels(bits):
+        monkeypatch.setenv("ZSE_ISA", level)
+        device = CPUDevice(threads=1)
+        assert device.isa == level and "matmul_int8_int4a_g32_t1" in device.symbols()
+        device.close()
+    monkeypatch.setenv("ZSE_ISA", "sparc")
+    with pytest.raises(ConfigError, match="not a level of this machine"):
+        CPUDevice(threads=1)
+    assert "avx512vnni" in isa.missing_features("x86-64-v4-vnni", bits & ~(1 << isa.FEATURES["avx512vnni"]))
+
+
+def test_no_library_and_no_compiler_say_what_to_do(tmp_path):
+    environment = {**os.environ, "ZSE_NATIVE_DIR": str(tmp_path / "none"), "PATH": str(tmp_path), "CC": ""}
+    run = [sys.executable, "-c", "from zse.runtime.cpu import CPUDevice\nCPUDevice(threads=1)"]
+    message = subprocess.run(run, env=environment, capture_output=True, text=True).stderr
+    assert "python -m zse.build" in message and "gcc" in message
+    done = subprocess.run([sys.executable, "-m", "zse.build"], env=environment, capture_output=True, text=True)
+    assert done.returncode != 0 and "no C compiler" in done.stderr and "gcc" in done.stderr and "Traceback" not in done.stderr
