@@ -1,7 +1,7 @@
-"""The oracle: a decoder's forward in NumPy, one sequence at a time, no cache, driven by ModelConfig and weights by role.
+"""The oracle: a decoder's forward in NumPy, one sequence at a time, no cache, driven by ModelConfig.
 
-It shares no code with the engine beyond ModelConfig, so that a disagreement tells a kernel's error from a model's: it is
-compared with transformers in test_reference.py and with the engine elsewhere.
+It shares no code with the engine beyond ModelConfig, so that a disagreement tells a kernel's error from a model's: it
+is compared with transformers in test_models_decoder.py and with the engine elsewhere.
 """
 
 import numpy as np

@@ -23,7 +23,8 @@ class Session:
         self.device, self.model = device, model
         pages = -(-context // 16)
         self.kv = KVCache(device, model.config, rows * pages, kv_dtype)
-        self.buffers = StepBuffers.allocate(device, model.config, max_tokens=max_tokens, max_rows=max_tokens, max_pages=pages)
+        self.buffers = StepBuffers.allocate(device, model.config, max_tokens=max_tokens, max_rows=max_tokens,
+                                             max_pages=pages)
         self.decoder = Decoder(device, model, self.kv, self.buffers, activations=activations)
         table, order = self.buffers.page_table.view(), np.random.default_rng(7).permutation(rows * pages)
         for place, page in enumerate(order):
@@ -32,8 +33,8 @@ class Session:
         self._graphs = {}
 
     def step(self, batch, *, wanted=None, max_tokens=None):
-        """batch: [(row, token ids), ...], each appended to its sequence. Logits f32 [lines, vocab] of every token, or of
-        the flat indices `wanted`, which are then gathered before the head."""
+        """batch: [(row, token ids), ...], each appended to its sequence. Logits f32 [lines, vocab] of every token, or
+        of the flat indices `wanted`, which are then gathered before the head."""
         buffers, at, context = self.buffers, 0, 0
         for row, ids in batch:
             for token in ids:

@@ -16,10 +16,10 @@ SHAPES = {"token_embd.weight": (64, 64), "blk.0.attn_q.weight": (64, 64)}
 
 def metadata(arch="llama", **changes):
     values = {
-        "general.architecture": arch, f"{arch}.block_count": 2, f"{arch}.context_length": 128, f"{arch}.embedding_length": 64,
-        f"{arch}.feed_forward_length": 96, f"{arch}.attention.head_count": 4, f"{arch}.attention.head_count_kv": 2,
-        f"{arch}.attention.layer_norm_rms_epsilon": 1e-5, f"{arch}.rope.freq_base": 50000.0,
-        "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2,
+        "general.architecture": arch, f"{arch}.block_count": 2, f"{arch}.context_length": 128,
+        f"{arch}.embedding_length": 64, f"{arch}.feed_forward_length": 96, f"{arch}.attention.head_count": 4,
+        f"{arch}.attention.head_count_kv": 2, f"{arch}.attention.layer_norm_rms_epsilon": 1e-5,
+        f"{arch}.rope.freq_base": 50000.0, "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2,
     }
     values |= {key.replace("__", "."): value for key, value in changes.items()}
     return {key: value for key, value in values.items() if value is not None}
@@ -70,7 +70,8 @@ def test_gemma3_27b_has_its_own_query_scale():
     assert config.query_scale == pytest.approx(168 ** -0.5)
 
 
-@pytest.mark.parametrize("name", ["Qwen3", "LlamaForCausalLMv2", "MyLlamaForCausalLM", "llamaforcausallm", "GPT2LMHeadModel"])
+@pytest.mark.parametrize("name", ["Qwen3", "LlamaForCausalLMv2", "MyLlamaForCausalLM", "llamaforcausallm",
+                                  "GPT2LMHeadModel"])
 def test_architecture_names_are_exact(name):
     with pytest.raises(UnsupportedError) as error:
         from_hf(architectures=[name])
@@ -101,7 +102,8 @@ def test_every_gguf_size_is_checked(key, value):
 
 
 @pytest.mark.parametrize("value", [-1, 1 << 63, 1.5, "7", True, [], {}, math.nan], ids=str)
-@pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size",
+@pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads",
+                                 "vocab_size",
                                  "num_key_value_heads", "max_position_embeddings", "head_dim"])
 def test_every_hf_size_is_checked(key, value):
     with pytest.raises((FormatError, UnsupportedError)) as error:
@@ -162,17 +164,19 @@ def test_json_round_trip():
 
 @pytest.mark.parametrize("parameters", [
     dict(rope_type="default"), dict(rope_type="linear", factor=8.0),
-    dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192),
+    dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+         original_max_position_embeddings=8192),
     dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32768),
-    dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=4096, beta_fast=16.0, beta_slow=2.0, attention_factor=1.25,
-         truncate=False),
+    dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=4096, beta_fast=16.0, beta_slow=2.0,
+         attention_factor=1.25, truncate=False),
 ], ids=lambda parameters: parameters["rope_type"])
 def test_rope_frequencies_equal_transformers(parameters):
     pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
     raw = tiny.config("llama") | dict(rope_parameters=parameters | dict(rope_theta=500000.0), head_dim=128)
-    theirs = transformers.LlamaConfig(**{key: value for key, value in raw.items() if key not in ("rope_theta", "architectures")})
+    theirs = transformers.LlamaConfig(**{key: value for key, value in raw.items()
+                                         if key not in ("rope_theta", "architectures")})
     if parameters["rope_type"] == "default":
         want, scale = [500000.0 ** (-i / 64) for i in range(64)], 1.0
     else:

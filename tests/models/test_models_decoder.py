@@ -1,4 +1,4 @@
-"""The forward of every family against transformers' logits, and against itself: whole, chunked, token by token, batched."""
+"""The forward of every family against transformers' logits, and against itself: whole, chunked, by token, batched."""
 
 from pathlib import Path
 
@@ -102,8 +102,8 @@ def dequantized(model, weights):
     ("f16", "int8", 0.2),       # each activation is off by up to 1/254 of the largest of its 32
 ])
 def test_quantized_model_is_near_its_oracle(device, tmp_path, quantize, kv_dtype, activations, limit):
-    """The oracle runs on the dequantized planes, so that only activations and KV differ. limit: of the largest logit; the
-    random model's attention is much sharper than a trained one's, which magnifies every error."""
+    """The oracle runs on the dequantized planes, so that only activations and KV differ. limit: of the largest logit;
+    the random model's attention is much sharper than a trained one's, which magnifies every error."""
     model = load(device, str(tiny.write("wide", tmp_path)), quantize=quantize)
     original = tiny.by_role("wide", model.config)
     weights, count = dequantized(model, dict(original))

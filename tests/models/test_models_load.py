@@ -140,7 +140,8 @@ def test_memory_is_planned_to_the_byte(device, tmp_path):
 def test_require_memory_names_the_parts():
     require_memory({"weights": 10, "kv cache": 10}, 20)
     require_memory({"weights": 1 << 60}, None)
-    with pytest.raises(ConfigError, match=r"needs 30 MiB of memory \(layers 10 MiB, kv cache 20 MiB\), over --max-memory 25 MiB"):
+    message = r"needs 30 MiB of memory \(layers 10 MiB, kv cache 20 MiB\), over --max-memory 25 MiB"
+    with pytest.raises(ConfigError, match=message):
         require_memory({"layers": 10 << 20, "kv cache": 20 << 20}, 25 << 20)
 
 
@@ -191,6 +192,16 @@ def test_a_file_that_shrinks_while_loading_is_an_error(device, tmp_path):
             file.truncate(4096)
         with pytest.raises(FormatError):
             load_model(device, plan).wait()
+
+
+def test_a_model_that_is_dropped_while_loading_stops_the_load(device, tmp_path):
+    from zse.models.load import load_model
+    with open_model(str(tiny.write("gemma3", tmp_path))) as source:
+        plan = plan_model(source)
+        model = load_model(device, plan)
+        loading = model._loading
+        del model
+        assert loading._load is None, "threads still write to memory that is gone"
 
 
 def test_unpermute_row_is_the_formats_row_order():

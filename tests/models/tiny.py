@@ -14,7 +14,8 @@ import numpy as np
 _BASE = dict(vocab_size=160, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, head_dim=32, max_position_embeddings=256, rms_norm_eps=1e-6, hidden_act="silu",
              bos_token_id=1, eos_token_id=2, pad_token_id=0, tie_word_embeddings=False, rope_theta=10000.0)
-_LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
+_LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+               original_max_position_embeddings=32)
 _GEMMA = {name: value for name, value in _BASE.items() if name not in ("hidden_act", "rope_theta")} | dict(
     architectures=["Gemma3ForCausalLM"], model_type="gemma3_text", num_hidden_layers=7, sliding_window=8, head_dim=64,
     query_pre_attn_scalar=48, hidden_activation="gelu_pytorch_tanh", tie_word_embeddings=True, num_key_value_heads=1)
@@ -26,7 +27,8 @@ CONFIGS = {
                            tie_word_embeddings=True, rope_scaling=_LLAMA3, rope_theta=500000.0),
     "llama_yarn": _BASE | dict(architectures=["LlamaForCausalLM"], model_type="llama", rope_parameters=dict(
         rope_type="yarn", factor=4.0, original_max_position_embeddings=64, rope_theta=10000.0)),
-    "mistral": _BASE | dict(architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=None, head_dim=128,
+    "mistral": _BASE | dict(architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=None,
+    head_dim=128,
                             num_attention_heads=2, num_key_value_heads=1),
     "mistral_window": _BASE | dict(architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=9),
     "qwen2": {name: value for name, value in _BASE.items() if name != "head_dim"} | dict(
@@ -45,8 +47,8 @@ CONFIGS = {
 }
 FAMILIES = tuple(CONFIGS)
 # Large enough to be quantized; has no committed reference.
-CONFIGS["wide"] = _BASE | dict(architectures=["LlamaForCausalLM"], model_type="llama", hidden_size=256, intermediate_size=320,
-                               num_attention_heads=4, head_dim=64)
+CONFIGS["wide"] = _BASE | dict(architectures=["LlamaForCausalLM"], model_type="llama", hidden_size=256,
+                               intermediate_size=320, num_attention_heads=4, head_dim=64)
 TOKENS = 40         # of the reference sequence: longer than every window, more than two KV pages
 
 
@@ -57,7 +59,8 @@ def config(family: str) -> dict:
 def uniform(name: str, shape, spread: float) -> np.ndarray:
     """f32 in [-spread, spread), from raw bits seeded by the name."""
     raw = np.random.PCG64(zlib.crc32(name.encode())).random_raw(int(np.prod(shape)))
-    return ((raw >> np.uint64(11)).astype(np.float64) * 2.0 ** -52 - 1).astype(np.float32).reshape(shape) * np.float32(spread)
+    unit = (raw >> np.uint64(11)).astype(np.float64) * 2.0 ** -52 - 1
+    return unit.astype(np.float32).reshape(shape) * np.float32(spread)
 
 
 def tokens(family: str) -> np.ndarray:
@@ -66,11 +69,14 @@ def tokens(family: str) -> np.ndarray:
 
 
 def shapes(family: str) -> dict[str, tuple[int, ...]]:
-    """Tensor names of a Hugging Face file and their shapes. make_references.py loads them strictly into transformers."""
+    """Tensor names of a Hugging Face file and their shapes. make_references.py loads them strictly into
+    transformers."""
     c = config(family)
-    hidden, inner, dim = c["hidden_size"], c["intermediate_size"], c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
+    hidden, inner = c["hidden_size"], c["intermediate_size"]
+    dim = c.get("head_dim") or hidden // c["num_attention_heads"]
     q, kv = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim
-    kind, found = c["model_type"], {"model.embed_tokens.weight": (c["vocab_size"], hidden), "model.norm.weight": (hidden,)}
+    kind = c["model_type"]
+    found = {"model.embed_tokens.weight": (c["vocab_size"], hidden), "model.norm.weight": (hidden,)}
     if not c["tie_word_embeddings"]:
         found["lm_head.weight"] = (c["vocab_size"], hidden)
     for layer in range(c["num_hidden_layers"]):

@@ -4,8 +4,8 @@ A page holds PAGE tokens of every layer: its blocks are K of layer 0, V of layer
 num_kv_heads * head_dim * PAGE elements. Memory is touched page by page, so what is resident follows what is in use (one
 array a layer would touch 2 * num_layers places, with huge pages 2 MiB each, for the first token).
 
-Kernels see layer l's keys as an array [blocks, num_kv_heads, head_dim, PAGE] that starts at the layer's first block, and
-find page p at index p * blocks_per_page: page tables hold these *block* numbers, not page numbers (`block_of`).
+Kernels see layer l's keys as an array [blocks, num_kv_heads, head_dim, PAGE] that starts at the layer's first block,
+and find page p at index p * blocks_per_page: page tables hold these *block* numbers, not page numbers (`block_of`).
 """
 
 from zse.dtypes import ITEM_BYTES
@@ -24,8 +24,8 @@ def page_nbytes(config, dtype: str = "f16") -> int:
 
 
 class KVCache:
-    """`num_pages` pages in one buffer. keys[l] and values[l]: Tensors of layer l for the kernels; see the module for their
-    numbering. Buffers are zero-filled; pages become resident when first written (host memory)."""
+    """`num_pages` pages in one buffer. keys[l] and values[l]: Tensors of layer l for the kernels; see the module for
+    their numbering. Buffers are zero-filled; pages become resident when first written (host memory)."""
 
     def __init__(self, device, config, num_pages: int, dtype: str = "f16"):
         if num_pages < 1:

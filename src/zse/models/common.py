@@ -9,8 +9,8 @@ _HF_ROPE = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "
 
 
 def gguf_values(fields: Fields, tensors) -> dict:
-    """ModelConfig fields from GGUF metadata (prefix = architecture). tensors: mapping of name → shape, ne[0] first or last:
-    only presence and the total size of the embedding are used, for what the metadata leaves out."""
+    """ModelConfig fields from GGUF metadata (prefix = architecture). tensors: mapping of name → shape, ne[0] first or
+    last: only presence and the total size of the embedding are used, for what the metadata leaves out."""
     hidden = fields.integer(".embedding_length", high=MAX_WIDTH)
     heads = fields.per_layer(".attention.head_count", high=MAX_WIDTH)
     head_dim = fields.integer(".attention.key_length", None, high=MAX_WIDTH)
@@ -94,8 +94,8 @@ def hf_values(fields: Fields, generation: Fields | None, *, tied_default: bool =
 
 
 def hf_rope(fields: Fields, *, layer_type: str | None = None, default_theta: float = 10000.0) -> RopeConfig:
-    """RoPE of a config.json: `rope_parameters` (transformers 5, optionally one entry per layer type), or `rope_theta` and
-    `rope_scaling` (transformers 4)."""
+    """RoPE of a config.json: `rope_parameters` (transformers 5, optionally one entry per layer type), or `rope_theta`
+    and `rope_scaling` (transformers 4)."""
     section = fields.section("rope_parameters")
     if section is not None and layer_type is not None and section.get(layer_type) is not None:
         section = section.section(layer_type)

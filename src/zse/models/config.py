@@ -22,8 +22,8 @@ ROPE_SCALINGS = ("none", "linear", "llama3", "yarn")
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Rotary position embedding (arXiv 2104.09864), rotate-half form, over the whole head.
 
-    scaling: none; linear (positions / factor); llama3 (Llama 3.1 report: long wavelengths / factor, a smooth ramp between
-    original_context / low_freq_factor and original_context / high_freq_factor); yarn (arXiv 2309.00071).
+    scaling: none; linear (positions / factor); llama3 (Llama 3.1 report: long wavelengths / factor, a smooth ramp
+    between original_context / low_freq_factor and original_context / high_freq_factor); yarn (arXiv 2309.00071).
     freq_factors: a divisor for each of the head_dim / 2 frequencies, from a file that carries them; () for none.
     attention_factor: multiplies cos and sin; None: what the method says (1 except for yarn).
     """
@@ -107,9 +107,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A decoder-only transformer. Sizes in elements, context in tokens.
 
     sliding_layers: for each layer whether it sees only the last `sliding_window` tokens (its own included); such layers
-    rotate by `local_rope` where that is set. query_scale multiplies q·k. embed_scale multiplies the embedding. post_norms:
-    attention's and MLP's outputs are normalized before they join the residual. softcaps: cap * tanh(x / cap), 0 = off.
-    eos_ids end a generation. bos_id: None where the model has none. Raises ValueError naming the field.
+    rotate by `local_rope` where that is set. query_scale multiplies q·k. embed_scale multiplies the embedding.
+    post_norms: attention's and MLP's outputs are normalized before they join the residual. softcaps: cap * tanh(x /
+    cap), 0 = off. eos_ids end a generation. bos_id: None where the model has none. Raises ValueError naming the field.
     """
 
     architecture: str

@@ -1,8 +1,8 @@
 """The one forward: records the launches of a decoder-only transformer over a flat batch of tokens.
 
-A batch is [tokens, hidden_size]: prompts, chunks of prompts and single decoded tokens of several sequences stand one after
-another; what differs between them is in StepBuffers. What differs between architectures is in ModelConfig. The number of
-tokens and of rows with logits are symbols, so that one recording serves every batch up to its size.
+A batch is [tokens, hidden_size]: prompts, chunks of prompts and single decoded tokens of several sequences stand one
+after another; what differs between them is in StepBuffers. What differs between architectures is in ModelConfig. The
+number of tokens and of rows with logits are symbols, so that one recording serves every batch up to its size.
 """
 
 from array import array
@@ -28,10 +28,10 @@ SPLIT_TOKENS = 16               # batches up to this size may split a sequence's
 class StepBuffers(NamedTuple):
     """What the host fills before a step, and the logits it finds afterwards. All of the largest step's size.
 
-    token_ids, positions, token_row i32 [max_tokens]: a token's id, its position in its sequence (from 0), and its row in
-    page_table. Tokens of a row stand together, positions ascending by one. page_table i32 [max_rows, max_pages]: the row's
-    KV pages as block numbers (KVCache.block_of). logit_rows i32 [max_rows]: which tokens of the batch want logits.
-    logits f32 [max_rows, vocab_size]: one line for each of them.
+    token_ids, positions, token_row i32 [max_tokens]: a token's id, its position in its sequence (from 0), and its row
+    in page_table. Tokens of a row stand together, positions ascending by one. page_table i32 [max_rows, max_pages]: the
+    row's KV pages as block numbers (KVCache.block_of). logit_rows i32 [max_rows]: which tokens of the batch want
+    logits. logits f32 [max_rows, vocab_size]: one line for each of them.
     """
 
     token_ids: Tensor
@@ -50,8 +50,8 @@ class StepBuffers(NamedTuple):
                 count *= size
             return Tensor(device.alloc(count, label="step"), shape, dtype)
 
-        return cls(new("i32", max_tokens), new("i32", max_tokens), new("i32", max_tokens), new("i32", max_rows, max_pages),
-                   new("i32", max_rows), new("f32", max_rows, config.vocab_size))
+        return cls(*(new("i32", max_tokens) for _ in range(3)), new("i32", max_rows, max_pages), new("i32", max_rows),
+                   new("f32", max_rows, config.vocab_size))
 
 
 class Decoder:
@@ -211,15 +211,16 @@ class _Recording:
                           Tensor(whole.buffer, (self.tokens, width // 32), "f32", scales + count * width // 8))
 
     def layer(self, layer: int, x: Tensor, delta, delta_norm, table: Tensor):
-        """Record one layer. (delta, delta_norm): what the layer before has to add to x; returns the same of this one."""
+        """Record one layer. (delta, delta_norm): what the layer before has to add to x; returns what this one has."""
         recorder, config, kv = self.recorder, self.decoder.config, self.decoder.kv
         step, eps = self.decoder.buffers, config.norm_eps
         weights, vectors = self.decoder.model.weights, self.decoder.model.vectors
         at = f"layers.{layer}."
         fused = weights.get(at + "qkv")
         projections = [fused] if fused else [weights[at + name] for name in "qkv"]
-        # The softmax amplifies what int8 activations lose before it: with f32 here the perplexity of Gemma 3 270M is 0.04 %
-        # above the reference instead of 0.66 %, the mean KL of SmolLM2 0.0020 instead of 0.0028 (benchmarks/LOG.md).
+        # The softmax amplifies what int8 activations lose before it: with f32 here the perplexity of Gemma 3 270M is
+        # 0.04 % above the reference instead of 0.66 %, the mean KL of SmolLM2 0.0020 instead of 0.0028
+        # (benchmarks/LOG.md).
         normed = self.tensor("normed")
         add_rmsnorm(recorder, x, delta, delta_norm, vectors[at + "attn_norm"], normed, eps)
         q, attended = self.tensor("q"), self.activation("attended", [weights[at + "o"]])

@@ -58,8 +58,8 @@ class VectorPlan(NamedTuple):
 
 
 class ModelPlan(NamedTuple):
-    """What will be loaded. policy: how dense matrices are quantized while loading, or None. memory_bytes: device memory by
-    label: embedding, layers, head."""
+    """What will be loaded. policy: how dense matrices are quantized while loading, or None. memory_bytes: device memory
+    by label: embedding, layers, head."""
 
     source: ModelSource
     config: ModelConfig
@@ -89,6 +89,11 @@ class Model:
             loading, self._loading = self._loading, None
             loading.wait()
             self._source.check_unchanged()
+
+    def __del__(self) -> None:
+        # Load threads write to the buffer: they are stopped before it goes.
+        if getattr(self, "_loading", None) is not None:
+            self._loading.cancel()
 
 
 def read_config(source: ModelSource) -> ModelConfig:
@@ -217,14 +222,15 @@ def require_memory(bytes_by_label: dict[str, int], limit: int | None) -> None:
     total = sum(bytes_by_label.values())
     if limit is not None and total > limit:
         parts = ", ".join(f"{label} {nbytes / 2**20:.0f} MiB" for label, nbytes in bytes_by_label.items())
-        raise ConfigError(f"needs {total / 2**20:.0f} MiB of memory ({parts}), over --max-memory {limit / 2**20:.0f} MiB: "
-                          "raise it, or use a smaller context or a quantized model")
+        raise ConfigError(f"needs {total / 2**20:.0f} MiB of memory ({parts}), "
+                          f"over --max-memory {limit / 2**20:.0f} MiB: raise it, "
+                          "or use a smaller context or a quantized model")
 
 
 def load_model(device, plan: ModelPlan, *, max_memory: int | None = None) -> Model:
     """Allocate device memory for the plan and start loading; Model.wait() ends it.
 
-    max_memory: bytes; ConfigError when the weights alone are over it. Everything lies in one buffer, in execution order.
+    max_memory: bytes; ConfigError when the weights alone are over it. All lies in one buffer, in execution order.
     """
     require_memory(plan.memory_bytes, max_memory)
     buffer = device.alloc(sum(plan.memory_bytes.values()), label="weights")
@@ -286,7 +292,8 @@ def _plane_copies(part: Part, scheme: Scheme, weight: Weight):
         plane = weight.planes[stored.name]
         at = plane.offset + tile * (plane.nbytes // plane.shape[0])
         destination = Tensor(plane.buffer, (stored.nbytes,), "u8", at)
-        yield LoadJob(part.info.fd, part.info.offset + start, stored.nbytes, None, [destination], (1,))
+        yield LoadJob(part.info.fd, part.info.offset + start, stored.nbytes, None, [destination], (1,),
+                      part.info.file.path, part.info.name)
 
 
 def _aligned(nbytes: int) -> int:

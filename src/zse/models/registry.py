@@ -1,4 +1,5 @@
-"""Exact architecture names → the module that knows the architecture. A miss lists what is supported; nothing is guessed."""
+"""Exact architecture names → the module that knows the architecture. A miss lists what is supported; nothing is
+guessed."""
 
 import importlib
 
