@@ -50,8 +50,9 @@ class StepBuffers(NamedTuple):
                 count *= size
             return Tensor(device.alloc(count, label="step"), shape, dtype)
 
-        return cls(*(new("i32", max_tokens) for _ in range(3)), new("i32", max_rows, max_pages), new("i32", max_rows),
-                   new("f32", max_rows, config.vocab_size))
+        return cls(token_ids=new("i32", max_tokens), positions=new("i32", max_tokens), token_row=new("i32", max_tokens),
+                   page_table=new("i32", max_rows, max_pages), logit_rows=new("i32", max_rows),
+                   logits=new("f32", max_rows, config.vocab_size))
 
 
 class Decoder:
@@ -221,7 +222,7 @@ class _Recording:
         # The softmax amplifies what int8 activations lose before it: with f32 here the perplexity of Gemma 3 270M is
         # 0.04 % above the reference instead of 0.66 %, the mean KL of SmolLM2 0.0020 instead of 0.0028
         # (benchmarks/LOG.md).
-        normed = self.tensor("normed")
+        normed: Tensor | Activation = self.tensor("normed")
         add_rmsnorm(recorder, x, delta, delta_norm, vectors[at + "attn_norm"], normed, eps)
         q, attended = self.tensor("q"), self.activation("attended", [weights[at + "o"]])
         keys, values = kv.keys[layer], kv.values[layer]
