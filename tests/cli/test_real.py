@@ -146,3 +146,14 @@ def test_the_examples_run(zse, smollm2):
         command = [sys.executable, str(examples / "python_client.py"), f"http://127.0.0.1:{server.port}/v1"]
         done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=True)
     assert len(done.stdout.strip()) > 3
+
+
+def test_the_python_of_the_readme_runs(home, smollm2):
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    code = readme.partition("```python\n")[2].partition("```")[0]
+    (home / "models/smollm2").mkdir()
+    (home / "models/smollm2" / Path(smollm2).name).symlink_to(smollm2)
+    environment = {**ENVIRONMENT, "ZSE_HOME": str(home)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert len(done.stdout.strip()) > 3

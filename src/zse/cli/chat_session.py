@@ -72,8 +72,8 @@ class Session:
     def _say(self, line: str) -> None:
         print(line, flush=True)
 
-    def _help(self, _: str) -> None:
-        for name, (_, text) in self._commands.items():
+    def _help(self, rest: str) -> None:
+        for name, (_command, text) in self._commands.items():
             self._say(f"  {name:<13}{text}")
 
     def _reset(self, _: str) -> None:

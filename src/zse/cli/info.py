@@ -57,7 +57,7 @@ def _print(facts: dict, with_tensors: bool, with_metadata: bool) -> None:
 
     from zse.cli.terminal import printable, size, table
 
-    rows = [
+    rows: list[tuple[str, ...]] = [
         ("path", facts["path"]),
         ("format", facts["kind"]),
         ("architecture", facts["architecture"]),
@@ -77,7 +77,7 @@ def _print(facts: dict, with_tensors: bool, with_metadata: bool) -> None:
     ]
     if facts["not_served_because"]:
         rows.append(("cannot be served", facts["not_served_because"]))
-    sections = [rows]
+    sections: list[list[tuple[str, ...]]] = [rows]
     total = max(1, facts["num_parameters"])
     rows = [("TYPE", "TENSORS", "PARAMETERS", "SIZE")]
     for name, record in facts["types"].items():

@@ -3,6 +3,10 @@
 import sys
 import time
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 def size(nbytes: float) -> str:
     """Bytes for people: 98 kB, 93.8 MB (powers of 1000, as disks and download pages count)."""
@@ -13,7 +17,7 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.1f} TB"
 
 
-def table(rows: list[tuple[str, ...]]) -> str:
+def table(rows: "Sequence[Sequence[str]]") -> str:
     """Left-aligned columns, two spaces apart; the first row is the head."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "".join(

@@ -122,16 +122,17 @@ def _pull(session, http_error, repo, revision, file, stage, progress, notice) ->
     info = HfApi().model_info(repo, revision=revision, files_metadata=True)
     records = {sibling.rfilename: sibling for sibling in info.siblings or ()}
     chosen = select(repo, list(records), file)
-    if any(records[filename].size is None for filename in chosen):
-        raise ZSEError(f"hf:{repo}: the hub does not say how large the files are, so they cannot be checked")
+    sizes = {filename: records[filename].size or 0 for filename in chosen}
+    if any(records[filename].size is None for filename in chosen) or info.sha is None:
+        raise ZSEError(f"hf:{repo}: the hub does not give the files' sizes and commit, so they cannot be checked")
     left_out = sorted(other for other in records if other.endswith(_CODE_SUFFIXES))
     if left_out:
         notice(
             f"left out, because loading them could run code: {', '.join(left_out[:6])}{', …' if left_out[6:] else ''}"
         )
     # The small files first: a refusal comes before the weights.
-    chosen.sort(key=lambda filename: (filename != "config.json", records[filename].size))
-    total = sum(records[filename].size for filename in chosen)
+    chosen.sort(key=lambda filename: (filename != "config.json", sizes[filename]))
+    total = sum(sizes.values())
     have = min(store.tree_bytes(stage.path), total)
     store.check_space(total - have + (16 << 20))
     if have > 1 << 20:
@@ -143,7 +144,7 @@ def _pull(session, http_error, repo, revision, file, stage, progress, notice) ->
             progress(label, base + done, total)
 
         path = os.path.join(stage.path, filename)
-        if not os.path.isfile(path) or os.path.getsize(path) != records[filename].size:
+        if not os.path.isfile(path) or os.path.getsize(path) != sizes[filename]:
             _download(session, http_error, repo, info.sha, records[filename], path, report)
         files.append(_check(repo, path, records[filename], report))
         if filename == "config.json":
@@ -221,7 +222,8 @@ def _check(repo: str, path: str, record, report) -> dict:
 
     size, filename = os.path.getsize(path), record.rfilename
     sha256 = hub.sha256_file(path, lambda done: report("checking", done))
-    expected, got = record.size, size
+    expected: object = record.size
+    got: object = size
     if size == record.size and record.lfs is not None:
         expected, got = record.lfs.sha256, sha256
     elif size == record.size and record.blob_id:

@@ -299,7 +299,7 @@ def remove(name: str) -> int:
     folder = folder_name(name)
     root = models_dir()
     paths = [os.path.join(root, folder), os.path.join(root, ".partial", folder)] if folder else []
-    if not any(map(os.path.isdir, paths)):
+    if folder is None or not any(map(os.path.isdir, paths)):
         stored = ", ".join(model["name"] for model in entries()) or "nothing"
         raise ModelNotFoundError(f"model {name!r} is not in the store; the store has: {stored}")
     lock_fd = _lock(folder, name, lambda line: None, wait=False)
