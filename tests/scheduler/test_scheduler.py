@@ -191,6 +191,7 @@ def test_preemption_takes_the_youngest_and_it_comes_back_first():
     scheduler.submit(2, [2] * 15, greedy(30), seed=0)
     scheduler.submit(3, [3] * 10, greedy(1), seed=0)
     step(scheduler)      # 1 and 2 take a page each; one page a running row stays free, so 3 waits
+    assert (scheduler.num_running, scheduler.num_waiting) == (2, 1)
     step(scheduler)      # both fill their page
     ran, _ = step(scheduler)      # 1 takes the last page, 2 must yield
     assert ran == [(1, 16, 1, True)]
