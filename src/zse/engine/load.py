@@ -17,7 +17,7 @@ def load_engine(config: EngineConfig, phases, on_source=None) -> Loaded:
     from zse.formats.source import open_model
     source = open_model(config.model)
     phases.mark("file open")
-    device = None
+    device = model = None
     try:
         if on_source is not None:
             on_source(source)
@@ -36,6 +36,8 @@ def load_engine(config: EngineConfig, phases, on_source=None) -> Loaded:
         model.wait()
         phases.mark("weights loaded")
     except BaseException:
+        if model is not None:
+            model.cancel()   # its threads read the file that is closed next
         source.close()
         if device is not None:
             device.close()

@@ -83,6 +83,12 @@ class Model:
         """Whether wait() would return at once."""
         return self._loading is None or self._loading.finished
 
+    def cancel(self) -> None:
+        """Stop loading; the contents are never valid then. After wait() it does nothing."""
+        if self._loading is not None:
+            loading, self._loading = self._loading, None
+            loading.cancel()
+
     def wait(self) -> None:
         """Block until everything is loaded. FormatError if a file ended early or was changed meanwhile."""
         if self._loading is not None:

@@ -1,0 +1,41 @@
+"""Loading that fails: what was started is stopped, and the error says why."""
+
+import threading
+
+import pytest
+import tiny_model
+
+from zse.engine import load
+from zse.engine.config import EngineConfig
+from zse.engine.metrics import Phases
+from zse.errors import ConfigError, FormatError
+
+
+def test_a_failure_after_reading_began_stops_the_readers(tmp_path):
+    path = tiny_model.write(tmp_path / "tiny")
+    sources = []
+    before = threading.active_count()
+    with pytest.raises(ConfigError, match="more than this model's context of 256"):
+        load.load_engine(EngineConfig(model=str(path), max_context=300), Phases(lambda: 0.0), sources.append)
+    assert threading.active_count() == before
+    with pytest.raises(OSError):   # closed
+        import os
+        os.fstat(sources[0].files[0].fd)
+
+
+def test_a_truncated_file_is_a_format_error(tmp_path):
+    path = tiny_model.write(tmp_path / "tiny")
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(FormatError, match="model.safetensors: offset"):
+        load.load_engine(EngineConfig(model=str(path)), Phases(lambda: 0.0))
+
+
+def test_phases_come_in_order(tmp_path):
+    times = iter(range(100))
+    phases = Phases(lambda: next(times))
+    loaded = load.load_engine(EngineConfig(model=str(tiny_model.write(tmp_path / "tiny"))), phases)
+    assert list(phases.ms) == ["file open", "weights reading", "engine built", "prefill recorded", "weights loaded"]
+    assert loaded.memory_bytes["kv cache"] == loaded.config.kv_bytes == loaded.engine.runner.kv.nbytes
+    loaded.engine.close()
+    loaded.source.close()
