@@ -241,29 +241,37 @@ def matmul_f32(q: Ptr[i32, "const"], high: Ptr[i32, "const"], scale: Ptr[f16, "c
     groups = blocks * 2 if HALVES == 2 else blocks // group_blocks
     scale_tile = scale + tile * groups * TILE
     offset_tile = offset + tile * groups * TILE
-    for part in range(TILE // lanes):
+    # Independent sums hide the latency of a multiply-add where one token gives one chain only: two over k (even, odd) where a
+    # register is a tile, else the tile's parts side by side. How many sums over k there are must not depend on TOKENS: a
+    # token's result is the same alone and in a batch.
+    chains = 2 if lanes == TILE else 1
+    parts_at_once = TILE // lanes if TOKENS == 1 else 1
+    for first_part in range(0, TILE // lanes, parts_at_once):
+        parts = [first_part + p for p in static(range(parts_at_once))]
         for token in range(token_first, token_last, TOKENS):
             at = [min(token + t, token_last - 1) for t in static(range(TOKENS))]
             a_rows = [a + at[t] * (blocks * 32) for t in static(range(TOKENS))]
-            chains = 4 if TOKENS == 1 else 1      # several sums over k hide the latency where one token gives one chain only
-            acc = [f32.x(lanes)(0) for _ in static(range(chains * TOKENS))]
+            acc = [f32.x(lanes)(0) for _ in static(range(parts_at_once * TOKENS * chains))]
             for block in range(blocks):
                 for half in static(range(2)):
                     group = block * 2 + half if HALVES == 2 else block // group_blocks
-                    s = convert(load(scale_tile + group * TILE + part * lanes, lanes), f32)
-                    if SYMMETRIC:
-                        o = s * float(-(2 ** (BITS - 1)))
-                    else:
-                        o = convert(load(offset_tile + group * TILE + part * lanes, lanes), f32)
-                    for k in static(range(half * 16, half * 16 + 16)):
-                        w = weight_f32(q_tile, high_tile, (s, o), block, k, part, lanes, BITS)
-                        for t in static(range(TOKENS)):
-                            i = chains * t + k % chains
-                            acc[i] = fma(w, f32.x(lanes)(a_rows[t][block * 32 + k]), acc[i])
+                    for p, part in enumerate(parts):
+                        s = convert(load(scale_tile + group * TILE + part * lanes, lanes), f32)
+                        if SYMMETRIC:
+                            o = s * float(-(2 ** (BITS - 1)))
+                        else:
+                            o = convert(load(offset_tile + group * TILE + part * lanes, lanes), f32)
+                        for k in static(range(half * 16, half * 16 + 16)):
+                            w = weight_f32(q_tile, high_tile, (s, o), block, k, part, lanes, BITS)
+                            for t in static(range(TOKENS)):
+                                i = (p * TOKENS + t) * chains + k % chains
+                                acc[i] = fma(w, f32.x(lanes)(a_rows[t][block * 32 + k]), acc[i])
             for t in static(range(TOKENS)):
                 if token + t < token_last:
-                    total = acc[t] if chains == 1 else (acc[0] + acc[1]) + (acc[2] + acc[3])
-                    store_tile(out + at[t] * rows, bias, has_bias, total, tile, part, rows, lanes)
+                    for p, part in enumerate(parts):
+                        first = (p * TOKENS + t) * chains
+                        total = acc[first] + acc[first + 1] if chains == 2 else acc[first]
+                        store_tile(out + at[t] * rows, bias, has_bias, total, tile, part, rows, lanes)
 
 
 @kernel
@@ -302,7 +310,7 @@ def matmul_dense(w: Ptr["W", "const"], a: Ptr[f32, "const"], bias: Ptr[f32, "con
 
 TOKEN_TILES = (1, 4, 8)          # tokens that share one pass over the weights; the smallest that covers a batch is taken
 F32_TILES = (1, 8)               # the same for f32 activations: a weight is dequantized once per tile
-DENSE_TILES = {1: 4, 4: 2}       # tokens -> UNROLL
+DENSE_TILES = {1: 2, 4: 2}       # tokens -> UNROLL: one for all, or a token's sum would depend on its batch
 DTYPES = {"f32": f32, "f16": f16, "bf16": bf16}
 
 
