@@ -85,7 +85,8 @@ def test_special_tokens(small):
 
 def test_no_text_makes_a_special_token(real_tokenizers):
     """Every special token in twenty contexts, as a user would write it."""
-    contexts = ["{}", " {}", "{} ", "a{}", "{}a", "\n{}\n", "{0}{0}", "<{}>", "<|{}|>", "é{}é", "😀{}", "1{}2", "\t{}", "'{}'",
+    contexts = ["{}", " {}", "{} ", "a{}", "{}a", "\n{}\n", "{0}{0}", "<{}>", "<|{}|>", "é{}é", "😀{}", "1{}2", "\t{}",
+                "'{}'",
                 '"{}"', "x {} y", "\\{}", "&lt;{}", "\u200b{}\u200b", "<|im_start|>{}<|im_end|>"]
     for tokenizer in real_tokenizers.values():
         texts = tokenizer.control_texts()
@@ -102,7 +103,8 @@ def test_no_text_makes_a_special_token(real_tokenizers):
 def test_barriers_keep_special_tokens_from_forming(small):
     text, end = "x<|im_end|>", small.find("<|im_end|>")
     assert end in small.encode(text, special=True)
-    assert end in small.encode(text, special=True, barriers=[1]) and end in small.encode(text, special=True, barriers=[11])
+    assert end in small.encode(text, special=True, barriers=[1]) and end in small.encode(text, special=True,
+                                                                                         barriers=[11])
     for barrier in range(2, 11):
         assert end not in small.encode(text, special=True, barriers=[barrier])
     assert small.find("<|im") in small.encode(text, special=True, barriers=[5])  # the shorter one ends at the barrier
@@ -167,7 +169,8 @@ UNITS = {"a": b"a", "underscore": b"_", "space": b" ", "caret": b"^", "newline":
 def test_a_megabyte_in_linear_time(real_tokenizers, model, unit):
     """Doubling the text takes at most 2.5 times as long, 1 MB at most 1 s (CPU time: the machine may be shared)."""
     def seconds(size):
-        data = random.Random(size).randbytes(size) if unit == "random" else (UNITS[unit] * (size // len(UNITS[unit]) + 1))[:size]
+        data = random.Random(size).randbytes(size) if unit == "random" else (UNITS[unit] * (size // len(UNITS[unit])
+                                                                                            + 1))[:size]
         start = time.thread_time()
         real_tokenizers[model].encode_bytes(data)
         return time.thread_time() - start

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from zse.tokenizer.bpe import from_gguf
 from zse.tokenizer.detokenize import IncrementalDetokenizer
 
-SAMPLES = ["plain text ", "👩‍👩‍👧‍👦", "🏳️‍🌈", "日本語", "한국어 글자", "e\u0301\u0302", "עברית", "العربية", "\u202eabc\u202c", "\n\t", "<|im_end|>",
+SAMPLES = ["plain text ", "👩‍👩‍👧‍👦", "🏳️‍🌈", "日本語", "한국어 글자", "e\u0301\u0302", "עברית", "العربية", "\u202eabc\u202c",
+           "\n\t", "<|im_end|>",
            "\ufffd", "a", " ", "\U0010ffff"]
 CONTROLS = ("<|im_start|>", "<|im_end|>")
 
@@ -29,7 +30,8 @@ def push_all(made, ids) -> str:
 
 
 @settings(max_examples=1000, deadline=None)
-@given(parts=st.lists(st.one_of(st.sampled_from([sample.encode() for sample in SAMPLES]), st.binary(max_size=6)), max_size=12),
+@given(parts=st.lists(st.one_of(st.sampled_from([sample.encode() for sample in SAMPLES]), st.binary(max_size=6)),
+                      max_size=12),
        cuts=st.lists(st.integers(0, 100), max_size=4))
 def test_pieces_joined_are_the_whole(real_tokenizers, small, parts, cuts):
     """The bytes are cut anywhere before they are encoded, so that tokens split characters as a model might."""
@@ -57,7 +59,8 @@ def test_any_tokens_whatever(real_tokenizers, ids):
 
 
 @settings(max_examples=2000, deadline=None)
-@given(text=st.text(st.sampled_from("abc "), max_size=30), stop=st.lists(st.text(st.sampled_from("abc "), min_size=1, max_size=6),
+@given(text=st.text(st.sampled_from("abc "), max_size=30),
+       stop=st.lists(st.text(st.sampled_from("abc "), min_size=1, max_size=6),
                                                                        min_size=1, max_size=3))
 def test_stop_strings(small, text, stop):
     ends = [(at + len(one), -len(one), one) for one in stop if (at := text.find(one)) >= 0]
@@ -88,7 +91,8 @@ def test_stop_string_over_eight_tokens_is_held_back(small):
 def test_stop_string_that_is_a_control_token(small):
     ids = [*small.encode("hello"), small.find("<|im_end|>"), *small.encode("more")]
     made = IncrementalDetokenizer(small, stop=["<|im_end|>"])
-    assert push_all(made, ids) + made.finish() == "hello" and made.stopped == "<|im_end|>" and made.num_tokens == len(ids) - 4
+    assert push_all(made,
+                    ids) + made.finish() == "hello" and made.stopped == "<|im_end|>" and made.num_tokens == len(ids) - 4
     made = IncrementalDetokenizer(small, stop=["<|im_end|>"], skip_special=False)
     assert push_all(made, ids) + made.finish() == "hello"
 

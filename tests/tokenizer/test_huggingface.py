@@ -1,4 +1,5 @@
-"""tokenizer.json files: into the C tables where they fit, through the `tokenizers` library else; equal to that library."""
+"""tokenizer.json files: into the C tables where they fit, through the `tokenizers` library else; equal to that
+library."""
 
 import json
 import random
@@ -40,12 +41,14 @@ def byte_level(steps, ignore_merges=False, normalizer=None) -> Tokenizer:
 
 
 def split(pattern):
-    return [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    return [pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
 
 
 BYTE_LEVEL = {
     "gpt2": ([pre_tokenizers.ByteLevel(add_prefix_space=False)], bpe.GPT2),
-    "smollm": ([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)], bpe.SMOLLM),
+    "smollm": ([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)],
+               bpe.SMOLLM),
     "llama3": (split(CASELESS % "{1,3}"), bpe.LLAMA3),
     "qwen2": (split(CASELESS % ""), bpe.QWEN2),
     "tekken": (split(TEKKEN), bpe.TEKKEN),
@@ -107,7 +110,8 @@ def test_load_tokenizer_reads_it():
 
 def pieces(prefix: str) -> Tokenizer:
     """A tokenizer of Llama 2's kind: spaces as U+2581, unknown characters as bytes."""
-    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "t", "h", "e", "a", "th", "▁t", "▁th",
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "t", "h", "e", "a", "th", "▁t",
+             "▁th",
              "the", "▁the", "é"]
     made = Tokenizer(models.BPE({name: id for id, name in enumerate(names)},
                                 [("t", "h"), ("▁", "th"), ("▁th", "e"), ("th", "e"), ("▁", "t")], unk_token="<unk>",
@@ -130,7 +134,8 @@ def wrapped(request):
 
 @settings(max_examples=300, deadline=None)
 @given(text=st.one_of(st.text(st.sampled_from("the é日\n "), max_size=20),
-                      st.lists(st.sampled_from(["the", "<s>", "</s>", " ", "é"]), max_size=6).map("".join)), special=st.booleans())
+                      st.lists(st.sampled_from(["the", "<s>", "</s>", " ", "é"]), max_size=6).map("".join)),
+       special=st.booleans())
 def test_wrapped_equals_the_library(wrapped, text, special):
     library, ours = wrapped
     assert isinstance(ours, WrappedTokenizer)
@@ -164,10 +169,12 @@ def test_flags_of_added_tokens_go_to_the_library():
 
 def test_damaged_files():
     good = json.loads(byte_level(BYTE_LEVEL["gpt2"][0]).to_str())
-    for data in (b"", b"{", b"[]", b"{}", b'{"model": 3}', b"\xff", b'{"model": {"type": "BPE", "merges": [], "vocab": []}}'):
+    for data in (b"", b"{", b"[]", b"{}", b'{"model": 3}', b"\xff",
+                 b'{"model": {"type": "BPE", "merges": [], "vocab": []}}'):
         with pytest.raises((FormatError, UnsupportedError)):
             from_json(data)
-    for change in ({"vocab": {"a": -1}}, {"vocab": {"a": 1 << 40}}, {"vocab": {"a": "x"}}, {"merges": ["ab"]}, {"merges": [["a"]]},
+    for change in ({"vocab": {"a": -1}}, {"vocab": {"a": 1 << 40}}, {"vocab": {"a": "x"}}, {"merges": ["ab"]},
+                   {"merges": [["a"]]},
                    {"merges": ["a zzzzz"]}, {"vocab": None}):
         with pytest.raises(FormatError):
             from_json(json.dumps(good | {"model": good["model"] | change}).encode())

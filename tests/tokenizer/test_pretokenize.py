@@ -17,7 +17,8 @@ CASELESS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^
 TEKKEN = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
           r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|"
           r"\s*[\r\n]+|\s+(?!\S)|\s+")
-DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)", r"\p{N}+",
+DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+           r"\p{N}+",
            r"[0-9][0-9][0-9]")
 
 
@@ -36,7 +37,8 @@ REFERENCES = {
 
 # Characters at which the patterns' alternatives meet: contractions, white space of every kind, digits, marks, capitals.
 EDGES = list("aAsStTlLdDvVeErRmMzZ''''    \n\r\t1239.,!?/$<_-") + [chr(code) for code in (
-    0xE9, 0xDF, 0xC9, 0x1C5, 0x17F, 0x2B0, 0xAA, 0x5D0, 0x65E5, 0x672C, 0xFF71, 0x301, 0x302, 0xE48, 0x93E, 0x967, 0x662,
+    0xE9, 0xDF, 0xC9, 0x1C5, 0x17F, 0x2B0, 0xAA, 0x5D0, 0x65E5, 0x672C, 0xFF71, 0x301, 0x302, 0xE48, 0x93E, 0x967,
+    0x662,
     0x2163, 0xBD, 0xB2, 0x2014, 0x201C, 0xAB, 0x20AC, 0xA0, 0x3000, 0x200B, 0x200D, 0x1F600, 0x85, 0x1C, 0x0B)]
 ASSIGNED = st.characters(exclude_categories=("Cs", "Cn"))
 TEXTS = st.one_of(st.text(st.sampled_from(EDGES), max_size=30), st.text(ASSIGNED, max_size=20),

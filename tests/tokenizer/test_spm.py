@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from zse.errors import FormatError
 from zse.tokenizer.bpe import from_gguf
 
-PIECES = {"▁": -1.0, "a": -2.0, "b": -3.0, "c": -3.0, "é": -4.0, "▁a": -0.5, "ab": -0.25, "▁ab": -5.0, "bc": -0.25, "abc": -0.1,
+PIECES = {"▁": -1.0, "a": -2.0, "b": -3.0, "c": -3.0, "é": -4.0, "▁a": -0.5, "ab": -0.25, "▁ab": -5.0, "bc": -0.25,
+          "abc": -0.1,
           "▁▁": -0.7, "b▁": -0.2, "aa": -0.3, "aaaa": -0.2, "▁b": -0.9, "日": -1.0, "日本": -1.5}
 
 
@@ -80,13 +81,15 @@ def test_without_byte_tokens_the_unknown_token_stands_in():
 
 def test_user_defined_spaces_are_cut_out_first():
     tokenizer = from_gguf(spm_fields(PIECES, user=["  ", "   ", "\n\n"], add_space_prefix=False))
-    assert tokenizer.encode("     a", add_bos=False) == [tokenizer.find("   "), tokenizer.find("  "), tokenizer.find("a")]
+    assert tokenizer.encode("     a", add_bos=False) == [tokenizer.find("   "), tokenizer.find("  "),
+                                                         tokenizer.find("a")]
 
 
 def test_damaged_scores():
     good = spm_fields(PIECES)
     count = good["tokenizer.ggml.tokens"].count
-    for scores, match in ((numbers("f", [0.0]), "one score for each"), (numbers("f", [float("nan")] * count), "not a number"),
+    for scores, match in ((numbers("f", [0.0]), "one score for each"),
+                          (numbers("f", [float("nan")] * count), "not a number"),
                           (Array("f32", count, b""), "4 bytes each")):
         with pytest.raises(FormatError, match=match):
             from_gguf(good | {"tokenizer.ggml.scores": scores})

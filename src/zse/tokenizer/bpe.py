@@ -1,4 +1,5 @@
-"""Byte-pair tokenizers over the C tables: GPT-2's byte-level BPE and SentencePiece's BPE, from GGUF's arrays or an image.
+"""Byte-pair tokenizers over the C tables: GPT-2's byte-level BPE and SentencePiece's BPE, from GGUF's arrays or an
+image.
 
 Methods: byte-level BPE (Radford et al. 2019; openai/gpt-2 encoder.py), SentencePiece BPE with byte fallback (Kudo and
 Richardson 2018); token types and defaults as llama.cpp reads them, so that a GGUF file means the same here.
@@ -31,16 +32,19 @@ PRE_TOKENIZERS = {
 }
 
 # Tokens that end a turn or a text, whatever eos_token_id says (the names that published chat models use).
-END_TEXTS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>",
+END_TEXTS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>",
+             "<|endoftext|>",
              "<|end_of_text|>", "<|end_of_sentence|>", "<｜end▁of▁sentence｜>", "<EOT>", "_<EOT>", "<end_of_utterance>")
 # Files exist that mark these as ordinary text; from user text they would forge a turn.
-CONTROL_TEXTS = (*END_TEXTS, "<|im_start|>", "<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>", "<start_of_turn>",
+CONTROL_TEXTS = (*END_TEXTS, "<|im_start|>", "<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>",
+                 "<start_of_turn>",
                  "<|user|>", "<|assistant|>", "<|system|>")
 
 UNKNOWN, CONTROL = 2, 3
 _SPECIAL = (UNKNOWN, CONTROL)
 _IGNORE_MERGES, _ADD_SPACE_PREFIX = 2, 1
-_FIELDS = {0: "tokenizer.ggml.tokens", 1: "tokenizer.ggml.scores", 2: "tokenizer.ggml.token_type", 3: "tokenizer.ggml.merges",
+_FIELDS = {0: "tokenizer.ggml.tokens", 1: "tokenizer.ggml.scores", 2: "tokenizer.ggml.token_type",
+           3: "tokenizer.ggml.merges",
            4: "tokenizer"}
 # magic, vocab_size, bos, eos, unknown, pad, adds_bos, adds_eos, strips_space, is_nfc, number of eos_ids; then those ids
 _SECTION = struct.Struct("<8s10i")
@@ -106,7 +110,8 @@ class BPETokenizer(Tokenizer):
         """As encode() of any bytes, UTF-8 or not, with nothing added at the ends."""
         out = ctypes.c_void_p()
         stops = array("q", barriers)
-        count = self._library.zt_encode(self._handle, data, len(data), 1 if special else 0, stops.buffer_info()[0], len(stops),
+        count = self._library.zt_encode(self._handle, data, len(data), 1 if special else 0, stops.buffer_info()[0],
+                                        len(stops),
                                         ctypes.byref(out))
         if count < 0:
             raise MemoryError("encode") if count == -1 else ValueError("a text of 2 GiB or more")
@@ -121,7 +126,8 @@ class BPETokenizer(Tokenizer):
         except OverflowError:
             raise IndexError(f"a token id is not in 0..{self.vocab_size - 1}") from None
         out = ctypes.c_void_p()
-        size = self._library.zt_decode(self._handle, numbers.buffer_info()[0], len(numbers), skip_special, ctypes.byref(out))
+        size = self._library.zt_decode(self._handle, numbers.buffer_info()[0], len(numbers), skip_special,
+                                       ctypes.byref(out))
         if size == -1:
             raise MemoryError("decode")
         if size < 0:
@@ -135,7 +141,8 @@ class BPETokenizer(Tokenizer):
         """The tokenizer as bytes from which from_section() starts without building anything: tables and all."""
         def word(id):
             return -1 if id is None else id
-        head = _SECTION.pack(_SECTION_MAGIC, self.vocab_size, word(self.bos_id), word(self.eos_id), word(self.unknown_id),
+        head = _SECTION.pack(_SECTION_MAGIC, self.vocab_size, word(self.bos_id), word(self.eos_id),
+                             word(self.unknown_id),
                              word(self.pad_id), self.adds_bos, self.adds_eos, self.strips_space, self.is_nfc,
                              len(self.eos_ids))
         head += struct.pack(f"<{len(self.eos_ids)}i", *sorted(self.eos_ids))
@@ -149,8 +156,10 @@ class BPETokenizer(Tokenizer):
 def from_gguf(fields: dict, path: str = "GGUF", pre_tokenizer: tuple[int, bool, bool] | None = None) -> BPETokenizer:
     """The tokenizer that the `tokenizer.ggml.*` metadata describes.
 
-    fields: full keys; strings, numbers, and arrays as objects with `.raw` (the payload as in the file), `.count`, `.type`.
-    pre_tokenizer: as a value of PRE_TOKENIZERS, for callers that know better than tokenizer.ggml.pre. FormatError: damaged. UnsupportedError: another kind of tokenizer or pre-tokenizer.
+    fields: full keys; strings, numbers, and arrays as objects with `.raw` (the payload as in the file), `.count`,
+    `.type`.
+    pre_tokenizer: as a value of PRE_TOKENIZERS, for callers that know better than tokenizer.ggml.pre.
+    FormatError: damaged. UnsupportedError: another kind of tokenizer or pre-tokenizer.
     """
     name = fields.get("tokenizer.ggml.model")
     if name not in MODELS:

@@ -1,10 +1,10 @@
 """Chat messages -> prompt tokens, through the model's own Jinja template, so that users cannot forge control tokens.
 
 The rendered text mixes the template's words, where `<|im_end|>` is a control token, with users' words, where it is ten
-characters. Encoding them apart would change tokens at every seam. Instead the template is rendered twice, once with a mark
-put into the users' strings behind every character that begins a control token; the marks come out as *barriers*: places that
-no control token may span. If the marks changed what the template does (some look for `</think>` in a message), a narrower
-marking is tried. Without such characters in the messages one rendering is enough.
+characters. Encoding them apart would change tokens at every seam. Instead the template is rendered twice, once with a
+mark put into the users' strings behind every character that begins a control token; the marks come out as *barriers*:
+places that no control token may span. If the marks changed what the template does (some look for `</think>` in a
+message), a narrower marking is tried. Without such characters in the messages one rendering is enough.
 """
 
 from collections import namedtuple
@@ -33,8 +33,10 @@ class ChatTemplate:
         if size > MAX_SOURCE_BYTES:
             raise FormatError(path, 0, "chat_template", f"{size} bytes; at most {MAX_SOURCE_BYTES} are accepted")
         self._tokenizer, self.source = tokenizer, source
-        self._variables = {"bos_token": tokenizer.text_of(tokenizer.bos_id), "eos_token": tokenizer.text_of(tokenizer.eos_id),
-                           "pad_token": tokenizer.text_of(tokenizer.pad_id), "unk_token": tokenizer.text_of(tokenizer.unknown_id)}
+        self._variables = {"bos_token": tokenizer.text_of(tokenizer.bos_id),
+                           "eos_token": tokenizer.text_of(tokenizer.eos_id),
+                           "pad_token": tokenizer.text_of(tokenizer.pad_id),
+                           "unk_token": tokenizer.text_of(tokenizer.unknown_id)}
         try:
             self._template = _compile(source)
         except ValueError as error:
@@ -43,18 +45,20 @@ class ChatTemplate:
         # A template that writes "<|" + role + "|>" leaves a control token open where a user's text may begin.
         self._has_open_end = any(map(tokenizer.ends_inside_control, self._template.literals))
 
-    def render(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, add_generation_prompt: bool = True,
+    def render(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None,
+               add_generation_prompt: bool = True,
                **variables) -> Rendered:
         """The prompt, for Tokenizer.encode(text, special=True, add_bos=False, barriers=barriers): control tokens only
         where the template itself writes them.
 
-        messages: dicts with "role" (one of ROLES) and what the template reads ("content", ...). variables: what else the
-        request gives the template (chat_template_kwargs), such as enable_thinking=False.
+        messages: dicts with "role" (one of ROLES) and what the template reads ("content", ...). variables: what else
+        the request gives the template (chat_template_kwargs), such as enable_thinking=False.
         RequestError (400): an unknown role, or the template refuses, fails or takes too much (template_jinja.py).
         """
         for index, message in enumerate(messages):
             if message.get("role") not in ROLES:
-                raise RequestError(f"role {message.get('role')!r} is not one of {', '.join(ROLES)}", code="invalid_role",
+                raise RequestError(f"role {message.get('role')!r} is not one of {', '.join(ROLES)}",
+                                   code="invalid_role",
                                    param=f"messages[{index}].role")
         given = {"messages": list(messages), "tools": tools, "variables": variables}
         text = self._render(given, add_generation_prompt)
@@ -63,7 +67,8 @@ class ChatTemplate:
         mark = _unused_mark(given, text)
         expected = None  # how many control tokens the template itself writes
         for marked in ([self._mark_start] if self._has_open_end else []) + [self._mark_first, self._mark_control]:
-            marked_text = self._render(_map_strings(given, lambda item, marked=marked: marked(item, mark)), add_generation_prompt)
+            marked_text = self._render(_map_strings(given, lambda item, marked=marked: marked(item, mark)),
+                                       add_generation_prompt)
             same = marked_text.replace(mark, "") == text
             if same and marked != self._mark_control:
                 return Rendered(text, _offsets(marked_text, mark))
@@ -71,10 +76,12 @@ class ChatTemplate:
             if same and controls == expected:
                 return Rendered(text, _offsets(marked_text, mark))
             expected = controls
-        raise RequestError("the messages hold text of control tokens that the model's chat template takes apart; remove it",
+        raise RequestError("the messages hold text of control tokens that the model's chat template takes apart; "
+                           "remove it",
                            code="control_tokens_in_text", param="messages")
 
-    def encode(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, add_generation_prompt: bool = True,
+    def encode(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None,
+               add_generation_prompt: bool = True,
                **variables) -> list[int]:
         """The prompt as token ids. Arguments and errors as render()."""
         text, barriers = self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables)

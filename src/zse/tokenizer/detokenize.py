@@ -13,10 +13,12 @@ class IncrementalDetokenizer:
     skip_special: leave control tokens out of the text. continuation: as in Tokenizer.decode().
 
     The text ends before the stop string that is complete first (the longest of those that end together), however the
-    tokens cut it. `stopped` is that string, else None; `num_tokens` counts the tokens used, the one that stopped included.
+    tokens cut it. `stopped` is that string, else None; `num_tokens` counts the tokens used, the one that stopped
+    included.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), skip_special: bool = True, continuation: bool = True):
+    def __init__(self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), skip_special: bool = True,
+                 continuation: bool = True):
         if not all(stop):
             raise ValueError("a stop string is empty")
         self._tokenizer, self._skip_special = tokenizer, skip_special
@@ -78,7 +80,8 @@ class IncrementalDetokenizer:
 
 
 class _Matcher:
-    """Knuth, Morris, Pratt (1977): `matched` characters of `text` end what was fed so far; constant work per character."""
+    """Knuth, Morris, Pratt (1977): `matched` characters of `text` end what was fed so far; constant work per
+    character."""
 
     def __init__(self, text: str):
         self.text, self.matched = text, 0

@@ -1,7 +1,7 @@
 """tokenizer.json (Hugging Face): byte-level BPE of the known patterns goes into the C tables, the rest to `tokenizers`.
 
-Reading 150,000 entries takes `tokenizers` 0.6 s and more, which is longer than the rest of a start; the C tables take 0.1 s,
-nearly all of it JSON.
+Reading 150,000 entries takes `tokenizers` 0.6 s and more, which is longer than the rest of a start; the C tables take
+0.1 s, nearly all of it JSON.
 """
 
 import struct
@@ -59,7 +59,8 @@ def from_json(data: bytes, config: dict | None = None, special_tokens: dict | No
     return made
 
 
-def special_roles(config: dict, special_tokens: dict, ids: dict[str, int], model: dict, generation_config: dict) -> dict:
+def special_roles(config: dict, special_tokens: dict, ids: dict[str, int], model: dict,
+                  generation_config: dict) -> dict:
     """"bos", "eos", "unk", "pad" -> id or None; "ends" -> every id that the model's files call an end."""
     vocabulary = model.get("vocab") if isinstance(model.get("vocab"), dict) else {}
 
@@ -89,7 +90,8 @@ def scanner_of(parsed: dict) -> int | None:
         return None
     if decoder is None or decoder.get("type") != "ByteLevel":
         return None
-    if any(token.get(flag) for token in parsed.get("added_tokens") or [] for flag in ("lstrip", "rstrip", "single_word")):
+    if any(token.get(flag) for token in parsed.get("added_tokens") or []
+           for flag in ("lstrip", "rstrip", "single_word")):
         return None
     steps = parsed.get("pre_tokenizer") or {}
     steps = steps.get("pretokenizers", []) if steps.get("type") == "Sequence" else [steps]
@@ -135,7 +137,8 @@ def _native(parsed: dict, pre: int, roles: dict, path: str) -> bpe.BPETokenizer:
     merges = model["merges"]
     if merges and not isinstance(merges[0], str):
         merges = [f"{left} {right}" for left, right in merges]
-    fields = {"model": "gpt2", "tokens": _strings(tokens), "token_type": _Array("i32", size, struct.pack(f"<{size}i", *types)),
+    fields = {"model": "gpt2", "tokens": _strings(tokens),
+              "token_type": _Array("i32", size, struct.pack(f"<{size}i", *types)),
               "merges": _strings([merge.encode("utf-8", "surrogatepass") for merge in merges])}
     fields |= {f"{ours}_token_id": roles[role] for ours, role in (("bos", "bos"), ("eos", "eos"), ("unknown", "unk"),
                                                                   ("padding", "pad")) if roles[role] is not None}

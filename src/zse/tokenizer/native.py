@@ -11,7 +11,8 @@ LIBRARY = "libzse_tokenizer.so"
 _library = None
 
 # Members of zt_source in csrc/tokenizer.h, in order; all are 8 bytes.
-SOURCE_FIELDS = ("model", "pre", "flags", "tokens", "tokens_bytes", "num_tokens", "scores", "num_scores", "types", "num_types",
+SOURCE_FIELDS = ("model", "pre", "flags", "tokens", "tokens_bytes", "num_tokens", "scores", "num_scores", "types",
+                 "num_types",
                  "merges", "merges_bytes", "num_merges", "control", "control_bytes", "num_control", "control_ids",
                  "num_control_ids", "unknown_id")
 
@@ -29,7 +30,8 @@ def installed() -> str:
 
 
 def library(path: str | None = None) -> ctypes.CDLL:
-    """The library, loaded at the first call (from `path` or where it is installed). CompileError when it is not there."""
+    """The library, loaded at the first call (from `path` or where it is installed). CompileError when it is not
+    there."""
     global _library
     if _library is None:
         path = path or installed()

@@ -1,10 +1,10 @@
 """An interpreter of the Jinja that common chat templates are written in, for the start path.
 
-jinja2 takes 40 ms to import and 5 ms to compile a template, a quarter of the time from exec to the first token of a small
-model; this takes 3 ms in all. compile_fast() returns None for whatever it does not know (macros, calls with blocks, rarer
-filters, names that look like an attack), and jinja2 does it (template_jinja.py). What it does know it does as jinja2 would:
-tests compare the two. Values have no attributes here but the entries of dicts and the methods listed, so there is nothing
-to escape to. Grammar and white space rules: jinja2's documentation and its lexer.
+jinja2 takes 40 ms to import and 5 ms to compile a template, a quarter of the time from exec to the first token of a
+small model; this takes 3 ms in all. compile_fast() returns None for whatever it does not know (macros, calls with
+blocks, rarer filters, names that look like an attack), and jinja2 does it (template_jinja.py). What it does know it
+does as jinja2 would: tests compare the two. Values have no attributes here but the entries of dicts and the methods
+listed, so there is nothing to escape to. Grammar and white space rules: jinja2's documentation and its lexer.
 """
 
 import operator
@@ -93,8 +93,8 @@ class Loop:
 
 
 LOOP = frozenset("index index0 first last length revindex revindex0 previtem nextitem cycle".split())
-METHODS = {str: frozenset("""capitalize count endswith find index isdigit isspace join lower lstrip replace rfind rsplit rstrip
-               split splitlines startswith strip title upper""".split()),
+METHODS = {str: frozenset("""capitalize count endswith find index isdigit isspace join lower lstrip replace rfind rsplit
+               rstrip split splitlines startswith strip title upper""".split()),
            dict: frozenset(("get", "items", "keys", "values")), list: frozenset(("count", "index")), tuple: frozenset()}
 ALL_METHODS = frozenset().union(*METHODS.values()) | {"cycle"}
 BUDGET = Budget()
@@ -147,7 +147,7 @@ def call(function, args, kwargs):
     return function(*args, **kwargs)
 
 
-# --- filters, tests, functions: each as in jinja2, or bounded (template_limits.py) ---------------------------------------
+# --- filters, tests, functions: each as in jinja2, or bounded (template_limits.py) --------------------------
 
 def sequence(value) -> list:
     made = list(value)
@@ -198,7 +198,8 @@ def to_float(value, default=0.0):
 
 FILTERS = {
     "trim": lambda value, chars=None: str(value).strip(chars), "upper": lambda value: str(value).upper(),
-    "lower": lambda value: str(value).lower(), "capitalize": lambda value: str(value).capitalize(), "length": len, "count": len,
+    "lower": lambda value: str(value).lower(), "capitalize": lambda value: str(value).capitalize(), "length": len,
+    "count": len,
     "string": str, "list": sequence, "int": to_int, "float": to_float, "default": default, "d": default,
     "join": lambda value, d="": BUDGET.join(list(value), d), "replace": BUDGET.replace, "tojson": tojson,
     "from_json": from_json, "items": lambda value: [] if type(value) is Undefined else sequence(value.items()),
@@ -212,9 +213,11 @@ TESTS = {
     "none": lambda value: value is None, "string": lambda value: isinstance(value, str),
     "mapping": lambda value: isinstance(value, dict), "sequence": lambda value: hasattr(value, "__len__"),
     "iterable": lambda value: hasattr(value, "__iter__"), "number": lambda value: isinstance(value, NUMBERS),
-    "boolean": lambda value: isinstance(value, bool), "true": lambda value: value is True, "false": lambda value: value is False,
+    "boolean": lambda value: isinstance(value, bool), "true": lambda value: value is True,
+    "false": lambda value: value is False,
     "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
-    "float": lambda value: isinstance(value, float), "odd": lambda value: value % 2 == 1, "even": lambda value: value % 2 == 0,
+    "float": lambda value: isinstance(value, float), "odd": lambda value: value % 2 == 1,
+    "even": lambda value: value % 2 == 0,
     "lower": lambda value: str(value).islower(), "upper": lambda value: str(value).isupper(),
     "in": lambda value, other: value in other, "sameas": lambda value, other: value is other,
     "divisibleby": lambda value, other: value % other == 0,
@@ -225,8 +228,57 @@ TESTS = {
 # Keyword arguments that filters take here; jinja2 knows more.
 KEYWORDS = {"tojson": {"indent", "ensure_ascii", "separators", "sort_keys"}, "default": {"default_value", "boolean"},
             "d": {"default_value", "boolean"}, "map": {"attribute"}, "join": {"d"}}
-FUNCTIONS = {"namespace": Namespace, "range": BUDGET.range, "raise_exception": raise_exception, "strftime_now": strftime_now,
+FUNCTIONS = {"namespace": Namespace, "range": BUDGET.range, "raise_exception": raise_exception,
+             "strftime_now": strftime_now,
              "dict": dict}
+
+
+# --- what expressions become: functions of the variables --------------------------------------------------------
+
+_BINARY = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
+           "%": operator.mod}
+
+
+def choice(condition, value, other):
+    return lambda scope: value(scope) if condition(scope) else other(scope)
+
+
+def either(left, right):
+    return lambda scope: left(scope) or right(scope)
+
+
+def both(left, right):
+    return lambda scope: left(scope) and right(scope)
+
+
+def unary(compute, value):
+    return lambda scope: compute(value(scope))
+
+
+def binary(symbol, left, right):
+    compute = _BINARY[symbol]
+
+    def run(scope):
+        a, b = left(scope), right(scope)
+        BUDGET.check_binary(symbol, a, b)
+        return compute(a, b)
+    return run
+
+
+def attribute(value, name):
+    return lambda scope: attribute_of(value(scope), name)
+
+
+def invocation(value, args, kwargs):
+    return lambda scope: call(value(scope), [arg(scope) for arg in args], {key: arg(scope) for key, arg in kwargs})
+
+
+def application(function, value, args, kwargs):
+    """A filter or test."""
+    def run(scope):
+        BUDGET.spend()
+        return function(value(scope), *[arg(scope) for arg in args], **{key: arg(scope) for key, arg in kwargs})
+    return run
 
 
 class Break(Exception):

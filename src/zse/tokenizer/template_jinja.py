@@ -1,9 +1,9 @@
 """Jinja for chat templates: a sandbox that is narrower than jinja2's own, and that counts what a template does.
 
-A template comes with a model file, so it is a stranger's program. check() refuses at load whatever no chat template needs
-(an allow-list over the syntax tree: statements, filters, tests, methods, names that may be called); at render time values
-have no attributes beyond short lists, and steps, CPU time and sizes are bounded. Import only when a template is to be
-rendered: jinja2 takes 40 ms.
+A template comes with a model file, so it is a stranger's program. check() refuses at load whatever no chat template
+needs (an allow-list over the syntax tree: statements, filters, tests, methods, names that may be called); at render
+time values have no attributes beyond short lists, and steps, CPU time and sizes are bounded. Import only when a
+template is to be rendered: jinja2 takes 40 ms.
 """
 
 from jinja2 import TemplateError, nodes
@@ -24,27 +24,31 @@ from zse.tokenizer.template_limits import (
     too_much,
 )
 
-NODES = (nodes.Template, nodes.Output, nodes.TemplateData, nodes.If, nodes.For, nodes.Macro, nodes.CallBlock, nodes.FilterBlock,
+NODES = (nodes.Template, nodes.Output, nodes.TemplateData, nodes.If, nodes.For, nodes.Macro, nodes.CallBlock,
+         nodes.FilterBlock,
          nodes.Assign, nodes.AssignBlock, nodes.With, nodes.Scope, nodes.Continue, nodes.Break, nodes.Name, nodes.NSRef,
-         nodes.Const, nodes.List, nodes.Tuple, nodes.Dict, nodes.Pair, nodes.Keyword, nodes.Getattr, nodes.Getitem, nodes.Slice,
-         nodes.Call, nodes.Filter, nodes.Test, nodes.CondExpr, nodes.And, nodes.Or, nodes.Not, nodes.Compare, nodes.Operand,
+         nodes.Const, nodes.List, nodes.Tuple, nodes.Dict, nodes.Pair, nodes.Keyword, nodes.Getattr, nodes.Getitem,
+         nodes.Slice,
+         nodes.Call, nodes.Filter, nodes.Test, nodes.CondExpr, nodes.And, nodes.Or, nodes.Not, nodes.Compare,
+         nodes.Operand,
          nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Neg, nodes.Pos, nodes.Concat)
-FILTERS = frozenset("""abs capitalize count d default dictsort e escape first float from_json indent int items join last length list lower
-    map max min reject rejectattr replace reverse round safe select selectattr sort string sum title tojson trim truncate unique
-    upper wordcount""".split())
-TESTS = frozenset("""boolean defined divisibleby eq equalto even false float ge greaterthan gt in integer iterable le lessthan lower
-    lt mapping ne none number odd sameas sequence string true undefined upper == != < <= > >=""".split())
+FILTERS = frozenset("""abs capitalize count d default dictsort e escape first float from_json indent int items join last
+    length list lower map max min reject rejectattr replace reverse round safe select selectattr sort string sum title
+    tojson trim truncate unique upper wordcount""".split())
+TESTS = frozenset("""boolean defined divisibleby eq equalto even false float ge greaterthan gt in integer iterable le
+    lessthan lower lt mapping ne none number odd sameas sequence string true undefined upper == != < <= > >=""".split())
 FUNCTIONS = frozenset(("range", "namespace", "dict", "raise_exception", "strftime_now", "caller"))
 HIDDEN_NAMES = frozenset(("self", "cycler", "joiner", "lipsum", "super"))
 METHODS = {
-    str: frozenset("""capitalize count endswith find index isalnum isalpha isdigit islower isnumeric isspace isupper join lower
-        lstrip partition removeprefix removesuffix replace rfind rindex rpartition rsplit rstrip split splitlines startswith
-        strip swapcase title upper""".split()),
+    str: frozenset("""capitalize count endswith find index isalnum isalpha isdigit islower isnumeric isspace isupper
+        join lower lstrip partition removeprefix removesuffix replace rfind rindex rpartition rsplit rstrip split
+        splitlines startswith strip swapcase title upper""".split()),
     dict: frozenset(("get", "items", "keys", "values")),
     list: frozenset(("count", "index")),
     tuple: frozenset(("count", "index")),
 }
-LOOP = frozenset("changed cycle depth depth0 first index index0 last length nextitem previtem revindex revindex0".split())
+LOOP = frozenset("""changed cycle depth depth0 first index index0 last length nextitem previtem revindex
+    revindex0""".split())
 # Values cannot be changed; templates that try in some branch are refused when they get there.
 CHANGING = frozenset(("append", "extend", "insert", "pop", "update"))
 ALL_METHODS = frozenset().union(*METHODS.values()) | CHANGING | {"cycle", "changed"}
@@ -85,7 +89,8 @@ class Environment(ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, cache_size=0,
                          extensions=["jinja2.ext.loopcontrols", Generation])
         self.budget = Budget()
-        self.globals = {"range": self.budget.range, "namespace": Namespace, "dict": dict, "raise_exception": raise_exception,
+        self.globals = {"range": self.budget.range, "namespace": Namespace, "dict": dict,
+                        "raise_exception": raise_exception,
                         "strftime_now": strftime_now}
         bounded = {"join": self._join, "replace": self.budget.replace, "tojson": tojson, "from_json": from_json,
                    "indent": self._indent}

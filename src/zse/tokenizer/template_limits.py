@@ -1,4 +1,5 @@
-"""What bounds a chat template while it renders, whoever runs it: steps, CPU time, sizes; and the functions it may call."""
+"""What bounds a chat template while it renders, whoever runs it: steps, CPU time, sizes; and the functions it may
+call."""
 
 import threading
 import time
@@ -11,8 +12,9 @@ MAX_SECONDS = 0.1         # of CPU time of the thread: a busy machine must not r
 MAX_INTEGER = 1_000_000   # of literals
 MAX_RANGE = 100_000
 # Names of Python's inner workings; no chat template has a reason to write them.
-HIDDEN_ATTRIBUTES = frozenset("""mro func_globals func_code func_closure im_class im_func im_self gi_frame gi_code cr_frame cr_code
-    ag_frame ag_code f_globals f_locals f_builtins f_code f_back tb_frame tb_next co_code format format_map""".split())
+HIDDEN_ATTRIBUTES = frozenset("""mro func_globals func_code func_closure im_class im_func im_self gi_frame gi_code
+    cr_frame cr_code ag_frame ag_code f_globals f_locals f_builtins f_code f_back tb_frame tb_next co_code format
+    format_map""".split())
 
 
 def too_much(what: str) -> RequestError:
@@ -21,7 +23,8 @@ def too_much(what: str) -> RequestError:
 
 
 def cannot_render(reason: object) -> RequestError:
-    return RequestError(f"the model's chat template cannot render these messages: {reason}", code="chat_template_failed",
+    return RequestError(f"the model's chat template cannot render these messages: {reason}",
+                        code="chat_template_failed",
                         param="messages")
 
 

@@ -1,10 +1,9 @@
-"""Jinja source -> functions, for template_fast.py: lexer with jinja2's white space rules, recursive-descent parser.
+"""Jinja source -> functions, for template_fast.py: a recursive-descent parser.
 
 An expression becomes a function of the variables; a statement a function of the variables and the output.
 """
 
 import operator
-import re
 
 from zse.tokenizer.template_fast import (
     ALL_METHODS,
@@ -21,96 +20,31 @@ from zse.tokenizer.template_fast import (
     Output,
     Undefined,
     Unknown,
-    attribute_of,
-    call,
+    application,
+    attribute,
+    binary,
+    both,
     check_constant,
     check_name,
     check_number,
+    choice,
+    either,
+    invocation,
     item_of,
     sequence,
+    unary,
 )
+from zse.tokenizer.template_lex import lex, string_value
 from zse.tokenizer.template_limits import HIDDEN_ATTRIBUTES
 
-_OPEN = re.compile(r"\{(?:(?P<kind>[%{#])(?P<sign>[-+]?))")
-_TOKEN = re.compile(r"""\s*(?:(?P<float>\d+\.\d+)|(?P<int>\d+)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)
-    |(?P<string>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<close>[-+]?%\}|-?\}\})|(?P<op>//|\*\*|==|!=|<=|>=|[-+*/%~<>=()\[\]{}.,:|]))""",
-                    re.X | re.S)
-_COMMENT_END = re.compile(r"([-+]?)#\}")
 _KEYWORDS = frozenset("and or not in is if else true false none True False None".split())
 _CONSTANTS = {"true": True, "True": True, "false": False, "False": False, "none": None, "None": None}
-_COMPARE = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
-_BINARY = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
-           "%": operator.mod}
+_COMPARE = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
+            ">=": operator.ge}
+_AFTER_TEST = ("else", "or", "and", "if", "is", "in", "not")
+_JINJA_NAMES = ("self", "super", "caller", "varargs", "kwargs", "cycler", "joiner", "lipsum")
 _RARE_LOOP = ("depth", "depth0", "changed")
 MAX_DEPTH = 60
-
-
-def lex(source: str) -> list[tuple]:
-    """[("data", text) | ("begin", "%" or "{") | (token kind, text) | ("end", "")], comments left out."""
-    source = re.sub(r"\r\n|\r", "\n", source)
-    if source.endswith("\n"):
-        source = source[:-1]
-    out, at, line_starts = [], 0, True
-    while True:
-        found = _OPEN.search(source, at)
-        text = source[at:found.start()] if found else source[at:]
-        if not found:
-            out.append(("data", text))
-            return out
-        kind, sign = found["kind"], found["sign"]
-        if kind == "{" and sign == "+":
-            sign, stop = "", found.end() - 1
-        else:
-            stop = found.end()
-        if sign == "-":
-            text = text.rstrip()
-        elif sign != "+" and kind != "{":
-            # lstrip_blocks: white space between the line's start and the block goes.
-            start = text.rfind("\n") + 1
-            if (start > 0 or line_starts) and not text[start:].strip():
-                text = text[:start]
-        out.append(("data", text))
-        if kind == "#":
-            end = _COMMENT_END.search(source, stop)
-            if not end:
-                raise Unknown
-            at, closing = end.end(), end[1]
-        else:
-            out.append(("begin", kind))
-            at, closing = _lex_code(source, stop, "%}" if kind == "%" else "}}", out)
-        if closing == "-":
-            while at < len(source) and source[at].isspace():
-                at += 1
-        elif closing != "+" and kind != "{" and source[at:at + 1] == "\n":
-            at += 1  # trim_blocks
-        line_starts = source[at - 1] == "\n"
-
-
-def _lex_code(source: str, at: int, close: str, out: list) -> tuple[int, str]:
-    depth = 0
-    while True:
-        found = _TOKEN.match(source, at)
-        if not found:
-            raise Unknown
-        kind, text = found.lastgroup, found[found.lastgroup]
-        if kind == "close" and (depth or not text.endswith(close)):
-            # "}}" inside {{ {"a": {}}["a"] }}, or "-%" and the like in an expression: a single character is the token.
-            found = re.compile(r"\s*(?P<op>[-+%}])").match(source, at)
-            kind, text = "op", found["op"]
-        if kind == "close":
-            out.append(("end", ""))
-            return found.end(), text[0] if text[0] in "-+" else ""
-        if kind == "op" and text in "([{":
-            depth += 1
-        elif kind == "op" and text in ")]}":
-            depth -= 1
-        out.append((kind, text))
-        at = found.end()
-
-
-def _string(token: str) -> str:
-    body = token[1:-1]
-    return body if "\\" not in body else body.encode("ascii", "backslashreplace").decode("unicode-escape")
 
 
 class Parser:
@@ -343,27 +277,25 @@ class Parser:
             else:
                 def other(scope):
                     return Undefined("the inline if-expression evaluated to false and no else section was defined")
-            made = (lambda condition, value, other: lambda scope: value(scope) if condition(scope) else other(scope))(
-                condition, value, other)
+            made = choice(condition, value, other)
         self._depth -= 1
         return made
 
     def _or(self):
         made = self._and()
         while self._take("or", "name"):
-            made = (lambda left, right: lambda scope: left(scope) or right(scope))(made, self._and())
+            made = either(made, self._and())
         return made
 
     def _and(self):
         made = self._not()
         while self._take("and", "name"):
-            made = (lambda left, right: lambda scope: left(scope) and right(scope))(made, self._not())
+            made = both(made, self._not())
         return made
 
     def _not(self):
         if self._take("not", "name"):
-            value = self._not()
-            return lambda scope: not value(scope)
+            return unary(operator.not_, self._not())
         return self._compare()
 
     def _compare(self):
@@ -397,18 +329,8 @@ class Parser:
         made = operand()
         while self._peek()[0] == "op" and self._peek()[1] in symbols:
             symbol = self._next()[1]
-            made = self._binary(symbol, made, operand())
+            made = binary(symbol, made, operand())
         return made
-
-    @staticmethod
-    def _binary(symbol, left, right):
-        compute = _BINARY[symbol]
-
-        def run(scope):
-            a, b = left(scope), right(scope)
-            BUDGET.check_binary(symbol, a, b)
-            return compute(a, b)
-        return run
 
     def _sum(self):
         return self._operators(("+", "-"), self._concat)
@@ -424,11 +346,9 @@ class Parser:
 
     def _unary(self, with_filters: bool = True):
         if self._take("-"):
-            value = self._unary(False)
-            made = (lambda value: lambda scope: -value(scope))(value)
+            made = unary(operator.neg, self._unary(False))
         elif self._take("+"):
-            value = self._unary(False)
-            made = (lambda value: lambda scope: +value(scope))(value)
+            made = unary(operator.pos, self._unary(False))
         else:
             made = self._postfix(self._primary())
         if self._is("**"):
@@ -438,9 +358,9 @@ class Parser:
     def _primary(self):
         kind, text = self._next()
         if kind == "string":
-            value = _string(text)
+            value = string_value(text)
             while self._peek()[0] == "string":
-                value += _string(self._next()[1])
+                value += string_value(self._next()[1])
             self.literals.append(check_constant(value))
             return lambda scope: value
         if kind in ("int", "float"):
@@ -450,7 +370,7 @@ class Parser:
             if text in _CONSTANTS:
                 constant = _CONSTANTS[text]
                 return lambda scope: constant
-            if text in _KEYWORDS or text in ("self", "super", "caller", "varargs", "kwargs", "cycler", "joiner", "lipsum"):
+            if text in _KEYWORDS or text in _JINJA_NAMES:
                 raise Unknown
             name = check_name(text)
             if self._is("(") and name not in FUNCTIONS:
@@ -497,15 +417,14 @@ class Parser:
                     raise Unknown
                 if self._is("(") and name not in ALL_METHODS:
                     raise Unknown
-                value = (lambda value, name: lambda scope: attribute_of(value(scope), name))(value, name)
+                value = attribute(value, name)
             elif self._take("["):
                 value = self._subscript(value)
                 if self._is("("):
                     raise Unknown
             elif self._take("("):
                 args, kwargs = self._arguments()
-                value = (lambda value, args, kwargs: lambda scope: call(
-                    value(scope), [arg(scope) for arg in args], {key: arg(scope) for key, arg in kwargs}))(value, args, kwargs)
+                value = invocation(value, args, kwargs)
                 if self._is("("):
                     raise Unknown
             else:
@@ -560,7 +479,7 @@ class Parser:
                     raise Unknown
                 if name == "map" and (args or not kwargs):
                     raise Unknown
-                value = self._apply(FILTERS[name], value, args, kwargs)
+                value = application(FILTERS[name], value, args, kwargs)
             elif self._take("is", "name"):
                 negated = self._take("not", "name")
                 name = self._next()[1]
@@ -570,21 +489,14 @@ class Parser:
                     if kwargs:
                         raise Unknown
                 elif self._peek()[0] in ("string", "int", "float") or self._peek()[1] in ("[", "{") or \
-                        self._peek()[0] == "name" and self._peek()[1] not in ("else", "or", "and", "if", "is", "in", "not"):
+                        self._peek()[0] == "name" and self._peek()[1] not in _AFTER_TEST:
                     args = [self._postfix(self._primary())]
                 if name not in TESTS:
                     raise Unknown
-                value = self._apply(TESTS[name], value, args, [])
+                value = application(TESTS[name], value, args, [])
                 if negated:
-                    value = (lambda value: lambda scope: not value(scope))(value)
+                    value = unary(operator.not_, value)
             elif self._is("(") or self._is("["):
                 raise Unknown
             else:
                 return value
-
-    @staticmethod
-    def _apply(function, value, args, kwargs):
-        def run(scope):
-            BUDGET.spend()
-            return function(value(scope), *[arg(scope) for arg in args], **{key: arg(scope) for key, arg in kwargs})
-        return run

@@ -10,8 +10,8 @@ DECODERS = ("ByteLevel", "ByteFallback", "Metaspace")
 
 
 class WrappedTokenizer(Tokenizer):
-    """A tokenizer.json in the `tokenizers` library. Constant after loading: special tokens are cut out here, because the
-    library's switch for that is a property of the whole tokenizer.
+    """A tokenizer.json in the `tokenizers` library. Constant after loading: special tokens are cut out here, because
+    the library's switch for that is a property of the whole tokenizer.
 
     data: the file; parsed: its JSON. FormatError: damaged. UnsupportedError: an unknown kind of decoder.
     """
@@ -38,7 +38,8 @@ class WrappedTokenizer(Tokenizer):
         # Metaspace may add its space before the first piece only; this one encodes the pieces after a special token.
         self._inner = self._library
         if '"prepend_scheme":"first"' in re.sub(rb"\s", b"", data).decode("utf-8", "replace"):
-            self._inner = Library.from_str(re.sub(r'("prepend_scheme"\s*:\s*)"first"', r'\1"never"', data.decode("utf-8")))
+            inner = re.sub(r'("prepend_scheme"\s*:\s*)"first"', r'\1"never"', data.decode("utf-8"))
+            self._inner = Library.from_str(inner)
             self._inner.encode_special_tokens = True
         self._bytes_of = None
 
