@@ -39,7 +39,7 @@ def hf_smollm(real_fields):
 LACKING = "\x04\x06\x13\x14\x16\x1d"
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(text=st.one_of(st.text(st.characters(exclude_categories=("Cs", "Cn"), exclude_characters=LACKING), max_size=60),
                       st.text(st.sampled_from("the and of 0123\n\t  ,.'sreve"), max_size=120)))
 def test_equal_to_tokenizers(real_tokenizers, hf_smollm, text):
@@ -134,7 +134,7 @@ def test_bos_and_eos():
     assert from_gguf(fields).encode("") == []
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(data=st.one_of(st.binary(max_size=60), st.lists(st.sampled_from(
     [b"<|im_start|>", b"<think>", b"hello", b"\xff", b"\xe2\x82", b"  \n", b" ", b"a"]), max_size=12).map(b"".join)))
 def test_any_bytes_come_back(small, real_tokenizers, data):
@@ -183,7 +183,7 @@ def test_a_megabyte_in_linear_time(real_tokenizers, model, unit):
 
 
 @pytest.mark.parametrize("pre", ["default", "tekken", "qwen2", "llama-bpe"])
-@pytest.mark.parametrize("unit", [*UNITS])
+@pytest.mark.parametrize("unit", ["a", "space", "digit", "cjk", "mixed space", "capitals"])
 def test_scanners_in_linear_time(pre, unit):
     tokenizer = from_gguf(bpe_fields(MERGES, CONTROLS, pre=pre))
     def seconds(size):
@@ -284,7 +284,7 @@ def test_section_of_another_version_or_cut_short(small):
         from_section(b"X" + section[1:])
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_damaged_section_never_crashes(small, data):
     section = bytearray(small.to_section())

@@ -116,31 +116,38 @@ IDIOMS = r"""
 {% set ns = namespace(found=false, n=0) %}{% for m in messages %}{% if m.role == 'user' and not ns.found %}{% set ns.found = true %}{% endif %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.found }}{{ ns.n }}
 {% set x = 1 %}{% for m in messages %}{{ x }}{% set x = x + 1 %}{% endfor %}{{ x }}
 {% set block %}a{{ 1 + 2 * 3 - 4 // 2 % 3 }}b{% endset %}{{ block ~ block|length }}
-{{ 'yes' if tools else 'no' }}{{ '' if nothing is defined }}{{ nothing|default('d') }}{{ none|default('e', true) }}{{ ''|d('f', true) }}
-{{ tools|tojson(indent=4) if tools }}{{ {'b': [1, 2.0, none, true], 'a': 'é"<'}|tojson }}{{ (1, 'x') }}{{ [1, 'x', none] }}{{ {'k': 1} }}
+{{ 'yes' if tools else 'no' }}{{ '' if nothing is defined }}{{ nothing|default('d') }}{{ none|default('e', true) }}
+{{ ''|d('f', true) }}
+{{ tools|tojson(indent=4) if tools }}{{ {'b': [1, 2.0, none, true], 'a': 'é"<'}|tojson }}{{ (1, 'x') }}
+{{ [1, 'x', none] }}{{ {'k': 1} }}
 {{ messages|map(attribute='role')|join(', ') }}{{ messages|selectattr('role', 'equalto', 'user')|list|length }}
 {{ (messages|rejectattr('role', 'in', ['user'])|first).role }}{{ (messages|last)['role'] }}
 {{ messages[-1].content is string and messages is not mapping and messages is sequence and 3 is number and none is none }}
 {{ 'a' in 'abc' and 'z' not in 'abc' and 1 < 2 <= 2 and not 3 >= 4 or false }}{{ 1 if 0 else 2 if 0 else 3 }}
-{{ ' a,b ,c '.strip().split(',')[-1] }}{{ 'A-b'.lower().replace('-', '_').upper() }}{{ 'ab'.startswith('a') }}{{ 'a\nb\t\u00e9'|upper }}
-{{ messages[0].missing }}{{ messages[0]['missing'] }}{{ messages[99] }}{{ 'x'[5] }}|{{ none.x }}{{ messages[0].items is defined }}
+{{ ' a,b ,c '.strip().split(',')[-1] }}{{ 'A-b'.lower().replace('-', '_').upper() }}{{ 'ab'.startswith('a') }}
+{{ 'a\nb\t\u00e9'|upper }}
+{{ messages[0].missing }}{{ messages[0]['missing'] }}{{ messages[99] }}{{ 'x'[5] }}|{{ none.x }}
+{{ messages[0].items is defined }}
 {{ messages[0].missing.more }}
 {{ nothing.at.all }}
 {{ nothing + 'a' }}
 {{ 'a' + none }}
-{{ 'a' ~ none ~ 1.5 ~ true ~ nothing }}{{ 'b' 'c' }}{{ -3|abs }}{{ (-3)|abs }}{{ 7 / 2 }}{{ '7'|int + 1 }}{{ '7.9'|int }}{{ 'x'|float }}
+{{ 'a' ~ none ~ 1.5 ~ true ~ nothing }}{{ 'b' 'c' }}{{ -3|abs }}{{ (-3)|abs }}{{ 7 / 2 }}{{ '7'|int + 1 }}
+{{ '7.9'|int }}{{ 'x'|float }}
 {{ 'x' in nothing }}{{ nothing == none }}{{ nothing is none }}{{ not nothing }}{{ [] is iterable }}{{ nothing|length }}
 {{ "}}" }}{{ '%}' }}{{ {'a': {}}['a'] }}{{ [[1], [2]][1][0] }}{{ 'abc'[::-1] }}{{ 'abcd'[1:3] }}{{ [1, 2, 3][:-1] }}
 {% for i in range(5) %}{% if i == 1 %}{% continue %}{% elif i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}
 {% for a in [1, 2] %}{% for b in [3, 4] %}{{ a * b }}{{ loop.index }}{% endfor %}{{ loop.index }}{{ b }}{% endfor %}
 {% generation %}{% set inside = 1 %}{{ inside }}{% endgeneration %}{{ inside }}
 {{ raise_exception('no: ' ~ messages|length) }}
-{{ strftime_now('%Y') }}{{ loop }}{{ message }}{{ (none, )|length }}{{ ()|length }}{{ true == 1 }}{{ 3 is odd }}{{ 'a' is in ['a'] }}
+{{ strftime_now('%Y') }}{{ loop }}{{ message }}{{ (none, )|length }}{{ ()|length }}{{ true == 1 }}{{ 3 is odd }}
+{{ 'a' is in ['a'] }}
 {% for x in nothing %}{{ x }}{% endfor %}{% for x in 'abc' %}{{ x }}{% endfor %}{% for x in {'a': 1} %}{{ x }}{% endfor %}
 {% for a, b in [[1, 2], [3]] %}{{ a }}{% endfor %}
 {% set n.x = 1 %}
 {{ messages[0].content.items() }}
-{{ 'a'|list }}{{ 'abc'|first }}{{ 'abc'|last }}{{ []|first }}{{ [3, 1]|reverse|list }}{{ 'abc'|reverse }}{{ 5|string + 'a' }}
+{{ 'a'|list }}{{ 'abc'|first }}{{ 'abc'|last }}{{ []|first }}{{ [3, 1]|reverse|list }}{{ 'abc'|reverse }}
+{{ 5|string + 'a' }}
 {{ loop.index }}{{ [1, 2, 3].index(2) }}{{ 'a.b.c'.rsplit('.', 1) }}{{ ','.join(['a', 'b']) }}{{ {'a': 1}.get('b') }}
 """.strip("\n").split("\n")
 

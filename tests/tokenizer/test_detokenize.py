@@ -29,7 +29,7 @@ def push_all(made, ids) -> str:
     return "".join(map(made.push, ids))
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(parts=st.lists(st.one_of(st.sampled_from([sample.encode() for sample in SAMPLES]), st.binary(max_size=6)),
                       max_size=12),
        cuts=st.lists(st.integers(0, 100), max_size=4))
@@ -48,7 +48,7 @@ def test_pieces_joined_are_the_whole(real_tokenizers, small, parts, cuts):
         assert all(piece.encode() for piece in pieces if piece)  # valid Unicode: no lone surrogates
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(ids=st.lists(st.integers(0, 49151), max_size=40))
 def test_any_tokens_whatever(real_tokenizers, ids):
     for tokenizer in real_tokenizers.values():
@@ -58,7 +58,7 @@ def test_any_tokens_whatever(real_tokenizers, ids):
             assert made.num_tokens == len(ids)
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=800, deadline=None)
 @given(text=st.text(st.sampled_from("abc "), max_size=30),
        stop=st.lists(st.text(st.sampled_from("abc "), min_size=1, max_size=6),
                                                                        min_size=1, max_size=3))

@@ -131,7 +131,8 @@ static void encode_word(zt_work *w, const uint8_t *text, uint64_t bytes)
         if (t->head.byte_ids[text[0]] != ZT_NONE) emit(w, t->head.byte_ids[text[0]]);
         return;
     }
-    if (t->head.flags & ZT_IGNORE_MERGES && bytes <= t->head.max_token_bytes && (whole = zt_lookup(t, text, bytes)) != ZT_NONE) {
+    if (t->head.flags & ZT_IGNORE_MERGES && bytes <= t->head.max_token_bytes
+        && (whole = zt_lookup(t, text, bytes)) != ZT_NONE) {
         emit(w, whole);
         return;
     }
@@ -157,7 +158,8 @@ static uint64_t character_bytes(const uint8_t *p, uint64_t left)
     return n;
 }
 
-/* A part of a SentencePiece text that no token leaves. What no token covers becomes byte tokens, or the unknown token. */
+/* A part of a SentencePiece text that no token leaves. What no token covers becomes byte tokens, or the unknown
+ * token. */
 static void encode_part(zt_work *w, const uint8_t *text, uint64_t bytes)
 {
     const zt *t = w->t;
@@ -195,7 +197,8 @@ static void encode_parts(zt_work *w, const uint8_t *text, uint64_t bytes)
 {
     uint64_t begin = 0;
     for (uint64_t i = 1; i <= bytes && !w->failed; i++) {
-        if (i < bytes && (text[i] != ' ' || text[i - 1] == ' ' || has_bit(w->t->head.before_space, text[i - 1]))) continue;
+        if (i < bytes && (text[i] != ' ' || text[i - 1] == ' ' || has_bit(w->t->head.before_space, text[i - 1])))
+            continue;
         encode_part(w, text + begin, i - begin);
         begin = i;
     }

@@ -59,14 +59,20 @@ static int check_head(const zt *t, zt_error *e)
     if (t->head.model > ZT_MODEL_SPM || t->head.pre >= ZT_NUM_PRE) return refuse(e, at, "unknown kind of tokenizer");
     if (!t->head.num_tokens || t->head.num_tokens > ZT_MAX_TOKENS) return refuse(e, at, "number of tokens");
     if (t->head.text_bytes > UINT32_MAX || t->head.num_merges > ZT_MAX_TOKENS) return refuse(e, at, "size of a table");
-    if (!is_size(t->head.table_size, 4 * ZT_MAX_TOKENS) || !is_size(t->head.edges_size, 4 * ZT_MAX_NODES)) return refuse(e, at, "size of a hash table");
-    if (t->head.model == ZT_MODEL_BPE ? !is_size(t->head.pairs_size, 4 * ZT_MAX_TOKENS) : t->head.pairs_size || t->head.num_merges) return refuse(e, at, "size of a hash table");
+    if (!is_size(t->head.table_size, 4 * ZT_MAX_TOKENS) || !is_size(t->head.edges_size, 4 * ZT_MAX_NODES))
+        return refuse(e, at, "size of a hash table");
+    if (t->head.model == ZT_MODEL_BPE ? !is_size(t->head.pairs_size, 4 * ZT_MAX_TOKENS) : t->head.pairs_size
+        || t->head.num_merges)
+        return refuse(e, at, "size of a hash table");
     if (!t->head.num_nodes || t->head.num_nodes > ZT_MAX_NODES) return refuse(e, at, "number of trie nodes");
-    if (t->head.id_bits > 23 || t->head.num_tokens >> t->head.id_bits || t->head.rank_bits > 23 || t->head.num_merges >> t->head.rank_bits) return refuse(e, at, "bits of an index");
+    if (t->head.id_bits > 23 || t->head.num_tokens >> t->head.id_bits || t->head.rank_bits > 23
+        || t->head.num_merges >> t->head.rank_bits)
+        return refuse(e, at, "bits of an index");
     if (t->head.max_special_bytes > ZT_MAX_SPECIAL_BYTES) return refuse(e, at, "length of a special token");
     if (t->head.unknown_id != ZT_NONE && t->head.unknown_id >= t->head.num_tokens) return refuse(e, at, "token id");
     for (int b = 0; b < 256; b++) {
-        if (t->head.byte_ids[b] != ZT_NONE && t->head.byte_ids[b] >= t->head.num_tokens) return refuse(e, at, "token id");
+        if (t->head.byte_ids[b] != ZT_NONE && t->head.byte_ids[b] >= t->head.num_tokens)
+            return refuse(e, at, "token id");
     }
     return 1;
 }
@@ -79,11 +85,15 @@ static int check_parts(const zt *t, zt_error *e)
     if (bad || t->offsets[n] > t->head.text_bytes) return refuse(e, 0, "offsets of the token texts");
     for (uint64_t i = 0; i < n; i++) bad |= t->types[i] < ZT_NORMAL || t->types[i] > ZT_BYTE;
     if (bad) return refuse(e, 0, "token types");
-    for (uint64_t i = 0; i < t->head.table_size; i++) bad |= (t->table[i] & ids) > n || (t->table[i] && !(t->table[i] & ids));
+    for (uint64_t i = 0; i < t->head.table_size; i++) {
+        bad |= (t->table[i] & ids) > n || (t->table[i] && !(t->table[i] & ids));
+    }
     if (bad) return refuse(e, 0, "table of token texts");
     for (uint64_t i = 0; i < t->head.num_merges; i++) bad |= t->merges[i].result >= n;
     if (bad) return refuse(e, 0, "merges");
-    for (uint64_t i = 0; i < t->head.pairs_size; i++) bad |= (t->pairs[i] & ranks) > t->head.num_merges || (t->pairs[i] && !(t->pairs[i] & ranks));
+    for (uint64_t i = 0; i < t->head.pairs_size; i++) {
+        bad |= (t->pairs[i] & ranks) > t->head.num_merges || (t->pairs[i] && !(t->pairs[i] & ranks));
+    }
     if (bad) return refuse(e, 0, "table of pairs");
     for (uint64_t i = 0; i < t->head.edges_size; i++) bad |= t->edges[i].child >= t->head.num_nodes;
     for (uint64_t i = 0; i < t->head.num_nodes; i++) bad |= t->node_token[i] > n;

@@ -251,7 +251,8 @@ size_t zt_scan_next(zt_scan *s, size_t p)
     case ZT_PRE_SMOLLM: /* digits stand alone, and what is between them is a text of its own */
         if (at(s, p, s->end, &next) == NUMBER) return next;
         if (p >= s->piece_end) {
-            for (s->piece_end = p; s->piece_end < s->end && at(s, s->piece_end, s->end, &next) != NUMBER;) s->piece_end = next;
+            for (s->piece_end = p; s->piece_end < s->end && at(s, s->piece_end, s->end, &next) != NUMBER;)
+                s->piece_end = next;
         }
         return gpt2(s, p, s->piece_end);
     default: return s->end;

@@ -11,7 +11,9 @@
 enum { ZT_MODEL_BPE = 0, ZT_MODEL_SPM = 1 };
 
 /* Pre-tokenizers; the numbers are those of the table in bpe.py. */
-enum { ZT_PRE_NONE, ZT_PRE_GPT2, ZT_PRE_SMOLLM, ZT_PRE_LLAMA3, ZT_PRE_QWEN2, ZT_PRE_TEKKEN, ZT_PRE_DEFAULT, ZT_NUM_PRE };
+enum {
+    ZT_PRE_NONE, ZT_PRE_GPT2, ZT_PRE_SMOLLM, ZT_PRE_LLAMA3, ZT_PRE_QWEN2, ZT_PRE_TEKKEN, ZT_PRE_DEFAULT, ZT_NUM_PRE
+};
 
 /* Token types as GGUF writes them. */
 enum { ZT_NORMAL = 1, ZT_UNKNOWN = 2, ZT_CONTROL = 3, ZT_USER_DEFINED = 4, ZT_UNUSED = 5, ZT_BYTE = 6 };
@@ -71,6 +73,8 @@ typedef struct zt {
 /* vocabulary.c */
 ZT_EXPORT zt *zt_new(const zt_source *source, zt_error *error);
 ZT_EXPORT void zt_free(zt *t);
+
+/* tables.c */
 ZT_EXPORT int64_t zt_find(const zt *t, const char *text, uint64_t bytes);
 ZT_EXPORT int64_t zt_token_bytes(const zt *t, int64_t id, uint8_t *out, uint64_t capacity);
 ZT_EXPORT int64_t zt_token_type(const zt *t, int64_t id);
@@ -80,6 +84,13 @@ ZT_EXPORT int64_t zt_ends_inside(const zt *t, const uint8_t *text, uint64_t byte
 ZT_EXPORT int64_t zt_decode(const zt *t, const int32_t *ids, uint64_t count, int64_t skip_special, uint8_t **out);
 ZT_EXPORT void zt_release(void *memory);
 uint64_t zt_hash(const uint8_t *text, size_t bytes);
+uint64_t zt_mix(uint64_t hash);
+int zt_has_text(const zt *t, uint32_t id, const uint8_t *text, size_t bytes);
+uint64_t zt_text_slot(const zt *t, const uint8_t *text, size_t bytes, uint64_t hash);
+uint64_t zt_pair_slot(const zt *t, uint32_t left, uint32_t right);
+int zt_grow_trie(zt *t, uint64_t size, uint64_t nodes);
+int zt_add_special(zt *t, uint32_t id, const uint8_t *text, size_t bytes);
+uint32_t zt_find_special(const zt *t, const uint8_t *text, size_t bytes);
 uint32_t zt_lookup(const zt *t, const uint8_t *text, size_t bytes);
 uint32_t zt_rank_of(const zt *t, uint32_t left, uint32_t right);
 uint32_t zt_special_at(const zt *t, const uint8_t *text, size_t bytes, int with_control, size_t max, size_t *length);

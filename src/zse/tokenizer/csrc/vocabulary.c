@@ -1,41 +1,15 @@
-/* Tables of a vocabulary: what each token decodes to, text -> token, pair -> merge rank, and a trie of special tokens. */
+/* Reading a vocabulary: GGUF's arrays -> the tables of a zt. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "tokenizer.h"
 
-static uint64_t word_at(const uint8_t *p)
+static uint64_t read_length(const uint8_t *p)
 {
     uint64_t v;
     memcpy(&v, p, 8);
     return v;
-}
-
-static uint32_t half_at(const uint8_t *p)
-{
-    uint32_t v;
-    memcpy(&v, p, 4);
-    return v;
-}
-
-static uint64_t mix(uint64_t h)
-{
-    h ^= h >> 32;
-    h *= 0xD6E8FEB86659FD93u;
-    h ^= h >> 32;
-    h *= 0x9E3779B97F4A7C15u;
-    return h ^ h >> 32;  /* the low bits choose a slot, the high ones are its tag */
-}
-
-uint64_t zt_hash(const uint8_t *p, size_t n)
-{
-    uint64_t h = n * 0x9E3779B97F4A7C15u;
-    for (; n > 16; p += 8, n -= 8) h = mix(h ^ word_at(p));
-    if (n >= 8) return mix(mix(h ^ word_at(p)) ^ word_at(p + n - 8));
-    if (n >= 4) return mix(h ^ ((uint64_t)half_at(p) << 32 | half_at(p + n - 4)));
-    if (n > 0) return mix(h ^ ((uint32_t)p[0] << 16 | (uint32_t)p[n >> 1] << 8 | p[n - 1]));
-    return mix(h);
 }
 
 static uint64_t power_of_two(uint64_t least)
@@ -66,152 +40,16 @@ static int no_memory(zt_error *e) { return fail(e, -1, 0, "out of memory"); }
 static int next_string(const uint8_t *array, uint64_t bytes, uint64_t *offset, const uint8_t **text, uint64_t *length)
 {
     if (bytes - *offset < 8) return 0;
-    *length = word_at(array + *offset);
+    *length = read_length(array + *offset);
     if (*length > bytes - *offset - 8) return 0;
     *text = array + *offset + 8;
     *offset += 8 + *length;
     return 1;
 }
 
-/* --- text -> token ------------------------------------------------------------------------------------------- */
-
-static int same_text(const zt *t, uint32_t id, const uint8_t *text, size_t bytes)
-{
-    return t->offsets[id + 1] - t->offsets[id] == bytes && memcmp(t->text + t->offsets[id], text, bytes) == 0;
-}
-
-/* Slot of `text`: the one that holds it, or the free one where it belongs; ZT_NONE when the chain is too long. */
-static uint64_t slot_of(const zt *t, const uint8_t *text, size_t bytes, uint64_t hash)
-{
-    uint64_t mask = t->head.table_size - 1;
-    uint32_t ids = (1u << t->head.id_bits) - 1, tag = (uint32_t)(hash >> 32) & ~ids;
-    uint64_t slot = hash & mask;
-    for (int probe = 0; probe < ZT_MAX_PROBES; probe++, slot = (slot + 1) & mask) {
-        uint32_t entry = t->table[slot];
-        if (!entry || ((entry & ~ids) == tag && same_text(t, (entry & ids) - 1, text, bytes))) return slot;
-    }
-    return ZT_NONE;
-}
-
-uint32_t zt_lookup(const zt *t, const uint8_t *text, size_t bytes)
-{
-    uint64_t slot = slot_of(t, text, bytes, zt_hash(text, bytes));
-    if (slot == ZT_NONE) return ZT_NONE;
-    return (t->table[slot] & ((1u << t->head.id_bits) - 1)) - 1;  /* a free slot: 0 - 1 = ZT_NONE */
-}
-
-/* --- pair -> rank -------------------------------------------------------------------------------------------- */
-
-static uint64_t pair_slot(const zt *t, uint32_t left, uint32_t right)
-{
-    uint64_t mask = t->head.pairs_size - 1, hash = mix((uint64_t)left << 32 | right);
-    uint32_t ranks = (1u << t->head.rank_bits) - 1, tag = (uint32_t)(hash >> 32) & ~ranks;
-    uint64_t slot = hash & mask;
-    for (int probe = 0; probe < ZT_MAX_PROBES; probe++, slot = (slot + 1) & mask) {
-        uint32_t entry = t->pairs[slot];
-        if (!entry) return slot;
-        if ((entry & ~ranks) != tag) continue;
-        const zt_merge *merge = &t->merges[(entry & ranks) - 1];
-        if (merge->left == left && merge->right == right) return slot;
-    }
-    return ZT_NONE;
-}
-
-uint32_t zt_rank_of(const zt *t, uint32_t left, uint32_t right)
-{
-    uint64_t slot = pair_slot(t, left, right);
-    if (slot == ZT_NONE) return ZT_NONE;
-    return (t->pairs[slot] & ((1u << t->head.rank_bits) - 1)) - 1;
-}
-
-/* --- trie of special tokens ---------------------------------------------------------------------------------- */
-
-static zt_edge *edge_of(zt_edge *edges, uint64_t size, uint32_t node, uint8_t byte)
-{
-    uint32_t key = (node << 8 | byte) + 1;
-    uint64_t slot = mix(key) & (size - 1);
-    for (int probe = 0; probe < ZT_MAX_PROBES; probe++, slot = (slot + 1) & (size - 1)) {
-        if (!edges[slot].key || edges[slot].key == key) return &edges[slot];
-    }
-    return NULL;
-}
-
-static int grow_trie(zt *t, uint64_t size, uint64_t nodes)
-{
-    zt_edge *edges = calloc(size, sizeof *edges);
-    uint32_t *node_token = realloc(t->node_token, nodes * sizeof *node_token);
-    if (node_token) t->node_token = node_token;
-    if (!edges || !node_token) {
-        free(edges);
-        return 0;
-    }
-    for (uint64_t i = 0; i < t->head.edges_size; i++) {
-        if (!t->edges[i].key) continue;
-        zt_edge *edge = edge_of(edges, size, (t->edges[i].key - 1) >> 8, (uint8_t)((t->edges[i].key - 1) & 0xFF));
-        if (!edge) {
-            free(edges);
-            return 0;
-        }
-        *edge = t->edges[i];
-    }
-    free(t->edges);
-    t->edges = edges;
-    t->head.edges_size = size;
-    return 1;
-}
-
-static int add_special(zt *t, uint32_t id, const uint8_t *text, size_t bytes)
-{
-    uint32_t node = 0;
-    for (size_t i = 0; i < bytes; i++) {
-        /* There are num_nodes - 1 edges; node_token has room for half as many nodes as there are slots. */
-        if (t->head.num_nodes >= t->head.edges_size / 2) {
-            if (t->head.num_nodes >= ZT_MAX_NODES || !grow_trie(t, t->head.edges_size * 2, t->head.edges_size)) return 0;
-        }
-        zt_edge *edge = edge_of(t->edges, t->head.edges_size, node, text[i]);
-        if (!edge) return 0;
-        if (!edge->key) {
-            *edge = (zt_edge){(node << 8 | text[i]) + 1, (uint32_t)t->head.num_nodes};
-            t->node_token[t->head.num_nodes++] = 0;
-        }
-        node = edge->child;
-    }
-    t->node_token[node] = id + 1;
-    t->head.first[text[0] >> 3] |= (uint8_t)(1 << (text[0] & 7));
-    if (bytes > t->head.max_special_bytes) t->head.max_special_bytes = bytes;
-    return 1;
-}
-
-/* The longest special token that `text` begins with and that is at most `max` bytes, or ZT_NONE; control and unknown
- * tokens count only with `with_control`. */
-uint32_t zt_special_at(const zt *t, const uint8_t *text, size_t bytes, int with_control, size_t max, size_t *length)
-{
-    uint32_t node = 0, found = ZT_NONE;
-    if (bytes > max) bytes = max;
-    if (bytes > t->head.max_special_bytes) bytes = t->head.max_special_bytes;
-    for (size_t i = 0; i < bytes; i++) {
-        const zt_edge *edge = edge_of(t->edges, t->head.edges_size, node, text[i]);
-        if (!edge || !edge->key) break;
-        node = edge->child;
-        uint32_t id = t->node_token[node] - 1;
-        if (id != ZT_NONE && (with_control || t->types[id] == ZT_USER_DEFINED)) {
-            found = id;
-            *length = i + 1;
-        }
-    }
-    return found;
-}
-
-static uint32_t find_special(const zt *t, const uint8_t *text, size_t bytes)
-{
-    size_t length = 0;
-    uint32_t id = zt_special_at(t, text, bytes, 1, bytes, &length);
-    return length == bytes ? id : ZT_NONE;
-}
-
 /* --- token text ---------------------------------------------------------------------------------------------- */
 
-/* GPT-2's byte alphabet: printable Latin-1 stands for itself, the other bytes for U+0100 on. -1: not in the alphabet. */
+/* GPT-2's byte alphabet: printable Latin-1 stands for itself, the other bytes for U+0100 on. -1: not in it. */
 static void byte_alphabet(int16_t byte_of[0x144])
 {
     int extra = 0x100;
@@ -250,7 +88,7 @@ static int64_t from_escaped(zt *t, const uint8_t *text, uint64_t bytes, uint64_t
     int64_t n = 0;
     for (uint64_t i = 0; i < bytes;) {
         if (readable - i >= 8) {  /* eight bytes at once where none of them can be a space */
-            uint64_t word = word_at(text + i);
+            uint64_t word = read_length(text + i);
             if (!(has_byte(word, 0xE2) | has_byte(word, ' '))) {
                 uint64_t step = bytes - i < 8 ? bytes - i : 8;
                 memcpy(out + n, &word, 8);
@@ -260,14 +98,20 @@ static int64_t from_escaped(zt *t, const uint8_t *text, uint64_t bytes, uint64_t
             }
         }
         int escaped = text[i] == 0xE2 && bytes - i >= 3 && text[i + 1] == 0x96 && text[i + 2] == 0x81;
-        if ((escaped || text[i] == ' ') && n && out[n - 1] != ' ') t->head.before_space[out[n - 1] >> 3] |= (uint8_t)(1 << (out[n - 1] & 7));
+        if ((escaped || text[i] == ' ') && n && out[n - 1] != ' ')
+            t->head.before_space[out[n - 1] >> 3] |= (uint8_t)(1 << (out[n - 1] & 7));
         out[n++] = escaped ? ' ' : text[i];
         i += escaped ? 3 : 1;
     }
     return n;
 }
 
-static int hex(int c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1; }
+static int hex(int c)
+{
+    if (c >= '0' && c <= '9') return c - '0';
+    c |= 32;
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
 
 /* The byte that "<0xNN>" names, or -1. */
 static int named_byte(const uint8_t *text, uint64_t bytes)
@@ -286,7 +130,8 @@ static int read_names(const zt_source *s, zt_names *names, zt_error *e)
     const uint8_t *text;
     *names = (zt_names){0};
     for (uint64_t i = 0; i < s->num_control; i++) {
-        if (i == 64 || !next_string(s->control, s->control_bytes, &offset, &text, &length)) return fail(e, -1, 0, "bad list of control tokens");
+        if (i == 64 || !next_string(s->control, s->control_bytes, &offset, &text, &length))
+            return fail(e, -1, 0, "bad list of control tokens");
         if (!length) continue;
         names->hashes[names->count++] = zt_hash(text, length);
         names->first[text[0] >> 3] |= (uint8_t)(1 << (text[0] & 7));
@@ -310,7 +155,7 @@ typedef struct { uint64_t hashes[NUM_PENDING]; uint32_t ids[NUM_PENDING], count;
 
 static int insert(zt *t, uint32_t id, uint64_t hash)
 {
-    uint64_t slot = slot_of(t, t->text + t->offsets[id], t->offsets[id + 1] - t->offsets[id], hash);
+    uint64_t slot = zt_text_slot(t, t->text + t->offsets[id], t->offsets[id + 1] - t->offsets[id], hash);
     uint32_t ids = (1u << t->head.id_bits) - 1;
     if (slot == ZT_NONE) return 0;
     t->table[slot] = ((uint32_t)(hash >> 32) & ~ids) | (id + 1);  /* of equal texts the last counts */
@@ -353,7 +198,8 @@ static int read_tokens(zt *t, const zt_source *s, zt_error *e)
     }
     for (uint64_t id = 0; id < n; id++) {
         uint64_t begin = offset;
-        if (!next_string(s->tokens, s->tokens_bytes, &offset, &text, &length)) return fail(e, 0, begin, "the length of a token's text leaves the array");
+        if (!next_string(s->tokens, s->tokens_bytes, &offset, &text, &length))
+            return fail(e, 0, begin, "the length of a token's text leaves the array");
         int32_t type = ZT_NORMAL;
         if (s->types) {
             memcpy(&type, s->types + 4 * id, 4);
@@ -387,9 +233,10 @@ static int read_tokens(zt *t, const zt_source *s, zt_error *e)
         t->offsets[id + 1] = (uint32_t)(used + (uint64_t)written);
         if (type == ZT_CONTROL || type == ZT_UNKNOWN || type == ZT_USER_DEFINED) {
             if (length > ZT_MAX_SPECIAL_BYTES) return fail(e, 0, begin, "a special token is longer than 1024 bytes");
-            if (!add_special(t, (uint32_t)id, text, length)) return fail(e, 0, begin, "too many special tokens");
+            if (!zt_add_special(t, (uint32_t)id, text, length)) return fail(e, 0, begin, "too many special tokens");
         } else if (in_table && written > 0) {
-            if (!insert_later(t, &pending, (uint32_t)id, zt_hash(out, (size_t)written))) return fail(e, 0, begin, collide);
+            if (!insert_later(t, &pending, (uint32_t)id, zt_hash(out, (size_t)written)))
+                return fail(e, 0, begin, collide);
             if ((uint64_t)written > t->head.max_token_bytes) t->head.max_token_bytes = (uint64_t)written;
             if (written == 1 && s->model == ZT_MODEL_BPE) t->head.byte_ids[out[0]] = (uint32_t)id;
         }
@@ -417,11 +264,12 @@ static int read_scores(zt *t, const zt_source *s, zt_error *e)
 }
 
 /* Token that one half of a merge names: in the table, or the id of a special token with `*special` set. */
-static uint32_t merge_token(const zt *t, const uint8_t *raw, size_t raw_bytes, const uint8_t *text, size_t bytes, int *special)
+static uint32_t merge_token(const zt *t, const uint8_t *raw, size_t raw_bytes, const uint8_t *text, size_t bytes,
+                            int *special)
 {
     uint32_t id = raw_bytes == 1 ? t->head.byte_ids[raw[0]] : zt_lookup(t, raw, raw_bytes);
     if (id != ZT_NONE) return id;
-    id = find_special(t, text, bytes);
+    id = zt_find_special(t, text, bytes);
     if (id != ZT_NONE) *special = 1;
     return id;
 }
@@ -458,7 +306,8 @@ static int read_merges(zt *t, const zt_source *s, zt_error *e)
         merge.left = merge_token(t, raw, (size_t)a, text, left_length, &special);
         merge.right = merge_token(t, raw + a, (size_t)b, space + 1, right_length, &special);
         last++;  /* vocabularies list the merged tokens in the order of the merges */
-        if (last < s->num_tokens && t->types[last] == ZT_NORMAL && same_text(t, last, raw, (size_t)(a + b))) merge.result = last;
+        if (last < s->num_tokens && t->types[last] == ZT_NORMAL && zt_has_text(t, last, raw, (size_t)(a + b)))
+            merge.result = last;
         else merge.result = merge_token(t, raw, (size_t)(a + b), joined, left_length + right_length, &special);
         if (merge.left == ZT_NONE || merge.right == ZT_NONE || merge.result == ZT_NONE) {
             ok = fail(e, 3, begin, "a merge names a text that is not in the vocabulary");
@@ -466,14 +315,14 @@ static int read_merges(zt *t, const zt_source *s, zt_error *e)
         }
         last = merge.result;
         if (special) continue;  /* special tokens are found in the text, never merged into being */
-        uint64_t slot = pair_slot(t, merge.left, merge.right);
+        uint64_t slot = zt_pair_slot(t, merge.left, merge.right);
         if (slot == ZT_NONE) {
             ok = fail(e, 3, begin, "merges that collide in the hash table");
             break;
         }
         if (t->pairs[slot]) continue;  /* the first of two equal merges counts */
         t->merges[rank] = merge;
-        uint64_t hash = mix((uint64_t)merge.left << 32 | merge.right);
+        uint64_t hash = zt_mix((uint64_t)merge.left << 32 | merge.right);
         t->pairs[slot] = ((uint32_t)(hash >> 32) & ~((1u << t->head.rank_bits) - 1)) | (uint32_t)(rank + 1);
     }
     if (ok && offset != s->merges_bytes) ok = fail(e, 3, offset, "bytes after the last merge");
@@ -503,20 +352,24 @@ static int allocate(zt *t, const zt_source *s)
         if (!t->merges || !t->pairs) return 0;
     }
     t->head.num_nodes = 1;
-    return t->offsets && t->text && t->types && t->table && grow_trie(t, 1024, 512) && (t->node_token[0] = 0, 1);
+    return t->offsets && t->text && t->types && t->table && zt_grow_trie(t, 1024, 512) && (t->node_token[0] = 0, 1);
 }
 
 static int build(zt *t, const zt_source *s, zt_error *e)
 {
-    if (s->num_tokens == 0 || s->num_tokens > ZT_MAX_TOKENS) return fail(e, 0, 0, "the number of tokens is not in 1 to 4194304");
-    if (s->tokens_bytes > UINT32_MAX || s->num_tokens > s->tokens_bytes / 8) return fail(e, 0, 0, "more tokens than the array can hold");
+    if (s->num_tokens == 0 || s->num_tokens > ZT_MAX_TOKENS)
+        return fail(e, 0, 0, "the number of tokens is not in 1 to 4194304");
+    if (s->tokens_bytes > UINT32_MAX || s->num_tokens > s->tokens_bytes / 8)
+        return fail(e, 0, 0, "more tokens than the array can hold");
     if (s->types && s->num_types != s->num_tokens) return fail(e, 2, 0, "there is not one type for each token");
-    if (s->model == ZT_MODEL_BPE && (s->num_merges > ZT_MAX_TOKENS || s->num_merges > s->merges_bytes / 8)) return fail(e, 3, 0, "more merges than the array can hold");
+    if (s->model == ZT_MODEL_BPE && (s->num_merges > ZT_MAX_TOKENS || s->num_merges > s->merges_bytes / 8))
+        return fail(e, 3, 0, "more merges than the array can hold");
     t->head.model = s->model;
     t->head.pre = s->pre;
     t->head.flags = s->flags;
     t->head.num_tokens = s->num_tokens;
-    t->head.unknown_id = s->unknown_id >= 0 && (uint64_t)s->unknown_id < s->num_tokens ? (uint64_t)s->unknown_id : ZT_NONE;
+    int has_unknown = s->unknown_id >= 0 && (uint64_t)s->unknown_id < s->num_tokens;
+    t->head.unknown_id = has_unknown ? (uint64_t)s->unknown_id : ZT_NONE;
     memset(t->head.byte_ids, 0xFF, sizeof t->head.byte_ids);
     if (!allocate(t, s)) return no_memory(e);
     if (!read_tokens(t, s, e)) return 0;
@@ -553,73 +406,3 @@ void zt_free(zt *t)
     free(t);
 }
 
-/* Id of the token whose text (decoded) is `text`, special tokens first; -1: none. */
-int64_t zt_find(const zt *t, const char *text, uint64_t bytes)
-{
-    uint32_t id = find_special(t, (const uint8_t *)text, bytes);
-    if (id == ZT_NONE) id = zt_lookup(t, (const uint8_t *)text, bytes);
-    return id == ZT_NONE ? -1 : (int64_t)id;
-}
-
-/* Copies what a token decodes to; returns its length (copied only if it fits), -1 for an id outside the vocabulary. */
-int64_t zt_token_bytes(const zt *t, int64_t id, uint8_t *out, uint64_t capacity)
-{
-    if (id < 0 || (uint64_t)id >= t->head.num_tokens) return -1;
-    uint64_t bytes = t->offsets[id + 1] - t->offsets[id];
-    if (bytes <= capacity) memcpy(out, t->text + t->offsets[id], bytes);
-    return (int64_t)bytes;
-}
-
-int64_t zt_token_type(const zt *t, int64_t id) { return id < 0 || (uint64_t)id >= t->head.num_tokens ? -1 : t->types[id]; }
-
-/* Sets bit b of out[32] for each byte b that a control or unknown token begins with. */
-void zt_control_first(const zt *t, uint8_t *out)
-{
-    memset(out, 0, 32);
-    for (uint64_t id = 0; id < t->head.num_tokens; id++) {
-        if ((t->types[id] != ZT_CONTROL && t->types[id] != ZT_UNKNOWN) || t->offsets[id] == t->offsets[id + 1]) continue;
-        uint8_t byte = t->text[t->offsets[id]];
-        out[byte >> 3] |= (uint8_t)(1 << (byte & 7));
-    }
-}
-
-/* Whether `text` ends inside a special token's text: what follows could complete it. */
-int64_t zt_ends_inside(const zt *t, const uint8_t *text, uint64_t bytes)
-{
-    for (uint64_t begin = bytes > t->head.max_special_bytes ? bytes - t->head.max_special_bytes : 0; begin < bytes; begin++) {
-        uint32_t node = 0;
-        uint64_t i = begin;
-        for (const zt_edge *edge; i < bytes && (edge = edge_of(t->edges, t->head.edges_size, node, text[i])) && edge->key; i++) node = edge->child;
-        if (i < bytes) continue;
-        for (int byte = 0; byte < 256; byte++) {
-            const zt_edge *edge = edge_of(t->edges, t->head.edges_size, node, (uint8_t)byte);
-            if (edge && edge->key) return 1;
-        }
-    }
-    return 0;
-}
-
-int64_t zt_num_tokens(const zt *t) { return (int64_t)t->head.num_tokens; }
-
-/* Bytes of `ids` in *out (to be released), without control and unknown tokens if asked; returns how many bytes,
- * -1 out of memory, -2 - i when ids[i] is outside the vocabulary. */
-int64_t zt_decode(const zt *t, const int32_t *ids, uint64_t count, int64_t skip_special, uint8_t **out)
-{
-    uint64_t total = 0;
-    for (uint64_t i = 0; i < count; i++) {
-        if (ids[i] < 0 || (uint64_t)ids[i] >= t->head.num_tokens) return -2 - (int64_t)i;
-        if (skip_special && (t->types[ids[i]] == ZT_CONTROL || t->types[ids[i]] == ZT_UNKNOWN)) continue;
-        total += t->offsets[ids[i] + 1] - t->offsets[ids[i]];
-    }
-    uint8_t *p = *out = malloc(total + 1);
-    if (!p) return -1;
-    for (uint64_t i = 0; i < count; i++) {
-        if (skip_special && (t->types[ids[i]] == ZT_CONTROL || t->types[ids[i]] == ZT_UNKNOWN)) continue;
-        uint32_t bytes = t->offsets[ids[i] + 1] - t->offsets[ids[i]];
-        memcpy(p, t->text + t->offsets[ids[i]], bytes);
-        p += bytes;
-    }
-    return (int64_t)total;
-}
-
-void zt_release(void *memory) { free(memory); }
