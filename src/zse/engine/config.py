@@ -1,5 +1,7 @@
 """What an engine is started with: frozen, validated once; resolve() replaces every "auto" by the value that is used."""
 
+from typing import Any
+
 import msgspec
 
 from zse.cache.pages import PAGE, pages_for
@@ -63,7 +65,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @classmethod
     def from_arguments(cls, arguments: list[str]) -> "EngineConfig":
         """The inverse of to_arguments(). Raises ConfigError."""
-        values: dict[str, object] = {}
+        values: dict[str, Any] = {}
         if len(arguments) % 2:
             raise ConfigError(f"{arguments[-1]} needs a value")
         for option, text in zip(arguments[::2], arguments[1::2], strict=True):

@@ -3,7 +3,7 @@
 import gc
 import os
 from collections import deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zse.engine.metrics import Phases, since_exec_clock
 from zse.errors import ConfigError, RequestError
@@ -13,7 +13,6 @@ _clock = since_exec_clock()   # taken when this module is imported: the earlier,
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import Any
 
     from zse.sampling.params import SamplingParams
 
@@ -76,7 +75,9 @@ class LLM:
         config = EngineConfig(model=store.locate(model), threads=threads, max_context=max_context,
                               max_rows=max_rows, activations=activations, kv_dtype=kv_dtype, **options)
         phases.mark("imports")
-        self._tokenizer = self._template = self._tokenizer_error = None
+        self._tokenizer: Any = None
+        self._template: Any = None
+        self._tokenizer_error: BaseException | None = None
         self._wants_chat = prepare_chat
         self._tokenizer_thread: threading.Thread | None = None
 
@@ -174,10 +175,10 @@ class LLM:
                  params: "SamplingParams | Sequence[SamplingParams] | None" = None) -> list[Output]:
         """A reply to each prompt (text, or token ids), run as one batch. params: one for all, or one for each prompt.
         Raises RequestError for a prompt or parameter that is refused; nothing of the call runs on then."""
-        if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-            prompts = [prompts]   # type: ignore[list-item]
-        params = self._params_of(params, len(prompts))
-        ids = [self._encode(prompt) for prompt in prompts]
+        single = isinstance(prompts, str) or (prompts and isinstance(prompts[0], int))
+        several: Any = [prompts] if single else prompts
+        params = self._params_of(params, len(several))
+        ids = [self._encode(prompt) for prompt in several]
         replies = []
         try:
             for prompt, wanted in zip(ids, params, strict=True):
@@ -300,7 +301,7 @@ class _Reply:
         self._tokens: list[int] = []
         self._logprobs: list | None = None if params.logprobs is None else []
         self._text: list[str] = []
-        self._detokenizer = None
+        self._detokenizer: Any = None
 
     def take(self) -> list[Delta]:
         """Deltas of the outputs that came since last time. Raises RequestError when the request failed."""

@@ -66,7 +66,7 @@ def _build(config: EngineConfig, device, model, plan):
         room = config.max_memory - sum(model.memory_bytes.values()) - scratch_for(longest)
     resolved = resolve(config, model_context=plan.config.max_context, threads=device.threads, room_bytes=room,
                        page_bytes=page_nbytes(plan.config, config.kv_dtype),
-                       memory_bytes=machine["limit"] or machine["total"])
+                       memory_bytes=machine["limit"] or machine["total"] or 0)
     scratch = scratch_for(resolved.max_context)
     memory = {**model.memory_bytes, "kv cache": resolved.kv_bytes, "scratch": scratch}
     require_memory(memory, config.max_memory)

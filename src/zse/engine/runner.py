@@ -5,6 +5,7 @@ rows costs tens of microseconds of Python.
 """
 
 from array import array
+from typing import Any
 
 from zse.cache.pages import PAGE, pages_for
 from zse.engine.config import EngineConfig, ResolvedConfig
@@ -48,7 +49,7 @@ class Runner:
         self._token_row, self._page_table = buffers.token_row.view(), buffers.page_table.view()
         self._logit_rows = buffers.logit_rows.view()
         self._ascending = memoryview(array("i", range(config.max_context)))
-        self._graphs: dict[tuple[str, int], object] = {}
+        self._graphs: dict[tuple[str, int], Any] = {}
         sizes = dict.fromkeys((config.max_tokens_per_step, self._split_tokens))
         self._wanted_first = [("mixed", size) for size in sizes]
         self._wanted_first.insert(1, ("decode", 1))

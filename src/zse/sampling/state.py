@@ -45,7 +45,7 @@ class SamplerState:
 
     def read(self) -> list[tuple[int, tuple[float, list[tuple[int, float]]] | None]]:
         """(token, None or (logprob, [(token, logprob), ...])) of each line; token -1: the logits were not finite."""
-        results = []
+        results: list[tuple[int, tuple[float, list[tuple[int, float]]] | None]] = []
         for line, request in enumerate(self._batch):
             if self._status[line]:
                 results.append((-1, None))

@@ -56,8 +56,10 @@ class Counters:
                  "recomputed_tokens", "refused", "scheduled_tokens", "submitted")
 
     def __init__(self):
-        for name in self.__slots__:
-            setattr(self, name, 0)
+        self.submitted = self.refused = self.finished = self.cancelled = self.failed = 0
+        self.ignored_cancels = self.late_results = 0
+        self.scheduled_tokens = self.preemptions = self.recomputed_tokens = 0
+        self.queue_wait_s = 0.0
 
     def snapshot(self) -> dict[str, float]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -270,7 +272,8 @@ class Scheduler:
     def _grow(self, request: Request) -> bool:
         """Pages for the request's next token, from younger requests if need be. False when it had to yield itself."""
         while not self.cache.reserve(request.id, len(request.tokens)):
-            victim = choose_victim(self._running)   # never None: a pinned request has all its pages, this one lacks one
+            # This request itself at the latest: a pinned one has all its pages, this one lacks one.
+            victim = choose_victim(self._running) or request
             self._preempt(victim)
             if victim is request:
                 return False
