@@ -9,6 +9,7 @@ import ctypes
 import struct
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 from zse.errors import FormatError, UnsupportedError
 from zse.tokenizer import native
@@ -61,7 +62,8 @@ class BPETokenizer(Tokenizer):
 
     def __init__(self, handle: int, keep: object = None):
         self._library = native.library()
-        self._handle, self._keep = handle, keep
+        self._handle: int | None = handle
+        self._keep = keep
         self.vocab_size = self._library.zt_num_tokens(handle)
 
     def __del__(self):
@@ -174,7 +176,7 @@ def from_gguf(fields: dict, path: str = "GGUF", pre_tokenizer: tuple[int, bool, 
             raise UnsupportedError("pre-tokenizer", pre_name, sorted(PRE_TOKENIZERS))
         pre, ignore_merges, default_bos = PRE_TOKENIZERS[pre_name]
     strips_space = bool(fields.get("tokenizer.ggml.add_space_prefix", model == SPM)) and model == SPM
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for field in ("tokens", "scores", "token_type", "merges"):
         arrays[field] = fields.get("tokenizer.ggml." + field)
         wanted = {"tokens": True, "scores": model == SPM, "merges": model == BPE}.get(field, False)
@@ -216,8 +218,8 @@ def from_gguf(fields: dict, path: str = "GGUF", pre_tokenizer: tuple[int, bool, 
     packed = (ctypes.c_uint64 * len(words))(*words.values())
     handle = native.library().zt_new(packed, ctypes.byref(error))
     if not handle:
-        field = {0: "tokens", 1: "scores", 2: "token_type", 3: "merges"}.get(error.field)
-        offset = getattr(arrays.get(field), "offset", 0) + error.offset
+        refused = {0: "tokens", 1: "scores", 2: "token_type", 3: "merges"}.get(error.field, "")
+        offset = getattr(arrays.get(refused), "offset", 0) + error.offset
         raise _refused(error, path, offset)
     made = BPETokenizer(handle)
     made.bos_id, made.eos_id, made.unknown_id, made.pad_id = ids["bos"], ids["eos"], ids["unknown"], ids["padding"]
@@ -225,7 +227,7 @@ def from_gguf(fields: dict, path: str = "GGUF", pre_tokenizer: tuple[int, bool, 
     made.adds_eos = bool(fields.get("tokenizer.ggml.add_eos_token", False)) and ids["eos"] is not None
     made.strips_space = strips_space
     ends = {ids["eos"], ids["eot"], ids["eom"], *(made.find(text) for text in END_TEXTS)}
-    made.eos_ids = frozenset(ends - {None})
+    made.eos_ids = frozenset(id for id in ends if id is not None)
     return made
 
 

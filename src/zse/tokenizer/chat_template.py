@@ -148,15 +148,15 @@ def _compile(source: str):
     """An object with render(variables) and literals. ValueError when it is refused."""
     from zse.tokenizer.template_fast import compile_fast
     compiled = compile_fast(source)
-    if compiled is None:
-        from zse.tokenizer.template_jinja import JinjaTemplate
-        compiled = JinjaTemplate(source)
-    return compiled
+    if compiled is not None:
+        return compiled
+    from zse.tokenizer.template_jinja import JinjaTemplate
+    return JinjaTemplate(source)
 
 
 def _unused_mark(given, text: str) -> str:
     used = set(text)
-    _map_strings(given, lambda item: used.update(item) or item)
+    _any_string(given, used.update)  # None: goes on to the next string
     mark = next((mark for mark in _MARKS if mark not in used), None)
     if mark is None:
         raise RequestError("the messages hold every noncharacter U+FDD0 to U+FDEF; remove one", param="messages")

@@ -58,7 +58,7 @@ class IncrementalDetokenizer:
         if end is not None:
             shown = self._held + text[:end]
             self._held = ""
-            return shown[:len(shown) - len(self.stopped)]
+            return shown[:len(shown) - len(self.stopped or "")]
         text = self._held + text
         keep = len(text) - max(matcher.matched for matcher in self._stops)
         self._held = text[keep:]
@@ -74,7 +74,7 @@ class IncrementalDetokenizer:
         best = None
         for matcher in self._stops:
             end = matcher.feed(text if best is None else text[:best])
-            if end is not None and (best is None or end < best or len(matcher.text) > len(self.stopped)):
+            if end is not None and (best is None or end < best or len(matcher.text) > len(self.stopped or "")):
                 best, self.stopped = end, matcher.text
         return best
 

@@ -45,7 +45,7 @@ def from_json(data: bytes, config: dict | None = None, special_tokens: dict | No
     adds_bos, adds_eos = _adds(parsed.get("post_processor"), roles, config or {})
     try:
         pre = scanner_of(parsed)
-        made = None if pre is None else _native(parsed, pre, roles, path)
+        made: Tokenizer | None = None if pre is None else _native(parsed, pre, roles, path)
     except (KeyError, TypeError, ValueError, AttributeError, struct.error) as error:
         raise FormatError(path, 0, "tokenizer.json", f"damaged: {type(error).__name__}: {error}") from None
     if made is None:
@@ -53,7 +53,7 @@ def from_json(data: bytes, config: dict | None = None, special_tokens: dict | No
         made = WrappedTokenizer(data, parsed, path)
         made.bos_id, made.eos_id = roles["bos"], roles["eos"]
         made.unknown_id, made.pad_id = roles["unk"], roles["pad"]
-        made.eos_ids = frozenset({made.find(text) for text in bpe.END_TEXTS} - {None})
+        made.eos_ids = frozenset(id for text in bpe.END_TEXTS if (id := made.find(text)) is not None)
     made.adds_bos, made.adds_eos = adds_bos, adds_eos
     made.eos_ids |= {id for id in roles["ends"] if 0 <= id < made.vocab_size}
     return made
@@ -62,7 +62,8 @@ def from_json(data: bytes, config: dict | None = None, special_tokens: dict | No
 def special_roles(config: dict, special_tokens: dict, ids: dict[str, int], model: dict,
                   generation_config: dict) -> dict:
     """"bos", "eos", "unk", "pad" -> id or None; "ends" -> every id that the model's files call an end."""
-    vocabulary = model.get("vocab") if isinstance(model.get("vocab"), dict) else {}
+    vocab = model.get("vocab")
+    vocabulary = vocab if isinstance(vocab, dict) else {}
 
     def id_of(role):
         for source in (config, special_tokens):
@@ -106,7 +107,7 @@ def scanner_of(parsed: dict) -> int | None:
     if kinds == ["Split", "ByteLevel"] and not has_pattern and steps[0].get("behavior") == "Isolated" \
             and not steps[0].get("invert"):
         pattern = steps[0].get("pattern")
-        return PATTERNS.get(pattern.get("Regex")) if isinstance(pattern, dict) else None
+        return PATTERNS.get(str(pattern.get("Regex"))) if isinstance(pattern, dict) else None
     return None
 
 

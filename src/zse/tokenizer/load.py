@@ -12,7 +12,7 @@ def load_tokenizer(source, path: str | None = None) -> Tokenizer:
     GGUF vocabularies and the common kinds of tokenizer.json are read into the C tables of this package; other kinds of
     tokenizer.json by the `tokenizers` library.
     """
-    path = path or getattr(source, "path", "model")
+    path = path or str(getattr(source, "path", "model"))
     described = getattr(source, "tokenizer", source)
     if described is None:
         raise FormatError(path, 0, "tokenizer", "the model has no tokenizer; serve a file that holds one")

@@ -9,6 +9,7 @@ listed, so there is nothing to escape to. Grammar and white space rules: jinja2'
 
 import operator
 import re
+from collections.abc import Callable
 
 from zse.errors import RequestError
 from zse.tokenizer.template_limits import (
@@ -93,7 +94,7 @@ class Loop:
 
 
 LOOP = frozenset("index index0 first last length revindex revindex0 previtem nextitem cycle".split())
-METHODS = {str: frozenset("""capitalize count endswith find index isdigit isspace join lower lstrip replace rfind rsplit
+METHODS: dict[type, frozenset[str]] = {str: frozenset("""capitalize count endswith find index isdigit isspace join lower lstrip replace rfind rsplit
                rstrip split splitlines startswith strip title upper""".split()),
            dict: frozenset(("get", "items", "keys", "values")), list: frozenset(("count", "index")), tuple: frozenset()}
 ALL_METHODS = frozenset().union(*METHODS.values()) | {"cycle"}
@@ -196,7 +197,7 @@ def to_float(value, default=0.0):
         return default
 
 
-FILTERS = {
+FILTERS: dict[str, Callable] = {
     "trim": lambda value, chars=None: str(value).strip(chars), "upper": lambda value: str(value).upper(),
     "lower": lambda value: str(value).lower(), "capitalize": lambda value: str(value).capitalize(), "length": len,
     "count": len,
@@ -208,7 +209,7 @@ FILTERS = {
     "reverse": lambda value: value[::-1] if isinstance(value, str) else sequence(value)[::-1], "abs": abs,
 }
 NUMBERS = (int, float)
-TESTS = {
+TESTS: dict[str, Callable] = {
     "defined": lambda value: type(value) is not Undefined, "undefined": lambda value: type(value) is Undefined,
     "none": lambda value: value is None, "string": lambda value: isinstance(value, str),
     "mapping": lambda value: isinstance(value, dict), "sequence": lambda value: hasattr(value, "__len__"),

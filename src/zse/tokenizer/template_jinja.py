@@ -140,7 +140,7 @@ class Environment(ImmutableSandboxedEnvironment):
             if name == "replace":
                 return self.budget.replace(owner, *args)
             if name == "join":
-                return self._join(*args, owner)
+                return self._join(args[0] if args else "", owner)
         elif not isinstance(owner, (dict, list, tuple, LoopContext)) and not isinstance(obj, Macro) and \
                 obj not in self.globals.values():
             raise cannot_render(f"{name or 'a value'} is called, which is not a function")

@@ -9,6 +9,7 @@ _TOKEN = re.compile(r"""\s*(?:(?P<float>\d+\.\d+)|(?P<int>\d+)|(?P<name>[A-Za-z_
     |(?P<string>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<close>[-+]?%\}|-?\}\})
     |(?P<op>//|\*\*|==|!=|<=|>=|[-+*/%~<>=()\[\]{}.,:|]))""",
                     re.X | re.S)
+_SINGLE = re.compile(r"\s*(?P<op>[-+%}])")
 _COMMENT_END = re.compile(r"([-+]?)#\}")
 
 
@@ -59,10 +60,13 @@ def _lex_code(source: str, at: int, close: str, out: list) -> tuple[int, str]:
         found = _TOKEN.match(source, at)
         if not found:
             raise Unknown
-        kind, text = found.lastgroup, found[found.lastgroup]
+        kind = found.lastgroup or ""
+        text = found[kind]
         if kind == "close" and (depth or not text.endswith(close)):
             # "}}" inside {{ {"a": {}}["a"] }}, or "-%" and the like in an expression: a single character is the token.
-            found = re.compile(r"\s*(?P<op>[-+%}])").match(source, at)
+            found = _SINGLE.match(source, at)
+            if not found:
+                raise Unknown
             kind, text = "op", found["op"]
         if kind == "close":
             out.append(("end", ""))

@@ -4,6 +4,8 @@ An expression becomes a function of the variables; a statement a function of the
 """
 
 import operator
+from collections.abc import Callable
+from typing import Any
 
 from zse.tokenizer.template_fast import (
     ALL_METHODS,
@@ -299,7 +301,8 @@ class Parser:
         return self._compare()
 
     def _compare(self):
-        first, rest = self._sum(), []
+        first = self._sum()
+        rest: list[tuple[Callable[[Any, Any], Any], Any]] = []
         while True:
             kind, text = self._peek()
             if kind == "op" and text in _COMPARE:

@@ -41,7 +41,7 @@ class WrappedTokenizer(Tokenizer):
             inner = re.sub(r'("prepend_scheme"\s*:\s*)"first"', r'\1"never"', data.decode("utf-8"))
             self._inner = Library.from_str(inner)
             self._inner.encode_special_tokens = True
-        self._bytes_of = None
+        self._bytes_of: dict[str, int] = {}
 
     def token_bytes(self, id: int) -> bytes:
         text = self._added.get(id)
@@ -70,13 +70,14 @@ class WrappedTokenizer(Tokenizer):
         ids, start, library, stops = [], 0, self._library, _characters(text, barriers)
         position = 0
         while match := self._control_pattern.search(text, position):
-            begin, end = match.span(match.lastgroup)
+            group = match.lastgroup or ""
+            begin, end = match.span(group)
             if any(begin < stop < end for stop in stops):
                 position = begin + 1
                 continue
             if match.start() > start:
                 ids += library.encode(text[start:match.start()], add_special_tokens=False).ids
-            ids.append(int(match.lastgroup[1:]))
+            ids.append(int(group[1:]))
             start = position = match.end()
             library = self._inner
         if start < len(text):
@@ -87,7 +88,7 @@ class WrappedTokenizer(Tokenizer):
         return b"".join(self.token_bytes(id) for id in ids if not (skip_special and id in self._control))
 
     def _from_alphabet(self, text: str) -> bytes:
-        if self._bytes_of is None:
+        if not self._bytes_of:
             plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
             rest = (byte for byte in range(256) if byte not in plain)
             self._bytes_of = {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(rest)}
@@ -123,7 +124,7 @@ def _from_pieces(text: str) -> bytes:
 def _kinds(decoder: dict | None) -> set[str]:
     if not isinstance(decoder, dict):
         return set()
-    return {decoder.get("type")}.union(*map(_kinds, decoder.get("decoders") or []))
+    return {str(decoder.get("type"))}.union(*map(_kinds, decoder.get("decoders") or []))
 
 
 def _adds_space(parsed: dict) -> bool:
