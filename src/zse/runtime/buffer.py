@@ -34,9 +34,9 @@ class Buffer:
     __slots__ = ("address", "nbytes", "label", "_map", "_start", "_account", "_pins", "__weakref__")
 
     def __init__(self, nbytes: int, label: str, account: Account):
+        self._map: mmap.mmap | None = None      # set first: __del__ runs even when this fails
         if nbytes < 0:
             raise ValueError(f"a buffer of {nbytes} bytes")
-        self._map: mmap.mmap | None = None      # set first: __del__ runs even when the mapping fails
         self.nbytes, self.label, self._account, self._pins = nbytes, label, account, 0
         large = nbytes >= 2 * HUGE_PAGE
         try:
