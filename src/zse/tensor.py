@@ -39,7 +39,7 @@ class Tensor(NamedTuple):
     def view(self) -> memoryview:
         """Host view of the elements, flat; f16 and bf16 are seen as u16. Only for devices whose memory the host can touch."""
         raw = memoryview(self.buffer.view())[self.offset: self.offset + self.nbytes]
-        return raw.cast("B").cast(VIEW_FORMAT[self.dtype])
+        return raw.cast("B").cast(VIEW_FORMAT[self.dtype])  # type: ignore[call-overload]
 
 
 class Activation(NamedTuple):
@@ -49,7 +49,9 @@ class Activation(NamedTuple):
     scale: Tensor
     sum: Tensor
 
-    dtype = "int8"
+    @property
+    def dtype(self) -> str:
+        return "int8"
 
     @property
     def shape(self) -> tuple:

@@ -60,7 +60,7 @@ class Buffer:
         """The content as a writable memoryview of `format` items (struct letters: "B", "f", "i", …), one dimension."""
         if self._map is None:
             raise DeviceError(f"{self.label}: the buffer was freed")
-        return memoryview(self._map)[self._start:self._start + self.nbytes].cast(format)
+        return memoryview(self._map)[self._start:self._start + self.nbytes].cast(format)  # type: ignore[call-overload]
 
     @property
     def freed(self) -> bool:

@@ -48,9 +48,9 @@ class CPUDevice(Device):
         self._manifest: dict = manifest
         self._programs: dict[str, Program] = {}
         self._account = Account()
-        error = c_int32()
-        self._pool = self._runtime.zse_pool_create(threads, byref(error))
-        native.check(f"zse_pool_create({threads} threads)", error.value)
+        status = c_int32()
+        self._pool = self._runtime.zse_pool_create(threads, byref(status))
+        native.check(f"zse_pool_create({threads} threads)", status.value)
         self.threads = threads
 
     def alloc(self, nbytes: int, label: str = "other") -> Buffer:
