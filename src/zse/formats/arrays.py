@@ -6,6 +6,8 @@ lengths (about 1 ms; libzse_formats, see csrc/gguf_scan.c) or, without that libr
 
 from collections.abc import Iterator
 
+from typing import Any
+
 from zse.errors import FormatError
 from zse.formats.file import ModelFile
 

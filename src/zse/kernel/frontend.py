@@ -369,7 +369,7 @@ class Stager:
             value = value.items
         if is_runtime(value):
             raise _Failure("this loop runs at compile time and cannot walk a run-time value")
-        return list(value)
+        return list(value)   # type: ignore[call-overload]
 
     def compile_time(self, value: object, what: str) -> object:
         if is_runtime(value):
@@ -620,7 +620,7 @@ class Stager:
         elif isinstance(target, ast.Tuple | ast.List):
             if is_runtime(value):
                 raise _Failure("a run-time value cannot be unpacked")
-            items = list(value)
+            items = list(value)   # type: ignore[call-overload]
             if not fresh and len(items) > 1:   # a, b = b, a
                 items = [self.materialize(item, "value") if is_runtime(item) else item for item in items]
             for part, item in zip(target.elts, items, strict=True):
