@@ -5,7 +5,6 @@ lengths (about 1 ms; libzse_formats, see csrc/gguf_scan.c) or, without that libr
 """
 
 from collections.abc import Iterator
-
 from typing import Any
 
 from zse.errors import FormatError
@@ -16,7 +15,7 @@ SCALARS = {"u8": ("B", 1), "i8": ("b", 1), "u16": ("H", 2), "i16": ("h", 2), "u3
            "f32": ("f", 4), "bool": ("?", 1), "u64": ("Q", 8), "i64": ("q", 8), "f64": ("d", 8)}
 
 MAX_STRINGS = 1 << 24       # 64 times the largest public vocabulary
-_WINDOW_BYTES = 1 << 20
+_native: Any = None         # None: not looked for; False: not there
 
 _native = None              # None: not looked for; False: not there
 
