@@ -15,9 +15,9 @@ SCALARS = {"u8": ("B", 1), "i8": ("b", 1), "u16": ("H", 2), "i16": ("h", 2), "u3
            "f32": ("f", 4), "bool": ("?", 1), "u64": ("Q", 8), "i64": ("q", 8), "f64": ("d", 8)}
 
 MAX_STRINGS = 1 << 24       # 64 times the largest public vocabulary
-_native: Any = None         # None: not looked for; False: not there
+_WINDOW_BYTES = 1 << 20
 
-_native = None              # None: not looked for; False: not there
+_native: Any = None         # None: not looked for; False: not there
 
 
 class ScalarArray:
