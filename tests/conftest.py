@@ -1,12 +1,18 @@
 """What tests of every part share: where the public models and the reference results are."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from zse.formats import store
 from zse.formats.catalog import CATALOG
+
+
+# A shell starts background jobs with SIGINT ignored, and children inherit that: tests of Ctrl-C need the default.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _absent(what: str):
