@@ -66,7 +66,7 @@ def ints(*shape):
     (lambda r: add_rmsnorm(r, floats(2, 8), floats(2, 9), None, None, None, 1e-5), "delta: shape"),
     (lambda r: add_rmsnorm(r, floats(2, 8), None, None, None, None, 1e-5), "nothing to do"),
     (lambda r: add_rmsnorm(r, floats(2, 8), None, None, floats(8), None, 1e-5), "go together"),
-    (lambda r: gated(r, floats(2, 8), floats(2, 5), "silu"), "out has shape"),
+    (lambda r: gated(r, floats(2, 8), floats(2, 5), "silu"), "gate_up: shape"),
     (lambda r: gated(r, floats(2, 8), floats(2, 4), "relu"), "kind 'relu'"),
     (lambda r: quantize(r, floats(2, 40), floats(2, 40)), "not a multiple of 32"),
     (lambda r: gather_rows(r, floats(5, 8), ints(3), floats(2, 8)), "rows: shape"),
