@@ -9,7 +9,6 @@ import pytest
 from zse.formats import store
 from zse.formats.catalog import CATALOG
 
-
 # A shell starts background jobs with SIGINT ignored, and children inherit that: tests of Ctrl-C need the default.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
