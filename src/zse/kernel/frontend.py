@@ -10,6 +10,7 @@ import inspect
 import operator
 import textwrap
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from zse.errors import CompileError
 from zse.kernel import ir, passes
@@ -46,7 +47,7 @@ union unsigned void volatile while asm class new delete template this operator p
 thread threadgroup constant warp main""".split())
 
 
-def is_runtime(value: object) -> bool:
+def is_runtime(value: object) -> TypeGuard[ir.Expr]:
     return isinstance(value, EXPR_TYPES)
 
 
@@ -103,7 +104,8 @@ class _Scope:
 
     def find(self, name: str) -> tuple["_Scope | None", bool]:
         """The scope that binds the name, and whether a run-time block lies between here and there."""
-        scope, crossed = self, False
+        scope: _Scope | None = self
+        crossed = False
         while scope is not None:
             if name in scope.names:
                 return scope, crossed
@@ -217,6 +219,7 @@ class Stager:
 
     def unify(self, left: object, right: object, what: str) -> tuple[ir.Expr, ir.Expr]:
         if not is_runtime(left):
+            assert is_runtime(right)   # two compile-time values never come here: Python computes with them
             return self.coerce(left, right.type, f"{what} with {right.type}"), right
         if not is_runtime(right):
             return left, self.coerce(right, left.type, f"{what} with {left.type}")

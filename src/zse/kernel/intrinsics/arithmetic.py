@@ -8,18 +8,19 @@ _SCALAR_F32 = {"sqrt": "sqrtf", "exp": "expf", "log": "logf", "sin": "sinf", "co
 _X86 = {"sqrt": "sqrt", "fma": "fmadd", "minimum": "min", "maximum": "max"}
 
 
-def _same_floats(*types: object) -> ir.Type | str:
+def _same_floats(*types: ir.Type | int | float) -> ir.Type | str:
     first = types[0]
-    elem = elem_of(first) if not isinstance(first, int | float) else None
-    if elem is None or elem.name not in ("f32", "f64") or any(type != first for type in types):
+    elem = elem_of(first)
+    if elem is None or isinstance(first, int | float) or elem.name not in ("f32", "f64") or any(type != first for type in types):
         return f"needs f32 or f64 values of one type, got {', '.join(map(str, types))}"
     return first
 
 
-def _same_numbers(*types: object) -> ir.Type | str:
+def _same_numbers(*types: ir.Type | int | float) -> ir.Type | str:
     first = types[0]
-    elem = elem_of(first) if not isinstance(first, int | float) else None
-    if elem is None or elem.kind == "bool" or (elem.kind == "float" and elem.bits == 16) or any(type != first for type in types):
+    elem = elem_of(first)
+    if elem is None or isinstance(first, int | float) or elem.kind == "bool" or (elem.kind == "float" and elem.bits == 16) \
+            or any(type != first for type in types):
         return f"needs numbers of one type, got {', '.join(map(str, types))}"
     return first
 

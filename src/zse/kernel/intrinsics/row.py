@@ -28,7 +28,7 @@ class Intrinsic:
         return body
 
 
-def elem_of(type: ir.Type) -> ir.Scalar | None:
+def elem_of(type: object) -> ir.Scalar | None:
     """The scalar type of a scalar or vector, else None."""
     if isinstance(type, ir.Vector):
         return type.elem
