@@ -1,4 +1,4 @@
-"""What an installation brings: few, small packages, and no machine-learning framework, neither installed nor imported."""
+"""What an installation brings: few, small packages, and no machine-learning framework, installed or imported."""
 
 import json
 import os
@@ -16,7 +16,8 @@ from packaging.utils import canonicalize_name
 import zse
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
-FRAMEWORKS = ("torch", "triton", "transformers", "tensorflow", "jax", "gguf", "llama_cpp", "safetensors", "pydantic", "fastapi")
+FRAMEWORKS = ("torch", "triton", "transformers", "tensorflow", "jax", "gguf", "llama_cpp", "safetensors",
+              "pydantic", "fastapi")
 MAX_BYTES, MAX_PACKAGES = 110_000_000, 30     # as the packages ship: without the bytecode that pip may write beside it
 
 
@@ -76,7 +77,8 @@ def test_the_package_itself_is_small():
 
 def all_modules() -> list[str]:
     # __main__ modules run when imported.
-    return [module.name for module in pkgutil.walk_packages(zse.__path__, "zse.") if not module.name.endswith("__main__")]
+    names = [module.name for module in pkgutil.walk_packages(zse.__path__, "zse.")]
+    return [name for name in names if not name.endswith("__main__")]
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +90,8 @@ def imported_everything() -> set[str]:
 
 
 def run_python(script: str, **environment: str) -> str:
-    done = subprocess.run([sys.executable, "-c", script], env={**os.environ, **environment}, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", script], env={**os.environ, **environment}, capture_output=True,
+                          text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -109,7 +112,8 @@ def test_every_import_is_a_core_dependency(imported_everything):
 
 
 def test_generating_imports_no_framework(real_models):
-    script = (f"import sys\nfrom zse import LLM, SamplingParams\nllm = LLM({str(real_models['smollm2'])!r}, threads=2)\n"
+    script = (f"import sys\nfrom zse import LLM, SamplingParams\n"
+              f"llm = LLM({str(real_models['smollm2'])!r}, threads=2)\n"
               "out = llm.generate(['The capital of France is'], SamplingParams(max_tokens=4, temperature=0))\n"
               "assert out\nprint(*sorted({name.partition('.')[0] for name in sys.modules}))")
     loaded = set(run_python(script).split())
@@ -145,7 +149,8 @@ def tiny_with_text(tmp_path_factory) -> Path:
 
 def test_generating_with_a_tiny_model_imports_no_framework(tiny_with_text):
     """As above, where no public model is: a directory of safetensors and a tokenizer.json."""
-    script = (f"import sys\nfrom zse import LLM, SamplingParams\nllm = LLM({str(tiny_with_text)!r}, threads=2, max_rows=2)\n"
+    script = (f"import sys\nfrom zse import LLM, SamplingParams\n"
+              f"llm = LLM({str(tiny_with_text)!r}, threads=2, max_rows=2)\n"
               "out = llm.generate(['Hello world', [5, 6, 7]], SamplingParams(max_tokens=8, ignore_eos=True, seed=1))\n"
               "assert [len(reply.token_ids) for reply in out] == [8, 8] and out[0].text\n"
               "print(*sorted({name.partition('.')[0] for name in sys.modules}))")

@@ -56,7 +56,8 @@ def test_the_source_runs_no_data_as_code():
     "eval('1')", "exec(data)", "import builtins\nbuiltins.eval('1')", "yaml.load(text)", "from yaml import load",
     "torch.load(path)", "import torch", "from transformers import AutoModel", "import triton.language as tl",
     "from importlib import import_module\nimport_module('torch')", "subprocess.run(line, shell=True)",
-    "subprocess.run(line, shell=flag)", "subprocess.run(line, shell=1)", "load(name, trust_remote_code=True)", "get(url, verify=False)",
+    "subprocess.run(line, shell=flag)", "subprocess.run(line, shell=1)",
+    "load(name, trust_remote_code=True)", "get(url, verify=False)",
     "numpy.load(path, allow_pickle=True)", "os.system(line)",
 ])
 def test_an_unsafe_source_is_found(source):
