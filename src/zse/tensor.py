@@ -61,9 +61,31 @@ class Activation(NamedTuple):
         return Activation(self.q.with_rows(rows), self.scale.with_rows(rows), self.sum.with_rows(rows))
 
 
+class Fp8Activation(NamedTuple):
+    """8-bit float rows for a GEMM with fp8 weights: q e4m3 [M, K], scale f32 [M]; a[m, k] = scale[m] * q[m, k]."""
+
+    q: Tensor
+    scale: Tensor
+
+    @property
+    def dtype(self) -> str:
+        return "fp8"
+
+    @property
+    def shape(self) -> tuple:
+        return self.q.shape
+
+    def with_rows(self, rows: "int | Sym") -> "Fp8Activation":
+        return Fp8Activation(self.q.with_rows(rows), self.scale.with_rows(rows))
+
+
 class Weight(NamedTuple):
-    """A matrix of N outputs and K inputs in layout r16. planes: name → Tensor, as `scheme.planes(N, K)` lists them."""
+    """A matrix of N outputs and K inputs. planes: name → Tensor, as `scheme.planes(N, K)` lists them.
+
+    layout: "r16" (tiles of 16 rows), or "rows" (one plane, plain [N, K]: dense and fp8 weights on a GPU).
+    """
 
     shape: tuple
     scheme: Any
     planes: dict
+    layout: str = "r16"
