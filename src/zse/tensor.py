@@ -80,9 +80,9 @@ class Fp8Activation(NamedTuple):
 
 
 class Weight(NamedTuple):
-    """A matrix of N outputs and K inputs. planes: name → Tensor, as `scheme.planes(N, K)` lists them.
+    """A matrix of N outputs and K inputs. planes: name → Tensor, as `scheme.planes(N, K, layout)` lists them.
 
-    layout: "r16" (tiles of 16 rows), or "rows" (one plane, plain [N, K]: dense and fp8 weights on a GPU).
+    layout: "r16" (tiles of 16 rows) or "rows" (row-major), see zse.quant.scheme.
     """
 
     shape: tuple

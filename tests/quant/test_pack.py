@@ -123,7 +123,7 @@ def test_bf16_rounds_to_nearest_even():
 
 
 def test_names_read_back():
-    assert len(set(SCHEME_NAMES)) == len(SCHEME_NAMES) == 3 + len(BITS) * len(GROUPS) * 2
+    assert len(set(SCHEME_NAMES)) == len(SCHEME_NAMES) == 6 + len(BITS) * len(GROUPS) * 2
     for name in SCHEME_NAMES:
         assert parse_scheme(name).name == name
     assert AffineScheme(4, 32, False).name == "int4-g32" and AffineScheme(8, 0, True).name == "int8-row-sym"

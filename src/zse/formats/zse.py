@@ -48,7 +48,7 @@ def tensor_bytes(layout: str, type: str, shape: tuple[int, ...]) -> int:
     if layout == LAYOUT:
         if len(shape) != 2:
             raise ValueError(f"rank {len(shape)} in layout {LAYOUT}")
-        return placed_planes(parse_scheme(type), *shape)[1]
+        return placed_planes(parse_scheme(type), *shape, layout)[1]
     nbytes = DENSE_BYTES[type]
     for size in shape:
         nbytes *= size

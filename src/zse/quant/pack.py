@@ -1,6 +1,6 @@
-"""The content of layout `r16`, in NumPy: q, scale, offset of a matrix <-> the planes that kernels read, bit for bit.
+"""The content of the planes that kernels read, in NumPy: a matrix <-> its planes, bit for bit.
 
-With t = row // 16, r = row % 16, b = k // 32, s = (k % 32) // 4, c = k % 4:
+Layout `r16`, with t = row // 16, r = row % 16, b = k // 32, s = (k % 32) // 4, c = k % 4:
 
     q, bits 4 5 6   u8  [T, B, 4, 16, 4]   (t, b, j, r, c): low nibble of q at s = j, high nibble: at s = j + 4
     high, bits 5    u8  [T, B, 16, 4]      bit s of (r, c): bit 4 of q at (s, c)
@@ -9,7 +9,10 @@ With t = row // 16, r = row % 16, b = k // 32, s = (k % 32) // 4, c = k % 4:
     scale, offset   f16 [T, G, 16]
     w (dense)       f32, f16 or bf16 [T, K, 16]
 
-Every other implementation (C repacking, kernels) is tested against this one. bf16 arrays are u16 bit patterns here.
+Layout `rows`: w [N, K] as it is; fp8 has w e4m3 [N, K] and its scales.
+
+Every other implementation (C repacking, kernels) is tested against this one. bf16 arrays are u16 bit patterns here,
+e4m3 arrays u8.
 """
 
 from collections.abc import Mapping
@@ -17,9 +20,20 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from zse.quant.scheme import BLOCK_COLUMNS, TILE_ROWS, AffineScheme, DenseScheme, tiles
+from zse.quant.scheme import (
+    BLOCK_COLUMNS,
+    FP8_BLOCK,
+    LAYOUT,
+    ROWS,
+    TILE_ROWS,
+    AffineScheme,
+    DenseScheme,
+    Fp8Scheme,
+    Scheme,
+    tiles,
+)
 
-NUMPY_DTYPE = {"u8": np.uint8, "f16": np.float16, "f32": np.float32, "bf16": np.uint16}
+NUMPY_DTYPE = {"u8": np.uint8, "e4m3": np.uint8, "f16": np.float16, "f32": np.float32, "bf16": np.uint16}
 
 
 class AffineArrays:
@@ -123,24 +137,36 @@ def unpack(scheme: AffineScheme, planes: Mapping[str, NDArray], n: int, k: int) 
     return AffineArrays(scheme, np.ascontiguousarray(rows), _untile_groups(given["scale"], n), offset)
 
 
-def pack_dense(scheme: DenseScheme, w: NDArray) -> dict[str, NDArray]:
-    """{"w": [T, K, 16]} of w [N, K], which is f32, f16, or u16 for bf16 bit patterns, as the scheme says."""
+def pack_dense(scheme: DenseScheme, w: NDArray, layout: str = LAYOUT) -> dict[str, NDArray]:
+    """{"w": [T, K, 16] or, in layout rows, [N, K]} of w [N, K]: f32, f16, or u16 for bf16, as the scheme says."""
     expected = NUMPY_DTYPE[scheme.dtype]
     if w.ndim != 2 or w.dtype != expected:
         raise ValueError(f"w: {w.dtype} {w.shape}, expected {np.dtype(expected).name} [N, K]")
-    return {"w": _tile_groups(w, tiles(w.shape[0]))}
+    return {"w": np.ascontiguousarray(w) if layout == ROWS else _tile_groups(w, tiles(w.shape[0]))}
 
 
-def unpack_dense(scheme: DenseScheme, planes: Mapping[str, NDArray], n: int, k: int) -> NDArray:
+def unpack_dense(scheme: DenseScheme, planes: Mapping[str, NDArray], n: int, k: int, layout: str = LAYOUT) -> NDArray:
     """The inverse of pack_dense()."""
-    return _untile_groups(check_planes(scheme, planes, n, k)["w"], n)
+    w = check_planes(scheme, planes, n, k, layout)["w"]
+    return w if layout == ROWS else _untile_groups(w, n)
 
 
-def check_planes(scheme: AffineScheme | DenseScheme, planes: Mapping[str, NDArray],
-                 n: int, k: int) -> dict[str, NDArray]:
+def dequantize_fp8(scheme: Fp8Scheme, planes: Mapping[str, NDArray], n: int, k: int) -> NDArray:
+    """f32 [N, K] of the planes w and scale: scale * q, rounded once."""
+    given = check_planes(scheme, planes, n, k, ROWS)
+    scale = given["scale"]
+    if scheme.scaling == "block":
+        scale = np.repeat(np.repeat(scale, FP8_BLOCK, axis=0)[:n], FP8_BLOCK, axis=1)[:, :k]
+    else:
+        scale = scale[:, None]
+    return e4m3_to_f32(given["w"]) * scale
+
+
+def check_planes(scheme: Scheme, planes: Mapping[str, NDArray], n: int, k: int,
+                 layout: str | None = None) -> dict[str, NDArray]:
     """The planes of N x K by name, after checking that all are there with their dtype and shape. ValueError if not."""
     checked = {}
-    for plane in scheme.planes(n, k):
+    for plane in scheme.planes(n, k, layout or scheme.layouts[0]):
         array = planes.get(plane.name)
         if array is None:
             raise ValueError(f"{scheme.name}: plane {plane.name} is missing")
@@ -150,10 +176,11 @@ def check_planes(scheme: AffineScheme | DenseScheme, planes: Mapping[str, NDArra
     return checked
 
 
-def planes_from_bytes(scheme: AffineScheme | DenseScheme, data, n: int, k: int, align: int = 1) -> dict[str, NDArray]:
+def planes_from_bytes(scheme: Scheme, data, n: int, k: int, align: int = 1,
+                      layout: str | None = None) -> dict[str, NDArray]:
     """Views of the planes of N x K that lie one after another in `data`, each at a multiple of `align` bytes."""
     planes, at = {}, 0
-    for plane in scheme.planes(n, k):
+    for plane in scheme.planes(n, k, layout or scheme.layouts[0]):
         at += -at % align
         planes[plane.name] = np.frombuffer(data, NUMPY_DTYPE[plane.dtype], plane.nbytes // np.dtype(
             NUMPY_DTYPE[plane.dtype]).itemsize, at).reshape(plane.shape)
@@ -172,3 +199,33 @@ def f32_to_bf16(values: NDArray) -> NDArray:
 def bf16_to_f32(bits: NDArray) -> NDArray:
     """bf16 bit patterns (u16) -> f32, exact."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def e4m3_to_f32(values: NDArray) -> NDArray:
+    """e4m3 (u8) -> f32, exact. 0x7f and 0xff are NaN; there are no infinities (OCP 8-bit floating point, e4m3fn)."""
+    return _E4M3_VALUES[values]
+
+
+def f32_to_e4m3(values: NDArray) -> NDArray:
+    """f32 -> e4m3 (u8), rounded to nearest, ties to even; beyond 448 it saturates, NaN stays NaN."""
+    wide = np.ascontiguousarray(values, np.float32)
+    bits = wide.view(np.uint32)
+    magnitude = np.minimum(np.nan_to_num(np.abs(wide), nan=0), np.float32(448))
+    # Normal numbers (2**-6 and up): keep 3 of the 23 fraction bits; the exponent's bias goes from 127 to 7.
+    pattern = magnitude.view(np.uint32)
+    normal = ((pattern + np.uint32(0x7FFFF) + ((pattern >> np.uint32(20)) & np.uint32(1))) >> np.uint32(20))
+    small = np.rint(magnitude * np.float32(512)).astype(np.uint32)      # multiples of 2**-9
+    coded = np.where(magnitude < np.float32(2**-6), small, normal - np.uint32(120 << 3)).astype(np.uint8)
+    coded = np.where(np.isnan(wide), np.uint8(0x7F), coded)
+    return coded | (bits >> np.uint32(24)).astype(np.uint8) & np.uint8(0x80)
+
+
+def _e4m3_values() -> NDArray:
+    codes = np.arange(256)
+    exponent, fraction = (codes >> 3) & 15, codes & 7
+    magnitude = np.where(exponent == 0, fraction * 2.0**-9, (1 + fraction / 8) * 2.0**(exponent - 7.0))
+    magnitude[(codes & 0x7F) == 0x7F] = np.nan
+    return np.where(codes & 0x80, -magnitude, magnitude).astype(np.float32)
+
+
+_E4M3_VALUES = _e4m3_values()

@@ -1,8 +1,10 @@
-"""How weights are stored in memory: schemes, and the planes of layout `r16` with their shapes and sizes.
+"""How weights are stored in memory: schemes, layouts, and the planes that these make of a matrix, with their sizes.
 
-A weight of N rows (outputs) and K columns (inputs) becomes a few *planes*. Rows come in tiles of 16 (N is padded with
-zero rows), so that the lanes of a vector register are rows; docs/zse-format.md draws the planes. `quant/pack.py` is
-the NumPy truth of their content; this module only counts, and imports nothing heavy: the start path uses it.
+A weight of N rows (outputs) and K columns (inputs) becomes a few *planes*. In layout `r16` rows come in tiles of 16 (N
+is padded with zero rows), so that the lanes of a vector register, or the rows of a matrix fragment, are rows;
+docs/zse-format.md draws the planes. Layout `rows` is the matrix as it stands, row after row. Integers are always r16,
+fp8 always rows; floating-point weights are r16 for the CPU's kernels and rows for a GPU's. `quant/pack.py` is the NumPy
+truth of the content; this module only counts, and imports nothing heavy: the start path uses it.
 """
 
 from collections import namedtuple
@@ -11,12 +13,16 @@ from zse.dtypes import ITEM_BYTES
 from zse.errors import UnsupportedError
 
 LAYOUT = "r16"
+ROWS = "rows"
+LAYOUTS = (LAYOUT, ROWS)
 TILE_ROWS = 16          # rows of a tile: the f32 lanes of one AVX-512 register, two of AVX2
 BLOCK_COLUMNS = 32      # K of an affine weight is a multiple of this
 PLANE_ALIGN = 256       # bytes; the alignment that GPU copies and tensor maps want
 BITS = (4, 5, 6, 8)
 GROUPS = (16, 32, 64, 128, 256, 0)      # 0: one group is the whole row
 DENSE_DTYPES = ("f32", "f16", "bf16")
+FP8_SCALINGS = ("row", "tensor", "block")
+FP8_BLOCK = 128         # rows and columns that share a scale in block scaling (DeepSeek-V3 report, section 3.3.2)
 
 
 class Plane(namedtuple("Plane", "name dtype shape nbytes")):
@@ -46,6 +52,7 @@ class AffineScheme(namedtuple("AffineScheme", "bits group symmetric")):
 
     __slots__ = ()
     kind = "affine"
+    layouts = (LAYOUT,)
 
     def __new__(cls, bits: int, group: int, symmetric: bool):
         if bits not in BITS:
@@ -73,8 +80,9 @@ class AffineScheme(namedtuple("AffineScheme", "bits group symmetric")):
             raise ValueError(f"{self.name} needs a multiple of {max(self.group, BLOCK_COLUMNS)} columns, got {k}")
         return k // self.group if self.group else 1
 
-    def planes(self, n: int, k: int) -> tuple[Plane, ...]:
+    def planes(self, n: int, k: int, layout: str = LAYOUT) -> tuple[Plane, ...]:
         """The planes of N x K in the order of files: q, high (bits 5 and 6), scale, offset (unless symmetric)."""
+        _check_layout(self, layout)
         groups = self.groups(k)
         t, b = tiles(n), k // BLOCK_COLUMNS
         planes = [_plane("q", "u8", t, b, 8 if self.bits == 8 else 4, TILE_ROWS, 4)]
@@ -93,10 +101,14 @@ class AffineScheme(namedtuple("AffineScheme", "bits group symmetric")):
 
 
 class DenseScheme(namedtuple("DenseScheme", "dtype")):
-    """Weights as floating-point numbers: one plane `w` [T, K, 16]. dtype: f32, f16 or bf16."""
+    """Weights as floating-point numbers: one plane `w`, [T, K, 16] in layout r16, [N, K] in layout rows.
+
+    dtype: f32, f16 or bf16.
+    """
 
     __slots__ = ()
     kind = "dense"
+    layouts = LAYOUTS
 
     def __new__(cls, dtype: str):
         if dtype not in DENSE_DTYPES:
@@ -113,27 +125,94 @@ class DenseScheme(namedtuple("DenseScheme", "dtype")):
     def fits(self, k: int) -> bool:
         return k > 0
 
-    def planes(self, n: int, k: int) -> tuple[Plane, ...]:
+    def planes(self, n: int, k: int, layout: str = LAYOUT) -> tuple[Plane, ...]:
         """The one plane `w` of N x K."""
+        _check_layout(self, layout)
         if not self.fits(k):
             raise ValueError(f"{self.name} needs at least one column, got {k}")
+        if layout == ROWS:
+            return (_plane("w", self.dtype, n, k),)
         return (_plane("w", self.dtype, tiles(n), k, TILE_ROWS),)
 
+    def nbytes(self, n: int, k: int, layout: str = LAYOUT) -> int:
+        return self.planes(n, k, layout)[0].nbytes
+
+
+class Fp8Scheme(namedtuple("Fp8Scheme", "scaling")):
+    """w = scale * q with q in e4m3 (OCP 8-bit floating point, largest value 448) and f32 scales, layout rows.
+
+    scaling: "row" (one scale per output), "tensor" (one in all) or "block" (one per 128 x 128). Planes: w e4m3 [N, K],
+    scale f32 [N], [1] or [ceil(N/128), ceil(K/128)].
+    """
+
+    __slots__ = ()
+    kind = "fp8"
+    layouts = (ROWS,)
+
+    def __new__(cls, scaling: str):
+        if scaling not in FP8_SCALINGS:
+            raise UnsupportedError("fp8 scaling", scaling, FP8_SCALINGS)
+        return super().__new__(cls, scaling)
+
+    @property
+    def name(self) -> str:
+        return f"fp8-{self.scaling}"
+
+    def __str__(self) -> str:
+        return self.name
+
+    def fits(self, k: int) -> bool:
+        """Whether rows of `k` columns can be stored: 16-byte loads and tensor maps want multiples of 16."""
+        return k > 0 and k % 16 == 0
+
+    def scale_shape(self, n: int, k: int) -> tuple[int, ...]:
+        if self.scaling == "block":
+            return -(-n // FP8_BLOCK), -(-k // FP8_BLOCK)
+        return (n if self.scaling == "row" else 1,)
+
+    def planes(self, n: int, k: int, layout: str = ROWS) -> tuple[Plane, ...]:
+        """w and scale."""
+        _check_layout(self, layout)
+        if not self.fits(k):
+            raise ValueError(f"{self.name} needs a multiple of 16 columns, got {k}")
+        return _plane("w", "e4m3", n, k), _plane("scale", "f32", *self.scale_shape(n, k))
+
     def nbytes(self, n: int, k: int) -> int:
-        return self.planes(n, k)[0].nbytes
+        """Bytes of both planes together, without alignment."""
+        return sum(plane.nbytes for plane in self.planes(n, k))
 
 
-def placed_planes(scheme: AffineScheme | DenseScheme, n: int, k: int) -> tuple[list[tuple[Plane, int]], int]:
-    """The planes of N x K with their offsets in one piece, each at a multiple of 256, and the piece's bytes."""
+Scheme = AffineScheme | DenseScheme | Fp8Scheme
+
+
+def _check_layout(scheme: Scheme, layout: str) -> None:
+    if layout not in scheme.layouts:
+        raise ValueError(f"{scheme.name} has no layout {layout}, only {', '.join(scheme.layouts)}")
+
+
+def memory_layout(scheme: Scheme, family: str) -> str:
+    """The layout that the kernels of a device family ("cpu", "gpu") read a scheme in. ValueError: they do not."""
+    if scheme.kind == "affine" or (scheme.kind == "dense" and family == "cpu"):
+        return LAYOUT
+    if family == "cpu":
+        raise ValueError(f"the CPU has no kernels for {scheme.name}")
+    return ROWS
+
+
+def placed_planes(scheme: Scheme, n: int, k: int, layout: str | None = None) -> tuple[list[tuple[Plane, int]], int]:
+    """The planes of N x K with their offsets in one piece, each at a multiple of 256, and the piece's bytes.
+
+    layout: the scheme's first one by default.
+    """
     placed, end = [], 0
-    for plane in scheme.planes(n, k):
+    for plane in scheme.planes(n, k, layout or scheme.layouts[0]):
         start = end + -end % PLANE_ALIGN
         placed.append((plane, start))
         end = start + plane.nbytes
     return placed, end
 
 
-def parse_scheme(name: str) -> AffineScheme | DenseScheme:
+def parse_scheme(name: str) -> Scheme:
     """The scheme of a name made by `.name`; UnsupportedError for any other text."""
     scheme = _BY_NAME.get(name)
     if scheme is None:
@@ -141,7 +220,8 @@ def parse_scheme(name: str) -> AffineScheme | DenseScheme:
     return scheme
 
 
-_ALL: list[AffineScheme | DenseScheme] = [DenseScheme(dtype) for dtype in DENSE_DTYPES]
+_ALL: list[Scheme] = [DenseScheme(dtype) for dtype in DENSE_DTYPES]
 _ALL += [AffineScheme(bits, group, symmetric) for bits in BITS for group in GROUPS for symmetric in (False, True)]
+_ALL += [Fp8Scheme(scaling) for scaling in FP8_SCALINGS]
 _BY_NAME = {scheme.name: scheme for scheme in _ALL}
 SCHEME_NAMES = tuple(_BY_NAME)
