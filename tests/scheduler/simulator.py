@@ -1,7 +1,7 @@
 """A seeded walk over the scheduler with a fake device that remembers what stands in every KV slot.
 
 The device stores (request, token, position) where a real one stores K and V, and on every read checks that a request
-sees exactly its own history. Its "model" is a hash of seed and history, so the tokens that a request must give are
+sees exactly its own history. It runs a batch when it is given it, one step ahead of what the scheduler knows or not. Its "model" is a hash of seed and history, so the tokens that a request must give are
 known without running it: they must not depend on batching, chunking or preemption.
 """
 
@@ -53,6 +53,13 @@ class FakeDevice:
     def __init__(self, num_pages: int, max_rows: int):
         self.slots: list[tuple[int, int, int] | None] = [None] * (num_pages * PAGE)
         self.max_rows = max_rows
+        self.sampled: dict[tuple[int, int], int] = {}   # (request, position) → the token given there
+
+    def token(self, request, position: int) -> int:
+        """A token of the request: the host knows it, or this device sampled it and the host has not read it."""
+        if position < len(request.tokens):
+            return request.tokens[position]
+        return self.sampled[request.arrival, position]
 
     def run(self, batch: Batch, poisoned: set[int] = frozenset()) -> list[tuple[int, object]]:
         sampled = []
@@ -62,18 +69,20 @@ class FakeDevice:
             request, end = entry.request, entry.start + entry.count
             slot = [entry.pages[position // PAGE] * PAGE + position % PAGE for position in range(end)]
             for position in range(entry.start, end):
-                self.slots[slot[position]] = (request.arrival, request.tokens[position], position)
+                self.slots[slot[position]] = (request.arrival, self.token(request, position), position)
             for position in range(end):
-                assert self.slots[slot[position]] == (request.arrival, request.tokens[position], position)
+                assert self.slots[slot[position]] == (request.arrival, self.token(request, position), position)
             if entry.samples:
-                assert end == len(request.tokens)
-                token = -1 if request.id in poisoned else next_token(request.seed, request.tokens)
-                sampled.append((token, None))
+                assert end == len(request.tokens) + request.pending - 1
+                assert not request.needs_history or end == len(request.tokens)
+                token = next_token(request.seed, [self.token(request, position) for position in range(end)])
+                self.sampled[request.arrival, end] = token
+                sampled.append((-1 if request.id in poisoned else token, None))
         # Every read above must also hold after all writes of the step: no two requests write one slot.
         for entry in batch.entries:
             for position in range(entry.start, entry.start + entry.count):
                 held = self.slots[entry.pages[position // PAGE] * PAGE + position % PAGE]
-                assert held == (entry.request.arrival, entry.request.tokens[position], position)
+                assert held == (entry.request.arrival, self.token(entry.request, position), position)
         return sampled
 
 
@@ -89,6 +98,9 @@ class Simulation:
             max_waiting=rng.choice((3, 100)), allocator=self.allocator)
         self.capacity = min(self.scheduler.max_context, self.num_pages * PAGE + 1)
         self.device = FakeDevice(self.num_pages, self.max_rows)
+        self.flight: list[tuple[Batch, list]] = []   # submitted, not committed
+        self.ahead_rate = rng.choice((0.0, 0.9, 1.0))
+        self.num_ahead = 0
         self.expected: dict[int, tuple[list[int], str]] = {}
         self.got: dict[int, list[int]] = {}
         self.ended: dict[int, str] = {}   # terminal state of every accepted request
@@ -105,7 +117,8 @@ class Simulation:
                              self.capacity, self.capacity + 1, rng.randint(1, 60)))
         prompt = [rng.randrange(VOCAB) for _ in range(max(1, length))]
         params = SamplingParams(max_tokens=rng.choice((None, 1, 2, 5, 20, 60)), ignore_eos=rng.random() < 0.5,
-                                stop_token_ids=(3,) if rng.random() < 0.2 else ())
+                                stop_token_ids=(3,) if rng.random() < 0.2 else (),
+                                presence_penalty=0.5 if rng.random() < 0.1 else 0.0)
         id, seed = self.next_id, rng.getrandbits(32)
         self.next_id += 1
         fits = len(prompt) + (params.max_tokens or 1) <= self.capacity
@@ -130,21 +143,30 @@ class Simulation:
             self.ended[id] = "cancelled"
         assert self.scheduler.cancel(id) is False
 
-    def step(self, mid_step_cancels: int = 0, nan_rate: float = 0.0) -> bool:
+    def submit_step(self, nan_rate: float) -> bool:
+        """Schedule a batch and give it to the device."""
         batch = self.scheduler.schedule(self.now)
         self.check()
         if batch is None:
             return False
         assert batch.num_tokens <= self.scheduler.max_tokens
         poisoned = {entry.request.id for entry in batch.entries if self.rng.random() < nan_rate}
-        sampled = self.device.run(batch, poisoned)
+        self.flight.append((batch, self.device.run(batch, poisoned)))
+        self.trace.append([(e.request.id, e.start, e.count) for e in batch.entries])
+        return True
+
+    def step(self, mid_step_cancels: int = 0, nan_rate: float = 0.0) -> bool:
+        if not self.flight and not self.submit_step(nan_rate):
+            return False
         for _ in range(mid_step_cancels):
             self.cancel()
             self.check()
+        if self.rng.random() < self.ahead_rate:
+            self.num_ahead += self.submit_step(nan_rate)
+        batch, sampled = self.flight.pop(0)
         for output in self.scheduler.commit(batch, sampled):
             self.take(output)
         self.check()
-        self.trace.append([(e.request.id, e.start, e.count) for e in batch.entries])
         return True
 
     def take(self, output: Output) -> None:

@@ -232,15 +232,74 @@ def test_a_row_that_is_not_finite_fails_alone():
 def test_misuse_is_an_error():
     scheduler = make()
     assert scheduler.schedule() is None
-    scheduler.submit(1, [1], greedy(2), seed=0)
+    scheduler.submit(1, [1], greedy(1), seed=0)
     batch = scheduler.schedule()
-    with pytest.raises(RuntimeError, match="in flight"):
-        scheduler.schedule()
+    assert scheduler.schedule() is None   # the last token is on its way
     with pytest.raises(ValueError, match="0 results for 1"):
         scheduler.commit(batch, [])
     scheduler.commit(batch, [(1, None)])
-    with pytest.raises(RuntimeError, match="not in flight"):
+    with pytest.raises(RuntimeError, match="not the oldest in flight"):
         scheduler.commit(batch, [(1, None)])
+    scheduler = make()
+    scheduler.submit(1, [1], greedy(9), seed=0)
+    scheduler.schedule()
+    second = scheduler.schedule()
+    with pytest.raises(RuntimeError, match="batches in flight"):
+        scheduler.schedule()
+    with pytest.raises(RuntimeError, match="not the oldest in flight"):
+        scheduler.commit(second, [(1, None)])
+
+
+def test_a_batch_can_be_scheduled_before_the_tokens_of_the_one_before_are_known():
+    scheduler = make(max_rows=3)
+    for id, tokens in ((1, 3), (2, 2), (3, 9)):
+        scheduler.submit(id, [id] * 5, greedy(tokens, stop_token_ids=(7,)), seed=0)
+    first = scheduler.schedule()
+    second = scheduler.schedule()
+    assert shape(second) == [(1, 5, 1, True), (2, 5, 1, True), (3, 5, 1, True)]
+    outputs = scheduler.commit(first, [(4, None), (5, None), (7, None)])
+    assert [(o.id, o.tokens, o.finish) for o in outputs] == [(1, [4], None), (2, [5], None), (3, [7], "stop")]
+    # Request 3 ended; its row and pages stay until the step that still writes to them is over.
+    assert scheduler.cache.num_free == 16 - 3 and scheduler.check_integrity() == []
+    third = scheduler.schedule()
+    assert shape(third) == [(1, 6, 1, True)]   # the last token of 2 is on its way already
+    outputs = scheduler.commit(second, [(4, None), (5, None), (6, None)])
+    assert [(o.id, o.tokens, o.finish) for o in outputs] == [(1, [4], None), (2, [5], "length")]
+    assert scheduler.counters.late_results == 1 and scheduler.cache.num_free == 15
+    assert scheduler.schedule() is None and scheduler.has_work
+    assert scheduler.commit(third, [(4, None)])[0].finish == "length"
+    assert not scheduler.has_work and scheduler.cache.num_free == 16 and scheduler.check_integrity() == []
+
+
+def test_nothing_is_preempted_while_a_batch_is_in_flight():
+    scheduler = make(num_pages=3)
+    scheduler.submit(1, [1] * 15, greedy(30), seed=0)
+    scheduler.submit(2, [2] * 15, greedy(30), seed=0)
+    batches = [scheduler.schedule(), scheduler.schedule()]
+    scheduler.commit(batches[0], [(1, None)] * 2)
+    assert scheduler.schedule() is None and scheduler.counters.preemptions == 0   # one page for two rows
+    assert scheduler.check_integrity() == []
+    scheduler.commit(batches[1], [(1, None)] * 2)
+    assert shape(scheduler.schedule()) == [(1, 16, 1, True)]
+    assert scheduler.counters.preemptions == 1 and scheduler.check_integrity() == []
+
+
+def test_penalties_wait_for_the_tokens():
+    scheduler = make()
+    scheduler.submit(1, [1], greedy(5), seed=0)
+    scheduler.submit(2, [1], greedy(5, presence_penalty=0.1), seed=0)
+    batch = scheduler.schedule()
+    assert scheduler.schedule() is None
+    scheduler.commit(batch, [(4, None)] * 2)
+    assert shape(scheduler.schedule()) == [(1, 1, 1, True), (2, 1, 1, True)]
+
+
+def test_a_prompt_may_fill_what_decode_rows_leave():
+    scheduler = make(mixed_tokens=32)
+    scheduler.submit(1, [1], greedy(9), seed=0)
+    step(scheduler)
+    scheduler.submit(2, [1] * 60, greedy(9), seed=0)
+    assert step(scheduler)[0] == [(1, 1, 1, True), (2, 0, 31, False)]
 
 
 def test_the_integrity_check_sees_damage():

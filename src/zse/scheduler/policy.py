@@ -27,10 +27,10 @@ def choose_victim(running: Iterable[Request]) -> Request | None:
     return max((request for request in running if not is_pinned(request)), key=age_order, default=None)
 
 
-def prefill_budget(max_tokens: int, num_decode: int) -> int:
+def prefill_budget(max_tokens: int, num_decode: int, mixed_tokens: int) -> int:
     """Prompt tokens that may run in a step of `max_tokens` which also decodes `num_decode` rows.
 
-    A step takes as long as its prompt tokens: beside running replies a quarter, so that their next tokens are not
-    held up for a whole chunk (256 tokens of a 135M model are about 0.3 s on two cores).
+    A step takes as long as its prompt tokens: beside running replies at most `mixed_tokens` in all, so that their next
+    tokens are not held up for a whole chunk (256 tokens of a 135M model are about 0.3 s on two cores).
     """
-    return max_tokens if not num_decode else max(1, max_tokens // 4 - num_decode)
+    return max_tokens if not num_decode else max(1, mixed_tokens - num_decode)

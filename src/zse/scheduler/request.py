@@ -7,20 +7,26 @@ from zse.sampling.params import SamplingParams
 WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
 
 
+_NO_PENALTIES = (1.0, 0.0, 0.0)   # repetition, presence, frequency
+
+
 class Request:
-    """computed_len <= len(tokens) <= max_len, where
+    """computed_len <= len(tokens) + pending <= max_len, where
 
     tokens        prompt and sampled token ids (array of i32); the last sampled one has no KV yet
     prompt_len    how many of them are the prompt
-    computed_len  how many have their K and V in pages (0 after a preemption)
+    pending       sampled tokens that submitted batches will give: their number is known, their ids are not
+    computed_len  how many have their K and V in pages once all submitted batches have run (0 after a preemption)
     max_len       prompt plus the most tokens that may be sampled
+    in_flight     submitted batches that this request is in
     row           the slot of page table and sampler state on the device, -1 when it has none
     residency     counts admissions: (id, residency) names one stay in a row, so that a runner can tell what it wrote
     arrival       order of submission (not a time): FIFO order, and the age that preemption goes by
+    needs_history whether its next token can be sampled only once the ids of all tokens before it are known (penalties)
     """
 
-    __slots__ = ("arrival", "computed_len", "id", "max_len", "params", "preemptions", "prompt_len", "residency", "row",
-                 "seed", "state", "stop_ids", "tokens")
+    __slots__ = ("arrival", "computed_len", "id", "in_flight", "max_len", "needs_history", "params", "pending",
+                 "preemptions", "prompt_len", "residency", "row", "seed", "state", "stop_ids", "tokens")
 
     def __init__(self, id: int, prompt: list[int], params: SamplingParams, *, seed: int, stop_ids: frozenset[int],
                  max_len: int, arrival: int):
@@ -29,7 +35,9 @@ class Request:
         self.prompt_len = len(prompt)
         self.max_len = max_len
         self.arrival = arrival
-        self.computed_len = 0
+        self.computed_len = self.pending = self.in_flight = 0
+        self.needs_history = (params.repetition_penalty, params.presence_penalty,
+                              params.frequency_penalty) != _NO_PENALTIES
         self.preemptions = 0
         self.residency = 0
         self.row = -1
@@ -42,4 +50,4 @@ class Request:
 
     def __repr__(self) -> str:
         return (f"<Request {self.id} {self.state} row={self.row} computed={self.computed_len} "
-                f"tokens={len(self.tokens)} prompt={self.prompt_len} max={self.max_len}>")
+                f"tokens={len(self.tokens)}+{self.pending} prompt={self.prompt_len} max={self.max_len}>")

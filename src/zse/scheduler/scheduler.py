@@ -2,6 +2,10 @@
 
 `schedule(now)` says which tokens of which requests run next, `commit(batch, sampled)` takes what came out. Between the
 two the batch is in flight: a request cancelled meanwhile leaves at once, its row and pages follow with the commit.
+
+One batch more may be scheduled while another is in flight (a GPU is given step n + 1 before step n is read): lengths
+advance when a batch is scheduled, the ids of its tokens come with the commit. What the ids decide waits for them: a
+request that turns out to have ended is dropped one step late, and nothing is preempted while a batch is in flight.
 """
 
 from bisect import insort
@@ -14,15 +18,18 @@ from zse.scheduler.policy import age_order, choose_victim, is_pinned, prefill_bu
 from zse.scheduler.request import FINISHED, RUNNING, WAITING, Request
 
 
+MAX_IN_FLIGHT = 2
+
+
 class Entry:
     """`count` tokens of a request from position `start`; `samples` when the last of them gives a new token.
-    pages: the request's page table in token order, at least as long as start + count tokens need."""
+    pages: the request's page table in token order, at least as long as start + count tokens need. Where
+    start == len(request.tokens) the token is the one that the batch in flight samples for this request."""
 
     __slots__ = ("count", "pages", "request", "samples", "start")
 
-    def __init__(self, request: Request, start: int, count: int, pages: list[int]):
-        self.request, self.start, self.count, self.pages = request, start, count, pages
-        self.samples = start + count == len(request.tokens)
+    def __init__(self, request: Request, start: int, count: int, pages: list[int], samples: bool):
+        self.request, self.start, self.count, self.pages, self.samples = request, start, count, pages, samples
 
 
 class Batch:
@@ -30,10 +37,10 @@ class Batch:
 
     __slots__ = ("entries", "num_samples", "num_tokens")
 
-    def __init__(self, entries: list[Entry]):
+    def __init__(self, entries: list[Entry], num_decode: int):
         self.entries = entries
-        self.num_tokens = sum(entry.count for entry in entries)
-        self.num_samples = sum(entry.samples for entry in entries)
+        self.num_tokens = num_decode + sum([entry.count for entry in entries[num_decode:]])
+        self.num_samples = num_decode + sum([entry.samples for entry in entries[num_decode:]])
 
 
 class Output:
@@ -68,17 +75,18 @@ class Counters:
 class Scheduler:
     """Owns every Request, the rows 0..max_rows-1 and, through its CacheManager, the pages.
 
-    max_tokens: tokens of one step, at least max_rows. eos_ids: tokens that end a reply unless ignore_eos.
+    max_tokens: tokens of one step, at least max_rows. mixed_tokens: of a step that decodes and prefills (default: a
+    quarter of max_tokens). eos_ids: tokens that end a reply unless ignore_eos.
     """
 
     def __init__(self, *, num_pages: int, max_rows: int, max_tokens: int, max_context: int, vocab_size: int,
-                 eos_ids: frozenset[int] = frozenset(), max_waiting: int = 1024,
+                 eos_ids: frozenset[int] = frozenset(), max_waiting: int = 1024, mixed_tokens: int | None = None,
                  allocator: PageAllocator | None = None):
         if max_tokens < max_rows:
             raise ValueError(f"max_tokens {max_tokens} is below max_rows {max_rows}: decode rows would not fit a step")
         self.cache = CacheManager(allocator or PageAllocator(num_pages))
         self.max_rows, self.max_tokens, self.max_context = max_rows, max_tokens, max_context
-        self._configured_tokens = max_tokens
+        self._configured_tokens, self._mixed_tokens = max_tokens, mixed_tokens
         self.vocab_size, self.eos_ids, self.max_waiting = vocab_size, eos_ids, max_waiting
         self.counters = Counters()
         self._requests: dict[int, Request] = {}
@@ -87,8 +95,8 @@ class Scheduler:
         self._free_rows = list(range(max_rows - 1, -1, -1))
         self._arrivals = 0
         self._submitted_at: dict[int, float] = {}   # id → time, until first scheduled
-        self._in_flight: Batch | None = None
-        self._retired: list[tuple[int, list[int]]] = []   # (row, pages) of requests that left while in flight
+        self._in_flight: list[Batch] = []   # oldest first
+        self._retired: dict[Request, tuple[int, list[int]]] = {}   # (row, pages) of requests that left in flight
         self._borrowed: list[list[int]] = []
 
     # -- requests in
@@ -203,75 +211,113 @@ class Scheduler:
         return list(self._requests)
 
     def schedule(self, now: float = 0.0) -> Batch | None:
-        """The next batch, or None when nothing can run. commit() it before the next call."""
-        if self._in_flight is not None:
-            raise RuntimeError("schedule() before commit() of the batch in flight")
+        """The next batch, or None when nothing can run, or nothing before the batch in flight is committed.
+
+        At most MAX_IN_FLIGHT batches may be scheduled and not committed; RuntimeError beyond that.
+        """
+        ahead = bool(self._in_flight)
+        if len(self._in_flight) >= MAX_IN_FLIGHT:
+            raise RuntimeError("schedule() before commit() of the batches in flight")
+        if ahead and any(request.pending and request.needs_history for request in self._running):
+            return None
         preemptions = self.counters.preemptions
-        entries = self._decode_entries()
-        budget = min(self.max_tokens - len(entries), prefill_budget(self.max_tokens, len(entries)))
-        for request in self._running:
-            remaining = len(request.tokens) - request.computed_len
-            if remaining > 1 and budget:
-                budget -= self._add(entries, request, min(remaining, budget))
+        entries = self._decode_entries(ahead)
+        if entries is None:
+            return None
+        num_decode = len(entries)
+        budget = min(self.max_tokens - num_decode, self._prefill_budget(num_decode))
+        if num_decode < len(self._running):
+            for request in self._running:
+                remaining = len(request.tokens) - request.computed_len
+                if remaining > 1 and budget:
+                    budget -= self._add(entries, request, min(remaining, budget))
         # Pages that a preemption has just freed are for the decode rows: admitting now would take them back.
         if preemptions == self.counters.preemptions:
             while budget and self._waiting and self._admit(request := self._waiting[0], now):
                 budget -= self._add(entries, request, min(len(request.tokens), budget))
         if not entries:
             return None
-        self._in_flight = batch = Batch(entries)
+        batch = Batch(entries, num_decode)
+        self._in_flight.append(batch)
         self.counters.scheduled_tokens += batch.num_tokens
         return batch
 
     def commit(self, batch: Batch, sampled: list[tuple[int, object]]) -> list[Output]:
-        """Take a step's results: (token, logprobs or None) for each entry that samples, in the batch's order.
+        """Take the results of the oldest batch in flight: (token, logprobs or None) for each entry that samples, in
+        the batch's order.
 
         A token outside the vocabulary (the runner gives -1 for a row whose logits were not finite) fails that request
-        alone. Results of requests that were cancelled meanwhile are dropped and counted.
+        alone. Results of requests that ended meanwhile are dropped and counted.
         """
-        if batch is not self._in_flight:
-            raise RuntimeError("commit() of a batch that is not in flight")
+        if not self._in_flight or batch is not self._in_flight[0]:
+            raise RuntimeError("commit() of a batch that is not the oldest in flight")
         if len(sampled) != batch.num_samples:
             raise ValueError(f"{len(sampled)} results for {batch.num_samples} sampling rows")
-        self._in_flight = None
-        for row, pages in self._retired:
-            self._free_rows.append(row)
-            self.cache.release_pages(pages)
-        self._retired.clear()
+        del self._in_flight[0]
         outputs = []
-        results = iter(sampled)
+        index = 0
         for entry in batch.entries:
-            result = next(results) if entry.samples else None
             request = entry.request
+            request.in_flight -= 1
+            index += entry.samples
             if request.state is FINISHED:
                 self.counters.late_results += 1
-                continue
-            request.computed_len = entry.start + entry.count
-            if result is not None:
-                outputs.append(self._accept(request, *result))
+                if not request.in_flight:
+                    row, pages = self._retired.pop(request)
+                    self._free_rows.append(row)
+                    self.cache.release_pages(pages)
+            elif entry.samples:
+                request.pending -= 1
+                outputs.append(self._accept(request, *sampled[index - 1]))
         return outputs
 
     # -- inside a step
 
-    def _decode_entries(self) -> list[Entry]:
+    def _prefill_budget(self, num_decode: int) -> int:
+        mixed = self.max_tokens // 4 if self._mixed_tokens is None else min(self._mixed_tokens, self.max_tokens)
+        return prefill_budget(self.max_tokens, num_decode, mixed)
+
+    def _decode_entries(self, ahead: bool) -> list[Entry] | None:
+        """An entry for each running request that has one token to run; None when that needs pages that only a
+        preemption gives, which the batch in flight forbids (`ahead`)."""
         entries: list[Entry] = []
+        running, table = self._running, self.cache.table
         index = 0
-        while index < len(self._running):   # preemption takes from the far end of this list, or this request itself
-            request = self._running[index]
-            if len(request.tokens) - request.computed_len == 1:
-                if not self._grow(request):
-                    continue
-                self._add(entries, request, 1)
+        while index < len(running):   # preemption takes from the far end of this list, or this request itself
+            request = running[index]
+            start = request.computed_len
+            length = len(request.tokens) + request.pending
+            # The last token that a request may have is never fed back.
+            if length - start == 1 and length < request.max_len:
+                # Pages hold PAGE tokens: only the first token of one can lack its page.
+                if start % PAGE == 0 and not self.cache.reserve(request.id, length):
+                    if ahead:
+                        for entry in entries:
+                            entry.request.computed_len = entry.start
+                            entry.request.in_flight -= 1
+                            entry.request.pending -= 1
+                        return None
+                    if not self._preempt_for(request, length):
+                        continue
+                entries.append(Entry(request, start, 1, table(request.id), True))
+                request.computed_len = length
+                request.in_flight += 1
+                request.pending += 1
             index += 1
         return entries
 
     def _add(self, entries: list[Entry], request: Request, count: int) -> int:
-        entries.append(Entry(request, request.computed_len, count, self.cache.table(request.id)))
+        start = request.computed_len
+        end = request.computed_len = start + count
+        samples = end == len(request.tokens)
+        request.in_flight += 1
+        request.pending += samples
+        entries.append(Entry(request, start, count, self.cache.table(request.id), samples))
         return count
 
-    def _grow(self, request: Request) -> bool:
-        """Pages for the request's next token, from younger requests if need be. False when it had to yield itself."""
-        while not self.cache.reserve(request.id, len(request.tokens)):
+    def _preempt_for(self, request: Request, length: int) -> bool:
+        """Pages for `length` tokens of the request, from younger ones. False when it had to yield itself."""
+        while not self.cache.reserve(request.id, length):
             # This request itself at the latest: a pinned one has all its pages, this one lacks one.
             victim = choose_victim(self._running) or request
             self._preempt(victim)
@@ -321,14 +367,14 @@ class Scheduler:
         return Output(request.id, [token], None if logprob is None else [logprob], finish)
 
     def _leave(self, request: Request) -> None:
-        """The one place where a request goes: out of every table, row and pages back (after the step if in flight)."""
+        """The one place where a request goes: out of every table, row and pages back (after its last step in flight)."""
         del self._requests[request.id]
         self._submitted_at.pop(request.id, None)
         (self._running if request.state is RUNNING else self._waiting).remove(request)
         pages = self.cache.detach(request.id)
         if request.row >= 0:
-            if self._in_flight is not None and any(entry.request is request for entry in self._in_flight.entries):
-                self._retired.append((request.row, pages))
+            if request.in_flight:
+                self._retired[request] = request.row, pages
             else:
                 self._free_rows.append(request.row)
                 self.cache.release_pages(pages)
@@ -338,7 +384,7 @@ class Scheduler:
 
     def check_integrity(self) -> list[str]:
         """What is wrong, one line each; empty when every invariant holds. Cheap enough for tests after every step."""
-        problems = self.cache.check_integrity([*(pages for _, pages in self._retired), *self._borrowed])
+        problems = self.cache.check_integrity([*(pages for _, pages in self._retired.values()), *self._borrowed])
         live = {*self._waiting, *self._running}
         if len(live) != len(self._waiting) + len(self._running) or live != set(self._requests.values()):
             problems.append("a request stands in two lists, or in none")
@@ -346,7 +392,7 @@ class Scheduler:
             if [age_order(r) for r in requests] != sorted(age_order(r) for r in requests):
                 problems.append(f"the {name} list is out of order")
             problems += [f"{request}: in the {name} list" for request in requests if request.state != name]
-        rows = [request.row for request in self._running] + [row for row, _ in self._retired] + self._free_rows
+        rows = [request.row for request in self._running] + [row for row, _ in self._retired.values()] + self._free_rows
         if sorted(rows) != list(range(self.max_rows)):
             problems.append(f"rows are lost or shared: {sorted(rows)}")
         if self.cache.sequences() != {request.id for request in self._running}:
@@ -355,9 +401,11 @@ class Scheduler:
             held = len(self.cache.table(request.id))
             if held < pages_for(request.computed_len) or held > pages_for(request.max_cached_len):
                 problems.append(f"{request}: {held} pages")
-            if not request.computed_len <= len(request.tokens) <= request.max_len:
+            if not request.computed_len <= len(request.tokens) + request.pending <= request.max_len:
                 problems.append(f"{request}: lengths out of order")
-            if self._in_flight is None and request.computed_len >= len(request.tokens):
+            if not self._in_flight and (request.pending or request.in_flight):
+                problems.append(f"{request}: in flight, and nothing is")
+            if not request.in_flight and request.computed_len >= len(request.tokens):
                 problems.append(f"{request}: nothing left to run")
         if set(self._submitted_at) - set(self._requests):
             problems.append("arrival times of requests that are gone")
