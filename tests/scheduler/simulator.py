@@ -74,7 +74,6 @@ class FakeDevice:
                 assert self.slots[slot[position]] == (request.arrival, self.token(request, position), position)
             if entry.samples:
                 assert end == len(request.tokens) + request.pending - 1
-                assert not request.needs_history or end == len(request.tokens)
                 token = next_token(request.seed, [self.token(request, position) for position in range(end)])
                 self.sampled[request.arrival, end] = token
                 sampled.append((-1 if request.id in poisoned else token, None))
@@ -117,8 +116,7 @@ class Simulation:
                              self.capacity, self.capacity + 1, rng.randint(1, 60)))
         prompt = [rng.randrange(VOCAB) for _ in range(max(1, length))]
         params = SamplingParams(max_tokens=rng.choice((None, 1, 2, 5, 20, 60)), ignore_eos=rng.random() < 0.5,
-                                stop_token_ids=(3,) if rng.random() < 0.2 else (),
-                                presence_penalty=0.5 if rng.random() < 0.1 else 0.0)
+                                stop_token_ids=(3,) if rng.random() < 0.2 else ())
         id, seed = self.next_id, rng.getrandbits(32)
         self.next_id += 1
         fits = len(prompt) + (params.max_tokens or 1) <= self.capacity

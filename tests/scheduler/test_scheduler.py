@@ -284,16 +284,6 @@ def test_nothing_is_preempted_while_a_batch_is_in_flight():
     assert scheduler.counters.preemptions == 1 and scheduler.check_integrity() == []
 
 
-def test_penalties_wait_for_the_tokens():
-    scheduler = make()
-    scheduler.submit(1, [1], greedy(5), seed=0)
-    scheduler.submit(2, [1], greedy(5, presence_penalty=0.1), seed=0)
-    batch = scheduler.schedule()
-    assert scheduler.schedule() is None
-    scheduler.commit(batch, [(4, None)] * 2)
-    assert shape(scheduler.schedule()) == [(1, 1, 1, True), (2, 1, 1, True)]
-
-
 def test_a_prompt_may_fill_what_decode_rows_leave():
     scheduler = make(mixed_tokens=32)
     scheduler.submit(1, [1], greedy(9), seed=0)

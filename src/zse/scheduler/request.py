@@ -7,9 +7,6 @@ from zse.sampling.params import SamplingParams
 WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
 
 
-_NO_PENALTIES = (1.0, 0.0, 0.0)   # repetition, presence, frequency
-
-
 class Request:
     """computed_len <= len(tokens) + pending <= max_len, where
 
@@ -22,11 +19,10 @@ class Request:
     row           the slot of page table and sampler state on the device, -1 when it has none
     residency     counts admissions: (id, residency) names one stay in a row, so that a runner can tell what it wrote
     arrival       order of submission (not a time): FIFO order, and the age that preemption goes by
-    needs_history whether its next token can be sampled only once the ids of all tokens before it are known (penalties)
     """
 
-    __slots__ = ("arrival", "computed_len", "id", "in_flight", "max_len", "needs_history", "params", "pending",
-                 "preemptions", "prompt_len", "residency", "row", "seed", "state", "stop_ids", "tokens")
+    __slots__ = ("arrival", "computed_len", "id", "in_flight", "max_len", "params", "pending", "preemptions",
+                 "prompt_len", "residency", "row", "seed", "state", "stop_ids", "tokens")
 
     def __init__(self, id: int, prompt: list[int], params: SamplingParams, *, seed: int, stop_ids: frozenset[int],
                  max_len: int, arrival: int):
@@ -36,8 +32,6 @@ class Request:
         self.max_len = max_len
         self.arrival = arrival
         self.computed_len = self.pending = self.in_flight = 0
-        self.needs_history = (params.repetition_penalty, params.presence_penalty,
-                              params.frequency_penalty) != _NO_PENALTIES
         self.preemptions = 0
         self.residency = 0
         self.row = -1

@@ -218,8 +218,6 @@ class Scheduler:
         ahead = bool(self._in_flight)
         if len(self._in_flight) >= MAX_IN_FLIGHT:
             raise RuntimeError("schedule() before commit() of the batches in flight")
-        if ahead and any(request.pending and request.needs_history for request in self._running):
-            return None
         preemptions = self.counters.preemptions
         entries = self._decode_entries(ahead)
         if entries is None:
