@@ -1,4 +1,4 @@
-"""From a list of variants to C text and the manifest that launchers check their arguments against."""
+"""From variants to text and the manifest that launchers check their arguments against."""
 
 from collections.abc import Iterable
 
@@ -8,12 +8,26 @@ from zse.kernel.language import Variant
 from zse.kernel.targets.cpu import ISAS, CpuTarget
 
 
+def manifest_params(function: ir.Function) -> list[list[str]]:
+    """[[name, type], ...]: "ptr", "tensormap", or the scalar's name."""
+    return [[param.name, "ptr" if isinstance(param.type, ir.Pointer) else str(param.type)] for param in function.params]
+
+
 def emit_unit(variants: Iterable[Variant], isa: str) -> tuple[str, dict[str, dict]]:
     """One C file for these variants on an ISA level, and {symbol: {"params": [[name, type], ...], "origin": ...}}
     with type "ptr", or the scalar's name. The text is deterministic."""
     target = CpuTarget(ISAS[isa])
     functions = [stage(variant.kernel, variant.statics, variant.symbol, target) for variant in variants]
-    manifest = {function.symbol: {
-        "params": [[param.name, "ptr" if isinstance(param.type, ir.Pointer) else str(param.type)] for param in function.params],
-        "origin": function.origin} for function in functions}
+    manifest = {function.symbol: {"params": manifest_params(function), "origin": function.origin} for function in functions}
     return target.unit(functions), manifest
+
+
+def emit_gpu(variant: Variant, arch: str) -> tuple[str, dict]:
+    """The CUDA C++ of one variant for an architecture such as "sm_90a", and its manifest entry: params as above, origin, threads,
+    cluster, shared (bytes of dynamic shared memory that the launch asks for). The text is deterministic."""
+    from zse.kernel.targets.cuda import CudaTarget
+    target = CudaTarget(arch, variant.threads, variant.min_blocks, variant.cluster)
+    function = stage(variant.kernel, variant.statics, variant.symbol, target)
+    text = target.unit(function)
+    return text, {"params": manifest_params(function), "origin": function.origin, "threads": variant.threads, "cluster": variant.cluster,
+                  "shared": target.shared_bytes}

@@ -14,14 +14,18 @@ from typing import TypeGuard
 
 from zse.errors import CompileError
 from zse.kernel import ir, passes
-from zse.kernel.intrinsics import INTRINSICS
+from zse.kernel.intrinsics import EFFECTS, INTRINSICS
+from zse.kernel.intrinsics.row import StageError as _Failure
 from zse.kernel.language import (
+    BUILTINS,
+    DTYPES,
     Builtin,
     DType,
     Inline,
     Kernel,
     PointerType,
     StaticIterable,
+    TensorMap,
     VectorType,
     _TargetProxy,
     static,
@@ -44,15 +48,11 @@ PYTHON_TO_BUILTIN = {builtins.min: "minimum", builtins.max: "maximum", builtins.
 RESERVED = frozenset("""args grid first last block block_0 block_1 block_2 next_block auto break case char const continue default do
 double else enum extern float for goto if inline int long register restrict return short signed sizeof static struct switch typedef
 union unsigned void volatile while asm class new delete template this operator private public namespace using half device kernel
-thread threadgroup constant warp main""".split())
+thread threadgroup constant warp main bool true false int4 uint4 float4 min max dim3 threadIdx blockIdx blockDim gridDim""".split())
 
 
 def is_runtime(value: object) -> TypeGuard[ir.Expr]:
     return isinstance(value, EXPR_TYPES)
-
-
-class _Failure(Exception):
-    """A compile error without its place; the innermost statement or expression adds it."""
 
 
 class _InlineReturn(Exception):
@@ -70,6 +70,7 @@ class _Source:
     indent: int
     assigned: frozenset[str]
     signature: inspect.Signature
+    name: str   # the path as error reports of generated code show it
 
 
 _sources: dict[object, _Source] = {}
@@ -83,8 +84,9 @@ def _source_of(function) -> _Source:
         assert isinstance(tree, ast.FunctionDef)
         indent = len(lines[0]) - len(lines[0].lstrip())
         assigned = frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
-        _sources[function] = _Source(tree, inspect.getsourcefile(function) or "?", first, lines, indent, assigned,
-                                     inspect.signature(function))
+        path = (inspect.getsourcefile(function) or "?").replace("\\", "/")
+        short = path[path.rfind("/zse/") + 1:] if "/zse/" in path else path.rsplit("/", 1)[-1]
+        _sources[function] = _Source(tree, path, first, lines, indent, assigned, inspect.signature(function), short)
     return _sources[function]
 
 
@@ -128,6 +130,7 @@ class Stager:
         self.depth = 0
         self.loops: list[str] = []
         self.hint = "item"   # the name that a list under construction will have
+        self.fresh_results: set[str] = set()   # results of effects that no name is bound to yet
 
     # names and statements ------------------------------------------------------------------------------------------------
 
@@ -138,12 +141,15 @@ class Stager:
         return hint if number == 0 else f"{hint}_{number}"
 
     def emit(self, stmt: ir.Stmt) -> None:
-        stmt.line = self.line
+        stmt.line, stmt.path = self.line, self.source.name
         self.body.append(stmt)
 
     def declare(self, hint: str, value: ir.Expr) -> ir.Var:
         if isinstance(value.type, ir.Void):
             raise _Failure("this call has no value")
+        if isinstance(value, ir.Var) and value.name in self.fresh_results:   # nobody else has a name for it: no copy
+            self.fresh_results.discard(value.name)
+            return value
         var = ir.Var(value.type, self.fresh(hint))
         self.emit(ir.Declare(var, value))
         return var
@@ -160,6 +166,8 @@ class Stager:
         scope, crossed = self.scope.find(name)
         old = scope.names[name] if scope else None
         if is_runtime(value):
+            if value.type == ir.TENSOR_MAP:
+                raise _Failure("a TensorMap is used where it is declared: as a parameter")
             if isinstance(old, ir.Var):
                 self.emit(ir.Assign(old, self.coerce(value, old.type, f"{name} is {old.type}")))
                 return
@@ -239,7 +247,8 @@ class Stager:
         if is_runtime(left) and isinstance(left.type, ir.Pointer):
             if op not in ("+", "-"):
                 raise _Failure(f"{left.type} {op} is not defined")
-            index = self.coerce(right, ir.I64, "a pointer offset is an integer")
+            narrow = self.target.family != "cpu" and is_runtime(right) and right.type in (ir.I32, ir.U32) and op == "+"
+            index = right if narrow else self.coerce(right, ir.I64, "a pointer offset is an integer")
             if op == "-":
                 index = ir.Unary(ir.I64, "-", index)
             return ir.Offset(left.type, left, index)
@@ -252,7 +261,7 @@ class Stager:
         scalar = type.elem if isinstance(type, ir.Vector) else type
         if not isinstance(scalar, ir.Scalar):
             raise _Failure(f"{op} on {type}")
-        if scalar.bits == 16 and scalar.kind == "float":
+        if scalar.bits < 32 and scalar.kind == "float":
             raise _Failure(f"no arithmetic on {scalar}: convert to f32 first")
         if op in "%&|^<<>>" and scalar.kind == "float":
             raise _Failure(f"{op} on {type}")
@@ -424,14 +433,14 @@ class Stager:
         for item in node.values[1:]:
             if not is_runtime(result) and bool(result) != (op == "&&"):
                 return result
-            result = self.logical(op, result, self.expression(item))
+            result = self.logical(op, result, self.lazily(item) if is_runtime(result) else self.expression(item))
         return result
 
     def expr_IfExp(self, node):
         test = self.expression(node.test)
         if not is_runtime(test):
             return self.expression(node.body if test else node.orelse)
-        left, right = self.expression(node.body), self.expression(node.orelse)
+        left, right = self.lazily(node.body), self.lazily(node.orelse)
         return self.select(test, left, right)
 
     def select(self, test: ir.Expr, left: object, right: object) -> ir.Expr:
@@ -464,6 +473,8 @@ class Stager:
         for item in node.args:
             if isinstance(item, ast.Starred):
                 args += self.expression(item.value)
+            elif isinstance(item, ast.List) and isinstance(function, Builtin):   # variables to change in place: no copies
+                args.append([self.expression(part) for part in item.elts])
             else:
                 args.append(self.expression(item))
         kwargs = {item.arg: self.expression(item.value) for item in node.keywords}
@@ -484,6 +495,11 @@ class Stager:
         method = getattr(self, f"call_{name}", None)
         if method:
             return method(*args, **kwargs)
+        if name in EFFECTS:
+            return self.effect(name, args, kwargs)
+        whole = self.target.inline_functions.get(name)
+        if whole is not None:
+            return self.inline(whole, args, kwargs)
         inline_body = self.target.inline_builtins.get(name)
         if inline_body is not None and is_runtime(args[0]) and isinstance(args[0].type, ir.Vector | ir.Scalar):
             elem = args[0].type.elem if isinstance(args[0].type, ir.Vector) else args[0].type
@@ -506,13 +522,86 @@ class Stager:
             return None
         return call
 
-    def call_load(self, pointer, lanes=1):
+    def effect(self, name: str, args: list, kwargs: dict) -> object:
+        """An intrinsic that becomes a statement; its results are variables."""
+        row = EFFECTS[name]
+        plan = row.plan(self, *args, **kwargs)
+        row.body_for(self.target)
+        if plan.places:
+            self.emit(ir.Invoke(plan.places, name, plan.args, plan.attrs, in_place=True))
+            return None
+        hint = self.hint if self.hint != "item" else name
+        outs = tuple(ir.Var(type, self.fresh(hint)) for type in plan.results)
+        self.emit(ir.Invoke(outs, name, plan.args, plan.attrs))
+        self.fresh_results |= {out.name for out in outs}
+        return None if not outs else outs[0] if len(outs) == 1 else outs
+
+    def lazily(self, node: ast.expr) -> object:
+        """An expression that the generated code may skip: it must not have become a statement."""
+        count = len(self.body)
+        value = self.expression(node)
+        if any(isinstance(stmt, ir.Invoke) for stmt in self.body[count:]):
+            raise _Failure("an operation with an effect in a part that may be skipped: write an if statement")
+        return value
+
+    def grid_index(self, name: str, dimension: object) -> ir.Expr:
+        if dimension not in (0, 1, 2):
+            raise _Failure(f"{name}(): the grid dimension is 0, 1 or 2")
+        INTRINSICS[name].body_for(self.target)
+        return ir.Call(ir.I64 if self.target.family == "cpu" else ir.I32, name, (ir.Const(ir.I64, dimension),))
+
+    def call_block_index(self, dimension):
+        return self.grid_index("block_index", dimension)
+
+    def call_num_blocks(self, dimension):
+        return self.grid_index("num_blocks", dimension)
+
+    def call_shared_array(self, dtype, count, align=16):
+        if self.target.family == "cpu":
+            raise _Failure("shared_array() on the CPU: a block is one thread, use local_array()")
+        if align not in (4, 8, 16, 32, 64, 128, 256, 512, 1024):
+            raise _Failure("shared_array(): align is a power of two of 4 to 1024 bytes")
+        count = self.compile_time(count, "the size of a shared array")
+        var = ir.Var(ir.Pointer(dtype.ir, False, "shared"), self.fresh(self.hint if self.hint != "item" else "shared"))
+        self.fresh_results.add(var.name)
+        self.emit(ir.SharedArray(var, count, max(align, dtype.bits // 8)))
+        return var
+
+    def call_mbarrier_array(self, count):
+        return self.call_shared_array(DTYPES["u64"], count, 8)
+
+    def call_smem_desc(self, pointer, swizzle=128, stride=1024, leading=16):
+        row = INTRINSICS["smem_desc"]
+        result = row.signature(pointer.type if is_runtime(pointer) else pointer, swizzle, stride, leading)
+        if isinstance(result, str):
+            raise _Failure(f"smem_desc(): {result}")
+        row.body_for(self.target)
+        return ir.Call(result, "smem_desc", (pointer, *(ir.Const(ir.I32, value) for value in (swizzle, stride, leading))))
+
+    def call_lop3(self, a, b, c, table):
+        result = INTRINSICS["lop3"].signature(ir.U32, ir.U32, ir.U32, table)
+        if isinstance(result, str):
+            raise _Failure(f"lop3(): {result}")
+        INTRINSICS["lop3"].body_for(self.target)
+        values = tuple(self.coerce(value, ir.U32, "lop3() of u32") for value in (a, b, c))
+        return ir.Call(result, "lop3", (*values, ir.Const(ir.I32, table)))
+
+    def call_unroll(self, *args):
+        raise _Failure("unroll(range(...), n) stands in a for statement")
+
+    def check_hint(self, hint: object, pointer: ir.Expr) -> str:
+        if hint not in ("", "readonly", "stream"):
+            raise _Failure('the hint is "readonly" or "stream"')
+        return "" if self.target.family == "cpu" or pointer.type.space != "global" else hint
+
+    def call_load(self, pointer, lanes=1, hint=""):
         if not is_runtime(pointer) or not isinstance(pointer.type, ir.Pointer):
             raise _Failure("load needs a pointer")
         elem = pointer.type.elem
-        return ir.Load(elem if lanes == 1 else ir.Vector(elem, self.compile_time(lanes, "the number of lanes")), pointer)
+        type = elem if lanes == 1 else ir.Vector(elem, self.compile_time(lanes, "the number of lanes"))
+        return ir.Load(type, pointer, self.check_hint(hint, pointer))
 
-    def call_store(self, pointer, value):
+    def call_store(self, pointer, value, hint=""):
         if not is_runtime(pointer) or not isinstance(pointer.type, ir.Pointer):
             raise _Failure("store needs a pointer")
         if pointer.type.const:
@@ -521,7 +610,7 @@ class Stager:
             value = self.coerce(value, pointer.type.elem, f"store to {pointer.type}")
         elif value.type.elem != pointer.type.elem:
             raise _Failure(f"store of {value.type} to {pointer.type}")
-        self.emit(ir.Store(pointer, value))
+        self.emit(ir.Store(pointer, value, self.check_hint(hint, pointer)))
 
     def call_local_array(self, dtype, count):
         var = ir.Var(ir.Pointer(dtype.ir, False, "local"), self.fresh("scratch"))
@@ -543,7 +632,8 @@ class Stager:
     def call_bitcast(self, value, to):
         type = to.ir
         if isinstance(value.type, ir.Vector) and isinstance(type, ir.Scalar):
-            type = ir.Vector(type, value.type.lanes * value.type.elem.bits // type.bits)
+            lanes = value.type.lanes * value.type.elem.bits // type.bits
+            type = ir.Vector(type, lanes) if lanes > 1 else type
         if _bits(type) != _bits(value.type):
             raise _Failure(f"bitcast of {value.type} to {type}: other size")
         return ir.Bitcast(type, value)
@@ -579,6 +669,7 @@ class Stager:
     # statements ----------------------------------------------------------------------------------------------------------
 
     def statement(self, node: ast.stmt) -> None:
+        self.hint = "item"
         self.line = self.source.first_line + node.lineno - 1
         try:
             getattr(self, f"stmt_{type(node).__name__}", self.unknown)(node)
@@ -660,20 +751,32 @@ class Stager:
     def stmt_While(self, node):
         if node.orelse:
             raise _Failure("while ... else is not part of the kernel language")
-        test = self.condition(self.expression(node.test), "while")
+        outer, self.body = self.body, []
+        try:   # what the condition needs computed first is computed before every test
+            test = self.condition(self.expression(node.test), "while")
+            prepare = self.body
+        finally:
+            self.body = outer
         line = self.line
         self.loops.append("run-time")
         body = self.block(node.body, True)
         self.loops.pop()
         self.line = line
-        self.emit(ir.While(test, body))
+        self.emit(ir.While(test, body, prepare))
 
     def stmt_For(self, node):
         if node.orelse:
             raise _Failure("for ... else is not part of the kernel language")
-        call = node.iter
+        call, unroll = node.iter, None
+        if isinstance(call, ast.Call) and self.expression(call.func) == BUILTINS["unroll"]:
+            unroll = self.compile_time(self.expression(call.args[1]), "the unroll count") if len(call.args) > 1 else 0
+            if not isinstance(unroll, int) or unroll < 0:
+                raise _Failure("the unroll count is a number: 0 all of it, 1 not at all")
+            call = call.args[0]
+            if not isinstance(call, ast.Call) or self.expression(call.func) is not range:
+                raise _Failure("unroll(range(...), n): a run-time loop")
         if isinstance(call, ast.Call) and self.expression(call.func) is range:
-            self.runtime_loop(node, [self.expression(item) for item in call.args])
+            self.runtime_loop(node, [self.expression(item) for item in call.args], unroll)
             return
         self.loops.append("static")
         for item in self.static_items(self.expression(node.iter)):
@@ -682,12 +785,12 @@ class Stager:
                 self.statement(statement)
         self.loops.pop()
 
-    def runtime_loop(self, node, bounds):
+    def runtime_loop(self, node, bounds, unroll):
         if not isinstance(node.target, ast.Name):
             raise _Failure("a run-time loop has one loop variable")
         start, stop, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
         types = [value.type for value in (start, stop, step) if is_runtime(value)]
-        wide = max(types, key=lambda type: type.bits, default=ir.I64)
+        wide = max(types, key=lambda type: type.bits, default=ir.I64 if self.target.family == "cpu" else ir.I32)
         if not isinstance(wide, ir.Scalar) or wide.kind not in ("int", "uint"):
             raise _Failure(f"range() of {wide}")
         if not is_runtime(step) and step <= 0:
@@ -700,7 +803,7 @@ class Stager:
         body = self.block(node.body, True, {node.target.id: var})
         self.loops.pop()
         self.line = line
-        self.emit(ir.For(var, start, stop, step, body))
+        self.emit(ir.For(var, start, stop, step, body, unroll))
 
     def stmt_Break(self, node):
         self.leave_loop(ir.Break())
@@ -736,6 +839,10 @@ class Stager:
             if annotation is static:
                 self.scope.names[name] = statics[name]
                 continue
+            if annotation is TensorMap:
+                self.scope.names[name] = var = ir.Var(ir.TENSOR_MAP, self.fresh(name))
+                params.append(var)
+                continue
             if not isinstance(annotation, DType | PointerType):
                 raise CompileError(f"kernel {kernel.name}: parameter {name} has no usable type ({annotation!r})")
             type = annotation.ir if isinstance(annotation, DType) else annotation.resolve(statics)
@@ -745,9 +852,7 @@ class Stager:
         for statement in self.source.tree.body:
             self.statement(statement)
         shown = ", ".join(f"{name}={value}" for name, value in statics.items())
-        path = self.source.path.replace("\\", "/")
-        short = path[path.rfind("/zse/") + 1:] if "/zse/" in path else path.rsplit("/", 1)[-1]
-        origin = f"{short}:{self.source.first_line} {kernel.name}({shown})"
+        origin = f"{self.source.name}:{self.source.first_line} {kernel.name}({shown})"
         return ir.Function(symbol, params, self.body, origin)
 
 

@@ -11,7 +11,7 @@ from zse.errors import CompileError
 
 @dataclass(frozen=True)
 class Scalar:
-    """A scalar type. kind: "int", "uint", "float" or "bool"; bits: its size."""
+    """A scalar type. kind: "int", "uint", "float", "bool", or "opaque" (a parameter that only intrinsics read); bits: its size."""
     name: str
     kind: str
     bits: int
@@ -60,7 +60,12 @@ class Void:
 Type = Scalar | Vector | Mask | Pointer | Void
 VOID = Void()
 BOOL = Scalar("bool_", "bool", 8)
+I32 = Scalar("i32", "int", 32)
 I64 = Scalar("i64", "int", 64)
+U32 = Scalar("u32", "uint", 32)
+U64 = Scalar("u64", "uint", 64)
+F32 = Scalar("f32", "float", 32)
+TENSOR_MAP = Scalar("tensormap", "opaque", 1024)
 
 
 @dataclass(frozen=True)
@@ -138,9 +143,11 @@ class Offset:
 
 @dataclass(frozen=True)
 class Load:
-    """A scalar, or a vector of consecutive elements without an alignment requirement."""
+    """A scalar, or a vector of consecutive elements. CPU: no alignment requirement; GPU: natural alignment up to 16 bytes.
+    hint: "" | "readonly" | "stream", global memory only."""
     type: Type
     pointer: "Expr"
+    hint: str = ""
 
 
 @dataclass(frozen=True)
@@ -155,84 +162,109 @@ Expr = Const | Var | Binary | Unary | Select | Convert | Bitcast | Splat | Lane 
 
 
 @dataclass
-class Declare:
-    var: Var
-    value: Expr
-    line: int = 0
+class Placed:
+    """A statement's place in its author's source: the file as the package names it, and the line."""
+    line: int = field(default=0, kw_only=True)
+    path: str = field(default="", kw_only=True)
 
 
 @dataclass
-class Assign:
+class Declare(Placed):
     var: Var
     value: Expr
-    line: int = 0
 
 
 @dataclass
-class Store:
+class Assign(Placed):
+    var: Var
+    value: Expr
+
+
+@dataclass
+class Store(Placed):
+    """hint: "" | "stream"."""
     pointer: Expr
     value: Expr
-    line: int = 0
+    hint: str = ""
 
 
 @dataclass
-class LocalArray:
+class LocalArray(Placed):
     """64-byte aligned scratch of the block; var has a Pointer type of space local or shared."""
     var: Var
     count: int
-    line: int = 0
 
 
 @dataclass
-class Eval:
+class SharedArray(Placed):
+    """Memory of the whole block (GPU targets): count elements at an address that is a multiple of align bytes."""
+    var: Var
+    count: int
+    align: int
+
+
+@dataclass
+class Eval(Placed):
     """A call for its effect (prefetch, barrier)."""
     value: Call
-    line: int = 0
 
 
 @dataclass
-class For:
-    """for (var = start; var < stop; var += step); step is positive."""
+class Invoke(Placed):
+    """An intrinsic with an effect, several results or results in place: a row of the effect tables in kernel/intrinsics.
+
+    outs: variables that it writes; in_place: they exist and are read too, otherwise this statement declares them.
+    attrs: compile-time arguments."""
+    outs: tuple[Var, ...]
+    intrinsic: str
+    args: tuple[Expr, ...]
+    attrs: tuple[object, ...] = ()
+    in_place: bool = False
+
+
+@dataclass
+class For(Placed):
+    """for (var = start; var < stop; var += step); step is positive. unroll: how often to repeat the body (0: all of it), or
+    None: the compiler decides."""
     var: Var
     start: Expr
     stop: Expr
     step: Expr
     body: list["Stmt"] = field(default_factory=list)
-    line: int = 0
+    unroll: int | None = None
 
 
 @dataclass
-class While:
+class While(Placed):
+    """prepare: statements that run before each test of the condition."""
     condition: Expr
     body: list["Stmt"] = field(default_factory=list)
-    line: int = 0
+    prepare: list["Stmt"] = field(default_factory=list)
 
 
 @dataclass
-class If:
+class If(Placed):
     condition: Expr
     then: list["Stmt"] = field(default_factory=list)
     otherwise: list["Stmt"] = field(default_factory=list)
-    line: int = 0
 
 
 @dataclass
-class Break:
-    line: int = 0
+class Break(Placed):
+    pass
 
 
 @dataclass
-class Continue:
-    line: int = 0
+class Continue(Placed):
+    pass
 
 
 @dataclass
-class Return:
+class Return(Placed):
     """Ends the block's work."""
-    line: int = 0
 
 
-Stmt = Declare | Assign | Store | LocalArray | Eval | For | While | If | Break | Continue | Return
+Stmt = Declare | Assign | Store | LocalArray | SharedArray | Eval | Invoke | For | While | If | Break | Continue | Return
 
 
 @dataclass
@@ -249,7 +281,7 @@ def children(expr: Expr) -> tuple[Expr, ...]:
     match expr:
         case Binary(_, _, a, b):
             return (a, b)
-        case Unary(_, _, a) | Convert(_, a) | Bitcast(_, a) | Splat(_, a) | Lane(_, a, _) | Load(_, a):
+        case Unary(_, _, a) | Convert(_, a) | Bitcast(_, a) | Splat(_, a) | Lane(_, a, _) | Load(_, a, _):
             return (a,)
         case Select(_, c, a, b):
             return (c, a, b)
@@ -263,8 +295,10 @@ def children(expr: Expr) -> tuple[Expr, ...]:
 def blocks(stmt: Stmt) -> tuple[list[Stmt], ...]:
     """The statement lists inside a statement."""
     match stmt:
-        case For() | While():
+        case For():
             return (stmt.body,)
+        case While():
+            return (stmt.prepare, stmt.body)
         case If():
             return (stmt.then, stmt.otherwise)
     return ()
@@ -277,6 +311,8 @@ def expressions(stmt: Stmt) -> tuple[Expr, ...]:
             return (stmt.value,)
         case Store():
             return (stmt.pointer, stmt.value)
+        case Invoke():
+            return (*stmt.args, *(stmt.outs if stmt.in_place else ()))
         case For():
             return (stmt.start, stmt.stop, stmt.step)
         case While() | If():
@@ -310,7 +346,7 @@ def verify(function: Function) -> None:
             case Select(type, _, a, b):
                 if not (a.type == b.type == type):
                     fail(line, f"select of {a.type} and {b.type} gives {type}")
-            case Load(type, pointer):
+            case Load(type, pointer, _):
                 elem = type.elem if isinstance(type, Vector) else type
                 if not isinstance(pointer.type, Pointer) or pointer.type.elem != elem:
                     fail(line, f"load of {type} from {pointer.type}")
@@ -321,6 +357,10 @@ def verify(function: Function) -> None:
     def check_block(body: list[Stmt], scope: dict[str, Type], in_loop: bool) -> None:
         scope = dict(scope)
         for stmt in body:
+            if isinstance(stmt, While):   # its condition may read what `prepare` declares
+                check_block([*stmt.prepare, Eval(stmt.condition, line=stmt.line)], scope, False)   # type: ignore[arg-type]
+                check_block(stmt.body, scope, True)
+                continue
             for expr in expressions(stmt):
                 check_expr(expr, scope, stmt.line)
             inner = scope
@@ -335,9 +375,15 @@ def verify(function: Function) -> None:
                         scope[var.name] = var.type
                     elif scope.get(var.name) != var.type:
                         fail(stmt.line, f"{var.name} is assigned before it is declared")
-                case LocalArray(var, _):
+                case LocalArray(var, _) | SharedArray(var, _, _):
                     names.add(var.name)
                     scope[var.name] = var.type
+                case Invoke(outs) if not stmt.in_place:
+                    for var in outs:
+                        if var.name in names:
+                            fail(stmt.line, f"{var.name} is declared twice")
+                        names.add(var.name)
+                        scope[var.name] = var.type
                 case Store(pointer, value):
                     elem = value.type.elem if isinstance(value.type, Vector) else value.type
                     if not isinstance(pointer.type, Pointer) or pointer.type.elem != elem or pointer.type.const:
@@ -349,6 +395,6 @@ def verify(function: Function) -> None:
                     if not in_loop:
                         fail(stmt.line, "break or continue outside a run-time loop")
             for block in blocks(stmt):
-                check_block(block, inner, in_loop or isinstance(stmt, For | While))
+                check_block(block, inner, in_loop or isinstance(stmt, For))
 
     check_block(function.body, {param.name: param.type for param in function.params}, False)

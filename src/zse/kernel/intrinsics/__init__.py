@@ -1,8 +1,9 @@
 """Intrinsics as data: name, signature, meaning, and one body per target, in one table per family."""
 
-from zse.kernel.intrinsics import arithmetic, block, dot, shape
-from zse.kernel.intrinsics.row import Intrinsic
+from zse.kernel.intrinsics import arithmetic, block, copies, dot, matrix, packed, shape, threads
+from zse.kernel.intrinsics.row import Effect, Intrinsic
 
 INTRINSICS: dict[str, Intrinsic] = {
-    row.name: row for family in (arithmetic, block, dot, shape) for row in family.TABLE
+    row.name: row for family in (arithmetic, block, dot, shape, threads, matrix, packed) for row in family.TABLE
 }
+EFFECTS: dict[str, Effect] = {row.name: row for family in (threads, copies, matrix, packed) for row in family.EFFECTS}

@@ -1,10 +1,15 @@
-"""One row of an intrinsic table."""
+"""One row of an intrinsic table: values (`Intrinsic`) and statements (`Effect`)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from zse.errors import CompileError
 from zse.kernel import ir
+
+
+class StageError(Exception):
+    """A compile error without its place; the innermost statement or expression of the author adds it."""
+
 
 # A body prints the call as an expression of the target's text: (target, result type, argument types, argument texts) -> text.
 Body = Callable[[object, ir.Type, list[ir.Type], list[str]], str]
@@ -22,6 +27,40 @@ class Intrinsic:
     unify: bool = False
 
     def body_for(self, target) -> Body:
+        body = self.bodies.get(target.family)
+        if body is None:
+            raise CompileError(f"intrinsic {self.name} has no body for target {target.name}")
+        return body
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one use of an Effect becomes. results: types of new variables, or `places`: variables that are read and written."""
+    args: tuple[ir.Expr, ...] = ()
+    attrs: tuple[object, ...] = ()
+    results: tuple[ir.Type, ...] = ()
+    places: tuple[ir.Var, ...] = ()
+
+
+# An effect's body gives the statement's text: (target, statement, texts of the results, texts of the arguments) -> lines.
+EffectBody = Callable[[object, ir.Invoke, list[str], list[str]], list[str]]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """An intrinsic that changes something, needs the other threads, or has several results.
+
+    plan: (stager, *author's arguments) → Plan; raises StageError with what is wrong. feature: what `target.has` must know.
+    bodies: target family → text; a family without a body prints the call of a function of its prelude, zse_<name>."""
+    name: str
+    plan: Callable[..., Plan]
+    meaning: str
+    bodies: dict[str, EffectBody]
+    feature: str | None = None
+
+    def body_for(self, target) -> EffectBody:
+        if self.feature and not target.has(self.feature):
+            raise CompileError(f"intrinsic {self.name} needs {self.feature}, which target {target.name} does not have")
         body = self.bodies.get(target.family)
         if body is None:
             raise CompileError(f"intrinsic {self.name} has no body for target {target.name}")

@@ -54,6 +54,65 @@ def _reduce_cpu(op: str):
     return body
 
 
+def _make(*types: object) -> ir.Type | str:
+    first = types[0]
+    good = isinstance(first, ir.Scalar) and all(type == first for type in types) and len(types) in (2, 4, 8, 16, 32)
+    return ir.Vector(first, len(types)) if good else "needs 2, 4, 8, 16 or 32 scalars of one type"
+
+
+def _reduce_gpu(op: str):
+    """The same tree of halves as on the CPU."""
+    def body(target, result, types, args):
+        vector = types[0]
+        lines, items = [], [target.lane_text("v", vector, i) for i in range(vector.lanes)]
+        while len(items) > 1:
+            half = len(items) // 2
+            pairs = list(zip(items[:half], items[half:], strict=True))
+            if op == "+":
+                items = [f"({a} + {b})" for a, b in pairs]
+            else:
+                from zse.kernel.intrinsics import INTRINSICS
+                row = INTRINSICS[op].body_for(target)
+                items = [row(target, vector.elem, [vector.elem] * 2, [a, b]) for a, b in pairs]
+        name = {"+": "add", "maximum": "max", "minimum": "min"}[op]
+        helper = target.helper(f"reduce_{name}_{vector}", f"{{device}} {target.c_type(result)} {{name}}({target.c_type(vector)} v) "
+                               f"{{{{ {' '.join(lines)}return {items[0]}; }}}}")
+        return f"{helper}({args[0]})"
+    return body
+
+
+def _any_gpu(target, result, types, args):
+    tests = " | ".join(target.lane_text("m", types[0], i) for i in range(types[0].lanes))
+    return target.helper(f"any_{types[0]}", f"{{device}} bool {{name}}({target.c_type(types[0])} m) "
+                         f"{{{{ return ({tests}) != 0; }}}}") + f"({args[0]})"
+
+
+def _pick_gpu(name: str, first: int):
+    """A helper that takes lanes of its arguments: first = 0 the lower half, 1 the upper half, 2 both arguments."""
+    def body(target, result, types, args):
+        lanes = [target.lane_text("a", types[0], i) for i in range(types[0].lanes)]
+        if first == 2:
+            lanes += [target.lane_text("b", types[0], i) for i in range(types[0].lanes)]
+        else:
+            lanes = lanes[first * result.lanes: (first + 1) * result.lanes]
+        return target.from_lanes(f"{name}_{types[0]}", result, types, lanes, args)
+    return body
+
+
+def _make_gpu(target, result, types, args):
+    return target.make(result, args)
+
+
+def _make_cpu(target, result, types, args):
+    return f"(({target.c_type(result)}){{{', '.join(args)}}})"
+
+
+def _narrow_gpu(target, result, types, args):
+    def clamp(lanes):
+        return f"(i8)({lanes[0]} < -128 ? -128 : {lanes[0]} > 127 ? 127 : {lanes[0]})"
+    return target.lanewise("narrow_s8", result, types, clamp, args)
+
+
 def _shuffle(first: str, second: str, indices) -> str:
     return f"__builtin_shufflevector({first}, {second}, {', '.join(map(str, indices))})"
 
@@ -82,15 +141,17 @@ def _narrow_cpu(target, result, types, args):
 
 
 TABLE = (
-    Intrinsic("reduce_add", _reduce, "sum of the lanes", {"cpu": _reduce_cpu("+")}),
-    Intrinsic("reduce_max", _reduce, "largest lane", {"cpu": _reduce_cpu("maximum")}),
-    Intrinsic("reduce_min", _reduce, "smallest lane", {"cpu": _reduce_cpu("minimum")}),
-    Intrinsic("any_lane", _any, "is a lane set", {"cpu": _any_cpu}),
+    Intrinsic("reduce_add", _reduce, "sum of the lanes", {"cpu": _reduce_cpu("+"), "cuda": _reduce_gpu("+")}),
+    Intrinsic("reduce_max", _reduce, "largest lane", {"cpu": _reduce_cpu("maximum"), "cuda": _reduce_gpu("maximum")}),
+    Intrinsic("reduce_min", _reduce, "smallest lane", {"cpu": _reduce_cpu("minimum"), "cuda": _reduce_gpu("minimum")}),
+    Intrinsic("any_lane", _any, "is a lane set", {"cpu": _any_cpu, "cuda": _any_gpu}),
     Intrinsic("widen_low", _half, "first half of the lanes",
-              {"cpu": lambda t, r, types, a: _shuffle(a[0], a[0], range(r.lanes))}),
+              {"cpu": lambda t, r, types, a: _shuffle(a[0], a[0], range(r.lanes)), "cuda": _pick_gpu("low", 0)}),
     Intrinsic("widen_high", _half, "second half of the lanes",
-              {"cpu": lambda t, r, types, a: _shuffle(a[0], a[0], range(r.lanes, 2 * r.lanes))}),
+              {"cpu": lambda t, r, types, a: _shuffle(a[0], a[0], range(r.lanes, 2 * r.lanes)),
+               "cuda": _pick_gpu("high", 1)}),
     Intrinsic("concat", _concat, "both vectors, one after the other",
-              {"cpu": lambda t, r, types, a: _shuffle(a[0], a[1], range(r.lanes))}),
-    Intrinsic("narrow_s8", _narrow, "i32 to i8 with saturation", {"cpu": _narrow_cpu}),
+              {"cpu": lambda t, r, types, a: _shuffle(a[0], a[1], range(r.lanes)), "cuda": _pick_gpu("concat", 2)}),
+    Intrinsic("make_vector", _make, "a vector of these lanes", {"cpu": _make_cpu, "cuda": _make_gpu}),
+    Intrinsic("narrow_s8", _narrow, "i32 to i8 with saturation", {"cpu": _narrow_cpu, "cuda": _narrow_gpu}),
 )

@@ -4,6 +4,7 @@ Entry point of a variant: `void symbol(const uint64_t *args, const int64_t *grid
 """
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from zse.kernel import ir, mathlib
 from zse.kernel.intrinsics import INTRINSICS
@@ -52,6 +53,8 @@ class CpuTarget:
     helpers: dict[str, str] = field(default_factory=dict)
 
     inline_builtins = {"exp": mathlib.exp_f32, "tanh": mathlib.tanh_f32}
+    inline_functions: ClassVar[dict] = {}
+    warp, threads, arch = 1, 1, 0
 
     @property
     def name(self) -> str:
