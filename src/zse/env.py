@@ -8,6 +8,7 @@ SWITCHES = {
     "ZSE_NATIVE_DIR": ("", "load the compiled CPU libraries from this folder instead of the installed one"),
     "ZSE_THREADS": ("", "number of CPU threads (default: physical cores); --threads wins"),
     "ZSE_API_KEY": ("", "the key that clients of `zse serve` must send; needed to listen on other than loopback addresses"),
+    "ZSE_GPU_CHECK": ("", "1: wait after every GPU kernel, so that an error names the kernel (slow)"),
     "ZSE_LOG": ("info", "log level: debug, info, warning, error"),
 }
 

@@ -54,6 +54,12 @@ class DeviceError(ZSEError):
     """A device call that failed: names the call and the code."""
 
 
+class DeviceLost(DeviceError):
+    """The device failed in a way that this process cannot recover from: it must end, and may be started again."""
+
+    exit_code = 75              # sysexits.h EX_TEMPFAIL
+
+
 class EngineError(ZSEError):
     """The engine process could not start, or died."""
 

@@ -8,8 +8,15 @@
     graph.run(tokens=5)
 
 A Graph belongs to its device. One graph may be run from several threads; replays of a device are serialised.
+
+A host that works while the device does uses `ticket = graph.submit(tokens=5)`, `ticket.wait()`. What host and device
+exchange in each step lies in a Staging, whose copies are part of the recording:
+
+    inputs = device.staging(4096, "step")       # inputs.host: memoryview; Tensor(inputs.buffer, ...): for kernels
+    recorder.upload(inputs)                     # before the kernels that read it; recorder.download(...) after
 """
 
+import ctypes
 import struct
 
 from zse.errors import DeviceError
@@ -51,6 +58,21 @@ class Launch:
 
     def __repr__(self) -> str:
         return f"Launch({self.symbol}, {self.args}, grid={self.grid}{', independent' if self.independent else ''})"
+
+
+class Copy:
+    """A recorded copy between the host and the device memory of a Staging. symbol: "upload" or "download"."""
+
+    __slots__ = ("symbol", "args", "staging", "offset", "nbytes")
+
+    grid = (1,)
+
+    def __init__(self, symbol: str, staging: "Staging", offset: int, nbytes: int):
+        self.symbol, self.staging, self.offset, self.nbytes = symbol, staging, offset, nbytes
+        self.args = [staging.buffer]
+
+    def __repr__(self) -> str:
+        return f"Copy({self.symbol} {self.nbytes} bytes at {self.offset} of {self.staging.buffer.label!r})"
 
 
 class Program:
@@ -116,6 +138,21 @@ class Recorder:
                 slots.append(encode(symbol, name, kind, arg))
         self.launches.append(launch)
 
+    def upload(self, staging: "Staging", offset: int = 0, nbytes: int | None = None) -> None:
+        """Record: what the host wrote reaches the device here. Nothing where both share one memory."""
+        self._copy("upload", staging, offset, nbytes)
+
+    def download(self, staging: "Staging", offset: int = 0, nbytes: int | None = None) -> None:
+        """Record: what the kernels so far wrote reaches the host, which may read it after the ticket's wait()."""
+        self._copy("download", staging, offset, nbytes)
+
+    def _copy(self, symbol: str, staging: "Staging", offset: int, nbytes: int | None) -> None:
+        nbytes = staging.nbytes - offset if nbytes is None else nbytes
+        if offset < 0 or nbytes < 0 or offset + nbytes > staging.nbytes:
+            raise ValueError(f"{symbol}: {nbytes} bytes at {offset} of a staging of {staging.nbytes} bytes")
+        if not staging.shared:
+            self.launches.append(Copy(symbol, staging, offset, nbytes))     # type: ignore[arg-type]
+
     def _check_symbol(self, where: str, sym: Sym) -> None:
         if sym.name not in self.maxima:
             raise ValueError(f"{where}: symbol {sym.name!r} was not declared with recorder.symbol()")
@@ -131,6 +168,11 @@ def encode(symbol: str, name: str, kind: str, arg: object) -> int:
         address = arg if isinstance(arg, int) and not isinstance(arg, bool) and arg >= 0 else getattr(arg, "address", None)
         if address is None:
             raise TypeError(f"{symbol}: {name} is a pointer, got {type(arg).__name__} {arg!r}")
+        return int(address)
+    if kind == "tensormap":
+        address = getattr(arg, "host_address", None)
+        if address is None:
+            raise TypeError(f"{symbol}: {name} is a tensor map (device.tensor_map), got {type(arg).__name__} {arg!r}")
         return int(address)
     if kind in _FLOATS:
         if isinstance(arg, bool) or not isinstance(arg, int | float):
@@ -163,6 +205,40 @@ def buffers_of(launches: list[Launch]) -> "list[Buffer]":
     return list(found.values())
 
 
+class Staging:
+    """Memory through which host and device exchange a step's inputs and outputs.
+
+    host: writable memoryview of bytes. buffer: the same bytes in device memory, an argument of kernels once wrapped in a
+    Tensor. shared: host and buffer are one memory (CPU). The host must not write what a submitted graph still has to
+    upload, nor read what it still has to download: wait for its ticket, or use two in turn.
+    """
+
+    __slots__ = ("host", "buffer", "nbytes", "shared")
+
+    def __init__(self, buffer: "Buffer"):
+        self.buffer, self.nbytes, self.shared = buffer, buffer.nbytes, True
+        self.host: memoryview = buffer.view()
+
+    def free(self) -> None:
+        """Give the memory back. DeviceError while a graph uses it; memoryviews of `host` must be gone."""
+        self.host.release()
+        self.buffer.free()
+
+
+class Ticket:
+    """A submitted replay. This one is done already: the device of it runs at once."""
+
+    __slots__ = ()
+
+    @property
+    def done(self) -> bool:
+        """Whether wait() would return at once."""
+        return True
+
+    def wait(self) -> None:
+        """Until everything that was submitted has run. DeviceError or DeviceLost when it failed."""
+
+
 class Graph:
     """Launches that run together. `run(**symbols)` gives every symbol a value and returns when all of them are done."""
 
@@ -182,6 +258,11 @@ class Graph:
     def run(self, **symbols: int) -> None:
         """Replay. Raises TypeError for a missing or unknown symbol, ValueError for one out of range."""
         raise NotImplementedError
+
+    def submit(self, **symbols: int) -> Ticket:
+        """Start a replay, after everything submitted to the device before; `run` is submit and wait. Raises like run."""
+        self.run(**symbols)
+        return Ticket()
 
     def symbol_error(self, symbols: "dict[str, int]") -> Exception:
         """What is wrong with these symbols: their names, or one that is out of range."""
@@ -229,11 +310,17 @@ class Load:
 
 
 class Device:
-    """Memory, kernels and graphs of one processor. name: "cpu", "null", …; isa: the kernels' level; threads: of the pool."""
+    """Memory, kernels and graphs of one processor.
+
+    name: "cpu", "cuda", "null", …; isa: the kernels' level; threads: of the pool (0 on a GPU). family: "cpu" or "gpu",
+    which kernels an op records; arch: of the GPU (90 for sm_90), 0 elsewhere.
+    """
 
     name: str
     isa: str
     threads: int
+    family: str = "cpu"
+    arch: int = 0
 
     def alloc(self, nbytes: int, label: str = "other") -> "Buffer":
         """Zero-filled memory, counted under `label`. Raises DeviceError when there is not enough."""
@@ -242,6 +329,36 @@ class Device:
     def memory(self) -> "dict[str, int]":
         """Bytes in use by label."""
         raise NotImplementedError
+
+    @property
+    def memory_total(self) -> int:
+        """Bytes of memory that the device has."""
+        from zse.runtime.probe import memory_bytes
+        facts = memory_bytes()
+        return facts["limit"] or facts["total"] or 0
+
+    @property
+    def memory_free(self) -> int:
+        """Bytes that could be allocated now, other processes considered."""
+        from zse.runtime.probe import memory_bytes
+        facts = memory_bytes()
+        free = facts["available"]
+        return min(free, self.memory_total) if free is not None else self.memory_total
+
+    def staging(self, nbytes: int, label: str = "staging") -> Staging:
+        """Zeroed memory that host and device exchange a step's data through."""
+        return Staging(self.alloc(nbytes, label))
+
+    def read(self, tensor: "Any") -> bytes:
+        """The bytes of a Tensor or Buffer, after all that was submitted. Synchronous: for tests and loading."""
+        return ctypes.string_at(tensor.address, tensor.nbytes)
+
+    def write(self, tensor: "Any", data: "bytes | bytearray | memoryview") -> None:
+        """Fill a Tensor or Buffer with `data`, after all that was submitted. ValueError unless the sizes agree."""
+        data = memoryview(data).cast("B")
+        if data.nbytes != tensor.nbytes:
+            raise ValueError(f"{data.nbytes} bytes for a destination of {tensor.nbytes}")
+        (ctypes.c_char * data.nbytes).from_address(tensor.address)[:] = data.tobytes()
 
     def program(self, symbol: str) -> Program:
         """The kernel called `symbol`. Raises DeviceError, naming near ones, when there is none."""

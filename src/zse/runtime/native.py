@@ -14,6 +14,8 @@ from zse.runtime import isa
 
 STATUS = {-1: "invalid argument", -2: "out of memory", -3: "number out of range", -4: "cannot start a thread"}
 
+ERANGE = -3
+
 NO_LIBRARY = ("{path} is not there: the CPU libraries were not compiled; run `python -m zse.build` "
               "(it needs a C compiler: {compiler})")
 
@@ -48,7 +50,35 @@ _SIGNATURES = {
     "zse_cpu_features": (c_uint64, []),
 }
 
+GPU_NOT_READY = 600             # a driver's answer about an event that is still to come
+GPU_KERNEL, GPU_UPLOAD, GPU_DOWNLOAD = 0, 1, 2
+
+
+class GPUDriverTable(ctypes.Structure):
+    """zse_gpu_driver: the driver's functions, and what set_current takes."""
+
+    _fields_ = [(name, c_void_p) for name in (
+        "set_current", "launch_ex", "launch", "to_device", "to_host", "event_record", "event_wait", "event_query",
+        "graph_launch", "host_register", "host_unregister", "stream_wait", "current")]
+
+
+class GPULaunch(ctypes.Structure):
+    _fields_ = [("function", c_void_p), ("kind", c_uint32), ("first_arg", c_uint32), ("num_args", c_uint32), ("wide", c_uint32),
+                ("grid", c_int64 * 3), ("threads", c_uint32), ("shared_bytes", c_uint32), ("cluster", c_uint32),
+                ("overlaps", c_uint32)]
+
+
+_GPU_SIGNATURES = {
+    "zse_gpu_list_create": (c_void_p, [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64,
+                                       POINTER(c_int32)]),
+    "zse_gpu_list_destroy": (None, [c_void_p]),
+    "zse_gpu_list_submit": (c_int32, [POINTER(GPUDriverTable), c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p,
+                                      POINTER(c_int64)]),
+    "zse_gpu_wait": (c_int32, [POINTER(GPUDriverTable), c_void_p, c_int64]),
+}
+
 _runtime: ctypes.CDLL | None = None
+_gpu_is_bound = False
 
 
 def native_dir() -> str:
@@ -83,6 +113,22 @@ def runtime() -> ctypes.CDLL:
             function.restype, function.argtypes = result, arguments
         _runtime = library
     return _runtime
+
+
+def gpu_runtime() -> ctypes.CDLL:
+    """libzse_runtime with the signatures of its GPU part, which needs no GPU. DeviceError when it was compiled before there
+    was one."""
+    global _gpu_is_bound
+    library = runtime()
+    if not _gpu_is_bound:
+        for name, (result, arguments) in _GPU_SIGNATURES.items():
+            try:
+                function = getattr(library, name)
+            except AttributeError:
+                raise DeviceError(f"libzse_runtime.so lacks {name}; run `python -m zse.build` to compile it again") from None
+            function.restype, function.argtypes = result, arguments
+        _gpu_is_bound = True
+    return library
 
 
 def check(call: str, status: int) -> None:

@@ -1,0 +1,109 @@
+"""The CUDA driver (libcuda.so.1): what is used of it, as cuda.h of CUDA 12.3 to 13 declares it."""
+
+import ctypes
+from ctypes import POINTER, byref, c_char_p, c_int, c_uint32, c_uint64, c_void_p
+
+from zse.runtime.bindings.driver import ARGUMENTS, Driver
+
+# cuda.h: CUdevice_attribute
+MULTIPROCESSORS = 16
+INTEGRATED = 18
+COMPUTE_MODE = 20
+PCI_BUS_ID = 33
+L2_BYTES = 38
+CAPABILITY_MAJOR = 75
+CAPABILITY_MINOR = 76
+SHARED_BYTES_OPTIN = 97
+VMM_SUPPORTED = 102
+READ_ONLY_REGISTER = 113
+
+# CUfunction_attribute
+MAX_DYNAMIC_SHARED_BYTES = 8
+NON_PORTABLE_CLUSTER = 14
+
+TENSOR_MAP_BYTES = 128
+TENSOR_MAP_ALIGN = 64
+
+_DRIVER_HINT = ("install the NVIDIA driver, version 545 or later (580 or later for kernels compiled by CUDA 13), or use "
+                "--device cpu")
+
+
+class CUDADriver(Driver):
+    """libcuda, opened when the object is made."""
+
+    vendor = "NVIDIA"
+    libraries = ("libcuda.so.1", "/usr/lib/wsl/lib/libcuda.so.1")
+    missing_hint = _DRIVER_HINT
+    # Illegal address and its kin, a launch that was killed, ECC and NVLink faults, a context that is gone.
+    sticky = frozenset({4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 806, 810, 999})
+    symbols = {
+        "init": "cuInit", "driver_version": "cuDriverGetVersion", "device_count": "cuDeviceGetCount", "device_get": "cuDeviceGet",
+        "device_name": "cuDeviceGetName", "device_attribute": "cuDeviceGetAttribute",
+        "device_total_memory": "cuDeviceTotalMem_v2", "context_retain": "cuDevicePrimaryCtxRetain",
+        "context_release": "cuDevicePrimaryCtxRelease_v2", "set_current": "cuCtxSetCurrent", "memory_info": "cuMemGetInfo_v2",
+        "alloc": "cuMemAlloc_v2", "free": "cuMemFree_v2", "memset_async": "cuMemsetD8Async",
+        "to_device_async": "cuMemcpyHtoDAsync_v2", "to_host_async": "cuMemcpyDtoHAsync_v2", "stream_create": "cuStreamCreate",
+        "stream_destroy": "cuStreamDestroy_v2", "stream_wait": "cuStreamSynchronize", "stream_wait_event": "cuStreamWaitEvent",
+        "event_create": "cuEventCreate", "event_destroy": "cuEventDestroy_v2", "event_record": "cuEventRecord",
+        "event_wait": "cuEventSynchronize", "event_query": "cuEventQuery", "event_elapsed": "cuEventElapsedTime",
+        "module_load": "cuModuleLoadData", "module_unload": "cuModuleUnload", "module_function": "cuModuleGetFunction",
+        "function_set_attribute": "cuFuncSetAttribute", "host_alloc": "cuMemHostAlloc", "host_free": "cuMemFreeHost",
+        "host_register": "cuMemHostRegister_v2", "host_unregister": "cuMemHostUnregister",
+        "begin_capture": "cuStreamBeginCapture_v2", "end_capture": "cuStreamEndCapture",
+        "graph_instantiate": "cuGraphInstantiateWithFlags", "graph_destroy": "cuGraphDestroy",
+        "executable_destroy": "cuGraphExecDestroy", "graph_launch": "cuGraphLaunch", "launch": "cuLaunchKernel",
+        "launch_ex": "cuLaunchKernelEx", "tensor_map": "cuTensorMapEncodeTiled",
+        "vmm_granularity": "cuMemGetAllocationGranularity", "vmm_reserve": "cuMemAddressReserve",
+        "vmm_unreserve": "cuMemAddressFree", "vmm_create": "cuMemCreate", "vmm_release": "cuMemRelease", "vmm_map": "cuMemMap",
+        "vmm_unmap": "cuMemUnmap", "vmm_set_access": "cuMemSetAccess",
+    }
+    arguments = ARGUMENTS | {
+        "set_current": [c_void_p],
+        "tensor_map": [c_void_p, c_int, c_uint32, c_uint64, POINTER(c_uint64), POINTER(c_uint64), POINTER(c_uint32),
+                       POINTER(c_uint32), c_int, c_int, c_int, c_int],
+    }
+    hints = {
+        "CUDA_ERROR_NO_DEVICE": "no NVIDIA GPU is visible: check `nvidia-smi` and CUDA_VISIBLE_DEVICES, in a container pass the GPU "
+                                "in (--gpus all), or use --device cpu",
+        "CUDA_ERROR_INVALID_DEVICE": "there is no GPU of that number: see `nvidia-smi -L` and CUDA_VISIBLE_DEVICES",
+        "CUDA_ERROR_DEVICE_UNAVAILABLE": "another process holds the GPU (exclusive compute mode) or it failed: see `nvidia-smi`, or "
+                                         "use --device cpu",
+        "CUDA_ERROR_OUT_OF_MEMORY": "close other programs on the GPU (`nvidia-smi` lists them), or use a smaller context or a "
+                                    "quantized model",
+        "CUDA_ERROR_STUB_LIBRARY": "libcuda.so.1 is the toolkit's stub, not the driver: take it out of LD_LIBRARY_PATH",
+        "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "the driver was updated while loaded: restart the machine or reload the nvidia modules",
+        "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE": "remove the CUDA compatibility libraries from LD_LIBRARY_PATH, or " + _DRIVER_HINT,
+        "CUDA_ERROR_SYSTEM_NOT_READY": "start nvidia-fabricmanager, or wait until it is up",
+        "CUDA_ERROR_UNKNOWN": "often a driver that was suspended or half loaded: check `nvidia-smi`",
+        "CUDA_ERROR_NO_BINARY_FOR_GPU": "the kernels were compiled for another GPU or by a newer CUDA than the driver: run "
+                                        "`zse kernels build`, or update the driver",
+        "CUDA_ERROR_INVALID_IMAGE": "a compiled kernel is damaged or too new for the driver: run `zse kernels build`",
+        "CUDA_ERROR_ECC_UNCORRECTABLE": "the GPU's memory failed: see `nvidia-smi -q -d ECC`",
+        "CUDA_ERROR_ILLEGAL_ADDRESS": "a kernel touched memory that is not its own; ZSE_GPU_CHECK=1 names the kernel",
+        "CUDA_ERROR_LAUNCH_FAILED": "a kernel failed; ZSE_GPU_CHECK=1 names it",
+        "CUDA_ERROR_MISALIGNED_ADDRESS": "a kernel made a misaligned access; ZSE_GPU_CHECK=1 names it",
+        "CUDA_ERROR_ILLEGAL_INSTRUCTION": "a kernel ran an instruction that this GPU lacks; ZSE_GPU_CHECK=1 names it",
+    }
+
+    def describe(self, code: int) -> tuple[str, str]:
+        found = []
+        for symbol in ("cuGetErrorName", "cuGetErrorString"):
+            text = c_char_p()
+            if getattr(self.library, symbol)(c_int(code), byref(text)) or not text.value:
+                found.append("" if found else f"CUDA error {code}")
+            else:
+                found.append(text.value.decode("utf-8", "replace"))
+        return found[0], found[1]
+
+
+class AllocationProperties(ctypes.Structure):
+    """CUmemAllocationProp; hipMemAllocationProp is laid out the same."""
+
+    _fields_ = [("type", c_int), ("handle_types", c_int), ("location_type", c_int), ("location_id", c_int),
+                ("win32", c_void_p), ("flags", ctypes.c_ubyte * 8)]
+
+
+class AccessDescription(ctypes.Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = [("location_type", c_int), ("location_id", c_int), ("flags", c_int)]

@@ -1,0 +1,168 @@
+"""A GPU driver behind ctypes: functions by role, bound when first used, every status checked.
+
+CUDA's driver interface and HIP's are one interface with two spellings: a table maps the role to the symbol.
+"""
+
+import ctypes
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_ulonglong, c_void_p
+
+from zse.errors import DeviceError, DeviceLost
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+Address = c_uint64              # CUdeviceptr, hipDeviceptr_t
+NOT_READY = 600
+OUT_OF_MEMORY = 2
+
+# Roles and their arguments. A role of VMM or tensor maps may be missing from a driver.
+ARGUMENTS: dict[str, list] = {
+    "init": [c_uint],
+    "driver_version": [POINTER(c_int)],
+    "device_count": [POINTER(c_int)],
+    "device_get": [POINTER(c_int), c_int],
+    "device_name": [c_char_p, c_int, c_int],
+    "device_attribute": [POINTER(c_int), c_int, c_int],
+    "device_total_memory": [POINTER(c_size_t), c_int],
+    "context_retain": [POINTER(c_void_p), c_int],
+    "context_release": [c_int],
+    "memory_info": [POINTER(c_size_t), POINTER(c_size_t)],
+    "alloc": [POINTER(Address), c_size_t],
+    "free": [Address],
+    "memset_async": [Address, c_ubyte, c_size_t, c_void_p],
+    "to_device_async": [Address, c_void_p, c_size_t, c_void_p],
+    "to_host_async": [c_void_p, Address, c_size_t, c_void_p],
+    "stream_create": [POINTER(c_void_p), c_uint],
+    "stream_destroy": [c_void_p],
+    "stream_wait": [c_void_p],
+    "stream_wait_event": [c_void_p, c_void_p, c_uint],
+    "event_create": [POINTER(c_void_p), c_uint],
+    "event_destroy": [c_void_p],
+    "event_record": [c_void_p, c_void_p],
+    "event_wait": [c_void_p],
+    "event_query": [c_void_p],
+    "event_elapsed": [POINTER(ctypes.c_float), c_void_p, c_void_p],
+    "module_load": [POINTER(c_void_p), c_void_p],
+    "module_unload": [c_void_p],
+    "module_function": [POINTER(c_void_p), c_void_p, c_char_p],
+    "function_set_attribute": [c_void_p, c_int, c_int],
+    "host_alloc": [POINTER(c_void_p), c_size_t, c_uint],
+    "host_free": [c_void_p],
+    "host_register": [c_void_p, c_size_t, c_uint],
+    "host_unregister": [c_void_p],
+    "begin_capture": [c_void_p, c_int],
+    "end_capture": [c_void_p, POINTER(c_void_p)],
+    "graph_instantiate": [POINTER(c_void_p), c_void_p, c_ulonglong],
+    "graph_destroy": [c_void_p],
+    "executable_destroy": [c_void_p],
+    "graph_launch": [c_void_p, c_void_p],
+    "launch": [c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p],
+    "vmm_granularity": [POINTER(c_size_t), c_void_p, c_int],
+    "vmm_reserve": [POINTER(Address), c_size_t, c_size_t, Address, c_ulonglong],
+    "vmm_unreserve": [Address, c_size_t],
+    "vmm_create": [POINTER(c_uint64), c_size_t, c_void_p, c_ulonglong],
+    "vmm_release": [c_uint64],
+    "vmm_map": [Address, c_size_t, c_size_t, c_uint64, c_ulonglong],
+    "vmm_unmap": [Address, c_size_t],
+    "vmm_set_access": [Address, c_size_t, c_void_p, c_size_t],
+}
+
+
+class DriverError(DeviceError):
+    """A driver call that failed. call: the driver's function; code, name: of its error."""
+
+    def __init__(self, call: str, code: int, name: str, message: str):
+        super().__init__(message)
+        self.call, self.code, self.name = call, code, name
+
+
+class Driver:
+    """One driver library. `driver.alloc(...)` calls the role's function and raises unless it returns 0.
+
+    path: another library than the system's (tests). Raises DeviceError when there is none.
+    """
+
+    vendor = ""                             # as it stands in messages
+    libraries: tuple[str, ...] = ()         # names for dlopen, in order
+    symbols: dict[str, str] = {}            # role → exported symbol
+    arguments: dict[str, list] = ARGUMENTS
+    hints: dict[str, str] = {}              # error name → what to do
+    sticky: frozenset[int] = frozenset()    # errors after which every call of the process fails
+    missing_hint = ""                       # what to do without a library
+
+    def __init__(self, path: str | None = None):
+        reasons = []
+        for name in (path,) if path else self.libraries:
+            try:
+                self.library = ctypes.CDLL(name)
+                break
+            except OSError as error:
+                reasons.append(str(error))
+        else:
+            raise DeviceError(f"no {self.vendor} driver: {'; '.join(reasons)}; {self.missing_hint}")
+        self.lost: DeviceLost | None = None
+        self._functions: dict[str, Any] = {}
+
+    def function(self, role: str) -> "Any":
+        """The driver's function itself: its status is not checked. DeviceError when this driver is too old to have it."""
+        found = self._functions.get(role)
+        if found is None:
+            symbol = self.symbols[role]
+            try:
+                found = getattr(self.library, symbol)
+            except AttributeError:
+                raise DeviceError(f"the {self.vendor} driver lacks {symbol}: it is too old; {self.missing_hint}") from None
+            found.restype, found.argtypes = c_int, self.arguments.get(role)
+            self._functions[role] = found
+        return found
+
+    def has(self, role: str) -> bool:
+        """Whether this driver exports the role's function."""
+        return role in self.symbols and hasattr(self.library, self.symbols[role])
+
+    def address(self, role: str) -> int:
+        """The function's address, for C."""
+        return ctypes.cast(self.function(role), c_void_p).value or 0
+
+    def __getattr__(self, role: str) -> "Callable[..., None]":
+        if role.startswith("_") or role not in self.symbols:
+            raise AttributeError(role)
+        function = self.function(role)
+
+        def checked(*args: object) -> None:
+            status = function(*args)
+            if status:
+                raise self.error(role, status)
+
+        self.__dict__[role] = checked
+        return checked
+
+    def error(self, role: str, code: int, doing: str = "") -> DeviceError:
+        """The exception for a status: DeviceLost after an error that the process cannot recover from."""
+        call = self.symbols.get(role, role)
+        name, text = self.describe(code)
+        hint = self.hints.get(name, "")
+        message = f"{call}{f' ({doing})' if doing else ''}: {name} ({code}){f': {text}' if text else ''}{f'; {hint}' if hint else ''}"
+        if code in self.sticky or self.lost is not None:
+            if self.lost is None:
+                self.lost = DeviceLost(message)
+            return self.lost
+        return DriverError(call, code, name, message)
+
+    def describe(self, code: int) -> tuple[str, str]:
+        """(name, sentence) of an error code."""
+        raise NotImplementedError
+
+    def integer(self, role: str, *args: object) -> int:
+        """The int that the role writes to its first argument."""
+        value = c_int()
+        getattr(self, role)(ctypes.byref(value), *args)
+        return value.value
+
+    def pointer(self, role: str, *args: object) -> int:
+        """The handle that the role writes to its first argument."""
+        value = c_void_p()
+        getattr(self, role)(ctypes.byref(value), *args)
+        return value.value or 0

@@ -1,0 +1,182 @@
+"""The CUDA device: an NVIDIA GPU through its driver alone. No toolkit and no CUDA runtime library is needed to compute."""
+
+import ctypes
+from ctypes import byref, c_char, c_size_t, c_uint32, c_uint64
+
+from zse.errors import DeviceError
+from zse.runtime.bindings import cuda
+from zse.runtime.gpu import GPUDevice, GPUProgram, Kernels
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+# 12.3: programmatic dependent launches become edges of a captured graph.
+NEEDED_VERSION = 12030
+LEAST_ARCH = 80                 # bf16 tensor cores, cp.async
+PORTABLE_CLUSTER = 8
+DEFAULT_SHARED_BYTES = 48 << 10
+COMPUTE_PROHIBITED = 2          # CU_COMPUTEMODE_PROHIBITED
+
+_TENSOR_TYPES = {"u8": 0, "i8": 0, "e4m3": 0, "bool": 0, "u16": 1, "i16": 1, "u32": 2, "i32": 3, "u64": 4, "i64": 5,
+                 "f16": 6, "f32": 7, "f64": 8, "bf16": 9}
+_TENSOR_BYTES = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2}
+_SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
+_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
+
+
+class TensorMap:
+    """A descriptor of the tensor memory accelerator: how boxes of a tensor in global memory are copied to shared memory.
+    An argument of kernels; made by `device.tensor_map`. buffer: the tensor's."""
+
+    __slots__ = ("buffer", "host_address", "box", "_memory")
+
+    def __init__(self, buffer: "Any", box: "tuple[int, ...]"):
+        self.buffer, self.box = buffer, box
+        # The driver reads a CUtensorMap at a 64-byte boundary.
+        self._memory = (c_char * (cuda.TENSOR_MAP_BYTES + cuda.TENSOR_MAP_ALIGN))()
+        start = ctypes.addressof(self._memory)
+        self.host_address = start + -start % cuda.TENSOR_MAP_ALIGN
+
+
+class CUDADevice(GPUDevice):
+    """GPU number `ordinal` of those that CUDA_VISIBLE_DEVICES leaves.
+
+    driver: another library than libcuda.so.1; kernels: other kernels than the compiled pack (both for tests).
+    """
+
+    name = "cuda"
+
+    def __init__(self, ordinal: int = 0, driver: "cuda.CUDADriver | None" = None, kernels: Kernels | None = None):
+        self.driver = driver = driver or cuda.CUDADriver()
+        self.driver_version = self._check_version(driver)
+        driver.init(0)
+        count = driver.integer("device_count")
+        if not count:
+            raise driver.error("device_count", 100)
+        if ordinal >= count:
+            raise DeviceError(f"there is no cuda:{ordinal}: {count} GPU(s) are visible (CUDA_VISIBLE_DEVICES, `nvidia-smi -L`)")
+        self._device = device = driver.integer("device_get", ordinal)
+        self.product = _text(driver, device)
+        self.arch = 10 * self._attribute(cuda.CAPABILITY_MAJOR) + self._attribute(cuda.CAPABILITY_MINOR)
+        if self.arch < LEAST_ARCH:
+            raise DeviceError(f"{self.product} is sm_{self.arch}; sm_{LEAST_ARCH} (Ampere) or later is needed: use --device cpu")
+        if self._attribute(cuda.COMPUTE_MODE) == COMPUTE_PROHIBITED:
+            raise DeviceError(f"{self.product}: its compute mode is Prohibited; run `nvidia-smi -c DEFAULT`, or use --device cpu")
+        # Instructions of sm_90a and sm_100a are not carried over to later architectures: kernels are compiled for one.
+        self.isa = f"sm_{self.arch}{'a' if self.arch >= 90 else ''}"
+        self.num_sms = self._attribute(cuda.MULTIPROCESSORS)
+        self.shared_bytes = self._attribute(cuda.SHARED_BYTES_OPTIN)
+        self.l2_bytes = self._attribute(cuda.L2_BYTES)
+        self.supports_growth = bool(self._attribute(cuda.VMM_SUPPORTED))
+        self.overlaps = self.arch >= 90
+        context = driver.pointer("context_retain", device)
+        try:
+            super().__init__(driver, ordinal, context, (lambda: kernels) if kernels else self._compiled_kernels)
+        except BaseException:
+            driver.context_release(device)
+            raise
+
+    def _check_version(self, driver: "cuda.CUDADriver") -> int:
+        """cuDriverGetVersion, which works before cuInit: 12030 for CUDA 12.3."""
+        version = driver.integer("driver_version")
+        if version < NEEDED_VERSION:
+            raise DeviceError(f"the NVIDIA driver is for CUDA {version // 1000}.{version % 1000 // 10}; CUDA "
+                              f"{NEEDED_VERSION // 1000}.{NEEDED_VERSION % 1000 // 10} is needed: {driver.missing_hint}")
+        return version
+
+    def _attribute(self, attribute: int) -> int:
+        return self.driver.integer("device_attribute", attribute, self._device)
+
+    def _compiled_kernels(self) -> Kernels:
+        """The pack of this architecture."""
+        from zse.kernel import cache
+        pack = cache.open_pack(self.isa)
+        return Kernels(pack.manifest, pack.image)
+
+    def _prepare_function(self, program: GPUProgram) -> None:
+        if program.shared_bytes > self.shared_bytes:
+            raise DeviceError(f"{program.symbol} needs {program.shared_bytes:,} bytes of shared memory; {self.product} has "
+                              f"{self.shared_bytes:,} a block")
+        # Always: static and dynamic shared memory share the default limit of 48 KiB.
+        if program.shared_bytes:
+            self.driver.function_set_attribute(program.address, cuda.MAX_DYNAMIC_SHARED_BYTES, program.shared_bytes)
+        if program.cluster > PORTABLE_CLUSTER:
+            self.driver.function_set_attribute(program.address, cuda.NON_PORTABLE_CLUSTER, 1)
+
+    def tensor_map(self, tensor: "Any", box: "Sequence[int]", *, swizzle: int = 0, l2_promotion: int = 128,
+                   dims: "Sequence[int] | None" = None, strides: "Sequence[int] | None" = None) -> TensorMap:
+        """A map of `tensor` for TMA copies of `box` elements (outermost first, as shapes are; at most 256 a dimension).
+
+        swizzle: 0, 32, 64 or 128 bytes, the width of the pattern in shared memory; then the box's innermost dimension is
+        at most that many bytes. l2_promotion: 0, 64, 128 or 256 bytes fetched into L2 at once. dims: other sizes than the
+        tensor's shape (outermost first); strides: bytes between elements of every dimension but the innermost (outermost
+        first; multiples of 16), default: row-major. What lies outside of dims reads as zero and is not written.
+        Raises ValueError, TypeError.
+        """
+        shape = tuple(dims if dims is not None else tensor.shape)
+        box = tuple(box)
+        kind = _TENSOR_TYPES.get(tensor.dtype)
+        if kind is None:
+            raise TypeError(f"tensor_map: dtype {tensor.dtype}; supported: {', '.join(_TENSOR_TYPES)}")
+        rank, item = len(shape), _TENSOR_BYTES[kind]
+        if not 1 <= rank <= 5 or len(box) != rank:
+            raise ValueError(f"tensor_map: shape {shape} and box {box} must have the same 1 to 5 dimensions")
+        if any(not isinstance(size, int) or not 1 <= size <= 1 << 32 for size in shape):
+            raise ValueError(f"tensor_map: shape {shape}: sizes are integers from 1 to 2^32")
+        if any(not 1 <= size <= 256 for size in box):
+            raise ValueError(f"tensor_map: box {box}: sizes are from 1 to 256")
+        if swizzle not in _SWIZZLES or l2_promotion not in _PROMOTIONS:
+            raise ValueError(f"tensor_map: swizzle {swizzle}, l2_promotion {l2_promotion}: 0, 32, 64, 128; 0, 64, 128, 256")
+        inner = box[-1] * item
+        if inner % 16 or (swizzle and inner > swizzle):
+            raise ValueError(f"tensor_map: the box's rows are {inner} bytes: a multiple of 16"
+                             f"{f', at most the swizzle of {swizzle}' if swizzle else ''}")
+        if strides is None:
+            row, found = item, []
+            for size in reversed(shape[1:]):
+                row *= size
+                found.append(row)
+            strides = found[::-1]
+        if len(strides) != rank - 1 or any(stride % 16 or not 0 < stride < 1 << 40 for stride in strides):
+            raise ValueError(f"tensor_map: strides {tuple(strides)}: {rank - 1} multiples of 16 bytes below 2^40")
+        if tensor.address % 16:
+            raise ValueError("tensor_map: the tensor is not 16-byte aligned")
+        end = sum(stride * (size - 1) for stride, size in zip(strides, shape, strict=False)) + shape[-1] * item
+        room = tensor.buffer.nbytes - getattr(tensor, "offset", 0) if getattr(tensor, "buffer", None) is not None else end
+        if end > room:
+            raise ValueError(f"tensor_map: {end} bytes of a tensor in {room}")
+        found_map = TensorMap(getattr(tensor, "buffer", tensor), box)
+        self.use()
+        self.driver.tensor_map(
+            found_map.host_address, kind, rank, tensor.address, (c_uint64 * rank)(*reversed(shape)),
+            (c_uint64 * max(rank - 1, 1))(*reversed(strides)), (c_uint32 * rank)(*reversed(box)), (c_uint32 * rank)(*[1] * rank),
+            0, _SWIZZLES[swizzle], _PROMOTIONS[l2_promotion], 0)
+        return found_map
+
+    def _release_context(self) -> None:
+        self.driver.context_release(self._device)
+
+
+def _text(driver: "cuda.CUDADriver", device: int) -> str:
+    name = (c_char * 256)()
+    driver.device_name(ctypes.cast(name, ctypes.c_char_p), 256, device)
+    return name.value.decode("utf-8", "replace")
+
+
+def list_devices(driver: "cuda.CUDADriver | None" = None) -> "list[dict[str, Any]]":
+    """The GPUs that could be opened: ordinal, name, arch, memory_bytes, driver_version. Makes no context. DeviceError."""
+    driver = driver or cuda.CUDADriver()
+    version = driver.integer("driver_version")
+    driver.init(0)
+    found = []
+    for ordinal in range(driver.integer("device_count")):
+        device = driver.integer("device_get", ordinal)
+        major, minor = (driver.integer("device_attribute", attribute, device)
+                        for attribute in (cuda.CAPABILITY_MAJOR, cuda.CAPABILITY_MINOR))
+        total = c_size_t()
+        driver.device_total_memory(byref(total), device)
+        found.append({"ordinal": ordinal, "name": _text(driver, device), "arch": 10 * major + minor,
+                      "memory_bytes": total.value, "driver_version": version})
+    return found

@@ -1,0 +1,324 @@
+"""What the GPU devices share: programs from compiled images, memory, streams, events, synchronous reads and writes.
+
+A device has one compute stream, in which everything that is submitted runs in order, and one copy stream for the
+loading of weights. The driver's context is current per thread: every entry point makes it so (`use`).
+"""
+
+import ctypes
+import threading
+import weakref
+from ctypes import byref, c_void_p
+
+from zse.errors import DeviceError, DeviceLost
+from zse.runtime import native
+from zse.runtime.bindings.driver import OUT_OF_MEMORY, Driver, DriverError
+from zse.runtime.buffer import Account
+from zse.runtime.device import Device, Program, Recorder
+from zse.runtime.gpu_memory import (
+    DEVICE_LOCATION,
+    PINNED,
+    PORTABLE,
+    AllocationProperties,
+    FixedBuffer,
+    GPUBuffer,
+    GPUStaging,
+    GrowingBuffer,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from zse.runtime.gpu_graph import GPUGraph
+
+NON_BLOCKING = 1                # CU_STREAM_NON_BLOCKING: no hidden order with the legacy stream
+EVENT_BLOCKING_SYNC, EVENT_NO_TIMING = 1, 2
+# A wait polls this long and then sleeps in the driver. Sleeping is seen 10 µs later than polling (H200): 1 % of a step of
+# 1 ms, nothing of longer ones, where a core would be burned.
+SPIN_US = 2_000
+
+
+class GPUProgram(Program):
+    """A kernel in the driver. threads: of a block; shared_bytes: dynamic shared memory; cluster: blocks of one cluster."""
+
+    __slots__ = ("threads", "shared_bytes", "cluster")
+
+    def __init__(self, symbol: str, address: int, entry: dict):
+        super().__init__(symbol, address, entry["params"])
+        self.threads, self.shared_bytes = entry["threads"], entry.get("shared_bytes", 0)
+        self.cluster = entry.get("cluster", 1)
+
+
+class Kernels:
+    """Compiled kernels. manifest: {symbol: {"params": [[name, type], ...], "threads", "shared_bytes", "cluster", "image"}};
+    load(image) → the bytes of that module."""
+
+    def __init__(self, manifest: "Mapping[str, dict]", load: "Callable[[Any], bytes]"):
+        self.manifest, self.load = manifest, load
+
+
+class GPUDevice(Device):
+    """Base of the devices behind a CUDA-like driver. The subclass opens the context before it calls __init__.
+
+    ordinal: which GPU; current: what `set_current` takes (the context).
+    """
+
+    family = "gpu"
+    threads = 0
+    overlaps = False            # launches carry the attribute of programmatic dependent launch
+    supports_capture = True
+    supports_growth = False
+    closed = False
+
+    def __init__(self, driver: Driver, ordinal: int, current: int, kernels: "Callable[[], Kernels]"):
+        self.driver, self.ordinal, self._current = driver, ordinal, current
+        self._runtime = native.gpu_runtime()
+        self._local = threading.local()
+        self._account = Account()
+        self._kernels_source = kernels
+        self._kernels_found: Kernels | None = None
+        self._modules: dict[Any, int] = {}
+        self._programs: dict[str, GPUProgram] = {}
+        self._program_lock = threading.Lock()
+        # Held while a list is put into the compute stream: lists patch their arguments in place.
+        self.submit_lock = threading.Lock()
+        self._events: list[int] = []
+        self._graphs: weakref.WeakSet[GPUGraph] = weakref.WeakSet()
+        self.use()
+        self.stream = driver.pointer("stream_create", NON_BLOCKING)
+        self.copy_stream = driver.pointer("stream_create", NON_BLOCKING)
+        self._capture_stream = 0
+        self.table = self._driver_table()
+
+    def _driver_table(self) -> native.GPUDriverTable:
+        """The driver's functions as the C runtime calls them."""
+        from zse import env
+        table = native.GPUDriverTable(current=self._current)
+        for field, role in (("set_current", "set_current"), ("launch", "launch"), ("to_device", "to_device_async"),
+                            ("to_host", "to_host_async"), ("event_record", "event_record"), ("event_wait", "event_wait"),
+                            ("event_query", "event_query"), ("graph_launch", "graph_launch"),
+                            ("host_register", "host_register"), ("host_unregister", "host_unregister")):
+            setattr(table, field, self.driver.address(role))
+        if self.driver.has("launch_ex"):
+            table.launch_ex = self.driver.address("launch_ex")
+        if env.get("ZSE_GPU_CHECK") == "1":
+            table.stream_wait = self.driver.address("stream_wait")
+            self.supports_capture = False
+        return table
+
+    # -- calls
+
+    def use(self) -> None:
+        """Make the context the calling thread's. DeviceLost after a fault, DeviceError after close()."""
+        if self.driver.lost is not None:
+            raise self.driver.lost
+        if self.closed:
+            raise DeviceError(f"the {self.name} device was closed")
+        if not getattr(self._local, "ready", False):
+            self.driver.set_current(self._current)
+            self._local.ready = True
+
+    def memory_error(self, error: DriverError, nbytes: int, label: str) -> DeviceError:
+        """The message for an allocation that failed."""
+        if error.code != OUT_OF_MEMORY:
+            return error
+        try:
+            free, total = self._memory_info()
+            room = f"{free:,} of {total:,} bytes are free"
+        except DeviceError:
+            room = "the driver does not say how much is free"
+        ours = ", ".join(f"{name} {size:,}" for name, size in self._account.by_label.items()) or "none"
+        hint = self.driver.hints.get(error.name, "")
+        return DeviceError(f"not enough memory on {self.name}:{self.ordinal}: {nbytes:,} bytes for {label}; {room}; allocated "
+                           f"here: {ours}; {hint}")
+
+    # -- memory
+
+    def alloc(self, nbytes: int, label: str = "other") -> GPUBuffer:    # type: ignore[override]
+        return GPUBuffer(self, nbytes, label)
+
+    def alloc_growing(self, nbytes: int, maximum: int, label: str = "other") -> "GrowingBuffer | FixedBuffer":
+        """`nbytes` of memory now, up to `maximum` at the same address by `grow`; all at once where the driver cannot."""
+        return (GrowingBuffer if self.supports_growth else FixedBuffer)(self, nbytes, maximum, label)
+
+    def granularity(self) -> int:
+        """The step in which memory is mapped, in bytes."""
+        properties = AllocationProperties(type=PINNED, location_type=DEVICE_LOCATION, location_id=self.ordinal)
+        size = ctypes.c_size_t()
+        self.driver.vmm_granularity(byref(size), byref(properties), 0)
+        return size.value
+
+    def fill_zero(self, address: int, nbytes: int) -> None:
+        """Zero device memory, in the order of the compute stream."""
+        self.driver.memset_async(address, 0, nbytes, self.stream)
+
+    def staging(self, nbytes: int, label: str = "staging") -> GPUStaging:
+        return GPUStaging(self, nbytes, label)
+
+    def alloc_pinned(self, nbytes: int, label: str) -> int:
+        """Zeroed page-locked host memory: its address. DeviceError when there is not enough."""
+        self.use()
+        try:
+            address = self.driver.pointer("host_alloc", max(nbytes, 1), PORTABLE)
+        except DriverError as error:
+            if error.code == OUT_OF_MEMORY:
+                raise DeviceError(f"cannot pin {nbytes:,} bytes of host memory for {label}; see `ulimit -l`") from None
+            raise
+        ctypes.memset(address, 0, nbytes)
+        return address
+
+    def free_pinned(self, address: int) -> None:
+        """Give page-locked memory back."""
+        if not self.closed and self.driver.lost is None:
+            self.use()
+            self.driver.host_free(address)
+
+    def memory(self) -> dict[str, int]:
+        return dict(self._account.by_label)
+
+    @property
+    def peak_memory(self) -> int:
+        """Most bytes that were allocated at once."""
+        return self._account.peak
+
+    def _memory_info(self) -> tuple[int, int]:
+        self.use()
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.driver.memory_info(byref(free), byref(total))
+        return free.value, total.value
+
+    @property
+    def memory_total(self) -> int:
+        return self._memory_info()[1]
+
+    @property
+    def memory_free(self) -> int:
+        return self._memory_info()[0]
+
+    def read(self, tensor: "Any") -> bytes:
+        self.use()
+        size = tensor.nbytes
+        host = (ctypes.c_char * size)()
+        if size:
+            self.driver.to_host_async(ctypes.addressof(host), tensor.address, size, self.stream)
+        self.synchronize()
+        return host.raw
+
+    def write(self, tensor: "Any", data: "bytes | bytearray | memoryview") -> None:
+        self.use()
+        data = memoryview(data).cast("B")
+        if data.nbytes != tensor.nbytes:
+            raise ValueError(f"{data.nbytes} bytes for a destination of {tensor.nbytes}")
+        if data.nbytes:
+            raw = bytes(data)
+            self.driver.to_device_async(tensor.address, raw, len(raw), self.stream)
+        self.synchronize()
+
+    def synchronize(self) -> None:
+        """Until everything that was submitted has run. DeviceError or DeviceLost when it failed."""
+        self.use()
+        self.driver.stream_wait(self.stream)
+
+    # -- kernels
+
+    def _kernels(self) -> Kernels:
+        if self._kernels_found is None:
+            self._kernels_found = self._kernels_source()
+        return self._kernels_found
+
+    def symbols(self) -> list[str]:
+        return sorted(self._kernels().manifest)
+
+    def program(self, symbol: str) -> GPUProgram:
+        found = self._programs.get(symbol)
+        if found is None:
+            with self._program_lock:
+                found = self._programs.get(symbol) or self._load_program(symbol)
+        return found
+
+    def _load_program(self, symbol: str) -> GPUProgram:
+        kernels = self._kernels()
+        entry = kernels.manifest.get(symbol)
+        if entry is None:
+            import difflib
+            near = difflib.get_close_matches(symbol, kernels.manifest, 3)
+            hint = f"; near: {', '.join(near)}" if near else f" of {len(kernels.manifest)} kernels"
+            raise DeviceError(f"no kernel {symbol!r} for {self.isa}{hint}")
+        self.use()
+        image = entry["image"]
+        module = self._modules.get(image)
+        if module is None:
+            module = self._modules[image] = self.driver.pointer("module_load", kernels.load(image))
+        function = self.driver.pointer("module_function", module, symbol.encode())
+        program = GPUProgram(symbol, function, entry)
+        self._prepare_function(program)
+        self._programs[symbol] = program
+        return program
+
+    def _prepare_function(self, program: GPUProgram) -> None:
+        """Attributes that a function needs before its first launch."""
+
+    def _build(self, recorder: Recorder) -> "GPUGraph":
+        from zse.runtime.gpu_graph import GPUGraph
+        return GPUGraph(self, recorder)
+
+    # -- events
+
+    def take_event(self) -> int:
+        """An event for a ticket, from those that were given back."""
+        try:
+            return self._events.pop()
+        except IndexError:
+            self.use()
+            return self.driver.pointer("event_create", EVENT_NO_TIMING | EVENT_BLOCKING_SYNC)
+
+    def give_event(self, event: int) -> None:
+        """A ticket is done with its event."""
+        self._events.append(event)
+
+    def capture_stream(self) -> int:
+        """A stream of its own for captures: the compute stream goes on meanwhile."""
+        if not self._capture_stream:
+            self._capture_stream = self.driver.pointer("stream_create", NON_BLOCKING)
+        return self._capture_stream
+
+    def close(self) -> None:
+        """Stop; its memory, graphs and events go with it. Closing twice does nothing."""
+        if self.closed:
+            return
+        try:
+            if self.driver.lost is None:
+                self.synchronize()
+                for graph in list(self._graphs):
+                    graph.close()
+                for event in self._events:
+                    self.driver.event_destroy(event)
+                for stream in (self.stream, self.copy_stream, self._capture_stream):
+                    if stream:
+                        self.driver.stream_destroy(stream)
+                for module in self._modules.values():
+                    self.driver.module_unload(module)
+                self._release_context()
+        except DeviceLost:
+            pass                # nothing can be given back one by one: the end of the process does it
+        finally:
+            self.closed = True
+            self._events.clear()
+            self._modules.clear()
+            self._programs.clear()
+
+    def _release_context(self) -> None:
+        raise NotImplementedError
+
+    def __del__(self) -> None:
+        # At the interpreter's end the driver gives everything back; a device dropped before is closed here.
+        if getattr(self, "table", None) is not None and not self.closed:
+            import sys
+            if not sys.is_finalizing():
+                self.close()
+
+
+def pointer_array(values: list[int]) -> "ctypes.Array[c_void_p]":
+    """A C array of pointers."""
+    return (c_void_p * max(len(values), 1))(*values)

@@ -1,0 +1,264 @@
+"""Recorded launch lists on a GPU: walked in C, or replayed as a captured graph once the same numbers come again."""
+
+import ctypes
+from collections import OrderedDict
+from ctypes import byref, c_int32, c_int64, c_uint64
+
+from zse.errors import DeviceError
+from zse.runtime import native
+from zse.runtime.device import Copy, Graph, Recorder, Ticket
+from zse.runtime.gpu import SPIN_US, pointer_array
+from zse.runtime.symbol import Sym
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from zse.runtime.gpu import GPUDevice
+
+CAPTURE_RELAXED = 2             # CUstreamCaptureMode: calls of other threads do not disturb the capture
+# Captured graphs of one recording: a decode step of an 8B model is 0.3 to 1 MB of driver memory each.
+MAX_CAPTURED = 64
+MAX_REMEMBERED = 1024           # numbers seen once
+
+
+class GPUTicket(Ticket):
+    """A submitted replay."""
+
+    __slots__ = ("_device", "_event", "_graph")
+
+    def __init__(self, device: "GPUDevice", event: int, graph: "GPUGraph"):
+        self._device, self._event, self._graph = device, event, graph
+
+    @property
+    def done(self) -> bool:
+        if not self._event:
+            return True
+        self._device.use()
+        status = self._device.driver.function("event_query")(self._event)
+        if status == native.GPU_NOT_READY:
+            return False
+        self._finish(status)
+        return True
+
+    def wait(self) -> None:
+        if self._event:
+            device = self._device
+            if device.closed:
+                raise DeviceError("the device was closed before the ticket was waited for")
+            self._finish(device._runtime.zse_gpu_wait(device.table, self._event, SPIN_US))
+
+    def _finish(self, status: int) -> None:
+        event, self._event = self._event, 0
+        if status:
+            raise self._device.driver.error("event_wait", status, f"running {self._graph.describe()}")
+        self._device.give_event(event)
+
+    def __del__(self) -> None:
+        if self._event and not self._device.closed:
+            self._device.give_event(self._event)        # recording an event again replaces what it stood for
+
+
+class GPUGraph(Graph):
+    """A launch list. `submit` puts it into the compute stream: by walking it in C, or, when the same symbol values were
+    submitted before, as a captured graph (kept for MAX_CAPTURED values, the least recently used goes first)."""
+
+    def __init__(self, device: "GPUDevice", recorder: Recorder):
+        self._list: int | None = None
+        super().__init__(device, recorder)
+        self._runtime = device._runtime
+        launches = (native.GPULaunch * len(self.launches))()
+        slots: list[int] = []
+        patches: list[native.Patch] = []
+
+        def patch(value: Sym, index: int, is_grid: int) -> None:
+            patches.append(native.Patch(self.symbols.index(value.name), is_grid, index, 0, value.divisor, value.factor))
+
+        for number, (launch, into) in enumerate(zip(self.launches, launches, strict=True)):
+            into.first_arg = len(slots)
+            if isinstance(launch, Copy):
+                into.kind = native.GPU_UPLOAD if launch.symbol == "upload" else native.GPU_DOWNLOAD
+                into.num_args = 3
+                slots += [launch.staging.buffer.address + launch.offset,
+                          launch.staging.host_address + launch.offset, launch.nbytes]   # type: ignore[attr-defined]
+                continue
+            program = device.program(launch.symbol)
+            into.function, into.num_args = program.address, len(launch.args)
+            into.threads, into.shared_bytes, into.cluster = program.threads, program.shared_bytes, program.cluster
+            into.overlaps = device.overlaps
+            for place, (_, kind) in enumerate(launch.params or ()):
+                if kind == "tensormap":
+                    into.wide |= 1 << place
+            for place, sym in launch.syms:
+                patch(sym, len(slots) + place, 0)
+            slots += launch.slots
+            for dim, size in enumerate((*launch.grid, 1, 1)[:3]):
+                if isinstance(size, Sym):
+                    patch(size, number * 3 + dim, 1)
+                elif size > (65535 if dim else 0x7FFFFFFF):
+                    raise ValueError(f"{launch.symbol}: grid {launch.grid}: dimension {dim} is at most "
+                                     f"{65535 if dim else 0x7FFFFFFF} on a GPU")
+                else:
+                    into.grid[dim] = size
+                if not dim and isinstance(size, int) and size % program.cluster:
+                    raise ValueError(f"{launch.symbol}: grid {launch.grid} is no multiple of its cluster of {program.cluster}")
+        self._values_type = c_int64 * len(self.symbols)
+        self._where = c_int64()
+        # None: seen once; else the captured graph.
+        self._captured: OrderedDict[tuple[int, ...], int | None] = OrderedDict()
+        self._num_captured = 0
+        self.can_capture = device.supports_capture and len(self.launches) > 1
+        error = c_int32()
+        self._list = self._runtime.zse_gpu_list_create(
+            launches, len(launches), (c_uint64 * len(slots))(*slots), len(slots), (native.Patch * len(patches))(*patches),
+            len(patches), (c_int64 * len(self.maxima))(*self.maxima), len(self.maxima), byref(error))
+        native.check("zse_gpu_list_create", error.value)
+        device._graphs.add(self)
+
+    def describe(self) -> str:
+        """What it is, for an error."""
+        kernels = list(dict.fromkeys(launch.symbol for launch in self.launches))
+        more = f", … ({len(self.launches)} launches)" if len(kernels) > 3 else ""
+        return f"{', '.join(kernels[:3])}{more}"
+
+    def run(self, **symbols: int) -> None:
+        self.submit(**symbols).wait()
+
+    def submit(self, **symbols: int) -> GPUTicket:
+        try:
+            key = tuple([symbols[name] for name in self.symbols])
+            values = self._values_type(*key)
+        except (KeyError, TypeError):
+            raise self.symbol_error(symbols) from None
+        if len(symbols) != len(self.symbols):
+            raise self.symbol_error(symbols)
+        device: GPUDevice = self.device             # type: ignore[assignment]
+        if self._list is None:
+            raise DeviceError("the graph was closed")
+        if device.closed or device.driver.lost is not None:
+            device.use()
+        event = device.take_event()
+        with device.submit_lock:
+            executable = self._executable(key, values, symbols) if self.can_capture else None
+            status = self._runtime.zse_gpu_list_submit(
+                device.table, self._list, device.stream, values, executable, event, None, self._where)
+            if status:
+                where = self._where.value
+                device.give_event(event)
+                raise self._error(status, where, symbols)
+        return GPUTicket(device, event, self)
+
+    def _error(self, status: int, where: int, symbols: "dict[str, int]") -> Exception:
+        if status == native.ERANGE:
+            return self.symbol_error(symbols) if where >= 0 else DeviceError("a grid of the graph is negative or too large")
+        if where >= len(self.launches):
+            return self.device.driver.error("graph_launch", status, self.describe())    # type: ignore[attr-defined]
+        launch = self.launches[where]
+        role = {"upload": "to_device_async", "download": "to_host_async"}.get(launch.symbol, "launch_ex")
+        driver = self.device.driver                                                     # type: ignore[attr-defined]
+        return driver.error(role if driver.has(role) else "launch", status, f"{launch.symbol}, launch {where}, grid {launch.grid}")
+
+    # -- captured graphs
+
+    def _executable(self, key: tuple[int, ...], values: ctypes.Array, symbols: "dict[str, int]") -> int | None:
+        """The captured graph for these values: None the first time, made the second time."""
+        found = self._captured.get(key, 0)
+        if found:
+            self._captured.move_to_end(key)
+            return found
+        if found == 0:
+            self._captured[key] = None
+            if len(self._captured) > MAX_REMEMBERED:
+                self._forget(next(iter(self._captured)))
+            return None
+        executable = self._capture(values, symbols)
+        if executable is None:
+            return None
+        if self._num_captured >= MAX_CAPTURED:
+            self._forget(next(key for key, value in self._captured.items() if value))
+        self._captured[key] = executable
+        self._captured.move_to_end(key)
+        self._num_captured += 1
+        return executable
+
+    def _forget(self, key: tuple[int, ...]) -> None:
+        executable = self._captured.pop(key)
+        if executable:
+            self._num_captured -= 1
+            self.device.driver.executable_destroy(executable)       # type: ignore[attr-defined]
+
+    def _capture(self, values: ctypes.Array, symbols: "dict[str, int]") -> int | None:
+        """Walk the list into a capture. None when this driver cannot capture it: it is walked from then on."""
+        device: GPUDevice = self.device             # type: ignore[assignment]
+        driver = device.driver
+        device.use()
+        stream = device.capture_stream()
+        graph = ctypes.c_void_p()
+        try:
+            driver.begin_capture(stream, CAPTURE_RELAXED)
+            status = self._runtime.zse_gpu_list_submit(device.table, self._list, stream, values, None, None, None, self._where)
+            driver.end_capture(stream, byref(graph))
+            if status:
+                raise self._error(status, self._where.value, symbols)
+            return driver.pointer("graph_instantiate", graph, 0)
+        except DeviceError as error:
+            if driver.lost is not None:
+                raise
+            self.can_capture = False
+            import logging
+            logging.getLogger("zse.runtime").warning(
+                "graph of %s is not captured, its launches go one by one: %s", self.describe(), error)
+            return None
+        finally:
+            if graph and driver.lost is None:
+                driver.graph_destroy(graph)
+
+    @property
+    def num_captured(self) -> int:
+        """Captured graphs that are kept."""
+        return self._num_captured
+
+    def profile(self, **symbols: int) -> "list[tuple[str, int]]":
+        """Replay with every launch waiting for the one before. Returns (kernel, nanoseconds) for each launch, in order;
+        the event's own cost of about 2 µs is in each."""
+        device: GPUDevice = self.device             # type: ignore[assignment]
+        device.use()
+        driver = device.driver
+        values = self._values_type(*[symbols[name] for name in self.symbols])
+        marks: list[int] = []
+        try:
+            for _ in range(len(self.launches) + 1):
+                marks.append(driver.pointer("event_create", 0))
+            with device.submit_lock:
+                status = self._runtime.zse_gpu_list_submit(
+                    device.table, self._list, device.stream, values, None, None, pointer_array(marks), self._where)
+                if status:
+                    raise self._error(status, self._where.value, symbols)
+            device.synchronize()
+            times, elapsed = [], ctypes.c_float()
+            for launch, start, end in zip(self.launches, marks, marks[1:], strict=False):
+                driver.event_elapsed(byref(elapsed), start, end)
+                times.append((launch.symbol, int(elapsed.value * 1e6)))
+            return times
+        finally:
+            for event in marks:
+                driver.event_destroy(event)
+
+    def close(self) -> None:
+        handle, self._list = self._list, None
+        if handle:
+            device: GPUDevice = self.device         # type: ignore[assignment]
+            device._graphs.discard(self)
+            if not device.closed and device.driver.lost is None:
+                device.use()
+                if self._num_captured:
+                    device.synchronize()
+                for executable in self._captured.values():
+                    if executable:
+                        device.driver.executable_destroy(executable)
+            self._captured.clear()
+            self._num_captured = 0
+            self._runtime.zse_gpu_list_destroy(handle)
+        super().close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_buffers"):
+            self.close()

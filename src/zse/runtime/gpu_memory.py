@@ -1,0 +1,196 @@
+"""Memory of a GPU: zeroed buffers counted by label, buffers that grow in place, pinned staging."""
+
+import ctypes
+from ctypes import byref, c_uint64
+
+from zse.errors import DeviceError, DeviceLost
+from zse.runtime.bindings.cuda import AccessDescription, AllocationProperties
+from zse.runtime.bindings.driver import Address, DriverError
+from zse.runtime.device import Staging
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from zse.runtime.gpu import GPUDevice
+
+PINNED, DEVICE_LOCATION, READ_WRITE = 1, 1, 3       # CUmemAllocationType, CUmemLocationType, CUmemAccess_flags
+PORTABLE = 1                                        # CU_MEMHOSTALLOC_PORTABLE
+
+
+class GPUBuffer:
+    """Zero-filled device memory. address: a device pointer, 256-byte aligned at least. `free` gives it back; so does losing
+    the last reference. The host cannot see into it: `device.read`, `device.write`."""
+
+    __slots__ = ("address", "nbytes", "label", "device", "_pins", "_freed", "__weakref__")
+
+    def __init__(self, device: "GPUDevice", nbytes: int, label: str):
+        self._freed = True                          # first: __del__ runs even when this fails
+        if nbytes < 0:
+            raise ValueError(f"a buffer of {nbytes} bytes")
+        self.device, self.nbytes, self.label, self._pins = device, nbytes, label, 0
+        self.address = self._allocate()
+        self._freed = False
+        device._account.add(label, nbytes)
+
+    def _allocate(self) -> int:
+        device, size = self.device, max(self.nbytes, 1)
+        device.use()
+        address = Address()
+        try:
+            device.driver.alloc(byref(address), size)
+        except DriverError as error:
+            raise device.memory_error(error, size, self.label) from None
+        device.fill_zero(address.value, size)
+        return address.value
+
+    def _release(self) -> None:
+        self.device.driver.free(self.address)
+
+    def view(self, format: str = "B") -> memoryview:
+        """DeviceError: the host cannot touch GPU memory."""
+        raise DeviceError(f"{self.label}: GPU memory has no host view; use device.read, device.write or a Staging")
+
+    @property
+    def freed(self) -> bool:
+        return self._freed
+
+    def pin(self, count: int) -> None:
+        """Graphs that use the buffer: while there is one, it cannot be freed."""
+        self._pins += count
+
+    def free(self) -> None:
+        """Give the memory back once the device is done with it. DeviceError while a graph uses it. Twice does nothing."""
+        if self._freed:
+            return
+        if self._pins:
+            raise DeviceError(f"{self.label}: the buffer is used by {self._pins} recorded graph(s); close them first")
+        self._freed = True
+        self.device._account.add(self.label, -self.nbytes)
+        if not self.device.closed:                  # closing gave everything back
+            self.device.synchronize()
+            self._release()
+
+    def __del__(self) -> None:
+        if not self._freed:
+            self._pins = 0
+            try:
+                self.free()
+            except DeviceLost:
+                pass                                # the memory went with the context
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.label!r}, {self.nbytes} bytes{', freed' if self._freed else ''})"
+
+
+class GrowingBuffer(GPUBuffer):
+    """A range of addresses for `maximum` bytes of which the first `nbytes` have memory; `grow` adds more in place, so
+    that recorded graphs stay valid. In steps of the driver's granularity (2 MiB on CUDA)."""
+
+    __slots__ = ("maximum", "_reserved", "_mapped", "_pieces", "_granularity")
+
+    def __init__(self, device: "GPUDevice", nbytes: int, maximum: int, label: str):
+        if not 0 <= nbytes <= maximum:
+            raise ValueError(f"{label}: {nbytes} bytes of at most {maximum}")
+        self.maximum, self._mapped = maximum, 0
+        self._pieces: list[tuple[int, int, int]] = []       # address, bytes, handle
+        super().__init__(device, nbytes, label)
+
+    def _properties(self) -> AllocationProperties:
+        return AllocationProperties(type=PINNED, location_type=DEVICE_LOCATION, location_id=self.device.ordinal)
+
+    def _allocate(self) -> int:
+        device = self.device
+        device.use()
+        self._granularity = device.granularity()
+        self._reserved = _round_up(max(self.maximum, 1), self._granularity)
+        address = Address()
+        device.driver.vmm_reserve(byref(address), self._reserved, 0, 0, 0)
+        self.address = address.value
+        try:
+            self._map(self.nbytes)
+        except BaseException:
+            self._release()
+            raise
+        return self.address
+
+    def _map(self, nbytes: int) -> None:
+        """Memory for the first `nbytes`."""
+        device, driver = self.device, self.device.driver
+        more = _round_up(nbytes, self._granularity) - self._mapped
+        if more <= 0:
+            return
+        handle, at = c_uint64(), self.address + self._mapped
+        try:
+            driver.vmm_create(byref(handle), more, byref(self._properties()), 0)
+        except DriverError as error:
+            raise device.memory_error(error, more, self.label) from None
+        try:
+            driver.vmm_map(at, more, 0, handle.value, 0)
+        except BaseException:
+            driver.vmm_release(handle.value)
+            raise
+        self._pieces.append((at, more, handle.value))
+        self._mapped += more
+        access = AccessDescription(DEVICE_LOCATION, device.ordinal, READ_WRITE)
+        driver.vmm_set_access(at, more, byref(access), 1)
+        device.fill_zero(at, more)
+
+    def grow(self, nbytes: int) -> None:
+        """Have at least `nbytes`, the new ones zeroed. ValueError over the maximum, DeviceError when there is not enough."""
+        if nbytes > self.maximum:
+            raise ValueError(f"{self.label}: {nbytes} bytes of at most {self.maximum}")
+        if self._freed:
+            raise DeviceError(f"{self.label}: the buffer was freed")
+        if nbytes > self.nbytes:
+            self.device.use()
+            self._map(nbytes)
+            self.device._account.add(self.label, nbytes - self.nbytes)
+            self.nbytes = nbytes
+
+    def _release(self) -> None:
+        driver = self.device.driver
+        pieces, self._pieces = self._pieces, []
+        for at, nbytes, handle in pieces:
+            driver.vmm_unmap(at, nbytes)
+            driver.vmm_release(handle)
+        driver.vmm_unreserve(self.address, self._reserved)
+
+
+class FixedBuffer(GPUBuffer):
+    """A GrowingBuffer on a driver without virtual memory: all of it from the start."""
+
+    __slots__ = ("maximum", "_all")
+
+    def __init__(self, device: "GPUDevice", nbytes: int, maximum: int, label: str):
+        if not 0 <= nbytes <= maximum:
+            raise ValueError(f"{label}: {nbytes} bytes of at most {maximum}")
+        self.maximum = maximum
+        super().__init__(device, maximum, label)
+
+    def grow(self, nbytes: int) -> None:
+        """Nothing to do; ValueError over the maximum."""
+        if nbytes > self.maximum:
+            raise ValueError(f"{self.label}: {nbytes} bytes of at most {self.maximum}")
+
+
+class GPUStaging(Staging):
+    """Pinned host memory and device memory of one size."""
+
+    __slots__ = ("host_address", "_device")
+
+    def __init__(self, device: "GPUDevice", nbytes: int, label: str):
+        self._device = device
+        self.nbytes, self.shared = nbytes, False
+        self.buffer = GPUBuffer(device, nbytes, label)      # type: ignore[assignment]
+        self.host_address = device.alloc_pinned(nbytes, label)
+        self.host = memoryview((ctypes.c_ubyte * nbytes).from_address(self.host_address)).cast("B")
+
+    def free(self) -> None:
+        if self.buffer.freed:
+            return
+        self.buffer.free()
+        self.host.release()
+        self._device.free_pinned(self.host_address)
+
+
+def _round_up(nbytes: int, unit: int) -> int:
+    return -(-nbytes // unit) * unit
