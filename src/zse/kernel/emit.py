@@ -24,10 +24,10 @@ def emit_unit(variants: Iterable[Variant], isa: str) -> tuple[str, dict[str, dic
 
 def emit_gpu(variant: Variant, arch: str) -> tuple[str, dict]:
     """The CUDA C++ of one variant for an architecture such as "sm_90a", and its manifest entry: params as above, origin, threads,
-    cluster, shared (bytes of dynamic shared memory that the launch asks for). The text is deterministic."""
+    cluster, shared_bytes (dynamic shared memory that the launch asks for). The text is deterministic."""
     from zse.kernel.targets.cuda import CudaTarget
     target = CudaTarget(arch, variant.threads, variant.min_blocks, variant.cluster)
     function = stage(variant.kernel, variant.statics, variant.symbol, target)
     text = target.unit(function)
     return text, {"params": manifest_params(function), "origin": function.origin, "threads": variant.threads, "cluster": variant.cluster,
-                  "shared": target.shared_bytes}
+                  "shared_bytes": target.shared_bytes}

@@ -36,7 +36,7 @@ class Compiled:
 
     def manifest(self) -> dict:
         """What a launcher needs to know, as JSON."""
-        return {"params": self.params, "threads": self.threads, "cluster": self.cluster, "shared": self.shared_bytes,
+        return {"params": self.params, "threads": self.threads, "cluster": self.cluster, "shared_bytes": self.shared_bytes,
                 "registers": self.registers, "spills": self.spills, "origin": self.origin}
 
 
@@ -136,7 +136,7 @@ def compile_variant(variant: Variant, arch: str) -> Compiled:
     text, entry = emit_gpu(variant, arch)
     cubin, log = nvrtc().compile(text, f"{variant.symbol}.cu", arch)
     registers, spills = resources_of(log, variant.symbol)
-    return Compiled(variant.symbol, arch, cubin, entry["params"], entry["threads"], entry["shared"], registers, spills, text,
+    return Compiled(variant.symbol, arch, cubin, entry["params"], entry["threads"], entry["shared_bytes"], registers, spills, text,
                     entry["cluster"], entry["origin"])
 
 

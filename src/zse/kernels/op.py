@@ -89,7 +89,8 @@ class Case:
 class Op:
     """One operation.
 
-    variants: target → the variants to compile for it. launch(recorder, **tensors, **options): checks shapes and
+    variants: CPU target → the variants to compile for it; gpu_variants: likewise for a GPU target (target.arch, target.warp,
+    target.has), None while the op has no GPU form. launch(recorder, **tensors, **options): checks shapes and
     dtypes, raises ValueError or TypeError, and records. reference(**arrays, **options) → output name → float64 (or
     integer) array; inputs that the op changes are given as their initial content and must not be modified.
     cases(rng) → fresh random Cases, odd sizes among them. cost(case) → Cost.
@@ -101,6 +102,7 @@ class Op:
     reference: Callable[..., dict[str, Any]]
     cases: Callable[[Any], Iterator[Case]]
     cost: Callable[[Case], Cost]
+    gpu_variants: Callable[[Any], list[Variant]] | None = None
 
 
 def require(condition: bool, message: str) -> None:

@@ -19,6 +19,11 @@ MODULES: dict[str, tuple[str, ...]] = {
 }
 
 
+# Modules of kernels that belong to no operation (they repack, dequantize, ...): each has variants(target).
+EXTRAS = ("repack",)
+GPU_EXTRAS: tuple[str, ...] = ()
+
+
 def all_ops() -> list[Op]:
     """Every operation, in the order of the table."""
     return [getattr(import_module(f"zse.kernels.{module}"), name)
@@ -27,10 +32,12 @@ def all_ops() -> list[Op]:
 
 def all_variants(target) -> list[Variant]:
     """Every variant to compile for `target`, sorted by symbol; two variants of one symbol are an error."""
+    on_cpu = getattr(target, "family", "cpu") == "cpu"
+    lists = [(op.name, op.variants if on_cpu else op.gpu_variants) for op in all_ops()]
+    lists += [(name, import_module(f"zse.kernels.{name}").variants) for name in (EXTRAS if on_cpu else GPU_EXTRAS)]
     variants: dict[str, Variant] = {}
-    for op in all_ops():
-        for variant in op.variants(target):
+    for name, of_target in lists:
+        for variant in of_target(target) if of_target else ():
             if variants.setdefault(variant.symbol, variant) is not variant:
-                raise ValueError(f"two variants are called {variant.symbol} (one is {op.name}'s)")
-    variants |= {variant.symbol: variant for variant in import_module("zse.kernels.repack").variants(target)}
+                raise ValueError(f"two variants are called {variant.symbol} (one is {name}'s)")
     return [variants[symbol] for symbol in sorted(variants)]
