@@ -15,7 +15,7 @@ from zse.kernel.language import Variant
 
 # --fmad=false: what the kernel says is what is computed. The rest of the flags is only about reports.
 OPTIONS = ("--std=c++17", "--fmad=false", "--ptxas-options=-v", "--extra-device-vectorization")
-HINT = "install it with `pip install nvidia-cuda-nvrtc`, or set CUDA_HOME to a CUDA toolkit"
+HINT = "install it with `pip install 'zse[cuda]'`, or set CUDA_HOME to a CUDA toolkit"
 
 
 @dataclass(frozen=True)
@@ -133,10 +133,14 @@ def resources_of(log: str, symbol: str) -> tuple[int, int]:
 
 def compile_variant(variant: Variant, arch: str) -> Compiled:
     """Stage, print and compile one variant. CompileError: the author's line, or the compiler's log with the text's lines."""
-    text, entry = emit_gpu(variant, arch)
-    cubin, log = nvrtc().compile(text, f"{variant.symbol}.cu", arch)
-    registers, spills = resources_of(log, variant.symbol)
-    return Compiled(variant.symbol, arch, cubin, entry["params"], entry["threads"], entry["shared_bytes"], registers, spills, text,
+    return compile_text(*emit_gpu(variant, arch), variant.symbol, arch)
+
+
+def compile_text(text: str, entry: dict, symbol: str, arch: str) -> Compiled:
+    """Compile what emit_gpu() gave for a variant."""
+    cubin, log = nvrtc().compile(text, f"{symbol}.cu", arch)
+    registers, spills = resources_of(log, symbol)
+    return Compiled(symbol, arch, cubin, entry["params"], entry["threads"], entry["shared_bytes"], registers, spills, text,
                     entry["cluster"], entry["origin"])
 
 

@@ -1,18 +1,8 @@
 """The CUDA target: C++ without any header, for NVRTC or nvcc. `--fmad=false`: a fused multiply-add happens where fma is written."""
 
-from zse.errors import ConfigError
 from zse.kernel import ir
+from zse.kernel.archs import features_of
 from zse.kernel.targets.gpu import GpuTarget
-
-# arch → (number, what kernels may ask for). The letter a: instructions that only this generation has (wgmma, setmaxnreg).
-ARCHS: dict[str, tuple[int, frozenset[str]]] = {
-    "sm_80": (80, frozenset({"mma_sync", "cp_async"})),
-    "sm_86": (86, frozenset({"mma_sync", "cp_async"})),
-    "sm_89": (89, frozenset({"mma_sync", "cp_async", "fp8"})),
-    "sm_90a": (90, frozenset({"mma_sync", "cp_async", "fp8", "pdl", "tma", "wgmma"})),
-    "sm_100": (100, frozenset({"mma_sync", "cp_async", "fp8", "pdl", "tma"})),
-    "sm_120": (120, frozenset({"mma_sync", "cp_async", "fp8", "pdl", "tma"})),
-}
 
 PRELUDE = """typedef signed char i8; typedef unsigned char u8; typedef short i16; typedef unsigned short u16;
 typedef int i32; typedef unsigned int u32; typedef long long i64; typedef unsigned long long u64;
@@ -22,13 +12,6 @@ struct alignas(64) tensormap { u64 opaque[16]; };
 """
 
 HINTS = {"readonly": "ld.global.nc", "stream": "ld.global.nc.L1::no_allocate.L2::256B"}
-
-
-def features_of(arch: str) -> tuple[int, frozenset[str]]:
-    """(number, features). ConfigError lists the architectures there are."""
-    if arch not in ARCHS:
-        raise ConfigError(f"unknown GPU architecture {arch}; there are {', '.join(ARCHS)}")
-    return ARCHS[arch]
 
 
 class CudaTarget(GpuTarget):

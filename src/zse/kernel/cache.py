@@ -1,0 +1,323 @@
+"""Compiled GPU kernels on disk: a cache of single cubins by content, and packs that a start reads instead of compiling.
+
+Both lie in ZSE_HOME/kernels (0700: what is loaded onto the device comes from there). A file is written beside its place and renamed.
+Every cubin is covered by a SHA-256: a damaged one is compiled again, never loaded.
+
+cubins/<key>.cubin   magic, SHA-256 of the rest, u32 length of a JSON entry, the entry, the cubin. key = SHA-256 of the text without
+                     comments, the options, NVRTC's version and the architecture.
+<arch>-<fingerprint>.pack   magic, u64 length of a JSON head, SHA-256 of the head, the head, the cubins. The head has the architecture,
+                     the fingerprint (a hash of the package's kernel sources), and per symbol its manifest entry with "place":
+                     [offset, length, SHA-256].
+"""
+
+import hashlib
+import importlib
+import json
+import os
+import re
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from zse import env
+from zse.errors import CompileError, ConfigError
+
+CUBIN_MAGIC = b"ZSECUBN1"
+PACK_MAGIC = b"ZSEPACK1"
+PACKAGE = Path(__file__).resolve().parents[1]
+TABLE = "zse.kernels.table"   # the list of operations stands above this package: it is named, not imported
+BUILD_HINT = "run `zse kernels build`"
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from zse.kernel.language import Variant
+    from zse.kernel.nvrtc import Compiled
+
+
+def folder() -> Path:
+    """ZSE_HOME/kernels. It need not exist."""
+    return Path(os.path.abspath(os.path.expanduser(env.get("ZSE_HOME")))) / "kernels"
+
+
+def _private(path: Path) -> Path:
+    """The folder, made with mode 0700."""
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.chmod(0o700)
+    return path
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Whole or not at all."""
+    half = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        half.write_bytes(data)
+        half.replace(path)
+    finally:
+        half.unlink(missing_ok=True)
+
+
+def fingerprint() -> str:
+    """Hash of everything that the kernels' text depends on: the language, the kernels, and the schemes that they bind."""
+    total = hashlib.sha256()
+    for name in ("kernel", "kernels", "quant"):
+        for path in sorted((PACKAGE / name).rglob("*.py")):
+            data = path.read_bytes()
+            total.update(f"{path.relative_to(PACKAGE).as_posix()} {len(data)}\n".encode() + data)
+    return total.hexdigest()[:16]
+
+
+def resolve_arch(arch: str) -> str:
+    """The architecture to compile for on a device such as "sm_87" or "sm_103a": its own, else the nearest earlier one of its
+    generation, whose cubins run there. ConfigError when there is none."""
+    from zse.kernel.archs import ARCHS
+    if arch in ARCHS:
+        return arch
+    number = re.fullmatch(r"sm_(\d+)a?", arch)
+    if number:
+        wanted = int(number.group(1))
+        found = [(value, name) for name, (value, _) in ARCHS.items() if value // 10 == wanted // 10 and value <= wanted]
+        if found:
+            return max(found)[1]
+    raise ConfigError(f"there are no kernels for GPU architecture {arch}; there are {', '.join(ARCHS)}")
+
+
+def key_of(text: str, options: Iterable[str], version: tuple[int, int], arch: str) -> str:
+    """The name of a cubin in the cache. Comments do not count: they hold line numbers."""
+    bare = re.sub(r"[ ]*//[^\n]*", "", text)
+    return hashlib.sha256(repr((bare, tuple(options), tuple(version), arch)).encode()).hexdigest()[:40]
+
+
+# one cubin -----------------------------------------------------------------------------------------------------------
+
+
+def read_cubin(path: Path) -> tuple[dict, bytes] | None:
+    """(entry, cubin), or None if the file is not there or not whole."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    if len(data) < 44 or data[:8] != CUBIN_MAGIC or hashlib.sha256(data[40:]).digest() != data[8:40]:
+        return None
+    (size,) = struct.unpack_from("<I", data, 40)
+    return json.loads(data[44: 44 + size]), data[44 + size:]
+
+
+def write_cubin(path: Path, entry: dict, cubin: bytes) -> None:
+    """Put a cubin and its manifest entry into the cache."""
+    head = json.dumps(entry, separators=(",", ":"), sort_keys=True).encode()
+    payload = struct.pack("<I", len(head)) + head + cubin
+    _private(folder())
+    _private(path.parent)
+    _write(path, CUBIN_MAGIC + hashlib.sha256(payload).digest() + payload)
+
+
+def compile_cached(variant: "Variant", arch: str) -> "Compiled":
+    """compile_variant() unless the cache has it."""
+    from zse.kernel.emit import emit_gpu
+    from zse.kernel.nvrtc import OPTIONS, Compiled, compile_text, nvrtc
+    text, entry = emit_gpu(variant, arch)
+    path = folder() / "cubins" / f"{key_of(text, OPTIONS, nvrtc().version, arch)}.cubin"
+    found = read_cubin(path)
+    if found is None:
+        compiled = compile_text(text, entry, variant.symbol, arch)
+        write_cubin(path, compiled.manifest(), compiled.cubin)
+        return compiled
+    stored, cubin = found
+    return Compiled(variant.symbol, arch, cubin, entry["params"], entry["threads"], entry["shared_bytes"], stored["registers"],
+                    stored["spills"], text, entry["cluster"], entry["origin"])
+
+
+# packs ---------------------------------------------------------------------------------------------------------------
+
+
+def pack_path(arch: str) -> Path:
+    """Where the pack of this version's kernels stands."""
+    return folder() / f"{arch}-{fingerprint()}.pack"
+
+
+def write_pack(path: Path, arch: str, compiled: "Iterable[Compiled]") -> int:
+    """Write a pack; returns its size in bytes."""
+    blobs: list[bytes] = []
+    kernels: dict[str, dict] = {}
+    offset = 0
+    for one in sorted(compiled, key=lambda item: item.symbol):
+        kernels[one.symbol] = {**one.manifest(), "image": one.symbol, "place": [offset, len(one.cubin), hashlib.sha256(one.cubin).hexdigest()]}
+        padded = one.cubin + bytes(-len(one.cubin) % 64)
+        blobs.append(padded)
+        offset += len(padded)
+    head = json.dumps({"arch": arch, "fingerprint": fingerprint(), "kernels": kernels}, separators=(",", ":"), sort_keys=True).encode()
+    head += b" " * (-(len(PACK_MAGIC) + 40 + len(head)) % 64)
+    data = b"".join([PACK_MAGIC, struct.pack("<Q", len(head)), hashlib.sha256(head).digest(), head, *blobs])
+    if path.parent == folder():
+        _private(path.parent)
+    _write(path, data)
+    return len(data)
+
+
+class Pack:
+    """An open pack: `manifest` by symbol, `image()` gives the bytes. CompileError for a file that is not whole."""
+
+    def __init__(self, path: Path):
+        import mmap
+        self.path = path
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size < 64:
+                raise CompileError(f"{path}: not a pack of kernels; {BUILD_HINT}")
+            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        (size,) = struct.unpack_from("<Q", self._data, 8)
+        head = self._data[48: 48 + size]
+        if self._data[:8] != PACK_MAGIC or len(head) != size or hashlib.sha256(head).digest() != self._data[16:48]:
+            raise CompileError(f"{path}: damaged; {BUILD_HINT}")
+        self._start = 48 + size
+        described = json.loads(head)
+        self.arch: str = described["arch"]
+        self.fingerprint: str = described["fingerprint"]
+        self.manifest: dict[str, dict] = described["kernels"]
+
+    def image(self, symbol: str) -> bytes:
+        """A kernel's cubin. CompileError if it is damaged."""
+        offset, size, digest = self.manifest[symbol]["place"]
+        cubin = self._data[self._start + offset: self._start + offset + size]
+        if hashlib.sha256(cubin).hexdigest() != digest:
+            raise CompileError(f"{self.path}: damaged; {BUILD_HINT}")
+        return cubin
+
+
+class _Manifest(Mapping):
+    """Entries of the pack; of symbols that it lacks, entries that are compiled when they are asked for."""
+
+    def __init__(self, kernels: "Kernels"):
+        self._kernels = kernels
+
+    def __getitem__(self, symbol: str) -> dict:
+        entry = self._kernels.entry(symbol)
+        if entry is None:
+            raise KeyError(symbol)
+        return entry
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kernels.symbols())
+
+    def __len__(self) -> int:
+        return len(self._kernels.symbols())
+
+
+class Kernels:
+    """Where a device finds its compiled kernels. `manifest`: {symbol: {"params": [[name, type], ...], "threads", "cluster",
+    "shared_bytes", "registers", "spills", "origin", "image"}}; `image(entry["image"])` → cubin; calling it with a symbol gives both."""
+
+    def __init__(self, arch: str, pack: Pack | None, variants: "Callable[[str], Mapping[str, Variant]]"):
+        self.arch, self.pack, self._variants = arch, pack, variants
+        self._compiled: dict[str, Compiled] = {}
+        self.manifest: Mapping[str, dict] = _Manifest(self)
+
+    def symbols(self) -> list[str]:
+        """Every kernel there is."""
+        return sorted(self.pack.manifest if self.pack else self._variants(self.arch))
+
+    def entry(self, symbol: str) -> dict | None:
+        """The manifest entry, or None if there is no such kernel. CompileError or ConfigError where it must be compiled and cannot."""
+        if self.pack is not None:
+            return self.pack.manifest.get(symbol)
+        known = self._compiled.get(symbol)
+        if known is None:
+            variant = self._variants(self.arch).get(symbol)
+            if variant is None:
+                return None
+            known = self._compile(variant)
+        return {**known.manifest(), "image": symbol}
+
+    def _compile(self, variant: "Variant") -> "Compiled":
+        try:
+            compiled = compile_cached(variant, self.arch)
+        except ConfigError as error:
+            raise ConfigError(f"no kernels for {self.arch} are built: run `zse kernels build --arch {self.arch}` ({error})") from None
+        self._compiled[variant.symbol] = compiled
+        return compiled
+
+    def image(self, symbol: str) -> bytes:
+        """The cubin of an entry's "image"."""
+        if self.pack is not None and symbol not in self._compiled:
+            try:
+                return self.pack.image(symbol)
+            except CompileError:
+                return self._compile(self._variants(self.arch)[symbol]).cubin
+        return self._compiled[symbol].cubin
+
+    def __call__(self, symbol: str) -> tuple[bytes, dict]:
+        """(cubin, manifest entry). KeyError for an unknown symbol."""
+        entry = self.manifest[symbol]
+        return self.image(entry["image"]), entry
+
+
+def package_variants(arch: str) -> "dict[str, Variant]":
+    """Every GPU variant of this package, by symbol."""
+    from zse.kernel.targets.cuda import CudaTarget
+    table = importlib.import_module(TABLE)
+    return {variant.symbol: variant for variant in table.all_variants(CudaTarget(arch))}
+
+
+def open_pack(arch: str) -> Kernels:
+    """The kernels for an architecture: the pack of this version in ZSE_HOME/kernels or beside the native libraries; without one (or
+    with a damaged one), kernels compiled one by one where NVRTC is there."""
+    arch = resolve_arch(arch)
+    name = pack_path(arch).name
+    pack = None
+    for place in (folder() / name, PACKAGE / "_native" / name):
+        try:
+            pack = Pack(place)
+            break
+        except FileNotFoundError:
+            continue
+        except CompileError:
+            continue
+    return Kernels(arch, pack, package_variants)
+
+
+def build(arch: str, path: Path | None = None, names: Iterable[str] = (), *, jobs: int = 1, force: bool = False,
+          say: Callable[[str], None] = lambda line: None) -> "tuple[Path | None, list[Compiled]]":
+    """Compile the variants for an architecture, `jobs` at once, through the cache; then write the pack to `path` (default: its place).
+
+    names: only variants of ops or symbols that start with one of them; then no pack is written unless `path` is given.
+    Returns (the pack's file or None, what was compiled). force: do not read the cache."""
+    arch = resolve_arch(arch)
+    variants = package_variants(arch)
+    wanted = tuple(names)
+    symbols = [symbol for symbol in variants if not wanted or symbol.startswith(wanted)]
+    if wanted and not symbols:
+        raise ConfigError(f"no kernel's name starts with {' or '.join(wanted)}; `zse kernels list` shows them")
+    compiled: list[Compiled] = []
+    for one in _compile_all(arch, symbols, jobs, force):
+        compiled.append(one)
+        say(f"{one.symbol}: {one.registers} registers, {one.spills} bytes spilled, {one.shared_bytes:,} bytes shared")
+    if wanted and path is None:
+        return None, compiled
+    target = path or pack_path(arch)
+    write_pack(target, arch, compiled)
+    if target.parent == folder():
+        for stale in target.parent.glob(f"{arch}-*.pack"):
+            if stale != target:
+                stale.unlink()
+    return target, compiled
+
+
+def _compile_all(arch: str, symbols: list[str], jobs: int, force: bool) -> "Iterator[Compiled]":
+    if jobs <= 1 or len(symbols) <= 2:
+        yield from (_compile_one(arch, symbol, force) for symbol in symbols)
+        return
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+    # Spawned: NVRTC and a forked process that has threads do not go together.
+    with ProcessPoolExecutor(min(jobs, len(symbols)), mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(_compile_one, [arch] * len(symbols), symbols, [force] * len(symbols), chunksize=1)
+
+
+_variants_here: dict[str, "dict[str, Variant]"] = {}
+
+
+def _compile_one(arch: str, symbol: str, force: bool) -> "Compiled":
+    from zse.kernel.nvrtc import compile_variant
+    if arch not in _variants_here:
+        _variants_here[arch] = package_variants(arch)
+    variant = _variants_here[arch][symbol]
+    return compile_variant(variant, arch) if force else compile_cached(variant, arch)

@@ -1,0 +1,148 @@
+"""The cubin cache and the packs: what is damaged is compiled again, never loaded; a start reads a pack without NVRTC."""
+
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from zse.errors import CompileError, ConfigError
+from zse.kernel import Ptr, Variant, cache, f32, i32, kernel, nvrtc, static, thread_index
+
+needs_nvrtc = pytest.mark.skipif(nvrtc.find_library() is None, reason="NVRTC is not here")
+
+
+@kernel
+def scale(x: Ptr[f32], n: i32, factor: f32, LANES: static):
+    i = thread_index()
+    if i < n:
+        x[i] = x[i] * factor + f32(LANES)
+
+
+VARIANTS = {f"scale_{lanes}": Variant(f"scale_{lanes}", scale, {"LANES": lanes}, threads=64) for lanes in (1, 2, 4)}
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("ZSE_HOME", str(tmp_path))
+    monkeypatch.setattr(cache, "package_variants", lambda arch: VARIANTS)
+    monkeypatch.setattr(cache, "_variants_here", {})
+    return tmp_path
+
+
+def mode(path) -> int:
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+@needs_nvrtc
+def test_a_cubin_is_compiled_once(home, monkeypatch):
+    first = cache.compile_cached(VARIANTS["scale_1"], "sm_80")
+    (file,) = (home / "kernels" / "cubins").iterdir()
+    assert mode(file.parent) == mode(home / "kernels") == 0o700
+    monkeypatch.setattr(nvrtc.Nvrtc, "compile", lambda *args: pytest.fail("compiled again"))
+    assert cache.compile_cached(VARIANTS["scale_1"], "sm_80") == first
+    assert first.cubin[:4] == b"\x7fELF" and first.params == [["x", "ptr"], ["n", "i32"], ["factor", "f32"]]
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
+def test_a_damaged_cubin_is_compiled_again(home, damage):
+    first = cache.compile_cached(VARIANTS["scale_1"], "sm_80")
+    (file,) = (home / "kernels" / "cubins").iterdir()
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes({"flip": bytes(data), "cut": bytes(data[:100]), "empty": b""}[damage])
+    assert cache.read_cubin(file) is None
+    assert cache.compile_cached(VARIANTS["scale_1"], "sm_80").cubin == first.cubin
+    assert cache.read_cubin(file) is not None
+
+
+def test_the_key_ignores_comments_only():
+    def key(text, arch="sm_80", version=(13, 0), options=("-a",)):
+        return cache.key_of(text, options, version, arch)
+    assert key("x = 1;  // 12\ny") == key("x = 1;  // 13\ny")
+    different = {key("x = 1;"), key("x = 2;"), key("x = 1;", "sm_90a"), key("x = 1;", version=(13, 1)), key("x = 1;", options=())}
+    assert len(different) == 5
+
+
+@needs_nvrtc
+def test_a_pack_is_read_without_the_compiler(home, monkeypatch):
+    path, compiled = cache.build("sm_80")
+    assert path == cache.pack_path("sm_80") and [one.symbol for one in compiled] == sorted(VARIANTS)
+    monkeypatch.setattr(nvrtc, "find_library", lambda: None)
+    monkeypatch.setattr(cache, "package_variants", lambda arch: pytest.fail("staged"))
+    kernels = cache.open_pack("sm_80")
+    assert sorted(kernels.manifest) == sorted(VARIANTS) and "scale_9" not in kernels.manifest
+    cubin, entry = kernels("scale_2")
+    assert cubin == compiled[1].cubin and kernels.image(entry["image"]) == cubin
+    assert entry["threads"] == 64 and entry["registers"] == compiled[1].registers and entry["shared_bytes"] == 0
+
+
+@needs_nvrtc
+def test_a_damaged_image_of_a_pack_is_compiled_again(home):
+    path, compiled = cache.build("sm_80")
+    data = bytearray(path.read_bytes())
+    data[data.rindex(b"\x7fELF") + 100] ^= 1      # the last cubin: scale_4
+    path.write_bytes(bytes(data))
+    with pytest.raises(CompileError, match="damaged"):
+        cache.Pack(path).image("scale_4")
+    kernels = cache.open_pack("sm_80")
+    assert kernels("scale_4")[0] == compiled[2].cubin and kernels("scale_1")[0] == compiled[0].cubin
+
+
+@needs_nvrtc
+def test_a_damaged_head_counts_as_no_pack(home):
+    path, compiled = cache.build("sm_80")
+    data = bytearray(path.read_bytes())
+    data[60] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(CompileError, match="zse kernels build"):
+        cache.Pack(path)
+    kernels = cache.open_pack("sm_80")
+    assert kernels.pack is None and kernels("scale_1")[0] == compiled[0].cubin
+
+
+def test_without_pack_and_compiler_the_error_names_the_command(home, monkeypatch):
+    monkeypatch.setattr(nvrtc, "find_library", lambda: None)
+    nvrtc.nvrtc.cache_clear()
+    try:
+        with pytest.raises(ConfigError, match="zse kernels build --arch sm_90a"):
+            cache.open_pack("sm_90a").manifest["scale_1"]
+    finally:
+        nvrtc.nvrtc.cache_clear()
+
+
+@needs_nvrtc
+def test_a_build_replaces_the_packs_of_other_versions(home, monkeypatch):
+    (home / "kernels").mkdir()
+    stale, other = home / "kernels" / "sm_80-0123.pack", home / "kernels" / "sm_90a-0123.pack"
+    stale.write_bytes(b""), other.write_bytes(b"")
+    path, _ = cache.build("sm_80", names=["scale_2"])
+    assert path is None and stale.exists()
+    path, compiled = cache.build("sm_80", home / "own.pack", ["scale_2"])
+    assert path == home / "own.pack" and list(cache.Pack(path).manifest) == ["scale_2"]
+    cache.build("sm_80")
+    assert not stale.exists() and other.exists()
+    with pytest.raises(ConfigError, match="zse kernels list"):
+        cache.build("sm_80", names=["nothing"])
+
+
+@pytest.mark.parametrize("device,arch", [("sm_90a", "sm_90a"), ("sm_87", "sm_86"), ("sm_100a", "sm_100"), ("sm_103a", "sm_100")])
+def test_the_architecture_of_a_device(device, arch):
+    assert cache.resolve_arch(device) == arch
+
+
+@pytest.mark.parametrize("device", ["sm_75", "sm_79", "gfx942", ""])
+def test_no_architecture(device):
+    with pytest.raises(ConfigError, match="sm_90a"):
+        cache.resolve_arch(device)
+
+
+def test_reading_a_pack_imports_no_compiler(tmp_path):
+    code = ("import sys; from zse.kernel import cache; cache.open_pack('sm_90a'); "
+            "print([name for name in sys.modules if name.startswith('zse.kernel.') and name.rpartition('.')[2] in "
+            "('ir', 'frontend', 'nvrtc', 'emit') or name in ('numpy', 'asyncio')])")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                          env={**os.environ, "ZSE_HOME": str(tmp_path)})
+    assert done.stdout.strip() == "[]"
