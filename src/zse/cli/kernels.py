@@ -1,7 +1,5 @@
 """zse kernels: compile the GPU kernels ahead of time, and show what there is."""
 
-from zse.cli.parser import number
-
 HELP = "compile the GPU kernels, or list them"
 
 EPILOG = """examples:
@@ -12,6 +10,8 @@ EPILOG = """examples:
 
 
 def add_arguments(parser) -> None:
+    from zse.cli.parser import number
+
     commands = parser.add_subparsers(dest="what", metavar="COMMAND", required=True)
     build = commands.add_parser("build", help="compile the kernels and write the pack that a start reads", description=(
         "compile the kernels for an architecture and write the pack that a start reads"))
