@@ -1,0 +1,304 @@
+"""out[m, n] = sum_k a[m, k] * w[n, k] on Hopper's tensor cores: bf16 x bf16 and e4m3 x e4m3, f32 sums.
+
+One warpgroup gives work to the copy engine (TMA), two multiply (wgmma). Activations [M, K] and weights [N, K] are both row-major, which
+is what wgmma wants of both operands, so nothing is repacked. A *stage* of the ring holds BM rows of a and BN rows of w, 128 bytes of k
+each, in the 128-byte swizzle; `full` counts its bytes, `empty` the two warpgroups that have multiplied it. The grid is persistent:
+block b computes units b, b + grid, ... A unit is an output tile, or with splits > 1 a part of a tile's k; the block that finishes a
+tile last adds the parts in their order, so a result does not depend on which block that is.
+
+The tile order keeps GROUP tiles of tokens together: the blocks that run at one time share few rows of w and few of a, from L2.
+Sources of the method: the CUTLASS documentation of warp-specialised persistent kernels, and the measurements in benchmarks/LOG.md.
+"""
+
+from zse.kernel import (
+    Ptr,
+    TensorMap,
+    asm,
+    atomic_add,
+    barrier,
+    bf16,
+    block_index,
+    convert,
+    exp2,
+    f32,
+    fence,
+    fma,
+    grid_launch_dependents,
+    grid_wait,
+    i32,
+    i64,
+    inline,
+    kernel,
+    lane_index,
+    load,
+    make_vector,
+    mbarrier_array,
+    mbarrier_arrive,
+    mbarrier_expect,
+    mbarrier_init,
+    mbarrier_init_fence,
+    mbarrier_wait,
+    named_barrier,
+    num_blocks,
+    reciprocal,
+    set_max_registers,
+    shared_array,
+    smem_desc,
+    static,
+    store,
+    thread_index,
+    tma_load,
+    u8,
+    u64,
+    warp_barrier,
+    warp_index,
+    wgmma_bf16,
+    wgmma_commit,
+    wgmma_e4m3,
+    wgmma_fence,
+    wgmma_wait,
+)
+
+THREADS = 384                   # one warpgroup that copies, two that multiply
+ROW_BYTES = 128                 # of k in a stage: the width of the swizzle
+GROUP = 16                      # tiles of tokens that share a pass over the weights
+SHARED_BYTES = 231_000          # of the 232,448 a block may have; the rest is for the barriers
+CONSUMERS = 1                   # named barrier of the two multiplying warpgroups
+
+
+def stages(bm: int, bn: int) -> int:
+    """How many stages fit; more than 8 gain nothing."""
+    return min(8, SHARED_BYTES // ((bm + bn) * ROW_BYTES))
+
+
+@inline
+def tile_place(tile, token_tiles, row_tiles):
+    """(index among tiles of tokens, index among tiles of rows): GROUP token tiles at a time, tokens fastest."""
+    group = tile // (GROUP * row_tiles)
+    first = group * GROUP
+    count = min(token_tiles - first, GROUP)
+    inside = tile - first * row_tiles
+    return first + inside % count, inside // count
+
+
+@inline
+def activated(gate, up, linear, cubic):
+    """act(gate) * up, where act(x) = x * sigmoid(y) and exp(-y) = 2 ** (linear * x + cubic * x**3): silu and gelu_tanh."""
+    power = exp2(gate * fma(gate * gate, cubic, linear))
+    return gate * reciprocal(power + 1.0) * up
+
+
+@inline
+def add_in_place(p, a, b):
+    """p[0] += a, p[1] += b in L2, without waiting for the old values. Nobody else adds to them, so the sum is as exact as a load and a
+    store, and a quarter faster."""
+    asm("red.global.add.v2.f32 [%0], {%1, %2};", None, p, a, b)
+
+
+@inline
+def load_stage(stage, bar, a_map, w_map, k, m0, n0, cols, with_a, with_w, BM, BN, GATED):
+    """Ask for the boxes of one stage. A gated tile is half gate rows and half up rows."""
+    if with_a:
+        tma_load(stage, a_map, (k, m0), bar)
+    if with_w:
+        if GATED:
+            tma_load(stage + BM * ROW_BYTES, w_map, (k, n0), bar)
+            tma_load(stage + (BM + BN // 2) * ROW_BYTES, w_map, (k, cols + n0), bar)
+        else:
+            tma_load(stage + BM * ROW_BYTES, w_map, (k, n0), bar)
+
+
+@inline
+def scaled_pair(acc, first, w_scale, at, per_row, row_scale, FP8):
+    """Two neighbouring columns of the product, with the scales of the token and of the two weight rows."""
+    low, high = acc[first] + 0.0, acc[first + 1] + 0.0
+    if FP8:
+        low, high = low * (row_scale * w_scale[at * per_row]), high * (row_scale * w_scale[(at + 1) * per_row])
+    return low, high
+
+
+@inline
+def store_row(acc, half, out, bias, row_scale, w_scale, row, col, cols, per_row, has_bias, accumulate, BN, FP8):
+    """One row of a warpgroup's tile: this thread has two of every eight columns."""
+    p = out + (i64(row) * cols + col)
+    shifts = bias + col
+    for j in static(range(BN // 8)):
+        if col + j * 8 < cols:
+            low, high = scaled_pair(acc, j * 4 + half * 2, w_scale, col + j * 8, per_row, row_scale, FP8)
+            if has_bias != 0:
+                shift = load(shifts + j * 8, 2)
+                low, high = low + shift[0], high + shift[1]
+            if accumulate != 0:
+                add_in_place(p + j * 8, low, high)
+            else:
+                store(p + j * 8, make_vector(low, high))
+
+
+@inline
+def store_gated_row(acc, half, out, row_scale, w_scale, row, col, cols, per_row, linear, cubic, BN, FP8):
+    """Likewise act(gate) * up in bf16: columns 0 .. BN/2 of the tile are gates, the others their ups."""
+    p = out + (i64(row) * cols + col)
+    for j in static(range(BN // 16)):
+        if col + j * 8 < cols:
+            gates = scaled_pair(acc, j * 4 + half * 2, w_scale, col + j * 8, per_row, row_scale, FP8)
+            ups = scaled_pair(acc, (BN // 16 + j) * 4 + half * 2, w_scale, cols + col + j * 8, per_row, row_scale, FP8)
+            store(p + j * 8, convert(make_vector(activated(gates[0], ups[0], linear, cubic),
+                                              activated(gates[1], ups[1], linear, cubic)), bf16))
+
+
+@inline
+def sum_parts(accs, partial, unit, tile, splits, counters, last, thread, BN):
+    """Leave this part's sums where the others of its tile find them. The block that comes last adds all parts in their order and returns
+    true. Every thread reads only what the same thread of other blocks wrote, 16 bytes a lane."""
+    count = len(accs) * BN // 8
+    mine = partial + (i64(unit) * count * 256 + thread) * 4
+    for x, acc in enumerate(accs):
+        for j in static(range(BN // 8)):
+            store(mine + (x * (BN // 8) + j) * 1024, make_vector(acc[j * 4], acc[j * 4 + 1], acc[j * 4 + 2], acc[j * 4 + 3]))
+    fence()
+    named_barrier(CONSUMERS, 256)
+    if thread == 0:
+        before = atomic_add(counters + tile, 1)
+        if before == splits - 1:
+            counters[tile] = 0
+        last[0] = before
+    named_barrier(CONSUMERS, 256)
+    is_last = last[0] == splits - 1
+    named_barrier(CONSUMERS, 256)
+    if is_last:
+        fence()
+        part = partial + (i64(tile) * splits * count * 256 + thread) * 4
+        for p in range(splits):
+            for x, acc in enumerate(accs):
+                for j in static(range(BN // 8)):
+                    v = load(part + (x * (BN // 8) + j) * 1024, 4)
+                    for e in static(range(4)):
+                        acc[j * 4 + e] = v[e] if p == 0 else acc[j * 4 + e] + v[e]
+                    if j % 8 == 7:
+                        warp_barrier()      # the compiler would ask for all of it at once, with registers that are not there
+            part = part + count * 1024
+    return is_last
+
+
+@kernel
+def gemm_wgmma(a_map: TensorMap, w_map: TensorMap, a_scale: Ptr[f32, "const"], w_scale: Ptr[f32, "const"], bias: Ptr[f32, "const"],
+               out: Ptr["OUT"], partial: Ptr[f32], counters: Ptr[i32], tokens: i32, cols: i32, width: i32, splits: i32, per_row: i32,
+               has_bias: i32, accumulate: i32, linear: f32, cubic: f32,
+               BM: static, BN: static, STAGES: static, OUT: static, GATED: static, FP8: static):
+    """cols: columns of out; the weights have as many rows, or twice as many when GATED (all gates first, then all ups). width = K.
+    per_row: 1 if w_scale is [rows], 0 if [1]. linear, cubic: see activated(). partial f32 [units, BM, BN] and counters i32 [tiles]
+    (zero before and after) are used when splits > 1."""
+    stage_bytes = (BM + BN) * ROW_BYTES
+    depth = ROW_BYTES if FP8 else ROW_BYTES // 2              # k of a stage
+    tile_cols = BN // 2 if GATED else BN
+    parts = BM // 128                                          # blocks of 64 rows of one warpgroup
+    ring = shared_array(u8, STAGES * stage_bytes, 1024)
+    full = mbarrier_array(STAGES)
+    empty = mbarrier_array(STAGES)
+    last = shared_array(i32, 4)
+    if thread_index() == 0:
+        for i in static(range(STAGES)):
+            mbarrier_init(full + i, 1)
+            mbarrier_init(empty + i, 2)
+        mbarrier_init_fence()
+    barrier()
+    grid_launch_dependents()
+    steps = (width + (depth - 1)) // depth
+    token_tiles = (tokens + (BM - 1)) // BM
+    row_tiles = (cols + (tile_cols - 1)) // tile_cols
+    units = token_tiles * row_tiles * splits
+    if warp_index() < 4:
+        set_max_registers("dec", 40)
+        if thread_index() == 0:
+            slot = i32(0)
+            parity = i32(1)
+            ahead = i32(0)
+            # Nobody writes weights: the first stages' are on their way while the kernels before this one end.
+            if block_index(0) < units:
+                tile = block_index(0) // splits
+                part = block_index(0) % splits
+                m, n = tile_place(tile, token_tiles, row_tiles)
+                first = part * steps // splits
+                ahead = min((part + 1) * steps // splits - first, STAGES)
+                for i in range(ahead):
+                    mbarrier_expect(full + i, stage_bytes)
+                    load_stage(ring + i * stage_bytes, full + i, a_map, w_map, (first + i) * depth, 0, n * tile_cols, cols,
+                               False, True, BM, BN, GATED)
+            grid_wait()
+            for unit in range(block_index(0), units, num_blocks(0)):
+                tile = unit // splits
+                part = unit % splits
+                m, n = tile_place(tile, token_tiles, row_tiles)
+                for step in range(part * steps // splits, (part + 1) * steps // splits):
+                    stage = ring + slot * stage_bytes
+                    if ahead > 0:
+                        ahead -= 1
+                        load_stage(stage, full + slot, a_map, w_map, step * depth, m * BM, n * tile_cols, cols,
+                                   True, False, BM, BN, GATED)
+                    else:
+                        mbarrier_wait(empty + slot, parity)
+                        mbarrier_expect(full + slot, stage_bytes)
+                        load_stage(stage, full + slot, a_map, w_map, step * depth, m * BM, n * tile_cols, cols,
+                                   True, True, BM, BN, GATED)
+                    slot += 1
+                    if slot == STAGES:
+                        slot = 0
+                        parity = parity ^ 1
+    else:
+        set_max_registers("inc", 232)
+        group = warp_index() // 4 - 1
+        thread = thread_index() - 128
+        lane = lane_index()
+        base = smem_desc(ring)
+        slot = i32(0)
+        parity = i32(0)
+        accs = [[f32(0) for _ in static(range(BN // 2))] for x in static(range(parts))]
+        for unit in range(block_index(0), units, num_blocks(0)):
+            tile = unit // splits
+            part = unit % splits
+            m, n = tile_place(tile, token_tiles, row_tiles)
+            first = part * steps // splits
+            previous = i32(-1)
+            for step in range(first, (part + 1) * steps // splits):
+                mbarrier_wait(full + slot, parity)
+                a_desc = base + u64((slot * stage_bytes + group * (parts * 64 * ROW_BYTES)) // 16)
+                w_desc = base + u64((slot * stage_bytes + BM * ROW_BYTES) // 16)
+                wgmma_fence()
+                for k in static(range(4)):
+                    for x in static(range(parts)):
+                        onto = True if k > 0 else step > first
+                        if FP8:
+                            wgmma_e4m3(accs[x], a_desc + (k * 2 + x * 512), w_desc + k * 2, BN, onto)
+                        else:
+                            wgmma_bf16(accs[x], a_desc + (k * 2 + x * 512), w_desc + k * 2, BN, onto)
+                wgmma_commit()
+                # One group of products stays in flight; the stage of the one before is free.
+                wgmma_wait(1)
+                if previous >= 0:
+                    if thread % 128 == 0:
+                        mbarrier_arrive(empty + previous)
+                previous = slot
+                slot += 1
+                if slot == STAGES:
+                    slot = 0
+                    parity = parity ^ 1
+            wgmma_wait(0, *accs)
+            if thread % 128 == 0:
+                mbarrier_arrive(empty + previous)
+            if unit == block_index(0):
+                grid_wait()
+            complete = splits <= 1
+            if splits > 1:
+                complete = sum_parts(accs, partial, unit, tile, splits, counters, last, thread, BN)
+            if complete:
+                for x, acc in enumerate(accs):
+                    for half in static(range(2)):
+                        row = m * BM + group * (parts * 64) + x * 64 + warp_index() % 4 * 16 + half * 8 + lane // 4
+                        col = n * tile_cols + lane % 4 * 2
+                        if row < tokens:
+                            row_scale = a_scale[row] if FP8 else 1.0
+                            if GATED:
+                                store_gated_row(acc, half, out, row_scale, w_scale, row, col, cols, per_row, linear, cubic, BN, FP8)
+                            else:
+                                store_row(acc, half, out, bias, row_scale, w_scale, row, col, cols, per_row, has_bias, accumulate, BN,
+                                          FP8)
