@@ -99,7 +99,7 @@ class CudaTarget(GpuTarget):
             halves = [f"(u32){self._e4m3_of(f'a.v[{i + 1}]', f'a.v[{i}]')}" for i in range(0, type.lanes, 2)]
             words = [f"{low} | {high} << 16" for low, high in zip(halves[::2], halves[1::2], strict=True)]
         else:
-            convert = self._cvt(f"{name}x2_of_f32", "u32", "f32 high, f32 low", pair[name], "r", '"f"(high), "f"(low)')
+            convert = self._cvt(f"{name}_pair_of_f32", "u32", "f32 high, f32 low", pair[name], "r", '"f"(high), "f"(low)')
             words = [f"{convert}(a.v[{i + 1}], a.v[{i}])" for i in range(0, type.lanes, 2)]
         ctype = self.c_type(type)
         body = " ".join(f"r.w[{i}] = {word};" for i, word in enumerate(words))
