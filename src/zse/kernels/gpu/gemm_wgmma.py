@@ -168,12 +168,15 @@ def sum_parts(accs, partial, unit, tile, splits, counters, last, thread, BN):
     if is_last:
         fence()
         part = partial + (i64(tile) * splits * count * 256 + thread) * 4
+        for acc in accs:
+            for i in static(range(BN // 2)):
+                acc[i] = f32(0)
         for p in range(splits):
             for x, acc in enumerate(accs):
                 for j in static(range(BN // 8)):
                     v = load(part + (x * (BN // 8) + j) * 1024, 4)
                     for e in static(range(4)):
-                        acc[j * 4 + e] = v[e] if p == 0 else acc[j * 4 + e] + v[e]
+                        acc[j * 4 + e] += v[e]
                     if j % 8 == 7:
                         warp_barrier()      # the compiler would ask for all of it at once, with registers that are not there
             part = part + count * 1024
