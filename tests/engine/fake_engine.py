@@ -23,9 +23,28 @@ def next_token(history) -> int:
 
 
 class CountingRunner:
-    def __init__(self, step_seconds: float = 0.0):
+    """runs_ahead: like a GPU: a batch is run when it is submitted, from tokens that the host may not have read yet."""
+
+    def __init__(self, step_seconds: float = 0.0, runs_ahead: bool = False):
         self.step_seconds, self.closed, self.batches = step_seconds, False, []
         self.poison: set[int] = set()
+        self.runs_ahead, self.in_flight, self.most_in_flight = runs_ahead, 0, 0
+        self._said: dict[tuple[int, int], int] = {}
+
+    def submit(self, batch):
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        return self.run(batch)
+
+    def collect(self, sampled):
+        self.in_flight -= 1
+        return sampled
+
+    def _history(self, entry):
+        tokens = entry.request.tokens.tolist()
+        while len(tokens) < entry.start + entry.count:
+            tokens.append(self._said[entry.request.id, len(tokens)])
+        return tokens
 
     def run(self, batch):
         time.sleep(self.step_seconds)
@@ -34,15 +53,16 @@ class CountingRunner:
         for entry in batch.entries:
             if not entry.samples:
                 continue
-            request = entry.request
-            if request.id in self.poison or 666 in request.tokens:
+            request, tokens = entry.request, self._history(entry)
+            self._said[request.id, len(tokens)] = 1
+            if request.id in self.poison or 666 in tokens:
                 sampled.append((-1, None))
                 continue
-            if 667 in request.tokens:
+            if 667 in tokens:
                 raise RuntimeError("a bug: token 667")
-            if 668 in request.tokens:
+            if 668 in tokens:
                 os._exit(139)
-            token = next_token(request.tokens)
+            token = self._said[request.id, len(tokens)] = next_token(tokens)
             wanted = request.params.logprobs
             top = [(token + i, -0.5 - i) for i in range(wanted or 0)]
             sampled.append((token, None if wanted is None else TokenLogprob(-0.5, top)))
@@ -56,10 +76,10 @@ class CountingRunner:
 
 
 def make_engine(**changes) -> Engine:
-    step_seconds = changes.pop("step_seconds", 0.0)
+    runner = CountingRunner(changes.pop("step_seconds", 0.0), changes.pop("runs_ahead", False))
     options = dict(num_pages=64, max_rows=4, max_tokens=32, max_context=256, vocab_size=VOCAB,
                    eos_ids=frozenset((EOS,)))
-    return Engine(Scheduler(**(options | changes)), CountingRunner(step_seconds))
+    return Engine(Scheduler(**(options | changes)), runner)
 
 
 def build(arguments, phases):

@@ -17,8 +17,14 @@ def drain(engine):
     return replies, finishes
 
 
-def test_requests_that_arrive_together_run_together():
-    engine = make_engine()
+@pytest.fixture(params=[False, True], ids=["in step", "ahead"])
+def make(request):
+    """make_engine with and without a step submitted ahead: what is said must be the same."""
+    return lambda **changes: make_engine(runs_ahead=request.param, **changes)
+
+
+def test_requests_that_arrive_together_run_together(make):
+    engine = make()
     for id in range(4):
         engine.submit(id, [10 * id + 1], SamplingParams(max_tokens=3))
     replies, finishes = drain(engine)
@@ -27,8 +33,8 @@ def test_requests_that_arrive_together_run_together():
     assert len(engine.runner.batches) == 3 and all(len(batch) == 4 for batch in engine.runner.batches)
 
 
-def test_stop_ids_and_eos():
-    engine = make_engine()
+def test_stop_ids_and_eos(make):
+    engine = make()
     engine.submit(1, [97], SamplingParams(max_tokens=10))
     engine.submit(2, [97], SamplingParams(max_tokens=10, stop_token_ids=(99,)))
     engine.submit(3, [97], SamplingParams(max_tokens=4, ignore_eos=True))
@@ -37,12 +43,54 @@ def test_stop_ids_and_eos():
     assert finishes == {1: "stop", 2: "stop", 3: "length"}
 
 
-def test_a_failed_row_leaves_the_others_alone():
-    engine = make_engine()
+def test_a_failed_row_leaves_the_others_alone(make):
+    engine = make()
     engine.submit(1, [1], SamplingParams(max_tokens=3))
     engine.submit(2, [666], SamplingParams(max_tokens=3))
     replies, finishes = drain(engine)
     assert replies == {1: [2, 3, 4], 2: []} and finishes == {1: "length", 2: "error"}
+
+
+def test_a_step_is_submitted_before_the_one_before_is_read():
+    engine = make_engine(runs_ahead=True)
+    engine.submit(1, [1], SamplingParams(max_tokens=5))
+    assert [output.tokens for output in engine.step()] == [[2]]
+    assert engine.runner.in_flight == 1 and engine.runner.most_in_flight == 2
+    engine.submit(2, [50], SamplingParams(max_tokens=2))
+    assert engine.cancel(1) and not engine.scheduler.check_integrity()
+    assert engine.step() == []      # the token of request 1 is dropped; request 2 was submitted behind it
+    assert [(output.id, output.tokens) for output in engine.step()] == [(2, [51])]
+    assert drain(engine) == ({2: [52]}, {2: "length"})
+    assert engine.scheduler.cache.num_free == 64 and engine.runner.in_flight == 0
+
+
+@pytest.mark.parametrize("num_pages", [64, 5])
+def test_running_ahead_changes_no_token(num_pages):
+    """Stop tokens, cancellations and preemptions in between; request 6 arrives in the middle."""
+    def run(runs_ahead):
+        engine = make_engine(runs_ahead=runs_ahead, num_pages=num_pages, max_rows=3)
+        for id in range(6):
+            engine.submit(id, [30 + 13 * id] * (14 + id), SamplingParams(
+                max_tokens=40, ignore_eos=id % 2 == 0, stop_token_ids=(60 + id,)))
+        replies, finishes = {}, {}
+        for number in range(10_000):
+            if number == 9:
+                engine.submit(6, [7] * 5, SamplingParams(max_tokens=20))
+                engine.cancel(1)
+            for output in engine.step():
+                replies.setdefault(output.id, []).extend(output.tokens)
+                if output.finish:
+                    assert output.id not in finishes
+                    finishes[output.id] = output.finish
+            assert engine.scheduler.check_integrity() == []
+            if not engine.has_work:
+                replies.pop(1, None)    # what a cancelled request said depends on when that was
+                return replies, finishes, engine.scheduler.counters.preemptions
+        raise AssertionError("no end")
+
+    (replies, finishes, none), (ahead, ahead_finishes, preemptions) = run(False), run(True)
+    assert replies == ahead and finishes == ahead_finishes and len(finishes) == 6
+    assert (num_pages == 64) == (preemptions == 0) == (none == 0)
 
 
 def test_metrics_and_close():

@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from fake_engine import EOS
 
@@ -18,14 +19,23 @@ from zse.engine.messages import (
     Heartbeat,
     Ready,
     Shutdown,
+    StepTokens,
     Submit,
     TokenLogprob,
     Tokens,
 )
 from zse.engine.process import spawn
+from zse.engine.worker import news
+from zse.errors import EngineError
 from zse.sampling.params import SamplingParams
+from zse.scheduler.scheduler import Output
 
 FAKE = ("-P", str(Path(__file__).parent / "fake_engine.py"))
+
+
+def frame(data) -> bytes:
+    payload = msgspec.msgpack.encode(data)
+    return len(payload).to_bytes(4, "little") + payload
 
 
 class Client:
@@ -47,7 +57,10 @@ class Client:
             if not data:
                 return None
             for message in self.reader.feed(data):
-                (self.beats if isinstance(message, Heartbeat) else self.inbox).append(message)
+                if isinstance(message, StepTokens):
+                    self.inbox += map(lambda id, token: Tokens(id, [token]), message.ids, message.tokens)
+                else:
+                    (self.beats if isinstance(message, Heartbeat) else self.inbox).append(message)
         return self.inbox.pop(0)
 
     def reply(self, id):
@@ -76,6 +89,19 @@ def start():
         client.process.kill()
         client.process.wait(10)
         client.process.sock.close()
+
+
+def test_a_step_of_several_requests_is_one_message():
+    outputs = [Output(1, [5], None, None), Output(2, [6], None, "stop"), Output(3, [7], None, None),
+               Output(4, [8], [TokenLogprob(-1.0, [])], None), Output(5, [], None, "error")]
+    messages = news(outputs)
+    assert messages[:3] == [StepTokens([1, 3], [5, 7]), Tokens(2, [6], None, "stop"),
+                            Tokens(4, [8], [TokenLogprob(-1.0, [])])]
+    assert (messages[3].id, messages[3].code) == (5, "numerical_error") and news([]) == []
+    frames = b"".join(encode(message) for message in messages)
+    assert FrameReader(FromEngine).feed(frames) == messages
+    with pytest.raises(EngineError, match="no message"):
+        FrameReader(FromEngine).feed(frame({"kind": "StepTokens", "ids": [1, 2], "tokens": [3]}))
 
 
 def test_ready_says_what_was_started(start):

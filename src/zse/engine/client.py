@@ -11,7 +11,18 @@ from collections import deque
 from collections.abc import Callable
 
 from zse.engine.framing import FrameReader, encode
-from zse.engine.messages import Cancel, Failed, Fatal, FromEngine, Heartbeat, Ready, Shutdown, Submit, Tokens
+from zse.engine.messages import (
+    Cancel,
+    Failed,
+    Fatal,
+    FromEngine,
+    Heartbeat,
+    Ready,
+    Shutdown,
+    StepTokens,
+    Submit,
+    Tokens,
+)
 from zse.engine.process import EngineProcess
 from zse.errors import EngineError, RequestError
 from zse.sampling.params import SamplingParams
@@ -330,7 +341,16 @@ class EngineClient:
 
     def _receive(self, message: object) -> None:
         self._last_frame = time.monotonic()
-        if isinstance(message, Tokens | Failed):
+        if isinstance(message, StepTokens):
+            self._last_step = self._last_frame
+            requests = self.requests
+            for request_id, token in zip(message.ids, message.tokens, strict=True):
+                request = requests.get(request_id)
+                if request is None:
+                    self.num_late_events += 1
+                else:
+                    request[0].push(request[1], Tokens(request_id, [token]))
+        elif isinstance(message, Tokens | Failed):
             request = self.requests.get(message.id)
             if request is None:
                 self.num_late_events += 1

@@ -50,6 +50,17 @@ class Tokens(msgspec.Struct, tag_field="kind", tag=True):
     cached_tokens: int = 0
 
 
+class StepTokens(msgspec.Struct, tag_field="kind", tag=True):
+    """engine → server: one token each of requests that go on: ids[i] said tokens[i]. One message for a whole step, where
+    a Tokens for each of 256 requests would cost both processes more than the step."""
+    ids: list[int]
+    tokens: list[int]
+
+    def __post_init__(self):
+        if len(self.ids) != len(self.tokens):
+            raise ValueError(f"{len(self.ids)} ids for {len(self.tokens)} tokens")
+
+
 class Failed(msgspec.Struct, tag_field="kind", tag=True):
     """engine → server: the request's only and last event. Fields as in RequestError."""
     id: int
@@ -76,4 +87,4 @@ class Heartbeat(msgspec.Struct, tag_field="kind", tag=True):
 
 
 ToEngine = Submit | Cancel | Shutdown
-FromEngine = Ready | Tokens | Failed | Fatal | Heartbeat
+FromEngine = Ready | Tokens | StepTokens | Failed | Fatal | Heartbeat

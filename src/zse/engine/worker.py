@@ -94,18 +94,25 @@ def _serve(engine, socket) -> int:
                 engine.cancel(message.id)
             elif isinstance(message, Shutdown):
                 return 0
-        replies += [news(output) for output in engine.step()]
+        replies += news(engine.step())
         if replies:
             socket.send(*replies)
 
 
-def news(output):
-    """The message that tells the server of a scheduler Output."""
-    from zse.engine.messages import Failed, Tokens
-    if output.finish == "error":
-        return Failed(id=output.id, status=500, type="server_error", code="numerical_error",
-                      message="the model gave numbers that are not finite for this request")
-    return Tokens(id=output.id, tokens=output.tokens, logprobs=output.logprobs, finish=output.finish)
+def news(outputs) -> list:
+    """The messages that tell the server of a step's Outputs: one for all requests that just go on."""
+    from zse.engine.messages import Failed, StepTokens, Tokens
+    ids, tokens, messages = [], [], []
+    for output in outputs:
+        if output.finish is None and output.logprobs is None and len(output.tokens) == 1:
+            ids.append(output.id)
+            tokens.append(output.tokens[0])
+        elif output.finish == "error":
+            messages.append(Failed(id=output.id, status=500, type="server_error", code="numerical_error",
+                                   message="the model gave numbers that are not finite for this request"))
+        else:
+            messages.append(Tokens(id=output.id, tokens=output.tokens, logprobs=output.logprobs, finish=output.finish))
+    return [StepTokens(ids=ids, tokens=tokens), *messages] if ids else messages
 
 
 def heartbeat(engine):

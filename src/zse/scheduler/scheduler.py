@@ -17,7 +17,6 @@ from zse.sampling.params import SamplingParams
 from zse.scheduler.policy import age_order, choose_victim, is_pinned, prefill_budget
 from zse.scheduler.request import FINISHED, RUNNING, WAITING, Request
 
-
 MAX_IN_FLIGHT = 2
 
 
