@@ -1,6 +1,6 @@
 import pytest
 
-from zse.engine.config import EngineConfig, resolve
+from zse.engine.config import EngineConfig, resolve, settle
 from zse.errors import ConfigError
 
 GIB = 1 << 30
@@ -10,8 +10,25 @@ PAGE_BYTES = 16 * 11520 * 2   # SmolLM2 in f16
 
 
 def resolved(model_context=8192, page_bytes=PAGE_BYTES, memory=8 * GIB, **options):
-    return resolve(EngineConfig(model="m.gguf", **options), model_context=model_context, page_bytes=page_bytes,
+    config = EngineConfig(model="m.gguf", **options)
+    return resolve(config, settle(config, "cpu"), device="cpu", model_context=model_context, page_bytes=page_bytes,
                    threads=2, memory_bytes=memory)
+
+
+def test_settings_by_family():
+    config = EngineConfig(model="m")
+    cpu, gpu = settle(config, "cpu"), settle(config, "gpu", weight_bytes=4 * GIB, token_bytes=90_000)
+    assert (cpu.max_rows, cpu.max_tokens_per_step, cpu.activations, cpu.kv_dtype) == (8, 256, "int8", "f16")
+    assert (gpu.max_rows, gpu.max_tokens_per_step, gpu.activations, gpu.kv_dtype) == (64, 2048, "bf16", "bf16")
+    # 5 % of the weights, from 512 to 8192 tokens.
+    assert settle(config, "gpu", weight_bytes=1, token_bytes=90_000).max_tokens_per_step == 512
+    assert settle(config, "gpu", weight_bytes=1 << 40, token_bytes=90_000).max_tokens_per_step == 8192
+    assert settle(EngineConfig(model="m", max_rows=600), "gpu").max_tokens_per_step == 600
+    assert settle(EngineConfig(model="m", max_rows=300), "cpu").max_tokens_per_step == 300
+    assert settle(EngineConfig(model="m", max_tokens_per_step=4), "cpu").max_rows == 4
+    for values, family in (({"activations": "int8"}, "gpu"), ({"kv_dtype": "f16"}, "gpu"), ({"kv_dtype": "bf16"}, "cpu")):
+        with pytest.raises(ConfigError, match="is not for this device"):
+            settle(EngineConfig(model="m", **values), family)
 
 
 def test_auto_takes_the_models_context_for_every_row():
@@ -44,15 +61,21 @@ def test_refusals():
 
 @pytest.mark.parametrize(("name", "value"), [
     ("threads", 0), ("threads", "2"), ("max_context", 1), ("max_rows", 0), ("max_rows", True), ("num_pages", -1),
-    ("max_tokens_per_step", 4), ("activations", "int4"), ("kv_dtype", "f64"), ("max_waiting", 0), ("max_memory", 0)])
+    ("max_tokens_per_step", 0), ("activations", "int4"), ("device", "gpu"), ("device", "cuda:x"), ("kv_dtype", "f64"), ("max_waiting", 0), ("max_memory", 0)])
 def test_bad_values_name_their_field(name, value):
     with pytest.raises(ConfigError, match=name):
         EngineConfig(model="m", **{name: value})
 
 
+def test_rows_must_fit_a_step():
+    with pytest.raises(ConfigError, match="below max_rows 8"):
+        EngineConfig(model="m", max_tokens_per_step=4, max_rows=8)
+
+
 def test_arguments_round_trip():
     for config in (EngineConfig(model="a b.gguf"),
-                   EngineConfig(model="m", threads=3, max_context=77, num_pages=9, activations="f32", kv_dtype="f32")):
+                   EngineConfig(model="m", threads=3, max_context=77, num_pages=9, activations="f32", kv_dtype="f32"),
+                   EngineConfig(model="m", device="cuda:1", max_memory=5 << 30)):
         assert EngineConfig.from_arguments(config.to_arguments()) == config
 
 

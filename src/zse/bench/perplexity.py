@@ -54,5 +54,5 @@ def perplexity(path: str | os.PathLike, max_tokens: int = 768) -> float:
     the weights alone make the difference. Loads the model at `path` and unloads it. Errors: those of LLM()."""
     from zse.engine.llm import LLM
 
-    with LLM(path, max_rows=1, activations="f32", kv_dtype="f32", max_context=max_tokens) as llm:
+    with LLM(path, device="cpu", max_rows=1, activations="f32", kv_dtype="f32", max_context=max_tokens) as llm:
         return llm.perplexity(llm.tokenizer.encode(TEXT)[:max_tokens])

@@ -4,8 +4,9 @@ A page holds PAGE tokens of every layer: its blocks are K of layer 0, V of layer
 num_kv_heads * head_dim * PAGE elements. Memory is touched page by page, so what is resident follows what is in use (one
 array a layer would touch 2 * num_layers places, with huge pages 2 MiB each, for the first token).
 
-Kernels see layer l's keys as an array [blocks, num_kv_heads, head_dim, PAGE] that starts at the layer's first block,
-and find page p at index p * blocks_per_page: page tables hold these *block* numbers, not page numbers (`block_of`).
+Kernels see layer l's keys as an array [blocks, num_kv_heads, head_dim, PAGE] (on a GPU [blocks, num_kv_heads, PAGE,
+head_dim], like the values everywhere) that starts at the layer's first block, and find page p at index
+p * blocks_per_page: page tables hold these *block* numbers, not page numbers (`block_of`).
 """
 
 from zse.dtypes import ITEM_BYTES
@@ -13,7 +14,8 @@ from zse.errors import ConfigError
 from zse.tensor import Tensor
 
 PAGE = 16                       # tokens
-KV_DTYPES = ("f16", "f32")
+KV_DTYPES = ("f16", "f32", "bf16")
+GROW_BYTES = 256 << 20          # of device memory at once: a GPU maps it in about a millisecond
 
 
 def page_nbytes(config, dtype: str = "f16") -> int:
@@ -25,7 +27,8 @@ def page_nbytes(config, dtype: str = "f16") -> int:
 
 class KVCache:
     """`num_pages` pages in one buffer. keys[l] and values[l]: Tensors of layer l for the kernels; see the module for
-    their numbering. Buffers are zero-filled; pages become resident when first written (host memory)."""
+    their numbering. Buffers are zero-filled. What is not written costs no memory: on a CPU pages become resident when
+    first written, on a GPU `need` maps more of the buffer's addresses."""
 
     def __init__(self, device, config, num_pages: int, dtype: str = "f16"):
         if num_pages < 1:
@@ -33,14 +36,24 @@ class KVCache:
         self.num_pages, self.dtype = num_pages, dtype
         self.page_nbytes = page_nbytes(config, dtype)
         self.blocks_per_page = 2 * config.num_layers
-        self.buffer = device.alloc(num_pages * self.page_nbytes, label="kv cache")
+        if hasattr(device, "alloc_growing"):
+            self.buffer = device.alloc_growing(first_nbytes(self.nbytes), self.nbytes, label="kv cache")
+        else:
+            self.buffer = device.alloc(self.nbytes, label="kv cache")
         block = self.page_nbytes // self.blocks_per_page
         count = (num_pages - 1) * self.blocks_per_page + 1      # of any layer: the last page's block is the last index
         heads, dim = config.num_kv_heads, config.head_dim
-        self.keys = [Tensor(self.buffer, (count, heads, dim, PAGE), dtype, 2 * layer * block)
+        key_page = (PAGE, dim) if device.family == "gpu" else (dim, PAGE)
+        self.keys = [Tensor(self.buffer, (count, heads, *key_page), dtype, 2 * layer * block)
                      for layer in range(config.num_layers)]
         self.values = [Tensor(self.buffer, (count, heads, PAGE, dim), dtype, (2 * layer + 1) * block)
                        for layer in range(config.num_layers)]
+
+    def need(self, page: int) -> None:
+        """Have memory for pages up to number `page`. DeviceError when there is none."""
+        end = (page + 1) * self.page_nbytes
+        if end > self.buffer.nbytes:
+            self.buffer.grow(min(-(-end // GROW_BYTES) * GROW_BYTES, self.nbytes))
 
     def block_of(self, page: int) -> int:
         """What a page table holds for page `page`."""
@@ -49,3 +62,8 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         return self.num_pages * self.page_nbytes
+
+
+def first_nbytes(nbytes: int) -> int:
+    """Bytes that a GPU maps at once of a cache of `nbytes`."""
+    return min(nbytes, GROW_BYTES)

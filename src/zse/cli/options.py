@@ -8,8 +8,14 @@ TEMPERATURE, TOP_P = 0.7, 0.95
 
 
 def add_engine_options(parser) -> None:
-    """--threads, --activations, --kv-dtype, --max-context."""
+    """--device, --threads, --activations, --kv-dtype, --max-context, --max-memory."""
     group = parser.add_argument_group("engine")
+    group.add_argument(
+        "--device",
+        default="auto",
+        metavar="auto|cpu|cuda|hip|metal",
+        help="where to compute; cuda:1 is the second GPU (default: the first usable GPU, else the CPU)",
+    )
     group.add_argument(
         "--threads",
         type=number(int, 1, 1024),
@@ -18,23 +24,57 @@ def add_engine_options(parser) -> None:
     )
     group.add_argument(
         "--activations",
-        choices=("int8", "f32"),
-        default="int8",
-        help="activations of matrix products: int8 is faster, f32 is closest",
+        choices=("auto", "int8", "f32", "bf16"),
+        default="auto",
+        help="activations of matrix products; on a CPU int8 (default) is faster, f32 is closest; on a GPU bf16",
     )
-    group.add_argument("--kv-dtype", choices=("f16", "f32"), default="f16", help="element type of the KV cache")
     group.add_argument(
-        "--max-context", type=number(int, 16), metavar="TOKENS", help="longest prompt + reply (default: the model's)"
+        "--kv-dtype",
+        choices=("auto", "f16", "f32", "bf16"),
+        default="auto",
+        help="element type of the KV cache (default: f16, on a GPU bf16)",
     )
+    group.add_argument(
+        "--max-context",
+        "--max-model-len",
+        type=number(int, 16),
+        metavar="TOKENS",
+        help="longest prompt + reply (default: the model's)",
+    )
+    group.add_argument(
+        "--max-memory",
+        type=memory_size,
+        metavar="SIZE",
+        help="most memory for weights, KV and scratch, for example 6G or 800M (default: what is there)",
+    )
+
+
+def memory_size(text: str) -> int:
+    """argparse type: bytes from "6G", "5.5GiB", "800M" or a plain number; K, M, G, T are powers of 1024."""
+    import argparse
+
+    from zse.errors import one_line
+
+    digits = text.strip().upper().removesuffix("B").removesuffix("I")
+    unit = "KMGT".find(digits[-1:]) + 1 if digits else 0
+    try:
+        value = float(digits[:-1] if unit else digits) * 1024**unit
+    except ValueError:
+        value = 0.0
+    if not 1 <= value < 1 << 50:
+        raise argparse.ArgumentTypeError(f"{one_line(text)!r} is not a size such as 6G or 800M")
+    return int(value)
 
 
 def engine_options(args) -> dict:
     """Keyword arguments of LLM() from the parsed options."""
     return {
+        "device": args.device,
         "threads": args.threads,
         "activations": args.activations,
         "kv_dtype": args.kv_dtype,
         "max_context": args.max_context,
+        "max_memory": args.max_memory,
     }
 
 

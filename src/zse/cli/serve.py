@@ -25,8 +25,8 @@ def add_arguments(parser) -> None:
                         help="port (default: 8000; 0 takes a free one)")
     parser.add_argument("--model-name", metavar="NAME", help="what the API calls the model (default: its short name)")
     add_engine_options(parser)
-    parser.add_argument("--max-rows", "--max-concurrency", type=number(int, 1, 1024), default=8, metavar="N",
-                        help="requests that run at once (default: 8)")
+    parser.add_argument("--max-rows", "--max-concurrency", type=number(int, 1, 1024), metavar="N",
+                        help="requests that run at once (default: 8, on a GPU 64)")
     parser.add_argument("--max-queue", type=number(int, 0, 65536), default=256, metavar="N",
                         help="requests that may wait; more are answered 503 (default: 256)")
     parser.add_argument("--max-queue-tokens", type=number(int, 1), default=262144, metavar="TOKENS",
@@ -71,7 +71,7 @@ def run(args) -> int:
 
         setup(args.log_level)
         options = ServeOptions(
-            model=path, model_names=names, host=args.host, max_choices=args.max_rows + args.max_queue,
+            model=path, model_names=names, host=args.host, max_choices=(args.max_rows or 8) + args.max_queue, max_queue=args.max_queue,
             max_queue_tokens=args.max_queue_tokens, drain_s=args.drain_timeout, api_key=key,
             allowed_hosts=_allowed_hosts(args, key), limits=Limits(body_bytes=args.max_body_bytes), phases_ms=phases,
             since_exec=since_exec)
@@ -102,12 +102,15 @@ def _model(args) -> tuple[str, tuple[str, ...]]:
 
 
 def _engine_arguments(args, path: str) -> list[str]:
-    arguments = ["--model", path, "--max-rows", str(args.max_rows), "--activations", args.activations,
-                 "--kv-dtype", args.kv_dtype, "--max-waiting", str(max(1, args.max_queue + args.max_rows))]
-    if args.threads is not None:
-        arguments += ["--threads", str(args.threads)]
-    if args.max_context is not None:
-        arguments += ["--max-context", str(args.max_context)]
+    # 64: the most of zse.engine.config.MAX_ROWS, whose import would delay the engine's start.
+    most_rows = args.max_rows or 64
+    values = {"device": args.device, "max-rows": args.max_rows, "activations": args.activations,
+              "kv-dtype": args.kv_dtype, "threads": args.threads, "max-context": args.max_context,
+              "max-memory": args.max_memory, "max-waiting": max(1, args.max_queue + most_rows)}
+    arguments = ["--model", path]
+    for name, value in values.items():
+        if value is not None:
+            arguments += ["--" + name, str(value)]
     return arguments
 
 

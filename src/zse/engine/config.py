@@ -7,34 +7,48 @@ import msgspec
 from zse.cache.pages import PAGE, pages_for
 from zse.errors import ConfigError
 
-ACTIVATIONS = ("int8", "f32")
-KV_DTYPES = ("f16", "f32")
+AUTO = "auto"
+DEVICES = ("auto", "cpu", "cuda", "hip", "metal")
+# What each family of devices computes with; the first is what "auto" means.
+ACTIVATIONS = {"cpu": ("int8", "f32"), "gpu": ("bf16",)}
+KV_DTYPES = {"cpu": ("f16", "f32"), "gpu": ("bf16",)}
+MAX_ROWS = {"cpu": 8, "gpu": 64}
 
-# The KV cache may take this share of the machine's memory when nobody says how much. It is address space: a page
+# The KV cache may take this share of a computer's memory when nobody says how much. It is address space: a page
 # costs memory when its first token is written, so a short chat with a long-context model stays small.
 KV_MEMORY_SHARE = 0.25
+# Of a GPU's free memory: what the plan does not know of (graphs, another process) needs the rest.
+GPU_MEMORY_SHARE = 0.95
+# Tokens of one step. A CPU's step takes as long as its tokens; a GPU wants many at once to read the weights seldom, as
+# far as their scratch memory stays small beside the weights.
+CPU_STEP_TOKENS = 256
+GPU_STEP_TOKENS = (512, 8192)
+SCRATCH_SHARE = 0.05
 _NAMES_OF_INTS = ("threads", "max_context", "max_rows", "max_tokens_per_step", "num_pages", "max_memory", "max_waiting")
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """model: path of a file or directory. None means auto: see resolve().
+    """model: path of a file or directory. None and "auto" mean auto: see settle() and resolve().
 
+    device: "auto" (the first GPU that can be used, else the CPU), "cpu", "cuda", "cuda:1", "hip", "metal".
     threads: CPU threads (auto: ZSE_THREADS, else physical cores). max_context: prompt and reply together, in tokens.
     max_rows: requests that run at once.
     max_tokens_per_step: tokens of one forward; longer prompts run in chunks of this. num_pages: KV pages of 16 tokens.
-    activations: "int8" or "f32" inputs of matrix products. kv_dtype: "f16" or "f32".
+    activations: inputs of matrix products: "int8" or "f32" on a CPU, "bf16" on a GPU. kv_dtype: "f16" or "f32" on a
+    CPU, "bf16" on a GPU.
     quantize: "int4" or "int8": quantize dense matrices while loading. max_memory: bytes that weights, KV pages and
     scratch may take together. max_waiting: requests that may queue behind the running ones.
     """
 
     model: str
+    device: str = AUTO
     threads: int | None = None
     max_context: int | None = None
-    max_rows: int = 8
-    max_tokens_per_step: int = 256
+    max_rows: int | None = None
+    max_tokens_per_step: int | None = None
     num_pages: int | None = None
-    activations: str = "int8"
-    kv_dtype: str = "f16"
+    activations: str = AUTO
+    kv_dtype: str = AUTO
     quantize: str | None = None
     max_memory: int | None = None
     max_waiting: int = 1024
@@ -43,15 +57,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _range("threads", self.threads, 1, 1024)
         _range("max_context", self.max_context, 2, 1 << 24)
         _range("max_rows", self.max_rows, 1, 1024)
-        _range("max_tokens_per_step", self.max_tokens_per_step, 1, 8192)
+        _range("max_tokens_per_step", self.max_tokens_per_step, 1, 65536)
         _range("num_pages", self.num_pages, 1, 1 << 22)
         _range("max_memory", self.max_memory, 1, 1 << 50)
         _range("max_waiting", self.max_waiting, 1, 1 << 20)
-        _choice("activations", self.activations, ACTIVATIONS)
-        _choice("kv_dtype", self.kv_dtype, KV_DTYPES)
-        if self.max_tokens_per_step < self.max_rows:
-            raise ConfigError(f"max_tokens_per_step {self.max_tokens_per_step} is below max_rows {self.max_rows}: "
-                              "one token of each running request must fit a step")
+        _choice("activations", self.activations, (AUTO, *ACTIVATIONS["cpu"], *ACTIVATIONS["gpu"]))
+        _choice("kv_dtype", self.kv_dtype, (AUTO, *KV_DTYPES["cpu"], *KV_DTYPES["gpu"]))
+        name, _, number = self.device.partition(":")
+        if name not in DEVICES or (number and not number.isdecimal()):
+            raise ConfigError(f"device {self.device!r} is not one of {', '.join(DEVICES)} (or cuda:1, the second GPU)")
+        if self.max_tokens_per_step is not None and self.max_rows is not None:
+            _rows_fit(self.max_tokens_per_step, self.max_rows)
 
     def to_arguments(self) -> list[str]:
         """The worker's command line: `--model PATH --max-rows 8 ...`, values that are None left out."""
@@ -79,10 +95,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return cls(**values)
 
 
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What depends on the kind of device alone, settled before any memory is counted."""
+
+    family: str
+    max_rows: int
+    max_tokens_per_step: int
+    activations: str
+    kv_dtype: str
+
+
 class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """An EngineConfig whose every value is the one in use; kv_bytes is the address space of all KV pages."""
 
     model: str
+    device: str
     threads: int
     max_context: int
     max_rows: int
@@ -98,15 +125,46 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(f"{name}={getattr(self, name)}" for name in self.__struct_fields__ if name != "model")
 
 
-def resolve(config: EngineConfig, *, model_context: int, page_bytes: int, threads: int, memory_bytes: int,
-            room_bytes: int | None = None) -> ResolvedConfig:
+def settle(config: EngineConfig, family: str, *, weight_bytes: int = 0, token_bytes: int = 1) -> Settings:
+    """The settings for a device of `family`. weight_bytes: of the model; token_bytes: scratch that one token of a step
+    takes. Raises ConfigError for a type that the device does not compute with."""
+    max_rows = config.max_rows or MAX_ROWS[family]
+    tokens = config.max_tokens_per_step
+    if tokens is None and family == "gpu":
+        least, most = GPU_STEP_TOKENS
+        tokens = least
+        while tokens < most and 2 * tokens * token_bytes <= SCRATCH_SHARE * weight_bytes:
+            tokens *= 2
+        tokens = max(tokens, max_rows)
+    elif tokens is None:
+        tokens = max(CPU_STEP_TOKENS, max_rows)
+    if config.max_rows is None:
+        max_rows = min(max_rows, tokens)
+    _rows_fit(tokens, max_rows)
+    return Settings(family=family, max_rows=max_rows, max_tokens_per_step=tokens,
+                    activations=_auto("activations", config.activations, ACTIVATIONS, family),
+                    kv_dtype=_auto("kv_dtype", config.kv_dtype, KV_DTYPES, family))
+
+
+def _auto(name: str, value: str, choices: dict[str, tuple[str, ...]], family: str) -> str:
+    if value == AUTO:
+        return choices[family][0]
+    if value not in choices[family]:
+        raise ConfigError(f"{name} {value} is not for this device; it computes with {', '.join(choices[family])} "
+                          f"(--{name.replace('_', '-')}, --device)")
+    return value
+
+
+def resolve(config: EngineConfig, settings: Settings, *, device: str, model_context: int, page_bytes: int, threads: int,
+            memory_bytes: int, room_bytes: int | None = None) -> ResolvedConfig:
     """Fill in what is auto.
 
-    model_context: tokens that the model was made for. page_bytes: K and V of one page in all layers. threads: what the
-    device runs with. memory_bytes: of the machine. room_bytes: what max_memory leaves for KV pages, None without it.
+    device: its name. model_context: tokens that the model was made for. page_bytes: K and V of one page in all layers.
+    threads: what the device runs with. memory_bytes: of the machine. room_bytes: what is left for KV pages (of
+    max_memory, or of a GPU's free memory), None: a quarter of the memory.
 
-    max_context: the model's, less where a quarter of the memory (or the room) does not hold one such sequence.
-    num_pages: max_rows whole contexts, within a quarter of the memory (or the room), at least one context.
+    max_context: the model's, less where the room does not hold one such sequence. num_pages: max_rows whole contexts,
+    within the room, at least one context.
     Raises ConfigError for a max_context beyond the model's, or one that num_pages or the memory cannot hold.
     """
     memory = memory_bytes
@@ -123,15 +181,21 @@ def resolve(config: EngineConfig, *, model_context: int, page_bytes: int, thread
     else:
         max_context = config.max_context or min(model_context, affordable * PAGE)
         one = pages_for(max_context)
-        num_pages = max(one, min(one * config.max_rows, affordable))
+        num_pages = max(one, min(one * settings.max_rows, affordable))
     kv_bytes = num_pages * page_bytes
     if kv_bytes > memory:
         raise ConfigError(f"a KV cache for {num_pages * PAGE} tokens takes {kv_bytes >> 20} MiB, this machine has "
                           f"{memory >> 20} MiB; lower max_context or num_pages")
     return ResolvedConfig(
-        model=config.model, threads=threads, max_context=max_context,
-        max_rows=config.max_rows, max_tokens_per_step=config.max_tokens_per_step, num_pages=num_pages,
-        activations=config.activations, kv_dtype=config.kv_dtype, max_waiting=config.max_waiting, kv_bytes=kv_bytes)
+        model=config.model, device=device, threads=threads, max_context=max_context, max_rows=settings.max_rows,
+        max_tokens_per_step=settings.max_tokens_per_step, num_pages=num_pages, activations=settings.activations,
+        kv_dtype=settings.kv_dtype, max_waiting=config.max_waiting, kv_bytes=kv_bytes)
+
+
+def _rows_fit(max_tokens_per_step: int, max_rows: int) -> None:
+    if max_tokens_per_step < max_rows:
+        raise ConfigError(f"max_tokens_per_step {max_tokens_per_step} is below max_rows {max_rows}: "
+                          "one token of each running request must fit a step")
 
 
 def _integer(name: str, text: str) -> int:

@@ -54,17 +54,18 @@ class LLM:
         with LLM("smollm2") as llm:
             print(llm.chat([{"role": "user", "content": "Hello!"}]).text)
 
-    model: a name of the store, or a path. threads: default ZSE_THREADS, else physical cores. activations: "int8" or
-    "f32". kv_dtype: "f16" or "f32". max_context: tokens of prompt and reply (default: the model's). max_rows: requests
-    that run as one batch. prepare_chat: load the chat template at once, while weights are read, instead of at the first
+    model: a name of the store, or a path. device: "auto" (the first GPU that can be used, else the CPU), "cpu", "cuda",
+    "cuda:1". threads: of the CPU, default ZSE_THREADS, else physical cores. activations: "int8" or "f32" on a CPU.
+    kv_dtype: "f16" or "f32" on a CPU. max_context: tokens of prompt and reply (default: the model's). max_rows:
+    requests that run as one batch (default: 8, on a GPU 64). prepare_chat: load the chat template at once, while weights are read, instead of at the first
     chat. Further options are EngineConfig's. Raises ZSEError with one line that says what is wrong.
 
     Not for several threads at once; several streams may be read in turns.
     """
 
-    def __init__(self, model: "str | os.PathLike", *, threads: int | None = None, max_context: int | None = None,
-                 max_rows: int = 8, activations: str = "int8", kv_dtype: str = "f16",
-                 prepare_chat: bool = False, **options):
+    def __init__(self, model: "str | os.PathLike", *, device: str = "auto", threads: int | None = None,
+                 max_context: int | None = None, max_rows: int | None = None, activations: str = "auto",
+                 kv_dtype: str = "auto", prepare_chat: bool = False, **options):
         self._phases = phases = Phases(_clock)
         phases.mark("interpreter and command line")
         import threading
@@ -72,7 +73,7 @@ class LLM:
         from zse.engine.config import EngineConfig
         from zse.engine.load import load_engine
         from zse.formats import store
-        config = EngineConfig(model=store.locate(model), threads=threads, max_context=max_context,
+        config = EngineConfig(model=store.locate(model), device=device, threads=threads, max_context=max_context,
                               max_rows=max_rows, activations=activations, kv_dtype=kv_dtype, **options)
         phases.mark("imports")
         self._tokenizer: Any = None

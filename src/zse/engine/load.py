@@ -1,33 +1,49 @@
-"""From a path to an engine that can step. C threads read weights while Python goes on importing and recording."""
+"""From a path to an engine that can step. Threads open the device and read weights while Python goes on importing and
+recording."""
+
+from contextlib import suppress
 
 from zse.engine.config import EngineConfig, ResolvedConfig
+from zse.errors import DeviceError, UnsupportedError
 
 
 class Loaded:
-    """An engine and what belongs to it. source: the open model file; model_config: its ModelConfig."""
+    """An engine and what belongs to it. source: the open model file; model_config: its ModelConfig; plan: its
+    MemoryPlan."""
 
-    def __init__(self, engine, config: ResolvedConfig, model_config, source, device, memory_bytes: dict[str, int]):
+    def __init__(self, engine, config: ResolvedConfig, model_config, source, device, plan):
         self.engine, self.config, self.model_config = engine, config, model_config
-        self.source, self.device, self.memory_bytes = source, device, memory_bytes
+        self.source, self.device, self.plan = source, device, plan
+
+    @property
+    def memory_bytes(self) -> dict[str, int]:
+        return self.plan.parts
 
 
-def load_engine(config: EngineConfig, phases, on_source=None) -> Loaded:
+def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None) -> Loaded:
     """Open, load and make ready. phases: Phases to mark. on_source(source): called as soon as the file is open (the
-    tokenizer can load meanwhile). Raises FormatError, UnsupportedError, ConfigError, DeviceError."""
-    from zse.formats.source import open_model
-    source = open_model(config.model)
-    phases.mark("file open")
-    device = model = None
+    tokenizer can load meanwhile). on_plan(MemoryPlan): called before memory is allocated. Raises FormatError,
+    UnsupportedError, ConfigError, DeviceError."""
+    from zse.runtime import open_device_async
+    opening = open_device_async(config.device, config.threads)
+    device = model = source = None
     try:
+        from zse.formats.source import open_model
+        source = open_model(config.model)
+        phases.mark("file open")
         if on_source is not None:
             on_source(source)
+        from zse.engine.memory import plan_memory
         from zse.models.load import load_model, plan_model
-        from zse.runtime import open_device
         plan = plan_model(source, quantize=config.quantize)
-        device = open_device("cpu", config.threads)
-        model = load_model(device, plan, max_memory=config.max_memory)
+        device = opening.result()
+        phases.mark("device open")
+        memory = plan_memory(config, plan, device)
+        if on_plan is not None:
+            on_plan(memory)
+        model = load_model(device, plan)
         phases.mark("weights reading")
-        engine, resolved, memory_bytes = _build(config, device, model, plan)
+        engine = _build(memory.config, device, model, plan)
         phases.mark("engine built")
         engine.runner.record_ahead()
         phases.mark("prefill recorded")
@@ -38,50 +54,43 @@ def load_engine(config: EngineConfig, phases, on_source=None) -> Loaded:
     except BaseException:
         if model is not None:
             model.cancel()   # its threads read the file that is closed next
-        source.close()
+        if source is not None:
+            source.close()
+        if device is None:
+            with suppress(DeviceError, UnsupportedError):   # what is raised here came first
+                device = opening.result()
         if device is not None:
             device.close()
         raise
-    return Loaded(engine, resolved, plan.config, source, device, memory_bytes)
+    return Loaded(engine, memory.config, plan.config, source, device, memory)
 
 
-def _build(config: EngineConfig, device, model, plan):
+def _build(config: ResolvedConfig, device, model, plan):
     """Everything but the weights' contents: needs only their addresses."""
-    from zse.cache.layout import page_nbytes
-    from zse.cache.pages import PAGE, pages_for
-    from zse.engine.config import resolve
     from zse.engine.core import Engine
-    from zse.engine.runner import Runner, logit_rows
-    from zse.models.decoder import scratch_nbytes
-    from zse.models.load import require_memory
-    from zse.runtime.probe import memory_bytes as machine_memory
+    from zse.engine.runner import Runner
     from zse.scheduler.scheduler import Scheduler
-
-    def scratch_for(context: int) -> int:
-        return scratch_nbytes(plan.config, config.max_tokens_per_step, logit_rows(config), pages_for(context) * PAGE)
-
-    machine, room = machine_memory(), None
-    if config.max_memory is not None:
-        longest = config.max_context or plan.config.max_context
-        room = config.max_memory - sum(model.memory_bytes.values()) - scratch_for(longest)
-    resolved = resolve(config, model_context=plan.config.max_context, threads=device.threads, room_bytes=room,
-                       page_bytes=page_nbytes(plan.config, config.kv_dtype),
-                       memory_bytes=machine["limit"] or machine["total"] or 0)
-    scratch = scratch_for(resolved.max_context)
-    memory = {**model.memory_bytes, "kv cache": resolved.kv_bytes, "scratch": scratch}
-    require_memory(memory, config.max_memory)
+    # A GPU's step reads all weights however few tokens it has: prompts fill what decode rows leave of it.
+    mixed = config.max_tokens_per_step if device.family == "gpu" else None
     scheduler = Scheduler(
-        num_pages=resolved.num_pages, max_rows=resolved.max_rows, max_tokens=resolved.max_tokens_per_step,
-        max_context=resolved.max_context, vocab_size=plan.config.vocab_size, max_waiting=resolved.max_waiting,
-        eos_ids=frozenset(plan.config.eos_ids))
-    runner = Runner(device, model, resolved)
-    return Engine(scheduler, runner), resolved, memory
+        num_pages=config.num_pages, max_rows=config.max_rows, max_tokens=config.max_tokens_per_step,
+        max_context=config.max_context, vocab_size=plan.config.vocab_size, max_waiting=config.max_waiting,
+        eos_ids=frozenset(plan.config.eos_ids), mixed_tokens=mixed)
+    return Engine(scheduler, Runner(device, model, config))
 
 
 def build_from_arguments(arguments: list[str], phases):
-    """The worker's way: (Engine, Ready) from its command line. Raises ZSEError."""
+    """The worker's way: (Engine, Ready) from its command line; prints the memory plan. Raises ZSEError."""
+    import sys
+
+    from zse import env
     from zse.engine.messages import Ready
-    loaded = load_engine(EngineConfig.from_arguments(arguments), phases)
+
+    def show(plan) -> None:
+        if env.get("ZSE_LOG") in ("debug", "info"):
+            sys.stderr.write(f"zse engine: {plan.describe()}\n")
+
+    loaded = load_engine(EngineConfig.from_arguments(arguments), phases, on_plan=show)
     phases.mark("ready")
     config = loaded.config
     return loaded.engine, Ready(

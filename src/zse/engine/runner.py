@@ -1,15 +1,20 @@
-"""Turns a scheduler's Batch into one Graph replay: fills the step buffers, picks the recording, reads what was sampled.
+"""Turns a scheduler's Batch into one Graph replay: fills the step's inputs, picks the recording, reads what was sampled.
 
 Device memory and graphs have this one writer. Everything here is flat arrays and memoryviews: a decode step of eight
 rows costs tens of microseconds of Python.
+
+On a GPU a step is submitted while the one before still runs, so two StepInputs are filled in turn, and a token that the
+host has not read yet is named by its line in the step before (`feed_tokens`). On a CPU there is one: host and device
+memory are the same, and the page table is written in place.
 """
 
 from array import array
-from typing import Any
+from typing import Any, NamedTuple
 
 from zse.cache.pages import PAGE, pages_for
-from zse.engine.config import EngineConfig, ResolvedConfig
+from zse.engine.config import ResolvedConfig
 from zse.engine.messages import TokenLogprob
+from zse.engine.step import StepInputs, new_pages
 from zse.errors import RequestError
 from zse.kernels.sample import logprob_rows
 from zse.scheduler.request import Request
@@ -20,57 +25,107 @@ from zse.tensor import Tensor
 SCORE_ROWS = 16
 
 
-def logit_rows(config: EngineConfig | ResolvedConfig) -> int:
+def logit_rows(max_rows: int, max_tokens_per_step: int) -> int:
     """Lines of logits that the step buffers hold."""
-    return max(config.max_rows, min(SCORE_ROWS, config.max_tokens_per_step))
+    return max(max_rows, min(SCORE_ROWS, max_tokens_per_step))
+
+
+class _Turn(NamedTuple):
+    """One of the StepInputs and the sampler whose parameters and results go with it."""
+
+    number: int
+    inputs: StepInputs
+    sampler: Any
 
 
 class Runner:
-    """model: zse.models.load.Model, whose weights need not be loaded yet; run() must not be called before they are."""
+    """model: zse.models.load.Model, whose weights need not be loaded yet; submit() must not be called before they are.
+
+    runs_ahead: whether a second batch may be submitted before the first is collected.
+    """
 
     def __init__(self, device, model, config: ResolvedConfig):
         from zse.cache.layout import KVCache
-        from zse.models.decoder import SPLIT_TOKENS, Decoder, StepBuffers
-        from zse.sampling.state import SamplerState
+        from zse.models.decoder import Decoder
         self.device, self.model, self.config = device, model, config
+        self.runs_ahead = device.family == "gpu"
         self._max_pages = pages_for(config.max_context)
-        lines = logit_rows(config)
+        self._lines = lines = logit_rows(config.max_rows, config.max_tokens_per_step)
         self.kv = KVCache(device, model.config, config.num_pages, config.kv_dtype)
-        self.buffers = buffers = StepBuffers.allocate(
-            device, model.config, max_tokens=config.max_tokens_per_step, max_rows=lines, max_pages=self._max_pages)
+        # One row more, which no request gets: score() writes its pages there.
+        self._page_table = _new(device, "step", "i32", config.max_rows + 1, self._max_pages)
+        self._logits = _new(device, "step", "f32", lines, model.config.vocab_size)
+        self._turns = self._make_turns()
+        buffers, _ = self._turns[0].inputs.buffers(config.max_tokens_per_step, self._page_table, self._logits)
         self.decoder = Decoder(device, model, self.kv, buffers, activations=config.activations)
-        # Running requests hold pages for all tokens but the last.
-        self.sampler = SamplerState(device, model.config.vocab_size, max_rows=config.max_rows,
-                                    max_tokens=config.num_pages * PAGE + config.max_rows)
-        self._targets, self._target_logprob, self._argmax = (
-            Tensor(device.alloc(4 * lines, label="sampler"), (lines,), dtype) for dtype in ("i32", "f32", "i32"))
-        self._split_tokens = min(SPLIT_TOKENS, config.max_tokens_per_step)
-        self._token_ids, self._positions = buffers.token_ids.view(), buffers.positions.view()
-        self._token_row, self._page_table = buffers.token_row.view(), buffers.page_table.view()
-        self._logit_rows = buffers.logit_rows.view()
+        self._sizes = [size for size in self.decoder.forms.sizes if size < config.max_tokens_per_step]
+        self._sizes.append(config.max_tokens_per_step)
+        self._scores = device.staging(12 * SCORE_ROWS, label="step")
+        self._table_view = None if self.runs_ahead else self._page_table.view()
         self._ascending = memoryview(array("i", range(config.max_context)))
-        self._graphs: dict[tuple[str, int], Any] = {}
-        sizes = dict.fromkeys((config.max_tokens_per_step, self._split_tokens))
-        self._wanted_first = [("mixed", size) for size in sizes]
-        self._wanted_first.insert(1, ("decode", 1))
-        if config.max_rows > 1:
-            self._wanted_first.append(("decode", self._split_tokens))
+        self._graphs: dict[tuple[str, int, int], Any] = {}
+        self._wanted_first = self._first_recordings()
         # For each row of the page table: whose stay it describes, and how many of its pages are written.
-        self._residents: list[tuple[Request | None, int, int]] = [(None, 0, 0)] * lines
+        self._residents: list[tuple[Request | None, int, int]] = [(None, 0, 0)] * config.max_rows
+        self._line_of_row = [0] * config.max_rows   # in the batch submitted last
+        self._num_submitted = 0
+
+    def _make_turns(self) -> list[_Turn]:
+        from zse.sampling.state import SamplerState
+        config, device, vocab = self.config, self.device, self.model.config.vocab_size
+        # Running requests hold pages for all tokens but the last.
+        max_tokens = config.num_pages * PAGE + config.max_rows
+        updates = new_pages(config.max_tokens_per_step, config.max_rows)
+        turns = []
+        for number in range(2 if self.runs_ahead else 1):
+            inputs = StepInputs(device, max_tokens=config.max_tokens_per_step, max_rows=self._lines,
+                                max_updates=updates)
+            sampler = SamplerState(device, vocab, max_rows=config.max_rows, max_tokens=max_tokens)
+            turns.append(_Turn(number, inputs, sampler))
+        return turns
+
+    def _first_recordings(self) -> list[tuple[str, int, int]]:
+        """(kind, size, turn) of the graphs that a first request wants, in this order."""
+        config = self.config
+        first = [("mixed", config.max_tokens_per_step, 0)]
+        first += [("decode", 1, turn.number) for turn in reversed(self._turns)]
+        if self.runs_ahead:
+            return first
+        split = self._size_for("mixed", 2)
+        first.append(("mixed", split, 0))
+        if config.max_rows > 1:
+            first.append(("decode", split, 0))
+        return list(dict.fromkeys(first))
 
     # -- a step
 
     def run(self, batch: Batch) -> list[tuple[int, object]]:
-        """Run one batch; (token, TokenLogprob | None) for each entry that samples, in order. Token -1: the logits were
-        not finite."""
+        """Run one batch; results as of collect()."""
+        return self.collect(self.submit(batch))
+
+    def submit(self, batch: Batch) -> tuple[Any, Any]:
+        """Start a batch, behind what was submitted before; collect() takes what this returns."""
+        turn = self._turns[self._num_submitted % len(self._turns)]
+        self._num_submitted += 1
         entries = batch.entries
         decode = batch.num_tokens == batch.num_samples     # one token an entry, each with logits
-        context = self._fill_decode(entries) if decode else self._fill(entries)
+        kind = "decode" if decode else "mixed"
+        size = self._size_for(kind, batch.num_tokens)
+        turn.inputs.page_count[0] = 0
+        context = (self._fill_decode if decode else self._fill)(entries, turn.inputs, size)
         sampling = entries if batch.num_samples == len(entries) else [entry for entry in entries if entry.samples]
-        self.sampler.prepare([entry.request for entry in sampling])
-        self._replay("decode" if decode else "mixed", batch.num_tokens, batch.num_samples, context)
-        return [(token, None if logprobs is None else TokenLogprob(*logprobs))
-                for token, logprobs in self.sampler.read()]
+        line_of_row = self._line_of_row
+        for line, entry in enumerate(sampling):
+            line_of_row[entry.request.row] = line
+        turn.sampler.prepare([entry.request for entry in sampling])
+        return self._replay(kind, size, turn, batch.num_tokens, batch.num_samples, context), turn.sampler
+
+    def collect(self, submitted: tuple[Any, Any]) -> list[tuple[int, object]]:
+        """Wait for a batch; (token, TokenLogprob | None) for each entry that samples, in order. Token -1: the logits
+        were not finite."""
+        ticket, sampler = submitted
+        ticket.wait()
+        return [(token, None if logprobs is None else TokenLogprob(*logprobs)) for token, logprobs in sampler.read()]
 
     def record_ahead(self) -> bool:
         """Record the next graph that a first request will want, instead of when it does; False when there is none left.
@@ -81,108 +136,160 @@ class Runner:
                 return True
         return False
 
-    def _fill_decode(self, entries: list[Entry]) -> int:
-        """Step buffers of one token an entry; the longest context among them."""
-        token_ids, positions, token_row = self._token_ids, self._positions, self._token_row
+    def _fill_decode(self, entries: list[Entry], inputs: StepInputs, size: int) -> int:
+        """Inputs of one token an entry; the longest context among them."""
+        token_ids, positions, token_row, source = inputs.arrays(size)
+        line_of_row, residents = self._line_of_row, self._residents
         context = 0
         for index, entry in enumerate(entries):
             request, position = entry.request, entry.start
-            token_ids[index] = request.tokens[position]
+            row, tokens = request.row, request.tokens
+            if position < len(tokens):
+                token_ids[index], source[index] = tokens[position], -1
+            else:
+                source[index] = line_of_row[row]    # in flight: sampled by the batch submitted last
             positions[index] = position
-            token_row[index] = request.row
-            if position % PAGE == 0 or self._residents[request.row][0] is not request:
-                self._write_pages(request, entry.pages)
+            token_row[index] = row
+            if position % PAGE == 0 or residents[row][0] is not request:
+                self._write_pages(inputs, request, entry.pages, position + 1)
             if position >= context:
                 context = position + 1
         return context
 
-    def _fill(self, entries: list[Entry]) -> int:
-        """Step buffers of any batch; the longest context among its entries."""
+    def _fill(self, entries: list[Entry], inputs: StepInputs, size: int) -> int:
+        """Inputs of any batch; the longest context among its entries."""
+        token_ids, positions, token_row, source = inputs.arrays(size)
         at = line = context = 0
         for entry in entries:
             request, start, end = entry.request, entry.start, entry.start + entry.count
             last = at + entry.count
-            self._token_ids[at:last] = request.tokens[start:end]
-            self._positions[at:last] = self._ascending[start:end]
-            self._token_row[at:last] = array("i", [request.row]) * entry.count
-            self._write_pages(request, entry.pages)
+            if start < len(request.tokens):
+                token_ids[at:last] = request.tokens[start:end]
+                source[at:last] = array("i", [-1]) * entry.count
+            else:
+                source[at] = self._line_of_row[request.row]
+            positions[at:last] = self._ascending[start:end]
+            token_row[at:last] = array("i", [request.row]) * entry.count
+            self._write_pages(inputs, request, entry.pages, end)
             if entry.samples:
-                self._logit_rows[line] = last - 1
+                inputs.logit_rows[line] = last - 1
                 line += 1
             at, context = last, max(context, end)
         return context
 
-    def _write_pages(self, request: Request, pages: list[int]) -> None:
-        """Bring the request's line of the page table up to date: only pages that are new since last time."""
-        resident, residency, written = self._residents[request.row]
+    def _write_pages(self, inputs: StepInputs, request: Request, pages: list[int], length: int) -> None:
+        """Bring the request's line of the page table up to date for `length` tokens: only what is new since last
+        time."""
+        row = request.row
+        resident, residency, written = self._residents[row]
         if resident is not request or residency != request.residency:
             written = 0
-        at = request.row * self._max_pages
-        for index in range(written, len(pages)):
-            self._page_table[at + index] = self.kv.block_of(pages[index])
-        self._residents[request.row] = (request, request.residency, len(pages))
+        self._update_table(inputs, row, pages, written, pages_for(length))
+        self._residents[row] = (request, request.residency, max(written, pages_for(length)))
+
+    def _update_table(self, inputs: StepInputs, row: int, pages: list[int], first: int, last: int) -> None:
+        """Entries first..last-1 of a row of the page table."""
+        at, block_of = row * self._max_pages, self.kv.block_of
+        if self._table_view is not None:
+            for index in range(first, last):
+                self._table_view[at + index] = block_of(pages[index])
+            return
+        count = inputs.page_count[0]
+        for index in range(first, last):
+            inputs.page_index[count], inputs.page_value[count] = at + index, block_of(pages[index])
+            self.kv.need(pages[index])
+            count += 1
+        inputs.page_count[0] = count
 
     # -- graphs
 
-    def _replay(self, kind: str, tokens: int, rows: int, context: int) -> None:
-        size = self._size_for(kind, tokens)
-        graph = self._graphs.get((kind, size)) or self._graph(kind, size)
+    def _replay(self, kind: str, size: int, turn: _Turn, tokens: int, rows: int, context: int):
+        graph = self._graphs.get((kind, size, turn.number)) or self._graph(kind, size, turn.number)
         symbols = self.decoder.symbols(tokens, rows, context, max_tokens=size)
-        graph.run(**{name: symbols[name] for name in graph.symbols})
+        return graph.submit(**{name: symbols[name] for name in graph.symbols})
 
     def _size_for(self, kind: str, tokens: int) -> int:
-        """The smallest recording that a batch of `tokens` fits: one token, few, or any number."""
-        if kind == "decode" and tokens == 1:
-            return 1
-        return self._split_tokens if tokens <= self._split_tokens else self.config.max_tokens_per_step
+        """The smallest recording that a batch of `tokens` fits."""
+        if kind != "decode" and tokens == 1:
+            tokens = 2      # one for a single token is worth it for decode steps only
+        return next((size for size in self._sizes if size >= tokens), self._sizes[-1])
 
-    def _graph(self, kind: str, size: int):
+    def _graph(self, kind: str, size: int, number: int):
         """The recording of this kind and size, made when first asked for.
 
         decode: every token has logits and is sampled from. mixed: those in logit_rows. score: every token has logits,
         whose log-probability of the target is taken.
         """
-        graph = self._graphs.get((kind, size))
+        key = kind, size, number
+        graph = self._graphs.get(key)
         if graph is None:
             recorder = self.device.record()
-            logits = self.decoder.record(recorder, max_tokens=size, every_token=kind != "mixed")
+            turn = self._turns[number]
+            step, source = turn.inputs.buffers(size, self._page_table, self._logits)
+            tokens = recorder.symbol("tokens", size)
+            turn.inputs.upload(recorder, size)
+            if self.runs_ahead:
+                self._record_inputs(recorder, turn, step, source, tokens)
+            logits = self.decoder.record(recorder, step=step, max_tokens=size, every_token=kind != "mixed")
             if kind == "score":
                 rows = logits.shape[0]
-                logprob_rows(recorder, logits, self._targets.with_rows(rows), self._target_logprob.with_rows(rows),
-                             self._argmax.with_rows(rows))
+                recorder.upload(self._scores)
+                logprob_rows(recorder, logits, *(tensor.with_rows(rows) for tensor in self._score_tensors()))
+                recorder.download(self._scores)
             else:
-                self.sampler.record(recorder, logits)
-            graph = self._graphs[kind, size] = recorder.finish()
+                turn.sampler.record(recorder, logits)
+            graph = self._graphs[key] = recorder.finish()
         return graph
 
+    def _record_inputs(self, recorder, turn: _Turn, step, source: Tensor, tokens) -> None:
+        """The step's first launches on a GPU: new pages into the page table, sampled ids into the inputs."""
+        from zse.kernels.feed import feed_tokens
+        from zse.kernels.page_table import update_pages
+        before = self._turns[1 - turn.number].sampler
+        update_pages(recorder, *(turn.inputs.tensors[name] for name in ("page_count", "page_index", "page_value")),
+                     step.page_table)
+        feed_tokens(recorder, step.token_ids.with_rows(tokens), source.with_rows(tokens), before.tokens,
+                    step.positions.with_rows(tokens), step.token_row.with_rows(tokens), turn.sampler.history)
+
     # -- teacher forcing
+
+    def _score_tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """targets, logprob, argmax."""
+        buffer = self._scores.buffer
+        return (Tensor(buffer, (SCORE_ROWS,), "i32"), Tensor(buffer, (SCORE_ROWS,), "f32", 4 * SCORE_ROWS),
+                Tensor(buffer, (SCORE_ROWS,), "i32", 8 * SCORE_ROWS))
 
     def score(self, tokens: array, pages: list[int]):
         """Run `tokens` as one sequence in `pages`; yields for each chunk (start, logprobs, top1, logits).
 
         logprobs, top1: lists, entry i about the token after tokens[start + i] (the last token of all has logprob of
         token 0: there is no next). logits: memoryview of f32 [n * vocab_size], valid until the next step. Requests may
-        run between two chunks. Raises RequestError when the sequence is longer than the context.
+        run between two chunks, collected before the next is asked for. Raises RequestError when the sequence is longer
+        than the context.
         """
         if len(tokens) > self.config.max_context:
             raise RequestError(f"{len(tokens)} tokens are more than the context of {self.config.max_context}",
                                code="context_length_exceeded")
-        vocab = self.model.config.vocab_size
-        logits, targets = self.buffers.logits.view(), self._targets.view()
-        logprobs, top1 = self._target_logprob.view(), self._argmax.view()
-        chunk = min(logit_rows(self.config), self._split_tokens)
+        vocab, turn = self.model.config.vocab_size, self._turns[0]
+        words = self._scores.host
+        targets, logprobs, top1 = (words[start:start + 4 * SCORE_ROWS].cast(format)
+                                   for start, format in ((0, "i"), (4 * SCORE_ROWS, "f"), (8 * SCORE_ROWS, "i")))
+        chunk = min(SCORE_ROWS, self._lines, self.config.max_tokens_per_step)
+        size = self._size_for("score", chunk)
         following = tokens[1:] + array("i", [0])
+        arrays, row = turn.inputs.arrays(size), self.config.max_rows
         for start in range(0, len(tokens), chunk):
             end = min(start + chunk, len(tokens))
             count = end - start
-            for index, page in enumerate(pages):
-                self._page_table[index] = self.kv.block_of(page)
-            self._residents[0] = (None, 0, 0)
-            self._token_ids[:count] = tokens[start:end]
+            turn.inputs.page_count[0] = 0
+            self._update_table(turn.inputs, row, pages, pages_for(start), pages_for(end))
+            arrays.token_ids[:count] = tokens[start:end]
+            arrays.source[:count] = array("i", [-1]) * count
+            arrays.positions[:count] = self._ascending[start:end]
+            arrays.token_row[:count] = array("i", [row]) * count
             targets[:count] = following[start:end]
-            self._positions[:count] = self._ascending[start:end]
-            self._token_row[:count] = array("i", bytes(4 * count))
-            self._replay("score", count, count, end)
+            self._replay("score", size, turn, count, count, end).wait()
+            logits = memoryview(self.device.read(self._logits.with_rows(count))).cast("f")
             yield start, logprobs[:count].tolist(), top1[:count].tolist(), logits[:count * vocab]
 
     def close(self) -> None:
@@ -191,3 +298,8 @@ class Runner:
             graph.close()
         self._graphs.clear()
         self.device.close()
+
+
+def _new(device, label: str, dtype: str, *shape: int) -> Tensor:
+    from zse.models.forms import nbytes_of
+    return Tensor(device.alloc(nbytes_of(dtype, shape), label=label), shape, dtype)

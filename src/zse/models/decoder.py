@@ -1,28 +1,27 @@
 """The one forward: records the launches of a decoder-only transformer over a flat batch of tokens.
 
 A batch is [tokens, hidden_size]: prompts, chunks of prompts and single decoded tokens of several sequences stand one
-after another; what differs between them is in StepBuffers. What differs between architectures is in ModelConfig. The
-number of tokens and of rows with logits are symbols, so that one recording serves every batch up to its size.
+after another; what differs between them is in StepBuffers. What differs between architectures is in ModelConfig, what
+differs between processors in Forms. The number of tokens and of rows with logits are symbols, so that one recording
+serves every batch up to its size.
 """
 
 from array import array
 from typing import NamedTuple
 
-from zse.dtypes import ITEM_BYTES
 from zse.errors import ConfigError
 from zse.kernels.activation import gated
-from zse.kernels.attention import attention, num_splits, partial_shape
+from zse.kernels.attention import attention, num_splits
 from zse.kernels.embed import embed
 from zse.kernels.gather import gather_rows
 from zse.kernels.matmul import matmul
 from zse.kernels.norm import add_rmsnorm
 from zse.kernels.qkv_post import qkv_post
+from zse.kernels.quantize import quantize
 from zse.kernels.rope import rope_table
 from zse.models.config import ModelConfig, RopeConfig
-from zse.tensor import Activation, Tensor
-
-ACTIVATIONS = ("int8", "f32")
-SPLIT_TOKENS = 16               # batches up to this size may split a sequence's keys between threads
+from zse.models.forms import FORMS, SMALL_TOKENS, SPLIT_TOKENS, nbytes_of, scratch_tensors
+from zse.tensor import Activation, Fp8Activation, Tensor
 
 
 class StepBuffers(NamedTuple):
@@ -45,10 +44,7 @@ class StepBuffers(NamedTuple):
     def allocate(cls, device, config: ModelConfig, *, max_tokens: int, max_rows: int, max_pages: int) -> "StepBuffers":
         """max_tokens: of one step; max_rows: sequences of one step; max_pages: of one sequence."""
         def new(dtype, *shape):
-            count = ITEM_BYTES[dtype]
-            for size in shape:
-                count *= size
-            return Tensor(device.alloc(count, label="step"), shape, dtype)
+            return _new(device, "step", dtype, shape)
 
         return cls(token_ids=new("i32", max_tokens), positions=new("i32", max_tokens), token_row=new("i32", max_tokens),
                    page_table=new("i32", max_rows, max_pages), logit_rows=new("i32", max_rows),
@@ -58,26 +54,32 @@ class StepBuffers(NamedTuple):
 class Decoder:
     """Records steps of `model` (zse.models.load.Model) over `kv` (zse.cache.layout.KVCache).
 
-    activations: "int8" (8-bit, one scale per 32, wherever the weights are quantized) or "f32". Scratch memory for
-    max_tokens is allocated here, once; every recording uses it, so recordings must not run at the same time.
+    activations: what matrix products take: "int8" (8-bit, one scale per 32, wherever the weights are quantized) or
+    "f32" on a CPU, "bf16" on a GPU. buffers: of the largest step. Scratch memory is allocated here, once; every
+    recording uses it, so recordings must not run at the same time.
     """
 
-    def __init__(self, device, model, kv, buffers: StepBuffers, *, activations: str = "int8"):
-        if activations not in ACTIVATIONS:
-            raise ConfigError(f"activations {activations!r}: expected one of {', '.join(ACTIVATIONS)}")
-        self.device, self.model, self.kv, self.buffers, self.activations = device, model, kv, buffers, activations
+    def __init__(self, device, model, kv, buffers: StepBuffers, *, activations: str | None = None):
+        self.forms = forms = FORMS[device.family]
+        self.activations = activations or forms.activations[0]
+        if self.activations not in forms.activations:
+            raise ConfigError(f"activations {activations!r}: expected one of {', '.join(forms.activations)}")
+        self.device, self.model, self.kv, self.buffers = device, model, kv, buffers
         self.config: ModelConfig = model.config
         self._scratch: dict[str, Tensor] = {}
         self._allocate()
 
-    def record(self, recorder, *, max_tokens: int | None = None, every_token: bool = False) -> Tensor:
+    def record(self, recorder, *, step: StepBuffers | None = None, max_tokens: int | None = None,
+               every_token: bool = False) -> Tensor:
         """Record one step and return its logits f32 [rows, vocab_size].
 
-        max_tokens: the most tokens that this recording will run with (default: the buffers' size); small ones choose
-        kernels for few tokens. every_token: each token has logits, in order (a decode step): logit_rows is not read and
-        the step is run with rows = tokens. Symbols to run with: `symbols()`.
+        step: the inputs (default: the Decoder's buffers). max_tokens: the most tokens that this recording will run with
+        (default: the buffers' size); small ones choose kernels for few tokens. every_token: each token has logits, in
+        order (a decode step): logit_rows is not read and the step is run with rows = tokens. Symbols to run with:
+        `symbols()`.
         """
-        config, model, step = self.config, self.model, self.buffers
+        config, model = self.config, self.model
+        step = step or self.buffers
         capacity = step.token_ids.shape[0]
         max_tokens = capacity if max_tokens is None else max_tokens
         if not 0 < max_tokens <= capacity:
@@ -85,7 +87,7 @@ class Decoder:
         tokens = recorder.symbol("tokens", max_tokens)
         max_rows = min(max_tokens, step.logits.shape[0])
         rows = tokens if every_token else recorder.symbol("rows", max_rows)
-        run = _Recording(self, recorder, tokens, max_tokens)
+        run = _Recording(self, recorder, step, tokens, max_tokens)
         x = run.tensor("x")
         embed(recorder, run.of(step.token_ids), model.weights["embed"], x, config.embed_scale)
         tables = {}
@@ -99,12 +101,13 @@ class Decoder:
             delta, delta_norm = run.layer(layer, x, delta, delta_norm, table)
         head = model.weights["embed" if config.tied_head else "head"]
         final_norm = model.vectors["final_norm"]
-        normed = run.activation("head_in", [head]).with_rows(rows)
+        normed = run.activation("head_in", [head], max_rows).with_rows(rows)
         if every_token:
             add_rmsnorm(recorder, x, delta, delta_norm, final_norm, normed, config.norm_eps)
         else:
             # Only the rows that are sampled pass the head, which is most of a small model's work.
-            add_rmsnorm(recorder, x, delta, delta_norm, None, None, config.norm_eps)
+            if delta is not None:
+                add_rmsnorm(recorder, x, delta, delta_norm, None, None, config.norm_eps)
             wanted = self._scratch["wanted"].with_rows(rows)
             gather_rows(recorder, x, step.logit_rows.with_rows(rows), wanted)
             add_rmsnorm(recorder, wanted, None, None, final_norm, normed, config.norm_eps)
@@ -117,7 +120,7 @@ class Decoder:
         max_tokens: as given to record()."""
         capacity = self.buffers.token_ids.shape[0]
         symbols = {"tokens": tokens, "rows": rows}
-        if (max_tokens or capacity) <= SPLIT_TOKENS:
+        if self.splits_attention(max_tokens or capacity):
             symbols["splits"] = num_splits(tokens, self.config.num_kv_heads, context, self.device.threads, SPLIT_TOKENS)
         return symbols
 
@@ -126,72 +129,51 @@ class Decoder:
         local = [config.uses_local_rope(layer) for layer in range(config.num_layers)]
         return [name for name, used in (("rope", not all(local)), ("local_rope", any(local))) if used]
 
-    def _allocate(self) -> None:
-        config, step = self.config, self.buffers
-        tokens, rows = step.token_ids.shape[0], step.logits.shape[0]
-        shapes = scratch_shapes(config, tokens, rows, step.page_table.shape[1] * 16)
-        self._partial = self._new("partial", *shapes.pop("partial"))
-        for name, shape in shapes.items():
-            self._new(name, *shape)
-        # q, k and v are used up before gate and up are computed.
-        self._scratch["qkv"] = self._scratch["gate_up"]
-        self._inv_freq = {name: self._constant(getattr(config, name)) for name in self._ropes()}
+    def splits_attention(self, max_tokens: int) -> bool:
+        """Whether recordings for up to `max_tokens` have the symbol `splits`."""
+        return self.forms.family == "cpu" and max_tokens <= SPLIT_TOKENS
 
-    def _new(self, name: str, *shape: int) -> Tensor:
-        count = 4
-        for size in shape:
-            count *= size
-        tensor = Tensor(self.device.alloc(count, label="scratch"), shape, "f32")
-        self._scratch[name] = tensor
-        return tensor
+    def _allocate(self) -> None:
+        step = self.buffers
+        schemes = {name: weight.scheme for name, weight in self.model.weights.items()}
+        tensors = scratch_tensors(self.config, self.forms, schemes, max_tokens=step.token_ids.shape[0],
+                                  max_rows=step.logits.shape[0], max_context=step.page_table.shape[1] * 16)
+        for name, (dtype, shape) in tensors.items():
+            self._scratch[name] = _new(self.device, "scratch", dtype, shape)
+        self._partial = self._scratch.get("partial")
+        if "gate_up" in self._scratch:
+            # q, k and v are used up before gate and up are computed.
+            self._scratch["qkv"] = self._scratch["gate_up"]
+        self._inv_freq = {name: self._constant(getattr(self.config, name)) for name in self._ropes()}
 
     def _constant(self, rope: RopeConfig) -> Tensor:
-        values = rope.inv_freq(self.config.head_dim)
-        tensor = Tensor(self.device.alloc(4 * len(values), label="scratch"), (len(values),), "f32")
-        tensor.view()[:] = memoryview(array("f", values))
+        values = array("f", rope.inv_freq(self.config.head_dim))
+        tensor = _new(self.device, "scratch", "f32", (len(values),))
+        self.device.write(tensor, memoryview(values))
         return tensor
 
-    def activation_form(self, weights) -> str:
-        """The form of the activations that all of `weights` are multiplied with: dense weights take f32."""
-        quantized = all(weight.scheme.kind == "affine" for weight in weights)
-        return "int8" if self.activations == "int8" and quantized else "f32"
+    def activation_form(self, weights, max_tokens: int) -> str:
+        """The form of the activations that all of `weights` are multiplied with in a step of up to `max_tokens`."""
+        kinds = {weight.scheme.kind for weight in weights}
+        if self.activations == "int8":
+            return "int8" if kinds == {"affine"} else "f32"     # dense weights take f32
+        if self.activations == "bf16":
+            # Few tokens: fp8 weights are converted exactly, in registers. Many: the tensor cores take both as fp8.
+            return "fp8" if kinds == {"fp8"} and max_tokens > SMALL_TOKENS else "bf16"
+        return self.activations
 
 
-def qkv_width(config: ModelConfig) -> int:
-    return (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-
-
-def scratch_shapes(config: ModelConfig, max_tokens: int, max_rows: int, max_context: int) -> dict[str, tuple[int, ...]]:
-    """Scratch tensors by name, f32 (an int8 activation takes less and shares the place of its f32 form)."""
-    hidden, q_width = config.hidden_size, config.num_heads * config.head_dim
-    wide = max(2 * config.intermediate_size, qkv_width(config))
-    return {
-        "x": (max_tokens, hidden), "delta": (max_tokens, hidden), "normed": (max_tokens, hidden),
-        "rope": (max_tokens, config.head_dim), "local_rope": (max_tokens, config.head_dim if config.local_rope else 0),
-        "gate_up": (max_tokens, wide), "q": (max_tokens, q_width), "attended": (max_tokens, q_width),
-        "gated": (max_tokens, config.intermediate_size), "wanted": (max_rows, hidden),
-        "head_in": (max(max_rows, 1), hidden),
-        "partial": partial_shape(min(SPLIT_TOKENS, max_tokens), config.num_heads, config.head_dim, max_context),
-    }
-
-
-def scratch_nbytes(config: ModelConfig, max_tokens: int, max_rows: int, max_context: int) -> int:
-    """Bytes that a Decoder and its StepBuffers allocate, for the memory plan."""
-    total = 4 * max_rows * config.vocab_size
-    for shape in scratch_shapes(config, max_tokens, max_rows, max_context).values():
-        count = 4
-        for size in shape:
-            count *= size
-        total += count
-    return total
+def _new(device, label: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    return Tensor(device.alloc(nbytes_of(dtype, shape), label=label), shape, dtype)
 
 
 class _Recording:
     """One recording: the symbols bound, the scratch with the step's number of tokens."""
 
-    def __init__(self, decoder: Decoder, recorder, tokens, max_tokens: int):
-        self.decoder, self.recorder, self.tokens, self.max_tokens = decoder, recorder, tokens, max_tokens
-        self.splits = recorder.symbol("splits") if max_tokens <= SPLIT_TOKENS else 1
+    def __init__(self, decoder: Decoder, recorder, step: StepBuffers, tokens, max_tokens: int):
+        self.decoder, self.recorder, self.step = decoder, recorder, step
+        self.tokens, self.max_tokens = tokens, max_tokens
+        self.splits = recorder.symbol("splits") if decoder.splits_attention(max_tokens) else 1
 
     def of(self, tensor: Tensor) -> Tensor:
         return tensor.with_rows(self.tokens)
@@ -200,50 +182,87 @@ class _Recording:
         tensor = self.decoder._scratch[name]
         return Tensor(tensor.buffer, (self.tokens, width or tensor.shape[1]), tensor.dtype, tensor.offset)
 
-    def activation(self, name: str, weights) -> Tensor | Activation:
-        """The scratch `name` in the form that `weights` take."""
+    def activation(self, name: str, weights, max_tokens: int | None = None) -> Tensor | Activation | Fp8Activation:
+        """The scratch `name` in the form that `weights` take. Quantized forms share the place of the unquantized."""
         whole = self.decoder._scratch[name]
-        if self.decoder.activation_form(weights) == "f32":
-            return self.of(whole)
+        form = self.decoder.activation_form(weights, max_tokens or self.max_tokens)
         count, width = whole.shape
         scales = whole.offset + count * width           # bytes: q comes first, then the scales, then the sums
-        return Activation(Tensor(whole.buffer, (self.tokens, width), "i8", whole.offset),
-                          Tensor(whole.buffer, (self.tokens, width // 32), "f32", scales),
-                          Tensor(whole.buffer, (self.tokens, width // 32), "f32", scales + count * width // 8))
+        if form == "int8":
+            return Activation(Tensor(whole.buffer, (self.tokens, width), "i8", whole.offset),
+                              Tensor(whole.buffer, (self.tokens, width // 32), "f32", scales),
+                              Tensor(whole.buffer, (self.tokens, width // 32), "f32", scales + count * width // 8))
+        if form == "fp8":
+            return Fp8Activation(Tensor(whole.buffer, (self.tokens, width), "e4m3", whole.offset),
+                                 Tensor(whole.buffer, (self.tokens,), "f32", scales))
+        return self.of(whole)
 
     def layer(self, layer: int, x: Tensor, delta, delta_norm, table: Tensor):
         """Record one layer. (delta, delta_norm): what the layer before has to add to x; returns what this one has."""
         recorder, config, kv = self.recorder, self.decoder.config, self.decoder.kv
-        step, eps = self.decoder.buffers, config.norm_eps
+        step, eps = self.step, config.norm_eps
         weights, vectors = self.decoder.model.weights, self.decoder.model.vectors
         at = f"layers.{layer}."
         fused = weights.get(at + "qkv")
         projections = [fused] if fused else [weights[at + name] for name in "qkv"]
-        # The softmax amplifies what int8 activations lose before it: with f32 here the perplexity of Gemma 3 270M is
-        # 0.04 % above the reference instead of 0.66 %, the mean KL of SmolLM2 0.0020 instead of 0.0028
-        # (benchmarks/LOG.md).
-        normed: Tensor | Activation = self.tensor("normed")
+        normed: Tensor | Activation | Fp8Activation
+        if self.decoder.activations == "int8":
+            # The softmax amplifies what int8 activations lose before it: with f32 here the perplexity of Gemma 3 270M
+            # is 0.04 % above the reference instead of 0.66 %, the mean KL of SmolLM2 0.0020 instead of 0.0028
+            # (benchmarks/LOG.md).
+            normed = self.tensor("normed")
+        else:
+            normed = self.activation("normed", projections)
         add_rmsnorm(recorder, x, delta, delta_norm, vectors[at + "attn_norm"], normed, eps)
-        q, attended = self.tensor("q"), self.activation("attended", [weights[at + "o"]])
         keys, values = kv.keys[layer], kv.values[layer]
-        positions, token_row = self.of(step.positions), self.of(step.token_row)
+        positions, token_row, q = self.of(step.positions), self.of(step.token_row), self.tensor("q")
         biases = [vectors.get(at + name) for name in (("qkv_bias",) if fused else ("q_bias", "k_bias", "v_bias"))]
         qkv_post(recorder, self.project(normed, projections, "qkv", biases), vectors.get(at + "q_norm"),
                  vectors.get(at + "k_norm"), table, q, keys, values, step.page_table, token_row, positions, eps)
+        attended, o = self.made("attended", weights[at + "o"])
         attention(recorder, q, keys, values, step.page_table, token_row, positions, attended, config.query_scale,
                   config.window(layer), config.attn_softcap, self.splits,
                   self.decoder._partial if self.splits != 1 else None)
-        delta = self.tensor("delta")
-        matmul(recorder, attended, weights[at + "o"], delta, bias=vectors.get(at + "o_bias"),
-               max_tokens=self.max_tokens)
-        fused, down = weights.get(at + "gate_up"), weights[at + "down"]
+        delta = self.add(x, self.taken(attended, o, "q"), o, vectors.get(at + "post_attn_norm"),
+                         vectors.get(at + "o_bias"))
+        fused = weights.get(at + "gate_up")
         projections = [fused] if fused else [weights[at + name] for name in ("gate", "up")]
         normed = self.activation("normed", projections)
         add_rmsnorm(recorder, x, delta, vectors.get(at + "post_attn_norm"), vectors[at + "mlp_norm"], normed, eps)
-        inner = self.activation("gated", [down])
-        gated(recorder, self.project(normed, projections, "gate_up"), inner, config.activation)
-        matmul(recorder, inner, down, delta, max_tokens=self.max_tokens)
+        inner, down = self.made("gated", weights[at + "down"])
+        if fused and self.decoder.forms.fuses:
+            from zse.kernels.matmul import matmul_gated
+            matmul_gated(recorder, normed, fused, inner, config.activation, max_tokens=self.max_tokens)
+        else:
+            gated(recorder, self.project(normed, projections, "gate_up"), inner, config.activation)
+        delta = self.add(x, self.taken(inner, down, "quantized"), down, vectors.get(at + "post_mlp_norm"))
         return delta, vectors.get(at + "post_mlp_norm")
+
+    def made(self, name: str, weight):
+        """(what an operation writes for `weight` to be multiplied with, the weight)."""
+        if self.decoder.activation_form([weight], self.max_tokens) == "fp8":
+            return self.tensor(name), weight        # quantized by a launch of its own: see taken()
+        return self.activation(name, [weight]), weight
+
+    def taken(self, made, weight, place: str):
+        """`made` in the form that `weight` takes; quantized into the scratch `place`."""
+        if self.decoder.activation_form([weight], self.max_tokens) != "fp8":
+            return made
+        scratch = self.decoder._scratch[place]
+        count, width = self.decoder.buffers.token_ids.shape[0], made.shape[1]
+        out = Fp8Activation(Tensor(scratch.buffer, (self.tokens, width), "e4m3", scratch.offset),
+                            Tensor(scratch.buffer, (self.tokens,), "f32", scratch.offset + count * width))
+        quantize(self.recorder, made, out)
+        return out
+
+    def add(self, x: Tensor, a, weight, post_norm, bias=None) -> Tensor | None:
+        """Record the product that is to be added to x. Returns it if a later launch has to add it, None if done."""
+        if self.decoder.forms.fuses and post_norm is None:
+            matmul(self.recorder, a, weight, x, bias=bias, max_tokens=self.max_tokens, accumulate=True)
+            return None
+        delta = self.tensor("delta")
+        matmul(self.recorder, a, weight, delta, bias=bias, max_tokens=self.max_tokens)
+        return delta
 
     def project(self, normed, projections, name: str, biases=None):
         """Products of the normed tokens with `projections`: one Tensor, or a tuple where the weights are not joined."""

@@ -28,12 +28,14 @@ FLUSH_S = 1.0  # for answers that are written but not yet sent when everything e
 
 class ServeOptions(msgspec.Struct, frozen=True):
     """What `zse serve` was asked for. model: path of file or folder. model_names: what requests may call it.
-    allowed_hosts None: any Host header. phases_ms: what happened so far, name → milliseconds since exec."""
+    allowed_hosts None: any Host header. max_choices: answers that run or wait; once the engine says how many it runs,
+    these and max_queue more (None: max_choices stays). phases_ms: what happened so far, name → milliseconds since exec."""
 
     model: str
     model_names: tuple[str, ...]
     host: str = "127.0.0.1"
     max_choices: int = 264
+    max_queue: int | None = None
     max_queue_tokens: int = 262144
     drain_s: float = 30.0
     api_key: str | None = None
@@ -117,7 +119,10 @@ class _Serving:
         if stopped.done():
             self._app.draining = True
             return False
-        self._announce(ready.result(), text_model.result())
+        info = ready.result()
+        if self._options.max_queue is not None:
+            self._app.admission.max_choices = info.max_rows + self._options.max_queue
+        self._announce(info, text_model.result())
         return True
 
     def _text_model_loaded(self, future: asyncio.Future) -> None:
