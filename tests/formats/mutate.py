@@ -26,7 +26,7 @@ from zse.quant.scheme import parse_scheme
 
 EXTREMES = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
 DENSE = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
-         "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1}
+         "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
 WORDS = [b"null", b"true", b"-1", b"1e999", b"[]", b"{}", b'"x"', b"9" * 25, b"NaN", b"[[[[", b"0.5", b'"\\ud800"',
          b'"r16"',
          b'"F32"', b'"int4-g32"', b"18446744073709551616", b"9223372036854775807", b"4096", b'"gguf"', b'"hf"']
@@ -107,7 +107,9 @@ def independent_check(source, size: int) -> None:
         for length in info.shape:
             assert length > 0
             elements *= length
-        if info.layout == "r16":
+        if info.type.startswith("fp8"):
+            assert info.nbytes > elements
+        elif info.layout == "r16":
             scheme = parse_scheme(info.type)
             rows, columns = -(-info.shape[0] // 16) * 16, info.shape[1]
             bits = {"f32": 32, "f16": 16, "bf16": 16}.get(info.type) or scheme.bits
@@ -118,8 +120,9 @@ def independent_check(source, size: int) -> None:
             assert info.nbytes == elements // per_block * block_bytes
         else:
             assert info.nbytes == elements * DENSE[info.type]
-        spans.append((info.offset, info.offset + info.nbytes))
-        assert 0 <= info.offset and info.offset + info.nbytes <= size
+        for _, offset, nbytes in info.ranges():
+            spans.append((offset, offset + nbytes))
+            assert 0 <= offset and offset + nbytes <= size
     spans.sort()
     assert all(first[1] <= second[0] for first, second in zip(spans, spans[1:], strict=False)), "tensors overlap"
 

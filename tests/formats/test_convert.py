@@ -78,7 +78,7 @@ def test_a_gguf_is_kept_as_it_is(llama, tmp_path):
             assert np.array_equal(values(after, name), expected), name
             got = after.tensors[name]
             assert got.layout == ("r16" if len(tensor.shape) == 2 else "rows")
-            assert got.type == (tensor.scheme.name if len(tensor.shape) == 2 else tensor.type)
+            assert got.type == (tensor.scheme.name if len(tensor.shape) == 2 else "F32")
             assert got.offset % 256 == 0
         assert after.tokenizer.kind == "gguf" and after.chat_template == before.chat_template
         for key, value in before.metadata.items():
@@ -100,7 +100,7 @@ def test_planes_in_the_file_are_those_of_pack(llama, tmp_path):
         for name in ("blk.0.attn_v.weight", "blk.0.attn_output.weight", "token_embd.weight", "blk.0.extra_b.weight"):
             tensor = before.tensors[name]
             expected = pack(to_affine(tensor.type, before.read(tensor), tensor.shape))
-            got = planes_from_bytes(AFFINE[tensor.type], after.read(name), *tensor.shape, align=256)
+            got = planes_from_bytes(AFFINE[tensor.type], after.read(name), *tensor.shape)
             assert set(got) == set(expected)
             for plane, array in expected.items():
                 assert np.array_equal(got[plane], array), (name, plane)
@@ -113,7 +113,8 @@ def test_tensors_lie_in_execution_order(llama_dir, tmp_path):
         names = list(source.tensors)
         offsets = [tensor.offset for tensor in source.tensors.values()]
     assert offsets == sorted(offsets)
-    assert names[0] == "model.embed_tokens.weight"
+    assert names[0] == "model.layers.0.self_attn.q_proj.bias", "what is no matrix comes first"
+    assert names[names.index("scalar") + 1] == "model.embed_tokens.weight"
     assert names.index("model.layers.0.mlp.up_proj.weight") < names.index("model.layers.1.mlp.up_proj.weight")
     assert names.index("model.layers.1.mlp.up_proj.weight") < names.index("lm_head.weight")
 
@@ -239,7 +240,7 @@ def test_nan_in_the_source_is_named(llama_dir, tmp_path):
 
 
 def test_a_killed_conversion_goes_on(llama_dir, tmp_path):
-    """The n-th tensor's write dies; the next call must redo only that and the rest, and end in the same bytes."""
+    """Dies when the second tensor is done, again and again; every call goes on, and the end is the same bytes."""
     convert(llama_dir, tmp_path / "whole.zse", "int4")
     whole = (tmp_path / "whole.zse").read_bytes()
     out = tmp_path / "m.zse"
@@ -255,12 +256,12 @@ def test_a_killed_conversion_goes_on(llama_dir, tmp_path):
                 raise KeyboardInterrupt
 
         try:
-            convert(llama_dir, out, "int4", progress=die)
+            convert(llama_dir, out, "int4", progress=die, threads=1)
         except KeyboardInterrupt:
             assert out.read_bytes() == b"old state" and (tmp_path / "m.zse.part").exists()
         else:
-            assert stop == count - 1
-    assert out.read_bytes() == whole
+            break
+    assert stop > 0 and out.read_bytes() == whole
 
 
 def test_sigkill_at_random_moments(llama_dir, tmp_path):
@@ -270,18 +271,21 @@ def test_sigkill_at_random_moments(llama_dir, tmp_path):
             "def tick(*_):\n    print('.', flush=True)\n    time.sleep(0.02)\n"
             "r = convert(sys.argv[1], sys.argv[2], 'int4', progress=tick)\n"
             "print('resumed', r.resumed_bytes)")
+    lines = []
     for number in range(8):
         process = subprocess.Popen([sys.executable, "-c", code, llama_dir, out], stdout=subprocess.PIPE, text=True)
         for _ in range(3 + number % 3):
-            process.stdout.readline()
+            lines.append(process.stdout.readline())
         time.sleep(0.003 * number)
         process.send_signal(signal.SIGKILL)
         process.wait()
+        lines += process.stdout.readlines()     # a start that found all tensors written has no tick to wait for
         process.stdout.close()
         assert not out.exists() or out.read_bytes() == whole
     result = subprocess.run([sys.executable, "-c", code, llama_dir, out], capture_output=True, text=True, check=True)
-    resumed = int(result.stdout.split("resumed ")[1]) > 0
-    assert out.read_bytes() == whole and resumed and not (tmp_path / "m.zse.part").exists()
+    lines += result.stdout.splitlines()
+    resumed = [int(line.split()[1]) for line in lines if line.startswith("resumed")]
+    assert out.read_bytes() == whole and any(resumed) and not (tmp_path / "m.zse.part").exists()
 
 
 def test_a_part_of_another_plan_is_not_continued(llama_dir, tmp_path):

@@ -138,7 +138,6 @@ def test_what_a_config_may_not_say(changes, message):
     ("llama", dict(hidden_act="relu"), "gelu_pytorch_tanh, silu"),
     ("llama", dict(rope_scaling=dict(rope_type="longrope", factor=2.0)), "llama3"),
     ("llama", dict(mlp_bias=True), "mlp_bias"),
-    ("llama", dict(quantization_config=dict(quant_method="awq")), "awq"),
     ("llama", dict(partial_rotary_factor=0.5), "partial_rotary_factor"),
     ("gemma3", dict(use_bidirectional_attention=True), "use_bidirectional_attention"),
     ("gemma3", dict(layer_types=["chunked_attention"] * 7), "chunked_attention"),

@@ -131,3 +131,12 @@ def test_constant_work_per_token(small):
 def test_empty_stop_string_is_an_error(small):
     with pytest.raises(ValueError, match="empty"):
         IncrementalDetokenizer(small, stop=["a", ""])
+
+
+def test_rows_that_pad_the_embedding_have_no_text(small):
+    """Qwen2.5 has 151,665 tokens and 152,064 rows: a sampled row past the vocabulary must not end the stream."""
+    text = IncrementalDetokenizer(small)
+    ids = small.encode("Hello")
+    assert text.push(small.vocab_size) + "".join(map(text.push, ids)) + text.push(small.vocab_size + 300) == "Hello"
+    with pytest.raises(IndexError):
+        text.push(-1)

@@ -2,19 +2,25 @@
 
 import os
 import re
-from collections import namedtuple
+import threading
+from collections import deque, namedtuple
 from collections.abc import Callable, Iterator
 
 from zse.errors import FormatError, ZSEError
 from zse.formats.arrays import ScalarArray, StringArray
 from zse.formats.gguf import rope_row_order
-from zse.formats.source import ModelSource, TensorInfo, open_model
+from zse.formats.source import DENSE_TYPES, ModelSource, TensorInfo, open_model
+from zse.formats.zse import OFFSET_ALIGN, PLANE_TYPES, TOKENIZER_IMAGE
 from zse.formats.zse_writer import PlannedTensor, ZseWriter, place_blobs, to_json
 from zse.quant.policy import Policy
-from zse.quant.scheme import TILE_ROWS, AffineScheme, DenseScheme, placed_planes
+from zse.quant.scheme import LAYOUT, ROWS, TILE_ROWS, Scheme, parse_scheme, rows_per_line
 
 Progress = Callable[[int, int, str], None]
 _CHUNK_ELEMENTS = 1 << 20       # rows are taken so many elements at a time: about 30 MB with all temporaries
+_ROW_UNIT = 128                 # a multiple of the rows of a tile and of an fp8 block
+_GROUPS = {"qkv": 3, "gate_up": 2}
+_MEMBER = re.compile(r"(?P<before>.*?)(?:self_attn\.|mlp\.|attn_|ffn_)(?P<member>q|k|v|gate|up)(?:_proj)?"
+                     r"(?P<after>\.(?:weight|bias))")
 
 # The order in which a step reads a layer, as parts of the names in use; only locality depends on it.
 _STEPS = ("attn_norm", "input_layernorm", "attn_q", "q_proj", "attn_k", "k_proj", "attn_v", "v_proj", "q_norm",
@@ -31,15 +37,18 @@ class ConvertReport(namedtuple("ConvertReport", "path source_bytes nbytes num_te
 
 
 def convert(source: str | os.PathLike, out: str | os.PathLike, quant: str | None = None, group_size: int | None = None,
-            *, head: str | None = None, clip_search: bool = True, progress: Progress | None = None,
-            evaluate: Callable[[str], float] | None = None) -> ConvertReport:
+            *, head: str | None = None, clip_search: bool = True, layout: str = LAYOUT, threads: int | None = None,
+            progress: Progress | None = None, evaluate: Callable[[str], float] | None = None,
+            tokenizer_image: Callable[[ModelSource], bytes | None] | None = None) -> ConvertReport:
     """Writes the model `source` as the `.zse` file `out`.
 
-    quant: int4, int5, int6, int8, f16, bf16 or f32 for the matrices (zse.quant.policy has the rule), None to keep what
-    is there: GGUF's blocks become affine groups (exactly, except the scales of K types, which are rounded to f16).
+    quant: int4, int5, int6, int8, fp8, f16, bf16 or f32 for the matrices (zse.quant.policy has the rule), None to keep
+    what is there: GGUF's blocks become affine groups (exactly, except the scales of K types, which are rounded to f16).
     group_size: columns per scale (16 ... 256, 0 for a row; 32 by default). head: what the embedding and the LM head
-    become. progress(done_bytes, total_bytes, tensor) is called after every piece. evaluate(path) -> perplexity is
-    called for both files. An interrupted run is continued by the same call; `out` appears only when it is complete.
+    become. layout: of floating-point matrices, "r16" for the CPU's kernels or "rows" for a GPU's. threads: of NumPy
+    (default: the processors). progress(done_bytes, total_bytes, tensor) is called after every piece.
+    evaluate(path) -> perplexity is called for both files. tokenizer_image(source): the tokenizer's tables to be stored
+    ready-made, or None. An interrupted run is continued by the same call; `out` appears only when it is complete.
     Raises FormatError, UnsupportedError, ConfigError, and ZSEError when the disk is full.
     """
     out = os.fspath(out)
@@ -51,18 +60,13 @@ def convert(source: str | os.PathLike, out: str | os.PathLike, quant: str | None
     if policy is None and (group_size is not None or head is not None):
         raise ZSEError("a group size or a type for the head needs --quant")
     with open_model(source) as model:
-        jobs = [_Job(model, info, policy) for info in _execution_order(model)]
-        small, vocabulary = _describe(model, quant, policy)
+        jobs = [_Job(model, info, policy, layout) for info in _execution_order(model)]
+        _set_groups(jobs)
+        image = tokenizer_image(model) if tokenizer_image is not None else None
+        small, vocabulary = _describe(model, quant, policy, image)
         writer = ZseWriter(out, [job.planned for job in jobs], small, vocabulary, _identity(model, clip_search))
-        total = sum(job.planned.nbytes for job in jobs)
         with writer:
-            done = writer.resumed_bytes
-            for number, planned in writer.pending():
-                for_piece = _Counter(progress, done, total, planned.name)
-                writer.write(number, for_piece(jobs[number].pieces(clip_search)))
-                done += planned.nbytes
-                if progress:
-                    progress(done, total, planned.name)
+            _write(writer, jobs, clip_search, threads or os.cpu_count() or 1, progress)
             model.check_unchanged()
             writer.finish()
         source_bytes = model.nbytes
@@ -73,117 +77,170 @@ def convert(source: str | os.PathLike, out: str | os.PathLike, quant: str | None
                          evaluate(os.fspath(source)) if evaluate else None, evaluate(out) if evaluate else None)
 
 
-class _Counter:
-    """Passes pieces through and reports the bytes of each."""
+def _write(writer: ZseWriter, jobs: list["_Job"], clip_search: bool, threads: int, progress: Progress | None) -> None:
+    """Every pending tensor, chunk by chunk on `threads` threads: NumPy computes without the interpreter's lock."""
+    from concurrent.futures import Future, ThreadPoolExecutor
+    total, done = sum(job.planned.nbytes for job in jobs), writer.resumed_bytes
+    lock, running = threading.Lock(), deque[tuple[Future, str]]()
 
-    def __init__(self, progress: Progress | None, done: int, total: int, name: str):
-        self.progress, self.done, self.total, self.name = progress, done, total, name
+    def run(number: int, start: int, stop: int) -> int:
+        job, written = jobs[number], 0
+        for plane, offset, data in job.pieces(start, stop, clip_search):
+            writer.write_piece(number, plane, offset, data)
+            written += memoryview(data).nbytes
+        with lock:
+            job.chunks_left -= 1
+            is_last = job.chunks_left == 0
+        if is_last:
+            job.release()
+            writer.end_tensor(number)
+        return written
 
-    def __call__(self, pieces: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-        for offset, data in pieces:
-            yield offset, data
-            self.done += len(data)
-            if self.progress:
-                self.progress(self.done, self.total, self.name)
+    def finish_one() -> None:
+        nonlocal done
+        future, name = running.popleft()
+        done += future.result()
+        if progress:
+            progress(done, total, name)
+
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for number, planned in writer.pending():
+                chunks = jobs[number].chunks()
+                jobs[number].chunks_left = len(chunks)
+                for start, stop in chunks:
+                    running.append((pool.submit(run, number, start, stop), planned.name))
+                    if len(running) > 2 * threads:      # bounds the memory that chunks take
+                        finish_one()
+            while running:
+                finish_one()
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
 
 
 class _Job:
     """One tensor: what it is, what it becomes (`planned`), and the pieces of that."""
 
-    def __init__(self, model: ModelSource, info: TensorInfo, policy: Policy | None):
+    def __init__(self, model: ModelSource, info: TensorInfo, policy: Policy | None, layout: str):
         self.model, self.info = model, info
         self.order, self.order_span = _row_order(model, info)
         self.scheme = self._scheme(policy)
+        self.chunks_left = 0
+        self._prepared: object = None
+        self._lock = threading.Lock()
         if self.scheme is not None:
-            self.planned = PlannedTensor(info.name, "r16", self.scheme.name, info.shape)
+            stored = layout if layout in self.scheme.layouts else self.scheme.layouts[0]
+            name = self.scheme.name
+            if self.scheme.kind == "dense" and stored == ROWS:
+                name = name.upper()         # plain numbers, under their usual name
+            self.planned = PlannedTensor(info.name, stored, name, info.shape)
+        elif len(info.shape) == 1 and (info.layout != "rows" or info.type in DENSE_TYPES):
+            # Norms and biases: kernels read f32, so that a loader has nothing to do.
+            self.planned = PlannedTensor(info.name, "rows", "F32", info.shape)
         else:
-            # What stays as rows is small; blocks of a 1-D tensor have no scheme and become f32.
-            type = info.type if info.layout == "rows" else "F32"
-            self.planned = PlannedTensor(info.name, "rows", type, info.shape)
+            self.planned = PlannedTensor(info.name, "rows", info.type if info.layout == "rows" else "F32", info.shape)
 
-    def _scheme(self, policy: Policy | None) -> AffineScheme | DenseScheme | None:
+    def _scheme(self, policy: Policy | None) -> Scheme | None:
         info = self.info
-        is_weight = info.layout != "rows" or info.type in ("F32", "F16", "BF16")
+        is_weight = info.layout != "rows" or info.is_dense or info.type in PLANE_TYPES[ROWS]
         if not is_weight or len(info.shape) != 2:
             return None
-        wanted = policy.scheme(info.shape, self.model.vocab_size) if policy else info.scheme
-        if wanted is None and info.layout != "rows":
-            return info.scheme          # tiny, and already in a scheme
+        stored = parse_scheme("fp8-row") if info.type == "fp8-tensor" else info.scheme
+        wanted = policy.scheme(info.shape, self.model.vocab_size) if policy else stored
+        if wanted is None and not info.is_dense:
+            return stored               # tiny, and already in a scheme
         return wanted if wanted is not None and wanted.fits(info.shape[1]) else None
 
-    def pieces(self, clip_search: bool) -> Iterator[tuple[int, bytes]]:
-        """(offset, bytes) of the stored tensor."""
-        info, chunk = self.info, self._chunk_rows()
+    def chunks(self) -> list[tuple[int, int]]:
+        """Ranges of rows that are made at once."""
+        shape = self.info.shape
+        if not shape or (len(shape) == 1 and self.info.layout == "ggml"):   # blocks of a vector have no rows to go by
+            return [(0, 1)]
+        per_row = max(1, self.info.num_elements // shape[0])
+        rows = max(_ROW_UNIT, _CHUNK_ELEMENTS // per_row // _ROW_UNIT * _ROW_UNIT)
+        return [(start, min(start + rows, shape[0])) for start in range(0, shape[0], rows)]
+
+    def pieces(self, start: int, stop: int, clip_search: bool) -> Iterator[tuple[int, int, bytes]]:
+        """(plane number, offset in it, bytes) of rows [start, stop) of the stored tensor."""
         if self.scheme is None:
-            yield from self._row_pieces(chunk)
+            yield self._row_piece(start, stop)
             return
-        n, k = info.shape
-        placed = placed_planes(self.scheme, n, k)[0]
-        for start in range(0, n, chunk):
-            stop = min(start + chunk, n)
-            planes = self._planes(start, stop, clip_search)
-            for plane, offset in placed:
-                tile_bytes = plane.nbytes // plane.shape[0]
-                yield offset + start // TILE_ROWS * tile_bytes, planes[plane.name].tobytes()
-
-    def _row_pieces(self, chunk: int) -> Iterator[tuple[int, bytes]]:
-        from zse.formats.gguf_blocks import dequantize
-        from zse.formats.matrix import read_raw_rows, row_bytes, rows_f32
-        info = self.info
-        if not info.shape:
-            yield 0, self.model.read(info)
-            return
-        if info.layout == "ggml" and len(info.shape) == 1:      # a vector of blocks has no rows to go by
-            yield 0, dequantize(info.type, self.model.read(info), info.shape).tobytes()
-            return
-        out_row_bytes = self.planned.nbytes // info.shape[0]
-        for start in range(0, info.shape[0], chunk):
-            stop = min(start + chunk, info.shape[0])
-            if info.layout == "rows":
-                assert row_bytes(info) == out_row_bytes
-                data = read_raw_rows(self.model, info, start, stop, self.order, self.order_span)
-            else:
-                data = rows_f32(self.model, info, start, stop).tobytes()
-            yield start * out_row_bytes, data
-
-    def _planes(self, start: int, stop: int, clip_search: bool):
-        from zse.formats import matrix
-        from zse.quant.pack import pack, pack_dense
-        from zse.quant.quantize import quantize
-        info, scheme = self.info, self.scheme
-        assert scheme is not None
-        where = (self.model, info, start, stop, self.order, self.order_span)
-        if info.layout == "r16" and info.scheme == scheme:
-            return matrix.read_planes(self.model, info, start // TILE_ROWS, -(-stop // TILE_ROWS))
-        if info.layout == "ggml" and info.scheme == scheme:
-            return pack(matrix.rows_affine(*where))
-        if isinstance(scheme, DenseScheme) and info.type == scheme.dtype.upper():
-            return pack_dense(scheme, matrix.rows_dense(*where))
-        values = matrix.rows_f32(*where)
+        from zse.formats.matrix import planes_of_rows, prepare
+        with self._lock:
+            if self._prepared is None:
+                self._prepared = prepare(self.model, self.info) or False
+        info, scheme, layout = self.info, self.scheme, self.planned.layout
         try:
-            if isinstance(scheme, DenseScheme):
-                return pack_dense(scheme, matrix.narrow(values, scheme))
-            return pack(quantize(values, scheme, search=clip_search))
+            arrays = planes_of_rows(self.model, info, scheme, layout, start, stop, order=self.order,
+                                    order_span=self.order_span, search=clip_search, prepared=self._prepared or None)
         except ValueError as error:
             raise FormatError(info.file.path, info.offset, info.name, f"cannot become {scheme}: {error}") from None
+        for number, plane in enumerate(scheme.planes(*info.shape, layout)):
+            line_bytes = plane.nbytes // plane.shape[0]
+            yield number, start // rows_per_line(plane, layout, info.shape[0]) * line_bytes, arrays[plane.name].tobytes()
 
-    def _chunk_rows(self) -> int:
-        shape = self.info.shape
-        per_row = max(1, self.info.num_elements // shape[0]) if shape else 1
-        rows = max(1, _CHUNK_ELEMENTS // per_row)
-        return max(TILE_ROWS, rows // TILE_ROWS * TILE_ROWS)
+    def _row_piece(self, start: int, stop: int) -> tuple[int, int, bytes]:
+        from zse.formats.gguf_blocks import dequantize
+        from zse.formats.matrix import read_raw_rows, rows_f32
+        info = self.info
+        if not info.shape:
+            return 0, 0, self.model.read(info)
+        if info.layout == "ggml" and len(info.shape) == 1:
+            return 0, 0, dequantize(info.type, self.model.read(info), info.shape).tobytes()
+        if info.type == self.planned.type:
+            data = read_raw_rows(self.model, info, start, stop, self.order, self.order_span)
+        else:
+            data = rows_f32(self.model, info, start, stop, self.order, self.order_span).tobytes()
+        return 0, start * (self.planned.nbytes // info.shape[0]), data
+
+    def release(self) -> None:
+        """All chunks are made."""
+        self._prepared = None
+
+
+def _set_groups(jobs: list[_Job]) -> None:
+    """Joins what kernels read as one matrix: q, k, v and gate, up, where they have one type and whole tiles."""
+    first = 0
+    while first < len(jobs):
+        key, last = _group_key(jobs[first].info.name), first + 1
+        while key is not None and last < len(jobs) and _group_key(jobs[last].info.name) == key:
+            last += 1
+        members = [job.planned for job in jobs[first:last]]
+        whole = all(member.shape and member.shape[0] % TILE_ROWS == 0 for member in members)
+        whole = whole and all(size % OFFSET_ALIGN == 0 for member in members for size in member.sizes)
+        same = len({(member.layout, member.type, member.shape[1:]) for member in members}) == 1
+        if len(members) == _GROUPS.get((key or "").rpartition(":")[2]) and whole and same and "block" not in members[0].type:
+            for member in members:
+                member.group = key
+        first = last
+
+
+def _group_key(name: str) -> str | None:
+    """"...self_attn.q_proj.weight" → "...self_attn.weight:qkv"; None for a tensor that stays alone."""
+    match = _MEMBER.fullmatch(name)
+    if match is None:
+        return None
+    kind = "gate_up" if match["member"] in ("gate", "up") else "qkv"
+    return f"{match['before']}{match['after']}:{kind}"
 
 
 def _execution_order(model: ModelSource) -> list[TensorInfo]:
+    """Norms, biases and other small things first, then the matrices as a step reads them: embedding, layers, head."""
     def key(item: tuple[int, TensorInfo]):
         position, info = item
+        is_matrix = len(info.shape) >= 2
         layer = re.search(r"\.(\d{1,6})\.", info.name)
         if layer:
             step = next((rank for rank, part in enumerate(_STEPS) if part in info.name), len(_STEPS))
-            return 1, int(layer[1]), step, position
-        return (0 if "emb" in info.name else 2), 0, 0, position
+            return is_matrix, 1, int(layer[1]), _is_bias(info), step, position
+        return is_matrix, 0 if "emb" in info.name else 2, 0, False, 0, position
 
     return [info for _, info in sorted(enumerate(model.tensors.values()), key=key)]
+
+
+def _is_bias(info: TensorInfo) -> bool:
+    return info.name.endswith(".bias")      # q's, k's and v's stand together
 
 
 def _row_order(model: ModelSource, info: TensorInfo) -> tuple[list[int] | None, int]:
@@ -216,7 +273,8 @@ def _identity(model: ModelSource, clip_search: bool) -> bytes:
     return to_json([stamps, clip_search])
 
 
-def _describe(model: ModelSource, quant: str | None, policy: Policy | None) -> tuple[dict[str, bytes], list[bytes]]:
+def _describe(model: ModelSource, quant: str | None, policy: Policy | None,
+              image: bytes | None) -> tuple[dict[str, bytes], list[bytes]]:
     """The sections whose content is known before the weights, and the blobs of the vocabulary."""
     from zse import __version__
     config: dict[str, object] = {"naming": model.naming}
@@ -233,7 +291,7 @@ def _describe(model: ModelSource, quant: str | None, policy: Policy | None) -> t
         "quantization": {"quant": quant, "group_size": policy.group, "head": policy.head} if policy else None,
         "source_provenance": model.provenance or None,
     }
-    tokenizer, vocabulary = _describe_tokenizer(model)
+    tokenizer, vocabulary = _describe_tokenizer(model, image)
     sections = {"config": config, "tokenizer": tokenizer, "provenance": provenance}
     small = {name: _section(model, name, value) for name, value in sections.items() if value is not None}
     if model.chat_template is not None:
@@ -241,7 +299,7 @@ def _describe(model: ModelSource, quant: str | None, policy: Policy | None) -> t
     return small, vocabulary
 
 
-def _describe_tokenizer(model: ModelSource) -> tuple[dict | None, list[bytes]]:
+def _describe_tokenizer(model: ModelSource, image: bytes | None) -> tuple[dict | None, list[bytes]]:
     source = model.tokenizer
     if source is None:
         return None, []
@@ -253,6 +311,8 @@ def _describe_tokenizer(model: ModelSource) -> tuple[dict | None, list[bytes]]:
                  if isinstance(array, StringArray | ScalarArray)]
         value = {"kind": "gguf", "fields": {key: _plain(model, key, field) for key, field in source.fields.items()
                                             if not isinstance(field, StringArray | ScalarArray)}}
+    if image is not None:
+        items.append((TOKENIZER_IMAGE, "bytes", -1, image))
     blobs = [data for *_, data in items]
     import zlib
     value["arrays"] = {

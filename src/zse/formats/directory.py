@@ -6,7 +6,7 @@ program to open it may run them.
 
 import os
 
-from zse.errors import FormatError, UnsupportedError
+from zse.errors import FormatError
 from zse.formats.file import ModelFile
 from zse.formats.jsontext import read_object
 from zse.formats.safetensors import read_header
@@ -36,16 +36,21 @@ def open_directory(path: str) -> ModelSource:
     if "auto_map" in config:
         raise FormatError(os.path.join(path, "config.json"), 0, "auto_map", "asks to run code from the model; "
                           "remove it if the architecture is a supported one")
-    quantized = config.get("quantization_config")
+    quantized = config.get("quantization_config") or config.get("compression_config")
+    method = None
     if quantized is not None:
-        method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
-        raise UnsupportedError(f"{path}: quantization method", str(method)[:80],
-                               ["none (take the original model; zse convert --quant makes it small)", "a GGUF file"])
+        from zse.formats.quantized import read_method
+        if not isinstance(quantized, dict):
+            raise FormatError(os.path.join(path, "config.json"), 0, "quantization_config", "is not an object")
+        method = read_method(path, quantized)
     generation = _optional_object(path, names, "generation_config.json")
     tokenizer, template = _tokenizer(path, names)
     files: list[ModelFile] = []
     try:
         tensors, metadata = _open_tensors(path, names, files)
+        if method is not None:
+            from zse.formats.quantized import combine
+            tensors = combine(path, tensors, method)
     except Exception:
         for file in files:
             file.close()

@@ -1,4 +1,5 @@
-"""Rows of a model's matrices in NumPy, whatever the file stores: as f32, as affine groups, or as dense values.
+"""Rows of a model's matrices in NumPy, whatever the file stores: as f32, as affine groups, as dense values, or as the
+planes of any scheme.
 
 Reads only the rows that are asked for, so that a conversion's memory does not depend on the size of a tensor.
 """
@@ -11,17 +12,34 @@ from numpy.typing import NDArray
 from zse.errors import UnsupportedError
 from zse.formats.gguf import BLOCKS
 from zse.formats.gguf_blocks import dequantize, to_affine
+from zse.formats.quantized_rows import LAYOUTS as CHECKPOINTS
+from zse.formats.quantized_rows import CheckpointRows
 from zse.formats.source import ModelSource, TensorInfo
 from zse.quant.pack import (
     NUMPY_DTYPE,
     AffineArrays,
     bf16_to_f32,
+    dequantize_fp8,
     f32_to_bf16,
+    pack,
+    pack_dense,
     unpack,
     unpack_dense,
 )
-from zse.quant.scheme import TILE_ROWS, AffineScheme, DenseScheme, placed_planes, tiles
+from zse.quant.quantize import quantize, quantize_fp8
+from zse.quant.scheme import (
+    FP8_SCALINGS,
+    LAYOUT,
+    AffineScheme,
+    DenseScheme,
+    Fp8Scheme,
+    Plane,
+    Scheme,
+    rows_per_line,
+)
 
+FP8_TYPES = tuple(Fp8Scheme(scaling).name for scaling in FP8_SCALINGS)
+STORED_AS = {"e4m3": "F8_E4M3", "f32": "F32"}       # safetensors' names of the types of fp8 planes
 FLOATS = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 
 
@@ -42,23 +60,36 @@ def read_raw_rows(source: ModelSource, info: TensorInfo, start: int, stop: int,
 
 
 def read_planes(source: ModelSource, info: TensorInfo, start: int, stop: int) -> dict[str, NDArray]:
-    """The planes of tiles [start, stop) of an r16 tensor."""
-    n, k = info.shape
+    """The parts of a tensor's planes that hold rows [start, stop). start is a multiple of 16 (r16) or 128 (fp8)."""
     planes = {}
-    for plane, offset in placed_planes(info.scheme, n, k)[0]:
-        tile_bytes = plane.nbytes // plane.shape[0]
-        data = source.read(info, offset + start * tile_bytes, (stop - start) * tile_bytes)
-        planes[plane.name] = np.frombuffer(data, NUMPY_DTYPE[plane.dtype]).reshape(stop - start, *plane.shape[1:])
+    for plane, file, offset in info.placed():
+        rows = rows_per_line(plane, info.layout, info.shape[0])
+        line_bytes = plane.nbytes // plane.shape[0]
+        first, last = start // rows, -(-stop // rows)
+        dtype = np.dtype(NUMPY_DTYPE[plane.dtype])
+        if info.parts is not None and info.parts[plane.name].type != STORED_AS.get(plane.dtype):
+            planes[plane.name] = _narrow_scale(source, info.parts[plane.name], plane)[first:last]
+            continue
+        data = file.read(offset + first * line_bytes, (last - first) * line_bytes, info.name)
+        planes[plane.name] = np.frombuffer(data, dtype).reshape(last - first, *plane.shape[1:])
     return planes
+
+
+def _narrow_scale(source: ModelSource, part: TensorInfo, plane: Plane) -> NDArray:
+    """The f32 plane of scales that a checkpoint stores in another type."""
+    values = np.frombuffer(source.read(part), NUMPY_DTYPE[FLOATS[part.type]])
+    return widen(values, FLOATS[part.type]).reshape(plane.shape)
 
 
 def rows_affine(source: ModelSource, info: TensorInfo, start: int, stop: int, order: Sequence[int] | None = None,
                 order_span: int = 1) -> AffineArrays:
     """Rows [start, stop) as the affine groups that the tensor has or maps onto. r16: start is a multiple of 16."""
+    if info.layout in CHECKPOINTS:
+        return prepare(source, info).affine(start, stop)
     if info.layout == "r16":
         scheme = info.scheme
         assert isinstance(scheme, AffineScheme)
-        planes = read_planes(source, info, start // TILE_ROWS, tiles(stop))
+        planes = read_planes(source, info, start, stop)
         return unpack(scheme, planes, stop - start, info.shape[1])
     raw = read_raw_rows(source, info, start, stop, order, order_span)
     return to_affine(info.type, raw, (stop - start, info.shape[1]))
@@ -67,10 +98,15 @@ def rows_affine(source: ModelSource, info: TensorInfo, start: int, stop: int, or
 def rows_f32(source: ModelSource, info: TensorInfo, start: int, stop: int, order: Sequence[int] | None = None,
              order_span: int = 1) -> NDArray:
     """Rows [start, stop) as f32, exactly what the file means. UnsupportedError for types that are no weights."""
+    if info.layout in CHECKPOINTS:
+        return rows_affine(source, info, start, stop).dequantize()
+    if info.layout == "rows" and not info.is_dense and info.type in FP8_TYPES:
+        planes = read_planes(source, info, start, stop)
+        return dequantize_fp8(info.scheme, planes, stop - start, info.shape[1])
     if info.layout == "r16":
         if isinstance(info.scheme, AffineScheme):
             return rows_affine(source, info, start, stop).dequantize()
-        planes = read_planes(source, info, start // TILE_ROWS, tiles(stop))
+        planes = read_planes(source, info, start, stop)
         return widen(unpack_dense(info.scheme, planes, stop - start, info.shape[1]), info.scheme.dtype)
     if info.type not in FLOATS and info.type not in BLOCKS:
         raise UnsupportedError(f"tensor {info.name}: type", info.type, BLOCKS)
@@ -97,3 +133,41 @@ def narrow(values: NDArray, scheme: DenseScheme) -> NDArray:
     if scheme.dtype == "f16" and np.abs(values).max(initial=0) > 65504:
         raise ValueError("a value does not fit in f16; use bf16")
     return values.astype(NUMPY_DTYPE[scheme.dtype])
+
+
+def prepare(source: ModelSource, info: TensorInfo) -> "CheckpointRows | None":
+    """What planes_of_rows() wants to have been read once, or None."""
+    return CheckpointRows(source, info) if info.layout in CHECKPOINTS else None
+
+
+def planes_of_rows(source: ModelSource, info: TensorInfo, scheme: Scheme, layout: str, start: int, stop: int, *,
+                   order: Sequence[int] | None = None, order_span: int = 1, search: bool = True,
+                   prepared: CheckpointRows | None = None) -> dict[str, NDArray]:
+    """The planes of rows [start, stop) in `scheme` and `layout`, whatever the file stores: copied where it has them,
+    packed where it has the numbers, rounded or quantized where it has others.
+
+    start: a multiple of 16, of 128 for fp8. search: for the best clipping (zse.quant.quantize). prepared: prepare() of
+    the tensor. ValueError for values that the scheme cannot hold.
+    """
+    where = (source, info, start, stop, order, order_span)
+    if info.layout == layout and order is None and not info.is_dense and info.scheme == scheme:
+        return read_planes(source, info, start, stop)
+    if prepared is not None and info.scheme == scheme:
+        return pack(prepared.affine(start, stop))
+    if info.layout == "ggml" and info.scheme == scheme:
+        return pack(rows_affine(*where))
+    if isinstance(scheme, DenseScheme) and info.is_dense and info.type == scheme.dtype.upper():
+        return pack_dense(scheme, rows_dense(*where), layout)
+    if isinstance(scheme, DenseScheme) and info.layout == LAYOUT and info.scheme == scheme:
+        stored = unpack_dense(scheme, read_planes(source, info, start, stop), stop - start, info.shape[1])
+        return pack_dense(scheme, stored, layout)
+    if isinstance(scheme, Fp8Scheme) and scheme.scaling == "row" and info.type == "fp8-tensor":
+        # Every row has the scale of all: the numbers are the same.
+        planes = read_planes(source, info, start, stop)
+        return {"w": planes["w"], "scale": np.full(stop - start, planes["scale"][0], np.float32)}
+    values = rows_f32(*where) if prepared is None else prepared.affine(start, stop).dequantize()
+    if isinstance(scheme, DenseScheme):
+        return pack_dense(scheme, narrow(values, scheme), layout)
+    if isinstance(scheme, Fp8Scheme):
+        return quantize_fp8(values, scheme)
+    return pack(quantize(values, scheme, search=search))

@@ -5,9 +5,10 @@ from zse.formats.file import ModelFile
 from zse.formats.jsontext import parse_object
 from zse.formats.source import TensorInfo
 
-# Bytes of an element. Weights are F32, F16 or BF16; the integers occur as buffers (position ids) that no model reads.
+# Bytes of an element. Weights are F32, F16 or BF16; the others occur in checkpoints that others quantized
+# (zse.formats.quantized), and as buffers (position ids) that no model reads.
 DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
-          "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1}
+          "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
 MAX_HEADER_BYTES = 1 << 24          # 60,000 tensors take 8 MB; the format allows 100 MB, which Python would make 1 GB
 MAX_RANK = 8
 MAX_NAME_BYTES = 1024

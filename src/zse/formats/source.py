@@ -13,19 +13,24 @@ from collections import namedtuple
 
 from zse.errors import FormatError, UnsupportedError
 from zse.formats.file import ModelFile
-from zse.quant.scheme import AffineScheme, DenseScheme, parse_scheme
+from zse.quant.scheme import Plane, Scheme, parse_scheme, placed_planes
 
+DENSE_TYPES = ("F32", "F16", "BF16")
 SUPPORTED_FILES = ("*.gguf", "*.safetensors", "*.zse", "a directory with config.json and *.safetensors")
 
 
-class TensorInfo(namedtuple("TensorInfo", "name type shape file offset nbytes layout crc32", defaults=("rows", None))):
+class TensorInfo(namedtuple("TensorInfo", "name type shape file offset nbytes layout crc32 planes parts",
+                            defaults=("rows", None, None, None))):
     """Where a tensor lies.
 
-    type: "F32", "F16", "BF16", "Q4_1", ... (GGUF's and safetensors' names), or for layout r16 a scheme's name.
+    type: "F32", "F16", "BF16", "Q4_1", ... (GGUF's and safetensors' names), or a scheme's name.
     shape: outermost first, so a weight is (outputs, inputs) and row-major; GGUF's reversed order is undone.
     file: the ModelFile; offset: absolute, in bytes; nbytes: exactly the tensor's bytes.
-    layout: "rows" (dense, row-major), "ggml" (rows of quantized blocks) or "r16" (planes, zse.quant.scheme).
-    crc32: of the nbytes, where the file has one (`.zse`).
+    layout: "rows" (row-major, dense or fp8), "ggml" (rows of quantized blocks), "r16" (planes, zse.quant.scheme), or
+    the kind of a checkpoint that others quantized (zse.formats.quantized): "awq", "gptq", "packed".
+    crc32: of the bytes, where the file has one (`.zse`).
+    planes: absolute offsets of the scheme's planes where they do not simply follow one another.
+    parts: for a weight that a checkpoint stores as several tensors: their TensorInfo by role ("w", "scale", ...).
     """
 
     __slots__ = ()
@@ -35,15 +40,37 @@ class TensorInfo(namedtuple("TensorInfo", "name type shape file offset nbytes la
         return self.file.fd
 
     @property
-    def scheme(self) -> AffineScheme | DenseScheme:
-        """The scheme that the tensor has (r16) or takes in memory without being quantized anew (the others).
+    def scheme(self) -> Scheme:
+        """The scheme that the tensor has or takes in memory without being quantized anew.
         UnsupportedError for element types that are no weights, such as I64."""
-        if self.layout == "r16":
-            return parse_scheme(self.type)
         if self.layout == "ggml":
             from zse.formats.gguf import AFFINE
             return AFFINE[self.type]
-        return DenseScheme(self.type.lower())
+        return parse_scheme(self.type.lower())
+
+    @property
+    def is_dense(self) -> bool:
+        """Floating-point numbers one after another: what can be quantized without loss upon loss."""
+        return self.layout == "rows" and self.parts is None and self.type in DENSE_TYPES
+
+    def placed(self) -> list[tuple[Plane, "ModelFile", int]]:
+        """Planes of a matrix in layout r16 or rows with the file and the absolute offset of each."""
+        if self.parts is not None:
+            planes = self.scheme.planes(*self.shape, self.layout)
+            return [(plane, self.parts[plane.name].file, self.parts[plane.name].offset) for plane in planes]
+        if self.planes is not None:
+            planes = self.scheme.planes(*self.shape, self.layout)
+            return [(plane, self.file, offset) for plane, offset in zip(planes, self.planes, strict=True)]
+        return [(plane, self.file, self.offset + offset)
+                for plane, offset in placed_planes(self.scheme, *self.shape, self.layout)[0]]
+
+    def ranges(self) -> list[tuple["ModelFile", int, int]]:
+        """(file, offset, bytes) of everything that belongs to the tensor, in the order of its bytes."""
+        if self.parts is not None:
+            return [(part.file, part.offset, part.nbytes) for part in self.parts.values()]
+        if self.planes is not None:
+            return [(file, offset, plane.nbytes) for plane, file, offset in self.placed()]
+        return [(self.file, self.offset, self.nbytes)]
 
     @property
     def num_elements(self) -> int:
@@ -61,14 +88,15 @@ class TokenizerSource:
     token_type.
     kind "hf": `json` is the content of tokenizer.json; `config` of tokenizer_config.json; `special_tokens` of
     special_tokens_map.json (dicts, empty where the file is absent).
+    A `.zse` may hold the tokenizer's tables ready-made beside that: `image()`, or None.
     """
 
-    __slots__ = ("kind", "fields", "config", "special_tokens", "_read_json")
+    __slots__ = ("kind", "fields", "config", "special_tokens", "image", "_read_json")
 
     def __init__(self, kind: str, fields: dict | None = None, read_json=None, config: dict | None = None,
-                 special_tokens: dict | None = None):
+                 special_tokens: dict | None = None, image=None):
         self.kind, self.fields, self._read_json = kind, fields or {}, read_json
-        self.config, self.special_tokens = config or {}, special_tokens or {}
+        self.config, self.special_tokens, self.image = config or {}, special_tokens or {}, image
 
     @property
     def json(self) -> bytes:
@@ -140,12 +168,23 @@ class ModelSource:
         info = self.info(tensor)
         nbytes = info.nbytes - start if nbytes is None else nbytes
         self._check_range(info, start, nbytes)
-        return info.file.read(info.offset + start, nbytes, info.name)
+        ranges = info.ranges()
+        if len(ranges) == 1:
+            return info.file.read(info.offset + start, nbytes, info.name)
+        pieces, end = [], start + nbytes
+        for file, offset, size in ranges:
+            low, high = max(start, 0), min(end, size)
+            if low < high:
+                pieces.append(file.read(offset + low, high - low, info.name))
+            start, end = start - size, end - size
+        return b"".join(pieces)
 
     def readinto(self, tensor: str | TensorInfo, buffer, start: int = 0) -> None:
-        """Fills a writable buffer with the tensor's bytes from `start` on."""
+        """Fills a writable buffer with the tensor's bytes from `start` on. ValueError for scattered planes."""
         info = self.info(tensor)
         self._check_range(info, start, memoryview(buffer).nbytes)
+        if len(info.ranges()) != 1:
+            raise ValueError(f"{info.name}: lies in several pieces")
         info.file.readinto(info.offset + start, buffer, info.name)
 
     @staticmethod

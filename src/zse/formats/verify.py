@@ -78,21 +78,25 @@ def _verify_numbers(model: ModelSource, info: TensorInfo) -> bool:
     import numpy as np
 
     from zse.formats.gguf_blocks import unpack_blocks
-    from zse.formats.matrix import FLOATS, read_planes, widen
-    if info.layout == "rows" and info.type not in FLOATS:
+    from zse.formats.matrix import FLOATS, FP8_TYPES, read_planes, widen
+    from zse.quant.pack import e4m3_to_f32
+    if info.layout in ("awq", "gptq", "gptq+1", "packed"):
+        return _verify_numbers(model, info.parts["scale"])
+    is_fp8 = info.type in FP8_TYPES
+    if info.layout == "rows" and info.type not in FLOATS and not is_fp8:
         return False
     if len(info.shape) < 2:         # a number, or a vector, perhaps of blocks
         parts, row_bytes = [(0, 1)], info.nbytes
     else:
         row_bytes = info.nbytes // info.shape[0]
-        rows = max(16, _CHUNK_ELEMENTS * info.shape[0] // info.num_elements // 16 * 16)
+        rows = max(128, _CHUNK_ELEMENTS * info.shape[0] // info.num_elements // 128 * 128)
         parts = [(start, min(start + rows, info.shape[0])) for start in range(0, info.shape[0], rows)]
     for start, stop in parts:
-        if info.layout == "r16":
-            planes = read_planes(model, info, start // 16, -(-stop // 16))
+        if info.layout == "r16" or is_fp8:
+            planes = read_planes(model, info, start, stop)
             arrays: dict[str, np.ndarray] = {name: planes[name] for name in ("scale", "offset") if name in planes}
             if "w" in planes:
-                arrays["w"] = widen(planes["w"], info.type)
+                arrays["w"] = e4m3_to_f32(planes["w"]) if is_fp8 else widen(planes["w"], info.type)
         else:
             raw = model.read(info, start * row_bytes, (stop - start) * row_bytes)
             if info.layout == "rows":
@@ -119,7 +123,7 @@ def _verify_gaps(model: ModelSource) -> None:
     for section in sections.values():
         if section.name != "weights":
             taken.append((section.offset, section.offset + section.nbytes))
-    taken += [(info.offset, info.offset + info.nbytes) for info in model.tensors.values()]
+    taken += [(offset, offset + nbytes) for info in model.tensors.values() for _, offset, nbytes in info.ranges()]
     taken.append((file.size, file.size))
     end = 0
     for start, stop in sorted(taken):

@@ -15,10 +15,11 @@ from zse.formats.arrays import SCALARS, ScalarArray, StringArray, read_checked
 from zse.formats.file import ModelFile
 from zse.formats.jsontext import parse_object
 from zse.formats.source import ModelSource, TensorInfo, TokenizerSource
-from zse.quant.scheme import LAYOUT, PLANE_ALIGN, SCHEME_NAMES, parse_scheme, placed_planes
+from zse.quant.scheme import LAYOUT, PLANE_ALIGN, ROWS, SCHEMES, Plane, parse_scheme, placed_planes
 
 MAGIC = b"\x89ZSE\r\n\x1a\n"        # as PNG's: shows transfers that changed line ends or dropped the eighth bit
-VERSION = 1
+VERSION = 2
+VERSIONS = (1, 2)                   # 1: the planes of a tensor follow one another, no tokenizer image
 PAGE = 4096
 HEADER = struct.Struct("<8sIIQI36x")            # magic, version, sections, file bytes, CRC-32 of header and table
 ENTRY = struct.Struct("<24sQQII16x")            # name, offset, bytes, CRC-32, flags
@@ -28,11 +29,13 @@ MAX_SMALL_BYTES = 1 << 25                       # a section that is read as a wh
 MAX_TENSORS = 1 << 17
 MAX_NAME_BYTES = 1024
 MAX_RANK = 8
+OFFSET_ALIGN = 16                   # bytes; of planes that continue those of another tensor
 DENSE_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
                "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1}
 # name -> flags it must have. Other sections are left alone: a later version may add some.
 SECTIONS = {"config": 0, "tokenizer": 0, "template": 0, "index": 0, "provenance": 0, "vocabulary": COVERED,
             "weights": COVERED}
+TOKENIZER_IMAGE = "image"           # the tokenizer's tables as its C library uses them, among the tokenizer's arrays
 REQUIRED = ("config", "index", "provenance", "weights")
 
 Section = namedtuple("Section", "name offset nbytes crc32 flags")
@@ -43,12 +46,27 @@ def pages(offset: int) -> int:
     return offset + -offset % PAGE
 
 
+# Names of the types that are stored as planes, by layout.
+PLANE_TYPES = {LAYOUT: tuple(scheme.name for scheme in SCHEMES if LAYOUT in scheme.layouts),
+               ROWS: tuple(scheme.name for scheme in SCHEMES if scheme.layouts == (ROWS,))}
+
+
+def tensor_planes(layout: str, type: str, shape: tuple[int, ...]) -> tuple[Plane, ...]:
+    """The planes of a stored matrix, () for a tensor that is plain dense numbers. ValueError if the type cannot hold
+    the shape."""
+    if type not in PLANE_TYPES[layout]:
+        return ()
+    if len(shape) != 2:
+        raise ValueError(f"rank {len(shape)} as {type}")
+    return parse_scheme(type).planes(*shape, layout)
+
+
 def tensor_bytes(layout: str, type: str, shape: tuple[int, ...]) -> int:
-    """Bytes of a stored tensor. ValueError if the type cannot hold the shape; KeyError for a dense type not known."""
-    if layout == LAYOUT:
-        if len(shape) != 2:
-            raise ValueError(f"rank {len(shape)} in layout {LAYOUT}")
-        return placed_planes(parse_scheme(type), *shape, layout)[1]
+    """Bytes of a stored tensor: of its planes, or of its elements. ValueError if the type cannot hold the shape;
+    KeyError for a dense type not known."""
+    planes = tensor_planes(layout, type, shape)
+    if planes:
+        return sum(plane.nbytes for plane in planes)
     nbytes = DENSE_BYTES[type]
     for size in shape:
         nbytes *= size
@@ -72,8 +90,8 @@ def read_sections(file: ModelFile) -> dict[str, Section]:
     magic, version, count, file_bytes, crc32 = HEADER.unpack_from(head)
     if magic != MAGIC:
         raise FormatError(file.path, 0, "magic", "is not that of a .zse file (changed by a text-mode transfer?)")
-    if version != VERSION:
-        raise UnsupportedError(".zse version", version, (VERSION,))
+    if version not in VERSIONS:
+        raise UnsupportedError(".zse version", version, VERSIONS)
     if not 0 < count <= MAX_SECTIONS or HEADER.size + count * ENTRY.size > len(head):
         raise FormatError(file.path, 12, "section count", f"{count}; 1 to {MAX_SECTIONS} are read")
     if file_bytes != file.size:
@@ -129,7 +147,8 @@ def _open(file: ModelFile) -> ModelSource:
         if not isinstance(config.get(key), dict | None):
             raise FormatError(file.path, section.offset, key, "is not an object")
     provenance = _read_object(file, sections["provenance"])
-    tensors = _read_index(file, sections["index"], sections["weights"])
+    version = int.from_bytes(file.read(len(MAGIC), 4), "little")
+    tensors = _read_index(file, sections["index"], sections["weights"], version)
     tokenizer = None
     if "tokenizer" in sections:
         tokenizer = _read_tokenizer(file, sections["tokenizer"], sections.get("vocabulary"))
@@ -151,36 +170,40 @@ def _whole(value: object) -> bool:
     return type(value) is int and 0 <= value < 1 << 63      # type(): True is no number
 
 
-def _read_index(file: ModelFile, section: Section, weights: Section) -> dict[str, TensorInfo]:
+def _read_index(file: ModelFile, section: Section, weights: Section, version: int) -> dict[str, TensorInfo]:
     entries = _read_object(file, section).get("tensors")
     if not isinstance(entries, list) or len(entries) > MAX_TENSORS:
         raise FormatError(file.path, section.offset, "tensors", f"is not a list of at most {MAX_TENSORS}")
     tensors: dict[str, TensorInfo] = {}
-    end = 0
+    taken: list[tuple[int, int, str]] = []
     for number, entry in enumerate(entries):
-        info = _index_entry(file, section, weights, number, entry)
+        info = _index_entry(file, section, weights, number, entry, version)
         if info.name in tensors:
             raise FormatError(file.path, section.offset, info.name, "stands twice in the tensor index")
-        if info.offset - weights.offset < end:
-            raise FormatError(file.path, info.offset, info.name, "overlaps the tensor before it")
-        end = info.offset - weights.offset + info.nbytes
         tensors[info.name] = info
+        taken += [(offset, nbytes, info.name) for _, offset, nbytes in info.ranges()]
+    end = 0
+    for offset, nbytes, name in sorted(taken):
+        if offset < end:
+            raise FormatError(file.path, offset, name, "overlaps the tensor before it")
+        end = offset + nbytes
     return tensors
 
 
-def _index_entry(file: ModelFile, section: Section, weights: Section, number: int, entry: object) -> TensorInfo:
+def _index_entry(file: ModelFile, section: Section, weights: Section, number: int, entry: object,
+                 version: int) -> TensorInfo:
     def wrong(reason: str) -> FormatError:
         return FormatError(file.path, section.offset, f"tensor {number}", reason)
 
     if not isinstance(entry, dict):
         raise wrong("is not an object")
-    name, layout, type, shape, offset, nbytes, crc32 = (
-        entry.get(key) for key in ("name", "layout", "type", "shape", "offset", "nbytes", "crc32"))
+    name, layout, type, shape, offset, nbytes, crc32, places = (
+        entry.get(key) for key in ("name", "layout", "type", "shape", "offset", "nbytes", "crc32", "planes"))
     if not isinstance(name, str) or not 0 < len(name.encode("utf-8", "replace")) <= MAX_NAME_BYTES:
         raise wrong(f"name is not text of 1 to {MAX_NAME_BYTES} bytes")
-    if layout not in ("rows", LAYOUT):
-        raise UnsupportedError(f"tensor {name}: layout", layout if isinstance(layout, str) else "?", ("rows", LAYOUT))
-    types = SCHEME_NAMES if layout == LAYOUT else tuple(DENSE_BYTES)
+    if layout not in PLANE_TYPES:
+        raise UnsupportedError(f"tensor {name}: layout", layout if isinstance(layout, str) else "?", PLANE_TYPES)
+    types = PLANE_TYPES[layout] + (tuple(DENSE_BYTES) if layout == ROWS else ())
     if type not in types:
         raise UnsupportedError(f"tensor {name}: type", type if isinstance(type, str) else "?", types)
     if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(_whole(size) and size for size in shape):
@@ -188,15 +211,35 @@ def _index_entry(file: ModelFile, section: Section, weights: Section, number: in
     if not isinstance(offset, int) or not _whole(offset) or not _whole(nbytes) or len(str(crc32)) != 8:
         raise wrong(f"{name}: offset, nbytes or crc32 is not what it should be")
     try:
-        expected, checksum = tensor_bytes(layout, type, tuple(shape)), int(str(crc32), 16)
+        planes, checksum = tensor_planes(layout, type, tuple(shape)), int(str(crc32), 16)
+        expected = tensor_bytes(layout, type, tuple(shape))
+        if planes and version == 1:         # one piece, and the padding between planes belongs to it
+            expected = placed_planes(parse_scheme(type), *shape, layout)[1]
     except ValueError as error:
         raise wrong(f"{name}: {error}") from None
     if nbytes != expected:
         raise wrong(f"{name}: {type} {shape} takes {expected} bytes, the index says {nbytes}")
-    if offset % PLANE_ALIGN or offset > weights.nbytes or nbytes > weights.nbytes - offset:
-        raise wrong(f"{name}: bytes [{offset}, {offset + nbytes}) are not an aligned range within the "
-                    f"{weights.nbytes} bytes of weights")
-    return TensorInfo(name, type, tuple(shape), file, weights.offset + offset, nbytes, layout, checksum)
+
+    def inside(at: int, size: int, align: int) -> bool:
+        return at % align == 0 and at <= weights.nbytes and size <= weights.nbytes - at
+
+    if (places is not None) != bool(planes and version > 1):
+        raise wrong(f"{name}: planes is {'missing' if places is None else 'not expected'}")
+    if places is None:
+        if not inside(offset, nbytes, OFFSET_ALIGN if layout == ROWS else PLANE_ALIGN):
+            raise wrong(f"{name}: bytes [{offset}, {offset + nbytes}) are not an aligned range within the "
+                        f"{weights.nbytes} bytes of weights")
+        return TensorInfo(name, type, tuple(shape), file, weights.offset + offset, nbytes, layout, checksum)
+    if not isinstance(places, list) or len(places) != len(planes) or not all(map(_whole, places)):
+        raise wrong(f"{name}: planes is not a list of {len(planes)} offsets")
+    for plane, at in zip(planes, places, strict=True):
+        if not inside(at, plane.nbytes, OFFSET_ALIGN):
+            raise wrong(f"{name}: bytes [{at}, {at + plane.nbytes}) of plane {plane.name} are not an aligned range "
+                        f"within the {weights.nbytes} bytes of weights")
+    if offset != places[0]:
+        raise wrong(f"{name}: offset {offset} is not that of its first plane, {places[0]}")
+    return TensorInfo(name, type, tuple(shape), file, weights.offset + offset, nbytes, layout, checksum,
+                      tuple(weights.offset + at for at in places))
 
 
 def _read_tokenizer(file: ModelFile, section: Section, vocabulary: Section | None) -> TokenizerSource:
@@ -233,10 +276,14 @@ def _read_tokenizer(file: ModelFile, section: Section, vocabulary: Section | Non
             blobs[key] = (at, nbytes, crc32)
         else:
             raise wrong(key, f"{count} of {str(type)[:40]!r} do not take {nbytes} bytes")
+
+    def reader(key: str):
+        return (lambda: read_checked(file, *blobs[key], key)) if key in blobs else None
+
+    image = reader(TOKENIZER_IMAGE)
     if kind == "gguf":
-        return TokenizerSource("gguf", fields)
+        return TokenizerSource("gguf", fields, image=image)
     if "tokenizer.json" not in blobs:
         raise wrong("tokenizer.json", "is missing")
-    at, nbytes, crc32 = blobs["tokenizer.json"]
-    return TokenizerSource("hf", read_json=lambda: read_checked(file, at, nbytes, crc32, "tokenizer.json"),
-                           config=value.get("config"), special_tokens=value.get("special_tokens"))
+    return TokenizerSource("hf", read_json=reader("tokenizer.json"), config=value.get("config"),
+                           special_tokens=value.get("special_tokens"), image=image)

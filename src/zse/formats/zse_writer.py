@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import struct
+import threading
 import zlib
 from collections.abc import Iterable
 
@@ -21,12 +22,14 @@ from zse.formats.zse import (
     MAGIC,
     MAX_SMALL_BYTES,
     MAX_TENSORS,
+    OFFSET_ALIGN,
     PAGE,
     SECTIONS,
     VERSION,
     pages,
     table_crc32,
     tensor_bytes,
+    tensor_planes,
 )
 from zse.quant.scheme import PLANE_ALIGN
 
@@ -41,15 +44,49 @@ def to_json(value: object) -> bytes:
 
 
 class PlannedTensor:
-    """A tensor to be written: name, layout ("rows" or "r16"), type, shape; place and size follow from them."""
+    """A tensor to be written: name, layout ("rows" or "r16"), type, shape; size and places follow from them.
 
-    __slots__ = ("name", "layout", "type", "shape", "nbytes", "offset", "crc32")
+    group: tensors of one group follow one another in the plan, and their planes are stored so that each kind of plane
+    continues from one tensor to the next: together they are the planes of the stacked matrix (q, k and v, say), as
+    kernels read it. places: offsets of the planes in the weights section, or of the whole tensor when it has none.
+    """
 
-    def __init__(self, name: str, layout: str, type: str, shape: tuple[int, ...]):
-        self.name, self.layout, self.type, self.shape = name, layout, type, tuple(shape)
+    __slots__ = ("name", "layout", "type", "shape", "group", "nbytes", "planes", "places", "crc32")
+
+    def __init__(self, name: str, layout: str, type: str, shape: tuple[int, ...], group: str | None = None):
+        self.name, self.layout, self.type, self.shape, self.group = name, layout, type, tuple(shape), group
+        self.planes = tensor_planes(layout, type, self.shape)
         self.nbytes = tensor_bytes(layout, type, self.shape)
-        self.offset = 0
+        self.places: list[int] = []
         self.crc32: int | None = None
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each piece of `places`."""
+        return [plane.nbytes for plane in self.planes] or [self.nbytes]
+
+
+def place_tensors(tensors: list[PlannedTensor]) -> int:
+    """Sets the places of all tensors and returns where the last one ends. A piece begins at a multiple of 256, or, in
+    a group, where the same piece of the tensor before ends."""
+    end, first = 0, 0
+    while first < len(tensors):
+        group = tensors[first].group
+        last = first + 1
+        while group is not None and last < len(tensors) and tensors[last].group == group:
+            last += 1
+        members = tensors[first:last]
+        if len({(member.layout, member.type, len(member.sizes)) for member in members}) != 1:
+            raise ValueError(f"group {group}: members of different types")
+        for piece in range(len(members[0].sizes)):
+            end += -end % PLANE_ALIGN
+            for member in members:
+                if end % OFFSET_ALIGN:
+                    raise ValueError(f"{member.name}: the member before it does not end at a multiple of {OFFSET_ALIGN}")
+                member.places.append(end)
+                end += member.sizes[piece]
+        first = last
+    return end
 
 
 class ZseWriter:
@@ -58,19 +95,18 @@ class ZseWriter:
     small: content of the sections that are known beforehand (config, tokenizer, template, provenance).
     vocabulary: blobs that follow one another, each at a multiple of 64 as `place_blobs` puts them.
     identity: bytes that stand for the source; a .part with another identity or plan is thrown away.
+    is_durable: wait until the disk has everything before the file gets its name; False for files made in seconds.
     Raises ZSEError when the disk is full or another process writes the same file.
     """
 
     def __init__(self, out: str, tensors: list[PlannedTensor], small: dict[str, bytes], vocabulary: list[bytes],
-                 identity: bytes):
+                 identity: bytes, is_durable: bool = True):
+        self._is_durable = is_durable
         self.out, self.part = out, out + ".part"
         self.tensors, self._small, self._vocabulary = tensors, small, vocabulary
         if len(tensors) > MAX_TENSORS:
             raise UnsupportedError(f"{out}: number of tensors", len(tensors), [f"up to {MAX_TENSORS}"])
-        end = 0
-        for tensor in tensors:
-            tensor.offset = end + -end % PLANE_ALIGN
-            end = tensor.offset + tensor.nbytes
+        end = place_tensors(tensors)
         sizes = {name: len(data) for name, data in small.items()}
         sizes["index"] = len(self._index())
         for name, size in sizes.items():
@@ -91,6 +127,7 @@ class ZseWriter:
         self._identity = _digest(identity, self._index(), *small.values(), *vocabulary)
         self.resumed_bytes = 0
         self._fd = -1
+        self._lock = threading.Lock()   # of the journal
 
     def __enter__(self) -> "ZseWriter":
         try:
@@ -115,20 +152,32 @@ class ZseWriter:
         """(number, tensor) of those that are still to be written."""
         return [(number, tensor) for number, tensor in enumerate(self.tensors) if tensor.crc32 is None]
 
-    def write(self, number: int, pieces: Iterable[tuple[int, "bytes | memoryview"]]) -> None:
-        """Writes one tensor: pieces are (offset in the tensor, bytes). What they leave out is zero."""
-        tensor = self.tensors[number]
-        start = self.weights_offset + tensor.offset
+    def write(self, number: int, pieces: Iterable[tuple[int, int, "bytes | memoryview"]]) -> None:
+        """Writes one tensor: pieces are (plane number, offset in the plane, bytes). What they leave out is zero."""
+        for plane, offset, data in pieces:
+            self.write_piece(number, plane, offset, data)
+        self.end_tensor(number)
+
+    def write_piece(self, number: int, plane: int, offset: int, data) -> None:
+        """Writes a part of a tensor's plane (0 for a tensor without planes). Any thread."""
+        tensor, view = self.tensors[number], memoryview(data).cast("B")
+        if offset < 0 or offset + len(view) > tensor.sizes[plane]:
+            raise ValueError(f"{tensor.name}: bytes [{offset}, {offset + len(view)}) of {tensor.sizes[plane]}")
         try:
-            for offset, data in pieces:
-                view = memoryview(data).cast("B")
-                if offset < 0 or offset + len(view) > tensor.nbytes:
-                    raise ValueError(f"{tensor.name}: bytes [{offset}, {offset + len(view)}) of {tensor.nbytes}")
-                self._pwrite(start + offset, view)
-            tensor.crc32 = self._crc32(start, tensor.nbytes)
-            record = struct.pack("<II", number, tensor.crc32)
-            self._pwrite(self._journal, record + struct.pack("<I", zlib.crc32(record)))
-            self._journal += _RECORD.size
+            self._pwrite(self.weights_offset + tensor.places[plane] + offset, view)
+        except OSError as error:
+            raise self._explain(error) from None
+
+    def end_tensor(self, number: int) -> None:
+        """Every piece of the tensor is written: takes its checksum and notes it in the journal. Any thread."""
+        tensor = self.tensors[number]
+        try:
+            crc32 = self._crc32(tensor)
+            record = struct.pack("<II", number, crc32)
+            with self._lock:
+                self._pwrite(self._journal, record + struct.pack("<I", zlib.crc32(record)))
+                self._journal += _RECORD.size
+                tensor.crc32 = crc32
         except OSError as error:
             raise self._explain(error) from None
 
@@ -150,10 +199,10 @@ class ZseWriter:
                 head += ENTRY.pack(name.encode(), offset, nbytes, crcs.get(name, 0), SECTIONS[name])
             head[24:28] = struct.pack("<I", table_crc32(bytes(head)))
             # The header makes it a .zse: it comes after everything that it promises is on the disk.
-            os.fsync(self._fd)
+            self._sync()
             self._pwrite(0, head)
             os.ftruncate(self._fd, self.file_bytes)
-            os.fsync(self._fd)
+            self._sync()
             os.replace(self.part, self.out)
             folder = os.open(os.path.dirname(self.out) or ".", os.O_RDONLY | os.O_DIRECTORY)
             try:
@@ -163,11 +212,16 @@ class ZseWriter:
         except OSError as error:
             raise self._explain(error) from None
 
+    def _sync(self) -> None:
+        if self._is_durable:
+            os.fsync(self._fd)
+
     def _index(self) -> bytes:
         # Checksums have a fixed width, so that the section's size does not depend on them.
         return to_json({"tensors": [
             {"name": tensor.name, "layout": tensor.layout, "type": tensor.type, "shape": tensor.shape,
-             "offset": tensor.offset, "nbytes": tensor.nbytes, "crc32": f"{tensor.crc32 or 0:08x}"}
+             "offset": tensor.places[0], "nbytes": tensor.nbytes, "crc32": f"{tensor.crc32 or 0:08x}"}
+            | ({"planes": tensor.places} if tensor.planes else {})
             for tensor in self.tensors]})
 
     def _resume(self) -> None:
@@ -185,20 +239,23 @@ class ZseWriter:
             if zlib.crc32(record[:8]) != check or number >= len(self.tensors):
                 break
             tensor = self.tensors[number]
-            if self._crc32(self.weights_offset + tensor.offset, tensor.nbytes) == crc32:
+            if self._crc32(tensor) == crc32:
                 tensor.crc32 = crc32
                 self.resumed_bytes += tensor.nbytes
             self._journal += _RECORD.size
 
-    def _crc32(self, offset: int, nbytes: int) -> int:
+    def _crc32(self, tensor: PlannedTensor) -> int:
         """CRC-32 of what the file holds: planes are written in pieces, so the sum is taken from the page cache."""
-        crc32, end = 0, offset + nbytes
-        while offset < end:
-            data = os.pread(self._fd, min(_CHUNK_BYTES, end - offset), offset)
-            if not data:
-                return crc32 ^ 0xFFFFFFFF       # shorter than planned: cannot match
-            crc32 = zlib.crc32(data, crc32)
-            offset += len(data)
+        crc32 = 0
+        for place, size in zip(tensor.places, tensor.sizes, strict=True):
+            offset = self.weights_offset + place
+            end = offset + size
+            while offset < end:
+                data = os.pread(self._fd, min(_CHUNK_BYTES, end - offset), offset)
+                if not data:
+                    return crc32 ^ 0xFFFFFFFF       # shorter than planned: cannot match
+                crc32 = zlib.crc32(data, crc32)
+                offset += len(data)
         return crc32
 
     def _pwrite(self, offset: int, data) -> None:

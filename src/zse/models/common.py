@@ -63,10 +63,6 @@ def gguf_rope(fields: Fields, default_theta: float = 10000.0) -> RopeConfig:
 
 def hf_values(fields: Fields, generation: Fields | None, *, tied_default: bool = False) -> dict:
     """ModelConfig fields from a Hugging Face config.json and, for the end-of-sequence ids, generation_config.json."""
-    if fields.get("quantization_config") is not None:
-        raise UnsupportedError(f"{fields.path}: quantization_config",
-                               (fields.get("quantization_config") or {}).get("quant_method", "unnamed"),
-                               ["none (bf16, f16, f32 weights; quantize with --quantize int4 or int8)"])
     hidden = fields.integer("hidden_size", high=MAX_WIDTH)
     heads = fields.integer("num_attention_heads", high=MAX_WIDTH)
     head_dim = fields.integer("head_dim", None, high=MAX_WIDTH)

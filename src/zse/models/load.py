@@ -1,35 +1,45 @@
 """From an open file to a model in device memory: plan the bytes, then read and repack every tensor in execution order.
 
-    plan = plan_model(source)                   # names, shapes and types are checked here, nothing is allocated
+    plan = plan_model(source, family=device.family)     # names, shapes and types are checked, nothing is allocated
     model = load_model(device, plan)            # reading goes on in the device's load threads
     ...                                         # record graphs meanwhile
     model.wait()                                # all weights are there, or FormatError
 
-q, k and v that have one scheme become one matrix, gate and up likewise: one launch reads all their rows.
-No NumPy here; only quantizing on load (quantize_load.py) imports it.
+q, k and v that have one scheme become one matrix, gate and up likewise: one launch reads all their rows. All lies in one
+buffer, vectors first, then the matrices as a step reads them; a `.zse` that was written for the device has the same
+order and distances, so that its load is a few large copies. No NumPy here; only quantize_load.py imports it.
 """
 
+import logging
 from array import array
 from typing import Any, NamedTuple
 
 import msgspec
 
 from zse.errors import ConfigError, FormatError, UnsupportedError
-from zse.formats.source import ModelSource, TensorInfo
-from zse.kernels.repack import vector_job, weight_jobs
+from zse.formats.source import DENSE_TYPES, ModelSource, TensorInfo
 from zse.models import names, registry
 from zse.models.config import ModelConfig
-from zse.quant.scheme import TILE_ROWS, AffineScheme, DenseScheme, placed_planes
-from zse.runtime.load import LoadJob
+from zse.quant.scheme import (
+    FP8_BLOCK,
+    LAYOUT,
+    TILE_ROWS,
+    DenseScheme,
+    Fp8Scheme,
+    Plane,
+    Scheme,
+    memory_layout,
+)
 from zse.tensor import Tensor, Weight
 
-ALIGN = 64                      # bytes: planes start at a cache line
+log = logging.getLogger("zse.load")
+
+# Bytes that planes start at multiples of: a cache line; on a GPU what tensor maps and large copies want, as in a .zse.
+ALIGN = {"cpu": 64, "gpu": 256}
 MAX_HEAD_DIM = 256              # of the attention kernels
 MAX_GROUP = 32                  # query heads that share a KV head, of the attention kernels
-VECTOR_TYPES = ("F32", "F16", "BF16")
+GPU_GROUP = 128                 # columns that share a scale where a GPU's weights are quantized on load
 FUSED: dict[str, tuple[str, ...]] = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
-
-Scheme = AffineScheme | DenseScheme
 
 
 class Part(NamedTuple):
@@ -41,12 +51,17 @@ class Part(NamedTuple):
 
 
 class MatrixPlan(NamedTuple):
-    """A weight in memory: [rows, columns] in `scheme`, made of one or more tensors."""
+    """A weight in memory: [rows, columns] in `scheme` and `layout`, made of one or more tensors."""
 
     name: str
     shape: tuple[int, int]
     scheme: Scheme
     parts: tuple[Part, ...]
+    layout: str = LAYOUT
+
+    @property
+    def planes(self) -> tuple[Plane, ...]:
+        return self.scheme.planes(*self.shape, self.layout)
 
 
 class VectorPlan(NamedTuple):
@@ -59,7 +74,7 @@ class VectorPlan(NamedTuple):
 
 class ModelPlan(NamedTuple):
     """What will be loaded. policy: how dense matrices are quantized while loading, or None. memory_bytes: device memory
-    by label: embedding, layers, head."""
+    by label: embedding, layers, head. family: of the device ("cpu", "gpu"), which decides layouts and alignment."""
 
     source: ModelSource
     config: ModelConfig
@@ -67,6 +82,7 @@ class ModelPlan(NamedTuple):
     vectors: tuple[VectorPlan, ...]
     policy: Any
     memory_bytes: dict[str, int]
+    family: str = "cpu"
 
 
 class Model:
@@ -129,18 +145,20 @@ def _with_freq_factors(config: ModelConfig, source: ModelSource) -> ModelConfig:
         raise FormatError(source.path, info.offset, info.name, str(error)) from None
 
 
-def plan_model(source: ModelSource, *, quantize: str | None = None) -> ModelPlan:
+def plan_model(source: ModelSource, *, quantize: str | None = None, family: str = "cpu") -> ModelPlan:
     """Check that every tensor the architecture needs is there with its shape, and lay out memory.
 
     quantize: "int4" or "int8" (any zse.quant.policy.Policy quant): dense matrices are quantized while loading; already
-    quantized ones stay as they are. Raises FormatError, UnsupportedError, ConfigError.
+    quantized ones stay as they are. family: of the device that it is for. Raises FormatError, UnsupportedError,
+    ConfigError.
     """
     config = read_config(source)
     _check_kernels(source.path, config)
     policy = None
     if quantize is not None:
         from zse.quant.policy import Policy
-        policy = Policy(quantize)
+        # Larger groups on a GPU: half the scales' bytes, and its activations have no groups of their own to match.
+        policy = Policy(quantize, GPU_GROUP if family == "gpu" and quantize.startswith("int") else None)
     prefix = names.hf_prefix(source.path, source.tensors) if source.naming == "hf" else ""
     schemes: dict[str, Scheme] = {}
     parts: dict[str, Part] = {}
@@ -154,13 +172,14 @@ def plan_model(source: ModelSource, *, quantize: str | None = None) -> ModelPlan
                               f"has shape {list(info.shape)}, expected {list(role.shape)}")
         parts[role.name] = Part(role, info, 0)
         if role.kind == "matrix":
-            schemes[role.name] = _scheme(role, info, config, policy)
-        elif info.type not in VECTOR_TYPES:
-            raise UnsupportedError(f"{source.path}: type of {name}", info.type, VECTOR_TYPES)
-    if policy is not None and not any(parts[role].info.layout == "rows" for role in schemes):
+            schemes[role.name] = _scheme(role, info, config, policy, family)
+        elif info.type not in DENSE_TYPES:
+            raise UnsupportedError(f"{source.path}: type of {name}", info.type, DENSE_TYPES)
+    if policy is not None and not any(parts[role].info.is_dense for role in schemes):
         raise ConfigError(f"{source.path} is quantized already ({schemes['layers.0.q']}): leave --quantize out")
-    matrices, vectors = _fuse(config, parts, schemes)
-    return ModelPlan(source, config, tuple(matrices), tuple(vectors), policy, _memory_bytes(matrices, vectors))
+    matrices, vectors = _fuse(config, parts, schemes, family)
+    memory = _memory_bytes(matrices, vectors, ALIGN[family])
+    return ModelPlan(source, config, tuple(matrices), tuple(vectors), policy, memory, family)
 
 
 def _check_kernels(path: object, config: ModelConfig) -> None:
@@ -174,25 +193,31 @@ def _check_kernels(path: object, config: ModelConfig) -> None:
         raise UnsupportedError(f"{path}: final logit softcapping", config.logit_softcap, ["none"])
 
 
-def _scheme(role: names.Role, info: TensorInfo, config: ModelConfig, policy) -> Scheme:
+def _scheme(role: names.Role, info: TensorInfo, config: ModelConfig, policy, family: str) -> Scheme:
     """The scheme that a matrix has in memory."""
     scheme = info.scheme
-    if policy is not None and info.layout == "rows":
+    if policy is not None and info.is_dense:
         scheme = policy.scheme(role.shape, config.vocab_size) or scheme
+    if isinstance(scheme, Fp8Scheme):
+        if family == "cpu":
+            scheme = DenseScheme("bf16")        # 2**-9 of rounding beside the 2**-4 that the numbers have already
+        elif scheme.scaling == "tensor":
+            scheme = Fp8Scheme("row")           # the same numbers, and matrices of different scales can be joined
     if not scheme.fits(role.shape[1]):
         raise UnsupportedError(f"{info.name} as {scheme}: number of columns", role.shape[1], ["multiples of the group"])
     return scheme
 
 
-def _fuse(config: ModelConfig, parts: dict[str, Part],
-          schemes: dict[str, Scheme]) -> tuple[list[MatrixPlan], list[VectorPlan]]:
+def _fuse(config: ModelConfig, parts: dict[str, Part], schemes: dict[str, Scheme],
+          family: str) -> tuple[list[MatrixPlan], list[VectorPlan]]:
     """Matrices and vectors in execution order, with q, k, v and gate, up joined where they can be."""
     member_of: dict[str, tuple[str, list[str]]] = {}     # role → what it is joined into, and all roles of that
     for layer in range(config.num_layers):
         for fused, members in FUSED.items():
             roles = [f"layers.{layer}.{member}" for member in members]
             same = len({schemes[role] for role in roles}) == 1
-            whole_tiles = all(parts[role].role.shape[0] % TILE_ROWS == 0 for role in roles[:-1])
+            unit = FP8_BLOCK if schemes[roles[0]] == Fp8Scheme("block") else TILE_ROWS
+            whole_tiles = all(parts[role].role.shape[0] % unit == 0 for role in roles[:-1])
             if same and whole_tiles:
                 for suffix in ("", "_bias"):
                     joined = [role + suffix for role in roles]
@@ -207,19 +232,25 @@ def _fuse(config: ModelConfig, parts: dict[str, Part],
             placed.append(parts[member]._replace(first=first))
             first += parts[member].role.shape[0]
         if part.role.kind == "matrix":
-            matrices.append(MatrixPlan(name, (first, part.role.shape[1]), schemes[role], tuple(placed)))
+            layout = memory_layout(schemes[role], family)
+            matrices.append(MatrixPlan(name, (first, part.role.shape[1]), schemes[role], tuple(placed), layout))
         else:
             vectors.append(VectorPlan(name, first, tuple(placed)))
+    # As in a .zse: in each layer the norms, then the biases.
+    vectors.sort(key=lambda vector: (_layer(vector.name, config), vector.parts[0].role.kind == "bias"))
     return matrices, vectors
 
 
-def _memory_bytes(matrices: list[MatrixPlan], vectors: list[VectorPlan]) -> dict[str, int]:
+def _layer(name: str, config: ModelConfig) -> int:
+    return int(name.split(".")[1]) if name.startswith("layers.") else config.num_layers
+
+
+def _memory_bytes(matrices: list[MatrixPlan], vectors: list[VectorPlan], align: int) -> dict[str, int]:
     total = {"embedding": 0, "layers": 0, "head": 0}
     for matrix in matrices:
         label = {"embed": "embedding", "head": "head"}.get(matrix.name, "layers")
-        for plane in matrix.scheme.planes(*matrix.shape):
-            total[label] += _aligned(plane.nbytes)
-    total["layers"] += sum(_aligned(4 * vector.size) for vector in vectors)
+        total[label] += sum(_aligned(plane.nbytes, align) for plane in matrix.planes)
+    total["layers"] += sum(_aligned(4 * vector.size, align) for vector in vectors)
     return {label: nbytes for label, nbytes in total.items() if nbytes}
 
 
@@ -236,71 +267,33 @@ def require_memory(bytes_by_label: dict[str, int], limit: int | None) -> None:
 def load_model(device, plan: ModelPlan, *, max_memory: int | None = None) -> Model:
     """Allocate device memory for the plan and start loading; Model.wait() ends it.
 
-    max_memory: bytes; ConfigError when the weights alone are over it. All lies in one buffer, in execution order.
+    max_memory: bytes; ConfigError when the weights alone are over it. device.family must be the plan's.
     """
     require_memory(plan.memory_bytes, max_memory)
+    family = getattr(device, "family", "cpu")
+    if family != plan.family:
+        raise ValueError(f"a plan for {plan.family} on a {family}")
     buffer = device.alloc(sum(plan.memory_bytes.values()), label="weights")
-    weights, vectors, offset = {}, {}, 0
-    for matrix in plan.matrices:
-        planes = {}
-        for plane in matrix.scheme.planes(*matrix.shape):
-            planes[plane.name] = Tensor(buffer, plane.shape, plane.dtype, offset)
-            offset += _aligned(plane.nbytes)
-        weights[matrix.name] = Weight(matrix.shape, matrix.scheme, planes)
+    weights, vectors = place(plan, buffer)
+    from zse.models.load_jobs import start_loading
+    return Model(plan, weights, vectors, buffer, start_loading(device, plan, weights, vectors))
+
+
+def place(plan: ModelPlan, buffer, base: int = 0) -> tuple[dict[str, Weight], dict[str, Tensor]]:
+    """Weights and vectors of the plan in `buffer`, from byte `base` on, in the order of a `.zse` file."""
+    align, offset = ALIGN[plan.family], base
+    weights, vectors = {}, {}
     for vector in plan.vectors:
         vectors[vector.name] = Tensor(buffer, (vector.size,), "f32", offset)
-        offset += _aligned(4 * vector.size)
-    jobs = list(_jobs(device, plan, weights, vectors))
-    model = Model(plan, weights, vectors, buffer, device.load(jobs))
-    if plan.policy is not None:
-        from zse.models.quantize_load import quantize_matrices
-        quantize_matrices(plan, weights)
-    return model
-
-
-def _jobs(device, plan: ModelPlan, weights: dict[str, Weight], vectors: dict[str, Tensor]):
-    """Every LoadJob of the plan, in execution order."""
-    config, source = plan.config, plan.source
-    order = _row_order(device, config) if source.interleaved_rope else None
-    plus_one = source.naming == "hf" and registry.architecture(config.architecture).HF_NORM_PLUS_ONE
-    for vector in plan.vectors:
-        tensor = vectors[vector.name]
-        for part in vector.parts:
-            out = Tensor(tensor.buffer, (part.role.shape[0],), "f32", tensor.offset + 4 * part.first)
-            permuted = order if part.role.heads else None
-            yield vector_job(part.info, out, 1.0 if plus_one and part.role.kind == "norm" else 0.0, permuted,
-                             config.head_dim if permuted else 1)
+        offset += _aligned(4 * vector.size, align)
     for matrix in plan.matrices:
-        weight = weights[matrix.name]
-        for part in matrix.parts:
-            if part.info.layout == "r16":
-                yield from _plane_copies(part, matrix.scheme, weight)
-            elif part.info.layout == "ggml" or matrix.scheme == part.info.scheme:
-                permuted = order if part.role.heads else None
-                yield from weight_jobs(part.info, weight, first_row=part.first, order=permuted,
-                                       unit=config.head_dim if permuted else TILE_ROWS)
+        planes = {}
+        for plane in matrix.planes:
+            planes[plane.name] = Tensor(buffer, plane.shape, plane.dtype, offset)
+            offset += _aligned(plane.nbytes, align)
+        weights[matrix.name] = Weight(matrix.shape, matrix.scheme, planes, matrix.layout)
+    return weights, vectors
 
 
-def _row_order(device, config: ModelConfig) -> Tensor:
-    """Undoes the row order of a GGUF llama-architecture q or k, for one head: i32 [head_dim]."""
-    tensor = Tensor(device.alloc(4 * config.head_dim, label="row order"), (config.head_dim,), "i32")
-    view = tensor.view()
-    for row in range(config.head_dim):
-        view[row] = names.unpermute_row(row, config.head_dim)
-    return tensor
-
-
-def _plane_copies(part: Part, scheme: Scheme, weight: Weight):
-    """Jobs for a tensor whose bytes already are planes: read them where they belong."""
-    placed, _ = placed_planes(scheme, *part.role.shape)
-    tile = part.first // TILE_ROWS
-    for stored, start in placed:
-        plane = weight.planes[stored.name]
-        at = plane.offset + tile * (plane.nbytes // plane.shape[0])
-        destination = Tensor(plane.buffer, (stored.nbytes,), "u8", at)
-        yield LoadJob(part.info.fd, part.info.offset + start, stored.nbytes, None, [destination], (1,),
-                      part.info.file.path, part.info.name)
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGN) * ALIGN
+def _aligned(nbytes: int, align: int) -> int:
+    return -(-nbytes // align) * align

@@ -1,52 +1,51 @@
-"""Quantizing dense weights while a model is loaded (`--quantize`). The only part of loading that needs NumPy."""
+"""Matrices whose numbers NumPy has to make while a model is loaded: quantized on load (`--quantize`), stored by others
+in formats of their own (AWQ, GPTQ, compressed-tensors), or in a layout or type that the device does not read. The only
+part of loading that needs NumPy."""
 
-import numpy as np
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 from zse.errors import FormatError
+from zse.formats.matrix import planes_of_rows, prepare
 from zse.models.names import unpermute_row
-from zse.quant.pack import bf16_to_f32, f32_to_bf16, pack, pack_dense
-from zse.quant.quantize import quantize
-from zse.quant.scheme import TILE_ROWS
+from zse.quant.scheme import rows_per_line
 
-CHUNK_BYTES = 16 << 20          # of the file, at once: bounds the memory that quantizing takes beside the model
-_DTYPE = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+CHUNK_ELEMENTS = 1 << 20        # at once and thread: about 30 MB with all temporaries
+ROW_UNIT = 128                  # chunks are whole tiles, and whole blocks of fp8
 
 
-def quantize_matrices(plan, weights) -> None:
-    """Fill the matrices of `plan` (zse.models.load.ModelPlan) whose scheme differs from their file's."""
+def fill_parts(plan, parts, threads: int | None = None) -> None:
+    """Fill what is written to host memory. plan: zse.models.load.ModelPlan; parts: [(Part, MatrixPlan, Weight)], where
+    the Weight's planes lie in memory that has a view(). FormatError names the tensor that cannot be had."""
     dim = plan.config.head_dim
-    head_order = np.array([unpermute_row(row, dim) for row in range(dim)])
-    for matrix in plan.matrices:
-        for part in matrix.parts:
-            if part.info.layout != "rows" or matrix.scheme == part.info.scheme:
-                continue
+    head_order = [unpermute_row(row, dim) for row in range(dim)]
+    with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
+        for part, matrix, weight in parts:      # one after another: a checkpoint's words are held whole
             order = head_order if plan.source.interleaved_rope and part.role.heads else None
-            _quantize_part(plan.source, part, matrix.scheme, weights[matrix.name], order)
+            _fill_part(pool, plan.source, part, matrix, weight, order)
 
 
-def _quantize_part(source, part, scheme, weight, order) -> None:
-    rows, width = part.info.shape
-    unit = TILE_ROWS if order is None else np.lcm(len(order), TILE_ROWS)
-    row_bytes = part.info.nbytes // rows
-    step = max(unit, CHUNK_BYTES // row_bytes // unit * unit)
-    for start in range(0, rows, step):
-        count = min(step, rows - start)
-        raw = np.frombuffer(source.read(part.info, start * row_bytes, count * row_bytes), _DTYPE[part.info.type])
-        values = (bf16_to_f32(raw) if part.info.type == "BF16" else raw.astype(np.float32)).reshape(count, width)
-        if order is not None:
-            values = values.reshape(-1, len(order), width)[:, order].reshape(count, width)
-        try:
-            planes = pack(quantize(values, scheme)) if scheme.kind == "affine" else _dense(scheme, values)
-        except ValueError as error:
-            raise FormatError(source.path, part.info.offset, part.info.name, str(error)) from None
-        tile = (part.first + start) // TILE_ROWS
-        for name, data in planes.items():
-            plane = weight.planes[name]
-            at = plane.offset + tile * (plane.nbytes // plane.shape[0])
-            memoryview(plane.buffer.view())[at:at + data.nbytes] = memoryview(np.ascontiguousarray(data).data).cast("B")
+def _fill_part(pool, source, part, matrix, weight, head_order) -> None:
+    info, (rows, width) = part.info, part.info.shape
+    prepared = prepare(source, info)
+    order = None
+    if head_order is not None:
+        dim = len(head_order)
+        order = [row // dim * dim + head_order[row % dim] for row in range(rows)]
 
+    def fill(start: int) -> None:
+        stop = min(start + step, rows)
+        arrays = planes_of_rows(source, info, matrix.scheme, matrix.layout, start, stop, order=order,
+                                order_span=len(head_order or (0,)), prepared=prepared)
+        for plane in matrix.scheme.planes(*matrix.shape, matrix.layout):
+            tensor, data = weight.planes[plane.name], memoryview(arrays[plane.name]).cast("B")
+            line_bytes = plane.nbytes // plane.shape[0]
+            at = tensor.offset + (part.first + start) // rows_per_line(plane, matrix.layout, matrix.shape[0]) * line_bytes
+            memoryview(tensor.buffer.view())[at:at + data.nbytes] = data
 
-def _dense(scheme, values):
-    if scheme.dtype == "bf16":
-        return pack_dense(scheme, f32_to_bf16(values))
-    return pack_dense(scheme, values.astype(np.float16 if scheme.dtype == "f16" else np.float32))
+    step = max(ROW_UNIT, CHUNK_ELEMENTS // width // ROW_UNIT * ROW_UNIT)
+    try:
+        for done in [pool.submit(fill, start) for start in range(0, rows, step)]:
+            done.result()
+    except ValueError as error:
+        raise FormatError(source.path, info.offset, info.name, f"cannot become {matrix.scheme}: {error}") from None

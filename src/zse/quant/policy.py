@@ -3,9 +3,9 @@
 from collections import namedtuple
 
 from zse.errors import ConfigError, UnsupportedError
-from zse.quant.scheme import BLOCK_COLUMNS, GROUPS, AffineScheme, DenseScheme
+from zse.quant.scheme import BLOCK_COLUMNS, GROUPS, AffineScheme, DenseScheme, Fp8Scheme, Scheme
 
-QUANTS = ("int4", "int5", "int6", "int8", "f16", "bf16", "f32")
+QUANTS = ("int4", "int5", "int6", "int8", "fp8", "f16", "bf16", "f32")
 # One group of the int8 activations. 64 columns raise the error of Student-t weights at 4 bits from 8.4 % to 10.4 % rms.
 DEFAULT_GROUP = 32
 MIN_ELEMENTS = 1 << 14      # below, a matrix is tiny: 16 Ki weights are 8 KiB as int4 and never worth an error
@@ -16,7 +16,8 @@ class Policy(namedtuple("Policy", "quant group head")):
     """quant: what matrices become; head: what matrices with one row per vocabulary entry (embedding, LM head) become.
 
     group: columns per scale. `head` None follows the default: int8 where quant is an integer type (an error in the
-    LM head reaches the logits directly, and it is read once a token), else quant. Raises UnsupportedError.
+    LM head reaches the logits directly, and it is read once a token), else quant. fp8 has one scale a row.
+    Raises UnsupportedError.
     """
 
     __slots__ = ()
@@ -32,7 +33,7 @@ class Policy(namedtuple("Policy", "quant group head")):
         head = head or ("int8" if quant.startswith("int") else quant)
         return super().__new__(cls, quant, DEFAULT_GROUP if group is None else group, head)
 
-    def scheme(self, shape: tuple[int, ...], vocab_size: int | None) -> AffineScheme | DenseScheme | None:
+    def scheme(self, shape: tuple[int, ...], vocab_size: int | None) -> Scheme | None:
         """The scheme of a tensor of `shape`, or None to leave it as it is: 1-D, above 2-D, or tiny.
 
         Columns that are not a multiple of 32 cannot be grouped and become f16. A group that does not divide the
@@ -42,6 +43,9 @@ class Policy(namedtuple("Policy", "quant group head")):
             return None
         rows, columns = shape
         quant = self.head if rows == vocab_size else self.quant
+        if quant == "fp8":
+            tiny = rows < MIN_ROWS or rows * columns < MIN_ELEMENTS
+            return None if tiny else Fp8Scheme("row") if Fp8Scheme("row").fits(columns) else DenseScheme("bf16")
         if not quant.startswith("int"):
             return DenseScheme(quant)
         if rows < MIN_ROWS or rows * columns < MIN_ELEMENTS:

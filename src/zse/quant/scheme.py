@@ -199,6 +199,15 @@ def memory_layout(scheme: Scheme, family: str) -> str:
     return ROWS
 
 
+def rows_per_line(plane: Plane, layout: str, n: int) -> int:
+    """Rows of an N-row matrix that one entry of the plane's first dimension belongs to."""
+    if layout == LAYOUT:
+        return TILE_ROWS
+    if plane.name == "scale" and plane.shape[0] != n:
+        return FP8_BLOCK if len(plane.shape) == 2 else n
+    return 1
+
+
 def placed_planes(scheme: Scheme, n: int, k: int, layout: str | None = None) -> tuple[list[tuple[Plane, int]], int]:
     """The planes of N x K with their offsets in one piece, each at a multiple of 256, and the piece's bytes.
 
@@ -220,8 +229,8 @@ def parse_scheme(name: str) -> Scheme:
     return scheme
 
 
-_ALL: list[Scheme] = [DenseScheme(dtype) for dtype in DENSE_DTYPES]
-_ALL += [AffineScheme(bits, group, symmetric) for bits in BITS for group in GROUPS for symmetric in (False, True)]
-_ALL += [Fp8Scheme(scaling) for scaling in FP8_SCALINGS]
-_BY_NAME = {scheme.name: scheme for scheme in _ALL}
+SCHEMES: list[Scheme] = [DenseScheme(dtype) for dtype in DENSE_DTYPES]
+SCHEMES += [AffineScheme(bits, group, symmetric) for bits in BITS for group in GROUPS for symmetric in (False, True)]
+SCHEMES += [Fp8Scheme(scaling) for scaling in FP8_SCALINGS]
+_BY_NAME = {scheme.name: scheme for scheme in SCHEMES}
 SCHEME_NAMES = tuple(_BY_NAME)

@@ -7,7 +7,6 @@ class ServedModel:
     def __init__(self, tokenizer, template, detokenizer: type, name: str):
         self._tokenizer, self._template, self._detokenizer, self._name = tokenizer, template, detokenizer, name
         self.vocab_size: int = tokenizer.vocab_size
-        self.token_bytes = tokenizer.token_bytes
         self.has_chat_template = template is not None
 
     def encode_text(self, text: str) -> list[int]:
@@ -21,6 +20,10 @@ class ServedModel:
             from zse.tokenizer.chat_template import no_chat_template
             raise no_chat_template(self._name)
         return self._template.encode(messages)
+
+    def token_bytes(self, id: int) -> bytes:
+        """What one token adds to a text; nothing for the rows that pad a model's embedding past its vocabulary."""
+        return self._tokenizer.token_bytes(id) if id < self.vocab_size else b""
 
     def decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids)

@@ -32,10 +32,13 @@ class IncrementalDetokenizer:
         self.num_tokens = 0
 
     def push(self, id: int) -> str:
-        """The text that this token makes certain; "" once stopped. IndexError for an id outside the vocabulary."""
+        """The text that this token makes certain; "" once stopped. An id past the vocabulary has no text: embeddings are
+        padded with rows that a model hardly ever samples. IndexError for a negative id."""
         if self.stopped is not None:
             return ""
         self.num_tokens += 1
+        if id >= self._tokenizer.vocab_size:
+            return ""
         if id in self._stop_ids:
             text = self._end(self._decode(b"", True))
             self.stopped = self.stopped or self._stop_ids[id]

@@ -1,0 +1,190 @@
+"""Loading for a GPU: layouts, few large copies, what is made on the host; on a CPU device that calls itself a GPU."""
+
+import numpy as np
+import pytest
+import tiny
+
+from zse.formats.convert import convert
+from zse.formats.source import open_model
+from zse.models import names
+from zse.models.load import load_model, plan_model
+from zse.models.load_jobs import Copy, merge
+from zse.quant.pack import bf16_to_f32, dequantize_fp8, unpack, unpack_dense
+from zse.runtime.cpu import CPUDevice
+from zse.tensor import Tensor
+
+
+class PretendGPU(CPUDevice):
+    """Memory that must be written by copies, not by repacking kernels."""
+
+    family = "gpu"
+
+    def load(self, jobs, threads=None):
+        assert all(job.symbol is None for job in jobs)
+        self.num_jobs = len(jobs)
+        return super().load(jobs, threads)
+
+    def write(self, tensor, data):
+        memoryview(tensor.buffer.view())[tensor.offset:tensor.offset + tensor.nbytes] = memoryview(data).cast("B")
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    with PretendGPU(threads=2) as device:
+        yield device
+
+
+def values_of(weight) -> np.ndarray:
+    """f32 [N, K] of a loaded Weight."""
+    dtypes = {"u8": np.uint8, "e4m3": np.uint8, "f16": np.float16, "f32": np.float32, "bf16": np.uint16}
+    planes = {}
+    for name, tensor in weight.planes.items():
+        raw = bytes(memoryview(tensor.buffer.view())[tensor.offset:tensor.offset + tensor.nbytes])
+        planes[name] = np.frombuffer(raw, dtypes[tensor.dtype]).reshape(tensor.shape)
+    if weight.scheme.kind == "affine":
+        assert weight.layout == "r16"
+        return unpack(weight.scheme, planes, *weight.shape).dequantize()
+    assert weight.layout == "rows"
+    if weight.scheme.kind == "fp8":
+        return dequantize_fp8(weight.scheme, planes, *weight.shape)
+    w = unpack_dense(weight.scheme, planes, *weight.shape, "rows")
+    return bf16_to_f32(w) if weight.scheme.dtype == "bf16" else w.astype(np.float32)
+
+
+def load(device, path, **options):
+    source = open_model(path)
+    model = load_model(device, plan_model(source, family="gpu", **options))
+    model.wait()
+    return model
+
+
+def check(model, expected, tolerance=0.0):
+    """Every weight and vector of the model against arrays by role."""
+    seen = set()
+    for name, weight in model.weights.items():
+        base, _, short = name.rpartition(".")
+        members = {"qkv": "q k v", "gate_up": "gate up"}.get(short, short).split()
+        roles = [f"{base}.{member}" if base else member for member in members]
+        seen |= set(roles)
+        wanted = np.concatenate([expected[role] for role in roles])
+        got = values_of(weight)
+        if tolerance:
+            np.testing.assert_allclose(got, wanted, atol=tolerance * np.abs(wanted).max(), err_msg=name)
+        else:
+            np.testing.assert_array_equal(got, wanted, err_msg=name)
+    for name, tensor in model.vectors.items():
+        base, _, short = name.rpartition(".")
+        members = ["q_bias", "k_bias", "v_bias"] if short == "qkv_bias" else [short]
+        roles = [f"{base}.{member}" if base else member for member in members]
+        seen |= set(roles)
+        np.testing.assert_array_equal(np.array(tensor.view()), np.concatenate([expected[role] for role in roles]))
+    assert seen == set(expected)
+
+
+def config_of(path):
+    with open_model(path) as source:
+        return plan_model(source).config
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma3", "llama", "qwen3"])
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
+def test_a_directory_of_plain_rows_is_copied(family, dtype, gpu, tmp_path):
+    path = tiny.write(family, tmp_path, dtype)
+    expected = tiny.by_role(family, config_of(path))
+    if dtype == "BF16":
+        plus = 1 if family == "gemma3" else 0
+        for name, values in expected.items():
+            shift = plus if "norm" in name else 0
+            expected[name] = bf16_to_f32(tiny.to_bf16(values - np.float32(shift))) + np.float32(shift)
+            if shift:
+                original = tiny.weights(family)[names.hf_name(name, config_of(path))]
+                expected[name] = bf16_to_f32(tiny.to_bf16(original)) + np.float32(1)
+    check(load(gpu, path), expected)
+
+
+@pytest.mark.parametrize("quant, layout", [("int4", "r16"), ("int8", "r16"), ("fp8", "r16"), ("bf16", "rows"),
+                                           ("bf16", "r16"), ("f16", "rows")])
+@pytest.mark.parametrize("family", ["wide", "qwen2"])
+def test_a_converted_file_is_one_copy(family, quant, layout, gpu, tmp_path):
+    (tmp_path / "hf").mkdir()
+    path = tiny.write(family, tmp_path / "hf")
+    out = tmp_path / "m.zse"
+    convert(path, out, quant, layout=layout)
+    config = config_of(path)
+    model = load(gpu, out)
+    check(model, tiny.by_role(family, config), {"int4": 0.13, "int8": 0.006, "fp8": 0.07, "bf16": 0.004, "f16": 5e-4}[quant])
+    # Everything lies in the file as in memory, or all matrices are made on the host and the vectors are one copy.
+    assert gpu.num_jobs == 1
+    assert {weight.layout for weight in model.weights.values()} <= {"r16", "rows"}
+
+
+def test_quantizing_on_load(gpu, tmp_path):
+    path = tiny.write("wide", tmp_path)
+    model = load(gpu, path, quantize="int4")
+    assert model.weights["layers.0.qkv"].scheme.name == "int4-g128"
+    check(model, tiny.by_role("wide", model.config), 0.16)
+
+
+@pytest.mark.parametrize("type", ["Q4_1", "Q8_0", "Q6_K", "F16", "BF16"])
+def test_gguf_is_repacked_on_the_host(type, gpu, tmp_path):
+    from formats_build import Tensor as GGUFTensor
+    from formats_build import gguf, llama_metadata
+
+    from zse.formats.gguf import rope_row_order
+    from zse.formats.matrix import rows_f32
+    hidden = 256
+    shapes = {"token_embd": (64, hidden), "blk.0.attn_q": (hidden, hidden), "blk.0.attn_k": (128, hidden),
+              "blk.0.attn_v": (128, hidden), "blk.0.attn_output": (hidden, hidden), "blk.0.ffn_gate": (512, hidden),
+              "blk.0.ffn_up": (512, hidden), "blk.0.ffn_down": (hidden, 512)}
+    tensors = [GGUFTensor(f"{name}.weight", type, shape) for name, shape in shapes.items()]
+    tensors += [GGUFTensor(f"{name}.weight", "F32", (hidden,)) for name in ("blk.0.attn_norm", "blk.0.ffn_norm",
+                                                                           "output_norm")]
+    sizes = {"llama__embedding_length": ("u32", hidden), "llama__feed_forward_length": ("u32", 512)}
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf(llama_metadata(**sizes), tensors))
+    config, expected = config_of(path), {}
+    with open_model(path) as source:
+        for role in names.model_roles(config):
+            info = source.tensors[names.gguf_name(role.name)]
+            raw = source.read(info)
+            if len(info.shape) == 1:
+                expected[role.name] = np.frombuffer(raw, np.float32)
+                continue
+            order = rope_row_order(role.heads, config.head_dim) if role.heads else None
+            expected[role.name] = rows_f32(source, info, 0, info.shape[0], order, len(order) if order else 1)
+            if type in ("Q6_K",):       # its scales are rounded to f16 in memory
+                from zse.formats.matrix import rows_affine
+                expected[role.name] = rows_affine(source, info, 0, info.shape[0], order,
+                                                  len(order) if order else 1).dequantize()
+    check(load(gpu, path), expected)
+
+
+def test_merge_joins_neighbours_only():
+    class File:
+        path = "f"
+
+        def __init__(self, fd):
+            self.fd = fd
+
+    one, two = File(3), File(4)
+
+    def copy(at, nbytes, source):
+        return Copy(Tensor(None, (nbytes,), "u8", at), source, "t")
+
+    def spans(copies):
+        return [(job.fd, job.offset, job.args[0].offset, job.nbytes) for job in merge(copies)]
+
+    assert spans([copy(0, 100, (one, 4096)), copy(256, 50, (one, 4352)), copy(306, 10, (one, 4402))]) == [(3, 4096, 0, 316)]
+    assert spans([copy(256, 50, (one, 4352)), copy(0, 100, (one, 4096))]) == [(3, 4096, 0, 306)], "any order"
+    assert len(spans([copy(0, 100, (one, 4096)), copy(256, 50, (one, 4360))])) == 2, "another distance"
+    assert len(spans([copy(0, 100, (one, 4096)), copy(256, 50, (two, 4352))])) == 2, "another file"
+    assert len(spans([copy(0, 100, (one, 4096)), copy(512, 50, (one, 4608))])) == 2, "room for another plane between"
+    # What is made on the host lies between: the padding must not be copied over it.
+    assert len(spans([copy(0, 64, (one, 0)), copy(64, 64, None), copy(128, 64, (one, 128))])) == 2
+
+
+def test_the_plan_must_be_for_the_device(gpu, tmp_path):
+    with open_model(tiny.write("llama", tmp_path)) as source, pytest.raises(ValueError, match="a plan for cpu"):
+        load_model(gpu, plan_model(source))
+
+
