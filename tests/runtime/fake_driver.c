@@ -193,6 +193,7 @@ typedef struct op {
     size_t nbytes;
     unsigned char value;
     event_t *event;
+    struct stream *waited; /* where the event was recorded when the wait was put into its stream */
     long generation;
     struct op *next;
 } op_t;
@@ -220,8 +221,8 @@ static void log_launch(const op_t *op) {
 
 static void run_one(stream_t *stream);
 
-static void run_until(event_t *event, long generation) {
-    while (event->done < generation && event->stream && event->stream->first) run_one(event->stream);
+static void run_until(event_t *event, struct stream *stream, long generation) {
+    while (event->done < generation && stream && stream->first) run_one(stream);
 }
 
 static void perform(op_t *op) {
@@ -258,7 +259,7 @@ static void perform(op_t *op) {
         if (op->generation > op->event->done) op->event->done = op->generation;
         op->event->time = clock_ms;
         break;
-    case WAIT: run_until(op->event, op->generation); break;
+    case WAIT: run_until(op->event, op->waited, op->generation); break;
     }
 }
 
@@ -482,9 +483,11 @@ int NAME(cuMemFreeHost, hipHostFree)(void *host) {
 
 int NAME(cuMemHostRegister_v2, hipHostRegister)(void *host, size_t nbytes, unsigned flags) {
     ENTER("host_register");
-    (void)flags;
-    if (find((uintptr_t)host, 1, REGISTERED)) status = ALREADY_REGISTERED;
-    else add_range((uintptr_t)host, nbytes, REGISTERED);
+    uintptr_t start = (uintptr_t)host & ~4095ull, end = ((uintptr_t)host + nbytes + 4095) & ~4095ull;
+    for (range_t *range = ranges; range; range = range->next)
+        if (range->kind == REGISTERED && start < range->start + range->nbytes && range->start < end) status = ALREADY_REGISTERED;
+    if ((uintptr_t)host != start || !nbytes || flags != 8) status = INVALID_VALUE;
+    else if (!status) add_range(start, end - start, REGISTERED);
     LEAVE;
 }
 
@@ -551,7 +554,7 @@ int NAME(cuStreamSynchronize, hipStreamSynchronize)(stream_t *stream) {
 int NAME(cuStreamWaitEvent, hipStreamWaitEvent)(stream_t *stream, event_t *event, unsigned flags) {
     (void)flags;
     ENTER("stream_wait_event");
-    put(stream, (op_t){.kind = WAIT, .event = event, .generation = event->recorded});
+    put(stream, (op_t){.kind = WAIT, .event = event, .waited = event->stream, .generation = event->recorded});
     LEAVE;
 }
 
@@ -564,7 +567,7 @@ int NAME(cuEventCreate, hipEventCreateWithFlags)(event_t **event, unsigned flags
 
 int NAME(cuEventDestroy_v2, hipEventDestroy)(event_t *event) {
     ENTER("event_destroy");
-    run_until(event, event->recorded);
+    run_until(event, event->stream, event->recorded);
     free(event);
     LEAVE;
 }
@@ -587,7 +590,7 @@ int NAME(cuEventQuery, hipEventQuery)(event_t *event) {
 
 int NAME(cuEventSynchronize, hipEventSynchronize)(event_t *event) {
     ENTER("event_wait");
-    run_until(event, event->recorded);
+    run_until(event, event->stream, event->recorded);
     status = sticky;
     LEAVE;
 }

@@ -29,6 +29,7 @@ from zse.kernel import (
 )
 from zse.quant.scheme import TILE_ROWS as TILE
 from zse.runtime.load import LoadJob
+from zse.tensor import Tensor
 
 LOW, HIGH = 0x0F0F0F0F, -252645136      # 0xF0F0F0F0 as i32
 PIECE_BYTES = 1 << 20                   # a piece: large enough for the disk, small enough for a core's L2
@@ -251,19 +252,21 @@ def weight_jobs(info, weight, *, first_row: int = 0, order=None, unit: int = TIL
         extra = [order if order is not None else 0]
         place = (info.fd, info.offset + start * row_bytes, count * row_bytes)
         if info.layout == "ggml":
-            args = [_at_tile(planes.get(name), tile) for name in ("q", "high", "scale", "offset")]
+            args = [_tiles(planes.get(name), tile, grid[0]) for name in ("q", "high", "scale", "offset")]
             yield LoadJob(*place, f"repack_{info.type.lower()}",
                           [*args, *extra, row_bytes, count, width // 32, int(order is not None), unit], grid, field=info.name)
         else:
             yield LoadJob(*place, f"repack_dense_{8 * DENSE_BYTES[info.type]}",
-                          [_at_tile(planes["w"], tile), *extra, count, width, int(order is not None), unit], grid, field=info.name)
+                          [_tiles(planes["w"], tile, grid[0]), *extra, count, width, int(order is not None), unit], grid, field=info.name)
 
 
-def _at_tile(plane, tile: int):
-    """The address of a tile of a plane [T, ...], 0 for a plane that the scheme does not have."""
+def _tiles(plane, first: int, count: int):
+    """`count` tiles of a plane [T, ...] as a Tensor: exactly the bytes that a job writes. 0 for a plane that the scheme
+    does not have."""
     if plane is None:
         return 0
-    return plane.address + tile * (plane.nbytes // plane.shape[0])
+    tile_bytes = plane.nbytes // plane.shape[0]
+    return Tensor(plane.buffer, (count * tile_bytes,), "u8", plane.offset + first * tile_bytes)
 
 
 def vector_job(info, out, add: float = 0.0, order=None, unit: int = 1) -> LoadJob:

@@ -253,7 +253,7 @@ class CPULoad(Load):
         if failed < 0:
             return
         job = self._jobs[failed]
-        path = job.path or _path_of(job.fd)
+        path = job.path or path_of(job.fd)
         if code:
             raise DeviceError(f"{path}: reading {job.nbytes} bytes at {job.offset} for {job.field} (load job {failed}): "
                               f"{errno.errorcode.get(code, code)}: {os.strerror(code)}")
@@ -271,7 +271,7 @@ class CPULoad(Load):
             self.cancel()                       # the threads write to buffers that are about to go
 
 
-def _path_of(fd: int) -> str:
+def path_of(fd: int) -> str:
     """The open file's name where the system tells it."""
     try:
         return os.readlink(f"/proc/self/fd/{fd}")

@@ -70,6 +70,7 @@ class CUDADevice(GPUDevice):
         self.shared_bytes = self._attribute(cuda.SHARED_BYTES_OPTIN)
         self.l2_bytes = self._attribute(cuda.L2_BYTES)
         self.supports_growth = bool(self._attribute(cuda.VMM_SUPPORTED))
+        self.can_register = bool(self._attribute(cuda.READ_ONLY_REGISTER))
         self.overlaps = self.arch >= 90
         context = driver.pointer("context_retain", device)
         try:

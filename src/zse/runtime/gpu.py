@@ -27,10 +27,13 @@ from zse.runtime.gpu_memory import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
+    from zse.runtime.cpu import CPUDevice
     from zse.runtime.gpu_graph import GPUGraph
+    from zse.runtime.gpu_load import GPULoad
+    from zse.runtime.load import LoadJob
 
 NON_BLOCKING = 1                # CU_STREAM_NON_BLOCKING: no hidden order with the legacy stream
 EVENT_BLOCKING_SYNC, EVENT_NO_TIMING = 1, 2
@@ -46,12 +49,12 @@ class GPUProgram(Program):
 
     def __init__(self, symbol: str, address: int, entry: dict):
         super().__init__(symbol, address, entry["params"])
-        self.threads, self.shared_bytes = entry["threads"], entry.get("shared_bytes", 0)
+        self.threads, self.shared_bytes = entry["threads"], entry.get("shared", 0)
         self.cluster = entry.get("cluster", 1)
 
 
 class Kernels:
-    """Compiled kernels. manifest: {symbol: {"params": [[name, type], ...], "threads", "shared_bytes", "cluster", "image"}};
+    """Compiled kernels. manifest: {symbol: {"params": [[name, type], ...], "threads", "shared", "cluster", "image"}};
     load(image) → the bytes of that module."""
 
     def __init__(self, manifest: "Mapping[str, dict]", load: "Callable[[Any], bytes]"):
@@ -69,6 +72,7 @@ class GPUDevice(Device):
     overlaps = False            # launches carry the attribute of programmatic dependent launch
     supports_capture = True
     supports_growth = False
+    can_register = True         # file mappings, read-only
     closed = False
 
     def __init__(self, driver: Driver, ordinal: int, current: int, kernels: "Callable[[], Kernels]"):
@@ -84,6 +88,9 @@ class GPUDevice(Device):
         # Held while a list is put into the compute stream: lists patch their arguments in place.
         self.submit_lock = threading.Lock()
         self._events: list[int] = []
+        self._loads: weakref.WeakSet[GPULoad] = weakref.WeakSet()
+        self._tidying: list[tuple[int, list[int]]] = []         # loads that are done but for giving back what they used
+        self._host: CPUDevice | None = None
         self._graphs: weakref.WeakSet[GPUGraph] = weakref.WeakSet()
         self.use()
         self.stream = driver.pointer("stream_create", NON_BLOCKING)
@@ -263,6 +270,36 @@ class GPUDevice(Device):
         from zse.runtime.gpu_graph import GPUGraph
         return GPUGraph(self, recorder)
 
+    # -- loading
+
+    def load(self, jobs: "Sequence[LoadJob]", threads: int | None = None) -> "GPULoad":
+        from zse.runtime.gpu_load import READERS, GPULoad
+        self.tidy_loads()
+        if threads is None:
+            from zse.runtime.probe import default_threads
+            threads = default_threads() if any(job.symbol for job in jobs) else READERS
+        return GPULoad(self, jobs, min(threads, 32))
+
+    def tidy_loads(self) -> None:
+        """Until loads that are done have unregistered and unmapped their files."""
+        while self._tidying:
+            handle, events = self._tidying.pop()
+            self._runtime.zse_gpu_load_close(handle)
+            self._events += events
+
+    def host_program(self, symbol: str) -> Program:
+        """A kernel of the CPU, for weights that are repacked before they are copied."""
+        if self._host is None:
+            from zse.runtime.cpu import CPUDevice
+            self._host = CPUDevice(1)
+        return self._host.program(symbol)
+
+    def register_window(self) -> int:
+        """Most bytes of file mappings that are registered at once: pages of the page cache, which stay where they are."""
+        from zse.runtime.probe import memory_bytes
+        facts = memory_bytes()
+        return max(1 << 30, (facts["limit"] or facts["total"] or 0) // 2)
+
     # -- events
 
     def take_event(self) -> int:
@@ -288,6 +325,9 @@ class GPUDevice(Device):
         if self.closed:
             return
         try:
+            for load in list(self._loads):
+                load.cancel()
+            self.tidy_loads()
             if self.driver.lost is None:
                 self.synchronize()
                 for graph in list(self._graphs):
@@ -304,6 +344,8 @@ class GPUDevice(Device):
             pass                # nothing can be given back one by one: the end of the process does it
         finally:
             self.closed = True
+            if self._host is not None:
+                self._host.close()
             self._events.clear()
             self._modules.clear()
             self._programs.clear()

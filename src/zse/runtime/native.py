@@ -68,7 +68,35 @@ class GPULaunch(ctypes.Structure):
                 ("overlaps", c_uint32)]
 
 
+class GPULoadJobDesc(ctypes.Structure):
+    _fields_ = [("fn", c_void_p), ("offset", c_int64), ("nbytes", c_int64), ("fd", c_int32), ("first_arg", c_uint32),
+                ("num_args", c_uint32), ("first_output", c_uint32), ("num_outputs", c_uint32), ("reserved", c_uint32),
+                ("grid", c_int64 * 3)]
+
+
+class GPULoadOutput(ctypes.Structure):
+    _fields_ = [("device", c_uint64), ("nbytes", c_int64), ("slot", c_uint32), ("reserved", c_uint32)]
+
+
+class GPULoadOptions(ctypes.Structure):
+    _fields_ = [("chunk_bytes", c_int64), ("window_bytes", c_int64), ("slot_bytes", c_int64), ("pin", c_void_p),
+                ("unpin", c_void_p), ("stream", c_void_p), ("events", c_void_p), ("threads", c_int32),
+                ("warm_percent", c_int32), ("register_flags", c_uint32), ("reserved", c_uint32)]
+
+
+class GPULoadResult(ctypes.Structure):
+    _fields_ = [("job", c_int64), ("got", c_int64), ("kind", c_int32), ("code", c_int32), ("mapped", c_int32),
+                ("reserved", c_int32)]
+
+
 _GPU_SIGNATURES = {
+    "zse_gpu_load_start": (c_void_p, [POINTER(GPUDriverTable), POINTER(GPULoadOptions), c_void_p, c_int64, c_void_p, c_int64,
+                                      c_void_p, c_int64, POINTER(c_int32)]),
+    "zse_gpu_load_bytes": (c_int64, [c_void_p]),
+    "zse_gpu_load_finished": (c_int32, [c_void_p]),
+    "zse_gpu_load_wait": (None, [c_void_p, c_int64, POINTER(GPULoadResult)]),
+    "zse_gpu_load_cancel": (None, [c_void_p]),
+    "zse_gpu_load_close": (None, [c_void_p]),
     "zse_gpu_list_create": (c_void_p, [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64,
                                        POINTER(c_int32)]),
     "zse_gpu_list_destroy": (None, [c_void_p]),

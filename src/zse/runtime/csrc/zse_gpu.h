@@ -72,4 +72,55 @@ int32_t zse_gpu_list_submit(const zse_gpu_driver *driver, zse_gpu_list *list, vo
 /* Waits for the event: polls for up to spin_us, then blocks in the driver. */
 int32_t zse_gpu_wait(const zse_gpu_driver *driver, void *event, int64_t spin_us);
 
+/* A job of the weight loader: the bytes [offset, offset + nbytes) of `fd` go to the device. Without `fn` as they are, to
+ * outputs[first_output]; with it, `fn` (a kernel of the CPU) makes the outputs from them in pinned memory: its argument slot
+ * 0 is the piece, and the slot of each output is where that output is to be written. */
+typedef struct {
+    zse_kernel fn;
+    int64_t offset, nbytes;
+    int32_t fd;
+    uint32_t first_arg, num_args, first_output, num_outputs, reserved;
+    int64_t grid[3];
+} zse_gpu_load_job;
+
+typedef struct {
+    uint64_t device;
+    int64_t nbytes;
+    uint32_t slot, reserved;
+} zse_gpu_load_output;
+
+/* How. chunk_bytes: of file mappings that are registered at once, 0: never map. window_bytes: most that is registered.
+ * slot_bytes: of a pinned slot; ring: pinned memory of threads * 2 slots, or NULL: asked for with `pin` when it is needed.
+ * warm_percent: a load of which that much is in the page cache is mapped, another one read. event: threads * 2 + 1 events. */
+typedef struct {
+    int64_t chunk_bytes, window_bytes, slot_bytes;
+    int32_t (*pin)(void **host, size_t nbytes, uint32_t flags);
+    int32_t (*unpin)(void *host);
+    void *stream;
+    void *const *events;
+    int32_t threads, warm_percent;
+    uint32_t register_flags, reserved;
+} zse_gpu_load_options;
+
+/* What failed: job (-1: nothing) and why. */
+enum { ZSE_LOAD_SHORT = 1, ZSE_LOAD_READ = 2, ZSE_LOAD_DRIVER = 3, ZSE_LOAD_MEMORY = 4 };
+typedef struct {
+    int64_t job, got; /* got: bytes of the job that were read */
+    int32_t kind, code; /* code: errno, or the driver's */
+    int32_t mapped, reserved; /* whether the mapping was used, for the log */
+} zse_gpu_load_result;
+
+typedef struct zse_gpu_load zse_gpu_load;
+
+zse_gpu_load *zse_gpu_load_start(const zse_gpu_driver *driver, const zse_gpu_load_options *options, const zse_gpu_load_job *jobs,
+                                 int64_t num_jobs, const uint64_t *args, int64_t num_args, const zse_gpu_load_output *outputs,
+                                 int64_t num_outputs, int32_t *error);
+int64_t zse_gpu_load_bytes(const zse_gpu_load *load);  /* put into the copy stream so far */
+int32_t zse_gpu_load_finished(const zse_gpu_load *load);
+/* Until the first `num_jobs` jobs are on the device, or something failed. */
+void zse_gpu_load_wait(zse_gpu_load *load, int64_t num_jobs, zse_gpu_load_result *result);
+void zse_gpu_load_cancel(zse_gpu_load *load);
+/* Until the threads have given everything back; the handle is gone after this. */
+void zse_gpu_load_close(zse_gpu_load *load);
+
 #endif
