@@ -1,0 +1,95 @@
+"""What row-wise GPU kernels share: reductions over a block, and the fp8 form of a row.
+
+A reduction costs one barrier: every warp leaves its value in shared memory and every thread adds all of them in the
+same order, so that the result does not depend on anything but the row. `scratch` is one place per warp
+(`shared_array(f32, WARPS)`), not reused by the next reduction without a barrier in between.
+"""
+
+from zse.kernel import (
+    barrier,
+    bitcast,
+    f32,
+    i32,
+    inline,
+    lane_index,
+    load,
+    static,
+    target,
+    warp_index,
+    warp_max,
+    warp_sum,
+    where,
+)
+
+E4M3_LARGEST = 448.0
+
+
+@inline
+def gathered(value, scratch):
+    """The warps' values of `value` (alike in a warp), as a list in every thread."""
+    if lane_index() == 0:
+        scratch[warp_index()] = value
+    barrier()
+    warps = target.threads // target.warp
+    values = []
+    for w in static(range(0, warps, 4)):
+        if warps % 4 == 0:
+            four = load(scratch + w, 4)
+            values += [four[0], four[1], four[2], four[3]]
+        else:
+            values += [scratch[i] for i in static(range(w, min(w + 4, warps)))]
+    return values
+
+
+@inline
+def tree_sum(values):
+    """Sum of a list as a tree."""
+    parts = [value + 0.0 for value in values]
+    for step in static((16, 8, 4, 2, 1)):
+        for i in static(range(step)):
+            if i + step < len(parts):
+                parts[i] = parts[i] + parts[i + step]
+    return parts[0]
+
+
+@inline
+def block_sum(value, scratch):
+    """Sum of an f32 over the block, in every thread."""
+    return tree_sum(gathered(warp_sum(value), scratch))
+
+
+@inline
+def block_max(value, scratch):
+    """Largest i32 or f32 of the block, in every thread."""
+    values = gathered(warp_max(value), scratch)
+    best = values[0]
+    for other in static(values[1:]):
+        best = max(best, other)
+    return best
+
+
+@inline
+def magnitude_bits(v):
+    """Bit pattern of |v|, which orders as the numbers do, infinity and then NaN above all."""
+    return bitcast(v, i32) & 0x7FFFFFFF
+
+
+@inline
+def largest_bits(bits):
+    """The largest lane of an i32 vector of 4 or 8."""
+    best = max(max(bits[0], bits[1]), max(bits[2], bits[3]))
+    return max(best, max(max(bits[4], bits[5]), max(bits[6], bits[7]))) if len_of(bits) == 8 else best
+
+
+def len_of(value):
+    """Lanes of a vector, at compile time."""
+    return value.type.lanes
+
+
+@inline
+def fp8_scales(peak):
+    """(scale, factor) of a row whose largest magnitude is `peak`: q = round(v * factor), v is about scale * q.
+
+    A row of zeros, or one so small that the factor would overflow, becomes zeros; NaN and infinity reach the scale."""
+    factor = where(peak > 1e-30, E4M3_LARGEST / peak, f32(0))
+    return peak * (1.0 / E4M3_LARGEST), factor
