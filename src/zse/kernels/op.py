@@ -62,8 +62,48 @@ class HostActivation:
 
 
 @dataclass
+class HostFp8Activation:
+    """An Fp8Activation on the host. As an output, q and scale are None and only the shape is used.
+
+    q: u8 [M, K] bit patterns of e4m3, scale: f32 [M]."""
+
+    shape: tuple[int, int]
+    q: "numpy.ndarray | None" = None
+    scale: "numpy.ndarray | None" = None
+
+    @classmethod
+    def quantize(cls, x: "numpy.ndarray") -> "HostFp8Activation":
+        """f32 [M, K] as the kernels quantize it: scale = absmax / 448 of a row, nearest even."""
+        import numpy as np
+
+        from zse.quant.pack import f32_to_e4m3
+        peak = np.abs(x).max(axis=1).astype(np.float32)
+        factor = np.divide(np.float32(448), peak, out=np.zeros_like(peak), where=peak > 1e-30)
+        return cls(x.shape, f32_to_e4m3(x.astype(np.float32) * factor[:, None]), peak / np.float32(448))
+
+    def dequantize(self) -> "numpy.ndarray":
+        """float64 [M, K]."""
+        from zse.quant.pack import e4m3_to_f32
+        return e4m3_to_f32(self.q).astype("float64") * self.scale.astype("float64")[:, None]
+
+
+@dataclass
+class HostArray:
+    """An array of a type that NumPy does not have, as bit patterns: dtype "bf16" as u16, "e4m3" as u8."""
+
+    dtype: str
+    array: "numpy.ndarray"
+
+    def wide(self) -> "numpy.ndarray":
+        """The values, f32."""
+        from zse.quant.pack import bf16_to_f32, e4m3_to_f32
+        return bf16_to_f32(self.array) if self.dtype == "bf16" else e4m3_to_f32(self.array)
+
+
+@dataclass
 class Output:
-    """A tensor that the launcher fills: NumPy dtype name, shape, and what a fresh result may differ by.
+    """A tensor that the launcher fills: NumPy dtype name, shape, and what a fresh result may differ by. dtype "bf16" or
+    "e4m3": bit patterns as in HostArray, compared by value.
 
     It is allocated poisoned (NaN, or the smallest integer) so that an element nobody writes shows. `inout`: the
     initial content for a tensor that is read and changed (the residual stream, KV pages)."""
@@ -73,6 +113,7 @@ class Output:
     tolerance: Tolerance
     inout: "numpy.ndarray | None" = None
     int8: bool = False          # an int8 Activation of this shape; dtype is ignored
+    fp8: bool = False           # an Fp8Activation of this shape; dtype is ignored
 
 
 @dataclass
@@ -93,16 +134,22 @@ class Op:
     target.has), None while the op has no GPU form. launch(recorder, **tensors, **options): checks shapes and
     dtypes, raises ValueError or TypeError, and records. reference(**arrays, **options) → output name → float64 (or
     integer) array; inputs that the op changes are given as their initial content and must not be modified.
-    cases(rng) → fresh random Cases, odd sizes among them. cost(case) → Cost.
+    cases(rng) → fresh random Cases, odd sizes among them; with a GPU form cases(rng, family) takes "cpu" or "gpu".
+    cost(case) → Cost.
     """
 
     name: str
     variants: Callable[[Any], list[Variant]]
     launch: Callable[..., None]
     reference: Callable[..., dict[str, Any]]
-    cases: Callable[[Any], Iterator[Case]]
+    cases: Callable[..., Iterator[Case]]
     cost: Callable[[Case], Cost]
     gpu_variants: Callable[[Any], list[Variant]] | None = None
+
+
+def on_gpu(recorder: Any) -> bool:
+    """Whether a launcher records for a GPU: its kernels, its layouts."""
+    return getattr(getattr(recorder, "device", None), "family", "cpu") == "gpu"
 
 
 def require(condition: bool, message: str) -> None:
