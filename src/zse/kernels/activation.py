@@ -1,5 +1,6 @@
 """Gated activations of the feed-forward block: silu(gate) * up and gelu_tanh(gate) * up."""
 
+from zse.dtypes import ITEM_BYTES
 from zse.kernel import (
     Ptr,
     Variant,
@@ -16,8 +17,10 @@ from zse.kernel import (
     store,
     target,
 )
-from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, require
-from zse.kernels.quantize import GROUP, int8_output, quantize_group
+from zse.kernels.gpu.activation import CHUNK as GPU_CHUNK
+from zse.kernels.gpu.activation import gated_variants, row_vectors
+from zse.kernels.op import Case, Cost, HostArray, Op, Output, Tolerance, check, on_gpu, require
+from zse.kernels.quantize import GROUP, fp8_output, int8_output, quantize_group
 
 CHUNK = 256         # columns of one block, so that the threads share the exponentials of a single row
 KINDS = ("silu", "gelu_tanh")
@@ -62,17 +65,30 @@ def gated_rows(gates: Ptr[f32, "const"], ups: Ptr[f32, "const"], stride: i64, ou
 
 def gated(recorder, gate_up, out, kind: str) -> None:
     """gate_up f32 [M, 2F] (gate, then up), or a tuple of two [M, F] → out [M, F]: f32 Tensor, or int8 Activation (F a
-    multiple of 32). kind: "silu" or "gelu_tanh"."""
+    multiple of 32). kind: "silu" or "gelu_tanh". GPU: gate_up f32 or bf16, out bf16 Tensor or Fp8Activation, F a
+    multiple of 8."""
     require(kind in KINDS, f"gated: kind {kind!r}, expected one of {KINDS}")
+    gpu = on_gpu(recorder)
+    accepted = ("f32", "bf16") if gpu else ("f32",)
     rows, width = out.shape
     if isinstance(gate_up, tuple) and not hasattr(gate_up, "dtype"):
         gate, up = gate_up
-        check("gated gate", gate, "f32", rows, width)
-        check("gated up", up, "f32", rows, width)
+        check("gated gate", gate, accepted, rows, width)
+        check("gated up", up, gate.dtype, rows, width)
         stride = width
     else:
-        check("gated gate_up", gate_up, "f32", rows, 2 * width)
-        gate, up, stride = gate_up, gate_up._replace(offset=gate_up.offset + 4 * width), 2 * width
+        check("gated gate_up", gate_up, accepted, rows, 2 * width)
+        half = ITEM_BYTES[gate_up.dtype] * width
+        gate, up, stride = gate_up, gate_up._replace(offset=gate_up.offset + half), 2 * width
+    if gpu:
+        require(width % 8 == 0, f"gated: width {width} is not a multiple of 8")
+        symbol = f"gated_{kind}_{gate.dtype}"
+        if out.dtype == "fp8":
+            recorder.launch(f"{symbol}_fp8_v{row_vectors(width)}", [gate, up, stride, out.q, out.scale, width], (rows,))
+        else:
+            check("gated out", out, "bf16", rows, width)
+            recorder.launch(f"{symbol}_bf16", [gate, up, stride, out, width], (-(-width // GPU_CHUNK), rows))
+        return
     grid = (-(-width // CHUNK), rows)
     if out.dtype == "int8":
         require(width % GROUP == 0, f"gated: width {width} is not a multiple of {GROUP}")
@@ -84,16 +100,37 @@ def gated(recorder, gate_up, out, kind: str) -> None:
 def _reference(gate_up, kind, out=None):
     import numpy as np
 
-    pair = gate_up if isinstance(gate_up, tuple) else np.split(gate_up, 2, axis=1)
+    values = gate_up.wide() if isinstance(gate_up, HostArray) else gate_up
+    pair = values if isinstance(values, tuple) else np.split(values, 2, axis=1)
     gate, up = (np.asarray(part, np.float64) for part in pair)
     inner = gate if kind == "silu" else 2 * np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
     with np.errstate(over="ignore"):
         return {"out": gate / (1 + np.exp(-inner)) * up}
 
 
-def _cases(rng):
+def _gpu_cases(rng):
     import numpy as np
 
+    from zse.quant.pack import f32_to_bf16
+    near = Tolerance(1e-30, 2**-8, "the result is rounded to bf16")
+    for kind in KINDS:
+        for rows, width, form in ((1, 18944, "bf16"), (5, 40, "bf16"), (3, 1024, "fp8"), (2, 18944, "fp8"),
+                                  (2, 20488, "fp8")):
+            x = (rng.standard_normal((rows, 2 * width)) * 3).astype(np.float32)
+            x[0, 0], x[-1, 1] = -100.0, 100.0
+            out = Output((rows, width), "bf16", near) if form == "bf16" else fp8_output(rows, width, 2e-5)
+            narrow = HostArray("bf16", f32_to_bf16(x))
+            pair = tuple(np.ascontiguousarray(part) for part in np.split(x, 2, axis=1))
+            for name, gate_up in (("f32", x), ("bf16", narrow), ("pair", pair)):
+                yield Case(f"{kind} {name} {form} {rows}x{width}", {"gate_up": gate_up}, {"out": out}, {"kind": kind})
+
+
+def _cases(rng, family="cpu"):
+    import numpy as np
+
+    if family == "gpu":
+        yield from _gpu_cases(rng)
+        return
     near = Tolerance(1e-30, 2e-5, "an exponent of up to 88 is rounded to f32 before exp: 88 * 2**-24, twice for gelu")
     for kind in KINDS:
         for rows, width in ((1, 1536), (5, 33), (3, 7)):
@@ -109,8 +146,10 @@ def _cases(rng):
 
 def _cost(case: Case) -> Cost:
     rows, width = case.outputs["out"].shape
-    wide = 1 if case.outputs["out"].int8 else 4
-    return Cost(rows * width * (8 + wide), rows * width * 20)
+    out = case.outputs["out"]
+    wide = 1 if out.int8 or out.fp8 else 2 if out.dtype == "bf16" else 4
+    read = 4 if isinstance(case.inputs["gate_up"], HostArray) else 8
+    return Cost(rows * width * (read + wide), rows * width * 20)
 
 
 def _variants(target):
@@ -118,4 +157,4 @@ def _variants(target):
             for kind in KINDS for form in ("f32", "int8")]
 
 
-GATED = Op("gated", _variants, gated, _reference, _cases, _cost)
+GATED = Op("gated", _variants, gated, _reference, _cases, _cost, gated_variants)

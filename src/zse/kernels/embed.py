@@ -18,7 +18,8 @@ from zse.kernel import (
     store,
     u8,
 )
-from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, require
+from zse.kernels.gpu.embed import embed_variants
+from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, on_gpu, require
 
 TILE = 16
 DENSE = {"f32": f32, "f16": f16, "bf16": bf16}
@@ -81,12 +82,21 @@ def embed_affine(ids: Ptr[i32, "const"], q: Ptr[u8, "const"], high: Ptr[u8, "con
 
 
 def embed(recorder, ids, table, out, scale: float = 1.0) -> None:
-    """ids i32 [M], table Weight [N, K] of any scheme → out f32 [M, K] = scale * row ids[m]."""
+    """ids i32 [M], table Weight [N, K] of any scheme → out f32 [M, K] = scale * row ids[m]. GPU: K a multiple of 8."""
     count = ids.shape[0]
     rows, width = table.shape
     check("embed ids", ids, "i32", count)
     check("embed out", out, "f32", count, width)
     scheme, planes = table.scheme, table.planes
+    if on_gpu(recorder) and scheme.kind != "affine":
+        require(width % 8 == 0, f"embed: {width} columns are not a multiple of 8")
+        require(table.layout == "rows", f"embed: {scheme.name} in layout {table.layout}, a GPU reads rows")
+        if scheme.kind == "fp8":
+            recorder.launch(f"embed_fp8_{scheme.scaling}",
+                            [ids, planes["w"], planes["scale"], out, rows, width, float(scale)], (count,))
+        else:
+            recorder.launch(f"embed_{scheme.dtype}_rows", [ids, planes["w"], out, rows, width, float(scale)], (count,))
+        return
     if scheme.kind == "dense":
         recorder.launch(f"embed_{scheme.dtype}", [ids, planes["w"], out, rows, width, float(scale)], (count,))
         return
@@ -104,22 +114,25 @@ def _reference(ids, table, scale=1.0, out=None):
     return {"out": table.dequantize()[ids].astype(np.float64) * scale}
 
 
-def _cases(rng):
+def _cases(rng, family="cpu"):
     import numpy as np
 
     from zse.kernels.host import random_weight
-    from zse.quant.scheme import AffineScheme, DenseScheme
+    from zse.quant.scheme import FP8_SCALINGS, AffineScheme, DenseScheme, Fp8Scheme, memory_layout
 
     near = Tolerance(1e-7, 3e-7, "two f32 roundings, and a third by the factor")
     schemes = [DenseScheme(dtype) for dtype in DENSE]
     schemes += [AffineScheme(bits, group, symmetric) for bits, group in zip((4, 5, 6, 8), (32, 64, 16, 0), strict=True)
                 for symmetric in (False, True)]
+    if family == "gpu":
+        schemes += [Fp8Scheme(scaling) for scaling in FP8_SCALINGS]
     for scheme in schemes:
-        rows, width, count = 37, 128, 5
+        rows, width, count = (300, 208, 5) if scheme.kind == "fp8" else (37, 128, 5)
         ids = np.concatenate([[0, rows - 1], rng.integers(0, rows, count - 2)]).astype(np.int32)
-        yield Case(scheme.name, {"ids": ids, "table": random_weight(rng, rows, width, scheme)},
+        yield Case(scheme.name, {"ids": ids, "table": random_weight(rng, rows, width, scheme,
+                                                                           memory_layout(scheme, family))},
                    {"out": Output((count, width), "float32", near)},
-                   {"scale": 25.25 if scheme.kind == "dense" else 1.0})
+                   {"scale": 1.0 if scheme.kind == "affine" else 25.25})
 
 
 def _cost(case: Case) -> Cost:
@@ -135,4 +148,4 @@ def _variants(target):
         for bits in BITS for form in ("sym", "asym")]
 
 
-EMBED = Op("embed", _variants, embed, _reference, _cases, _cost)
+EMBED = Op("embed", _variants, embed, _reference, _cases, _cost, embed_variants)

@@ -1,6 +1,7 @@
 """Copies the rows whose logits are wanted out of the flat batch."""
 
 from zse.kernel import Ptr, Variant, block_index, f32, i32, i64, kernel, load, store, target
+from zse.kernels.gpu.step import gather_variants
 from zse.kernels.op import EXACT, Case, Cost, Op, Output, check
 
 
@@ -30,10 +31,10 @@ def _reference(x, rows, out=None):
     return {"out": x[rows]}
 
 
-def _cases(rng):
+def _cases(rng, family="cpu"):
     import numpy as np
 
-    for count, total, width in ((1, 5, 576), (4, 9, 37)):
+    for count, total, width in ((1, 5, 576), (4, 9, 37), (3, 5, 3584)):
         x = rng.standard_normal((total, width)).astype(np.float32)
         rows = rng.integers(0, total, count).astype(np.int32)
         yield Case(f"{count} of {total}", {"x": x, "rows": rows}, {"out": Output((count, width), "float32", EXACT)})
@@ -45,5 +46,4 @@ def _cost(case: Case) -> Cost:
 
 
 GATHER_ROWS = Op("gather_rows", lambda target: [Variant("gather_rows", gather_rows_f32)], gather_rows, _reference,
-                 _cases,
-                 _cost)
+                 _cases, _cost, gather_variants)

@@ -17,8 +17,9 @@ from zse.kernel import (
     store,
     target,
 )
-from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, require
-from zse.kernels.quantize import GROUP, int8_output, quantize_group
+from zse.kernels.gpu.norm import norm_variants, norm_vectors
+from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, on_gpu, require
+from zse.kernels.quantize import GROUP, fp8_output, int8_output, quantize_group
 
 DELTAS = ("none", "add", "norm")
 OUTS = ("none", "f32", "int8")
@@ -98,7 +99,7 @@ def add_rmsnorm(recorder, x, delta, delta_weight, weight, out, eps: float) -> No
     """x f32 [M, H] += delta f32 [M, H] (or rmsnorm(delta) * delta_weight f32 [H]); out = rmsnorm(x) * weight f32 [H].
 
     delta None: nothing is added. weight and out None: no norm follows. out: f32 Tensor or int8 Activation [M, H] (H a
-    multiple of 32)."""
+    multiple of 32); on a GPU bf16 Tensor or Fp8Activation (H a multiple of 16, at most 16,384)."""
     rows, width = x.shape
     check("add_rmsnorm x", x, "f32", rows, width)
     require((weight is None) == (out is None), "add_rmsnorm: weight and out go together")
@@ -115,12 +116,25 @@ def add_rmsnorm(recorder, x, delta, delta_weight, weight, out, eps: float) -> No
     if out is not None:
         check("add_rmsnorm weight", weight, "f32", width)
         require(tuple(out.shape) == (rows, width), f"add_rmsnorm: out has shape {tuple(out.shape)}, x {(rows, width)}")
+    addends = [x, 0 if delta is None else delta, 0 if delta_weight is None else delta_weight,
+               0 if weight is None else weight]
+    if on_gpu(recorder):
+        require(width % 8 == 0 and norm_vectors(width) > 0,
+                f"add_rmsnorm: width {width} is not a multiple of 8 up to 16,384")
+        targets = [0, 0, 0]
+        if out is not None:
+            form = "fp8" if out.dtype == "fp8" else "bf16"
+            check("add_rmsnorm out", out, form, rows, width)
+            targets = [0, out.q, out.scale] if form == "fp8" else [out, 0, 0]
+        recorder.launch(f"add_rmsnorm_{adds}_{form}_v{norm_vectors(width)}", [*addends, *targets, width, float(eps)],
+                        (rows,))
+        return
+    if out is not None:
         form = "int8" if out.dtype == "int8" else "f32"
         require(form == "f32" or width % GROUP == 0, f"add_rmsnorm: width {width} is not a multiple of {GROUP}")
         targets = [0, out.q, out.scale, out.sum] if form == "int8" else [out, 0, 0, 0]
     recorder.launch(f"add_rmsnorm_{adds}_{form}",
-                    [x, delta if delta is not None else 0, delta_weight if delta_weight is not None else 0,
-                     weight if weight is not None else 0, *targets, width, float(eps)], (rows,))
+                    [*addends, *targets, width, float(eps)], (rows,))
 
 
 def _reference(x, delta, delta_weight, weight, eps, out=None):
@@ -139,13 +153,18 @@ def _reference(x, delta, delta_weight, weight, eps, out=None):
     return result
 
 
-def _cases(rng):
+CPU_SHAPES = (("none", 2, 40), ("f32", 1, 576), ("f32", 3, 83), ("f32", 2, 5), ("int8", 1, 576), ("int8", 5, 96))
+GPU_SHAPES = (("none", 2, 40), ("bf16", 1, 3584), ("bf16", 5, 96), ("bf16", 3, 5128), ("bf16", 2, 16384),
+              ("fp8", 1, 3584), ("fp8", 4, 640), ("fp8", 2, 8192), ("fp8", 2, 12304))
+
+
+def _cases(rng, family="cpu"):
     import numpy as np
 
     near = Tolerance(2e-6, 2e-6, "f32 sums of a row in 64 partial sums, then three roundings")
+    rounded = Tolerance(2e-6, 2**-8, "the result is rounded to bf16")
     for adds in DELTAS:
-        for form, rows, width in (("none", 2, 40), ("f32", 1, 576), ("f32", 3, 83), ("f32", 2, 5), ("int8", 1, 576),
-                                  ("int8", 5, 96)):
+        for form, rows, width in CPU_SHAPES if family == "cpu" else GPU_SHAPES:
             if adds == form == "none":
                 continue
             x, delta = (rng.standard_normal((rows, width)).astype(np.float32) * 4 for _ in range(2))
@@ -153,8 +172,12 @@ def _cases(rng):
             outputs = {"x": Output((rows, width), "float32", near, inout=x)}
             if form == "int8":
                 outputs["out"] = int8_output(rows, width, 4e-6)
+            elif form == "fp8":
+                outputs["out"] = fp8_output(rows, width, 4e-6)
             elif form == "f32":
                 outputs["out"] = Output((rows, width), "float32", near)
+            elif form == "bf16":
+                outputs["out"] = Output((rows, width), "bf16", rounded)
             yield Case(f"{adds} {form} {rows}x{width}",
                        {"delta": None if adds == "none" else delta,
                         "delta_weight": weights[0] if adds == "norm" else None,
@@ -173,4 +196,4 @@ def _variants(target):
             for adds in DELTAS for form in OUTS if not adds == form == "none"]
 
 
-ADD_RMSNORM = Op("add_rmsnorm", _variants, add_rmsnorm, _reference, _cases, _cost)
+ADD_RMSNORM = Op("add_rmsnorm", _variants, add_rmsnorm, _reference, _cases, _cost, norm_variants)

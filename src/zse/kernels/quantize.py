@@ -1,4 +1,5 @@
-"""f32 rows to int8 rows: one f32 scale per 32 values (the form that the integer matmuls read)."""
+"""f32 rows to int8 rows: one f32 scale per 32 values (the form that the CPU's integer matmuls read). GPU: bf16 rows to
+fp8 rows, one scale a row."""
 
 from zse.kernel import (
     Ptr,
@@ -22,7 +23,8 @@ from zse.kernel import (
     target,
     where,
 )
-from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, require
+from zse.kernels.gpu.quantize import quantize_variants, row_vectors
+from zse.kernels.op import Case, Cost, HostArray, Op, Output, Tolerance, check, on_gpu, require
 
 GROUP = 32          # values that share a scale
 CHUNK = 1024        # columns of one block: two threads share even a single row of a wide model
@@ -61,8 +63,14 @@ def quantize_rows(x: Ptr[f32, "const"], q: Ptr[i8], scale: Ptr[f32], total: Ptr[
 
 
 def quantize(recorder, x, out) -> None:
-    """x f32 [M, K] → out int8 Activation [M, K]; K a multiple of 32."""
+    """x f32 [M, K] → out int8 Activation [M, K]; K a multiple of 32. GPU: x bf16 → Fp8Activation, K a multiple of 16."""
     rows, width = x.shape
+    if on_gpu(recorder):
+        check("quantize x", x, "bf16", rows, width)
+        check("quantize out", out, "fp8", rows, width)
+        require(width % 16 == 0, f"quantize: width {width} is not a multiple of 16")
+        recorder.launch(f"quantize_fp8_v{row_vectors(width)}", [x, out.q, out.scale, width], (rows,))
+        return
     check("quantize x", x, "f32", rows, width)
     require(width % GROUP == 0, f"quantize: width {width} is not a multiple of {GROUP}")
     require(tuple(out.shape) == (rows, width), f"quantize: out has shape {tuple(out.shape)}, x {(rows, width)}")
@@ -87,13 +95,35 @@ def int8_output(rows: int, width: int, relative: float = 2e-6, cause: str = "f32
     return Output((rows, width), "int8", Tolerance(0.0, relative, cause), int8=True)
 
 
+def fp8_output(rows: int, width: int, relative: float = 2e-6, cause: str = "f32 arithmetic before rounding") -> Output:
+    """An fp8 output; `relative` bounds the error of the values before they are rounded, as a part of the row's largest
+    magnitude."""
+    return Output((rows, width), "e4m3", Tolerance(0.0, relative, cause), fp8=True)
+
+
 def _reference(x, out=None):
-    return {"out": x}
+    return {"out": x.wide() if isinstance(x, HostArray) else x}
 
 
-def _cases(rng):
+def _gpu_cases(rng):
     import numpy as np
 
+    from zse.quant.pack import f32_to_bf16
+    for name, rows, width, spread in (("one row", 1, 3584, 1.0), ("odd rows", 7, 96, 100.0), ("wide", 2, 8192, 1e-3),
+                                      ("wider", 3, 18944, 30.0), ("widest", 2, 20496, 1.0)):
+        x = (rng.standard_normal((rows, width)) * spread).astype(np.float32)
+        x[-1, ::3] = 0
+        if rows > 1:
+            x[0] = 0                                              # an empty row has scale 0
+        yield Case(name, {"x": HostArray("bf16", f32_to_bf16(x))}, {"out": fp8_output(rows, width)})
+
+
+def _cases(rng, family="cpu"):
+    import numpy as np
+
+    if family == "gpu":
+        yield from _gpu_cases(rng)
+        return
     for name, rows, width, spread in (("one row", 1, 576, 1.0), ("odd rows", 7, 96, 100.0),
                                       ("two chunks", 2, 2080, 1e-3)):
         x = (rng.standard_normal((rows, width)) * spread).astype(np.float32)
@@ -102,8 +132,11 @@ def _cases(rng):
 
 
 def _cost(case: Case) -> Cost:
-    rows, width = case.inputs["x"].shape
+    rows, width = case.outputs["out"].shape
+    if case.outputs["out"].fp8:
+        return Cost(rows * width * 3 + rows * 4, rows * width * 2)
     return Cost(rows * width * 5 + rows * width // GROUP * 8, rows * width * 3)
 
 
-QUANTIZE = Op("quantize", lambda target: [Variant("quantize", quantize_rows)], quantize, _reference, _cases, _cost)
+QUANTIZE = Op("quantize", lambda target: [Variant("quantize", quantize_rows)], quantize, _reference, _cases, _cost,
+              quantize_variants)

@@ -1,6 +1,7 @@
 """Rotary position embedding (Su et al. 2021): the cosines and sines of a batch's positions, made once a step."""
 
 from zse.kernel import Ptr, Variant, block_index, cos, f32, fma, i32, i64, kernel, load, round_even, sin, store
+from zse.kernels.gpu.step import rope_variants
 from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, require
 
 LANES = 8           # half a rotary dimension is a multiple of 8 in every supported model
@@ -41,7 +42,7 @@ def _reference(positions, inv_freq, mscale=1.0, out=None):
     return {"out": np.concatenate([np.cos(angle), np.sin(angle)], axis=1) * mscale}
 
 
-def _cases(rng):
+def _cases(rng, family="cpu"):
     import numpy as np
 
     near = Tolerance(5e-7, 5e-7, "one f32 rounding of the reduced angle, sin and cos within 2 ulp")
@@ -59,4 +60,4 @@ def _cost(case: Case) -> Cost:
 
 
 ROPE_TABLE = Op("rope_table", lambda target: [Variant("rope_table", rope_table_row)], rope_table, _reference, _cases,
-                _cost)
+                _cost, rope_variants)

@@ -32,7 +32,12 @@ from zse.kernel import (
     u64,
     where,
 )
-from zse.kernels.op import Op, check, require
+from zse.kernels.gpu.logprob import logprob_variants
+from zse.kernels.gpu.sample_parts import CHUNK as GPU_CHUNK
+from zse.kernels.gpu.sample_parts import MAX_CHUNKS as GPU_MAX_CHUNKS
+from zse.kernels.gpu.sample_parts import RECORD as GPU_RECORD
+from zse.kernels.gpu.sample_row import sample_variants
+from zse.kernels.op import Op, check, on_gpu, require
 from zse.kernels.sample_cases import (
     logprob_rows_cases,
     logprob_rows_cost,
@@ -286,44 +291,60 @@ def logprob_row(logits: Ptr[f32, "const"], targets: Ptr[i32, "const"], logprob: 
 PARAMETERS = {"temperature": "f32", "top_k": "i32", "top_p": "f32", "min_p": "f32", "repetition": "f32",
               "presence": "f32",
               "frequency": "f32", "seed": "u64", "counter": "i64", "num_logprobs": "i32"}
+# On a GPU penalties read the token history on the device instead of lists.
+HISTORY = {"history_row": "i32", "history_len": "i32", "prompt_len": "i32"}
 
 
-def sample_tensors(max_rows: int, vocab: int, max_biases: int, max_seen: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Every tensor argument of sample() but the logits: name → (dtype, shape)."""
-    rows = {name: (dtype, (max_rows,)) for name, dtype in PARAMETERS.items()}
+def row_parameters(family: str = "cpu") -> dict[str, str]:
+    """name → dtype of what each row has one value of."""
+    return PARAMETERS | HISTORY if family == "gpu" else dict(PARAMETERS)
+
+
+def sample_tensors(max_rows: int, vocab: int, max_biases: int, max_seen: int,
+                   family: str = "cpu") -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Every tensor argument of sample() but the logits: name → (dtype, shape). max_seen: 0 on a GPU."""
+    rows = {name: (dtype, (max_rows,)) for name, dtype in row_parameters(family).items()}
     lists = {"bias_start": ("i32", (max_rows + 1,)), "bias_ids": ("i32", (max_biases,)),
-             "bias_values": ("f32", (max_biases,)),
-             "bias_saved": ("f32", (max_biases,)), "seen_start": ("i32", (max_rows + 1,)),
-             "seen_ids": ("i32", (max_seen,)),
-             "seen_counts": ("i32", (max_seen,)), "seen_saved": ("f32", (max_seen,))}
+             "bias_values": ("f32", (max_biases,))}
     outs = {"tokens": ("i32", (max_rows,)), "status": ("i32", (max_rows,)), "logprob": ("f32", (max_rows,)),
             "top_ids": ("i32", (max_rows, MAX_LOGPROBS)), "top_logprobs": ("f32", (max_rows, MAX_LOGPROBS))}
+    if family == "gpu":
+        return rows | lists | {"records": ("u32", (max_rows, -(-vocab // GPU_CHUNK), GPU_RECORD))} | outs
+    lists |= {"bias_saved": ("f32", (max_biases,)), "seen_start": ("i32", (max_rows + 1,)),
+              "seen_ids": ("i32", (max_seen,)), "seen_counts": ("i32", (max_seen,)), "seen_saved": ("f32", (max_seen,))}
     return rows | lists | {"partial": ("f32", (max_rows, -(-vocab // CHUNK), RECORD))} | outs
 
 
-def sample(recorder, logits, **tensors) -> None:
+def sample(recorder, logits, history=None, **tensors) -> None:
     """Sample one token for each row of logits f32 [R, V]. The tensors are those of sample_tensors(), for at least R
     rows.
 
     In, per row: temperature (below 1e-5: greedy, ties to the lowest id), top_k (0: off), top_p (1: off), min_p (0:
     off), repetition (1: off), presence and frequency penalties (0: off), seed and counter (the draw is a function of
     both; the counter is the sampled token's position), num_logprobs (-1: none, else alternatives, up to 20). Row r's
-    biases are entries bias_start[r] .. bias_start[r + 1] of bias_ids and bias_values; its penalized tokens those of
-    seen_start in seen_ids (each id once: prompt and output) with seen_counts (occurrences in the output, 0 for prompt
-    only).
+    biases are entries bias_start[r] .. bias_start[r + 1] of bias_ids (each id once) and bias_values. Its penalized
+    tokens, CPU: those of seen_start in seen_ids (each id once: prompt and output) with seen_counts (occurrences in the
+    output, 0 for prompt only). GPU: the first history_len[r] tokens (0: no penalties) of line history_row[r] of
+    `history`, a TokenHistory; those from position prompt_len[r] on are output.
 
     Out, per row: tokens, always in [0, V); status 0, or 1 where a logit is NaN or +infinity or all are -infinity (the
     token then means nothing); logprob of the token, top_ids and top_logprobs [20] best first, of the model's own
-    distribution (before biases, penalties and temperature); unused places hold id -1. The logits are changed and
-    restored; *_saved and partial are scratch."""
+    distribution (before biases, penalties and temperature); unused places hold id -1. CPU: the logits are changed and
+    restored; *_saved and partial are scratch. GPU: biases and penalties stay in the logits; records is scratch."""
     rows, vocab = logits.shape
     check("sample logits", logits, "f32", rows, vocab)
-    require(0 < vocab <= MAX_VOCAB, f"sample: {vocab} logits a row, at most {MAX_VOCAB} are supported")
-    expected = sample_tensors(1, vocab, 1, 1)
+    gpu = on_gpu(recorder)
+    most = GPU_MAX_CHUNKS * GPU_CHUNK if gpu else MAX_VOCAB
+    require(0 < vocab <= most, f"sample: {vocab} logits a row, at most {most} are supported")
+    expected = sample_tensors(1, vocab, 1, 1, "gpu" if gpu else "cpu")
     require(set(tensors) == set(expected),
             f"sample: tensors {sorted(set(tensors) ^ set(expected))} are missing or unknown")
     for name, (dtype, shape) in expected.items():
         check(f"sample {name}", tensors[name], dtype, None, *shape[1:])
+    if gpu:
+        require(history is not None, "sample: a GPU needs the token history")
+        _sample_gpu(recorder, logits, history, tensors)
+        return
     chunks = -(-vocab // CHUNK)
     recorder.launch("sample_scan", [logits, tensors["num_logprobs"], tensors["temperature"], tensors["top_p"],
                                     tensors["partial"], vocab], (chunks, rows))
@@ -331,6 +352,21 @@ def sample(recorder, logits, **tensors) -> None:
              "seen_counts",
              "seen_saved", "partial", "tokens", "status", "logprob", "top_ids", "top_logprobs"]
     recorder.launch("sample_row", [logits, *(tensors[name] for name in names), vocab], (rows,))
+
+
+def _sample_gpu(recorder, logits, history, tensors) -> None:
+    rows, vocab = logits.shape
+    check("sample history", history.tokens, "i32", None, 16)
+    check("sample page_table", history.page_table, "i32", None, None)
+    chunks, max_pages = -(-vocab // GPU_CHUNK), history.page_table.shape[1]
+    biases = [tensors[name] for name in ("bias_start", "bias_ids", "bias_values")]
+    common = [*biases, history.tokens, history.page_table, tensors["records"]]
+    scanned = [name for name in row_parameters("gpu") if name not in ("seed", "counter")]
+    recorder.launch("sample_scan", [logits, *(tensors[name] for name in scanned), *common, vocab, max_pages,
+                                    history.blocks_per_page], (chunks, rows))
+    outs = [tensors[name] for name in ("tokens", "status", "logprob", "top_ids", "top_logprobs")]
+    recorder.launch("sample_row", [logits, *(tensors[name] for name in row_parameters("gpu")), *common, *outs, vocab,
+                                   chunks, max_pages, history.blocks_per_page], (rows,))
 
 
 def logprob_rows(recorder, logits, targets, logprob, argmax) -> None:
@@ -344,8 +380,6 @@ def logprob_rows(recorder, logits, targets, logprob, argmax) -> None:
 
 
 SAMPLE = Op("sample", lambda target: [Variant("sample_scan", sample_scan_chunk), Variant("sample_row", sample_row)],
-            sample,
-            sample_reference, sample_cases, sample_cost)
+            sample, sample_reference, sample_cases, sample_cost, sample_variants)
 LOGPROB_ROWS = Op("logprob_rows", lambda target: [Variant("logprob_rows", logprob_row)], logprob_rows,
-                  logprob_rows_reference,
-                  logprob_rows_cases, logprob_rows_cost)
+                  logprob_rows_reference, logprob_rows_cases, logprob_rows_cost, logprob_variants)

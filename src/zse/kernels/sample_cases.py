@@ -1,5 +1,6 @@
 """Reference, cases and cost of the sampler."""
 
+from zse.kernels.gpu.sample_parts import RECORD as GPU_RECORD
 from zse.kernels.op import EXACT, Case, Cost, Output, Tolerance
 
 MAX_LOGPROBS = 20
@@ -72,18 +73,67 @@ def log_softmax(x):
     return x - x.max() - np.log(np.exp(x - x.max()).sum())
 
 
+def lists_of_history(params):
+    """A GPU case's parameters with its history as lists of seen tokens, as the CPU's are."""
+    import numpy as np
+
+    history, starts, ids, counts = params["history"], [0], [], []
+    for r, length in enumerate(params["history_len"]):
+        pages = history.page_table[params["history_row"][r]] // history.blocks_per_page
+        said = history.tokens[pages[: -(-length // 16)]].reshape(-1)[:length]
+        seen = {int(id): 0 for id in said}
+        for id in said[params["prompt_len"][r]:]:
+            seen[int(id)] += 1
+        ids += seen.keys()
+        counts += seen.values()
+        starts.append(len(ids))
+    return params | {"seen_start": starts, "seen_ids": ids, "seen_counts": np.array(counts, np.int32)}
+
+
+def history_of_lists(rng, params):
+    """The reverse: a CPU case's parameters with its lists of seen tokens as a history that they could come from."""
+    import numpy as np
+
+    from zse.kernels.feed import TokenHistory, make_history
+    rows = len(params["temperature"])
+    said, prompts = [], []
+    for r in range(rows):
+        part = slice(params["seen_start"][r], params["seen_start"][r + 1])
+        ids, counts = params["seen_ids"][part], params["seen_counts"][part]
+        prompt = np.concatenate([ids[counts == 0], rng.choice(ids, len(ids) // 2)]) if len(ids) else ids
+        said.append(np.concatenate([rng.permutation(prompt), rng.permutation(np.repeat(ids, counts))]))
+        prompts.append(len(prompt))
+    lines = rng.permutation(rows + 2)[:rows]
+    lengths = np.zeros(rows + 2, np.int32)
+    lengths[lines] = [len(ids) for ids in said]
+    max_pages = int(lengths.max()) // 16 + 2
+    table, tokens = make_history(rng, lengths, max_pages, 3, (rows + 2) * max_pages)
+    for line, ids in zip(lines, said, strict=True):
+        for position, id in enumerate(ids):
+            tokens[table[line, position // 16] // 3, position % 16] = id
+    kept = {name: value for name, value in params.items() if not name.startswith("seen_")}
+    return kept | {"history": TokenHistory(tokens, table, 3), "history_row": lines.astype(np.int32),
+                   "history_len": lengths[lines], "prompt_len": np.array(prompts, np.int32)}
+
+
 def sample_reference(logits, **params):
     import numpy as np
 
     rows = len(logits)
+    gpu = "history" in params
+    if gpu:
+        params = lists_of_history(params)
     out = {"tokens": np.zeros(rows, np.int32), "status": np.zeros(rows, np.int32), "logprob": np.zeros(rows),
            "top_ids": np.full((rows, MAX_LOGPROBS), -1, np.int32), "top_logprobs": np.zeros((rows, MAX_LOGPROBS)),
-           "logits": logits}
+           "logits": logits.copy()}
     for r, x in enumerate(logits):
+        changed = change_logits(x, r, params)
+        if gpu:
+            out["logits"][r] = changed
         if np.isnan(x).any() or not np.isfinite(x.max()):
             out["status"][r] = 1
             continue
-        out["tokens"][r] = draw(change_logits(x, r, params), r, params)[0]
+        out["tokens"][r] = draw(changed, r, params)[0]
         if params["num_logprobs"][r] < 0:
             continue
         logs = log_softmax(x)
@@ -122,16 +172,23 @@ def add_lists(rng, params, rows: int, vocab: int, chosen) -> None:
     params["seen_counts"] = rng.integers(0, 4, len(params["seen_ids"])).astype(np.int32)
 
 
-def make_sample_case(name, logits, params) -> Case:
-    """A case with scratch and poisoned outputs around logits and parameters."""
+def make_sample_case(name, logits, params, rng=None) -> Case:
+    """A case with scratch and poisoned outputs around logits and parameters. rng: for a GPU, which has a history."""
     import numpy as np
 
     rows, vocab = logits.shape
-    scratch = {"bias_saved": np.full(len(params["bias_ids"]), np.nan, np.float32),
-               "seen_saved": np.full(len(params["seen_ids"]), np.nan, np.float32),
-               "partial": np.full((rows, -(-vocab // 8192), 48), np.nan, np.float32)}
     near = Tolerance(3e-6, 1e-6, "f32 sums of exponentials over chunks of 8,192, logits of up to 30")
-    outputs = {"logits": Output(logits.shape, "float32", EXACT, inout=logits),
+    changed = EXACT
+    if rng is None:
+        scratch = {"bias_saved": np.full(len(params["bias_ids"]), np.nan, np.float32),
+                   "seen_saved": np.full(len(params["seen_ids"]), np.nan, np.float32),
+                   "partial": np.full((rows, -(-vocab // 8192), 48), np.nan, np.float32)}
+    else:
+        params = history_of_lists(rng, params)
+        scratch = {"records": np.full((rows, -(-vocab // 4096), GPU_RECORD), 0xFFFFFFFF, np.uint32)}
+        near = Tolerance(1e-5, 1e-6, "as on the CPU; a penalized token's logit is worked back from the penalized one")
+        changed = Tolerance(1e-6, 1e-6, "one rounding for each penalty")
+    outputs = {"logits": Output(logits.shape, "float32", changed, inout=logits),
                "tokens": Output((rows,), "int32", EXACT),
                "status": Output((rows,), "int32", EXACT), "logprob": Output((rows,), "float32", near),
                "top_ids": Output((rows, MAX_LOGPROBS), "int32", EXACT),
@@ -153,10 +210,11 @@ def settle(rng, logits, params, least: float = 3e-6) -> None:
                 params["min_p"][r] *= 0.97
 
 
-def sample_cases(rng):
+def sample_cases(rng, family="cpu"):
     import numpy as np
 
-    for vocab in (1003, 20011):
+    pages = rng if family == "gpu" else None
+    for vocab in (1003, 20011) if family == "cpu" else (1003, 20011, 40000):
         rows = 12
         logits = (rng.standard_normal((rows, vocab)) * 4).astype(np.float32)
         logits[3] = np.round(logits[3] * 2) / 2                                     # many ties
@@ -170,14 +228,15 @@ def sample_cases(rng):
             repetition=1.3, presence=0.4, frequency=0.2, num_logprobs=[20, 0, 5, 20, -1, 1, 3, 20, 20, -1, 2, 0])
         add_lists(rng, params, rows, vocab, {1, 2, 5, 10})
         settle(rng, logits, params)
-        yield make_sample_case(f"mixed, vocabulary {vocab}", logits, params)
+        yield make_sample_case(f"mixed, vocabulary {vocab}", logits, params, pages)
     logits = (rng.standard_normal((5, 700)) * 3).astype(np.float32)
     logits[0, 33], logits[1, 699], logits[2], logits[3, 5] = np.nan, np.inf, -np.inf, -np.nan
-    yield make_sample_case("broken rows", logits, make_parameters(5, temperature=[0, 1, 1, 0, 0], num_logprobs=4))
+    yield make_sample_case("broken rows", logits, make_parameters(5, temperature=[0, 1, 1, 0, 0], num_logprobs=4),
+                           pages)
     logits = rng.standard_normal((2, 7)).astype(np.float32)
     params = make_parameters(2, temperature=1, top_k=[3, 0], num_logprobs=20)
     settle(rng, logits, params)
-    yield make_sample_case("seven tokens", logits, params)
+    yield make_sample_case("seven tokens", logits, params, pages)
 
 
 def sample_cost(case: Case) -> Cost:
@@ -192,7 +251,7 @@ def logprob_rows_reference(logits, targets, logprob=None, argmax=None):
     return {"logprob": logs[np.arange(len(logits)), targets], "argmax": logits.argmax(axis=1)}
 
 
-def logprob_rows_cases(rng):
+def logprob_rows_cases(rng, family="cpu"):
     import numpy as np
 
     near = Tolerance(3e-6, 1e-6, "f32 sums of exponentials over chunks of 8,192")

@@ -6,6 +6,7 @@ from zse.kernels.op import Op, Variant
 
 # Module → the Op objects it defines.
 MODULES: dict[str, tuple[str, ...]] = {
+    "feed": ("FEED_TOKENS",),
     "matmul": ("MATMUL",),
     "embed": ("EMBED",),
     "norm": ("ADD_RMSNORM",),

@@ -17,6 +17,7 @@ from zse.kernel import (
     inline,
     kernel,
     load,
+    reciprocal,
     shared_array,
     static,
     store,
@@ -38,7 +39,7 @@ def activated(gate, up, KIND):
     """act(gate) * up; see zse.kernels.activation for the formulas."""
     exponent = gate * -1.0 if KIND == "silu" else gate * (gate * gate * (-2 * 0.7978845608028654 * 0.044715)
                                                          + -2 * 0.7978845608028654)
-    return gate / (1.0 + exp(exponent)) * up
+    return gate * reciprocal(1.0 + exp(exponent)) * up
 
 
 @kernel

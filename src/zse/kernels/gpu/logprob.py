@@ -27,7 +27,6 @@ from zse.kernels.gpu.sample_parts import (
     block_best,
     four_at,
     id_of,
-
     order_of,
     relative_mass,
     warp_sum_f64,

@@ -27,7 +27,7 @@ from zse.kernel import (
 from zse.kernels.gpu.rows import block_sum, fp8_scales, gathered, largest_bits, magnitude_bits, tree_sum
 
 THREADS = 512
-VECTORS = (2, 8)            # f32x4 per thread: rows of up to 4,096 and 16,384 values
+VECTORS = (2, 4, 8)         # f32x4 per thread: rows of up to 4,096, 8,192 and 16,384 values
 DELTAS = ("none", "add", "norm")
 OUTS = ("none", "bf16", "fp8")
 
@@ -46,12 +46,12 @@ def add_rmsnorm_row(x: Ptr[f32], delta: Ptr[f32, "const"], delta_weight: Ptr[f32
     ds = [f32.x(4)(0) for v in static(range(V))]
     ws = [f32.x(4)(0) for v in static(range(V))]
     dws = [f32.x(4)(0) for v in static(range(V))]
-    # The weights of the norms are written by no kernel: they may be read before the wait.
+    # The weights of the norms are written by no kernel: they may be read before the wait, registers permitting.
     for v in static(range(V)):
         if places[v] < width:
-            if OUT != "none":
+            if OUT != "none" and V <= 4:
                 ws[v] = load(weight + places[v], 4)
-            if DELTA == "norm":
+            if DELTA == "norm" and V <= 4:
                 dws[v] = load(delta_weight + places[v], 4)
     grid_wait()
     for v in static(range(V)):
@@ -67,6 +67,9 @@ def add_rmsnorm_row(x: Ptr[f32], delta: Ptr[f32, "const"], delta_weight: Ptr[f32
         total = block_sum((squares[0] + squares[1]) + (squares[2] + squares[3]), shared_array(f32, warps))
         factor = 1.0 / sqrt(total / f32(width) + eps)
         for v in static(range(V)):
+            if V > 4:
+                if places[v] < width:
+                    dws[v] = load(delta_weight + places[v], 4)
             ds[v] = ds[v] * factor * dws[v]
     if DELTA != "none":
         for v in static(range(V)):
@@ -75,6 +78,10 @@ def add_rmsnorm_row(x: Ptr[f32], delta: Ptr[f32, "const"], delta_weight: Ptr[f32
                 store(x + row * width + places[v], xs[v])
 
     if OUT != "none":
+        if V > 4:
+            for v in static(range(V)):
+                if places[v] < width:
+                    ws[v] = load(weight + places[v], 4)
         sums = f32.x(4)(0)
         for v in static(range(V)):
             sums += xs[v] * xs[v]
@@ -103,6 +110,11 @@ def add_rmsnorm_row(x: Ptr[f32], delta: Ptr[f32, "const"], delta_weight: Ptr[f32
                     store(q + row * width + places[v], convert(xs[v] * inverse * ws[v] * inverse_unit, e4m3))
             if t == 0:
                 scale[row] = unit
+
+
+def norm_vectors(width: int) -> int:
+    """The V of VECTORS for rows of `width` values; 0: they are too long."""
+    return next((v for v in VECTORS if width <= v * 4 * THREADS), 0)
 
 
 def norm_variants(target):

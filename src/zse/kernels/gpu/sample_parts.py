@@ -10,6 +10,7 @@ leaves 20 bits, whichever the bin.
 """
 
 from zse.kernel import (
+    barrier,
     bitcast,
     exp,
     f32,
@@ -19,7 +20,6 @@ from zse.kernel import (
     inline,
     lane_index,
     load,
-    barrier,
     shuffle_xor,
     static,
     target,

@@ -19,7 +19,6 @@ from zse.kernel import (
     inline,
     kernel,
     lane_index,
-    load,
     log,
     shared_array,
     static,
@@ -28,7 +27,6 @@ from zse.kernel import (
     u32,
     u64,
     warp_index,
-    warp_max,
     warp_sum,
     where,
 )

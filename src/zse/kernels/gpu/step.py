@@ -43,9 +43,10 @@ def feed_tokens_gpu(token_ids: Ptr[i32], source: Ptr[i32, "const"], sampled: Ptr
         if place >= 0:
             token = sampled[place]
             token_ids[at] = token
-        position = positions[at]
-        block = page_table[i64(token_row[at]) * max_pages + position // PAGE]
-        history[i64(block // blocks_per_page) * PAGE + position % PAGE] = token
+        if blocks_per_page > 0:
+            position = positions[at]
+            block = page_table[i64(token_row[at]) * max_pages + position // PAGE]
+            history[i64(block // blocks_per_page) * PAGE + position % PAGE] = token
 
 
 @kernel

@@ -1,0 +1,112 @@
+"""A step's token ids: sampled ids of the step before that the host has not read yet, and the history of what was said."""
+
+from typing import NamedTuple
+
+from zse.kernel import Ptr, Variant, block_index, i32, i64, kernel
+from zse.kernels.gpu.step import FEED_THREADS, feed_variants
+from zse.kernels.op import EXACT, Case, Cost, Op, Output, check, on_gpu, require
+from zse.runtime.symbol import ceil_div
+from zse.tensor import Tensor
+
+CHUNK = 256         # tokens of one block on a CPU
+PAGE = 16
+
+
+class TokenHistory(NamedTuple):
+    """Every token of every sequence, in pages like the KV cache's: tokens i32 [num_pages, PAGE]; page_table i32 [rows,
+    max_pages] holds block numbers, blocks_per_page of them a page. Sequences that share pages share their history."""
+
+    tokens: Tensor
+    page_table: Tensor
+    blocks_per_page: int
+
+
+@kernel
+def feed_tokens_chunk(token_ids: Ptr[i32], source: Ptr[i32, "const"], sampled: Ptr[i32, "const"],
+                      positions: Ptr[i32, "const"], token_row: Ptr[i32, "const"], page_table: Ptr[i32, "const"],
+                      history: Ptr[i32], count: i32, max_pages: i32, blocks_per_page: i32):
+    """Grid (chunks of tokens)."""
+    first = block_index(0) * CHUNK
+    for at in range(first, min(first + CHUNK, i64(count))):
+        token = token_ids[at]
+        if source[at] >= 0:
+            token = sampled[source[at]]
+            token_ids[at] = token
+        if blocks_per_page > 0:
+            position = positions[at]
+            block = page_table[i64(token_row[at]) * i64(max_pages) + i64(position // PAGE)]
+            history[i64(block // blocks_per_page) * PAGE + i64(position % PAGE)] = token
+
+
+def feed_tokens(recorder, token_ids, source, sampled, positions, token_row, history=None) -> None:
+    """token_ids i32 [M]: those with source i32 [M] >= 0 become sampled i32 [R] [source]. Then every token is written to
+    `history` (a TokenHistory, or None) at positions i32 [M] of row token_row i32 [M] of its page table.
+
+    The caller guarantees source < R, and that the page table has the positions' pages."""
+    (count,) = token_ids.shape
+    check("feed_tokens token_ids", token_ids, "i32", count)
+    check("feed_tokens source", source, "i32", count)
+    check("feed_tokens sampled", sampled, "i32", None)
+    check("feed_tokens positions", positions, "i32", count)
+    check("feed_tokens token_row", token_row, "i32", count)
+    places = [0, 0, count, 0, 0]
+    if history is not None:
+        check("feed_tokens history", history.tokens, "i32", None, PAGE)
+        check("feed_tokens page_table", history.page_table, "i32", None, None)
+        require(history.blocks_per_page > 0, "feed_tokens: blocks_per_page must be positive")
+        places = [history.page_table, history.tokens, count, history.page_table.shape[1], history.blocks_per_page]
+    chunk = FEED_THREADS if on_gpu(recorder) else CHUNK
+    recorder.launch("feed_tokens", [token_ids, source, sampled, positions, token_row, *places],
+                    (ceil_div(count, chunk),))
+
+
+def make_history(rng, lengths, max_pages: int, blocks_per_page: int, num_pages: int):
+    """(page_table [len(lengths), max_pages], tokens [num_pages, PAGE]): pages of sequences of these lengths in random
+    places, all tokens negative (nothing said)."""
+    import numpy as np
+
+    table = np.full((len(lengths), max_pages), -1, np.int32)
+    free = rng.permutation(num_pages)
+    for row, length in enumerate(lengths):
+        pages = -(-length // PAGE)
+        table[row, :pages], free = free[:pages] * blocks_per_page, free[pages:]
+    return table, np.full((num_pages, PAGE), -7, np.int32)
+
+
+def _reference(token_ids, source, sampled, positions, token_row, history):
+    import numpy as np
+
+    fed = np.where(source >= 0, sampled[np.maximum(source, 0)], token_ids)
+    if history is None:
+        return {"token_ids": fed}
+    tokens = history.tokens.copy()
+    for token, position, row in zip(fed, positions, token_row, strict=True):
+        tokens[history.page_table[row, position // PAGE] // history.blocks_per_page, position % PAGE] = token
+    return {"token_ids": fed, "history.tokens": tokens}
+
+
+def _cases(rng, family="cpu"):
+    import numpy as np
+
+    for count, rows in ((1, 1), (7, 7), (300, 3)):
+        ends = rng.integers(count // rows + 1, 90 + count, rows)
+        table, tokens = make_history(rng, ends, 40, 6, 80)
+        parts = np.array_split(np.arange(count), rows)
+        token_row = np.concatenate([np.full(len(part), row) for row, part in enumerate(parts)]).astype(np.int32)
+        positions = np.concatenate([np.arange(end - len(part), end) for end, part in zip(ends, parts, strict=True)])
+        ids = rng.integers(0, 1000, count).astype(np.int32)
+        source = np.where(rng.random(count) < 0.5, rng.integers(0, rows, count), -1).astype(np.int32)
+        common = {"source": source, "sampled": rng.integers(1000, 2000, rows).astype(np.int32),
+                  "positions": positions.astype(np.int32), "token_row": token_row}
+        output = {"token_ids": Output((count,), "int32", EXACT, inout=ids)}
+        yield Case(f"{count} of {rows}", common | {"history": None}, output)
+        yield Case(f"{count} of {rows} with history", common | {"history": TokenHistory(tokens, table, 6)},
+                   output | {"history.tokens": Output(tokens.shape, "int32", EXACT, inout=tokens)})
+
+
+def _cost(case: Case) -> Cost:
+    return Cost(20 * len(case.inputs["source"]), 0)
+
+
+FEED_TOKENS = Op("feed_tokens", lambda target: [Variant("feed_tokens", feed_tokens_chunk)], feed_tokens, _reference,
+                 _cases, _cost, feed_variants)

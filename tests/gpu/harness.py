@@ -1,0 +1,190 @@
+"""Runs Ops on a GPU device: arguments uploaded, outputs poisoned, recorded as a graph, read back, compared."""
+
+from functools import cache
+
+import numpy as np
+from kernels.harness import join_fields
+
+from zse.errors import ConfigError, DeviceError
+from zse.kernel.nvrtc import compile_variant
+from zse.kernels.op import EXACT, HostActivation, HostArray, HostFp8Activation
+from zse.kernels.table import all_ops, all_variants
+from zse.quant.pack import bf16_to_f32, e4m3_to_f32
+from zse.runtime.gpu import Kernels
+from zse.tensor import Activation, Fp8Activation, Tensor, Weight
+
+DTYPES = {"float32": "f32", "float16": "f16", "int32": "i32", "int8": "i8", "uint8": "u8", "uint16": "bf16",
+          "int64": "i64", "uint64": "u64", "uint32": "u32", "float64": "f64"}
+BITS = {"bf16": "uint16", "e4m3": "uint8"}
+
+
+class LazyKernels(Kernels):
+    """Variants of the table, staged and compiled when a launch first asks for them."""
+
+    def __init__(self, arch: str):
+        from zse.kernel.targets.cuda import CudaTarget
+        self.arch, self.images = arch, {}
+        self.variants = {variant.symbol: variant for variant in all_variants(CudaTarget(arch))}
+        super().__init__(self, self.images.__getitem__)
+
+    def __iter__(self):
+        return iter(self.variants)
+
+    def __contains__(self, symbol):
+        return symbol in self.variants
+
+    def keys(self):
+        return self.variants.keys()
+
+    def get(self, symbol, default=None):
+        return self[symbol] if symbol in self.variants else default
+
+    def __getitem__(self, symbol):
+        compiled = compile_variant(self.variants[symbol], self.arch)
+        self.images[symbol] = compiled.cubin
+        return compiled.manifest() | {"image": symbol}
+
+
+@cache
+def device():
+    """(the CUDA device or None, why there is none)."""
+    try:
+        from zse.kernel.nvrtc import nvrtc
+        from zse.runtime.cuda import CUDADevice, list_devices
+        arch = list_devices()[0]["arch"]
+        nvrtc()
+        return CUDADevice(kernels=LazyKernels(f"sm_{arch}{'a' if arch == 90 else ''}")), ""
+    except (DeviceError, ConfigError, IndexError) as error:
+        return None, f"no CUDA device: {error}"
+
+
+def gpu_ops():
+    """The operations that have a GPU form."""
+    return [op for op in all_ops() if op.gpu_variants]
+
+
+def upload(gpu, array: np.ndarray, dtype: str | None = None) -> Tensor:
+    """A copy of the array in device memory (an empty one has one byte)."""
+    data = np.ascontiguousarray(array)
+    tensor = Tensor(gpu.alloc(max(data.nbytes, 1), label="test"), data.shape, dtype or DTYPES[str(data.dtype)])
+    if data.nbytes:
+        gpu.write(tensor, data.tobytes())
+    return tensor
+
+
+def to_tensor(gpu, value):
+    """A host value of a Case as the launcher's argument."""
+    if isinstance(value, np.ndarray):
+        return upload(gpu, value)
+    if isinstance(value, HostArray):
+        return upload(gpu, value.array, value.dtype)
+    if isinstance(value, HostActivation):
+        return Activation(*(upload(gpu, part) for part in (value.q, value.scale, value.sum)))
+    if isinstance(value, HostFp8Activation):
+        return Fp8Activation(upload(gpu, value.q, "e4m3"), upload(gpu, value.scale))
+    if hasattr(value, "planes"):
+        kinds = {plane.name: plane.dtype for plane in value.scheme.planes(*value.shape, value.layout)}
+        planes = {name: upload(gpu, plane, kinds[name]) for name, plane in value.planes.items()}
+        return Weight(value.shape, value.scheme, planes, value.layout)
+    if isinstance(value, tuple):
+        made = [to_tensor(gpu, part) for part in value]
+        return type(value)(*made) if hasattr(value, "_fields") else tuple(made)
+    return value
+
+
+def poisoned(shape, dtype: str) -> np.ndarray:
+    """NaN, or for integers the smallest; bit patterns: NaN."""
+    if dtype in BITS:
+        return np.full(shape, 0x7FFF if dtype == "bf16" else 0x7F, BITS[dtype])
+    array = np.empty(shape, dtype)
+    array.fill(np.nan if array.dtype.kind == "f" else np.iinfo(array.dtype).min)
+    return array
+
+
+def read_back(gpu, tensor: Tensor, dtype) -> np.ndarray:
+    return np.frombuffer(gpu.read(tensor), dtype).reshape(tensor.shape).copy()
+
+
+def run_case(op, case, gpu, times: int = 1) -> dict:
+    """Launch `times` times in one graph; outputs by name: arrays (bit patterns for bf16, e4m3) or Host*Activations."""
+    tensors = {name: to_tensor(gpu, value) for name, value in case.inputs.items()}
+    for name, output in case.outputs.items():
+        if output.fp8:
+            rows, width = output.shape
+            tensors[name] = Fp8Activation(upload(gpu, poisoned((rows, width), "e4m3"), "e4m3"),
+                                          upload(gpu, poisoned((rows,), "float32")))
+        else:
+            initial = poisoned(output.shape, output.dtype) if output.inout is None else output.inout
+            tensors[name] = upload(gpu, initial, output.dtype if output.dtype in BITS else None)
+    recorder = gpu.record()
+    arguments = join_fields(tensors)
+    for _ in range(times):
+        op.launch(recorder, **arguments, **case.options)
+    graph = recorder.finish()
+    graph.run()
+    results = {}
+    for name, output in case.outputs.items():
+        tensor = tensors[name]
+        if output.fp8:
+            results[name] = HostFp8Activation(output.shape, read_back(gpu, tensor.q, np.uint8),
+                                              read_back(gpu, tensor.scale, np.float32))
+        else:
+            results[name] = read_back(gpu, tensor, BITS.get(output.dtype, output.dtype))
+    graph.close()
+    free(tensors)
+    return results
+
+
+def free(value) -> None:
+    """Give the buffers behind arguments back."""
+    if isinstance(value, Tensor):
+        if not value.buffer.freed:
+            value.buffer.free()
+    elif isinstance(value, Weight):
+        free(value.planes)
+    elif isinstance(value, dict):
+        free(tuple(value.values()))
+    elif isinstance(value, tuple | list):
+        for part in value:
+            free(part)
+
+
+def wide(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Output values as float64 (integers as they are)."""
+    if dtype == "bf16":
+        array = bf16_to_f32(array)
+    elif dtype == "e4m3":
+        array = e4m3_to_f32(array)
+    return array.astype(np.float64) if array.dtype.kind == "f" else array
+
+
+def check_case(op, case, got: dict) -> None:
+    """Compare with the reference within every output's tolerance."""
+    initial = {name: output.inout for name, output in case.outputs.items()
+               if output.inout is not None and "." not in name}
+    expected = op.reference(**case.inputs, **initial,
+                            **{name: value for name, value in case.options.items() if name not in case.outputs})
+    for name, output in case.outputs.items():
+        what = f"{case.name}: {name}"
+        wanted = np.asarray(expected[name])
+        if output.fp8:
+            check_fp8(got[name], np.asarray(wanted, np.float64), output.tolerance.relative, what)
+        elif output.tolerance == EXACT or output.tolerance.absolute == output.tolerance.relative == 0:
+            np.testing.assert_array_equal(got[name], wanted, err_msg=what)
+        else:
+            if wanted.dtype == np.uint16 and output.dtype == "bf16":
+                wanted = bf16_to_f32(wanted)
+            np.testing.assert_allclose(wide(got[name], output.dtype), wanted.astype(np.float64),
+                                       rtol=output.tolerance.relative, atol=output.tolerance.absolute, err_msg=what)
+
+
+def check_fp8(got: HostFp8Activation, values: np.ndarray, slack: float, what: str) -> None:
+    """scale = largest magnitude / 448; q within half a step of e4m3 (2**-4 of the value, 2**-10 near zero) and `slack`
+    of the row's largest magnitude."""
+    peak = np.abs(values).max(axis=1)
+    np.testing.assert_allclose(got.scale, peak / 448, rtol=slack + 1e-6, atol=1e-38, err_msg=f"{what}: scale")
+    assert ((got.q & 0x7F) != 0x7F).all(), f"{what}: q is NaN"
+    scale = got.scale.astype(np.float64)[:, None]
+    error = np.abs(got.dequantize() - values)
+    bound = np.maximum(np.abs(values) * 2.0**-4, scale * 2.0**-10) * (1 + 1e-5) + slack * peak[:, None] + 1e-38
+    assert (error <= bound).all(), f"{what}: q is off by {(error / bound).max():.3f} of what rounding explains"

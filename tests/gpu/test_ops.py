@@ -1,0 +1,36 @@
+"""Every operation's GPU form against its float64 reference, on the CUDA device of this machine.
+
+    PYTHONPATH=src python -m pytest tests/gpu
+
+An operation takes part by being in kernels/table.py with `gpu_variants`.
+"""
+
+import numpy as np
+import pytest
+
+from gpu.harness import check_case, device, gpu_ops, run_case
+
+GPU, REASON = device()
+needs_gpu = pytest.mark.skipif(GPU is None, reason=REASON)
+
+
+@needs_gpu
+@pytest.mark.parametrize("op", gpu_ops(), ids=lambda op: op.name)
+def test_reference(op):
+    """Fresh inputs in every run; the seed is in the failure's message. Launched twice in one graph where nothing is
+    changed in place: the second must overwrite the first with the same."""
+    seed = int(np.random.default_rng().integers(2**32))
+    count = 0
+    for case in op.cases(np.random.default_rng(seed), "gpu"):
+        repeatable = all(output.inout is None for output in case.outputs.values())
+        try:
+            check_case(op, case, run_case(op, case, GPU, 2 if repeatable else 1))
+        except Exception as error:
+            raise AssertionError(f"{op.name}, seed {seed}, {case.name}: {type(error).__name__}: {error}") from error
+        count += 1
+    assert count
+
+
+def test_operations_have_gpu_forms():
+    assert {"embed", "add_rmsnorm", "gated", "quantize", "gather_rows", "rope_table", "sample", "logprob_rows",
+            "feed_tokens"} <= {op.name for op in gpu_ops()}
