@@ -35,9 +35,9 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None) -> L
             on_source(source)
         from zse.engine.memory import plan_memory
         from zse.models.load import load_model, plan_model
-        plan = plan_model(source, quantize=config.quantize)
         device = opening.result()
         phases.mark("device open")
+        plan = plan_model(source, quantize=config.quantize, family=device.family)
         memory = plan_memory(config, plan, device)
         if on_plan is not None:
             on_plan(memory)
