@@ -1,9 +1,18 @@
 """What the host writes for the sampler, on a device that runs nothing."""
 
+from array import array
+from math import prod
+
+import pytest
+
+from zse.dtypes import ITEM_BYTES
+from zse.kernels.feed import TokenHistory
+from zse.kernels.sample import row_parameters, sample_tensors
 from zse.runtime.null import NullDevice
 from zse.sampling.params import SamplingParams
-from zse.sampling.state import SamplerState
+from zse.sampling.state import RESULTS, SamplerState, input_nbytes, result_nbytes
 from zse.scheduler.request import Request
+from zse.tensor import Tensor
 
 VOCAB = 100
 
@@ -84,6 +93,43 @@ def test_results_are_read_line_by_line():
     assert state.read() == [(11, None), (12, (-0.5, [(12, -0.5), (40, -1.5)])), (-1, None)]
 
 
+def on_gpu(**places):
+    history = TokenHistory(Tensor(None, (8, 16), "i32"), Tensor(None, (4, 8), "i32"), 2)
+    return SamplerState(NullDevice(family="gpu"), VOCAB, max_rows=4, max_tokens=64, history=history, **places)
+
+
+def test_gpu_lines_name_the_history_and_its_length():
+    places = {"inputs": (NullDevice().staging(4096), 256), "results": (NullDevice().staging(4096), 512)}
+    plain, penalized = request(0), request(1, prompt=(1, 2), presence_penalty=1.0)
+    penalized.row = 3
+    for state in (on_gpu(), on_gpu(**places)):
+        # A token more than the host knows: the batch in flight gives it.
+        state._views["history_len"][:] = memoryview(array("i", [9] * 4))
+        state.prepare([plain, penalized], [3, 7])
+        got = views(state, "history_row", "history_len", "prompt_len", "counter")
+        assert got["history_len"][:2] == [0, 7] and got["history_row"][1] == 3 and got["prompt_len"][1] == 2
+        assert got["counter"][:2] == [3, 7]
+        penalized.row = 0
+        state.prepare([penalized])
+        got = views(state, "history_row", "history_len", "counter")
+        assert (got["history_row"][0], got["history_len"][0], got["counter"][0]) == (0, 2, 2)
+        penalized.row = 3
+    staging, offset = places["inputs"]
+    assert bytes(staging.host[:offset]) == bytes(offset) and bytes(staging.host[offset:]) != bytes(4096 - offset)
+
+
+def test_a_place_inside_a_staging_is_as_large_as_announced():
+    for rows in (1, 3, 64):
+        shapes = sample_tensors(rows, VOCAB, 1, 0, "gpu")
+        for names, nbytes in ((row_parameters("gpu"), input_nbytes(rows)), (RESULTS, result_nbytes(rows))):
+            least = sum(ITEM_BYTES[shapes[name][0]] * prod(shapes[name][1]) for name in names)
+            assert least <= nbytes <= least + 16 * len(names)
+
+
+def test_gpu_needs_a_history():
+    with pytest.raises(ValueError, match="history"):
+        SamplerState(NullDevice(family="gpu"), VOCAB, max_rows=4, max_tokens=64)
+
+
 def _array(format, values):
-    from array import array
     return memoryview(array(format, values))

@@ -1,47 +1,109 @@
 """The sampler's parameters on the device: one line for each row of logits, rewritten when the row's request changes.
 
-The draws themselves are kernels (zse.kernels.sample). What is random depends on the request's seed and the position of
+The draws themselves are kernels (zse.kernels.sample). What penalties look at is lists that the host keeps (CPU), or the
+token history on the device (GPU), where a step can be submitted before the host has read the last token. What is random depends on the request's seed and the position of
 the token alone, so a request gives the same tokens alone, in a batch, and after a preemption.
 """
 
 from array import array
 
-from zse.dtypes import ITEM_BYTES
-from zse.kernels.sample import sample, sample_tensors
+from zse.dtypes import ITEM_BYTES, VIEW_FORMAT
+from zse.kernels.sample import MAX_LOGPROBS, row_parameters, sample, sample_tensors
 from zse.sampling.validate import MAX_LOGIT_BIAS_ENTRIES
 from zse.tensor import Tensor
 
 _NEUTRAL = (1.0, 0.0, 0.0)   # repetition, presence, frequency
+RESULTS = ("tokens", "status", "logprob", "top_ids", "top_logprobs")
+_ALIGN = 16                  # bytes: arrays inside a staging
+
+
+def input_nbytes(max_rows: int, family: str = "gpu") -> int:
+    """Bytes of the parameters of `max_rows` lines."""
+    return sum(_aligned(ITEM_BYTES[dtype] * max_rows) for dtype in row_parameters(family).values())
+
+
+def result_nbytes(max_rows: int) -> int:
+    """Bytes of what is sampled for `max_rows` lines, log-probabilities included."""
+    return 3 * _aligned(4 * max_rows) + 2 * _aligned(4 * MAX_LOGPROBS * max_rows)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGN) * _ALIGN
 
 
 class SamplerState:
-    """max_rows: lines. max_tokens: tokens that the requests of one step can have together, prompts included."""
+    """max_rows: lines. max_tokens: tokens that the requests of one step can have together, prompts included.
 
-    def __init__(self, device, vocab_size: int, *, max_rows: int, max_tokens: int):
-        shapes = sample_tensors(max_rows, vocab_size, max_rows * MAX_LOGIT_BIAS_ENTRIES, max_tokens)
-        self._tensors = {name: _new(device, dtype, shape) for name, (dtype, shape) in shapes.items()}
-        self._views = views = {name: tensor.view() for name, tensor in self._tensors.items()}
+    On a GPU: history, the TokenHistory that penalties look at (zse.kernels.feed writes it). inputs, results: places as
+    (Staging, byte offset) for the parameters, input_nbytes() bytes, and for what was sampled, result_nbytes() bytes; their
+    owner then records their copies. Without them the state makes its own, and record() records the copies too."""
+
+    def __init__(self, device, vocab_size: int, *, max_rows: int, max_tokens: int, history=None, inputs=None,
+                 results=None):
+        self._device, self.history = device, history
+        self._gpu = device.family == "gpu"
+        if self._gpu and history is None:
+            raise ValueError("SamplerState on a GPU needs the token history")
+        shapes = sample_tensors(max_rows, vocab_size, max_rows * MAX_LOGIT_BIAS_ENTRIES, 0 if self._gpu else max_tokens,
+                                device.family)
+        self._owned = [None, None]
+        if inputs is None:
+            inputs = device.staging(input_nbytes(max_rows, device.family), label="sampler"), 0
+            self._owned[0] = inputs[0]
+        if results is None:
+            results = device.staging(result_nbytes(max_rows), label="sampler"), 0
+            self._owned[1] = results[0]
+        self._tensors, self._views = {}, {}
+        self._place(inputs, {name: shapes.pop(name) for name in row_parameters(device.family)})
+        self._place(results, {name: shapes.pop(name) for name in RESULTS})
+        for name, (dtype, shape) in shapes.items():
+            tensor = self._tensors[name] = _new(device, dtype, shape)
+            if not self._gpu:
+                self._views[name] = tensor.view()
+        views = self._views
         self._tokens, self._status, self._counter = views["tokens"], views["status"], views["counter"]
         self._requests: list = [None] * max_rows   # whose parameters each line holds
         self._batch: list = []
         self._biased: list = []                    # requests that the bias lists hold, in line order
-        self._histories: dict[int, _History] = {}  # by arrival, of requests with penalties
+        self._histories: dict[int, _History] = {}  # by arrival, of requests with penalties (CPU)
         self._num_seen = 0
+
+    def _place(self, place, shapes) -> None:
+        """Tensors of these shapes one after another in a part of a Staging, and the host's views of them."""
+        staging, at = place
+        for name, (dtype, shape) in shapes.items():
+            tensor = self._tensors[name] = Tensor(staging.buffer, shape, dtype, at)
+            self._views[name] = staging.host[at:at + tensor.nbytes].cast(VIEW_FORMAT[dtype])
+            at += _aligned(tensor.nbytes)
+
+    @property
+    def tokens(self) -> Tensor:
+        """i32 [max_rows]: what the last replay sampled, on the device."""
+        return self._tensors["tokens"]
 
     def record(self, recorder, logits) -> None:
         """Record sampling from `logits` f32 [rows, vocab_size]."""
-        sample(recorder, logits, **self._tensors)
+        inputs, results = self._owned
+        if inputs is not None:
+            recorder.upload(inputs)
+        sample(recorder, logits, history=self.history, **self._tensors)
+        if results is not None:
+            recorder.download(results)
 
-    def prepare(self, requests: list) -> None:
-        """Line i samples for requests[i] (scheduler Requests) in the next replay."""
+    def prepare(self, requests: list, lengths=None) -> None:
+        """Line i samples for requests[i] (scheduler Requests) in the next replay, after lengths[i] tokens (default: all
+        that the request has; more when a batch in flight will give the last of them)."""
         self._batch = requests
         mine, counter = self._requests, self._counter
         for line, request in enumerate(requests):
-            counter[line] = len(request.tokens)
+            counter[line] = length = len(request.tokens) if lengths is None else lengths[line]
             if mine[line] is not request:
                 self._write_parameters(line, request)
+            if self._gpu and _penalties(request.params) != _NEUTRAL:
+                self._views["history_row"][line], self._views["history_len"][line] = request.row, length
         self._write_biases(requests)
-        self._write_seen(requests)
+        if not self._gpu:
+            self._write_seen(requests)
 
     def read(self) -> list[tuple[int, tuple[float, list[tuple[int, float]]] | None]]:
         """(token, None or (logprob, [(token, logprob), ...])) of each line; token -1: the logits were not finite."""
@@ -72,6 +134,8 @@ class SamplerState:
         views["frequency"][line] = params.frequency_penalty
         views["seed"][line] = request.seed
         views["num_logprobs"][line] = -1 if params.logprobs is None else params.logprobs
+        if self._gpu:
+            views["history_len"][line], views["prompt_len"][line] = 0, request.prompt_len
         self._requests[line] = request
 
     def _write_biases(self, requests: list) -> None:
@@ -79,14 +143,16 @@ class SamplerState:
             return   # none now and none before: the lists are empty
         if self._biased == requests:
             return
-        starts, ids, values = self._views["bias_start"], self._views["bias_ids"], self._views["bias_values"]
-        at = 0
-        for line, request in enumerate(requests):
+        starts, ids, values = array("i", [0]), array("i"), array("f")
+        for request in requests:
             for token, bias in (request.params.logit_bias or {}).items():
-                ids[at], values[at] = token, bias
-                at += 1
-            starts[line + 1] = at
-        self._biased = list(requests) if at else []
+                ids.append(token)
+                values.append(bias)
+            starts.append(len(ids))
+        for name, content in (("bias_start", starts), ("bias_ids", ids), ("bias_values", values)):
+            if content:
+                self._device.write(self._tensors[name].with_rows(len(content)), memoryview(content))
+        self._biased = list(requests) if ids else []
 
     def _write_seen(self, requests: list) -> None:
         penalized = [request for request in requests if _penalties(request.params) != _NEUTRAL]
