@@ -1,7 +1,7 @@
 """An engine whose model is arithmetic: what it says is known without running it, and does not depend on batching.
 
 `python fake_engine.py --fd N [OPTION VALUE ...]` is a worker with that engine. Besides EngineConfig's options it takes
---fail (what goes wrong, and when) and --step-seconds.
+--fail (what goes wrong, and when), --step-seconds and --ahead 1.
 """
 
 import os
@@ -10,7 +10,7 @@ import time
 
 from zse.engine.core import Engine
 from zse.engine.messages import Ready, TokenLogprob
-from zse.errors import FormatError
+from zse.errors import DeviceLost, FormatError
 from zse.scheduler.scheduler import Scheduler
 
 VOCAB, EOS = 1000, 0
@@ -28,6 +28,7 @@ class CountingRunner:
     def __init__(self, step_seconds: float = 0.0, runs_ahead: bool = False):
         self.step_seconds, self.closed, self.batches = step_seconds, False, []
         self.poison: set[int] = set()
+        self.lost = False
         self.runs_ahead, self.in_flight, self.most_in_flight = runs_ahead, 0, 0
         self._said: dict[tuple[int, int], int] = {}
 
@@ -37,6 +38,8 @@ class CountingRunner:
         return self.run(batch)
 
     def collect(self, sampled):
+        if sampled == "lost":
+            raise DeviceLost("event_wait: CUDA_ERROR_ILLEGAL_ADDRESS (700) while running decode")
         self.in_flight -= 1
         return sampled
 
@@ -60,6 +63,9 @@ class CountingRunner:
                 continue
             if 667 in tokens:
                 raise RuntimeError("a bug: token 667")
+            if 669 in tokens:   # the step fails on the device, after it was submitted
+                self.lost = True
+                return "lost"
             if 668 in tokens:
                 os._exit(139)
             token = self._said[request.id, len(tokens)] = next_token(tokens)
@@ -72,6 +78,8 @@ class CountingRunner:
         return False
 
     def close(self):
+        if self.lost:
+            time.sleep(3600)    # as a driver may that waits for a dead GPU
         self.closed = True
 
 
@@ -91,7 +99,7 @@ def build(arguments, phases):
         raise KeyError("oops")
     if failure == "memory":
         raise MemoryError
-    engine = make_engine(step_seconds=float(options.get("--step-seconds", "0")))
+    engine = make_engine(step_seconds=float(options.get("--step-seconds", "0")), runs_ahead="--ahead" in options)
     phases.mark("ready")
     return engine, Ready(model="fake", max_context=256, max_rows=4, num_pages=64, memory_bytes={"kv": 1},
                          phases_ms=phases.ms)

@@ -221,6 +221,21 @@ def test_a_bug_in_a_step_is_fatal(start):
     assert client.process.wait(5) == 1
 
 
+@pytest.mark.parametrize("options", [(), ("--ahead", "1")], ids=["in step", "ahead"])
+def test_a_device_that_fails_in_a_step_ends_the_engine(start, options):
+    """At once, though closing the device would hang, and with the driver's words."""
+    client = start(*options)
+    client.send(Submit(id=1, prompt=[5], params=SamplingParams(max_tokens=200)))
+    assert client.receive() == Tokens(id=1, tokens=[6])
+    client.send(Submit(id=2, prompt=[669], params=SamplingParams()))
+    message = client.receive()
+    while isinstance(message, Tokens) and message.id == 1:
+        message = client.receive()
+    assert message == Fatal(message="the device failed: event_wait: CUDA_ERROR_ILLEGAL_ADDRESS (700) while running "
+                                    "decode", exit_code=75)
+    assert client.receive() is None and client.process.wait(5) == 75
+
+
 def test_a_crash_shows_as_end_of_file(start):
     client = start()
     client.send(Submit(id=1, prompt=[668], params=SamplingParams()))

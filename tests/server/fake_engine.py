@@ -1,7 +1,7 @@
 """A stand-in for zse.engine.worker in the server's tests: the same protocol, deterministic bytes instead of a model.
 
 Token ids below 256 are bytes, EOS is 256. The reply to a prompt is the last line's text after "user:" (or the whole
-prompt), unless it holds directives: !tokens=N (N letters), !ms=N (pause before each token), !stall, !crash=N, !nan=N,
+prompt), unless it holds directives: !tokens=N (N letters), !ms=N (pause before each token), !stall, !crash=N, !lost=N, !nan=N,
 !eof=N, !garbage=N (after N tokens), !freeze (no heartbeats either), !random (letters drawn by the seed), !wide=N
 (N tokens in one message).
 """
@@ -122,6 +122,9 @@ def main(arguments: list[str]) -> int:
         for row in list(rows.values()):
             if row.due <= now and "stall" not in row.directives:
                 steps += 1
+                if row.directives.get("lost", row.sent + 1) <= row.sent:
+                    sock.send(Fatal("the device failed: event_wait: CUDA_ERROR_LAUNCH_FAILED (719)", 75))
+                    return 75
                 for reply in row.step():
                     if isinstance(reply, bytes):
                         os.write(sock.fileno(), reply)

@@ -184,7 +184,7 @@ def test_a_signal_while_loading(start):
     assert time.monotonic() - begin < 4
 
 
-@pytest.mark.parametrize("how", ["!crash=2", "!eof=2", "!garbage=2"])
+@pytest.mark.parametrize("how", ["!crash=2", "!eof=2", "!garbage=2", "!lost=2"])
 def test_an_engine_that_dies_is_restarted(start, how):
     process = start()
     first = process.engine_pid
@@ -199,6 +199,9 @@ def test_an_engine_that_dies_is_restarted(start, how):
     assert process.get("/health/ready").json["restarts"] == 1
     assert process.chat("again").json["choices"][0]["message"]["content"] == "again"
     assert process.engine_pid != first and not alive(first)
+    if how == "!lost=2":
+        process.popen.send_signal(signal.SIGTERM)
+        assert "the device failed: event_wait: CUDA_ERROR_LAUNCH_FAILED (719)" in process.finish()[1]
 
 
 def test_requests_while_the_engine_restarts_are_refused(own_server):

@@ -30,7 +30,7 @@ def main(arguments: list[str], build=None) -> int:
     from zse.engine.framing import FrameSocket
     from zse.engine.messages import Fatal
     from zse.engine.process import die_with_parent
-    from zse.errors import EngineError, ZSEError
+    from zse.errors import DeviceLost, EngineError, ZSEError
     die_with_parent(parent)
     socket = FrameSocket.from_fd(int(arguments[1]))
     engine = None
@@ -41,6 +41,11 @@ def main(arguments: list[str], build=None) -> int:
     except EngineError as error:   # the socket: nobody is left to tell
         sys.stderr.write(f"zse engine: {error}\n")
         return 1
+    except DeviceLost as error:
+        # Nothing on the device can be freed or closed any more, and trying may hang: the process's end does it.
+        sys.stderr.write(f"zse engine: the device failed: {error}\n")
+        sys.stderr.flush()
+        os._exit(_fatal(socket, Fatal(message=f"the device failed: {error}", exit_code=error.exit_code)))
     except ZSEError as error:
         return _fatal(socket, Fatal(message=str(error), exit_code=error.exit_code))
     except MemoryError:
