@@ -4,6 +4,8 @@ HELP = "make a .zse file from a GGUF, safetensors or .zse model"
 EPILOG = """examples:
   zse convert smollm2 smollm2.zse                     the same weights in the layout that the kernels read
   zse convert ./Qwen3-0.6B qwen3.zse --quant int4
+  zse convert ./Qwen2.5-7B-Instruct-AWQ qwen.zse    AWQ, GPTQ and fp8 checkpoints keep their quantization
+  zse convert ./Qwen2.5-7B-Instruct qwen.zse --quant int4 --group-size 128          for a GPU
 
 An interrupted conversion goes on with the same command; OUT appears only when it is complete."""
 
@@ -14,7 +16,9 @@ def add_arguments(parser) -> None:
     parser.add_argument("source", metavar="SRC", help="a stored name, or the path of a model file or folder")
     parser.add_argument("out", metavar="OUT", help="the .zse file to write")
     parser.add_argument(
-        "--quant", choices=("int4", "int8", "f16", "bf16"), help="type of the weight matrices (default: as they are)"
+        "--quant",
+        choices=("int4", "int5", "int6", "int8", "fp8", "f16", "bf16"),
+        help="type of the weight matrices (default: as they are); fp8 is for GPUs",
     )
     parser.add_argument(
         "--group-size",
@@ -23,8 +27,16 @@ def add_arguments(parser) -> None:
         help="columns that share a scale: 16, 32, 64, 128, 256, or 0 for a row",
     )
     parser.add_argument(
-        "--head", choices=("int4", "int8", "f16", "bf16"), help="type of the embedding and LM head, if another"
+        "--head", choices=("int4", "int8", "fp8", "f16", "bf16"), help="type of the embedding and LM head, if another"
     )
+    parser.add_argument(
+        "--layout",
+        choices=("auto", "r16", "rows"),
+        default="auto",
+        help="order of floating-point matrices: r16 for the CPU, rows for GPUs, auto by what this machine has "
+        "(integers have one order for both)",
+    )
+    parser.add_argument("--threads", type=number(int, 1, 1024), metavar="N", help="(default: all processors)")
     parser.add_argument(
         "--no-clip-search", action="store_true", help="quantize faster and less well: no search for the best clipping"
     )
@@ -40,14 +52,15 @@ def run(args) -> int:
     from zse.errors import ConfigError
     from zse.formats import store
     from zse.formats.convert import convert
+    from zse.tokenizer.load import tokenizer_image
 
     source = store.resolve(args.source)
     if not args.out.endswith(".zse"):
         raise ConfigError(f"OUT is {args.out!r}; the name must end with .zse")
     if os.path.exists(args.out) and not args.force:
         raise ConfigError(f"{args.out} exists; pass --force to replace it")
-    if args.group_size is not None and args.quant not in ("int4", "int8"):
-        raise ConfigError("--group-size goes with --quant int4 or int8")
+    if args.group_size is not None and not (args.quant or "").startswith("int"):
+        raise ConfigError("--group-size goes with --quant int4, int5, int6 or int8")
     evaluate = _evaluator(source, args) if args.quant and not args.no_perplexity else None
     with ProgressBar("convert") as bar:
         progress = None if args.quiet else lambda done, total, name: bar("writing", done, total)
@@ -58,12 +71,25 @@ def run(args) -> int:
             args.group_size,
             head=args.head,
             clip_search=not args.no_clip_search,
+            layout=_layout(args.layout),
+            threads=args.threads,
+            tokenizer_image=tokenizer_image,
             progress=progress,
             evaluate=evaluate,
         )
     if not args.quiet:
         _print(report)
     return 0
+
+
+def _layout(wanted: str) -> str:
+    """"rows" where this machine has a GPU."""
+    import os
+
+    if wanted != "auto":
+        return wanted
+    has_gpu = any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/kfd")) or os.uname().sysname == "Darwin"
+    return "rows" if has_gpu else "r16"
 
 
 def _evaluator(source, args):

@@ -231,6 +231,11 @@ def from_gguf(fields: dict, path: str = "GGUF", pre_tokenizer: tuple[int, bool, 
     return made
 
 
+def is_section(section: bytes | bytearray | memoryview) -> bool:
+    """Whether the bytes begin as a section of this version of the tables does."""
+    return bytes(section[:len(_SECTION_MAGIC)]) == _SECTION_MAGIC
+
+
 def from_section(section: bytes | bytearray | memoryview, path: str = "tokenizer") -> BPETokenizer:
     """The tokenizer that to_section() wrote. FormatError: damaged, or of another version."""
     view = memoryview(section).cast("B")

@@ -10,12 +10,19 @@ def load_tokenizer(source, path: str | None = None) -> Tokenizer:
     """source: a ModelSource of zse.formats, or its TokenizerSource. FormatError: none there, or damaged.
 
     GGUF vocabularies and the common kinds of tokenizer.json are read into the C tables of this package; other kinds of
-    tokenizer.json by the `tokenizers` library.
+    tokenizer.json by the `tokenizers` library. Tables that stand ready-made in a `.zse` are taken as they are, unless
+    they were made by another version.
     """
     path = path or str(getattr(source, "path", "model"))
     described = getattr(source, "tokenizer", source)
     if described is None:
         raise FormatError(path, 0, "tokenizer", "the model has no tokenizer; serve a file that holds one")
+    image = getattr(described, "image", None)
+    if image is not None:
+        from zse.tokenizer.bpe import from_section, is_section
+        section = image()
+        if is_section(section):
+            return from_section(section, path)
     if described.kind == "gguf":
         from zse.tokenizer.bpe import from_gguf
         return from_gguf(described.fields, path)
@@ -24,3 +31,13 @@ def load_tokenizer(source, path: str | None = None) -> Tokenizer:
         return from_json(described.json, described.config, described.special_tokens,
                          getattr(source, "generation_config", None), path)
     raise UnsupportedError("tokenizer source", described.kind, KINDS)
+
+
+def tokenizer_image(source) -> bytes | None:
+    """The tables of a model's tokenizer for load_tokenizer() to find again; None where there are no such tables."""
+    from zse.tokenizer.bpe import BPETokenizer
+    try:
+        tokenizer = load_tokenizer(source)
+    except (FormatError, UnsupportedError):
+        return None         # converting a model does not need its tokenizer to be one that is served
+    return tokenizer.to_section() if isinstance(tokenizer, BPETokenizer) else None

@@ -1,0 +1,229 @@
+"""Checkpoints that others quantized: what each format means is written out here, number by number."""
+
+import json
+
+import numpy as np
+import pytest
+from formats_build import safetensors
+
+from zse.errors import FormatError, UnsupportedError
+from zse.formats.convert import convert
+from zse.formats.matrix import rows_affine, rows_f32
+from zse.formats.source import open_model
+from zse.formats.verify import verify
+from zse.quant.pack import e4m3_to_f32, f32_to_bf16
+
+N, K, GROUP = 48, 128, 64
+NAME = "model.layers.0.mlp.up_proj"
+AWQ_COLUMN = {0: 0, 1: 2, 2: 4, 3: 6, 4: 1, 5: 3, 6: 5, 7: 7}       # nibble of a word -> column of its eight
+
+
+@pytest.fixture
+def numbers():
+    rng = np.random.default_rng(11)
+    return {"q": rng.integers(0, 16, (N, K)), "zero": rng.integers(0, 16, (N, K // GROUP)),
+            "scale": (0.01 + rng.random((N, K // GROUP)) * 0.1).astype(np.float16)}
+
+
+def words(values: np.ndarray, axis: int, bits: int = 4, places=None) -> np.ndarray:
+    """Packs along an axis, a loop over every number: value at column places[i] goes to field i."""
+    per_word = 32 // bits
+    values = np.moveaxis(values, axis, 0)
+    out = np.zeros((values.shape[0] // per_word, *values.shape[1:]), np.uint32)
+    for word in range(out.shape[0]):
+        for field in range(per_word):
+            column = places[field] if places else field
+            out[word] |= (values[word * per_word + column].astype(np.uint32) << np.uint32(bits * field))
+    return np.ascontiguousarray(np.moveaxis(out, 0, axis)).view(np.int32)
+
+
+def folder_of(tmp_path, tensors: dict, method: dict, key: str = "quantization_config"):
+    folder = tmp_path / "hf"
+    folder.mkdir(exist_ok=True)
+    entries = {}
+    for name, (dtype, array) in tensors.items():
+        entries[name] = (dtype, tuple(array.shape), np.ascontiguousarray(array).tobytes())
+    entries["model.norm.weight"] = ("F32", (4,), bytes(16))
+    (folder / "model.safetensors").write_bytes(safetensors(entries, {"format": "pt"}))
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "vocab_size": 512,
+                                                    key: method}))
+    return folder
+
+
+def awq(tmp_path, n):
+    return folder_of(tmp_path, {
+        NAME + ".qweight": ("I32", words(n["q"].T, 1, places=AWQ_COLUMN)),
+        NAME + ".qzeros": ("I32", words(n["zero"].T, 1, places=AWQ_COLUMN)),
+        NAME + ".scales": ("F16", n["scale"].T)},
+        {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True})
+
+
+def gptq(tmp_path, n, *, zero=None, version="gptq", sym=False, g_idx=True, bits=4):
+    stored = (n["zero"] if zero is None else zero) - (1 if version == "gptq" else 0)
+    tensors = {NAME + ".qweight": ("I32", words(n["q"].T, 0, bits)),
+               NAME + ".qzeros": ("I32", words(stored.T & ((1 << bits) - 1), 1, bits)),
+               NAME + ".scales": ("F16", n["scale"].T)}
+    if g_idx is not None:
+        order = np.arange(K, dtype=np.int32) // GROUP
+        tensors[NAME + ".g_idx"] = ("I32", order if g_idx is True else g_idx)
+    return folder_of(tmp_path, tensors, {"quant_method": "gptq", "bits": bits, "group_size": GROUP, "sym": sym,
+                                         "desc_act": False, "checkpoint_format": version})
+
+
+def meant(n, zero) -> np.ndarray:
+    """(q - zero) * scale in double precision."""
+    return ((n["q"].reshape(N, -1, GROUP) - np.asarray(zero, np.float64).reshape(N, -1, 1))
+            * n["scale"].astype(np.float64)[:, :, None]).reshape(N, K)
+
+
+def read(folder):
+    with open_model(folder) as source:
+        info = source.tensors[NAME + ".weight"]
+        assert set(source.tensors) == {NAME + ".weight", "model.norm.weight"}
+        return info, rows_f32(source, info, 0, N)
+
+
+def check_rounded(got, n, zero) -> None:
+    """q and scale are exact; the offset is rounded to f16, which is at most 2**-11 of zero * scale."""
+    room = 2.0**-11 * np.repeat(np.abs(np.asarray(zero, np.float64) * n["scale"].astype(np.float64)), GROUP, axis=1)
+    assert (np.abs(got - meant(n, zero)) <= room + 1e-9).all()
+
+
+def test_awq(tmp_path, numbers):
+    info, got = read(awq(tmp_path, numbers))
+    assert info.type == "int4-g64" and info.shape == (N, K)
+    check_rounded(got, numbers, numbers["zero"])
+
+
+@pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
+def test_gptq_with_zero_points(version, tmp_path, numbers):
+    # What the first version stores is one less, in four bits: 0 stands for 1, 15 for a zero point of 0.
+    info, got = read(gptq(tmp_path, numbers, version=version))
+    assert info.type == "int4-g64"
+    check_rounded(got, numbers, numbers["zero"])
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
+def test_symmetric_gptq_is_exact(version, bits, tmp_path, numbers):
+    numbers["q"] = np.random.default_rng(3).integers(0, 1 << bits, (N, K))
+    middle = np.full_like(numbers["zero"], 1 << (bits - 1))
+    info, got = read(gptq(tmp_path, numbers, zero=middle, version=version, sym=True, bits=bits))
+    assert info.type == f"int{bits}-g64-sym"
+    assert np.array_equal(got, meant(numbers, middle).astype(np.float32))
+
+
+def test_gptq_that_is_not_symmetric_after_all(tmp_path, numbers):
+    with pytest.raises(FormatError, match="zero points are not in the middle"):
+        read(gptq(tmp_path, numbers, sym=True))
+
+
+def test_act_order_is_refused(tmp_path, numbers):
+    order = np.random.default_rng(1).permutation(np.arange(K, dtype=np.int32) // GROUP)
+    with pytest.raises(UnsupportedError, match="act-order"):
+        read(gptq(tmp_path, numbers, g_idx=order))
+
+
+def packed_config(**weights):
+    values = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP, "symmetric": True} | weights
+    return {"quant_method": "compressed-tensors", "format": "pack-quantized",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": values}}}
+
+
+def test_compressed_tensors_packed(tmp_path, numbers):
+    info, got = read(folder_of(tmp_path, {
+        NAME + ".weight_packed": ("I32", words(numbers["q"], 1)),
+        NAME + ".weight_scale": ("BF16", f32_to_bf16(numbers["scale"].astype(np.float32))),
+        NAME + ".weight_shape": ("I64", np.array([N, K]))}, packed_config()))
+    assert info.type == "int4-g64-sym"
+    numbers["scale"] = (f32_to_bf16(numbers["scale"].astype(np.float32)).astype(np.uint32) << 16).view(np.float32)
+    assert np.array_equal(got, meant(numbers, np.full((N, K // GROUP), 8)).astype(np.float32))
+
+
+def test_compressed_tensors_with_zero_points(tmp_path, numbers):
+    info, got = read(folder_of(tmp_path, {
+        NAME + ".weight_packed": ("I32", words(numbers["q"], 1)),
+        NAME + ".weight_scale": ("F16", numbers["scale"]),
+        NAME + ".weight_zero_point": ("I32", words(numbers["zero"], 0))}, packed_config(symmetric=False)))
+    assert info.type == "int4-g64"
+    check_rounded(got, numbers, numbers["zero"])
+
+
+@pytest.mark.parametrize("scale_name, shape, expected", [
+    ("weight_scale", (N, 1), "fp8-row"), ("weight_scale", (N,), "fp8-row"), ("weight_scale", (1,), "fp8-tensor"),
+    ("weight_scale", (), "fp8-tensor"), ("weight_scale_inv", (2, 3), "fp8-block")])
+@pytest.mark.parametrize("type", ["F32", "BF16"])
+def test_fp8(scale_name, shape, expected, type, tmp_path):
+    rng = np.random.default_rng(5)
+    n, k = (200, 272) if expected == "fp8-block" else (N, K)
+    codes = rng.integers(0, 256, (n, k)).astype(np.uint8)
+    codes[codes & 0x7F == 0x7F] = 0x30
+    scale = (0.5 + rng.random(shape)).astype(np.float32)
+    bits = f32_to_bf16(scale)
+    if type == "BF16":
+        scale = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32).reshape(shape)
+    method = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    if expected == "fp8-block":
+        method["weight_block_size"] = [128, 128]
+    folder = folder_of(tmp_path, {NAME + ".weight": ("F8_E4M3", codes),
+                                  f"{NAME}.{scale_name}": (type, bits if type == "BF16" else scale),
+                                  NAME + ".input_scale": ("F32", np.ones((), np.float32))}, method)
+    wide = np.kron(scale, np.ones((128, 128), np.float32))[:n, :k] if expected == "fp8-block" else scale.reshape(-1, 1)
+    with open_model(folder) as source:
+        info = source.tensors[NAME + ".weight"]
+        assert info.type == expected
+        assert np.array_equal(rows_f32(source, info, 0, n), e4m3_to_f32(codes) * wide)
+    verify(folder)
+    convert(folder, tmp_path / "m.zse")
+    with open_model(tmp_path / "m.zse") as source:
+        info = source.tensors[NAME + ".weight"]
+        assert info.type == expected.replace("tensor", "row") and info.layout == "rows"
+        assert np.array_equal(rows_f32(source, info, 0, n), e4m3_to_f32(codes) * wide)
+    verify(tmp_path / "m.zse")
+
+
+@pytest.mark.parametrize("make", [awq, gptq])
+def test_converting_keeps_the_quantization(make, tmp_path, numbers):
+    folder = make(tmp_path, numbers)
+    report = convert(folder, tmp_path / "m.zse")
+    assert "int4-g64" in report.schemes
+    with open_model(folder) as before, open_model(tmp_path / "m.zse") as after:
+        a, b = (rows_affine(source, source.tensors[NAME + ".weight"], 0, N) for source in (before, after))
+        for part in ("q", "scale", "offset"):
+            assert np.array_equal(getattr(a, part), getattr(b, part)), part
+    verify(tmp_path / "m.zse")
+
+
+@pytest.mark.parametrize("method, reason", [
+    ({"quant_method": "bitsandbytes"}, "bitsandbytes"), ({"quant_method": "awq", "version": "marlin"}, "marlin"),
+    ({"quant_method": "gptq", "bits": 3}, "bits 3"), ({"quant_method": "gptq", "bits": 4, "group_size": 100}, "100"),
+    ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "weight_block_size"),
+    (packed_config(num_bits=2), "num_bits 2"), (packed_config(actorder="group"), "actorder"),
+    ({"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups": {"a": {"weights": {}}}}, "marlin-24"),
+    ({"quant_method": "compressed-tensors"}, "config_groups"), ({}, "quantization method"), (7, "not an object")])
+def test_what_is_not_known_is_named(method, reason, tmp_path, numbers):
+    folder = awq(tmp_path, numbers)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": method}))
+    if method == {}:
+        open_model(folder).close()      # an empty object says nothing
+        return
+    with pytest.raises((UnsupportedError, FormatError), match=reason):
+        open_model(folder)
+
+
+@pytest.mark.parametrize("change, reason", [
+    ({"scales": ("F16", np.ones((K // GROUP, N - 8), np.float16))}, "shape"),
+    ({"scales": ("I32", np.ones((K // GROUP, N), np.int32))}, "scales"),
+    ({"scales": None}, "scales"), ({"qzeros": None}, "zero points"),
+    ({"qzeros": ("I32", np.ones((K // GROUP, N // 8 + 1), np.int32))}, "zero points"),
+    ({"qweight": ("F32", np.ones((K, N // 8), np.float32))}, "words"),
+    ({"qweight": ("I32", np.ones((K - 16, N // 8), np.int32))}, "shape")])
+def test_parts_that_do_not_fit(change, reason, tmp_path, numbers):
+    n = numbers
+    tensors = {"qweight": ("I32", words(n["q"].T, 1, places=AWQ_COLUMN)),
+               "qzeros": ("I32", words(n["zero"].T, 1, places=AWQ_COLUMN)), "scales": ("F16", n["scale"].T)} | change
+    folder = folder_of(tmp_path, {f"{NAME}.{part}": value for part, value in tensors.items() if value is not None},
+                       {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"})
+    with pytest.raises((FormatError, UnsupportedError), match=reason):
+        open_model(folder)
