@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 import tiny_model
@@ -10,6 +11,7 @@ from tiny_model import CONTEXT, EOS, NAN_TOKEN, VOCAB
 from zse.engine.config import EngineConfig
 from zse.engine.load import load_engine
 from zse.engine.metrics import Phases
+from zse.engine.runner import Runner
 from zse.errors import ConfigError, RequestError
 from zse.sampling.params import SamplingParams
 
@@ -24,7 +26,7 @@ def engine_of(model):
     loaded = []
 
     def make(**options):
-        options = dict(model=str(model), threads=2, activations="f32") | options
+        options = dict(model=str(model), threads=2, activations="f32", device="cpu") | options
         loaded.append(load_engine(EngineConfig(**options), Phases(lambda: 0.0)))
         return loaded[-1].engine
 
@@ -104,6 +106,62 @@ def test_preemption_does_not_change_tokens(engine_of):
     tight = run(engine, **requests)
     assert engine.scheduler.counters.preemptions > 0
     assert {name: reply[0] for name, reply in tight.items()} == {name: reply[0] for name, reply in roomy.items()}
+
+
+@pytest.fixture
+def ahead_of(model):
+    """Engines that submit a step before they read the one before, as on a GPU: token ids come from the device, new pages
+    through the kernel."""
+    engines = []
+
+    def make(**options):
+        config = EngineConfig(**dict(model=str(model), threads=2, activations="f32", device="cpu") | options)
+        loaded = load_engine(config, Phases(lambda: 0.0))
+        first = loaded.engine.runner
+        runner = Runner(loaded.device, first.model, loaded.config, runs_ahead=True)
+        loaded.engine.runner = runner
+        engines.append((loaded, first))
+        return loaded.engine
+
+    yield make
+    for loaded, first in engines:
+        for graph in first._graphs.values():
+            graph.close()
+        loaded.engine.close()
+        loaded.source.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"num_pages": 9, "max_tokens_per_step": 24}], ids=["roomy", "tight"])
+def test_running_ahead_says_the_same(engine_of, ahead_of, options):
+    """With preemption, chunked prompts, stop ids that are found a step late, and sampled rows."""
+    names = [name for name in MANY if name != "penalties"]
+    requests = {name: (MANY[name][0], msgspec.structs.replace(MANY[name][1], max_tokens=40)) for name in names}
+    told = run(engine_of(max_rows=4), **requests)
+    stop = told["long"][0][7]
+    requests["long"] = (MANY["long"][0], greedy(40, stop_token_ids=(stop,)))
+    told["long"] = told["long"][0][:told["long"][0].index(stop) + 1], [], "stop"
+    engine = ahead_of(max_rows=4, **options)
+    assert run(engine, **requests) == told
+    assert engine.scheduler.counters.late_results > 0
+    assert (engine.scheduler.counters.preemptions > 0) == ("num_pages" in options)
+    assert engine.scheduler.cache.num_free == engine.scheduler.cache.num_pages
+
+
+def test_scoring_and_cancelling_beside_steps_in_flight(engine_of, ahead_of):
+    quiet = engine_of(max_rows=2)
+    expected = run(quiet, a=MANY["long"])["a"][0]
+    scores = [value for _, some, _, _ in quiet.score(prompt(40)) for value in some]
+    engine = ahead_of(max_rows=2)
+    engine.submit(1, *MANY["long"])
+    engine.submit(2, *MANY["page"])
+    got, scored = [], []
+    for number, (_, some, _, _) in enumerate(engine.score(prompt(40))):
+        scored += some
+        got += [token for output in engine.step() if output.id == 1 for token in output.tokens]
+        if number == 1:
+            assert engine.cancel(2)
+    assert engine.scheduler.check_integrity() == []
+    assert got + drain(engine)[1][0] == expected and scored == scores
 
 
 def test_log_probabilities(engine_of):

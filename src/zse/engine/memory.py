@@ -43,6 +43,7 @@ def plan_memory(config: EngineConfig, plan, device) -> MemoryPlan:
     from zse.engine.runner import logit_rows
     from zse.engine.step import inputs_nbytes, new_pages
     from zse.models.forms import FORMS, scratch_nbytes
+    from zse.sampling.state import input_nbytes
     family, model = device.family, plan.config
     schemes = {matrix.name: matrix.scheme for matrix in plan.matrices}
 
@@ -51,8 +52,8 @@ def plan_memory(config: EngineConfig, plan, device) -> MemoryPlan:
         lines = logit_rows(rows, tokens)
         total = scratch_nbytes(model, FORMS[family], schemes, max_tokens=tokens, max_rows=lines, max_context=context)
         if family == "gpu":
-            total += 4 * (rows + 1) * context // PAGE
-            total += 2 * inputs_nbytes(tokens, lines, new_pages(tokens, rows), 64 * rows)
+            total += 4 * (rows + 1) * context // PAGE + 4 * rows * context     # page table, token history
+            total += 2 * inputs_nbytes(tokens, lines, new_pages(tokens, rows), input_nbytes(rows))
         return total
 
     token_bytes = (scratch_for(2048, 1, PAGE) - scratch_for(1024, 1, PAGE)) // 1024

@@ -35,20 +35,22 @@ class _Turn(NamedTuple):
 
     number: int
     inputs: StepInputs
+    results: Any        # the Staging that is downloaded at the end
     sampler: Any
 
 
 class Runner:
     """model: zse.models.load.Model, whose weights need not be loaded yet; submit() must not be called before they are.
 
-    runs_ahead: whether a second batch may be submitted before the first is collected.
+    runs_ahead: whether a second batch may be submitted before the first is collected (default: on a GPU). On a CPU it is
+    for tests of that: a step runs when it is submitted, and penalties do not see the token in flight.
     """
 
-    def __init__(self, device, model, config: ResolvedConfig):
+    def __init__(self, device, model, config: ResolvedConfig, runs_ahead: bool | None = None):
         from zse.cache.layout import KVCache
         from zse.models.decoder import Decoder
         self.device, self.model, self.config = device, model, config
-        self.runs_ahead = device.family == "gpu"
+        self.runs_ahead = device.family == "gpu" if runs_ahead is None else runs_ahead
         self._max_pages = pages_for(config.max_context)
         self._lines = lines = logit_rows(config.max_rows, config.max_tokens_per_step)
         self.kv = KVCache(device, model.config, config.num_pages, config.kv_dtype)
@@ -71,17 +73,24 @@ class Runner:
         self._num_submitted = 0
 
     def _make_turns(self) -> list[_Turn]:
-        from zse.sampling.state import SamplerState
-        config, device, vocab = self.config, self.device, self.model.config.vocab_size
-        # Running requests hold pages for all tokens but the last.
-        max_tokens = config.num_pages * PAGE + config.max_rows
-        updates = new_pages(config.max_tokens_per_step, config.max_rows)
+        from zse.kernels.feed import TokenHistory
+        from zse.sampling.state import SamplerState, input_nbytes, result_nbytes
+        config, device = self.config, self.device
+        history = None
+        if device.family == "gpu":
+            history = TokenHistory(_new(device, "step", "i32", config.num_pages, PAGE), self._page_table,
+                                   self.kv.blocks_per_page)
         turns = []
         for number in range(2 if self.runs_ahead else 1):
             inputs = StepInputs(device, max_tokens=config.max_tokens_per_step, max_rows=self._lines,
-                                max_updates=updates)
-            sampler = SamplerState(device, vocab, max_rows=config.max_rows, max_tokens=max_tokens)
-            turns.append(_Turn(number, inputs, sampler))
+                                max_updates=new_pages(config.max_tokens_per_step, config.max_rows),
+                                sampler_nbytes=input_nbytes(config.max_rows, device.family))
+            results = device.staging(result_nbytes(config.max_rows), label="step")
+            sampler = SamplerState(
+                device, self.model.config.vocab_size, max_rows=config.max_rows, history=history,
+                # Running requests hold pages for all tokens but the last.
+                max_tokens=config.num_pages * PAGE + config.max_rows, inputs=(inputs.staging, 0), results=(results, 0))
+            turns.append(_Turn(number, inputs, results, sampler))
         return turns
 
     def _first_recordings(self) -> list[tuple[str, int, int]]:
@@ -117,7 +126,7 @@ class Runner:
         line_of_row = self._line_of_row
         for line, entry in enumerate(sampling):
             line_of_row[entry.request.row] = line
-        turn.sampler.prepare([entry.request for entry in sampling])
+        turn.sampler.prepare([entry.request for entry in sampling], [entry.start + entry.count for entry in sampling])
         return self._replay(kind, size, turn, batch.num_tokens, batch.num_samples, context), turn.sampler
 
     def collect(self, submitted: tuple[Any, Any]) -> list[tuple[int, object]]:
@@ -238,6 +247,7 @@ class Runner:
                 recorder.download(self._scores)
             else:
                 turn.sampler.record(recorder, logits)
+                recorder.download(turn.results)
             graph = self._graphs[key] = recorder.finish()
         return graph
 
