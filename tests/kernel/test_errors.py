@@ -13,9 +13,9 @@ def message(function, **statics) -> str:
     return str(caught.value)
 
 
-def check(text: str, reason: str, excerpt: str) -> None:
+def check(text: str, reason: str, excerpt: str, file: str = __file__) -> None:
     place, line, caret = text.split("\n")
-    assert __file__ in place and reason in place
+    assert file in place and reason in place
     assert line.strip() == excerpt
     start = caret.index("^")
     assert start >= len(line) - len(line.lstrip()) and set(caret.strip()) == {"^"}
