@@ -157,7 +157,7 @@ static int is_pinned(uintptr_t start, size_t nbytes) {
 static void *behind(address_t address, size_t nbytes) {
     uintptr_t start = address & ~DEVICE_BIT;
     if (!(address & DEVICE_BIT)) return NULL;
-    if (find(start, nbytes, DEVICE)) return (void *)start;
+    if (find(start, nbytes, DEVICE) || find(start, nbytes, PINNED)) return (void *)start;
     uintptr_t at = start, end = start + nbytes;
     while (at < end) {
         range_t *range = find(at, 1, MAPPED);
@@ -478,6 +478,15 @@ int NAME(cuMemFreeHost, hipHostFree)(void *host) {
     ENTER("host_free");
     if (!drop_range((uintptr_t)host, PINNED)) status = INVALID_VALUE;
     else free(host);
+    LEAVE;
+}
+
+/* Another address than the host's: what mixes them up faults. */
+int NAME(cuMemHostGetDevicePointer_v2, hipHostGetDevicePointer)(address_t *address, void *host, unsigned flags) {
+    (void)flags;
+    ENTER("host_device_address");
+    if (!find((uintptr_t)host, 1, PINNED)) status = INVALID_VALUE;
+    else *address = (uintptr_t)host | DEVICE_BIT;
     LEAVE;
 }
 

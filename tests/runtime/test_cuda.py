@@ -281,6 +281,26 @@ def test_staging_goes_up_and_down_in_the_order_of_the_launches(device, capture):
         device.record().upload(outputs, 28, 8)
 
 
+def test_mapped_staging_needs_no_copies(device, fake):
+    inputs, outputs = device.staging(32, "inputs"), device.staging(32, "outputs", mapped=True)
+    recorder = device.record()
+    recorder.upload(inputs)
+    recorder.launch("scale_rows", [inputs.buffer, outputs.buffer, 8, 2.0, 0.0], 1)
+    recorder.download(outputs)
+    graph = recorder.finish()
+    assert len(graph.launches) == 2
+    for turn in range(4):
+        inputs.host.cast("f")[3] = turn
+        graph.run()
+        assert list(outputs.host.cast("f")) == [0.0] * 3 + [2.0 * turn] + [0.0] * 4
+    assert fake.count("to_host_async") == 0
+    assert device.read(outputs.buffer) == bytes(outputs.host)
+    graph.close()
+    outputs.free()
+    outputs.free()
+    assert fake.count("host_free") == 1 and device.memory() == {"inputs": 32}
+
+
 def test_tensor_maps(device):
     x = Tensor(device.alloc(64 * 96 * 2, "x"), (64, 96), "bf16")
     out = Tensor(device.alloc(64, "out"), (8,), "i64")

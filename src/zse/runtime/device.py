@@ -345,8 +345,9 @@ class Device:
         free = facts["available"]
         return min(free, self.memory_total) if free is not None else self.memory_total
 
-    def staging(self, nbytes: int, label: str = "staging") -> Staging:
-        """Zeroed memory that host and device exchange a step's data through."""
+    def staging(self, nbytes: int, label: str = "staging", mapped: bool = False) -> Staging:
+        """Zeroed memory that host and device exchange a step's data through. mapped: on a GPU, memory of the host that
+        kernels reach over the bus; nothing is copied. For few bytes that kernels write once, as sampled tokens are."""
         return Staging(self.alloc(nbytes, label))
 
     def read(self, tensor: "Any") -> bytes:

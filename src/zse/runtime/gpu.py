@@ -23,6 +23,7 @@ from zse.runtime.gpu_memory import (
     GPUBuffer,
     GPUStaging,
     GrowingBuffer,
+    MappedStaging,
 )
 
 TYPE_CHECKING = False
@@ -160,8 +161,8 @@ class GPUDevice(Device):
         """Zero device memory, in the order of the compute stream."""
         self.driver.memset_async(address, 0, nbytes, self.stream)
 
-    def staging(self, nbytes: int, label: str = "staging") -> GPUStaging:
-        return GPUStaging(self, nbytes, label)
+    def staging(self, nbytes: int, label: str = "staging", mapped: bool = False) -> "GPUStaging | MappedStaging":
+        return (MappedStaging if mapped else GPUStaging)(self, nbytes, label)
 
     def alloc_pinned(self, nbytes: int, label: str) -> int:
         """Zeroed page-locked host memory: its address. DeviceError when there is not enough."""

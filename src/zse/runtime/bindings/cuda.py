@@ -48,7 +48,7 @@ class CUDADriver(Driver):
         "event_wait": "cuEventSynchronize", "event_query": "cuEventQuery", "event_elapsed": "cuEventElapsedTime",
         "module_load": "cuModuleLoadData", "module_unload": "cuModuleUnload", "module_function": "cuModuleGetFunction",
         "function_set_attribute": "cuFuncSetAttribute", "host_alloc": "cuMemHostAlloc", "host_free": "cuMemFreeHost",
-        "host_register": "cuMemHostRegister_v2", "host_unregister": "cuMemHostUnregister",
+        "host_device_address": "cuMemHostGetDevicePointer_v2", "host_register": "cuMemHostRegister_v2", "host_unregister": "cuMemHostUnregister",
         "begin_capture": "cuStreamBeginCapture_v2", "end_capture": "cuStreamEndCapture",
         "graph_instantiate": "cuGraphInstantiateWithFlags", "graph_destroy": "cuGraphDestroy",
         "executable_destroy": "cuGraphExecDestroy", "graph_launch": "cuGraphLaunch", "launch": "cuLaunchKernel",

@@ -50,6 +50,7 @@ ARGUMENTS: dict[str, list] = {
     "function_set_attribute": [c_void_p, c_int, c_int],
     "host_alloc": [POINTER(c_void_p), c_size_t, c_uint],
     "host_free": [c_void_p],
+    "host_device_address": [POINTER(Address), c_void_p, c_uint],
     "host_register": [c_void_p, c_size_t, c_uint],
     "host_unregister": [c_void_p],
     "begin_capture": [c_void_p, c_int],
