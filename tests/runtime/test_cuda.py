@@ -164,7 +164,7 @@ def test_every_launch_carries_the_overlap_attribute_from_sm_90_on(library, tmp_p
 
 
 def test_shared_memory_and_clusters(fake):
-    more = kernels(append={"shared": 100_000, "cluster": 16}, poke={"shared": 1 << 20})
+    more = kernels(append={"shared_bytes": 100_000, "cluster": 16}, poke={"shared_bytes": 1 << 20})
     with CUDADevice(0, CUDADriver(fake.path), more) as device:
         out = counter(device)
         device.run(lambda recorder: recorder.launch("append", [out, 1], 32))
@@ -345,7 +345,7 @@ def test_a_buffer_of_a_graph_is_not_freed(device):
     graph.close()
     graph.close()
     x.buffer.free()
-    with pytest.raises(DeviceError, match="graph was closed"):
+    with pytest.raises(DeviceError, match="graph or its device was closed"):
         graph.run()
     with pytest.raises(DeviceError, match="freed"):
         recorder.finish()

@@ -26,7 +26,7 @@ def open_device(name: str = "cpu", threads: int | None = None) -> "Device":
         from zse.runtime.cpu import CPUDevice
         return CPUDevice(threads)
     kind, _, number = name.partition(":")
-    if kind == "cuda" and (not number or number.isdecimal()):
+    if kind == "cuda" and (name == "cuda" or number.isdecimal()):
         from zse.runtime.cuda import CUDADevice
         return CUDADevice(int(number or 0))
     if name == "null":

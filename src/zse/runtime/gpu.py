@@ -5,6 +5,7 @@ loading of weights. The driver's context is current per thread: every entry poin
 """
 
 import ctypes
+import sys
 import threading
 import weakref
 from ctypes import byref, c_void_p
@@ -50,12 +51,12 @@ class GPUProgram(Program):
 
     def __init__(self, symbol: str, address: int, entry: dict):
         super().__init__(symbol, address, entry["params"])
-        self.threads, self.shared_bytes = entry["threads"], entry.get("shared", 0)
+        self.threads, self.shared_bytes = entry["threads"], entry.get("shared_bytes", 0)
         self.cluster = entry.get("cluster", 1)
 
 
 class Kernels:
-    """Compiled kernels. manifest: {symbol: {"params": [[name, type], ...], "threads", "shared", "cluster", "image"}};
+    """Compiled kernels. manifest: {symbol: {"params": [[name, type], ...], "threads", "shared_bytes", "cluster", "image"}};
     load(image) → the bytes of that module."""
 
     def __init__(self, manifest: "Mapping[str, dict]", load: "Callable[[Any], bytes]"):
@@ -357,7 +358,6 @@ class GPUDevice(Device):
     def __del__(self) -> None:
         # At the interpreter's end the driver gives everything back; a device dropped before is closed here.
         if getattr(self, "table", None) is not None and not self.closed:
-            import sys
             if not sys.is_finalizing():
                 self.close()
 

@@ -131,12 +131,12 @@ class GPUGraph(Graph):
         if len(symbols) != len(self.symbols):
             raise self.symbol_error(symbols)
         device: GPUDevice = self.device             # type: ignore[assignment]
-        if self._list is None:
-            raise DeviceError("the graph was closed")
-        if device.closed or device.driver.lost is not None:
-            device.use()
-        event = device.take_event()
-        with device.submit_lock:
+        with device.submit_lock:                    # close() takes it too
+            if self._list is None:
+                raise DeviceError("the graph or its device was closed")
+            if device.closed or device.driver.lost is not None:
+                device.use()
+            event = device.take_event()
             executable = self._executable(key, values, symbols) if self.can_capture else None
             status = self._runtime.zse_gpu_list_submit(
                 device.table, self._list, device.stream, values, executable, event, None, self._where)
@@ -223,6 +223,8 @@ class GPUGraph(Graph):
         device.use()
         driver = device.driver
         values = self._values_type(*[symbols[name] for name in self.symbols])
+        if self._list is None:
+            raise DeviceError("the graph or its device was closed")
         marks: list[int] = []
         try:
             for _ in range(len(self.launches) + 1):
@@ -243,9 +245,10 @@ class GPUGraph(Graph):
                 driver.event_destroy(event)
 
     def close(self) -> None:
-        handle, self._list = self._list, None
+        device: GPUDevice = self.device             # type: ignore[assignment]
+        with device.submit_lock:
+            handle, self._list = self._list, None
         if handle:
-            device: GPUDevice = self.device         # type: ignore[assignment]
             device._graphs.discard(self)
             if not device.closed and device.driver.lost is None:
                 device.use()

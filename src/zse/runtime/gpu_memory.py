@@ -65,9 +65,10 @@ class GPUBuffer:
             raise DeviceError(f"{self.label}: the buffer is used by {self._pins} recorded graph(s); close them first")
         self._freed = True
         self.device._account.add(self.label, -self.nbytes)
-        if not self.device.closed:                  # closing gave everything back
-            self.device.synchronize()
-            self._release()
+        if self.device.closed or self.device.driver.lost is not None:
+            return                                  # it went with the context
+        self.device.synchronize()
+        self._release()
 
     def __del__(self) -> None:
         if not self._freed:
@@ -75,7 +76,7 @@ class GPUBuffer:
             try:
                 self.free()
             except DeviceLost:
-                pass                                # the memory went with the context
+                pass                                # found out while waiting
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.label!r}, {self.nbytes} bytes{', freed' if self._freed else ''})"

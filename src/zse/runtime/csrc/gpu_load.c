@@ -68,7 +68,7 @@ struct zse_gpu_load {
 
 static void fail(zse_gpu_load *load, int64_t job, int32_t kind, int32_t code, int64_t got) {
     pthread_mutex_lock(&load->lock);
-    if (load->result.job < 0 || job < load->result.job) {
+    if (load->result.job < 0 || job < load->result.job || (job == load->result.job && got < load->result.got)) {
         load->result.job = job;
         load->result.kind = kind;
         load->result.code = code;
