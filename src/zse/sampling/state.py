@@ -6,6 +6,7 @@ the token alone, so a request gives the same tokens alone, in a batch, and after
 """
 
 from array import array
+from math import prod
 
 from zse.dtypes import ITEM_BYTES, VIEW_FORMAT
 from zse.kernels.sample import MAX_LOGPROBS, row_parameters, sample, sample_tensors
@@ -25,6 +26,13 @@ def input_nbytes(max_rows: int, family: str = "gpu") -> int:
 def result_nbytes(max_rows: int) -> int:
     """Bytes of what is sampled for `max_rows` lines, log-probabilities included."""
     return 3 * _aligned(4 * max_rows) + 2 * _aligned(4 * MAX_LOGPROBS * max_rows)
+
+
+def device_nbytes(max_rows: int, vocab_size: int) -> int:
+    """Bytes that a GPU's SamplerState allocates beside its inputs, for the memory plan."""
+    shapes = sample_tensors(max_rows, vocab_size, max_rows * MAX_LOGIT_BIAS_ENTRIES, 0, "gpu")
+    beside = (shape for name, shape in shapes.items() if name not in row_parameters("gpu"))
+    return sum(ITEM_BYTES[dtype] * prod(shape) for dtype, shape in beside)
 
 
 def _aligned(nbytes: int) -> int:
@@ -208,7 +216,4 @@ def _penalties(params) -> tuple[float, float, float]:
 
 
 def _new(device, dtype: str, shape: tuple[int, ...]) -> Tensor:
-    count = ITEM_BYTES[dtype]
-    for size in shape:
-        count *= size
-    return Tensor(device.alloc(count, label="sampler"), shape, dtype)
+    return Tensor(device.alloc(ITEM_BYTES[dtype] * prod(shape), label="sampler"), shape, dtype)
