@@ -239,7 +239,8 @@ class Runner:
             turn.inputs.upload(recorder, size)
             if self.runs_ahead:
                 self._record_inputs(recorder, turn, step, source, tokens)
-            logits = self.decoder.record(recorder, step=step, max_tokens=size, every_token=kind != "mixed")
+            logits = self.decoder.record(recorder, step=step, max_tokens=size, every_token=kind != "mixed",
+                                         longest_run=1 if kind == "decode" else None)
             if kind == "score":
                 rows = logits.shape[0]
                 recorder.upload(self._scores)

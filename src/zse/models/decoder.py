@@ -7,7 +7,7 @@ serves every batch up to its size.
 """
 
 from array import array
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zse.errors import ConfigError
 from zse.kernels.activation import gated
@@ -20,7 +20,7 @@ from zse.kernels.qkv_post import qkv_post
 from zse.kernels.quantize import quantize
 from zse.kernels.rope import rope_table
 from zse.models.config import ModelConfig, RopeConfig
-from zse.models.forms import FORMS, SMALL_TOKENS, SPLIT_TOKENS, nbytes_of, scratch_tensors
+from zse.models.forms import FORMS, SMALL_TOKENS, SPLIT_TOKENS, gates_in_matmul, nbytes_of, scratch_tensors
 from zse.tensor import Activation, Fp8Activation, Tensor
 
 
@@ -70,13 +70,14 @@ class Decoder:
         self._allocate()
 
     def record(self, recorder, *, step: StepBuffers | None = None, max_tokens: int | None = None,
-               every_token: bool = False) -> Tensor:
+               every_token: bool = False, longest_run: int | None = None) -> Tensor:
         """Record one step and return its logits f32 [rows, vocab_size].
 
         step: the inputs (default: the Decoder's buffers). max_tokens: the most tokens that this recording will run with
         (default: the buffers' size); small ones choose kernels for few tokens. every_token: each token has logits, in
-        order (a decode step): logit_rows is not read and the step is run with rows = tokens. Symbols to run with:
-        `symbols()`.
+        order: logit_rows is not read and the step is run with rows = tokens. longest_run: the most tokens of one row in
+        this recording where that is known (1: a decode step), which leaves out kernels for longer ones. Symbols to run
+        with: `symbols()`.
         """
         config, model = self.config, self.model
         step = step or self.buffers
@@ -95,6 +96,7 @@ class Decoder:
             rope = getattr(config, name)
             tables[name] = run.tensor(name)
             rope_table(recorder, run.of(step.positions), self._inv_freq[name], tables[name], rope.mscale)
+        run.plan(longest_run)
         delta = delta_norm = None
         for layer in range(config.num_layers):
             table = tables["local_rope" if config.uses_local_rope(layer) else "rope"]
@@ -140,7 +142,11 @@ class Decoder:
                                   max_rows=step.logits.shape[0], max_context=step.page_table.shape[1] * 16)
         for name, (dtype, shape) in tensors.items():
             self._scratch[name] = _new(self.device, "scratch", dtype, shape)
-        self._partial = self._scratch.get("partial")
+        self.attention_scratch = None
+        if self.forms.family == "gpu":
+            from zse.kernels.gpu.attention_plan import AttentionScratch
+            self.attention_scratch = AttentionScratch.allocate(
+                self.device, self.config, step.token_ids.shape[0], step.logits.shape[0], step.page_table.shape[1] * 16)
         if "gate_up" in self._scratch:
             # q, k and v are used up before gate and up are computed.
             self._scratch["qkv"] = self._scratch["gate_up"]
@@ -174,9 +180,23 @@ class _Recording:
         self.decoder, self.recorder, self.step = decoder, recorder, step
         self.tokens, self.max_tokens = tokens, max_tokens
         self.splits = recorder.symbol("splits") if decoder.splits_attention(max_tokens) else 1
+        # What attention() takes besides: how a CPU's threads share a sequence, or what a GPU works from.
+        self.sharing: dict[str, Any] = {
+            "splits": self.splits, "partial": decoder._scratch["partial"] if self.splits != 1 else None}
 
     def of(self, tensor: Tensor) -> Tensor:
         return tensor.with_rows(self.tokens)
+
+    def plan(self, longest_run: int | None) -> None:
+        """On a GPU: cut the batch into the tasks of its attention, once for all layers."""
+        scratch = self.decoder.attention_scratch
+        if scratch is None:
+            return
+        from zse.kernels.gpu.attention_plan import MAX_RUN, plan_attention
+        if longest_run is None and self.max_tokens <= MAX_RUN:
+            longest_run = self.max_tokens
+        plan_attention(self.recorder, scratch, self.of(self.step.token_row), self.of(self.step.positions), longest_run)
+        self.sharing = {"scratch": scratch, "longest_run": longest_run}
 
     def tensor(self, name: str, width: int | None = None) -> Tensor:
         tensor = self.decoder._scratch[name]
@@ -221,8 +241,7 @@ class _Recording:
                  vectors.get(at + "k_norm"), table, q, keys, values, step.page_table, token_row, positions, eps)
         attended, o = self.made("attended", weights[at + "o"])
         attention(recorder, q, keys, values, step.page_table, token_row, positions, attended, config.query_scale,
-                  config.window(layer), config.attn_softcap, self.splits,
-                  self.decoder._partial if self.splits != 1 else None)
+                  config.window(layer), config.attn_softcap, **self.sharing)
         delta = self.add(x, self.taken(attended, o, "q"), o, vectors.get(at + "post_attn_norm"),
                          vectors.get(at + "o_bias"))
         fused = weights.get(at + "gate_up")
@@ -230,7 +249,7 @@ class _Recording:
         normed = self.activation("normed", projections)
         add_rmsnorm(recorder, x, delta, vectors.get(at + "post_attn_norm"), vectors[at + "mlp_norm"], normed, eps)
         inner, down = self.made("gated", weights[at + "down"])
-        if fused and self.decoder.forms.fuses:
+        if fused and gates_in_matmul(self.decoder.forms, config):
             from zse.kernels.matmul import matmul_gated
             matmul_gated(recorder, normed, fused, inner, config.activation, max_tokens=self.max_tokens)
         else:

@@ -36,6 +36,11 @@ def qkv_width(config: ModelConfig) -> int:
     return (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
 
 
+def gates_in_matmul(forms: Forms, config: ModelConfig) -> bool:
+    """Whether matmul_gated takes the joined gate and up weights: both halves are whole tiles of 16 rows."""
+    return forms.fuses and config.intermediate_size % 16 == 0
+
+
 def scratch_tensors(config: ModelConfig, forms: Forms, schemes: dict[str, Any], *, max_tokens: int, max_rows: int,
                     max_context: int) -> Tensors:
     """Scratch tensors of a Decoder: name → (dtype, shape). schemes: of the weights by name ("layers.0.qkv", ...).
@@ -52,7 +57,7 @@ def scratch_tensors(config: ModelConfig, forms: Forms, schemes: dict[str, Any], 
         "wanted": ("f32", (max_rows, hidden)), "head_in": (inner, (max(max_rows, 1), hidden)),
     }
     joined = all(f"layers.{layer}.gate_up" in schemes for layer in range(config.num_layers))
-    if not forms.fuses or not joined:
+    if not gates_in_matmul(forms, config) or not joined:
         # Also the place of qkv: q, k and v are used up before gate and up are computed.
         tensors["gate_up"] = ("f32", (max_tokens, max(2 * config.intermediate_size, qkv_width(config))))
     else:
@@ -79,4 +84,8 @@ def scratch_nbytes(config: ModelConfig, forms: Forms, schemes: dict[str, Any], *
     """Bytes that a Decoder and the logits of its StepBuffers take, for the memory plan."""
     tensors = scratch_tensors(config, forms, schemes, max_tokens=max_tokens, max_rows=max_rows,
                               max_context=max_context)
-    return 4 * max_rows * config.vocab_size + sum(nbytes_of(*tensor) for tensor in tensors.values())
+    total = 4 * max_rows * config.vocab_size + sum(nbytes_of(*tensor) for tensor in tensors.values())
+    if forms.family == "gpu":
+        from zse.kernels.gpu.attention_plan import AttentionScratch
+        total += AttentionScratch.nbytes(config, max_tokens, max_rows, max_context)
+    return total
