@@ -19,34 +19,41 @@ def load(device, path, quantize=None):
 class Session:
     """One decoder with `rows` sequences, whose pages are scattered over the cache."""
 
-    def __init__(self, device, model, *, activations="f32", kv_dtype="f32", rows=2, max_tokens=64, context=256):
+    def __init__(self, device, model, *, activations=None, kv_dtype=None, rows=2, max_tokens=64, context=256):
         self.device, self.model = device, model
+        gpu = device.family == "gpu"
+        activations, kv_dtype = activations or ("bf16" if gpu else "f32"), kv_dtype or ("bf16" if gpu else "f32")
         pages = -(-context // 16)
         self.kv = KVCache(device, model.config, rows * pages, kv_dtype)
         self.buffers = StepBuffers.allocate(device, model.config, max_tokens=max_tokens, max_rows=max_tokens,
                                              max_pages=pages)
         self.decoder = Decoder(device, model, self.kv, self.buffers, activations=activations)
-        table, order = self.buffers.page_table.view(), np.random.default_rng(7).permutation(rows * pages)
-        for place, page in enumerate(order):
-            table[place] = self.kv.block_of(int(page))
+        order = np.random.default_rng(7).permutation(rows * pages)
+        self.kv.need(rows * pages - 1)
+        self._put(self.buffers.page_table.with_rows(rows), [self.kv.block_of(int(page)) for page in order])
         self.lengths = [0] * rows
         self._graphs = {}
+
+    def _put(self, tensor, values):
+        self.device.write(tensor, np.array(values, np.int32).tobytes())
 
     def step(self, batch, *, wanted=None, max_tokens=None):
         """batch: [(row, token ids), ...], each appended to its sequence. Logits f32 [lines, vocab] of every token, or
         of the flat indices `wanted`, which are then gathered before the head."""
-        buffers, at, context = self.buffers, 0, 0
+        buffers, context = self.buffers, 0
+        tokens, positions, token_row = [], [], []
         for row, ids in batch:
-            for token in ids:
-                buffers.token_ids.view()[at] = int(token)
-                buffers.positions.view()[at] = self.lengths[row]
-                buffers.token_row.view()[at] = row
-                self.lengths[row] += 1
-                at += 1
+            tokens += [int(token) for token in ids]
+            positions += range(self.lengths[row], self.lengths[row] + len(ids))
+            token_row += [row] * len(ids)
+            self.lengths[row] += len(ids)
             context = max(context, self.lengths[row])
+        at = len(tokens)
+        for tensor, values in ((buffers.token_ids, tokens), (buffers.positions, positions),
+                               (buffers.token_row, token_row), (buffers.logit_rows, wanted or ())):
+            if values:
+                self._put(tensor.with_rows(len(values)), values)
         lines = at if wanted is None else len(wanted)
-        for line, index in enumerate(wanted or ()):
-            buffers.logit_rows.view()[line] = index
         size = max_tokens or at
         key = (size, wanted is None)
         if key not in self._graphs:
@@ -56,8 +63,8 @@ class Session:
         graph = self._graphs[key]
         symbols = self.decoder.symbols(at, lines, context, max_tokens=size)
         graph.run(**{name: symbols[name] for name in graph.symbols})
-        vocab = buffers.logits.shape[1]
-        return np.array(buffers.logits.view()[:lines * vocab], np.float32).reshape(lines, vocab)
+        logits = self.device.read(buffers.logits.with_rows(lines))
+        return np.frombuffer(logits, np.float32).reshape(lines, -1).copy()
 
     def run(self, ids, sizes=None, row=0):
         """Logits of a whole sequence, in steps of `sizes` tokens (default: one step)."""

@@ -1,0 +1,65 @@
+"""The engine's own tests (tests/engine/test_runner.py) on the CUDA device: batching, chunks, preemption, cancellation,
+sampling, log-probabilities, scoring, all with a step submitted ahead."""
+
+import pytest
+import tiny_model
+from test_runner import (  # noqa: F401
+    alone,
+    run,
+    test_a_row_that_is_not_finite_fails_alone,
+    test_bias_and_penalties_do_what_they_say,
+    test_cancel_in_the_middle_leaves_the_others_alone,
+    test_preemption_does_not_change_tokens,
+    test_rows_are_used_again,
+    test_scores_agree_with_the_logits,
+    test_scoring_beside_running_requests_disturbs_nobody,
+    test_stop_ids_eos_and_the_context_end_a_reply,
+)
+
+from gpu.harness import device
+from zse.engine.config import EngineConfig
+from zse.engine.load import load_engine
+from zse.engine.metrics import Phases
+
+GPU, REASON = device()
+pytestmark = pytest.mark.skipif(GPU is None, reason=REASON)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny_model.write(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def engine_of(model):
+    loaded = []
+
+    def make(**options):
+        options.pop("activations", None)
+        loaded.append(load_engine(EngineConfig(**dict(model=str(model), device="cuda") | options), Phases(lambda: 0.0)))
+        assert loaded[-1].engine.runner.runs_ahead
+        return loaded[-1].engine
+
+    yield make
+    for item in loaded:
+        item.engine.close()
+        item.source.close()
+
+
+def test_a_batch_is_deterministic(engine_of):
+    """The same batch twice, with graphs captured in between, says the same."""
+    from test_runner import MANY
+    engine = engine_of(max_rows=4)
+    first = run(engine, **MANY)
+    assert [run(engine, **MANY) for _ in range(2)] == [first, first]
+    assert first["over"] == first["same seed"]
+
+
+def test_log_probabilities_are_close_to_scores(engine_of):
+    from test_runner import greedy, prompt
+    engine = engine_of()
+    ids = prompt(20)
+    reply, logprobs, _ = run(engine, a=(ids, greedy(10, logprobs=5)))["a"]
+    scores = [value for _, some, _, _ in engine.score(ids + reply) for value in some][len(ids) - 1:-1]
+    # bf16 activations, and other kernels for one token than for sixteen.
+    assert [entry.logprob for entry in logprobs] == pytest.approx(scores, abs=0.1)
