@@ -139,6 +139,9 @@ def compile_variant(variant: Variant, arch: str) -> Compiled:
 def compile_text(text: str, entry: dict, symbol: str, arch: str) -> Compiled:
     """Compile what emit_gpu() gave for a variant."""
     cubin, log = nvrtc().compile(text, f"{symbol}.cu", arch)
+    if f"'{symbol}'" not in log:
+        # NVRTC 13 keeps cubins on disk beside a driver, and gives such a one without its resource report.
+        cubin, log = nvrtc().compile(text, f"{symbol}.cu", arch, (*OPTIONS, "--no-cache"))
     registers, spills = resources_of(log, symbol)
     return Compiled(symbol, arch, cubin, entry["params"], entry["threads"], entry["shared_bytes"], registers, spills, text,
                     entry["cluster"], entry["origin"])
