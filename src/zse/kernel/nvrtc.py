@@ -102,7 +102,9 @@ class Nvrtc:
         program = ctypes.c_void_p()
         self._check("nvrtcCreateProgram", self.library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), name.encode(), 0, None, None))
         try:
-            flags = [f"--gpu-architecture={arch}".encode(), *(option.encode() for option in options)]
+            # NVRTC keeps compiled code below the home directory; a program taken from there has no resource report.
+            uncached = ("--no-cache",) if self.version >= (13, 0) else ()
+            flags = [option.encode() for option in (f"--gpu-architecture={arch}", *options, *uncached)]
             status = self.library.nvrtcCompileProgram(program, len(flags), (ctypes.c_char_p * len(flags))(*flags))
             log = self._text("ProgramLog", program).rstrip(b"\0").decode(errors="replace")
             if status:
