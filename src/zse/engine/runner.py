@@ -134,7 +134,7 @@ class Runner:
         were not finite."""
         ticket, sampler = submitted
         ticket.wait()
-        return [(token, None if logprobs is None else TokenLogprob(*logprobs)) for token, logprobs in sampler.read()]
+        return [result if result[1] is None else (result[0], TokenLogprob(*result[1])) for result in sampler.read()]
 
     def record_ahead(self) -> bool:
         """Record the next graph that a first request will want, instead of when it does; False when there is none left.

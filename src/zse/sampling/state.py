@@ -72,6 +72,8 @@ class SamplerState:
         self._tokens, self._status, self._counter = views["tokens"], views["status"], views["counter"]
         self._requests: list = [None] * max_rows   # whose parameters each line holds
         self._batch: list = []
+        self._penalized: list[int] = []            # lines of the batch
+        self._wants_logprobs = False
         self._biased: list = []                    # requests that the bias lists hold, in line order
         self._histories: dict[int, _History] = {}  # by arrival, of requests with penalties (CPU)
         self._num_seen = 0
@@ -101,20 +103,30 @@ class SamplerState:
     def prepare(self, requests: list, lengths=None) -> None:
         """Line i samples for requests[i] (scheduler Requests) in the next replay, after lengths[i] tokens (default: all
         that the request has; more when a batch in flight will give the last of them)."""
-        self._batch = requests
-        mine, counter = self._requests, self._counter
-        for line, request in enumerate(requests):
-            counter[line] = length = len(request.tokens) if lengths is None else lengths[line]
-            if mine[line] is not request:
-                self._write_parameters(line, request)
-            if self._gpu and _penalties(request.params) != _NEUTRAL:
-                self._views["history_row"][line], self._views["history_len"][line] = request.row, length
-        self._write_biases(requests)
+        if lengths is None:
+            lengths = [len(request.tokens) for request in requests]
+        self._counter[:len(requests)] = array("q", lengths)
+        if requests != self._batch:
+            self._batch = requests
+            mine = self._requests
+            for line, request in enumerate(requests):
+                if mine[line] is not request:
+                    self._write_parameters(line, request)
+            self._penalized = [line for line, request in enumerate(requests)
+                               if _penalties(request.params) != _NEUTRAL]
+            self._wants_logprobs = any(request.params.logprobs is not None for request in requests)
+            self._write_biases(requests)
         if not self._gpu:
             self._write_seen(requests)
+            return
+        for line in self._penalized:
+            self._views["history_row"][line], self._views["history_len"][line] = requests[line].row, lengths[line]
 
     def read(self) -> list[tuple[int, tuple[float, list[tuple[int, float]]] | None]]:
         """(token, None or (logprob, [(token, logprob), ...])) of each line; token -1: the logits were not finite."""
+        count = len(self._batch)
+        if not self._wants_logprobs and not any(self._status[:count].tolist()):
+            return [(token, None) for token in self._tokens[:count].tolist()]
         results: list[tuple[int, tuple[float, list[tuple[int, float]]] | None]] = []
         for line, request in enumerate(self._batch):
             if self._status[line]:
@@ -163,8 +175,7 @@ class SamplerState:
         self._biased = list(requests) if ids else []
 
     def _write_seen(self, requests: list) -> None:
-        penalized = [request for request in requests if _penalties(request.params) != _NEUTRAL]
-        if not penalized:
+        if not self._penalized:
             if self._num_seen or self._histories:
                 starts = self._views["seen_start"]
                 starts[:] = array("i", bytes(4 * len(starts)))

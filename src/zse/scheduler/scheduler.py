@@ -252,6 +252,7 @@ class Scheduler:
             raise ValueError(f"{len(sampled)} results for {batch.num_samples} sampling rows")
         del self._in_flight[0]
         outputs = []
+        vocab_size = self.vocab_size
         index = 0
         for entry in batch.entries:
             request = entry.request
@@ -265,7 +266,20 @@ class Scheduler:
                     self.cache.release_pages(pages)
             elif entry.samples:
                 request.pending -= 1
-                outputs.append(self._accept(request, *sampled[index - 1]))
+                token, logprob = sampled[index - 1]
+                if not 0 <= token < vocab_size:
+                    self.counters.failed += 1
+                    self._leave(request)
+                    outputs.append(Output(request.id, [], None, "error"))
+                    continue
+                tokens = request.tokens
+                tokens.append(token)
+                finish = None
+                if token in request.stop_ids or len(tokens) >= request.max_len:
+                    finish = "stop" if token in request.stop_ids else "length"
+                    self.counters.finished += 1
+                    self._leave(request)
+                outputs.append(Output(request.id, [token], None if logprob is None else [logprob], finish))
         return outputs
 
     # -- inside a step
@@ -346,22 +360,6 @@ class Scheduler:
         request.residency += 1
         self.counters.queue_wait_s += max(0.0, now - self._submitted_at.pop(request.id, now))
         return True
-
-    def _accept(self, request: Request, token: int, logprob: object) -> Output:
-        if not 0 <= token < self.vocab_size:
-            self.counters.failed += 1
-            self._leave(request)
-            return Output(request.id, [], None, "error")
-        request.tokens.append(token)
-        finish = None
-        if token in request.stop_ids:
-            finish = "stop"
-        elif len(request.tokens) >= request.max_len:
-            finish = "length"
-        if finish:
-            self.counters.finished += 1
-            self._leave(request)
-        return Output(request.id, [token], None if logprob is None else [logprob], finish)
 
     def _leave(self, request: Request) -> None:
         """The one place where a request goes: out of every table, row and pages back (after its last step in flight)."""

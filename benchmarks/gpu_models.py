@@ -1,0 +1,122 @@
+"""Whole models on one GPU, in the engine's process: memory, time to first token, decode speed at several batch sizes,
+the host's share of a step.
+
+    python benchmarks/gpu_models.py MODEL... [--rows 1,4,16] [--prompts 128,1024,7000] [--tokens 256] [--context 8192]
+
+One line a figure, and the floor beside decode: weights and KV read once a step at 4.3 TB/s.
+"""
+
+import argparse
+import random
+import sys
+import time
+from pathlib import Path
+
+from zse.engine.config import EngineConfig
+from zse.engine.load import load_engine
+from zse.engine.metrics import Phases
+from zse.sampling.params import SamplingParams
+
+BYTES_PER_S = 4.3e12     # of an H200, measured reads
+
+
+def greedy(tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+
+
+def first_token(engine, prompt: list[int], id: int) -> float:
+    """Seconds from submission to the first token of a reply."""
+    start = time.perf_counter()
+    engine.submit(id, prompt, greedy(1))
+    while engine.has_work:
+        engine.step()
+    return time.perf_counter() - start
+
+
+def decode(engine, rows: int, prompt_len: int, tokens: int, rng, vocab: int, first_id: int) -> dict[str, float]:
+    """`rows` replies of `tokens` tokens at once; the rate is that of steps in which all rows run."""
+    waited = [0.0]
+    collect = engine.runner.collect
+
+    def timed(handle):
+        start = time.perf_counter()
+        handle[0].wait()
+        waited[0] += time.perf_counter() - start
+        return collect(handle)
+
+    for row in range(rows):
+        engine.submit(first_id + row, [rng.randrange(vocab) for _ in range(prompt_len)], greedy(tokens))
+    counts = dict.fromkeys(range(first_id, first_id + rows), 0)
+    start = time.perf_counter()
+    while min(counts.values()) < 3:         # prompts, and graphs for these sizes
+        for output in engine.step():
+            counts[output.id] += len(output.tokens)
+    prefilled = time.perf_counter() - start
+    engine.runner.collect = timed
+    start, said, steps = time.perf_counter(), 0, 0
+    while max(counts.values()) < tokens - 1:
+        steps += 1
+        for output in engine.step():
+            counts[output.id] += len(output.tokens)
+            said += len(output.tokens)
+    seconds = time.perf_counter() - start
+    del engine.runner.collect
+    while engine.has_work:
+        engine.step()
+    return {"tok/s": said / seconds, "ms/step": 1e3 * seconds / steps, "host ms/step": 1e3 * (seconds - waited[0]) / steps,
+            "prefill s": prefilled}
+
+
+def measure(path: str, args) -> None:
+    rows, prompts = ([int(word) for word in text.split(",")] for text in (args.rows, args.prompts))
+    start = time.perf_counter()
+    phases = Phases(lambda: time.perf_counter() - start)
+    plans = []
+    loaded = load_engine(EngineConfig(model=path, device="cuda", max_context=args.context, max_rows=max(rows),
+                                      max_tokens_per_step=args.step_tokens), phases, on_plan=plans.append)
+    name, engine, device, config = Path(path).name, loaded.engine, loaded.device, loaded.model_config
+    taken = device.memory_total - device.memory_free
+    print(f"== {name}\n{plans[0].describe()}\nphases ms: {phases.ms}\nGPU memory in use: {taken / 1e9:.2f} GB")
+    rng, vocab, number = random.Random(1), config.vocab_size, 0
+    for length in prompts:
+        prompt = [rng.randrange(vocab) for _ in range(length)]
+        times = []
+        for _ in range(4):
+            times.append(first_token(engine, prompt, number))
+            number += 1
+        print(f"{name}: first token of {length}: {1e3 * min(times):.2f} ms (cold {1e3 * times[0]:.1f})")
+    weights = sum(nbytes for label, nbytes in loaded.memory_bytes.items() if label in ("layers", "head"))
+    if config.tied_head:
+        weights += loaded.memory_bytes.get("embedding", 0)
+    kv = 4 * config.num_layers * config.num_kv_heads * config.head_dim
+    for count in rows:
+        result = decode(engine, count, args.prompt, args.tokens, rng, vocab, number)
+        number += count
+        floor = (weights + count * kv * (args.prompt + args.tokens // 2)) / BYTES_PER_S
+        print(f"{name}: {count} rows: {result['tok/s']:.0f} tok/s, {result['ms/step']:.3f} ms a step (floor "
+              f"{1e3 * floor:.3f}, {100 * floor / result['ms/step'] * 1e3:.0f} %), host {result['host ms/step']:.3f} ms, "
+              f"prompts {result['prefill s']:.2f} s", flush=True)
+    problems = engine.scheduler.check_integrity()
+    taken = device.memory_total - device.memory_free
+    print(f"{name}: GPU memory at the end {taken / 1e9:.2f} GB; integrity: {problems or 'sound'}", flush=True)
+    engine.close()
+    loaded.source.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--rows", default="1,4,16")
+    parser.add_argument("--prompts", default="128,1024,7000")
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompts before decoding")
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--context", type=int, default=8192)
+    parser.add_argument("--step-tokens", type=int)
+    args = parser.parse_args()
+    for path in args.models:
+        measure(path, args)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
