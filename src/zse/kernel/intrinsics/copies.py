@@ -16,21 +16,24 @@ def _shared(t, text: str) -> str:
     return f'"r"({t.shared_address(text)})'
 
 
-def _copy_async(stager, dst, src, size, valid_bytes=None) -> Plan:
+def _copy_async(stager, dst, src, size, valid_bytes=None, hint="") -> Plan:
     dst = pointer_of(dst, "copy_async(): the destination", "shared", writable=True)
     src = pointer_of(src, "copy_async(): the source", "global")
     if size not in (4, 8, 16):
         raise StageError("copy_async() copies 4, 8 or 16 bytes")
+    if hint not in ("", "stream"):
+        raise StageError('copy_async(): the hint is "stream"')
     valid = () if valid_bytes is None else (stager.coerce(valid_bytes, ir.I32, "valid_bytes is an i32"),)
-    return Plan((dst, src, *valid), (size,))
+    return Plan((dst, src, *valid), (size, hint))
 
 
 def _copy_async_cuda(t, stmt, outs, args):
-    size = stmt.attrs[0]
+    size, hint = stmt.attrs
     cache = "cg" if size == 16 else "ca"
+    sectors = ".L2::256B" if hint else ""
     tail = ", %2" if len(args) == 3 else ""
     extra = [f'"r"({args[2]})'] if len(args) == 3 else []
-    return _asm(f"cp.async.{cache}.shared.global [%0], [%1], {size}{tail};", _shared(t, args[0]), f'"l"({args[1]})', *extra)
+    return _asm(f"cp.async.{cache}.shared.global{sectors} [%0], [%1], {size}{tail};", _shared(t, args[0]), f'"l"({args[1]})', *extra)
 
 
 def _count(name: str, high: int):

@@ -41,7 +41,7 @@ def _mma(name: str) -> Effect:
         values = ", ".join(f'"r"({source})' for source in sources)
         helper = t.helper(name, (
             f"{{device}} void {{name}}({params}) {{{{\n"
-            f"  asm volatile(\"{instruction} {{{{%0, %1, %2, %3}}}}, {{{{%4, %5, %6, %7}}}}, {{{{%8, %9}}}}, {{{{%0, %1, %2, %3}}}};\"\n"
+            f"  asm(\"{instruction} {{{{%0, %1, %2, %3}}}}, {{{{%4, %5, %6, %7}}}}, {{{{%8, %9}}}}, {{{{%0, %1, %2, %3}}}};\"\n"
             f"    : {held}\n    : {values});\n}}}}"))
         return [f"{helper}({', '.join(outs + args)});"]
 

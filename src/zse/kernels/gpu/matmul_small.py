@@ -1,0 +1,384 @@
+"""out[m, n] = sum_k a[m, k] * w[n, k] for up to 8 tokens: the weights are streamed once, at the speed of the memory.
+
+Weights are the A operand of mma m16n8k16, tokens are its 8 columns. A block computes *units* of 32 rows; its warps take the chunks of
+K columns in turn, each through a ring of its own in shared memory (a lane reads back what it copied itself, so nothing waits for other
+warps), and add up their sums once a unit, in the order of the warps. A unit is two tiles of 16 rows: neighbours, or, for `gated`, a
+tile of the gate and the same tile of the up projection. Lane (g = lane / 4, t = lane % 4) holds rows 4 (g % 4) … + 3 of tile g / 4.
+The order of k inside a mma is a permutation (the same for both operands) that makes a lane's weights contiguous in memory.
+
+Integers are not scaled one by one: a fragment holds 128 + q, exact in bf16 (the bits of q are those of the mantissa), the group's sum is
+multiplied by its scale, and a third mma with rows of ones gives the sum of the activations for the offset:
+sum w a = scale * sum (128 + q) a + (offset - 128 scale) * sum a.
+8-bit q are two nibbles: 128 + low and 2048 + 16 high.
+
+The accumulation is f32 of exact products. What a token gets does not depend on how many tokens there are.
+"""
+
+from zse.kernel import (
+    Ptr,
+    barrier,
+    bf16,
+    bitcast,
+    block_index,
+    cast_ptr,
+    convert,
+    copy_async,
+    copy_commit,
+    copy_wait,
+    f16,
+    f32,
+    fma,
+    grid_launch_dependents,
+    grid_wait,
+    i32,
+    i64,
+    inline,
+    kernel,
+    lane_index,
+    load,
+    make_vector,
+    mma_bf16,
+    mul_bf16x2,
+    num_blocks,
+    prmt,
+    shared_array,
+    static,
+    store,
+    target,
+    thread_index,
+    u8,
+    u32,
+    warp_barrier,
+    warp_index,
+)
+from zse.kernels.activation import activate
+
+UNIT = 32                       # rows of a unit
+TOKENS = 8                      # columns of one mma
+PITCH = 36                      # floats between the tokens of a warp's sums: 32 rows, and no bank conflicts between tokens
+ONES = 0x3F803F80               # two bf16 ones
+LOW = 0x0F0F0F0F
+STORE, ACCUMULATE, STORE_BF16, GATED_SILU, GATED_GELU = range(5)
+
+
+INTEGERS = ("int4", "int5", "int6", "int8")
+ITEM = {"e4m3": 1, "bf16": 2, "f16": 2, "f32": 4}     # bytes of a dense weight
+
+
+def pieces(kind: str, chunk: int) -> int:
+    """16-byte pieces that a lane copies for a chunk of columns: its four rows' weights."""
+    if kind in ITEM:
+        return chunk * ITEM[kind] // 16
+    return chunk // 32 * {"int4": 1, "int5": 2, "int6": 3, "int8": 2}[kind]
+
+
+def token_loads(kind: str, chunk: int) -> list[tuple[int, int, int, int]]:
+    """How a lane t of four reads the activations of a chunk: (column, columns per t, words of two, first fragment word)."""
+    if kind == "e4m3":
+        return [(64 * p + 8 * h, 16, 4, 8 * p + 4 * h) for p in range(chunk // 64) for h in range(2)]
+    if kind in ("bf16", "f16"):
+        return [(32 * p, 8, 4, 4 * p) for p in range(chunk // 32)]
+    return [(16 * s, 4, 2, 2 * s) for s in range(chunk // 16)]
+
+
+@inline
+def pair(nibbles, half, HIGH):
+    """Two of four small integers (bytes) as bf16: 128 + q, or 2048 + 16 q."""
+    return prmt(nibbles, 0x45454545 if HIGH else 0x43434343, 0x4342 if half else 0x4140)
+
+
+@inline
+def low_bits(word, s):
+    """The four low (s = 0) or high nibbles of a word as bytes."""
+    return (word >> 4) & LOW if s else word & LOW
+
+
+@inline
+def dequantize_e4m3(word):
+    """Four e4m3 → two words of two bf16, exact: the bits are moved to where they mean value / 2**120, subnormals too."""
+    low, high = prmt(word, u32(0), 0x1404), prmt(word, u32(0), 0x3424)
+    low = (low & 0x80008000) | ((low >> 4) & 0x07F007F0)
+    high = (high & 0x80008000) | ((high >> 4) & 0x07F007F0)
+    return mul_bf16x2(low, u32(0x7B807B80)), mul_bf16x2(high, u32(0x7B807B80))
+
+
+@inline
+def first_row(unit, x, rows, gated):
+    """Where tile x (0, 1) of a unit begins."""
+    return x * (rows // 2) + unit * 16 if gated != 0 else unit * UNIT + x * 16
+
+
+@inline
+def copy_chunk(slot, sources, sizes, unit, chunk, lane, KIND, GROUP, CHUNK):
+    """Start the copies of this lane's weights of a chunk, and of the scales, into a slot of the ring."""
+    w, high, scale, offset = sources
+    rows, width, group, scaling, gated, symmetric = sizes
+    g, t = lane // 4, lane % 4
+    row = first_row(unit, g // 4, rows, gated)
+    if KIND in INTEGERS:
+        per = CHUNK // 32
+        blocks = width // 32
+        tile = min(row // 16, (rows + 15) // 16 - 1)
+        first = i64(tile * blocks) + chunk * per
+        left = blocks - chunk * per - 1            # the last chunk may be short: its rest is read from the last block, times 0
+        at = t * 64 + (g % 4) * 16
+        place = slot + (lane // 16) * 256 + t * 64 + ((g % 4) ^ (t & 2)) * 16
+        for i in static(range(per)):
+            block = first + min(left, i)
+            if KIND == "int8":
+                for s in static(range(2)):
+                    copy_async(place + (2 * i + s) * 512, w + (block * 512 + (at + s * 256)), 16, hint="stream")
+            else:
+                copy_async(place + i * 512, w + (block * 256 + at), 16, hint="stream")
+            if KIND == "int5":
+                copy_async(place + (per + i) * 512, high + (block * 64 + (g % 4) * 16), 16, hint="stream")
+            if KIND == "int6":
+                for s in static(range(2)):
+                    copy_async(place + (per + 2 * i + s) * 512, high + (block * 128 + (s * 64 + (g % 4) * 16)), 16, hint="stream")
+        # Lane t of four copies the scales of group t of the chunk.
+        if GROUP == 0:
+            groups, index = width // group, chunk * CHUNK // group
+        else:
+            per_chunk = CHUNK // GROUP              # 32 stands for any multiple of it
+            groups = width // (group if GROUP == 32 else GROUP)
+            index = chunk * per_chunk + min(t, per_chunk - 1)
+            index = min(index // (group // 32) if GROUP == 32 else index, groups - 1)
+        at_scale = (i64(tile * groups) + index) * 32 + (g % 4) * 8
+        copy_async(slot + (pieces(KIND, CHUNK) * 512 + lane * 8), scale + at_scale, 8)
+        if symmetric == 0:
+            copy_async(slot + (pieces(KIND, CHUNK) * 512 + 256 + lane * 8), offset + at_scale, 8)
+    else:
+        item = ITEM[KIND]
+        per = CHUNK * item // 64                    # pieces of a row
+        stride = i64(width) * item
+        column = chunk * (CHUNK * item) + t * 16
+        for j in static(range(4)):
+            start = w + min(row + (g % 4 * 4 + j), rows - 1) * stride
+            for i in static(range(per)):
+                copy_async(slot + ((j * per + i) * 512) + lane * 16, start + min(column + i * 64, width * item - 16), 16, hint="stream")
+        if KIND == "e4m3":
+            if scaling == 2:
+                at_block = (row // 128) * ((width + 127) // 128) + chunk * CHUNK // 128
+                copy_async(slot + (pieces(KIND, CHUNK) * 512 + lane * 4), scale + at_block * 4, 4)
+
+
+@inline
+def load_tokens(b, a_row, chunk, width, t, KIND, CHUNK):
+    """The B fragments of a chunk into b: two words for every 16 columns; columns past the last are zero."""
+    first = chunk * CHUNK
+    if first + CHUNK <= width:
+        for column, per_lane, words, at in token_loads(KIND, CHUNK):
+            v = bitcast(load(a_row + (first + column + t * per_lane), words * 2), u32)
+            for i in static(range(words)):
+                b[at + i] = v[i]
+    else:
+        for column, per_lane, words, at in token_loads(KIND, CHUNK):
+            k = first + column + t * per_lane
+            v = bitcast(load(a_row + (k if k < width else 0), words * 2), u32)
+            for i in static(range(words)):
+                b[at + i] = v[i] if k < width else u32(0)
+
+
+@inline
+def multiply_integers(acc, slot, b, lane, symmetric, KIND, GROUP, CHUNK):
+    """acc += a chunk of quantized weights in a slot, times the tokens."""
+    g, t = lane // 4, lane % 4
+    per = CHUNK // 32
+    place = slot + ((lane // 16) * 256 + t * 64 + ((g % 4) ^ (t & 2)) * 16)
+    words = [load(cast_ptr(place + i * 512, u32), 4) for i in static(range(pieces(KIND, CHUNK)))]
+    num_groups = 1 if GROUP == 0 else CHUNK // GROUP
+    steps = CHUNK // 16 // num_groups
+    # 128 q's are 128 + q; 8 bits: (128 + low) + (2048 + 16 high)
+    constant = 2176.0 if KIND == "int8" else 128.0
+    middle = {"int4": 8.0, "int5": 16.0, "int6": 32.0, "int8": 128.0}[KIND]
+    for p in static(range(num_groups)):
+        part = [f32(0) for _ in static(range(8))]
+        total = [f32(0) for _ in static(range(4))]
+        for s in static(range(p * steps, (p + 1) * steps)):
+            i, h = s // 2, s % 2
+            fb = [b[2 * s], b[2 * s + 1]]
+            if KIND == "int8":
+                for high in static(range(2)):
+                    n = [low_bits(words[2 * i + h][q], high) for q in static(range(4))]
+                    f = [pair(n[q], c, high) for q in static(range(4)) for c in static(range(2))]
+                    mma_bf16(part[0:4], [f[0], f[2], f[1], f[3]], fb)
+                    mma_bf16(part[4:8], [f[4], f[6], f[5], f[7]], fb)
+            else:
+                n = [low_bits(words[i][q], h) for q in static(range(4))]
+                if KIND == "int5":
+                    bits = [words[per + i][q] >> u32(t) for q in static(range(4))]
+                    n = [n[q] | ((bits[q] if h else bits[q] << 4) & 0x10101010) for q in static(range(4))]
+                if KIND == "int6":
+                    bits = [words[per + 2 * i + h][q] >> u32(2 * t) for q in static(range(4))]
+                    n = [n[q] | ((bits[q] << 4) & 0x30303030) for q in static(range(4))]
+                f = [pair(n[q], c, 0) for q in static(range(4)) for c in static(range(2))]
+                mma_bf16(part[0:4], [f[0], f[2], f[1], f[3]], fb)
+                mma_bf16(part[4:8], [f[4], f[6], f[5], f[7]], fb)
+            mma_bf16(total, [u32(ONES), u32(ONES), u32(ONES), u32(ONES)], fb)
+        from_lane = lane if GROUP == 0 else g * 4 + p
+        at = slot + (pieces(KIND, CHUNK) * 512 + from_lane * 8)
+        scales = convert(load(cast_ptr(at, f16), 4), f32)
+        offsets = convert(load(cast_ptr(at + 256, f16), 4), f32)
+        for q in static(range(4)):
+            base = scales[q] * -middle if symmetric != 0 else offsets[q]
+            base = fma(scales[q], -constant, base)
+            for c in static(range(2)):
+                e = q * 2 + c
+                acc[e] = fma(scales[q], part[e], acc[e])
+                acc[e] = fma(base, total[c], acc[e])
+
+
+@inline
+def split_bf16(v):
+    """f32 numbers as words of bf16 pairs: rounded, and what that left out (f16 is their exact sum)."""
+    first = convert(v, bf16)
+    rest = convert(v - convert(first, f32), bf16)
+    return bitcast(first, u32), bitcast(rest, u32)
+
+
+@inline
+def multiply_dense(acc, slot, b, lane, scaling, KIND, CHUNK):
+    """acc += a chunk of dense or fp8 weights in a slot, times the tokens."""
+    item = ITEM[KIND]
+    per = CHUNK * item // 64
+    place = slot + lane * 16
+    if KIND == "e4m3":
+        part = [f32(0) for _ in static(range(8))]
+        for p in static(range(per)):
+            words = [load(cast_ptr(place + (j * per + p) * 512, u32), 4) for j in static(range(4))]
+            for q in static(range(4)):
+                s = 4 * p + q
+                f = [dequantize_e4m3(words[j][q]) for j in static(range(4))]
+                mma_bf16(part[0:4], [f[0][0], f[1][0], f[0][1], f[1][1]], [b[2 * s], b[2 * s + 1]])
+                mma_bf16(part[4:8], [f[2][0], f[3][0], f[2][1], f[3][1]], [b[2 * s], b[2 * s + 1]])
+        factor = load(cast_ptr(slot + (pieces(KIND, CHUNK) * 512 + lane * 4), f32), 1) if scaling == 2 else f32(1)
+        for e in static(range(8)):
+            acc[e] = fma(part[e], factor, acc[e])
+    else:
+        for p in static(range(per)):
+            if KIND == "bf16":
+                words = [load(cast_ptr(place + (j * per + p) * 512, u32), 4) for j in static(range(4))]
+                for s in static(range(2)):
+                    fb = [b[4 * p + 2 * s], b[4 * p + 2 * s + 1]]
+                    for r in static(range(2)):
+                        x, y = words[2 * r], words[2 * r + 1]
+                        mma_bf16(acc[4 * r:4 * r + 4], [x[2 * s], y[2 * s], x[2 * s + 1], y[2 * s + 1]], fb)
+            else:
+                element, count = (f16, 8) if KIND == "f16" else (f32, 4)
+                halves = [split_bf16(convert(load(cast_ptr(place + (j * per + p) * 512, element), count), f32)) for j in static(range(4))]
+                for s in static(range(count // 4)):
+                    at = (count // 4 * p + s) * 2
+                    for r in static(range(2)):
+                        for x, y in zip(halves[2 * r], halves[2 * r + 1]):
+                            mma_bf16(acc[4 * r:4 * r + 4], [x[2 * s], y[2 * s], x[2 * s + 1], y[2 * s + 1]], [b[at], b[at + 1]])
+
+
+@inline
+def row_factor(scale, row, scaling, KIND):
+    """What a row's sum is multiplied by in the end."""
+    if KIND == "e4m3":
+        factors = cast_ptr(scale, f32)
+        return f32(1) if scaling == 2 else factors[row if scaling == 0 else 0]
+    return f32(1)
+
+
+@kernel
+def matmul_small(w: Ptr[u8, "const"], high: Ptr[u8, "const"], scale: Ptr[u8, "const"], offset: Ptr[u8, "const"],
+                 a: Ptr[bf16, "const"], bias: Ptr[f32, "const"], out: Ptr[f32],
+                 tokens: i32, rows: i32, width: i32, group: i32, symmetric: i32, scaling: i32, has_bias: i32, mode: i32,
+                 KIND: static, GROUP: static, CHUNK: static, STAGES: static, PREFETCH: static):
+    """group: columns of a scale; scaling (e4m3): 0 a scale per row, 1 one, 2 one per 128 x 128; mode: STORE, ... above."""
+    WARPS = target.threads // 32
+    slot_bytes = pieces(KIND, CHUNK) * 512 + (512 if KIND in INTEGERS else 128 if KIND == "e4m3" else 0)
+    lane, warp = lane_index(), warp_index()
+    g, t = lane // 4, lane % 4
+    chunks = (width + (CHUNK - 1)) // CHUNK
+    gated = i32(mode >= GATED_SILU)
+    units = (rows // 2 + 15) // 16 if gated != 0 else (rows + (UNIT - 1)) // UNIT
+    ring = shared_array(u8, WARPS * STAGES * slot_bytes, align=128)
+    sums = shared_array(f32, 2 * WARPS * TOKENS * PITCH)
+    mine = ring + warp * (STAGES * slot_bytes)
+    sources = (w, high, scale, offset)
+    sizes = (rows, width, group, scaling, gated, symmetric)
+    grid_launch_dependents()
+
+    next_unit, next_chunk = block_index(0), warp + 0      # what is copied next: STAGES - 1 ahead of what is computed
+    if warp >= chunks:
+        next_unit = units + 0
+    for s in static(range(STAGES - 1)):
+        if next_unit < units:
+            copy_chunk(mine + s * slot_bytes, sources, sizes, next_unit, next_chunk, lane, KIND, GROUP, CHUNK)
+            next_chunk += WARPS
+            if next_chunk >= chunks:
+                next_chunk = warp + 0
+                next_unit += num_blocks(0)
+        copy_commit()
+    grid_wait()
+
+    a_row = a + i64(min(g, tokens - 1)) * width
+    b = [u32(0) for _ in static(range(CHUNK // 8))]
+    ahead = [u32(0) for _ in static(range(CHUNK // 8))]
+    if PREFETCH:
+        load_tokens(ahead, a_row, min(warp, chunks - 1), width, t, KIND, CHUNK)
+    slot, buffer = i32(0), i32(0)
+    for unit in range(block_index(0), units, num_blocks(0)):
+        acc = [f32(0) for _ in static(range(8))]
+        for chunk in range(warp, chunks, WARPS):
+            if PREFETCH:
+                for i in static(range(CHUNK // 8)):
+                    b[i] = ahead[i]
+                load_tokens(ahead, a_row, chunk + WARPS if chunk + WARPS < chunks else warp, width, t, KIND, CHUNK)
+            else:
+                load_tokens(b, a_row, chunk, width, t, KIND, CHUNK)
+            copy_wait(STAGES - 2)
+            warp_barrier()       # every lane's copies are here, and every lane is done with the slot that is filled next
+            if next_unit < units:
+                free = slot - 1 if slot > 0 else i32(STAGES - 1)
+                copy_chunk(mine + free * slot_bytes, sources, sizes, next_unit, next_chunk, lane, KIND, GROUP, CHUNK)
+                next_chunk += WARPS
+                if next_chunk >= chunks:
+                    next_chunk = warp + 0
+                    next_unit += num_blocks(0)
+            copy_commit()
+            at = mine + slot * slot_bytes
+            if KIND in INTEGERS:
+                multiply_integers(acc, at, b, lane, symmetric, KIND, GROUP, CHUNK)
+            else:
+                multiply_dense(acc, at, b, lane, scaling, KIND, CHUNK)
+            slot = slot + 1 if slot < STAGES - 1 else i32(0)
+
+        mine_sums = sums + (buffer * WARPS + warp) * (TOKENS * PITCH)
+        for c in static(range(2)):
+            if 2 * t + c < tokens:
+                store(mine_sums + ((2 * t + c) * PITCH + 4 * g), make_vector(acc[c], acc[2 + c], acc[4 + c], acc[6 + c]))
+        barrier()                # the only one of a unit: the next unit's sums go to the other buffer
+        per_token = i32(16) if gated != 0 else i32(UNIT)
+        num_rows = rows // 2 if gated != 0 else rows
+        for i in range(thread_index(), tokens * per_token, target.threads):
+            token, r = i // per_token, i % per_token
+            row = unit * per_token + r
+            if row < num_rows:
+                at_sum = sums + (buffer * (WARPS * TOKENS * PITCH) + token * PITCH + r)
+                total = f32(0)
+                for n in static(range(WARPS)):
+                    total += at_sum[n * (TOKENS * PITCH)]
+                total = total * row_factor(scale, row, scaling, KIND)
+                if has_bias != 0:
+                    total += bias[row]
+                at_out = i64(token) * num_rows + row
+                if mode == STORE:
+                    out[at_out] = total
+                elif mode == ACCUMULATE:
+                    out[at_out] = out[at_out] + total
+                else:
+                    if gated != 0:
+                        up = f32(0)
+                        for n in static(range(WARPS)):
+                            up += at_sum[n * (TOKENS * PITCH) + 16]
+                        up = up * row_factor(scale, row + num_rows, scaling, KIND)
+                        if has_bias != 0:
+                            up += bias[row + num_rows]
+                        total = (activate(total, "gelu_tanh") if mode == GATED_GELU else activate(total, "silu")) * up
+                    to = cast_ptr(out, bf16)
+                    to[at_out] = convert(total, bf16)
+        buffer = 1 - buffer
