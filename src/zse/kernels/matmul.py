@@ -40,8 +40,9 @@ from zse.kernel import (
     store,
     target,
 )
+from zse.kernels.activation import GATED
 from zse.kernels.host import random_weight
-from zse.kernels.op import Case, Cost, HostActivation, Op, Output, Tolerance, check, require
+from zse.kernels.op import Case, Cost, HostActivation, HostArray, Op, Output, Tolerance, check, on_gpu, require
 from zse.quant.scheme import AffineScheme, DenseScheme
 from zse.runtime.symbol import ceil_div
 
@@ -333,12 +334,19 @@ def _tile(tokens: int, tiles) -> int:
     return next((tile for tile in tiles if tile >= tokens), max(tiles))
 
 
-def matmul(recorder, a, weight, out, bias=None, *, independent: bool = False, max_tokens: int = TOKENS_PER_BLOCK) -> None:
-    """out f32 [M, N] = a [M, K] @ weight [N, K].T + bias f32 [N].
+def matmul(recorder, a, weight, out, bias=None, *, independent: bool = False, max_tokens: int = TOKENS_PER_BLOCK,
+           accumulate: bool = False) -> None:
+    """out [M, N] = a [M, K] @ weight [N, K].T + bias f32 [N]; accumulate: out += (GPU only).
 
-    a: f32 Tensor or int8 Activation; dense weights take f32 only. max_tokens: the most tokens this recording will run with; it
-    picks how many tokens share a pass over the weights. independent: may overlap with the launch just before.
+    CPU: a f32 Tensor or int8 Activation (dense weights take f32 only), out f32. GPU: a bf16 (above 64 tokens fp8 weights take an
+    Fp8Activation), out f32 or bf16. max_tokens: the most tokens this recording will run with; it picks the kernel and how many
+    tokens share a pass over the weights. independent: may overlap with the launch just before.
     """
+    if on_gpu(recorder):
+        from zse.kernels.gpu.matmul import record
+        record(recorder, a, weight, out, bias, max_tokens, accumulate=accumulate)
+        return
+    require(not accumulate, "matmul: accumulate is the GPU's; add_rmsnorm adds on the CPU")
     rows, width = weight.shape
     tokens = out.shape[0]
     check("matmul out", out, "f32", tokens, rows)
@@ -362,6 +370,27 @@ def matmul(recorder, a, weight, out, bias=None, *, independent: bool = False, ma
     recorder.launch(symbol, [*head, *inputs, *tail, blocks, group_blocks, int(bias is not None)], grid, independent=independent)
 
 
+def matmul_gated(recorder, a, weight, out, kind: str, *, max_tokens: int = TOKENS_PER_BLOCK) -> None:
+    """out bf16 [M, N] = act(a @ gate.T) * (a @ up.T) for weight [2N, K], gate rows first, N a multiple of 16. GPU only: on the CPU
+    record matmul and gated. kind: "silu" or "gelu_tanh". a and max_tokens: as in matmul."""
+    require(on_gpu(recorder), "matmul_gated: GPU only; on the CPU record matmul and gated")
+    from zse.kernels.gpu.matmul import record
+    record(recorder, a, weight, out, None, max_tokens, gate=kind)
+
+
+def _launch(recorder, a, weight, out, bias=None, gate=None, **options) -> None:
+    """Both launchers, for the cases."""
+    if gate is None:
+        matmul(recorder, a, weight, out, bias, **options)
+    else:
+        matmul_gated(recorder, a, weight, out, gate, **options)
+
+
+def _gpu_variants(target) -> list[Variant]:
+    from zse.kernels.gpu.matmul import variants
+    return variants(target)
+
+
 def _variants(target) -> list[Variant]:
     variants = []
     for bits in (4, 5, 6, 8):
@@ -382,15 +411,24 @@ def _variants(target) -> list[Variant]:
     return variants
 
 
-def _reference(a, weight, bias=None, max_tokens=None):
+def _reference(a, weight, bias=None, out=None, gate=None, accumulate=False, max_tokens=None):
     import numpy as np
-    x = a.dequantize() if isinstance(a, HostActivation) else np.asarray(a, np.float64)
+    x = a.dequantize() if isinstance(a, HostActivation) else np.asarray(a.wide() if isinstance(a, HostArray) else a, np.float64)
     y = x @ weight.dequantize().astype(np.float64).T
-    return {"out": y if bias is None else y + bias.astype(np.float64)}
+    if bias is not None:
+        y = y + bias.astype(np.float64)
+    if gate is not None:
+        return GATED.reference(y, gate)
+    return {"out": y + out if accumulate else y}
 
 
-def _cases(rng) -> Iterator[Case]:
+def _cases(rng, family="cpu") -> Iterator[Case]:
     import numpy as np
+
+    if family == "gpu":
+        from zse.kernels.gpu.matmul import cases
+        yield from cases(rng)
+        return
     schemes = [AffineScheme(bits, group, symmetric) for bits in (4, 5, 6, 8) for group in (16, 32, 64, 0) for symmetric in (False, True)]
     shapes = [(1, 32, 64), (3, 40, 128), (8, 16, 192), (67, 24, 64), (1, 1, 256), (5, 33, 320)]
     for scheme in [*schemes, *(DenseScheme(dtype) for dtype in DTYPES)]:
@@ -408,10 +446,11 @@ def _cases(rng) -> Iterator[Case]:
 
 
 def _cost(case: Case) -> Cost:
-    tokens, width = case.inputs["a"].shape
-    weight = case.inputs["weight"]
-    rows = weight.shape[0]
-    return Cost(weight.nbytes + tokens * (width + rows) * 4, 2 * tokens * rows * width)
+    tokens, width = case.outputs["out"].shape[0], case.inputs["weight"].shape[1]
+    a, out, weight = case.inputs["a"], case.outputs["out"], case.inputs["weight"]
+    moved = weight.nbytes + tokens * width * (2 if isinstance(a, HostArray) else 4)
+    moved += out.shape[0] * out.shape[1] * (2 if out.dtype == "bf16" else 8 if out.inout is not None else 4)
+    return Cost(moved, 2 * tokens * weight.shape[0] * width)
 
 
-MATMUL = Op("matmul", _variants, matmul, _reference, _cases, _cost)
+MATMUL = Op("matmul", _variants, _launch, _reference, _cases, _cost, _gpu_variants)

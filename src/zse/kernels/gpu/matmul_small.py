@@ -287,7 +287,7 @@ def matmul_small(w: Ptr[u8, "const"], high: Ptr[u8, "const"], scale: Ptr[u8, "co
                  a: Ptr[bf16, "const"], bias: Ptr[f32, "const"], out: Ptr[f32],
                  tokens: i32, rows: i32, width: i32, group: i32, symmetric: i32, scaling: i32, has_bias: i32, mode: i32,
                  KIND: static, GROUP: static, CHUNK: static, STAGES: static, PREFETCH: static):
-    """group: columns of a scale; scaling (e4m3): 0 a scale per row, 1 one, 2 one per 128 x 128; mode: STORE, ... above."""
+    """Grid (blocks that share the units, groups of 8 tokens). group: columns of a scale; scaling (e4m3): 0 a scale per row, 1 one, 2 one per 128 x 128; mode: STORE, ... above."""
     WARPS = target.threads // 32
     slot_bytes = pieces(KIND, CHUNK) * 512 + (512 if KIND in INTEGERS else 128 if KIND == "e4m3" else 0)
     lane, warp = lane_index(), warp_index()
@@ -298,6 +298,8 @@ def matmul_small(w: Ptr[u8, "const"], high: Ptr[u8, "const"], scale: Ptr[u8, "co
     ring = shared_array(u8, WARPS * STAGES * slot_bytes, align=128)
     sums = shared_array(f32, 2 * WARPS * TOKENS * PITCH)
     mine = ring + warp * (STAGES * slot_bytes)
+    first_token = block_index(1) * TOKENS
+    here = min(tokens - first_token, TOKENS)              # tokens of this block
     sources = (w, high, scale, offset)
     sizes = (rows, width, group, scaling, gated, symmetric)
     grid_launch_dependents()
@@ -315,7 +317,7 @@ def matmul_small(w: Ptr[u8, "const"], high: Ptr[u8, "const"], scale: Ptr[u8, "co
         copy_commit()
     grid_wait()
 
-    a_row = a + i64(min(g, tokens - 1)) * width
+    a_row = a + i64(first_token + min(g, here - 1)) * width
     b = [u32(0) for _ in static(range(CHUNK // 8))]
     ahead = [u32(0) for _ in static(range(CHUNK // 8))]
     if PREFETCH:
@@ -349,12 +351,12 @@ def matmul_small(w: Ptr[u8, "const"], high: Ptr[u8, "const"], scale: Ptr[u8, "co
 
         mine_sums = sums + (buffer * WARPS + warp) * (TOKENS * PITCH)
         for c in static(range(2)):
-            if 2 * t + c < tokens:
+            if 2 * t + c < here:
                 store(mine_sums + ((2 * t + c) * PITCH + 4 * g), make_vector(acc[c], acc[2 + c], acc[4 + c], acc[6 + c]))
         barrier()                # the only one of a unit: the next unit's sums go to the other buffer
         per_token = i32(16) if gated != 0 else i32(UNIT)
         num_rows = rows // 2 if gated != 0 else rows
-        for i in range(thread_index(), tokens * per_token, target.threads):
+        for i in range(thread_index(), here * per_token, target.threads):
             token, r = i // per_token, i % per_token
             row = unit * per_token + r
             if row < num_rows:
@@ -365,7 +367,7 @@ def matmul_small(w: Ptr[u8, "const"], high: Ptr[u8, "const"], scale: Ptr[u8, "co
                 total = total * row_factor(scale, row, scaling, KIND)
                 if has_bias != 0:
                     total += bias[row]
-                at_out = i64(token) * num_rows + row
+                at_out = i64(first_token + token) * num_rows + row
                 if mode == STORE:
                     out[at_out] = total
                 elif mode == ACCUMULATE:

@@ -1,0 +1,115 @@
+"""Matrix products on a GPU: which kernel a weight and a number of tokens get, and the cases that hold them to a reference."""
+
+from zse.kernel import Variant
+from zse.kernels.gpu.matmul_small import ACCUMULATE, GATED_GELU, GATED_SILU, STORE, STORE_BF16, TOKENS, UNIT, matmul_small
+from zse.kernels.op import Case, HostArray, Output, Tolerance, check, require
+from zse.quant.scheme import AffineScheme, DenseScheme, Fp8Scheme
+from zse.runtime.symbol import ceil_div
+
+SMALL_TOKENS = 64               # up to here the weights bound a product; above, the GEMM
+GATES = {"silu": GATED_SILU, "gelu_tanh": GATED_GELU}
+SCALINGS = {"row": 0, "tensor": 1, "block": 2}
+COLUMNS = {"bf16": 8, "f16": 8, "f32": 4}       # of a 16-byte piece of a row: K is a multiple
+
+# (kind, class of groups) -> columns of a chunk, slots of a ring, warps, blocks of a multiprocessor. Class 32 is any multiple of 32,
+# class 0 any multiple of the chunk.
+FORMS = {
+    ("int4", 16): (64, 4, 8, 2), ("int4", 32): (128, 4, 8, 2), ("int4", 64): (128, 4, 8, 2), ("int4", 0): (128, 4, 8, 2),
+    ("int5", 16): (64, 4, 8, 2), ("int5", 32): (64, 4, 8, 2), ("int6", 16): (64, 3, 8, 2), ("int6", 32): (64, 3, 8, 2),
+    ("int8", 16): (64, 4, 8, 2), ("int8", 32): (64, 4, 8, 2),
+    ("bf16", 0): (64, 2, 8, 2), ("f16", 0): (64, 2, 8, 2), ("f32", 0): (32, 2, 8, 2), ("e4m3", 0): (64, 4, 8, 2),
+}
+
+
+def form_of(scheme, width: int) -> tuple[str, int]:
+    """The key of FORMS for a weight of `width` columns."""
+    if scheme.kind == "dense":
+        return scheme.dtype, 0
+    if scheme.kind == "fp8":
+        return "e4m3", 0
+    kind, group = f"int{scheme.bits}", scheme.group or width
+    if group == 16 or scheme.bits != 4:
+        return kind, 16 if group == 16 else 32
+    return kind, 0 if scheme.group == 0 or group % 128 == 0 else 64 if group == 64 else 32
+
+
+def symbol_of(form: tuple[str, int]) -> str:
+    kind, group = form
+    return f"matmul_small_{kind}" + (f"_g{group}" if group else "_wide" if kind == "int4" else "")
+
+
+def variants(target) -> list[Variant]:
+    """The kernels for up to SMALL_TOKENS tokens."""
+    if not target.has("mma_sync"):
+        return []
+    return [Variant(symbol_of(form), matmul_small, {"KIND": form[0], "GROUP": form[1], "CHUNK": chunk, "STAGES": stages, "PREFETCH": 0},
+                    threads=32 * warps, min_blocks=blocks) for form, (chunk, stages, warps, blocks) in FORMS.items()]
+
+
+def record(recorder, a, weight, out, bias, max_tokens: int, *, accumulate: bool = False, gate: str | None = None) -> None:
+    """Record out (+)= a @ weight.T + bias, or with `gate` out = act(first half of the rows) * second half, checked."""
+    rows, width = weight.shape
+    scheme, planes = weight.scheme, weight.planes
+    tokens = out.shape[0]
+    what = "matmul_gated" if gate else "matmul"
+    if gate:
+        require(gate in GATES, f"matmul_gated: kind {gate!r}; supported: {', '.join(GATES)}")
+        require(rows % 32 == 0, f"matmul_gated: {rows} rows are no two halves of whole tiles of 16; record matmul and gated")
+    check(f"{what} out", out, "bf16" if gate else "f32" if accumulate else ("f32", "bf16"), tokens, rows // 2 if gate else rows)
+    check(f"{what} a", a, "bf16", tokens, width)
+    if bias is not None:
+        check(f"{what} bias", bias, "f32", rows)
+    layout = "r16" if scheme.kind == "affine" else "rows"
+    require(weight.layout == layout, f"{what}: {scheme} weights are in layout {layout} on a GPU, not {weight.layout}")
+    if scheme.kind == "dense":
+        multiple = COLUMNS[scheme.dtype]
+        require(width % multiple == 0, f"{what}: {scheme.dtype} weights need a multiple of {multiple} columns, got {width}")
+    else:
+        require(scheme.fits(width), f"{what}: {width} columns do not fit {scheme}")
+    form = form_of(scheme, width)
+    if scheme.kind == "affine":
+        head = [planes["q"], planes.get("high", 0), planes["scale"], planes.get("offset", 0)]
+    else:
+        head = [planes["w"], 0, planes.get("scale", 0), 0]
+    group = (scheme.group or width) if scheme.kind == "affine" else 0
+    symmetric = int(scheme.kind == "affine" and scheme.symmetric)
+    scaling = SCALINGS[scheme.scaling] if scheme.kind == "fp8" else 0
+    mode = GATES[gate] if gate else ACCUMULATE if accumulate else STORE_BF16 if out.dtype == "bf16" else STORE
+    units = rows // UNIT if gate else -(-rows // UNIT)
+    blocks = min(units, getattr(recorder.device, "num_sms", units) * FORMS[form][3])
+    recorder.launch(symbol_of(form), [*head, a, bias if bias is not None else 0, out, tokens, rows, width, group, symmetric, scaling,
+                                      int(bias is not None), mode], (blocks, ceil_div(tokens, TOKENS)))
+
+
+SCHEMES = (*(AffineScheme(bits, group, symmetric) for bits in (4, 5, 6, 8) for group in (16, 32, 64, 128, 0) for symmetric in (False, True)),
+           *(DenseScheme(dtype) for dtype in COLUMNS), *(Fp8Scheme(scaling) for scaling in SCALINGS))
+
+
+def cases(rng):
+    """Every scheme, with few and more tokens, odd sizes, and every epilogue."""
+    import numpy as np
+
+    from zse.kernels.host import random_weight
+    from zse.quant.pack import f32_to_bf16
+    shapes = [(1, 32, 128), (3, 40, 384), (8, 16, 256), (2, 72, 1280), (7, 200, 640), (1, 1, 2304), (12, 33, 128), (37, 64, 256)]
+    for scheme in SCHEMES:
+        step = scheme.group or 32 if scheme.kind == "affine" else 16
+        for epilogue in ("store", "bf16", "accumulate", *GATES):
+            tokens, rows, width = shapes[int(rng.integers(len(shapes)))]
+            width += -width % max(step, 32) + max(step, 32 if scheme.kind == "affine" else 16) * int(rng.integers(3))
+            gated = epilogue in GATES
+            rows = (rows + 31) // 32 * 32 if gated else rows
+            weight = random_weight(rng, rows, width, scheme, "r16" if scheme.kind == "affine" else "rows")
+            a = HostArray("bf16", f32_to_bf16(rng.standard_normal((tokens, width)).astype(np.float32)))
+            inputs = {"a": a, "weight": weight}
+            if rng.integers(2) and not gated:
+                inputs["bias"] = rng.standard_normal(rows).astype(np.float32)
+            size = float(np.abs(a.wide()).sum(axis=1).max()) * float(np.abs(weight.dequantize()).max())
+            absolute = size * 2**-18
+            near = Tolerance(absolute * (8 if gated else 1), 2**-8 if gated or epilogue == "bf16" else 1e-6,
+                             "f32 sums of products of 128 + q, up to 34 times the weights; a bf16 result is rounded once more")
+            shape = (tokens, rows // 2 if gated else rows)
+            out = Output(shape, "bf16" if gated or epilogue == "bf16" else "float32", near,
+                         rng.standard_normal(shape).astype(np.float32) if epilogue == "accumulate" else None)
+            options = {"max_tokens": tokens} | ({"gate": epilogue} if gated else {"accumulate": True} if epilogue == "accumulate" else {})
+            yield Case(f"{scheme} {epilogue} {tokens}x{rows}x{width}", inputs, {"out": out}, options)
