@@ -225,7 +225,8 @@ BUILTINS = _builtins(
     atomic_add="atomic_add(pointer, value): returns the old value; global or shared; i32, u32, i64, u64, f32",
     atomic_max="atomic_max(pointer, value): likewise, integers", atomic_min="atomic_min(pointer, value): likewise, integers",
     atomic_cas="atomic_cas(pointer, expected, new): likewise; stores new if the old value is the expected one",
-    copy_async="copy_async(dst, src, bytes, valid_bytes): 4, 8 or 16 bytes from global to shared; past valid_bytes zeros are written",
+    copy_async="copy_async(dst, src, bytes, valid_bytes, hint): 4, 8 or 16 bytes from global to shared; past valid_bytes zeros are written; "
+               "hint \"stream\": 256-byte L2 sectors",
     copy_commit="copy_commit(): the copies so far are a group", copy_wait="copy_wait(n): until at most the n newest groups are in flight",
     copy_arrive="copy_arrive(b): arrive at mbarrier b when this thread's copies are done",
     mbarrier_array="mbarrier_array(n): n mbarriers in shared memory",

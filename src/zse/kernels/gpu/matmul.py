@@ -1,7 +1,18 @@
 """Matrix products on a GPU: which kernel a weight and a number of tokens get, and the cases that hold them to a reference."""
 
 from zse.kernel import Variant
-from zse.kernels.gpu.matmul_small import ACCUMULATE, GATED_GELU, GATED_SILU, STORE, STORE_BF16, TOKENS, UNIT, matmul_small
+from zse.kernels.gpu.matmul_small import (
+    ACCUMULATE,
+    GATED_GELU,
+    GATED_SILU,
+    STORE,
+    STORE_BF16,
+    TOKENS,
+    UNIT,
+    matmul_small,
+    slot_bytes,
+    sums_bytes,
+)
 from zse.kernels.op import Case, HostArray, Output, Tolerance, check, require
 from zse.quant.scheme import AffineScheme, DenseScheme, Fp8Scheme
 from zse.runtime.symbol import ceil_div
@@ -9,16 +20,15 @@ from zse.runtime.symbol import ceil_div
 SMALL_TOKENS = 64               # up to here the weights bound a product; above, the GEMM
 GATES = {"silu": GATED_SILU, "gelu_tanh": GATED_GELU}
 SCALINGS = {"row": 0, "tensor": 1, "block": 2}
-COLUMNS = {"bf16": 8, "f16": 8, "f32": 4}       # of a 16-byte piece of a row: K is a multiple
+COLUMNS = {"bf16": 8, "f16": 8, "f32": 4}       # of the 16-byte pieces of rows: K is a multiple
 
-# (kind, class of groups) -> columns of a chunk, slots of a ring, warps, blocks of a multiprocessor. Class 32 is any multiple of 32,
-# class 0 any multiple of the chunk.
+# (kind, class of groups) -> columns of a chunk. Class 32 is any multiple of 32, class 0 any multiple of the chunk.
 FORMS = {
-    ("int4", 16): (64, 4, 8, 2), ("int4", 32): (128, 4, 8, 2), ("int4", 64): (128, 4, 8, 2), ("int4", 0): (128, 4, 8, 2),
-    ("int5", 16): (64, 4, 8, 2), ("int5", 32): (64, 4, 8, 2), ("int6", 16): (64, 3, 8, 2), ("int6", 32): (64, 3, 8, 2),
-    ("int8", 16): (64, 4, 8, 2), ("int8", 32): (64, 4, 8, 2),
-    ("bf16", 0): (64, 2, 8, 2), ("f16", 0): (64, 2, 8, 2), ("f32", 0): (32, 2, 8, 2), ("e4m3", 0): (64, 4, 8, 2),
+    ("int4", 16): 64, ("int4", 32): 128, ("int4", 64): 128, ("int4", 0): 128, ("int5", 16): 64, ("int5", 32): 64, ("int6", 16): 64,
+    ("int6", 32): 64, ("int8", 16): 64, ("int8", 32): 64, ("bf16", 0): 64, ("f16", 0): 64, ("f32", 0): 32, ("e4m3", 0): 64,
 }
+# Shared memory of a block, KiB, of the architectures that have less than Hopper's 227.
+SHARED_KIB = {80: 163, 86: 99, 89: 99, 120: 99}
 
 
 def form_of(scheme, width: int) -> tuple[str, int]:
@@ -39,11 +49,19 @@ def symbol_of(form: tuple[str, int]) -> str:
 
 
 def variants(target) -> list[Variant]:
-    """The kernels for up to SMALL_TOKENS tokens."""
+    """The kernels for up to SMALL_TOKENS tokens. One block fills a multiprocessor: blocks of a small grid then spread over all of
+    them (with two, a matrix of 112 units took 26 us instead of 14: some had two blocks, others none)."""
     if not target.has("mma_sync"):
         return []
-    return [Variant(symbol_of(form), matmul_small, {"KIND": form[0], "GROUP": form[1], "CHUNK": chunk, "STAGES": stages, "PREFETCH": 0},
-                    threads=32 * warps, min_blocks=blocks) for form, (chunk, stages, warps, blocks) in FORMS.items()]
+    shared = SHARED_KIB.get(target.arch, 227) * 1024
+    made = []
+    for form, chunk in FORMS.items():
+        kind, group = form
+        warps = 8 if kind in ("bf16", "f16", "f32") or shared < 128 << 10 else 16
+        stages = min(5, (shared - sums_bytes(warps)) // (warps * slot_bytes(kind, chunk)))
+        made.append(Variant(symbol_of(form), matmul_small, {"KIND": kind, "GROUP": group, "CHUNK": chunk, "STAGES": stages, "PREFETCH": 0},
+                            threads=32 * warps))
+    return made
 
 
 def record(recorder, a, weight, out, bias, max_tokens: int, *, accumulate: bool = False, gate: str | None = None) -> None:
@@ -76,7 +94,7 @@ def record(recorder, a, weight, out, bias, max_tokens: int, *, accumulate: bool 
     scaling = SCALINGS[scheme.scaling] if scheme.kind == "fp8" else 0
     mode = GATES[gate] if gate else ACCUMULATE if accumulate else STORE_BF16 if out.dtype == "bf16" else STORE
     units = rows // UNIT if gate else -(-rows // UNIT)
-    blocks = min(units, getattr(recorder.device, "num_sms", units) * FORMS[form][3])
+    blocks = min(units, getattr(recorder.device, "num_sms", units))
     recorder.launch(symbol_of(form), [*head, a, bias if bias is not None else 0, out, tokens, rows, width, group, symmetric, scaling,
                                       int(bias is not None), mode], (blocks, ceil_div(tokens, TOKENS)))
 

@@ -72,6 +72,16 @@ def pieces(kind: str, chunk: int) -> int:
     return chunk // 32 * {"int4": 1, "int5": 2, "int6": 3, "int8": 2}[kind]
 
 
+def slot_bytes(kind: str, chunk: int) -> int:
+    """Of a warp's slot: the pieces of its 32 lanes, then the scales."""
+    return pieces(kind, chunk) * 512 + (512 if kind in INTEGERS else 128 if kind == "e4m3" else 0)
+
+
+def sums_bytes(warps: int) -> int:
+    """Where the warps of a block leave their sums of a unit, twice."""
+    return 2 * warps * TOKENS * PITCH * 4
+
+
 def token_loads(kind: str, chunk: int) -> list[tuple[int, int, int, int]]:
     """How a lane t of four reads the activations of a chunk: (column, columns per t, words of two, first fragment word)."""
     if kind == "e4m3":
@@ -289,15 +299,15 @@ def matmul_small(w: Ptr[u8, "const"], high: Ptr[u8, "const"], scale: Ptr[u8, "co
                  KIND: static, GROUP: static, CHUNK: static, STAGES: static, PREFETCH: static):
     """Grid (blocks that share the units, groups of 8 tokens). group: columns of a scale; scaling (e4m3): 0 a scale per row, 1 one, 2 one per 128 x 128; mode: STORE, ... above."""
     WARPS = target.threads // 32
-    slot_bytes = pieces(KIND, CHUNK) * 512 + (512 if KIND in INTEGERS else 128 if KIND == "e4m3" else 0)
+    nbytes = slot_bytes(KIND, CHUNK)
     lane, warp = lane_index(), warp_index()
     g, t = lane // 4, lane % 4
     chunks = (width + (CHUNK - 1)) // CHUNK
     gated = i32(mode >= GATED_SILU)
     units = (rows // 2 + 15) // 16 if gated != 0 else (rows + (UNIT - 1)) // UNIT
-    ring = shared_array(u8, WARPS * STAGES * slot_bytes, align=128)
-    sums = shared_array(f32, 2 * WARPS * TOKENS * PITCH)
-    mine = ring + warp * (STAGES * slot_bytes)
+    ring = shared_array(u8, WARPS * STAGES * nbytes, align=128)
+    sums = shared_array(f32, sums_bytes(WARPS) // 4)
+    mine = ring + warp * (STAGES * nbytes)
     first_token = block_index(1) * TOKENS
     here = min(tokens - first_token, TOKENS)              # tokens of this block
     sources = (w, high, scale, offset)
@@ -309,7 +319,7 @@ def matmul_small(w: Ptr[u8, "const"], high: Ptr[u8, "const"], scale: Ptr[u8, "co
         next_unit = units + 0
     for s in static(range(STAGES - 1)):
         if next_unit < units:
-            copy_chunk(mine + s * slot_bytes, sources, sizes, next_unit, next_chunk, lane, KIND, GROUP, CHUNK)
+            copy_chunk(mine + s * nbytes, sources, sizes, next_unit, next_chunk, lane, KIND, GROUP, CHUNK)
             next_chunk += WARPS
             if next_chunk >= chunks:
                 next_chunk = warp + 0
@@ -336,13 +346,13 @@ def matmul_small(w: Ptr[u8, "const"], high: Ptr[u8, "const"], scale: Ptr[u8, "co
             warp_barrier()       # every lane's copies are here, and every lane is done with the slot that is filled next
             if next_unit < units:
                 free = slot - 1 if slot > 0 else i32(STAGES - 1)
-                copy_chunk(mine + free * slot_bytes, sources, sizes, next_unit, next_chunk, lane, KIND, GROUP, CHUNK)
+                copy_chunk(mine + free * nbytes, sources, sizes, next_unit, next_chunk, lane, KIND, GROUP, CHUNK)
                 next_chunk += WARPS
                 if next_chunk >= chunks:
                     next_chunk = warp + 0
                     next_unit += num_blocks(0)
             copy_commit()
-            at = mine + slot * slot_bytes
+            at = mine + slot * nbytes
             if KIND in INTEGERS:
                 multiply_integers(acc, at, b, lane, symmetric, KIND, GROUP, CHUNK)
             else:
