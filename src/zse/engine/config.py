@@ -23,7 +23,7 @@ GPU_MEMORY_SHARE = 0.95
 # far as their scratch memory stays small beside the weights.
 CPU_STEP_TOKENS = 256
 GPU_STEP_TOKENS = (512, 8192)
-SCRATCH_SHARE = 0.05
+SCRATCH_SHARE = 0.04
 _NAMES_OF_INTS = ("threads", "max_context", "max_rows", "max_tokens_per_step", "num_pages", "max_memory", "max_waiting")
 
 

@@ -20,7 +20,15 @@ from zse.kernels.qkv_post import qkv_post
 from zse.kernels.quantize import quantize
 from zse.kernels.rope import rope_table
 from zse.models.config import ModelConfig, RopeConfig
-from zse.models.forms import FORMS, SMALL_TOKENS, SPLIT_TOKENS, gates_in_matmul, nbytes_of, scratch_tensors
+from zse.models.forms import (
+    FORMS,
+    SMALL_TOKENS,
+    SPLIT_TOKENS,
+    gates_in_matmul,
+    nbytes_of,
+    scratch_tensors,
+    shared_places,
+)
 from zse.tensor import Activation, Fp8Activation, Tensor
 
 
@@ -140,8 +148,13 @@ class Decoder:
         schemes = {name: weight.scheme for name, weight in self.model.weights.items()}
         tensors = scratch_tensors(self.config, self.forms, schemes, max_tokens=step.token_ids.shape[0],
                                   max_rows=step.logits.shape[0], max_context=step.page_table.shape[1] * 16)
+        shared_nbytes, places = shared_places(self.forms, tensors)
+        shared = self.device.alloc(shared_nbytes, label="scratch") if places else None
         for name, (dtype, shape) in tensors.items():
-            self._scratch[name] = _new(self.device, "scratch", dtype, shape)
+            if name in places:
+                self._scratch[name] = Tensor(shared, shape, dtype, places[name])
+            else:
+                self._scratch[name] = _new(self.device, "scratch", dtype, shape)
         self.attention_scratch = None
         if self.forms.family == "gpu":
             from zse.kernels.gpu.attention_plan import AttentionScratch

@@ -8,6 +8,7 @@ from zse.kernels.attention import partial_shape
 from zse.models.config import ModelConfig
 
 SPLIT_TOKENS = 16               # CPU: batches up to this size may split a sequence's keys between threads
+PLACE_ALIGN = 256               # bytes; tensor maps and 16-byte copies want less
 SMALL_TOKENS = 64               # GPU: batches up to this size read each weight once, through matmul's small kernel
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
@@ -72,6 +73,19 @@ def scratch_tensors(config: ModelConfig, forms: Forms, schemes: dict[str, Any], 
     return tensors
 
 
+def shared_places(forms: Forms, tensors: Tensors) -> tuple[int, dict[str, int]]:
+    """On a GPU, what attention works on and what the MLP works on share one piece of memory: one is done with when the
+    other begins. (bytes of the piece, offsets in it by name); a CPU keeps them apart, near the caches' sizes."""
+    if forms.family == "cpu":
+        return 0, {}
+    places, sizes = {"gated": 0}, [nbytes_of(*tensors["gated"]), 0]
+    for name in ("qkv", "q", "attended"):
+        if name in tensors:
+            places[name] = sizes[1]
+            sizes[1] += -(-nbytes_of(*tensors[name]) // PLACE_ALIGN) * PLACE_ALIGN
+    return max(sizes), places
+
+
 def nbytes_of(dtype: str, shape: tuple[int, ...]) -> int:
     count = ITEM_BYTES[dtype]
     for size in shape:
@@ -84,7 +98,9 @@ def scratch_nbytes(config: ModelConfig, forms: Forms, schemes: dict[str, Any], *
     """Bytes that a Decoder and the logits of its StepBuffers take, for the memory plan."""
     tensors = scratch_tensors(config, forms, schemes, max_tokens=max_tokens, max_rows=max_rows,
                               max_context=max_context)
-    total = 4 * max_rows * config.vocab_size + sum(nbytes_of(*tensor) for tensor in tensors.values())
+    shared, places = shared_places(forms, tensors)
+    total = 4 * max_rows * config.vocab_size + shared
+    total += sum(nbytes_of(*tensor) for name, tensor in tensors.items() if name not in places)
     if forms.family == "gpu":
         from zse.kernels.gpu.attention_plan import AttentionScratch
         total += AttentionScratch.nbytes(config, max_tokens, max_rows, max_context)
