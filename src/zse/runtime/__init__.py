@@ -4,12 +4,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from zse.runtime.device import Device
 
-NAMES = ("auto", "cpu", "cuda", "cuda:N", "null")
+NAMES = ("auto", "cpu", "cuda", "cuda:N", "hip", "hip:N", "metal", "null")
 
 
 def open_device(name: str = "cpu", threads: int | None = None) -> "Device":
-    """The device called `name`: "cpu", "cuda" (the first visible GPU), "cuda:1", "null", or "auto": the first GPU that can
-    be used, else the CPU.
+    """The device called `name`: "cpu", "cuda" (the first visible GPU), "cuda:1", "hip", "metal", "null", or "auto": the
+    first NVIDIA GPU that can be used, else the CPU (hip and metal have not run on hardware: they are asked for by name).
 
     threads: of the CPU's pool; default ZSE_THREADS, else the physical cores. Raises UnsupportedError for another name,
     DeviceError when the device cannot be used ("auto" logs why and takes the CPU).
@@ -26,6 +26,12 @@ def open_device(name: str = "cpu", threads: int | None = None) -> "Device":
         from zse.runtime.cpu import CPUDevice
         return CPUDevice(threads)
     kind, _, number = name.partition(":")
+    if kind == "hip" and (name == "hip" or number.isdecimal()):
+        from zse.runtime.hip import HIPDevice
+        return HIPDevice(int(number or 0))
+    if name == "metal":
+        from zse.runtime.metal import MetalDevice
+        return MetalDevice()
     if kind == "cuda" and (name == "cuda" or number.isdecimal()):
         from zse.runtime.cuda import CUDADevice
         return CUDADevice(int(number or 0))

@@ -1,0 +1,84 @@
+"""The Objective-C runtime through ctypes: classes, selectors and messages, as Metal's interface needs them."""
+
+import ctypes
+from ctypes import c_char_p, c_size_t, c_ulong, c_void_p
+
+from zse.errors import DeviceError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+METAL = "/System/Library/Frameworks/Metal.framework/Metal"
+FOUNDATION = "/System/Library/Frameworks/Foundation.framework/Foundation"
+
+
+class Size(ctypes.Structure):
+    """MTLSize."""
+
+    _fields_ = [("width", c_ulong), ("height", c_ulong), ("depth", c_ulong)]
+
+
+class ObjC:
+    """Messages to objects, which are addresses. DeviceError where there is no Metal."""
+
+    def __init__(self) -> None:
+        try:
+            self._runtime = ctypes.CDLL("/usr/lib/libobjc.A.dylib")
+            ctypes.CDLL(FOUNDATION)
+            self._metal = ctypes.CDLL(METAL)
+        except OSError as error:
+            raise DeviceError(f"no Metal: {error}; it comes with macOS on Apple silicon, elsewhere use --device cpu") from None
+        for name, result, arguments in (("objc_getClass", c_void_p, [c_char_p]), ("sel_registerName", c_void_p, [c_char_p]),
+                                        ("objc_autoreleasePoolPush", c_void_p, []), ("objc_autoreleasePoolPop", None, [c_void_p])):
+            function = getattr(self._runtime, name)
+            function.restype, function.argtypes = result, arguments
+        self._selectors: dict[str, int] = {}
+        # One foreign function for each signature: objc_msgSend must be called as the method is declared.
+        self._prototypes: dict[tuple, Any] = {}
+        self._address = ctypes.cast(self._runtime.objc_msgSend, c_void_p).value
+
+    def default_device(self) -> int:
+        """MTLCreateSystemDefaultDevice: 0 when there is none."""
+        function = self._metal.MTLCreateSystemDefaultDevice
+        function.restype = c_void_p
+        return function() or 0
+
+    def send(self, receiver: int, selector: str, *args: "Any", result: "Any" = c_void_p, types: "tuple | None" = None) -> "Any":
+        """`[receiver selector: args...]`. types: of the arguments (default: pointers); result: of the answer, None for void.
+        An answer that is an address is 0 for nil."""
+        types = types if types is not None else (c_void_p,) * len(args)
+        function = self._prototypes.get((result, types))
+        if function is None:
+            function = self._prototypes[result, types] = ctypes.CFUNCTYPE(result, c_void_p, c_void_p, *types)(self._address)
+        name = self._selectors.get(selector)
+        if name is None:
+            name = self._selectors[selector] = self._runtime.sel_registerName(selector.encode())
+        answer = function(receiver, name, *args)
+        return answer or 0 if result is c_void_p else answer
+
+    def string(self, text: str) -> int:
+        """An autoreleased NSString."""
+        return self.send(self._runtime.objc_getClass(b"NSString"), "stringWithUTF8String:", text.encode(), types=(c_char_p,))
+
+    def text(self, string: int) -> str:
+        """The Python string of an NSString."""
+        found = self.send(string, "UTF8String", result=c_char_p) if string else None
+        return (found or b"").decode("utf-8", "replace")
+
+    def push_pool(self) -> int:
+        """Begin an autorelease pool."""
+        return self._runtime.objc_autoreleasePoolPush()
+
+    def pop_pool(self, pool: int) -> None:
+        """End it: what was autoreleased since is released."""
+        self._runtime.objc_autoreleasePoolPop(pool)
+
+    @staticmethod
+    def memory(address: int, nbytes: int) -> "Any":
+        """A ctypes array over memory of an object."""
+        return (ctypes.c_ubyte * nbytes).from_address(address)
+
+
+UInt = c_ulong
+SizeT = c_size_t

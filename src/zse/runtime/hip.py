@@ -1,0 +1,86 @@
+"""The HIP device: an AMD GPU through ROCm's runtime. Same launch lists, memory and loader as CUDA's.
+
+It has not run on hardware yet: it is tested over a driver without a GPU (tests/runtime/fake_driver.c).
+"""
+
+import ctypes
+
+from zse.errors import DeviceError
+from zse.runtime.bindings import hip
+from zse.runtime.gpu import GPUDevice, GPUProgram, Kernels
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+COMPUTE_PROHIBITED = 2
+# CDNA 1 to 4 and RDNA 2 to 4; wave64 kernels with mfma on CDNA, wave32 on RDNA.
+SUPPORTED = ("gfx90", "gfx94", "gfx95", "gfx103", "gfx11", "gfx12")
+
+
+class HIPDevice(GPUDevice):
+    """GPU number `ordinal` of those that HIP_VISIBLE_DEVICES leaves. driver, kernels: others (tests)."""
+
+    name = "hip"
+
+    def __init__(self, ordinal: int = 0, driver: "hip.HIPDriver | None" = None, kernels: Kernels | None = None):
+        self.driver = driver = driver or hip.HIPDriver()
+        driver.init(0)
+        self.driver_version = driver.integer("driver_version")
+        count = driver.integer("device_count")
+        if ordinal >= count:
+            raise DeviceError(f"there is no hip:{ordinal}: {count} GPU(s) are visible (HIP_VISIBLE_DEVICES, `rocminfo`)")
+        self._device = device = driver.integer("device_get", ordinal)
+        properties = _properties(driver, device)
+        self.product, self.isa = properties["name"], properties["isa"]
+        if not self.isa.startswith(SUPPORTED):
+            raise DeviceError(f"{self.product} is {self.isa}; kernels are written for {', '.join(SUPPORTED)}: use --device cpu")
+        if self._attribute(hip.COMPUTE_MODE) == COMPUTE_PROHIBITED:
+            raise DeviceError(f"{self.product}: its compute mode is Prohibited; use --device cpu")
+        self.num_sms = self._attribute(hip.MULTIPROCESSORS)
+        self.warp = self._attribute(hip.WARP_SIZE)
+        self.shared_bytes = self._attribute(hip.SHARED_BYTES)
+        self.l2_bytes = self._attribute(hip.L2_BYTES)
+        self.supports_growth = bool(self._attribute(hip.VMM_SUPPORTED))
+        self.can_register = bool(self._attribute(hip.HOST_REGISTER))
+        super().__init__(driver, ordinal, ordinal, (lambda: kernels) if kernels else self._compiled_kernels)
+
+    def _attribute(self, attribute: int) -> int:
+        return self.driver.integer("device_attribute", attribute, self._device)
+
+    def _compiled_kernels(self) -> Kernels:
+        """The pack of this architecture."""
+        from zse.kernel import cache
+        pack = cache.open_pack(self.isa)
+        return Kernels(pack.manifest, pack.image)
+
+    def _prepare_function(self, program: GPUProgram) -> None:
+        if program.shared_bytes > self.shared_bytes:
+            raise DeviceError(f"{program.symbol} needs {program.shared_bytes:,} bytes of shared memory; {self.product} has "
+                              f"{self.shared_bytes:,} a block")
+
+    def _release_context(self) -> None:
+        # HIP's primary context is the process's: it ends with the process, and other devices of it may be in use.
+        return
+
+
+def _properties(driver: "hip.HIPDriver", device: int) -> dict[str, str]:
+    """name and isa ("gfx942") of a device."""
+    memory = (ctypes.c_char * hip.PROPERTIES_BYTES)()
+    driver.device_properties(ctypes.addressof(memory), device)
+    raw = memory.raw
+    name, arch = (raw[at:raw.index(b"\0", at)].decode("utf-8", "replace") for at in (0, hip.ARCH_NAME_AT))
+    return {"name": name, "isa": arch.partition(":")[0]}
+
+
+def list_devices(driver: "hip.HIPDriver | None" = None) -> "list[dict[str, Any]]":
+    """The GPUs that could be opened: ordinal, name, isa, memory_bytes, driver_version. DeviceError without a driver."""
+    driver = driver or hip.HIPDriver()
+    driver.init(0)
+    version = driver.integer("driver_version")
+    found = []
+    for ordinal in range(driver.integer("device_count")):
+        device, total = driver.integer("device_get", ordinal), ctypes.c_size_t()
+        driver.device_total_memory(ctypes.byref(total), device)
+        found.append({"ordinal": ordinal, **_properties(driver, device), "memory_bytes": total.value, "driver_version": version})
+    return found

@@ -1,0 +1,344 @@
+"""The Metal device: the GPU of an Apple-silicon Mac through the Objective-C runtime. Host and GPU share one memory.
+
+It has not run on hardware yet: it is tested over an Objective-C runtime written in Python (tests/runtime/test_metal.py).
+A kernel's parameters are its buffers 0, 1, …: pointers by setBuffer, numbers by setBytes as their type (4 or 8 bytes);
+dynamic shared memory is threadgroup memory 0.
+"""
+
+import ctypes
+import threading
+from ctypes import byref, c_char_p, c_void_p
+
+from zse.errors import DeviceError, DeviceLost
+from zse.runtime.bindings.objc import ObjC, Size, UInt
+from zse.runtime.buffer import Account
+from zse.runtime.device import Device, Graph, Load, Program, Recorder, Staging, Ticket
+from zse.runtime.gpu import Kernels
+from zse.runtime.symbol import Sym
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from zse.runtime.cpu import CPUDevice
+    from zse.runtime.load import LoadJob
+
+STORAGE_SHARED = 0                  # MTLResourceStorageModeShared
+STATUS_ERROR = 5                    # MTLCommandBufferStatusError
+MAX_BUFFERS = 31                    # of a kernel's argument table
+_BYTES = {"f32": 4, "f64": 8, "i8": 1, "u8": 1, "i16": 2, "u16": 2, "i32": 4, "u32": 4, "i64": 8, "u64": 8, "bool": 1, "bool_": 1}
+
+
+class MetalBuffer:
+    """Zero-filled memory that host and GPU share. address: of its first byte on the host."""
+
+    __slots__ = ("address", "nbytes", "label", "handle", "device", "_pins", "_freed", "__weakref__")
+
+    def __init__(self, device: "MetalDevice", nbytes: int, label: str):
+        self._freed = True                          # first: __del__ runs even when this fails
+        if nbytes < 0:
+            raise ValueError(f"a buffer of {nbytes} bytes")
+        self.device, self.nbytes, self.label, self._pins = device, nbytes, label, 0
+        self.handle = device.objc.send(device.handle, "newBufferWithLength:options:", max(nbytes, 1), STORAGE_SHARED,
+                                       types=(UInt, UInt))
+        if not self.handle:
+            raise DeviceError(f"not enough memory on metal: {nbytes:,} bytes for {label}; allocated here: "
+                              f"{device._account.total:,}; use a smaller context or a quantized model")
+        self.address = device.objc.send(self.handle, "contents")
+        ctypes.memset(self.address, 0, nbytes)
+        self._freed = False
+        device._account.add(label, nbytes)
+
+    def view(self, format: str = "B") -> memoryview:
+        """The content as a writable memoryview of `format` items. What was submitted must have been waited for."""
+        if self._freed:
+            raise DeviceError(f"{self.label}: the buffer was freed")
+        return memoryview((ctypes.c_ubyte * self.nbytes).from_address(self.address)).cast("B").cast(format)  # type: ignore[call-overload]
+
+    @property
+    def freed(self) -> bool:
+        return self._freed
+
+    def pin(self, count: int) -> None:
+        """Graphs that use the buffer: while there is one, it cannot be freed."""
+        self._pins += count
+
+    def free(self) -> None:
+        """Give the memory back. DeviceError while a graph uses it. Freeing twice does nothing."""
+        if self._freed:
+            return
+        if self._pins:
+            raise DeviceError(f"{self.label}: the buffer is used by {self._pins} recorded graph(s); close them first")
+        self._freed = True
+        self.device._account.add(self.label, -self.nbytes)
+        self.device.objc.send(self.handle, "release", result=None)
+
+    def __del__(self) -> None:
+        if not self._freed:
+            self._pins = 0
+            self.free()
+
+    def __repr__(self) -> str:
+        return f"MetalBuffer({self.label!r}, {self.nbytes} bytes{', freed' if self._freed else ''})"
+
+
+class MetalProgram(Program):
+    """A pipeline state. threads: of a threadgroup; shared_bytes: dynamic threadgroup memory."""
+
+    __slots__ = ("threads", "shared_bytes")
+
+    def __init__(self, symbol: str, address: int, entry: dict):
+        super().__init__(symbol, address, entry["params"])
+        self.threads, self.shared_bytes = entry["threads"], entry.get("shared_bytes", 0)
+
+
+class MetalTicket(Ticket):
+    """A committed command buffer."""
+
+    __slots__ = ("_device", "_buffer", "_graph")
+
+    def __init__(self, device: "MetalDevice", buffer: int, graph: "MetalGraph"):
+        self._device, self._buffer, self._graph = device, buffer, graph
+
+    @property
+    def done(self) -> bool:
+        if self._buffer and self._device.objc.send(self._buffer, "status", result=UInt) >= STATUS_ERROR - 1:
+            self.wait()
+        return not self._buffer
+
+    def wait(self) -> None:
+        if not self._buffer:
+            return
+        objc = self._device.objc
+        buffer, self._buffer = self._buffer, 0
+        objc.send(buffer, "waitUntilCompleted", result=None)
+        failed = objc.send(buffer, "status", result=UInt) == STATUS_ERROR
+        reason = objc.text(objc.send(objc.send(buffer, "error"), "localizedDescription")) if failed else ""
+        objc.send(buffer, "release", result=None)
+        if failed:
+            self._device.lost = DeviceLost(f"Metal: {self._graph.describe()}: {reason}")
+            raise self._device.lost
+
+    def __del__(self) -> None:
+        if self._buffer:
+            self._device.objc.send(self._buffer, "release", result=None)
+
+
+class MetalGraph(Graph):
+    """A launch list that is encoded anew at each submit: one command buffer, one serial encoder."""
+
+    def __init__(self, device: "MetalDevice", recorder: Recorder):
+        super().__init__(device, recorder)
+        self._closed = False
+        self._steps: list[tuple[MetalProgram, list, tuple]] = []
+        for launch in self.launches:
+            program = device.program(launch.symbol)
+            if len(launch.args) > MAX_BUFFERS:
+                raise TypeError(f"{launch.symbol}: {len(launch.args)} arguments, at most {MAX_BUFFERS} on Metal")
+            syms = dict(launch.syms)
+            arguments: list = []
+            for place, (arg, slot, (_, kind)) in enumerate(zip(launch.args, launch.slots, launch.params or (), strict=True)):
+                if kind == "tensormap":
+                    raise TypeError(f"{launch.symbol}: tensor maps are for CUDA")
+                if kind == "ptr":
+                    buffer = getattr(arg, "buffer", arg)
+                    handle = getattr(buffer, "handle", 0)
+                    if slot and not handle:
+                        raise TypeError(f"{launch.symbol}: argument {place} is an address; on Metal its Tensor is needed")
+                    arguments.append((handle, slot - buffer.address if slot else 0))
+                else:
+                    arguments.append((syms.get(place), slot.to_bytes(8, "little")[:_BYTES[kind]]))
+            self._steps.append((program, arguments, (*launch.grid, 1, 1)[:3]))
+
+    def describe(self) -> str:
+        """What it is, for an error."""
+        return ", ".join(list(dict.fromkeys(launch.symbol for launch in self.launches))[:3]) + f" ({len(self.launches)} launches)"
+
+    def run(self, **symbols: int) -> None:
+        self.submit(**symbols).wait()
+
+    def submit(self, **symbols: int) -> MetalTicket:
+        bounds = dict(zip(self.symbols, self.maxima, strict=True))
+        if symbols.keys() != bounds.keys() or any(
+                not isinstance(value, int) or not 0 <= value <= bounds[name] for name, value in symbols.items()):
+            raise self.symbol_error(symbols)
+        device: MetalDevice = self.device           # type: ignore[assignment]
+        if self._closed or device.closed:
+            raise DeviceError("the graph or its device was closed")
+        if device.lost is not None:
+            raise device.lost
+        objc = device.objc
+        with device.submit_lock:
+            pool = objc.push_pool()
+            try:
+                buffer = objc.send(objc.send(device.queue, "commandBuffer"), "retain")
+                encoder = objc.send(buffer, "computeCommandEncoder")
+                for program, arguments, grid in self._steps:
+                    self._encode(objc, encoder, program, arguments, grid, symbols)
+                objc.send(encoder, "endEncoding", result=None)
+                objc.send(buffer, "commit", result=None)
+            finally:
+                objc.pop_pool(pool)
+        return MetalTicket(device, buffer, self)
+
+    def _encode(self, objc: ObjC, encoder: int, program: MetalProgram, arguments: list, grid: tuple, symbols: dict) -> None:
+        size = Size(*[dim.value(symbols) if isinstance(dim, Sym) else dim for dim in grid])
+        if not size.width or not size.height or not size.depth:
+            return
+        objc.send(encoder, "setComputePipelineState:", program.address, result=None)
+        for place, (first, second) in enumerate(arguments):
+            if isinstance(second, bytes):
+                content = first.value(symbols).to_bytes(8, "little", signed=True)[:len(second)] if first is not None else second
+                objc.send(encoder, "setBytes:length:atIndex:", content, len(content), place, result=None,
+                          types=(c_char_p, UInt, UInt))
+            else:
+                objc.send(encoder, "setBuffer:offset:atIndex:", first, second, place, result=None, types=(c_void_p, UInt, UInt))
+        if program.shared_bytes:
+            objc.send(encoder, "setThreadgroupMemoryLength:atIndex:", -(-program.shared_bytes // 16) * 16, 0, result=None,
+                      types=(UInt, UInt))
+        objc.send(encoder, "dispatchThreadgroups:threadsPerThreadgroup:", size, Size(program.threads, 1, 1), result=None,
+                  types=(Size, Size))
+
+    def close(self) -> None:
+        self._closed = True
+        super().close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_buffers"):
+            self.close()
+
+
+class MetalDevice(Device):
+    """The system's default GPU. objc, kernels: others (tests). `kernels.load(image)` gives MSL source."""
+
+    name, isa, family, threads = "metal", "metal3.1", "gpu", 0
+    closed = False
+
+    def __init__(self, objc: ObjC | None = None, kernels: Kernels | None = None):
+        self.objc = objc or ObjC()
+        self.handle = self.objc.default_device()
+        if not self.handle:
+            raise DeviceError("there is no Metal GPU here; use --device cpu")
+        self.product = self.objc.text(self.objc.send(self.handle, "name"))
+        self.shared_bytes = self.objc.send(self.handle, "maxThreadgroupMemoryLength", result=UInt)
+        self.queue = self.objc.send(self.handle, "newCommandQueue")
+        self.lost: DeviceLost | None = None
+        self.submit_lock = threading.Lock()
+        self._account = Account()
+        self._kernels = kernels
+        self._programs: dict[str, MetalProgram] = {}
+        self._libraries: dict[Any, int] = {}
+        self._host: CPUDevice | None = None
+
+    def alloc(self, nbytes: int, label: str = "other") -> MetalBuffer:  # type: ignore[override]
+        if self.closed:
+            raise DeviceError("the metal device was closed")
+        return MetalBuffer(self, nbytes, label)
+
+    def staging(self, nbytes: int, label: str = "staging", mapped: bool = False) -> Staging:
+        return Staging(self.alloc(nbytes, label))   # type: ignore[arg-type]
+
+    def memory(self) -> dict[str, int]:
+        return dict(self._account.by_label)
+
+    @property
+    def memory_total(self) -> int:
+        """What the system recommends one process to use at most."""
+        return self.objc.send(self.handle, "recommendedMaxWorkingSetSize", result=ctypes.c_uint64)
+
+    @property
+    def memory_free(self) -> int:
+        return max(0, self.memory_total - self.objc.send(self.handle, "currentAllocatedSize", result=UInt))
+
+    def synchronize(self) -> None:
+        """Until everything that was submitted has run."""
+        if self.lost is not None:
+            raise self.lost
+        pool = self.objc.push_pool()
+        try:
+            buffer = self.objc.send(self.queue, "commandBuffer")
+            self.objc.send(buffer, "commit", result=None)
+            self.objc.send(buffer, "waitUntilCompleted", result=None)
+        finally:
+            self.objc.pop_pool(pool)
+
+    def read(self, tensor: "Any") -> bytes:
+        self.synchronize()
+        return super().read(tensor)
+
+    def write(self, tensor: "Any", data: "bytes | bytearray | memoryview") -> None:
+        self.synchronize()
+        super().write(tensor, data)
+
+    def symbols(self) -> list[str]:
+        return sorted(self._found().manifest)
+
+    def _found(self) -> Kernels:
+        if self._kernels is None:
+            from zse.kernel import cache
+            pack = cache.open_pack(self.isa)
+            self._kernels = Kernels(pack.manifest, pack.image)
+        return self._kernels
+
+    def program(self, symbol: str) -> MetalProgram:
+        found = self._programs.get(symbol)
+        if found is None:
+            kernels = self._found()
+            entry = kernels.manifest.get(symbol)
+            if entry is None:
+                raise DeviceError(f"no kernel {symbol!r} of {len(kernels.manifest)} for {self.isa}")
+            if entry.get("shared_bytes", 0) > self.shared_bytes:
+                raise DeviceError(f"{symbol} needs {entry['shared_bytes']:,} bytes of threadgroup memory; {self.product} has "
+                                  f"{self.shared_bytes:,}")
+            pool = self.objc.push_pool()
+            try:
+                found = self._programs[symbol] = MetalProgram(symbol, self._pipeline(symbol, entry["image"], kernels), entry)
+            finally:
+                self.objc.pop_pool(pool)
+        return found
+
+    def _pipeline(self, symbol: str, image: "Any", kernels: Kernels) -> int:
+        objc, error = self.objc, c_void_p()
+        library = self._libraries.get(image)
+        if library is None:
+            source = objc.string(kernels.load(image).decode())
+            library = objc.send(self.handle, "newLibraryWithSource:options:error:", source, None, byref(error),
+                                types=(c_void_p, c_void_p, c_void_p))
+            if not library:
+                raise self._error(f"compiling {symbol}", error)
+            self._libraries[image] = library
+        function = objc.send(library, "newFunctionWithName:", objc.string(symbol))
+        if not function:
+            raise DeviceError(f"Metal: the library of {symbol} has no such function")
+        pipeline = objc.send(self.handle, "newComputePipelineStateWithFunction:error:", function, byref(error))
+        objc.send(function, "release", result=None)
+        if not pipeline:
+            raise self._error(f"the pipeline of {symbol}", error)
+        return pipeline
+
+    def _error(self, doing: str, error: c_void_p) -> DeviceError:
+        text = self.objc.text(self.objc.send(error.value, "localizedDescription")) if error.value else "no reason given"
+        return DeviceError(f"Metal: {doing}: {' '.join(text.split())}")
+
+    def _build(self, recorder: Recorder) -> MetalGraph:
+        return MetalGraph(self, recorder)
+
+    def load(self, jobs: "Sequence[LoadJob]", threads: int | None = None) -> Load:
+        """The CPU's loader: the memory is the host's as well."""
+        if self._host is None:
+            from zse.runtime.cpu import CPUDevice
+            self._host = CPUDevice()
+        return self._host.load(jobs, threads)
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        for program in self._programs.values():
+            self.objc.send(program.address, "release", result=None)
+        for handle in (*self._libraries.values(), self.queue, self.handle):
+            self.objc.send(handle, "release", result=None)
+        self._programs.clear()
+        if self._host is not None:
+            self._host.close()
