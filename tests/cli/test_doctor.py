@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from zse.cli import doctor
+from zse.cli import doctor, doctor_gpu
+from zse.errors import DeviceError
 
 
 def test_a_working_installation_exits_0(zse):
@@ -45,7 +46,59 @@ def test_a_missing_compiler_matters_only_without_libraries(facts, state, words):
     assert got == state and words in mend
 
 
-def test_gpus_are_found_and_the_truth_is_said():
-    cuda = {"library": "/usr/lib/libcuda.so.1", "version": "580.1", "devices": "/dev/nvidia0"}
-    _, state, found, _ = doctor._gpu(cuda)
-    assert state == doctor.OK and "580.1" in found and "CPU only" in found
+CUDA = {"library": "/usr/lib/libcuda.so.1", "version": "580.1", "devices": "/dev/nvidia0"}
+H200 = {"ordinal": 0, "name": "NVIDIA H200", "arch": 90, "memory_bytes": 150 << 30, "driver_version": 13000}
+
+
+def gpu_checks(monkeypatch, devices, cuda=CUDA):
+    from zse.runtime import cuda as runtime
+
+    def list_devices():
+        if isinstance(devices, Exception):
+            raise devices
+        return devices
+
+    monkeypatch.setattr(runtime, "list_devices", list_devices)
+    return list(doctor_gpu.checks(cuda))
+
+
+def test_a_gpu_its_driver_and_its_kernels_are_shown(monkeypatch, tmp_path):
+    monkeypatch.setenv("ZSE_HOME", str(tmp_path))
+    gpu, kernels, nvrtc, *_ = gpu_checks(monkeypatch, [H200])
+    assert gpu == ("gpu", "ok", "cuda:0 NVIDIA H200, sm_90a, 150.0 GiB, driver 580.1 (CUDA 13.0)", "")
+    assert kernels[:2] == ("gpu kernels", "note") and "no pack for sm_90a" in kernels[2]
+    assert kernels[3] == "zse kernels build" and nvrtc[0] == "nvrtc"
+
+
+@pytest.mark.parametrize(("devices", "words", "mend"), [
+    ([H200 | {"arch": 75}], "sm_75", "too old: sm_80"),
+    (DeviceError("cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH; restart"), "cannot be used", "restart"),
+])
+def test_a_gpu_that_cannot_be_used_is_a_note(monkeypatch, devices, words, mend):
+    (_, state, found, how), *_ = gpu_checks(monkeypatch, devices)
+    assert state == "note" and words in found and mend in how
+
+
+def test_nvrtc_newer_than_the_driver_is_a_note(monkeypatch):
+    from types import SimpleNamespace
+
+    from zse.kernel import nvrtc
+
+    monkeypatch.setattr(nvrtc, "nvrtc", lambda: SimpleNamespace(version=(13, 0), path="/lib"))
+    assert doctor_gpu._nvrtc(12040)[1] == "note" and doctor_gpu._nvrtc(13000)[1] == "ok"
+
+
+def test_without_a_gpu_it_is_said_that_the_cpu_computes(monkeypatch):
+    none = {"library": None, "version": None, "devices": None}
+    monkeypatch.setattr(doctor_gpu, "_amd", lambda: ())
+    monkeypatch.setattr(doctor_gpu, "_apple", lambda: ())
+    assert gpu_checks(monkeypatch, [], none) == [("gpu", "ok", "none: models run on the CPU", "")]
+
+
+def test_what_has_never_run_on_hardware_is_said(monkeypatch):
+    from zse.runtime import hip
+
+    monkeypatch.setattr(doctor_gpu.os.path, "exists", lambda path: path == "/dev/kfd")
+    monkeypatch.setattr(hip, "list_devices", lambda: [{"ordinal": 0, "name": "MI300X", "isa": "gfx942", "memory_bytes": 192 << 30}])
+    (_, state, found, how), = doctor_gpu._amd()
+    assert state == "note" and "hip:0 MI300X, gfx942" in found and "has not run on hardware yet" in found and "hip" in how

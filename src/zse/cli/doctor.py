@@ -46,6 +46,7 @@ def check(name: str, state: str, found: str, mend: str = "") -> dict:
 
 def _checks():
     """(name, state, what was found, how to mend it) of everything, in the order of the output."""
+    from zse.cli import doctor_gpu
     from zse.runtime import probe
 
     facts = probe.facts()
@@ -53,7 +54,7 @@ def _checks():
     yield from _cpu(facts)
     yield _memory(facts["memory"])
     yield _compiler(facts)
-    yield _gpu(facts["cuda"])
+    yield from doctor_gpu.checks(facts["cuda"])
     yield from _packages()
     yield from _store()
     yield _switches()
@@ -129,16 +130,6 @@ def _compiler(facts: dict) -> tuple[str, str, str, str]:
         "none",
         f"needed to compile the CPU kernels{'' if state == BAD else ' anew'}: {native.compiler_hint()}",
     )
-
-
-def _gpu(cuda: dict) -> tuple[str, str, str, str]:
-    amd = "/dev/kfd" if os.path.exists("/dev/kfd") else None
-    parts = [f"NVIDIA driver {cuda['version'] or 'of unknown version'} ({cuda['library']})"] if cuda["library"] else []
-    parts += [cuda["devices"]] if cuda["devices"] else []
-    parts += [f"AMD ({amd})"] if amd else []
-    if not parts:
-        return "gpu", OK, "none (not needed: this version computes on the CPU)", ""
-    return "gpu", OK, ", ".join(parts) + "; this version computes on the CPU only", ""
 
 
 def _packages():

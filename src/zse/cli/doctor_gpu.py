@@ -1,0 +1,97 @@
+"""The GPU lines of zse doctor: what is here, whether it can be used, its kernels, and what has never run on hardware."""
+
+import os
+import sys
+
+OK, NOTE = "ok", "note"
+# Devices that are complete and tested over fake drivers, but that no one has run on real hardware.
+UNPROVEN = {"hip": "--device hip tries it", "metal": "--device metal tries it"}
+
+
+def checks(cuda: dict):
+    """(name, state, what was found, how to mend it). cuda: probe.cuda_driver()."""
+    found = [*_nvidia(cuda), *_amd(), *_apple()]
+    yield from found
+    if not found:
+        yield "gpu", OK, "none: models run on the CPU", ""
+
+
+def _nvidia(cuda: dict):
+    from zse.errors import DeviceError
+    from zse.runtime.cuda import LEAST_ARCH, list_devices
+    if not cuda["library"] and not cuda["devices"]:
+        return
+    driver = f"driver {cuda['version'] or 'of unknown version'}"
+    try:
+        devices = list_devices()
+    except DeviceError as error:
+        yield "gpu", NOTE, f"NVIDIA {cuda['devices'] or ''} ({driver}) cannot be used; models run on the CPU", str(error)
+        return
+    for device in devices:
+        version = device["driver_version"]
+        arch = f"sm_{device['arch']}{'a' if device['arch'] >= 90 else ''}"
+        line = (f"cuda:{device['ordinal']} {device['name']}, {arch}, {device['memory_bytes'] / 2**30:.1f} GiB, {driver} "
+                f"(CUDA {version // 1000}.{version % 1000 // 10})")
+        if device["arch"] < LEAST_ARCH:
+            yield "gpu", NOTE, line, f"too old: sm_{LEAST_ARCH} (Ampere) or later is needed; models run on the CPU"
+            continue
+        yield "gpu", OK, line, ""
+        yield _kernels(arch)
+    if devices:
+        yield _nvrtc(devices[0]["driver_version"])
+
+
+def _kernels(arch: str) -> tuple[str, str, str, str]:
+    from zse.errors import ZSEError
+    from zse.kernel import cache
+    try:
+        pack = cache.open_pack(arch).pack
+    except ZSEError as error:
+        return "gpu kernels", NOTE, f"none for {arch}", str(error)
+    if pack is None:
+        return ("gpu kernels", NOTE, f"no pack for {arch}: kernels are compiled when a model first asks for them",
+                "zse kernels build")
+    return "gpu kernels", OK, f"{len(pack.manifest)} kernels for {pack.arch} in {pack.path}", ""
+
+
+def _nvrtc(driver_version: int) -> tuple[str, str, str, str]:
+    from zse.errors import ZSEError
+    from zse.kernel import nvrtc
+    try:
+        library = nvrtc.nvrtc()
+    except (ZSEError, OSError) as error:
+        return "nvrtc", NOTE, "none: GPU kernels cannot be compiled here, only read from a pack", str(error)
+    major, minor = library.version
+    found = f"{major}.{minor} at {library.path}"
+    if major > driver_version // 1000:
+        return ("nvrtc", NOTE, f"{found}: newer than the driver, which may refuse its kernels",
+                f"update the NVIDIA driver, or {sys.executable} -m pip install 'nvidia-cuda-nvrtc-cu{driver_version // 1000}'")
+    return "nvrtc", OK, found, ""
+
+
+def _amd():
+    if not os.path.exists("/dev/kfd"):
+        return
+    from zse.errors import DeviceError
+    from zse.runtime.hip import list_devices
+    try:
+        devices = list_devices()
+    except DeviceError as error:
+        yield "gpu", NOTE, "AMD (/dev/kfd) cannot be used; models run on the CPU", str(error)
+        return
+    for device in devices:
+        yield ("gpu", NOTE, f"hip:{device['ordinal']} {device['name']}, {device['isa']}, {device['memory_bytes'] / 2**30:.1f} "
+               "GiB: zse's HIP device has not run on hardware yet", UNPROVEN["hip"])
+
+
+def _apple():
+    if sys.platform != "darwin":
+        return
+    from zse.errors import DeviceError
+    from zse.runtime.metal import MetalDevice
+    try:
+        with MetalDevice() as device:
+            yield ("gpu", NOTE, f"metal {device.product}: zse's Metal device has not run on hardware yet",
+                   UNPROVEN["metal"])
+    except DeviceError as error:
+        yield "gpu", NOTE, "Metal cannot be used; models run on the CPU", str(error)
