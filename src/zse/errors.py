@@ -8,9 +8,11 @@ def one_line(text: object) -> str:
 
 
 class ZSEError(Exception):
-    """Base of every error that is shown to a user as one line. `exit_code` is the CLI's."""
+    """Base of every error that is shown to a user as one line. `exit_code` is the CLI's; `code` tells programs apart what
+    they can act on ("out_of_memory": less beside it, and it fits)."""
 
     exit_code = 1
+    code: str | None = ""
 
 
 class FormatError(ZSEError):
@@ -40,6 +42,12 @@ class ConfigError(ZSEError):
     exit_code = 2
 
 
+class MemoryPlanError(ConfigError):
+    """A model whose plan does not fit in the memory that is free."""
+
+    code = "out_of_memory"
+
+
 class ModelNotFoundError(ZSEError):
     """A model name that is neither in the catalog, nor in the store, nor a path."""
 
@@ -52,6 +60,12 @@ class CompileError(ZSEError):
 
 class DeviceError(ZSEError):
     """A device call that failed: names the call and the code."""
+
+
+class DeviceMemoryError(DeviceError):
+    """An allocation for which the device has not enough memory."""
+
+    code = "out_of_memory"
 
 
 class DeviceLost(DeviceError):

@@ -19,6 +19,8 @@ from zse.engine.messages import (
     Failed,
     Fatal,
     Heartbeat,
+    Load,
+    Parked,
     Ready,
     Shutdown,
     Submit,
@@ -91,8 +93,27 @@ def main(arguments: list[str]) -> int:
     parent = os.getppid()
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    arguments = [word for word in arguments if word != "--park"] + ["--park", "yes"] * ("--park" in arguments)
     options = dict(zip(arguments[::2], arguments[1::2], strict=True))
     sock = FrameSocket.from_fd(int(options["--fd"]))
+    if "--park" in options:
+        if "--die" in options:
+            return int(options["--die"])
+        sock.send(Parked({"parked": 1.0}))
+        load = None
+        while load is None:
+            messages = sock.receive(None)
+            if messages is None:
+                return 0
+            load = next((message for message in messages if isinstance(message, Load)), None)
+        options |= dict(zip(load.arguments[::2], load.arguments[1::2], strict=True))
+    if "--fits-beside" in options and os.path.exists(options["--fits-beside"]):
+        sock.send(Fatal("it does not fit", 2, "out_of_memory"))
+        return 2
+    if "--taken" in options:
+        # Stands for the memory that the process holds: gone when it is.
+        with open(options["--taken"], "w") as file:
+            file.write(str(os.getpid()))
     time.sleep(int(options.get("--load-ms", 0)) / 1000)
     if "--fatal" in options:
         sock.send(Fatal(options["--fatal"], 2))

@@ -19,6 +19,7 @@ from zse.server.admission import Admission
 from zse.server.app import App
 from zse.server.auth import HostCheck, KeyCheck
 from zse.server.listener import Limits, Server
+from zse.server.pool import ModelSpec, Pool, Served
 
 FAKE_ENGINE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fake_engine.py")
 JSON = {"content-type": "application/json"}
@@ -43,6 +44,9 @@ class Harness:
     def spawn(self):
         return spawn(self.engine_options, (FAKE_ENGINE,))
 
+    def make_pool(self, text: asyncio.Future) -> Pool:
+        return Pool([Served(ModelSpec(("fake",), "fake"), self.engine, text)])
+
     async def _main(self, started: threading.Event) -> None:
         limits, key, max_choices, max_queue_tokens, hosts = self._options
         self.loop = asyncio.get_running_loop()
@@ -50,8 +54,9 @@ class Harness:
         self.engine = EngineClient(self.spawn)
         model = self.loop.create_future()
         model.set_result(fake_text.TextModel())
-        self.app = App(self.engine, model, ("fake",), admission=Admission(max_choices, max_queue_tokens),
-                       key=KeyCheck(key), hosts=HostCheck(hosts))
+        self.pool = self.make_pool(model)
+        self.app = App(self.pool, admission=Admission(max_choices, max_queue_tokens), key=KeyCheck(key),
+                       hosts=HostCheck(hosts))
         self.server = Server(self.app, limits)
         sock = bind.listen("127.0.0.1", 0)
         self.port = sock.getsockname()[1]
@@ -61,7 +66,7 @@ class Harness:
         started.set()
         await self._stop.wait()
         probe.cancel()
-        await self.engine.stop()
+        await self.pool.stop()
         self.server.close()
         await asyncio.sleep(0.01)
 
@@ -102,7 +107,9 @@ class Harness:
         """Wait until nothing of any request is left."""
         def quiet():
             left = {name: value for name, value in self.state().items() if name != "tasks" and value}
-            return not left and self.state()["tasks"] <= 5  # main, probe, supervisor, watchdog, this call
+            # Main, probe, this call; supervisor and watchdog of each engine; who looks after several models.
+            engines = sum(model.engine.state not in ("unloaded", "down") for model in self.pool.models)
+            return not left and self.state()["tasks"] <= 3 + 2 * engines + (self.pool._task is not None)
         try:
             wait_for(quiet, timeout)
         except AssertionError:

@@ -259,7 +259,7 @@ def test_queue_bounds(own_server):
 
 
 def test_internal_errors_say_nothing(server):
-    text_model = server.call(lambda: server.app._text_model.result())
+    text_model = server.call(lambda: server.pool.default.text.result())
     text_model.encode_chat = lambda messages: 1 / 0
     try:
         check(server.chat("hi"), 500, "internal_error", None)

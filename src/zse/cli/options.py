@@ -8,7 +8,7 @@ TEMPERATURE, TOP_P = 0.7, 0.95
 
 
 def add_engine_options(parser) -> None:
-    """--device, --threads, --activations, --kv-dtype, --max-context, --max-memory."""
+    """--device, --threads, --activations, --kv-dtype, --max-context, --max-memory, --quantize."""
     group = parser.add_argument_group("engine")
     group.add_argument(
         "--device",
@@ -47,6 +47,11 @@ def add_engine_options(parser) -> None:
         metavar="SIZE",
         help="most memory for weights, KV and scratch, for example 6G or 800M (default: what is there)",
     )
+    group.add_argument(
+        "--quantize",
+        choices=("int4", "int8", "fp8"),
+        help="quantize 16- and 32-bit weights while loading (`zse convert` does it once for all; fp8 is for GPUs)",
+    )
 
 
 def memory_size(text: str) -> int:
@@ -75,6 +80,7 @@ def engine_options(args) -> dict:
         "kv_dtype": args.kv_dtype,
         "max_context": args.max_context,
         "max_memory": args.max_memory,
+        "quantize": args.quantize,
     }
 
 

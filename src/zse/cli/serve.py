@@ -1,15 +1,18 @@
-"""zse serve: a model behind an OpenAI-compatible HTTP API."""
+"""zse serve: models behind an OpenAI-compatible HTTP API."""
 
 import os
 
-HELP = "serve a model over an OpenAI-compatible HTTP API"
+HELP = "serve models over an OpenAI-compatible HTTP API"
 EPILOG = """examples:
   zse serve                                  the default model on http://127.0.0.1:8000
   zse serve gemma3-270m --port 9000
   zse serve ./model.gguf --max-context 4096 --threads 8
+  zse serve qwen.zse llama.zse --idle-timeout 300     the first at once, the other when a request names it
   ZSE_API_KEY=secret zse serve --host 0.0.0.0
 
-The API: POST /v1/chat/completions, POST /v1/completions, GET /v1/models, /health/live, /health/ready, /version.
+The API: POST /v1/chat/completions, POST /v1/completions, GET /v1/models, /health/live, /health/ready, /version,
+/metrics. Of several models each has an engine process of its own while it is loaded; one that is needed and does not fit
+in memory takes the place of the one that has been idle for longest.
 Ctrl-C lets running requests finish (--drain-timeout), a second one stops at once."""
 
 
@@ -17,13 +20,22 @@ def add_arguments(parser) -> None:
     from zse.cli.options import add_engine_options
     from zse.cli.parser import number
 
-    parser.add_argument("model", nargs="?", metavar="MODEL",
-                        help="a name from `zse ls`, a catalog name or a path (default: smollm2, fetched if missing)")
+    parser.add_argument("models", nargs="*", metavar="MODEL",
+                        help="a name from `zse ls`, a catalog name or a path (default: smollm2, fetched if missing); the "
+                        "first is loaded at once, others when a request names them")
     parser.add_argument("--host", default="127.0.0.1",
                         help="address to listen on (default: 127.0.0.1, this machine only)")
     parser.add_argument("--port", type=number(int, 0, 65535), default=8000,
                         help="port (default: 8000; 0 takes a free one)")
-    parser.add_argument("--model-name", metavar="NAME", help="what the API calls the model (default: its short name)")
+    parser.add_argument("--model-name", metavar="NAME",
+                        help="what the API calls the (first) model (default: its short name)")
+    parser.add_argument("--spare-engines", type=number(int, 0, 16), metavar="N",
+                        help="engine processes kept ready without a model, so that the next load is quick; each holds a "
+                        "GPU context (default: 1 when several models are served, else 0)")
+    parser.add_argument("--idle-timeout", type=number(float, above=0), metavar="SECONDS",
+                        help="unload a model that has had no request for so long; the next one loads it (default: never)")
+    parser.add_argument("--max-loaded", type=number(int, 1), metavar="N",
+                        help="models that may be loaded at once (default: what memory holds)")
     add_engine_options(parser)
     parser.add_argument("--max-rows", "--max-concurrency", type=number(int, 1, 1024), metavar="N",
                         help="requests that run at once (default: 8, on a GPU 64)")
@@ -49,7 +61,7 @@ def run(args) -> int:
     from zse.engine.metrics import since_exec_clock
 
     since_exec = since_exec_clock()
-    from zse.engine.process import spawn
+    from zse.engine import process as engine_process
     from zse.errors import ConfigError
     from zse.server import bind
 
@@ -57,35 +69,51 @@ def run(args) -> int:
     if key is None and not bind.is_loopback(args.host):
         raise ConfigError(f"--host {args.host} can be reached from other machines: set ZSE_API_KEY, --api-key or "
                           "--api-key-file, or bind to 127.0.0.1")
-    path, names = _model(args)
+    models = _models(args)
     sock = bind.listen(args.host, args.port)
     phases = {"socket": round(1000 * since_exec())}
     if args.log_level:
         os.environ["ZSE_LOG"] = args.log_level
-    arguments = _engine_arguments(args, path)
-    process = spawn(arguments)
+    arguments = [_engine_arguments(args, path) for path, _ in models]
+    process = engine_process.fork(arguments[0], since_exec, close=(sock.fileno(),))
     phases["engine spawned"] = round(1000 * since_exec())
     try:
         from zse.log import setup
         from zse.server.main import Limits, ServeOptions, serve
+        from zse.server.pool import ModelSpec
 
         setup(args.log_level)
+        spares = args.spare_engines if args.spare_engines is not None else int(len(models) > 1)
         options = ServeOptions(
-            model=path, model_names=names, host=args.host, max_choices=(args.max_rows or 8) + args.max_queue, max_queue=args.max_queue,
-            max_queue_tokens=args.max_queue_tokens, drain_s=args.drain_timeout, api_key=key,
-            allowed_hosts=_allowed_hosts(args, key), limits=Limits(body_bytes=args.max_body_bytes), phases_ms=phases,
-            since_exec=since_exec)
-        return serve(options, sock, process, lambda: spawn(arguments))
+            models=tuple(ModelSpec(names, path, tuple(words))
+                         for (path, names), words in zip(models, arguments, strict=True)),
+            host=args.host, max_choices=(args.max_rows or 8) + args.max_queue, max_queue=args.max_queue,
+            max_queue_tokens=args.max_queue_tokens, drain_s=args.drain_timeout, api_key=key, spare_engines=spares,
+            idle_timeout_s=args.idle_timeout, max_loaded=args.max_loaded, allowed_hosts=_allowed_hosts(args, key),
+            limits=Limits(body_bytes=args.max_body_bytes), phases_ms=phases, since_exec=since_exec)
+        return serve(options, sock, process, engine_process.spawn, lambda: engine_process.spawn(_park_arguments(args)))
     finally:
         process.kill()
 
 
-def _model(args) -> tuple[str, tuple[str, ...]]:
-    """Path of the model, fetched if need be, and the names that requests may use."""
+def _models(args) -> list[tuple[str, tuple[str, ...]]]:
+    """(path, names that requests may use) of each model, fetched if need be."""
+    from zse.errors import ConfigError
+
+    found = [_model(name) for name in args.models or ["smollm2"]]
+    if args.model_name:
+        found[0] = found[0][0], (args.model_name,)
+    names = [names[0] for _, names in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"two of the models are called {name}: rename a file, or serve them apart")
+    return found
+
+
+def _model(name: str) -> tuple[str, tuple[str, ...]]:
     from zse.errors import ModelNotFoundError
     from zse.formats import store
 
-    name = args.model or "smollm2"
     try:
         path = store.resolve(name)
     except ModelNotFoundError:
@@ -98,7 +126,13 @@ def _model(args) -> tuple[str, tuple[str, ...]]:
         short = os.path.basename(os.path.abspath(name))
         for suffix in (".gguf", ".zse"):
             short = short.removesuffix(suffix)
-    return os.fspath(path), (args.model_name,) if args.model_name else (short,)
+    return os.fspath(path), (short,)
+
+
+def _park_arguments(args) -> list[str]:
+    """What a parked engine must know before it has a model."""
+    arguments = ["--park", "--device", args.device]
+    return arguments if args.threads is None else [*arguments, "--threads", str(args.threads)]
 
 
 def _engine_arguments(args, path: str) -> list[str]:
@@ -106,7 +140,7 @@ def _engine_arguments(args, path: str) -> list[str]:
     most_rows = args.max_rows or 64
     values = {"device": args.device, "max-rows": args.max_rows, "activations": args.activations,
               "kv-dtype": args.kv_dtype, "threads": args.threads, "max-context": args.max_context,
-              "max-memory": args.max_memory, "max-waiting": max(1, args.max_queue + most_rows)}
+              "max-memory": args.max_memory, "quantize": args.quantize, "max-waiting": max(1, args.max_queue + most_rows)}
     arguments = ["--model", path]
     for name, value in values.items():
         if value is not None:

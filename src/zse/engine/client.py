@@ -17,6 +17,7 @@ from zse.engine.messages import (
     Fatal,
     FromEngine,
     Heartbeat,
+    Load,
     Ready,
     Shutdown,
     StepTokens,
@@ -30,6 +31,7 @@ from zse.sampling.params import SamplingParams
 log = logging.getLogger("zse.engine")
 
 STARTING, READY, RESTARTING, DOWN, STOPPING = "starting", "ready", "restarting", "down", "stopping"
+UNLOADED = "unloaded"  # no process: nobody has asked for the model yet, or it was evicted
 RESTART_BUDGET, RESTART_WINDOW_S = 5, 600.0
 SILENT_S = 8.0  # without a frame (a heartbeat is due each second) the engine counts as frozen: not ready
 STUCK_S = 30.0  # without a step while rows run: not ready
@@ -38,11 +40,12 @@ STREAM_BYTES = 256 << 10  # events a request may have waiting for a slow reader
 
 
 class EngineStartError(EngineError):
-    """The first start failed. exit_code: what `zse serve` exits with."""
+    """The first start failed. exit_code: what `zse serve` exits with; code: as ZSEError's; died: the process ended
+    without saying why."""
 
-    def __init__(self, message: str, exit_code: int):
+    def __init__(self, message: str, exit_code: int, code: str = "", died: bool = False):
         super().__init__(message)
-        self.exit_code = exit_code
+        self.exit_code, self.code, self.died = exit_code, code, died
 
 
 def _error(code: str, message: str, status: int = 503, type: str = "server_error") -> RequestError:
@@ -161,9 +164,9 @@ class EngineClient:
     respawn: starts a new process. After RESTART_BUDGET restarts within RESTART_WINDOW_S it stays down and says why.
     """
 
-    def __init__(self, respawn: Callable[[], EngineProcess]):
+    def __init__(self, respawn: Callable[[], EngineProcess], state: str = STARTING):
         self._respawn = respawn
-        self.state = STARTING
+        self.state = state
         self.reason = ""  # why it is not ready, in words for a user
         self.info: Ready | None = None
         self.heartbeat = Heartbeat(0, 0, 0, 0)
@@ -174,7 +177,7 @@ class EngineClient:
         self._link: _Link | None = None
         self._process: EngineProcess | None = None
         self._task: asyncio.Task | None = None
-        self._ready: asyncio.Future[Ready]
+        self._ready: asyncio.Future[Ready] | None = None    # of the start that goes on, or was the last
         self._fatal: Fatal | None = None
         self._restarts: deque[float] = deque()
         self._last_frame = self._last_step = time.monotonic()
@@ -182,14 +185,17 @@ class EngineClient:
     # Life of the process
 
     def start(self, process: EngineProcess) -> None:
-        """Take over a process that has been spawned already. Returns at once; await started()."""
+        """Take over a process that has been spawned already. Returns at once; await started(). Also after unload() and
+        after a failed start."""
         loop = asyncio.get_running_loop()
+        self.state, self.reason = STARTING, ""
         self._ready = loop.create_future()
         self._ready.add_done_callback(lambda future: future.cancelled() or future.exception())  # "never retrieved"
         self._task = loop.create_task(self._supervise(process))
 
     async def started(self) -> Ready:
         """The first start's Ready message. Raises EngineStartError when it failed."""
+        assert self._ready is not None, "start() comes first"
         return await asyncio.shield(self._ready)
 
     async def wait_ready(self) -> Ready:
@@ -220,6 +226,8 @@ class EngineClient:
             self._process, self._fatal = process, None
             self._last_frame = self._last_step = time.monotonic()
             _, self._link = await loop.create_connection(lambda: _Link(self._receive), sock=process.sock)
+            if process.load is not None:
+                self._link.send(Load(process.load))
             watchdog = loop.create_task(self._watch(process))
             fault = await self._link.lost
             watchdog.cancel()
@@ -233,8 +241,8 @@ class EngineClient:
             self._fail_all(restarting_error())
             if first_start:
                 self.state = DOWN
-                exit_code = self._fatal.exit_code if self._fatal else 1
-                self._ready.set_exception(EngineStartError(self.reason, exit_code))
+                exit_code, code = (self._fatal.exit_code, self._fatal.code) if self._fatal else (1, "")
+                self._ready.set_exception(EngineStartError(self.reason, exit_code, code, self._fatal is None))
                 return
             log.error("the engine process stopped: %s", self.reason)
             delay = self._restart_delay(time.monotonic())
@@ -289,7 +297,7 @@ class EngineClient:
         """Fail what is left, ask the engine to exit, kill it after `timeout` seconds, reap it."""
         self.fail_requests(shutting_down_error())
         self.state = STOPPING
-        if not self._ready.done():
+        if self._ready is not None and not self._ready.done():
             self._ready.set_exception(shutting_down_error())
         if self._link is not None:
             self._link.send(Shutdown())
@@ -302,6 +310,18 @@ class EngineClient:
                 await asyncio.sleep(0.005)
         if self._task is not None:
             self._task.cancel()
+
+    async def unload(self) -> None:
+        """End the process of an engine that owes nothing; its memory is free when this returns. start() may follow."""
+        self.state = STOPPING
+        if self._process is not None:
+            self._process.kill()        # nothing to be finished: killing is quicker than asking
+            while self._process.poll() is None:
+                await asyncio.sleep(0.002)
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        self._fail_all(restarting_error())
+        self.state = UNLOADED
 
     def kill(self) -> None:
         """Immediately, for the second signal."""
@@ -373,7 +393,7 @@ class EngineClient:
             self.info, self.reason = message, ""
             if self.state in (STARTING, RESTARTING):
                 self.state = READY
-            if not self._ready.done():
+            if self._ready is not None and not self._ready.done():
                 self._ready.set_result(message)
         elif isinstance(message, Fatal):
             self._fatal = message
@@ -385,7 +405,7 @@ class EngineClient:
         now = time.monotonic()
         if self.state != READY:
             # Nothing of self.reason: it may hold paths, and anybody may ask for the health.
-            return False, {STARTING: "the engine is loading the model", RESTARTING: "the engine is restarting",
+            return False, {STARTING: "the engine is loading the model", UNLOADED: "the model is not loaded", RESTARTING: "the engine is restarting",
                            STOPPING: "the server is shutting down", DOWN: "the engine is down"}[self.state]
         if now - self._last_frame > SILENT_S:
             return False, f"the engine has been silent for {now - self._last_frame:.0f} s"

@@ -20,12 +20,13 @@ class Loaded:
         return self.plan.parts
 
 
-def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None) -> Loaded:
+def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, opening=None) -> Loaded:
     """Open, load and make ready. phases: Phases to mark. on_source(source): called as soon as the file is open (the
-    tokenizer can load meanwhile). on_plan(MemoryPlan): called before memory is allocated. Raises FormatError,
-    UnsupportedError, ConfigError, DeviceError."""
-    from zse.runtime import open_device_async
-    opening = open_device_async(config.device, config.threads)
+    tokenizer can load meanwhile). on_plan(MemoryPlan): called before memory is allocated. opening: the PendingDevice to
+    load onto, if one was started. Raises FormatError, UnsupportedError, ConfigError, DeviceError."""
+    if opening is None:
+        from zse.runtime import open_device_async
+        opening = open_device_async(config.device, config.threads)
     device = model = source = None
     try:
         from zse.formats.source import open_model
@@ -79,8 +80,9 @@ def _build(config: ResolvedConfig, device, model, plan):
     return Engine(scheduler, Runner(device, model, config))
 
 
-def build_from_arguments(arguments: list[str], phases):
-    """The worker's way: (Engine, Ready) from its command line; prints the memory plan. Raises ZSEError."""
+def build_from_arguments(arguments: list[str], phases, opening=None):
+    """The worker's way: (Engine, Ready) from its command line; prints the memory plan. opening: as of load_engine.
+    Raises ZSEError."""
     import sys
 
     from zse import env
@@ -90,9 +92,33 @@ def build_from_arguments(arguments: list[str], phases):
         if env.get("ZSE_LOG") in ("debug", "info"):
             sys.stderr.write(f"zse engine: {plan.describe()}\n")
 
-    loaded = load_engine(EngineConfig.from_arguments(arguments), phases, on_plan=show)
+    loaded = load_engine(EngineConfig.from_arguments(arguments), phases, on_plan=show, opening=opening)
     phases.mark("ready")
     config = loaded.config
     return loaded.engine, Ready(
         model=config.model, max_context=config.max_context, max_rows=config.max_rows, num_pages=config.num_pages,
         memory_bytes=loaded.memory_bytes, phases_ms=phases.ms)
+
+
+def park(arguments: list[str]):
+    """What can be done before the model is known: the device opened, kernels loaded into it, modules imported.
+
+    arguments: --device and --threads of a worker's command line. Returns the PendingDevice. Raises ZSEError.
+    """
+    from zse.runtime import open_device_async
+    config = EngineConfig.from_arguments(["--model", "", *arguments])
+    opening = open_device_async(config.device, config.threads)
+    import zse.engine.core
+    import zse.engine.memory
+    import zse.engine.runner
+    import zse.formats.zse
+    import zse.models.load_jobs
+    import zse.models.registry
+    import zse.scheduler.scheduler  # noqa: F401
+    for name in zse.models.registry.ARCHITECTURES:
+        zse.models.registry.architecture(name)
+    device = opening.result()
+    if device.family == "gpu":
+        for symbol in device.symbols():
+            device.program(symbol)
+    return opening

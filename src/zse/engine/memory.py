@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from zse.engine.config import GPU_MEMORY_SHARE, EngineConfig, ResolvedConfig, resolve, settle
-from zse.errors import ConfigError
+from zse.errors import MemoryPlanError
 
 MIB = 1 << 20
 # A CUDA context with loaded kernels, measured on an H200 (driver 580): 527 MiB before anything is allocated.
@@ -36,7 +36,7 @@ class MemoryPlan(NamedTuple):
 def plan_memory(config: EngineConfig, plan, device) -> MemoryPlan:
     """Settle `config` for `plan` (zse.models.load.ModelPlan) on an open device and count its memory.
 
-    Raises ConfigError that names what does not fit, in bytes, and the option that shrinks it.
+    Raises MemoryPlanError that names what does not fit, in bytes, and the option that shrinks it.
     """
     from zse.cache.layout import first_nbytes, page_nbytes
     from zse.cache.pages import PAGE, pages_for
@@ -73,7 +73,7 @@ def plan_memory(config: EngineConfig, plan, device) -> MemoryPlan:
         room = limit - sum(fixed.values()) - scratch(config.max_context or model.max_context)
         one = pages_for(config.max_context or 1) * page_bytes
         if family == "gpu" and room < one:
-            raise ConfigError(_does_not_fit(fixed, scratch(config.max_context or PAGE), one, limit, option,
+            raise MemoryPlanError(_does_not_fit(fixed, scratch(config.max_context or PAGE), one, limit, option,
                                             room // page_bytes * PAGE))
     resolved = resolve(config, settings, device=device.name, model_context=model.max_context, threads=device.threads,
                        room_bytes=room, page_bytes=page_bytes, memory_bytes=device.memory_total)
@@ -81,7 +81,7 @@ def plan_memory(config: EngineConfig, plan, device) -> MemoryPlan:
     total = sum(parts.values())
     if limit is not None and total > limit:
         affordable = (limit - total + resolved.kv_bytes) // page_bytes * PAGE
-        raise ConfigError(_does_not_fit(fixed, parts["scratch"], resolved.kv_bytes, limit, option, affordable))
+        raise MemoryPlanError(_does_not_fit(fixed, parts["scratch"], resolved.kv_bytes, limit, option, affordable))
     first = total
     if family == "gpu":
         first += first_nbytes(resolved.kv_bytes) - resolved.kv_bytes

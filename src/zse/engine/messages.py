@@ -20,6 +20,12 @@ class Cancel(msgspec.Struct, tag_field="kind", tag=True):
     id: int
 
 
+class Load(msgspec.Struct, tag_field="kind", tag=True):
+    """server → a parked engine, once: become the engine of this model. arguments: as on a worker's command line.
+    Answered by Ready or Fatal; Ready.phases_ms count from here."""
+    arguments: list[str]
+
+
 class Shutdown(msgspec.Struct, tag_field="kind", tag=True):
     """server → engine: finish nothing more, free everything, exit 0."""
 
@@ -31,6 +37,11 @@ class Ready(msgspec.Struct, tag_field="kind", tag=True):
     max_rows: int
     num_pages: int
     memory_bytes: dict[str, int]
+    phases_ms: dict[str, float]
+
+
+class Parked(msgspec.Struct, tag_field="kind", tag=True):
+    """engine → server, once: started without a model, the device is open, waiting for Load."""
     phases_ms: dict[str, float]
 
 
@@ -73,9 +84,10 @@ class Failed(msgspec.Struct, tag_field="kind", tag=True):
 
 class Fatal(msgspec.Struct, tag_field="kind", tag=True):
     """engine → server: the engine cannot go on (load error, device fault); it exits after this.
-    exit_code: as ZSEError's."""
+    exit_code: as ZSEError's. code: "out_of_memory" when the model would fit beside less."""
     message: str
     exit_code: int = 1
+    code: str = ""
 
 
 class Heartbeat(msgspec.Struct, tag_field="kind", tag=True):
@@ -86,5 +98,5 @@ class Heartbeat(msgspec.Struct, tag_field="kind", tag=True):
     free_pages: int
 
 
-ToEngine = Submit | Cancel | Shutdown
-FromEngine = Ready | Tokens | StepTokens | Failed | Fatal | Heartbeat
+ToEngine = Submit | Cancel | Load | Shutdown
+FromEngine = Ready | Parked | Tokens | StepTokens | Failed | Fatal | Heartbeat

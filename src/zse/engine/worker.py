@@ -1,4 +1,5 @@
-"""The engine process: `python -m zse.engine.worker --fd N --model PATH [--max-rows 8 ...]`.
+"""The engine process: `python -m zse.engine.worker --fd N --model PATH [--max-rows 8 ...]`, or parked:
+`--fd N --park [--device D]`, which opens its device and waits for Load to become the engine of a model.
 
 Speaks engine/messages.py over the inherited socket N: first Ready (or Fatal), then Tokens and Failed of requests, and
 Heartbeat. It exits when the server closes the socket or sends Shutdown. SIGINT is ignored: the server decides.
@@ -15,9 +16,10 @@ from zse.engine.metrics import Phases, since_exec_clock
 HEARTBEAT_S = 0.5
 
 
-def main(arguments: list[str], build=None) -> int:
-    """Serve until the server goes; the process's exit code. build: (EngineConfig, Phases) → (Engine, Ready)."""
-    phases = Phases(since_exec_clock())
+def main(arguments: list[str], build=None, clock=None) -> int:
+    """Serve until the server goes; the process's exit code. build: (arguments, Phases[, PendingDevice]) → (Engine,
+    Ready). clock: () → seconds, from which the phases count (default: since this process's exec)."""
+    phases = Phases(clock or since_exec_clock())
     phases.mark("interpreter")
     gc.disable()   # a start makes many objects and no garbage; _serve turns it on again
     parent = os.getppid()
@@ -35,7 +37,13 @@ def main(arguments: list[str], build=None) -> int:
     socket = FrameSocket.from_fd(int(arguments[1]))
     engine = None
     try:
-        engine, ready = build(arguments[2:], phases)
+        options, parked = arguments[2:], ()
+        if options[:1] == ["--park"]:
+            loading = _wait_for_load(socket, options[1:], phases)
+            if loading is None:
+                return 0
+            options, phases, parked = loading
+        engine, ready = build(options, phases, *parked)
         socket.send(ready)
         return _serve(engine, socket)
     except EngineError as error:   # the socket: nobody is left to tell
@@ -47,7 +55,7 @@ def main(arguments: list[str], build=None) -> int:
         sys.stderr.flush()
         os._exit(_fatal(socket, Fatal(message=f"the device failed: {error}", exit_code=error.exit_code)))
     except ZSEError as error:
-        return _fatal(socket, Fatal(message=str(error), exit_code=error.exit_code))
+        return _fatal(socket, Fatal(message=str(error), exit_code=error.exit_code, code=error.code or ""))
     except MemoryError:
         return _fatal(socket, Fatal(message="out of memory; lower max_context or max_rows"))
     except Exception as error:
@@ -57,6 +65,32 @@ def main(arguments: list[str], build=None) -> int:
     finally:
         if engine is not None:
             engine.close()
+
+
+def _wait_for_load(socket, options: list[str], phases):
+    """Parks; when Load comes: (its arguments, Phases that count from then, (PendingDevice,)). None when the server
+    went."""
+    from time import perf_counter
+
+    from zse.engine.load import park
+    from zse.engine.messages import Load, Parked
+    opening = park(options)
+    phases.mark("parked")
+    gc.collect()
+    gc.freeze()
+    socket.send(Parked(phases_ms=phases.ms))
+    while True:
+        messages = socket.receive(None)
+        if messages is None:
+            break
+        start = perf_counter()
+        for message in messages:
+            if isinstance(message, Load):
+                return message.arguments, Phases(lambda: perf_counter() - start), (opening,)
+        if messages:
+            break           # Shutdown
+    opening.result().close()
+    return None
 
 
 def _fatal(socket, message) -> int:

@@ -10,7 +10,7 @@ import threading
 import weakref
 from ctypes import byref, c_void_p
 
-from zse.errors import DeviceError, DeviceLost
+from zse.errors import DeviceError, DeviceLost, DeviceMemoryError
 from zse.runtime import native
 from zse.runtime.bindings.driver import OUT_OF_MEMORY, Driver, DriverError
 from zse.runtime.buffer import Account
@@ -139,7 +139,7 @@ class GPUDevice(Device):
             room = "the driver does not say how much is free"
         ours = ", ".join(f"{name} {size:,}" for name, size in self._account.by_label.items()) or "none"
         hint = self.driver.hints.get(error.name, "")
-        return DeviceError(f"not enough memory on {self.name}:{self.ordinal}: {nbytes:,} bytes for {label}; {room}; allocated "
+        return DeviceMemoryError(f"not enough memory on {self.name}:{self.ordinal}: {nbytes:,} bytes for {label}; {room}; allocated "
                            f"here: {ours}; {hint}")
 
     # -- memory

@@ -1,27 +1,25 @@
 """What a request meets before its route: names, keys, methods, media types; and what the routes share."""
 
-import asyncio
 import time
 
-from zse.engine.client import EngineClient, shutting_down_error
-from zse.errors import ZSEError
+from zse.engine.client import shutting_down_error
 from zse.server.admission import Admission
 from zse.server.auth import HostCheck, KeyCheck
 from zse.server.errors import APIError
 from zse.server.exchange import Request, Response
+from zse.server.pool import Pool, Served
 from zse.server.routes import table
 
 
 class App:
-    """model_names: what `model` may say; the first is the one that is listed. text_model: a future of the ServedModel
-    (tokenizer and chat template), which loads beside the engine."""
+    """pool: the models, and their engines. phases_ms: of the server's start, for /metrics."""
 
-    def __init__(self, engine: EngineClient, text_model: asyncio.Future, model_names: tuple[str, ...], *,
-                 admission: Admission, key: KeyCheck, hosts: HostCheck):
-        self.engine, self.model_names, self.admission = engine, model_names, admission
+    def __init__(self, pool: Pool, *, admission: Admission, key: KeyCheck, hosts: HostCheck):
+        self.pool, self.admission = pool, admission
         self.created = int(time.time())
         self.draining = False
-        self._text_model, self._key, self._hosts = text_model, key, hosts
+        self.phases_ms: dict[str, float] = {}
+        self._key, self._hosts = key, hosts
 
     @property
     def needs_key(self) -> bool:
@@ -62,18 +60,12 @@ class App:
         if self.draining:
             raise shutting_down_error()
 
-    def check_model(self, name: str, param: str | None) -> None:
-        if name not in self.model_names:
+    def find_model(self, name: str | None, param: str | None) -> Served:
+        """The model of that name; the default one for None. Raises APIError."""
+        model = self.pool.default if name is None else self.pool.find(name)
+        if model is None:
             raise APIError("model_not_found", "This model is not served here; GET /v1/models lists what is.", param)
-
-    async def text_model(self):
-        """The tokenizer and chat template, once they are loaded. Raises APIError when that failed: the server ends."""
-        try:
-            return self._text_model.result() if self._text_model.done() else await asyncio.shield(self._text_model)
-        except ZSEError:
-            raise APIError("engine_unavailable", "The model could not be loaded.") from None
+        return model
 
     def health(self) -> tuple[bool, str]:
-        if not self._text_model.done():
-            return False, "the tokenizer is loading"
-        return self.engine.health()
+        return self.pool.health()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from zse import __version__
-from zse.engine.client import EngineClient, shutting_down_error
+from zse.engine.client import STARTING, UNLOADED, EngineClient, shutting_down_error
 from zse.engine.process import EngineProcess
 from zse.errors import ZSEError
 from zse.server import bind, models
@@ -20,6 +20,7 @@ from zse.server.admission import Admission
 from zse.server.app import App
 from zse.server.auth import HostCheck, KeyCheck
 from zse.server.listener import Limits, Server
+from zse.server.pool import ModelSpec, Pool, Served
 
 log = logging.getLogger("zse.server")
 
@@ -27,13 +28,16 @@ FLUSH_S = 1.0  # for answers that are written but not yet sent when everything e
 
 
 class ServeOptions(msgspec.Struct, frozen=True):
-    """What `zse serve` was asked for. model: path of file or folder. model_names: what requests may call it.
-    allowed_hosts None: any Host header. max_choices: answers that run or wait; once the engine says how many it runs,
+    """What `zse serve` was asked for. models: the first is loaded at once, the others when they are asked for.
+    spare_engines: parked ones to keep; idle_timeout_s: without requests a model is evicted after it (None: never);
+    max_loaded: models at once (None: what memory holds). allowed_hosts None: any Host header. max_choices: answers that run or wait; once the engine says how many it runs,
     these and max_queue more (None: max_choices stays). phases_ms: what happened so far, name → milliseconds since exec."""
 
-    model: str
-    model_names: tuple[str, ...]
+    models: tuple[ModelSpec, ...]
     host: str = "127.0.0.1"
+    spare_engines: int = 0
+    idle_timeout_s: float | None = None
+    max_loaded: int | None = None
     max_choices: int = 264
     max_queue: int | None = None
     max_queue_tokens: int = 262144
@@ -45,13 +49,14 @@ class ServeOptions(msgspec.Struct, frozen=True):
     since_exec: Callable[[], float] = time.process_time  # seconds
 
 
-def serve(options: ServeOptions, sock: socket.socket, process: EngineProcess, spawn: Callable[[], EngineProcess],
+def serve(options: ServeOptions, sock: socket.socket, process: EngineProcess,
+          spawn: Callable[[list[str]], EngineProcess], park: Callable[[], EngineProcess] | None = None,
           load_model: Callable[[str, str], object] = models.load) -> int:
-    """Serve until a signal; the exit code. sock: listening. process: the engine, spawned already; spawn: starts
-    another. The engine is gone when this returns or raises."""
+    """Serve until a signal; the exit code. sock: listening. process: the first model's engine, spawned already; spawn:
+    starts one from its arguments; park: a parked one. The engines are gone when this returns or raises."""
     _raise_file_limit()
     try:
-        return asyncio.run(_Serving(options, sock, process, spawn, load_model).run())
+        return asyncio.run(_Serving(options, sock, process, spawn, park, load_model).run())
     finally:
         process.kill()
 
@@ -69,11 +74,22 @@ def _raise_file_limit() -> None:
 
 
 class _Serving:
-    def __init__(self, options: ServeOptions, sock, process, spawn, load_model):
+    def __init__(self, options: ServeOptions, sock, process, spawn, park, load_model):
         self._options, self._sock, self._process, self._load_model = options, sock, process, load_model
-        self._engine = EngineClient(spawn)
+        self._spawn, self._park = spawn, park
         self._phases = dict(options.phases_ms)
         self._signals = 0
+
+    def _make_pool(self, text_model: asyncio.Future) -> Pool:
+        options, served = self._options, []
+        for number, spec in enumerate(options.models):
+            arguments = list(spec.arguments)
+            engine = EngineClient(lambda arguments=arguments: pool.take_process(arguments),  # type: ignore[misc]
+                                  UNLOADED if number else STARTING)
+            served.append(Served(spec, engine, None if number else text_model))
+        pool = Pool(served, self._load_model, spawn=self._spawn, park=self._park, spares=options.spare_engines,
+                    idle_s=options.idle_timeout_s, max_loaded=options.max_loaded)
+        return pool
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -81,10 +97,12 @@ class _Serving:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal, number, stopped)
         options = self._options
-        text_model = loop.run_in_executor(None, self._load_model, options.model, options.model_names[0])
+        first = options.models[0]
+        text_model = loop.run_in_executor(None, self._load_model, first.path, first.names[0])
         text_model.add_done_callback(self._text_model_loaded)
-        self._app = App(self._engine, text_model, options.model_names,
-                        admission=Admission(options.max_choices, options.max_queue_tokens),
+        self._pool = self._make_pool(text_model)
+        self._engine = self._pool.default.engine
+        self._app = App(self._pool, admission=Admission(options.max_choices, options.max_queue_tokens),
                         key=KeyCheck(options.api_key), hosts=HostCheck(options.allowed_hosts))
         self._server = Server(self._app, options.limits)
         self._engine.start(self._process)
@@ -99,7 +117,7 @@ class _Serving:
             sys.stderr.write(f"zse: error: {' '.join(str(error).split())}\n")
             return error.exit_code
         finally:
-            await self._engine.stop()
+            await self._pool.stop()
             await self._flush()
             self._server.close()
 
@@ -117,12 +135,13 @@ class _Serving:
         finally:
             ready.cancel()
         if stopped.done():
-            self._app.draining = True
+            self._app.draining = self._pool.draining = True
             return False
         info = ready.result()
         if self._options.max_queue is not None:
             self._app.admission.max_choices = info.max_rows + self._options.max_queue
         self._announce(info, text_model.result())
+        self._pool.start()
         return True
 
     def _text_model_loaded(self, future: asyncio.Future) -> None:
@@ -135,7 +154,10 @@ class _Serving:
     def _announce(self, info, text_model) -> None:
         """The start block on stdout."""
         self._mark("ready")
-        name = self._options.model_names[0]
+        name = self._options.models[0].names[0]
+        self._app.phases_ms = self._phases
+        log.info("phases of the engine's start, ms: %s",
+                 ", ".join(f"{phase} {value:.0f}" for phase, value in info.phases_ms.items()))
         address = bind.url(self._options.host, self._sock.getsockname()[1])
         # KV pages take memory when they are first written.
         memory = ", ".join(f"{part} {'up to ' if part.startswith('kv') else ''}{count / 2**20:.0f} MiB"
@@ -149,20 +171,25 @@ class _Serving:
         print(f"ZSE {__version__}: {name} on {address} (context {info.max_context}, {info.max_rows} at once)\n"
               f"  memory: {memory}\n"
               f"  start, ms since exec: {phases}\n"
+              f"{self._others()}"
               f"  try: curl -N {address}/v1/{route}{key} -H 'Content-Type: application/json'"
               f" -d '{{{body},\"stream\":true}}'", flush=True)
+
+    def _others(self) -> str:
+        names = [spec.names[0] for spec in self._options.models[1:]]
+        return f"  on demand: {', '.join(names)}\n" if names else ""
 
     def _on_signal(self, number: int, stopped: asyncio.Future) -> None:
         self._signals += 1
         if self._signals > 1:
-            self._engine.kill()
+            self._pool.kill()
             os._exit(128 + number)
         if not stopped.done():
             stopped.set_result(number)
 
     async def _drain(self) -> int:
         """Let running requests finish, up to drain_s; then end them with shutting_down."""
-        self._app.draining = True
+        self._app.draining = self._pool.draining = True
         busy = sum(connection.busy for connection in self._server.connections)
         if busy:
             log.warning("draining: %d requests have up to %.0f s; a second signal stops at once", busy,
@@ -172,7 +199,7 @@ class _Serving:
             await asyncio.sleep(0)
         self._server.stop_listening()
         if not await self._wait_idle(self._options.drain_s):
-            self._engine.fail_requests(shutting_down_error())
+            self._pool.fail_requests(shutting_down_error())
             await self._wait_idle(FLUSH_S)
         return 0
 

@@ -129,7 +129,7 @@ def _prompt(value, path) -> list:
 
 
 _COMMON = {
-    "model": Field(string(256, empty=False), "A name from GET /v1/models; may be left out, one model is served."),
+    "model": Field(string(256, empty=False), "A name from GET /v1/models; left out: the first one."),
     "max_tokens": Field(integer(1), "Most tokens to generate."),
     "temperature": Field(number(0, 2), "0 is greedy.", 1.0),
     "top_p": Field(number(0, 1, above_low=True), "Nucleus sampling; 1 is off.", 1.0),

@@ -49,17 +49,19 @@ async def _serve(app, request: Request, read: Callable[[dict], Completion], is_c
     app.admission.check()
     long = len(request.body) > OFF_LOOP_BYTES
     completion = await _maybe_in_thread(long, lambda: read(json_body.parse(bytes(request.body))))
+    served = app.find_model(completion.model, "model")
     if completion.model is None:
-        completion.model = app.model_names[0]
-    app.check_model(completion.model, "model")
+        completion.model = served.name
     ticket = app.admission.reserve(completion.num_choices, len(request.body) // BYTES_PER_TOKEN)
-    channel = Channel(app.engine)
+    channel = Channel(served.engine)
     try:
-        model = await app.text_model()
+        # The engine loads while the prompt becomes tokens.
+        app.pool.enter(served)
+        model = await app.pool.text(served)
         schemas.check_token_ids(completion, model.vocab_size)
         prompts = await _maybe_in_thread(long, lambda: _tokenize(model, completion))
         ticket.set_tokens(sum(map(len, prompts)))
-        info = await app.engine.wait_ready()
+        info = await app.pool.ready(served)
         limits = [_max_tokens(completion, len(prompt), info.max_context) for prompt in prompts]
         job = Job(completion, is_chat, ("chatcmpl-" if is_chat else "cmpl-") + request.id.removeprefix("req_"),
                   int(time.time()), prompts, ticket)
@@ -71,6 +73,7 @@ async def _serve(app, request: Request, read: Callable[[dict], Completion], is_c
     finally:
         channel.close()
         ticket.release()
+        app.pool.leave(served)
 
 
 async def _maybe_in_thread(long: bool, work: Callable):

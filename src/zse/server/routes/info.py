@@ -11,22 +11,22 @@ def json_response(value: object, status: int = 200) -> Response:
     return Response(status, msgspec.json.encode(value))
 
 
-def _card(app, name: str) -> dict:
-    card = {"id": name, "object": "model", "created": app.created, "owned_by": "zse"}
-    if app.engine.info is not None:
-        card["max_model_len"] = app.engine.info.max_context
+def _card(app, served) -> dict:
+    card = {"id": served.name, "object": "model", "created": app.created, "owned_by": "zse", "state": served.state}
+    if served.engine.info is not None:
+        card["max_model_len"] = served.engine.info.max_context
     return card
 
 
 async def models(app, request: Request) -> Response:
     """GET /v1/models"""
-    return json_response({"object": "list", "data": [_card(app, app.model_names[0])]})
+    return json_response({"object": "list", "data": [_card(app, served) for served in app.pool.models]})
 
 
 async def model(app, request: Request) -> Response:
     """GET /v1/models/{model}"""
-    app.check_model(request.parameters["model"], None)
-    return json_response(_card(app, request.parameters["model"]))
+    return json_response(_card(app, app.find_model(request.parameters["model"], None)) |
+                         {"id": request.parameters["model"]})
 
 
 async def live(app, request: Request) -> Response:
@@ -37,11 +37,13 @@ async def live(app, request: Request) -> Response:
 async def ready(app, request: Request) -> Response:
     """GET /health/ready: 200 when a request sent now would be answered, else 503 and why."""
     ok, reason = (False, "the server is shutting down") if app.draining else app.health()
-    heartbeat = app.engine.heartbeat
-    body = {"status": "ready" if ok else "not_ready", "reason": reason or None, "engine": app.engine.state,
-            "restarts": app.engine.num_restarts, "requests": app.admission.choices, "running": heartbeat.running,
-            "waiting": heartbeat.waiting, "free_pages": heartbeat.free_pages, "steps": heartbeat.steps,
-            "last_step_age_s": round(app.engine.last_step_age_s, 3)}
+    engines = [served.engine for served in app.pool.models]
+    beats = [engine.heartbeat for engine in engines]
+    body = {"status": "ready" if ok else "not_ready", "reason": reason or None, "engine": engines[0].state,
+            "restarts": sum(engine.num_restarts for engine in engines), "requests": app.admission.choices,
+            "running": sum(beat.running for beat in beats), "waiting": sum(beat.waiting for beat in beats),
+            "free_pages": sum(beat.free_pages for beat in beats), "steps": sum(beat.steps for beat in beats),
+            "last_step_age_s": round(max(engine.last_step_age_s for engine in engines), 3)}
     if ok:
         return json_response(body)
     code = "shutting_down" if app.draining else "engine_restarting"

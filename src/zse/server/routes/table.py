@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from zse.server.exchange import Request, Response
-from zse.server.routes import completions, info
+from zse.server.routes import completions, info, metrics
 
 PUBLIC, USER = "public", "user"  # who may call: anybody, or the holder of a key when the server has one
 
@@ -27,6 +27,7 @@ ROUTES = (
     Route("GET", "/health/live", PUBLIC, info.live),
     Route("GET", "/health/ready", PUBLIC, info.ready),
     Route("GET", "/version", PUBLIC, info.version),
+    Route("GET", "/metrics", USER, metrics.metrics),
 )
 
 _exact: dict[str, dict[str, Route]] = {}

@@ -1,0 +1,307 @@
+"""The models of a server: loaded when a request names one, evicted when they idle or another needs their memory.
+
+One engine process for each loaded model, and parked ones beside them (a process that has its device open and its
+kernels loaded, but no model), so that a load is a transfer of weights and not a start. State of the models and of the
+parked processes has this one writer; all of it lives on the server's event loop.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from zse.engine.client import DOWN, READY, STARTING, UNLOADED, EngineClient, EngineStartError, shutting_down_error
+from zse.engine.messages import Ready
+from zse.engine.process import EngineProcess
+from zse.errors import RequestError, ZSEError
+from zse.server.errors import APIError
+
+log = logging.getLogger("zse.server")
+
+TICK_S = 0.25
+RETRY_S = 2.0                   # after a load that failed, a request tries again; sooner ones get the same answer
+SPARE_BUDGET, SPARE_WINDOW_S = 5, 600.0     # parked engines that may die within the window before they are given up
+
+
+class ModelSpec(msgspec.Struct, frozen=True):
+    """A model that is served. names: what requests may call it, the first is listed. path: file or folder.
+    arguments: of its engine's command line."""
+
+    names: tuple[str, ...]
+    path: str
+    arguments: tuple[str, ...] = ()
+
+
+class Served:
+    """One model. engine: its supervisor, also while it is not loaded. users: requests that hold it."""
+
+    def __init__(self, spec: ModelSpec, engine: EngineClient, text: asyncio.Future | None = None):
+        self.spec, self.engine, self.text = spec, engine, text
+        self.users = self.num_loads = self.num_evictions = self.num_requests = 0
+        self.load_ms = 0.0              # of the last load, from the request to Ready
+        self.last_used = time.monotonic()
+        self.failed_at = 0.0
+        self.failure: RequestError | None = None
+        self.changing: asyncio.Task | None = None      # a load or an eviction that is going on
+
+    @property
+    def name(self) -> str:
+        return self.spec.names[0]
+
+    @property
+    def state(self) -> str:
+        """unloaded, loading, loaded, restarting, failed or stopping."""
+        if self.changing is not None:
+            return "loading" if self.engine.state in (STARTING, UNLOADED, DOWN) else "stopping"
+        return {STARTING: "loading", READY: "loaded", DOWN: "failed"}.get(self.engine.state, self.engine.state)
+
+
+class Pool:
+    """models: the first is the default one. load_text: (path, name) → tokenizer and template, called in a thread.
+    park: starts a parked engine; spares: how many to keep. idle_s: a model without requests for so long is evicted
+    (None: never). max_loaded: models that may be loaded at once (None: what memory holds)."""
+
+    def __init__(self, models: list[Served], load_text: Callable[[str, str], object] | None = None, *,
+                 spawn: Callable[[list[str]], EngineProcess] | None = None,
+                 park: Callable[[], EngineProcess] | None = None, spares: int = 0, idle_s: float | None = None,
+                 max_loaded: int | None = None):
+        self.models = models
+        self.draining = False
+        self.num_spare_loads = 0
+        self._load_text, self._spawn, self._park = load_text, spawn, park
+        self._num_spares, self._idle_s, self._max_loaded = spares, idle_s, max_loaded
+        self._spares: list[EngineProcess] = []
+        self._spare_deaths: list[float] = []
+        self._by_name = {name: model for model in models for name in model.spec.names}
+        self._task: asyncio.Task | None = None
+        self._memory = asyncio.Lock()       # one load at a time decides who has to go
+
+    @property
+    def default(self) -> Served:
+        return self.models[0]
+
+    @property
+    def spares_ready(self) -> int:
+        """Parked engines that are up."""
+        return sum(spare.is_parked for spare in self._spares)
+
+    def find(self, name: str) -> Served | None:
+        return self._by_name.get(name)
+
+    # -- requests
+
+    def enter(self, model: Served) -> None:
+        """A request that will use the model begins: it is loaded if need be, and stays until leave()."""
+        model.users += 1
+        model.num_requests += 1
+        if model.text is None or (model.text.done() and model.text.exception() is not None):
+            self._start_text(model)
+        self._forgive(model)
+        self._ensure_loading(model)
+
+    def leave(self, model: Served) -> None:
+        model.users -= 1
+        model.last_used = time.monotonic()
+
+    async def ready(self, model: Served) -> Ready:
+        """Its engine's Ready message, once the model is loaded. Raises RequestError when that fails."""
+        while True:
+            self._ensure_loading(model)
+            if model.changing is not None:
+                await asyncio.shield(model.changing)
+            elif model.failure is not None:
+                raise model.failure
+            else:
+                return await model.engine.wait_ready()
+
+    async def text(self, model: Served):
+        """Tokenizer and template. Raises APIError when they cannot be loaded."""
+        if model.text is None:
+            self._start_text(model)
+        assert model.text is not None
+        try:
+            return model.text.result() if model.text.done() else await asyncio.shield(model.text)
+        except ZSEError as error:
+            log.error("the tokenizer of %s cannot be loaded: %s", model.name, error)
+            raise APIError("engine_unavailable", "The model could not be loaded.") from None
+
+    def _start_text(self, model: Served) -> None:
+        assert self._load_text is not None
+        model.text = asyncio.get_running_loop().run_in_executor(None, self._load_text, model.spec.path, model.name)
+        model.text.add_done_callback(lambda future: future.cancelled() or future.exception())   # "never retrieved"
+
+    def _ensure_loading(self, model: Served) -> None:
+        """Starts a load unless there is one, the model is loaded, or it failed just now or for good."""
+        if self.draining:
+            raise shutting_down_error()
+        if model.changing is None and self._spawn is not None and model.failure is None \
+                and model.engine.state == UNLOADED:
+            model.changing = asyncio.get_running_loop().create_task(self._load(model))
+
+    def _forgive(self, model: Served) -> None:
+        """A new request may try what failed a while ago; at once, when only others stood in the way."""
+        wait_s = 0.0 if model.failure is not None and model.failure.code == "overloaded" else RETRY_S
+        if model.failure is not None and model.changing is None and time.monotonic() - model.failed_at >= wait_s:
+            model.failure = None
+            if model.engine.state == DOWN:
+                model.engine.state = UNLOADED
+
+    # -- loading and evicting
+
+    async def _load(self, model: Served) -> None:
+        start = time.monotonic()
+        try:
+            while True:
+                async with self._memory:
+                    await self._make_room(model)
+                    process = self.take_process(list(model.spec.arguments))
+                    model.engine.start(process)
+                    try:
+                        info = await model.engine.started()
+                        break
+                    except EngineStartError as error:
+                        if error.died and process.load is not None:
+                            log.warning("a parked engine died when it was to load %s: %s", model.name, error)
+                            continue        # there are only so many parked ones; the next one is new
+                        victim = self._victim(model) if error.code == "out_of_memory" else None
+                        if victim is None:
+                            raise
+                        log.info("%s does not fit beside %s, which is evicted", model.name, victim.name)
+                        await self._evict(victim)
+            model.num_loads += 1
+            model.load_ms = round(1000 * (time.monotonic() - start), 1)
+            model.last_used = time.monotonic()
+            log.info("loaded %s in %.0f ms%s; in its engine: %s", model.name, model.load_ms,
+                     " into a parked engine" if process.load is not None else "",
+                     ", ".join(f"{phase} {value:.0f}" for phase, value in info.phases_ms.items()))
+        except RequestError as error:
+            model.failure, model.failed_at = error, time.monotonic()
+        except EngineStartError as error:
+            log.error("%s cannot be loaded: %s", model.name, error)
+            is_memory = error.code == "out_of_memory" and any(other.users for other in self.models if other is not model)
+            model.failure = APIError("overloaded", "There is no memory for this model while others are in use.") \
+                if is_memory else APIError("engine_unavailable", "The model could not be loaded.")
+            model.failed_at = time.monotonic()
+        finally:
+            model.changing = None
+
+    async def _make_room(self, model: Served) -> None:
+        """Evict until one more may be loaded."""
+        while self._max_loaded is not None:
+            loaded = [other for other in self.models if other is not model and other.engine.state != UNLOADED]
+            if len(loaded) < self._max_loaded:
+                return
+            victim = self._victim(model)
+            if victim is None:
+                raise APIError("overloaded", f"{self._max_loaded} models are loaded and in use.")
+            await self._evict(victim)
+
+    def _victim(self, wanted: Served) -> Served | None:
+        """The loaded model that has been without requests for the longest time."""
+        idle = [model for model in self.models if model is not wanted and not model.users and model.changing is None
+                and model.engine.state in (READY, DOWN)]
+        return min(idle, key=lambda model: model.last_used, default=None)
+
+    async def _evict(self, model: Served) -> None:
+        model.num_evictions += 1
+        model.changing = asyncio.get_running_loop().create_task(model.engine.unload())
+        try:
+            await asyncio.shield(model.changing)
+        finally:
+            model.changing = None
+
+    def take_process(self, arguments: list[str]) -> EngineProcess:
+        """A parked engine for these arguments, or a new one."""
+        # One that is up is better than one that is not.
+        for spare in sorted(self._spares, key=lambda spare: not spare.is_parked):
+            self._spares.remove(spare)
+            if spare.poll() is None:
+                spare.load = arguments
+                self.num_spare_loads += 1
+                return spare
+            self._note_death(spare)
+        assert self._spawn is not None
+        return self._spawn(arguments)
+
+    # -- in the background
+
+    def start(self) -> None:
+        """Begin to keep parked engines and to look for idle models; the first models are loaded or loading."""
+        if self._task is None and (self._num_spares or self._idle_s is not None):
+            self._task = asyncio.get_running_loop().create_task(self._keep_house())
+
+    async def _keep_house(self) -> None:
+        while True:
+            self._replace_spares()
+            await self._evict_idle(time.monotonic())
+            await asyncio.sleep(TICK_S)
+
+    def _replace_spares(self) -> None:
+        for spare in [spare for spare in self._spares if spare.poll() is not None]:
+            self._spares.remove(spare)
+            self._note_death(spare)
+        # A load that is going on should have the machine for itself.
+        if self._park is None or any(model.changing is not None for model in self.models):
+            return
+        while len(self._spares) < self._num_spares:
+            self._spares.append(self._park())
+
+    def _note_death(self, spare: EngineProcess) -> None:
+        now = time.monotonic()
+        spare.sock.close()
+        self._spare_deaths = [at for at in self._spare_deaths if now - at < SPARE_WINDOW_S] + [now]
+        log.error("a parked engine ended with exit code %s", spare.poll())
+        if len(self._spare_deaths) >= SPARE_BUDGET and self._num_spares:
+            self._num_spares = 0
+            log.error("no engine is parked any more: %d of them ended within %.0f s", SPARE_BUDGET, SPARE_WINDOW_S)
+
+    async def _evict_idle(self, now: float) -> None:
+        if self._idle_s is None:
+            return
+        for model in self.models:
+            idle = model.engine.state == READY and not model.users and model.changing is None
+            if idle and now - model.last_used > self._idle_s:
+                log.info("%s has been idle for %.0f s and is evicted", model.name, now - model.last_used)
+                await self._evict(model)
+
+    # -- health and the end
+
+    def health(self) -> tuple[bool, str]:
+        """(would a request for any model be answered, why not)."""
+        for model in self.models:
+            if model.text is not None and not model.text.done():
+                return False, "the tokenizer is loading"
+            if model.engine.state == UNLOADED or (model.changing is not None and model is not self.default):
+                continue
+            if model.engine.state == DOWN and model.failure is not None and model is not self.default:
+                continue            # tried again when somebody asks for it
+            ok, reason = model.engine.health()
+            if not ok:
+                return ok, reason if len(self.models) == 1 else f"{model.name}: {reason}"
+        return True, ""
+
+    async def stop(self) -> None:
+        """End all engines, the parked ones too."""
+        self.draining = True
+        if self._task is not None:
+            self._task.cancel()
+        for spare in self._spares:
+            spare.kill()
+            spare.sock.close()
+        await asyncio.gather(*(model.engine.stop() for model in self.models))
+        for model in self.models:
+            if model.changing is not None:
+                model.changing.cancel()
+
+    def kill(self) -> None:
+        """Immediately, for the second signal."""
+        for spare in self._spares:
+            spare.kill()
+        for model in self.models:
+            model.engine.kill()
+
+    def fail_requests(self, error: RequestError) -> None:
+        for model in self.models:
+            model.engine.fail_requests(error)

@@ -1,0 +1,72 @@
+"""GET /metrics in the text format of Prometheus (version 0.0.4): what starts and loads took, and what is going on."""
+
+from zse import __version__
+from zse.server.exchange import Request, Response
+
+_MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_STATES = ("unloaded", "loading", "loaded", "restarting", "failed", "stopping")
+
+
+class _Page:
+    """Lines by metric, in the order in which the metrics were first named."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, list[str]] = {}
+
+    def add(self, name: str, kind: str, help: str, value: float, **labels: str) -> None:
+        lines = self._lines.setdefault(name, [f"# HELP {name} {help}", f"# TYPE {name} {kind}"])
+        text = ",".join(f'{label}="{_escaped(str(of))}"' for label, of in labels.items())
+        lines.append(f"{name}{{{text}}} {value:g}" if text else f"{name} {value:g}")
+
+    def text(self) -> str:
+        return "".join(line + "\n" for lines in self._lines.values() for line in lines)
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r'\"')
+
+
+async def metrics(app, request: Request) -> Response:
+    """GET /metrics"""
+    page = _Page()
+    page.add("zse_info", "gauge", "The version.", 1, version=__version__)
+    for phase, ms in app.phases_ms.items():
+        page.add("zse_start_phase_seconds", "gauge", "Since exec of the server, when the phase ended.", ms / 1000,
+                 phase=phase)
+    page.add("zse_requests_running", "gauge", "Answers that run or wait.", app.admission.choices)
+    page.add("zse_queued_prompt_tokens", "gauge", "Prompt tokens of requests without a first token.",
+             app.admission.queued_tokens)
+    page.add("zse_parked_engines", "gauge", "Engines without a model that are up.", app.pool.spares_ready)
+    page.add("zse_parked_engine_loads_total", "counter", "Loads into a parked engine.", app.pool.num_spare_loads)
+    for served in app.pool.models:
+        _add_model(page, served)
+    return Response(200, page.text().encode(), media_type=_MEDIA_TYPE)
+
+
+def _add_model(page: _Page, served) -> None:
+    name, engine = served.name, served.engine
+    for state in _STATES:
+        page.add("zse_model_state", "gauge", "1 for the state that the model is in.", served.state == state, model=name,
+                 state=state)
+    page.add("zse_model_requests_total", "counter", "Requests that named the model.", served.num_requests, model=name)
+    page.add("zse_model_loads_total", "counter", "Loads on demand.", served.num_loads, model=name)
+    page.add("zse_model_evictions_total", "counter", "Times that the model was unloaded.", served.num_evictions,
+             model=name)
+    if served.load_ms:
+        page.add("zse_model_load_seconds", "gauge", "What the last load on demand took.", served.load_ms / 1000,
+                 model=name)
+    page.add("zse_engine_restarts_total", "counter", "Restarts of the engine after it died.", engine.num_restarts,
+             model=name)
+    beat = engine.heartbeat
+    page.add("zse_engine_steps", "gauge", "Steps of the engine that runs.", beat.steps, model=name)
+    page.add("zse_engine_running", "gauge", "Requests in the batch.", beat.running, model=name)
+    page.add("zse_engine_waiting", "gauge", "Requests that wait for a place in the batch.", beat.waiting, model=name)
+    page.add("zse_engine_free_pages", "gauge", "Free KV pages of 16 tokens.", beat.free_pages, model=name)
+    page.add("zse_engine_last_step_age_seconds", "gauge", "Since the last step while there is work.",
+             engine.last_step_age_s, model=name)
+    if engine.info is not None:
+        for phase, ms in engine.info.phases_ms.items():
+            page.add("zse_engine_phase_seconds", "gauge", "Since exec of the engine, or since it was told to load.",
+                     ms / 1000, model=name, phase=phase)
+        for label, nbytes in engine.info.memory_bytes.items():
+            page.add("zse_engine_memory_bytes", "gauge", "Planned device memory by use.", nbytes, model=name, use=label)
