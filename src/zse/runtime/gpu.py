@@ -279,8 +279,8 @@ class GPUDevice(Device):
         self.tidy_loads()
         if threads is None:
             from zse.runtime.probe import default_threads
-            threads = default_threads() if any(job.symbol for job in jobs) else READERS
-        return GPULoad(self, jobs, min(threads, 32))
+            threads = min(default_threads(), READERS) if any(job.symbol for job in jobs) else READERS
+        return GPULoad(self, jobs, min(threads, 64))
 
     def tidy_loads(self) -> None:
         """Until loads that are done have unregistered and unmapped their files."""
