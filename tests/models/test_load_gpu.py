@@ -1,4 +1,8 @@
-"""Loading for a GPU: layouts, few large copies, what is made on the host; on a CPU device that calls itself a GPU."""
+"""Loading for a GPU: layouts, few large copies, what is made on the host; on a CPU device that calls itself a GPU, and on
+the CUDA device over the fake driver of tests/runtime."""
+
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,32 +19,39 @@ from zse.tensor import Tensor
 
 
 class PretendGPU(CPUDevice):
-    """Memory that must be written by copies, not by repacking kernels."""
-
     family = "gpu"
 
-    def load(self, jobs, threads=None):
-        assert all(job.symbol is None for job in jobs)
-        self.num_jobs = len(jobs)
-        return super().load(jobs, threads)
 
-    def write(self, tensor, data):
-        memoryview(tensor.buffer.view())[tensor.offset:tensor.offset + tensor.nbytes] = memoryview(data).cast("B")
+@pytest.fixture(scope="module", params=["pretended", "fake driver"])
+def gpu(request, tmp_path_factory):
+    """A device whose num_jobs is the number of jobs of the last load."""
+    if request.param == "pretended":
+        device = PretendGPU(threads=2)
+    else:
+        sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+        from gpu_fixtures import Fake, compile_driver, kernels
 
+        from zse.runtime.bindings.cuda import CUDADriver
+        from zse.runtime.cuda import CUDADevice
+        fake = Fake(compile_driver(tmp_path_factory.mktemp("driver")), tmp_path_factory.mktemp("copy"))
+        device = CUDADevice(0, CUDADriver(fake.path), kernels())
+    load = device.load
 
-@pytest.fixture(scope="module")
-def gpu():
-    with PretendGPU(threads=2) as device:
+    def counted(jobs, threads=None):
+        device.num_jobs = len(jobs)
+        return load(jobs, threads)
+
+    device.load = counted
+    with device:
         yield device
 
 
-def values_of(weight) -> np.ndarray:
+def values_of(device, weight) -> np.ndarray:
     """f32 [N, K] of a loaded Weight."""
     dtypes = {"u8": np.uint8, "e4m3": np.uint8, "f16": np.float16, "f32": np.float32, "bf16": np.uint16}
     planes = {}
     for name, tensor in weight.planes.items():
-        raw = bytes(memoryview(tensor.buffer.view())[tensor.offset:tensor.offset + tensor.nbytes])
-        planes[name] = np.frombuffer(raw, dtypes[tensor.dtype]).reshape(tensor.shape)
+        planes[name] = np.frombuffer(device.read(tensor), dtypes[tensor.dtype]).reshape(tensor.shape)
     if weight.scheme.kind == "affine":
         assert weight.layout == "r16"
         return unpack(weight.scheme, planes, *weight.shape).dequantize()
@@ -58,7 +69,7 @@ def load(device, path, **options):
     return model
 
 
-def check(model, expected, tolerance=0.0):
+def check(device, model, expected, tolerance=0.0):
     """Every weight and vector of the model against arrays by role."""
     seen = set()
     for name, weight in model.weights.items():
@@ -67,7 +78,7 @@ def check(model, expected, tolerance=0.0):
         roles = [f"{base}.{member}" if base else member for member in members]
         seen |= set(roles)
         wanted = np.concatenate([expected[role] for role in roles])
-        got = values_of(weight)
+        got = values_of(device, weight)
         if tolerance:
             np.testing.assert_allclose(got, wanted, atol=tolerance * np.abs(wanted).max(), err_msg=name)
         else:
@@ -77,7 +88,7 @@ def check(model, expected, tolerance=0.0):
         members = ["q_bias", "k_bias", "v_bias"] if short == "qkv_bias" else [short]
         roles = [f"{base}.{member}" if base else member for member in members]
         seen |= set(roles)
-        np.testing.assert_array_equal(np.array(tensor.view()), np.concatenate([expected[role] for role in roles]))
+        np.testing.assert_array_equal(np.frombuffer(device.read(tensor), np.float32), np.concatenate([expected[role] for role in roles]))
     assert seen == set(expected)
 
 
@@ -99,7 +110,7 @@ def test_a_directory_of_plain_rows_is_copied(family, dtype, gpu, tmp_path):
             if shift:
                 original = tiny.weights(family)[names.hf_name(name, config_of(path))]
                 expected[name] = bf16_to_f32(tiny.to_bf16(original)) + np.float32(1)
-    check(load(gpu, path), expected)
+    check(gpu, load(gpu, path), expected)
 
 
 @pytest.mark.parametrize("quant, layout", [("int4", "r16"), ("int8", "r16"), ("fp8", "r16"), ("bf16", "rows"),
@@ -112,7 +123,7 @@ def test_a_converted_file_is_one_copy(family, quant, layout, gpu, tmp_path):
     convert(path, out, quant, layout=layout)
     config = config_of(path)
     model = load(gpu, out)
-    check(model, tiny.by_role(family, config), {"int4": 0.13, "int8": 0.006, "fp8": 0.07, "bf16": 0.004, "f16": 5e-4}[quant])
+    check(gpu, model, tiny.by_role(family, config), {"int4": 0.13, "int8": 0.006, "fp8": 0.07, "bf16": 0.004, "f16": 5e-4}[quant])
     # Everything lies in the file as in memory, or all matrices are made on the host and the vectors are one copy.
     assert gpu.num_jobs == 1
     assert {weight.layout for weight in model.weights.values()} <= {"r16", "rows"}
@@ -122,7 +133,7 @@ def test_quantizing_on_load(gpu, tmp_path):
     path = tiny.write("wide", tmp_path)
     model = load(gpu, path, quantize="int4")
     assert model.weights["layers.0.qkv"].scheme.name == "int4-g128"
-    check(model, tiny.by_role("wide", model.config), 0.16)
+    check(gpu, model, tiny.by_role("wide", model.config), 0.16)
 
 
 @pytest.mark.parametrize("type", ["Q4_1", "Q8_0", "Q6_K", "F16", "BF16"])
@@ -156,7 +167,7 @@ def test_gguf_is_repacked_on_the_host(type, gpu, tmp_path):
                 from zse.formats.matrix import rows_affine
                 expected[role.name] = rows_affine(source, info, 0, info.shape[0], order,
                                                   len(order) if order else 1).dequantize()
-    check(load(gpu, path), expected)
+    check(gpu, load(gpu, path), expected)
 
 
 def test_merge_joins_neighbours_only():

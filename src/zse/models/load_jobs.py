@@ -1,8 +1,8 @@
 """The work of loading: which bytes of the file are copied as they lie, which pass a repacking kernel of the CPU, and
 which NumPy has to make.
 
-The CPU's load threads repack straight into the weights. A GPU's weights are copied: what is not stored as the device
-reads it is made in host memory, matrix by matrix, and written from there.
+The load threads repack on the way: on the CPU straight into the weights, for a GPU into pinned memory that is copied from.
+What only NumPy can make is made in host memory, matrix by matrix, and written to a GPU from there.
 """
 
 from array import array
@@ -12,6 +12,7 @@ from zse.kernels.repack import vector_job, weight_jobs
 from zse.models import names, registry
 from zse.models.load import MatrixPlan, ModelPlan, Part, VectorPlan, log
 from zse.quant.scheme import Fp8Scheme, Plane, rows_per_line
+from zse.runtime.buffer import Account, Buffer
 from zse.runtime.load import LoadJob
 from zse.tensor import Tensor, Weight
 
@@ -83,11 +84,13 @@ def _matrix_jobs(head_order: Tensor | None, plan: ModelPlan, matrix: MatrixPlan,
 
 
 def _row_order(device, plan: ModelPlan) -> Tensor | None:
-    """Undoes the row order of a GGUF llama-architecture q or k, for one head: i32 [head_dim]. None for other files."""
+    """Undoes the row order of a GGUF llama-architecture q or k, for one head: i32 [head_dim]. None for other files.
+    device: the CPU's, or None: host memory that no device counts."""
     if not plan.source.interleaved_rope:
         return None
     dim = plan.config.head_dim
-    tensor = Tensor(device.alloc(4 * dim, label="row order"), (dim,), "i32")
+    buffer = device.alloc(4 * dim, label="row order") if device else Buffer(4 * dim, "row order", Account())
+    tensor = Tensor(buffer, (dim,), "i32")
     view = tensor.view()
     for row in range(dim):
         view[row] = names.unpermute_row(row, dim)
@@ -128,16 +131,20 @@ def _inside(part: Part, matrix: MatrixPlan, weight: Weight, name: str, nbytes: i
 
 def _load_gpu(device, plan: ModelPlan, weights: dict[str, Weight], vectors: dict[str, Tensor]):
     copies: list[Copy] = []
+    repacked: list[LoadJob] = []
     small: list[tuple[Tensor, bytes]] = []
-    to_stage: list[MatrixPlan] = []
+    to_make: list[MatrixPlan] = []
+    order = _row_order(None, plan)
     plus_one = plan.source.naming == "hf" and registry.architecture(plan.config.architecture).HF_NORM_PLUS_ONE
-    stages_vectors = any(part.info.type != "F32" or _is_permuted(plan, part) or (plus_one and part.role.kind == "norm")
-                         for vector in plan.vectors for part in vector.parts)
     for vector in plan.vectors:
         tensor = vectors[vector.name]
+        as_stored = not any(part.info.type != "F32" or _is_permuted(plan, part) or (plus_one and part.role.kind == "norm")
+                            for part in vector.parts)
         for part in vector.parts:
             out = Tensor(tensor.buffer, (4 * part.role.shape[0],), "u8", tensor.offset + 4 * part.first)
-            copies.append(Copy(out, None if stages_vectors else (part.info.file, part.info.offset), part.info.name))
+            copies.append(Copy(out, (part.info.file, part.info.offset) if as_stored else None, part.info.name))
+        if not as_stored:
+            repacked += _vector_jobs(order, plan, vector, tensor)
     for matrix in plan.matrices:
         weight = weights[matrix.name]
         if all(_is_stored(plan, part, matrix) for part in matrix.parts):
@@ -148,15 +155,19 @@ def _load_gpu(device, plan: ModelPlan, weights: dict[str, Weight], vectors: dict
             for part in matrix.parts:
                 _fp8_part(plan, part, matrix, weight, copies, small)
         else:
-            to_stage.append(matrix)
+            jobs, made = _matrix_jobs(order, plan, matrix, weight)
+            if made:
+                to_make.append(matrix)
+            else:
+                repacked += jobs
             copies += [Copy(Tensor(plane.buffer, (plane.nbytes,), "u8", plane.offset), None, matrix.name)
                        for plane in weight.planes.values()]
-    loading = device.load(merge(copies))
+    loading = device.load([*repacked, *merge(copies)])
     try:
         for tensor, data in small:
             device.write(tensor, data)
-        if to_stage or stages_vectors:
-            _stage(device, plan, to_stage, weights, vectors if stages_vectors else {})
+        if to_make:
+            _make(device, plan, order, to_make, weights)
     except BaseException:
         loading.cancel()
         raise
@@ -221,25 +232,13 @@ def _as_f32(raw: bytes, type: str) -> array:
     return array("f", struct.unpack(f"<{len(raw) // 2}e", raw))
 
 
-def _stage(device, plan: ModelPlan, matrices: list[MatrixPlan], weights: dict[str, Weight],
-           vectors: dict[str, Tensor]) -> None:
-    """Makes matrices (and all vectors, if given) in host memory and writes them to the device, one after another."""
+def _make(device, plan: ModelPlan, order: Tensor | None, matrices: list[MatrixPlan], weights: dict[str, Weight]) -> None:
+    """Makes matrices in host memory with NumPy and writes them to the device, one after another."""
+    from zse.models.quantize_load import fill_parts
     from zse.runtime import open_device
-    if matrices:
-        log.info("%d of %d matrices of %s are not stored as this device reads them and are repacked while loading; "
-                 "`zse convert` makes a file that need not be", len(matrices), len(plan.matrices), plan.source.path)
+    log.info("%d of %d matrices of %s are not stored as this device reads them and are converted while loading; "
+             "`zse convert` makes a file that need not be", len(matrices), len(plan.matrices), plan.source.path)
     with open_device("cpu") as host:
-        order = _row_order(host, plan)
-        if vectors:
-            start = min(tensor.offset for tensor in vectors.values())
-            end = max(tensor.offset + tensor.nbytes for tensor in vectors.values())
-            buffer = host.alloc(end - start, label="staged vectors")
-            jobs = []
-            for vector in plan.vectors:
-                tensor = vectors[vector.name]
-                jobs += _vector_jobs(order, plan, vector, Tensor(buffer, tensor.shape, "f32", tensor.offset - start))
-            host.load(jobs).wait()
-            _write(device, next(iter(vectors.values())).buffer, start, buffer)
         for matrix in matrices:
             weight = weights[matrix.name]
             tensors = weight.planes.values()
@@ -250,9 +249,7 @@ def _stage(device, plan: ModelPlan, matrices: list[MatrixPlan], weights: dict[st
                       for name, tensor in weight.planes.items()}
             jobs, made = _matrix_jobs(order, plan, matrix, weight._replace(planes=planes))
             loading = host.load(jobs)
-            if made:
-                from zse.models.quantize_load import fill_parts
-                fill_parts(plan, made)
+            fill_parts(plan, made)
             loading.wait()
             _write(device, next(iter(tensors)).buffer, start, buffer)
 
