@@ -103,7 +103,7 @@ class CudaTarget(GpuTarget):
             words = [f"{convert}(a.v[{i + 1}], a.v[{i}])" for i in range(0, type.lanes, 2)]
         ctype = self.c_type(type)
         body = " ".join(f"r.w[{i}] = {word};" for i, word in enumerate(words))
-        helper = self.helper(f"{type}_of_f32", f"{{device}} {ctype} {{name}}({self.c_type(source)} a) {{{{ {ctype} r; {body} return r; }}}}")
+        helper = self.helper(f"narrow_{type}", f"{{device}} {ctype} {{name}}({self.c_type(source)} a) {{{{ {ctype} r; {body} return r; }}}}")
         return f"{helper}({text})"
 
     def _e4m3_of(self, high: str, low: str) -> str:

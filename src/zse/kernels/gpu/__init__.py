@@ -1,0 +1,1 @@
+"""Kernels of the GPU family: cuda, hip, metal and the emulator."""

@@ -1,0 +1,514 @@
+"""Attention of few query tokens over paged keys and values: decoding, and verification of drafted tokens.
+
+A work item is one chunk of the keys of one tile (attention_plan.py) for one key/value head. Every warp of the block walks its own
+pages of the chunk through a ring in shared memory that the copy engine fills; it runs on through the work items of the block, so
+that loads are in flight while results are merged. The query rows of a tile (tokens x heads of the group) are the n = 8 columns of
+S^T = K Q^T and of O^T = V^T P^T, so nothing of a small group is wasted; softmax is online (Milakov and Gimelshein 2018), in base 2.
+Warps are merged in shared memory, chunks through f32 records by the block that arrives last, both in fixed order.
+"""
+
+from zse.kernel import (
+    Ptr,
+    Variant,
+    atomic_add,
+    barrier,
+    bf16,
+    bitcast,
+    block_index,
+    bulk_copy,
+    cast_ptr,
+    convert,
+    copy_async,
+    copy_commit,
+    copy_wait,
+    e4m3,
+    exp2,
+    f16,
+    f32,
+    fence,
+    fence_async,
+    fma,
+    grid_launch_dependents,
+    grid_wait,
+    i32,
+    i64,
+    inline,
+    kernel,
+    lane_index,
+    ldmatrix,
+    load,
+    make_vector,
+    mbarrier_array,
+    mbarrier_expect,
+    mbarrier_init,
+    mbarrier_init_fence,
+    mbarrier_wait,
+    mma_bf16,
+    mma_f16,
+    num_blocks,
+    prmt,
+    reciprocal,
+    shared_array,
+    shuffle,
+    shuffle_xor,
+    static,
+    store,
+    tanh,
+    target,
+    thread_index,
+    u8,
+    u16,
+    u32,
+    unroll,
+    warp_barrier,
+    warp_index,
+)
+from zse.kernels.gpu.attention_plan import HEADER, MAX_RUN, PAGE, TASK
+
+LOG2E = 1.4426950408889634
+MASKED = -3.0e38        # the score of a key that must not be seen
+FLOOR = -1.0e30         # the running maximum before any key
+HEAD_DIMS = (64, 96, 128, 256)
+MERGE = 8               # chunks whose records are in flight while they are merged
+KV_TYPES = {"bf16": bf16, "f16": f16, "e4m3": e4m3}
+# Variables of the loading side: the work item, its next page, pages, end, first page, place in the page table, head, first key
+# that this step writes; the ring's slot; whether grid_wait() was called; the same of the item after it, and that one's row.
+WORK, NEXT, COUNT, END, FIRST, TABLE, HEAD, FRESH, SLOT, WAITED, IDS, IDS2, BEGIN2, END2, ROW2, FRESH2, BEGIN3, END3, ROW3, FRESH3 = range(20)
+
+
+@inline
+def pack_pair(a, b, F):
+    """Two f32 as one u32 of two F, the first in the low half."""
+    return bitcast(convert(make_vector(a, b), F), u32)
+
+
+@inline
+def read_entry(state, work, total, plan, kv_heads):
+    """What the loading side needs of a work item, into the places of the third: loads that nothing waits for yet."""
+    item = plan + (HEADER + (work if work < total else 0) // kv_heads * TASK)
+    who = load(item, 4)
+    keys = load(item + 4, 2)
+    state[ROW3] = who[2] + 0
+    state[FRESH3] = who[3] + 0
+    state[BEGIN3] = keys[0] + 0
+    state[END3] = keys[1] + 0
+
+
+@inline
+def page_ids(page_table, table, count, first):
+    """Page numbers of this warp's pages first … first + 31, one a lane."""
+    W = target.threads // target.warp
+    mine = first + lane_index()
+    return page_table[table + (mine if mine < count else 0) * W]
+
+
+@inline
+def shift_entry(state, page_table, max_pages, work, total):
+    """The third work item becomes the second, whose page numbers start to come."""
+    W = target.threads // target.warp
+    state[BEGIN2] = state[BEGIN3] + 0
+    state[END2] = state[END3] + 0
+    state[ROW2] = state[ROW3] + 0
+    state[FRESH2] = state[FRESH3] + 0
+    if work < total:
+        first = state[BEGIN2] // PAGE + warp_index()
+        last = (state[END2] - 1) // PAGE
+        state[IDS2] = page_ids(page_table, state[ROW2] * max_pages + min(first, last), (last - first + W) // W, 0)
+
+
+@inline
+def next_item(state, plan, page_table, max_pages, kv_heads, total):
+    """Moves the loading side to the second work item."""
+    W = target.threads // target.warp
+    state[WORK] += num_blocks(0)
+    state[HEAD] = state[WORK] % kv_heads
+    state[FIRST] = state[BEGIN2] // PAGE + warp_index()
+    state[END] = state[END2] + 0
+    state[COUNT] = ((state[END2] + PAGE - 1) // PAGE - state[FIRST] + W - 1) // W
+    state[TABLE] = state[ROW2] * max_pages + state[FIRST]
+    state[FRESH] = state[FRESH2] + 0
+    state[IDS] = state[IDS2] + 0
+    state[NEXT] = 0
+    shift_entry(state, page_table, max_pages, state[WORK] + num_blocks(0), total)
+    read_entry(state, state[WORK] + num_blocks(0) * 2, total, plan, kv_heads)
+
+
+@inline
+def load_page(state, ring, bars, keys, values, plan, page_table, max_pages, kv_heads, total, D, FRESH_BEFORE, STRIDE, ITEM, STAGES, BULK):
+    """Starts the copy of this warp's next page, if there is one, into the ring's next slot."""
+    W = target.threads // target.warp
+    lane = lane_index()
+    while state[NEXT] >= state[COUNT] and state[WORK] < total:
+        next_item(state, plan, page_table, max_pages, kv_heads, total)
+    if state[WORK] < total:
+        if state[NEXT] % 32 == 0 and state[NEXT] > 0:
+            state[IDS] = page_ids(page_table, state[TABLE], state[COUNT], state[NEXT])
+        page = state[FIRST] + state[NEXT] * W
+        if state[WAITED] == 0 and (page + 1) * PAGE > state[FRESH] - FRESH_BEFORE:
+            grid_wait()
+            state[WAITED] = 1
+        valid = state[END] - page * PAGE
+        number = shuffle(state[IDS], state[NEXT] % 32)
+        at = (i64(number) * kv_heads + state[HEAD]) * (PAGE * D * ITEM)
+        slot = ring + state[SLOT] * (2 * PAGE * STRIDE)
+        if BULK:
+            bar = bars + state[SLOT]
+            if lane == 0:
+                mbarrier_expect(bar, min(valid, PAGE) * (2 * D * ITEM))
+            row = lane % PAGE
+            place = slot + lane * STRIDE
+            source = (keys if lane < PAGE else values) + at + row * (D * ITEM)
+            if row < valid:
+                bulk_copy(place, source, D * ITEM, bar)
+            else:
+                for x in static(range(0, D * ITEM, 16)):
+                    store(cast_ptr(place + x, u32), u32.x(4)(0))
+                fence_async()                       # the copy engine writes there again later
+        else:
+            for part in static(range(2)):
+                for e in static(range(0, PAGE * D * ITEM // 16, 32)):
+                    piece = e + lane
+                    row = piece // (D * ITEM // 16)
+                    copy_async(slot + (part * PAGE + row) * STRIDE + piece % (D * ITEM // 16) * 16,
+                               (values if part else keys) + at + piece * 16, 16, 16 if row < valid else 0)
+        state[NEXT] += 1
+        state[SLOT] = 0 if state[SLOT] == STAGES - 1 else state[SLOT] + 1
+    if not BULK:
+        copy_commit()
+
+
+@inline
+def two_f16(word):
+    """Four e4m3 as two u32 of two f16."""
+    halves = bitcast(convert(convert(bitcast(word, e4m3.x(4)), f32), f16), u32.x(2))
+    return halves[0], halves[1]
+
+
+@inline
+def key_fragments(slot, kd, STRIDE, ITEM):
+    """16 keys x 16 dimensions as an A operand. 8-bit keys: k is permuted, lane j has dimensions 4j … 4j + 3."""
+    lane = lane_index()
+    if ITEM == 2:
+        words = ldmatrix(cast_ptr(slot + lane % 16 * STRIDE + lane // 16 * 16 + kd * 32, u16), 4)
+        frags = [words[0], words[1], words[2], words[3]]
+    else:
+        words = ldmatrix(cast_ptr(slot + lane % 16 * STRIDE + kd * 16, u16), 2)
+        low0, high0 = two_f16(words[0])
+        low1, high1 = two_f16(words[1])
+        frags = [low0, low1, high0, high1]
+    return frags
+
+
+@inline
+def value_fragments(slot, d, STRIDE, ITEM):
+    """16 dimensions x 16 keys as an A operand. 8-bit values: rows are permuted, g and g + 8 are dimensions 2g and 2g + 1."""
+    lane = lane_index()
+    if ITEM == 2:
+        words = ldmatrix(cast_ptr(slot + (lane % 8 + lane // 16 * 8) * STRIDE + lane // 8 % 2 * 16 + d * 32, u16), 4, True)
+        frags = [words[0], words[1], words[2], words[3]]
+    else:
+        words = ldmatrix(cast_ptr(slot + lane % 16 * STRIDE + d * 16, u16), 2, True)
+        even0, odd0 = two_f16(prmt(words[0], words[0], 0x3120))
+        even1, odd1 = two_f16(prmt(words[1], words[1], 0x3120))
+        frags = [even0, odd0, even1, odd1]
+    return frags
+
+
+@inline
+def load_queries(q, out, token, count, head, group, width, D, NT, ITEM, F):
+    """B operands of the queries: column g of part nt is query row 8 nt + g of the tile (tokens x heads)."""
+    lane = lane_index()
+    for nt in static(range(NT)):
+        column = nt * 8 + lane // 4
+        inside = column < count * group
+        which = column if inside else 0
+        row = q + (i64(token + which // group) * width + (head * group + which % group) * D)
+        for kd in static(range(D // 16)):
+            if ITEM == 2:
+                words = [bitcast(load(row + (kd * 16 + lane % 4 * 2), 2), u32), bitcast(load(row + (kd * 16 + 8 + lane % 4 * 2), 2), u32)]
+            else:
+                both = bitcast(load(row + (kd * 16 + lane % 4 * 4), 4), u32.x(2))
+                words = [both[0], both[1]]
+            for u in static(range(2)):
+                word = words[u]
+                if F is not bf16:
+                    word = bitcast(convert(convert(bitcast(word, bf16.x(2)), f32), f16), u32)
+                out[kd][nt][u] = word if inside else u32(0)
+
+
+@inline
+def multiply(acc, a, b, F):
+    if F is bf16:
+        mma_bf16(acc, a, b)
+    else:
+        mma_f16(acc, a, b)
+
+
+@inline
+def attend_page(slot, key, end, position, limits, queries, acc, high, sums, factor, scale, softcap, window, D, NT, STRIDE, ITEM, F):
+    """One page: scores, online softmax, and the product with the values. factor: of scores before exp2."""
+    lane = lane_index()
+    g = lane // 4
+    scores = [[f32(0) for u in static(range(4))] for nt in static(range(NT))]
+    more = [[f32(0) for u in static(range(4))] for nt in static(range(NT))]     # two chains of products instead of one
+    for kd in static(range(D // 16)):
+        a = key_fragments(slot, kd, STRIDE, ITEM)
+        for nt in static(range(NT)):
+            multiply(more[nt] if kd % 2 else scores[nt], a, queries[kd][nt], F)
+    for nt in static(range(NT)):
+        for u in static(range(4)):
+            scores[nt][u] += more[nt][u]
+    if softcap > 0.0:
+        for nt in static(range(NT)):
+            for u in static(range(4)):
+                scores[nt][u] = tanh(scores[nt][u] * scale / softcap) * softcap
+    if key + PAGE - 1 > position or window > 0:
+        for nt in static(range(NT)):
+            for u in static(range(4)):
+                mine = key + g + u // 2 * 8
+                limit = limits[nt][u % 2]
+                hidden = mine > limit or mine >= end or (window > 0 and mine <= limit - window)
+                scores[nt][u] = f32(MASKED) if hidden else scores[nt][u]
+    weights = [[u32(0) for u in static(range(2))] for nt in static(range(NT))]
+    for nt in static(range(NT)):
+        shrink = [f32(0) for u in static(range(2))]
+        for u in static(range(2)):
+            peak = max(scores[nt][u], scores[nt][u + 2])
+            for mask in static((4, 8, 16)):
+                peak = max(peak, shuffle_xor(peak, mask))
+            new = max(high[nt][u], peak * factor)
+            shrink[u] = exp2(high[nt][u] - new)
+            high[nt][u] = new
+            scores[nt][u] = exp2(fma(scores[nt][u], factor, -new))
+            scores[nt][u + 2] = exp2(fma(scores[nt][u + 2], factor, -new))
+            sums[nt][u] = fma(sums[nt][u], shrink[u], scores[nt][u] + scores[nt][u + 2])
+        for d in static(range(D // 16)):
+            for u in static(range(4)):
+                acc[d][nt][u] = acc[d][nt][u] * shrink[u % 2]
+        for h in static(range(2)):
+            # 8 keys x 8 queries from rows (accumulator) to columns (B operand).
+            pair = pack_pair(scores[nt][2 * h], scores[nt][2 * h + 1], F)
+            even = shuffle(pair, lane % 4 * 8 + g // 2)
+            odd = shuffle(pair, lane % 4 * 8 + 4 + g // 2)
+            weights[nt][h] = (even >> 16 | (odd & 0xFFFF0000)) if g % 2 == 1 else (even & 0xFFFF | odd << 16)
+    for d in static(range(D // 16)):
+        a = value_fragments(slot + PAGE * STRIDE, d, STRIDE, ITEM)
+        for nt in static(range(NT)):
+            multiply(acc[d][nt], a, weights[nt], F)
+
+
+@inline
+def finish(out, at, acc, total, value_scale):
+    """Four finished elements."""
+    scale = value_scale / total
+    store(out + at, convert(make_vector(acc[0] * scale, acc[1] * scale, acc[2] * scale, acc[3] * scale), bf16))
+
+
+@inline
+def merge_records(work, plan, records, totals, out, value_scale, kv_heads, group, width, D):
+    """The chunks of one tile and head, merged in their order, MERGE at a time."""
+    item = plan + (HEADER + work // kv_heads * TASK)
+    who = load(item, 2)
+    keys = load(item + 4, 4)
+    chunks = keys[3] % 65536
+    head = work % kv_heads
+    heads = kv_heads * group
+    for e in unroll(range(thread_index(), who[1] * group * (D // 4), target.threads), 1):
+        column = e // (D // 4)
+        x = e % (D // 4) * 4
+        query_head = head * group + column % group
+        record = i64(keys[2] + column // group * chunks) * heads + query_head
+        acc = [f32(0) for _ in static(range(4))]
+        total = f32(0)
+        high = f32(FLOOR)
+        for begin in unroll(range(0, chunks, MERGE), 1):
+            pairs = [load(totals + (record + (begin + u if begin + u < chunks else 0) * heads) * 2, 2) for u in static(range(MERGE))]
+            parts = [load(records + ((record + (begin + u if begin + u < chunks else 0) * heads) * D + x), 4) for u in static(range(MERGE))]
+            peaks = [pairs[u][0] if begin + u < chunks else f32(FLOOR) for u in static(range(MERGE))]
+            new = high + 0.0
+            for u in static(range(MERGE)):
+                new = max(new, peaks[u])
+            shrink = exp2(high - new)
+            high = new + 0.0
+            total = total * shrink
+            for i in static(range(4)):
+                acc[i] = acc[i] * shrink
+            for u in static(range(MERGE)):
+                weight = exp2(peaks[u] - new) if begin + u < chunks else f32(0)
+                total = fma(pairs[u][1], weight, total)
+                for i in static(range(4)):
+                    acc[i] = fma(parts[u][i], weight, acc[i])
+        finish(out, i64(who[0] + column // group) * width + query_head * D + x, acc, total, value_scale)
+
+
+@kernel
+def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: Ptr[u8, "const"], kv_scale: Ptr[f32, "const"],
+                     page_table: Ptr[i32, "const"], plan: Ptr[i32, "const"], counters: Ptr[i32], records: Ptr[f32],
+                     totals: Ptr[f32], out: Ptr[bf16], max_pages: i32, kv_heads: i32, group: i32, scale: f32, window: i32,
+                     softcap: f32, D: static, NT: static, KV: static, STAGES: static):
+    """A persistent grid over the plan's tasks x kv heads. NT: parts of 8 query rows. kv_scale: null unless the pages are e4m3."""
+    ITEM = 1 if KV is e4m3 else 2
+    F = bf16 if KV is bf16 else f16
+    BULK = target.has("tma")
+    STRIDE = D * ITEM + 16                  # bytes; the padding keeps ldmatrix free of bank conflicts
+    SLOT_BYTES = 2 * PAGE * STRIDE          # keys, then values
+    COLUMN = D + 4                          # f32 of a column while warps are merged
+    W = target.threads // target.warp
+    FRESH_BEFORE = MAX_RUN - 1 if NT > 1 else 0
+    grid_launch_dependents()
+    memory = shared_array(u8, W * STAGES * SLOT_BYTES, align=128)
+    peaks = shared_array(f32, W * 16)
+    places = shared_array(i32, W)
+    arrived = shared_array(i32, 4)
+    lane = lane_index()
+    warp = warp_index()
+    g = lane // 4
+    ring = memory + warp * (STAGES * SLOT_BYTES)
+    bars = mbarrier_array(W * STAGES) + warp * STAGES
+    if BULK:
+        if lane < STAGES:
+            mbarrier_init(bars + lane, 1)
+            mbarrier_init_fence()
+        warp_barrier()
+    else:
+        grid_wait()
+    total = plan[0] * kv_heads
+    width = kv_heads * group * D
+    step = num_blocks(0)
+    state = [i32(0) for _ in static(range(20))]
+    state[WORK] = block_index(0) - step
+    state[WAITED] = 0 if BULK else 1
+    # Pages that earlier steps wrote are read before grid_wait(): the kernel before this one (qkv_post) lets this one start only
+    # after its own grid_wait(), so the plan and the page table are there too.
+    read_entry(state, block_index(0), total, plan, kv_heads)
+    shift_entry(state, page_table, max_pages, block_index(0), total)
+    read_entry(state, block_index(0) + step, total, plan, kv_heads)
+    for _ in static(range(STAGES - 1)):
+        load_page(state, ring, bars, k_pages, v_pages, plan, page_table, max_pages, kv_heads, total, D, FRESH_BEFORE, STRIDE, ITEM, STAGES, BULK)
+    if state[WAITED] == 0:
+        grid_wait()
+        state[WAITED] = 1
+    slot = i32(0)
+    phase = i32(0)
+    before = i32(-1)            # the work item whose arrival was not looked at yet
+    arrival = i32(0)
+    for work in range(block_index(0), total, step):
+        head = work % kv_heads
+        item = plan + (HEADER + work // kv_heads * TASK)
+        who = load(item, 4)
+        keys = load(item + 4, 4)
+        token = who[0]
+        count = who[1]
+        position = who[3]
+        end = keys[1]
+        chunks = keys[3] % 65536
+        first_page = keys[0] // PAGE + warp
+        pages = ((end + PAGE - 1) // PAGE - first_page + W - 1) // W
+        queries = [[[u32(0) for u in static(range(2))] for nt in static(range(NT))] for kd in static(range(D // 16))]
+        load_queries(q, queries, token, count, head, group, width, D, NT, ITEM, F)
+        limits = [[position + (min(nt * 8 + lane % 4 * 2 + u, count * group - 1) // group) for u in static(range(2))]
+                  for nt in static(range(NT))]
+        key_scale = f32(1)
+        value_scale = f32(1)
+        if KV is e4m3:
+            key_scale = kv_scale[head]
+            value_scale = kv_scale[kv_heads + head]
+        score_scale = scale * key_scale
+        factor = f32(LOG2E) if softcap > 0.0 else score_scale * LOG2E
+        acc = [[[f32(0) for u in static(range(4))] for nt in static(range(NT))] for d in static(range(D // 16))]
+        high = [[f32(FLOOR) for u in static(range(2))] for nt in static(range(NT))]
+        sums = [[f32(0) for u in static(range(2))] for nt in static(range(NT))]
+        for i in unroll(range(pages), 1):
+            warp_barrier()                      # the slot that is filled next was read by all lanes
+            if BULK:
+                load_page(state, ring, bars, k_pages, v_pages, plan, page_table, max_pages, kv_heads, total, D, FRESH_BEFORE, STRIDE, ITEM, STAGES, BULK)
+                mbarrier_wait(bars + slot, phase)
+            else:
+                copy_wait(STAGES - 2)
+                warp_barrier()
+                load_page(state, ring, bars, k_pages, v_pages, plan, page_table, max_pages, kv_heads, total, D, FRESH_BEFORE, STRIDE, ITEM, STAGES, BULK)
+            warp_barrier()
+            attend_page(ring + slot * SLOT_BYTES, (first_page + i * W) * PAGE, end, position, limits, queries, acc, high, sums,
+                        factor, score_scale, softcap, window, D, NT, STRIDE, ITEM, F)
+            phase = 1 - phase if slot == STAGES - 1 else phase
+            slot = 0 if slot == STAGES - 1 else slot + 1
+        for nt in static(range(NT)):
+            for u in static(range(2)):
+                for mask in static((4, 8, 16)):
+                    sums[nt][u] += shuffle_xor(sums[nt][u], mask)
+        # The slot that was read last stays free until this warp's next load: it takes the warp's sums.
+        free = (STAGES - 1 if slot == 0 else slot - 1) * SLOT_BYTES
+        mine = cast_ptr(ring + free, f32)
+        warp_barrier()
+        for nt in static(range(NT)):
+            if nt > 0:
+                barrier()                       # the part before was read
+            for u in static(range(2)):
+                column = lane % 4 * 2 + u
+                for d in static(range(D // 16)):
+                    low = d * 16 + (g if ITEM == 2 else 2 * g)
+                    mine[column * COLUMN + low] = acc[d][nt][u]
+                    mine[column * COLUMN + low + (8 if ITEM == 2 else 1)] = acc[d][nt][u + 2]
+                if g == 0:
+                    peaks[(warp * 8 + column) * 2] = high[nt][u]
+                    peaks[(warp * 8 + column) * 2 + 1] = sums[nt][u]
+            if lane == 0:
+                places[warp] = warp * (STAGES * SLOT_BYTES) + free
+            if thread_index() == 0:
+                arrived[0] = arrival
+            if BULK:
+                fence_async()
+            barrier()
+            for e in unroll(range(thread_index(), min(count * group - nt * 8, 8) * (D // 4), target.threads), 1):
+                column = e // (D // 4)
+                x = e % (D // 4) * 4
+                peak = f32(FLOOR)
+                for w in static(range(W)):
+                    peak = max(peak, peaks[(w * 8 + column) * 2])
+                sum_ = f32(0)
+                merged = [f32(0) for _ in static(range(4))]
+                for w in static(range(W)):
+                    weight = exp2(peaks[(w * 8 + column) * 2] - peak)
+                    sum_ = fma(peaks[(w * 8 + column) * 2 + 1], weight, sum_)
+                    part = load(cast_ptr(memory + places[w], f32) + (column * COLUMN + x), 4)
+                    for i in static(range(4)):
+                        merged[i] = fma(part[i], weight, merged[i])
+                which = nt * 8 + column
+                query_head = head * group + which % group
+                if chunks == 1:
+                    finish(out, i64(token + which // group) * width + query_head * D + x, merged, sum_, value_scale)
+                else:
+                    record = i64(keys[2] + which // group * chunks + keys[3] // 65536) * (kv_heads * group) + query_head
+                    store(records + (record * D + x), make_vector(merged[0], merged[1], merged[2], merged[3]))
+                    if x == 0:
+                        store(totals + record * 2, make_vector(peak, sum_))
+        # Whether the item before was its tile's last: its arrival had this item's time to come back.
+        if before >= 0:
+            if arrived[0] == 1:
+                merge_records(before, plan, records, totals, out, value_scale if KV is not e4m3 else kv_scale[kv_heads + before % kv_heads],
+                              kv_heads, group, width, D)
+        before = i32(-1) if chunks == 1 else work
+        barrier()
+        if chunks > 1 and thread_index() == 0:
+            fence()
+            place = counters + ((work // kv_heads - keys[3] // 65536) * kv_heads + head)
+            arrival = i32(1) if atomic_add(place, 1) == chunks - 1 else i32(0)
+            if arrival == 1:
+                place[0] = 0
+                fence()
+    if before >= 0:
+        if thread_index() == 0:
+            arrived[0] = arrival
+        barrier()
+        if arrived[0] == 1:
+            merge_records(before, plan, records, totals, out, f32(1) if KV is not e4m3 else kv_scale[kv_heads + before % kv_heads],
+                          kv_heads, group, width, D)
+
+
+def decode_variants(target) -> list[Variant]:
+    """head_dim x dtype of the pages x query rows."""
+    if not target.has("mma_sync"):
+        return []
+    return [Variant(f"attention_decode_{name}_d{dim}_n{parts}", attention_decode, {"D": dim, "NT": parts, "KV": dtype, "STAGES": stages_of(dim, name)},
+                    threads=threads_of(dim))
+            for name, dtype in KV_TYPES.items() for dim in HEAD_DIMS for parts in (1, 2)]

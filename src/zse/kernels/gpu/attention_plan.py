@@ -1,0 +1,255 @@
+"""What the attention kernels of a step work on: the batch cut into tasks, on the device, once a step.
+
+Rows (sequences) with few tokens in the batch go to the decode kernel: a *tile* is up to `decode_tokens` neighbouring tokens of
+a row, and its keys are cut into chunks whose size follows from the row's own length, so that a row's result does not depend on the
+batch. Other rows go to the prefill kernel in tiles of `prefill_tokens`. Tiles start at positions that are multiples of these
+numbers (or at the row's first token of the batch). Grids of the attention kernels are constant: they read how much there is to do.
+"""
+
+from typing import NamedTuple
+
+from zse.dtypes import ITEM_BYTES
+from zse.kernel import (
+    Ptr,
+    Variant,
+    barrier,
+    grid_launch_dependents,
+    grid_wait,
+    i32,
+    inline,
+    kernel,
+    lane_index,
+    make_vector,
+    shared_array,
+    shuffle,
+    shuffle_up,
+    static,
+    store,
+    target,
+    thread_index,
+    warp_index,
+)
+from zse.kernels.op import require
+from zse.tensor import Tensor
+
+PAGE = 16
+HEADER = 16             # i32 in front of the tasks: number of tasks, number of prefill tiles
+TASK = 8                # i32 of a task
+TILE = 4                # i32 of a prefill tile
+THREADS = 512
+MAX_RUN = 8             # rows with up to this many tokens in the batch are decoded
+MIN_CHUNK = 256         # keys of a chunk, at least
+MAX_SPLITS = 16         # chunks of a row, at most
+COLUMNS = 16            # query rows (tokens x heads) of a decode tile, at most
+PREFILL_ROWS = 128      # of a prefill tile
+
+
+@inline
+def split_size(keys, min_chunk, max_splits):
+    """Keys of a chunk for a row of `keys` keys: min_chunk times the power of two that leaves at most max_splits chunks."""
+    size = min_chunk + 0
+    while size * max_splits < keys:
+        size += size
+    return size
+
+
+@inline
+def block_scan(value, scratch):
+    """(sum over the threads before this one, sum over all), by Hillis and Steele's scan within warps."""
+    lane = lane_index()
+    inclusive = value + 0
+    for step in static([1, 2, 4, 8, 16, 32]):
+        if step < target.warp:
+            before = shuffle_up(inclusive, step)
+            inclusive += before if lane >= step else 0
+    warps = target.threads // target.warp
+    barrier()
+    if lane == target.warp - 1:
+        scratch[warp_index()] = inclusive
+    barrier()
+    mine = i32(0)
+    total = i32(0)
+    for warp in static(range(warps)):
+        count = scratch[warp]
+        mine += count if warp_index() > warp else 0
+        total += count
+    return mine + inclusive - value, total
+
+
+@inline
+def tile_at(token_row, positions, tokens, token, max_run, decode_tokens, prefill_tokens):
+    """(token's row, position, tokens of the tile that it leads or 0, whether the row is decoded)."""
+    row = token_row[token]
+    position = positions[token]
+    before = i32(0)
+    while before <= max_run and token - before > 0 and token_row[max(token - before - 1, 0)] == row:
+        before += 1
+    after = i32(1)
+    while after + before <= max_run and token + after < tokens and token_row[min(token + after, tokens - 1)] == row:
+        after += 1
+    decoded = after + before <= max_run
+    length = decode_tokens if decoded else prefill_tokens
+    count = i32(0)
+    if before == 0 or position % length == 0:
+        room = min(length - position % length, tokens - token)
+        count = i32(1)
+        if token_row[token + room - 1] == row:          # tokens of a row stand together
+            count = room + 0
+        else:
+            while token_row[token + count] == row:
+                count += 1
+    return row, position, count, decoded
+
+
+@inline
+def key_range(position, count, window, min_chunk, max_splits):
+    """(first key, end, chunk size, chunks) of a decode tile."""
+    end = position + count
+    begin = max(position + 1 - window, 0) // PAGE * PAGE if window > 0 else i32(0)
+    size = split_size(end - begin, min_chunk, max_splits)
+    return begin, end, size, (end - begin + size - 1) // size
+
+
+@kernel
+def attention_plan(token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], plan: Ptr[i32], tokens: i32, window: i32,
+                   decode_tokens: i32, prefill_tokens: i32, max_run: i32, min_chunk: i32, max_splits: i32, capacity: i32):
+    """One block. plan: header, `capacity` tasks (token, count, row, position, first key, end, first record, chunks | which << 16),
+    then prefill tiles (token, count, row, position), those with the most keys first. Records are counted in tokens x chunks; tiles
+    that do not fit `capacity` records are given to the prefill kernel."""
+    grid_launch_dependents()
+    grid_wait()
+    scratch = shared_array(i32, 32)
+    each = (tokens + target.threads - 1) // target.threads
+    begin = thread_index() * each
+    stop = min(begin + each, tokens)
+    wanted = i32(0)
+    for token in range(begin, stop):
+        row, position, count, decoded = tile_at(token_row, positions, tokens, token, max_run, decode_tokens, prefill_tokens)
+        if decoded and count > 0:
+            first, end, size, chunks = key_range(position, count, window, min_chunk, max_splits)
+            wanted += count * chunks
+    record, _ = block_scan(wanted, scratch)
+    tasks = i32(0)
+    tiles = i32(0)
+    at = record + 0
+    for token in range(begin, stop):
+        row, position, count, decoded = tile_at(token_row, positions, tokens, token, max_run, decode_tokens, prefill_tokens)
+        if count > 0:
+            if decoded:
+                first, end, size, chunks = key_range(position, count, window, min_chunk, max_splits)
+                at += count * chunks
+                if at <= capacity:
+                    tasks += chunks
+                else:
+                    tiles += 1
+            else:
+                tiles += 1
+    task, all_tasks = block_scan(tasks, scratch)
+    tile, all_tiles = block_scan(tiles, scratch)
+    if thread_index() == 0:
+        plan[0] = all_tasks
+        plan[1] = all_tiles
+    task_out = plan + HEADER
+    tile_out = plan + HEADER + capacity * TASK
+    at = record + 0
+    for token in range(begin, stop):
+        row, position, count, decoded = tile_at(token_row, positions, tokens, token, max_run, decode_tokens, prefill_tokens)
+        if count > 0:
+            fits = i32(0)
+            if decoded:
+                first, end, size, chunks = key_range(position, count, window, min_chunk, max_splits)
+                if at + count * chunks <= capacity:
+                    fits = i32(1)
+                    for which in range(chunks):
+                        here = task_out + (task + which) * TASK
+                        store(here, make_vector(token, count, row, position))
+                        store(here + 4, make_vector(first + which * size, min(first + which * size + size, end), at,
+                                                    chunks | which << 16))
+                    task += chunks
+                at += count * chunks
+            if fits == 0:
+                # Later tiles of a prompt see more keys: reversed, the longest start first.
+                store(tile_out + (all_tiles - 1 - tile) * TILE, make_vector(token, count, row, position))
+                tile += 1
+
+
+def decode_tile_tokens(group: int, longest_run: int | None) -> int:
+    """Tokens of a decode tile; each has `group` query rows per key/value head (at most COLUMNS at once)."""
+    return 1 if longest_run == 1 else max(1, COLUMNS // group)
+
+
+class AttentionScratch(NamedTuple):
+    """Scratch memory of attention on the GPU. plans: window → i32 plan. counters: i32, all zero between launches. records: f32
+    [capacity, heads, head_dim] unnormalised sums; totals: f32 [capacity, heads, 2] maximum (of scores times log2 e) and sum."""
+
+    plans: dict
+    counters: Tensor
+    records: Tensor
+    totals: Tensor
+    heads: int
+    kv_heads: int
+    max_run: int = MAX_RUN
+    min_chunk: int = MIN_CHUNK
+    max_splits: int = MAX_SPLITS
+
+    @property
+    def capacity(self) -> int:
+        return self.records.shape[0]
+
+    @classmethod
+    def shapes(cls, config, max_tokens: int, max_rows: int, max_context: int, min_chunk: int = MIN_CHUNK,
+               max_splits: int = MAX_SPLITS) -> dict[str, tuple[int, ...]]:
+        """Shapes by name. max_tokens, max_rows: of one step; max_context: tokens of a sequence. config: a ModelConfig."""
+        chunks = max(1, min(max_splits, -(-max_context // min_chunk)))
+        capacity = min(max_tokens, max(max_rows, MAX_RUN)) * chunks
+        heads, dim = config.num_heads, config.head_dim
+        return {"plan": (HEADER + capacity * TASK + max_tokens * TILE,), "counters": (capacity * heads,),
+                "records": (capacity, heads, dim), "totals": (capacity, heads, 2)}
+
+    @classmethod
+    def windows(cls, config) -> list[int]:
+        """The distinct windows of the model's layers (0: none)."""
+        return sorted({config.window(layer) for layer in range(config.num_layers)})
+
+    @classmethod
+    def nbytes(cls, config, max_tokens: int, max_rows: int, max_context: int) -> int:
+        """Bytes that allocate() takes."""
+        shapes = cls.shapes(config, max_tokens, max_rows, max_context)
+        total = 0
+        for name, shape in shapes.items():
+            count = 4 * (len(cls.windows(config)) if name == "plan" else 1)
+            for size in shape:
+                count *= size
+            total += count
+        return total
+
+    @classmethod
+    def allocate(cls, device, config, max_tokens: int, max_rows: int, max_context: int, **tuning: int) -> "AttentionScratch":
+        """Zero-filled scratch for steps of up to max_tokens tokens of max_rows sequences."""
+        shapes = cls.shapes(config, max_tokens, max_rows, max_context, **tuning)
+
+        def new(name: str, dtype: str) -> Tensor:
+            count = ITEM_BYTES[dtype]
+            for size in shapes[name]:
+                count *= size
+            return Tensor(device.alloc(count, label="scratch"), shapes[name], dtype)
+
+        return cls({window: new("plan", "i32") for window in cls.windows(config)}, new("counters", "i32"),
+                   new("records", "f32"), new("totals", "f32"), config.num_heads, config.num_kv_heads, **tuning)
+
+
+def plan_attention(recorder, scratch: AttentionScratch, token_row, positions, longest_run: int | None = None) -> None:
+    """Record the cutting of the batch: token_row, positions i32 [M], as attention() takes them. longest_run: the most tokens of one
+    row in this recording, as attention() is given it; None: unknown."""
+    tokens = token_row.shape[0]
+    group = scratch.heads // scratch.kv_heads
+    require(positions.shape[0] == tokens, f"plan_attention: {positions.shape[0]} positions of {tokens} tokens")
+    for window, plan in scratch.plans.items():
+        recorder.launch("attention_plan", [token_row, positions, plan, tokens, window, decode_tile_tokens(group, longest_run),
+                                           max(1, PREFILL_ROWS // group), scratch.max_run, scratch.min_chunk,
+                                           scratch.max_splits, scratch.capacity], 1)
+
+
+def plan_variants(target) -> list[Variant]:
+    """The plan kernel."""
+    return [Variant("attention_plan", attention_plan, threads=THREADS)]
