@@ -63,7 +63,7 @@ from zse.kernel import (
     warp_barrier,
     warp_index,
 )
-from zse.kernels.gpu.attention_plan import HEADER, MAX_RUN, PAGE, TASK
+from zse.kernels.gpu.attention_plan import HEADER, MAX_RUN, PAGE, TASK, divide
 
 LOG2E = 1.4426950408889634
 MASKED = -3.0e38        # the score of a key that must not be seen
@@ -83,9 +83,9 @@ def pack_pair(a, b, F):
 
 
 @inline
-def read_entry(state, work, total, plan, kv_heads):
+def read_entry(state, work, total, plan, by_heads):
     """What the loading side needs of a work item, into the places of the third: loads that nothing waits for yet."""
-    item = plan + (HEADER + (work if work < total else 0) // kv_heads * TASK)
+    item = plan + (HEADER + divide(work if work < total else 0, by_heads) * TASK)
     who = load(item, 4)
     keys = load(item + 4, 2)
     state[ROW3] = who[2] + 0
@@ -117,11 +117,11 @@ def shift_entry(state, page_table, max_pages, work, total):
 
 
 @inline
-def next_item(state, plan, page_table, max_pages, kv_heads, total):
+def next_item(state, plan, page_table, max_pages, kv_heads, by_heads, total):
     """Moves the loading side to the second work item."""
     W = target.threads // target.warp
     state[WORK] += num_blocks(0)
-    state[HEAD] = state[WORK] % kv_heads
+    state[HEAD] = state[WORK] - divide(state[WORK], by_heads) * kv_heads
     state[FIRST] = state[BEGIN2] // PAGE + warp_index()
     state[END] = state[END2] + 0
     state[COUNT] = ((state[END2] + PAGE - 1) // PAGE - state[FIRST] + W - 1) // W
@@ -130,16 +130,16 @@ def next_item(state, plan, page_table, max_pages, kv_heads, total):
     state[IDS] = state[IDS2] + 0
     state[NEXT] = 0
     shift_entry(state, page_table, max_pages, state[WORK] + num_blocks(0), total)
-    read_entry(state, state[WORK] + num_blocks(0) * 2, total, plan, kv_heads)
+    read_entry(state, state[WORK] + num_blocks(0) * 2, total, plan, by_heads)
 
 
 @inline
-def load_page(state, ring, bars, keys, values, plan, page_table, max_pages, kv_heads, total, D, FRESH_BEFORE, STRIDE, ITEM, STAGES, BULK):
+def load_page(state, ring, bars, keys, values, plan, page_table, max_pages, kv_heads, by_heads, total, D, FRESH_BEFORE, STRIDE, ITEM, STAGES, BULK):
     """Starts the copy of this warp's next page, if there is one, into the ring's next slot."""
     W = target.threads // target.warp
     lane = lane_index()
     while state[NEXT] >= state[COUNT] and state[WORK] < total:
-        next_item(state, plan, page_table, max_pages, kv_heads, total)
+        next_item(state, plan, page_table, max_pages, kv_heads, by_heads, total)
     if state[WORK] < total:
         if state[NEXT] % 32 == 0 and state[NEXT] > 0:
             state[IDS] = page_ids(page_table, state[TABLE], state[COUNT], state[NEXT])
@@ -170,7 +170,7 @@ def load_page(state, ring, bars, keys, values, plan, page_table, max_pages, kv_h
                     piece = e + lane
                     row = piece // (D * ITEM // 16)
                     copy_async(slot + (part * PAGE + row) * STRIDE + piece % (D * ITEM // 16) * 16,
-                               (values if part else keys) + at + piece * 16, 16, 16 if row < valid else 0)
+                               (values if part else keys) + at + piece * 16, 16, i32(16) if row < valid else i32(0))
         state[NEXT] += 1
         state[SLOT] = 0 if state[SLOT] == STAGES - 1 else state[SLOT] + 1
     if not BULK:
@@ -215,14 +215,28 @@ def value_fragments(slot, d, STRIDE, ITEM):
 
 
 @inline
-def load_queries(q, out, token, count, head, group, width, D, NT, ITEM, F):
+def read_item(item, work, total, plan, by_heads):
+    """The task of a work item, into eight variables; without one zeros."""
+    there = work < total
+    place = plan + (HEADER + divide(work if there else 0, by_heads) * TASK)
+    who = load(place, 4)
+    keys = load(place + 4, 4)
+    for i in static(range(4)):
+        item[i] = who[i] if there else 0
+        item[4 + i] = keys[i] if there else 0
+
+
+@inline
+def load_queries(q, out, item, work, kv_heads, by_heads, group, by_group, width, D, NT, ITEM, F):
     """B operands of the queries: column g of part nt is query row 8 nt + g of the tile (tokens x heads)."""
     lane = lane_index()
+    head = work - divide(work, by_heads) * kv_heads
     for nt in static(range(NT)):
         column = nt * 8 + lane // 4
-        inside = column < count * group
+        inside = column < item[1] * group
         which = column if inside else 0
-        row = q + (i64(token + which // group) * width + (head * group + which % group) * D)
+        which_token = divide(which, by_group)
+        row = q + (i64(item[0] + which_token) * width + ((head - which_token) * group + which) * D)
         for kd in static(range(D // 16)):
             if ITEM == 2:
                 words = [bitcast(load(row + (kd * 16 + lane % 4 * 2), 2), u32), bitcast(load(row + (kd * 16 + 8 + lane % 4 * 2), 2), u32)]
@@ -305,19 +319,34 @@ def finish(out, at, acc, total, value_scale):
 
 
 @inline
-def merge_records(work, plan, records, totals, out, value_scale, kv_heads, group, width, D):
+def note_arrival(arrival, wanted):
+    """1 if this block was the last of its tile: then the records of the others are there."""
+    last = i32(0)
+    if wanted >= 0 and arrival == wanted:
+        fence()
+        last = i32(1)
+    return last
+
+
+@inline
+def merge_records(work, plan, counters, records, totals, out, kv_scale, kv_heads, by_heads, group, by_group, width, D, KV):
     """The chunks of one tile and head, merged in their order, MERGE at a time."""
-    item = plan + (HEADER + work // kv_heads * TASK)
+    task = divide(work, by_heads)
+    head = work - task * kv_heads
+    item = plan + (HEADER + task * TASK)
     who = load(item, 2)
     keys = load(item + 4, 4)
     chunks = keys[3] % 65536
-    head = work % kv_heads
     heads = kv_heads * group
+    if thread_index() == 0:
+        counters[(task - keys[3] // 65536) * kv_heads + head] = 0
+    value_scale = kv_scale[kv_heads + head] if KV is e4m3 else f32(1)
     for e in unroll(range(thread_index(), who[1] * group * (D // 4), target.threads), 1):
         column = e // (D // 4)
         x = e % (D // 4) * 4
-        query_head = head * group + column % group
-        record = i64(keys[2] + column // group * chunks) * heads + query_head
+        column_token = divide(column, by_group)
+        query_head = (head - column_token) * group + column
+        record = i64(keys[2] + column_token * chunks) * heads + query_head
         acc = [f32(0) for _ in static(range(4))]
         total = f32(0)
         high = f32(FLOOR)
@@ -338,14 +367,14 @@ def merge_records(work, plan, records, totals, out, value_scale, kv_heads, group
                 total = fma(pairs[u][1], weight, total)
                 for i in static(range(4)):
                     acc[i] = fma(parts[u][i], weight, acc[i])
-        finish(out, i64(who[0] + column // group) * width + query_head * D + x, acc, total, value_scale)
+        finish(out, i64(who[0] + column_token) * width + query_head * D + x, acc, total, value_scale)
 
 
 @kernel
 def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: Ptr[u8, "const"], kv_scale: Ptr[f32, "const"],
                      page_table: Ptr[i32, "const"], plan: Ptr[i32, "const"], counters: Ptr[i32], records: Ptr[f32],
-                     totals: Ptr[f32], out: Ptr[bf16], max_pages: i32, kv_heads: i32, group: i32, scale: f32, window: i32,
-                     softcap: f32, D: static, NT: static, KV: static, STAGES: static):
+                     totals: Ptr[f32], out: Ptr[bf16], max_pages: i32, kv_heads: i32, by_heads: u32, group: i32, by_group: u32, scale: f32,
+                     window: i32, softcap: f32, D: static, NT: static, KV: static, STAGES: static):
     """A persistent grid over the plan's tasks x kv heads. NT: parts of 8 query rows. kv_scale: null unless the pages are e4m3."""
     ITEM = 1 if KV is e4m3 else 2
     F = bf16 if KV is bf16 else f16
@@ -380,33 +409,37 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
     state[WAITED] = 0 if BULK else 1
     # Pages that earlier steps wrote are read before grid_wait(): the kernel before this one (qkv_post) lets this one start only
     # after its own grid_wait(), so the plan and the page table are there too.
-    read_entry(state, block_index(0), total, plan, kv_heads)
+    read_entry(state, block_index(0), total, plan, by_heads)
     shift_entry(state, page_table, max_pages, block_index(0), total)
-    read_entry(state, block_index(0) + step, total, plan, kv_heads)
+    read_entry(state, block_index(0) + step, total, plan, by_heads)
     for _ in static(range(STAGES - 1)):
-        load_page(state, ring, bars, k_pages, v_pages, plan, page_table, max_pages, kv_heads, total, D, FRESH_BEFORE, STRIDE, ITEM, STAGES, BULK)
+        load_page(state, ring, bars, k_pages, v_pages, plan, page_table, max_pages, kv_heads, by_heads, total, D, FRESH_BEFORE, STRIDE, ITEM, STAGES, BULK)
     if state[WAITED] == 0:
         grid_wait()
         state[WAITED] = 1
     slot = i32(0)
     phase = i32(0)
     before = i32(-1)            # the work item whose arrival was not looked at yet
-    arrival = i32(0)
+    arrival = i32(0)            # how many came earlier, of `wanted`: looked at one item later, when it has long come back
+    wanted = i32(-1)
+    coming = [i32(0) for _ in static(range(TASK))]
+    read_item(coming, block_index(0), total, plan, by_heads)
+    queries = [[[u32(0) for u in static(range(2))] for nt in static(range(NT))] for kd in static(range(D // 16))]
+    load_queries(q, queries, coming, block_index(0), kv_heads, by_heads, group, by_group, width, D, NT, ITEM, F)
     for work in range(block_index(0), total, step):
-        head = work % kv_heads
-        item = plan + (HEADER + work // kv_heads * TASK)
-        who = load(item, 4)
-        keys = load(item + 4, 4)
-        token = who[0]
-        count = who[1]
-        position = who[3]
-        end = keys[1]
-        chunks = keys[3] % 65536
-        first_page = keys[0] // PAGE + warp
+        task = divide(work, by_heads)
+        head = work - task * kv_heads
+        token = coming[0] + 0
+        count = coming[1] + 0
+        position = coming[3] + 0
+        end = coming[5] + 0
+        first_record = coming[6] + 0
+        chunks = coming[7] % 65536
+        which_chunk = coming[7] // 65536
+        first_page = coming[4] // PAGE + warp
+        read_item(coming, work + step, total, plan, by_heads)
         pages = ((end + PAGE - 1) // PAGE - first_page + W - 1) // W
-        queries = [[[u32(0) for u in static(range(2))] for nt in static(range(NT))] for kd in static(range(D // 16))]
-        load_queries(q, queries, token, count, head, group, width, D, NT, ITEM, F)
-        limits = [[position + (min(nt * 8 + lane % 4 * 2 + u, count * group - 1) // group) for u in static(range(2))]
+        limits = [[position + divide(min(nt * 8 + lane % 4 * 2 + u, count * group - 1), by_group) for u in static(range(2))]
                   for nt in static(range(NT))]
         key_scale = f32(1)
         value_scale = f32(1)
@@ -421,17 +454,18 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
         for i in unroll(range(pages), 1):
             warp_barrier()                      # the slot that is filled next was read by all lanes
             if BULK:
-                load_page(state, ring, bars, k_pages, v_pages, plan, page_table, max_pages, kv_heads, total, D, FRESH_BEFORE, STRIDE, ITEM, STAGES, BULK)
+                load_page(state, ring, bars, k_pages, v_pages, plan, page_table, max_pages, kv_heads, by_heads, total, D, FRESH_BEFORE, STRIDE, ITEM, STAGES, BULK)
                 mbarrier_wait(bars + slot, phase)
             else:
                 copy_wait(STAGES - 2)
                 warp_barrier()
-                load_page(state, ring, bars, k_pages, v_pages, plan, page_table, max_pages, kv_heads, total, D, FRESH_BEFORE, STRIDE, ITEM, STAGES, BULK)
+                load_page(state, ring, bars, k_pages, v_pages, plan, page_table, max_pages, kv_heads, by_heads, total, D, FRESH_BEFORE, STRIDE, ITEM, STAGES, BULK)
             warp_barrier()
             attend_page(ring + slot * SLOT_BYTES, (first_page + i * W) * PAGE, end, position, limits, queries, acc, high, sums,
                         factor, score_scale, softcap, window, D, NT, STRIDE, ITEM, F)
             phase = 1 - phase if slot == STAGES - 1 else phase
             slot = 0 if slot == STAGES - 1 else slot + 1
+        load_queries(q, queries, coming, work + step, kv_heads, by_heads, group, by_group, width, D, NT, ITEM, F)    # of the next item
         for nt in static(range(NT)):
             for u in static(range(2)):
                 for mask in static((4, 8, 16)):
@@ -454,8 +488,8 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
                     peaks[(warp * 8 + column) * 2 + 1] = sums[nt][u]
             if lane == 0:
                 places[warp] = warp * (STAGES * SLOT_BYTES) + free
-            if thread_index() == 0:
-                arrived[0] = arrival
+            if nt == 0 and thread_index() == 0:
+                arrived[0] = note_arrival(arrival, wanted)
             if BULK:
                 fence_async()
             barrier()
@@ -474,35 +508,31 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
                     for i in static(range(4)):
                         merged[i] = fma(part[i], weight, merged[i])
                 which = nt * 8 + column
-                query_head = head * group + which % group
+                which_token = divide(which, by_group)
+                query_head = (head - which_token) * group + which
                 if chunks == 1:
-                    finish(out, i64(token + which // group) * width + query_head * D + x, merged, sum_, value_scale)
+                    finish(out, i64(token + which_token) * width + query_head * D + x, merged, sum_, value_scale)
                 else:
-                    record = i64(keys[2] + which // group * chunks + keys[3] // 65536) * (kv_heads * group) + query_head
+                    record = i64(first_record + which_token * chunks + which_chunk) * (kv_heads * group) + query_head
                     store(records + (record * D + x), make_vector(merged[0], merged[1], merged[2], merged[3]))
                     if x == 0:
                         store(totals + record * 2, make_vector(peak, sum_))
         # Whether the item before was its tile's last: its arrival had this item's time to come back.
         if before >= 0:
             if arrived[0] == 1:
-                merge_records(before, plan, records, totals, out, value_scale if KV is not e4m3 else kv_scale[kv_heads + before % kv_heads],
-                              kv_heads, group, width, D)
+                merge_records(before, plan, counters, records, totals, out, kv_scale, kv_heads, by_heads, group, by_group, width, D, KV)
         before = i32(-1) if chunks == 1 else work
         barrier()
         if chunks > 1 and thread_index() == 0:
             fence()
-            place = counters + ((work // kv_heads - keys[3] // 65536) * kv_heads + head)
-            arrival = i32(1) if atomic_add(place, 1) == chunks - 1 else i32(0)
-            if arrival == 1:
-                place[0] = 0
-                fence()
+            arrival = atomic_add(counters + ((task - which_chunk) * kv_heads + head), 1)
+            wanted = chunks - 1
     if before >= 0:
         if thread_index() == 0:
-            arrived[0] = arrival
+            arrived[0] = note_arrival(arrival, wanted)
         barrier()
         if arrived[0] == 1:
-            merge_records(before, plan, records, totals, out, f32(1) if KV is not e4m3 else kv_scale[kv_heads + before % kv_heads],
-                          kv_heads, group, width, D)
+            merge_records(before, plan, counters, records, totals, out, kv_scale, kv_heads, by_heads, group, by_group, width, D, KV)
 
 
 def decode_variants(target) -> list[Variant]:

@@ -21,12 +21,13 @@ from zse.kernel import (
     lane_index,
     make_vector,
     shared_array,
-    shuffle,
     shuffle_up,
     static,
     store,
     target,
     thread_index,
+    u32,
+    u64,
     warp_index,
 )
 from zse.kernels.op import require
@@ -42,6 +43,17 @@ MIN_CHUNK = 256         # keys of a chunk, at least
 MAX_SPLITS = 16         # chunks of a row, at most
 COLUMNS = 16            # query rows (tokens x heads) of a decode tile, at most
 PREFILL_ROWS = 128      # of a prefill tile
+
+
+def reciprocal31(divisor: int) -> int:
+    """What divide() multiplies with; exact for n * divisor < 2^31."""
+    return -(-(1 << 31) // divisor)
+
+
+@inline
+def divide(n, reciprocal):
+    """n // divisor for n >= 0 and the divisor of reciprocal31(): a division takes a hundred cycles that nothing hides."""
+    return i32(u64(u32(n)) * u64(reciprocal) >> 31)
 
 
 @inline

@@ -58,7 +58,7 @@ from zse.kernel import (
     wgmma_fence,
     wgmma_wait,
 )
-from zse.kernels.gpu.attention_plan import HEADER, PAGE, PREFILL_ROWS, TASK, TILE
+from zse.kernels.gpu.attention_plan import HEADER, PAGE, PREFILL_ROWS, TASK, TILE, divide
 
 LOG2E = 1.4426950408889634
 MASKED = -3.0e38        # the score of a key that must not be seen
@@ -72,6 +72,13 @@ STAGES = 2              # blocks of keys (and of values) in shared memory
 def pack_pair(a, b, F):
     """Two f32 as one u32 of two F, the first in the low half."""
     return bitcast(convert(make_vector(a, b), F), u32)
+
+
+@inline
+def work_of(turn):
+    """This block's work item of the turn that starts at item `turn`: items get shorter, so every other turn runs backwards."""
+    mine = block_index(0)
+    return turn + (mine if turn // num_blocks(0) % 2 == 0 else num_blocks(0) - 1 - mine)
 
 
 @inline
@@ -144,7 +151,7 @@ def pack_weights(scores, weights, BN, F):
 
 
 @inline
-def write_queries(q, place, token, head, rows, group, width, D, SW, F):
+def write_queries(q, place, token, head, rows, group, by_group, width, D, SW, F):
     """This warpgroup's rows of Q into shared memory, swizzled; rows that are none become zeros. place: of row 0 of the warpgroup."""
     thread = thread_index() % 128
     first = thread_index() // 128 * 64 - 64
@@ -154,7 +161,8 @@ def write_queries(q, place, token, head, rows, group, width, D, SW, F):
         x = e % pieces
         row = first + r
         which = row if row < rows else 0
-        words = bitcast(load(q + (i64(token + which // group) * width + (head * group + which % group) * D + x * 8), 8), u32.x(4))
+        which_token = divide(which, by_group)
+        words = bitcast(load(q + (i64(token + which_token) * width + ((head - which_token) * group + which) * D + x * 8), 8), u32.x(4))
         if F is f16:
             words = bitcast(convert(convert(bitcast(words, bf16.x(8)), f32), f16), u32.x(4))
         if row >= rows:
@@ -166,8 +174,8 @@ def write_queries(q, place, token, head, rows, group, width, D, SW, F):
 
 @kernel
 def attention_prefill_wgmma(q: Ptr[bf16, "const"], k_map: TensorMap, v_map: TensorMap, page_table: Ptr[i32, "const"],
-                            plan: Ptr[i32, "const"], out: Ptr[bf16], max_pages: i32, kv_heads: i32, group: i32, capacity: i32,
-                            scale: f32, window: i32, softcap: f32, D: static, KV: static, BN: static):
+                            plan: Ptr[i32, "const"], out: Ptr[bf16], max_pages: i32, kv_heads: i32, by_heads: u32, group: i32, by_group: u32,
+                            capacity: i32, scale: f32, window: i32, softcap: f32, D: static, KV: static, BN: static):
     """A persistent grid over the plan's tiles x kv heads. k_map, v_map: pages as [blocks * kv_heads * 16, D], boxes of 16 rows x SW
     bytes with that swizzle (prefill_swizzle)."""
     SW = prefill_swizzle(D)
@@ -201,9 +209,12 @@ def attention_prefill_wgmma(q: Ptr[bf16, "const"], k_map: TensorMap, v_map: Tens
         if warp == 0:
             stage = i32(0)
             phase = i32(1)                  # the first wait for an empty stage returns at once
-            for work in range(block_index(0), total, num_blocks(0)):
-                head = work % kv_heads
-                tile = load(tiles + work // kv_heads * TILE, 4)
+            for turn in range(0, total, num_blocks(0)):
+                work = work_of(turn)
+                if work >= total:
+                    break
+                tile = load(tiles + divide(work, by_heads) * TILE, 4)
+                head = work - divide(work, by_heads) * kv_heads
                 last = tile[3] + tile[1] - 1
                 first = max(tile[3] + 1 - window, 0) if window > 0 else i32(0)
                 table = page_table + i64(tile[2]) * max_pages
@@ -239,9 +250,12 @@ def attention_prefill_wgmma(q: Ptr[bf16, "const"], k_map: TensorMap, v_map: Tens
         v_stage = i32(0)
         v_phase = i32(0)
         factor = f32(LOG2E) if softcap > 0.0 else scale * LOG2E
-        for work in range(block_index(0), total, num_blocks(0)):
-            head = work % kv_heads
-            tile = load(tiles + work // kv_heads * TILE, 4)
+        for turn in range(0, total, num_blocks(0)):
+            work = work_of(turn)
+            if work >= total:
+                break
+            tile = load(tiles + divide(work, by_heads) * TILE, 4)
+            head = work - divide(work, by_heads) * kv_heads
             token = tile[0]
             rows = tile[1] * group
             position = tile[3]
@@ -249,10 +263,10 @@ def attention_prefill_wgmma(q: Ptr[bf16, "const"], k_map: TensorMap, v_map: Tens
             begin = (max(position + 1 - window, 0) if window > 0 else i32(0)) // BN
             end = last // BN
             named_barrier(warp // 4, 128)                       # the last tile's scores were computed from Q
-            write_queries(q, my_queries, token, head, rows, group, width, D, SW, KV)
+            write_queries(q, my_queries, token, head, rows, group, by_group, width, D, SW, KV)
             fence_async()
             named_barrier(warp // 4, 128)
-            limits = [position + min(mine + g + 8 * h, rows - 1) // group for h in static(range(2))]
+            limits = [position + divide(min(mine + g + 8 * h, rows - 1), by_group) for h in static(range(2))]
             acc = [f32(0) for _ in static(range(D // 2))]
             scores = [f32(0) for _ in static(range(BN // 2))]
             weights = [[u32(0) for u in static(range(4))] for n in static(range(BN // 16))]
@@ -308,7 +322,8 @@ def attention_prefill_wgmma(q: Ptr[bf16, "const"], k_map: TensorMap, v_map: Tens
                 inverse = 1.0 / whole
                 r = mine + g + 8 * h
                 if r < rows:
-                    place = out + (i64(token + r // group) * width + (head * group + r % group) * D + j * 2)
+                    r_token = divide(r, by_group)
+                    place = out + (i64(token + r_token) * width + ((head - r_token) * group + r) * D + j * 2)
                     for d in static(range(D // 8)):
                         store(place + d * 8, convert(make_vector(acc[d * 4 + 2 * h] * inverse, acc[d * 4 + 2 * h + 1] * inverse), bf16))
 

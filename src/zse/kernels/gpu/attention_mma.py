@@ -1,0 +1,261 @@
+"""Attention of many query tokens with mma.sync: where there is no wgmma, and for e4m3 pages.
+
+Tiles, masks and softmax are those of attention_prefill.py (FlashAttention 2, Dao 2023): eight warps of 16 query rows share blocks of
+64 keys that cp.async brings; while one block's scores are computed its values are on their way, and the next keys under P V.
+"""
+
+from zse.kernel import (
+    Ptr,
+    Variant,
+    barrier,
+    bf16,
+    bitcast,
+    block_index,
+    cast_ptr,
+    convert,
+    copy_async,
+    copy_commit,
+    copy_wait,
+    e4m3,
+    exp2,
+    f16,
+    f32,
+    fma,
+    grid_launch_dependents,
+    grid_wait,
+    i32,
+    i64,
+    inline,
+    kernel,
+    lane_index,
+    ldmatrix,
+    load,
+    make_vector,
+    num_blocks,
+    prmt,
+    shared_array,
+    shuffle_xor,
+    static,
+    store,
+    tanh,
+    thread_index,
+    u8,
+    u16,
+    u32,
+    unroll,
+    warp_index,
+)
+from zse.kernels.gpu.attention_decode import FLOOR, LOG2E, MASKED, multiply, pack_pair, two_f16
+from zse.kernels.gpu.attention_plan import HEADER, PAGE, PREFILL_ROWS, TASK, TILE, divide
+from zse.kernels.gpu.attention_prefill import work_of
+
+THREADS = 2 * PREFILL_ROWS      # a warp has 16 rows
+BLOCK_KEYS = 64
+
+
+@inline
+def load_queries(q, place, token, head, rows, group, by_group, width, D, STRIDE, F):
+    """The tile's rows of Q into shared memory as F; rows that are none become zeros."""
+    pieces = D // 8
+    for e in unroll(range(thread_index(), PREFILL_ROWS * pieces, THREADS), 2):
+        row = e // pieces
+        x = e % pieces
+        which = row if row < rows else 0
+        which_token = divide(which, by_group)
+        words = bitcast(load(q + (i64(token + which_token) * width + ((head - which_token) * group + which) * D + x * 8), 8), u32.x(4))
+        if F is f16:
+            words = bitcast(convert(convert(bitcast(words, bf16.x(8)), f32), f16), u32.x(4))
+        if row >= rows:
+            words = u32.x(4)(0)
+        store(cast_ptr(place + (row * STRIDE + x * 16), u32), words)
+
+
+@inline
+def load_block(pages, place, table, block, last, head, kv_heads, D, STRIDE, ITEM):
+    """Starts the copy of one block of keys or values; rows behind the last key become zeros."""
+    pieces = D * ITEM // 16
+    for e in static(range(0, BLOCK_KEYS * pieces, THREADS)):
+        piece = e + thread_index()
+        r = piece // pieces
+        key = block * BLOCK_KEYS + r
+        page = table[min(key, last) // PAGE]
+        if e + THREADS <= BLOCK_KEYS * pieces or piece < BLOCK_KEYS * pieces:
+            copy_async(place + (r * STRIDE + piece % pieces * 16),
+                       pages + ((i64(page) * kv_heads + head) * (PAGE * D * ITEM) + r % PAGE * (D * ITEM) + piece % pieces * 16), 16,
+                       i32(16) if key <= last else i32(0))
+    copy_commit()
+
+
+@inline
+def query_fragments(place, kd, STRIDE, ITEM):
+    """16 rows x 16 dimensions as an A operand; k permuted as 8-bit keys have it. place: of this warp's row 0."""
+    lane = lane_index()
+    if ITEM == 2:
+        words = ldmatrix(cast_ptr(place + lane % 16 * STRIDE + lane // 16 * 16 + kd * 32, u16), 4)
+        frags = [words[0], words[1], words[2], words[3]]
+    else:
+        low = load(cast_ptr(place + lane // 4 * STRIDE + lane % 4 * 8 + kd * 32, u32), 2)
+        high = load(cast_ptr(place + (lane // 4 + 8) * STRIDE + lane % 4 * 8 + kd * 32, u32), 2)
+        frags = [low[0], high[0], low[1], high[1]]
+    return frags
+
+
+@inline
+def key_operands(place, kd, STRIDE, ITEM):
+    """16 keys x 16 dimensions as two B operands of 8 keys. place: of the first key."""
+    lane = lane_index()
+    if ITEM == 2:
+        words = ldmatrix(cast_ptr(place + (lane % 8 + lane // 16 * 8) * STRIDE + lane // 8 % 2 * 16 + kd * 32, u16), 4)
+        first = [words[0], words[1]]
+        second = [words[2], words[3]]
+    else:
+        words = ldmatrix(cast_ptr(place + lane % 16 * STRIDE + kd * 16, u16), 2)
+        low0, high0 = two_f16(words[0])
+        low1, high1 = two_f16(words[1])
+        first = [low0, high0]
+        second = [low1, high1]
+    return first, second
+
+
+@inline
+def value_operands(place, d, STRIDE, ITEM):
+    """16 keys x 16 dimensions as two B operands of 8 dimensions; of 8-bit values the even and the odd ones."""
+    lane = lane_index()
+    if ITEM == 2:
+        words = ldmatrix(cast_ptr(place + lane % 16 * STRIDE + lane // 16 * 16 + d * 32, u16), 4, True)
+        first = [words[0], words[1]]
+        second = [words[2], words[3]]
+    else:
+        words = ldmatrix(cast_ptr(place + lane % 16 * STRIDE + d * 16, u16), 2, True)
+        even0, odd0 = two_f16(prmt(words[0], words[0], 0x3120))
+        even1, odd1 = two_f16(prmt(words[1], words[1], 0x3120))
+        first = [even0, even1]
+        second = [odd0, odd1]
+    return first, second
+
+
+@kernel
+def attention_prefill_mma(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: Ptr[u8, "const"], kv_scale: Ptr[f32, "const"],
+                          page_table: Ptr[i32, "const"], plan: Ptr[i32, "const"], out: Ptr[bf16], max_pages: i32, kv_heads: i32,
+                          by_heads: u32, group: i32, by_group: u32, capacity: i32, scale: f32, window: i32, softcap: f32, D: static,
+                          KV: static):
+    """A persistent grid over the plan's tiles x kv heads. kv_scale: null unless the pages are e4m3."""
+    ITEM = 1 if KV is e4m3 else 2
+    F = bf16 if KV is bf16 else f16
+    STRIDE = D * ITEM + 16                  # bytes; the padding keeps ldmatrix free of bank conflicts
+    Q_STRIDE = D * 2 + 16
+    N = BLOCK_KEYS // 8
+    grid_launch_dependents()
+    queries = shared_array(u8, PREFILL_ROWS * Q_STRIDE, align=128)
+    keys = shared_array(u8, BLOCK_KEYS * STRIDE, align=128)
+    values = shared_array(u8, BLOCK_KEYS * STRIDE, align=128)
+    lane = lane_index()
+    warp = warp_index()
+    g = lane // 4
+    j = lane % 4
+    grid_wait()
+    total = plan[1] * kv_heads
+    tiles = plan + (HEADER + capacity * TASK)
+    width = kv_heads * group * D
+    for turn in range(0, total, num_blocks(0)):
+        work = work_of(turn)
+        if work >= total:
+            break
+        tile = load(tiles + divide(work, by_heads) * TILE, 4)
+        head = work - divide(work, by_heads) * kv_heads
+        token = tile[0]
+        rows = tile[1] * group
+        position = tile[3]
+        last = position + tile[1] - 1
+        begin = (max(position + 1 - window, 0) if window > 0 else i32(0)) // BLOCK_KEYS
+        end = last // BLOCK_KEYS
+        table = page_table + i64(tile[2]) * max_pages
+        load_block(k_pages, keys, table, begin, last, head, kv_heads, D, STRIDE, ITEM)
+        load_block(v_pages, values, table, begin, last, head, kv_heads, D, STRIDE, ITEM)
+        load_queries(q, queries, token, head, rows, group, by_group, width, D, Q_STRIDE, F)
+        key_scale = f32(1)
+        value_scale = f32(1)
+        if KV is e4m3:
+            key_scale = kv_scale[head]
+            value_scale = kv_scale[kv_heads + head]
+        score_scale = scale * key_scale
+        factor = f32(LOG2E) if softcap > 0.0 else score_scale * LOG2E
+        limits = [position + divide(min(warp * 16 + g + 8 * h, rows - 1), by_group) for h in static(range(2))]
+        acc = [[f32(0) for u in static(range(4))] for d in static(range(D // 8))]
+        high = [f32(FLOOR) for h in static(range(2))]
+        sums = [f32(0) for h in static(range(2))]
+        for block in unroll(range(begin, end + 1), 1):
+            copy_wait(1)
+            barrier()
+            scores = [[f32(0) for u in static(range(4))] for n in static(range(N))]
+            for kd in static(range(D // 16)):
+                a = query_fragments(queries + warp * 16 * Q_STRIDE, kd, Q_STRIDE, ITEM)
+                for n in static(range(N // 2)):
+                    first, second = key_operands(keys + n * 16 * STRIDE, kd, STRIDE, ITEM)
+                    multiply(scores[2 * n], a, first, F)
+                    multiply(scores[2 * n + 1], a, second, F)
+            barrier()
+            if block < end:
+                load_block(k_pages, keys, table, block + 1, last, head, kv_heads, D, STRIDE, ITEM)
+            else:
+                copy_commit()
+            if softcap > 0.0:
+                for n in static(range(N)):
+                    for u in static(range(4)):
+                        scores[n][u] = tanh(scores[n][u] * score_scale / softcap) * softcap
+            if block * BLOCK_KEYS + BLOCK_KEYS - 1 > position or window > 0:
+                for n in static(range(N)):
+                    for u in static(range(4)):
+                        key = block * BLOCK_KEYS + n * 8 + j * 2 + u % 2
+                        limit = limits[u // 2]
+                        hidden = key > limit or (window > 0 and key <= limit - window)
+                        scores[n][u] = f32(MASKED) if hidden else scores[n][u]
+            for h in static(range(2)):
+                peak = max(scores[0][2 * h], scores[0][2 * h + 1])
+                for n in static(range(1, N)):
+                    peak = max(peak, max(scores[n][2 * h], scores[n][2 * h + 1]))
+                for mask in static((1, 2)):
+                    peak = max(peak, shuffle_xor(peak, mask))
+                new = max(high[h], peak * factor)
+                shrink = exp2(high[h] - new)
+                high[h] = new + 0.0
+                whole = f32(0)
+                for n in static(range(N)):
+                    for u in static(range(2)):
+                        scores[n][2 * h + u] = exp2(fma(scores[n][2 * h + u], factor, -new))
+                        whole += scores[n][2 * h + u]
+                sums[h] = fma(sums[h], shrink, whole)
+                for d in static(range(D // 8)):
+                    for u in static(range(2)):
+                        acc[d][2 * h + u] = acc[d][2 * h + u] * shrink
+            copy_wait(1)
+            barrier()
+            for n in static(range(N // 2)):
+                weights = [pack_pair(scores[2 * n + u // 2][u % 2 * 2], scores[2 * n + u // 2][u % 2 * 2 + 1], F) for u in static(range(4))]
+                for d in static(range(D // 16)):
+                    first, second = value_operands(values + n * 16 * STRIDE, d, STRIDE, ITEM)
+                    multiply(acc[2 * d], weights, first, F)
+                    multiply(acc[2 * d + 1], weights, second, F)
+            barrier()
+            if block < end:
+                load_block(v_pages, values, table, block + 1, last, head, kv_heads, D, STRIDE, ITEM)
+            else:
+                copy_commit()
+        copy_wait(0)
+        for h in static(range(2)):
+            whole = sums[h]
+            for mask in static((1, 2)):
+                whole += shuffle_xor(whole, mask)
+            inverse = value_scale / whole
+            r = warp * 16 + g + 8 * h
+            if r < rows:
+                r_token = divide(r, by_group)
+                place = out + (i64(token + r_token) * width + ((head - r_token) * group + r) * D)
+                for d in static(range(D // 16)):
+                    c = [acc[2 * d + u // 2][2 * h + u % 2] * inverse for u in static(range(4))]
+                    if ITEM == 2:
+                        store(place + d * 16 + j * 2, convert(make_vector(c[0], c[1]), bf16))
+                        store(place + d * 16 + 8 + j * 2, convert(make_vector(c[2], c[3]), bf16))
+                    else:
+                        store(place + d * 16 + j * 4, convert(make_vector(c[0], c[2], c[1], c[3]), bf16))
+        barrier()
