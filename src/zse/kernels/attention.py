@@ -40,7 +40,8 @@ from zse.kernel import (
     u8,
 )
 from zse.kernels.attention_cases import attention_cost, attention_reference, make_attention_cases
-from zse.kernels.op import Op, check, require
+from zse.kernels.gpu.attention import attention_variants, record_attention
+from zse.kernels.op import Op, check, on_gpu, require
 from zse.kernels.quantize import GROUP, quantize_group
 
 PAGE = 16
@@ -304,7 +305,8 @@ def num_splits(tokens: int, kv_heads: int, context: int, threads: int, max_token
 
 
 def attention(recorder, q, k_pages, v_pages, page_table, token_row, positions, out, scale: float, window: int = 0,
-              softcap: float = 0.0, splits=1, partial=None) -> None:
+              softcap: float = 0.0, splits=1, partial=None, scratch=None, longest_run: int | None = None,
+              kv_scale=None) -> None:
     """Causal attention of M tokens, whose keys and values are already in their pages.
 
     q f32 [M, Hq * D]; k_pages [P, Hk, D, 16] and v_pages [P, Hk, 16, D], f16 or f32; page_table i32 [rows, max_pages];
@@ -312,7 +314,16 @@ def attention(recorder, q, k_pages, v_pages, page_table, token_row, positions, o
     Tensor or int8 Activation (D a multiple of 32). scale: of the scores. window: keys that a token sees, itself
     included (0: all). softcap: c of c * tanh(score / c) (0: none). splits: int or Sym, from num_splits(); other than
     1 it needs partial, f32 of partial_shape(). D is a multiple of 16 up to 256, Hq a multiple of Hk, Hq / Hk at most
-    32."""
+    32.
+
+    On a GPU: q, out bf16; both pages [P, Hk, 16, D], bf16, f16, or e4m3 with kv_scale f32 [2, Hk] (of keys, of values); D
+    64, 96, 128 or 256, Hq / Hk at most 128. scratch: AttentionScratch that plan_attention() has filled in this recording
+    with the same longest_run (None: made and filled here, for tests); longest_run: the most tokens of one row in any run of
+    the recording (None: unknown). splits and partial are not used."""
+    if on_gpu(recorder):
+        record_attention(recorder, q, k_pages, v_pages, page_table, token_row, positions, out, scale, window, softcap,
+                         scratch, longest_run, kv_scale)
+        return
     pages, kv_heads, head_dim, _ = k_pages.shape
     tokens, width = q.shape
     require(head_dim % 16 == 0 and head_dim <= MAX_HEAD_DIM,
@@ -356,4 +367,5 @@ def _variants(target):
         Variant(f"attention_combine_{form}", attention_combine, {"INT8": form == "int8"}) for form in ("f32", "int8")]
 
 
-ATTENTION = Op("attention", _variants, attention, attention_reference, make_attention_cases, attention_cost)
+ATTENTION = Op("attention", _variants, attention, attention_reference, make_attention_cases, attention_cost,
+               attention_variants)

@@ -1,19 +1,46 @@
 """Reference, cases and cost of attention over paged keys and values."""
 
-from zse.kernels.op import Case, Cost, Output, Tolerance
+from zse.kernels.op import Case, Cost, HostArray, Output, Tolerance
 from zse.kernels.quantize import int8_output
 
 PAGE = 16
 
 
+def wide_pages(pages):
+    """Values of pages as float64: NumPy arrays, HostArrays, or their bit patterns (u16: bf16, u8: e4m3)."""
+    from zse.quant.pack import bf16_to_f32, e4m3_to_f32
+    if isinstance(pages, HostArray):
+        pages = pages.wide()
+    elif pages.dtype.kind == "u":
+        pages = bf16_to_f32(pages) if pages.itemsize == 2 else e4m3_to_f32(pages)
+    return pages.astype("float64")
+
+
+def narrow_pages(values, dtype: str):
+    """Values as pages of that dtype: f16 and f32 as such, bf16 and e4m3 as bit patterns."""
+    import numpy as np
+
+    from zse.quant.pack import f32_to_bf16, f32_to_e4m3
+    if dtype in ("bf16", "e4m3"):
+        return (f32_to_bf16 if dtype == "bf16" else f32_to_e4m3)(values.astype(np.float32))
+    return values.astype({"f16": np.float16, "f32": np.float32}[dtype])
+
+
 def attention_reference(q, k_pages, v_pages, page_table, token_row, positions, scale, window=0, softcap=0.0, splits=1,
-                        partial=None, out=None):
+                        partial=None, out=None, longest_run=None, kv_scale=None):
     """Softmax attention in float64, one token at a time."""
     import numpy as np
 
+    if isinstance(k_pages, HostArray) or k_pages.shape == v_pages.shape and k_pages.shape[2] != k_pages.shape[3]:
+        k_pages = wide_pages(k_pages).swapaxes(2, 3)            # a GPU's: like the values
+    v_pages, k_pages = wide_pages(v_pages), wide_pages(k_pages)
+    if kv_scale is not None:
+        k_pages = k_pages * kv_scale[0][:, None, None]
+        v_pages = v_pages * kv_scale[1][:, None, None]
     _, kv_heads, head_dim, _ = k_pages.shape
-    tokens, width = q.shape
-    queries = q.astype(np.float64).reshape(tokens, kv_heads, -1, head_dim)
+    queries = q.wide() if isinstance(q, HostArray) else q
+    tokens, width = queries.shape
+    queries = queries.astype(np.float64).reshape(tokens, kv_heads, -1, head_dim)
     result = np.zeros_like(queries)
     for m, (row, position) in enumerate(zip(token_row, positions, strict=True)):
         pages = page_table[row, : position // PAGE + 1]
@@ -54,9 +81,53 @@ def attention_batch(rng, runs, heads, kv_heads, head_dim, dtype="float16"):
             "positions": np.concatenate([np.arange(first, first + count) for first, count in runs]).astype(np.int32)}
 
 
-def make_attention_cases(rng):
+def gpu_batch(rng, runs, heads, kv_heads, head_dim, dtype):
+    """attention_batch() as a GPU has it: q bf16, pages [P, Hk, 16, D] of `dtype`, scales of e4m3."""
     import numpy as np
 
+    from zse.quant.pack import f32_to_bf16
+    batch = attention_batch(rng, runs, heads, kv_heads, head_dim, "float32")
+    pages = {"k_pages": batch["k_pages"].swapaxes(2, 3), "v_pages": batch["v_pages"]}
+    for name, values in pages.items():
+        array = np.ascontiguousarray(narrow_pages(values, dtype))
+        batch[name] = array if dtype == "f16" else HostArray(dtype, array)
+    batch["q"] = HostArray("bf16", f32_to_bf16(batch["q"]))
+    if dtype == "e4m3":
+        batch["kv_scale"] = rng.uniform(0.5, 1.5, (2, kv_heads)).astype(np.float32)
+    return batch
+
+
+def make_gpu_cases(rng):
+    """Decoding, verification, prompts and mixtures of them; every head_dim and dtype of pages."""
+    near = Tolerance(6e-3, 6e-3, "weights and the result rounded to bf16 (2^-9), sums of some hundred values near 1")
+    shapes = [
+        ("decode", [(0, 1), (15, 1), (16, 1), (300, 1), (1023, 1), (5000, 1)], 28, 4, 128, {"longest_run": 1}),
+        ("decode", [(0, 1), (700, 1)], 9, 3, 64, {"longest_run": 1, "softcap": 20.0}),
+        ("decode, group of 16", [(40, 1), (2000, 1)], 16, 1, 96, {"longest_run": 1}),
+        ("decode, group of 24", [(40, 1), (700, 1)], 24, 1, 64, {"longest_run": 1}),
+        ("decode, window", [(0, 1), (15, 1), (700, 1), (5000, 1)], 4, 1, 256, {"longest_run": 1, "window": 300}),
+        ("verification", [(40, 4), (1700, 3), (12, 8), (1023, 1)], 28, 4, 128, {"longest_run": 8}),
+        ("verification", [(40, 4), (600, 8)], 4, 1, 256, {"longest_run": 8, "window": 100}),
+        ("prompt", [(0, 71)], 9, 3, 64, {}),
+        ("chunks, mixed", [(250, 40), (3, 1), (17, 9), (700, 150)], 28, 4, 128, {}),
+        ("chunks, window", [(600, 20), (0, 130)], 4, 1, 256, {"window": 50}),
+        ("chunks, softcap", [(40, 200), (5, 2)], 2, 2, 96, {"softcap": 20.0}),
+        ("chunks, group of 32", [(100, 33)], 32, 1, 64, {}),
+    ]
+    for name, runs, heads, kv_heads, head_dim, options in shapes:
+        for dtype in ("bf16", "f16", "e4m3"):
+            batch = gpu_batch(rng, runs, heads, kv_heads, head_dim, dtype)
+            tokens = sum(count for _, count in runs)
+            yield Case(f"{name} {dtype} {heads}/{kv_heads} D={head_dim}", batch,
+                       {"out": Output((tokens, heads * head_dim), "bf16", near)}, {"scale": head_dim**-0.5} | options)
+
+
+def make_attention_cases(rng, family="cpu"):
+    import numpy as np
+
+    if family == "gpu":
+        yield from make_gpu_cases(rng)
+        return
     near = Tolerance(3e-6, 3e-6, "f32 dot products and exponentials; sums of up to a thousand weights")
     shapes = [
         ("decode", [(0, 1), (15, 1), (16, 1), (300, 1), (1023, 1)], 9, 3, 64, {}),
@@ -89,9 +160,10 @@ def make_attention_cases(rng):
 
 
 def attention_cost(case: Case) -> Cost:
-    pages = case.inputs["k_pages"]
-    _, kv_heads, head_dim, _ = pages.shape
-    tokens, width = case.inputs["q"].shape
+    pages, q = (case.inputs[name].array if isinstance(case.inputs[name], HostArray) else case.inputs[name]
+                for name in ("v_pages", "q"))
+    _, kv_heads, _, head_dim = pages.shape
+    tokens, width = q.shape
     positions = case.inputs["positions"]
     window = case.options.get("window", 0)
     seen = sum(min(int(p) + 1, window) if window else int(p) + 1 for p in positions)

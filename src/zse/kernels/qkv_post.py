@@ -22,13 +22,17 @@ from zse.kernel import (
     store,
     u8,
 )
-from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, require
+from zse.kernels.gpu.qkv_post import THREADS as GPU_THREADS
+from zse.kernels.gpu.qkv_post import qkv_post_variants
+from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, on_gpu, require
 from zse.tensor import Tensor
 
 LANES = 8               # head dimensions and halves of rotary dimensions are multiples of 8
 PAGE = 16               # tokens of a page
 MAX_HEAD_DIM = 256
 KV_DTYPES = {"f16": f16, "f32": f32}
+GPU_KV_DTYPES = ("bf16", "f16", "e4m3")
+GPU_WARP = 32
 
 
 @inline
@@ -95,14 +99,16 @@ def qkv_post_heads(q: Ptr[f32, "const"], k: Ptr[f32, "const"], v: Ptr[f32, "cons
 
 
 def qkv_post(recorder, qkv, q_norm, k_norm, table, q_out, k_pages, v_pages, page_table, token_row, positions,
-             eps: float = 0.0) -> None:
-    """Writes q_out f32 [M, Hq * D] and the K and V of M tokens into their pages.
+             eps: float = 0.0, kv_scale=None) -> None:
+    """Writes q_out [M, Hq * D] (f32, on a GPU bf16) and the K and V of M tokens into their pages.
 
     qkv: one f32 Tensor [M, (Hq + 2 Hk) * D], or a tuple of three: [M, Hq * D], [M, Hk * D], [M, Hk * D]. q_norm,
     k_norm: f32 [D] (RMSNorm of every head before the rotation) or both None. table: f32 [M, R] of rope_table, R <= D.
-    k_pages [P, Hk, D, 16], v_pages [P, Hk, 16, D], f16 or f32. page_table i32 [rows, max_pages]; token_row, positions
-    i32 [M]."""
-    pages, kv_heads, head_dim, _ = k_pages.shape
+    CPU: k_pages [P, Hk, D, 16], v_pages [P, Hk, 16, D], f16 or f32; GPU: both [P, Hk, 16, D], bf16, f16 or e4m3, the
+    last with kv_scale f32 [2, Hk]: key = scale * stored, then values. page_table i32 [rows, max_pages]; token_row,
+    positions i32 [M]."""
+    gpu = on_gpu(recorder)
+    pages, kv_heads, _, head_dim = v_pages.shape
     tokens, q_width = q_out.shape
     rotary = table.shape[1]
     require(head_dim % 16 == 0 and head_dim <= MAX_HEAD_DIM,
@@ -112,14 +118,18 @@ def qkv_post(recorder, qkv, q_norm, k_norm, table, q_out, k_pages, v_pages, page
     require(q_width % (kv_heads * head_dim) == 0,
             f"qkv_post: q_out is {q_width} wide, {kv_heads} kv heads of {head_dim}")
     kv_width = kv_heads * head_dim
-    check("qkv_post k_pages", k_pages, tuple(KV_DTYPES), pages, kv_heads, head_dim, PAGE)
+    key_page = (PAGE, head_dim) if gpu else (head_dim, PAGE)
+    check("qkv_post k_pages", k_pages, GPU_KV_DTYPES if gpu else tuple(KV_DTYPES), pages, kv_heads, *key_page)
     check("qkv_post v_pages", v_pages, k_pages.dtype, pages, kv_heads, PAGE, head_dim)
-    check("qkv_post q_out", q_out, "f32", tokens, q_width)
+    check("qkv_post q_out", q_out, "bf16" if gpu else "f32", tokens, q_width)
     check("qkv_post table", table, "f32", tokens, rotary)
     check("qkv_post page_table", page_table, "i32", None, None)
     check("qkv_post token_row", token_row, "i32", tokens)
     check("qkv_post positions", positions, "i32", tokens)
     require((q_norm is None) == (k_norm is None), "qkv_post: q_norm and k_norm go together")
+    require((kv_scale is None) == (k_pages.dtype != "e4m3"), "qkv_post: e4m3 pages, and only they, have kv_scale")
+    if kv_scale is not None:
+        check("qkv_post kv_scale", kv_scale, "f32", 2, kv_heads)
     if q_norm is not None:
         check("qkv_post q_norm", q_norm, "f32", head_dim)
         check("qkv_post k_norm", k_norm, "f32", head_dim)
@@ -134,15 +144,25 @@ def qkv_post(recorder, qkv, q_norm, k_norm, table, q_out, k_pages, v_pages, page
         strides = [total] * 3
     symbol = f"qkv_post_{k_pages.dtype}_{'norm' if q_norm is not None else 'plain'}"
     norms = [q_norm, k_norm] if q_norm is not None else [0, 0]
+    if gpu:
+        heads = q_width // head_dim
+        recorder.launch(symbol, [*bases, *strides, *norms, table, q_out, k_pages, v_pages,
+                                 0 if kv_scale is None else kv_scale, page_table, page_table.shape[1], token_row,
+                                 positions, heads, kv_heads, head_dim, rotary, float(eps)],
+                        (tokens, -(-(heads + 2 * kv_heads) * GPU_WARP // GPU_THREADS)))
+        return
     recorder.launch(symbol, [*bases, *strides, *norms, table, q_out, k_pages, v_pages, page_table, page_table.shape[1],
                              token_row, positions, kv_heads, q_width // kv_width, head_dim, rotary, float(eps)],
                     (kv_heads, tokens))
 
 
-def _reference(qkv, q_norm, k_norm, table, k_pages, v_pages, page_table, token_row, positions, eps=0.0, q_out=None):
+def _reference(qkv, q_norm, k_norm, table, k_pages, v_pages, page_table, token_row, positions, eps=0.0, kv_scale=None,
+               q_out=None):
     import numpy as np
 
-    _, kv_heads, head_dim, _ = k_pages.shape
+    from zse.kernels.attention_cases import wide_pages
+    _, kv_heads, _, head_dim = v_pages.shape
+    token_major = k_pages.shape == v_pages.shape and head_dim != PAGE
     kv_width = kv_heads * head_dim
     if not isinstance(qkv, tuple):
         qkv = np.split(qkv, [qkv.shape[1] - 2 * kv_width, qkv.shape[1] - kv_width], axis=1)
@@ -156,21 +176,28 @@ def _reference(qkv, q_norm, k_norm, table, k_pages, v_pages, page_table, token_r
         a, b, rest = x[..., :half], x[..., half:2 * half], x[..., 2 * half:]
         return np.concatenate([a * c - b * s, b * c + a * s, rest], axis=2)
 
-    keys, values = k_pages.astype(np.float64), v_pages.astype(np.float64)
+    keys, values = wide_pages(k_pages), wide_pages(v_pages)
     rotated = post(k, k_norm)
+    key_scale, value_scale = (1.0, 1.0) if kv_scale is None else kv_scale.astype(np.float64)[:, :, None]
     for m, (row, position) in enumerate(zip(token_row, positions, strict=True)):
         page = page_table[row, position // PAGE]
-        keys[page, :, :, position % PAGE] = rotated[m]
-        values[page, :, position % PAGE] = v[m]
+        if token_major:
+            keys[page, :, position % PAGE] = rotated[m] / key_scale
+        else:
+            keys[page, :, :, position % PAGE] = rotated[m]
+        values[page, :, position % PAGE] = v[m] / value_scale
     return {"q_out": post(q, q_norm).reshape(len(q), -1), "k_pages": keys, "v_pages": values}
 
 
-def _cases(rng):
+def _cases(rng, family="cpu"):
     import numpy as np
 
-    for dtype in KV_DTYPES:
+    from zse.kernels.attention_cases import narrow_pages
+    gpu = family == "gpu"
+    rounding = {"f16": (1e-6, 1.1 * 2.0**-11), "bf16": (1e-6, 1.1 * 2.0**-8), "e4m3": (1.1 * 2.0**-10, 1.1 * 2.0**-4)}
+    for dtype in GPU_KV_DTYPES if gpu else KV_DTYPES:
         for head_dim, rotary, heads, kv_heads, norm in ((64, 64, 9, 3, False), (256, 256, 4, 1, True),
-                                                        (32, 16, 2, 2, True),
+                                                        (32, 16, 2, 2, True), (128, 128, 28, 4, True),
                                                         (80, 80, 2, 1, False)):
             tokens, rows, max_pages, pages = 5, 3, 4, 13
             width, kv_width = heads * head_dim, kv_heads * head_dim
@@ -178,26 +205,31 @@ def _cases(rng):
             angle = rng.uniform(-3, 3, (tokens, rotary // 2))
             table = np.concatenate([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
             page_table = rng.permutation(pages)[: rows * max_pages].reshape(rows, max_pages).astype(np.int32)
-            half = dtype == "f16"
-            kv = [rng.standard_normal(shape).astype(np.float16 if half else np.float32)
-                  for shape in ((pages, kv_heads, head_dim, PAGE), (pages, kv_heads, PAGE, head_dim))]
+            key_page = (PAGE, head_dim) if gpu else (head_dim, PAGE)
+            kv = [narrow_pages(rng.standard_normal(shape), dtype)
+                  for shape in ((pages, kv_heads, *key_page), (pages, kv_heads, PAGE, head_dim))]
             near = Tolerance(1e-6, 2e-6, "norm and rotation in f32")
-            stored = Tolerance(1e-6, 1.1 * 2.0**-11, "rounded once to f16") if half else near
+            stored = near if dtype == "f32" else Tolerance(*rounding[dtype], f"rounded once to {dtype}")
             weights = [(1 + rng.standard_normal(head_dim) / 4).astype(np.float32) if norm else None for _ in range(2)]
             inputs = {"qkv": tuple(parts) if head_dim == 64 else np.concatenate(parts, axis=1), "q_norm": weights[0],
                       "k_norm": weights[1], "table": table, "page_table": page_table,
                       "token_row": np.array([0, 0, 1, 2, 2], np.int32),
                       "positions": np.array([15, 16, 0, 62, 63], np.int32)}
+            if dtype == "e4m3":
+                inputs["kv_scale"] = rng.uniform(0.5, 2, (2, kv_heads)).astype(np.float32)
+            names = {"e4m3": "e4m3", "bf16": "bf16"}
+            q_near = Tolerance(*rounding["bf16"], "rounded once to bf16") if gpu else near
             yield Case(f"{dtype} D={head_dim} R={rotary} {heads}/{kv_heads}{' norm' if norm else ''}", inputs,
-                       {"q_out": Output((tokens, width), "float32", near),
-                        "k_pages": Output(kv[0].shape, str(kv[0].dtype), stored, inout=kv[0]),
-                        "v_pages": Output(kv[1].shape, str(kv[1].dtype), stored, inout=kv[1])}, {"eps": 1e-6})
+                       {"q_out": Output((tokens, width), "bf16" if gpu else "float32", q_near),
+                        "k_pages": Output(kv[0].shape, names.get(dtype, str(kv[0].dtype)), stored, inout=kv[0]),
+                        "v_pages": Output(kv[1].shape, names.get(dtype, str(kv[1].dtype)), stored, inout=kv[1])},
+                       {"eps": 1e-6})
 
 
 def _cost(case: Case) -> Cost:
     tokens, width = case.outputs["q_out"].shape
-    _, kv_heads, head_dim, _ = case.outputs["k_pages"].shape
-    item = 2 if case.outputs["k_pages"].dtype == "float16" else 4
+    _, kv_heads, _, head_dim = case.outputs["v_pages"].shape
+    item = {"e4m3": 1, "bf16": 2, "float16": 2}.get(case.outputs["k_pages"].dtype, 4)
     return Cost(tokens * (width * 8 + 2 * kv_heads * head_dim * (4 + item)), tokens * (width + kv_heads * head_dim) * 3)
 
 
@@ -206,4 +238,4 @@ def _variants(target):
             for name, dtype in KV_DTYPES.items() for form in ("plain", "norm")]
 
 
-QKV_POST = Op("qkv_post", _variants, qkv_post, _reference, _cases, _cost)
+QKV_POST = Op("qkv_post", _variants, qkv_post, _reference, _cases, _cost, qkv_post_variants)

@@ -150,7 +150,9 @@ class CUDADevice(GPUDevice):
         if tensor.address % 16:
             raise ValueError("tensor_map: the tensor is not 16-byte aligned")
         end = sum(stride * (size - 1) for stride, size in zip(strides, shape, strict=False)) + shape[-1] * item
-        room = tensor.buffer.nbytes - getattr(tensor, "offset", 0) if getattr(tensor, "buffer", None) is not None else end
+        buffer = getattr(tensor, "buffer", None)
+        # A growing buffer's addresses are all there; a kernel reads only where there is memory by then.
+        room = end if buffer is None else getattr(buffer, "maximum", buffer.nbytes) - getattr(tensor, "offset", 0)
         if end > room:
             raise ValueError(f"tensor_map: {end} bytes of a tensor in {room}")
         found_map = TensorMap(getattr(tensor, "buffer", tensor), box)

@@ -47,7 +47,6 @@ from zse.kernel import (
     mma_f16,
     num_blocks,
     prmt,
-    reciprocal,
     shared_array,
     shuffle,
     shuffle_xor,
@@ -63,12 +62,13 @@ from zse.kernel import (
     warp_barrier,
     warp_index,
 )
-from zse.kernels.gpu.attention_plan import HEADER, MAX_RUN, PAGE, TASK, divide
+from zse.kernels.gpu.attention_plan import HEAD_DIMS, HEADER, PAGE, TASK, decode_columns, divide
 
 LOG2E = 1.4426950408889634
 MASKED = -3.0e38        # the score of a key that must not be seen
 FLOOR = -1.0e30         # the running maximum before any key
-HEAD_DIMS = (64, 96, 128, 256)
+THREADS = 128
+STAGES = 3              # pages of a warp's ring
 MERGE = 8               # chunks whose records are in flight while they are merged
 KV_TYPES = {"bf16": bf16, "f16": f16, "e4m3": e4m3}
 # Variables of the loading side: the work item, its next page, pages, end, first page, place in the page table, head, first key
@@ -134,7 +134,7 @@ def next_item(state, plan, page_table, max_pages, kv_heads, by_heads, total):
 
 
 @inline
-def load_page(state, ring, bars, keys, values, plan, page_table, max_pages, kv_heads, by_heads, total, D, FRESH_BEFORE, STRIDE, ITEM, STAGES, BULK):
+def load_page(state, ring, bars, keys, values, plan, page_table, max_pages, kv_heads, by_heads, total, fresh_before, page_heads, by_share, D, STRIDE, ITEM, STAGES, BULK):
     """Starts the copy of this warp's next page, if there is one, into the ring's next slot."""
     W = target.threads // target.warp
     lane = lane_index()
@@ -144,12 +144,12 @@ def load_page(state, ring, bars, keys, values, plan, page_table, max_pages, kv_h
         if state[NEXT] % 32 == 0 and state[NEXT] > 0:
             state[IDS] = page_ids(page_table, state[TABLE], state[COUNT], state[NEXT])
         page = state[FIRST] + state[NEXT] * W
-        if state[WAITED] == 0 and (page + 1) * PAGE > state[FRESH] - FRESH_BEFORE:
+        if state[WAITED] == 0 and (page + 1) * PAGE > state[FRESH] - fresh_before:
             grid_wait()
             state[WAITED] = 1
         valid = state[END] - page * PAGE
         number = shuffle(state[IDS], state[NEXT] % 32)
-        at = (i64(number) * kv_heads + state[HEAD]) * (PAGE * D * ITEM)
+        at = (i64(number) * page_heads + divide(state[HEAD], by_share)) * (PAGE * D * ITEM)
         slot = ring + state[SLOT] * (2 * PAGE * STRIDE)
         if BULK:
             bar = bars + state[SLOT]
@@ -329,7 +329,7 @@ def note_arrival(arrival, wanted):
 
 
 @inline
-def merge_records(work, plan, counters, records, totals, out, kv_scale, kv_heads, by_heads, group, by_group, width, D, KV):
+def merge_records(work, plan, counters, records, totals, out, kv_scale, page_heads, by_share, kv_heads, by_heads, group, by_group, width, D, KV):
     """The chunks of one tile and head, merged in their order, MERGE at a time."""
     task = divide(work, by_heads)
     head = work - task * kv_heads
@@ -340,7 +340,9 @@ def merge_records(work, plan, counters, records, totals, out, kv_scale, kv_heads
     heads = kv_heads * group
     if thread_index() == 0:
         counters[(task - keys[3] // 65536) * kv_heads + head] = 0
-    value_scale = kv_scale[kv_heads + head] if KV is e4m3 else f32(1)
+    value_scale = f32(1)
+    if KV is e4m3:
+        value_scale = kv_scale[page_heads + divide(head, by_share)]
     for e in unroll(range(thread_index(), who[1] * group * (D // 4), target.threads), 1):
         column = e // (D // 4)
         x = e % (D // 4) * 4
@@ -373,9 +375,11 @@ def merge_records(work, plan, counters, records, totals, out, kv_scale, kv_heads
 @kernel
 def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: Ptr[u8, "const"], kv_scale: Ptr[f32, "const"],
                      page_table: Ptr[i32, "const"], plan: Ptr[i32, "const"], counters: Ptr[i32], records: Ptr[f32],
-                     totals: Ptr[f32], out: Ptr[bf16], max_pages: i32, kv_heads: i32, by_heads: u32, group: i32, by_group: u32, scale: f32,
-                     window: i32, softcap: f32, D: static, NT: static, KV: static, STAGES: static):
-    """A persistent grid over the plan's tasks x kv heads. NT: parts of 8 query rows. kv_scale: null unless the pages are e4m3."""
+                     totals: Ptr[f32], out: Ptr[bf16], max_pages: i32, page_heads: i32, by_share: u32, kv_heads: i32, by_heads: u32,
+                     group: i32, by_group: u32, fresh_before: i32, scale: f32, window: i32, softcap: f32, D: static, NT: static, KV: static, STAGES: static):
+    """A persistent grid over the plan's tasks x kv heads. NT: parts of 8 query rows. kv_scale: null unless the pages are e4m3.
+    kv_heads, group: where a group is larger than a tile its parts count as kv heads of their own; page_heads: of the pages.
+    fresh_before: tokens before a tile that this step may write."""
     ITEM = 1 if KV is e4m3 else 2
     F = bf16 if KV is bf16 else f16
     BULK = target.has("tma")
@@ -383,7 +387,6 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
     SLOT_BYTES = 2 * PAGE * STRIDE          # keys, then values
     COLUMN = D + 4                          # f32 of a column while warps are merged
     W = target.threads // target.warp
-    FRESH_BEFORE = MAX_RUN - 1 if NT > 1 else 0
     grid_launch_dependents()
     memory = shared_array(u8, W * STAGES * SLOT_BYTES, align=128)
     peaks = shared_array(f32, W * 16)
@@ -413,7 +416,7 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
     shift_entry(state, page_table, max_pages, block_index(0), total)
     read_entry(state, block_index(0) + step, total, plan, by_heads)
     for _ in static(range(STAGES - 1)):
-        load_page(state, ring, bars, k_pages, v_pages, plan, page_table, max_pages, kv_heads, by_heads, total, D, FRESH_BEFORE, STRIDE, ITEM, STAGES, BULK)
+        load_page(state, ring, bars, k_pages, v_pages, plan, page_table, max_pages, kv_heads, by_heads, total, fresh_before, page_heads, by_share, D, STRIDE, ITEM, STAGES, BULK)
     if state[WAITED] == 0:
         grid_wait()
         state[WAITED] = 1
@@ -444,8 +447,8 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
         key_scale = f32(1)
         value_scale = f32(1)
         if KV is e4m3:
-            key_scale = kv_scale[head]
-            value_scale = kv_scale[kv_heads + head]
+            key_scale = kv_scale[divide(head, by_share)]
+            value_scale = kv_scale[page_heads + divide(head, by_share)]
         score_scale = scale * key_scale
         factor = f32(LOG2E) if softcap > 0.0 else score_scale * LOG2E
         acc = [[[f32(0) for u in static(range(4))] for nt in static(range(NT))] for d in static(range(D // 16))]
@@ -454,12 +457,12 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
         for i in unroll(range(pages), 1):
             warp_barrier()                      # the slot that is filled next was read by all lanes
             if BULK:
-                load_page(state, ring, bars, k_pages, v_pages, plan, page_table, max_pages, kv_heads, by_heads, total, D, FRESH_BEFORE, STRIDE, ITEM, STAGES, BULK)
+                load_page(state, ring, bars, k_pages, v_pages, plan, page_table, max_pages, kv_heads, by_heads, total, fresh_before, page_heads, by_share, D, STRIDE, ITEM, STAGES, BULK)
                 mbarrier_wait(bars + slot, phase)
             else:
                 copy_wait(STAGES - 2)
                 warp_barrier()
-                load_page(state, ring, bars, k_pages, v_pages, plan, page_table, max_pages, kv_heads, by_heads, total, D, FRESH_BEFORE, STRIDE, ITEM, STAGES, BULK)
+                load_page(state, ring, bars, k_pages, v_pages, plan, page_table, max_pages, kv_heads, by_heads, total, fresh_before, page_heads, by_share, D, STRIDE, ITEM, STAGES, BULK)
             warp_barrier()
             attend_page(ring + slot * SLOT_BYTES, (first_page + i * W) * PAGE, end, position, limits, queries, acc, high, sums,
                         factor, score_scale, softcap, window, D, NT, STRIDE, ITEM, F)
@@ -520,7 +523,7 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
         # Whether the item before was its tile's last: its arrival had this item's time to come back.
         if before >= 0:
             if arrived[0] == 1:
-                merge_records(before, plan, counters, records, totals, out, kv_scale, kv_heads, by_heads, group, by_group, width, D, KV)
+                merge_records(before, plan, counters, records, totals, out, kv_scale, page_heads, by_share, kv_heads, by_heads, group, by_group, width, D, KV)
         before = i32(-1) if chunks == 1 else work
         barrier()
         if chunks > 1 and thread_index() == 0:
@@ -532,13 +535,22 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
             arrived[0] = note_arrival(arrival, wanted)
         barrier()
         if arrived[0] == 1:
-            merge_records(before, plan, counters, records, totals, out, kv_scale, kv_heads, by_heads, group, by_group, width, D, KV)
+            merge_records(before, plan, counters, records, totals, out, kv_scale, page_heads, by_share, kv_heads, by_heads, group, by_group, width, D, KV)
+
+
+def decode_symbol(kv: str, head_dim: int, parts: int) -> str:
+    return f"attention_decode_{kv}_d{head_dim}_n{parts}"
+
+
+def decode_blocks(head_dim: int) -> int:
+    """Blocks of a multiprocessor: rings of 16-bit pages fill its shared memory."""
+    return 1 if head_dim > 128 else 2
 
 
 def decode_variants(target) -> list[Variant]:
-    """head_dim x dtype of the pages x query rows."""
+    """head_dim x dtype of the pages x parts of 8 query rows."""
     if not target.has("mma_sync"):
         return []
-    return [Variant(f"attention_decode_{name}_d{dim}_n{parts}", attention_decode, {"D": dim, "NT": parts, "KV": dtype, "STAGES": stages_of(dim, name)},
-                    threads=threads_of(dim))
-            for name, dtype in KV_TYPES.items() for dim in HEAD_DIMS for parts in (1, 2)]
+    return [Variant(decode_symbol(name, dim, parts), attention_decode, {"D": dim, "NT": parts, "KV": dtype, "STAGES": STAGES},
+                    threads=THREADS, min_blocks=decode_blocks(dim))
+            for name, dtype in KV_TYPES.items() for dim in HEAD_DIMS for parts in range(1, decode_columns(dim) // 8 + 1)]

@@ -10,7 +10,6 @@ from zse.kernel import (
     barrier,
     bf16,
     bitcast,
-    block_index,
     cast_ptr,
     convert,
     copy_async,
@@ -45,8 +44,8 @@ from zse.kernel import (
     unroll,
     warp_index,
 )
-from zse.kernels.gpu.attention_decode import FLOOR, LOG2E, MASKED, multiply, pack_pair, two_f16
-from zse.kernels.gpu.attention_plan import HEADER, PAGE, PREFILL_ROWS, TASK, TILE, divide
+from zse.kernels.gpu.attention_decode import FLOOR, KV_TYPES, LOG2E, MASKED, multiply, pack_pair, two_f16
+from zse.kernels.gpu.attention_plan import HEAD_DIMS, HEADER, PAGE, PREFILL_ROWS, TASK, TILE, divide
 from zse.kernels.gpu.attention_prefill import work_of
 
 THREADS = 2 * PREFILL_ROWS      # a warp has 16 rows
@@ -259,3 +258,15 @@ def attention_prefill_mma(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pa
                     else:
                         store(place + d * 16 + j * 4, convert(make_vector(c[0], c[2], c[1], c[3]), bf16))
         barrier()
+
+
+def mma_symbol(kv: str, head_dim: int) -> str:
+    return f"attention_mma_{kv}_d{head_dim}"
+
+
+def mma_variants(target) -> list[Variant]:
+    """head_dim x dtype of the pages, less what attention_prefill.py does on this target."""
+    if not target.has("mma_sync"):
+        return []
+    return [Variant(mma_symbol(name, dim), attention_prefill_mma, {"D": dim, "KV": dtype}, threads=THREADS)
+            for name, dtype in KV_TYPES.items() if name == "e4m3" or target.arch != 90 for dim in HEAD_DIMS]

@@ -6,6 +6,7 @@ batch. Other rows go to the prefill kernel in tiles of `prefill_tokens`. Tiles s
 numbers (or at the row's first token of the batch). Grids of the attention kernels are constant: they read how much there is to do.
 """
 
+from math import prod
 from typing import NamedTuple
 
 from zse.dtypes import ITEM_BYTES
@@ -41,7 +42,7 @@ THREADS = 512
 MAX_RUN = 8             # rows with up to this many tokens in the batch are decoded
 MIN_CHUNK = 256         # keys of a chunk, at least
 MAX_SPLITS = 16         # chunks of a row, at most
-COLUMNS = 16            # query rows (tokens x heads) of a decode tile, at most
+HEAD_DIMS = (64, 96, 128, 256)
 PREFILL_ROWS = 128      # of a prefill tile
 
 
@@ -185,9 +186,26 @@ def attention_plan(token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], p
                 tile += 1
 
 
-def decode_tile_tokens(group: int, longest_run: int | None) -> int:
-    """Tokens of a decode tile; each has `group` query rows per key/value head (at most COLUMNS at once)."""
-    return 1 if longest_run == 1 else max(1, COLUMNS // group)
+def decode_columns(head_dim: int) -> int:
+    """Query rows (tokens x heads) of a decode tile, at most: what the registers hold."""
+    return 8 if head_dim > 128 else 16
+
+
+def decode_share(group: int, head_dim: int) -> int:
+    """Parts that the query heads of a group are cut into, so that one fits a tile."""
+    columns = decode_columns(head_dim)
+    parts = next(parts for parts in range(1, group + 1) if group % parts == 0 and group // parts <= columns)
+    return parts
+
+
+def decode_tile_tokens(group: int, head_dim: int, longest_run: int | None) -> int:
+    """Tokens of a decode tile; each has `group` query rows per key/value head."""
+    return 1 if longest_run == 1 else max(1, decode_columns(head_dim) // group)
+
+
+def decode_tokens(max_tokens: int, max_rows: int) -> int:
+    """Tokens of a step whose chunks have room: one of every row, or a few of one. More are given to the prefill kernel."""
+    return min(max_tokens, max(max_rows, MAX_RUN))
 
 
 class AttentionScratch(NamedTuple):
@@ -200,54 +218,59 @@ class AttentionScratch(NamedTuple):
     totals: Tensor
     heads: int
     kv_heads: int
+    decode_tokens: int          # that can be decoded in one step, whatever their lengths
     max_run: int = MAX_RUN
     min_chunk: int = MIN_CHUNK
     max_splits: int = MAX_SPLITS
 
     @property
     def capacity(self) -> int:
+        """Tokens x chunks that can be decoded in one step."""
         return self.records.shape[0]
 
-    @classmethod
-    def shapes(cls, config, max_tokens: int, max_rows: int, max_context: int, min_chunk: int = MIN_CHUNK,
-               max_splits: int = MAX_SPLITS) -> dict[str, tuple[int, ...]]:
-        """Shapes by name. max_tokens, max_rows: of one step; max_context: tokens of a sequence. config: a ModelConfig."""
-        chunks = max(1, min(max_splits, -(-max_context // min_chunk)))
-        capacity = min(max_tokens, max(max_rows, MAX_RUN)) * chunks
-        heads, dim = config.num_heads, config.head_dim
-        return {"plan": (HEADER + capacity * TASK + max_tokens * TILE,), "counters": (capacity * heads,),
-                "records": (capacity, heads, dim), "totals": (capacity, heads, 2)}
+    @property
+    def head_dim(self) -> int:
+        return self.records.shape[2]
 
-    @classmethod
-    def windows(cls, config) -> list[int]:
-        """The distinct windows of the model's layers (0: none)."""
+    @staticmethod
+    def shapes(heads: int, head_dim: int, max_tokens: int, max_rows: int, max_context: int, min_chunk: int = MIN_CHUNK,
+               max_splits: int = MAX_SPLITS) -> dict[str, tuple[int, ...]]:
+        """Shapes by name. max_tokens, max_rows: of one step; max_context: tokens of a sequence."""
+        chunks = max(1, min(max_splits, -(-max_context // min_chunk)))
+        capacity = decode_tokens(max_tokens, max_rows) * chunks
+        return {"plan": (HEADER + capacity * TASK + max_tokens * TILE,), "counters": (capacity * heads,),
+                "records": (capacity, heads, head_dim), "totals": (capacity, heads, 2)}
+
+    @staticmethod
+    def windows(config) -> list[int]:
+        """The distinct windows of a ModelConfig's layers (0: none)."""
         return sorted({config.window(layer) for layer in range(config.num_layers)})
 
     @classmethod
     def nbytes(cls, config, max_tokens: int, max_rows: int, max_context: int) -> int:
         """Bytes that allocate() takes."""
-        shapes = cls.shapes(config, max_tokens, max_rows, max_context)
         total = 0
-        for name, shape in shapes.items():
-            count = 4 * (len(cls.windows(config)) if name == "plan" else 1)
-            for size in shape:
-                count *= size
-            total += count
+        for name, shape in cls.shapes(config.num_heads, config.head_dim, max_tokens, max_rows, max_context).items():
+            total += prod(shape) * 4 * (len(cls.windows(config)) if name == "plan" else 1)
         return total
 
     @classmethod
-    def allocate(cls, device, config, max_tokens: int, max_rows: int, max_context: int, **tuning: int) -> "AttentionScratch":
-        """Zero-filled scratch for steps of up to max_tokens tokens of max_rows sequences."""
-        shapes = cls.shapes(config, max_tokens, max_rows, max_context, **tuning)
+    def allocate(cls, device, config, max_tokens: int, max_rows: int, max_context: int) -> "AttentionScratch":
+        """Scratch for a ModelConfig's steps of up to max_tokens tokens of max_rows sequences of max_context tokens."""
+        return cls.make(device, config.num_heads, config.num_kv_heads, config.head_dim, cls.windows(config), max_tokens, max_rows,
+                        max_context)
+
+    @classmethod
+    def make(cls, device, heads: int, kv_heads: int, head_dim: int, windows: list[int], max_tokens: int, max_rows: int,
+             max_context: int, **tuning: int) -> "AttentionScratch":
+        """As allocate(). tuning: min_chunk, max_splits."""
+        shapes = cls.shapes(heads, head_dim, max_tokens, max_rows, max_context, **tuning)
 
         def new(name: str, dtype: str) -> Tensor:
-            count = ITEM_BYTES[dtype]
-            for size in shapes[name]:
-                count *= size
-            return Tensor(device.alloc(count, label="scratch"), shapes[name], dtype)
+            return Tensor(device.alloc(prod(shapes[name]) * ITEM_BYTES[dtype], label="scratch"), shapes[name], dtype)
 
-        return cls({window: new("plan", "i32") for window in cls.windows(config)}, new("counters", "i32"),
-                   new("records", "f32"), new("totals", "f32"), config.num_heads, config.num_kv_heads, **tuning)
+        return cls({window: new("plan", "i32") for window in windows}, new("counters", "i32"), new("records", "f32"),
+                   new("totals", "f32"), heads, kv_heads, decode_tokens(max_tokens, max_rows), **tuning)
 
 
 def plan_attention(recorder, scratch: AttentionScratch, token_row, positions, longest_run: int | None = None) -> None:
@@ -257,7 +280,8 @@ def plan_attention(recorder, scratch: AttentionScratch, token_row, positions, lo
     group = scratch.heads // scratch.kv_heads
     require(positions.shape[0] == tokens, f"plan_attention: {positions.shape[0]} positions of {tokens} tokens")
     for window, plan in scratch.plans.items():
-        recorder.launch("attention_plan", [token_row, positions, plan, tokens, window, decode_tile_tokens(group, longest_run),
+        recorder.launch("attention_plan", [token_row, positions, plan, tokens, window,
+                                           decode_tile_tokens(group, scratch.head_dim, longest_run),
                                            max(1, PREFILL_ROWS // group), scratch.max_run, scratch.min_chunk,
                                            scratch.max_splits, scratch.capacity], 1)
 

@@ -30,8 +30,8 @@ from zse.kernel import (
     lane_index,
     load,
     make_vector,
-    mbarrier_arrive,
     mbarrier_array,
+    mbarrier_arrive,
     mbarrier_expect,
     mbarrier_init,
     mbarrier_init_fence,
@@ -45,7 +45,6 @@ from zse.kernel import (
     static,
     store,
     tanh,
-    target,
     thread_index,
     tma_load,
     u8,
@@ -58,7 +57,7 @@ from zse.kernel import (
     wgmma_fence,
     wgmma_wait,
 )
-from zse.kernels.gpu.attention_plan import HEADER, PAGE, PREFILL_ROWS, TASK, TILE, divide
+from zse.kernels.gpu.attention_plan import HEAD_DIMS, HEADER, PAGE, PREFILL_ROWS, TASK, TILE, divide
 
 LOG2E = 1.4426950408889634
 MASKED = -3.0e38        # the score of a key that must not be seen
@@ -331,3 +330,16 @@ def attention_prefill_wgmma(q: Ptr[bf16, "const"], k_map: TensorMap, v_map: Tens
 def prefill_swizzle(head_dim: int) -> int:
     """Bytes of the rows in shared memory: a head's row is cut into columns of this width."""
     return 128 if head_dim % 64 == 0 else 64
+
+
+def wgmma_symbol(kv: str, head_dim: int) -> str:
+    return f"attention_prefill_{kv}_d{head_dim}"
+
+
+def wgmma_variants(target) -> list[Variant]:
+    """head_dim x dtype of the pages; e4m3 pages are attention_mma.py's."""
+    if target.arch != 90:
+        return []
+    return [Variant(wgmma_symbol(name, dim), attention_prefill_wgmma, {"D": dim, "KV": dtype, "BN": 64 if dim > 128 else 128},
+                    threads=THREADS)
+            for name, dtype in (("bf16", bf16), ("f16", f16)) for dim in HEAD_DIMS]

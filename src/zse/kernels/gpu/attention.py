@@ -1,0 +1,84 @@
+"""The launches of attention on a GPU: which kernels a recording needs, and their arguments."""
+
+from zse.errors import UnsupportedError
+from zse.kernel import Variant
+from zse.kernels.gpu.attention_decode import decode_blocks, decode_symbol, decode_variants
+from zse.kernels.gpu.attention_plan import (
+    HEAD_DIMS,
+    MAX_RUN,
+    PAGE,
+    AttentionScratch,
+    decode_columns,
+    decode_share,
+    plan_attention,
+    plan_variants,
+    reciprocal31,
+)
+from zse.kernels.op import check, require
+
+KV_DTYPES = ("bf16", "f16", "e4m3")
+MAX_GROUP = 128             # query heads of a kv head: rows of a prefill tile
+EMULATED_BLOCKS = 2         # of a device that does not say how many multiprocessors it has
+
+
+def record_attention(recorder, q, k_pages, v_pages, page_table, token_row, positions, out, scale: float, window: int,
+                     softcap: float, scratch: AttentionScratch | None, longest_run: int | None, kv_scale) -> None:
+    """attention() on a GPU; see there."""
+    device = recorder.device
+    pages, kv_heads, _, head_dim = v_pages.shape
+    tokens, width = q.shape
+    if head_dim not in HEAD_DIMS:
+        raise UnsupportedError(f"attention on a GPU: head_dim {head_dim}; there are kernels for "
+                               f"{', '.join(map(str, HEAD_DIMS))} (use --device cpu)")
+    group = width // (kv_heads * head_dim)
+    require(width % (kv_heads * head_dim) == 0 and 1 <= group <= MAX_GROUP,
+            f"attention: q is {width} wide, {kv_heads} kv heads of {head_dim}")
+    check("attention q", q, "bf16", tokens, width)
+    check("attention out", out, "bf16", tokens, width)
+    check("attention k_pages", k_pages, KV_DTYPES, pages, kv_heads, PAGE, head_dim)
+    check("attention v_pages", v_pages, k_pages.dtype, pages, kv_heads, PAGE, head_dim)
+    check("attention page_table", page_table, "i32", None, None)
+    check("attention token_row", token_row, "i32", tokens)
+    check("attention positions", positions, "i32", tokens)
+    require((kv_scale is None) == (k_pages.dtype != "e4m3"), "attention: e4m3 pages, and only they, have kv_scale")
+    if kv_scale is not None:
+        check("attention kv_scale", kv_scale, "f32", 2, kv_heads)
+    if scratch is None:
+        require(isinstance(tokens, int), "attention: a number of tokens that is a symbol needs scratch")
+        rows, max_pages = page_table.shape
+        scratch = AttentionScratch.make(device, width // head_dim, kv_heads, head_dim, [window], tokens, rows, max_pages * PAGE)
+        plan_attention(recorder, scratch, token_row, positions, longest_run)
+    require(window in scratch.plans, f"attention: scratch was made for windows {sorted(scratch.plans)}, not {window}")
+    require((scratch.heads, scratch.kv_heads, scratch.head_dim) == (width // head_dim, kv_heads, head_dim),
+            "attention: scratch was made for other heads")
+    plan, kv = scratch.plans[window], k_pages.dtype
+    scales = 0 if kv_scale is None else kv_scale
+    blocks = getattr(device, "num_sms", EMULATED_BLOCKS)
+    share = decode_share(group, head_dim)
+    heads, part = kv_heads * share, group // share
+    parts = 1 if longest_run == 1 and part <= 8 else decode_columns(head_dim) // 8
+    recorder.launch(decode_symbol(kv, head_dim, parts),
+                    [q, k_pages, v_pages, scales, page_table, plan, scratch.counters, scratch.records, scratch.totals, out,
+                     page_table.shape[1], kv_heads, reciprocal31(share), heads, reciprocal31(heads), part, reciprocal31(part),
+                     0 if longest_run == 1 else MAX_RUN - 1, float(scale), window, float(softcap)], blocks * decode_blocks(head_dim))
+    most = tokens if isinstance(tokens, int) else recorder.maxima[tokens.name]
+    if longest_run is not None and longest_run <= MAX_RUN and most <= scratch.decode_tokens:
+        return
+    common = [page_table, plan, out, page_table.shape[1], kv_heads, reciprocal31(kv_heads), group, reciprocal31(group),
+              scratch.capacity, float(scale), window, float(softcap)]
+    if kv != "e4m3" and getattr(device, "arch", 0) == 90:
+        from zse.kernels.gpu.attention_prefill import prefill_swizzle, wgmma_symbol
+        swizzle = prefill_swizzle(head_dim)
+        maps = [device.tensor_map(flat, (PAGE, swizzle // 2), swizzle=swizzle)
+                for flat in (tensor._replace(shape=(pages * kv_heads * PAGE, head_dim)) for tensor in (k_pages, v_pages))]
+        recorder.launch(wgmma_symbol(kv, head_dim), [q, *maps, *common], blocks)
+    else:
+        from zse.kernels.gpu.attention_mma import mma_symbol
+        recorder.launch(mma_symbol(kv, head_dim), [q, k_pages, v_pages, scales, *common], blocks)
+
+
+def attention_variants(target) -> list[Variant]:
+    """All kernels of attention for a target."""
+    from zse.kernels.gpu.attention_mma import mma_variants
+    from zse.kernels.gpu.attention_prefill import wgmma_variants
+    return plan_variants(target) + decode_variants(target) + wgmma_variants(target) + mma_variants(target)

@@ -1,0 +1,143 @@
+"""QK-norm, rotation and the writing of keys and values to their pages, on a GPU: a warp is one head of one token."""
+
+from zse.kernel import (
+    Ptr,
+    Variant,
+    bf16,
+    block_index,
+    cast_ptr,
+    convert,
+    e4m3,
+    f16,
+    f32,
+    fma,
+    grid_launch_dependents,
+    grid_wait,
+    i32,
+    i64,
+    inline,
+    kernel,
+    lane_index,
+    load,
+    make_vector,
+    rsqrt,
+    static,
+    store,
+    target,
+    u8,
+    warp_index,
+    warp_sum,
+)
+
+PAGE = 16
+MAX_HEAD_DIM = 256
+THREADS = 128
+KV_TYPES = {"bf16": bf16, "f16": f16, "e4m3": e4m3}
+PAIRS = MAX_HEAD_DIM // 128     # pairs of two neighbours a lane has of half a head
+REST = MAX_HEAD_DIM // 64       # of what is not rotated
+
+
+@inline
+def put(out, a, b, scale, T):
+    """Two neighbours, times scale, as T."""
+    store(out, convert(make_vector(a * scale, b * scale), T))
+
+
+@inline
+def rotate(x, weight, table, out, head_dim, rotary, eps, scale, T, NORM):
+    """out = rope(x), or rope(rmsnorm(x) * weight), times scale, as T: one head, two neighbours of each half a lane and step."""
+    lane = lane_index()
+    half = rotary // 2
+    at = [lane * 2 + p * 64 for p in static(range(PAIRS))]
+    low = [[f32(0) for u in static(range(2))] for p in static(range(PAIRS))]
+    high = [[f32(0) for u in static(range(2))] for p in static(range(PAIRS))]
+    rest = [[f32(0) for u in static(range(2))] for p in static(range(REST))]
+    for p in static(range(PAIRS)):
+        if at[p] < half:
+            a = load(x + at[p], 2)
+            b = load(x + half + at[p], 2)
+            for u in static(range(2)):
+                low[p][u] = a[u] + 0.0
+                high[p][u] = b[u] + 0.0
+    if rotary < head_dim:
+        for p in static(range(REST)):
+            if rotary + lane * 2 + p * 64 < head_dim:
+                a = load(x + (rotary + lane * 2 + p * 64), 2)
+                for u in static(range(2)):
+                    rest[p][u] = a[u] + 0.0
+    if NORM:
+        squares = f32(0)
+        for values in static(low + high + rest):
+            for u in static(range(2)):
+                squares = fma(values[u], values[u], squares)
+        factor = rsqrt(warp_sum(squares) / f32(head_dim) + eps)
+    for p in static(range(PAIRS)):
+        if at[p] < half:
+            c = load(table + at[p], 2)
+            s = load(table + half + at[p], 2)
+            if NORM:
+                first = load(weight + at[p], 2)
+                second = load(weight + half + at[p], 2)
+                for u in static(range(2)):
+                    low[p][u] = low[p][u] * factor * first[u]
+                    high[p][u] = high[p][u] * factor * second[u]
+            put(out + at[p], low[p][0] * c[0] - high[p][0] * s[0], low[p][1] * c[1] - high[p][1] * s[1], scale, T)
+            put(out + half + at[p], high[p][0] * c[0] + low[p][0] * s[0], high[p][1] * c[1] + low[p][1] * s[1], scale, T)
+    if rotary < head_dim:
+        for p in static(range(REST)):
+            place = rotary + lane * 2 + p * 64
+            if place < head_dim:
+                if NORM:
+                    first = load(weight + place, 2)
+                    for u in static(range(2)):
+                        rest[p][u] = rest[p][u] * factor * first[u]
+                put(out + place, rest[p][0], rest[p][1], scale, T)
+
+
+@kernel
+def qkv_post_gpu(q: Ptr[f32, "const"], k: Ptr[f32, "const"], v: Ptr[f32, "const"], q_stride: i32, k_stride: i32, v_stride: i32,
+                 q_norm: Ptr[f32, "const"], k_norm: Ptr[f32, "const"], table: Ptr[f32, "const"], q_out: Ptr[bf16],
+                 k_pages: Ptr[u8], v_pages: Ptr[u8], kv_scale: Ptr[f32, "const"], page_table: Ptr[i32, "const"], max_pages: i32,
+                 token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], heads: i32, kv_heads: i32, head_dim: i32, rotary: i32,
+                 eps: f32, KV: static, NORM: static):
+    """Grid (tokens, heads of q, k and v / warps of a block). kv_scale: null unless the pages are e4m3."""
+    # First the wait, then the release of attention: it reads what was written before this kernel's predecessor ended.
+    grid_wait()
+    grid_launch_dependents()
+    token = block_index(0)
+    head = block_index(1) * (target.threads // target.warp) + warp_index()
+    if head >= heads + 2 * kv_heads:
+        return
+    cosines = table + i64(token) * rotary
+    if head < heads:
+        rotate(q + i64(token) * q_stride + head * head_dim, q_norm, cosines, q_out + (i64(token) * heads + head) * head_dim,
+               head_dim, rotary, eps, 1.0, bf16, NORM)
+        return
+    position = positions[token]
+    page = page_table[i64(token_row[token]) * max_pages + position // PAGE]
+    lane = lane_index()
+    if head < heads + kv_heads:
+        at = head - heads
+        scale = f32(1)
+        if KV is e4m3:
+            scale = 1.0 / kv_scale[at]
+        out = cast_ptr(k_pages, KV) + ((i64(page) * kv_heads + at) * PAGE + position % PAGE) * head_dim
+        rotate(k + i64(token) * k_stride + at * head_dim, k_norm, cosines, out, head_dim, rotary, eps, scale, KV, NORM)
+    else:
+        at = head - heads - kv_heads
+        scale = f32(1)
+        if KV is e4m3:
+            scale = 1.0 / kv_scale[kv_heads + at]
+        out = cast_ptr(v_pages, KV) + ((i64(page) * kv_heads + at) * PAGE + position % PAGE) * head_dim
+        row = v + i64(token) * v_stride + at * head_dim
+        for p in static(range(REST)):
+            place = lane * 2 + p * 64
+            if place < head_dim:
+                a = load(row + place, 2)
+                put(out + place, a[0], a[1], scale, KV)
+
+
+def qkv_post_variants(target) -> list[Variant]:
+    """dtype of the pages x with or without QK-norm."""
+    return [Variant(f"qkv_post_{name}_{form}", qkv_post_gpu, {"KV": dtype, "NORM": form == "norm"}, threads=THREADS)
+            for name, dtype in KV_TYPES.items() for form in ("plain", "norm")]
