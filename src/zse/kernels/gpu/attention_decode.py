@@ -15,7 +15,6 @@ from zse.kernel import (
     bf16,
     bitcast,
     block_index,
-    bulk_copy,
     cast_ptr,
     convert,
     copy_async,
@@ -26,7 +25,6 @@ from zse.kernel import (
     f16,
     f32,
     fence,
-    fence_async,
     fma,
     grid_launch_dependents,
     grid_wait,
@@ -38,11 +36,6 @@ from zse.kernel import (
     ldmatrix,
     load,
     make_vector,
-    mbarrier_array,
-    mbarrier_expect,
-    mbarrier_init,
-    mbarrier_init_fence,
-    mbarrier_wait,
     mma_bf16,
     mma_f16,
     num_blocks,
@@ -134,7 +127,7 @@ def next_item(state, plan, page_table, max_pages, kv_heads, by_heads, total):
 
 
 @inline
-def load_page(state, ring, bars, keys, values, plan, page_table, max_pages, kv_heads, by_heads, total, fresh_before, page_heads, by_share, D, STRIDE, ITEM, STAGES, BULK):
+def load_page(state, ring, keys, values, plan, page_table, max_pages, kv_heads, by_heads, total, fresh_before, page_heads, by_share, D, STRIDE, ITEM, STAGES):
     """Starts the copy of this warp's next page, if there is one, into the ring's next slot."""
     W = target.threads // target.warp
     lane = lane_index()
@@ -151,30 +144,22 @@ def load_page(state, ring, bars, keys, values, plan, page_table, max_pages, kv_h
         number = shuffle(state[IDS], state[NEXT] % 32)
         at = (i64(number) * page_heads + divide(state[HEAD], by_share)) * (PAGE * D * ITEM)
         slot = ring + state[SLOT] * (2 * PAGE * STRIDE)
-        if BULK:
-            bar = bars + state[SLOT]
-            if lane == 0:
-                mbarrier_expect(bar, min(valid, PAGE) * (2 * D * ITEM))
-            row = lane % PAGE
-            place = slot + lane * STRIDE
-            source = (keys if lane < PAGE else values) + at + row * (D * ITEM)
-            if row < valid:
-                bulk_copy(place, source, D * ITEM, bar)
+        pieces = D * ITEM // 16                     # of a row
+        for part in static(range(2)):
+            source = (values if part else keys) + (at + lane * 16)
+            if 32 % pieces == 0:
+                place = slot + (part * PAGE * STRIDE + lane // pieces * STRIDE + lane % pieces * 16)
+                for e in static(range(PAGE * pieces // 32)):
+                    row = lane // pieces + e * (32 // pieces)
+                    copy_async(place + e * (32 // pieces) * STRIDE, source + e * 512, 16, i32(16) if row < valid else i32(0))
             else:
-                for x in static(range(0, D * ITEM, 16)):
-                    store(cast_ptr(place + x, u32), u32.x(4)(0))
-                fence_async()                       # the copy engine writes there again later
-        else:
-            for part in static(range(2)):
-                for e in static(range(0, PAGE * D * ITEM // 16, 32)):
-                    piece = e + lane
-                    row = piece // (D * ITEM // 16)
-                    copy_async(slot + (part * PAGE + row) * STRIDE + piece % (D * ITEM // 16) * 16,
-                               (values if part else keys) + at + piece * 16, 16, i32(16) if row < valid else i32(0))
+                for e in static(range(PAGE * pieces // 32)):
+                    row = (e * 32 + lane) // pieces
+                    copy_async(slot + ((part * PAGE + row) * STRIDE + (e * 32 + lane) % pieces * 16), source + e * 512, 16,
+                               i32(16) if row < valid else i32(0))
         state[NEXT] += 1
         state[SLOT] = 0 if state[SLOT] == STAGES - 1 else state[SLOT] + 1
-    if not BULK:
-        copy_commit()
+    copy_commit()
 
 
 @inline
@@ -382,7 +367,6 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
     fresh_before: tokens before a tile that this step may write."""
     ITEM = 1 if KV is e4m3 else 2
     F = bf16 if KV is bf16 else f16
-    BULK = target.has("tma")
     STRIDE = D * ITEM + 16                  # bytes; the padding keeps ldmatrix free of bank conflicts
     SLOT_BYTES = 2 * PAGE * STRIDE          # keys, then values
     COLUMN = D + 4                          # f32 of a column while warps are merged
@@ -396,32 +380,22 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
     warp = warp_index()
     g = lane // 4
     ring = memory + warp * (STAGES * SLOT_BYTES)
-    bars = mbarrier_array(W * STAGES) + warp * STAGES
-    if BULK:
-        if lane < STAGES:
-            mbarrier_init(bars + lane, 1)
-            mbarrier_init_fence()
-        warp_barrier()
-    else:
-        grid_wait()
     total = plan[0] * kv_heads
     width = kv_heads * group * D
     step = num_blocks(0)
     state = [i32(0) for _ in static(range(20))]
     state[WORK] = block_index(0) - step
-    state[WAITED] = 0 if BULK else 1
     # Pages that earlier steps wrote are read before grid_wait(): the kernel before this one (qkv_post) lets this one start only
     # after its own grid_wait(), so the plan and the page table are there too.
     read_entry(state, block_index(0), total, plan, by_heads)
     shift_entry(state, page_table, max_pages, block_index(0), total)
     read_entry(state, block_index(0) + step, total, plan, by_heads)
     for _ in static(range(STAGES - 1)):
-        load_page(state, ring, bars, k_pages, v_pages, plan, page_table, max_pages, kv_heads, by_heads, total, fresh_before, page_heads, by_share, D, STRIDE, ITEM, STAGES, BULK)
+        load_page(state, ring, k_pages, v_pages, plan, page_table, max_pages, kv_heads, by_heads, total, fresh_before, page_heads, by_share, D, STRIDE, ITEM, STAGES)
     if state[WAITED] == 0:
         grid_wait()
         state[WAITED] = 1
     slot = i32(0)
-    phase = i32(0)
     before = i32(-1)            # the work item whose arrival was not looked at yet
     arrival = i32(0)            # how many came earlier, of `wanted`: looked at one item later, when it has long come back
     wanted = i32(-1)
@@ -455,18 +429,12 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
         high = [[f32(FLOOR) for u in static(range(2))] for nt in static(range(NT))]
         sums = [[f32(0) for u in static(range(2))] for nt in static(range(NT))]
         for i in unroll(range(pages), 1):
-            warp_barrier()                      # the slot that is filled next was read by all lanes
-            if BULK:
-                load_page(state, ring, bars, k_pages, v_pages, plan, page_table, max_pages, kv_heads, by_heads, total, fresh_before, page_heads, by_share, D, STRIDE, ITEM, STAGES, BULK)
-                mbarrier_wait(bars + slot, phase)
-            else:
-                copy_wait(STAGES - 2)
-                warp_barrier()
-                load_page(state, ring, bars, k_pages, v_pages, plan, page_table, max_pages, kv_heads, by_heads, total, fresh_before, page_heads, by_share, D, STRIDE, ITEM, STAGES, BULK)
-            warp_barrier()
+            copy_wait(STAGES - 2)
+            warp_barrier()                      # the page is there for all lanes, and all have read the one before
+            load_page(state, ring, k_pages, v_pages, plan, page_table, max_pages, kv_heads, by_heads, total, fresh_before, page_heads, by_share, D,
+                      STRIDE, ITEM, STAGES)
             attend_page(ring + slot * SLOT_BYTES, (first_page + i * W) * PAGE, end, position, limits, queries, acc, high, sums,
                         factor, score_scale, softcap, window, D, NT, STRIDE, ITEM, F)
-            phase = 1 - phase if slot == STAGES - 1 else phase
             slot = 0 if slot == STAGES - 1 else slot + 1
         load_queries(q, queries, coming, work + step, kv_heads, by_heads, group, by_group, width, D, NT, ITEM, F)    # of the next item
         for nt in static(range(NT)):
@@ -493,8 +461,6 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
                 places[warp] = warp * (STAGES * SLOT_BYTES) + free
             if nt == 0 and thread_index() == 0:
                 arrived[0] = note_arrival(arrival, wanted)
-            if BULK:
-                fence_async()
             barrier()
             for e in unroll(range(thread_index(), min(count * group - nt * 8, 8) * (D // 4), target.threads), 1):
                 column = e // (D // 4)
