@@ -38,7 +38,8 @@ def add_arguments(parser) -> None:
     tokens(sub, "--sequences", 8, "sequences")
     tokens(sub, "--context", 16, "tokens before the first new one")
     tokens(sub, "--tokens", 64, "new tokens of each sequence")
-    kind("startup", "from exec to the first token of `zse run`")
+    sub = kind("startup", "from exec to the first token of `zse run` and `zse serve`, page cache warm and dropped")
+    sub.add_argument("--warm-only", action="store_true", help="leave the page cache alone")
     sub = kind("serve", "`zse serve`: exec to ready and to the first token over HTTP, then several clients at once")
     sub.add_argument(
         "--clients", type=_counts, default=[1, 4, 8], metavar="N,N,…", help="clients at once (default: 1,4,8)"
@@ -77,7 +78,7 @@ def _measure(args) -> dict:
         if args.kind == "startup":
             from zse.bench.startup import startup
 
-            return startup(args.model, args.repeats, options)
+            return startup(args.model, args.repeats, options, cold=not args.warm_only)
         from zse.bench.serving import serving
 
         return serving(args.model, args.clients, args.tokens, options)
@@ -117,13 +118,15 @@ def _engine_words(args) -> list[str]:
 def _text(result: dict) -> str:
     lines = []
     for name, value in result.items():
-        if name in ("runs", "machine", "load"):
+        if name in ("runs", "machine", "load", "phases_ms"):
             continue
         if name.endswith("_bytes"):
             value, name = f"{value / 2**20:.0f} MiB", name.removesuffix("_bytes")
         elif isinstance(value, float):
             value = f"{value:.1f}"
-        lines.append(f"{name.replace('_', ' '):<24}{value if value is not None else 'default'}")
+        lines.append(f"{name.replace('_', ' '):<36}{value if value is not None else 'default'}")
+    for process, phases in result.get("phases_ms", {}).items():
+        lines.append(f"{process + ' phases, ms':<36}" + ", ".join(f"{phase} {ms:.0f}" for phase, ms in phases.items()))
     for load in result.get("load", ()):
         itl = f", ITL {load['itl_ms']:.1f} ms" if load["itl_ms"] else ""
         lines.append(
