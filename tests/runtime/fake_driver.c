@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #ifdef FAKE_HIP
 #define NAME(cuda, hip) hip
@@ -42,7 +43,7 @@ static char context_object;
 /* ---- settings, failures, counters: what a test asks for and looks at ---- */
 
 static int settings_devices = 1, settings_version = 13000, settings_major = 9, settings_minor = 0, settings_vmm = 1;
-static int settings_mode, settings_shared = 232448, settings_read_only_register = 1;
+static int settings_register_us, settings_mode, settings_shared = 232448, settings_read_only_register = 1;
 static size_t memory_limit = 1ull << 30, memory_used;
 
 #define MAX_RULES 64
@@ -57,6 +58,7 @@ void fake_set(const char *name, long long value) {
     else if (!strcmp(name, "vmm")) settings_vmm = (int)value;
     else if (!strcmp(name, "mode")) settings_mode = (int)value;
     else if (!strcmp(name, "shared")) settings_shared = (int)value;
+    else if (!strcmp(name, "register_us")) settings_register_us = (int)value;
     else if (!strcmp(name, "memory")) memory_limit = (size_t)value;
     else if (!strcmp(name, "read_only_register")) settings_read_only_register = (int)value;
     else abort();
@@ -497,6 +499,7 @@ int NAME(cuMemHostRegister_v2, hipHostRegister)(void *host, size_t nbytes, unsig
         if (range->kind == REGISTERED && start < range->start + range->nbytes && range->start < end) status = ALREADY_REGISTERED;
     if ((uintptr_t)host != start || !nbytes || flags != 8) status = INVALID_VALUE;
     else if (!status) add_range(start, end - start, REGISTERED);
+    if (settings_register_us) usleep((useconds_t)settings_register_us);
     LEAVE;
 }
 

@@ -142,6 +142,21 @@ def test_a_mapping_that_the_driver_refuses_is_read(device, fake, file, after):
     assert fake.count("host_unregister") == after
 
 
+@pytest.mark.parametrize("name", RANGES)
+def test_where_registering_is_slow_the_rest_is_read(device, fake, file, monkeypatch, name):
+    monkeypatch.setattr(gpu_load, "allowed_cpus", lambda: range(64))
+    monkeypatch.setattr(gpu_load, "SLOW_US", 1)
+    path, fd = file
+    fake.set(register_us=500)
+    jobs, buffer = copies(device, fd, RANGES[name])
+    load = device.load(jobs, 8)
+    load.wait()
+    content = path.read_bytes()
+    assert device.read(buffer) == b"".join(content[offset:offset + nbytes] for offset, nbytes in RANGES[name])
+    if name in ("whole", "many"):
+        assert not load.mapped and fake.count("host_register") == 4
+
+
 @pytest.mark.parametrize("refused", [False, True])
 @pytest.mark.parametrize("mapped", [True, False])
 def test_kernels_of_the_cpu_repack_on_the_way(device, fake, file, mapped, refused):

@@ -81,7 +81,7 @@ class GPULoadOutput(ctypes.Structure):
 class GPULoadOptions(ctypes.Structure):
     _fields_ = [("chunk_bytes", c_int64), ("window_bytes", c_int64), ("slot_bytes", c_int64), ("pin", c_void_p),
                 ("unpin", c_void_p), ("stream", c_void_p), ("events", c_void_p), ("threads", c_int32),
-                ("warm_percent", c_int32), ("register_flags", c_uint32), ("reserved", c_uint32)]
+                ("warm_percent", c_int32), ("register_flags", c_uint32), ("slow_us", c_uint32)]
 
 
 class GPULoadResult(ctypes.Structure):

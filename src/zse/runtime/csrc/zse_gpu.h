@@ -91,7 +91,8 @@ typedef struct {
 
 /* How. chunk_bytes: of file mappings that are registered at once, 0: never map. window_bytes: most that is registered.
  * slot_bytes: of a pinned slot; ring: pinned memory of threads * 2 slots, or NULL: asked for with `pin` when it is needed.
- * warm_percent: a load of which that much is in the page cache is mapped, another one read. event: threads * 2 + 1 events. */
+ * warm_percent: a load of which that much is in the page cache is mapped, another one read. slow_us: a chunk that takes longer
+ * to register is slow: after some of them the rest is read; 0: never. events: threads * 2 + 1 of them. */
 typedef struct {
     int64_t chunk_bytes, window_bytes, slot_bytes;
     int32_t (*pin)(void **host, size_t nbytes, uint32_t flags);
@@ -99,7 +100,7 @@ typedef struct {
     void *stream;
     void *const *events;
     int32_t threads, warm_percent;
-    uint32_t register_flags, reserved;
+    uint32_t register_flags, slow_us;
 } zse_gpu_load_options;
 
 /* What failed: job (-1: nothing) and why. */
