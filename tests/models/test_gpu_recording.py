@@ -1,0 +1,124 @@
+"""What a step records on a GPU, on a null device that knows the GPU kernels' parameters: no GPU is needed."""
+
+import pytest
+import tiny
+
+from zse.engine.config import EngineConfig
+from zse.engine.memory import plan_memory
+from zse.engine.runner import Runner
+from zse.errors import ConfigError
+from zse.formats.source import open_model
+from zse.kernel.emit import emit_gpu
+from zse.kernel.targets.cuda import CudaTarget
+from zse.kernels.table import all_variants
+from zse.models.load import load_model, plan_model
+from zse.runtime.null import NullDevice
+
+ARCHS = ("sm_80", "sm_90a")
+GIB = 1 << 30
+
+
+class Manifest:
+    """Kernels of an architecture, staged when a launch asks for their parameters."""
+
+    def __init__(self, arch: str):
+        self.arch, self.variants = arch, {variant.symbol: variant for variant in all_variants(CudaTarget(arch))}
+        self.entries: dict = {}
+
+    def __contains__(self, symbol):
+        return symbol in self.variants
+
+    def __iter__(self):
+        return iter(self.variants)
+
+    def __getitem__(self, symbol):
+        if symbol not in self.entries:
+            self.entries[symbol] = emit_gpu(self.variants[symbol], self.arch)[1]
+        return self.entries[symbol]
+
+
+class NullGPU(NullDevice):
+    memory_total = 24 * GIB
+    memory_free = 20 * GIB
+    num_sms = 132
+
+    def tensor_map(self, tensor, box, **options):
+        assert len(box) == len(tensor.shape)
+
+        class Map:
+            buffer, host_address = tensor.buffer, 64
+
+        return Map()
+
+
+@pytest.fixture(scope="module", params=ARCHS)
+def gpu(request):
+    arch = request.param
+    return NullGPU(family="gpu", arch=int(arch.removeprefix("sm_").removesuffix("a")), manifest=Manifest(arch))
+
+
+def runner_of(gpu, path, **options):
+    source = open_model(path)
+    plan = plan_model(source, family="gpu")
+    config = EngineConfig(**dict(model="m", max_rows=4, max_context=256, num_pages=64, max_tokens_per_step=512) | options)
+    return Runner(gpu, load_model(gpu, plan), plan_memory(config, plan, gpu).config)
+
+
+def write(family, folder, **changes):
+    """A tiny model of the family with heads that the GPU's attention has kernels for."""
+    return str(tiny.write(family, folder, "BF16"))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3"])
+def test_every_recording_is_complete(gpu, family, tmp_path):
+    runner = runner_of(gpu, write(family, tmp_path))
+    layers, plain = runner.model.config.num_layers, not runner.model.config.post_norms
+    for kind, size in (("decode", 1), ("decode", 4), ("mixed", 8), ("mixed", 64), ("mixed", 512), ("score", 16)):
+        graph = runner._graph(kind, size, 0)
+        symbols = [launch.symbol for launch in graph.launches]
+        assert symbols[0] == "upload" and symbols[-1] == "download"
+        if kind == "decode" and plain:
+            # norm, qkv, qkv_post, attention, o, norm, gate_up, down; before them pages, ids, embedding, rotations and
+            # the plan, after them norm, head and two of the sampler.
+            assert len(symbols) == 2 + 5 + 8 * layers + 2 + 2
+
+
+def test_turns_alternate_and_feed_each_other(gpu, tmp_path):
+    runner = runner_of(gpu, write("llama", tmp_path))
+    first, second = (runner._graph("decode", 1, number) for number in (0, 1))
+    feeds = [next(launch for launch in graph.launches if launch.symbol == "feed_tokens").named() for graph in
+             (first, second)]
+    tokens = [turn.sampler.tokens.address for turn in runner._turns]
+    assert [feed["sampled"].address for feed in feeds] == tokens[::-1]
+    uploads = [graph.launches[0].staging for graph in (first, second)]
+    assert uploads == [turn.inputs.staging for turn in runner._turns] and uploads[0] is not uploads[1]
+    assert first.launches[0].nbytes < runner._graph("mixed", 512, 0).launches[0].nbytes
+
+
+def test_the_memory_plan_counts_what_is_allocated(tmp_path):
+    gpu = NullGPU(family="gpu", arch=90)
+    source = open_model(write("llama", tmp_path))
+    plan = plan_model(source, family="gpu")
+    memory = plan_memory(EngineConfig(model="m", max_rows=4), plan, gpu)
+    runner = Runner(gpu, load_model(gpu, plan), memory.config)
+    assert runner.runs_ahead
+    labels = gpu.memory()
+    counted = memory.parts["scratch"]
+    assert labels["kv cache"] == memory.parts["kv cache"]
+    assert labels["weights"] == pytest.approx(sum(plan.memory_bytes.values()), rel=0.01)
+    # The plan may round up, never down by more than alignment.
+    real = sum(nbytes for label, nbytes in labels.items() if label not in ("kv cache", "weights"))
+    assert real <= counted * 1.02 + 65536 and counted <= real * 1.25 + 65536
+
+
+@pytest.mark.parametrize("options, message", [
+    (dict(max_memory=600 << 20, num_pages=10_000), "over the 600 MiB of --max-memory: .* tokens fits, or raise"),
+    (dict(max_memory=530 << 20), "of memory .*over the 530 MiB of --max-memory: use --quantize int4"),
+    (dict(num_pages=1_300_000, max_context=256), "free on this GPU: --max-context x --max-concurrency of at most"),
+])
+def test_what_does_not_fit_is_counted_before_anything_is_allocated(tmp_path, options, message):
+    gpu = NullGPU(family="gpu", arch=90)
+    source = open_model(write("llama", tmp_path))
+    with pytest.raises(ConfigError, match=message):
+        plan_memory(EngineConfig(**dict(model="m", max_rows=4) | options), plan_model(source, family="gpu"), gpu)
+    assert gpu.memory() == {}
