@@ -42,6 +42,11 @@ class NullGPU(NullDevice):
     memory_free = 20 * GIB
     num_sms = 132
 
+    def staging(self, nbytes, label="staging", mapped=False):
+        staging = super().staging(nbytes, label)
+        staging.shared = False      # copies are recorded, as between a host and a GPU
+        return staging
+
     def tensor_map(self, tensor, box, **options):
         assert len(box) == len(tensor.shape)
 
