@@ -18,7 +18,8 @@ def checks(cuda: dict):
 
 def _nvidia(cuda: dict):
     from zse.errors import DeviceError
-    from zse.runtime.cuda import LEAST_ARCH, list_devices
+    from zse.runtime.bindings.cuda import LEAST_ARCH
+    from zse.runtime.cuda import list_devices
     if not cuda["library"] and not cuda["devices"]:
         return
     driver = f"driver {cuda['version'] or 'of unknown version'}"

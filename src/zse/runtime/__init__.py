@@ -33,8 +33,11 @@ def open_device(name: str = "cpu", threads: int | None = None) -> "Device":
         from zse.runtime.metal import MetalDevice
         return MetalDevice()
     if kind == "cuda" and (name == "cuda" or number.isdecimal()):
+        from zse.runtime.bindings.cuda import CUDADriver
+        driver = CUDADriver()
+        driver.start(int(number or 0))      # before the other imports: another thread makes them meanwhile
         from zse.runtime.cuda import CUDADevice
-        return CUDADevice(int(number or 0))
+        return CUDADevice(int(number or 0), driver)
     if name == "null":
         from zse.runtime.null import NullDevice
         return NullDevice(threads or 1)

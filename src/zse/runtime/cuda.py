@@ -1,7 +1,6 @@
 """The CUDA device: an NVIDIA GPU through its driver alone. No toolkit and no CUDA runtime library is needed to compute."""
 
 import ctypes
-import os
 from ctypes import byref, c_char, c_size_t, c_uint32, c_uint64
 
 from zse.errors import DeviceError
@@ -13,16 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-# 12.3: programmatic dependent launches become edges of a captured graph.
-NEEDED_VERSION = 12030
-LEAST_ARCH = 80                 # bf16 tensor cores, cp.async
 PORTABLE_CLUSTER = 8
 DEFAULT_SHARED_BYTES = 48 << 10
-COMPUTE_PROHIBITED = 2          # CU_COMPUTEMODE_PROHIBITED
-# Hardware queues of a context, one for each of our streams. Fewer make the context sooner: 50 ms with 2, 90 without the
-# variable, 121 with 8 (H200); copies and kernels overlap all the same.
-CONNECTIONS = ("CUDA_DEVICE_MAX_CONNECTIONS", "2")
-
 _TENSOR_TYPES = {"u8": 0, "i8": 0, "e4m3": 0, "bool": 0, "u16": 1, "i16": 1, "u32": 2, "i32": 3, "u64": 4, "i64": 5,
                  "f16": 6, "f32": 7, "f64": 8, "bf16": 9}
 _TENSOR_BYTES = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2}
@@ -54,43 +45,21 @@ class CUDADevice(GPUDevice):
 
     def __init__(self, ordinal: int = 0, driver: "cuda.CUDADriver | None" = None, kernels: Kernels | None = None):
         self.driver = driver = driver or cuda.CUDADriver()
-        self.driver_version = self._check_version(driver)
-        os.environ.setdefault(*CONNECTIONS)
-        driver.init(0)
-        count = driver.integer("device_count")
-        if not count:
-            raise driver.error("device_count", 100)
-        if ordinal >= count:
-            raise DeviceError(f"there is no cuda:{ordinal}: {count} GPU(s) are visible (CUDA_VISIBLE_DEVICES, `nvidia-smi -L`)")
-        self._device = device = driver.integer("device_get", ordinal)
-        self.product = _text(driver, device)
-        self.arch = 10 * self._attribute(cuda.CAPABILITY_MAJOR) + self._attribute(cuda.CAPABILITY_MINOR)
-        if self.arch < LEAST_ARCH:
-            raise DeviceError(f"{self.product} is sm_{self.arch}; sm_{LEAST_ARCH} (Ampere) or later is needed: use --device cpu")
-        if self._attribute(cuda.COMPUTE_MODE) == COMPUTE_PROHIBITED:
-            raise DeviceError(f"{self.product}: its compute mode is Prohibited; run `nvidia-smi -c DEFAULT`, or use --device cpu")
-        # Instructions of sm_90a and sm_100a are not carried over to later architectures: kernels are compiled for one.
-        self.isa = f"sm_{self.arch}{'a' if self.arch >= 90 else ''}"
-        self.num_sms = self._attribute(cuda.MULTIPROCESSORS)
-        self.shared_bytes = self._attribute(cuda.SHARED_BYTES_OPTIN)
-        self.l2_bytes = self._attribute(cuda.L2_BYTES)
-        self.supports_growth = bool(self._attribute(cuda.VMM_SUPPORTED))
-        self.can_register = bool(self._attribute(cuda.READ_ONLY_REGISTER))
-        self.overlaps = self.arch >= 90
-        context = driver.pointer("context_retain", device)
+        context = driver.start(ordinal)
         try:
+            self._device, self.driver_version, self.product, self.arch = (
+                driver.device, driver.version, driver.product, driver.arch)
+            self.isa = driver.isa
+            self.num_sms = self._attribute(cuda.MULTIPROCESSORS)
+            self.shared_bytes = self._attribute(cuda.SHARED_BYTES_OPTIN)
+            self.l2_bytes = self._attribute(cuda.L2_BYTES)
+            self.supports_growth = bool(self._attribute(cuda.VMM_SUPPORTED))
+            self.can_register = bool(self._attribute(cuda.READ_ONLY_REGISTER))
+            self.overlaps = self.arch >= 90
             super().__init__(driver, ordinal, context, (lambda: kernels) if kernels else self._compiled_kernels)
         except BaseException:
-            driver.context_release(device)
+            driver.stop()
             raise
-
-    def _check_version(self, driver: "cuda.CUDADriver") -> int:
-        """cuDriverGetVersion, which works before cuInit: 12030 for CUDA 12.3."""
-        version = driver.integer("driver_version")
-        if version < NEEDED_VERSION:
-            raise DeviceError(f"the NVIDIA driver is for CUDA {version // 1000}.{version % 1000 // 10}; CUDA "
-                              f"{NEEDED_VERSION // 1000}.{NEEDED_VERSION % 1000 // 10} is needed: {driver.missing_hint}")
-        return version
 
     def _attribute(self, attribute: int) -> int:
         return self.driver.integer("device_attribute", attribute, self._device)
@@ -164,13 +133,7 @@ class CUDADevice(GPUDevice):
         return found_map
 
     def _release_context(self) -> None:
-        self.driver.context_release(self._device)
-
-
-def _text(driver: "cuda.CUDADriver", device: int) -> str:
-    name = (c_char * 256)()
-    driver.device_name(ctypes.cast(name, ctypes.c_char_p), 256, device)
-    return name.value.decode("utf-8", "replace")
+        self.driver.stop()
 
 
 def list_devices(driver: "cuda.CUDADriver | None" = None) -> "list[dict[str, Any]]":
@@ -185,6 +148,6 @@ def list_devices(driver: "cuda.CUDADriver | None" = None) -> "list[dict[str, Any
                         for attribute in (cuda.CAPABILITY_MAJOR, cuda.CAPABILITY_MINOR))
         total = c_size_t()
         driver.device_total_memory(byref(total), device)
-        found.append({"ordinal": ordinal, "name": _text(driver, device), "arch": 10 * major + minor,
+        found.append({"ordinal": ordinal, "name": driver.name_of(device), "arch": 10 * major + minor,
                       "memory_bytes": total.value, "driver_version": version})
     return found
