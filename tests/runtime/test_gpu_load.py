@@ -5,6 +5,7 @@ import os
 import random
 import struct
 import sys
+import time
 
 import pytest
 from gpu_fixtures import Fake, compile_driver, kernels
@@ -293,7 +294,19 @@ def test_events_are_given_back(device, fake, file):
     for _ in range(5):
         jobs, _ = copies(device, file[1], [(0, 100_000)])
         device.load(jobs).wait()
+        device.tidy_loads()
     assert fake.count("event_create") <= 2 * 8 + 4
+
+
+def test_the_next_load_does_not_wait_for_the_last_ones_tidying(device, fake, file):
+    for _ in range(3):
+        jobs, _ = copies(device, file[1], RANGES["whole"])
+        started = time.monotonic()
+        device.load(jobs).wait()
+        assert time.monotonic() - started < 0.8             # tidying begins a second later
+    assert fake.count("host_unregister") == 0 and len(device._tidying) == 3
+    device.tidy_loads()
+    assert fake.count("host_unregister") == fake.count("host_register") == 27
 
 
 def test_two_loads_at_once(device, file):

@@ -276,18 +276,20 @@ class GPUDevice(Device):
 
     def load(self, jobs: "Sequence[LoadJob]", threads: int | None = None) -> "GPULoad":
         from zse.runtime.gpu_load import READERS, GPULoad
-        self.tidy_loads()
+        self.tidy_loads(wait=False)
         if threads is None:
             from zse.runtime.probe import default_threads
             threads = min(default_threads(), READERS) if any(job.symbol for job in jobs) else READERS
         return GPULoad(self, jobs, min(threads, 64))
 
-    def tidy_loads(self) -> None:
-        """Until loads that are done have unregistered and unmapped their files."""
-        while self._tidying:
-            handle, events = self._tidying.pop()
-            self._runtime.zse_gpu_load_close(handle)
-            self._events += events
+    def tidy_loads(self, wait: bool = True) -> None:
+        """Forget loads that have unregistered and unmapped their files; wait: until all that are done have."""
+        for entry in list(self._tidying):
+            handle, events = entry
+            if wait or self._runtime.zse_gpu_load_tidy(handle):
+                self._tidying.remove(entry)
+                self._runtime.zse_gpu_load_close(handle)
+                self._events += events
 
     def host_program(self, symbol: str) -> Program:
         """A kernel of the CPU, for weights that are repacked before they are copied."""

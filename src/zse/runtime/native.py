@@ -94,6 +94,7 @@ _GPU_SIGNATURES = {
                                       c_void_p, c_int64, POINTER(c_int32)]),
     "zse_gpu_load_bytes": (c_int64, [c_void_p]),
     "zse_gpu_load_finished": (c_int32, [c_void_p]),
+    "zse_gpu_load_tidy": (c_int32, [c_void_p]),
     "zse_gpu_load_wait": (None, [c_void_p, c_int64, POINTER(GPULoadResult)]),
     "zse_gpu_load_cancel": (None, [c_void_p]),
     "zse_gpu_load_close": (None, [c_void_p]),

@@ -12,10 +12,8 @@
 #include "zse_gpu.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -26,8 +24,6 @@
 #define MAX_ARGS 32
 #define SLOTS 2
 #define SLOW_CHUNKS 4 /* the first is not counted: it is slow anyway */
-#define RUN_BYTES (32ll << 20)
-#define RUNS_PER_THREAD 4
 #define TIDY_AFTER_S 1
 #define TIDY_PAUSE_NS 10000000l
 #define SAMPLES 512
@@ -60,10 +56,9 @@ struct zse_gpu_load {
     int64_t *left; /* bytes of each job that are not in the copy stream yet */
     int64_t issued; /* leading jobs that are */
     struct piece *pieces;
-    int64_t *runs; /* first piece of each run, and after the last run the number of pieces */
-    int64_t num_pieces, num_runs;
-    _Atomic int64_t next, bytes; /* next: run */
-    _Atomic int32_t cancelled, finished, closing;
+    int64_t num_pieces;
+    _Atomic int64_t next, bytes; /* next: piece */
+    _Atomic int32_t cancelled, finished, closing, tidy;
     pthread_mutex_t lock;
     pthread_cond_t changed;
     zse_gpu_load_result result;
@@ -99,11 +94,11 @@ static void issued(zse_gpu_load *load, int64_t job, int64_t nbytes) {
     pthread_mutex_unlock(&load->lock);
 }
 
-static int read_all(zse_gpu_load *load, const struct piece *piece, int32_t fd, char *to) {
+static int read_all(zse_gpu_load *load, const struct piece *piece, char *to) {
     const zse_gpu_load_job *job = &load->jobs[piece->job];
     int64_t got = 0;
     while (got < piece->nbytes) {
-        ssize_t count = pread(fd, to + got, (size_t)(piece->nbytes - got), (off_t)(job->offset + piece->offset + got));
+        ssize_t count = pread(job->fd, to + got, (size_t)(piece->nbytes - got), (off_t)(job->offset + piece->offset + got));
         if (count < 0 && errno == EINTR) continue;
         if (count <= 0) {
             fail(load, piece->job, count < 0 ? ZSE_LOAD_READ : ZSE_LOAD_SHORT, count < 0 ? errno : 0, piece->offset + got);
@@ -121,35 +116,17 @@ struct worker {
     int32_t index;
 };
 
-/* A descriptor of its own for a thread: readahead follows the file position of each, as it does not where threads share one.
- * The pages of the cache are large then, which is what registering them costs next time (2.3 times as long with small ones). */
-struct reader {
-    int32_t fd, of; /* of: the job's descriptor */
-};
-
-static int32_t reader_fd(struct reader *reader, int32_t fd) {
-    if (reader->of != fd) {
-        char path[32];
-        if (reader->fd >= 0) close(reader->fd);
-        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-        reader->of = fd;
-        reader->fd = open(path, O_RDONLY | O_CLOEXEC);
-        if (reader->fd >= 0) posix_fadvise(reader->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
-    }
-    return reader->fd >= 0 ? reader->fd : fd;
-}
-
 /* Reads a piece into `slot`, by way of `staging` and the kernel if there is one, and puts the copies into the stream. */
-static int32_t bring(zse_gpu_load *load, const struct piece *piece, struct reader *reader, char *slot, char *staging) {
+static int32_t bring(zse_gpu_load *load, const struct piece *piece, char *slot, char *staging) {
     const zse_gpu_load_job *job = &load->jobs[piece->job];
     const zse_gpu_load_output *outputs = load->outputs + job->first_output;
-    int32_t status = 0, fd = reader_fd(reader, job->fd);
+    int32_t status = 0;
     if (!job->fn) {
-        if (!read_all(load, piece, fd, slot)) return -1;
+        if (!read_all(load, piece, slot)) return -1;
         return load->driver.to_device(outputs->device + (uint64_t)piece->offset, slot, (size_t)piece->nbytes, load->options.stream);
     }
     uint64_t args[MAX_ARGS];
-    if (!read_all(load, piece, fd, staging)) return -1;
+    if (!read_all(load, piece, staging)) return -1;
     memcpy(args, load->args + job->first_arg, job->num_args * sizeof *args);
     args[0] = (uint64_t)(uintptr_t)staging;
     int64_t at = 0;
@@ -176,16 +153,10 @@ static void *worker_main(void *argument) {
     int used[SLOTS] = {0}, slot = 0;
     free(worker);
     int32_t status = load->driver.set_current(load->driver.current);
-    struct reader reader = {-1, -1};
-    int64_t index = 0, end = 0;
     while (!atomic_load_explicit(&load->cancelled, memory_order_relaxed)) {
-        if (index == end) {
-            int64_t run = atomic_fetch_add_explicit(&load->next, 1, memory_order_relaxed);
-            if (run >= load->num_runs) break;
-            index = load->runs[run];
-            end = load->runs[run + 1];
-        }
-        const struct piece *piece = &load->pieces[index++];
+        int64_t index = atomic_fetch_add_explicit(&load->next, 1, memory_order_relaxed);
+        if (index >= load->num_pieces) break;
+        const struct piece *piece = &load->pieces[index];
         if (load->jobs[piece->job].fn && piece->nbytes > staged) {
             free(staging);
             staged = piece->nbytes;
@@ -196,7 +167,7 @@ static void *worker_main(void *argument) {
             }
         }
         if (!status && used[slot]) status = load->driver.event_wait(events[slot]);
-        if (!status) status = bring(load, piece, &reader, slots + slot * load->slot_bytes, staging);
+        if (!status) status = bring(load, piece, slots + slot * load->slot_bytes, staging);
         if (!status) status = load->driver.event_record(events[slot], load->options.stream);
         if (status) {
             if (status > 0) fail(load, piece->job, ZSE_LOAD_DRIVER, status, piece->offset);
@@ -206,7 +177,6 @@ static void *worker_main(void *argument) {
         slot = (slot + 1) % SLOTS;
         issued(load, piece->job, piece->nbytes);
     }
-    if (reader.fd >= 0) close(reader.fd);
     free(staging);
     pthread_mutex_lock(&load->lock);
     load->running--;
@@ -245,31 +215,8 @@ static int32_t start_ring(zse_gpu_load *load, int64_t first, int direct_too) {
                 load->pieces[load->num_pieces++] = (struct piece){i, at, rest < load->options.slot_bytes ? rest : load->options.slot_bytes};
             }
     }
-    /* Runs: pieces that follow each other in a file, so much that every thread has several. */
-    int64_t total = 0;
-    for (int64_t i = 0; i < load->num_pieces; i++) total += load->pieces[i].nbytes;
-    int64_t most = total / (load->options.threads * RUNS_PER_THREAD), length = 0, follows = -1;
-    if (most > RUN_BYTES) most = RUN_BYTES;
-    load->num_runs = 0;
-    load->runs = malloc((size_t)(load->num_pieces + 1) * sizeof *load->runs);
-    if (!load->runs) {
-        fail(load, first, ZSE_LOAD_MEMORY, ENOMEM, 0);
-        return -1;
-    }
-    for (int64_t i = 0, fd = -1; i < load->num_pieces; i++) {
-        const struct piece *piece = &load->pieces[i];
-        const zse_gpu_load_job *job = &load->jobs[piece->job];
-        if (job->fd != fd || job->offset + piece->offset != follows || length + piece->nbytes > most) {
-            load->runs[load->num_runs++] = i;
-            length = 0;
-        }
-        fd = job->fd;
-        length += piece->nbytes;
-        follows = job->offset + piece->offset + piece->nbytes;
-    }
-    load->runs[load->num_runs] = load->num_pieces;
     int32_t threads = load->options.threads;
-    if (threads > load->num_runs) threads = (int32_t)load->num_runs;
+    if (threads > load->num_pieces) threads = (int32_t)load->num_pieces;
     int32_t status = load->options.pin(&load->ring, (size_t)(threads * SLOTS * load->slot_bytes), 1);
     if (status) {
         load->ring = NULL;
@@ -486,10 +433,8 @@ static void *manager_main(void *argument) {
                 for (int32_t i = 0; i < load->threads; i++) pthread_join(load->workers[i], NULL);
                 load->threads = 0;
                 free(load->pieces);
-                free(load->runs);
                 load->pieces = NULL;
-                load->runs = NULL;
-                load->num_pieces = load->num_runs = 0;
+                load->num_pieces = 0;
                 atomic_store(&load->next, 0);
                 if (load->ring) load->options.unpin(load->ring);
                 load->ring = NULL;
@@ -514,6 +459,7 @@ static void *manager_main(void *argument) {
     for (int64_t i = 0; i < load->num_files; i++)
         if (load->files[i].map) munmap(load->files[i].map, (size_t)(load->files[i].end - load->files[i].base));
     if (load->ring) load->options.unpin(load->ring);
+    atomic_store(&load->tidy, 1);
     return NULL;
 }
 
@@ -539,7 +485,6 @@ static void release(zse_gpu_load *load) {
     free(load->outputs);
     free(load->left);
     free(load->pieces);
-    free(load->runs);
     free(load->events);
     free(load);
 }
@@ -593,6 +538,10 @@ int64_t zse_gpu_load_bytes(const zse_gpu_load *load) {
 
 int32_t zse_gpu_load_finished(const zse_gpu_load *load) {
     return atomic_load_explicit(&((zse_gpu_load *)(uintptr_t)load)->finished, memory_order_acquire);
+}
+
+int32_t zse_gpu_load_tidy(const zse_gpu_load *load) {
+    return atomic_load_explicit(&((zse_gpu_load *)(uintptr_t)load)->tidy, memory_order_acquire);
 }
 
 void zse_gpu_load_wait(zse_gpu_load *load, int64_t num_jobs, zse_gpu_load_result *result) {

@@ -118,6 +118,7 @@ zse_gpu_load *zse_gpu_load_start(const zse_gpu_driver *driver, const zse_gpu_loa
                                  int64_t num_outputs, int32_t *error);
 int64_t zse_gpu_load_bytes(const zse_gpu_load *load);  /* put into the copy stream so far */
 int32_t zse_gpu_load_finished(const zse_gpu_load *load);
+int32_t zse_gpu_load_tidy(const zse_gpu_load *load);   /* whether close would return at once */
 /* Until the first `num_jobs` jobs are on the device, or something failed. */
 void zse_gpu_load_wait(zse_gpu_load *load, int64_t num_jobs, zse_gpu_load_result *result);
 void zse_gpu_load_cancel(zse_gpu_load *load);
