@@ -205,8 +205,8 @@ class Server:
         """Raises Failed when the server is gone or the time is over."""
         if self.process.poll() is not None:
             self._errors.seek(0)
-            lines = self._errors.read().strip().splitlines()
-            raise Failed(f"the server ended with exit code {self.process.returncode}: {lines[-1] if lines else 'no word'}")
+            lines = self._errors.read().strip().splitlines()[-15:] or ["no word"]
+            raise Failed(f"the server ended with exit code {self.process.returncode}:\n  " + "\n  ".join(lines))
         if time.monotonic() > deadline:
             raise Failed("over its time")
 
@@ -242,7 +242,11 @@ class Server:
             except TimeoutError:
                 continue
             if not piece or b'{"error"' in answer + piece:
-                raise Failed(f"the server answered {(answer + piece)[-300:].decode(errors='replace')}")
+                end = time.monotonic() + 2
+                while time.monotonic() < end:       # a server that cannot load its model ends, and says why
+                    self.check(deadline)
+                    time.sleep(0.02)
+                raise Failed(f"the server answered {(answer + piece)[-200:].decode(errors='replace')}")
             answer += piece
 
     def get(self, path: str) -> str:

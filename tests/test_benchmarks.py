@@ -56,7 +56,7 @@ def test_a_start_is_measured_from_outside(tmp_path):
 
 def test_what_does_not_start_is_one_line(tmp_path):
     (tmp_path / "bad.zse").write_bytes(b"\x89ZSE\r\n\x1a\n" + bytes(100))
-    with pytest.raises(EngineError, match="zse serve failed with exit code 2: .*bad.zse"):
+    with pytest.raises(EngineError, match="zse serve failed with exit code 2: .zse version 0 is not supported"):
         startup._serve(str(tmp_path / "bad.zse"), ["--device", "cpu"])
-    with pytest.raises(EngineError, match="zse run failed with exit code 2: .*bad.zse"):
+    with pytest.raises(EngineError, match="zse run failed with exit code 2: .zse version 0 is not supported"):
         startup._run(str(tmp_path / "bad.zse"), ["--device", "cpu"])

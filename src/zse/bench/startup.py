@@ -154,5 +154,7 @@ def _phases(port: int) -> dict[str, dict[str, float]]:
 
 
 def _last_line(stderr: bytes) -> str:
+    """The error that a command ended with, among what it logged."""
     lines = stderr.decode(errors="replace").strip().splitlines() or ["no reply"]
-    return lines[-1].removeprefix("zse: error: ")
+    told = [line for line in lines if line.startswith("zse: error: ")]
+    return (told or lines)[-1].removeprefix("zse: error: ")

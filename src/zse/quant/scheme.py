@@ -8,6 +8,7 @@ truth of the content; this module only counts, and imports nothing heavy: the st
 """
 
 from collections import namedtuple
+from functools import lru_cache
 
 from zse.dtypes import ITEM_BYTES
 from zse.errors import UnsupportedError
@@ -23,6 +24,10 @@ GROUPS = (16, 32, 64, 128, 256, 0)      # 0: one group is the whole row
 DENSE_DTYPES = ("f32", "f16", "bf16")
 FP8_SCALINGS = ("row", "tensor", "block")
 FP8_BLOCK = 128         # rows and columns that share a scale in block scaling (DeepSeek-V3 report, section 3.3.2)
+
+
+# The layers of a model ask for the same planes again and again, on the start path.
+_cached = lru_cache(maxsize=256)
 
 
 class Plane(namedtuple("Plane", "name dtype shape nbytes")):
@@ -80,6 +85,7 @@ class AffineScheme(namedtuple("AffineScheme", "bits group symmetric")):
             raise ValueError(f"{self.name} needs a multiple of {max(self.group, BLOCK_COLUMNS)} columns, got {k}")
         return k // self.group if self.group else 1
 
+    @_cached
     def planes(self, n: int, k: int, layout: str = LAYOUT) -> tuple[Plane, ...]:
         """The planes of N x K in the order of files: q, high (bits 5 and 6), scale, offset (unless symmetric)."""
         _check_layout(self, layout)
@@ -125,6 +131,7 @@ class DenseScheme(namedtuple("DenseScheme", "dtype")):
     def fits(self, k: int) -> bool:
         return k > 0
 
+    @_cached
     def planes(self, n: int, k: int, layout: str = LAYOUT) -> tuple[Plane, ...]:
         """The one plane `w` of N x K."""
         _check_layout(self, layout)
@@ -170,6 +177,7 @@ class Fp8Scheme(namedtuple("Fp8Scheme", "scaling")):
             return -(-n // FP8_BLOCK), -(-k // FP8_BLOCK)
         return (n if self.scaling == "row" else 1,)
 
+    @_cached
     def planes(self, n: int, k: int, layout: str = ROWS) -> tuple[Plane, ...]:
         """w and scale."""
         _check_layout(self, layout)
