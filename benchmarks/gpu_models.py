@@ -53,18 +53,36 @@ def decode(engine, rows: int, prompt_len: int, tokens: int, rng, vocab: int, fir
             counts[output.id] += len(output.tokens)
     prefilled = time.perf_counter() - start
     engine.runner.collect = timed
-    start, said, steps = time.perf_counter(), 0, 0
+    said, times = 0, []
     while max(counts.values()) < tokens - 1:
-        steps += 1
+        start = time.perf_counter()
         for output in engine.step():
             counts[output.id] += len(output.tokens)
             said += len(output.tokens)
-    seconds = time.perf_counter() - start
+        times.append(time.perf_counter() - start)
+    seconds, steps = sum(times), len(times)
     del engine.runner.collect
     while engine.has_work:
         engine.step()
     return {"tok/s": said / seconds, "ms/step": 1e3 * seconds / steps, "host ms/step": 1e3 * (seconds - waited[0]) / steps,
-            "prefill s": prefilled}
+            "prefill s": prefilled, "median ms": 1e3 * sorted(times)[steps // 2], "slowest": sorted(times)[-3:],
+            "steady": rows * (steps - 8) / sum(times[8:])}
+
+
+def profile(engine, size: int) -> None:
+    """Microseconds of each kernel of a recording that the run has used, launched one after another."""
+    from collections import Counter
+    key = next((key for key in engine.runner._graphs if key[1] == size), None)
+    if key is None:
+        return
+    graph = engine.runner._graphs[key]
+    values = {"tokens": size, "rows": 1 if key[0] == "mixed" else size}
+    totals, calls = Counter(), Counter()
+    for symbol, nanoseconds in graph.profile(**{name: values[name] for name in graph.symbols}):
+        totals[symbol] += nanoseconds / 1000
+        calls[symbol] += 1
+    print(f"  {key[0]} of {size} tokens: {sum(totals.values()):.0f} us in {sum(calls.values())} launches, alone: " + ", ".join(
+        f"{symbol} {calls[symbol]} x {total / calls[symbol]:.1f}" for symbol, total in totals.most_common(14)))
 
 
 def measure(path: str, args) -> None:
@@ -93,9 +111,13 @@ def measure(path: str, args) -> None:
         result = decode(engine, count, args.prompt, args.tokens, rng, vocab, number)
         number += count
         floor = (weights + count * kv * (args.prompt + args.tokens // 2)) / BYTES_PER_S
-        print(f"{name}: {count} rows: {result['tok/s']:.0f} tok/s, {result['ms/step']:.3f} ms a step (floor "
-              f"{1e3 * floor:.3f}, {100 * floor / result['ms/step'] * 1e3:.0f} %), host {result['host ms/step']:.3f} ms, "
-              f"prompts {result['prefill s']:.2f} s", flush=True)
+        print(f"{name}: {count} rows: {result['tok/s']:.0f} tok/s ({result['steady']:.0f} after 8 steps), median "
+              f"{result['median ms']:.3f} ms a step (floor {1e3 * floor:.3f}, {100 * floor / result['median ms'] * 1e3:.0f} "
+              f"%), host {result['host ms/step']:.3f} ms, prompts {result['prefill s']:.2f} s, slowest steps "
+              + " ".join(f"{1e3 * value:.1f}" for value in result["slowest"]), flush=True)
+    if args.profile:
+        for size in (1, 16, 512):
+            profile(engine, size)
     problems = engine.scheduler.check_integrity()
     taken = device.memory_total - device.memory_free
     print(f"{name}: GPU memory at the end {taken / 1e9:.2f} GB; integrity: {problems or 'sound'}", flush=True)
@@ -112,6 +134,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--context", type=int, default=8192)
     parser.add_argument("--step-tokens", type=int)
+    parser.add_argument("--profile", action="store_true", help="the kernels' times of some recordings")
     args = parser.parse_args()
     for path in args.models:
         measure(path, args)

@@ -4,7 +4,7 @@ recording."""
 from contextlib import suppress
 
 from zse.engine.config import EngineConfig, ResolvedConfig
-from zse.errors import DeviceError, UnsupportedError
+from zse.errors import DeviceError, UnsupportedError, ZSEError
 
 
 class Loaded:
@@ -36,9 +36,11 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
             on_source(source)
         from zse.engine.memory import plan_memory
         from zse.models.load import load_model, plan_model
+        plan = _plan_beside(opening, source, config)
         device = opening.result()
         phases.mark("device open")
-        plan = plan_model(source, quantize=config.quantize, family=device.family)
+        if plan is None or plan.family != device.family:
+            plan = plan_model(source, quantize=config.quantize, family=device.family)
         memory = plan_memory(config, plan, device)
         if on_plan is not None:
             on_plan(memory)
@@ -64,6 +66,26 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
             device.close()
         raise
     return Loaded(engine, memory.config, plan.config, source, device, memory)
+
+
+def _plan_beside(opening, source, config: EngineConfig):
+    """While a GPU's driver starts (0.3 s): import what comes next, and plan for a GPU. None when there is no time for
+    it, or when a GPU cannot have the model (the device may turn out to be the CPU)."""
+    if opening.done or config.device == "cpu":
+        return None
+    import zse.engine.core
+    import zse.engine.runner
+    import zse.kernels.gpu.attention_plan
+    import zse.kernels.page_table
+    import zse.models.decoder
+    import zse.sampling.state  # noqa: F401
+    from zse.models.load import plan_model
+    if opening.done:
+        return None
+    try:
+        return plan_model(source, quantize=config.quantize, family="gpu")
+    except ZSEError:
+        return None
 
 
 def _build(config: ResolvedConfig, device, model, plan):
