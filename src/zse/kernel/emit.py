@@ -7,6 +7,10 @@ from zse.kernel.frontend import stage
 from zse.kernel.language import Variant
 from zse.kernel.targets.cpu import ISAS, CpuTarget
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from zse.kernel.targets.gpu import GpuTarget
+
 
 def manifest_params(function: ir.Function) -> list[list[str]]:
     """[[name, type], ...]: "ptr", "tensormap", or the scalar's name."""
@@ -26,7 +30,16 @@ def emit_gpu(variant: Variant, arch: str) -> tuple[str, dict]:
     """The CUDA C++ of one variant for an architecture such as "sm_90a", and its manifest entry: params as above, origin, threads,
     cluster, shared_bytes (dynamic shared memory that the launch asks for). The text is deterministic."""
     from zse.kernel.targets.cuda import CudaTarget
-    target = CudaTarget(arch, variant.threads, variant.min_blocks, variant.cluster)
+    return _one(variant, CudaTarget(arch, variant.threads, variant.min_blocks, variant.cluster))
+
+
+def emit_emulated(variant: Variant, like: str) -> tuple[str, dict]:
+    """The C++ of one variant for the emulator with the features of a GPU architecture, and its manifest entry as of emit_gpu()."""
+    from zse.kernel.targets.emulate import EmulateTarget
+    return _one(variant, EmulateTarget(like, variant.threads, variant.min_blocks, variant.cluster))
+
+
+def _one(variant: Variant, target: "GpuTarget") -> tuple[str, dict]:
     function = stage(variant.kernel, variant.statics, variant.symbol, target)
     text = target.unit(function)
     return text, {"params": manifest_params(function), "origin": function.origin, "threads": variant.threads, "cluster": variant.cluster,

@@ -84,42 +84,17 @@ def _cpu(name: str):
     return body
 
 
-_CUDA_F32 = {"sqrt": "__fsqrt_rn", "exp": "expf", "log": "logf", "sin": "sinf", "cos": "cosf", "tanh": "tanhf", "floor": "floorf",
-             "round_even": "rintf", "fma": "__fmaf_rn", "absolute": "fabsf", "minimum": "fminf", "maximum": "fmaxf"}
-# One instruction each, about 2 ulp (PTX ISA): ex2.approx, rsqrt.approx, rcp.approx. Subnormals count as zero.
-_CUDA_APPROXIMATE = {"exp2": "ex2.approx.ftz.f32", "rsqrt": "rsqrt.approx.ftz.f32", "reciprocal": "rcp.approx.ftz.f32"}
-
-
-def _cuda_scalar(target, name: str, elem: ir.Scalar, args: list[str]) -> str:
-    if elem.name == "f32" and name in _CUDA_APPROXIMATE:
-        helper = target.helper(name, f"{{device}} f32 {{name}}(f32 a) {{{{ f32 r; asm(\"{_CUDA_APPROXIMATE[name]} %0, %1;\" "
-                               ": \"=f\"(r) : \"f\"(a)); return r; }}")
-        return f"{helper}({args[0]})"
-    if elem.name == "f32":
-        return f"{_CUDA_F32[name]}({', '.join(args)})"
-    if elem.name == "f64":
-        if name in ("rsqrt", "reciprocal"):
-            return f"(1.0 / {f'sqrt({args[0]})' if name == 'rsqrt' else args[0]})"
-        function = {"sqrt": "sqrt", "fma": "fma"}.get(name) or _CUDA_F32.get(name, "exp2f").removesuffix("f")
-        return f"{function}({', '.join(args)})"
-    ctype = target.c_type(elem)
-    params = ", ".join(f"{ctype} {param}" for param in "ab"[: len(args)])
-    text = "(a < 0 ? -a : a)" if name == "absolute" else f"(a {'<' if name == 'minimum' else '>'} b ? a : b)"
-    helper = target.helper(f"{name}_{elem}", f"{{device}} {ctype} {{name}}({params}) {{{{ return {text}; }}}}")
-    return f"{helper}({', '.join(args)})"
-
-
 def _gpu(name: str):
     def body(target, result, types, args):
         elem = elem_of(result)
         if isinstance(result, ir.Vector):
-            return target.lanewise(name, result, types, lambda lanes: _cuda_scalar(target, name, elem, lanes), args)
-        return _cuda_scalar(target, name, elem, args)
+            return target.lanewise(name, result, types, lambda lanes: target.scalar_math(name, elem, lanes), args)
+        return target.scalar_math(name, elem, args)
     return body
 
 
 def _row(name: str, meaning: str, signature=_same_floats) -> Intrinsic:
-    return Intrinsic(name, signature, meaning, {"cpu": _cpu(name), "cuda": _gpu(name)}, unify=True)
+    return Intrinsic(name, signature, meaning, {"cpu": _cpu(name), "gpu": _gpu(name)}, unify=True)
 
 
 def _popcount(type: object) -> ir.Type | str:

@@ -19,7 +19,8 @@ Body = Callable[[object, ir.Type, list[ir.Type], list[str]], str]
 class Intrinsic:
     """signature: argument types (or compile-time values) → result type, or a sentence that says what is wrong.
     unify: numbers and scalars among the arguments take the type of the vector among them.
-    bodies: target family ("cpu", "cuda", "hip", "metal", "emulate") → how it is printed there."""
+    bodies: target family ("cpu", "cuda", "hip", "metal", "emulate"), or "gpu" for all but the CPU → how it is printed there; a
+    target's own table `values` comes before "gpu"."""
     name: str
     signature: Callable[..., ir.Type | str]
     meaning: str
@@ -27,7 +28,9 @@ class Intrinsic:
     unify: bool = False
 
     def body_for(self, target) -> Body:
-        body = self.bodies.get(target.family)
+        body = self.bodies.get(target.family) or target.values.get(self.name)
+        if body is None and target.family != "cpu":
+            body = self.bodies.get("gpu")
         if body is None:
             raise CompileError(f"intrinsic {self.name} has no body for target {target.name}")
         return body
@@ -51,7 +54,7 @@ class Effect:
     """An intrinsic that changes something, needs the other threads, or has several results.
 
     plan: (stager, *author's arguments) → Plan; raises StageError with what is wrong. feature: what `target.has` must know.
-    bodies: target family → text; a family without a body prints the call of a function of its prelude, zse_<name>."""
+    bodies: target family → text; a target's own table `effects` stands for a family that is not among them."""
     name: str
     plan: Callable[..., Plan]
     meaning: str
@@ -61,7 +64,7 @@ class Effect:
     def body_for(self, target) -> EffectBody:
         if self.feature and not target.has(self.feature):
             raise CompileError(f"intrinsic {self.name} needs {self.feature}, which target {target.name} does not have")
-        body = self.bodies.get(target.family)
+        body = self.bodies.get(target.family) or target.effects.get(self.name)
         if body is None:
             raise CompileError(f"intrinsic {self.name} has no body for target {target.name}")
         return body

@@ -141,17 +141,17 @@ def _narrow_cpu(target, result, types, args):
 
 
 TABLE = (
-    Intrinsic("reduce_add", _reduce, "sum of the lanes", {"cpu": _reduce_cpu("+"), "cuda": _reduce_gpu("+")}),
-    Intrinsic("reduce_max", _reduce, "largest lane", {"cpu": _reduce_cpu("maximum"), "cuda": _reduce_gpu("maximum")}),
-    Intrinsic("reduce_min", _reduce, "smallest lane", {"cpu": _reduce_cpu("minimum"), "cuda": _reduce_gpu("minimum")}),
-    Intrinsic("any_lane", _any, "is a lane set", {"cpu": _any_cpu, "cuda": _any_gpu}),
+    Intrinsic("reduce_add", _reduce, "sum of the lanes", {"cpu": _reduce_cpu("+"), "gpu": _reduce_gpu("+")}),
+    Intrinsic("reduce_max", _reduce, "largest lane", {"cpu": _reduce_cpu("maximum"), "gpu": _reduce_gpu("maximum")}),
+    Intrinsic("reduce_min", _reduce, "smallest lane", {"cpu": _reduce_cpu("minimum"), "gpu": _reduce_gpu("minimum")}),
+    Intrinsic("any_lane", _any, "is a lane set", {"cpu": _any_cpu, "gpu": _any_gpu}),
     Intrinsic("widen_low", _half, "first half of the lanes",
-              {"cpu": lambda t, r, types, a: _shuffle(a[0], a[0], range(r.lanes)), "cuda": _pick_gpu("low", 0)}),
+              {"cpu": lambda t, r, types, a: _shuffle(a[0], a[0], range(r.lanes)), "gpu": _pick_gpu("low", 0)}),
     Intrinsic("widen_high", _half, "second half of the lanes",
               {"cpu": lambda t, r, types, a: _shuffle(a[0], a[0], range(r.lanes, 2 * r.lanes)),
-               "cuda": _pick_gpu("high", 1)}),
+               "gpu": _pick_gpu("high", 1)}),
     Intrinsic("concat", _concat, "both vectors, one after the other",
-              {"cpu": lambda t, r, types, a: _shuffle(a[0], a[1], range(r.lanes)), "cuda": _pick_gpu("concat", 2)}),
-    Intrinsic("make_vector", _make, "a vector of these lanes", {"cpu": _make_cpu, "cuda": _make_gpu}),
-    Intrinsic("narrow_s8", _narrow, "i32 to i8 with saturation", {"cpu": _narrow_cpu, "cuda": _narrow_gpu}),
+              {"cpu": lambda t, r, types, a: _shuffle(a[0], a[1], range(r.lanes)), "gpu": _pick_gpu("concat", 2)}),
+    Intrinsic("make_vector", _make, "a vector of these lanes", {"cpu": _make_cpu, "gpu": _make_gpu}),
+    Intrinsic("narrow_s8", _narrow, "i32 to i8 with saturation", {"cpu": _narrow_cpu, "gpu": _narrow_gpu}),
 )

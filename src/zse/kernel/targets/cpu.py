@@ -54,6 +54,8 @@ class CpuTarget:
 
     inline_builtins = {"exp": mathlib.exp_f32, "tanh": mathlib.tanh_f32}
     inline_functions: ClassVar[dict] = {}
+    values: ClassVar[dict] = {}
+    effects: ClassVar[dict] = {}
     warp, threads, arch = 1, 1, 0
 
     @property

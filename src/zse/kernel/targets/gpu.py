@@ -42,6 +42,8 @@ class GpuTarget:
     prelude = ""
     inline_builtins: dict = {}
     inline_functions = warplib.FUNCTIONS
+    values: dict = {}                  # intrinsic → body, beside those of the tables in kernel/intrinsics
+    effects: dict = {}
 
     def __init__(self, threads: int = 256, min_blocks: int = 1, cluster: int = 1):
         self.threads, self.min_blocks, self.cluster = threads, min_blocks, cluster
@@ -266,8 +268,19 @@ class GpuTarget:
         if to.name in SMALL_FLOATS:
             return self.narrow(to.name, type, text if of.name == "f32" else self.convert(wide, source, text))
         if isinstance(type, ir.Vector):
-            return self.lanewise("convert", type, [source], lambda v: f"({to.name}){v[0]}", [text])
-        return f"(({self.c_type(type)}){text})"
+            return self.lanewise("convert", type, [source], lambda v: self.numeric(to, of, v[0]), [text])
+        return f"({self.numeric(to, of, text)})"
+
+    def numeric(self, to: ir.Scalar, of: ir.Scalar, text: str) -> str:
+        """A conversion among integers, f32 and f64."""
+        return f"({to.name}){text}"
+
+    def scalar_math(self, name: str, elem: ir.Scalar, args: list[str]) -> str:
+        """minimum, maximum or absolute of integers; targets add the functions of floats."""
+        params = ", ".join(f"{elem.name} {param}" for param in "ab"[: len(args)])
+        text = "(a < 0 ? -a : a)" if name == "absolute" else f"(a {'<' if name == 'minimum' else '>'} b ? a : b)"
+        helper = self.helper(f"{name}_{elem}", f"{{device}} {elem.name} {{name}}({params}) {{{{ return {text}; }}}}")
+        return f"{helper}({', '.join(args)})"
 
     def widen(self, name: str, source: ir.Type, text: str) -> str:
         """f16, bf16 or e4m3, scalar or vector, to f32."""

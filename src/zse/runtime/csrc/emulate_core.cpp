@@ -1,0 +1,390 @@
+/* Fibers, the scheduler of one launch, and what Python calls. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+
+#include "emulate_state.h"
+
+namespace emulate {
+
+Launch *launch;
+Thread *current;
+
+namespace {
+
+const size_t STACK = 256 << 10;     /* virtual; a kernel's variables take a few KiB of it */
+const u64 LONGEST = 400u << 20;     /* accesses of a thread between two switches: more is a loop without an end */
+void *scheduler_sp;
+std::vector<void *> stacks;
+u32 num_launches, finished_launches;
+
+}  /* namespace */
+
+extern "C" void zse_switch(void **save, void *to);
+
+#if defined(__x86_64__)
+__asm__(".text\n.globl zse_switch\n.type zse_switch, @function\nzse_switch:\n"
+        "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
+        "  movq %rsp, (%rdi)\n  movq %rsi, %rsp\n"
+        "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n  ret\n.size zse_switch, .-zse_switch\n");
+static void *first_frame(u8 *top, void (*entry)()) {
+  void **sp = (void **)top;
+  *--sp = nullptr;                  /* the entry's own return address: it never returns */
+  *--sp = (void *)entry;
+  for (int k = 0; k < 6; ++k) *--sp = nullptr;
+  return sp;
+}
+#elif defined(__aarch64__)
+__asm__(".text\n.globl zse_switch\n.type zse_switch, %function\nzse_switch:\n"
+        "  sub sp, sp, #160\n  stp x19, x20, [sp]\n  stp x21, x22, [sp, #16]\n  stp x23, x24, [sp, #32]\n  stp x25, x26, [sp, #48]\n"
+        "  stp x27, x28, [sp, #64]\n  stp x29, x30, [sp, #80]\n  stp d8, d9, [sp, #96]\n  stp d10, d11, [sp, #112]\n"
+        "  stp d12, d13, [sp, #128]\n  stp d14, d15, [sp, #144]\n  mov x9, sp\n  str x9, [x0]\n  mov sp, x1\n"
+        "  ldp x19, x20, [sp]\n  ldp x21, x22, [sp, #16]\n  ldp x23, x24, [sp, #32]\n  ldp x25, x26, [sp, #48]\n"
+        "  ldp x27, x28, [sp, #64]\n  ldp x29, x30, [sp, #80]\n  ldp d8, d9, [sp, #96]\n  ldp d10, d11, [sp, #112]\n"
+        "  ldp d12, d13, [sp, #128]\n  ldp d14, d15, [sp, #144]\n  add sp, sp, #160\n  ret\n.size zse_switch, .-zse_switch\n");
+static void *first_frame(u8 *top, void (*entry)()) {
+  u64 *sp = (u64 *)(top - 160);
+  memset(sp, 0, 160);
+  sp[11] = (u64)entry;
+  return sp;
+}
+#else
+#error "the emulator switches fibers on x86-64 and arm64"
+#endif
+
+u32 random_below(u32 n) {
+  u64 &s = launch->random;
+  s ^= s >> 12; s ^= s << 25; s ^= s >> 27;
+  return (u32)(((s * 2685821657736338717ull >> 32) * n) >> 32);
+}
+
+const char *place(u32 at) { return (i32)at < launch->kernel->num_places ? launch->kernel->places[at] : "?"; }
+
+static void to_scheduler(Thread *t) { zse_switch(&t->state->sp, scheduler_sp); }
+
+void fail(Thread *t, const char *format, ...) {
+  char text[1500];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  char line[2000];
+  snprintf(line, sizeof line, "%s: %s: %s (block %d, %d, %d, thread %d)", place(t->at), launch->kernel->symbol, text, t->block_index[0],
+           t->block_index[1], t->block_index[2], t->index);
+  launch->message = line;
+  launch->failed = true;
+  to_scheduler(t);
+  abort();
+}
+
+void wait_here(Thread *t, const char *doing) {
+  t->state->running = BLOCKED;
+  t->state->doing = doing;
+  to_scheduler(t);
+}
+
+void spin(Thread *t, const char *doing) {
+  t->state->running = SPINNING;
+  t->state->doing = doing;
+  to_scheduler(t);
+}
+
+void wake(Thread *t) {
+  t->state->running = READY;
+  launch->ready.push_back(t);
+}
+
+static void fiber_main() {
+  Thread *t = current;
+  launch->kernel->run(t, launch->args);
+  bulk_commit(t);
+  finish_stores(t, 0);
+  t->state->running = DONE;
+  to_scheduler(t);
+  abort();
+}
+
+static void *take_stack() {
+  if (!stacks.empty()) {
+    void *stack = stacks.back();
+    stacks.pop_back();
+    return stack;
+  }
+  void *stack = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (stack == MAP_FAILED) { perror("emulator: stack of a fiber"); abort(); }
+  mprotect(stack, 4096, PROT_NONE);
+  return stack;
+}
+
+static Block *make_block(Cluster *cluster, i64 linear, i32 rank) {
+  const Kernel *kernel = launch->kernel;
+  Block *block = new Block();
+  block->linear = linear;
+  block->rank = rank;
+  block->cluster = cluster;
+  block->threads.resize(kernel->threads);
+  block->states.resize(kernel->threads);
+  block->memory.assign(kernel->shared_bytes + 2048, 0xff);    /* NaN in every float */
+  block->shared = (u8 *)(((u64)block->memory.data() + 1023) / 1024 * 1024);
+  block->cells.assign(kernel->shared_bytes, Cell{{}, {}, OUTSIDE, false, false});
+  for (i32 k = 0; k < kernel->num_arrays; ++k)
+    for (u32 at = 0; at < kernel->arrays[k][1]; ++at) block->cells[kernel->arrays[k][0] + at].state = UNWRITTEN;
+  block->warps.resize((kernel->threads + kernel->warp - 1) / kernel->warp);
+  block->groups.resize((kernel->threads + 127) / 128);
+  block->known.assign(launch->blocks, false);
+  block->alive = kernel->threads;
+  i32 size = kernel->threads * kernel->cluster + 2 * kernel->cluster;
+  for (i32 i = 0; i < kernel->threads; ++i) {
+    Thread &t = block->threads[i];
+    ThreadState &state = block->states[i];
+    memset((void *)&t, 0, sizeof t);
+    t.index = i; t.lane = i % kernel->warp; t.warp = i / kernel->warp;
+    i64 rest = linear;
+    for (int d = 0; d < 3; ++d) {
+      t.num_blocks[d] = (i32)launch->grid[d];
+      t.block_index[d] = (i32)(rest % launch->grid[d]);
+      rest /= launch->grid[d];
+    }
+    t.rank = rank;
+    t.shared = block->shared;
+    t.state = &state;
+    state.block = block;
+    state.clock.assign(size, 0);
+    state.clock[rank * kernel->threads + i] = 1;
+    state.stack = take_stack();
+    state.sp = first_frame((u8 *)state.stack + STACK, fiber_main);
+    wake(&t);
+  }
+  return block;
+}
+
+static Cluster *make_cluster(i64 first) {
+  Cluster *cluster = new Cluster();
+  for (i32 rank = 0; rank < launch->kernel->cluster; ++rank) cluster->blocks.push_back(make_block(cluster, first + rank, rank));
+  return cluster;
+}
+
+static bool cluster_done(Cluster *cluster) {
+  for (Block *block : cluster->blocks) if (block->alive) return false;
+  return true;
+}
+
+static void drop_cluster(Cluster *cluster) {
+  for (Block *block : cluster->blocks) {
+    for (ThreadState &state : block->states) stacks.push_back(state.stack);
+    delete block;
+  }
+  delete cluster;
+}
+
+static void end_of_block(Thread *t) {
+  Block *block = t->state->block;
+  for (Pending &one : launch->pending)
+    if (std::find(one.targets.begin(), one.targets.end(), block) != one.targets.end()) {
+      launch->failed = true;
+      launch->message = std::string(place(one.at)) + ": " + launch->kernel->symbol + ": the block ends while this copy into its shared "
+                        "memory is in flight";
+      return;
+    }
+  if (launch->strict && !block->waited) {
+    launch->failed = true;
+    launch->message = std::string(place(0)) + ": " + launch->kernel->symbol + ": no thread of the block calls grid_wait(): the kernels "
+                      "after this one would not wait for those before it";
+  }
+}
+
+static void deadlock(const std::vector<Cluster *> &clusters) {
+  std::map<std::pair<std::string, u32>, std::pair<i32, Thread *>> where;
+  i32 ended = 0;
+  for (Cluster *cluster : clusters)
+    for (Block *block : cluster->blocks)
+      for (Thread &t : block->threads) {
+        if (t.state->running == DONE) { ++ended; continue; }
+        auto &entry = where[{t.state->doing ? t.state->doing : "?", t.at}];
+        if (!entry.first++) entry.second = &t;
+      }
+  std::string text;
+  u32 first = 0;
+  for (auto &item : where) {
+    char line[300];
+    Thread *t = item.second.second;
+    if (text.empty()) first = item.first.second;
+    snprintf(line, sizeof line, "%s%d threads wait in %s at %s (block %d, %d, %d, thread %d first)", text.empty() ? "" : "; ",
+             item.second.first, item.first.first.c_str(), place(item.first.second), t->block_index[0], t->block_index[1],
+             t->block_index[2], t->index);
+    text += line;
+  }
+  launch->failed = true;
+  launch->message = std::string(place(first)) + ": " + launch->kernel->symbol + ": deadlock: " + text + "; " + std::to_string(ended) + " threads have ended";
+}
+
+static void run(Launch &one) {
+  const Kernel *kernel = one.kernel;
+  i64 total = one.blocks / kernel->cluster;
+  std::vector<i64> order(total);
+  for (i64 i = 0; i < total; ++i) order[i] = i * kernel->cluster;
+  for (i64 i = total - 1; i > 0; --i) std::swap(order[i], order[random_below((u32)i + 1)]);
+  size_t width = 1 + random_below(3);
+  i64 next = 0;
+  std::vector<Cluster *> clusters;
+  while (!one.failed) {
+    while (clusters.size() < width && next < total) clusters.push_back(make_cluster(order[next++]));
+    if (clusters.empty()) break;
+    bool stuck = one.ready.empty() ? one.pending.empty() : one.spins > 100000 + 200 * one.ready.size() && one.pending.empty();
+    if (stuck && next < total) { ++width; one.spins = 0; continue; }      /* they may wait for blocks that have not started */
+    if (stuck) { deadlock(clusters); break; }
+    if (!one.pending.empty() && (one.ready.empty() || random_below(4) == 0 || one.spins > 1000)) { run_pending(); one.spins = 0; continue; }
+    u32 pick = random_below((u32)one.ready.size());
+    Thread *t = one.ready[pick];
+    one.ready[pick] = one.ready.back();
+    one.ready.pop_back();
+    current = t;
+    t->state->running = READY;
+    t->state->accesses = 0;
+    zse_switch(&scheduler_sp, t->state->sp);
+    if (one.failed) break;
+    if (t->state->running == SPINNING) { ++one.spins; one.ready.push_back(t); continue; }
+    one.spins = 0;
+    if (t->state->running == READY) one.ready.push_back(t);
+    if (t->state->running == DONE && --t->state->block->alive == 0) {
+      end_of_block(t);
+      Cluster *cluster = t->state->block->cluster;
+      if (!one.failed && cluster_done(cluster)) {
+        clusters.erase(std::find(clusters.begin(), clusters.end(), cluster));
+        drop_cluster(cluster);
+      }
+    }
+  }
+  for (Cluster *cluster : clusters) drop_cluster(cluster);
+}
+
+/* memory that kernels may touch ----------------------------------------------------------------------------------- */
+
+static std::map<u64, Allocation> allocations;      /* by address */
+
+static Allocation *allocation_of(u64 address) {
+  auto after = allocations.upper_bound(address);
+  return after == allocations.begin() ? nullptr : &std::prev(after)->second;
+}
+
+Allocation *find(Thread *t, u64 address, u64 size, const char *verb) {
+  Allocation *a = t->state->last;
+  if (a && address >= a->address && address + size <= a->address + a->size) return a;
+  a = allocation_of(address);
+  if (a && address >= a->address && address + size <= a->address + a->size) return t->state->last = a;
+  Allocation *near = a;
+  auto after = allocations.upper_bound(address);
+  if (after != allocations.end() && (!near || after->first - address < address - (near->address + near->size))) near = &after->second;
+  if (!near) fail(t, "%s %llu bytes at %#llx: there is no device memory", verb, size, address);
+  if (address < near->address)
+    fail(t, "%s %llu bytes, %llu bytes before '%s'", verb, size, near->address - address, near->label.c_str());
+  fail(t, "%s %llu bytes at offset %llu of '%s', which has %llu bytes", verb, size, address - near->address, near->label.c_str(), near->size);
+}
+
+static void track(Allocation &a) {
+  if (a.cells || !a.size) return;
+  void *cells = mmap(nullptr, a.size * sizeof(GlobalCell), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (cells == MAP_FAILED) { perror("emulator: shadow memory"); abort(); }
+  a.cells = (GlobalCell *)cells;
+}
+
+static const char *block_name(i64 linear, char *text) {
+  i64 x = linear % launch->grid[0], y = linear / launch->grid[0] % launch->grid[1], z = linear / launch->grid[0] / launch->grid[1];
+  sprintf(text, "block %lld, %lld, %lld", x, y, z);
+  return text;
+}
+
+void global_access(Thread *t, u64 address, u32 size, bool write, bool is_atomic) {
+  const char *verb = is_atomic ? "atomically changes" : write ? "writes" : "reads";
+  ThreadState *state = t->state;
+  if (++state->accesses > LONGEST) fail(t, "runs on and on: a loop without an end?");
+  Allocation *a = find(t, address, size, verb);
+  u32 align = size < 16 ? size : 16;
+  if (address % align) fail(t, "%s %u bytes at an address that is no multiple of %u (offset %llu of '%s')", verb, size, align, address - a->address, a->label.c_str());
+  if (launch->strict && write && !state->waited) fail(t, "writes to '%s' before grid_wait()", a->label.c_str());
+  if (!a->cells) { if (!write) return; track(*a); }
+  Block *block = state->block;
+  char name[80];
+  Access now = access_of(t);
+  for (u32 k = 0; k < size; ++k) {
+    GlobalCell &c = a->cells[address - a->address + k];
+    if (c.write.valid && !(is_atomic && c.atomic)) {
+      if (c.write_launch != launch->id) {
+        if (launch->strict && !state->waited && c.write_launch > finished_launches)
+          fail(t, "reads of '%s' what an earlier kernel wrote, before grid_wait()", a->label.c_str());
+      } else if (c.write_block == (u32)block->linear) {
+        if (!ordered(t, c.write)) fail(t, "race: %s what %s wrote at %s, no barrier between (offset %llu of '%s')", verb,
+                                       who(c.write).c_str(), place(c.write.at), address - a->address + k, a->label.c_str());
+      } else if (!block->known[c.write_block])
+        fail(t, "race: %s what %s wrote at %s (offset %llu of '%s')", verb, block_name(c.write_block, name), place(c.write.at),
+             address - a->address + k, a->label.c_str());
+    }
+    if (write && c.read.valid && c.read_launch == launch->id) {
+      if (c.read_block == (u32)block->linear) {
+        if (!ordered(t, c.read)) fail(t, "race: %s what %s reads at %s, no barrier between (offset %llu of '%s')", verb,
+                                      who(c.read).c_str(), place(c.read.at), address - a->address + k, a->label.c_str());
+      } else if (!block->known[c.read_block])
+        fail(t, "race: %s what %s reads at %s (offset %llu of '%s')", verb, block_name(c.read_block, name), place(c.read.at),
+             address - a->address + k, a->label.c_str());
+    }
+    if (write) {
+      c.write = now; c.write_launch = launch->id; c.write_block = (u32)block->linear; c.atomic = is_atomic;
+      if (!is_atomic) c.read.valid = false;
+    } else {
+      c.read = now; c.read_launch = launch->id; c.read_block = (u32)block->linear;
+    }
+  }
+}
+
+void check_read(Thread *t, const void *p, u32 size) { global_access(t, (u64)p, size, false, false); }
+void check_write(Thread *t, void *p, u32 size) { global_access(t, (u64)p, size, true, false); }
+
+}  /* namespace emulate */
+
+using namespace emulate;
+
+extern "C" {
+
+/* Memory that kernels may touch. */
+void zse_emulate_allocate(u64 address, u64 size, const char *label) { allocations[address] = Allocation{address, size, label, nullptr}; }
+
+void zse_emulate_release(u64 address) {
+  auto found = allocations.find(address);
+  if (found == allocations.end()) return;
+  if (found->second.cells) munmap(found->second.cells, found->second.size * sizeof(GlobalCell));
+  allocations.erase(found);
+}
+
+/* What was launched so far is done: kernels to come may read its results at once. */
+void zse_emulate_synchronize(void) { finished_launches = num_launches; }
+
+/* Run one launch. 0, or 1 with the first error's line in `message`. */
+int zse_emulate_launch(const Kernel *kernel, const u64 *args, const i64 *grid, u64 seed, i32 strict, char *message, i32 size) {
+  Launch one;
+  one.kernel = kernel;
+  one.args = args;
+  for (int d = 0; d < 3; ++d) one.grid[d] = grid[d];
+  one.blocks = grid[0] * grid[1] * grid[2];
+  one.id = ++num_launches;
+  one.strict = strict != 0;
+  one.random = seed * 2654435769u + 88172645463325252ull;
+  launch = &one;
+  if (one.blocks % kernel->cluster || (kernel->cluster > 1 && grid[0] % kernel->cluster)) {
+    snprintf(message, size, "%s: a grid of %lld blocks is no multiple of clusters of %d", kernel->symbol, grid[0], kernel->cluster);
+    return 1;
+  }
+  for (i32 i = 0; i < kernel->num_params; ++i)
+    if (kernel->params[i] == 2) {
+      Allocation *a = allocation_of(args[i]);
+      if (a && args[i] < a->address + a->size) track(*a);
+    }
+  run(one);
+  launch = nullptr;
+  if (one.failed) snprintf(message, size, "%s", one.message.c_str());
+  return one.failed;
+}
+
+}

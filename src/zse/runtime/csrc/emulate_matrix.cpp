@@ -1,0 +1,249 @@
+/* Matrix units. What a register holds comes from the layout tables that the generated text brings along. */
+#include <algorithm>
+
+#include "emulate_state.h"
+
+namespace emulate {
+
+enum { MMA = 20, LDMATRIX, STMATRIX, WGMMA, WGMMA_WAIT, WGMMA_FENCE, WGMMA_COMMIT };
+
+static f32 value_of(const char *dtype, u32 bits) {
+  if (dtype[0] == 'b') return zse_f32_of_bf16((bf16)bits);
+  if (dtype[0] == 'e') return zse_f32_of_e4m3((e4m3)bits);
+  if (dtype[1] == '1') return zse_f32_of_f16((f16)bits);
+  return zse_float(bits);
+}
+
+static u32 element(const u32 *registers, i32 index, i32 bits) {
+  i32 per = 32 / bits;
+  u32 word = registers[index / per] >> index % per * bits;
+  return bits == 32 ? word : word & ((1u << bits) - 1);
+}
+
+static Warp &whole_warp(Thread *t, const char *what) {
+  if (warp_size(t) != launch->kernel->warp) fail(t, "%s in a warp of %d threads", what, warp_size(t));
+  return t->state->block->warps[t->warp];
+}
+
+void mma(Thread *t, const Mma &table, f32 *const *acc, const u32 *a, const u32 *b) {
+  Warp &w = whole_warp(t, "mma");
+  i32 size = launch->kernel->warp;
+  bool last = arrive(t, w, size, MMA, "mma");
+  struct Operands { f32 *const *acc; const u32 *a, *b; } mine{acc, a, b};
+  w.data[t->lane] = &mine;
+  if (!last) { wait_here(t, "mma"); return; }
+  std::vector<f32> left(table.m * table.k), right(table.k * table.n);
+  for (i32 lane = 0; lane < size; ++lane) {
+    const Operands &o = *(const Operands *)w.data[lane];
+    for (i32 i = 0; i < table.a.per_lane; ++i) {
+      const u8 *p = table.a.place[lane * table.a.per_lane + i];
+      left[p[0] * table.k + p[1]] = value_of(table.dtype, element(o.a, i, table.a.bits));
+    }
+    for (i32 i = 0; i < table.b.per_lane; ++i) {
+      const u8 *p = table.b.place[lane * table.b.per_lane + i];
+      right[p[0] * table.n + p[1]] = value_of(table.dtype, element(o.b, i, table.b.bits));
+    }
+  }
+  for (i32 lane = 0; lane < size; ++lane) {
+    const Operands &o = *(const Operands *)w.data[lane];
+    for (i32 i = 0; i < table.c.per_lane; ++i) {
+      const u8 *p = table.c.place[lane * table.c.per_lane + i];
+      f64 sum = *o.acc[i];
+      for (i32 k = 0; k < table.k; ++k) sum += (f64)left[p[0] * table.k + k] * right[k * table.n + p[1]];
+      *o.acc[i] = (f32)sum;
+    }
+  }
+  leave(t, w);
+}
+
+/* The lanes' reads count as the first lane's: afterwards every lane knows that all of them are done. */
+static void learn_from_first(Warp &w) {
+  Thread *first = w.members[0];
+  i32 own = cluster_thread(first);
+  u32 clock = first->state->clock[own];
+  for (Thread *other : w.members) other->state->clock[own] = std::max(other->state->clock[own], clock);
+  tick(first);
+}
+
+void ldmatrix(Thread *t, const void *row, i32 count, bool transposed, u32 *const *out, const u8 (*table)[3]) {
+  Warp &w = whole_warp(t, "ldmatrix()");
+  bool last = arrive(t, w, 32, LDMATRIX + 8 * count + transposed, "ldmatrix()");
+  w.data[t->lane] = row;
+  w.values[t->lane] = (u64)out;
+  if (!last) { wait_here(t, "ldmatrix()"); return; }
+  Thread *first = w.members[0];
+  u16 rows[4][8][8];
+  for (i32 m = 0; m < count; ++m)
+    for (i32 r = 0; r < 8; ++r) {
+      check_shared_read(first, w.data[m * 8 + r], 16);
+      memcpy(rows[m][r], w.data[m * 8 + r], 16);
+    }
+  for (i32 lane = 0; lane < 32; ++lane)
+    for (i32 i = 0; i < count; ++i) {
+      u32 word = 0;
+      for (i32 half = 0; half < 2; ++half) {
+        const u8 *p = table[(lane * 4 + i) * 2 + half];
+        word |= (u32)rows[p[0]][p[1]][p[2]] << 16 * half;
+      }
+      *((u32 *const *)w.values[lane])[i] = word;
+    }
+  learn_from_first(w);
+  leave(t, w);
+}
+
+void stmatrix(Thread *t, void *row, i32 count, bool transposed, const u32 *values, const u8 (*table)[3]) {
+  Warp &w = whole_warp(t, "stmatrix()");
+  bool last = arrive(t, w, 32, STMATRIX + 8 * count + transposed, "stmatrix()");
+  w.data[t->lane] = row;
+  w.values[t->lane] = (u64)values;
+  if (!last) { wait_here(t, "stmatrix()"); return; }
+  u16 rows[4][8][8];
+  for (i32 lane = 0; lane < 32; ++lane)
+    for (i32 i = 0; i < count; ++i)
+      for (i32 half = 0; half < 2; ++half) {
+        const u8 *p = table[(lane * 4 + i) * 2 + half];
+        rows[p[0]][p[1]][p[2]] = (u16)(((const u32 *)w.values[lane])[i] >> 16 * half);
+      }
+  for (i32 m = 0; m < count; ++m)
+    for (i32 r = 0; r < 8; ++r) {
+      check_shared_write(w.members[m * 8 + r], (void *)w.data[m * 8 + r], 16);
+      memcpy((void *)w.data[m * 8 + r], rows[m][r], 16);
+    }
+  leave(t, w);
+}
+
+/* wgmma ----------------------------------------------------------------------------------------------------------- */
+
+static Group &group_of(Thread *t, const char *what) {
+  if (launch->kernel->threads - t->index / 128 * 128 < 128) fail(t, "%s needs four whole warps", what);
+  return t->state->block->groups[t->index / 128];
+}
+
+static const char *const DTYPES[] = {"bf16", "f16", "e4m3"};
+
+/* An operand's element at (row of M or N, k) through its descriptor. */
+struct Operand {
+  const Product &one;
+  u64 descriptor;
+  bool transposed;
+  u32 offset(i32 row, i32 k, i32 bytes) const {
+    u32 start = (u32)(descriptor & 0x3fff) << 4, leading = (u32)(descriptor >> 16 & 0x3fff) << 4, stride = (u32)(descriptor >> 32 & 0x3fff) << 4;
+    u32 swizzle = (u32[]){0, 128, 64, 32}[descriptor >> 62];
+    u32 mask = swizzle == 128 ? 7 : swizzle == 64 ? 3 : swizzle == 32 ? 1 : 0, at;
+    if (!transposed && swizzle) at = start + row / 8 * stride + row % 8 * swizzle + k * bytes;
+    else if (!transposed) at = start + row / 8 * stride + k * bytes / 16 * leading + row % 8 * 16 + k * bytes % 16;
+    else {
+      i32 wide = swizzle / bytes;
+      at = start + row / wide * leading + k / 8 * stride + k % 8 * swizzle + row % wide * bytes;
+    }
+    return at ^ (at >> 7 & mask) << 4;
+  }
+};
+
+static void multiply(Product &p) {
+  Block *block = p.leader->state->block;
+  i32 bytes = p.dtype == 2 ? 1 : 2, depth = p.dtype == 2 ? 32 : 16;
+  if ((p.trans_a && !(p.a >> 62)) || (p.trans_b && !(p.b >> 62))) {
+    p.leader->at = p.at;
+    fail(p.leader, "wgmma of a transposed operand without a swizzle is not emulated");
+  }
+  std::vector<f32> a(64 * depth), b(p.n * depth);
+  auto fetch = [&](const Operand &operand, i32 row, i32 k) {
+    u32 offset = operand.offset(row, k, bytes), bits = 0;
+    engine_reads(block, offset, bytes, p.clock, p.epoch, p.at, p.leader, "wgmma");
+    memcpy(&bits, block->shared + offset, bytes);
+    return value_of(DTYPES[p.dtype], bits);
+  };
+  for (i32 k = 0; k < depth; ++k) {
+    for (i32 row = 0; row < 64 && !p.in_registers; ++row) a[row * depth + k] = fetch(Operand{p, p.a, p.trans_a}, row, k);
+    for (i32 n = 0; n < p.n; ++n) b[n * depth + k] = fetch(Operand{p, p.b, p.trans_b}, n, k);
+  }
+  for (i32 thread = 0; thread < 128 && p.in_registers; ++thread)
+    for (i32 i = 0; i < 16 / bytes; ++i) {
+      i32 per = 4 / bytes, r = i / per, lane = thread % 32;
+      i32 row = thread / 32 * 16 + lane / 4 + 8 * (r % 2), k = lane % 4 * per + i % per + depth / 2 * (r / 2);
+      a[row * depth + k] = value_of(DTYPES[p.dtype], element(&p.registers[thread * 4], i, bytes * 8));
+    }
+  for (i32 thread = 0; thread < 128; ++thread)
+    for (i32 i = 0; i < p.n / 2; ++i) {
+      i32 lane = thread % 32, row = thread / 32 * 16 + lane / 4 + 8 * (i / 2 % 2), column = 8 * (i / 4) + lane % 4 * 2 + i % 2;
+      f64 sum = p.accumulate ? p.acc->values[thread][i] : 0;
+      for (i32 k = 0; k < depth; ++k) sum += (f64)a[row * depth + k] * b[column * depth + k];
+      p.acc->values[thread][i] = (f32)sum;
+    }
+}
+
+void wgmma(Thread *t, i32 dtype, f32 *const *acc, i32 n, const u32 *a_registers, u64 a, u64 b, bool accumulate, bool trans_a, bool trans_b) {
+  Group &g = group_of(t, "wgmma");
+  bool last = arrive(t, g, 128, WGMMA, "wgmma");
+  struct Operands { f32 *const *acc; const u32 *a; } mine{acc, a_registers};
+  g.data[t->index % 128] = &mine;
+  g.values[t->index % 128] = b ^ (u64)accumulate << 61 ^ a * 31;
+  if (!last) { wait_here(t, "wgmma"); return; }
+  Thread *leader = g.members[0];
+  for (i32 i = 0; i < 128; ++i)
+    if (!a_registers && g.values[i] != g.values[0]) fail(g.members[i], "the threads of a warpgroup give wgmma different descriptors");
+  f32 *key = ((const Operands *)g.data[0])->acc[0];
+  std::shared_ptr<Accumulator> &accumulator = g.accumulators[key];
+  if (!accumulator) {
+    if (!g.fenced) fail(t, "wgmma without wgmma_fence() since its registers were touched");
+    accumulator = std::make_shared<Accumulator>();
+    for (i32 i = 0; i < 128; ++i) {
+      f32 *const *places = ((const Operands *)g.data[i])->acc;
+      accumulator->places.emplace_back(places, places + n / 2);
+      accumulator->values.emplace_back();
+      for (f32 *p : accumulator->places.back()) { accumulator->values.back().push_back(*p); *p = zse_float(0x7fffffffu); }
+    }
+  }
+  if ((i32)accumulator->values[0].size() != n / 2) fail(t, "wgmma of n = %d with accumulators of n = %zu in flight", n, accumulator->values[0].size() * 2);
+  ++accumulator->users;
+  Product one{accumulator, dtype, n, a_registers != nullptr, accumulate, trans_a, trans_b, {}, a, b, snapshot(t), leader->state->block->epoch, t->at, leader};
+  one.clock = snapshot(leader);
+  for (i32 i = 0; i < 128; ++i) {
+    join(one.clock, snapshot(g.members[i]));
+    for (i32 r = 0; r < 4 && a_registers; ++r) one.registers.push_back(((const Operands *)g.data[i])->a[r]);
+  }
+  g.open.push_back(std::move(one));
+  leave(t, g);
+}
+
+static void group_step(Thread *t, Group &g, i32 kind, const char *doing, void (*work)(Thread *, Group &, i32), i32 argument) {
+  if (!arrive(t, g, 128, kind, doing)) { wait_here(t, doing); return; }
+  work(t, g, argument);
+  leave(t, g);
+}
+
+void wgmma_fence(Thread *t) {
+  group_step(t, group_of(t, "wgmma_fence()"), WGMMA_FENCE, "wgmma_fence()", [](Thread *, Group &g, i32) { g.fenced = true; }, 0);
+}
+
+void wgmma_commit(Thread *t) {
+  group_step(t, group_of(t, "wgmma_commit()"), WGMMA_COMMIT, "wgmma_commit()", [](Thread *, Group &g, i32) {
+    g.closed.push_back(std::move(g.open));
+    g.open.clear();
+  }, 0);
+}
+
+void wgmma_wait(Thread *t, i32 groups) {
+  group_step(t, group_of(t, "wgmma_wait()"), WGMMA_WAIT, "wgmma_wait()", [](Thread *, Group &g, i32 left) {
+    while ((i32)g.closed.size() > left) {
+      for (Product &p : g.closed.front()) {
+        multiply(p);
+        /* the whole warpgroup knows now that the operands have been read */
+        i32 own = cluster_thread(p.leader);
+        for (Thread *other : g.members) other->state->clock[own] = std::max(other->state->clock[own], p.clock[own]);
+        if (--p.acc->users == 0) {
+          for (i32 i = 0; i < 128; ++i)
+            for (size_t k = 0; k < p.acc->places[i].size(); ++k) *p.acc->places[i][k] = p.acc->values[i][k];
+          for (auto found = g.accumulators.begin(); found != g.accumulators.end(); ++found)
+            if (found->second == p.acc) { g.accumulators.erase(found); break; }
+        }
+      }
+      g.closed.pop_front();
+    }
+    if (g.closed.empty() && g.open.empty()) g.fenced = false;
+    if (!g.members.empty()) tick(g.members[0]);
+  }, groups);
+}
+
+}  /* namespace emulate */

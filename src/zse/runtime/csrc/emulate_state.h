@@ -1,0 +1,179 @@
+/* The emulator's own state, shared by its files. */
+#pragma once
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "emulate.h"
+
+namespace emulate {
+
+/* Vector clocks over the threads of a cluster, then one epoch per block, then one count per block of the copies that its engine has
+ * landed. A block's epoch counts its full barriers: what happened in an earlier epoch is before everything in this one, so that a full
+ * barrier costs nothing per thread. Only mbarriers carry the engine's counts: other barriers do not order its copies. */
+typedef std::vector<u32> Clock;
+
+enum State : u8 { UNWRITTEN, WRITTEN, IN_FLIGHT, MBARRIER, OUTSIDE };
+
+/* Who touched a byte last. thread: of the cluster; from the number of its threads on: the engine of a block. */
+struct Access { u32 epoch, clock, at; u16 thread; bool valid; };
+struct Cell { Access write, read[2]; State state; bool generic, atomic; };
+
+struct GlobalCell { Access write, read; u32 write_launch, write_block, read_launch, read_block; bool atomic; };
+
+struct Allocation {
+  u64 address, size;
+  std::string label;
+  GlobalCell *cells = nullptr;      /* once a kernel may write here */
+};
+
+struct Barrier { i32 arrived = 0, expected = 0; std::vector<Thread *> waiting; Clock clock; };
+
+struct MBarrierState {
+  i32 expected, pending;
+  i64 bytes;
+  u32 phase;
+  bool fenced;
+  Clock arriving, done;
+};
+
+struct Copy { u8 *dst; const u8 *src; i32 size, valid; u32 at; };
+
+/* A copy that the engine does some time after it was issued. */
+struct Pending {
+  Block *block;
+  Thread *issuer;
+  Clock clock;                      /* the issuer's, when it was issued */
+  u32 epoch, at;
+  std::vector<Copy> copies;         /* of a load: pieces of the destination with their source, src null: zeros */
+  std::vector<Block *> targets;     /* blocks that receive it */
+  u32 barrier;                      /* offset in shared memory */
+  i32 bytes;
+  bool arrives;                     /* copy_arrive: an arrival instead of bytes */
+};
+
+struct Store { std::vector<Copy> copies; Clock clock; u32 epoch, at; };
+
+/* Threads that meet at one operation. */
+struct Meeting {
+  i32 count = 0;
+  i32 kind = -1;
+  u32 at = 0;
+  std::vector<Thread *> members;
+  std::vector<u64> values, results;
+  std::vector<i32> arguments;
+  std::vector<const void *> data;
+};
+struct Warp : Meeting {};
+
+struct Accumulator { std::vector<std::vector<f32 *>> places; std::vector<std::vector<f32>> values; i32 users = 0; };
+struct Product {
+  std::shared_ptr<Accumulator> acc;
+  i32 dtype, n;
+  bool in_registers, accumulate, trans_a, trans_b;
+  std::vector<u32> registers;
+  u64 a, b;
+  Clock clock;
+  u32 epoch, at;
+  Thread *leader;
+};
+struct Group : Meeting {            /* a warpgroup */
+  bool fenced = false;
+  std::vector<Product> open;
+  std::deque<std::vector<Product>> closed;
+  std::map<f32 *, std::shared_ptr<Accumulator>> accumulators;
+};
+
+struct Cluster { std::vector<Block *> blocks; i32 arrived = 0; std::vector<Thread *> waiting; };
+
+struct Block {
+  i64 linear;
+  i32 rank;
+  Cluster *cluster;
+  std::vector<Thread> threads;
+  std::vector<ThreadState> states;
+  std::vector<u8> memory;           /* of `shared`, which is aligned to 1024 bytes in it */
+  u8 *shared;
+  std::vector<Cell> cells;
+  std::vector<Warp> warps;
+  std::vector<Group> groups;
+  Barrier whole, named[16];
+  std::unordered_map<u32, MBarrierState> mbarriers;
+  std::vector<bool> known;          /* blocks whose released writes this one has acquired */
+  u32 epoch = 1, engine = 0;
+  i32 alive;
+  bool waited = false;              /* some thread has called grid_wait() */
+};
+
+enum Running : u8 { READY, BLOCKED, SPINNING, DONE };
+
+struct ThreadState {
+  Block *block;
+  void *stack = nullptr, *sp = nullptr;
+  Running running;
+  const char *doing;                /* what it is blocked in */
+  Clock clock;
+  u32 async_fence = 0;              /* its clock at the last fence_async() */
+  bool fenced = false, waited = false;
+  std::vector<Copy> open;
+  std::deque<std::vector<Copy>> groups;
+  std::vector<Store> stores;
+  std::deque<std::vector<Store>> store_groups;
+  u64 accesses = 0;
+  Allocation *last = nullptr;
+};
+
+struct SyncVariable { std::vector<bool> known; Clock clock; Block *block = nullptr; };
+
+struct Launch {
+  const Kernel *kernel;
+  const u64 *args;
+  i64 grid[3], blocks;
+  u32 id;
+  bool strict;                      /* hold the kernel to the rule of PDL */
+  u64 random;
+  std::vector<Thread *> ready;
+  std::deque<Pending> pending;
+  std::unordered_map<u64, SyncVariable> variables;
+  u64 spins = 0;
+  bool failed = false;
+  std::string message;
+};
+
+extern Launch *launch;
+extern Thread *current;
+
+u32 random_below(u32 n);
+[[noreturn]] void fail(Thread *, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void wait_here(Thread *, const char *doing);      /* until wake() */
+void spin(Thread *, const char *doing);            /* let others run */
+void wake(Thread *);
+const char *place(u32 at);
+std::string who(const Access &);                  /* "thread 3", "a copy" */
+
+/* Threads that take part in one operation come together: true in the one that comes last, which does the work and calls leave(). */
+bool arrive(Thread *, Meeting &, i32 size, i32 kind, const char *doing);
+void leave(Thread *, Meeting &);
+i32 warp_size(Thread *);
+
+Allocation *find(Thread *, u64 address, u64 size, const char *verb);
+bool ordered(Thread *, const Access &);           /* is that access before what this thread does now */
+bool ordered_clock(Block *, const Clock &, u32 own_epoch, const Access &);
+void join(Clock &, const Clock &);
+Clock snapshot(Thread *);                         /* what another thread learns from this one */
+void tick(Thread *);
+i32 cluster_thread(Thread *);
+Access access_of(Thread *);
+u32 shared_offset(Thread *, const void *, u32 size, const char *verb);
+void global_access(Thread *, u64 address, u32 size, bool write, bool is_atomic);
+void run_pending();
+void finish_copies(Thread *, size_t groups);
+void finish_stores(Thread *, size_t groups);
+
+/* Bytes that the copy engine or a matrix unit reads, as of a clock. */
+void engine_reads(Block *, u32 offset, u32 size, const Clock &, u32 epoch, u32 at, Thread *reader, const char *what);
+
+}  /* namespace emulate */

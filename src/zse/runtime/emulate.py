@@ -1,0 +1,322 @@
+"""The emulated GPU: runs the kernels of the GPU family on the host, thread by thread in a random order, and checks what they do.
+
+Kernels are printed as C++ (zse/kernel/targets/emulate.py), compiled when they are first used and kept below ZSE_HOME/kernels/emulate
+by content; the emulator itself is csrc/emulate_*.cpp. Memory of the device lies between zones that nobody may touch. A launch that
+breaks a rule of the language (csrc/emulate.h) raises DeviceError with the kernel's source line and the seed of the order.
+"""
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import threading
+from ctypes import c_char_p, c_int, c_int32, c_int64, c_uint64, c_void_p
+from pathlib import Path
+
+from zse.errors import CompileError, DeviceError
+from zse.runtime.buffer import Account, Buffer
+from zse.runtime.device import Copy, Device, Graph, Program, Recorder, Staging
+from zse.runtime.symbol import Sym
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from zse.kernel.language import Variant
+
+CSRC = Path(__file__).with_name("csrc")
+CORE = ("emulate_core.cpp", "emulate_sync.cpp", "emulate_async.cpp", "emulate_matrix.cpp")
+# -O1: kernels are compiled once and run for milliseconds. Signed integers wrap, as on a GPU.
+FLAGS = ("-std=c++17", "-fPIC", "-shared", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-w", f"-I{CSRC}")
+RED_ZONE = 4096         # bytes before and after every allocation
+
+
+def find_compiler() -> str:
+    """CXX, g++ or clang++. CompileError names them."""
+    for name in (os.environ.get("CXX"), "g++", "clang++"):
+        found = name and shutil.which(name)
+        if found:
+            return found
+    raise CompileError("no C++ compiler: the emulated GPU needs g++ or clang++ (or set CXX)")
+
+
+def compiled(sources: "list[Path]", text: str, name: str, optimize: str) -> Path:
+    """The shared library of these files (or of `text`), from the cache if it is there."""
+    from zse.kernel import cache
+    compiler = find_compiler()
+    total = hashlib.sha256(repr((compiler, FLAGS, optimize, text)).encode())
+    for path in (*sources, *sorted(CSRC.glob("emulate*.h"))):
+        total.update(path.read_bytes())
+    folder = cache.folder() / "emulate"
+    target = folder / f"{name}-{total.hexdigest()[:32]}.so"
+    if not target.exists():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        half = target.with_suffix(f".{os.getpid()}-{threading.get_ident()}.tmp")
+        done = subprocess.run([compiler, *FLAGS, optimize, "-o", str(half), *(map(str, sources) if sources else ("-x", "c++", "-"))],
+                              input=None if sources else text, capture_output=True, text=True)
+        if done.returncode:
+            raise CompileError(f"{name}: {compiler} failed: {'; '.join(done.stderr.splitlines()[:3])}")
+        half.replace(target)
+    return target
+
+
+_core_lock = threading.Lock()
+_core: "ctypes.CDLL | None" = None
+
+
+def core() -> ctypes.CDLL:
+    """The emulator, one for the process: kernels' libraries find its functions by name."""
+    global _core
+    with _core_lock:
+        if _core is None:
+            library = ctypes.CDLL(str(compiled([CSRC / name for name in CORE], "", "core", "-O2")), mode=ctypes.RTLD_GLOBAL)
+            library.zse_emulate_allocate.argtypes = [c_uint64, c_uint64, c_char_p]
+            library.zse_emulate_allocate.restype = None
+            library.zse_emulate_release.argtypes = [c_uint64]
+            library.zse_emulate_release.restype = None
+            library.zse_emulate_synchronize.argtypes = []
+            library.zse_emulate_synchronize.restype = None
+            library.zse_emulate_launch.argtypes = [c_void_p, c_void_p, c_void_p, c_uint64, c_int32, c_void_p, c_int32]
+            library.zse_emulate_launch.restype = c_int
+            _core = library
+    return _core
+
+
+class EmulatedBuffer:
+    """Zero-filled memory that kernels may touch, between two zones that they may not."""
+
+    def __init__(self, device: "EmulateDevice", nbytes: int, label: str):
+        self._memory: Buffer | None = None
+        if nbytes < 0:
+            raise ValueError(f"a buffer of {nbytes} bytes")
+        self.nbytes, self.label, self._device, self._pins = nbytes, label, device, 0
+        self._memory = Buffer(nbytes + 2 * RED_ZONE, label, device._account)
+        self.address = -(-(self._memory.address + RED_ZONE) // 256) * 256
+        core().zse_emulate_allocate(self.address, nbytes, label.encode())
+
+    def view(self, format: str = "B") -> memoryview:
+        """Device memory is no host memory."""
+        raise DeviceError(f"{self.label}: device memory has no view; use device.read and device.write")
+
+    @property
+    def freed(self) -> bool:
+        return self._memory is None
+
+    def pin(self, count: int) -> None:
+        self._pins += count
+
+    def grow(self, nbytes: int) -> None:
+        """All of it is there from the start."""
+        if nbytes > self.nbytes:
+            raise ValueError(f"{self.label}: {nbytes} bytes of at most {self.nbytes}")
+
+    def free(self) -> None:
+        """Give the memory back. DeviceError while a graph uses it. Freeing twice does nothing."""
+        if self._memory is None:
+            return
+        if self._pins:
+            raise DeviceError(f"{self.label}: the buffer is used by {self._pins} recorded graph(s); close them first")
+        core().zse_emulate_release(self.address)
+        self._memory.free()
+        self._memory = None
+
+    def __del__(self) -> None:
+        if self._memory is not None and _core is not None:
+            _core.zse_emulate_release(self.address)
+
+    def __repr__(self) -> str:
+        return f"EmulatedBuffer({self.label!r}, {self.nbytes} bytes{', freed' if self.freed else ''})"
+
+
+class EmulatedStaging(Staging):
+    """Host memory and device memory of one size; mapped: the kernels reach the host's."""
+
+    __slots__ = ("_host",)
+
+    def __init__(self, device: "EmulateDevice", nbytes: int, label: str, mapped: bool):
+        self.nbytes, self.shared = nbytes, mapped
+        self.buffer = EmulatedBuffer(device, nbytes, label)     # type: ignore[assignment]
+        if mapped:
+            self.host = memoryview((ctypes.c_ubyte * nbytes).from_address(self.buffer.address)).cast("B")
+        else:
+            self.host = memoryview(bytearray(nbytes))
+
+
+class EmulatedMap:
+    """A tensor map as csrc/emulate.h reads it."""
+
+    class _Fields(ctypes.Structure):
+        _fields_ = [("base", c_uint64), ("rank", ctypes.c_uint32), ("element", ctypes.c_uint32), ("dims", c_uint64 * 5),
+                    ("strides", c_uint64 * 4), ("box", ctypes.c_uint32 * 5), ("swizzle", ctypes.c_uint32)]
+
+    def __init__(self, buffer: "Any", fields: "EmulatedMap._Fields"):
+        self.buffer, self._fields = buffer, fields
+        self.host_address = ctypes.addressof(fields)
+
+
+class EmulatedProgram(Program):
+    """address: of the kernel's description in its library."""
+
+    __slots__ = ("library", "threads", "cluster", "shared_bytes")
+
+    def __init__(self, symbol: str, library: ctypes.CDLL, entry: dict):
+        super().__init__(symbol, ctypes.addressof(c_int.in_dll(library, "zse_kernel")), entry["params"])
+        self.library, self.threads, self.cluster, self.shared_bytes = library, entry["threads"], entry["cluster"], entry["shared_bytes"]
+
+
+class EmulatedGraph(Graph):
+    """Launches that run one after the other when the graph is run."""
+
+    def run(self, **symbols: int) -> None:
+        self._replay(symbols)
+        core().zse_emulate_synchronize()
+
+    def submit(self, **symbols: int) -> "Any":
+        from zse.runtime.device import Ticket
+        self._replay(symbols)
+        return Ticket()
+
+    def _replay(self, symbols: dict[str, int]) -> None:
+        bounds = dict(zip(self.symbols, self.maxima, strict=True))
+        if symbols.keys() != bounds.keys() or any(
+                not isinstance(value, int) or not 0 <= value <= bounds[name] for name, value in symbols.items()):
+            raise self.symbol_error(symbols)
+        device: EmulateDevice = self.device     # type: ignore[assignment]
+        for launch in self.launches:
+            if isinstance(launch, Copy):
+                self._copy(launch)
+                continue
+            slots = list(launch.slots)
+            for place, sym in launch.syms:
+                slots[place] = sym.value(symbols) & 0xFFFFFFFFFFFFFFFF
+            grid = [size.value(symbols) if isinstance(size, Sym) else size for size in (*launch.grid, 1, 1)[:3]]
+            if all(grid):
+                device.launch(launch.symbol, slots, grid)
+
+    def _copy(self, copy: Copy) -> None:
+        staging = copy.staging
+        place = staging.buffer.address + copy.offset
+        if copy.symbol == "upload":
+            ctypes.memmove(place, bytes(staging.host[copy.offset: copy.offset + copy.nbytes]), copy.nbytes)
+        else:
+            staging.host[copy.offset: copy.offset + copy.nbytes] = ctypes.string_at(place, copy.nbytes)
+
+
+class EmulateDevice(Device):
+    """like: the GPU architecture whose features the kernels find. variants: other kernels than the package's, by symbol (tests).
+
+    seed: of the order in which threads run, another one for each launch; None: a fresh one, which errors name. strict: hold kernels
+    to the rule of PDL: nothing of another kernel's before grid_wait(), and every kernel calls it."""
+
+    name = "emulate"
+    family = "gpu"
+    threads = 0
+    num_sms = 6
+    shared_bytes = 232448
+    l2_bytes = 50 << 20
+
+    def __init__(self, like: str = "sm_90a", variants: "Mapping[str, Variant] | None" = None, seed: int | None = None,
+                 strict: bool = True):
+        from zse.kernel import cache
+        from zse.kernel.archs import features_of
+        core()
+        self.like, self.isa, self.strict = like, f"emulate-{like}", strict
+        self.arch = features_of(like)[0]
+        self.product = f"emulated {like}"
+        self.seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
+        self._variants = variants if variants is not None else cache.package_variants(like)
+        self._programs: dict[str, EmulatedProgram] = {}
+        self._account = Account()
+        self._lock = threading.Lock()
+        self.closed = False
+
+    def alloc(self, nbytes: int, label: str = "other") -> EmulatedBuffer:     # type: ignore[override]
+        return EmulatedBuffer(self, nbytes, label)
+
+    def alloc_growing(self, nbytes: int, maximum: int, label: str = "other") -> EmulatedBuffer:
+        """`maximum` bytes."""
+        return EmulatedBuffer(self, maximum, label)
+
+    def staging(self, nbytes: int, label: str = "staging", mapped: bool = False) -> EmulatedStaging:
+        return EmulatedStaging(self, nbytes, label, mapped)
+
+    def memory(self) -> dict[str, int]:
+        return dict(self._account.by_label)
+
+    @property
+    def peak_memory(self) -> int:
+        """Most bytes that were allocated at once."""
+        return self._account.peak
+
+    def symbols(self) -> list[str]:
+        return sorted(self._variants)
+
+    def program(self, symbol: str) -> EmulatedProgram:
+        found = self._programs.get(symbol)
+        if found is None:
+            variant = self._variants.get(symbol)
+            if variant is None:
+                import difflib
+                near = difflib.get_close_matches(symbol, self._variants, 3)
+                raise DeviceError(f"no kernel {symbol!r} for {self.isa}{f'; near: {chr(44).join(near)}' if near else ''}")
+            from zse.kernel.emit import emit_emulated
+            text, entry = emit_emulated(variant, self.like)
+            library = ctypes.CDLL(str(compiled([], text, symbol, "-O1")))
+            found = self._programs[symbol] = EmulatedProgram(symbol, library, entry)
+        return found
+
+    def launch(self, symbol: str, slots: "list[int]", grid: "list[int]") -> None:
+        """Run a kernel. DeviceError for a broken rule."""
+        if self.closed:
+            raise DeviceError("the emulated device was closed")
+        program = self.program(symbol)
+        message = ctypes.create_string_buffer(4096)
+        with self._lock:
+            self.seed += 1
+            if core().zse_emulate_launch(program.address, (c_uint64 * max(1, len(slots)))(*slots), (c_int64 * 3)(*grid), self.seed,
+                                         self.strict, message, len(message)):
+                raise DeviceError(f"{message.value.decode(errors='replace')}, seed {self.seed - 1}")
+
+    def tensor_map(self, tensor: "Any", box: "Any", *, swizzle: int = 0, l2_promotion: int = 128, dims: "Any" = None,
+                   strides: "Any" = None) -> EmulatedMap:
+        """As of CUDADevice."""
+        from zse.dtypes import ITEM_BYTES
+        size = ITEM_BYTES[tensor.dtype]
+        shape = tuple(dims if dims is not None else tensor.shape)
+        if strides is None:
+            strides, row = [], size
+            for length in reversed(shape[1:]):
+                row *= length
+                strides.insert(0, row)
+        if len(box) != len(shape) or not 1 <= len(shape) <= 5 or any(not 1 <= edge <= 256 for edge in box):
+            raise ValueError(f"tensor_map: shape {shape} and box {tuple(box)} must have the same 1 to 5 dimensions, edges of 1 to 256")
+        inner = box[-1] * size
+        if inner % 16 or (swizzle and inner > swizzle) or swizzle not in (0, 32, 64, 128):
+            raise ValueError(f"tensor_map: the box's rows are {inner} bytes, with a swizzle of {swizzle}")
+        if any(stride % 16 for stride in strides) or tensor.address % 16:
+            raise ValueError(f"tensor_map: strides {tuple(strides)} and the address are multiples of 16 bytes")
+        fields = EmulatedMap._Fields(tensor.address, len(shape), size, swizzle=swizzle)
+        fields.dims[:len(shape)] = shape[::-1]
+        fields.strides[:len(shape) - 1] = list(strides)[::-1]
+        fields.box[:len(shape)] = list(box)[::-1]
+        return EmulatedMap(getattr(tensor, "buffer", tensor), fields)
+
+    def synchronize(self) -> None:
+        """What was launched is done."""
+        core().zse_emulate_synchronize()
+
+    def read(self, tensor: "Any") -> bytes:
+        self.synchronize()
+        return super().read(tensor)
+
+    def write(self, tensor: "Any", data: "bytes | bytearray | memoryview") -> None:
+        self.synchronize()
+        super().write(tensor, data)
+
+    def _build(self, recorder: Recorder) -> EmulatedGraph:
+        return EmulatedGraph(self, recorder)
+
+    def close(self) -> None:
+        self.closed = True

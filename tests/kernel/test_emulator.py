@@ -1,0 +1,186 @@
+"""The emulator: every part of the GPU language computes what it should in any order of threads, and every planted mistake of
+emulator_bugs.py is caught with its source line. The same cases run on hardware: `python -m kernel.probe`."""
+
+import inspect
+import re
+
+import numpy as np
+import pytest
+
+from zse.errors import CompileError, DeviceError
+from zse.kernel import Ptr, Variant, asm, kernel, u32
+from zse.runtime.emulate import EmulateDevice
+from zse.tensor import Tensor
+
+from . import emulator_bugs as bugs
+from . import gpu_cases
+
+CASES = {case.name: case.variant.symbol for case in gpu_cases.all_cases(np.random.default_rng(0))}
+
+
+@pytest.fixture(scope="module")
+def home(request):
+    """Compiled kernels are kept between runs of the tests, by content."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ZSE_HOME", str(request.config.cache.mkdir("zse_home")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def device(home):
+    variants = {case.variant.symbol: case.variant for case in gpu_cases.all_cases(np.random.default_rng(0))}
+    with EmulateDevice(variants=variants, strict=False) as device:
+        yield device
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_language(name, device):
+    seed = int(np.random.default_rng().integers(2**32))
+    for number in range(2):
+        case = next(case for case in gpu_cases.all_cases(np.random.default_rng([seed, number])) if case.name == name)
+        order = device.seed
+        try:
+            gpu_cases.run_case(device, case)
+        except AssertionError as error:
+            raise AssertionError(f"inputs {seed}, order {order}: {error}") from None
+
+
+class Run:
+    """One kernel of emulator_bugs.py on fresh buffers."""
+
+    def __init__(self, function, threads: int, seed: int, strict: bool = False, grid: int = 1, elements: int = 256):
+        self.variant = Variant(function.name, function, threads=threads)
+        self.device = EmulateDevice(variants={function.name: self.variant}, seed=seed, strict=strict)
+        rng = np.random.default_rng(seed)
+        self.x = rng.uniform(0.5, 1, 8192 if elements > 256 else 256).astype(np.float32)
+        extra = {"n": 0, "parts": np.zeros(8, np.float32), "arrived": np.zeros(1, np.uint32)}
+        self.args = []
+        for name, annotation in function.params:
+            value = {"x": self.x, "out": np.zeros(elements, np.float32)}.get(name, extra.get(name))
+            if isinstance(value, np.ndarray):
+                tensor = Tensor(self.device.alloc(value.nbytes, name), value.shape, "u32" if value.dtype == np.uint32 else "f32")
+                self.device.write(tensor, value.tobytes())
+                value = tensor
+            self.args.append(value)
+        self.grid = grid
+
+    def launch(self) -> None:
+        self.device.run(lambda recorder: recorder.launch(self.variant.symbol, self.args, self.grid))
+
+    def out(self) -> np.ndarray:
+        return np.frombuffer(self.device.read(self.args[1]), np.float32)
+
+
+def lines_of(function) -> list[str]:
+    """file:line of the lines marked `# here`."""
+    lines, first = inspect.getsourcelines(function.function)
+    return [f"emulator_bugs.py:{first + index}" for index, line in enumerate(lines) if line.rstrip().endswith("# here")]
+
+
+# mistake → (threads, grid, what the report says)
+MISTAKES = {
+    "missing_barrier": (64, 1, "race: reads what thread \\d+ wrote|reads shared memory that nothing has written"),
+    "missing_second_barrier": (64, 1, "race: (writes what thread \\d+ reads|reads what thread \\d+ wrote)"),
+    "missing_warp_barrier": (64, 1, "race: reads what|nothing has written"),
+    "missing_copy_wait": (64, 1, "has not been waited for"),
+    "wait_for_too_few": (64, 1, "has not been waited for"),
+    "wait_without_barrier": (64, 1, "race: reads what|nothing has written|has not been waited for"),
+    "off_by_one_global": (256, 1, "reads 4 bytes at offset 1024 of 'x', which has 1024 bytes"),
+    "off_by_one_shared": (64, 1, "writes shared memory outside of the arrays"),
+    "store_past_the_end": (128, 1, "writes 16 bytes at offset \\d+ of 'out'"),
+    "misaligned": (32, 1, "no multiple of 16"),
+    "uninitialised": (64, 1, "reads shared memory that nothing has written"),
+    "barrier_in_a_branch": (64, 1, "deadlock: 32 threads wait in barrier\\(\\)"),
+    "named_barrier_of_too_many": (64, 1, "deadlock: 32 threads wait in named_barrier\\(\\)"),
+    "shuffle_in_a_branch": (32, 1, "deadlock: 16 threads wait in shuffle_xor\\(\\)"),
+    "divergent_shuffles": (32, 1, "not together"),
+    "ldmatrix_of_own_stores": (32, 1, "race: reads what thread \\d+ wrote"),
+    "mbarrier_never_completes": (64, 1, "deadlock: 64 threads wait in mbarrier_wait\\(\\)"),
+    "mbarrier_unpublished": (64, 1, "not been initialised|no barrier has published"),
+    "bulk_read_early": (64, 1, "has not been waited for|race: reads what"),
+    "bulk_overwrites_readers": (64, 1, "race: copies into what thread \\d+ reads|has not been waited for|race: reads"),
+    "store_without_fence": (64, 1, "without fence_async"),
+    "wgmma_without_fence_async": (128, 1, "without fence_async"),
+    "blocks_race": (32, 4, "race: writes what block \\d, 0, 0 wrote"),
+    "last_block_without_fence": (32, 4, "race: reads what block \\d, 0, 0 wrote"),
+    "spins_for_ever": (32, 2, "deadlock: \\d+ threads wait in a loop around load_acquire"),
+    "no_end": (1, 1, "a loop without an end"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_caught(name, home):
+    """In every order of threads, with the line of the mistake."""
+    threads, grid, report = MISTAKES[name]
+    function = getattr(bugs, name)
+    for seed in range(1 if name == "no_end" else 12):
+        with pytest.raises(DeviceError) as caught:
+            Run(function, threads, seed, grid=grid, elements=8192 if "wgmma" in name else 256).launch()
+        text = str(caught.value)
+        assert re.search(report, text), text
+        assert text.startswith(tuple(lines_of(function))), text
+        assert f": {name}: " in text and f"seed {seed}" in text
+
+
+def test_a_wrong_fragment_gives_a_wrong_product(home):
+    run = Run(bugs.wrong_fragment, 32, 0)
+    run.launch()
+    bits = run.x.view(np.uint16)[:256].reshape(16, 16)
+    a = gpu_cases.of_bf16(bits).astype(np.float64)
+    want = a @ a[:8].T
+    assert not np.allclose(run.out()[:128].reshape(16, 8), want, rtol=1e-3)
+
+
+def test_accumulators_are_nan_before_the_wait(home):
+    run = Run(bugs.accumulators_before_the_wait, 128, 0, elements=8192)
+    run.launch()
+    assert np.isnan(run.out()[:128]).all()
+
+
+@pytest.mark.parametrize("name,report", [
+    ("reads_before_grid_wait", "reads of 'x' what an earlier kernel wrote, before grid_wait"),
+    ("writes_before_grid_wait", "writes to 'out' before grid_wait"), ("never_waits", "no thread of the block calls grid_wait")])
+def test_the_rule_of_dependent_launches(name, report, home):
+    function = getattr(bugs, name)
+    variants = {name: Variant(name, function, threads=32), "good": Variant("good", bugs.good, threads=64)}
+    device = EmulateDevice(variants=variants, seed=1)
+    x, y, z = (Tensor(device.alloc(256, label), (64,), "f32") for label in ("w", "x", "out"))
+
+    def two(recorder):
+        recorder.launch("good", [x, y], 1)
+        recorder.launch(name, [y, z], 1)
+    with pytest.raises(DeviceError, match=report) as caught:
+        device.run(two)
+    assert str(caught.value).startswith(tuple(lines_of(function)))
+    if name == "reads_before_grid_wait":        # what was waited for may be read at once
+        device.run(lambda recorder: recorder.launch("good", [x, y], 1))
+        device.run(lambda recorder: recorder.launch(name, [y, z], 1))
+
+
+def test_good_kernels_pass_in_every_order(home):
+    for seed in range(20):
+        run = Run(bugs.good, 64, seed, strict=True)
+        run.launch()
+        sums = run.x[:64].reshape(2, 32).astype(np.float64).sum(1) * 32
+        np.testing.assert_allclose(run.out()[:64], np.repeat(sums, 32)[::-1], rtol=1e-5)
+
+
+def test_memory_between_buffers_is_nobodys(home):
+    device = EmulateDevice(variants={"blocks_race": Variant("blocks_race", bugs.blocks_race, threads=32)}, strict=False)
+    x, out = device.alloc(128, "x"), device.alloc(128, "gone")
+    device.run(lambda recorder: recorder.launch("blocks_race", [x, out], 1))
+    address = out.address
+    out.free()
+    with pytest.raises(DeviceError, match="writes 4 bytes"):
+        device.run(lambda recorder: recorder.launch("blocks_race", [x, address], 1))
+
+
+@kernel
+def uses_asm(x: Ptr[u32]):
+    x[0] = asm("mov.u32 %0, 7;", u32)
+
+
+def test_assembly_cannot_be_emulated(home):
+    device = EmulateDevice(variants={"uses_asm": Variant("uses_asm", uses_asm)})
+    with pytest.raises(CompileError, match="asm has no body for target emulate-sm_90a"):
+        device.program("uses_asm")
