@@ -26,7 +26,7 @@ static inline f32x4 zse_round_even_f32x4(f32x4 a) { f32x4 r; for (int i = 0; i <
 static inline i8x4 zse_narrow_s8_4(i32x4 v) { i8x4 r; for (int i = 0; i < 4; ++i) r[i] = (int8_t)(v[i] < -128 ? -128 : v[i] > 127 ? 127 : v[i]); return r; }
 static inline int32_t zse_reduce_add_i32x4(i32x4 v) { i32x2 a2 = __builtin_shufflevector(v, v, 0, 1), b2 = __builtin_shufflevector(v, v, 2, 3); i32x2 r2 = a2 + b2; return r2[0] + r2[1]; }
 
-/* zse/kernels/norm.py:54 add_rmsnorm_row(DELTA=add, OUT=int8) */
+/* zse/kernels/norm.py: add_rmsnorm_row(DELTA=add, OUT=int8) */
 void add_rmsnorm_add_int8(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
   float *const x = (float *)(uintptr_t)args[0];
   const float *const delta = (const float *)(uintptr_t)args[1];

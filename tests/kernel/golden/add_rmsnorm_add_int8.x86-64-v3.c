@@ -27,7 +27,7 @@ static inline float zse_bits_i32_f32(int32_t a) { float r; __builtin_memcpy(&r, 
 static inline i8x8 zse_narrow_s8_8(i32x8 v) { __m128i p = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1)); p = _mm_packs_epi16(p, p); int64_t bits = _mm_cvtsi128_si64(p); return (i8x8)bits; }
 static inline int32_t zse_reduce_add_i32x8(i32x8 v) { i32x4 a4 = __builtin_shufflevector(v, v, 0, 1, 2, 3), b4 = __builtin_shufflevector(v, v, 4, 5, 6, 7); i32x4 r4 = a4 + b4; i32x2 a2 = __builtin_shufflevector(r4, r4, 0, 1), b2 = __builtin_shufflevector(r4, r4, 2, 3); i32x2 r2 = a2 + b2; return r2[0] + r2[1]; }
 
-/* zse/kernels/norm.py:54 add_rmsnorm_row(DELTA=add, OUT=int8) */
+/* zse/kernels/norm.py: add_rmsnorm_row(DELTA=add, OUT=int8) */
 void add_rmsnorm_add_int8(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
   float *const x = (float *)(uintptr_t)args[0];
   const float *const delta = (const float *)(uintptr_t)args[1];

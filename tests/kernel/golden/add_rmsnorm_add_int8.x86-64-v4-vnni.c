@@ -30,7 +30,7 @@ static inline int32_t zse_reduce_max_i32x16(i32x16 v) { i32x8 a8 = __builtin_shu
 static inline float zse_bits_i32_f32(int32_t a) { float r; __builtin_memcpy(&r, &a, sizeof r); return r; }
 static inline int32_t zse_reduce_add_i32x16(i32x16 v) { i32x8 a8 = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7), b8 = __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15); i32x8 r8 = a8 + b8; i32x4 a4 = __builtin_shufflevector(r8, r8, 0, 1, 2, 3), b4 = __builtin_shufflevector(r8, r8, 4, 5, 6, 7); i32x4 r4 = a4 + b4; i32x2 a2 = __builtin_shufflevector(r4, r4, 0, 1), b2 = __builtin_shufflevector(r4, r4, 2, 3); i32x2 r2 = a2 + b2; return r2[0] + r2[1]; }
 
-/* zse/kernels/norm.py:54 add_rmsnorm_row(DELTA=add, OUT=int8) */
+/* zse/kernels/norm.py: add_rmsnorm_row(DELTA=add, OUT=int8) */
 void add_rmsnorm_add_int8(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
   float *const x = (float *)(uintptr_t)args[0];
   const float *const delta = (const float *)(uintptr_t)args[1];

@@ -21,7 +21,7 @@ static inline i32x4 zse_pairs_u8s8_i32x4(i32x4 w, i32x4 a) { uint8_t bw[16]; __b
 static inline i32x4 zse_pairs_i16_i32x4(i32x4 v) { int8_t bv[16]; __builtin_memcpy(bv, &v, sizeof v); int16_t h[8]; __builtin_memcpy(h, &v, sizeof v); for (int i = 0; i < 4; ++i) v[i] = h[2 * i] + h[2 * i + 1]; return v; }
 static inline f32x4 zse_fma_f32x4(f32x4 a, f32x4 b, f32x4 c) { f32x4 r; for (int i = 0; i < 4; ++i) r[i] = __builtin_fmaf(a[i], b[i], c[i]); return r; }
 
-/* zse/kernels/matmul.py:162 matmul_int8(BITS=4, SYMMETRIC=False, GROUP=32, PARTS=1, TOKENS=4) */
+/* zse/kernels/matmul.py: matmul_int8(BITS=4, SYMMETRIC=False, GROUP=32, PARTS=1, TOKENS=4) */
 void matmul_int8_int4a_g32_t4(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
   const int32_t *const q = (const int32_t *)(uintptr_t)args[0];
   const uint16_t *const scale = (const uint16_t *)(uintptr_t)args[2];

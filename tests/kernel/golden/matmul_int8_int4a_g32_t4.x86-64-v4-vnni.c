@@ -14,7 +14,7 @@ static inline int64_t zse_minimum_i64(int64_t a, int64_t b) { return (a < b ? a 
 static inline f32x16 zse_splat_f32x16(float a) { return (f32x16)_mm512_set1_ps(a); }
 static inline i32x16 zse_splat_i32x16(int32_t a) { return (i32x16)_mm512_set1_epi32(a); }
 
-/* zse/kernels/matmul.py:162 matmul_int8(BITS=4, SYMMETRIC=False, GROUP=32, PARTS=1, TOKENS=4) */
+/* zse/kernels/matmul.py: matmul_int8(BITS=4, SYMMETRIC=False, GROUP=32, PARTS=1, TOKENS=4) */
 void matmul_int8_int4a_g32_t4(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
   const int32_t *const q = (const int32_t *)(uintptr_t)args[0];
   const uint16_t *const scale = (const uint16_t *)(uintptr_t)args[2];

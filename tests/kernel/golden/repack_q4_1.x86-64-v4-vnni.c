@@ -7,7 +7,7 @@ typedef int32_t i32x4 __attribute__((vector_size(16)));
 typedef int32_t i32x4_mem __attribute__((vector_size(16), aligned(1), may_alias));
 
 
-/* zse/kernels/repack.py:156 repack_affine(KIND=Q4_1, SCALE=u16) */
+/* zse/kernels/repack.py: repack_affine(KIND=Q4_1, SCALE=u16) */
 void repack_q4_1(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
   const uint8_t *const src = (const uint8_t *)(uintptr_t)args[0];
   int32_t *const q = (int32_t *)(uintptr_t)args[1];

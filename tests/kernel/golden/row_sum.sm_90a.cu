@@ -10,16 +10,16 @@ struct alignas(16) bf16x8 { u32 w[4]; };
 static __device__ __forceinline__ bf16x8 zse_load_bf16x8(const void *p) { bf16x8 r; const uint4 t0 = ((const uint4 *)p)[0]; r.w[0] = t0.x; r.w[1] = t0.y; r.w[2] = t0.z; r.w[3] = t0.w; return r; }
 static __device__ __forceinline__ f32x8 zse_f32_of_bf16x8(bf16x8 a) { f32x8 r; r.v[0] = __uint_as_float(a.w[0] << 16); r.v[1] = __uint_as_float(a.w[0] & 0xffff0000u); r.v[2] = __uint_as_float(a.w[1] << 16); r.v[3] = __uint_as_float(a.w[1] & 0xffff0000u); r.v[4] = __uint_as_float(a.w[2] << 16); r.v[5] = __uint_as_float(a.w[2] & 0xffff0000u); r.v[6] = __uint_as_float(a.w[3] << 16); r.v[7] = __uint_as_float(a.w[3] & 0xffff0000u); return r; }
 
-// gpu_kernels.py:139 row_sum()
+// gpu_kernels.py: row_sum()
 extern "C" __global__ void __launch_bounds__(256, 1) row_sum(const bf16 *x, f32 *out, i32 width) {
   extern __shared__ __align__(1024) unsigned char zse_shared[];
-  f32 *partial = (f32 *)(zse_shared + 0);  // 142
-  const bf16 *row = (x + ((i32)blockIdx.x * width));  // 143
-  f32 total = 0.0f;  // 144
-  #pragma unroll 4  // 145
+  f32 *partial = (f32 *)(zse_shared + 0);  // 
+  const bf16 *row = (x + ((i32)blockIdx.x * width));  // 
+  f32 total = 0.0f;  // 
+  #pragma unroll 4  // 
   for (i32 i = ((i32)threadIdx.x * 8); i < width; i += 2048) {
-    f32x8 v = zse_f32_of_bf16x8(zse_load_bf16x8((row + i)));  // 146
-    total = (total + v.v[0]);  // 148
+    f32x8 v = zse_f32_of_bf16x8(zse_load_bf16x8((row + i)));  // 
+    total = (total + v.v[0]);  // 
     total = (total + v.v[1]);
     total = (total + v.v[2]);
     total = (total + v.v[3]);
@@ -28,8 +28,8 @@ extern "C" __global__ void __launch_bounds__(256, 1) row_sum(const bf16 *x, f32 
     total = (total + v.v[6]);
     total = (total + v.v[7]);
   }
-  f32 value = total;  // warplib.py:149
-  f32 value_1 = __shfl_xor_sync(0xffffffffu, value, 16);  // warplib.py:20
+  f32 value = total;  // warplib.py:
+  f32 value_1 = __shfl_xor_sync(0xffffffffu, value, 16);  // warplib.py:
   value = (value + value_1);
   f32 value_2 = __shfl_xor_sync(0xffffffffu, value, 8);
   value = (value + value_2);
@@ -39,18 +39,18 @@ extern "C" __global__ void __launch_bounds__(256, 1) row_sum(const bf16 *x, f32 
   value = (value + value_4);
   f32 value_5 = __shfl_xor_sync(0xffffffffu, value, 1);
   value = (value + value_5);
-  total = value;  // 149
-  if (((i32)(threadIdx.x & 31) == 0)) {  // 150
-    *(partial + (i32)(threadIdx.x >> 5)) = total;  // 151
+  total = value;  // 
+  if (((i32)(threadIdx.x & 31) == 0)) {  // 
+    *(partial + (i32)(threadIdx.x >> 5)) = total;  // 
   }
-  __syncthreads();  // 152
-  if (((i32)(threadIdx.x >> 5) == 0)) {  // 153
-    f32 value_6 = 0.0f;  // 154
-    if (((i32)(threadIdx.x & 31) < 8)) {  // 155
-      value_6 = (*(partial + (i32)(threadIdx.x & 31)));  // 156
+  __syncthreads();  // 
+  if (((i32)(threadIdx.x >> 5) == 0)) {  // 
+    f32 value_6 = 0.0f;  // 
+    if (((i32)(threadIdx.x & 31) < 8)) {  // 
+      value_6 = (*(partial + (i32)(threadIdx.x & 31)));  // 
     }
-    f32 value_7 = value_6;  // warplib.py:157
-    f32 value_8 = __shfl_xor_sync(0xffffffffu, value_7, 16);  // warplib.py:20
+    f32 value_7 = value_6;  // warplib.py:
+    f32 value_8 = __shfl_xor_sync(0xffffffffu, value_7, 16);  // warplib.py:
     value_7 = (value_7 + value_8);
     f32 value_9 = __shfl_xor_sync(0xffffffffu, value_7, 8);
     value_7 = (value_7 + value_9);
@@ -60,9 +60,9 @@ extern "C" __global__ void __launch_bounds__(256, 1) row_sum(const bf16 *x, f32 
     value_7 = (value_7 + value_11);
     f32 value_12 = __shfl_xor_sync(0xffffffffu, value_7, 1);
     value_7 = (value_7 + value_12);
-    value_6 = value_7;  // 157
-    if (((i32)(threadIdx.x & 31) == 0)) {  // 158
-      *(out + (i32)blockIdx.x) = value_6;  // 159
+    value_6 = value_7;  // 
+    if (((i32)(threadIdx.x & 31) == 0)) {  // 
+      *(out + (i32)blockIdx.x) = value_6;  // 
     }
   }
 }

@@ -11,13 +11,13 @@ static __device__ __forceinline__ f32x4 zse_load_f32x4_stream(const void *p) { f
 static __device__ __forceinline__ f32x4 zse_add_f32x4(f32x4 a, f32x4 b) { f32x4 r; r.v[0] = (a.v[0] + b.v[0]); r.v[1] = (a.v[1] + b.v[1]); r.v[2] = (a.v[2] + b.v[2]); r.v[3] = (a.v[3] + b.v[3]); return r; }
 static __device__ __forceinline__ void zse_store_f32x4_stream(void *p, f32x4 a) { asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};" :: "l"((char *)p + 0), "r"(__float_as_uint(a.v[0])), "r"(__float_as_uint(a.v[1])), "r"(__float_as_uint(a.v[2])), "r"(__float_as_uint(a.v[3])) : "memory"); }
 
-// gpu_kernels.py:129 vector_add()
+// gpu_kernels.py: vector_add()
 extern "C" __global__ void __launch_bounds__(128, 1) vector_add(const f32 *a, const f32 *b, f32 *out, i32 n) {
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");  // 131
-  asm volatile("griddepcontrol.wait;" ::: "memory");  // 132
-  i32 i = ((((i32)blockIdx.x * 128) + (i32)threadIdx.x) * 4);  // 133
-  if ((i < n)) {  // 134
-    asm volatile("prefetch.global.L2 [%0];" :: "l"((a + i)));  // 135
-    zse_store_f32x4_stream((out + i), zse_add_f32x4(zse_load_f32x4_readonly((a + i)), zse_load_f32x4_stream((b + i))));  // 136
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");  // 
+  asm volatile("griddepcontrol.wait;" ::: "memory");  // 
+  i32 i = ((((i32)blockIdx.x * 128) + (i32)threadIdx.x) * 4);  // 
+  if ((i < n)) {  // 
+    asm volatile("prefetch.global.L2 [%0];" :: "l"((a + i)));  // 
+    zse_store_f32x4_stream((out + i), zse_add_f32x4(zse_load_f32x4_readonly((a + i)), zse_load_f32x4_stream((b + i))));  // 
   }
 }
