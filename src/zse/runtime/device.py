@@ -359,7 +359,7 @@ class Device:
         data = memoryview(data).cast("B")
         if data.nbytes != tensor.nbytes:
             raise ValueError(f"{data.nbytes} bytes for a destination of {tensor.nbytes}")
-        (ctypes.c_char * data.nbytes).from_address(tensor.address)[:] = data.tobytes()
+        ctypes.memmove(tensor.address, data.tobytes(), data.nbytes)
 
     def program(self, symbol: str) -> Program:
         """The kernel called `symbol`. Raises DeviceError, naming near ones, when there is none."""

@@ -130,7 +130,7 @@ class GPUDevice(Device):
 
     def memory_error(self, error: DriverError, nbytes: int, label: str) -> DeviceError:
         """The message for an allocation that failed."""
-        if error.code != OUT_OF_MEMORY:
+        if error.status != OUT_OF_MEMORY:
             return error
         try:
             free, total = self._memory_info()
@@ -171,7 +171,7 @@ class GPUDevice(Device):
         try:
             address = self.driver.pointer("host_alloc", max(nbytes, 1), PORTABLE)
         except DriverError as error:
-            if error.code == OUT_OF_MEMORY:
+            if error.status == OUT_OF_MEMORY:
                 raise DeviceError(f"cannot pin {nbytes:,} bytes of host memory for {label}; see `ulimit -l`") from None
             raise
         ctypes.memset(address, 0, nbytes)

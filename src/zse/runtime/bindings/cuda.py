@@ -144,7 +144,7 @@ class CUDADriver(Driver):
         return name.value.decode("utf-8", "replace")
 
     def describe(self, code: int) -> tuple[str, str]:
-        found = []
+        found: list[str] = []
         for symbol in ("cuGetErrorName", "cuGetErrorString"):
             text = c_char_p()
             if getattr(self.library, symbol)(c_int(code), byref(text)) or not text.value:

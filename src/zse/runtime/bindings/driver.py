@@ -6,7 +6,7 @@ CUDA's driver interface and HIP's are one interface with two spellings: a table 
 import ctypes
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_ulonglong, c_void_p
 
-from zse.errors import DeviceError, DeviceLost
+from zse.errors import DeviceError, DeviceLost, DeviceMemoryError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,11 +72,13 @@ ARGUMENTS: dict[str, list] = {
 
 
 class DriverError(DeviceError):
-    """A driver call that failed. call: the driver's function; code, name: of its error."""
+    """A driver call that failed. call: the driver's function; status, name: of its error."""
 
-    def __init__(self, call: str, code: int, name: str, message: str):
+    def __init__(self, call: str, status: int, name: str, message: str):
         super().__init__(message)
-        self.call, self.code, self.name = call, code, name
+        self.call, self.status, self.name = call, status, name
+        if status == OUT_OF_MEMORY:
+            self.code = DeviceMemoryError.code
 
 
 class Driver:

@@ -36,7 +36,7 @@ class ObjC:
         self._selectors: dict[str, int] = {}
         # One foreign function for each signature: objc_msgSend must be called as the method is declared.
         self._prototypes: dict[tuple, Any] = {}
-        self._address = ctypes.cast(self._runtime.objc_msgSend, c_void_p).value
+        self._address = ctypes.cast(self._runtime.objc_msgSend, c_void_p).value or 0
 
     def default_device(self) -> int:
         """MTLCreateSystemDefaultDevice: 0 when there is none."""
