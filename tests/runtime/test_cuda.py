@@ -192,6 +192,26 @@ def test_a_graph_is_captured_when_the_same_numbers_come_again(device, fake):
     assert fake.count("executable_destroy") == 2 and fake.count("graph_destroy") == 2
 
 
+def test_a_graph_can_be_captured_before_its_first_replay(device, fake):
+    out = counter(device)
+    recorder = device.record()
+    value = recorder.symbol("value", 10)
+    for _ in range(2):
+        recorder.launch("append", [out, value], 1)
+    graph = recorder.finish()
+    graph.prepare(value=1)
+    graph.prepare(value=1)
+    assert number(device, out) == 0 and fake.count("graph_instantiate") == 1 == graph.num_captured
+    graph.run(value=1)
+    assert number(device, out) == 3 and fake.count("graph_launch") == 1
+    with pytest.raises(ValueError, match="value = 11"):
+        graph.prepare(value=11)
+    with pytest.raises(TypeError, match="missing: value"):
+        graph.prepare()
+    graph.run(value=2)
+    assert number(device, out) == 18
+
+
 def test_captured_graphs_are_bounded(device, fake, monkeypatch):
     monkeypatch.setattr(gpu_graph, "MAX_CAPTURED", 3)
     monkeypatch.setattr(gpu_graph, "MAX_REMEMBERED", 6)

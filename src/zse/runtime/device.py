@@ -264,6 +264,9 @@ class Graph:
         self.run(**symbols)
         return Ticket()
 
+    def prepare(self, **symbols: int) -> None:
+        """Do now what the first replays with these symbols would do besides replaying. Runs nothing. Raises like run."""
+
     def symbol_error(self, symbols: "dict[str, int]") -> Exception:
         """What is wrong with these symbols: their names, or one that is out of range."""
         missing = [name for name in self.symbols if name not in symbols]
