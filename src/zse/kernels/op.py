@@ -160,9 +160,15 @@ def require(condition: bool, message: str) -> None:
 
 def check(name: str, tensor: Any, dtype: str | tuple[str, ...], *shape: Any) -> None:
     """TypeError or ValueError unless `tensor` has one of the dtypes and the shape (None matches any size)."""
-    allowed = (dtype,) if isinstance(dtype, str) else dtype
-    if tensor.dtype not in allowed:
+    if tensor.dtype != dtype and (isinstance(dtype, str) or tensor.dtype not in dtype):
+        allowed = (dtype,) if isinstance(dtype, str) else dtype
         raise TypeError(f"{name}: dtype {tensor.dtype}, expected {' or '.join(allowed)}")
-    got = tuple(tensor.shape)
-    if len(got) != len(shape) or any(want is not None and have != want for have, want in zip(got, shape, strict=True)):
-        raise ValueError(f"{name}: shape {got}, expected {shape}")
+    got = tensor.shape
+    if len(got) == len(shape):
+        for have, want in zip(got, shape, strict=True):
+            # `is`: most are the same symbol, and comparing two costs as much as all the rest.
+            if have is not want and want is not None and have != want:
+                break
+        else:
+            return
+    raise ValueError(f"{name}: shape {tuple(got)}, expected {shape}")

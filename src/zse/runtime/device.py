@@ -35,6 +35,8 @@ MAX_BLOCKS = (1 << 28) - 1      # of one launch, and of one group of independent
 MAX_ARGS = 32
 
 _INT_BITS = {"i8": 8, "u8": 8, "i16": 16, "u16": 16, "i32": 32, "u32": 32, "i64": 64, "u64": 64, "bool_": 1, "bool": 1}
+_SMALL = 1 << 31                # numbers from 0 below this fit all of _TAKE_SMALL: most arguments need no other check
+_TAKE_SMALL = frozenset(("ptr", "i32", "u32", "i64", "u64"))
 _FLOATS = {"f32": "<fxxxx", "f64": "<d"}
 
 
@@ -125,6 +127,9 @@ class Recorder:
         launch = Launch(symbol, args, dims, independent, max(1, min_chunk), params)
         slots = launch.slots
         for arg, (name, kind) in zip(args, params or [], strict=False):
+            if arg.__class__ is int and 0 <= arg < _SMALL and kind in _TAKE_SMALL:
+                slots.append(arg)
+                continue
             address = getattr(arg, "address", None) if kind == "ptr" else None
             if address.__class__ is int:
                 slots.append(address)
