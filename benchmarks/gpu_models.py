@@ -10,7 +10,6 @@ import argparse
 import random
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 
 from zse.engine.config import EngineConfig
@@ -70,27 +69,6 @@ def decode(engine, rows: int, prompt_len: int, tokens: int, rng, vocab: int, fir
             "steady": rows * (steps - 8) / sum(times[8:])}
 
 
-def profile(engine, kind: str, size: int) -> None:
-    """Microseconds of each kernel of a recording, launched one after another: a decode step of rows with 512 tokens each,
-    or a prompt of `size` tokens. The pages are those that earlier requests left in the page table."""
-    runner = engine.runner
-    size = min(size, runner.config.max_rows) if kind == "decode" else size
-    recorded = runner._size_for(kind, size)
-    graph, inputs = runner._graph(kind, recorded, 0), runner._turns[0].inputs
-    arrays = inputs.arrays(recorded)
-    inputs.page_count[0], inputs.logit_rows[0] = 0, size - 1
-    for index in range(size):
-        arrays.token_ids[index], arrays.source[index] = index, -1
-        arrays.positions[index], arrays.token_row[index] = (511, index) if kind == "decode" else (index, 0)
-    values = {"tokens": size, "rows": 1 if kind == "mixed" else size}
-    totals, calls = Counter(), Counter()
-    for symbol, nanoseconds in graph.profile(**{name: values[name] for name in graph.symbols}):
-        totals[symbol] += nanoseconds / 1000
-        calls[symbol] += 1
-    print(f"  {kind} of {size} tokens: {sum(totals.values()):.0f} us in {sum(calls.values())} launches, alone: " + ", ".join(
-        f"{symbol} {calls[symbol]} x {total / calls[symbol]:.1f}" for symbol, total in totals.most_common(14)))
-
-
 def measure(path: str, args) -> None:
     rows, prompts = ([int(word) for word in text.split(",")] for text in (args.rows, args.prompts))
     start = time.perf_counter()
@@ -121,9 +99,6 @@ def measure(path: str, args) -> None:
               f"{result['median ms']:.3f} ms a step (floor {1e3 * floor:.3f}, {100 * floor / result['median ms'] * 1e3:.0f} "
               f"%), host {result['host ms/step']:.3f} ms, prompts {result['prefill s']:.2f} s, slowest steps "
               + " ".join(f"{1e3 * value:.1f}" for value in result["slowest"]), flush=True)
-    if args.profile:
-        for kind, size in (("decode", 1), ("decode", 16), ("decode", 64), ("mixed", 512)):
-            profile(engine, kind, size)
     problems = engine.scheduler.check_integrity()
     taken = device.memory_total - device.memory_free
     print(f"{name}: GPU memory at the end {taken / 1e9:.2f} GB; integrity: {problems or 'sound'}", flush=True)
@@ -140,7 +115,6 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--context", type=int, default=8192)
     parser.add_argument("--step-tokens", type=int)
-    parser.add_argument("--profile", action="store_true", help="the kernels' times of some recordings")
     args = parser.parse_args()
     for path in args.models:
         measure(path, args)

@@ -23,6 +23,8 @@ from zse.tensor import Tensor
 
 # Lines of logits kept at least: score() reads so many at a time. Lines that are not used are never touched.
 SCORE_ROWS = 16
+# Tokens of a prompt that a first request on a GPU is likely not to have more of: its recording is made first.
+SHORT_PROMPT = 64
 
 
 def logit_rows(max_rows: int, max_tokens_per_step: int) -> int:
@@ -94,16 +96,21 @@ class Runner:
         return turns
 
     def _first_recordings(self) -> list[tuple[str, int, int]]:
-        """(kind, size, turn) of the graphs that a first request wants, in this order."""
+        """(kind, size, turn) of the graphs to record when there is time, in this order: a first request's first."""
         config = self.config
-        first = [("mixed", config.max_tokens_per_step, 0)]
-        first += [("decode", 1, turn.number) for turn in reversed(self._turns)]
         if self.runs_ahead:
-            return first
-        split = self._size_for("mixed", 2)
-        first.append(("mixed", split, 0))
-        if config.max_rows > 1:
-            first.append(("decode", split, 0))
+            turns = range(len(self._turns))
+            prompts = [size for size in self._sizes if size > 1]
+            short = self._size_for("mixed", min(SHORT_PROMPT, config.max_tokens_per_step))
+            first = [("mixed", short, 0), *(("decode", 1, number) for number in reversed(turns))]
+            first += [("mixed", size, number) for number in turns for size in prompts if size >= short]
+            first += [("decode", size, number) for size in self._sizes[1:] for number in turns
+                      if self._sizes[self._sizes.index(size) - 1] < config.max_rows]
+        else:
+            split = self._size_for("mixed", 2)
+            first = [("mixed", config.max_tokens_per_step, 0), ("decode", 1, 0), ("mixed", split, 0)]
+            if config.max_rows > 1:
+                first.append(("decode", split, 0))
         return list(dict.fromkeys(first))
 
     # -- a step
@@ -141,7 +148,11 @@ class Runner:
         Each takes some tens of milliseconds of Python."""
         for key in self._wanted_first:
             if key not in self._graphs:
-                self._graph(*key)
+                kind, size, _ = key
+                graph = self._graph(*key)
+                if kind == "decode" and size == 1:
+                    symbols = self.decoder.symbols(1, 1, 1, max_tokens=1)
+                    graph.prepare(**{name: symbols[name] for name in graph.symbols})
                 return True
         return False
 

@@ -29,7 +29,7 @@ class Forms(NamedTuple):
 
 FORMS = {
     "cpu": Forms("cpu", ("int8", "f32"), "f32", False, (1, SPLIT_TOKENS)),
-    "gpu": Forms("gpu", ("bf16",), "bf16", True, (1, 2, 4, 8, 16, 32, SMALL_TOKENS, 128, 256, 512, 1024, 2048, 4096)),
+    "gpu": Forms("gpu", ("bf16",), "bf16", True, (1, 4, 8, 16, SMALL_TOKENS, 128, 256, 512, 1024, 2048, 4096)),
 }
 
 
