@@ -391,6 +391,25 @@ def test_verify_finds_every_flipped_byte(llama, tmp_path):
             verify(out)
 
 
+def test_a_tokenizer_image_is_kept_and_checked(llama_dir, tmp_path):
+    image = bytes(range(256)) * 33
+    convert(llama_dir, tmp_path / "m.zse", tokenizer_image=lambda source: image)
+    with open_model(tmp_path / "m.zse") as source:
+        assert source.tokenizer.image() == image and source.tokenizer.json.startswith(b'{"version"')
+    convert(tmp_path / "m.zse", tmp_path / "again.zse", tokenizer_image=lambda source: source.tokenizer.image()[:100])
+    with open_model(tmp_path / "again.zse") as source:
+        assert source.tokenizer.image() == image[:100]
+    convert(tmp_path / "m.zse", tmp_path / "none.zse")
+    with open_model(tmp_path / "none.zse") as source:
+        assert source.tokenizer.image is None
+    data = bytearray((tmp_path / "m.zse").read_bytes())
+    place = data.index(image) + 5000
+    data[place] ^= 1
+    (tmp_path / "m.zse").write_bytes(data)
+    with pytest.raises(FormatError, match="image: does not match"):
+        verify(tmp_path / "m.zse")
+
+
 def test_verify_names_the_damaged_tensor(llama, tmp_path):
     out = tmp_path / "m.zse"
     convert(llama, out)

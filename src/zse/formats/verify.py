@@ -63,6 +63,8 @@ def _verify_tokenizer(model: ModelSource) -> bool:
     tokenizer = model.tokenizer
     if tokenizer is None:
         return False
+    if tokenizer.image is not None:
+        tokenizer.image()           # reads and checks
     if tokenizer.kind == "hf":
         from zse.formats.jsontext import parse_object
         parse_object(tokenizer.json, model.path, 0, "tokenizer.json")
