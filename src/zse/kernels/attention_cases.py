@@ -101,11 +101,12 @@ def make_gpu_cases(rng):
     """Decoding, verification, prompts and mixtures of them; every head_dim and dtype of pages."""
     near = Tolerance(6e-3, 6e-3, "weights and the result rounded to bf16 (2^-9), sums of some hundred values near 1")
     shapes = [
-        ("decode", [(0, 1), (15, 1), (16, 1), (300, 1), (1023, 1), (5000, 1)], 28, 4, 128, {"longest_run": 1}),
+        ("decode", [(0, 1), (15, 1), (16, 1), (300, 1), (1023, 1)], 28, 4, 128, {"longest_run": 1}),
+        ("decode, many chunks", [(5000, 1), (2100, 1)], 8, 2, 128, {"longest_run": 1}),
         ("decode", [(0, 1), (700, 1)], 9, 3, 64, {"longest_run": 1, "softcap": 20.0}),
         ("decode, group of 16", [(40, 1), (2000, 1)], 16, 1, 96, {"longest_run": 1}),
         ("decode, group of 24", [(40, 1), (700, 1)], 24, 1, 64, {"longest_run": 1}),
-        ("decode, window", [(0, 1), (15, 1), (700, 1), (5000, 1)], 4, 1, 256, {"longest_run": 1, "window": 300}),
+        ("decode, window", [(0, 1), (15, 1), (700, 1), (1500, 1)], 4, 1, 256, {"longest_run": 1, "window": 300}),
         ("verification", [(40, 4), (1700, 3), (12, 8), (1023, 1)], 28, 4, 128, {"longest_run": 8}),
         ("verification", [(40, 4), (600, 8)], 4, 1, 256, {"longest_run": 8, "window": 100}),
         ("prompt", [(0, 71)], 9, 3, 64, {}),

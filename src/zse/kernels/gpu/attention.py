@@ -60,7 +60,7 @@ def record_attention(recorder, q, k_pages, v_pages, page_table, token_row, posit
     recorder.launch(decode_symbol(kv, head_dim, parts),
                     [q, k_pages, v_pages, scales, page_table, plan, scratch.counters, scratch.records, scratch.totals, out,
                      page_table.shape[1], kv_heads, reciprocal31(share), heads, reciprocal31(heads), part, reciprocal31(part),
-                     0 if longest_run == 1 else MAX_RUN - 1, float(scale), window, float(softcap)], blocks * decode_blocks(head_dim))
+                     scratch.capacity, 0 if longest_run == 1 else MAX_RUN - 1, float(scale), window, float(softcap)], blocks * decode_blocks(head_dim))
     most = tokens if isinstance(tokens, int) else recorder.maxima[tokens.name]
     if longest_run is not None and longest_run <= MAX_RUN and most <= scratch.decode_tokens:
         return

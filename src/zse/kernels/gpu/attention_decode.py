@@ -10,8 +10,8 @@ Warps are merged in shared memory, chunks through f32 records by the block that 
 from zse.kernel import (
     Ptr,
     Variant,
+    any_thread,
     atomic_add,
-    barrier,
     bf16,
     bitcast,
     block_index,
@@ -38,6 +38,7 @@ from zse.kernel import (
     make_vector,
     mma_bf16,
     mma_f16,
+    named_barrier,
     num_blocks,
     prmt,
     shared_array,
@@ -60,7 +61,8 @@ from zse.kernels.gpu.attention_plan import HEAD_DIMS, HEADER, PAGE, TASK, decode
 LOG2E = 1.4426950408889634
 MASKED = -3.0e38        # the score of a key that must not be seen
 FLOOR = -1.0e30         # the running maximum before any key
-THREADS = 128
+WARPS = 4               # that compute
+THREADS = 32 * (WARPS + 1)
 STAGES = 3              # pages of a warp's ring
 MERGE = 8               # chunks whose records are in flight while they are merged
 KV_TYPES = {"bf16": bf16, "f16": f16, "e4m3": e4m3}
@@ -76,9 +78,10 @@ def pack_pair(a, b, F):
 
 
 @inline
-def read_entry(state, work, total, plan, by_heads):
-    """What the loading side needs of a work item, into the places of the third: loads that nothing waits for yet."""
-    item = plan + (HEADER + divide(work if work < total else 0, by_heads) * TASK)
+def read_entry(state, work, plan, by_heads, capacity):
+    """What the loading side needs of a work item, into the places of the third: loads that nothing waits for yet, not even
+    the number of items (behind the last there is whatever an earlier step left)."""
+    item = plan + (HEADER + min(divide(work, by_heads), capacity - 1) * TASK)
     who = load(item, 4)
     keys = load(item + 4, 2)
     state[ROW3] = who[2] + 0
@@ -88,17 +91,15 @@ def read_entry(state, work, total, plan, by_heads):
 
 
 @inline
-def page_ids(page_table, table, count, first):
+def page_ids(page_table, table, count, first, W):
     """Page numbers of this warp's pages first … first + 31, one a lane."""
-    W = target.threads // target.warp
     mine = first + lane_index()
     return page_table[table + (mine if mine < count else 0) * W]
 
 
 @inline
-def shift_entry(state, page_table, max_pages, work, total):
+def shift_entry(state, page_table, max_pages, work, total, W):
     """The third work item becomes the second, whose page numbers start to come."""
-    W = target.threads // target.warp
     state[BEGIN2] = state[BEGIN3] + 0
     state[END2] = state[END3] + 0
     state[ROW2] = state[ROW3] + 0
@@ -106,13 +107,12 @@ def shift_entry(state, page_table, max_pages, work, total):
     if work < total:
         first = state[BEGIN2] // PAGE + warp_index()
         last = (state[END2] - 1) // PAGE
-        state[IDS2] = page_ids(page_table, state[ROW2] * max_pages + min(first, last), (last - first + W) // W, 0)
+        state[IDS2] = page_ids(page_table, state[ROW2] * max_pages + min(first, last), (last - first + W) // W, 0, W)
 
 
 @inline
-def next_item(state, plan, page_table, max_pages, kv_heads, by_heads, total):
+def next_item(state, plan, page_table, max_pages, kv_heads, by_heads, capacity, total, W):
     """Moves the loading side to the second work item."""
-    W = target.threads // target.warp
     state[WORK] += num_blocks(0)
     state[HEAD] = state[WORK] - divide(state[WORK], by_heads) * kv_heads
     state[FIRST] = state[BEGIN2] // PAGE + warp_index()
@@ -122,20 +122,20 @@ def next_item(state, plan, page_table, max_pages, kv_heads, by_heads, total):
     state[FRESH] = state[FRESH2] + 0
     state[IDS] = state[IDS2] + 0
     state[NEXT] = 0
-    shift_entry(state, page_table, max_pages, state[WORK] + num_blocks(0), total)
-    read_entry(state, state[WORK] + num_blocks(0) * 2, total, plan, by_heads)
+    shift_entry(state, page_table, max_pages, state[WORK] + num_blocks(0), total, W)
+    read_entry(state, state[WORK] + num_blocks(0) * 2, plan, by_heads, capacity)
 
 
 @inline
-def load_page(state, ring, keys, values, plan, page_table, max_pages, kv_heads, by_heads, total, fresh_before, page_heads, by_share, D, STRIDE, ITEM, STAGES):
+def load_page(state, ring, keys, values, plan, page_table, max_pages, kv_heads, by_heads, capacity, total, fresh_before, page_heads,
+              by_share, D, STRIDE, ITEM, STAGES, W):
     """Starts the copy of this warp's next page, if there is one, into the ring's next slot."""
-    W = target.threads // target.warp
     lane = lane_index()
     while state[NEXT] >= state[COUNT] and state[WORK] < total:
-        next_item(state, plan, page_table, max_pages, kv_heads, by_heads, total)
+        next_item(state, plan, page_table, max_pages, kv_heads, by_heads, capacity, total, W)
     if state[WORK] < total:
         if state[NEXT] % 32 == 0 and state[NEXT] > 0:
-            state[IDS] = page_ids(page_table, state[TABLE], state[COUNT], state[NEXT])
+            state[IDS] = page_ids(page_table, state[TABLE], state[COUNT], state[NEXT], W)
         page = state[FIRST] + state[NEXT] * W
         if state[WAITED] == 0 and (page + 1) * PAGE > state[FRESH] - fresh_before:
             grid_wait()
@@ -200,39 +200,43 @@ def value_fragments(slot, d, STRIDE, ITEM):
 
 
 @inline
-def read_item(item, work, total, plan, by_heads):
-    """The task of a work item, into eight variables; without one zeros."""
-    there = work < total
-    place = plan + (HEADER + divide(work if there else 0, by_heads) * TASK)
+def read_item(item, work, plan, by_heads, capacity):
+    """The task of a work item, into eight variables."""
+    place = plan + (HEADER + min(divide(work, by_heads), capacity - 1) * TASK)
     who = load(place, 4)
     keys = load(place + 4, 4)
     for i in static(range(4)):
-        item[i] = who[i] if there else 0
-        item[4 + i] = keys[i] if there else 0
+        item[i] = who[i] + 0
+        item[4 + i] = keys[i] + 0
 
 
 @inline
-def load_queries(q, out, item, work, kv_heads, by_heads, group, by_group, width, D, NT, ITEM, F):
-    """B operands of the queries: column g of part nt is query row 8 nt + g of the tile (tokens x heads)."""
+def load_queries(q, out, item, work, kv_heads, by_heads, group, by_group, width, D, NT, ITEM):
+    """Starts the loads of the queries as B operands: column g of part nt is query row 8 nt + g of the tile (tokens x heads).
+    Columns that are none repeat one: nobody looks at their results."""
     lane = lane_index()
     head = work - divide(work, by_heads) * kv_heads
     for nt in static(range(NT)):
-        column = nt * 8 + lane // 4
-        inside = column < item[1] * group
-        which = column if inside else 0
+        which = min(nt * 8 + lane // 4, item[1] * group - 1)
         which_token = divide(which, by_group)
         row = q + (i64(item[0] + which_token) * width + ((head - which_token) * group + which) * D)
         for kd in static(range(D // 16)):
             if ITEM == 2:
-                words = [bitcast(load(row + (kd * 16 + lane % 4 * 2), 2), u32), bitcast(load(row + (kd * 16 + 8 + lane % 4 * 2), 2), u32)]
+                for u in static(range(2)):
+                    out[kd][nt][u] = bitcast(load(row + (kd * 16 + u * 8 + lane % 4 * 2), 2), u32)
             else:
                 both = bitcast(load(row + (kd * 16 + lane % 4 * 4), 4), u32.x(2))
-                words = [both[0], both[1]]
+                for u in static(range(2)):
+                    out[kd][nt][u] = both[u] + 0
+
+
+@inline
+def as_f16(words):
+    """Pairs of bf16 become pairs of f16, in place: nested lists of u32."""
+    for row in static(words):
+        for part in static(row):
             for u in static(range(2)):
-                word = words[u]
-                if F is not bf16:
-                    word = bitcast(convert(convert(bitcast(word, bf16.x(2)), f32), f16), u32)
-                out[kd][nt][u] = word if inside else u32(0)
+                part[u] = bitcast(convert(convert(bitcast(part[u], bf16.x(2)), f32), f16), u32)
 
 
 @inline
@@ -304,18 +308,21 @@ def finish(out, at, acc, total, value_scale):
 
 
 @inline
-def note_arrival(arrival, wanted):
-    """1 if this block was the last of its tile: then the records of the others are there."""
+def is_last(counters, which, chunks):
+    """By one thread, after the block's records are written: whether the other chunks of the tile were there before. If so their
+    records can be read, and the counter is 0 again."""
+    fence()
     last = i32(0)
-    if wanted >= 0 and arrival == wanted:
+    if atomic_add(counters + which, 1) == chunks - 1:
+        counters[which] = 0
         fence()
         last = i32(1)
     return last
 
 
 @inline
-def merge_records(work, plan, counters, records, totals, out, kv_scale, page_heads, by_share, kv_heads, by_heads, group, by_group, width, D, KV):
-    """The chunks of one tile and head, merged in their order, MERGE at a time."""
+def merge_records(work, plan, records, totals, out, kv_scale, page_heads, by_share, kv_heads, by_heads, group, by_group, width, first, threads, D, KV):
+    """The chunks of one tile and head, merged in their order, MERGE at a time, by `threads` threads from number `first` on."""
     task = divide(work, by_heads)
     head = work - task * kv_heads
     item = plan + (HEADER + task * TASK)
@@ -323,12 +330,10 @@ def merge_records(work, plan, counters, records, totals, out, kv_scale, page_hea
     keys = load(item + 4, 4)
     chunks = keys[3] % 65536
     heads = kv_heads * group
-    if thread_index() == 0:
-        counters[(task - keys[3] // 65536) * kv_heads + head] = 0
     value_scale = f32(1)
     if KV is e4m3:
         value_scale = kv_scale[page_heads + divide(head, by_share)]
-    for e in unroll(range(thread_index(), who[1] * group * (D // 4), target.threads), 1):
+    for e in unroll(range(first, who[1] * group * (D // 4), threads), 1):
         column = e // (D // 4)
         x = e % (D // 4) * 4
         column_token = divide(column, by_group)
@@ -361,7 +366,8 @@ def merge_records(work, plan, counters, records, totals, out, kv_scale, page_hea
 def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: Ptr[u8, "const"], kv_scale: Ptr[f32, "const"],
                      page_table: Ptr[i32, "const"], plan: Ptr[i32, "const"], counters: Ptr[i32], records: Ptr[f32],
                      totals: Ptr[f32], out: Ptr[bf16], max_pages: i32, page_heads: i32, by_share: u32, kv_heads: i32, by_heads: u32,
-                     group: i32, by_group: u32, fresh_before: i32, scale: f32, window: i32, softcap: f32, D: static, NT: static, KV: static, STAGES: static):
+                     group: i32, by_group: u32, capacity: i32, fresh_before: i32, scale: f32, window: i32,
+                     softcap: f32, D: static, NT: static, KV: static, STAGES: static):
     """A persistent grid over the plan's tasks x kv heads. NT: parts of 8 query rows. kv_scale: null unless the pages are e4m3.
     kv_heads, group: where a group is larger than a tile its parts count as kv heads of their own; page_heads: of the pages.
     fresh_before: tokens before a tile that this step may write."""
@@ -370,39 +376,54 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
     STRIDE = D * ITEM + 16                  # bytes; the padding keeps ldmatrix free of bank conflicts
     SLOT_BYTES = 2 * PAGE * STRIDE          # keys, then values
     COLUMN = D + 4                          # f32 of a column while warps are merged
-    W = target.threads // target.warp
+    W = target.threads // target.warp - 1   # one warp more than compute
     grid_launch_dependents()
     memory = shared_array(u8, W * STAGES * SLOT_BYTES, align=128)
     peaks = shared_array(f32, W * 16)
     places = shared_array(i32, W)
     arrived = shared_array(i32, 4)
-    lane = lane_index()
-    warp = warp_index()
-    g = lane // 4
-    ring = memory + warp * (STAGES * SLOT_BYTES)
     total = plan[0] * kv_heads
     width = kv_heads * group * D
     step = num_blocks(0)
+    lane = lane_index()
+    warp = warp_index()
+    if warp == W:
+        # Tells the other chunks' blocks that this block's record is there, and merges where it was the last: fences wait for
+        # everything that a warp has under way, so not in the warps that load. The block's last item is left to them.
+        grid_wait()
+        for work in range(block_index(0), total - step, step):
+            task = divide(work, by_heads)
+            chunks = plan[HEADER + task * TASK + 7]
+            if chunks % 65536 > 1:
+                named_barrier(2, 32 * W + 32)
+                last = i32(0)
+                if lane == 0:
+                    last = is_last(counters, (task - chunks // 65536) * kv_heads + work - task * kv_heads, chunks % 65536)
+                if any_thread(last == 1):
+                    merge_records(work, plan, records, totals, out, kv_scale, page_heads, by_share, kv_heads, by_heads, group, by_group,
+                                  width, lane, 32, D, KV)
+        return
+    g = lane // 4
+    ring = memory + warp * (STAGES * SLOT_BYTES)
     state = [i32(0) for _ in static(range(20))]
     state[WORK] = block_index(0) - step
-    # Pages that earlier steps wrote are read before grid_wait(): the kernel before this one (qkv_post) lets this one start only
-    # after its own grid_wait(), so the plan and the page table are there too.
-    read_entry(state, block_index(0), total, plan, by_heads)
-    shift_entry(state, page_table, max_pages, block_index(0), total)
-    read_entry(state, block_index(0) + step, total, plan, by_heads)
+    # Pages that earlier steps wrote are read before grid_wait(): the kernel before this one (qkv_post, attention_plan) lets this
+    # one start only after its own grid_wait(), so the plan and the page table are there too.
+    read_entry(state, block_index(0), plan, by_heads, capacity)
+    shift_entry(state, page_table, max_pages, block_index(0), total, W)
+    read_entry(state, block_index(0) + step, plan, by_heads, capacity)
     for _ in static(range(STAGES - 1)):
-        load_page(state, ring, k_pages, v_pages, plan, page_table, max_pages, kv_heads, by_heads, total, fresh_before, page_heads, by_share, D, STRIDE, ITEM, STAGES)
+        load_page(state, ring, k_pages, v_pages, plan, page_table, max_pages, kv_heads, by_heads, capacity, total, fresh_before, page_heads,
+                  by_share, D, STRIDE, ITEM, STAGES, W)
     if state[WAITED] == 0:
         grid_wait()
         state[WAITED] = 1
     slot = i32(0)
-    before = i32(-1)            # the work item whose arrival was not looked at yet
-    arrival = i32(0)            # how many came earlier, of `wanted`: looked at one item later, when it has long come back
-    wanted = i32(-1)
     coming = [i32(0) for _ in static(range(TASK))]
-    read_item(coming, block_index(0), total, plan, by_heads)
+    read_item(coming, block_index(0), plan, by_heads, capacity)
     queries = [[[u32(0) for u in static(range(2))] for nt in static(range(NT))] for kd in static(range(D // 16))]
-    load_queries(q, queries, coming, block_index(0), kv_heads, by_heads, group, by_group, width, D, NT, ITEM, F)
+    if block_index(0) < total:
+        load_queries(q, queries, coming, block_index(0), kv_heads, by_heads, group, by_group, width, D, NT, ITEM)
     for work in range(block_index(0), total, step):
         task = divide(work, by_heads)
         head = work - task * kv_heads
@@ -414,7 +435,7 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
         chunks = coming[7] % 65536
         which_chunk = coming[7] // 65536
         first_page = coming[4] // PAGE + warp
-        read_item(coming, work + step, total, plan, by_heads)
+        read_item(coming, work + step, plan, by_heads, capacity)
         pages = ((end + PAGE - 1) // PAGE - first_page + W - 1) // W
         limits = [[position + divide(min(nt * 8 + lane % 4 * 2 + u, count * group - 1), by_group) for u in static(range(2))]
                   for nt in static(range(NT))]
@@ -425,18 +446,21 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
             value_scale = kv_scale[page_heads + divide(head, by_share)]
         score_scale = scale * key_scale
         factor = f32(LOG2E) if softcap > 0.0 else score_scale * LOG2E
+        if F is not bf16:
+            as_f16(queries)
         acc = [[[f32(0) for u in static(range(4))] for nt in static(range(NT))] for d in static(range(D // 16))]
         high = [[f32(FLOOR) for u in static(range(2))] for nt in static(range(NT))]
         sums = [[f32(0) for u in static(range(2))] for nt in static(range(NT))]
         for i in unroll(range(pages), 1):
             copy_wait(STAGES - 2)
             warp_barrier()                      # the page is there for all lanes, and all have read the one before
-            load_page(state, ring, k_pages, v_pages, plan, page_table, max_pages, kv_heads, by_heads, total, fresh_before, page_heads, by_share, D,
-                      STRIDE, ITEM, STAGES)
+            load_page(state, ring, k_pages, v_pages, plan, page_table, max_pages, kv_heads, by_heads, capacity, total, fresh_before,
+                      page_heads, by_share, D, STRIDE, ITEM, STAGES, W)
             attend_page(ring + slot * SLOT_BYTES, (first_page + i * W) * PAGE, end, position, limits, queries, acc, high, sums,
                         factor, score_scale, softcap, window, D, NT, STRIDE, ITEM, F)
             slot = 0 if slot == STAGES - 1 else slot + 1
-        load_queries(q, queries, coming, work + step, kv_heads, by_heads, group, by_group, width, D, NT, ITEM, F)    # of the next item
+        if work + step < total:
+            load_queries(q, queries, coming, work + step, kv_heads, by_heads, group, by_group, width, D, NT, ITEM)
         for nt in static(range(NT)):
             for u in static(range(2)):
                 for mask in static((4, 8, 16)):
@@ -447,7 +471,7 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
         warp_barrier()
         for nt in static(range(NT)):
             if nt > 0:
-                barrier()                       # the part before was read
+                named_barrier(1, 32 * W)        # the part before was read
             for u in static(range(2)):
                 column = lane % 4 * 2 + u
                 for d in static(range(D // 16)):
@@ -459,10 +483,8 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
                     peaks[(warp * 8 + column) * 2 + 1] = sums[nt][u]
             if lane == 0:
                 places[warp] = warp * (STAGES * SLOT_BYTES) + free
-            if nt == 0 and thread_index() == 0:
-                arrived[0] = note_arrival(arrival, wanted)
-            barrier()
-            for e in unroll(range(thread_index(), min(count * group - nt * 8, 8) * (D // 4), target.threads), 1):
+            named_barrier(1, 32 * W)
+            for e in unroll(range(thread_index(), min(count * group - nt * 8, 8) * (D // 4), 32 * W), 1):
                 column = e // (D // 4)
                 x = e % (D // 4) * 4
                 peak = f32(FLOOR)
@@ -486,22 +508,20 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
                     store(records + (record * D + x), make_vector(merged[0], merged[1], merged[2], merged[3]))
                     if x == 0:
                         store(totals + record * 2, make_vector(peak, sum_))
-        # Whether the item before was its tile's last: its arrival had this item's time to come back.
-        if before >= 0:
-            if arrived[0] == 1:
-                merge_records(before, plan, counters, records, totals, out, kv_scale, page_heads, by_share, kv_heads, by_heads, group, by_group, width, D, KV)
-        before = i32(-1) if chunks == 1 else work
-        barrier()
-        if chunks > 1 and thread_index() == 0:
-            fence()
-            arrival = atomic_add(counters + ((task - which_chunk) * kv_heads + head), 1)
-            wanted = chunks - 1
-    if before >= 0:
-        if thread_index() == 0:
-            arrived[0] = note_arrival(arrival, wanted)
-        barrier()
-        if arrived[0] == 1:
-            merge_records(before, plan, counters, records, totals, out, kv_scale, page_heads, by_share, kv_heads, by_heads, group, by_group, width, D, KV)
+        if work + step < total:
+            if chunks > 1:
+                named_barrier(2, 32 * W + 32)       # with the warp that merges records
+            else:
+                named_barrier(1, 32 * W)
+        else:
+            if chunks > 1:
+                named_barrier(1, 32 * W)
+                if thread_index() == 0:
+                    arrived[0] = is_last(counters, (task - which_chunk) * kv_heads + head, chunks)
+                named_barrier(1, 32 * W)
+                if arrived[0] == 1:
+                    merge_records(work, plan, records, totals, out, kv_scale, page_heads, by_share, kv_heads, by_heads, group, by_group,
+                                  width, thread_index(), 32 * W, D, KV)
 
 
 def decode_symbol(kv: str, head_dim: int, parts: int) -> str:

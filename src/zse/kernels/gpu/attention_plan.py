@@ -14,6 +14,7 @@ from zse.kernel import (
     Ptr,
     Variant,
     barrier,
+    fence,
     grid_launch_dependents,
     grid_wait,
     i32,
@@ -129,7 +130,6 @@ def attention_plan(token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], p
     """One block. plan: header, `capacity` tasks (token, count, row, position, first key, end, first record, chunks | which << 16),
     then prefill tiles (token, count, row, position), those with the most keys first. Records are counted in tokens x chunks; tiles
     that do not fit `capacity` records are given to the prefill kernel."""
-    grid_launch_dependents()
     grid_wait()
     scratch = shared_array(i32, 32)
     each = (tokens + target.threads - 1) // target.threads
@@ -184,6 +184,10 @@ def attention_plan(token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], p
                 # Later tiles of a prompt see more keys: reversed, the longest start first.
                 store(tile_out + (all_tiles - 1 - tile) * TILE, make_vector(token, count, row, position))
                 tile += 1
+    # Only now: attention reads the plan before its grid_wait().
+    fence()
+    barrier()
+    grid_launch_dependents()
 
 
 def decode_columns(head_dim: int) -> int:
