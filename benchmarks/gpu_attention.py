@@ -1,0 +1,166 @@
+"""Attention and qkv_post on a GPU: microseconds of one layer beside their floors.
+
+    PYTHONPATH=src python benchmarks/gpu_attention.py [--heads 28 --kv-heads 4 --head-dim 128 --kv bf16] [--layers 28]
+
+Every figure is a graph of `--layers` layers, each with pages of its own in the cache's layout (pages in random order), replayed
+until 50 ms have passed; decode reads its context once, so the floor is KV bytes / 4.3 TB/s, prefill's is FLOPs / 790 TFLOP/s.
+"""
+
+import argparse
+import random
+import time
+from array import array
+from types import SimpleNamespace
+
+from zse.kernels.attention import attention
+from zse.kernels.gpu.attention_plan import AttentionScratch, plan_attention
+from zse.kernels.qkv_post import qkv_post
+from zse.runtime import open_device
+from zse.tensor import Tensor
+
+BANDWIDTH, FLOPS = 4.3e12, 790e12
+PAGE = 16
+DECODE = {"1 x 1k": [1024], "1 x 4k": [4096], "1 x 32k": [32768], "4 x 1k": [1024] * 4, "16 x 1k": [1024] * 16,
+          "16 x 4k": [4096] * 16, "64 x 1k": [1024] * 64, "256 x 1k": [1024] * 256,
+          "64, 50 to 8k": [50 + 126 * i for i in range(64)]}
+PREFILL = {"128": [(0, 128)], "1,024": [(0, 1024)], "7,000": [(0, 7000)], "8 x 512": [(0, 512)] * 8, "512 after 6.5k": [(6488, 512)]}
+ITEM = {"bf16": 2, "f16": 2, "e4m3": 1}
+
+
+class Batch:
+    """Tensors of one batch. runs: (first position, tokens) of each sequence."""
+
+    def __init__(self, device, args, runs, layers):
+        self.device, self.args, self.runs, self.layers = device, args, runs, layers
+        rows, used = len(runs), [-(-(first + count) // PAGE) for first, count in runs]
+        self.max_pages, total = max(used), sum(used)
+        numbers = list(range(total))
+        random.shuffle(numbers)
+        table, at = array("i"), 0
+        for count in used:
+            table.extend([2 * layers * page for page in numbers[at: at + count]] + [0] * (self.max_pages - count))
+            at += count
+        self.tokens = sum(count for _, count in runs)
+        width = args.heads * args.head_dim
+        self.page_table = self.put("i32", (rows, self.max_pages), table)
+        self.token_row = self.put("i32", (self.tokens,), array("i", [r for r, (_, n) in enumerate(runs) for _ in range(n)]))
+        self.positions = self.put("i32", (self.tokens,), array("i", [p for first, n in runs for p in range(first, first + n)]))
+        block = args.kv_heads * PAGE * args.head_dim * ITEM[args.kv]
+        self.pages = device.alloc(total * 2 * layers * block, label="kv cache")
+        self.fill(self.pages)
+        shape = ((total - 1) * 2 * layers + 1, args.kv_heads, PAGE, args.head_dim)
+        self.keys = [Tensor(self.pages, shape, args.kv, 2 * layer * block) for layer in range(layers)]
+        self.values = [Tensor(self.pages, shape, args.kv, (2 * layer + 1) * block) for layer in range(layers)]
+        self.q, self.out = (self.new("bf16", 2, (self.tokens, width)) for _ in range(2))
+        self.fill(self.q.buffer)
+        self.qkv = self.new("f32", 4, (self.tokens, (args.heads + 2 * args.kv_heads) * args.head_dim))
+        self.table = self.new("f32", 4, (self.tokens, args.head_dim))
+        self.kv_scale = self.put("f32", (2, args.kv_heads), array("f", [1.0] * 2 * args.kv_heads)) if args.kv == "e4m3" else None
+        self.context = max(first + count for first, count in runs)
+        config = SimpleNamespace(num_heads=args.heads, num_kv_heads=args.kv_heads, head_dim=args.head_dim, num_layers=1,
+                                 window=lambda layer: args.window)
+        self.scratch = AttentionScratch.allocate(device, config, self.tokens, rows, self.context)
+
+    def new(self, dtype, item, shape):
+        count = item
+        for size in shape:
+            count *= size
+        return Tensor(self.device.alloc(count, label="bench"), shape, dtype)
+
+    def put(self, dtype, shape, values):
+        tensor = self.new(dtype, 4, shape)
+        self.device.write(tensor, values.tobytes())
+        return tensor
+
+    def fill(self, buffer):
+        """Random bytes whose bf16 and e4m3 values are of moderate size."""
+        piece = bytes(byte if i % 2 == 0 else 0x3C | byte & 0x83 for i, byte in enumerate(random.randbytes(1 << 20)))
+        for at in range(0, buffer.nbytes, len(piece)):
+            size = min(len(piece), buffer.nbytes - at)
+            self.device.write(Tensor(buffer, (size,), "u8", at), piece[:size])
+
+    def record_plan(self, recorder, longest):
+        plan_attention(recorder, self.scratch, self.token_row, self.positions, longest)
+
+    def record_attention(self, recorder, layer, longest):
+        attention(recorder, self.q, self.keys[layer], self.values[layer], self.page_table, self.token_row, self.positions, self.out,
+                  self.args.head_dim**-0.5, self.args.window, scratch=self.scratch, longest_run=longest, kv_scale=self.kv_scale)
+
+    def record_qkv_post(self, recorder, layer):
+        qkv_post(recorder, self.qkv, None, None, self.table, self.q, self.keys[layer], self.values[layer], self.page_table,
+                 self.token_row, self.positions, kv_scale=self.kv_scale)
+
+    def free(self):
+        for tensor in (self.page_table, self.token_row, self.positions, self.q, self.out, self.qkv, self.table, *self.scratch.plans.values(),
+                       self.scratch.counters, self.scratch.records, self.scratch.totals):
+            tensor.buffer.free()
+        self.pages.free()
+
+
+def measure(device, record) -> float:
+    """Microseconds of one replay."""
+    recorder = device.record()
+    record(recorder)
+    graph = recorder.finish()
+    for _ in range(3):
+        graph.run()
+    best, count = None, 4
+    for _ in range(4):
+        start = time.perf_counter()
+        tickets = [graph.submit() for _ in range(count)]
+        tickets[-1].wait()
+        took = (time.perf_counter() - start) / count
+        best = took if best is None else min(best, took)
+        count = max(4, min(200, int(0.05 / best)))
+    graph.close()
+    return best * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    for name, value in (("heads", 28), ("kv-heads", 4), ("head-dim", 128), ("window", 0), ("layers", 28)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--kv", choices=sorted(ITEM), default="bf16")
+    parser.add_argument("--device", default="cuda")
+    args = parser.parse_args()
+    device = open_device(args.device)
+    token_bytes = 2 * args.kv_heads * args.head_dim * ITEM[args.kv]
+    print(f"{args.heads}/{args.kv_heads} heads of {args.head_dim}, {args.kv} pages, window {args.window or 'none'}; µs of a layer")
+    print(f"{'decode':>14} | attention | + qkv_post | qkv_post | plan, once a step | floor | of bandwidth")
+    for name, lengths in DECODE.items():
+        layers = min(args.layers, max(4, int(12e9 / (sum(lengths) * token_bytes))))
+        batch = Batch(device, args, [(length - 1, 1) for length in lengths], layers)
+
+        def record(recorder, *parts, batch=batch, layers=layers):
+            batch.record_plan(recorder, 1)
+            for layer in range(layers):
+                for part in parts:
+                    part(recorder, layer)
+
+        plan = measure(device, lambda r, b=batch: [b.record_plan(r, 1) for _ in range(8)]) / 8
+        alone = (measure(device, lambda r, b=batch: record(r, lambda r, i: b.record_attention(r, i, 1))) - plan) / layers
+        both = (measure(device, lambda r, b=batch: record(r, b.record_qkv_post, lambda r, i: b.record_attention(r, i, 1))) - plan) / layers
+        post = (measure(device, lambda r, b=batch: record(r, b.record_qkv_post)) - plan) / layers
+        floor = sum(min(length, args.window or length) for length in lengths) * token_bytes / BANDWIDTH * 1e6
+        print(f"{name:>14} | {alone:9.2f} | {both:10.2f} | {post:8.2f} | {plan:17.2f} | {floor:5.2f} | {floor / alone:.0%}", flush=True)
+        batch.free()
+    print(f"{'prefill':>14} | attention | qkv_post | plan, once a step | floor | TFLOP/s")
+    for name, runs in PREFILL.items():
+        layers = min(args.layers, 8)
+        batch = Batch(device, args, runs, layers)
+        plan = measure(device, lambda r, b=batch: [b.record_plan(r, None) for _ in range(8)]) / 8
+
+        def record_prompt(recorder, part, batch=batch, layers=layers):
+            batch.record_plan(recorder, None)
+            for layer in range(layers):
+                part(recorder, layer)
+
+        alone = (measure(device, lambda r, b=batch: record_prompt(r, lambda r, i: b.record_attention(r, i, None))) - plan) / layers
+        post = (measure(device, lambda r, b=batch: record_prompt(r, b.record_qkv_post)) - plan) / layers
+        flops = sum(4 * args.heads * args.head_dim * (count * first + count * (count + 1) / 2) for first, count in runs)
+        print(f"{name:>14} | {alone:9.1f} | {post:8.1f} | {plan:17.1f} | {flops / FLOPS * 1e6:5.1f} | {flops / alone / 1e6:.0f}", flush=True)
+        batch.free()
+
+
+if __name__ == "__main__":
+    main()
