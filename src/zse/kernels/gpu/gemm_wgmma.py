@@ -6,23 +6,17 @@ each, in the 128-byte swizzle; `full` counts its bytes, `empty` the two warpgrou
 block b computes units b, b + grid, ... A unit is an output tile, or with splits > 1 a part of a tile's k; the block that finishes a
 tile last adds the parts in their order, so a result does not depend on which block that is.
 
-The tile order keeps GROUP tiles of tokens together: the blocks that run at one time share few rows of w and few of a, from L2.
 Sources of the method: the CUTLASS documentation of warp-specialised persistent kernels, and the measurements in benchmarks/LOG.md.
 """
 
 from zse.kernel import (
     Ptr,
     TensorMap,
-    asm,
-    atomic_add,
     barrier,
     bf16,
     block_index,
     convert,
-    exp2,
     f32,
-    fence,
-    fma,
     grid_launch_dependents,
     grid_wait,
     i32,
@@ -38,9 +32,7 @@ from zse.kernel import (
     mbarrier_init,
     mbarrier_init_fence,
     mbarrier_wait,
-    named_barrier,
     num_blocks,
-    reciprocal,
     set_max_registers,
     shared_array,
     smem_desc,
@@ -50,7 +42,6 @@ from zse.kernel import (
     tma_load,
     u8,
     u64,
-    warp_barrier,
     warp_index,
     wgmma_bf16,
     wgmma_commit,
@@ -58,41 +49,16 @@ from zse.kernel import (
     wgmma_fence,
     wgmma_wait,
 )
+from zse.kernels.gpu.gemm_parts import activated, add_pair, sum_parts, tile_place
 
 THREADS = 384                   # one warpgroup that copies, two that multiply
 ROW_BYTES = 128                 # of k in a stage: the width of the swizzle
-GROUP = 16                      # tiles of tokens that share a pass over the weights
 SHARED_BYTES = 231_000          # of the 232,448 a block may have; the rest is for the barriers
-CONSUMERS = 1                   # named barrier of the two multiplying warpgroups
 
 
 def stages(bm: int, bn: int) -> int:
     """How many stages fit; more than 8 gain nothing."""
     return min(8, SHARED_BYTES // ((bm + bn) * ROW_BYTES))
-
-
-@inline
-def tile_place(tile, token_tiles, row_tiles):
-    """(index among tiles of tokens, index among tiles of rows): GROUP token tiles at a time, tokens fastest."""
-    group = tile // (GROUP * row_tiles)
-    first = group * GROUP
-    count = min(token_tiles - first, GROUP)
-    inside = tile - first * row_tiles
-    return first + inside % count, inside // count
-
-
-@inline
-def activated(gate, up, linear, cubic):
-    """act(gate) * up, where act(x) = x * sigmoid(y) and exp(-y) = 2 ** (linear * x + cubic * x**3): silu and gelu_tanh."""
-    power = exp2(gate * fma(gate * gate, cubic, linear))
-    return gate * reciprocal(power + 1.0) * up
-
-
-@inline
-def add_in_place(p, a, b):
-    """p[0] += a, p[1] += b in L2, without waiting for the old values. Nobody else adds to them, so the sum is as exact as a load and a
-    store, and a quarter faster."""
-    asm("red.global.add.v2.f32 [%0], {%1, %2};", None, p, a, b)
 
 
 @inline
@@ -129,7 +95,7 @@ def store_row(acc, half, out, bias, row_scale, w_scale, row, col, cols, per_row,
                 shift = load(shifts + j * 8, 2)
                 low, high = low + shift[0], high + shift[1]
             if accumulate != 0:
-                add_in_place(p + j * 8, low, high)
+                add_pair(p + j * 8, low, high)
             else:
                 store(p + j * 8, make_vector(low, high))
 
@@ -144,43 +110,6 @@ def store_gated_row(acc, half, out, row_scale, w_scale, row, col, cols, per_row,
             ups = scaled_pair(acc, (BN // 16 + j) * 4 + half * 2, w_scale, cols + col + j * 8, per_row, row_scale, FP8)
             store(p + j * 8, convert(make_vector(activated(gates[0], ups[0], linear, cubic),
                                               activated(gates[1], ups[1], linear, cubic)), bf16))
-
-
-@inline
-def sum_parts(accs, partial, unit, tile, splits, counters, last, thread, BN):
-    """Leave this part's sums where the others of its tile find them. The block that comes last adds all parts in their order and returns
-    true. Every thread reads only what the same thread of other blocks wrote, 16 bytes a lane."""
-    count = len(accs) * BN // 8
-    mine = partial + (i64(unit) * count * 256 + thread) * 4
-    for x, acc in enumerate(accs):
-        for j in static(range(BN // 8)):
-            store(mine + (x * (BN // 8) + j) * 1024, make_vector(acc[j * 4], acc[j * 4 + 1], acc[j * 4 + 2], acc[j * 4 + 3]))
-    fence()
-    named_barrier(CONSUMERS, 256)
-    if thread == 0:
-        before = atomic_add(counters + tile, 1)
-        if before == splits - 1:
-            counters[tile] = 0
-        last[0] = before
-    named_barrier(CONSUMERS, 256)
-    is_last = last[0] == splits - 1
-    named_barrier(CONSUMERS, 256)
-    if is_last:
-        fence()
-        part = partial + (i64(tile) * splits * count * 256 + thread) * 4
-        for acc in accs:
-            for i in static(range(BN // 2)):
-                acc[i] = f32(0)
-        for p in range(splits):
-            for x, acc in enumerate(accs):
-                for j in static(range(BN // 8)):
-                    v = load(part + (x * (BN // 8) + j) * 1024, 4)
-                    for e in static(range(4)):
-                        acc[j * 4 + e] += v[e]
-                    if j % 8 == 7:
-                        warp_barrier()      # the compiler would ask for all of it at once, with registers that are not there
-            part = part + count * 1024
-    return is_last
 
 
 @kernel
@@ -292,7 +221,7 @@ def gemm_wgmma(a_map: TensorMap, w_map: TensorMap, a_scale: Ptr[f32, "const"], w
                 grid_wait()
             complete = splits <= 1
             if splits > 1:
-                complete = sum_parts(accs, partial, unit, tile, splits, counters, last, thread, BN)
+                complete = sum_parts(accs, partial, unit, tile, splits, counters, last, thread, THREADS - 128, BN)
             if complete:
                 for x, acc in enumerate(accs):
                     for half in static(range(2)):

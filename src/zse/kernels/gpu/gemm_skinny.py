@@ -1,0 +1,420 @@
+"""out[m, n] = sum_k a[m, k] * w[n, k] for 9 to 128 tokens on Hopper: bound by reading the weights, once.
+
+The weights are the 64-row operand of wgmma and all tokens are the columns of one tile, so the product is transposed: a thread has two
+weight rows and BT / 4 tokens of each. bf16 and e4m3 weights are multiplied out of shared memory, where the copy engine (TMA) puts them.
+Integer weights (layout r16) go through registers as 128 + q, which is exact in bf16: 4, 5 and 6 bits in one operand, 8 bits in two,
+128 + low nibble and 2048 + 16 * high nibble. A group's sums are scaled when the group is complete, and a product with ones gives what
+the offset multiplies: sum w a = scale * sum (MAGIC + q) a + (offset - MAGIC * scale) * sum a. That takes a third of the
+instructions of dequantizing every weight, which pays as long as there are few columns to scale.
+
+Work is shared evenly: the (tile, step of k) pairs stand in one line, and block b takes `share` of them from b * share on. A block that
+has only a part of a tile's steps leaves its sums; the one that comes last adds the parts in their order, so a result depends
+neither on which block that is nor on the other tokens (idea of "stream-K", Osama et al., 2023).
+
+A gated tile gives rows 0 .. 7 of every 16 to gates and 8 .. 15 to the same rows' ups, so both meet in a thread.
+"""
+
+from zse.kernel import (
+    Ptr,
+    TensorMap,
+    atomic_add,
+    barrier,
+    bf16,
+    bitcast,
+    block_index,
+    cast_ptr,
+    convert,
+    f16,
+    f32,
+    fence,
+    fma,
+    grid_launch_dependents,
+    grid_wait,
+    i32,
+    i64,
+    inline,
+    kernel,
+    lane_index,
+    load,
+    make_vector,
+    mbarrier_array,
+    mbarrier_arrive,
+    mbarrier_expect,
+    mbarrier_init,
+    mbarrier_init_fence,
+    mbarrier_wait,
+    named_barrier,
+    prmt,
+    set_max_registers,
+    shared_array,
+    smem_desc,
+    static,
+    store,
+    thread_index,
+    tma_load,
+    u8,
+    u32,
+    u64,
+    warp_index,
+    wgmma_bf16,
+    wgmma_commit,
+    wgmma_e4m3,
+    wgmma_fence,
+    wgmma_wait,
+)
+from zse.kernels.gpu.gemm_parts import CONSUMERS, activated, add_one, transposed
+from zse.kernels.gpu.r16 import HIGH_BYTES, q_bytes
+
+ROW_BYTES = 128                 # of k in a stage of bf16 or e4m3
+BLOCKS = 2                      # blocks of 32 columns in a stage of integers
+SHARED_BYTES = 230_000
+MAX_STAGES = 16
+ONES = 0x3F803F80               # two bf16
+NIBBLES = 0x000F000F
+# The bits of 128.0 and of 2048.0, twice; a nibble in their lowest bits counts 1 and 16.
+MAGIC_LOW = 0x43004300
+MAGIC_HIGH = 0x45004500
+REGISTERS = {2: (40, 232), 3: (24, 160), 4: (24, 112)}      # of the copying and of the multiplying warpgroups, by how many multiply
+
+
+def magic(bits: int) -> float:
+    """What the operands exceed q by."""
+    return 2048.0 + 128.0 if bits == 8 else 128.0
+
+
+def row_tile_bytes(kind: object) -> int:
+    """Bytes of 16 weight rows in a stage. kind: bits of an integer, or "bf16" or "e4m3"."""
+    return BLOCKS * (q_bytes(kind) + HIGH_BYTES[kind]) if isinstance(kind, int) else 16 * ROW_BYTES
+
+
+def stage_size(kind: object, bt: int, wg: int) -> int:
+    """Bytes of a stage, a multiple of 1024 for the swizzled tiles."""
+    return -(-(bt * ROW_BYTES + wg * 4 * row_tile_bytes(kind)) // 1024) * 1024
+
+
+def stages(kind: object, bt: int, wg: int) -> int:
+    return min(MAX_STAGES, SHARED_BYTES // stage_size(kind, bt, wg))
+
+
+@inline
+def load_weights(at, bar, w_map, high_map, step, tile, cols, KIND, WG, GATED):
+    """Ask for one stage's weights: for every warp its 16 rows."""
+    tiles = WG * 4
+    if isinstance(KIND, int):
+        q_size = BLOCKS * q_bytes(KIND)
+        high_size = BLOCKS * HIGH_BYTES[KIND]
+        rows = tile * (tiles // 2 if GATED else tiles)
+        for half in static(range(2 if GATED else 1)):
+            count = tiles // 2 if GATED else tiles
+            tma_load(at + half * count * q_size, w_map, (step * (q_size // 4), rows + half * (cols // 16)), bar, None, "evict_first")
+            if high_size > 0:
+                tma_load(at + (tiles * q_size + half * count * high_size), high_map,
+                         (step * (high_size // 4), rows + half * (cols // 16)), bar, None, "evict_first")
+    else:
+        depth = ROW_BYTES if KIND == "e4m3" else ROW_BYTES // 2
+        if GATED:      # dimensions: k, 8 rows, gate or up, groups of 8 rows
+            tma_load(at, w_map, (step * depth, 0, 0, tile * tiles), bar, None, "evict_first")
+        else:
+            tma_load(at, w_map, (step * depth, tile * (WG * 64)), bar, None, "evict_first")
+
+
+@inline
+def read_words(words, high, at, high_at, row_step, high_step, KIND):
+    """A lane's words of 32 columns: of its two steps' rows, in the order of the operand (row, row + 8 at the first columns, then at the
+    last); for 8 bits then the same of the second 16 columns. high: per row one (5 bits) or two (6 bits)."""
+    for i in static(range(len(words))):
+        words[i] = at[i // 4 * 64 + i % 4 // 2 * 32 + i % 2 * row_step]
+    for i in static(range(len(high))):
+        high[i] = high_at[i // 2 * 16 + i % 2 * high_step]
+
+
+@inline
+def operands(a, words, high, pick, s, KIND):
+    """a: operands of 4 registers; those of the first and of the second 16 columns (8 bits: low nibbles of both, then high nibbles).
+    pick: prmt selector of the lane's two bytes of a word. s: the lane's step."""
+    for i in static(range(4)):
+        if KIND == 8:
+            for half in static(range(2)):
+                pair = prmt(words[half * 4 + i], u32(0), pick)
+                a[half][i] = pair & NIBBLES | MAGIC_LOW
+                a[2 + half][i] = (pair >> 4) & NIBBLES | MAGIC_HIGH
+        else:
+            pair = prmt(words[i], u32(0), pick)
+            low, second = pair & NIBBLES | MAGIC_LOW, (pair >> 4) & NIBBLES | MAGIC_LOW
+            step = s + u32(i // 2 * 2)
+            if KIND == 5:
+                bits = prmt(high[i % 2], u32(0), pick)
+                low, second = low | bits << (4 - step) & 0x00100010, second | bits >> step & 0x00100010
+            if KIND == 6:
+                low = low | ((prmt(high[i % 2], u32(0), pick) >> (step * 2)) & 0x00030003) << 4
+                second = second | ((prmt(high[2 + i % 2], u32(0), pick) >> (step * 2)) & 0x00030003) << 4
+            a[0][i] = low
+            a[1][i] = second
+
+
+@inline
+def fold(total, acc, ones, scale, shift, BT):
+    """A complete group: total += scale * acc + shift * ones."""
+    for i in static(range(BT // 2)):
+        total[i] = fma(acc[i], scale[i % 4 // 2], fma(ones[i], shift[i % 4 // 2], total[i]))
+
+
+@inline
+def read_group(scales, shifts, scale, offset, at, has_offset, center):
+    """f32 scale and shift of the lane's two rows."""
+    for y in static(range(2)):
+        s = convert(scale[at[y]], f32)
+        shifts[y] = s * center
+        if has_offset != 0:
+            shifts[y] += convert(offset[at[y]], f32)
+        scales[y] = s
+
+
+@inline
+def gather_parts(total, partial, counters, last, tile, steps, share, late, thread, threads, BT):
+    """Leave this block's part of a tile; true in the block that comes last, which then has the sum of all parts in their order. late: this
+    part is not the block's first piece of work (a block has at most one part of each kind)."""
+    count = BT // 8
+    mine = partial + (i64(block_index(0) * 2 + (i32(1) if late else 0)) * (count * threads) + thread) * 4
+    for j in static(range(count)):
+        store(mine + j * (threads * 4), make_vector(total[j * 4], total[j * 4 + 1], total[j * 4 + 2], total[j * 4 + 3]))
+    first = tile * steps // share
+    end = ((tile + 1) * steps - 1) // share + 1
+    fence()
+    named_barrier(CONSUMERS, threads)
+    if thread == 0:
+        before = atomic_add(counters + tile, 1)
+        if before == end - first - 1:
+            counters[tile] = 0
+        last[0] = before
+    named_barrier(CONSUMERS, threads)
+    is_last = last[0] == end - first - 1
+    named_barrier(CONSUMERS, threads)
+    if is_last:
+        fence()
+        for i in static(range(BT // 2)):
+            total[i] = f32(0)
+        for block in range(first, end):
+            part = partial + (i64(block * 2 + (i32(1) if block * share < tile * steps else 0)) * (count * threads) + thread) * 4
+            for j in static(range(count)):
+                v = load(part + j * (threads * 4), 4)
+                for e in static(range(4)):
+                    total[j * 4 + e] += v[e]
+    return is_last
+
+
+@inline
+def store_tile(total, out, bias, a_scale, w_scale, first_col, tokens, cols, per_row, has_bias, accumulate, linear, cubic, warp, lane,
+               BT, GATED, FP8):
+    """A warp's 16 rows (gated: 8 columns of out) of all tokens."""
+    j = lane % 4
+    g = lane // 4
+    if GATED:
+        col = first_col + warp * 8
+        gate_scale = w_scale[min(col + g, cols - 1) * per_row] if FP8 else 1.0
+        up_scale = w_scale[(cols + min(col + g, cols - 1)) * per_row] if FP8 else 1.0
+        for i in static(range(BT // 8)):
+            values = [total[i * 4 + e] + 0.0 for e in static(range(4))]
+            if FP8:
+                for e in static(range(4)):
+                    token_scale = a_scale[min(i * 8 + j * 2 + e % 2, tokens - 1)]
+                    values[e] = values[e] * (token_scale * (gate_scale if e < 2 else up_scale))
+            both = make_vector(activated(values[0], values[2], linear, cubic), activated(values[1], values[3], linear, cubic))
+            pair = transposed(bitcast(convert(both, bf16), u32))
+            if i * 8 + g < tokens:
+                if col + j * 2 < cols:
+                    store(cast_ptr(out + (i64(i * 8 + g) * cols + col + j * 2), u32), pair)
+    else:
+        for y in static(range(2)):
+            col = first_col + warp * 16 + y * 8 + g
+            if col < cols:
+                shift = bias[col] if has_bias != 0 else 0.0
+                row_scale = w_scale[col * per_row] if FP8 else 1.0
+                p = out + col
+                for i in static(range(BT // 8)):
+                    for e in static(range(2)):
+                        token = i * 8 + j * 2 + e
+                        if token < tokens:
+                            value = total[i * 4 + y * 2 + e] + 0.0
+                            if FP8:
+                                value = value * (a_scale[token] * row_scale)
+                            if accumulate != 0:
+                                add_one(p + i64(token) * cols, value + shift)
+                            else:
+                                p[i64(token) * cols] = value + shift
+
+
+@kernel
+def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: Ptr[f16, "const"], offset: Ptr[f16, "const"],
+                a_scale: Ptr[f32, "const"], w_scale: Ptr[f32, "const"], bias: Ptr[f32, "const"], out: Ptr["OUT"], partial: Ptr[f32],
+                counters: Ptr[i32], tokens: i32, cols: i32, steps: i32, blocks: i32, groups: i32, group_blocks: i32, share: i32,
+                per_row: i32, has_offset: i32, has_bias: i32, accumulate: i32, center: f32, linear: f32, cubic: f32,
+                KIND: static, BT: static, WG: static, STAGES: static, OUT: static, GATED: static):
+    """tokens <= BT. cols: columns of out; the weights have as many rows, or twice as many when GATED. steps: stages of k. blocks = K / 32,
+    groups: scales of a row, group_blocks: blocks of a group (integers; groups of 32 columns and more). center: what multiplies
+    the scale so that it can be added to the offset. partial f32 [2 * grid, WG * 64, BT], counters i32 [tiles], zero before and after."""
+    integer = isinstance(KIND, int)
+    token_bytes = BT * ROW_BYTES
+    stride = stage_size(KIND, BT, WG)
+    stage_bytes = token_bytes + WG * 4 * row_tile_bytes(KIND)
+    depth = 64 if integer or KIND == "bf16" else 128
+    tile_cols = WG * 32 if GATED else WG * 64
+    threads = WG * 128
+    ring = shared_array(u8, STAGES * stride, 1024)
+    full = mbarrier_array(STAGES)
+    empty = mbarrier_array(STAGES)
+    last = shared_array(i32, 4)
+    if thread_index() == 0:
+        for i in static(range(STAGES)):
+            mbarrier_init(full + i, 1)
+            mbarrier_init(empty + i, WG)
+        mbarrier_init_fence()
+    barrier()
+    grid_launch_dependents()
+    begin = block_index(0) * share
+    finish = min(begin + share, (cols + (tile_cols - 1)) // tile_cols * steps)
+    if warp_index() < 4:
+        set_max_registers("dec", REGISTERS[WG][0])
+        if thread_index() == 0:
+            # Nobody writes weights: the first stages' are on their way while the kernels before this one end.
+            ahead = min(finish - begin, STAGES)
+            for i in range(ahead):
+                mbarrier_expect(full + i, stage_bytes)
+                load_weights(ring + (i * stride + token_bytes), full + i, w_map, high_map, (begin + i) % steps, (begin + i) // steps,
+                             cols, KIND, WG, GATED)
+            grid_wait()
+            for i in range(ahead):
+                tma_load(ring + i * stride, a_map, ((begin + i) % steps * depth, 0), full + i, None, "evict_last")
+            slot = i32(0)
+            parity = i32(0)
+            for at in range(begin + STAGES, finish):
+                mbarrier_wait(empty + slot, parity)
+                mbarrier_expect(full + slot, stage_bytes)
+                load_weights(ring + (slot * stride + token_bytes), full + slot, w_map, high_map, at % steps, at // steps, cols, KIND, WG,
+                             GATED)
+                tma_load(ring + slot * stride, a_map, (at % steps * depth, 0), full + slot, None, "evict_last")
+                slot += 1
+                if slot == STAGES:
+                    slot = 0
+                    parity = parity ^ 1
+    else:
+        set_max_registers("inc", REGISTERS[WG][1])
+        thread = thread_index() - 128
+        warp = thread // 32
+        lane = lane_index()
+        base = smem_desc(ring)
+        slot = i32(0)
+        parity = i32(0)
+        at = begin + 0
+        total = [f32(0) for _ in static(range(BT // 2))]
+        acc = [f32(0) for _ in static(range(BT // 2))] if integer else total
+        ones = [f32(0) for _ in static(range(BT // 2))] if integer else total
+        if integer:
+            tiles = WG * 4
+            q_size = BLOCKS * q_bytes(KIND)
+            high_size = BLOCKS * HIGH_BYTES[KIND]
+            row = warp % 2 * 8 + lane // 4 if GATED else lane // 4
+            own = warp // 2 if GATED else warp
+            row_step = tiles // 2 * q_size // 4 if GATED else 8
+            high_step = tiles // 2 * high_size // 4 if GATED else 8
+            word = own * (q_size // 4) + lane % 4 // 2 * 16 + row
+            high_word = tiles * q_size // 4 + own * (high_size // 4) + row
+            step_of_lane = u32(lane % 4 // 2)
+            pick = u32(0x4140) + u32(lane % 2) * 0x0202      # bytes 0, -, 1, - of a word, or 2, -, 3, -
+            a = [[u32(0) for _ in static(range(4))] for x in static(range(8 if KIND == 8 else 4))]
+            unit = [u32(ONES) for _ in static(range(4))]
+            words = [u32(0) for _ in static(range(8 if KIND == 8 else 4))]
+            high = [u32(0) for _ in static(range({5: 2, 6: 4}.get(KIND, 0)))]
+            scales = [f32(0) for _ in static(range(2))]
+            shifts = [f32(0) for _ in static(range(2))]
+        while at < finish:
+            tile = at // steps
+            first = at % steps
+            end = min(steps, first + (finish - at))
+            previous = i32(-1)
+            if integer:
+                last_tile = (cols * (2 if GATED else 1) + 15) // 16 - 1
+                group = first * BLOCKS // group_blocks
+                in_group = first * BLOCKS % group_blocks
+                rows_at = [i64(min(tile * (tiles // 2 if GATED else tiles) + own, last_tile)) * groups * 16 + (group * 16 + row),
+                           i64(min(tile * (tiles // 2) + own + cols // 16, last_tile)) * groups * 16 + (group * 16 + row) if GATED
+                           else i64(min(tile * tiles + own, last_tile)) * groups * 16 + (group * 16 + row + 8)]
+                read_group(scales, shifts, scale, offset, rows_at, has_offset, center)
+                for i in static(range(BT // 2)):
+                    total[i] = f32(0)
+                mbarrier_wait(full + slot, parity)
+                fresh = i32(1)
+            for step in range(first, end):
+                here = ring + slot * stride
+                tokens_desc = base + u64(slot * stride // 16)
+                if integer:
+                    words_at = cast_ptr(here + token_bytes, u32)
+                    for b in static(range(BLOCKS)):
+                        if b == 0:
+                            mbarrier_wait(full + slot, parity)
+                        read_words(words, high, words_at + (word + b * (q_size // 8)), words_at + (high_word + b * (high_size // 8)),
+                                   row_step, high_step, KIND)
+                        half_count = 4 if KIND == 8 else 2
+                        operands(a[b * half_count: (b + 1) * half_count], words, high, pick, step_of_lane, KIND)
+                        if in_group == group_blocks:
+                            # The group is complete: scale it, and start the next.
+                            wgmma_wait(0, acc, ones)
+                            fold(total, acc, ones, scales, shifts, BT)
+                            in_group = 0
+                            fresh = 1
+                            if step * BLOCKS + b < blocks:
+                                for y in static(range(2)):
+                                    rows_at[y] += 16
+                                read_group(scales, shifts, scale, offset, rows_at, has_offset, center)
+                        wgmma_fence()
+                        for half in static(range(2)):
+                            k = b * 4 + half * 2
+                            onto = fresh == 0 if half == 0 else True
+                            wgmma_bf16(acc, a[b * half_count + half], tokens_desc + k, BT, onto)
+                            if KIND == 8:
+                                wgmma_bf16(acc, a[b * half_count + 2 + half], tokens_desc + k, BT, True)
+                            wgmma_bf16(ones, unit, tokens_desc + k, BT, onto)
+                        wgmma_commit()
+                        fresh = 0
+                        in_group += 1
+                        wgmma_wait(1)
+                        if b == 0:
+                            if previous >= 0:
+                                if thread % 128 == 0:
+                                    mbarrier_arrive(empty + previous)
+                else:
+                    mbarrier_wait(full + slot, parity)
+                    rows_desc = tokens_desc + u64((token_bytes + warp // 4 * (64 * ROW_BYTES)) // 16)
+                    wgmma_fence()
+                    for k in static(range(4)):
+                        onto = True if k > 0 else step > first
+                        if KIND == "e4m3":
+                            wgmma_e4m3(total, rows_desc + k * 2, tokens_desc + k * 2, BT, onto)
+                        else:
+                            wgmma_bf16(total, rows_desc + k * 2, tokens_desc + k * 2, BT, onto)
+                    wgmma_commit()
+                    wgmma_wait(1)
+                    if previous >= 0:
+                        if thread % 128 == 0:
+                            mbarrier_arrive(empty + previous)
+                previous = slot
+                slot += 1
+                if slot == STAGES:
+                    slot = 0
+                    parity = parity ^ 1
+            if integer:
+                wgmma_wait(0, acc, ones)
+                fold(total, acc, ones, scales, shifts, BT)
+            else:
+                wgmma_wait(0, total)
+            if thread % 128 == 0:
+                mbarrier_arrive(empty + previous)
+            if at == begin:
+                grid_wait()
+            complete = end - first == steps
+            if end - first < steps:
+                complete = gather_parts(total, partial, counters, last, tile, steps, share, at > begin, thread, threads, BT)
+            if complete:
+                store_tile(total, out, bias, a_scale, w_scale, tile * tile_cols, tokens, cols, per_row, has_bias, accumulate, linear,
+                           cubic, warp, lane, BT, GATED, KIND == "e4m3")
+            at += end - first
