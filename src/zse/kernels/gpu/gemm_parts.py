@@ -3,6 +3,10 @@
 from zse.kernel import (
     asm,
     atomic_add,
+    bf16,
+    bitcast,
+    cast_ptr,
+    convert,
     exp2,
     f32,
     fence,
@@ -21,6 +25,7 @@ from zse.kernel import (
 
 GROUP = 16                      # tiles of tokens that share a pass over the weights: the running blocks then find both in L2
 CONSUMERS = 1                   # named barrier of the multiplying warpgroups
+STORE, ACCUMULATE, STORE_BF16 = range(3)        # what becomes of a product: out f32 =, out f32 +=, out bf16 =
 
 
 @inline
@@ -57,6 +62,51 @@ def add_one(p, value):
 def transposed(pair):
     """Two bf16 of row lane / 4, columns 2 (lane % 4) and the next, of an 8 x 8 matrix become those of its transpose."""
     return asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;", u32, pair)
+
+
+@inline
+def put_pair(out, at, a, b, mode):
+    """Two neighbouring elements of out (a pointer to u8) from element `at`."""
+    if mode == STORE_BF16:
+        store(cast_ptr(out, u32) + at // 2, bitcast(convert(make_vector(a, b), bf16), u32))
+    else:
+        p = cast_ptr(out, f32) + at
+        if mode == ACCUMULATE:
+            add_pair(p, a, b)
+        else:
+            store(p, make_vector(a, b))
+
+
+@inline
+def put_one(out, at, value, mode):
+    """One element of out, f32."""
+    p = cast_ptr(out, f32) + at
+    if mode == ACCUMULATE:
+        add_one(p, value)
+    else:
+        p[0] = value
+
+
+@inline
+def put_column(total, half, out, col, first_token, tokens, cols, mode, shift, j, g, BT):
+    """Of a transposed product (see gemm_r16), the weight row `half` (0, 1) of a thread: column `col` of out, all tokens. bf16 goes out in
+    pairs of columns: the 8 x 8 elements of a warp are transposed."""
+    if mode == STORE_BF16:
+        for i in static(range(BT // 8)):
+            pair = make_vector(total[i * 4 + half * 2] + shift, total[i * 4 + half * 2 + 1] + shift)
+            mine = transposed(bitcast(convert(pair, bf16), u32))
+            token = first_token + i * 8 + g
+            if token < tokens:
+                at = col - g + j * 2
+                if at < cols:
+                    store(cast_ptr(out, u32) + (i64(token) * cols + at) // 2, mine)
+    else:
+        if col < cols:
+            for i in static(range(BT // 8)):
+                for e in static(range(2)):
+                    token = first_token + i * 8 + j * 2 + e
+                    if token < tokens:
+                        put_one(out, i64(token) * cols + col, total[i * 4 + half * 2 + e] + shift, mode)
 
 
 @inline

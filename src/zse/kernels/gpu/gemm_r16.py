@@ -55,7 +55,7 @@ from zse.kernel import (
     wgmma_fence,
     wgmma_wait,
 )
-from zse.kernels.gpu.gemm_parts import activated, add_one, sum_parts, tile_place, transposed
+from zse.kernels.gpu.gemm_parts import activated, put_column, sum_parts, tile_place, transposed
 from zse.kernels.gpu.r16 import HIGH_BYTES, factors, pair_bf16, q_bytes, read_scales, selector, step_bytes
 
 DEPTH = 64                      # k of a stage: 128 bytes of bf16, the width of the swizzle
@@ -96,12 +96,14 @@ def load_high(at, row_step, BITS):
 
 @kernel
 def gemm_r16(a_map: TensorMap, q_map: TensorMap, high_map: TensorMap, scale: Ptr[f16, "const"], offset: Ptr[f16, "const"],
-             bias: Ptr[f32, "const"], out: Ptr["OUT"], partial: Ptr[f32], counters: Ptr[i32], tokens: i32, cols: i32, blocks: i32,
-             groups: i32, group_span: i32, splits: i32, has_offset: i32, has_bias: i32, accumulate: i32, center: f32,
-             linear: f32, cubic: f32, BITS: static, HALVES: static, WIDE: static, BT: static, WG: static, STAGES: static, OUT: static, GATED: static):
-    """cols: columns of out; the weights have as many rows, or twice as many when GATED. blocks = K / 32; groups: scales of a row; HALVES:
-    2 for groups of 16 columns; WIDE: groups of 64 and more; group_span: blocks, or steps if WIDE, of a group (1 for groups of 16). center: what multiplies the scale so that it can be added to the
-    offset: -MAGIC, less 2**(bits-1) without offsets. linear, cubic, partial, counters: as in gemm_wgmma."""
+             bias: Ptr[f32, "const"], out: Ptr[u8], partial: Ptr[f32], counters: Ptr[i32], tokens: i32, cols: i32, blocks: i32,
+             groups: i32, group_span: i32, half_step: i32, splits: i32, has_offset: i32, has_bias: i32, mode: i32, center: f32,
+             linear: f32, cubic: f32, BITS: static, WIDE: static, BT: static, WG: static, STAGES: static, GATED: static):
+    """cols: columns of out; the weights have as many rows, or twice as many when GATED. blocks = K / 32; groups: scales of a row. WIDE:
+    groups of 64 columns and more, with one scale a step; else there are two a block. group_span: blocks, or steps if WIDE, of a group (1
+    for groups of 16). half_step: from the scale of a block's first 16 columns to that of the others: 16 for groups of 16, else 0.
+    center: what multiplies the scale so that it can be added to the
+    offset: -MAGIC, less 2**(bits-1) without offsets. mode, linear, cubic, partial, counters: as in gemm_wgmma."""
     token_bytes = BT * DEPTH * 2
     q_size = q_bytes(BITS) * 2                       # of 16 rows in a stage
     high_size = HIGH_BYTES[BITS] * 2
@@ -194,12 +196,12 @@ def gemm_r16(a_map: TensorMap, q_map: TensorMap, high_map: TensorMap, scale: Ptr
             scale_tile = min(n * (tile_cols // 16) + own, last_tile)
             up_tile = min(n * (tile_cols // 16) + own + cols // 16, last_tile)
             per_step = 1 if WIDE else 2
-            group = first * per_step // group_span * HALVES
+            group = first * per_step // group_span * (1 + half_step // 16)
             in_group = first * per_step % group_span
             scale_at = [i64(scale_tile) * groups * 16 + (group * 16 + own_row),
                         i64(up_tile) * groups * 16 + (group * 16 + own_row) if GATED
                         else i64(scale_tile) * groups * 16 + (group * 16 + own_row + 8)]
-            scales, offsets = read_scales(scale, offset, scale_at, has_offset, HALVES)
+            scales, offsets = read_scales(scale, offset, scale_at, has_offset, half_step, 1 if WIDE else 2)
             mbarrier_wait(full + slot, parity)
             weights = cast_ptr(ring + slot * stride + token_bytes, u32)
             words = load_words(weights + word, row_step, BITS)
@@ -217,13 +219,13 @@ def gemm_r16(a_map: TensorMap, q_map: TensorMap, high_map: TensorMap, scale: Ptr
                             if in_group == group_span:
                                 in_group = 0
                                 for y in static(range(2)):
-                                    scale_at[y] += 16 * HALVES
-                            fresh = read_scales(scale, offset, scale_at, has_offset, HALVES)
+                                    scale_at[y] += 16 + half_step
+                            fresh = read_scales(scale, offset, scale_at, has_offset, half_step, 1 if WIDE else 2)
                             assign(scales, fresh[0])
                             assign(offsets, fresh[1])
                     for i in static(range(4)):
                         for half in static(range(2)):
-                            at = (half if HALVES == 2 else 0) * 2 + i % 2
+                            at = (0 if WIDE else half) * 2 + i % 2
                             q = step_bytes(words[4 + i if BITS == 8 and half == 1 else i],
                                            high[(half if BITS == 6 else 0) * 2 + i % 2] if BITS in (5, 6) else None,
                                            s + u32(i // 2 * 2), half == 1, BITS)
@@ -243,7 +245,8 @@ def gemm_r16(a_map: TensorMap, q_map: TensorMap, high_map: TensorMap, scale: Ptr
                             weights = cast_ptr(ring + next_slot * stride + token_bytes, u32)
                             assign(words, load_words(weights + word, row_step, BITS))
                             assign(high, load_high(weights + (tiles * q_size // 4 + high_word), high_step, BITS))
-                    wgmma_wait(1)
+                    # Named here, the other block's operands keep their registers until the products that read them are done.
+                    wgmma_wait(1, *a[2 - b * 2: 4 - b * 2])
                     if b == 0:
                         if previous >= 0:
                             if thread % 128 == 0:
@@ -269,18 +272,11 @@ def gemm_r16(a_map: TensorMap, q_map: TensorMap, high_map: TensorMap, scale: Ptr
                         token = m * BT + i * 8 + g
                         if token < tokens:
                             if col < cols:
-                                store(cast_ptr(out + (i64(token) * cols + col), u32), pair)
+                                store(cast_ptr(out, u32) + (i64(token) * cols + col) // 2, pair)
                 else:
                     for y in static(range(2)):
                         col = n * tile_cols + warp * 16 + y * 8 + g
-                        if col < cols:
-                            shift = bias[col] if has_bias != 0 else 0.0
-                            p = out + col
-                            for i in static(range(BT // 8)):
-                                for e in static(range(2)):
-                                    token = m * BT + i * 8 + j * 2 + e
-                                    if token < tokens:
-                                        if accumulate != 0:
-                                            add_one(p + i64(token) * cols, acc[i * 4 + y * 2 + e] + shift)
-                                        else:
-                                            p[i64(token) * cols] = acc[i * 4 + y * 2 + e] + shift
+                        shift = f32(0)
+                        if has_bias != 0:
+                            shift = bias[min(col, cols - 1)]
+                        put_column(acc, y, out, col, m * BT, tokens, cols, mode, shift, j, g, BT)

@@ -62,7 +62,7 @@ from zse.kernel import (
     wgmma_fence,
     wgmma_wait,
 )
-from zse.kernels.gpu.gemm_parts import CONSUMERS, activated, add_one, transposed
+from zse.kernels.gpu.gemm_parts import CONSUMERS, activated, put_column, transposed
 from zse.kernels.gpu.r16 import HIGH_BYTES, q_bytes
 
 ROW_BYTES = 128                 # of k in a stage of bf16 or e4m3
@@ -204,7 +204,7 @@ def gather_parts(total, partial, counters, last, tile, steps, share, late, threa
 
 
 @inline
-def store_tile(total, out, bias, a_scale, w_scale, first_col, tokens, cols, per_row, has_bias, accumulate, linear, cubic, warp, lane,
+def store_tile(total, out, bias, a_scale, w_scale, first_col, tokens, cols, per_row, has_bias, mode, linear, cubic, warp, lane,
                BT, GATED, FP8):
     """A warp's 16 rows (gated: 8 columns of out) of all tokens."""
     j = lane % 4
@@ -223,33 +223,27 @@ def store_tile(total, out, bias, a_scale, w_scale, first_col, tokens, cols, per_
             pair = transposed(bitcast(convert(both, bf16), u32))
             if i * 8 + g < tokens:
                 if col + j * 2 < cols:
-                    store(cast_ptr(out + (i64(i * 8 + g) * cols + col + j * 2), u32), pair)
+                    store(cast_ptr(out, u32) + (i64(i * 8 + g) * cols + col + j * 2) // 2, pair)
     else:
         for y in static(range(2)):
             col = first_col + warp * 16 + y * 8 + g
-            if col < cols:
-                shift = bias[col] if has_bias != 0 else 0.0
-                row_scale = w_scale[col * per_row] if FP8 else 1.0
-                p = out + col
+            shift = f32(0)
+            if has_bias != 0:
+                shift = bias[min(col, cols - 1)]
+            if FP8:
+                row_scale = w_scale[min(col, cols - 1) * per_row]
                 for i in static(range(BT // 8)):
                     for e in static(range(2)):
-                        token = i * 8 + j * 2 + e
-                        if token < tokens:
-                            value = total[i * 4 + y * 2 + e] + 0.0
-                            if FP8:
-                                value = value * (a_scale[token] * row_scale)
-                            if accumulate != 0:
-                                add_one(p + i64(token) * cols, value + shift)
-                            else:
-                                p[i64(token) * cols] = value + shift
+                        total[i * 4 + y * 2 + e] *= row_scale * a_scale[min(i * 8 + j * 2 + e, tokens - 1)]
+            put_column(total, y, out, col, 0, tokens, cols, mode, shift, j, g, BT)
 
 
 @kernel
 def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: Ptr[f16, "const"], offset: Ptr[f16, "const"],
-                a_scale: Ptr[f32, "const"], w_scale: Ptr[f32, "const"], bias: Ptr[f32, "const"], out: Ptr["OUT"], partial: Ptr[f32],
+                a_scale: Ptr[f32, "const"], w_scale: Ptr[f32, "const"], bias: Ptr[f32, "const"], out: Ptr[u8], partial: Ptr[f32],
                 counters: Ptr[i32], tokens: i32, cols: i32, steps: i32, blocks: i32, groups: i32, group_blocks: i32, share: i32,
-                per_row: i32, has_offset: i32, has_bias: i32, accumulate: i32, center: f32, linear: f32, cubic: f32,
-                KIND: static, BT: static, WG: static, STAGES: static, OUT: static, GATED: static):
+                per_row: i32, has_offset: i32, has_bias: i32, mode: i32, center: f32, linear: f32, cubic: f32,
+                KIND: static, BT: static, WG: static, STAGES: static, GATED: static):
     """tokens <= BT. cols: columns of out; the weights have as many rows, or twice as many when GATED. steps: stages of k. blocks = K / 32,
     groups: scales of a row, group_blocks: blocks of a group (integers; groups of 32 columns and more). center: what multiplies
     the scale so that it can be added to the offset. partial f32 [2 * grid, WG * 64, BT], counters i32 [tiles], zero before and after."""
@@ -377,7 +371,8 @@ def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: 
                         wgmma_commit()
                         fresh = 0
                         in_group += 1
-                        wgmma_wait(1)
+                        # Named here, the other block's operands keep their registers until the products that read them are done.
+                        wgmma_wait(1, *a[(1 - b) * half_count: (2 - b) * half_count])
                         if b == 0:
                             if previous >= 0:
                                 if thread % 128 == 0:
@@ -415,6 +410,6 @@ def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: 
             if end - first < steps:
                 complete = gather_parts(total, partial, counters, last, tile, steps, share, at > begin, thread, threads, BT)
             if complete:
-                store_tile(total, out, bias, a_scale, w_scale, tile * tile_cols, tokens, cols, per_row, has_bias, accumulate, linear,
+                store_tile(total, out, bias, a_scale, w_scale, tile * tile_cols, tokens, cols, per_row, has_bias, mode, linear,
                            cubic, warp, lane, BT, GATED, KIND == "e4m3")
             at += end - first

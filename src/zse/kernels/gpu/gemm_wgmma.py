@@ -15,6 +15,7 @@ from zse.kernel import (
     barrier,
     bf16,
     block_index,
+    cast_ptr,
     convert,
     f32,
     grid_launch_dependents,
@@ -49,7 +50,7 @@ from zse.kernel import (
     wgmma_fence,
     wgmma_wait,
 )
-from zse.kernels.gpu.gemm_parts import activated, add_pair, sum_parts, tile_place
+from zse.kernels.gpu.gemm_parts import activated, put_pair, sum_parts, tile_place
 
 THREADS = 384                   # one warpgroup that copies, two that multiply
 ROW_BYTES = 128                 # of k in a stage: the width of the swizzle
@@ -84,9 +85,9 @@ def scaled_pair(acc, first, w_scale, at, per_row, row_scale, FP8):
 
 
 @inline
-def store_row(acc, half, out, bias, row_scale, w_scale, row, col, cols, per_row, has_bias, accumulate, BN, FP8):
+def store_row(acc, half, out, bias, row_scale, w_scale, row, col, cols, per_row, has_bias, mode, BN, FP8):
     """One row of a warpgroup's tile: this thread has two of every eight columns."""
-    p = out + (i64(row) * cols + col)
+    first = i64(row) * cols + col
     shifts = bias + col
     for j in static(range(BN // 8)):
         if col + j * 8 < cols:
@@ -94,16 +95,13 @@ def store_row(acc, half, out, bias, row_scale, w_scale, row, col, cols, per_row,
             if has_bias != 0:
                 shift = load(shifts + j * 8, 2)
                 low, high = low + shift[0], high + shift[1]
-            if accumulate != 0:
-                add_pair(p + j * 8, low, high)
-            else:
-                store(p + j * 8, make_vector(low, high))
+            put_pair(out, first + j * 8, low, high, mode)
 
 
 @inline
 def store_gated_row(acc, half, out, row_scale, w_scale, row, col, cols, per_row, linear, cubic, BN, FP8):
     """Likewise act(gate) * up in bf16: columns 0 .. BN/2 of the tile are gates, the others their ups."""
-    p = out + (i64(row) * cols + col)
+    p = cast_ptr(out, bf16) + (i64(row) * cols + col)
     for j in static(range(BN // 16)):
         if col + j * 8 < cols:
             gates = scaled_pair(acc, j * 4 + half * 2, w_scale, col + j * 8, per_row, row_scale, FP8)
@@ -114,11 +112,11 @@ def store_gated_row(acc, half, out, row_scale, w_scale, row, col, cols, per_row,
 
 @kernel
 def gemm_wgmma(a_map: TensorMap, w_map: TensorMap, a_scale: Ptr[f32, "const"], w_scale: Ptr[f32, "const"], bias: Ptr[f32, "const"],
-               out: Ptr["OUT"], partial: Ptr[f32], counters: Ptr[i32], tokens: i32, cols: i32, width: i32, splits: i32, per_row: i32,
-               has_bias: i32, accumulate: i32, linear: f32, cubic: f32,
-               BM: static, BN: static, STAGES: static, OUT: static, GATED: static, FP8: static):
+               out: Ptr[u8], partial: Ptr[f32], counters: Ptr[i32], tokens: i32, cols: i32, width: i32, splits: i32, per_row: i32,
+               has_bias: i32, mode: i32, linear: f32, cubic: f32,
+               BM: static, BN: static, STAGES: static, GATED: static, FP8: static):
     """cols: columns of out; the weights have as many rows, or twice as many when GATED (all gates first, then all ups). width = K.
-    per_row: 1 if w_scale is [rows], 0 if [1]. linear, cubic: see activated(). partial f32 [units, BM, BN] and counters i32 [tiles]
+    per_row: 1 if w_scale is [rows], 0 if [1]. mode: STORE, ACCUMULATE or STORE_BF16; GATED writes bf16. linear, cubic: see activated(). partial f32 [units, BM, BN] and counters i32 [tiles]
     (zero before and after) are used when splits > 1."""
     stage_bytes = (BM + BN) * ROW_BYTES
     depth = ROW_BYTES if FP8 else ROW_BYTES // 2              # k of a stage
@@ -232,5 +230,4 @@ def gemm_wgmma(a_map: TensorMap, w_map: TensorMap, a_scale: Ptr[f32, "const"], w
                             if GATED:
                                 store_gated_row(acc, half, out, row_scale, w_scale, row, col, cols, per_row, linear, cubic, BN, FP8)
                             else:
-                                store_row(acc, half, out, bias, row_scale, w_scale, row, col, cols, per_row, has_bias, accumulate, BN,
-                                          FP8)
+                                store_row(acc, half, out, bias, row_scale, w_scale, row, col, cols, per_row, has_bias, mode, BN, FP8)

@@ -23,11 +23,6 @@ def center(scheme) -> float:
     return -MAGIC[scheme.bits] - (2 ** (scheme.bits - 1) if scheme.symmetric else 0)
 
 
-def halves(scheme) -> int:
-    """Scales of a row in a 32-block: 2 for groups of 16 columns, else 1."""
-    return 2 if scheme.group == 16 else 1
-
-
 @inline
 def step_bytes(word, high, step, second, BITS):
     """Four weights as bytes of a u32: of step `step` (0 .. 3, run time), or of step + 4 if `second`. word: of that step (8 bits) or of
@@ -58,15 +53,15 @@ def pair_bf16(q, first, second, scale, shift, BITS):
 
 
 @inline
-def read_scales(scale, offset, scale_at, has_offset, HALVES):
-    """f16 scales and offsets of some rows of a block: HALVES of each row, the rows of a half together."""
+def read_scales(scale, offset, scale_at, has_offset, half_step, HALVES):
+    """f16 scales and offsets of some rows of a block: HALVES of each row, half_step apart; the rows of a half together."""
     rows = len(scale_at)
-    scales = [scale[scale_at[y] + h * 16] for h in static(range(HALVES)) for y in static(range(rows))]
+    scales = [scale[scale_at[y] + h * half_step] for h in static(range(HALVES)) for y in static(range(rows))]
     offsets = [f16(0) for _ in static(range(HALVES * rows))]
     if has_offset != 0:
         for h in static(range(HALVES)):
             for y in static(range(rows)):
-                offsets[h * rows + y] = offset[scale_at[y] + h * 16]
+                offsets[h * rows + y] = offset[scale_at[y] + h * half_step]
     return scales, offsets
 
 

@@ -1,0 +1,284 @@
+"""Matrix products of more than a few tokens on Hopper: which kernel and which tiles a weight and a number of tokens get.
+
+Up to SKINNY_TOKENS a product is bound by reading the weights (gemm_skinny); above, by the tensor cores: gemm_wgmma for bf16 and fp8,
+gemm_r16 for integers. With 132 multiprocessors a product of 1,024 tokens and 3,584 rows is 112 tiles of 128 x 256: a sixth of the chip
+would idle. So there are several tiles, and `choose` takes what a simple model of measured times says is fastest: waves of units, each
+as long as its steps of k and its epilogue, and for few tiles their k split into parts. The figures stand in benchmarks/LOG.md.
+"""
+
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from zse.kernel import Variant
+from zse.kernels.gpu import gemm_r16, gemm_skinny, gemm_wgmma, r16
+from zse.kernels.gpu.gemm_parts import ACCUMULATE, STORE, STORE_BF16
+from zse.kernels.op import require
+from zse.runtime.symbol import ceil_div
+from zse.tensor import Tensor
+
+FEW_TOKENS = 8                  # up to here matmul_small is faster
+SKINNY_TOKENS = 64
+PARTIAL_BYTES = 2 * 128 * 256 * 2       # of scratch per multiprocessor: two f32 tiles of 128 x 128, or one of 128 x 256
+NUM_SMS = 132                   # of an H200, where a device does not say
+LOG2E = 1.4426950408889634
+# act(x) = x * sigmoid(y): exp(-y) = 2 ** (linear * x + cubic * x**3)
+GELU = -2 * 0.7978845608028654 * LOG2E
+GATES = {"silu": (-LOG2E, 0.0), "gelu_tanh": (GELU, GELU * 0.044715)}
+# What a unit costs beyond its steps, us: filling the ring and a quarter of it per 8,192 elements to write; more for adding parts.
+UNIT_US, WRITE_US, SPLIT_US, PART_US = 1.5, 2.5 / 32768, 3.0, 1.5 / 32768
+
+
+class Tile(NamedTuple):
+    """tokens x rows of the weight; step_us: time of 128 bytes of k (64 columns of integers), measured on an H200."""
+
+    tokens: int
+    rows: int
+    step_us: float
+
+
+# (kind, gated) -> tiles. Gated tiles are half gates, half ups.
+TILES = {
+    ("bf16", False): (Tile(128, 256, 0.690), Tile(256, 144, 0.700), Tile(256, 112, 0.600), Tile(128, 144, 0.365), Tile(128, 128, 0.335),
+                      Tile(128, 64, 0.215)),
+    ("bf16", True): (Tile(128, 256, 0.690), Tile(128, 192, 0.525), Tile(128, 144, 0.385)),
+    ("e4m3", False): (Tile(256, 128, 0.720), Tile(256, 144, 0.800), Tile(256, 112, 0.670), Tile(128, 144, 0.415), Tile(128, 128, 0.380),
+                      Tile(128, 64, 0.240)),
+    ("e4m3", True): (Tile(256, 128, 0.780), Tile(128, 192, 0.590), Tile(128, 144, 0.440)),
+    ("integer", False): (Tile(256, 128, 0.670), Tile(128, 128, 0.490)),
+    ("integer", True): (Tile(256, 128, 0.670), Tile(128, 128, 0.490)),
+}
+# gemm_skinny: kind -> (tokens, warpgroups that multiply) of its forms.
+SKINNY = {"bf16": ((16, 2), (64, 2)), "e4m3": ((16, 2), (64, 2)), 4: ((16, 4), (64, 3)), 5: ((64, 3),), 6: ((64, 3),), 8: ((64, 3),)}
+CLASSES = {4: ("wide", "fine"), 5: ("fine",), 6: ("fine",), 8: ("wide", "fine")}      # gemm_r16: one scale a step, or two a block
+
+
+class Scratch(NamedTuple):
+    """partial: f32 sums of parts of tiles; counters: i32, zero between launches. One per device: its launches follow each other."""
+
+    partial: Tensor
+    counters: Tensor
+
+
+_scratch: "WeakKeyDictionary[object, Scratch]" = WeakKeyDictionary()
+
+
+def num_sms(device) -> int:
+    return getattr(device, "num_sms", NUM_SMS)
+
+
+def scratch_nbytes(device) -> int:
+    """Device memory that the kernels of this module take once."""
+    return num_sms(device) * (PARTIAL_BYTES + 4 * 8)
+
+
+def scratch_of(device) -> Scratch:
+    """The device's scratch, made when first asked for."""
+    found = _scratch.get(device)
+    if found is None:
+        sms = num_sms(device)
+        found = _scratch[device] = Scratch(Tensor(device.alloc(sms * PARTIAL_BYTES, "scratch"), (sms * PARTIAL_BYTES // 4,), "f32"),
+                                           Tensor(device.alloc(sms * 32, "scratch"), (sms * 8,), "i32"))
+    return found
+
+
+def has_wgmma(device) -> bool:
+    """Only Hopper: the instructions were not carried over to later architectures."""
+    return getattr(device, "arch", 0) == 90
+
+
+def kind_of(scheme) -> object:
+    """Of the operands: bits of an integer, "bf16", "e4m3", or None where these kernels have no form."""
+    if scheme.kind == "affine":
+        return scheme.bits
+    if scheme.kind == "fp8":
+        return "e4m3" if scheme.scaling in ("row", "tensor") else None
+    return "bf16" if scheme.dtype == "bf16" else None
+
+
+def takes(device, weight, activation: str, gated: bool, max_tokens: int) -> bool:
+    """Whether launch() has a kernel for this product. activation: "bf16" or "fp8"."""
+    rows, width = weight.shape
+    kind = kind_of(weight.scheme)
+    if not has_wgmma(device) or max_tokens <= FEW_TOKENS or kind is None or activation != ("fp8" if kind == "e4m3" else "bf16"):
+        return False
+    if kind in ("bf16", "e4m3"):
+        return width % (16 if kind == "e4m3" else 8) == 0 and rows % (16 if gated else 2) == 0
+    return rows % (32 if gated else 2) == 0
+
+
+class Choice(NamedTuple):
+    tile: Tile
+    splits: int
+    microseconds: float
+
+
+def choose(kind: object, gated: bool, tokens: int, cols: int, width: int, sms: int) -> Choice:
+    """The tile and the number of parts of k for out [tokens, cols], by the model of this module."""
+    integer = isinstance(kind, int)
+    steps = -(-width // (128 if kind == "e4m3" else 64))
+    best = None
+    for tile in TILES["integer" if integer else kind, gated]:
+        made = tile.rows // 2 if gated else tile.rows
+        tiles = -(-tokens // tile.tokens) * -(-cols // made)
+        size = tile.tokens * tile.rows
+        for splits in range(1, 10):
+            if splits > 1 and (tiles * splits > sms or splits * 4 > steps):
+                break
+            waves = -(-tiles * splits // sms)
+            time = waves * (-(-steps // splits) * tile.step_us + UNIT_US + WRITE_US * size)
+            if splits > 1:
+                time += SPLIT_US + PART_US * size * splits
+            if best is None or time < best.microseconds:
+                best = Choice(tile, splits, time)
+    assert best is not None
+    return best
+
+
+def group_class(scheme) -> str:
+    """The key of CLASSES for an integer scheme."""
+    return "wide" if "wide" in CLASSES[scheme.bits] and (scheme.group == 0 or scheme.group % 64 == 0) else "fine"
+
+
+def _symbol(kernel: str, kind: object, tokens: int, rows: int, gated: bool, group: str = "") -> str:
+    name = f"int{kind}" if isinstance(kind, int) else str(kind)
+    return f"{kernel}_{name}{'_' + group if group else ''}_{tokens}x{rows}{'_gated' if gated else ''}"
+
+
+def variants(target) -> list[Variant]:
+    """Every kernel of this module for Hopper; none elsewhere."""
+    if not target.has("wgmma"):
+        return []
+    made = []
+    for (kind, gated), tiles in TILES.items():
+        for tile in tiles:
+            if kind == "integer":
+                made += [_r16_variant(bits, group, tile, gated) for bits, groups in CLASSES.items() for group in groups
+                         if tile.tokens == 256 or bits == 4]
+            else:
+                made.append(Variant(_symbol("gemm", kind, tile.tokens, tile.rows, gated), gemm_wgmma.gemm_wgmma, {
+                    "BM": tile.tokens, "BN": tile.rows, "STAGES": gemm_wgmma.stages(tile.tokens, tile.rows), "GATED": gated,
+                    "FP8": kind == "e4m3"}, threads=gemm_wgmma.THREADS))
+    for kind, forms in SKINNY.items():
+        made += [Variant(_symbol("gemm_skinny", kind, tokens, wg * 64, gated), gemm_skinny.gemm_skinny, {
+            "KIND": kind, "BT": tokens, "WG": wg, "STAGES": gemm_skinny.stages(kind, tokens, wg), "GATED": gated},
+            threads=128 * (wg + 1)) for tokens, wg in forms for gated in (False, True)]
+    return made
+
+
+def _r16_variant(bits: int, group: str, tile: Tile, gated: bool) -> Variant:
+    wg = tile.rows // 64
+    return Variant(_symbol("gemm", bits, tile.tokens, tile.rows, gated, group), gemm_r16.gemm_r16, {
+        "BITS": bits, "WIDE": group == "wide", "BT": tile.tokens, "WG": wg, "STAGES": gemm_r16.stages(bits, tile.tokens, wg),
+        "GATED": gated}, threads=128 * (wg + 1))
+
+
+def launch(recorder, a, weight, out, bias=None, *, accumulate: bool = False, gated: str | None = None, max_tokens: int) -> None:
+    """Record out = a @ weight.T + bias (f32 or bf16), out f32 += it, or, gated, out bf16 = act(a @ gates.T) * (a @ ups.T).
+
+    a: bf16 [M, K], or Fp8Activation for fp8 weights. gated: "silu" or "gelu_tanh"; the weight's first half are the gates. max_tokens:
+    the most tokens this recording will run with. takes() must be true; shapes are the caller's to check.
+    """
+    require(gated is None or gated in GATES, f"matmul_gated: kind {gated!r}; supported: {', '.join(GATES)}")
+    kind = kind_of(weight.scheme)
+    if max_tokens <= SKINNY_TOKENS and not (isinstance(kind, int) and weight.scheme.group == 16):
+        _launch_skinny(recorder, a, weight, out, bias, accumulate, gated, max_tokens)
+    else:
+        _launch_tiles(recorder, a, weight, out, bias, accumulate, gated, max_tokens)
+
+
+def _mode(out, accumulate: bool) -> int:
+    return ACCUMULATE if accumulate else STORE_BF16 if out.dtype == "bf16" else STORE
+
+
+def _token_map(device, a, max_tokens: int, box: int, fp8: bool):
+    """The map of the activations, as many rows as the recording may use."""
+    q = a.q if fp8 else a
+    return device.tensor_map(q, (box, 128 if fp8 else 64), swizzle=128, dims=(max_tokens, q.shape[1]))
+
+
+def _word_map(device, plane, bits_per_block: int, tiles: int):
+    """The map of an integer plane as u32 words: boxes of `tiles` tiles and 64 columns."""
+    words = 1
+    for size in plane.shape[1:]:
+        words *= size
+    words //= 4
+    return device.tensor_map(Tensor(plane.buffer, (plane.shape[0], words), "u32", plane.offset), (tiles, bits_per_block // 2))
+
+
+def _integer_maps(device, weight, tiles: int):
+    """Maps of q and of high (q's again where there is none)."""
+    planes, bits = weight.planes, weight.scheme.bits
+    q = _word_map(device, planes["q"], r16.q_bytes(bits), tiles)
+    return q, _word_map(device, planes["high"], r16.HIGH_BYTES[bits], tiles) if "high" in planes else q
+
+
+def _launch_tiles(recorder, a, weight, out, bias, accumulate: bool, gated: str | None, max_tokens: int) -> None:
+    device, scheme, planes = recorder.device, weight.scheme, weight.planes
+    rows, width = weight.shape
+    kind = kind_of(scheme)
+    fp8, integer = kind == "e4m3", isinstance(kind, int)
+    cols = rows // 2 if gated else rows
+    sms = num_sms(device)
+    tile, splits, _ = choose(kind, gated is not None, max_tokens, cols, width, sms)
+    if integer and kind != 4:
+        tile = TILES["integer", gated is not None][0]
+        splits = 1
+    linear, cubic = GATES[gated] if gated else (0.0, 0.0)
+    scratch = scratch_of(device)
+    made = tile.rows // 2 if gated else tile.rows
+    grid = min(sms, -(-max_tokens // tile.tokens) * -(-cols // made) * splits)
+    tokens = out.shape[0]
+    tail = [bias if bias is not None else 0, out, scratch.partial, scratch.counters, tokens, cols]
+    a_map = _token_map(device, a, max_tokens, tile.tokens, fp8)
+    if integer:
+        q_map, high_map = _integer_maps(device, weight, tile.rows // 16 // (2 if gated else 1))
+        group = scheme.group or width
+        wide = group_class(scheme) == "wide"
+        span = -(-group // 64) if wide else max(1, group // 32)
+        recorder.launch(_symbol("gemm", kind, tile.tokens, tile.rows, gated is not None, group_class(scheme)), [
+            a_map, q_map, high_map, planes["scale"], planes.get("offset", 0), *tail, width // 32, scheme.groups(width), span,
+            16 if group == 16 else 0, splits, int(not scheme.symmetric), int(bias is not None), _mode(out, accumulate),
+            r16.center(scheme), linear, cubic], (grid,))
+        return
+    box = tile.rows // 2 if gated else tile.rows
+    w_map = device.tensor_map(planes["w"], (box, 128 if fp8 else 64), swizzle=128)
+    scales = [a.scale, planes["scale"]] if fp8 else [0, 0]
+    recorder.launch(_symbol("gemm", kind, tile.tokens, tile.rows, gated is not None), [
+        a_map, w_map, *scales, *tail, width, splits, int(fp8 and scheme.scaling == "row"), int(bias is not None), _mode(out, accumulate),
+        linear, cubic], (grid,))
+
+
+def _launch_skinny(recorder, a, weight, out, bias, accumulate: bool, gated: str | None, max_tokens: int) -> None:
+    device, scheme, planes = recorder.device, weight.scheme, weight.planes
+    rows, width = weight.shape
+    kind = kind_of(scheme)
+    fp8, integer = kind == "e4m3", isinstance(kind, int)
+    cols = rows // 2 if gated else rows
+    box, wg = next(form for form in SKINNY[kind] if form[0] >= max_tokens)
+    steps = -(-width // (128 if fp8 else 64))
+    total = steps * -(-cols // (wg * (32 if gated else 64)))
+    share = ceil_div(total, num_sms(device))
+    linear, cubic = GATES[gated] if gated else (0.0, 0.0)
+    scratch = scratch_of(device)
+    a_map = _token_map(device, a, max_tokens, box, fp8)
+    center = 0.0
+    if integer:
+        w_map, high_map = _integer_maps(device, weight, wg * (2 if gated else 4))
+        group = scheme.group or width
+        center = -gemm_skinny.magic(kind) - (2 ** (kind - 1) if scheme.symmetric else 0)
+        head = [planes["scale"], planes.get("offset", 0), 0, 0]
+        groups = [width // 32, scheme.groups(width), group // 32]
+    else:
+        depth, item = (128, 1) if fp8 else (64, 2)
+        if gated:
+            w_map = device.tensor_map(planes["w"], (wg * 4, 2, 8, depth), swizzle=128, dims=(cols // 8, 2, 8, width),
+                                      strides=(8 * width * item, cols * width * item, width * item))
+        else:
+            w_map = device.tensor_map(planes["w"], (wg * 64, depth), swizzle=128)
+        high_map = w_map
+        head = [0, 0, a.scale, planes["scale"]] if fp8 else [0, 0, 0, 0]
+        groups = [0, 0, 1]
+    recorder.launch(_symbol("gemm_skinny", kind, box, wg * 64, gated is not None), [
+        a_map, w_map, high_map, *head, bias if bias is not None else 0, out, scratch.partial, scratch.counters, out.shape[0], cols, steps,
+        *groups, share, int(fp8 and scheme.scaling == "row"), int(integer and not scheme.symmetric), int(bias is not None),
+        _mode(out, accumulate), center, linear, cubic], (-(-total // share),))
