@@ -42,7 +42,7 @@ from zse.kernel import (
 )
 from zse.kernels.activation import GATED
 from zse.kernels.host import random_weight
-from zse.kernels.op import Case, Cost, HostActivation, HostArray, Op, Output, Tolerance, check, on_gpu, require
+from zse.kernels.op import Case, Cost, HostActivation, HostArray, HostFp8Activation, Op, Output, Tolerance, check, on_gpu, require
 from zse.quant.scheme import AffineScheme, DenseScheme
 from zse.runtime.symbol import ceil_div
 
@@ -413,7 +413,7 @@ def _variants(target) -> list[Variant]:
 
 def _reference(a, weight, bias=None, out=None, gate=None, accumulate=False, max_tokens=None):
     import numpy as np
-    x = a.dequantize() if isinstance(a, HostActivation) else np.asarray(a.wide() if isinstance(a, HostArray) else a, np.float64)
+    x = a.dequantize() if isinstance(a, HostActivation | HostFp8Activation) else np.asarray(a.wide() if isinstance(a, HostArray) else a, np.float64)
     y = x @ weight.dequantize().astype(np.float64).T
     if bias is not None:
         y = y + bias.astype(np.float64)
@@ -426,8 +426,9 @@ def _cases(rng, family="cpu") -> Iterator[Case]:
     import numpy as np
 
     if family == "gpu":
-        from zse.kernels.gpu.matmul import cases
-        yield from cases(rng)
+        from zse.kernels.gpu import gemm_cases, matmul
+        yield from matmul.cases(rng)
+        yield from gemm_cases.cases(rng)
         return
     schemes = [AffineScheme(bits, group, symmetric) for bits in (4, 5, 6, 8) for group in (16, 32, 64, 0) for symmetric in (False, True)]
     shapes = [(1, 32, 64), (3, 40, 128), (8, 16, 192), (67, 24, 64), (1, 1, 256), (5, 33, 320)]

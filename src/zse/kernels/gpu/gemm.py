@@ -1,23 +1,31 @@
-"""Matrix products of more than a few tokens on Hopper: which kernel and which tiles a weight and a number of tokens get.
+"""Matrix products of more than a few tokens: which kernel and which tiles a weight and a number of tokens get.
 
-Up to SKINNY_TOKENS a product is bound by reading the weights (gemm_skinny); above, by the tensor cores: gemm_wgmma for bf16 and fp8,
-gemm_r16 for integers. With 132 multiprocessors a product of 1,024 tokens and 3,584 rows is 112 tiles of 128 x 256: a sixth of the chip
-would idle. So there are several tiles, and `choose` takes what a simple model of measured times says is fastest: waves of units, each
-as long as its steps of k and its epilogue, and for few tiles their k split into parts. The figures stand in benchmarks/LOG.md.
+On Hopper, up to SKINNY_TOKENS a product is bound by reading the weights (gemm_skinny); above, by the tensor cores: gemm_wgmma for bf16
+and fp8, gemm_r16 for integers. With 132 multiprocessors a product of 1,024 tokens and 3,584 rows is 112 tiles of 128 x 256: a sixth of
+the chip would idle. So there are several tiles, and `choose` takes what a simple model of measured times says is fastest: waves of
+units, each as long as its steps of k and its epilogue, and for few tiles their k split into parts. The figures stand in
+benchmarks/LOG.md.
+
+Elsewhere, and for weights that these kernels have no form for (f16, f32), pieces of the weight that stay in the L2 cache are turned into
+bf16 (dequantize) and multiplied (gemm_wgmma, gemm_portable).
 """
 
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
+from zse.dtypes import ITEM_BYTES
 from zse.kernel import Variant
-from zse.kernels.gpu import gemm_r16, gemm_skinny, gemm_wgmma, r16
+from zse.kernels.gpu import dequantize, gemm_portable, gemm_r16, gemm_skinny, gemm_wgmma, r16
 from zse.kernels.gpu.gemm_parts import ACCUMULATE, STORE, STORE_BF16
 from zse.kernels.op import require
+from zse.quant.scheme import DenseScheme
 from zse.runtime.symbol import ceil_div
-from zse.tensor import Tensor
+from zse.tensor import Tensor, Weight
 
 FEW_TOKENS = 8                  # up to here matmul_small is faster
 SKINNY_TOKENS = 64
+PREPARED_TOKENS = 32            # above, a weight that must be made bf16 first is: matmul_small would read it once per 8 tokens
+PIECE_BYTES = 32 << 20          # of bf16 weights made at a time: they stay in an L2 of 40 MB and more
 PARTIAL_BYTES = 2 * 128 * 256 * 2       # of scratch per multiprocessor: two f32 tiles of 128 x 128, or one of 128 x 256
 NUM_SMS = 132                   # of an H200, where a device does not say
 LOG2E = 1.4426950408889634
@@ -44,11 +52,14 @@ TILES = {
     ("e4m3", False): (Tile(256, 128, 0.720), Tile(256, 144, 0.800), Tile(256, 112, 0.670), Tile(128, 144, 0.415), Tile(128, 128, 0.380),
                       Tile(128, 64, 0.240)),
     ("e4m3", True): (Tile(256, 128, 0.780), Tile(128, 192, 0.590), Tile(128, 144, 0.440)),
+    ("block", False): (Tile(256, 128, 0.850), Tile(128, 128, 0.450)),
+    ("block", True): (Tile(256, 128, 0.850), Tile(128, 128, 0.450)),
     ("integer", False): (Tile(256, 128, 0.670), Tile(128, 128, 0.490)),
     ("integer", True): (Tile(256, 128, 0.670), Tile(128, 128, 0.490)),
 }
 # gemm_skinny: kind -> (tokens, warpgroups that multiply) of its forms.
-SKINNY = {"bf16": ((16, 2), (64, 2)), "e4m3": ((16, 2), (64, 2)), 4: ((16, 4), (64, 3)), 5: ((64, 3),), 6: ((64, 3),), 8: ((64, 3),)}
+SKINNY = {"bf16": ((16, 2), (64, 2)), "e4m3": ((16, 2), (64, 2)), "block": ((16, 2), (64, 2)),
+          4: ((16, 4), (64, 3)), 5: ((64, 3),), 6: ((64, 3),), 8: ((64, 3),)}
 CLASSES = {4: ("wide", "fine"), 5: ("fine",), 6: ("fine",), 8: ("wide", "fine")}      # gemm_r16: one scale a step, or two a block
 
 
@@ -60,6 +71,7 @@ class Scratch(NamedTuple):
 
 
 _scratch: "WeakKeyDictionary[object, Scratch]" = WeakKeyDictionary()
+_pieces: "WeakKeyDictionary[object, Tensor]" = WeakKeyDictionary()
 
 
 def num_sms(device) -> int:
@@ -81,29 +93,57 @@ def scratch_of(device) -> Scratch:
     return found
 
 
+def _piece_of(device, nbytes: int) -> Tensor:
+    """The place of the bf16 piece of a weight, at least this large. An outgrown one stays with the recordings that use it."""
+    found = _pieces.get(device)
+    if found is None or found.nbytes < nbytes:
+        found = _pieces[device] = Tensor(device.alloc(max(nbytes, PIECE_BYTES), "scratch"), (max(nbytes, PIECE_BYTES) // 2,), "bf16")
+    return found
+
+
 def has_wgmma(device) -> bool:
     """Only Hopper: the instructions were not carried over to later architectures."""
     return getattr(device, "arch", 0) == 90
 
 
 def kind_of(scheme) -> object:
-    """Of the operands: bits of an integer, "bf16", "e4m3", or None where these kernels have no form."""
+    """Of the operands on Hopper: bits of an integer, "bf16", "e4m3", "block", or None where those kernels have no form."""
     if scheme.kind == "affine":
         return scheme.bits
     if scheme.kind == "fp8":
-        return "e4m3" if scheme.scaling in ("row", "tensor") else None
+        return "block" if scheme.scaling == "block" else "e4m3"
     return "bf16" if scheme.dtype == "bf16" else None
+
+
+def _is_fp8(kind: object) -> bool:
+    return kind in ("e4m3", "block")
+
+
+def wants_fp8(device, scheme, max_tokens: int) -> bool:
+    """Whether products of this many tokens with such a weight take an Fp8Activation rather than bf16."""
+    return has_wgmma(device) and scheme.kind == "fp8" and max_tokens > FEW_TOKENS
+
+
+def _direct(device, weight, activation: str, gated: bool, max_tokens: int) -> bool:
+    """Whether a Hopper kernel takes the weight as it is."""
+    rows, width = weight.shape
+    kind = kind_of(weight.scheme)
+    if not has_wgmma(device) or max_tokens <= FEW_TOKENS or kind is None or activation != ("fp8" if _is_fp8(kind) else "bf16"):
+        return False
+    if kind == "block" and gated and rows % 128:
+        return False
+    if isinstance(kind, int):
+        return rows % (32 if gated else 2) == 0
+    return width % (16 if _is_fp8(kind) else 8) == 0 and rows % (16 if gated else 2) == 0
 
 
 def takes(device, weight, activation: str, gated: bool, max_tokens: int) -> bool:
     """Whether launch() has a kernel for this product. activation: "bf16" or "fp8"."""
+    if _direct(device, weight, activation, gated, max_tokens):
+        return True
     rows, width = weight.shape
-    kind = kind_of(weight.scheme)
-    if not has_wgmma(device) or max_tokens <= FEW_TOKENS or kind is None or activation != ("fp8" if kind == "e4m3" else "bf16"):
-        return False
-    if kind in ("bf16", "e4m3"):
-        return width % (16 if kind == "e4m3" else 8) == 0 and rows % (16 if gated else 2) == 0
-    return rows % (32 if gated else 2) == 0
+    return (activation == "bf16" and max_tokens > PREPARED_TOKENS and getattr(device, "arch", 0) >= 80 and width % 8 == 0
+            and rows % (32 if gated else 1) == 0)
 
 
 class Choice(NamedTuple):
@@ -115,9 +155,11 @@ class Choice(NamedTuple):
 def choose(kind: object, gated: bool, tokens: int, cols: int, width: int, sms: int) -> Choice:
     """The tile and the number of parts of k for out [tokens, cols], by the model of this module."""
     integer = isinstance(kind, int)
-    steps = -(-width // (128 if kind == "e4m3" else 64))
+    steps = -(-width // (128 if _is_fp8(kind) else 64))
     best = None
     for tile in TILES["integer" if integer else kind, gated]:
+        if integer and kind != 4 and tile.tokens != 256:
+            continue        # only 4 bits have the small tile
         made = tile.rows // 2 if gated else tile.rows
         tiles = -(-tokens // tile.tokens) * -(-cols // made)
         size = tile.tokens * tile.rows
@@ -145,10 +187,14 @@ def _symbol(kernel: str, kind: object, tokens: int, rows: int, gated: bool, grou
 
 
 def variants(target) -> list[Variant]:
-    """Every kernel of this module for Hopper; none elsewhere."""
-    if not target.has("wgmma"):
+    """Every kernel of this module, and those that make bf16 of weights."""
+    if not target.has("mma_sync"):
         return []
-    made = []
+    made = dequantize.variants(target)
+    made += [Variant(_portable(gated), gemm_portable.gemm_portable, {"GATED": gated}, threads=gemm_portable.THREADS)
+             for gated in (False, True)]
+    if not target.has("wgmma"):
+        return made
     for (kind, gated), tiles in TILES.items():
         for tile in tiles:
             if kind == "integer":
@@ -157,12 +203,16 @@ def variants(target) -> list[Variant]:
             else:
                 made.append(Variant(_symbol("gemm", kind, tile.tokens, tile.rows, gated), gemm_wgmma.gemm_wgmma, {
                     "BM": tile.tokens, "BN": tile.rows, "STAGES": gemm_wgmma.stages(tile.tokens, tile.rows), "GATED": gated,
-                    "FP8": kind == "e4m3"}, threads=gemm_wgmma.THREADS))
+                    "KIND": kind}, threads=gemm_wgmma.THREADS))
     for kind, forms in SKINNY.items():
         made += [Variant(_symbol("gemm_skinny", kind, tokens, wg * 64, gated), gemm_skinny.gemm_skinny, {
             "KIND": kind, "BT": tokens, "WG": wg, "STAGES": gemm_skinny.stages(kind, tokens, wg), "GATED": gated},
             threads=128 * (wg + 1)) for tokens, wg in forms for gated in (False, True)]
     return made
+
+
+def _portable(gated: bool) -> str:
+    return f"gemm_portable{'_gated' if gated else ''}"
 
 
 def _r16_variant(bits: int, group: str, tile: Tile, gated: bool) -> Variant:
@@ -179,6 +229,9 @@ def launch(recorder, a, weight, out, bias=None, *, accumulate: bool = False, gat
     the most tokens this recording will run with. takes() must be true; shapes are the caller's to check.
     """
     require(gated is None or gated in GATES, f"matmul_gated: kind {gated!r}; supported: {', '.join(GATES)}")
+    if not _direct(recorder.device, weight, a.dtype, gated is not None, max_tokens):
+        _launch_pieces(recorder, a, weight, out, bias, accumulate, gated, max_tokens)
+        return
     kind = kind_of(weight.scheme)
     if max_tokens <= SKINNY_TOKENS and not (isinstance(kind, int) and weight.scheme.group == 16):
         _launch_skinny(recorder, a, weight, out, bias, accumulate, gated, max_tokens)
@@ -216,43 +269,88 @@ def _launch_tiles(recorder, a, weight, out, bias, accumulate: bool, gated: str |
     device, scheme, planes = recorder.device, weight.scheme, weight.planes
     rows, width = weight.shape
     kind = kind_of(scheme)
-    fp8, integer = kind == "e4m3", isinstance(kind, int)
+    if not isinstance(kind, int):
+        _launch_wgmma(recorder, a, weight, out, bias, accumulate, gated, max_tokens)
+        return
     cols = rows // 2 if gated else rows
-    sms = num_sms(device)
-    tile, splits, _ = choose(kind, gated is not None, max_tokens, cols, width, sms)
-    if integer and kind != 4:
-        tile = TILES["integer", gated is not None][0]
-        splits = 1
+    tile, splits, _ = choose(kind, gated is not None, max_tokens, cols, width, num_sms(device))
     linear, cubic = GATES[gated] if gated else (0.0, 0.0)
     scratch = scratch_of(device)
+    q_map, high_map = _integer_maps(device, weight, tile.rows // 16 // (2 if gated else 1))
+    group = scheme.group or width
+    wide = group_class(scheme) == "wide"
+    recorder.launch(_symbol("gemm", kind, tile.tokens, tile.rows, gated is not None, group_class(scheme)), [
+        _token_map(device, a, max_tokens, tile.tokens, False), q_map, high_map, planes["scale"], planes.get("offset", 0),
+        bias if bias is not None else 0, out, scratch.partial, scratch.counters, out.shape[0], cols, width // 32, scheme.groups(width),
+        -(-group // 64) if wide else max(1, group // 32), 16 if group == 16 else 0, splits, int(not scheme.symmetric),
+        int(bias is not None), _mode(out, accumulate), r16.center(scheme), linear, cubic],
+        (_grid(device, tile, max_tokens, cols, gated, splits),))
+
+
+def _grid(device, tile: Tile, max_tokens: int, cols: int, gated: str | None, splits: int) -> int:
     made = tile.rows // 2 if gated else tile.rows
-    grid = min(sms, -(-max_tokens // tile.tokens) * -(-cols // made) * splits)
-    tokens = out.shape[0]
-    tail = [bias if bias is not None else 0, out, scratch.partial, scratch.counters, tokens, cols]
-    a_map = _token_map(device, a, max_tokens, tile.tokens, fp8)
-    if integer:
-        q_map, high_map = _integer_maps(device, weight, tile.rows // 16 // (2 if gated else 1))
-        group = scheme.group or width
-        wide = group_class(scheme) == "wide"
-        span = -(-group // 64) if wide else max(1, group // 32)
-        recorder.launch(_symbol("gemm", kind, tile.tokens, tile.rows, gated is not None, group_class(scheme)), [
-            a_map, q_map, high_map, planes["scale"], planes.get("offset", 0), *tail, width // 32, scheme.groups(width), span,
-            16 if group == 16 else 0, splits, int(not scheme.symmetric), int(bias is not None), _mode(out, accumulate),
-            r16.center(scheme), linear, cubic], (grid,))
-        return
-    box = tile.rows // 2 if gated else tile.rows
-    w_map = device.tensor_map(planes["w"], (box, 128 if fp8 else 64), swizzle=128)
-    scales = [a.scale, planes["scale"]] if fp8 else [0, 0]
+    return min(num_sms(device), -(-max_tokens // tile.tokens) * -(-cols // made) * splits)
+
+
+def _launch_wgmma(recorder, a, weight, out, bias, accumulate: bool, gated: str | None, max_tokens: int, first: int = 0,
+                  early: bool = True) -> None:
+    """Columns of out from `first`, as many as the weight makes. early: nobody writes the weight while this runs."""
+    device, scheme = recorder.device, weight.scheme
+    rows, width = weight.shape
+    kind = kind_of(scheme)
+    fp8 = _is_fp8(kind)
+    cols = rows // 2 if gated else rows
+    tile, splits, _ = choose(kind, gated is not None, max_tokens, cols, width, num_sms(device))
+    linear, cubic = GATES[gated] if gated else (0.0, 0.0)
+    scratch = scratch_of(device)
+    w_map = device.tensor_map(weight.planes["w"], (tile.rows // 2 if gated else tile.rows, 128 if fp8 else 64), swizzle=128)
+    scales = [a.scale, weight.planes["scale"]] if fp8 else [0, 0]
+    stride = out.shape[1]
     recorder.launch(_symbol("gemm", kind, tile.tokens, tile.rows, gated is not None), [
-        a_map, w_map, *scales, *tail, width, splits, int(fp8 and scheme.scaling == "row"), int(bias is not None), _mode(out, accumulate),
-        linear, cubic], (grid,))
+        _token_map(device, a, max_tokens, tile.tokens, fp8), w_map, *scales, _from(bias, first), _from(out, first), scratch.partial,
+        scratch.counters, out.shape[0], cols, stride, width, splits, int(early), int(fp8 and scheme.scaling == "row"),
+        int(bias is not None), _mode(out, accumulate), linear, cubic], (_grid(device, tile, max_tokens, cols, gated, splits),))
+
+
+def _from(tensor, first: int):
+    """The tensor's memory from element `first` of its rows; 0 for None."""
+    if tensor is None:
+        return 0
+    return tensor if first == 0 else Tensor(tensor.buffer, tensor.shape, tensor.dtype, tensor.offset + first * ITEM_BYTES[tensor.dtype])
+
+
+def _launch_pieces(recorder, a, weight, out, bias, accumulate: bool, gated: str | None, max_tokens: int) -> None:
+    """Pieces of the weight as bf16, each multiplied when it is made. bf16 weights are multiplied as they are."""
+    device = recorder.device
+    rows, width = weight.shape
+    cols = rows // 2 if gated else rows
+    whole = weight.scheme.kind == "dense" and weight.scheme.dtype == "bf16"
+    step = cols if whole else min(cols, max(256, PIECE_BYTES // (2 * width * (2 if gated else 1)) // 256 * 256))
+    for first in range(0, cols, step):
+        made = min(step, cols - first)
+        if whole:
+            w = weight.planes["w"]
+        else:
+            w = Tensor(_piece_of(device, 2 * width * step * (2 if gated else 1)).buffer, (made * (2 if gated else 1), width), "bf16")
+            dequantize.launch(recorder, weight, first, made, w)
+            if gated:
+                dequantize.launch(recorder, weight, cols + first, made, Tensor(w.buffer, (made, width), "bf16", 2 * width * made))
+        piece = Weight(w.shape, DenseScheme("bf16"), {"w": w}, "rows")
+        if has_wgmma(device) and made % 2 == 0 and out.shape[1] % 2 == 0:
+            _launch_wgmma(recorder, a, piece, out, bias, accumulate, gated, max_tokens, first, early=whole)
+            continue
+        linear, cubic = GATES[gated] if gated else (0.0, 0.0)
+        tile = gemm_portable.TILE
+        recorder.launch(_portable(gated is not None), [
+            a, w, _from(bias, first), _from(out, first), out.shape[0], made, out.shape[1], width, int(bias is not None),
+            _mode(out, accumulate), linear, cubic], (ceil_div(out.shape[0], tile), -(-made // (tile // 2 if gated else tile))))
 
 
 def _launch_skinny(recorder, a, weight, out, bias, accumulate: bool, gated: str | None, max_tokens: int) -> None:
     device, scheme, planes = recorder.device, weight.scheme, weight.planes
     rows, width = weight.shape
     kind = kind_of(scheme)
-    fp8, integer = kind == "e4m3", isinstance(kind, int)
+    fp8, integer = _is_fp8(kind), isinstance(kind, int)
     cols = rows // 2 if gated else rows
     box, wg = next(form for form in SKINNY[kind] if form[0] >= max_tokens)
     steps = -(-width // (128 if fp8 else 64))

@@ -19,6 +19,7 @@ from zse.kernel import (
     reciprocal,
     static,
     store,
+    target,
     u32,
     warp_barrier,
 )
@@ -49,13 +50,20 @@ def activated(gate, up, linear, cubic):
 def add_pair(p, a, b):
     """p[0] += a, p[1] += b in L2, without waiting for the old values. Nobody else adds to them, so the sum is as exact as a load and a
     store, and a quarter faster."""
-    asm("red.global.add.v2.f32 [%0], {%1, %2};", None, p, a, b)
+    if target.arch >= 90:
+        asm("red.global.add.v2.f32 [%0], {%1, %2};", None, p, a, b)
+    else:
+        old = load(p, 2)
+        store(p, make_vector(old[0] + a, old[1] + b))
 
 
 @inline
 def add_one(p, value):
     """p[0] += value, see add_pair."""
-    asm("red.global.add.f32 [%0], %1;", None, p, value)
+    if target.arch >= 80:
+        asm("red.global.add.f32 [%0], %1;", None, p, value)
+    else:
+        p[0] += value
 
 
 @inline
@@ -79,12 +87,15 @@ def put_pair(out, at, a, b, mode):
 
 @inline
 def put_one(out, at, value, mode):
-    """One element of out, f32."""
-    p = cast_ptr(out, f32) + at
-    if mode == ACCUMULATE:
-        add_one(p, value)
+    """One element of out."""
+    if mode == STORE_BF16:
+        store(cast_ptr(out, bf16) + at, convert(value, bf16))
     else:
-        p[0] = value
+        p = cast_ptr(out, f32) + at
+        if mode == ACCUMULATE:
+            add_one(p, value)
+        else:
+            p[0] = value
 
 
 @inline

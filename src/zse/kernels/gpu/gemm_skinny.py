@@ -66,6 +66,7 @@ from zse.kernels.gpu.gemm_parts import CONSUMERS, activated, put_column, transpo
 from zse.kernels.gpu.r16 import HIGH_BYTES, q_bytes
 
 ROW_BYTES = 128                 # of k in a stage of bf16 or e4m3
+SCALE_BLOCK = 128               # rows and columns that share a scale of "block"
 BLOCKS = 2                      # blocks of 32 columns in a stage of integers
 SHARED_BYTES = 230_000
 MAX_STAGES = 16
@@ -83,7 +84,7 @@ def magic(bits: int) -> float:
 
 
 def row_tile_bytes(kind: object) -> int:
-    """Bytes of 16 weight rows in a stage. kind: bits of an integer, or "bf16" or "e4m3"."""
+    """Bytes of 16 weight rows in a stage. kind: bits of an integer, or "bf16", "e4m3", "block" (e4m3 with a scale per 128 x 128)."""
     return BLOCKS * (q_bytes(kind) + HIGH_BYTES[kind]) if isinstance(kind, int) else 16 * ROW_BYTES
 
 
@@ -111,7 +112,7 @@ def load_weights(at, bar, w_map, high_map, step, tile, cols, KIND, WG, GATED):
                 tma_load(at + (tiles * q_size + half * count * high_size), high_map,
                          (step * (high_size // 4), rows + half * (cols // 16)), bar, None, "evict_first")
     else:
-        depth = ROW_BYTES if KIND == "e4m3" else ROW_BYTES // 2
+        depth = ROW_BYTES // 2 if KIND == "bf16" else ROW_BYTES
         if GATED:      # dimensions: k, 8 rows, gate or up, groups of 8 rows
             tma_load(at, w_map, (step * depth, 0, 0, tile * tiles), bar, None, "evict_first")
         else:
@@ -205,17 +206,17 @@ def gather_parts(total, partial, counters, last, tile, steps, share, late, threa
 
 @inline
 def store_tile(total, out, bias, a_scale, w_scale, first_col, tokens, cols, per_row, has_bias, mode, linear, cubic, warp, lane,
-               BT, GATED, FP8):
+               BT, GATED, KIND):
     """A warp's 16 rows (gated: 8 columns of out) of all tokens."""
     j = lane % 4
     g = lane // 4
     if GATED:
         col = first_col + warp * 8
-        gate_scale = w_scale[min(col + g, cols - 1) * per_row] if FP8 else 1.0
-        up_scale = w_scale[(cols + min(col + g, cols - 1)) * per_row] if FP8 else 1.0
+        gate_scale = w_scale[min(col + g, cols - 1) * per_row] if KIND == "e4m3" else 1.0
+        up_scale = w_scale[(cols + min(col + g, cols - 1)) * per_row] if KIND == "e4m3" else 1.0
         for i in static(range(BT // 8)):
             values = [total[i * 4 + e] + 0.0 for e in static(range(4))]
-            if FP8:
+            if KIND in ("e4m3", "block"):
                 for e in static(range(4)):
                     token_scale = a_scale[min(i * 8 + j * 2 + e % 2, tokens - 1)]
                     values[e] = values[e] * (token_scale * (gate_scale if e < 2 else up_scale))
@@ -230,8 +231,8 @@ def store_tile(total, out, bias, a_scale, w_scale, first_col, tokens, cols, per_
             shift = f32(0)
             if has_bias != 0:
                 shift = bias[min(col, cols - 1)]
-            if FP8:
-                row_scale = w_scale[min(col, cols - 1) * per_row]
+            if KIND in ("e4m3", "block"):
+                row_scale = w_scale[min(col, cols - 1) * per_row] if KIND == "e4m3" else 1.0
                 for i in static(range(BT // 8)):
                     for e in static(range(2)):
                         total[i * 4 + y * 2 + e] *= row_scale * a_scale[min(i * 8 + j * 2 + e, tokens - 1)]
@@ -244,7 +245,8 @@ def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: 
                 counters: Ptr[i32], tokens: i32, cols: i32, steps: i32, blocks: i32, groups: i32, group_blocks: i32, share: i32,
                 per_row: i32, has_offset: i32, has_bias: i32, mode: i32, center: f32, linear: f32, cubic: f32,
                 KIND: static, BT: static, WG: static, STAGES: static, GATED: static):
-    """tokens <= BT. cols: columns of out; the weights have as many rows, or twice as many when GATED. steps: stages of k. blocks = K / 32,
+    """tokens <= BT. cols: columns of out; the weights have as many rows, or twice as many when GATED. KIND: bits of an integer, "bf16",
+    "e4m3", or "block": e4m3 with w_scale [rows / 128, K / 128]. steps: stages of k. blocks = K / 32,
     groups: scales of a row, group_blocks: blocks of a group (integers; groups of 32 columns and more). center: what multiplies
     the scale so that it can be added to the offset. partial f32 [2 * grid, WG * 64, BT], counters i32 [tiles], zero before and after."""
     integer = isinstance(KIND, int)
@@ -301,7 +303,7 @@ def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: 
         parity = i32(0)
         at = begin + 0
         total = [f32(0) for _ in static(range(BT // 2))]
-        acc = [f32(0) for _ in static(range(BT // 2))] if integer else total
+        acc = [f32(0) for _ in static(range(BT // 2))] if integer or KIND == "block" else total
         ones = [f32(0) for _ in static(range(BT // 2))] if integer else total
         if integer:
             tiles = WG * 4
@@ -334,10 +336,10 @@ def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: 
                            i64(min(tile * (tiles // 2) + own + cols // 16, last_tile)) * groups * 16 + (group * 16 + row) if GATED
                            else i64(min(tile * tiles + own, last_tile)) * groups * 16 + (group * 16 + row + 8)]
                 read_group(scales, shifts, scale, offset, rows_at, has_offset, center)
+                fresh = i32(1)
+            if integer or KIND == "block":
                 for i in static(range(BT // 2)):
                     total[i] = f32(0)
-                mbarrier_wait(full + slot, parity)
-                fresh = i32(1)
             for step in range(first, end):
                 here = ring + slot * stride
                 tokens_desc = base + u64(slot * stride // 16)
@@ -382,13 +384,22 @@ def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: 
                     rows_desc = tokens_desc + u64((token_bytes + warp // 4 * (64 * ROW_BYTES)) // 16)
                     wgmma_fence()
                     for k in static(range(4)):
-                        onto = True if k > 0 else step > first
-                        if KIND == "e4m3":
-                            wgmma_e4m3(total, rows_desc + k * 2, tokens_desc + k * 2, BT, onto)
+                        onto = k > 0 if KIND == "block" else True if k > 0 else step > first
+                        if KIND == "bf16":
+                            wgmma_bf16(acc, rows_desc + k * 2, tokens_desc + k * 2, BT, onto)
                         else:
-                            wgmma_bf16(total, rows_desc + k * 2, tokens_desc + k * 2, BT, onto)
+                            wgmma_e4m3(acc, rows_desc + k * 2, tokens_desc + k * 2, BT, onto)
                     wgmma_commit()
-                    wgmma_wait(1)
+                    if KIND == "block":
+                        # k of a stage is that of a block of scales; a warpgroup's rows are within one, or two if gated.
+                        scales = [w_scale[(tile * tile_cols + warp // 4 * (32 if GATED else 64)) // SCALE_BLOCK * steps + step],
+                                  w_scale[((cols if GATED else 0) + tile * tile_cols + warp // 4 * (32 if GATED else 64))
+                                          // SCALE_BLOCK * steps + step]]
+                        wgmma_wait(0, acc)
+                        for i in static(range(BT // 2)):
+                            total[i] = fma(acc[i], scales[i % 4 // 2], total[i])
+                    else:
+                        wgmma_wait(1)
                     if previous >= 0:
                         if thread % 128 == 0:
                             mbarrier_arrive(empty + previous)
@@ -411,5 +422,5 @@ def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: 
                 complete = gather_parts(total, partial, counters, last, tile, steps, share, at > begin, thread, threads, BT)
             if complete:
                 store_tile(total, out, bias, a_scale, w_scale, tile * tile_cols, tokens, cols, per_row, has_bias, mode, linear,
-                           cubic, warp, lane, BT, GATED, KIND == "e4m3")
+                           cubic, warp, lane, BT, GATED, KIND)
             at += end - first

@@ -18,6 +18,7 @@ from zse.kernel import (
     cast_ptr,
     convert,
     f32,
+    fma,
     grid_launch_dependents,
     grid_wait,
     i32,
@@ -54,6 +55,7 @@ from zse.kernels.gpu.gemm_parts import activated, put_pair, sum_parts, tile_plac
 
 THREADS = 384                   # one warpgroup that copies, two that multiply
 ROW_BYTES = 128                 # of k in a stage: the width of the swizzle
+SCALE_BLOCK = 128               # rows and columns that share a scale of "block"
 SHARED_BYTES = 231_000          # of the 232,448 a block may have; the rest is for the barriers
 
 
@@ -76,22 +78,24 @@ def load_stage(stage, bar, a_map, w_map, k, m0, n0, cols, with_a, with_w, BM, BN
 
 
 @inline
-def scaled_pair(acc, first, w_scale, at, per_row, row_scale, FP8):
+def scaled_pair(acc, first, w_scale, at, per_row, row_scale, KIND):
     """Two neighbouring columns of the product, with the scales of the token and of the two weight rows."""
     low, high = acc[first] + 0.0, acc[first + 1] + 0.0
-    if FP8:
+    if KIND == "block":
+        low, high = low * row_scale, high * row_scale
+    if KIND == "e4m3":
         low, high = low * (row_scale * w_scale[at * per_row]), high * (row_scale * w_scale[(at + 1) * per_row])
     return low, high
 
 
 @inline
-def store_row(acc, half, out, bias, row_scale, w_scale, row, col, cols, per_row, has_bias, mode, BN, FP8):
+def store_row(acc, half, out, bias, row_scale, w_scale, row, col, cols, stride, per_row, has_bias, mode, BN, KIND):
     """One row of a warpgroup's tile: this thread has two of every eight columns."""
-    first = i64(row) * cols + col
+    first = i64(row) * stride + col
     shifts = bias + col
     for j in static(range(BN // 8)):
         if col + j * 8 < cols:
-            low, high = scaled_pair(acc, j * 4 + half * 2, w_scale, col + j * 8, per_row, row_scale, FP8)
+            low, high = scaled_pair(acc, j * 4 + half * 2, w_scale, col + j * 8, per_row, row_scale, KIND)
             if has_bias != 0:
                 shift = load(shifts + j * 8, 2)
                 low, high = low + shift[0], high + shift[1]
@@ -99,27 +103,29 @@ def store_row(acc, half, out, bias, row_scale, w_scale, row, col, cols, per_row,
 
 
 @inline
-def store_gated_row(acc, half, out, row_scale, w_scale, row, col, cols, per_row, linear, cubic, BN, FP8):
+def store_gated_row(acc, half, out, row_scale, w_scale, row, col, cols, stride, per_row, linear, cubic, BN, KIND):
     """Likewise act(gate) * up in bf16: columns 0 .. BN/2 of the tile are gates, the others their ups."""
-    p = cast_ptr(out, bf16) + (i64(row) * cols + col)
+    p = cast_ptr(out, bf16) + (i64(row) * stride + col)
     for j in static(range(BN // 16)):
         if col + j * 8 < cols:
-            gates = scaled_pair(acc, j * 4 + half * 2, w_scale, col + j * 8, per_row, row_scale, FP8)
-            ups = scaled_pair(acc, (BN // 16 + j) * 4 + half * 2, w_scale, cols + col + j * 8, per_row, row_scale, FP8)
+            gates = scaled_pair(acc, j * 4 + half * 2, w_scale, col + j * 8, per_row, row_scale, KIND)
+            ups = scaled_pair(acc, (BN // 16 + j) * 4 + half * 2, w_scale, cols + col + j * 8, per_row, row_scale, KIND)
             store(p + j * 8, convert(make_vector(activated(gates[0], ups[0], linear, cubic),
                                               activated(gates[1], ups[1], linear, cubic)), bf16))
 
 
 @kernel
 def gemm_wgmma(a_map: TensorMap, w_map: TensorMap, a_scale: Ptr[f32, "const"], w_scale: Ptr[f32, "const"], bias: Ptr[f32, "const"],
-               out: Ptr[u8], partial: Ptr[f32], counters: Ptr[i32], tokens: i32, cols: i32, width: i32, splits: i32, per_row: i32,
+               out: Ptr[u8], partial: Ptr[f32], counters: Ptr[i32], tokens: i32, cols: i32, stride: i32, width: i32, splits: i32, early: i32, per_row: i32,
                has_bias: i32, mode: i32, linear: f32, cubic: f32,
-               BM: static, BN: static, STAGES: static, GATED: static, FP8: static):
-    """cols: columns of out; the weights have as many rows, or twice as many when GATED (all gates first, then all ups). width = K.
-    per_row: 1 if w_scale is [rows], 0 if [1]. mode: STORE, ACCUMULATE or STORE_BF16; GATED writes bf16. linear, cubic: see activated(). partial f32 [units, BM, BN] and counters i32 [tiles]
+               BM: static, BN: static, STAGES: static, GATED: static, KIND: static):
+    """cols: columns that this launch computes, of rows of out that are `stride` elements apart; the weights have as many rows, or twice as
+    many when GATED (all gates first, then all ups). width = K. KIND: "bf16", "e4m3", or "block": e4m3 with w_scale [rows / 128, K / 128].
+    early: whether the weights may be read before the kernels before this
+    one are done. per_row: 1 if w_scale is [rows], 0 if [1]. mode: STORE, ACCUMULATE or STORE_BF16; GATED writes bf16. linear, cubic: see activated(). partial f32 [units, BM, BN] and counters i32 [tiles]
     (zero before and after) are used when splits > 1."""
     stage_bytes = (BM + BN) * ROW_BYTES
-    depth = ROW_BYTES if FP8 else ROW_BYTES // 2              # k of a stage
+    depth = ROW_BYTES // 2 if KIND == "bf16" else ROW_BYTES    # k of a stage
     tile_cols = BN // 2 if GATED else BN
     parts = BM // 128                                          # blocks of 64 rows of one warpgroup
     ring = shared_array(u8, STAGES * stage_bytes, 1024)
@@ -143,8 +149,8 @@ def gemm_wgmma(a_map: TensorMap, w_map: TensorMap, a_scale: Ptr[f32, "const"], w
             slot = i32(0)
             parity = i32(1)
             ahead = i32(0)
-            # Nobody writes weights: the first stages' are on their way while the kernels before this one end.
-            if block_index(0) < units:
+            # Where nobody writes the weights, the first stages' are on their way while the kernels before this one end.
+            if early != 0 and block_index(0) < units:
                 tile = block_index(0) // splits
                 part = block_index(0) % splits
                 m, n = tile_place(tile, token_tiles, row_tiles)
@@ -183,6 +189,7 @@ def gemm_wgmma(a_map: TensorMap, w_map: TensorMap, a_scale: Ptr[f32, "const"], w
         slot = i32(0)
         parity = i32(0)
         accs = [[f32(0) for _ in static(range(BN // 2))] for x in static(range(parts))]
+        product = [f32(0) for _ in static(range(BN // 2))] if KIND == "block" else accs[0]
         for unit in range(block_index(0), units, num_blocks(0)):
             tile = unit // splits
             part = unit % splits
@@ -193,17 +200,35 @@ def gemm_wgmma(a_map: TensorMap, w_map: TensorMap, a_scale: Ptr[f32, "const"], w
                 mbarrier_wait(full + slot, parity)
                 a_desc = base + u64((slot * stage_bytes + group * (parts * 64 * ROW_BYTES)) // 16)
                 w_desc = base + u64((slot * stage_bytes + BM * ROW_BYTES) // 16)
-                wgmma_fence()
-                for k in static(range(4)):
+                if KIND == "block":
+                    # k of a stage is that of a block of scales: its sums are scaled in f32 before they are added up.
+                    at = n * tile_cols // SCALE_BLOCK * steps + step
+                    gate_scale = w_scale[at]
+                    up_scale = w_scale[(cols + n * tile_cols) // SCALE_BLOCK * steps + step] if GATED else gate_scale
                     for x in static(range(parts)):
-                        onto = True if k > 0 else step > first
-                        if FP8:
-                            wgmma_e4m3(accs[x], a_desc + (k * 2 + x * 512), w_desc + k * 2, BN, onto)
+                        wgmma_fence()
+                        for k in static(range(4)):
+                            wgmma_e4m3(product, a_desc + (k * 2 + x * 512), w_desc + k * 2, BN, k > 0)
+                        wgmma_commit()
+                        wgmma_wait(0, product)
+                        if step == first:
+                            for i in static(range(BN // 2)):
+                                accs[x][i] = product[i] * (gate_scale if i < BN // 4 else up_scale)
                         else:
-                            wgmma_bf16(accs[x], a_desc + (k * 2 + x * 512), w_desc + k * 2, BN, onto)
-                wgmma_commit()
-                # One group of products stays in flight; the stage of the one before is free.
-                wgmma_wait(1)
+                            for i in static(range(BN // 2)):
+                                accs[x][i] = fma(product[i], gate_scale if i < BN // 4 else up_scale, accs[x][i])
+                else:
+                    wgmma_fence()
+                    for k in static(range(4)):
+                        for x in static(range(parts)):
+                            onto = True if k > 0 else step > first
+                            if KIND == "e4m3":
+                                wgmma_e4m3(accs[x], a_desc + (k * 2 + x * 512), w_desc + k * 2, BN, onto)
+                            else:
+                                wgmma_bf16(accs[x], a_desc + (k * 2 + x * 512), w_desc + k * 2, BN, onto)
+                    wgmma_commit()
+                    # One group of products stays in flight; the stage of the one before is free.
+                    wgmma_wait(1)
                 if previous >= 0:
                     if thread % 128 == 0:
                         mbarrier_arrive(empty + previous)
@@ -226,8 +251,8 @@ def gemm_wgmma(a_map: TensorMap, w_map: TensorMap, a_scale: Ptr[f32, "const"], w
                         row = m * BM + group * (parts * 64) + x * 64 + warp_index() % 4 * 16 + half * 8 + lane // 4
                         col = n * tile_cols + lane % 4 * 2
                         if row < tokens:
-                            row_scale = a_scale[row] if FP8 else 1.0
+                            row_scale = 1.0 if KIND == "bf16" else a_scale[row]
                             if GATED:
-                                store_gated_row(acc, half, out, row_scale, w_scale, row, col, cols, per_row, linear, cubic, BN, FP8)
+                                store_gated_row(acc, half, out, row_scale, w_scale, row, col, cols, stride, per_row, linear, cubic, BN, KIND)
                             else:
-                                store_row(acc, half, out, bias, row_scale, w_scale, row, col, cols, per_row, has_bias, mode, BN, FP8)
+                                store_row(acc, half, out, bias, row_scale, w_scale, row, col, cols, stride, per_row, has_bias, mode, BN, KIND)

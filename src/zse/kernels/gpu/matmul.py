@@ -1,6 +1,7 @@
 """Matrix products on a GPU: which kernel a weight and a number of tokens get, and the cases that hold them to a reference."""
 
 from zse.kernel import Variant
+from zse.kernels.gpu import gemm
 from zse.kernels.gpu.matmul_small import (
     ACCUMULATE,
     GATED_GELU,
@@ -61,7 +62,7 @@ def variants(target) -> list[Variant]:
         stages = min(5, (shared - sums_bytes(warps)) // (warps * slot_bytes(kind, chunk)))
         made.append(Variant(symbol_of(form), matmul_small, {"KIND": kind, "GROUP": group, "CHUNK": chunk, "STAGES": stages, "PREFETCH": 0},
                             threads=32 * warps))
-    return made
+    return made + gemm.variants(target)
 
 
 def record(recorder, a, weight, out, bias, max_tokens: int, *, accumulate: bool = False, gate: str | None = None) -> None:
@@ -74,7 +75,8 @@ def record(recorder, a, weight, out, bias, max_tokens: int, *, accumulate: bool 
         require(gate in GATES, f"matmul_gated: kind {gate!r}; supported: {', '.join(GATES)}")
         require(rows % 32 == 0, f"matmul_gated: {rows} rows are no two halves of whole tiles of 16; record matmul and gated")
     check(f"{what} out", out, "bf16" if gate else "f32" if accumulate else ("f32", "bf16"), tokens, rows // 2 if gate else rows)
-    check(f"{what} a", a, "bf16", tokens, width)
+    tiled = gemm.takes(recorder.device, weight, a.dtype, gate is not None, max_tokens)
+    check(f"{what} a", a, ("bf16", "fp8") if tiled else "bf16", tokens, width)
     if bias is not None:
         check(f"{what} bias", bias, "f32", rows)
     layout = "r16" if scheme.kind == "affine" else "rows"
@@ -84,6 +86,9 @@ def record(recorder, a, weight, out, bias, max_tokens: int, *, accumulate: bool 
         require(width % multiple == 0, f"{what}: {scheme.dtype} weights need a multiple of {multiple} columns, got {width}")
     else:
         require(scheme.fits(width), f"{what}: {width} columns do not fit {scheme}")
+    if tiled:
+        gemm.launch(recorder, a, weight, out, bias, accumulate=accumulate, gated=gate, max_tokens=max_tokens)
+        return
     form = form_of(scheme, width)
     if scheme.kind == "affine":
         head = [planes["q"], planes.get("high", 0), planes["scale"], planes.get("offset", 0)]

@@ -1,0 +1,116 @@
+"""Weights of any scheme as bf16 [N, K]: what a product multiplies when no kernel takes the weight as it is stored.
+
+The matrix is made in pieces that stay in the L2 cache until they are multiplied (gemm_portable, gemm_wgmma). Bound by memory: an int4
+weight of 0.5 bytes is read, 2 bytes are written.
+"""
+
+from zse.kernel import (
+    Ptr,
+    Variant,
+    bf16,
+    block_index,
+    cast_ptr,
+    convert,
+    e4m3,
+    f16,
+    f32,
+    grid_launch_dependents,
+    grid_wait,
+    i32,
+    i64,
+    kernel,
+    lane_index,
+    load,
+    make_vector,
+    static,
+    store,
+    thread_index,
+    u32,
+    warp_index,
+)
+from zse.kernels.gpu.r16 import HIGH_BYTES, center, factors, pair_bf16, q_bytes, read_scales, selector, step_bytes
+from zse.quant.scheme import FP8_BLOCK, TILE_ROWS
+from zse.tensor import Tensor
+
+THREADS = 256
+WARP_BLOCKS = 4                 # blocks of 32 columns that a warp makes: enough loads in flight
+ROW_COLUMNS = THREADS * 8
+INPUTS = {"f16": f16, "f32": f32, "e4m3": e4m3}
+SCALINGS = {"row": 0, "tensor": 1, "block": 2}
+
+
+@kernel
+def dequantize_r16(q: Ptr[u32, "const"], high: Ptr[u32, "const"], scale: Ptr[f16, "const"], offset: Ptr[f16, "const"], out: Ptr[bf16],
+                   first_tile: i32, rows: i32, blocks: i32, groups: i32, group_blocks: i32, half_step: i32, has_offset: i32, center: f32,
+                   BITS: static):
+    """Grid (groups of WARP_BLOCKS * warps blocks, tiles): rows from 16 * first_tile, `rows` of them. A lane has a row's columns 8p .. 8p + 7
+    and 16 + 8p .., p = lane % 2, of each block: 16 bytes of out each."""
+    grid_launch_dependents()
+    grid_wait()
+    lane = lane_index()
+    p = lane % 2
+    r = lane // 2
+    tile = i64(first_tile + block_index(1))
+    row = block_index(1) * 16 + r
+    begin = (block_index(0) * (THREADS // 32) + warp_index()) * WARP_BLOCKS
+    q_words = q_bytes(BITS) // 4
+    high_words = HIGH_BYTES[BITS] // 4
+    for block in range(begin, min(begin + WARP_BLOCKS, blocks)):
+        at = q + ((tile * blocks + block) * q_words + p * 32 + r)
+        words = [load(at + i * 16, 1, "stream") for i in static(range(2))]
+        more = [load(at + (64 + i * 16), 1, "stream") for i in static(range(2))] if BITS == 8 else words
+        high_at = high + ((tile * blocks + block) * high_words + r)
+        highs = [load(high_at + h * 16, 1) for h in static(range({5: 1, 6: 2}.get(BITS, 0)))]
+        group = (block // group_blocks) * (1 + half_step // 16)
+        scales, offsets = read_scales(scale, offset, [(tile * groups + group) * 16 + r], has_offset, half_step, 2)
+        factor, shift = factors(scales, offsets, center)
+        for half in static(range(2)):
+            pairs = []
+            for i in static(range(2)):
+                word = (more if half == 1 else words)[i]
+                extra = highs[half if BITS == 6 else 0] if BITS in (5, 6) else None
+                four = step_bytes(word, extra, u32(p * 2 + i), half == 1, BITS)
+                pairs += [pair_bf16(four, selector(u32(2 * e), BITS), selector(u32(2 * e + 1), BITS), factor[half], shift[half], BITS)
+                          for e in static(range(2))]
+            if row < rows:
+                store(cast_ptr(out + (i64(row) * (blocks * 32) + block * 32 + half * 16 + p * 8), u32),
+                      make_vector(pairs[0], pairs[1], pairs[2], pairs[3]))
+
+
+@kernel
+def dequantize_rows(w: Ptr["IN", "const"], scale: Ptr[f32, "const"], out: Ptr[bf16], first_row: i32, width: i32, scaling: i32, IN: static):
+    """Grid (groups of ROW_COLUMNS columns, rows). scaling: of e4m3, as in SCALINGS; width: a multiple of 8."""
+    grid_launch_dependents()
+    grid_wait()
+    k = block_index(0) * ROW_COLUMNS + thread_index() * 8
+    row = first_row + block_index(1)
+    if k < width:
+        values = convert(load(w + (i64(row) * width + k), 8), f32)
+        if IN == e4m3:
+            at = row if scaling == 0 else 0
+            if scaling == 2:
+                at = row // FP8_BLOCK * ((width + (FP8_BLOCK - 1)) // FP8_BLOCK) + k // FP8_BLOCK
+            values = values * scale[at]
+        store(out + (i64(block_index(1)) * width + k), convert(values, bf16))
+
+
+def variants(target) -> list[Variant]:
+    made = [Variant(f"dequantize_int{bits}", dequantize_r16, {"BITS": bits}, threads=THREADS) for bits in (4, 5, 6, 8)]
+    return made + [Variant(f"dequantize_{name}", dequantize_rows, {"IN": dtype}, threads=THREADS) for name, dtype in INPUTS.items()]
+
+
+def launch(recorder, weight, first_row: int, rows: int, out: Tensor) -> None:
+    """Record: `rows` rows of the weight from first_row (integers: a multiple of 16), to out bf16 [rows, K]."""
+    scheme, planes, width = weight.scheme, weight.planes, weight.shape[1]
+    if scheme.kind == "affine":
+        blocks = width // 32
+        group = scheme.group or width
+        recorder.launch(f"dequantize_int{scheme.bits}", [
+            planes["q"], planes.get("high", 0), planes["scale"], planes.get("offset", 0), out, first_row // TILE_ROWS, rows, blocks,
+            scheme.groups(width), max(1, group // 32), 16 if group == 16 else 0, int(not scheme.symmetric), center(scheme)],
+            (-(-blocks // (WARP_BLOCKS * THREADS // 32)), -(-rows // TILE_ROWS)))
+        return
+    dtype = "e4m3" if scheme.kind == "fp8" else scheme.dtype
+    scaling = SCALINGS[scheme.scaling] if scheme.kind == "fp8" else 0
+    recorder.launch(f"dequantize_{dtype}", [planes["w"], planes.get("scale", 0), out, first_row, width, scaling],
+                    (-(-width // ROW_COLUMNS), rows))

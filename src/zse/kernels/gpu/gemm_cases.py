@@ -1,0 +1,46 @@
+"""Cases of the matrix product with more tokens than matmul_small takes, for the tests: every form of gemm.py, odd sizes, split k."""
+
+from zse.kernels.op import Case, HostArray, HostFp8Activation, Output, Tolerance
+from zse.quant.scheme import AffineScheme, DenseScheme, Fp8Scheme
+
+SCHEMES = (*(AffineScheme(bits, group, symmetric) for bits in (4, 5, 6, 8) for group in (16, 32, 64, 0) for symmetric in (False, True)),
+           *(DenseScheme(dtype) for dtype in ("bf16", "f16", "f32")), *(Fp8Scheme(scaling) for scaling in ("row", "tensor", "block")))
+# tokens, rows of the weight, columns. The second: many steps of k over few tiles, so that k is split.
+SHAPES = ((9, 96, 160), (16, 320, 2080), (33, 544, 1056), (64, 2144, 352), (65, 320, 4128), (127, 96, 1056), (129, 544, 416),
+          (300, 1376, 160), (1030, 608, 1120))
+EPILOGUES = ("store", "bf16", "accumulate", "silu", "gelu_tanh")
+
+
+def cases(rng):
+    """One case per scheme and epilogue, each with a shape of its own."""
+    import numpy as np
+
+    from zse.kernels.host import random_weight
+    from zse.quant.pack import f32_to_bf16
+    for scheme in SCHEMES:
+        for epilogue in EPILOGUES:
+            tokens, rows, width = SHAPES[int(rng.integers(len(SHAPES)))]
+            integer, gated = scheme.kind == "affine", epilogue in EPILOGUES[3:]
+            width += -width % (scheme.group or 32 if integer else 16)
+            rows += -rows % 128 if gated and scheme == Fp8Scheme("block") else 0 if gated else int(rng.integers(16)) * 2
+            if scheme.kind == "dense" and scheme.dtype != "bf16":
+                tokens = max(tokens, 33)        # fewer are matmul_small's
+            weight = random_weight(rng, rows, width, scheme, "r16" if integer else "rows")
+            x = rng.standard_normal((tokens, width)).astype(np.float32)
+            a = HostFp8Activation.quantize(x) if scheme.kind == "fp8" else HostArray("bf16", f32_to_bf16(x))
+            values = a.dequantize() if scheme.kind == "fp8" else a.wide()
+            inputs = {"a": a, "weight": weight}
+            if rng.integers(2) and not gated:
+                inputs["bias"] = rng.standard_normal(rows).astype(np.float32)
+            # What is not bf16 or fp8 is rounded to bf16 on the way, 2**-9 of each: as a random walk, four standard deviations.
+            largest = float(np.abs(weight.dequantize()).max())
+            length = float(np.sqrt((values.astype(np.float64) ** 2).sum(axis=1).max()))
+            rounded = integer or scheme.kind == "dense" and scheme.dtype != "bf16"
+            absolute = length * largest * (2**-7 if rounded else 2**-16)
+            near = Tolerance(absolute * (60 if gated else 1), 2**-8 if gated or epilogue == "bf16" else 1e-5,
+                             "weights rounded to bf16; f32 sums in another order; a bf16 result is rounded once more")
+            shape = (tokens, rows // 2 if gated else rows)
+            out = Output(shape, "bf16" if gated or epilogue == "bf16" else "float32", near,
+                         rng.standard_normal(shape).astype(np.float32) if epilogue == "accumulate" else None)
+            options = {"max_tokens": tokens} | ({"gate": epilogue} if gated else {"accumulate": True} if epilogue == "accumulate" else {})
+            yield Case(f"gemm {scheme} {epilogue} {tokens}x{rows}x{width}", inputs, {"out": out}, options)

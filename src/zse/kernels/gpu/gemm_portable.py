@@ -1,0 +1,151 @@
+"""out[m, n] = sum_k a[m, k] * w[n, k] in bf16 with the tensor cores that every GPU since Ampere has (mma.sync): the twin of gemm_wgmma.
+
+A block computes 128 tokens x 128 weight rows, eight warps of 64 x 32 each. Stages of 64 columns arrive by cp.async, three in turn; the
+16-byte pieces of a row are stored at piece ^ (row % 8), so that neither copies nor ldmatrix meet bank conflicts. A gated tile is 64
+gates and 64 ups; a warp takes 16 of each, so both meet in a thread.
+"""
+
+from zse.kernel import (
+    Ptr,
+    barrier,
+    bf16,
+    bitcast,
+    block_index,
+    cast_ptr,
+    convert,
+    copy_async,
+    copy_commit,
+    copy_wait,
+    f32,
+    grid_launch_dependents,
+    grid_wait,
+    i32,
+    i64,
+    inline,
+    kernel,
+    lane_index,
+    ldmatrix,
+    make_vector,
+    mma_bf16,
+    shared_array,
+    static,
+    store,
+    thread_index,
+    u8,
+    u32,
+    warp_index,
+)
+from zse.kernels.gpu.gemm_parts import activated, put_one, put_pair
+
+THREADS = 256
+TILE = 128                      # tokens and weight rows of a block
+DEPTH = 64                      # columns of a stage
+STAGES = 3
+TILE_BYTES = TILE * DEPTH * 2
+
+
+@inline
+def piece(tile, row, index):
+    """Where the 16 bytes number `index` of a row lie."""
+    return tile + (row * (DEPTH * 2) + ((index ^ (row % 8)) * 16))
+
+
+@inline
+def copy_tile(tile, source, first, limit, width, k, thread):
+    """128 rows from `first` of `limit`, columns k .. k + 63 of `width`; zeros outside."""
+    for i in static(range(TILE * 8 // THREADS)):
+        row = thread // 8 + i * (THREADS // 8)
+        column = k + thread % 8 * 8
+        inside = first + row < limit and column < width
+        copy_async(piece(tile, row, thread % 8), source + (i64(min(first + row, limit - 1)) * width + min(column, width - 8)), 16,
+                   16 if inside else i32(0))
+
+
+@inline
+def copy_stage(stage, a, w, m0, n0, tokens, cols, width, k, thread, GATED):
+    """One stage of both operands; a gated tile's rows are gates, then ups."""
+    copy_tile(stage, a, m0, tokens, width, k, thread)
+    if GATED:
+        for i in static(range(TILE * 8 // THREADS)):
+            row = thread // 8 + i * (THREADS // 8)
+            column = k + thread % 8 * 8
+            mine = n0 + row % (TILE // 2)
+            inside = mine < cols and column < width
+            source = min(mine, cols - 1) + (cols if row >= TILE // 2 else 0)
+            copy_async(piece(stage + TILE_BYTES, row, thread % 8), w + (i64(source) * width + min(column, width - 8)), 16,
+                       16 if inside else i32(0))
+    else:
+        copy_tile(stage + TILE_BYTES, w, n0, cols, width, k, thread)
+
+
+@kernel
+def gemm_portable(a: Ptr[bf16, "const"], w: Ptr[bf16, "const"], bias: Ptr[f32, "const"], out: Ptr[u8], tokens: i32, cols: i32, stride: i32,
+                  width: i32, has_bias: i32, mode: i32, linear: f32, cubic: f32, GATED: static):
+    """Grid (tiles of tokens, tiles of columns of out). cols: columns that this launch computes; stride: elements between rows of out.
+    width = K, a multiple of 8. mode, linear, cubic: as in gemm_wgmma."""
+    thread = thread_index()
+    lane = lane_index()
+    warp = warp_index()
+    ring = shared_array(u8, STAGES * 2 * TILE_BYTES, 128)
+    m0 = block_index(0) * TILE
+    n0 = block_index(1) * (TILE // 2 if GATED else TILE)
+    grid_launch_dependents()
+    grid_wait()
+    steps = (width + (DEPTH - 1)) // DEPTH
+    for stage in static(range(STAGES - 1)):
+        if stage < steps:
+            copy_stage(ring + stage * (2 * TILE_BYTES), a, w, m0, n0, tokens, cols, width, stage * DEPTH, thread, GATED)
+        copy_commit()
+    rows = warp % 2 * 64
+    part = warp // 2
+    acc = [[[f32(0) for _ in static(range(4))] for n in static(range(4))] for m in static(range(4))]
+    slot = i32(0)
+    fill = i32(STAGES - 1)
+    for step in range(steps):
+        copy_wait(STAGES - 2)
+        barrier()
+        if step + (STAGES - 1) < steps:
+            copy_stage(ring + fill * (2 * TILE_BYTES), a, w, m0, n0, tokens, cols, width, (step + (STAGES - 1)) * DEPTH, thread, GATED)
+        copy_commit()
+        tile = ring + slot * (2 * TILE_BYTES)
+        for k in static(range(DEPTH // 16)):
+            # Lane i gives the address of row i % 16 (a: tokens, w: weight rows) and of columns 0 .. 7 or 8 .. 15.
+            fragments = []
+            for n in static(range(2)):
+                first = n * 64 + part * 16 if GATED else part * 32 + n * 16
+                row = first + lane % 8 + lane // 16 * 8
+                fragments += [ldmatrix(piece(tile + TILE_BYTES, row, k * 2 + lane // 8 % 2), 4)]
+            for m in static(range(4)):
+                row = rows + m * 16 + lane % 16
+                x = ldmatrix(piece(tile, row, k * 2 + lane // 16), 4)
+                for n in static(range(4)):
+                    pair = fragments[n // 2]
+                    mma_bf16(acc[m][n], [x[0], x[1], x[2], x[3]], [pair[n % 2 * 2], pair[n % 2 * 2 + 1]])
+        slot = slot + 1 if slot + 1 < STAGES else 0
+        fill = fill + 1 if fill + 1 < STAGES else 0
+    for m in static(range(4)):
+        for half in static(range(2)):
+            row = m0 + rows + m * 16 + half * 8 + lane // 4
+            if row < tokens:
+                if GATED:
+                    for n in static(range(2)):
+                        col = n0 + part * 16 + n * 8 + lane % 4 * 2
+                        if col < cols:
+                            gate, up = acc[m][n], acc[m][2 + n]
+                            both = make_vector(activated(gate[half * 2], up[half * 2], linear, cubic),
+                                               activated(gate[half * 2 + 1], up[half * 2 + 1], linear, cubic))
+                            store(cast_ptr(out, u32) + (i64(row) * stride + col) // 2, bitcast(convert(both, bf16), u32))
+                else:
+                    for n in static(range(4)):
+                        col = n0 + part * 32 + n * 8 + lane % 4 * 2
+                        if col < cols:
+                            low, high = acc[m][n][half * 2] + 0.0, acc[m][n][half * 2 + 1] + 0.0
+                            if has_bias != 0:
+                                low += bias[col]
+                                high += bias[min(col + 1, cols - 1)]
+                            if stride % 2 == 0 and col + 1 < cols:
+                                put_pair(out, i64(row) * stride + col, low, high, mode)
+                            else:
+                                put_one(out, i64(row) * stride + col, low, mode)
+                                if col + 1 < cols:
+                                    put_one(out, i64(row) * stride + col + 1, high, mode)
