@@ -1,0 +1,120 @@
+"""Which kernels products of many tokens get: every combination has a kernel that exists, and launches it with its arguments."""
+
+import pytest
+
+from zse.kernel.language import PointerType, TensorMap, static
+from zse.kernel.targets.cuda import CudaTarget
+from zse.kernels.gpu import gemm
+from zse.kernels.gpu.gemm_cases import SCHEMES
+from zse.kernels.gpu.matmul import variants
+from zse.kernels.matmul import matmul, matmul_gated
+from zse.quant.scheme import AffineScheme, DenseScheme, Fp8Scheme
+from zse.runtime.null import NullDevice
+from zse.tensor import Fp8Activation, Tensor, Weight
+
+ROWS, WIDTH = 1024, 2048
+
+
+def params_of(variant):
+    """[[name, type], ...] as in a manifest."""
+    return [[name, "tensormap" if annotation is TensorMap else "ptr" if isinstance(annotation, PointerType) else annotation.name]
+            for name, annotation in variant.kernel.params if annotation is not static]
+
+
+class Recording(NullDevice):
+    """Checks launches against the kernels of an architecture. maps: the (shape, box) of tensor maps."""
+
+    def __init__(self, arch: int):
+        kernels = variants(CudaTarget({80: "sm_80", 90: "sm_90a"}[arch]))
+        super().__init__(manifest={variant.symbol: {"params": params_of(variant)} for variant in kernels}, family="gpu", arch=arch)
+        self.maps = []
+
+    def tensor_map(self, tensor, box, *, swizzle=0, dims=None, strides=None):
+        assert len(box) == len(dims or tensor.shape)
+        assert all(0 < side <= 256 for side in box)
+        assert swizzle in (0, 128)
+        self.maps.append((tuple(dims or tensor.shape), tuple(box)))
+        return FakeMap()
+
+
+class FakeMap:
+    host_address = 64
+
+
+def new(device, shape, dtype):
+    return Tensor(device.alloc(64), shape, dtype)
+
+
+def weight_of(device, scheme):
+    layout = "r16" if scheme.kind == "affine" else "rows"
+    planes = {plane.name: new(device, plane.shape, plane.dtype) for plane in scheme.planes(ROWS, WIDTH, layout)}
+    return Weight((ROWS, WIDTH), scheme, planes, layout)
+
+
+@pytest.mark.parametrize("arch", (80, 90))
+@pytest.mark.parametrize("tokens", (1, 9, 64, 65, 129, 1024))
+def test_every_scheme_has_a_kernel(arch, tokens):
+    device = Recording(arch)
+    for scheme in SCHEMES:
+        fp8 = gemm.wants_fp8(device, scheme, tokens)
+        assert fp8 == (arch == 90 and tokens > 8 and scheme.kind == "fp8")
+        for gate in (None, "silu"):
+            recorder = device.record()
+            symbol = recorder.symbol("tokens", tokens)
+            a = Fp8Activation(new(device, (symbol, WIDTH), "e4m3"), new(device, (symbol,), "f32")) if fp8 \
+                else new(device, (symbol, WIDTH), "bf16")
+            out = new(device, (symbol, ROWS // 2 if gate else ROWS), "bf16" if gate else "f32")
+            if gate:
+                matmul_gated(recorder, a, weight_of(device, scheme), out, gate, max_tokens=tokens)
+            else:
+                matmul(recorder, a, weight_of(device, scheme), out, max_tokens=tokens, accumulate=True)
+            assert recorder.launches
+
+
+def test_choice_fills_the_chip():
+    """A choice is never slower, by its own model, than the largest tile without splits; parts never outnumber processors."""
+    for kind in ("bf16", "e4m3", "block", 4, 8):
+        for tokens in (65, 128, 300, 512, 1024, 2048, 8192):
+            for cols, width in ((4608, 3584), (3584, 3584), (3584, 18944), (1024, 512), (152064, 3584)):
+                for gated in (False, True):
+                    choice = gemm.choose(kind, gated, tokens, cols, width, 132)
+                    made = choice.tile.rows // 2 if gated else choice.tile.rows
+                    tiles = -(-tokens // choice.tile.tokens) * -(-cols // made)
+                    assert choice.splits == 1 or tiles * choice.splits <= 132
+                    size = choice.tile.tokens * choice.tile.rows * 4
+                    assert choice.splits == 1 or tiles * choice.splits * size <= 132 * gemm.PARTIAL_BYTES
+                    assert choice.splits == 1 or tiles <= 132 * 8       # one counter each
+
+
+def test_skinny_scratch():
+    """Two tiles per multiprocessor are the most that gemm_skinny leaves there."""
+    for forms in gemm.SKINNY.values():
+        for tokens, warpgroups in forms:
+            assert 2 * tokens * warpgroups * 64 * 4 <= gemm.PARTIAL_BYTES
+            assert tokens <= gemm.SKINNY_TOKENS
+        assert max(tokens for tokens, _ in forms) == gemm.SKINNY_TOKENS
+
+
+def test_prepared_weights_come_in_pieces():
+    """f16 on Hopper: pieces of PIECE_BYTES, made and multiplied in turn; the product must not read ahead of them."""
+    device = Recording(90)
+    rows, width, tokens = 20000, 4096, 512
+    scheme = DenseScheme("f16")
+    planes = {plane.name: new(device, plane.shape, plane.dtype) for plane in scheme.planes(rows, width, "rows")}
+    recorder = device.record()
+    symbol = recorder.symbol("tokens", tokens)
+    matmul(recorder, new(device, (symbol, width), "bf16"), Weight((rows, width), scheme, planes, "rows"),
+           new(device, (symbol, rows), "f32"), max_tokens=tokens)
+    names = [launch.symbol for launch in recorder.launches]
+    pieces = -(-rows // (gemm.PIECE_BYTES // (2 * width) // 256 * 256))
+    assert names[::2] == ["dequantize_f16"] * pieces
+    assert all(name.startswith("gemm_bf16_") for name in names[1::2]) and len(names) == 2 * pieces
+
+
+def test_takes_names_what_it_takes():
+    device = Recording(90)
+    weight = weight_of(device, AffineScheme(4, 128, False))
+    assert not gemm.takes(device, weight, "bf16", False, 8)
+    assert gemm.takes(device, weight, "bf16", True, 9)
+    assert not gemm.takes(device, weight_of(device, Fp8Scheme("row")), "bf16", False, 16)
+    assert gemm.takes(device, weight_of(device, Fp8Scheme("row")), "fp8", False, 16)
