@@ -37,7 +37,10 @@ def library(tmp_path_factory):
     text, manifest = emit_unit([Variant("count_blocks", count_blocks), Variant("sum_before", sum_before),
                                 Variant("copy_piece", copy_piece)], isa)
     (folder / "k.c").write_text(text)
-    subprocess.run(["gcc", "-O2", "-shared", "-fPIC", *ISAS[isa].flags, str(folder / "k.c"), "-o", str(folder / "k.so"), "-lm"], check=True)
+    subprocess.run(
+        ["gcc", "-O2", "-shared", "-fPIC", *ISAS[isa].flags, str(folder / "k.c"), "-o", str(folder / "k.so"), "-lm"],
+        check=True,
+    )
     return str(folder / "k.so"), manifest
 
 

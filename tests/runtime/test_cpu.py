@@ -134,8 +134,12 @@ def test_a_file_that_is_too_short_is_named(device, tmp_path):
     path.write_bytes(bytes(1000))
     out = device.alloc(4000)
     with open(path, "rb") as file:
-        load = device.load([LoadJob(file.fileno(), 0, 500, "copy_piece", [out, 500], path=str(path), field="first"),
-                            LoadJob(file.fileno(), 500, 2000, "copy_piece", [out, 2000], path=str(path), field="second")])
+        load = device.load(
+            [
+                LoadJob(file.fileno(), 0, 500, "copy_piece", [out, 500], path=str(path), field="first"),
+                LoadJob(file.fileno(), 500, 2000, "copy_piece", [out, 2000], path=str(path), field="second"),
+            ]
+        )
         with pytest.raises(FormatError) as caught:
             load.wait()
     assert caught.value.offset == 1000 and caught.value.field == "second" and "1500 more bytes" in str(caught.value)
@@ -172,4 +176,9 @@ def test_no_library_and_no_compiler_say_what_to_do(tmp_path):
     message = subprocess.run(run, env=environment, capture_output=True, text=True).stderr
     assert "python -m zse.build" in message and "gcc" in message
     done = subprocess.run([sys.executable, "-m", "zse.build"], env=environment, capture_output=True, text=True)
-    assert done.returncode != 0 and "no C compiler" in done.stderr and "gcc" in done.stderr and "Traceback" not in done.stderr
+    assert (
+        done.returncode != 0
+        and "no C compiler" in done.stderr
+        and "gcc" in done.stderr
+        and "Traceback" not in done.stderr
+    )

@@ -86,8 +86,11 @@ def test_read_and_write_check_sizes(device):
 def test_not_enough_memory_names_label_and_bytes(device, fake):
     fake.set(memory=1 << 20)
     held = device.alloc(1000, "weights")
-    with pytest.raises(DeviceError, match=r"cuda:0: 2,000,000 bytes for kv cache; 1,0.*of 1,048,576 bytes are free; allocated here: "
-                                          r"weights 1,000; .*nvidia-smi"):
+    with pytest.raises(
+        DeviceError,
+        match=r"cuda:0: 2,000,000 bytes for kv cache; 1,0.*of 1,048,576 bytes are free; allocated here: "
+        r"weights 1,000; .*nvidia-smi",
+    ):
         device.alloc(2_000_000, "kv cache")
     assert device.memory() == {"weights": held.nbytes}
 
@@ -186,7 +189,9 @@ def test_a_graph_is_captured_when_the_same_numbers_come_again(device, fake):
     for turn, count in enumerate((2, 3, 2, 3, 2, 2, 3, 4)):
         device.write(out, struct.pack("12f", *[-1.0] * 12))
         graph.run(rows=count)
-        assert floats(device, out) == [(2 * i + 1) * 10 + 0.5 for i in range(3 * count)] + [-1.0] * (12 - 3 * count), turn
+        assert floats(device, out) == [(2 * i + 1) * 10 + 0.5 for i in range(3 * count)] + [-1.0] * (12 - 3 * count), (
+            turn
+        )
     assert graph.num_captured == 2 and fake.count("graph_instantiate") == 2 and fake.count("graph_launch") == 5
     graph.close()
     assert fake.count("executable_destroy") == 2 and fake.count("graph_destroy") == 2
@@ -433,7 +438,9 @@ def test_a_module_is_loaded_once_and_a_damaged_one_is_named(fake):
             device.program("append")
             device.program("scale_rows")
         assert fake.count("module_load") == 1
-        with pytest.raises(DeviceError, match=r"cuModuleLoadData.*: CUDA_ERROR_INVALID_IMAGE \(200\).*zse kernels build"):
+        with pytest.raises(
+            DeviceError, match=r"cuModuleLoadData.*: CUDA_ERROR_INVALID_IMAGE \(200\).*zse kernels build"
+        ):
             device.program("poke")
 
 

@@ -33,12 +33,18 @@ def device(fake):
     made.close()
 
 
-@pytest.mark.parametrize(("trouble", "message"), [
-    ({"version": 12020}, r"driver is for CUDA 12.2; CUDA 12.3 is needed: install the NVIDIA driver, version 545 or later"),
-    ({"devices": 0}, r"cuDeviceGetCount: CUDA_ERROR_NO_DEVICE \(100\).*CUDA_VISIBLE_DEVICES.*--device cpu"),
-    ({"major": 7, "minor": 5}, r"Fake GPU 0 is sm_75; sm_80 \(Ampere\) or later is needed: use --device cpu"),
-    ({"mode": 2}, r"Fake GPU 0: its compute mode is Prohibited; run `nvidia-smi -c DEFAULT`"),
-])
+@pytest.mark.parametrize(
+    ("trouble", "message"),
+    [
+        (
+            {"version": 12020},
+            r"driver is for CUDA 12.2; CUDA 12.3 is needed: install the NVIDIA driver, version 545 or later",
+        ),
+        ({"devices": 0}, r"cuDeviceGetCount: CUDA_ERROR_NO_DEVICE \(100\).*CUDA_VISIBLE_DEVICES.*--device cpu"),
+        ({"major": 7, "minor": 5}, r"Fake GPU 0 is sm_75; sm_80 \(Ampere\) or later is needed: use --device cpu"),
+        ({"mode": 2}, r"Fake GPU 0: its compute mode is Prohibited; run `nvidia-smi -c DEFAULT`"),
+    ],
+)
 def test_a_device_that_cannot_be_used(fake, trouble, message):
     fake.set(**trouble)
     with pytest.raises(DeviceError, match=message):
@@ -64,7 +70,9 @@ def test_a_call_that_fails_while_opening(fake, role, code, message):
 
 def test_no_driver(monkeypatch):
     monkeypatch.setattr(CUDADriver, "libraries", ("libnowhere.so.1",))
-    with pytest.raises(DeviceError, match="no NVIDIA driver: libnowhere.so.1: .*; install the NVIDIA driver.*or use --device cpu"):
+    with pytest.raises(
+        DeviceError, match="no NVIDIA driver: libnowhere.so.1: .*; install the NVIDIA driver.*or use --device cpu"
+    ):
         open_device("cuda")
     assert open_device("auto").name == "cpu"
 
@@ -117,10 +125,19 @@ def test_a_fault_loses_the_device(device, fake):
     graph, held = broken(device), device.alloc(100, "held")
     staging = device.staging(64)
     ticket = graph.submit()
-    with pytest.raises(DeviceLost, match=r"cuEventSynchronize \(running poke\): CUDA_ERROR_ILLEGAL_ADDRESS \(700\).*ZSE_GPU_CHECK=1"):
+    with pytest.raises(
+        DeviceLost, match=r"cuEventSynchronize \(running poke\): CUDA_ERROR_ILLEGAL_ADDRESS \(700\).*ZSE_GPU_CHECK=1"
+    ):
         ticket.wait()
-    for call in (graph.submit, lambda: device.alloc(10), lambda: device.read(held), device.synchronize, lambda: device.staging(10),
-                 lambda: device.memory_free, lambda: graph.profile()):
+    for call in (
+        graph.submit,
+        lambda: device.alloc(10),
+        lambda: device.read(held),
+        device.synchronize,
+        lambda: device.staging(10),
+        lambda: device.memory_free,
+        lambda: graph.profile(),
+    ):
         with pytest.raises(DeviceLost, match="ILLEGAL_ADDRESS"):
             call()
     calls = fake.count("free")
@@ -152,7 +169,9 @@ def test_checking_names_the_kernel(fake, monkeypatch):
     recorder.launch("poke", [out, 1 << 40], 2)
     recorder.launch("append", [out, 1], 1)
     graph = recorder.finish()
-    with pytest.raises(DeviceLost, match=r"cuLaunchKernelEx \(poke, launch 1, grid \(2,\)\): CUDA_ERROR_ILLEGAL_ADDRESS"):
+    with pytest.raises(
+        DeviceLost, match=r"cuLaunchKernelEx \(poke, launch 1, grid \(2,\)\): CUDA_ERROR_ILLEGAL_ADDRESS"
+    ):
         graph.run()
     device.close()
 
@@ -164,7 +183,9 @@ def test_a_launch_that_fails_names_kernel_and_place(device, fake):
         recorder.launch("append", [out, 1], 1)
     graph = recorder.finish()
     fake.fail("launch_ex", 1, after=1)
-    with pytest.raises(DeviceError, match=r"cuLaunchKernelEx \(append, launch 1, grid \(1,\)\): CUDA_ERROR_INVALID_VALUE \(1\)"):
+    with pytest.raises(
+        DeviceError, match=r"cuLaunchKernelEx \(append, launch 1, grid \(1,\)\): CUDA_ERROR_INVALID_VALUE \(1\)"
+    ):
         graph.run()
     graph.run()
     assert int.from_bytes(device.read(out), "little") == 15     # one launch before the failure, three after

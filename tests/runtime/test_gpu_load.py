@@ -176,9 +176,21 @@ def test_kernels_of_the_cpu_repack_on_the_way(device, fake, file, mapped, refuse
             jobs, at = [], 0
             for number, size in enumerate(sizes):
                 out = Tensor(buffer, (size,), "f32", at)
-                jobs.append(LoadJob(fd, 64 * number, 2 * size, "convert_bf16", [out, order, size, 1.0, 1, 16], (1,), field="norm"))
-                jobs.append(LoadJob(fd, 1000 * number, 100_000, None,
-                                    [Tensor(buffer, (100_000,), "u8", 4 * sum(sizes) + 100_000 * number)], field="copy"))
+                jobs.append(
+                    LoadJob(
+                        fd, 64 * number, 2 * size, "convert_bf16", [out, order, size, 1.0, 1, 16], (1,), field="norm"
+                    )
+                )
+                jobs.append(
+                    LoadJob(
+                        fd,
+                        1000 * number,
+                        100_000,
+                        None,
+                        [Tensor(buffer, (100_000,), "u8", 4 * sum(sizes) + 100_000 * number)],
+                        field="copy",
+                    )
+                )
                 at += 4 * size
             load = target.load(jobs)
             load.wait()
@@ -209,7 +221,9 @@ def test_a_short_file_names_file_offset_and_field(device, file, mapped):
     device.can_register = mapped
     jobs, _ = copies(device, fd, [(0, 1000), (2_300_000, 100_000), (0, 50)])
     load = device.load([job._replace(path=str(path)) for job in jobs])
-    with pytest.raises(FormatError, match=r"weights.bin: offset 2345678: tensor 1: the file ends here; 54322 more bytes expected"):
+    with pytest.raises(
+        FormatError, match=r"weights.bin: offset 2345678: tensor 1: the file ends here; 54322 more bytes expected"
+    ):
         load.wait()
     with pytest.raises(FormatError):
         load.wait()
@@ -229,7 +243,9 @@ def test_a_copy_that_fails(device, fake, file, mapped):
     device.can_register = mapped
     jobs, buffer = copies(device, fd, RANGES["many"])
     fake.fail("to_device_async", 1, 40)
-    with pytest.raises(DeviceError, match=r"cuMemcpyHtoDAsync_v2 \(loading .*weights.bin: 23456 bytes at \d+ for tensor \d+"):
+    with pytest.raises(
+        DeviceError, match=r"cuMemcpyHtoDAsync_v2 \(loading .*weights.bin: 23456 bytes at \d+ for tensor \d+"
+    ):
         device.load(jobs).wait()
     buffer.free()
 

@@ -1,4 +1,5 @@
-"""Recording and replaying graphs in depth, with kernels written by hand in C: types, symbols, groups, threads, lifetimes."""
+"""Recording and replaying graphs in depth, with kernels written by hand in C: types, symbols, groups, threads,
+lifetimes."""
 
 import gc
 import os
@@ -13,14 +14,24 @@ from zse.runtime.cpu import CPUDevice
 from zse.runtime.symbol import ceil_div
 from zse.tensor import Tensor
 
-MANIFEST = {name: {"params": params} for name, params in {
-    "count_blocks": [["out", "ptr"]],
-    "reverse_add": [["x", "ptr"], ["out", "ptr"], ["add", "i64"]],
-    "scale_rows": [["x", "ptr"], ["out", "ptr"], ["width", "i64"], ["factor", "f32"], ["bias", "f64"], ["shift", "i32"]],
-    "write_grid": [["out", "ptr"]],
-    "empty": [],
-    "busy": [["iterations", "i64"]],
-}.items()}
+MANIFEST = {
+    name: {"params": params}
+    for name, params in {
+        "count_blocks": [["out", "ptr"]],
+        "reverse_add": [["x", "ptr"], ["out", "ptr"], ["add", "i64"]],
+        "scale_rows": [
+            ["x", "ptr"],
+            ["out", "ptr"],
+            ["width", "i64"],
+            ["factor", "f32"],
+            ["bias", "f64"],
+            ["shift", "i32"],
+        ],
+        "write_grid": [["out", "ptr"]],
+        "empty": [],
+        "busy": [["iterations", "i64"]],
+    }.items()
+}
 
 
 @pytest.fixture(scope="module")

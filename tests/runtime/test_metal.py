@@ -16,8 +16,17 @@ from zse.runtime.metal import MetalDevice
 from zse.tensor import Tensor
 
 MANIFEST = {
-    "scale_rows": {"params": [["x", "ptr"], ["out", "ptr"], ["width", "i32"], ["factor", "f32"]], "threads": 64, "image": "a"},
-    "append": {"params": [["out", "ptr"], ["value", "i64"], ["unused", "ptr"]], "threads": 1, "image": "a", "shared_bytes": 100},
+    "scale_rows": {
+        "params": [["x", "ptr"], ["out", "ptr"], ["width", "i32"], ["factor", "f32"]],
+        "threads": 64,
+        "image": "a",
+    },
+    "append": {
+        "params": [["out", "ptr"], ["value", "i64"], ["unused", "ptr"]],
+        "threads": 1,
+        "image": "a",
+        "shared_bytes": 100,
+    },
     "fails": {"params": [["out", "ptr"]], "threads": 1, "image": "a"},
     "damaged": {"params": [], "threads": 1, "image": "bad"},
     "absent": {"params": [], "threads": 1, "image": "a"},
@@ -104,7 +113,9 @@ class FakeObjC:
 
     def newLibraryWithSource_options_error_(self, _, found, source, options, error):
         if self.text(source) != "good":
-            ctypes.cast(error, ctypes.POINTER(ctypes.c_void_p))[0] = self.temporary(kind="error", text="program_source:3: error:\n  no")
+            ctypes.cast(error, ctypes.POINTER(ctypes.c_void_p))[0] = self.temporary(
+                kind="error", text="program_source:3: error:\n  no"
+            )
             return 0
         return self.new(kind="library")
 
@@ -146,8 +157,15 @@ class FakeObjC:
         encoder.shared = nbytes
 
     def dispatchThreadgroups_threadsPerThreadgroup_(self, _, encoder, grid, threads):
-        encoder.commands.work.append((encoder.pipeline, dict(encoder.table), (grid.width, grid.height, grid.depth), threads.width,
-                                      encoder.shared))
+        encoder.commands.work.append(
+            (
+                encoder.pipeline,
+                dict(encoder.table),
+                (grid.width, grid.height, grid.depth),
+                threads.width,
+                encoder.shared,
+            )
+        )
 
     def endEncoding(self, *_):
         pass
@@ -226,7 +244,10 @@ def test_launches_symbols_and_offsets(device):
         assert not ticket.done
         ticket.wait()
         assert ticket.done
-        assert struct.unpack("12f", device.read(out)) == (*[20.0 * i for i in range(3 * count)], *[0.0] * (12 - 3 * count))
+        assert struct.unpack("12f", device.read(out)) == (
+            *[20.0 * i for i in range(3 * count)],
+            *[0.0] * (12 - 3 * count),
+        )
     with pytest.raises(ValueError, match="rows = 5"):
         graph.run(rows=5, width=1)
     with pytest.raises(DeviceError, match="used by 1 recorded graph"):
@@ -261,7 +282,11 @@ def test_no_object_leaks(device):
         graph.run()
         graph.submit()
     device.synchronize()
-    alive = [found.kind for found in device.objc.objects.values() if found.count and found.kind in ("commands", "encoder", "function")]
+    alive = [
+        found.kind
+        for found in device.objc.objects.values()
+        if found.count and found.kind in ("commands", "encoder", "function")
+    ]
     assert alive == []
 
 

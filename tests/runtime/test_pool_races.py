@@ -14,8 +14,25 @@ CSRC = Path(build.__file__).parent / "runtime" / "csrc"
 def compiled(folder: Path, *flags: str) -> Path:
     program = folder / "stress"
     compiler, _ = build.find_compiler()
-    done = subprocess.run([compiler, "-std=gnu11", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", *flags, f"-I{CSRC}",
-                           str(HERE / "stress.c"), str(CSRC / "pool.c"), "-o", str(program)], capture_output=True, text=True)
+    done = subprocess.run(
+        [
+            compiler,
+            "-std=gnu11",
+            "-g",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-pthread",
+            *flags,
+            f"-I{CSRC}",
+            str(HERE / "stress.c"),
+            str(CSRC / "pool.c"),
+            "-o",
+            str(program),
+        ],
+        capture_output=True,
+        text=True,
+    )
     if done.returncode and "sanitize" in "".join(flags) and ("tsan" in done.stderr or "sanitize" in done.stderr):
         pytest.skip(f"this compiler has no ThreadSanitizer: {done.stderr.splitlines()[-1]}")
     assert done.returncode == 0, done.stderr

@@ -55,7 +55,9 @@ def test_the_control_group_bounds_the_threads(files, monkeypatch, content, quota
     assert probe.default_threads() == threads
 
 
-@pytest.mark.parametrize(("text", "threads"), [("1", 1), ("1024", 1024), ("0", None), ("1025", None), ("-1", None), ("two", None)])
+@pytest.mark.parametrize(
+    ("text", "threads"), [("1", 1), ("1024", 1024), ("0", None), ("1025", None), ("-1", None), ("two", None)]
+)
 def test_the_switch_sets_the_threads(files, monkeypatch, text, threads):
     monkeypatch.setenv("ZSE_THREADS", text)
     if threads is None:
@@ -66,7 +68,9 @@ def test_the_switch_sets_the_threads(files, monkeypatch, text, threads):
 
 
 def test_memory_and_its_limit(files):
-    files["/proc/meminfo"] = "MemTotal:       16000 kB\nMemFree:  1 kB\nMemAvailable:    9000 kB\nHugePages_Total:       0"
+    files["/proc/meminfo"] = (
+        "MemTotal:       16000 kB\nMemFree:  1 kB\nMemAvailable:    9000 kB\nHugePages_Total:       0"
+    )
     assert probe.memory_bytes() == {"total": 16_384_000, "available": 9_216_000, "limit": None}
     files["/sys/fs/cgroup/memory.max"] = "max"
     assert probe.memory_bytes()["limit"] is None
@@ -100,7 +104,9 @@ def test_features_agree_with_the_system():
         pytest.skip("no CPU flags to compare with")
     line = next(line for line in flags.splitlines() if line.startswith("flags")).split()
     found = isa.feature_names(native.runtime().zse_cpu_features())
-    expected = [name for name, bit in isa.FEATURES.items() if bit < 16 and {"avx512vnni": "avx512_vnni"}.get(name, name) in line]
+    expected = [
+        name for name, bit in isa.FEATURES.items() if bit < 16 and {"avx512vnni": "avx512_vnni"}.get(name, name) in line
+    ]
     assert found == expected
 
 

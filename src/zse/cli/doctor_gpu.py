@@ -1,4 +1,5 @@
-"""The GPU lines of zse doctor: what is here, whether it can be used, its kernels, and what has never run on hardware."""
+"""The GPU lines of zse doctor: what is here, whether it can be used, its kernels, and what has never run on
+hardware."""
 
 import os
 import sys
@@ -26,13 +27,20 @@ def _nvidia(cuda: dict):
     try:
         devices = list_devices()
     except DeviceError as error:
-        yield "gpu", NOTE, f"NVIDIA {cuda['devices'] or ''} ({driver}) cannot be used; models run on the CPU", str(error)
+        yield (
+            "gpu",
+            NOTE,
+            f"NVIDIA {cuda['devices'] or ''} ({driver}) cannot be used; models run on the CPU",
+            str(error),
+        )
         return
     for device in devices:
         version = device["driver_version"]
         arch = f"sm_{device['arch']}{'a' if device['arch'] >= 90 else ''}"
-        line = (f"cuda:{device['ordinal']} {device['name']}, {arch}, {device['memory_bytes'] / 2**30:.1f} GiB, {driver} "
-                f"(CUDA {version // 1000}.{version % 1000 // 10})")
+        line = (
+            f"cuda:{device['ordinal']} {device['name']}, {arch}, {device['memory_bytes'] / 2**30:.1f} GiB, {driver} "
+            f"(CUDA {version // 1000}.{version % 1000 // 10})"
+        )
         if device["arch"] < LEAST_ARCH:
             yield "gpu", NOTE, line, f"too old: sm_{LEAST_ARCH} (Ampere) or later is needed; models run on the CPU"
             continue
@@ -65,8 +73,12 @@ def _nvrtc(driver_version: int) -> tuple[str, str, str, str]:
     major, minor = library.version
     found = f"{major}.{minor} at {library.path}"
     if major > driver_version // 1000:
-        return ("nvrtc", NOTE, f"{found}: newer than the driver, which may refuse its kernels",
-                f"update the NVIDIA driver, or {sys.executable} -m pip install 'nvidia-cuda-nvrtc-cu{driver_version // 1000}'")
+        return (
+            "nvrtc",
+            NOTE,
+            f"{found}: newer than the driver, which may refuse its kernels",
+            f"update the driver, or {sys.executable} -m pip install nvidia-cuda-nvrtc-cu{driver_version // 1000}",
+        )
     return "nvrtc", OK, found, ""
 
 
@@ -81,8 +93,13 @@ def _amd():
         yield "gpu", NOTE, "AMD (/dev/kfd) cannot be used; models run on the CPU", str(error)
         return
     for device in devices:
-        yield ("gpu", NOTE, f"hip:{device['ordinal']} {device['name']}, {device['isa']}, {device['memory_bytes'] / 2**30:.1f} "
-               "GiB: zse's HIP device has not run on hardware yet", UNPROVEN["hip"])
+        yield (
+            "gpu",
+            NOTE,
+            f"hip:{device['ordinal']} {device['name']}, {device['isa']}, {device['memory_bytes'] / 2**30:.1f} "
+            "GiB: zse's HIP device has not run on hardware yet",
+            UNPROVEN["hip"],
+        )
 
 
 def _apple():

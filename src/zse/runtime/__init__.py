@@ -9,7 +9,8 @@ NAMES = ("auto", "cpu", "cuda", "cuda:N", "hip", "hip:N", "metal", "null")
 
 def open_device(name: str = "cpu", threads: int | None = None) -> "Device":
     """The device called `name`: "cpu", "cuda" (the first visible GPU), "cuda:1", "hip", "metal", "null", or "auto": the
-    first NVIDIA GPU that can be used, else the CPU (hip and metal have not run on hardware: they are asked for by name).
+    first NVIDIA GPU that can be used, else the CPU (hip and metal have not run on hardware: they are asked for by
+    name).
 
     threads: of the CPU's pool; default ZSE_THREADS, else the physical cores. Raises UnsupportedError for another name,
     DeviceError when the device cannot be used ("auto" logs why and takes the CPU).
@@ -46,7 +47,8 @@ def open_device(name: str = "cpu", threads: int | None = None) -> "Device":
 
 
 class PendingDevice:
-    """A device that opens on a thread of its own: a driver and its context take some 0.3 s, most of it outside Python."""
+    """A device that opens on a thread of its own: a driver and its context take some 0.3 s, most of it outside
+    Python."""
 
     def __init__(self, name: str, threads: int | None = None):
         import threading

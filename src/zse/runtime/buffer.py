@@ -41,7 +41,9 @@ class Buffer:
         large = nbytes >= 2 * HUGE_PAGE
         try:
             # The default of mmap.mmap is a shared mapping: shared memory gets no huge pages.
-            memory = mmap.mmap(-1, max(nbytes, 1) + (HUGE_PAGE if large else 0), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            memory = mmap.mmap(
+                -1, max(nbytes, 1) + (HUGE_PAGE if large else 0), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            )
         except (OSError, OverflowError) as error:
             raise DeviceError(f"cannot allocate {nbytes:,} bytes for {label}: {error}") from None
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))

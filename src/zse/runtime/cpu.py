@@ -76,7 +76,9 @@ class CPUDevice(Device):
             try:
                 function = getattr(self._kernels, symbol)
             except AttributeError:
-                raise DeviceError(f"the {self.isa} library lacks {symbol!r}; run `python -m zse.build --force`") from None
+                raise DeviceError(
+                    f"the {self.isa} library lacks {symbol!r}; run `python -m zse.build --force`"
+                ) from None
             address = ctypes.cast(function, ctypes.c_void_p).value or 0
             found = self._programs[symbol] = Program(symbol, address, entry["params"])
         return found
@@ -131,8 +133,16 @@ class CPUGraph(Graph):
         self._bad = c_int64()
         error = c_int32()
         self._graph = self._runtime.zse_graph_create(
-            launches, len(launches), (c_uint64 * len(slots))(*slots), len(slots), (native.Patch * len(patches))(*patches),
-            len(patches), (c_int64 * len(self.maxima))(*self.maxima), len(self.maxima), byref(error))
+            launches,
+            len(launches),
+            (c_uint64 * len(slots))(*slots),
+            len(slots),
+            (native.Patch * len(patches))(*patches),
+            len(patches),
+            (c_int64 * len(self.maxima))(*self.maxima),
+            len(self.maxima),
+            byref(error),
+        )
         native.check("zse_graph_create", error.value)
         # A replay returns 0 or the caller looks for the reason: the common path is one call.
         self._run = self._runtime.zse_graph_run
@@ -150,7 +160,8 @@ class CPUGraph(Graph):
             raise self.symbol_error(symbols)
 
     def profile(self, **symbols: int) -> "list[tuple[str, int]]":
-        """Replay with every launch waiting for the one before. Returns (kernel, nanoseconds) for each launch, in order."""
+        """Replay with every launch waiting for the one before. Returns (kernel, nanoseconds) for each launch, in
+        order."""
         if self._profile is None:
             recorder = self.device.record()
             for name, maximum in zip(self.symbols, self.maxima, strict=True):
@@ -164,7 +175,9 @@ class CPUGraph(Graph):
         if self._run(self.device._pool, twin._graph, values, times, twin._bad):    # type: ignore[attr-defined]
             raise self.symbol_error(symbols)
         ends = list(times)
-        return [(launch.symbol, end - start) for launch, start, end in zip(self.launches, [0, *ends], ends, strict=False)]
+        return [
+            (launch.symbol, end - start) for launch, start, end in zip(self.launches, [0, *ends], ends, strict=False)
+        ]
 
     def close(self) -> None:
         graph, self._graph = self._graph, None
@@ -212,10 +225,14 @@ class CPULoad(Load):
             params = program.params or []
             if len(job.args) + 1 != len(params):
                 names = ", ".join(name for name, _ in params[1:])
-                raise TypeError(f"{job.symbol} takes {len(params) - 1} arguments after the piece ({names}), got {len(job.args)}")
+                raise TypeError(
+                    f"{job.symbol} takes {len(params) - 1} arguments after the piece ({names}), got {len(job.args)}"
+                )
             into.fn, into.num_args = program.address, len(params)
             slots.append(0)
-            slots += [encode(job.symbol, name, kind, arg) for arg, (name, kind) in zip(job.args, params[1:], strict=True)]
+            slots += [
+                encode(job.symbol, name, kind, arg) for arg, (name, kind) in zip(job.args, params[1:], strict=True)
+            ]
         self._buffers = buffers_of(self._jobs)     # type: ignore[arg-type]
         error = c_int32()
         self._load = self._runtime.zse_load_start(
@@ -255,8 +272,10 @@ class CPULoad(Load):
         job = self._jobs[failed]
         path = job.path or path_of(job.fd)
         if code:
-            raise DeviceError(f"{path}: reading {job.nbytes} bytes at {job.offset} for {job.field} (load job {failed}): "
-                              f"{errno.errorcode.get(code, code)}: {os.strerror(code)}")
+            raise DeviceError(
+                f"{path}: reading {job.nbytes} bytes at {job.offset} for {job.field} (load job {failed}): "
+                f"{errno.errorcode.get(code, code)}: {os.strerror(code)}"
+            )
         raise FormatError(path, job.offset + got, job.field,
                           f"the file ends here; {job.nbytes - got} more bytes expected (load job {failed})")
 

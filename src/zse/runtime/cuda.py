@@ -1,4 +1,5 @@
-"""The CUDA device: an NVIDIA GPU through its driver alone. No toolkit and no CUDA runtime library is needed to compute."""
+"""The CUDA device: an NVIDIA GPU through its driver alone. No toolkit and no CUDA runtime library is needed to
+compute."""
 
 import ctypes
 from ctypes import byref, c_char, c_size_t, c_uint32, c_uint64
@@ -22,8 +23,8 @@ _PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 
 
 class TensorMap:
-    """A descriptor of the tensor memory accelerator: how boxes of a tensor in global memory are copied to shared memory.
-    An argument of kernels; made by `device.tensor_map`. buffer: the tensor's."""
+    """A descriptor of the tensor memory accelerator: how boxes of a tensor in global memory are copied to shared
+    memory. An argument of kernels; made by `device.tensor_map`. buffer: the tensor's."""
 
     __slots__ = ("buffer", "host_address", "box", "_memory")
 
@@ -72,8 +73,10 @@ class CUDADevice(GPUDevice):
 
     def _prepare_function(self, program: GPUProgram) -> None:
         if program.shared_bytes > self.shared_bytes:
-            raise DeviceError(f"{program.symbol} needs {program.shared_bytes:,} bytes of shared memory; {self.product} has "
-                              f"{self.shared_bytes:,} a block")
+            raise DeviceError(
+                f"{program.symbol} needs {program.shared_bytes:,} bytes of shared memory; {self.product} has "
+                f"{self.shared_bytes:,} a block"
+            )
         # Always: static and dynamic shared memory share the default limit of 48 KiB.
         if program.shared_bytes:
             self.driver.function_set_attribute(program.address, cuda.MAX_DYNAMIC_SHARED_BYTES, program.shared_bytes)
@@ -84,11 +87,11 @@ class CUDADevice(GPUDevice):
                    dims: "Sequence[int] | None" = None, strides: "Sequence[int] | None" = None) -> TensorMap:
         """A map of `tensor` for TMA copies of `box` elements (outermost first, as shapes are; at most 256 a dimension).
 
-        swizzle: 0, 32, 64 or 128 bytes, the width of the pattern in shared memory; then the box's innermost dimension is
-        at most that many bytes. l2_promotion: 0, 64, 128 or 256 bytes fetched into L2 at once. dims: other sizes than the
-        tensor's shape (outermost first); strides: bytes between elements of every dimension but the innermost (outermost
-        first; multiples of 16), default: row-major. What lies outside of dims reads as zero and is not written.
-        Raises ValueError, TypeError.
+        swizzle: 0, 32, 64 or 128 bytes, the width of the pattern in shared memory; then the box's innermost dimension
+        is at most that many bytes. l2_promotion: 0, 64, 128 or 256 bytes fetched into L2 at once. dims: other sizes
+        than the tensor's shape (outermost first); strides: bytes between elements of every dimension but the innermost
+        (outermost first; multiples of 16), default: row-major. What lies outside of dims reads as zero and is not
+        written. Raises ValueError, TypeError.
         """
         shape = tuple(dims if dims is not None else tensor.shape)
         box = tuple(box)
@@ -103,7 +106,9 @@ class CUDADevice(GPUDevice):
         if any(not 1 <= size <= 256 for size in box):
             raise ValueError(f"tensor_map: box {box}: sizes are from 1 to 256")
         if swizzle not in _SWIZZLES or l2_promotion not in _PROMOTIONS:
-            raise ValueError(f"tensor_map: swizzle {swizzle}, l2_promotion {l2_promotion}: 0, 32, 64, 128; 0, 64, 128, 256")
+            raise ValueError(
+                f"tensor_map: swizzle {swizzle}, l2_promotion {l2_promotion}: 0, 32, 64, 128; 0, 64, 128, 256"
+            )
         inner = box[-1] * item
         if inner % 16 or (swizzle and inner > swizzle):
             raise ValueError(f"tensor_map: the box's rows are {inner} bytes: a multiple of 16"
@@ -127,9 +132,19 @@ class CUDADevice(GPUDevice):
         found_map = TensorMap(getattr(tensor, "buffer", tensor), box)
         self.use()
         self.driver.tensor_map(
-            found_map.host_address, kind, rank, tensor.address, (c_uint64 * rank)(*reversed(shape)),
-            (c_uint64 * max(rank - 1, 1))(*reversed(strides)), (c_uint32 * rank)(*reversed(box)), (c_uint32 * rank)(*[1] * rank),
-            0, _SWIZZLES[swizzle], _PROMOTIONS[l2_promotion], 0)
+            found_map.host_address,
+            kind,
+            rank,
+            tensor.address,
+            (c_uint64 * rank)(*reversed(shape)),
+            (c_uint64 * max(rank - 1, 1))(*reversed(strides)),
+            (c_uint32 * rank)(*reversed(box)),
+            (c_uint32 * rank)(*[1] * rank),
+            0,
+            _SWIZZLES[swizzle],
+            _PROMOTIONS[l2_promotion],
+            0,
+        )
         return found_map
 
     def _release_context(self) -> None:
@@ -137,7 +152,8 @@ class CUDADevice(GPUDevice):
 
 
 def list_devices(driver: "cuda.CUDADriver | None" = None) -> "list[dict[str, Any]]":
-    """The GPUs that could be opened: ordinal, name, arch, memory_bytes, driver_version. Makes no context. DeviceError."""
+    """The GPUs that could be opened: ordinal, name, arch, memory_bytes, driver_version. Makes no context.
+    DeviceError."""
     driver = driver or cuda.CUDADriver()
     version = driver.integer("driver_version")
     driver.init(0)

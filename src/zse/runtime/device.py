@@ -41,9 +41,11 @@ _FLOATS = {"f32": "<fxxxx", "f64": "<d"}
 
 
 class Launch:
-    """One recorded launch. args: as given; params: [[name, type], ...] of the kernel, or None when unknown (null device).
+    """One recorded launch. args: as given; params: [[name, type], ...] of the kernel, or None when unknown (null
+    device).
 
-    slots: the arguments as 8-byte numbers, 0 where a symbol goes; syms: [(place among them, Sym), ...]. Filled by launch().
+    slots: the arguments as 8-byte numbers, 0 where a symbol goes; syms: [(place among them, Sym), ...]. Filled by
+    launch().
     """
 
     __slots__ = ("symbol", "args", "grid", "independent", "min_chunk", "params", "slots", "syms")
@@ -78,7 +80,8 @@ class Copy:
 
 
 class Program:
-    """A kernel of the device. address: of its entry point (0 on a device that runs nothing); params: [[name, type], ...]."""
+    """A kernel of the device. address: of its entry point (0 on a device that runs nothing); params: [[name, type],
+    ...]."""
 
     __slots__ = ("symbol", "address", "params")
 
@@ -105,9 +108,10 @@ class Recorder:
         """Record kernel `symbol` over `grid` (one to three dimensions).
 
         args: one per kernel parameter: anything with an `address` (Tensor, Buffer) or a number (0: a null pointer; the
-        caller keeps the memory alive) for a pointer; int, Sym or bool for an integer; int or float for a float. independent: may overlap with the launch just
-        before (and with what that one overlaps with); else it waits for everything before. min_chunk: fewest blocks that
-        a thread takes at once. Raises DeviceError (no such kernel), TypeError or ValueError with the parameter's name.
+        caller keeps the memory alive) for a pointer; int, Sym or bool for an integer; int or float for a float.
+        independent: may overlap with the launch just before (and with what that one overlaps with); else it waits for
+        everything before. min_chunk: fewest blocks that a thread takes at once. Raises DeviceError (no such kernel),
+        TypeError or ValueError with the parameter's name.
         """
         program = self.device.program(symbol)
         dims = tuple(grid) if isinstance(grid, tuple | list) else (grid,)
@@ -121,7 +125,9 @@ class Recorder:
         args = list(args)
         params = program.params
         if params is not None and len(args) != len(params):
-            raise TypeError(f"{symbol} takes {len(params)} arguments ({', '.join(name for name, _ in params)}), got {len(args)}")
+            raise TypeError(
+                f"{symbol} takes {len(params)} arguments ({', '.join(name for name, _ in params)}), got {len(args)}"
+            )
         if len(args) > MAX_ARGS:
             raise TypeError(f"{symbol}: {len(args)} arguments, at most {MAX_ARGS}")
         launch = Launch(symbol, args, dims, independent, max(1, min_chunk), params)
@@ -170,7 +176,9 @@ class Recorder:
 def encode(symbol: str, name: str, kind: str, arg: object) -> int:
     """The argument's 8-byte slot as an unsigned integer. TypeError or ValueError names kernel and parameter."""
     if kind == "ptr":
-        address = arg if isinstance(arg, int) and not isinstance(arg, bool) and arg >= 0 else getattr(arg, "address", None)
+        address = (
+            arg if isinstance(arg, int) and not isinstance(arg, bool) and arg >= 0 else getattr(arg, "address", None)
+        )
         if address is None:
             raise TypeError(f"{symbol}: {name} is a pointer, got {type(arg).__name__} {arg!r}")
         return int(address)
@@ -213,8 +221,8 @@ def buffers_of(launches: list[Launch]) -> "list[Buffer]":
 class Staging:
     """Memory through which host and device exchange a step's inputs and outputs.
 
-    host: writable memoryview of bytes. buffer: the same bytes in device memory, an argument of kernels once wrapped in a
-    Tensor. shared: host and buffer are one memory (CPU). The host must not write what a submitted graph still has to
+    host: writable memoryview of bytes. buffer: the same bytes in device memory, an argument of kernels once wrapped in
+    a Tensor. shared: host and buffer are one memory (CPU). The host must not write what a submitted graph still has to
     upload, nor read what it still has to download: wait for its ticket, or use two in turn.
     """
 
@@ -265,12 +273,14 @@ class Graph:
         raise NotImplementedError
 
     def submit(self, **symbols: int) -> Ticket:
-        """Start a replay, after everything submitted to the device before; `run` is submit and wait. Raises like run."""
+        """Start a replay, after everything submitted to the device before; `run` is submit and wait. Raises like
+        run."""
         self.run(**symbols)
         return Ticket()
 
     def prepare(self, **symbols: int) -> None:
-        """Do now what the first replays with these symbols would do besides replaying. Runs nothing. Raises like run."""
+        """Do now what the first replays with these symbols would do besides replaying. Runs nothing. Raises like
+        run."""
 
     def symbol_error(self, symbols: "dict[str, int]") -> Exception:
         """What is wrong with these symbols: their names, or one that is out of range."""
@@ -309,7 +319,8 @@ class Load:
         raise NotImplementedError
 
     def wait(self) -> None:
-        """Until all jobs are done. Raises FormatError when a file is shorter than a job says, DeviceError when reading fails."""
+        """Until all jobs are done. Raises FormatError when a file is shorter than a job says, DeviceError when reading
+        fails."""
         raise NotImplementedError
 
     def cancel(self) -> None:

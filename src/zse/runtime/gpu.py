@@ -39,13 +39,14 @@ if TYPE_CHECKING:
 
 NON_BLOCKING = 1                # CU_STREAM_NON_BLOCKING: no hidden order with the legacy stream
 EVENT_BLOCKING_SYNC, EVENT_NO_TIMING = 1, 2
-# A wait polls this long and then sleeps in the driver. Sleeping is seen 10 µs later than polling (H200): 1 % of a step of
-# 1 ms, nothing of longer ones, where a core would be burned.
+# A wait polls this long and then sleeps in the driver. Sleeping is seen 10 µs later than polling (H200): 1 % of a step
+# of 1 ms, nothing of longer ones, where a core would be burned.
 SPIN_US = 2_000
 
 
 class GPUProgram(Program):
-    """A kernel in the driver. threads: of a block; shared_bytes: dynamic shared memory; cluster: blocks of one cluster."""
+    """A kernel in the driver. threads: of a block; shared_bytes: dynamic shared memory; cluster: blocks of one
+    cluster."""
 
     __slots__ = ("threads", "shared_bytes", "cluster")
 
@@ -56,8 +57,8 @@ class GPUProgram(Program):
 
 
 class Kernels:
-    """Compiled kernels. manifest: {symbol: {"params": [[name, type], ...], "threads", "shared_bytes", "cluster", "image"}};
-    load(image) → the bytes of that module."""
+    """Compiled kernels. manifest: {symbol: {"params": [[name, type], ...], "threads", "shared_bytes", "cluster",
+    "image"}}; load(image) → the bytes of that module."""
 
     def __init__(self, manifest: "Mapping[str, dict]", load: "Callable[[Any], bytes]"):
         self.manifest, self.load = manifest, load
@@ -104,10 +105,18 @@ class GPUDevice(Device):
         """The driver's functions as the C runtime calls them."""
         from zse import env
         table = native.GPUDriverTable(current=self._current)
-        for field, role in (("set_current", "set_current"), ("launch", "launch"), ("to_device", "to_device_async"),
-                            ("to_host", "to_host_async"), ("event_record", "event_record"), ("event_wait", "event_wait"),
-                            ("event_query", "event_query"), ("graph_launch", "graph_launch"),
-                            ("host_register", "host_register"), ("host_unregister", "host_unregister")):
+        for field, role in (
+            ("set_current", "set_current"),
+            ("launch", "launch"),
+            ("to_device", "to_device_async"),
+            ("to_host", "to_host_async"),
+            ("event_record", "event_record"),
+            ("event_wait", "event_wait"),
+            ("event_query", "event_query"),
+            ("graph_launch", "graph_launch"),
+            ("host_register", "host_register"),
+            ("host_unregister", "host_unregister"),
+        ):
             setattr(table, field, self.driver.address(role))
         if self.driver.has("launch_ex"):
             table.launch_ex = self.driver.address("launch_ex")
@@ -139,8 +148,10 @@ class GPUDevice(Device):
             room = "the driver does not say how much is free"
         ours = ", ".join(f"{name} {size:,}" for name, size in self._account.by_label.items()) or "none"
         hint = self.driver.hints.get(error.name, "")
-        return DeviceMemoryError(f"not enough memory on {self.name}:{self.ordinal}: {nbytes:,} bytes for {label}; {room}; allocated "
-                           f"here: {ours}; {hint}")
+        return DeviceMemoryError(
+            f"not enough memory on {self.name}:{self.ordinal}: {nbytes:,} bytes for {label}; {room}; allocated "
+            f"here: {ours}; {hint}"
+        )
 
     # -- memory
 
@@ -148,7 +159,8 @@ class GPUDevice(Device):
         return GPUBuffer(self, nbytes, label)
 
     def alloc_growing(self, nbytes: int, maximum: int, label: str = "other") -> "GrowingBuffer | FixedBuffer":
-        """`nbytes` of memory now, up to `maximum` at the same address by `grow`; all at once where the driver cannot."""
+        """`nbytes` of memory now, up to `maximum` at the same address by `grow`; all at once where the driver
+        cannot."""
         return (GrowingBuffer if self.supports_growth else FixedBuffer)(self, nbytes, maximum, label)
 
     def granularity(self) -> int:
@@ -299,7 +311,8 @@ class GPUDevice(Device):
         return self._host.program(symbol)
 
     def register_window(self) -> int:
-        """Most bytes of file mappings that are registered at once: pages of the page cache, which stay where they are."""
+        """Most bytes of file mappings that are registered at once: pages of the page cache, which stay where they
+        are."""
         from zse.runtime.probe import memory_bytes
         facts = memory_bytes()
         return max(1 << 30, (facts["limit"] or facts["total"] or 0) // 2)

@@ -99,7 +99,9 @@ class GPUGraph(Graph):
                 else:
                     into.grid[dim] = size
                 if not dim and isinstance(size, int) and size % program.cluster:
-                    raise ValueError(f"{launch.symbol}: grid {launch.grid} is no multiple of its cluster of {program.cluster}")
+                    raise ValueError(
+                        f"{launch.symbol}: grid {launch.grid} is no multiple of its cluster of {program.cluster}"
+                    )
         self._values_type = c_int64 * len(self.symbols)
         self._where = c_int64()
         # None: seen once; else the captured graph.
@@ -108,8 +110,16 @@ class GPUGraph(Graph):
         self.can_capture = device.supports_capture and len(self.launches) > 1
         error = c_int32()
         self._list = self._runtime.zse_gpu_list_create(
-            launches, len(launches), (c_uint64 * len(slots))(*slots), len(slots), (native.Patch * len(patches))(*patches),
-            len(patches), (c_int64 * len(self.maxima))(*self.maxima), len(self.maxima), byref(error))
+            launches,
+            len(launches),
+            (c_uint64 * len(slots))(*slots),
+            len(slots),
+            (native.Patch * len(patches))(*patches),
+            len(patches),
+            (c_int64 * len(self.maxima))(*self.maxima),
+            len(self.maxima),
+            byref(error),
+        )
         native.check("zse_gpu_list_create", error.value)
         device._graphs.add(self)
 
@@ -164,13 +174,19 @@ class GPUGraph(Graph):
 
     def _error(self, status: int, where: int, symbols: "dict[str, int]") -> Exception:
         if status == native.ERANGE:
-            return self.symbol_error(symbols) if where >= 0 else DeviceError("a grid of the graph is negative or too large")
+            return (
+                self.symbol_error(symbols)
+                if where >= 0
+                else DeviceError("a grid of the graph is negative or too large")
+            )
         if where >= len(self.launches):
             return self.device.driver.error("graph_launch", status, self.describe())    # type: ignore[attr-defined]
         launch = self.launches[where]
         role = {"upload": "to_device_async", "download": "to_host_async"}.get(launch.symbol, "launch_ex")
-        driver = self.device.driver                                                     # type: ignore[attr-defined]
-        return driver.error(role if driver.has(role) else "launch", status, f"{launch.symbol}, launch {where}, grid {launch.grid}")
+        driver = self.device.driver  # type: ignore[attr-defined]
+        return driver.error(
+            role if driver.has(role) else "launch", status, f"{launch.symbol}, launch {where}, grid {launch.grid}"
+        )
 
     # -- captured graphs
 
@@ -210,7 +226,9 @@ class GPUGraph(Graph):
         graph = ctypes.c_void_p()
         try:
             driver.begin_capture(stream, CAPTURE_RELAXED)
-            status = self._runtime.zse_gpu_list_submit(device.table, self._list, stream, values, None, None, None, self._where)
+            status = self._runtime.zse_gpu_list_submit(
+                device.table, self._list, stream, values, None, None, None, self._where
+            )
             driver.end_capture(stream, byref(graph))
             if status:
                 raise self._error(status, self._where.value, symbols)

@@ -1,4 +1,5 @@
-"""Loading weights onto a GPU: C threads map or read files and copy beside Python's imports and recording (csrc/gpu_load.c)."""
+"""Loading weights onto a GPU: C threads map or read files and copy beside Python's imports and recording
+(csrc/gpu_load.c)."""
 
 import errno
 import os
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
     from zse.runtime.gpu import GPUDevice
     from zse.runtime.load import LoadJob
 
-# Bytes of a file mapping that are registered at once: 64 to 256 MiB take the same time (H200), and the last chunk's copy
-# is what the loader waits for at the end.
+# Bytes of a file mapping that are registered at once: 64 to 256 MiB take the same time (H200), and the last chunk's
+# copy is what the loader waits for at the end.
 CHUNK_BYTES = 64 << 20
 # Pieces that are read, and pinned memory for them: two slots a thread. Pinning costs 0.4 ms a MiB. 4 GiB from the page
-# cache take 100 ms with 8 threads and slots of 2 MiB, pinning included; 159 with 4, 105 with 12, 105 with slots of 4 MiB.
+# cache take 100 ms with 8 threads and slots of 2 MiB, pinning included; 159 with 4, 105 with 12, 105 with slots of 4
+# MiB.
 SLOT_BYTES = 2 << 20
 READERS = 8
 WARM_PERCENT = 95
@@ -34,9 +36,9 @@ SHORT, READ, DRIVER, MEMORY = 1, 2, 3, 4
 
 
 class GPULoad(Load):
-    """Jobs that run in C threads. A job without a kernel: args is [destination]. A job with one: the kernel is the CPU's;
-    arguments that are Tensors in this device's memory are its outputs, exactly their bytes, which it makes in pinned
-    host memory; other pointers are Tensors or Buffers of the host, or 0."""
+    """Jobs that run in C threads. A job without a kernel: args is [destination]. A job with one: the kernel is the
+    CPU's; arguments that are Tensors in this device's memory are its outputs, exactly their bytes, which it makes in
+    pinned host memory; other pointers are Tensors or Buffers of the host, or 0."""
 
     def __init__(self, device: "GPUDevice", jobs: "Sequence[LoadJob]", threads: int):
         self._handle: int | None = None
@@ -61,10 +63,18 @@ class GPULoad(Load):
         self._event_array = pointer_array(self._events)
         driver = device.driver
         options = native.GPULoadOptions(
-            chunk_bytes=CHUNK_BYTES if device.can_register else 0, window_bytes=device.register_window(), slot_bytes=SLOT_BYTES,
-            pin=driver.address("host_alloc"), unpin=driver.address("host_free"), stream=device.copy_stream,
-            events=_address(self._event_array), threads=threads, warm_percent=WARM_PERCENT, register_flags=REGISTER_READ_ONLY,
-            slow_us=SLOW_US if threads >= READERS and len(allowed_cpus()) >= READERS else 0)
+            chunk_bytes=CHUNK_BYTES if device.can_register else 0,
+            window_bytes=device.register_window(),
+            slot_bytes=SLOT_BYTES,
+            pin=driver.address("host_alloc"),
+            unpin=driver.address("host_free"),
+            stream=device.copy_stream,
+            events=_address(self._event_array),
+            threads=threads,
+            warm_percent=WARM_PERCENT,
+            register_flags=REGISTER_READ_ONLY,
+            slow_us=SLOW_US if threads >= READERS and len(allowed_cpus()) >= READERS else 0,
+        )
         # Fresh buffers are zeroed in the compute stream: the copies come after.
         fence = device.take_event()
         driver.event_record(fence, device.stream)
@@ -99,7 +109,9 @@ class GPULoad(Load):
         params = program.params or []
         if len(job.args) + 1 != len(params):
             names = ", ".join(name for name, _ in params[1:])
-            raise TypeError(f"{job.symbol} takes {len(params) - 1} arguments after the piece ({names}), got {len(job.args)}")
+            raise TypeError(
+                f"{job.symbol} takes {len(params) - 1} arguments after the piece ({names}), got {len(job.args)}"
+            )
         into.grid[:] = grid
         into.fn, into.num_args = program.address, len(params)
         slots.append(0)
@@ -115,7 +127,9 @@ class GPULoad(Load):
             else:
                 slots.append(encode(job.symbol or "", name, kind, arg))
         if not into.num_outputs:
-            raise ValueError(f"load job {job.field}: no argument of {job.symbol} lies in the memory of {self._device.name}")
+            raise ValueError(
+                f"load job {job.field}: no argument of {job.symbol} lies in the memory of {self._device.name}"
+            )
 
     @property
     def done_bytes(self) -> int:
@@ -133,7 +147,8 @@ class GPULoad(Load):
         return self._result is not None and bool(self._result.mapped)
 
     def wait_for(self, num_jobs: int) -> None:
-        """Until the first `num_jobs` jobs are on the device; what is submitted then may read them. Raises as wait does."""
+        """Until the first `num_jobs` jobs are on the device; what is submitted then may read them. Raises as wait
+        does."""
         if self._result is not None or not self._handle:
             return
         if num_jobs >= len(self._jobs):
@@ -173,11 +188,17 @@ class GPULoad(Load):
         path = (job.path or path_of(job.fd)) if job else "load"
         where = f"{job.nbytes} bytes at {job.offset} for {job.field} (load job {result.job})" if job else ""
         if result.kind == SHORT and job is not None:
-            return FormatError(path, job.offset + result.got, job.field,
-                               f"the file ends here; {job.nbytes - result.got} more bytes expected (load job {result.job})")
+            return FormatError(
+                path,
+                job.offset + result.got,
+                job.field,
+                f"the file ends here; {job.nbytes - result.got} more bytes expected (load job {result.job})",
+            )
         if result.kind == DRIVER:
             return self._device.driver.error("to_device_async", result.code, f"loading {path}: {where}")
-        return DeviceError(f"{path}: reading {where}: {errno.errorcode.get(result.code, result.code)}: {os.strerror(result.code)}")
+        return DeviceError(
+            f"{path}: reading {where}: {errno.errorcode.get(result.code, result.code)}: {os.strerror(result.code)}"
+        )
 
     def cancel(self) -> None:
         if self._handle and self._result is None:

@@ -17,8 +17,8 @@ PORTABLE = 1                                        # CU_MEMHOSTALLOC_PORTABLE
 
 
 class GPUBuffer:
-    """Zero-filled device memory. address: a device pointer, 256-byte aligned at least. `free` gives it back; so does losing
-    the last reference. The host cannot see into it: `device.read`, `device.write`."""
+    """Zero-filled device memory. address: a device pointer, 256-byte aligned at least. `free` gives it back; so does
+    losing the last reference. The host cannot see into it: `device.read`, `device.write`."""
 
     __slots__ = ("address", "nbytes", "label", "device", "_pins", "_freed", "__weakref__")
 
@@ -58,7 +58,8 @@ class GPUBuffer:
         self._pins += count
 
     def free(self) -> None:
-        """Give the memory back once the device is done with it. DeviceError while a graph uses it. Twice does nothing."""
+        """Give the memory back once the device is done with it. DeviceError while a graph uses it. Twice does
+        nothing."""
         if self._freed:
             return
         if self._pins:
@@ -136,7 +137,8 @@ class GrowingBuffer(GPUBuffer):
         device.fill_zero(at, more)
 
     def grow(self, nbytes: int) -> None:
-        """Have at least `nbytes`, the new ones zeroed. ValueError over the maximum, DeviceError when there is not enough."""
+        """Have at least `nbytes`, the new ones zeroed. ValueError over the maximum, DeviceError when there is not
+        enough."""
         if nbytes > self.maximum:
             raise ValueError(f"{self.label}: {nbytes} bytes of at most {self.maximum}")
         if self._freed:
@@ -209,8 +211,8 @@ class MappedBuffer(GPUBuffer):
 
 
 class MappedStaging(Staging):
-    """Pinned host memory that is its own buffer: kernels write results of some bytes where the host reads them, without a
-    copy in the stream (5 µs a step on an H200). What kernels read more than once belongs in a GPUStaging."""
+    """Pinned host memory that is its own buffer: kernels write results of some bytes where the host reads them, without
+    a copy in the stream (5 µs a step on an H200). What kernels read more than once belongs in a GPUStaging."""
 
     __slots__ = ()
 

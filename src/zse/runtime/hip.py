@@ -29,12 +29,16 @@ class HIPDevice(GPUDevice):
         self.driver_version = driver.integer("driver_version")
         count = driver.integer("device_count")
         if ordinal >= count:
-            raise DeviceError(f"there is no hip:{ordinal}: {count} GPU(s) are visible (HIP_VISIBLE_DEVICES, `rocminfo`)")
+            raise DeviceError(
+                f"there is no hip:{ordinal}: {count} GPU(s) are visible (HIP_VISIBLE_DEVICES, `rocminfo`)"
+            )
         self._device = device = driver.integer("device_get", ordinal)
         properties = _properties(driver, device)
         self.product, self.isa = properties["name"], properties["isa"]
         if not self.isa.startswith(SUPPORTED):
-            raise DeviceError(f"{self.product} is {self.isa}; kernels are written for {', '.join(SUPPORTED)}: use --device cpu")
+            raise DeviceError(
+                f"{self.product} is {self.isa}; kernels are written for {', '.join(SUPPORTED)}: use --device cpu"
+            )
         if self._attribute(hip.COMPUTE_MODE) == COMPUTE_PROHIBITED:
             raise DeviceError(f"{self.product}: its compute mode is Prohibited; use --device cpu")
         self.num_sms = self._attribute(hip.MULTIPROCESSORS)
@@ -56,8 +60,10 @@ class HIPDevice(GPUDevice):
 
     def _prepare_function(self, program: GPUProgram) -> None:
         if program.shared_bytes > self.shared_bytes:
-            raise DeviceError(f"{program.symbol} needs {program.shared_bytes:,} bytes of shared memory; {self.product} has "
-                              f"{self.shared_bytes:,} a block")
+            raise DeviceError(
+                f"{program.symbol} needs {program.shared_bytes:,} bytes of shared memory; {self.product} has "
+                f"{self.shared_bytes:,} a block"
+            )
 
     def _release_context(self) -> None:
         # HIP's primary context is the process's: it ends with the process, and other devices of it may be in use.
@@ -82,5 +88,7 @@ def list_devices(driver: "hip.HIPDriver | None" = None) -> "list[dict[str, Any]]
     for ordinal in range(driver.integer("device_count")):
         device, total = driver.integer("device_get", ordinal), ctypes.c_size_t()
         driver.device_total_memory(ctypes.byref(total), device)
-        found.append({"ordinal": ordinal, **_properties(driver, device), "memory_bytes": total.value, "driver_version": version})
+        found.append(
+            {"ordinal": ordinal, **_properties(driver, device), "memory_bytes": total.value, "driver_version": version}
+        )
     return found

@@ -1,8 +1,8 @@
 """The Metal device: the GPU of an Apple-silicon Mac through the Objective-C runtime. Host and GPU share one memory.
 
-It has not run on hardware yet: it is tested over an Objective-C runtime written in Python (tests/runtime/test_metal.py).
-A kernel's parameters are its buffers 0, 1, …: pointers by setBuffer, numbers by setBytes as their type (4 or 8 bytes);
-dynamic shared memory is threadgroup memory 0.
+It has not run on hardware yet: it is tested over an Objective-C runtime written in Python
+(tests/runtime/test_metal.py). A kernel's parameters are its buffers 0, 1, …: pointers by setBuffer, numbers by setBytes
+as their type (4 or 8 bytes); dynamic shared memory is threadgroup memory 0.
 """
 
 import ctypes
@@ -27,7 +27,20 @@ if TYPE_CHECKING:
 STORAGE_SHARED = 0                  # MTLResourceStorageModeShared
 STATUS_ERROR = 5                    # MTLCommandBufferStatusError
 MAX_BUFFERS = 31                    # of a kernel's argument table
-_BYTES = {"f32": 4, "f64": 8, "i8": 1, "u8": 1, "i16": 2, "u16": 2, "i32": 4, "u32": 4, "i64": 8, "u64": 8, "bool": 1, "bool_": 1}
+_BYTES = {
+    "f32": 4,
+    "f64": 8,
+    "i8": 1,
+    "u8": 1,
+    "i16": 2,
+    "u16": 2,
+    "i32": 4,
+    "u32": 4,
+    "i64": 8,
+    "u64": 8,
+    "bool": 1,
+    "bool_": 1,
+}
 
 
 class MetalBuffer:
@@ -54,7 +67,8 @@ class MetalBuffer:
         """The content as a writable memoryview of `format` items. What was submitted must have been waited for."""
         if self._freed:
             raise DeviceError(f"{self.label}: the buffer was freed")
-        return memoryview((ctypes.c_ubyte * self.nbytes).from_address(self.address)).cast("B").cast(format)  # type: ignore[call-overload]
+        memory = memoryview((ctypes.c_ubyte * self.nbytes).from_address(self.address)).cast("B")
+        return memory.cast(format)  # type: ignore[call-overload]
 
     @property
     def freed(self) -> bool:
@@ -138,14 +152,18 @@ class MetalGraph(Graph):
                 raise TypeError(f"{launch.symbol}: {len(launch.args)} arguments, at most {MAX_BUFFERS} on Metal")
             syms = dict(launch.syms)
             arguments: list = []
-            for place, (arg, slot, (_, kind)) in enumerate(zip(launch.args, launch.slots, launch.params or (), strict=True)):
+            for place, (arg, slot, (_, kind)) in enumerate(
+                zip(launch.args, launch.slots, launch.params or (), strict=True)
+            ):
                 if kind == "tensormap":
                     raise TypeError(f"{launch.symbol}: tensor maps are for CUDA")
                 if kind == "ptr":
                     buffer = getattr(arg, "buffer", arg)
                     handle = getattr(buffer, "handle", 0)
                     if slot and not handle:
-                        raise TypeError(f"{launch.symbol}: argument {place} is an address; on Metal its Tensor is needed")
+                        raise TypeError(
+                            f"{launch.symbol}: argument {place} is an address; on Metal its Tensor is needed"
+                        )
                     arguments.append((handle, slot - buffer.address if slot else 0))
                 else:
                     arguments.append((syms.get(place), slot.to_bytes(8, "little")[:_BYTES[kind]]))
@@ -153,7 +171,10 @@ class MetalGraph(Graph):
 
     def describe(self) -> str:
         """What it is, for an error."""
-        return ", ".join(list(dict.fromkeys(launch.symbol for launch in self.launches))[:3]) + f" ({len(self.launches)} launches)"
+        return (
+            ", ".join(list(dict.fromkeys(launch.symbol for launch in self.launches))[:3])
+            + f" ({len(self.launches)} launches)"
+        )
 
     def run(self, **symbols: int) -> None:
         self.submit(**symbols).wait()
@@ -182,23 +203,49 @@ class MetalGraph(Graph):
                 objc.pop_pool(pool)
         return MetalTicket(device, buffer, self)
 
-    def _encode(self, objc: ObjC, encoder: int, program: MetalProgram, arguments: list, grid: tuple, symbols: dict) -> None:
+    def _encode(
+        self, objc: ObjC, encoder: int, program: MetalProgram, arguments: list, grid: tuple, symbols: dict
+    ) -> None:
         size = Size(*[dim.value(symbols) if isinstance(dim, Sym) else dim for dim in grid])
         if not size.width or not size.height or not size.depth:
             return
         objc.send(encoder, "setComputePipelineState:", program.address, result=None)
         for place, (first, second) in enumerate(arguments):
             if isinstance(second, bytes):
-                content = first.value(symbols).to_bytes(8, "little", signed=True)[:len(second)] if first is not None else second
+                content = (
+                    first.value(symbols).to_bytes(8, "little", signed=True)[: len(second)]
+                    if first is not None
+                    else second
+                )
                 objc.send(encoder, "setBytes:length:atIndex:", content, len(content), place, result=None,
                           types=(c_char_p, UInt, UInt))
             else:
-                objc.send(encoder, "setBuffer:offset:atIndex:", first, second, place, result=None, types=(c_void_p, UInt, UInt))
+                objc.send(
+                    encoder,
+                    "setBuffer:offset:atIndex:",
+                    first,
+                    second,
+                    place,
+                    result=None,
+                    types=(c_void_p, UInt, UInt),
+                )
         if program.shared_bytes:
-            objc.send(encoder, "setThreadgroupMemoryLength:atIndex:", -(-program.shared_bytes // 16) * 16, 0, result=None,
-                      types=(UInt, UInt))
-        objc.send(encoder, "dispatchThreadgroups:threadsPerThreadgroup:", size, Size(program.threads, 1, 1), result=None,
-                  types=(Size, Size))
+            objc.send(
+                encoder,
+                "setThreadgroupMemoryLength:atIndex:",
+                -(-program.shared_bytes // 16) * 16,
+                0,
+                result=None,
+                types=(UInt, UInt),
+            )
+        objc.send(
+            encoder,
+            "dispatchThreadgroups:threadsPerThreadgroup:",
+            size,
+            Size(program.threads, 1, 1),
+            result=None,
+            types=(Size, Size),
+        )
 
     def close(self) -> None:
         self._closed = True
@@ -289,11 +336,15 @@ class MetalDevice(Device):
             if entry is None:
                 raise DeviceError(f"no kernel {symbol!r} of {len(kernels.manifest)} for {self.isa}")
             if entry.get("shared_bytes", 0) > self.shared_bytes:
-                raise DeviceError(f"{symbol} needs {entry['shared_bytes']:,} bytes of threadgroup memory; {self.product} has "
-                                  f"{self.shared_bytes:,}")
+                raise DeviceError(
+                    f"{symbol} needs {entry['shared_bytes']:,} bytes of threadgroup memory; {self.product} has "
+                    f"{self.shared_bytes:,}"
+                )
             pool = self.objc.push_pool()
             try:
-                found = self._programs[symbol] = MetalProgram(symbol, self._pipeline(symbol, entry["image"], kernels), entry)
+                found = self._programs[symbol] = MetalProgram(
+                    symbol, self._pipeline(symbol, entry["image"], kernels), entry
+                )
             finally:
                 self.objc.pop_pool(pool)
         return found

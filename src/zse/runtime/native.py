@@ -63,9 +63,18 @@ class GPUDriverTable(ctypes.Structure):
 
 
 class GPULaunch(ctypes.Structure):
-    _fields_ = [("function", c_void_p), ("kind", c_uint32), ("first_arg", c_uint32), ("num_args", c_uint32), ("wide", c_uint32),
-                ("grid", c_int64 * 3), ("threads", c_uint32), ("shared_bytes", c_uint32), ("cluster", c_uint32),
-                ("overlaps", c_uint32)]
+    _fields_ = [
+        ("function", c_void_p),
+        ("kind", c_uint32),
+        ("first_arg", c_uint32),
+        ("num_args", c_uint32),
+        ("wide", c_uint32),
+        ("grid", c_int64 * 3),
+        ("threads", c_uint32),
+        ("shared_bytes", c_uint32),
+        ("cluster", c_uint32),
+        ("overlaps", c_uint32),
+    ]
 
 
 class GPULoadJobDesc(ctypes.Structure):
@@ -90,19 +99,35 @@ class GPULoadResult(ctypes.Structure):
 
 
 _GPU_SIGNATURES = {
-    "zse_gpu_load_start": (c_void_p, [POINTER(GPUDriverTable), POINTER(GPULoadOptions), c_void_p, c_int64, c_void_p, c_int64,
-                                      c_void_p, c_int64, POINTER(c_int32)]),
+    "zse_gpu_load_start": (
+        c_void_p,
+        [
+            POINTER(GPUDriverTable),
+            POINTER(GPULoadOptions),
+            c_void_p,
+            c_int64,
+            c_void_p,
+            c_int64,
+            c_void_p,
+            c_int64,
+            POINTER(c_int32),
+        ],
+    ),
     "zse_gpu_load_bytes": (c_int64, [c_void_p]),
     "zse_gpu_load_finished": (c_int32, [c_void_p]),
     "zse_gpu_load_tidy": (c_int32, [c_void_p]),
     "zse_gpu_load_wait": (None, [c_void_p, c_int64, POINTER(GPULoadResult)]),
     "zse_gpu_load_cancel": (None, [c_void_p]),
     "zse_gpu_load_close": (None, [c_void_p]),
-    "zse_gpu_list_create": (c_void_p, [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64,
-                                       POINTER(c_int32)]),
+    "zse_gpu_list_create": (
+        c_void_p,
+        [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, POINTER(c_int32)],
+    ),
     "zse_gpu_list_destroy": (None, [c_void_p]),
-    "zse_gpu_list_submit": (c_int32, [POINTER(GPUDriverTable), c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p,
-                                      POINTER(c_int64)]),
+    "zse_gpu_list_submit": (
+        c_int32,
+        [POINTER(GPUDriverTable), c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_int64)],
+    ),
     "zse_gpu_wait": (c_int32, [POINTER(GPUDriverTable), c_void_p, c_int64]),
 }
 
@@ -112,7 +137,9 @@ _gpu_is_bound = False
 
 def native_dir() -> str:
     """The folder that holds the compiled libraries."""
-    return env.get("ZSE_NATIVE_DIR") or os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "_native")
+    return env.get("ZSE_NATIVE_DIR") or os.path.join(
+        os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "_native"
+    )
 
 
 def compiler_hint() -> str:
@@ -129,7 +156,9 @@ def open_library(path: str) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(path)
     except OSError as error:
-        raise DeviceError(f"cannot load {path}: {error}; run `python -m zse.build --force` to compile it again") from None
+        raise DeviceError(
+            f"cannot load {path}: {error}; run `python -m zse.build --force` to compile it again"
+        ) from None
 
 
 def runtime() -> ctypes.CDLL:
@@ -145,8 +174,8 @@ def runtime() -> ctypes.CDLL:
 
 
 def gpu_runtime() -> ctypes.CDLL:
-    """libzse_runtime with the signatures of its GPU part, which needs no GPU. DeviceError when it was compiled before there
-    was one."""
+    """libzse_runtime with the signatures of its GPU part, which needs no GPU. DeviceError when it was compiled before
+    there was one."""
     global _gpu_is_bound
     library = runtime()
     if not _gpu_is_bound:
@@ -154,7 +183,9 @@ def gpu_runtime() -> ctypes.CDLL:
             try:
                 function = getattr(library, name)
             except AttributeError:
-                raise DeviceError(f"libzse_runtime.so lacks {name}; run `python -m zse.build` to compile it again") from None
+                raise DeviceError(
+                    f"libzse_runtime.so lacks {name}; run `python -m zse.build` to compile it again"
+                ) from None
             function.restype, function.argtypes = result, arguments
         _gpu_is_bound = True
     return library
@@ -180,9 +211,13 @@ def choose_level() -> str:
         return forced
     runnable = isa.runnable_levels(bits)
     if not runnable:
-        wanted = "; ".join(f"{name} needs {', '.join(isa.LEVELS[name][1])}" for name in here) or "supported: x86_64, arm64"
-        raise DeviceError(f"this CPU ({isa.machine()}: {', '.join(isa.feature_names(bits)) or 'no known feature'}) has no "
-                          f"kernel library; {wanted}")
+        wanted = (
+            "; ".join(f"{name} needs {', '.join(isa.LEVELS[name][1])}" for name in here) or "supported: x86_64, arm64"
+        )
+        raise DeviceError(
+            f"this CPU ({isa.machine()}: {', '.join(isa.feature_names(bits)) or 'no known feature'}) has no "
+            f"kernel library; {wanted}"
+        )
     for name in runnable:
         if os.path.exists(kernel_library(name)):
             return name

@@ -55,14 +55,20 @@ class NullLoad(Load):
 
 class NullDevice(Device):
     """manifest: {symbol: {"params": [[name, type], ...]}}: launches are checked against it; None accepts any launch.
-    on_run(graph, symbols) is called at every replay. loads: the job lists given to `load`. family, arch: whose kernels ops
-    shall record; the memory stays the host's."""
+    on_run(graph, symbols) is called at every replay. loads: the job lists given to `load`. family, arch: whose kernels
+    ops shall record; the memory stays the host's."""
 
     name = "null"
     isa = "null"
 
-    def __init__(self, threads: int = 1, manifest: dict | None = None,
-                 on_run: "Callable[[NullGraph, dict[str, int]], None] | None" = None, family: str = "cpu", arch: int = 0):
+    def __init__(
+        self,
+        threads: int = 1,
+        manifest: dict | None = None,
+        on_run: "Callable[[NullGraph, dict[str, int]], None] | None" = None,
+        family: str = "cpu",
+        arch: int = 0,
+    ):
         self.threads = threads
         self.family, self.arch = family, arch
         self.on_run = on_run

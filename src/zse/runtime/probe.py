@@ -1,4 +1,5 @@
-"""Facts about this machine: what `zse doctor` prints, and how many threads are worth starting. Nothing is initialised."""
+"""Facts about this machine: what `zse doctor` prints, and how many threads are worth starting. Nothing is
+initialised."""
 
 import os
 
@@ -80,8 +81,14 @@ def cpu_model() -> str:
 
 def memory_bytes() -> dict[str, int | None]:
     """Physical memory, what is available now, and the control group's limit (None without one)."""
-    fields = {line.split(":")[0]: line.split()[1] for line in _read("/proc/meminfo").splitlines() if len(line.split()) > 1}
-    total = int(fields["MemTotal"]) * 1024 if "MemTotal" in fields else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    fields = {
+        line.split(":")[0]: line.split()[1] for line in _read("/proc/meminfo").splitlines() if len(line.split()) > 1
+    }
+    total = (
+        int(fields["MemTotal"]) * 1024
+        if "MemTotal" in fields
+        else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    )
     limit = _read("/sys/fs/cgroup/memory.max") or _read("/sys/fs/cgroup/memory/memory.limit_in_bytes")
     bounded = limit.isdigit() and int(limit) < total
     return {"total": total, "available": int(fields["MemAvailable"]) * 1024 if "MemAvailable" in fields else None,
@@ -108,23 +115,45 @@ def cuda_driver() -> dict[str, str | None]:
     """The CUDA driver: its library and version as files say them; no driver call is made."""
     import glob
     folders = os.environ.get("LD_LIBRARY_PATH", "").split(":") + [
-        "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib/wsl/lib", "/usr/local/nvidia/lib64"]
+        "/usr/lib/x86_64-linux-gnu",
+        "/usr/lib/aarch64-linux-gnu",
+        "/usr/lib64",
+        "/usr/lib/wsl/lib",
+        "/usr/local/nvidia/lib64",
+    ]
     library = next((os.path.join(folder, "libcuda.so.1") for folder in folders
                     if folder and os.path.exists(os.path.join(folder, "libcuda.so.1"))), None)
     version = _read("/sys/module/nvidia/version") or None
     if version is None and library:
         tail = os.path.realpath(library).rpartition(".so.")[2]
         version = tail if "." in tail else None
-    return {"library": library, "version": version, "devices": ", ".join(sorted(glob.glob("/dev/nvidia[0-9]*"))) or None}
+    return {
+        "library": library,
+        "version": version,
+        "devices": ", ".join(sorted(glob.glob("/dev/nvidia[0-9]*"))) or None,
+    }
 
 
 def facts() -> "dict[str, Any]":
     """Everything, by name. The CPU part is `error: text` when the compiled libraries are missing or do not fit."""
     from zse.errors import ZSEError
     found: dict[str, Any] = {
-        "machine": isa.machine(), "cpu": cpu_model(), "logical_cpus": len(allowed_cpus()), "physical_cores": physical_cores(),
-        "cpu_quota": quota_cpus(), "memory": memory_bytes(), "compiler": compiler(), "native_dir": native.native_dir(),
-        "cuda": cuda_driver(), "error": None, "features": [], "isa": None, "runnable": [], "compiled": [], "threads": None}
+        "machine": isa.machine(),
+        "cpu": cpu_model(),
+        "logical_cpus": len(allowed_cpus()),
+        "physical_cores": physical_cores(),
+        "cpu_quota": quota_cpus(),
+        "memory": memory_bytes(),
+        "compiler": compiler(),
+        "native_dir": native.native_dir(),
+        "cuda": cuda_driver(),
+        "error": None,
+        "features": [],
+        "isa": None,
+        "runnable": [],
+        "compiled": [],
+        "threads": None,
+    }
     found["compiled"] = [name for name in isa.LEVELS if os.path.exists(native.kernel_library(name))]
     try:
         bits = native.runtime().zse_cpu_features()

@@ -34,8 +34,10 @@ COMPUTE_PROHIBITED = 2          # CU_COMPUTEMODE_PROHIBITED
 # variable, 121 with 8 (H200); copies and kernels overlap all the same.
 CONNECTIONS = ("CUDA_DEVICE_MAX_CONNECTIONS", "2")
 
-_DRIVER_HINT = ("install the NVIDIA driver, version 545 or later (580 or later for kernels compiled by CUDA 13), or use "
-                "--device cpu")
+_DRIVER_HINT = (
+    "install the NVIDIA driver, version 545 or later (580 or later for kernels compiled by CUDA 13), or use "
+    "--device cpu"
+)
 
 
 class CUDADriver(Driver):
@@ -47,25 +49,28 @@ class CUDADriver(Driver):
     # Illegal address and its kin, a launch that was killed, ECC and NVLink faults, a context that is gone.
     sticky = frozenset({4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 806, 810, 999})
     symbols = {
-        "init": "cuInit", "driver_version": "cuDriverGetVersion", "device_count": "cuDeviceGetCount", "device_get": "cuDeviceGet",
-        "device_name": "cuDeviceGetName", "device_attribute": "cuDeviceGetAttribute",
+        "init": "cuInit", "driver_version": "cuDriverGetVersion", "device_count": "cuDeviceGetCount",
+        "device_get": "cuDeviceGet", "device_name": "cuDeviceGetName", "device_attribute": "cuDeviceGetAttribute",
         "device_total_memory": "cuDeviceTotalMem_v2", "context_retain": "cuDevicePrimaryCtxRetain",
-        "context_release": "cuDevicePrimaryCtxRelease_v2", "set_current": "cuCtxSetCurrent", "memory_info": "cuMemGetInfo_v2",
-        "alloc": "cuMemAlloc_v2", "free": "cuMemFree_v2", "memset_async": "cuMemsetD8Async",
-        "to_device_async": "cuMemcpyHtoDAsync_v2", "to_host_async": "cuMemcpyDtoHAsync_v2", "stream_create": "cuStreamCreate",
-        "stream_destroy": "cuStreamDestroy_v2", "stream_wait": "cuStreamSynchronize", "stream_wait_event": "cuStreamWaitEvent",
-        "event_create": "cuEventCreate", "event_destroy": "cuEventDestroy_v2", "event_record": "cuEventRecord",
-        "event_wait": "cuEventSynchronize", "event_query": "cuEventQuery", "event_elapsed": "cuEventElapsedTime",
-        "module_load": "cuModuleLoadData", "module_unload": "cuModuleUnload", "module_function": "cuModuleGetFunction",
+        "context_release": "cuDevicePrimaryCtxRelease_v2", "set_current": "cuCtxSetCurrent",
+        "memory_info": "cuMemGetInfo_v2", "alloc": "cuMemAlloc_v2", "free": "cuMemFree_v2",
+        "memset_async": "cuMemsetD8Async", "to_device_async": "cuMemcpyHtoDAsync_v2",
+        "to_host_async": "cuMemcpyDtoHAsync_v2", "stream_create": "cuStreamCreate",
+        "stream_destroy": "cuStreamDestroy_v2", "stream_wait": "cuStreamSynchronize",
+        "stream_wait_event": "cuStreamWaitEvent", "event_create": "cuEventCreate",
+        "event_destroy": "cuEventDestroy_v2", "event_record": "cuEventRecord", "event_wait": "cuEventSynchronize",
+        "event_query": "cuEventQuery", "event_elapsed": "cuEventElapsedTime", "module_load": "cuModuleLoadData",
+        "module_unload": "cuModuleUnload", "module_function": "cuModuleGetFunction",
         "function_set_attribute": "cuFuncSetAttribute", "host_alloc": "cuMemHostAlloc", "host_free": "cuMemFreeHost",
-        "host_device_address": "cuMemHostGetDevicePointer_v2", "host_register": "cuMemHostRegister_v2", "host_unregister": "cuMemHostUnregister",
-        "begin_capture": "cuStreamBeginCapture_v2", "end_capture": "cuStreamEndCapture",
-        "graph_instantiate": "cuGraphInstantiateWithFlags", "graph_destroy": "cuGraphDestroy",
-        "executable_destroy": "cuGraphExecDestroy", "graph_launch": "cuGraphLaunch", "launch": "cuLaunchKernel",
-        "launch_ex": "cuLaunchKernelEx", "tensor_map": "cuTensorMapEncodeTiled",
-        "vmm_granularity": "cuMemGetAllocationGranularity", "vmm_reserve": "cuMemAddressReserve",
-        "vmm_unreserve": "cuMemAddressFree", "vmm_create": "cuMemCreate", "vmm_release": "cuMemRelease", "vmm_map": "cuMemMap",
-        "vmm_unmap": "cuMemUnmap", "vmm_set_access": "cuMemSetAccess",
+        "host_device_address": "cuMemHostGetDevicePointer_v2", "host_register": "cuMemHostRegister_v2",
+        "host_unregister": "cuMemHostUnregister", "begin_capture": "cuStreamBeginCapture_v2",
+        "end_capture": "cuStreamEndCapture", "graph_instantiate": "cuGraphInstantiateWithFlags",
+        "graph_destroy": "cuGraphDestroy", "executable_destroy": "cuGraphExecDestroy",
+        "graph_launch": "cuGraphLaunch", "launch": "cuLaunchKernel", "launch_ex": "cuLaunchKernelEx",
+        "tensor_map": "cuTensorMapEncodeTiled", "vmm_granularity": "cuMemGetAllocationGranularity",
+        "vmm_reserve": "cuMemAddressReserve", "vmm_unreserve": "cuMemAddressFree", "vmm_create": "cuMemCreate",
+        "vmm_release": "cuMemRelease", "vmm_map": "cuMemMap", "vmm_unmap": "cuMemUnmap",
+        "vmm_set_access": "cuMemSetAccess",
     }
     arguments = ARGUMENTS | {
         "set_current": [c_void_p],
@@ -73,23 +78,29 @@ class CUDADriver(Driver):
                        POINTER(c_uint32), c_int, c_int, c_int, c_int],
     }
     hints = {
-        "CUDA_ERROR_NO_DEVICE": "no NVIDIA GPU is visible: check `nvidia-smi` and CUDA_VISIBLE_DEVICES, in a container pass the GPU "
-                                "in (--gpus all), or use --device cpu",
+        "CUDA_ERROR_NO_DEVICE": (
+            "no NVIDIA GPU is visible: check `nvidia-smi` and CUDA_VISIBLE_DEVICES, in a container pass the GPU in (--gpus "
+            "all), or use --device cpu"),
         "CUDA_ERROR_INVALID_DEVICE": "there is no GPU of that number: see `nvidia-smi -L` and CUDA_VISIBLE_DEVICES",
-        "CUDA_ERROR_DEVICE_UNAVAILABLE": "another process holds the GPU (exclusive compute mode) or it failed: see `nvidia-smi`, or "
-                                         "use --device cpu",
-        "CUDA_ERROR_OUT_OF_MEMORY": "close other programs on the GPU (`nvidia-smi` lists them), or use a smaller context or a "
-                                    "quantized model",
+        "CUDA_ERROR_DEVICE_UNAVAILABLE": (
+            "another process holds the GPU (exclusive compute mode) or it failed: see `nvidia-smi`, or use --device "
+            "cpu"),
+        "CUDA_ERROR_OUT_OF_MEMORY": (
+            "close other programs on the GPU (`nvidia-smi` lists them), or use a smaller context or a quantized model"),
         "CUDA_ERROR_STUB_LIBRARY": "libcuda.so.1 is the toolkit's stub, not the driver: take it out of LD_LIBRARY_PATH",
-        "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "the driver was updated while loaded: restart the machine or reload the nvidia modules",
-        "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE": "remove the CUDA compatibility libraries from LD_LIBRARY_PATH, or " + _DRIVER_HINT,
+        "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": (
+            "the driver was updated while loaded: restart the machine or reload the nvidia modules"),
+        "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE": (
+            "remove the CUDA compatibility libraries from LD_LIBRARY_PATH, or " + _DRIVER_HINT),
         "CUDA_ERROR_SYSTEM_NOT_READY": "start nvidia-fabricmanager, or wait until it is up",
         "CUDA_ERROR_UNKNOWN": "often a driver that was suspended or half loaded: check `nvidia-smi`",
-        "CUDA_ERROR_NO_BINARY_FOR_GPU": "the kernels were compiled for another GPU or by a newer CUDA than the driver: run "
-                                        "`zse kernels build`, or update the driver",
+        "CUDA_ERROR_NO_BINARY_FOR_GPU": (
+            "the kernels were compiled for another GPU or by a newer CUDA than the driver: run `zse kernels build`, or "
+            "update the driver"),
         "CUDA_ERROR_INVALID_IMAGE": "a compiled kernel is damaged or too new for the driver: run `zse kernels build`",
         "CUDA_ERROR_ECC_UNCORRECTABLE": "the GPU's memory failed: see `nvidia-smi -q -d ECC`",
-        "CUDA_ERROR_ILLEGAL_ADDRESS": "a kernel touched memory that is not its own; ZSE_GPU_CHECK=1 names the kernel",
+        "CUDA_ERROR_ILLEGAL_ADDRESS": (
+            "a kernel touched memory that is not its own; ZSE_GPU_CHECK=1 names the kernel"),
         "CUDA_ERROR_LAUNCH_FAILED": "a kernel failed; ZSE_GPU_CHECK=1 names it",
         "CUDA_ERROR_MISALIGNED_ADDRESS": "a kernel made a misaligned access; ZSE_GPU_CHECK=1 names it",
         "CUDA_ERROR_ILLEGAL_INSTRUCTION": "a kernel ran an instruction that this GPU lacks; ZSE_GPU_CHECK=1 names it",
@@ -106,8 +117,10 @@ class CUDADriver(Driver):
             return self.context
         self.version = self.integer("driver_version")       # works before cuInit; 12030 for CUDA 12.3
         if self.version < NEEDED_VERSION:
-            raise DeviceError(f"the NVIDIA driver is for CUDA {_dotted(self.version)}; CUDA {_dotted(NEEDED_VERSION)} is "
-                              f"needed: {self.missing_hint}")
+            raise DeviceError(
+                f"the NVIDIA driver is for CUDA {_dotted(self.version)}; CUDA {_dotted(NEEDED_VERSION)} is "
+                f"needed: {self.missing_hint}"
+            )
         os.environ.setdefault(*CONNECTIONS)
         self.init(0)
         count = self.integer("device_count")
@@ -121,8 +134,9 @@ class CUDADriver(Driver):
         self.arch = 10 * self.integer("device_attribute", CAPABILITY_MAJOR, device) + self.integer(
             "device_attribute", CAPABILITY_MINOR, device)
         if self.arch < LEAST_ARCH:
-            raise DeviceError(f"{self.product} is sm_{self.arch}; sm_{LEAST_ARCH} (Ampere) or later is needed: use --device "
-                              "cpu")
+            raise DeviceError(
+                f"{self.product} is sm_{self.arch}; sm_{LEAST_ARCH} (Ampere) or later is needed: use --device cpu"
+            )
         if self.integer("device_attribute", COMPUTE_MODE, device) == COMPUTE_PROHIBITED:
             raise DeviceError(f"{self.product}: its compute mode is Prohibited; run `nvidia-smi -c DEFAULT`, or use "
                               "--device cpu")

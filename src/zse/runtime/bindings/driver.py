@@ -109,14 +109,17 @@ class Driver:
         self._functions: dict[str, Any] = {}
 
     def function(self, role: str) -> "Any":
-        """The driver's function itself: its status is not checked. DeviceError when this driver is too old to have it."""
+        """The driver's function itself: its status is not checked. DeviceError when this driver is too old to have
+        it."""
         found = self._functions.get(role)
         if found is None:
             symbol = self.symbols[role]
             try:
                 found = getattr(self.library, symbol)
             except AttributeError:
-                raise DeviceError(f"the {self.vendor} driver lacks {symbol}: it is too old; {self.missing_hint}") from None
+                raise DeviceError(
+                    f"the {self.vendor} driver lacks {symbol}: it is too old; {self.missing_hint}"
+                ) from None
             found.restype, found.argtypes = c_int, self.arguments.get(role)
             self._functions[role] = found
         return found
@@ -147,7 +150,8 @@ class Driver:
         call = self.symbols.get(role, role)
         name, text = self.describe(code)
         hint = self.hints.get(name, "")
-        message = f"{call}{f' ({doing})' if doing else ''}: {name} ({code}){f': {text}' if text else ''}{f'; {hint}' if hint else ''}"
+        doing, text, hint = f" ({doing})" if doing else "", f": {text}" if text else "", f"; {hint}" if hint else ""
+        message = f"{call}{doing}: {name} ({code}){text}{hint}"
         if code in self.sticky or self.lost is not None:
             if self.lost is None:
                 self.lost = DeviceLost(message)

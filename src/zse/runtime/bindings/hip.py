@@ -24,7 +24,13 @@ class HIPDriver(Driver):
     """libamdhip64, opened when the object is made."""
 
     vendor = "AMD"
-    libraries = ("libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so", "/opt/rocm/lib/libamdhip64.so")
+    libraries = (
+        "libamdhip64.so.7",
+        "libamdhip64.so.6",
+        "libamdhip64.so.5",
+        "libamdhip64.so",
+        "/opt/rocm/lib/libamdhip64.so",
+    )
     missing_hint = _HINT
     sticky = frozenset({4, 214, 700, 702, 709, 710, 719, 999})
     symbols = {
@@ -36,25 +42,28 @@ class HIPDriver(Driver):
         "to_device_async": "hipMemcpyHtoDAsync", "to_host_async": "hipMemcpyDtoHAsync",
         "stream_create": "hipStreamCreateWithFlags", "stream_destroy": "hipStreamDestroy",
         "stream_wait": "hipStreamSynchronize", "stream_wait_event": "hipStreamWaitEvent",
-        "event_create": "hipEventCreateWithFlags", "event_destroy": "hipEventDestroy", "event_record": "hipEventRecord",
-        "event_wait": "hipEventSynchronize", "event_query": "hipEventQuery", "event_elapsed": "hipEventElapsedTime",
-        "module_load": "hipModuleLoadData", "module_unload": "hipModuleUnload", "module_function": "hipModuleGetFunction",
-        "host_alloc": "hipHostMalloc", "host_free": "hipHostFree", "host_device_address": "hipHostGetDevicePointer",
+        "event_create": "hipEventCreateWithFlags", "event_destroy": "hipEventDestroy",
+        "event_record": "hipEventRecord", "event_wait": "hipEventSynchronize", "event_query": "hipEventQuery",
+        "event_elapsed": "hipEventElapsedTime", "module_load": "hipModuleLoadData",
+        "module_unload": "hipModuleUnload", "module_function": "hipModuleGetFunction", "host_alloc": "hipHostMalloc",
+        "host_free": "hipHostFree", "host_device_address": "hipHostGetDevicePointer",
         "host_register": "hipHostRegister", "host_unregister": "hipHostUnregister",
         "begin_capture": "hipStreamBeginCapture", "end_capture": "hipStreamEndCapture",
         "graph_instantiate": "hipGraphInstantiateWithFlags", "graph_destroy": "hipGraphDestroy",
-        "executable_destroy": "hipGraphExecDestroy", "graph_launch": "hipGraphLaunch", "launch": "hipModuleLaunchKernel",
-        "vmm_granularity": "hipMemGetAllocationGranularity", "vmm_reserve": "hipMemAddressReserve",
-        "vmm_unreserve": "hipMemAddressFree", "vmm_create": "hipMemCreate", "vmm_release": "hipMemRelease",
-        "vmm_map": "hipMemMap", "vmm_unmap": "hipMemUnmap", "vmm_set_access": "hipMemSetAccess",
+        "executable_destroy": "hipGraphExecDestroy", "graph_launch": "hipGraphLaunch",
+        "launch": "hipModuleLaunchKernel", "vmm_granularity": "hipMemGetAllocationGranularity",
+        "vmm_reserve": "hipMemAddressReserve", "vmm_unreserve": "hipMemAddressFree", "vmm_create": "hipMemCreate",
+        "vmm_release": "hipMemRelease", "vmm_map": "hipMemMap", "vmm_unmap": "hipMemUnmap",
+        "vmm_set_access": "hipMemSetAccess",
     }
     arguments = ARGUMENTS | {
         "set_current": [c_int], "context_release": [], "device_properties": [c_void_p, c_int],
         "device_name": [c_char_p, c_int, c_int], "device_count": [POINTER(c_int)],
     }
     hints = {
-        "hipErrorNoDevice": "no AMD GPU is visible: check `rocminfo`, HIP_VISIBLE_DEVICES and that you may open /dev/kfd (groups "
-                            "render, video), or use --device cpu",
+        "hipErrorNoDevice": (
+            "no AMD GPU is visible: check `rocminfo`, HIP_VISIBLE_DEVICES and that you may open /dev/kfd (groups "
+            "render, video), or use --device cpu"),
         "hipErrorOutOfMemory": "close other programs on the GPU, or use a smaller context or a quantized model",
         "hipErrorNoBinaryForGpu": "the kernels were compiled for another GPU: run `zse kernels build`",
         "hipErrorInvalidImage": "a compiled kernel is damaged: run `zse kernels build`",

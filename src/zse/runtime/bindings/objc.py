@@ -28,9 +28,15 @@ class ObjC:
             ctypes.CDLL(FOUNDATION)
             self._metal = ctypes.CDLL(METAL)
         except OSError as error:
-            raise DeviceError(f"no Metal: {error}; it comes with macOS on Apple silicon, elsewhere use --device cpu") from None
-        for name, result, arguments in (("objc_getClass", c_void_p, [c_char_p]), ("sel_registerName", c_void_p, [c_char_p]),
-                                        ("objc_autoreleasePoolPush", c_void_p, []), ("objc_autoreleasePoolPop", None, [c_void_p])):
+            raise DeviceError(
+                f"no Metal: {error}; it comes with macOS on Apple silicon, elsewhere use --device cpu"
+            ) from None
+        for name, result, arguments in (
+            ("objc_getClass", c_void_p, [c_char_p]),
+            ("sel_registerName", c_void_p, [c_char_p]),
+            ("objc_autoreleasePoolPush", c_void_p, []),
+            ("objc_autoreleasePoolPop", None, [c_void_p]),
+        ):
             function = getattr(self._runtime, name)
             function.restype, function.argtypes = result, arguments
         self._selectors: dict[str, int] = {}
@@ -44,13 +50,17 @@ class ObjC:
         function.restype = c_void_p
         return function() or 0
 
-    def send(self, receiver: int, selector: str, *args: "Any", result: "Any" = c_void_p, types: "tuple | None" = None) -> "Any":
-        """`[receiver selector: args...]`. types: of the arguments (default: pointers); result: of the answer, None for void.
-        An answer that is an address is 0 for nil."""
+    def send(
+        self, receiver: int, selector: str, *args: "Any", result: "Any" = c_void_p, types: "tuple | None" = None
+    ) -> "Any":
+        """`[receiver selector: args...]`. types: of the arguments (default: pointers); result: of the answer, None for
+        void. An answer that is an address is 0 for nil."""
         types = types if types is not None else (c_void_p,) * len(args)
         function = self._prototypes.get((result, types))
         if function is None:
-            function = self._prototypes[result, types] = ctypes.CFUNCTYPE(result, c_void_p, c_void_p, *types)(self._address)
+            function = self._prototypes[result, types] = ctypes.CFUNCTYPE(result, c_void_p, c_void_p, *types)(
+                self._address
+            )
         name = self._selectors.get(selector)
         if name is None:
             name = self._selectors[selector] = self._runtime.sel_registerName(selector.encode())
@@ -59,7 +69,9 @@ class ObjC:
 
     def string(self, text: str) -> int:
         """An autoreleased NSString."""
-        return self.send(self._runtime.objc_getClass(b"NSString"), "stringWithUTF8String:", text.encode(), types=(c_char_p,))
+        return self.send(
+            self._runtime.objc_getClass(b"NSString"), "stringWithUTF8String:", text.encode(), types=(c_char_p,)
+        )
 
     def text(self, string: int) -> str:
         """The Python string of an NSString."""
