@@ -22,7 +22,6 @@ from zse.kernels.rope import rope_table
 from zse.models.config import ModelConfig, RopeConfig
 from zse.models.forms import (
     FORMS,
-    SMALL_TOKENS,
     SPLIT_TOKENS,
     gates_in_matmul,
     nbytes_of,
@@ -177,8 +176,11 @@ class Decoder:
         if self.activations == "int8":
             return "int8" if kinds == {"affine"} else "f32"     # dense weights take f32
         if self.activations == "bf16":
-            # Few tokens: fp8 weights are converted exactly, in registers. Many: the tensor cores take both as fp8.
-            return "fp8" if kinds == {"fp8"} and max_tokens > SMALL_TOKENS else "bf16"
+            # Few tokens: fp8 weights are converted exactly, in registers. Many: Hopper's tensor cores take both as fp8.
+            if kinds != {"fp8"}:
+                return "bf16"
+            from zse.kernels.gpu.gemm import wants_fp8
+            return "fp8" if all(wants_fp8(self.device, weight.scheme, max_tokens) for weight in weights) else "bf16"
         return self.activations
 
 

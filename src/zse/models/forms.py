@@ -9,7 +9,8 @@ from zse.models.config import ModelConfig
 
 SPLIT_TOKENS = 16               # CPU: batches up to this size may split a sequence's keys between threads
 PLACE_ALIGN = 256               # bytes; tensor maps and 16-byte copies want less
-SMALL_TOKENS = 64               # GPU: batches up to this size read each weight once, through matmul's small kernel
+SMALL_TOKENS = 64               # GPU: up to here a product is bound by reading its weights
+FEW_TOKENS = 8                  # GPU: up to here activations stay bf16, also for fp8 weights
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 
@@ -68,7 +69,7 @@ def scratch_tensors(config: ModelConfig, forms: Forms, schemes: dict[str, Any], 
     if forms.family == "cpu":
         tensors["partial"] = ("f32", partial_shape(min(SPLIT_TOKENS, max_tokens), config.num_heads, config.head_dim,
                                                    max_context))
-    elif max_tokens > SMALL_TOKENS and any(scheme.kind == "fp8" for scheme in schemes.values()):
+    elif max_tokens > FEW_TOKENS and any(scheme.kind == "fp8" for scheme in schemes.values()):
         tensors["quantized"] = (inner, (max_tokens, -(-config.intermediate_size // 2) + 2))
     return tensors
 
