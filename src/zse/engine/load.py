@@ -78,6 +78,7 @@ def _plan_beside(opening, source, config: EngineConfig):
     import zse.kernels.gpu.attention_plan
     import zse.kernels.page_table
     import zse.models.decoder
+    import zse.models.load_jobs
     import zse.sampling.state  # noqa: F401
     from zse.models.load import plan_model
     if opening.done:

@@ -14,6 +14,7 @@ from zse.engine.metrics import Phases, since_exec_clock
 
 # The server calls an engine stuck after several silent seconds; idle engines wake this often, which costs nothing.
 HEARTBEAT_S = 0.5
+SWITCH_INTERVAL_S = 0.0002
 
 
 def main(arguments: list[str], build=None, clock=None) -> int:
@@ -22,6 +23,9 @@ def main(arguments: list[str], build=None, clock=None) -> int:
     phases = Phases(clock or since_exec_clock())
     phases.mark("interpreter")
     gc.disable()   # a start makes many objects and no garbage; _serve turns it on again
+    # The thread that opens the device makes dozens of short calls; after each it would wait up to 5 ms (Python's default)
+    # for the imports that run meanwhile to give way.
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if len(arguments) < 2 or arguments[0] != "--fd" or not arguments[1].isdigit():
@@ -110,6 +114,7 @@ def _serve(engine, socket) -> int:
     from zse.errors import RequestError
     gc.freeze()
     gc.enable()
+    sys.setswitchinterval(0.005)
     next_beat = monotonic()
     while True:
         now = monotonic()
