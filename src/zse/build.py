@@ -103,7 +103,7 @@ class Builder:
     def link(self, objects: list[Path], target: Path) -> None:
         """A shared library, put in place whole: a process that has the old one open keeps it."""
         half = target.with_suffix(f".{os.getpid()}.tmp")
-        _run([self.compiler, "-shared", "-pthread", *map(str, objects), "-o", str(half), "-lm"], target.name)
+        _run([self.compiler, "-shared", "-pthread", *map(str, objects), "-o", str(half), "-lm", "-ldl"], target.name)
         half.replace(target)
 
     def host_library(self, name: str, sources: list[Path]) -> None:

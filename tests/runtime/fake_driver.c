@@ -43,7 +43,7 @@ static char context_object;
 /* ---- settings, failures, counters: what a test asks for and looks at ---- */
 
 static int settings_devices = 1, settings_version = 13000, settings_major = 9, settings_minor = 0, settings_vmm = 1;
-static int settings_register_us, settings_mode, settings_shared = 232448, settings_read_only_register = 1;
+static int settings_register_us, settings_init_us, settings_mode, settings_shared = 232448, settings_read_only_register = 1;
 static size_t memory_limit = 1ull << 30, memory_used;
 
 #define MAX_RULES 64
@@ -58,6 +58,7 @@ void fake_set(const char *name, long long value) {
     else if (!strcmp(name, "vmm")) settings_vmm = (int)value;
     else if (!strcmp(name, "mode")) settings_mode = (int)value;
     else if (!strcmp(name, "shared")) settings_shared = (int)value;
+    else if (!strcmp(name, "init_us")) settings_init_us = (int)value;
     else if (!strcmp(name, "register_us")) settings_register_us = (int)value;
     else if (!strcmp(name, "memory")) memory_limit = (size_t)value;
     else if (!strcmp(name, "read_only_register")) settings_read_only_register = (int)value;
@@ -310,6 +311,7 @@ static op_t copy_of(const op_t *op) {
 
 int NAME(cuInit, hipInit)(unsigned flags) {
     (void)flags;
+    if (settings_init_us) usleep((useconds_t)settings_init_us);
     return enter("init", 0);
 }
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from gpu_fixtures import Fake, compile_driver, kernels
@@ -106,11 +107,31 @@ def test_opening_in_the_background(fake):
         assert pending.done and device.name == "cuda"
         assert pending.result() is device
         assert device.read(device.alloc(10)) == bytes(10)      # in this thread, which did not open it
-    fake.set(devices=0)
+    assert fake.contexts == 0
+    for trouble, message in (({"major": 7}, "sm_70"), ({"devices": 0}, "NO_DEVICE")):
+        fake.set(**trouble)
+        pending = open_device_async("cuda")
+        for _ in range(2):
+            with pytest.raises(DeviceError, match=message):
+                pending.result()
+        assert fake.contexts == 0 and open_device_async("auto").result().name == "cpu"
+    assert open_device_async("cpu").result().name == "cpu"
+    with pytest.raises(UnsupportedError):
+        open_device_async("cuda:x").result()
+
+
+def test_other_threads_go_on_while_a_device_opens(fake):
+    """The C thread needs nothing from Python: what opening takes passes while this thread computes."""
+    fake.set(init_us=200_000)
+    started = time.monotonic()
     pending = open_device_async("cuda")
-    for _ in range(2):
-        with pytest.raises(DeviceError, match="NO_DEVICE"):
-            pending.result()
+    assert time.monotonic() - started < 0.1 and not pending.done
+    while not pending.done:
+        sum(range(1000))
+    assert 0.15 < time.monotonic() - started < 2
+    fake.set(init_us=0)
+    with pending.result() as device:
+        assert device.name == "cuda"
 
 
 def broken(device):

@@ -3,6 +3,7 @@
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from zse.runtime.device import Device
+    from zse.runtime.native import GPUOpening
 
 NAMES = ("auto", "cpu", "cuda", "cuda:N", "hip", "hip:N", "metal", "null")
 
@@ -15,10 +16,15 @@ def open_device(name: str = "cpu", threads: int | None = None) -> "Device":
     threads: of the CPU's pool; default ZSE_THREADS, else the physical cores. Raises UnsupportedError for another name,
     DeviceError when the device cannot be used ("auto" logs why and takes the CPU).
     """
+    return _open(name, threads, None)
+
+
+def _open(name: str, threads: int | None, opening: "GPUOpening | None") -> "Device":
+    """opening: the CUDA context, which a C thread opens; what was wrong with it is found again here."""
     if name == "auto":
         from zse.errors import DeviceError
         try:
-            return open_device("cuda")
+            return _open("cuda", threads, opening)
         except DeviceError as error:
             import logging
             logging.getLogger("zse.runtime").info("computing on the CPU: %s", error)
@@ -34,9 +40,10 @@ def open_device(name: str = "cpu", threads: int | None = None) -> "Device":
         from zse.runtime.metal import MetalDevice
         return MetalDevice()
     if kind == "cuda" and (name == "cuda" or number.isdecimal()):
+        retained = opening.wait() if opening is not None else False
         from zse.runtime.bindings.cuda import CUDADriver
         driver = CUDADriver()
-        driver.start(int(number or 0))      # before the other imports: another thread makes them meanwhile
+        driver.start(int(number or 0), retained)
         from zse.runtime.cuda import CUDADevice
         return CUDADevice(int(number or 0), driver)
     if name == "null":
@@ -47,31 +54,35 @@ def open_device(name: str = "cpu", threads: int | None = None) -> "Device":
 
 
 class PendingDevice:
-    """A device that opens on a thread of its own: a driver and its context take some 0.3 s, most of it outside
-    Python."""
+    """A device that is being opened. For CUDA a C thread does what takes long (the driver and a context: 0.15 to 0.3 s),
+    so that imports go on undisturbed; the rest, and other devices whole, are made by result()."""
 
     def __init__(self, name: str, threads: int | None = None):
-        import threading
+        self._name, self._threads = name, threads
         self._device: Device | None = None
         self._error: BaseException | None = None
-        self._arguments = (name, threads)
-        self._thread = threading.Thread(target=self._open, name="device", daemon=True)
-        self._thread.start()
-
-    def _open(self) -> None:
-        try:
-            self._device = open_device(*self._arguments)
-        except BaseException as error:      # handed to whoever asks for the result
-            self._error = error
+        self._opening: GPUOpening | None = None
+        kind, _, number = name.partition(":")
+        if name in ("auto", "cuda") or (kind == "cuda" and number.isdecimal()):
+            from zse.errors import DeviceError
+            from zse.runtime.bindings.cuda import CUDADriver
+            try:
+                self._opening = CUDADriver.opening(int(number or 0))
+            except DeviceError as error:        # no compiled library
+                self._error = error
 
     @property
     def done(self) -> bool:
-        """Whether result() would return at once."""
-        return not self._thread.is_alive()
+        """Whether result() would return soon."""
+        return self._opening is None or self._opening.done
 
     def result(self) -> "Device":
         """The device, when it is open. Raises what opening it raised."""
-        self._thread.join()
+        if self._device is None and self._error is None:
+            try:
+                self._device = _open(self._name, self._threads, self._opening)
+            except BaseException as error:
+                self._error = error
         if self._error is not None:
             raise self._error
         assert self._device is not None

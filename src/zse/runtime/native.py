@@ -99,6 +99,9 @@ class GPULoadResult(ctypes.Structure):
 
 
 _GPU_SIGNATURES = {
+    "zse_gpu_open_start": (c_void_p, [ctypes.c_char_p, c_int32]),
+    "zse_gpu_open_done": (c_int32, [c_void_p]),
+    "zse_gpu_open_wait": (c_int32, [c_void_p]),
     "zse_gpu_load_start": (
         c_void_p,
         [
@@ -189,6 +192,24 @@ def gpu_runtime() -> ctypes.CDLL:
             function.restype, function.argtypes = result, arguments
         _gpu_is_bound = True
     return library
+
+
+class GPUOpening:
+    """A CUDA context that is being opened by a C thread, beside imports. wait(): whether it was retained."""
+
+    def __init__(self, library: str, ordinal: int):
+        self._runtime = gpu_runtime()
+        self._handle = self._runtime.zse_gpu_open_start(library.encode(), ordinal)
+
+    @property
+    def done(self) -> bool:
+        """Whether wait() would return at once."""
+        return not self._handle or bool(self._runtime.zse_gpu_open_done(self._handle))
+
+    def wait(self) -> bool:
+        """Until the thread is done."""
+        handle, self._handle = self._handle, None
+        return bool(handle) and bool(self._runtime.zse_gpu_open_wait(handle))
 
 
 def check(call: str, status: int) -> None:

@@ -5,6 +5,7 @@ import os
 from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_uint32, c_uint64, c_void_p
 
 from zse.errors import DeviceError
+from zse.runtime import native
 from zse.runtime.bindings.driver import ARGUMENTS, Driver
 
 # cuda.h: CUdevice_attribute
@@ -108,13 +109,31 @@ class CUDADriver(Driver):
 
     context = 0                 # after start()
     device = version = arch = 0
+    _retained = False
     product = isa = ""
 
-    def start(self, ordinal: int) -> int:
+    @classmethod
+    def opening(cls, ordinal: int) -> native.GPUOpening:
+        """Let a C thread open the context of GPU `ordinal`; start() finds it then, or what was wrong."""
+        os.environ.setdefault(*CONNECTIONS)
+        return native.GPUOpening(cls.libraries[0], ordinal)
+
+    def start(self, ordinal: int, retained: bool = False) -> int:
         """cuInit and the primary context of GPU `ordinal`, once: what takes long (0.15 to 0.3 s, outside Python), with
-        nothing imported but this. Returns the context. DeviceError for what cannot be used."""
+        nothing imported but this. retained: the context was retained before, for us (native.GPUOpening). Returns the
+        context. DeviceError for what cannot be used."""
         if self.context:
             return self.context
+        try:
+            self._start(ordinal)
+        except BaseException:
+            if retained:
+                self.context_release(self.integer("device_get", ordinal))
+            raise
+        self._retained = retained
+        return self.context
+
+    def _start(self, ordinal: int) -> None:
         self.version = self.integer("driver_version")       # works before cuInit; 12030 for CUDA 12.3
         if self.version < NEEDED_VERSION:
             raise DeviceError(
@@ -143,13 +162,14 @@ class CUDADriver(Driver):
         # Instructions of sm_90a and sm_100a are not carried over to later architectures: kernels are compiled for one.
         self.isa = f"sm_{self.arch}{'a' if self.arch >= 90 else ''}"
         self.context = self.pointer("context_retain", device)
-        return self.context
 
     def stop(self) -> None:
         """Give the context back."""
         context, self.context = self.context, 0
         if context:
             self.context_release(self.device)
+            if self._retained:
+                self.context_release(self.device)
 
     def name_of(self, device: int) -> str:
         """The product's name."""

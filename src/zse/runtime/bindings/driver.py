@@ -94,12 +94,19 @@ class Driver:
     hints: dict[str, str] = {}              # error name → what to do
     sticky: frozenset[int] = frozenset()    # errors after which every call of the process fails
     missing_hint = ""                       # what to do without a library
+    # Calls that return at once: the interpreter's lock is kept, which takes up to 5 ms to get back while others import.
+    quick = frozenset({
+        "driver_version", "device_count", "device_get", "device_name", "device_attribute", "device_total_memory", "set_current",
+        "memory_info", "stream_create", "event_create", "event_query", "module_function", "function_set_attribute",
+        "vmm_granularity", "host_device_address",
+    })
 
     def __init__(self, path: str | None = None):
         reasons = []
         for name in (path,) if path else self.libraries:
             try:
                 self.library = ctypes.CDLL(name)
+                self._quick_library = ctypes.PyDLL(name, handle=self.library._handle)
                 break
             except OSError as error:
                 reasons.append(str(error))
@@ -115,7 +122,7 @@ class Driver:
         if found is None:
             symbol = self.symbols[role]
             try:
-                found = getattr(self.library, symbol)
+                found = getattr(self._quick_library if role in self.quick else self.library, symbol)
             except AttributeError:
                 raise DeviceError(
                     f"the {self.vendor} driver lacks {symbol}: it is too old; {self.missing_hint}"

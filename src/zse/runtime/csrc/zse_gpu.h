@@ -54,6 +54,14 @@ typedef struct {
     uint32_t threads, shared_bytes, cluster, overlaps; /* overlaps: may start before the launch before has ended (PDL) */
 } zse_gpu_launch;
 
+typedef struct zse_gpu_opening zse_gpu_opening;
+
+/* cuInit and the primary context of GPU `ordinal` on a thread of its own; path: of the driver's library. NULL: no thread.
+ * wait: 1 if the context was retained (release it once more then). */
+zse_gpu_opening *zse_gpu_open_start(const char *path, int32_t ordinal);
+int32_t zse_gpu_open_done(const zse_gpu_opening *opening); /* whether wait would return at once */
+int32_t zse_gpu_open_wait(zse_gpu_opening *opening);
+
 typedef struct zse_gpu_list zse_gpu_list;
 
 zse_gpu_list *zse_gpu_list_create(const zse_gpu_launch *launches, int64_t num_launches, const uint64_t *args, int64_t num_args,
