@@ -13,6 +13,7 @@ from zse.kernel import (
     copy_commit,
     copy_wait,
     f32,
+    grid_launch_dependents,
     grid_wait,
     i32,
     kernel,
@@ -357,6 +358,13 @@ def writes_before_grid_wait(x: Ptr[f32, "const"], out: Ptr[f32]):
 @kernel  # here
 def never_waits(x: Ptr[f32, "const"], out: Ptr[f32]):
     pass
+
+
+@kernel
+def lets_start_early(x: Ptr[f32, "const"], out: Ptr[f32]):
+    grid_launch_dependents()
+    grid_wait()
+    out[thread_index()] = f32(2)
 
 
 @kernel

@@ -29,7 +29,7 @@ def home(request):
 @pytest.fixture(scope="module")
 def device(home):
     variants = {case.variant.symbol: case.variant for case in gpu_cases.all_cases(np.random.default_rng(0))}
-    with EmulateDevice(variants=variants, strict=False) as device:
+    with EmulateDevice(variants=variants, dependent=False) as device:
         yield device
 
 
@@ -48,9 +48,9 @@ def test_the_language(name, device):
 class Run:
     """One kernel of emulator_bugs.py on fresh buffers."""
 
-    def __init__(self, function, threads: int, seed: int, strict: bool = False, grid: int = 1, elements: int = 256):
+    def __init__(self, function, threads: int, seed: int, dependent: bool = False, grid: int = 1, elements: int = 256):
         self.variant = Variant(function.name, function, threads=threads)
-        self.device = EmulateDevice(variants={function.name: self.variant}, seed=seed, strict=strict)
+        self.device = EmulateDevice(variants={function.name: self.variant}, seed=seed, dependent=dependent)
         rng = np.random.default_rng(seed)
         self.x = rng.uniform(0.5, 1, 8192 if elements > 256 else 256).astype(np.float32)
         extra = {"n": 0, "parts": np.zeros(8, np.float32), "arrived": np.zeros(1, np.uint32)}
@@ -152,21 +152,47 @@ def test_the_rule_of_dependent_launches(name, report, home):
     with pytest.raises(DeviceError, match=report) as caught:
         device.run(two)
     assert str(caught.value).startswith(tuple(lines_of(function)))
-    if name == "reads_before_grid_wait":        # what was waited for may be read at once
+    if name == "reads_before_grid_wait":        # what a kernel before the one before wrote is there, and what was waited for may be read at once
+        def three(recorder):
+            recorder.launch("good", [x, y], 1)
+            recorder.launch("good", [y, z], 1)
+            recorder.launch(name, [y, x], 1)
+        device.run(three)
         device.run(lambda recorder: recorder.launch("good", [x, y], 1))
         device.run(lambda recorder: recorder.launch(name, [y, z], 1))
 
 
+def test_a_kernel_that_lets_the_next_start_early(home):
+    """Then the one after it may start before the one before it is done."""
+    names = ("good", "lets_start_early", "reads_before_grid_wait")
+    device = EmulateDevice(variants={name: Variant(name, getattr(bugs, name), threads=64) for name in names}, seed=3)
+    x, y, z = (Tensor(device.alloc(256, label), (64,), "f32") for label in ("w", "x", "out"))
+
+    def three(recorder):
+        for name, source, target in zip(names, (x, x, y), (y, z, z), strict=True):
+            recorder.launch(name, [source, target], 1)
+    with pytest.raises(DeviceError, match="reads of 'x' what an earlier kernel wrote, before grid_wait"):
+        device.run(three)
+
+
+def test_unwritten_memory_may_be_allowed(home):
+    variant = Variant("uninitialised", bugs.uninitialised, threads=64)
+    device = EmulateDevice(variants={"uninitialised": variant}, dependent=False, initialised=False)
+    x, out = (Tensor(device.alloc(1024, label), (256,), "f32") for label in ("x", "out"))
+    device.run(lambda recorder: recorder.launch("uninitialised", [x, out], 1))
+    assert np.isnan(np.frombuffer(device.read(out), np.float32)[:64]).tolist() == [True] + [False] * 63
+
+
 def test_good_kernels_pass_in_every_order(home):
     for seed in range(20):
-        run = Run(bugs.good, 64, seed, strict=True)
+        run = Run(bugs.good, 64, seed, dependent=True)
         run.launch()
         sums = run.x[:64].reshape(2, 32).astype(np.float64).sum(1) * 32
         np.testing.assert_allclose(run.out()[:64], np.repeat(sums, 32)[::-1], rtol=1e-5)
 
 
 def test_memory_between_buffers_is_nobodys(home):
-    device = EmulateDevice(variants={"blocks_race": Variant("blocks_race", bugs.blocks_race, threads=32)}, strict=False)
+    device = EmulateDevice(variants={"blocks_race": Variant("blocks_race", bugs.blocks_race, threads=32)}, dependent=False)
     x, out = device.alloc(128, "x"), device.alloc(128, "gone")
     device.run(lambda recorder: recorder.launch("blocks_race", [x, out], 1))
     address = out.address

@@ -207,8 +207,9 @@ class EmulatedGraph(Graph):
 class EmulateDevice(Device):
     """like: the GPU architecture whose features the kernels find. variants: other kernels than the package's, by symbol (tests).
 
-    seed: of the order in which threads run, another one for each launch; None: a fresh one, which errors name. strict: hold kernels
-    to the rule of PDL: nothing of another kernel's before grid_wait(), and every kernel calls it."""
+    seed: of the order in which threads run, another one for each launch; None: a fresh one, which errors name. dependent: hold
+    kernels to the rule of PDL: nothing of another kernel's before grid_wait(), and every kernel calls it. initialised: shared memory is
+    not read before it is written; without it such a read gives NaN."""
 
     name = "emulate"
     family = "gpu"
@@ -218,11 +219,11 @@ class EmulateDevice(Device):
     l2_bytes = 50 << 20
 
     def __init__(self, like: str = "sm_90a", variants: "Mapping[str, Variant] | None" = None, seed: int | None = None,
-                 strict: bool = True):
+                 dependent: bool = True, initialised: bool = True):
         from zse.kernel import cache
         from zse.kernel.archs import features_of
         core()
-        self.like, self.isa, self.strict = like, f"emulate-{like}", strict
+        self.like, self.isa, self.rules = like, f"emulate-{like}", dependent + 2 * initialised
         self.arch = features_of(like)[0]
         self.product = f"emulated {like}"
         self.seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
@@ -276,7 +277,7 @@ class EmulateDevice(Device):
         with self._lock:
             self.seed += 1
             if core().zse_emulate_launch(program.address, (c_uint64 * max(1, len(slots)))(*slots), (c_int64 * 3)(*grid), self.seed,
-                                         self.strict, message, len(message)):
+                                         self.rules, message, len(message)):
                 raise DeviceError(f"{message.value.decode(errors='replace')}, seed {self.seed - 1}")
 
     def tensor_map(self, tensor: "Any", box: "Any", *, swizzle: int = 0, l2_promotion: int = 128, dims: "Any" = None,

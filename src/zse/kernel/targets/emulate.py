@@ -122,7 +122,7 @@ EFFECTS = {
     "shuffle": _exchange("SHUFFLE"), "shuffle_xor": _exchange("SHUFFLE_XOR"), "shuffle_up": _exchange("SHUFFLE_UP"),
     "shuffle_down": _exchange("SHUFFLE_DOWN"), "ballot": _vote("BALLOT"), "any_thread": _vote("ANY"), "all_threads": _vote("ALL"),
     **{name: _atomic(kind) for name, kind in _ATOMICS.items()},
-    "grid_wait": _call("grid_wait"), "grid_launch_dependents": _nothing, "set_max_registers": _nothing,
+    "grid_wait": _call("grid_wait"), "grid_launch_dependents": _call("grid_launch_dependents"), "set_max_registers": _nothing,
     "clock": lambda t, stmt, outs, args: "(i64)++T->ticks",
     "copy_async": _copy_async, "copy_commit": _call("copy_commit"), "copy_wait": _attrs("copy_wait", 0), "copy_arrive": _call("copy_arrive"),
     "mbarrier_init": _call("mbarrier_init"), "mbarrier_init_fence": _call("mbarrier_init_fence"),
@@ -287,7 +287,7 @@ class EmulateTarget(GpuTarget):
 
     def ldmatrix_table(self, transposed: bool) -> str:
         name = f"zse_ldmatrix{'_trans' if transposed else ''}"
-        rows = ", ".join("{%d,%d,%d}" % fragments.ldmatrix(lane, register, half, transposed)
+        rows = ", ".join("{" + ",".join(map(str, fragments.ldmatrix(lane, register, half, transposed))) + "}"
                          for lane in range(32) for register in range(4) for half in range(2))
         self.tables.setdefault(name, f"static const u8 {name}[][3] = {{{rows}}};")
         return name

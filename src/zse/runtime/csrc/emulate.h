@@ -75,6 +75,7 @@ void cluster_barrier(Thread *);
 void fence(Thread *);
 void fence_async(Thread *);
 void grid_wait(Thread *);
+void grid_launch_dependents(Thread *);
 
 void copy_async(Thread *, void *dst, const void *src, i32 size, i32 valid);
 void copy_commit(Thread *);

@@ -19,7 +19,7 @@ const size_t STACK = 256 << 10;     /* virtual; a kernel's variables take a few 
 const u64 LONGEST = 400u << 20;     /* accesses of a thread between two switches: more is a loop without an end */
 void *scheduler_sp;
 std::vector<void *> stacks;
-u32 num_launches, finished_launches;
+u32 num_launches, complete_launches;   /* complete: when the next launch starts */
 
 }  /* namespace */
 
@@ -189,7 +189,7 @@ static void end_of_block(Thread *t) {
                         "memory is in flight";
       return;
     }
-  if (launch->strict && !block->waited) {
+  if (launch->dependent && !block->waited) {
     launch->failed = true;
     launch->message = std::string(place(0)) + ": " + launch->kernel->symbol + ": no thread of the block calls grid_wait(): the kernels "
                       "after this one would not wait for those before it";
@@ -304,7 +304,7 @@ void global_access(Thread *t, u64 address, u32 size, bool write, bool is_atomic)
   Allocation *a = find(t, address, size, verb);
   u32 align = size < 16 ? size : 16;
   if (address % align) fail(t, "%s %u bytes at an address that is no multiple of %u (offset %llu of '%s')", verb, size, align, address - a->address, a->label.c_str());
-  if (launch->strict && write && !state->waited) fail(t, "writes to '%s' before grid_wait()", a->label.c_str());
+  if (launch->dependent && write && !state->waited) fail(t, "writes to '%s' before grid_wait()", a->label.c_str());
   if (!a->cells) { if (!write) return; track(*a); }
   Block *block = state->block;
   char name[80];
@@ -313,7 +313,7 @@ void global_access(Thread *t, u64 address, u32 size, bool write, bool is_atomic)
     GlobalCell &c = a->cells[address - a->address + k];
     if (c.write.valid && !(is_atomic && c.atomic)) {
       if (c.write_launch != launch->id) {
-        if (launch->strict && !state->waited && c.write_launch > finished_launches)
+        if (launch->dependent && !state->waited && c.write_launch > launch->complete)
           fail(t, "reads of '%s' what an earlier kernel wrote, before grid_wait()", a->label.c_str());
       } else if (c.write_block == (u32)block->linear) {
         if (!ordered(t, c.write)) fail(t, "race: %s what %s wrote at %s, no barrier between (offset %llu of '%s')", verb,
@@ -359,17 +359,19 @@ void zse_emulate_release(u64 address) {
 }
 
 /* What was launched so far is done: kernels to come may read its results at once. */
-void zse_emulate_synchronize(void) { finished_launches = num_launches; }
+void zse_emulate_synchronize(void) { complete_launches = num_launches; }
 
-/* Run one launch. 0, or 1 with the first error's line in `message`. */
-int zse_emulate_launch(const Kernel *kernel, const u64 *args, const i64 *grid, u64 seed, i32 strict, char *message, i32 size) {
+/* Run one launch. rules: 1 dependent launches, 2 initialised memory. 0, or 1 with the first error's line in `message`. */
+int zse_emulate_launch(const Kernel *kernel, const u64 *args, const i64 *grid, u64 seed, i32 rules, char *message, i32 size) {
   Launch one;
   one.kernel = kernel;
   one.args = args;
   for (int d = 0; d < 3; ++d) one.grid[d] = grid[d];
   one.blocks = grid[0] * grid[1] * grid[2];
   one.id = ++num_launches;
-  one.strict = strict != 0;
+  one.dependent = rules & 1;
+  one.initialised = rules & 2;
+  one.complete = complete_launches;
   one.random = seed * 2654435769u + 88172645463325252ull;
   launch = &one;
   if (one.blocks % kernel->cluster || (kernel->cluster > 1 && grid[0] % kernel->cluster)) {
@@ -383,6 +385,9 @@ int zse_emulate_launch(const Kernel *kernel, const u64 *args, const i64 *grid, u
     }
   run(one);
   launch = nullptr;
+  /* The next kernel starts when all blocks of this one have let it. If they did so after their grid_wait(), everything before this
+   * launch is complete by then; otherwise only what was complete when this one started. */
+  if (!one.early) complete_launches = one.id - 1;
   if (one.failed) snprintf(message, size, "%s", one.message.c_str());
   return one.failed;
 }

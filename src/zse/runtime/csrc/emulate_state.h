@@ -133,7 +133,10 @@ struct Launch {
   const u64 *args;
   i64 grid[3], blocks;
   u32 id;
-  bool strict;                      /* hold the kernel to the rule of PDL */
+  bool dependent;                   /* hold the kernel to the rule of PDL */
+  bool initialised;                 /* and to reading only what was written */
+  u32 complete;                     /* launches whose results may be read before grid_wait() */
+  bool early = false;               /* some thread let the next kernel start before its own grid_wait() */
   u64 random;
   std::vector<Thread *> ready;
   std::deque<Pending> pending;

@@ -63,7 +63,7 @@ static void shared_access(Thread *t, const void *p, u32 size, bool write, bool i
     if (c.state == OUTSIDE) fail(t, "%s shared memory outside of the arrays (offset %u)", verb, offset + k);
     if (c.state == MBARRIER) fail(t, "%s an mbarrier (offset %u of shared memory)", verb, offset + k);
     if (c.state == IN_FLIGHT) fail(t, "%s shared memory while the copy of %s into it has not been waited for (offset %u)", verb, place(c.write.at), offset + k);
-    if (c.state == UNWRITTEN && (!write || is_atomic)) fail(t, "%s shared memory that nothing has written (offset %u)", verb, offset + k);
+    if (c.state == UNWRITTEN && launch->initialised && (!write || is_atomic)) fail(t, "%s shared memory that nothing has written (offset %u)", verb, offset + k);
     if (c.write.valid && !(is_atomic && c.atomic) && !ordered(t, c.write))
       fail(t, "race: %s what %s wrote at %s, no barrier between (offset %u of shared memory)", verb, who(c.write).c_str(),
            place(c.write.at), offset + k);
@@ -176,6 +176,7 @@ void fence_async(Thread *t) {
   tick(t);
 }
 void grid_wait(Thread *t) { t->state->waited = t->state->block->waited = true; }
+void grid_launch_dependents(Thread *t) { if (!t->state->waited) launch->early = true; }
 
 /* atomics --------------------------------------------------------------------------------------------------------- */
 

@@ -1,0 +1,41 @@
+"""Every operation's GPU form in the emulator: against the float64 reference, in a random order of threads, with every access checked.
+
+The cases of a run are a random choice that fits the time; ZSE_EMULATE_SECONDS (for each operation and architecture) takes more."""
+
+import os
+import time
+
+import numpy as np
+import pytest
+from gpu.harness import check_case, gpu_ops, run_case
+
+from zse.runtime.emulate import EmulateDevice
+
+SECONDS = float(os.environ.get("ZSE_EMULATE_SECONDS", "6"))
+# Operations that read shared memory which nothing has written, and do not use what they read: a used value would be NaN.
+UNUSED_READS = {"matmul": "the offsets that symmetric weights do not have"}
+
+
+@pytest.fixture(scope="module")
+def home(request):
+    """Compiled kernels are kept between runs of the tests, by content."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ZSE_HOME", str(request.config.cache.mkdir("zse_home")))
+        yield
+
+
+@pytest.mark.parametrize("like", ["sm_90a", "sm_80"])
+@pytest.mark.parametrize("op", gpu_ops(), ids=lambda op: op.name)
+def test_reference(op, like, home):
+    seed = int(np.random.default_rng().integers(2**32))
+    rng = np.random.default_rng(seed)
+    with EmulateDevice(like, seed=seed, initialised=op.name not in UNUSED_READS) as device:
+        cases = list(op.cases(np.random.default_rng(seed), "gpu"))
+        end = time.monotonic() + SECONDS
+        for count, number in enumerate(rng.permutation(len(cases))):
+            if count >= 2 and time.monotonic() > end:
+                break
+            try:
+                check_case(op, cases[number], run_case(op, cases[number], device))
+            except Exception as error:
+                raise AssertionError(f"{op.name}, {like}, seed {seed}, {cases[number].name}: {type(error).__name__}: {error}") from error
