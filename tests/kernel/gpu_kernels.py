@@ -9,6 +9,7 @@ from zse.kernel import (
     all_threads,
     any_lane,
     any_thread,
+    atomic_accumulate,
     atomic_add,
     atomic_cas,
     atomic_max,
@@ -104,6 +105,7 @@ from zse.kernel import (
     thread_index,
     tma_load,
     tma_store,
+    transpose_8x8,
     u8,
     u16,
     u32,
@@ -272,7 +274,8 @@ def histogram(x: Ptr[i32, "const"], counts: Ptr[u32], extremes: Ptr[i32], sums: 
         atomic_add(bins + (value & 15), u32(1))
         atomic_max(extremes, value)
         atomic_min(extremes + 1, value)
-        atomic_add(sums, f32(value & 7))
+        atomic_accumulate(sums, f32(value & 7))
+        atomic_accumulate(sums + 2, make_vector(f32(value & 7), f32(1)))
         atomic_add(wide, i64(value))
         atomic_max(wide + 1, i64(value))
     barrier()
@@ -411,6 +414,7 @@ def transposes(x: Ptr[bf16, "const"], out: Ptr[bf16]):
         words[128 + lane * 4 + i] = turned[i]
     for i in static(range(2)):
         words[256 + lane * 2 + i] = two[i]
+    words[320 + lane] = transpose_8x8(plain[0])
 
 
 @kernel

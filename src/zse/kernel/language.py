@@ -225,6 +225,8 @@ BUILTINS = _builtins(
     atomic_add="atomic_add(pointer, value): returns the old value; global or shared; i32, u32, i64, u64, f32",
     atomic_max="atomic_max(pointer, value): likewise, integers", atomic_min="atomic_min(pointer, value): likewise, integers",
     atomic_cas="atomic_cas(pointer, expected, new): likewise; stores new if the old value is the expected one",
+    atomic_accumulate="atomic_accumulate(pointer, value): atomic_add without the old value; also a vector of 2 or 4 f32 in global memory, "
+                      "each added by itself (one access from sm_90 on)",
     copy_async="copy_async(dst, src, bytes, valid_bytes, hint): 4, 8 or 16 bytes from global to shared; past valid_bytes zeros are written; "
                "hint \"stream\": 256-byte L2 sectors",
     copy_commit="copy_commit(): the copies so far are a group", copy_wait="copy_wait(n): until at most the n newest groups are in flight",
@@ -250,6 +252,8 @@ BUILTINS = _builtins(
     ldmatrix="ldmatrix(p, count, trans): 1, 2 or 4 8x8 matrices of 16 bits from shared memory, a tuple of u32; lane i gives the "
              "address of row i % 8 of matrix i // 8",
     stmatrix="stmatrix(p, values, trans): the reverse (sm_90)",
+    transpose_8x8="transpose_8x8(word): two 16-bit values of row lane / 4, columns 2 (lane % 4) and the next, of an 8x8 matrix become "
+                  "those of its transpose",
     wgmma_fence="wgmma_fence(acc, ...): before the first wgmma and after touching its registers",
     wgmma_commit="wgmma_commit(): the products so far are a group",
     wgmma_wait="wgmma_wait(n, acc, ...): until at most n groups are in flight; name the accumulators that are read next",

@@ -62,6 +62,14 @@ def _ldmatrix_cuda(t, stmt, outs, args):
             f'[%{count}];" : {results} : "r"({t.shared_address(args[0])}) : "memory");']
 
 
+def _transpose(stager, word) -> Plan:
+    return Plan((stager.coerce(word, ir.U32, "transpose_8x8() of a u32"),), results=(ir.U32,))
+
+
+def _transpose_cuda(t, stmt, outs, args):
+    return [f'asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"({outs[0]}) : "r"({args[0]}));']
+
+
 def _stmatrix(stager, pointer, values, trans=False) -> Plan:
     if not isinstance(values, list | tuple) or len(values) not in (1, 2, 4):
         raise StageError("stmatrix() stores 1, 2 or 4 matrices")
@@ -164,6 +172,7 @@ TABLE = (
 EFFECTS = (
     *(_mma(name) for name in MMA),
     Effect("ldmatrix", _ldmatrix, "8x8 matrices of 16 bits", {"cuda": _ldmatrix_cuda}, "mma_sync"),
+    Effect("transpose_8x8", _transpose, "an 8x8 matrix of 16 bits in registers", {"cuda": _transpose_cuda}, "mma_sync"),
     Effect("stmatrix", _stmatrix, "8x8 matrices of 16 bits", {"cuda": _stmatrix_cuda}, "wgmma"),
     Effect("wgmma_fence", _wgmma_fence, "registers are ready", {
         "cuda": lambda t, stmt, outs, args: _ordered("wgmma.fence.sync.aligned;", stmt, outs)}, "wgmma"),

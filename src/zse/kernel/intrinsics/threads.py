@@ -99,6 +99,35 @@ def _atomic_cuda(function: str):
     return {"cuda": body}
 
 
+def _accumulate(stager, pointer, value) -> Plan:
+    pointer = pointer_of(pointer, "atomic_accumulate()", writable=True)
+    elem, type = pointer.type.elem, getattr(value, "type", None)
+    if isinstance(type, ir.Vector):
+        if type.elem != elem or elem != ir.F32 or type.lanes not in (2, 4) or pointer.type.space != "global":
+            raise StageError(f"atomic_accumulate() of {type} at {pointer.type}: vectors of 2 or 4 f32 in global memory")
+        return Plan((pointer, value))
+    if elem.name not in _ATOMIC_TYPES["atomic_add"]:
+        raise StageError(f"atomic_accumulate() of {elem}: {', '.join(_ATOMIC_TYPES['atomic_add'])}")
+    return Plan((pointer, stager.coerce(value, elem, "atomic_accumulate()")))
+
+
+def _accumulate_cuda(t, stmt, outs, args):
+    type = stmt.args[1].type
+    if not isinstance(type, ir.Vector):
+        wide = type.name == "i64"
+        return [f"atomicAdd({'(unsigned long long *)' if wide else ''}{args[0]}, {'(u64)' if wide else ''}{args[1]});"]
+    lanes = [t.lane_text("a", type, i) for i in range(type.lanes)]
+    if t.arch >= 90:
+        places = ", ".join(f"%{i + 1}" for i in range(type.lanes))
+        values = ", ".join(f'"f"({lane})' for lane in lanes)
+        body = f'asm volatile("red.global.add.v{type.lanes}.f32 [%0], {{{places}}};" :: "l"(p), {values} : "memory");'
+    else:
+        body = " ".join(f"atomicAdd(p + {i}, {lane});" for i, lane in enumerate(lanes))
+    body = body.replace("{", "{{").replace("}", "}}")
+    helper = t.helper(f"accumulate_{type}", f"{{device}} void {{name}}(f32 *p, {t.c_type(type)} a) {{{{ {body} }}}}")
+    return [f"{helper}({', '.join(args)});"]
+
+
 def _acquire(stager, pointer) -> Plan:
     pointer = pointer_of(pointer, "load_acquire()")
     if pointer.type.elem.bits not in (32, 64) or pointer.type.elem.kind == "float":
@@ -181,6 +210,7 @@ EFFECTS = (
     Effect("all_threads", _vote(ir.BOOL), "in the warp",
            {"cuda": lambda t, stmt, outs, args: f"(__all_sync({FULL}, {args[0]}) != 0)"}),
     Effect("atomic_add", _atomic("atomic_add"), "old value", _atomic_cuda("atomicAdd")),
+    Effect("atomic_accumulate", _accumulate, "atomic_add without the old value", {"cuda": _accumulate_cuda}),
     Effect("atomic_max", _atomic("atomic_max"), "old value", _atomic_cuda("atomicMax")),
     Effect("atomic_min", _atomic("atomic_min"), "old value", _atomic_cuda("atomicMin")),
     Effect("atomic_cas", _atomic("atomic_cas"), "old value", _atomic_cuda("atomicCAS")),

@@ -53,6 +53,14 @@ def _atomic(kind: str):
     return body
 
 
+def _accumulate(t, stmt, outs, args):
+    type = stmt.args[1].type
+    if not isinstance(type, ir.Vector):
+        return [f"zse_atomic<{t.c_type(type)}>(T, {args[0]}, {_shared(stmt.args[0])}, emulate::ADD, {args[1]});"]
+    lanes = " ".join(f"zse_atomic<f32>(T, {args[0]} + {i}, false, emulate::ADD, a.v[{i}]);" for i in range(type.lanes))
+    return [f"{{ const {t.c_type(type)} a = {args[1]}; {lanes} }}"]
+
+
 def _acquire(t, stmt, outs, args):
     ctype = t.c_type(stmt.outs[0].type)
     return f"zse_value<{ctype}>(emulate::acquire(T, {args[0]}, {_shared(stmt.args[0])}, sizeof({ctype})))"
@@ -122,6 +130,7 @@ EFFECTS = {
     "shuffle": _exchange("SHUFFLE"), "shuffle_xor": _exchange("SHUFFLE_XOR"), "shuffle_up": _exchange("SHUFFLE_UP"),
     "shuffle_down": _exchange("SHUFFLE_DOWN"), "ballot": _vote("BALLOT"), "any_thread": _vote("ANY"), "all_threads": _vote("ALL"),
     **{name: _atomic(kind) for name, kind in _ATOMICS.items()},
+    "atomic_accumulate": _accumulate, "transpose_8x8": lambda t, stmt, outs, args: f"zse_transpose(T, {args[0]})",
     "grid_wait": _call("grid_wait"), "grid_launch_dependents": _call("grid_launch_dependents"), "set_max_registers": _nothing,
     "clock": lambda t, stmt, outs, args: "(i64)++T->ticks",
     "copy_async": _copy_async, "copy_commit": _call("copy_commit"), "copy_wait": _attrs("copy_wait", 0), "copy_arrive": _call("copy_arrive"),

@@ -1,7 +1,7 @@
 """What the matrix products share: the order of tiles, act(gate) * up, adding to what is there, adding the parts of a split k."""
 
 from zse.kernel import (
-    asm,
+    atomic_accumulate,
     atomic_add,
     bf16,
     bitcast,
@@ -20,6 +20,7 @@ from zse.kernel import (
     static,
     store,
     target,
+    transpose_8x8,
     u32,
     warp_barrier,
 )
@@ -51,7 +52,7 @@ def add_pair(p, a, b):
     """p[0] += a, p[1] += b in L2, without waiting for the old values. Nobody else adds to them, so the sum is as exact as a load and a
     store, and a quarter faster."""
     if target.arch >= 90:
-        asm("red.global.add.v2.f32 [%0], {%1, %2};", None, p, a, b)
+        atomic_accumulate(p, make_vector(a, b))
     else:
         old = load(p, 2)
         store(p, make_vector(old[0] + a, old[1] + b))
@@ -61,7 +62,7 @@ def add_pair(p, a, b):
 def add_one(p, value):
     """p[0] += value, see add_pair."""
     if target.arch >= 80:
-        asm("red.global.add.f32 [%0], %1;", None, p, value)
+        atomic_accumulate(p, value)
     else:
         p[0] += value
 
@@ -69,7 +70,7 @@ def add_one(p, value):
 @inline
 def transposed(pair):
     """Two bf16 of row lane / 4, columns 2 (lane % 4) and the next, of an 8 x 8 matrix become those of its transpose."""
-    return asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;", u32, pair)
+    return transpose_8x8(pair)
 
 
 @inline

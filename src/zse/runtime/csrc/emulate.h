@@ -192,6 +192,14 @@ template <class V> ZSE V zse_atomic(Thread *T, V *p, bool shared, i32 kind, V v,
   return zse_value<V>(emulate::atomic(T, p, shared, kind, zse_type_of<V>::id, zse_slot(v), zse_slot(expected)));
 }
 
+/* Element (lane / 4, 2 (lane % 4) + half) of an 8x8 matrix becomes (2 (lane % 4) + half, lane / 4). */
+ZSE u32 zse_transpose(Thread *T, u32 word) {
+  i32 row = T->lane / 4, column = T->lane % 4 * 2, shift = row % 2 * 16;
+  u32 low = zse_exchange<u32>(T, emulate::SHUFFLE, word, column * 4 + row / 2);
+  u32 high = zse_exchange<u32>(T, emulate::SHUFFLE, word, (column + 1) * 4 + row / 2);
+  return (low >> shift & 0xffff) | high >> shift << 16;
+}
+
 /* bits and pairs */
 
 ZSE u32 zse_lop3(u32 a, u32 b, u32 c, u32 table) {
