@@ -346,3 +346,35 @@ def test_no_descriptor_leaks(tmp_path, small_zse):
         with pytest.raises((FormatError, UnsupportedError)):
             open_model(tmp_path / str(number))
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_version_1_is_still_read(attempt, small_zse, tmp_path):
+    """Its planes follow one another, and the padding between them belongs to the tensor."""
+    import zlib
+
+    from zse.formats.matrix import rows_affine
+    from zse.quant.scheme import parse_scheme, placed_planes
+    index = section_json(small_zse, "index")
+    with open_model(_written(tmp_path / "new", small_zse)) as source:
+        start = source.tensors["b.weight"].offset - next(
+            entry["offset"] for entry in index["tensors"] if entry["name"] == "b.weight")
+        expected = rows_affine(source, source.tensors["b.weight"], 0, 2)
+    for entry in index["tensors"]:
+        if entry.pop("planes", None) is not None:
+            entry["nbytes"] = placed_planes(parse_scheme(entry["type"]), *entry["shape"])[1]
+        at = start + entry["offset"]
+        entry["crc32"] = f"{zlib.crc32(small_zse[at:at + entry['nbytes']]):08x}"
+    data = bytearray(rebuilt(small_zse, "index", index))
+    data[8:12] = (1).to_bytes(4, "little")
+    repair(data)
+    assert attempt(data) == "accepted"
+    with open_model(_written(tmp_path / "old", data)) as source:
+        info = source.tensors["b.weight"]
+        assert info.planes is None and info.layout == "r16"
+        old = rows_affine(source, info, 0, 2)
+    assert (old.q == expected.q).all() and (old.scale == expected.scale).all() and old.q.any()
+
+
+def _written(path, data):
+    path.write_bytes(data)
+    return path

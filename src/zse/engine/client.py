@@ -242,6 +242,7 @@ class EngineClient:
             if first_start:
                 self.state = DOWN
                 exit_code, code = (self._fatal.exit_code, self._fatal.code) if self._fatal else (1, "")
+                assert self._ready is not None
                 self._ready.set_exception(EngineStartError(self.reason, exit_code, code, self._fatal is None))
                 return
             log.error("the engine process stopped: %s", self.reason)

@@ -5,6 +5,7 @@ import re
 import threading
 from collections import deque, namedtuple
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from zse.errors import FormatError, ZSEError
 from zse.formats.arrays import ScalarArray, StringArray
@@ -141,7 +142,7 @@ class _Job:
         self.order, self.order_span = _row_order(model, info)
         self.scheme = self._scheme(policy)
         self.chunks_left = 0
-        self._prepared: object = None
+        self._prepared: Any = None      # CheckpointRows, or False when there is nothing to prepare
         self._lock = threading.Lock()
         if self.scheme is not None:
             stored = layout if layout in self.scheme.layouts else self.scheme.layouts[0]

@@ -85,7 +85,7 @@ def rows_affine(source: ModelSource, info: TensorInfo, start: int, stop: int, or
                 order_span: int = 1) -> AffineArrays:
     """Rows [start, stop) as the affine groups that the tensor has or maps onto. r16: start is a multiple of 16."""
     if info.layout in CHECKPOINTS:
-        return prepare(source, info).affine(start, stop)
+        return CheckpointRows(source, info).affine(start, stop)
     if info.layout == "r16":
         scheme = info.scheme
         assert isinstance(scheme, AffineScheme)
@@ -102,12 +102,15 @@ def rows_f32(source: ModelSource, info: TensorInfo, start: int, stop: int, order
         return rows_affine(source, info, start, stop).dequantize()
     if info.layout == "rows" and not info.is_dense and info.type in FP8_TYPES:
         planes = read_planes(source, info, start, stop)
-        return dequantize_fp8(info.scheme, planes, stop - start, info.shape[1])
+        scheme = info.scheme
+        assert isinstance(scheme, Fp8Scheme)
+        return dequantize_fp8(scheme, planes, stop - start, info.shape[1])
     if info.layout == "r16":
-        if isinstance(info.scheme, AffineScheme):
+        stored = info.scheme
+        if not isinstance(stored, DenseScheme):
             return rows_affine(source, info, start, stop).dequantize()
         planes = read_planes(source, info, start, stop)
-        return widen(unpack_dense(info.scheme, planes, stop - start, info.shape[1]), info.scheme.dtype)
+        return widen(unpack_dense(stored, planes, stop - start, info.shape[1]), stored.dtype)
     if info.type not in FLOATS and info.type not in BLOCKS:
         raise UnsupportedError(f"tensor {info.name}: type", info.type, BLOCKS)
     shape = (stop - start, *info.shape[1:])

@@ -61,8 +61,9 @@ class TensorInfo(namedtuple("TensorInfo", "name type shape file offset nbytes la
         if self.planes is not None:
             planes = self.scheme.planes(*self.shape, self.layout)
             return [(plane, self.file, offset) for plane, offset in zip(planes, self.planes, strict=True)]
+        n, k = self.shape
         return [(plane, self.file, self.offset + offset)
-                for plane, offset in placed_planes(self.scheme, *self.shape, self.layout)[0]]
+                for plane, offset in placed_planes(self.scheme, n, k, self.layout)[0]]
 
     def ranges(self) -> list[tuple["ModelFile", int, int]]:
         """(file, offset, bytes) of everything that belongs to the tensor, in the order of its bytes."""

@@ -214,7 +214,8 @@ def _index_entry(file: ModelFile, section: Section, weights: Section, number: in
         planes, checksum = tensor_planes(layout, type, tuple(shape)), int(str(crc32), 16)
         expected = tensor_bytes(layout, type, tuple(shape))
         if planes and version == 1:         # one piece, and the padding between planes belongs to it
-            expected = placed_planes(parse_scheme(type), *shape, layout)[1]
+            n, k = shape
+            expected = placed_planes(parse_scheme(type), n, k, layout)[1]
     except ValueError as error:
         raise wrong(f"{name}: {error}") from None
     if nbytes != expected:

@@ -8,6 +8,7 @@ What only NumPy can make is made in host memory, matrix by matrix, and written t
 from array import array
 from typing import NamedTuple
 
+from zse.formats.file import ModelFile
 from zse.kernels.repack import vector_job, weight_jobs
 from zse.models import names, registry
 from zse.models.load import MatrixPlan, ModelPlan, Part, VectorPlan, log
@@ -23,7 +24,7 @@ class Copy(NamedTuple):
     """Bytes that go from the file to `destination` (a u8 Tensor) as they are; source None: made otherwise."""
 
     destination: Tensor
-    source: tuple[object, int] | None       # (ModelFile, offset)
+    source: tuple[ModelFile, int] | None    # and the offset in it
     field: str
 
 
@@ -214,7 +215,7 @@ def _fp8_part(plan: ModelPlan, part: Part, matrix: MatrixPlan, weight: Weight, c
         return
     copies.append(Copy(destination, None, info.name))
     values = _as_f32(file.read(offset, _count(plane) * {"F32": 4}.get(type, 2), info.name), type)
-    if info.scheme.scaling == "tensor":
+    if info.scheme == Fp8Scheme("tensor"):
         values = values * needed.shape[0]       # array repeated: every row has the one scale
     small.append((destination, values.tobytes()))
 

@@ -38,7 +38,7 @@ def _fill_part(pool, source, part, matrix, weight, head_order) -> None:
         arrays = planes_of_rows(source, info, matrix.scheme, matrix.layout, start, stop, order=order,
                                 order_span=len(head_order or (0,)), prepared=prepared)
         for plane in matrix.scheme.planes(*matrix.shape, matrix.layout):
-            tensor, data = weight.planes[plane.name], memoryview(arrays[plane.name]).cast("B")
+            tensor, data = weight.planes[plane.name], memoryview(arrays[plane.name].data).cast("B")
             line_bytes = plane.nbytes // plane.shape[0]
             at = tensor.offset + (part.first + start) // rows_per_line(plane, matrix.layout, matrix.shape[0]) * line_bytes
             memoryview(tensor.buffer.view())[at:at + data.nbytes] = data

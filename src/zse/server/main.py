@@ -1,6 +1,7 @@
 """The server process from its first import to its exit code: start, signals, drain."""
 
 import asyncio
+import functools
 import logging
 import os
 import signal
@@ -84,12 +85,14 @@ class _Serving:
         options, served = self._options, []
         for number, spec in enumerate(options.models):
             arguments = list(spec.arguments)
-            engine = EngineClient(lambda arguments=arguments: pool.take_process(arguments),  # type: ignore[misc]
-                                  UNLOADED if number else STARTING)
+            respawn = functools.partial(self._respawn, arguments)
+            engine = EngineClient(respawn, UNLOADED if number else STARTING)
             served.append(Served(spec, engine, None if number else text_model))
-        pool = Pool(served, self._load_model, spawn=self._spawn, park=self._park, spares=options.spare_engines,
+        return Pool(served, self._load_model, spawn=self._spawn, park=self._park, spares=options.spare_engines,
                     idle_s=options.idle_timeout_s, max_loaded=options.max_loaded)
-        return pool
+
+    def _respawn(self, arguments: list[str]) -> EngineProcess:
+        return self._pool.take_process(arguments)
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
