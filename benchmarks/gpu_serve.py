@@ -4,14 +4,14 @@
 
 For each type a model of Qwen2.5-7B's shape with random weights is made (make_random_model.py) unless FOLDER has it.
 
-    start   exec of `zse serve` → first streamed token, page cache warm; --cold: dropped as well; the phases of one start
+    start   exec of `zse serve` → first streamed token, page cache warm; --cold: dropped as well; phases of one start
     memory  GPU memory in use after the start, for one sequence of 8k tokens
     ttft    one client, 128, 1,024 and 7,000 tokens in
     load    --clients at once, 512 tokens in, 256 out (--client is the script that plays them)
     swap    two models of which one fits (--max-loaded 1): request for the other one → first token, with a parked engine
 
-Every server is ended by its pid. A server that dies, or a part that is over its share of --budget-seconds, ends the part
-with a line that says so. vLLM's figures are those of vLLM 0.26.0 on an H200 (benchmarks/LOG.md).
+Every server is ended by its pid. A server that dies, or a part that is over its share of --budget-seconds, ends the
+part with a line that says so. vLLM's figures are those of vLLM 0.26.0 on an H200 (benchmarks/LOG.md).
 """
 
 import argparse
@@ -89,7 +89,8 @@ def model_path(own, type: str) -> str:
         return type
     path = os.path.join(own.folder, f"{own.shape}-{own.layers or 'all'}-{type}.zse")
     if not os.path.exists(path):
-        command = [sys.executable, os.path.join(HERE, "make_random_model.py"), path, "--shape", own.shape, "--type", type]
+        command = [sys.executable, os.path.join(HERE, "make_random_model.py"), path, "--shape", own.shape, "--type",
+                   type]
         command += ["--layers", str(own.layers)] if own.layers else []
         command += ["--tokenizer", own.tokenizer] if own.tokenizer else []
         subprocess.run(command, check=True)
@@ -182,8 +183,8 @@ class Server:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self._command = [sys.executable, "-m", "zse", "serve", *models, "--port", str(self.port), "--device", own.device,
-                         *options, *own.options]
+        self._command = [sys.executable, "-m", "zse", "serve", *models, "--port", str(self.port), "--device",
+                         own.device, *options, *own.options]
 
     def __enter__(self) -> "Server":
         self._errors = tempfile.TemporaryFile("w+")     # noqa: SIM115 (closed in __exit__)
@@ -310,7 +311,7 @@ def table(figures: dict[str, dict[str, float]]) -> str:
         line = name.ljust(30)
         for type, values in figures.items():
             ours, theirs = values.get(name), VLLM.get(type, {}).get(name)
-            line += f"{ours:12.3f}" if ours is not None and ours < 10 else f"{ours:12.1f}" if ours is not None else " " * 12
+            line += " " * 12 if ours is None else f"{ours:12.3f}" if ours < 10 else f"{ours:12.1f}"
             line += f"{theirs:10.1f}" if theirs is not None else " " * 10
             line += f"{ours / theirs:8.2f}" if ours is not None and theirs else " " * 8
         lines.append(line)

@@ -3,9 +3,10 @@
     python benchmarks/make_random_model.py OUT [--shape qwen2.5-7b] [--type int4] [--layers N] [--tokenizer FILE]
 
 --type int4 | int8 | fp8 | bf16 writes a `.zse` file straight in the layout that GPU kernels read (int4: groups of 128,
-embedding and head int8); hf-bf16 | hf-fp8 | hf-awq write a Hugging Face directory (safetensors). Numbers have a standard
-deviation of 0.02, norms are 1. Weights are cut at random places from a block of random bytes, so that writing is as fast
-as the page cache. Unless --tokenizer names a tokenizer.json, a byte-level BPE vocabulary of the shape's size is made up.
+embedding and head int8); hf-bf16 | hf-fp8 | hf-awq write a Hugging Face directory (safetensors). Numbers have a
+standard deviation of 0.02, norms are 1. Weights are cut at random places from a block of random bytes, so that writing
+is as fast as the page cache. Unless --tokenizer names a tokenizer.json, a byte-level BPE vocabulary of the shape's size
+is made up.
 """
 
 import argparse
@@ -147,7 +148,8 @@ def write_zse(out: str, config: dict, type: str, tokenizer: bytes, blocks: Block
     import zlib
     arrays = {name: {"type": "bytes", "count": len(data), "offset": offset, "nbytes": len(data),
                      "crc32": zlib.crc32(data)}
-              for name, data, offset in zip(("tokenizer.json", TOKENIZER_IMAGE), blobs, place_blobs(blobs)[0], strict=True)}
+              for name, data, offset in zip(("tokenizer.json", TOKENIZER_IMAGE), blobs, place_blobs(blobs)[0],
+                                            strict=True)}
     small = {"config": to_json({"naming": "hf", "metadata": {}, "hf_config": config,
                                 "generation_config": {"eos_token_id": config["eos_token_id"]}}),
              "tokenizer": to_json({"kind": "hf", "config": TOKENIZER_CONFIG, "special_tokens": {}, "arrays": arrays}),
@@ -235,7 +237,8 @@ def write_directory(out: str, config: dict, type: str, tokenizer: bytes, blocks:
             "bits": 4, "group_size": GROUP, "modules_to_not_convert": None, "quant_method": "awq", "version": "gemm",
             "zero_point": True}}
         assert AWQ_ORDER[1] == 2
-    for name, value in (("config.json", config), ("tokenizer_config.json", TOKENIZER_CONFIG | {"chat_template": TEMPLATE}),
+    for name, value in (("config.json", config),
+                        ("tokenizer_config.json", TOKENIZER_CONFIG | {"chat_template": TEMPLATE}),
                         ("generation_config.json", {"eos_token_id": config["eos_token_id"],
                                                     "bos_token_id": config["bos_token_id"]})):
         with open(os.path.join(out, name), "w") as file:

@@ -23,8 +23,9 @@ TYPES = {"int4": "int4-g128", "int8": "int8-g128-sym", "fp8": "fp8-row", "bf16":
 
 def make(path, type: str) -> Path:
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    subprocess.run([sys.executable, ROOT / "benchmarks" / "make_random_model.py", path, "--shape", "tiny", "--type", type],
-                   check=True, stdout=subprocess.PIPE, env=environment)
+    script = ROOT / "benchmarks" / "make_random_model.py"
+    subprocess.run([sys.executable, script, path, "--shape", "tiny", "--type", type], check=True,
+                   stdout=subprocess.PIPE, env=environment)
     return path
 
 

@@ -199,7 +199,8 @@ def test_converting_keeps_the_quantization(make, tmp_path, numbers):
     ({"quant_method": "gptq", "bits": 3}, "bits 3"), ({"quant_method": "gptq", "bits": 4, "group_size": 100}, "100"),
     ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "weight_block_size"),
     (packed_config(num_bits=2), "num_bits 2"), (packed_config(actorder="group"), "actorder"),
-    ({"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups": {"a": {"weights": {}}}}, "marlin-24"),
+    ({"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups": {"a": {"weights": {}}}},
+     "marlin-24"),
     ({"quant_method": "compressed-tensors"}, "config_groups"), ({}, "quantization method"), (7, "not an object")])
 def test_what_is_not_known_is_named(method, reason, tmp_path, numbers):
     folder = awq(tmp_path, numbers)

@@ -88,7 +88,8 @@ def check(device, model, expected, tolerance=0.0):
         members = ["q_bias", "k_bias", "v_bias"] if short == "qkv_bias" else [short]
         roles = [f"{base}.{member}" if base else member for member in members]
         seen |= set(roles)
-        np.testing.assert_array_equal(np.frombuffer(device.read(tensor), np.float32), np.concatenate([expected[role] for role in roles]))
+        np.testing.assert_array_equal(np.frombuffer(device.read(tensor), np.float32),
+                                      np.concatenate([expected[role] for role in roles]))
     assert seen == set(expected)
 
 
@@ -123,7 +124,8 @@ def test_a_converted_file_is_one_copy(family, quant, layout, gpu, tmp_path):
     convert(path, out, quant, layout=layout)
     config = config_of(path)
     model = load(gpu, out)
-    check(gpu, model, tiny.by_role(family, config), {"int4": 0.13, "int8": 0.006, "fp8": 0.07, "bf16": 0.004, "f16": 5e-4}[quant])
+    tolerance = {"int4": 0.13, "int8": 0.006, "fp8": 0.07, "bf16": 0.004, "f16": 5e-4}[quant]
+    check(gpu, model, tiny.by_role(family, config), tolerance)
     # Everything lies in the file as in memory, or all matrices are made on the host and the vectors are one copy.
     assert gpu.num_jobs == 1
     assert {weight.layout for weight in model.weights.values()} <= {"r16", "rows"}
@@ -185,7 +187,8 @@ def test_merge_joins_neighbours_only():
     def spans(copies):
         return [(job.fd, job.offset, job.args[0].offset, job.nbytes) for job in merge(copies)]
 
-    assert spans([copy(0, 100, (one, 4096)), copy(256, 50, (one, 4352)), copy(306, 10, (one, 4402))]) == [(3, 4096, 0, 316)]
+    three = [copy(0, 100, (one, 4096)), copy(256, 50, (one, 4352)), copy(306, 10, (one, 4402))]
+    assert spans(three) == [(3, 4096, 0, 316)]
     assert spans([copy(256, 50, (one, 4352)), copy(0, 100, (one, 4096))]) == [(3, 4096, 0, 306)], "any order"
     assert len(spans([copy(0, 100, (one, 4096)), copy(256, 50, (one, 4360))])) == 2, "another distance"
     assert len(spans([copy(0, 100, (one, 4096)), copy(256, 50, (two, 4352))])) == 2, "another file"

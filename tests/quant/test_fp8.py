@@ -49,7 +49,8 @@ def test_quantize_error_is_half_a_step(scaling, n, k):
     planes = quantize_fp8(w, scheme)
     back = pack.dequantize_fp8(scheme, planes, n, k)
     scale = planes["scale"]
-    wide = np.kron(scale, np.ones((128, 128)))[:n, :k] if scaling == "block" else np.broadcast_to(scale[:, None], (n, k))
+    is_block = scaling == "block"
+    wide = np.kron(scale, np.ones((128, 128)))[:n, :k] if is_block else np.broadcast_to(scale[:, None], (n, k))
     # Half a unit in the last of 3 fraction bits, or half the subnormal step, and f32's own rounding of w / scale.
     assert (np.abs(back - w) <= np.maximum(np.abs(w) / 16, wide * 2.0**-10) * 1.0001).all()
     assert np.abs(pack.e4m3_to_f32(planes["w"])).max() == 448
@@ -78,7 +79,8 @@ def test_names_layouts_and_planes():
 
 
 def test_layout_of_a_family():
-    assert memory_layout(parse_scheme("int4-g128"), "gpu") == memory_layout(parse_scheme("int8-g32-sym"), "cpu") == "r16"
+    assert memory_layout(parse_scheme("int4-g128"), "gpu") == "r16"
+    assert memory_layout(parse_scheme("int8-g32-sym"), "cpu") == "r16"
     assert (memory_layout(DenseScheme("bf16"), "cpu"), memory_layout(DenseScheme("bf16"), "gpu")) == ("r16", "rows")
     assert memory_layout(Fp8Scheme("row"), "gpu") == "rows"
     with pytest.raises(ValueError, match="CPU"):

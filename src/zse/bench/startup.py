@@ -1,6 +1,6 @@
 """From exec to the first token, watched from outside: `zse run`, and `zse serve` over HTTP, each in a fresh process.
 
-Warm: the model's file is in the page cache. Cold: it has been dropped from there, so that the disk is part of the figure.
+Warm: the model's file is in the page cache. Cold: it has been dropped from there, so that the disk is in the figure.
 """
 
 import json

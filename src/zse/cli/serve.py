@@ -11,8 +11,8 @@ EPILOG = """examples:
   ZSE_API_KEY=secret zse serve --host 0.0.0.0
 
 The API: POST /v1/chat/completions, POST /v1/completions, GET /v1/models, /health/live, /health/ready, /version,
-/metrics. Of several models each has an engine process of its own while it is loaded; one that is needed and does not fit
-in memory takes the place of the one that has been idle for longest.
+/metrics. Of several models each has an engine process of its own while it is loaded; one that is needed and does not
+fit in memory takes the place of the one that has been idle for longest.
 Ctrl-C lets running requests finish (--drain-timeout), a second one stops at once."""
 
 
@@ -21,8 +21,8 @@ def add_arguments(parser) -> None:
     from zse.cli.parser import number
 
     parser.add_argument("models", nargs="*", metavar="MODEL",
-                        help="a name from `zse ls`, a catalog name or a path (default: smollm2, fetched if missing); the "
-                        "first is loaded at once, others when a request names them")
+                        help="a name from `zse ls`, a catalog name or a path (default: smollm2, fetched if missing); "
+                        "the first is loaded at once, others when a request names them")
     parser.add_argument("--host", default="127.0.0.1",
                         help="address to listen on (default: 127.0.0.1, this machine only)")
     parser.add_argument("--port", type=number(int, 0, 65535), default=8000,
@@ -30,10 +30,10 @@ def add_arguments(parser) -> None:
     parser.add_argument("--model-name", metavar="NAME",
                         help="what the API calls the (first) model (default: its short name)")
     parser.add_argument("--spare-engines", type=number(int, 0, 16), metavar="N",
-                        help="engine processes kept ready without a model, so that the next load is quick; each holds a "
-                        "GPU context (default: 1 when several models are served, else 0)")
+                        help="engine processes kept ready without a model, so that the next load is quick; each holds "
+                        "a GPU context (default: 1 when several models are served, else 0)")
     parser.add_argument("--idle-timeout", type=number(float, above=0), metavar="SECONDS",
-                        help="unload a model that has had no request for so long; the next one loads it (default: never)")
+                        help="unload a model that has had no request for so long; the next loads it (default: never)")
     parser.add_argument("--max-loaded", type=number(int, 1), metavar="N",
                         help="models that may be loaded at once (default: what memory holds)")
     add_engine_options(parser)
@@ -140,7 +140,8 @@ def _engine_arguments(args, path: str) -> list[str]:
     most_rows = args.max_rows or 64
     values = {"device": args.device, "max-rows": args.max_rows, "activations": args.activations,
               "kv-dtype": args.kv_dtype, "threads": args.threads, "max-context": args.max_context,
-              "max-memory": args.max_memory, "quantize": args.quantize, "max-waiting": max(1, args.max_queue + most_rows)}
+              "max-memory": args.max_memory, "quantize": args.quantize,
+              "max-waiting": max(1, args.max_queue + most_rows)}
     arguments = ["--model", path]
     for name, value in values.items():
         if value is not None:

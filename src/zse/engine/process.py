@@ -71,7 +71,8 @@ def spawn(arguments: list[str], worker: tuple[str, ...] = WORKER) -> EngineProce
     environment.pop("ZSE_API_KEY", None)  # no business of the engine's
     # A source checkout is found without relying on the working directory, packages without `site`.
     folders = [folder for folder in (_root(), *sys.path) if folder == _root() or _is_packages(folder)]
-    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*folders, *filter(None, [os.environ.get("PYTHONPATH")])]))
+    folders += filter(None, [os.environ.get("PYTHONPATH")])
+    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(folders))
     try:
         theirs.set_inheritable(True)
         command = [sys.executable, *worker, "--fd", str(theirs.fileno()), *arguments]

@@ -23,8 +23,8 @@ def main(arguments: list[str], build=None, clock=None) -> int:
     phases = Phases(clock or since_exec_clock())
     phases.mark("interpreter")
     gc.disable()   # a start makes many objects and no garbage; _serve turns it on again
-    # The thread that opens the device makes dozens of short calls; after each it would wait up to 5 ms (Python's default)
-    # for the imports that run meanwhile to give way.
+    # The thread that opens the device makes dozens of short calls; after each it would wait up to 5 ms (Python's
+    # default) for the imports that run meanwhile to give way.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -122,8 +122,8 @@ def _write(writer: ZseWriter, jobs: list["_Job"], clip_search: bool, threads: in
 
 
 def _keep_freed_memory() -> None:
-    """Have glibc keep what NumPy frees: giving every temporary back to the system and faulting it in again costs a fifth
-    of the time with two threads, and most of it with sixteen, which wait for each other in the kernel."""
+    """Have glibc keep what NumPy frees: giving every temporary back to the system and faulting it in again costs a
+    fifth of the time with two threads."""
     import ctypes
     mmap_threshold, trim_threshold, top_pad = -3, -1, -2
     try:
@@ -192,8 +192,8 @@ class _Job:
         except ValueError as error:
             raise FormatError(info.file.path, info.offset, info.name, f"cannot become {scheme}: {error}") from None
         for number, plane in enumerate(scheme.planes(*info.shape, layout)):
-            line_bytes = plane.nbytes // plane.shape[0]
-            yield number, start // rows_per_line(plane, layout, info.shape[0]) * line_bytes, arrays[plane.name].tobytes()
+            line = start // rows_per_line(plane, layout, info.shape[0])
+            yield number, line * (plane.nbytes // plane.shape[0]), arrays[plane.name].tobytes()
 
     def _row_piece(self, start: int, stop: int) -> tuple[int, int, bytes]:
         from zse.formats.gguf_blocks import dequantize
@@ -225,7 +225,8 @@ def _set_groups(jobs: list[_Job]) -> None:
         whole = all(member.shape and member.shape[0] % TILE_ROWS == 0 for member in members)
         whole = whole and all(size % OFFSET_ALIGN == 0 for member in members for size in member.sizes)
         same = len({(member.layout, member.type, member.shape[1:]) for member in members}) == 1
-        if len(members) == _GROUPS.get((key or "").rpartition(":")[2]) and whole and same and "block" not in members[0].type:
+        is_complete = len(members) == _GROUPS.get((key or "").rpartition(":")[2])
+        if is_complete and whole and same and "block" not in members[0].type:
             for member in members:
                 member.group = key
         first = last

@@ -9,7 +9,7 @@ the stored tensors:
 | awq ("gemm") | qweight, qzeros, scales | `int4-g<G>`: scale, offset = -zero * scale | offset rounded to f16 |
 | gptq, symmetric | qweight, qzeros, scales | `int4-g<G>-sym`, `int8-g<G>-sym` | bit for bit |
 | gptq, with zero points | the same | `int4-g<G>`, `int8-g<G>` | offset rounded to f16 |
-| compressed-tensors pack-quantized | weight_packed, weight_scale | `int4-g<G>-sym`, `int8-g<G>-sym` | bit for bit for f16 |
+| compressed-tensors pack-quantized | weight_packed, weight_scale | `int4-g<G>-sym`, `int8-g<G>-sym` | bit for bit |
 | fp8 and compressed-tensors float-quantized | weight, weight_scale | `fp8-row`, `fp8-tensor` | bit for bit |
 | fp8 with weight_block_size (DeepSeek, Qwen) | weight, weight_scale_inv | `fp8-block` | bit for bit |
 

@@ -1,7 +1,7 @@
 """Rows of integer weights that AWQ, GPTQ or compressed-tensors stored, as affine groups (NumPy).
 
-These formats pack 32-bit words along one axis: AWQ along the outputs in an order of its own, GPTQ and compressed-tensors
-along the inputs, lowest bits first. A weight's words are read once (N * K / 2 bytes) and rows taken from them.
+These formats pack 32-bit words along one axis: AWQ along the outputs in an order of its own, GPTQ and
+compressed-tensors along the inputs, lowest bits first. A weight's words are read once (N * K / 2 bytes) and rows taken from them.
 """
 
 import numpy as np

@@ -82,7 +82,7 @@ def place_tensors(tensors: list[PlannedTensor]) -> int:
             end += -end % PLANE_ALIGN
             for member in members:
                 if end % OFFSET_ALIGN:
-                    raise ValueError(f"{member.name}: the member before it does not end at a multiple of {OFFSET_ALIGN}")
+                    raise ValueError(f"{member.name}: the one before it does not end at a multiple of {OFFSET_ALIGN}")
                 member.places.append(end)
                 end += member.sizes[piece]
         first = last

@@ -5,8 +5,8 @@
     ...                                         # record graphs meanwhile
     model.wait()                                # all weights are there, or FormatError
 
-q, k and v that have one scheme become one matrix, gate and up likewise: one launch reads all their rows. All lies in one
-buffer, vectors first, then the matrices as a step reads them; a `.zse` that was written for the device has the same
+q, k and v that have one scheme become one matrix, gate and up likewise: one launch reads all their rows. All lies in
+one buffer, vectors first, then the matrices as a step reads them; a `.zse` that was written for the device has the same
 order and distances, so that its load is a few large copies. No NumPy here; only quantize_load.py imports it.
 """
 

@@ -1,7 +1,7 @@
 """The work of loading: which bytes of the file are copied as they lie, which pass a repacking kernel of the CPU, and
 which NumPy has to make.
 
-The load threads repack on the way: on the CPU straight into the weights, for a GPU into pinned memory that is copied from.
+The load threads repack on the way: on the CPU straight into the weights, for a GPU into pinned memory that is copied.
 What only NumPy can make is made in host memory, matrix by matrix, and written to a GPU from there.
 """
 
@@ -139,8 +139,8 @@ def _load_gpu(device, plan: ModelPlan, weights: dict[str, Weight], vectors: dict
     plus_one = plan.source.naming == "hf" and registry.architecture(plan.config.architecture).HF_NORM_PLUS_ONE
     for vector in plan.vectors:
         tensor = vectors[vector.name]
-        as_stored = not any(part.info.type != "F32" or _is_permuted(plan, part) or (plus_one and part.role.kind == "norm")
-                            for part in vector.parts)
+        as_stored = all(part.info.type == "F32" and not _is_permuted(plan, part)
+                        and not (plus_one and part.role.kind == "norm") for part in vector.parts)
         for part in vector.parts:
             out = Tensor(tensor.buffer, (4 * part.role.shape[0],), "u8", tensor.offset + 4 * part.first)
             copies.append(Copy(out, (part.info.file, part.info.offset) if as_stored else None, part.info.name))
@@ -233,7 +233,8 @@ def _as_f32(raw: bytes, type: str) -> array:
     return array("f", struct.unpack(f"<{len(raw) // 2}e", raw))
 
 
-def _make(device, plan: ModelPlan, order: Tensor | None, matrices: list[MatrixPlan], weights: dict[str, Weight]) -> None:
+def _make(device, plan: ModelPlan, order: Tensor | None, matrices: list[MatrixPlan],
+          weights: dict[str, Weight]) -> None:
     """Makes matrices in host memory with NumPy and writes them to the device, one after another."""
     from zse.models.quantize_load import fill_parts
     from zse.runtime import open_device

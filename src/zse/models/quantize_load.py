@@ -40,7 +40,8 @@ def _fill_part(pool, source, part, matrix, weight, head_order) -> None:
         for plane in matrix.scheme.planes(*matrix.shape, matrix.layout):
             tensor, data = weight.planes[plane.name], memoryview(arrays[plane.name].data).cast("B")
             line_bytes = plane.nbytes // plane.shape[0]
-            at = tensor.offset + (part.first + start) // rows_per_line(plane, matrix.layout, matrix.shape[0]) * line_bytes
+            line = (part.first + start) // rows_per_line(plane, matrix.layout, matrix.shape[0])
+            at = tensor.offset + line * line_bytes
             memoryview(tensor.buffer.view())[at:at + data.nbytes] = data
 
     step = max(ROW_UNIT, CHUNK_ELEMENTS // width // ROW_UNIT * ROW_UNIT)

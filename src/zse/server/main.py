@@ -31,8 +31,9 @@ FLUSH_S = 1.0  # for answers that are written but not yet sent when everything e
 class ServeOptions(msgspec.Struct, frozen=True):
     """What `zse serve` was asked for. models: the first is loaded at once, the others when they are asked for.
     spare_engines: parked ones to keep; idle_timeout_s: without requests a model is evicted after it (None: never);
-    max_loaded: models at once (None: what memory holds). allowed_hosts None: any Host header. max_choices: answers that run or wait; once the engine says how many it runs,
-    these and max_queue more (None: max_choices stays). phases_ms: what happened so far, name → milliseconds since exec."""
+    max_loaded: models at once (None: what memory holds). allowed_hosts None: any Host header. max_choices: answers that
+    run or wait; once the engine says how many it runs, these and max_queue more (None: max_choices stays). phases_ms:
+    what happened so far, name → milliseconds since exec."""
 
     models: tuple[ModelSpec, ...]
     host: str = "127.0.0.1"

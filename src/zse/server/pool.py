@@ -180,7 +180,8 @@ class Pool:
             model.failure, model.failed_at = error, time.monotonic()
         except EngineStartError as error:
             log.error("%s cannot be loaded: %s", model.name, error)
-            is_memory = error.code == "out_of_memory" and any(other.users for other in self.models if other is not model)
+            others_busy = any(other.users for other in self.models if other is not model)
+            is_memory = error.code == "out_of_memory" and others_busy
             model.failure = APIError("overloaded", "There is no memory for this model while others are in use.") \
                 if is_memory else APIError("engine_unavailable", "The model could not be loaded.")
             model.failed_at = time.monotonic()
