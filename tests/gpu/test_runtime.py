@@ -1,0 +1,304 @@
+"""The CUDA runtime on a GPU: lists and captured graphs, staging, clusters, tensor maps, growing memory, loading, faults."""
+
+import os
+import struct
+import subprocess
+import sys
+from functools import cache
+
+import numpy as np
+import pytest
+
+from zse.errors import ConfigError, DeviceError
+from zse.kernel import (
+    Ptr,
+    TensorMap,
+    Variant,
+    barrier,
+    block_index,
+    cluster_rank,
+    f32,
+    grid_launch_dependents,
+    grid_wait,
+    i32,
+    i64,
+    kernel,
+    mbarrier_array,
+    mbarrier_expect,
+    mbarrier_init,
+    mbarrier_init_fence,
+    mbarrier_wait,
+    shared_array,
+    target,
+    thread_index,
+    tma_load,
+)
+from zse.runtime.gpu import Kernels
+from zse.runtime.load import LoadJob
+from zse.tensor import Tensor
+
+TILE_ROWS, TILE_COLUMNS = 8, 32
+SHARED_FLOATS = 40_000
+
+
+@kernel
+def scale_rows(x: Ptr[f32, "const"], out: Ptr[f32], width: i32, factor: f32, add: f32):
+    grid_launch_dependents()
+    grid_wait()
+    for i in range(thread_index(), width, target.threads):
+        out[block_index(0) * width + i] = x[block_index(0) * width + i] * factor + add
+
+
+@kernel
+def append(out: Ptr[i64], value: i64):
+    grid_launch_dependents()
+    grid_wait()
+    if thread_index() == 0 and block_index(0) == 0:
+        out[0] = out[0] * i64(2) + value
+
+
+@kernel
+def reverse_shared(out: Ptr[f32]):
+    kept = shared_array(f32, SHARED_FLOATS)
+    grid_launch_dependents()
+    grid_wait()
+    for i in range(thread_index(), SHARED_FLOATS, target.threads):
+        kept[i] = f32(i)
+    barrier()
+    for i in range(thread_index(), SHARED_FLOATS, target.threads):
+        out[i] = kept[SHARED_FLOATS - 1 - i]
+
+
+@kernel
+def ranks(out: Ptr[i32]):
+    grid_launch_dependents()
+    grid_wait()
+    if thread_index() == 0:
+        out[block_index(0)] = cluster_rank()
+
+
+@kernel
+def box(map: TensorMap, out: Ptr[f32], row: i32, column: i32):
+    tile = shared_array(f32, TILE_ROWS * TILE_COLUMNS, align=128)
+    ready = mbarrier_array(1)
+    grid_launch_dependents()
+    grid_wait()
+    if thread_index() == 0:
+        mbarrier_init(ready, 1)
+        mbarrier_init_fence()
+        mbarrier_expect(ready, TILE_ROWS * TILE_COLUMNS * 4)
+        tma_load(tile, map, (column, row), ready)
+    barrier()
+    mbarrier_wait(ready, 0)
+    for i in range(thread_index(), TILE_ROWS * TILE_COLUMNS, target.threads):
+        out[i] = tile[i]
+
+
+@kernel
+def poke(out: Ptr[f32], at: i64):
+    grid_wait()
+    out[at] = 1.0
+
+
+VARIANTS = [Variant("scale_rows", scale_rows, threads=128), Variant("append", append, threads=32),
+            Variant("reverse_shared", reverse_shared, threads=256), Variant("ranks", ranks, threads=32, cluster=4),
+            Variant("box", box, threads=64), Variant("poke", poke, threads=32)]
+
+
+@cache
+def opened():
+    """(the device, why there is none)."""
+    try:
+        from zse.kernel.nvrtc import compile_variant
+        from zse.runtime.cuda import CUDADevice, list_devices
+        arch = list_devices()[0]["arch"]
+        isa = f"sm_{arch}{'a' if arch >= 90 else ''}"
+        known = [variant for variant in VARIANTS if arch >= 90 or variant.symbol not in ("ranks", "box")]
+        compiled = {variant.symbol: compile_variant(variant, isa) for variant in known}
+        manifest = {symbol: one.manifest() | {"image": symbol} for symbol, one in compiled.items()}
+        return CUDADevice(kernels=Kernels(manifest, lambda symbol: compiled[symbol].cubin)), ""
+    except (DeviceError, ConfigError, IndexError) as error:
+        return None, f"no CUDA device: {error}"
+
+
+GPU, REASON = opened()
+pytestmark = pytest.mark.skipif(GPU is None, reason=REASON)
+needs_hopper = pytest.mark.skipif(GPU is not None and GPU.arch < 90, reason="sm_90 and later")
+
+
+def array(content) -> Tensor:
+    content = np.ascontiguousarray(content)
+    dtype = {"float32": "f32", "int64": "i64", "int32": "i32"}[content.dtype.name]
+    made = Tensor(GPU.alloc(content.nbytes, "test"), content.shape, dtype)
+    GPU.write(made, content.tobytes())
+    return made
+
+
+def numbers(tensor, dtype="float32"):
+    return np.frombuffer(GPU.read(tensor), dtype).reshape(tensor.shape)
+
+
+def graph_of(*launches, **symbols):
+    recorder = GPU.record()
+    syms = {name: recorder.symbol(name, most) for name, most in symbols.items()}
+    for name, args, grid in launches:
+        recorder.launch(name, [syms.get(arg, arg) if isinstance(arg, str) else arg for arg in args],
+                        syms.get(grid, grid) if isinstance(grid, str) else grid)
+    return recorder.finish()
+
+
+def test_memory_is_zeroed():
+    for nbytes in (1, 1000, 10_000_001):
+        assert GPU.read(GPU.alloc(nbytes)) == bytes(nbytes)
+
+
+def test_lists_and_captured_graphs_say_the_same():
+    x = np.random.default_rng(1).standard_normal((37, 129)).astype(np.float32)
+    given, out = array(x), array(np.zeros_like(x))
+    graph = graph_of(("scale_rows", [given, out, 129, 2.0, 1.0], "rows"), ("scale_rows", [out, out, 129, 3.0, -1.0], "rows"),
+                     rows=37)
+    for rows in (37, 5, 5, 5, 37, 37, 0, 0, 0):
+        GPU.write(out, bytes(out.nbytes))
+        graph.run(rows=rows)
+        wanted = np.where(np.arange(37)[:, None] < rows, (x * 2 + 1) * 3 - 1, 0)
+        np.testing.assert_allclose(numbers(out), wanted, rtol=1e-6, atol=1e-6)
+    assert graph.num_captured == 3
+    assert all(ns > 0 for _, ns in graph.profile(rows=37))
+
+
+@pytest.mark.parametrize("blocks", [1, 3, 200])
+def test_launches_that_overlap_keep_their_order(blocks):
+    out = array(np.zeros(1, np.int64))
+    graph = graph_of(*[("append", [out, turn % 3 == 0], blocks) for turn in range(40)])
+    expected = 0
+    for _ in range(5):
+        graph.run()
+        for turn in range(40):
+            expected = expected * 2 + (turn % 3 == 0)
+        assert int(numbers(out, "int64")[0]) & (1 << 64) - 1 == expected & (1 << 64) - 1
+
+
+def test_more_shared_memory_than_the_default():
+    out = array(np.zeros(SHARED_FLOATS, np.float32))
+    GPU.run(lambda recorder: recorder.launch("reverse_shared", [out], 2))
+    np.testing.assert_array_equal(numbers(out), np.arange(SHARED_FLOATS, dtype=np.float32)[::-1])
+
+
+@needs_hopper
+def test_clusters_in_lists_and_graphs():
+    out = array(np.zeros(16, np.int32))
+    graph = graph_of(("ranks", [out], 16), ("ranks", [out], 16))
+    for _ in range(3):
+        GPU.write(out, bytes(64))
+        graph.run()
+        np.testing.assert_array_equal(numbers(out, "int32"), np.arange(16) % 4)
+    assert graph.num_captured == 1
+
+
+@needs_hopper
+def test_a_tensor_map_reads_zeros_outside():
+    x = np.arange(64 * 96, dtype=np.float32).reshape(64, 96)
+    given, out = array(x), array(np.zeros((TILE_ROWS, TILE_COLUMNS), np.float32))
+    graph = graph_of(("box", [GPU.tensor_map(given, (TILE_ROWS, TILE_COLUMNS)), out, "row", "column"], 1),
+                     ("append", [array(np.zeros(1, np.int64)), 1], 1), row=63, column=95)
+    padded = np.pad(x, ((0, TILE_ROWS), (0, TILE_COLUMNS)))
+    for row, column in ((0, 0), (8, 32), (60, 80), (60, 80), (60, 80)):
+        graph.run(row=row, column=column)
+        np.testing.assert_array_equal(numbers(out), padded[row:row + TILE_ROWS, column:column + TILE_COLUMNS])
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_staging_in_a_pipeline(mapped):
+    """Two turns, each step submitted before the one before is waited for."""
+    turns = []
+    for _ in range(2):
+        given, got = GPU.staging(400, "in"), GPU.staging(400, "out", mapped=mapped)
+        recorder = GPU.record()
+        recorder.upload(given)
+        recorder.launch("scale_rows", [given.buffer, got.buffer, 100, 2.0, 1.0], 1)
+        recorder.download(got)
+        turns.append((given.host.cast("f"), got.host.cast("f"), recorder.finish()))
+    tickets: list = [None, None]
+    for step in range(200):
+        given, got, graph = turns[step % 2]
+        if tickets[step % 2] is not None:
+            tickets[step % 2].wait()
+            assert list(got) == [2.0 * (step - 2 + i) + 1 for i in range(100)]
+        for i in range(100):
+            given[i] = step + i
+        tickets[step % 2] = graph.submit()
+    for ticket in tickets:
+        ticket.wait()
+
+
+def test_memory_grows_under_a_captured_graph():
+    if not GPU.supports_growth:
+        pytest.skip("no virtual memory management")
+    buffer = GPU.alloc_growing(4096, 64 << 20, "kv")
+    x = Tensor(buffer, (1,), "f32")
+    graph = graph_of(("scale_rows", [x, x, 1024, 0.0, 7.0], "rows"), ("append", [array(np.zeros(1, np.int64)), 1], 1), rows=1 << 14)
+    for _ in range(3):
+        graph.run(rows=1)
+    free = GPU.memory_free
+    buffer.grow(32 << 20)
+    assert free - GPU.memory_free <= 32 << 20
+    for _ in range(3):
+        graph.run(rows=8192)
+    assert GPU.read(buffer) == struct.pack("f", 7.0) * (8 << 20)
+    graph.close()
+    buffer.free()
+
+
+def test_too_much_memory_is_refused_and_nothing_is_lost():
+    with pytest.raises(DeviceError, match="not enough memory on cuda:0"):
+        GPU.alloc(1 << 42, "too much")
+    assert GPU.read(GPU.alloc(10)) == bytes(10)
+
+
+@pytest.mark.parametrize("way", ["mapped", "read", "slow"])
+def test_loading(way, tmp_path, monkeypatch):
+    from zse.runtime import gpu_load
+    content = np.random.default_rng(2).integers(0, 256, 300_000_001, dtype=np.uint8).tobytes()
+    path = tmp_path / "weights"
+    path.write_bytes(content)
+    monkeypatch.setattr(gpu_load, "SLOW_US", 1 if way == "slow" else 0)
+    monkeypatch.setattr(gpu_load, "CHUNK_BYTES", 16 << 20)
+    monkeypatch.setattr(GPU, "can_register", way != "read")
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        buffer = GPU.alloc(len(content), "weights")
+        cuts = [0, 5, 1 << 20, 99_999_999, len(content)]
+        load = GPU.load([LoadJob(fd, start, end - start, None, [Tensor(buffer, (end - start,), "u8", start)])
+                         for start, end in zip(cuts, cuts[1:], strict=False)], 8)
+        load.wait_for(2)
+        assert GPU.read(Tensor(buffer, (1 << 20,), "u8")) == content[:1 << 20]
+        load.wait()
+        assert GPU.read(buffer) == content
+        GPU.tidy_loads()
+    finally:
+        os.close(fd)
+
+
+FAULT = """
+import sys
+sys.path[:0] = {path!r}
+from tests_gpu_runtime import *
+out = array(np.zeros(1, np.float32))
+graph = graph_of(("append", [array(np.zeros(1, np.int64)), 1], 1), ("poke", [out, 1 << 40], 1))
+try:
+    graph.run()
+except DeviceError as error:
+    print(error)
+    sys.exit(error.exit_code)
+"""
+
+
+@pytest.mark.parametrize("check", ["", "1"])
+def test_a_fault_ends_the_process_cleanly(check, tmp_path):
+    (tmp_path / "tests_gpu_runtime.py").symlink_to(__file__)
+    script = FAULT.format(path=[str(tmp_path), *sys.path])
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120,
+                          env=os.environ | {"ZSE_GPU_CHECK": check})
+    assert done.returncode == 75 and not done.stderr, done.stderr
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in done.stdout
+    assert ("(poke, launch 1, grid" in done.stdout) == bool(check)
