@@ -133,7 +133,7 @@ def test_quantized_on_load(quantize, tmp_path):
     assert error < TINY_LIMIT
 
 
-# bf16 between the operations: each is off by up to 2**-9; fp8 activations (more than 64 tokens) by up to 2**-4 of each,
+# bf16 between the operations: each is off by up to 2**-9; fp8 activations (more than 8 tokens) by up to 2**-4 of each,
 # which averages out over thousands of products.
 @pytest.mark.parametrize("kind, few, many", [("bf16", 0.02, 0.02), ("int4", 0.02, 0.02), ("int8", 0.02, 0.02),
                                              ("fp8", 0.02, 0.06)])
@@ -143,11 +143,11 @@ def test_layers_of_a_7b_shape(kind, few, many, tmp_path):
     ids = np.random.default_rng(3).integers(0, 150_000, 150)
     reference = numpy_model.forward(model.config, dequantized(model), ids)
     errors = {}
-    for name, sizes in (("150", None), ("40", [40, 40, 40, 30]), ("1", [40] * 3 + [1] * 30)):
+    for name, sizes in (("150", None), ("40", [40, 40, 40, 30]), ("1", [8] * 15 + [1] * 30)):
         session = Session(GPU, model, rows=1, max_tokens=160, context=160)
         errors[name] = error_of(session.run(ids, sizes), reference)
     print(f"\n{kind}: " + ", ".join(f"{name} tokens a step {value:.4f}" for name, value in errors.items()))
-    assert errors["150"] < many and max(errors["40"], errors["1"]) < few
+    assert max(errors["150"], errors["40"]) < many and errors["1"] < few
 
 
 def replies(path: str, where: str, prompts, num_tokens: int, max_context: int = 256, **options):

@@ -45,6 +45,8 @@ def plan_memory(config: EngineConfig, plan, device) -> MemoryPlan:
     from zse.models.forms import FORMS, scratch_nbytes
     from zse.sampling.state import device_nbytes, input_nbytes
     family, model = device.family, plan.config
+    if family == "gpu":
+        from zse.kernels.gpu.gemm import PARTIAL_BYTES, num_sms
     schemes = {matrix.name: matrix.scheme for matrix in plan.matrices}
 
     def scratch_for(tokens: int, rows: int, context: int) -> int:
@@ -54,7 +56,7 @@ def plan_memory(config: EngineConfig, plan, device) -> MemoryPlan:
         if family == "gpu":
             total += 4 * (rows + 1) * context // PAGE + 4 * rows * context     # page table, token history
             total += 2 * inputs_nbytes(tokens, lines, new_pages(tokens, rows), input_nbytes(rows))
-            total += 2 * device_nbytes(rows, model.vocab_size)
+            total += 2 * device_nbytes(rows, model.vocab_size) + num_sms(device) * PARTIAL_BYTES
         return total
 
     token_bytes = (scratch_for(2048, 1, PAGE) - scratch_for(1024, 1, PAGE)) // 1024
