@@ -96,6 +96,7 @@ class Decoder:
         max_rows = min(max_tokens, step.logits.shape[0])
         rows = tokens if every_token else recorder.symbol("rows", max_rows)
         run = _Recording(self, recorder, step, tokens, max_tokens)
+        run.plan(longest_run)
         x = run.tensor("x")
         embed(recorder, run.of(step.token_ids), model.weights["embed"], x, config.embed_scale)
         tables = {}
@@ -103,7 +104,6 @@ class Decoder:
             rope = getattr(config, name)
             tables[name] = run.tensor(name)
             rope_table(recorder, run.of(step.positions), self._inv_freq[name], tables[name], rope.mscale)
-        run.plan(longest_run)
         delta = delta_norm = None
         for layer in range(config.num_layers):
             table = tables["local_rope" if config.uses_local_rope(layer) else "rope"]

@@ -68,8 +68,9 @@ def gather_rows_gpu(x: Ptr[u32, "const"], rows: Ptr[i32, "const"], out: Ptr[u32]
 @kernel
 def rope_table_gpu(positions: Ptr[i32, "const"], inv_freq: Ptr[f32, "const"], out: Ptr[f32], half: i32, mscale: f32):
     """Grid (tokens). The angle is the f32 product that the models were trained with, brought into [-pi, pi]."""
-    grid_launch_dependents()
+    # In this order: what starts after this kernel may rely on all kernels before it (attention reads its plan early).
     grid_wait()
+    grid_launch_dependents()
     position = f32(positions[block_index(0)])
     row = out + i64(block_index(0)) * 2 * half
     for i in range(thread_index(), half, target.threads):
