@@ -87,7 +87,7 @@ def _write(writer: ZseWriter, jobs: list["_Job"], clip_search: bool, threads: in
 
     def run(number: int, start: int, stop: int) -> int:
         job, written = jobs[number], 0
-        for plane, offset, data in job.pieces(start, stop, clip_search):
+        for plane, offset, data in job.pieces(start, stop, clip_search, threads):
             writer.write_piece(number, plane, offset, data)
             written += memoryview(data).nbytes
         with lock:
@@ -176,7 +176,7 @@ class _Job:
         rows = max(_ROW_UNIT, _CHUNK_ELEMENTS // per_row // _ROW_UNIT * _ROW_UNIT)
         return [(start, min(start + rows, shape[0])) for start in range(0, shape[0], rows)]
 
-    def pieces(self, start: int, stop: int, clip_search: bool) -> Iterator[tuple[int, int, bytes]]:
+    def pieces(self, start: int, stop: int, clip_search: bool, threads: int) -> Iterator[tuple[int, int, bytes]]:
         """(plane number, offset in it, bytes) of rows [start, stop) of the stored tensor."""
         if self.scheme is None:
             yield self._row_piece(start, stop)
@@ -188,7 +188,8 @@ class _Job:
         info, scheme, layout = self.info, self.scheme, self.planned.layout
         try:
             arrays = planes_of_rows(self.model, info, scheme, layout, start, stop, order=self.order,
-                                    order_span=self.order_span, search=clip_search, prepared=self._prepared or None)
+                                    order_span=self.order_span, search=clip_search, prepared=self._prepared or None,
+                                    threads=threads)
         except ValueError as error:
             raise FormatError(info.file.path, info.offset, info.name, f"cannot become {scheme}: {error}") from None
         for number, plane in enumerate(scheme.planes(*info.shape, layout)):

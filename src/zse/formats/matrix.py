@@ -26,7 +26,7 @@ from zse.quant.pack import (
     unpack,
     unpack_dense,
 )
-from zse.quant.quantize import quantize, quantize_fp8
+from zse.quant.quantize import MANY_THREADS_ELEMENTS, quantize, quantize_fp8
 from zse.quant.scheme import (
     FP8_SCALINGS,
     LAYOUT,
@@ -145,12 +145,12 @@ def prepare(source: ModelSource, info: TensorInfo) -> "CheckpointRows | None":
 
 def planes_of_rows(source: ModelSource, info: TensorInfo, scheme: Scheme, layout: str, start: int, stop: int, *,
                    order: Sequence[int] | None = None, order_span: int = 1, search: bool = True,
-                   prepared: CheckpointRows | None = None) -> dict[str, NDArray]:
+                   prepared: CheckpointRows | None = None, threads: int = 1) -> dict[str, NDArray]:
     """The planes of rows [start, stop) in `scheme` and `layout`, whatever the file stores: copied where it has them,
     packed where it has the numbers, rounded or quantized where it has others.
 
     start: a multiple of 16, of 128 for fp8. search: for the best clipping (zse.quant.quantize). prepared: prepare() of
-    the tensor. ValueError for values that the scheme cannot hold.
+    the tensor. threads: how many call this at once. ValueError for values that the scheme cannot hold.
     """
     where = (source, info, start, stop, order, order_span)
     if info.layout == layout and order is None and not info.is_dense and info.scheme == scheme:
@@ -173,4 +173,5 @@ def planes_of_rows(source: ModelSource, info: TensorInfo, scheme: Scheme, layout
         return pack_dense(scheme, narrow(values, scheme), layout)
     if isinstance(scheme, Fp8Scheme):
         return quantize_fp8(values, scheme)
-    return pack(quantize(values, scheme, search=search))
+    pieces = {"at_once": MANY_THREADS_ELEMENTS} if threads > 4 else {}
+    return pack(quantize(values, scheme, search=search, **pieces))

@@ -19,13 +19,14 @@ def fill_parts(plan, parts, threads: int | None = None) -> None:
     the Weight's planes lie in memory that has a view(). FormatError names the tensor that cannot be had."""
     dim = plan.config.head_dim
     head_order = [unpermute_row(row, dim) for row in range(dim)]
-    with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
+    threads = threads or os.cpu_count() or 1
+    with ThreadPoolExecutor(threads) as pool:
         for part, matrix, weight in parts:      # one after another: a checkpoint's words are held whole
             order = head_order if plan.source.interleaved_rope and part.role.heads else None
-            _fill_part(pool, plan.source, part, matrix, weight, order)
+            _fill_part(pool, threads, plan.source, part, matrix, weight, order)
 
 
-def _fill_part(pool, source, part, matrix, weight, head_order) -> None:
+def _fill_part(pool, threads: int, source, part, matrix, weight, head_order) -> None:
     info, (rows, width) = part.info, part.info.shape
     prepared = prepare(source, info)
     order = None
@@ -36,7 +37,7 @@ def _fill_part(pool, source, part, matrix, weight, head_order) -> None:
     def fill(start: int) -> None:
         stop = min(start + step, rows)
         arrays = planes_of_rows(source, info, matrix.scheme, matrix.layout, start, stop, order=order,
-                                order_span=len(head_order or (0,)), prepared=prepared)
+                                order_span=len(head_order or (0,)), prepared=prepared, threads=threads)
         for plane in matrix.scheme.planes(*matrix.shape, matrix.layout):
             tensor, data = weight.planes[plane.name], memoryview(arrays[plane.name].data).cast("B")
             line_bytes = plane.nbytes // plane.shape[0]

@@ -18,17 +18,21 @@ F16_MAX = 65504.0
 # q f32 [n, groups, size], scale f16 [n, groups, 1], offset f16 [n, groups, 1] or None, squared error [n, groups, 1]
 _Trial = tuple[NDArray, NDArray, NDArray | None, NDArray]
 _CHUNK_ELEMENTS = 1 << 17       # about 5 f32 temporaries of this stay in a 2-4 MB L2 cache
+# Many threads wait for each other between short NumPy calls (the interpreter's lock): 16 of them quantize 88 million
+# elements a second in pieces of 2**17, 336 million in pieces of 2**20; one does 42 in the former.
+MANY_THREADS_ELEMENTS = 1 << 20
 
 
-def quantize(w: NDArray, scheme: AffineScheme, *, search: bool = True) -> AffineArrays:
-    """f32 [N, K] -> the nearest AffineArrays. search False: plain min-max ranges. ValueError for NaN, infinities, or
-    values whose scale or offset does not fit in f16."""
+def quantize(w: NDArray, scheme: AffineScheme, *, search: bool = True, at_once: int = _CHUNK_ELEMENTS) -> AffineArrays:
+    """f32 [N, K] -> the nearest AffineArrays. search False: plain min-max ranges. at_once: elements that NumPy gets in
+    one call (see MANY_THREADS_ELEMENTS). ValueError for NaN, infinities, or values whose scale or offset does not fit
+    in f16."""
     n, k = w.shape
     groups = scheme.groups(k)
     q = np.empty((n, k), np.uint8)
     scale = np.empty((n, groups), np.float16)
     offset = None if scheme.symmetric else np.empty((n, groups), np.float16)
-    step = max(1, _CHUNK_ELEMENTS // k)
+    step = max(1, at_once // k)
     for start in range(0, n, step):
         rows = slice(start, min(start + step, n))
         block = np.ascontiguousarray(w[rows], np.float32).reshape(-1, groups, k // groups)
