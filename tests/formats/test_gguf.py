@@ -199,3 +199,32 @@ def test_an_array_of_arrays_is_refused(opened):
 
 def test_small_file_is_valid(opened):
     assert len(opened(small_gguf()).tensors) == 3
+
+
+def test_reading_ahead_brings_a_file_into_the_page_cache(tmp_path):
+    """Where the system can tell (RWF_NOWAIT) and lets go of pages when asked (not on tmpfs)."""
+    import os
+    import time
+
+    from zse.formats.file import ModelFile
+    path = tmp_path / "big"
+    path.write_bytes(os.urandom(1 << 20) * 8)
+    file = ModelFile(path)
+
+    def is_cached() -> bool:
+        try:
+            return os.preadv(file.fd, [bytearray(4096)], 5 << 20, os.RWF_NOWAIT) == 4096
+        except BlockingIOError:
+            return False
+
+    os.fsync(file.fd)
+    os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    if is_cached():
+        pytest.skip("this file system keeps its pages")
+    file.read_ahead()
+    deadline = time.monotonic() + 5
+    while not is_cached() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert is_cached()
+    file.read_ahead()
+    file.close()

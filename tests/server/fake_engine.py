@@ -97,8 +97,9 @@ def main(arguments: list[str]) -> int:
     options = dict(zip(arguments[::2], arguments[1::2], strict=True))
     sock = FrameSocket.from_fd(int(options["--fd"]))
     if "--park" in options:
-        if "--die" in options:
-            return int(options["--die"])
+        if "--park-fatal" in options:
+            sock.send(Fatal(options["--park-fatal"], 2))
+            return 2
         sock.send(Parked({"parked": 1.0}))
         load = None
         while load is None:

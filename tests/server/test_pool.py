@@ -222,10 +222,11 @@ def test_parked_engines_that_die_are_replaced(start):
     assert said(server.ask("b")) == "hi"
 
 
-def test_parking_is_given_up_when_it_never_works(start):
-    server = start({"a": "", "b": ""}, spares=1, park="--die 3")
+def test_parking_is_given_up_when_it_never_works(start, caplog):
+    server = start({"a": "", "b": ""}, spares=1, park="--park-fatal no_device")
     wait_for(lambda: server.pool._num_spares == 0, 10)
     assert len(server.spawned) <= 1 + pools.SPARE_BUDGET
+    assert "a parked engine ended with exit code 2: no_device" in caplog.text
     assert said(server.ask("b")) == "hi"
 
 

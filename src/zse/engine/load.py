@@ -32,6 +32,9 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
         from zse.formats.source import open_model
         source = open_model(config.model)
         phases.mark("file open")
+        if config.device != "cpu":
+            for file in source.files:   # the disk need not wait for the device
+                file.read_ahead()
         if on_source is not None:
             on_source(source)
         from zse.engine.memory import plan_memory

@@ -72,6 +72,21 @@ class ModelFile:
         if (status.st_size, status.st_mtime_ns) != self._stamp:
             raise FormatError(self.path, 0, "file", "changed while it was in use; load it again")
 
+    def read_ahead(self) -> None:
+        """Have the system read the whole file in the background, for who will need it later; nothing where it is in the
+        page cache already, or the system cannot tell."""
+        if not hasattr(os, "RWF_NOWAIT") or not hasattr(os, "posix_fadvise"):
+            return
+        page = bytearray(4096)
+        try:
+            for sample in range(8):
+                os.preadv(self.fd, [page], self.size * sample // 8, os.RWF_NOWAIT)
+        except BlockingIOError:         # not there
+            import threading
+            threading.Thread(target=_will_need, args=(os.dup(self.fd),), daemon=True).start()
+        except OSError:                 # a file system that does not know the flag
+            return
+
     def close(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)
@@ -88,6 +103,13 @@ class ModelFile:
         if not data and nbytes:
             raise FormatError(self.path, offset, field, "the file shrank while it was read")
         return data
+
+
+def _will_need(fd: int) -> None:
+    try:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
+    finally:
+        os.close(fd)
 
 
 def _check_regular(path: str, status: os.stat_result) -> None:

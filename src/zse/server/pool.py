@@ -13,9 +13,10 @@ from collections.abc import Callable
 import msgspec
 
 from zse.engine.client import DOWN, READY, STARTING, UNLOADED, EngineClient, EngineStartError, shutting_down_error
-from zse.engine.messages import Ready
+from zse.engine.framing import FrameReader
+from zse.engine.messages import Fatal, FromEngine, Ready
 from zse.engine.process import EngineProcess
-from zse.errors import RequestError, ZSEError
+from zse.errors import EngineError, RequestError, ZSEError
 from zse.server.errors import APIError
 
 log = logging.getLogger("zse.server")
@@ -251,9 +252,10 @@ class Pool:
 
     def _note_death(self, spare: EngineProcess) -> None:
         now = time.monotonic()
+        reason = _last_words(spare)
         spare.sock.close()
         self._spare_deaths = [at for at in self._spare_deaths if now - at < SPARE_WINDOW_S] + [now]
-        log.error("a parked engine ended with exit code %s", spare.poll())
+        log.error("a parked engine ended with exit code %s%s", spare.poll(), reason)
         if len(self._spare_deaths) >= SPARE_BUDGET and self._num_spares:
             self._num_spares = 0
             log.error("no engine is parked any more: %d of them ended within %.0f s", SPARE_BUDGET, SPARE_WINDOW_S)
@@ -306,3 +308,13 @@ class Pool:
     def fail_requests(self, error: RequestError) -> None:
         for model in self.models:
             model.engine.fail_requests(error)
+
+
+def _last_words(process: EngineProcess) -> str:
+    """What a process that has ended said of the reason, as the end of a sentence."""
+    try:
+        process.sock.setblocking(False)
+        messages = FrameReader(FromEngine).feed(process.sock.recv(1 << 16))
+    except (OSError, EngineError):
+        return ""
+    return "".join(f": {message.message}" for message in messages if isinstance(message, Fatal))
