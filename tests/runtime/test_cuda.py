@@ -234,6 +234,41 @@ def test_captured_graphs_are_bounded(device, fake, monkeypatch):
         assert number(device, out) & ((1 << 64) - 1) == expected
         assert graph.num_captured <= 3 and len(graph._captured) <= 6
     assert fake.count("graph_instantiate") - fake.count("executable_destroy") == graph.num_captured
+    other = counter(device)
+    recorder = device.record()
+    recorder.launch("append", [other, 1], 1)
+    recorder.launch("append", [other, 1], 1)
+    second = recorder.finish()
+    for _ in range(3):
+        second.run()                                # the bound is the device's: the first graph gives one up
+    assert (graph.num_captured, second.num_captured) == (2, 1)
+    graph.close()
+    assert second.num_captured == len(device.captured) == 1
+    second.close()
+    assert not device.captured and fake.count("graph_instantiate") == fake.count("executable_destroy")
+
+
+def test_the_collector_may_close_a_graph_while_another_is_submitted(device, monkeypatch):
+    out = counter(device)
+
+    def made():
+        recorder = device.record()
+        recorder.launch("append", [out, 1], 1)
+        recorder.launch("append", [out, 1], 1)
+        return recorder.finish()
+
+    graph, held = made(), [made()]
+    held[0].run()
+    take = device.take_event
+
+    def collected():
+        held.clear()
+        gc.collect()
+        return take()
+
+    monkeypatch.setattr(device, "take_event", collected)
+    graph.run()
+    assert number(device, out) == 15 and len(device._graphs) == 1
 
 
 def test_a_capture_that_fails_is_no_error(device, fake, caplog):

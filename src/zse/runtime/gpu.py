@@ -8,6 +8,7 @@ import ctypes
 import sys
 import threading
 import weakref
+from collections import OrderedDict
 from ctypes import byref, c_void_p
 
 from zse.errors import DeviceError, DeviceLost, DeviceMemoryError
@@ -88,8 +89,10 @@ class GPUDevice(Device):
         self._modules: dict[Any, int] = {}
         self._programs: dict[str, GPUProgram] = {}
         self._program_lock = threading.Lock()
-        # Held while a list is put into the compute stream: lists patch their arguments in place.
-        self.submit_lock = threading.Lock()
+        # Held while a list is put into the compute stream: lists patch their arguments in place. Reentrant: the garbage
+        # collector may close a graph at any moment.
+        self.submit_lock = threading.RLock()
+        self.captured: OrderedDict[tuple[int, tuple[int, ...]], GPUGraph] = OrderedDict()
         self._events: list[int] = []
         self._loads: weakref.WeakSet[GPULoad] = weakref.WeakSet()
         self._tidying: list[tuple[int, list[int]]] = []         # loads that are done but for giving back what they used

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from zse.runtime.gpu import GPUDevice
 
 CAPTURE_RELAXED = 2             # CUstreamCaptureMode: calls of other threads do not disturb the capture
-# Captured graphs of one recording: a decode step of an 8B model is 0.3 to 1 MB of driver memory each.
-MAX_CAPTURED = 64
+# Captured graphs of a device: 0.8 MiB of its memory each, for a decode step of 300 launches (H200). Steps of many rows,
+# whose numbers vary more, last longer than their lists take to walk.
+MAX_CAPTURED = 96
 MAX_REMEMBERED = 1024           # numbers seen once
 
 
@@ -59,7 +60,7 @@ class GPUTicket(Ticket):
 
 class GPUGraph(Graph):
     """A launch list. `submit` puts it into the compute stream: by walking it in C, or, when the same symbol values were
-    submitted before, as a captured graph (kept for MAX_CAPTURED values, the least recently used goes first)."""
+    submitted before, as a captured graph (a device keeps MAX_CAPTURED, the least recently used goes first)."""
 
     def __init__(self, device: "GPUDevice", recorder: Recorder):
         self._list: int | None = None
@@ -192,9 +193,10 @@ class GPUGraph(Graph):
 
     def _executable(self, key: tuple[int, ...], values: ctypes.Array, symbols: "dict[str, int]") -> int | None:
         """The captured graph for these values: None the first time, made the second time."""
+        device: GPUDevice = self.device             # type: ignore[assignment]
         found = self._captured.get(key, 0)
         if found:
-            self._captured.move_to_end(key)
+            device.captured.move_to_end((id(self), key))
             return found
         if found == 0:
             self._captured[key] = None
@@ -204,18 +206,21 @@ class GPUGraph(Graph):
         executable = self._capture(values, symbols)
         if executable is None:
             return None
-        if self._num_captured >= MAX_CAPTURED:
-            self._forget(next(key for key, value in self._captured.items() if value))
+        if len(device.captured) >= MAX_CAPTURED:
+            (_, oldest), owner = next(iter(device.captured.items()))
+            owner._forget(oldest)
         self._captured[key] = executable
-        self._captured.move_to_end(key)
+        device.captured[id(self), key] = self
         self._num_captured += 1
         return executable
 
     def _forget(self, key: tuple[int, ...]) -> None:
         executable = self._captured.pop(key)
         if executable:
+            device: GPUDevice = self.device         # type: ignore[assignment]
             self._num_captured -= 1
-            self.device.driver.executable_destroy(executable)       # type: ignore[attr-defined]
+            del device.captured[id(self), key]
+            device.driver.executable_destroy(executable)
 
     def _capture(self, values: ctypes.Array, symbols: "dict[str, int]") -> int | None:
         """Walk the list into a capture. None when this driver cannot capture it: it is walked from then on."""
@@ -282,18 +287,19 @@ class GPUGraph(Graph):
         device: GPUDevice = self.device             # type: ignore[assignment]
         with device.submit_lock:
             handle, self._list = self._list, None
-        if handle:
-            device._graphs.discard(self)
-            if not device.closed and device.driver.lost is None:
-                device.use()
-                if self._num_captured:
+            if handle:
+                device._graphs.discard(self)
+                alive = not device.closed and device.driver.lost is None
+                if alive and self._num_captured:
                     device.synchronize()
-                for executable in self._captured.values():
+                for key, executable in self._captured.items():
                     if executable:
-                        device.driver.executable_destroy(executable)
-            self._captured.clear()
-            self._num_captured = 0
-            self._runtime.zse_gpu_list_destroy(handle)
+                        del device.captured[id(self), key]
+                        if alive:
+                            device.driver.executable_destroy(executable)
+                self._captured.clear()
+                self._num_captured = 0
+                self._runtime.zse_gpu_list_destroy(handle)
         super().close()
 
     def __del__(self) -> None:

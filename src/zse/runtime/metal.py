@@ -271,7 +271,7 @@ class MetalDevice(Device):
         self.shared_bytes = self.objc.send(self.handle, "maxThreadgroupMemoryLength", result=UInt)
         self.queue = self.objc.send(self.handle, "newCommandQueue")
         self.lost: DeviceLost | None = None
-        self.submit_lock = threading.Lock()
+        self.submit_lock = threading.RLock()      # the garbage collector may come in between
         self._account = Account()
         self._kernels = kernels
         self._programs: dict[str, MetalProgram] = {}
