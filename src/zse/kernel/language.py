@@ -249,6 +249,7 @@ BUILTINS = _builtins(
     fence_async="fence_async(): ordinary stores to shared memory before what the copy engine or wgmma reads next",
     mma_bf16="mma_bf16(acc, a, b): m16n8k16; acc: list of 4 f32 variables, changed in place; a: 4 u32, b: 2 u32 of two bf16",
     mma_f16="mma_f16(acc, a, b): likewise with f16", mma_e4m3="mma_e4m3(acc, a, b): m16n8k32 with four e4m3 in a u32 (sm_89)",
+    mma_u8s8="mma_u8s8(acc, a, b): m16n8k32 with four u8 (a) or i8 (b) in a u32; acc: 4 i32 variables",
     ldmatrix="ldmatrix(p, count, trans): 1, 2 or 4 8x8 matrices of 16 bits from shared memory, a tuple of u32; lane i gives the "
              "address of row i % 8 of matrix i // 8",
     stmatrix="stmatrix(p, values, trans): the reverse (sm_90)",

@@ -378,9 +378,12 @@ def matmul_gated(recorder, a, weight, out, kind: str, *, max_tokens: int = TOKEN
     record(recorder, a, weight, out, None, max_tokens, gate=kind)
 
 
-def _launch(recorder, a, weight, out, bias=None, gate=None, **options) -> None:
-    """Both launchers, for the cases."""
-    if gate is None:
+def _launch(recorder, a, weight, out, bias=None, gate=None, kernel=None, **options) -> None:
+    """Both launchers, for the cases; kernel: one that a case is about."""
+    if kernel is not None:
+        from zse.kernels.gpu.matmul import record
+        record(recorder, a, weight, out, bias, gate=gate, kernel=kernel, **options)
+    elif gate is None:
         matmul(recorder, a, weight, out, bias, **options)
     else:
         matmul_gated(recorder, a, weight, out, gate, **options)
@@ -411,7 +414,7 @@ def _variants(target) -> list[Variant]:
     return variants
 
 
-def _reference(a, weight, bias=None, out=None, gate=None, accumulate=False, max_tokens=None):
+def _reference(a, weight, bias=None, out=None, gate=None, accumulate=False, max_tokens=None, kernel=None):
     import numpy as np
     x = a.dequantize() if isinstance(a, HostActivation | HostFp8Activation) else np.asarray(a.wide() if isinstance(a, HostArray) else a, np.float64)
     y = x @ weight.dequantize().astype(np.float64).T

@@ -4,19 +4,20 @@ from zse.kernel import ir
 from zse.kernel.intrinsics.row import Effect, Intrinsic, Plan, StageError
 from zse.kernel.intrinsics.threads import number, pointer_of
 
-# name → (instruction, registers of a, registers of b, feature)
+# name → (instruction, registers of a, registers of b, type of the sums, feature)
 MMA = {
-    "mma_bf16": ("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", 4, 2, "mma_sync"),
-    "mma_f16": ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", 4, 2, "mma_sync"),
-    "mma_e4m3": ("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32", 4, 2, "fp8"),
+    "mma_bf16": ("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", 4, 2, ir.F32, "mma_sync"),
+    "mma_f16": ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", 4, 2, ir.F32, "mma_sync"),
+    "mma_e4m3": ("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32", 4, 2, ir.F32, "fp8"),
+    "mma_u8s8": ("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32", 4, 2, ir.I32, "mma_sync"),
 }
 
 
-def variables(values: object, count: int, what: str) -> tuple[ir.Var, ...]:
-    """A list of f32 variables, changed in place."""
+def variables(values: object, count: int, what: str, type: ir.Type = ir.F32) -> tuple[ir.Var, ...]:
+    """A list of variables, changed in place."""
     if not isinstance(values, list) or len(values) != count or any(
-            not isinstance(value, ir.Var) or value.type != ir.F32 for value in values):
-        raise StageError(f"{what}: a list of {count} f32 variables")
+            not isinstance(value, ir.Var) or value.type != type for value in values):
+        raise StageError(f"{what}: a list of {count} {type} variables")
     return tuple(values)
 
 
@@ -28,16 +29,17 @@ def registers(stager, values: object, count: int, what: str) -> tuple[ir.Expr, .
 
 
 def _mma(name: str) -> Effect:
-    instruction, num_a, num_b, feature = MMA[name]
+    instruction, num_a, num_b, sums, feature = MMA[name]
+    letter = "f" if sums == ir.F32 else "r"
 
     def plan(stager, acc, a, b) -> Plan:
         return Plan((*registers(stager, a, num_a, f"{name}(): a"), *registers(stager, b, num_b, f"{name}(): b")),
-                    places=variables(acc, 4, f"{name}(): acc"))
+                    places=variables(acc, 4, f"{name}(): acc", sums))
 
     def cuda(t, stmt, outs, args):
         sources = [f"a{i}" for i in range(num_a)] + [f"b{i}" for i in range(num_b)]
-        params = ", ".join([f"f32 &c{i}" for i in range(4)] + [f"u32 {source}" for source in sources])
-        held = ", ".join(f'"+f"(c{i})' for i in range(4))
+        params = ", ".join([f"{t.c_type(sums)} &c{i}" for i in range(4)] + [f"u32 {source}" for source in sources])
+        held = ", ".join(f'"+{letter}"(c{i})' for i in range(4))
         values = ", ".join(f'"r"({source})' for source in sources)
         helper = t.helper(name, (
             f"{{device}} void {{name}}({params}) {{{{\n"

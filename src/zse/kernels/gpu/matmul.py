@@ -2,31 +2,23 @@
 
 from zse.kernel import Variant
 from zse.kernels.gpu import gemm
-from zse.kernels.gpu.matmul_small import (
-    ACCUMULATE,
-    GATED_GELU,
-    GATED_SILU,
-    STORE,
-    STORE_BF16,
-    TOKENS,
-    UNIT,
-    matmul_small,
-    slot_bytes,
-    sums_bytes,
-)
+from zse.kernels.gpu import matmul_few as few
+from zse.kernels.gpu import matmul_small as small
+from zse.kernels.gpu.matmul_tiles import ACCUMULATE, GATED_GELU, GATED_SILU, INTEGERS, STORE, STORE_BF16, UNIT, slot_bytes, sums_bytes
 from zse.kernels.op import Case, HostArray, Output, Tolerance, check, require
 from zse.quant.scheme import AffineScheme, DenseScheme, Fp8Scheme
 from zse.runtime.symbol import ceil_div
 
 SMALL_TOKENS = 64               # up to here the weights bound a product; above, the GEMM
 GATES = {"silu": GATED_SILU, "gelu_tanh": GATED_GELU}
+CHUNK = few.CHUNK
 SCALINGS = {"row": 0, "tensor": 1, "block": 2}
 COLUMNS = {"bf16": 8, "f16": 8, "f32": 4}       # of the 16-byte pieces of rows: K is a multiple
 
 # (kind, class of groups) -> columns of a chunk. Class 32 is any multiple of 32, class 0 any multiple of the chunk.
 FORMS = {
     ("int4", 16): 64, ("int4", 32): 128, ("int4", 64): 128, ("int4", 0): 128, ("int5", 16): 64, ("int5", 32): 64, ("int6", 16): 64,
-    ("int6", 32): 64, ("int8", 16): 64, ("int8", 32): 64, ("bf16", 0): 64, ("f16", 0): 64, ("f32", 0): 32, ("e4m3", 0): 64,
+    ("int6", 32): 64, ("int8", 16): 64, ("int8", 32): 64, ("bf16", 0): 32, ("f16", 0): 32, ("f32", 0): 16, ("e4m3", 0): 128,
 }
 # Shared memory of a block, KiB, of the architectures that have less than Hopper's 227.
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 120: 99}
@@ -44,9 +36,36 @@ def form_of(scheme, width: int) -> tuple[str, int]:
     return kind, 0 if scheme.group == 0 or group % 128 == 0 else 64 if group == 64 else 32
 
 
-def symbol_of(form: tuple[str, int]) -> str:
+def symbol_of(form: tuple[str, int], kernel: str = "small") -> str:
     kind, group = form
-    return f"matmul_small_{kind}" + (f"_g{group}" if group else "_wide" if kind == "int4" else "")
+    return f"matmul_{kernel}_{kind}" + (f"_g{group}" if group else "_wide" if kind == "int4" else "")
+
+
+def ring(shared: int, fixed: dict[int, int], slot: int, most: int = 5) -> tuple[int, int] | None:
+    """(warps, slots of each one's ring) for `shared` bytes, of which `fixed` [warps] serve for something else. The most warps that get
+    three slots, or else the fewest that get two."""
+    for warps, least in ((16, 3), (12, 3), (16, 2), (8, 3), (8, 2), (4, 2)):
+        if warps in fixed and (stages := (shared - fixed[warps]) // (warps * slot)) >= least:
+            return warps, min(stages, most)
+    return None
+
+
+def shared_bytes(arch: int) -> int:
+    return SHARED_KIB.get(arch, 227) * 1024
+
+
+def few_ring(form: tuple[str, int], arch: int) -> tuple[int, int] | None:
+    """The ring of matmul_few, or None where the shared memory is too small."""
+    kind, group = form
+    fixed = {warps: few.fixed_bytes(group, warps) for warps in (16, 12, 8)}
+    return ring(shared_bytes(arch), fixed, slot_bytes(kind, group, few.CHUNK))
+
+
+def small_ring(form: tuple[str, int], arch: int) -> tuple[int, int]:
+    kind, group = form
+    found = ring(shared_bytes(arch), {n: sums_bytes(n, small.TOKENS) + 32 for n in (16, 8, 4)}, slot_bytes(kind, group, FORMS[form]))
+    assert found, form
+    return found
 
 
 def variants(target) -> list[Variant]:
@@ -54,19 +73,22 @@ def variants(target) -> list[Variant]:
     them (with two, a matrix of 112 units took 26 us instead of 14: some had two blocks, others none)."""
     if not target.has("mma_sync"):
         return []
-    shared = SHARED_KIB.get(target.arch, 227) * 1024
     made = []
     for form, chunk in FORMS.items():
-        kind, group = form
-        warps = 8 if kind in ("bf16", "f16", "f32") or shared < 128 << 10 else 16
-        stages = min(5, (shared - sums_bytes(warps)) // (warps * slot_bytes(kind, chunk)))
-        made.append(Variant(symbol_of(form), matmul_small, {"KIND": kind, "GROUP": group, "CHUNK": chunk, "STAGES": stages, "PREFETCH": 0},
+        statics = {"KIND": form[0], "GROUP": form[1]}
+        warps, stages = small_ring(form, target.arch)
+        made.append(Variant(symbol_of(form), small.matmul_small, statics | {"CHUNK": chunk, "STAGES": stages},
                             threads=32 * warps))
+        found = few_ring(form, target.arch) if form[0] in INTEGERS else None
+        if found:
+            made.append(Variant(symbol_of(form, "few"), few.matmul_few, statics | {"STAGES": found[1]}, threads=32 * found[0]))
     return made + gemm.variants(target)
 
 
-def record(recorder, a, weight, out, bias, max_tokens: int, *, accumulate: bool = False, gate: str | None = None) -> None:
-    """Record out (+)= a @ weight.T + bias, or with `gate` out = act(first half of the rows) * second half, checked."""
+def record(recorder, a, weight, out, bias, max_tokens: int, *, accumulate: bool = False, gate: str | None = None,
+           kernel: str | None = None) -> None:
+    """Record out (+)= a @ weight.T + bias, or with `gate` out = act(first half of the rows) * second half, checked. kernel: "small" or
+    "few" instead of the one that the shape would get (tests)."""
     rows, width = weight.shape
     scheme, planes = weight.scheme, weight.planes
     tokens = out.shape[0]
@@ -75,7 +97,7 @@ def record(recorder, a, weight, out, bias, max_tokens: int, *, accumulate: bool 
         require(gate in GATES, f"matmul_gated: kind {gate!r}; supported: {', '.join(GATES)}")
         require(rows % 32 == 0, f"matmul_gated: {rows} rows are no two halves of whole tiles of 16; record matmul and gated")
     check(f"{what} out", out, "bf16" if gate else "f32" if accumulate else ("f32", "bf16"), tokens, rows // 2 if gate else rows)
-    tiled = gemm.takes(recorder.device, weight, a.dtype, gate is not None, max_tokens)
+    tiled = kernel is None and gemm.takes(recorder.device, weight, a.dtype, gate is not None, max_tokens)
     check(f"{what} a", a, ("bf16", "fp8") if tiled else "bf16", tokens, width)
     if bias is not None:
         check(f"{what} bias", bias, "f32", rows)
@@ -94,14 +116,29 @@ def record(recorder, a, weight, out, bias, max_tokens: int, *, accumulate: bool 
         head = [planes["q"], planes.get("high", 0), planes["scale"], planes.get("offset", 0)]
     else:
         head = [planes["w"], 0, planes.get("scale", 0), 0]
-    group = (scheme.group or width) if scheme.kind == "affine" else 0
+    groups = scheme.groups(width) if scheme.kind == "affine" else 0
+    shift = 0
+    if scheme.kind == "affine" and form[1] in (0, 32):
+        unit = form[1] or CHUNK
+        shift = (scheme.group // unit).bit_length() - 1 if scheme.group else 31
     symmetric = int(scheme.kind == "affine" and scheme.symmetric)
     scaling = SCALINGS[scheme.scaling] if scheme.kind == "fp8" else 0
     mode = GATES[gate] if gate else ACCUMULATE if accumulate else STORE_BF16 if out.dtype == "bf16" else STORE
     units = rows // UNIT if gate else -(-rows // UNIT)
-    blocks = min(units, getattr(recorder.device, "num_sms", units))
-    recorder.launch(symbol_of(form), [*head, a, bias if bias is not None else 0, out, tokens, rows, width, group, symmetric, scaling,
-                                      int(bias is not None), mode], (blocks, ceil_div(tokens, TOKENS)))
+    device = recorder.device
+    columns = -(-width // few.CHUNK) * few.CHUNK
+    blocks = min(units, getattr(device, "num_sms", units))
+    # Preparing the activations pays from two units a block on: 4 bits, 37888 x 3584 in 18.8 us instead of 23.9, but 3584 x 18944 in 16.0
+    # instead of 13.0 (H200, one token).
+    takes_few = form[0] in INTEGERS and max_tokens <= few.TOKENS and max_tokens * columns <= few.ELEMENTS and (
+        kernel == "few" or kernel is None and units >= 2 * blocks)
+    if takes_few and few_ring(form, getattr(device, "arch", 0)):
+        symbol, per_block = symbol_of(form, "few"), few.TOKENS
+    else:
+        symbol, per_block = symbol_of(form), small.TOKENS
+    grid = blocks, ceil_div(tokens, per_block)
+    recorder.launch(symbol, [*head, a, bias if bias is not None else 0, out, tokens, rows, width, groups, shift, symmetric, scaling,
+                             int(bias is not None), mode], grid)
 
 
 SCHEMES = (*(AffineScheme(bits, group, symmetric) for bits in (4, 5, 6, 8) for group in (16, 32, 64, 128, 0) for symmetric in (False, True)),
@@ -134,5 +171,5 @@ def cases(rng):
             shape = (tokens, rows // 2 if gated else rows)
             out = Output(shape, "bf16" if gated or epilogue == "bf16" else "float32", near,
                          rng.standard_normal(shape).astype(np.float32) if epilogue == "accumulate" else None)
-            options = {"max_tokens": tokens} | ({"gate": epilogue} if gated else {"accumulate": True} if epilogue == "accumulate" else {})
+            options = {"max_tokens": tokens, "kernel": "few" if rng.integers(2) else "small"} | ({"gate": epilogue} if gated else {"accumulate": True} if epilogue == "accumulate" else {})
             yield Case(f"{scheme} {epilogue} {tokens}x{rows}x{width}", inputs, {"out": out}, options)

@@ -22,8 +22,6 @@ from zse.kernel import (
     block_index,
     cast_ptr,
     convert,
-    copy_async,
-    copy_commit,
     copy_wait,
     f16,
     f32,
@@ -45,41 +43,33 @@ from zse.kernel import (
     static,
     store,
     target,
-    thread_index,
     u8,
     u32,
     warp_barrier,
     warp_index,
 )
-from zse.kernels.activation import activate
+from zse.kernels.gpu.matmul_tiles import (
+    GATED_SILU,
+    INTEGERS,
+    ITEM,
+    PITCH,
+    UNIT,
+    copy_next,
+    leave_sums,
+    load_scales,
+    low_bits,
+    pieces,
+    point,
+    reduction_barriers,
+    skip_units,
+    slot_bytes,
+    state_of,
+    sums_bytes,
+    wait_for_sums,
+)
 
-UNIT = 32                       # rows of a unit
 TOKENS = 8                      # columns of one mma
-PITCH = 36                      # floats between the tokens of a warp's sums: 32 rows, and no bank conflicts between tokens
 ONES = 0x3F803F80               # two bf16 ones
-LOW = 0x0F0F0F0F
-STORE, ACCUMULATE, STORE_BF16, GATED_SILU, GATED_GELU = range(5)
-
-
-INTEGERS = ("int4", "int5", "int6", "int8")
-ITEM = {"e4m3": 1, "bf16": 2, "f16": 2, "f32": 4}     # bytes of a dense weight
-
-
-def pieces(kind: str, chunk: int) -> int:
-    """16-byte pieces that a lane copies for a chunk of columns: its four rows' weights."""
-    if kind in ITEM:
-        return chunk * ITEM[kind] // 16
-    return chunk // 32 * {"int4": 1, "int5": 2, "int6": 3, "int8": 2}[kind]
-
-
-def slot_bytes(kind: str, chunk: int) -> int:
-    """Of a warp's slot: the pieces of its 32 lanes, then the scales."""
-    return pieces(kind, chunk) * 512 + (512 if kind in INTEGERS else 128 if kind == "e4m3" else 0)
-
-
-def sums_bytes(warps: int) -> int:
-    """Where the warps of a block leave their sums of a unit, twice."""
-    return 2 * warps * TOKENS * PITCH * 4
 
 
 def token_loads(kind: str, chunk: int) -> list[tuple[int, int, int, int]]:
@@ -98,78 +88,12 @@ def pair(nibbles, half, HIGH):
 
 
 @inline
-def low_bits(word, s):
-    """The four low (s = 0) or high nibbles of a word as bytes."""
-    return (word >> 4) & LOW if s else word & LOW
-
-
-@inline
 def dequantize_e4m3(word):
     """Four e4m3 → two words of two bf16, exact: the bits are moved to where they mean value / 2**120, subnormals too."""
     low, high = prmt(word, u32(0), 0x1404), prmt(word, u32(0), 0x3424)
     low = (low & 0x80008000) | ((low >> 4) & 0x07F007F0)
     high = (high & 0x80008000) | ((high >> 4) & 0x07F007F0)
     return mul_bf16x2(low, u32(0x7B807B80)), mul_bf16x2(high, u32(0x7B807B80))
-
-
-@inline
-def first_row(unit, x, rows, gated):
-    """Where tile x (0, 1) of a unit begins."""
-    return x * (rows // 2) + unit * 16 if gated != 0 else unit * UNIT + x * 16
-
-
-@inline
-def copy_chunk(slot, sources, sizes, unit, chunk, lane, KIND, GROUP, CHUNK):
-    """Start the copies of this lane's weights of a chunk, and of the scales, into a slot of the ring."""
-    w, high, scale, offset = sources
-    rows, width, group, scaling, gated, symmetric = sizes
-    g, t = lane // 4, lane % 4
-    row = first_row(unit, g // 4, rows, gated)
-    if KIND in INTEGERS:
-        per = CHUNK // 32
-        blocks = width // 32
-        tile = min(row // 16, (rows + 15) // 16 - 1)
-        first = i64(tile * blocks) + chunk * per
-        left = blocks - chunk * per - 1            # the last chunk may be short: its rest is read from the last block, times 0
-        at = t * 64 + (g % 4) * 16
-        place = slot + (lane // 16) * 256 + t * 64 + ((g % 4) ^ (t & 2)) * 16
-        for i in static(range(per)):
-            block = first + min(left, i)
-            if KIND == "int8":
-                for s in static(range(2)):
-                    copy_async(place + (2 * i + s) * 512, w + (block * 512 + (at + s * 256)), 16, hint="stream")
-            else:
-                copy_async(place + i * 512, w + (block * 256 + at), 16, hint="stream")
-            if KIND == "int5":
-                copy_async(place + (per + i) * 512, high + (block * 64 + (g % 4) * 16), 16, hint="stream")
-            if KIND == "int6":
-                for s in static(range(2)):
-                    copy_async(place + (per + 2 * i + s) * 512, high + (block * 128 + (s * 64 + (g % 4) * 16)), 16, hint="stream")
-        # Lane t of four copies the scales of group t of the chunk.
-        if GROUP == 0:
-            groups, index = width // group, chunk * CHUNK // group
-        else:
-            per_chunk = CHUNK // GROUP              # 32 stands for any multiple of it
-            groups = width // (group if GROUP == 32 else GROUP)
-            index = chunk * per_chunk + min(t, per_chunk - 1)
-            index = min(index // (group // 32) if GROUP == 32 else index, groups - 1)
-        at_scale = (i64(tile * groups) + index) * 32 + (g % 4) * 8
-        copy_async(slot + (pieces(KIND, CHUNK) * 512 + lane * 8), scale + at_scale, 8)
-        if symmetric == 0:
-            copy_async(slot + (pieces(KIND, CHUNK) * 512 + 256 + lane * 8), offset + at_scale, 8)
-    else:
-        item = ITEM[KIND]
-        per = CHUNK * item // 64                    # pieces of a row
-        stride = i64(width) * item
-        column = chunk * (CHUNK * item) + t * 16
-        for j in static(range(4)):
-            start = w + min(row + (g % 4 * 4 + j), rows - 1) * stride
-            for i in static(range(per)):
-                copy_async(slot + ((j * per + i) * 512) + lane * 16, start + min(column + i * 64, width * item - 16), 16, hint="stream")
-        if KIND == "e4m3":
-            if scaling == 2:
-                at_block = (row // 128) * ((width + 127) // 128) + chunk * CHUNK // 128
-                copy_async(slot + (pieces(KIND, CHUNK) * 512 + lane * 4), scale + at_block * 4, 4)
 
 
 @inline
@@ -225,10 +149,7 @@ def multiply_integers(acc, slot, b, lane, symmetric, KIND, GROUP, CHUNK):
                 mma_bf16(part[0:4], [f[0], f[2], f[1], f[3]], fb)
                 mma_bf16(part[4:8], [f[4], f[6], f[5], f[7]], fb)
             mma_bf16(total, [u32(ONES), u32(ONES), u32(ONES), u32(ONES)], fb)
-        from_lane = lane if GROUP == 0 else g * 4 + p
-        at = slot + (pieces(KIND, CHUNK) * 512 + from_lane * 8)
-        scales = convert(load(cast_ptr(at, f16), 4), f32)
-        offsets = convert(load(cast_ptr(at + 256, f16), 4), f32)
+        scales, offsets = load_scales(slot, lane, p, KIND, GROUP, CHUNK)
         for q in static(range(4)):
             base = scales[q] * -middle if symmetric != 0 else offsets[q]
             base = fma(scales[q], -constant, base)
@@ -283,114 +204,65 @@ def multiply_dense(acc, slot, b, lane, scaling, KIND, CHUNK):
                             mma_bf16(acc[4 * r:4 * r + 4], [x[2 * s], y[2 * s], x[2 * s + 1], y[2 * s + 1]], [b[at], b[at + 1]])
 
 
-@inline
-def row_factor(scale, row, scaling, KIND):
-    """What a row's sum is multiplied by in the end."""
-    if KIND == "e4m3":
-        factors = cast_ptr(scale, f32)
-        return f32(1) if scaling == 2 else factors[row if scaling == 0 else 0]
-    return f32(1)
-
-
 @kernel
 def matmul_small(w: Ptr[u8, "const"], high: Ptr[u8, "const"], scale: Ptr[u8, "const"], offset: Ptr[u8, "const"],
                  a: Ptr[bf16, "const"], bias: Ptr[f32, "const"], out: Ptr[f32],
-                 tokens: i32, rows: i32, width: i32, group: i32, symmetric: i32, scaling: i32, has_bias: i32, mode: i32,
-                 KIND: static, GROUP: static, CHUNK: static, STAGES: static, PREFETCH: static):
-    """Grid (blocks that share the units, groups of 8 tokens). group: columns of a scale; scaling (e4m3): 0 a scale per row, 1 one, 2 one per 128 x 128; mode: STORE, ... above."""
+                 tokens: i32, rows: i32, width: i32, groups: i32, shift: i32, symmetric: i32, scaling: i32, has_bias: i32, mode: i32,
+                 KIND: static, GROUP: static, CHUNK: static, STAGES: static):
+    """Grid (blocks that share the units, groups of 8 tokens). groups: scales of a row; shift: of class 32 and 0, log2 of a group in
+    multiples of 32 or of the chunk (31: the row); scaling (e4m3): 0 a scale per row, 1 one, 2 one per 128 x 128; mode: STORE, ..."""
     WARPS = target.threads // 32
-    nbytes = slot_bytes(KIND, CHUNK)
+    nbytes = slot_bytes(KIND, GROUP, CHUNK)
     lane, warp = lane_index(), warp_index()
     g, t = lane // 4, lane % 4
     chunks = (width + (CHUNK - 1)) // CHUNK
     gated = i32(mode >= GATED_SILU)
     units = (rows // 2 + 15) // 16 if gated != 0 else (rows + (UNIT - 1)) // UNIT
     ring = shared_array(u8, WARPS * STAGES * nbytes, align=128)
-    sums = shared_array(f32, sums_bytes(WARPS) // 4)
+    sums = shared_array(f32, sums_bytes(WARPS, TOKENS) // 4)
     mine = ring + warp * (STAGES * nbytes)
     first_token = block_index(1) * TOKENS
     here = min(tokens - first_token, TOKENS)              # tokens of this block
     sources = (w, high, scale, offset)
-    sizes = (rows, width, group, scaling, gated, symmetric)
+    sizes = (rows, width, groups, shift, scaling, gated, symmetric)
+    limits = (warp, chunks, units)
     grid_launch_dependents()
 
-    next_unit, next_chunk = block_index(0), warp + 0      # what is copied next: STAGES - 1 ahead of what is computed
-    if warp >= chunks:
-        next_unit = units + 0
+    taken, empty = reduction_barriers(WARPS)
+    # What is copied next, STAGES - 1 ahead of what is computed. The chunks of the block's units, one after another, go to the warps in turn.
+    following = [block_index(0), warp + 0]
+    skip_units(following, limits)
+    at = [w + 0 for _ in static(range(state_of(KIND)))]
+    point(at, sources, sizes, following[0], following[1], lane, KIND, CHUNK)
     for s in static(range(STAGES - 1)):
-        if next_unit < units:
-            copy_chunk(mine + s * nbytes, sources, sizes, next_unit, next_chunk, lane, KIND, GROUP, CHUNK)
-            next_chunk += WARPS
-            if next_chunk >= chunks:
-                next_chunk = warp + 0
-                next_unit += num_blocks(0)
-        copy_commit()
+        copy_next(mine + s * nbytes, at, following, sources, sizes, limits, lane, KIND, GROUP, CHUNK, WARPS)
+    barrier()
     grid_wait()
 
     a_row = a + i64(first_token + min(g, here - 1)) * width
     b = [u32(0) for _ in static(range(CHUNK // 8))]
-    ahead = [u32(0) for _ in static(range(CHUNK // 8))]
-    if PREFETCH:
-        load_tokens(ahead, a_row, min(warp, chunks - 1), width, t, KIND, CHUNK)
-    slot, buffer = i32(0), i32(0)
+    slot, turn, chunk = i32(0), i32(0), warp + 0
     for unit in range(block_index(0), units, num_blocks(0)):
         acc = [f32(0) for _ in static(range(8))]
-        for chunk in range(warp, chunks, WARPS):
-            if PREFETCH:
-                for i in static(range(CHUNK // 8)):
-                    b[i] = ahead[i]
-                load_tokens(ahead, a_row, chunk + WARPS if chunk + WARPS < chunks else warp, width, t, KIND, CHUNK)
-            else:
-                load_tokens(b, a_row, chunk, width, t, KIND, CHUNK)
+        while chunk < chunks:
+            load_tokens(b, a_row, chunk, width, t, KIND, CHUNK)
             copy_wait(STAGES - 2)
             warp_barrier()       # every lane's copies are here, and every lane is done with the slot that is filled next
-            if next_unit < units:
-                free = slot - 1 if slot > 0 else i32(STAGES - 1)
-                copy_chunk(mine + free * nbytes, sources, sizes, next_unit, next_chunk, lane, KIND, GROUP, CHUNK)
-                next_chunk += WARPS
-                if next_chunk >= chunks:
-                    next_chunk = warp + 0
-                    next_unit += num_blocks(0)
-            copy_commit()
-            at = mine + slot * nbytes
+            free = slot - 1 if slot > 0 else i32(STAGES - 1)
+            copy_next(mine + free * nbytes, at, following, sources, sizes, limits, lane, KIND, GROUP, CHUNK, WARPS)
+            full = mine + slot * nbytes
             if KIND in INTEGERS:
-                multiply_integers(acc, at, b, lane, symmetric, KIND, GROUP, CHUNK)
+                multiply_integers(acc, full, b, lane, symmetric, KIND, GROUP, CHUNK)
             else:
-                multiply_dense(acc, at, b, lane, scaling, KIND, CHUNK)
+                multiply_dense(acc, full, b, lane, scaling, KIND, CHUNK)
             slot = slot + 1 if slot < STAGES - 1 else i32(0)
+            chunk += WARPS
+        chunk -= chunks          # of the next unit
 
-        mine_sums = sums + (buffer * WARPS + warp) * (TOKENS * PITCH)
+        wait_for_sums(empty, turn)
+        mine_sums = sums + ((turn & 1) * WARPS + warp) * (TOKENS * PITCH)
         for c in static(range(2)):
             if 2 * t + c < here:
                 store(mine_sums + ((2 * t + c) * PITCH + 4 * g), make_vector(acc[c], acc[2 + c], acc[4 + c], acc[6 + c]))
-        barrier()                # the only one of a unit: the next unit's sums go to the other buffer
-        per_token = i32(16) if gated != 0 else i32(UNIT)
-        num_rows = rows // 2 if gated != 0 else rows
-        for i in range(thread_index(), here * per_token, target.threads):
-            token, r = i // per_token, i % per_token
-            row = unit * per_token + r
-            if row < num_rows:
-                at_sum = sums + (buffer * (WARPS * TOKENS * PITCH) + token * PITCH + r)
-                total = f32(0)
-                for n in static(range(WARPS)):
-                    total += at_sum[n * (TOKENS * PITCH)]
-                total = total * row_factor(scale, row, scaling, KIND)
-                if has_bias != 0:
-                    total += bias[row]
-                at_out = i64(first_token + token) * num_rows + row
-                if mode == STORE:
-                    out[at_out] = total
-                elif mode == ACCUMULATE:
-                    out[at_out] = out[at_out] + total
-                else:
-                    if gated != 0:
-                        up = f32(0)
-                        for n in static(range(WARPS)):
-                            up += at_sum[n * (TOKENS * PITCH) + 16]
-                        up = up * row_factor(scale, row + num_rows, scaling, KIND)
-                        if has_bias != 0:
-                            up += bias[row + num_rows]
-                        total = (activate(total, "gelu_tanh") if mode == GATED_GELU else activate(total, "silu")) * up
-                    to = cast_ptr(out, bf16)
-                    to[at_out] = convert(total, bf16)
-        buffer = 1 - buffer
+        leave_sums(sums, taken, empty, turn, unit, units, here, first_token, scale, bias, out, sizes, has_bias, mode, KIND, WARPS, TOKENS)
+        turn += 1

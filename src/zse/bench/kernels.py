@@ -1,0 +1,238 @@
+"""zse kernels bench: every operation's time beside what its bytes and operations allow, its results checked in the same run.
+
+A launch is timed as one of many in a captured graph, as a model replays it; its inputs are copies that together exceed the caches
+twice. The ceiling is what a kernel that only reads reaches on the same machine, measured first.
+"""
+
+import time
+from typing import Any, NamedTuple
+
+COPIES_BYTES = 3            # times the L2 cache: how much the copies of a launch's inputs are together
+TARGET_S = 0.004            # of one replay
+REPEATS = 5
+
+
+class Line(NamedTuple):
+    """One timed case. microseconds: of one launch; bytes and flops: op.cost; checked: whether the result is right."""
+    op: str
+    case: str
+    microseconds: float
+    bytes: int
+    flops: int
+    checked: bool
+
+    @property
+    def gigabytes(self) -> float:
+        """GB/s."""
+        return self.bytes / self.microseconds / 1e3
+
+
+DTYPES = {"float32": "f32", "float16": "f16", "int32": "i32", "int8": "i8", "uint8": "u8", "uint16": "bf16", "int64": "i64",
+          "uint64": "u64", "uint32": "u32", "float64": "f64"}
+
+
+def upload(device, array, dtype: str | None = None):
+    """A NumPy array in device memory."""
+    import numpy as np
+
+    from zse.tensor import Tensor
+    data = np.ascontiguousarray(array)
+    tensor = Tensor(device.alloc(max(data.nbytes, 1), label="bench"), data.shape, dtype or DTYPES[str(data.dtype)])
+    if data.nbytes:
+        device.write(tensor, memoryview(data).cast("B"))
+    return tensor
+
+
+def place(device, value: Any) -> Any:
+    """A host value of a Case as the launcher's argument."""
+    import numpy as np
+
+    from zse.kernels.op import HostActivation, HostArray, HostFp8Activation
+    from zse.tensor import Activation, Fp8Activation, Weight
+    if isinstance(value, np.ndarray):
+        return upload(device, value)
+    if isinstance(value, HostArray):
+        return upload(device, value.array, value.dtype)
+    if isinstance(value, HostActivation):
+        return Activation(*(upload(device, part) for part in (value.q, value.scale, value.sum)))
+    if isinstance(value, HostFp8Activation):
+        return Fp8Activation(upload(device, value.q, "e4m3"), upload(device, value.scale))
+    if hasattr(value, "planes"):
+        kinds = {plane.name: plane.dtype for plane in value.scheme.planes(*value.shape, value.layout)}
+        return Weight(value.shape, value.scheme, {name: upload(device, plane, kinds[name]) for name, plane in value.planes.items()},
+                      value.layout)
+    if isinstance(value, tuple):
+        made = [place(device, part) for part in value]
+        return type(value)(*made) if hasattr(value, "_fields") else tuple(made)
+    return value
+
+
+def outputs(device, case) -> dict[str, Any]:
+    """The outputs' tensors, poisoned or with their initial content."""
+    import numpy as np
+
+    from zse.tensor import Activation, Fp8Activation
+    found: dict[str, Any] = {}
+    for name, output in case.outputs.items():
+        rows, width = output.shape[0], output.shape[-1]
+        if output.fp8:
+            found[name] = Fp8Activation(upload(device, np.full(output.shape, 0x7F, np.uint8), "e4m3"),
+                                        upload(device, np.full(rows, np.nan, np.float32)))
+        elif output.int8:
+            found[name] = Activation(upload(device, np.full(output.shape, -128, np.int8)),
+                                     *(upload(device, np.full((rows, width // 32), np.nan, np.float32)) for _ in range(2)))
+        elif output.inout is not None:
+            found[name] = upload(device, output.inout, output.dtype if output.dtype in ("bf16", "e4m3") else None)
+        elif output.dtype in ("bf16", "e4m3"):
+            bits = np.full(output.shape, 0x7FFF if output.dtype == "bf16" else 0x7F, np.uint16 if output.dtype == "bf16" else np.uint8)
+            found[name] = upload(device, bits, output.dtype)
+        else:
+            array = np.empty(output.shape, output.dtype)
+            array.fill(np.nan if array.dtype.kind == "f" else np.iinfo(array.dtype).min)
+            found[name] = upload(device, array)
+    return found
+
+
+def joined(arguments: dict[str, Any]) -> dict[str, Any]:
+    """`field.name` outputs (parts of one argument) under their launcher's name."""
+    plain = {name: value for name, value in arguments.items() if "." not in name}
+    for name, value in arguments.items():
+        if "." in name:
+            whole, part = name.split(".", 1)
+            plain[whole] = plain[whole]._replace(**{part: value})
+    return plain
+
+
+def release(value: Any) -> None:
+    """Give the buffers behind arguments back."""
+    if hasattr(value, "buffer"):
+        if not value.buffer.freed:
+            value.buffer.free()
+    elif isinstance(value, dict):
+        release(tuple(value.values()))
+    elif hasattr(value, "planes"):
+        release(value.planes)
+    elif isinstance(value, tuple | list):
+        for part in value:
+            release(part)
+
+
+def read(device, tensor, output):
+    """A result as float64, or integers as they are."""
+    import numpy as np
+
+    from zse.kernels.op import HostArray
+    dtype = {"bf16": "uint16", "e4m3": "uint8"}.get(output.dtype, output.dtype)
+    got = np.frombuffer(device.read(tensor), dtype).reshape(tensor.shape)
+    if output.dtype in ("bf16", "e4m3"):
+        got = HostArray(output.dtype, got).wide()
+    return got.astype(np.float64) if got.dtype.kind == "f" else got
+
+
+def agrees(got, wanted, tolerance) -> bool:
+    """Whether a result is within its tolerance; NaN never is, unless it is expected."""
+    import numpy as np
+    wanted = np.asarray(wanted)
+    if tolerance.absolute == tolerance.relative == 0:
+        return bool(np.array_equal(got, wanted, equal_nan=wanted.dtype.kind == "f"))
+    return bool(np.allclose(got, wanted.astype(np.float64), rtol=tolerance.relative, atol=tolerance.absolute))
+
+
+def check(device, op, case, expected=None) -> bool:
+    """Launch once and compare what can be read as numbers. expected: name → (index, array) of the parts that are compared;
+    default: all of the reference."""
+    arguments = {name: place(device, value) for name, value in case.inputs.items()}
+    found = outputs(device, case)
+    recorder = device.record()
+    op.launch(recorder, **joined({**arguments, **found}), **case.options)
+    graph = recorder.finish()
+    try:
+        graph.run()
+        if expected is None:
+            initial = {name: output.inout for name, output in case.outputs.items() if output.inout is not None and "." not in name}
+            wanted = op.reference(**case.inputs, **initial, **{k: v for k, v in case.options.items() if k not in case.outputs})
+            expected = {name: (..., wanted[name]) for name, output in case.outputs.items() if not (output.fp8 or output.int8)}
+        return all(agrees(read(device, found[name], case.outputs[name])[index], array, case.outputs[name].tolerance)
+                   for name, (index, array) in expected.items())
+    finally:
+        graph.close()
+        release(arguments)
+        release(found)
+
+
+def measure(device, launch, copies: int, guess_us: float) -> float:
+    """Microseconds of one launch. launch(recorder, i) records number i of `copies` alternatives."""
+    count = max(copies, min(4000, int(TARGET_S * 1e6 / guess_us)))
+    recorder = device.record()
+    for i in range(count):
+        launch(recorder, i % copies)
+    graph = recorder.finish()
+    try:
+        for _ in range(3):              # walked, captured, replayed
+            graph.run()
+        best = float("inf")
+        for _ in range(REPEATS):
+            start = time.perf_counter()
+            graph.run()
+            best = min(best, time.perf_counter() - start)
+    finally:
+        graph.close()
+    return best / count * 1e6
+
+
+def time_case(device, op, case) -> float:
+    """Microseconds of one launch of a case, with inputs that the caches do not hold."""
+    cost = op.cost(case)
+    cache = getattr(device, "l2_bytes", 0) or 32 << 20
+    copies = max(2, min(32, -(-COPIES_BYTES * cache // max(cost.bytes, 1))))
+    sets = []
+    try:
+        for _ in range(copies):
+            sets.append({**{name: place(device, value) for name, value in case.inputs.items()}, **outputs(device, case)})
+        calls = [joined(each) for each in sets]
+        return measure(device, lambda recorder, i: op.launch(recorder, **calls[i], **case.options), copies,
+                       cost.bytes / 2e6 + cost.flops / 3e8 + 3)
+    finally:
+        release(sets)
+
+
+def read_ceiling(device, nbytes: int = 1 << 30) -> float:
+    """GB/s of reading `nbytes` of device memory."""
+    source, out = device.alloc(nbytes, label="bench"), device.alloc(256, label="bench")
+    try:
+        us = measure(device, lambda recorder, i: recorder.launch("probe_read", [source, out, nbytes // 4], (device.num_sms * 4,)), 1,
+                     nbytes / 4e6)
+    finally:
+        source.free()
+        out.free()
+    return nbytes / us / 1e3
+
+
+def run(device, ops: list[str], report, seed: int | None = None) -> tuple[float, list[Line]]:
+    """(ceiling in GB/s, lines); report(line) is called as they come. Every operation is first held to its reference with its own
+    cases. ops: names, or none for all."""
+    import numpy as np
+
+    from zse.errors import ConfigError
+    from zse.kernels.table import all_ops
+    known = {op.name: op for op in all_ops() if op.gpu_variants}
+    unknown = [name for name in ops if name not in known]
+    if unknown:
+        raise ConfigError(f"no operation {unknown[0]!r} with GPU kernels; there are {', '.join(sorted(known))}")
+    ceiling = read_ceiling(device)
+    lines = []
+    for name in ops or sorted(known):
+        op = known[name]
+        rng = np.random.default_rng(seed)
+        checked = all([check(device, op, case) for case in op.cases(rng, "gpu")])
+        if op.sizes:
+            timed = [(case, expected()) for case, expected in op.sizes(rng)]
+        else:
+            timed = [(max(op.cases(rng, "gpu"), key=lambda case: op.cost(case).bytes), None)]
+        for case, expected in timed:
+            right = checked and (expected is None or check(device, op, case, expected))
+            cost = op.cost(case)
+            line = Line(name, case.name, time_case(device, op, case), cost.bytes, cost.flops, right)
+            lines.append(line)
+            report(line, ceiling)
+    return ceiling, lines

@@ -1,0 +1,288 @@
+"""What the kernels for few tokens share: how weights are copied to shared memory, and the epilogue.
+
+A *unit* is 32 rows, two tiles of 16: neighbours, or, for `gated`, a tile of the gate and the same tile of the up projection. Lane
+(g = lane / 4, t = lane % 4) of a warp holds rows 4 (g % 4) ... + 3 of tile g / 4, that is rows g and g + 8 of two mma. A *chunk* is what
+a warp copies of a unit at once, into a slot of its ring: CHUNK columns and their scales. The order of k inside a mma is a permutation,
+the same for both operands, that makes a lane's weights contiguous in memory.
+"""
+
+from zse.kernel import (
+    barrier,
+    bf16,
+    cast_ptr,
+    convert,
+    copy_async,
+    copy_commit,
+    f16,
+    f32,
+    i32,
+    i64,
+    inline,
+    lane_index,
+    load,
+    mbarrier_array,
+    mbarrier_arrive,
+    mbarrier_init,
+    mbarrier_init_fence,
+    mbarrier_wait,
+    num_blocks,
+    static,
+    target,
+    thread_index,
+    warp_barrier,
+    warp_index,
+)
+from zse.kernels.activation import activate
+
+UNIT = 32                       # rows of a unit
+PITCH = 36                      # floats between the tokens of a warp's sums: 32 rows, and no bank conflicts between tokens
+LOW = 0x0F0F0F0F
+STORE, ACCUMULATE, STORE_BF16, GATED_SILU, GATED_GELU = range(5)      # modes of the epilogue
+
+INTEGERS = ("int4", "int5", "int6", "int8")
+ITEM = {"e4m3": 1, "bf16": 2, "f16": 2, "f32": 4}     # bytes of a dense weight
+
+
+def pieces(kind: str, chunk: int) -> int:
+    """16-byte pieces that a lane copies for a chunk of columns: its four rows' weights."""
+    if kind in ITEM:
+        return chunk * ITEM[kind] // 16
+    return chunk // 32 * {"int4": 1, "int5": 2, "int6": 3, "int8": 2}[kind]
+
+
+def scale_bytes(kind: str, group: int, chunk: int) -> int:
+    """Of the scales of a chunk in a slot, and as many of the offsets; lane t of four holds those of groups t, t + 4."""
+    if kind == "e4m3":
+        return 128
+    return 256 * max(1, chunk // group // 4) if group else 256 if kind in INTEGERS else 0
+
+
+def slot_bytes(kind: str, group: int, chunk: int) -> int:
+    """Of a warp's slot: the pieces of its 32 lanes, then the scales."""
+    return pieces(kind, chunk) * 512 + scale_bytes(kind, group, chunk) * (2 if kind in INTEGERS else 1)
+
+
+def sums_bytes(warps: int, tokens: int) -> int:
+    """Where the warps of a block leave their sums of a unit, twice."""
+    return 2 * warps * tokens * PITCH * 4
+
+
+@inline
+def low_bits(word, s):
+    """The four low (s = 0) or high nibbles of a word as bytes."""
+    return (word >> 4) & LOW if s else word & LOW
+
+
+@inline
+def first_row(unit, x, rows, gated):
+    """Where tile x (0, 1) of a unit begins."""
+    return x * (rows // 2) + unit * 16 if gated != 0 else unit * UNIT + x * 16
+
+
+def block_bytes(kind: str) -> tuple[int, int]:
+    """Of a block of 32 columns and 16 rows: in the plane q, in the plane high."""
+    return 512 if kind == "int8" else 256, {"int5": 64, "int6": 128}.get(kind, 0)
+
+
+def state_of(kind: str) -> int:
+    """Pointers that follow a lane's weights: one and one into `high`, or one for each of its four rows."""
+    return 2 if kind in INTEGERS else 4
+
+
+@inline
+def point(at, sources, sizes, unit, chunk, lane, KIND, CHUNK):
+    """Let the pointers in `at` show where this lane's weights of a chunk of a unit begin."""
+    w, high, scale, offset = sources
+    rows, width, groups, shift, scaling, gated, symmetric = sizes
+    g, t = lane // 4, lane % 4
+    row = first_row(unit, g // 4, rows, gated)
+    if KIND in INTEGERS:
+        q_bytes, high_bytes = block_bytes(KIND)
+        block = i64(min(row // 16, (rows + 15) // 16 - 1) * (width // 32) + chunk * (CHUNK // 32))
+        at[0] = w + (block * q_bytes + (t * 64 + g % 4 * 16))
+        at[1] = high + (block * high_bytes + g % 4 * 16)
+    else:
+        item = ITEM[KIND]
+        for j in static(range(4)):
+            at[j] = w + (i64(min(row + (g % 4 * 4 + j), rows - 1)) * (width * item) + (chunk * (CHUNK * item) + t * 16))
+
+
+@inline
+def copy_weights(to, at, last, KIND, CHUNK, WHOLE):
+    """The pieces of a chunk. last: of its blocks (integers) or pieces of a row (dense) that exist; what lies behind is copied from there
+    once more and multiplied by zero."""
+    if KIND in INTEGERS:
+        per = CHUNK // 32
+        q_bytes, high_bytes = block_bytes(KIND)
+        for i in static(range(per)):
+            b = i if WHOLE else min(last, i)
+            for s in static(range(q_bytes // 256)):
+                copy_async(to + (i * (q_bytes // 256) + s) * 512, at[0] + (b * q_bytes + s * 256), 16, hint="stream")
+            for s in static(range(high_bytes // 64)):
+                copy_async(to + (per + i * (high_bytes // 64) + s) * 512, at[1] + (b * high_bytes + s * 64), 16, hint="stream")
+    else:
+        per = CHUNK * ITEM[KIND] // 64                  # pieces of a row
+        for j in static(range(4)):
+            for i in static(range(per)):
+                copy_async(to + (j * per + i) * 512, at[j] + (i * 64 if WHOLE else min(last, i * 64)), 16, hint="stream")
+
+
+@inline
+def copy_chunk(slot, at, sources, sizes, unit, chunk, lane, KIND, GROUP, CHUNK):
+    """Start the copies of this lane's weights of a chunk (`at` points there), and of the scales, into a slot of the ring."""
+    w, high, scale, offset = sources
+    rows, width, groups, shift, scaling, gated, symmetric = sizes
+    g, t = lane // 4, lane % 4
+    whole = chunk * CHUNK + CHUNK <= width
+    if KIND in INTEGERS:
+        to = slot + ((lane // 16) * 256 + t * 64 + ((g % 4) ^ (t & 2)) * 16)
+        last = width // 32 - chunk * (CHUNK // 32) - 1
+    else:
+        to = slot + lane * 16
+        last = (width - chunk * CHUNK) * ITEM[KIND] - t * 16 - 16
+    if whole:
+        copy_weights(to, at, last, KIND, CHUNK, True)
+    else:
+        copy_weights(to, at, last, KIND, CHUNK, False)
+    if KIND in INTEGERS:
+        # Lane t of four copies the scales of groups t, t + 4 of the chunk; class 32 is any multiple of 32, class 0 of the chunk.
+        nbytes, step = scale_bytes(KIND, GROUP, CHUNK), GROUP or CHUNK
+        tile = min(first_row(unit, g // 4, rows, gated) // 16, (rows + 15) // 16 - 1)
+        for s in static(range(nbytes // 256)):
+            index = chunk * (CHUNK // step) + min(s * 4 + t, CHUNK // step - 1)
+            index = min(index >> shift if GROUP in (0, 32) else index, groups - 1)
+            source = i64(tile * groups + index) * 32 + (g % 4) * 8
+            to_scale = slot + (pieces(KIND, CHUNK) * 512 + s * 256 + lane * 8)
+            copy_async(to_scale, scale + source, 8)
+            if symmetric == 0:
+                copy_async(to_scale + nbytes, offset + source, 8)
+    if KIND == "e4m3":
+        if scaling == 2:
+            at_block = (first_row(unit, g // 4, rows, gated) // 128) * ((width + 127) // 128) + chunk * CHUNK // 128
+            copy_async(slot + (pieces(KIND, CHUNK) * 512 + lane * 4), scale + at_block * 4, 4)
+
+
+@inline
+def skip_units(following, limits):
+    """Chunks past a unit's last are the next unit's first ones."""
+    warp, chunks, units = limits
+    while following[1] >= chunks:
+        following[1] -= chunks
+        following[0] += num_blocks(0)
+
+
+@inline
+def copy_next(slot, at, following, sources, sizes, limits, lane, KIND, GROUP, CHUNK, WARPS):
+    """Start the copies of `following` = [unit, chunk], the next that this warp needs, if there is one, and move it on."""
+    warp, chunks, units = limits
+    if following[0] < units:
+        copy_chunk(slot, at, sources, sizes, following[0], following[1], lane, KIND, GROUP, CHUNK)
+        following[1] += WARPS
+        if following[1] < chunks:
+            if KIND in INTEGERS:
+                q_bytes, high_bytes = block_bytes(KIND)
+                at[0] = at[0] + WARPS * (CHUNK // 32) * q_bytes
+                at[1] = at[1] + WARPS * (CHUNK // 32) * high_bytes
+            else:
+                for j in static(range(4)):
+                    at[j] = at[j] + WARPS * CHUNK * ITEM[KIND]
+        else:
+            skip_units(following, limits)
+            point(at, sources, sizes, following[0], following[1], lane, KIND, CHUNK)
+    copy_commit()
+
+
+@inline
+def load_scales(slot, lane, p, KIND, GROUP, CHUNK):
+    """The scales and offsets of this lane's four rows for group p of the chunk, f32."""
+    source = lane if GROUP == 0 else lane // 4 * 4 + p % 4
+    at = slot + (pieces(KIND, CHUNK) * 512 + p // 4 * 256 + source * 8)
+    return convert(load(cast_ptr(at, f16), 4), f32), convert(load(cast_ptr(at + scale_bytes(KIND, GROUP, CHUNK), f16), 4), f32)
+
+
+@inline
+def row_factor(scale, row, scaling, KIND):
+    """What a row's sum is multiplied by in the end."""
+    if KIND == "e4m3":
+        factors = cast_ptr(scale, f32)
+        return f32(1) if scaling == 2 else factors[row if scaling == 0 else 0]
+    return f32(1)
+
+
+@inline
+def finish_unit(sums, first, step, unit, tokens, first_token, scale, bias, out, sizes, has_bias, mode, KIND, WARPS, TOKENS):
+    """Threads first, first + step, ... add the warps' sums [WARPS][TOKENS][PITCH] of a unit in their order, and write its rows for `tokens` tokens."""
+    rows, width, groups, shift, scaling, gated, symmetric = sizes
+    bits = i32(4) if gated != 0 else i32(5)
+    num_rows = rows // 2 if gated != 0 else rows
+    for i in range(first, tokens << bits, step):
+        token, r = i >> bits, i & ((1 << bits) - 1)
+        row = (unit << bits) + r
+        if row < num_rows:
+            at_sum = sums + (token * PITCH + r)
+            total = at_sum[0]
+            for n in static(range(1, WARPS)):
+                total += at_sum[n * (TOKENS * PITCH)]
+            total = total * row_factor(scale, row, scaling, KIND)
+            if has_bias != 0:
+                total += bias[row]
+            at_out = i64(first_token + token) * num_rows + row
+            if mode == STORE:
+                out[at_out] = total
+            elif mode == ACCUMULATE:
+                out[at_out] = out[at_out] + total
+            else:
+                if gated != 0:
+                    up = at_sum[16]
+                    for n in static(range(1, WARPS)):
+                        up += at_sum[n * (TOKENS * PITCH) + 16]
+                    up = up * row_factor(scale, row + num_rows, scaling, KIND)
+                    if has_bias != 0:
+                        up += bias[row + num_rows]
+                    total = (activate(total, "gelu_tanh") if mode == GATED_GELU else activate(total, "silu")) * up
+                to = cast_ptr(out, bf16)
+                to[at_out] = convert(total, bf16)
+
+
+@inline
+def reduction_barriers(WARPS):
+    """mbarriers of the two buffers of sums: `taken` when every warp has left its sums, `empty` when they have been added. A barrier() has
+    to follow."""
+    if target.has("tma"):
+        taken, empty = mbarrier_array(2), mbarrier_array(2)
+        if thread_index() == 0:
+            for i in static(range(2)):
+                mbarrier_init(taken + i, WARPS)
+                mbarrier_init(empty + i, 1)
+            mbarrier_init_fence()
+        return taken, empty
+    return None, None
+
+
+@inline
+def wait_for_sums(empty, turn):
+    """Until the sums of the unit before the last one are added: this unit's go to their place. turn: how many units came before."""
+    if target.has("tma"):
+        if turn >= 2:
+            mbarrier_wait(empty + (turn & 1), ((turn >> 1) - 1) & 1)
+
+
+@inline
+def leave_sums(sums, taken, empty, turn, unit, units, tokens, first_token, scale, bias, out, sizes, has_bias, mode, KIND, WARPS, TOKENS):
+    """After a warp has written its sums of a unit: the warps in turn add a unit's sums and write its rows; the others go on. Waiting for
+    each other at every unit would cost 6 us of the 37 that 136 MB of e4m3 take."""
+    place = sums + (turn & 1) * (WARPS * TOKENS * PITCH)
+    if not target.has("tma") or unit + num_blocks(0) >= units:      # of the last unit all threads add: nobody has anything else to do
+        barrier()
+        finish_unit(place, thread_index(), target.threads, unit, tokens, first_token, scale, bias, out, sizes, has_bias, mode,
+                    KIND, WARPS, TOKENS)
+    elif target.has("tma"):
+        warp_barrier()
+        if lane_index() == 0:
+            mbarrier_arrive(taken + (turn & 1))
+        if warp_index() == turn % WARPS:
+            mbarrier_wait(taken + (turn & 1), (turn >> 1) & 1)
+            finish_unit(place, lane_index(), 32, unit, tokens, first_token, scale, bias, out, sizes, has_bias, mode, KIND, WARPS, TOKENS)
+            warp_barrier()
+            if lane_index() == 0:
+                mbarrier_arrive(empty + (turn & 1))
