@@ -63,7 +63,7 @@ def few_ring(form: tuple[str, int], arch: int) -> tuple[int, int] | None:
 
 def small_ring(form: tuple[str, int], arch: int) -> tuple[int, int]:
     kind, group = form
-    found = ring(shared_bytes(arch), {n: sums_bytes(n, small.TOKENS) + 32 for n in (16, 8, 4)}, slot_bytes(kind, group, FORMS[form]))
+    found = ring(shared_bytes(arch), {n: sums_bytes(n, small.TOKENS) for n in (16, 8, 4)}, slot_bytes(kind, group, FORMS[form]))
     assert found, form
     return found
 

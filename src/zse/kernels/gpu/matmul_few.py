@@ -49,17 +49,14 @@ from zse.kernels.gpu.matmul_tiles import (
     PITCH,
     UNIT,
     copy_next,
-    leave_sums,
+    finish_unit,
     load_scales,
     low_bits,
     pieces,
     point,
-    reduction_barriers,
-    skip_units,
     slot_bytes,
     state_of,
     sums_bytes,
-    wait_for_sums,
 )
 
 TOKENS = 4
@@ -71,7 +68,7 @@ MAGIC = 12582912.0              # 1.5 * 2**23: adding it leaves the rounded inte
 
 def fixed_bytes(group: int, warps: int) -> int:
     """Shared memory beside the ring."""
-    return ELEMENTS * 2 + ELEMENTS // CHUNK * (4 + 4 * totals(group)) + sums_bytes(warps, TOKENS) + 32
+    return ELEMENTS * 2 + ELEMENTS // CHUNK * (4 + 4 * totals(group)) + sums_bytes(warps, TOKENS)
 
 
 def group_size(group: int) -> int:
@@ -184,8 +181,8 @@ def matmul_few(w: Ptr[u8, "const"], high: Ptr[u8, "const"], scale: Ptr[u8, "cons
     units = (rows // 2 + 15) // 16 if gated != 0 else (rows + (UNIT - 1)) // UNIT
     ring = shared_array(u8, WARPS * STAGES * nbytes, align=128)
     sums = shared_array(f32, sums_bytes(WARPS, TOKENS) // 4)
-    columns = shared_array(u8, ELEMENTS * 2, align=128)                          # [chunk][token][64 columns][high, low][64]
-    facts = shared_array(f32, ELEMENTS // CHUNK * FACTS)                         # [chunk][token]
+    columns = shared_array(u8, ELEMENTS * 2, align=128)               # [chunk][token][64 columns][high, low][64]
+    facts = shared_array(f32, ELEMENTS // CHUNK * FACTS)              # [chunk][token]
     mine = ring + warp * (STAGES * nbytes)
     first_token = block_index(1) * TOKENS
     here = min(tokens - first_token, TOKENS)
@@ -194,29 +191,23 @@ def matmul_few(w: Ptr[u8, "const"], high: Ptr[u8, "const"], scale: Ptr[u8, "cons
     limits = (warp, chunks, units)
     grid_launch_dependents()
 
-    taken, empty = reduction_barriers(WARPS)
-    # What is copied next, STAGES - 1 ahead of what is computed. The chunks of the block's units, one after another, go to the warps in turn.
-    following = [block_index(0), warp + 0]
-    skip_units(following, limits)
+    following = [block_index(0) if warp < chunks else units, warp + 0]      # copied next: STAGES - 1 ahead of what is computed
     at = [w + 0 for _ in static(range(state_of(KIND)))]
     point(at, sources, sizes, following[0], following[1], lane, KIND, CHUNK)
     for s in static(range(STAGES - 1)):
         copy_next(mine + s * nbytes, at, following, sources, sizes, limits, lane, KIND, GROUP, CHUNK, WARPS)
-    barrier()
     grid_wait()
 
     a_lane = a + (i64(first_token) * width + lane * 4)
     x = [u32(0) for _ in static(range(2 * TOKENS))]        # the activations of the chunk that is prepared next
     token = min(g // 2, here - 1)        # whose activations are this lane's column
-    slot, turn, chunk = i32(0), i32(0), warp + 0
+    slot, buffer = i32(0), i32(0)
     for unit in range(block_index(0), units, num_blocks(0)):
         acc = [f32(0) for _ in static(range(4))]
         fresh = unit == block_index(0)
         if fresh:
-            load_chunk(x, a_lane, chunk, here, width, lane)
-        elif turn == 1:
-            barrier()            # the activations that other warps prepared
-        while chunk < chunks:
+            load_chunk(x, a_lane, warp, here, width, lane)
+        for chunk in range(warp, chunks, WARPS):
             if fresh:
                 for m in static(range(TOKENS)):
                     if m < here:
@@ -230,12 +221,10 @@ def matmul_few(w: Ptr[u8, "const"], high: Ptr[u8, "const"], scale: Ptr[u8, "cons
             multiply(acc, full, columns + ((chunk * here + token) * 256 + g % 2 * 64 + t * 16),
                      facts + (chunk * here + min(t, here - 1)) * FACTS, lane, symmetric, KIND, GROUP)
             slot = slot + 1 if slot < STAGES - 1 else i32(0)
-            chunk += WARPS
 
-        chunk -= chunks          # of the next unit
-
-        wait_for_sums(empty, turn)
         if t < here:
-            store(sums + (((turn & 1) * WARPS + warp) * TOKENS + t) * PITCH + 4 * g, make_vector(acc[0], acc[1], acc[2], acc[3]))
-        leave_sums(sums, taken, empty, turn, unit, units, here, first_token, scale, bias, out, sizes, has_bias, mode, KIND, WARPS, TOKENS)
-        turn += 1
+            store(sums + ((buffer * WARPS + warp) * TOKENS + t) * PITCH + 4 * g, make_vector(acc[0], acc[1], acc[2], acc[3]))
+        barrier()                # the only one of a unit: the next unit's sums go to the other buffer
+        finish_unit(sums + buffer * (WARPS * TOKENS * PITCH), unit, here, first_token, scale, bias, out, sizes, has_bias, mode,
+                    KIND, WARPS, TOKENS)
+        buffer = 1 - buffer

@@ -55,17 +55,14 @@ from zse.kernels.gpu.matmul_tiles import (
     PITCH,
     UNIT,
     copy_next,
-    leave_sums,
+    finish_unit,
     load_scales,
     low_bits,
     pieces,
     point,
-    reduction_barriers,
-    skip_units,
     slot_bytes,
     state_of,
     sums_bytes,
-    wait_for_sums,
 )
 
 TOKENS = 8                      # columns of one mma
@@ -228,23 +225,19 @@ def matmul_small(w: Ptr[u8, "const"], high: Ptr[u8, "const"], scale: Ptr[u8, "co
     limits = (warp, chunks, units)
     grid_launch_dependents()
 
-    taken, empty = reduction_barriers(WARPS)
-    # What is copied next, STAGES - 1 ahead of what is computed. The chunks of the block's units, one after another, go to the warps in turn.
-    following = [block_index(0), warp + 0]
-    skip_units(following, limits)
+    following = [block_index(0) if warp < chunks else units, warp + 0]      # copied next: STAGES - 1 ahead of what is computed
     at = [w + 0 for _ in static(range(state_of(KIND)))]
     point(at, sources, sizes, following[0], following[1], lane, KIND, CHUNK)
     for s in static(range(STAGES - 1)):
         copy_next(mine + s * nbytes, at, following, sources, sizes, limits, lane, KIND, GROUP, CHUNK, WARPS)
-    barrier()
     grid_wait()
 
     a_row = a + i64(first_token + min(g, here - 1)) * width
     b = [u32(0) for _ in static(range(CHUNK // 8))]
-    slot, turn, chunk = i32(0), i32(0), warp + 0
+    slot, buffer = i32(0), i32(0)
     for unit in range(block_index(0), units, num_blocks(0)):
         acc = [f32(0) for _ in static(range(8))]
-        while chunk < chunks:
+        for chunk in range(warp, chunks, WARPS):
             load_tokens(b, a_row, chunk, width, t, KIND, CHUNK)
             copy_wait(STAGES - 2)
             warp_barrier()       # every lane's copies are here, and every lane is done with the slot that is filled next
@@ -256,13 +249,12 @@ def matmul_small(w: Ptr[u8, "const"], high: Ptr[u8, "const"], scale: Ptr[u8, "co
             else:
                 multiply_dense(acc, full, b, lane, scaling, KIND, CHUNK)
             slot = slot + 1 if slot < STAGES - 1 else i32(0)
-            chunk += WARPS
-        chunk -= chunks          # of the next unit
 
-        wait_for_sums(empty, turn)
-        mine_sums = sums + ((turn & 1) * WARPS + warp) * (TOKENS * PITCH)
+        mine_sums = sums + (buffer * WARPS + warp) * (TOKENS * PITCH)
         for c in static(range(2)):
             if 2 * t + c < here:
                 store(mine_sums + ((2 * t + c) * PITCH + 4 * g), make_vector(acc[c], acc[2 + c], acc[4 + c], acc[6 + c]))
-        leave_sums(sums, taken, empty, turn, unit, units, here, first_token, scale, bias, out, sizes, has_bias, mode, KIND, WARPS, TOKENS)
-        turn += 1
+        barrier()                # the only one of a unit: the next unit's sums go to the other buffer
+        finish_unit(sums + buffer * (WARPS * TOKENS * PITCH), unit, here, first_token, scale, bias, out, sizes, has_bias, mode,
+                    KIND, WARPS, TOKENS)
+        buffer = 1 - buffer

@@ -7,7 +7,6 @@ the same for both operands, that makes a lane's weights contiguous in memory.
 """
 
 from zse.kernel import (
-    barrier,
     bf16,
     cast_ptr,
     convert,
@@ -18,19 +17,11 @@ from zse.kernel import (
     i32,
     i64,
     inline,
-    lane_index,
     load,
-    mbarrier_array,
-    mbarrier_arrive,
-    mbarrier_init,
-    mbarrier_init_fence,
-    mbarrier_wait,
     num_blocks,
     static,
     target,
     thread_index,
-    warp_barrier,
-    warp_index,
 )
 from zse.kernels.activation import activate
 
@@ -163,15 +154,6 @@ def copy_chunk(slot, at, sources, sizes, unit, chunk, lane, KIND, GROUP, CHUNK):
 
 
 @inline
-def skip_units(following, limits):
-    """Chunks past a unit's last are the next unit's first ones."""
-    warp, chunks, units = limits
-    while following[1] >= chunks:
-        following[1] -= chunks
-        following[0] += num_blocks(0)
-
-
-@inline
 def copy_next(slot, at, following, sources, sizes, limits, lane, KIND, GROUP, CHUNK, WARPS):
     """Start the copies of `following` = [unit, chunk], the next that this warp needs, if there is one, and move it on."""
     warp, chunks, units = limits
@@ -187,7 +169,8 @@ def copy_next(slot, at, following, sources, sizes, limits, lane, KIND, GROUP, CH
                 for j in static(range(4)):
                     at[j] = at[j] + WARPS * CHUNK * ITEM[KIND]
         else:
-            skip_units(following, limits)
+            following[0] += num_blocks(0)
+            following[1] = warp + 0
             point(at, sources, sizes, following[0], following[1], lane, KIND, CHUNK)
     copy_commit()
 
@@ -210,12 +193,12 @@ def row_factor(scale, row, scaling, KIND):
 
 
 @inline
-def finish_unit(sums, first, step, unit, tokens, first_token, scale, bias, out, sizes, has_bias, mode, KIND, WARPS, TOKENS):
-    """Threads first, first + step, ... add the warps' sums [WARPS][TOKENS][PITCH] of a unit in their order, and write its rows for `tokens` tokens."""
+def finish_unit(sums, unit, tokens, first_token, scale, bias, out, sizes, has_bias, mode, KIND, WARPS, TOKENS):
+    """Add the warps' sums [WARPS][TOKENS][PITCH] of a unit in their order, and write its rows for `tokens` tokens."""
     rows, width, groups, shift, scaling, gated, symmetric = sizes
     bits = i32(4) if gated != 0 else i32(5)
     num_rows = rows // 2 if gated != 0 else rows
-    for i in range(first, tokens << bits, step):
+    for i in range(thread_index(), tokens << bits, target.threads):
         token, r = i >> bits, i & ((1 << bits) - 1)
         row = (unit << bits) + r
         if row < num_rows:
@@ -242,47 +225,3 @@ def finish_unit(sums, first, step, unit, tokens, first_token, scale, bias, out, 
                     total = (activate(total, "gelu_tanh") if mode == GATED_GELU else activate(total, "silu")) * up
                 to = cast_ptr(out, bf16)
                 to[at_out] = convert(total, bf16)
-
-
-@inline
-def reduction_barriers(WARPS):
-    """mbarriers of the two buffers of sums: `taken` when every warp has left its sums, `empty` when they have been added. A barrier() has
-    to follow."""
-    if target.has("tma"):
-        taken, empty = mbarrier_array(2), mbarrier_array(2)
-        if thread_index() == 0:
-            for i in static(range(2)):
-                mbarrier_init(taken + i, WARPS)
-                mbarrier_init(empty + i, 1)
-            mbarrier_init_fence()
-        return taken, empty
-    return None, None
-
-
-@inline
-def wait_for_sums(empty, turn):
-    """Until the sums of the unit before the last one are added: this unit's go to their place. turn: how many units came before."""
-    if target.has("tma"):
-        if turn >= 2:
-            mbarrier_wait(empty + (turn & 1), ((turn >> 1) - 1) & 1)
-
-
-@inline
-def leave_sums(sums, taken, empty, turn, unit, units, tokens, first_token, scale, bias, out, sizes, has_bias, mode, KIND, WARPS, TOKENS):
-    """After a warp has written its sums of a unit: the warps in turn add a unit's sums and write its rows; the others go on. Waiting for
-    each other at every unit would cost 6 us of the 37 that 136 MB of e4m3 take."""
-    place = sums + (turn & 1) * (WARPS * TOKENS * PITCH)
-    if not target.has("tma") or unit + num_blocks(0) >= units:      # of the last unit all threads add: nobody has anything else to do
-        barrier()
-        finish_unit(place, thread_index(), target.threads, unit, tokens, first_token, scale, bias, out, sizes, has_bias, mode,
-                    KIND, WARPS, TOKENS)
-    elif target.has("tma"):
-        warp_barrier()
-        if lane_index() == 0:
-            mbarrier_arrive(taken + (turn & 1))
-        if warp_index() == turn % WARPS:
-            mbarrier_wait(taken + (turn & 1), (turn >> 1) & 1)
-            finish_unit(place, lane_index(), 32, unit, tokens, first_token, scale, bias, out, sizes, has_bias, mode, KIND, WARPS, TOKENS)
-            warp_barrier()
-            if lane_index() == 0:
-                mbarrier_arrive(empty + (turn & 1))
