@@ -91,7 +91,7 @@ def _mma(name: str):
 
     def body(t, stmt, outs, args):
         words = table.a.per_lane * table.a.bits // 32
-        acc = _array("f32 *", [f"&{out}" for out in outs])
+        acc = _array("f32 *", [f"(f32 *)&{out}" for out in outs])
         return [f"emulate::mma(T, {t.mma_table(name)}, {acc}, {_array('u32', args[:words])}, {_array('u32', args[words:])});"]
     return body
 
@@ -142,7 +142,7 @@ EFFECTS = {
     "bulk_copy": lambda t, stmt, outs, args: [f"emulate::bulk_copy(T, {', '.join(args)});"], "bulk_store": _call("bulk_store"),
     "tma_load": _tma_load, "tma_store": _tma_store, "tma_prefetch": _nothing, "bulk_commit": _call("bulk_commit"),
     "bulk_wait": _attrs("bulk_wait", 0),
-    **{name: _mma(name) for name in ("mma_bf16", "mma_f16", "mma_e4m3")}, "ldmatrix": _ldmatrix, "stmatrix": _stmatrix,
+    **{name: _mma(name) for name in ("mma_bf16", "mma_f16", "mma_e4m3", "mma_u8s8")}, "ldmatrix": _ldmatrix, "stmatrix": _stmatrix,
     "wgmma_fence": lambda t, stmt, outs, args: ["emulate::wgmma_fence(T);"], "wgmma_commit": _call("wgmma_commit"),
     "wgmma_wait": lambda t, stmt, outs, args: [f"emulate::wgmma_wait(T, {stmt.attrs[0]});"],
     **{name: _wgmma(name) for name in WGMMA},

@@ -144,7 +144,6 @@ def multiply(acc, slot, at, facts, lane, symmetric, KIND, GROUP):
     words = [load(cast_ptr(place + i * 512, u32), 4) for i in static(range(pieces(KIND, CHUNK)))]
     fb = [load(cast_ptr(at + h * 128, u32), 4) for h in static(range(2))]
     size = group_size(GROUP)
-    middle = {"int4": 8.0, "int5": 16.0, "int6": 32.0, "int8": 128.0}[KIND]
     for p in static(range(CHUNK // size)):
         part = [i32(0) for _ in static(range(8))]
         for i in static(range(p * size // 32, max((p + 1) * size // 32, p * size // 32 + 1))):
@@ -155,13 +154,12 @@ def multiply(acc, slot, at, facts, lane, symmetric, KIND, GROUP):
                 if size == 16:      # a mma has two groups: the other one's weights are zero
                     w = [w[0], w[1], u32(0), u32(0)] if p % 2 == 0 else [u32(0), u32(0), w[2], w[3]]
                 mma_u8s8(part[4 * r:4 * r + 4], w, b)
-        scales, offsets = load_scales(slot, lane, p, KIND, GROUP, CHUNK)
+        scales, offsets = load_scales(slot, lane, p, symmetric, KIND, GROUP, CHUNK)
         s, total = facts[0], facts[1 + p]
         for j in static(range(4)):
-            base = scales[j] * -middle if symmetric != 0 else offsets[j]
             dot = f32(part[2 * j] * 256 + part[2 * j + 1]) * s
             acc[j] = fma(scales[j], dot, acc[j])
-            acc[j] = fma(base, total, acc[j])
+            acc[j] = fma(offsets[j], total, acc[j])
 
 
 @kernel

@@ -121,7 +121,6 @@ def multiply_integers(acc, slot, b, lane, symmetric, KIND, GROUP, CHUNK):
     steps = CHUNK // 16 // num_groups
     # 128 q's are 128 + q; 8 bits: (128 + low) + (2048 + 16 high)
     constant = 2176.0 if KIND == "int8" else 128.0
-    middle = {"int4": 8.0, "int5": 16.0, "int6": 32.0, "int8": 128.0}[KIND]
     for p in static(range(num_groups)):
         part = [f32(0) for _ in static(range(8))]
         total = [f32(0) for _ in static(range(4))]
@@ -146,10 +145,9 @@ def multiply_integers(acc, slot, b, lane, symmetric, KIND, GROUP, CHUNK):
                 mma_bf16(part[0:4], [f[0], f[2], f[1], f[3]], fb)
                 mma_bf16(part[4:8], [f[4], f[6], f[5], f[7]], fb)
             mma_bf16(total, [u32(ONES), u32(ONES), u32(ONES), u32(ONES)], fb)
-        scales, offsets = load_scales(slot, lane, p, KIND, GROUP, CHUNK)
+        scales, offsets = load_scales(slot, lane, p, symmetric, KIND, GROUP, CHUNK)
         for q in static(range(4)):
-            base = scales[q] * -middle if symmetric != 0 else offsets[q]
-            base = fma(scales[q], -constant, base)
+            base = fma(scales[q], -constant, offsets[q])
             for c in static(range(2)):
                 e = q * 2 + c
                 acc[e] = fma(scales[q], part[e], acc[e])

@@ -31,6 +31,7 @@ LOW = 0x0F0F0F0F
 STORE, ACCUMULATE, STORE_BF16, GATED_SILU, GATED_GELU = range(5)      # modes of the epilogue
 
 INTEGERS = ("int4", "int5", "int6", "int8")
+MIDDLE = {"int4": 8.0, "int5": 16.0, "int6": 32.0, "int8": 128.0}      # what symmetric schemes subtract
 ITEM = {"e4m3": 1, "bf16": 2, "f16": 2, "f32": 4}     # bytes of a dense weight
 
 
@@ -176,11 +177,17 @@ def copy_next(slot, at, following, sources, sizes, limits, lane, KIND, GROUP, CH
 
 
 @inline
-def load_scales(slot, lane, p, KIND, GROUP, CHUNK):
+def load_scales(slot, lane, p, symmetric, KIND, GROUP, CHUNK):
     """The scales and offsets of this lane's four rows for group p of the chunk, f32."""
     source = lane if GROUP == 0 else lane // 4 * 4 + p % 4
     at = slot + (pieces(KIND, CHUNK) * 512 + p // 4 * 256 + source * 8)
-    return convert(load(cast_ptr(at, f16), 4), f32), convert(load(cast_ptr(at + scale_bytes(KIND, GROUP, CHUNK), f16), 4), f32)
+    scales = convert(load(cast_ptr(at, f16), 4), f32)
+    offsets = [scales[q] * -MIDDLE[KIND] for q in static(range(4))]
+    if symmetric == 0:
+        stored = convert(load(cast_ptr(at + scale_bytes(KIND, GROUP, CHUNK), f16), 4), f32)
+        for q in static(range(4)):
+            offsets[q] = stored[q]
+    return scales, offsets
 
 
 @inline

@@ -25,6 +25,7 @@ static Warp &whole_warp(Thread *t, const char *what) {
   return t->state->block->warps[t->warp];
 }
 
+/* Sums are f32; of "u8s8", A unsigned and B signed bytes, the i32 are in the same places. */
 void mma(Thread *t, const Mma &table, f32 *const *acc, const u32 *a, const u32 *b) {
   Warp &w = whole_warp(t, "mma");
   i32 size = launch->kernel->warp;
@@ -32,25 +33,30 @@ void mma(Thread *t, const Mma &table, f32 *const *acc, const u32 *a, const u32 *
   struct Operands { f32 *const *acc; const u32 *a, *b; } mine{acc, a, b};
   w.data[t->lane] = &mine;
   if (!last) { wait_here(t, "mma"); return; }
+  bool integers = table.dtype[0] == 'u';
   std::vector<f32> left(table.m * table.k), right(table.k * table.n);
   for (i32 lane = 0; lane < size; ++lane) {
     const Operands &o = *(const Operands *)w.data[lane];
     for (i32 i = 0; i < table.a.per_lane; ++i) {
       const u8 *p = table.a.place[lane * table.a.per_lane + i];
-      left[p[0] * table.k + p[1]] = value_of(table.dtype, element(o.a, i, table.a.bits));
+      u32 bits = element(o.a, i, table.a.bits);
+      left[p[0] * table.k + p[1]] = integers ? (f32)bits : value_of(table.dtype, bits);
     }
     for (i32 i = 0; i < table.b.per_lane; ++i) {
       const u8 *p = table.b.place[lane * table.b.per_lane + i];
-      right[p[0] * table.n + p[1]] = value_of(table.dtype, element(o.b, i, table.b.bits));
+      u32 bits = element(o.b, i, table.b.bits);
+      right[p[0] * table.n + p[1]] = integers ? (f32)(i8)bits : value_of(table.dtype, bits);
     }
   }
   for (i32 lane = 0; lane < size; ++lane) {
     const Operands &o = *(const Operands *)w.data[lane];
     for (i32 i = 0; i < table.c.per_lane; ++i) {
       const u8 *p = table.c.place[lane * table.c.per_lane + i];
-      f64 sum = *o.acc[i];
+      i32 *whole = (i32 *)o.acc[i];
+      f64 sum = integers ? *whole : *o.acc[i];
       for (i32 k = 0; k < table.k; ++k) sum += (f64)left[p[0] * table.k + k] * right[k * table.n + p[1]];
-      *o.acc[i] = (f32)sum;
+      if (integers) *whole = (i32)sum;
+      else *o.acc[i] = (f32)sum;
     }
   }
   leave(t, w);

@@ -1,0 +1,83 @@
+"""Matrix products for few tokens on the emulated GPU: every scheme and epilogue against float64, and what a token may not depend on."""
+
+import numpy as np
+import pytest
+
+from zse.bench.kernels import check, outputs, place, read, release
+from zse.kernels.gpu import matmul as gpu_matmul
+from zse.kernels.host import random_weight
+from zse.kernels.matmul import MATMUL
+from zse.kernels.op import Case, HostArray, Output, Tolerance
+from zse.quant.pack import f32_to_bf16
+from zse.quant.scheme import AffineScheme, DenseScheme, Fp8Scheme
+from zse.runtime.emulate import EmulateDevice
+
+SHARE = 5           # one in so many cases: all of them take 40 s
+
+
+@pytest.fixture(scope="module", params=["sm_90a", "sm_80"])
+def device(request):
+    return EmulateDevice(request.param)
+
+
+def test_reference(device):
+    seed = int(np.random.default_rng().integers(2**32))
+    rng = np.random.default_rng(seed)
+    chosen = [case for case in gpu_matmul.cases(rng) if not rng.integers(SHARE)]
+    assert len(chosen) > 20
+    for case in chosen:
+        assert check(device, MATMUL, case), f"seed {seed}: {case.name} {case.options}"
+
+
+def product(device, weight, a, kernel):
+    """The kernel's result for rows of bf16 bit patterns, f32."""
+    shape = (len(a), weight.shape[0])
+    case = Case("", {"a": HostArray("bf16", a), "weight": weight}, {"out": Output(shape, "float32", Tolerance(0, 0, ""))})
+    arguments, found = {name: place(device, value) for name, value in case.inputs.items()}, outputs(device, case)
+    recorder = device.record()
+    gpu_matmul.record(recorder, arguments["a"], arguments["weight"], found["out"], None, len(a), kernel=kernel)
+    graph = recorder.finish()
+    graph.run()
+    result = read(device, found["out"], case.outputs["out"])
+    graph.close()
+    release(arguments), release(found)
+    return result
+
+
+@pytest.mark.parametrize("scheme", [AffineScheme(4, 32, False), AffineScheme(8, 128, True), DenseScheme("bf16"), Fp8Scheme("row")], ids=str)
+@pytest.mark.parametrize("kernel", ["small", "few"])
+def test_token_alone_and_in_a_batch(device, scheme, kernel):
+    """The same bits, also where other tokens are not finite."""
+    rng = np.random.default_rng()
+    tokens = 4 if kernel == "few" else 7
+    weight = random_weight(rng, 48, 384, scheme, "r16" if scheme.kind == "affine" else "rows")
+    a = f32_to_bf16(rng.standard_normal((tokens, 384)).astype(np.float32))
+    a[1, 5], a[2, 7] = 0x7F80, 0x7FC0            # infinity, NaN
+    whole = product(device, weight, a, kernel)
+    for token in (0, tokens - 1):
+        np.testing.assert_array_equal(product(device, weight, a[token: token + 1], kernel)[0], whole[token])
+    assert np.isfinite(whole[[0, 3]]).all() and not np.isfinite(whole[1:3]).any()
+
+
+def test_tiny_and_huge_activations(device):
+    """Scales of the prepared activations at the ends of the range of bf16."""
+    rng = np.random.default_rng()
+    weight = random_weight(rng, 32, 256, AffineScheme(4, 32, True))
+    for size in (0.0, 1e-38, 1e-20, 1e30):
+        a = f32_to_bf16((rng.standard_normal((2, 256)) * size).astype(np.float32))
+        wanted = HostArray("bf16", a).wide().astype(np.float64) @ weight.dequantize().astype(np.float64).T
+        got = product(device, weight, a, "few")
+        np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=size * 1e-2 + 1e-28)
+
+
+def test_refusals(device):
+    rng = np.random.default_rng()
+    weight = place(device, random_weight(rng, 40, 64, AffineScheme(4, 32, True)))
+    a = place(device, HostArray("bf16", np.zeros((1, 64), np.uint16)))
+    out = place(device, HostArray("bf16", np.zeros((1, 20), np.uint16)))
+    with pytest.raises(ValueError, match="no two halves"):
+        MATMUL.launch(device.record(), a, weight, out, gate="silu", max_tokens=1)
+    with pytest.raises(ValueError, match="supported: silu, gelu_tanh"):
+        MATMUL.launch(device.record(), a, weight, out, gate="relu", max_tokens=1)
+    with pytest.raises(ValueError, match="layout"):
+        MATMUL.launch(device.record(), a, weight._replace(layout="rows"), place(device, np.zeros((1, 40), np.float32)), max_tokens=1)
