@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_profile.py MODEL... [--rows 1,16] [--prompts 1024] [--context 4096]
 
-For each recording: the time of a replay as the engine runs it (captured, overlapping), and the launches one by one with an
-event between (each reads about 2 µs too long: the event), summed by kernel.
+For each recording: the time of a replay as the engine runs it (captured, overlapping), and the launches one by one with
+an event between (each reads about 2 µs too long: the event), summed by kernel.
 """
 
 import argparse
@@ -39,10 +39,11 @@ def show(name: str, graph, symbols: dict[str, int]) -> None:
     for (symbol, _), spent in zip(runs[0], times, strict=True):
         totals.setdefault(symbol, []).append(spent)
     serial = sum(times)
-    print(f"== {name} {symbols}: replay {replay_us(graph, symbols):.0f} us, {len(times)} launches one by one {serial:.0f} us")
+    print(f"== {name} {symbols}: replay {replay_us(graph, symbols):.0f} us, {len(times)} launches one by one "
+          f"{serial:.0f} us")
     for symbol, spent in sorted(totals.items(), key=lambda item: -sum(item[1])):
-        print(f"  {sum(spent):9.1f} us {100 * sum(spent) / serial:5.1f} %  {len(spent):4} x {sum(spent) / len(spent):8.2f} us  "
-              f"{symbol}")
+        total, count = sum(spent), len(spent)
+        print(f"  {total:9.1f} us {100 * total / serial:5.1f} %  {count:4} x {total / count:8.2f} us  {symbol}")
     sys.stdout.flush()
 
 

@@ -1,4 +1,5 @@
-"""The CUDA runtime on a GPU: lists and captured graphs, staging, clusters, tensor maps, growing memory, loading, faults."""
+"""The CUDA runtime on a GPU: lists and captured graphs, staging, clusters, tensor maps, growing memory, loading,
+faults."""
 
 import os
 import struct
@@ -155,8 +156,9 @@ def test_memory_is_zeroed():
 def test_lists_and_captured_graphs_say_the_same():
     x = np.random.default_rng(1).standard_normal((37, 129)).astype(np.float32)
     given, out = array(x), array(np.zeros_like(x))
-    graph = graph_of(("scale_rows", [given, out, 129, 2.0, 1.0], "rows"), ("scale_rows", [out, out, 129, 3.0, -1.0], "rows"),
-                     rows=37)
+    graph = graph_of(
+        ("scale_rows", [given, out, 129, 2.0, 1.0], "rows"), ("scale_rows", [out, out, 129, 3.0, -1.0], "rows"), rows=37
+    )
     for rows in (37, 5, 5, 5, 37, 37, 0, 0, 0):
         GPU.write(out, bytes(out.nbytes))
         graph.run(rows=rows)
@@ -236,7 +238,9 @@ def test_memory_grows_under_a_captured_graph():
         pytest.skip("no virtual memory management")
     buffer = GPU.alloc_growing(4096, 64 << 20, "kv")
     x = Tensor(buffer, (1,), "f32")
-    graph = graph_of(("scale_rows", [x, x, 1024, 0.0, 7.0], "rows"), ("append", [array(np.zeros(1, np.int64)), 1], 1), rows=1 << 14)
+    graph = graph_of(
+        ("scale_rows", [x, x, 1024, 0.0, 7.0], "rows"), ("append", [array(np.zeros(1, np.int64)), 1], 1), rows=1 << 14
+    )
     for _ in range(3):
         graph.run(rows=1)
     free = GPU.memory_free

@@ -120,6 +120,15 @@ def test_opening_in_the_background(fake):
         open_device_async("cuda:x").result()
 
 
+def test_a_library_from_before_the_gpu(fake, monkeypatch):
+    from zse.runtime import native
+    monkeypatch.setattr(native, "_gpu_is_bound", False)
+    monkeypatch.setitem(native._GPU_SIGNATURES, "zse_gpu_of_later", (None, []))
+    with pytest.raises(DeviceError, match="libzse_runtime.so lacks zse_gpu_of_later; run `python -m zse.build`"):
+        open_device_async("cuda").result()
+    assert open_device_async("auto").result().name == "cpu" and fake.contexts == 0
+
+
 def test_other_threads_go_on_while_a_device_opens(fake):
     """The C thread needs nothing from Python: what opening takes passes while this thread computes."""
     fake.set(init_us=200_000)

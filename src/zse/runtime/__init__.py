@@ -54,8 +54,8 @@ def _open(name: str, threads: int | None, opening: "GPUOpening | None") -> "Devi
 
 
 class PendingDevice:
-    """A device that is being opened. For CUDA a C thread does what takes long (the driver and a context: 0.15 to 0.3 s),
-    so that imports go on undisturbed; the rest, and other devices whole, are made by result()."""
+    """A device that is being opened. For CUDA a C thread does what takes long (the driver and a context: 0.15 to 0.3
+    s), so that imports go on undisturbed; the rest, and other devices whole, are made by result()."""
 
     def __init__(self, name: str, threads: int | None = None):
         self._name, self._threads = name, threads
@@ -64,12 +64,12 @@ class PendingDevice:
         self._opening: GPUOpening | None = None
         kind, _, number = name.partition(":")
         if name in ("auto", "cuda") or (kind == "cuda" and number.isdecimal()):
+            from contextlib import suppress
+
             from zse.errors import DeviceError
             from zse.runtime.bindings.cuda import CUDADriver
-            try:
+            with suppress(DeviceError):         # no compiled library: result() says so, or takes the CPU
                 self._opening = CUDADriver.opening(int(number or 0))
-            except DeviceError as error:        # no compiled library
-                self._error = error
 
     @property
     def done(self) -> bool:

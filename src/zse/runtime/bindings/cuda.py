@@ -80,28 +80,32 @@ class CUDADriver(Driver):
     }
     hints = {
         "CUDA_ERROR_NO_DEVICE": (
-            "no NVIDIA GPU is visible: check `nvidia-smi` and CUDA_VISIBLE_DEVICES, in a container pass the GPU in (--gpus "
-            "all), or use --device cpu"),
+            "no NVIDIA GPU is visible: check `nvidia-smi` and CUDA_VISIBLE_DEVICES, in a container pass the GPU in "
+            "(--gpus all), or use --device cpu"
+        ),
         "CUDA_ERROR_INVALID_DEVICE": "there is no GPU of that number: see `nvidia-smi -L` and CUDA_VISIBLE_DEVICES",
         "CUDA_ERROR_DEVICE_UNAVAILABLE": (
-            "another process holds the GPU (exclusive compute mode) or it failed: see `nvidia-smi`, or use --device "
-            "cpu"),
+            "another process holds the GPU (exclusive compute mode) or it failed: see `nvidia-smi`, or use --device cpu"
+        ),
         "CUDA_ERROR_OUT_OF_MEMORY": (
-            "close other programs on the GPU (`nvidia-smi` lists them), or use a smaller context or a quantized model"),
+            "close other programs on the GPU (`nvidia-smi` lists them), or use a smaller context or a quantized model"
+        ),
         "CUDA_ERROR_STUB_LIBRARY": "libcuda.so.1 is the toolkit's stub, not the driver: take it out of LD_LIBRARY_PATH",
         "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": (
-            "the driver was updated while loaded: restart the machine or reload the nvidia modules"),
+            "the driver was updated while loaded: restart the machine or reload the nvidia modules"
+        ),
         "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE": (
-            "remove the CUDA compatibility libraries from LD_LIBRARY_PATH, or " + _DRIVER_HINT),
+            "remove the CUDA compatibility libraries from LD_LIBRARY_PATH, or " + _DRIVER_HINT
+        ),
         "CUDA_ERROR_SYSTEM_NOT_READY": "start nvidia-fabricmanager, or wait until it is up",
         "CUDA_ERROR_UNKNOWN": "often a driver that was suspended or half loaded: check `nvidia-smi`",
         "CUDA_ERROR_NO_BINARY_FOR_GPU": (
             "the kernels were compiled for another GPU or by a newer CUDA than the driver: run `zse kernels build`, or "
-            "update the driver"),
+            "update the driver"
+        ),
         "CUDA_ERROR_INVALID_IMAGE": "a compiled kernel is damaged or too new for the driver: run `zse kernels build`",
         "CUDA_ERROR_ECC_UNCORRECTABLE": "the GPU's memory failed: see `nvidia-smi -q -d ECC`",
-        "CUDA_ERROR_ILLEGAL_ADDRESS": (
-            "a kernel touched memory that is not its own; ZSE_GPU_CHECK=1 names the kernel"),
+        "CUDA_ERROR_ILLEGAL_ADDRESS": ("a kernel touched memory that is not its own; ZSE_GPU_CHECK=1 names the kernel"),
         "CUDA_ERROR_LAUNCH_FAILED": "a kernel failed; ZSE_GPU_CHECK=1 names it",
         "CUDA_ERROR_MISALIGNED_ADDRESS": "a kernel made a misaligned access; ZSE_GPU_CHECK=1 names it",
         "CUDA_ERROR_ILLEGAL_INSTRUCTION": "a kernel ran an instruction that this GPU lacks; ZSE_GPU_CHECK=1 names it",

@@ -95,11 +95,10 @@ class Driver:
     sticky: frozenset[int] = frozenset()    # errors after which every call of the process fails
     missing_hint = ""                       # what to do without a library
     # Calls that return at once: the interpreter's lock is kept, which takes up to 5 ms to get back while others import.
-    quick = frozenset({
-        "driver_version", "device_count", "device_get", "device_name", "device_attribute", "device_total_memory", "set_current",
-        "memory_info", "stream_create", "event_create", "event_query", "module_function", "function_set_attribute",
-        "vmm_granularity", "host_device_address",
-    })
+    quick = frozenset((
+        "driver_version", "device_count", "device_get", "device_name", "device_attribute", "device_total_memory",
+        "set_current", "memory_info", "stream_create", "event_create", "event_query", "module_function",
+        "function_set_attribute", "vmm_granularity", "host_device_address"))
 
     def __init__(self, path: str | None = None):
         reasons = []
