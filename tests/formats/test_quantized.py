@@ -228,3 +228,21 @@ def test_parts_that_do_not_fit(change, reason, tmp_path, numbers):
                        {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"})
     with pytest.raises((FormatError, UnsupportedError), match=reason):
         open_model(folder)
+
+
+def test_the_head_that_a_checkpoint_left_dense(tmp_path, numbers):
+    head = np.random.default_rng(2).normal(size=(512, 128)).astype(np.float16)
+    n = numbers
+    folder = folder_of(tmp_path, {
+        NAME + ".qweight": ("I32", words(n["q"].T, 1, places=AWQ_COLUMN)),
+        NAME + ".qzeros": ("I32", words(n["zero"].T, 1, places=AWQ_COLUMN)),
+        NAME + ".scales": ("F16", n["scale"].T), "lm_head.weight": ("F16", head),
+        "model.other.weight": ("F16", head[:256])},
+        {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"})
+    convert(folder, tmp_path / "m.zse", head="int8", group_size=128)
+    with open_model(tmp_path / "m.zse") as source:
+        types = {name: info.type for name, info in source.tensors.items()}
+        got = rows_f32(source, source.tensors["lm_head.weight"], 0, 512)
+    assert types == {NAME + ".weight": "int4-g64", "lm_head.weight": "int8-g128-sym", "model.norm.weight": "F32",
+                     "model.other.weight": "f16"}
+    assert np.abs(got - head).max() < 0.02

@@ -4,7 +4,8 @@ HELP = "make a .zse file from a GGUF, safetensors or .zse model"
 EPILOG = """examples:
   zse convert smollm2 smollm2.zse                     the same weights in the layout that the kernels read
   zse convert ./Qwen3-0.6B qwen3.zse --quant int4
-  zse convert ./Qwen2.5-7B-Instruct-AWQ qwen.zse    AWQ, GPTQ and fp8 checkpoints keep their quantization
+  zse convert ./Qwen2.5-7B-Instruct-AWQ qwen.zse --head int8        AWQ, GPTQ and fp8 checkpoints stay as they are,
+                                                      except for what they left in 16 bits
   zse convert ./Qwen2.5-7B-Instruct qwen.zse --quant int4 --group-size 128          for a GPU
 
 An interrupted conversion goes on with the same command; OUT appears only when it is complete."""
@@ -59,7 +60,7 @@ def run(args) -> int:
         raise ConfigError(f"OUT is {args.out!r}; the name must end with .zse")
     if os.path.exists(args.out) and not args.force:
         raise ConfigError(f"{args.out} exists; pass --force to replace it")
-    if args.group_size is not None and not (args.quant or "").startswith("int"):
+    if args.group_size is not None and not (args.quant or args.head or "").startswith("int"):
         raise ConfigError("--group-size goes with --quant int4, int5, int6 or int8")
     evaluate = _evaluator(source, args) if args.quant and not args.no_perplexity else None
     with ProgressBar("convert") as bar:

@@ -46,7 +46,7 @@ def convert(source: str | os.PathLike, out: str | os.PathLike, quant: str | None
     quant: int4, int5, int6, int8, fp8, f16, bf16 or f32 for the matrices (zse.quant.policy has the rule), None to keep
     what is there: GGUF's blocks become affine groups (exactly, except the scales of K types, which are rounded to f16).
     group_size: columns per scale (16 ... 256, 0 for a row; 32 by default). head: what the embedding and the LM head
-    become. layout: of floating-point matrices, "r16" for the CPU's kernels or "rows" for a GPU's. threads: of NumPy
+    become (without quant: only these, where they are not quantized yet). layout: of floating-point matrices, "r16" for the CPU's kernels or "rows" for a GPU's. threads: of NumPy
     (default: the processors). progress(done_bytes, total_bytes, tensor) is called after every piece.
     evaluate(path) -> perplexity is called for both files. tokenizer_image(source): the tokenizer's tables to be stored
     ready-made, or None. An interrupted run is continued by the same call; `out` appears only when it is complete.
@@ -58,10 +58,13 @@ def convert(source: str | os.PathLike, out: str | os.PathLike, quant: str | None
     if not os.path.isdir(os.path.dirname(out) or "."):
         raise ZSEError(f"{os.path.dirname(out)}: no such directory")
     policy = Policy(quant, group_size, head) if quant else None
-    if policy is None and (group_size is not None or head is not None):
-        raise ZSEError("a group size or a type for the head needs --quant")
+    if policy is None and group_size is not None and not (head or "").startswith("int"):
+        raise ZSEError("a group size needs --quant")
+    # A checkpoint that is quantized already mostly has left its embedding and head in 16 bits.
+    head_policy = Policy(head, group_size) if head is not None and policy is None else None
     with open_model(source) as model:
-        jobs = [_Job(model, info, policy, layout) for info in _execution_order(model)]
+        jobs = [_Job(model, info, _policy_for(model, info, policy, head_policy), layout)
+                for info in _execution_order(model)]
         _set_groups(jobs)
         image = tokenizer_image(model) if tokenizer_image is not None else None
         small, vocabulary = _describe(model, quant, policy, image)
@@ -76,6 +79,12 @@ def convert(source: str | os.PathLike, out: str | os.PathLike, quant: str | None
         schemes[job.planned.type] = schemes.get(job.planned.type, 0) + job.planned.nbytes
     return ConvertReport(out, source_bytes, writer.file_bytes, len(jobs), schemes, writer.resumed_bytes,
                          evaluate(os.fspath(source)) if evaluate else None, evaluate(out) if evaluate else None)
+
+
+def _policy_for(model: ModelSource, info: TensorInfo, policy: Policy | None, head: Policy | None) -> Policy | None:
+    """head: what only dense matrices with one row per vocabulary entry get."""
+    is_head = head is not None and info.is_dense and len(info.shape) == 2 and info.shape[0] == model.vocab_size
+    return head if is_head else policy
 
 
 def _write(writer: ZseWriter, jobs: list["_Job"], clip_search: bool, threads: int, progress: Progress | None) -> None:
