@@ -16,7 +16,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "activation": ("GATED",),
     "quantize": ("QUANTIZE",),
     "gather": ("GATHER_ROWS",),
-    "page_table": ("UPDATE_PAGES",),
+    "step_inputs": ("STEP_INPUTS",),
     "sample": ("SAMPLE", "LOGPROB_ROWS"),
 }
 
