@@ -89,24 +89,34 @@ class Model:
     """weights: name ("embed", "layers.0.qkv", ...) → Weight. vectors: name ("layers.0.attn_norm", ...) → f32 Tensor.
     Contents are valid after wait()."""
 
-    def __init__(self, plan: ModelPlan, weights: dict[str, Weight], vectors: dict[str, Tensor], buffer, loading):
+    def __init__(self, plan: ModelPlan, weights: dict[str, Weight], vectors: dict[str, Tensor], buffer, loading,
+                 begin=None):
+        """loading: the device's Load. begin: () → Load, for start()."""
         self.config, self.weights, self.vectors, self.buffer = plan.config, weights, vectors, buffer
         self.memory_bytes = plan.memory_bytes
-        self._source, self._loading = plan.source, loading
+        self._source, self._loading, self._begin = plan.source, loading, begin
+
+    def start(self) -> None:
+        """Start loading, if load_model() did not."""
+        begin, self._begin = self._begin, None
+        if begin is not None:
+            self._loading = begin()
 
     @property
     def is_loaded(self) -> bool:
         """Whether wait() would return at once."""
-        return self._loading is None or self._loading.finished
+        return self._begin is None and (self._loading is None or self._loading.finished)
 
     def cancel(self) -> None:
         """Stop loading; the contents are never valid then. After wait() it does nothing."""
+        self._begin = None
         if self._loading is not None:
             loading, self._loading = self._loading, None
             loading.cancel()
 
     def wait(self) -> None:
         """Block until everything is loaded. FormatError if a file ended early or was changed meanwhile."""
+        self.start()
         if self._loading is not None:
             loading, self._loading = self._loading, None
             loading.wait()
@@ -264,8 +274,8 @@ def require_memory(bytes_by_label: dict[str, int], limit: int | None) -> None:
                           "or use a smaller context or a quantized model")
 
 
-def load_model(device, plan: ModelPlan, *, max_memory: int | None = None) -> Model:
-    """Allocate device memory for the plan and start loading; Model.wait() ends it.
+def load_model(device, plan: ModelPlan, *, max_memory: int | None = None, start: bool = True) -> Model:
+    """Allocate device memory for the plan and start loading (start False: Model.start() does); Model.wait() ends it.
 
     max_memory: bytes; ConfigError when the weights alone are over it. device.family must be the plan's.
     """
@@ -276,7 +286,10 @@ def load_model(device, plan: ModelPlan, *, max_memory: int | None = None) -> Mod
     buffer = device.alloc(sum(plan.memory_bytes.values()), label="weights")
     weights, vectors = place(plan, buffer)
     from zse.models.load_jobs import start_loading
-    return Model(plan, weights, vectors, buffer, start_loading(device, plan, weights, vectors))
+    model = Model(plan, weights, vectors, buffer, None, lambda: start_loading(device, plan, weights, vectors))
+    if start:
+        model.start()
+    return model
 
 
 def place(plan: ModelPlan, buffer, base: int = 0) -> tuple[dict[str, Weight], dict[str, Tensor]]:
