@@ -3,7 +3,7 @@ recording."""
 
 from contextlib import suppress
 
-from zse.engine.config import EngineConfig, ResolvedConfig
+from zse.engine.config import GPU_MIXED_TOKENS, EngineConfig, ResolvedConfig
 from zse.errors import DeviceError, UnsupportedError, ZSEError
 
 
@@ -103,8 +103,9 @@ def _build(config: ResolvedConfig, device, model, plan):
     from zse.engine.core import Engine
     from zse.engine.runner import Runner
     from zse.scheduler.scheduler import Scheduler
-    # A GPU's step reads all weights however few tokens it has: prompts fill what decode rows leave of it.
-    mixed = config.max_tokens_per_step if device.family == "gpu" else None
+    mixed = None
+    if device.family == "gpu":
+        mixed = min(max(GPU_MIXED_TOKENS, 2 * config.max_rows), config.max_tokens_per_step)
     scheduler = Scheduler(
         num_pages=config.num_pages, max_rows=config.max_rows, max_tokens=config.max_tokens_per_step,
         max_context=config.max_context, vocab_size=plan.config.vocab_size, max_waiting=config.max_waiting,
