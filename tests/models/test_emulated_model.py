@@ -2,17 +2,24 @@
 dependent launches checked, logits against the float oracle. What no kernel's own cases see is how kernels follow each
 other in a step."""
 
+import msgspec
 import numpy as np
 import numpy_model
 import pytest
 import tiny
 from session import Session
 
+from zse.engine.config import EngineConfig
+from zse.engine.core import Engine
+from zse.engine.memory import plan_memory
+from zse.engine.runner import Runner
 from zse.formats.source import open_model
 from zse.kernel import cache
 from zse.models.load import Model, load_model, place, plan_model
 from zse.runtime.cpu import CPUDevice
 from zse.runtime.emulate import EmulateDevice
+from zse.sampling.params import SamplingParams
+from zse.scheduler.scheduler import Scheduler
 
 TOKENS = 14
 
@@ -25,8 +32,8 @@ def home(request):
         yield
 
 
-def load_emulated(device, path) -> Model:
-    """The host's memory as the loader fills it for a GPU, copied to the emulated one."""
+def load_emulated(device, path):
+    """(Model, its ModelPlan): the host's memory as the loader fills it for a GPU, copied to the emulated one."""
     with CPUDevice(2) as cpu, open_model(path) as source:
         cpu.family = "gpu"
         plan = plan_model(source, family="gpu")
@@ -35,7 +42,7 @@ def load_emulated(device, path) -> Model:
         data = bytes(host.buffer.view())
     buffer = device.alloc(len(data), label="weights")
     device.write(buffer, data)
-    return Model(plan, *place(plan, buffer), buffer, None)
+    return Model(plan, *place(plan, buffer), buffer, None), plan
 
 
 # 12 tokens at once go to the skinny GEMM on Hopper, up to 8 to kernels of their own.
@@ -43,7 +50,7 @@ def load_emulated(device, path) -> Model:
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_logits_and_order(like, sizes, family, home, tmp_path):
     device = EmulateDevice(like, cache.package_variants(like))
-    model = load_emulated(device, str(tiny.write(family, tmp_path, "BF16")))
+    model, _ = load_emulated(device, str(tiny.write(family, tmp_path, "BF16")))
     ids = tiny.tokens(family)[:TOKENS]
     weights = {name: (tiny.to_bf16(values).astype(np.uint32) << 16).view(np.float32)
                for name, values in tiny.by_role(family, model.config).items()}
@@ -51,3 +58,42 @@ def test_logits_and_order(like, sizes, family, home, tmp_path):
     logits = Session(device, model, rows=1, max_tokens=16, context=32).run(ids, sizes)
     # bf16 between the operations, as in tests/gpu/test_models.py.
     assert np.abs(logits - reference).max() < 0.05 * np.abs(reference).max()
+
+
+def test_an_engine_runs_ahead(home, tmp_path):
+    """Requests that come and go, sampled with penalties and biases, a step submitted before the one before is read: the
+    pages, ids and histories that the device keeps are those of the host, and a request says the same in other company."""
+    device = EmulateDevice("sm_90a", cache.package_variants("sm_90a"))
+    model, plan = load_emulated(device, str(tiny.write("llama", tmp_path, "BF16")))
+    config = plan_memory(EngineConfig(model="m", max_rows=3, max_context=64, max_tokens_per_step=32), plan, device).config
+    runner = Runner(device, model, config)
+    ids = tiny.tokens("llama").tolist()
+    params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
+    requests = {
+        0: (ids[:14], params), 1: (ids[5:9], msgspec.structs.replace(params, temperature=1.0, seed=3, presence_penalty=0.5)),
+        2: (ids[3:4], msgspec.structs.replace(params, logit_bias={7: 100.0}, max_tokens=2)), 3: (ids[:14], params)}
+
+    def run(wanted) -> dict[int, list[int]]:
+        scheduler = Scheduler(num_pages=config.num_pages, max_rows=3, max_tokens=32, max_context=64,
+                              vocab_size=plan.config.vocab_size)
+        engine = Engine(scheduler, runner)
+        replies: dict[int, list[int]] = {id: [] for id in wanted}
+        for id in wanted:
+            engine.submit(id, *requests[id])
+        while engine.has_work:
+            for output in engine.step():
+                assert output.finish != "error"
+                replies[output.id] += output.tokens
+            assert scheduler.check_integrity() == []
+        return replies
+
+    assert runner.runs_ahead
+    together = run([0, 1, 2, 3])
+    assert together[0] == together[3] and together[2] == [7, 7] and [len(reply) for reply in together.values()] == [5, 5, 2, 5]
+    # The greedy reply again by teacher forcing: each token is the likeliest after those before it.
+    greedy = Session(device, model, rows=1, max_tokens=16, context=32)
+    logits = greedy.run(ids[:14] + together[0], [14, 1, 1, 1, 1, 1])
+    best = np.sort(logits[13:18], axis=1)
+    for line, token in enumerate(together[0]):
+        assert logits[13 + line, token] >= best[line, -1] - 0.02 * np.abs(best).max()
+    assert run([1])[1] == together[1]
