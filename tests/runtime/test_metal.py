@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from zse.errors import DeviceError, DeviceLost
+from zse.errors import ConfigError, DeviceError, DeviceLost
 from zse.runtime import open_device
 from zse.runtime.gpu import Kernels
 from zse.runtime.load import LoadJob
-from zse.runtime.metal import MetalDevice
+from zse.runtime.metal import MetalDevice, product_name
 from zse.tensor import Tensor
 
 MANIFEST = {
@@ -302,6 +302,12 @@ def test_errors(device):
         device.run(lambda recorder: recorder.launch("fails", [out], 1))
     with pytest.raises(DeviceLost):
         device.read(out)
+
+
+def test_there_are_no_kernels_yet():
+    with pytest.raises(ConfigError, match="there are no kernels for GPU architecture metal3.1"):
+        MetalDevice(FakeObjC())
+    assert product_name(FakeObjC()) == "Fake M9"
 
 
 def test_loading_is_the_cpus(device, tmp_path):

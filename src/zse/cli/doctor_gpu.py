@@ -5,8 +5,8 @@ import os
 import sys
 
 OK, NOTE = "ok", "note"
-# Devices that are complete and tested over fake drivers, but that no one has run on real hardware.
-UNPROVEN = {"hip": "--device hip tries it", "metal": "--device metal tries it"}
+# Memory, graphs and loading are there and tested over fake drivers; no one has run them on hardware.
+UNPROVEN = "has not run on hardware yet and has no kernels: models run on the CPU"
 
 
 def checks(cuda: dict):
@@ -93,23 +93,16 @@ def _amd():
         yield "gpu", NOTE, "AMD (/dev/kfd) cannot be used; models run on the CPU", str(error)
         return
     for device in devices:
-        yield (
-            "gpu",
-            NOTE,
-            f"hip:{device['ordinal']} {device['name']}, {device['isa']}, {device['memory_bytes'] / 2**30:.1f} "
-            "GiB: zse's HIP device has not run on hardware yet",
-            UNPROVEN["hip"],
-        )
+        found = f"hip:{device['ordinal']} {device['name']}, {device['isa']}, {device['memory_bytes'] / 2**30:.1f} GiB"
+        yield "gpu", NOTE, f"{found}: zse's HIP device {UNPROVEN}", ""
 
 
 def _apple():
     if sys.platform != "darwin":
         return
     from zse.errors import DeviceError
-    from zse.runtime.metal import MetalDevice
+    from zse.runtime.metal import product_name
     try:
-        with MetalDevice() as device:
-            yield ("gpu", NOTE, f"metal {device.product}: zse's Metal device has not run on hardware yet",
-                   UNPROVEN["metal"])
+        yield "gpu", NOTE, f"metal {product_name()}: zse's Metal device {UNPROVEN}", ""
     except DeviceError as error:
         yield "gpu", NOTE, "Metal cannot be used; models run on the CPU", str(error)

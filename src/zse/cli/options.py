@@ -13,7 +13,7 @@ def add_engine_options(parser) -> None:
     group.add_argument(
         "--device",
         default="auto",
-        metavar="auto|cpu|cuda|hip|metal",
+        metavar="auto|cpu|cuda",
         help="where to compute; cuda:1 is the second GPU (default: the first usable GPU, else the CPU)",
     )
     group.add_argument(

@@ -34,7 +34,8 @@ _NAMES_OF_INTS = ("threads", "max_context", "max_rows", "max_tokens_per_step", "
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """model: path of a file or directory. None and "auto" mean auto: see settle() and resolve().
 
-    device: "auto" (the first GPU that can be used, else the CPU), "cpu", "cuda", "cuda:1", "hip", "metal".
+    device: "auto" (the first GPU that can be used, else the CPU), "cpu", "cuda", "cuda:1". ("hip" and "metal"
+    have no kernels yet: opening them says so.)
     threads: CPU threads (auto: ZSE_THREADS, else physical cores). max_context: prompt and reply together, in tokens.
     max_rows: requests that run at once.
     max_tokens_per_step: tokens of one forward; longer prompts run in chunks of this. num_pages: KV pages of 16 tokens.

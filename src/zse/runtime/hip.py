@@ -1,6 +1,7 @@
 """The HIP device: an AMD GPU through ROCm's runtime. Same launch lists, memory and loader as CUDA's.
 
-It has not run on hardware yet: it is tested over a driver without a GPU (tests/runtime/fake_driver.c).
+It has not run on hardware yet: it is tested over a driver without a GPU (tests/runtime/fake_driver.c). And the kernel
+language does not print HIP yet, so that opening the device for a model says that there are no kernels.
 """
 
 import ctypes
@@ -19,7 +20,8 @@ SUPPORTED = ("gfx90", "gfx94", "gfx95", "gfx103", "gfx11", "gfx12")
 
 
 class HIPDevice(GPUDevice):
-    """GPU number `ordinal` of those that HIP_VISIBLE_DEVICES leaves. driver, kernels: others (tests)."""
+    """GPU number `ordinal` of those that HIP_VISIBLE_DEVICES leaves. driver, kernels: others (tests). Raises DeviceError,
+    ConfigError where no kernels are compiled for its architecture."""
 
     name = "hip"
 
@@ -39,6 +41,9 @@ class HIPDevice(GPUDevice):
             raise DeviceError(
                 f"{self.product} is {self.isa}; kernels are written for {', '.join(SUPPORTED)}: use --device cpu"
             )
+        if kernels is None:
+            from zse.kernel.cache import resolve_arch
+            resolve_arch(self.isa)
         if self._attribute(hip.COMPUTE_MODE) == COMPUTE_PROHIBITED:
             raise DeviceError(f"{self.product}: its compute mode is Prohibited; use --device cpu")
         self.num_sms = self._attribute(hip.MULTIPROCESSORS)

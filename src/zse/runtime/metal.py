@@ -1,8 +1,9 @@
 """The Metal device: the GPU of an Apple-silicon Mac through the Objective-C runtime. Host and GPU share one memory.
 
-It has not run on hardware yet: it is tested over an Objective-C runtime written in Python
-(tests/runtime/test_metal.py). A kernel's parameters are its buffers 0, 1, …: pointers by setBuffer, numbers by setBytes
-as their type (4 or 8 bytes); dynamic shared memory is threadgroup memory 0.
+It has not run on hardware yet: it is tested over an Objective-C runtime written in Python (tests/runtime/test_metal.py).
+And the kernel language does not print Metal yet, so that opening the device for a model says that there are no kernels.
+A kernel's parameters are its buffers 0, 1, …: pointers by setBuffer, numbers by setBytes as their type (4 or 8 bytes);
+dynamic shared memory is threadgroup memory 0.
 """
 
 import ctypes
@@ -264,6 +265,9 @@ class MetalDevice(Device):
 
     def __init__(self, objc: ObjC | None = None, kernels: Kernels | None = None):
         self.objc = objc or ObjC()
+        if kernels is None:
+            from zse.kernel.cache import resolve_arch
+            resolve_arch(self.isa)
         self.handle = self.objc.default_device()
         if not self.handle:
             raise DeviceError("there is no Metal GPU here; use --device cpu")
@@ -393,3 +397,12 @@ class MetalDevice(Device):
         self._programs.clear()
         if self._host is not None:
             self._host.close()
+
+
+def product_name(objc: ObjC | None = None) -> str:
+    """What the system's default GPU is called. DeviceError when there is none."""
+    objc = objc or ObjC()
+    handle = objc.default_device()
+    if not handle:
+        raise DeviceError("there is no Metal GPU here")
+    return objc.text(objc.send(handle, "name"))
