@@ -88,6 +88,9 @@ def _plan_beside(opening, source, config: EngineConfig):
     import zse.kernels.step_inputs
     import zse.models.decoder
     import zse.models.load_jobs
+    import zse.runtime.cuda
+    import zse.runtime.gpu_graph
+    import zse.runtime.gpu_load
     import zse.sampling.state  # noqa: F401
     from zse.models.load import plan_model
     if opening.done:
