@@ -170,7 +170,8 @@ def measure_swap(path: str, own, deadline: float, into: dict[str, float]) -> Non
             server.stream_first(names[(number + 1) % 2], deadline)
             seconds.append(time.perf_counter() - start)
         print(f"{os.path.basename(path)}: request for a model that is not loaded → first token, s: "
-              f"{', '.join(f'{value:.3f}' for value in seconds)}; engine "
+              f"{', '.join(f'{value:.3f}' for value in seconds)}; in the server, ms: "
+              f"{server.metric('zse_model_load_seconds', 1000)}; engine "
               f"{server.metric('zse_engine_phase_seconds', 1000)}", flush=True)
         into["swap s"] = statistics.median(seconds)
 

@@ -78,6 +78,7 @@ class Pool:
         self._by_name = {name: model for model in models for name in model.spec.names}
         self._task: asyncio.Task | None = None
         self._memory = asyncio.Lock()       # one load at a time decides who has to go
+        self._leaving: list[Served] = []    # being evicted
 
     @property
     def default(self) -> Served:
@@ -156,7 +157,7 @@ class Pool:
         try:
             while True:
                 async with self._memory:
-                    await self._make_room(model)
+                    self._make_room(model)
                     process = self.take_process(list(model.spec.arguments))
                     model.engine.start(process)
                     try:
@@ -166,11 +167,8 @@ class Pool:
                         if error.died and process.load is not None:
                             log.warning("a parked engine died when it was to load %s: %s", model.name, error)
                             continue        # there are only so many parked ones; the next one is new
-                        victim = self._victim(model) if error.code == "out_of_memory" else None
-                        if victim is None:
+                        if error.code != "out_of_memory" or not await self._free_memory(model):
                             raise
-                        log.info("%s does not fit beside %s, which is evicted", model.name, victim.name)
-                        await self._evict(victim)
             model.num_loads += 1
             model.load_ms = round(1000 * (time.monotonic() - start), 1)
             model.last_used = time.monotonic()
@@ -189,16 +187,29 @@ class Pool:
         finally:
             model.changing = None
 
-    async def _make_room(self, model: Served) -> None:
-        """Evict until one more may be loaded."""
+    def _make_room(self, model: Served) -> None:
+        """Begin to evict until one more may be loaded. The load goes on beside: if there is not enough memory before the
+        others are gone, it is tried again then."""
         while self._max_loaded is not None:
-            loaded = [other for other in self.models if other is not model and other.engine.state != UNLOADED]
+            loaded = [other for other in self.models if other is not model and other.engine.state != UNLOADED
+                      and other not in self._leaving]
             if len(loaded) < self._max_loaded:
                 return
             victim = self._victim(model)
             if victim is None:
                 raise APIError("overloaded", f"{self._max_loaded} models are loaded and in use.")
-            await self._evict(victim)
+            self._evict(victim)
+
+    async def _free_memory(self, model: Served) -> bool:
+        """Wait for those that are leaving, or evict one; False when there is none."""
+        if not self._leaving:
+            victim = self._victim(model)
+            if victim is None:
+                return False
+            log.info("%s does not fit beside %s, which is evicted", model.name, victim.name)
+            self._evict(victim)
+        await asyncio.wait([other.changing for other in self._leaving if other.changing is not None])
+        return True
 
     def _victim(self, wanted: Served) -> Served | None:
         """The loaded model that has been without requests for the longest time."""
@@ -206,12 +217,17 @@ class Pool:
                 and model.engine.state in (READY, DOWN)]
         return min(idle, key=lambda model: model.last_used, default=None)
 
-    async def _evict(self, model: Served) -> None:
+    def _evict(self, model: Served) -> None:
+        """Begin to unload it."""
         model.num_evictions += 1
-        model.changing = asyncio.get_running_loop().create_task(model.engine.unload())
+        self._leaving.append(model)
+        model.changing = asyncio.get_running_loop().create_task(self._unload(model))
+
+    async def _unload(self, model: Served) -> None:
         try:
-            await asyncio.shield(model.changing)
+            await model.engine.unload()
         finally:
+            self._leaving.remove(model)
             model.changing = None
 
     def take_process(self, arguments: list[str]) -> EngineProcess:
@@ -237,7 +253,7 @@ class Pool:
     async def _keep_house(self) -> None:
         while True:
             self._replace_spares()
-            await self._evict_idle(time.monotonic())
+            self._evict_idle(time.monotonic())
             await asyncio.sleep(TICK_S)
 
     def _replace_spares(self) -> None:
@@ -260,14 +276,14 @@ class Pool:
             self._num_spares = 0
             log.error("no engine is parked any more: %d of them ended within %.0f s", SPARE_BUDGET, SPARE_WINDOW_S)
 
-    async def _evict_idle(self, now: float) -> None:
+    def _evict_idle(self, now: float) -> None:
         if self._idle_s is None:
             return
         for model in self.models:
             idle = model.engine.state == READY and not model.users and model.changing is None
             if idle and now - model.last_used > self._idle_s:
                 log.info("%s has been idle for %.0f s and is evicted", model.name, now - model.last_used)
-                await self._evict(model)
+                self._evict(model)
 
     # -- health and the end
 
