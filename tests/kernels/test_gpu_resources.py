@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from zse.kernel import cache, nvrtc
+from zse.kernel.archs import SHARED_LIMIT
+from zse.kernel.emit import emit_gpu
 
 TABLE = Path(__file__).parent / "gpu_resources.json"
 ARCHS = ("sm_80", "sm_90a", "sm_100")
@@ -33,6 +35,12 @@ def write_table(arch: str, version: list[int], found: dict[str, list[int]]) -> N
         rows = ",\n".join(f'  {json.dumps(symbol)}: {json.dumps(row)}' for symbol, row in sorted(table.get(name, {}).items()))
         parts.append(f'"{name}": {{\n{rows}\n}}' if rows else f'"{name}": {{}}')
     TABLE.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+
+
+def test_shared_memory_fits_the_gpus_that_have_least():
+    """emit_gpu() raises where a block has more than the architecture can give; sm_86, 89 and 120 have 99 KiB."""
+    for variant in cache.package_variants("sm_86").values():
+        assert emit_gpu(variant, "sm_86")[1]["shared_bytes"] <= SHARED_LIMIT["sm_86"] == SHARED_LIMIT["sm_120"]
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -12,6 +12,9 @@ ARCHS: dict[str, tuple[int, frozenset[str]]] = {
     "sm_120": (120, frozenset({"mma_sync", "cp_async", "fp8", "pdl", "tma"})),
 }
 
+# Shared memory that one block can have, in bytes (CUDA C++ Programming Guide, "Compute Capabilities").
+SHARED_LIMIT = {"sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90a": 227 << 10, "sm_100": 227 << 10, "sm_120": 99 << 10}
+
 
 def features_of(arch: str) -> tuple[int, frozenset[str]]:
     """(number, features). ConfigError lists the architectures there are."""

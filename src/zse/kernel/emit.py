@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from zse.errors import CompileError
 from zse.kernel import ir
 from zse.kernel.frontend import stage
 from zse.kernel.language import Variant
@@ -42,5 +43,8 @@ def emit_emulated(variant: Variant, like: str) -> tuple[str, dict]:
 def _one(variant: Variant, target: "GpuTarget") -> tuple[str, dict]:
     function = stage(variant.kernel, variant.statics, variant.symbol, target)
     text = target.unit(function)
+    if target.shared_bytes > target.shared_limit and target.family != "emulate":
+        raise CompileError(f"{function.origin}: {function.symbol} has {target.shared_bytes:,} bytes of shared memory; a block of "
+                           f"{target.name} can have {target.shared_limit:,}")
     return text, {"params": manifest_params(function), "origin": function.origin, "threads": variant.threads, "cluster": variant.cluster,
                   "shared_bytes": target.shared_bytes}

@@ -112,7 +112,8 @@ def static(items):
 
 class _TargetProxy:
     """Stands for the target that is being compiled for; the front end replaces it. Attributes: `name`, `family`, `lanes` (CPU: f32
-    values of a register), `warp`, `threads`, `arch` (CUDA: 80, 90, 100; else 0), `has(feature)`."""
+    values of a register), `warp`, `threads`, `arch` (CUDA: 80, 90, 100; else 0), `shared_limit` (bytes a block can
+    have), `has(feature)`."""
 
     def __repr__(self) -> str:
         return "target"

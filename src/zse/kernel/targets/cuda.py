@@ -1,7 +1,7 @@
 """The CUDA target: C++ without any header, for NVRTC or nvcc. `--fmad=false`: a fused multiply-add happens where fma is written."""
 
 from zse.kernel import ir
-from zse.kernel.archs import features_of
+from zse.kernel.archs import SHARED_LIMIT, features_of
 from zse.kernel.targets.gpu import GpuTarget
 
 PRELUDE = """typedef signed char i8; typedef unsigned char u8; typedef short i16; typedef unsigned short u16;
@@ -30,6 +30,7 @@ class CudaTarget(GpuTarget):
         super().__init__(threads, min_blocks, cluster)
         self.name = arch
         self.arch, self.features = features_of(arch)
+        self.shared_limit = SHARED_LIMIT[arch]
 
     def float_bits(self, text: str) -> str:
         return f"__float_as_uint({text})"

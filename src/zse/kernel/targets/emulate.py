@@ -4,7 +4,7 @@ Every load and store goes through a check, every effect through the emulator; `T
 """
 
 from zse.kernel import ir
-from zse.kernel.archs import features_of
+from zse.kernel.archs import SHARED_LIMIT, features_of
 from zse.kernel.intrinsics import fragments
 from zse.kernel.intrinsics.matrix import WGMMA, descriptor_bits
 from zse.kernel.targets.gpu import GpuTarget
@@ -185,6 +185,7 @@ class EmulateTarget(GpuTarget):
         super().__init__(threads, min_blocks, cluster)
         self.name = f"emulate-{like}"
         self.arch, self.features = features_of(like)
+        self.shared_limit = SHARED_LIMIT[like]
         self.places: dict[str, int] = {}
         self.arrays: list[tuple[int, int]] = []
         self.tables: dict[str, str] = {}

@@ -38,6 +38,7 @@ class GpuTarget:
     warp = 32
     lanes = 1
     features: frozenset[str] = frozenset()
+    shared_limit = 0                   # bytes of shared memory that a block can have
     device = "static inline"           # in front of helper functions
     prelude = ""
     inline_builtins: dict = {}

@@ -533,10 +533,24 @@ def decode_blocks(head_dim: int) -> int:
     return 1 if head_dim > 128 else 2
 
 
+def decode_rings(target, stride: int, head_dim: int) -> tuple[int, int]:
+    """(warps that compute, pages of a warp's ring): what a block's shared memory holds, beside 1 KiB of small arrays. The warps'
+    columns of f32 take the place of the rings when they are merged."""
+    for warps, stages in ((WARPS, STAGES), (WARPS, 2), (2, STAGES), (2, 2), (1, STAGES), (1, 2)):
+        if warps * max(stages * 2 * PAGE * stride, 16 * (head_dim + 4) * 4) + 1024 <= target.shared_limit:
+            return warps, stages
+    raise ValueError(f"{target.name}: {target.shared_limit} bytes of shared memory hold no two pages of {2 * PAGE * stride} bytes")
+
+
 def decode_variants(target) -> list[Variant]:
     """head_dim x dtype of the pages x parts of 8 query rows."""
     if not target.has("mma_sync"):
         return []
-    return [Variant(decode_symbol(name, dim, parts), attention_decode, {"D": dim, "NT": parts, "KV": dtype, "STAGES": STAGES},
-                    threads=THREADS, min_blocks=decode_blocks(dim))
-            for name, dtype in KV_TYPES.items() for dim in HEAD_DIMS for parts in range(1, decode_columns(dim) // 8 + 1)]
+    made = []
+    for name, dtype in KV_TYPES.items():
+        for dim in HEAD_DIMS:
+            warps, stages = decode_rings(target, dim * (1 if name == "e4m3" else 2) + 16, dim)
+            made += [Variant(decode_symbol(name, dim, parts), attention_decode, {"D": dim, "NT": parts, "KV": dtype, "STAGES": stages},
+                             threads=32 * (warps + 1), min_blocks=decode_blocks(dim))
+                     for parts in range(1, decode_columns(dim) // 8 + 1)]
+    return made

@@ -70,15 +70,15 @@ def load_queries(q, place, token, head, rows, group, by_group, width, D, STRIDE,
 
 
 @inline
-def load_block(pages, place, table, block, last, head, kv_heads, D, STRIDE, ITEM):
+def load_block(pages, place, table, block, last, head, kv_heads, D, STRIDE, ITEM, KEYS):
     """Starts the copy of one block of keys or values; rows behind the last key become zeros."""
     pieces = D * ITEM // 16
-    for e in static(range(0, BLOCK_KEYS * pieces, THREADS)):
+    for e in static(range(0, KEYS * pieces, THREADS)):
         piece = e + thread_index()
         r = piece // pieces
-        key = block * BLOCK_KEYS + r
+        key = block * KEYS + r
         page = table[min(key, last) // PAGE]
-        if e + THREADS <= BLOCK_KEYS * pieces or piece < BLOCK_KEYS * pieces:
+        if e + THREADS <= KEYS * pieces or piece < KEYS * pieces:
             copy_async(place + (r * STRIDE + piece % pieces * 16),
                        pages + ((i64(page) * kv_heads + head) * (PAGE * D * ITEM) + r % PAGE * (D * ITEM) + piece % pieces * 16), 16,
                        i32(16) if key <= last else i32(0))
@@ -137,17 +137,17 @@ def value_operands(place, d, STRIDE, ITEM):
 def attention_prefill_mma(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: Ptr[u8, "const"], kv_scale: Ptr[f32, "const"],
                           page_table: Ptr[i32, "const"], plan: Ptr[i32, "const"], out: Ptr[bf16], max_pages: i32, kv_heads: i32,
                           by_heads: u32, group: i32, by_group: u32, capacity: i32, scale: f32, window: i32, softcap: f32, D: static,
-                          KV: static):
+                          KV: static, KEYS: static):
     """A persistent grid over the plan's tiles x kv heads. kv_scale: null unless the pages are e4m3."""
     ITEM = 1 if KV is e4m3 else 2
     F = bf16 if KV is bf16 else f16
     STRIDE = D * ITEM + 16                  # bytes; the padding keeps ldmatrix free of bank conflicts
     Q_STRIDE = D * 2 + 16
-    N = BLOCK_KEYS // 8
+    N = KEYS // 8
     grid_launch_dependents()
     queries = shared_array(u8, PREFILL_ROWS * Q_STRIDE, align=128)
-    keys = shared_array(u8, BLOCK_KEYS * STRIDE, align=128)
-    values = shared_array(u8, BLOCK_KEYS * STRIDE, align=128)
+    keys = shared_array(u8, KEYS * STRIDE, align=128)
+    values = shared_array(u8, KEYS * STRIDE, align=128)
     lane = lane_index()
     warp = warp_index()
     g = lane // 4
@@ -166,11 +166,11 @@ def attention_prefill_mma(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pa
         rows = tile[1] * group
         position = tile[3]
         last = position + tile[1] - 1
-        begin = (max(position + 1 - window, 0) if window > 0 else i32(0)) // BLOCK_KEYS
-        end = last // BLOCK_KEYS
+        begin = (max(position + 1 - window, 0) if window > 0 else i32(0)) // KEYS
+        end = last // KEYS
         table = page_table + i64(tile[2]) * max_pages
-        load_block(k_pages, keys, table, begin, last, head, kv_heads, D, STRIDE, ITEM)
-        load_block(v_pages, values, table, begin, last, head, kv_heads, D, STRIDE, ITEM)
+        load_block(k_pages, keys, table, begin, last, head, kv_heads, D, STRIDE, ITEM, KEYS)
+        load_block(v_pages, values, table, begin, last, head, kv_heads, D, STRIDE, ITEM, KEYS)
         load_queries(q, queries, token, head, rows, group, by_group, width, D, Q_STRIDE, F)
         key_scale = f32(1)
         value_scale = f32(1)
@@ -195,17 +195,17 @@ def attention_prefill_mma(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pa
                     multiply(scores[2 * n + 1], a, second, F)
             barrier()
             if block < end:
-                load_block(k_pages, keys, table, block + 1, last, head, kv_heads, D, STRIDE, ITEM)
+                load_block(k_pages, keys, table, block + 1, last, head, kv_heads, D, STRIDE, ITEM, KEYS)
             else:
                 copy_commit()
             if softcap > 0.0:
                 for n in static(range(N)):
                     for u in static(range(4)):
                         scores[n][u] = tanh(scores[n][u] * score_scale / softcap) * softcap
-            if block * BLOCK_KEYS + BLOCK_KEYS - 1 > position or window > 0:
+            if block * KEYS + KEYS - 1 > position or window > 0:
                 for n in static(range(N)):
                     for u in static(range(4)):
-                        key = block * BLOCK_KEYS + n * 8 + j * 2 + u % 2
+                        key = block * KEYS + n * 8 + j * 2 + u % 2
                         limit = limits[u // 2]
                         hidden = key > limit or (window > 0 and key <= limit - window)
                         scores[n][u] = f32(MASKED) if hidden else scores[n][u]
@@ -237,7 +237,7 @@ def attention_prefill_mma(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pa
                     multiply(acc[2 * d + 1], weights, second, F)
             barrier()
             if block < end:
-                load_block(v_pages, values, table, block + 1, last, head, kv_heads, D, STRIDE, ITEM)
+                load_block(v_pages, values, table, block + 1, last, head, kv_heads, D, STRIDE, ITEM, KEYS)
             else:
                 copy_commit()
         copy_wait(0)
@@ -264,9 +264,17 @@ def mma_symbol(kv: str, head_dim: int) -> str:
     return f"attention_mma_{kv}_d{head_dim}"
 
 
+def keys_of_block(target, kv: str, head_dim: int) -> int:
+    """Keys that are in shared memory at once, beside the tile's queries: half where a block can have 99 KiB only."""
+    stride = head_dim * (1 if kv == "e4m3" else 2) + 16
+    queries = PREFILL_ROWS * (head_dim * 2 + 16)
+    return BLOCK_KEYS if queries + 2 * BLOCK_KEYS * stride <= target.shared_limit else BLOCK_KEYS // 2
+
+
 def mma_variants(target) -> list[Variant]:
     """head_dim x dtype of the pages, less what attention_prefill.py does on this target."""
     if not target.has("mma_sync"):
         return []
-    return [Variant(mma_symbol(name, dim), attention_prefill_mma, {"D": dim, "KV": dtype}, threads=THREADS)
+    return [Variant(mma_symbol(name, dim), attention_prefill_mma, {"D": dim, "KV": dtype, "KEYS": keys_of_block(target, name, dim)},
+                    threads=THREADS)
             for name, dtype in KV_TYPES.items() if name == "e4m3" or target.arch != 90 for dim in HEAD_DIMS]
