@@ -10,7 +10,6 @@ one buffer, vectors first, then the matrices as a step reads them; a `.zse` that
 order and distances, so that its load is a few large copies. No NumPy here; only quantize_load.py imports it.
 """
 
-import logging
 from array import array
 from typing import Any, NamedTuple
 
@@ -31,8 +30,6 @@ from zse.quant.scheme import (
     memory_layout,
 )
 from zse.tensor import Tensor, Weight
-
-log = logging.getLogger("zse.load")
 
 # Bytes that planes start at multiples of: a cache line; on a GPU what tensor maps and large copies want, as in a .zse.
 ALIGN = {"cpu": 64, "gpu": 256}

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from zse.formats.file import ModelFile
 from zse.kernels.repack import vector_job, weight_jobs
 from zse.models import names, registry
-from zse.models.load import MatrixPlan, ModelPlan, Part, VectorPlan, log
+from zse.models.load import MatrixPlan, ModelPlan, Part, VectorPlan
 from zse.quant.scheme import Fp8Scheme, Plane, rows_per_line
 from zse.runtime.buffer import Account, Buffer
 from zse.runtime.load import LoadJob
@@ -236,10 +236,13 @@ def _as_f32(raw: bytes, type: str) -> array:
 def _make(device, plan: ModelPlan, order: Tensor | None, matrices: list[MatrixPlan],
           weights: dict[str, Weight]) -> None:
     """Makes matrices in host memory with NumPy and writes them to the device, one after another."""
+    import logging
+
     from zse.models.quantize_load import fill_parts
     from zse.runtime import open_device
-    log.info("%d of %d matrices of %s are not stored as this device reads them and are converted while loading; "
-             "`zse convert` makes a file that need not be", len(matrices), len(plan.matrices), plan.source.path)
+    logging.getLogger("zse.load").info(
+        "%d of %d matrices of %s are not stored as this device reads them and are converted while loading; `zse convert` "
+        "makes a file that need not be", len(matrices), len(plan.matrices), plan.source.path)
     with open_device("cpu") as host:
         for matrix in matrices:
             weight = weights[matrix.name]
