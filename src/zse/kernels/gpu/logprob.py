@@ -27,6 +27,7 @@ from zse.kernels.gpu.sample_parts import (
     block_best,
     four_at,
     id_of,
+    inverse_of,
     order_of,
     relative_mass,
     warp_sum_f64,
@@ -66,7 +67,7 @@ def logprob_row_gpu(logits: Ptr[f32, "const"], targets: Ptr[i32, "const"], logpr
             values += four_at(x, at + u * THREADS * 4, vocab, aligned)
         part = f32(0)
         for j in static(range(4 * UNROLL)):
-            part += relative_mass(values[j], high, f32(1))
+            part += relative_mass(values[j], high, inverse_of(f32(1)))
         mass += f64(part)
     mass = warp_sum_f64(mass)
     masses = shared_array(f64, THREADS // target.warp)

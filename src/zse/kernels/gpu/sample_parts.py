@@ -10,9 +10,10 @@ leaves 20 bits, whichever the bin.
 """
 
 from zse.kernel import (
+    ballot,
     barrier,
     bitcast,
-    exp,
+    exp2,
     f32,
     f64,
     floor,
@@ -20,19 +21,23 @@ from zse.kernel import (
     inline,
     lane_index,
     load,
+    popcount,
+    shuffle,
+    shuffle_up,
     shuffle_xor,
     static,
     target,
     u32,
     u64,
+    unroll,
     warp_index,
     where,
 )
-from zse.kernels.sample_parts import LOWEST, key_of
+from zse.kernels.sample_parts import key_of, value_of
 
 CHUNK = 4096            # logits of one block of the scan
-MAX_CHUNKS = 256        # vocabularies of up to a million tokens
-BINS = 64               # the last one holds everything deeper than 21.8 nats below the largest logit
+MAX_CHUNKS = 128        # vocabularies of up to 524,288 tokens
+BINS = 32               # the last one holds everything deeper than 10.7 nats below the largest logit
 BITS = 20
 MAX_LOGPROBS = 20
 PAGE = 16
@@ -43,11 +48,13 @@ BASE = 2                # i32: bin of the largest logit
 MASS = 3                # f32: sum of exp((v - largest) / temperature)
 RAW_HIGH = 4            # f32: largest logit before biases and penalties
 RAW_SUM = 5             # f32: sum of exp(v - raw largest)
+BOUND = 6               # u64: every token of a larger order is in LISTED
 COUNTS = 8              # u32 [BINS]
 MASSES = COUNTS + BINS  # u32 [BINS]
-TOP_VALUES = MASSES + BINS              # f32 [MAX_LOGPROBS], best first
-TOP_IDS = TOP_VALUES + MAX_LOGPROBS     # i32 [MAX_LOGPROBS], -1: none
-RECORD = TOP_IDS + MAX_LOGPROBS
+RAW_TOP = MASSES + BINS                 # u64 [MAX_LOGPROBS]: orders of the best before biases and penalties; 0: no more
+LISTED = RAW_TOP + 2 * MAX_LOGPROBS     # u64 [LIST]: orders of the best, best first; 0: no more
+LIST = 32
+RECORD = LISTED + 2 * LIST
 
 
 @inline
@@ -65,6 +72,12 @@ def order_of(value, id):
 def id_of(order):
     """The token of an order."""
     return i32(u32(order) ^ 0xFFFFFFFF)
+
+
+@inline
+def order_at(words, place):
+    """Entry of a list of orders in a record."""
+    return u64(words[place * 2]) | (u64(words[place * 2 + 1]) << 32)
 
 
 @inline
@@ -115,7 +128,13 @@ def four_at(x, at, count, aligned):
 @inline
 def bin_of(value, inverse):
     """The bin of a logit, for all but minus infinity a number of nats / 0.3466."""
-    return i32(floor(min(max(value * inverse * 2.8853900817779268, -1e9), 1e9)))
+    return i32(floor(min(max(value * inverse * 2.0, -1e9), 1e9)))
+
+
+@inline
+def inverse_of(temperature):
+    """log2(e) / temperature: what differences of logits are multiplied with to be powers of two."""
+    return 1.4426950408889634 / temperature
 
 
 @inline
@@ -142,21 +161,74 @@ def is_filtered(top_k, top_p, min_p, vocab):
 
 
 @inline
-def walk(masses, count, done, goal):
-    """(index, sum before it): the first entry at which done + masses[0] + ... passes the goal, else the last that is
-    not zero."""
-    chosen = i32(0)
+def lowest_bit(bits):
+    """Place of the lowest set bit of a u64 that is not 0."""
+    return i32(popcount((bits ^ (bits - 1)) >> 1))
+
+
+@inline
+def highest_bit(bits):
+    """Place of the highest set bit of a u64 that is not 0."""
+    filled = bits + 0
+    for shift in static((1, 2, 4, 8, 16, 32)):
+        filled = filled | (filled >> shift)
+    return i32(popcount(filled)) - 1
+
+
+@inline
+def prefix_sum(value):
+    """Sum of the lanes up to and with this one."""
+    sum = value + 0
+    for step in static((1, 2, 4, 8, 16, 32)):
+        if step < target.warp:
+            other = shuffle_up(sum, step)
+            sum = where(lane_index() >= step, sum + other, sum)
+    return sum
+
+
+@inline
+def find(weights, count, done, goal, REACH):
+    """(index, sum before it, whether there is one): the first of `count` weights at which done + weights[0] + ... passes
+    the goal (REACH: reaches it). Where none does: the last that is not zero, and the sum before that. By a whole warp."""
+    lane = lane_index()
+    index = i32(0)
     before = done + 0.0
-    sum = done + 0.0
-    for i in range(count):
-        mass = f64(masses[i])
-        if mass > 0.0:
-            chosen = i
-            before = sum
-            sum += mass
-            if sum > goal:
-                break
-    return chosen, before
+    running = done + 0.0
+    found = i32(0)
+    for base in unroll(range(0, count, target.warp), 1):
+        if found == 0:
+            mine = f64(0)
+            if base + lane < count:
+                mine = f64(weights[base + lane])
+            sum = running + prefix_sum(mine)
+            passed = ballot(mine > 0.0 and (sum >= goal if REACH else sum > goal))
+            some = ballot(mine > 0.0)
+            if passed != 0:
+                found = i32(1)
+            if some != 0:
+                place = where(passed != 0, lowest_bit(passed), highest_bit(some))
+                index = base + place
+                earlier = shuffle(sum, max(place - 1, 0))
+                before = where(place > 0, earlier, running)
+            running = shuffle(sum, target.warp - 1)
+    return index, before, found
+
+
+@inline
+def first_key(bin, inverse):
+    """The smallest u32 key (key_of) of a value whose bin is at least `bin`; bins grow with values, so the key's bits are
+    found from the top, five at once by the lanes of a warp."""
+    lane = u32(lane_index() % 32)
+    key = u32(0)
+    shift = u32(27)
+    for level in unroll(range(7), 1):
+        # 27, 22, ... 2, and the two bits that are left.
+        tried = key + (lane << shift) if level < 6 else key + lane % 4
+        inside = ballot(bin_of(value_of(tried + ((u32(1) << shift) - 1)), inverse) >= bin)
+        first = where(inside != 0, lowest_bit(inside), 31) % where(level < 6, i32(32), i32(4))
+        key = key + (u32(first) << shift)
+        shift = where(shift > 2, shift - 5, u32(0))
+    return key
 
 
 @inline
@@ -168,5 +240,6 @@ def history_place(page_table, line, position, max_pages, blocks_per_page):
 
 @inline
 def relative_mass(value, high, inverse):
-    """exp((value - high) / temperature); 0 for minus infinity."""
-    return where(value > LOWEST, exp((value - high) * inverse), f32(0))
+    """exp((value - high) / temperature) as a power of two, `inverse` from inverse_of(); 0 for minus infinity. The error
+    grows with the distance from the largest logit, as the mass falls: relative to the sum it stays within a few ulp."""
+    return exp2((value - high) * inverse)

@@ -5,11 +5,9 @@ from zse.kernel import (
     Variant,
     atomic_add,
     atomic_max,
-    atomic_min,
     barrier,
     block_index,
     cast_ptr,
-    exp,
     f32,
     f64,
     grid_launch_dependents,
@@ -21,43 +19,50 @@ from zse.kernel import (
     lane_index,
     log,
     shared_array,
+    shuffle_xor,
     static,
     target,
     thread_index,
     u32,
     u64,
+    unroll,
     warp_index,
-    warp_sum,
     where,
 )
+from zse.kernels.gpu.rows import block_max
 from zse.kernels.gpu.sample_parts import (
     BASE,
     BEST,
     BINS,
+    BOUND,
     CHUNK,
     COUNTS,
+    LIST,
+    LISTED,
     MASS,
     MASSES,
     MAX_CHUNKS,
     MAX_LOGPROBS,
     RAW_HIGH,
     RAW_SUM,
+    RAW_TOP,
     RECORD,
-    TOP_IDS,
-    TOP_VALUES,
     bin_of,
     block_best,
+    find,
+    first_key,
     four_at,
     history_place,
     id_of,
+    inverse_of,
     is_filtered,
-    is_greedy,
     larger,
+    minus_infinity,
+    order_at,
     order_of,
     power_of_two,
     relative_mass,
     scaling_exponent,
-    walk,
     warp_sum_f64,
 )
 from zse.kernels.gpu.sample_scan import THREADS as SCAN_THREADS
@@ -72,17 +77,19 @@ UNROLL = 4              # 16-byte loads in flight of a lane that walks a chunk
 
 
 @inline
-def depth_of(value, top_bin, inverse):
-    """The row's bin of a logit, counted from the largest logit's."""
-    return min(top_bin - bin_of(value, inverse), BINS - 1)
-
-
-@inline
 def may_hold(record, high, base, depth, top_bin):
     """Whether a chunk can have logits in the row's bin `depth`."""
     mine = depth - (top_bin - base)
     known = record[COUNTS + min(max(mine, 0), BINS - 1)]
-    return high > LOWEST and (depth == BINS - 1 or (mine >= 0 and known > 0))
+    return high >= LOWEST and (depth == BINS - 1 or (mine >= 0 and known > 0))
+
+
+@inline
+def bin_limits(depth, top_bin, inverse):
+    """(smallest, largest) key of the row's bin `depth`; the last bin goes down to the lowest finite logit."""
+    top = first_key(top_bin - depth + 1, inverse) - 1
+    low = first_key(top_bin - depth, inverse)
+    return where(depth == BINS - 1, key_of(f32(LOWEST)), low), top
 
 
 @inline
@@ -90,9 +97,43 @@ def mass_before(record, depth, top_bin, base):
     """Mass of the chunk's logits above the row's bin `depth`, relative to the chunk's largest; one lane's part."""
     mass = f64(0)
     last = min(depth - (top_bin - base), BINS - 1)
-    for mine in range(lane_index(), last, target.warp):
+    for mine in unroll(range(lane_index(), last, target.warp), 1):
         mass += f64(f32(record[MASSES + mine]) * power_of_two(-scaling_exponent(mine)))
     return mass
+
+
+@inline
+def chunk_lanes(x, at, count, aligned):
+    """A lane's next 4 * UNROLL values of a chunk that a warp walks, all loads issued first."""
+    values = []
+    for u in static(range(UNROLL)):
+        values += four_at(x, at + u * target.warp * 4, count, aligned)
+    return values
+
+
+@inline
+def place_of(at, j):
+    """Place in the chunk of value j of chunk_lanes(at)."""
+    return at + j // 4 * target.warp * 4 + j % 4
+
+
+@inline
+def value_at(x, id, end):
+    """A logit again, by a loop that is not unrolled: what was found in registers is rare, and its code need not be
+    sixteen times there. Minus infinity from `end` on."""
+    value = minus_infinity()
+    if id < end:
+        value = x[id]
+    return value
+
+
+@inline
+def any_within(values, low, high):
+    """Whether one of the values is in [low, high]."""
+    inside = values[0] >= low and values[0] <= high
+    for value in static(values[1:]):
+        inside = inside or (value >= low and value <= high)
+    return inside
 
 
 @kernel
@@ -116,12 +157,15 @@ def sample_row_gpu(logits: Ptr[f32, "const"], temperature: Ptr[f32, "const"], to
     mine = records + i64(row) * chunks * RECORD
     wanted = num_logprobs[row]
     heat = temperature[row]
-    greedy = is_greedy(heat, top_k[row])
+    not_greedy = heat >= 1e-5 and top_k[row] != 1
 
+    warps = target.threads // target.warp
+    lists = MAX_CHUNKS // target.warp
     highs = shared_array(f32, MAX_CHUNKS)
     bases = shared_array(i32, MAX_CHUNKS)
     weights = shared_array(f64, MAX_CHUNKS)         # mass of each chunk, relative to the row's largest logit
-    orders = shared_array(u64, THREADS // target.warp)
+    warp_masses = shared_array(f64, warps)
+    orders = shared_array(u64, warps)
     own = mine + t * RECORD
     best = u64(0)
     if t < chunks:
@@ -143,343 +187,348 @@ def sample_row_gpu(logits: Ptr[f32, "const"], temperature: Ptr[f32, "const"], to
 
     found_ids = shared_array(i32, MAX_LOGPROBS)
     found_values = shared_array(f32, MAX_LOGPROBS)
+    floats = shared_array(f32, warps)
     raw_high = f32(0)
     log_total = f32(0)
     if t < MAX_LOGPROBS:
         found_ids[t] = -1
         found_values[t] = 0.0
     if wanted >= 0:
-        raw_best = f32(LOWEST)
-        for chunk in range(chunks):
-            raw_best = max(raw_best, cast_ptr(mine + chunk * RECORD, f32)[RAW_HIGH])
-        raw_high = raw_best
+        chunk_high = f32(LOWEST)
+        chunk_sum = f32(0)
         if t < chunks:
-            weights[t] = f64(cast_ptr(own, f32)[RAW_SUM] * exp(cast_ptr(own, f32)[RAW_HIGH] - raw_high))
+            chunk_high = cast_ptr(own, f32)[RAW_HIGH]
+            chunk_sum = cast_ptr(own, f32)[RAW_SUM]
+        raw_high = block_max(chunk_high, floats)
+        share = warp_sum_f64(f64(chunk_sum * relative_mass(chunk_high, raw_high, inverse_of(f32(1)))))
+        if lane == 0:
+            warp_masses[warp] = share
         barrier()
         total = f64(0)
-        for chunk in range(chunks):
-            total += weights[chunk]
+        for w in static(range(-(-MAX_CHUNKS // target.warp))):
+            total += warp_masses[w]
         log_total = log(f32(total))
-        # A chunk's list is in order: how many of it are better is found from its front.
-        for i in range(t, chunks * wanted, THREADS):
-            entry = mine + i // wanted * RECORD
-            id = cast_ptr(entry, i32)[TOP_IDS + i % wanted]
-            value = cast_ptr(entry, f32)[TOP_VALUES + i % wanted]
-            if id >= 0:
-                order = order_of(value, id)
-                rank = i32(0)
-                for chunk in range(chunks):
-                    other = mine + chunk * RECORD
-                    for k in range(wanted):
-                        if order_of(cast_ptr(other, f32)[TOP_VALUES + k],
-                                    cast_ptr(other, i32)[TOP_IDS + k]) <= order:
-                            break
-                        rank += 1
-                if rank < wanted:
-                    found_ids[rank] = id
-                    found_values[rank] = value - raw_high - log_total
+        if warp == 0 and wanted > 0:
+            # The chunks' lists are in order: their heads are compared, and the best one's list moves on.
+            heads = [u64(0) for _ in static(range(lists))]
+            places = [i32(0) for _ in static(range(lists))]
+            for j in static(range(lists)):
+                if lane + j * target.warp < chunks:
+                    heads[j] = order_at(mine + (lane + j * target.warp) * RECORD + RAW_TOP, i32(0))
+            for k in unroll(range(wanted), 1):
+                head = heads[0] + 0
+                for j in static(range(1, lists)):
+                    head = larger(head, heads[j])
+                for step in static((32, 16, 8, 4, 2, 1)):
+                    if step < target.warp:
+                        head = larger(head, shuffle_xor(head, step))
+                if lane == 0 and head != 0:
+                    found_ids[k] = id_of(head)
+                    found_values[k] = value_of(u32(head >> 32)) - raw_high - log_total
+                for j in static(range(lists)):
+                    if heads[j] == head and head != 0:
+                        places[j] = places[j] + 1
+                        heads[j] = 0
+                        if places[j] < wanted:
+                            heads[j] = order_at(mine + (lane + j * target.warp) * RECORD + RAW_TOP, places[j])
         barrier()
 
-    if not greedy:
-        inverse = 1.0 / heat
+    if not_greedy:
+        inverse = inverse_of(heat)
         aligned = vocab % 4 == 0
         counted = top_k[row] > 0 and top_k[row] < vocab
         limited = top_p[row] < 1.0
         filtered = is_filtered(top_k[row], top_p[row], min_p[row], vocab)
         top_bin = bin_of(high, inverse)
         kept = u64(0)                                # the kept set: order >= kept
-        counts = shared_array(i32, BINS)             # of the row, by depth
+        bound = u64(0)                               # all tokens of a larger order are in the chunks' lists
+        counts = shared_array(f64, BINS)             # of the row, by depth
         masses = shared_array(f64, BINS)
+        scores = shared_array(f64, BINS)
+        rest = f64(0)                                # number of finite logits in the last bin
+        shares = shared_array(f32, THREADS)
+        part_scores = shared_array(f64, GROUPS * (BINS + 1))     # also PARTS of them
         if filtered:
-            part_counts = shared_array(i32, THREADS)
-            part_masses = shared_array(f64, THREADS)
+            part_counts = shared_array(i32, GROUPS * (BINS + 1))
             number = i32(0)
             mass = f64(0)
             depth = t % BINS
-            for chunk in range(t // BINS, chunks, GROUPS):
-                place = depth - (top_bin - bases[chunk])
-                if highs[chunk] > LOWEST and place >= 0 and depth < BINS - 1:
+            for base in unroll(range(t // BINS, chunks, GROUPS * UNROLL), 1):
+                # Loads of several chunks before the first is used.
+                for u in static(range(UNROLL)):
+                    chunk = min(base + u * GROUPS, chunks - 1)
                     record = mine + chunk * RECORD
-                    number += i32(record[COUNTS + place])
-                    share = f32(record[MASSES + place]) * power_of_two(-scaling_exponent(place))
-                    mass += f64(share * exp((highs[chunk] - high) * inverse))
-            part_counts[t] = number
-            part_masses[t] = mass
-            barrier()
-            if t < BINS:
-                for g in static(range(1, GROUPS)):
-                    number += part_counts[t + g * BINS]
-                    mass += part_masses[t + g * BINS]
-                counts[t] = number
-                masses[t] = mass
+                    place = depth - (top_bin - bases[chunk])
+                    within = min(max(place, 0), BINS - 1)
+                    share = f32(record[MASSES + within]) * power_of_two(-scaling_exponent(within))
+                    share = share * relative_mass(highs[chunk], high, inverse)
+                    if base + u * GROUPS < chunks and highs[chunk] >= LOWEST:
+                        rest += f64(record[COUNTS + depth])
+                        if place >= 0 and depth < BINS - 1:
+                            number += i32(record[COUNTS + within])
+                            mass += f64(share)
+            part_counts[t // BINS * (BINS + 1) + depth] = number
+            part_scores[t // BINS * (BINS + 1) + depth] = mass
+            rest = warp_sum_f64(rest - f64(number))
+            if lane == 0:
+                warp_masses[warp] = rest
+            last_listed = u64(0)
+            if t < chunks:
+                if highs[t] >= LOWEST:
+                    last_listed = order_at(own + BOUND, 0)
+            bound = block_best(last_listed, orders)
+            for bin in unroll(range(warp, BINS, warps), 1):
+                bin_count = f64(0)
+                bin_mass = f64(0)
+                for group in unroll(range(lane, GROUPS, target.warp), 1):
+                    bin_count += f64(part_counts[group * (BINS + 1) + bin])
+                    bin_mass += part_scores[group * (BINS + 1) + bin]
+                bin_count = warp_sum_f64(bin_count)
+                bin_mass = warp_sum_f64(bin_mass)
+                if lane == 0:
+                    counts[bin] = bin_count
+                    masses[bin] = bin_mass
+            rest = f64(0)
+            for w in static(range(warps)):
+                rest += warp_masses[w]
             if min_p[row] > 0.0:
                 kept = u64(key_of(min(high + heat * log(min_p[row]), high))) << 32
+            barrier()
 
         keys = shared_array(u64, CANDIDATES)
         sorted_keys = shared_array(u64, CANDIDATES)
-        sorted_masses = shared_array(f32, THREADS)
-        warp_masses = shared_array(f64, THREADS // target.warp)
         part_numbers = shared_array(u32, PARTS)
         part_low = shared_array(u32, PARTS)
         part_high = shared_array(u32, PARTS)
-        words = shared_array(u32, 4)                 # number found, smallest and largest key, result
+        found_number = shared_array(i32, 1)
         result = shared_array(u64, 1)
         total = f64(0)
         # 0: top-k. 1: top-p of what is left. 2: the mass of each chunk for the draw.
-        for stage in range(3):
+        for stage in unroll(range(3), 1):
             if stage == 2 or (stage == 1 and limited):
                 edge = value_of(u32(kept >> 32))
-                edge_depth = depth_of(edge, top_bin, inverse)
-                barrier()
-                for chunk in range(warp, chunks, THREADS // target.warp):
+                edge_depth = min(top_bin - bin_of(edge, inverse), BINS - 1)
+                low = u32(0)
+                top = u32(0)
+                if kept != 0:
+                    low, top = bin_limits(edge_depth, top_bin, inverse)
+                bin_top = value_of(top)
+                for chunk in unroll(range(warp, chunks, warps), 1):
                     record = mine + chunk * RECORD
                     chunk_high = highs[chunk]
-                    relative = exp((max(chunk_high, f32(LOWEST)) - high) * inverse)
+                    relative = relative_mass(chunk_high, high, inverse)
                     mass = f64(0)
                     if kept == 0:
-                        mass = f64(where(chunk_high > LOWEST, cast_ptr(record, f32)[MASS] * relative, f32(0)))
-                    else:
-                        if chunk_high > LOWEST:
-                            mass = mass_before(record, edge_depth, top_bin, bases[chunk]) * f64(relative)
-                            if may_hold(record, chunk_high, bases[chunk], edge_depth, top_bin):
-                                start = chunk * CHUNK
-                                count = min(vocab - start, CHUNK)
-                                for at in range(lane * 4, count, target.warp * 4 * UNROLL):
-                                    values = []
-                                    for u in static(range(UNROLL)):
-                                        values += four_at(x + start, at + u * target.warp * 4, count, aligned)
+                        mass = f64(where(chunk_high >= LOWEST, cast_ptr(record, f32)[MASS] * relative, f32(0)))
+                    elif chunk_high >= LOWEST:
+                        mass = mass_before(record, edge_depth, top_bin, bases[chunk]) * f64(relative)
+                        if (u64(low) << 32) > bound:
+                            if lane < LIST:
+                                order = order_at(record + LISTED, lane)
+                                if order >= kept and u32(order >> 32) <= top:
+                                    mass += f64(relative_mass(value_of(u32(order >> 32)), high, inverse))
+                        elif may_hold(record, chunk_high, bases[chunk], edge_depth, top_bin):
+                            start = chunk * CHUNK
+                            count = min(vocab - start, CHUNK)
+                            for at in unroll(range(lane * 4, count, target.warp * 4 * UNROLL), 1):
+                                values = chunk_lanes(x + start, at, count, aligned)
+                                if any_within(values, edge, bin_top):
                                     for j in static(range(4 * UNROLL)):
-                                        if values[j] > LOWEST:
-                                            id = start + at + j // 4 * target.warp * 4 + j % 4
-                                            if depth_of(values[j], top_bin, inverse) == edge_depth and \
-                                                    order_of(values[j], id) >= kept:
-                                                mass += f64(relative_mass(values[j], high, inverse))
+                                        if values[j] >= edge and values[j] <= bin_top and \
+                                                order_of(values[j], start + place_of(at, j)) >= kept:
+                                            mass += f64(relative_mass(values[j], high, inverse))
                         mass = warp_sum_f64(mass)
                     if lane == 0:
                         weights[chunk] = mass
                 barrier()
+                mass = f64(0)
+                if t < chunks:
+                    mass = weights[t]
+                mass = warp_sum_f64(mass)
+                if lane == 0:
+                    warp_masses[warp] = mass
+                barrier()
                 total = f64(0)
-                for chunk in range(chunks):
-                    total += weights[chunk]
+                for w in static(range(-(-MAX_CHUNKS // target.warp))):
+                    total += warp_masses[w]
 
             if (stage == 0 and counted) or (stage == 1 and limited):
                 by_mass = stage == 1
-                count_limit = top_k[row]
-                mass_limit = total * f64(top_p[row])
-                # The bin that the limit falls into.
-                above = i32(0)
-                above_mass = f64(0)
-                depth = i32(0)
+                limit = where(by_mass, total * f64(top_p[row]), f64(top_k[row]))
+                # The bin that the limit falls into, then parts of it until what is left can be put in order.
+                if t < BINS:
+                    scores[t] = where(by_mass, masses[t], counts[t])
                 barrier()
-                while depth < BINS - 1:
-                    if by_mass and above_mass + masses[depth] >= mass_limit:
-                        break
-                    if not by_mass and above + counts[depth] >= count_limit:
-                        break
-                    above += counts[depth]
-                    above_mass += masses[depth]
-                    depth += 1
-                low = u32(0)
-                top = u32(0xFFFFFFFF)
-                number = i32(0)
-                searching = i32(1)
-                while searching != 0:
+                depth, above, inside = find(scores, BINS - 1, f64(0), limit, True)
+                number = i32(counts[depth])
+                if inside == 0:
+                    above += scores[depth]
+                    depth = BINS - 1
+                    number = i32(rest)
+                low, top = bin_limits(depth, top_bin, inverse)
+                while number > CANDIDATES and low < top:
+                    shift = u32(0)
+                    while ((top - low) >> shift) >= PARTS:
+                        shift += 1
+                    part_numbers[t] = 0
+                    part_low[t] = 0
+                    part_high[t] = 0
                     barrier()
-                    if t == 0:
-                        words[0] = 0
-                        words[1] = 0xFFFFFFFF
-                        words[2] = 0
-                    barrier()
-                    for chunk in range(warp, chunks, THREADS // target.warp):
+                    for chunk in unroll(range(warp, chunks, warps), 1):
                         if may_hold(mine + chunk * RECORD, highs[chunk], bases[chunk], depth, top_bin):
                             start = chunk * CHUNK
                             count = min(vocab - start, CHUNK)
-                            for at in range(lane * 4, count, target.warp * 4 * UNROLL):
-                                values = []
-                                for u in static(range(UNROLL)):
-                                    values += four_at(x + start, at + u * target.warp * 4, count, aligned)
-                                for j in static(range(4 * UNROLL)):
-                                    key = key_of(values[j])
-                                    if values[j] > LOWEST and key >= low and key <= top and \
-                                            depth_of(values[j], top_bin, inverse) == depth:
-                                        id = start + at + j // 4 * target.warp * 4 + j % 4
-                                        slot = i32(atomic_add(words, 1))
-                                        if slot < CANDIDATES:
-                                            keys[slot] = order_of(values[j], id)
-                                        atomic_min(words + 1, key)
-                                        atomic_max(words + 2, key)
-                    barrier()
-                    number = i32(words[0])
-                    low = words[1]
-                    top = words[2]
-                    if number <= CANDIDATES or low == top:
-                        searching = 0
-                    else:
-                        shift = u32(0)
-                        while ((top - low) >> shift) >= PARTS:
-                            shift += 1
-                        part_numbers[t] = 0
-                        part_low[t] = 0
-                        part_high[t] = 0
-                        barrier()
-                        for chunk in range(warp, chunks, THREADS // target.warp):
-                            if may_hold(mine + chunk * RECORD, highs[chunk], bases[chunk], depth, top_bin):
-                                start = chunk * CHUNK
-                                count = min(vocab - start, CHUNK)
-                                for at in range(lane * 4, count, target.warp * 4 * UNROLL):
-                                    values = []
-                                    for u in static(range(UNROLL)):
-                                        values += four_at(x + start, at + u * target.warp * 4, count, aligned)
+                            for at in unroll(range(lane * 4, count, target.warp * 4 * UNROLL), 1):
+                                values = chunk_lanes(x + start, at, count, aligned)
+                                if any_within(values, value_of(low), value_of(top)):
                                     for j in static(range(4 * UNROLL)):
-                                        key = key_of(values[j])
-                                        if values[j] > LOWEST and key >= low and key <= top and \
-                                                depth_of(values[j], top_bin, inverse) == depth:
-                                            part = i32((key - low) >> shift)
+                                        value = values[j]
+                                        if value >= value_of(low) and value <= value_of(top):
+                                            part = i32((key_of(value) - low) >> shift)
                                             atomic_add(part_numbers + part, 1)
-                                            # A 64-bit sum of 2**-40 units as two words with a carry.
-                                            units = u64(relative_mass(values[j], high, inverse) * 1099511627776.0)
-                                            old = atomic_add(part_low + part, u32(units))
-                                            carry = where(old + u32(units) < old, u32(1), u32(0))
-                                            atomic_add(part_high + part, u32(units >> 32) + carry)
-                        barrier()
-                        # From the largest part down: which group of 32, then which part of it.
-                        part = PARTS - 1 - t
-                        part_mass = f64((u64(part_high[part]) << 32) | u64(part_low[part])) * (2.0**-40)
-                        group_mass = warp_sum_f64(part_mass)
-                        group_count = warp_sum(i32(part_numbers[part]))
-                        if lane == 0:
-                            warp_masses[warp] = group_mass
-                            sorted_masses[warp] = f32(group_count)
-                        barrier()
-                        group = i32(0)
-                        while group < THREADS // target.warp - 1:
-                            if by_mass and above_mass + warp_masses[group] >= mass_limit:
-                                break
-                            if not by_mass and above + i32(sorted_masses[group]) >= count_limit:
-                                break
-                            above_mass += warp_masses[group]
-                            above += i32(sorted_masses[group])
-                            group += 1
-                        part = PARTS - 1 - group * target.warp
-                        last = part - target.warp + 1
-                        while part > last:
-                            part_mass = f64((u64(part_high[part]) << 32) | u64(part_low[part])) * (2.0**-40)
-                            if by_mass and above_mass + part_mass >= mass_limit:
-                                break
-                            if not by_mass and above + i32(part_numbers[part]) >= count_limit:
-                                break
-                            above_mass += part_mass
-                            above += i32(part_numbers[part])
-                            part -= 1
-                        low = low + (u32(part) << shift)
-                        top = min(top, low + ((u32(1) << shift) - 1))
+                                            if by_mass:
+                                                # A 64-bit sum of 2**-40 units as two words with a carry.
+                                                units = u64(relative_mass(value, high, inverse) * 1099511627776.0)
+                                                old = atomic_add(part_low + part, u32(units))
+                                                carry = where(old + u32(units) < old, u32(1), u32(0))
+                                                atomic_add(part_high + part, u32(units >> 32) + carry)
+                    barrier()
+                    # From the largest part down.
+                    part = PARTS - 1 - t
+                    score = f64(part_numbers[part])
+                    if by_mass:
+                        score = f64((u64(part_high[part]) << 32) | u64(part_low[part])) * (2.0**-40)
+                    part_scores[t] = score
+                    score = warp_sum_f64(score)
+                    if lane == 0:
+                        warp_masses[warp] = score
+                    barrier()
+                    group, before_group, reached = find(warp_masses, warps, above, limit, True)
+                    place, before_part, reached = find(part_scores + group * target.warp, target.warp, before_group, limit,
+                                                 True)
+                    above = before_part
+                    part = PARTS - 1 - (group * target.warp + place)
+                    number = i32(part_numbers[part])
+                    low = low + (u32(part) << shift)
+                    top = min(top, low + ((u32(1) << shift) - 1))
+                    barrier()
 
-                if number <= CANDIDATES:
+                if number > 0 and number <= CANDIDATES:
+                    if t == 0:
+                        found_number[0] = 0
+                    barrier()
+                    listed = (u64(low) << 32) > bound
+                    if listed:
+                        for i in unroll(range(t, chunks * LIST, THREADS), 1):
+                            order = order_at(mine + i // LIST * RECORD + LISTED, i % LIST)
+                            key = u32(order >> 32)
+                            if highs[i // LIST] >= LOWEST and key >= low and key <= top:
+                                slot = atomic_add(found_number, 1)
+                                if slot < CANDIDATES:
+                                    keys[slot] = order
+                    for chunk in unroll(range(warp, where(listed, 0, chunks), warps), 1):
+                        if may_hold(mine + chunk * RECORD, highs[chunk], bases[chunk], depth, top_bin):
+                            start = chunk * CHUNK
+                            count = min(vocab - start, CHUNK)
+                            for at in unroll(range(lane * 4, count, target.warp * 4 * UNROLL), 1):
+                                values = chunk_lanes(x + start, at, count, aligned)
+                                if any_within(values, value_of(low), value_of(top)):
+                                    for j in unroll(range(4 * UNROLL), 1):
+                                        id = start + place_of(at, j)
+                                        value = value_at(x, id, start + count)
+                                        if value >= value_of(low) and value <= value_of(top):
+                                            slot = atomic_add(found_number, 1)
+                                            if slot < CANDIDATES:
+                                                keys[slot] = order_of(value, id)
+                    barrier()
+                    number = min(found_number[0], CANDIDATES)
                     if t < number:
                         order = keys[t]
                         rank = i32(0)
-                        for j in range(number):
+                        for j in unroll(range(number), 4):
                             rank += where(keys[j] > order, i32(1), i32(0))
                         sorted_keys[rank] = order
-                        sorted_masses[rank] = relative_mass(value_of(u32(order >> 32)), high, inverse)
+                        shares[rank] = where(by_mass, relative_mass(value_of(u32(order >> 32)), high, inverse), f32(1))
                     elif t < CANDIDATES:
-                        sorted_masses[t] = 0.0
+                        shares[t] = 0.0
                     barrier()
                     # The shortest prefix that reaches the limit.
-                    last = min(count_limit - above - 1, number - 1)
-                    if by_mass:
-                        if warp < CANDIDATES // target.warp:
-                            share = warp_sum(sorted_masses[t])
-                            if lane == 0:
-                                warp_masses[warp] = f64(share)
-                        barrier()
-                        group = i32(0)
-                        while group < CANDIDATES // target.warp - 1:
-                            if above_mass + warp_masses[group] >= mass_limit:
-                                break
-                            above_mass += warp_masses[group]
-                            group += 1
-                        last = group * target.warp
-                        stop = min(last + target.warp, number) - 1
-                        while last < stop:
-                            above_mass += f64(sorted_masses[last])
-                            if above_mass >= mass_limit:
-                                break
-                            last += 1
-                        last = min(last, number - 1)
-                    if number > 0:
-                        kept = larger(kept, sorted_keys[max(last, 0)])
-                else:
-                    # More equal logits than can be ordered: the first `keep` by id.
-                    keep = count_limit - above
-                    if by_mass:
-                        each = f64(relative_mass(value_of(low), high, inverse))
-                        left = (mass_limit - above_mass) / each
-                        keep = i32(left)
-                        keep = where(f64(keep) < left, keep + 1, keep)
+                    if warp < CANDIDATES // target.warp:
+                        score = warp_sum_f64(f64(shares[t]))
+                        if lane == 0:
+                            warp_masses[warp] = score
+                    barrier()
+                    group, before_group, reached = find(warp_masses, CANDIDATES // target.warp, above, limit, True)
+                    place, past, reached = find(shares + group * target.warp, target.warp, before_group, limit, True)
+                    kept = larger(kept, sorted_keys[group * target.warp + place])
+                if number > CANDIDATES:
+                    # More equal logits than can be ordered: the first of them by id.
+                    each = where(by_mass, f64(relative_mass(value_of(low), high, inverse)), f64(1))
+                    left = (limit - above) / each
+                    keep = i32(left)
+                    keep = where(f64(keep) < left, keep + 1, keep)
                     keep = min(max(keep, 1), number)
-                    for chunk in range(warp, chunks, THREADS // target.warp):
+                    for chunk in unroll(range(warp, chunks, warps), 1):
                         start = chunk * CHUNK
                         count = min(vocab - start, CHUNK)
-                        equal = i32(0)
-                        for at in range(lane * 4, count, target.warp * 4):
+                        equal = f64(0)
+                        for at in unroll(range(lane * 4, count, target.warp * 4), 1):
                             values = four_at(x + start, at, count, aligned)
                             for value in static(values):
-                                equal += where(key_of(value) == low, i32(1), i32(0))
-                        equal = warp_sum(equal)
+                                equal += where(key_of(value) == low, f64(1), f64(0))
+                        equal = warp_sum_f64(equal)
                         if lane == 0:
-                            weights[chunk] = f64(equal)
+                            weights[chunk] = equal
                     barrier()
                     goal = f64(keep) - 0.5
-                    chunk, before = walk(weights, chunks, f64(0), goal)
+                    chunk, before, reached = find(weights, chunks, f64(0), goal, True)
                     start = chunk * CHUNK
                     values = four_at(x + start, t * 4, min(vocab - start, CHUNK), aligned)
                     equal = f32(0)
                     for value in static(values):
                         equal += where(key_of(value) == low, f32(1), f32(0))
-                    sorted_masses[t] = equal
-                    equal = warp_sum(equal)
+                    shares[t] = equal
+                    score = warp_sum_f64(f64(equal))
                     if lane == 0:
-                        warp_masses[warp] = f64(equal)
+                        warp_masses[warp] = score
                     barrier()
-                    group, before_group = walk(warp_masses, THREADS // target.warp, before, goal)
-                    thread, before_thread = walk(sorted_masses + group * target.warp, target.warp, before_group, goal)
-                    thread = group * target.warp + thread
-                    if t == thread:
-                        left = keep - i32(before_thread)
+                    group, before_group, reached = find(warp_masses, warps, before, goal, True)
+                    place, before_thread, reached = find(shares + group * target.warp, target.warp, before_group, goal, True)
+                    if t == group * target.warp + place:
+                        missing = keep - i32(before_thread)
                         for c in static(range(4)):
                             if key_of(values[c]) == low:
-                                left -= 1
-                                if left == 0:
+                                missing -= 1
+                                if missing == 0:
                                     result[0] = order_of(values[c], start + t * 4 + c)
                     barrier()
                     kept = larger(kept, result[0])
 
         # The first token in order of ids at which the kept mass passes a random part of all of it.
         goal = uniform(seed[row], u64(counter[row])) * total
-        chunk, before = walk(weights, chunks, f64(0), goal)
+        chunk, before, reached = find(weights, chunks, f64(0), goal, False)
         start = chunk * CHUNK
         count = min(vocab - start, CHUNK)
         values = four_at(x + start, t * 4, count, aligned)
         share = f32(0)
         for c in static(range(4)):
-            if values[c] > LOWEST and order_of(values[c], start + t * 4 + c) >= kept:
+            if values[c] >= LOWEST and order_of(values[c], start + t * 4 + c) >= kept:
                 share += relative_mass(values[c], high, inverse)
         barrier()
-        sorted_masses[t] = share
-        share = warp_sum(share)
+        shares[t] = share
+        score = warp_sum_f64(f64(share))
         if lane == 0:
-            warp_masses[warp] = f64(share)
+            warp_masses[warp] = score
         barrier()
-        group, before_group = walk(warp_masses, THREADS // target.warp, before, goal)
-        thread, before_thread = walk(sorted_masses + group * target.warp, target.warp, before_group, goal)
-        thread = group * target.warp + thread
+        group, before_group, reached = find(warp_masses, warps, before, goal, False)
+        place, before_thread, reached = find(shares + group * target.warp, target.warp, before_group, goal, False)
+        thread = group * target.warp + place
         values = four_at(x + start, thread * 4, count, aligned)
         sum = before_thread + 0.0
         open = i32(1)
         for c in static(range(4)):
             id = start + thread * 4 + c
-            if open != 0 and values[c] > LOWEST and order_of(values[c], id) >= kept:
+            if open != 0 and values[c] >= LOWEST and order_of(values[c], id) >= kept:
                 token = id
                 sum += f64(relative_mass(values[c], high, inverse))
                 if sum > goal:
@@ -495,12 +544,12 @@ def sample_row_gpu(logits: Ptr[f32, "const"], temperature: Ptr[f32, "const"], to
             times[0] = 0
             bias[0] = 0.0
         barrier()
-        for position in range(t, history_len[row], THREADS):
+        for position in unroll(range(t, history_len[row], THREADS), 1):
             if history[history_place(page_table, i64(history_row[row]), position, max_pages, blocks_per_page)] == token:
                 atomic_max(times, 1)
                 if position >= prompt_len[row]:
                     atomic_add(times, 1)
-        for j in range(bias_start[row] + t, bias_start[row + 1], THREADS):
+        for j in unroll(range(bias_start[row] + t, bias_start[row + 1], THREADS), 1):
             if min(max(bias_ids[j], 0), vocab - 1) == token:
                 bias[0] = bias_values[j]
         barrier()

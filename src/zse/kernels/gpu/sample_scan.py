@@ -4,6 +4,7 @@ from zse.kernel import (
     Ptr,
     atomic_add,
     atomic_max,
+    ballot,
     barrier,
     block_index,
     cast_ptr,
@@ -14,15 +15,20 @@ from zse.kernel import (
     i64,
     inline,
     kernel,
+    lane_index,
     load,
     num_blocks,
     shared_array,
+    shuffle,
     static,
     store,
     target,
     thread_index,
     u32,
     u64,
+    unroll,
+    warp_index,
+    warp_sum,
     where,
 )
 from zse.kernels.gpu.rows import block_sum
@@ -30,24 +36,30 @@ from zse.kernels.gpu.sample_parts import (
     BASE,
     BEST,
     BINS,
+    BOUND,
     CHUNK,
     COUNTS,
+    LIST,
+    LISTED,
     MASS,
     MASSES,
     RAW_HIGH,
     RAW_SUM,
+    RAW_TOP,
     RECORD,
-    TOP_IDS,
-    TOP_VALUES,
     bin_of,
     block_best,
+    first_key,
     four_at,
     history_place,
-    id_of,
+    inverse_of,
     is_filtered,
     is_greedy,
+    lowest_bit,
+    order_at,
     order_of,
     power_of_two,
+    prefix_sum,
     relative_mass,
     scaling_exponent,
 )
@@ -55,6 +67,7 @@ from zse.kernels.sample_parts import LOWEST, value_of
 
 THREADS = 256
 VALUES = CHUNK // THREADS
+CANDIDATES = 512        # tokens that are put in order
 
 
 @inline
@@ -89,43 +102,87 @@ def best_of(values, first):
 
 
 @inline
-def write_top(values, best, first, wanted, record):
-    """The `wanted` best tokens of the chunk into its record, best first.
+def write_order(list, place, order):
+    list[place * 2] = u32(order)
+    list[place * 2 + 1] = u32(order >> 32)
 
-    The wanted-th best of the threads' best values bounds them from below; what passes it is at most VALUES a thread for
-    `wanted` threads, and is put in order by counting."""
-    bests = shared_array(u64, THREADS)
-    candidates = shared_array(u64, 20 * VALUES)
-    number = shared_array(i32, 1)
-    bound = shared_array(u64, 1)
+
+@inline
+def sort_into(candidates, total, wanted, list):
+    """The best `wanted` of the candidates by counting, best first; 0 after the last finite one."""
+    t = thread_index()
+    for i in range(t, total, THREADS):
+        mine = candidates[i]
+        place = i32(0)
+        for j in unroll(range(total), 4):
+            place += where(candidates[j] > mine, i32(1), i32(0))
+        if place < wanted:
+            write_order(list, place, where(value_of(u32(mine >> 32)) >= LOWEST, mine, u64(0)))
+    if t >= total and t < wanted:
+        write_order(list, t, u64(0))
+
+
+@inline
+def write_raw_top(values, best, first, wanted, list, bests, candidates, number):
+    """The `wanted` best tokens of the chunk. The wanted-th best of the threads' best values bounds them from below; what
+    passes it is at most VALUES a thread for `wanted` threads. number: i32 [1], bests: u64 [THREADS + 1]."""
     t = thread_index()
     bests[t] = best
     if t == 0:
         number[0] = 0
     barrier()
     rank = i32(0)
-    for j in range(THREADS):
-        rank += where(bests[j] > best, i32(1), i32(0))
+    for j in unroll(range(0, THREADS, 2), 8):
+        pair = load(bests + j, 2)
+        rank += where(pair[0] > best, i32(1), i32(0)) + where(pair[1] > best, i32(1), i32(0))
     if rank == wanted - 1:
-        bound[0] = best
+        bests[THREADS] = best
     barrier()
-    least = bound[0]
+    least = bests[THREADS]
     for j in static(range(VALUES)):
         order = order_of(values[j], first + index_of(j // 4, j % 4))
         if order >= least:
             candidates[atomic_add(number, 1)] = order
     barrier()
+    sort_into(candidates, number[0], wanted, list)
+    barrier()
+
+
+@inline
+def write_listed(values, depths, counts, first, base, inverse, record, candidates, number):
+    """The LIST best tokens of the chunk: those of the first bins that hold LIST together. A bin of too many to put in
+    order is left out, and the bound says so."""
+    t = thread_index()
+    lane = lane_index()
+    if t == 0:
+        number[0] = 0
+    # Every warp for itself: the depth at which LIST is reached.
+    here = i32(0)
+    if lane < BINS:
+        here = i32(counts[lane])
+    sum = prefix_sum(here)
+    reached = ballot(sum >= LIST)
+    cut = where(reached != 0, lowest_bit(reached), BINS)
+    total = shuffle(sum, min(cut, BINS - 1))
+    whole = total <= CANDIDATES
+    last = where(whole, min(cut, BINS - 1), cut - 1)
+    barrier()
+    for j in static(range(VALUES)):
+        if depths[j] <= last:
+            candidates[atomic_add(number, 1)] = order_of(values[j], first + index_of(j // 4, j % 4))
+    barrier()
     total = number[0]
-    for i in range(t, total, THREADS):
-        mine = candidates[i]
-        place = i32(0)
-        for j in range(total):
-            place += where(candidates[j] > mine, i32(1), i32(0))
-        if place < wanted:
-            value = value_of(u32(mine >> 32))
-            finite = value > LOWEST
-            cast_ptr(record, f32)[TOP_VALUES + place] = where(finite, value, f32(LOWEST))
-            cast_ptr(record, i32)[TOP_IDS + place] = where(finite, id_of(mine), i32(-1))
+    sort_into(candidates, total, LIST, record + LISTED)
+    bound = u64(0)
+    if cut < BINS:
+        # Above the bin that was left out; where none was, the last of the list is the bound.
+        top = first_key(base - cut + 1, inverse) - 1
+        bound = (u64(top) << 32) | 0xFFFFFFFF
+    barrier()
+    if t == 0:
+        if whole and cut < BINS:
+            bound = order_at(record + LISTED, LIST - 1)
+        write_order(record + BOUND, 0, bound)
 
 
 @kernel
@@ -161,13 +218,16 @@ def sample_scan_gpu(logits: Ptr[f32], temperature: Ptr[f32, "const"], top_k: Ptr
         raw_high = max(value_of(u32(best >> 32)), f32(LOWEST))
         total = f32(0)
         for value in static(values):
-            total += relative_mass(value, raw_high, f32(1))
+            total += relative_mass(value, raw_high, inverse_of(f32(1)))
         total = block_sum(total, sums)
         if t == 0:
             cast_ptr(record, f32)[RAW_HIGH] = raw_high
             cast_ptr(record, f32)[RAW_SUM] = total
+    bests = shared_array(u64, THREADS + 2)
+    candidates = shared_array(u64, CANDIDATES)
+    number = shared_array(i32, 1)
     if wanted > 0:
-        write_top(values, mine, first, wanted, record)
+        write_raw_top(values, mine, first, wanted, record + RAW_TOP, bests, candidates, number)
 
     if last_bias > first_bias or length > 0:
         # 0: not seen, n + 1: seen, and n times in the reply.
@@ -209,7 +269,7 @@ def sample_scan_gpu(logits: Ptr[f32], temperature: Ptr[f32, "const"], top_k: Ptr
         record[BEST + 1] = u32(best >> 32)
     if not is_greedy(heat, top_k[row]):
         high = max(value_of(u32(best >> 32)), f32(LOWEST))
-        inverse = 1.0 / heat
+        inverse = inverse_of(heat)
         base = bin_of(high, inverse)
         mass = f32(0)
         if is_filtered(top_k[row], top_p[row], min_p[row], vocab):
@@ -219,19 +279,36 @@ def sample_scan_gpu(logits: Ptr[f32], temperature: Ptr[f32, "const"], top_k: Ptr
                 counts[t] = 0
                 masses[t] = 0
             barrier()
-            for value in static(values):
-                each = relative_mass(value, high, inverse)
+            depths = [i32(BINS) for _ in static(range(VALUES))]
+            finite = i32(0)
+            for j in static(range(VALUES)):
+                each = relative_mass(values[j], high, inverse)
                 mass += each
-                if value > LOWEST:
-                    depth = base - bin_of(value, inverse)
+                if values[j] >= LOWEST:
+                    depth = min(base - bin_of(values[j], inverse), BINS - 1)
+                    depths[j] = depth
+                    finite += 1
                     if depth < BINS - 1:
-                        units = each * power_of_two(scaling_exponent(depth))
+                        units = min(each * power_of_two(scaling_exponent(depth)), 1048575.0)
                         atomic_add(counts + depth, 1)
-                        atomic_add(masses + depth, u32(min(units, 1048575.0) + 0.5))
+                        atomic_add(masses + depth, u32(units + 0.5))
+            # The last bin has most of the logits; its number is what the others leave.
+            finite = warp_sum(finite)
+            if lane_index() == 0:
+                atomic_add(counts + BINS - 1, u32(finite))
+            barrier()
+            others = u32(0)
+            if t < BINS - 1:
+                others = counts[t]
+            if warp_index() == 0:
+                others = warp_sum(others)
+                if t == 0:
+                    counts[BINS - 1] = counts[BINS - 1] - others
             barrier()
             if t < BINS:
                 record[COUNTS + t] = counts[t]
                 record[MASSES + t] = masses[t]
+            write_listed(values, depths, counts, first, base, inverse, record, candidates, number)
         else:
             for value in static(values):
                 mass += relative_mass(value, high, inverse)
