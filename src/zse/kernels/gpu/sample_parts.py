@@ -48,11 +48,10 @@ BASE = 2                # i32: bin of the largest logit
 MASS = 3                # f32: sum of exp((v - largest) / temperature)
 RAW_HIGH = 4            # f32: largest logit before biases and penalties
 RAW_SUM = 5             # f32: sum of exp(v - raw largest)
-BOUND = 6               # u64: every token of a larger order is in LISTED
 COUNTS = 8              # u32 [BINS]
 MASSES = COUNTS + BINS  # u32 [BINS]
 RAW_TOP = MASSES + BINS                 # u64 [MAX_LOGPROBS]: orders of the best before biases and penalties; 0: no more
-LISTED = RAW_TOP + 2 * MAX_LOGPROBS     # u64 [LIST]: orders of the best, best first; 0: no more
+LISTED = RAW_TOP + 2 * MAX_LOGPROBS     # u64 [LIST]: orders of the best; no token outside is better than the last
 LIST = 32
 RECORD = LISTED + 2 * LIST
 

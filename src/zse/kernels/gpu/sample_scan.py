@@ -36,7 +36,6 @@ from zse.kernels.gpu.sample_parts import (
     BASE,
     BEST,
     BINS,
-    BOUND,
     CHUNK,
     COUNTS,
     LIST,
@@ -49,14 +48,12 @@ from zse.kernels.gpu.sample_parts import (
     RECORD,
     bin_of,
     block_best,
-    first_key,
     four_at,
     history_place,
     inverse_of,
     is_filtered,
     is_greedy,
     lowest_bit,
-    order_at,
     order_of,
     power_of_two,
     prefix_sum,
@@ -123,8 +120,8 @@ def sort_into(candidates, total, wanted, list):
 
 
 @inline
-def write_raw_top(values, best, first, wanted, list, bests, candidates, number):
-    """The `wanted` best tokens of the chunk. The wanted-th best of the threads' best values bounds them from below; what
+def write_best(values, best, first, wanted, list, bests, candidates, number):
+    """The `wanted` best tokens of the chunk, at most LIST. The wanted-th best of the threads' best values bounds them from below; what
     passes it is at most VALUES a thread for `wanted` threads. number: i32 [1], bests: u64 [THREADS + 1]."""
     t = thread_index()
     bests[t] = best
@@ -145,13 +142,12 @@ def write_raw_top(values, best, first, wanted, list, bests, candidates, number):
             candidates[atomic_add(number, 1)] = order
     barrier()
     sort_into(candidates, number[0], wanted, list)
-    barrier()
 
 
 @inline
-def write_listed(values, depths, counts, first, base, inverse, record, candidates, number):
-    """The LIST best tokens of the chunk: those of the first bins that hold LIST together. A bin of too many to put in
-    order is left out, and the bound says so."""
+def write_listed(values, best, inverse, counts, first, base, record, bests, candidates, number):
+    """The LIST best tokens of the chunk and their bound: out of the first bins that hold so many together, or, where
+    these are too many to put in order, as write_best finds them."""
     t = thread_index()
     lane = lane_index()
     if t == 0:
@@ -162,27 +158,17 @@ def write_listed(values, depths, counts, first, base, inverse, record, candidate
         here = i32(counts[lane])
     sum = prefix_sum(here)
     reached = ballot(sum >= LIST)
-    cut = where(reached != 0, lowest_bit(reached), BINS)
-    total = shuffle(sum, min(cut, BINS - 1))
-    whole = total <= CANDIDATES
-    last = where(whole, min(cut, BINS - 1), cut - 1)
+    cut = where(reached != 0, lowest_bit(reached), BINS - 1)
+    total = shuffle(sum, cut)
     barrier()
-    for j in static(range(VALUES)):
-        if depths[j] <= last:
-            candidates[atomic_add(number, 1)] = order_of(values[j], first + index_of(j // 4, j % 4))
-    barrier()
-    total = number[0]
-    sort_into(candidates, total, LIST, record + LISTED)
-    bound = u64(0)
-    if cut < BINS:
-        # Above the bin that was left out; where none was, the last of the list is the bound.
-        top = first_key(base - cut + 1, inverse) - 1
-        bound = (u64(top) << 32) | 0xFFFFFFFF
-    barrier()
-    if t == 0:
-        if whole and cut < BINS:
-            bound = order_at(record + LISTED, LIST - 1)
-        write_order(record + BOUND, 0, bound)
+    if total <= CANDIDATES:
+        for j in static(range(VALUES)):
+            if values[j] >= LOWEST and min(base - bin_of(values[j], inverse), BINS - 1) <= cut:
+                candidates[atomic_add(number, 1)] = order_of(values[j], first + index_of(j // 4, j % 4))
+        barrier()
+        sort_into(candidates, number[0], LIST, record + LISTED)
+    else:
+        write_best(values, best, first, i32(LIST), record + LISTED, bests, candidates, number)
 
 
 @kernel
@@ -227,7 +213,7 @@ def sample_scan_gpu(logits: Ptr[f32], temperature: Ptr[f32, "const"], top_k: Ptr
     candidates = shared_array(u64, CANDIDATES)
     number = shared_array(i32, 1)
     if wanted > 0:
-        write_raw_top(values, mine, first, wanted, record + RAW_TOP, bests, candidates, number)
+        write_best(values, mine, first, wanted, record + RAW_TOP, bests, candidates, number)
 
     if last_bias > first_bias or length > 0:
         # 0: not seen, n + 1: seen, and n times in the reply.
@@ -262,7 +248,8 @@ def sample_scan_gpu(logits: Ptr[f32], temperature: Ptr[f32, "const"], top_k: Ptr
                 if place < count:
                     x[place] = value
             values[j] = value
-        best = block_best(best_of(values, first), orders)
+        mine = best_of(values, first)
+        best = block_best(mine, orders)
 
     if t == 0:
         record[BEST] = u32(best)
@@ -279,14 +266,12 @@ def sample_scan_gpu(logits: Ptr[f32], temperature: Ptr[f32, "const"], top_k: Ptr
                 counts[t] = 0
                 masses[t] = 0
             barrier()
-            depths = [i32(BINS) for _ in static(range(VALUES))]
             finite = i32(0)
             for j in static(range(VALUES)):
                 each = relative_mass(values[j], high, inverse)
                 mass += each
                 if values[j] >= LOWEST:
                     depth = min(base - bin_of(values[j], inverse), BINS - 1)
-                    depths[j] = depth
                     finite += 1
                     if depth < BINS - 1:
                         units = min(each * power_of_two(scaling_exponent(depth)), 1048575.0)
@@ -308,7 +293,7 @@ def sample_scan_gpu(logits: Ptr[f32], temperature: Ptr[f32, "const"], top_k: Ptr
             if t < BINS:
                 record[COUNTS + t] = counts[t]
                 record[MASSES + t] = masses[t]
-            write_listed(values, depths, counts, first, base, inverse, record, candidates, number)
+            write_listed(values, mine, inverse, counts, first, base, record, bests, candidates, number)
         else:
             for value in static(values):
                 mass += relative_mass(value, high, inverse)
