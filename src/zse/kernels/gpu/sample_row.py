@@ -168,7 +168,7 @@ def sample_row_gpu(logits: Ptr[f32, "const"], temperature: Ptr[f32, "const"], to
             if t < chunks:
                 if highs[t] >= LOWEST:
                     bound = order_at(own + LISTED, LIST - 1)
-            bound = block_best(bound, orders)
+            bound = block_best(bound, shared_array(u64, warps))
         state = Row(x=x, records=mine, chunks=chunks, vocab=vocab, aligned=vocab % 4 == 0, high=high, inverse=inverse,
                     top_bin=bin_of(high, inverse), bound=bound, highs=highs, bases=bases, weights=weights,
                     counts=shared_array(f64, BINS), masses=shared_array(f64, BINS), shares=shared_array(f32, THREADS),
