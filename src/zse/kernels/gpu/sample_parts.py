@@ -37,7 +37,7 @@ from zse.kernels.sample_parts import key_of, value_of
 
 CHUNK = 4096            # logits of one block of the scan
 MAX_CHUNKS = 128        # vocabularies of up to 524,288 tokens
-BINS = 32               # the last one holds everything deeper than 10.7 nats below the largest logit
+BINS = 64               # the last one holds everything deeper than 21.8 nats below the largest logit
 BITS = 20
 MAX_LOGPROBS = 20
 PAGE = 16

@@ -153,13 +153,23 @@ def write_listed(values, best, inverse, counts, first, base, record, bests, cand
     if t == 0:
         number[0] = 0
     # Every warp for itself: the depth at which LIST is reached.
-    here = i32(0)
-    if lane < BINS:
-        here = i32(counts[lane])
-    sum = prefix_sum(here)
-    reached = ballot(sum >= LIST)
-    cut = where(reached != 0, lowest_bit(reached), BINS - 1)
-    total = shuffle(sum, cut)
+    cut = i32(0)
+    total = i32(0)
+    open = i32(1)
+    running = i32(0)
+    for start in static(range(0, BINS, target.warp)):
+        here = i32(0)
+        if start + lane < BINS:
+            here = i32(counts[start + lane])
+        sum = running + prefix_sum(here)
+        reached = ballot(sum >= LIST)
+        place = where(reached != 0, lowest_bit(reached), min(target.warp, BINS - start) - 1)
+        until = shuffle(sum, place)
+        if open != 0:
+            cut = start + place
+            total = until + 0
+        open = where(reached != 0, 0, open)
+        running = shuffle(sum, target.warp - 1)
     barrier()
     if total <= CANDIDATES:
         for j in static(range(VALUES)):
@@ -282,10 +292,10 @@ def sample_scan_gpu(logits: Ptr[f32], temperature: Ptr[f32, "const"], top_k: Ptr
             if lane_index() == 0:
                 atomic_add(counts + BINS - 1, u32(finite))
             barrier()
-            others = u32(0)
-            if t < BINS - 1:
-                others = counts[t]
             if warp_index() == 0:
+                others = u32(0)
+                for depth in range(t, BINS - 1, target.warp):
+                    others += counts[depth]
                 others = warp_sum(others)
                 if t == 0:
                     counts[BINS - 1] = counts[BINS - 1] - others

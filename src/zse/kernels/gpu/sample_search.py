@@ -402,10 +402,10 @@ def boundary(row, finite, limit, by_mass, scores, keys, ordered, found):
     t = thread_index()
     if t < BINS:
         scores[t] = where(by_mass, row.masses[t], row.counts[t])
-    listed = f64(0)
-    if lane_index() < BINS - 1:
-        listed = row.counts[lane_index()]
-    rest = i32(finite - warp_sum_f64(listed))
+    others = f64(0)
+    for bin in unroll(range(lane_index(), BINS - 1, target.warp), 1):
+        others += row.counts[bin]
+    rest = i32(finite - warp_sum_f64(others))
     barrier()
     depth, above, inside = find(scores, BINS - 1, f64(0), limit, True)
     number = i32(row.counts[depth])
