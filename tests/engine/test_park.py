@@ -155,3 +155,23 @@ def test_a_forked_engine_is_one_of_its_own(model):
     result = subprocess.run([sys.executable, "-c", FORK, str(model)], capture_output=True, text=True, timeout=60,
                             env=environment)
     assert result.stdout.split("\n")[:2] == [f"Ready {model} False True", "0"], result.stderr
+
+
+@pytest.mark.parametrize("has_pack", [True, False])
+def test_kernels_are_loaded_from_a_pack_only(has_pack, monkeypatch):
+    from types import SimpleNamespace
+
+    from zse.engine.load import load_kernels
+    from zse.errors import DeviceError
+    from zse.kernel import cache
+    loaded = []
+
+    def program(symbol):
+        loaded.append(symbol)
+        if symbol == "large":
+            raise DeviceError("large needs more shared memory than there is")
+
+    monkeypatch.setattr(cache, "open_pack", lambda arch: SimpleNamespace(pack=object() if has_pack else None))
+    load_kernels(SimpleNamespace(name="cuda", isa="sm_90a", symbols=lambda: ["a", "large", "b"], program=program))
+    assert loaded == (["a", "large", "b"] if has_pack else [])
+    load_kernels(SimpleNamespace(name="cpu"))

@@ -153,8 +153,18 @@ def park(arguments: list[str]):
     import zse.scheduler.scheduler  # noqa: F401
     for name in zse.models.registry.ARCHITECTURES:
         zse.models.registry.architecture(name)
-    device = opening.result()
-    if device.family == "gpu":
-        for symbol in device.symbols():
-            device.program(symbol)
+    load_kernels(opening.result())
     return opening
+
+
+def load_kernels(device) -> None:
+    """Load every kernel of the device's pack into it, 0.1 ms each. Without a pack they are compiled one by one when a
+    model asks for them, which would keep the machine busy for a minute here."""
+    if device.name != "cuda":
+        return
+    from zse.kernel.cache import open_pack
+    if open_pack(device.isa).pack is None:
+        return
+    for symbol in device.symbols():
+        with suppress(DeviceError):     # one that this GPU cannot hold is told when a model needs it
+            device.program(symbol)
