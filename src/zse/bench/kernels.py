@@ -208,9 +208,9 @@ def read_ceiling(device, nbytes: int = 1 << 30) -> float:
     return nbytes / us / 1e3
 
 
-def run(device, ops: list[str], report, seed: int | None = None) -> tuple[float, list[Line]]:
-    """(ceiling in GB/s, lines); report(line) is called as they come. Every operation is first held to its reference with its own
-    cases. ops: names, or none for all."""
+def run(device, ops: list[str], report, only: list[str] | None = None, seed: int | None = None) -> tuple[float, list[Line]]:
+    """(ceiling in GB/s, lines); report(line, ceiling) is called as they come. Every operation is first held to its reference with its own
+    cases. ops: names, or none for all; only: texts that the timed cases' names contain."""
     import numpy as np
 
     from zse.errors import ConfigError
@@ -226,11 +226,13 @@ def run(device, ops: list[str], report, seed: int | None = None) -> tuple[float,
         rng = np.random.default_rng(seed)
         checked = all([check(device, op, case) for case in op.cases(rng, "gpu")])
         if op.sizes:
-            timed = [(case, expected()) for case, expected in op.sizes(rng)]
+            timed = ((case, expected) for case, expected in op.sizes(rng))
         else:
-            timed = [(max(op.cases(rng, "gpu"), key=lambda case: op.cost(case).bytes), None)]
+            timed = ((case, None) for case in [max(op.cases(rng, "gpu"), key=lambda case: op.cost(case).bytes)])
         for case, expected in timed:
-            right = checked and (expected is None or check(device, op, case, expected))
+            if not all(text in case.name for text in only or ()):
+                continue
+            right = checked and (expected is None or check(device, op, case, expected()))
             cost = op.cost(case)
             line = Line(name, case.name, time_case(device, op, case), cost.bytes, cost.flops, right)
             lines.append(line)

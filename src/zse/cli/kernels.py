@@ -1,12 +1,13 @@
-"""zse kernels: compile the GPU kernels ahead of time, and show what there is."""
+"""zse kernels: compile the GPU kernels ahead of time, show what there is, and how fast it is."""
 
-HELP = "compile the GPU kernels, or list them"
+HELP = "compile the GPU kernels, list or time them"
 
 EPILOG = """examples:
   zse kernels build                       for the GPU of this machine
   zse kernels build --arch sm_90a --arch sm_80
   zse kernels build --op attention --arch sm_90a
-  zse kernels list --arch sm_90a"""
+  zse kernels list --arch sm_90a
+  zse kernels bench --op matmul --device cuda"""
 
 
 def add_arguments(parser) -> None:
@@ -26,10 +27,17 @@ def add_arguments(parser) -> None:
     listing = commands.add_parser("list", help="the kernels and whether they are built", description=(
         "the kernels of an architecture and whether they are built"))
     listing.add_argument("--arch", metavar="ARCH", default=None, help="an architecture (default: that of this machine's GPU)")
+    bench = commands.add_parser("bench", help="time the kernels of this machine's GPU, checked in the same run", description=(
+        "time the kernels of this machine's GPU beside what its memory allows; every result is checked"))
+    bench.add_argument("--op", action="append", default=[], metavar="NAME", help="only this operation (may be repeated)")
+    bench.add_argument("--only", action="append", default=[], metavar="TEXT", help="only cases with TEXT in their name (may be repeated: all "
+                       "of them)")
+    bench.add_argument("--device", default="cuda", metavar="DEVICE", help="cuda, cuda:1, ... (default: cuda)")
+    bench.add_argument("--json", metavar="FILE", help="write the figures to FILE as well")
 
 
 def run(args) -> int:
-    return {"build": _build, "list": _list}[args.what](args)
+    return {"build": _build, "list": _list, "bench": _bench}[args.what](args)
 
 
 def _arch() -> str:
@@ -84,3 +92,27 @@ def _list(args) -> int:
             f" {entry['registers']:4} registers {entry['shared_bytes']:8,} bytes shared" + (
                 f" {entry['spills']} bytes spilled" if entry["spills"] else "") if entry else ""))
     return 0
+
+
+def _bench(args) -> int:
+    import json
+    from pathlib import Path
+
+    from zse.bench import kernels
+    from zse.errors import ConfigError
+    from zse.runtime import open_device
+    device = open_device(args.device)
+    if device.family != "gpu":
+        raise ConfigError(f"{args.device} is no GPU; kernels of the CPU are timed by `zse bench`")
+
+    def report(line: kernels.Line, ceiling: float) -> None:
+        share = 100 * line.gigabytes / ceiling
+        print(f"{line.op:14} {line.case:44} {line.microseconds:9.2f} us {line.gigabytes:7.0f} GB/s {share:5.1f} % "
+              f"{line.flops / line.microseconds / 1e6:7.1f} TFLOP/s{'' if line.checked else '  WRONG'}", flush=True)
+
+    ceiling, lines = kernels.run(device, args.op, report, args.only)
+    print(f"{device.product}: {ceiling:.0f} GB/s read")
+    if args.json:
+        rows = [line._asdict() | {"gigabytes": line.gigabytes, "ceiling": ceiling} for line in lines]
+        Path(args.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    return 0 if all(line.checked for line in lines) else 1

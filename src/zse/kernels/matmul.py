@@ -452,9 +452,14 @@ def _cases(rng, family="cpu") -> Iterator[Case]:
 def _cost(case: Case) -> Cost:
     tokens, width = case.outputs["out"].shape[0], case.inputs["weight"].shape[1]
     a, out, weight = case.inputs["a"], case.outputs["out"], case.inputs["weight"]
-    moved = weight.nbytes + tokens * width * (2 if isinstance(a, HostArray) else 4)
+    moved = weight.nbytes + tokens * width * (2 if isinstance(a, HostArray) else 1 if isinstance(a, HostFp8Activation) else 4)
     moved += out.shape[0] * out.shape[1] * (2 if out.dtype == "bf16" else 8 if out.inout is not None else 4)
     return Cost(moved, 2 * tokens * weight.shape[0] * width)
 
 
-MATMUL = Op("matmul", _variants, _launch, _reference, _cases, _cost, _gpu_variants)
+def _sizes(rng):
+    from zse.kernels.gpu import matmul_sizes
+    return matmul_sizes.sizes(rng)
+
+
+MATMUL = Op("matmul", _variants, _launch, _reference, _cases, _cost, _gpu_variants, _sizes)

@@ -135,7 +135,8 @@ class Op:
     dtypes, raises ValueError or TypeError, and records. reference(**arrays, **options) → output name → float64 (or
     integer) array; inputs that the op changes are given as their initial content and must not be modified.
     cases(rng) → fresh random Cases, odd sizes among them; with a GPU form cases(rng, family) takes "cpu" or "gpu".
-    cost(case) → Cost.
+    cost(case) → Cost. sizes(rng) → for timing on a GPU: Cases of real models' sizes, each with a function that gives, by output name,
+    (index, expected values) of the part that is compared; None: the largest of the cases.
     """
 
     name: str
@@ -145,6 +146,7 @@ class Op:
     cases: Callable[..., Iterator[Case]]
     cost: Callable[[Case], Cost]
     gpu_variants: Callable[[Any], list[Variant]] | None = None
+    sizes: Callable[[Any], Iterator[tuple[Case, Callable[[], dict[str, Any]]]]] | None = None
 
 
 def on_gpu(recorder: Any) -> bool:

@@ -23,7 +23,7 @@ MODULES: dict[str, tuple[str, ...]] = {
 
 # Modules of kernels that belong to no operation (they repack, dequantize, ...): each has variants(target).
 EXTRAS = ("repack",)
-GPU_EXTRAS: tuple[str, ...] = ()
+GPU_EXTRAS: tuple[str, ...] = ("gpu.probe",)
 
 
 def all_ops() -> list[Op]:
