@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 COPIES_BYTES = 3            # times the L2 cache: how much the copies of a launch's inputs are together
 TARGET_S = 0.004            # of one replay
 REPEATS = 5
+CEILING_BYTES = 1 << 30     # that the ceiling is read from
 
 
 class Line(NamedTuple):
@@ -196,8 +197,9 @@ def time_case(device, op, case) -> float:
         release(sets)
 
 
-def read_ceiling(device, nbytes: int = 1 << 30) -> float:
-    """GB/s of reading `nbytes` of device memory."""
+def read_ceiling(device) -> float:
+    """GB/s of reading CEILING_BYTES of device memory."""
+    nbytes = CEILING_BYTES
     source, out = device.alloc(nbytes, label="bench"), device.alloc(256, label="bench")
     try:
         us = measure(device, lambda recorder, i: recorder.launch("probe_read", [source, out, nbytes // 4], (device.num_sms * 4,)), 1,

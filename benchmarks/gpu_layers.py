@@ -1,0 +1,73 @@
+"""The matrix products of a 7B model's decode step as the step runs them: one after another, overlapping at the borders.
+
+    python benchmarks/gpu_layers.py [--tokens 1,4] [--formats int4-g128-sym,fp8-row,bf16]
+
+28 layers of qkv, o, gate_up with its gate, and down, in one captured graph, without what stands between them in a model; weights of
+eight layers, random, so that the caches hold none. Beside it the time that reading the weights takes at the measured ceiling.
+`zse kernels bench --op matmul` times (and checks) each of them by itself.
+"""
+
+import argparse
+
+import numpy as np
+
+from zse.bench.kernels import measure, place, read_ceiling, release
+from zse.kernels.gpu.matmul_sizes import SHAPES, random_planes
+from zse.kernels.matmul import matmul, matmul_gated
+from zse.kernels.op import HostArray
+from zse.quant.pack import f32_to_bf16
+from zse.quant.scheme import parse_scheme
+from zse.runtime import open_device
+from zse.tensor import Tensor
+
+LAYERS, DISTINCT = 28, 8
+
+
+def layer_us(device, scheme, tokens: int) -> tuple[float, int]:
+    """(microseconds of a layer, bytes of its weights)."""
+    rng = np.random.default_rng()
+    shapes = {name: shape for name, shape in SHAPES.items() if name != "head"}
+    hosts = {name: random_planes(rng, rows, width, scheme) for name, (rows, width, _) in shapes.items()}
+    weights = [{name: place(device, host) for name, host in hosts.items()} for _ in range(DISTINCT)]
+    inputs, outs = {}, {}
+    for name, (rows, width, epilogue) in shapes.items():
+        x = f32_to_bf16(rng.standard_normal((tokens, width)).astype(np.float32))
+        inputs[name] = place(device, HostArray("bf16", x))
+        shape, dtype = ((tokens, rows // 2), "bf16") if epilogue == "silu" else ((tokens, rows), "f32")
+        outs[name] = Tensor(device.alloc(4 * shape[0] * shape[1], label="bench"), shape, dtype)
+
+    def record(recorder, layer: int) -> None:
+        for name, (_, _, epilogue) in shapes.items():
+            weight = weights[layer % DISTINCT][name]
+            if epilogue == "silu":
+                matmul_gated(recorder, inputs[name], weight, outs[name], "silu", max_tokens=tokens)
+            else:
+                matmul(recorder, inputs[name], weight, outs[name], max_tokens=tokens,
+                       accumulate=epilogue == "accumulate")
+
+    try:
+        us = measure(device, record, LAYERS, 1000.0)
+    finally:
+        release((weights, inputs, outs))
+    return us, sum(host.nbytes for host in hosts.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", default="1,4,8")
+    parser.add_argument("--formats", default="int4-g128-sym,fp8-row,bf16")
+    parser.add_argument("--device", default="cuda")
+    args = parser.parse_args()
+    device = open_device(args.device)
+    ceiling = read_ceiling(device)
+    print(f"{device.product}: {ceiling:.0f} GB/s read")
+    for name in args.formats.split(","):
+        for tokens in map(int, args.tokens.split(",")):
+            us, nbytes = layer_us(device, parse_scheme(name), tokens)
+            floor = nbytes / ceiling / 1e3
+            print(f"{name:16} {tokens:3} tokens: {us:7.1f} us a layer, floor {floor:6.1f} us ({100 * floor / us:.0f} %)",
+                  flush=True)
+
+
+if __name__ == "__main__":
+    main()
