@@ -1,4 +1,5 @@
-"""Matrix products for few tokens on the emulated GPU: every scheme and epilogue against float64, and what a token may not depend on."""
+"""Matrix products for few tokens on the emulated GPU: every scheme and epilogue against float64, and what a token may
+not depend on."""
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from zse.quant.pack import f32_to_bf16
 from zse.quant.scheme import AffineScheme, DenseScheme, Fp8Scheme
 from zse.runtime.emulate import EmulateDevice
 
-SHARE = 5           # one in so many cases: all of them take 40 s
+SHARE = 5  # one in so many cases: all of them take 40 s
 
 
 @pytest.fixture(scope="module", params=["sm_90a", "sm_80"])
@@ -32,7 +33,9 @@ def test_reference(device):
 def product(device, weight, a, kernel):
     """The kernel's result for rows of bf16 bit patterns, f32."""
     shape = (len(a), weight.shape[0])
-    case = Case("", {"a": HostArray("bf16", a), "weight": weight}, {"out": Output(shape, "float32", Tolerance(0, 0, ""))})
+    case = Case(
+        "", {"a": HostArray("bf16", a), "weight": weight}, {"out": Output(shape, "float32", Tolerance(0, 0, ""))}
+    )
     arguments, found = {name: place(device, value) for name, value in case.inputs.items()}, outputs(device, case)
     recorder = device.record()
     gpu_matmul.record(recorder, arguments["a"], arguments["weight"], found["out"], None, len(a), kernel=kernel)
@@ -44,7 +47,9 @@ def product(device, weight, a, kernel):
     return result
 
 
-@pytest.mark.parametrize("scheme", [AffineScheme(4, 32, False), AffineScheme(8, 128, True), DenseScheme("bf16"), Fp8Scheme("row")], ids=str)
+@pytest.mark.parametrize(
+    "scheme", [AffineScheme(4, 32, False), AffineScheme(8, 128, True), DenseScheme("bf16"), Fp8Scheme("row")], ids=str
+)
 @pytest.mark.parametrize("kernel", ["small", "few"])
 def test_token_alone_and_in_a_batch(device, scheme, kernel):
     """The same bits, also where other tokens are not finite."""
@@ -52,10 +57,10 @@ def test_token_alone_and_in_a_batch(device, scheme, kernel):
     tokens = 4 if kernel == "few" else 7
     weight = random_weight(rng, 48, 384, scheme, "r16" if scheme.kind == "affine" else "rows")
     a = f32_to_bf16(rng.standard_normal((tokens, 384)).astype(np.float32))
-    a[1, 5], a[2, 7] = 0x7F80, 0x7FC0            # infinity, NaN
+    a[1, 5], a[2, 7] = 0x7F80, 0x7FC0  # infinity, NaN
     whole = product(device, weight, a, kernel)
     for token in (0, tokens - 1):
-        np.testing.assert_array_equal(product(device, weight, a[token: token + 1], kernel)[0], whole[token])
+        np.testing.assert_array_equal(product(device, weight, a[token : token + 1], kernel)[0], whole[token])
     assert np.isfinite(whole[[0, 3]]).all() and not np.isfinite(whole[1:3]).any()
 
 
@@ -80,4 +85,10 @@ def test_refusals(device):
     with pytest.raises(ValueError, match="supported: silu, gelu_tanh"):
         MATMUL.launch(device.record(), a, weight, out, gate="relu", max_tokens=1)
     with pytest.raises(ValueError, match="layout"):
-        MATMUL.launch(device.record(), a, weight._replace(layout="rows"), place(device, np.zeros((1, 40), np.float32)), max_tokens=1)
+        MATMUL.launch(
+            device.record(),
+            a,
+            weight._replace(layout="rows"),
+            place(device, np.zeros((1, 40), np.float32)),
+            max_tokens=1,
+        )

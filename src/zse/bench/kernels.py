@@ -1,20 +1,22 @@
-"""zse kernels bench: every operation's time beside what its bytes and operations allow, its results checked in the same run.
+"""zse kernels bench: every operation's time beside what its bytes and operations allow, its results checked in the
+same run.
 
-A launch is timed as one of many in a captured graph, as a model replays it; its inputs are copies that together exceed the caches
-twice. The ceiling is what a kernel that only reads reaches on the same machine, measured first.
+A launch is timed as one of many in a captured graph, as a model replays it; its inputs are copies that together
+exceed the caches twice. The ceiling is what a kernel that only reads reaches on the same machine, measured first.
 """
 
 import time
 from typing import Any, NamedTuple
 
-COPIES_BYTES = 3            # times the L2 cache: how much the copies of a launch's inputs are together
-TARGET_S = 0.004            # of one replay
+COPIES_BYTES = 3  # times the L2 cache: how much the copies of a launch's inputs are together
+TARGET_S = 0.004  # of one replay
 REPEATS = 5
-CEILING_BYTES = 1 << 30     # that the ceiling is read from
+CEILING_BYTES = 1 << 30  # that the ceiling is read from
 
 
 class Line(NamedTuple):
     """One timed case. microseconds: of one launch; bytes and flops: op.cost; checked: whether the result is right."""
+
     op: str
     case: str
     microseconds: float
@@ -28,8 +30,18 @@ class Line(NamedTuple):
         return self.bytes / self.microseconds / 1e3
 
 
-DTYPES = {"float32": "f32", "float16": "f16", "int32": "i32", "int8": "i8", "uint8": "u8", "uint16": "bf16", "int64": "i64",
-          "uint64": "u64", "uint32": "u32", "float64": "f64"}
+DTYPES = {
+    "float32": "f32",
+    "float16": "f16",
+    "int32": "i32",
+    "int8": "i8",
+    "uint8": "u8",
+    "uint16": "bf16",
+    "int64": "i64",
+    "uint64": "u64",
+    "uint32": "u32",
+    "float64": "f64",
+}
 
 
 def upload(device, array, dtype: str | None = None):
@@ -37,6 +49,7 @@ def upload(device, array, dtype: str | None = None):
     import numpy as np
 
     from zse.tensor import Tensor
+
     data = np.ascontiguousarray(array)
     tensor = Tensor(device.alloc(max(data.nbytes, 1), label="bench"), data.shape, dtype or DTYPES[str(data.dtype)])
     if data.nbytes:
@@ -50,6 +63,7 @@ def place(device, value: Any) -> Any:
 
     from zse.kernels.op import HostActivation, HostArray, HostFp8Activation
     from zse.tensor import Activation, Fp8Activation, Weight
+
     if isinstance(value, np.ndarray):
         return upload(device, value)
     if isinstance(value, HostArray):
@@ -60,8 +74,12 @@ def place(device, value: Any) -> Any:
         return Fp8Activation(upload(device, value.q, "e4m3"), upload(device, value.scale))
     if hasattr(value, "planes"):
         kinds = {plane.name: plane.dtype for plane in value.scheme.planes(*value.shape, value.layout)}
-        return Weight(value.shape, value.scheme, {name: upload(device, plane, kinds[name]) for name, plane in value.planes.items()},
-                      value.layout)
+        return Weight(
+            value.shape,
+            value.scheme,
+            {name: upload(device, plane, kinds[name]) for name, plane in value.planes.items()},
+            value.layout,
+        )
     if isinstance(value, tuple):
         made = [place(device, part) for part in value]
         return type(value)(*made) if hasattr(value, "_fields") else tuple(made)
@@ -73,19 +91,28 @@ def outputs(device, case) -> dict[str, Any]:
     import numpy as np
 
     from zse.tensor import Activation, Fp8Activation
+
     found: dict[str, Any] = {}
     for name, output in case.outputs.items():
         rows, width = output.shape[0], output.shape[-1]
         if output.fp8:
-            found[name] = Fp8Activation(upload(device, np.full(output.shape, 0x7F, np.uint8), "e4m3"),
-                                        upload(device, np.full(rows, np.nan, np.float32)))
+            found[name] = Fp8Activation(
+                upload(device, np.full(output.shape, 0x7F, np.uint8), "e4m3"),
+                upload(device, np.full(rows, np.nan, np.float32)),
+            )
         elif output.int8:
-            found[name] = Activation(upload(device, np.full(output.shape, -128, np.int8)),
-                                     *(upload(device, np.full((rows, width // 32), np.nan, np.float32)) for _ in range(2)))
+            found[name] = Activation(
+                upload(device, np.full(output.shape, -128, np.int8)),
+                *(upload(device, np.full((rows, width // 32), np.nan, np.float32)) for _ in range(2)),
+            )
         elif output.inout is not None:
             found[name] = upload(device, output.inout, output.dtype if output.dtype in ("bf16", "e4m3") else None)
         elif output.dtype in ("bf16", "e4m3"):
-            bits = np.full(output.shape, 0x7FFF if output.dtype == "bf16" else 0x7F, np.uint16 if output.dtype == "bf16" else np.uint8)
+            bits = np.full(
+                output.shape,
+                0x7FFF if output.dtype == "bf16" else 0x7F,
+                np.uint16 if output.dtype == "bf16" else np.uint8,
+            )
             found[name] = upload(device, bits, output.dtype)
         else:
             array = np.empty(output.shape, output.dtype)
@@ -123,6 +150,7 @@ def read(device, tensor, output):
     import numpy as np
 
     from zse.kernels.op import HostArray
+
     dtype = {"bf16": "uint16", "e4m3": "uint8"}.get(output.dtype, output.dtype)
     got = np.frombuffer(device.read(tensor), dtype).reshape(tensor.shape)
     if output.dtype in ("bf16", "e4m3"):
@@ -133,6 +161,7 @@ def read(device, tensor, output):
 def agrees(got, wanted, tolerance) -> bool:
     """Whether a result is within its tolerance; NaN never is, unless it is expected."""
     import numpy as np
+
     wanted = np.asarray(wanted)
     if tolerance.absolute == tolerance.relative == 0:
         return bool(np.array_equal(got, wanted, equal_nan=wanted.dtype.kind == "f"))
@@ -140,8 +169,8 @@ def agrees(got, wanted, tolerance) -> bool:
 
 
 def check(device, op, case, expected=None) -> bool:
-    """Launch once and compare what can be read as numbers. expected: name → (index, array) of the parts that are compared;
-    default: all of the reference."""
+    """Launch once and compare what can be read as numbers. expected: name → (index, array) of the parts that are
+    compared; default: all of the reference."""
     arguments = {name: place(device, value) for name, value in case.inputs.items()}
     found = outputs(device, case)
     recorder = device.record()
@@ -150,11 +179,21 @@ def check(device, op, case, expected=None) -> bool:
     try:
         graph.run()
         if expected is None:
-            initial = {name: output.inout for name, output in case.outputs.items() if output.inout is not None and "." not in name}
-            wanted = op.reference(**case.inputs, **initial, **{k: v for k, v in case.options.items() if k not in case.outputs})
-            expected = {name: (..., wanted[name]) for name, output in case.outputs.items() if not (output.fp8 or output.int8)}
-        return all(agrees(read(device, found[name], case.outputs[name])[index], array, case.outputs[name].tolerance)
-                   for name, (index, array) in expected.items())
+            initial = {
+                name: output.inout
+                for name, output in case.outputs.items()
+                if output.inout is not None and "." not in name
+            }
+            wanted = op.reference(
+                **case.inputs, **initial, **{k: v for k, v in case.options.items() if k not in case.outputs}
+            )
+            expected = {
+                name: (..., wanted[name]) for name, output in case.outputs.items() if not (output.fp8 or output.int8)
+            }
+        return all(
+            agrees(read(device, found[name], case.outputs[name])[index], array, case.outputs[name].tolerance)
+            for name, (index, array) in expected.items()
+        )
     finally:
         graph.close()
         release(arguments)
@@ -169,7 +208,7 @@ def measure(device, launch, copies: int, guess_us: float) -> float:
         launch(recorder, i % copies)
     graph = recorder.finish()
     try:
-        for _ in range(3):              # walked, captured, replayed
+        for _ in range(3):  # walked, captured, replayed
             graph.run()
         best = float("inf")
         for _ in range(REPEATS):
@@ -189,10 +228,16 @@ def time_case(device, op, case) -> float:
     sets = []
     try:
         for _ in range(copies):
-            sets.append({**{name: place(device, value) for name, value in case.inputs.items()}, **outputs(device, case)})
+            sets.append(
+                {**{name: place(device, value) for name, value in case.inputs.items()}, **outputs(device, case)}
+            )
         calls = [joined(each) for each in sets]
-        return measure(device, lambda recorder, i: op.launch(recorder, **calls[i], **case.options), copies,
-                       cost.bytes / 2e6 + cost.flops / 3e8 + 3)
+        return measure(
+            device,
+            lambda recorder, i: op.launch(recorder, **calls[i], **case.options),
+            copies,
+            cost.bytes / 2e6 + cost.flops / 3e8 + 3,
+        )
     finally:
         release(sets)
 
@@ -202,21 +247,28 @@ def read_ceiling(device) -> float:
     nbytes = CEILING_BYTES
     source, out = device.alloc(nbytes, label="bench"), device.alloc(256, label="bench")
     try:
-        us = measure(device, lambda recorder, i: recorder.launch("probe_read", [source, out, nbytes // 4], (device.num_sms * 4,)), 1,
-                     nbytes / 4e6)
+        us = measure(
+            device,
+            lambda recorder, i: recorder.launch("probe_read", [source, out, nbytes // 4], (device.num_sms * 4,)),
+            1,
+            nbytes / 4e6,
+        )
     finally:
         source.free()
         out.free()
     return nbytes / us / 1e3
 
 
-def run(device, ops: list[str], report, only: list[str] | None = None, seed: int | None = None) -> tuple[float, list[Line]]:
-    """(ceiling in GB/s, lines); report(line, ceiling) is called as they come. Every operation is first held to its reference with its own
-    cases. ops: names, or none for all; only: texts that the timed cases' names contain."""
+def run(
+    device, ops: list[str], report, only: list[str] | None = None, seed: int | None = None
+) -> tuple[float, list[Line]]:
+    """(ceiling in GB/s, lines); report(line, ceiling) is called as they come. Every operation is first held to its
+    reference with its own cases. ops: names, or none for all; only: texts that the timed cases' names contain."""
     import numpy as np
 
     from zse.errors import ConfigError
     from zse.kernels.table import all_ops
+
     known = {op.name: op for op in all_ops() if op.gpu_variants}
     unknown = [name for name in ops if name not in known]
     if unknown:

@@ -1,24 +1,53 @@
-"""Matrix products on a GPU: which kernel a weight and a number of tokens get, and the cases that hold them to a reference."""
+"""Matrix products on a GPU: which kernel a weight and a number of tokens get, and the cases that hold them to a
+reference.
+
+Up to 8 tokens matmul_small, or for integer weights and up to 4 tokens matmul_few where a multiprocessor has two units
+of rows and more; above, gemm.py where it takes the weight, else matmul_small, 8 tokens at a time. In each of them a
+token's result is the same bits alone and in a batch; between them it differs by rounding (f32 sums in another order,
+and 2**-16 of the largest activation of 128 in matmul_few).
+"""
 
 from zse.kernel import Variant
 from zse.kernels.gpu import gemm
 from zse.kernels.gpu import matmul_few as few
 from zse.kernels.gpu import matmul_small as small
-from zse.kernels.gpu.matmul_tiles import ACCUMULATE, GATED_GELU, GATED_SILU, INTEGERS, STORE, STORE_BF16, UNIT, slot_bytes, sums_bytes
+from zse.kernels.gpu.matmul_tiles import (
+    ACCUMULATE,
+    GATED_GELU,
+    GATED_SILU,
+    INTEGERS,
+    STORE,
+    STORE_BF16,
+    UNIT,
+    slot_bytes,
+    sums_bytes,
+)
 from zse.kernels.op import Case, HostArray, Output, Tolerance, check, require
 from zse.quant.scheme import AffineScheme, DenseScheme, Fp8Scheme
 from zse.runtime.symbol import ceil_div
 
-SMALL_TOKENS = 64               # up to here the weights bound a product; above, the GEMM
+SMALL_TOKENS = 64  # up to here the weights bound a product; above, the GEMM
 GATES = {"silu": GATED_SILU, "gelu_tanh": GATED_GELU}
 CHUNK = few.CHUNK
 SCALINGS = {"row": 0, "tensor": 1, "block": 2}
-COLUMNS = {"bf16": 8, "f16": 8, "f32": 4}       # of the 16-byte pieces of rows: K is a multiple
+COLUMNS = {"bf16": 8, "f16": 8, "f32": 4}  # of the 16-byte pieces of rows: K is a multiple
 
 # (kind, class of groups) -> columns of a chunk. Class 32 is any multiple of 32, class 0 any multiple of the chunk.
 FORMS = {
-    ("int4", 16): 64, ("int4", 32): 128, ("int4", 64): 128, ("int4", 0): 128, ("int5", 16): 64, ("int5", 32): 64, ("int6", 16): 64,
-    ("int6", 32): 64, ("int8", 16): 64, ("int8", 32): 64, ("bf16", 0): 32, ("f16", 0): 32, ("f32", 0): 16, ("e4m3", 0): 128,
+    ("int4", 16): 64,
+    ("int4", 32): 128,
+    ("int4", 64): 128,
+    ("int4", 0): 128,
+    ("int5", 16): 64,
+    ("int5", 32): 64,
+    ("int6", 16): 64,
+    ("int6", 32): 64,
+    ("int8", 16): 64,
+    ("int8", 32): 64,
+    ("bf16", 0): 32,
+    ("f16", 0): 32,
+    ("f32", 0): 16,
+    ("e4m3", 0): 128,
 }
 # Shared memory of a block, KiB, of the architectures that have less than Hopper's 227.
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 120: 99}
@@ -42,8 +71,8 @@ def symbol_of(form: tuple[str, int], kernel: str = "small") -> str:
 
 
 def ring(shared: int, fixed: dict[int, int], slot: int, most: int = 5) -> tuple[int, int] | None:
-    """(warps, slots of each one's ring) for `shared` bytes, of which `fixed` [warps] serve for something else. The most warps that get
-    three slots, or else the fewest that get two."""
+    """(warps, slots of each one's ring) for `shared` bytes, of which `fixed` [warps] serve for something else. The
+    most warps that get three slots, or else the fewest that get two."""
     for warps, least in ((16, 3), (12, 3), (16, 2), (8, 3), (8, 2), (4, 2)):
         if warps in fixed and (stages := (shared - fixed[warps]) // (warps * slot)) >= least:
             return warps, min(stages, most)
@@ -63,40 +92,65 @@ def few_ring(form: tuple[str, int], arch: int) -> tuple[int, int] | None:
 
 def small_ring(form: tuple[str, int], arch: int) -> tuple[int, int]:
     kind, group = form
-    found = ring(shared_bytes(arch), {n: sums_bytes(n, small.TOKENS) for n in (16, 8, 4)}, slot_bytes(kind, group, FORMS[form]))
+    found = ring(
+        shared_bytes(arch), {n: sums_bytes(n, small.TOKENS) for n in (16, 8, 4)}, slot_bytes(kind, group, FORMS[form])
+    )
     assert found, form
     return found
 
 
 def variants(target) -> list[Variant]:
-    """The kernels for up to SMALL_TOKENS tokens. One block fills a multiprocessor: blocks of a small grid then spread over all of
-    them (with two, a matrix of 112 units took 26 us instead of 14: some had two blocks, others none)."""
+    """The kernels for up to SMALL_TOKENS tokens. One block fills a multiprocessor: blocks of a small grid then spread
+    over all of them (with two, a matrix of 112 units took 26 us instead of 14: some had two blocks, others none)."""
     if not target.has("mma_sync"):
         return []
     made = []
     for form, chunk in FORMS.items():
         statics = {"KIND": form[0], "GROUP": form[1]}
         warps, stages = small_ring(form, target.arch)
-        made.append(Variant(symbol_of(form), small.matmul_small, statics | {"CHUNK": chunk, "STAGES": stages},
-                            threads=32 * warps))
+        made.append(
+            Variant(
+                symbol_of(form), small.matmul_small, statics | {"CHUNK": chunk, "STAGES": stages}, threads=32 * warps
+            )
+        )
         found = few_ring(form, target.arch) if form[0] in INTEGERS else None
         if found:
-            made.append(Variant(symbol_of(form, "few"), few.matmul_few, statics | {"STAGES": found[1]}, threads=32 * found[0]))
+            made.append(
+                Variant(symbol_of(form, "few"), few.matmul_few, statics | {"STAGES": found[1]}, threads=32 * found[0])
+            )
     return made + gemm.variants(target)
 
 
-def record(recorder, a, weight, out, bias, max_tokens: int, *, accumulate: bool = False, gate: str | None = None,
-           kernel: str | None = None) -> None:
-    """Record out (+)= a @ weight.T + bias, or with `gate` out = act(first half of the rows) * second half, checked. kernel: "small" or
-    "few" instead of the one that the shape would get (tests)."""
+def record(
+    recorder,
+    a,
+    weight,
+    out,
+    bias,
+    max_tokens: int,
+    *,
+    accumulate: bool = False,
+    gate: str | None = None,
+    kernel: str | None = None,
+) -> None:
+    """Record out (+)= a @ weight.T + bias, or with `gate` out = act(first half of the rows) * second half, checked.
+    kernel: "small" or "few" instead of the one that the shape would get (tests)."""
     rows, width = weight.shape
     scheme, planes = weight.scheme, weight.planes
     tokens = out.shape[0]
     what = "matmul_gated" if gate else "matmul"
     if gate:
         require(gate in GATES, f"matmul_gated: kind {gate!r}; supported: {', '.join(GATES)}")
-        require(rows % 32 == 0, f"matmul_gated: {rows} rows are no two halves of whole tiles of 16; record matmul and gated")
-    check(f"{what} out", out, "bf16" if gate else "f32" if accumulate else ("f32", "bf16"), tokens, rows // 2 if gate else rows)
+        require(
+            rows % 32 == 0, f"matmul_gated: {rows} rows are no two halves of whole tiles of 16; record matmul and gated"
+        )
+    check(
+        f"{what} out",
+        out,
+        "bf16" if gate else "f32" if accumulate else ("f32", "bf16"),
+        tokens,
+        rows // 2 if gate else rows,
+    )
     tiled = kernel is None and gemm.takes(recorder.device, weight, a.dtype, gate is not None, max_tokens)
     check(f"{what} a", a, ("bf16", "fp8") if tiled else "bf16", tokens, width)
     if bias is not None:
@@ -105,7 +159,9 @@ def record(recorder, a, weight, out, bias, max_tokens: int, *, accumulate: bool 
     require(weight.layout == layout, f"{what}: {scheme} weights are in layout {layout} on a GPU, not {weight.layout}")
     if scheme.kind == "dense":
         multiple = COLUMNS[scheme.dtype]
-        require(width % multiple == 0, f"{what}: {scheme.dtype} weights need a multiple of {multiple} columns, got {width}")
+        require(
+            width % multiple == 0, f"{what}: {scheme.dtype} weights need a multiple of {multiple} columns, got {width}"
+        )
     else:
         require(scheme.fits(width), f"{what}: {width} columns do not fit {scheme}")
     if tiled:
@@ -128,21 +184,50 @@ def record(recorder, a, weight, out, bias, max_tokens: int, *, accumulate: bool 
     device = recorder.device
     columns = -(-width // few.CHUNK) * few.CHUNK
     blocks = min(units, getattr(device, "num_sms", units))
-    # Preparing the activations pays from two units a block on: 4 bits, 37888 x 3584 in 18.8 us instead of 23.9, but 3584 x 18944 in 16.0
-    # instead of 13.0 (H200, one token).
-    takes_few = form[0] in INTEGERS and max_tokens <= few.TOKENS and max_tokens * columns <= few.ELEMENTS and (
-        kernel == "few" or kernel is None and units >= 2 * blocks)
+    # Preparing the activations pays from two units a block on: 4 bits, 37888 x 3584 in 18.8 us instead of 23.9, but
+    # 3584 x 18944 in 16.0 instead of 13.0 (H200, one token).
+    takes_few = (
+        form[0] in INTEGERS
+        and max_tokens <= few.TOKENS
+        and max_tokens * columns <= few.ELEMENTS
+        and (kernel == "few" or kernel is None and units >= 2 * blocks)
+    )
     if takes_few and few_ring(form, getattr(device, "arch", 0)):
         symbol, per_block = symbol_of(form, "few"), few.TOKENS
     else:
         symbol, per_block = symbol_of(form), small.TOKENS
     grid = blocks, ceil_div(tokens, per_block)
-    recorder.launch(symbol, [*head, a, bias if bias is not None else 0, out, tokens, rows, width, groups, shift, symmetric, scaling,
-                             int(bias is not None), mode], grid)
+    recorder.launch(
+        symbol,
+        [
+            *head,
+            a,
+            bias if bias is not None else 0,
+            out,
+            tokens,
+            rows,
+            width,
+            groups,
+            shift,
+            symmetric,
+            scaling,
+            int(bias is not None),
+            mode,
+        ],
+        grid,
+    )
 
 
-SCHEMES = (*(AffineScheme(bits, group, symmetric) for bits in (4, 5, 6, 8) for group in (16, 32, 64, 128, 0) for symmetric in (False, True)),
-           *(DenseScheme(dtype) for dtype in COLUMNS), *(Fp8Scheme(scaling) for scaling in SCALINGS))
+SCHEMES = (
+    *(
+        AffineScheme(bits, group, symmetric)
+        for bits in (4, 5, 6, 8)
+        for group in (16, 32, 64, 128, 0)
+        for symmetric in (False, True)
+    ),
+    *(DenseScheme(dtype) for dtype in COLUMNS),
+    *(Fp8Scheme(scaling) for scaling in SCALINGS),
+)
 
 
 def cases(rng):
@@ -151,7 +236,17 @@ def cases(rng):
 
     from zse.kernels.host import random_weight
     from zse.quant.pack import f32_to_bf16
-    shapes = [(1, 32, 128), (3, 40, 384), (8, 16, 256), (2, 72, 1280), (7, 200, 640), (1, 1, 2304), (12, 33, 128), (37, 64, 256)]
+
+    shapes = [
+        (1, 32, 128),
+        (3, 40, 384),
+        (8, 16, 256),
+        (2, 72, 1280),
+        (7, 200, 640),
+        (1, 1, 2304),
+        (12, 33, 128),
+        (37, 64, 256),
+    ]
     for scheme in SCHEMES:
         step = scheme.group or 32 if scheme.kind == "affine" else 16
         for epilogue in ("store", "bf16", "accumulate", *GATES):
@@ -166,10 +261,19 @@ def cases(rng):
                 inputs["bias"] = rng.standard_normal(rows).astype(np.float32)
             size = float(np.abs(a.wide()).sum(axis=1).max()) * float(np.abs(weight.dequantize()).max())
             absolute = size * 2**-18
-            near = Tolerance(absolute * (8 if gated else 1), 2**-8 if gated or epilogue == "bf16" else 1e-6,
-                             "f32 sums of products of 128 + q, up to 34 times the weights; a bf16 result is rounded once more")
+            near = Tolerance(
+                absolute * (8 if gated else 1),
+                2**-8 if gated or epilogue == "bf16" else 1e-6,
+                "f32 sums of products of 128 + q, up to 34 times the weights; a bf16 result is rounded once more",
+            )
             shape = (tokens, rows // 2 if gated else rows)
-            out = Output(shape, "bf16" if gated or epilogue == "bf16" else "float32", near,
-                         rng.standard_normal(shape).astype(np.float32) if epilogue == "accumulate" else None)
-            options = {"max_tokens": tokens, "kernel": "few" if rng.integers(2) else "small"} | ({"gate": epilogue} if gated else {"accumulate": True} if epilogue == "accumulate" else {})
+            out = Output(
+                shape,
+                "bf16" if gated or epilogue == "bf16" else "float32",
+                near,
+                rng.standard_normal(shape).astype(np.float32) if epilogue == "accumulate" else None,
+            )
+            options = {"max_tokens": tokens, "kernel": "few" if rng.integers(2) else "small"} | (
+                {"gate": epilogue} if gated else {"accumulate": True} if epilogue == "accumulate" else {}
+            )
             yield Case(f"{scheme} {epilogue} {tokens}x{rows}x{width}", inputs, {"out": out}, options)

@@ -1,13 +1,15 @@
 """out[m, n] = sum_k a[m, k] * w[n, k] for up to 4 tokens and integer weights: few instructions for a weight.
 
-With 4-bit weights made bf16 the instructions, not the memory, are the limit at one token (67 % of the bandwidth). Here bytes of weights are
-an operand of the integer mma m16n8k32 as they are (u8). Activations become two s8 columns of the product: with s = largest magnitude of a chunk of 128 columns / 32639, a = s * (256 high + low)
-to within s / 2, 2**-16 of that magnitude: far less than what was lost when a was rounded to bf16. The sums are exact; a group's sum is
-scaled in f32, and its offset gets the sum of the group's activations:
+With 4-bit weights made bf16 the instructions, not the memory, are the limit at one token (67 % of the bandwidth).
+Here bytes of weights are an operand of the integer mma m16n8k32 as they are (u8). Activations become two s8 columns
+of the product: with s = largest magnitude of a chunk of 128 columns / 32639, a = s * (256 high + low) to within s /
+2, 2**-16 of that magnitude: far less than what was lost when a was rounded to bf16. The sums are exact; a group's
+sum is scaled in f32, and its offset gets the sum of the group's activations:
 sum w a = scale * s * (256 sum q high + sum q low) + offset * sum a.
 
-A warp prepares the chunks that it multiplies itself, when it meets them in the first of its units, in shared memory. The rest is as in
-matmul_small.py: a ring for each warp, the warps' sums added in their order. A token's result does not depend on the other tokens.
+A warp prepares the chunks that it multiplies itself, when it meets them in the first of its units, in shared
+memory. The rest is as in matmul_small.py: a ring for each warp, the warps' sums added in their order. A token's
+result does not depend on the other tokens.
 """
 
 from zse.kernel import (
@@ -61,9 +63,9 @@ from zse.kernels.gpu.matmul_tiles import (
 
 TOKENS = 4
 CHUNK = 128
-ELEMENTS = 32768                # of all tokens' activations: 64 KiB of shared memory
-PEAK = 32639.0                  # 127 * 256 + 127
-MAGIC = 12582912.0              # 1.5 * 2**23: adding it leaves the rounded integer in the low bits
+ELEMENTS = 32768  # of all tokens' activations: 64 KiB of shared memory
+PEAK = 32639.0  # 127 * 256 + 127
+MAGIC = 12582912.0  # 1.5 * 2**23: adding it leaves the rounded integer in the low bits
 
 
 def fixed_bytes(group: int, warps: int) -> int:
@@ -83,11 +85,11 @@ def totals(group: int) -> int:
 
 @inline
 def prepare(words, at, facts, lane, GROUP):
-    """Four of a chunk's activations in each lane (two words of bf16 pairs) → 256 bytes at `at`, [64 columns][high, low][t][16], and
-    facts: s, then the groups' sums."""
+    """Four of a chunk's activations in each lane (two words of bf16 pairs) → 256 bytes at `at`, [64 columns][high,
+    low][t][16], and facts: s, then the groups' sums."""
     bits = [words[0] << 16, words[0] & 0xFFFF0000, words[1] << 16, words[1] & 0xFFFF0000]
     size = [b & 0x7FFFFFFF for b in bits]
-    peak = bitcast(warp_max(max(max(size[0], size[1]), max(size[2], size[3]))), f32)     # as integers: NaN is the largest
+    peak = bitcast(warp_max(max(max(size[0], size[1]), max(size[2], size[3]))), f32)  # as integers: NaN is the largest
     s = peak * (1.0 / PEAK)
     inverse = PEAK * reciprocal(peak) if peak > 1e-30 else f32(0)
     v = [bitcast(fma(bitcast(b, f32), inverse, MAGIC), u32) for b in bits]
@@ -98,7 +100,7 @@ def prepare(words, at, facts, lane, GROUP):
     place = at + (block // 2 * 128 + step % 4 * 16 + block % 2 * 8 + step // 4 * 4)
     store(cast_ptr(place, u32), high)
     store(cast_ptr(place + 64, u32), low)
-    total = bitcast(v[0] + v[1] + v[2] + v[3], i32) - 0x2D000000        # four times the bits of MAGIC, mod 2**32
+    total = bitcast(v[0] + v[1] + v[2] + v[3], i32) - 0x2D000000  # four times the bits of MAGIC, mod 2**32
     masks = [1 << i for i in range((group_size(GROUP) // 4).bit_length() - 1)]
     for mask in static(masks):
         total = total + shuffle_xor(total, mask)
@@ -126,19 +128,29 @@ def weight_bytes(words, i, KIND, t):
     """A operands of block i: for each pair of rows four words of bytes."""
     per = CHUNK // 32
     if KIND == "int8":
-        return [[words[2 * i][2 * r], words[2 * i][2 * r + 1], words[2 * i + 1][2 * r], words[2 * i + 1][2 * r + 1]] for r in static(range(2))]
+        return [
+            [words[2 * i][2 * r], words[2 * i][2 * r + 1], words[2 * i + 1][2 * r], words[2 * i + 1][2 * r + 1]]
+            for r in static(range(2))
+        ]
     n = [[low_bits(words[i][q], s) for s in static(range(2))] for q in static(range(4))]
     if KIND == "int5":
         bits = [words[per + i][q] >> u32(t) for q in static(range(4))]
-        n = [[n[q][s] | ((bits[q] if s else bits[q] << 4) & 0x10101010) for s in static(range(2))] for q in static(range(4))]
+        n = [
+            [n[q][s] | ((bits[q] if s else bits[q] << 4) & 0x10101010) for s in static(range(2))]
+            for q in static(range(4))
+        ]
     if KIND == "int6":
-        n = [[n[q][s] | (((words[per + 2 * i + s][q] >> u32(2 * t)) << 4) & 0x30303030) for s in static(range(2))] for q in static(range(4))]
+        n = [
+            [n[q][s] | (((words[per + 2 * i + s][q] >> u32(2 * t)) << 4) & 0x30303030) for s in static(range(2))]
+            for q in static(range(4))
+        ]
     return [[n[2 * r][0], n[2 * r + 1][0], n[2 * r][1], n[2 * r + 1][1]] for r in static(range(2))]
 
 
 @inline
 def multiply(acc, slot, at, facts, lane, symmetric, KIND, GROUP):
-    """acc[row] += a chunk of weights in a slot, times the token of this lane's columns. at: of the lane's columns' bytes."""
+    """acc[row] += a chunk of weights in a slot, times the token of this lane's columns. at: of the lane's columns'
+    bytes."""
     t = lane % 4
     place = slot + ((lane // 16) * 256 + t * 64 + ((lane // 4 % 4) ^ (t & 2)) * 16)
     words = [load(cast_ptr(place + i * 512, u32), 4) for i in static(range(pieces(KIND, CHUNK)))]
@@ -151,9 +163,9 @@ def multiply(acc, slot, at, facts, lane, symmetric, KIND, GROUP):
             b = [fb[i // 2][i % 2 * 2], fb[i // 2][i % 2 * 2 + 1]]
             for r in static(range(2)):
                 w = rows[r]
-                if size == 16:      # a mma has two groups: the other one's weights are zero
+                if size == 16:  # a mma has two groups: the other one's weights are zero
                     w = [w[0], w[1], u32(0), u32(0)] if p % 2 == 0 else [u32(0), u32(0), w[2], w[3]]
-                mma_u8s8(part[4 * r:4 * r + 4], w, b)
+                mma_u8s8(part[4 * r : 4 * r + 4], w, b)
         scales, offsets = load_scales(slot, lane, p, symmetric, KIND, GROUP, CHUNK)
         s, total = facts[0], facts[1 + p]
         for j in static(range(4)):
@@ -163,12 +175,29 @@ def multiply(acc, slot, at, facts, lane, symmetric, KIND, GROUP):
 
 
 @kernel
-def matmul_few(w: Ptr[u8, "const"], high: Ptr[u8, "const"], scale: Ptr[u8, "const"], offset: Ptr[u8, "const"],
-               a: Ptr[bf16, "const"], bias: Ptr[f32, "const"], out: Ptr[f32],
-               tokens: i32, rows: i32, width: i32, groups: i32, shift: i32, symmetric: i32, scaling: i32, has_bias: i32, mode: i32,
-               KIND: static, GROUP: static, STAGES: static):
-    """Grid (blocks that share the units, groups of 4 tokens). tokens of a block times width rounded up to CHUNK: at most ELEMENTS.
-    The parameters are matmul_small's."""
+def matmul_few(
+    w: Ptr[u8, "const"],
+    high: Ptr[u8, "const"],
+    scale: Ptr[u8, "const"],
+    offset: Ptr[u8, "const"],
+    a: Ptr[bf16, "const"],
+    bias: Ptr[f32, "const"],
+    out: Ptr[f32],
+    tokens: i32,
+    rows: i32,
+    width: i32,
+    groups: i32,
+    shift: i32,
+    symmetric: i32,
+    scaling: i32,
+    has_bias: i32,
+    mode: i32,
+    KIND: static,
+    GROUP: static,
+    STAGES: static,
+):
+    """Grid (blocks that share the units, groups of 4 tokens). tokens of a block times width rounded up to CHUNK: at
+    most ELEMENTS. The parameters are matmul_small's."""
     WARPS = target.threads // 32
     FACTS = 1 + totals(GROUP)
     nbytes = slot_bytes(KIND, GROUP, CHUNK)
@@ -179,8 +208,8 @@ def matmul_few(w: Ptr[u8, "const"], high: Ptr[u8, "const"], scale: Ptr[u8, "cons
     units = (rows // 2 + 15) // 16 if gated != 0 else (rows + (UNIT - 1)) // UNIT
     ring = shared_array(u8, WARPS * STAGES * nbytes, align=128)
     sums = shared_array(f32, sums_bytes(WARPS, TOKENS) // 4)
-    columns = shared_array(u8, ELEMENTS * 2, align=128)               # [chunk][token][64 columns][high, low][64]
-    facts = shared_array(f32, ELEMENTS // CHUNK * FACTS)              # [chunk][token]
+    columns = shared_array(u8, ELEMENTS * 2, align=128)  # [chunk][token][64 columns][high, low][64]
+    facts = shared_array(f32, ELEMENTS // CHUNK * FACTS)  # [chunk][token]
     mine = ring + warp * (STAGES * nbytes)
     first_token = block_index(1) * TOKENS
     here = min(tokens - first_token, TOKENS)
@@ -189,7 +218,10 @@ def matmul_few(w: Ptr[u8, "const"], high: Ptr[u8, "const"], scale: Ptr[u8, "cons
     limits = (warp, chunks, units)
     grid_launch_dependents()
 
-    following = [block_index(0) if warp < chunks else units, warp + 0]      # copied next: STAGES - 1 ahead of what is computed
+    following = [
+        block_index(0) if warp < chunks else units,
+        warp + 0,
+    ]  # copied next: STAGES - 1 ahead of what is computed
     at = [w + 0 for _ in static(range(state_of(KIND)))]
     point(at, sources, sizes, following[0], following[1], lane, KIND, CHUNK)
     for s in static(range(STAGES - 1)):
@@ -197,8 +229,8 @@ def matmul_few(w: Ptr[u8, "const"], high: Ptr[u8, "const"], scale: Ptr[u8, "cons
     grid_wait()
 
     a_lane = a + (i64(first_token) * width + lane * 4)
-    x = [u32(0) for _ in static(range(2 * TOKENS))]        # the activations of the chunk that is prepared next
-    token = min(g // 2, here - 1)        # whose activations are this lane's column
+    x = [u32(0) for _ in static(range(2 * TOKENS))]  # the activations of the chunk that is prepared next
+    token = min(g // 2, here - 1)  # whose activations are this lane's column
     slot, buffer = i32(0), i32(0)
     for unit in range(block_index(0), units, num_blocks(0)):
         acc = [f32(0) for _ in static(range(4))]
@@ -209,20 +241,50 @@ def matmul_few(w: Ptr[u8, "const"], high: Ptr[u8, "const"], scale: Ptr[u8, "cons
             if fresh:
                 for m in static(range(TOKENS)):
                     if m < here:
-                        prepare(x[2 * m:2 * m + 2], columns + (chunk * here + m) * 256, facts + (chunk * here + m) * FACTS, lane, GROUP)
+                        prepare(
+                            x[2 * m : 2 * m + 2],
+                            columns + (chunk * here + m) * 256,
+                            facts + (chunk * here + m) * FACTS,
+                            lane,
+                            GROUP,
+                        )
                 load_chunk(x, a_lane, chunk + WARPS, here, width, lane)
             copy_wait(STAGES - 2)
-            warp_barrier()       # every lane's copies are here, and every lane is done with the slot that is filled next
+            warp_barrier()  # every lane's copies are here, and every lane is done with the slot that is filled next
             free = slot - 1 if slot > 0 else i32(STAGES - 1)
             copy_next(mine + free * nbytes, at, following, sources, sizes, limits, lane, KIND, GROUP, CHUNK, WARPS)
             full = mine + slot * nbytes
-            multiply(acc, full, columns + ((chunk * here + token) * 256 + g % 2 * 64 + t * 16),
-                     facts + (chunk * here + min(t, here - 1)) * FACTS, lane, symmetric, KIND, GROUP)
+            multiply(
+                acc,
+                full,
+                columns + ((chunk * here + token) * 256 + g % 2 * 64 + t * 16),
+                facts + (chunk * here + min(t, here - 1)) * FACTS,
+                lane,
+                symmetric,
+                KIND,
+                GROUP,
+            )
             slot = slot + 1 if slot < STAGES - 1 else i32(0)
 
         if t < here:
-            store(sums + ((buffer * WARPS + warp) * TOKENS + t) * PITCH + 4 * g, make_vector(acc[0], acc[1], acc[2], acc[3]))
-        barrier()                # the only one of a unit: the next unit's sums go to the other buffer
-        finish_unit(sums + buffer * (WARPS * TOKENS * PITCH), unit, here, first_token, scale, bias, out, sizes, has_bias, mode,
-                    KIND, WARPS, TOKENS)
+            store(
+                sums + ((buffer * WARPS + warp) * TOKENS + t) * PITCH + 4 * g,
+                make_vector(acc[0], acc[1], acc[2], acc[3]),
+            )
+        barrier()  # the only one of a unit: the next unit's sums go to the other buffer
+        finish_unit(
+            sums + buffer * (WARPS * TOKENS * PITCH),
+            unit,
+            here,
+            first_token,
+            scale,
+            bias,
+            out,
+            sizes,
+            has_bias,
+            mode,
+            KIND,
+            WARPS,
+            TOKENS,
+        )
         buffer = 1 - buffer

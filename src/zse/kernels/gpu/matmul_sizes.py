@@ -1,14 +1,26 @@
-"""Matrix products of a real model's sizes, for timing: those of Qwen2.5-7B, in three formats, for some numbers of tokens."""
+"""Matrix products of a real model's sizes, for timing: those of Qwen2.5-7B, in three formats, for some numbers of
+tokens."""
 
 from zse.kernels.op import Case, HostArray, HostFp8Activation, Output, Tolerance
 from zse.quant.scheme import AffineScheme, DenseScheme, Fp8Scheme
 
 # name: rows, columns, epilogue
-SHAPES = {"qkv": (4608, 3584, ""), "o": (3584, 3584, "accumulate"), "gate_up": (37888, 3584, "silu"), "down": (3584, 18944, "accumulate"),
-          "head": (152064, 3584, "")}
-SCHEMES = (AffineScheme(4, 128, True), Fp8Scheme("row"), DenseScheme("bf16"), AffineScheme(4, 128, False), AffineScheme(8, 32, True))
+SHAPES = {
+    "qkv": (4608, 3584, ""),
+    "o": (3584, 3584, "accumulate"),
+    "gate_up": (37888, 3584, "silu"),
+    "down": (3584, 18944, "accumulate"),
+    "head": (152064, 3584, ""),
+}
+SCHEMES = (
+    AffineScheme(4, 128, True),
+    Fp8Scheme("row"),
+    DenseScheme("bf16"),
+    AffineScheme(4, 128, False),
+    AffineScheme(8, 32, True),
+)
 TOKENS = (1, 4, 8, 16, 64, 256)
-COMPARED = 64           # rows at the beginning of the weight (and of its second half) that are held against float64
+COMPARED = 64  # rows at the beginning of the weight (and of its second half) that are held against float64
 
 
 def random_planes(rng, rows: int, width: int, scheme):
@@ -16,21 +28,24 @@ def random_planes(rng, rows: int, width: int, scheme):
     import numpy as np
 
     from zse.kernels.host import HostWeight
+
     layout = "r16" if scheme.kind == "affine" else "rows"
     planes = {}
     for plane in scheme.planes(rows, width, layout):
         raw = np.frombuffer(rng.bytes(plane.nbytes), np.uint8)
-        if plane.dtype == "f16":            # exponent 2**-5, offsets negative
+        if plane.dtype == "f16":  # exponent 2**-5, offsets negative
             made = (raw.view(np.uint16) & 0x03FF) | (0xA800 if plane.name == "offset" else 0x2800)
         elif plane.dtype == "f32":
             made = (raw.view(np.uint32) & 0x007FFFFF) | 0x3D000000
         elif plane.dtype == "bf16":
             made = (raw.view(np.uint16) & 0x80FF) | 0x3F00
         elif plane.dtype == "e4m3":
-            made = raw & 0xBF               # below 2: no NaN
+            made = raw & 0xBF  # below 2: no NaN
         else:
             made = raw
-        made = made.view(np.float16) if plane.dtype == "f16" else made.view(np.float32) if plane.dtype == "f32" else made
+        made = (
+            made.view(np.float16) if plane.dtype == "f16" else made.view(np.float32) if plane.dtype == "f32" else made
+        )
         planes[plane.name] = made.reshape(plane.shape)
     return HostWeight((rows, width), scheme, planes, layout)
 
@@ -38,11 +53,12 @@ def random_planes(rng, rows: int, width: int, scheme):
 def some_rows(weight, first: int, count: int):
     """The weight of `count` rows from `first` on, both multiples of 16."""
     from zse.kernels.host import HostWeight
+
     step = 16 if weight.layout == "r16" else 1
     planes = {}
     for name, plane in weight.planes.items():
         whole = weight.scheme.kind == "fp8" and name == "scale" and weight.scheme.scaling != "row"
-        planes[name] = plane if whole else plane[first // step: (first + count) // step]
+        planes[name] = plane if whole else plane[first // step : (first + count) // step]
     return HostWeight((count, weight.shape[1]), weight.scheme, planes, weight.layout)
 
 
@@ -51,10 +67,11 @@ def sizes(rng):
     import numpy as np
 
     from zse.quant.pack import f32_to_bf16
+
     for scheme in SCHEMES:
         for name, (rows, width, epilogue) in SHAPES.items():
             if name == "head" and scheme.kind == "affine" and scheme.bits == 4:
-                continue                    # heads are not stored in 4 bits
+                continue  # heads are not stored in 4 bits
             weight = random_planes(rng, rows, width, scheme)
             for tokens in TOKENS if name != "head" else (1,):
                 x = rng.standard_normal((tokens, width)).astype(np.float32)
@@ -64,10 +81,18 @@ def sizes(rng):
                 gated = epilogue == "silu"
                 shape = (tokens, rows // 2 if gated else rows)
                 before = rng.standard_normal(shape).astype(np.float32) if epilogue == "accumulate" else None
-                near = Tolerance(2e-4 * width**0.5 if not gated else 0.05, 2**-7 if gated else 1e-3, "f32 sums; a gated result is bf16")
+                near = Tolerance(
+                    2e-4 * width**0.5 if not gated else 0.05,
+                    2**-7 if gated else 1e-3,
+                    "f32 sums; a gated result is bf16",
+                )
                 out = Output(shape, "bf16" if gated else "float32", near, before)
-                options = {"max_tokens": tokens} | ({"gate": "silu"} if gated else {"accumulate": True} if before is not None else {})
-                case = Case(f"{scheme} {name} {tokens} x {rows} x {width}", {"a": a, "weight": weight}, {"out": out}, options)
+                options = {"max_tokens": tokens} | (
+                    {"gate": "silu"} if gated else {"accumulate": True} if before is not None else {}
+                )
+                case = Case(
+                    f"{scheme} {name} {tokens} x {rows} x {width}", {"a": a, "weight": weight}, {"out": out}, options
+                )
 
                 def expected(a=a, weight=weight, before=before, gated=gated, rows=rows):
                     values = a.dequantize() if isinstance(a, HostFp8Activation) else a.wide().astype(np.float64)

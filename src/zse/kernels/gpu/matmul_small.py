@@ -1,13 +1,15 @@
 """out[m, n] = sum_k a[m, k] * w[n, k] for up to 8 tokens: the weights are streamed once, at the speed of the memory.
 
-Weights are the A operand of mma m16n8k16, tokens are its 8 columns. A block computes *units* of 32 rows; its warps take the chunks of
-K columns in turn, each through a ring of its own in shared memory (a lane reads back what it copied itself, so nothing waits for other
-warps), and add up their sums once a unit, in the order of the warps. A unit is two tiles of 16 rows: neighbours, or, for `gated`, a
-tile of the gate and the same tile of the up projection. Lane (g = lane / 4, t = lane % 4) holds rows 4 (g % 4) … + 3 of tile g / 4.
-The order of k inside a mma is a permutation (the same for both operands) that makes a lane's weights contiguous in memory.
+Weights are the A operand of mma m16n8k16, tokens are its 8 columns. A block computes *units* of 32 rows; its warps
+take the chunks of K columns in turn, each through a ring of its own in shared memory (a lane reads back what it
+copied itself, so nothing waits for other warps), and add up their sums once a unit, in the order of the warps. A
+unit is two tiles of 16 rows: neighbours, or, for `gated`, a tile of the gate and the same tile of the up
+projection. Lane (g = lane / 4, t = lane % 4) holds rows 4 (g % 4) … + 3 of tile g / 4. The order of k inside a mma
+is a permutation (the same for both operands) that makes a lane's weights contiguous in memory.
 
-Integers are not scaled one by one: a fragment holds 128 + q, exact in bf16 (the bits of q are those of the mantissa), the group's sum is
-multiplied by its scale, and a third mma with rows of ones gives the sum of the activations for the offset:
+Integers are not scaled one by one: a fragment holds 128 + q, exact in bf16 (the bits of q are those of the
+mantissa), the group's sum is multiplied by its scale, and a third mma with rows of ones gives the sum of the
+activations for the offset:
 sum w a = scale * sum (128 + q) a + (offset - 128 scale) * sum a.
 8-bit q are two nibbles: 128 + low and 2048 + 16 high.
 
@@ -65,12 +67,13 @@ from zse.kernels.gpu.matmul_tiles import (
     sums_bytes,
 )
 
-TOKENS = 8                      # columns of one mma
-ONES = 0x3F803F80               # two bf16 ones
+TOKENS = 8  # columns of one mma
+ONES = 0x3F803F80  # two bf16 ones
 
 
 def token_loads(kind: str, chunk: int) -> list[tuple[int, int, int, int]]:
-    """How a lane t of four reads the activations of a chunk: (column, columns per t, words of two, first fragment word)."""
+    """How a lane t of four reads the activations of a chunk: (column, columns per t, words of two, first fragment
+    word)."""
     if kind == "e4m3":
         return [(64 * p + 8 * h, 16, 4, 8 * p + 4 * h) for p in range(chunk // 64) for h in range(2)]
     if kind in ("bf16", "f16"):
@@ -86,7 +89,7 @@ def pair(nibbles, half, HIGH):
 
 @inline
 def dequantize_e4m3(word):
-    """Four e4m3 → two words of two bf16, exact: the bits are moved to where they mean value / 2**120, subnormals too."""
+    """Four e4m3 → two words of two bf16, exact: the bits move to where they mean value / 2**120, subnormals too."""
     low, high = prmt(word, u32(0), 0x1404), prmt(word, u32(0), 0x3424)
     low = (low & 0x80008000) | ((low >> 4) & 0x07F007F0)
     high = (high & 0x80008000) | ((high >> 4) & 0x07F007F0)
@@ -188,24 +191,50 @@ def multiply_dense(acc, slot, b, lane, scaling, KIND, CHUNK):
                     fb = [b[4 * p + 2 * s], b[4 * p + 2 * s + 1]]
                     for r in static(range(2)):
                         x, y = words[2 * r], words[2 * r + 1]
-                        mma_bf16(acc[4 * r:4 * r + 4], [x[2 * s], y[2 * s], x[2 * s + 1], y[2 * s + 1]], fb)
+                        mma_bf16(acc[4 * r : 4 * r + 4], [x[2 * s], y[2 * s], x[2 * s + 1], y[2 * s + 1]], fb)
             else:
                 element, count = (f16, 8) if KIND == "f16" else (f32, 4)
-                halves = [split_bf16(convert(load(cast_ptr(place + (j * per + p) * 512, element), count), f32)) for j in static(range(4))]
+                halves = [
+                    split_bf16(convert(load(cast_ptr(place + (j * per + p) * 512, element), count), f32))
+                    for j in static(range(4))
+                ]
                 for s in static(range(count // 4)):
                     at = (count // 4 * p + s) * 2
                     for r in static(range(2)):
                         for x, y in zip(halves[2 * r], halves[2 * r + 1]):
-                            mma_bf16(acc[4 * r:4 * r + 4], [x[2 * s], y[2 * s], x[2 * s + 1], y[2 * s + 1]], [b[at], b[at + 1]])
+                            mma_bf16(
+                                acc[4 * r : 4 * r + 4],
+                                [x[2 * s], y[2 * s], x[2 * s + 1], y[2 * s + 1]],
+                                [b[at], b[at + 1]],
+                            )
 
 
 @kernel
-def matmul_small(w: Ptr[u8, "const"], high: Ptr[u8, "const"], scale: Ptr[u8, "const"], offset: Ptr[u8, "const"],
-                 a: Ptr[bf16, "const"], bias: Ptr[f32, "const"], out: Ptr[f32],
-                 tokens: i32, rows: i32, width: i32, groups: i32, shift: i32, symmetric: i32, scaling: i32, has_bias: i32, mode: i32,
-                 KIND: static, GROUP: static, CHUNK: static, STAGES: static):
-    """Grid (blocks that share the units, groups of 8 tokens). groups: scales of a row; shift: of class 32 and 0, log2 of a group in
-    multiples of 32 or of the chunk (31: the row); scaling (e4m3): 0 a scale per row, 1 one, 2 one per 128 x 128; mode: STORE, ..."""
+def matmul_small(
+    w: Ptr[u8, "const"],
+    high: Ptr[u8, "const"],
+    scale: Ptr[u8, "const"],
+    offset: Ptr[u8, "const"],
+    a: Ptr[bf16, "const"],
+    bias: Ptr[f32, "const"],
+    out: Ptr[f32],
+    tokens: i32,
+    rows: i32,
+    width: i32,
+    groups: i32,
+    shift: i32,
+    symmetric: i32,
+    scaling: i32,
+    has_bias: i32,
+    mode: i32,
+    KIND: static,
+    GROUP: static,
+    CHUNK: static,
+    STAGES: static,
+):
+    """Grid (blocks that share the units, groups of 8 tokens). groups: scales of a row; shift: of class 32 and 0, log2
+    of a group in multiples of 32 or of the chunk (31: the row); scaling (e4m3): 0 a scale per row, 1 one, 2 one per
+    128 x 128; mode: STORE, ..."""
     WARPS = target.threads // 32
     nbytes = slot_bytes(KIND, GROUP, CHUNK)
     lane, warp = lane_index(), warp_index()
@@ -217,13 +246,16 @@ def matmul_small(w: Ptr[u8, "const"], high: Ptr[u8, "const"], scale: Ptr[u8, "co
     sums = shared_array(f32, sums_bytes(WARPS, TOKENS) // 4)
     mine = ring + warp * (STAGES * nbytes)
     first_token = block_index(1) * TOKENS
-    here = min(tokens - first_token, TOKENS)              # tokens of this block
+    here = min(tokens - first_token, TOKENS)  # tokens of this block
     sources = (w, high, scale, offset)
     sizes = (rows, width, groups, shift, scaling, gated, symmetric)
     limits = (warp, chunks, units)
     grid_launch_dependents()
 
-    following = [block_index(0) if warp < chunks else units, warp + 0]      # copied next: STAGES - 1 ahead of what is computed
+    following = [
+        block_index(0) if warp < chunks else units,
+        warp + 0,
+    ]  # copied next: STAGES - 1 ahead of what is computed
     at = [w + 0 for _ in static(range(state_of(KIND)))]
     point(at, sources, sizes, following[0], following[1], lane, KIND, CHUNK)
     for s in static(range(STAGES - 1)):
@@ -238,7 +270,7 @@ def matmul_small(w: Ptr[u8, "const"], high: Ptr[u8, "const"], scale: Ptr[u8, "co
         for chunk in range(warp, chunks, WARPS):
             load_tokens(b, a_row, chunk, width, t, KIND, CHUNK)
             copy_wait(STAGES - 2)
-            warp_barrier()       # every lane's copies are here, and every lane is done with the slot that is filled next
+            warp_barrier()  # every lane's copies are here, and every lane is done with the slot that is filled next
             free = slot - 1 if slot > 0 else i32(STAGES - 1)
             copy_next(mine + free * nbytes, at, following, sources, sizes, limits, lane, KIND, GROUP, CHUNK, WARPS)
             full = mine + slot * nbytes
@@ -251,8 +283,23 @@ def matmul_small(w: Ptr[u8, "const"], high: Ptr[u8, "const"], scale: Ptr[u8, "co
         mine_sums = sums + (buffer * WARPS + warp) * (TOKENS * PITCH)
         for c in static(range(2)):
             if 2 * t + c < here:
-                store(mine_sums + ((2 * t + c) * PITCH + 4 * g), make_vector(acc[c], acc[2 + c], acc[4 + c], acc[6 + c]))
-        barrier()                # the only one of a unit: the next unit's sums go to the other buffer
-        finish_unit(sums + buffer * (WARPS * TOKENS * PITCH), unit, here, first_token, scale, bias, out, sizes, has_bias, mode,
-                    KIND, WARPS, TOKENS)
+                store(
+                    mine_sums + ((2 * t + c) * PITCH + 4 * g), make_vector(acc[c], acc[2 + c], acc[4 + c], acc[6 + c])
+                )
+        barrier()  # the only one of a unit: the next unit's sums go to the other buffer
+        finish_unit(
+            sums + buffer * (WARPS * TOKENS * PITCH),
+            unit,
+            here,
+            first_token,
+            scale,
+            bias,
+            out,
+            sizes,
+            has_bias,
+            mode,
+            KIND,
+            WARPS,
+            TOKENS,
+        )
         buffer = 1 - buffer

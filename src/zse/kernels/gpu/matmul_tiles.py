@@ -1,9 +1,10 @@
 """What the kernels for few tokens share: how weights are copied to shared memory, and the epilogue.
 
-A *unit* is 32 rows, two tiles of 16: neighbours, or, for `gated`, a tile of the gate and the same tile of the up projection. Lane
-(g = lane / 4, t = lane % 4) of a warp holds rows 4 (g % 4) ... + 3 of tile g / 4, that is rows g and g + 8 of two mma. A *chunk* is what
-a warp copies of a unit at once, into a slot of its ring: CHUNK columns and their scales. The order of k inside a mma is a permutation,
-the same for both operands, that makes a lane's weights contiguous in memory.
+A *unit* is 32 rows, two tiles of 16: neighbours, or, for `gated`, a tile of the gate and the same tile of the up
+projection. Lane (g = lane / 4, t = lane % 4) of a warp holds rows 4 (g % 4) ... + 3 of tile g / 4, that is rows g
+and g + 8 of two mma. A *chunk* is what a warp copies of a unit at once, into a slot of its ring: CHUNK columns and
+their scales. The order of k inside a mma is a permutation, the same for both operands, that makes a lane's weights
+contiguous in memory.
 """
 
 from zse.kernel import (
@@ -25,14 +26,14 @@ from zse.kernel import (
 )
 from zse.kernels.activation import activate
 
-UNIT = 32                       # rows of a unit
-PITCH = 36                      # floats between the tokens of a warp's sums: 32 rows, and no bank conflicts between tokens
+UNIT = 32  # rows of a unit
+PITCH = 36  # floats between the tokens of a warp's sums: 32 rows, and no bank conflicts between tokens
 LOW = 0x0F0F0F0F
-STORE, ACCUMULATE, STORE_BF16, GATED_SILU, GATED_GELU = range(5)      # modes of the epilogue
+STORE, ACCUMULATE, STORE_BF16, GATED_SILU, GATED_GELU = range(5)  # modes of the epilogue
 
 INTEGERS = ("int4", "int5", "int6", "int8")
-MIDDLE = {"int4": 8.0, "int5": 16.0, "int6": 32.0, "int8": 128.0}      # what symmetric schemes subtract
-ITEM = {"e4m3": 1, "bf16": 2, "f16": 2, "f32": 4}     # bytes of a dense weight
+MIDDLE = {"int4": 8.0, "int5": 16.0, "int6": 32.0, "int8": 128.0}  # what symmetric schemes subtract
+ITEM = {"e4m3": 1, "bf16": 2, "f16": 2, "f32": 4}  # bytes of a dense weight
 
 
 def pieces(kind: str, chunk: int) -> int:
@@ -101,8 +102,8 @@ def point(at, sources, sizes, unit, chunk, lane, KIND, CHUNK):
 
 @inline
 def copy_weights(to, at, last, KIND, CHUNK, WHOLE):
-    """The pieces of a chunk. last: of its blocks (integers) or pieces of a row (dense) that exist; what lies behind is copied from there
-    once more and multiplied by zero."""
+    """The pieces of a chunk. last: of its blocks (integers) or pieces of a row (dense) that exist; what lies behind is
+    copied from there once more and multiplied by zero."""
     if KIND in INTEGERS:
         per = CHUNK // 32
         q_bytes, high_bytes = block_bytes(KIND)
@@ -111,17 +112,22 @@ def copy_weights(to, at, last, KIND, CHUNK, WHOLE):
             for s in static(range(q_bytes // 256)):
                 copy_async(to + (i * (q_bytes // 256) + s) * 512, at[0] + (b * q_bytes + s * 256), 16, hint="stream")
             for s in static(range(high_bytes // 64)):
-                copy_async(to + (per + i * (high_bytes // 64) + s) * 512, at[1] + (b * high_bytes + s * 64), 16, hint="stream")
+                copy_async(
+                    to + (per + i * (high_bytes // 64) + s) * 512, at[1] + (b * high_bytes + s * 64), 16, hint="stream"
+                )
     else:
-        per = CHUNK * ITEM[KIND] // 64                  # pieces of a row
+        per = CHUNK * ITEM[KIND] // 64  # pieces of a row
         for j in static(range(4)):
             for i in static(range(per)):
-                copy_async(to + (j * per + i) * 512, at[j] + (i * 64 if WHOLE else min(last, i * 64)), 16, hint="stream")
+                copy_async(
+                    to + (j * per + i) * 512, at[j] + (i * 64 if WHOLE else min(last, i * 64)), 16, hint="stream"
+                )
 
 
 @inline
 def copy_chunk(slot, at, sources, sizes, unit, chunk, lane, KIND, GROUP, CHUNK):
-    """Start the copies of this lane's weights of a chunk (`at` points there), and of the scales, into a slot of the ring."""
+    """Start the copies of this lane's weights of a chunk (`at` points there), and of the scales, into a slot of the
+    ring."""
     w, high, scale, offset = sources
     rows, width, groups, shift, scaling, gated, symmetric = sizes
     g, t = lane // 4, lane % 4
@@ -137,7 +143,8 @@ def copy_chunk(slot, at, sources, sizes, unit, chunk, lane, KIND, GROUP, CHUNK):
     else:
         copy_weights(to, at, last, KIND, CHUNK, False)
     if KIND in INTEGERS:
-        # Lane t of four copies the scales of groups t, t + 4 of the chunk; class 32 is any multiple of 32, class 0 of the chunk.
+        # Lane t of four copies the scales of groups t, t + 4 of the chunk; class 32 is any multiple of 32, class 0 of
+        # the chunk.
         nbytes, step = scale_bytes(KIND, GROUP, CHUNK), GROUP or CHUNK
         tile = min(first_row(unit, g // 4, rows, gated) // 16, (rows + 15) // 16 - 1)
         for s in static(range(nbytes // 256)):
@@ -156,7 +163,7 @@ def copy_chunk(slot, at, sources, sizes, unit, chunk, lane, KIND, GROUP, CHUNK):
 
 @inline
 def copy_next(slot, at, following, sources, sizes, limits, lane, KIND, GROUP, CHUNK, WARPS):
-    """Start the copies of `following` = [unit, chunk], the next that this warp needs, if there is one, and move it on."""
+    """Start the copies of `following` = [unit, chunk], the next that this warp needs, and move it on."""
     warp, chunks, units = limits
     if following[0] < units:
         copy_chunk(slot, at, sources, sizes, following[0], following[1], lane, KIND, GROUP, CHUNK)

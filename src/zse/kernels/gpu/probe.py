@@ -21,7 +21,8 @@ UNROLL = 4
 
 @kernel
 def probe_read(src: Ptr[u32, "const"], out: Ptr[u32], count: i64):
-    """Read `count` words, a multiple of 4; out[0] is written only if all of them cancel out in one thread, so that nothing is left out."""
+    """Read `count` words, a multiple of 4; out[0] is written only if all of them cancel out in one thread, so that
+    nothing is left out."""
     grid_launch_dependents()
     step = i64(num_blocks(0)) * target.threads * 4
     at = (i64(block_index(0)) * target.threads + thread_index()) * 4
