@@ -85,7 +85,7 @@ def _plan_beside(opening, source, config: EngineConfig):
     import zse.engine.core
     import zse.engine.runner
     import zse.kernels.gpu.attention_plan
-    import zse.kernels.step_inputs
+    import zse.kernels.page_table
     import zse.models.decoder
     import zse.models.load_jobs
     import zse.runtime.cuda

@@ -37,7 +37,7 @@ class _Turn(NamedTuple):
 
     number: int
     inputs: StepInputs
-    results: Any        # Staging: the kernels write what was sampled where the host reads it
+    results: Any        # the Staging that is downloaded at the end
     sampler: Any
 
 
@@ -87,11 +87,11 @@ class Runner:
             inputs = StepInputs(device, max_tokens=config.max_tokens_per_step, max_rows=self._lines,
                                 max_updates=new_pages(config.max_tokens_per_step, config.max_rows),
                                 sampler_nbytes=input_nbytes(config.max_rows, device.family))
-            results = device.staging(result_nbytes(config.max_rows), label="step", mapped=True)
+            results = device.staging(result_nbytes(config.max_rows), label="step")
             sampler = SamplerState(
                 device, self.model.config.vocab_size, max_rows=config.max_rows, history=history,
                 # Running requests hold pages for all tokens but the last.
-                max_tokens=config.num_pages * PAGE + config.max_rows, inputs=(inputs, 0), results=(results, 0))
+                max_tokens=config.num_pages * PAGE + config.max_rows, inputs=(inputs.staging, 0), results=(results, 0))
             turns.append(_Turn(number, inputs, results, sampler))
         return turns
 
@@ -247,9 +247,9 @@ class Runner:
             turn = self._turns[number]
             step, source = turn.inputs.buffers(size, self._page_table, self._logits)
             tokens = recorder.symbol("tokens", size)
+            turn.inputs.upload(recorder, size)
             if self.runs_ahead:
-                turn.inputs.record(recorder, size, self._page_table)
-                self._record_feed(recorder, turn, step, source, tokens)
+                self._record_inputs(recorder, turn, step, source, tokens)
             logits = self.decoder.record(recorder, step=step, max_tokens=size, every_token=kind != "mixed",
                                          longest_run=1 if kind == "decode" else None)
             if kind == "score":
@@ -263,10 +263,13 @@ class Runner:
             graph = self._graphs[key] = recorder.finish()
         return graph
 
-    def _record_feed(self, recorder, turn: _Turn, step, source: Tensor, tokens) -> None:
-        """Record how the ids that the step before sampled become inputs of this one."""
+    def _record_inputs(self, recorder, turn: _Turn, step, source: Tensor, tokens) -> None:
+        """The step's first launches on a GPU: new pages into the page table, sampled ids into the inputs."""
         from zse.kernels.feed import feed_tokens
+        from zse.kernels.page_table import update_pages
         before = self._turns[1 - turn.number].sampler
+        update_pages(recorder, *(turn.inputs.tensors[name] for name in ("page_count", "page_index", "page_value")),
+                     step.page_table)
         feed_tokens(recorder, step.token_ids.with_rows(tokens), source.with_rows(tokens), before.tokens,
                     step.positions.with_rows(tokens), step.token_row.with_rows(tokens), turn.sampler.history)
 

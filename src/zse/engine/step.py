@@ -1,12 +1,11 @@
-"""What the host tells the device for one step, in one piece of memory that the step's first launch takes over.
+"""What the host tells the device for one step, in one piece of memory that is uploaded at once.
 
-The token arrays stand at its end, closely packed for each recording's size: a decode step of one token takes 16
+The token arrays stand at its end, closely packed for each recording's size: a decode step of one token uploads 16
 bytes of them, a prompt chunk 16 bytes a token.
 """
 
 from typing import NamedTuple
 
-from zse.kernels.step_inputs import step_inputs
 from zse.models.decoder import StepBuffers
 from zse.tensor import Tensor
 
@@ -24,8 +23,7 @@ class StepArrays(NamedTuple):
 
 
 class StepInputs:
-    """The inputs of a step: the sampler's, pages that are new in the page table, the tokens. host: what the host writes;
-    buffer: device memory of the same layout, on a CPU the same memory.
+    """The inputs of a step in one Staging: the sampler's, pages that are new in the page table, the tokens.
 
     max_tokens: of the largest step; max_rows: lines of logits; sampler_nbytes: the sampler's part, which comes first.
     page_index, page_value i32 [max_updates]: page_table[index] = value, page_count of them.
@@ -40,21 +38,15 @@ class StepInputs:
             places[name] = at, count
             at = _align(at + 4 * count)
         self._tokens_at = at
-        nbytes = at + 16 * max_tokens
-        self._staging = device.staging(nbytes, label="step", mapped=True)
-        self.host = self._staging.host
-        self._copied = device.family == "gpu"
-        self.buffer = device.alloc(nbytes, label="step") if self._copied else self._staging.buffer
-        self._logit_rows = Tensor(self.buffer, (max_rows,), "i32", places["logit_rows"][0])
-        # Read where the host writes them.
-        self._pages = [Tensor(self._staging.buffer, (count,), "i32", start)
-                       for name, (start, count) in places.items() if name != "logit_rows"]
+        self.staging = device.staging(at + 16 * max_tokens, label="step")
+        self.tensors = {name: Tensor(self.staging.buffer, (count,), "i32", start)
+                        for name, (start, count) in places.items()}
         self.logit_rows, self.page_count, self.page_index, self.page_value = (
             self._view(start, count) for start, count in places.values())
         self._arrays: dict[int, StepArrays] = {}
 
     def _view(self, start: int, count: int) -> memoryview:
-        return self.host[start:start + 4 * count].cast("i")
+        return self.staging.host[start:start + 4 * count].cast("i")
 
     def arrays(self, size: int) -> StepArrays:
         """The host's token arrays of recordings for up to `size` tokens."""
@@ -67,16 +59,12 @@ class StepInputs:
     def buffers(self, size: int, page_table: Tensor, logits: Tensor) -> tuple[StepBuffers, Tensor]:
         """The same arrays as the kernels see them, and `source`."""
         token_ids, positions, token_row, source = (
-            Tensor(self.buffer, (size,), "i32", self._tokens_at + 4 * size * index) for index in range(4))
-        return StepBuffers(token_ids, positions, token_row, page_table, self._logit_rows, logits), source
+            Tensor(self.staging.buffer, (size,), "i32", self._tokens_at + 4 * size * index) for index in range(4))
+        return StepBuffers(token_ids, positions, token_row, page_table, self.tensors["logit_rows"], logits), source
 
-    def record(self, recorder, size: int, page_table: Tensor) -> None:
-        """Record what makes these inputs the device's, for a recording of up to `size` tokens."""
-        source = out = None
-        if self._copied:
-            words = (self._tokens_at + 16 * size) // 4
-            source, out = Tensor(self._staging.buffer, (words,), "i32"), Tensor(self.buffer, (words,), "i32")
-        step_inputs(recorder, source, out, *self._pages, page_table)
+    def upload(self, recorder, size: int) -> None:
+        """Record the upload of everything that a recording of `size` reads."""
+        recorder.upload(self.staging, 0, self._tokens_at + 16 * size)
 
 
 def inputs_nbytes(max_tokens: int, max_rows: int, max_updates: int, sampler_nbytes: int) -> int:

@@ -16,7 +16,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "activation": ("GATED",),
     "quantize": ("QUANTIZE",),
     "gather": ("GATHER_ROWS",),
-    "step_inputs": ("STEP_INPUTS",),
+    "page_table": ("UPDATE_PAGES",),
     "sample": ("SAMPLE", "LOGPROB_ROWS"),
 }
 

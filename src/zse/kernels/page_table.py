@@ -1,0 +1,82 @@
+"""Writes what is new into the page table: a step brings a few entries, not the table. (On a CPU the host may as well write
+the table itself.)"""
+
+from zse.kernel import (
+    Ptr,
+    Variant,
+    block_index,
+    grid_launch_dependents,
+    grid_wait,
+    i32,
+    i64,
+    kernel,
+    target,
+    thread_index,
+)
+from zse.kernels.op import EXACT, Case, Cost, Op, Output, check
+
+THREADS = 256
+
+
+@kernel
+def update_pages_cpu(count: Ptr[i32, "const"], index: Ptr[i32, "const"], value: Ptr[i32, "const"], table: Ptr[i32],
+                     size: i64):
+    """Grid (chunks of entries)."""
+    first = block_index(0) * THREADS
+    for at in range(first, min(first + THREADS, i64(count[0]))):
+        place = i64(index[at])
+        if place >= 0 and place < size:
+            table[place] = value[at]
+
+
+@kernel
+def update_pages_gpu(count: Ptr[i32, "const"], index: Ptr[i32, "const"], value: Ptr[i32, "const"], table: Ptr[i32],
+                     size: i32):
+    """Grid (chunks of entries). The number of entries is read on the device: the same recording serves every step."""
+    grid_launch_dependents()
+    grid_wait()
+    at = block_index(0) * target.threads + thread_index()
+    if at < count[0]:
+        place = index[at]
+        if place >= 0 and place < size:
+            table[place] = value[at]
+
+
+def update_pages(recorder, count, index, value, table) -> None:
+    """table i32 [rows, max_pages], flat: table[index[i]] = value[i] for i < count[0]. count i32 [1]; index and value i32
+    [N], places inside the table, each at most once."""
+    (most,) = index.shape
+    check("update_pages count", count, "i32", 1)
+    check("update_pages index", index, "i32", most)
+    check("update_pages value", value, "i32", most)
+    check("update_pages table", table, "i32", None, None)
+    recorder.launch("update_pages", [count, index, value, table, table.shape[0] * table.shape[1]],
+                    (-(-most // THREADS),))
+
+
+def _reference(count, index, value, table):
+    out = table.copy()
+    entries = int(count[0])
+    out.reshape(-1)[index[:entries]] = value[:entries]
+    return {"table": out}
+
+
+def _cases(rng, family="cpu"):
+    import numpy as np
+
+    for rows, pages, most, count in ((3, 7, 9, 0), (4, 64, 300, 200), (2, 40, 20, 20)):
+        table = rng.integers(0, 1 << 20, (rows, pages)).astype(np.int32)
+        index = rng.permutation(max(rows * pages, most))[:most].astype(np.int32) % (rows * pages)
+        index[:count] = rng.permutation(rows * pages)[:count]
+        value = rng.integers(0, 1 << 20, most).astype(np.int32)
+        yield Case(f"{count} of {most}", {"count": np.array([count], np.int32), "index": index, "value": value},
+                   {"table": Output(table.shape, "int32", EXACT, inout=table)})
+
+
+def _cost(case: Case) -> Cost:
+    return Cost(4 + 12 * int(case.inputs["count"][0]), 0)
+
+
+UPDATE_PAGES = Op("update_pages", lambda target: [Variant("update_pages", update_pages_cpu)], update_pages, _reference,
+                  _cases, _cost,
+                  lambda target: [Variant("update_pages", update_pages_gpu, threads=THREADS)])
