@@ -28,7 +28,7 @@ from zse.kernel import (
     u32,
     warp_index,
 )
-from zse.kernels.gpu.r16 import HIGH_BYTES, center, factors, pair_bf16, q_bytes, read_scales, selector, step_bytes
+from zse.kernels.gpu.r16 import HIGH_BYTES, center, factors, pair_bf16, q_bytes, read_scales, selector
 from zse.quant.scheme import FP8_BLOCK, TILE_ROWS
 from zse.tensor import Tensor
 
@@ -55,26 +55,31 @@ def dequantize_r16(q: Ptr[u32, "const"], high: Ptr[u32, "const"], scale: Ptr[f16
     begin = (block_index(0) * (THREADS // 32) + warp_index()) * WARP_BLOCKS
     q_words = q_bytes(BITS) // 4
     high_words = HIGH_BYTES[BITS] // 4
-    for block in range(begin, min(begin + WARP_BLOCKS, blocks)):
+    # All loads of the warp's blocks come first: their latencies overlap.
+    words, highs, scales, offsets = [], [], [], []
+    for i in static(range(WARP_BLOCKS)):
+        block = min(begin + i, blocks - 1)
         at = q + ((tile * blocks + block) * q_words + p * 32 + r)
-        words = [load(at + i * 16, 1, "stream") for i in static(range(2))]
-        more = [load(at + (64 + i * 16), 1, "stream") for i in static(range(2))] if BITS == 8 else words
+        words += [[load(at + w % 2 * 16 + w // 2 * 64, 1, "stream") for w in static(range(4 if BITS == 8 else 2))]]
         high_at = high + ((tile * blocks + block) * high_words + r)
-        highs = [load(high_at + h * 16, 1) for h in static(range({5: 1, 6: 2}.get(BITS, 0)))]
+        highs += [[load(high_at + h * 16, 1, "stream") for h in static(range({5: 1, 6: 2}.get(BITS, 0)))]]
         group = (block // group_blocks) * (1 + half_step // 16)
-        scales, offsets = read_scales(scale, offset, [(tile * groups + group) * 16 + r], has_offset, half_step, 2)
-        factor, shift = factors(scales, offsets, center)
-        for half in static(range(2)):
-            pairs = []
-            for i in static(range(2)):
-                word = (more if half == 1 else words)[i]
-                extra = highs[half if BITS == 6 else 0] if BITS in (5, 6) else None
-                four = step_bytes(word, extra, u32(p * 2 + i), half == 1, BITS)
-                pairs += [pair_bf16(four, selector(u32(2 * e), BITS), selector(u32(2 * e + 1), BITS), factor[half], shift[half], BITS)
-                          for e in static(range(2))]
-            if row < rows:
-                store(cast_ptr(out + (i64(row) * (blocks * 32) + block * 32 + half * 16 + p * 8), u32),
-                      make_vector(pairs[0], pairs[1], pairs[2], pairs[3]))
+        found = read_scales(scale, offset, [(tile * groups + group) * 16 + r], has_offset, half_step, 2)
+        scales += [found[0]]
+        offsets += [found[1]]
+    picks = [selector(u32(0), BITS), selector(u32(2), BITS)]
+    for i in static(range(WARP_BLOCKS)):
+        if begin + i < blocks:
+            factor, shift = factors(scales[i], offsets[i], center, BITS)
+            for half in static(range(2)):
+                pairs = []
+                for w in static(range(2)):
+                    word = words[i][2 + w if BITS == 8 and half == 1 else w]
+                    extra = highs[i][half if BITS == 6 else 0] if BITS in (5, 6) else None
+                    pairs += [pair_bf16(word, extra, u32(p * 2 + w), half == 1, pick, factor[half], shift[half], BITS) for pick in picks]
+                if row < rows:
+                    store(cast_ptr(out + (i64(row) * (blocks * 32) + (begin + i) * 32 + half * 16 + p * 8), u32),
+                          make_vector(pairs[0], pairs[1], pairs[2], pairs[3]))
 
 
 @kernel

@@ -54,13 +54,14 @@ TILES = {
     ("e4m3", True): (Tile(256, 128, 0.780), Tile(128, 192, 0.590), Tile(128, 144, 0.440)),
     ("block", False): (Tile(256, 128, 0.850), Tile(128, 128, 0.450)),
     ("block", True): (Tile(256, 128, 0.850), Tile(128, 128, 0.450)),
-    ("integer", False): (Tile(256, 128, 0.670), Tile(128, 128, 0.490)),
+    ("integer", False): (Tile(256, 128, 0.670), Tile(176, 128, 0.560), Tile(128, 128, 0.490)),
     ("integer", True): (Tile(256, 128, 0.670), Tile(128, 128, 0.490)),
 }
 # gemm_skinny: kind -> (tokens, warpgroups that multiply) of its forms.
 SKINNY = {"bf16": ((16, 2), (64, 2)), "e4m3": ((16, 2), (64, 2)), "block": ((16, 2), (64, 2)),
           4: ((16, 4), (64, 3)), 5: ((64, 3),), 6: ((64, 3),), 8: ((64, 3),)}
-CLASSES = {4: ("wide", "fine"), 5: ("fine",), 6: ("fine",), 8: ("wide", "fine")}      # gemm_r16: one scale a step, or two a block
+# gemm_r16: bits -> how many scales: one a step ("wide": groups of 64 and more), one a block of 32 ("block"), or two ("fine").
+CLASSES = {4: ("wide", "block", "fine"), 5: ("block", "fine"), 6: ("fine",), 8: ("wide", "block", "fine")}
 
 
 class Scratch(NamedTuple):
@@ -152,14 +153,15 @@ class Choice(NamedTuple):
     microseconds: float
 
 
-def choose(kind: object, gated: bool, tokens: int, cols: int, width: int, sms: int) -> Choice:
+def choose(kind: object, gated: bool, tokens: int, cols: int, width: int, sms: int, group: int = 0) -> Choice:
     """The tile and the number of parts of k for out [tokens, cols], by the model of this module."""
     integer = isinstance(kind, int)
+    only = 256 if integer and (kind != 4 or group == 16) else 0     # other integers have the large tile alone
     steps = -(-width // (128 if _is_fp8(kind) else 64))
     best = None
     for tile in TILES["integer" if integer else kind, gated]:
-        if integer and kind != 4 and tile.tokens != 256:
-            continue        # only 4 bits have the small tile
+        if only and tile.tokens != only:
+            continue
         made = tile.rows // 2 if gated else tile.rows
         tiles = -(-tokens // tile.tokens) * -(-cols // made)
         size = tile.tokens * tile.rows
@@ -177,8 +179,9 @@ def choose(kind: object, gated: bool, tokens: int, cols: int, width: int, sms: i
 
 
 def group_class(scheme) -> str:
-    """The key of CLASSES for an integer scheme."""
-    return "wide" if "wide" in CLASSES[scheme.bits] and (scheme.group == 0 or scheme.group % 64 == 0) else "fine"
+    """The key of CLASSES for an integer scheme: the first that fits."""
+    fits = {"wide": scheme.group == 0 or scheme.group % 64 == 0, "block": scheme.group != 16, "fine": True}
+    return next(name for name in CLASSES[scheme.bits] if fits[name])
 
 
 def _symbol(kernel: str, kind: object, tokens: int, rows: int, gated: bool, group: str = "") -> str:
@@ -199,7 +202,7 @@ def variants(target) -> list[Variant]:
         for tile in tiles:
             if kind == "integer":
                 made += [_r16_variant(bits, group, tile, gated) for bits, groups in CLASSES.items() for group in groups
-                         if tile.tokens == 256 or bits == 4]
+                         if tile.tokens == 256 or (bits == 4 and group != "fine")]
             else:
                 made.append(Variant(_symbol("gemm", kind, tile.tokens, tile.rows, gated), gemm_wgmma.gemm_wgmma, {
                     "BM": tile.tokens, "BN": tile.rows, "STAGES": gemm_wgmma.stages(tile.tokens, tile.rows), "GATED": gated,
@@ -218,7 +221,7 @@ def _portable(gated: bool) -> str:
 def _r16_variant(bits: int, group: str, tile: Tile, gated: bool) -> Variant:
     wg = tile.rows // 64
     return Variant(_symbol("gemm", bits, tile.tokens, tile.rows, gated, group), gemm_r16.gemm_r16, {
-        "BITS": bits, "WIDE": group == "wide", "BT": tile.tokens, "WG": wg, "STAGES": gemm_r16.stages(bits, tile.tokens, wg),
+        "BITS": bits, "WIDE": group == "wide", "HALVES": 2 if group == "fine" else 1, "BT": tile.tokens, "WG": wg, "STAGES": gemm_r16.stages(bits, tile.tokens, wg),
         "GATED": gated}, threads=128 * (wg + 1))
 
 
@@ -273,7 +276,7 @@ def _launch_tiles(recorder, a, weight, out, bias, accumulate: bool, gated: str |
         _launch_wgmma(recorder, a, weight, out, bias, accumulate, gated, max_tokens)
         return
     cols = rows // 2 if gated else rows
-    tile, splits, _ = choose(kind, gated is not None, max_tokens, cols, width, num_sms(device))
+    tile, splits, _ = choose(kind, gated is not None, max_tokens, cols, width, num_sms(device), scheme.group)
     linear, cubic = GATES[gated] if gated else (0.0, 0.0)
     scratch = scratch_of(device)
     q_map, high_map = _integer_maps(device, weight, tile.rows // 16 // (2 if gated else 1))

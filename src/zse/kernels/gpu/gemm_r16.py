@@ -56,7 +56,7 @@ from zse.kernel import (
     wgmma_wait,
 )
 from zse.kernels.gpu.gemm_parts import activated, put_column, sum_parts, tile_place, transposed
-from zse.kernels.gpu.r16 import HIGH_BYTES, factors, pair_bf16, q_bytes, read_scales, selector, step_bytes
+from zse.kernels.gpu.r16 import HIGH_BYTES, factors, pair_bf16, q_bytes, read_scales, selector
 
 DEPTH = 64                      # k of a stage: 128 bytes of bf16, the width of the swizzle
 SHARED_BYTES = 231_000
@@ -98,12 +98,11 @@ def load_high(at, row_step, BITS):
 def gemm_r16(a_map: TensorMap, q_map: TensorMap, high_map: TensorMap, scale: Ptr[f16, "const"], offset: Ptr[f16, "const"],
              bias: Ptr[f32, "const"], out: Ptr[u8], partial: Ptr[f32], counters: Ptr[i32], tokens: i32, cols: i32, blocks: i32,
              groups: i32, group_span: i32, half_step: i32, splits: i32, has_offset: i32, has_bias: i32, mode: i32, center: f32,
-             linear: f32, cubic: f32, BITS: static, WIDE: static, BT: static, WG: static, STAGES: static, GATED: static):
+             linear: f32, cubic: f32, BITS: static, WIDE: static, HALVES: static, BT: static, WG: static, STAGES: static, GATED: static):
     """cols: columns of out; the weights have as many rows, or twice as many when GATED. blocks = K / 32; groups: scales of a row. WIDE:
-    groups of 64 columns and more, with one scale a step; else there are two a block. group_span: blocks, or steps if WIDE, of a group (1
-    for groups of 16). half_step: from the scale of a block's first 16 columns to that of the others: 16 for groups of 16, else 0.
-    center: what multiplies the scale so that it can be added to the
-    offset: -MAGIC, less 2**(bits-1) without offsets. mode, linear, cubic, partial, counters: as in gemm_wgmma."""
+    groups of 64 columns and more, with one scale a step; else there are HALVES scales a block. group_span: blocks, or steps if WIDE, of a
+    group (1 for groups of 16). half_step: with two, from the scale of a block's first 16 columns to that of the others: 16 for groups of
+    16, else 0. center: what multiplies the scale so that it can be added to the offset, see r16.py. mode, linear, cubic, partial, counters: as in gemm_wgmma."""
     token_bytes = BT * DEPTH * 2
     q_size = q_bytes(BITS) * 2                       # of 16 rows in a stage
     high_size = HIGH_BYTES[BITS] * 2
@@ -172,7 +171,6 @@ def gemm_r16(a_map: TensorMap, q_map: TensorMap, high_map: TensorMap, scale: Ptr
         g = lane // 4
         s = u32(j // 2)
         pick = selector(u32(j % 2 * 2), BITS)
-        next_pick = selector(u32(j % 2 * 2 + 1), BITS)
         base = smem_desc(ring)
         # Where the lane's first row starts, in words: of the warp's 16 rows, or of gates (8 of the 16 rows of a tile).
         own = warp // 2 if GATED else warp
@@ -201,7 +199,7 @@ def gemm_r16(a_map: TensorMap, q_map: TensorMap, high_map: TensorMap, scale: Ptr
             scale_at = [i64(scale_tile) * groups * 16 + (group * 16 + own_row),
                         i64(up_tile) * groups * 16 + (group * 16 + own_row) if GATED
                         else i64(scale_tile) * groups * 16 + (group * 16 + own_row + 8)]
-            scales, offsets = read_scales(scale, offset, scale_at, has_offset, half_step, 1 if WIDE else 2)
+            scales, offsets = read_scales(scale, offset, scale_at, has_offset, half_step, HALVES)
             mbarrier_wait(full + slot, parity)
             weights = cast_ptr(ring + slot * stride + token_bytes, u32)
             words = load_words(weights + word, row_step, BITS)
@@ -212,7 +210,7 @@ def gemm_r16(a_map: TensorMap, q_map: TensorMap, high_map: TensorMap, scale: Ptr
                 next_slot = slot + 1 if slot + 1 < STAGES else 0
                 for b in static(range(2)):
                     if b == 0 or not WIDE:
-                        factor, shift = factors(scales, offsets, center)
+                        factor, shift = factors(scales, offsets, center, BITS)
                         # The next scales are on their way while these are used; the last ones are not read again.
                         if step * per_step + b + 1 < (steps if WIDE else blocks):
                             in_group += 1
@@ -220,16 +218,16 @@ def gemm_r16(a_map: TensorMap, q_map: TensorMap, high_map: TensorMap, scale: Ptr
                                 in_group = 0
                                 for y in static(range(2)):
                                     scale_at[y] += 16 + half_step
-                            fresh = read_scales(scale, offset, scale_at, has_offset, half_step, 1 if WIDE else 2)
+                            fresh = read_scales(scale, offset, scale_at, has_offset, half_step, HALVES)
                             assign(scales, fresh[0])
                             assign(offsets, fresh[1])
                     for i in static(range(4)):
                         for half in static(range(2)):
-                            at = (0 if WIDE else half) * 2 + i % 2
-                            q = step_bytes(words[4 + i if BITS == 8 and half == 1 else i],
-                                           high[(half if BITS == 6 else 0) * 2 + i % 2] if BITS in (5, 6) else None,
-                                           s + u32(i // 2 * 2), half == 1, BITS)
-                            a[b * 2 + half][i] = pair_bf16(q, pick, next_pick, factor[at], shift[at], BITS)
+                            at = (half if HALVES == 2 else 0) * 2 + i % 2
+                            a[b * 2 + half][i] = pair_bf16(
+                                words[4 + i if BITS == 8 and half == 1 else i],
+                                high[(half if BITS == 6 else 0) * 2 + i % 2] if BITS in (5, 6) else None,
+                                s + u32(i // 2 * 2), half == 1, pick, factor[at], shift[at], BITS)
                     wgmma_fence()
                     for half in static(range(2)):
                         onto = True if b + half > 0 else step > first

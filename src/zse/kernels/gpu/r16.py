@@ -1,16 +1,21 @@
-"""Layout r16 in registers: integer weights of 4, 5, 6 or 8 bits become f32 or bf16 (zse.quant.scheme draws the planes).
+"""Layout r16 in registers: integer weights of 4, 5, 6 or 8 bits become bf16 (zse.quant.scheme draws the planes).
 
-Step s of a 32-block is columns 4s .. 4s + 3; a row's word of steps s and s + 4 (4 to 6 bits) or of one step (8 bits) is one u32. A byte
-becomes f32 without a conversion instruction: it is placed into the mantissa of 128.0 (2**15 for 8 bits), which gives MAGIC + q, and
-one multiply-add takes MAGIC away together with applying scale and offset: w = scale * (MAGIC + q) + (offset - MAGIC * scale). The
-rounding of the last term is below 2**-9 of a quantization step.
+Step s of a 32-block is columns 4s .. 4s + 3; a row's word of steps s and s + 4 (4 to 6 bits) or of one step (8 bits) is one u32.
+
+4 to 6 bits stay in pairs of 16 bits: the bits of 128.0 with q in the lowest ones are 128 + q, from which 128 + the middle is subtracted
+exactly, and one multiply-add on both applies scale and offset. Scale and offset + middle * scale are rounded to bf16 first: 2**-9 of
+each, the same as the result's own rounding, and a hundredth of what the integers have lost.
+
+8 bits become f32: a byte is placed into the mantissa of 2**15, which gives 2**15 + q, and one multiply-add takes that away together with
+applying scale and offset: w = scale * (2**15 + q) + (offset - 2**15 * scale). The rounding of the last term is below 2**-9 of a step.
 """
 
-from zse.kernel import bf16, bitcast, convert, f16, f32, fma, inline, make_vector, prmt, static, u32
+from zse.kernel import add_bf16x2, bf16, bitcast, convert, f16, f32, fma, fma_bf16x2, inline, make_vector, prmt, static, u32
 
-LOW = 0x0F0F0F0F
+NIBBLES = 0x000F000F            # of two halves of a u32
+BF16_128 = 0x43004300           # two bf16 128.0
 HIGH_BYTES = {4: 0, 5: 64, 6: 128, 8: 0}        # of the `high` plane, per 16 rows and 32 columns
-MAGIC = {4: 128.0, 5: 128.0, 6: 128.0, 8: 32768.0}
+MAGIC = 32768.0                 # of 8 bits
 
 
 def q_bytes(bits: int) -> int:
@@ -20,36 +25,40 @@ def q_bytes(bits: int) -> int:
 
 def center(scheme) -> float:
     """What multiplies the scale so that it can be added to the offset (0 if the scheme is symmetric)."""
-    return -MAGIC[scheme.bits] - (2 ** (scheme.bits - 1) if scheme.symmetric else 0)
-
-
-@inline
-def step_bytes(word, high, step, second, BITS):
-    """Four weights as bytes of a u32: of step `step` (0 .. 3, run time), or of step + 4 if `second`. word: of that step (8 bits) or of
-    both; high: the row's word of the `high` plane (6 bits: the half of it that has this step)."""
-    if BITS == 8:
-        return word
-    q = (word >> 4) & LOW if second else word & LOW
-    if BITS == 5:
-        q = q | ((high >> step if second else high << (4 - step)) & 0x10101010)
-    if BITS == 6:
-        q = q | (((high >> (step * 2)) & 0x03030303) << 4)
-    return q
+    middle = 2.0 ** (scheme.bits - 1)
+    if scheme.bits == 8:
+        return -MAGIC - (middle if scheme.symmetric else 0.0)
+    return 0.0 if scheme.symmetric else middle
 
 
 @inline
 def selector(byte, BITS):
-    """How prmt places byte `byte` (u32, run time or not) of a word into the magic number."""
-    return byte * (16 if BITS == 8 else 256) + (0x7404 if BITS == 8 else 0x7044)
+    """How prmt takes byte `byte` (u32) of a word and the next one: 4 to 6 bits: both, into the halves of a u32, as one selector; 8 bits:
+    into the magic number, two selectors."""
+    if BITS == 8:
+        return byte * 16 + 0x7404, byte * 16 + 0x7414
+    return byte * 0x0101 + 0x4140, byte
 
 
 @inline
-def pair_bf16(q, first, second, scale, shift, BITS):
-    """Two bytes of q, given by their selectors, as two bf16 in a register. shift: offset - MAGIC * scale."""
-    magic = u32(0x47000000 if BITS == 8 else 0x43000000)
-    a = fma(bitcast(prmt(q, magic, first), f32), scale, shift)
-    b = fma(bitcast(prmt(q, magic, second), f32), scale, shift)
-    return bitcast(convert(make_vector(a, b), bf16), u32)
+def pair_bf16(word, high, step, second, pick, scale, shift, BITS):
+    """Two weights of a row as two bf16 in a register: the bytes given by `pick` (selector()), of step `step` (0 .. 3, run time), or of
+    step + 4 if `second`. word: of that step (8 bits) or of both; high: the row's word of the `high` plane (6 bits: the half of it that has
+    this step). scale, shift: from factors()."""
+    if BITS == 8:
+        magic = u32(0x47000000)
+        a = fma(bitcast(prmt(word, magic, pick[0]), f32), scale, shift)
+        b = fma(bitcast(prmt(word, magic, pick[1]), f32), scale, shift)
+        return bitcast(convert(make_vector(a, b), bf16), u32)
+    both = prmt(word, u32(0), pick[0])
+    q = (both >> 4 if second else both) & NIBBLES | BF16_128
+    if BITS == 5:
+        more = prmt(high, u32(0), pick[0])
+        q = q | (more >> step if second else more << (4 - step)) & 0x00100010
+    if BITS == 6:
+        q = q | ((prmt(high, u32(0), pick[0]) >> (step * 2)) & 0x00030003) << 4
+    # -136.0, -144.0 or -160.0, twice
+    return fma_bf16x2(add_bf16x2(q, u32({4: 0xC308C308, 5: 0xC310C310, 6: 0xC320C320}[BITS])), scale, shift)
 
 
 @inline
@@ -66,7 +75,16 @@ def read_scales(scale, offset, scale_at, has_offset, half_step, HALVES):
 
 
 @inline
-def factors(scales, offsets, center):
-    """What read_scales() gave, as f32 (scale, shift) for pair_bf16."""
+def twice_bf16(value):
+    """An f32 as two equal bf16 in a register."""
+    return bitcast(convert(make_vector(value, value), bf16), u32)
+
+
+@inline
+def factors(scales, offsets, center, BITS):
+    """What read_scales() gave, as the (scale, shift) of pair_bf16, for each."""
     scale = [convert(v, f32) for v in scales]
-    return scale, [fma(scale[i], center, convert(offsets[i], f32)) for i in static(range(len(scales)))]
+    shift = [fma(scale[i], center, convert(offsets[i], f32)) for i in static(range(len(scales)))]
+    if BITS != 8:
+        return [twice_bf16(v) for v in scale], [twice_bf16(v) for v in shift]
+    return scale, shift
