@@ -15,6 +15,7 @@ from zse.kernel import (
     inline,
     load,
     make_vector,
+    mbarrier_arrive,
     named_barrier,
     reciprocal,
     static,
@@ -38,6 +39,14 @@ def tile_place(tile, token_tiles, row_tiles):
     count = min(token_tiles - first, GROUP)
     inside = tile - first * row_tiles
     return first + inside % count, inside // count
+
+
+@inline
+def release(empty, lane):
+    """A warp has done with a stage: its lanes have read what they wanted of it, and its products are complete."""
+    warp_barrier()
+    if lane == 0:
+        mbarrier_arrive(empty)
 
 
 @inline

@@ -33,7 +33,6 @@ from zse.kernel import (
     lane_index,
     make_vector,
     mbarrier_array,
-    mbarrier_arrive,
     mbarrier_expect,
     mbarrier_init,
     mbarrier_init_fence,
@@ -55,7 +54,7 @@ from zse.kernel import (
     wgmma_fence,
     wgmma_wait,
 )
-from zse.kernels.gpu.gemm_parts import activated, put_column, sum_parts, tile_place, transposed
+from zse.kernels.gpu.gemm_parts import activated, put_column, release, sum_parts, tile_place, transposed
 from zse.kernels.gpu.r16 import HIGH_BYTES, factors, pair_bf16, q_bytes, read_scales, selector
 
 DEPTH = 64                      # k of a stage: 128 bytes of bf16, the width of the swizzle
@@ -118,7 +117,7 @@ def gemm_r16(a_map: TensorMap, q_map: TensorMap, high_map: TensorMap, scale: Ptr
     if thread_index() == 0:
         for i in static(range(STAGES)):
             mbarrier_init(full + i, 1)
-            mbarrier_init(empty + i, WG)
+            mbarrier_init(empty + i, WG * 4)
         mbarrier_init_fence()
     barrier()
     grid_launch_dependents()
@@ -247,14 +246,12 @@ def gemm_r16(a_map: TensorMap, q_map: TensorMap, high_map: TensorMap, scale: Ptr
                     wgmma_wait(1, *a[2 - b * 2: 4 - b * 2])
                     if b == 0:
                         if previous >= 0:
-                            if thread % 128 == 0:
-                                mbarrier_arrive(empty + previous)
+                            release(empty + previous, lane)
                 previous = slot
                 slot = next_slot
                 parity = parity ^ 1 if next_slot == 0 else parity
             wgmma_wait(0, acc)
-            if thread % 128 == 0:
-                mbarrier_arrive(empty + previous)
+            release(empty + previous, lane)
             if unit == block_index(0):
                 grid_wait()
             complete = splits <= 1

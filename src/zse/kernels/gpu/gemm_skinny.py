@@ -38,7 +38,6 @@ from zse.kernel import (
     load,
     make_vector,
     mbarrier_array,
-    mbarrier_arrive,
     mbarrier_expect,
     mbarrier_init,
     mbarrier_init_fence,
@@ -62,7 +61,7 @@ from zse.kernel import (
     wgmma_fence,
     wgmma_wait,
 )
-from zse.kernels.gpu.gemm_parts import CONSUMERS, activated, put_column, transposed
+from zse.kernels.gpu.gemm_parts import CONSUMERS, activated, put_column, release, transposed
 from zse.kernels.gpu.r16 import HIGH_BYTES, q_bytes
 
 ROW_BYTES = 128                 # of k in a stage of bf16 or e4m3
@@ -263,7 +262,7 @@ def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: 
     if thread_index() == 0:
         for i in static(range(STAGES)):
             mbarrier_init(full + i, 1)
-            mbarrier_init(empty + i, WG)
+            mbarrier_init(empty + i, WG * 4)
         mbarrier_init_fence()
     barrier()
     grid_launch_dependents()
@@ -377,8 +376,7 @@ def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: 
                         wgmma_wait(1, *a[(1 - b) * half_count: (2 - b) * half_count])
                         if b == 0:
                             if previous >= 0:
-                                if thread % 128 == 0:
-                                    mbarrier_arrive(empty + previous)
+                                release(empty + previous, lane)
                 else:
                     mbarrier_wait(full + slot, parity)
                     rows_desc = tokens_desc + u64((token_bytes + warp // 4 * (64 * ROW_BYTES)) // 16)
@@ -401,8 +399,7 @@ def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: 
                     else:
                         wgmma_wait(1)
                     if previous >= 0:
-                        if thread % 128 == 0:
-                            mbarrier_arrive(empty + previous)
+                        release(empty + previous, lane)
                 previous = slot
                 slot += 1
                 if slot == STAGES:
@@ -413,8 +410,7 @@ def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: 
                 fold(total, acc, ones, scales, shifts, BT)
             else:
                 wgmma_wait(0, total)
-            if thread % 128 == 0:
-                mbarrier_arrive(empty + previous)
+            release(empty + previous, lane)
             if at == begin:
                 grid_wait()
             complete = end - first == steps
