@@ -78,40 +78,56 @@ def load_stage(stage, bar, a_map, w_map, k, m0, n0, cols, with_a, with_w, BM, BN
 
 
 @inline
-def scaled_pair(acc, first, w_scale, at, per_row, row_scale, KIND):
-    """Two neighbouring columns of the product, with the scales of the token and of the two weight rows."""
+def pair_of(w_scale, at, per_row, KIND):
+    """The scales of two neighbouring weight rows."""
+    if KIND == "e4m3":
+        pair = [w_scale[at * per_row], w_scale[(at + 1) * per_row]]
+    else:
+        pair = [1.0, 1.0]
+    return pair
+
+
+@inline
+def scaled(acc, first, scales, row_scale, KIND):
+    """Two neighbouring columns of the product, with the scales of the token and of the weight rows."""
     low, high = acc[first] + 0.0, acc[first + 1] + 0.0
     if KIND == "block":
         low, high = low * row_scale, high * row_scale
     if KIND == "e4m3":
-        low, high = low * (row_scale * w_scale[at * per_row]), high * (row_scale * w_scale[(at + 1) * per_row])
+        low, high = low * (row_scale * scales[0]), high * (row_scale * scales[1])
     return low, high
 
 
 @inline
-def store_row(acc, half, out, bias, row_scale, w_scale, row, col, cols, stride, per_row, has_bias, mode, BN, KIND):
-    """One row of a warpgroup's tile: this thread has two of every eight columns."""
-    first = i64(row) * stride + col
-    shifts = bias + col
-    for j in static(range(BN // 8)):
-        if col + j * 8 < cols:
-            low, high = scaled_pair(acc, j * 4 + half * 2, w_scale, col + j * 8, per_row, row_scale, KIND)
-            if has_bias != 0:
-                shift = load(shifts + j * 8, 2)
-                low, high = low + shift[0], high + shift[1]
-            put_pair(out, first + j * 8, low, high, mode)
-
-
-@inline
-def store_gated_row(acc, half, out, row_scale, w_scale, row, col, cols, stride, per_row, linear, cubic, BN, KIND):
-    """Likewise act(gate) * up in bf16: columns 0 .. BN/2 of the tile are gates, the others their ups."""
-    p = cast_ptr(out, bf16) + (i64(row) * stride + col)
-    for j in static(range(BN // 16)):
-        if col + j * 8 < cols:
-            gates = scaled_pair(acc, j * 4 + half * 2, w_scale, col + j * 8, per_row, row_scale, KIND)
-            ups = scaled_pair(acc, (BN // 16 + j) * 4 + half * 2, w_scale, cols + col + j * 8, per_row, row_scale, KIND)
-            store(p + j * 8, convert(make_vector(activated(gates[0], ups[0], linear, cubic),
-                                              activated(gates[1], ups[1], linear, cubic)), bf16))
+def store_tile(accs, out, bias, a_scale, w_scale, row, col, tokens, cols, stride, per_row, has_bias, mode, linear, cubic, BN, GATED, KIND):
+    """A thread's part of a tile: rows row + 64 x + 8 half, two of every eight columns. What belongs to a column is read once for all rows."""
+    parts = [(x, half) for x in static(range(len(accs))) for half in static(range(2))]
+    rows = [row + (x * 64 + half * 8) for x, half in static(parts)]
+    places = [i64(r) * stride + col for r in static(rows)]
+    row_scales = [a_scale[min(r, tokens - 1)] if KIND != "bf16" else 1.0 for r in static(rows)]
+    for j in static(range(BN // 16 if GATED else BN // 8)):
+        at = col + j * 8
+        if at < cols:
+            scales = pair_of(w_scale, at, per_row, KIND)
+            if GATED:
+                up_scales = pair_of(w_scale, cols + at, per_row, KIND)
+                for i in static(range(len(parts))):
+                    if rows[i] < tokens:
+                        acc, first = accs[parts[i][0]], j * 4 + parts[i][1] * 2
+                        gates = scaled(acc, first, scales, row_scales[i], KIND)
+                        ups = scaled(acc, BN // 4 + first, up_scales, row_scales[i], KIND)
+                        both = make_vector(activated(gates[0], ups[0], linear, cubic), activated(gates[1], ups[1], linear, cubic))
+                        store(cast_ptr(out, bf16) + (places[i] + j * 8), convert(both, bf16))
+            else:
+                shift = [f32(0), f32(0)]
+                if has_bias != 0:
+                    both = load(bias + at, 2)
+                    shift[0] = both[0]
+                    shift[1] = both[1]
+                for i in static(range(len(parts))):
+                    if rows[i] < tokens:
+                        low, high = scaled(accs[parts[i][0]], j * 4 + parts[i][1] * 2, scales, row_scales[i], KIND)
+                        put_pair(out, places[i] + j * 8, low + shift[0], high + shift[1], mode)
 
 
 @kernel
@@ -246,13 +262,5 @@ def gemm_wgmma(a_map: TensorMap, w_map: TensorMap, a_scale: Ptr[f32, "const"], w
             if splits > 1:
                 complete = sum_parts(accs, partial, unit, tile, splits, counters, last, thread, THREADS - 128, BN)
             if complete:
-                for x, acc in enumerate(accs):
-                    for half in static(range(2)):
-                        row = m * BM + group * (parts * 64) + x * 64 + warp_index() % 4 * 16 + half * 8 + lane // 4
-                        col = n * tile_cols + lane % 4 * 2
-                        if row < tokens:
-                            row_scale = 1.0 if KIND == "bf16" else a_scale[row]
-                            if GATED:
-                                store_gated_row(acc, half, out, row_scale, w_scale, row, col, cols, stride, per_row, linear, cubic, BN, KIND)
-                            else:
-                                store_row(acc, half, out, bias, row_scale, w_scale, row, col, cols, stride, per_row, has_bias, mode, BN, KIND)
+                store_tile(accs, out, bias, a_scale, w_scale, m * BM + group * (parts * 64) + warp_index() % 4 * 16 + lane // 4,
+                           n * tile_cols + lane % 4 * 2, tokens, cols, stride, per_row, has_bias, mode, linear, cubic, BN, GATED, KIND)
