@@ -57,8 +57,8 @@ def _accumulate(t, stmt, outs, args):
     type = stmt.args[1].type
     if not isinstance(type, ir.Vector):
         return [f"zse_atomic<{t.c_type(type)}>(T, {args[0]}, {_shared(stmt.args[0])}, emulate::ADD, {args[1]});"]
-    lanes = " ".join(f"zse_atomic<f32>(T, {args[0]} + {i}, false, emulate::ADD, a.v[{i}]);" for i in range(type.lanes))
-    return [f"{{ const {t.c_type(type)} a = {args[1]}; {lanes} }}"]
+    lanes = " ".join(f"zse_atomic<f32>(T, {args[0]} + {i}, false, emulate::ADD, zse_sum.v[{i}]);" for i in range(type.lanes))
+    return [f"{{ const {t.c_type(type)} zse_sum = {args[1]}; {lanes} }}"]
 
 
 def _acquire(t, stmt, outs, args):

@@ -7,7 +7,7 @@ SCHEMES = (*(AffineScheme(bits, group, symmetric) for bits in (4, 5, 6, 8) for g
            *(DenseScheme(dtype) for dtype in ("bf16", "f16", "f32")), *(Fp8Scheme(scaling) for scaling in ("row", "tensor", "block")))
 # tokens, rows of the weight, columns. The second: many steps of k over few tiles, so that k is split.
 SHAPES = ((9, 96, 160), (16, 320, 2080), (33, 544, 1056), (64, 2144, 352), (65, 320, 4128), (127, 96, 1056), (129, 544, 416),
-          (300, 1376, 160), (1030, 608, 1120))
+          (300, 1376, 160), (1030, 224, 352), (2200, 352, 160))
 EPILOGUES = ("store", "bf16", "accumulate", "silu", "gelu_tanh")
 
 
