@@ -53,7 +53,7 @@ def upload(device, array, dtype: str | None = None):
     data = np.ascontiguousarray(array)
     tensor = Tensor(device.alloc(max(data.nbytes, 1), label="bench"), data.shape, dtype or DTYPES[str(data.dtype)])
     if data.nbytes:
-        device.write(tensor, memoryview(data).cast("B"))
+        device.write(tensor, data.tobytes())
     return tensor
 
 
@@ -279,6 +279,7 @@ def run(
         op = known[name]
         rng = np.random.default_rng(seed)
         checked = all([check(device, op, case) for case in op.cases(rng, "gpu")])
+        timed: Any
         if op.sizes:
             timed = ((case, expected) for case, expected in op.sizes(rng))
         else:

@@ -111,7 +111,7 @@ def _bench(args) -> int:
               f"{line.flops / line.microseconds / 1e6:7.1f} TFLOP/s{'' if line.checked else '  WRONG'}", flush=True)
 
     ceiling, lines = kernels.run(device, args.op, report, args.only)
-    print(f"{device.product}: {ceiling:.0f} GB/s read")
+    print(f"{getattr(device, 'product', args.device)}: {ceiling:.0f} GB/s read")
     if args.json:
         rows = [line._asdict() | {"gigabytes": line.gigabytes, "ceiling": ceiling} for line in lines]
         Path(args.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
