@@ -2,7 +2,7 @@
 
 from zse.errors import UnsupportedError
 from zse.kernel import Variant
-from zse.kernels.gpu.attention_decode import decode_blocks, decode_symbol, decode_variants
+from zse.kernels.gpu.attention_decode import decode_symbol, decode_variants
 from zse.kernels.gpu.attention_plan import (
     HEAD_DIMS,
     MAX_RUN,
@@ -18,7 +18,6 @@ from zse.kernels.op import check, require
 
 KV_DTYPES = ("bf16", "f16", "e4m3")
 MAX_GROUP = 128             # query heads of a kv head: rows of a prefill tile
-EMULATED_BLOCKS = 2         # of a device that does not say how many multiprocessors it has
 
 
 def record_attention(recorder, q, k_pages, v_pages, page_table, token_row, positions, out, scale: float, window: int,
@@ -45,36 +44,33 @@ def record_attention(recorder, q, k_pages, v_pages, page_table, token_row, posit
         check("attention kv_scale", kv_scale, "f32", 2, kv_heads)
     if scratch is None:
         require(isinstance(tokens, int), "attention: a number of tokens that is a symbol needs scratch")
-        rows, max_pages = page_table.shape
-        scratch = AttentionScratch.make(device, width // head_dim, kv_heads, head_dim, [window], tokens, rows, max_pages * PAGE)
+        scratch = AttentionScratch.make(device, width // head_dim, kv_heads, head_dim, [window], tokens, page_table.shape[1] * PAGE)
         plan_attention(recorder, scratch, token_row, positions, longest_run)
     require(window in scratch.plans, f"attention: scratch was made for windows {sorted(scratch.plans)}, not {window}")
     require((scratch.heads, scratch.kv_heads, scratch.head_dim) == (width // head_dim, kv_heads, head_dim),
             "attention: scratch was made for other heads")
     plan, kv = scratch.plans[window], k_pages.dtype
     scales = 0 if kv_scale is None else kv_scale
-    blocks = getattr(device, "num_sms", EMULATED_BLOCKS)
     share = decode_share(group, head_dim)
     heads, part = kv_heads * share, group // share
     parts = 1 if longest_run == 1 and part <= 8 else decode_columns(head_dim) // 8
     recorder.launch(decode_symbol(kv, head_dim, parts),
                     [q, k_pages, v_pages, scales, page_table, plan, scratch.counters, scratch.records, scratch.totals, out,
                      page_table.shape[1], kv_heads, reciprocal31(share), heads, reciprocal31(heads), part, reciprocal31(part),
-                     scratch.capacity, 0 if longest_run == 1 else MAX_RUN - 1, float(scale), window, float(softcap)], blocks * decode_blocks(head_dim))
-    most = tokens if isinstance(tokens, int) else recorder.maxima[tokens.name]
-    if longest_run is not None and longest_run <= MAX_RUN and most <= scratch.decode_tokens:
+                     scratch.tasks_room, 0 if longest_run == 1 else MAX_RUN - 1, float(scale), window, float(softcap)], scratch.blocks)
+    if longest_run is not None and longest_run <= MAX_RUN:
         return
     common = [page_table, plan, out, page_table.shape[1], kv_heads, reciprocal31(kv_heads), group, reciprocal31(group),
-              scratch.capacity, float(scale), window, float(softcap)]
+              scratch.tasks_room, float(scale), window, float(softcap)]
     if kv != "e4m3" and getattr(device, "arch", 0) == 90:
         from zse.kernels.gpu.attention_prefill import prefill_swizzle, wgmma_symbol
         swizzle = prefill_swizzle(head_dim)
         maps = [device.tensor_map(flat, (PAGE, swizzle // 2), swizzle=swizzle)
                 for flat in (tensor._replace(shape=(pages * kv_heads * PAGE, head_dim)) for tensor in (k_pages, v_pages))]
-        recorder.launch(wgmma_symbol(kv, head_dim), [q, *maps, *common], blocks)
+        recorder.launch(wgmma_symbol(kv, head_dim), [q, *maps, *common], scratch.blocks)
     else:
         from zse.kernels.gpu.attention_mma import mma_symbol
-        recorder.launch(mma_symbol(kv, head_dim), [q, k_pages, v_pages, scales, *common], blocks)
+        recorder.launch(mma_symbol(kv, head_dim), [q, k_pages, v_pages, scales, *common], scratch.blocks)
 
 
 def attention_variants(target) -> list[Variant]:

@@ -1,17 +1,18 @@
 """Attention of few query tokens over paged keys and values: decoding, and verification of drafted tokens.
 
-A work item is one chunk of the keys of one tile (attention_plan.py) for one key/value head. Every warp of the block walks its own
-pages of the chunk through a ring in shared memory that the copy engine fills; it runs on through the work items of the block, so
-that loads are in flight while results are merged. The query rows of a tile (tokens x heads of the group) are the n = 8 columns of
+A work item is a task (attention_plan.py) of one key/value head: a tile's keys, or a part of them. Every warp of the block walks its
+own pages through a ring in shared memory that cp.async fills; loading runs on through the work items of the block, so that pages
+are on their way while results are merged. The query rows of a tile (tokens x heads of the group) are the n = 8 columns of
 S^T = K Q^T and of O^T = V^T P^T, so nothing of a small group is wasted; softmax is online (Milakov and Gimelshein 2018), in base 2.
-Warps are merged in shared memory, chunks through f32 records by the block that arrives last, both in fixed order.
+After every chunk the warps' sums are merged in shared memory and folded into the segment's, these into the result's, in order;
+what a task leaves of a tile that is not whole is a record, and the block that comes last folds the records in the same order.
 """
 
 from zse.kernel import (
     Ptr,
     Variant,
-    any_thread,
     atomic_add,
+    barrier,
     bf16,
     bitcast,
     block_index,
@@ -38,7 +39,6 @@ from zse.kernel import (
     make_vector,
     mma_bf16,
     mma_f16,
-    named_barrier,
     num_blocks,
     prmt,
     shared_array,
@@ -56,14 +56,13 @@ from zse.kernel import (
     warp_barrier,
     warp_index,
 )
-from zse.kernels.gpu.attention_plan import HEAD_DIMS, HEADER, PAGE, TASK, decode_columns, divide
+from zse.kernels.gpu.attention_plan import CHUNK, HEAD_DIMS, HEADER, PAGE, SEGMENT, TASK, decode_columns, divide
 
 LOG2E = 1.4426950408889634
 MASKED = -3.0e38        # the score of a key that must not be seen
 FLOOR = -1.0e30         # the running maximum before any key
-WARPS = 4               # that compute
-THREADS = 32 * (WARPS + 1)
-STAGES = 3              # pages of a warp's ring
+RING_BYTES = 204 << 10  # of a block's shared memory, for the rings
+SMALL_BYTES = 2 << 10   # at most, of the other arrays
 MERGE = 8               # chunks whose records are in flight while they are merged
 KV_TYPES = {"bf16": bf16, "f16": f16, "e4m3": e4m3}
 # Variables of the loading side: the work item, its next page, pages, end, first page, place in the page table, head, first key
@@ -78,10 +77,10 @@ def pack_pair(a, b, F):
 
 
 @inline
-def read_entry(state, work, plan, by_heads, capacity):
+def read_entry(state, work, plan, by_heads, tasks_room):
     """What the loading side needs of a work item, into the places of the third: loads that nothing waits for yet, not even
     the number of items (behind the last there is whatever an earlier step left)."""
-    item = plan + (HEADER + min(divide(work, by_heads), capacity - 1) * TASK)
+    item = plan + (HEADER + min(divide(work, by_heads), tasks_room - 1) * TASK)
     who = load(item, 4)
     keys = load(item + 4, 2)
     state[ROW3] = who[2] + 0
@@ -111,7 +110,7 @@ def shift_entry(state, page_table, max_pages, work, total, W):
 
 
 @inline
-def next_item(state, plan, page_table, max_pages, kv_heads, by_heads, capacity, total, W):
+def next_item(state, plan, page_table, max_pages, kv_heads, by_heads, tasks_room, total, W):
     """Moves the loading side to the second work item."""
     state[WORK] += num_blocks(0)
     state[HEAD] = state[WORK] - divide(state[WORK], by_heads) * kv_heads
@@ -123,16 +122,16 @@ def next_item(state, plan, page_table, max_pages, kv_heads, by_heads, capacity, 
     state[IDS] = state[IDS2] + 0
     state[NEXT] = 0
     shift_entry(state, page_table, max_pages, state[WORK] + num_blocks(0), total, W)
-    read_entry(state, state[WORK] + num_blocks(0) * 2, plan, by_heads, capacity)
+    read_entry(state, state[WORK] + num_blocks(0) * 2, plan, by_heads, tasks_room)
 
 
 @inline
-def load_page(state, ring, keys, values, plan, page_table, max_pages, kv_heads, by_heads, capacity, total, fresh_before, page_heads,
+def load_page(state, ring, keys, values, plan, page_table, max_pages, kv_heads, by_heads, tasks_room, total, fresh_before, page_heads,
               by_share, D, STRIDE, ITEM, STAGES, W):
     """Starts the copy of this warp's next page, if there is one, into the ring's next slot."""
     lane = lane_index()
     while state[NEXT] >= state[COUNT] and state[WORK] < total:
-        next_item(state, plan, page_table, max_pages, kv_heads, by_heads, capacity, total, W)
+        next_item(state, plan, page_table, max_pages, kv_heads, by_heads, tasks_room, total, W)
     if state[WORK] < total:
         if state[NEXT] % 32 == 0 and state[NEXT] > 0:
             state[IDS] = page_ids(page_table, state[TABLE], state[COUNT], state[NEXT], W)
@@ -200,9 +199,9 @@ def value_fragments(slot, d, STRIDE, ITEM):
 
 
 @inline
-def read_item(item, work, plan, by_heads, capacity):
+def read_item(item, work, plan, by_heads, tasks_room):
     """The task of a work item, into eight variables."""
-    place = plan + (HEADER + min(divide(work, by_heads), capacity - 1) * TASK)
+    place = plan + (HEADER + min(divide(work, by_heads), tasks_room - 1) * TASK)
     who = load(place, 4)
     keys = load(place + 4, 4)
     for i in static(range(4)):
@@ -308,66 +307,74 @@ def finish(out, at, acc, total, value_scale):
 
 
 @inline
-def is_last(counters, which, chunks):
-    """By one thread, after the block's records are written: whether the other chunks of the tile were there before. If so their
-    records can be read, and the counter is 0 again."""
+def is_last(counter, parts):
+    """By one thread, after the block's records are written: whether the tile's other records were there before. Then they can be
+    read, and the counter is 0 again."""
     fence()
     last = i32(0)
-    if atomic_add(counters + which, 1) == chunks - 1:
-        counters[which] = 0
+    if atomic_add(counter, 1) == parts - 1:
+        counter[0] = 0
         fence()
         last = i32(1)
     return last
 
 
 @inline
-def merge_records(work, plan, records, totals, out, kv_scale, page_heads, by_share, kv_heads, by_heads, group, by_group, width, first, threads, D, KV):
-    """The chunks of one tile and head, merged in their order, MERGE at a time, by `threads` threads from number `first` on."""
-    task = divide(work, by_heads)
-    head = work - task * kv_heads
-    item = plan + (HEADER + task * TASK)
-    who = load(item, 2)
-    keys = load(item + 4, 4)
-    chunks = keys[3] % 65536
+def fold(state, high, total, values):
+    """state = [maximum, sum, four values] takes in what was summed relative to another maximum. Into FLOOR, 0, …: exactly that."""
+    new = max(state[0], high)
+    old_weight = exp2(state[0] - new)
+    weight = exp2(high - new)
+    state[0] = new
+    state[1] = fma(total, weight, state[1] * old_weight)
+    for i in static(range(4)):
+        state[2 + i] = fma(values[i], weight, state[2 + i] * old_weight)
+
+
+@inline
+def clear(state):
+    state[0] = f32(FLOOR)
+    for i in static(range(5)):
+        state[1 + i] = f32(0)
+
+
+@inline
+def merge_records(task, head, item, records, totals, out, kv_scale, page_heads, by_share, kv_heads, group, by_group, width, D, KV):
+    """The records of one tile and head become its result."""
+    parts = item[7] & 4095
     heads = kv_heads * group
+    fan = i32(1) if item[7] >> 24 == 1 else i32(SEGMENT // CHUNK)      # records of a segment
     value_scale = f32(1)
     if KV is e4m3:
         value_scale = kv_scale[page_heads + divide(head, by_share)]
-    for e in unroll(range(first, who[1] * group * (D // 4), threads), 1):
+    for e in unroll(range(thread_index(), item[1] * group * (D // 4), target.threads), 1):
         column = e // (D // 4)
         x = e % (D // 4) * 4
         column_token = divide(column, by_group)
         query_head = (head - column_token) * group + column
-        record = i64(keys[2] + column_token * chunks) * heads + query_head
-        acc = [f32(0) for _ in static(range(4))]
-        total = f32(0)
-        high = f32(FLOOR)
-        for begin in unroll(range(0, chunks, MERGE), 1):
-            pairs = [load(totals + (record + (begin + u if begin + u < chunks else 0) * heads) * 2, 2) for u in static(range(MERGE))]
-            parts = [load(records + ((record + (begin + u if begin + u < chunks else 0) * heads) * D + x), 4) for u in static(range(MERGE))]
-            peaks = [pairs[u][0] if begin + u < chunks else f32(FLOOR) for u in static(range(MERGE))]
-            new = high + 0.0
+        record = i64(item[6] + column_token * parts) * heads + query_head
+        segment = [f32(0) for _ in static(range(6))]
+        result = [f32(0) for _ in static(range(6))]
+        clear(segment)
+        clear(result)
+        for begin in unroll(range(0, parts, MERGE), 1):
+            pairs = [load(totals + (record + min(begin + u, parts - 1) * heads) * 2, 2) for u in static(range(MERGE))]
+            values = [load(records + ((record + min(begin + u, parts - 1) * heads) * D + x), 4) for u in static(range(MERGE))]
             for u in static(range(MERGE)):
-                new = max(new, peaks[u])
-            shrink = exp2(high - new)
-            high = new + 0.0
-            total = total * shrink
-            for i in static(range(4)):
-                acc[i] = acc[i] * shrink
-            for u in static(range(MERGE)):
-                weight = exp2(peaks[u] - new) if begin + u < chunks else f32(0)
-                total = fma(pairs[u][1], weight, total)
-                for i in static(range(4)):
-                    acc[i] = fma(parts[u][i], weight, acc[i])
-        finish(out, i64(who[0] + column_token) * width + query_head * D + x, acc, total, value_scale)
+                if begin + u < parts:
+                    fold(segment, pairs[u][0], pairs[u][1], [values[u][i] for i in static(range(4))])
+                    if fan == 1 or u % (SEGMENT // CHUNK) == SEGMENT // CHUNK - 1 or begin + u == parts - 1:
+                        fold(result, segment[0], segment[1], segment[2:])
+                        clear(segment)
+        finish(out, i64(item[0] + column_token) * width + query_head * D + x, result[2:], result[1], value_scale)
 
 
 @kernel
 def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: Ptr[u8, "const"], kv_scale: Ptr[f32, "const"],
                      page_table: Ptr[i32, "const"], plan: Ptr[i32, "const"], counters: Ptr[i32], records: Ptr[f32],
                      totals: Ptr[f32], out: Ptr[bf16], max_pages: i32, page_heads: i32, by_share: u32, kv_heads: i32, by_heads: u32,
-                     group: i32, by_group: u32, capacity: i32, fresh_before: i32, scale: f32, window: i32,
-                     softcap: f32, D: static, NT: static, KV: static, STAGES: static):
+                     group: i32, by_group: u32, tasks_room: i32, fresh_before: i32, scale: f32, window: i32, softcap: f32, D: static,
+                     NT: static, KV: static, STAGES: static):
     """A persistent grid over the plan's tasks x kv heads. NT: parts of 8 query rows. kv_scale: null unless the pages are e4m3.
     kv_heads, group: where a group is larger than a tile its parts count as kv heads of their own; page_heads: of the pages.
     fresh_before: tokens before a tile that this step may write."""
@@ -376,7 +383,8 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
     STRIDE = D * ITEM + 16                  # bytes; the padding keeps ldmatrix free of bank conflicts
     SLOT_BYTES = 2 * PAGE * STRIDE          # keys, then values
     COLUMN = D + 4                          # f32 of a column while warps are merged
-    W = target.threads // target.warp - 1   # one warp more than compute
+    W = target.threads // target.warp
+    MINE = (8 * (D // 4) + target.threads - 1) // target.threads       # groups of four results of a part that a thread keeps
     grid_launch_dependents()
     memory = shared_array(u8, W * STAGES * SLOT_BYTES, align=128)
     peaks = shared_array(f32, W * 16)
@@ -387,57 +395,39 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
     step = num_blocks(0)
     lane = lane_index()
     warp = warp_index()
-    if warp == W:
-        # Tells the other chunks' blocks that this block's record is there, and merges where it was the last: fences wait for
-        # everything that a warp has under way, so not in the warps that load. The block's last item is left to them.
-        grid_wait()
-        for work in range(block_index(0), total - step, step):
-            task = divide(work, by_heads)
-            chunks = plan[HEADER + task * TASK + 7]
-            if chunks % 65536 > 1:
-                named_barrier(2, 32 * W + 32)
-                last = i32(0)
-                if lane == 0:
-                    last = is_last(counters, (task - chunks // 65536) * kv_heads + work - task * kv_heads, chunks % 65536)
-                if any_thread(last == 1):
-                    merge_records(work, plan, records, totals, out, kv_scale, page_heads, by_share, kv_heads, by_heads, group, by_group,
-                                  width, lane, 32, D, KV)
-        return
     g = lane // 4
     ring = memory + warp * (STAGES * SLOT_BYTES)
     state = [i32(0) for _ in static(range(20))]
     state[WORK] = block_index(0) - step
     # Pages that earlier steps wrote are read before grid_wait(): the kernel before this one (qkv_post, attention_plan) lets this
     # one start only after its own grid_wait(), so the plan and the page table are there too.
-    read_entry(state, block_index(0), plan, by_heads, capacity)
+    read_entry(state, block_index(0), plan, by_heads, tasks_room)
     shift_entry(state, page_table, max_pages, block_index(0), total, W)
-    read_entry(state, block_index(0) + step, plan, by_heads, capacity)
+    read_entry(state, block_index(0) + step, plan, by_heads, tasks_room)
     for _ in static(range(STAGES - 1)):
-        load_page(state, ring, k_pages, v_pages, plan, page_table, max_pages, kv_heads, by_heads, capacity, total, fresh_before, page_heads,
-                  by_share, D, STRIDE, ITEM, STAGES, W)
+        load_page(state, ring, k_pages, v_pages, plan, page_table, max_pages, kv_heads, by_heads, tasks_room, total, fresh_before,
+                  page_heads, by_share, D, STRIDE, ITEM, STAGES, W)
     if state[WAITED] == 0:
         grid_wait()
         state[WAITED] = 1
     slot = i32(0)
+    item = [i32(0) for _ in static(range(TASK))]
     coming = [i32(0) for _ in static(range(TASK))]
-    read_item(coming, block_index(0), plan, by_heads, capacity)
+    read_item(coming, block_index(0), plan, by_heads, tasks_room)
     queries = [[[u32(0) for u in static(range(2))] for nt in static(range(NT))] for kd in static(range(D // 16))]
     if block_index(0) < total:
         load_queries(q, queries, coming, block_index(0), kv_heads, by_heads, group, by_group, width, D, NT, ITEM)
     for work in range(block_index(0), total, step):
         task = divide(work, by_heads)
         head = work - task * kv_heads
-        token = coming[0] + 0
-        count = coming[1] + 0
-        position = coming[3] + 0
-        end = coming[5] + 0
-        first_record = coming[6] + 0
-        chunks = coming[7] % 65536
-        which_chunk = coming[7] // 65536
-        first_page = coming[4] // PAGE + warp
-        read_item(coming, work + step, plan, by_heads, capacity)
-        pages = ((end + PAGE - 1) // PAGE - first_page + W - 1) // W
-        limits = [[position + divide(min(nt * 8 + lane % 4 * 2 + u, count * group - 1), by_group) for u in static(range(2))]
+        for i in static(range(TASK)):
+            item[i] = coming[i] + 0
+        read_item(coming, work + step, plan, by_heads, tasks_room)
+        columns = item[1] * group
+        position = item[3]
+        begin = item[4]
+        end = item[5]
+        limits = [[position + divide(min(nt * 8 + lane % 4 * 2 + u, columns - 1), by_group) for u in static(range(2))]
                   for nt in static(range(NT))]
         key_scale = f32(1)
         value_scale = f32(1)
@@ -448,109 +438,119 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
         factor = f32(LOG2E) if softcap > 0.0 else score_scale * LOG2E
         if F is not bf16:
             as_f16(queries)
-        acc = [[[f32(0) for u in static(range(4))] for nt in static(range(NT))] for d in static(range(D // 16))]
-        high = [[f32(FLOOR) for u in static(range(2))] for nt in static(range(NT))]
-        sums = [[f32(0) for u in static(range(2))] for nt in static(range(NT))]
-        for i in unroll(range(pages), 1):
-            copy_wait(STAGES - 2)
-            warp_barrier()                      # the page is there for all lanes, and all have read the one before
-            load_page(state, ring, k_pages, v_pages, plan, page_table, max_pages, kv_heads, by_heads, capacity, total, fresh_before,
-                      page_heads, by_share, D, STRIDE, ITEM, STAGES, W)
-            attend_page(ring + slot * SLOT_BYTES, (first_page + i * W) * PAGE, end, position, limits, queries, acc, high, sums,
-                        factor, score_scale, softcap, window, D, NT, STRIDE, ITEM, F)
-            slot = 0 if slot == STAGES - 1 else slot + 1
-        if work + step < total:
-            load_queries(q, queries, coming, work + step, kv_heads, by_heads, group, by_group, width, D, NT, ITEM)
+        segment = [[[f32(0) for _ in static(range(6))] for m in static(range(MINE))] for nt in static(range(NT))]
+        result = [[[f32(0) for _ in static(range(6))] for m in static(range(MINE))] for nt in static(range(NT))]
         for nt in static(range(NT)):
-            for u in static(range(2)):
-                for mask in static((4, 8, 16)):
-                    sums[nt][u] += shuffle_xor(sums[nt][u], mask)
-        # The slot that was read last stays free until this warp's next load: it takes the warp's sums.
-        free = (STAGES - 1 if slot == 0 else slot - 1) * SLOT_BYTES
-        mine = cast_ptr(ring + free, f32)
-        warp_barrier()
+            for m in static(range(MINE)):
+                clear(segment[nt][m])
+                clear(result[nt][m])
+        for chunk in unroll(range(begin, end, CHUNK), 1):
+            stop = min(chunk + CHUNK, end)
+            acc = [[[f32(0) for u in static(range(4))] for nt in static(range(NT))] for d in static(range(D // 16))]
+            high = [[f32(FLOOR) for u in static(range(2))] for nt in static(range(NT))]
+            sums = [[f32(0) for u in static(range(2))] for nt in static(range(NT))]
+            for page in unroll(range(chunk // PAGE + warp, (stop + PAGE - 1) // PAGE, W), 1):
+                copy_wait(STAGES - 2)
+                warp_barrier()                      # the page is there for all lanes, and all have read the one before
+                load_page(state, ring, k_pages, v_pages, plan, page_table, max_pages, kv_heads, by_heads, tasks_room, total, fresh_before,
+                          page_heads, by_share, D, STRIDE, ITEM, STAGES, W)
+                attend_page(ring + slot * SLOT_BYTES, page * PAGE, end, position, limits, queries, acc, high, sums,
+                            factor, score_scale, softcap, window, D, NT, STRIDE, ITEM, F)
+                slot = 0 if slot == STAGES - 1 else slot + 1
+            if stop == end and work + step < total:
+                load_queries(q, queries, coming, work + step, kv_heads, by_heads, group, by_group, width, D, NT, ITEM)
+            for nt in static(range(NT)):
+                for u in static(range(2)):
+                    for mask in static((4, 8, 16)):
+                        sums[nt][u] += shuffle_xor(sums[nt][u], mask)
+            # The slot that was read last stays free until this warp's next load: it takes the warp's sums.
+            free = (STAGES - 1 if slot == 0 else slot - 1) * SLOT_BYTES
+            mine = cast_ptr(ring + free, f32)
+            closes = stop == end or (stop - begin) % SEGMENT == 0
+            warp_barrier()
+            for nt in static(range(NT)):
+                for u in static(range(2)):
+                    column = lane % 4 * 2 + u
+                    for d in static(range(D // 16)):
+                        low = d * 16 + (g if ITEM == 2 else 2 * g)
+                        mine[column * COLUMN + low] = acc[d][nt][u]
+                        mine[column * COLUMN + low + (8 if ITEM == 2 else 1)] = acc[d][nt][u + 2]
+                    if g == 0:
+                        peaks[(warp * 8 + column) * 2] = high[nt][u]
+                        peaks[(warp * 8 + column) * 2 + 1] = sums[nt][u]
+                if lane == 0:
+                    places[warp] = warp * (STAGES * SLOT_BYTES) + free
+                barrier()
+                for m in static(range(MINE)):
+                    e = thread_index() + m * target.threads
+                    column = e // (D // 4)
+                    if column < 8 and nt * 8 + column < columns:
+                        highs = [load(peaks + (w * 8 + column) * 2, 2) for w in static(range(W))]
+                        peak = highs[0][0]
+                        for w in static(range(1, W)):
+                            peak = max(peak, highs[w][0])
+                        whole = f32(0)
+                        merged = [f32(0) for _ in static(range(4))]
+                        for w in static(range(W)):
+                            weight = exp2(highs[w][0] - peak)
+                            whole = fma(highs[w][1], weight, whole)
+                            part = load(cast_ptr(memory + places[w], f32) + (column * COLUMN + e % (D // 4) * 4), 4)
+                            for i in static(range(4)):
+                                merged[i] = fma(part[i], weight, merged[i])
+                        fold(segment[nt][m], peak, whole, merged)
+                        if closes:
+                            fold(result[nt][m], segment[nt][m][0], segment[nt][m][1], segment[nt][m][2:])
+                            clear(segment[nt][m])
+                barrier()                           # the slots may be filled again
+        parts = item[7] & 4095
         for nt in static(range(NT)):
-            if nt > 0:
-                named_barrier(1, 32 * W)        # the part before was read
-            for u in static(range(2)):
-                column = lane % 4 * 2 + u
-                for d in static(range(D // 16)):
-                    low = d * 16 + (g if ITEM == 2 else 2 * g)
-                    mine[column * COLUMN + low] = acc[d][nt][u]
-                    mine[column * COLUMN + low + (8 if ITEM == 2 else 1)] = acc[d][nt][u + 2]
-                if g == 0:
-                    peaks[(warp * 8 + column) * 2] = high[nt][u]
-                    peaks[(warp * 8 + column) * 2 + 1] = sums[nt][u]
-            if lane == 0:
-                places[warp] = warp * (STAGES * SLOT_BYTES) + free
-            named_barrier(1, 32 * W)
-            for e in unroll(range(thread_index(), min(count * group - nt * 8, 8) * (D // 4), 32 * W), 1):
+            for m in static(range(MINE)):
+                e = thread_index() + m * target.threads
                 column = e // (D // 4)
-                x = e % (D // 4) * 4
-                peak = f32(FLOOR)
-                for w in static(range(W)):
-                    peak = max(peak, peaks[(w * 8 + column) * 2])
-                sum_ = f32(0)
-                merged = [f32(0) for _ in static(range(4))]
-                for w in static(range(W)):
-                    weight = exp2(peaks[(w * 8 + column) * 2] - peak)
-                    sum_ = fma(peaks[(w * 8 + column) * 2 + 1], weight, sum_)
-                    part = load(cast_ptr(memory + places[w], f32) + (column * COLUMN + x), 4)
-                    for i in static(range(4)):
-                        merged[i] = fma(part[i], weight, merged[i])
                 which = nt * 8 + column
-                which_token = divide(which, by_group)
-                query_head = (head - which_token) * group + which
-                if chunks == 1:
-                    finish(out, i64(token + which_token) * width + query_head * D + x, merged, sum_, value_scale)
-                else:
-                    record = i64(first_record + which_token * chunks + which_chunk) * (kv_heads * group) + query_head
-                    store(records + (record * D + x), make_vector(merged[0], merged[1], merged[2], merged[3]))
-                    if x == 0:
-                        store(totals + record * 2, make_vector(peak, sum_))
-        if work + step < total:
-            if chunks > 1:
-                named_barrier(2, 32 * W + 32)       # with the warp that merges records
-            else:
-                named_barrier(1, 32 * W)
-        else:
-            if chunks > 1:
-                named_barrier(1, 32 * W)
-                if thread_index() == 0:
-                    arrived[0] = is_last(counters, (task - which_chunk) * kv_heads + head, chunks)
-                named_barrier(1, 32 * W)
-                if arrived[0] == 1:
-                    merge_records(work, plan, records, totals, out, kv_scale, page_heads, by_share, kv_heads, by_heads, group, by_group,
-                                  width, thread_index(), 32 * W, D, KV)
+                if column < 8 and which < columns:
+                    x = e % (D // 4) * 4
+                    which_token = divide(which, by_group)
+                    query_head = (head - which_token) * group + which
+                    done = result[nt][m]
+                    if parts == 1:
+                        finish(out, i64(item[0] + which_token) * width + query_head * D + x, done[2:], done[1], value_scale)
+                    else:
+                        record = i64(item[6] + which_token * parts + (item[7] >> 12 & 4095)) * (kv_heads * group) + query_head
+                        store(records + (record * D + x), make_vector(done[2], done[3], done[4], done[5]))
+                        if x == 0:
+                            store(totals + record * 2, make_vector(done[0], done[1]))
+        if parts > 1:
+            barrier()
+            if thread_index() == 0:
+                arrived[0] = is_last(counters + (item[6] * kv_heads + head), parts)
+            barrier()
+            if arrived[0] == 1:
+                merge_records(task, head, item, records, totals, out, kv_scale, page_heads, by_share, kv_heads, group, by_group, width, D,
+                              KV)
 
 
 def decode_symbol(kv: str, head_dim: int, parts: int) -> str:
     return f"attention_decode_{kv}_d{head_dim}_n{parts}"
 
 
-def decode_blocks(head_dim: int) -> int:
-    """Blocks of a multiprocessor: rings of 16-bit pages fill its shared memory."""
-    return 1 if head_dim > 128 else 2
-
-
-def decode_rings(target, stride: int, head_dim: int) -> tuple[int, int]:
-    """(warps that compute, pages of a warp's ring): what a block's shared memory holds, beside 1 KiB of small arrays. The warps'
-    columns of f32 take the place of the rings when they are merged."""
-    for warps, stages in ((WARPS, STAGES), (WARPS, 2), (2, STAGES), (2, 2), (1, STAGES), (1, 2)):
-        if warps * max(stages * 2 * PAGE * stride, 16 * (head_dim + 4) * 4) + 1024 <= target.shared_limit:
-            return warps, stages
-    raise ValueError(f"{target.name}: {target.shared_limit} bytes of shared memory hold no two pages of {2 * PAGE * stride} bytes")
+def decode_shape(head_dim: int, item_bytes: int, shared_limit: int) -> tuple[int, int]:
+    """(warps, slots of a warp's ring): what fills the shared memory of a multiprocessor; three to six slots."""
+    slot = 2 * PAGE * (head_dim * item_bytes + 16)
+    room = min(RING_BYTES, shared_limit - SMALL_BYTES)
+    warps = next((warps for warps in (8, 4) if 3 * warps * slot <= room), 2)
+    return warps, min(6, room // (warps * slot))
 
 
 def decode_variants(target) -> list[Variant]:
     """head_dim x dtype of the pages x parts of 8 query rows."""
     if not target.has("mma_sync"):
         return []
-    made = []
+    variants = []
     for name, dtype in KV_TYPES.items():
         for dim in HEAD_DIMS:
-            warps, stages = decode_rings(target, dim * (1 if name == "e4m3" else 2) + 16, dim)
-            made += [Variant(decode_symbol(name, dim, parts), attention_decode, {"D": dim, "NT": parts, "KV": dtype, "STAGES": stages},
-                             threads=32 * (warps + 1), min_blocks=decode_blocks(dim))
-                     for parts in range(1, decode_columns(dim) // 8 + 1)]
-    return made
+            warps, stages = decode_shape(dim, 1 if dtype is e4m3 else 2, target.shared_limit)
+            variants += [Variant(decode_symbol(name, dim, parts), attention_decode,
+                                 {"D": dim, "NT": parts, "KV": dtype, "STAGES": stages}, threads=32 * warps)
+                         for parts in range(1, decode_columns(dim) // 8 + 1)]
+    return variants

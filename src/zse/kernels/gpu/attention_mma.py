@@ -136,7 +136,7 @@ def value_operands(place, d, STRIDE, ITEM):
 @kernel
 def attention_prefill_mma(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: Ptr[u8, "const"], kv_scale: Ptr[f32, "const"],
                           page_table: Ptr[i32, "const"], plan: Ptr[i32, "const"], out: Ptr[bf16], max_pages: i32, kv_heads: i32,
-                          by_heads: u32, group: i32, by_group: u32, capacity: i32, scale: f32, window: i32, softcap: f32, D: static,
+                          by_heads: u32, group: i32, by_group: u32, tasks_room: i32, scale: f32, window: i32, softcap: f32, D: static,
                           KV: static, KEYS: static):
     """A persistent grid over the plan's tiles x kv heads. kv_scale: null unless the pages are e4m3."""
     ITEM = 1 if KV is e4m3 else 2
@@ -154,7 +154,7 @@ def attention_prefill_mma(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pa
     j = lane % 4
     grid_wait()
     total = plan[1] * kv_heads
-    tiles = plan + (HEADER + capacity * TASK)
+    tiles = plan + (HEADER + tasks_room * TASK)
     width = kv_heads * group * D
     for turn in range(0, total, num_blocks(0)):
         work = work_of(turn)

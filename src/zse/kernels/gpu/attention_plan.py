@@ -1,9 +1,11 @@
 """What the attention kernels of a step work on: the batch cut into tasks, on the device, once a step.
 
 Rows (sequences) with few tokens in the batch go to the decode kernel: a *tile* is up to `decode_tokens` neighbouring tokens of
-a row, and its keys are cut into chunks whose size follows from the row's own length, so that a row's result does not depend on the
-batch. Other rows go to the prefill kernel in tiles of `prefill_tokens`. Tiles start at positions that are multiples of these
-numbers (or at the row's first token of the batch). Grids of the attention kernels are constant: they read how much there is to do.
+a row. Its keys are summed in a fixed shape: chunks of CHUNK keys, SEGMENT / CHUNK of them in order make a segment, segments in
+order the result. Who sums what does not change a bit: a task is a tile's whole range, a segment or a chunk, whatever keeps this
+batch's multiprocessors evenly busy, and what is not whole leaves a record that the last to arrive merges in that shape. Other
+rows go to the prefill kernel in tiles of `prefill_tokens`. Tiles start at positions that are multiples of these numbers (or at
+the row's first token of the batch). Grids of the attention kernels are constant: they read how much there is to do.
 """
 
 from math import prod
@@ -14,6 +16,7 @@ from zse.kernel import (
     Ptr,
     Variant,
     barrier,
+    f32,
     fence,
     grid_launch_dependents,
     grid_wait,
@@ -31,6 +34,7 @@ from zse.kernel import (
     u32,
     u64,
     warp_index,
+    warp_max,
 )
 from zse.kernels.op import require
 from zse.tensor import Tensor
@@ -41,10 +45,15 @@ TASK = 8                # i32 of a task
 TILE = 4                # i32 of a prefill tile
 THREADS = 512
 MAX_RUN = 8             # rows with up to this many tokens in the batch are decoded
-MIN_CHUNK = 256         # keys of a chunk, at least
-MAX_SPLITS = 16         # chunks of a row, at most
+CHUNK = 256             # keys
+SEGMENT = 1024          # keys
+TASK_KEYS = 160         # what a task costs besides its keys, in keys (H200, 2 µs)
+ALONE = 0.5             # time of a key where few multiprocessors are busy, of that where all are
+MAX_RECORDS = 512       # tokens x tasks of tiles that are not whole
+MAX_PARTS = 4095        # tasks of a tile
 HEAD_DIMS = (64, 96, 128, 256)
 PREFILL_ROWS = 128      # of a prefill tile
+EMULATED_SMS = 2        # multiprocessors of a device that does not say how many it has
 
 
 def reciprocal31(divisor: int) -> int:
@@ -56,15 +65,6 @@ def reciprocal31(divisor: int) -> int:
 def divide(n, reciprocal):
     """n // divisor for n >= 0 and the divisor of reciprocal31(): a division takes a hundred cycles that nothing hides."""
     return i32(u64(u32(n)) * u64(reciprocal) >> 31)
-
-
-@inline
-def split_size(keys, min_chunk, max_splits):
-    """Keys of a chunk for a row of `keys` keys: min_chunk times the power of two that leaves at most max_splits chunks."""
-    size = min_chunk + 0
-    while size * max_splits < keys:
-        size += size
-    return size
 
 
 @inline
@@ -116,45 +116,91 @@ def tile_at(token_row, positions, tokens, token, max_run, decode_tokens, prefill
 
 
 @inline
-def key_range(position, count, window, min_chunk, max_splits):
-    """(first key, end, chunk size, chunks) of a decode tile."""
-    end = position + count
+def key_range(position, count, window):
+    """(first key, end) of a decode tile; the first key that a window leaves is rounded down to its page."""
     begin = max(position + 1 - window, 0) // PAGE * PAGE if window > 0 else i32(0)
-    size = split_size(end - begin, min_chunk, max_splits)
-    return begin, end, size, (end - begin + size - 1) // size
+    return begin, position + count
+
+
+@inline
+def ceil_divide(n, d):
+    return (n + d - 1) // d
+
+
+@inline
+def time_of(tasks, keys, longest, blocks):
+    """About how long `tasks` tasks of `keys` keys together take on `blocks` blocks, in keys. longest: keys of the longest."""
+    rounds = ceil_divide(tasks, blocks)
+    mean = f32(keys) / f32(max(tasks, 1))
+    busy = f32(tasks) / f32(max(rounds * blocks, 1))
+    return f32(rounds) * (mean + TASK_KEYS) * max(busy, ALONE) + (f32(longest) - mean) * 0.5
+
+
+@inline
+def parts_of(begin, end, count, span, at, capacity):
+    """Tasks of a tile: 1 (whole) where its records find no room."""
+    parts = ceil_divide(end - begin, span) if span > 0 else i32(1)
+    return parts if parts <= MAX_PARTS and at + parts * count <= capacity else 1
 
 
 @kernel
-def attention_plan(token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], plan: Ptr[i32], tokens: i32, window: i32,
-                   decode_tokens: i32, prefill_tokens: i32, max_run: i32, min_chunk: i32, max_splits: i32, capacity: i32):
-    """One block. plan: header, `capacity` tasks (token, count, row, position, first key, end, first record, chunks | which << 16),
-    then prefill tiles (token, count, row, position), those with the most keys first. Records are counted in tokens x chunks; tiles
-    that do not fit `capacity` records are given to the prefill kernel."""
+def attention_plan(token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], plan: Ptr[i32], tokens: i32, window: i32, heads: i32,
+                   decode_tokens: i32, prefill_tokens: i32, max_run: i32, blocks: i32, capacity: i32, tasks_room: i32):
+    """One block. plan: header; from HEADER on `tasks_room` tasks (token, count, row, position, first key, end, first record,
+    tasks of the tile | which << 12 | records are of segments << 24); then prefill tiles (token, count, row, position), those with the
+    most keys first. Records are counted in tokens x tasks. heads: key/value heads, blocks: of the decode kernel."""
     grid_wait()
     scratch = shared_array(i32, 32)
     each = (tokens + target.threads - 1) // target.threads
-    begin = thread_index() * each
-    stop = min(begin + each, tokens)
-    wanted = i32(0)
-    for token in range(begin, stop):
+    start = thread_index() * each
+    stop = min(start + each, tokens)
+    totals = [i32(0) for _ in static(range(4))]     # keys, tiles, chunks, segments
+    longest = i32(0)
+    for token in range(start, stop):
         row, position, count, decoded = tile_at(token_row, positions, tokens, token, max_run, decode_tokens, prefill_tokens)
         if decoded and count > 0:
-            first, end, size, chunks = key_range(position, count, window, min_chunk, max_splits)
-            wanted += count * chunks
+            begin, end = key_range(position, count, window)
+            totals[0] += end - begin
+            totals[1] += 1
+            totals[2] += ceil_divide(end - begin, CHUNK)
+            totals[3] += ceil_divide(end - begin, SEGMENT)
+            longest = max(longest, end - begin)
+    sums = [block_scan(value, scratch)[1] for value in totals]
+    high = warp_max(longest)
+    barrier()
+    if lane_index() == 0:
+        scratch[warp_index()] = high
+    barrier()
+    for warp in static(range(target.threads // target.warp)):
+        high = max(high, scratch[warp])
+    keys = sums[0] * heads
+    whole = time_of(sums[1] * heads, keys, high, blocks)
+    by_segment = time_of(sums[3] * heads, keys, min(high, SEGMENT), blocks)
+    by_chunk = time_of(sums[2] * heads, keys, min(high, CHUNK), blocks)
+    span = i32(0)
+    if by_segment < whole:
+        span = i32(SEGMENT)
+    if by_chunk < min(by_segment, whole):
+        span = i32(CHUNK)
+    wanted = i32(0)
+    for token in range(start, stop):
+        row, position, count, decoded = tile_at(token_row, positions, tokens, token, max_run, decode_tokens, prefill_tokens)
+        if decoded and count > 0:
+            begin, end = key_range(position, count, window)
+            parts = ceil_divide(end - begin, span) if span > 0 else i32(1)
+            wanted += parts * count if parts > 1 else 0
     record, _ = block_scan(wanted, scratch)
     tasks = i32(0)
     tiles = i32(0)
     at = record + 0
-    for token in range(begin, stop):
+    for token in range(start, stop):
         row, position, count, decoded = tile_at(token_row, positions, tokens, token, max_run, decode_tokens, prefill_tokens)
         if count > 0:
             if decoded:
-                first, end, size, chunks = key_range(position, count, window, min_chunk, max_splits)
-                at += count * chunks
-                if at <= capacity:
-                    tasks += chunks
-                else:
-                    tiles += 1
+                begin, end = key_range(position, count, window)
+                tasks += parts_of(begin, end, count, span, at, capacity)
+                parts = ceil_divide(end - begin, span) if span > 0 else i32(1)
+                at += parts * count if parts > 1 else 0
             else:
                 tiles += 1
     task, all_tasks = block_scan(tasks, scratch)
@@ -163,24 +209,24 @@ def attention_plan(token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], p
         plan[0] = all_tasks
         plan[1] = all_tiles
     task_out = plan + HEADER
-    tile_out = plan + HEADER + capacity * TASK
+    tile_out = plan + HEADER + tasks_room * TASK
     at = record + 0
-    for token in range(begin, stop):
+    for token in range(start, stop):
         row, position, count, decoded = tile_at(token_row, positions, tokens, token, max_run, decode_tokens, prefill_tokens)
         if count > 0:
-            fits = i32(0)
             if decoded:
-                first, end, size, chunks = key_range(position, count, window, min_chunk, max_splits)
-                if at + count * chunks <= capacity:
-                    fits = i32(1)
-                    for which in range(chunks):
-                        here = task_out + (task + which) * TASK
-                        store(here, make_vector(token, count, row, position))
-                        store(here + 4, make_vector(first + which * size, min(first + which * size + size, end), at,
-                                                    chunks | which << 16))
-                    task += chunks
-                at += count * chunks
-            if fits == 0:
+                begin, end = key_range(position, count, window)
+                parts = parts_of(begin, end, count, span, at, capacity)
+                length = span if parts > 1 else end - begin
+                for which in range(parts):
+                    here = task_out + (task + which) * TASK
+                    store(here, make_vector(token, count, row, position))
+                    store(here + 4, make_vector(begin + which * length, min(begin + which * length + length, end), at,
+                                                parts | which << 12 | (i32(1 << 24) if span == SEGMENT else i32(0))))
+                task += parts
+                parts = ceil_divide(end - begin, span) if span > 0 else i32(1)
+                at += parts * count if parts > 1 else 0
+            else:
                 # Later tiles of a prompt see more keys: reversed, the longest start first.
                 store(tile_out + (all_tiles - 1 - tile) * TILE, make_vector(token, count, row, position))
                 tile += 1
@@ -207,9 +253,9 @@ def decode_tile_tokens(group: int, head_dim: int, longest_run: int | None) -> in
     return 1 if longest_run == 1 else max(1, decode_columns(head_dim) // group)
 
 
-def decode_tokens(max_tokens: int, max_rows: int) -> int:
-    """Tokens of a step whose chunks have room: one of every row, or a few of one. More are given to the prefill kernel."""
-    return min(max_tokens, max(max_rows, MAX_RUN))
+def decode_blocks(device) -> int:
+    """Blocks of the decode kernel: one for every multiprocessor, whose shared memory its rings fill."""
+    return getattr(device, "num_sms", EMULATED_SMS)
 
 
 class AttentionScratch(NamedTuple):
@@ -222,14 +268,13 @@ class AttentionScratch(NamedTuple):
     totals: Tensor
     heads: int
     kv_heads: int
-    decode_tokens: int          # that can be decoded in one step, whatever their lengths
+    tasks_room: int
+    blocks: int
     max_run: int = MAX_RUN
-    min_chunk: int = MIN_CHUNK
-    max_splits: int = MAX_SPLITS
 
     @property
     def capacity(self) -> int:
-        """Tokens x chunks that can be decoded in one step."""
+        """Tokens x tasks that records have room for."""
         return self.records.shape[0]
 
     @property
@@ -237,12 +282,10 @@ class AttentionScratch(NamedTuple):
         return self.records.shape[2]
 
     @staticmethod
-    def shapes(heads: int, head_dim: int, max_tokens: int, max_rows: int, max_context: int, min_chunk: int = MIN_CHUNK,
-               max_splits: int = MAX_SPLITS) -> dict[str, tuple[int, ...]]:
-        """Shapes by name. max_tokens, max_rows: of one step; max_context: tokens of a sequence."""
-        chunks = max(1, min(max_splits, -(-max_context // min_chunk)))
-        capacity = decode_tokens(max_tokens, max_rows) * chunks
-        return {"plan": (HEADER + capacity * TASK + max_tokens * TILE,), "counters": (capacity * heads,),
+    def shapes(heads: int, head_dim: int, max_tokens: int, max_context: int) -> dict[str, tuple[int, ...]]:
+        """Shapes by name. max_tokens: of one step; max_context: tokens of a sequence."""
+        capacity = min(MAX_RECORDS, max_tokens * -(-max_context // CHUNK))
+        return {"plan": (HEADER + (capacity + max_tokens) * TASK + max_tokens * TILE,), "counters": (capacity * heads,),
                 "records": (capacity, heads, head_dim), "totals": (capacity, heads, 2)}
 
     @staticmethod
@@ -254,27 +297,26 @@ class AttentionScratch(NamedTuple):
     def nbytes(cls, config, max_tokens: int, max_rows: int, max_context: int) -> int:
         """Bytes that allocate() takes."""
         total = 0
-        for name, shape in cls.shapes(config.num_heads, config.head_dim, max_tokens, max_rows, max_context).items():
+        for name, shape in cls.shapes(config.num_heads, config.head_dim, max_tokens, max_context).items():
             total += prod(shape) * 4 * (len(cls.windows(config)) if name == "plan" else 1)
         return total
 
     @classmethod
     def allocate(cls, device, config, max_tokens: int, max_rows: int, max_context: int) -> "AttentionScratch":
-        """Scratch for a ModelConfig's steps of up to max_tokens tokens of max_rows sequences of max_context tokens."""
-        return cls.make(device, config.num_heads, config.num_kv_heads, config.head_dim, cls.windows(config), max_tokens, max_rows,
-                        max_context)
+        """Scratch for a ModelConfig's steps of up to max_tokens tokens, of sequences of up to max_context tokens."""
+        return cls.make(device, config.num_heads, config.num_kv_heads, config.head_dim, cls.windows(config), max_tokens, max_context)
 
     @classmethod
-    def make(cls, device, heads: int, kv_heads: int, head_dim: int, windows: list[int], max_tokens: int, max_rows: int,
-             max_context: int, **tuning: int) -> "AttentionScratch":
-        """As allocate(). tuning: min_chunk, max_splits."""
-        shapes = cls.shapes(heads, head_dim, max_tokens, max_rows, max_context, **tuning)
+    def make(cls, device, heads: int, kv_heads: int, head_dim: int, windows: list[int], max_tokens: int,
+             max_context: int) -> "AttentionScratch":
+        """As allocate()."""
+        shapes = cls.shapes(heads, head_dim, max_tokens, max_context)
 
         def new(name: str, dtype: str) -> Tensor:
             return Tensor(device.alloc(prod(shapes[name]) * ITEM_BYTES[dtype], label="scratch"), shapes[name], dtype)
 
         return cls({window: new("plan", "i32") for window in windows}, new("counters", "i32"), new("records", "f32"),
-                   new("totals", "f32"), heads, kv_heads, decode_tokens(max_tokens, max_rows), **tuning)
+                   new("totals", "f32"), heads, kv_heads, shapes["records"][0] + max_tokens, decode_blocks(device))
 
 
 def plan_attention(recorder, scratch: AttentionScratch, token_row, positions, longest_run: int | None = None) -> None:
@@ -285,9 +327,10 @@ def plan_attention(recorder, scratch: AttentionScratch, token_row, positions, lo
     require(positions.shape[0] == tokens, f"plan_attention: {positions.shape[0]} positions of {tokens} tokens")
     for window, plan in scratch.plans.items():
         recorder.launch("attention_plan", [token_row, positions, plan, tokens, window,
+                                           scratch.kv_heads * decode_share(group, scratch.head_dim),
                                            decode_tile_tokens(group, scratch.head_dim, longest_run),
-                                           max(1, PREFILL_ROWS // group), scratch.max_run, scratch.min_chunk,
-                                           scratch.max_splits, scratch.capacity], 1)
+                                           max(1, PREFILL_ROWS // group), scratch.max_run, scratch.blocks, scratch.capacity,
+                                           scratch.tasks_room], 1)
 
 
 def plan_variants(target) -> list[Variant]:

@@ -174,7 +174,7 @@ def write_queries(q, place, token, head, rows, group, by_group, width, D, SW, F)
 @kernel
 def attention_prefill_wgmma(q: Ptr[bf16, "const"], k_map: TensorMap, v_map: TensorMap, page_table: Ptr[i32, "const"],
                             plan: Ptr[i32, "const"], out: Ptr[bf16], max_pages: i32, kv_heads: i32, by_heads: u32, group: i32, by_group: u32,
-                            capacity: i32, scale: f32, window: i32, softcap: f32, D: static, KV: static, BN: static):
+                            tasks_room: i32, scale: f32, window: i32, softcap: f32, D: static, KV: static, BN: static):
     """A persistent grid over the plan's tiles x kv heads. k_map, v_map: pages as [blocks * kv_heads * 16, D], boxes of 16 rows x SW
     bytes with that swizzle (prefill_swizzle)."""
     SW = prefill_swizzle(D)
@@ -201,7 +201,7 @@ def attention_prefill_wgmma(q: Ptr[bf16, "const"], k_map: TensorMap, v_map: Tens
     barrier()
     grid_wait()
     total = plan[1] * kv_heads
-    tiles = plan + (HEADER + capacity * TASK)
+    tiles = plan + (HEADER + tasks_room * TASK)
     width = kv_heads * group * D
     if warp < 4:
         set_max_registers("dec", 40)
