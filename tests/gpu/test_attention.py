@@ -1,47 +1,81 @@
-"""What attention promises beyond its reference: a row's bits do not depend on the batch around it."""
+"""What attention promises beyond its reference: a row's bits depend neither on the batch around it nor on who sums what."""
 
 import numpy as np
 import pytest
-from gpu.harness import device, read_back, to_tensor, upload
 
+from gpu.harness import device, read_back, to_tensor, upload
 from zse.kernels.attention import attention
 from zse.kernels.attention_cases import gpu_batch
+from zse.kernels.gpu.attention_plan import HEADER, TASK, AttentionScratch, plan_attention
 from zse.kernels.op import HostArray
-from zse.tensor import Tensor
 
 GPU, REASON = device()
 needs_gpu = pytest.mark.skipif(GPU is None, reason=REASON)
 
 
-def run(batch, chosen, width, **options):
-    """Attention of the tokens `chosen` of the batch: bit patterns."""
+def run(batch, chosen, heads, kv_heads, head_dim, window, longest_run, blocks=None):
+    """(bit patterns of the tokens `chosen`, the number of tasks). blocks: as many as the plan reckons with, and are launched."""
     part = dict(batch, q=HostArray("bf16", batch["q"].array[chosen]), token_row=batch["token_row"][chosen],
                 positions=batch["positions"][chosen])
     tensors = {name: to_tensor(GPU, value) for name, value in part.items()}
-    out = upload(GPU, np.full((len(chosen), width), 0x7FFF, np.uint16), "bf16")
-    GPU.run(lambda recorder: attention(recorder, out=out, scale=0.1, **tensors, **options))
-    result = read_back(GPU, out, np.uint16)
-    for tensor in (*tensors.values(), out):
-        if isinstance(tensor, Tensor):
-            tensor.buffer.free()
-    return result
+    out = upload(GPU, np.full((len(chosen), heads * head_dim), 0x7FFF, np.uint16), "bf16")
+    scratch = AttentionScratch.make(GPU, heads, kv_heads, head_dim, [window], len(chosen), batch["page_table"].shape[1] * 16)
+    if blocks:
+        scratch = scratch._replace(blocks=blocks)
+
+    def record(recorder):
+        plan_attention(recorder, scratch, tensors["token_row"], tensors["positions"], longest_run)
+        attention(recorder, out=out, scale=0.1, window=window, scratch=scratch, longest_run=longest_run, **tensors)
+
+    GPU.run(record)
+    result, plan = read_back(GPU, out, np.uint16), read_back(GPU, scratch.plans[window], np.int32)
+    assert not read_back(GPU, scratch.counters, np.int32).any()
+    for tensor in (*tensors.values(), out, scratch.counters, scratch.records, scratch.totals, scratch.plans[window]):
+        tensor.buffer.free()
+    return result, plan[HEADER: HEADER + plan[0] * TASK].reshape(-1, TASK)
 
 
 @needs_gpu
 @pytest.mark.parametrize("dtype", ["bf16", "e4m3"])
-@pytest.mark.parametrize("heads, kv_heads, head_dim, window", [(28, 4, 128, 0), (4, 1, 256, 700), (9, 3, 64, 0)])
-def test_decoded_rows_are_the_same_alone_and_in_any_batch(dtype, heads, kv_heads, head_dim, window):
-    """Alone a row's keys are cut into chunks, in a batch of a hundred they are one task, in between they are segments."""
+@pytest.mark.parametrize("heads, kv_heads, head_dim, window", [(28, 4, 128, 0), (4, 1, 256, 1500), (9, 3, 64, 0)])
+def test_decoded_rows_are_the_same_however_they_are_cut(dtype, heads, kv_heads, head_dim, window):
+    """As chunks, segments or whole; alone or among others; in a recording for one token a row or for several."""
     rng = np.random.default_rng()
-    lengths = [int(n) for n in rng.integers(1, 2500, 100)] + [9000, 256, 257, 1024, 1025]
+    lengths = [int(n) for n in rng.integers(1, 2500, 9)] + [2600, 256, 257, 1024, 1025]
     batch = gpu_batch(rng, [(length - 1, 1) for length in lengths], heads, kv_heads, head_dim, dtype)
+    shape = (heads, kv_heads, head_dim, window)
     everything = np.arange(len(lengths))
-    whole = run(batch, everything, heads * head_dim, window=window, longest_run=1)
-    assert (whole != 0x7FFF).all()
-    for size in (1, 1, 1, 3, 17):
+    spans = set()
+    results = []
+    for blocks in (1, 3, 12, 40, 132, 500):
+        result, tasks = run(batch, everything, *shape, 1, blocks)
+        spans.add(int((tasks[:, 5] - tasks[:, 4]).max()))
+        results.append(result)
+    assert {256, 1024} < spans, f"the longest tasks have {spans} keys: chunks, segments and whole tiles were to be tried"
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
+    assert (results[0] != 0x7FFF).all()
+    np.testing.assert_array_equal(run(batch, everything, *shape, None)[0], results[0])
+    for size in (1, 1, 3, 7):
         chosen = np.sort(rng.choice(everything, size, replace=False))
-        np.testing.assert_array_equal(run(batch, chosen, heads * head_dim, window=window, longest_run=1), whole[chosen])
-    for row in everything[-5:]:
-        np.testing.assert_array_equal(run(batch, [row], heads * head_dim, window=window, longest_run=1)[0], whole[row])
-    # Whether the recording is made for verification does not matter either.
-    np.testing.assert_array_equal(run(batch, everything, heads * head_dim, window=window, longest_run=None), whole)
+        np.testing.assert_array_equal(run(batch, chosen, *shape, 1)[0], results[0][chosen])
+
+
+@needs_gpu
+def test_a_plan_without_room_for_records_takes_tiles_whole():
+    rng = np.random.default_rng()
+    batch = gpu_batch(rng, [(2000, 1), (1500, 1), (700, 1)], 8, 2, 64, "bf16")
+    everything = np.arange(3)
+    expected, tasks = run(batch, everything, 8, 2, 64, 0, 1)
+    assert len(tasks) > 3
+    tensors = {name: to_tensor(GPU, value) for name, value in batch.items()}
+    scratch = AttentionScratch.make(GPU, 8, 2, 64, [0], 3, 16)        # for contexts of 16 tokens: three records
+    out = upload(GPU, np.full((3, 512), 0x7FFF, np.uint16), "bf16")
+
+    def record(recorder):
+        plan_attention(recorder, scratch, tensors["token_row"], tensors["positions"], 1)
+        attention(recorder, out=out, scale=0.1, scratch=scratch, longest_run=1, **tensors)
+
+    GPU.run(record)
+    assert read_back(GPU, scratch.plans[0], np.int32)[0] == 3
+    np.testing.assert_array_equal(read_back(GPU, out, np.uint16), expected)
