@@ -399,8 +399,8 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
     ring = memory + warp * (STAGES * SLOT_BYTES)
     state = [i32(0) for _ in static(range(20))]
     state[WORK] = block_index(0) - step
-    # Pages that earlier steps wrote are read before grid_wait(): the kernel before this one (qkv_post, attention_plan) lets this
-    # one start only after its own grid_wait(), so the plan and the page table are there too.
+    # The plan, the page table and pages that earlier steps wrote are read before grid_wait(): attention_plan lets later kernels
+    # start only when it is done, and so is all that stands before it.
     read_entry(state, block_index(0), plan, by_heads, tasks_room)
     shift_entry(state, page_table, max_pages, block_index(0), total, W)
     read_entry(state, block_index(0) + step, plan, by_heads, tasks_room)

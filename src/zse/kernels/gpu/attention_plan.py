@@ -230,7 +230,7 @@ def attention_plan(token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], p
                 # Later tiles of a prompt see more keys: reversed, the longest start first.
                 store(tile_out + (all_tiles - 1 - tile) * TILE, make_vector(token, count, row, position))
                 tile += 1
-    # Only now: attention reads the plan before its grid_wait().
+    # Only now: attention reads the plan, and what is written before this kernel, before its own grid_wait().
     fence()
     barrier()
     grid_launch_dependents()

@@ -101,9 +101,8 @@ def qkv_post_gpu(q: Ptr[f32, "const"], k: Ptr[f32, "const"], v: Ptr[f32, "const"
                  token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], heads: i32, kv_heads: i32, head_dim: i32, rotary: i32,
                  eps: f32, KV: static, NORM: static):
     """Grid (tokens, heads of q, k and v / warps of a block). kv_scale: null unless the pages are e4m3."""
-    # First the wait, then the release of attention: it reads what was written before this kernel's predecessor ended.
-    grid_wait()
     grid_launch_dependents()
+    grid_wait()
     token = block_index(0)
     head = block_index(1) * (target.threads // target.warp) + warp_index()
     if head >= heads + 2 * kv_heads:
