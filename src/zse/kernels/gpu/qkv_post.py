@@ -101,8 +101,9 @@ def qkv_post_gpu(q: Ptr[f32, "const"], k: Ptr[f32, "const"], v: Ptr[f32, "const"
                  token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], heads: i32, kv_heads: i32, head_dim: i32, rotary: i32,
                  eps: f32, KV: static, NORM: static):
     """Grid (tokens, heads of q, k and v / warps of a block). kv_scale: null unless the pages are e4m3."""
-    grid_launch_dependents()
+    # In this order as measured: attention reads the plan and the pages of earlier steps before its grid_wait().
     grid_wait()
+    grid_launch_dependents()
     token = block_index(0)
     head = block_index(1) * (target.threads // target.warp) + warp_index()
     if head >= heads + 2 * kv_heads:
