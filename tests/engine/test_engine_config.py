@@ -26,7 +26,8 @@ def test_settings_by_family():
     assert settle(EngineConfig(model="m", max_rows=600), "gpu").max_tokens_per_step == 600
     assert settle(EngineConfig(model="m", max_rows=300), "cpu").max_tokens_per_step == 300
     assert settle(EngineConfig(model="m", max_tokens_per_step=4), "cpu").max_rows == 4
-    for values, family in (({"activations": "int8"}, "gpu"), ({"kv_dtype": "f16"}, "gpu"), ({"kv_dtype": "bf16"}, "cpu")):
+    for values, family in (({"activations": "int8"}, "gpu"), ({"kv_dtype": "f16"}, "gpu"),
+                           ({"kv_dtype": "bf16"}, "cpu")):
         with pytest.raises(ConfigError, match="is not for this device"):
             settle(EngineConfig(model="m", **values), family)
 
@@ -61,7 +62,8 @@ def test_refusals():
 
 @pytest.mark.parametrize(("name", "value"), [
     ("threads", 0), ("threads", "2"), ("max_context", 1), ("max_rows", 0), ("max_rows", True), ("num_pages", -1),
-    ("max_tokens_per_step", 0), ("activations", "int4"), ("device", "gpu"), ("device", "cuda:x"), ("kv_dtype", "f64"), ("max_waiting", 0), ("max_memory", 0)])
+    ("max_tokens_per_step", 0), ("activations", "int4"), ("device", "gpu"), ("device", "cuda:x"),
+    ("kv_dtype", "f64"), ("max_waiting", 0), ("max_memory", 0)])
 def test_bad_values_name_their_field(name, value):
     with pytest.raises(ConfigError, match=name):
         EngineConfig(model="m", **{name: value})

@@ -35,7 +35,8 @@ def test_phases_come_in_order(tmp_path):
     times = iter(range(100))
     phases = Phases(lambda: next(times))
     loaded = load.load_engine(EngineConfig(model=str(tiny_model.write(tmp_path / "tiny"))), phases)
-    assert list(phases.ms) == ["file open", "device open", "weights reading", "engine built", "prefill recorded", "weights loaded"]
+    assert list(phases.ms) == ["file open", "device open", "weights reading", "engine built", "prefill recorded",
+                               "weights loaded"]
     assert loaded.memory_bytes["kv cache"] == loaded.config.kv_bytes == loaded.engine.runner.kv.nbytes
     loaded.engine.close()
     loaded.source.close()

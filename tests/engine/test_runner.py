@@ -110,8 +110,8 @@ def test_preemption_does_not_change_tokens(engine_of):
 
 @pytest.fixture
 def ahead_of(model):
-    """Engines that submit a step before they read the one before, as on a GPU: token ids come from the device, new pages
-    through the kernel."""
+    """Engines that submit a step before they read the one before, as on a GPU: token ids come from the device, new
+    pages through the kernel."""
     engines = []
 
     def make(**options):

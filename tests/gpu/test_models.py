@@ -84,8 +84,8 @@ def test_tiny_families(family, dtype, tmp_path):
 
 def random_model(folder, kind: str, layers: int, shape: str = "qwen2.5-7b") -> str:
     out = folder / (f"{shape}-{kind}-{layers}" + ("" if kind.startswith("hf-") else ".zse"))
-    subprocess.run([sys.executable, str(BENCHMARKS / "make_random_model.py"), str(out), "--shape", shape, "--type", kind,
-                    "--layers", str(layers)], check=True, stdout=subprocess.DEVNULL, timeout=300)
+    subprocess.run([sys.executable, str(BENCHMARKS / "make_random_model.py"), str(out), "--shape", shape, "--type",
+                    kind, "--layers", str(layers)], check=True, stdout=subprocess.DEVNULL, timeout=300)
     return str(out)
 
 
@@ -182,7 +182,7 @@ CLEAR = 0.35
 
 
 def compare(cpu, gpu) -> tuple[int, int]:
-    """(tokens compared, replies that were followed to their end): a reply is followed until an unclear choice differs."""
+    """(tokens compared, replies that were followed to their end): one is followed until an unclear choice differs."""
     compared = complete = 0
     for (expected, margins), (got, _) in zip(cpu, gpu, strict=True):
         for index, (token, margin) in enumerate(zip(expected, margins, strict=True)):

@@ -1,5 +1,5 @@
-"""A whole tiny model through the GPU's kernels in the emulator: threads in a random order, every access and every rule of
-dependent launches checked, logits against the float oracle. What no kernel's own cases see is how kernels follow each
+"""A whole tiny model through the GPU's kernels in the emulator: threads in a random order, every access and every rule
+of dependent launches checked, logits against the float oracle. What no kernel's own cases see is how kernels follow each
 other in a step."""
 
 import msgspec
@@ -62,15 +62,17 @@ def test_logits_and_order(like, sizes, family, home, tmp_path):
 
 def test_an_engine_runs_ahead(home, tmp_path):
     """Requests that come and go, sampled with penalties and biases, a step submitted before the one before is read: the
-    pages, ids and histories that the device keeps are those of the host, and a request says the same in other company."""
+    pages, ids and histories that the device keeps are the host's, and a request says the same in other company."""
     device = EmulateDevice("sm_90a", cache.package_variants("sm_90a"))
     model, plan = load_emulated(device, str(tiny.write("llama", tmp_path, "BF16")))
-    config = plan_memory(EngineConfig(model="m", max_rows=3, max_context=64, max_tokens_per_step=32), plan, device).config
+    wanted = EngineConfig(model="m", max_rows=3, max_context=64, max_tokens_per_step=32)
+    config = plan_memory(wanted, plan, device).config
     runner = Runner(device, model, config)
     ids = tiny.tokens("llama").tolist()
     params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
     requests = {
-        0: (ids[:14], params), 1: (ids[5:9], msgspec.structs.replace(params, temperature=1.0, seed=3, presence_penalty=0.5)),
+        0: (ids[:14], params),
+        1: (ids[5:9], msgspec.structs.replace(params, temperature=1.0, seed=3, presence_penalty=0.5)),
         2: (ids[3:4], msgspec.structs.replace(params, logit_bias={7: 100.0}, max_tokens=2)), 3: (ids[:14], params)}
 
     def run(wanted) -> dict[int, list[int]]:
@@ -89,7 +91,8 @@ def test_an_engine_runs_ahead(home, tmp_path):
 
     assert runner.runs_ahead
     together = run([0, 1, 2, 3])
-    assert together[0] == together[3] and together[2] == [7, 7] and [len(reply) for reply in together.values()] == [5, 5, 2, 5]
+    assert together[0] == together[3] and together[2] == [7, 7]
+    assert [len(reply) for reply in together.values()] == [5, 5, 2, 5]
     # The greedy reply again by teacher forcing: each token is the likeliest after those before it.
     greedy = Session(device, model, rows=1, max_tokens=16, context=32)
     logits = greedy.run(ids[:14] + together[0], [14, 1, 1, 1, 1, 1])

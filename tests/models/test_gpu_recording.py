@@ -66,7 +66,8 @@ def gpu(request):
 def runner_of(gpu, path, **options):
     source = open_model(path)
     plan = plan_model(source, family="gpu")
-    config = EngineConfig(**dict(model="m", max_rows=4, max_context=256, num_pages=64, max_tokens_per_step=512) | options)
+    default = dict(model="m", max_rows=4, max_context=256, num_pages=64, max_tokens_per_step=512)
+    config = EngineConfig(**default | options)
     return Runner(gpu, load_model(gpu, plan), plan_memory(config, plan, gpu).config)
 
 

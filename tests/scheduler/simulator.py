@@ -1,7 +1,8 @@
 """A seeded walk over the scheduler with a fake device that remembers what stands in every KV slot.
 
 The device stores (request, token, position) where a real one stores K and V, and on every read checks that a request
-sees exactly its own history. It runs a batch when it is given it, one step ahead of what the scheduler knows or not. Its "model" is a hash of seed and history, so the tokens that a request must give are
+sees exactly its own history. It runs a batch when it is given it, one step ahead of what the scheduler knows or not. Its
+"model" is a hash of seed and history, so the tokens that a request must give are
 known without running it: they must not depend on batching, chunking or preemption.
 """
 

@@ -22,8 +22,8 @@ def test_walks_reach_every_state():
         totals["ahead"] += simulation.num_ahead
         for name, value in simulation.scheduler.counters.snapshot().items():
             totals[name] = totals.get(name, 0) + value
-    for name in ("ahead", "finished", "cancelled", "failed", "refused", "preemptions", "late_results", "ignored_cancels",
-                 "recomputed_tokens", "queue_wait_s"):
+    for name in ("ahead", "finished", "cancelled", "failed", "refused", "preemptions", "late_results",
+                 "ignored_cancels", "recomputed_tokens", "queue_wait_s"):
         assert totals[name] > 20, name
 
 

@@ -1,4 +1,4 @@
-"""The memory plan: what weights, scratch, KV pages and the GPU's context take, counted before any of it is allocated."""
+"""The memory plan: what weights, scratch, KV pages and the GPU's context take, counted before it is allocated."""
 
 from typing import NamedTuple
 

@@ -62,7 +62,7 @@ class Tokens(msgspec.Struct, tag_field="kind", tag=True):
 
 
 class StepTokens(msgspec.Struct, tag_field="kind", tag=True):
-    """engine → server: one token each of requests that go on: ids[i] said tokens[i]. One message for a whole step, where
+    """engine → server: one token each of requests that go on: ids[i] said tokens[i]. One message for a step, where
     a Tokens for each of 256 requests would cost both processes more than the step."""
     ids: list[int]
     tokens: list[int]

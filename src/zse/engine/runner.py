@@ -1,4 +1,4 @@
-"""Turns a scheduler's Batch into one Graph replay: fills the step's inputs, picks the recording, reads what was sampled.
+"""Turns a scheduler's Batch into one Graph replay: fills the step's inputs, picks the recording, reads what came out.
 
 Device memory and graphs have this one writer. Everything here is flat arrays and memoryviews: a decode step of eight
 rows costs tens of microseconds of Python.
@@ -44,8 +44,8 @@ class _Turn(NamedTuple):
 class Runner:
     """model: zse.models.load.Model, whose weights need not be loaded yet; submit() must not be called before they are.
 
-    runs_ahead: whether a second batch may be submitted before the first is collected (default: on a GPU). On a CPU it is
-    for tests of that: a step runs when it is submitted, and penalties do not see the token in flight.
+    runs_ahead: whether a second batch may be submitted before the first is collected (default: on a GPU). On a CPU
+    it is for tests of that: a step runs when it is submitted, and penalties do not see the token in flight.
     """
 
     def __init__(self, device, model, config: ResolvedConfig, runs_ahead: bool | None = None):
@@ -268,8 +268,8 @@ class Runner:
         from zse.kernels.feed import feed_tokens
         from zse.kernels.page_table import update_pages
         before = self._turns[1 - turn.number].sampler
-        update_pages(recorder, *(turn.inputs.tensors[name] for name in ("page_count", "page_index", "page_value")),
-                     step.page_table)
+        pages = turn.inputs.tensors
+        update_pages(recorder, pages["page_count"], pages["page_index"], pages["page_value"], step.page_table)
         feed_tokens(recorder, step.token_ids.with_rows(tokens), source.with_rows(tokens), before.tokens,
                     step.positions.with_rows(tokens), step.token_row.with_rows(tokens), turn.sampler.history)
 

@@ -146,7 +146,9 @@ def _serve(engine, socket) -> int:
 def news(outputs) -> list:
     """The messages that tell the server of a step's Outputs: one for all requests that just go on."""
     from zse.engine.messages import Failed, StepTokens, Tokens
-    ids, tokens, messages = [], [], []
+    ids: list[int] = []
+    tokens: list[int] = []
+    messages: list[Tokens | Failed] = []
     for output in outputs:
         if output.finish is None and output.logprobs is None and len(output.tokens) == 1:
             ids.append(output.id)

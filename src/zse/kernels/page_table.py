@@ -1,5 +1,5 @@
-"""Writes what is new into the page table: a step brings a few entries, not the table. (On a CPU the host may as well write
-the table itself.)"""
+"""Writes what is new into the page table: a step brings a few entries, not the table. (On a CPU the host may as well
+write the table itself.)"""
 
 from zse.kernel import (
     Ptr,
@@ -43,8 +43,8 @@ def update_pages_gpu(count: Ptr[i32, "const"], index: Ptr[i32, "const"], value: 
 
 
 def update_pages(recorder, count, index, value, table) -> None:
-    """table i32 [rows, max_pages], flat: table[index[i]] = value[i] for i < count[0]. count i32 [1]; index and value i32
-    [N], places inside the table, each at most once."""
+    """table i32 [rows, max_pages], flat: table[index[i]] = value[i] for i < count[0]. count i32 [1]; index and value
+    i32 [N], places inside the table, each at most once."""
     (most,) = index.shape
     check("update_pages count", count, "i32", 1)
     check("update_pages index", index, "i32", most)

@@ -17,8 +17,8 @@ Tensors = dict[str, tuple[str, tuple[int, ...]]]
 
 class Forms(NamedTuple):
     """family: of devices. activations: what matrix products can take, the default first. inner: the dtype between
-    operations (the residual stream is f32 everywhere). fuses: matmul adds to the residual stream and matmul_gated gates,
-    in their epilogues. sizes: of recordings, in tokens; the step's largest comes on top. One that fits closely picks
+    operations (the residual stream is f32 everywhere). fuses: matmul adds to the residual stream and matmul_gated
+    gates, in their epilogues. sizes: of recordings, in tokens; the step's largest comes on top. One that fits closely picks
     kernels for few tokens."""
 
     family: str

@@ -362,7 +362,7 @@ class Scheduler:
         return True
 
     def _leave(self, request: Request) -> None:
-        """The one place where a request goes: out of every table, row and pages back (after its last step in flight)."""
+        """The one place where a request goes: out of every table, row and pages back (after its last step)."""
         del self._requests[request.id]
         self._submitted_at.pop(request.id, None)
         (self._running if request.state is RUNNING else self._waiting).remove(request)
