@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from zse.errors import CompileError
 from zse.kernel import ir
@@ -45,8 +46,9 @@ class Plan:
     places: tuple[ir.Var, ...] = ()
 
 
-# An effect's body gives the statement's text: (target, statement, texts of the results, texts of the arguments) -> lines.
-EffectBody = Callable[[object, ir.Invoke, list[str], list[str]], list[str]]
+# An effect's body gives the statement's text: (target, statement, texts of the results, texts of the arguments) -> lines, or an
+# expression for the one result.
+EffectBody = Callable[[Any, ir.Invoke, list[str], list[str]], "list[str] | str"]
 
 
 @dataclass(frozen=True)

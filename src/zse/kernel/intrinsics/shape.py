@@ -64,7 +64,7 @@ def _reduce_gpu(op: str):
     """The same tree of halves as on the CPU."""
     def body(target, result, types, args):
         vector = types[0]
-        lines, items = [], [target.lane_text("v", vector, i) for i in range(vector.lanes)]
+        items = [target.lane_text("v", vector, i) for i in range(vector.lanes)]
         while len(items) > 1:
             half = len(items) // 2
             pairs = list(zip(items[:half], items[half:], strict=True))
@@ -76,7 +76,7 @@ def _reduce_gpu(op: str):
                 items = [row(target, vector.elem, [vector.elem] * 2, [a, b]) for a, b in pairs]
         name = {"+": "add", "maximum": "max", "minimum": "min"}[op]
         helper = target.helper(f"reduce_{name}_{vector}", f"{{device}} {target.c_type(result)} {{name}}({target.c_type(vector)} v) "
-                               f"{{{{ {' '.join(lines)}return {items[0]}; }}}}")
+                               f"{{{{ return {items[0]}; }}}}")
         return f"{helper}({args[0]})"
     return body
 

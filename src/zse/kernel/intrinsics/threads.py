@@ -1,7 +1,7 @@
 """The threads of a block: where they stand, barriers, warp exchange and votes, atomics, order of memory. GPU families."""
 
 from zse.kernel import ir
-from zse.kernel.intrinsics.row import Effect, Intrinsic, Plan, StageError
+from zse.kernel.intrinsics.row import Effect, EffectBody, Intrinsic, Plan, StageError
 
 FULL = "0xffffffffu"   # every lane of a CUDA warp takes part
 
@@ -154,11 +154,11 @@ def _release_cuda(t, stmt, outs, args):
     return [f'asm volatile("st.release.gpu.b{bits} [%0], %1;" :: "l"({args[0]}), "{letter}"({args[1]}) : "memory");']
 
 
-def _cuda_text(text: str):
+def _cuda_text(text: str) -> dict[str, EffectBody]:
     return {"cuda": lambda t, stmt, outs, args: [text]}
 
 
-def _if_has(feature: str, text: str):
+def _if_has(feature: str, text: str) -> dict[str, EffectBody]:
     return {"cuda": lambda t, stmt, outs, args: [text] if t.has(feature) else []}
 
 

@@ -51,7 +51,7 @@ class GpuTarget:
         self.types: dict[str, str] = {}
         self.helpers: dict[str, str] = {}
         self.shared_bytes = 0
-        self.place = ("", 0)
+        self.place = ""                # of the last statement that was printed
 
     def has(self, feature: str) -> bool:
         return feature in self.features
@@ -318,7 +318,7 @@ class GpuTarget:
 
     def placed(self, stmt: ir.Stmt, indent: str) -> list[str]:
         """The statement's lines, the first with its source line as a comment where that changes."""
-        place, note = (stmt.path, stmt.line), ""
+        place, note = f"{stmt.path}:{stmt.line}", ""
         if place != self.place:
             note = f"  // {stmt.line}" if stmt.path == self.path else f"  // {stmt.path.rsplit('/', 1)[-1]}:{stmt.line}"
             self.place = place
