@@ -86,6 +86,30 @@ def test_choice_fills_the_chip():
                     assert choice.splits == 1 or tiles <= 132 * 8       # one counter each
 
 
+# Microseconds on an H200 of the faster forms, (tokens x rows of the tile, parts): benchmarks/LOG.md.
+MEASURED = {
+    ("bf16", 128, 3584, 18944): {(128, 64, 2): 48.0, (128, 144, 5): 48.8, (128, 128, 4): 49.6, (128, 64, 1): 67.0},
+    ("bf16", 256, 3584, 3584): {(128, 64, 1): 16.2, (128, 128, 2): 18.3, (128, 144, 2): 19.7, (128, 128, 1): 21.2},
+    ("bf16", 256, 3584, 18944): {(128, 128, 2): 60.4, (128, 224, 4): 65.1, (128, 144, 2): 65.8, (128, 64, 1): 73.7},
+    ("bf16", 1024, 3584, 18944): {(128, 224, 1): 206.4, (128, 128, 1): 221.0, (128, 256, 1): 234.7},
+    ("bf16", 1024, 4608, 3584): {(256, 144, 1): 47.9, (128, 144, 1): 49.2, (128, 128, 1): 61.4, (128, 224, 1): 70.3},
+    ("e4m3", 128, 3584, 18944): {(128, 64, 2): 28.6, (128, 128, 4): 34.8, (128, 64, 1): 36.9},
+    ("e4m3", 1024, 3584, 3584): {(256, 112, 1): 27.3, (128, 128, 1): 31.8},
+    (4, 128, 4608, 3584): {(128, 128, 3): 18.0, (128, 128, 1): 31.7, (256, 128, 3): 35.6},
+    (4, 256, 3584, 18944): {(256, 128, 4): 65.6, (128, 128, 2): 91.7},
+    (4, 512, 3584, 3584): {(256, 128, 2): 32.7, (128, 128, 1): 36.4, (256, 128, 1): 46.7},
+}
+
+
+@pytest.mark.parametrize("shape", MEASURED, ids=str)
+def test_choice_is_near_what_was_measured(shape):
+    """The model picks a form that was at most a tenth slower than the fastest."""
+    kind, tokens, cols, width = shape
+    tile, splits, _ = gemm.choose(kind, False, tokens, cols, width, 132, 128)
+    times = MEASURED[shape]
+    assert times[tile.tokens, tile.rows, splits] <= 1.1 * min(times.values())
+
+
 def test_skinny_scratch():
     """Two tiles per multiprocessor are the most that gemm_skinny leaves there."""
     for forms in gemm.SKINNY.values():

@@ -33,7 +33,9 @@ LOG2E = 1.4426950408889634
 GELU = -2 * 0.7978845608028654 * LOG2E
 GATES = {"silu": (-LOG2E, 0.0), "gelu_tanh": (GELU, GELU * 0.044715)}
 # What a unit costs beyond its steps, us: filling the ring and a quarter of it per 8,192 elements to write; more for adding parts.
-UNIT_US, WRITE_US, SPLIT_US, PART_US = 1.5, 2.5 / 32768, 3.0, 1.5 / 32768
+READ_BYTES_US = 4.1e6           # the memory's speed
+UNIT_US, WRITE_US, SPLIT_US = 1.5, 2.5 / 32768, 3.0
+PART_US = {False: 3.8 / 32768, True: 2.0 / 32768}      # for integers: True
 
 
 class Tile(NamedTuple):
@@ -47,7 +49,7 @@ class Tile(NamedTuple):
 # (kind, gated) -> tiles. Gated tiles are half gates, half ups.
 TILES = {
     ("bf16", False): (Tile(128, 256, 0.690), Tile(256, 144, 0.700), Tile(128, 224, 0.595), Tile(128, 144, 0.365), Tile(128, 128, 0.335),
-                      Tile(128, 64, 0.215)),
+                      Tile(128, 64, 0.230)),
     ("bf16", True): (Tile(256, 144, 0.745), Tile(128, 256, 0.690), Tile(128, 192, 0.525), Tile(128, 144, 0.385)),
     ("e4m3", False): (Tile(256, 128, 0.720), Tile(256, 144, 0.800), Tile(256, 112, 0.670), Tile(128, 144, 0.415), Tile(128, 128, 0.380),
                       Tile(128, 64, 0.240)),
@@ -158,6 +160,8 @@ def choose(kind: object, gated: bool, tokens: int, cols: int, width: int, sms: i
     integer = isinstance(kind, int)
     only = 256 if integer and (kind != 4 or group == 16) else 0     # other integers have the large tile alone
     steps = -(-width // (128 if _is_fp8(kind) else 64))
+    item = kind / 8 if isinstance(kind, int) else 2.0 if kind == "bf16" else 1.0
+    read_us = cols * (2 if gated else 1) * width * item / READ_BYTES_US
     best = None
     for tile in TILES["integer" if integer else kind, gated]:
         if only and tile.tokens != only:
@@ -169,9 +173,10 @@ def choose(kind: object, gated: bool, tokens: int, cols: int, width: int, sms: i
             if splits > 1 and (tiles * splits > sms or splits * 4 > steps):
                 break
             waves = -(-tiles * splits // sms)
-            time = waves * (-(-steps // splits) * tile.step_us + UNIT_US + WRITE_US * size)
+            computing = waves * (-(-steps // splits) * tile.step_us + UNIT_US + WRITE_US * size)
+            time = max(read_us, computing) + 0.1 * computing        # neither hides the other quite
             if splits > 1:
-                time += SPLIT_US + PART_US * size * splits
+                time += SPLIT_US + PART_US[integer] * size * splits
             if best is None or time < best.microseconds:
                 best = Choice(tile, splits, time)
     assert best is not None
