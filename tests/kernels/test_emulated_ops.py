@@ -13,7 +13,7 @@ from zse.kernel import Variant, cache, grid_launch_dependents, grid_wait, kernel
 from zse.runtime.device import Recorder
 from zse.runtime.emulate import EmulateDevice
 
-SECONDS = float(os.environ.get("ZSE_EMULATE_SECONDS", "6"))
+SECONDS = float(os.environ.get("ZSE_EMULATE_SECONDS", "4"))
 # Operations that read shared memory which nothing has written, and do not use what they read: a used value would be NaN.
 UNUSED_READS = {"matmul": "the offsets that symmetric weights do not have"}
 
