@@ -2,8 +2,9 @@
 
     PYTHONPATH=src python benchmarks/gpu_attention.py [--heads 28 --kv-heads 4 --head-dim 128 --kv bf16] [--layers 28]
 
-Every figure is a graph of `--layers` layers, each with pages of its own in the cache's layout (pages in random order), replayed
-until 50 ms have passed; decode reads its context once, so the floor is KV bytes / 4.3 TB/s, prefill's is FLOPs / 790 TFLOP/s.
+Every figure is a graph of `--layers` layers, each with pages of its own in the cache's layout (pages in random order),
+replayed until 50 ms have passed; decode reads its context once, so the floor is KV bytes / 4.3 TB/s, prefill's is
+FLOPs / 790 TFLOP/s.
 """
 
 import argparse
@@ -23,7 +24,8 @@ PAGE = 16
 DECODE = {"1 x 1k": [1024], "1 x 4k": [4096], "1 x 32k": [32768], "4 x 1k": [1024] * 4, "16 x 1k": [1024] * 16,
           "16 x 4k": [4096] * 16, "64 x 1k": [1024] * 64, "256 x 1k": [1024] * 256,
           "64, 50 to 8k": [50 + 126 * i for i in range(64)]}
-PREFILL = {"128": [(0, 128)], "1,024": [(0, 1024)], "7,000": [(0, 7000)], "8 x 512": [(0, 512)] * 8, "512 after 6.5k": [(6488, 512)]}
+PREFILL = {"128": [(0, 128)], "1,024": [(0, 1024)], "7,000": [(0, 7000)], "8 x 512": [(0, 512)] * 8,
+           "512 after 6.5k": [(6488, 512)]}
 ITEM = {"bf16": 2, "f16": 2, "e4m3": 1}
 
 
@@ -43,8 +45,10 @@ class Batch:
         self.tokens = sum(count for _, count in runs)
         width = args.heads * args.head_dim
         self.page_table = self.put("i32", (rows, self.max_pages), table)
-        self.token_row = self.put("i32", (self.tokens,), array("i", [r for r, (_, n) in enumerate(runs) for _ in range(n)]))
-        self.positions = self.put("i32", (self.tokens,), array("i", [p for first, n in runs for p in range(first, first + n)]))
+        self.token_row = self.put("i32", (self.tokens,),
+                                  array("i", [r for r, (_, n) in enumerate(runs) for _ in range(n)]))
+        self.positions = self.put("i32", (self.tokens,), array("i", [p for first, n in runs for p in range(first,
+                                                                                                           first + n)]))
         block = args.kv_heads * PAGE * args.head_dim * ITEM[args.kv]
         self.pages = device.alloc(total * 2 * layers * block, label="kv cache")
         self.fill(self.pages)
@@ -55,7 +59,8 @@ class Batch:
         self.fill(self.q.buffer)
         self.qkv = self.new("f32", 4, (self.tokens, (args.heads + 2 * args.kv_heads) * args.head_dim))
         self.table = self.new("f32", 4, (self.tokens, args.head_dim))
-        self.kv_scale = self.put("f32", (2, args.kv_heads), array("f", [1.0] * 2 * args.kv_heads)) if args.kv == "e4m3" else None
+        self.kv_scale = self.put("f32", (2, args.kv_heads),
+                                 array("f", [1.0] * 2 * args.kv_heads)) if args.kv == "e4m3" else None
         self.context = max(first + count for first, count in runs)
         config = SimpleNamespace(num_heads=args.heads, num_kv_heads=args.kv_heads, head_dim=args.head_dim, num_layers=1,
                                  window=lambda layer: args.window)
@@ -83,15 +88,19 @@ class Batch:
         plan_attention(recorder, self.scratch, self.token_row, self.positions, longest)
 
     def record_attention(self, recorder, layer, longest):
-        attention(recorder, self.q, self.keys[layer], self.values[layer], self.page_table, self.token_row, self.positions, self.out,
-                  self.args.head_dim**-0.5, self.args.window, scratch=self.scratch, longest_run=longest, kv_scale=self.kv_scale)
+        attention(recorder, self.q, self.keys[layer], self.values[layer], self.page_table, self.token_row,
+                  self.positions, self.out,
+                  self.args.head_dim**-0.5, self.args.window, scratch=self.scratch, longest_run=longest,
+                  kv_scale=self.kv_scale)
 
     def record_qkv_post(self, recorder, layer):
-        qkv_post(recorder, self.qkv, None, None, self.table, self.q, self.keys[layer], self.values[layer], self.page_table,
+        qkv_post(recorder, self.qkv, None, None, self.table, self.q, self.keys[layer], self.values[layer],
+                 self.page_table,
                  self.token_row, self.positions, kv_scale=self.kv_scale)
 
     def free(self):
-        for tensor in (self.page_table, self.token_row, self.positions, self.q, self.out, self.qkv, self.table, *self.scratch.plans.values(),
+        for tensor in (self.page_table, self.token_row, self.positions, self.q, self.out, self.qkv, self.table,
+                       *self.scratch.plans.values(),
                        self.scratch.counters, self.scratch.records, self.scratch.totals):
             tensor.buffer.free()
         self.pages.free()
@@ -116,6 +125,23 @@ def measure(device, record) -> float:
     return best * 1e6
 
 
+def measure_layer(device, batch: Batch, longest: int | None) -> tuple[float, float, float, float]:
+    """Microseconds of a layer's attention, of its qkv_post, of both, and of the plan."""
+    def attend(recorder, layer):
+        batch.record_attention(recorder, layer, longest)
+
+    def of_layers(*parts) -> float:
+        def record(recorder):
+            batch.record_plan(recorder, longest)
+            for layer in range(batch.layers):
+                for part in parts:
+                    part(recorder, layer)
+        return (measure(device, record) - plan) / batch.layers
+
+    plan = measure(device, lambda recorder: [batch.record_plan(recorder, longest) for _ in range(8)]) / 8
+    return of_layers(attend), of_layers(batch.record_qkv_post), of_layers(batch.record_qkv_post, attend), plan
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     for name, value in (("heads", 28), ("kv-heads", 4), ("head-dim", 128), ("window", 0), ("layers", 28)):
@@ -125,40 +151,24 @@ def main() -> None:
     args = parser.parse_args()
     device = open_device(args.device)
     token_bytes = 2 * args.kv_heads * args.head_dim * ITEM[args.kv]
-    print(f"{args.heads}/{args.kv_heads} heads of {args.head_dim}, {args.kv} pages, window {args.window or 'none'}; µs of a layer")
+    print(f"{args.heads}/{args.kv_heads} heads of {args.head_dim}, {args.kv} pages, window {args.window or 'none'}; "
+          "µs of a layer")
     print(f"{'decode':>14} | attention | + qkv_post | qkv_post | plan, once a step | floor | of bandwidth")
     for name, lengths in DECODE.items():
         layers = min(args.layers, max(4, int(12e9 / (sum(lengths) * token_bytes))))
         batch = Batch(device, args, [(length - 1, 1) for length in lengths], layers)
-
-        def record(recorder, *parts, batch=batch, layers=layers):
-            batch.record_plan(recorder, 1)
-            for layer in range(layers):
-                for part in parts:
-                    part(recorder, layer)
-
-        plan = measure(device, lambda r, b=batch: [b.record_plan(r, 1) for _ in range(8)]) / 8
-        alone = (measure(device, lambda r, b=batch: record(r, lambda r, i: b.record_attention(r, i, 1))) - plan) / layers
-        both = (measure(device, lambda r, b=batch: record(r, b.record_qkv_post, lambda r, i: b.record_attention(r, i, 1))) - plan) / layers
-        post = (measure(device, lambda r, b=batch: record(r, b.record_qkv_post)) - plan) / layers
+        alone, post, both, plan = measure_layer(device, batch, 1)
         floor = sum(min(length, args.window or length) for length in lengths) * token_bytes / BANDWIDTH * 1e6
-        print(f"{name:>14} | {alone:9.2f} | {both:10.2f} | {post:8.2f} | {plan:17.2f} | {floor:5.2f} | {floor / alone:.0%}", flush=True)
+        columns = f"{alone:9.2f} | {both:10.2f} | {post:8.2f} | {plan:17.2f} | {floor:5.2f} | {floor / alone:.0%}"
+        print(f"{name:>14} | {columns}", flush=True)
         batch.free()
     print(f"{'prefill':>14} | attention | qkv_post | plan, once a step | floor | TFLOP/s")
     for name, runs in PREFILL.items():
-        layers = min(args.layers, 8)
-        batch = Batch(device, args, runs, layers)
-        plan = measure(device, lambda r, b=batch: [b.record_plan(r, None) for _ in range(8)]) / 8
-
-        def record_prompt(recorder, part, batch=batch, layers=layers):
-            batch.record_plan(recorder, None)
-            for layer in range(layers):
-                part(recorder, layer)
-
-        alone = (measure(device, lambda r, b=batch: record_prompt(r, lambda r, i: b.record_attention(r, i, None))) - plan) / layers
-        post = (measure(device, lambda r, b=batch: record_prompt(r, b.record_qkv_post)) - plan) / layers
-        flops = sum(4 * args.heads * args.head_dim * (count * first + count * (count + 1) / 2) for first, count in runs)
-        print(f"{name:>14} | {alone:9.1f} | {post:8.1f} | {plan:17.1f} | {flops / FLOPS * 1e6:5.1f} | {flops / alone / 1e6:.0f}", flush=True)
+        batch = Batch(device, args, runs, min(args.layers, 8))
+        alone, post, _, plan = measure_layer(device, batch, None)
+        flops = sum(4 * args.heads * args.head_dim * (n * first + n * (n + 1) / 2) for first, n in runs)
+        columns = f"{alone:9.1f} | {post:8.1f} | {plan:17.1f} | {flops / FLOPS * 1e6:5.1f} | {flops / alone / 1e6:.0f}"
+        print(f"{name:>14} | {columns}", flush=True)
         batch.free()
 
 

@@ -1,4 +1,4 @@
-"""What attention promises beyond its reference: a row's bits depend neither on the batch around it nor on who sums what."""
+"""What attention promises beyond its reference: a row's bits depend neither on the batch nor on who sums what."""
 
 import numpy as np
 import pytest
@@ -14,12 +14,13 @@ needs_gpu = pytest.mark.skipif(GPU is None, reason=REASON)
 
 
 def run(batch, chosen, heads, kv_heads, head_dim, window, longest_run, blocks=None):
-    """(bit patterns of the tokens `chosen`, the number of tasks). blocks: as many as the plan reckons with, and are launched."""
+    """(bit patterns of the tokens `chosen`, the tasks). blocks: as many as the plan reckons with, and are launched."""
     part = dict(batch, q=HostArray("bf16", batch["q"].array[chosen]), token_row=batch["token_row"][chosen],
                 positions=batch["positions"][chosen])
     tensors = {name: to_tensor(GPU, value) for name, value in part.items()}
     out = upload(GPU, np.full((len(chosen), heads * head_dim), 0x7FFF, np.uint16), "bf16")
-    scratch = AttentionScratch.make(GPU, heads, kv_heads, head_dim, [window], len(chosen), batch["page_table"].shape[1] * 16)
+    scratch = AttentionScratch.make(GPU, heads, kv_heads, head_dim, [window], len(chosen),
+                                    batch["page_table"].shape[1] * 16)
     if blocks:
         scratch = scratch._replace(blocks=blocks)
 
@@ -51,7 +52,7 @@ def test_decoded_rows_are_the_same_however_they_are_cut(dtype, heads, kv_heads, 
         result, tasks = run(batch, everything, *shape, 1, blocks)
         spans.add(int((tasks[:, 5] - tasks[:, 4]).max()))
         results.append(result)
-    assert 256 in spans and max(spans) > 1024, f"the longest tasks have {spans} keys: chunks and whole tiles were to be tried"
+    assert 256 in spans and max(spans) > 1024, f"longest tasks of {spans} keys: chunks and whole tiles were to be tried"
     for other in results[1:]:
         np.testing.assert_array_equal(other, results[0])
     assert (results[0] != 0x7FFF).all()

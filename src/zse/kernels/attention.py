@@ -316,10 +316,10 @@ def attention(recorder, q, k_pages, v_pages, page_table, token_row, positions, o
     1 it needs partial, f32 of partial_shape(). D is a multiple of 16 up to 256, Hq a multiple of Hk, Hq / Hk at most
     32.
 
-    On a GPU: q, out bf16; both pages [P, Hk, 16, D], bf16, f16, or e4m3 with kv_scale f32 [2, Hk] (of keys, of values); D
-    64, 96, 128 or 256, Hq / Hk at most 128. scratch: AttentionScratch that plan_attention() has filled in this recording
-    with the same longest_run (None: made and filled here, for tests); longest_run: the most tokens of one row in any run of
-    the recording (None: unknown). splits and partial are not used."""
+    On a GPU: q, out bf16; both pages [P, Hk, 16, D], bf16, f16, or e4m3 with kv_scale f32 [2, Hk] (of keys, of
+    values); D 64, 96, 128 or 256, Hq / Hk at most 128. scratch: AttentionScratch that plan_attention() has filled in
+    this recording with the same longest_run (None: made and filled here, for tests); longest_run: the most tokens of
+    one row in any run of the recording (None: unknown). splits and partial are not used."""
     if on_gpu(recorder):
         record_attention(recorder, q, k_pages, v_pages, page_table, token_row, positions, out, scale, window, softcap,
                          scratch, longest_run, kv_scale)

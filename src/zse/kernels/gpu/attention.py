@@ -44,7 +44,8 @@ def record_attention(recorder, q, k_pages, v_pages, page_table, token_row, posit
         check("attention kv_scale", kv_scale, "f32", 2, kv_heads)
     if scratch is None:
         require(isinstance(tokens, int), "attention: a number of tokens that is a symbol needs scratch")
-        scratch = AttentionScratch.make(device, width // head_dim, kv_heads, head_dim, [window], tokens, page_table.shape[1] * PAGE)
+        scratch = AttentionScratch.make(device, width // head_dim, kv_heads, head_dim, [window], tokens,
+                                        page_table.shape[1] * PAGE)
         plan_attention(recorder, scratch, token_row, positions, longest_run)
     require(window in scratch.plans, f"attention: scratch was made for windows {sorted(scratch.plans)}, not {window}")
     require((scratch.heads, scratch.kv_heads, scratch.head_dim) == (width // head_dim, kv_heads, head_dim),
@@ -55,9 +56,12 @@ def record_attention(recorder, q, k_pages, v_pages, page_table, token_row, posit
     heads, part = kv_heads * share, group // share
     parts = 1 if longest_run == 1 and part <= 8 else decode_columns(head_dim) // 8
     recorder.launch(decode_symbol(kv, head_dim, parts),
-                    [q, k_pages, v_pages, scales, page_table, plan, scratch.counters, scratch.records, scratch.totals, out,
-                     page_table.shape[1], kv_heads, reciprocal31(share), heads, reciprocal31(heads), part, reciprocal31(part),
-                     scratch.tasks_room, 0 if longest_run == 1 else MAX_RUN - 1, float(scale), window, float(softcap)], scratch.blocks)
+                    [q, k_pages, v_pages, scales, page_table, plan, scratch.counters, scratch.records, scratch.totals,
+                     out,
+                     page_table.shape[1], kv_heads, reciprocal31(share), heads, reciprocal31(heads), part,
+                     reciprocal31(part),
+                     scratch.tasks_room, 0 if longest_run == 1 else MAX_RUN - 1, float(scale), window, float(softcap)],
+                     scratch.blocks)
     if longest_run is not None and longest_run <= MAX_RUN:
         return
     common = [page_table, plan, out, page_table.shape[1], kv_heads, reciprocal31(kv_heads), group, reciprocal31(group),
@@ -66,7 +70,8 @@ def record_attention(recorder, q, k_pages, v_pages, page_table, token_row, posit
         from zse.kernels.gpu.attention_prefill import prefill_swizzle, wgmma_symbol
         swizzle = prefill_swizzle(head_dim)
         maps = [device.tensor_map(flat, (PAGE, swizzle // 2), swizzle=swizzle)
-                for flat in (tensor._replace(shape=(pages * kv_heads * PAGE, head_dim)) for tensor in (k_pages, v_pages))]
+                for flat in (tensor._replace(shape=(pages * kv_heads * PAGE, head_dim))
+                             for tensor in (k_pages, v_pages))]
         recorder.launch(wgmma_symbol(kv, head_dim), [q, *maps, *common], scratch.blocks)
     else:
         from zse.kernels.gpu.attention_mma import mma_symbol

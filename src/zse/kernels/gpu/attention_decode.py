@@ -18,8 +18,6 @@ from zse.kernel import (
     block_index,
     cast_ptr,
     convert,
-    copy_async,
-    copy_commit,
     copy_wait,
     e4m3,
     exp2,
@@ -56,6 +54,7 @@ from zse.kernel import (
     warp_barrier,
     warp_index,
 )
+from zse.kernels.gpu.attention_pages import NUM_VARIABLES, WAITED, WORK, load_page, read_entry, shift_entry
 from zse.kernels.gpu.attention_plan import CHUNK, HEAD_DIMS, HEADER, PAGE, SEGMENT, TASK, decode_columns, divide
 
 LOG2E = 1.4426950408889634
@@ -65,100 +64,12 @@ RING_BYTES = 204 << 10  # of a block's shared memory, for the rings
 SMALL_BYTES = 2 << 10   # at most, of the other arrays
 MERGE = 8               # chunks whose records are in flight while they are merged
 KV_TYPES = {"bf16": bf16, "f16": f16, "e4m3": e4m3}
-# Variables of the loading side: the work item, its next page, pages, end, first page, place in the page table, head, first key
-# that this step writes; the ring's slot; whether grid_wait() was called; the same of the item after it, and that one's row.
-WORK, NEXT, COUNT, END, FIRST, TABLE, HEAD, FRESH, SLOT, WAITED, IDS, IDS2, BEGIN2, END2, ROW2, FRESH2, BEGIN3, END3, ROW3, FRESH3 = range(20)
 
 
 @inline
 def pack_pair(a, b, F):
     """Two f32 as one u32 of two F, the first in the low half."""
     return bitcast(convert(make_vector(a, b), F), u32)
-
-
-@inline
-def read_entry(state, work, plan, by_heads, tasks_room):
-    """What the loading side needs of a work item, into the places of the third: loads that nothing waits for yet, not even
-    the number of items (behind the last there is whatever an earlier step left)."""
-    item = plan + (HEADER + min(divide(work, by_heads), tasks_room - 1) * TASK)
-    who = load(item, 4)
-    keys = load(item + 4, 2)
-    state[ROW3] = who[2] + 0
-    state[FRESH3] = who[3] + 0
-    state[BEGIN3] = keys[0] + 0
-    state[END3] = keys[1] + 0
-
-
-@inline
-def page_ids(page_table, table, count, first, W):
-    """Page numbers of this warp's pages first … first + 31, one a lane."""
-    mine = first + lane_index()
-    return page_table[table + (mine if mine < count else 0) * W]
-
-
-@inline
-def shift_entry(state, page_table, max_pages, work, total, W):
-    """The third work item becomes the second, whose page numbers start to come."""
-    state[BEGIN2] = state[BEGIN3] + 0
-    state[END2] = state[END3] + 0
-    state[ROW2] = state[ROW3] + 0
-    state[FRESH2] = state[FRESH3] + 0
-    if work < total:
-        first = state[BEGIN2] // PAGE + warp_index()
-        last = (state[END2] - 1) // PAGE
-        state[IDS2] = page_ids(page_table, state[ROW2] * max_pages + min(first, last), (last - first + W) // W, 0, W)
-
-
-@inline
-def next_item(state, plan, page_table, max_pages, kv_heads, by_heads, tasks_room, total, W):
-    """Moves the loading side to the second work item."""
-    state[WORK] += num_blocks(0)
-    state[HEAD] = state[WORK] - divide(state[WORK], by_heads) * kv_heads
-    state[FIRST] = state[BEGIN2] // PAGE + warp_index()
-    state[END] = state[END2] + 0
-    state[COUNT] = ((state[END2] + PAGE - 1) // PAGE - state[FIRST] + W - 1) // W
-    state[TABLE] = state[ROW2] * max_pages + state[FIRST]
-    state[FRESH] = state[FRESH2] + 0
-    state[IDS] = state[IDS2] + 0
-    state[NEXT] = 0
-    shift_entry(state, page_table, max_pages, state[WORK] + num_blocks(0), total, W)
-    read_entry(state, state[WORK] + num_blocks(0) * 2, plan, by_heads, tasks_room)
-
-
-@inline
-def load_page(state, ring, keys, values, plan, page_table, max_pages, kv_heads, by_heads, tasks_room, total, fresh_before, page_heads,
-              by_share, D, STRIDE, ITEM, STAGES, W):
-    """Starts the copy of this warp's next page, if there is one, into the ring's next slot."""
-    lane = lane_index()
-    while state[NEXT] >= state[COUNT] and state[WORK] < total:
-        next_item(state, plan, page_table, max_pages, kv_heads, by_heads, tasks_room, total, W)
-    if state[WORK] < total:
-        if state[NEXT] % 32 == 0 and state[NEXT] > 0:
-            state[IDS] = page_ids(page_table, state[TABLE], state[COUNT], state[NEXT], W)
-        page = state[FIRST] + state[NEXT] * W
-        if state[WAITED] == 0 and (page + 1) * PAGE > state[FRESH] - fresh_before:
-            grid_wait()
-            state[WAITED] = 1
-        valid = state[END] - page * PAGE
-        number = shuffle(state[IDS], state[NEXT] % 32)
-        at = (i64(number) * page_heads + divide(state[HEAD], by_share)) * (PAGE * D * ITEM)
-        slot = ring + state[SLOT] * (2 * PAGE * STRIDE)
-        pieces = D * ITEM // 16                     # of a row
-        for part in static(range(2)):
-            source = (values if part else keys) + (at + lane * 16)
-            if 32 % pieces == 0:
-                place = slot + (part * PAGE * STRIDE + lane // pieces * STRIDE + lane % pieces * 16)
-                for e in static(range(PAGE * pieces // 32)):
-                    row = lane // pieces + e * (32 // pieces)
-                    copy_async(place + e * (32 // pieces) * STRIDE, source + e * 512, 16, i32(16) if row < valid else i32(0))
-            else:
-                for e in static(range(PAGE * pieces // 32)):
-                    row = (e * 32 + lane) // pieces
-                    copy_async(slot + ((part * PAGE + row) * STRIDE + (e * 32 + lane) % pieces * 16), source + e * 512, 16,
-                               i32(16) if row < valid else i32(0))
-        state[NEXT] += 1
-        state[SLOT] = 0 if state[SLOT] == STAGES - 1 else state[SLOT] + 1
-    copy_commit()
 
 
 @inline
@@ -185,7 +96,7 @@ def key_fragments(slot, kd, STRIDE, ITEM):
 
 @inline
 def value_fragments(slot, d, STRIDE, ITEM):
-    """16 dimensions x 16 keys as an A operand. 8-bit values: rows are permuted, g and g + 8 are dimensions 2g and 2g + 1."""
+    """16 dimensions x 16 keys as an A operand. 8-bit values: rows g and g + 8 are dimensions 2g and 2g + 1."""
     lane = lane_index()
     if ITEM == 2:
         words = ldmatrix(cast_ptr(slot + (lane % 8 + lane // 16 * 8) * STRIDE + lane // 8 % 2 * 16 + d * 32, u16), 4, True)
@@ -321,7 +232,7 @@ def is_last(counter, parts):
 
 @inline
 def fold(state, high, total, values):
-    """state = [maximum, sum, four values] takes in what was summed relative to another maximum. Into FLOOR, 0, …: exactly that."""
+    """state = [maximum, sum, four values] takes in sums relative to another maximum; cleared, it becomes them."""
     new = max(state[0], high)
     old_weight = exp2(state[0] - new)
     weight = exp2(high - new)
@@ -397,7 +308,7 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
     warp = warp_index()
     g = lane // 4
     ring = memory + warp * (STAGES * SLOT_BYTES)
-    state = [i32(0) for _ in static(range(20))]
+    state = [i32(0) for _ in static(range(NUM_VARIABLES))]
     state[WORK] = block_index(0) - step
     # The plan, the page table and pages that earlier steps wrote are read before grid_wait(): attention_plan lets later kernels
     # start only when it is done, and so is all that stands before it.

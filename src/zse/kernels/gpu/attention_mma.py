@@ -1,7 +1,8 @@
 """Attention of many query tokens with mma.sync: where there is no wgmma, and for e4m3 pages.
 
-Tiles, masks and softmax are those of attention_prefill.py (FlashAttention 2, Dao 2023): eight warps of 16 query rows share blocks of
-64 keys that cp.async brings; while one block's scores are computed its values are on their way, and the next keys under P V.
+Tiles, masks and softmax are those of attention_prefill.py (FlashAttention 2, Dao 2023): eight warps of 16 query rows
+share blocks of 64 keys that cp.async brings; while one block's scores are computed its values are on their way, and
+the next keys under P V.
 """
 
 from zse.kernel import (
@@ -61,7 +62,8 @@ def load_queries(q, place, token, head, rows, group, by_group, width, D, STRIDE,
         x = e % pieces
         which = row if row < rows else 0
         which_token = divide(which, by_group)
-        words = bitcast(load(q + (i64(token + which_token) * width + ((head - which_token) * group + which) * D + x * 8), 8), u32.x(4))
+        line = q + (i64(token + which_token) * width + ((head - which_token) * group + which) * D)
+        words = bitcast(load(line + x * 8, 8), u32.x(4))
         if F is f16:
             words = bitcast(convert(convert(bitcast(words, bf16.x(8)), f32), f16), u32.x(4))
         if row >= rows:
@@ -80,7 +82,8 @@ def load_block(pages, place, table, block, last, head, kv_heads, D, STRIDE, ITEM
         page = table[min(key, last) // PAGE]
         if e + THREADS <= KEYS * pieces or piece < KEYS * pieces:
             copy_async(place + (r * STRIDE + piece % pieces * 16),
-                       pages + ((i64(page) * kv_heads + head) * (PAGE * D * ITEM) + r % PAGE * (D * ITEM) + piece % pieces * 16), 16,
+                       pages + ((i64(page) * kv_heads + head) * (PAGE * D * ITEM) + r % PAGE * (D * ITEM)
+                                + piece % pieces * 16), 16,
                        i32(16) if key <= last else i32(0))
     copy_commit()
 
@@ -134,9 +137,12 @@ def value_operands(place, d, STRIDE, ITEM):
 
 
 @kernel
-def attention_prefill_mma(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: Ptr[u8, "const"], kv_scale: Ptr[f32, "const"],
-                          page_table: Ptr[i32, "const"], plan: Ptr[i32, "const"], out: Ptr[bf16], max_pages: i32, kv_heads: i32,
-                          by_heads: u32, group: i32, by_group: u32, tasks_room: i32, scale: f32, window: i32, softcap: f32, D: static,
+def attention_prefill_mma(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: Ptr[u8, "const"],
+                          kv_scale: Ptr[f32, "const"],
+                          page_table: Ptr[i32, "const"], plan: Ptr[i32, "const"], out: Ptr[bf16], max_pages: i32,
+                          kv_heads: i32,
+                          by_heads: u32, group: i32, by_group: u32, tasks_room: i32, scale: f32, window: i32,
+                          softcap: f32, D: static,
                           KV: static, KEYS: static):
     """A persistent grid over the plan's tiles x kv heads. kv_scale: null unless the pages are e4m3."""
     ITEM = 1 if KV is e4m3 else 2
@@ -230,7 +236,8 @@ def attention_prefill_mma(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pa
             copy_wait(1)
             barrier()
             for n in static(range(N // 2)):
-                weights = [pack_pair(scores[2 * n + u // 2][u % 2 * 2], scores[2 * n + u // 2][u % 2 * 2 + 1], F) for u in static(range(4))]
+                weights = [pack_pair(scores[2 * n + u // 2][u % 2 * 2], scores[2 * n + u // 2][u % 2 * 2 + 1], F)
+                           for u in static(range(4))]
                 for d in static(range(D // 16)):
                     first, second = value_operands(values + n * 16 * STRIDE, d, STRIDE, ITEM)
                     multiply(acc[2 * d], weights, first, F)
@@ -275,6 +282,6 @@ def mma_variants(target) -> list[Variant]:
     """head_dim x dtype of the pages, less what attention_prefill.py does on this target."""
     if not target.has("mma_sync"):
         return []
-    return [Variant(mma_symbol(name, dim), attention_prefill_mma, {"D": dim, "KV": dtype, "KEYS": keys_of_block(target, name, dim)},
-                    threads=THREADS)
+    return [Variant(mma_symbol(name, dim), attention_prefill_mma,
+                    {"D": dim, "KV": dtype, "KEYS": keys_of_block(target, name, dim)}, threads=THREADS)
             for name, dtype in KV_TYPES.items() if name == "e4m3" or target.arch != 90 for dim in HEAD_DIMS]

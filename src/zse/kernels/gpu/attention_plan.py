@@ -1,11 +1,12 @@
 """What the attention kernels of a step work on: the batch cut into tasks, on the device, once a step.
 
-Rows (sequences) with few tokens in the batch go to the decode kernel: a *tile* is up to `decode_tokens` neighbouring tokens of
-a row. Its keys are summed in a fixed shape: chunks of CHUNK keys, SEGMENT / CHUNK of them in order make a segment, segments in
-order the result. Who sums what does not change a bit: a task is a tile's whole range, a segment or a chunk, whatever keeps this
-batch's multiprocessors evenly busy, and what is not whole leaves a record that the last to arrive merges in that shape. Other
-rows go to the prefill kernel in tiles of `prefill_tokens`. Tiles start at positions that are multiples of these numbers (or at
-the row's first token of the batch). Grids of the attention kernels are constant: they read how much there is to do.
+Rows (sequences) with few tokens in the batch go to the decode kernel: a *tile* is up to `decode_tokens` neighbouring
+tokens of a row. Its keys are summed in a fixed shape: chunks of CHUNK keys, SEGMENT / CHUNK of them in order make a
+segment, segments in order the result. Who sums what does not change a bit: a task is a tile's whole range, a segment
+or a chunk, whatever keeps this batch's multiprocessors evenly busy, and what is not whole leaves a record that the
+last to arrive merges in that shape. Other rows go to the prefill kernel in tiles of `prefill_tokens`. Tiles start at
+positions that are multiples of these numbers (or at the row's first token of the batch). Grids of the attention
+kernels are constant: they read how much there is to do.
 """
 
 from math import prod
@@ -63,7 +64,7 @@ def reciprocal31(divisor: int) -> int:
 
 @inline
 def divide(n, reciprocal):
-    """n // divisor for n >= 0 and the divisor of reciprocal31(): a division takes a hundred cycles that nothing hides."""
+    """n // divisor for n >= 0 and the divisor of reciprocal31(): a division takes a hundred cycles."""
     return i32(u64(u32(n)) * u64(reciprocal) >> 31)
 
 
@@ -129,7 +130,7 @@ def ceil_divide(n, d):
 
 @inline
 def time_of(tasks, keys, longest, blocks):
-    """About how long `tasks` tasks of `keys` keys together take on `blocks` blocks, in keys. longest: keys of the longest."""
+    """About how long `tasks` tasks of `keys` keys together take on `blocks` blocks, in keys. longest: of one task."""
     rounds = ceil_divide(tasks, blocks)
     mean = f32(keys) / f32(max(tasks, 1))
     busy = f32(tasks) / f32(max(rounds * blocks, 1))
@@ -144,11 +145,13 @@ def parts_of(begin, end, count, span, at, capacity):
 
 
 @kernel
-def attention_plan(token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], plan: Ptr[i32], tokens: i32, window: i32, heads: i32,
+def attention_plan(token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], plan: Ptr[i32], tokens: i32,
+                   window: i32, heads: i32,
                    decode_tokens: i32, prefill_tokens: i32, max_run: i32, blocks: i32, capacity: i32, tasks_room: i32):
-    """One block. plan: header; from HEADER on `tasks_room` tasks (token, count, row, position, first key, end, first record,
-    tasks of the tile | which << 12 | records are of segments << 24); then prefill tiles (token, count, row, position), those with the
-    most keys first. Records are counted in tokens x tasks. heads: key/value heads, blocks: of the decode kernel."""
+    """One block. plan: header; from HEADER on `tasks_room` tasks (token, count, row, position, first key, end, first
+    record, tasks of the tile | which << 12 | records are of segments << 24); then prefill tiles (token, count, row,
+    position), those with the most keys first. Records are counted in tokens x tasks. heads: key/value heads, blocks:
+    of the decode kernel."""
     grid_wait()
     scratch = shared_array(i32, 32)
     each = (tokens + target.threads - 1) // target.threads
@@ -157,7 +160,8 @@ def attention_plan(token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], p
     totals = [i32(0) for _ in static(range(4))]     # keys, tiles, chunks, segments
     longest = i32(0)
     for token in range(start, stop):
-        row, position, count, decoded = tile_at(token_row, positions, tokens, token, max_run, decode_tokens, prefill_tokens)
+        row, position, count, decoded = tile_at(token_row, positions, tokens, token, max_run, decode_tokens,
+                                                prefill_tokens)
         if decoded and count > 0:
             begin, end = key_range(position, count, window)
             totals[0] += end - begin
@@ -184,7 +188,8 @@ def attention_plan(token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], p
         span = i32(CHUNK)
     wanted = i32(0)
     for token in range(start, stop):
-        row, position, count, decoded = tile_at(token_row, positions, tokens, token, max_run, decode_tokens, prefill_tokens)
+        row, position, count, decoded = tile_at(token_row, positions, tokens, token, max_run, decode_tokens,
+                                                prefill_tokens)
         if decoded and count > 0:
             begin, end = key_range(position, count, window)
             parts = ceil_divide(end - begin, span) if span > 0 else i32(1)
@@ -194,7 +199,8 @@ def attention_plan(token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], p
     tiles = i32(0)
     at = record + 0
     for token in range(start, stop):
-        row, position, count, decoded = tile_at(token_row, positions, tokens, token, max_run, decode_tokens, prefill_tokens)
+        row, position, count, decoded = tile_at(token_row, positions, tokens, token, max_run, decode_tokens,
+                                                prefill_tokens)
         if count > 0:
             if decoded:
                 begin, end = key_range(position, count, window)
@@ -212,7 +218,8 @@ def attention_plan(token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], p
     tile_out = plan + HEADER + tasks_room * TASK
     at = record + 0
     for token in range(start, stop):
-        row, position, count, decoded = tile_at(token_row, positions, tokens, token, max_run, decode_tokens, prefill_tokens)
+        row, position, count, decoded = tile_at(token_row, positions, tokens, token, max_run, decode_tokens,
+                                                prefill_tokens)
         if count > 0:
             if decoded:
                 begin, end = key_range(position, count, window)
@@ -259,8 +266,9 @@ def decode_blocks(device) -> int:
 
 
 class AttentionScratch(NamedTuple):
-    """Scratch memory of attention on the GPU. plans: window → i32 plan. counters: i32, all zero between launches. records: f32
-    [capacity, heads, head_dim] unnormalised sums; totals: f32 [capacity, heads, 2] maximum (of scores times log2 e) and sum."""
+    """Scratch memory of attention on the GPU. plans: window → i32 plan. counters: i32, all zero between launches.
+    records: f32 [capacity, heads, head_dim] unnormalised sums; totals: f32 [capacity, heads, 2] maximum (of scores
+    times log2 e) and sum."""
 
     plans: dict
     counters: Tensor
@@ -304,7 +312,8 @@ class AttentionScratch(NamedTuple):
     @classmethod
     def allocate(cls, device, config, max_tokens: int, max_rows: int, max_context: int) -> "AttentionScratch":
         """Scratch for a ModelConfig's steps of up to max_tokens tokens, of sequences of up to max_context tokens."""
-        return cls.make(device, config.num_heads, config.num_kv_heads, config.head_dim, cls.windows(config), max_tokens, max_context)
+        return cls.make(device, config.num_heads, config.num_kv_heads, config.head_dim, cls.windows(config),
+                        max_tokens, max_context)
 
     @classmethod
     def make(cls, device, heads: int, kv_heads: int, head_dim: int, windows: list[int], max_tokens: int,
@@ -320,8 +329,8 @@ class AttentionScratch(NamedTuple):
 
 
 def plan_attention(recorder, scratch: AttentionScratch, token_row, positions, longest_run: int | None = None) -> None:
-    """Record the cutting of the batch: token_row, positions i32 [M], as attention() takes them. longest_run: the most tokens of one
-    row in this recording, as attention() is given it; None: unknown."""
+    """Record the cutting of the batch: token_row, positions i32 [M], as attention() takes them. longest_run: the most
+    tokens of one row in this recording, as attention() is given it; None: unknown."""
     tokens = token_row.shape[0]
     group = scratch.heads // scratch.kv_heads
     require(positions.shape[0] == tokens, f"plan_attention: {positions.shape[0]} positions of {tokens} tokens")
@@ -329,7 +338,8 @@ def plan_attention(recorder, scratch: AttentionScratch, token_row, positions, lo
         recorder.launch("attention_plan", [token_row, positions, plan, tokens, window,
                                            scratch.kv_heads * decode_share(group, scratch.head_dim),
                                            decode_tile_tokens(group, scratch.head_dim, longest_run),
-                                           max(1, PREFILL_ROWS // group), scratch.max_run, scratch.blocks, scratch.capacity,
+                                           max(1, PREFILL_ROWS // group), scratch.max_run, scratch.blocks,
+                                           scratch.capacity,
                                            scratch.tasks_room], 1)
 
 

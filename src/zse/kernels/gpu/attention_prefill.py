@@ -1,9 +1,10 @@
 """Attention of many query tokens over paged keys and values: prompts, whole or in chunks, on Hopper's matrix units.
 
-A tile is up to 128 query rows (neighbouring tokens of one sequence x query heads of one key/value head), so keys and values are read
-once for a whole group. One warp brings keys and values page by page (TMA, one box a page and 128 bytes of its rows) into a ring;
-two warpgroups of 64 rows each compute. As in FlashAttention 3 (Shah et al. 2024) the scores of the next block of keys are computed
-beside the product of the last one's weights with the values, and softmax (online, base 2) runs under the latter.
+A tile is up to 128 query rows (neighbouring tokens of one sequence x query heads of one key/value head), so keys and
+values are read once for a whole group. One warp brings keys and values page by page (TMA, one box a page and 128 bytes
+of its rows) into a ring; two warpgroups of 64 rows each compute. As in FlashAttention 3 (Shah et al. 2024) the scores
+of the next block of keys are computed beside the product of the last one's weights with the values, and softmax
+(online, base 2) runs under the latter.
 """
 
 from zse.kernel import (
@@ -75,7 +76,7 @@ def pack_pair(a, b, F):
 
 @inline
 def work_of(turn):
-    """This block's work item of the turn that starts at item `turn`: items get shorter, so every other turn runs backwards."""
+    """This block's item of the turn that starts at item `turn`; items get shorter: every other turn runs backwards."""
     mine = block_index(0)
     return turn + (mine if turn // num_blocks(0) % 2 == 0 else num_blocks(0) - 1 - mine)
 
@@ -112,7 +113,7 @@ def add_values(acc, weights, values, D, BN, SW, F):
 
 @inline
 def softmax(scores, limits, high, sums, shrink, key, position, factor, scale, softcap, window, BN):
-    """Scores become weights; running maximum and sum of two rows a thread. shrink: what earlier sums are multiplied with."""
+    """Scores become weights; running maximum and sum of two rows a thread. shrink: factor of earlier sums."""
     j = lane_index() % 4
     if softcap > 0.0:
         for i in static(range(BN // 2)):
@@ -151,7 +152,7 @@ def pack_weights(scores, weights, BN, F):
 
 @inline
 def write_queries(q, place, token, head, rows, group, by_group, width, D, SW, F):
-    """This warpgroup's rows of Q into shared memory, swizzled; rows that are none become zeros. place: of row 0 of the warpgroup."""
+    """This warpgroup's rows of Q into shared memory, swizzled; rows that are none become zeros. place: of its row 0."""
     thread = thread_index() % 128
     first = thread_index() // 128 * 64 - 64
     pieces = D * 2 // 16
@@ -161,22 +162,25 @@ def write_queries(q, place, token, head, rows, group, by_group, width, D, SW, F)
         row = first + r
         which = row if row < rows else 0
         which_token = divide(which, by_group)
-        words = bitcast(load(q + (i64(token + which_token) * width + ((head - which_token) * group + which) * D + x * 8), 8), u32.x(4))
+        line = q + (i64(token + which_token) * width + ((head - which_token) * group + which) * D)
+        words = bitcast(load(line + x * 8, 8), u32.x(4))
         if F is f16:
             words = bitcast(convert(convert(bitcast(words, bf16.x(8)), f32), f16), u32.x(4))
         if row >= rows:
             words = u32.x(4)(0)
-        # The pattern of the hardware: the 16-byte column is xored with the row (SW 128: rows mod 8; SW 64: rows // 2 mod 4).
+        # The pattern of the hardware: the 16-byte column is xored with the row (SW 128: rows mod 8; SW 64: rows // 2
+        # mod 4).
         mixed = x % (SW // 16) ^ (r % 8 if SW == 128 else r // 2 % 4)
         store(cast_ptr(place + (x // (SW // 16) * (PREFILL_ROWS * SW) + r * SW + mixed * 16), u32), words)
 
 
 @kernel
 def attention_prefill_wgmma(q: Ptr[bf16, "const"], k_map: TensorMap, v_map: TensorMap, page_table: Ptr[i32, "const"],
-                            plan: Ptr[i32, "const"], out: Ptr[bf16], max_pages: i32, kv_heads: i32, by_heads: u32, group: i32, by_group: u32,
+                            plan: Ptr[i32, "const"], out: Ptr[bf16], max_pages: i32, kv_heads: i32, by_heads: u32,
+                            group: i32, by_group: u32,
                             tasks_room: i32, scale: f32, window: i32, softcap: f32, D: static, KV: static, BN: static):
-    """A persistent grid over the plan's tiles x kv heads. k_map, v_map: pages as [blocks * kv_heads * 16, D], boxes of 16 rows x SW
-    bytes with that swizzle (prefill_swizzle)."""
+    """A persistent grid over the plan's tiles x kv heads. k_map, v_map: pages as [blocks * kv_heads * 16, D], boxes of
+    16 rows x SW bytes with that swizzle (prefill_swizzle)."""
     SW = prefill_swizzle(D)
     BLOCK = BN * D * 2                      # bytes of a block of keys
     COLUMNS = D * 2 // SW
@@ -227,14 +231,16 @@ def attention_prefill_wgmma(q: Ptr[bf16, "const"], k_map: TensorMap, v_map: Tens
                         mbarrier_expect(k_full + stage, count * (PAGE * D * 2))
                     if lane < PAGES and present:
                         for column in static(range(COLUMNS)):
-                            tma_load(keys + (stage * BLOCK + column * BN * SW + lane * (PAGE * SW)), k_map, [column * (SW // 2), row],
+                            tma_load(keys + (stage * BLOCK + column * BN * SW + lane * (PAGE * SW)), k_map,
+                                     [column * (SW // 2), row],
                                      k_full + stage)
                     mbarrier_wait(v_empty + stage, phase)
                     if lane == 0:
                         mbarrier_expect(v_full + stage, count * (PAGE * D * 2))
                     if lane < PAGES and present:
                         for column in static(range(COLUMNS)):
-                            tma_load(values + (stage * BLOCK + column * BN * SW + lane * (PAGE * SW)), v_map, [column * (SW // 2), row],
+                            tma_load(values + (stage * BLOCK + column * BN * SW + lane * (PAGE * SW)), v_map,
+                                     [column * (SW // 2), row],
                                      v_full + stage)
                     phase = 1 - phase if stage == STAGES - 1 else phase
                     stage = 0 if stage == STAGES - 1 else stage + 1
@@ -289,7 +295,8 @@ def attention_prefill_wgmma(q: Ptr[bf16, "const"], k_map: TensorMap, v_map: Tens
                 wgmma_wait(1, scores)
                 if lane == 0:
                     mbarrier_arrive(k_empty + k_stage)
-                softmax(scores, limits, high, sums, shrink, (block + 1) * BN, position, factor, scale, softcap, window, BN)
+                softmax(scores, limits, high, sums, shrink, (block + 1) * BN, position, factor, scale, softcap, window,
+                        BN)
                 wgmma_wait(0, acc, *weights)
                 if lane == 0:
                     mbarrier_arrive(v_empty + v_stage)
@@ -324,7 +331,8 @@ def attention_prefill_wgmma(q: Ptr[bf16, "const"], k_map: TensorMap, v_map: Tens
                     r_token = divide(r, by_group)
                     place = out + (i64(token + r_token) * width + ((head - r_token) * group + r) * D + j * 2)
                     for d in static(range(D // 8)):
-                        store(place + d * 8, convert(make_vector(acc[d * 4 + 2 * h] * inverse, acc[d * 4 + 2 * h + 1] * inverse), bf16))
+                        store(place + d * 8, convert(make_vector(acc[d * 4 + 2 * h] * inverse,
+                                                                 acc[d * 4 + 2 * h + 1] * inverse), bf16))
 
 
 def prefill_swizzle(head_dim: int) -> int:
@@ -340,6 +348,7 @@ def wgmma_variants(target) -> list[Variant]:
     """head_dim x dtype of the pages; e4m3 pages are attention_mma.py's."""
     if target.arch != 90:
         return []
-    return [Variant(wgmma_symbol(name, dim), attention_prefill_wgmma, {"D": dim, "KV": dtype, "BN": 64 if dim > 128 else 128},
+    return [Variant(wgmma_symbol(name, dim), attention_prefill_wgmma,
+                    {"D": dim, "KV": dtype, "BN": 64 if dim > 128 else 128},
                     threads=THREADS)
             for name, dtype in (("bf16", bf16), ("f16", f16)) for dim in HEAD_DIMS]

@@ -45,7 +45,7 @@ def put(out, a, b, scale, T):
 
 @inline
 def rotate(x, weight, table, out, head_dim, rotary, eps, scale, T, NORM):
-    """out = rope(x), or rope(rmsnorm(x) * weight), times scale, as T: one head, two neighbours of each half a lane and step."""
+    """out = rope(x), or rope(rmsnorm(x) * weight), times scale, as T: one head, two neighbours of each half a lane."""
     lane = lane_index()
     half = rotary // 2
     at = [lane * 2 + p * 64 for p in static(range(PAIRS))]
@@ -82,7 +82,8 @@ def rotate(x, weight, table, out, head_dim, rotary, eps, scale, T, NORM):
                     low[p][u] = low[p][u] * factor * first[u]
                     high[p][u] = high[p][u] * factor * second[u]
             put(out + at[p], low[p][0] * c[0] - high[p][0] * s[0], low[p][1] * c[1] - high[p][1] * s[1], scale, T)
-            put(out + half + at[p], high[p][0] * c[0] + low[p][0] * s[0], high[p][1] * c[1] + low[p][1] * s[1], scale, T)
+            put(out + half + at[p], high[p][0] * c[0] + low[p][0] * s[0], high[p][1] * c[1] + low[p][1] * s[1], scale,
+                T)
     if rotary < head_dim:
         for p in static(range(REST)):
             place = rotary + lane * 2 + p * 64
@@ -95,10 +96,13 @@ def rotate(x, weight, table, out, head_dim, rotary, eps, scale, T, NORM):
 
 
 @kernel
-def qkv_post_gpu(q: Ptr[f32, "const"], k: Ptr[f32, "const"], v: Ptr[f32, "const"], q_stride: i32, k_stride: i32, v_stride: i32,
+def qkv_post_gpu(q: Ptr[f32, "const"], k: Ptr[f32, "const"], v: Ptr[f32, "const"], q_stride: i32, k_stride: i32,
+                 v_stride: i32,
                  q_norm: Ptr[f32, "const"], k_norm: Ptr[f32, "const"], table: Ptr[f32, "const"], q_out: Ptr[bf16],
-                 k_pages: Ptr[u8], v_pages: Ptr[u8], kv_scale: Ptr[f32, "const"], page_table: Ptr[i32, "const"], max_pages: i32,
-                 token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], heads: i32, kv_heads: i32, head_dim: i32, rotary: i32,
+                 k_pages: Ptr[u8], v_pages: Ptr[u8], kv_scale: Ptr[f32, "const"], page_table: Ptr[i32, "const"],
+                 max_pages: i32,
+                 token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], heads: i32, kv_heads: i32, head_dim: i32,
+                 rotary: i32,
                  eps: f32, KV: static, NORM: static):
     """Grid (tokens, heads of q, k and v / warps of a block). kv_scale: null unless the pages are e4m3."""
     # In this order as measured: attention reads the plan and the pages of earlier steps before its grid_wait().
@@ -110,7 +114,8 @@ def qkv_post_gpu(q: Ptr[f32, "const"], k: Ptr[f32, "const"], v: Ptr[f32, "const"
         return
     cosines = table + i64(token) * rotary
     if head < heads:
-        rotate(q + i64(token) * q_stride + head * head_dim, q_norm, cosines, q_out + (i64(token) * heads + head) * head_dim,
+        rotate(q + i64(token) * q_stride + head * head_dim, q_norm, cosines,
+               q_out + (i64(token) * heads + head) * head_dim,
                head_dim, rotary, eps, 1.0, bf16, NORM)
         return
     position = positions[token]
