@@ -27,11 +27,11 @@ def record_attention(recorder, q, k_pages, v_pages, page_table, token_row, posit
     pages, kv_heads, _, head_dim = v_pages.shape
     tokens, width = q.shape
     if head_dim not in HEAD_DIMS:
-        raise UnsupportedError(f"attention on a GPU: head_dim {head_dim}; there are kernels for "
-                               f"{', '.join(map(str, HEAD_DIMS))} (use --device cpu)")
+        raise UnsupportedError("attention on a GPU (--device cpu takes more): head_dim", head_dim, HEAD_DIMS)
+    require(width % (kv_heads * head_dim) == 0, f"attention: q is {width} wide, {kv_heads} kv heads of {head_dim}")
     group = width // (kv_heads * head_dim)
-    require(width % (kv_heads * head_dim) == 0 and 1 <= group <= MAX_GROUP,
-            f"attention: q is {width} wide, {kv_heads} kv heads of {head_dim}")
+    if group > MAX_GROUP:
+        raise UnsupportedError("attention: query heads of a kv head", group, [f"1 to {MAX_GROUP}"])
     check("attention q", q, "bf16", tokens, width)
     check("attention out", out, "bf16", tokens, width)
     check("attention k_pages", k_pages, KV_DTYPES, pages, kv_heads, PAGE, head_dim)

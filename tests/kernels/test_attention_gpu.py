@@ -1,0 +1,84 @@
+"""Which kernels attention records on a GPU, and what it refuses; no GPU is needed."""
+
+import pytest
+
+from zse.errors import UnsupportedError
+from zse.kernels.attention import attention
+from zse.kernels.gpu.attention_plan import MAX_RECORDS, AttentionScratch, decode_share, plan_attention, reciprocal31
+from zse.kernels.qkv_post import qkv_post
+from zse.runtime.null import NullDevice
+from zse.tensor import Tensor
+
+
+def new(device, dtype, *shape):
+    return Tensor(device.alloc(4), shape, dtype)
+
+
+def record(arch=80, heads=28, kv_heads=4, head_dim=128, dtype="bf16", tokens=5, longest_run=None, change=None, **options):
+    """The symbols that attention with a scratch of its own records."""
+    device = NullDevice(family="gpu", arch=arch)
+    recorder = device.record()
+    arguments = {"q": new(device, "bf16", tokens, heads * head_dim),
+                 "k_pages": new(device, dtype, 9, kv_heads, 16, head_dim), "v_pages": new(device, dtype, 9, kv_heads, 16, head_dim), "page_table": new(device, "i32", 2, 8),
+                 "token_row": new(device, "i32", tokens), "positions": new(device, "i32", tokens),
+                 "out": new(device, "bf16", tokens, heads * head_dim)}
+    for name, (kind, *shape) in (change or {}).items():
+        arguments[name] = new(device, kind, *shape)
+    attention(recorder, scale=0.1, longest_run=longest_run, **arguments, **options)
+    return [launch.symbol for launch in recorder.launches]
+
+
+def test_a_recording_for_one_token_a_row_has_one_launch_a_layer():
+    assert record(longest_run=1) == ["attention_plan", "attention_decode_bf16_d128_n1"]
+    assert record(longest_run=8) == ["attention_plan", "attention_decode_bf16_d128_n2"]
+    assert record(longest_run=9)[1:] == ["attention_decode_bf16_d128_n2", "attention_mma_bf16_d128"]
+    assert record(heads=32, kv_heads=2, head_dim=64, longest_run=1)[1:] == ["attention_decode_bf16_d64_n2"]
+    assert record(heads=4, kv_heads=1, head_dim=256, longest_run=4)[1:] == ["attention_decode_bf16_d256_n1"]
+
+
+@pytest.mark.parametrize("options, error, message", [
+    ({"head_dim": 80}, UnsupportedError, "head_dim 80 is not supported; supported: 64, 96, 128, 256"),
+    ({"change": {"q": ("bf16", 5, 100)}}, ValueError, "q is 100 wide"),
+    ({"change": {"q": ("f32", 5, 28 * 128)}}, TypeError, "attention q: dtype f32"),
+    ({"change": {"k_pages": ("bf16", 9, 4, 128, 16)}}, ValueError, "k_pages"),
+    ({"dtype": "e4m3"}, ValueError, "have kv_scale"),
+    ({"heads": 129, "kv_heads": 1}, UnsupportedError, "129 is not supported; supported: 1 to 128"),
+])
+def test_what_does_not_fit_is_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        record(**({"heads": 28} | options))
+
+
+def test_scratch_belongs_to_windows_and_heads():
+    device = NullDevice(family="gpu", arch=80)
+    scratch = AttentionScratch.make(device, 28, 4, 128, [0, 512], 64, 4096)
+    recorder = device.record()
+    plan_attention(recorder, scratch, new(device, "i32", 5), new(device, "i32", 5), 1)
+    assert [launch.symbol for launch in recorder.launches] == ["attention_plan"] * 2
+    for options, message in (({"window": 100}, "windows"), ({"heads": 8}, "other heads")):
+        with pytest.raises(ValueError, match=message):
+            record(scratch=scratch, **options)
+    assert scratch.capacity == MAX_RECORDS and AttentionScratch.make(device, 28, 4, 128, [0], 2, 100).capacity == 2
+
+
+def test_groups_are_cut_into_equal_parts_that_fit_a_tile():
+    assert [decode_share(group, 128) for group in (1, 7, 8, 16, 24, 32, 17)] == [1, 1, 1, 1, 2, 2, 17]
+    assert [decode_share(group, 256) for group in (4, 8, 12, 16)] == [1, 1, 2, 2]
+
+
+def test_division_by_multiplication_is_exact():
+    for divisor in (1, 2, 3, 5, 7, 8, 12, 17, 96, 128):
+        factor = reciprocal31(divisor)
+        for n in (*range(300), 65535, 65536, 10**6, (2**31 - 1) // divisor - 1):
+            assert n * factor >> 31 == n // divisor, (n, divisor)
+
+
+def test_qkv_post_wants_scales_with_e4m3_and_only_then():
+    device = NullDevice(family="gpu", arch=80)
+    tensors = {"qkv": new(device, "f32", 3, 12 * 64), "q_norm": None, "k_norm": None, "table": new(device, "f32", 3, 64),
+               "q_out": new(device, "bf16", 3, 8 * 64), "page_table": new(device, "i32", 1, 4),
+               "token_row": new(device, "i32", 3), "positions": new(device, "i32", 3)}
+    for dtype, scales in (("e4m3", None), ("bf16", new(device, "f32", 2, 2))):
+        pages = {name: new(device, dtype, 4, 2, 16, 64) for name in ("k_pages", "v_pages")}
+        with pytest.raises(ValueError, match="have kv_scale"):
+            qkv_post(device.record(), **tensors, **pages, kv_scale=scales)
