@@ -1,9 +1,11 @@
-"""The matrix products of a model's layers on one GPU, without anything between them: time, TFLOP/s and TB/s by precision and tokens.
+"""The matrix products of a model's layers on one GPU, without anything between them: time, TFLOP/s and TB/s.
 
-    python benchmarks/gpu_matmul.py [--precisions bf16,fp8,int4] [--tokens 1,16,64,128,512,1024] [--layers 28] [--each] [--cube 8192]
+    python benchmarks/gpu_matmul.py [--precisions bf16,fp8,int4] [--tokens 1,16,64,128,512,1024] [--layers 28] [--each]
+        [--cube 8192]
 
-The shapes are those of Qwen2.5-7B (hidden 3584, 28 + 2 * 4 heads of 128, inner 18944). Every layer has weights of its own, so nothing is
-found in L2; values are random. --each: every product alone, too. --cube N: also one N x N x N product in bf16.
+The shapes are those of Qwen2.5-7B (hidden 3584, 28 + 2 * 4 heads of 128, inner 18944). Every layer has weights of its
+own, so nothing is found in L2; values are random. --each: every product alone, too. --cube N: also one N x N x N
+product in bf16.
 """
 
 import argparse
@@ -20,8 +22,9 @@ from zse.runtime.symbol import Sym
 from zse.tensor import Fp8Activation, Tensor, Weight
 
 HIDDEN, QKV, INNER = 3584, 4608, 18944
-SCHEMES = {"bf16": DenseScheme("bf16"), "fp8": Fp8Scheme("row"), "fp8-block": Fp8Scheme("block"), "int4": AffineScheme(4, 128, False),
-           "int4-g32": AffineScheme(4, 32, False), "int8": AffineScheme(8, 128, True), "f16": DenseScheme("f16")}
+SCHEMES = {"bf16": DenseScheme("bf16"), "fp8": Fp8Scheme("row"), "fp8-block": Fp8Scheme("block"),
+           "int4": AffineScheme(4, 128, False), "int4-g32": AffineScheme(4, 32, False),
+           "int8": AffineScheme(8, 128, True), "f16": DenseScheme("f16")}
 PRODUCTS = (("qkv", QKV, HIDDEN), ("o", HIDDEN, HIDDEN), ("gate_up", 2 * INNER, HIDDEN), ("down", HIDDEN, INNER))
 PATTERN = 8 << 20       # bytes of random values, repeated
 
@@ -87,7 +90,8 @@ def record_products(recorder, layer, inputs, outputs, tokens: int, only: str | N
             if name == "gate_up":
                 matmul_gated(recorder, inputs[width], layer[name], outputs[name], "silu", max_tokens=tokens)
             else:
-                matmul(recorder, inputs[width], layer[name], outputs[name], max_tokens=tokens, accumulate=name in ("o", "down"))
+                matmul(recorder, inputs[width], layer[name], outputs[name], max_tokens=tokens,
+                       accumulate=name in ("o", "down"))
 
 
 def measure(device, maker, precision: str, layers: list, tokens: int, each: bool) -> None:
@@ -117,8 +121,11 @@ def measure(device, maker, precision: str, layers: list, tokens: int, each: bool
         size = sum(rows * width for _, rows, width in chosen)
         bytes_ = sum(plane.nbytes for layer in layers for name, _, _ in chosen for plane in layer[name].planes.values())
         seconds = run(only)
-        print(f"{precision:9} {tokens:5} tokens {only or 'all':8} {seconds * 1e3:8.3f} ms  {seconds * 1e6 / len(layers):7.1f} us a layer  "
-              f"{2 * tokens * size * len(layers) / seconds / 1e12:6.0f} TFLOP/s  {bytes_ / seconds / 1e12:5.2f} TB/s", flush=True)
+        rate = 2e-12 * tokens * size * len(layers) / seconds
+        print(f"{precision:9} {tokens:5} tokens {only or 'all':8} {seconds * 1e3:8.3f} ms  "
+              f"{seconds * 1e6 / len(layers):7.1f} us a layer  {rate:6.0f} TFLOP/s  "
+              f"{bytes_ / seconds / 1e12:5.2f} TB/s",
+              flush=True)
 
 
 def cube(device, maker, size: int) -> None:
@@ -129,7 +136,8 @@ def cube(device, maker, size: int) -> None:
     for i in range(8):
         matmul(recorder, a.with_rows(tokens), weights[i % 2], out.with_rows(tokens), max_tokens=size)
     seconds = timed(recorder.finish(), size) / 8
-    print(f"bf16 {size} x {size} x {size}: {seconds * 1e3:.3f} ms, {2 * size ** 3 / seconds / 1e12:.0f} TFLOP/s", flush=True)
+    print(f"bf16 {size} x {size} x {size}: {seconds * 1e3:.3f} ms, {2 * size ** 3 / seconds / 1e12:.0f} TFLOP/s",
+          flush=True)
 
 
 def main() -> int:
@@ -145,7 +153,8 @@ def main() -> int:
     if args.cube:
         cube(device, maker, args.cube)
     for precision in args.precisions.split(","):
-        layers = [{name: maker.weight(SCHEMES[precision], rows, width) for name, rows, width in PRODUCTS} for _ in range(args.layers)]
+        layers = [{name: maker.weight(SCHEMES[precision], rows, width) for name, rows, width in PRODUCTS}
+                  for _ in range(args.layers)]
         for tokens in args.tokens.split(","):
             measure(device, maker, precision, layers, int(tokens), args.each)
         for layer in layers:

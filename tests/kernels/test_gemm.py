@@ -1,4 +1,5 @@
-"""Which kernels products of many tokens get: every combination has a kernel that exists, and launches it with its arguments."""
+"""Which kernels products of many tokens get: every combination has a kernel that exists, and launches it with its
+arguments."""
 
 import pytest
 
@@ -17,8 +18,11 @@ ROWS, WIDTH = 1024, 2048
 
 def params_of(variant):
     """[[name, type], ...] as in a manifest."""
-    return [[name, "tensormap" if annotation is TensorMap else "ptr" if isinstance(annotation, PointerType) else annotation.name]
-            for name, annotation in variant.kernel.params if annotation is not static]
+    def type_of(annotation):
+        if isinstance(annotation, PointerType):
+            return "ptr"
+        return "tensormap" if annotation is TensorMap else annotation.name
+    return [[name, type_of(annotation)] for name, annotation in variant.kernel.params if annotation is not static]
 
 
 class Recording(NullDevice):
@@ -26,7 +30,8 @@ class Recording(NullDevice):
 
     def __init__(self, arch: int):
         kernels = variants(CudaTarget({80: "sm_80", 90: "sm_90a"}[arch]))
-        super().__init__(manifest={variant.symbol: {"params": params_of(variant)} for variant in kernels}, family="gpu", arch=arch)
+        super().__init__(manifest={variant.symbol: {"params": params_of(variant)} for variant in kernels},
+                         family="gpu", arch=arch)
         self.maps = []
 
     def tensor_map(self, tensor, box, *, swizzle=0, dims=None, strides=None):
@@ -72,7 +77,8 @@ def test_every_scheme_has_a_kernel(arch, tokens):
 
 
 def test_choice_fills_the_chip():
-    """A choice is never slower, by its own model, than the largest tile without splits; parts never outnumber processors."""
+    """A choice is never slower, by its own model, than the largest tile without splits; parts never outnumber
+    processors."""
     for kind in ("bf16", "e4m3", "block", 4, 8):
         for tokens in (65, 128, 300, 512, 1024, 2048, 8192):
             for cols, width in ((4608, 3584), (3584, 3584), (3584, 18944), (1024, 512), (152064, 3584)):

@@ -1,13 +1,13 @@
 """Matrix products of more than a few tokens: which kernel and which tiles a weight and a number of tokens get.
 
-On Hopper, up to SKINNY_TOKENS a product is bound by reading the weights (gemm_skinny); above, by the tensor cores: gemm_wgmma for bf16
-and fp8, gemm_r16 for integers. With 132 multiprocessors a product of 1,024 tokens and 3,584 rows is 112 tiles of 128 x 256: a sixth of
-the chip would idle. So there are several tiles, and `choose` takes what a simple model of measured times says is fastest: waves of
-units, each as long as its steps of k and its epilogue, and for few tiles their k split into parts. The figures stand in
-benchmarks/LOG.md.
+On Hopper, up to SKINNY_TOKENS a product is bound by reading the weights (gemm_skinny); above, by the tensor cores:
+gemm_wgmma for bf16 and fp8, gemm_r16 for integers. With 132 multiprocessors a product of 1,024 tokens and 3,584 rows is
+112 tiles of 128 x 256: a sixth of the chip would idle. So there are several tiles, and `choose` takes what a simple
+model of measured times says is fastest: waves of units, each as long as its steps of k and its epilogue, and for few
+tiles their k split into parts. The figures stand in benchmarks/LOG.md.
 
-Elsewhere, and for weights that these kernels have no form for (f16, f32), pieces of the weight that stay in the L2 cache are turned into
-bf16 (dequantize) and multiplied (gemm_wgmma, gemm_portable).
+Elsewhere, and for weights that these kernels have no form for (f16, f32), pieces of the weight that stay in the L2
+cache are turned into bf16 (dequantize) and multiplied (gemm_wgmma, gemm_portable).
 """
 
 from typing import NamedTuple
@@ -24,7 +24,8 @@ from zse.tensor import Tensor, Weight
 
 FEW_TOKENS = 8                  # up to here matmul_small is faster
 SKINNY_TOKENS = 64
-PREPARED_TOKENS = 32            # above, a weight that must be made bf16 first is: matmul_small would read it once per 8 tokens
+# above, a weight that must be made bf16 first is: matmul_small would read it once per 8 tokens
+PREPARED_TOKENS = 32
 PIECE_BYTES = 32 << 20          # of bf16 weights made at a time: they stay in an L2 of 40 MB and more
 PARTIAL_BYTES = 2 * 128 * 256 * 2       # of scratch per multiprocessor: two f32 tiles of 128 x 128, or one of 128 x 256
 NUM_SMS = 132                   # of an H200, where a device does not say
@@ -32,7 +33,8 @@ LOG2E = 1.4426950408889634
 # act(x) = x * sigmoid(y): exp(-y) = 2 ** (linear * x + cubic * x**3)
 GELU = -2 * 0.7978845608028654 * LOG2E
 GATES = {"silu": (-LOG2E, 0.0), "gelu_tanh": (GELU, GELU * 0.044715)}
-# What a unit costs beyond its steps, us: filling the ring and a quarter of it per 8,192 elements to write; more for adding parts.
+# What a unit costs beyond its steps, us: filling the ring and a quarter of it per 8,192 elements to write; more for
+# adding parts.
 READ_BYTES_US = 4.1e6           # the memory's speed
 UNIT_US, WRITE_US, SPLIT_US = 1.5, 2.5 / 32768, 3.0
 PART_US = {False: 3.8 / 32768, True: 2.0 / 32768}      # for integers: True
@@ -48,10 +50,12 @@ class Tile(NamedTuple):
 
 # (kind, gated) -> tiles. Gated tiles are half gates, half ups.
 TILES = {
-    ("bf16", False): (Tile(128, 256, 0.690), Tile(256, 144, 0.700), Tile(128, 224, 0.595), Tile(128, 144, 0.365), Tile(128, 128, 0.335),
+    ("bf16", False): (Tile(128, 256, 0.690), Tile(256, 144, 0.700), Tile(128, 224, 0.595), Tile(128, 144, 0.365),
+                      Tile(128, 128, 0.335),
                       Tile(128, 64, 0.230)),
     ("bf16", True): (Tile(256, 144, 0.745), Tile(128, 256, 0.690), Tile(128, 192, 0.525), Tile(128, 144, 0.385)),
-    ("e4m3", False): (Tile(256, 128, 0.720), Tile(256, 144, 0.800), Tile(256, 112, 0.670), Tile(128, 144, 0.415), Tile(128, 128, 0.380),
+    ("e4m3", False): (Tile(256, 128, 0.720), Tile(256, 144, 0.800), Tile(256, 112, 0.670), Tile(128, 144, 0.415),
+                      Tile(128, 128, 0.380),
                       Tile(128, 64, 0.240)),
     ("e4m3", True): (Tile(256, 128, 0.780), Tile(128, 192, 0.590), Tile(128, 144, 0.440)),
     ("block", False): (Tile(256, 128, 0.850), Tile(128, 128, 0.450)),
@@ -62,12 +66,14 @@ TILES = {
 # gemm_skinny: kind -> (tokens, warpgroups that multiply) of its forms.
 SKINNY = {"bf16": ((16, 2), (64, 2)), "e4m3": ((16, 2), (64, 2)), "block": ((16, 2), (64, 2)),
           4: ((16, 4), (64, 3)), 5: ((64, 3),), 6: ((64, 3),), 8: ((64, 3),)}
-# gemm_r16: bits -> how many scales: one a step ("wide": groups of 64 and more), one a block of 32 ("block"), or two ("fine").
+# gemm_r16: bits -> how many scales: one a step ("wide": groups of 64 and more), one a block of 32 ("block"), or two
+# ("fine").
 CLASSES = {4: ("wide", "block", "fine"), 5: ("block", "fine"), 6: ("fine",), 8: ("wide", "block", "fine")}
 
 
 class Scratch(NamedTuple):
-    """partial: f32 sums of parts of tiles; counters: i32, zero between launches. One per device: its launches follow each other."""
+    """partial: f32 sums of parts of tiles; counters: i32, zero between launches. One per device: its launches follow
+    each other."""
 
     partial: Tensor
     counters: Tensor
@@ -91,16 +97,19 @@ def scratch_of(device) -> Scratch:
     found = _scratch.get(device)
     if found is None:
         sms = num_sms(device)
-        found = _scratch[device] = Scratch(Tensor(device.alloc(sms * PARTIAL_BYTES, "scratch"), (sms * PARTIAL_BYTES // 4,), "f32"),
+        found = _scratch[device] = Scratch(Tensor(device.alloc(sms * PARTIAL_BYTES, "scratch"),
+                                                  (sms * PARTIAL_BYTES // 4,), "f32"),
                                            Tensor(device.alloc(sms * 32, "scratch"), (sms * 8,), "i32"))
     return found
 
 
 def _piece_of(device, nbytes: int) -> Tensor:
-    """The place of the bf16 piece of a weight, at least this large. An outgrown one stays with the recordings that use it."""
+    """The place of the bf16 piece of a weight, at least this large. An outgrown one stays with the recordings that use
+    it."""
     found = _pieces.get(device)
     if found is None or found.nbytes < nbytes:
-        found = _pieces[device] = Tensor(device.alloc(max(nbytes, PIECE_BYTES), "scratch"), (max(nbytes, PIECE_BYTES) // 2,), "bf16")
+        nbytes = max(nbytes, PIECE_BYTES)
+        found = _pieces[device] = Tensor(device.alloc(nbytes, "scratch"), (nbytes // 2,), "bf16")
     return found
 
 
@@ -110,7 +119,8 @@ def has_wgmma(device) -> bool:
 
 
 def kind_of(scheme) -> object:
-    """Of the operands on Hopper: bits of an integer, "bf16", "e4m3", "block", or None where those kernels have no form."""
+    """Of the operands on Hopper: bits of an integer, "bf16", "e4m3", "block", or None where those kernels have no
+    form."""
     if scheme.kind == "affine":
         return scheme.bits
     if scheme.kind == "fp8":
@@ -131,7 +141,9 @@ def _direct(device, weight, activation: str, gated: bool, max_tokens: int) -> bo
     """Whether a Hopper kernel takes the weight as it is."""
     rows, width = weight.shape
     kind = kind_of(weight.scheme)
-    if not has_wgmma(device) or max_tokens <= FEW_TOKENS or kind is None or activation != ("fp8" if _is_fp8(kind) else "bf16"):
+    if not has_wgmma(device) or max_tokens <= FEW_TOKENS or kind is None:
+        return False
+    if activation != ("fp8" if _is_fp8(kind) else "bf16"):
         return False
     if kind == "block" and gated and rows % 128:
         return False
@@ -145,7 +157,8 @@ def takes(device, weight, activation: str, gated: bool, max_tokens: int) -> bool
     if _direct(device, weight, activation, gated, max_tokens):
         return True
     rows, width = weight.shape
-    return (activation == "bf16" and max_tokens > PREPARED_TOKENS and getattr(device, "arch", 0) >= 80 and width % 8 == 0
+    return (activation == "bf16" and max_tokens > PREPARED_TOKENS and getattr(device, "arch", 0) >= 80
+            and width % 8 == 0
             and rows % (32 if gated else 1) == 0)
 
 
@@ -210,7 +223,8 @@ def variants(target) -> list[Variant]:
                          if tile.tokens == 256 or (bits == 4 and group != "fine")]
             else:
                 made.append(Variant(_symbol("gemm", kind, tile.tokens, tile.rows, gated), gemm_wgmma.gemm_wgmma, {
-                    "BM": tile.tokens, "BN": tile.rows, "STAGES": gemm_wgmma.stages(tile.tokens, tile.rows), "GATED": gated,
+                    "BM": tile.tokens, "BN": tile.rows, "STAGES": gemm_wgmma.stages(tile.tokens, tile.rows),
+                    "GATED": gated,
                     "KIND": kind}, threads=gemm_wgmma.THREADS))
     for kind, forms in SKINNY.items():
         made += [Variant(_symbol("gemm_skinny", kind, tokens, wg * 64, gated), gemm_skinny.gemm_skinny, {
@@ -226,15 +240,19 @@ def _portable(gated: bool) -> str:
 def _r16_variant(bits: int, group: str, tile: Tile, gated: bool) -> Variant:
     wg = tile.rows // 64
     return Variant(_symbol("gemm", bits, tile.tokens, tile.rows, gated, group), gemm_r16.gemm_r16, {
-        "BITS": bits, "WIDE": group == "wide", "HALVES": 2 if group == "fine" else 1, "BT": tile.tokens, "WG": wg, "STAGES": gemm_r16.stages(bits, tile.tokens, wg),
+        "BITS": bits, "WIDE": group == "wide", "HALVES": 2 if group == "fine" else 1, "BT": tile.tokens, "WG": wg,
+        "STAGES": gemm_r16.stages(bits, tile.tokens, wg),
         "GATED": gated}, threads=128 * (wg + 1))
 
 
-def launch(recorder, a, weight, out, bias=None, *, accumulate: bool = False, gated: str | None = None, max_tokens: int) -> None:
-    """Record out = a @ weight.T + bias (f32 or bf16), out f32 += it, or, gated, out bf16 = act(a @ gates.T) * (a @ ups.T).
+def launch(recorder, a, weight, out, bias=None, *, accumulate: bool = False, gated: str | None = None,
+           max_tokens: int) -> None:
+    """Record out = a @ weight.T + bias (f32 or bf16), out f32 += it, or, gated, out bf16 = act(a @ gates.T) * (a @
+    ups.T).
 
-    a: bf16 [M, K], or Fp8Activation for fp8 weights. gated: "silu" or "gelu_tanh"; the weight's first half are the gates. max_tokens:
-    the most tokens this recording will run with. takes() must be true; shapes are the caller's to check.
+    a: bf16 [M, K], or Fp8Activation for fp8 weights. gated: "silu" or "gelu_tanh"; the weight's first half are the
+    gates. max_tokens: the most tokens this recording will run with. takes() must be true; shapes are the caller's to
+    check.
     """
     require(gated is None or gated in GATES, f"matmul_gated: kind {gated!r}; supported: {', '.join(GATES)}")
     if not _direct(recorder.device, weight, a.dtype, gated is not None, max_tokens):
@@ -263,7 +281,8 @@ def _word_map(device, plane, bits_per_block: int, tiles: int):
     for size in plane.shape[1:]:
         words *= size
     words //= 4
-    return device.tensor_map(Tensor(plane.buffer, (plane.shape[0], words), "u32", plane.offset), (tiles, bits_per_block // 2))
+    whole = Tensor(plane.buffer, (plane.shape[0], words), "u32", plane.offset)
+    return device.tensor_map(whole, (tiles, bits_per_block // 2))
 
 
 def _integer_maps(device, weight, tiles: int):
@@ -288,8 +307,10 @@ def _launch_tiles(recorder, a, weight, out, bias, accumulate: bool, gated: str |
     group = scheme.group or width
     wide = group_class(scheme) == "wide"
     recorder.launch(_symbol("gemm", kind, tile.tokens, tile.rows, gated is not None, group_class(scheme)), [
-        _token_map(device, a, max_tokens, tile.tokens, False), q_map, high_map, planes["scale"], planes.get("offset", 0),
-        bias if bias is not None else 0, out, scratch.partial, scratch.counters, out.shape[0], cols, width // 32, scheme.groups(width),
+        _token_map(device, a, max_tokens, tile.tokens, False), q_map, high_map, planes["scale"],
+        planes.get("offset", 0),
+        bias if bias is not None else 0, out, scratch.partial, scratch.counters, out.shape[0], cols, width // 32,
+        scheme.groups(width),
         -(-group // 64) if wide else max(1, group // 32), 16 if group == 16 else 0, splits, int(not scheme.symmetric),
         int(bias is not None), _mode(out, accumulate), r16.center(scheme), linear, cubic],
         (_grid(device, tile, max_tokens, cols, gated, splits),))
@@ -311,20 +332,24 @@ def _launch_wgmma(recorder, a, weight, out, bias, accumulate: bool, gated: str |
     tile, splits, _ = choose(kind, gated is not None, max_tokens, cols, width, num_sms(device))
     linear, cubic = GATES[gated] if gated else (0.0, 0.0)
     scratch = scratch_of(device)
-    w_map = device.tensor_map(weight.planes["w"], (tile.rows // 2 if gated else tile.rows, 128 if fp8 else 64), swizzle=128)
+    w_map = device.tensor_map(weight.planes["w"], (tile.rows // 2 if gated else tile.rows, 128 if fp8 else 64),
+                              swizzle=128)
     scales = [a.scale, weight.planes["scale"]] if fp8 else [0, 0]
     stride = out.shape[1]
     recorder.launch(_symbol("gemm", kind, tile.tokens, tile.rows, gated is not None), [
-        _token_map(device, a, max_tokens, tile.tokens, fp8), w_map, *scales, _from(bias, first), _from(out, first), scratch.partial,
+        _token_map(device, a, max_tokens, tile.tokens, fp8), w_map, *scales, _from(bias, first), _from(out, first),
+        scratch.partial,
         scratch.counters, out.shape[0], cols, stride, width, splits, int(early), int(fp8 and scheme.scaling == "row"),
-        int(bias is not None), _mode(out, accumulate), linear, cubic], (_grid(device, tile, max_tokens, cols, gated, splits),))
+        int(bias is not None), _mode(out, accumulate), linear, cubic], (_grid(device, tile, max_tokens, cols, gated,
+                                                                              splits),))
 
 
 def _from(tensor, first: int):
     """The tensor's memory from element `first` of its rows; 0 for None."""
     if tensor is None:
         return 0
-    return tensor if first == 0 else Tensor(tensor.buffer, tensor.shape, tensor.dtype, tensor.offset + first * ITEM_BYTES[tensor.dtype])
+    return tensor if first == 0 else Tensor(tensor.buffer, tensor.shape, tensor.dtype,
+                                            tensor.offset + first * ITEM_BYTES[tensor.dtype])
 
 
 def _launch_pieces(recorder, a, weight, out, bias, accumulate: bool, gated: str | None, max_tokens: int) -> None:
@@ -339,10 +364,12 @@ def _launch_pieces(recorder, a, weight, out, bias, accumulate: bool, gated: str 
         if whole:
             w = weight.planes["w"]
         else:
-            w = Tensor(_piece_of(device, 2 * width * step * (2 if gated else 1)).buffer, (made * (2 if gated else 1), width), "bf16")
+            place = _piece_of(device, 2 * width * step * (2 if gated else 1))
+            w = Tensor(place.buffer, (made * (2 if gated else 1), width), "bf16")
             dequantize.launch(recorder, weight, first, made, w)
             if gated:
-                dequantize.launch(recorder, weight, cols + first, made, Tensor(w.buffer, (made, width), "bf16", 2 * width * made))
+                dequantize.launch(recorder, weight, cols + first, made, Tensor(w.buffer, (made, width), "bf16",
+                                                                               2 * width * made))
         piece = Weight(w.shape, DenseScheme("bf16"), {"w": w}, "rows")
         if has_wgmma(device) and made % 2 == 0 and out.shape[1] % 2 == 0:
             _launch_wgmma(recorder, a, piece, out, bias, accumulate, gated, max_tokens, first, early=whole)
@@ -351,7 +378,8 @@ def _launch_pieces(recorder, a, weight, out, bias, accumulate: bool, gated: str 
         tile = gemm_portable.TILE
         recorder.launch(_portable(gated is not None), [
             a, w, _from(bias, first), _from(out, first), out.shape[0], made, out.shape[1], width, int(bias is not None),
-            _mode(out, accumulate), linear, cubic], (ceil_div(out.shape[0], tile), -(-made // (tile // 2 if gated else tile))))
+            _mode(out, accumulate), linear, cubic], (ceil_div(out.shape[0], tile),
+                                                     -(-made // (tile // 2 if gated else tile))))
 
 
 def _launch_skinny(recorder, a, weight, out, bias, accumulate: bool, gated: str | None, max_tokens: int) -> None:
@@ -385,6 +413,8 @@ def _launch_skinny(recorder, a, weight, out, bias, accumulate: bool, gated: str 
         head = [0, 0, a.scale, planes["scale"]] if fp8 else [0, 0, 0, 0]
         groups = [0, 0, 1]
     recorder.launch(_symbol("gemm_skinny", kind, box, wg * 64, gated is not None), [
-        a_map, w_map, high_map, *head, bias if bias is not None else 0, out, scratch.partial, scratch.counters, out.shape[0], cols, steps,
-        *groups, share, int(fp8 and scheme.scaling == "row"), int(integer and not scheme.symmetric), int(bias is not None),
+        a_map, w_map, high_map, *head, bias if bias is not None else 0, out, scratch.partial, scratch.counters,
+        out.shape[0], cols, steps,
+        *groups, share, int(fp8 and scheme.scaling == "row"), int(integer and not scheme.symmetric),
+        int(bias is not None),
         _mode(out, accumulate), center, linear, cubic], (-(-total // share),))

@@ -1,13 +1,16 @@
-"""Cases of the matrix product with more tokens than matmul_small takes, for the tests: every form of gemm.py, odd sizes, split k."""
+"""Cases of the matrix product with more tokens than matmul_small takes, for the tests: every form of gemm.py, odd
+sizes, split k."""
 
 from zse.kernels.op import Case, HostArray, HostFp8Activation, Output, Tolerance
 from zse.quant.scheme import AffineScheme, DenseScheme, Fp8Scheme
 
-SCHEMES = (*(AffineScheme(bits, group, symmetric) for bits in (4, 5, 6, 8) for group in (16, 32, 64, 0) for symmetric in (False, True)),
-           *(DenseScheme(dtype) for dtype in ("bf16", "f16", "f32")), *(Fp8Scheme(scaling) for scaling in ("row", "tensor", "block")))
+SCHEMES = (*(AffineScheme(bits, group, symmetric) for bits in (4, 5, 6, 8) for group in (16, 32, 64, 0)
+             for symmetric in (False, True)),
+           *(DenseScheme(dtype) for dtype in ("bf16", "f16", "f32")),
+           *(Fp8Scheme(scaling) for scaling in ("row", "tensor", "block")))
 # tokens, rows of the weight, columns. The second: many steps of k over few tiles, so that k is split.
-SHAPES = ((9, 96, 160), (16, 320, 2080), (33, 544, 1056), (64, 2144, 352), (65, 320, 4128), (127, 96, 1056), (129, 544, 416),
-          (300, 1376, 160), (1030, 224, 352), (2200, 352, 160))
+SHAPES = ((9, 96, 160), (16, 320, 2080), (33, 544, 1056), (64, 2144, 352), (65, 320, 4128), (127, 96, 1056),
+          (129, 544, 416), (300, 1376, 160), (1030, 224, 352), (2200, 352, 160))
 EPILOGUES = ("store", "bf16", "accumulate", "silu", "gelu_tanh")
 
 
@@ -32,17 +35,20 @@ def cases(rng):
             inputs = {"a": a, "weight": weight}
             if rng.integers(2) and not gated:
                 inputs["bias"] = rng.standard_normal(rows).astype(np.float32)
-            # What is not bf16 or fp8 is rounded to bf16 on the way, and so are the scales of integers: 2**-9 of each, the latter the same way
-            # for a whole group. The tensor cores keep about 14 bits of a sum of fp8 products (DeepSeek-V3 report, section 3.3.2).
+            # What is not bf16 or fp8 is rounded to bf16 on the way, and so are the scales of integers: 2**-9 of each,
+            # the latter the same way for a whole group. The tensor cores keep about 14 bits of a sum of fp8 products
+            # (DeepSeek-V3 report, section 3.3.2).
             rounded = integer or scheme.kind == "dense" and scheme.dtype != "bf16"
             largest = float(np.abs(weight.dequantize()).max())
             length = float(np.sqrt((values.astype(np.float64) ** 2).sum(axis=1).max()))
             absolute = length * largest * (2**-7 if rounded else 2**-9 if scheme.kind == "fp8" else 2**-16)
-            relative = 2**-7 if rounded and (gated or epilogue == "bf16") else 2**-8 if rounded or gated or epilogue == "bf16" else 1e-5
+            steps = rounded + (gated or epilogue == "bf16")
+            relative = (1e-5, 2**-8, 2**-7)[steps]
             near = Tolerance(absolute * (60 if gated else 1), relative,
                              "weights rounded to bf16; f32 sums in another order; a bf16 result is rounded once more")
             shape = (tokens, rows // 2 if gated else rows)
             out = Output(shape, "bf16" if gated or epilogue == "bf16" else "float32", near,
                          rng.standard_normal(shape).astype(np.float32) if epilogue == "accumulate" else None)
-            options = {"max_tokens": tokens} | ({"gate": epilogue} if gated else {"accumulate": True} if epilogue == "accumulate" else {})
+            options = {"max_tokens": tokens} | ({"gate": epilogue} if gated else {"accumulate": True}
+                                                if epilogue == "accumulate" else {})
             yield Case(f"gemm {scheme} {epilogue} {tokens}x{rows}x{width}", inputs, {"out": out}, options)

@@ -1,4 +1,5 @@
-"""What the matrix products share: the order of tiles, act(gate) * up, adding to what is there, adding the parts of a split k."""
+"""What the matrix products share: the order of tiles, act(gate) * up, adding to what is there, adding the parts of a
+split k."""
 
 from zse.kernel import (
     atomic_accumulate,
@@ -26,7 +27,8 @@ from zse.kernel import (
     warp_barrier,
 )
 
-GROUP = 16                      # tiles of tokens that share a pass over the weights: the running blocks then find both in L2
+# tiles of tokens that share a pass over the weights: the running blocks then find both in L2
+GROUP = 16
 CONSUMERS = 1                   # named barrier of the multiplying warpgroups
 STORE, ACCUMULATE, STORE_BF16 = range(3)        # what becomes of a product: out f32 =, out f32 +=, out bf16 =
 
@@ -51,15 +53,16 @@ def release(empty, lane):
 
 @inline
 def activated(gate, up, linear, cubic):
-    """act(gate) * up, where act(x) = x * sigmoid(y) and exp(-y) = 2 ** (linear * x + cubic * x**3): silu and gelu_tanh."""
+    """act(gate) * up, where act(x) = x * sigmoid(y) and exp(-y) = 2 ** (linear * x + cubic * x**3): silu and
+    gelu_tanh."""
     power = exp2(gate * fma(gate * gate, cubic, linear))
     return gate * reciprocal(power + 1.0) * up
 
 
 @inline
 def add_pair(p, a, b):
-    """p[0] += a, p[1] += b in L2, without waiting for the old values. Nobody else adds to them, so the sum is as exact as a load and a
-    store, and a quarter faster."""
+    """p[0] += a, p[1] += b in L2, without waiting for the old values. Nobody else adds to them, so the sum is as exact
+    as a load and a store, and a quarter faster."""
     if target.arch >= 90:
         atomic_accumulate(p, make_vector(a, b))
     else:
@@ -110,8 +113,8 @@ def put_one(out, at, value, mode):
 
 @inline
 def put_column(total, half, out, col, first_token, tokens, cols, mode, shift, j, g, BT):
-    """Of a transposed product (see gemm_r16), the weight row `half` (0, 1) of a thread: column `col` of out, all tokens. bf16 goes out in
-    pairs of columns: the 8 x 8 elements of a warp are transposed."""
+    """Of a transposed product (see gemm_r16), the weight row `half` (0, 1) of a thread: column `col` of out, all
+    tokens. bf16 goes out in pairs of columns: the 8 x 8 elements of a warp are transposed."""
     if mode == STORE_BF16:
         for i in static(range(BT // 8)):
             pair = make_vector(total[i * 4 + half * 2] + shift, total[i * 4 + half * 2 + 1] + shift)
@@ -132,13 +135,14 @@ def put_column(total, half, out, col, first_token, tokens, cols, mode, shift, j,
 
 @inline
 def sum_parts(accs, partial, unit, tile, splits, counters, last, thread, threads, BN):
-    """Leave this part's sums where the others of its tile find them. The block that comes last adds all parts in their order and returns
-    true. Every thread reads only what the same thread of other blocks wrote, 16 bytes a lane."""
+    """Leave this part's sums where the others of its tile find them. The block that comes last adds all parts in their
+    order and returns true. Every thread reads only what the same thread of other blocks wrote, 16 bytes a lane."""
     count = len(accs) * BN // 8
     mine = partial + (i64(unit) * count * threads + thread) * 4
     for x, acc in enumerate(accs):
         for j in static(range(BN // 8)):
-            store(mine + (x * (BN // 8) + j) * (threads * 4), make_vector(acc[j * 4], acc[j * 4 + 1], acc[j * 4 + 2], acc[j * 4 + 3]))
+            store(mine + (x * (BN // 8) + j) * (threads * 4), make_vector(acc[j * 4], acc[j * 4 + 1], acc[j * 4 + 2],
+                                                                          acc[j * 4 + 3]))
     fence()
     named_barrier(CONSUMERS, threads)
     if thread == 0:
@@ -162,6 +166,7 @@ def sum_parts(accs, partial, unit, tile, splits, counters, last, thread, threads
                     for e in static(range(4)):
                         acc[j * 4 + e] += v[e]
                     if j % 8 == 7:
-                        warp_barrier()      # the compiler would ask for all of it at once, with registers that are not there
+                        # the compiler would ask for all of it at once, with registers that are not there
+                        warp_barrier()
             part = part + count * (threads * 4)
     return is_last

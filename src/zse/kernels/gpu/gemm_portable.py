@@ -1,8 +1,9 @@
-"""out[m, n] = sum_k a[m, k] * w[n, k] in bf16 with the tensor cores that every GPU since Ampere has (mma.sync): the twin of gemm_wgmma.
+"""out[m, n] = sum_k a[m, k] * w[n, k] in bf16 with the tensor cores that every GPU since Ampere has (mma.sync): the
+twin of gemm_wgmma.
 
-A block computes 128 tokens x 128 weight rows, eight warps of 64 x 32 each. Stages of 64 columns arrive by cp.async, three in turn; the
-16-byte pieces of a row are stored at piece ^ (row % 8), so that neither copies nor ldmatrix meet bank conflicts. A gated tile is 64
-gates and 64 ups; a warp takes 16 of each, so both meet in a thread.
+A block computes 128 tokens x 128 weight rows, eight warps of 64 x 32 each. Stages of 64 columns arrive by cp.async,
+three in turn; the 16-byte pieces of a row are stored at piece ^ (row % 8), so that neither copies nor ldmatrix meet
+bank conflicts. A gated tile is 64 gates and 64 ups; a warp takes 16 of each, so both meet in a thread.
 """
 
 from zse.kernel import (
@@ -57,8 +58,8 @@ def copy_tile(tile, source, first, limit, width, k, thread):
         row = thread // 8 + i * (THREADS // 8)
         column = k + thread % 8 * 8
         inside = first + row < limit and column < width
-        copy_async(piece(tile, row, thread % 8), source + (i64(min(first + row, limit - 1)) * width + min(column, width - 8)), 16,
-                   16 if inside else i32(0))
+        at = i64(min(first + row, limit - 1)) * width + min(column, width - 8)
+        copy_async(piece(tile, row, thread % 8), source + at, 16, 16 if inside else i32(0))
 
 
 @inline
@@ -72,17 +73,18 @@ def copy_stage(stage, a, w, m0, n0, tokens, cols, width, k, thread, GATED):
             mine = n0 + row % (TILE // 2)
             inside = mine < cols and column < width
             source = min(mine, cols - 1) + (cols if row >= TILE // 2 else 0)
-            copy_async(piece(stage + TILE_BYTES, row, thread % 8), w + (i64(source) * width + min(column, width - 8)), 16,
+            copy_async(piece(stage + TILE_BYTES, row, thread % 8), w + (i64(source) * width + min(column, width - 8)),
+                       16,
                        16 if inside else i32(0))
     else:
         copy_tile(stage + TILE_BYTES, w, n0, cols, width, k, thread)
 
 
 @kernel
-def gemm_portable(a: Ptr[bf16, "const"], w: Ptr[bf16, "const"], bias: Ptr[f32, "const"], out: Ptr[u8], tokens: i32, cols: i32, stride: i32,
-                  width: i32, has_bias: i32, mode: i32, linear: f32, cubic: f32, GATED: static):
-    """Grid (tiles of tokens, tiles of columns of out). cols: columns that this launch computes; stride: elements between rows of out.
-    width = K, a multiple of 8. mode, linear, cubic: as in gemm_wgmma."""
+def gemm_portable(a: Ptr[bf16, "const"], w: Ptr[bf16, "const"], bias: Ptr[f32, "const"], out: Ptr[u8], tokens: i32,
+                  cols: i32, stride: i32, width: i32, has_bias: i32, mode: i32, linear: f32, cubic: f32, GATED: static):
+    """Grid (tiles of tokens, tiles of columns of out). cols: columns that this launch computes; stride: elements
+    between rows of out. width = K, a multiple of 8. mode, linear, cubic: as in gemm_wgmma."""
     thread = thread_index()
     lane = lane_index()
     warp = warp_index()
@@ -105,7 +107,8 @@ def gemm_portable(a: Ptr[bf16, "const"], w: Ptr[bf16, "const"], bias: Ptr[f32, "
         copy_wait(STAGES - 2)
         barrier()
         if step + (STAGES - 1) < steps:
-            copy_stage(ring + fill * (2 * TILE_BYTES), a, w, m0, n0, tokens, cols, width, (step + (STAGES - 1)) * DEPTH, thread, GATED)
+            copy_stage(ring + fill * (2 * TILE_BYTES), a, w, m0, n0, tokens, cols, width,
+                       (step + (STAGES - 1)) * DEPTH, thread, GATED)
         copy_commit()
         tile = ring + slot * (2 * TILE_BYTES)
         for k in static(range(DEPTH // 16)):
@@ -134,7 +137,8 @@ def gemm_portable(a: Ptr[bf16, "const"], w: Ptr[bf16, "const"], bias: Ptr[f32, "
                             gate, up = acc[m][n], acc[m][2 + n]
                             both = make_vector(activated(gate[half * 2], up[half * 2], linear, cubic),
                                                activated(gate[half * 2 + 1], up[half * 2 + 1], linear, cubic))
-                            store(cast_ptr(out, u32) + (i64(row) * stride + col) // 2, bitcast(convert(both, bf16), u32))
+                            store(cast_ptr(out, u32) + (i64(row) * stride + col) // 2,
+                                  bitcast(convert(both, bf16), u32))
                 else:
                     for n in static(range(4)):
                         col = n0 + part * 32 + n * 8 + lane % 4 * 2

@@ -1,16 +1,17 @@
 """out[m, n] = sum_k a[m, k] * w[n, k] for integer weights (layout r16, 4, 5, 6 or 8 bits) on Hopper's tensor cores.
 
-The weights stay integers until they stand in registers: a wgmma takes its 64-row operand from registers, so the weights are that operand,
-dequantized just before, and the tokens are the other one, in shared memory. That makes out transposed: a thread has two weight rows and
-BT / 4 tokens of each. No bf16 copy of the weights is written or read, and a tile costs what a bf16 tile costs.
+The weights stay integers until they stand in registers: a wgmma takes its 64-row operand from registers, so the weights
+are that operand, dequantized just before, and the tokens are the other one, in shared memory. That makes out
+transposed: a thread has two weight rows and BT / 4 tokens of each. No bf16 copy of the weights is written or read, and
+a tile costs what a bf16 tile costs.
 
-A warp multiplies 16 weight rows. Its lane (j = lane % 4, g = lane / 4) needs, of rows g and g + 8, the columns 2j, 2j + 1, 2j + 8 and
-2j + 9 of sixteen. In r16 the word (s, row) of a 32-block holds columns 4s .. 4s + 3 in the low nibbles and 16 + 4s .. in the high
-ones, so the words s = j / 2 and j / 2 + 2 have what the lane needs: bytes 0, 1 if j is even, 2, 3 if j is odd. r16.py makes
-bf16 of them: the rounded scale * q + offset.
+A warp multiplies 16 weight rows. Its lane (j = lane % 4, g = lane / 4) needs, of rows g and g + 8, the columns 2j, 2j +
+1, 2j + 8 and 2j + 9 of sixteen. In r16 the word (s, row) of a 32-block holds columns 4s .. 4s + 3 in the low nibbles
+and 16 + 4s .. in the high ones, so the words s = j / 2 and j / 2 + 2 have what the lane needs: bytes 0, 1 if j is even,
+2, 3 if j is odd. r16.py makes bf16 of them: the rounded scale * q + offset.
 
-A gated tile gives rows 0 .. 7 of a warp to gates and 8 .. 15 to the same rows' ups, so both meet in a thread.
-Grid, ring and split k are those of gemm_wgmma. The idea of feeding wgmma from registers is Machete's (vLLM, 2024).
+A gated tile gives rows 0 .. 7 of a warp to gates and 8 .. 15 to the same rows' ups, so both meet in a thread. Grid,
+ring and split k are those of gemm_wgmma. The idea of feeding wgmma from registers is Machete's (vLLM, 2024).
 """
 
 from zse.kernel import (
@@ -80,10 +81,11 @@ def assign(places, values):
 
 @inline
 def load_words(at, row_step, BITS):
-    """The words of a lane for 32 columns: of its two columns' halves (x) and its two rows (y), 2 * x + y. Those of the second 16 columns
-    follow (8 bits) or are in the same words (4 to 6)."""
+    """The words of a lane for 32 columns: of its two columns' halves (x) and its two rows (y), 2 * x + y. Those of the
+    second 16 columns follow (8 bits) or are in the same words (4 to 6)."""
     halves = 2 if BITS == 8 else 1
-    return [at[h * 64 + x * 32 + y * row_step] for h in static(range(halves)) for x in static(range(2)) for y in static(range(2))]
+    return [at[h * 64 + x * 32 + y * row_step] for h in static(range(halves)) for x in static(range(2))
+            for y in static(range(2))]
 
 
 @inline
@@ -94,14 +96,16 @@ def load_high(at, row_step, BITS):
 
 
 @kernel
-def gemm_r16(a_map: TensorMap, q_map: TensorMap, high_map: TensorMap, scale: Ptr[f16, "const"], offset: Ptr[f16, "const"],
-             bias: Ptr[f32, "const"], out: Ptr[u8], partial: Ptr[f32], counters: Ptr[i32], tokens: i32, cols: i32, blocks: i32,
-             groups: i32, group_span: i32, half_step: i32, splits: i32, has_offset: i32, has_bias: i32, mode: i32, center: f32,
-             linear: f32, cubic: f32, BITS: static, WIDE: static, HALVES: static, BT: static, WG: static, STAGES: static, GATED: static):
-    """cols: columns of out; the weights have as many rows, or twice as many when GATED. blocks = K / 32; groups: scales of a row. WIDE:
-    groups of 64 columns and more, with one scale a step; else there are HALVES scales a block. group_span: blocks, or steps if WIDE, of a
-    group (1 for groups of 16). half_step: with two, from the scale of a block's first 16 columns to that of the others: 16 for groups of
-    16, else 0. center: what multiplies the scale so that it can be added to the offset, see r16.py. mode, linear, cubic, partial, counters: as in gemm_wgmma."""
+def gemm_r16(a_map: TensorMap, q_map: TensorMap, high_map: TensorMap, scale: Ptr[f16, "const"],
+             offset: Ptr[f16, "const"], bias: Ptr[f32, "const"], out: Ptr[u8], partial: Ptr[f32], counters: Ptr[i32],
+             tokens: i32, cols: i32, blocks: i32, groups: i32, group_span: i32, half_step: i32, splits: i32,
+             has_offset: i32, has_bias: i32, mode: i32, center: f32, linear: f32, cubic: f32, BITS: static,
+             WIDE: static, HALVES: static, BT: static, WG: static, STAGES: static, GATED: static):
+    """cols: columns of out; the weights have as many rows, or twice as many when GATED. blocks = K / 32; groups: scales
+    of a row. WIDE: groups of 64 columns and more, with one scale a step; else there are HALVES scales a block.
+    group_span: blocks, or steps if WIDE, of a group (1 for groups of 16). half_step: with two, from the scale of a
+    block's first 16 columns to that of the others: 16 for groups of 16, else 0. center: what multiplies the scale so
+    that it can be added to the offset, see r16.py. mode, linear, cubic, partial, counters: as in gemm_wgmma."""
     token_bytes = BT * DEPTH * 2
     q_size = q_bytes(BITS) * 2                       # of 16 rows in a stage
     high_size = HIGH_BYTES[BITS] * 2
@@ -144,15 +148,16 @@ def gemm_r16(a_map: TensorMap, q_map: TensorMap, high_map: TensorMap, scale: Ptr
                     weights = stage + token_bytes
                     if GATED:
                         for half in static(range(2)):
-                            tma_load(weights + half * (tiles // 2 * q_size), q_map, (step * (q_size // 4), row_tile + half * (cols // 16)),
-                                     full + slot)
+                            tma_load(weights + half * (tiles // 2 * q_size), q_map,
+                                     (step * (q_size // 4), row_tile + half * (cols // 16)), full + slot)
                             if high_size > 0:
                                 tma_load(weights + tiles * q_size + half * (tiles // 2 * high_size), high_map,
                                          (step * (high_size // 4), row_tile + half * (cols // 16)), full + slot)
                     else:
                         tma_load(weights, q_map, (step * (q_size // 4), row_tile), full + slot)
                         if high_size > 0:
-                            tma_load(weights + tiles * q_size, high_map, (step * (high_size // 4), row_tile), full + slot)
+                            tma_load(weights + tiles * q_size, high_map, (step * (high_size // 4), row_tile),
+                                     full + slot)
                     if waited == 0:
                         grid_wait()
                         waited = 1
@@ -235,14 +240,16 @@ def gemm_r16(a_map: TensorMap, q_map: TensorMap, high_map: TensorMap, scale: Ptr
                     # The next words arrive while the products run.
                     if b == 0:
                         assign(words, load_words(weights + (word + q_size // 8), row_step, BITS))
-                        assign(high, load_high(weights + (tiles * q_size // 4 + high_word + high_size // 8), high_step, BITS))
+                        assign(high, load_high(weights + (tiles * q_size // 4 + high_word + high_size // 8), high_step,
+                                               BITS))
                     else:
                         if step + 1 < end:
                             mbarrier_wait(full + next_slot, parity ^ 1 if next_slot == 0 else parity)
                             weights = cast_ptr(ring + next_slot * stride + token_bytes, u32)
                             assign(words, load_words(weights + word, row_step, BITS))
                             assign(high, load_high(weights + (tiles * q_size // 4 + high_word), high_step, BITS))
-                    # Named here, the other block's operands keep their registers until the products that read them are done.
+                    # Named here, the other block's operands keep their registers until the products that read them are
+                    # done.
                     wgmma_wait(1, *a[2 - b * 2: 4 - b * 2])
                     if b == 0:
                         if previous >= 0:

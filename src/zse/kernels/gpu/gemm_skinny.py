@@ -1,15 +1,17 @@
 """out[m, n] = sum_k a[m, k] * w[n, k] for 9 to 128 tokens on Hopper: bound by reading the weights, once.
 
-The weights are the 64-row operand of wgmma and all tokens are the columns of one tile, so the product is transposed: a thread has two
-weight rows and BT / 4 tokens of each. bf16 and e4m3 weights are multiplied out of shared memory, where the copy engine (TMA) puts them.
-Integer weights (layout r16) go through registers as 128 + q, which is exact in bf16: 4, 5 and 6 bits in one operand, 8 bits in two,
-128 + low nibble and 2048 + 16 * high nibble. A group's sums are scaled when the group is complete, and a product with ones gives what
-the offset multiplies: sum w a = scale * sum (MAGIC + q) a + (offset - MAGIC * scale) * sum a. That takes a third of the
-instructions of dequantizing every weight, which pays as long as there are few columns to scale.
+The weights are the 64-row operand of wgmma and all tokens are the columns of one tile, so the product is transposed: a
+thread has two weight rows and BT / 4 tokens of each. bf16 and e4m3 weights are multiplied out of shared memory, where
+the copy engine (TMA) puts them. Integer weights (layout r16) go through registers as 128 + q, which is exact in bf16:
+4, 5 and 6 bits in one operand, 8 bits in two, 128 + low nibble and 2048 + 16 * high nibble. A group's sums are scaled
+when the group is complete, and a product with ones gives what the offset multiplies: sum w a = scale * sum (MAGIC + q)
+a + (offset - MAGIC * scale) * sum a. That takes a third of the instructions of dequantizing every weight, which pays as
+long as there are few columns to scale.
 
-Work is shared evenly: the (tile, step of k) pairs stand in one line, and block b takes `share` of them from b * share on. A block that
-has only a part of a tile's steps leaves its sums; the one that comes last adds the parts in their order, so a result depends
-neither on which block that is nor on the other tokens (idea of "stream-K", Osama et al., 2023).
+Work is shared evenly: the (tile, step of k) pairs stand in one line, and block b takes `share` of them from b * share
+on. A block that has only a part of a tile's steps leaves its sums; the one that comes last adds the parts in their
+order, so a result depends neither on which block that is nor on the other tokens (idea of "stream-K", Osama et al.,
+2023).
 
 A gated tile gives rows 0 .. 7 of every 16 to gates and 8 .. 15 to the same rows' ups, so both meet in a thread.
 """
@@ -74,7 +76,8 @@ NIBBLES = 0x000F000F
 # The bits of 128.0 and of 2048.0, twice; a nibble in their lowest bits counts 1 and 16.
 MAGIC_LOW = 0x43004300
 MAGIC_HIGH = 0x45004500
-REGISTERS = {2: (40, 232), 3: (24, 160), 4: (24, 112)}      # of the copying and of the multiplying warpgroups, by how many multiply
+# of the copying and of the multiplying warpgroups, by how many multiply
+REGISTERS = {2: (40, 232), 3: (24, 160), 4: (24, 112)}
 
 
 def magic(bits: int) -> float:
@@ -83,7 +86,8 @@ def magic(bits: int) -> float:
 
 
 def row_tile_bytes(kind: object) -> int:
-    """Bytes of 16 weight rows in a stage. kind: bits of an integer, or "bf16", "e4m3", "block" (e4m3 with a scale per 128 x 128)."""
+    """Bytes of 16 weight rows in a stage. kind: bits of an integer, or "bf16", "e4m3", "block" (e4m3 with a scale per
+    128 x 128)."""
     return BLOCKS * (q_bytes(kind) + HIGH_BYTES[kind]) if isinstance(kind, int) else 16 * ROW_BYTES
 
 
@@ -106,7 +110,8 @@ def load_weights(at, bar, w_map, high_map, step, tile, cols, KIND, WG, GATED):
         rows = tile * (tiles // 2 if GATED else tiles)
         for half in static(range(2 if GATED else 1)):
             count = tiles // 2 if GATED else tiles
-            tma_load(at + half * count * q_size, w_map, (step * (q_size // 4), rows + half * (cols // 16)), bar, None, "evict_first")
+            tma_load(at + half * count * q_size, w_map, (step * (q_size // 4), rows + half * (cols // 16)), bar, None,
+                     "evict_first")
             if high_size > 0:
                 tma_load(at + (tiles * q_size + half * count * high_size), high_map,
                          (step * (high_size // 4), rows + half * (cols // 16)), bar, None, "evict_first")
@@ -120,8 +125,9 @@ def load_weights(at, bar, w_map, high_map, step, tile, cols, KIND, WG, GATED):
 
 @inline
 def read_words(words, high, at, high_at, row_step, high_step, KIND):
-    """A lane's words of 32 columns: of its two steps' rows, in the order of the operand (row, row + 8 at the first columns, then at the
-    last); for 8 bits then the same of the second 16 columns. high: per row one (5 bits) or two (6 bits)."""
+    """A lane's words of 32 columns: of its two steps' rows, in the order of the operand (row, row + 8 at the first
+    columns, then at the last); for 8 bits then the same of the second 16 columns. high: per row one (5 bits) or two (6
+    bits)."""
     for i in static(range(len(words))):
         words[i] = at[i // 4 * 64 + i % 4 // 2 * 32 + i % 2 * row_step]
     for i in static(range(len(high))):
@@ -130,8 +136,8 @@ def read_words(words, high, at, high_at, row_step, high_step, KIND):
 
 @inline
 def operands(a, words, high, pick, s, KIND):
-    """a: operands of 4 registers; those of the first and of the second 16 columns (8 bits: low nibbles of both, then high nibbles).
-    pick: prmt selector of the lane's two bytes of a word. s: the lane's step."""
+    """a: operands of 4 registers; those of the first and of the second 16 columns (8 bits: low nibbles of both, then
+    high nibbles). pick: prmt selector of the lane's two bytes of a word. s: the lane's step."""
     for i in static(range(4)):
         if KIND == 8:
             for half in static(range(2)):
@@ -172,8 +178,8 @@ def read_group(scales, shifts, scale, offset, at, has_offset, center):
 
 @inline
 def gather_parts(total, partial, counters, last, tile, steps, share, late, thread, threads, BT):
-    """Leave this block's part of a tile; true in the block that comes last, which then has the sum of all parts in their order. late: this
-    part is not the block's first piece of work (a block has at most one part of each kind)."""
+    """Leave this block's part of a tile; true in the block that comes last, which then has the sum of all parts in
+    their order. late: this part is not the block's first piece of work (a block has at most one part of each kind)."""
     count = BT // 8
     mine = partial + (i64(block_index(0) * 2 + (i32(1) if late else 0)) * (count * threads) + thread) * 4
     for j in static(range(count)):
@@ -195,7 +201,8 @@ def gather_parts(total, partial, counters, last, tile, steps, share, late, threa
         for i in static(range(BT // 2)):
             total[i] = f32(0)
         for block in range(first, end):
-            part = partial + (i64(block * 2 + (i32(1) if block * share < tile * steps else 0)) * (count * threads) + thread) * 4
+            part = partial + (i64(block * 2 + (i32(1) if block * share < tile * steps
+                                               else 0)) * (count * threads) + thread) * 4
             for j in static(range(count)):
                 v = load(part + j * (threads * 4), 4)
                 for e in static(range(4)):
@@ -204,8 +211,8 @@ def gather_parts(total, partial, counters, last, tile, steps, share, late, threa
 
 
 @inline
-def store_tile(total, out, bias, a_scale, w_scale, first_col, tokens, cols, per_row, has_bias, mode, linear, cubic, warp, lane,
-               BT, GATED, KIND):
+def store_tile(total, out, bias, a_scale, w_scale, first_col, tokens, cols, per_row, has_bias, mode, linear, cubic,
+               warp, lane, BT, GATED, KIND):
     """A warp's 16 rows (gated: 8 columns of out) of all tokens."""
     j = lane % 4
     g = lane // 4
@@ -219,7 +226,8 @@ def store_tile(total, out, bias, a_scale, w_scale, first_col, tokens, cols, per_
                 for e in static(range(4)):
                     token_scale = a_scale[min(i * 8 + j * 2 + e % 2, tokens - 1)]
                     values[e] = values[e] * (token_scale * (gate_scale if e < 2 else up_scale))
-            both = make_vector(activated(values[0], values[2], linear, cubic), activated(values[1], values[3], linear, cubic))
+            both = make_vector(activated(values[0], values[2], linear, cubic),
+                               activated(values[1], values[3], linear, cubic))
             pair = transposed(bitcast(convert(both, bf16), u32))
             if i * 8 + g < tokens:
                 if col + j * 2 < cols:
@@ -239,15 +247,17 @@ def store_tile(total, out, bias, a_scale, w_scale, first_col, tokens, cols, per_
 
 
 @kernel
-def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: Ptr[f16, "const"], offset: Ptr[f16, "const"],
-                a_scale: Ptr[f32, "const"], w_scale: Ptr[f32, "const"], bias: Ptr[f32, "const"], out: Ptr[u8], partial: Ptr[f32],
-                counters: Ptr[i32], tokens: i32, cols: i32, steps: i32, blocks: i32, groups: i32, group_blocks: i32, share: i32,
-                per_row: i32, has_offset: i32, has_bias: i32, mode: i32, center: f32, linear: f32, cubic: f32,
-                KIND: static, BT: static, WG: static, STAGES: static, GATED: static):
-    """tokens <= BT. cols: columns of out; the weights have as many rows, or twice as many when GATED. KIND: bits of an integer, "bf16",
-    "e4m3", or "block": e4m3 with w_scale [rows / 128, K / 128]. steps: stages of k. blocks = K / 32,
-    groups: scales of a row, group_blocks: blocks of a group (integers; groups of 32 columns and more). center: what multiplies
-    the scale so that it can be added to the offset. partial f32 [2 * grid, WG * 64, BT], counters i32 [tiles], zero before and after."""
+def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: Ptr[f16, "const"],
+                offset: Ptr[f16, "const"], a_scale: Ptr[f32, "const"], w_scale: Ptr[f32, "const"],
+                bias: Ptr[f32, "const"], out: Ptr[u8], partial: Ptr[f32], counters: Ptr[i32], tokens: i32, cols: i32,
+                steps: i32, blocks: i32, groups: i32, group_blocks: i32, share: i32, per_row: i32, has_offset: i32,
+                has_bias: i32, mode: i32, center: f32, linear: f32, cubic: f32, KIND: static, BT: static, WG: static,
+                STAGES: static, GATED: static):
+    """tokens <= BT. cols: columns of out; the weights have as many rows, or twice as many when GATED. KIND: bits of an
+    integer, "bf16", "e4m3", or "block": e4m3 with w_scale [rows / 128, K / 128]. steps: stages of k. blocks = K / 32,
+    groups: scales of a row, group_blocks: blocks of a group (integers; groups of 32 columns and more). center: what
+    multiplies the scale so that it can be added to the offset. partial f32 [2 * grid, WG * 64, BT], counters i32
+    [tiles], zero before and after."""
     integer = isinstance(KIND, int)
     token_bytes = BT * ROW_BYTES
     stride = stage_size(KIND, BT, WG)
@@ -275,7 +285,8 @@ def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: 
             ahead = min(finish - begin, STAGES)
             for i in range(ahead):
                 mbarrier_expect(full + i, stage_bytes)
-                load_weights(ring + (i * stride + token_bytes), full + i, w_map, high_map, (begin + i) % steps, (begin + i) // steps,
+                load_weights(ring + (i * stride + token_bytes), full + i, w_map, high_map, (begin + i) % steps,
+                             (begin + i) // steps,
                              cols, KIND, WG, GATED)
             grid_wait()
             for i in range(ahead):
@@ -285,7 +296,8 @@ def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: 
             for at in range(begin + STAGES, finish):
                 mbarrier_wait(empty + slot, parity)
                 mbarrier_expect(full + slot, stage_bytes)
-                load_weights(ring + (slot * stride + token_bytes), full + slot, w_map, high_map, at % steps, at // steps, cols, KIND, WG,
+                load_weights(ring + (slot * stride + token_bytes), full + slot, w_map, high_map, at % steps,
+                             at // steps, cols, KIND, WG,
                              GATED)
                 tma_load(ring + slot * stride, a_map, (at % steps * depth, 0), full + slot, None, "evict_last")
                 slot += 1
@@ -331,8 +343,10 @@ def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: 
                 last_tile = (cols * (2 if GATED else 1) + 15) // 16 - 1
                 group = first * BLOCKS // group_blocks
                 in_group = first * BLOCKS % group_blocks
-                rows_at = [i64(min(tile * (tiles // 2 if GATED else tiles) + own, last_tile)) * groups * 16 + (group * 16 + row),
-                           i64(min(tile * (tiles // 2) + own + cols // 16, last_tile)) * groups * 16 + (group * 16 + row) if GATED
+                rows_at = [i64(min(tile * (tiles // 2 if GATED else tiles) + own,
+                                   last_tile)) * groups * 16 + (group * 16 + row),
+                           i64(min(tile * (tiles // 2) + own + cols // 16,
+                                   last_tile)) * groups * 16 + (group * 16 + row) if GATED
                            else i64(min(tile * tiles + own, last_tile)) * groups * 16 + (group * 16 + row + 8)]
                 read_group(scales, shifts, scale, offset, rows_at, has_offset, center)
                 fresh = i32(1)
@@ -347,7 +361,8 @@ def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: 
                     for b in static(range(BLOCKS)):
                         if b == 0:
                             mbarrier_wait(full + slot, parity)
-                        read_words(words, high, words_at + (word + b * (q_size // 8)), words_at + (high_word + b * (high_size // 8)),
+                        read_words(words, high, words_at + (word + b * (q_size // 8)),
+                                   words_at + (high_word + b * (high_size // 8)),
                                    row_step, high_step, KIND)
                         half_count = 4 if KIND == 8 else 2
                         operands(a[b * half_count: (b + 1) * half_count], words, high, pick, step_of_lane, KIND)
@@ -372,7 +387,8 @@ def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: 
                         wgmma_commit()
                         fresh = 0
                         in_group += 1
-                        # Named here, the other block's operands keep their registers until the products that read them are done.
+                        # Named here, the other block's operands keep their registers until the products that read them
+                        # are done.
                         wgmma_wait(1, *a[(1 - b) * half_count: (2 - b) * half_count])
                         if b == 0:
                             if previous >= 0:
@@ -390,8 +406,10 @@ def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: 
                     wgmma_commit()
                     if KIND == "block":
                         # k of a stage is that of a block of scales; a warpgroup's rows are within one, or two if gated.
-                        scales = [w_scale[(tile * tile_cols + warp // 4 * (32 if GATED else 64)) // SCALE_BLOCK * steps + step],
-                                  w_scale[((cols if GATED else 0) + tile * tile_cols + warp // 4 * (32 if GATED else 64))
+                        scales = [w_scale[(tile * tile_cols
+                                           + warp // 4 * (32 if GATED else 64)) // SCALE_BLOCK * steps + step],
+                                  w_scale[((cols if GATED
+                                            else 0) + tile * tile_cols + warp // 4 * (32 if GATED else 64))
                                           // SCALE_BLOCK * steps + step]]
                         wgmma_wait(0, acc)
                         for i in static(range(BT // 2)):
@@ -415,8 +433,10 @@ def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: 
                 grid_wait()
             complete = end - first == steps
             if end - first < steps:
-                complete = gather_parts(total, partial, counters, last, tile, steps, share, at > begin, thread, threads, BT)
+                complete = gather_parts(total, partial, counters, last, tile, steps, share, at > begin, thread,
+                                        threads, BT)
             if complete:
-                store_tile(total, out, bias, a_scale, w_scale, tile * tile_cols, tokens, cols, per_row, has_bias, mode, linear,
+                store_tile(total, out, bias, a_scale, w_scale, tile * tile_cols, tokens, cols, per_row, has_bias, mode,
+                           linear,
                            cubic, warp, lane, BT, GATED, KIND)
             at += end - first

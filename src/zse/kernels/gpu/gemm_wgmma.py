@@ -1,12 +1,14 @@
 """out[m, n] = sum_k a[m, k] * w[n, k] on Hopper's tensor cores: bf16 x bf16 and e4m3 x e4m3, f32 sums.
 
-One warpgroup gives work to the copy engine (TMA), two multiply (wgmma). Activations [M, K] and weights [N, K] are both row-major, which
-is what wgmma wants of both operands, so nothing is repacked. A *stage* of the ring holds BM rows of a and BN rows of w, 128 bytes of k
-each, in the 128-byte swizzle; `full` counts its bytes, `empty` the two warpgroups that have multiplied it. The grid is persistent:
-block b computes units b, b + grid, ... A unit is an output tile, or with splits > 1 a part of a tile's k; the block that finishes a
-tile last adds the parts in their order, so a result does not depend on which block that is.
+One warpgroup gives work to the copy engine (TMA), two multiply (wgmma). Activations [M, K] and weights [N, K] are both
+row-major, which is what wgmma wants of both operands, so nothing is repacked. A *stage* of the ring holds BM rows of a
+and BN rows of w, 128 bytes of k each, in the 128-byte swizzle; `full` counts its bytes, `empty` the two warpgroups that
+have multiplied it. The grid is persistent: block b computes units b, b + grid, ... A unit is an output tile, or with
+splits > 1 a part of a tile's k; the block that finishes a tile last adds the parts in their order, so a result does not
+depend on which block that is.
 
-Sources of the method: the CUTLASS documentation of warp-specialised persistent kernels, and the measurements in benchmarks/LOG.md.
+Sources of the method: the CUTLASS documentation of warp-specialised persistent kernels, and the measurements in
+benchmarks/LOG.md.
 """
 
 from zse.kernel import (
@@ -99,8 +101,10 @@ def scaled(acc, first, scales, row_scale, KIND):
 
 
 @inline
-def store_tile(accs, out, bias, a_scale, w_scale, row, col, tokens, cols, stride, per_row, has_bias, mode, linear, cubic, BN, GATED, KIND):
-    """A thread's part of a tile: rows row + 64 x + 8 half, two of every eight columns. What belongs to a column is read once for all rows."""
+def store_tile(accs, out, bias, a_scale, w_scale, row, col, tokens, cols, stride, per_row, has_bias, mode, linear,
+               cubic, BN, GATED, KIND):
+    """A thread's part of a tile: rows row + 64 x + 8 half, two of every eight columns. What belongs to a column is read
+    once for all rows."""
     parts = [(x, half) for x in static(range(len(accs))) for half in static(range(2))]
     rows = [row + (x * 64 + half * 8) for x, half in static(parts)]
     places = [i64(r) * stride + col for r in static(rows)]
@@ -116,7 +120,8 @@ def store_tile(accs, out, bias, a_scale, w_scale, row, col, tokens, cols, stride
                         acc, first = accs[parts[i][0]], j * 4 + parts[i][1] * 2
                         gates = scaled(acc, first, scales, row_scales[i], KIND)
                         ups = scaled(acc, BN // 4 + first, up_scales, row_scales[i], KIND)
-                        both = make_vector(activated(gates[0], ups[0], linear, cubic), activated(gates[1], ups[1], linear, cubic))
+                        both = make_vector(activated(gates[0], ups[0], linear, cubic),
+                                           activated(gates[1], ups[1], linear, cubic))
                         store(cast_ptr(out, bf16) + (places[i] + j * 8), convert(both, bf16))
             else:
                 shift = [f32(0), f32(0)]
@@ -131,15 +136,16 @@ def store_tile(accs, out, bias, a_scale, w_scale, row, col, tokens, cols, stride
 
 
 @kernel
-def gemm_wgmma(a_map: TensorMap, w_map: TensorMap, a_scale: Ptr[f32, "const"], w_scale: Ptr[f32, "const"], bias: Ptr[f32, "const"],
-               out: Ptr[u8], partial: Ptr[f32], counters: Ptr[i32], tokens: i32, cols: i32, stride: i32, width: i32, splits: i32, early: i32, per_row: i32,
-               has_bias: i32, mode: i32, linear: f32, cubic: f32,
-               BM: static, BN: static, STAGES: static, GATED: static, KIND: static):
-    """cols: columns that this launch computes, of rows of out that are `stride` elements apart; the weights have as many rows, or twice as
-    many when GATED (all gates first, then all ups). width = K. KIND: "bf16", "e4m3", or "block": e4m3 with w_scale [rows / 128, K / 128].
-    early: whether the weights may be read before the kernels before this
-    one are done. per_row: 1 if w_scale is [rows], 0 if [1]. mode: STORE, ACCUMULATE or STORE_BF16; GATED writes bf16. linear, cubic: see activated(). partial f32 [units, BM, BN] and counters i32 [tiles]
-    (zero before and after) are used when splits > 1."""
+def gemm_wgmma(a_map: TensorMap, w_map: TensorMap, a_scale: Ptr[f32, "const"], w_scale: Ptr[f32, "const"],
+               bias: Ptr[f32, "const"], out: Ptr[u8], partial: Ptr[f32], counters: Ptr[i32], tokens: i32, cols: i32,
+               stride: i32, width: i32, splits: i32, early: i32, per_row: i32, has_bias: i32, mode: i32, linear: f32,
+               cubic: f32, BM: static, BN: static, STAGES: static, GATED: static, KIND: static):
+    """cols: columns that this launch computes, of rows of out that are `stride` elements apart; the weights have as
+    many rows, or twice as many when GATED (all gates first, then all ups). width = K. KIND: "bf16", "e4m3", or "block":
+    e4m3 with w_scale [rows / 128, K / 128]. early: whether the weights may be read before the kernels before this one
+    are done. per_row: 1 if w_scale is [rows], 0 if [1]. mode: STORE, ACCUMULATE or STORE_BF16; GATED writes bf16.
+    linear, cubic: see activated(). partial f32 [units, BM, BN] and counters i32 [tiles] (zero before and after) are
+    used when splits > 1."""
     stage_bytes = (BM + BN) * ROW_BYTES
     depth = ROW_BYTES // 2 if KIND == "bf16" else ROW_BYTES    # k of a stage
     tile_cols = BN // 2 if GATED else BN
@@ -174,7 +180,8 @@ def gemm_wgmma(a_map: TensorMap, w_map: TensorMap, a_scale: Ptr[f32, "const"], w
                 ahead = min((part + 1) * steps // splits - first, STAGES)
                 for i in range(ahead):
                     mbarrier_expect(full + i, stage_bytes)
-                    load_stage(ring + i * stage_bytes, full + i, a_map, w_map, (first + i) * depth, 0, n * tile_cols, cols,
+                    load_stage(ring + i * stage_bytes, full + i, a_map, w_map, (first + i) * depth, 0, n * tile_cols,
+                               cols,
                                False, True, BM, BN, GATED)
             grid_wait()
             for unit in range(block_index(0), units, num_blocks(0)):
@@ -262,5 +269,7 @@ def gemm_wgmma(a_map: TensorMap, w_map: TensorMap, a_scale: Ptr[f32, "const"], w
             if splits > 1:
                 complete = sum_parts(accs, partial, unit, tile, splits, counters, last, thread, THREADS - 128, BN)
             if complete:
-                store_tile(accs, out, bias, a_scale, w_scale, m * BM + group * (parts * 64) + warp_index() % 4 * 16 + lane // 4,
-                           n * tile_cols + lane % 4 * 2, tokens, cols, stride, per_row, has_bias, mode, linear, cubic, BN, GATED, KIND)
+                store_tile(accs, out, bias, a_scale, w_scale,
+                           m * BM + group * (parts * 64) + warp_index() % 4 * 16 + lane // 4,
+                           n * tile_cols + lane % 4 * 2, tokens, cols, stride, per_row, has_bias, mode, linear, cubic,
+                           BN, GATED, KIND)

@@ -1,16 +1,33 @@
 """Layout r16 in registers: integer weights of 4, 5, 6 or 8 bits become bf16 (zse.quant.scheme draws the planes).
 
-Step s of a 32-block is columns 4s .. 4s + 3; a row's word of steps s and s + 4 (4 to 6 bits) or of one step (8 bits) is one u32.
+Step s of a 32-block is columns 4s .. 4s + 3; a row's word of steps s and s + 4 (4 to 6 bits) or of one step (8 bits) is
+one u32.
 
-4 to 6 bits stay in pairs of 16 bits: the bits of 128.0 with q in the lowest ones are 128 + q, from which 128 + the middle is subtracted
-exactly, and one multiply-add on both applies scale and offset. Scale and offset + middle * scale are rounded to bf16 first: 2**-9 of
-each, the same as the result's own rounding, and a hundredth of what the integers have lost.
+4 to 6 bits stay in pairs of 16 bits: the bits of 128.0 with q in the lowest ones are 128 + q, from which 128 + the
+middle is subtracted exactly, and one multiply-add on both applies scale and offset. Scale and offset + middle * scale
+are rounded to bf16 first: 2**-9 of each, the same as the result's own rounding, and a hundredth of what the integers
+have lost.
 
-8 bits become f32: a byte is placed into the mantissa of 2**15, which gives 2**15 + q, and one multiply-add takes that away together with
-applying scale and offset: w = scale * (2**15 + q) + (offset - 2**15 * scale). The rounding of the last term is below 2**-9 of a step.
+8 bits become f32: a byte is placed into the mantissa of 2**15, which gives 2**15 + q, and one multiply-add takes that
+away together with applying scale and offset: w = scale * (2**15 + q) + (offset - 2**15 * scale). The rounding of the
+last term is below 2**-9 of a step.
 """
 
-from zse.kernel import add_bf16x2, bf16, bitcast, convert, f16, f32, fma, fma_bf16x2, inline, make_vector, prmt, static, u32
+from zse.kernel import (
+    add_bf16x2,
+    bf16,
+    bitcast,
+    convert,
+    f16,
+    f32,
+    fma,
+    fma_bf16x2,
+    inline,
+    make_vector,
+    prmt,
+    static,
+    u32,
+)
 
 NIBBLES = 0x000F000F            # of two halves of a u32
 BF16_128 = 0x43004300           # two bf16 128.0
@@ -33,8 +50,8 @@ def center(scheme) -> float:
 
 @inline
 def selector(byte, BITS):
-    """How prmt takes byte `byte` (u32) of a word and the next one: 4 to 6 bits: both, into the halves of a u32, as one selector; 8 bits:
-    into the magic number, two selectors."""
+    """How prmt takes byte `byte` (u32) of a word and the next one: 4 to 6 bits: both, into the halves of a u32, as one
+    selector; 8 bits: into the magic number, two selectors."""
     if BITS == 8:
         return byte * 16 + 0x7404, byte * 16 + 0x7414
     return byte * 0x0101 + 0x4140, byte
@@ -42,9 +59,9 @@ def selector(byte, BITS):
 
 @inline
 def pair_bf16(word, high, step, second, pick, scale, shift, BITS):
-    """Two weights of a row as two bf16 in a register: the bytes given by `pick` (selector()), of step `step` (0 .. 3, run time), or of
-    step + 4 if `second`. word: of that step (8 bits) or of both; high: the row's word of the `high` plane (6 bits: the half of it that has
-    this step). scale, shift: from factors()."""
+    """Two weights of a row as two bf16 in a register: the bytes given by `pick` (selector()), of step `step` (0 .. 3,
+    run time), or of step + 4 if `second`. word: of that step (8 bits) or of both; high: the row's word of the `high`
+    plane (6 bits: the half of it that has this step). scale, shift: from factors()."""
     if BITS == 8:
         magic = u32(0x47000000)
         a = fma(bitcast(prmt(word, magic, pick[0]), f32), scale, shift)
@@ -63,7 +80,8 @@ def pair_bf16(word, high, step, second, pick, scale, shift, BITS):
 
 @inline
 def read_scales(scale, offset, scale_at, has_offset, half_step, HALVES):
-    """f16 scales and offsets of some rows of a block: HALVES of each row, half_step apart; the rows of a half together."""
+    """f16 scales and offsets of some rows of a block: HALVES of each row, half_step apart; the rows of a half
+    together."""
     rows = len(scale_at)
     scales = [scale[scale_at[y] + h * half_step] for h in static(range(HALVES)) for y in static(range(rows))]
     offsets = [f16(0) for _ in static(range(HALVES * rows))]
