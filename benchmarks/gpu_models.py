@@ -36,7 +36,7 @@ def first_token(engine, prompt: list[int], id: int) -> float:
 def decode(engine, rows: int, prompt_len: int, tokens: int, rng, vocab: int, first_id: int) -> dict[str, float]:
     """`rows` replies of `tokens` tokens at once; the rate is that of steps in which all rows run."""
     waited, submitted = [0.0], [0.0]
-    collect, replay = engine.runner.collect, engine.runner._replay
+    collect, launch = engine.runner.collect, engine.runner.launch
 
     def timed(handle):
         start = time.perf_counter()
@@ -44,9 +44,9 @@ def decode(engine, rows: int, prompt_len: int, tokens: int, rng, vocab: int, fir
         waited[0] += time.perf_counter() - start
         return collect(handle)
 
-    def timed_replay(*arguments):
+    def timed_launch(step):
         start = time.perf_counter()
-        ticket = replay(*arguments)
+        ticket = launch(step)
         submitted[0] += time.perf_counter() - start
         return ticket
 
@@ -58,7 +58,7 @@ def decode(engine, rows: int, prompt_len: int, tokens: int, rng, vocab: int, fir
         for output in engine.step():
             counts[output.id] += len(output.tokens)
     prefilled = time.perf_counter() - start
-    engine.runner.collect, engine.runner._replay = timed, timed_replay
+    engine.runner.collect, engine.runner.launch = timed, timed_launch
     said, times = 0, []
     while max(counts.values()) < tokens - 1:
         start = time.perf_counter()
@@ -67,7 +67,7 @@ def decode(engine, rows: int, prompt_len: int, tokens: int, rng, vocab: int, fir
             said += len(output.tokens)
         times.append(time.perf_counter() - start)
     seconds, steps = sum(times), len(times)
-    del engine.runner.collect, engine.runner._replay
+    del engine.runner.collect, engine.runner.launch
     while engine.has_work:
         engine.step()
     return {"tok/s": said / seconds, "ms/step": 1e3 * seconds / steps, "submit ms/step": 1e3 * submitted[0] / steps,

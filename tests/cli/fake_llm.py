@@ -20,7 +20,7 @@ class EchoLLM:
     def __init__(self, path, **options):
         self.path, self.options, self.phases_ms = path, options, {"model opened": 12.0}
         self.is_closed = False
-        self.config = SimpleNamespace(threads=options["threads"] or 2)
+        self.config = SimpleNamespace(threads=options["threads"] or 2, max_context=512)
         if "base" in str(path):
             self.has_chat_template = False
 

@@ -43,6 +43,20 @@ def test_prefill_and_batch_call_as_described():
     assert llm.calls[2:] == [(4, 1), (4, 9)]
 
 
+def test_latency_times_the_first_token_and_the_ones_between():
+    llm = CountingLLM()
+    result = speed.latency(llm, 100, 7, 2)
+    assert llm.calls == [(100, speed.WARM_UP_TOKENS + 1), (100, 8), (100, 8)] and result["prompt_tokens"] == 100
+    for times in (result["ttft_ms"], result["itl_ms"]):
+        assert list(times) == ["p50", "p95", "p99"] and 0 <= times["p50"] <= times["p95"] <= times["p99"]
+
+
+def test_percentiles_are_those_of_the_nearest_rank():
+    assert speed.percentiles([*range(200, 0, -1)]) == {"p50": 100, "p95": 190, "p99": 198}
+    assert speed.percentiles([3.0]) == {"p50": 3.0, "p95": 3.0, "p99": 3.0}
+    assert speed.percentiles([5.0, 1.0, 3.0]) == {"p50": 3.0, "p95": 5.0, "p99": 5.0}
+
+
 def test_prompts_differ_between_repeats_and_are_reproducible():
     llm = CountingLLM()
     assert speed.prompt_ids(llm, 8, 1) == speed.prompt_ids(llm, 8, 1) != speed.prompt_ids(llm, 8, 2)
@@ -101,5 +115,12 @@ def test_the_command_prints_text_and_json(zse):
     assert "tok per s" in text and "peak memory" in text and "load average" in text
     data = json.loads(zse("bench", "prefill", "echo", "--json", "--tokens", "5", fake=True).stdout)
     assert data["bench"] == "prefill" and data["machine"]["zse"] and data["tok_per_s"] > 0
+    text = zse("bench", "latency", "echo", "--repeats", "1", "--tokens", "5", fake=True).stdout
+    assert "16 prompt tokens" in text and "128 prompt tokens" in text and "1024" not in text, "those that fit 512"
+    words = ("bench", "latency", "echo", "--prompts", "9,30", "--repeats", "2", "--json")
+    data = json.loads(zse(*words, fake=True).stdout)
+    assert [row["prompt_tokens"] for row in data["latency"]] == [9, 30] and data["repeats"] == 2
+    assert data["latency"][0]["ttft_ms"]["p99"] >= 0 and set(data["latency"][0]["itl_ms"]) == {"p50", "p95", "p99"}
+    assert "128,1024" in zse("bench", "latency", "echo", "--prompts", "x", code=2).stderr
     assert "1,4,8" in zse("bench", "serve", "echo", "--clients", "0", code=2).stderr
     assert "required: KIND" in zse("bench", code=2).stderr

@@ -130,10 +130,24 @@ def test_bench_measures(zse, smollm2):
     ):
         data = json.loads(zse("bench", *words[:1], smollm2, *words[1:], "--repeats", "1", "--json").stdout)
         assert data["tok_per_s"] > 0 and data["peak_memory_bytes"] > 50 << 20 and data["threads"] >= 1
+    words = ("latency", smollm2, "--prompts", "16,64", "--tokens", "4", "--repeats", "1", "--json")
+    short, long = json.loads(zse("bench", *words).stdout)["latency"]
+    assert 0 < short["ttft_ms"]["p50"] and 0 < short["itl_ms"]["p50"] <= short["itl_ms"]["p99"]
+    assert (short["prompt_tokens"], long["prompt_tokens"]) == (16, 64)
     data = json.loads(zse("bench", "startup", smollm2, "--repeats", "1", "--json").stdout)
     assert 0 < data["exec_to_first_token_ms"] <= data["exec_to_exit_ms"]
     data = json.loads(zse("bench", "serve", smollm2, "--clients", "2", "--tokens", "4", "--json").stdout)
     assert 0 < data["exec_to_ready_ms"] <= data["exec_to_first_token_ms"] and data["load"][0]["clients"] == 2
+
+
+def test_profile_shows_a_real_step(zse, smollm2, tmp_path):
+    out = tmp_path / "trace.json"
+    text = zse("profile", smollm2, "--device", "cpu", "--prompt-tokens", "64", "--steps", "2", "-o", str(out)).stdout
+    assert "prefill: tokens 64" in text and "decode: tokens 1" in text and " 90 x" in text
+    events = [event for event in json.loads(out.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert {event["name"] for event in events if event["tid"] == 1} == {"schedule", "fill", "submit", "wait", "commit"}
+    attention = [event for event in events if event["pid"] == 2 and event["name"].startswith("attention_f16")]
+    assert len(attention) == 30, "one a layer"
 
 
 def test_the_examples_run(zse, smollm2):

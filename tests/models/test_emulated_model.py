@@ -2,6 +2,8 @@
 of dependent launches checked, logits against the float oracle. What no kernel's own cases see is how kernels follow each
 other in a step."""
 
+from types import SimpleNamespace
+
 import msgspec
 import numpy as np
 import numpy_model
@@ -9,6 +11,8 @@ import pytest
 import tiny
 from session import Session
 
+from zse.bench.profile import profile
+from zse.bench.speed import greedy
 from zse.engine.config import EngineConfig
 from zse.engine.core import Engine
 from zse.engine.memory import plan_memory
@@ -94,9 +98,38 @@ def test_an_engine_runs_ahead(home, tmp_path):
     assert together[0] == together[3] and together[2] == [7, 7]
     assert [len(reply) for reply in together.values()] == [5, 5, 2, 5]
     # The greedy reply again by teacher forcing: each token is the likeliest after those before it.
-    greedy = Session(device, model, rows=1, max_tokens=16, context=32)
-    logits = greedy.run(ids[:14] + together[0], [14, 1, 1, 1, 1, 1])
+    session = Session(device, model, rows=1, max_tokens=16, context=32)
+    logits = session.run(ids[:14] + together[0], [14, 1, 1, 1, 1, 1])
     best = np.sort(logits[13:18], axis=1)
     for line, token in enumerate(together[0]):
         assert logits[13 + line, token] >= best[line, -1] - 0.02 * np.abs(best).max()
     assert run([1])[1] == together[1]
+
+
+def test_a_profiled_step_has_every_launch(home, tmp_path):
+    """On a device that alternates between two recordings and copies its inputs: a step of each kind, launch by launch,
+    and the replies of an engine that was profiled are those of one that was not."""
+    device = EmulateDevice("sm_90a", cache.package_variants("sm_90a"))
+    model, plan = load_emulated(device, str(tiny.write("llama", tmp_path, "BF16")))
+    config = plan_memory(EngineConfig(model="m", max_rows=2, max_context=64, max_tokens_per_step=32), plan, device).config
+    scheduler = Scheduler(num_pages=config.num_pages, max_rows=2, max_tokens=32, max_context=64,
+                          vocab_size=plan.config.vocab_size)
+    engine = Engine(scheduler, Runner(device, model, config))
+    loaded = SimpleNamespace(engine=engine, config=config, model_config=plan.config)
+
+    def reply():
+        engine.submit(100, tiny.tokens("llama").tolist()[:14], greedy(3))
+        said = []
+        while engine.has_work:
+            for output in engine.step():
+                said += output.tokens
+        return said
+
+    before = reply()
+    prefill, decode = profile(loaded, rows=2, prompt_tokens=9, steps=1, repeats=1)
+    assert reply() == before and scheduler.check_integrity() == []
+    assert (prefill.kind, prefill.tokens, decode.kind, decode.tokens, decode.rows) == ("prefill", 9, "decode", 2, 2)
+    for step in (prefill, decode):
+        names = [kernel.name for kernel in step.kernels]
+        assert names[0] == "upload" and names[-1] == "download" and "feed_tokens" in names
+        assert all(kernel.us > 0 for kernel in step.kernels) and step.replay_us > 0

@@ -227,6 +227,14 @@ def test_profile_times_every_launch(two_threads):
     (first, long), (second, short) = graph.profile(n=2)
     assert (first, second) == ("busy", "empty")
     assert long > short >= 0
+    assert graph.grids(n=2) == [(2,), (1,)]
+    with pytest.raises(TypeError, match="missing: n"):
+        graph.profile()
+    with pytest.raises(ValueError, match="n = -1"):
+        graph.profile(n=-1)
+    graph.close()
+    with pytest.raises(DeviceError, match="closed"):
+        graph.profile(n=2)
 
 
 def test_other_python_threads_run_during_a_replay(two_threads):

@@ -6,6 +6,7 @@ token. Every figure is the median over the repeats, after one warm-up that is no
 
 import random
 import statistics
+from math import ceil
 from time import perf_counter
 
 from zse.sampling.params import SamplingParams
@@ -14,14 +15,14 @@ WARM_UP_TOKENS = 4
 
 
 def prompt_ids(llm, length: int, seed: int) -> list[int]:
-    """`length` ordinary token ids. The first quarter of a vocabulary holds the control tokens in some models: skip
-    1,000."""
+    """`length` ordinary token ids of the LLM's (or ModelConfig's) vocabulary. Its first quarter holds the control tokens
+    in some models: skip 1,000."""
     low = min(1000, llm.vocab_size // 2)
     draw = random.Random(seed)
     return [draw.randrange(low, llm.vocab_size) for _ in range(length)]
 
 
-def _greedy(max_tokens: int) -> SamplingParams:
+def greedy(max_tokens: int | None) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
 
 
@@ -30,7 +31,7 @@ def decode(llm, context: int, tokens: int, repeats: int) -> dict:
     rates = []
     for repeat in range(repeats + 1):
         count = tokens if repeat else WARM_UP_TOKENS
-        clocks = [perf_counter() for _ in llm.stream(prompt_ids(llm, context, repeat), _greedy(count + 1))]
+        clocks = [perf_counter() for _ in llm.stream(prompt_ids(llm, context, repeat), greedy(count + 1))]
         if repeat:
             rates.append(tokens / (clocks[-1] - clocks[0]))
     return {"context": context, "tokens": tokens, "tok_per_s": statistics.median(rates), "runs": rates}
@@ -42,7 +43,7 @@ def prefill(llm, tokens: int, repeats: int) -> dict:
     for repeat in range(repeats + 1):
         prompt = prompt_ids(llm, tokens, repeat)
         start = perf_counter()
-        for _ in llm.stream(prompt, _greedy(1)):
+        for _ in llm.stream(prompt, greedy(1)):
             if repeat:
                 rates.append(tokens / (perf_counter() - start))
     return {"tokens": tokens, "tok_per_s": statistics.median(rates), "runs": rates}
@@ -56,7 +57,7 @@ def batch(llm, sequences: int, context: int, tokens: int, repeats: int) -> dict:
         for count, salt in ((1, 1), (tokens + 1, 2)):
             prompts = [prompt_ids(llm, context, 1000 * repeat + 2 * row + salt) for row in range(sequences)]
             start = perf_counter()
-            llm.generate(prompts, _greedy(count if repeat else min(count, WARM_UP_TOKENS)))
+            llm.generate(prompts, greedy(count if repeat else min(count, WARM_UP_TOKENS)))
             seconds.append(perf_counter() - start)
         if repeat:
             rates.append(sequences * tokens / (seconds[1] - seconds[0]))
@@ -67,3 +68,23 @@ def batch(llm, sequences: int, context: int, tokens: int, repeats: int) -> dict:
         "tok_per_s": statistics.median(rates),
         "runs": rates,
     }
+
+
+def latency(llm, prompt_tokens: int, tokens: int, repeats: int) -> dict:
+    """Milliseconds of one sequence alone: from the call to its first token (TTFT), and from each token to the next
+    (ITL), `tokens` of them a reply. Percentiles over all repeats, by nearest rank: of few values p99 is the largest."""
+    first, between = [], []
+    for repeat in range(repeats + 1):
+        start = perf_counter()
+        count = tokens if repeat else min(tokens, WARM_UP_TOKENS)
+        clocks = [perf_counter() for _ in llm.stream(prompt_ids(llm, prompt_tokens, repeat), greedy(count + 1))]
+        if repeat:
+            first.append(1e3 * (clocks[0] - start))
+            between += [1e3 * (clock - before) for before, clock in zip(clocks, clocks[1:], strict=False)]
+    return {"prompt_tokens": prompt_tokens, "ttft_ms": percentiles(first), "itl_ms": percentiles(between)}
+
+
+def percentiles(values: list[float]) -> dict[str, float]:
+    """{"p50", "p95", "p99"} by nearest rank: the smallest value that so many percent are not above."""
+    ranked = sorted(values)
+    return {f"p{percent}": ranked[ceil(percent * len(ranked) / 100) - 1] for percent in (50, 95, 99)}

@@ -1,13 +1,17 @@
 """zse bench: figures of this machine, with what they were measured on."""
 
-HELP = "measure decode, prefill, batch, startup or serve on this machine"
+HELP = "measure decode, prefill, batch, latency, startup or serve on this machine"
 EPILOG = """examples:
   zse bench decode smollm2 --context 1024
   zse bench prefill smollm2 --tokens 512 --json
+  zse bench latency smollm2 --prompts 128,1024 --tokens 64
   zse bench startup smollm2
   zse bench serve smollm2 --clients 1,4,8
 
 Figures are medians over --repeats, after a warm-up. Measure on a quiet machine: the load average is printed too."""
+
+
+PROMPTS = (16, 128, 1024)      # of `latency`
 
 
 def add_arguments(parser) -> None:
@@ -38,6 +42,10 @@ def add_arguments(parser) -> None:
     tokens(sub, "--sequences", 8, "sequences")
     tokens(sub, "--context", 16, "tokens before the first new one")
     tokens(sub, "--tokens", 64, "new tokens of each sequence")
+    sub = kind("latency", "time to first token and between tokens of one sequence, in this process: p50, p95, p99")
+    sub.add_argument("--prompts", type=_lengths, metavar="N,N,…",
+                     help="prompt tokens (default: those of 16,128,1024 that fit the context)")
+    tokens(sub, "--tokens", 64, "new tokens after the first")
     sub = kind("startup", "from exec to the first token of `zse run` and `zse serve`, page cache warm and dropped")
     sub.add_argument("--warm-only", action="store_true", help="leave the page cache alone")
     sub = kind("serve", "`zse serve`: exec to ready and to the first token over HTTP, then several clients at once")
@@ -47,13 +55,17 @@ def add_arguments(parser) -> None:
     tokens(sub, "--tokens", 64, "longest reply of a client")
 
 
-def _counts(text: str) -> list[int]:
+def _counts(text: str, most: int = 256, example: str = "1,4,8") -> list[int]:
     import argparse
 
     counts = [int(word) for word in text.split(",") if word.isdecimal()]
-    if len(counts) != text.count(",") + 1 or not all(1 <= count <= 256 for count in counts):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers from 1 to 256, as in 1,4,8")
+    if len(counts) != text.count(",") + 1 or not all(1 <= count <= most for count in counts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers from 1 to {most}, as in {example}")
     return counts
+
+
+def _lengths(text: str) -> list[int]:
+    return _counts(text, 1 << 24, "128,1024")
 
 
 def run(args) -> int:
@@ -91,6 +103,8 @@ def _measure(args) -> dict:
             result = speed.decode(llm, args.context, args.tokens, args.repeats)
         elif args.kind == "prefill":
             result = speed.prefill(llm, args.tokens, args.repeats)
+        elif args.kind == "latency":
+            result = _latency(llm, args)
         else:
             result = speed.batch(llm, args.sequences, args.context, args.tokens, args.repeats)
     finally:
@@ -101,6 +115,15 @@ def _measure(args) -> dict:
         "activations": args.activations,
         "peak_memory_bytes": process.peak_memory_bytes(),
     }
+
+
+def _latency(llm, args) -> dict:
+    from zse.bench import speed
+
+    fitting = [length for length in PROMPTS if length + args.tokens < llm.config.max_context]
+    return {"tokens": args.tokens, "repeats": args.repeats,
+            "latency": [speed.latency(llm, length, args.tokens, args.repeats)
+                        for length in args.prompts or fitting or PROMPTS[:1]]}
 
 
 def _engine_words(args) -> list[str]:
@@ -118,7 +141,7 @@ def _engine_words(args) -> list[str]:
 def _text(result: dict) -> str:
     lines = []
     for name, value in result.items():
-        if name in ("runs", "machine", "load", "phases_ms"):
+        if name in ("runs", "machine", "load", "phases_ms", "latency"):
             continue
         if name.endswith("_bytes"):
             value, name = f"{value / 2**20:.0f} MiB", name.removesuffix("_bytes")
@@ -127,6 +150,9 @@ def _text(result: dict) -> str:
         lines.append(f"{name.replace('_', ' '):<36}{value if value is not None else 'default'}")
     for process, phases in result.get("phases_ms", {}).items():
         lines.append(f"{process + ' phases, ms':<36}" + ", ".join(f"{phase} {ms:.0f}" for phase, ms in phases.items()))
+    for row in result.get("latency", ()):
+        shown = (", ".join(f"{name} {ms:.2f}" for name, ms in row[times].items()) for times in ("ttft_ms", "itl_ms"))
+        lines.append("{:>6} prompt tokens       TTFT {} ms; ITL {} ms".format(row["prompt_tokens"], *shown))
     for load in result.get("load", ()):
         itl = f", ITL {load['itl_ms']:.1f} ms" if load["itl_ms"] else ""
         lines.append(

@@ -20,6 +20,7 @@ COMMANDS = {
     "info": "zse.cli.info",
     "verify": "zse.cli.verify",
     "bench": "zse.cli.bench",
+    "profile": "zse.cli.profile",
     "kernels": "zse.cli.kernels",
     "doctor": "zse.cli.doctor",
     "version": "zse.cli.version",

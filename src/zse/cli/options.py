@@ -151,17 +151,22 @@ def sampling_params(values):
     return SamplingParams(**fields)
 
 
-def open_llm(args, **extra):
-    """The LLM of args.model, fetched first when it is a catalog or hf: name that is not stored yet."""
+def locate(model: str) -> str:
+    """The path of a model, fetched first when it is a catalog or hf: name that is not stored yet."""
     from zse.formats import store
 
     try:
-        path = store.locate(args.model)
+        return store.locate(model)
     except store.ModelNotFoundError:
         from zse.cli.terminal import ProgressBar, notice
 
-        with ProgressBar(args.model) as bar:
-            path = str(store.ensure(args.model, progress=bar, notice=notice))
+        with ProgressBar(model) as bar:
+            return str(store.ensure(model, progress=bar, notice=notice))
+
+
+def open_llm(args, **extra):
+    """The LLM of args.model, fetched first if need be."""
+    path = locate(args.model)
     from zse.engine.llm import LLM
 
     return LLM(path, **engine_options(args), **extra)

@@ -41,6 +41,14 @@ class _Turn(NamedTuple):
     sampler: Any
 
 
+class FilledStep(NamedTuple):
+    """A batch whose inputs are written: the Graph to replay, with which symbols, and the sampler that has its results."""
+
+    graph: Any
+    symbols: dict[str, int]
+    sampler: Any
+
+
 class Runner:
     """model: zse.models.load.Model, whose weights need not be loaded yet; submit() must not be called before they are.
 
@@ -121,6 +129,15 @@ class Runner:
 
     def submit(self, batch: Batch) -> tuple[Any, Any]:
         """Start a batch, behind what was submitted before; collect() takes what this returns."""
+        step = self.fill(batch)
+        return self.launch(step), step.sampler
+
+    def launch(self, step: FilledStep) -> Any:
+        """Start what fill() prepared; its Ticket."""
+        return step.graph.submit(**step.symbols)
+
+    def fill(self, batch: Batch) -> FilledStep:
+        """Write a batch's inputs, the first half of submit(). launch() must follow before the next fill()."""
         turn = self._turns[self._num_submitted % len(self._turns)]
         self._num_submitted += 1
         entries = batch.entries
@@ -134,7 +151,7 @@ class Runner:
         for line, entry in enumerate(sampling):
             line_of_row[entry.request.row] = line
         turn.sampler.prepare([entry.request for entry in sampling], [entry.start + entry.count for entry in sampling])
-        return self._replay(kind, size, turn, batch.num_tokens, batch.num_samples, context), turn.sampler
+        return self._recording(kind, size, turn, batch.num_tokens, batch.num_samples, context)
 
     def collect(self, submitted: tuple[Any, Any]) -> list[tuple[int, object]]:
         """Wait for a batch; (token, TokenLogprob | None) for each entry that samples, in order. Token -1: the logits
@@ -223,10 +240,10 @@ class Runner:
 
     # -- graphs
 
-    def _replay(self, kind: str, size: int, turn: _Turn, tokens: int, rows: int, context: int):
+    def _recording(self, kind: str, size: int, turn: _Turn, tokens: int, rows: int, context: int) -> FilledStep:
         graph = self._graphs.get((kind, size, turn.number)) or self._graph(kind, size, turn.number)
         symbols = self.decoder.symbols(tokens, rows, context, max_tokens=size)
-        return graph.submit(**{name: symbols[name] for name in graph.symbols})
+        return FilledStep(graph, {name: symbols[name] for name in graph.symbols}, turn.sampler)
 
     def _size_for(self, kind: str, tokens: int) -> int:
         """The smallest recording that a batch of `tokens` fits."""
@@ -310,7 +327,7 @@ class Runner:
             arrays.positions[:count] = self._ascending[start:end]
             arrays.token_row[:count] = array("i", [row]) * count
             targets[:count] = following[start:end]
-            self._replay("score", size, turn, count, count, end).wait()
+            self.launch(self._recording("score", size, turn, count, count, end)).wait()
             logits = memoryview(self.device.read(self._logits.with_rows(count))).cast("f")
             yield start, logprobs[:count].tolist(), top1[:count].tolist(), logits[:count * vocab]
 

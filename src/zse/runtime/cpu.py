@@ -160,8 +160,12 @@ class CPUGraph(Graph):
             raise self.symbol_error(symbols)
 
     def profile(self, **symbols: int) -> "list[tuple[str, int]]":
-        """Replay with every launch waiting for the one before. Returns (kernel, nanoseconds) for each launch, in
-        order."""
+        """As Graph's, through the same threads; the caller looks at the clock, so what it sleeps through on a busy
+        machine counts for the launch that it slept in."""
+        if symbols.keys() != set(self.symbols):
+            raise self.symbol_error(symbols)
+        if self._graph is None or self.device._pool is None:    # type: ignore[attr-defined]
+            raise DeviceError("the graph or its device was closed")
         if self._profile is None:
             recorder = self.device.record()
             for name, maximum in zip(self.symbols, self.maxima, strict=True):
@@ -171,7 +175,10 @@ class CPUGraph(Graph):
             self._profile = CPUGraph(self.device, recorder)     # type: ignore[arg-type]
         twin = self._profile
         times = (c_int64 * len(self.launches))()
-        values = twin._values_type(*[symbols[name] for name in self.symbols])
+        try:
+            values = twin._values_type(*[symbols[name] for name in self.symbols])
+        except TypeError:
+            raise self.symbol_error(symbols) from None
         if self._run(self.device._pool, twin._graph, values, times, twin._bad):    # type: ignore[attr-defined]
             raise self.symbol_error(symbols)
         ends = list(times)

@@ -282,6 +282,16 @@ class Graph:
         """Do now what the first replays with these symbols would do besides replaying. Runs nothing. Raises like
         run."""
 
+    def profile(self, **symbols: int) -> "list[tuple[str, int]]":
+        """Replay with every launch waiting for the one before. Returns (kernel, nanoseconds) for each of `launches`, in
+        order; a copy is called "upload" or "download". Raises like run."""
+        raise NotImplementedError
+
+    def grids(self, **symbols: int) -> list[tuple[int, ...]]:
+        """The grid of each of `launches` in a replay with these symbols."""
+        return [tuple(size.value(symbols) if isinstance(size, Sym) else size for size in launch.grid)
+                for launch in self.launches]
+
     def symbol_error(self, symbols: "dict[str, int]") -> Exception:
         """What is wrong with these symbols: their names, or one that is out of range."""
         missing = [name for name in self.symbols if name not in symbols]

@@ -21,7 +21,7 @@ from zse.runtime.symbol import Sym
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from zse.kernel.language import Variant
@@ -178,7 +178,19 @@ class EmulatedGraph(Graph):
         self._replay(symbols)
         return Ticket()
 
-    def _replay(self, symbols: dict[str, int]) -> None:
+    def profile(self, **symbols: int) -> "list[tuple[str, int]]":
+        """As Graph's; the times are the emulator's."""
+        from time import perf_counter_ns
+        clocks = [perf_counter_ns()]
+
+        def finish() -> None:
+            core().zse_emulate_synchronize()
+            clocks.append(perf_counter_ns())
+
+        self._replay(symbols, finish)
+        return [(launch.symbol, end - start) for launch, start, end in zip(self.launches, clocks, clocks[1:], strict=False)]
+
+    def _replay(self, symbols: dict[str, int], after: "Callable[[], object]" = lambda: None) -> None:
         bounds = dict(zip(self.symbols, self.maxima, strict=True))
         if symbols.keys() != bounds.keys() or any(
                 not isinstance(value, int) or not 0 <= value <= bounds[name] for name, value in symbols.items()):
@@ -187,13 +199,14 @@ class EmulatedGraph(Graph):
         for launch in self.launches:
             if isinstance(launch, Copy):
                 self._copy(launch)
-                continue
-            slots = list(launch.slots)
-            for place, sym in launch.syms:
-                slots[place] = sym.value(symbols) & 0xFFFFFFFFFFFFFFFF
-            grid = [size.value(symbols) if isinstance(size, Sym) else size for size in (*launch.grid, 1, 1)[:3]]
-            if all(grid):
-                device.launch(launch.symbol, slots, grid)
+            else:
+                slots = list(launch.slots)
+                for place, sym in launch.syms:
+                    slots[place] = sym.value(symbols) & 0xFFFFFFFFFFFFFFFF
+                grid = [size.value(symbols) if isinstance(size, Sym) else size for size in (*launch.grid, 1, 1)[:3]]
+                if all(grid):
+                    device.launch(launch.symbol, slots, grid)
+            after()
 
     def _copy(self, copy: Copy) -> None:
         staging = copy.staging

@@ -256,8 +256,7 @@ class GPUGraph(Graph):
         return self._num_captured
 
     def profile(self, **symbols: int) -> "list[tuple[str, int]]":
-        """Replay with every launch waiting for the one before. Returns (kernel, nanoseconds) for each launch, in order;
-        the event's own cost of about 2 µs is in each."""
+        """As Graph's; the event's own cost of about 2 µs is in each time."""
         device: GPUDevice = self.device             # type: ignore[assignment]
         device.use()
         driver = device.driver
