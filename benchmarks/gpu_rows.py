@@ -27,6 +27,8 @@ from zse.runtime import open_device
 from zse.tensor import Fp8Activation, Tensor, Weight
 
 BANDWIDTH = 4.3e12
+ROWS = (1, 16, 64, 256, 4096)
+SAMPLED = ((1, 8), (1, 3), (16, 8), (64, 8), (256, 8), (256, 3))       # rows, standard deviation of the logits
 NUMPY = {"f32": np.float32, "i32": np.int32, "u64": np.uint64, "i64": np.int64}
 NEUTRAL = {"top_p": 1.0, "repetition": 1.0, "num_logprobs": -1}
 SAMPLERS = {
@@ -87,7 +89,7 @@ def sets_for(nbytes: int) -> int:
 
 
 def norms(bench, hidden):
-    for rows in (1, 16, 64, 256, 4096):
+    for rows in ROWS:
         size, launches = rows * hidden, 200 if rows < 1024 else 60
         inputs = [(bench.random("f32", rows, hidden), bench.random("f32", rows, hidden, scale=1e-3),
                    bench.random("f32", hidden), bench.new("bf16", rows, hidden),
@@ -103,7 +105,7 @@ def norms(bench, hidden):
 
 
 def activations(bench, width):
-    for rows in (1, 64, 4096):
+    for rows in ROWS[::2]:
         size, launches = rows * width, 200 if rows < 1024 else 20
         inputs = [(bench.random("f32", rows, 2 * width), bench.random("bf16", rows, 2 * width),
                    bench.new("bf16", rows, width), Fp8Activation(bench.new("e4m3", rows, width), bench.new("f32", rows)))
@@ -126,7 +128,7 @@ def step(bench, hidden):
             ids, out = bench.put(bench.rng.integers(0, 2048, rows).astype(np.int32)), bench.new("f32", rows, hidden)
             bench.time(f"embed {name} {rows} x {hidden}", lambda r, s: embed(r, ids, table, out), [0], rows * hidden * 4)
     inv_freq = bench.put((1e6 ** -(np.arange(0, 128, 2) / 128)).astype(np.float32))
-    for rows in (1, 256, 4096):
+    for rows in ROWS[::2]:
         positions, ids = bench.put(np.arange(rows, dtype=np.int32)), bench.put(np.zeros(rows, np.int32))
         source, out = bench.put(np.full(rows, -1, np.int32)), bench.new("f32", rows, 128)
         history = TokenHistory(bench.new("i32", 512, 16), bench.put(np.arange(512, dtype=np.int32).reshape(1, 512)), 1)
@@ -140,7 +142,7 @@ def step(bench, hidden):
 def samplers(bench, vocab):
     history = TokenHistory(bench.put(bench.rng.integers(0, vocab, (2048, 16)).astype(np.int32)),
                            bench.put(np.arange(2048, dtype=np.int32).reshape(1, 2048)), 1)
-    for rows, deviation in ((1, 8), (1, 3), (16, 8), (64, 8), (256, 8), (256, 3)):
+    for rows, deviation in SAMPLED:
         logits = [bench.random("f32", rows, vocab, scale=deviation) for _ in range(max(2, sets_for(rows * vocab * 4)))]
         for name, values in SAMPLERS.items():
             values = NEUTRAL | {"seed": np.arange(rows), "counter": np.arange(rows)} | values
