@@ -63,8 +63,9 @@ def main() -> int:
                  lambda line: True, 300)
         part(f"speed-{kind}", [python, "benchmarks/gpu_models.py", model, "--rows", args.rows], args.out,
              lambda line: True, 300)
-        part(f"profile-{kind}", [python, "benchmarks/gpu_profile.py", model, "--rows", "1,16"], args.out,
-             lambda line: "replay" in line, 200)
+        for rows in ("1", "16"):
+            part(f"profile-{kind}-{rows}", [python, "-m", "zse", "profile", model, "--device", "cuda", "--rows", rows,
+                                            "--max-context", "4096"], args.out, lambda line: "replay" in line, 100)
     return code
 
 
