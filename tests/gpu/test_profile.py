@@ -1,0 +1,31 @@
+"""zse profile on the CUDA device: the launches of a step with times of the GPU, and nothing changed by it."""
+
+import pytest
+import tiny_model
+
+from gpu.harness import device
+from zse.bench.profile import profile
+from zse.engine.config import EngineConfig
+from zse.engine.load import load_engine
+from zse.engine.metrics import Phases
+
+GPU, REASON = device()
+pytestmark = pytest.mark.skipif(GPU is None, reason=REASON)
+
+
+def test_steps_of_a_tiny_model(tmp_path):
+    path = tiny_model.write(tmp_path / "tiny", head_dim=64)
+    loaded = load_engine(EngineConfig(model=str(path), device="cuda", max_rows=4), Phases(lambda: 0.0))
+    try:
+        for _ in range(2):
+            prefill, decode = profile(loaded, rows=4, prompt_tokens=40, steps=6)
+            assert (prefill.tokens, decode.tokens, decode.rows) == (40, 4, 4)
+            for step in (prefill, decode):
+                names = [kernel.name for kernel in step.kernels]
+                assert names[0] == "upload" and names[-1] == "download" and "feed_tokens" in names
+                assert all(0 < kernel.us < 10_000 for kernel in step.kernels)
+                assert 0 < step.replay_us < 2 * step.kernels_us, "a replay overlaps what is timed one by one here"
+            assert loaded.engine.scheduler.check_integrity() == []
+    finally:
+        loaded.engine.close()
+        loaded.source.close()
