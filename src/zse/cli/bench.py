@@ -7,6 +7,9 @@ EPILOG = """examples:
   zse bench latency smollm2 --prompts 128,1024 --tokens 64
   zse bench startup smollm2
   zse bench serve smollm2 --clients 1,4,8
+  zse bench serve smollm2 --workload infer --scale 0.25 --json now.json --compare before.json
+  zse bench serve --url http://127.0.0.1:8000/v1 --workload chunked_prefill
+  zse bench report static.json paged.json --page ablation.html
 
 Figures are medians over --repeats, after a warm-up. Measure on a quiet machine: the load average is printed too."""
 
@@ -15,6 +18,7 @@ PROMPTS = (16, 128, 1024)      # of `latency`
 
 
 def add_arguments(parser) -> None:
+    from zse.cli import bench_serve
     from zse.cli.options import add_engine_options
     from zse.cli.parser import number
 
@@ -22,11 +26,17 @@ def add_arguments(parser) -> None:
 
     def kind(name: str, text: str):
         sub = kinds.add_parser(name, help=text, description=text)
-        sub.add_argument("model", metavar="MODEL", help="a name, hf:ORG/NAME, or a path")
+        optional = {"nargs": "?"} if name == "serve" else {}
+        sub.add_argument("model", metavar="MODEL", help="a name, hf:ORG/NAME, or a path", **optional)
         sub.add_argument(
             "--repeats", type=number(int, 1, 100), default=3, metavar="N", help="runs that count (default: %(default)s)"
         )
-        sub.add_argument("--json", action="store_true", help="print JSON")
+        if name == "serve":
+            sub.add_argument(
+                "--json", nargs="?", const="-", metavar="FILE", help="write JSON to FILE; without FILE print it"
+            )
+        else:
+            sub.add_argument("--json", action="store_true", help="print JSON")
         add_engine_options(sub)
         return sub
 
@@ -48,11 +58,17 @@ def add_arguments(parser) -> None:
     tokens(sub, "--tokens", 64, "new tokens after the first")
     sub = kind("startup", "from exec to the first token of `zse run` and `zse serve`, page cache warm and dropped")
     sub.add_argument("--warm-only", action="store_true", help="leave the page cache alone")
-    sub = kind("serve", "`zse serve`: exec to ready and to the first token over HTTP, then several clients at once")
+    text = "`zse serve`: exec to first token over HTTP, then several clients at once; or workloads, against any server"
+    sub = kind("serve", text)
     sub.add_argument(
         "--clients", type=_counts, default=[1, 4, 8], metavar="N,N,…", help="clients at once (default: 1,4,8)"
     )
     tokens(sub, "--tokens", 64, "longest reply of a client")
+    bench_serve.add_workload_options(sub)
+    text = "show, compare and draw reports of `zse bench serve --workload`"
+    sub = kinds.add_parser("report", help=text, description=text)
+    sub.add_argument("files", nargs="+", metavar="FILE", help="reports, in the order of the page")
+    bench_serve.add_report_options(sub)
 
 
 def _counts(text: str, most: int = 256, example: str = "1,4,8") -> list[int]:
@@ -71,10 +87,24 @@ def _lengths(text: str) -> list[int]:
 def run(args) -> int:
     import json
 
+    if args.kind == "report":
+        from zse.cli import bench_serve
+
+        return bench_serve.report(args)
+    if args.kind == "serve":
+        from zse.cli import bench_serve
+
+        bench_serve.check(args)
+        if args.workload:
+            return bench_serve.run(args, _engine_words(args))
     from zse.bench import process
 
     result = {"bench": args.kind, "model": args.model, **_measure(args), "machine": process.machine()}
-    if args.json:
+    if isinstance(args.json, str) and args.json != "-":
+        from zse.bench import reports
+
+        reports.write(args.json, json.dumps(result, indent=1) + "\n")
+    if args.json is True or args.json == "-":
         print(json.dumps(result, indent=1))
     else:
         print(_text(result))

@@ -1,0 +1,164 @@
+"""`zse bench serve --workload` and `zse bench report`: workloads against a server, reports, the gate and the page."""
+
+from zse.cli.parser import number
+
+
+def add_workload_options(parser) -> None:
+    """What `zse bench serve` takes beside MODEL and the engine's options."""
+    group = parser.add_argument_group("workloads")
+    group.add_argument("--workload", metavar="NAME,…",
+                       help="send these instead of --clients: infer, zedinfer, all, qps_sweep, baseline, … "
+                            "(docs/benchmarks.md has the table)")  # fmt: skip
+    group.add_argument("--url", metavar="URL", help="a running OpenAI-compatible server, as http://127.0.0.1:8000/v1, "
+                       "in place of MODEL; its key is read from ZSE_API_KEY")  # fmt: skip
+    group.add_argument("--model", dest="served_model", metavar="NAME", help="the model's name at --url (default: its first)")
+    group.add_argument("--scale", type=number(float, above=0, high=1), default=1.0, metavar="S",
+                       help="multiply numbers of requests and lengths, for small machines (default: 1)")  # fmt: skip
+    group.add_argument("--seed", type=number(int, 0), default=42, metavar="N", help="of lengths, arrivals and prompts (default: 42)")
+    group.add_argument("--qps", type=_rates, metavar="R,R,…", help="requests a second of qps_sweep (default: 1,2,4,8,16)")
+    group.add_argument("--prompt-ids", type=number(int, 200), metavar="VOCAB",
+                       help="prompts of random token ids below VOCAB, which have exact lengths, in place of text")  # fmt: skip
+    group.add_argument("--chat", action="store_true", help="ask /chat/completions instead of /completions")
+    group.add_argument("--no-ignore-eos", action="store_true", help="leave ignore_eos out, for servers that refuse it")
+    group.add_argument("--timeout", type=number(float, above=0), default=300.0, metavar="SECONDS",
+                       help="of one request; longer ones have failed (default: 300)")  # fmt: skip
+    group.add_argument("--server-options", metavar="WORDS", default="",
+                       help='options for the `zse serve` that is started, as in --server-options="--max-rows 1"')  # fmt: skip
+    group.add_argument("--label", metavar="TEXT", help="what the report is called on the page (default: the model's)")
+    add_report_options(group)
+
+
+def add_report_options(group) -> None:
+    """--compare, --tolerance and --page."""
+    group.add_argument("--compare", metavar="FILE", help="fail if a figure is worse than in this report")
+    group.add_argument("--tolerance", type=number(float, 0), default=5.0, metavar="PERCENT",
+                       help="how much worse --compare lets it be (default: 5)")  # fmt: skip
+    group.add_argument("--page", metavar="FILE", help="draw the reports as one HTML page")
+
+
+def _rates(text: str) -> list[float]:
+    import argparse
+
+    try:
+        rates = [number(float, above=0, high=10000)(word) for word in text.split(",")]
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of rates, as in 1,2,4.5") from None
+    return sorted(set(rates))
+
+
+_WORKLOAD_ONLY = ("url", "served_model", "qps", "prompt_ids", "chat", "no_ignore_eos", "server_options", "label", "compare", "page")
+
+
+def check(args) -> None:
+    """ConfigError: options that do not go together."""
+    from zse.errors import ConfigError
+
+    if not args.workload:
+        wrong = next((name for name in _WORKLOAD_ONLY if getattr(args, name)), None)
+        if wrong:
+            raise ConfigError(f"--{wrong.replace('served_model', 'model').replace('_', '-')} needs --workload NAME")
+        if not args.model:
+            raise ConfigError("MODEL is missing (see `zse bench serve --help`)")
+    elif bool(args.model) == bool(args.url):
+        raise ConfigError("name either a MODEL, for which a server is started, or a running server with --url")
+    elif args.url and args.server_options:
+        raise ConfigError("--server-options are for a server that is started here; --url names a running one")
+    elif args.model and args.served_model:
+        raise ConfigError("--model is the name at --url; MODEL needs none")
+    elif args.chat and args.prompt_ids:
+        raise ConfigError("--prompt-ids needs /completions: a chat has text only")
+
+
+def run(args, options: list[str]) -> int:
+    """`zse bench serve --workload`. options: the engine's, as words. Exit code 1: the gate, or no request succeeded."""
+    import os
+    import shlex
+    import sys
+
+    from zse import env
+    from zse.bench import process, reports, workloads
+    from zse.bench.client import Target
+    from zse.bench.load import Settings, measure
+    from zse.errors import ConfigError
+
+    chosen = workloads.select(args.workload.split(","))
+    settings = Settings(args.seed, args.scale, args.prompt_ids, args.chat, not args.no_ignore_eos, args.timeout)
+    baseline = reports.read(args.compare) if args.compare else None
+    try:
+        extra = shlex.split(args.server_options)
+    except ValueError as error:
+        raise ConfigError(f"--server-options: {error}") from None
+    quiet = args.json == "-"
+
+    def tell(name: str, figures: dict) -> None:
+        if not quiet:
+            print(reports.text(name, figures), flush=True)
+
+    facts = {
+        "format": reports.FORMAT,
+        "bench": "serve",
+        "command": shlex.join(["zse", *sys.argv[1:]]),
+        "commit": reports.commit(),
+        "machine": process.machine(),
+        "settings": vars(settings) | {"url": args.url, "server_options": shlex.join([*options, *extra]) or None},
+    }
+    if args.url:
+        found = measure(Target.of(args.url, env.get("ZSE_API_KEY")), args.served_model, chosen, settings, args.qps, tell)
+    else:
+        from zse.bench.serving import Server
+        from zse.formats import store
+
+        store.ensure(args.model)  # fetching must not be measured
+        with Server(args.model, [*options, *extra]) as server:
+            target = Target.of(f"http://127.0.0.1:{server.port}/v1", env.get("ZSE_API_KEY"))
+            found = measure(target, None, chosen, settings, args.qps, tell)
+        found["model"] = args.model
+    report = {**facts, "label": args.label or os.path.basename(found["model"].rstrip("/")), **found}
+    _store(args.json, report)
+    code = _finish(args, [*([baseline] if baseline else []), report], baseline, quiet)
+    return code or int(all(run["failures"] == run["requests"] for run in report["workloads"].values()))
+
+
+def report(args) -> int:
+    """`zse bench report FILE…`: show stored reports, draw them, hold the last to a baseline."""
+    from zse.bench import reports
+
+    found = [reports.read(path) for path in args.files]
+    for each in found:
+        print(f"{each['label']} ({each['model']}, {each['machine'].get('date')})")
+        for name, figures in each["workloads"].items():
+            print(reports.text(name, figures))
+    return _finish(args, found, reports.read(args.compare) if args.compare else None, quiet=False)
+
+
+def _store(where: str | None, report: dict) -> None:
+    import json
+
+    from zse.bench import reports
+
+    if where == "-":
+        print(json.dumps(report, indent=1))
+    elif where:
+        reports.write(where, json.dumps(report, indent=1) + "\n")
+
+
+def _finish(args, found: list[dict], baseline: dict | None, quiet: bool) -> int:
+    """The page, then the gate: 1 and the lines that became worse, else 0."""
+    import sys
+
+    from zse.bench import reports
+
+    if args.page:
+        from zse.bench.page import page
+
+        reports.write(args.page, page(found))
+    if baseline is None:
+        return 0
+    if baseline["machine"].get("cpu") != found[-1]["machine"].get("cpu"):
+        print("zse: the baseline is of another CPU", file=sys.stderr)
+    worse = reports.compare(baseline, found[-1], args.tolerance)
+    for change in worse:
+        print(change.line(), file=sys.stderr)
+    if not worse and not quiet:
+        print(f"nothing is more than {args.tolerance:g} % worse than in {args.compare}")
+    return int(bool(worse))
