@@ -6,9 +6,11 @@ import threading
 
 
 class FakeOpenAI:
-    """mode: "sse" (chunked), "close" (to the end of the connection), "length" (Content-Length), and broken ones: "status",
+    """mode: "sse" (chunked), "close" (to the end of the connection), "length" (Content-Length), and broken
+    ones: "status",
     "error" (an error event), "cut" (the connection ends inside a chunk), "open" (ends without [DONE]), "html", "hang",
-    "empty". fail_every: every n-th request is refused with 503. usage: send the server's own counts."""
+    "empty", "odd" (events of another form). fail_every: every n-th request is refused with 503.
+    usage: send the server's own counts."""
 
     def __init__(self):
         self.mode, self.fail_every, self.usage = "sse", 0, True
@@ -80,7 +82,9 @@ class FakeOpenAI:
         events = list(self._events(body, chat))
         if self.mode == "length":
             framing = b"Content-Length: %d\r\n" % sum(map(len, events))
-        writer.write(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n" + framing + b"\r\n")
+        writer.write(
+            b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n" + framing + b"\r\n"
+        )
         await asyncio.sleep(self.first_s)
         if self.mode == "hang":
             await asyncio.sleep(60)
@@ -108,6 +112,8 @@ class FakeOpenAI:
             return event({"choices": [{"index": 0, **part, "finish_reason": reason}]})
 
         yield b": a comment\n\n"
+        if self.mode == "odd":
+            yield event({"choices": [7], "usage": {"completion_tokens": []}})
         if chat:
             yield event({"choices": [{"index": 0, "delta": {"role": "assistant"}, "finish_reason": None}]})
         if self.mode != "empty":

@@ -60,6 +60,7 @@ def test_times_are_those_of_the_server(fake):
 @pytest.mark.parametrize(("mode", "reason"), [
     ("status", "503: too much at once"), ("error", "ended the stream: out of memory"), ("cut", "ended inside the answer"),
     ("open", r"without \[DONE\]"), ("html", "not HTTP"), ("hang", "no end within 0.3 s"), ("empty", "no text"),
+    ("odd", "another form than OpenAI's"),
 ])  # fmt: skip
 def test_what_goes_wrong_fails_its_request_with_the_reason(fake, mode, reason):
     fake.mode = mode
@@ -100,7 +101,7 @@ def run(fake, name, **settings):
 def test_a_sequential_workload_sends_one_after_the_other(fake):
     fake.gap_s = 0.001
     figures = run(fake, "baseline", scale=0.03)
-    assert fake.most_running == 1 and len(fake.bodies) == 4      # two to warm up
+    assert fake.most_running == 1 and len(fake.bodies) == 4  # two to warm up
     assert figures["requests"] == 2 and figures["failures"] == 0 and figures["output_tokens"] == 16
     assert figures["output_tok_per_s"] == pytest.approx(16 / figures["seconds"])
     assert fake.bodies[2]["ignore_eos"] and fake.bodies[2]["stream_options"] == {"include_usage": True}
@@ -128,7 +129,7 @@ def test_chat_ids_and_eos_settings_reach_the_body(fake):
 
 def test_failures_are_counted_and_left_out_of_the_figures(fake):
     fake.fail_every = 4
-    figures = run(fake, "zedinfer_e", scale=0.8)      # one to warm up, then eight: numbers 4 and 8 fail
+    figures = run(fake, "zedinfer_e", scale=0.8)  # one to warm up, then eight: numbers 4 and 8 fail
     assert (figures["requests"], figures["failures"]) == (8, 2)
     assert figures["errors"] == [{"message": "503: too much at once", "count": 2}]
     assert figures["output_tokens"] == 6 * 26 and figures["prompt_tokens"] == 6 * 11 and figures["cached_tokens"] == 24
@@ -158,6 +159,12 @@ def test_pieces_of_several_tokens_are_counted_as_the_server_does():
 def test_measure_names_the_model_and_tells_each_run(fake):
     told = []
     workloads = [WORKLOADS["zedinfer_e"], WORKLOADS["qps_sweep"]]
-    found = measure(Target.of(fake.url), None, workloads, Settings(scale=0.05), [50, 100], lambda name, _: told.append(name))
-    assert found["model"] == "fake" and list(found["workloads"]) == told == ["zedinfer_e", "qps_sweep@50", "qps_sweep@100"]
+    found = measure(
+        Target.of(fake.url), None, workloads, Settings(scale=0.05), [50, 100], lambda name, _: told.append(name)
+    )
+    assert found["model"] == "fake" and list(found["workloads"]) == told == [
+        "zedinfer_e",
+        "qps_sweep@50",
+        "qps_sweep@100",
+    ]
     assert {body["model"] for body in fake.bodies} == {"fake"}

@@ -87,7 +87,11 @@ def test_the_gate_names_what_became_worse():
 def test_the_gate_sees_failures_and_figures_that_are_gone():
     failed = report()
     failed["workloads"]["baseline"].update(failures=1, itl_ms=None)
-    assert {change.figure for change in reports.compare(report(), failed, 1e9)} == {"failures", "itl_ms.p50", "itl_ms.p95"}
+    assert {change.figure for change in reports.compare(report(), failed, 1e9)} == {
+        "failures",
+        "itl_ms.p50",
+        "itl_ms.p95",
+    }
     assert reports.compare(failed, report(), 5) == []
 
 
@@ -109,11 +113,17 @@ def test_the_gate_refuses_what_cannot_be_compared():
 
 
 def test_the_page_is_well_formed_and_needs_nothing_else():
-    rows = [report("static"), report("+ continuous <batching> & \"more\"", 1.6), report("+ prefix cache", 2.0, ("baseline",))]
+    rows = [
+        report("static"),
+        report('+ continuous <batching> & "more"', 1.6),
+        report("+ prefix cache", 2.0, ("baseline",)),
+    ]
     rows[1]["workloads"]["baseline"].update(failures=3, itl_ms=None)
     text = page(rows)
     root = ElementTree.fromstring(text)
-    assert "<batching>" not in text and "http" not in text.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
+    assert "<batching>" not in text and "http" not in text.replace("http://www.w3.org/2000/svg", "").replace(
+        "http-equiv", ""
+    )
     assert not list(root.iter("script")) and not list(root.iter("link")) and not list(root.iter("img"))
     charts = {figure.find("figcaption").text: figure.find(f"{SVG}svg") for figure in root.iter("figure")}
     assert "Output tokens a second, over requests a second" in charts
@@ -136,7 +146,9 @@ def test_bars_are_as_long_as_their_figures_and_tell_the_gain():
 def test_a_page_of_nothing_but_failures():
     broken = report()
     for run in broken["workloads"].values():
-        run.update(failures=8, output_tok_per_s=0, requests_per_s=0, ttft_ms=None, itl_ms=None, tpot_ms=None, e2e_ms=None)
+        run.update(
+            failures=8, output_tok_per_s=0, requests_per_s=0, ttft_ms=None, itl_ms=None, tpot_ms=None, e2e_ms=None
+        )
     assert "–" in "".join(ElementTree.fromstring(page([broken])).itertext())
     assert "8 failed" in reports.text("baseline", broken["workloads"]["baseline"])
 

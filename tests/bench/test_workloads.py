@@ -63,7 +63,7 @@ def test_poisson_arrivals_have_their_rate():
     times = workloads.arrivals(workload, 20001, random.Random(1))
     gaps = [after - before for before, after in zip(times, times[1:])]
     mean = sum(gaps) / len(gaps)
-    assert mean == pytest.approx(1 / 50, rel=0.03)      # 3 standard errors are 0.021
+    assert mean == pytest.approx(1 / 50, rel=0.03)  # 3 standard errors are 0.021
     assert sum((gap - mean) ** 2 for gap in gaps) / len(gaps) == pytest.approx(mean**2, rel=0.06)
 
 
@@ -97,11 +97,17 @@ def test_scale_multiplies_counts_and_lengths_and_leaves_the_rate():
 
 
 def test_names_groups_and_sweeps():
-    assert [each.name for each in select(["infer", "baseline", "zedinfer_e"])] == [*workloads.GROUPS["infer"], "zedinfer_e"]
+    assert [each.name for each in select(["infer", "baseline", "zedinfer_e"])] == [
+        *workloads.GROUPS["infer"],
+        "zedinfer_e",
+    ]
     assert len(select(["all"])) == len(WORKLOADS) == 15
     with pytest.raises(UnsupportedError, match="'basline' is not supported; supported: infer, zedinfer, all, baseline"):
         select(["basline"])
-    assert [(each.name, each.rate) for each in runs(WORKLOADS["qps_sweep"])][:2] == [("qps_sweep@1", 1), ("qps_sweep@2", 2)]
+    assert [(each.name, each.rate) for each in runs(WORKLOADS["qps_sweep"])][:2] == [
+        ("qps_sweep@1", 1),
+        ("qps_sweep@2", 2),
+    ]
     assert [each.name for each in runs(WORKLOADS["qps_sweep"], [0.5])] == ["qps_sweep@0.5"]
     with pytest.raises(ConfigError, match="is a sweep"):
         make_requests(WORKLOADS["qps_sweep"])

@@ -109,23 +109,33 @@ async def _read_events(target: Target, route: str, body: dict, outcome: Outcome)
             raise AnswerError("an event is no JSON object")
         if event.get("error"):
             raise AnswerError(f"the server ended the stream: {_message(event)}")
-        usage = event.get("usage")
-        if isinstance(usage, dict):
-            outcome.tokens = int(usage.get("completion_tokens") or 0)
-            outcome.prompt_tokens = usage.get("prompt_tokens")
-            outcome.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-        for choice in event.get("choices") or ():
-            delta = choice.get("delta") or {}
-            text = choice.get("text") or delta.get("content") or delta.get("reasoning_content")
-            ended = ended or bool(choice.get("finish_reason"))
-            # A chat's first event only names the role; a last one may only name the reason.
-            if text or not (choice.get("finish_reason") or delta.get("role")):
-                outcome.clocks_s.append(now)
+        try:
+            ended = _count(event, now, outcome) or ended
+        except (AttributeError, TypeError):
+            raise AnswerError(f"an event has another form than OpenAI's: {one_line(data[:100])}") from None
     if not ended:
         raise AnswerError("the stream ended without [DONE] or a finish_reason")
     outcome.tokens = outcome.tokens or len(outcome.clocks_s)
     if not outcome.clocks_s:
         raise AnswerError("the answer has no text")
+
+
+def _count(event: dict, now: float, outcome: Outcome) -> bool:
+    """Add an event to the outcome; whether it names a finish_reason. AttributeError, TypeError: not OpenAI's form."""
+    usage = event.get("usage")
+    if usage:
+        outcome.tokens = int(usage.get("completion_tokens") or 0)
+        outcome.prompt_tokens = int(usage.get("prompt_tokens") or 0) or None
+        outcome.cached_tokens = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+    ended = False
+    for choice in event.get("choices") or ():
+        delta = choice.get("delta") or {}
+        text = choice.get("text") or delta.get("content") or delta.get("reasoning_content")
+        ended = ended or bool(choice.get("finish_reason"))
+        # A chat's first event only names the role; a last one may only name the reason.
+        if text or not (choice.get("finish_reason") or delta.get("role")):
+            outcome.clocks_s.append(now)
+    return ended
 
 
 async def _events(target: Target, route: str, body: dict) -> AsyncIterator[bytes]:

@@ -24,10 +24,14 @@ _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }
 h2 { margin-top: 2.2rem; } figure { display: inline-block; margin: 0 1.5rem 1rem 0; vertical-align: top; }
-figcaption { font-weight: 600; } svg { max-width: 100%; height: auto; } svg text { font: 12px system-ui, sans-serif; fill: currentColor; }
-table { border-collapse: collapse; margin: 0.5rem 0 1rem; font-variant-numeric: tabular-nums; }
-th, td { border-bottom: 1px solid #8886; padding: 0.2rem 0.7rem; text-align: right; } th:first-child, td:first-child { text-align: left; }
-.failed { color: #c0392b; font-weight: 600; } .note { opacity: 0.75; } td.text { text-align: left; overflow-wrap: anywhere; }
+figcaption { font-weight: 600; }
+svg { max-width: 100%; height: auto; } svg text { font: 12px system-ui, sans-serif; fill: currentColor; }
+table { border-collapse: collapse; display: block; overflow-x: auto;
+  margin: 0.5rem 0 1rem; font-variant-numeric: tabular-nums; }
+th, td { border-bottom: 1px solid #8886; padding: 0.2rem 0.7rem; text-align: right; }
+th:first-child, td:first-child { text-align: left; }
+.failed { color: #c0392b; font-weight: 600; } .note { opacity: 0.75; }
+td.text { text-align: left; overflow-wrap: anywhere; }
 """
 _LABEL, _BAR, _VALUE, _ROW = 150, 200, 110, 24  # px: of a chart's columns and rows
 
@@ -44,9 +48,11 @@ def page(reports: list[dict], title: str = "zse bench serve") -> str:
     body += [_workload(name, reports) for name in names]
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8" />\n'
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src \'unsafe-inline\'" />\n'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\" />\n"
         '<meta name="viewport" content="width=device-width, initial-scale=1" />\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n" + "\n".join(body) + "\n</body>\n</html>\n"
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        + "\n".join(body)
+        + "\n</body>\n</html>\n"
     )
 
 
@@ -55,7 +61,13 @@ def _about(reports: list[dict]) -> str:
     rows = []
     for report in reports:
         machine, settings = report["machine"], report["settings"]
-        facts = [report["model"], machine.get("cpu"), machine.get("date"), (report.get("commit") or "")[:12], report.get("command")]
+        facts = [
+            report["model"],
+            machine.get("cpu"),
+            machine.get("date"),
+            (report.get("commit") or "")[:12],
+            report.get("command"),
+        ]
         cells = "".join(f'<td class="text">{escape(_plain(fact))}</td>' for fact in facts)
         chosen = ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None)
         rows.append(f'<tr><td>{escape(report["label"])}</td>{cells}<td class="text">{escape(chosen)}</td></tr>')
@@ -143,7 +155,11 @@ def _rate(name: str) -> float | None:
 
 def _sweep(base: str, names: list[str], reports: list[dict]) -> str:
     """P95s and the throughput over the request rate, a line for each report."""
-    shown = [("ttft_ms.p95", "TTFT p95, ms"), ("itl_ms.p95", "ITL p95, ms"), ("output_tok_per_s", "Output tokens a second")]
+    shown = [
+        ("ttft_ms.p95", "TTFT p95, ms"),
+        ("itl_ms.p95", "ITL p95, ms"),
+        ("output_tok_per_s", "Output tokens a second"),
+    ]
     rates = sorted((rate, name) for name in names if (rate := _rate(name)) is not None)
     charts = []
     for key, title in shown:
@@ -168,9 +184,14 @@ def _lines(title: str, lines: list[tuple[str, list[tuple[float, float | None]]]]
     def at(x: float, y: float) -> tuple[float, float]:
         return left + width * x / right, top + height * (1 - y / high)
 
-    parts = [f'<path d="M{left} {top}V{top + height}H{left + width}" fill="none" stroke="currentColor" opacity="0.5" />']
+    parts = [
+        f'<path d="M{left} {top}V{top + height}H{left + width}" fill="none" stroke="currentColor" opacity="0.5" />'
+    ]
     for share in (0.5, 1.0):
-        parts.append(f'<text x="{left - 6}" y="{at(0, high * share)[1] + 4:.1f}" text-anchor="end">{_number(high * share)}</text>')
+        parts.append(
+            f'<text x="{left - 6}" y="{at(0, high * share)[1] + 4:.1f}" text-anchor="end">'
+            f"{_number(high * share)}</text>"
+        )
     for x in sorted({x for x, _ in points}):
         parts.append(f'<text x="{at(x, 0)[0]:.1f}" y="{top + height + 16}" text-anchor="middle">{x:g}</text>')
     for index, (label, line) in enumerate(lines):

@@ -11,7 +11,8 @@ from zse.errors import ConfigError, one_line
 FORMAT = 1
 MAX_BYTES = 64 << 20
 TIMES = {"ttft_ms": "TTFT", "itl_ms": "ITL", "tpot_ms": "TPOT", "e2e_ms": "end to end"}
-# What the gate looks at: throughputs must not fall, times must not rise. p99 is left out: of 48 requests it is the worst.
+# What the gate looks at: throughputs must not fall, times must not rise. p99 is left out: of 48
+# requests it is the worst one.
 HIGHER = ("output_tok_per_s", "requests_per_s")
 LOWER = tuple(f"{time}.{point}" for time in ("ttft_ms", "itl_ms", "e2e_ms") for point in ("p50", "p95"))
 _CLOCK_MS = 0.1  # smaller differences are the client's own, not the server's
@@ -37,7 +38,9 @@ def commit() -> str | None:
     if package.parent.name != "src" or not (package.parents[1] / ".git").exists():
         return None
     try:
-        done = subprocess.run(["git", "-C", str(package.parents[1]), "rev-parse", "HEAD"], capture_output=True, text=True)
+        done = subprocess.run(
+            ["git", "-C", str(package.parents[1]), "rev-parse", "HEAD"], capture_output=True, text=True
+        )
     except OSError:
         return None
     return done.stdout.strip() or None
@@ -92,7 +95,7 @@ def write(path: str | os.PathLike, text: str) -> None:
 
 
 def figure(run: dict, name: str) -> float | None:
-    """"output_tok_per_s" or "ttft_ms.p95" of a workload's figures; None where there was nothing to measure."""
+    """ "output_tok_per_s" or "ttft_ms.p95" of a workload's figures; None where there was nothing to measure."""
     head, _, point = name.partition(".")
     value = run.get(head)
     return value.get(point) if point and isinstance(value, dict) else None if point else value

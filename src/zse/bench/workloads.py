@@ -1,4 +1,4 @@
-"""The workloads of `zse bench serve --workload`: who asks for what, and when. One table; equal seeds give equal requests.
+"""The workloads of `zse bench serve --workload`: who asks for what, and when. Equal seeds give equal requests.
 
 infer's five are its benchmarks/bench_serving.py (github.com/paladin8/infer): the same numbers of requests, lengths,
 arrivals, two warm-up requests and seed 42, drawn in the same order, so that request 7 of ours asks for as many tokens
@@ -52,7 +52,9 @@ class Request:
     output_tokens: int
 
 
-def _fixed(name: str, arrival: str, requests: int, prompt: int, output: int, measures: str, warm_up: int = 1) -> Workload:
+def _fixed(
+    name: str, arrival: str, requests: int, prompt: int, output: int, measures: str, warm_up: int = 1
+) -> Workload:
     return Workload(name, arrival, requests, (prompt, prompt), (output, output), measures, warm_up=warm_up)
 
 
@@ -60,8 +62,8 @@ INFER = (
     _fixed("baseline", "sequential", 10, 256, 256, "one request alone", warm_up=2),
     Workload("continuous_batching", "uniform", 32, (64, 512), (64, 256), "joining a running batch", rate=4),
     Workload("paged_attention", "burst", 48, (128, 384), (128, 256), "requests that fit in the KV memory"),
-    Workload("chunked_prefill", "poisson", 48, (1024, 2048), (64, 256), "inter-token latency beside long prompts", rate=6,
-             short_prompt=(64, 128), long_share=0.75),
+    Workload("chunked_prefill", "poisson", 48, (1024, 2048), (64, 256), "inter-token latency beside long prompts",
+             rate=6, short_prompt=(64, 128), long_share=0.75),
     Workload("prefix_caching", "uniform", 48, (32, 128), (256, 256), "a prefix that all share", rate=8, prefix=1024),
 )  # fmt: skip
 ZEDINFER = (
@@ -75,7 +77,9 @@ ZEDINFER = (
     _fixed("zedinfer_mu_c", "burst", 32, 32, 32, "32 users"),
     _fixed("zedinfer_mu_d", "burst", 4, 2048, 128, "4 users of a long context"),
 )
-SWEEP = Workload("qps_sweep", "poisson", 32, (128, 384), (64, 192), "latency over the request rate", rates=(1, 2, 4, 8, 16))
+SWEEP = Workload(
+    "qps_sweep", "poisson", 32, (128, 384), (64, 192), "latency over the request rate", rates=(1, 2, 4, 8, 16)
+)
 WORKLOADS = {workload.name: workload for workload in (*INFER, *ZEDINFER, SWEEP)}
 GROUPS = {
     "infer": [workload.name for workload in INFER],
@@ -113,14 +117,16 @@ def runs(workload: Workload, rates: list[float] | None = None) -> list[Workload]
     """The workload itself, or one for each rate of a sweep, named "qps_sweep@4". rates: others than the sweep's own."""
     if not workload.rates:
         return [workload]
-    return [replace(workload, name=f"{workload.name}@{rate:g}", rate=rate, rates=()) for rate in rates or workload.rates]
+    return [
+        replace(workload, name=f"{workload.name}@{rate:g}", rate=rate, rates=()) for rate in rates or workload.rates
+    ]
 
 
 def make_requests(workload: Workload, seed: int = SEED, scale: float = 1.0,
                   vocab_size: int | None = None) -> tuple[list[Request], list[Request]]:  # fmt: skip
     """(warm-up requests, requests that count). scale: multiplies the number of requests (at least two count) and all
     lengths (at least four tokens); arrival rates stay, so that the offered tokens a second fall with it. vocab_size:
-    token ids below it in place of text. ConfigError: a sweep, whose runs() are meant, or a vocabulary that is too small.
+    token ids below it in place of text. ConfigError: a sweep, whose runs() are meant, or too small a vocabulary.
     """
     if workload.rates:
         raise ConfigError(f"{workload.name} is a sweep: run each of its rates")

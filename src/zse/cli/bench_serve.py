@@ -11,11 +11,17 @@ def add_workload_options(parser) -> None:
                             "(docs/benchmarks.md has the table)")  # fmt: skip
     group.add_argument("--url", metavar="URL", help="a running OpenAI-compatible server, as http://127.0.0.1:8000/v1, "
                        "in place of MODEL; its key is read from ZSE_API_KEY")  # fmt: skip
-    group.add_argument("--model", dest="served_model", metavar="NAME", help="the model's name at --url (default: its first)")
+    group.add_argument(
+        "--model", dest="served_model", metavar="NAME", help="the model's name at --url (default: its first)"
+    )
     group.add_argument("--scale", type=number(float, above=0, high=1), default=1.0, metavar="S",
                        help="multiply numbers of requests and lengths, for small machines (default: 1)")  # fmt: skip
-    group.add_argument("--seed", type=number(int, 0), default=42, metavar="N", help="of lengths, arrivals and prompts (default: 42)")
-    group.add_argument("--qps", type=_rates, metavar="R,R,…", help="requests a second of qps_sweep (default: 1,2,4,8,16)")
+    group.add_argument(
+        "--seed", type=number(int, 0), default=42, metavar="N", help="of lengths, arrivals and prompts (default: 42)"
+    )
+    group.add_argument(
+        "--qps", type=_rates, metavar="R,R,…", help="requests a second of qps_sweep (default: 1,2,4,8,16)"
+    )
     group.add_argument("--prompt-ids", type=number(int, 200), metavar="VOCAB",
                        help="prompts of random token ids below VOCAB, which have exact lengths, in place of text")  # fmt: skip
     group.add_argument("--chat", action="store_true", help="ask /chat/completions instead of /completions")
@@ -46,7 +52,18 @@ def _rates(text: str) -> list[float]:
     return sorted(set(rates))
 
 
-_WORKLOAD_ONLY = ("url", "served_model", "qps", "prompt_ids", "chat", "no_ignore_eos", "server_options", "label", "compare", "page")
+_WORKLOAD_ONLY = (
+    "url",
+    "served_model",
+    "qps",
+    "prompt_ids",
+    "chat",
+    "no_ignore_eos",
+    "server_options",
+    "label",
+    "compare",
+    "page",
+)
 
 
 def check(args) -> None:
@@ -103,7 +120,9 @@ def run(args, options: list[str]) -> int:
         "settings": vars(settings) | {"url": args.url, "server_options": shlex.join([*options, *extra]) or None},
     }
     if args.url:
-        found = measure(Target.of(args.url, env.get("ZSE_API_KEY")), args.served_model, chosen, settings, args.qps, tell)
+        found = measure(
+            Target.of(args.url, env.get("ZSE_API_KEY")), args.served_model, chosen, settings, args.qps, tell
+        )
     else:
         from zse.bench.serving import Server
         from zse.formats import store
