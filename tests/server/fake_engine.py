@@ -38,7 +38,7 @@ class Row:
     def __init__(self, submit: Submit):
         self.id, self.params = submit.id, submit.params
         text = bytes(token for token in submit.prompt if token < 256).decode("utf-8", "replace")
-        last = text.rsplit("user:", 1)[-1].removesuffix("assistant:").strip("\n") if "user:" in text else text
+        last = text.rsplit("user:", 1)[-1].removesuffix("<think>").removesuffix("assistant:").strip("\n") if "user:" in text else text
         self.directives = {name: int(value or 0) for name, value in re.findall(r"!(\w+)(?:=(\d+))?", last)}
         if "tokens" in self.directives:
             self.reply = [97 + index % 26 for index in range(self.directives["tokens"])] + [EOS]

@@ -35,12 +35,18 @@ class TextModel:
     vocab_size = 260
     has_chat_template = True
 
+    def __init__(self, template: str = ""):
+        """template: the text that parsers are chosen by; one that ends in "<think>" opens the reasoning itself."""
+        self.template_source = template
+
     def encode_text(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def encode_chat(self, messages: list[dict]) -> list[int]:
-        return list("".join(f"{message['role']}:{message['content']}\n" for message in messages).encode()
-                    + b"assistant:")
+    def encode_chat(self, messages: list[dict], tools: list[dict] | None = None) -> list[int]:
+        """One line a message; the tools and calls of the messages first, where the fake engine does not look."""
+        offered = "".join(f"tool:{tool['function']['name']}\n" for tool in tools or ())
+        return list((offered + "".join(f"{message['role']}:{message['content']}\n" for message in messages)
+                     + "assistant:" + "<think>" * self.template_source.endswith("<think>")).encode())
 
     def decode(self, ids: list[int]) -> str:
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
@@ -48,7 +54,7 @@ class TextModel:
     def token_bytes(self, token: int) -> bytes:
         return bytes([token]) if token < 256 else b"<end>"
 
-    def detokenizer(self, stop: tuple[str, ...]) -> Detokenizer:
+    def detokenizer(self, stop: tuple[str, ...], keep: tuple[str, ...] = ()) -> Detokenizer:
         return Detokenizer(stop)
 
 

@@ -30,8 +30,10 @@ class Harness:
 
     def __init__(self, engine: str = "", limits: Limits | None = None, key: str | None = None, max_choices: int = 64,
                  max_queue_tokens: int = 1 << 20, hosts: frozenset | None = frozenset({"localhost"}),
-                 wait: bool = True):
+                 wait: bool = True, template: str = "", tool_parser: str | None = None,
+                 reasoning_parser: str | None = None):
         self.engine_options = engine.split()
+        self._template, self._parsers = template, {"tool_parser": tool_parser, "reasoning_parser": reasoning_parser}
         self.lag_s = 0.0
         self._options = (limits, key, max_choices, max_queue_tokens, hosts)
         started = threading.Event()
@@ -53,10 +55,10 @@ class Harness:
         self._stop = asyncio.Event()
         self.engine = EngineClient(self.spawn)
         model = self.loop.create_future()
-        model.set_result(fake_text.TextModel())
+        model.set_result(fake_text.TextModel(self._template))
         self.pool = self.make_pool(model)
         self.app = App(self.pool, admission=Admission(max_choices, max_queue_tokens), key=KeyCheck(key),
-                       hosts=HostCheck(hosts))
+                       hosts=HostCheck(hosts), **self._parsers)
         self.server = Server(self.app, limits)
         sock = bind.listen("127.0.0.1", 0)
         self.port = sock.getsockname()[1]

@@ -44,7 +44,8 @@ def test_chat_whole(server):
     assert reply["choices"] == [{"index": 0, "message": {"role": "assistant", "content": "hello", "refusal": None},
                                  "logprobs": None, "finish_reason": "stop"}]
     assert reply["usage"] == {"prompt_tokens": 21, "completion_tokens": 6, "total_tokens": 27,
-                              "prompt_tokens_details": {"cached_tokens": 0}}
+                              "prompt_tokens_details": {"cached_tokens": 0},
+                              "completion_tokens_details": {"reasoning_tokens": 0}}
 
 
 def test_chat_stream(server):

@@ -140,3 +140,8 @@ def test_rows_that_pad_the_embedding_have_no_text(small):
     assert text.push(small.vocab_size) + "".join(map(text.push, ids)) + text.push(small.vocab_size + 300) == "Hello"
     with pytest.raises(IndexError):
         text.push(-1)
+
+
+def test_control_tokens_that_are_kept(small):
+    ids = small.encode("<|im_start|>a<|im_end|>", special=True)
+    assert "".join(pieces_of(small, ids, keep=("<|im_start|>", "not there"))[0]) == "<|im_start|>a"

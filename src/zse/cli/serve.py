@@ -15,6 +15,10 @@ The API: POST /v1/chat/completions, POST /v1/completions, GET /v1/models, /healt
 fit in memory takes the place of the one that has been idle for longest.
 Ctrl-C lets running requests finish (--drain-timeout), a second one stops at once."""
 
+# The names of zse.server.tools.parsers and .reasoning, whose import would delay the engine's start.
+_TOOL_PARSERS = ("deepseek", "gemma", "hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder", "none")
+_REASONING_PARSERS = ("think", "mistral", "none")
+
 
 def add_arguments(parser) -> None:
     from zse.cli.options import add_engine_options
@@ -45,6 +49,10 @@ def add_arguments(parser) -> None:
                         help="prompt tokens that may wait (default: 262144)")
     parser.add_argument("--max-body-bytes", type=number(int, 1024), default=2 << 20, metavar="BYTES",
                         help="largest request body (default: 2 MiB)")
+    parser.add_argument("--tool-parser", choices=_TOOL_PARSERS,
+                        help="the format of the models' tool calls (default: by the chat template)")
+    parser.add_argument("--reasoning-parser", choices=_REASONING_PARSERS,
+                        help="the marks around the models' reasoning (default: by the chat template)")
     parser.add_argument("--api-key", metavar="KEY",
                         help="the key that clients must send (default: ZSE_API_KEY); needed unless --host is loopback")
     parser.add_argument("--api-key-file", metavar="FILE", help="read the key from a file")
@@ -90,6 +98,7 @@ def run(args) -> int:
             host=args.host, max_choices=(args.max_rows or 8) + args.max_queue, max_queue=args.max_queue,
             max_queue_tokens=args.max_queue_tokens, drain_s=args.drain_timeout, api_key=key, spare_engines=spares,
             idle_timeout_s=args.idle_timeout, max_loaded=args.max_loaded, allowed_hosts=_allowed_hosts(args, key),
+            tool_parser=args.tool_parser, reasoning_parser=args.reasoning_parser,
             limits=Limits(body_bytes=args.max_body_bytes), phases_ms=phases, since_exec=since_exec)
         return serve(options, sock, process, engine_process.spawn, lambda: engine_process.spawn(_park_arguments(args)))
     finally:

@@ -12,10 +12,13 @@ from zse.server.routes import table
 
 
 class App:
-    """pool: the models, and their engines. phases_ms: of the server's start, for /metrics."""
+    """pool: the models, and their engines. phases_ms: of the server's start, for /metrics. tool_parser,
+    reasoning_parser: for all models, instead of what their chat templates show."""
 
-    def __init__(self, pool: Pool, *, admission: Admission, key: KeyCheck, hosts: HostCheck):
+    def __init__(self, pool: Pool, *, admission: Admission, key: KeyCheck, hosts: HostCheck,
+                 tool_parser: str | None = None, reasoning_parser: str | None = None):
         self.pool, self.admission = pool, admission
+        self.tool_parser, self.reasoning_parser = tool_parser, reasoning_parser
         self.created = int(time.time())
         self.draining = False
         self.phases_ms: dict[str, float] = {}

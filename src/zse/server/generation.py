@@ -3,6 +3,9 @@
 import msgspec
 
 from zse.engine.messages import TokenLogprob, Tokens
+from zse.server.tools.answer import Splitter
+from zse.server.tools.calls import Call
+from zse.server.tools.reasoning import Reasoning
 
 MIN_LOGPROB = -9999.0  # JSON has no -Infinity
 
@@ -18,19 +21,27 @@ class TokenScore(msgspec.Struct):
 
 
 class Delta(msgspec.Struct):
-    """What one engine event adds to an answer."""
+    """What one engine event adds to an answer. text: of its content; calls: (position among the answer's calls, call)."""
 
     text: str = ""
+    reasoning: str = ""
+    calls: list[tuple[int, Call]] = []
     scores: list[TokenScore] = []
     finish_reason: str | None = None
 
 
 class Choice:
-    """One answer in the making. feed() takes the engine's events until finish_reason is set."""
+    """One answer in the making. feed() takes the engine's events until finish_reason is set. splitter: takes reasoning
+    and tool calls out of the text; None: all of it is content."""
 
-    def __init__(self, index: int, detokenizer, want_scores: bool):
+    def __init__(self, index: int, detokenizer, want_scores: bool, splitter: Splitter | None = None):
         self.index = index
         self.parts: list[str] = []
+        self.reasoning_parts: list[str] = []
+        self.calls: list[Call] = []
+        self.reasoning_tokens = 0       # the marks around it included
+        self._undecided = 0             # tokens that may be the opening mark of reasoning
+        self._splitter = splitter
         self.scores: list[TokenScore] = []
         self.finish_reason: str | None = None
         self.num_tokens = 0
@@ -56,20 +67,58 @@ class Choice:
         for position, token in enumerate(visible):
             if self._want_scores and position < len(logprobs):
                 delta.scores.append(_score(token, logprobs[position], self._num_chars + len(delta.text)))
-            delta.text += self._detokenizer.push(token)
-            if self._detokenizer.stopped:
+            self._add(delta, self._detokenizer.push(token))
+            if self._detokenizer.stopped or self._is_done:
                 self.num_tokens -= len(event.tokens) - position - 1
                 delta.finish_reason = "stop"
                 break
         else:
             if event.finish is not None:
-                delta.text += self._detokenizer.finish()
+                self._add(delta, self._detokenizer.finish(), of_token=False)
                 delta.finish_reason = "stop" if self._detokenizer.stopped else event.finish
+        if delta.finish_reason is not None and self._splitter is not None:
+            self._put(delta, self._splitter.finish())
+            if self.calls and delta.finish_reason == "stop":
+                delta.finish_reason = "tool_calls"
         self._num_chars += len(delta.text)
         self.parts.append(delta.text)
+        self.reasoning_parts.append(delta.reasoning)
         self.scores += delta.scores
         self.finish_reason = delta.finish_reason
         return delta
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self.reasoning_parts)
+
+    @property
+    def _is_done(self) -> bool:
+        return self._splitter is not None and self._splitter.done
+
+    def _add(self, delta: Delta, text: str, of_token: bool = True) -> None:
+        splitter = self._splitter
+        if splitter is None:
+            delta.text += text
+            return
+        was_reasoning = splitter.is_reasoning
+        if text:
+            self._put(delta, splitter.push(text))
+        if of_token:
+            self._undecided += 1
+        if was_reasoning or splitter.is_reasoning:
+            self.reasoning_tokens += self._undecided
+        if not splitter.is_undecided:
+            self._undecided = 0
+
+    def _put(self, delta: Delta, pieces: list[str | Reasoning | Call]) -> None:
+        for piece in pieces:
+            if isinstance(piece, Reasoning):
+                delta.reasoning += piece.text
+            elif isinstance(piece, Call):
+                delta.calls.append((len(self.calls), piece))
+                self.calls.append(piece)
+            else:
+                delta.text += piece
 
     @property
     def rank(self) -> tuple[float, int]:

@@ -32,7 +32,8 @@ class ServeOptions(msgspec.Struct, frozen=True):
     """What `zse serve` was asked for. models: the first is loaded at once, the others when they are asked for.
     spare_engines: parked ones to keep; idle_timeout_s: without requests a model is evicted after it (None: never);
     max_loaded: models at once (None: what memory holds). allowed_hosts None: any Host header. max_choices: answers that
-    run or wait; once the engine says how many it runs, these and max_queue more (None: max_choices stays). phases_ms:
+    run or wait; once the engine says how many it runs, these and max_queue more (None: max_choices stays). tool_parser,
+    reasoning_parser: a name of zse.server.tools; None: by the chat template. phases_ms:
     what happened so far, name → milliseconds since exec."""
 
     models: tuple[ModelSpec, ...]
@@ -46,6 +47,8 @@ class ServeOptions(msgspec.Struct, frozen=True):
     drain_s: float = 30.0
     api_key: str | None = None
     allowed_hosts: frozenset[str] | None = None
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
     limits: Limits = Limits()
     phases_ms: dict[str, float] = {}
     since_exec: Callable[[], float] = time.process_time  # seconds
@@ -107,7 +110,8 @@ class _Serving:
         self._pool = self._make_pool(text_model)
         self._engine = self._pool.default.engine
         self._app = App(self._pool, admission=Admission(options.max_choices, options.max_queue_tokens),
-                        key=KeyCheck(options.api_key), hosts=HostCheck(options.allowed_hosts))
+                        key=KeyCheck(options.api_key), hosts=HostCheck(options.allowed_hosts),
+                        tool_parser=options.tool_parser, reasoning_parser=options.reasoning_parser)
         self._server = Server(self._app, options.limits)
         self._engine.start(self._process)
         await self._server.listen(self._sock)

@@ -8,18 +8,19 @@ class ServedModel:
         self._tokenizer, self._template, self._detokenizer, self._name = tokenizer, template, detokenizer, name
         self.vocab_size: int = tokenizer.vocab_size
         self.has_chat_template = template is not None
+        self.template_source: str | None = None if template is None else template.source
 
     def encode_text(self, text: str) -> list[int]:
         """Token ids of a completion prompt, with BOS where the model wants one; control tokens in it are plain text."""
         return self._tokenizer.encode(text)
 
-    def encode_chat(self, messages: list[dict]) -> list[int]:
+    def encode_chat(self, messages: list[dict], tools: list[dict] | None = None) -> list[int]:
         """Token ids of a conversation, up to where the assistant's answer begins. Control tokens that stand in a
         message stay plain text. Raises RequestError when the model has no template or the template refuses."""
         if self._template is None:
             from zse.tokenizer.chat_template import no_chat_template
             raise no_chat_template(self._name)
-        return self._template.encode(messages)
+        return self._template.encode(messages, tools=tools)
 
     def token_bytes(self, id: int) -> bytes:
         """What one token adds to a text; nothing for the rows that pad a model's embedding past its vocabulary."""
@@ -28,9 +29,9 @@ class ServedModel:
     def decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids)
 
-    def detokenizer(self, stop: tuple[str, ...]):
-        """An incremental detokenizer: push(token) → text, finish() → text, stopped."""
-        return self._detokenizer(self._tokenizer, stop=stop)
+    def detokenizer(self, stop: tuple[str, ...], keep: tuple[str, ...] = ()):
+        """An incremental detokenizer: push(token) → text, finish() → text, stopped. keep: control tokens to show."""
+        return self._detokenizer(self._tokenizer, stop=stop, keep=keep)
 
 
 def load(path: str, name: str) -> ServedModel:

@@ -20,9 +20,10 @@ from zse.server.fields import (
     token_ids,
     wrong_type,
 )
+from zse.server.messages import messages
+from zse.server.tools.fields import tool_choice, tools
 
 MAX_PROMPTS = 128
-MAX_MESSAGES = 2048
 MAX_CHOICES = 16
 MAX_IDS = 1 << 20
 _SEEDS = 1 << 63
@@ -30,7 +31,7 @@ _SEEDS = 1 << 63
 
 class Completion(msgspec.Struct):
     """A checked request of either route. prompts: text or token ids (completions); messages: role/content (chat).
-    top_logprobs: None for no log-probabilities, else how many alternatives."""
+    top_logprobs: None for no log-probabilities, else how many alternatives. tools: what may be called, None when nothing may."""
 
     model: str | None
     params: SamplingParams
@@ -42,6 +43,8 @@ class Completion(msgspec.Struct):
     stop: tuple[str, ...] = ()
     prompts: list = []
     messages: list[dict] | None = None
+    tools: list[dict] | None = None
+    parallel_tool_calls: bool = True
 
     @property
     def num_choices(self) -> int:
@@ -62,53 +65,6 @@ def _response_format(value, path) -> None:
     if kind in ("json_object", "json_schema"):
         raise APIError("unsupported_parameter", f"'{path}.type' {kind} is not supported by this server.", path)
     read_fields({"type": Field(one_of("text"), "", required=True)}, value, path + ".")
-
-
-def _content(value, path) -> str:
-    """Text, or an array of text parts, which are joined."""
-    if type(value) is str:
-        return value
-    if type(value) is not list:
-        raise wrong_type(path, "a string or an array of parts", value)
-    texts = []
-    for index, part in enumerate(value):
-        here = f"{path}[{index}]"
-        if type(part) is not dict:
-            raise wrong_type(here, "an object", part)
-        if part.get("type") in ("image_url", "input_audio", "file", "refusal"):
-            raise APIError("unsupported_parameter", f"'{here}.type': only text parts are supported.", here + ".type")
-        texts.append(read_fields(_TEXT_PART, part, here + ".")["text"])
-    return "".join(texts)
-
-
-_TEXT_PART = {"type": Field(one_of("text"), "", required=True), "text": Field(string(), "", required=True)}
-_MESSAGE = {
-    "role": Field(one_of("system", "developer", "user", "assistant"), "", required=True),
-    "content": Field(_content, ""),
-    "name": Field(string(64), ""),
-    # What clients send back of an answer they received.
-    "refusal": Field(None, ""),
-    "audio": Field(None, ""),
-    "annotations": Field(None, "", harmless=(None, [])),
-    "tool_calls": Field(None, "", harmless=(None, [])),
-    "function_call": Field(None, ""),
-    "tool_call_id": Field(None, ""),
-}
-
-
-def _message(value, path) -> dict:
-    if type(value) is not dict:
-        raise wrong_type(path, "an object", value)
-    if value.get("role") in ("tool", "function"):
-        raise APIError("unsupported_parameter", f"'{path}.role': tools are not supported by this server.",
-                       path + ".role")
-    message = read_fields(_MESSAGE, value, path + ".")
-    if message["content"] is None and message["role"] != "assistant":
-        raise APIError("missing_required_parameter", f"'{path}.content' is required.", path + ".content")
-    out = {"role": "system" if message["role"] == "developer" else message["role"], "content": message["content"] or ""}
-    if message["name"] is not None:
-        out["name"] = message["name"]
-    return out
 
 
 def _prompt(value, path) -> list:
@@ -151,8 +107,8 @@ _COMMON = {
 }
 
 CHAT = _COMMON | {
-    "messages": Field(array(_message, MAX_MESSAGES, 1), "The conversation: role (system, developer, user, assistant) "
-                      "and content (text or text parts), up to 2,048.", required=True),
+    "messages": Field(messages, "The conversation: role (system, developer, user, assistant, tool) and content (text "
+                      "or text parts), up to 2,048.", required=True),
     "max_completion_tokens": Field(integer(1), "The same as max_tokens."),
     "logprobs": Field(boolean, "Log-probabilities of the answer's tokens.", False),
     "top_logprobs": Field(integer(0, 20), "Alternatives for each token, up to 20; needs logprobs."),
@@ -163,9 +119,10 @@ CHAT = _COMMON | {
     "modalities": Field(None, "Text only.", harmless=(None, ["text"])),
     "store": Field(None, "Nothing is stored.", harmless=(None, False)),
     "service_tier": Field(None, "There is one tier.", harmless=(None, "auto", "default")),
-    "tools": Field(None, "Not supported.", harmless=(None, [])),
-    "tool_choice": Field(None, "Not supported."),
-    "parallel_tool_calls": Field(None, "Not supported."),
+    "tools": Field(tools, "Functions that the model may call, up to 128; see Tools."),
+    "tool_choice": Field(tool_choice, "auto (with tools the default) or none; required and named functions are "
+                         "refused."),
+    "parallel_tool_calls": Field(boolean, "false ends the answer behind its first call.", True),
     "functions": Field(None, "Not supported.", harmless=(None, [])),
     "function_call": Field(None, "Not supported."),
     "audio": Field(None, "Not supported."),
@@ -197,7 +154,11 @@ def read_chat(body: dict) -> Completion:
     if top is not None and not values["logprobs"]:
         raise APIError("invalid_value", "'top_logprobs' needs 'logprobs': true.", "top_logprobs")
     logprobs = (top or 0) if values["logprobs"] else None
-    return _completion(values, logprobs, messages=values["messages"], best_of=values["n"])
+    if values["tool_choice"] == "auto" and not values["tools"]:
+        raise APIError("invalid_value", "'tool_choice' auto needs 'tools'.", "tool_choice")
+    tools = None if values["tool_choice"] == "none" else values["tools"] or None
+    return _completion(values, logprobs, messages=values["messages"], best_of=values["n"], tools=tools,
+                       parallel_tool_calls=values["parallel_tool_calls"])
 
 
 def read_completions(body: dict) -> Completion:

@@ -10,7 +10,7 @@ class IncrementalDetokenizer:
     """One request's text. All pieces joined are what decode() makes of all tokens, up to the first stop string.
 
     stop: strings that end the text and are not part of it; one that is a control token's text also stops at that token.
-    skip_special: leave control tokens out of the text. continuation: as in Tokenizer.decode().
+    skip_special: leave control tokens out of the text, but for those whose texts are in `keep`. continuation: as in Tokenizer.decode().
 
     The text ends before the stop string that is complete first (the longest of those that end together), however the
     tokens cut it. `stopped` is that string, else None; `num_tokens` counts the tokens used, the one that stopped
@@ -18,7 +18,7 @@ class IncrementalDetokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), skip_special: bool = True,
-                 continuation: bool = True):
+                 continuation: bool = True, keep: Sequence[str] = ()):
         if not all(stop):
             raise ValueError("a stop string is empty")
         self._tokenizer, self._skip_special = tokenizer, skip_special
@@ -27,6 +27,7 @@ class IncrementalDetokenizer:
         self._stops = [_Matcher(text) for text in dict.fromkeys(stop)]
         ids = ((tokenizer.find(text), text) for text in stop)
         self._stop_ids = {id: text for id, text in ids if id is not None and tokenizer.is_special(id)}
+        self._kept_ids = {tokenizer.find(text) for text in keep}
         self._held = ""
         self.stopped: str | None = None
         self.num_tokens = 0
@@ -43,7 +44,7 @@ class IncrementalDetokenizer:
             text = self._end(self._decode(b"", True))
             self.stopped = self.stopped or self._stop_ids[id]
             return text
-        if self._skip_special and self._tokenizer.is_special(id):
+        if self._skip_special and id not in self._kept_ids and self._tokenizer.is_special(id):
             return ""
         data = self._tokenizer.token_bytes(id)
         if self._strips_space and data:

@@ -12,8 +12,9 @@ from zse.server import json_body, schemas
 from zse.server.admission import BYTES_PER_TOKEN, Ticket
 from zse.server.errors import APIError
 from zse.server.exchange import Request, Response
-from zse.server.generation import Choice, chat_logprobs, completion_logprobs
+from zse.server.generation import Choice, Delta, chat_logprobs, completion_logprobs
 from zse.server.schemas import Completion
+from zse.server.tools import chat as chat_format
 
 _encode = msgspec.json.encode
 OFF_LOOP_BYTES = 16 << 10  # longer bodies and prompts are parsed and tokenised in a thread (16 KB take some 3 ms)
@@ -28,6 +29,7 @@ class Job(msgspec.Struct):
     created: int
     prompts: list[list[int]]
     ticket: Ticket
+    answers: chat_format.Answers | None = None      # of a chat: how its answers are taken apart
 
     @property
     def total(self) -> int:
@@ -59,12 +61,15 @@ async def _serve(app, request: Request, read: Callable[[dict], Completion], is_c
         app.pool.enter(served)
         model = await app.pool.text(served)
         schemas.check_token_ids(completion, model.vocab_size)
+        answers = chat_format.prepare(completion, model, app.tool_parser, app.reasoning_parser) if is_chat else None
         prompts = await _maybe_in_thread(long, lambda: _tokenize(model, completion))
         ticket.set_tokens(sum(map(len, prompts)))
         info = await app.pool.ready(served)
         limits = [_max_tokens(completion, len(prompt), info.max_context) for prompt in prompts]
         job = Job(completion, is_chat, ("chatcmpl-" if is_chat else "cmpl-") + request.id.removeprefix("req_"),
-                  int(time.time()), prompts, ticket)
+                  int(time.time()), prompts, ticket, answers)
+        if answers is not None:
+            answers.is_open = answers.opens_reasoning(model.decode(prompts[0][-16:]))
         choices = _submit(channel, model, job, limits)
         if completion.stream:
             await _stream(app, request, channel, model, job, choices)
@@ -82,7 +87,7 @@ async def _maybe_in_thread(long: bool, work: Callable):
 
 def _tokenize(model, completion: Completion) -> list[list[int]]:
     if completion.messages is not None:
-        prompts = [model.encode_chat(completion.messages)]
+        prompts = [model.encode_chat(completion.messages, completion.tools)]
     else:
         prompts = [model.encode_text(prompt) if type(prompt) is str else prompt for prompt in completion.prompts]
     field = "prompt" if completion.messages is None else "messages"
@@ -112,9 +117,11 @@ def _submit(channel: Channel, model, job: Job, limits: list[int]) -> list[Choice
     want_scores = completion.params.logprobs is not None
     rank = completion.best_of > completion.n
     choices: list[Choice] = []
+    answers = job.answers
     for prompt, limit in zip(job.prompts, limits, strict=True):
         for answer in range(completion.best_of):
-            choice = Choice(len(choices), model.detokenizer(completion.stop), want_scores)
+            choice = Choice(len(choices), model.detokenizer(completion.stop, answers.controls if answers else ()),
+                            want_scores, answers.splitter() if answers else None)
             params = schemas.choice_params(completion.params, answer, limit, rank)
             choices.append(choice)
             channel.submit(choice.index, prompt, params)
@@ -160,7 +167,7 @@ def _whole_choice(model, job: Job, choice: Choice, index: int) -> dict:
         scores = (chat_logprobs if job.chat else completion_logprobs)(choice.scores, model.token_bytes)
     out = {"index": index, "logprobs": scores, "finish_reason": choice.finish_reason}
     if job.chat:
-        out["message"] = {"role": "assistant", "content": choice.text, "refusal": None}
+        out["message"] = chat_format.message(choice)
     else:
         out["text"] = _echo(model, job, choice.index) + choice.text
     return out
@@ -179,9 +186,12 @@ def _usage(job: Job, choices: list[Choice]) -> dict:
     completion_tokens = sum(choice.num_tokens for choice in choices)
     # A prompt counts once, however many answers it gets; so does the part of it that was in the prefix cache.
     first = choices[::job.completion.best_of]
-    return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens,
-            "total_tokens": prompt_tokens + completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(choice.cached_tokens for choice in first)}}
+    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens,
+             "total_tokens": prompt_tokens + completion_tokens,
+             "prompt_tokens_details": {"cached_tokens": sum(choice.cached_tokens for choice in first)}}
+    if job.chat:
+        usage["completion_tokens_details"] = {"reasoning_tokens": sum(choice.reasoning_tokens for choice in choices)}
+    return usage
 
 
 async def _stream(app, request: Request, channel: Channel, model, job: Job, choices: list[Choice]) -> None:
@@ -201,10 +211,7 @@ async def _stream(app, request: Request, channel: Channel, model, job: Job, choi
         running -= delta.finish_reason is not None
         parts = [] if index in opened else _opening(model, job, choice)
         opened.add(index)
-        if delta.text or delta.scores:
-            parts.append(_part(model, job, delta, None))
-        if delta.finish_reason is not None:
-            parts.append(_part(model, job, None, delta.finish_reason))
+        parts += _parts(model, job, delta)
         if parts:
             data = b""
             for part in parts:
@@ -228,11 +235,19 @@ def _opening(model, job: Job, choice: Choice) -> list[dict]:
     return [{"text": echo, "logprobs": None, "finish_reason": None}] if echo else []
 
 
-def _part(model, job: Job, delta, finish_reason: str | None) -> dict:
-    """One choice of a chunk; delta None: only the finish reason."""
-    scores = None
-    if delta is not None and job.completion.params.logprobs is not None:
-        scores = (chat_logprobs if job.chat else completion_logprobs)(delta.scores, model.token_bytes)
-    words = delta.text if delta is not None else ""
-    content = {"delta": {"content": words} if delta is not None else {}} if job.chat else {"text": words}
-    return content | {"logprobs": scores, "finish_reason": finish_reason}
+def _parts(model, job: Job, delta: Delta) -> list[dict]:
+    """What chunks hold of one event: a choice each, scores in the first, the finish reason in one of its own."""
+    contents: list[dict] = []
+    if not job.chat:
+        contents = [{"text": delta.text}] if delta.text or delta.scores else []
+    else:
+        contents = [{"delta": words} for words in chat_format.deltas(delta)]
+        if delta.scores and not contents:
+            contents = [{"delta": {"content": ""}}]
+    parts = [content | {"logprobs": None, "finish_reason": None} for content in contents]
+    if parts and job.completion.params.logprobs is not None:
+        parts[0]["logprobs"] = (chat_logprobs if job.chat else completion_logprobs)(delta.scores, model.token_bytes)
+    if delta.finish_reason is not None:
+        last: dict = {"delta": {}} if job.chat else {"text": ""}
+        parts.append(last | {"logprobs": None, "finish_reason": delta.finish_reason})
+    return parts

@@ -1,0 +1,98 @@
+"""An answer taken apart: content, reasoning and tool calls, in the order in which they come."""
+
+import os
+import string
+
+import msgspec
+
+from zse.server.tools import parsers, reasoning
+from zse.server.tools.calls import Call
+from zse.server.tools.reasoning import Reasoning, ReasoningParser
+
+_LETTERS = string.ascii_letters + string.digits
+
+
+class Format(msgspec.Struct, frozen=True):
+    """How a model writes: names of PARSERS (parsers.py, reasoning.py) or "none"."""
+
+    tools: str = "none"
+    reasoning: str = "none"
+
+    def controls(self, with_tools: bool) -> tuple[str, ...]:
+        """Texts of control tokens that have to be seen in the answer."""
+        marks = reasoning.PARSERS.get(self.reasoning)
+        texts = (marks.opening, marks.closing) if marks else ()
+        return texts + (parsers.CONTROLS.get(self.tools, ()) if with_tools else ())
+
+
+def format_of(template: str | None, tools: str | None = None, thinking: str | None = None) -> Format:
+    """By the chat template's text; `tools` and `thinking` override it."""
+    if template is None:
+        return Format()
+    return Format(tools or parsers.choose(template), thinking or reasoning.choose(template))
+
+
+def opens_reasoning(form: Format, prompt_end: str) -> bool:
+    """Whether the template has begun the reasoning in the prompt, of which `prompt_end` is the end."""
+    marks = reasoning.PARSERS.get(form.reasoning)
+    return marks is not None and prompt_end.rstrip().endswith(marks.opening)
+
+
+class Splitter:
+    """One answer. functions: what the request offers, None without tools. parallel: whether more than one call may come.
+    push() and finish() give str (content), Reasoning and Call; `done` once the only call allowed is there."""
+
+    def __init__(self, form: Format, functions: parsers.Functions | None, is_open: bool, parallel: bool = True):
+        marks = reasoning.PARSERS.get(form.reasoning)
+        self._reasoning = ReasoningParser(marks, is_open) if marks else None
+        make = parsers.PARSERS.get(form.tools)
+        self._tools = make(functions) if make is not None and functions is not None else None
+        self._short_ids = form.tools == "mistral"
+        self._parallel = parallel
+        self.done = False
+
+    @property
+    def is_reasoning(self) -> bool:
+        return self._reasoning is not None and self._reasoning.is_inside
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the text so far may be the beginning of the mark that opens reasoning."""
+        return self._reasoning is not None and self._reasoning.is_undecided
+
+    def push(self, text: str) -> list[str | Reasoning | Call]:
+        return self._take(self._reasoning.push(text) if self._reasoning is not None else [text])
+
+    def finish(self) -> list[str | Reasoning | Call]:
+        if self.done:
+            return []
+        out = self._take(self._reasoning.finish()) if self._reasoning is not None else []
+        if self._tools is not None and not self.done:
+            out += self._checked(self._tools.finish())
+        return out
+
+    def _take(self, pieces: list[str | Reasoning]) -> list[str | Reasoning | Call]:
+        out: list[str | Reasoning | Call] = []
+        for piece in pieces:
+            if isinstance(piece, Reasoning) or self._tools is None:
+                out.append(piece)
+            elif not self.done:
+                out += self._checked(self._tools.push(piece))
+        return [piece for piece in out if piece != ""]
+
+    def _checked(self, pieces: list[str | Call]) -> list[str | Call]:
+        out: list[str | Call] = []
+        for piece in pieces:
+            if isinstance(piece, Call):
+                piece = msgspec.structs.replace(piece, id=self._new_id())
+            out.append(piece)
+            if isinstance(piece, Call) and not self._parallel:
+                self.done = True
+                break
+        return out
+
+    def _new_id(self) -> str:
+        """Mistral's templates refuse ids that are not nine letters and digits."""
+        if self._short_ids:
+            return "".join(_LETTERS[byte % len(_LETTERS)] for byte in os.urandom(9))
+        return "call_" + os.urandom(12).hex()

@@ -1,0 +1,132 @@
+"""One function call: read from the JSON or Python that a model wrote, checked, never run."""
+
+import ast
+import json
+import re
+import warnings
+
+import msgspec
+
+MAX_PYTHON = 64 << 10       # characters of Python that are parsed
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A complete call. arguments: a JSON object as text. id: what its result is to refer to; "" until it is given."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
+def is_name(text: object) -> bool:
+    return isinstance(text, str) and _NAME.fullmatch(text) is not None
+
+
+def load_json(text: str):
+    """The value of strict JSON. ValueError also for NaN and infinities, and for what nests too deeply."""
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _no_constant(name: str):
+    raise ValueError(f"{name} is not JSON")
+
+
+def load_object(text: str) -> dict:
+    """A JSON object. ValueError for anything else."""
+    value = load_json(text) if text.strip() else {}
+    if not isinstance(value, dict):
+        raise ValueError("not an object")
+    return value
+
+
+def make_call(name: object, arguments: object) -> Call | None:
+    """A call of checked parts; None when they make none. arguments: an object, its JSON as text, or None for {}."""
+    try:
+        if isinstance(arguments, str):
+            arguments = load_object(arguments)
+        if not is_name(name) or not isinstance(arguments, dict | None):
+            return None
+        # With the spaces that templates' tojson writes: the call sent back in the history is the same tokens.
+        text = json.dumps(arguments or {}, ensure_ascii=False, allow_nan=False)
+        text.encode()  # a lone surrogate is no text that an answer could hold
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return Call(str(name), text)
+
+
+def from_json(value: object) -> list[Call] | None:
+    """Calls of a decoded {"name", "arguments" | "parameters"} or a list of them; None when any of them is none."""
+    entries = value if isinstance(value, list) else [value]
+    calls = []
+    for entry in entries:
+        if not isinstance(entry, dict):
+            return None
+        inner = entry.get("function")
+        parts: dict = inner if isinstance(inner, dict) else entry
+        call = make_call(parts.get("name"), parts.get("arguments", parts.get("parameters")))
+        if call is None:
+            return None
+        calls.append(call)
+    return calls or None
+
+
+def read_json(text: str) -> list[Call] | None:
+    """Calls of JSON text, or None."""
+    try:
+        return from_json(load_json(text))
+    except ValueError:
+        return None
+
+
+def read_python(text: str) -> list[Call] | None:
+    """Calls of `[f(a=1), g()]`, of one call or of several lines of them: keyword arguments that are literals, parsed and
+    never run. `print(f())` is f(). None for any other code."""
+    if len(text) > MAX_PYTHON:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")     # what Python thinks of a model's escapes
+            tree = ast.parse(text.strip())
+        calls = [_python_call(node) for statement in tree.body for node in _python_nodes(statement)]
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return None
+    return calls or None
+
+
+def _python_nodes(statement: ast.stmt) -> list[ast.expr]:
+    if not isinstance(statement, ast.Expr):
+        raise ValueError
+    return statement.value.elts if isinstance(statement.value, ast.List) else [statement.value]
+
+
+def _python_call(node: ast.expr) -> Call:
+    if not isinstance(node, ast.Call):
+        raise ValueError
+    name = ast.unparse(node.func)
+    if name == "print" and len(node.args) == 1 and not node.keywords:
+        return _python_call(node.args[0])
+    if node.args or any(keyword.arg is None for keyword in node.keywords):
+        raise ValueError
+    call = make_call(name, {keyword.arg: _literal(keyword.value) for keyword in node.keywords})
+    if call is None:
+        raise ValueError
+    return call
+
+
+def _literal(node: ast.expr):
+    """A literal; the names that JSON has are taken for Python's, since models mix them up."""
+    names = {"true": True, "false": False, "null": None}
+    if isinstance(node, ast.Name) and node.id in names:
+        return names[node.id]
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_literal(item) for item in node.elts]
+    if isinstance(node, ast.Dict):
+        keys = [ast.literal_eval(key) for key in node.keys if key is not None]
+        if len(keys) != len(node.values) or not all(isinstance(key, str) for key in keys):
+            raise ValueError
+        return dict(zip(keys, map(_literal, node.values), strict=True))
+    return ast.literal_eval(node)
