@@ -9,6 +9,7 @@ SWITCHES = {
     "ZSE_THREADS": ("", "number of CPU threads (default: physical cores); --threads wins"),
     "ZSE_API_KEY": ("", "the key that clients of `zse serve` must send; needed to listen on other than loopback addresses"),
     "ZSE_GPU_CHECK": ("", "1: wait after every GPU kernel, so that an error names the kernel (slow)"),
+    "ZSE_HIP_CLANG": ("", "the clang that compiles kernels for AMD GPUs (default: ROCm's, or one of PATH that knows the GPU)"),
     "ZSE_LOG": ("info", "log level: debug, info, warning, error"),
 }
 

@@ -4,7 +4,7 @@ Both lie in ZSE_HOME/kernels (0700: what is loaded onto the device comes from th
 Every cubin is covered by a SHA-256: a damaged one is compiled again, never loaded.
 
 cubins/<key>.cubin   magic, SHA-256 of the rest, u32 length of a JSON entry, the entry, the cubin. key = SHA-256 of the text without
-                     comments, the options, NVRTC's version and the architecture.
+                     comments, the options, the compiler's version and the architecture. AMD: a code object, likewise.
 <arch>-<fingerprint>.pack   magic, u64 length of a JSON head, SHA-256 of the head, the head, the cubins. The head has the architecture,
                      the fingerprint (a hash of the package's kernel sources), and per symbol its manifest entry with "place":
                      [offset, length, SHA-256].
@@ -81,7 +81,7 @@ def resolve_arch(arch: str) -> str:
     raise ConfigError(f"there are no kernels for GPU architecture {arch}; there are {', '.join(ARCHS)}")
 
 
-def key_of(text: str, options: Iterable[str], version: tuple[int, int], arch: str) -> str:
+def key_of(text: str, options: Iterable[str], version: tuple[int, ...], arch: str) -> str:
     """The name of a cubin in the cache. Comments do not count: they hold line numbers."""
     bare = re.sub(r"[ ]*//[^\n]*", "", text)
     return hashlib.sha256(repr((bare, tuple(options), tuple(version), arch)).encode()).hexdigest()[:40]
@@ -111,13 +111,24 @@ def write_cubin(path: Path, entry: dict, cubin: bytes) -> None:
     _write(path, CUBIN_MAGIC + hashlib.sha256(payload).digest() + payload)
 
 
-def compile_cached(variant: "Variant", arch: str) -> "Compiled":
-    """compile_variant() unless the cache has it."""
+def compile_cached(variant: "Variant", arch: str, force: bool = False) -> "Compiled":
+    """compile_variant() unless the cache has it. For Metal the "cubin" is the text itself: the system compiles it."""
+    from zse.kernel.archs import maker_of
     from zse.kernel.emit import emit_gpu
-    from zse.kernel.nvrtc import OPTIONS, Compiled, compile_text, nvrtc
+    from zse.kernel.nvrtc import Compiled
     text, entry = emit_gpu(variant, arch)
-    path = folder() / "cubins" / f"{key_of(text, OPTIONS, nvrtc().version, arch)}.cubin"
-    found = read_cubin(path)
+    maker = maker_of(arch)
+    if maker == "metal":
+        return Compiled(variant.symbol, arch, text.encode(), entry["params"], entry["threads"], entry["shared_bytes"], 0, 0, text,
+                        entry["cluster"], entry["origin"])
+    if maker == "hip":
+        from zse.kernel.amd import OPTIONS, compile_text, find_compiler, version
+        compiler = version(find_compiler(arch))
+    else:
+        from zse.kernel.nvrtc import OPTIONS, compile_text, nvrtc
+        compiler = nvrtc().version
+    path = folder() / "cubins" / f"{key_of(text, OPTIONS, compiler, arch)}.cubin"
+    found = None if force else read_cubin(path)
     if found is None:
         compiled = compile_text(text, entry, variant.symbol, arch)
         write_cubin(path, compiled.manifest(), compiled.cubin)
@@ -252,9 +263,9 @@ class Kernels:
 
 def package_variants(arch: str) -> "dict[str, Variant]":
     """Every GPU variant of this package, by symbol."""
-    from zse.kernel.targets.cuda import CudaTarget
+    from zse.kernel.emit import gpu_target
     table = importlib.import_module(TABLE)
-    return {variant.symbol: variant for variant in table.all_variants(CudaTarget(arch))}
+    return {variant.symbol: variant for variant in table.all_variants(gpu_target(arch))}
 
 
 def open_pack(arch: str) -> Kernels:
@@ -316,8 +327,6 @@ _variants_here: dict[str, "dict[str, Variant]"] = {}
 
 
 def _compile_one(arch: str, symbol: str, force: bool) -> "Compiled":
-    from zse.kernel.nvrtc import compile_variant
     if arch not in _variants_here:
         _variants_here[arch] = package_variants(arch)
-    variant = _variants_here[arch][symbol]
-    return compile_variant(variant, arch) if force else compile_cached(variant, arch)
+    return compile_cached(_variants_here[arch][symbol], arch, force)

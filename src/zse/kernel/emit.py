@@ -28,10 +28,24 @@ def emit_unit(variants: Iterable[Variant], isa: str) -> tuple[str, dict[str, dic
 
 
 def emit_gpu(variant: Variant, arch: str) -> tuple[str, dict]:
-    """The CUDA C++ of one variant for an architecture such as "sm_90a", and its manifest entry: params as above, origin, threads,
-    cluster, shared_bytes (dynamic shared memory that the launch asks for). The text is deterministic."""
+    """The CUDA C++, HIP C++ or Metal text of one variant for an architecture such as "sm_90a", "gfx90a" or "metal3.1", and its manifest
+    entry: params as above, origin, threads, cluster, shared_bytes (dynamic shared memory that the launch asks for). The text is
+    deterministic."""
+    return _one(variant, gpu_target(arch, variant.threads, variant.min_blocks, variant.cluster))
+
+
+def gpu_target(arch: str, threads: int = 256, min_blocks: int = 1, cluster: int = 1) -> "GpuTarget":
+    """What prints variants for a GPU architecture. ConfigError for an unknown one."""
+    from zse.kernel.archs import maker_of
+    maker = maker_of(arch)
+    if maker == "hip":
+        from zse.kernel.targets.hip import HipTarget
+        return HipTarget(arch, threads, min_blocks, cluster)
+    if maker == "metal":
+        from zse.kernel.targets.metal import MetalTarget
+        return MetalTarget(arch, threads, min_blocks, cluster)
     from zse.kernel.targets.cuda import CudaTarget
-    return _one(variant, CudaTarget(arch, variant.threads, variant.min_blocks, variant.cluster))
+    return CudaTarget(arch, threads, min_blocks, cluster)
 
 
 def emit_emulated(variant: Variant, like: str) -> tuple[str, dict]:

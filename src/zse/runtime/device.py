@@ -350,6 +350,7 @@ class Device:
     threads: int
     family: str = "cpu"
     arch: int = 0
+    simt: bool = False          # a GPU of whose instructions the kernel language has no matrix products and no copies (HIP, Metal)
 
     def alloc(self, nbytes: int, label: str = "other") -> "Buffer":
         """Zero-filled memory, counted under `label`. Raises DeviceError when there is not enough."""

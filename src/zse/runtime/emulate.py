@@ -237,7 +237,8 @@ class EmulateDevice(Device):
         from zse.kernel.archs import features_of
         core()
         self.like, self.isa, self.rules = like, f"emulate-{like}", dependent + 2 * initialised
-        self.arch = features_of(like)[0]
+        self.arch, features = features_of(like)
+        self.simt = "simt" in features
         self.product = f"emulated {like}"
         self.seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
         self._variants = variants if variants is not None else cache.package_variants(like)

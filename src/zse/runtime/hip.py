@@ -1,7 +1,7 @@
 """The HIP device: an AMD GPU through ROCm's runtime. Same launch lists, memory and loader as CUDA's.
 
-It has not run on hardware yet: it is tested over a driver without a GPU (tests/runtime/fake_driver.c). And the kernel
-language does not print HIP yet, so that opening the device for a model says that there are no kernels.
+It has not run on hardware yet: it is tested over a driver without a GPU (tests/runtime/fake_driver.c), its kernels are compiled by clang
+(kernel/amd.py) and run in the emulator.
 """
 
 import ctypes
@@ -24,6 +24,7 @@ class HIPDevice(GPUDevice):
     ConfigError where no kernels are compiled for its architecture."""
 
     name = "hip"
+    simt = True
 
     def __init__(self, ordinal: int = 0, driver: "hip.HIPDriver | None" = None, kernels: Kernels | None = None):
         self.driver = driver = driver or hip.HIPDriver()

@@ -1,7 +1,7 @@
 """The Metal device: the GPU of an Apple-silicon Mac through the Objective-C runtime. Host and GPU share one memory.
 
 It has not run on hardware yet: it is tested over an Objective-C runtime written in Python (tests/runtime/test_metal.py).
-And the kernel language does not print Metal yet, so that opening the device for a model says that there are no kernels.
+Its kernels are checked by clang against a shim of Metal's library and run through it (tests/kernel/test_metal.py).
 A kernel's parameters are its buffers 0, 1, …: pointers by setBuffer, numbers by setBytes as their type (4 or 8 bytes);
 dynamic shared memory is threadgroup memory 0.
 """
@@ -260,7 +260,7 @@ class MetalGraph(Graph):
 class MetalDevice(Device):
     """The system's default GPU. objc, kernels: others (tests). `kernels.load(image)` gives MSL source."""
 
-    name, isa, family, threads = "metal", "metal3.1", "gpu", 0
+    name, isa, family, threads, simt = "metal", "metal3.1", "gpu", 0, True
     closed = False
 
     def __init__(self, objc: ObjC | None = None, kernels: Kernels | None = None):

@@ -3,7 +3,7 @@
 Every load and store goes through a check, every effect through the emulator; `T->at` follows the author's source lines.
 """
 
-from zse.kernel import ir
+from zse.kernel import ir, mathlib
 from zse.kernel.archs import SHARED_LIMIT, features_of
 from zse.kernel.intrinsics import fragments
 from zse.kernel.intrinsics.matrix import WGMMA, descriptor_bits
@@ -186,6 +186,8 @@ class EmulateTarget(GpuTarget):
         self.name = f"emulate-{like}"
         self.arch, self.features = features_of(like)
         self.shared_limit = SHARED_LIMIT[like]
+        if self.has("simt"):
+            self.inline_builtins = mathlib.FUNCTIONS
         self.places: dict[str, int] = {}
         self.arrays: list[tuple[int, int]] = []
         self.tables: dict[str, str] = {}

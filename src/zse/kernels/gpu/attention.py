@@ -42,6 +42,11 @@ def record_attention(recorder, q, k_pages, v_pages, page_table, token_row, posit
     require((kv_scale is None) == (k_pages.dtype != "e4m3"), "attention: e4m3 pages, and only they, have kv_scale")
     if kv_scale is not None:
         check("attention kv_scale", kv_scale, "f32", 2, kv_heads)
+    if getattr(device, "simt", False):
+        from zse.kernels.gpu import attention_simple
+        attention_simple.launch(recorder, q, k_pages, v_pages, kv_scale, page_table, token_row, positions, out, group, scale, window,
+                                softcap)
+        return
     if scratch is None:
         require(isinstance(tokens, int), "attention: a number of tokens that is a symbol needs scratch")
         scratch = AttentionScratch.make(device, width // head_dim, kv_heads, head_dim, [window], tokens,
@@ -80,6 +85,9 @@ def record_attention(recorder, q, k_pages, v_pages, page_table, token_row, posit
 
 def attention_variants(target) -> list[Variant]:
     """All kernels of attention for a target."""
+    if target.has("simt"):
+        from zse.kernels.gpu.attention_simple import simple_variants
+        return simple_variants(target)
     from zse.kernels.gpu.attention_mma import mma_variants
     from zse.kernels.gpu.attention_prefill import wgmma_variants
     return plan_variants(target) + decode_variants(target) + wgmma_variants(target) + mma_variants(target)

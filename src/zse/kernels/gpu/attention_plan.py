@@ -331,6 +331,8 @@ class AttentionScratch(NamedTuple):
 def plan_attention(recorder, scratch: AttentionScratch, token_row, positions, longest_run: int | None = None) -> None:
     """Record the cutting of the batch: token_row, positions i32 [M], as attention() takes them. longest_run: the most
     tokens of one row in this recording, as attention() is given it; None: unknown."""
+    if getattr(recorder.device, "simt", False):
+        return      # attention_simple needs no plan
     tokens = token_row.shape[0]
     group = scratch.heads // scratch.kv_heads
     require(positions.shape[0] == tokens, f"plan_attention: {positions.shape[0]} positions of {tokens} tokens")

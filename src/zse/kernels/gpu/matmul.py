@@ -1,5 +1,5 @@
 """Matrix products on a GPU: which kernel a weight and a number of tokens get, and the cases that hold them to a
-reference.
+reference. On GPUs without matrix instructions in the language (HIP, Metal) all of them are matmul_simple's.
 
 Up to 8 tokens matmul_small, or for integer weights and up to 4 tokens matmul_few where a multiprocessor has two units
 of rows and more; above, gemm.py where it takes the weight, else matmul_small, 8 tokens at a time. In each of them a
@@ -10,6 +10,7 @@ and 2**-16 of the largest activation of 128 in matmul_few).
 from zse.kernel import Variant
 from zse.kernels.gpu import gemm
 from zse.kernels.gpu import matmul_few as few
+from zse.kernels.gpu import matmul_simple as simple
 from zse.kernels.gpu import matmul_small as small
 from zse.kernels.gpu.matmul_tiles import (
     ACCUMULATE,
@@ -103,7 +104,7 @@ def variants(target) -> list[Variant]:
     """The kernels for up to SMALL_TOKENS tokens. One block fills a multiprocessor: blocks of a small grid then spread
     over all of them (with two, a matrix of 112 units took 26 us instead of 14: some had two blocks, others none)."""
     if not target.has("mma_sync"):
-        return []
+        return simple.variants(target)
     made = []
     for form, chunk in FORMS.items():
         statics = {"KIND": form[0], "GROUP": form[1]}
@@ -180,6 +181,9 @@ def record(
     symmetric = int(scheme.kind == "affine" and scheme.symmetric)
     scaling = SCALINGS[scheme.scaling] if scheme.kind == "fp8" else 0
     mode = GATES[gate] if gate else ACCUMULATE if accumulate else STORE_BF16 if out.dtype == "bf16" else STORE
+    if getattr(recorder.device, "simt", False):
+        simple.launch(recorder, head, a, bias, out, tokens, weight, scaling, mode, gate is not None)
+        return
     units = rows // UNIT if gate else -(-rows // UNIT)
     device = recorder.device
     columns = -(-width // few.CHUNK) * few.CHUNK
