@@ -133,7 +133,7 @@ def test_the_architecture_of_a_device(device, arch):
     assert cache.resolve_arch(device) == arch
 
 
-@pytest.mark.parametrize("device", ["sm_75", "sm_79", "gfx942", ""])
+@pytest.mark.parametrize("device", ["sm_75", "sm_79", "gfx950", ""])
 def test_no_architecture(device):
     with pytest.raises(ConfigError, match="sm_90a"):
         cache.resolve_arch(device)

@@ -37,7 +37,7 @@ from zse.kernel import (
 )
 from zse.kernels.activation import activate
 from zse.kernels.gpu.matmul_tiles import ACCUMULATE, GATED_GELU, MIDDLE, STORE
-from zse.kernels.gpu.r16 import HIGH_BYTES, q_bytes, step_bytes
+from zse.kernels.gpu.r16 import HIGH_BYTES, q_bytes
 from zse.quant.scheme import FP8_BLOCK
 from zse.runtime.symbol import ceil_div
 
@@ -45,7 +45,22 @@ THREADS = 128
 TOKENS = 8
 ROWS = 16
 BITS = {"int4": 4, "int5": 5, "int6": 6, "int8": 8}
+LOW = 0x0F0F0F0F
 DENSE = {"bf16": bf16, "f16": f16, "f32": f32, "e4m3": e4m3}
+
+
+@inline
+def step_bytes(word, high, step, second, bits):
+    """Four weights as bytes of a u32: of step `step` (0 .. 3, run time), or of step + 4 if `second`. word: of that step (8 bits) or of
+    both; high: the row's word of the `high` plane (6 bits: the half of it that has this step)."""
+    if bits == 8:
+        return word
+    q = (word >> 4) & LOW if second else word & LOW
+    if bits == 5:
+        q = q | ((high >> step if second else high << (4 - step)) & 0x10101010)
+    if bits == 6:
+        q = q | (((high >> (step * 2)) & 0x03030303) << 4)
+    return q
 
 
 @inline

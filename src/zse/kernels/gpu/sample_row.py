@@ -257,6 +257,6 @@ def sample_row_gpu(logits: Ptr[f32, "const"], temperature: Ptr[f32, "const"], to
 
 
 def sample_variants(target):
-    """Both launches of the sampler on a GPU."""
-    return [Variant("sample_scan", sample_scan_gpu, threads=SCAN_THREADS, min_blocks=4),
-            Variant("sample_row", sample_row_gpu, threads=THREADS)]
+    """Both launches of the sampler on a GPU; the second where a block can have its 42 KB of shared memory (Metal: 32 KB)."""
+    made = [Variant("sample_scan", sample_scan_gpu, threads=SCAN_THREADS, min_blocks=4)]
+    return made + ([Variant("sample_row", sample_row_gpu, threads=THREADS)] if target.shared_limit > 48 << 10 else [])

@@ -73,6 +73,10 @@ class ObjC:
             self._runtime.objc_getClass(b"NSString"), "stringWithUTF8String:", text.encode(), types=(c_char_p,)
         )
 
+    def make(self, name: str) -> int:
+        """A new object of a class, to be released."""
+        return self.send(self._runtime.objc_getClass(name.encode()), "new")
+
     def text(self, string: int) -> str:
         """The Python string of an NSString."""
         found = self.send(string, "UTF8String", result=c_char_p) if string else None
