@@ -122,12 +122,14 @@ def compile_cached(variant: "Variant", arch: str, force: bool = False) -> "Compi
         return Compiled(variant.symbol, arch, text.encode(), entry["params"], entry["threads"], entry["shared_bytes"], 0, 0, text,
                         entry["cluster"], entry["origin"])
     if maker == "hip":
-        from zse.kernel.amd import OPTIONS, compile_text, find_compiler, version
-        compiler = version(find_compiler(arch))
+        from zse.kernel import amd
+        key = key_of(text, amd.OPTIONS, amd.version(amd.find_compiler(arch)), arch)
+        compile_text = amd.compile_text
     else:
-        from zse.kernel.nvrtc import OPTIONS, compile_text, nvrtc
-        compiler = nvrtc().version
-    path = folder() / "cubins" / f"{key_of(text, OPTIONS, compiler, arch)}.cubin"
+        from zse.kernel import nvrtc
+        key = key_of(text, nvrtc.OPTIONS, nvrtc.nvrtc().version, arch)
+        compile_text = nvrtc.compile_text
+    path = folder() / "cubins" / f"{key}.cubin"
     found = None if force else read_cubin(path)
     if found is None:
         compiled = compile_text(text, entry, variant.symbol, arch)
