@@ -90,7 +90,6 @@ def run(args, options: list[str]) -> int:
     """`zse bench serve --workload`. options: the engine's, as words. Exit code 1: the gate, or no request succeeded."""
     import os
     import shlex
-    import sys
 
     from zse import env
     from zse.bench import process, reports, workloads
@@ -114,7 +113,7 @@ def run(args, options: list[str]) -> int:
     facts = {
         "format": reports.FORMAT,
         "bench": "serve",
-        "command": shlex.join(["zse", *sys.argv[1:]]),
+        "command": shlex.join(["zse", *args.command_line]),
         "commit": reports.commit(),
         "machine": process.machine(),
         "settings": vars(settings) | {"url": args.url, "server_options": shlex.join([*options, *extra]) or None},

@@ -74,6 +74,7 @@ def _dispatch(argv: list[str]) -> int:
         args = parser.parse_strict(argv[1:])
     except SystemExit:  # argparse leaves this way after --help
         return 0
+    args.command_line = argv
     return module.run(args)
 
 
