@@ -54,6 +54,15 @@ def add_engine_options(parser) -> None:
     )
 
 
+# Names of EngineConfig's fields that add_serving_options() gives options for, in its order.
+SERVING_OPTIONS: tuple[str, ...] = ()
+
+
+def add_serving_options(parser) -> None:
+    """How requests are scheduled and what is cached: every policy can be chosen and switched off, for comparison."""
+    parser.add_argument_group("scheduling and cache")
+
+
 def memory_size(text: str) -> int:
     """argparse type: bytes from "6G", "5.5GiB", "800M" or a plain number; K, M, G, T are powers of 1024."""
     import argparse

@@ -21,7 +21,7 @@ _REASONING_PARSERS = ("think", "mistral", "none")
 
 
 def add_arguments(parser) -> None:
-    from zse.cli.options import add_engine_options
+    from zse.cli.options import add_engine_options, add_serving_options
     from zse.cli.parser import number
 
     parser.add_argument("models", nargs="*", metavar="MODEL",
@@ -41,6 +41,7 @@ def add_arguments(parser) -> None:
     parser.add_argument("--max-loaded", type=number(int, 1), metavar="N",
                         help="models that may be loaded at once (default: what memory holds)")
     add_engine_options(parser)
+    add_serving_options(parser)
     parser.add_argument("--max-rows", "--max-concurrency", type=number(int, 1, 1024), metavar="N",
                         help="requests that run at once (default: 8, on a GPU 64)")
     parser.add_argument("--max-queue", type=number(int, 0, 65536), default=256, metavar="N",
@@ -146,11 +147,14 @@ def _park_arguments(args) -> list[str]:
 
 def _engine_arguments(args, path: str) -> list[str]:
     # 64: the most of zse.engine.config.MAX_ROWS, whose import would delay the engine's start.
+    from zse.cli.options import SERVING_OPTIONS
+
     most_rows = args.max_rows or 64
     values = {"device": args.device, "max-rows": args.max_rows, "activations": args.activations,
               "kv-dtype": args.kv_dtype, "threads": args.threads, "max-context": args.max_context,
               "max-memory": args.max_memory, "quantize": args.quantize,
               "max-waiting": max(1, args.max_queue + most_rows)}
+    values |= {name.replace("_", "-"): getattr(args, name) for name in SERVING_OPTIONS}
     arguments = ["--model", path]
     for name, value in values.items():
         if value is not None:

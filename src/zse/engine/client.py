@@ -27,6 +27,7 @@ from zse.engine.messages import (
 from zse.engine.process import EngineProcess
 from zse.errors import EngineError, RequestError
 from zse.sampling.params import SamplingParams
+from zse.scheduler.options import DEFAULT, RequestOptions
 
 log = logging.getLogger("zse.engine")
 
@@ -74,9 +75,10 @@ class Channel:
         self._ids: dict[int, int] = {}  # key → engine request id, while running
         self._overflow: RequestError | None = None
 
-    def submit(self, key: int, prompt: list[int], params: SamplingParams) -> None:
+    def submit(self, key: int, prompt: list[int], params: SamplingParams,
+               options: RequestOptions = DEFAULT) -> None:
         """Send one request to the engine, which must be ready. Raises RequestError when it is not."""
-        self._ids[key] = self._client.submit(prompt, params, self, key)
+        self._ids[key] = self._client.submit(prompt, params, self, key, options)
 
     def cancel(self, key: int) -> None:
         """Stop one request (a stop string was found). Idempotent; events of it that are on the way are dropped."""
@@ -331,7 +333,8 @@ class EngineClient:
 
     # Requests
 
-    def submit(self, prompt: list[int], params: SamplingParams, channel: Channel, key: int) -> int:
+    def submit(self, prompt: list[int], params: SamplingParams, channel: Channel, key: int,
+               options: RequestOptions = DEFAULT) -> int:
         """Send a request; its events go to `channel` under `key`. Returns the engine request id."""
         if self.state != READY or self._link is None:
             raise self._unavailable()
@@ -340,7 +343,7 @@ class EngineClient:
         self.requests[request_id] = (channel, key)
         if len(self.requests) == 1:
             self._last_step = time.monotonic()  # the age of the last step counts from when there is work
-        self._link.send(Submit(request_id, prompt, params))
+        self._link.send(Submit(request_id, prompt, params, options))
         return request_id
 
     def cancel(self, request_id: int) -> None:

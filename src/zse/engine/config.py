@@ -1,6 +1,6 @@
 """What an engine is started with: frozen, validated once; resolve() replaces every "auto" by the value that is used."""
 
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -28,7 +28,6 @@ GPU_STEP_TOKENS = (512, 2048)
 # costs the same.
 GPU_MIXED_TOKENS = 1024
 SCRATCH_SHARE = 0.04
-_NAMES_OF_INTS = ("threads", "max_context", "max_rows", "max_tokens_per_step", "num_pages", "max_memory", "max_waiting")
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -94,7 +93,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if not option.startswith("--") or name not in cls.__struct_fields__:
                 known = ", ".join("--" + field.replace("_", "-") for field in cls.__struct_fields__)
                 raise ConfigError(f"unknown engine option {option}; known: {known}")
-            values[name] = _integer(option, text) if name in _NAMES_OF_INTS else text
+            values[name] = _value(option, text, cls.__annotations__[name])
         if "model" not in values:
             raise ConfigError("--model is missing")
         return cls(**values)
@@ -203,11 +202,18 @@ def _rows_fit(max_tokens_per_step: int, max_rows: int) -> None:
                           "one token of each running request must fit a step")
 
 
-def _integer(name: str, text: str) -> int:
+def _value(name: str, text: str, kind) -> Any:
+    """`text` as a field of type `kind` has it. Booleans are True and False."""
+    kinds = get_args(kind) or (kind,)
     try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"{name} {text!r} is not a whole number") from None
+        if bool in kinds:
+            return {"True": True, "False": False}[text]
+        if int in kinds:
+            return int(text)
+        return float(text) if float in kinds else text
+    except (KeyError, ValueError):
+        what = "True or False" if bool in kinds else "a whole number" if int in kinds else "a number"
+        raise ConfigError(f"{name} {text!r} is not {what}") from None
 
 
 def _range(name: str, value: int | None, low: int, high: int) -> None:

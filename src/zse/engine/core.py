@@ -12,6 +12,7 @@ from typing import Any
 from zse.engine.metrics import EngineMetrics
 from zse.sampling.params import SamplingParams
 from zse.sampling.validate import check_params
+from zse.scheduler.options import DEFAULT, RequestOptions
 from zse.scheduler.scheduler import Batch, Output, Scheduler
 
 # A step of this length lets cancellations, heartbeats and other requests' tokens through often enough. Prompts of slow
@@ -31,11 +32,13 @@ class Engine:
         self._news: list[Output] = []                           # of steps that were finished before score()
         self._collected_at = 0.0
 
-    def submit(self, id: int, prompt: list[int], params: SamplingParams) -> None:
+    def submit(self, id: int, prompt: list[int], params: SamplingParams,
+               options: RequestOptions = DEFAULT) -> None:
         """Queue a request. Raises RequestError when it is refused."""
         check_params(params)
         seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(8), "little")
-        self.scheduler.submit(id, prompt, params, seed=seed & 0xFFFFFFFFFFFFFFFF, now=self._clock())
+        self.scheduler.submit(id, prompt, params, seed=seed & 0xFFFFFFFFFFFFFFFF, now=self._clock(),
+                              options=options)
 
     def cancel(self, id: int) -> bool:
         """Drop a request in any state; False for an unknown id."""

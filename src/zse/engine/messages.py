@@ -6,6 +6,7 @@ The tag field is `kind`: Failed has a `type` of its own.
 import msgspec
 
 from zse.sampling.params import SamplingParams
+from zse.scheduler.options import DEFAULT, RequestOptions
 
 
 class Submit(msgspec.Struct, tag_field="kind", tag=True):
@@ -13,6 +14,7 @@ class Submit(msgspec.Struct, tag_field="kind", tag=True):
     id: int
     prompt: list[int]
     params: SamplingParams
+    options: RequestOptions = DEFAULT
 
 
 class Cancel(msgspec.Struct, tag_field="kind", tag=True):
@@ -91,11 +93,13 @@ class Fatal(msgspec.Struct, tag_field="kind", tag=True):
 
 
 class Heartbeat(msgspec.Struct, tag_field="kind", tag=True):
-    """engine → server, at least once a second while it has work and when idle: steps done, rows and pages in use."""
+    """engine → server, at least once a second while it has work and when idle: steps done, rows and pages in use, and the totals
+    of the scheduler, the cache and what speculates or masks, by name (`zse_engine_NAME` in /metrics)."""
     steps: int
     running: int
     waiting: int
     free_pages: int
+    counters: dict[str, float] = {}
 
 
 ToEngine = Submit | Cancel | Load | Shutdown

@@ -130,7 +130,7 @@ def _serve(engine, socket) -> int:
         for message in messages:
             if isinstance(message, Submit):
                 try:
-                    engine.submit(message.id, message.prompt, message.params)
+                    engine.submit(message.id, message.prompt, message.params, message.options)
                 except RequestError as error:
                     replies.append(Failed(id=message.id, message=error.message, status=error.status, type=error.type,
                                           code=error.code, param=error.param))
@@ -165,7 +165,7 @@ def heartbeat(engine):
     from zse.engine.messages import Heartbeat
     scheduler = engine.scheduler
     return Heartbeat(steps=engine.metrics.steps, running=scheduler.num_running, waiting=scheduler.num_waiting,
-                     free_pages=scheduler.cache.num_free)
+                     free_pages=scheduler.cache.num_free, counters=scheduler.counters.snapshot())
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from array import array
 
 from zse.sampling.params import SamplingParams
+from zse.scheduler.options import DEFAULT, RequestOptions
 
 WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
 
@@ -18,19 +19,23 @@ class Request:
     in_flight     submitted batches that this request is in
     row           the slot of page table and sampler state on the device, -1 when it has none
     residency     counts admissions: (id, residency) names one stay in a row, so that a runner can tell what it wrote
+    stepwise      whether the next step needs the ids of the last one (a mask or a draft is made from them): no step
+                  ahead for this request
     arrival       order of submission (not a time): FIFO order, and the age that preemption goes by
     """
 
-    __slots__ = ("arrival", "computed_len", "id", "in_flight", "max_len", "params", "pending", "preemptions",
-                 "prompt_len", "residency", "row", "seed", "state", "stop_ids", "tokens")
+    __slots__ = ("arrival", "computed_len", "id", "in_flight", "max_len", "options", "params", "pending", "preemptions",
+                 "prompt_len", "residency", "row", "seed", "state", "stepwise", "stop_ids", "tokens")
 
     def __init__(self, id: int, prompt: list[int], params: SamplingParams, *, seed: int, stop_ids: frozenset[int],
-                 max_len: int, arrival: int):
+                 max_len: int, arrival: int, options: RequestOptions = DEFAULT):
         self.id, self.params, self.seed, self.stop_ids = id, params, seed, stop_ids
+        self.options = options
         self.tokens = array("i", prompt)
         self.prompt_len = len(prompt)
         self.max_len = max_len
         self.arrival = arrival
+        self.stepwise = False
         self.computed_len = self.pending = self.in_flight = 0
         self.preemptions = 0
         self.residency = 0

@@ -14,6 +14,7 @@ from zse.cache.manager import CacheManager
 from zse.cache.pages import PAGE, PageAllocator, pages_for
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
+from zse.scheduler.options import DEFAULT, RequestOptions
 from zse.scheduler.policy import age_order, choose_victim, is_pinned, prefill_budget
 from zse.scheduler.request import FINISHED, RUNNING, WAITING, Request
 
@@ -100,7 +101,8 @@ class Scheduler:
 
     # -- requests in
 
-    def submit(self, id: int, prompt: list[int], params: SamplingParams, *, seed: int, now: float = 0.0) -> Request:
+    def submit(self, id: int, prompt: list[int], params: SamplingParams, *, seed: int, now: float = 0.0,
+               options: RequestOptions = DEFAULT) -> Request:
         """Queue a request. Raises RequestError, and keeps nothing, when it cannot be served: see _admissible_length."""
         try:
             if id in self._requests:
@@ -115,6 +117,7 @@ class Scheduler:
             raise
         stop_ids = frozenset(params.stop_token_ids)
         request = Request(id, prompt, params, seed=seed, max_len=max_len, arrival=self._arrivals,
+                          options=options,
                           stop_ids=stop_ids if params.ignore_eos else stop_ids | self.eos_ids)
         self._arrivals += 1
         self._requests[id] = request
@@ -299,7 +302,7 @@ class Scheduler:
             start = request.computed_len
             length = len(request.tokens) + request.pending
             # The last token that a request may have is never fed back.
-            if length - start == 1 and length < request.max_len:
+            if length - start == 1 and length < request.max_len and not (request.stepwise and request.pending):
                 # Pages hold PAGE tokens: only the first token of one can lack its page.
                 if start % PAGE == 0 and not self.cache.reserve(request.id, length):
                     if ahead:

@@ -62,6 +62,9 @@ def _add_model(page: _Page, served) -> None:
     page.add("zse_engine_running", "gauge", "Requests in the batch.", beat.running, model=name)
     page.add("zse_engine_waiting", "gauge", "Requests that wait for a place in the batch.", beat.waiting, model=name)
     page.add("zse_engine_free_pages", "gauge", "Free KV pages of 16 tokens.", beat.free_pages, model=name)
+    for total, value in beat.counters.items():
+        page.add(f"zse_engine_{total}", "counter", "A total since the engine's start; docs/api.md has the names.", value,
+                 model=name)
     page.add("zse_engine_last_step_age_seconds", "gauge", "Since the last step while there is work.",
              engine.last_step_age_s, model=name)
     if engine.info is not None:
