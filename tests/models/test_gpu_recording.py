@@ -8,14 +8,13 @@ from zse.engine.memory import plan_memory
 from zse.engine.runner import Runner
 from zse.errors import ConfigError
 from zse.formats.source import open_model
+from zse.kernel import cache
 from zse.kernel.emit import emit_gpu
-from zse.kernel.targets.cuda import CudaTarget
 from zse.kernels.gpu.gemm import PARTIAL_BYTES, num_sms
-from zse.kernels.table import all_variants
 from zse.models.load import load_model, plan_model
 from zse.runtime.null import NullDevice
 
-ARCHS = ("sm_80", "sm_90a")
+ARCHS = ("sm_80", "sm_90a", "gfx90a", "metal3.1")
 GIB = 1 << 30
 
 
@@ -23,7 +22,7 @@ class Manifest:
     """Kernels of an architecture, staged when a launch asks for their parameters."""
 
     def __init__(self, arch: str):
-        self.arch, self.variants = arch, {variant.symbol: variant for variant in all_variants(CudaTarget(arch))}
+        self.arch, self.variants = arch, cache.package_variants(arch)
         self.entries: dict = {}
 
     def __contains__(self, symbol):
@@ -60,7 +59,9 @@ class NullGPU(NullDevice):
 @pytest.fixture(scope="module", params=ARCHS)
 def gpu(request):
     arch = request.param
-    return NullGPU(family="gpu", arch=int(arch.removeprefix("sm_").removesuffix("a")), manifest=Manifest(arch))
+    device = NullGPU(family="gpu", arch=int(arch.removeprefix("sm_").removesuffix("a")) if arch.startswith("sm_") else 0, manifest=Manifest(arch))
+    device.simt = not arch.startswith("sm_")
+    return device
 
 
 def runner_of(gpu, path, **options):
@@ -86,8 +87,8 @@ def test_every_recording_is_complete(gpu, family, tmp_path):
         assert symbols[0] == "upload" and symbols[-1] == "download"
         if kind == "decode" and plain:
             # norm, qkv, qkv_post, attention, o, norm, gate_up, down; before them pages, ids, embedding, rotations and
-            # the plan, after them norm, head and two of the sampler.
-            assert len(symbols) == 2 + 5 + 8 * layers + 2 + 2
+            # the plan (attention_simple has none), after them norm, head and two of the sampler.
+            assert len(symbols) == 2 + 5 - gpu.simt + 8 * layers + 2 + 2
 
 
 def test_turns_alternate_and_feed_each_other(gpu, tmp_path):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from zse.errors import ConfigError, DeviceError, DeviceLost
+from zse.errors import DeviceError, DeviceLost
 from zse.runtime import open_device
 from zse.runtime.gpu import Kernels
 from zse.runtime.load import LoadJob
@@ -312,9 +312,19 @@ def test_errors(device):
         device.read(out)
 
 
-def test_a_kernel_is_missing_yet():
-    with pytest.raises(ConfigError, match="models cannot run on Metal yet: .*sample_row"):
-        MetalDevice(FakeObjC())
+def test_its_kernels_are_those_of_its_pack(tmp_path, monkeypatch):
+    """Without a compiler: a pack of Metal is source, which the system compiles."""
+    monkeypatch.setenv("ZSE_HOME", str(tmp_path))
+    device = MetalDevice(FakeObjC())
+    kernels = device._found()
+    assert {"sample_scan", "sample_row", "attention_simple_bf16_d64"} <= set(device.symbols())
+    assert all(entry.get("shared_bytes", 0) <= 32 << 10 for entry in kernels.manifest.values())
+    source = kernels.load(kernels.manifest["sample_row"]["image"])
+    assert source.startswith(b"#include <metal_stdlib>") and b"void sample_row(" in source
+    device.close()
+
+
+def test_the_product_has_a_name():
     assert product_name(FakeObjC()) == "Fake M9"
 
 

@@ -10,7 +10,7 @@ import ctypes
 import threading
 from ctypes import byref, c_char_p, c_void_p
 
-from zse.errors import ConfigError, DeviceError, DeviceLost
+from zse.errors import DeviceError, DeviceLost
 from zse.runtime.bindings.objc import ObjC, Size, UInt
 from zse.runtime.buffer import Account
 from zse.runtime.device import Device, Graph, Load, Program, Recorder, Staging, Ticket
@@ -258,16 +258,13 @@ class MetalGraph(Graph):
 
 
 class MetalDevice(Device):
-    """The system's default GPU. objc, kernels: others (tests). `kernels.load(image)` gives MSL source."""
+    """The system's default GPU. objc, kernels: others (tests); default: the pack of `isa`. `kernels.load(image)` gives MSL source."""
 
     name, isa, family, threads, simt = "metal", "metal3.1", "gpu", 0, True
     closed = False
 
     def __init__(self, objc: ObjC | None = None, kernels: Kernels | None = None):
         self.objc = objc or ObjC()
-        if kernels is None:
-            raise ConfigError("models cannot run on Metal yet: a kernel of the sampler (sample_row) needs 42 KB of threadgroup memory, "
-                              "32 KB are there; use --device cpu")
         self.handle = self.objc.default_device()
         if not self.handle:
             raise DeviceError("there is no Metal GPU here; use --device cpu")

@@ -172,7 +172,8 @@ def sample_row_gpu(logits: Ptr[f32, "const"], temperature: Ptr[f32, "const"], to
         state = Row(x=x, records=mine, chunks=chunks, vocab=vocab, aligned=vocab % 4 == 0, high=high, inverse=inverse,
                     top_bin=bin_of(high, inverse), bound=bound, highs=highs, bases=bases, weights=weights,
                     counts=shared_array(f64, BINS), masses=shared_array(f64, BINS), shares=shared_array(f32, THREADS),
-                    parts=shared_array(f64, GROUPS * (BINS + 1)), warp_sums=warp_sums)
+                    parts=shared_array(f64, GROUPS * (BINS + 1)), warp_sums=warp_sums,
+                    scratch=shared_array(u64, 2 * CANDIDATES))
         kept = u64(0)                                # the kept set: order >= kept
         finite = f64(0)
         if filtered:
@@ -180,8 +181,6 @@ def sample_row_gpu(logits: Ptr[f32, "const"], temperature: Ptr[f32, "const"], to
             if min_p[row] > 0.0:
                 kept = u64(key_of(min(high + heat * log(min_p[row]), high))) << 32
         scores = shared_array(f64, BINS)
-        keys = shared_array(u64, CANDIDATES)
-        ordered = shared_array(u64, CANDIDATES)
         found = shared_array(i32, 1)
         total = f64(0)
         # 0: top-k. 1: top-p of what is left. 2: the mass of each chunk for the draw.
@@ -201,7 +200,7 @@ def sample_row_gpu(logits: Ptr[f32, "const"], temperature: Ptr[f32, "const"], to
                 barrier()
             if (stage == 0 and top_k[row] > 0 and top_k[row] < vocab) or (stage == 1 and top_p[row] < 1.0):
                 limit = where(stage == 1, total * f64(top_p[row]), f64(top_k[row]))
-                kept = larger(kept, boundary(state, finite, limit, stage == 1, scores, keys, ordered, found))
+                kept = larger(kept, boundary(state, finite, limit, stage == 1, scores, found))
 
         # The first token in order of ids at which the kept mass passes a random part of all of it.
         goal = uniform(seed[row], u64(counter[row])) * total
@@ -257,6 +256,6 @@ def sample_row_gpu(logits: Ptr[f32, "const"], temperature: Ptr[f32, "const"], to
 
 
 def sample_variants(target):
-    """Both launches of the sampler on a GPU; the second where a block can have its 42 KB of shared memory (Metal: 32 KB)."""
-    made = [Variant("sample_scan", sample_scan_gpu, threads=SCAN_THREADS, min_blocks=4)]
-    return made + ([Variant("sample_row", sample_row_gpu, threads=THREADS)] if target.shared_limit > 48 << 10 else [])
+    """Both launches of the sampler on a GPU. The second takes less than the 32 KB of shared memory that every GPU has."""
+    return [Variant("sample_scan", sample_scan_gpu, threads=SCAN_THREADS, min_blocks=4),
+            Variant("sample_row", sample_row_gpu, threads=THREADS)]

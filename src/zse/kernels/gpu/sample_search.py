@@ -81,6 +81,7 @@ class Row:
     shares: Any             # f32 [THREADS]
     parts: Any              # f64 [GROUPS * (BINS + 1)]
     warp_sums: Any          # f64, one a warp
+    scratch: Any            # u64 [2 * CANDIDATES]: what is needed in turns; all of it with `shares` keeps a block below 32 KB
 
 
 @inline
@@ -131,7 +132,7 @@ def merge_histograms(row, rest_sums):
     lane = lane_index()
     warp = warp_index()
     warps = target.threads // target.warp
-    part_counts = shared_array(i32, GROUPS * (BINS + 1))
+    part_counts = cast_ptr(row.scratch, i32)
     number = i32(0)
     mass = f64(0)
     finite = f64(0)
@@ -226,9 +227,9 @@ def divide(row, depth, low, top, above, limit, by_mass):
     lane = lane_index()
     warp = warp_index()
     warps = target.threads // target.warp
-    numbers = shared_array(u32, PARTS)
-    low_words = shared_array(u32, PARTS)
-    high_words = shared_array(u32, PARTS)
+    numbers = cast_ptr(row.scratch, u32)
+    low_words = numbers + PARTS
+    high_words = cast_ptr(row.shares, u32)
     number = i32(CANDIDATES + 1)
     low_key = low + 0
     top_key = top + 0
@@ -396,9 +397,11 @@ def find_thread(row, share, before, goal):
 
 
 @inline
-def boundary(row, finite, limit, by_mass, scores, keys, ordered, found):
+def boundary(row, finite, limit, by_mass, scores, found):
     """The order of the last token of the shortest prefix of the row that reaches the limit (tokens, or a mass); 0 where
-    the whole row does not. scores: f64 [BINS]; keys, ordered: u64 [CANDIDATES]; found: i32 [1]."""
+    the whole row does not. scores: f64 [BINS]; found: i32 [1]."""
+    keys = row.scratch
+    ordered = row.scratch + CANDIDATES
     t = thread_index()
     if t < BINS:
         scores[t] = where(by_mass, row.masses[t], row.counts[t])
