@@ -18,6 +18,7 @@ from zse.server import bind
 from zse.server.admission import Admission
 from zse.server.app import App
 from zse.server.auth import HostCheck, KeyCheck
+from zse.server.keys import Key, single, weights
 from zse.server.listener import Limits, Server
 from zse.server.pool import ModelSpec, Pool, Served
 
@@ -28,7 +29,7 @@ JSON = {"content-type": "application/json"}
 class Harness:
     """A running server. `lag_s`: the longest time that its event loop was blocked."""
 
-    def __init__(self, engine: str = "", limits: Limits | None = None, key: str | None = None, max_choices: int = 64,
+    def __init__(self, engine: str = "", limits: Limits | None = None, key: str | tuple[Key, ...] = (), max_choices: int = 64,
                  max_queue_tokens: int = 1 << 20, hosts: frozenset | None = frozenset({"localhost"}),
                  wait: bool = True, template: str = "", tool_parser: str | None = None,
                  reasoning_parser: str | None = None):
@@ -51,13 +52,14 @@ class Harness:
 
     async def _main(self, started: threading.Event) -> None:
         limits, key, max_choices, max_queue_tokens, hosts = self._options
+        keys = single(key) if isinstance(key, str) else key
         self.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         self.engine = EngineClient(self.spawn)
         model = self.loop.create_future()
         model.set_result(fake_text.TextModel(self._template))
         self.pool = self.make_pool(model)
-        self.app = App(self.pool, admission=Admission(max_choices, max_queue_tokens), key=KeyCheck(key),
+        self.app = App(self.pool, admission=Admission(max_choices, max_queue_tokens, weights(keys)), key=KeyCheck(keys),
                        hosts=HostCheck(hosts), **self._parsers)
         self.server = Server(self.app, limits)
         sock = bind.listen("127.0.0.1", 0)

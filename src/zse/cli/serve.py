@@ -56,7 +56,8 @@ def add_arguments(parser) -> None:
                         help="the marks around the models' reasoning (default: by the chat template)")
     parser.add_argument("--api-key", metavar="KEY",
                         help="the key that clients must send (default: ZSE_API_KEY); needed unless --host is loopback")
-    parser.add_argument("--api-key-file", metavar="FILE", help="read the key from a file")
+    parser.add_argument("--api-key-file", metavar="FILE", help="read the keys of several tenants from a file, NAME KEY [WEIGHT] a line; "
+                        "WEIGHT is of the tenant's share of the queue and the engine (default: 1)")
     parser.add_argument("--allowed-host", action="append", default=[], metavar="NAME",
                         help="a Host name to answer to besides localhost and IP addresses; may be repeated")
     parser.add_argument("--drain-timeout", type=number(float, 0), default=30.0, metavar="SECONDS",
@@ -74,8 +75,8 @@ def run(args) -> int:
     from zse.errors import ConfigError
     from zse.server import bind
 
-    key = _api_key(args)
-    if key is None and not bind.is_loopback(args.host):
+    keys = _api_keys(args)
+    if not keys and not bind.is_loopback(args.host):
         raise ConfigError(f"--host {args.host} can be reached from other machines: set ZSE_API_KEY, --api-key or "
                           "--api-key-file, or bind to 127.0.0.1")
     models = _models(args)
@@ -97,8 +98,8 @@ def run(args) -> int:
             models=tuple(ModelSpec(names, path, tuple(words))
                          for (path, names), words in zip(models, arguments, strict=True)),
             host=args.host, max_choices=(args.max_rows or 8) + args.max_queue, max_queue=args.max_queue,
-            max_queue_tokens=args.max_queue_tokens, drain_s=args.drain_timeout, api_key=key, spare_engines=spares,
-            idle_timeout_s=args.idle_timeout, max_loaded=args.max_loaded, allowed_hosts=_allowed_hosts(args, key),
+            max_queue_tokens=args.max_queue_tokens, drain_s=args.drain_timeout, keys=keys, spare_engines=spares,
+            idle_timeout_s=args.idle_timeout, max_loaded=args.max_loaded, allowed_hosts=_allowed_hosts(args, bool(keys)),
             tool_parser=args.tool_parser, reasoning_parser=args.reasoning_parser,
             limits=Limits(body_bytes=args.max_body_bytes), phases_ms=phases, since_exec=since_exec)
         return serve(options, sock, process, engine_process.spawn, lambda: engine_process.spawn(_park_arguments(args)))
@@ -162,30 +163,27 @@ def _engine_arguments(args, path: str) -> list[str]:
     return arguments
 
 
-def _api_key(args) -> str | None:
-    """The key of --api-key, --api-key-file or ZSE_API_KEY, in this order."""
+def _api_keys(args):
+    """The keys of --api-key, --api-key-file or ZSE_API_KEY, in this order."""
     from zse import env
     from zse.errors import ConfigError
 
-    key = args.api_key
     if args.api_key_file is not None:
-        if key is not None:
+        if args.api_key is not None:
             raise ConfigError("give one of --api-key and --api-key-file")
-        try:
-            with open(args.api_key_file, encoding="utf-8") as file:
-                key = file.read(4097).strip()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "not UTF-8"
-            raise ConfigError(f"--api-key-file {args.api_key_file}: {reason}") from None
+        from zse.server import keys
+
+        return keys.read_file(args.api_key_file)
+    key = args.api_key if args.api_key is not None else env.get("ZSE_API_KEY") or None
     if key is None:
-        key = env.get("ZSE_API_KEY") or None
-    if key is not None and not (key and len(key) <= 4096 and key.isascii() and key.isprintable() and " " not in key):
-        raise ConfigError("the API key must be 1 to 4096 printable ASCII characters without spaces")
-    return key
+        return ()
+    from zse.server import keys
+
+    return keys.single(key)
 
 
-def _allowed_hosts(args, key: str | None) -> frozenset[str] | None:
+def _allowed_hosts(args, has_key: bool) -> frozenset[str] | None:
     """Host names to answer to. With a key any will do: a page that rebinds DNS does not know the key."""
-    if key is not None and not args.allowed_host:
+    if has_key and not args.allowed_host:
         return None
     return frozenset({"localhost", args.host.lower(), *(name.lower() for name in args.allowed_host)})

@@ -1,10 +1,11 @@
 """What a request meets before its route: names, keys, methods, media types; and what the routes share."""
 
 import time
+from collections import Counter
 
 from zse.engine.client import shutting_down_error
 from zse.server.admission import Admission
-from zse.server.auth import HostCheck, KeyCheck
+from zse.server.auth import CacheSalts, HostCheck, KeyCheck
 from zse.server.errors import APIError
 from zse.server.exchange import Request, Response
 from zse.server.pool import Pool, Served
@@ -16,11 +17,14 @@ class App:
     reasoning_parser: for all models, instead of what their chat templates show."""
 
     def __init__(self, pool: Pool, *, admission: Admission, key: KeyCheck, hosts: HostCheck,
-                 tool_parser: str | None = None, reasoning_parser: str | None = None):
+                 salts: CacheSalts | None = None, tool_parser: str | None = None,
+                 reasoning_parser: str | None = None):
         self.pool, self.admission = pool, admission
+        self.salts = salts or CacheSalts()
         self.tool_parser, self.reasoning_parser = tool_parser, reasoning_parser
         self.created = int(time.time())
         self.draining = False
+        self.responses: Counter[tuple[str, int]] = Counter()    # (route, status) → answers; "" is no route of ours
         self.phases_ms: dict[str, float] = {}
         self._key, self._hosts = key, hosts
 
@@ -36,7 +40,7 @@ class App:
             raise APIError("not_found", "There is no such route; the API's paths begin with /v1/.")
         methods, request.parameters = found
         if any(route.scope != table.PUBLIC for route in methods.values()):
-            self._key.check(request.headers.get("authorization"))
+            request.tenant = self._key.check(request.headers.get("authorization"))
             request.connection.authenticated = True
         route = methods.get("GET" if request.method == "HEAD" else request.method)
         if route is None:
@@ -58,6 +62,11 @@ class App:
 
     async def handle(self, request: Request) -> Response | None:
         return await request.route.handler(self, request)
+
+    def finished(self, request: Request | None, status: int) -> None:
+        """An answer was given; status 0: the client left before it began."""
+        route = request.route.path if request is not None and request.route is not None else ""
+        self.responses[route, status] += 1
 
     def check_accepting(self) -> None:
         if self.draining:

@@ -1,30 +1,56 @@
-"""The static API key: who may use the API, and which Host names are ours."""
+"""API keys: who may use the API, and as which tenant; which Host names are ours; what keeps tenants' caches apart."""
 
 import hashlib
 import hmac
+import os
+from collections.abc import Iterable
 
 from zse.server.bind import is_ip
 from zse.server.errors import APIError
+from zse.server.keys import Key
 
 
 class KeyCheck:
-    """Compares bearer keys by SHA-256 and in constant time; the key itself is not kept. None: no key is needed."""
+    """Compares bearer keys by SHA-256 and in constant time, with every key each time; the keys themselves are not kept.
+    No keys: none is needed."""
 
-    def __init__(self, key: str | None):
-        self._digest = hashlib.sha256(key.encode()).digest() if key else None
+    def __init__(self, keys: Iterable[Key] = ()):
+        self._digests = [(hashlib.sha256(key.key.encode()).digest(), key.tenant) for key in keys]
 
     @property
     def needed(self) -> bool:
-        return self._digest is not None
+        return bool(self._digests)
 
-    def check(self, authorization: str | None) -> None:
-        """Raises APIError 401; text and time are the same whatever is wrong."""
-        if self._digest is None:
-            return
+    def check(self, authorization: str | None) -> str:
+        """The tenant; "" where no key is needed. Raises APIError 401; text and time are the same whatever is wrong."""
+        if not self._digests:
+            return ""
         scheme, _, key = (authorization or "").partition(" ")
-        same = hmac.compare_digest(hashlib.sha256(key.strip().encode("latin-1")).digest(), self._digest)
-        if not (same and scheme.lower() == "bearer"):
+        digest = hashlib.sha256(key.strip().encode("latin-1")).digest()
+        found = [tenant for known, tenant in self._digests if hmac.compare_digest(digest, known)]
+        if not (found and scheme.lower() == "bearer"):
             raise APIError("invalid_api_key", "Give a valid API key in the header 'Authorization: Bearer KEY'.")
+        return found[0]
+
+
+class CacheSalts:
+    """Salts of cached prefixes: HMAC-SHA-256 of tenant and the client's own salt, so that nobody can tell from times or
+    `cached_tokens` what others have sent. secret None: a new one, for a cache that ends with this process."""
+
+    def __init__(self, secret: bytes | None = None):
+        self._secret = secret or os.urandom(32)
+        self._plain: dict[str, str] = {}    # tenant → salt of requests that bring none
+
+    def salt(self, tenant: str, client_salt: str = "") -> str:
+        known = self._plain.get(tenant) if not client_salt else None
+        if known is not None:
+            return known
+        name = tenant.encode()
+        message = len(name).to_bytes(4, "little") + name + client_salt.encode()
+        made = hmac.new(self._secret, message, hashlib.sha256).hexdigest()[:32]
+        if not client_salt:
+            self._plain[tenant] = made
+        return made
 
 
 class HostCheck:

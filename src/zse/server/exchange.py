@@ -21,7 +21,7 @@ class Request:
     """A request whose head has been read. headers: names in lower case; body: complete when a handler sees it."""
 
     __slots__ = ("method", "path", "query", "headers", "body", "id", "keep_alive", "http_10", "started", "connection",
-                 "route", "parameters", "status", "note", "refusal")
+                 "route", "parameters", "status", "note", "refusal", "tenant")
 
     def __init__(self, method: str, path: str, query: str, headers: dict[str, str], http_10: bool, keep_alive: bool,
                  connection: "Connection"):
@@ -32,6 +32,7 @@ class Request:
         self.started = time.monotonic()
         self.route: Any = None  # routes.table.Route
         self.parameters: dict[str, str] = {}
+        self.tenant = ""  # whose key it brought
         self.status = 0
         self.note = ""  # what the access log says beside the status
         self.refusal: RequestError | None = None  # decided by the head; answered in turn
@@ -43,6 +44,12 @@ class Request:
     def open_stream(self) -> "EventStream":
         """The response as server-sent events. Nothing is sent until its start()."""
         self.connection.stream = EventStream(self.connection, self)
+        return self.connection.stream
+
+    @property
+    def stream(self) -> "EventStream":
+        """What open_stream() opened."""
+        assert self.connection.stream is not None
         return self.connection.stream
 
 

@@ -38,7 +38,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 class Server:
     """Listeners, connections, the ticker. `app` decides: check_head(request) raises RequestError before the body is
-    read, handle(request) answers, needs_key says whether connections count as unauthenticated until a key was seen."""
+    read, handle(request) answers, finished(request or None, status) counts, needs_key says whether connections count as unauthenticated until a key was seen."""
 
     def __init__(self, app, limits: Limits | None = None):
         self._app = app
@@ -88,6 +88,7 @@ class Server:
         return await self._app.handle(request)
 
     def finished(self, request: Request) -> None:
+        self._app.finished(request, request.status)
         log.info("%s %s %s %s %.0f ms %s", request.method, request.path, request.status or "-", request.note,
                  (time.monotonic() - request.started) * 1000, request.id)
 
@@ -95,6 +96,7 @@ class Server:
         if request is not None:
             self.finished(request)
         else:
+            self._app.finished(None, refusal.status)
             log.info("refused a request from %s: %s %s", connection.client, refusal.status, refusal.code)
 
     def stop_listening(self) -> None:

@@ -20,6 +20,7 @@ from zse.server import bind, models
 from zse.server.admission import Admission
 from zse.server.app import App
 from zse.server.auth import HostCheck, KeyCheck
+from zse.server.keys import Key, weights
 from zse.server.listener import Limits, Server
 from zse.server.pool import ModelSpec, Pool, Served
 
@@ -45,7 +46,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     max_queue: int | None = None
     max_queue_tokens: int = 262144
     drain_s: float = 30.0
-    api_key: str | None = None
+    keys: tuple[Key, ...] = ()
     allowed_hosts: frozenset[str] | None = None
     tool_parser: str | None = None
     reasoning_parser: str | None = None
@@ -109,8 +110,9 @@ class _Serving:
         text_model.add_done_callback(self._text_model_loaded)
         self._pool = self._make_pool(text_model)
         self._engine = self._pool.default.engine
-        self._app = App(self._pool, admission=Admission(options.max_choices, options.max_queue_tokens),
-                        key=KeyCheck(options.api_key), hosts=HostCheck(options.allowed_hosts),
+        self._app = App(self._pool,
+                        admission=Admission(options.max_choices, options.max_queue_tokens, weights(options.keys)),
+                        key=KeyCheck(options.keys), hosts=HostCheck(options.allowed_hosts),
                         tool_parser=options.tool_parser, reasoning_parser=options.reasoning_parser)
         self._server = Server(self._app, options.limits)
         self._engine.start(self._process)
@@ -171,7 +173,7 @@ class _Serving:
         memory = ", ".join(f"{part} {'up to ' if part.startswith('kv') else ''}{count / 2**20:.0f} MiB"
                            for part, count in info.memory_bytes.items())
         phases = ", ".join(f"{phase} {value:.0f}" for phase, value in self._phases.items())
-        key = ' -H "Authorization: Bearer $ZSE_API_KEY"' if self._options.api_key else ""
+        key = ' -H "Authorization: Bearer $ZSE_API_KEY"' if self._options.keys else ""
         if text_model.has_chat_template:
             route, body = "chat/completions", f'"model":"{name}","messages":[{{"role":"user","content":"Hello"}}]'
         else:

@@ -6,18 +6,21 @@ parked processes has this one writer; all of it lives on the server's event loop
 """
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import Callable
 
 import msgspec
 
+from zse import __version__
 from zse.engine.client import DOWN, READY, STARTING, UNLOADED, EngineClient, EngineStartError, shutting_down_error
 from zse.engine.framing import FrameReader
 from zse.engine.messages import Fatal, FromEngine, Ready
 from zse.engine.process import EngineProcess
 from zse.errors import EngineError, RequestError, ZSEError
 from zse.server.errors import APIError
+from zse.server.statistics import Statistics
 
 log = logging.getLogger("zse.server")
 
@@ -43,6 +46,10 @@ class Served:
         self.users = self.num_loads = self.num_evictions = self.num_requests = 0
         self.load_ms = 0.0              # of the last load, from the request to Ready
         self.last_used = time.monotonic()
+        self.statistics = Statistics()
+        # Of answers: the same while version, model and options are the same, as OpenAI's clients expect beside a seed.
+        made_with = "\0".join((__version__, spec.names[0], *spec.arguments))
+        self.fingerprint = "fp_" + hashlib.sha256(made_with.encode()).hexdigest()[:10]
         self.failed_at = 0.0
         self.failure: RequestError | None = None
         self.changing: asyncio.Task | None = None      # a load or an eviction that is going on

@@ -45,6 +45,8 @@ class Completion(msgspec.Struct):
     messages: list[dict] | None = None
     tools: list[dict] | None = None
     parallel_tool_calls: bool = True
+    cache_salt: str = ""
+    service_tier: str | None = None
 
     @property
     def num_choices(self) -> int:
@@ -55,7 +57,8 @@ class Completion(msgspec.Struct):
 def _stream_options(value, path) -> dict:
     if type(value) is not dict:
         raise wrong_type(path, "an object", value)
-    return read_fields({"include_usage": Field(boolean, "", False)}, value, path + ".")
+    return read_fields({"include_usage": Field(boolean, "", False),
+                        "include_obfuscation": Field(None, "", harmless=(None, False))}, value, path + ".")
 
 
 def _response_format(value, path) -> None:
@@ -104,6 +107,8 @@ _COMMON = {
     "stream": Field(boolean, "Answer as server-sent events.", False),
     "stream_options": Field(_stream_options, "{\"include_usage\": true}: a last chunk with usage; needs stream."),
     "user": Field(string(512), "An identifier of yours; accepted, not used."),
+    "cache_salt": Field(string(256, empty=False), "Keeps cached prompts apart: only requests with the same one share.",
+                        ""),
 }
 
 CHAT = _COMMON | {
@@ -118,7 +123,7 @@ CHAT = _COMMON | {
     "prompt_cache_key": Field(string(512), "Accepted; prompts are matched by content, no key is needed."),
     "modalities": Field(None, "Text only.", harmless=(None, ["text"])),
     "store": Field(None, "Nothing is stored.", harmless=(None, False)),
-    "service_tier": Field(None, "There is one tier.", harmless=(None, "auto", "default")),
+    "service_tier": Field(one_of("auto", "default"), "There is one tier; the answer says default."),
     "tools": Field(tools, "Functions that the model may call, up to 128; see Tools."),
     "tool_choice": Field(tool_choice, "auto (with tools the default) or none; required and named functions are "
                          "refused."),
@@ -158,6 +163,7 @@ def read_chat(body: dict) -> Completion:
         raise APIError("invalid_value", "'tool_choice' auto needs 'tools'.", "tool_choice")
     tools = None if values["tool_choice"] == "none" else values["tools"] or None
     return _completion(values, logprobs, messages=values["messages"], best_of=values["n"], tools=tools,
+                       service_tier=values["service_tier"],
                        parallel_tool_calls=values["parallel_tool_calls"])
 
 
@@ -186,7 +192,7 @@ def _completion(values: dict, logprobs: int | None, **more) -> Completion:
         stop_token_ids=tuple(values["stop_token_ids"]), ignore_eos=values["ignore_eos"], logprobs=logprobs)
     return Completion(model=values["model"], params=params, n=values["n"], stream=values["stream"],
                       include_usage=bool((values["stream_options"] or {}).get("include_usage")),
-                      stop=values["stop"], **more)
+                      stop=values["stop"], cache_salt=values["cache_salt"], **more)
 
 
 def check_token_ids(completion: Completion, vocab_size: int) -> None:

@@ -1,6 +1,5 @@
 """POST /v1/chat/completions and /v1/completions: from the body to the engine and back, whole or streamed."""
 
-import asyncio
 import time
 from collections.abc import Callable
 
@@ -8,16 +7,19 @@ import msgspec
 
 from zse.engine.client import Channel
 from zse.engine.messages import Tokens
+from zse.errors import RequestError
+from zse.scheduler.options import RequestOptions
 from zse.server import json_body, schemas
 from zse.server.admission import BYTES_PER_TOKEN, Ticket
 from zse.server.errors import APIError
 from zse.server.exchange import Request, Response
 from zse.server.generation import Choice, Delta, chat_logprobs, completion_logprobs
+from zse.server.off_loop import OFF_LOOP_BYTES, maybe_in_thread
 from zse.server.schemas import Completion
+from zse.server.statistics import CANCELLED, ERROR, Watch
 from zse.server.tools import chat as chat_format
 
 _encode = msgspec.json.encode
-OFF_LOOP_BYTES = 16 << 10  # longer bodies and prompts are parsed and tokenised in a thread (16 KB take some 3 ms)
 
 
 class Job(msgspec.Struct):
@@ -29,6 +31,9 @@ class Job(msgspec.Struct):
     created: int
     prompts: list[list[int]]
     ticket: Ticket
+    watch: Watch
+    fingerprint: str
+    choices: list[Choice] = []
     answers: chat_format.Answers | None = None      # of a chat: how its answers are taken apart
 
     @property
@@ -48,41 +53,52 @@ async def text(app, request: Request) -> Response | None:
 
 async def _serve(app, request: Request, read: Callable[[dict], Completion], is_chat: bool) -> Response | None:
     app.check_accepting()
-    app.admission.check()
+    app.admission.check(request.tenant)
     long = len(request.body) > OFF_LOOP_BYTES
-    completion = await _maybe_in_thread(long, lambda: read(json_body.parse(bytes(request.body))))
+    completion = await maybe_in_thread(long, lambda: read(json_body.parse(bytes(request.body))))
     served = app.find_model(completion.model, "model")
     if completion.model is None:
         completion.model = served.name
-    ticket = app.admission.reserve(completion.num_choices, len(request.body) // BYTES_PER_TOKEN)
+    ticket = app.admission.reserve(completion.num_choices, len(request.body) // BYTES_PER_TOKEN, request.tenant)
+    watch = Watch(served.statistics, request.started, completion.num_choices)
+    job = Job(completion, is_chat, ("chatcmpl-" if is_chat else "cmpl-") + request.id.removeprefix("req_"),
+              int(time.time()), [], ticket, watch, served.fingerprint)
     channel = Channel(served.engine)
+    failure = CANCELLED
+    if completion.stream:
+        request.open_stream()   # from now on a client that waits for long gets comments
     try:
         # The engine loads while the prompt becomes tokens.
         app.pool.enter(served)
         model = await app.pool.text(served)
         schemas.check_token_ids(completion, model.vocab_size)
-        answers = chat_format.prepare(completion, model, app.tool_parser, app.reasoning_parser) if is_chat else None
-        prompts = await _maybe_in_thread(long, lambda: _tokenize(model, completion))
-        ticket.set_tokens(sum(map(len, prompts)))
+        if is_chat:
+            job.answers = chat_format.prepare(completion, model, app.tool_parser, app.reasoning_parser)
+        job.prompts = await maybe_in_thread(long, lambda: _tokenize(model, completion))
+        watch.prompt_tokens = sum(map(len, job.prompts))
+        ticket.set_tokens(watch.prompt_tokens)
         info = await app.pool.ready(served)
-        limits = [_max_tokens(completion, len(prompt), info.max_context) for prompt in prompts]
-        job = Job(completion, is_chat, ("chatcmpl-" if is_chat else "cmpl-") + request.id.removeprefix("req_"),
-                  int(time.time()), prompts, ticket, answers)
-        if answers is not None:
-            answers.is_open = answers.opens_reasoning(model.decode(prompts[0][-16:]))
-        choices = _submit(channel, model, job, limits)
+        limits = [_max_tokens(completion, len(prompt), info.max_context) for prompt in job.prompts]
+        if job.answers is not None:
+            job.answers.is_open = job.answers.opens_reasoning(model.decode(job.prompts[0][-16:]))
+        _submit(channel, model, job, limits, _options(app, request, completion))
         if completion.stream:
-            await _stream(app, request, channel, model, job, choices)
+            await _stream(request, channel, model, job)
             return None
-        return await _collect(request, channel, model, job, choices)
+        return await _collect(request, channel, model, job)
+    except RequestError:
+        failure = ERROR
+        raise
     finally:
         channel.close()
         ticket.release()
+        watch.end(_cached_tokens(job), failure)
         app.pool.leave(served)
 
 
-async def _maybe_in_thread(long: bool, work: Callable):
-    return await asyncio.get_running_loop().run_in_executor(None, work) if long else work()
+def _options(app, request: Request, completion: Completion) -> RequestOptions:
+    """What the scheduler and the cache know of who asks, and how urgent it is."""
+    return RequestOptions(tenant=request.tenant, cache_salt=app.salts.salt(request.tenant, completion.cache_salt))
 
 
 def _tokenize(model, completion: Completion) -> list[list[int]]:
@@ -111,39 +127,40 @@ def _max_tokens(completion: Completion, prompt_tokens: int, max_context: int) ->
                                               f"{asked}.", field)
 
 
-def _submit(channel: Channel, model, job: Job, limits: list[int]) -> list[Choice]:
+def _submit(channel: Channel, model, job: Job, limits: list[int], options: RequestOptions) -> None:
     """One engine request per choice; choice index = prompt index * best_of + answer index."""
     completion = job.completion
     want_scores = completion.params.logprobs is not None
     rank = completion.best_of > completion.n
-    choices: list[Choice] = []
     answers = job.answers
     for prompt, limit in zip(job.prompts, limits, strict=True):
         for answer in range(completion.best_of):
-            choice = Choice(len(choices), model.detokenizer(completion.stop, answers.controls if answers else ()),
+            choice = Choice(len(job.choices), model.detokenizer(completion.stop, answers.controls if answers else ()),
                             want_scores, answers.splitter() if answers else None)
             params = schemas.choice_params(completion.params, answer, limit, rank)
-            choices.append(choice)
-            channel.submit(choice.index, prompt, params)
-    return choices
+            job.choices.append(choice)
+            channel.submit(choice.index, prompt, params, options)
 
 
 def _accept(channel: Channel, job: Job, choice: Choice, event: Tokens):
     """Feed one event; frees the queue's token share and stops the engine where a stop string ended the answer."""
     job.ticket.prefilled()
+    job.watch.tokens(choice.index, event)
     delta = choice.feed(event)
     if delta.finish_reason is not None:
+        job.watch.finished(delta.finish_reason)
         channel.cancel(choice.index)
     return delta
 
 
-async def _collect(request: Request, channel: Channel, model, job: Job, choices: list[Choice]) -> Response:
+async def _collect(request: Request, channel: Channel, model, job: Job) -> Response:
+    choices = job.choices
     running = len(choices)
     while running:
         index, event = await channel.next()
         if choices[index].finish_reason is None:
             running -= _accept(channel, job, choices[index], event).finish_reason is not None
-    usage = _usage(job, choices)
+    usage = _usage(job)
     best_of, n = job.completion.best_of, job.completion.n
     answers = []
     for prompt in range(len(job.prompts)):
@@ -158,7 +175,11 @@ async def _collect(request: Request, channel: Channel, model, job: Job, choices:
 
 def _envelope(job: Job, streamed: bool) -> dict:
     name = ("chat.completion.chunk" if streamed else "chat.completion") if job.chat else "text_completion"
-    return {"id": job.id, "object": name, "created": job.created, "model": job.completion.model}
+    envelope = {"id": job.id, "object": name, "created": job.created, "model": job.completion.model,
+                "system_fingerprint": job.fingerprint}
+    if job.completion.service_tier:
+        envelope["service_tier"] = "default"
+    return envelope
 
 
 def _whole_choice(model, job: Job, choice: Choice, index: int) -> dict:
@@ -181,22 +202,26 @@ def _echo(model, job: Job, choice_index: int) -> str:
     return given if type(given) is str else model.decode(given)
 
 
-def _usage(job: Job, choices: list[Choice]) -> dict:
+def _cached_tokens(job: Job) -> int:
+    """Of the prompts; each counts once, however many answers it gets."""
+    return sum(choice.cached_tokens for choice in job.choices[::job.completion.best_of])
+
+
+def _usage(job: Job) -> dict:
     prompt_tokens = sum(map(len, job.prompts))
-    completion_tokens = sum(choice.num_tokens for choice in choices)
-    # A prompt counts once, however many answers it gets; so does the part of it that was in the prefix cache.
-    first = choices[::job.completion.best_of]
+    completion_tokens = sum(choice.num_tokens for choice in job.choices)
     usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens,
              "total_tokens": prompt_tokens + completion_tokens,
-             "prompt_tokens_details": {"cached_tokens": sum(choice.cached_tokens for choice in first)}}
+             "prompt_tokens_details": {"cached_tokens": _cached_tokens(job)}}
     if job.chat:
-        usage["completion_tokens_details"] = {"reasoning_tokens": sum(choice.reasoning_tokens for choice in choices)}
+        reasoning = sum(choice.reasoning_tokens for choice in job.choices)
+        usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
     return usage
 
 
-async def _stream(app, request: Request, channel: Channel, model, job: Job, choices: list[Choice]) -> None:
+async def _stream(request: Request, channel: Channel, model, job: Job) -> None:
     """Server-sent events: role first (chat), deltas, one finish_reason per choice, usage if asked, [DONE]."""
-    stream = request.open_stream()
+    stream, choices = request.stream, job.choices
     envelope = _envelope(job, streamed=True)
     if job.completion.include_usage:
         envelope["usage"] = None
@@ -219,7 +244,7 @@ async def _stream(app, request: Request, channel: Channel, model, job: Job, choi
                 data += b"data: " + _encode(envelope | {"choices": [part]}) + b"\n\n"
             stream.send(data)
             await stream.drain()
-    usage = _usage(job, choices)
+    usage = _usage(job)
     request.note = f"{usage['prompt_tokens']}+{usage['completion_tokens']} tokens"
     data = b"data: [DONE]\n\n"
     if job.completion.include_usage:

@@ -1,7 +1,10 @@
 """GET /metrics in the text format of Prometheus (version 0.0.4): what starts and loads took, and what is going on."""
 
+import math
+
 from zse import __version__
 from zse.server.exchange import Request, Response
+from zse.server.statistics import Histogram, Statistics
 
 _MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _STATES = ("unloaded", "loading", "loaded", "restarting", "failed", "stopping")
@@ -14,9 +17,22 @@ class _Page:
         self._lines: dict[str, list[str]] = {}
 
     def add(self, name: str, kind: str, help: str, value: float, **labels: str) -> None:
+        self._line(name, kind, help, "", value, labels)
+
+    def _line(self, name: str, kind: str, help: str, suffix: str, value: float, labels: dict[str, str]) -> None:
         lines = self._lines.setdefault(name, [f"# HELP {name} {help}", f"# TYPE {name} {kind}"])
         text = ",".join(f'{label}="{_escaped(str(of))}"' for label, of in labels.items())
-        lines.append(f"{name}{{{text}}} {value:g}" if text else f"{name} {value:g}")
+        number = f"{value:.12g}"    # %g alone would round a total of tokens above a million
+        lines.append(f"{name}{suffix}{{{text}}} {number}" if text else f"{name}{suffix} {number}")
+
+    def histogram(self, name: str, help: str, histogram: Histogram, **labels: str) -> None:
+        total = 0
+        for bound, count in zip([*histogram.bounds, math.inf], histogram.counts, strict=True):
+            total += count
+            self._line(name, "histogram", help, "_bucket", total,
+                       labels | {"le": "+Inf" if bound == math.inf else f"{bound:g}"})
+        self._line(name, "histogram", help, "_sum", histogram.sum, labels)
+        self._line(name, "histogram", help, "_count", total, labels)
 
     def text(self) -> str:
         return "".join(line + "\n" for lines in self._lines.values() for line in lines)
@@ -36,11 +52,31 @@ async def metrics(app, request: Request) -> Response:
     page.add("zse_requests_running", "gauge", "Answers that run or wait.", app.admission.choices)
     page.add("zse_queued_prompt_tokens", "gauge", "Prompt tokens of requests without a first token.",
              app.admission.queued_tokens)
+    page.add("zse_requests_refused_total", "counter", "Requests that the full queue refused (503).",
+             app.admission.num_refused)
+    for (route, status), count in sorted(app.responses.items()):
+        page.add("zse_http_responses_total", "counter", "Answers by route and status.", count, route=route,
+                 status=str(status))
     page.add("zse_parked_engines", "gauge", "Engines without a model that are up.", app.pool.spares_ready)
     page.add("zse_parked_engine_loads_total", "counter", "Loads into a parked engine.", app.pool.num_spare_loads)
     for served in app.pool.models:
         _add_model(page, served)
     return Response(200, page.text().encode(), media_type=_MEDIA_TYPE)
+
+
+def _add_statistics(page: _Page, name: str, of: Statistics) -> None:
+    page.histogram("zse_time_to_first_token_seconds", "From a request's head to its first token.", of.first_token_s,
+                   model=name)
+    page.histogram("zse_time_between_tokens_seconds", "Between two tokens of an answer.", of.between_tokens_s,
+                   model=name)
+    page.histogram("zse_request_seconds", "From a request's head to its end.", of.request_s, model=name)
+    for reason, count in sorted(of.finished.items()):
+        page.add("zse_answers_total", "counter", "Answers by how they ended.", count, model=name, reason=reason)
+    page.add("zse_prompt_tokens_total", "counter", "Tokens of prompts.", of.prompt_tokens, model=name)
+    page.add("zse_cached_prompt_tokens_total", "counter", "Of those, the ones that were in the prefix cache.",
+             of.cached_tokens, model=name)
+    page.add("zse_completion_tokens_total", "counter", "Tokens of answers, those of clients that left included.",
+             of.completion_tokens, model=name)
 
 
 def _add_model(page: _Page, served) -> None:
@@ -55,6 +91,7 @@ def _add_model(page: _Page, served) -> None:
     if served.load_ms:
         page.add("zse_model_load_seconds", "gauge", "What the last load on demand took.", served.load_ms / 1000,
                  model=name)
+    _add_statistics(page, name, served.statistics)
     page.add("zse_engine_restarts_total", "counter", "Restarts of the engine after it died.", engine.num_restarts,
              model=name)
     beat = engine.heartbeat

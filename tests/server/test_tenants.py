@@ -1,0 +1,183 @@
+"""Keys of several tenants: who is who, whose share of the queue is whose, and that nobody learns of the others."""
+
+import pytest
+from harness import chat_body, read_reply, request, wait_for
+
+from zse.errors import ConfigError
+from zse.server.admission import Admission
+from zse.server.auth import CacheSalts, KeyCheck
+from zse.server.errors import APIError
+from zse.server.keys import Key, read_file, weights
+
+CHAT = "/v1/chat/completions"
+KEYS = (Key("alice", "sk-alice"), Key("bob", "sk-bob"), Key("alice", "sk-new"))
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def test_a_key_file(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("# who may\n\nalice sk-a\nbob\tsk-b 2.5\n  alice sk-c\n")
+    keys = read_file(str(path))
+    assert keys == (Key("alice", "sk-a"), Key("bob", "sk-b", 2.5), Key("alice", "sk-c"))
+    assert weights(keys) == {"alice": 1.0, "bob": 2.5} and "sk-" not in repr(keys)
+    path.write_text("s3cret\n")
+    assert read_file(str(path)) == (Key("default", "s3cret"),)
+
+
+@pytest.mark.parametrize("text,part", [
+    ("", "no key in it"), ("# a\n", "no key in it"), ("a b c d", "line 1: not NAME KEY"), ("a b\na/b c", "line 2: the name"),
+    ("a b 0", "line 1: the weight"), ("a b nan", "line 1: the weight"), ("a b x", "line 1: the weight"),
+    ("a b 1001", "line 1: the weight"), ("a k\nb k", "line 2: this key"), ("a k 1\na j 2", "line 2: a has another weight"),
+    ("a \x01", "line 1: not NAME KEY"), ("a ké", "line 1: not NAME KEY"), ("a " + "k" * 4097, "line 1: not NAME KEY"),
+    ("\n".join(f"t{i} k{i}" for i in range(4097)), "line 4097: more than 4096"), (" " * (1 << 20) + "k", "larger than")])
+def test_a_bad_key_file_is_one_line_without_the_key(tmp_path, text, part):
+    path = tmp_path / "keys"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        read_file(str(path))
+    assert part in str(caught.value) and "\n" not in str(caught.value)
+    assert not any(word in str(caught.value).split() for word in ("k", "j", "ké"))
+
+
+def test_keys_name_their_tenant():
+    check = KeyCheck(KEYS)
+    assert [check.check(f"Bearer {key.key}") for key in KEYS] == ["alice", "bob", "alice"]
+    for wrong in (None, "", "Bearer", "Bearer sk-ali", "Bearer sk-alicee", "Basic sk-alice", "sk-alice", "Bearer \xff"):
+        with pytest.raises(APIError):
+            check.check(wrong)
+    assert KeyCheck().check(None) == ""
+
+
+def test_salts_differ_by_tenant_and_by_the_clients_salt():
+    salts = CacheSalts(b"secret")
+    pairs = [("a", ""), ("b", ""), ("a", "x"), ("b", "x"), ("", "ax"), ("ax", ""), ("", "")]
+    made = [salts.salt(*pair) for pair in pairs]
+    assert len(set(made)) == len(pairs) and made == [salts.salt(*pair) for pair in pairs]
+    assert made == [CacheSalts(b"secret").salt(*pair) for pair in pairs]
+    assert CacheSalts().salt("a") != CacheSalts().salt("a")
+
+
+def test_each_request_reaches_the_engine_with_its_tenant(own_server):
+    server = own_server(key=KEYS)
+    seen = []
+    link = server.engine._link
+    send, link.send = link.send, lambda message: (seen.append(message), send(message))
+    for key, fields in (("sk-alice", {}), ("sk-bob", {}), ("sk-new", {}), ("sk-alice", {"cache_salt": "x"})):
+        for path, body in ((CHAT, chat_body("hi", **fields)),
+                           ("/v1/completions", {"prompt": "hi", "stream": True, **fields})):
+            assert server.post(path, body, bearer(key)).status == 200
+    found = [(message.options.tenant, message.options.cache_salt) for message in seen if hasattr(message, "prompt")]
+    assert [tenant for tenant, _ in found] == ["alice", "alice", "bob", "bob"] + ["alice"] * 4
+    alice, bob, again, salted = (found[index][1] for index in (0, 2, 4, 6))
+    assert alice == again and len({alice, bob, salted}) == 3 and all(salt for _, salt in found)
+
+
+def test_shares_of_the_queue():
+    """Half is kept by weight (a 1, b 3: 10 and 30 of 80), the rest is for whoever comes."""
+    queue = Admission(80, 8000, {"a": 1.0, "b": 3.0})
+
+    def fill(tenant: str) -> int:
+        count = 0
+        while True:
+            try:
+                queue.reserve(1, 1, tenant)
+            except APIError as error:
+                assert (error.status, error.code) == (503, "overloaded")
+                return count
+            count += 1
+
+    assert fill("a") == 80 - 30 and fill("b") == 30 and fill("a") == 0
+    queue = Admission(80, 8000, {"a": 1.0, "b": 3.0})
+    assert fill("b") == 70 and fill("a") == 10 and queue.choices == 80
+    alone = Admission(80, 8000, {"a": 1.0})
+    for _ in range(80):
+        alone.reserve(1, 1, "a")
+    with pytest.raises(APIError):
+        alone.check("a")
+
+
+def test_shares_of_the_queued_tokens():
+    queue = Admission(1000, 1000, {"a": 1.0, "b": 1.0})
+    first = queue.reserve(1, 700, "a")
+    with pytest.raises(APIError):
+        queue.reserve(1, 100, "a")              # 250 are kept for b
+    ticket = queue.reserve(1, 5000, "b")        # its only one
+    for tenant in ("a", "b", "stranger"):
+        with pytest.raises(APIError):
+            queue.reserve(1, 1, tenant)
+    ticket.prefilled()
+    queue.reserve(1, 40, "a")
+    first.release()
+    first.release()
+    ticket.release()
+    assert (queue.choices, queue.queued_tokens, list(queue._used)) == (1, 40, ["a"])
+
+
+def test_a_flood_leaves_room_for_others(own_server):
+    server = own_server(key=KEYS[:2], max_choices=16)
+    held = []
+    for _ in range(14):
+        sock = server.connect()
+        sock.sendall(request("POST", CHAT, chat_body("!stall"), bearer("sk-alice")))
+        held.append(sock)
+    wait_for(lambda: server.state()["choices"] == 12)     # 16, and 4 kept for bob
+    refused = server.post(CHAT, chat_body("hi"), bearer("sk-alice"))
+    assert refused.status == 503 and refused.headers["retry-after"] and "bob" not in refused.error["message"]
+    assert server.post(CHAT, chat_body("hi"), bearer("sk-bob")).json["choices"][0]["message"]["content"] == "hi"
+    assert sum(read_reply(sock).status == 503 for sock in held[12:]) == 2
+    for sock in held:
+        sock.close()
+    server.assert_quiet()
+    page = server.get("/metrics", bearer("sk-bob")).body.decode()
+    assert "zse_requests_refused_total 3\n" in page and "alice" not in page and "sk-" not in page
+
+
+def metrics(server) -> dict[str, float]:
+    lines = server.get("/metrics").body.decode().splitlines()
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+
+
+def test_metrics_count_what_requests_did(own_server):
+    server = own_server()
+    server.chat("abc")                                      # 3 tokens and the end token
+    server.chat("abcdef", stream=True, n=2, max_tokens=2)
+    server.complete("!cached " + "a" * 32, max_tokens=1)
+    assert server.chat("!nan=0").status == 500
+    assert server.chat("").status == 200
+    sock = server.connect()
+    sock.sendall(request("POST", CHAT, chat_body("!tokens=1000 !ms=5", stream=True)))
+    sock.recv(1000)
+    sock.close()
+    server.assert_quiet()
+    found = metrics(server)
+    model = 'model="fake"'
+    reasons = {reason: found.get(f'zse_answers_total{{{model},reason="{reason}"}}')
+               for reason in ("stop", "length", "error", "cancelled")}
+    assert reasons == {"stop": 2, "length": 3, "error": 1, "cancelled": 1}
+    assert found[f"zse_cached_prompt_tokens_total{{{model}}}"] == 32
+    tokens = found[f"zse_completion_tokens_total{{{model}}}"]
+    assert tokens > 4 + 4 + 1 + 1     # and some of the client that left
+    assert found[f"zse_time_to_first_token_seconds_count{{{model}}}"] == 5
+    assert found[f"zse_request_seconds_count{{{model}}}"] == 6
+    assert found[f"zse_time_between_tokens_seconds_count{{{model}}}"] == tokens - 6    # but the first of each answer
+    for name in ("zse_time_to_first_token_seconds", "zse_time_between_tokens_seconds", "zse_request_seconds"):
+        buckets = [value for line, value in found.items() if line.startswith(name + "_bucket")]
+        assert buckets == sorted(buckets) and buckets[-1] == found[f"{name}_count{{{model}}}"]
+    assert found['zse_http_responses_total{route="/v1/chat/completions",status="500"}'] == 1
+    assert found['zse_http_responses_total{route="/v1/completions",status="200"}'] == 1
+
+
+def test_answers_carry_fingerprint_tier_and_usage(server):
+    whole = server.chat("hi", service_tier="auto", seed=3).json
+    assert whole["service_tier"] == "default" and whole["system_fingerprint"].startswith("fp_")
+    assert "service_tier" not in server.chat("hi").json
+    for chat in (True, False):
+        ask = server.chat if chat else server.complete
+        *events, last, done = ask("hi", stream=True, stream_options={"include_usage": True}).events
+        assert done == "[DONE]" and last["choices"] == []
+        assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+        assert {event["system_fingerprint"] for event in [*events, last]} == {whole["system_fingerprint"]}
+        assert all(event["usage"] is None for event in events)
