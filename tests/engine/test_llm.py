@@ -152,3 +152,23 @@ def test_the_start_path_imports_no_heavy_package(real_models):
               "llm.close()\n")
     done = subprocess.run([sys.executable, "-c", script, str(real_models["smollm2"])], capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_embeddings_and_scores(smollm2):
+    texts = ["A cat sleeps on the sofa.", "A kitten naps on the couch.", "The stock market fell by two percent."]
+    stream = smollm2.stream(PROMPTS[4], GREEDY)
+    first = next(stream)
+    vectors = smollm2.embed(texts, pooling="mean")
+    assert vectors.shape == (3, 576) and str(vectors.dtype) == "float32"
+    like = vectors @ vectors.T
+    assert like.diagonal() == pytest.approx(1, abs=1e-5) and like[0, 1] > like[0, 2]
+    assert "".join([first.text, *(delta.text for delta in stream)]) == smollm2.generate(PROMPTS[4], GREEDY)[0].text
+    ids = smollm2.tokenizer.encode(PROMPTS[0])
+    (paris, rome), = smollm2.score(PROMPTS[0], [" Paris", smollm2.tokenizer.encode(" Rome")[0]])
+    expected = smollm2.logprobs_of([*ids, smollm2.tokenizer.encode(" Paris")[0]]).logprobs[-1]
+    assert paris == pytest.approx(expected, abs=1e-4) and paris > rome
+    with pytest.raises(RequestError, match="tokens, not one"):
+        smollm2.score("a", ["antidisestablishmentarianism"])
+    with pytest.raises(RequestError, match="vocabulary"):
+        smollm2.embed([[1], [10**6]])
+    assert not smollm2._engine.has_work and smollm2._engine.over_jobs() == []

@@ -8,15 +8,18 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import tiny_model
 from fake_engine import EOS
 
 from zse.engine.framing import FrameReader, encode
 from zse.engine.messages import (
+    Ask,
     Cancel,
     Failed,
     Fatal,
     FromEngine,
     Heartbeat,
+    Measure,
     Ready,
     Shutdown,
     StepTokens,
@@ -257,3 +260,21 @@ def test_bad_options_are_fatal(start):
     assert isinstance(fatal, Fatal) and "unknown engine option --modle" in fatal.message and fatal.exit_code == 2
 
 
+
+
+def test_a_job_is_answered_once_or_refused(start, tmp_path):
+    """With a real model: the frames of Measure, Measured and Failed."""
+    client = start("--model", str(tiny_model.write(tmp_path / "tiny")), "--device", "cpu",
+                   worker=("-m", "zse.engine.worker"))
+    client.send(Measure(1, [5, 6, 7], Ask("last", normalize=True)), Measure(2, [5, 6, 7], Ask("logprobs", top=2)),
+                Measure(3, [5], Ask("targets")), Submit(4, [5, 6, 7], SamplingParams(max_tokens=2)))
+    answers = {}
+    while len(answers) < 4:
+        message = client.receive()
+        if not isinstance(message, Tokens) or message.finish:
+            answers[message.id] = message
+    assert len(answers[1].vector) == 4 * tiny_model.HIDDEN and answers[1].num_tokens == 3
+    assert answers[2].logprobs[0] is None and [len(entry.top) for entry in answers[2].logprobs[1:]] == [2, 2]
+    assert (answers[3].code, answers[3].param) == ("invalid_value", "targets")
+    while not client.beats or client.beats[-1].counters["jobs_finished"] != 2:
+        client.beats += client.reader.feed(client.process.sock.recv(1 << 16))

@@ -12,6 +12,7 @@ import re
 import signal
 import sys
 import time
+from array import array
 
 from zse.engine.framing import FrameSocket
 from zse.engine.messages import (
@@ -20,6 +21,8 @@ from zse.engine.messages import (
     Fatal,
     Heartbeat,
     Load,
+    Measure,
+    Measured,
     Parked,
     Ready,
     Shutdown,
@@ -89,6 +92,27 @@ class Row:
         return scores
 
 
+def measured(message: Measure) -> Measured | Failed:
+    """A vector counts the prompt's vowels, [a, e, i, o, u, 1], mean: divided by the prompt's length, normalize: to
+    length 1. The log-probability of a token is -0.5, of a target -(1 + id) / 256, alternatives as a Row's."""
+    ask, prompt = message.ask, message.prompt
+    if b"!nan" in bytes(token for token in prompt if token < 256):
+        return Failed(message.id, "the model gave numbers that are not finite for this request", 500, "server_error",
+                      "numerical_error")
+    if ask.what in ("last", "mean"):
+        vector = [float(prompt.count(letter)) for letter in b"aeiou"] + [1.0]
+        if ask.what == "mean":
+            vector = [value / len(prompt) for value in vector]
+        if ask.normalize:
+            length = sum(value * value for value in vector) ** 0.5
+            vector = [value / length for value in vector]
+        return Measured(message.id, len(prompt), array("f", vector).tobytes())
+    if ask.what == "targets":
+        return Measured(message.id, len(prompt), None, [TokenLogprob(-(1 + id) / 256, []) for id in ask.targets])
+    tops = [[((token + offset) % 257, -0.5 - offset) for offset in range(ask.top)] for token in prompt]
+    return Measured(message.id, len(prompt), None, [None, *(TokenLogprob(-0.5, top) for top in tops[1:])])
+
+
 def main(arguments: list[str]) -> int:
     parent = os.getppid()
     die_with_parent(parent)
@@ -136,6 +160,8 @@ def main(arguments: list[str]) -> int:
                 rows[message.id] = Row(message)
                 if "freeze" in rows[message.id].directives:
                     time.sleep(3600)
+            elif isinstance(message, Measure):
+                sock.send(measured(message))
             elif isinstance(message, Cancel):
                 rows.pop(message.id, None)
             elif isinstance(message, Shutdown):

@@ -9,15 +9,19 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from zse.engine.framing import FrameReader, encode
 from zse.engine.messages import (
+    Ask,
     Cancel,
     Failed,
     Fatal,
     FromEngine,
     Heartbeat,
     Load,
+    Measure,
+    Measured,
     Ready,
     Shutdown,
     StepTokens,
@@ -69,7 +73,7 @@ class Channel:
 
     def __init__(self, client: "EngineClient"):
         self._client = client
-        self._events: deque[tuple[int, Tokens | RequestError]] = deque()
+        self._events: deque[tuple[int, Tokens | Measured | RequestError]] = deque()
         self._bytes = 0
         self._waiter: asyncio.Future | None = None
         self._ids: dict[int, int] = {}  # key → engine request id, while running
@@ -79,6 +83,22 @@ class Channel:
                options: RequestOptions = DEFAULT) -> None:
         """Send one request to the engine, which must be ready. Raises RequestError when it is not."""
         self._ids[key] = self._client.submit(prompt, params, self, key, options)
+
+    async def measure(self, prompts: list[list[int]], ask: Ask, options: RequestOptions = DEFAULT) -> list[Measured]:
+        """Run each prompt without sampling (see Ask); the results in the prompts' order. The channel must have no other
+        request. Raises the RequestError of the first that failed; close() cancels what is left, as always."""
+        for key, prompt in enumerate(prompts):
+            self._ids[key] = self._client.measure(prompt, ask, self, key, options)
+        results: dict[int, Measured] = {}
+        while len(results) < len(prompts):
+            key, event = await self.next()
+            assert isinstance(event, Measured)
+            results[key] = event
+        return [results[key] for key in range(len(prompts))]
+
+    def submit_measure(self, key: int, prompt: list[int], ask: Ask, options: RequestOptions = DEFAULT) -> None:
+        """One job beside this channel's other requests; its Measured comes from next()."""
+        self._ids[key] = self._client.measure(prompt, ask, self, key, options)
 
     def cancel(self, key: int) -> None:
         """Stop one request (a stop string was found). Idempotent; events of it that are on the way are dropped."""
@@ -92,20 +112,22 @@ class Channel:
             self.cancel(key)
         self._events.clear()
 
-    async def next(self) -> tuple[int, Tokens]:
-        """The next event and its key. Raises the RequestError that the engine or the supervisor gave instead."""
+    async def next(self) -> tuple[int, Any]:
+        """The next event (Tokens, or Measured of a job) and its key. Raises the RequestError that the engine or the
+        supervisor gave instead."""
         while not self._events:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         key, event = self._events.popleft()
         if isinstance(event, RequestError):
             raise event
-        self._bytes -= _event_bytes(event)
+        if isinstance(event, Tokens):
+            self._bytes -= _event_bytes(event)
         return key, event
 
-    def push(self, key: int, event: Tokens | RequestError) -> None:
+    def push(self, key: int, event: Tokens | Measured | RequestError) -> None:
         """Called by the client only."""
-        if isinstance(event, RequestError) or event.finish is not None:
+        if not isinstance(event, Tokens) or event.finish is not None:
             self._ids.pop(key, None)
         if isinstance(event, Tokens):
             self._bytes += _event_bytes(event)
@@ -336,6 +358,20 @@ class EngineClient:
     def submit(self, prompt: list[int], params: SamplingParams, channel: Channel, key: int,
                options: RequestOptions = DEFAULT) -> int:
         """Send a request; its events go to `channel` under `key`. Returns the engine request id."""
+        request_id = self._register(channel, key)
+        assert self._link is not None
+        self._link.send(Submit(request_id, prompt, params, options))
+        return request_id
+
+    def measure(self, prompt: list[int], ask: Ask, channel: Channel, key: int,
+                options: RequestOptions = DEFAULT) -> int:
+        """Send a job; its one event goes to `channel` under `key`. Returns the engine request id."""
+        request_id = self._register(channel, key)
+        assert self._link is not None
+        self._link.send(Measure(request_id, prompt, ask, options))
+        return request_id
+
+    def _register(self, channel: Channel, key: int) -> int:
         if self.state != READY or self._link is None:
             raise self._unavailable()
         request_id = self._next_id
@@ -343,7 +379,6 @@ class EngineClient:
         self.requests[request_id] = (channel, key)
         if len(self.requests) == 1:
             self._last_step = time.monotonic()  # the age of the last step counts from when there is work
-        self._link.send(Submit(request_id, prompt, params, options))
         return request_id
 
     def cancel(self, request_id: int) -> None:
@@ -374,7 +409,7 @@ class EngineClient:
                     self.num_late_events += 1
                 else:
                     request[0].push(request[1], Tokens(request_id, [token]))
-        elif isinstance(message, Tokens | Failed):
+        elif isinstance(message, Tokens | Measured | Failed):
             request = self.requests.get(message.id)
             if request is None:
                 self.num_late_events += 1
@@ -386,7 +421,7 @@ class EngineClient:
                                                code=message.code, param=message.param))
                 return
             self._last_step = self._last_frame
-            if message.finish is not None:
+            if isinstance(message, Measured) or message.finish is not None:
                 del self.requests[message.id]
             channel.push(key, message)
         elif isinstance(message, Heartbeat):

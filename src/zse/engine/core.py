@@ -6,9 +6,10 @@ so that it never waits for the host: the host's work of a step is hidden behind 
 
 import os
 import time
-from array import array
 from typing import Any
 
+from zse.engine.jobs import Job, JobQueue
+from zse.engine.messages import Ask
 from zse.engine.metrics import EngineMetrics
 from zse.sampling.params import SamplingParams
 from zse.sampling.validate import check_params
@@ -29,8 +30,10 @@ class Engine:
         self.scheduler, self.runner, self.metrics = scheduler, runner, EngineMetrics()
         self._clock = clock
         self._flight: tuple[Batch, Any, float] | None = None    # batch, the runner's handle, when it was submitted
-        self._news: list[Output] = []                           # of steps that were finished before score()
+        self._news: list[Output] = []                           # of steps that score() had to run
         self._collected_at = 0.0
+        self.jobs = JobQueue(scheduler, runner, scheduler.max_waiting)
+        self._num_scores = 0
 
     def submit(self, id: int, prompt: list[int], params: SamplingParams,
                options: RequestOptions = DEFAULT) -> None:
@@ -42,14 +45,21 @@ class Engine:
 
     def cancel(self, id: int) -> bool:
         """Drop a request in any state; False for an unknown id."""
-        return self.scheduler.cancel(id)
+        return self.jobs.cancel(id) or self.scheduler.cancel(id)
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or self._flight is not None or bool(self._news)
+        return self.scheduler.has_work or self._flight is not None or bool(self._news) or self.jobs.has_work
 
     def step(self) -> list[Output]:
-        """Finish one batch, having started the next where that can be; news of the requests."""
+        """Finish one batch, having started the next where that can be, and run a chunk of the jobs; news of the
+        requests."""
+        outputs = self._step_requests()
+        if self.jobs.has_work and self.jobs.advance(self._clock()):
+            self._collected_at = time.perf_counter()
+        return outputs
+
+    def _step_requests(self) -> list[Output]:
         outputs, self._news = self._news, []
         flight = self._flight or self._start()
         if flight is not None:
@@ -79,32 +89,43 @@ class Engine:
             self.scheduler.limit_step(int(batch.num_tokens * STEP_TARGET_S / max(seconds, 1e-6)))
         return self.scheduler.commit(batch, sampled)
 
-    def _settle(self) -> None:
-        """Finish what is in flight; its news comes with the next step()."""
-        flight, self._flight = self._flight, None
-        if flight is not None:
-            self._news += self._finish(flight)
+    # -- forwards without sampling
+
+    def measure(self, id: int, prompt: list[int], ask: Ask, options: RequestOptions = DEFAULT) -> None:
+        """Queue a job (engine/jobs.py); it is among over_jobs() when it ended. Raises RequestError when it is
+        refused."""
+        self.jobs.submit(id, prompt, ask, options, now=self._clock())
+
+    def over_jobs(self) -> list[Job]:
+        """The jobs that ended since last time."""
+        return self.jobs.take_over()
 
     def score(self, token_ids: list[int]):
-        """Teacher forcing of one sequence beside the requests: yields (start, logprobs, top1, logits) as Runner.score.
+        """Teacher forcing of one sequence beside the requests: yields for each chunk (start, logprobs, top1, logits).
 
-        Raises RequestError for ids outside the vocabulary, a sequence beyond the context, or pages that are taken.
+        logprobs, top1: lists, entry i about the token after token_ids[start + i] (the last token of all has the
+        log-probability of token 0: there is no next). logits: memoryview of f32 [n * vocab_size], valid until the next
+        step. Requests may run between two chunks. Raises RequestError for ids outside the vocabulary or a sequence
+        beyond the context.
         """
-        self._settle()
-        pages = self.scheduler.borrow_pages(token_ids)
+        self._num_scores += 1
+        job = self.jobs.submit(-self._num_scores, token_ids, Ask("logprobs"), keeps_logits=True)
         try:
-            chunks = self.runner.score(array("i", token_ids), pages)
-            while True:
-                self._settle()
-                chunk = next(chunks, None)
-                if chunk is None:
-                    return
-                yield chunk
+            while not job.is_over:
+                if self.jobs.advance(self._clock(), only=job):
+                    yield job.chunk
+                else:   # others hold what it waits for
+                    self._news = self.step()
         finally:
-            self.scheduler.return_pages(pages)
+            if job.is_over:
+                self.jobs.forget(job)
+            else:
+                self.jobs.cancel(job.id)
 
     def close(self) -> None:
         """Drop every request and free the device."""
         for id in self.scheduler.live_ids():
             self.scheduler.cancel(id)
+        for id in self.jobs.live_ids():
+            self.jobs.cancel(id)
         self.runner.close()

@@ -128,7 +128,8 @@ class LLM:
 
     def metrics(self) -> dict[str, float]:
         """Totals since the start: steps, tokens, seconds in steps, and the scheduler's counters."""
-        return {**self._engine.metrics.snapshot(), **self._engine.scheduler.counters.snapshot()}
+        return {**self._engine.metrics.snapshot(), **self._engine.scheduler.counters.snapshot(),
+                **self._engine.jobs.counters}
 
     @property
     def tokenizer(self):
@@ -274,6 +275,62 @@ class LLM:
         from math import exp, fsum
         logprobs = self.logprobs_of(token_ids).logprobs
         return exp(-fsum(logprobs) / len(logprobs))
+
+    # -- forwards without sampling
+
+    def embed(self, prompts: "Prompt | Sequence[Prompt]", *, pooling: str = "last", normalize: bool = True):
+        """The model's hidden state of each prompt after the final norm, f32 NumPy [prompts, hidden_size]. pooling: of
+        the "last" token, or their "mean". normalize: each line brought to length 1. Raises RequestError for a prompt
+        that is refused."""
+        import numpy
+
+        from zse.engine.messages import Ask
+        if pooling not in ("last", "mean"):
+            raise ValueError(f"pooling {pooling!r}: expected last or mean")
+        results = self._measure(self._several(prompts), Ask("last" if pooling == "last" else "mean",
+                                                            normalize=normalize))
+        lines = [numpy.frombuffer(result.vector, "<f4") for result in results]
+        return numpy.array(lines, numpy.float32).reshape(len(lines), -1)
+
+    def score(self, prompts: "Prompt | Sequence[Prompt]", targets: "Sequence[str | int]") -> list[list[float]]:
+        """log p(target | prompt) of each target as the next token, for each prompt: of "yes" and "no" that is how a
+        model judges. targets: token ids, or texts that are one token. Raises RequestError for a text of several
+        tokens."""
+        from zse.engine.messages import Ask
+        ids: list[int] = []
+        for target in targets:
+            some = [target] if isinstance(target, int) else self.tokenizer.encode(target, add_bos=False)
+            if len(some) != 1:
+                raise RequestError(f"the target {target!r} is {len(some)} tokens, not one", code="invalid_value",
+                                   param="targets")
+            ids += some
+        results = self._measure(self._several(prompts), Ask("targets", targets=tuple(ids)))
+        return [[entry.logprob for entry in result.logprobs] for result in results]
+
+    def _several(self, prompts) -> list[list[int]]:
+        single = isinstance(prompts, str) or (prompts and isinstance(prompts[0], int))
+        return [self._encode(prompt) for prompt in ([prompts] if single else prompts)]
+
+    def _measure(self, prompts: list[list[int]], ask) -> list:
+        """The Measured of each prompt, in order. Streams that are open go on meanwhile."""
+        first, self._next_id = self._next_id, self._next_id + len(prompts)
+        waiting = set()
+        try:
+            for id, prompt in enumerate(prompts, first):
+                self._engine.measure(id, prompt, ask)
+                waiting.add(id)
+            results = {}
+            while waiting:
+                self._step()
+                for job in self._engine.over_jobs():
+                    waiting.discard(job.id)
+                    if job.error is not None:
+                        raise job.error
+                    results[job.id] = job.result
+        finally:
+            for id in waiting:
+                self._engine.cancel(id)
+        return [results[id] for id in range(first, first + len(prompts))]
 
     # -- the end
 

@@ -40,7 +40,7 @@ def plan_memory(config: EngineConfig, plan, device) -> MemoryPlan:
     """
     from zse.cache.layout import first_nbytes, page_nbytes
     from zse.cache.pages import PAGE, pages_for
-    from zse.engine.runner import logit_rows
+    from zse.engine.runner import JOB_ROWS, logit_rows
     from zse.engine.step import inputs_nbytes, new_pages
     from zse.models.forms import FORMS, scratch_nbytes
     from zse.sampling.state import device_nbytes, input_nbytes
@@ -54,7 +54,7 @@ def plan_memory(config: EngineConfig, plan, device) -> MemoryPlan:
         lines = logit_rows(rows, tokens)
         total = scratch_nbytes(model, FORMS[family], schemes, max_tokens=tokens, max_rows=lines, max_context=context)
         if family == "gpu":
-            total += 4 * (rows + 1) * context // PAGE + 4 * rows * context     # page table, token history
+            total += 4 * (rows + JOB_ROWS) * context // PAGE + 4 * rows * context     # page table, token history
             total += 2 * inputs_nbytes(tokens, lines, new_pages(tokens, rows), input_nbytes(rows))
             total += 2 * device_nbytes(rows, model.vocab_size) + num_sms(device) * PARTIAL_BYTES
         return total

@@ -3,6 +3,8 @@
 The tag field is `kind`: Failed has a `type` of its own.
 """
 
+from typing import Literal
+
 import msgspec
 
 from zse.sampling.params import SamplingParams
@@ -14,6 +16,28 @@ class Submit(msgspec.Struct, tag_field="kind", tag=True):
     id: int
     prompt: list[int]
     params: SamplingParams
+    options: RequestOptions = DEFAULT
+
+
+class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is measured of a sequence that is run without sampling (engine/jobs.py).
+
+    "logprobs": the log-probability of each token given those before it, with `top` alternatives (0..20). "last", "mean":
+    the hidden state after the final norm, of the last token or their mean; normalize: brought to length 1. "targets":
+    the log-probability of each of `targets` as the next token (at most 1,024).
+    """
+    what: Literal["logprobs", "last", "mean", "targets"]
+    top: int = 0
+    targets: tuple[int, ...] = ()
+    normalize: bool = False
+
+
+class Measure(msgspec.Struct, tag_field="kind", tag=True):
+    """server → engine: a forward without sampling. id: as of Submit, and from the same numbers. Answered by one
+    Measured, or Failed. prompt: token ids, at least one."""
+    id: int
+    prompt: list[int]
+    ask: Ask
     options: RequestOptions = DEFAULT
 
 
@@ -63,6 +87,16 @@ class Tokens(msgspec.Struct, tag_field="kind", tag=True):
     cached_tokens: int = 0
 
 
+class Measured(msgspec.Struct, tag_field="kind", tag=True):
+    """engine → server: the one answer to Measure. vector: f32 little-endian [hidden_size] ("last", "mean"). logprobs:
+    of "logprobs" one for each token of the prompt, None for the first, which nothing stands before; of "targets" one for
+    each target, in order."""
+    id: int
+    num_tokens: int
+    vector: bytes | None = None
+    logprobs: list[TokenLogprob | None] | None = None
+
+
 class StepTokens(msgspec.Struct, tag_field="kind", tag=True):
     """engine → server: one token each of requests that go on: ids[i] said tokens[i]. One message for a step, where
     a Tokens for each of 256 requests would cost both processes more than the step."""
@@ -102,5 +136,5 @@ class Heartbeat(msgspec.Struct, tag_field="kind", tag=True):
     counters: dict[str, float] = {}
 
 
-ToEngine = Submit | Cancel | Load | Shutdown
-FromEngine = Ready | Parked | Tokens | StepTokens | Failed | Fatal | Heartbeat
+ToEngine = Submit | Measure | Cancel | Load | Shutdown
+FromEngine = Ready | Parked | Tokens | StepTokens | Measured | Failed | Fatal | Heartbeat

@@ -15,14 +15,14 @@ from zse.cache.pages import PAGE, pages_for
 from zse.engine.config import ResolvedConfig
 from zse.engine.messages import TokenLogprob
 from zse.engine.step import StepInputs, new_pages
-from zse.errors import RequestError
-from zse.kernels.sample import logprob_rows
 from zse.scheduler.request import Request
 from zse.scheduler.scheduler import Batch, Entry
 from zse.tensor import Tensor
 
-# Lines of logits kept at least: score() reads so many at a time. Lines that are not used are never touched.
+# Lines of logits kept at least: jobs read so many at a time. Lines that are not used are never touched.
 SCORE_ROWS = 16
+# Lines of the page table behind the requests', for jobs (engine/forwards.py).
+JOB_ROWS = 8
 # Tokens of a prompt that a first request on a GPU is likely not to have more of: its recording is made first.
 SHORT_PROMPT = 64
 
@@ -64,18 +64,18 @@ class Runner:
         self._max_pages = pages_for(config.max_context)
         self._lines = lines = logit_rows(config.max_rows, config.max_tokens_per_step)
         self.kv = KVCache(device, model.config, config.num_pages, config.kv_dtype)
-        # One row more, which no request gets: score() writes its pages there.
-        self._page_table = _new(device, "step", "i32", config.max_rows + 1, self._max_pages)
+        # Rows more, which no request gets: jobs write their pages there.
+        self._page_table = _new(device, "step", "i32", config.max_rows + JOB_ROWS, self._max_pages)
         self._logits = _new(device, "step", "f32", lines, model.config.vocab_size)
         self._turns = self._make_turns()
         buffers, _ = self._turns[0].inputs.buffers(config.max_tokens_per_step, self._page_table, self._logits)
         self.decoder = Decoder(device, model, self.kv, buffers, activations=config.activations)
         self._sizes = [size for size in self.decoder.forms.sizes if size < config.max_tokens_per_step]
         self._sizes.append(config.max_tokens_per_step)
-        self._scores = device.staging(12 * SCORE_ROWS, label="step")
         self._table_view = None if self.runs_ahead else self._page_table.view()
         self._ascending = memoryview(array("i", range(config.max_context)))
         self._graphs: dict[tuple[str, int, int], Any] = {}
+        self._forwards: Any = None
         self._wanted_first = self._first_recordings()
         # For each row of the page table: whose stay it describes, and how many of its pages are written.
         self._residents: list[tuple[Request | None, int, int]] = [(None, 0, 0)] * config.max_rows
@@ -254,8 +254,7 @@ class Runner:
     def _graph(self, kind: str, size: int, number: int):
         """The recording of this kind and size, made when first asked for.
 
-        decode: every token has logits and is sampled from. mixed: those in logit_rows. score: every token has logits,
-        whose log-probability of the target is taken.
+        decode: every token has logits and is sampled from. mixed: those in logit_rows.
         """
         key = kind, size, number
         graph = self._graphs.get(key)
@@ -267,16 +266,10 @@ class Runner:
             turn.inputs.upload(recorder, size)
             if self.runs_ahead:
                 self._record_inputs(recorder, turn, step, source, tokens)
-            logits = self.decoder.record(recorder, step=step, max_tokens=size, every_token=kind != "mixed",
+            logits = self.decoder.record(recorder, step=step, max_tokens=size, every_token=kind == "decode",
                                          longest_run=1 if kind == "decode" else None)
-            if kind == "score":
-                rows = logits.shape[0]
-                recorder.upload(self._scores)
-                logprob_rows(recorder, logits, *(tensor.with_rows(rows) for tensor in self._score_tensors()))
-                recorder.download(self._scores)
-            else:
-                turn.sampler.record(recorder, logits)
-                recorder.download(turn.results)
+            turn.sampler.record(recorder, logits)
+            recorder.download(turn.results)
             graph = self._graphs[key] = recorder.finish()
         return graph
 
@@ -290,49 +283,23 @@ class Runner:
         feed_tokens(recorder, step.token_ids.with_rows(tokens), source.with_rows(tokens), before.tokens,
                     step.positions.with_rows(tokens), step.token_row.with_rows(tokens), turn.sampler.history)
 
-    # -- teacher forcing
+    # -- forwards without sampling
 
-    def _score_tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """targets, logprob, argmax."""
-        buffer = self._scores.buffer
-        return (Tensor(buffer, (SCORE_ROWS,), "i32"), Tensor(buffer, (SCORE_ROWS,), "f32", 4 * SCORE_ROWS),
-                Tensor(buffer, (SCORE_ROWS,), "i32", 8 * SCORE_ROWS))
-
-    def score(self, tokens: array, pages: list[int]):
-        """Run `tokens` as one sequence in `pages`; yields for each chunk (start, logprobs, top1, logits).
-
-        logprobs, top1: lists, entry i about the token after tokens[start + i] (the last token of all has logprob of
-        token 0: there is no next). logits: memoryview of f32 [n * vocab_size], valid until the next step. Requests may
-        run between two chunks, collected before the next is asked for. Raises RequestError when the sequence is longer
-        than the context.
-        """
-        if len(tokens) > self.config.max_context:
-            raise RequestError(f"{len(tokens)} tokens are more than the context of {self.config.max_context}",
-                               code="context_length_exceeded")
-        vocab, turn = self.model.config.vocab_size, self._turns[0]
-        words = self._scores.host
-        targets, logprobs, top1 = (words[start:start + 4 * SCORE_ROWS].cast(format)
-                                   for start, format in ((0, "i"), (4 * SCORE_ROWS, "f"), (8 * SCORE_ROWS, "i")))
-        chunk = min(SCORE_ROWS, self._lines, self.config.max_tokens_per_step)
-        size = self._size_for("score", chunk)
-        following = tokens[1:] + array("i", [0])
-        arrays, row = turn.inputs.arrays(size), self.config.max_rows
-        for start in range(0, len(tokens), chunk):
-            end = min(start + chunk, len(tokens))
-            count = end - start
-            turn.inputs.page_count[0] = 0
-            self._update_table(turn.inputs, row, pages, pages_for(start), pages_for(end))
-            arrays.token_ids[:count] = tokens[start:end]
-            arrays.source[:count] = array("i", [-1]) * count
-            arrays.positions[:count] = self._ascending[start:end]
-            arrays.token_row[:count] = array("i", [row]) * count
-            targets[:count] = following[start:end]
-            self.launch(self._recording("score", size, turn, count, count, end)).wait()
-            logits = memoryview(self.device.read(self._logits.with_rows(count))).cast("f")
-            yield start, logprobs[:count].tolist(), top1[:count].tolist(), logits[:count * vocab]
+    @property
+    def forwards(self):
+        """What jobs run on: engine/forwards.py."""
+        if self._forwards is None:
+            from zse.engine.forwards import Forwards
+            self._forwards = Forwards(
+                self.decoder, self.config, page_table=self._page_table, logits=self._logits,
+                history=self._turns[0].sampler.history, size_for=lambda tokens: self._size_for("mixed", tokens),
+                update_table=self._update_table, writes_table=self._table_view is not None)
+        return self._forwards
 
     def close(self) -> None:
         """Drop the graphs and stop the device."""
+        if self._forwards is not None:
+            self._forwards.close()
         for graph in self._graphs.values():
             graph.close()
         self._graphs.clear()

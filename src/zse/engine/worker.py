@@ -110,7 +110,7 @@ def _serve(engine, socket) -> int:
     """Steps while there is work; between steps takes what the server sent, without waiting unless idle."""
     from time import monotonic
 
-    from zse.engine.messages import Cancel, Failed, Shutdown, Submit
+    from zse.engine.messages import Cancel, Measure, Shutdown, Submit
     from zse.errors import RequestError
     gc.freeze()
     gc.enable()
@@ -132,13 +132,18 @@ def _serve(engine, socket) -> int:
                 try:
                     engine.submit(message.id, message.prompt, message.params, message.options)
                 except RequestError as error:
-                    replies.append(Failed(id=message.id, message=error.message, status=error.status, type=error.type,
-                                          code=error.code, param=error.param))
+                    replies.append(failed(message.id, error))
+            elif isinstance(message, Measure):
+                try:
+                    engine.measure(message.id, message.prompt, message.ask, message.options)
+                except RequestError as error:
+                    replies.append(failed(message.id, error))
             elif isinstance(message, Cancel):
                 engine.cancel(message.id)
             elif isinstance(message, Shutdown):
                 return 0
         replies += news(engine.step())
+        replies += [job.result or failed(job.id, job.error) for job in engine.over_jobs()]
         if replies:
             socket.send(*replies)
 
@@ -161,11 +166,18 @@ def news(outputs) -> list:
     return [StepTokens(ids=ids, tokens=tokens), *messages] if ids else messages
 
 
+def failed(id: int, error):
+    """The Failed that tells of a RequestError."""
+    from zse.engine.messages import Failed
+    return Failed(id=id, message=error.message, status=error.status, type=error.type, code=error.code,
+                  param=error.param)
+
+
 def heartbeat(engine):
     from zse.engine.messages import Heartbeat
     scheduler = engine.scheduler
     return Heartbeat(steps=engine.metrics.steps, running=scheduler.num_running, waiting=scheduler.num_waiting,
-                     free_pages=scheduler.cache.num_free, counters=scheduler.counters.snapshot())
+                     free_pages=scheduler.cache.num_free, counters=scheduler.counters.snapshot() | engine.jobs.counters)
 
 
 if __name__ == "__main__":

@@ -86,16 +86,49 @@ class Decoder:
         this recording where that is known (1: a decode step), which leaves out kernels for longer ones. Symbols to run
         with: `symbols()`.
         """
-        config, model = self.config, self.model
         step = step or self.buffers
-        capacity = step.token_ids.shape[0]
-        max_tokens = capacity if max_tokens is None else max_tokens
-        if not 0 < max_tokens <= capacity:
-            raise ConfigError(f"a step of {max_tokens} tokens: the buffers hold {capacity}")
-        tokens = recorder.symbol("tokens", max_tokens)
+        max_tokens = self._size_of(step, max_tokens)
         max_rows = min(max_tokens, step.logits.shape[0])
-        rows = tokens if every_token else recorder.symbol("rows", max_rows)
-        run = _Recording(self, recorder, step, tokens, max_tokens)
+        run, x, delta, delta_norm = self._record_layers(recorder, step, max_tokens, longest_run)
+        rows = run.tokens if every_token else recorder.symbol("rows", max_rows)
+        logits = step.logits.with_rows(rows)
+        if every_token:
+            normed = run.activation("head_in", [self._head], max_rows).with_rows(rows)
+            add_rmsnorm(recorder, x, delta, delta_norm, self.model.vectors["final_norm"], normed, self.config.norm_eps)
+            matmul(recorder, normed, self._head, logits, max_tokens=max_rows)
+        else:
+            # Only the rows that are sampled pass the head, which is most of a small model's work.
+            if delta is not None:
+                add_rmsnorm(recorder, x, delta, delta_norm, None, None, self.config.norm_eps)
+            self._record_head(recorder, run, x, step.logit_rows.with_rows(rows), logits, max_rows)
+        return logits
+
+    def record_hidden(self, recorder, *, step: StepBuffers | None = None, max_tokens: int | None = None) -> Tensor:
+        """Record one step without the head and return the hidden states before the final norm, f32 [tokens, hidden]:
+        `hidden`, whole until the next step of any recording. step, max_tokens: as of record()."""
+        step = step or self.buffers
+        run, x, delta, delta_norm = self._record_layers(recorder, step, self._size_of(step, max_tokens), None)
+        if delta is not None:
+            add_rmsnorm(recorder, x, delta, delta_norm, None, None, self.config.norm_eps)
+        return x
+
+    @property
+    def hidden(self) -> Tensor:
+        """f32 [max_tokens, hidden_size]: where record_hidden() leaves the step's hidden states."""
+        return self._scratch["x"]
+
+    def record_head(self, recorder, wanted: Tensor, logits: Tensor) -> None:
+        """Record the final norm and the head over lines of `hidden`: wanted i32 [max_rows], logits f32 [max_rows,
+        vocab_size]; to run with rows <= max_rows."""
+        max_rows = wanted.shape[0]
+        rows = recorder.symbol("rows", max_rows)
+        run = _Recording(self, recorder, self.buffers, rows, max_rows, splits=False)
+        self._record_head(recorder, run, self.hidden, wanted.with_rows(rows), logits.with_rows(rows), max_rows)
+
+    def _record_layers(self, recorder, step: StepBuffers, max_tokens: int, longest_run: int | None):
+        """(the _Recording, x, and what is still to be added to x: delta, its norm), after the last layer."""
+        config, model = self.config, self.model
+        run = _Recording(self, recorder, step, recorder.symbol("tokens", max_tokens), max_tokens)
         run.plan(longest_run)
         x = run.tensor("x")
         embed(recorder, run.of(step.token_ids), model.weights["embed"], x, config.embed_scale)
@@ -108,21 +141,26 @@ class Decoder:
         for layer in range(config.num_layers):
             table = tables["local_rope" if config.uses_local_rope(layer) else "rope"]
             delta, delta_norm = run.layer(layer, x, delta, delta_norm, table)
-        head = model.weights["embed" if config.tied_head else "head"]
-        final_norm = model.vectors["final_norm"]
-        normed = run.activation("head_in", [head], max_rows).with_rows(rows)
-        if every_token:
-            add_rmsnorm(recorder, x, delta, delta_norm, final_norm, normed, config.norm_eps)
-        else:
-            # Only the rows that are sampled pass the head, which is most of a small model's work.
-            if delta is not None:
-                add_rmsnorm(recorder, x, delta, delta_norm, None, None, config.norm_eps)
-            wanted = self._scratch["wanted"].with_rows(rows)
-            gather_rows(recorder, x, step.logit_rows.with_rows(rows), wanted)
-            add_rmsnorm(recorder, wanted, None, None, final_norm, normed, config.norm_eps)
-        logits = step.logits.with_rows(rows)
-        matmul(recorder, normed, head, logits, max_tokens=max_rows)
-        return logits
+        return run, x, delta, delta_norm
+
+    def _record_head(self, recorder, run: "_Recording", x: Tensor, wanted: Tensor, logits: Tensor,
+                     max_rows: int) -> None:
+        gathered = self._scratch["wanted"].with_rows(wanted.shape[0])
+        gather_rows(recorder, x, wanted, gathered)
+        normed = run.activation("head_in", [self._head], max_rows).with_rows(wanted.shape[0])
+        add_rmsnorm(recorder, gathered, None, None, self.model.vectors["final_norm"], normed, self.config.norm_eps)
+        matmul(recorder, normed, self._head, logits, max_tokens=max_rows)
+
+    @property
+    def _head(self):
+        return self.model.weights["embed" if self.config.tied_head else "head"]
+
+    def _size_of(self, step: StepBuffers, max_tokens: int | None) -> int:
+        capacity = step.token_ids.shape[0]
+        max_tokens = capacity if max_tokens is None else max_tokens
+        if not 0 < max_tokens <= capacity:
+            raise ConfigError(f"a step of {max_tokens} tokens: the buffers hold {capacity}")
+        return max_tokens
 
     def symbols(self, tokens: int, rows: int, context: int, *, max_tokens: int | None = None) -> dict[str, int]:
         """The symbols of one run: graph.run(**symbols). context: tokens of the longest sequence, this step's included.
@@ -191,10 +229,10 @@ def _new(device, label: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
 class _Recording:
     """One recording: the symbols bound, the scratch with the step's number of tokens."""
 
-    def __init__(self, decoder: Decoder, recorder, step: StepBuffers, tokens, max_tokens: int):
+    def __init__(self, decoder: Decoder, recorder, step: StepBuffers, tokens, max_tokens: int, splits: bool = True):
         self.decoder, self.recorder, self.step = decoder, recorder, step
         self.tokens, self.max_tokens = tokens, max_tokens
-        self.splits = recorder.symbol("splits") if decoder.splits_attention(max_tokens) else 1
+        self.splits = recorder.symbol("splits") if splits and decoder.splits_attention(max_tokens) else 1
         # What attention() takes besides: how a CPU's threads share a sequence, or what a GPU works from.
         self.sharing: dict[str, Any] = {
             "splits": self.splits, "partial": decoder._scratch["partial"] if self.splits != 1 else None}

@@ -98,6 +98,7 @@ class Scheduler:
         self._in_flight: list[Batch] = []   # oldest first
         self._retired: dict[Request, tuple[int, list[int]]] = {}   # (row, pages) of requests that left in flight
         self._borrowed: list[list[int]] = []
+        self._borrower: tuple[int, int] | None = None   # (arrival, pages) of a sequence that waits for pages
 
     # -- requests in
 
@@ -131,9 +132,10 @@ class Scheduler:
             raise RequestError("the prompt has no tokens", code="invalid_value", param="prompt")
         named = (("prompt", prompt), ("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ()))
         for param, ids in named:
-            self._check_ids(param, ids)
+            self.check_ids(param, ids)
 
-    def _check_ids(self, param: str, ids) -> None:
+    def check_ids(self, param: str, ids) -> None:
+        """Raises RequestError for an id outside the vocabulary."""
         if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
             bad = next(id for id in ids if not 0 <= id < self.vocab_size)
             raise RequestError(f"token id {bad} is outside this model's vocabulary of {self.vocab_size}",
@@ -165,21 +167,45 @@ class Scheduler:
         self._leave(request)
         return True
 
-    def borrow_pages(self, token_ids: list[int]) -> list[int]:
-        """Pages for a sequence that runs beside the requests (teacher forcing), until return_pages(). Raises
-        RequestError for bad ids, or when too few pages are free."""
-        self._check_ids("token_ids", token_ids)
-        pages = self.cache.allocator.allocate(pages_for(len(token_ids)))
+    # -- sequences that run beside the requests
+
+    def check_sequence(self, token_ids: list[int]) -> int:
+        """Raises RequestError for a sequence that can never run beside the requests. Its place among the arrivals."""
+        if not token_ids:
+            raise RequestError("the prompt has no tokens", code="invalid_value", param="prompt")
+        self.check_ids("prompt", token_ids)
+        capacity = min(self.max_context, self.cache.num_pages * PAGE)
+        if len(token_ids) > capacity:
+            raise RequestError(f"{len(token_ids)} tokens are more than the context of {capacity}",
+                               code="context_length_exceeded", param="prompt")
+        return self._arrivals
+
+    def borrow_pages(self, count: int, arrival: int) -> list[int] | None:
+        """`count` pages for a sequence that came at `arrival`, until return_pages(). None while too few are free:
+        then requests that came later leave the pages alone, as it leaves alone what older ones wait for."""
+        keep = len(self._running)
+        if self._waiting and self._waiting[0].arrival < arrival:
+            keep += pages_for(len(self._waiting[0].tokens))
+        pages = self.cache.allocator.allocate(count) if count + keep <= self.cache.num_free else None
         if pages is None:
-            raise RequestError(f"{len(token_ids)} tokens need more KV pages than are free ({self.cache.num_free} of "
-                               f"{self.cache.num_pages}); wait for running requests", status=503, type="server_error",
-                               code="overloaded")
+            self._borrower = arrival, count
+            return None
+        self._borrower = None
         self._borrowed.append(pages)
         return pages
+
+    def withdraw_borrower(self, arrival: int) -> None:
+        """The sequence of `arrival` no longer waits for pages."""
+        if self._borrower is not None and self._borrower[0] == arrival:
+            self._borrower = None
 
     def return_pages(self, pages: list[int]) -> None:
         self._borrowed.remove(pages)
         self.cache.release_pages(pages)
+
+    def job_tokens(self) -> int:
+        """Tokens that may run beside the requests between two steps."""
+        return min(self.max_tokens, self._prefill_budget(len(self._running)))
 
     # -- a step
 
@@ -354,8 +380,10 @@ class Scheduler:
         if not self._free_rows:
             return False
         length = request.max_cached_len if is_pinned(request) else len(request.tokens)
+        borrower = self._borrower
+        held = borrower[1] if borrower is not None and borrower[0] <= request.arrival else 0
         # One page a running row stays free: admitting into the last pages would preempt at the next page border.
-        if pages_for(length) + len(self._running) > self.cache.num_free or not self.cache.reserve(request.id, length):
+        if pages_for(length) + len(self._running) + held > self.cache.num_free or not self.cache.reserve(request.id, length):
             return False
         self._waiting.pop(0)
         insort(self._running, request, key=age_order)

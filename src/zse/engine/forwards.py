@@ -1,0 +1,186 @@
+"""Forwards without sampling, for jobs (engine/jobs.py): the hidden states of a chunk, and any of its lines of logits.
+
+They use the Runner's decoder, pages and logits between its steps, and inputs of their own: what is submitted and not
+collected yet is not disturbed. Everything here waits for the device before it returns.
+"""
+
+from array import array
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from zse.cache.pages import pages_for
+from zse.engine.messages import TokenLogprob
+from zse.engine.runner import JOB_ROWS
+from zse.engine.step import StepInputs, new_pages
+from zse.kernels.sample import logprob_rows
+from zse.sampling.params import SamplingParams
+from zse.tensor import Tensor
+
+
+class Piece(NamedTuple):
+    """Part of a sequence: all of its tokens, which of them run, its pages, and its line (0 .. JOB_ROWS - 1)."""
+
+    tokens: array
+    start: int
+    num_tokens: int
+    pages: list[int]
+    row: int
+
+
+class Line(NamedTuple):
+    """What is asked of one token of a chunk. place: in the chunk; target: the token whose log-probability is wanted;
+    top: how many alternatives."""
+
+    place: int
+    target: int
+    top: int = 0
+
+
+class _TopRequest(NamedTuple):
+    """A line as the sampler's parameters see it."""
+
+    params: SamplingParams
+    seed: int = 0
+    row: int = 0
+    prompt_len: int = 0
+
+
+class Forwards:
+    """decoder, config, page_table, logits, history: the Runner's. size_for(tokens): the size of recording for them.
+    update_table(inputs, row, pages, first, last): writes entries of the page table, or, where writes_table is false,
+    puts them into the inputs. What is needed on the device is made when first asked for."""
+
+    def __init__(self, decoder, config, *, page_table: Tensor, logits: Tensor, history,
+                 size_for: Callable[[int], int], update_table: Callable, writes_table: bool):
+        self._decoder, self._device, self._config = decoder, decoder.device, config
+        self._page_table, self._logits, self._history = page_table, logits, history
+        self._size_for, self._update_table, self._writes_table = size_for, update_table, writes_table
+        self.max_lines: int = logits.shape[0]
+        self._inputs: StepInputs | None = None
+        self._graphs: dict[tuple[str, int], Any] = {}
+        self._sampler: Any = None
+        self._top_of: dict[int, _TopRequest] = {}
+        self._final_norm: Any = None
+
+    def run(self, pieces: list[Piece]) -> None:
+        """Run a chunk. Its hidden states stay readable until anything else runs; K and V are in the pages."""
+        inputs = self._inputs = self._inputs or self._make_inputs()
+        tokens = sum(piece.num_tokens for piece in pieces)
+        size = self._size_for(tokens)
+        arrays = inputs.arrays(size)
+        inputs.page_count[0] = 0
+        at = context = 0
+        for piece in pieces:
+            end, last, row = piece.start + piece.num_tokens, at + piece.num_tokens, self._config.max_rows + piece.row
+            self._update_table(inputs, row, piece.pages, pages_for(piece.start), pages_for(end))
+            arrays.token_ids[at:last] = piece.tokens[piece.start:end]
+            arrays.source[at:last] = array("i", [-1]) * piece.num_tokens
+            arrays.positions[at:last] = array("i", range(piece.start, end))
+            arrays.token_row[at:last] = array("i", [row]) * piece.num_tokens
+            at, context = last, max(context, end)
+        graph = self._graphs.get(("hidden", size)) or self._record_hidden(size)
+        symbols = self._decoder.symbols(tokens, 1, context, max_tokens=size)
+        graph.submit(**{name: symbols[name] for name in graph.symbols}).wait()
+
+    def logprobs(self, lines: list[Line]) -> list[TokenLogprob]:
+        """Log-probabilities of at most `max_lines` lines of the chunk that ran last. NaN where logits are not finite."""
+        tops = any(line.top for line in lines)
+        count, words = len(lines), self._words()
+        words[0][:count] = array("i", [line.place for line in lines])
+        words[1][:count] = array("i", [line.target for line in lines])
+        if tops:
+            self._sampler = self._sampler or self._make_sampler()
+            self._sampler.prepare([self._top_request(line.top) for line in lines], [0] * count)
+        kind = "tops" if tops else "head"
+        graph = self._graphs.get((kind, 0)) or self._record_head(tops)
+        graph.submit(rows=count).wait()
+        found = words[2][:count].tolist()
+        if not tops:
+            return [TokenLogprob(value, []) for value in found]
+        return [TokenLogprob(value, [] if token < 0 or result is None else
+                             [(id, value if id == line.target else other) for id, other in result[1]])
+                for value, (token, result), line in zip(found, self._sampler.read(), lines, strict=True)]
+
+    def top1(self, count: int) -> list[int]:
+        """The likeliest token of each of the first `count` lines that logprobs() was asked for last."""
+        return self._words()[3][:count].tolist()
+
+    def logits(self, count: int) -> "memoryview[float]":
+        """f32 [count * vocab_size] of the first `count` of those lines; valid until anything else runs."""
+        data = self._device.read(self._logits.with_rows(count))
+        return memoryview(data).cast("f")
+
+    def hidden(self, place: int, count: int):
+        """Hidden states after the final norm, float64 NumPy [count, hidden_size], of the chunk's tokens from `place`
+        on. The norm is computed here: on no device is its f32 output needed otherwise."""
+        import numpy as np
+        decoder = self._decoder
+        tensor = decoder.hidden
+        width = tensor.shape[1]
+        part = Tensor(tensor.buffer, (count, width), "f32", tensor.offset + 4 * width * place)
+        lines = np.frombuffer(self._device.read(part), np.float32).reshape(count, width).astype(np.float64)
+        if self._final_norm is None:
+            self._final_norm = np.frombuffer(self._device.read(decoder.model.vectors["final_norm"]),
+                                             np.float32).astype(np.float64)
+        return lines / np.sqrt((lines * lines).mean(axis=1, keepdims=True) + decoder.config.norm_eps) * self._final_norm
+
+    def close(self) -> None:
+        for graph in self._graphs.values():
+            graph.close()
+        self._graphs.clear()
+
+    # -- recordings
+
+    def _make_inputs(self) -> StepInputs:
+        tokens = self._config.max_tokens_per_step
+        self._head_words = self._device.staging(16 * self.max_lines, label="step")
+        return StepInputs(self._device, max_tokens=tokens, max_rows=self.max_lines,
+                          max_updates=new_pages(tokens, JOB_ROWS))
+
+    def _make_sampler(self):
+        from zse.sampling.state import SamplerState
+        return SamplerState(self._device, self._logits.shape[1], max_rows=self.max_lines, max_tokens=1,
+                            history=self._history)
+
+    def _top_request(self, top: int) -> _TopRequest:
+        found = self._top_of.get(top)
+        if found is None:
+            found = self._top_of[top] = _TopRequest(SamplingParams(temperature=0.0, logprobs=top))
+        return found
+
+    def _words(self) -> list[memoryview]:
+        """places, targets, log-probabilities and likeliest tokens of the lines."""
+        nbytes = 4 * self.max_lines
+        return [self._head_words.host[nbytes * index:nbytes * (index + 1)].cast(format)
+                for index, format in enumerate("iifi")]
+
+    def _record_hidden(self, size: int):
+        inputs = self._inputs
+        assert inputs is not None
+        recorder = self._device.record()
+        step, _ = inputs.buffers(size, self._page_table, self._logits)
+        inputs.upload(recorder, size)
+        if not self._writes_table:
+            from zse.kernels.page_table import update_pages
+            tensors = inputs.tensors
+            update_pages(recorder, tensors["page_count"], tensors["page_index"], tensors["page_value"],
+                         step.page_table)
+        self._decoder.record_hidden(recorder, step=step, max_tokens=size)
+        graph = self._graphs["hidden", size] = recorder.finish()
+        return graph
+
+    def _record_head(self, tops: bool):
+        recorder, count = self._device.record(), self.max_lines
+        wanted, targets, logprob, argmax = (
+            Tensor(self._head_words.buffer, (count,), dtype, 4 * count * index)
+            for index, dtype in enumerate(("i32", "i32", "f32", "i32")))
+        recorder.upload(self._head_words)
+        self._decoder.record_head(recorder, wanted, self._logits)
+        rows = recorder.symbol("rows", count)
+        logits = self._logits.with_rows(rows)
+        logprob_rows(recorder, logits, *(tensor.with_rows(rows) for tensor in (targets, logprob, argmax)))
+        if tops:
+            self._sampler.record(recorder, logits)
+        recorder.download(self._head_words)
+        graph = self._graphs["tops" if tops else "head", 0] = recorder.finish()
+        return graph

@@ -1,0 +1,284 @@
+"""Jobs: forwards without sampling beside the requests: embeddings, log-probabilities of a prompt, of chosen tokens.
+
+A chunk of the jobs at the head of the queue runs between two steps, as long as a chunk of a prompt would be, on pages
+that are borrowed from the requests' pool. A job that finds too few pages waits; it and the requests are given pages in
+the order in which they came.
+"""
+
+import math
+import time
+from array import array
+from bisect import insort
+from typing import Any
+
+from zse.cache.pages import pages_for
+from zse.engine.forwards import Line, Piece
+from zse.engine.messages import Ask, Measured, TokenLogprob
+from zse.engine.runner import JOB_ROWS
+from zse.errors import RequestError
+from zse.scheduler.options import DEFAULT, RequestOptions
+
+# Jobs at once may hold this share of all pages; a single one may hold them all.
+PAGE_SHARE = 0.25
+MAX_TARGETS = 1024
+CHUNK_TARGET_S = 0.5    # as of a step: cancellations and other requests' tokens get through between two
+
+
+class Job:
+    """One sequence. computed_len: how much of it has run. result: its Measured once it ended well; error: the
+    RequestError that ended it. keeps_logits: chunks yields (start, log-probabilities, likeliest tokens, logits)."""
+
+    def __init__(self, id: int, tokens: list[int], ask: Ask, options: RequestOptions, arrival: int, now: float,
+                 keeps_logits: bool = False):
+        self.id, self.tokens, self.ask, self.options, self.arrival = id, array("i", tokens), ask, options, arrival
+        self.submitted_at = now
+        self.keeps_logits = keeps_logits
+        self.pages: list[int] = []
+        self.row = -1
+        self.computed_len = 0
+        self.result: Measured | None = None
+        self.error: RequestError | None = None
+        self.logprobs: list[TokenLogprob | None] = [None]
+        self.total: Any = None          # sum of the hidden states so far
+        self.chunk: tuple | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.result is not None or self.error is not None
+
+    def order(self) -> tuple[int, int]:
+        return -self.options.priority, self.arrival
+
+
+class JobQueue:
+    """scheduler lends the pages, runner.forwards runs the chunks. max_waiting: jobs that may queue."""
+
+    def __init__(self, scheduler, runner, max_waiting: int = 1024):
+        self._scheduler, self._runner, self.max_waiting = scheduler, runner, max_waiting
+        self._jobs: dict[int, Job] = {}
+        self._waiting: list[Job] = []
+        self._active: list[Job] = []
+        self._free_rows = list(range(JOB_ROWS - 1, -1, -1))
+        self._over: list[Job] = []
+        self.counters = {"jobs_submitted": 0, "jobs_finished": 0, "jobs_cancelled": 0, "jobs_failed": 0,
+                         "jobs_refused": 0, "job_tokens": 0}
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._jobs)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def submit(self, id: int, tokens: list[int], ask: Ask, options: RequestOptions = DEFAULT, *, now: float = 0.0,
+               keeps_logits: bool = False) -> Job:
+        """Queue a job. Raises RequestError when it can never run or the queue is full."""
+        try:
+            if id in self._jobs or self._scheduler.request(id) is not None:
+                raise RequestError(f"request id {id} is in use", status=409, code="conflict")
+            if len(self._waiting) >= self.max_waiting:
+                raise RequestError(f"{self.max_waiting} requests are waiting already; try again later", status=503,
+                                   type="server_error", code="overloaded")
+            self._check(ask)
+            arrival = self._scheduler.check_sequence(tokens)
+        except RequestError:
+            self.counters["jobs_refused"] += 1
+            raise
+        job = self._jobs[id] = Job(id, tokens, ask, options, arrival, now, keeps_logits)
+        insort(self._waiting, job, key=Job.order)
+        self.counters["jobs_submitted"] += 1
+        return job
+
+    def _check(self, ask: Ask) -> None:
+        if not 0 <= ask.top <= 20:
+            raise RequestError(f"prompt_logprobs {ask.top} must be from 0 to 20", code="out_of_range",
+                               param="prompt_logprobs")
+        if ask.what == "targets" and not ask.targets:
+            raise RequestError("no target tokens are given", code="invalid_value", param="targets")
+        if len(ask.targets) > MAX_TARGETS:
+            raise RequestError(f"{len(ask.targets)} target tokens, at most {MAX_TARGETS} are allowed",
+                               code="array_above_max_length", param="targets")
+        self._scheduler.check_ids("targets", ask.targets)
+
+    def cancel(self, id: int) -> bool:
+        """Drop a job in any state; False for an unknown or finished one."""
+        job = self._jobs.get(id)
+        if job is None:
+            return False
+        self.counters["jobs_cancelled"] += 1
+        self._remove(job)
+        return True
+
+    def take_over(self) -> list[Job]:
+        """The jobs that ended since last time."""
+        over, self._over = self._over, []
+        return over
+
+    def forget(self, job: Job) -> None:
+        """Take a job that ended out of what take_over() gives."""
+        if job in self._over:
+            self._over.remove(job)
+
+    def advance(self, now: float = 0.0, only: Job | None = None) -> bool:
+        """Run one chunk; False when nothing could run (no jobs, or no pages for them). only: of this job alone."""
+        if not self._jobs:
+            return False
+        self._drop_late(now)
+        self._admit()
+        pieces = self._pieces(only)
+        if not pieces:
+            return False
+        forwards = self._runner.forwards
+        started = time.perf_counter()
+        forwards.run([piece for _, piece in pieces])
+        self._read(forwards, pieces)
+        seconds = time.perf_counter() - started
+        count = sum(piece.num_tokens for _, piece in pieces)
+        self.counters["job_tokens"] += count
+        if seconds > CHUNK_TARGET_S:
+            self._scheduler.limit_step(int(count * CHUNK_TARGET_S / seconds))
+        for job, piece in pieces:
+            if not job.is_over:
+                job.computed_len += piece.num_tokens
+                if job.computed_len == len(job.tokens):
+                    self._finish(job)
+        return True
+
+    # -- inside a chunk
+
+    def _drop_late(self, now: float) -> None:
+        for job in [job for job in self._waiting if job.options.deadline_ms is not None]:
+            if now - job.submitted_at > (job.options.deadline_ms or 0.0) / 1000:
+                self._fail(job, RequestError("the deadline passed while the request was queued", status=504,
+                                             type="server_error", code="deadline_exceeded"))
+
+    def _admit(self) -> None:
+        """Pages and a row for the jobs at the head of the queue, as far as both are there."""
+        scheduler = self._scheduler
+        while self._waiting and self._free_rows:
+            job = self._waiting[0]
+            count = pages_for(len(job.tokens))
+            held = sum(len(active.pages) for active in self._active)
+            if self._active and held + count > PAGE_SHARE * scheduler.cache.num_pages:
+                return
+            pages = scheduler.borrow_pages(count, job.arrival)
+            if pages is None:
+                return
+            job.pages, job.row = pages, self._free_rows.pop()
+            self._active.append(self._waiting.pop(0))
+
+    def _pieces(self, only: Job | None) -> list[tuple[Job, Piece]]:
+        budget = self._scheduler.job_tokens()
+        if only is not None:
+            # Its lines are read in one pass: see Engine.score.
+            budget = min(budget, self._runner.forwards.max_lines)
+        pieces = []
+        for job in self._active:
+            if budget and (only is None and not job.keeps_logits or job is only):
+                count = min(len(job.tokens) - job.computed_len, budget)
+                pieces.append((job, Piece(job.tokens, job.computed_len, count, job.pages, job.row)))
+                budget -= count
+        return pieces
+
+    def _read(self, forwards, pieces: list[tuple[Job, Piece]]) -> None:
+        """What the jobs asked of a chunk that has run."""
+        place = 0
+        wanted: list[tuple[Job, Line]] = []
+        for job, piece in pieces:
+            ask, last = job.ask, piece.start + piece.num_tokens == len(job.tokens)
+            if ask.what == "mean":
+                self._take_hidden(job, forwards.hidden(place, piece.num_tokens))
+            elif ask.what == "last" and last:
+                self._take_hidden(job, forwards.hidden(place + piece.num_tokens - 1, 1))
+            elif ask.what == "targets" and last:
+                wanted.append((job, Line(place + piece.num_tokens - 1, 0)))
+            elif ask.what == "logprobs":
+                following = job.tokens[piece.start + 1:piece.start + piece.num_tokens + 1]
+                if last and job.keeps_logits:
+                    following.append(0)
+                wanted += [(job, Line(place + index, target, ask.top)) for index, target in enumerate(following)]
+            place += piece.num_tokens
+        for first in range(0, len(wanted), forwards.max_lines):
+            group = wanted[first:first + forwards.max_lines]
+            results = forwards.logprobs([line for _, line in group])
+            if group[0][0].keeps_logits:
+                job, start = group[0][0], group[0][0].computed_len
+                job.chunk = (start, [result.logprob for result in results], forwards.top1(len(group)),
+                             forwards.logits(len(group)))
+                continue
+            for index, ((job, _), result) in enumerate(zip(group, results, strict=True)):
+                if not math.isfinite(result.logprob) and result.logprob != -math.inf:
+                    self._fail_numerical(job)
+                elif job.ask.what == "targets":
+                    self._take_targets(job, forwards.logits(len(group)), index)
+                else:
+                    job.logprobs.append(result)
+
+    def _take_hidden(self, job: Job, lines) -> None:
+        total = lines.sum(axis=0)
+        job.total = total if job.total is None else job.total + total
+
+    def _take_targets(self, job: Job, logits: "memoryview[float]", line: int) -> None:
+        import numpy as np
+        lines = np.asarray(logits, np.float32).reshape(-1, self._scheduler.vocab_size)
+        values = lines[line].astype(np.float64)
+        values -= values.max()
+        values -= np.log(np.exp(values).sum())
+        job.logprobs = [TokenLogprob(float(values[target]), []) for target in job.ask.targets]
+
+    def _finish(self, job: Job) -> None:
+        ask, vector = job.ask, None
+        if ask.what in ("last", "mean"):
+            import numpy as np
+            total = job.total / len(job.tokens) if ask.what == "mean" else job.total
+            if ask.normalize:
+                total = total / max(float(np.sqrt((total * total).sum())), 1e-12)
+            if not np.isfinite(total).all():
+                self._fail_numerical(job)
+                return
+            vector = total.astype("<f4").tobytes()
+        job.result = Measured(job.id, len(job.tokens), vector,
+                              None if vector is not None or job.keeps_logits else job.logprobs)
+        self.counters["jobs_finished"] += 1
+        self._remove(job)
+        self._over.append(job)
+
+    def _fail_numerical(self, job: Job) -> None:
+        self._fail(job, RequestError("the model gave numbers that are not finite for this request", status=500,
+                                     type="server_error", code="numerical_error"))
+
+    def _fail(self, job: Job, error: RequestError) -> None:
+        if job.is_over:
+            return
+        job.error = error
+        self.counters["jobs_failed"] += 1
+        self._remove(job)
+        self._over.append(job)
+
+    def _remove(self, job: Job) -> None:
+        """The one place where a job goes: pages and row back."""
+        del self._jobs[job.id]
+        if job.row < 0:
+            self._waiting.remove(job)
+            self._scheduler.withdraw_borrower(job.arrival)
+            return
+        self._active.remove(job)
+        self._free_rows.append(job.row)
+        self._scheduler.return_pages(job.pages)
+        job.row = -1
+
+    def live_ids(self) -> list[int]:
+        return list(self._jobs)
+
+    def check_integrity(self) -> list[str]:
+        """What is wrong, one line each."""
+        problems = []
+        if sorted([job.row for job in self._active] + self._free_rows) != list(range(JOB_ROWS)):
+            problems.append("a job's row is lost or shared")
+        if {*self._waiting, *self._active} != set(self._jobs.values()):
+            problems.append("a job stands in no list")
+        for job in self._active:
+            if len(job.pages) != pages_for(len(job.tokens)):
+                problems.append(f"job {job.id}: {len(job.pages)} pages for {len(job.tokens)} tokens")
+        return problems
