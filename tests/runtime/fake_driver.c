@@ -184,13 +184,13 @@ static void *device_bytes(address_t address, size_t nbytes) {
 typedef struct event { long recorded, done; struct stream *stream; int timing, captured; float time; } event_t;
 typedef void (*kernel_t)(void **params, const uint32_t *grid, uint32_t threads);
 typedef struct { char name[64]; kernel_t run; const uint32_t *sizes; } function_t;
-enum { KERNEL, TO_DEVICE, TO_HOST, SET, RECORD, WAIT };
+enum { KERNEL, TO_DEVICE, TO_HOST, COPY, SET, RECORD, WAIT };
 typedef struct op {
     int kind;
     function_t *function;
     uint32_t grid[3], threads, shared, cluster, overlaps;
     char *params;
-    address_t device;
+    address_t device, source;
     void *host;
     char *copied; /* content of memory that was not pinned */
     size_t nbytes;
@@ -257,6 +257,12 @@ static void perform(op_t *op) {
         if (is_pinned((uintptr_t)op->host, op->nbytes)) memcpy(op->host, device, op->nbytes);
         else sticky = ILLEGAL_ADDRESS;
         break;
+    case COPY: {
+        void *source = behind(op->source, op->nbytes);
+        if (source) memcpy(device, source, op->nbytes);
+        else sticky = ILLEGAL_ADDRESS;
+        break;
+    }
     case SET: memset(device, op->value, op->nbytes); break;
     case RECORD:
         if (op->generation > op->event->done) op->event->done = op->generation;
@@ -538,6 +544,12 @@ int NAME(cuMemcpyDtoHAsync_v2, hipMemcpyDtoHAsync)(void *host, address_t device,
         else if (!from) status = INVALID_VALUE;
         else memcpy(host, from, nbytes);
     }
+    LEAVE;
+}
+
+int NAME(cuMemcpyDtoDAsync_v2, hipMemcpyDtoDAsync)(address_t device, address_t source, size_t nbytes, stream_t *stream) {
+    ENTER("copy_async");
+    put(stream, (op_t){.kind = COPY, .device = device, .source = source, .nbytes = nbytes});
     LEAVE;
 }
 

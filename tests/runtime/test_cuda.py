@@ -83,6 +83,18 @@ def test_read_and_write_check_sizes(device):
         device.write(made, b"abc")
 
 
+def test_copies_keep_the_order_of_what_is_submitted(device):
+    first, second = tensor(device, [1.0, 2.0, 3.0, 4.0]), tensor(device, [0.0] * 4)
+    recorder = device.record()
+    recorder.launch("scale_rows", [first, first, 4, 2.0, 0.0], 1)
+    graph = recorder.finish()
+    graph.submit()
+    device.copy(second.address + 4, first.address, 8)
+    ticket = graph.submit()
+    ticket.wait()
+    assert floats(device, second) == [0.0, 2.0, 4.0, 0.0] and floats(device, first) == [4.0, 8.0, 12.0, 16.0]
+
+
 def test_not_enough_memory_names_label_and_bytes(device, fake):
     fake.set(memory=1 << 20)
     held = device.alloc(1000, "weights")

@@ -1,20 +1,24 @@
 """A seeded walk over the scheduler with a fake device that remembers what stands in every KV slot.
 
-The device stores (request, token, position) where a real one stores K and V, and on every read checks that a request
-sees exactly its own history. It runs a batch when it is given it, one step ahead of what the scheduler knows or not. Its
-"model" is a hash of seed and history, so the tokens that a request must give are
-known without running it: they must not depend on batching, chunking or preemption.
+The device stores where a real one stores K and V what those depend on: the salt (tenant), position, and a hash of all
+tokens up to there; and on every read checks that a request sees exactly its own history, or an equal one of its tenant.
+It runs a batch when it is given it, one step ahead of what the scheduler knows or not. Its "model" is a hash of seed and
+history, so the tokens that a request must give are known without running it: they must not depend on batching, chunking,
+preemption or what was cached. What is not finite stays so: a request that reads it fails, and it must be its own.
 """
 
 import random
 import zlib
 
 from zse.cache.pages import PAGE, PageAllocator
+from zse.cache.prefix import PrefixCache
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
+from zse.scheduler.options import RequestOptions
 from zse.scheduler.scheduler import Batch, Output, Scheduler
 
 VOCAB = 50
+POLICIES = (None, "lru", "lfu", "smart")
 EOS = 7
 
 
@@ -52,7 +56,9 @@ class FlakyAllocator(PageAllocator):
 
 class FakeDevice:
     def __init__(self, num_pages: int, max_rows: int):
-        self.slots: list[tuple[int, int, int] | None] = [None] * (num_pages * PAGE)
+        # (salt, position, hash of the tokens up to there, arrival of the request that spoilt it or -1)
+        self.slots: list[tuple | None] = [None] * (num_pages * PAGE)
+        self.chains: dict[int, list[int]] = {}          # arrival → hashes
         self.max_rows = max_rows
         self.sampled: dict[tuple[int, int], int] = {}   # (request, position) → the token given there
 
@@ -62,27 +68,44 @@ class FakeDevice:
             return request.tokens[position]
         return self.sampled[request.arrival, position]
 
+    def content(self, request, end: int) -> list[tuple]:
+        """What stands in the first slots of a sound request."""
+        chain = self.chains.setdefault(request.arrival, [])
+        while len(chain) < end:
+            chain.append(zlib.crc32(b"%d" % self.token(request, len(chain)), chain[-1] if chain else 0))
+        return [(request.salt, position, chain[position]) for position in range(end)]
+
+    def transfer(self, transfers) -> None:
+        for kind, source, page in transfers:
+            assert kind == "copy" and source != page
+            self.slots[page * PAGE:(page + 1) * PAGE] = self.slots[source * PAGE:(source + 1) * PAGE]
+
     def run(self, batch: Batch, poisoned: set[int] = frozenset()) -> list[tuple[int, object]]:
+        self.transfer(batch.transfers)
         sampled = []
         rows = [entry.request.row for entry in batch.entries]
         assert len(set(rows)) == len(rows) and all(0 <= row < self.max_rows for row in rows)
         for entry in batch.entries:
             request, end = entry.request, entry.start + entry.count
             slot = [entry.pages[position // PAGE] * PAGE + position % PAGE for position in range(end)]
+            content = self.content(request, end)
+            spoilt = request.arrival if request.id in poisoned else -1
             for position in range(entry.start, end):
-                self.slots[slot[position]] = (request.arrival, self.token(request, position), position)
-            for position in range(end):
-                assert self.slots[slot[position]] == (request.arrival, self.token(request, position), position)
+                self.slots[slot[position]] = (*content[position], spoilt)
+            read = [self.slots[at] for at in slot]
+            assert [held[:3] for held in read] == content, f"{request} reads what is not its own"
+            spoilers = {held[3] for held in read} - {-1}
+            assert spoilers <= {request.arrival}, f"{request} reads numbers of others that are not finite"
             if entry.samples:
                 assert end == len(request.tokens) + request.pending - 1
                 token = next_token(request.seed, [self.token(request, position) for position in range(end)])
                 self.sampled[request.arrival, end] = token
-                sampled.append((-1 if request.id in poisoned else token, None))
+                sampled.append((-1 if spoilers else token, None))
         # Every read above must also hold after all writes of the step: no two requests write one slot.
         for entry in batch.entries:
             for position in range(entry.start, entry.start + entry.count):
                 held = self.slots[entry.pages[position // PAGE] * PAGE + position % PAGE]
-                assert held == (entry.request.arrival, self.token(entry.request, position), position)
+                assert held[:3] == self.content(entry.request, position + 1)[position]
         return sampled
 
 
@@ -95,12 +118,17 @@ class Simulation:
         self.scheduler = Scheduler(
             num_pages=self.num_pages, max_rows=self.max_rows, max_tokens=self.max_rows + rng.randint(0, 40),
             max_context=rng.choice((20, 64, 150)), vocab_size=VOCAB, eos_ids=frozenset((EOS,)),
-            max_waiting=rng.choice((3, 100)), allocator=self.allocator)
+            max_waiting=rng.choice((3, 100)), allocator=self.allocator,
+            prefix_cache=PrefixCache(self.num_pages, policy) if (policy := rng.choice(POLICIES)) else None)
+        self.beginnings = [[rng.randrange(VOCAB) for _ in range(150)] for _ in range(3)]
+        self.said: list[list[int]] = []         # prompts and replies of requests that have ended
+        self.num_tokens = {"prompt": 0, "cached": 0}
         self.capacity = min(self.scheduler.max_context, self.num_pages * PAGE + 1)
         self.device = FakeDevice(self.num_pages, self.max_rows)
         self.flight: list[tuple[Batch, list]] = []   # submitted, not committed
         self.ahead_rate = rng.choice((0.0, 0.9, 1.0))
         self.num_ahead = 0
+        self.prompts: dict[int, list[int]] = {}
         self.expected: dict[int, tuple[list[int], str]] = {}
         self.got: dict[int, list[int]] = {}
         self.ended: dict[int, str] = {}   # terminal state of every accepted request
@@ -116,6 +144,11 @@ class Simulation:
         length = rng.choice((1, PAGE - 1, PAGE, PAGE + 1, chunk - 1, chunk, chunk + 1, 2 * chunk, self.capacity - 1,
                              self.capacity, self.capacity + 1, rng.randint(1, 60)))
         prompt = [rng.randrange(VOCAB) for _ in range(max(1, length))]
+        if rng.random() < 0.6:      # begins as others do, within a page or at its border
+            begin = rng.choice(self.said) if self.said and rng.random() < 0.5 else rng.choice(self.beginnings)
+            common = min(rng.choice((1, PAGE - 1, PAGE, 2 * PAGE, 2 * PAGE + 3, 150)), len(begin), len(prompt))
+            prompt[:common] = begin[:common]
+        options = RequestOptions(tenant=rng.choice("ab"), cache_salt="s" if rng.random() < 0.1 else "")
         params = SamplingParams(max_tokens=rng.choice((None, 1, 2, 5, 20, 60)), ignore_eos=rng.random() < 0.5,
                                 stop_token_ids=(3,) if rng.random() < 0.2 else ())
         id, seed = self.next_id, rng.getrandbits(32)
@@ -123,12 +156,13 @@ class Simulation:
         fits = len(prompt) + (params.max_tokens or 1) <= self.capacity
         queue_full = self.scheduler.num_waiting >= self.scheduler.max_waiting
         try:
-            self.scheduler.submit(id, prompt, params, seed=seed, now=self.now)
+            self.scheduler.submit(id, prompt, params, seed=seed, now=self.now, options=options)
         except RequestError as error:
             assert error.code == ("overloaded" if queue_full else "context_length_exceeded")
             assert queue_full or not fits
             return
         assert fits and not queue_full
+        self.prompts[id] = prompt
         self.expected[id] = expected_reply(seed, prompt, params, self.capacity)
         self.got[id] = []
 
@@ -176,11 +210,18 @@ class Simulation:
             self.ended[output.id] = "error"
             return
         got = self.got[output.id]
+        if got:
+            assert not output.cached_tokens, "cached tokens are told once"
+        else:
+            self.num_tokens["prompt"] += len(self.prompts[output.id])
+            self.num_tokens["cached"] += output.cached_tokens
+            assert 0 <= output.cached_tokens < len(self.prompts[output.id])
         got += output.tokens
         assert got == reply[:len(got)], f"request {output.id} differs from its solo run"
         assert (output.finish == finish) if len(got) == len(reply) else output.finish is None
         if output.finish:
             self.ended[output.id] = output.finish
+            self.said.append(self.prompts[output.id] + got)
 
     def run(self, operations: int) -> None:
         rng = self.rng
@@ -210,5 +251,8 @@ class Simulation:
         assert set(self.ended) == set(self.expected), "a request never ended"
         assert not scheduler.has_work and scheduler.num_running == scheduler.num_waiting == 0
         assert self.allocator.num_free == self.num_pages and scheduler.cache.sequences() == set()
+        scheduler.cache.clear()
+        self.check()
+        assert scheduler.cache.prefix is None or scheduler.cache.prefix.num_nodes == 0
         counters = scheduler.counters
         assert counters.submitted == counters.finished + counters.cancelled + counters.failed == len(self.expected)

@@ -20,10 +20,11 @@ def test_walks_reach_every_state():
         simulation = Simulation(seed)
         simulation.run(OPERATIONS)
         totals["ahead"] += simulation.num_ahead
-        for name, value in simulation.scheduler.counters.snapshot().items():
+        for name, value in simulation.scheduler.snapshot().items():
             totals[name] = totals.get(name, 0) + value
     for name in ("ahead", "finished", "cancelled", "failed", "refused", "preemptions", "late_results",
-                 "ignored_cancels", "recomputed_tokens", "queue_wait_s"):
+                 "ignored_cancels", "recomputed_tokens", "queue_wait_s", "prefix_hits", "prefix_hit_tokens",
+                 "prefix_evicted_pages", "prefix_copied_pages"):
         assert totals[name] > 20, name
 
 

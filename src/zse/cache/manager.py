@@ -1,14 +1,35 @@
-"""Page tables of sequences: grows and frees them; the one place where a sequence's pages change hands."""
+"""Page tables of sequences: grows, shares and frees them; the one place where a sequence's pages change hands.
 
-from zse.cache.pages import PageAllocator, pages_for
+With a PrefixCache, a sequence starts with the pages that are known already (admit) and its own enter the cache as they
+are committed (commit). What the device must do for that stands in `transfers`, for the next batch.
+"""
+
+from array import array
+
+from zse.cache.eviction import Node
+from zse.cache.pages import PAGE, PageAllocator, pages_for
+from zse.cache.prefix import Match, PrefixCache
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from zse.cache.prefix import Salt
+
+    Transfer = tuple[str, int, int]     # ("copy", from page, to page)
 
 
 class CacheManager:
-    """Page tables by sequence id over one PageAllocator. A sequence appears with its first reserve()."""
+    """Page tables by sequence id over one PageAllocator. A sequence appears with its first reserve() or admit().
+    prefix: None caches nothing."""
 
-    def __init__(self, allocator: PageAllocator):
-        self.allocator = allocator
+    def __init__(self, allocator: PageAllocator, prefix: PrefixCache | None = None):
+        self.allocator, self.prefix = allocator, prefix
+        if prefix is not None:
+            prefix.attach(allocator)
+        self.num_hits = self.num_hit_tokens = self.num_copied_pages = 0
         self._tables: dict[int, list[int]] = {}
+        self._salts: dict[int, Salt] = {}       # of sequences that may enter the prefix cache
+        self._last: dict[int, Node] = {}        # the node of the last full page that they entered
+        self._transfers: list[Transfer] = []
 
     def reserve(self, sequence: int, length: int) -> bool:
         """Give `sequence` pages for `length` tokens. False, and nothing changed, when too few are free."""
@@ -22,12 +43,94 @@ class CacheManager:
         self._tables.setdefault(sequence, []).extend(pages)
         return True
 
+    def admit(self, sequence: int, length: int, tokens: array, salt: "Salt", spare: int = 0) -> int | None:
+        """Pages for `length` tokens of a new sequence that begins with `tokens` (array of i32, at most `length`), and
+        leave `spare` free. How many of the tokens need not be computed, at least one fewer than there are; None, and
+        nothing changed, when too few pages are free."""
+        count = pages_for(length)
+        if self.prefix is None:
+            return 0 if count + spare <= self.num_free and self.reserve(sequence, length) else None
+        match = self.prefix.match(salt, tokens.tobytes())
+        shared = [node.page for node in match.nodes]
+        allocator = self.allocator
+        allocator.retain(shared)
+        pages = self._new_pages(match, count - len(shared), spare)
+        if pages is None:
+            allocator.release(shared)
+            return None
+        if match.source is not None:
+            self._transfers.append(("copy", match.source.page, pages[0]))
+            self.num_copied_pages += 1
+        self._tables[sequence] = shared + pages
+        self._salts[sequence] = salt
+        if match.nodes:
+            self._last[sequence] = match.nodes[-1]
+        if match.length:
+            self.num_hits += 1
+            self.num_hit_tokens += match.length
+            self.prefix.hit(match)
+        return match.length
+
+    def _new_pages(self, match: Match, count: int, spare: int) -> list[int] | None:
+        """`count` new pages, without giving up the page that is to be copied into the first, if that can be."""
+        allocator = self.allocator
+        if match.source is not None:
+            allocator.retain((match.source.page,))
+            pages = allocator.allocate(count) if count + spare <= self.num_free else None
+            # The copy comes before whatever the page may be given to next.
+            allocator.release((match.source.page,))
+            if pages is not None:
+                return pages
+            match.source, match.copied = None, 0
+        return allocator.allocate(count) if count + spare <= self.num_free else None
+
+    def commit(self, sequence: int, tokens: array, length: int, partial: bool = False) -> None:
+        """The keys and values of tokens[:length] stand in the sequence's pages and are sound: full pages may be used by
+        others from now on; partial: the last one too, as far as it goes."""
+        salt = self._salts.get(sequence)
+        if salt is None:
+            return
+        prefix: PrefixCache = self.prefix       # type: ignore[assignment]
+        node = self._last.get(sequence)
+        if node is not None and not node.alive:
+            node = None
+        if length - (node.depth * PAGE if node is not None else 0) < (1 if partial else PAGE):
+            return
+        if node is None:
+            node = prefix.root(salt)
+        table = self._tables[sequence]
+        data = tokens[node.depth * PAGE:length].tobytes()
+        at, end = 0, len(data)
+        while end - at >= 4 * PAGE:
+            child = prefix.enter(node, data[at:at + 4 * PAGE], table[node.depth])
+            if child is None:
+                break
+            node = child
+            at += 4 * PAGE
+        else:
+            if partial and end > at:
+                prefix.enter(node, data[at:], table[node.depth])
+        if node.depth:
+            self._last[sequence] = node
+
+    def distrust(self, sequence: int) -> None:
+        """The sequence's keys and values may not be finite: nobody shares them from now on."""
+        if self._salts.pop(sequence, None) is not None:
+            self.prefix.distrust(self._tables[sequence])    # type: ignore[union-attr]
+
+    def take_transfers(self) -> "list[Transfer]":
+        """What the device must do, in this order, before it runs anything else on the pages."""
+        transfers, self._transfers = self._transfers, []
+        return transfers
+
     def table(self, sequence: int) -> list[int]:
         """The pages of `sequence` in token order; the caller must not change the list."""
         return self._tables.get(sequence, [])
 
     def detach(self, sequence: int) -> list[int]:
         """Forget `sequence`; its pages keep their references and the caller now owns them (see release_pages)."""
+        self._salts.pop(sequence, None)
+        self._last.pop(sequence, None)
         return self._tables.pop(sequence, [])
 
     def release_pages(self, pages: list[int]) -> None:
@@ -35,10 +138,11 @@ class CacheManager:
 
     def release(self, sequence: int) -> None:
         """Forget `sequence` and free its pages. A sequence without pages is fine."""
-        self.allocator.release(self._tables.pop(sequence, ()))
+        self.allocator.release(self.detach(sequence))
 
     @property
     def num_free(self) -> int:
+        """Pages that can be had: free ones and cached ones that nobody holds."""
         return self.allocator.num_free
 
     @property
@@ -48,10 +152,25 @@ class CacheManager:
     def sequences(self) -> set[int]:
         return set(self._tables)
 
+    def clear(self) -> None:
+        """Forget all prefixes."""
+        if self.prefix is not None:
+            self.prefix.clear()
+
+    def snapshot(self) -> dict[str, float]:
+        """Totals since the start, and what is cached now."""
+        if self.prefix is None:
+            return {}
+        return {"prefix_hits": self.num_hits, "prefix_hit_tokens": self.num_hit_tokens,
+                "prefix_evicted_pages": self.prefix.num_evicted, "prefix_copied_pages": self.num_copied_pages,
+                "prefix_pages": self.prefix.num_nodes, "prefix_idle_pages": self.prefix.num_idle}
+
     def check_integrity(self, detached: list[list[int]] | None = None) -> list[str]:
         """What is wrong, one line each. detached: page lists that the caller took with detach() and still owns."""
         problems = self.allocator.check_integrity([*self._tables.values(), *(detached or [])])
         for sequence, table in self._tables.items():
             if len(set(table)) != len(table):
                 problems.append(f"sequence {sequence} holds a page twice")
+        if not set(self._salts) | set(self._last) <= set(self._tables):
+            problems.append("the prefix cache knows a sequence that has no pages")
         return problems

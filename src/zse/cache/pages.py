@@ -5,6 +5,10 @@ The allocator is the one writer of reference counts. It knows nothing of devices
 
 from array import array
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zse.cache.prefix import PrefixCache
 
 PAGE = 16
 
@@ -15,7 +19,8 @@ def pages_for(tokens: int) -> int:
 
 
 class PageAllocator:
-    """`num_pages` reference-counted pages. Not thread-safe: the scheduler is its only caller.
+    """`num_pages` reference-counted pages. Not thread-safe: the scheduler is its only caller. prefix: the PrefixCache,
+    if any, in which pages that nobody holds may stay until they are needed.
 
     Freed pages are handed out again first, lowest numbers before untouched ones, so that the memory which was ever
     written stays near the largest use so far (KV buffers are anonymous memory that costs nothing until written).
@@ -27,42 +32,52 @@ class PageAllocator:
         self.num_pages = num_pages
         self._free = array("i", range(num_pages - 1, -1, -1))  # a stack: pop() gives the lowest number first
         self._refs = array("i", bytes(4 * num_pages))
+        self.prefix: PrefixCache | None = None
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        """Pages that can be allocated: free ones, and cached ones that nobody holds."""
+        return len(self._free) + (self.prefix.num_idle if self.prefix is not None else 0)
 
     @property
     def num_used(self) -> int:
-        return self.num_pages - len(self._free)
+        return self.num_pages - self.num_free
 
     def allocate(self, count: int) -> list[int] | None:
-        """`count` pages with one reference each, or None (and no change) when fewer are free."""
+        """`count` pages with one reference each, or None (and no change) when fewer are free. Cached pages go when no
+        other is free."""
         free = self._free
         if count > len(free):
-            return None
+            if count > self.num_free:
+                return None
+            self.prefix.evict(count - len(free))    # type: ignore[union-attr]
         pages = [free.pop() for _ in range(count)]
         for page in pages:
             self._refs[page] = 1
         return pages
 
     def retain(self, pages: Iterable[int]) -> None:
-        """One more reference to each page, all of which must be held by someone already."""
-        refs = self._refs
+        """One more reference to each page, all of which must be held by someone already, or cached."""
+        refs, prefix = self._refs, self.prefix
         for page in pages:
-            if refs[page] < 1:
+            if refs[page] < 1 and not (prefix is not None and prefix.retain(page)):
                 raise ValueError(f"page {page} is free and cannot be shared")
             refs[page] += 1
 
     def release(self, pages: Iterable[int]) -> None:
-        """One reference less to each page; a page without references is free at once."""
-        refs, free = self._refs, self._free
+        """One reference less to each page; a page without references is free at once, or stays cached. The last page
+        first: of pages that follow one another it is the first to be evicted."""
+        refs, free, prefix = self._refs, self._free, self.prefix
         for page in reversed(list(pages)):
             if refs[page] < 1:
                 raise ValueError(f"page {page} was released twice")
             refs[page] -= 1
-            if not refs[page]:
+            if not refs[page] and not (prefix is not None and prefix.release(page)):
                 free.append(page)
+
+    def free(self, page: int) -> None:
+        """The prefix cache has forgotten `page`, which nobody holds."""
+        self._free.append(page)
 
     def references(self, page: int) -> int:
         return self._refs[page]
@@ -80,7 +95,10 @@ class PageAllocator:
         for page in range(self.num_pages):
             if counted[page] != self._refs[page]:
                 problems.append(f"page {page}: {self._refs[page]} references counted, {counted[page]} held")
-            if (page in free) != (self._refs[page] == 0):
+            cached = self.prefix is not None and self.prefix.holds(page)
+            if (page in free) != (self._refs[page] == 0 and not cached):
                 listed = "in the free list" if page in free else "not in the free list"
-                problems.append(f"page {page}: {self._refs[page]} references, {listed}")
+                problems.append(f"page {page}: {self._refs[page]} references, {'cached, ' if cached else ''}{listed}")
+        if self.prefix is not None:
+            problems += self.prefix.check_integrity(self.references)
         return problems

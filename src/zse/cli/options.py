@@ -55,12 +55,25 @@ def add_engine_options(parser) -> None:
 
 
 # Names of EngineConfig's fields that add_serving_options() gives options for, in its order.
-SERVING_OPTIONS: tuple[str, ...] = ()
+SERVING_OPTIONS: tuple[str, ...] = ("prefix_cache", "cache_policy")
 
 
 def add_serving_options(parser) -> None:
     """How requests are scheduled and what is cached: every policy can be chosen and switched off, for comparison."""
-    parser.add_argument_group("scheduling and cache")
+    group = parser.add_argument_group("scheduling and cache")
+    group.add_argument(
+        "--no-prefix-cache",
+        dest="prefix_cache",
+        action="store_false",
+        help="compute every prompt from its beginning, instead of keeping KV pages for requests that begin alike",
+    )
+    group.add_argument(
+        "--cache-policy",
+        choices=("lru", "lfu", "smart"),
+        default="lru",
+        help="which cached pages go first: the least recently or least frequently used, or those that were worth the "
+        "least (default: lru)",
+    )
 
 
 def memory_size(text: str) -> int:

@@ -4,6 +4,7 @@ from typing import Any, get_args
 
 import msgspec
 
+from zse.cache.eviction import POLICIES as CACHE_POLICIES
 from zse.cache.pages import PAGE, pages_for
 from zse.errors import ConfigError
 
@@ -42,6 +43,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     CPU, "bf16" on a GPU.
     quantize: "int4" or "int8": quantize dense matrices while loading. max_memory: bytes that weights, KV pages and
     scratch may take together. max_waiting: requests that may queue behind the running ones.
+    prefix_cache: keep the KV pages of prompts and replies for requests that begin alike. cache_policy: which of them go
+    first, "lru", "lfu" or "smart".
     """
 
     model: str
@@ -56,6 +59,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     quantize: str | None = None
     max_memory: int | None = None
     max_waiting: int = 1024
+    prefix_cache: bool = True
+    cache_policy: str = "lru"
 
     def __post_init__(self):
         _range("threads", self.threads, 1, 1024)
@@ -67,6 +72,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _range("max_waiting", self.max_waiting, 1, 1 << 20)
         _choice("activations", self.activations, (AUTO, *ACTIVATIONS["cpu"], *ACTIVATIONS["gpu"]))
         _choice("kv_dtype", self.kv_dtype, (AUTO, *KV_DTYPES["cpu"], *KV_DTYPES["gpu"]))
+        _choice("cache_policy", self.cache_policy, CACHE_POLICIES)
         name, _, number = self.device.partition(":")
         if name not in DEVICES or (number and not number.isdecimal()):
             raise ConfigError(f"device {self.device!r} is not one of {', '.join(DEVICES)} (or cuda:1, the second GPU)")
@@ -123,6 +129,8 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_dtype: str
     max_waiting: int
     kv_bytes: int
+    prefix_cache: bool
+    cache_policy: str
 
     def describe(self) -> str:
         """One line for logs and `--verbose`."""
@@ -193,7 +201,8 @@ def resolve(config: EngineConfig, settings: Settings, *, device: str, model_cont
     return ResolvedConfig(
         model=config.model, device=device, threads=threads, max_context=max_context, max_rows=settings.max_rows,
         max_tokens_per_step=settings.max_tokens_per_step, num_pages=num_pages, activations=settings.activations,
-        kv_dtype=settings.kv_dtype, max_waiting=config.max_waiting, kv_bytes=kv_bytes)
+        kv_dtype=settings.kv_dtype, max_waiting=config.max_waiting, kv_bytes=kv_bytes,
+        prefix_cache=config.prefix_cache, cache_policy=config.cache_policy)
 
 
 def _rows_fit(max_tokens_per_step: int, max_rows: int) -> None:

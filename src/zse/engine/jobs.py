@@ -130,6 +130,8 @@ class JobQueue:
         if not pieces:
             return False
         forwards = self._runner.forwards
+        if transfers := self._scheduler.cache.take_transfers():
+            self._runner.transfer(transfers)    # of what was cached in the pages that the jobs borrowed
         started = time.perf_counter()
         forwards.run([piece for _, piece in pieces])
         self._read(forwards, pieces)

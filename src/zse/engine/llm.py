@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 
 class Output(NamedTuple):
     """A finished reply. text: without stop string and control tokens. token_ids: all sampled ones, the end token too.
-    finish_reason: "stop" or "length". logprobs: a TokenLogprob (logprob, top) for each token, when asked for."""
+    finish_reason: "stop" or "length". logprobs: a TokenLogprob (logprob, top) for each token, when asked for. cached_tokens: of the
+    prompt, that were in the prefix cache."""
 
     text: str
     token_ids: list[int]
     finish_reason: str
     logprobs: "list | None"
     prompt_token_ids: list[int]
+    cached_tokens: int = 0
 
 
 class Delta(NamedTuple):
@@ -128,8 +130,7 @@ class LLM:
 
     def metrics(self) -> dict[str, float]:
         """Totals since the start: steps, tokens, seconds in steps, and the scheduler's counters."""
-        return {**self._engine.metrics.snapshot(), **self._engine.scheduler.counters.snapshot(),
-                **self._engine.jobs.counters}
+        return {**self._engine.metrics.snapshot(), **self._engine.scheduler.snapshot(), **self._engine.jobs.counters}
 
     @property
     def tokenizer(self):
@@ -361,6 +362,7 @@ class _Reply:
         self._logprobs: list | None = None if params.logprobs is None else []
         self._text: list[str] = []
         self._detokenizer: Any = None
+        self._cached_tokens = 0
 
     def take(self) -> list[Delta]:
         """Deltas of the outputs that came since last time. Raises RequestError when the request failed."""
@@ -388,13 +390,15 @@ class _Reply:
             text += detokenizer.finish()
             self.finish_reason = "stop" if detokenizer.stopped else output.finish
         self._tokens += output.tokens
+        self._cached_tokens += output.cached_tokens
         if self._logprobs is not None and output.logprobs:
             self._logprobs += output.logprobs
         self._text.append(text)
         return Delta(text, output.tokens, self.finish_reason, output.logprobs)
 
     def output(self) -> Output:
-        return Output("".join(self._text), self._tokens, self.finish_reason or "stop", self._logprobs, self._prompt)
+        return Output("".join(self._text), self._tokens, self.finish_reason or "stop", self._logprobs, self._prompt,
+                      self._cached_tokens)
 
     def close(self) -> None:
         """Forget the request, stopping it if it still runs."""

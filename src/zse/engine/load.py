@@ -103,16 +103,19 @@ def _plan_beside(opening, source, config: EngineConfig):
 
 def _build(config: ResolvedConfig, device, model, plan):
     """Everything but the weights' contents: needs only their addresses."""
+    from zse.cache.prefix import PrefixCache
     from zse.engine.core import Engine
     from zse.engine.runner import Runner
     from zse.scheduler.scheduler import Scheduler
     mixed = None
     if device.family == "gpu":
         mixed = min(max(GPU_MIXED_TOKENS, 2 * config.max_rows), config.max_tokens_per_step)
+    prefix_cache = PrefixCache(config.num_pages, config.cache_policy) if config.prefix_cache else None
     scheduler = Scheduler(
         num_pages=config.num_pages, max_rows=config.max_rows, max_tokens=config.max_tokens_per_step,
         max_context=config.max_context, vocab_size=plan.config.vocab_size, max_waiting=config.max_waiting,
-        eos_ids=frozenset(plan.config.eos_ids), mixed_tokens=mixed)
+        eos_ids=frozenset(plan.config.eos_ids), mixed_tokens=mixed,
+        prefix_cache=prefix_cache)
     return Engine(scheduler, Runner(device, model, config))
 
 

@@ -67,6 +67,7 @@ class Runner:
         # Rows more, which no request gets: jobs write their pages there.
         self._page_table = _new(device, "step", "i32", config.max_rows + JOB_ROWS, self._max_pages)
         self._logits = _new(device, "step", "f32", lines, model.config.vocab_size)
+        self._history: Tensor | None = None     # of tokens, by page (GPU)
         self._turns = self._make_turns()
         buffers, _ = self._turns[0].inputs.buffers(config.max_tokens_per_step, self._page_table, self._logits)
         self.decoder = Decoder(device, model, self.kv, buffers, activations=config.activations)
@@ -88,8 +89,8 @@ class Runner:
         config, device = self.config, self.device
         history = None
         if device.family == "gpu":
-            history = TokenHistory(_new(device, "step", "i32", config.num_pages, PAGE), self._page_table,
-                                   self.kv.blocks_per_page)
+            self._history = _new(device, "step", "i32", config.num_pages, PAGE)
+            history = TokenHistory(self._history, self._page_table, self.kv.blocks_per_page)
         turns = []
         for number in range(2 if self.runs_ahead else 1):
             inputs = StepInputs(device, max_tokens=config.max_tokens_per_step, max_rows=self._lines,
@@ -129,8 +130,18 @@ class Runner:
 
     def submit(self, batch: Batch) -> tuple[Any, Any]:
         """Start a batch, behind what was submitted before; collect() takes what this returns."""
+        if batch.transfers:
+            self.transfer(batch.transfers)
         step = self.fill(batch)
         return self.launch(step), step.sampler
+
+    def transfer(self, transfers: list[tuple[str, int, int]]) -> None:
+        """Do a Batch's transfers, behind what was submitted before. Pages carry the token history with them."""
+        for _, source, page in transfers:
+            self.kv.copy(self.device, source, page)
+            if self._history is not None:
+                start, line = self._history.address, 4 * PAGE
+                self.device.copy(start + page * line, start + source * line, line)
 
     def launch(self, step: FilledStep) -> Any:
         """Start what fill() prepared; its Ticket."""
@@ -232,6 +243,13 @@ class Runner:
                 self._table_view[at + index] = block_of(pages[index])
             return
         count = inputs.page_count[0]
+        if count + last - first > inputs.max_updates:
+            # The pages of a long prompt that was in the prefix cache.
+            for page in pages[first:last]:
+                self.kv.need(page)
+            place = Tensor(self._page_table.buffer, (last - first,), "i32", 4 * (at + first))
+            self.device.write(place, array("i", map(block_of, pages[first:last])))
+            return
         for index in range(first, last):
             inputs.page_index[count], inputs.page_value[count] = at + index, block_of(pages[index])
             self.kv.need(pages[index])

@@ -155,14 +155,15 @@ def news(outputs) -> list:
     tokens: list[int] = []
     messages: list[Tokens | Failed] = []
     for output in outputs:
-        if output.finish is None and output.logprobs is None and len(output.tokens) == 1:
+        if output.finish is None and output.logprobs is None and len(output.tokens) == 1 and not output.cached_tokens:
             ids.append(output.id)
             tokens.append(output.tokens[0])
         elif output.finish == "error":
             messages.append(Failed(id=output.id, status=500, type="server_error", code="numerical_error",
                                    message="the model gave numbers that are not finite for this request"))
         else:
-            messages.append(Tokens(id=output.id, tokens=output.tokens, logprobs=output.logprobs, finish=output.finish))
+            messages.append(Tokens(id=output.id, tokens=output.tokens, logprobs=output.logprobs, finish=output.finish,
+                                   cached_tokens=output.cached_tokens))
     return [StepTokens(ids=ids, tokens=tokens), *messages] if ids else messages
 
 
@@ -177,7 +178,7 @@ def heartbeat(engine):
     from zse.engine.messages import Heartbeat
     scheduler = engine.scheduler
     return Heartbeat(steps=engine.metrics.steps, running=scheduler.num_running, waiting=scheduler.num_waiting,
-                     free_pages=scheduler.cache.num_free, counters=scheduler.counters.snapshot() | engine.jobs.counters)
+                     free_pages=scheduler.cache.num_free, counters=scheduler.snapshot() | engine.jobs.counters)
 
 
 if __name__ == "__main__":

@@ -391,6 +391,11 @@ class Device:
             raise ValueError(f"{data.nbytes} bytes for a destination of {tensor.nbytes}")
         ctypes.memmove(tensor.address, data.tobytes(), data.nbytes)
 
+    def copy(self, destination: int, source: int, nbytes: int) -> None:
+        """Copy within device memory, by address, after all that was submitted and before what will be. On a GPU it may
+        run later; the ranges must not overlap."""
+        ctypes.memmove(destination, source, nbytes)
+
     def program(self, symbol: str) -> Program:
         """The kernel called `symbol`. Raises DeviceError, naming near ones, when there is none."""
         raise NotImplementedError

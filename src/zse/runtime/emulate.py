@@ -330,6 +330,10 @@ class EmulateDevice(Device):
         self.synchronize()
         super().write(tensor, data)
 
+    def copy(self, destination: int, source: int, nbytes: int) -> None:
+        self.synchronize()
+        super().copy(destination, source, nbytes)
+
     def _build(self, recorder: Recorder) -> EmulatedGraph:
         return EmulatedGraph(self, recorder)
 

@@ -239,6 +239,10 @@ class GPUDevice(Device):
             self.driver.to_device_async(tensor.address, raw, len(raw), self.stream)
         self.synchronize()
 
+    def copy(self, destination: int, source: int, nbytes: int) -> None:
+        self.use()
+        self.driver.copy_async(destination, source, nbytes, self.stream)
+
     def synchronize(self) -> None:
         """Until everything that was submitted has run. DeviceError or DeviceLost when it failed."""
         self.use()

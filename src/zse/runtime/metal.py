@@ -319,6 +319,10 @@ class MetalDevice(Device):
         self.synchronize()
         super().write(tensor, data)
 
+    def copy(self, destination: int, source: int, nbytes: int) -> None:
+        self.synchronize()
+        super().copy(destination, source, nbytes)
+
     def symbols(self) -> list[str]:
         return sorted(self._found().manifest)
 

@@ -15,6 +15,11 @@ class Request:
     prompt_len    how many of them are the prompt
     pending       sampled tokens that submitted batches will give: their number is known, their ids are not
     computed_len  how many have their K and V in pages once all submitted batches have run (0 after a preemption)
+    committed_len how many have them for sure, in pages that others may use: their batches are done, logits were finite
+    cached_len    how many of the prompt were found in the prefix cache when it was first admitted
+    lost_len      how many a preemption threw away
+    leads         whether others may wait for its prompt (scheduler/prompts.py)
+    leader        the request that this one waits for
     max_len       prompt plus the most tokens that may be sampled
     in_flight     submitted batches that this request is in
     row           the slot of page table and sampler state on the device, -1 when it has none
@@ -24,8 +29,9 @@ class Request:
     arrival       order of submission (not a time): FIFO order, and the age that preemption goes by
     """
 
-    __slots__ = ("arrival", "computed_len", "id", "in_flight", "max_len", "options", "params", "pending", "preemptions",
-                 "prompt_len", "residency", "row", "seed", "state", "stepwise", "stop_ids", "tokens")
+    __slots__ = ("arrival", "cached_len", "committed_len", "computed_len", "id", "in_flight", "leader", "leads",
+                 "lost_len", "max_len", "options", "params", "pending", "preemptions", "prompt_len", "residency", "row",
+                 "seed", "state", "stepwise", "stop_ids", "tokens")
 
     def __init__(self, id: int, prompt: list[int], params: SamplingParams, *, seed: int, stop_ids: frozenset[int],
                  max_len: int, arrival: int, options: RequestOptions = DEFAULT):
@@ -37,10 +43,19 @@ class Request:
         self.arrival = arrival
         self.stepwise = False
         self.computed_len = self.pending = self.in_flight = 0
+        self.committed_len = self.lost_len = 0
+        self.cached_len = -1        # not admitted yet
+        self.leads = False
+        self.leader: Request | None = None
         self.preemptions = 0
         self.residency = 0
         self.row = -1
         self.state = WAITING
+
+    @property
+    def salt(self) -> tuple[str, ...]:
+        """What must be equal beside the tokens for two requests to share a page."""
+        return self.options.tenant, self.options.cache_salt
 
     @property
     def max_cached_len(self) -> int:

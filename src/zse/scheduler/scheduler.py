@@ -12,10 +12,12 @@ from bisect import insort
 
 from zse.cache.manager import CacheManager
 from zse.cache.pages import PAGE, PageAllocator, pages_for
+from zse.cache.prefix import PrefixCache
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
 from zse.scheduler.options import DEFAULT, RequestOptions
 from zse.scheduler.policy import age_order, choose_victim, is_pinned, prefill_budget
+from zse.scheduler.prompts import ComputedPrompts
 from zse.scheduler.request import FINISHED, RUNNING, WAITING, Request
 
 MAX_IN_FLIGHT = 2
@@ -33,12 +35,13 @@ class Entry:
 
 
 class Batch:
-    """What one step runs: decode rows first, then prompt chunks, oldest request first in each. Never empty."""
+    """What one step runs: decode rows first, then prompt chunks, oldest request first in each. Never empty.
+    transfers: ("copy", page, page), to be done in this order before the entries run."""
 
-    __slots__ = ("entries", "num_samples", "num_tokens")
+    __slots__ = ("entries", "num_samples", "num_tokens", "transfers")
 
-    def __init__(self, entries: list[Entry], num_decode: int):
-        self.entries = entries
+    def __init__(self, entries: list[Entry], num_decode: int, transfers: list[tuple[str, int, int]]):
+        self.entries, self.transfers = entries, transfers
         self.num_tokens = num_decode + sum([entry.count for entry in entries[num_decode:]])
         self.num_samples = num_decode + sum([entry.samples for entry in entries[num_decode:]])
 
@@ -48,12 +51,14 @@ class Output:
 
     finish: None while running, "stop" (a stop id, which is the last of `tokens`), "length", or "error" (the logits
     were not finite: no tokens, nothing follows). logprobs: one per token, as the runner gave them, or None.
+    cached_tokens: of the prompt, that were in the prefix cache; told with the first tokens of a request, else 0.
     """
 
-    __slots__ = ("finish", "id", "logprobs", "tokens")
+    __slots__ = ("cached_tokens", "finish", "id", "logprobs", "tokens")
 
-    def __init__(self, id: int, tokens: list[int], logprobs: list | None, finish: str | None):
+    def __init__(self, id: int, tokens: list[int], logprobs: list | None, finish: str | None, cached_tokens: int = 0):
         self.id, self.tokens, self.logprobs, self.finish = id, tokens, logprobs, finish
+        self.cached_tokens = cached_tokens
 
 
 class Counters:
@@ -76,15 +81,16 @@ class Scheduler:
     """Owns every Request, the rows 0..max_rows-1 and, through its CacheManager, the pages.
 
     max_tokens: tokens of one step, at least max_rows. mixed_tokens: of a step that decodes and prefills (default: a
-    quarter of max_tokens). eos_ids: tokens that end a reply unless ignore_eos.
+    quarter of max_tokens). eos_ids: tokens that end a reply unless ignore_eos. prefix_cache: None computes every prompt.
     """
 
     def __init__(self, *, num_pages: int, max_rows: int, max_tokens: int, max_context: int, vocab_size: int,
                  eos_ids: frozenset[int] = frozenset(), max_waiting: int = 1024, mixed_tokens: int | None = None,
-                 allocator: PageAllocator | None = None):
+                 allocator: PageAllocator | None = None, prefix_cache: PrefixCache | None = None):
         if max_tokens < max_rows:
             raise ValueError(f"max_tokens {max_tokens} is below max_rows {max_rows}: decode rows would not fit a step")
-        self.cache = CacheManager(allocator or PageAllocator(num_pages))
+        self.cache = CacheManager(allocator or PageAllocator(num_pages), prefix_cache)
+        self._prompts = ComputedPrompts(prefix_cache is not None)
         self.max_rows, self.max_tokens, self.max_context = max_rows, max_tokens, max_context
         self._configured_tokens, self._mixed_tokens = max_tokens, mixed_tokens
         self.vocab_size, self.eos_ids, self.max_waiting = vocab_size, eos_ids, max_waiting
@@ -234,6 +240,10 @@ class Scheduler:
     def request(self, id: int) -> Request | None:
         return self._requests.get(id)
 
+    def snapshot(self) -> dict[str, float]:
+        """Totals since the start, of the scheduler and the cache, by name."""
+        return {**self.counters.snapshot(), **self.cache.snapshot()}
+
     def live_ids(self) -> list[int]:
         """Ids that have been accepted and have not ended."""
         return list(self._requests)
@@ -259,11 +269,18 @@ class Scheduler:
                     budget -= self._add(entries, request, min(remaining, budget))
         # Pages that a preemption has just freed are for the decode rows: admitting now would take them back.
         if preemptions == self.counters.preemptions:
-            while budget and self._waiting and self._admit(request := self._waiting[0], now):
-                budget -= self._add(entries, request, min(len(request.tokens), budget))
+            at = 0
+            while budget and at < len(self._waiting) and self._free_rows:
+                request = self._waiting[at]
+                if self._prompts.must_wait(request):
+                    at += 1
+                elif self._admit(request, now):
+                    budget -= self._add(entries, request, min(len(request.tokens) - request.computed_len, budget))
+                else:
+                    break
         if not entries:
             return None
-        batch = Batch(entries, num_decode)
+        batch = Batch(entries, num_decode, self.cache.take_transfers())
         self._in_flight.append(batch)
         self.counters.scheduled_tokens += batch.num_tokens
         return batch
@@ -298,17 +315,24 @@ class Scheduler:
                 token, logprob = sampled[index - 1]
                 if not 0 <= token < vocab_size:
                     self.counters.failed += 1
+                    self.cache.distrust(request.id)
                     self._leave(request)
                     outputs.append(Output(request.id, [], None, "error"))
                     continue
                 tokens = request.tokens
+                end = request.committed_len = entry.start + entry.count
+                is_first = len(tokens) == request.prompt_len
+                if end % PAGE == 0 or entry.count > 1 or is_first or request.leads:
+                    self._prompts.done(request)
+                    self.cache.commit(request.id, tokens, end, partial=is_first)
                 tokens.append(token)
                 finish = None
                 if token in request.stop_ids or len(tokens) >= request.max_len:
                     finish = "stop" if token in request.stop_ids else "length"
                     self.counters.finished += 1
                     self._leave(request)
-                outputs.append(Output(request.id, [token], None if logprob is None else [logprob], finish))
+                outputs.append(Output(request.id, [token], None if logprob is None else [logprob], finish,
+                                      request.cached_len if is_first else 0))
         return outputs
 
     # -- inside a step
@@ -367,11 +391,13 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         self._running.remove(request)
+        self._prompts.done(request)
+        self.cache.commit(request.id, request.tokens, request.committed_len, partial=True)
         self.cache.release(request.id)
         self._free_rows.append(request.row)
         self.counters.preemptions += 1
-        self.counters.recomputed_tokens += request.computed_len
-        request.row, request.computed_len, request.state = -1, 0, WAITING
+        request.lost_len = request.computed_len
+        request.row, request.computed_len, request.committed_len, request.state = -1, 0, 0, WAITING
         request.preemptions += 1
         insort(self._waiting, request, key=age_order)
 
@@ -383,12 +409,19 @@ class Scheduler:
         borrower = self._borrower
         held = borrower[1] if borrower is not None and borrower[0] <= request.arrival else 0
         # One page a running row stays free: admitting into the last pages would preempt at the next page border.
-        if pages_for(length) + len(self._running) + held > self.cache.num_free or not self.cache.reserve(request.id, length):
+        cached = self.cache.admit(request.id, length, request.tokens, request.salt, spare=len(self._running) + held)
+        if cached is None:
             return False
-        self._waiting.pop(0)
+        self._waiting.remove(request)
         insort(self._running, request, key=age_order)
         request.row, request.state = self._free_rows.pop(), RUNNING
         request.residency += 1
+        request.computed_len = request.committed_len = cached
+        self.counters.recomputed_tokens += max(0, request.lost_len - cached)
+        request.lost_len = 0
+        if request.cached_len < 0:
+            request.cached_len = cached
+        self._prompts.begin(request)
         self.counters.queue_wait_s += max(0.0, now - self._submitted_at.pop(request.id, now))
         return True
 
@@ -397,6 +430,8 @@ class Scheduler:
         del self._requests[request.id]
         self._submitted_at.pop(request.id, None)
         (self._running if request.state is RUNNING else self._waiting).remove(request)
+        self._prompts.done(request)
+        self.cache.commit(request.id, request.tokens, request.committed_len, partial=True)
         pages = self.cache.detach(request.id)
         if request.row >= 0:
             if request.in_flight:

@@ -34,6 +34,7 @@ ARGUMENTS: dict[str, list] = {
     "memset_async": [Address, c_ubyte, c_size_t, c_void_p],
     "to_device_async": [Address, c_void_p, c_size_t, c_void_p],
     "to_host_async": [c_void_p, Address, c_size_t, c_void_p],
+    "copy_async": [Address, Address, c_size_t, c_void_p],
     "stream_create": [POINTER(c_void_p), c_uint],
     "stream_destroy": [c_void_p],
     "stream_wait": [c_void_p],

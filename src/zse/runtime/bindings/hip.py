@@ -40,6 +40,7 @@ class HIPDriver(Driver):
         "set_current": "hipSetDevice", "context_release": "hipDeviceReset", "memory_info": "hipMemGetInfo",
         "alloc": "hipMalloc", "free": "hipFree", "memset_async": "hipMemsetD8Async",
         "to_device_async": "hipMemcpyHtoDAsync", "to_host_async": "hipMemcpyDtoHAsync",
+        "copy_async": "hipMemcpyDtoDAsync",
         "stream_create": "hipStreamCreateWithFlags", "stream_destroy": "hipStreamDestroy",
         "stream_wait": "hipStreamSynchronize", "stream_wait_event": "hipStreamWaitEvent",
         "event_create": "hipEventCreateWithFlags", "event_destroy": "hipEventDestroy",

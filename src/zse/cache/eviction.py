@@ -1,0 +1,173 @@
+"""Which cached page goes when one is needed: a policy within a tenant, equal shares between tenants.
+
+Shares: the tenant with the most unreferenced cached pages gives one up. So a tenant that floods the cache evicts its own
+pages as soon as it has more than the others, and one that keeps few pages keeps them (max-min fairness). A tenant that
+has not been seen for IDLE_TURNS times as many new pages as the cache holds is no longer protected and goes first.
+"""
+
+from collections import OrderedDict
+from heapq import heapify, heappop, heappush
+
+POLICIES = ("lru", "lfu", "smart")
+IDLE_TURNS = 4
+# The context at which attending to what stands before a page costs as much as its matrix products; of models from 0.1
+# to 8 billion weights it is 2,000 to 16,000 tokens. The smart policy only needs its order of magnitude.
+ATTENTION_EVEN_TOKENS = 4096
+PAGE = 16
+
+
+class Node:
+    """A cached page: `tokens` (i32 bytes, PAGE of them or, of a leaf that is not full, fewer) behind those of `parent`.
+
+    page: its number, -1 when it is not in device memory (a root never is). children: by their tokens. resident: how many
+    of them are in device memory. is_idle: no page table holds the page. uses: hits, and the time it was made. used: when
+    it became idle last, in Eviction's count. version: changes whenever an entry of a heap is no longer true. salt: of a
+    root.
+    """
+
+    __slots__ = ("account", "alive", "children", "depth", "is_idle", "page", "parent", "resident", "salt", "tokens",
+                 "used", "uses", "version")
+
+    def __init__(self, parent: "Node | None", tokens: bytes, page: int, account: "Account", salt: tuple = ()):
+        self.parent, self.tokens, self.page, self.account, self.salt = parent, tokens, page, account, salt
+        self.depth: int = parent.depth + 1 if parent is not None else 0
+        self.children: dict[bytes, Node] = {}
+        self.resident = self.used = self.version = 0
+        self.uses = 1
+        self.is_idle = False
+        self.alive = True
+
+    def __repr__(self) -> str:
+        return f"<Node depth={self.depth} page={self.page} idle={self.is_idle} children={len(self.children)}>"
+
+
+class Account:
+    """A tenant's idle pages. heap: (priority, sequence, node, its version) of leaves; entries may be out of date."""
+
+    __slots__ = ("heap", "idle", "inflation", "name", "num_nodes", "seen")
+
+    def __init__(self, name: str):
+        self.name = name
+        self.idle: dict[Node, None] = {}
+        self.heap: list[tuple] = []
+        self.num_nodes = self.seen = 0
+        self.inflation = 0.0
+
+
+class Eviction:
+    """The idle pages of all tenants. policy: of POLICIES. capacity: pages of the cache.
+
+    lru: the page that became idle first. lfu: the one with the fewest uses, of these the oldest. smart: the least of
+    uses x cost to recompute, aged (Greedy-Dual-Size-Frequency, Cherkasova 1998: what a victim was worth is added to all
+    that comes after it). In every policy a page goes before those in front of it: only leaves are chosen.
+    """
+
+    def __init__(self, policy: str, capacity: int):
+        if policy not in POLICIES:
+            raise ValueError(f"cache policy {policy!r} is not one of {', '.join(POLICIES)}")
+        self.policy, self._capacity = policy, capacity
+        self.num_idle = 0
+        self._clock = 0             # pages that became idle
+        self._sequence = 0
+        self._seen: OrderedDict[Account, None] = OrderedDict()     # with idle pages, the longest unseen first
+        self._by_count: dict[int, dict[Account, None]] = {}         # accounts with so many idle pages
+        self._most = 0
+
+    def add(self, node: Node) -> None:
+        """No table holds the node's page any more."""
+        account = node.account
+        self._clock += 1
+        node.is_idle, node.used = True, self._clock
+        self._count(account, 1)
+        account.idle[node] = None
+        if not node.resident:
+            self.offer(node)
+
+    def remove(self, node: Node) -> None:
+        """The node's page is held again, or leaves."""
+        node.is_idle = False
+        node.version += 1
+        del node.account.idle[node]
+        self._count(node.account, -1)
+
+    def touch(self, account: Account) -> None:
+        """The tenant has been seen."""
+        account.seen = self._clock
+        if account in self._seen:
+            self._seen.move_to_end(account)
+
+    def offer(self, node: Node) -> None:
+        """An idle node became a leaf."""
+        heap = node.account.heap
+        if len(heap) > 2 * len(node.account.idle) + 64:
+            heap[:] = [entry for entry in heap if self._is_true(entry)]
+            heapify(heap)
+        self._sequence += 1
+        node.version += 1
+        heappush(heap, (self._priority(node), self._sequence, node, node.version))
+
+    def _priority(self, node: Node):
+        if self.policy == "lru":
+            return node.used
+        if self.policy == "lfu":
+            return node.uses, node.used
+        return node.account.inflation + node.uses * (1.0 + PAGE * node.depth / ATTENTION_EVEN_TOKENS)
+
+    def choose(self) -> Node:
+        """The next to go. It has no children in device memory, unless every idle page of its tenant has."""
+        account = self._victim()
+        heap = account.heap
+        while heap:
+            entry = heappop(heap)
+            if self._is_true(entry):
+                if self.policy == "smart":
+                    account.inflation = max(account.inflation, entry[0])
+                return entry[2]
+        # A page behind this one is held by a table that has its own copy of this one.
+        return next(iter(account.idle))
+
+    @staticmethod
+    def _is_true(entry) -> bool:
+        node = entry[2]
+        return node.version == entry[3] and node.is_idle and not node.resident
+
+    def _victim(self) -> Account:
+        longest_unseen = next(iter(self._seen))
+        if self._clock - longest_unseen.seen > IDLE_TURNS * self._capacity:
+            return longest_unseen
+        return next(iter(self._by_count[self._most]))
+
+    def _count(self, account: Account, change: int) -> None:
+        before = len(account.idle) if change > 0 else len(account.idle) + 1
+        after = before + change
+        self.num_idle += change
+        if before:
+            same = self._by_count[before]
+            del same[account]
+            if not same:
+                del self._by_count[before]
+        if after:
+            self._by_count.setdefault(after, {})[account] = None
+            if not before:
+                self._seen[account] = None
+                account.seen = self._clock
+        else:
+            del self._seen[account]
+        if after > self._most:
+            self._most = after
+        elif before == self._most and before not in self._by_count:
+            self._most = after
+
+    def check_integrity(self) -> list[str]:
+        """What is wrong, one line each."""
+        problems = []
+        counted = sum(len(account.idle) for account in self._seen)
+        if counted != self.num_idle:
+            problems.append(f"{self.num_idle} idle pages counted, {counted} listed")
+        if self._most != max((len(account.idle) for account in self._seen), default=0):
+            problems.append("the largest share of idle pages is out of date")
+        for account in self._seen:
+            offered = {entry[2] for entry in account.heap if self._is_true(entry)}
+            problems += [f"{node} of {account.name!r} cannot be evicted" for node in account.idle
+                         if not node.resident and node not in offered]
+        return problems

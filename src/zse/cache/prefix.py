@@ -1,0 +1,262 @@
+"""The prefix cache: pages by what stands in them and before them, so that a prompt's known beginning is not computed.
+
+A tree of pages. A root stands for one salt (tenant, cache_salt, adapter); the engine has one model, so its revision
+matters to files only. A child is found under its parent by its tokens themselves, not by a hash of them: two prefixes
+share a page only if salt, every token and therefore every position are equal.
+
+A page is entered when its keys and values are committed: the step that wrote them is done and its logits were finite. It
+is *referenced* while a page table holds it, *idle* (cached, may be evicted) while none does; a page that is in no tree
+and that nobody holds is *free*. The last page of a request may be entered before it is full: it is a leaf, which others
+copy and never share.
+"""
+
+from zse.cache.eviction import PAGE, Account, Eviction, Node
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from zse.cache.pages import PageAllocator
+
+    Salt = tuple[str, ...]
+
+PAGE_BYTES = 4 * PAGE
+# Children that are looked at for a page to copy: a shared beginning may have thousands of continuations.
+MAX_COMPARED = 16
+
+
+class Match:
+    """What of a prompt is cached: `nodes` in full, and the first `copied` tokens of `source` (copied to a new page)."""
+
+    __slots__ = ("copied", "nodes", "source")
+
+    def __init__(self, nodes: list[Node], source: Node | None, copied: int):
+        self.nodes, self.source, self.copied = nodes, source, copied
+
+    @property
+    def length(self) -> int:
+        return PAGE * len(self.nodes) + self.copied
+
+
+class PrefixCache:
+    """Over the pages of one PageAllocator, which tells it when a page is no longer held. policy: see Eviction."""
+
+    def __init__(self, num_pages: int, policy: str = "lru"):
+        self.eviction = Eviction(policy, num_pages)
+        self.num_nodes = self.num_evicted = 0
+        self._roots: dict[Salt, Node] = {}
+        self._accounts: dict[str, Account] = {}
+        self._node_of: list[Node | None] = [None] * num_pages
+        self._allocator: PageAllocator | None = None
+
+    def attach(self, allocator: "PageAllocator") -> None:
+        self._allocator = allocator
+        allocator.prefix = self
+
+    # -- looking up
+
+    def match(self, salt: "Salt", tokens: bytes) -> Match:
+        """The longest cached beginning of `tokens` (i32 bytes), at least one token shorter than they are. Changes
+        nothing: see hold()."""
+        node = self._roots.get(salt)
+        if node is None:
+            return Match([], None, 0)
+        nodes: list[Node] = []
+        end = len(tokens) - 4           # the last token is computed in any case
+        at = 0
+        while at + PAGE_BYTES <= end:
+            child = node.children.get(tokens[at:at + PAGE_BYTES])
+            if child is None:
+                break
+            nodes.append(child)
+            node = child
+            at += PAGE_BYTES
+        source, copied = None, 0
+        wanted = tokens[at:min(at + PAGE_BYTES, end)]
+        if wanted and node.children:
+            for count, child in enumerate(reversed(node.children.values())):
+                common = _common(wanted, child.tokens)
+                if common > copied:
+                    source, copied = child, common
+                if count == MAX_COMPARED:
+                    break
+        return Match(nodes, source, copied)
+
+    def hit(self, match: Match) -> None:
+        """A request runs on this match: its nodes were of use."""
+        for node in match.nodes:
+            node.uses += 1
+        last = match.source or (match.nodes[-1] if match.nodes else None)
+        if last is not None:
+            if match.source is not None:
+                match.source.uses += 1
+            self.eviction.touch(last.account)
+
+    # -- entering
+
+    def root(self, salt: "Salt") -> Node:
+        """The root of a salt, made when there is none."""
+        node = self._roots.get(salt)
+        if node is None:
+            account = self._accounts.get(salt[0])
+            if account is None:
+                account = self._accounts[salt[0]] = Account(salt[0])
+            node = self._roots[salt] = Node(None, b"", -1, account, salt)
+        return node
+
+    def enter(self, parent: Node, tokens: bytes, page: int) -> Node | None:
+        """`page`, which a table holds, has `tokens` behind those of `parent`. The node that stands for them: another
+        page's when these tokens are cached already. None when the page is in the tree in another place."""
+        if not parent.alive:
+            raise ValueError("a page cannot be entered behind one that was evicted")
+        there = parent.children.get(tokens)
+        if there is not None:
+            return there
+        before = self._node_of[page]
+        if before is not None:
+            if before.parent is not parent or len(before.tokens) == PAGE_BYTES:
+                return None
+            # It was entered before it was full, and is a leaf.
+            del parent.children[before.tokens]
+            before.tokens = tokens
+            parent.children[tokens] = before
+            return before
+        node = Node(parent, tokens, page, parent.account)
+        parent.children[tokens] = node
+        parent.resident += 1
+        node.account.num_nodes += 1
+        self._node_of[page] = node
+        self.num_nodes += 1
+        return node
+
+    def distrust(self, pages: list[int]) -> None:
+        """Forget what stands in `pages` and everything behind: one of them may hold numbers that are not finite."""
+        for page in pages:
+            node = self._node_of[page]
+            if node is not None:
+                self._drop(node)
+
+    # -- the allocator's side
+
+    def holds(self, page: int) -> bool:
+        return self._node_of[page] is not None
+
+    def release(self, page: int) -> bool:
+        """Nobody holds the page any more. False when it is not cached: it is free then."""
+        node = self._node_of[page]
+        if node is None:
+            return False
+        self.eviction.add(node)
+        return True
+
+    def retain(self, page: int) -> bool:
+        """A table holds the idle page again. False when it is not cached."""
+        node = self._node_of[page]
+        if node is None:
+            return False
+        self.eviction.remove(node)
+        return True
+
+    @property
+    def num_idle(self) -> int:
+        return self.eviction.num_idle
+
+    def evict(self, count: int) -> None:
+        """Make at least `count` (at most num_idle) idle pages free."""
+        for _ in range(count):
+            if not self.eviction.num_idle:
+                break
+            self.num_evicted += 1
+            self._drop(self.eviction.choose())
+
+    def clear(self) -> None:
+        """Forget everything; pages that nobody holds are free."""
+        for root in list(self._roots.values()):
+            for node in list(root.children.values()):
+                self._drop(node)
+
+    def _drop(self, node: Node) -> None:
+        """Take a node and all behind it out of the tree."""
+        stack = [node]
+        while stack:
+            inner = stack[-1]
+            if inner.children:
+                stack += inner.children.values()
+                inner.children = {}
+                inner.resident = 0
+                continue
+            stack.pop()
+            self._forget(inner)
+        parent = node.parent
+        if parent is None or parent.children.get(node.tokens) is not node:
+            return
+        del parent.children[node.tokens]
+        parent.resident -= 1
+        if parent.page >= 0:
+            if parent.is_idle and not parent.resident:
+                self.eviction.offer(parent)
+        elif not parent.children:
+            self._drop_root(parent)
+
+    def _forget(self, node: Node) -> None:
+        node.alive = False
+        self.num_nodes -= 1
+        node.account.num_nodes -= 1
+        self._node_of[node.page] = None
+        if node.is_idle:
+            self.eviction.remove(node)
+            self._allocator.free(node.page)     # type: ignore[union-attr]
+
+    def _drop_root(self, root: Node) -> None:
+        root.alive = False
+        del self._roots[root.salt]
+        if not root.account.num_nodes:
+            self._accounts.pop(root.account.name, None)
+
+    # -- checks
+
+    def check_integrity(self, references) -> list[str]:
+        """What is wrong, one line each. references(page): how many tables hold it."""
+        problems = self.eviction.check_integrity()
+        found: dict[int, Node] = {}
+        stack = list(self._roots.values())
+        while stack:
+            node = stack.pop()
+            if node.parent is None and not node.children:
+                problems.append("a root without pages")
+            if node.resident != len(node.children):
+                problems.append(f"{node}: {node.resident} children counted")
+            for tokens, child in node.children.items():
+                if child.tokens != tokens or child.parent is not node or child.depth != node.depth + 1 or (
+                        not child.alive or child.account is not node.account):
+                    problems.append(f"{child}: out of place")
+                if len(tokens) < PAGE_BYTES and child.children:
+                    problems.append(f"{child}: has children and is not full")
+                if child.page in found:
+                    problems.append(f"page {child.page} stands in two nodes")
+                found[child.page] = child
+                stack.append(child)
+        if len(found) != self.num_nodes:
+            problems.append(f"{self.num_nodes} nodes counted, {len(found)} found")
+        for page, listed in enumerate(self._node_of):
+            if found.get(page) is not listed:
+                problems.append(f"page {page}: listed as {listed}, found {found.get(page)}")
+            elif listed is not None and listed.is_idle != (references(page) == 0):
+                problems.append(f"{listed}: {references(page)} references")
+        idle = sum(node.is_idle for node in found.values())
+        if idle != self.num_idle:
+            problems.append(f"{self.num_idle} idle pages counted, {idle} found")
+        return problems
+
+
+def _common(first: bytes, second: bytes) -> int:
+    """How many tokens two pieces of i32 bytes have in common at their beginning."""
+    if first == second[:len(first)]:
+        return len(first) // 4
+    if first[:4] != second[:4]:
+        return 0
+    a, b = memoryview(first).cast("i"), memoryview(second).cast("i")
+    count = 1
+    for x, y in zip(a[1:], b[1:], strict=False):
+        if x != y:
+            break
+        count += 1
+    return count
