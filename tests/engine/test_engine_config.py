@@ -18,7 +18,7 @@ def resolved(model_context=8192, page_bytes=PAGE_BYTES, memory=8 * GIB, **option
 def test_settings_by_family():
     config = EngineConfig(model="m")
     cpu, gpu = settle(config, "cpu"), settle(config, "gpu", weight_bytes=4 * GIB, token_bytes=60_000)
-    assert (cpu.max_rows, cpu.max_tokens_per_step, cpu.activations, cpu.kv_dtype) == (8, 256, "int8", "f16")
+    assert (cpu.max_rows, cpu.max_tokens_per_step, cpu.activations, cpu.kv_dtype) == (64, 256, "int8", "f16")
     assert (gpu.max_rows, gpu.max_tokens_per_step, gpu.activations, gpu.kv_dtype) == (64, 2048, "bf16", "bf16")
     # 4 % of the weights, from 512 to 2048 tokens.
     assert settle(config, "gpu", weight_bytes=1, token_bytes=60_000).max_tokens_per_step == 512
@@ -33,7 +33,7 @@ def test_settings_by_family():
 
 
 def test_auto_takes_the_models_context_for_every_row():
-    config = resolved()
+    config = resolved(max_rows=8)
     assert (config.max_context, config.num_pages, config.threads) == (8192, 8 * 512, 2)
     assert config.kv_bytes == 8 * 512 * PAGE_BYTES
     assert "num_pages=4096" in config.describe()

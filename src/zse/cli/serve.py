@@ -43,7 +43,7 @@ def add_arguments(parser) -> None:
     add_engine_options(parser)
     add_serving_options(parser)
     parser.add_argument("--max-rows", "--max-concurrency", type=number(int, 1, 1024), metavar="N",
-                        help="requests that run at once (default: 8, on a GPU 64)")
+                        help="requests that run at once (default: 64)")
     parser.add_argument("--max-queue", type=number(int, 0, 65536), default=256, metavar="N",
                         help="requests that may wait; more are answered 503 (default: 256)")
     parser.add_argument("--max-queue-tokens", type=number(int, 1), default=262144, metavar="TOKENS",
@@ -97,7 +97,7 @@ def run(args) -> int:
         options = ServeOptions(
             models=tuple(ModelSpec(names, path, tuple(words))
                          for (path, names), words in zip(models, arguments, strict=True)),
-            host=args.host, max_choices=(args.max_rows or 8) + args.max_queue, max_queue=args.max_queue,
+            host=args.host, max_choices=(args.max_rows or 64) + args.max_queue, max_queue=args.max_queue,
             max_queue_tokens=args.max_queue_tokens, drain_s=args.drain_timeout, keys=keys, spare_engines=spares,
             idle_timeout_s=args.idle_timeout, max_loaded=args.max_loaded, allowed_hosts=_allowed_hosts(args, bool(keys)),
             tool_parser=args.tool_parser, reasoning_parser=args.reasoning_parser,

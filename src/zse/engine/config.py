@@ -13,7 +13,7 @@ DEVICES = ("auto", "cpu", "cuda", "hip", "metal")
 # What each family of devices computes with; the first is what "auto" means.
 ACTIVATIONS = {"cpu": ("int8", "f32"), "gpu": ("bf16",)}
 KV_DTYPES = {"cpu": ("f16", "f32"), "gpu": ("bf16",)}
-MAX_ROWS = {"cpu": 8, "gpu": 64}
+MAX_ROWS = {"cpu": 64, "gpu": 64}
 
 # The KV cache may take this share of a computer's memory when nobody says how much. It is address space: a page
 # costs memory when its first token is written, so a short chat with a long-context model stays small.

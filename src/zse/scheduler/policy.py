@@ -11,6 +11,9 @@ from zse.scheduler.request import Request
 # A request that was preempted this often is admitted again only with all the pages that it can ever need, and is
 # never chosen again: recomputation is bounded and the request finishes.
 MAX_PREEMPTIONS = 3
+# The share of a step's tokens that prompts get at least, however many rows decode: new requests must not wait for running
+# ones to end.
+LEAST_PREFILL_SHARE = 1 / 16
 
 
 def age_order(request: Request) -> int:
@@ -33,4 +36,4 @@ def prefill_budget(max_tokens: int, num_decode: int, mixed_tokens: int) -> int:
     A step takes as long as its prompt tokens: beside running replies at most `mixed_tokens` in all, so that their next
     tokens are not held up for a whole chunk (256 tokens of a 135M model are about 0.3 s on two cores).
     """
-    return max_tokens if not num_decode else max(1, mixed_tokens - num_decode)
+    return max_tokens if not num_decode else max(1, int(max_tokens * LEAST_PREFILL_SHARE), mixed_tokens - num_decode)
