@@ -94,6 +94,11 @@ def test_prompt_logprobs_and_targets_agree_with_the_logits(engine_of):
         assert [value for _, value in entry.top] == pytest.approx(np.sort(line)[:-4:-1], abs=1e-5)
         assert dict(entry.top).get(ids[place], entry.logprob) == entry.logprob
     assert [entry.logprob for entry in targets.logprobs] == pytest.approx(logprobs[-1, [5, 9, 5]], abs=1e-5)
+    firsts = (1, 36, 37, 38, 74, 89)      # chunks end before 37 and 74
+    parts = measure(engine, *((ids, Ask("logprobs", first=first)) for first in firsts))
+    for first, part in zip(firsts, parts, strict=True):
+        assert [entry.logprob for entry in part.logprobs] == pytest.approx(
+            [entry.logprob for entry in plain.logprobs[first:]], abs=1e-5)
 
 
 def test_hidden_states_give_the_logits(engine_of, model):

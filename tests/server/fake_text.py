@@ -42,7 +42,11 @@ class TextModel:
     def encode_text(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def encode_chat(self, messages: list[dict], tools: list[dict] | None = None) -> list[int]:
+    def encode_part(self, text: str, control: bool = False) -> list[int]:
+        return list(text.encode())
+
+    def encode_chat(self, messages: list[dict], tools: list[dict] | None = None,
+                    variables: dict | None = None) -> list[int]:
         """One line a message; the tools and calls of the messages first, where the fake engine does not look."""
         offered = "".join(f"tool:{tool['function']['name']}\n" for tool in tools or ())
         return list((offered + "".join(f"{message['role']}:{message['content']}\n" for message in messages)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from zse.server.errors import CODES
+from zse.server.measure_schemas import EMBEDDINGS, RERANK, SCORE
 from zse.server.routes.table import ROUTES
 from zse.server.schemas import CHAT, COMPLETIONS, describe
 
@@ -17,7 +18,9 @@ def test_every_route_is_documented():
 
 
 @pytest.mark.parametrize("heading,fields", [("## POST /v1/chat/completions", CHAT),
-                                            ("## POST /v1/completions", COMPLETIONS)])
+                                            ("## POST /v1/completions", COMPLETIONS),
+                                            ("## POST /v1/embeddings", EMBEDDINGS),
+                                            ("## POST /v1/rerank", RERANK), ("## POST /v1/score", SCORE)])
 def test_every_field_is_documented(heading, fields):
     section = TEXT.split(heading, 1)[1].split("\n## ", 1)[0]
     rows = [line for line in section.splitlines() if line.startswith("| `")]

@@ -83,6 +83,27 @@ def test_logprobs_are_probabilities(client):
         client, "Hello", max_tokens=5).choices[0].message.content
 
 
+def test_embeddings_and_rerank_find_what_fits(client):
+    documents = ["Photosynthesis lets plants turn sunlight, water and carbon dioxide into sugar.",
+                 "Hamlet is a tragedy written by William Shakespeare around 1600.",
+                 "Neil Armstrong walked on the lunar surface in July 1969."]
+    queries = ["How do plants make food?", "Who wrote Hamlet?", "Who was the first person on the moon?"]
+    vectors = [item.embedding for item in client.embeddings.create(model="smollm2", input=queries + documents).data]
+    assert all(math.fsum(value * value for value in vector) == pytest.approx(1, abs=1e-5) for vector in vectors)
+    alone = client.embeddings.create(model="smollm2", input=queries[0], encoding_format="float").data[0].embedding
+    assert math.fsum(a * b for a, b in zip(alone, vectors[0], strict=True)) > 0.999
+    short = client.embeddings.create(model="smollm2", input=queries[0], dimensions=64).data[0].embedding
+    assert len(short) == 64 and math.fsum(value * value for value in short) == pytest.approx(1, abs=1e-5)
+    for index, query in enumerate(queries):
+        for method in ("likelihood", "embedding"):
+            reply = client.post("/rerank", cast_to=object, body={"query": query, "documents": documents,
+                                                                  "method": method, "top_n": 1})
+            assert [row["index"] for row in reply["results"]] == [index], method
+        yes_no = client.post("/rerank", cast_to=object, body={"query": query, "documents": documents,
+                                                               "method": "yes_no"})
+        assert all(0 < row["relevance_score"] < 1 for row in yes_no["results"])
+
+
 def test_stop_bias_and_end_tokens(client):
     whole = ask(client, "Count from one to ten.").choices[0].message.content
     stop = whole[5:8]

@@ -38,7 +38,7 @@ class Job:
         self.computed_len = 0
         self.result: Measured | None = None
         self.error: RequestError | None = None
-        self.logprobs: list[TokenLogprob | None] = [None]
+        self.logprobs: list[TokenLogprob | None] = [] if ask.first else [None]
         self.total: Any = None          # sum of the hidden states so far
         self.chunk: tuple | None = None
 
@@ -199,7 +199,9 @@ class JobQueue:
                 following = job.tokens[piece.start + 1:piece.start + piece.num_tokens + 1]
                 if last and job.keeps_logits:
                     following.append(0)
-                wanted += [(job, Line(place + index, target, ask.top)) for index, target in enumerate(following)]
+                skipped = max(0, ask.first - piece.start - 1)
+                wanted += [(job, Line(place + index, target, ask.top))
+                           for index, target in enumerate(following) if index >= skipped]
             place += piece.num_tokens
         for first in range(0, len(wanted), forwards.max_lines):
             group = wanted[first:first + forwards.max_lines]

@@ -22,7 +22,8 @@ class Submit(msgspec.Struct, tag_field="kind", tag=True):
 class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is measured of a sequence that is run without sampling (engine/jobs.py).
 
-    "logprobs": the log-probability of each token given those before it, with `top` alternatives (0..20). "last", "mean":
+    "logprobs": the log-probability of each token given those before it, with `top` alternatives (0..20), of those at
+    position `first` and behind. "last", "mean":
     the hidden state after the final norm, of the last token or their mean; normalize: brought to length 1. "targets":
     the log-probability of each of `targets` as the next token (at most 1,024).
     """
@@ -30,6 +31,7 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
     top: int = 0
     targets: tuple[int, ...] = ()
     normalize: bool = False
+    first: int = 0
 
 
 class Measure(msgspec.Struct, tag_field="kind", tag=True):
@@ -89,8 +91,8 @@ class Tokens(msgspec.Struct, tag_field="kind", tag=True):
 
 class Measured(msgspec.Struct, tag_field="kind", tag=True):
     """engine → server: the one answer to Measure. vector: f32 little-endian [hidden_size] ("last", "mean"). logprobs:
-    of "logprobs" one for each token of the prompt, None for the first, which nothing stands before; of "targets" one for
-    each target, in order."""
+    of "logprobs" one for each token of the prompt from Ask.first on, None for the very first, which nothing stands
+    before; of "targets" one for each target, in order."""
     id: int
     num_tokens: int
     vector: bytes | None = None

@@ -14,13 +14,19 @@ class ServedModel:
         """Token ids of a completion prompt, with BOS where the model wants one; control tokens in it are plain text."""
         return self._tokenizer.encode(text)
 
-    def encode_chat(self, messages: list[dict], tools: list[dict] | None = None) -> list[int]:
+    def encode_part(self, text: str, control: bool = False) -> list[int]:
+        """Token ids of text that follows other text: without BOS. control: control tokens in it are such."""
+        return self._tokenizer.encode(text, special=control, add_bos=False)
+
+    def encode_chat(self, messages: list[dict], tools: list[dict] | None = None,
+                    variables: dict | None = None) -> list[int]:
         """Token ids of a conversation, up to where the assistant's answer begins. Control tokens that stand in a
-        message stay plain text. Raises RequestError when the model has no template or the template refuses."""
+        message stay plain text. variables: what else the template reads, such as enable_thinking. Raises RequestError
+        when the model has no template or the template refuses."""
         if self._template is None:
             from zse.tokenizer.chat_template import no_chat_template
             raise no_chat_template(self._name)
-        return self._template.encode(messages, tools=tools)
+        return self._template.encode(messages, tools=tools, **(variables or {}))
 
     def token_bytes(self, id: int) -> bytes:
         """What one token adds to a text; nothing for the rows that pad a model's embedding past its vocabulary."""

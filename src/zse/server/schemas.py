@@ -225,7 +225,8 @@ def describe(fields: dict[str, Field]) -> list[tuple[str, str, str]]:
     """(name, "required" | "refused" | default, doc) of each field: the tables of docs/api.md."""
     rows = []
     for name, item in fields.items():
-        default = "" if item.default in (None, ()) else str(item.default).lower()
+        default = "" if item.default in (None, (), "") else str(item.default)
+        default = default.lower() if isinstance(item.default, bool) else default
         rows.append((name, "required" if item.required else "refused" if item.check is None else default, item.doc))
     return rows
 

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from zse.server.exchange import Request, Response
-from zse.server.routes import completions, info, metrics
+from zse.server.routes import completions, embeddings, info, metrics, relevance
 
 PUBLIC, USER = "public", "user"  # who may call: anybody, or the holder of a key when the server has one
 
@@ -22,6 +22,10 @@ class Route(msgspec.Struct, frozen=True):
 ROUTES = (
     Route("POST", "/v1/chat/completions", USER, completions.chat),
     Route("POST", "/v1/completions", USER, completions.text),
+    Route("POST", "/v1/embeddings", USER, embeddings.embeddings),
+    Route("POST", "/v1/rerank", USER, relevance.rerank),
+    Route("POST", "/v2/rerank", USER, relevance.rerank),
+    Route("POST", "/v1/score", USER, relevance.score),
     Route("GET", "/v1/models", USER, info.models),
     Route("GET", "/v1/models/{model}", USER, info.model),
     Route("GET", "/health/live", PUBLIC, info.live),

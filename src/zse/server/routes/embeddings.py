@@ -1,0 +1,66 @@
+"""POST /v1/embeddings: vectors of texts, from the model's own hidden states."""
+
+import base64
+import math
+from array import array
+
+import msgspec
+
+from zse.engine.messages import Ask, Measured
+from zse.server import measure_schemas, measuring
+from zse.server.errors import APIError
+from zse.server.exchange import Request, Response
+from zse.server.measure_schemas import Embeddings
+from zse.server.off_loop import maybe_in_thread
+from zse.server.relevance import Measurement
+
+LONG = 1 << 16      # numbers; JSON of more is written in a thread (some 10 ms)
+
+
+async def embeddings(app, request: Request) -> Response:
+    """POST /v1/embeddings"""
+    asked, results = await measuring.measure(app, request, measure_schemas.read_embeddings, _prepare, _check)
+    long = sum(len(result.vector) for result in results.results) > 4 * LONG
+    return Response(200, await maybe_in_thread(long, lambda: _body(asked, results)))
+
+
+def _prepare(asked: Embeddings, model) -> list[Measurement]:
+    # Of a part of the vector only that part is brought to length 1, once it is there.
+    ask = Ask(asked.pooling, normalize=asked.normalize)
+    measurements = []
+    for index, given in enumerate(asked.inputs):
+        path = "input" if len(asked.inputs) == 1 else f"input[{index}]"
+        ids = model.encode_text(given) if isinstance(given, str) else given
+        measurements.append(Measurement(ids, ask, path))
+    return measurements
+
+
+def _check(asked: Embeddings, result: Measured) -> None:
+    count = len(result.vector or b"") // 4
+    if asked.dimensions is not None and asked.dimensions > count:
+        raise APIError("out_of_range", f"'dimensions' must be at most {count}, this model's hidden size.", "dimensions")
+
+
+def _body(asked: Embeddings, results: measuring.Results) -> bytes:
+    data = [{"object": "embedding", "index": index, "embedding": _vector(asked, result.vector)}
+            for index, result in enumerate(results.results)]
+    usage = {"prompt_tokens": results.num_tokens, "total_tokens": results.num_tokens}
+    return msgspec.json.encode({"object": "list", "data": data, "model": results.model, "usage": usage})
+
+
+def _vector(asked: Embeddings, data: bytes | None) -> str | list[float]:
+    assert data is not None
+    if asked.dimensions is not None:
+        data = data[:4 * asked.dimensions]
+        if asked.normalize:
+            values = floats(data)
+            length = math.sqrt(math.fsum(value * value for value in values)) or 1.0
+            data = array("f", [value / length for value in values]).tobytes()
+    return base64.b64encode(data).decode() if asked.base64 else floats(data).tolist()
+
+
+def floats(data: bytes) -> array:
+    """f32 little-endian, as all machines are that this runs on."""
+    out = array("f")
+    out.frombytes(data)
+    return out

@@ -1,0 +1,73 @@
+"""POST /v1/rerank and /v1/score: how well texts fit each other (zse.server.relevance has the methods)."""
+
+import time
+
+import msgspec
+
+from zse.engine.messages import Ask
+from zse.server import measure_schemas, measuring
+from zse.server.exchange import Request, Response
+from zse.server.measure_schemas import Pairs
+from zse.server.relevance import EMBEDDING, Judge, Measurement, cosine
+from zse.server.routes.embeddings import floats
+
+
+async def rerank(app, request: Request) -> Response:
+    """POST /v1/rerank"""
+    scores, asked, results = await _compare(app, request, measure_schemas.read_rerank, ("query", "documents"))
+    order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[:asked.top_n]
+    rows = []
+    for index in order:
+        row = {"index": index, "relevance_score": scores[index]}
+        if asked.return_documents:
+            row["document"] = {"text": asked.documents[index]}
+        rows.append(row)
+    return Response(200, msgspec.json.encode({
+        "id": "rerank-" + request.id.removeprefix("req_"), "model": results.model, "results": rows,
+        "usage": {"prompt_tokens": results.num_tokens, "total_tokens": results.num_tokens}}))
+
+
+async def score(app, request: Request) -> Response:
+    """POST /v1/score"""
+    scores, asked, results = await _compare(app, request, measure_schemas.read_score, ("text_1", "text_2"))
+    rows = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
+    return Response(200, msgspec.json.encode({
+        "id": "score-" + request.id.removeprefix("req_"), "object": "list", "created": int(time.time()),
+        "model": results.model, "data": rows,
+        "usage": {"prompt_tokens": results.num_tokens, "completion_tokens": 0, "total_tokens": results.num_tokens}}))
+
+
+async def _compare(app, request: Request, read, fields: tuple[str, str]):
+    """(score of each pair, the request, measuring.Results)."""
+    judges: list[Judge] = []
+
+    def prepare(asked: Pairs, model) -> list[Measurement]:
+        documents = [_cut(model, document, asked.max_tokens_per_doc) for document in asked.documents]
+        if asked.method == EMBEDDING:
+            ask = Ask(asked.pooling, normalize=True)
+            return [Measurement(model.encode_text(text), ask, _path(name, index, texts))
+                    for name, texts in zip(fields, (asked.queries, documents), strict=True)
+                    for index, text in enumerate(texts)]
+        judges.append(Judge(model, asked.method, asked.task))
+        queries = asked.queries * (len(documents) if len(asked.queries) == 1 else 1)
+        return [judges[0].sequence(query, document, _path(fields[1], index, documents))
+                for index, (query, document) in enumerate(zip(queries, documents, strict=True))]
+
+    asked, results = await measuring.measure(app, request, read, prepare)
+    if judges:
+        return [judges[0].score(result) for result in results.results], asked, results
+    vectors = [floats(result.vector) for result in results.results]
+    count = len(asked.queries)
+    ones = vectors[:count] * (len(asked.documents) if count == 1 else 1)
+    return [cosine(*pair) for pair in zip(ones, vectors[count:], strict=True)], asked, results
+
+
+def _path(name: str, index: int, texts: list[str]) -> str:
+    return name if len(texts) == 1 and name != "documents" else f"{name}[{index}]"
+
+
+def _cut(model, text: str, max_tokens: int | None) -> str:
+    if max_tokens is None:
+        return text
+    ids = model.encode_part(text)
+    return text if len(ids) <= max_tokens else model.decode(ids[:max_tokens])
