@@ -19,7 +19,8 @@ def load(device, path, quantize=None):
 class Session:
     """One decoder with `rows` sequences, whose pages are scattered over the cache."""
 
-    def __init__(self, device, model, *, activations=None, kv_dtype=None, rows=2, max_tokens=64, context=256):
+    def __init__(self, device, model, *, activations=None, kv_dtype=None, rows=2, max_tokens=64, context=256,
+                 deterministic=False):
         self.device, self.model = device, model
         gpu = device.family == "gpu"
         activations, kv_dtype = activations or ("bf16" if gpu else "f32"), kv_dtype or ("bf16" if gpu else "f32")
@@ -27,7 +28,8 @@ class Session:
         self.kv = KVCache(device, model.config, rows * pages, kv_dtype)
         self.buffers = StepBuffers.allocate(device, model.config, max_tokens=max_tokens, max_rows=max_tokens,
                                              max_pages=pages)
-        self.decoder = Decoder(device, model, self.kv, self.buffers, activations=activations)
+        self.decoder = Decoder(device, model, self.kv, self.buffers, activations=activations,
+                               deterministic=deterministic)
         order = np.random.default_rng(7).permutation(rows * pages)
         self.kv.need(rows * pages - 1)
         self._put(self.buffers.page_table.with_rows(rows), [self.kv.block_of(int(page)) for page in order])

@@ -64,6 +64,20 @@ def test_logits_and_order(like, sizes, family, home, tmp_path):
     assert np.abs(logits - reference).max() < 0.05 * np.abs(reference).max()
 
 
+@pytest.mark.parametrize("like", ["sm_80", "sm_90a"])
+def test_deterministic_forms(like, home, tmp_path):
+    """A sequence at once, in parts, and token by token beside another: the same bits."""
+    device = EmulateDevice(like, cache.package_variants(like))
+    model, _ = load_emulated(device, str(tiny.write("llama", tmp_path, "BF16")))
+    ids = tiny.tokens("llama")[:11]
+    session = Session(device, model, rows=2, max_tokens=16, context=32, deterministic=True)
+    whole = session.step([(0, ids)])
+    session.lengths = [0, 0]
+    parts = [session.step([(0, ids[:9])]), session.step([(0, ids[9:10]), (1, ids[3:6])])[:1],
+             session.step([(0, ids[10:]), (1, ids[:1])], wanted=[0])]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
 def test_an_engine_runs_ahead(home, tmp_path):
     """Requests that come and go, sampled with penalties and biases, a step submitted before the one before is read: the
     pages, ids and histories that the device keeps are the host's, and a request says the same in other company."""

@@ -133,3 +133,14 @@ def test_gpu_needs_a_history():
 
 def _array(format, values):
     return memoryview(array(format, values))
+
+
+def test_no_bias_stays_behind_for_a_later_longer_batch():
+    state = make()
+    biased = [request(line, logit_bias={7: 1.0 + line}) for line in range(4)]
+    plain = [request(4 + line) for line in range(4)]
+    state.prepare(biased)
+    assert biases(state, 3) == {7: 4.0}
+    state.prepare(plain[:1])
+    state.prepare(plain)
+    assert [biases(state, line) for line in range(4)] == [{}, {}, {}, {}]

@@ -55,7 +55,7 @@ def add_engine_options(parser) -> None:
 
 
 # Names of EngineConfig's fields that add_serving_options() gives options for, in its order.
-SERVING_OPTIONS: tuple[str, ...] = ("prefix_cache", "cache_policy")
+SERVING_OPTIONS: tuple[str, ...] = ("prefix_cache", "cache_policy", "deterministic")
 
 
 def add_serving_options(parser) -> None:
@@ -73,6 +73,11 @@ def add_serving_options(parser) -> None:
         default="lru",
         help="which cached pages go first: the least recently or least frequently used, or those that were worth the "
         "least (default: lru)",
+    )
+    group.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="on a GPU, the same bits alone and in any batch, at the price of speed (a CPU gives them always)",
     )
 
 

@@ -45,6 +45,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     scratch may take together. max_waiting: requests that may queue behind the running ones.
     prefix_cache: keep the KV pages of prompts and replies for requests that begin alike. cache_policy: which of them go
     first, "lru", "lfu" or "smart".
+    deterministic: on a GPU, only forms whose sums do not depend on the batch, so that a request's tokens and
+    log-probabilities are the same bits alone and among others; a CPU has no other forms.
     """
 
     model: str
@@ -61,6 +63,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_waiting: int = 1024
     prefix_cache: bool = True
     cache_policy: str = "lru"
+    deterministic: bool = False
 
     def __post_init__(self):
         _range("threads", self.threads, 1, 1024)
@@ -129,6 +132,7 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_dtype: str
     max_waiting: int
     kv_bytes: int
+    deterministic: bool
     prefix_cache: bool
     cache_policy: str
 
@@ -202,7 +206,7 @@ def resolve(config: EngineConfig, settings: Settings, *, device: str, model_cont
         model=config.model, device=device, threads=threads, max_context=max_context, max_rows=settings.max_rows,
         max_tokens_per_step=settings.max_tokens_per_step, num_pages=num_pages, activations=settings.activations,
         kv_dtype=settings.kv_dtype, max_waiting=config.max_waiting, kv_bytes=kv_bytes,
-        prefix_cache=config.prefix_cache, cache_policy=config.cache_policy)
+        prefix_cache=config.prefix_cache, cache_policy=config.cache_policy, deterministic=config.deterministic)
 
 
 def _rows_fit(max_tokens_per_step: int, max_rows: int) -> None:

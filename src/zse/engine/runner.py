@@ -70,7 +70,8 @@ class Runner:
         self._history: Tensor | None = None     # of tokens, by page (GPU)
         self._turns = self._make_turns()
         buffers, _ = self._turns[0].inputs.buffers(config.max_tokens_per_step, self._page_table, self._logits)
-        self.decoder = Decoder(device, model, self.kv, buffers, activations=config.activations)
+        self.decoder = Decoder(device, model, self.kv, buffers, activations=config.activations,
+                               deterministic=config.deterministic)
         self._sizes = [size for size in self.decoder.forms.sizes if size < config.max_tokens_per_step]
         self._sizes.append(config.max_tokens_per_step)
         self._table_view = None if self.runs_ahead else self._page_table.view()

@@ -62,12 +62,16 @@ class Decoder:
     """Records steps of `model` (zse.models.load.Model) over `kv` (zse.cache.layout.KVCache).
 
     activations: what matrix products take: "int8" (8-bit, one scale per 32, wherever the weights are quantized) or
-    "f32" on a CPU, "bf16" on a GPU. buffers: of the largest step. Scratch memory is allocated here, once; every
-    recording uses it, so recordings must not run at the same time.
+    "f32" on a CPU, "bf16" on a GPU. buffers: of the largest step. deterministic: every recording takes the forms of the
+    largest step, so that a token's bits do not depend on how many run with it. Scratch memory is allocated here, once;
+    every recording uses it, so recordings must not run at the same time.
     """
 
-    def __init__(self, device, model, kv, buffers: StepBuffers, *, activations: str | None = None):
+    def __init__(self, device, model, kv, buffers: StepBuffers, *, activations: str | None = None,
+                 deterministic: bool = False):
         self.forms = forms = FORMS[device.family]
+        # A CPU's sums do not depend on the batch in any of its forms.
+        self._pins_forms = deterministic and forms.family == "gpu"
         self.activations = activations or forms.activations[0]
         if self.activations not in forms.activations:
             raise ConfigError(f"activations {activations!r}: expected one of {', '.join(forms.activations)}")
@@ -89,18 +93,19 @@ class Decoder:
         step = step or self.buffers
         max_tokens = self._size_of(step, max_tokens)
         max_rows = min(max_tokens, step.logits.shape[0])
+        head_rows = step.logits.shape[0] if self._pins_forms else max_rows      # for which the head's form is chosen
         run, x, delta, delta_norm = self._record_layers(recorder, step, max_tokens, longest_run)
         rows = run.tokens if every_token else recorder.symbol("rows", max_rows)
         logits = step.logits.with_rows(rows)
         if every_token:
-            normed = run.activation("head_in", [self._head], max_rows).with_rows(rows)
+            normed = run.activation("head_in", [self._head], head_rows).with_rows(rows)
             add_rmsnorm(recorder, x, delta, delta_norm, self.model.vectors["final_norm"], normed, self.config.norm_eps)
-            matmul(recorder, normed, self._head, logits, max_tokens=max_rows)
+            matmul(recorder, normed, self._head, logits, max_tokens=head_rows)
         else:
             # Only the rows that are sampled pass the head, which is most of a small model's work.
             if delta is not None:
                 add_rmsnorm(recorder, x, delta, delta_norm, None, None, self.config.norm_eps)
-            self._record_head(recorder, run, x, step.logit_rows.with_rows(rows), logits, max_rows)
+            self._record_head(recorder, run, x, step.logit_rows.with_rows(rows), logits, head_rows)
         return logits
 
     def record_hidden(self, recorder, *, step: StepBuffers | None = None, max_tokens: int | None = None) -> Tensor:
@@ -145,6 +150,7 @@ class Decoder:
 
     def _record_head(self, recorder, run: "_Recording", x: Tensor, wanted: Tensor, logits: Tensor,
                      max_rows: int) -> None:
+        """max_rows: what the head's form is chosen for."""
         gathered = self._scratch["wanted"].with_rows(wanted.shape[0])
         gather_rows(recorder, x, wanted, gathered)
         normed = run.activation("head_in", [self._head], max_rows).with_rows(wanted.shape[0])
@@ -232,6 +238,8 @@ class _Recording:
     def __init__(self, decoder: Decoder, recorder, step: StepBuffers, tokens, max_tokens: int, splits: bool = True):
         self.decoder, self.recorder, self.step = decoder, recorder, step
         self.tokens, self.max_tokens = tokens, max_tokens
+        # What the forms of products are chosen for.
+        self.form_tokens = decoder.buffers.token_ids.shape[0] if decoder._pins_forms else max_tokens
         self.splits = recorder.symbol("splits") if splits and decoder.splits_attention(max_tokens) else 1
         # What attention() takes besides: how a CPU's threads share a sequence, or what a GPU works from.
         self.sharing: dict[str, Any] = {
@@ -246,7 +254,10 @@ class _Recording:
         if scratch is None:
             return
         from zse.kernels.gpu.attention_plan import MAX_RUN, plan_attention
-        if longest_run is None and self.max_tokens <= MAX_RUN:
+        if self.decoder._pins_forms:
+            # The kernel for prompts takes every row: it and the one for few tokens add in different orders.
+            scratch, longest_run = scratch._replace(max_run=0), None
+        elif longest_run is None and self.max_tokens <= MAX_RUN:
             longest_run = self.max_tokens
         plan_attention(self.recorder, scratch, self.of(self.step.token_row), self.of(self.step.positions), longest_run)
         self.sharing = {"scratch": scratch, "longest_run": longest_run}
@@ -258,7 +269,7 @@ class _Recording:
     def activation(self, name: str, weights, max_tokens: int | None = None) -> Tensor | Activation | Fp8Activation:
         """The scratch `name` in the form that `weights` take. Quantized forms share the place of the unquantized."""
         whole = self.decoder._scratch[name]
-        form = self.decoder.activation_form(weights, max_tokens or self.max_tokens)
+        form = self.decoder.activation_form(weights, max_tokens or self.form_tokens)
         count, width = whole.shape
         scales = whole.offset + count * width           # bytes: q comes first, then the scales, then the sums
         if form == "int8":
@@ -304,7 +315,7 @@ class _Recording:
         inner, down = self.made("gated", weights[at + "down"])
         if fused and gates_in_matmul(self.decoder.forms, config):
             from zse.kernels.matmul import matmul_gated
-            matmul_gated(recorder, normed, fused, inner, config.activation, max_tokens=self.max_tokens)
+            matmul_gated(recorder, normed, fused, inner, config.activation, max_tokens=self.form_tokens)
         else:
             gated(recorder, self.project(normed, projections, "gate_up"), inner, config.activation)
         delta = self.add(x, self.taken(inner, down, "quantized"), down, vectors.get(at + "post_mlp_norm"))
@@ -312,13 +323,13 @@ class _Recording:
 
     def made(self, name: str, weight):
         """(what an operation writes for `weight` to be multiplied with, the weight)."""
-        if self.decoder.activation_form([weight], self.max_tokens) == "fp8":
+        if self.decoder.activation_form([weight], self.form_tokens) == "fp8":
             return self.tensor(name), weight        # quantized by a launch of its own: see taken()
         return self.activation(name, [weight]), weight
 
     def taken(self, made, weight, place: str):
         """`made` in the form that `weight` takes; quantized into the scratch `place`."""
-        if self.decoder.activation_form([weight], self.max_tokens) != "fp8":
+        if self.decoder.activation_form([weight], self.form_tokens) != "fp8":
             return made
         scratch = self.decoder._scratch[place]
         count, width = self.decoder.buffers.token_ids.shape[0], made.shape[1]
@@ -330,10 +341,10 @@ class _Recording:
     def add(self, x: Tensor, a, weight, post_norm, bias=None) -> Tensor | None:
         """Record the product that is to be added to x. Returns it if a later launch has to add it, None if done."""
         if self.decoder.forms.fuses and post_norm is None:
-            matmul(self.recorder, a, weight, x, bias=bias, max_tokens=self.max_tokens, accumulate=True)
+            matmul(self.recorder, a, weight, x, bias=bias, max_tokens=self.form_tokens, accumulate=True)
             return None
         delta = self.tensor("delta")
-        matmul(self.recorder, a, weight, delta, bias=bias, max_tokens=self.max_tokens)
+        matmul(self.recorder, a, weight, delta, bias=bias, max_tokens=self.form_tokens)
         return delta
 
     def project(self, normed, projections, name: str, biases=None):
@@ -344,7 +355,7 @@ class _Recording:
             out = Tensor(scratch.buffer, (self.tokens, weight.shape[0]), "f32", offset)
             # They do not read each other: the second and third may start before the first is done.
             matmul(self.recorder, normed, weight, out, bias=biases[index] if biases else None, independent=index > 0,
-                   max_tokens=self.max_tokens)
+                   max_tokens=self.form_tokens)
             outs.append(out)
             offset += 4 * scratch.shape[0] * weight.shape[0]
         return outs[0] if len(outs) == 1 else tuple(outs)
