@@ -79,6 +79,11 @@ def test_biases_come_and_go_with_their_request():
     state.prepare([biased])
     state.prepare([plain])
     assert biases(state, 0) == {}
+    # A batch that grows while nobody has a bias does not find old ones further down.
+    state.prepare([plain, biased])
+    state.prepare([plain])
+    state.prepare([plain, plain, plain])
+    assert [biases(state, line) for line in range(3)] == [{}, {}, {}]
     state.prepare([plain, plain, biased])
     assert [biases(state, line) for line in range(3)] == [{}, {}, {4: 2.0, 7: -1.0}]
 

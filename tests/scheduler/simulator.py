@@ -62,17 +62,22 @@ class FakeDevice:
         self.max_rows = max_rows
         self.sampled: dict[tuple[int, int], int] = {}   # (request, position) → the token given there
 
-    def token(self, request, position: int) -> int:
-        """A token of the request: the host knows it, or this device sampled it and the host has not read it."""
+    def token(self, request, position: int, drafts=()) -> int:
+        """A token of the request: the host knows it, it is a draft, or this device sampled it and the host has not read
+        it."""
         if position < len(request.tokens):
             return request.tokens[position]
+        if drafts:
+            return drafts[position - len(request.tokens)]
         return self.sampled[request.arrival, position]
 
-    def content(self, request, end: int) -> list[tuple]:
+    def content(self, request, end: int, drafts=()) -> list[tuple]:
         """What stands in the first slots of a sound request."""
         chain = self.chains.setdefault(request.arrival, [])
+        if drafts:
+            chain = chain[:len(request.tokens)]     # of this step only: they may turn out wrong
         while len(chain) < end:
-            chain.append(zlib.crc32(b"%d" % self.token(request, len(chain)), chain[-1] if chain else 0))
+            chain.append(zlib.crc32(b"%d" % self.token(request, len(chain), drafts), chain[-1] if chain else 0))
         return [(request.salt, position, chain[position]) for position in range(end)]
 
     def transfer(self, transfers) -> None:
@@ -88,7 +93,7 @@ class FakeDevice:
         for entry in batch.entries:
             request, end = entry.request, entry.start + entry.count
             slot = [entry.pages[position // PAGE] * PAGE + position % PAGE for position in range(end)]
-            content = self.content(request, end)
+            content = self.content(request, end, entry.drafts)
             spoilt = request.arrival if request.id in poisoned else -1
             for position in range(entry.start, end):
                 self.slots[slot[position]] = (*content[position], spoilt)
@@ -96,16 +101,18 @@ class FakeDevice:
             assert [held[:3] for held in read] == content, f"{request} reads what is not its own"
             spoilers = {held[3] for held in read} - {-1}
             assert spoilers <= {request.arrival}, f"{request} reads numbers of others that are not finite"
-            if entry.samples:
+            assert entry.samples in (0, 1 + len(entry.drafts))
+            for line in range(end - entry.samples + 1, end + 1):
                 assert end == len(request.tokens) + request.pending - 1
-                token = next_token(request.seed, [self.token(request, position) for position in range(end)])
-                self.sampled[request.arrival, end] = token
+                token = next_token(request.seed, [self.token(request, position, entry.drafts)
+                                                  for position in range(line)])
+                self.sampled[request.arrival, line] = token
                 sampled.append((-1 if spoilers else token, None))
         # Every read above must also hold after all writes of the step: no two requests write one slot.
         for entry in batch.entries:
             for position in range(entry.start, entry.start + entry.count):
                 held = self.slots[entry.pages[position // PAGE] * PAGE + position % PAGE]
-                assert held[:3] == self.content(entry.request, position + 1)[position]
+                assert held[:3] == self.content(entry.request, position + 1, entry.drafts)[position]
         return sampled
 
 
@@ -118,7 +125,7 @@ class Simulation:
         self.scheduler = Scheduler(
             num_pages=self.num_pages, max_rows=self.max_rows, max_tokens=self.max_rows + rng.randint(0, 40),
             max_context=rng.choice((20, 64, 150)), vocab_size=VOCAB, eos_ids=frozenset((EOS,)),
-            max_waiting=rng.choice((3, 100)), allocator=self.allocator,
+            max_waiting=rng.choice((3, 100)), allocator=self.allocator, max_drafts=rng.choice((0, 3, 20)),
             prefix_cache=PrefixCache(self.num_pages, policy) if (policy := rng.choice(POLICIES)) else None)
         self.beginnings = [[rng.randrange(VOCAB) for _ in range(150)] for _ in range(3)]
         self.said: list[list[int]] = []         # prompts and replies of requests that have ended
@@ -127,6 +134,7 @@ class Simulation:
         self.device = FakeDevice(self.num_pages, self.max_rows)
         self.flight: list[tuple[Batch, list]] = []   # submitted, not committed
         self.ahead_rate = rng.choice((0.0, 0.9, 1.0))
+        self.draft_rate = rng.choice((0.0, 0.5, 1.0))
         self.num_ahead = 0
         self.prompts: dict[int, list[int]] = {}
         self.expected: dict[int, tuple[list[int], str]] = {}
@@ -176,8 +184,20 @@ class Simulation:
             self.ended[id] = "cancelled"
         assert self.scheduler.cancel(id) is False
 
+    def drafts(self, request) -> list[int]:
+        """Some of what it will say, the last one perhaps wrong."""
+        said = len(request.tokens) - request.prompt_len
+        drafts = self.expected[request.id][0][said:said + self.rng.randint(0, 6)]
+        if self.rng.random() < 0.5:
+            drafts.append(self.rng.randrange(VOCAB))
+        return drafts
+
     def submit_step(self, nan_rate: float) -> bool:
         """Schedule a batch and give it to the device."""
+        if self.scheduler.max_drafts:
+            for request in self.scheduler.decoding():
+                if self.rng.random() < self.draft_rate:
+                    request.drafts = self.drafts(request)
         batch = self.scheduler.schedule(self.now)
         self.check()
         if batch is None:

@@ -55,7 +55,9 @@ def add_engine_options(parser) -> None:
 
 
 # Names of EngineConfig's fields that add_serving_options() gives options for, in its order.
-SERVING_OPTIONS: tuple[str, ...] = ("prefix_cache", "cache_policy", "deterministic")
+SERVING_OPTIONS: tuple[str, ...] = (
+    *("prefix_cache", "cache_policy", "deterministic", "speculation", "draft_tokens"),
+)
 
 
 def add_serving_options(parser) -> None:
@@ -78,6 +80,18 @@ def add_serving_options(parser) -> None:
         "--deterministic",
         action="store_true",
         help="on a GPU, the same bits alone and in any batch, at the price of speed (a CPU gives them always)",
+    )
+    group.add_argument(
+        "--speculation",
+        choices=("none", "ngram"),
+        help="verify several drafts of a reply in one step: ngram takes what followed the same tokens before; the "
+        "replies are the same (default: none)",
+    )
+    group.add_argument(
+        "--draft-tokens",
+        type=number(int, 1, 31),
+        metavar="K",
+        help="most drafts of a request in a step; fewer where they do not pay (default: 7)",
     )
 
 

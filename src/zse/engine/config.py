@@ -29,6 +29,12 @@ GPU_STEP_TOKENS = (512, 2048)
 # costs the same.
 GPU_MIXED_TOKENS = 1024
 SCRATCH_SHARE = 0.04
+SPECULATION = ("none", "ngram")
+# Drafts of one request: a CPU's kernels take eight tokens in little more time than two.
+DRAFT_TOKENS = {"ngram": 7}
+MAX_DRAFT_TOKENS = 31
+# Drafts of all requests in one step: each is a line of logits, and beyond this many a step is bound by arithmetic.
+STEP_DRAFTS = {"cpu": 24, "gpu": 128}
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,6 +53,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     first, "lru", "lfu" or "smart".
     deterministic: on a GPU, only forms whose sums do not depend on the batch, so that a request's tokens and
     log-probabilities are the same bits alone and among others; a CPU has no other forms.
+    speculation: where drafts come from, which a step verifies together: "none", "ngram" (what followed the same tokens
+    before). draft_tokens: the most of them that a request verifies in one step (auto: 7).
     """
 
     model: str
@@ -64,6 +72,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prefix_cache: bool = True
     cache_policy: str = "lru"
     deterministic: bool = False
+    speculation: str = "none"
+    draft_tokens: int | None = None
 
     def __post_init__(self):
         _range("threads", self.threads, 1, 1024)
@@ -76,6 +86,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _choice("activations", self.activations, (AUTO, *ACTIVATIONS["cpu"], *ACTIVATIONS["gpu"]))
         _choice("kv_dtype", self.kv_dtype, (AUTO, *KV_DTYPES["cpu"], *KV_DTYPES["gpu"]))
         _choice("cache_policy", self.cache_policy, CACHE_POLICIES)
+        _choice("speculation", self.speculation, SPECULATION)
+        _range("draft_tokens", self.draft_tokens, 1, MAX_DRAFT_TOKENS)
         name, _, number = self.device.partition(":")
         if name not in DEVICES or (number and not number.isdecimal()):
             raise ConfigError(f"device {self.device!r} is not one of {', '.join(DEVICES)} (or cuda:1, the second GPU)")
@@ -116,10 +128,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens_per_step: int
     activations: str
     kv_dtype: str
+    speculation: str = "none"
+    draft_tokens: int = 0
+    max_drafts: int = 0
 
 
 class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """An EngineConfig whose every value is the one in use; kv_bytes is the address space of all KV pages."""
+    """An EngineConfig whose every value is the one in use; kv_bytes is the address space of all KV pages.
+
+    draft_tokens: of a request in one step; max_drafts: of all requests together; both 0 without speculation."""
 
     model: str
     device: str
@@ -135,6 +152,14 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     deterministic: bool
     prefix_cache: bool
     cache_policy: str
+    speculation: str = "none"
+    draft_tokens: int = 0
+    max_drafts: int = 0
+
+    @property
+    def max_lines(self) -> int:
+        """Lines of logits that a step samples from at most."""
+        return self.max_rows + self.max_drafts
 
     def describe(self) -> str:
         """One line for logs and `--verbose`."""
@@ -157,7 +182,11 @@ def settle(config: EngineConfig, family: str, *, weight_bytes: int = 0, token_by
     if config.max_rows is None:
         max_rows = min(max_rows, tokens)
     _rows_fit(tokens, max_rows)
+    speculation = config.speculation
+    drafts = 0 if speculation == "none" else config.draft_tokens or DRAFT_TOKENS[speculation]
     return Settings(family=family, max_rows=max_rows, max_tokens_per_step=tokens,
+                    speculation=speculation, draft_tokens=drafts,
+                    max_drafts=min(max_rows * drafts, STEP_DRAFTS[family], tokens - max_rows),
                     activations=_auto("activations", config.activations, ACTIVATIONS, family),
                     kv_dtype=_auto("kv_dtype", config.kv_dtype, KV_DTYPES, family))
 
@@ -206,7 +235,9 @@ def resolve(config: EngineConfig, settings: Settings, *, device: str, model_cont
         model=config.model, device=device, threads=threads, max_context=max_context, max_rows=settings.max_rows,
         max_tokens_per_step=settings.max_tokens_per_step, num_pages=num_pages, activations=settings.activations,
         kv_dtype=settings.kv_dtype, max_waiting=config.max_waiting, kv_bytes=kv_bytes,
-        prefix_cache=config.prefix_cache, cache_policy=config.cache_policy, deterministic=config.deterministic)
+        prefix_cache=config.prefix_cache, cache_policy=config.cache_policy, deterministic=config.deterministic,
+        speculation=settings.speculation, draft_tokens=settings.draft_tokens,
+        max_drafts=settings.max_drafts)
 
 
 def _rows_fit(max_tokens_per_step: int, max_rows: int) -> None:

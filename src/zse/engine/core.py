@@ -24,9 +24,11 @@ STEP_TARGET_S = 0.5
 class Engine:
     """runner: submit(batch) starts a Batch and returns what collect() takes to wait for it; collect gives (token,
     TokenLogprob | None) for each entry that samples, token -1 where the logits were not finite. runs_ahead: whether a
-    second batch may be submitted before the first is collected. clock: () → seconds, for queue times only."""
+    second batch may be submitted before the first is collected. clock: () → seconds, for queue times only.
+    speculator: a zse.speculative Speculator that proposes drafts, or None."""
 
-    def __init__(self, scheduler: Scheduler, runner, clock=time.monotonic):
+    def __init__(self, scheduler: Scheduler, runner, clock=time.monotonic, speculator=None):
+        self.speculator = speculator
         self.scheduler, self.runner, self.metrics = scheduler, runner, EngineMetrics()
         self._clock = clock
         self._flight: tuple[Batch, Any, float] | None = None    # batch, the runner's handle, when it was submitted
@@ -65,12 +67,15 @@ class Engine:
         if flight is not None:
             # Assigned before anything can fail: what is on the device is known.
             self._flight = flight
-            ahead = self._start() if self.runner.runs_ahead else None
+            waits = self.speculator is not None and self.speculator.waits
+            ahead = self._start() if self.runner.runs_ahead and not waits else None
             outputs += self._finish(flight)
             self._flight = ahead
         return outputs
 
     def _start(self) -> tuple[Batch, Any, float] | None:
+        if self.speculator is not None:
+            self.speculator.propose(self.scheduler)
         batch = self.scheduler.schedule(self._clock())
         if batch is None:
             return None
@@ -84,10 +89,19 @@ class Engine:
         # What was submitted ahead began when the step before it ended.
         seconds = now - max(submitted_at, self._collected_at)
         self._collected_at = now
-        self.metrics.record_step(batch.num_tokens, batch.num_samples, seconds)
-        if seconds > STEP_TARGET_S or (self.scheduler.is_limited and batch.num_tokens > batch.num_samples):
+        num_prompt = batch.num_tokens - batch.num_samples
+        if seconds > STEP_TARGET_S or (self.scheduler.is_limited and num_prompt):
             self.scheduler.limit_step(int(batch.num_tokens * STEP_TARGET_S / max(seconds, 1e-6)))
-        return self.scheduler.commit(batch, sampled)
+        outputs = self.scheduler.commit(batch, sampled)
+        self.metrics.record_step(num_prompt, sum([len(output.tokens) for output in outputs]), seconds)
+        if self.speculator is not None:
+            self.speculator.observe(batch, self.scheduler, seconds)
+        return outputs
+
+    def counters(self) -> dict[str, float]:
+        """Totals since the start, for the heartbeat."""
+        totals = self.scheduler.snapshot() | self.jobs.counters
+        return totals if self.speculator is None else totals | self.speculator.counters(self.scheduler.counters)
 
     # -- forwards without sampling
 

@@ -130,7 +130,7 @@ class LLM:
 
     def metrics(self) -> dict[str, float]:
         """Totals since the start: steps, tokens, seconds in steps, and the scheduler's counters."""
-        return {**self._engine.metrics.snapshot(), **self._engine.scheduler.snapshot(), **self._engine.jobs.counters}
+        return {**self._engine.metrics.snapshot(), **self._engine.counters()}
 
     @property
     def tokenizer(self):

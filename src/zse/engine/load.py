@@ -114,9 +114,14 @@ def _build(config: ResolvedConfig, device, model, plan):
     scheduler = Scheduler(
         num_pages=config.num_pages, max_rows=config.max_rows, max_tokens=config.max_tokens_per_step,
         max_context=config.max_context, vocab_size=plan.config.vocab_size, max_waiting=config.max_waiting,
-        eos_ids=frozenset(plan.config.eos_ids), mixed_tokens=mixed,
-        prefix_cache=prefix_cache)
-    return Engine(scheduler, Runner(device, model, config))
+        eos_ids=frozenset(plan.config.eos_ids), mixed_tokens=mixed, prefix_cache=prefix_cache,
+        max_drafts=config.max_drafts)
+    runner = Runner(device, model, config)
+    speculator = None
+    if config.speculation == "ngram":
+        from zse.speculative.speculator import NgramSpeculator
+        speculator = NgramSpeculator(config.draft_tokens, device.family, runner.runs_ahead)
+    return Engine(scheduler, runner, speculator=speculator)
 
 
 def build_from_arguments(arguments: list[str], phases, opening=None):

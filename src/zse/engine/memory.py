@@ -49,14 +49,14 @@ def plan_memory(config: EngineConfig, plan, device) -> MemoryPlan:
         from zse.kernels.gpu.gemm import PARTIAL_BYTES, num_sms
     schemes = {matrix.name: matrix.scheme for matrix in plan.matrices}
 
-    def scratch_for(tokens: int, rows: int, context: int) -> int:
+    def scratch_for(tokens: int, rows: int, context: int, drafts: int = 0) -> int:
         context = pages_for(context) * PAGE
-        lines = logit_rows(rows, tokens)
+        lines = logit_rows(rows + drafts, tokens)
         total = scratch_nbytes(model, FORMS[family], schemes, max_tokens=tokens, max_rows=lines, max_context=context)
         if family == "gpu":
             total += 4 * (rows + JOB_ROWS) * context // PAGE + 4 * rows * context     # page table, token history
-            total += 2 * inputs_nbytes(tokens, lines, new_pages(tokens, rows), input_nbytes(rows))
-            total += 2 * device_nbytes(rows, model.vocab_size) + num_sms(device) * PARTIAL_BYTES
+            total += 2 * inputs_nbytes(tokens, lines, new_pages(tokens, rows), input_nbytes(rows + drafts))
+            total += 2 * device_nbytes(rows + drafts, model.vocab_size) + num_sms(device) * PARTIAL_BYTES
         return total
 
     token_bytes = (scratch_for(2048, 1, PAGE) - scratch_for(1024, 1, PAGE)) // 1024
@@ -68,7 +68,7 @@ def plan_memory(config: EngineConfig, plan, device) -> MemoryPlan:
         fixed["context"] = CONTEXT_BYTES
 
     def scratch(context: int) -> int:
-        return scratch_for(settings.max_tokens_per_step, settings.max_rows, context)
+        return scratch_for(settings.max_tokens_per_step, settings.max_rows, context, settings.max_drafts)
 
     room = None
     if limit is not None:

@@ -10,11 +10,11 @@ class EngineMetrics:
         self.steps = self.prompt_tokens = self.sampled_tokens = 0
         self.step_s = self.longest_step_s = 0.0
 
-    def record_step(self, num_tokens: int, num_samples: int, seconds: float) -> None:
-        """One step of `num_tokens` tokens that gave `num_samples` new ones."""
+    def record_step(self, num_prompt: int, num_sampled: int, seconds: float) -> None:
+        """One step that ran `num_prompt` prompt tokens and gave `num_sampled` new ones."""
         self.steps += 1
-        self.prompt_tokens += num_tokens - num_samples
-        self.sampled_tokens += num_samples
+        self.prompt_tokens += num_prompt
+        self.sampled_tokens += num_sampled
         self.step_s += seconds
         if seconds > self.longest_step_s:
             self.longest_step_s = seconds

@@ -27,9 +27,9 @@ JOB_ROWS = 8
 SHORT_PROMPT = 64
 
 
-def logit_rows(max_rows: int, max_tokens_per_step: int) -> int:
-    """Lines of logits that the step buffers hold."""
-    return max(max_rows, min(SCORE_ROWS, max_tokens_per_step))
+def logit_rows(max_lines: int, max_tokens_per_step: int) -> int:
+    """Lines of logits that the step buffers hold; max_lines: of a step that samples."""
+    return max(max_lines, min(SCORE_ROWS, max_tokens_per_step))
 
 
 class _Turn(NamedTuple):
@@ -62,7 +62,7 @@ class Runner:
         self.device, self.model, self.config = device, model, config
         self.runs_ahead = device.family == "gpu" if runs_ahead is None else runs_ahead
         self._max_pages = pages_for(config.max_context)
-        self._lines = lines = logit_rows(config.max_rows, config.max_tokens_per_step)
+        self._lines = lines = logit_rows(config.max_lines, config.max_tokens_per_step)
         self.kv = KVCache(device, model.config, config.num_pages, config.kv_dtype)
         # Rows more, which no request gets: jobs write their pages there.
         self._page_table = _new(device, "step", "i32", config.max_rows + JOB_ROWS, self._max_pages)
@@ -81,6 +81,8 @@ class Runner:
         self._wanted_first = self._first_recordings()
         # For each row of the page table: whose stay it describes, and how many of its pages are written.
         self._residents: list[tuple[Request | None, int, int]] = [(None, 0, 0)] * config.max_rows
+        # Drafts are verified in runs of several tokens that all have logits; a CPU's launches for it are those of decode.
+        self._run_kind = "decode" if device.family == "cpu" else "verify"
         self._line_of_row = [0] * config.max_rows   # in the batch submitted last
         self._num_submitted = 0
 
@@ -96,12 +98,13 @@ class Runner:
         for number in range(2 if self.runs_ahead else 1):
             inputs = StepInputs(device, max_tokens=config.max_tokens_per_step, max_rows=self._lines,
                                 max_updates=new_pages(config.max_tokens_per_step, config.max_rows),
-                                sampler_nbytes=input_nbytes(config.max_rows, device.family))
-            results = device.staging(result_nbytes(config.max_rows), label="step")
+                                sampler_nbytes=input_nbytes(config.max_lines, device.family))
+            results = device.staging(result_nbytes(config.max_lines), label="step")
             sampler = SamplerState(
-                device, self.model.config.vocab_size, max_rows=config.max_rows, history=history,
-                # Running requests hold pages for all tokens but the last.
-                max_tokens=config.num_pages * PAGE + config.max_rows, inputs=(inputs.staging, 0), results=(results, 0))
+                device, self.model.config.vocab_size, max_rows=config.max_lines, history=history,
+                # Running requests hold pages for all tokens but the last; each line of a draft has lists of its own.
+                max_tokens=(config.num_pages * PAGE + config.max_rows) * (1 + config.draft_tokens),
+                inputs=(inputs.staging, 0), results=(results, 0))
             turns.append(_Turn(number, inputs, results, sampler))
         return turns
 
@@ -116,11 +119,15 @@ class Runner:
             first += [("mixed", size, number) for number in turns for size in prompts if size >= short]
             first += [("decode", size, number) for size in self._sizes[1:] for number in turns
                       if self._sizes[self._sizes.index(size) - 1] < config.max_rows]
+            first += [("verify", size, number) for size in self._sizes[1:] for number in turns
+                      if config.max_drafts and self._sizes[self._sizes.index(size) - 1] < config.max_lines]
         else:
             split = self._size_for("mixed", 2)
             first = [("mixed", config.max_tokens_per_step, 0), ("decode", 1, 0), ("mixed", split, 0)]
-            if config.max_rows > 1:
+            if config.max_lines > 1:
                 first.append(("decode", split, 0))
+            if config.max_lines > split:
+                first.append(("decode", self._sizes[-1], 0))
         return list(dict.fromkeys(first))
 
     # -- a step
@@ -153,16 +160,28 @@ class Runner:
         turn = self._turns[self._num_submitted % len(self._turns)]
         self._num_submitted += 1
         entries = batch.entries
-        decode = batch.num_tokens == batch.num_samples     # one token an entry, each with logits
-        kind = "decode" if decode else "mixed"
+        decode = batch.num_tokens == len(entries) == batch.num_samples     # one token an entry, each with logits
+        kind = "decode" if decode else self._run_kind if batch.num_tokens == batch.num_samples else "mixed"
         size = self._size_for(kind, batch.num_tokens)
         turn.inputs.page_count[0] = 0
         context = (self._fill_decode if decode else self._fill)(entries, turn.inputs, size)
-        sampling = entries if batch.num_samples == len(entries) else [entry for entry in entries if entry.samples]
+        sampling = entries if decode else [entry for entry in entries if entry.samples]
         line_of_row = self._line_of_row
-        for line, entry in enumerate(sampling):
-            line_of_row[entry.request.row] = line
-        turn.sampler.prepare([entry.request for entry in sampling], [entry.start + entry.count for entry in sampling])
+        drafts = None
+        if not batch.num_drafts:
+            for line, entry in enumerate(sampling):
+                line_of_row[entry.request.row] = line
+            requests = [entry.request for entry in sampling]
+            lengths = [entry.start + entry.count for entry in sampling]
+        else:
+            requests, lengths = [], []
+            drafts = {entry.request: entry.drafts for entry in sampling if entry.drafts}
+            for entry in sampling:
+                end = entry.start + entry.count
+                line_of_row[entry.request.row] = len(requests)
+                requests += [entry.request] * entry.samples
+                lengths += range(end - entry.samples + 1, end + 1)
+        turn.sampler.prepare(requests, lengths, drafts)
         return self._recording(kind, size, turn, batch.num_tokens, batch.num_samples, context)
 
     def collect(self, submitted: tuple[Any, Any]) -> list[tuple[int, object]]:
@@ -195,6 +214,8 @@ class Runner:
             row, tokens = request.row, request.tokens
             if position < len(tokens):
                 token_ids[index], source[index] = tokens[position], -1
+            elif entry.drafts:
+                token_ids[index], source[index] = entry.drafts[position - len(tokens)], -1
             else:
                 source[index] = line_of_row[row]    # in flight: sampled by the batch submitted last
             positions[index] = position
@@ -212,16 +233,20 @@ class Runner:
         for entry in entries:
             request, start, end = entry.request, entry.start, entry.start + entry.count
             last = at + entry.count
-            if start < len(request.tokens):
-                token_ids[at:last] = request.tokens[start:end]
+            if start < len(request.tokens) or entry.drafts:
+                ids = request.tokens[start:end]
+                if len(ids) < entry.count:
+                    known = len(request.tokens)
+                    ids += array("i", entry.drafts[max(start - known, 0):end - known])
+                token_ids[at:last] = ids
                 source[at:last] = array("i", [-1]) * entry.count
             else:
                 source[at] = self._line_of_row[request.row]
             positions[at:last] = self._ascending[start:end]
             token_row[at:last] = array("i", [request.row]) * entry.count
             self._write_pages(inputs, request, entry.pages, end)
-            if entry.samples:
-                inputs.logit_rows[line] = last - 1
+            for index in range(last - entry.samples, last):
+                inputs.logit_rows[line] = index
                 line += 1
             at, context = last, max(context, end)
         return context
@@ -273,7 +298,8 @@ class Runner:
     def _graph(self, kind: str, size: int, number: int):
         """The recording of this kind and size, made when first asked for.
 
-        decode: every token has logits and is sampled from. mixed: those in logit_rows.
+        decode: every token has logits and is sampled from, one token a row. verify: the same with runs of several
+        tokens. mixed: those in logit_rows.
         """
         key = kind, size, number
         graph = self._graphs.get(key)

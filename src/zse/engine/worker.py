@@ -178,7 +178,7 @@ def heartbeat(engine):
     from zse.engine.messages import Heartbeat
     scheduler = engine.scheduler
     return Heartbeat(steps=engine.metrics.steps, running=scheduler.num_running, waiting=scheduler.num_waiting,
-                     free_pages=scheduler.cache.num_free, counters=scheduler.snapshot() | engine.jobs.counters)
+                     free_pages=scheduler.cache.num_free, counters=engine.counters())
 
 
 if __name__ == "__main__":

@@ -100,9 +100,11 @@ class SamplerState:
         if results is not None:
             recorder.download(results)
 
-    def prepare(self, requests: list, lengths=None) -> None:
+    def prepare(self, requests: list, lengths=None, drafts=None) -> None:
         """Line i samples for requests[i] (scheduler Requests) in the next replay, after lengths[i] tokens (default: all
-        that the request has; more when a batch in flight will give the last of them)."""
+        that the request has; more when a batch in flight will give the last of them, or when drafts stand between).
+        drafts: request → token ids behind its own, for lines that are sampled behind some of them; a request has a line
+        for each then, one after another."""
         if lengths is None:
             lengths = [len(request.tokens) for request in requests]
         self._counter[:len(requests)] = array("q", lengths)
@@ -117,7 +119,7 @@ class SamplerState:
             self._wants_logprobs = any(request.params.logprobs is not None for request in requests)
             self._write_biases(requests)
         if not self._gpu:
-            self._write_seen(requests)
+            self._write_seen(requests, lengths, drafts)
             return
         for line in self._penalized:
             self._views["history_row"][line], self._views["history_len"][line] = requests[line].row, lengths[line]
@@ -173,12 +175,14 @@ class SamplerState:
                 ids.append(token)
                 values.append(bias)
             starts.append(len(ids))
+        # All lines: a larger batch without biases finds the lists empty and does not write them.
+        starts.extend([len(ids)] * (len(self._requests) - len(requests)))
         for name, content in (("bias_start", starts), ("bias_ids", ids), ("bias_values", values)):
             if content:
                 self._device.write(self._tensors[name].with_rows(len(content)), memoryview(content))
         self._biased = list(requests) if ids else []
 
-    def _write_seen(self, requests: list) -> None:
+    def _write_seen(self, requests: list, lengths, drafts) -> None:
         if not self._penalized:
             if self._num_seen or self._histories:
                 starts = self._views["seen_start"]
@@ -191,10 +195,16 @@ class SamplerState:
         at = 0
         for line, request in enumerate(requests):
             if _penalties(request.params) != _NEUTRAL:
-                history = self._histories[request.arrival] = before.get(request.arrival) or _History(request)
-                history.update(request)
-                end = at + len(history.ids)
-                ids[at:end], counts[at:end] = history.ids, history.counts
+                history = self._histories.get(request.arrival)
+                if history is None:
+                    history = self._histories[request.arrival] = before.get(request.arrival) or _History(request)
+                    history.update(request)
+                some_ids, some_counts = history.ids, history.counts
+                if drafts and lengths[line] > len(request.tokens) and request in drafts:
+                    behind = drafts[request][:lengths[line] - len(request.tokens)]
+                    some_ids, some_counts = history.followed_by(behind)
+                end = at + len(some_ids)
+                ids[at:end], counts[at:end] = some_ids, some_counts
                 at = end
             starts[line + 1] = at
         self._num_seen = at
@@ -224,6 +234,19 @@ class _History:
             if position >= request.prompt_len:
                 self.counts[place] += 1
         self.seen = len(tokens)
+
+    def followed_by(self, tokens) -> tuple[array, array]:
+        """(ids, counts) as they are when the reply goes on with these tokens; this object stays as it is."""
+        ids, counts = self.ids[:], self.counts[:]
+        places: dict[int, int] = {}
+        for token in tokens:
+            place = self.places.get(token, places.get(token))
+            if place is None:
+                place = places[token] = len(ids)
+                ids.append(token)
+                counts.append(0)
+            counts[place] += 1
+        return ids, counts
 
 
 def _penalties(params) -> tuple[float, float, float]:

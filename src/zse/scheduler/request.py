@@ -1,6 +1,8 @@
 """A request as the scheduler knows it. The scheduler is its only writer; the runner reads."""
 
 from array import array
+from collections.abc import Sequence
+from typing import Any
 
 from zse.sampling.params import SamplingParams
 from zse.scheduler.options import DEFAULT, RequestOptions
@@ -24,14 +26,17 @@ class Request:
     in_flight     submitted batches that this request is in
     row           the slot of page table and sampler state on the device, -1 when it has none
     residency     counts admissions: (id, residency) names one stay in a row, so that a runner can tell what it wrote
+    drafts        token ids that may follow `tokens`, from a proposer, for the next step; () when there are none,
+                  None when there must not be any more
+    drafting      what the proposer of drafts keeps of the request
     stepwise      whether the next step needs the ids of the last one (a mask or a draft is made from them): no step
                   ahead for this request
     arrival       order of submission (not a time): FIFO order, and the age that preemption goes by
     """
 
-    __slots__ = ("arrival", "cached_len", "committed_len", "computed_len", "id", "in_flight", "leader", "leads",
-                 "lost_len", "max_len", "options", "params", "pending", "preemptions", "prompt_len", "residency", "row",
-                 "seed", "state", "stepwise", "stop_ids", "tokens")
+    __slots__ = ("arrival", "cached_len", "committed_len", "computed_len", "drafting", "drafts", "id", "in_flight",
+                 "leader", "leads", "lost_len", "max_len", "options", "params", "pending", "preemptions", "prompt_len",
+                 "residency", "row", "seed", "state", "stepwise", "stop_ids", "tokens")
 
     def __init__(self, id: int, prompt: list[int], params: SamplingParams, *, seed: int, stop_ids: frozenset[int],
                  max_len: int, arrival: int, options: RequestOptions = DEFAULT):
@@ -42,6 +47,8 @@ class Request:
         self.max_len = max_len
         self.arrival = arrival
         self.stepwise = False
+        self.drafts: Sequence[int] | None = ()
+        self.drafting: Any = None
         self.computed_len = self.pending = self.in_flight = 0
         self.committed_len = self.lost_len = 0
         self.cached_len = -1        # not admitted yet

@@ -9,6 +9,7 @@ request that turns out to have ended is dropped one step late, and nothing is pr
 """
 
 from bisect import insort
+from collections.abc import Sequence
 
 from zse.cache.manager import CacheManager
 from zse.cache.pages import PAGE, PageAllocator, pages_for
@@ -24,26 +25,32 @@ MAX_IN_FLIGHT = 2
 
 
 class Entry:
-    """`count` tokens of a request from position `start`; `samples` when the last of them gives a new token.
-    pages: the request's page table in token order, at least as long as start + count tokens need. Where
-    start == len(request.tokens) the token is the one that the batch in flight samples for this request."""
+    """`count` tokens of a request from position `start`; the last `samples` of them have a line of logits each, which
+    is sampled: 0 (a chunk that does not end the prompt), 1, or 1 + k where k drafts are verified.
+    pages: the request's page table in token order, at least as long as start + count tokens need. drafts: token ids
+    that stand behind request.tokens in this entry; without them, where start == len(request.tokens), the token is the
+    one that the batch in flight samples for this request."""
 
-    __slots__ = ("count", "pages", "request", "samples", "start")
+    __slots__ = ("count", "drafts", "pages", "request", "samples", "start")
 
-    def __init__(self, request: Request, start: int, count: int, pages: list[int], samples: bool):
-        self.request, self.start, self.count, self.pages, self.samples = request, start, count, pages, samples
+    def __init__(self, request: Request, start: int, count: int, pages: list[int], samples: int,
+                 drafts: Sequence[int] = ()):
+        self.request, self.start, self.count, self.pages = request, start, count, pages
+        self.samples, self.drafts = samples, drafts
 
 
 class Batch:
     """What one step runs: decode rows first, then prompt chunks, oldest request first in each. Never empty.
     transfers: ("copy", page, page), to be done in this order before the entries run."""
 
-    __slots__ = ("entries", "num_samples", "num_tokens", "transfers")
+    __slots__ = ("entries", "num_drafts", "num_samples", "num_tokens", "transfers")
 
-    def __init__(self, entries: list[Entry], num_decode: int, transfers: list[tuple[str, int, int]]):
-        self.entries, self.transfers = entries, transfers
-        self.num_tokens = num_decode + sum([entry.count for entry in entries[num_decode:]])
-        self.num_samples = num_decode + sum([entry.samples for entry in entries[num_decode:]])
+    def __init__(self, entries: list[Entry], num_decode: int, transfers: list[tuple[str, int, int]],
+                 num_drafts: int = 0):
+        """num_decode: entries that decode; num_drafts: draft tokens that they have together."""
+        self.entries, self.transfers, self.num_drafts = entries, transfers, num_drafts
+        self.num_tokens = num_decode + num_drafts + sum([entry.count for entry in entries[num_decode:]])
+        self.num_samples = num_decode + num_drafts + sum([entry.samples for entry in entries[num_decode:]])
 
 
 class Output:
@@ -64,13 +71,15 @@ class Output:
 class Counters:
     """Totals since the start."""
 
-    __slots__ = ("cancelled", "failed", "finished", "ignored_cancels", "late_results", "preemptions", "queue_wait_s",
-                 "recomputed_tokens", "refused", "scheduled_tokens", "submitted")
+    __slots__ = ("accepted_tokens", "cancelled", "drafted_tokens", "failed", "finished", "ignored_cancels",
+                 "late_results", "preemptions", "queue_wait_s", "recomputed_tokens", "refused", "scheduled_tokens",
+                 "submitted", "verified_runs")
 
     def __init__(self):
         self.submitted = self.refused = self.finished = self.cancelled = self.failed = 0
         self.ignored_cancels = self.late_results = 0
         self.scheduled_tokens = self.preemptions = self.recomputed_tokens = 0
+        self.drafted_tokens = self.accepted_tokens = self.verified_runs = 0
         self.queue_wait_s = 0.0
 
     def snapshot(self) -> dict[str, float]:
@@ -82,16 +91,20 @@ class Scheduler:
 
     max_tokens: tokens of one step, at least max_rows. mixed_tokens: of a step that decodes and prefills (default: a
     quarter of max_tokens). eos_ids: tokens that end a reply unless ignore_eos. prefix_cache: None computes every prompt.
+    max_drafts: draft tokens that all
+    requests of one step may verify together (Request.drafts; what is beyond is left out).
     """
 
     def __init__(self, *, num_pages: int, max_rows: int, max_tokens: int, max_context: int, vocab_size: int,
                  eos_ids: frozenset[int] = frozenset(), max_waiting: int = 1024, mixed_tokens: int | None = None,
-                 allocator: PageAllocator | None = None, prefix_cache: PrefixCache | None = None):
+                 allocator: PageAllocator | None = None, prefix_cache: PrefixCache | None = None,
+                 max_drafts: int = 0):
         if max_tokens < max_rows:
             raise ValueError(f"max_tokens {max_tokens} is below max_rows {max_rows}: decode rows would not fit a step")
         self.cache = CacheManager(allocator or PageAllocator(num_pages), prefix_cache)
         self._prompts = ComputedPrompts(prefix_cache is not None)
         self.max_rows, self.max_tokens, self.max_context = max_rows, max_tokens, max_context
+        self.max_drafts = max_drafts
         self._configured_tokens, self._mixed_tokens = max_tokens, mixed_tokens
         self.vocab_size, self.eos_ids, self.max_waiting = vocab_size, eos_ids, max_waiting
         self.counters = Counters()
@@ -233,6 +246,17 @@ class Scheduler:
     def num_running(self) -> int:
         return len(self._running)
 
+    def running(self) -> list[Request]:
+        """Requests that have a row, oldest first; the caller must not change the list."""
+        return self._running
+
+    def decoding(self) -> list[Request]:
+        """Running requests whose tokens are all known and whose next step runs the last of them: those that can have
+        drafts now."""
+        return [request for request in self._running
+                if not request.in_flight and len(request.tokens) - request.computed_len == 1
+                and request.drafts is not None]
+
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
@@ -256,12 +280,15 @@ class Scheduler:
         ahead = bool(self._in_flight)
         if len(self._in_flight) >= MAX_IN_FLIGHT:
             raise RuntimeError("schedule() before commit() of the batches in flight")
+        if ahead and self._in_flight[0].num_drafts:
+            return None     # where its requests go on is not known, and without them others would run in smaller steps
         preemptions = self.counters.preemptions
-        entries = self._decode_entries(ahead)
-        if entries is None:
+        decoding = self._decode_entries(ahead)
+        if decoding is None:
             return None
+        entries, num_drafts = decoding
         num_decode = len(entries)
-        budget = min(self.max_tokens - num_decode, self._prefill_budget(num_decode))
+        budget = min(self.max_tokens - num_decode - num_drafts, self._prefill_budget(num_decode + num_drafts))
         if num_decode < len(self._running):
             for request in self._running:
                 remaining = len(request.tokens) - request.computed_len
@@ -280,14 +307,15 @@ class Scheduler:
                     break
         if not entries:
             return None
-        batch = Batch(entries, num_decode, self.cache.take_transfers())
+        batch = Batch(entries, num_decode, self.cache.take_transfers(), num_drafts)
         self._in_flight.append(batch)
         self.counters.scheduled_tokens += batch.num_tokens
         return batch
 
     def commit(self, batch: Batch, sampled: list[tuple[int, object]]) -> list[Output]:
         """Take the results of the oldest batch in flight: (token, logprobs or None) for each entry that samples, in
-        the batch's order.
+        the batch's order; 1 + k of them for an entry with k drafts. Drafts are accepted while they equal what was
+        sampled in their place; the first sampled token that differs is the last one taken.
 
         A token outside the vocabulary (the runner gives -1 for a row whose logits were not finite) fails that request
         alone. Results of requests that ended meanwhile are dropped and counted.
@@ -303,21 +331,20 @@ class Scheduler:
         for entry in batch.entries:
             request = entry.request
             request.in_flight -= 1
-            index += entry.samples
+            first, index = index, index + entry.samples
             if request.state is FINISHED:
                 self.counters.late_results += 1
                 if not request.in_flight:
                     row, pages = self._retired.pop(request)
                     self._free_rows.append(row)
                     self.cache.release_pages(pages)
+            elif entry.drafts:
+                outputs += self._commit_run(entry, sampled[first:index])
             elif entry.samples:
                 request.pending -= 1
-                token, logprob = sampled[index - 1]
+                token, logprob = sampled[first]
                 if not 0 <= token < vocab_size:
-                    self.counters.failed += 1
-                    self.cache.distrust(request.id)
-                    self._leave(request)
-                    outputs.append(Output(request.id, [], None, "error"))
+                    outputs.append(self._fail(request))
                     continue
                 tokens = request.tokens
                 end = request.committed_len = entry.start + entry.count
@@ -326,14 +353,57 @@ class Scheduler:
                     self._prompts.done(request)
                     self.cache.commit(request.id, tokens, end, partial=is_first)
                 tokens.append(token)
-                finish = None
-                if token in request.stop_ids or len(tokens) >= request.max_len:
-                    finish = "stop" if token in request.stop_ids else "length"
-                    self.counters.finished += 1
-                    self._leave(request)
-                outputs.append(Output(request.id, [token], None if logprob is None else [logprob], finish,
-                                      request.cached_len if is_first else 0))
+                cached = request.cached_len if is_first else 0
+                outputs.append(Output(request.id, [token], None if logprob is None else [logprob],
+                                      self._ended(request, token), cached))
         return outputs
+
+    def _commit_run(self, entry: Entry, sampled: Sequence[tuple[int, object]]) -> list[Output]:
+        """Take the results of an entry with drafts: line i was sampled behind draft i - 1."""
+        request, drafts = entry.request, entry.drafts
+        request.pending -= entry.samples
+        taken: list[int] = []
+        logprobs = []
+        for line, (token, logprob) in enumerate(sampled):
+            if not 0 <= token < self.vocab_size:
+                # A draft may be the cause, also of what stands before it (a kernel multiplies what it masks by 0): the
+                # request goes on from here without drafts, and the next step finds out.
+                request.drafts = None
+                break
+            taken.append(token)
+            logprobs.append(logprob)
+            request.tokens.append(token)
+            if self._is_last(request, token) or line < len(drafts) and token != drafts[line]:
+                break
+        # Behind these stand K and V of drafts that were not taken: the next step writes over them before it reads.
+        request.computed_len = request.committed_len = end = entry.start + len(taken)
+        if entry.start // PAGE < end // PAGE:
+            self.cache.commit(request.id, request.tokens, end)
+        counters = self.counters
+        counters.verified_runs += 1
+        counters.drafted_tokens += len(drafts)
+        if not taken:
+            return []
+        counters.accepted_tokens += len(taken) - 1
+        return [Output(request.id, taken, None if logprobs[0] is None else logprobs, self._ended(request, taken[-1]))]
+
+    @staticmethod
+    def _is_last(request: Request, token: int) -> bool:
+        return token in request.stop_ids or len(request.tokens) >= request.max_len
+
+    def _ended(self, request: Request, token: int) -> str | None:
+        """Why the token, which the request has now, is its last, or None; the request has left then."""
+        if not self._is_last(request, token):
+            return None
+        self.counters.finished += 1
+        self._leave(request)
+        return "stop" if token in request.stop_ids else "length"
+
+    def _fail(self, request: Request) -> Output:
+        self.counters.failed += 1
+        self.cache.distrust(request.id)
+        self._leave(request)
+        return Output(request.id, [], None, "error")
 
     # -- inside a step
 
@@ -341,11 +411,14 @@ class Scheduler:
         mixed = self.max_tokens // 4 if self._mixed_tokens is None else min(self._mixed_tokens, self.max_tokens)
         return prefill_budget(self.max_tokens, num_decode, mixed)
 
-    def _decode_entries(self, ahead: bool) -> list[Entry] | None:
-        """An entry for each running request that has one token to run; None when that needs pages that only a
-        preemption gives, which the batch in flight forbids (`ahead`)."""
+    def _decode_entries(self, ahead: bool) -> tuple[list[Entry], int] | None:
+        """An entry for each running request that has one token to run, and how many drafts they have; None when that
+        needs pages that only a preemption gives, which the batch in flight forbids (`ahead`)."""
         entries: list[Entry] = []
         running, table = self._running, self.cache.table
+        num_drafts = 0
+        # Every running request can have its token beside the drafts.
+        most_drafts = min(self.max_drafts, self.max_tokens - len(running))
         index = 0
         while index < len(running):   # preemption takes from the far end of this list, or this request itself
             request = running[index]
@@ -359,21 +432,41 @@ class Scheduler:
                         for entry in entries:
                             entry.request.computed_len = entry.start
                             entry.request.in_flight -= 1
-                            entry.request.pending -= 1
+                            entry.request.pending -= entry.samples
                         return None
                     if not self._preempt_for(request, length):
                         continue
-                entries.append(Entry(request, start, 1, table(request.id), True))
-                request.computed_len = length
-                request.in_flight += 1
-                request.pending += 1
+                if request.drafts:
+                    num_drafts += self._add_run(entries, request, most_drafts - num_drafts)
+                else:
+                    entries.append(Entry(request, start, 1, table(request.id), 1))
+                    request.computed_len = length
+                    request.in_flight += 1
+                    request.pending += 1
             index += 1
-        return entries
+        return entries, num_drafts
+
+    def _add_run(self, entries: list[Entry], request: Request, most: int) -> int:
+        """An entry of the request's next token and its drafts behind it, at most `most` and as far as pages reach
+        that nobody else needs now; how many drafts it has."""
+        drafts, request.drafts = request.drafts or (), ()
+        cache, length = self.cache, len(request.tokens)
+        count = min(len(drafts), most, request.max_len - length - 1)
+        # One page a running row stays free, as in _admit: a draft is not worth a preemption.
+        if pages_for(length + count) > len(cache.table(request.id)) and (
+                cache.num_free <= len(self._running) or not cache.reserve(request.id, length + count)):
+            count = len(cache.table(request.id)) * PAGE - length
+        count = max(count, 0)
+        entries.append(Entry(request, length - 1, 1 + count, cache.table(request.id), 1 + count, drafts[:count]))
+        request.computed_len = length + count
+        request.in_flight += 1
+        request.pending += 1 + count
+        return count
 
     def _add(self, entries: list[Entry], request: Request, count: int) -> int:
         start = request.computed_len
         end = request.computed_len = start + count
-        samples = end == len(request.tokens)
+        samples = int(end == len(request.tokens))
         request.in_flight += 1
         request.pending += samples
         entries.append(Entry(request, start, count, self.cache.table(request.id), samples))
@@ -398,6 +491,8 @@ class Scheduler:
         self.counters.preemptions += 1
         request.lost_len = request.computed_len
         request.row, request.computed_len, request.committed_len, request.state = -1, 0, 0, WAITING
+        if request.drafts:
+            request.drafts = ()
         request.preemptions += 1
         insort(self._waiting, request, key=age_order)
 

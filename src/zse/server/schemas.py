@@ -46,6 +46,7 @@ class Completion(msgspec.Struct):
     tools: list[dict] | None = None
     parallel_tool_calls: bool = True
     cache_salt: str = ""
+    speculate: bool = True
     service_tier: str | None = None
 
     @property
@@ -103,6 +104,7 @@ _COMMON = {
     "stop": Field(stop, "Up to 4 strings of up to 256 characters; the answer ends before one.", ()),
     "stop_token_ids": Field(token_ids(128), "Up to 128 token ids that end the answer.", ()),
     "ignore_eos": Field(boolean, "Go on after the model's own end token.", False),
+    "speculation": Field(boolean, "false verifies no drafts for this request; its answer is the same.", True),
     "n": Field(integer(1, MAX_CHOICES), "Number of answers, up to 16.", 1),
     "stream": Field(boolean, "Answer as server-sent events.", False),
     "stream_options": Field(_stream_options, "{\"include_usage\": true}: a last chunk with usage; needs stream."),
@@ -192,7 +194,8 @@ def _completion(values: dict, logprobs: int | None, **more) -> Completion:
         stop_token_ids=tuple(values["stop_token_ids"]), ignore_eos=values["ignore_eos"], logprobs=logprobs)
     return Completion(model=values["model"], params=params, n=values["n"], stream=values["stream"],
                       include_usage=bool((values["stream_options"] or {}).get("include_usage")),
-                      stop=values["stop"], cache_salt=values["cache_salt"], **more)
+                      stop=values["stop"], cache_salt=values["cache_salt"],
+                      speculate=values["speculation"], **more)
 
 
 def check_token_ids(completion: Completion, vocab_size: int) -> None:

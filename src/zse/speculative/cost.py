@@ -1,0 +1,59 @@
+"""How long a step of so many tokens takes, learned from the steps that ran; until then from the shape of others."""
+
+from bisect import bisect_left
+
+# Steps are told apart by their tokens up to these numbers; kernels work in tiles of 4 and 8.
+EDGES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
+# Seconds relative to a step of one token. CPU: SmolLM2-135M Q4_1, 2 threads of a Xeon with AVX-512. GPU: a step is bound
+# by reading the weights up to some 64 tokens.
+SHAPES = {
+    "cpu": (1.0, 1.53, 1.65, 1.77, 1.92, 3.0, 3.2, 4.5, 5.9, 8.5, 11.0, 16.5, 22.0, 33.0, 44.0, 66.0, 88.0, 132.0,
+            176.0, 352.0),
+    "gpu": (1.0, 1.1, 1.12, 1.15, 1.18, 1.2, 1.25, 1.3, 1.4, 1.5, 1.7, 2.0, 2.3, 2.8, 3.3, 4.2, 5.2, 7.0, 9.0, 17.0)}
+RATE = 0.2              # weight of a new measurement
+OUTLIER = 3.0           # a step this many times as long as expected was held up by something else
+FORGET_STEPS = 64       # what was not measured in so many steps moves a quarter of the way back to the shape
+
+
+class StepCost:
+    """Seconds of a step that only decodes, by its number of tokens, drafts included. family: of the device."""
+
+    def __init__(self, family: str):
+        self._shape = SHAPES[family]
+        self._seconds: list[float | None] = [None] * len(EDGES)
+        self._last: list[int] = [0] * len(EDGES)      # step number of the last measurement
+        self._steps = 0
+        self._reference = 0                           # the edge that was measured last
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything was measured."""
+        return self._steps > 0
+
+    def record(self, tokens: int, seconds: float) -> None:
+        """A step of `tokens` tokens took so long."""
+        edge = min(bisect_left(EDGES, tokens), len(EDGES) - 1)
+        known = self._seconds[edge]
+        if known is None:
+            self._seconds[edge] = min(seconds, OUTLIER * self._expected(edge)) if self._steps else seconds
+        else:
+            self._seconds[edge] = known + RATE * (min(seconds, OUTLIER * known) - known)
+        self._steps += 1
+        self._last[edge], self._reference = self._steps, edge
+        if self._steps % FORGET_STEPS == 0:
+            for other, value in enumerate(self._seconds):
+                if value is not None and self._last[other] <= self._steps - FORGET_STEPS:
+                    self._seconds[other] = value + 0.25 * (self._expected(other) - value)
+
+    def seconds(self, tokens: int) -> float:
+        """Expected seconds of a step of `tokens` tokens; before any measurement in units of a step of one."""
+        edge = min(bisect_left(EDGES, tokens), len(EDGES) - 1)
+        known = self._seconds[edge]
+        return self._expected(edge) if known is None else known
+
+    def _expected(self, edge: int) -> float:
+        """From the shape and what was measured last."""
+        reference = self._seconds[self._reference]
+        if reference is None:
+            return self._shape[edge]
+        return reference * self._shape[edge] / self._shape[self._reference]

@@ -1,0 +1,198 @@
+"""Who gets drafts, and how many: as many as make the next step give more tokens a second, and none where none do.
+
+The engine calls propose() before a step is scheduled and observe() when it is committed. A draft is accepted while it
+equals the token that the sampler draws in its place, with the (seed, position) that this token has anyway, so the
+tokens are those of a run without drafts, greedy or sampled. For a draft that is a point mass this *is* rejection
+sampling (Leviathan et al. 2023; Chen et al. 2023): it is accepted with p(x), and what takes its place is drawn from p
+without x.
+"""
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from zse.scheduler.request import Request
+from zse.scheduler.scheduler import Batch, Scheduler
+from zse.speculative.acceptance import Acceptance, Record, kind_of
+from zse.speculative.cost import StepCost
+from zse.speculative.ngram import LEAST, NgramIndex, continuation
+
+# What wrong drafts may cost: this share of all the time spent decoding, and so many steps at the start. Time that
+# accepted drafts saved may be spent too, up to SAVED_STEPS.
+LOSS_SHARE = 0.01
+FIRST_STEPS = 1.0
+SAVED_STEPS = 8.0
+# Drafts must promise this much more tokens a second: the estimates are not exact.
+LEAST_GAIN = 1.05
+# Drafts that are less likely to be accepted are not weighed.
+LEAST_SURVIVAL = 0.1
+# Requests that are looked at for one step.
+MOST_REQUESTS = 64
+
+
+class Candidate(NamedTuple):
+    """A request that could have drafts. rate: probability that each is accepted, given those before it."""
+
+    request: Request
+    rate: float
+    kind: int
+    place: int
+    room: int
+
+
+class Speculator:
+    """What both proposers share: the account of time spent and saved, and the choice of how many drafts.
+
+    draft_tokens: most of one request. family: of the device. runs_ahead: whether it is given steps ahead. waits:
+    whether the next step should wait for the tokens of the one before, because there will be drafts behind them.
+    """
+
+    def __init__(self, draft_tokens: int, family: str, runs_ahead: bool = False):
+        self.draft_tokens, self.runs_ahead = draft_tokens, runs_ahead
+        self.cost = StepCost(family)
+        self.acceptance = Acceptance()
+        self.waits = False
+        self._lost_s = 0.0          # by wrong drafts, less what right ones saved
+        self._spent_s = 0.0         # decoding
+
+    # -- the engine's side
+
+    def propose(self, scheduler: Scheduler) -> None:
+        """Give drafts to requests that can have some now (Request.drafts)."""
+        raise NotImplementedError
+
+    def observe(self, batch: Batch, scheduler: Scheduler, seconds: float) -> None:
+        """A batch was committed. seconds: what it took on the device."""
+        if batch.num_tokens == batch.num_samples:
+            self.cost.record(batch.num_tokens, seconds)
+            self._spent_s += seconds
+        if batch.num_drafts:
+            rows = len(batch.entries)
+            extra = 0
+            for entry in batch.entries:
+                if entry.drafts:
+                    extra += self._learn(entry)
+            plain = self.cost.seconds(rows)
+            self._lost_s += self.cost.seconds(rows + batch.num_drafts) - plain - extra * plain / rows
+            self._lost_s = max(self._lost_s, -SAVED_STEPS * plain)
+
+    def _learn(self, entry) -> int:
+        """Note what became of an entry's drafts; how many were accepted."""
+        request = entry.request
+        accepted = len(request.tokens) - entry.start - 2
+        tested = min(accepted + 1, len(entry.drafts))
+        if accepted < 0:
+            return 0        # cancelled meanwhile, or its logits were not finite
+        state = request.drafting
+        state.record.record(tested, accepted)
+        self.acceptance.record(state.kind, tested, accepted)
+        return accepted
+
+    @staticmethod
+    def counters(totals) -> dict[str, float]:
+        """Beside the scheduler's totals: the share of drafts accepted, and tokens that a verified run gave; 0 before
+        any."""
+        drafted, runs = totals.drafted_tokens, totals.verified_runs
+        return {"draft_acceptance": totals.accepted_tokens / drafted if drafted else 0.0,
+                "tokens_per_verified_run": 1 + totals.accepted_tokens / runs if runs else 0.0}
+
+    @property
+    def may_lose(self) -> bool:
+        """Whether the account allows drafts that may turn out wrong."""
+        return self._lost_s < LOSS_SHARE * self._spent_s + FIRST_STEPS * self.cost.seconds(1)
+
+    def room(self, rows: int, most: int) -> int:
+        """Drafts that a step of `rows` rows can have before even right ones would cost more than they give."""
+        if not self.cost.is_known or not self.may_lose:
+            return 0
+        best, count = 0, 1
+        least = LEAST_GAIN * rows / self.cost.seconds(rows)
+        while count <= most:
+            if (rows + count) / self.cost.seconds(rows + count) > least:
+                best = count
+            count = count + 1 if count < 8 else count + 8
+        return best
+
+    def choose(self, candidates: Sequence[Candidate], rows: int, most: int, round_s: float = 0.0) -> list[int]:
+        """How many drafts each candidate gets, so that a step of `rows` rows gives the most tokens a second; all 0 when
+        none pay. round_s: seconds that making one more draft of each takes."""
+        counts, best_counts = [0] * len(candidates), [0] * len(candidates)
+        plain = rows / self.cost.seconds(rows)
+        best, expected, total, deepest = LEAST_GAIN * plain, float(rows), 0, 0
+        # The draft that is likeliest to be accepted comes next; a request's own become less likely one by one.
+        alive = [(-candidate.rate, number) for number, candidate in enumerate(candidates) if candidate.room]
+        heapify(alive)
+        while alive and total < most:
+            negative, number = heappop(alive)
+            survival = -negative
+            if survival < LEAST_SURVIVAL:
+                break
+            counts[number] += 1
+            total += 1
+            expected += survival
+            deepest = max(deepest, counts[number])
+            value = expected / (self.cost.seconds(rows + total) + round_s * deepest)
+            if value > best:
+                best, best_counts = value, counts[:]
+            if counts[number] < min(candidates[number].room, self.draft_tokens):
+                heappush(alive, (negative * candidates[number].rate, number))
+        return best_counts
+
+
+class NgramSpeculator(Speculator):
+    """Drafts from prompt lookup."""
+
+    def propose(self, scheduler: Scheduler) -> None:
+        candidates, counts = self._plan(scheduler, scheduler.decoding)
+        for candidate, count in zip(candidates, counts, strict=True):
+            if count:
+                request = candidate.request
+                request.drafting.kind = candidate.kind
+                request.drafts = continuation(request.tokens, candidate.place, count)
+
+    def observe(self, batch: Batch, scheduler: Scheduler, seconds: float) -> None:
+        super().observe(batch, scheduler, seconds)
+        self.acceptance.rest()
+        # Only a device that is given steps ahead asks; the step ahead may have all but the last token.
+        self.waits = self.runs_ahead and any(self._plan(scheduler, scheduler.running)[1])
+
+    def _plan(self, scheduler: Scheduler, requests) -> tuple[list[Candidate], list[int]]:
+        rows = scheduler.num_running
+        most = min(scheduler.max_drafts, scheduler.max_tokens - rows)
+        room = self.room(rows, most) if rows else 0
+        if not room:
+            return [], []
+        candidates = []
+        for request in requests():
+            if request.options.speculate:
+                candidate = self._candidate(request)
+                if candidate is not None:
+                    candidates.append(candidate)
+                    if len(candidates) == MOST_REQUESTS:
+                        break
+        return candidates, self.choose(candidates, rows, room) if candidates else []
+
+    def _candidate(self, request: Request) -> Candidate | None:
+        state: _Lookup | None = request.drafting
+        if state is None:
+            state = request.drafting = _Lookup()
+        tokens = request.tokens
+        room = request.max_len - len(tokens) - 1
+        if room < 1:
+            return None
+        match, place = state.index.find(tokens)
+        if match < LEAST:
+            state.record.rest()
+            return None
+        kind = kind_of(match)
+        rate = state.record.rate(self.acceptance.rate(kind))
+        return Candidate(request, rate, kind, place, room)
+
+
+class _Lookup:
+    """What prompt lookup keeps of a request (Request.drafting)."""
+
+    __slots__ = ("index", "kind", "record")
+
+    def __init__(self) -> None:
+        self.index, self.record, self.kind = NgramIndex(), Record(), 0
