@@ -20,7 +20,9 @@ class EchoLLM:
     def __init__(self, path, **options):
         self.path, self.options, self.phases_ms = path, options, {"model opened": 12.0}
         self.is_closed = False
-        self.config = SimpleNamespace(threads=options["threads"] or 2, max_context=512)
+        self.config = SimpleNamespace(threads=options["threads"] or 2, max_context=512, activations="f32",
+                                      kv_dtype=options["kv_dtype"], kv_bytes=7 * 16 * 20, num_pages=7)
+        self.tokenizer = SimpleNamespace(encode=lambda text: list(text.encode()))
         if "base" in str(path):
             self.has_chat_template = False
 
@@ -49,6 +51,9 @@ class EchoLLM:
             yield SimpleNamespace(
                 text=word + ("" if is_last else " "), token_ids=[index], finish_reason="stop" if is_last else None
             )
+
+    def perplexity(self, token_ids):
+        return float(len(token_ids))
 
     def close(self):
         self.is_closed = True

@@ -110,7 +110,7 @@ def test_machine_names_what_a_figure_needs():
     assert process.peak_memory_bytes() > 1 << 20
 
 
-def test_the_command_prints_text_and_json(zse):
+def test_the_command_prints_text_and_json(zse, tmp_path):
     text = zse("bench", "decode", "echo", "--repeats", "1", fake=True).stdout
     assert "tok per s" in text and "peak memory" in text and "load average" in text
     data = json.loads(zse("bench", "prefill", "echo", "--json", "--tokens", "5", fake=True).stdout)
@@ -121,6 +121,15 @@ def test_the_command_prints_text_and_json(zse):
     data = json.loads(zse(*words, fake=True).stdout)
     assert [row["prompt_tokens"] for row in data["latency"]] == [9, 30] and data["repeats"] == 2
     assert data["latency"][0]["ttft_ms"]["p99"] >= 0 and set(data["latency"][0]["itl_ms"]) == {"p50", "p95", "p99"}
+    text = zse("bench", "perplexity", "echo", "--kv-dtype", "int8", "--tokens", "300", fake=True).stdout
+    assert "300.0000" in text and "kv dtype" in text and "int8" in text
+    own = tmp_path / "own.txt"
+    own.write_text("Zwölf")
+    words = ("bench", "perplexity", "echo", "--text", str(own), "--json")
+    data = json.loads(zse(*words, fake=True).stdout)
+    assert (data["tokens"], data["perplexity"], data["kv_bytes_per_token"]) == (6, 6.0, 20)
+    own.write_bytes(b"\xff")
+    assert "own.txt" in zse(*words, fake=True, code=2).stderr
     assert "128,1024" in zse("bench", "latency", "echo", "--prompts", "x", code=2).stderr
     assert "1,4,8" in zse("bench", "serve", "echo", "--clients", "0", code=2).stderr
     assert "required: KIND" in zse("bench", code=2).stderr

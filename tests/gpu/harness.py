@@ -167,7 +167,10 @@ def check_case(op, case, got: dict) -> None:
     for name, output in case.outputs.items():
         what = f"{case.name}: {name}"
         wanted = np.asarray(expected[name])
-        if output.fp8:
+        if output.error:
+            problem = output.error(got[name], wanted=wanted)
+            assert not problem, f"{what}: {problem}"
+        elif output.fp8:
             check_fp8(got[name], np.asarray(wanted, np.float64), output.tolerance.relative, what)
         elif output.tolerance == EXACT or output.tolerance.absolute == output.tolerance.relative == 0:
             np.testing.assert_array_equal(got[name], wanted, err_msg=what)

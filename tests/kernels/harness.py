@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from zse.build import build
-from zse.kernels.op import HostActivation
+from zse.kernels.op import HostActivation, HostArray
 from zse.runtime.cpu import CPUDevice
 from zse.tensor import Activation, Tensor, Weight
 
@@ -92,6 +92,8 @@ def to_tensor(value):
     if isinstance(value, np.ndarray):
         array = np.ascontiguousarray(value)
         return Tensor(HostBuffer(array), array.shape, DTYPES[str(array.dtype)])
+    if isinstance(value, HostArray):
+        return to_tensor(value.array)._replace(dtype=value.dtype)
     if isinstance(value, HostActivation):
         return Activation(to_tensor(value.q), to_tensor(value.scale), to_tensor(value.sum))
     if hasattr(value, "planes"):
@@ -129,6 +131,8 @@ def run_case(op, case, isa, rng=None, threads: bool = False) -> dict:
         else:
             results[name] = poisoned(output.shape, output.dtype) if output.inout is None else output.inout.copy()
         tensors[name] = to_tensor(results[name])
+        if output.dtype == "e4m3":
+            tensors[name] = tensors[name]._replace(dtype="e4m3")
     tensors = join_fields(tensors)
     if threads:
         cpu_device(isa).run(lambda recorder: op.launch(recorder, **tensors, **case.options))
@@ -148,7 +152,10 @@ def check_case(op, case, got: dict) -> None:
                        f"{case.name}: {name}")
             continue
         wanted = np.asarray(expected[name])
-        if output.tolerance.absolute == output.tolerance.relative == 0:
+        if output.error:
+            problem = output.error(got[name], wanted=wanted)
+            assert not problem, f"{case.name}: {name}: {problem}"
+        elif output.tolerance.absolute == output.tolerance.relative == 0:
             np.testing.assert_array_equal(got[name], wanted, err_msg=f"{case.name}: {name}")
         else:
             np.testing.assert_allclose(got[name].astype(np.float64), wanted, rtol=output.tolerance.relative,

@@ -6,13 +6,15 @@ import pytest
 from kernels.harness import DirectRecorder, host_isas, poisoned, to_tensor
 from zse.kernels.attention import SEGMENT, attention, num_splits, partial_shape, rows_in_registers
 from zse.kernels.attention_cases import PAGE, attention_batch
+from zse.kernels.kv_pages import head_dim_of
 
 
 def run(isa, batch, width, **options):
     out = poisoned((len(batch["positions"]), width), np.float32)
     tensors = {name: to_tensor(value) for name, value in batch.items()}
     if options.get("splits", 1) != 1:
-        heads, head_dim = width // batch["k_pages"].shape[2], batch["k_pages"].shape[2]
+        head_dim = head_dim_of(getattr(batch["v_pages"], "array", batch["v_pages"]))
+        heads = width // head_dim
         shape = partial_shape(len(batch["positions"]), heads, head_dim, batch["page_table"].shape[1] * PAGE)
         options["partial"] = to_tensor(poisoned(shape, np.float32))
     attention(DirectRecorder(isa, np.random.default_rng()), out=to_tensor(out), scale=0.125, **tensors,
@@ -27,12 +29,14 @@ def part(batch, chosen):
 
 
 @pytest.mark.parametrize("isa", host_isas())
-@pytest.mark.parametrize("heads, kv_heads, head_dim, window",
-                         [(9, 3, 64, 0), (4, 1, 128, 100), (7, 1, 48, 0), (2, 2, 32, 300)])
-def test_rows_are_the_same_alone_batched_chunked_and_split(isa, heads, kv_heads, head_dim, window):
+@pytest.mark.parametrize("heads, kv_heads, head_dim, window, dtype", [
+    (9, 3, 64, 0, "float16"), (4, 1, 128, 100, "float16"), (7, 1, 48, 0, "float16"), (2, 2, 32, 300, "float16"),
+    (9, 3, 64, 0, "i8"), (4, 1, 128, 100, "e4m3")])
+def test_rows_are_the_same_alone_batched_chunked_and_split(isa, heads, kv_heads, head_dim, window, dtype):
     rng = np.random.default_rng()
     first = int(rng.integers(200, 600))
-    batch = attention_batch(rng, [(first, 45), (0, 70), (SEGMENT - 1, 1), (3 * SEGMENT, 2)], heads, kv_heads, head_dim)
+    batch = attention_batch(rng, [(first, 45), (0, 70), (SEGMENT - 1, 1), (3 * SEGMENT, 2)], heads, kv_heads, head_dim,
+                            dtype)
     width = heads * head_dim
     whole = run(isa, batch, width, window=window)
     assert np.isfinite(whole).all()
@@ -57,7 +61,8 @@ def test_splits_fill_the_threads_only_when_needed():
 
 
 @pytest.mark.parametrize("change, message", [
-    ({"q": (5, 100)}, "q is 100 wide"), ({"k_pages": (9, 1, 40, 16)}, "multiple of 16"),
+    ({"q": (5, 100)}, "q is 100 wide"), ({"v_pages": (9, 1, 16, 40)}, "multiple of 16"),
+    ({"k_pages": (9, 1, 48, 16)}, "k_pages"),
     ({"positions": (4,)}, "positions"),
 ])
 def test_wrong_shapes_are_refused(change, message):

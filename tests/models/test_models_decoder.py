@@ -99,6 +99,8 @@ def dequantized(model, weights):
 @pytest.mark.parametrize("kv_dtype, activations, limit", [
     ("f32", "f32", 2e-5),       # the same f32 sums in another order
     ("f16", "f32", 0.01),       # keys and values are rounded to 2**-11 of themselves
+    ("int8", "f32", 0.2),       # to 1/254 of the token's largest
+    ("fp8", "f32", 0.4),        # to 2**-4 of themselves
     ("f16", "int8", 0.2),       # each activation is off by up to 1/254 of the largest of its 32
 ])
 def test_quantized_model_is_near_its_oracle(device, tmp_path, quantize, kv_dtype, activations, limit):

@@ -2,6 +2,8 @@
 
 import os
 
+from zse.errors import ConfigError
+
 # Written for this purpose, so no model was trained on it: plain prose, numbers, a dialogue, a list and some code.
 TEXT = """\
 The harbour of Velden lies at the mouth of a slow river, and for most of the year nothing much happens there. In \
@@ -56,3 +58,11 @@ def perplexity(path: str | os.PathLike, max_tokens: int = 768) -> float:
 
     with LLM(path, device="cpu", max_rows=1, activations="f32", kv_dtype="f32", max_context=max_tokens) as llm:
         return llm.perplexity(llm.tokenizer.encode(TEXT)[:max_tokens])
+
+
+def measure(llm, max_tokens: int, text: str | None = None) -> dict:
+    """Perplexity of an LLM on the first `max_tokens` tokens of `text` (default: TEXT), which must have two at least."""
+    ids = llm.tokenizer.encode(TEXT if text is None else text)[:min(max_tokens, llm.config.max_context)]
+    if len(ids) < 2:
+        raise ConfigError("the text has fewer than two tokens")
+    return {"tokens": len(ids), "perplexity": llm.perplexity(ids)}

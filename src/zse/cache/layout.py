@@ -1,7 +1,7 @@
 """Where keys and values lie in device memory.
 
 A page holds PAGE tokens of every layer: its blocks are K of layer 0, V of layer 0, K of layer 1, ..., each of
-num_kv_heads * head_dim * PAGE elements. Memory is touched page by page, so what is resident follows what is in use (one
+num_kv_heads * head_dim * PAGE elements, and in 8 bits PAGE scales a head (kernels/kv_pages.py). Memory is touched page by page, so what is resident follows what is in use (one
 array a layer would touch 2 * num_layers places, with huge pages 2 MiB each, for the first token).
 
 Kernels see layer l's keys as an array [blocks, num_kv_heads, head_dim, PAGE] (on a GPU [blocks, num_kv_heads, PAGE,
@@ -9,12 +9,12 @@ head_dim], like the values everywhere) that starts at the layer's first block, a
 p * blocks_per_page: page tables hold these *block* numbers, not page numbers (`block_of`).
 """
 
-from zse.dtypes import ITEM_BYTES
 from zse.errors import ConfigError
+from zse.kernels.kv_pages import head_nbytes, pages_shape
 from zse.tensor import Tensor
 
-PAGE = 16                       # tokens
-KV_DTYPES = ("f16", "f32", "bf16")
+# What a cache can be made of → the dtype of its Tensors.
+KV_DTYPES = {"f16": "f16", "f32": "f32", "bf16": "bf16", "int8": "i8", "fp8": "e4m3"}
 GROW_BYTES = 256 << 20          # of device memory at once: a GPU maps it in about a millisecond
 
 
@@ -22,7 +22,7 @@ def page_nbytes(config, dtype: str = "f16") -> int:
     """Bytes of one page: K and V of PAGE tokens in all layers of a ModelConfig."""
     if dtype not in KV_DTYPES:
         raise ConfigError(f"KV cache dtype {dtype!r}: expected one of {', '.join(KV_DTYPES)}")
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * PAGE * ITEM_BYTES[dtype]
+    return 2 * config.num_layers * config.num_kv_heads * head_nbytes(config.head_dim, KV_DTYPES[dtype])
 
 
 class KVCache:
@@ -42,11 +42,11 @@ class KVCache:
             self.buffer = device.alloc(self.nbytes, label="kv cache")
         block = self.page_nbytes // self.blocks_per_page
         count = (num_pages - 1) * self.blocks_per_page + 1      # of any layer: the last page's block is the last index
-        heads, dim = config.num_kv_heads, config.head_dim
-        key_page = (PAGE, dim) if device.family == "gpu" else (dim, PAGE)
-        self.keys = [Tensor(self.buffer, (count, heads, *key_page), dtype, 2 * layer * block)
+        heads, dim, kind = config.num_kv_heads, config.head_dim, KV_DTYPES[dtype]
+        keys, values = (pages_shape(dim, kind, keys, device.family) for keys in (True, False))
+        self.keys = [Tensor(self.buffer, (count, heads, *keys), kind, 2 * layer * block)
                      for layer in range(config.num_layers)]
-        self.values = [Tensor(self.buffer, (count, heads, PAGE, dim), dtype, (2 * layer + 1) * block)
+        self.values = [Tensor(self.buffer, (count, heads, *values), kind, (2 * layer + 1) * block)
                        for layer in range(config.num_layers)]
 
     def need(self, page: int) -> None:

@@ -1,10 +1,11 @@
 """zse bench: figures of this machine, with what they were measured on."""
 
-HELP = "measure decode, prefill, batch, latency, startup or serve on this machine"
+HELP = "measure decode, prefill, batch, latency, perplexity, startup or serve on this machine"
 EPILOG = """examples:
   zse bench decode smollm2 --context 1024
   zse bench prefill smollm2 --tokens 512 --json
   zse bench latency smollm2 --prompts 128,1024 --tokens 64
+  zse bench perplexity smollm2 --kv-dtype int8
   zse bench startup smollm2
   zse bench serve smollm2 --clients 1,4,8
   zse bench serve smollm2 --workload infer --scale 0.25 --json now.json --compare before.json
@@ -56,6 +57,9 @@ def add_arguments(parser) -> None:
     sub.add_argument("--prompts", type=_lengths, metavar="N,N,…",
                      help="prompt tokens (default: those of 16,128,1024 that fit the context)")
     tokens(sub, "--tokens", 64, "new tokens after the first")
+    sub = kind("perplexity", "how well the model predicts a text: what quantizing weights, activations or KV costs")
+    tokens(sub, "--tokens", 1024, "most tokens of the text")
+    sub.add_argument("--text", metavar="FILE", help="a text of your own (default: a short fixed one)")
     sub = kind("startup", "from exec to the first token of `zse run` and `zse serve`, page cache warm and dropped")
     sub.add_argument("--warm-only", action="store_true", help="leave the page cache alone")
     text = "`zse serve`: exec to first token over HTTP, then several clients at once; or workloads, against any server"
@@ -135,6 +139,10 @@ def _measure(args) -> dict:
             result = speed.prefill(llm, args.tokens, args.repeats)
         elif args.kind == "latency":
             result = _latency(llm, args)
+        elif args.kind == "perplexity":
+            from zse.bench.perplexity import measure
+
+            result = measure(llm, args.tokens, _read(args.text) if args.text else None)
         else:
             result = speed.batch(llm, args.sequences, args.context, args.tokens, args.repeats)
     finally:
@@ -142,9 +150,21 @@ def _measure(args) -> dict:
     return {
         **result,
         "threads": llm.config.threads,
-        "activations": args.activations,
+        "activations": llm.config.activations,
+        "kv_dtype": llm.config.kv_dtype,
+        "kv_bytes_per_token": llm.config.kv_bytes // llm.config.num_pages // 16,
         "peak_memory_bytes": process.peak_memory_bytes(),
     }
+
+
+def _read(path: str) -> str:
+    from zse.errors import ConfigError
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--text {path}: {error}") from None
 
 
 def _latency(llm, args) -> dict:
@@ -176,7 +196,7 @@ def _text(result: dict) -> str:
         if name.endswith("_bytes"):
             value, name = f"{value / 2**20:.0f} MiB", name.removesuffix("_bytes")
         elif isinstance(value, float):
-            value = f"{value:.1f}"
+            value = f"{value:.4f}" if name == "perplexity" else f"{value:.1f}"
         lines.append(f"{name.replace('_', ' '):<36}{value if value is not None else 'default'}")
     for process, phases in result.get("phases_ms", {}).items():
         lines.append(f"{process + ' phases, ms':<36}" + ", ".join(f"{phase} {ms:.0f}" for phase, ms in phases.items()))

@@ -30,9 +30,9 @@ def add_engine_options(parser) -> None:
     )
     group.add_argument(
         "--kv-dtype",
-        choices=("auto", "f16", "f32", "bf16"),
+        choices=("auto", "f16", "f32", "bf16", "int8", "fp8"),
         default="auto",
-        help="element type of the KV cache (default: f16, on a GPU bf16)",
+        help="element type of the KV cache (default: f16, on a GPU bf16); int8 and fp8 take half the memory",
     )
     group.add_argument(
         "--max-context",

@@ -12,7 +12,7 @@ AUTO = "auto"
 DEVICES = ("auto", "cpu", "cuda", "hip", "metal")
 # What each family of devices computes with; the first is what "auto" means.
 ACTIVATIONS = {"cpu": ("int8", "f32"), "gpu": ("bf16",)}
-KV_DTYPES = {"cpu": ("f16", "f32"), "gpu": ("bf16",)}
+KV_DTYPES = {"cpu": ("f16", "f32", "int8", "fp8"), "gpu": ("bf16",)}
 MAX_ROWS = {"cpu": 64, "gpu": 64}
 
 # The KV cache may take this share of a computer's memory when nobody says how much. It is address space: a page
@@ -45,8 +45,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     threads: CPU threads (auto: ZSE_THREADS, else physical cores). max_context: prompt and reply together, in tokens.
     max_rows: requests that run at once.
     max_tokens_per_step: tokens of one forward; longer prompts run in chunks of this. num_pages: KV pages of 16 tokens.
-    activations: inputs of matrix products: "int8" or "f32" on a CPU, "bf16" on a GPU. kv_dtype: "f16" or "f32" on a
-    CPU, "bf16" on a GPU.
+    activations: inputs of matrix products: "int8" or "f32" on a CPU, "bf16" on a GPU. kv_dtype: "f16", "f32",
+    "int8" or "fp8" on a CPU, "bf16" on a GPU; 8 bits have a scale for each token and head.
     quantize: "int4" or "int8": quantize dense matrices while loading. max_memory: bytes that weights, KV pages and
     scratch may take together. max_waiting: requests that may queue behind the running ones.
     prefix_cache: keep the KV pages of prompts and replies for requests that begin alike. cache_policy: which of them go
@@ -84,7 +84,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _range("max_memory", self.max_memory, 1, 1 << 50)
         _range("max_waiting", self.max_waiting, 1, 1 << 20)
         _choice("activations", self.activations, (AUTO, *ACTIVATIONS["cpu"], *ACTIVATIONS["gpu"]))
-        _choice("kv_dtype", self.kv_dtype, (AUTO, *KV_DTYPES["cpu"], *KV_DTYPES["gpu"]))
+        _choice("kv_dtype", self.kv_dtype, (AUTO, *dict.fromkeys(KV_DTYPES["cpu"] + KV_DTYPES["gpu"])))
         _choice("cache_policy", self.cache_policy, CACHE_POLICIES)
         _choice("speculation", self.speculation, SPECULATION)
         _range("draft_tokens", self.draft_tokens, 1, MAX_DRAFT_TOKENS)

@@ -18,6 +18,7 @@ from zse.kernel import (
     block_index,
     cast_ptr,
     convert,
+    e4m3,
     f16,
     f32,
     fma,
@@ -41,6 +42,7 @@ from zse.kernel import (
 )
 from zse.kernels.attention_cases import attention_cost, attention_reference, make_attention_cases
 from zse.kernels.gpu.attention import attention_variants, record_attention
+from zse.kernels.kv_pages import PACKED, SCALE_BYTES, head_dim_of, pages_shape, unit_of, widen
 from zse.kernels.op import Op, check, on_gpu, require
 from zse.kernels.quantize import GROUP, quantize_group
 
@@ -51,7 +53,7 @@ MAX_HEAD_DIM = 256
 MAX_ROWS = 32           # query rows (tokens of the tile x query heads of the group) of one block
 MASKED = -3.0e38        # the score of a key that must not be seen
 FLOOR = -1.0e30         # the running maximum before any key
-KV_DTYPES = {"f16": f16, "f32": f32}
+KV_DTYPES = {"f16": f16, "f32": f32, **PACKED}
 
 
 @inline
@@ -76,16 +78,16 @@ def key_block(queries, key_pages, next_pages, acc, head_dim, R, VECTORS, KV):
     next_pages: of the next block, brought near meanwhile: a page is too short for the processor to foresee it."""
     L = target.lanes
     per_page = PAGE // L
-    for pair in range(0, head_dim, 2):
+    LINE = 1 if KV is f32 else 2 if KV is f16 else 4        # dimensions in 64 bytes
+    for line in range(0, head_dim, max(LINE, 2)):
         for page in next_pages:
-            prefetch(page + pair * PAGE)
-            if KV is f32:
-                prefetch(page + (pair + 1) * PAGE)
-        for d in static(range(2)):
-            keys = [convert(load(key_pages[v // per_page] + (pair + d) * PAGE + v % per_page * L, L), f32)
+            for d in static(range(0, max(LINE, 2), LINE)):
+                prefetch(page + (line + d) * PAGE)
+        for d in static(range(max(LINE, 2))):
+            keys = [widen(load(key_pages[v // per_page] + (line + d) * PAGE + v % per_page * L, L), KV)
                     for v in range(VECTORS)]
             for r in static(range(R)):
-                query = splat(queries[r][pair + d], L)
+                query = splat(queries[r][line + d], L)
                 for v in static(range(VECTORS)):
                     acc[r][v] = fma(query, keys[v], acc[r][v])
 
@@ -95,15 +97,16 @@ def mix_values(scores, page_ids, value_base, page_stride, head_dim, state, resca
                last_page, column, R, VECTORS, KV):
     """Columns column .. column + VECTORS * lanes of state rows: state * rescale + factor * sum over keys of p * V."""
     L = target.lanes
+    LINE = 16 if KV is f32 else 32 if KV is f16 else 64     # values in 64 bytes
     acc = [[f32.x(L)(0) for v in range(VECTORS)] for r in range(R)]
     for page in range(begin // PAGE, (stop + PAGE - 1) // PAGE):
         values = value_base + i64(page_ids[page]) * page_stride + column
         coming = value_base + i64(page_ids[min(page + 1, last_page)]) * page_stride + column
         weights = scores + (page * PAGE - segment)
         for t in range(min(PAGE, stop - page * PAGE)):
-            for line in static(range(0, VECTORS * L * (4 if KV is f32 else 2), 64)):
-                prefetch(coming + t * head_dim + line // (4 if KV is f32 else 2))
-            row = [convert(load(values + t * head_dim + v * L, L), f32) for v in range(VECTORS)]
+            for line in static(range(0, VECTORS * L, LINE)):
+                prefetch(coming + t * head_dim + line)
+            row = [widen(load(values + t * head_dim + v * L, L), KV) for v in range(VECTORS)]
             for r in static(range(R)):
                 weight = splat(weights[r * SEGMENT + t], L)
                 for v in static(range(VECTORS)):
@@ -140,6 +143,7 @@ def attention_tile(q: Ptr[f32, "const"], k_pages: Ptr[u8, "const"], v_pages: Ptr
     L = target.lanes
     KEY_VECTORS = COLUMN_VECTORS = 2 if L == 8 and R == 4 else 4       # sums in registers: AVX2 has 16, the others 32
     KEYS = KEY_VECTORS * L
+    SCALED = KV is i8 or KV is e4m3
     head = block_index(0)
     token = block_index(1)
     row = token_row[token]
@@ -165,10 +169,12 @@ def attention_tile(q: Ptr[f32, "const"], k_pages: Ptr[u8, "const"], v_pages: Ptr
 
     rows = count * group
     q_width = kv_heads * group * head_dim
-    page_stride = kv_heads * head_dim * PAGE
+    STORED = u8 if KV is e4m3 else KV
+    head_size = head_dim * PAGE + (SCALE_BYTES if SCALED else 0)
+    page_stride = kv_heads * head_size
     page_ids = page_table + i64(row) * max_pages
-    keys_base = cast_ptr(k_pages, KV) + head * head_dim * PAGE
-    values_base = cast_ptr(v_pages, KV) + head * head_dim * PAGE
+    keys_base = cast_ptr(k_pages, STORED) + head * head_size
+    values_base = cast_ptr(v_pages, STORED) + head * head_size
     first_page = first_key // PAGE
     last_page = (num_keys - 1) // PAGE
     scores = local_array(f32, 4 * SEGMENT)
@@ -201,9 +207,13 @@ def attention_tile(q: Ptr[f32, "const"], k_pages: Ptr[u8, "const"], v_pages: Ptr
                               for p in static(range(KEYS // PAGE))]
                 acc = [[f32.x(L)(0) for v in range(KEY_VECTORS)] for r in range(R)]
                 key_block(queries, key_pages, next_pages, acc, head_dim, R, KEY_VECTORS, KV)
+                scales = [splat(scale, L) for _ in range(KEY_VECTORS)]
+                if SCALED:
+                    scales = [load(cast_ptr(key_pages[v * L // PAGE] + head_dim * PAGE, f32) + v * L % PAGE, L)
+                              * (scale * unit_of(KV)) for v in range(KEY_VECTORS)]
                 for r in static(range(R)):
                     for v in static(range(KEY_VECTORS)):
-                        score = acc[r][v] * scale
+                        score = acc[r][v] * scales[v]
                         if softcap > 0.0:
                             score = tanh(score / softcap) * softcap
                         store(scores + r * SEGMENT + (key - segment) + v * L, score)
@@ -234,6 +244,14 @@ def attention_tile(q: Ptr[f32, "const"], k_pages: Ptr[u8, "const"], v_pages: Ptr
                 factors[r] = weight_of(peak - new)
                 totals[sub + r] = fma(totals[sub + r], rescale[r], reduce_add(sums[0] + sums[1]) * factors[r])
                 maxima[sub + r] = new
+            if SCALED:
+                for page in range(value_begin // PAGE, (stop + PAGE - 1) // PAGE):
+                    lines = cast_ptr(values_base + i64(page_ids[page]) * page_stride + head_dim * PAGE, f32)
+                    for part in static(range(0, PAGE, L)):
+                        units = load(lines + part, L) * unit_of(KV)
+                        for r in static(range(R)):
+                            place = scores + (r * SEGMENT + page * PAGE - segment + part)
+                            store(place, load(place, L) * units)
             states = [state + (sub + r) * head_dim for r in static(range(R))]
             wide = head_dim // (COLUMN_VECTORS * L) * (COLUMN_VECTORS * L)
             for column in range(0, wide, COLUMN_VECTORS * L):
@@ -309,7 +327,8 @@ def attention(recorder, q, k_pages, v_pages, page_table, token_row, positions, o
               kv_scale=None) -> None:
     """Causal attention of M tokens, whose keys and values are already in their pages.
 
-    q f32 [M, Hq * D]; k_pages [P, Hk, D, 16] and v_pages [P, Hk, 16, D], f16 or f32; page_table i32 [rows, max_pages];
+    q f32 [M, Hq * D]; k_pages [P, Hk, D, 16] and v_pages [P, Hk, 16, D], f16 or f32, or both packed i8 or e4m3
+    (kv_pages.py); page_table i32 [rows, max_pages];
     token_row, positions i32 [M] (tokens of a row stand together, positions ascending by one); out [M, Hq * D], f32
     Tensor or int8 Activation (D a multiple of 32). scale: of the scores. window: keys that a token sees, itself
     included (0: all). softcap: c of c * tanh(score / c) (0: none). splits: int or Sym, from num_splits(); other than
@@ -324,7 +343,8 @@ def attention(recorder, q, k_pages, v_pages, page_table, token_row, positions, o
         record_attention(recorder, q, k_pages, v_pages, page_table, token_row, positions, out, scale, window, softcap,
                          scratch, longest_run, kv_scale)
         return
-    pages, kv_heads, head_dim, _ = k_pages.shape
+    pages, kv_heads = v_pages.shape[:2]
+    head_dim = head_dim_of(v_pages)
     tokens, width = q.shape
     require(head_dim % 16 == 0 and head_dim <= MAX_HEAD_DIM,
             f"attention: head_dim {head_dim} is not a multiple of 16 up to 256")
@@ -332,8 +352,9 @@ def attention(recorder, q, k_pages, v_pages, page_table, token_row, positions, o
     group = width // (kv_heads * head_dim)
     require(group <= MAX_ROWS, f"attention: {group} query heads share a kv head, at most {MAX_ROWS} are supported")
     check("attention q", q, "f32", tokens, width)
-    check("attention k_pages", k_pages, tuple(KV_DTYPES), pages, kv_heads, head_dim, PAGE)
-    check("attention v_pages", v_pages, k_pages.dtype, pages, kv_heads, PAGE, head_dim)
+    for name, tensor in (("k_pages", k_pages), ("v_pages", v_pages)):
+        check(f"attention {name}", tensor, tuple(KV_DTYPES) if tensor is k_pages else k_pages.dtype, pages, kv_heads,
+              *pages_shape(head_dim, k_pages.dtype, tensor is k_pages, "cpu"))
     check("attention page_table", page_table, "i32", None, None)
     check("attention token_row", token_row, "i32", tokens)
     check("attention positions", positions, "i32", tokens)

@@ -1,5 +1,6 @@
 """Reference, cases and cost of attention over paged keys and values."""
 
+from zse.kernels.kv_pages import PACKED, head_dim_of, pack_pages, unpack_pages
 from zse.kernels.op import Case, Cost, HostArray, Output, Tolerance
 from zse.kernels.quantize import int8_output
 
@@ -14,6 +15,15 @@ def wide_pages(pages):
     elif pages.dtype.kind == "u":
         pages = bf16_to_f32(pages) if pages.itemsize == 2 else e4m3_to_f32(pages)
     return pages.astype("float64")
+
+
+def token_major(pages, keys: bool, family: str):
+    """Values f64 [P, Hk, 16, D] of any pages of a family of devices; packed ones are i8 arrays or e4m3 HostArrays."""
+    array = pages.array if isinstance(pages, HostArray) else pages
+    if array.ndim == 3:
+        stored, scale = unpack_pages(array, "e4m3" if isinstance(pages, HostArray) else "i8", keys, family)
+        return stored * scale[..., None]
+    return wide_pages(pages).swapaxes(2, 3) if keys and family == "cpu" else wide_pages(pages)
 
 
 def narrow_pages(values, dtype: str):
@@ -31,13 +41,12 @@ def attention_reference(q, k_pages, v_pages, page_table, token_row, positions, s
     """Softmax attention in float64, one token at a time."""
     import numpy as np
 
-    if isinstance(k_pages, HostArray) or k_pages.shape == v_pages.shape and k_pages.shape[2] != k_pages.shape[3]:
-        k_pages = wide_pages(k_pages).swapaxes(2, 3)            # a GPU's: like the values
-    v_pages, k_pages = wide_pages(v_pages), wide_pages(k_pages)
+    family = "gpu" if isinstance(q, HostArray) else "cpu"
+    k_pages, v_pages = token_major(k_pages, True, family), token_major(v_pages, False, family)
     if kv_scale is not None:
         k_pages = k_pages * kv_scale[0][:, None, None]
         v_pages = v_pages * kv_scale[1][:, None, None]
-    _, kv_heads, head_dim, _ = k_pages.shape
+    _, kv_heads, _, head_dim = k_pages.shape
     queries = q.wide() if isinstance(q, HostArray) else q
     tokens, width = queries.shape
     queries = queries.astype(np.float64).reshape(tokens, kv_heads, -1, head_dim)
@@ -45,8 +54,8 @@ def attention_reference(q, k_pages, v_pages, page_table, token_row, positions, s
     for m, (row, position) in enumerate(zip(token_row, positions, strict=True)):
         pages = page_table[row, : position // PAGE + 1]
         first = max(0, position + 1 - window) if window else 0
-        keys = k_pages[pages].astype(np.float64).transpose(1, 0, 3, 2).reshape(kv_heads, -1, head_dim)
-        values = v_pages[pages].astype(np.float64).transpose(1, 0, 2, 3).reshape(kv_heads, -1, head_dim)
+        keys = k_pages[pages].transpose(1, 0, 2, 3).reshape(kv_heads, -1, head_dim)
+        values = v_pages[pages].transpose(1, 0, 2, 3).reshape(kv_heads, -1, head_dim)
         keys, values = keys[:, first : position + 1], values[:, first : position + 1]
         scores = np.einsum("hgd,htd->hgt", queries[m], keys) * scale
         if softcap:
@@ -57,7 +66,8 @@ def attention_reference(q, k_pages, v_pages, page_table, token_row, positions, s
 
 
 def attention_batch(rng, runs, heads, kv_heads, head_dim, dtype="float16"):
-    """A flat batch for `runs` [(first position, number of tokens), …], one sequence each: the launcher's arrays.
+    """A flat batch for `runs` [(first position, number of tokens), …], one sequence each: the launcher's arrays of a CPU.
+    dtype: of the pages, a NumPy name, or "i8" or "e4m3" for packed ones.
     Slots of the pages that no token owns hold NaN: nothing may read them into a result."""
     import numpy as np
 
@@ -65,8 +75,9 @@ def attention_batch(rng, runs, heads, kv_heads, head_dim, dtype="float16"):
     max_pages = -(-context // PAGE) + 1
     pages = len(runs) * max_pages + 3
     page_table = rng.permutation(pages)[: len(runs) * max_pages].reshape(len(runs), max_pages).astype(np.int32)
-    k = rng.standard_normal((pages, kv_heads, head_dim, PAGE)).astype(dtype)
-    v = rng.standard_normal((pages, kv_heads, PAGE, head_dim)).astype(dtype)
+    numbers = "float32" if dtype in PACKED else dtype
+    k = rng.standard_normal((pages, kv_heads, head_dim, PAGE)).astype(numbers)
+    v = rng.standard_normal((pages, kv_heads, PAGE, head_dim)).astype(numbers)
     for row, (first, count) in enumerate(runs):
         end = first + count
         last, used = page_table[row, (end - 1) // PAGE], (end - 1) % PAGE + 1
@@ -74,6 +85,9 @@ def attention_batch(rng, runs, heads, kv_heads, head_dim, dtype="float16"):
         v[last, :, used:] = np.nan
         for page in page_table[row, (end - 1) // PAGE + 1 :]:
             k[page], v[page] = np.nan, np.nan
+    if dtype in PACKED:
+        packed = (pack_pages(k.swapaxes(2, 3), dtype, True), pack_pages(v, dtype, False))
+        k, v = (array if dtype == "i8" else HostArray(dtype, array) for array in packed)
     tokens = sum(count for _, count in runs)
     return {"q": rng.standard_normal((tokens, heads * head_dim)).astype(np.float32), "k_pages": k, "v_pages": v,
             "page_table": page_table,
@@ -142,13 +156,13 @@ def make_attention_cases(rng, family="cpu"):
         ("group of 5", [(13, 9)], 5, 1, 48, {}),
     ]
     for name, runs, heads, kv_heads, head_dim, options in shapes:
-        for dtype in ("float16", "float32"):
+        for dtype in ("float16", "float32", *PACKED):
             batch = attention_batch(rng, runs, heads, kv_heads, head_dim, dtype)
             tokens, width = batch["q"].shape
             context = int(batch["positions"].max()) + 1
             segments = -(-batch["page_table"].shape[1] * PAGE // 256)
             for splits in (1, -(-context // 256)):
-                if splits == 1 and dtype == "float32" and name != "prefill":
+                if splits == 1 and dtype != "float16" and name != "prefill":
                     continue
                 scratch = {}
                 if splits != 1:
@@ -163,7 +177,7 @@ def make_attention_cases(rng, family="cpu"):
 def attention_cost(case: Case) -> Cost:
     pages, q = (case.inputs[name].array if isinstance(case.inputs[name], HostArray) else case.inputs[name]
                 for name in ("v_pages", "q"))
-    _, kv_heads, _, head_dim = pages.shape
+    kv_heads, head_dim = pages.shape[1], head_dim_of(pages)
     tokens, width = q.shape
     positions = case.inputs["positions"]
     window = case.options.get("window", 0)

@@ -106,7 +106,8 @@ class Output:
     "e4m3": bit patterns as in HostArray, compared by value.
 
     It is allocated poisoned (NaN, or the smallest integer) so that an element nobody writes shows. `inout`: the
-    initial content for a tensor that is read and changed (the residual stream, KV pages)."""
+    initial content for a tensor that is read and changed (the residual stream, KV pages). `error`: (result as stored, what
+    the reference gives) → what is wrong, "" for nothing, where a tolerance cannot say it."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -114,6 +115,7 @@ class Output:
     inout: "numpy.ndarray | None" = None
     int8: bool = False          # an int8 Activation of this shape; dtype is ignored
     fp8: bool = False           # an Fp8Activation of this shape; dtype is ignored
+    error: "Callable[[numpy.ndarray, Any], str] | None" = None
 
 
 @dataclass

@@ -1,15 +1,19 @@
 """What stands between the q, k, v projections and attention: QK-norm, RoPE (rotate-half), and writing K and V to
 pages."""
 
+from functools import partial
+
 from zse.kernel import (
     Ptr,
     Variant,
     block_index,
     cast_ptr,
     convert,
+    e4m3,
     f16,
     f32,
     fma,
+    i8,
     i32,
     i64,
     inline,
@@ -24,13 +28,14 @@ from zse.kernel import (
 )
 from zse.kernels.gpu.qkv_post import THREADS as GPU_THREADS
 from zse.kernels.gpu.qkv_post import qkv_post_variants
+from zse.kernels.kv_pages import PACKED, SCALE_BYTES, head_dim_of, pack_head, pack_pages, packed_error, pages_shape
 from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, on_gpu, require
 from zse.tensor import Tensor
 
 LANES = 8               # head dimensions and halves of rotary dimensions are multiples of 8
 PAGE = 16               # tokens of a page
 MAX_HEAD_DIM = 256
-KV_DTYPES = {"f16": f16, "f32": f32}
+KV_DTYPES = {"f16": f16, "f32": f32, **PACKED}
 GPU_KV_DTYPES = ("bf16", "f16", "e4m3")
 GPU_WARP = 32
 
@@ -84,18 +89,29 @@ def qkv_post_heads(q: Ptr[f32, "const"], k: Ptr[f32, "const"], v: Ptr[f32, "cons
     position = i64(positions[token])
     slot = position % PAGE
     page = i64(page_table[i64(token_row[token]) * max_pages + position // PAGE])
-    place = (page * kv_heads + head) * head_dim * PAGE
-    keys = cast_ptr(k_pages, KV) + place + slot             # [head_dim, PAGE]: this token's keys have stride PAGE
-    values = cast_ptr(v_pages, KV) + place + slot * head_dim
     rotated = local_array(f32, MAX_HEAD_DIM)
-    narrow = local_array(KV, MAX_HEAD_DIM)
     rotate(k + token * k_stride + head * head_dim, k_norm, cosines, rotated, head_dim, rotary, eps, NORM)
     row = v + token * v_stride + head * head_dim
-    for d in range(0, head_dim, LANES):
-        store(narrow + d, convert(load(rotated + d, LANES), KV))
-        store(values + d, convert(load(row + d, LANES), KV))
-    for e in range(head_dim):
-        keys[e * PAGE] = narrow[e]
+    if KV is i8 or KV is e4m3:
+        STORED = u8 if KV is e4m3 else i8
+        at = (page * kv_heads + head) * (head_dim * PAGE + SCALE_BYTES)
+        stored = local_array(STORED, MAX_HEAD_DIM)
+        pack_head(rotated, stored, cast_ptr(k_pages + at + head_dim * PAGE, f32) + slot, head_dim, LANES, KV)
+        column = cast_ptr(k_pages, STORED) + at + slot
+        for e in range(head_dim):
+            column[e * PAGE] = stored[e]
+        pack_head(row, cast_ptr(v_pages, STORED) + at + slot * head_dim,
+                  cast_ptr(v_pages + at + head_dim * PAGE, f32) + slot, head_dim, LANES, KV)
+    else:
+        place = (page * kv_heads + head) * head_dim * PAGE
+        keys = cast_ptr(k_pages, KV) + place + slot             # [head_dim, PAGE]: this token's keys have stride PAGE
+        values = cast_ptr(v_pages, KV) + place + slot * head_dim
+        narrow = local_array(KV, MAX_HEAD_DIM)
+        for d in range(0, head_dim, LANES):
+            store(narrow + d, convert(load(rotated + d, LANES), KV))
+            store(values + d, convert(load(row + d, LANES), KV))
+        for e in range(head_dim):
+            keys[e * PAGE] = narrow[e]
 
 
 def qkv_post(recorder, qkv, q_norm, k_norm, table, q_out, k_pages, v_pages, page_table, token_row, positions,
@@ -104,11 +120,12 @@ def qkv_post(recorder, qkv, q_norm, k_norm, table, q_out, k_pages, v_pages, page
 
     qkv: one f32 Tensor [M, (Hq + 2 Hk) * D], or a tuple of three: [M, Hq * D], [M, Hk * D], [M, Hk * D]. q_norm,
     k_norm: f32 [D] (RMSNorm of every head before the rotation) or both None. table: f32 [M, R] of rope_table, R <= D.
-    CPU: k_pages [P, Hk, D, 16], v_pages [P, Hk, 16, D], f16 or f32; GPU: both [P, Hk, 16, D], bf16, f16 or e4m3, the
+    CPU: k_pages [P, Hk, D, 16], v_pages [P, Hk, 16, D], f16 or f32, or packed i8 or e4m3 (kv_pages.py); GPU: both [P, Hk, 16, D], bf16, f16 or e4m3, the
     last with kv_scale f32 [2, Hk]: key = scale * stored, then values. page_table i32 [rows, max_pages]; token_row,
     positions i32 [M]."""
     gpu = on_gpu(recorder)
-    pages, kv_heads, _, head_dim = v_pages.shape
+    pages, kv_heads = v_pages.shape[:2]
+    head_dim = head_dim_of(v_pages)
     tokens, q_width = q_out.shape
     rotary = table.shape[1]
     require(head_dim % 16 == 0 and head_dim <= MAX_HEAD_DIM,
@@ -118,16 +135,17 @@ def qkv_post(recorder, qkv, q_norm, k_norm, table, q_out, k_pages, v_pages, page
     require(q_width % (kv_heads * head_dim) == 0,
             f"qkv_post: q_out is {q_width} wide, {kv_heads} kv heads of {head_dim}")
     kv_width = kv_heads * head_dim
-    key_page = (PAGE, head_dim) if gpu else (head_dim, PAGE)
-    check("qkv_post k_pages", k_pages, GPU_KV_DTYPES if gpu else tuple(KV_DTYPES), pages, kv_heads, *key_page)
-    check("qkv_post v_pages", v_pages, k_pages.dtype, pages, kv_heads, PAGE, head_dim)
+    for name, tensor in (("k_pages", k_pages), ("v_pages", v_pages)):
+        shape = (PAGE, head_dim) if gpu else pages_shape(head_dim, k_pages.dtype, tensor is k_pages, "cpu")
+        dtypes = (GPU_KV_DTYPES if gpu else tuple(KV_DTYPES)) if tensor is k_pages else k_pages.dtype
+        check(f"qkv_post {name}", tensor, dtypes, pages, kv_heads, *shape)
     check("qkv_post q_out", q_out, "bf16" if gpu else "f32", tokens, q_width)
     check("qkv_post table", table, "f32", tokens, rotary)
     check("qkv_post page_table", page_table, "i32", None, None)
     check("qkv_post token_row", token_row, "i32", tokens)
     check("qkv_post positions", positions, "i32", tokens)
     require((q_norm is None) == (k_norm is None), "qkv_post: q_norm and k_norm go together")
-    require((kv_scale is None) == (k_pages.dtype != "e4m3"), "qkv_post: e4m3 pages, and only they, have kv_scale")
+    require((kv_scale is None) == (not gpu or k_pages.dtype != "e4m3"), "qkv_post: e4m3 pages, and only they, have kv_scale")
     if kv_scale is not None:
         check("qkv_post kv_scale", kv_scale, "f32", 2, kv_heads)
     if q_norm is not None:
@@ -161,7 +179,7 @@ def _reference(qkv, q_norm, k_norm, table, k_pages, v_pages, page_table, token_r
     import numpy as np
 
     from zse.kernels.attention_cases import wide_pages
-    _, kv_heads, _, head_dim = v_pages.shape
+    kv_heads, head_dim = v_pages.shape[1], head_dim_of(v_pages)
     token_major = k_pages.shape == v_pages.shape and head_dim != PAGE
     kv_width = kv_heads * head_dim
     if not isinstance(qkv, tuple):
@@ -176,8 +194,10 @@ def _reference(qkv, q_norm, k_norm, table, k_pages, v_pages, page_table, token_r
         a, b, rest = x[..., :half], x[..., half:2 * half], x[..., 2 * half:]
         return np.concatenate([a * c - b * s, b * c + a * s, rest], axis=2)
 
-    keys, values = wide_pages(k_pages), wide_pages(v_pages)
     rotated = post(k, k_norm)
+    if k_pages.ndim == 3:           # packed: what is written, without its places
+        return {"q_out": post(q, q_norm).reshape(len(q), -1), "k_pages": rotated, "v_pages": v}
+    keys, values = wide_pages(k_pages), wide_pages(v_pages)
     key_scale, value_scale = (1.0, 1.0) if kv_scale is None else kv_scale.astype(np.float64)[:, :, None]
     for m, (row, position) in enumerate(zip(token_row, positions, strict=True)):
         page = page_table[row, position // PAGE]
@@ -205,31 +225,40 @@ def _cases(rng, family="cpu"):
             angle = rng.uniform(-3, 3, (tokens, rotary // 2))
             table = np.concatenate([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
             page_table = rng.permutation(pages)[: rows * max_pages].reshape(rows, max_pages).astype(np.int32)
-            key_page = (PAGE, head_dim) if gpu else (head_dim, PAGE)
-            kv = [narrow_pages(rng.standard_normal(shape), dtype)
-                  for shape in ((pages, kv_heads, *key_page), (pages, kv_heads, PAGE, head_dim))]
+            packed = dtype in PACKED and not gpu
+            if packed:
+                kv = [pack_pages(rng.standard_normal((pages, kv_heads, PAGE, head_dim)), dtype, keys, family)
+                      for keys in (True, False)]
+            else:
+                kv = [narrow_pages(rng.standard_normal((pages, kv_heads, *pages_shape(head_dim, "f16", keys, family))), dtype)
+                      for keys in (True, False)]
             near = Tolerance(1e-6, 2e-6, "norm and rotation in f32")
-            stored = near if dtype == "f32" else Tolerance(*rounding[dtype], f"rounded once to {dtype}")
+            stored = near if dtype == "f32" or packed else Tolerance(*rounding[dtype], f"rounded once to {dtype}")
             weights = [(1 + rng.standard_normal(head_dim) / 4).astype(np.float32) if norm else None for _ in range(2)]
             inputs = {"qkv": tuple(parts) if head_dim == 64 else np.concatenate(parts, axis=1), "q_norm": weights[0],
                       "k_norm": weights[1], "table": table, "page_table": page_table,
                       "token_row": np.array([0, 0, 1, 2, 2], np.int32),
                       "positions": np.array([15, 16, 0, 62, 63], np.int32)}
-            if dtype == "e4m3":
+            if dtype == "e4m3" and gpu:
                 inputs["kv_scale"] = rng.uniform(0.5, 2, (2, kv_heads)).astype(np.float32)
-            names = {"e4m3": "e4m3", "bf16": "bf16"}
             q_near = Tolerance(*rounding["bf16"], "rounded once to bf16") if gpu else near
-            yield Case(f"{dtype} D={head_dim} R={rotary} {heads}/{kv_heads}{' norm' if norm else ''}", inputs,
-                       {"q_out": Output((tokens, width), "bf16" if gpu else "float32", q_near),
-                        "k_pages": Output(kv[0].shape, names.get(dtype, str(kv[0].dtype)), stored, inout=kv[0]),
-                        "v_pages": Output(kv[1].shape, names.get(dtype, str(kv[1].dtype)), stored, inout=kv[1])},
+            outputs = {"q_out": Output((tokens, width), "bf16" if gpu else "float32", q_near)}
+            for name, array in zip(("k_pages", "v_pages"), kv, strict=True):
+                error = None
+                if packed:
+                    error = partial(packed_error, initial=array, dtype=dtype, keys=name == "k_pages", family=family,
+                                    pages=page_table[inputs["token_row"], inputs["positions"] // PAGE],
+                                    slots=inputs["positions"] % PAGE)
+                outputs[name] = Output(array.shape, dtype if dtype in ("bf16", "e4m3") else str(array.dtype), stored,
+                                       inout=array, error=error)
+            yield Case(f"{dtype} D={head_dim} R={rotary} {heads}/{kv_heads}{' norm' if norm else ''}", inputs, outputs,
                        {"eps": 1e-6})
 
 
 def _cost(case: Case) -> Cost:
     tokens, width = case.outputs["q_out"].shape
-    _, kv_heads, _, head_dim = case.outputs["v_pages"].shape
-    item = {"e4m3": 1, "bf16": 2, "float16": 2}.get(case.outputs["k_pages"].dtype, 4)
+    kv_heads, head_dim = case.outputs["v_pages"].shape[1], head_dim_of(case.outputs["v_pages"])
+    item = {"e4m3": 1, "int8": 1, "bf16": 2, "float16": 2}.get(case.outputs["k_pages"].dtype, 4)
     return Cost(tokens * (width * 8 + 2 * kv_heads * head_dim * (4 + item)), tokens * (width + kv_heads * head_dim) * 3)
 
 

@@ -1,0 +1,157 @@
+"""Keys and values in 8 bits: how a head's part of a page lies in memory, and how a CPU packs and unpacks it.
+
+A *packed* head is 16 * head_dim bytes of values, in the order that unpacked pages have, then 16 f32 scales: one for each
+token, so that a token is written once and never rescaled, and a page stays one piece of memory. value = scale * stored.
+int8: scale = peak / 127. e4m3 (OCP 8-bit floating point): scale = peak / 448, its largest number.
+
+A Tensor of packed pages is [pages, kv_heads, 16 * head_dim + 64] of dtype "i8" or "e4m3".
+"""
+
+from typing import Any
+
+from zse.dtypes import ITEM_BYTES
+from zse.kernel import (
+    bitcast,
+    convert,
+    e4m3,
+    f16,
+    f32,
+    i8,
+    i32,
+    inline,
+    load,
+    narrow_s8,
+    reduce_max,
+    round_even,
+    store,
+    u8,
+    u16,
+    u32,
+    where,
+)
+
+PAGE = 16
+SCALE_BYTES = 4 * PAGE
+PACKED = {"i8": i8, "e4m3": e4m3}
+LARGEST = {"i8": 127.0, "e4m3": 448.0}
+# An e4m3's bits moved into an f16's give 2**-8 of its value: the exponents' biases are 7 and 15. Subnormal numbers too.
+E4M3_IN_F16 = 256.0
+
+
+@inline
+def widen(values, KV):
+    """Stored values as f32; e4m3: as 1 / E4M3_IN_F16 of them (see unit_of)."""
+    if KV is e4m3:
+        bits = convert(values, u16)
+        wide = convert(bitcast((bits & 0x7F) << 7 | (bits & 0x80) << 8, f16), f32)
+    else:
+        wide = convert(values, f32)
+    return wide
+
+
+def unit_of(dtype) -> float:
+    """What scale * widen(stored) is multiplied with to be the value."""
+    return E4M3_IN_F16 if dtype is e4m3 else 1.0
+
+
+@inline
+def pack_head(values, out, scale, head_dim, lanes, KV):
+    """One token's f32 values[head_dim] as bytes out[head_dim], and its scale. As in quantize_group the peak is found on
+    bit patterns, so that NaN and infinity survive into the scale."""
+    top = i32.x(lanes)(0)
+    for d in range(0, head_dim, lanes):
+        top = max(top, bitcast(load(values + d, lanes), i32) & 0x7FFFFFFF)
+    peak = bitcast(reduce_max(top), f32)
+    largest = 448.0 if KV is e4m3 else 127.0
+    inverse = where(peak > 1e-30, largest / peak, 0.0)
+    scale[0] = peak / largest
+    for d in range(0, head_dim, lanes):
+        value = load(values + d, lanes) * inverse
+        if KV is e4m3:
+            # Normal numbers (2**-6 and up) keep 3 of 23 fraction bits, to nearest even; below, multiples of 2**-9.
+            bits = bitcast(value, u32)
+            size = bits & 0x7FFFFFFF
+            normal = ((size + 0x7FFFF + (size >> 20 & 1)) >> 20) - 960
+            small = convert(convert(round_even(bitcast(size, f32) * 512.0), i32), u32)
+            code = min(where(size < 0x3C800000, small, normal), 0x7E) | bits >> 24 & 0x80
+            store(out + d, convert(code, u8))
+        else:
+            store(out + d, narrow_s8(convert(round_even(value), i32)))
+
+
+def head_nbytes(head_dim: int, dtype: str) -> int:
+    """Bytes of one head's keys, or values, in a page of `dtype` (a Tensor's)."""
+    return PAGE * head_dim * ITEM_BYTES[dtype] + (SCALE_BYTES if dtype in PACKED else 0)
+
+
+def pages_shape(head_dim: int, dtype: str, keys: bool, family: str) -> tuple[int, ...]:
+    """What stands behind [pages, kv_heads] in the shape of a Tensor of keys or of values, for a family of devices."""
+    if dtype in PACKED:
+        return (head_nbytes(head_dim, dtype),)
+    return (head_dim, PAGE) if keys and family == "cpu" else (PAGE, head_dim)
+
+
+def head_dim_of(values: Any) -> int:
+    """head_dim of a Tensor (or array) of values."""
+    return values.shape[3] if len(values.shape) == 4 else (values.shape[2] - SCALE_BYTES) // PAGE
+
+
+# -- on the host, for references and tests
+
+
+def pack_pages(values, dtype: str, keys: bool, family: str = "cpu"):
+    """f32 [P, Hk, 16, D] as packed pages [P, Hk, bytes], NumPy's int8, or uint8 for e4m3. Tokens with a NaN have a NaN as their scale."""
+    import numpy as np
+
+    from zse.quant.pack import f32_to_e4m3
+    values = np.asarray(values, np.float32)
+    scale = np.abs(values).max(axis=3) / np.float32(LARGEST[dtype])
+    stored = values / np.where(scale == 0, np.float32(1), scale)[..., None]
+    if dtype == "i8":
+        stored = np.rint(np.nan_to_num(stored)).astype(np.int8).view(np.uint8)
+    else:
+        stored = f32_to_e4m3(stored)
+    if keys and family == "cpu":
+        stored = stored.swapaxes(2, 3)
+    head = values.shape[:2]
+    scales = np.ascontiguousarray(scale).view(np.uint8).reshape(*head, -1)
+    return np.concatenate([stored.reshape(*head, -1), scales], axis=2).view(np.int8 if dtype == "i8" else np.uint8)
+
+
+def unpack_pages(packed, dtype: str, keys: bool, family: str = "cpu"):
+    """(stored f64 [P, Hk, 16, D], scale f64 [P, Hk, 16]) of packed pages."""
+    import numpy as np
+
+    from zse.quant.pack import e4m3_to_f32
+    packed = np.ascontiguousarray(packed).view(np.uint8)
+    scale = np.ascontiguousarray(packed[..., -SCALE_BYTES:]).view(np.float32).astype(np.float64)
+    data = packed[..., :-SCALE_BYTES]
+    stored = e4m3_to_f32(data) if dtype == "e4m3" else np.ascontiguousarray(data).view(np.int8)
+    if keys and family == "cpu":
+        stored = stored.reshape(*packed.shape[:2], -1, PAGE).swapaxes(2, 3)
+    return stored.reshape(*packed.shape[:2], PAGE, -1).astype(np.float64), scale
+
+
+def packed_error(got, initial, pages, slots, wanted, dtype: str, keys: bool, family: str, slack: float = 2e-6) -> str:
+    """What is wrong with packed pages `got` where tokens with values f64 [M, Hk, D] were written over `initial` at pages,
+    slots [M]; '' when nothing is. slack: error of the values before they are rounded, as a part of the token's peak."""
+    import numpy as np
+
+    (stored, scale), before = (unpack_pages(array, dtype, keys, family) for array in (got, initial))
+    others = np.ones((len(stored), PAGE), bool)
+    others[pages, slots] = False
+    for mine, old in zip((stored, scale), before, strict=True):
+        if not np.array_equal(mine.swapaxes(1, 2)[others], old.swapaxes(1, 2)[others], equal_nan=True):
+            return "another token's place was changed"
+    stored, scale = stored[pages, :, slots], scale[pages, :, slots]
+    peak = np.abs(wanted).max(axis=2)
+    off = np.abs(scale - peak / LARGEST[dtype])
+    if not (off <= (4 * slack + 1e-6) * scale + 1e-38).all():
+        return f"scale is off by {(off / np.maximum(scale, 1e-38)).max():.2e} of itself"
+    if not np.isfinite(stored).all() or np.abs(stored).max() > LARGEST[dtype]:
+        return "a stored value is NaN or too large"
+    step = np.broadcast_to(0.5 * scale[..., None], wanted.shape)
+    if dtype == "e4m3":
+        step = np.maximum(np.abs(wanted) * 2.0**-4, scale[..., None] * 2.0**-10) * (1 + 1e-5)
+    error = np.abs(stored * scale[..., None] - wanted) / (step + 4 * slack * peak[..., None] + 1e-38)
+    return "" if (error <= 1).all() else f"off by {error.max():.3f} of what rounding explains"
