@@ -1,0 +1,131 @@
+"""Compiles strangers' grammars where it may fail: each in a fork with a clock and a memory limit.
+
+A schema of 60 bytes ({"type": "integer", "multipleOf": 9999991, …}) keeps llguidance busy for 40 s, and no thread can be
+stopped. The checker is a fork of the grammar process, made while that has one thread and its vocabulary built, so that
+all of them share its pages; it forks once for each grammar.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections import deque
+from multiprocessing.connection import Connection, Pipe
+
+import msgspec
+
+from zse.structured.compile import GrammarError, Vocabulary
+from zse.structured.options import Structure
+
+CHECK_S = 1.5               # of 2 s: the rest is for the way there and back
+MAX_MEMORY = 256 << 20
+MAX_CHECKS = 2              # at once; more wait
+_TOO_LONG = f"the grammar takes longer than {CHECK_S} s to compile"
+_TOO_LARGE = f"the grammar takes more than {MAX_MEMORY >> 20} MiB to compile"
+
+
+class Check(msgspec.Struct, array_like=True):
+    """process → checker."""
+
+    id: int
+    structure: Structure
+
+
+class Checked(msgspec.Struct, array_like=True):
+    """checker → process: error is "" for a grammar that compiles within the limits."""
+
+    id: int
+    error: str
+    code: str
+
+
+def start(vocabulary: Vocabulary, others: list[int]) -> Connection:
+    """Fork the checker; the end of the pipe that takes Check and gives Checked. others: descriptors to close in it."""
+    ours, theirs = Pipe()
+    if os.fork():
+        theirs.close()
+        return ours
+    code = 1
+    try:
+        ours.close()
+        for descriptor in others:
+            os.close(descriptor)
+        _serve(vocabulary, theirs)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+class _Run:
+    """A grammar that is being compiled."""
+
+    def __init__(self, check: Check, vocabulary: Vocabulary):
+        self.id = check.id
+        self.pipe, write = os.pipe()
+        self.deadline = time.monotonic() + CHECK_S
+        self.pid = os.fork()
+        if self.pid:
+            os.close(write)
+            return
+        try:
+            os.write(write, _compile(check.structure, vocabulary)[:4096])
+        finally:
+            os._exit(0)
+
+    def end(self) -> Checked:
+        """Its result: called when the pipe is readable or the deadline has passed."""
+        late = not select.select([self.pipe], [], [], 0)[0]
+        if late:
+            os.kill(self.pid, signal.SIGKILL)
+        data = b"" if late else os.read(self.pipe, 4096)
+        os.close(self.pipe)
+        os.waitpid(self.pid, 0)
+        if not data:
+            return Checked(self.id, _TOO_LONG if late else _TOO_LARGE, "schema_too_complex")
+        code, _, error = data.decode("utf-8", "replace").partition("\n")
+        return Checked(self.id, error, code)
+
+
+def _compile(structure: Structure, vocabulary: Vocabulary) -> bytes:
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with open("/proc/self/statm", encoding="ascii") as file:
+            size = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_AS, (size + MAX_MEMORY, size + MAX_MEMORY))
+    # What a killed or aborted compiler says is for nobody.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    try:
+        matcher = vocabulary.compile(structure)
+        matcher.compute_bitmask()
+        if matcher.is_error():
+            return b"schema_too_complex\n" + " ".join(matcher.get_error().split()).encode()[:400]
+    except GrammarError as error:
+        return f"{error.code}\n{error}".encode()
+    except MemoryError:
+        return f"schema_too_complex\n{_TOO_LARGE}".encode()
+    return b"\n"
+
+
+def _serve(vocabulary: Vocabulary, pipe: Connection) -> None:
+    decoder, encode = msgspec.msgpack.Decoder(Check), msgspec.msgpack.encode
+    waiting: deque[Check] = deque()
+    runs: list[_Run] = []
+    while True:
+        timeout = min((run.deadline for run in runs), default=None)
+        wait_s = None if timeout is None else max(0.0, timeout - time.monotonic())
+        ready = select.select([pipe.fileno(), *(run.pipe for run in runs)], [], [], wait_s)[0]
+        if pipe.fileno() in ready:
+            try:
+                waiting.append(decoder.decode(pipe.recv_bytes()))
+            except (EOFError, OSError):
+                for run in runs:
+                    os.kill(run.pid, signal.SIGKILL)
+                return
+        now = time.monotonic()
+        for run in [run for run in runs if run.pipe in ready or run.deadline <= now]:
+            runs.remove(run)
+            pipe.send_bytes(encode(run.end()))
+        while waiting and len(runs) < MAX_CHECKS:
+            runs.append(_Run(waiting.popleft(), vocabulary))

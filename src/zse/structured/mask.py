@@ -1,0 +1,119 @@
+"""One request's place in its grammar: takes sampled tokens, gives masks of the vocabulary."""
+
+from zse.structured.compile import GrammarError, Vocabulary, refusal
+from zse.structured.messages import FREE, MASKED
+from zse.structured.options import Thinking
+
+
+class Guide:
+    """matcher: an LLMatcher at its start, None: any text. A mask is one bit a token, id 0 the lowest bit of the first
+    word; lines are places of `nbytes` bytes each from `address` on.
+
+    While the answer reasons nothing is masked but its end, until the budget is used: then each mask holds the one next
+    token of the closing mark. The grammar begins behind it.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, matcher, thinking: Thinking | None):
+        self._vocabulary, self._matcher = vocabulary, matcher
+        self._budget: int | None = None
+        self._closing: list[int] = []
+        self._opening: list[int] = []
+        self._closing_bytes = b""
+        self._tail = b""
+        self._forced: list[int] = []        # what is left of the closing mark
+        self._reasons = False
+        self._begun = False
+        if thinking is not None:
+            self._budget = thinking.budget
+            self._closing = vocabulary.mark(thinking.closing)
+            self._closing_bytes = thinking.closing.encode()
+            self._opening = vocabulary.mark(thinking.opening)
+            self._reasons = thinking.is_open
+            self._spend(0)
+
+    def take(self, tokens: list[int]) -> None:
+        """Tokens that were sampled. Raises GrammarError when the grammar cannot go on."""
+        for token in tokens:
+            self._take(token)
+
+    def masks(self, buffer: memoryview, line: int, nbytes: int, address: int, drafts: list[int]) -> list[int]:
+        """Write the masks of the next token and of those after each draft; FREE or MASKED for each. Lines behind a draft
+        that its mask forbids are FREE: nothing that is sampled there is kept."""
+        kinds = [self._write(buffer, line, nbytes, address)]
+        if not drafts:
+            return kinds
+        matcher = self._matcher
+        if self._reasons or matcher is None or self._vocabulary.eos_ids.intersection(drafts):
+            return kinds + [FREE] * len(drafts)
+        taken = 0
+        for index, draft in enumerate(drafts):
+            if matcher.is_stopped() or matcher.validate_tokens([draft]) != 1 or not matcher.consume_token(draft):
+                break
+            taken += 1
+            kinds.append(self._write(buffer, line + index + 1, nbytes, address))
+        if taken:
+            matcher.rollback(taken)
+        return kinds + [FREE] * (len(drafts) + 1 - len(kinds))
+
+    def _take(self, token: int) -> None:
+        if self._reasons:
+            self._reason(token)
+            return
+        if not self._begun:
+            self._begun = True
+            if self._opening == [token]:
+                self._reasons = True
+                self._spend(0)
+                return
+        matcher = self._matcher
+        if matcher is not None and not matcher.is_stopped() and not matcher.consume_token(token):
+            raise refusal(matcher.get_error() or "a token outside the grammar")
+
+    def _reason(self, token: int) -> None:
+        data = self._vocabulary.tokens[token] if token < len(self._vocabulary.tokens) else b""
+        self._tail = (self._tail + data)[-256:]
+        if self._forced and self._forced[0] == token:
+            del self._forced[0]
+        if self._closing_bytes in self._tail:
+            self._reasons, self._begun, self._tail = False, True, b""
+        elif not self._forced:
+            self._spend(1)
+
+    def _spend(self, count: int) -> None:
+        if self._reasons and self._budget is not None:
+            self._budget -= count
+            if self._budget <= 0:
+                self._forced = list(self._closing)
+
+    def _write(self, buffer: memoryview, line: int, nbytes: int, address: int) -> int:
+        place = buffer[line * nbytes:(line + 1) * nbytes]
+        if self._reasons:
+            return self._write_reasoning(place)
+        matcher = self._matcher
+        if matcher is None:
+            return FREE
+        matcher.unsafe_compute_mask_ptr(address + line * nbytes, nbytes)
+        if matcher.is_error():
+            raise refusal(matcher.get_error())
+        if not self._begun and len(self._opening) == 1 and self._budget != 0:
+            _set(place, self._opening[0])
+        return MASKED
+
+    def _write_reasoning(self, place: memoryview) -> int:
+        if self._forced:
+            place[:] = bytes(len(place))
+            _set(place, self._forced[0])
+            return MASKED
+        if self._matcher is None:
+            return FREE
+        place[:] = b"\xff" * len(place)     # the sampler looks at no bit behind the vocabulary
+        for id in self._vocabulary.eos_ids:
+            place[id >> 3] &= ~(1 << (id & 7)) & 255
+        return MASKED
+
+
+def _set(place: memoryview, id: int) -> None:
+    place[id >> 3] |= 1 << (id & 7)
+
+
+__all__ = ["GrammarError", "Guide"]

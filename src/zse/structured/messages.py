@@ -1,0 +1,58 @@
+"""Between the engine and its grammar process: msgpack, one message a packet of multiprocessing.connection."""
+
+import msgspec
+
+from zse.structured.options import Structure
+
+FREE, MASKED = 0, 1         # of a line: no mask, or the one that stands in the shared memory
+
+
+class Open(msgspec.Struct, tag=True, array_like=True):
+    """engine → process: a request begins. Answered by Opened."""
+
+    id: int
+    structure: Structure
+
+
+class Opened(msgspec.Struct, tag=True, array_like=True):
+    """process → engine: its grammar is compiled, or why not. code: invalid_schema or schema_too_complex."""
+
+    id: int
+    error: str = ""
+    code: str = ""
+    compile_ms: float = 0.0
+
+
+class Job(msgspec.Struct, array_like=True):
+    """tokens: sampled since the last job of the request. line: where its first mask goes; drafts: tokens that may follow,
+    each with a mask in the next line."""
+
+    id: int
+    tokens: list[int]
+    line: int
+    drafts: list[int] = []
+
+
+class Step(msgspec.Struct, tag=True, array_like=True):
+    """engine → process: masks for a step. Answered by Stepped."""
+
+    jobs: list[Job]
+
+
+class Stepped(msgspec.Struct, tag=True, array_like=True):
+    """process → engine. kinds: FREE or MASKED for each line of each job. failures: id → why its grammar cannot go on.
+    us: microseconds that the masks took."""
+
+    kinds: list[list[int]]
+    failures: dict[int, str]
+    us: float
+
+
+class Close(msgspec.Struct, tag=True, array_like=True):
+    """engine → process: requests that ended."""
+
+    ids: list[int]
+
+
+ToProcess = Open | Step | Close
+FromProcess = Opened | Stepped

@@ -1,0 +1,306 @@
+"""The engine's end of the grammar process: requests wait here for their grammar, and ask here for masks.
+
+    grammars.open(id, structure)        # a request came
+    for id, error in grammars.poll(): …  # its grammar is compiled, or refused
+    grammars.begin([(id, tokens, line, drafts), …]); …forward…; result = grammars.finish()
+    grammars.close(id)
+
+One thread uses it. Nothing here blocks but finish(), which waits for masks that are computed meanwhile.
+"""
+
+import mmap
+import os
+import select
+import signal
+import sys
+import tempfile
+import time
+from array import array
+from collections import deque
+from typing import Any, NamedTuple
+
+from zse.errors import RequestError, one_line
+from zse.structured.options import MAX_SOURCE_BYTES, Structure
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from multiprocessing.connection import Connection
+
+# The process has a vocabulary to build first: 3 s for 262k tokens on a slow core.
+START_S = 30.0
+STEP_S = 5.0                # a mask takes some 15 ms at most
+MAX_RESTARTS, WINDOW_S = 3, 60.0
+IDLE_S = 300.0              # without requests the process ends, and gives its memory back
+_KEPT = 1024                # latencies of which percentiles are reported
+
+
+def check_structure(structure: Structure) -> None:
+    """Raises RequestError for what is refused unread."""
+    if len(structure.source.encode("utf-8", "surrogatepass")) > MAX_SOURCE_BYTES:
+        raise RequestError(f"the {structure.kind} is longer than {MAX_SOURCE_BYTES >> 10} KiB",
+                           code="schema_too_complex", param="structure")
+
+
+class Masks(NamedTuple):
+    """What finish() gives: lines of `memory` that hold a mask, and requests whose grammar cannot go on."""
+
+    lines: list[int]
+    failures: dict[int, RequestError]
+
+
+class _Live:
+    """A request with a grammar. start: length of its prompt; sent: tokens of its sequence that the process knows; settled:
+    whether its grammar is compiled, or refused."""
+
+    __slots__ = ("sent", "settled", "start", "structure")
+
+    def __init__(self, structure: Structure):
+        self.structure, self.sent, self.start, self.settled = structure, -1, -1, False
+
+
+class Grammars:
+    """model: path of the model, for its tokenizer. vocab_size: of its head. eos_ids: tokens that end an answer. max_lines:
+    of masks in a step. command: starts the process (tests)."""
+
+    def __init__(self, model: str, vocab_size: int, eos_ids: frozenset[int], max_lines: int,
+                 command: tuple[str, ...] = ("-P", "-m", "zse.structured.worker")):
+        self._model, self._vocab_size, self._eos_ids, self._max_lines = model, vocab_size, eos_ids, max_lines
+        self._command = command
+        self.line_nbytes = (vocab_size + 31) // 32 * 4
+        self.memory: memoryview = memoryview(b"")
+        self._map: mmap.mmap | None = None
+        self._pipe: Connection | None = None
+        self._pid = 0
+        self._live: dict[int, _Live] = {}
+        self._news: deque[tuple[int, RequestError | None]] = deque()
+        self._asked: list[tuple[int, Any, int, list[int]]] | None = None
+        self._stepped: Any = None
+        self._restarts: list[float] = []
+        self._started_at = self._used_at = 0.0
+        self._decoder: Any = None
+        self._mask_us: deque[float] = deque(maxlen=_KEPT)
+        self._wait_us: deque[float] = deque(maxlen=_KEPT)
+        self.counts = {"grammars_compiled": 0, "grammars_refused": 0, "grammar_compile_ms": 0.0, "masked_lines": 0,
+                       "grammar_process_restarts": 0}
+
+    # -- requests
+
+    @property
+    def num_live(self) -> int:
+        """Requests with a grammar, compiled or not."""
+        return len(self._live)
+
+    @property
+    def is_compiling(self) -> bool:
+        return bool(self._news) or any(not live.settled for live in self._live.values())
+
+    def start(self) -> None:
+        """Start the process, unless it runs: its vocabulary takes a while."""
+        if self._pipe is None:
+            self._spawn()
+
+    def open(self, id: int, structure: Structure) -> None:
+        """Begin to compile the grammar of a request. Raises RequestError when it is refused unread."""
+        check_structure(structure)
+        if not self._eos_ids:
+            raise RequestError("this model has no end token, which structured output needs", code="unsupported_parameter",
+                               param="structure")
+        self.start()
+        self._live[id] = _Live(structure)
+        self._send_open(id)
+
+    def close(self, id: int) -> None:
+        """The request ended, in whatever state. Unknown ids are ignored."""
+        if self._live.pop(id, None) is not None and self._pipe is not None:
+            from zse.structured.messages import Close
+            self._send(Close([id]))
+            self._used_at = time.monotonic()
+
+    def poll(self, timeout: float = 0.0) -> list[tuple[int, RequestError | None]]:
+        """Requests whose grammar is there now (None) or refused, waiting up to `timeout` seconds for the first."""
+        if self._pipe is not None and (self.is_compiling or timeout):
+            self._receive(0.0 if self._news else timeout)
+        if not self._live and self._pipe is not None and time.monotonic() - self._used_at > IDLE_S:
+            self.stop()
+        news, self._news = list(self._news), deque()
+        return [(id, error) for id, error in news if id in self._live]
+
+    # -- masks
+
+    def begin(self, jobs: "Sequence[tuple[int, Any, int, list[int]]]") -> None:
+        """Ask for masks: (id, the request, line, drafts) each. The process computes while the caller goes on."""
+        self._asked, self._stepped = list(jobs), None
+        self._send_step()
+
+    def finish(self) -> Masks:
+        """Wait for what begin() asked for."""
+        started = time.perf_counter()
+        deadline = time.monotonic() + STEP_S
+        while self._stepped is None and self._pipe is not None:
+            self._receive(max(0.0, deadline - time.monotonic()))
+            if self._stepped is None and time.monotonic() > deadline:
+                self._restart("it gave no masks")
+                deadline = time.monotonic() + START_S
+        self._wait_us.append(1e6 * (time.perf_counter() - started))
+        asked, stepped = self._asked or [], self._stepped
+        self._asked = self._stepped = None
+        if stepped is None:
+            return Masks([], {id: _lost() for id, *_ in asked})
+        self._mask_us.append(stepped.us)
+        lines = [line + index for (_, _, line, _), kinds in zip(asked, stepped.kinds, strict=True)
+                 for index, kind in enumerate(kinds) if kind]
+        self.counts["masked_lines"] += len(lines)
+        failures = {id: RequestError(f"the grammar cannot go on: {one_line(reason)}", code="schema_too_complex",
+                                     param="structure") for id, reason in stepped.failures.items()}
+        return Masks(lines, failures)
+
+    def counters(self) -> dict[str, float]:
+        """Totals, and percentiles of the last steps: mask_us is what the masks of a step took, mask_wait_us how long the
+        step waited for them."""
+        out = dict(self.counts)
+        for name, values in (("mask_us", self._mask_us), ("mask_wait_us", self._wait_us)):
+            if values:
+                ordered = sorted(values)
+                out[f"{name}_p50"] = ordered[len(ordered) // 2]
+                out[f"{name}_p99"] = ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
+        return out
+
+    # -- the process
+
+    def _spawn(self) -> None:
+        import socket
+        from multiprocessing.connection import Connection
+
+        import msgspec
+
+        from zse.structured.messages import FromProcess
+        self._decoder = self._decoder or msgspec.msgpack.Decoder(FromProcess)
+        with tempfile.TemporaryFile() as file:      # no name, gone with the last process that has it
+            file.truncate(self._max_lines * self.line_nbytes)
+            self._map = mmap.mmap(file.fileno(), self._max_lines * self.line_nbytes)
+            self.memory = memoryview(self._map)
+            ours, theirs = socket.socketpair()
+            memory = os.dup(file.fileno())
+            try:
+                os.set_inheritable(memory, True)
+                theirs.set_inheritable(True)
+                arguments = ["--fd", theirs.fileno(), "--memory", memory, "--lines", self._max_lines, "--vocab",
+                             self._vocab_size, "--eos", ",".join(map(str, sorted(self._eos_ids))), "--model", self._model]
+                environment = dict(os.environ)
+                environment.pop("ZSE_API_KEY", None)
+                environment["PYTHONPATH"] = os.pathsep.join(
+                    dict.fromkeys([_root(), *(folder for folder in sys.path if folder)]))
+                self._pid = os.posix_spawn(sys.executable, [sys.executable, *self._command, *map(str, arguments)],
+                                           environment, setpgroup=0, setsigmask=())
+            finally:
+                os.close(memory)
+                theirs.close()
+        self._pipe = Connection(ours.detach())
+        self._poll = select.poll()
+        self._poll.register(self._pipe.fileno(), select.POLLIN)
+        self._started_at = self._used_at = time.monotonic()
+
+    def stop(self) -> None:
+        """End the process. Requests that are open are forgotten."""
+        self._live.clear()
+        self._end()
+
+    def _end(self) -> None:
+        pipe, self._pipe = self._pipe, None
+        if pipe is None:
+            return
+        pipe.close()
+        # It ends by itself, but not while it compiles; its checker ends with it.
+        try:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+        except (ProcessLookupError, ChildProcessError):
+            pass        # somebody else reaped it
+
+    def _restart(self, why: str) -> None:
+        """Begin anew after a crash: every open request's grammar again, and all its tokens."""
+        import logging
+        self._end()
+        now = time.monotonic()
+        self._restarts = [at for at in self._restarts if now - at < WINDOW_S] + [now]
+        self.counts["grammar_process_restarts"] += 1
+        logging.getLogger("zse.engine").error("the grammar process is restarted: %s", why)
+        if len(self._restarts) > MAX_RESTARTS:
+            for id, live in self._live.items():
+                if not live.settled:
+                    self._news.append((id, _lost()))
+            self._restarts.clear()
+            return
+        self._spawn()
+        for id, live in self._live.items():
+            live.sent = live.start
+            self._send_open(id)
+        if self._asked is not None:
+            self._send_step()
+
+    def _send_open(self, id: int) -> None:
+        from zse.structured.messages import Open
+        self._send(Open(id, self._live[id].structure))
+
+    def _send_step(self) -> None:
+        from zse.structured.messages import Job, Step
+        jobs = []
+        for id, request, line, drafts in self._asked or ():
+            live = self._live.get(id)
+            if live is None:
+                jobs.append(Job(id, [], line, drafts))
+                continue
+            if live.start < 0:
+                live.start = live.sent = request.prompt_len
+            tokens = request.tokens
+            new = tokens[live.sent:] if live.sent < len(tokens) else array("i")
+            live.sent = len(tokens)
+            jobs.append(Job(id, new.tolist(), line, drafts))
+        self._send(Step(jobs))
+
+    def _send(self, message: object) -> None:
+        import msgspec
+        if self._pipe is None:
+            return
+        try:
+            self._pipe.send_bytes(msgspec.msgpack.encode(message))
+        except (OSError, ValueError):
+            pass        # the next receive finds it gone, and restarts it
+
+    def _receive(self, timeout: float) -> None:
+        """Take what is there; waits for the first message only."""
+        from zse.structured.messages import Opened
+        try:
+            while self._pipe is not None and self._poll.poll(max(0.0, 1000 * timeout)):
+                message = self._decoder.decode(self._pipe.recv_bytes())
+                if isinstance(message, Opened):
+                    self._on_opened(message)
+                else:
+                    self._stepped = message
+                timeout = 0.0
+                if self._stepped is not None:
+                    return
+        except (EOFError, OSError):
+            self._restart("it ended")
+
+    def _on_opened(self, message) -> None:
+        live = self._live.get(message.id)
+        if live is None:
+            return
+        self.counts["grammar_compile_ms"] += message.compile_ms
+        settled, live.settled = live.settled, True
+        if message.error:
+            self.counts["grammars_refused"] += 1
+            self._news.append((message.id, RequestError(one_line(message.error), code=message.code, param="structure")))
+        elif not settled:
+            self.counts["grammars_compiled"] += 1
+            self._news.append((message.id, None))
+
+
+def _lost() -> RequestError:
+    return RequestError("the grammar of this request was lost", status=500, type="server_error", code="internal_error")
+
+
+def _root() -> str:
+    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

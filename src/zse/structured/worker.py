@@ -1,0 +1,198 @@
+"""The grammar process: `python -m zse.structured.worker --fd N --memory M --lines L --vocab V --eos 1,2 --model PATH`.
+
+The engine starts it with the first request that has a grammar. It is a process of its own because building llguidance's
+vocabulary holds the interpreter lock for 0.2 s (49k tokens) to 1.7 s (262k), which no step of the engine should wait for,
+because a compilation cannot be stopped from within, and because a crash on a stranger's grammar must not be the engine's.
+Masks go through shared memory M: L lines of V bits, each in whole 4-byte words.
+"""
+
+import argparse
+import ctypes
+import mmap
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection, Pipe
+
+import msgspec
+
+from zse.structured import checker
+from zse.structured.compile import Cache, GrammarError, Vocabulary
+from zse.structured.mask import Guide
+from zse.structured.messages import FREE, Close, Job, Open, Opened, Step, Stepped, ToProcess
+from zse.structured.options import TEXT
+
+_encode = msgspec.msgpack.encode
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until the engine closes its end; the exit code."""
+    parser = argparse.ArgumentParser()
+    for name in ("fd", "memory", "lines", "vocab"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--eos", required=True)
+    parser.add_argument("--model", required=True)
+    given = parser.parse_args(arguments)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pipe = Connection(given.fd)
+    nbytes = line_nbytes(given.vocab)
+    memory = mmap.mmap(given.memory, given.lines * nbytes)
+    vocabulary = Vocabulary(load_tokenizer(given.model), given.vocab,
+                            frozenset(int(id) for id in given.eos.split(",")))
+    try:
+        _Server(pipe, memory, nbytes, vocabulary).run()
+    except (EOFError, OSError):
+        return 0        # the engine is gone
+    return 0
+
+
+def line_nbytes(vocab_size: int) -> int:
+    """Bytes of one mask."""
+    return (vocab_size + 31) // 32 * 4
+
+
+def load_tokenizer(path: str):
+    from zse.formats.source import open_model
+    from zse.tokenizer import load
+    with open_model(path) as source:
+        return load.load_tokenizer(source)
+
+
+class _Pending:
+    """A request whose grammar is being compiled; behind the checker a thread does it."""
+
+    def __init__(self, message: Open):
+        self.message, self.started = message, time.perf_counter()
+        self.matcher = None
+        self.error: GrammarError | None = None
+
+
+class _Server:
+    def __init__(self, pipe: Connection, memory: mmap.mmap, nbytes: int, vocabulary: Vocabulary):
+        self._pipe, self._nbytes, self._vocabulary = pipe, nbytes, vocabulary
+        self._checker = checker.start(vocabulary, [pipe.fileno()])
+        self._buffer = memoryview(memory)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._woken, self._wake = Pipe(duplex=False)
+        self._guides: dict[int, Guide] = {}
+        self._pending: dict[int, _Pending] = {}
+        self._cache = Cache()
+        self._step: Step | None = None      # waits for a grammar: after a restart masks are asked for at once
+
+    def run(self) -> None:
+        decoder = msgspec.msgpack.Decoder(ToProcess)
+        checked = msgspec.msgpack.Decoder(checker.Checked)
+        poll = select.poll()
+        for source in (self._pipe, self._checker, self._woken):
+            poll.register(source.fileno(), select.POLLIN)
+        engine, checks = self._pipe.fileno(), self._checker.fileno()
+        while True:
+            for descriptor, _ in poll.poll():
+                if descriptor == engine:
+                    self._take(decoder.decode(self._pipe.recv_bytes()))
+                elif descriptor == checks:
+                    self._on_checked(checked.decode(self._checker.recv_bytes()))
+                else:
+                    self._on_compiled(int.from_bytes(self._woken.recv_bytes(), "little"))
+
+    def _take(self, message: Open | Step | Close) -> None:
+        if isinstance(message, Step):
+            if any(job.id in self._pending for job in message.jobs):
+                self._step = message
+            else:
+                self._run_step(message)
+        elif isinstance(message, Open):
+            self._open(message)
+        else:
+            for id in message.ids:
+                self._guides.pop(id, None)
+                self._pending.pop(id, None)
+
+    # -- compiling
+
+    def _open(self, message: Open) -> None:
+        structure = message.structure
+        pending = _Pending(message)
+        if structure.kind == TEXT:
+            self._opened(pending)
+            return
+        pending.matcher = self._cache.get(Cache.key(structure))
+        if pending.matcher is not None:
+            self._opened(pending)
+            return
+        self._pending[message.id] = pending
+        self._checker.send_bytes(_encode(checker.Check(message.id, structure)))
+
+    def _on_checked(self, result: checker.Checked) -> None:
+        pending = self._pending.get(result.id)
+        if pending is None:
+            return      # cancelled meanwhile
+        if result.code:
+            pending.error = GrammarError(result.error, result.code)
+            self._opened(pending)
+        else:
+            # Again, in this process: what took the checker less than its limit takes a thread no longer.
+            threading.Thread(target=self._compile, args=(pending,), daemon=True).start()
+
+    def _compile(self, pending: _Pending) -> None:
+        try:
+            pending.matcher = self._vocabulary.compile(pending.message.structure)
+        except GrammarError as error:
+            pending.error = error
+        self._wake.send_bytes(pending.message.id.to_bytes(8, "little"))
+
+    def _on_compiled(self, id: int) -> None:
+        pending = self._pending.get(id)
+        if pending is None:
+            return
+        if pending.matcher is not None:
+            key = Cache.key(pending.message.structure)
+            self._cache.put(key, pending.matcher)
+            pending.matcher = self._cache.get(key)
+        self._opened(pending)
+
+    def _opened(self, pending: _Pending) -> None:
+        message = pending.message
+        self._pending.pop(message.id, None)
+        answer = Opened(message.id, compile_ms=1000 * (time.perf_counter() - pending.started))
+        if pending.error is not None:
+            answer.error, answer.code = str(pending.error), pending.error.code
+        else:
+            self._guides[message.id] = Guide(self._vocabulary, pending.matcher, message.structure.thinking)
+        self._pipe.send_bytes(_encode(answer))
+        step = self._step
+        if step is not None and not any(job.id in self._pending for job in step.jobs):
+            self._step = None
+            self._run_step(step)
+
+    # -- masks
+
+    def _run_step(self, step: Step) -> None:
+        started = time.perf_counter()
+        kinds: list[list[int]] = []
+        failures: dict[int, str] = {}
+        for job in step.jobs:
+            try:
+                kinds.append(self._masks(job))
+            except GrammarError as error:
+                failures[job.id] = str(error)
+                kinds.append([FREE] * (1 + len(job.drafts)))
+        us = 1e6 * (time.perf_counter() - started)
+        self._pipe.send_bytes(_encode(Stepped(kinds, failures, us)))
+
+    def _masks(self, job: Job) -> list[int]:
+        guide = self._guides.get(job.id)
+        if guide is None:
+            raise GrammarError("the request has no grammar")
+        guide.take(job.tokens)
+        return guide.masks(self._buffer, job.line, self._nbytes, self._address, job.drafts)
+
+
+if __name__ == "__main__":
+    sys.stdout.flush()
+    code = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(code)      # threads that still compile are nobody's any more
