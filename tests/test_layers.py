@@ -11,7 +11,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "zse"
 # docs/design/0001-cpu-engine.md, "Layers and ownership". `bench` stands before `cli`, whose command runs it.
 ORDER = ("errors", "dtypes", "env", "log", "kernel", "runtime", "tensor", "quant", "kernels", "formats", "tokenizer",
-         "models", "cache", "sampling", "scheduler", "speculative", "engine", "server", "bench", "cli")
+         "models", "cache", "sampling", "structured", "scheduler", "speculative", "engine", "server", "bench", "cli")
 TOP = ("__init__", "__main__", "build")   # may import all; nothing below imports them
 TOLERATED = {
     # zse/__init__.py imports nothing at its top: reading these two loads no layer.
@@ -19,7 +19,7 @@ TOLERATED = {
     "zse": "its folder: `import zse` for __file__ or __version__",
 }
 HEAVY = ("numpy", "tokenizers", "uvicorn", "starlette", "asyncio", "huggingface_hub", "jinja2", "torch", "transformers",
-         "triton")
+         "triton", "llguidance", "multiprocessing")
 
 
 def imports_of(source: str) -> Iterator[tuple[int, str]]:

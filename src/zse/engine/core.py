@@ -8,6 +8,7 @@ import os
 import time
 from typing import Any
 
+from zse.engine.grammars import GrammarQueue
 from zse.engine.jobs import Job, JobQueue
 from zse.engine.messages import Ask
 from zse.engine.metrics import EngineMetrics
@@ -25,9 +26,10 @@ class Engine:
     """runner: submit(batch) starts a Batch and returns what collect() takes to wait for it; collect gives (token,
     TokenLogprob | None) for each entry that samples, token -1 where the logits were not finite. runs_ahead: whether a
     second batch may be submitted before the first is collected. clock: () → seconds, for queue times only.
-    speculator: a zse.speculative Speculator that proposes drafts, or None."""
+    speculator: a zse.speculative Speculator that proposes drafts, or None. model: path of the model, whose tokenizer
+    grammars need; without it requests with a grammar are refused."""
 
-    def __init__(self, scheduler: Scheduler, runner, clock=time.monotonic, speculator=None):
+    def __init__(self, scheduler: Scheduler, runner, clock=time.monotonic, speculator=None, model: str | None = None):
         self.speculator = speculator
         self.scheduler, self.runner, self.metrics = scheduler, runner, EngineMetrics()
         self._clock = clock
@@ -36,22 +38,27 @@ class Engine:
         self._collected_at = 0.0
         self.jobs = JobQueue(scheduler, runner, scheduler.max_waiting)
         self._num_scores = 0
+        self.grammars = GrammarQueue(scheduler, model, runner)
 
     def submit(self, id: int, prompt: list[int], params: SamplingParams,
                options: RequestOptions = DEFAULT) -> None:
         """Queue a request. Raises RequestError when it is refused."""
         check_params(params)
         seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(8), "little")
-        self.scheduler.submit(id, prompt, params, seed=seed & 0xFFFFFFFFFFFFFFFF, now=self._clock(),
-                              options=options)
+        seed &= 0xFFFFFFFFFFFFFFFF
+        if options.structure is not None:
+            self.grammars.submit(id, prompt, params, seed=seed, now=self._clock(), options=options)
+        else:
+            self.scheduler.submit(id, prompt, params, seed=seed, now=self._clock(), options=options)
 
     def cancel(self, id: int) -> bool:
         """Drop a request in any state; False for an unknown id."""
-        return self.jobs.cancel(id) or self.scheduler.cancel(id)
+        return self.jobs.cancel(id) or self.grammars.cancel(id) or self.scheduler.cancel(id)
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or self._flight is not None or bool(self._news) or self.jobs.has_work
+        return self.scheduler.has_work or self._flight is not None or bool(self._news) or self.jobs.has_work \
+            or self.grammars.num_waiting > 0
 
     def step(self) -> list[Output]:
         """Finish one batch, having started the next where that can be, and run a chunk of the jobs; news of the
@@ -63,6 +70,8 @@ class Engine:
 
     def _step_requests(self) -> list[Output]:
         outputs, self._news = self._news, []
+        if self.grammars.num_live:
+            outputs += self.grammars.take_compiled(idle=not self.scheduler.has_work and self._flight is None)
         flight = self._flight or self._start()
         if flight is not None:
             # Assigned before anything can fail: what is on the device is known.
@@ -80,7 +89,8 @@ class Engine:
         if batch is None:
             return None
         started = time.perf_counter()   # a CPU runs the batch in submit()
-        return batch, self.runner.submit(batch), started
+        masks = self.grammars.masks(batch) if self.grammars.num_live else None
+        return batch, self.runner.submit(batch, masks) if masks is not None else self.runner.submit(batch), started
 
     def _finish(self, flight: tuple[Batch, Any, float]) -> list[Output]:
         batch, handle, submitted_at = flight
@@ -96,11 +106,11 @@ class Engine:
         self.metrics.record_step(num_prompt, sum([len(output.tokens) for output in outputs]), seconds)
         if self.speculator is not None:
             self.speculator.observe(batch, self.scheduler, seconds)
-        return outputs
+        return self.grammars.settle(outputs) if self.grammars.num_live else outputs
 
     def counters(self) -> dict[str, float]:
-        """Totals since the start, for the heartbeat."""
-        totals = self.scheduler.snapshot() | self.jobs.counters
+        """Totals since the start of everything that counts, by name, for the heartbeat."""
+        totals = self.scheduler.snapshot() | self.jobs.counters | self.grammars.counters()
         return totals if self.speculator is None else totals | self.speculator.counters(self.scheduler.counters)
 
     # -- forwards without sampling
@@ -142,4 +152,5 @@ class Engine:
             self.scheduler.cancel(id)
         for id in self.jobs.live_ids():
             self.jobs.cancel(id)
+        self.grammars.close()
         self.runner.close()

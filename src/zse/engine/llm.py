@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from zse.sampling.params import SamplingParams
+    from zse.structured.options import Structure
 
+    Form = Structure | dict | None
     Prompt = str | Sequence[int]
 
 
@@ -176,17 +178,20 @@ class LLM:
     # -- replies
 
     def generate(self, prompts: "Prompt | Sequence[Prompt]",
-                 params: "SamplingParams | Sequence[SamplingParams] | None" = None) -> list[Output]:
+                 params: "SamplingParams | Sequence[SamplingParams] | None" = None, *,
+                 structure: "Form" = None) -> list[Output]:
         """A reply to each prompt (text, or token ids), run as one batch. params: one for all, or one for each prompt.
-        Raises RequestError for a prompt or parameter that is refused; nothing of the call runs on then."""
+        structure: the form of the replies: {"json": schema, or True for any object}, {"regex": …}, {"choice": [texts]},
+        {"grammar": Lark or GBNF} or a zse.structured.options.Structure. Raises RequestError for a prompt or parameter that is refused; nothing of the call runs on then."""
         single = isinstance(prompts, str) or (prompts and isinstance(prompts[0], int))
         several: Any = [prompts] if single else prompts
         params = self._params_of(params, len(several))
         ids = [self._encode(prompt) for prompt in several]
+        options = self._options_of(structure)
         replies = []
         try:
             for prompt, wanted in zip(ids, params, strict=True):
-                replies.append(_Reply(self, prompt, wanted))
+                replies.append(_Reply(self, prompt, wanted, options))
             while any(reply.finish_reason is None for reply in replies):
                 self._step()
                 for reply in replies:
@@ -196,17 +201,23 @@ class LLM:
                 reply.close()
         return [reply.output() for reply in replies]
 
-    def stream(self, prompt: "Prompt", params: "SamplingParams | None" = None) -> "Iterator[Delta]":
+    def stream(self, prompt: "Prompt", params: "SamplingParams | None" = None, *,
+               structure: "Form" = None) -> "Iterator[Delta]":
         """The reply to one prompt as it is made. Closing the iterator stops it."""
-        return self._stream(self._encode(prompt), params)
+        return self._stream(self._encode(prompt), params, structure)
 
-    def chat(self, messages: "list[dict]", params: "SamplingParams | None" = None) -> Output:
-        """The reply to a conversation: [{"role": "user", "content": ...}, ...]."""
-        return self.generate([self.encode_chat(messages)], params)[0]
+    def chat(self, messages: "list[dict]", params: "SamplingParams | None" = None, *, structure: "Form" = None) -> Output:
+        """The reply to a conversation: [{"role": "user", "content": ...}, ...]. structure: as of generate()."""
+        return self.generate([self.encode_chat(messages)], params, structure=structure)[0]
 
-    def stream_chat(self, messages: "list[dict]", params: "SamplingParams | None" = None) -> "Iterator[Delta]":
+    def stream_chat(self, messages: "list[dict]", params: "SamplingParams | None" = None, *,
+                    structure: "Form" = None) -> "Iterator[Delta]":
         """chat(), streamed."""
-        return self._stream(self.encode_chat(messages), params)
+        return self._stream(self.encode_chat(messages), params, structure)
+
+    def prepare_structure(self) -> None:
+        """Begin to load what structured replies need, in a process beside, before the first of them is asked for."""
+        self._engine.grammars.start()
 
     def encode_chat(self, messages: "list[dict]", **variables) -> list[int]:
         """Token ids of a conversation, up to where the reply begins. Control tokens in a message stay plain text.
@@ -214,9 +225,9 @@ class LLM:
         RequestError for messages that the template refuses."""
         return self._chat_template().encode(messages, add_generation_prompt=True, **variables)
 
-    def _stream(self, prompt: list[int], params) -> "Iterator[Delta]":
+    def _stream(self, prompt: list[int], params, structure: "Form" = None) -> "Iterator[Delta]":
         # Submitted now, not at the first next(): a refusal is raised by the call that made it.
-        return self._deltas(_Reply(self, prompt, self._params_of(params, 1)[0]))
+        return self._deltas(_Reply(self, prompt, self._params_of(params, 1)[0], self._options_of(structure)))
 
     def _deltas(self, reply: "_Reply") -> "Iterator[Delta]":
         try:
@@ -240,9 +251,16 @@ class LLM:
             raise ValueError(f"{len(params)} SamplingParams for {count} prompts")
         return list(params)
 
-    def _submit(self, prompt: list[int], params) -> int:
+    def _options_of(self, structure: "Form"):
+        from zse.scheduler.options import DEFAULT, RequestOptions
+        if structure is None:
+            return DEFAULT
+        from zse.structured.options import Structure, read_structure
+        return RequestOptions(structure=structure if isinstance(structure, Structure) else read_structure(structure))
+
+    def _submit(self, prompt: list[int], params, options) -> int:
         id = self._next_id
-        self._engine.submit(id, prompt, params)
+        self._engine.submit(id, prompt, params, options)
         self._next_id += 1
         self._streams[id] = deque()
         return id
@@ -354,9 +372,9 @@ class LLM:
 class _Reply:
     """One request: its tokens and text so far. take() turns the engine's outputs into deltas."""
 
-    def __init__(self, llm: LLM, prompt: list[int], params):
+    def __init__(self, llm: LLM, prompt: list[int], params, options):
         self._llm, self._params, self._prompt = llm, params, prompt
-        self.id = llm._submit(prompt, params)
+        self.id = llm._submit(prompt, params, options)
         self.finish_reason: str | None = None
         self._tokens: list[int] = []
         self._logprobs: list | None = None if params.logprobs is None else []
@@ -373,6 +391,8 @@ class _Reply:
         return deltas
 
     def _delta(self, output) -> Delta:
+        if output.error is not None:
+            raise output.error
         if output.finish == "error":
             raise RequestError("the model gave numbers that are not finite", status=500, type="server_error",
                                code="numerical_error")

@@ -121,7 +121,7 @@ def _build(config: ResolvedConfig, device, model, plan):
     if config.speculation == "ngram":
         from zse.speculative.speculator import NgramSpeculator
         speculator = NgramSpeculator(config.draft_tokens, device.family, runner.runs_ahead)
-    return Engine(scheduler, runner, speculator=speculator)
+    return Engine(scheduler, runner, speculator=speculator, model=config.model)
 
 
 def build_from_arguments(arguments: list[str], phases, opening=None):

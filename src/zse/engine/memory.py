@@ -40,6 +40,7 @@ def plan_memory(config: EngineConfig, plan, device) -> MemoryPlan:
     """
     from zse.cache.layout import first_nbytes, page_nbytes
     from zse.cache.pages import PAGE, pages_for
+    from zse.engine.masking import masks_nbytes
     from zse.engine.runner import JOB_ROWS, logit_rows
     from zse.engine.step import inputs_nbytes, new_pages
     from zse.models.forms import FORMS, scratch_nbytes
@@ -56,6 +57,7 @@ def plan_memory(config: EngineConfig, plan, device) -> MemoryPlan:
         if family == "gpu":
             total += 4 * (rows + JOB_ROWS) * context // PAGE + 4 * rows * context     # page table, token history
             total += 2 * inputs_nbytes(tokens, lines, new_pages(tokens, rows), input_nbytes(rows + drafts))
+            total += 2 * masks_nbytes(lines, model.vocab_size)
             total += 2 * device_nbytes(rows + drafts, model.vocab_size) + num_sms(device) * PARTIAL_BYTES
         return total
 

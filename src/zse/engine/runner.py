@@ -47,6 +47,7 @@ class FilledStep(NamedTuple):
     graph: Any
     symbols: dict[str, int]
     sampler: Any
+    turn: Any = None
 
 
 class Runner:
@@ -78,6 +79,7 @@ class Runner:
         self._ascending = memoryview(array("i", range(config.max_context)))
         self._graphs: dict[tuple[str, int, int], Any] = {}
         self._forwards: Any = None
+        self._masking: Any = None
         self._wanted_first = self._first_recordings()
         # For each row of the page table: whose stay it describes, and how many of its pages are written.
         self._residents: list[tuple[Request | None, int, int]] = [(None, 0, 0)] * config.max_rows
@@ -136,12 +138,22 @@ class Runner:
         """Run one batch; results as of collect()."""
         return self.collect(self.submit(batch))
 
-    def submit(self, batch: Batch) -> tuple[Any, Any]:
-        """Start a batch, behind what was submitted before; collect() takes what this returns."""
+    def submit(self, batch: Batch, masks: Any = None) -> tuple[Any, Any]:
+        """Start a batch, behind what was submitted before; collect() takes what this returns. masks: StepMasks of
+        requests with a grammar (engine/masking.py), None without."""
         if batch.transfers:
             self.transfer(batch.transfers)
-        step = self.fill(batch)
-        return self.launch(step), step.sampler
+        step = self.fill(batch, masked=masks is not None)
+        ticket = self.launch(step)
+        if masks is not None:
+            ticket = self._submit_masked(step, batch.num_samples, masks)
+        return ticket, step.sampler
+
+    def _submit_masked(self, step: FilledStep, rows: int, masks) -> Any:
+        if self._masking is None:
+            from zse.engine.masking import Masking
+            self._masking = Masking(self.device, self._logits)
+        return self._masking.submit(step.turn, rows, masks)
 
     def transfer(self, transfers: list[tuple[str, int, int]]) -> None:
         """Do a Batch's transfers, behind what was submitted before. Pages carry the token history with them."""
@@ -155,8 +167,9 @@ class Runner:
         """Start what fill() prepared; its Ticket."""
         return step.graph.submit(**step.symbols)
 
-    def fill(self, batch: Batch) -> FilledStep:
-        """Write a batch's inputs, the first half of submit(). launch() must follow before the next fill()."""
+    def fill(self, batch: Batch, masked: bool = False) -> FilledStep:
+        """Write a batch's inputs, the first half of submit(). launch() must follow before the next fill(). masked: the
+        recording ends with the logits."""
         turn = self._turns[self._num_submitted % len(self._turns)]
         self._num_submitted += 1
         entries = batch.entries
@@ -182,6 +195,8 @@ class Runner:
                 requests += [entry.request] * entry.samples
                 lengths += range(end - entry.samples + 1, end + 1)
         turn.sampler.prepare(requests, lengths, drafts)
+        if masked:
+            kind += " forward"
         return self._recording(kind, size, turn, batch.num_tokens, batch.num_samples, context)
 
     def collect(self, submitted: tuple[Any, Any]) -> list[tuple[int, object]]:
@@ -287,7 +302,7 @@ class Runner:
     def _recording(self, kind: str, size: int, turn: _Turn, tokens: int, rows: int, context: int) -> FilledStep:
         graph = self._graphs.get((kind, size, turn.number)) or self._graph(kind, size, turn.number)
         symbols = self.decoder.symbols(tokens, rows, context, max_tokens=size)
-        return FilledStep(graph, {name: symbols[name] for name in graph.symbols}, turn.sampler)
+        return FilledStep(graph, {name: symbols[name] for name in graph.symbols}, turn.sampler, turn)
 
     def _size_for(self, kind: str, tokens: int) -> int:
         """The smallest recording that a batch of `tokens` fits."""
@@ -299,7 +314,7 @@ class Runner:
         """The recording of this kind and size, made when first asked for.
 
         decode: every token has logits and is sampled from, one token a row. verify: the same with runs of several
-        tokens. mixed: those in logit_rows.
+        tokens. mixed: those in logit_rows. With " forward" behind it: without the sampling, for steps with masks.
         """
         key = kind, size, number
         graph = self._graphs.get(key)
@@ -311,10 +326,12 @@ class Runner:
             turn.inputs.upload(recorder, size)
             if self.runs_ahead:
                 self._record_inputs(recorder, turn, step, source, tokens)
-            logits = self.decoder.record(recorder, step=step, max_tokens=size, every_token=kind == "decode",
+            kind, _, part = kind.partition(" ")
+            logits = self.decoder.record(recorder, step=step, max_tokens=size, every_token=kind != "mixed",
                                          longest_run=1 if kind == "decode" else None)
-            turn.sampler.record(recorder, logits)
-            recorder.download(turn.results)
+            if not part:
+                turn.sampler.record(recorder, logits)
+                recorder.download(turn.results)
             graph = self._graphs[key] = recorder.finish()
         return graph
 
@@ -345,6 +362,8 @@ class Runner:
         """Drop the graphs and stop the device."""
         if self._forwards is not None:
             self._forwards.close()
+        if self._masking is not None:
+            self._masking.close()
         for graph in self._graphs.values():
             graph.close()
         self._graphs.clear()

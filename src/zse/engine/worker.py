@@ -158,6 +158,8 @@ def news(outputs) -> list:
         if output.finish is None and output.logprobs is None and len(output.tokens) == 1 and not output.cached_tokens:
             ids.append(output.id)
             tokens.append(output.tokens[0])
+        elif output.error is not None:
+            messages.append(failed(output.id, output.error))
         elif output.finish == "error":
             messages.append(Failed(id=output.id, status=500, type="server_error", code="numerical_error",
                                    message="the model gave numbers that are not finite for this request"))

@@ -61,11 +61,12 @@ class Output:
     cached_tokens: of the prompt, that were in the prefix cache; told with the first tokens of a request, else 0.
     """
 
-    __slots__ = ("cached_tokens", "finish", "id", "logprobs", "tokens")
+    __slots__ = ("cached_tokens", "error", "finish", "id", "logprobs", "tokens")
 
     def __init__(self, id: int, tokens: list[int], logprobs: list | None, finish: str | None, cached_tokens: int = 0):
         self.id, self.tokens, self.logprobs, self.finish = id, tokens, logprobs, finish
         self.cached_tokens = cached_tokens
+        self.error: RequestError | None = None      # of "error", where it is not the logits
 
 
 class Counters:
@@ -138,7 +139,9 @@ class Scheduler:
         stop_ids = frozenset(params.stop_token_ids)
         request = Request(id, prompt, params, seed=seed, max_len=max_len, arrival=self._arrivals,
                           options=options,
-                          stop_ids=stop_ids if params.ignore_eos else stop_ids | self.eos_ids)
+                          stop_ids=stop_ids if params.ignore_eos and options.structure is None
+                          else stop_ids | self.eos_ids)
+        request.stepwise = options.structure is not None    # its mask depends on the last token
         self._arrivals += 1
         self._requests[id] = request
         self._submitted_at[id] = now

@@ -10,7 +10,7 @@ from zse.structured.options import CHOICE, GBNF, JSON_OBJECT, JSON_SCHEMA, LARK,
 WHITESPACE = r"[\x20\x0A\x09]{1,24}"
 MAX_CACHED = 64
 # Lexer states take 1 to 2 kB each (llguidance's figure); a mask may take some 15 ms at most.
-LIMITS = dict(initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, step_max_items=50_000, max_lexer_states=50_000,
+LIMITS: dict[str, Any] = dict(initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, step_max_items=50_000, max_lexer_states=50_000,
               max_grammar_size=200_000, verbose_errors=False)
 _COMPLEX = ("too large", "too complex", "too many", "fuel", "limit", "exceeded")
 
@@ -70,7 +70,8 @@ class Vocabulary:
         self._tokenizer = tokenizer
         known = min(tokenizer.vocab_size, vocab_size)
         self.vocab_size, self.eos_ids = vocab_size, eos_ids
-        self.tokens = [tokenizer.token_bytes(id) for id in range(known)]
+        # llguidance counts the tokens; empty ones, which pad a head, are never allowed.
+        self.tokens = [tokenizer.token_bytes(id) for id in range(known)] + [b""] * (vocab_size - known)
         self.special_token_ids = [id for id in range(known) if tokenizer.is_special(id)]
         self.eos_token_id = min(eos_ids)
         self.bos_token_id = tokenizer.bos_id

@@ -20,7 +20,7 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from zse.errors import RequestError, one_line
-from zse.structured.options import MAX_SOURCE_BYTES, Structure
+from zse.structured.options import Structure, checked
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,13 +33,6 @@ STEP_S = 5.0                # a mask takes some 15 ms at most
 MAX_RESTARTS, WINDOW_S = 3, 60.0
 IDLE_S = 300.0              # without requests the process ends, and gives its memory back
 _KEPT = 1024                # latencies of which percentiles are reported
-
-
-def check_structure(structure: Structure) -> None:
-    """Raises RequestError for what is refused unread."""
-    if len(structure.source.encode("utf-8", "surrogatepass")) > MAX_SOURCE_BYTES:
-        raise RequestError(f"the {structure.kind} is longer than {MAX_SOURCE_BYTES >> 10} KiB",
-                           code="schema_too_complex", param="structure")
 
 
 class Masks(NamedTuple):
@@ -81,7 +74,7 @@ class Grammars:
         self._decoder: Any = None
         self._mask_us: deque[float] = deque(maxlen=_KEPT)
         self._wait_us: deque[float] = deque(maxlen=_KEPT)
-        self.counts = {"grammars_compiled": 0, "grammars_refused": 0, "grammar_compile_ms": 0.0, "masked_lines": 0,
+        self.counts = {"grammars_compiled": 0, "grammars_cached": 0, "grammars_refused": 0, "grammar_compile_ms": 0.0, "masked_lines": 0,
                        "grammar_process_restarts": 0}
 
     # -- requests
@@ -102,7 +95,7 @@ class Grammars:
 
     def open(self, id: int, structure: Structure) -> None:
         """Begin to compile the grammar of a request. Raises RequestError when it is refused unread."""
-        check_structure(structure)
+        checked(structure)
         if not self._eos_ids:
             raise RequestError("this model has no end token, which structured output needs", code="unsupported_parameter",
                                param="structure")
@@ -121,10 +114,13 @@ class Grammars:
         """Requests whose grammar is there now (None) or refused, waiting up to `timeout` seconds for the first."""
         if self._pipe is not None and (self.is_compiling or timeout):
             self._receive(0.0 if self._news else timeout)
-        if not self._live and self._pipe is not None and time.monotonic() - self._used_at > IDLE_S:
-            self.stop()
         news, self._news = list(self._news), deque()
         return [(id, error) for id, error in news if id in self._live]
+
+    def rest(self) -> None:
+        """End the process if no request has had a grammar for IDLE_S seconds."""
+        if not self._live and self._pipe is not None and time.monotonic() - self._used_at > IDLE_S:
+            self._end()
 
     # -- masks
 
@@ -294,7 +290,7 @@ class Grammars:
             self.counts["grammars_refused"] += 1
             self._news.append((message.id, RequestError(one_line(message.error), code=message.code, param="structure")))
         elif not settled:
-            self.counts["grammars_compiled"] += 1
+            self.counts["grammars_compiled" if message.compile_ms else "grammars_cached"] += 1
             self._news.append((message.id, None))
 
 

@@ -23,7 +23,7 @@ from zse.structured import checker
 from zse.structured.compile import Cache, GrammarError, Vocabulary
 from zse.structured.mask import Guide
 from zse.structured.messages import FREE, Close, Job, Open, Opened, Step, Stepped, ToProcess
-from zse.structured.options import TEXT
+from zse.structured.options import TEXT, Structure
 
 _encode = msgspec.msgpack.encode
 
@@ -61,11 +61,12 @@ def load_tokenizer(path: str):
         return load.load_tokenizer(source)
 
 
-class _Pending:
-    """A request whose grammar is being compiled; behind the checker a thread does it."""
+class _Compilation:
+    """A grammar on its way: the checker first, then a thread of this process. waiting: the requests that want it."""
 
-    def __init__(self, message: Open):
-        self.message, self.started = message, time.perf_counter()
+    def __init__(self, structure: Structure):
+        self.structure, self.started = structure, time.perf_counter()
+        self.waiting: dict[int, Open] = {}
         self.matcher = None
         self.error: GrammarError | None = None
 
@@ -78,7 +79,10 @@ class _Server:
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._woken, self._wake = Pipe(duplex=False)
         self._guides: dict[int, Guide] = {}
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, _Compilation] = {}         # by request
+        self._compilations: dict[int, _Compilation] = {}    # by number
+        self._by_key: dict[tuple, int] = {}                 # the choices of one request have one grammar
+        self._num_compilations = 0
         self._cache = Cache()
         self._step: Step | None = None      # waits for a grammar: after a restart masks are asked for at once
 
@@ -109,64 +113,66 @@ class _Server:
         else:
             for id in message.ids:
                 self._guides.pop(id, None)
-                self._pending.pop(id, None)
+                compilation = self._pending.pop(id, None)
+                if compilation is not None:
+                    del compilation.waiting[id]
 
     # -- compiling
 
     def _open(self, message: Open) -> None:
         structure = message.structure
-        pending = _Pending(message)
-        if structure.kind == TEXT:
-            self._opened(pending)
+        key = Cache.key(structure)
+        matcher = None if structure.kind == TEXT else self._cache.get(key)
+        if matcher is not None or structure.kind == TEXT:
+            self._begin(message, matcher, 0.0)
             return
-        pending.matcher = self._cache.get(Cache.key(structure))
-        if pending.matcher is not None:
-            self._opened(pending)
-            return
-        self._pending[message.id] = pending
-        self._checker.send_bytes(_encode(checker.Check(message.id, structure)))
+        number = self._by_key.get(key)
+        if number is None:
+            number = self._by_key[key] = self._num_compilations
+            self._num_compilations += 1
+            self._compilations[number] = _Compilation(structure)
+            self._checker.send_bytes(_encode(checker.Check(number, structure)))
+        compilation = self._pending[message.id] = self._compilations[number]
+        compilation.waiting[message.id] = message
 
     def _on_checked(self, result: checker.Checked) -> None:
-        pending = self._pending.get(result.id)
-        if pending is None:
-            return      # cancelled meanwhile
+        compilation = self._compilations[result.id]
         if result.code:
-            pending.error = GrammarError(result.error, result.code)
-            self._opened(pending)
+            compilation.error = GrammarError(result.error, result.code)
+            self._on_compiled(result.id)
         else:
             # Again, in this process: what took the checker less than its limit takes a thread no longer.
-            threading.Thread(target=self._compile, args=(pending,), daemon=True).start()
+            threading.Thread(target=self._compile, args=(result.id, compilation), daemon=True).start()
 
-    def _compile(self, pending: _Pending) -> None:
+    def _compile(self, number: int, compilation: _Compilation) -> None:
         try:
-            pending.matcher = self._vocabulary.compile(pending.message.structure)
+            compilation.matcher = self._vocabulary.compile(compilation.structure)
         except GrammarError as error:
-            pending.error = error
-        self._wake.send_bytes(pending.message.id.to_bytes(8, "little"))
+            compilation.error = error
+        self._wake.send_bytes(number.to_bytes(8, "little"))
 
-    def _on_compiled(self, id: int) -> None:
-        pending = self._pending.get(id)
-        if pending is None:
-            return
-        if pending.matcher is not None:
-            key = Cache.key(pending.message.structure)
-            self._cache.put(key, pending.matcher)
-            pending.matcher = self._cache.get(key)
-        self._opened(pending)
-
-    def _opened(self, pending: _Pending) -> None:
-        message = pending.message
-        self._pending.pop(message.id, None)
-        answer = Opened(message.id, compile_ms=1000 * (time.perf_counter() - pending.started))
-        if pending.error is not None:
-            answer.error, answer.code = str(pending.error), pending.error.code
-        else:
-            self._guides[message.id] = Guide(self._vocabulary, pending.matcher, message.structure.thinking)
-        self._pipe.send_bytes(_encode(answer))
+    def _on_compiled(self, number: int) -> None:
+        compilation = self._compilations.pop(number)
+        key = Cache.key(compilation.structure)
+        del self._by_key[key]
+        if compilation.matcher is not None:
+            self._cache.put(key, compilation.matcher)
+        milliseconds = 1000 * (time.perf_counter() - compilation.started)
+        for id, message in compilation.waiting.items():
+            del self._pending[id]
+            if compilation.error is None:
+                self._begin(message, self._cache.get(key), milliseconds)
+            else:
+                error = compilation.error
+                self._pipe.send_bytes(_encode(Opened(id, str(error), error.code, milliseconds)))
         step = self._step
         if step is not None and not any(job.id in self._pending for job in step.jobs):
             self._step = None
             self._run_step(step)
+
+    def _begin(self, message: Open, matcher, milliseconds: float) -> None:
+        self._guides[message.id] = Guide(self._vocabulary, matcher, message.structure.thinking)
+        self._pipe.send_bytes(_encode(Opened(message.id, compile_ms=milliseconds)))
 
     # -- masks
 

@@ -1,0 +1,75 @@
+"""Masks of the vocabulary: what a grammar forbids becomes minus infinity, in place."""
+
+from zse.kernel import Ptr, Variant, block_index, f32, i32, i64, kernel
+from zse.kernels.gpu.mask import CHUNK as GPU_CHUNK
+from zse.kernels.gpu.mask import mask_variants
+from zse.kernels.op import EXACT, Case, Cost, Op, Output, check, on_gpu
+from zse.runtime.symbol import ceil_div
+
+CHUNK = 8192            # logits of one block on a CPU: 32 KiB
+
+
+@kernel
+def mask_logits_chunk(logits: Ptr[f32], mask: Ptr[i32, "const"], line_of_row: Ptr[i32, "const"], vocab: i64):
+    """Grid (chunks of the vocabulary, rows). A word of the mask that allows all of its 32 tokens is passed over."""
+    row = block_index(1)
+    line = line_of_row[row]
+    if line >= 0:
+        x = logits + row * vocab
+        bits = mask + i64(line) * ((vocab + 31) // 32)
+        first = block_index(0) * CHUNK
+        last = min(first + CHUNK, vocab)
+        for at in range(first, last, 32):
+            word = bits[at // 32]
+            if word != -1:
+                for j in range(min(i64(32), last - at)):
+                    # A NaN stays: it has to fail the request.
+                    if (word >> i32(j)) & 1 == 0 and x[at + j] == x[at + j]:
+                        x[at + j] = f32(float("-inf"))
+
+
+def mask_logits(recorder, logits, mask, line_of_row) -> None:
+    """logits f32 [R, V], in place: minus infinity where bit t % 32 of mask i32 [L, ceil(V / 32)] [line_of_row[r], t // 32] is 0;
+    NaN stays. line_of_row i32 [R]: -1 leaves the row as it is; the caller guarantees line_of_row < L."""
+    rows, vocab = logits.shape
+    check("mask_logits logits", logits, "f32", None, None)
+    check("mask_logits mask", mask, "i32", None, ceil_div(vocab, 32))
+    check("mask_logits line_of_row", line_of_row, "i32", rows)
+    chunk = GPU_CHUNK if on_gpu(recorder) else CHUNK
+    recorder.launch("mask_logits", [logits, mask, line_of_row, vocab], (ceil_div(vocab, chunk), rows))
+
+
+def _reference(logits, mask, line_of_row):
+    import numpy as np
+
+    out = logits.copy()
+    vocab = logits.shape[1]
+    allowed = np.unpackbits(mask.view(np.uint8), axis=1, bitorder="little")[:, :vocab].astype(bool)
+    for row, line in enumerate(line_of_row):
+        if line >= 0:
+            out[row, ~allowed[line] & ~np.isnan(out[row])] = -np.inf
+    return {"logits": out}
+
+
+def _cases(rng, family="cpu"):
+    import numpy as np
+
+    for rows, vocab, lines, density in ((1, 5, 1, 0.5), (3, 160, 2, 0.02), (4, 8193, 4, 0.5), (2, 20011, 1, 0.999)):
+        logits = rng.standard_normal((rows, vocab)).astype(np.float32)
+        words = (vocab + 31) // 32
+        bits = rng.random((lines, words * 32)) < density
+        bits[:, :64] = True
+        mask = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
+        line_of_row = rng.integers(-1, lines, rows).astype(np.int32)
+        line_of_row[0] = 0
+        yield Case(f"{rows} x {vocab}", {"mask": mask, "line_of_row": line_of_row},
+                   {"logits": Output((rows, vocab), "float32", EXACT, inout=logits)})
+
+
+def _cost(case: Case) -> Cost:
+    rows, vocab = case.outputs["logits"].shape
+    return Cost(rows * (4 * vocab + vocab // 8), 0)
+
+
+MASK_LOGITS = Op("mask_logits", lambda target: [Variant("mask_logits", mask_logits_chunk)], mask_logits, _reference,
+                 _cases, _cost, mask_variants)

@@ -1,0 +1,232 @@
+"""Structured requests in the engine: beside others, waiting for a grammar, refused, and when the grammar process dies."""
+
+import json
+import os
+import re
+import signal
+import time
+
+import pytest
+import tiny_model
+import tiny_text
+from schemas import SCHEMAS, check_text
+
+from zse.engine.config import EngineConfig
+from zse.engine.load import load_engine
+from zse.engine.metrics import Phases
+from zse.engine.runner import Runner
+from zse.errors import RequestError
+from zse.sampling.params import SamplingParams
+from zse.scheduler.options import RequestOptions
+from zse.structured.options import Structure, read_structure
+from zse.tokenizer.load import load_tokenizer
+
+# Compiles for tens of seconds when it is left alone.
+SLOW = {"type": "integer", "multipleOf": 9999991, "minimum": 0, "maximum": 10**18}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tiny_model.write(tmp_path_factory.mktemp("models") / "tiny")
+    tiny_text.write(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def loaded(model):
+    config = EngineConfig(model=str(model), threads=2, activations="f32", device="cpu", num_pages=64, max_context=256)
+    made = load_engine(config, Phases(lambda: 0.0))
+    yield made
+    made.engine.close()
+    made.source.close()
+
+
+@pytest.fixture
+def engine(loaded):
+    yield loaded.engine
+    for id in loaded.engine.scheduler.live_ids():
+        loaded.engine.cancel(id)
+    drain(loaded.engine)
+    assert loaded.engine.grammars.num_live == 0 and loaded.engine.scheduler.check_integrity() == []
+
+
+@pytest.fixture(scope="module")
+def tokenizer(loaded):
+    return load_tokenizer(loaded.source)
+
+
+def options(fields):
+    return RequestOptions(structure=fields if isinstance(fields, Structure) else read_structure(fields))
+
+
+def params(seed=0, **more):
+    return SamplingParams(**(dict(max_tokens=120, temperature=1.0, seed=seed) | more))
+
+
+def drain(engine, seconds=60.0):
+    """{id: (tokens, finish or RequestError)}"""
+    replies, end = {}, time.monotonic() + seconds
+    while engine.has_work and time.monotonic() < end:
+        for output in engine.step():
+            tokens, _ = replies.get(output.id, ([], None))
+            replies[output.id] = tokens + output.tokens, output.error or output.finish
+    assert not engine.has_work
+    return replies
+
+
+def text_of(tokenizer, reply):
+    tokens, finish = reply
+    assert finish == "stop" and tokens[-1] == tiny_model.EOS
+    return tokenizer.decode(tokens[:-1])
+
+
+def test_a_batch_of_schemas_beside_free_text(engine, tokenizer):
+    names = ["person", "enum", "array", "one of", "date"]
+    engine.submit(99, [5, 6, 7], params(7, ignore_eos=True))
+    alone = drain(engine)[99]
+    engine.submit(99, [5, 6, 7], params(7, ignore_eos=True))
+    for id, name in enumerate(names):
+        engine.submit(id, [3 + id, 9], params(id), options({"json": SCHEMAS[name]}))
+    replies = drain(engine)
+    assert replies[99] == alone, "masks of others do not change free text"
+    for id, name in enumerate(names):
+        check_text(text_of(tokenizer, replies[id]), SCHEMAS[name])
+
+
+def test_steps_that_run_ahead(model, loaded, tokenizer):
+    engine = load_engine(EngineConfig(model=str(model), threads=1, activations="f32", device="cpu", num_pages=64,
+                                      max_context=256), Phases(lambda: 0.0)).engine
+    engine.runner = Runner(engine.runner.device, engine.runner.model, engine.runner.config, runs_ahead=True)
+    try:
+        engine.submit(1, [5, 6, 7], params(7, ignore_eos=True))
+        for id, name in enumerate(("person", "enum"), 2):
+            engine.submit(id, [3, 9], params(id), options({"json": SCHEMAS[name]}))
+        replies = drain(engine)
+        for id, name in enumerate(("person", "enum"), 2):
+            check_text(text_of(tokenizer, replies[id]), SCHEMAS[name])
+        assert len(replies[1][0]) == 120
+    finally:
+        engine.close()
+
+
+def test_alone_and_in_a_batch_the_same_tokens(engine):
+    structure = options({"json": SCHEMAS["person"]})
+    engine.submit(1, [5, 9, 4], params(3), structure)
+    alone = drain(engine)[1]
+    for id in range(4):
+        engine.submit(id, [5, 9, 4] if id == 1 else [7 + id], params(3 if id == 1 else id), structure)
+    assert drain(engine)[1] == alone
+
+
+def test_length_ends_a_grammar_too(engine):
+    engine.submit(1, [5], params(max_tokens=4), options({"regex": "[a-z]{40}"}))
+    tokens, finish = drain(engine)[1]
+    assert finish == "length" and len(tokens) == 4
+
+
+def test_ignore_eos_does_not_go_on_behind_the_grammar(engine, tokenizer):
+    engine.submit(1, [5], params(ignore_eos=True), options({"choice": ["on", "in"]}))
+    assert text_of(tokenizer, drain(engine)[1]) in ("on", "in")
+
+
+def test_logprobs_are_those_of_allowed_tokens(engine, tokenizer):
+    engine.submit(1, [5], params(logprobs=20, temperature=0.0), options({"regex": "[xy]"}))
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+    first = outputs[0].logprobs[0]
+    shown = {tokenizer.decode([id]) for id, value in first.top if value > -1e30}
+    assert shown == {"x", "y"} and first.logprob <= 0
+
+
+def test_a_hostile_grammar_is_refused_while_others_run(engine):
+    engine.submit(1, [5], params(ignore_eos=True, max_tokens=200))
+    engine.submit(2, [5], params(), options({"choice": ["on"]}))    # the grammar process is there
+    while engine.grammars.num_waiting:
+        engine.step()
+    engine.submit(3, [5], params(), options({"json": SLOW}))
+    started, gaps, last, error = time.monotonic(), [], time.monotonic(), None
+    while error is None:
+        for output in engine.step():
+            error = output.error or error
+        gaps.append(time.monotonic() - last)
+        last = time.monotonic()
+        if engine.scheduler.request(1) is None:
+            engine.submit(1, [5], params(ignore_eos=True, max_tokens=200))
+    assert error.code == "schema_too_complex" and error.status == 400 and time.monotonic() - started < 2.5
+    assert sorted(gaps)[len(gaps) * 99 // 100] < 0.2, "the engine goes on stepping"
+
+
+@pytest.mark.parametrize(("fields", "code"), [
+    ({"regex": "[0-9"}, "invalid_schema"), ({"json": {"$ref": "#/nowhere"}}, "invalid_schema"),
+    ({"grammar": "root ::= ((("}, "invalid_schema"),
+])
+def test_a_bad_grammar_fails_its_request_alone(engine, fields, code):
+    engine.submit(1, [5], params(max_tokens=5, ignore_eos=True))
+    engine.submit(2, [5], params(), options(fields))
+    replies = drain(engine)
+    assert replies[1][1] == "length" and len(replies[1][0]) == 5
+    tokens, error = replies[2]
+    assert isinstance(error, RequestError) and error.code == code and not tokens
+
+
+def test_cancelled_while_its_grammar_is_compiled(engine):
+    engine.submit(1, [5], params(), options({"regex": "[a-f]{30}"}))
+    assert engine.grammars.num_waiting == 1
+    with pytest.raises(RequestError, match="in use"):
+        engine.submit(1, [5], params(), options({"regex": "a"}))
+    assert engine.cancel(1) and not engine.cancel(1)
+    assert not engine.has_work and engine.grammars.num_live == 0
+
+
+def test_the_grammar_process_dies_and_comes_back(engine, tokenizer):
+    structure = options({"json": SCHEMAS["uuid"]})
+    engine.submit(1, [5], params(11), structure)
+    whole = drain(engine)[1]
+    engine.submit(1, [5], params(11), structure)
+    tokens = []
+    while len(tokens) < 6:
+        tokens += [token for output in engine.step() for token in output.tokens]
+    os.kill(engine.grammars._grammars._pid, signal.SIGKILL)
+    rest, finish = drain(engine)[1]
+    assert (tokens + rest, finish) == whole
+    check_text(text_of(tokenizer, whole), SCHEMAS["uuid"])
+    assert engine.counters()["grammar_process_restarts"] >= 1
+
+
+def test_counters_of_masks(engine):
+    before = engine.counters().get("masked_lines", 0)
+    engine.submit(1, [5], params(), options({"regex": "[a-d]{5}"}))
+    drain(engine)
+    counters = engine.counters()
+    assert counters["masked_lines"] == before + 6     # the end token has a mask too
+    assert counters["mask_us_p50"] <= counters["mask_us_p99"]
+
+
+def test_nothing_is_asked_of_a_model_without_end_tokens(model):
+    engine = load_engine(EngineConfig(model=str(model), threads=1, activations="f32", device="cpu", num_pages=16,
+                                      max_context=128), Phases(lambda: 0.0)).engine
+    engine.scheduler.eos_ids = frozenset()
+    try:
+        with pytest.raises(RequestError, match="end token"):
+            engine.submit(1, [5], params(), options({"regex": "a"}))
+    finally:
+        engine.close()
+
+
+def test_smollm2_writes_json(real_models):
+    from zse import LLM
+    schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 20},
+                                               "age": {"type": "integer", "minimum": 0, "maximum": 120}},
+              "required": ["name", "age"], "additionalProperties": False}
+    with LLM(real_models["smollm2"], threads=2, max_context=256, max_rows=4) as llm:
+        question = llm.encode_chat([{"role": "user", "content": "Describe a person as JSON with name and age."}])
+        outputs = llm.generate([question, question], [SamplingParams(max_tokens=60, temperature=0.0),
+                                                      SamplingParams(max_tokens=60, temperature=1.0, seed=5)],
+                               structure={"json": schema})
+        for output in outputs:
+            assert output.finish_reason == "stop"
+            check_text(output.text, schema)
+            assert json.loads(output.text)["name"]
+        pieces = llm.stream(question, SamplingParams(max_tokens=30), structure={"regex": "[A-Z][a-z]{2,8}"})
+        assert re.fullmatch("[A-Z][a-z]{2,8}", "".join(delta.text for delta in pieces))

@@ -1,0 +1,195 @@
+"""Masks against random choice: whatever is drawn among the allowed tokens must be of the form that was asked for."""
+
+import ctypes
+import json
+import random
+import re
+
+import pytest
+import tiny_model
+import tiny_text
+from schemas import SCHEMAS, check_text
+
+from zse.errors import RequestError
+from zse.structured.compile import GrammarError, Vocabulary
+from zse.structured.mask import Guide
+from zse.structured.messages import FREE
+from zse.structured.options import MAX_SOURCE_BYTES, TEXT, Structure, Thinking, read_structure
+from zse.structured.worker import line_nbytes, load_tokenizer
+
+THINKING = Thinking(opening="<think>", closing="</think>")
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    folder = tiny_model.write(tmp_path_factory.mktemp("models") / "tiny")
+    tiny_text.write(folder)
+    return Vocabulary(load_tokenizer(str(folder)), tiny_model.VOCAB, frozenset({tiny_model.EOS}))
+
+
+class Walk:
+    """A request whose model is a coin."""
+
+    def __init__(self, vocabulary, structure, seed=0):
+        self.vocabulary, self.random = vocabulary, random.Random(seed)
+        matcher = None if structure.kind == TEXT else vocabulary.compile(structure)
+        self.guide = Guide(vocabulary, matcher, structure.thinking)
+        self.nbytes = line_nbytes(vocabulary.vocab_size)
+        self.memory = bytearray(b"\xaa" * self.nbytes * 8)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        self.tokens: list[int] = []
+
+    def masks(self, drafts=()):
+        """The allowed ids of each line, None where it is free."""
+        kinds = self.guide.masks(memoryview(self.memory), 0, self.nbytes, self.address, list(drafts))
+        return [None if kind == FREE else self.line(index) for index, kind in enumerate(kinds)]
+
+    def line(self, index):
+        data = self.memory[index * self.nbytes:(index + 1) * self.nbytes]
+        return [id for id in range(self.vocabulary.vocab_size) if data[id >> 3] >> (id & 7) & 1]
+
+    def take(self, *tokens):
+        self.tokens += tokens
+        self.guide.take(list(tokens))
+
+    def run(self, limit=600):
+        """Draw until the end token; the text."""
+        while len(self.tokens) < limit:
+            allowed = self.masks()[0] or list(range(self.vocabulary.vocab_size))
+            ends = [id for id in allowed if id in self.vocabulary.eos_ids]
+            token = ends[0] if ends and self.random.random() < 0.2 else self.random.choice(allowed)
+            if token in self.vocabulary.eos_ids:
+                return self.text()
+            self.take(token)
+        raise AssertionError(f"no end: {self.text()}")
+
+    def text(self):
+        return b"".join(self.vocabulary.tokens[id] for id in self.tokens).decode()
+
+    def ids(self, text):
+        return self.vocabulary.mark(text)
+
+
+def json_structure(schema, **more):
+    return Structure(kind="json_schema", source=json.dumps(schema), **more)
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_random_tokens_give_valid_json(vocabulary, name):
+    for seed in range(3):
+        check_text(Walk(vocabulary, json_structure(SCHEMAS[name]), seed).run(), SCHEMAS[name])
+
+
+@pytest.mark.parametrize(("fields", "pattern"), [
+    ({"regex": "[0-9]{3}-[a-z]{1,4}"}, r"[0-9]{3}-[a-z]{1,4}"),
+    ({"choice": ["yes", "no", "may be \"so\"", "line\nfeed"]}, "yes|no|may be \"so\"|line\nfeed"),
+    ({"grammar": 'start: "<" word ("," word)~0..3 ">"\nword: /[a-d]{1,3}/'}, r"<[a-d]{1,3}(,[a-d]{1,3}){0,3}>"),
+    ({"grammar": 'root ::= "x" digit+ end?\ndigit ::= [0-9]\nend ::= "." ("a" | "b")'}, r"x[0-9]+(\.[ab])?"),
+])
+def test_other_grammars(vocabulary, fields, pattern):
+    for seed in range(5):
+        assert re.fullmatch(pattern, Walk(vocabulary, read_structure(fields), seed).run())
+
+
+def test_any_object(vocabulary):
+    walk = Walk(vocabulary, read_structure({"json": True}))
+    walk.take(*walk.ids('{"a": [1, {"b": null}]'))
+    allowed = walk.masks()[0]
+    assert set(walk.ids("}")) <= set(allowed) and tiny_model.EOS not in allowed
+    walk.take(*walk.ids("}"))
+    assert tiny_model.EOS in walk.masks()[0]
+
+
+def test_the_end_is_allowed_only_where_the_grammar_ends(vocabulary):
+    walk = Walk(vocabulary, Structure(kind="regex", source="ab?"))
+    assert walk.masks()[0] == walk.ids("a")
+    walk.take(*walk.ids("a"))
+    assert sorted(walk.masks()[0]) == sorted([*walk.ids("b"), tiny_model.EOS])
+    walk.take(*walk.ids("b"))
+    assert walk.masks()[0] == [tiny_model.EOS]
+
+
+def test_a_draft_has_the_mask_of_its_place(vocabulary):
+    walk = Walk(vocabulary, Structure(kind="regex", source="abcd"))
+    before = walk.masks()[0]
+    lines = walk.masks(walk.ids("abx"))
+    assert lines[:3] == [walk.ids("a"), walk.ids("b"), walk.ids("c")] and lines[3] is None
+    assert walk.masks()[0] == before, "drafts leave no trace"
+    walk.take(*walk.ids("ab"))
+    assert walk.masks(walk.ids("cd")) == [walk.ids("c"), walk.ids("d"), [tiny_model.EOS]]
+
+
+def test_the_grammar_begins_behind_the_reasoning(vocabulary):
+    structure = Structure(kind="regex", source="[0-9]{2}", thinking=Thinking(opening="<think>", closing="</think>", is_open=True))
+    walk = Walk(vocabulary, structure)
+    assert tiny_model.EOS not in walk.masks()[0] and len(walk.masks()[0]) == tiny_model.VOCAB - 1
+    walk.take(*walk.ids("so "), *walk.ids("</think>"))
+    assert {walk.vocabulary.tokens[id][:1].decode() for id in walk.masks()[0]} == set("0123456789")
+
+
+def test_reasoning_may_begin_an_answer_that_has_a_grammar(vocabulary):
+    walk = Walk(vocabulary, Structure(kind="regex", source="a", thinking=THINKING))
+    assert sorted(walk.masks()[0]) == sorted([*walk.ids("a"), *walk.ids("<think>")])
+    walk.take(*walk.ids("<think>"))
+    assert len(walk.masks()[0]) == tiny_model.VOCAB - 1
+    walk.take(*walk.ids("</think>"))
+    assert walk.masks()[0] == walk.ids("a")
+
+
+@pytest.mark.parametrize("budget", [0, 3])
+def test_a_spent_budget_forces_the_closing_mark(vocabulary, budget):
+    thinking = Thinking(opening="<think>", closing="</think>", is_open=True, budget=budget)
+    walk = Walk(vocabulary, Structure(kind=TEXT, thinking=thinking))
+    for _ in range(budget):
+        assert walk.masks() == [None]
+        walk.take(*walk.ids("x"))
+    assert walk.masks()[0] == walk.ids("</think>")
+    walk.take(*walk.ids("</think>"))
+    assert walk.masks() == [None]
+
+
+def test_a_closing_mark_of_several_tokens(vocabulary):
+    thinking = Thinking(opening="[THINK]", closing="[/THINK]", is_open=True, budget=1)
+    walk = Walk(vocabulary, Structure(kind="regex", source="z", thinking=thinking))
+    walk.take(*walk.ids("x"))
+    for id in walk.ids("[/THINK]"):
+        assert walk.masks()[0] == [id]
+        walk.take(id)
+    assert walk.masks()[0] == walk.ids("z")
+
+
+@pytest.mark.parametrize(("structure", "code"), [
+    (Structure(kind="regex", source="[0-9"), "invalid_schema"),
+    (Structure(kind="lark", source="start: other"), "invalid_schema"),
+    (Structure(kind="gbnf", source="root ::= (((("), "invalid_schema"),
+    (json_structure({"type": "strin"}), "invalid_schema"),
+    (json_structure({"$ref": "http://127.0.0.1/schema.json"}), "invalid_schema"),
+    (json_structure({"$ref": "#/$defs/none"}), "invalid_schema"),
+    (json_structure({"type": "integer", "minimum": 5, "maximum": 3}), "invalid_schema"),
+    (json_structure({"allOf": [{"anyOf": [{"properties": {f"p{i}_{j}": {"type": "string"}}} for j in range(8)]}
+                               for i in range(8)]}), "schema_too_complex"),
+])
+def test_what_cannot_be_compiled_says_why(vocabulary, structure, code):
+    with pytest.raises(GrammarError) as caught:
+        vocabulary.compile(structure)
+    assert caught.value.code == code and "\n" not in str(caught.value) and len(str(caught.value)) <= 301
+
+
+@pytest.mark.parametrize(("fields", "code"), [
+    ({}, "invalid_value"), ({"json": {}, "regex": "a"}, "invalid_value"), ({"xml": "a"}, "unknown_parameter"),
+    ({"choice": []}, "invalid_value"), ({"choice": "ab"}, "invalid_type"), ({"choice": ["a", ""]}, "invalid_value"),
+    ({"regex": 3}, "invalid_type"), ({"regex": " "}, "invalid_value"), ({"json": "{"}, "invalid_schema"),
+    ({"json": [1]}, "invalid_type"), ({"regex": "a" * (MAX_SOURCE_BYTES + 1)}, "schema_too_complex"),
+    ({"json": {"enum": [f"{number:06}" for number in range(10000)]}}, "schema_too_complex"),
+])
+def test_fields_that_are_refused(fields, code):
+    with pytest.raises(RequestError) as caught:
+        read_structure(fields)
+    assert caught.value.code == code and caught.value.param
+
+
+def test_unknown_keywords_are_refused_unless_lenient(vocabulary):
+    schema = {"type": "array", "items": {"type": "boolean"}, "contains": {"const": True}, "maxItems": 2}
+    with pytest.raises(GrammarError):
+        vocabulary.compile(json_structure(schema))
+    assert Walk(vocabulary, json_structure(schema, lenient=True)).run()
