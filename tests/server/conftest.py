@@ -18,17 +18,29 @@ def server():
     harness.close()
 
 
-@pytest.fixture
-def own_server():
-    """A factory of servers with options of their own."""
-    from harness import Harness
-
+def _factory(kind):
     made = []
 
-    def make(**options):
-        made.append(Harness(**options))
+    def make(engine="", **options):
+        made.append(kind(engine, **options))
         return made[-1]
 
     yield make
     for harness in made:
         harness.close()
+
+
+@pytest.fixture
+def own_server():
+    """A factory of servers with options of their own."""
+    from harness import Harness
+
+    yield from _factory(Harness)
+
+
+@pytest.fixture
+def scheduled():
+    """A factory of servers over the real scheduler."""
+    from harness import Scheduled
+
+    yield from _factory(Scheduled)

@@ -23,11 +23,14 @@ from zse.server.listener import Limits, Server
 from zse.server.pool import ModelSpec, Pool, Served
 
 FAKE_ENGINE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fake_engine.py")
+SCHEDULED_ENGINE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "scheduled_engine.py")
 JSON = {"content-type": "application/json"}
 
 
 class Harness:
     """A running server. `lag_s`: the longest time that its event loop was blocked."""
+
+    engine_path = FAKE_ENGINE
 
     def __init__(self, engine: str = "", limits: Limits | None = None, key: str | tuple[Key, ...] = (), max_choices: int = 64,
                  max_queue_tokens: int = 1 << 20, hosts: frozenset | None = frozenset({"localhost"}),
@@ -45,7 +48,7 @@ class Harness:
             self.wait_ready()
 
     def spawn(self):
-        return spawn(self.engine_options, (FAKE_ENGINE,))
+        return spawn(self.engine_options, (self.engine_path,))
 
     def make_pool(self, text: asyncio.Future) -> Pool:
         return Pool([Served(ModelSpec(("fake",), "fake"), self.engine, text)])
@@ -152,6 +155,12 @@ class Harness:
 
     def complete(self, prompt, **fields) -> "Reply":
         return self.post("/v1/completions", {"model": "fake", "prompt": prompt, **fields})
+
+
+class Scheduled(Harness):
+    """Over the real scheduler and prefix cache, and a device that echoes (scheduled_engine.py)."""
+
+    engine_path = SCHEDULED_ENGINE
 
 
 def chat_body(text: str, **fields) -> dict:

@@ -25,6 +25,7 @@ log = logging.getLogger("zse.server")
 
 _HELD_BYTES = 1 << 16  # bytes of a next request that are kept while one is being answered
 _LINGER_BYTES, _LINGER_S = 16 << 20, 2.0  # what is read and dropped after an early answer, so that it is not lost
+_UNSENT_BYTES = 1 << 16  # of an answer in the kernel, beside what is under way
 IDLE, HEAD, BODY, LINGER = "idle", "head", "body", "linger"
 
 
@@ -459,10 +460,11 @@ def split_target(target: bytes, refuse) -> tuple[str, str]:
 
 
 def set_peer_timeouts(sock: socket.socket, stall_s: float) -> None:
-    """Notice a peer that vanished without a FIN: probe an idle connection, give up on unacknowledged data."""
+    """Notice a peer that vanished without a FIN: probe an idle connection, give up on unacknowledged data; and one that
+    reads slowly: the kernel would take megabytes of a stream before it says so."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3),
-                        ("TCP_USER_TIMEOUT", int(stall_s * 1000))):
+                        ("TCP_USER_TIMEOUT", int(stall_s * 1000)), ("TCP_NOTSENT_LOWAT", _UNSENT_BYTES)):
         option = getattr(socket, name, None)  # macOS has other names
         if option is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)

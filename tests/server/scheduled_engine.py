@@ -1,0 +1,93 @@
+"""A stand-in for the engine process with the real scheduler, queue and prefix cache over a device that is a clock.
+
+The device keeps the token that was written to each KV slot, and what it says is read from there: the prompt again, token
+by token, then EOS. A request that reads a slot that is not its own says what somebody else sent.
+
+Options: --rows, --pages, --context, --step-tokens, --step-ms and --token-us (what a step takes), --log FILE (a line
+"cancel ID TIME" for each cancel, time.monotonic()), and EngineConfig's --fair-share, --tenant-weights, --ageing-ms.
+"""
+
+import sys
+import time
+
+from zse.cache.pages import PAGE
+from zse.cache.prefix import PrefixCache
+from zse.engine.core import Engine
+from zse.engine.messages import Ready, TokenLogprob
+from zse.scheduler.scheduler import Scheduler
+
+VOCAB, EOS = 257, 256
+
+
+class EchoRunner:
+    """What Engine asks of a runner."""
+
+    runs_ahead = False
+
+    def __init__(self, num_pages: int, step_s: float, token_s: float):
+        self._slots = [0] * (num_pages * PAGE)
+        self._step_s, self._token_s = step_s, token_s
+
+    def submit(self, batch):
+        for _, source, page in batch.transfers:
+            self._slots[page * PAGE:(page + 1) * PAGE] = self._slots[source * PAGE:(source + 1) * PAGE]
+        sampled = []
+        for entry in batch.entries:
+            tokens, pages = entry.request.tokens, entry.pages
+            for position in range(entry.start, entry.start + entry.count):
+                self._slots[pages[position // PAGE] * PAGE + position % PAGE] = tokens[position]
+            if entry.samples:
+                sampled.append(self._say(entry.request, pages))
+        time.sleep(self._step_s + self._token_s * batch.num_tokens)
+        return sampled
+
+    def collect(self, sampled):
+        return sampled
+
+    def _say(self, request, pages):
+        position = len(request.tokens) - request.prompt_len
+        if position >= request.prompt_len and not request.params.ignore_eos:
+            token = EOS
+        else:
+            position %= request.prompt_len
+            token = self._slots[pages[position // PAGE] * PAGE + position % PAGE]
+        wanted = request.params.logprobs
+        top = [((token + index) % VOCAB, -0.5 - index) for index in range(wanted or 0)]
+        return token, None if wanted is None else TokenLogprob(-0.5, top)
+
+    def record_ahead(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+
+def build(arguments: list[str], phases):
+    options = {"--rows": "4", "--pages": "256", "--context": "2048", "--step-tokens": "64", "--step-ms": "1",
+               "--token-us": "0", "--log": ""} | dict(zip(arguments[::2], arguments[1::2], strict=True))
+    pages, rows, context = (int(options[name]) for name in ("--pages", "--rows", "--context"))
+    runner = EchoRunner(pages, float(options["--step-ms"]) / 1000, float(options["--token-us"]) / 1e6)
+    scheduler = Scheduler(num_pages=pages, max_rows=rows, max_tokens=int(options["--step-tokens"]), max_context=context,
+                          vocab_size=VOCAB, eos_ids=frozenset((EOS,)), max_waiting=1 << 16,
+                          prefix_cache=PrefixCache(pages, "lru"), **policy(options))
+    engine = Engine(scheduler, runner)
+    if options["--log"]:
+        log, cancel = open(options["--log"], "a", buffering=1), engine.cancel
+
+        def logged(id: int) -> bool:
+            log.write(f"cancel {id} {time.monotonic()}\n")
+            return cancel(id)
+
+        engine.cancel = logged
+    phases.mark("ready")
+    return engine, Ready(model="scheduled", max_context=context, max_rows=rows, num_pages=pages,
+                         memory_bytes={"kv": 1}, phases_ms=phases.ms)
+
+
+def policy(options: dict[str, str]) -> dict:
+    return {}
+
+
+if __name__ == "__main__":
+    from zse.engine.worker import main
+    sys.exit(main(sys.argv[1:], build))
