@@ -10,6 +10,9 @@ preemption or what was cached. What is not finite stays so: a request that reads
 import random
 import zlib
 
+import msgspec
+
+from zse.cache.offload import HostPool
 from zse.cache.pages import PAGE, PageAllocator
 from zse.cache.prefix import PrefixCache
 from zse.errors import RequestError
@@ -58,6 +61,7 @@ class FakeDevice:
     def __init__(self, num_pages: int, max_rows: int):
         # (salt, position, hash of the tokens up to there, arrival of the request that spoilt it or -1)
         self.slots: list[tuple | None] = [None] * (num_pages * PAGE)
+        self.host: dict[int, list] = {}                 # slot of the host → content of a page
         self.chains: dict[int, list[int]] = {}          # arrival → hashes
         self.max_rows = max_rows
         self.sampled: dict[tuple[int, int], int] = {}   # (request, position) → the token given there
@@ -81,9 +85,13 @@ class FakeDevice:
         return [(request.salt, position, chain[position]) for position in range(end)]
 
     def transfer(self, transfers) -> None:
-        for kind, source, page in transfers:
-            assert kind == "copy" and source != page
-            self.slots[page * PAGE:(page + 1) * PAGE] = self.slots[source * PAGE:(source + 1) * PAGE]
+        for kind, source, target in transfers:
+            if kind == "out":
+                self.host[target] = self.slots[source * PAGE:(source + 1) * PAGE]
+                continue
+            page = self.host[source] if kind == "in" else self.slots[source * PAGE:(source + 1) * PAGE]
+            assert kind in ("in", "copy") and len(page) == PAGE
+            self.slots[target * PAGE:(target + 1) * PAGE] = page
 
     def run(self, batch: Batch, poisoned: set[int] = frozenset()) -> list[tuple[int, object]]:
         self.transfer(batch.transfers)
@@ -126,7 +134,9 @@ class Simulation:
             num_pages=self.num_pages, max_rows=self.max_rows, max_tokens=self.max_rows + rng.randint(0, 40),
             max_context=rng.choice((20, 64, 150)), vocab_size=VOCAB, eos_ids=frozenset((EOS,)),
             max_waiting=rng.choice((3, 100)), allocator=self.allocator, max_drafts=rng.choice((0, 3, 20)),
-            prefix_cache=PrefixCache(self.num_pages, policy) if (policy := rng.choice(POLICIES)) else None)
+            prefix_cache=PrefixCache(self.num_pages, policy) if (policy := rng.choice(POLICIES)) else None,
+            host=HostPool(rng.choice((0, 0, 4, 40))))
+        self.scheduler.should_swap = lambda request: rng.random() < 0.7
         self.beginnings = [[rng.randrange(VOCAB) for _ in range(150)] for _ in range(3)]
         self.said: list[list[int]] = []         # prompts and replies of requests that have ended
         self.num_tokens = {"prompt": 0, "cached": 0}
@@ -135,7 +145,7 @@ class Simulation:
         self.flight: list[tuple[Batch, list]] = []   # submitted, not committed
         self.ahead_rate = rng.choice((0.0, 0.9, 1.0))
         self.draft_rate = rng.choice((0.0, 0.5, 1.0))
-        self.num_ahead = 0
+        self.num_ahead = self.num_forks = 0
         self.prompts: dict[int, list[int]] = {}
         self.expected: dict[int, tuple[list[int], str]] = {}
         self.got: dict[int, list[int]] = {}
@@ -191,6 +201,27 @@ class Simulation:
         if self.rng.random() < 0.5:
             drafts.append(self.rng.randrange(VOCAB))
         return drafts
+
+    def fork(self) -> None:
+        """Another request goes on from where one is, or from some tokens before, with other tokens."""
+        rng, scheduler = self.rng, self.scheduler
+        live = [id for id in self.expected if id not in self.ended]
+        if not live:
+            return
+        request = scheduler.request(rng.choice(live))
+        length = rng.randint(request.prompt_len, len(request.tokens))
+        append = tuple(rng.randrange(VOCAB) for _ in range(rng.choice((0, 0, 1, 2))))
+        if length + len(append) >= request.max_len:
+            return
+        id, seed = self.next_id, rng.getrandbits(32)
+        self.next_id += 1
+        scheduler.fork(request.id, id, seed=seed, length=length, append=append, now=self.now)
+        self.num_forks += 1
+        self.prompts[id] = prompt = [*request.tokens[:length], *append]
+        # Its reply may be as long as what the other one has left.
+        params = msgspec.structs.replace(request.params, max_tokens=request.max_len - len(prompt))
+        self.expected[id] = expected_reply(seed, prompt, params, self.capacity)
+        self.got[id] = []
 
     def submit_step(self, nan_rate: float) -> bool:
         """Schedule a batch and give it to the device."""
@@ -252,7 +283,9 @@ class Simulation:
                 self.submit()
             elif action < 0.20:
                 self.cancel()
-            elif action < 0.23:
+            elif action < 0.22:
+                self.fork()
+            elif action < 0.25:
                 self.allocator.failure_rate = rng.choice((0.0, 0.0, 0.5, 1.0))
             else:
                 self.step(mid_step_cancels=rng.random() < 0.05, nan_rate=0.2 if rng.random() < 0.02 else 0.0)
@@ -272,6 +305,7 @@ class Simulation:
         assert not scheduler.has_work and scheduler.num_running == scheduler.num_waiting == 0
         assert self.allocator.num_free == self.num_pages and scheduler.cache.sequences() == set()
         scheduler.cache.clear()
+        assert scheduler.cache.host.num_free == scheduler.cache.host.num_slots
         self.check()
         assert scheduler.cache.prefix is None or scheduler.cache.prefix.num_nodes == 0
         counters = scheduler.counters

@@ -59,12 +59,6 @@ class KVCache:
         """What a page table holds for page `page`."""
         return page * self.blocks_per_page
 
-    def copy(self, device, source: int, page: int) -> None:
-        """Copy a whole page to another, in the order of what is submitted to `device`."""
-        self.need(page)
-        start, nbytes = self.buffer.address, self.page_nbytes
-        device.copy(start + page * nbytes, start + source * nbytes, nbytes)
-
     @property
     def nbytes(self) -> int:
         return self.num_pages * self.page_nbytes

@@ -7,6 +7,7 @@ are committed (commit). What the device must do for that stands in `transfers`, 
 from array import array
 
 from zse.cache.eviction import Node
+from zse.cache.offload import HostPool
 from zse.cache.pages import PAGE, PageAllocator, pages_for
 from zse.cache.prefix import Match, PrefixCache
 
@@ -14,21 +15,27 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from zse.cache.prefix import Salt
 
-    Transfer = tuple[str, int, int]     # ("copy", from page, to page)
+    Transfer = tuple[str, int, int]     # ("copy", page, page), ("out", page, slot), ("in", slot, page)
+
+
+NOTHING = Match([], None, 0)
 
 
 class CacheManager:
     """Page tables by sequence id over one PageAllocator. A sequence appears with its first reserve() or admit().
-    prefix: None caches nothing."""
+    prefix: None caches nothing. host: slots for pages that leave the device, None: they are computed again."""
 
-    def __init__(self, allocator: PageAllocator, prefix: PrefixCache | None = None):
-        self.allocator, self.prefix = allocator, prefix
+    def __init__(self, allocator: PageAllocator, prefix: PrefixCache | None = None, host: HostPool | None = None):
+        self.allocator, self.prefix, self.host = allocator, prefix, host or HostPool(0)
         if prefix is not None:
             prefix.attach(allocator)
+        self._swapped: dict[int, tuple[list[int], int]] = {}    # (slots, tokens) of sequences that went to the host
+        self.num_swapped_out = self.num_swapped_in = 0
         self.num_hits = self.num_hit_tokens = self.num_copied_pages = 0
         self._tables: dict[int, list[int]] = {}
         self._salts: dict[int, Salt] = {}       # of sequences that may enter the prefix cache
         self._last: dict[int, Node] = {}        # the node of the last full page that they entered
+        self._num_shared: dict[int, int] = {}   # pages that were there when they were admitted
         self._transfers: list[Transfer] = []
 
     def reserve(self, sequence: int, length: int) -> bool:
@@ -44,32 +51,35 @@ class CacheManager:
         return True
 
     def admit(self, sequence: int, length: int, tokens: array, salt: "Salt", spare: int = 0) -> int | None:
-        """Pages for `length` tokens of a new sequence that begins with `tokens` (array of i32, at most `length`), and
-        leave `spare` free. How many of the tokens need not be computed, at least one fewer than there are; None, and
-        nothing changed, when too few pages are free."""
-        count = pages_for(length)
-        if self.prefix is None:
-            return 0 if count + spare <= self.num_free and self.reserve(sequence, length) else None
-        match = self.prefix.match(salt, tokens.tobytes())
+        """Pages for `length` tokens of a new or swapped sequence that begins with `tokens` (array of i32, at most
+        `length`), and leave `spare` free. How many of the tokens need not be computed, at least one fewer than there
+        are; None, and nothing changed, when too few pages are free."""
+        match, swapped = NOTHING, self._swapped.get(sequence)
+        if self.prefix is not None:
+            match = self.prefix.match(salt, tokens.tobytes())
+        if swapped is not None:
+            match = Match(match.nodes, None, 0)
         shared = [node.page for node in match.nodes]
         allocator = self.allocator
         allocator.retain(shared)
-        pages = self._new_pages(match, count - len(shared), spare)
+        pages = self._new_pages(match, pages_for(length) - len(shared), spare)
         if pages is None:
             allocator.release(shared)
             return None
         if match.source is not None:
             self._transfers.append(("copy", match.source.page, pages[0]))
             self.num_copied_pages += 1
-        self._tables[sequence] = shared + pages
-        self._salts[sequence] = salt
-        if match.nodes:
-            self._last[sequence] = match.nodes[-1]
-        if match.length:
-            self.num_hits += 1
-            self.num_hit_tokens += match.length
-            self.prefix.hit(match)
-        return match.length
+        table = self._tables[sequence] = shared + pages
+        if self.prefix is not None:
+            self._salts[sequence] = salt
+            if match.nodes:
+                self._last[sequence] = match.nodes[-1]
+                self._num_shared[sequence] = len(shared)
+            if match.length:
+                self.num_hits += 1
+                self.num_hit_tokens += match.length
+                self.prefix.hit(match)
+        return max(match.length, self._swap_in(sequence, table, len(shared)))
 
     def _new_pages(self, match: Match, count: int, spare: int) -> list[int] | None:
         """`count` new pages, without giving up the page that is to be copied into the first, if that can be."""
@@ -83,6 +93,60 @@ class CacheManager:
                 return pages
             match.source, match.copied = None, 0
         return allocator.allocate(count) if count + spare <= self.num_free else None
+
+    def fork(self, source: int, sequence: int, shared: int, length: int) -> bool:
+        """Give a new sequence the first `shared` tokens of `source`, which has them: full pages are the same, of the last
+        one it gets a copy; and pages for `length` tokens in all. False, and nothing changed, when too few are free."""
+        full, table = shared // PAGE, self.table(source)
+        pages = self.allocator.allocate(pages_for(max(length, shared)) - full)
+        if pages is None:
+            return False
+        self.allocator.retain(table[:full])
+        if shared % PAGE:
+            self._transfers.append(("copy", table[full], pages[0]))
+            self.num_copied_pages += 1
+        self._tables[sequence] = table[:full] + pages
+        if source in self._salts:
+            self._salts[sequence] = self._salts[source]
+            self._num_shared[sequence] = full
+        return True
+
+    # -- to the host and back
+
+    def can_swap(self, length: int) -> bool:
+        """Whether swap_out() of `length` tokens would find host slots."""
+        return 0 < pages_for(length) <= self.host.num_free
+
+    def swap_out(self, sequence: int, length: int) -> bool:
+        """Move the sequence's first `length` tokens to host slots, by the next batch's transfers, and give all its pages
+        back. False, and nothing changed, when too few slots are free. admit() brings them back, drop_swapped() gives
+        them up; nothing of the sequence may be in flight."""
+        if not self.can_swap(length):
+            return False
+        slots = [self.host.take() for _ in range(pages_for(length))]
+        self._transfers += [("out", page, slot) for page, slot in zip(self.table(sequence), slots, strict=False)]
+        self._swapped[sequence] = slots, length
+        self.num_swapped_out += len(slots)
+        self.release(sequence)
+        return True
+
+    def is_swapped(self, sequence: int) -> bool:
+        return sequence in self._swapped
+
+    def _swap_in(self, sequence: int, table: list[int], num_shared: int) -> int:
+        """Fill the new sequence's pages, but the first `num_shared`, from its slots. How many tokens come back."""
+        slots, length = self._swapped.pop(sequence, ((), 0))
+        for slot, page in list(zip(slots, table, strict=False))[num_shared:]:
+            self._transfers.append(("in", slot, page))
+            self.num_swapped_in += 1
+        for slot in slots:
+            self.host.give(slot)
+        return length
+
+    def drop_swapped(self, sequence: int) -> None:
+        """Give the slots of a sequence back, if it has any."""
+        for slot in self._swapped.pop(sequence, ((), 0))[0]:
+            self.host.give(slot)
 
     def commit(self, sequence: int, tokens: array, length: int, partial: bool = False) -> None:
         """The keys and values of tokens[:length] stand in the sequence's pages and are sound: full pages may be used by
@@ -114,9 +178,11 @@ class CacheManager:
             self._last[sequence] = node
 
     def distrust(self, sequence: int) -> None:
-        """The sequence's keys and values may not be finite: nobody shares them from now on."""
+        """What the sequence wrote may not be finite: nobody shares it from now on. The pages that it began with gave
+        finite logits to others."""
         if self._salts.pop(sequence, None) is not None:
-            self.prefix.distrust(self._tables[sequence])    # type: ignore[union-attr]
+            num_shared = self._num_shared.get(sequence, 0)
+            self.prefix.distrust(self._tables[sequence][num_shared:])   # type: ignore[union-attr]
 
     def take_transfers(self) -> "list[Transfer]":
         """What the device must do, in this order, before it runs anything else on the pages."""
@@ -131,6 +197,7 @@ class CacheManager:
         """Forget `sequence`; its pages keep their references and the caller now owns them (see release_pages)."""
         self._salts.pop(sequence, None)
         self._last.pop(sequence, None)
+        self._num_shared.pop(sequence, None)
         return self._tables.pop(sequence, [])
 
     def release_pages(self, pages: list[int]) -> None:
@@ -159,9 +226,11 @@ class CacheManager:
 
     def snapshot(self) -> dict[str, float]:
         """Totals since the start, and what is cached now."""
+        totals: dict[str, float] = {"swapped_out_pages": self.num_swapped_out, "swapped_in_pages": self.num_swapped_in,
+                                    "free_host_slots": self.host.num_free}
         if self.prefix is None:
-            return {}
-        return {"prefix_hits": self.num_hits, "prefix_hit_tokens": self.num_hit_tokens,
+            return totals
+        return totals | {"prefix_hits": self.num_hits, "prefix_hit_tokens": self.num_hit_tokens,
                 "prefix_evicted_pages": self.prefix.num_evicted, "prefix_copied_pages": self.num_copied_pages,
                 "prefix_pages": self.prefix.num_nodes, "prefix_idle_pages": self.prefix.num_idle}
 
@@ -171,6 +240,9 @@ class CacheManager:
         for sequence, table in self._tables.items():
             if len(set(table)) != len(table):
                 problems.append(f"sequence {sequence} holds a page twice")
-        if not set(self._salts) | set(self._last) <= set(self._tables):
+        problems += self.host.check_integrity([slot for slots, _ in self._swapped.values() for slot in slots])
+        if set(self._swapped) & set(self._tables):
+            problems.append("a swapped sequence has pages")
+        if not {*self._salts, *self._last, *self._num_shared} <= set(self._tables):
             problems.append("the prefix cache knows a sequence that has no pages")
         return problems

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from zse.cache.pages import PAGE, pages_for
 from zse.engine.config import ResolvedConfig
 from zse.engine.messages import TokenLogprob
+from zse.engine.slots import PageMover
 from zse.engine.step import StepInputs, new_pages
 from zse.scheduler.request import Request
 from zse.scheduler.scheduler import Batch, Entry
@@ -70,6 +71,7 @@ class Runner:
         self._logits = _new(device, "step", "f32", lines, model.config.vocab_size)
         self._history: Tensor | None = None     # of tokens, by page (GPU)
         self._turns = self._make_turns()
+        self.pages = PageMover(device, self.kv, self._history)
         buffers, _ = self._turns[0].inputs.buffers(config.max_tokens_per_step, self._page_table, self._logits)
         self.decoder = Decoder(device, model, self.kv, buffers, activations=config.activations,
                                deterministic=config.deterministic)
@@ -156,12 +158,8 @@ class Runner:
         return self._masking.submit(step.turn, rows, masks)
 
     def transfer(self, transfers: list[tuple[str, int, int]]) -> None:
-        """Do a Batch's transfers, behind what was submitted before. Pages carry the token history with them."""
-        for _, source, page in transfers:
-            self.kv.copy(self.device, source, page)
-            if self._history is not None:
-                start, line = self._history.address, 4 * PAGE
-                self.device.copy(start + page * line, start + source * line, line)
+        """Do a Batch's transfers, behind what was submitted before."""
+        self.pages.run(transfers)
 
     def launch(self, step: FilledStep) -> Any:
         """Start what fill() prepared; its Ticket."""
@@ -367,6 +365,7 @@ class Runner:
         for graph in self._graphs.values():
             graph.close()
         self._graphs.clear()
+        self.pages.close()
         self.device.close()
 
 

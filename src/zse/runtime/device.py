@@ -396,6 +396,21 @@ class Device:
         run later; the ranges must not overlap."""
         ctypes.memmove(destination, source, nbytes)
 
+    def host_memory(self, nbytes: int, label: str) -> "Any":
+        """Memory of the host for copy_out and copy_in, page-locked on a GPU: an object with `address`, `nbytes` and
+        `free()`. DeviceError when there is not enough."""
+        from zse.runtime.buffer import Buffer
+        return Buffer(nbytes, label, self._account)     # type: ignore[attr-defined]
+
+    def copy_out(self, host: int, source: int, nbytes: int) -> None:
+        """Copy device memory to an address within host_memory(), in the order of copy(). The host may look once what
+        was submitted later is done."""
+        self.copy(host, source, nbytes)
+
+    def copy_in(self, destination: int, host: int, nbytes: int) -> None:
+        """The way back. The host must not change the bytes until what is submitted later is done."""
+        self.copy(destination, host, nbytes)
+
     def program(self, symbol: str) -> Program:
         """The kernel called `symbol`. Raises DeviceError, naming near ones, when there is none."""
         raise NotImplementedError

@@ -26,6 +26,7 @@ from zse.runtime.gpu_memory import (
     GPUStaging,
     GrowingBuffer,
     MappedStaging,
+    PinnedMemory,
 )
 
 TYPE_CHECKING = False
@@ -242,6 +243,17 @@ class GPUDevice(Device):
     def copy(self, destination: int, source: int, nbytes: int) -> None:
         self.use()
         self.driver.copy_async(destination, source, nbytes, self.stream)
+
+    def host_memory(self, nbytes: int, label: str) -> PinnedMemory:
+        return PinnedMemory(self, nbytes, label)
+
+    def copy_out(self, host: int, source: int, nbytes: int) -> None:
+        self.use()
+        self.driver.to_host_async(host, source, nbytes, self.stream)
+
+    def copy_in(self, destination: int, host: int, nbytes: int) -> None:
+        self.use()
+        self.driver.to_device_async(destination, host, nbytes, self.stream)
 
     def synchronize(self) -> None:
         """Until everything that was submitted has run. DeviceError or DeviceLost when it failed."""

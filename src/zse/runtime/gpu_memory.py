@@ -195,6 +195,23 @@ class GPUStaging(Staging):
         self._device.free_pinned(self.host_address)
 
 
+class PinnedMemory:
+    """Zeroed page-locked memory of the host at `address`."""
+
+    __slots__ = ("address", "nbytes", "_device")
+
+    def __init__(self, device: "GPUDevice", nbytes: int, label: str):
+        self.nbytes, self._device = nbytes, device
+        self.address = device.alloc_pinned(nbytes, label)
+
+    def free(self) -> None:
+        """Give the memory back once the device is done with it. Twice does nothing."""
+        address, self.address = self.address, 0
+        if address and not self._device.closed and self._device.driver.lost is None:
+            self._device.synchronize()
+            self._device.free_pinned(address)
+
+
 class MappedBuffer(GPUBuffer):
     """Pinned host memory that kernels reach over the bus. host_address: where the host sees the same bytes."""
 

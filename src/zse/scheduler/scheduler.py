@@ -9,9 +9,10 @@ request that turns out to have ended is dropped one step late, and nothing is pr
 """
 
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from zse.cache.manager import CacheManager
+from zse.cache.offload import HostPool
 from zse.cache.pages import PAGE, PageAllocator, pages_for
 from zse.cache.prefix import PrefixCache
 from zse.errors import RequestError
@@ -41,7 +42,8 @@ class Entry:
 
 class Batch:
     """What one step runs: decode rows first, then prompt chunks, oldest request first in each. Never empty.
-    transfers: ("copy", page, page), to be done in this order before the entries run."""
+    transfers: ("copy", page, page), ("out", page, slot), ("in", slot, page), to be done in this order before the
+    entries run."""
 
     __slots__ = ("entries", "num_drafts", "num_samples", "num_tokens", "transfers")
 
@@ -72,13 +74,13 @@ class Output:
 class Counters:
     """Totals since the start."""
 
-    __slots__ = ("accepted_tokens", "cancelled", "drafted_tokens", "failed", "finished", "ignored_cancels",
+    __slots__ = ("accepted_tokens", "cancelled", "drafted_tokens", "failed", "finished", "forks", "ignored_cancels",
                  "late_results", "preemptions", "queue_wait_s", "recomputed_tokens", "refused", "scheduled_tokens",
                  "submitted", "verified_runs")
 
     def __init__(self):
         self.submitted = self.refused = self.finished = self.cancelled = self.failed = 0
-        self.ignored_cancels = self.late_results = 0
+        self.ignored_cancels = self.late_results = self.forks = 0
         self.scheduled_tokens = self.preemptions = self.recomputed_tokens = 0
         self.drafted_tokens = self.accepted_tokens = self.verified_runs = 0
         self.queue_wait_s = 0.0
@@ -92,17 +94,19 @@ class Scheduler:
 
     max_tokens: tokens of one step, at least max_rows. mixed_tokens: of a step that decodes and prefills (default: a
     quarter of max_tokens). eos_ids: tokens that end a reply unless ignore_eos. prefix_cache: None computes every prompt.
-    max_drafts: draft tokens that all
-    requests of one step may verify together (Request.drafts; what is beyond is left out).
+    max_drafts: draft tokens that all requests of one step may verify together (Request.drafts; what is beyond is left
+    out). host: slots for pages that leave the device.
     """
 
     def __init__(self, *, num_pages: int, max_rows: int, max_tokens: int, max_context: int, vocab_size: int,
                  eos_ids: frozenset[int] = frozenset(), max_waiting: int = 1024, mixed_tokens: int | None = None,
                  allocator: PageAllocator | None = None, prefix_cache: PrefixCache | None = None,
-                 max_drafts: int = 0):
+                 max_drafts: int = 0, host: HostPool | None = None):
         if max_tokens < max_rows:
             raise ValueError(f"max_tokens {max_tokens} is below max_rows {max_rows}: decode rows would not fit a step")
-        self.cache = CacheManager(allocator or PageAllocator(num_pages), prefix_cache)
+        self.cache = CacheManager(allocator or PageAllocator(num_pages), prefix_cache, host)
+        # Whether a request that is preempted goes to host slots, as far as there are any, instead of being recomputed.
+        self.should_swap: Callable[[Request], bool] = lambda request: False
         self._prompts = ComputedPrompts(prefix_cache is not None)
         self.max_rows, self.max_tokens, self.max_context = max_rows, max_tokens, max_context
         self.max_drafts = max_drafts
@@ -148,6 +152,41 @@ class Scheduler:
         self._waiting.append(request)
         self.counters.submitted += 1
         return request
+
+    def fork(self, source: int, id: int, *, seed: int, length: int | None = None, append: tuple[int, ...] = (),
+             params: SamplingParams | None = None, now: float = 0.0) -> Request:
+        """A new request that continues request `source` from its first `length` tokens (default: all that are known) and
+        `append`. It shares the full KV pages of `source`, copies the last one, and runs in the next step, or waits when
+        rows or pages are short and then finds in the prefix cache what is still there.
+
+        Of `source` what is committed is shared: while none of its batches is in flight that is all but its last token,
+        which both compute. params: default those of `source`. Raises RequestError for an unknown source or a taken id,
+        ValueError for a length that `source` has not, or one that leaves nothing to sample."""
+        parent = self._requests.get(source)
+        if parent is None or id in self._requests:
+            raise RequestError(f"request {source} cannot be forked into {id}", status=409, code="conflict")
+        length = len(parent.tokens) if length is None else length
+        tokens = parent.tokens[:length]
+        tokens.extend(append)
+        if not parent.prompt_len <= length <= len(parent.tokens) or len(tokens) >= parent.max_len:
+            raise ValueError(f"{parent} cannot be forked at {length} tokens and {len(append)} more")
+        self.check_ids("append", append)
+        child = Request(id, tokens, params or parent.params, seed=seed, max_len=parent.max_len, arrival=self._arrivals,
+                        options=parent.options, stop_ids=parent.stop_ids)
+        child.prompt_len, child.stepwise, child.cached_len = parent.prompt_len, parent.stepwise, 0
+        self._arrivals += 1
+        self._requests[id] = child
+        self.counters.submitted += 1
+        self.counters.forks += 1
+        shared = min(parent.committed_len, length, len(tokens) - 1)
+        if self._free_rows and parent.state is RUNNING and self.cache.fork(source, id, shared, len(tokens)):
+            child.computed_len = child.committed_len = shared
+            self._run(child)
+        else:
+            self.cache.commit(source, parent.tokens, parent.committed_len, partial=True)
+            self._submitted_at[id] = now
+            insort(self._waiting, child, key=age_order)
+        return child
 
     def _check_token_ids(self, prompt: list[int], params: SamplingParams) -> None:
         if not prompt:
@@ -489,7 +528,8 @@ class Scheduler:
         self._running.remove(request)
         self._prompts.done(request)
         self.cache.commit(request.id, request.tokens, request.committed_len, partial=True)
-        self.cache.release(request.id)
+        if not (self.should_swap(request) and self.cache.swap_out(request.id, request.computed_len)):
+            self.cache.release(request.id)
         self._free_rows.append(request.row)
         self.counters.preemptions += 1
         request.lost_len = request.computed_len
@@ -511,9 +551,7 @@ class Scheduler:
         if cached is None:
             return False
         self._waiting.remove(request)
-        insort(self._running, request, key=age_order)
-        request.row, request.state = self._free_rows.pop(), RUNNING
-        request.residency += 1
+        self._run(request)
         request.computed_len = request.committed_len = cached
         self.counters.recomputed_tokens += max(0, request.lost_len - cached)
         request.lost_len = 0
@@ -523,6 +561,12 @@ class Scheduler:
         self.counters.queue_wait_s += max(0.0, now - self._submitted_at.pop(request.id, now))
         return True
 
+    def _run(self, request: Request) -> None:
+        """The request has pages: give it a row."""
+        insort(self._running, request, key=age_order)
+        request.row, request.state = self._free_rows.pop(), RUNNING
+        request.residency += 1
+
     def _leave(self, request: Request) -> None:
         """The one place where a request goes: out of every table, row and pages back (after its last step)."""
         del self._requests[request.id]
@@ -531,6 +575,7 @@ class Scheduler:
         self._prompts.done(request)
         self.cache.commit(request.id, request.tokens, request.committed_len, partial=True)
         pages = self.cache.detach(request.id)
+        self.cache.drop_swapped(request.id)
         if request.row >= 0:
             if request.in_flight:
                 self._retired[request] = request.row, pages
