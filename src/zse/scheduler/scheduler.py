@@ -166,8 +166,7 @@ class Scheduler:
         if parent is None or id in self._requests:
             raise RequestError(f"request {source} cannot be forked into {id}", status=409, code="conflict")
         length = len(parent.tokens) if length is None else length
-        tokens = parent.tokens[:length]
-        tokens.extend(append)
+        tokens = [*parent.tokens[:length], *append]
         if not parent.prompt_len <= length <= len(parent.tokens) or len(tokens) >= parent.max_len:
             raise ValueError(f"{parent} cannot be forked at {length} tokens and {len(append)} more")
         self.check_ids("append", append)
