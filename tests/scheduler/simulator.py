@@ -135,8 +135,8 @@ class Simulation:
             max_context=rng.choice((20, 64, 150)), vocab_size=VOCAB, eos_ids=frozenset((EOS,)),
             max_waiting=rng.choice((3, 100)), allocator=self.allocator, max_drafts=rng.choice((0, 3, 20)),
             prefix_cache=PrefixCache(self.num_pages, policy) if (policy := rng.choice(POLICIES)) else None,
-            host=HostPool(rng.choice((0, 0, 4, 40))))
-        self.scheduler.should_swap = lambda request: rng.random() < 0.7
+            host=HostPool(rng.choice((0, 4, 40, 40))))
+        self.scheduler.should_swap = lambda request: rng.random() < 0.8
         self.beginnings = [[rng.randrange(VOCAB) for _ in range(150)] for _ in range(3)]
         self.said: list[list[int]] = []         # prompts and replies of requests that have ended
         self.num_tokens = {"prompt": 0, "cached": 0}
