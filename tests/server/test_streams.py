@@ -28,12 +28,18 @@ def memory_mb(pid: int, what: str) -> float:
 
 
 @pytest.fixture
-def process():
-    made = Process("--max-queue", "4000", "--max-queue-tokens", "1000000", "--log-level", "error",
-                   "--engine", "--max-context 1000000")
-    yield made
-    made.popen.send_signal(signal.SIGTERM)
-    made.popen.communicate(timeout=30)
+def own_process():
+    made = []
+
+    def make(*options):
+        made.append(Process(*options))
+        return made[-1]
+
+    yield make
+    for process in made:
+        if process.popen.poll() is None:
+            process.popen.send_signal(signal.SIGTERM)
+            process.popen.communicate(timeout=30)
 
 
 async def read_stream(port: int, body: dict, gaps: list[float]) -> list:
@@ -55,7 +61,9 @@ async def read_stream(port: int, body: dict, gaps: list[float]) -> list:
             for line in lines if line.startswith(b"data: ")]
 
 
-def test_a_thousand_streams_and_slow_readers(process):
+def test_a_thousand_streams_and_slow_readers(own_process):
+    process = own_process("--max-queue", "4000", "--max-queue-tokens", "1000000", "--log-level", "error",
+                          "--engine", "--max-context 1000000")
     idle = memory_mb(process.popen.pid, "VmRSS")
     slow = []
     for _ in range(SLOW):
@@ -111,3 +119,35 @@ def test_an_error_after_comments_is_an_event(own_server):
             data += piece
     assert b"HTTP/1.1 200" in data and data.count(b'data: {"error"') == 1 and b"[DONE]" not in data
     assert b"engine_unavailable" in data
+
+
+def test_every_stream_is_answered_when_the_server_stops(own_process):
+    """500 at SIGTERM: those that can end within the drain do, the others get one error event."""
+    process = own_process("--max-queue", "4000", "--log-level", "error", "--drain-timeout", "1")
+
+    async def stream(number: int) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", process.port)
+        text = "!tokens=4 !ms=150" if number % 2 else "!tokens=10000 !ms=100"
+        writer.write(request("POST", CHAT, chat_body(text, stream=True, max_tokens=4000)))
+        data = await reader.readuntil(b"data: ")
+        begun.append(number)
+        if len(begun) == 500:
+            process.popen.send_signal(signal.SIGTERM)
+        try:
+            return data + await reader.read()
+        finally:
+            writer.close()
+
+    async def run() -> list[bytes]:
+        return await asyncio.gather(*map(stream, range(500)))
+
+    begun: list[int] = []
+    replies = asyncio.run(asyncio.wait_for(run(), 30))
+    code, stderr = process.finish()
+    assert code == 0 and "Traceback" not in stderr
+    done = sum(reply.count(b"data: [DONE]") for reply in replies)
+    for reply in replies:
+        errors = reply.count(b'data: {"error"')
+        assert reply.count(b"data: [DONE]") + errors == 1 and reply.endswith(b"0\r\n\r\n")
+        assert not errors or b"shutting_down" in reply
+    assert 200 <= done <= 250
