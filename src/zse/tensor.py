@@ -43,22 +43,27 @@ class Tensor(NamedTuple):
 
 
 class Activation(NamedTuple):
-    """int8 rows: q i8 [M, K], scale f32 [M, K/32], sum f32 [M, K/32] = scale * sum of q. An f32 activation is a plain Tensor."""
+    """int8 rows: q i8 [M, K], scale f32 [M, K/32], sum f32 [M, K/32] = scale * sum of q; a = scale * q.
+
+    int16 rows have `low` i8 [M, K] too: a = scale * (q + low / 256), and sum is of that. An f32 activation is a plain Tensor.
+    """
 
     q: Tensor
     scale: Tensor
     sum: Tensor
+    low: "Tensor | None" = None
 
     @property
     def dtype(self) -> str:
-        return "int8"
+        return "int8" if self.low is None else "int16"
 
     @property
     def shape(self) -> tuple:
         return self.q.shape
 
     def with_rows(self, rows: "int | Sym") -> "Activation":
-        return Activation(self.q.with_rows(rows), self.scale.with_rows(rows), self.sum.with_rows(rows))
+        return Activation(self.q.with_rows(rows), self.scale.with_rows(rows), self.sum.with_rows(rows),
+                          None if self.low is None else self.low.with_rows(rows))
 
 
 class Fp8Activation(NamedTuple):

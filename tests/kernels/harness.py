@@ -95,7 +95,8 @@ def to_tensor(value):
     if isinstance(value, HostArray):
         return to_tensor(value.array)._replace(dtype=value.dtype)
     if isinstance(value, HostActivation):
-        return Activation(to_tensor(value.q), to_tensor(value.scale), to_tensor(value.sum))
+        return Activation(to_tensor(value.q), to_tensor(value.scale), to_tensor(value.sum),
+                          None if value.low is None else to_tensor(value.low))
     if hasattr(value, "planes"):
         return Weight(value.shape, value.scheme, {name: to_tensor(plane) for name, plane in value.planes.items()})
     if isinstance(value, tuple):
@@ -127,7 +128,8 @@ def run_case(op, case, isa, rng=None, threads: bool = False) -> dict:
         if output.int8:
             rows, width = output.shape
             results[name] = HostActivation(output.shape, poisoned((rows, width), np.int8),
-                                           *(poisoned((rows, width // 32), np.float32) for _ in range(2)))
+                                           *(poisoned((rows, width // 32), np.float32) for _ in range(2)),
+                                           poisoned((rows, width), np.int8) if output.dtype == "int16" else None)
         else:
             results[name] = poisoned(output.shape, output.dtype) if output.inout is None else output.inout.copy()
         tensors[name] = to_tensor(results[name])
@@ -164,7 +166,7 @@ def check_case(op, case, got: dict) -> None:
 
 def check_int8(got, values, slack, what) -> None:
     """scale = largest magnitude / 127, q within half a step (+ slack * 127 steps) of value / scale, sum = scale * sum
-    of q."""
+    of q. int16: what q leaves within a step of scale / 256 (a half, but for the ends), and in the sum."""
     groups = values.reshape(len(values), -1, 32)
     peak = np.abs(groups).max(axis=2)
     np.testing.assert_allclose(got.scale, peak / 127, rtol=slack * 4 + 1e-6, atol=1e-38, err_msg=f"{what}: scale")
@@ -172,5 +174,9 @@ def check_int8(got, values, slack, what) -> None:
     scale = got.scale.astype(np.float64)[:, :, None]
     assert (np.abs(q * scale - groups) <= scale * (0.5 + 127 * slack * 4) + 1e-38).all(), f"{what}: q"
     assert np.abs(q).max() <= 127, f"{what}: q = -128"
+    if got.low is not None:
+        assert got.low.min() >= -127, f"{what}: low = -128"
+        q = q + got.low.reshape(groups.shape).astype(np.float64) / 256
+        assert (np.abs(q * scale - groups) <= scale * (1 / 256 + 127 * slack * 4) + 1e-38).all(), f"{what}: low"
     np.testing.assert_allclose(got.sum, (scale * q.sum(axis=2, keepdims=True))[:, :, 0], rtol=1e-6, atol=1e-38,
                                err_msg=f"{what}: sum")

@@ -16,23 +16,24 @@ SCHEMES = [*(AffineScheme(bits, group, symmetric) for bits in (4, 5, 6, 8) for g
 
 
 @pytest.mark.parametrize("isa", host_isas())
-@pytest.mark.parametrize("kind", ["f32", "int8"])
+@pytest.mark.parametrize("kind", ["f32", "int8", "int16"])
 def test_a_token_alone_and_in_a_batch(isa, kind):
     rng = np.random.default_rng(5)
     tokens, rows, width = 21, 40, 192
     for scheme in SCHEMES:
-        if kind == "int8" and scheme.kind == "dense":
+        if kind != "f32" and scheme.kind == "dense":
             continue
         a = rng.standard_normal((tokens, width)).astype(np.float32)
-        if kind == "int8":
-            a = HostActivation.quantize(a)
+        if kind != "f32":
+            a = HostActivation.quantize(a, kind)
         case = Case(str(scheme), {"a": a, "weight": random_weight(rng, rows, width, scheme), "bias": None},
                     {"out": Output((tokens, rows), "float32", EXACT)}, {"max_tokens": tokens})
         whole = run_case(MATMUL, case, isa)["out"]
         assert np.isfinite(whole).all()
         for first, count, size in ((0, 1, 1), (20, 1, 1), (7, 1, 16), (3, 4, 4), (5, 11, 256)):
             some = slice(first, first + count)
-            part = HostActivation((count, width), a.q[some], a.scale[some], a.sum[some]) if kind == "int8" else a[some]
+            part = a[some] if kind == "f32" else HostActivation(
+                (count, width), a.q[some], a.scale[some], a.sum[some], None if a.low is None else a.low[some])
             got = run_case(MATMUL, replace(case, inputs=case.inputs | {"a": part}, options={"max_tokens": size},
                                            outputs={"out": Output((count, rows), "float32", EXACT)}), isa)["out"]
             np.testing.assert_array_equal(got, whole[some], err_msg=f"{scheme} {kind} {first} {count} {size}")

@@ -69,7 +69,8 @@ def place(device, value: Any) -> Any:
     if isinstance(value, HostArray):
         return upload(device, value.array, value.dtype)
     if isinstance(value, HostActivation):
-        return Activation(*(upload(device, part) for part in (value.q, value.scale, value.sum)))
+        low = None if value.low is None else upload(device, value.low)
+        return Activation(upload(device, value.q), upload(device, value.scale), upload(device, value.sum), low)
     if isinstance(value, HostFp8Activation):
         return Fp8Activation(upload(device, value.q, "e4m3"), upload(device, value.scale))
     if hasattr(value, "planes"):

@@ -1,4 +1,4 @@
-"""out[m, n] = sum_k a[m, k] * w[n, k] + bias[n]: every weight scheme, int8 or f32 activations, one token or many.
+"""out[m, n] = sum_k a[m, k] * w[n, k] + bias[n]: every weight scheme; int8, int16 or f32 activations, one token or many.
 
 Weights are in the r16 layout (docs/design/0001-cpu-engine.md): a register's lanes are rows, so nothing is added across lanes, and one
 broadcast of activations serves all rows of a tile. A block computes one tile of 16 rows for up to TOKENS_PER_BLOCK tokens.
@@ -7,6 +7,9 @@ int8 activations: the four bytes of a 32-bit lane are four consecutive k of one 
 them into i32. Without, maddubs gives i16 pairs; their range allows 8 (4 bits), 4 (5 bits) or 2 (6 bits) steps before they are widened,
 and 8-bit weights go through |w| * sign(a, w), because u8 * s8 pairs would overflow i16. Per 32 values of k:
 out += scale_w * scale_a * dot + offset_w * (scale_a * sum of a's q).
+
+int16 activations are two bytes, a = scale_a * (q + low / 256), multiplied apart and added as 256 * dot(q) + dot(low): as exact as f32
+beside weights of 4 to 8 bits, for twice the multiply-adds of int8 (f32 takes four times, and unpacks every weight into f32).
 """
 
 from collections.abc import Iterator
@@ -98,14 +101,16 @@ def dots(w, a, first, count, BITS):
 
 
 @inline
-def load_scales(scale, offset, group, part, lanes, BITS, SYMMETRIC):
-    """(scale, what multiplies scale_a * sum(q_a)) of a group, f32. The dot product above is of q, or of q - 128 for BITS 8 without VNNI."""
+def load_scales(scale, offset, group, part, lanes, BITS, SYMMETRIC, WIDE):
+    """(scale, what multiplies scale_a * sum(q_a)) of a group, f32. The dot product above is of q, or of q - 128 for BITS 8 without VNNI;
+    of int16 activations it is 256 times as large, and the scale as much smaller."""
     s = convert(load(scale + group * TILE + part * lanes, lanes), f32)
+    unit = s * (1 / 256) if WIDE else s
     centered = BITS == 8 and not target.has("vnni")
     if SYMMETRIC:
-        return s, None if centered else s * float(-(2 ** (BITS - 1)))
+        return unit, None if centered else s * float(-(2 ** (BITS - 1)))
     o = convert(load(offset + group * TILE + part * lanes, lanes), f32)
-    return s, fma(s, 128.0, o) if centered else o
+    return unit, fma(s, 128.0, o) if centered else o
 
 
 @inline
@@ -116,23 +121,34 @@ def sum16(a):
 
 
 @inline
-def accumulate(acc, p, w, scales, a_rows, sa_rows, su_rows, block, BITS, GROUP):
-    """acc[p * tokens + t] += one 32-wide block, for part p of the rows and every token t (the row pointers of the tokens)."""
+def joined_dots(w, a, low, first, count, BITS):
+    """dots() of int8 activations, or 256 * dots() of a + dots() of low: at most 2**28, which i32 holds."""
+    totals = dots(w, a + low, first, count, BITS)
+    tokens = len(a)
+    return [(totals[t] << 8) + totals[tokens + t] for t in range(tokens)] if low else totals
+
+
+@inline
+def accumulate(acc, p, w, scales, a_rows, low_rows, sa_rows, su_rows, block, BITS, GROUP):
+    """acc[p * tokens + t] += one 32-wide block, for part p of the rows and every token t (the row pointers of the tokens; low_rows: [] of
+    int8 activations)."""
     tokens = len(a_rows)
     a = [cast_ptr(row + block * 32, i32) for row in a_rows]
+    low = [cast_ptr(row + block * 32, i32) for row in low_rows]
     if GROUP == 16:
         first, second = scales
-        firsts, seconds = dots(w, a, 0, 4, BITS), dots(w, a, 4, 4, BITS)
+        firsts, seconds = joined_dots(w, a, low, 0, 4, BITS), joined_dots(w, a, low, 4, 4, BITS)
         for t in static(range(tokens)):
             i, sa = p * tokens + t, sa_rows[t][block]
             acc[i] = fma(convert(firsts[t], f32), first[0] * sa, acc[i])
             acc[i] = fma(convert(seconds[t], f32), second[0] * sa, acc[i])
             if first[1] is not None:
-                half = f32(sum16(a[t])) * sa      # a_sum is per 32 values; the groups here are 16
+                # a_sum is per 32 values; the groups here are 16.
+                half = (f32((sum16(a[t]) << 8) + sum16(low[t])) * (1 / 256) if low else f32(sum16(a[t]))) * sa
                 acc[i] = fma(first[1], half, acc[i])
                 acc[i] = fma(second[1], su_rows[t][block] - half, acc[i])
     else:
-        totals = dots(w, a, 0, 8, BITS)
+        totals = joined_dots(w, a, low, 0, 8, BITS)
         for t in static(range(tokens)):
             i = p * tokens + t
             acc[i] = fma(convert(totals[t], f32), scales[0] * sa_rows[t][block], acc[i])
@@ -162,10 +178,10 @@ def store_tile(out, bias, has_bias, acc, tile, part, rows, lanes):
 
 @kernel
 def matmul_int8(q: Ptr[i32, "const"], high: Ptr[i32, "const"], scale: Ptr[f16, "const"], offset: Ptr[f16, "const"],
-                aq: Ptr[i8, "const"], a_scale: Ptr[f32, "const"], a_sum: Ptr[f32, "const"], bias: Ptr[f32, "const"], out: Ptr[f32],
+                aq: Ptr[i8, "const"], a_low: Ptr[i8, "const"], a_scale: Ptr[f32, "const"], a_sum: Ptr[f32, "const"], bias: Ptr[f32, "const"], out: Ptr[f32],
                 tokens: i64, rows: i64, blocks: i64, group_blocks: i64, has_bias: i64,
-                BITS: static, SYMMETRIC: static, GROUP: static, PARTS: static, TOKENS: static):
-    """GROUP: 16, 32, or 0 for any multiple of 32 (group_blocks * 32). PARTS: register parts of a tile computed in one pass over k.
+                BITS: static, SYMMETRIC: static, GROUP: static, PARTS: static, TOKENS: static, WIDE: static):
+    """WIDE: int16 activations, whose second byte is in a_low. GROUP: 16, 32, or 0 for any multiple of 32 (group_blocks * 32). PARTS: register parts of a tile computed in one pass over k.
     blocks = K / 32. A grid block is (tile, group of TOKENS_PER_BLOCK tokens)."""
     lanes = target.lanes
     tile = block_index(0)
@@ -181,26 +197,28 @@ def matmul_int8(q: Ptr[i32, "const"], high: Ptr[i32, "const"], scale: Ptr[f16, "
         for token in range(token_first, token_last, TOKENS):
             at = [min(token + t, token_last - 1) for t in static(range(TOKENS))]
             a_rows = [aq + at[t] * (blocks * 32) for t in static(range(TOKENS))]
+            low_rows = [a_low + at[t] * (blocks * 32) for t in static(range(TOKENS if WIDE else 0))]
             sa_rows = [a_scale + at[t] * blocks for t in static(range(TOKENS))]
             su_rows = [a_sum + at[t] * blocks for t in static(range(TOKENS))]
             acc = [f32.x(lanes)(0) for _ in static(range(PARTS * TOKENS))]
             if GROUP == 0:
                 for group in range(groups):
-                    scales = [load_scales(scale_tile, offset_tile, group, part, lanes, BITS, SYMMETRIC) for part in static(parts)]
+                    scales = [load_scales(scale_tile, offset_tile, group, part, lanes, BITS, SYMMETRIC, WIDE)
+                              for part in static(parts)]
                     for block in range(group * group_blocks, (group + 1) * group_blocks):
                         for p, part in enumerate(parts):
                             w = unpack(q_tile, high_tile, block, part, lanes, BITS)
-                            accumulate(acc, p, w, scales[p], a_rows, sa_rows, su_rows, block, BITS, GROUP)
+                            accumulate(acc, p, w, scales[p], a_rows, low_rows, sa_rows, su_rows, block, BITS, GROUP)
             else:
                 for block in range(blocks):
                     for p, part in enumerate(parts):
                         w = unpack(q_tile, high_tile, block, part, lanes, BITS)
                         if GROUP == 16:
-                            scales = [load_scales(scale_tile, offset_tile, block * 2 + half, part, lanes, BITS, SYMMETRIC)
+                            scales = [load_scales(scale_tile, offset_tile, block * 2 + half, part, lanes, BITS, SYMMETRIC, WIDE)
                                       for half in static(range(2))]
                         else:
-                            scales = load_scales(scale_tile, offset_tile, block, part, lanes, BITS, SYMMETRIC)
-                        accumulate(acc, p, w, scales, a_rows, sa_rows, su_rows, block, BITS, GROUP)
+                            scales = load_scales(scale_tile, offset_tile, block, part, lanes, BITS, SYMMETRIC, WIDE)
+                        accumulate(acc, p, w, scales, a_rows, low_rows, sa_rows, su_rows, block, BITS, GROUP)
             for t in static(range(TOKENS)):
                 if token + t < token_last:
                     for p, part in enumerate(parts):
@@ -309,8 +327,9 @@ def matmul_dense(w: Ptr["W", "const"], a: Ptr[f32, "const"], bias: Ptr[f32, "con
                     store_tile(out + at[t] * rows, bias, has_bias, total, tile, part, rows, lanes)
 
 
-TOKEN_TILES = (1, 4, 8)          # tokens that share one pass over the weights; the smallest that covers a batch is taken
-F32_TILES = (1, 8)               # the same for f32 activations: a weight is dequantized once per tile
+# Tokens that share one pass over the weights; the smallest that covers a batch is taken. With int16 activations a token has two sums:
+# those of eight do not fit the registers. With f32 a weight is dequantized once per tile.
+TILES = {"int8": (1, 4, 8), "int16": (1, 4), "f32": (1, 8)}
 DENSE_TILES = {1: 2, 4: 2}       # tokens -> UNROLL: one for all, or a token's sum would depend on its batch
 DTYPES = {"f32": f32, "f16": f16, "bf16": bf16}
 
@@ -321,7 +340,7 @@ def group_class(scheme) -> int:
 
 
 def symbol_of(scheme, kind: str, tokens: int) -> str:
-    """The variant for a weight scheme, an activation kind ("int8", "f32") and a tile of tokens."""
+    """The variant for a weight scheme, an activation kind ("int8", "int16", "f32") and a tile of tokens."""
     if scheme.kind == "dense":
         return f"matmul_{scheme.dtype}_t{tokens}"
     name = f"matmul_{kind}_int{scheme.bits}{'s' if scheme.symmetric else 'a'}"
@@ -338,7 +357,7 @@ def matmul(recorder, a, weight, out, bias=None, *, independent: bool = False, ma
            accumulate: bool = False) -> None:
     """out [M, N] = a [M, K] @ weight [N, K].T + bias f32 [N]; accumulate: out += (GPU only).
 
-    CPU: a f32 Tensor or int8 Activation (dense weights take f32 only), out f32. GPU: a bf16 (above 64 tokens fp8 weights take an
+    CPU: a f32 Tensor, int8 or int16 Activation (dense weights take f32 only), out f32. GPU: a bf16 (above 64 tokens fp8 weights take an
     Fp8Activation), out f32 or bf16. max_tokens: the most tokens this recording will run with; it picks the kernel and how many
     tokens share a pass over the weights. independent: may overlap with the launch just before.
     """
@@ -350,7 +369,7 @@ def matmul(recorder, a, weight, out, bias=None, *, independent: bool = False, ma
     rows, width = weight.shape
     tokens = out.shape[0]
     check("matmul out", out, "f32", tokens, rows)
-    check("matmul a", a, ("f32", "int8"), tokens, width)
+    check("matmul a", a, ("f32", "int8", "int16"), tokens, width)
     if bias is not None:
         check("matmul bias", bias, "f32", rows)
     scheme, planes = weight.scheme, weight.planes
@@ -365,8 +384,8 @@ def matmul(recorder, a, weight, out, bias=None, *, independent: bool = False, ma
     blocks = width // 32
     group_blocks = (scheme.group or width) // 32 or 1
     head = [planes["q"], planes.get("high", 0), planes["scale"], planes.get("offset", 0)]
-    inputs = [a] if a.dtype == "f32" else [a.q, a.scale, a.sum]
-    symbol = symbol_of(scheme, a.dtype, _tile(max_tokens, F32_TILES if a.dtype == "f32" else TOKEN_TILES))
+    inputs = [a] if a.dtype == "f32" else [a.q, a.low or 0, a.scale, a.sum]
+    symbol = symbol_of(scheme, a.dtype, _tile(max_tokens, TILES[a.dtype]))
     recorder.launch(symbol, [*head, *inputs, *tail, blocks, group_blocks, int(bias is not None)], grid, independent=independent)
 
 
@@ -400,14 +419,15 @@ def _variants(target) -> list[Variant]:
         for symmetric in (False, True):
             for group in (16, 32, 0):
                 scheme = AffineScheme(bits, group, symmetric)
-                for tokens in TOKEN_TILES:
+                for kind, tokens in ((kind, tokens) for kind in ("int8", "int16") for tokens in TILES[kind]):
                     parts = TILE // target.lanes if tokens == 1 else 1     # decode reads each line of weights once
-                    variants.append(Variant(symbol_of(scheme, "int8", tokens), matmul_int8, {
-                        "BITS": bits, "SYMMETRIC": symmetric, "GROUP": group, "PARTS": parts, "TOKENS": tokens}))
+                    variants.append(Variant(symbol_of(scheme, kind, tokens), matmul_int8, {
+                        "BITS": bits, "SYMMETRIC": symmetric, "GROUP": group, "PARTS": parts, "TOKENS": tokens,
+                        "WIDE": kind == "int16"}))
                 if group != 32:
                     variants += [Variant(symbol_of(scheme, "f32", tokens), matmul_f32, {
                         "BITS": bits, "SYMMETRIC": symmetric, "HALVES": 2 if group == 16 else 1, "TOKENS": tokens})
-                        for tokens in F32_TILES]
+                        for tokens in TILES["f32"]]
     for name, dtype in DTYPES.items():
         variants += [Variant(f"matmul_{name}_t{tokens}", matmul_dense, {"W": dtype, "TOKENS": tokens, "UNROLL": unroll})
                      for tokens, unroll in DENSE_TILES.items()]
@@ -436,12 +456,12 @@ def _cases(rng, family="cpu") -> Iterator[Case]:
     schemes = [AffineScheme(bits, group, symmetric) for bits in (4, 5, 6, 8) for group in (16, 32, 64, 0) for symmetric in (False, True)]
     shapes = [(1, 32, 64), (3, 40, 128), (8, 16, 192), (67, 24, 64), (1, 1, 256), (5, 33, 320)]
     for scheme in [*schemes, *(DenseScheme(dtype) for dtype in DTYPES)]:
-        for kind in ("f32",) if scheme.kind == "dense" else ("f32", "int8"):
+        for kind in ("f32",) if scheme.kind == "dense" else ("f32", "int8", "int16"):
             tokens, rows, width = shapes[int(rng.integers(len(shapes)))]
             weight = random_weight(rng, rows, width, scheme)
             a = rng.standard_normal((tokens, width)).astype(np.float32)
-            if kind == "int8":
-                a = HostActivation.quantize(a)
+            if kind != "f32":
+                a = HostActivation.quantize(a, kind)
             bias = rng.standard_normal(rows).astype(np.float32) if rng.integers(2) else None
             size = float(np.abs(weight.dequantize()).max()) * width
             near = Tolerance(size * 4e-6, 1e-5, f"f32 sums over {width} products in another order than float64")
@@ -453,6 +473,7 @@ def _cost(case: Case) -> Cost:
     tokens, width = case.outputs["out"].shape[0], case.inputs["weight"].shape[1]
     a, out, weight = case.inputs["a"], case.outputs["out"], case.inputs["weight"]
     moved = weight.nbytes + tokens * width * (2 if isinstance(a, HostArray) else 1 if isinstance(a, HostFp8Activation) else 4)
+    moved += 0 if getattr(a, "low", None) is None else tokens * width
     moved += out.shape[0] * out.shape[1] * (2 if out.dtype == "bf16" else 8 if out.inout is not None else 4)
     return Cost(moved, 2 * tokens * weight.shape[0] * width)
 

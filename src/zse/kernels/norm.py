@@ -22,7 +22,7 @@ from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, on_gpu, req
 from zse.kernels.quantize import GROUP, fp8_output, int8_output, quantize_group
 
 DELTAS = ("none", "add", "norm")
-OUTS = ("none", "f32", "int8")
+OUTS = ("none", "f32", "int8", "int16")
 
 
 @inline
@@ -54,7 +54,7 @@ def inverse_rms(x, width, eps):
 
 @kernel
 def add_rmsnorm_row(x: Ptr[f32], delta: Ptr[f32, "const"], delta_weight: Ptr[f32, "const"], weight: Ptr[f32, "const"],
-                    out: Ptr[f32], q: Ptr[i8], scale: Ptr[f32], total: Ptr[f32], width: i64, eps: f32,
+                    out: Ptr[f32], q: Ptr[i8], scale: Ptr[f32], total: Ptr[f32], low: Ptr[i8], width: i64, eps: f32,
                     DELTA: static, OUT: static):
     """One block is one row. With one row in the batch one thread does it all: two passes over a row in L1."""
     L = target.lanes
@@ -88,17 +88,18 @@ def add_rmsnorm_row(x: Ptr[f32], delta: Ptr[f32, "const"], delta_weight: Ptr[f32
                     at = i + u * lanes
                     store(outs + at, load(xs + at, lanes) * inverse * load(weight + at, lanes))
             begin = end
-    if OUT == "int8":
+    if OUT == "int8" or OUT == "int16":
         for k in range(0, width, GROUP):
             values = [load(xs + k + i, L) * inverse * load(weight + k + i, L) for i in static(range(0, GROUP, L))]
             place = row * width + k
-            quantize_group(values, q + place, scale + place // GROUP, total + place // GROUP)
+            quantize_group(values, q + place, scale + place // GROUP, total + place // GROUP,
+                           low + place if OUT == "int16" else None)
 
 
 def add_rmsnorm(recorder, x, delta, delta_weight, weight, out, eps: float) -> None:
     """x f32 [M, H] += delta f32 [M, H] (or rmsnorm(delta) * delta_weight f32 [H]); out = rmsnorm(x) * weight f32 [H].
 
-    delta None: nothing is added. weight and out None: no norm follows. out: f32 Tensor or int8 Activation [M, H] (H a
+    delta None: nothing is added. weight and out None: no norm follows. out: f32 Tensor, int8 or int16 Activation [M, H] (H a
     multiple of 32); on a GPU bf16 Tensor or Fp8Activation (H a multiple of 16, at most 16,384)."""
     rows, width = x.shape
     check("add_rmsnorm x", x, "f32", rows, width)
@@ -112,7 +113,7 @@ def add_rmsnorm(recorder, x, delta, delta_weight, weight, out, eps: float) -> No
     if delta_weight is not None:
         check("add_rmsnorm delta_weight", delta_weight, "f32", width)
         adds = "norm"
-    targets = [0, 0, 0, 0]
+    targets = [0, 0, 0, 0, 0]
     if out is not None:
         check("add_rmsnorm weight", weight, "f32", width)
         require(tuple(out.shape) == (rows, width), f"add_rmsnorm: out has shape {tuple(out.shape)}, x {(rows, width)}")
@@ -130,9 +131,10 @@ def add_rmsnorm(recorder, x, delta, delta_weight, weight, out, eps: float) -> No
                         (rows,))
         return
     if out is not None:
-        form = "int8" if out.dtype == "int8" else "f32"
+        form = out.dtype if out.dtype in ("int8", "int16") else "f32"
         require(form == "f32" or width % GROUP == 0, f"add_rmsnorm: width {width} is not a multiple of {GROUP}")
-        targets = [0, out.q, out.scale, out.sum] if form == "int8" else [out, 0, 0, 0]
+        targets = [out, 0, 0, 0, 0] if form == "f32" else [0, out.q, out.scale, out.sum,
+                                                           out.low if form == "int16" else 0]
     recorder.launch(f"add_rmsnorm_{adds}_{form}",
                     [*addends, *targets, width, float(eps)], (rows,))
 
@@ -153,7 +155,8 @@ def _reference(x, delta, delta_weight, weight, eps, out=None):
     return result
 
 
-CPU_SHAPES = (("none", 2, 40), ("f32", 1, 576), ("f32", 3, 83), ("f32", 2, 5), ("int8", 1, 576), ("int8", 5, 96))
+CPU_SHAPES = (("none", 2, 40), ("f32", 1, 576), ("f32", 3, 83), ("f32", 2, 5), ("int8", 1, 576), ("int8", 5, 96),
+              ("int16", 3, 576))
 GPU_SHAPES = (("none", 2, 40), ("bf16", 1, 3584), ("bf16", 5, 96), ("bf16", 3, 5128), ("bf16", 2, 16384),
               ("fp8", 1, 3584), ("fp8", 4, 640), ("fp8", 2, 8192), ("fp8", 2, 12304))
 
@@ -170,8 +173,8 @@ def _cases(rng, family="cpu"):
             x, delta = (rng.standard_normal((rows, width)).astype(np.float32) * 4 for _ in range(2))
             weights = [(1 + rng.standard_normal(width) / 4).astype(np.float32) for _ in range(2)]
             outputs = {"x": Output((rows, width), "float32", near, inout=x)}
-            if form == "int8":
-                outputs["out"] = int8_output(rows, width, 4e-6)
+            if form in ("int8", "int16"):
+                outputs["out"] = int8_output(rows, width, 4e-6, dtype=form)
             elif form == "fp8":
                 outputs["out"] = fp8_output(rows, width, 4e-6)
             elif form == "f32":

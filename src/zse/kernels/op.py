@@ -38,27 +38,35 @@ EXACT = Tolerance(0.0, 0.0, "integers or copies: no rounding")
 class HostActivation:
     """An Activation on the host. As an output, `q` and the others are None and only the shape is used.
 
-    q: i8 [M, K] rounded values, scale: f32 [M, K/32], sum: f32 [M, K/32] = scale * sum of q.
+    q: i8 [M, K] rounded values, scale: f32 [M, K/32], sum: f32 [M, K/32] = scale * sum of q. low: i8 [M, K], of an int16
+    one: what rounding to q left, in steps of scale / 256.
     """
 
     shape: tuple[int, int]
     q: "numpy.ndarray | None" = None
     scale: "numpy.ndarray | None" = None
     sum: "numpy.ndarray | None" = None
+    low: "numpy.ndarray | None" = None
 
     @classmethod
-    def quantize(cls, x: "numpy.ndarray") -> "HostActivation":
-        """f32 [M, K] as the kernels quantize it: scale = absmax / 127 per 32 values, nearest even."""
+    def quantize(cls, x: "numpy.ndarray", kind: str = "int8") -> "HostActivation":
+        """f32 [M, K] as the kernels quantize it: scale = absmax / 127 per 32 values, nearest even. kind: "int8", "int16"."""
         import numpy as np
         groups = x.reshape(x.shape[0], -1, 32).astype(np.float32)
         scale = np.abs(groups).max(axis=2) / np.float32(127)
-        q = np.rint(groups / np.where(scale == 0, np.float32(1), scale)[:, :, None]).astype(np.int8)
-        total = (scale * q.sum(axis=2, dtype=np.int32)).astype(np.float32)
-        return cls(x.shape, q.reshape(x.shape), scale, total)
+        steps = groups / np.where(scale == 0, np.float32(1), scale)[:, :, None]
+        q = np.rint(steps).astype(np.int8)
+        if kind == "int8":
+            total = (scale * q.sum(axis=2, dtype=np.int32)).astype(np.float32)
+            return cls(x.shape, q.reshape(x.shape), scale, total)
+        low = np.clip(np.rint((steps - q) * 256), -127, 127).astype(np.int8)
+        total = (scale * (q.sum(axis=2, dtype=np.int32) + low.sum(axis=2, dtype=np.int32) / 256)).astype(np.float32)
+        return cls(x.shape, q.reshape(x.shape), scale, total, low.reshape(x.shape))
 
     def dequantize(self) -> "numpy.ndarray":
         """float64 [M, K]."""
-        return self.q.astype("float64") * self.scale.astype("float64").repeat(32, axis=1)
+        steps = self.q.astype("float64") + (0 if self.low is None else self.low.astype("float64") / 256)
+        return steps * self.scale.astype("float64").repeat(32, axis=1)
 
 
 @dataclass
@@ -113,7 +121,7 @@ class Output:
     dtype: str
     tolerance: Tolerance
     inout: "numpy.ndarray | None" = None
-    int8: bool = False          # an int8 Activation of this shape; dtype is ignored
+    int8: bool = False          # an int8 Activation of this shape (int16 where dtype is "int16"); dtype is ignored
     fp8: bool = False           # an Fp8Activation of this shape; dtype is ignored
     error: "Callable[[numpy.ndarray, Any], str] | None" = None
 

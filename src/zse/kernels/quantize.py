@@ -8,6 +8,7 @@ from zse.kernel import (
     block_index,
     convert,
     f32,
+    fma,
     i8,
     i32,
     i64,
@@ -31,8 +32,9 @@ CHUNK = 1024        # columns of one block: two threads share even a single row 
 
 
 @inline
-def quantize_group(values, q, scale, total):
-    """Write 32 f32 values (register vectors of target.lanes) as int8, their scale and scale * sum.
+def quantize_group(values, q, scale, total, low=None):
+    """Write 32 f32 values (register vectors of target.lanes) as int8, their scale and scale * sum. low: where what
+    rounding left goes, in steps of scale / 256, of int16 activations.
 
     The largest magnitude is found on bit patterns: there NaN ranks above infinity and both survive into the scale, so
     that a broken row shows in its logits instead of becoming plausible integers."""
@@ -42,13 +44,23 @@ def quantize_group(values, q, scale, total):
     peak = bitcast(reduce_max(top), f32)
     inverse = where(peak > 1e-30, 127.0 / peak, 0.0)      # smaller peaks would overflow 127 / peak; they become zeros
     count = i32.x(target.lanes)(0)
+    rest = i32.x(target.lanes)(0)
     for i, value in enumerate(values):
-        rounded = convert(round_even(value * inverse), i32)
+        nearest = round_even(value * inverse)
+        rounded = convert(nearest, i32)
         count += rounded
         store(q + i * target.lanes, narrow_s8(rounded))
+        if low is not None:
+            # From -127 as q: abs_s8 and sign_s8, which products without VNNI use, have no +128.
+            left = convert(round_even(min(max(fma(value, inverse, -nearest) * 256.0, -127.0), 127.0)), i32)
+            rest += left
+            store(low + i * target.lanes, narrow_s8(left))
     unit = peak / 127.0
     scale[0] = unit
-    total[0] = unit * f32(reduce_add(count))
+    if low is None:
+        total[0] = unit * f32(reduce_add(count))
+    else:
+        total[0] = unit * (f32(reduce_add((count << 8) + rest)) * 0.00390625)
 
 
 @kernel
@@ -89,10 +101,11 @@ def int8_rows(x):
     return q.reshape(len(x), -1).astype(np.int8), scale, scale * q.sum(axis=2)
 
 
-def int8_output(rows: int, width: int, relative: float = 2e-6, cause: str = "f32 arithmetic before rounding") -> Output:
-    """An int8 output; `relative` bounds the error of the values before they are rounded, as a part of the group's
-    scale * 127."""
-    return Output((rows, width), "int8", Tolerance(0.0, relative, cause), int8=True)
+def int8_output(rows: int, width: int, relative: float = 2e-6, cause: str = "f32 arithmetic before rounding",
+                dtype: str = "int8") -> Output:
+    """An int8 (or int16) output; `relative` bounds the error of the values before they are rounded, as a part of the
+    group's scale * 127."""
+    return Output((rows, width), dtype, Tolerance(0.0, relative, cause), int8=True)
 
 
 def fp8_output(rows: int, width: int, relative: float = 2e-6, cause: str = "f32 arithmetic before rounding") -> Output:

@@ -266,16 +266,19 @@ class _Recording:
         tensor = self.decoder._scratch[name]
         return Tensor(tensor.buffer, (self.tokens, width or tensor.shape[1]), tensor.dtype, tensor.offset)
 
-    def activation(self, name: str, weights, max_tokens: int | None = None) -> Tensor | Activation | Fp8Activation:
-        """The scratch `name` in the form that `weights` take. Quantized forms share the place of the unquantized."""
+    def activation(self, name: str, weights, max_tokens: int | None = None,
+                   int16: bool = False) -> Tensor | Activation | Fp8Activation:
+        """The scratch `name` in the form that `weights` take. Quantized forms share the place of the unquantized.
+        int16: in place of int8."""
         whole = self.decoder._scratch[name]
         form = self.decoder.activation_form(weights, max_tokens or self.form_tokens)
         count, width = whole.shape
         scales = whole.offset + count * width           # bytes: q comes first, then the scales, then the sums
         if form == "int8":
+            low = Tensor(whole.buffer, (self.tokens, width), "i8", scales + count * width // 4) if int16 else None
             return Activation(Tensor(whole.buffer, (self.tokens, width), "i8", whole.offset),
                               Tensor(whole.buffer, (self.tokens, width // 32), "f32", scales),
-                              Tensor(whole.buffer, (self.tokens, width // 32), "f32", scales + count * width // 8))
+                              Tensor(whole.buffer, (self.tokens, width // 32), "f32", scales + count * width // 8), low)
         if form == "fp8":
             return Fp8Activation(Tensor(whole.buffer, (self.tokens, width), "e4m3", whole.offset),
                                  Tensor(whole.buffer, (self.tokens,), "f32", scales))
@@ -290,13 +293,10 @@ class _Recording:
         fused = weights.get(at + "qkv")
         projections = [fused] if fused else [weights[at + name] for name in "qkv"]
         normed: Tensor | Activation | Fp8Activation
-        if self.decoder.activations == "int8":
-            # The softmax amplifies what int8 activations lose before it: with f32 here the perplexity of Gemma 3 270M
-            # is 0.04 % above the reference instead of 0.66 %, the mean KL of SmolLM2 0.0020 instead of 0.0028
-            # (benchmarks/LOG.md).
-            normed = self.tensor("normed")
-        else:
-            normed = self.activation("normed", projections)
+        # The softmax amplifies what int8 activations lose before it: with f32 here the perplexity of Gemma 3 270M
+        # is 0.04 % above the reference instead of 0.66 %, the mean KL of SmolLM2 0.0020 instead of 0.0028
+        # (benchmarks/LOG.md). 16 bits are as good as f32 and cost half.
+        normed = self.activation("normed", projections, int16=True)
         add_rmsnorm(recorder, x, delta, delta_norm, vectors[at + "attn_norm"], normed, eps)
         keys, values = kv.keys[layer], kv.values[layer]
         positions, token_row, q = self.of(step.positions), self.of(step.token_row), self.tensor("q")
