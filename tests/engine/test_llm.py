@@ -154,6 +154,17 @@ def test_the_start_path_imports_no_heavy_package(real_models):
     assert done.stdout == "[]\n", done.stderr
 
 
+def test_prompt_logprobs(smollm2):
+    params = [SamplingParams(max_tokens=2, temperature=0.0, prompt_logprobs=top) for top in (0, 2, None)]
+    none, two, without = smollm2.generate([PROMPTS[0]] * 3, params)
+    expected = smollm2.logprobs_of(none.prompt_token_ids).logprobs
+    assert [entry.logprob for entry in none.prompt_logprobs[1:]] == pytest.approx(expected, abs=1e-5)
+    assert two.prompt_logprobs[0] is None and [len(entry.top) for entry in two.prompt_logprobs[1:]] == [2] * 4
+    assert without.prompt_logprobs is None and none.token_ids == two.token_ids == without.token_ids
+    with pytest.raises(RequestError, match="cannot be streamed"):
+        smollm2.stream("a", params[0])
+
+
 def test_embeddings_and_scores(smollm2):
     texts = ["A cat sleeps on the sofa.", "A kitten naps on the couch.", "The stock market fell by two percent."]
     stream = smollm2.stream(PROMPTS[4], GREEDY)

@@ -168,6 +168,38 @@ def test_completion_logprobs(server):
     assert stopped["text"] == "ab"
 
 
+def test_echoed_logprobs(server):
+    """The prompt's tokens come first, without a log-probability for the one that nothing stands before."""
+    choice = server.complete("aé", echo=True, logprobs=1, max_tokens=2).json["choices"][0]
+    assert choice["text"].startswith("aéa")
+    assert choice["logprobs"] == {
+        "tokens": ["a", "bytes:\\xc3", "bytes:\\xa9", "a", "bytes:\\xc3"], "token_logprobs": [None] + [-0.5] * 4,
+        "top_logprobs": [None, {"bytes:\\xc3": -0.5}, {"bytes:\\xa9": -0.5}, {"a": -0.5}, {"bytes:\\xc3": -0.5}],
+        "text_offset": [0, 1, 1, 2, 3]}
+    only = server.complete(["abc", "d"], echo=True, logprobs=0, max_tokens=0).json
+    assert [choice["text"] for choice in only["choices"]] == ["abc", "d"]
+    assert only["choices"][0]["logprobs"]["token_logprobs"] == [None, -0.5, -0.5]
+    assert only["choices"][0]["finish_reason"] == "length" and only["usage"]["completion_tokens"] == 0
+    events = server.complete("ab", echo=True, logprobs=0, max_tokens=2, stream=True).events
+    streamed = [event["choices"][0]["logprobs"] for event in events[:-1] if event["choices"][0]["logprobs"]]
+    assert sum((entry["token_logprobs"] for entry in streamed), []) == [None, -0.5, -0.5, -0.5]
+    assert server.complete("ab", echo=True, max_tokens=0).json["choices"][0] == {
+        "index": 0, "text": "ab", "logprobs": None, "finish_reason": "length"}
+
+
+def test_prompt_logprobs(server):
+    choices = server.complete(["abc", "d"], prompt_logprobs=2, max_tokens=1, n=2).json["choices"]
+    first = [None, {"98": {"logprob": -0.5, "rank": 1, "decoded_token": "b"},
+                    "99": {"logprob": -1.5, "rank": 2, "decoded_token": "c"}}]
+    assert choices[0]["prompt_logprobs"][:2] == choices[1]["prompt_logprobs"][:2] == first
+    assert choices[2]["prompt_logprobs"] == [None] and choices[0]["logprobs"] is None
+    reply = server.chat("ab", prompt_logprobs=0, max_tokens=1).json
+    assert reply["prompt_logprobs"][0] is None and "prompt_logprobs" not in reply["choices"][0]
+    assert list(reply["prompt_logprobs"][-1].values())[0]["rank"] is None
+    assert len(reply["prompt_logprobs"]) == reply["usage"]["prompt_tokens"]
+    assert server.complete("!nan", prompt_logprobs=1).error["code"] == "numerical_error"
+
+
 def test_failures_before_the_first_token_keep_their_status(server):
     for stream in (False, True):
         reply = server.chat("!nan=0", stream=stream)

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 class Output(NamedTuple):
     """A finished reply. text: without stop string and control tokens. token_ids: all sampled ones, the end token too.
-    finish_reason: "stop" or "length". logprobs: a TokenLogprob (logprob, top) for each token, when asked for. cached_tokens: of the
-    prompt, that were in the prefix cache."""
+    finish_reason: "stop" or "length". logprobs: a TokenLogprob (logprob, top) for each token, when asked for.
+    cached_tokens: of the prompt, that were in the prefix cache. prompt_logprobs: of each token of the prompt, None for
+    the first, when asked for."""
 
     text: str
     token_ids: list[int]
@@ -32,6 +33,7 @@ class Output(NamedTuple):
     logprobs: "list | None"
     prompt_token_ids: list[int]
     cached_tokens: int = 0
+    prompt_logprobs: "list | None" = None
 
 
 class Delta(NamedTuple):
@@ -199,7 +201,14 @@ class LLM:
         finally:
             for reply in replies:
                 reply.close()
-        return [reply.output() for reply in replies]
+        outputs = [reply.output() for reply in replies]
+        asked = [index for index, wanted in enumerate(params) if wanted.prompt_logprobs is not None]
+        if asked:
+            from zse.engine.messages import Ask
+            asks = [Ask("logprobs", top=params[index].prompt_logprobs) for index in asked]
+            for index, result in zip(asked, self._measure([ids[index] for index in asked], asks), strict=True):
+                outputs[index] = outputs[index]._replace(prompt_logprobs=result.logprobs)
+        return outputs
 
     def stream(self, prompt: "Prompt", params: "SamplingParams | None" = None, *,
                structure: "Form" = None) -> "Iterator[Delta]":
@@ -226,6 +235,9 @@ class LLM:
         return self._chat_template().encode(messages, add_generation_prompt=True, **variables)
 
     def _stream(self, prompt: list[int], params, structure: "Form" = None) -> "Iterator[Delta]":
+        if params is not None and params.prompt_logprobs is not None:
+            raise RequestError("prompt_logprobs cannot be streamed: use generate() or chat()", code="invalid_value",
+                               param="prompt_logprobs")
         # Submitted now, not at the first next(): a refusal is raised by the call that made it.
         return self._deltas(_Reply(self, prompt, self._params_of(params, 1)[0], self._options_of(structure)))
 
@@ -306,8 +318,9 @@ class LLM:
         from zse.engine.messages import Ask
         if pooling not in ("last", "mean"):
             raise ValueError(f"pooling {pooling!r}: expected last or mean")
-        results = self._measure(self._several(prompts), Ask("last" if pooling == "last" else "mean",
-                                                            normalize=normalize))
+        several = self._several(prompts)
+        ask = Ask("last" if pooling == "last" else "mean", normalize=normalize)
+        results = self._measure(several, [ask] * len(several))
         lines = [numpy.frombuffer(result.vector, "<f4") for result in results]
         return numpy.array(lines, numpy.float32).reshape(len(lines), -1)
 
@@ -323,19 +336,20 @@ class LLM:
                 raise RequestError(f"the target {target!r} is {len(some)} tokens, not one", code="invalid_value",
                                    param="targets")
             ids += some
-        results = self._measure(self._several(prompts), Ask("targets", targets=tuple(ids)))
+        several = self._several(prompts)
+        results = self._measure(several, [Ask("targets", targets=tuple(ids))] * len(several))
         return [[entry.logprob for entry in result.logprobs] for result in results]
 
     def _several(self, prompts) -> list[list[int]]:
         single = isinstance(prompts, str) or (prompts and isinstance(prompts[0], int))
         return [self._encode(prompt) for prompt in ([prompts] if single else prompts)]
 
-    def _measure(self, prompts: list[list[int]], ask) -> list:
+    def _measure(self, prompts: list[list[int]], asks: list) -> list:
         """The Measured of each prompt, in order. Streams that are open go on meanwhile."""
         first, self._next_id = self._next_id, self._next_id + len(prompts)
         waiting = set()
         try:
-            for id, prompt in enumerate(prompts, first):
+            for id, prompt, ask in zip(range(first, self._next_id), prompts, asks, strict=True):
                 self._engine.measure(id, prompt, ask)
                 waiting.add(id)
             results = {}

@@ -5,7 +5,8 @@ import msgspec
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """temperature 0 is greedy. top_k 0 and top_p 1 are off. seed None: the engine draws one.
-    logprobs: None for none, else how many alternatives (0..20) beside the sampled token's own."""
+    logprobs: None for none, else how many alternatives (0..20) beside the sampled token's own. prompt_logprobs: the same
+    of the prompt's tokens; LLM takes it and measures them by a job, the engine's requests do not look at it."""
 
     max_tokens: int | None = None
     temperature: float = 1.0
@@ -21,3 +22,4 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None

@@ -22,8 +22,10 @@ def check_params(params: SamplingParams) -> None:
             raise _out_of_range(name, value, f"from {low} to {high}" if inclusive else f"above {low}, up to {high}")
     if params.max_tokens is not None and params.max_tokens < 1:
         raise _out_of_range("max_tokens", params.max_tokens, "at least 1")
-    if params.logprobs is not None and not 0 <= params.logprobs <= MAX_LOGPROBS:
-        raise _out_of_range("logprobs", params.logprobs, f"from 0 to {MAX_LOGPROBS}")
+    for name in ("logprobs", "prompt_logprobs"):
+        value = getattr(params, name)
+        if value is not None and not 0 <= value <= MAX_LOGPROBS:
+            raise _out_of_range(name, value, f"from 0 to {MAX_LOGPROBS}")
     if params.seed is not None and not -(1 << 63) <= params.seed < 1 << 64:
         raise _out_of_range("seed", params.seed, "a 64-bit number")
     if "" in params.stop:

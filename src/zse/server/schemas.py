@@ -48,6 +48,14 @@ class Completion(msgspec.Struct):
     cache_salt: str = ""
     speculate: bool = True
     service_tier: str | None = None
+    prompt_logprobs: int | None = None
+
+    @property
+    def prompt_top(self) -> int | None:
+        """Alternatives for each token of the prompt, None where its log-probabilities are not wanted."""
+        if self.prompt_logprobs is None:
+            return self.params.logprobs if self.echo else None
+        return max(self.prompt_logprobs, (self.params.logprobs or 0) if self.echo else 0)
 
     @property
     def num_choices(self) -> int:
@@ -105,6 +113,8 @@ _COMMON = {
     "stop_token_ids": Field(token_ids(128), "Up to 128 token ids that end the answer.", ()),
     "ignore_eos": Field(boolean, "Go on after the model's own end token.", False),
     "speculation": Field(boolean, "false verifies no drafts for this request; its answer is the same.", True),
+    "prompt_logprobs": Field(integer(0, 20), "Log-probabilities of the prompt's tokens with this many alternatives, up "
+                             "to 20; not with stream."),
     "n": Field(integer(1, MAX_CHOICES), "Number of answers, up to 16.", 1),
     "stream": Field(boolean, "Answer as server-sent events.", False),
     "stream_options": Field(_stream_options, "{\"include_usage\": true}: a last chunk with usage; needs stream."),
@@ -141,9 +151,9 @@ CHAT = _COMMON | {
 
 COMPLETIONS = _COMMON | {
     "prompt": Field(_prompt, "A string, strings, token ids or lists of token ids; up to 128 prompts.", required=True),
-    "max_tokens": Field(integer(1), "Most tokens to generate.", 16),
+    "max_tokens": Field(integer(0), "Most tokens to generate; 0 only with echo.", 16),
     "best_of": Field(integer(1, MAX_CHOICES), "Generate this many, return the n most likely; not with stream."),
-    "echo": Field(boolean, "Return the prompt before the answer; not with logprobs.", False),
+    "echo": Field(boolean, "Return the prompt before the answer, with logprobs also its log-probabilities.", False),
     "logprobs": Field(integer(0, 5), "Log-probabilities with this many alternatives, up to 5."),
     "suffix": Field(None, "Not supported.", harmless=(None, "")),
 }
@@ -177,14 +187,17 @@ def read_completions(body: dict) -> Completion:
         raise APIError("out_of_range", "'best_of' must be at least 'n'.", "best_of")
     if best_of > n and values["stream"]:
         raise APIError("invalid_value", "'best_of' above 'n' cannot be streamed.", "best_of")
-    if values["echo"] and values["logprobs"] is not None:
-        raise APIError("unsupported_parameter", "'logprobs' of an echoed prompt are not supported.", "logprobs")
+    if values["max_tokens"] == 0 and (not values["echo"] or values["stream"] or best_of > n):
+        raise APIError("out_of_range", "'max_tokens' 0 needs 'echo' and goes without 'stream' and 'best_of'.",
+                       "max_tokens")
     return _completion(values, values["logprobs"], prompts=values["prompt"], echo=values["echo"], best_of=best_of)
 
 
 def _completion(values: dict, logprobs: int | None, **more) -> Completion:
     if values["stream_options"] is not None and not values["stream"]:
         raise APIError("invalid_value", "'stream_options' needs 'stream': true.", "stream_options")
+    if values["prompt_logprobs"] is not None and values["stream"]:
+        raise APIError("invalid_value", "'prompt_logprobs' cannot be streamed.", "prompt_logprobs")
     params = SamplingParams(
         max_tokens=values["max_tokens"], temperature=values["temperature"], top_p=values["top_p"],
         top_k=max(0, values["top_k"]), min_p=values["min_p"], repetition_penalty=values["repetition_penalty"],
@@ -195,7 +208,8 @@ def _completion(values: dict, logprobs: int | None, **more) -> Completion:
     return Completion(model=values["model"], params=params, n=values["n"], stream=values["stream"],
                       include_usage=bool((values["stream_options"] or {}).get("include_usage")),
                       stop=values["stop"], cache_salt=values["cache_salt"],
-                      speculate=values["speculation"], **more)
+                      speculate=values["speculation"],
+                      prompt_logprobs=values["prompt_logprobs"], **more)
 
 
 def check_token_ids(completion: Completion, vocab_size: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import msgspec
 
 from zse.engine.client import Channel
-from zse.engine.messages import Tokens
+from zse.engine.messages import Ask, Measured, Tokens
 from zse.errors import RequestError
 from zse.scheduler.options import RequestOptions
 from zse.server import json_body, schemas
@@ -15,6 +15,7 @@ from zse.server.errors import APIError
 from zse.server.exchange import Request, Response
 from zse.server.generation import Choice, Delta, chat_logprobs, completion_logprobs
 from zse.server.off_loop import OFF_LOOP_BYTES, maybe_in_thread
+from zse.server.prompt_scores import echoed_logprobs, prompt_logprobs
 from zse.server.schemas import Completion
 from zse.server.statistics import CANCELLED, ERROR, Watch
 from zse.server.tools import chat as chat_format
@@ -34,6 +35,7 @@ class Job(msgspec.Struct):
     watch: Watch
     fingerprint: str
     choices: list[Choice] = []
+    measured: list[Measured] = []                   # of the prompts, where their log-probabilities are wanted
     answers: chat_format.Answers | None = None      # of a chat: how its answers are taken apart
 
     @property
@@ -81,7 +83,10 @@ async def _serve(app, request: Request, read: Callable[[dict], Completion], is_c
         limits = [_max_tokens(completion, len(prompt), info.max_context) for prompt in job.prompts]
         if job.answers is not None:
             job.answers.is_open = job.answers.opens_reasoning(model.decode(job.prompts[0][-16:]))
-        _submit(channel, model, job, limits, _options(app, request, completion))
+        options = _options(app, request, completion)
+        if completion.prompt_top is not None:
+            job.measured = await channel.measure(job.prompts, Ask("logprobs", top=completion.prompt_top), options)
+        _submit(channel, model, job, limits, options)
         if completion.stream:
             await _stream(request, channel, model, job)
             return None
@@ -118,8 +123,8 @@ def _tokenize(model, completion: Completion) -> list[list[int]]:
 def _max_tokens(completion: Completion, prompt_tokens: int, max_context: int) -> int:
     """The answer's bound for one prompt; the rest of the context when the request has none."""
     wanted = completion.params.max_tokens
-    if prompt_tokens + (wanted or 1) <= max_context:
-        return wanted or max_context - prompt_tokens
+    if prompt_tokens + (1 if wanted is None else wanted) <= max_context:
+        return max_context - prompt_tokens if wanted is None else wanted
     field = "prompt" if completion.messages is None else "messages"
     asked = f"{prompt_tokens} tokens in the {field}"
     if wanted:
@@ -138,8 +143,11 @@ def _submit(channel: Channel, model, job: Job, limits: list[int], options: Reque
         for answer in range(completion.best_of):
             choice = Choice(len(job.choices), model.detokenizer(completion.stop, answers.controls if answers else ()),
                             want_scores, answers.splitter() if answers else None)
-            params = schemas.choice_params(completion.params, answer, limit, rank)
             job.choices.append(choice)
+            if limit == 0:
+                choice.finish_reason = "length"     # only the prompt was wanted
+                continue
+            params = schemas.choice_params(completion.params, answer, limit, rank)
             channel.submit(choice.index, prompt, params, options)
 
 
@@ -156,7 +164,7 @@ def _accept(channel: Channel, job: Job, choice: Choice, event: Tokens):
 
 async def _collect(request: Request, channel: Channel, model, job: Job) -> Response:
     choices = job.choices
-    running = len(choices)
+    running = sum(choice.finish_reason is None for choice in choices)
     while running:
         index, event = await channel.next()
         if choices[index].finish_reason is None:
@@ -170,6 +178,8 @@ async def _collect(request: Request, channel: Channel, model, job: Job) -> Respo
     body = _envelope(job, streamed=False)
     body["choices"] = [_whole_choice(model, job, choice, index) for index, choice in enumerate(answers)]
     body["usage"] = usage
+    if job.chat and job.completion.prompt_logprobs is not None:
+        body["prompt_logprobs"] = prompt_logprobs(job.prompts[0], job.measured[0], model.token_bytes)
     request.note = f"{usage['prompt_tokens']}+{usage['completion_tokens']} tokens"
     return Response(200, _encode(body))
 
@@ -187,11 +197,18 @@ def _whole_choice(model, job: Job, choice: Choice, index: int) -> dict:
     scores = None
     if job.completion.params.logprobs is not None:
         scores = (chat_logprobs if job.chat else completion_logprobs)(choice.scores, model.token_bytes)
-    out = {"index": index, "logprobs": scores, "finish_reason": choice.finish_reason}
+    out: dict = {"index": index, "logprobs": scores, "finish_reason": choice.finish_reason}
     if job.chat:
         out["message"] = chat_format.message(choice)
     else:
-        out["text"] = _echo(model, job, choice.index) + choice.text
+        echo = _echo(model, job, choice.index)
+        out["text"] = echo + choice.text
+        prompt = choice.index // job.completion.best_of
+        if echo and scores is not None:
+            out["logprobs"] = echoed_logprobs(job.prompts[prompt], job.measured[prompt], choice.scores, len(echo),
+                                              model.token_bytes)
+        if job.completion.prompt_logprobs is not None:
+            out["prompt_logprobs"] = prompt_logprobs(job.prompts[prompt], job.measured[prompt], model.token_bytes)
     return out
 
 
@@ -257,8 +274,11 @@ async def _stream(request: Request, channel: Channel, model, job: Job) -> None:
 def _opening(model, job: Job, choice: Choice) -> list[dict]:
     if job.chat:
         return [{"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}]
-    echo = _echo(model, job, choice.index)
-    return [{"text": echo, "logprobs": None, "finish_reason": None}] if echo else []
+    echo, scores = _echo(model, job, choice.index), None
+    if echo and job.completion.params.logprobs is not None:
+        prompt = choice.index // job.completion.best_of
+        scores = echoed_logprobs(job.prompts[prompt], job.measured[prompt], [], len(echo), model.token_bytes)
+    return [{"text": echo, "logprobs": scores, "finish_reason": None}] if echo else []
 
 
 def _parts(model, job: Job, delta: Delta) -> list[dict]:
