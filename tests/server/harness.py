@@ -18,9 +18,10 @@ from zse.server import bind
 from zse.server.admission import Admission
 from zse.server.app import App
 from zse.server.auth import HostCheck, KeyCheck
-from zse.server.keys import Key, single, weights
+from zse.server.keys import Key, quotas, single, weights
 from zse.server.listener import Limits, Server
 from zse.server.pool import ModelSpec, Pool, Served
+from zse.server.quotas import Limiter
 
 FAKE_ENGINE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fake_engine.py")
 SCHEDULED_ENGINE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "scheduled_engine.py")
@@ -63,7 +64,7 @@ class Harness:
         model.set_result(fake_text.TextModel(self._template))
         self.pool = self.make_pool(model)
         self.app = App(self.pool, admission=Admission(max_choices, max_queue_tokens, weights(keys)), key=KeyCheck(keys),
-                       hosts=HostCheck(hosts), **self._parsers)
+                       limiter=Limiter(quotas(keys)), hosts=HostCheck(hosts), **self._parsers)
         self.server = Server(self.app, limits)
         sock = bind.listen("127.0.0.1", 0)
         self.port = sock.getsockname()[1]

@@ -7,7 +7,7 @@ from zse.errors import ConfigError
 from zse.server.admission import Admission
 from zse.server.auth import CacheSalts, KeyCheck
 from zse.server.errors import APIError
-from zse.server.keys import Key, read_file, weights
+from zse.server.keys import Key, Quota, quotas, read_file, weights
 
 CHAT = "/v1/chat/completions"
 KEYS = (Key("alice", "sk-alice"), Key("bob", "sk-bob"), Key("alice", "sk-new"))
@@ -19,19 +19,25 @@ def bearer(key: str) -> dict[str, str]:
 
 def test_a_key_file(tmp_path):
     path = tmp_path / "keys"
-    path.write_text("# who may\n\nalice sk-a\nbob\tsk-b 2.5\n  alice sk-c\n")
+    path.write_text("# who may\n\nalice sk-a\nbob\tsk-b 2.5\n  alice sk-c\nc k 2 rpm=60 tpm=9\nd j concurrency=4\n")
     keys = read_file(str(path))
-    assert keys == (Key("alice", "sk-a"), Key("bob", "sk-b", 2.5), Key("alice", "sk-c"))
-    assert weights(keys) == {"alice": 1.0, "bob": 2.5} and "sk-" not in repr(keys)
+    assert keys == (Key("alice", "sk-a"), Key("bob", "sk-b", 2.5), Key("alice", "sk-c"), Key("c", "k", 2, Quota(60, 9)),
+                    Key("d", "j", None, Quota(concurrency=4)))
+    assert weights(keys) == {"alice": 1.0, "bob": 2.5, "c": 2, "d": 1.0} and "sk-" not in repr(keys)
+    assert weights(keys, {"alice": 3.0, "bob": 3.0}) == {"alice": 3.0, "bob": 2.5, "c": 2, "d": 1.0}
+    assert quotas(keys) == {"c": Quota(60, 9), "d": Quota(concurrency=4)}
     path.write_text("s3cret\n")
     assert read_file(str(path)) == (Key("default", "s3cret"),)
 
 
 @pytest.mark.parametrize("text,part", [
-    ("", "no key in it"), ("# a\n", "no key in it"), ("a b c d", "line 1: not NAME KEY"), ("a b\na/b c", "line 2: the name"),
+    ("", "no key in it"), ("# a\n", "no key in it"), ("a b 1 1", "line 1: not NAME KEY"),
+    ("a b xyz=1", "line 1: not NAME KEY"), ("a b rpm=1 rpm=2", "line 1: not NAME KEY"), ("a b rpm=0", "line 1: rpm must"),
+    ("a b tpm=-1", "line 1: tpm must"), ("a b tpm=1e9", "line 1: tpm must"), ("a b rpm=10000000000", "line 1: rpm must"),
+    ("a k rpm=1\na j", "line 2: a has another weight or quota"), ("a b\na/b c", "line 2: the name"),
     ("a b 0", "line 1: the weight"), ("a b nan", "line 1: the weight"), ("a b x", "line 1: the weight"),
     ("a b 1001", "line 1: the weight"), ("a k\nb k", "line 2: this key"), ("a k 1\na j 2", "line 2: a has another weight"),
-    ("a \x01", "line 1: not NAME KEY"), ("a ké", "line 1: not NAME KEY"), ("a " + "k" * 4097, "line 1: not NAME KEY"),
+    ("a \x01", "line 1: a key must"), ("a ké", "line 1: a key must"), ("a " + "k" * 4097, "line 1: a key must"),
     ("\n".join(f"t{i} k{i}" for i in range(4097)), "line 4097: more than 4096"), (" " * (1 << 20) + "k", "larger than")])
 def test_a_bad_key_file_is_one_line_without_the_key(tmp_path, text, part):
     path = tmp_path / "keys"

@@ -56,8 +56,10 @@ def add_arguments(parser) -> None:
                         help="the marks around the models' reasoning (default: by the chat template)")
     parser.add_argument("--api-key", metavar="KEY",
                         help="the key that clients must send (default: ZSE_API_KEY); needed unless --host is loopback")
-    parser.add_argument("--api-key-file", metavar="FILE", help="read the keys of several tenants from a file, NAME KEY [WEIGHT] a line; "
-                        "WEIGHT is of the tenant's share of the queue and the engine (default: 1)")
+    parser.add_argument("--api-key-file", metavar="FILE",
+                        help="read the keys of several tenants from a file, NAME KEY [WEIGHT] [rpm=N] [tpm=N] "
+                        "[concurrency=N] a line: WEIGHT is of the tenant's share of queue and engine (default: 1), the "
+                        "rest its quota")
     parser.add_argument("--allowed-host", action="append", default=[], metavar="NAME",
                         help="a Host name to answer to besides localhost and IP addresses; may be repeated")
     parser.add_argument("--drain-timeout", type=number(float, 0), default=30.0, metavar="SECONDS",

@@ -9,6 +9,7 @@ from zse.server.auth import CacheSalts, HostCheck, KeyCheck
 from zse.server.errors import APIError
 from zse.server.exchange import Request, Response
 from zse.server.pool import Pool, Served
+from zse.server.quotas import Limiter
 from zse.server.routes import table
 
 
@@ -17,10 +18,10 @@ class App:
     reasoning_parser: for all models, instead of what their chat templates show."""
 
     def __init__(self, pool: Pool, *, admission: Admission, key: KeyCheck, hosts: HostCheck,
-                 salts: CacheSalts | None = None, tool_parser: str | None = None,
+                 salts: CacheSalts | None = None, limiter: Limiter | None = None, tool_parser: str | None = None,
                  reasoning_parser: str | None = None):
         self.pool, self.admission = pool, admission
-        self.salts = salts or CacheSalts()
+        self.salts, self.limiter = salts or CacheSalts(), limiter or Limiter()
         self.tool_parser, self.reasoning_parser = tool_parser, reasoning_parser
         self.created = int(time.time())
         self.draining = False

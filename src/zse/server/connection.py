@@ -347,7 +347,7 @@ class Connection(asyncio.Protocol):
     def _head(self, request: Request | None, status: int, headers: list[tuple[str, str]]) -> bytes:
         lines = [f"HTTP/1.1 {status} {REASONS.get(status, '')}", f"date: {self._server.date}",
                  f"x-request-id: {request.id if request else new_request_id()}", "x-content-type-options: nosniff"]
-        lines += [f"{name}: {value}" for name, value in headers]
+        lines += [f"{name}: {value}" for name, value in [*headers, *(request.more_headers if request else ())]]
         if request is None or not request.keep_alive or self._server.draining:
             lines.append("connection: close")
         elif request.http_10:

@@ -39,6 +39,7 @@ CODES: dict[str, tuple[int, str, bool]] = {
     "uri_too_long": (414, INVALID, False),
     "unsupported_media_type": (415, INVALID, False),
     "header_too_large": (431, INVALID, False),
+    "rate_limit_exceeded": (429, "requests", True),
     "internal_error": (500, SERVER, False),
     "numerical_error": (500, SERVER, False),
     "overloaded": (503, SERVER, True),
@@ -52,12 +53,13 @@ _RETRY_AFTER = {"overloaded": 1, "shutting_down": 5, "engine_restarting": 1}
 
 
 class APIError(RequestError):
-    """An answer of the table. headers: extra response headers; close: the connection cannot be used afterwards."""
+    """An answer of the table. headers: extra response headers; close: the connection cannot be used afterwards; kind:
+    another type than the table's ("tokens" of rate_limit_exceeded)."""
 
     def __init__(self, code: str, message: str, param: str | None = None, *,
-                 headers: tuple[tuple[str, str], ...] = (), close: bool = False):
-        status, kind, _ = CODES[code]
-        super().__init__(message, status=status, type=kind, code=code, param=param)
+                 headers: tuple[tuple[str, str], ...] = (), close: bool = False, kind: str | None = None):
+        status, usual_kind, _ = CODES[code]
+        super().__init__(message, status=status, type=kind or usual_kind, code=code, param=param)
         self.headers, self.close = headers, close
 
 

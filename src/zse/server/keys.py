@@ -2,22 +2,33 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from zse.errors import ConfigError
 
 DEFAULT_TENANT = "default"      # of a key that came without a name
 MAX_KEYS, MAX_FILE_BYTES, MAX_WEIGHT = 4096, 1 << 20, 1000.0
+MAX_QUOTA = 1_000_000_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
+class Quota(NamedTuple):
+    """Of a tenant; 0 is unlimited. rpm, tpm: requests and tokens a minute. concurrency: answers at once."""
+
+    rpm: int = 0
+    tpm: int = 0
+    concurrency: int = 0
+
+
 class Key(NamedTuple):
-    """key: what the client sends. tenant: who pays for its requests. weight: of the tenant's share, above 0."""
+    """key: what the client sends. tenant: who pays for its requests. weight: of the tenant's share, above 0; None: 1, or
+    what --tenant-weight says."""
 
     tenant: str
     key: str
-    weight: float = 1.0
+    weight: float | None = None
+    quota: Quota = Quota()
 
     def __repr__(self) -> str:
         return f"<Key of {self.tenant}>"    # the key must not get into a log or a traceback
@@ -31,8 +42,8 @@ def single(key: str) -> tuple[Key, ...]:
 
 
 def read_file(path: str) -> tuple[Key, ...]:
-    """The keys of a file: `NAME KEY [WEIGHT]` a line, or a KEY alone; # begins a comment line. A tenant may have several
-    keys (to change one without a gap). Raises ConfigError, which names the line and never shows a key."""
+    """The keys of a file: `NAME KEY [WEIGHT] [rpm=N] [tpm=N] [concurrency=N]` a line, or a KEY alone; # begins a comment
+    line. A tenant may have several keys (to change one without a gap), all with the same weight and quota. Raises ConfigError, which names the line and never shows a key."""
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read(MAX_FILE_BYTES + 1)
@@ -42,7 +53,7 @@ def read_file(path: str) -> tuple[Key, ...]:
     if len(text) > MAX_FILE_BYTES:
         raise ConfigError(f"--api-key-file {path}: larger than {MAX_FILE_BYTES} bytes")
     keys: list[Key] = []
-    weights: dict[str, float] = {}
+    first: dict[str, Key] = {}      # of each tenant
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
@@ -50,8 +61,8 @@ def read_file(path: str) -> tuple[Key, ...]:
             key = _read_line(line.split())
             if any(other.key == key.key for other in keys):
                 raise ValueError("this key stands in an earlier line")
-            if weights.setdefault(key.tenant, key.weight) != key.weight:
-                raise ValueError(f"{key.tenant} has another weight in an earlier line")
+            if first.setdefault(key.tenant, key)[2:] != key[2:]:
+                raise ValueError(f"{key.tenant} has another weight or quota in an earlier line")
             keys.append(key)
             if len(keys) > MAX_KEYS:
                 raise ValueError(f"more than {MAX_KEYS} keys")
@@ -63,27 +74,44 @@ def read_file(path: str) -> tuple[Key, ...]:
 
 
 def _read_line(words: Sequence[str]) -> Key:
-    name, key, weight = DEFAULT_TENANT, words[0], 1.0
-    if len(words) > 1:
-        name, key = words[0], words[1]
-    if len(words) > 3 or not _is_key(key):
-        raise ValueError("not NAME KEY [WEIGHT] with a key of 1 to 4096 printable ASCII characters")
+    name, key = (words[0], words[1]) if len(words) > 1 else (DEFAULT_TENANT, words[0])
+    if not _is_key(key):
+        raise ValueError("a key must be 1 to 4096 printable ASCII characters")
     if not _NAME.fullmatch(name):
         raise ValueError("the name must be 1 to 64 letters, digits, '.', '_' and '-'")
-    if len(words) == 3:
-        try:
-            weight = float(words[2])
-        except ValueError:
-            weight = math.nan
-        if not 0 < weight <= MAX_WEIGHT:
-            raise ValueError(f"the weight must be a number above 0, at most {MAX_WEIGHT:g}")
-    return Key(name, key, weight)
+    weight, quota = None, Quota()
+    for word in words[2:]:
+        field, equals, value = word.partition("=")
+        if not equals and weight is None:
+            weight = _weight(word)
+        elif not equals or field not in Quota._fields or getattr(quota, field):
+            raise ValueError("not NAME KEY [WEIGHT] [rpm=N] [tpm=N] [concurrency=N]")
+        elif not (value.isascii() and value.isdigit() and 0 < int(value[:12]) <= MAX_QUOTA and len(value) <= 10):
+            raise ValueError(f"{field} must be a whole number from 1 to {MAX_QUOTA}")
+        else:
+            quota = quota._replace(**{field: int(value)})
+    return Key(name, key, weight, quota)
+
+
+def _weight(word: str) -> float:
+    try:
+        weight = float(word)
+    except ValueError:
+        weight = math.nan
+    if not 0 < weight <= MAX_WEIGHT:
+        raise ValueError(f"the weight must be a number above 0, at most {MAX_WEIGHT:g}")
+    return weight
 
 
 def _is_key(key: str) -> bool:
     return 0 < len(key) <= 4096 and key.isascii() and key.isprintable() and " " not in key
 
 
-def weights(keys: Sequence[Key]) -> dict[str, float]:
-    """tenant → weight."""
-    return {key.tenant: key.weight for key in keys}
+def weights(keys: Sequence[Key], others: Mapping[str, float] | None = None) -> dict[str, float]:
+    """tenant → weight. others: of --tenant-weight, for tenants whose line has none."""
+    return {key.tenant: (others or {}).get(key.tenant, 1.0) if key.weight is None else key.weight for key in keys}
+
+
+def quotas(keys: Sequence[Key]) -> dict[str, Quota]:
+    """tenant → quota, of those that have one."""
+    return {key.tenant: key.quota for key in keys if any(key.quota)}

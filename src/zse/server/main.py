@@ -20,9 +20,10 @@ from zse.server import bind, models
 from zse.server.admission import Admission
 from zse.server.app import App
 from zse.server.auth import HostCheck, KeyCheck
-from zse.server.keys import Key, weights
+from zse.server.keys import Key, quotas, weights
 from zse.server.listener import Limits, Server
 from zse.server.pool import ModelSpec, Pool, Served
+from zse.server.quotas import Limiter
 
 log = logging.getLogger("zse.server")
 
@@ -112,7 +113,7 @@ class _Serving:
         self._engine = self._pool.default.engine
         self._app = App(self._pool,
                         admission=Admission(options.max_choices, options.max_queue_tokens, weights(options.keys)),
-                        key=KeyCheck(options.keys), hosts=HostCheck(options.allowed_hosts),
+                        limiter=Limiter(quotas(options.keys)), key=KeyCheck(options.keys), hosts=HostCheck(options.allowed_hosts),
                         tool_parser=options.tool_parser, reasoning_parser=options.reasoning_parser)
         self._server = Server(self._app, options.limits)
         self._engine.start(self._process)

@@ -33,6 +33,7 @@ async def measure(app, request: Request, read: Callable, prepare: Callable, chec
     long; check: (asked, Measured), as soon as each is there. Raises RequestError."""
     app.check_accepting()
     app.admission.check(request.tenant)
+    quota = app.limiter.enter(request)
     long = len(request.body) > OFF_LOOP_BYTES
     asked = await maybe_in_thread(long, lambda: read(json_body.parse(bytes(request.body))))
     served = app.find_model(asked.model, "model")
@@ -42,6 +43,7 @@ async def measure(app, request: Request, read: Callable, prepare: Callable, chec
     failure = CANCELLED
     try:
         app.pool.enter(served)
+        quota.reserve(1, ticket.tokens)
         model = await app.pool.text(served)
         measurements = await maybe_in_thread(long, lambda: prepare(asked, model))
         watch.prompt_tokens = sum(len(item.ids) for item in measurements)
@@ -60,6 +62,7 @@ async def measure(app, request: Request, read: Callable, prepare: Callable, chec
     finally:
         channel.close()
         ticket.release()
+        quota.leave(0 if failure == ERROR else watch.prompt_tokens)
         watch.end(0, failure)
         app.pool.leave(served)
 

@@ -44,13 +44,14 @@ class Statistics:
 class Watch:
     """One request, as it counts in its model's Statistics. started: time.monotonic() of its head. end() exactly once."""
 
-    __slots__ = ("_last", "_num_choices", "_outcomes", "_started", "_statistics", "prompt_tokens")
+    __slots__ = ("_last", "_num_choices", "_outcomes", "_started", "_statistics", "completion_tokens", "prompt_tokens")
 
     def __init__(self, statistics: Statistics, started: float, num_choices: int):
         self._statistics, self._started, self._num_choices = statistics, started, num_choices
         self._last: dict[int, float] = {}       # choice → time of its last tokens
         self._outcomes: Counter[str] = Counter()
         self.prompt_tokens = 0                  # once they are known
+        self.completion_tokens = 0
 
     def tokens(self, choice: int, event: Tokens) -> None:
         """News of a choice. Tokens that came together share the time since the last ones."""
@@ -66,6 +67,7 @@ class Watch:
             else:
                 self._statistics.between_tokens_s.observe((now - before) / count, count)
             self._last[choice] = now
+            self.completion_tokens += count
             self._statistics.completion_tokens += count
 
     def finished(self, reason: str) -> None:

@@ -16,6 +16,7 @@ from zse.server.exchange import Request, Response
 from zse.server.generation import Choice, Delta, chat_logprobs, completion_logprobs
 from zse.server.off_loop import OFF_LOOP_BYTES, maybe_in_thread
 from zse.server.prompt_scores import echoed_logprobs, prompt_logprobs
+from zse.server.quotas import UNBOUNDED_TOKENS
 from zse.server.schemas import Completion
 from zse.server.statistics import CANCELLED, ERROR, Watch
 from zse.server.tools import chat as chat_format
@@ -56,6 +57,7 @@ async def text(app, request: Request) -> Response | None:
 async def _serve(app, request: Request, read: Callable[[dict], Completion], is_chat: bool) -> Response | None:
     app.check_accepting()
     app.admission.check(request.tenant)
+    quota = app.limiter.enter(request)
     long = len(request.body) > OFF_LOOP_BYTES
     completion = await maybe_in_thread(long, lambda: read(json_body.parse(bytes(request.body))))
     served = app.find_model(completion.model, "model")
@@ -72,6 +74,8 @@ async def _serve(app, request: Request, read: Callable[[dict], Completion], is_c
     try:
         # The engine loads while the prompt becomes tokens.
         app.pool.enter(served)
+        longest = UNBOUNDED_TOKENS if completion.params.max_tokens is None else completion.params.max_tokens
+        quota.reserve(completion.num_choices, ticket.tokens + completion.num_choices * longest)
         model = await app.pool.text(served)
         schemas.check_token_ids(completion, model.vocab_size)
         if is_chat:
@@ -97,6 +101,7 @@ async def _serve(app, request: Request, read: Callable[[dict], Completion], is_c
     finally:
         channel.close()
         ticket.release()
+        quota.leave(watch.completion_tokens + (watch.prompt_tokens if job.choices else 0))
         watch.end(_cached_tokens(job), failure)
         app.pool.leave(served)
 
@@ -146,6 +151,7 @@ def _submit(channel: Channel, model, job: Job, limits: list[int], options: Reque
             job.choices.append(choice)
             if limit == 0:
                 choice.finish_reason = "length"     # only the prompt was wanted
+                job.watch.finished("length")
                 continue
             params = schemas.choice_params(completion.params, answer, limit, rank)
             channel.submit(choice.index, prompt, params, options)

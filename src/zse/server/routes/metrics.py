@@ -54,6 +54,7 @@ async def metrics(app, request: Request) -> Response:
              app.admission.queued_tokens)
     page.add("zse_requests_refused_total", "counter", "Requests that the full queue refused (503).",
              app.admission.num_refused)
+    page.add("zse_requests_limited_total", "counter", "Requests beyond their key's quota (429).", app.limiter.num_limited)
     for (route, status), count in sorted(app.responses.items()):
         page.add("zse_http_responses_total", "counter", "Answers by route and status.", count, route=route,
                  status=str(status))

@@ -1,0 +1,158 @@
+"""Quotas of keys: exact under a virtual clock, told in headers, settled with what was used."""
+
+import concurrent.futures
+from types import SimpleNamespace
+
+import openai
+import pytest
+from harness import chat_body, request, wait_for
+from test_errors import check
+
+from zse.server.errors import APIError
+from zse.server.keys import Key, Quota
+from zse.server.quotas import Limiter
+
+CHAT, TEXT, EMBED = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def limiter(**quota) -> tuple[Limiter, Clock, SimpleNamespace]:
+    clock = Clock()
+    return Limiter({"a": Quota(**quota)}, clock), clock, SimpleNamespace(tenant="a", more_headers=[])
+
+
+def passes(limiter: Limiter, of, count: int) -> int:
+    passed = 0
+    for _ in range(count):
+        try:
+            limiter.enter(of)
+            passed += 1
+        except APIError as error:
+            assert (error.status, error.type, error.code) == (429, "requests", "rate_limit_exceeded")
+    return passed
+
+
+def test_requests_a_minute():
+    limits, clock, of = limiter(rpm=60)
+    assert passes(limits, of, 1000) == 60
+    clock.now += 0.5
+    assert passes(limits, of, 10) == 0
+    clock.now += 0.5
+    assert passes(limits, of, 10) == 1
+    clock.now += 30
+    assert passes(limits, of, 1000) == 30
+    clock.now += 3600
+    assert passes(limits, of, 1000) == 60
+    clock.now -= 3600                       # a clock that jumps back neither unlocks nor locks out for ever
+    assert passes(limits, of, 1000) == 0
+    clock.now += 3600 + 1
+    assert passes(limits, of, 1000) == 1
+    assert passes(limits, SimpleNamespace(tenant="b", more_headers=[]), 1000) == 1000
+
+
+def test_the_wait_is_told_and_is_enough():
+    limits, clock, of = limiter(rpm=7)
+    for _ in range(30):
+        try:
+            limits.enter(of)
+        except APIError as error:
+            headers = dict(error.headers)
+            wait_ms = int(headers["retry-after-ms"])
+            assert 0 < wait_ms <= 1000 * int(headers["retry-after"])
+            clock.now += wait_ms / 1000 + 0.001
+            limits.enter(of)
+    assert dict(of.more_headers)["x-ratelimit-limit-requests"] == "7"
+
+
+def test_tokens_are_reserved_and_settled():
+    limits, clock, of = limiter(tpm=1000)
+    first = limits.enter(of)
+    first.reserve(1, 800)
+    with pytest.raises(APIError) as caught:
+        limits.enter(of).reserve(1, 300)
+    assert (caught.value.type, caught.value.status) == ("tokens", 429)
+    assert int(dict(caught.value.headers)["retry-after"]) == 6      # 100 tokens at 1,000 a minute
+    first.leave(100)                                                # 900 are left
+    with pytest.raises(APIError):
+        limits.enter(of).reserve(1, 5000)                           # takes all of it, and it is not full
+    clock.now += 6
+    second = limits.enter(of)
+    second.reserve(1, 5000)
+    assert dict(of.more_headers)["x-ratelimit-remaining-tokens"] == "0"
+    second.leave(5000)                                              # 4,000 below: four minutes until anything goes
+    clock.now += 239
+    with pytest.raises(APIError):
+        limits.enter(of).reserve(1, 1)
+    clock.now += 2
+    limits.enter(of).reserve(1, 1)
+    clock.now += 3600
+    limits.enter(of).leave(0)
+    limits.enter(of).reserve(1, 1000)
+
+
+def test_answers_at_once():
+    limits, _, of = limiter(concurrency=4)
+    first = limits.enter(of)
+    first.reserve(3, 10)
+    with pytest.raises(APIError):
+        limits.enter(of).reserve(2, 10)
+    limits.enter(of).reserve(1, 10)
+    first.leave(10)
+    limits.enter(of).reserve(3, 10)
+
+
+KEYS = (Key("a", "ka", None, Quota(rpm=5, tpm=3000, concurrency=2)), Key("b", "kb"))
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def test_over_http(own_server):
+    server = own_server(key=KEYS)
+    reply = server.post(CHAT, chat_body("hi", max_tokens=20), bearer("ka"))
+    assert reply.status == 200 and reply.headers["x-ratelimit-limit-requests"] == "5"
+    assert (reply.headers["x-ratelimit-remaining-requests"], reply.headers["x-ratelimit-limit-tokens"]) == ("4", "3000")
+    assert reply.headers["x-ratelimit-reset-requests"].endswith("s")
+    stream = server.post(CHAT, chat_body("hi", max_tokens=20, stream=True), bearer("ka"))
+    assert stream.headers["x-ratelimit-remaining-requests"] == "3"
+    assert 2900 < int(stream.headers["x-ratelimit-remaining-tokens"]) < 3000    # the first was settled: some 20 tokens
+    assert server.post(EMBED, {"input": "a"}, bearer("ka")).headers["x-ratelimit-remaining-requests"] == "2"
+    refused = server.post(TEXT, {"prompt": "a", "max_tokens": 4000}, bearer("ka"))
+    assert (refused.status, refused.error["type"]) == (429, "tokens") and int(refused.headers["retry-after-ms"]) > 0
+    assert server.post(CHAT, {}, bearer("ka")).status == 400
+    limited = server.post(CHAT, chat_body("hi"), bearer("ka"))
+    check(limited, 429, "rate_limit_exceeded", None)
+    assert 0 < int(limited.headers["retry-after"]) <= 12
+    with openai.OpenAI(base_url=server.base + "/v1", api_key="ka", max_retries=0) as client, \
+            pytest.raises(openai.RateLimitError):
+        client.chat.completions.create(model="fake", messages=[{"role": "user", "content": "a"}])
+    for _ in range(20):
+        free = server.post(CHAT, chat_body("hi"), bearer("kb"))
+        assert free.status == 200 and not any(name.startswith("x-ratelimit") for name in free.headers)
+    assert server.get("/v1/models", bearer("ka")).status == 200
+    assert server.call(lambda: server.pool.default.users) == 0
+    assert "zse_requests_limited_total 3\n" in server.get("/metrics", bearer("kb")).body.decode()
+
+
+def test_parallel_requests_and_clients_that_leave(own_server):
+    server = own_server(key=(Key("a", "ka", None, Quota(rpm=60)), Key("c", "kc", None, Quota(concurrency=2))))
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        replies = pool.map(lambda _: server.post(CHAT, chat_body("hi"), bearer("ka")).status, range(150))
+    counts = list(replies).count(200)
+    assert 60 <= counts <= 64       # one more a second
+    held = [server.connect() for _ in range(2)]
+    for sock in held:
+        sock.sendall(request("POST", CHAT, chat_body("!stall"), bearer("kc")))
+    wait_for(lambda: server.state()["choices"] == 2)
+    assert server.post(CHAT, chat_body("hi"), bearer("kc")).status == 429
+    for sock in held:
+        sock.close()
+    server.assert_quiet()
+    assert server.post(CHAT, chat_body("hi"), bearer("kc")).status == 200
