@@ -18,6 +18,7 @@ from zse.cache.prefix import PrefixCache
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
 from zse.scheduler.options import RequestOptions
+from zse.scheduler.policy import Policy
 from zse.scheduler.scheduler import Batch, Output, Scheduler
 
 VOCAB = 50
@@ -135,7 +136,10 @@ class Simulation:
             max_context=rng.choice((20, 64, 150)), vocab_size=VOCAB, eos_ids=frozenset((EOS,)),
             max_waiting=rng.choice((3, 100)), allocator=self.allocator, max_drafts=rng.choice((0, 3, 20)),
             prefix_cache=PrefixCache(self.num_pages, policy) if (policy := rng.choice(POLICIES)) else None,
-            host=HostPool(rng.choice((0, 4, 40, 40))))
+            host=HostPool(rng.choice((0, 4, 40, 40))),
+            policy=Policy(reserve_output=rng.random() < 0.5, batching=rng.choice(("continuous", "continuous", "static")),
+                          fair_share=rng.random() < 0.7,
+                          chunked_prefill=rng.random() < 0.8, tenant_weights={"a": 3.0}))
         self.scheduler.should_swap = lambda request: rng.random() < 0.8
         self.beginnings = [[rng.randrange(VOCAB) for _ in range(150)] for _ in range(3)]
         self.said: list[list[int]] = []         # prompts and replies of requests that have ended

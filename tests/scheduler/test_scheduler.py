@@ -4,7 +4,7 @@ from simulator import EOS, VOCAB, FakeDevice, next_token
 from zse.cache.pages import PAGE
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
-from zse.scheduler.policy import MAX_PREEMPTIONS
+from zse.scheduler.policy import MAX_PREEMPTIONS, Policy
 from zse.scheduler.scheduler import Scheduler
 
 
@@ -12,6 +12,10 @@ def make(**changes):
     options = dict(num_pages=16, max_rows=4, max_tokens=32, max_context=200, vocab_size=VOCAB,
                    eos_ids=frozenset((EOS,)))
     return Scheduler(**(options | changes))
+
+
+# Admits as long as prompts fit, so that replies run out of pages.
+EAGER = Policy(reserve_output=False)
 
 
 def greedy(max_tokens, **changes):
@@ -170,7 +174,7 @@ def test_cancel_frees_everything_at_once_in_every_state(state):
 
 def test_a_page_shortage_preempts_the_youngest_and_its_tokens_stay_the_same():
     def replies(num_pages):
-        scheduler, device, got = make(num_pages=num_pages), FakeDevice(num_pages, 4), {1: [], 2: [], 3: []}
+        scheduler, device, got = make(num_pages=num_pages, policy=EAGER), FakeDevice(num_pages, 4), {1: [], 2: [], 3: []}
         for id in got:
             scheduler.submit(id, [id] * 14, greedy(40), seed=id)
         while batch := scheduler.schedule():
@@ -186,7 +190,7 @@ def test_a_page_shortage_preempts_the_youngest_and_its_tokens_stay_the_same():
 
 
 def test_preemption_takes_the_youngest_and_it_comes_back_first():
-    scheduler = make(num_pages=3)
+    scheduler = make(num_pages=3, policy=EAGER)
     scheduler.submit(1, [1] * 15, greedy(30), seed=0)
     scheduler.submit(2, [2] * 15, greedy(30), seed=0)
     scheduler.submit(3, [3] * 10, greedy(1), seed=0)
@@ -203,7 +207,7 @@ def test_preemption_takes_the_youngest_and_it_comes_back_first():
 
 
 def test_after_three_preemptions_a_request_is_pinned():
-    scheduler = make(num_pages=8)
+    scheduler = make(num_pages=8, policy=EAGER)
     scheduler.submit(1, [1] * 20, greedy(60), seed=0)
     for _ in range(MAX_PREEMPTIONS):
         step(scheduler)
@@ -272,7 +276,7 @@ def test_a_batch_can_be_scheduled_before_the_tokens_of_the_one_before_are_known(
 
 
 def test_nothing_is_preempted_while_a_batch_is_in_flight():
-    scheduler = make(num_pages=3)
+    scheduler = make(num_pages=3, policy=EAGER)
     scheduler.submit(1, [1] * 15, greedy(30), seed=0)
     scheduler.submit(2, [2] * 15, greedy(30), seed=0)
     batches = [scheduler.schedule(), scheduler.schedule()]

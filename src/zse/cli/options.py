@@ -1,5 +1,7 @@
 """Options that several commands share: the engine's and the sampler's."""
 
+from argparse import Action, ArgumentTypeError, BooleanOptionalAction
+
 from zse.cli.parser import number
 
 # Chosen for chat with small models: a little randomness, no far tail. The API's own defaults (temperature 1) are
@@ -57,6 +59,7 @@ def add_engine_options(parser) -> None:
 # Names of EngineConfig's fields that add_serving_options() gives options for, in its order.
 SERVING_OPTIONS: tuple[str, ...] = (
     *("prefix_cache", "cache_policy", "deterministic", "speculation", "draft_tokens"),
+    *("batching", "chunked_prefill", "fair_share", "tenant_weights", "ageing_ms", "reserve_output"),
 )
 
 
@@ -93,12 +96,68 @@ def add_serving_options(parser) -> None:
         metavar="K",
         help="most drafts of a request in a step; fewer where they do not pay (default: 7)",
     )
+    group.add_argument(
+        "--batching",
+        choices=("continuous", "static"),
+        default="continuous",
+        help="static: a batch runs to its end before the next begins (default: continuous)",
+    )
+    group.add_argument(
+        "--chunked-prefill",
+        action=BooleanOptionalAction,
+        default=True,
+        help="prompts are computed in chunks beside running replies; without it replies wait for them (default: on)",
+    )
+    group.add_argument(
+        "--fair-share",
+        action=BooleanOptionalAction,
+        default=True,
+        help="API keys get the engine in proportion to their weights, however much each asks (default: on)",
+    )
+    group.add_argument(
+        "--tenant-weight",
+        dest="tenant_weights",
+        type=_tenant_weight,
+        action=_Joined,
+        default="",
+        metavar="NAME=W",
+        help="weight of an API key's share, by its name; others have 1; may be repeated",
+    )
+    group.add_argument(
+        "--ageing-ms",
+        type=number(int, 0, 3_600_000),
+        default=10_000,
+        metavar="MS",
+        help="a request goes ahead of those that came up to so much earlier for each level of priority above theirs "
+        "(default: 10000)",
+    )
+    group.add_argument(
+        "--reserve-output",
+        action=BooleanOptionalAction,
+        default=True,
+        help="admit a request only when the KV cache has room for the reply that is expected too (default: on)",
+    )
+
+
+def _tenant_weight(text: str) -> str:
+    """argparse type: NAME=W, a weight above 0 and at most 1000."""
+    name, _, weight = text.rpartition("=")
+    if not name or "," in name:
+        raise ArgumentTypeError(f"{text!r} is not NAME=WEIGHT")
+    number(float, high=1000, above=0)(weight)
+    return text
+
+
+class _Joined(Action):
+    """Repeated values as one, with commas between."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, f"{before},{values}" if before else values)
 
 
 def memory_size(text: str) -> int:
     """argparse type: bytes from "6G", "5.5GiB", "800M" or a plain number; K, M, G, T are powers of 1024."""
-    import argparse
-
     from zse.errors import one_line
 
     digits = text.strip().upper().removesuffix("B").removesuffix("I")
@@ -108,7 +167,7 @@ def memory_size(text: str) -> int:
     except ValueError:
         value = 0.0
     if not 1 <= value < 1 << 50:
-        raise argparse.ArgumentTypeError(f"{one_line(text)!r} is not a size such as 6G or 800M")
+        raise ArgumentTypeError(f"{one_line(text)!r} is not a size such as 6G or 800M")
     return int(value)
 
 

@@ -7,6 +7,8 @@ import msgspec
 from zse.cache.eviction import POLICIES as CACHE_POLICIES
 from zse.cache.pages import PAGE, pages_for
 from zse.errors import ConfigError
+from zse.scheduler.options import MAX_WEIGHT
+from zse.scheduler.policy import Policy
 
 AUTO = "auto"
 DEVICES = ("auto", "cpu", "cuda", "hip", "metal")
@@ -47,6 +49,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_tokens_per_step: tokens of one forward; longer prompts run in chunks of this. num_pages: KV pages of 16 tokens.
     activations: inputs of matrix products: "int8" or "f32" on a CPU, "bf16" on a GPU. kv_dtype: "f16", "f32",
     "int8" or "fp8" on a CPU, "bf16" on a GPU; 8 bits have a scale for each token and head.
+    batching: "continuous" or "static". chunked_prefill: prompts share steps with replies. fair_share: between tenants, by
+    tenant_weights, "name=2,other=0.5" (others: 1). ageing_ms: what a level of priority is worth in the queue.
+    reserve_output: keep pages free for the reply that is expected. max_waiting_tokens: prompt tokens that may queue.
     quantize: "int4" or "int8": quantize dense matrices while loading. max_memory: bytes that weights, KV pages and
     scratch may take together. max_waiting: requests that may queue behind the running ones.
     prefix_cache: keep the KV pages of prompts and replies for requests that begin alike. cache_policy: which of them go
@@ -74,6 +79,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     deterministic: bool = False
     speculation: str = "none"
     draft_tokens: int | None = None
+    max_waiting_tokens: int = 1 << 22
+    batching: str = "continuous"
+    chunked_prefill: bool = True
+    fair_share: bool = True
+    tenant_weights: str = ""
+    ageing_ms: int = 10_000
+    reserve_output: bool = True
 
     def __post_init__(self):
         _range("threads", self.threads, 1, 1024)
@@ -83,6 +95,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _range("num_pages", self.num_pages, 1, 1 << 22)
         _range("max_memory", self.max_memory, 1, 1 << 50)
         _range("max_waiting", self.max_waiting, 1, 1 << 20)
+        _range("max_waiting_tokens", self.max_waiting_tokens, 1, 1 << 30)
+        _range("ageing_ms", self.ageing_ms, 0, 3_600_000)
+        _choice("batching", self.batching, ("continuous", "static"))
+        parse_weights(self.tenant_weights)
         _choice("activations", self.activations, (AUTO, *ACTIVATIONS["cpu"], *ACTIVATIONS["gpu"]))
         _choice("kv_dtype", self.kv_dtype, (AUTO, *dict.fromkeys(KV_DTYPES["cpu"] + KV_DTYPES["gpu"])))
         _choice("cache_policy", self.cache_policy, CACHE_POLICIES)
@@ -155,6 +171,7 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     speculation: str = "none"
     draft_tokens: int = 0
     max_drafts: int = 0
+    policy: Policy = Policy()
 
     @property
     def max_lines(self) -> int:
@@ -237,13 +254,36 @@ def resolve(config: EngineConfig, settings: Settings, *, device: str, model_cont
         kv_dtype=settings.kv_dtype, max_waiting=config.max_waiting, kv_bytes=kv_bytes,
         prefix_cache=config.prefix_cache, cache_policy=config.cache_policy, deterministic=config.deterministic,
         speculation=settings.speculation, draft_tokens=settings.draft_tokens,
-        max_drafts=settings.max_drafts)
+        max_drafts=settings.max_drafts, policy=policy_of(config))
 
 
 def _rows_fit(max_tokens_per_step: int, max_rows: int) -> None:
     if max_tokens_per_step < max_rows:
         raise ConfigError(f"max_tokens_per_step {max_tokens_per_step} is below max_rows {max_rows}: "
                           "one token of each running request must fit a step")
+
+
+def policy_of(config: EngineConfig) -> Policy:
+    """The Scheduler's policy."""
+    return Policy(batching=config.batching, chunked_prefill=config.chunked_prefill, fair_share=config.fair_share,
+                  tenant_weights=parse_weights(config.tenant_weights), ageing_s=config.ageing_ms / 1000,
+                  max_waiting_tokens=config.max_waiting_tokens, reserve_output=config.reserve_output)
+
+
+def parse_weights(text: str) -> dict[str, float]:
+    """The weights of "name=2,other=0.5". Raises ConfigError."""
+    weights = {}
+    for part in text.split(",") if text else ():
+        name, _, number = part.rpartition("=")
+        try:
+            weight = float(number)
+        except ValueError:
+            weight = 0.0
+        if not name or name in weights or not 0 < weight <= MAX_WEIGHT:
+            raise ConfigError(f"tenant_weights: {part!r} is not NAME=WEIGHT with a new name and a weight above 0, at "
+                              f"most {MAX_WEIGHT:.0f}")
+        weights[name] = weight
+    return weights
 
 
 def _value(name: str, text: str, kind) -> Any:

@@ -70,6 +70,7 @@ class Engine:
 
     def _step_requests(self) -> list[Output]:
         outputs, self._news = self._news, []
+        outputs += self.scheduler.expire(self._clock())
         if self.grammars.num_live:
             outputs += self.grammars.take_compiled(idle=not self.scheduler.has_work and self._flight is None)
         flight = self._flight or self._start()

@@ -115,7 +115,7 @@ def _build(config: ResolvedConfig, device, model, plan):
         num_pages=config.num_pages, max_rows=config.max_rows, max_tokens=config.max_tokens_per_step,
         max_context=config.max_context, vocab_size=plan.config.vocab_size, max_waiting=config.max_waiting,
         eos_ids=frozenset(plan.config.eos_ids), mixed_tokens=mixed, prefix_cache=prefix_cache,
-        max_drafts=config.max_drafts)
+        max_drafts=config.max_drafts, policy=config.policy)
     runner = Runner(device, model, config)
     speculator = None
     if config.speculation == "ngram":

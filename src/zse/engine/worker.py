@@ -163,6 +163,9 @@ def news(outputs) -> list:
         elif output.finish == "error":
             messages.append(Failed(id=output.id, status=500, type="server_error", code="numerical_error",
                                    message="the model gave numbers that are not finite for this request"))
+        elif output.finish == "timeout":
+            messages.append(Failed(id=output.id, status=504, type="server_error", code="timeout", param="deadline_ms",
+                                   message="the deadline passed while the request waited"))
         else:
             messages.append(Tokens(id=output.id, tokens=output.tokens, logprobs=output.logprobs, finish=output.finish,
                                    cached_tokens=output.cached_tokens))

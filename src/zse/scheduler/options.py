@@ -2,16 +2,23 @@
 
 import msgspec
 
+from zse.errors import RequestError
 from zse.structured.options import Structure
+
+PRIORITIES = (-10, 10)
+MAX_DEADLINE_MS = 86_400_000.0
+MAX_WEIGHT = 1000.0
 
 
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """tenant: who pays: shares are counted, and cached prefixes kept apart, by it. priority: higher goes first.
-    deadline_ms: from submission to the last token, None: none. cache_salt: keeps cached prefixes apart further.
-    speculate: whether drafts may be verified for it (its tokens are the same). structure: the form of the answer,
-    None: any."""
+    """tenant: who pays: shares are counted, and cached prefixes kept apart, by it. weight: of the tenant's share, None:
+    what the engine was started with (EngineConfig.tenant_weights, else 1).
+    priority: higher goes first, within PRIORITIES. deadline_ms: from submission to the last token, None: none.
+    cache_salt: keeps cached prefixes apart further. speculate: whether drafts may be verified for it (its tokens are the
+    same). structure: the form of the answer, None: any."""
 
     tenant: str = ""
+    weight: float | None = None
     priority: int = 0
     deadline_ms: float | None = None
     cache_salt: str = ""
@@ -20,3 +27,15 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 DEFAULT = RequestOptions()
+
+
+def check_options(options: RequestOptions) -> None:
+    """Raises RequestError for a value outside its range."""
+    low, high = PRIORITIES
+    if not low <= options.priority <= high:
+        raise RequestError(f"priority must be from {low} to {high}", code="out_of_range", param="priority")
+    if options.deadline_ms is not None and not 0 < options.deadline_ms <= MAX_DEADLINE_MS:
+        raise RequestError(f"deadline_ms must be above 0 and at most {MAX_DEADLINE_MS:.0f}", code="out_of_range",
+                           param="deadline_ms")
+    if options.weight is not None and not 0 < options.weight <= MAX_WEIGHT:
+        raise RequestError(f"weight must be above 0 and at most {MAX_WEIGHT:.0f}", code="out_of_range", param="weight")

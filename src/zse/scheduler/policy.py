@@ -1,11 +1,13 @@
-"""Who goes first, who must yield, and how much prompt runs beside running replies.
+"""Who goes first, who must yield, and what is kept free: the choices of the scheduler, each of which can be switched off.
 
-First come, first served: the oldest request runs, the youngest yields. Other policies (priorities, fairness between
-tenants) change age_order; the scheduler relies only on it being a total order over live requests.
+Within a tenant requests go by `due_time`; between tenants by the share of the engine that they have had (queue.py).
 """
 
 from collections.abc import Iterable
 
+import msgspec
+
+from zse.scheduler.options import RequestOptions
 from zse.scheduler.request import Request
 
 # A request that was preempted this often is admitted again only with all the pages that it can ever need, and is
@@ -14,20 +16,54 @@ MAX_PREEMPTIONS = 3
 # The share of a step's tokens that prompts get at least, however many rows decode: new requests must not wait for running
 # ones to end.
 LEAST_PREFILL_SHARE = 1 / 16
+# A request without a deadline is ordered as if it had this one: those that must be done sooner go ahead of it.
+PATIENCE_S = 30.0
+# Weight of the newest reply in the running mean of reply lengths.
+REPLY_MEAN_STEP = 1 / 32
 
 
-def age_order(request: Request) -> int:
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """How a Scheduler chooses; EngineConfig has these fields for users.
+
+    batching: "continuous", or "static": nobody is admitted while a batch runs. chunked_prefill: prompts share steps with
+    running replies; without it replies wait until prompts are computed. fair_share: tenants get the engine in proportion
+    to their weights (tenant_weights, else 1). ageing_s: a request of one level of priority more goes ahead of those
+    that came up to so much earlier. max_waiting_tokens: prompt tokens that may queue. reserve_output: room for
+    an expected reply is kept free at admission. mixed_ratio: a step that also computes prompts may take so many times
+    a decode step (0: a fixed number of tokens)."""
+
+    batching: str = "continuous"
+    chunked_prefill: bool = True
+    fair_share: bool = True
+    tenant_weights: dict[str, float] = {}
+    ageing_s: float = 10.0
+    max_waiting_tokens: int = 1 << 22
+    reserve_output: bool = True
+    mixed_ratio: float = 0.0
+
+
+def due_time(options: RequestOptions, now: float, ageing_s: float) -> float:
+    """When the request should be done, for the order only: a level of priority counts like `ageing_s` earlier.
+
+    The value is fixed when the request comes (earliest virtual deadline first), so a request is overtaken only by those
+    that come within PATIENCE_S + ageing_s * (levels above it) after it: every wait is bounded.
+    """
+    patience = PATIENCE_S if options.deadline_ms is None else min(options.deadline_ms / 1000, PATIENCE_S)
+    return now + patience - ageing_s * options.priority
+
+
+def age_order(request: Request) -> tuple[float, int]:
     """Sort key: the waiting queue and the running list are kept in this order."""
-    return request.arrival
+    return request.due, request.arrival
 
 
 def is_pinned(request: Request) -> bool:
     return request.preemptions >= MAX_PREEMPTIONS
 
 
-def choose_victim(running: Iterable[Request]) -> Request | None:
-    """The running request that gives up its pages when a decode step finds none: the youngest unpinned one."""
-    return max((request for request in running if not is_pinned(request)), key=age_order, default=None)
+def choose_victim(requests: Iterable[Request]) -> Request | None:
+    """The request that gives up its pages when a decode step finds none: the last in order, unpinned."""
+    return max((request for request in requests if not is_pinned(request)), key=age_order, default=None)
 
 
 def prefill_budget(max_tokens: int, num_decode: int, mixed_tokens: int) -> int:

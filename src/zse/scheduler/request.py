@@ -31,21 +31,27 @@ class Request:
     drafting      what the proposer of drafts keeps of the request
     stepwise      whether the next step needs the ids of the last one (a mask or a draft is made from them): no step
                   ahead for this request
-    arrival       order of submission (not a time): FIFO order, and the age that preemption goes by
+    arrival       order of submission (not a time)
+    due           with arrival: the order of requests (policy.due_time)
+    submitted_at, deadline_at  seconds on schedule()'s clock; no deadline: infinity
+    stay_start, stay_tokens    computed_len when this stay in a row began, and the tokens that it was expected to run
     """
 
-    __slots__ = ("arrival", "cached_len", "committed_len", "computed_len", "drafting", "drafts", "id", "in_flight",
-                 "leader", "leads", "lost_len", "max_len", "options", "params", "pending", "preemptions", "prompt_len",
-                 "residency", "row", "seed", "state", "stepwise", "stop_ids", "tokens")
+    __slots__ = ("arrival", "cached_len", "committed_len", "computed_len", "deadline_at", "drafting", "drafts", "due", "id",
+                 "in_flight", "leader", "leads", "lost_len", "max_len", "options", "params", "pending", "preemptions",
+                 "prompt_len", "residency", "row", "seed", "state", "stay_start", "stay_tokens", "stepwise", "stop_ids",
+                 "submitted_at", "tokens")
 
     def __init__(self, id: int, prompt: list[int], params: SamplingParams, *, seed: int, stop_ids: frozenset[int],
-                 max_len: int, arrival: int, options: RequestOptions = DEFAULT):
+                 max_len: int, arrival: int, now: float = 0.0, due: float = 0.0, options: RequestOptions = DEFAULT):
         self.id, self.params, self.seed, self.stop_ids = id, params, seed, stop_ids
         self.options = options
         self.tokens = array("i", prompt)
         self.prompt_len = len(prompt)
         self.max_len = max_len
-        self.arrival = arrival
+        self.arrival, self.due, self.submitted_at = arrival, due, now
+        self.deadline_at = now + options.deadline_ms / 1000 if options.deadline_ms is not None else float("inf")
+        self.stay_start = self.stay_tokens = 0
         self.stepwise = False
         self.drafts: Sequence[int] | None = ()
         self.drafting: Any = None

@@ -10,6 +10,7 @@ request that turns out to have ended is dropped one step late, and nothing is pr
 
 from bisect import insort
 from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 
 from zse.cache.manager import CacheManager
 from zse.cache.offload import HostPool
@@ -17,12 +18,22 @@ from zse.cache.pages import PAGE, PageAllocator, pages_for
 from zse.cache.prefix import PrefixCache
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
-from zse.scheduler.options import DEFAULT, RequestOptions
-from zse.scheduler.policy import age_order, choose_victim, is_pinned, prefill_budget
+from zse.scheduler.options import DEFAULT, RequestOptions, check_options
+from zse.scheduler.policy import (
+    REPLY_MEAN_STEP,
+    Policy,
+    age_order,
+    choose_victim,
+    due_time,
+    is_pinned,
+    prefill_budget,
+)
 from zse.scheduler.prompts import ComputedPrompts
+from zse.scheduler.queue import WaitingQueue
 from zse.scheduler.request import FINISHED, RUNNING, WAITING, Request
 
 MAX_IN_FLIGHT = 2
+FIRST_MEAN_REPLY = 64.0     # tokens, until replies have ended
 
 
 class Entry:
@@ -58,9 +69,10 @@ class Batch:
 class Output:
     """News of one request: sampled tokens, and how it ended if it did.
 
-    finish: None while running, "stop" (a stop id, which is the last of `tokens`), "length", or "error" (the logits
-    were not finite: no tokens, nothing follows). logprobs: one per token, as the runner gave them, or None.
-    cached_tokens: of the prompt, that were in the prefix cache; told with the first tokens of a request, else 0.
+    finish: None while running, "stop" (a stop id, which is the last of `tokens`), "length", "error" (the logits
+    were not finite: no tokens, nothing follows) or "timeout" (its deadline passed before it ran: no tokens either).
+    logprobs: one per token, as the runner gave them, or None. cached_tokens: of the prompt, that were in the prefix cache;
+    told with the first tokens of a request, else 0.
     """
 
     __slots__ = ("cached_tokens", "error", "finish", "id", "logprobs", "tokens")
@@ -74,13 +86,14 @@ class Output:
 class Counters:
     """Totals since the start."""
 
-    __slots__ = ("accepted_tokens", "cancelled", "drafted_tokens", "failed", "finished", "forks", "ignored_cancels",
-                 "late_results", "preemptions", "queue_wait_s", "recomputed_tokens", "refused", "scheduled_tokens",
-                 "submitted", "verified_runs")
+    __slots__ = ("accepted_tokens", "cancelled", "deadlines_met", "deadlines_missed", "drafted_tokens", "failed",
+                 "finished", "forks", "ignored_cancels", "late_results", "preemptions", "queue_wait_s",
+                 "recomputed_tokens", "refused", "scheduled_tokens", "submitted", "timed_out", "verified_runs")
 
     def __init__(self):
         self.submitted = self.refused = self.finished = self.cancelled = self.failed = 0
         self.ignored_cancels = self.late_results = self.forks = 0
+        self.deadlines_met = self.deadlines_missed = self.timed_out = 0
         self.scheduled_tokens = self.preemptions = self.recomputed_tokens = 0
         self.drafted_tokens = self.accepted_tokens = self.verified_runs = 0
         self.queue_wait_s = 0.0
@@ -95,13 +108,14 @@ class Scheduler:
     max_tokens: tokens of one step, at least max_rows. mixed_tokens: of a step that decodes and prefills (default: a
     quarter of max_tokens). eos_ids: tokens that end a reply unless ignore_eos. prefix_cache: None computes every prompt.
     max_drafts: draft tokens that all requests of one step may verify together (Request.drafts; what is beyond is left
-    out). host: slots for pages that leave the device.
+    out). host: slots for pages that leave the device. policy: how requests are chosen.
     """
 
     def __init__(self, *, num_pages: int, max_rows: int, max_tokens: int, max_context: int, vocab_size: int,
                  eos_ids: frozenset[int] = frozenset(), max_waiting: int = 1024, mixed_tokens: int | None = None,
                  allocator: PageAllocator | None = None, prefix_cache: PrefixCache | None = None,
-                 max_drafts: int = 0, host: HostPool | None = None):
+                 max_drafts: int = 0, host: HostPool | None = None,
+                 policy: Policy | None = None):
         if max_tokens < max_rows:
             raise ValueError(f"max_tokens {max_tokens} is below max_rows {max_rows}: decode rows would not fit a step")
         self.cache = CacheManager(allocator or PageAllocator(num_pages), prefix_cache, host)
@@ -112,13 +126,18 @@ class Scheduler:
         self.max_drafts = max_drafts
         self._configured_tokens, self._mixed_tokens = max_tokens, mixed_tokens
         self.vocab_size, self.eos_ids, self.max_waiting = vocab_size, eos_ids, max_waiting
+        self.policy = policy = policy or Policy()
         self.counters = Counters()
         self._requests: dict[int, Request] = {}
-        self._waiting: list[Request] = []   # both lists by age_order
-        self._running: list[Request] = []
+        self._queue = WaitingQueue(policy.tenant_weights, policy.fair_share)
+        self._running: list[Request] = []   # by age_order
         self._free_rows = list(range(max_rows - 1, -1, -1))
         self._arrivals = 0
-        self._submitted_at: dict[int, float] = {}   # id → time, until first scheduled
+        self._deadlines: list[tuple[float, int]] = []   # a heap of (deadline_at, id), of those that have gone too
+        self._now = 0.0                     # the latest time that was told
+        self._batch_left = 0                # requests that a static batch may still admit
+        self._mean_reply = FIRST_MEAN_REPLY
+        self._blocked: tuple = ()           # the first waiting request, and what it found too few pages with
         self._in_flight: list[Batch] = []   # oldest first
         self._retired: dict[Request, tuple[int, list[int]]] = {}   # (row, pages) of requests that left in flight
         self._borrowed: list[list[int]] = []
@@ -132,24 +151,30 @@ class Scheduler:
         try:
             if id in self._requests:
                 raise RequestError(f"request id {id} is in use", status=409, code="conflict")
-            if len(self._waiting) >= self.max_waiting:
+            if len(self._queue) >= self.max_waiting:
                 raise RequestError(f"{self.max_waiting} requests are waiting already; try again later", status=503,
                                    type="server_error", code="overloaded")
+            if self._queue and self._queue.num_tokens + len(prompt) > self.policy.max_waiting_tokens:
+                raise RequestError(f"{self._queue.num_tokens} prompt tokens are waiting already; try again later",
+                                   status=503, type="server_error", code="overloaded")
+            check_options(options)
             self._check_token_ids(prompt, params)
             max_len = self._admissible_length(len(prompt), params.max_tokens)
         except RequestError:
             self.counters.refused += 1
             raise
         stop_ids = frozenset(params.stop_token_ids)
+        now = self._now = max(self._now, now)
         request = Request(id, prompt, params, seed=seed, max_len=max_len, arrival=self._arrivals,
-                          options=options,
+                          options=options, now=now, due=due_time(options, now, self.policy.ageing_s),
                           stop_ids=stop_ids if params.ignore_eos and options.structure is None
                           else stop_ids | self.eos_ids)
         request.stepwise = options.structure is not None    # its mask depends on the last token
         self._arrivals += 1
         self._requests[id] = request
-        self._submitted_at[id] = now
-        self._waiting.append(request)
+        self._queue.add(request)
+        if options.deadline_ms is not None:
+            heappush(self._deadlines, (request.deadline_at, id))
         self.counters.submitted += 1
         return request
 
@@ -171,20 +196,19 @@ class Scheduler:
             raise ValueError(f"{parent} cannot be forked at {length} tokens and {len(append)} more")
         self.check_ids("append", append)
         child = Request(id, tokens, params or parent.params, seed=seed, max_len=parent.max_len, arrival=self._arrivals,
-                        options=parent.options, stop_ids=parent.stop_ids)
+                        options=parent.options, stop_ids=parent.stop_ids, now=max(self._now, now), due=parent.due)
         child.prompt_len, child.stepwise, child.cached_len = parent.prompt_len, parent.stepwise, 0
+        child.residency = 1     # it has begun: no deadline ends it
         self._arrivals += 1
         self._requests[id] = child
         self.counters.submitted += 1
         self.counters.forks += 1
         shared = min(parent.committed_len, length, len(tokens) - 1)
         if self._free_rows and parent.state is RUNNING and self.cache.fork(source, id, shared, len(tokens)):
-            child.computed_len = child.committed_len = shared
-            self._run(child)
+            self._run(child, shared)
         else:
             self.cache.commit(source, parent.tokens, parent.committed_len, partial=True)
-            self._submitted_at[id] = now
-            insort(self._waiting, child, key=age_order)
+            self._queue.add(child)
         return child
 
     def _check_token_ids(self, prompt: list[int], params: SamplingParams) -> None:
@@ -244,8 +268,9 @@ class Scheduler:
         """`count` pages for a sequence that came at `arrival`, until return_pages(). None while too few are free:
         then requests that came later leave the pages alone, as it leaves alone what older ones wait for."""
         keep = len(self._running)
-        if self._waiting and self._waiting[0].arrival < arrival:
-            keep += pages_for(len(self._waiting[0].tokens))
+        head = self._queue.head()
+        if head is not None and head.arrival < arrival:
+            keep += pages_for(len(head.tokens))
         pages = self.cache.allocator.allocate(count) if count + keep <= self.cache.num_free else None
         if pages is None:
             self._borrower = arrival, count
@@ -281,7 +306,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._running or self._waiting)
+        return bool(self._running or self._queue)
 
     @property
     def num_running(self) -> int:
@@ -300,7 +325,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._queue)
 
     def request(self, id: int) -> Request | None:
         return self._requests.get(id)
@@ -313,6 +338,19 @@ class Scheduler:
         """Ids that have been accepted and have not ended."""
         return list(self._requests)
 
+    def expire(self, now: float) -> list[Output]:
+        """End the requests whose deadline has passed before they ever ran."""
+        self._now = now = max(self._now, now)
+        outputs = []
+        while self._deadlines and self._deadlines[0][0] < now:
+            deadline_at, id = heappop(self._deadlines)
+            request = self._requests.get(id)
+            if request is not None and request.deadline_at == deadline_at and not request.residency:
+                self.counters.timed_out += 1
+                self._leave(request)
+                outputs.append(Output(id, [], None, "timeout"))
+        return outputs
+
     def schedule(self, now: float = 0.0) -> Batch | None:
         """The next batch, or None when nothing can run, or nothing before the batch in flight is committed.
 
@@ -323,8 +361,11 @@ class Scheduler:
             raise RuntimeError("schedule() before commit() of the batches in flight")
         if ahead and self._in_flight[0].num_drafts:
             return None     # where its requests go on is not known, and without them others would run in smaller steps
+        self._now = max(self._now, now)
         preemptions = self.counters.preemptions
-        decoding = self._decode_entries(ahead)
+        decoding: tuple[list[Entry], int] | None = [], 0
+        if self.policy.chunked_prefill or not self._has_prompts():
+            decoding = self._decode_entries(ahead)
         if decoding is None:
             return None
         entries, num_drafts = decoding
@@ -337,15 +378,11 @@ class Scheduler:
                     budget -= self._add(entries, request, min(remaining, budget))
         # Pages that a preemption has just freed are for the decode rows: admitting now would take them back.
         if preemptions == self.counters.preemptions:
-            at = 0
-            while budget and at < len(self._waiting) and self._free_rows:
-                request = self._waiting[at]
-                if self._prompts.must_wait(request):
-                    at += 1
-                elif self._admit(request, now):
-                    budget -= self._add(entries, request, min(len(request.tokens) - request.computed_len, budget))
-                else:
-                    break
+            while budget and (admitted := self._admit()):
+                budget -= self._add(entries, admitted, min(len(admitted.tokens) - admitted.computed_len, budget))
+        if not entries and not self.policy.chunked_prefill:
+            entries, num_drafts = self._decode_entries(ahead) or ([], 0)    # nobody could be admitted
+            num_decode = len(entries)
         if not entries:
             return None
         batch = Batch(entries, num_decode, self.cache.take_transfers(), num_drafts)
@@ -436,8 +473,7 @@ class Scheduler:
         """Why the token, which the request has now, is its last, or None; the request has left then."""
         if not self._is_last(request, token):
             return None
-        self.counters.finished += 1
-        self._leave(request)
+        self._finished(request)
         return "stop" if token in request.stop_ids else "length"
 
     def _fail(self, request: Request) -> Output:
@@ -451,6 +487,11 @@ class Scheduler:
     def _prefill_budget(self, num_decode: int) -> int:
         mixed = self.max_tokens // 4 if self._mixed_tokens is None else min(self._mixed_tokens, self.max_tokens)
         return prefill_budget(self.max_tokens, num_decode, mixed)
+
+    def _has_prompts(self) -> bool:
+        """Whether prompts are to be computed: those of running requests, or of one that there is a row for."""
+        return bool(self._queue and self._free_rows) or any(
+            len(request.tokens) - request.computed_len > 1 for request in self._running)
 
     def _decode_entries(self, ahead: bool) -> tuple[list[Entry], int] | None:
         """An entry for each running request that has one token to run, and how many drafts they have; None when that
@@ -525,6 +566,7 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         self._running.remove(request)
+        self._queue.stopped(request, request.computed_len - request.stay_start - request.stay_tokens)
         self._prompts.done(request)
         self.cache.commit(request.id, request.tokens, request.committed_len, partial=True)
         if not (self.should_swap(request) and self.cache.swap_out(request.id, request.computed_len)):
@@ -536,41 +578,90 @@ class Scheduler:
         if request.drafts:
             request.drafts = ()
         request.preemptions += 1
-        insort(self._waiting, request, key=age_order)
+        self._queue.add(request)
 
-    def _admit(self, request: Request, now: float) -> bool:
-        """Give the first waiting request a row and pages for all its tokens; False when either is short."""
-        if not self._free_rows:
-            return False
-        length = request.max_cached_len if is_pinned(request) else len(request.tokens)
+    def _admit(self) -> Request | None:
+        """Give the request that is next a row and pages for all its tokens; None when it has to wait."""
+        queue, running = self._queue, self._running
+        if not queue or not self._free_rows:
+            return None
+        request = queue.head(self._prompts.must_wait)
+        if request is None:
+            return None
+        if self.policy.batching == "static":
+            if not running:
+                self._batch_left = min(len(queue), self.max_rows)
+            if not self._batch_left:
+                return None
         borrower = self._borrower
         held = borrower[1] if borrower is not None and borrower[0] <= request.arrival else 0
-        # One page a running row stays free: admitting into the last pages would preempt at the next page border.
-        cached = self.cache.admit(request.id, length, request.tokens, request.salt, spare=len(self._running) + held)
+        state = request, self.cache.num_free, len(running), held
+        if running and state == self._blocked:
+            return None
+        length = request.max_cached_len if is_pinned(request) else len(request.tokens)
+        cached = self.cache.admit(request.id, length, request.tokens, request.salt,
+                                  spare=held + self._spare_pages(request, length))
         if cached is None:
-            return False
-        self._waiting.remove(request)
-        self._run(request)
-        request.computed_len = request.committed_len = cached
+            self._blocked = state
+            return None
+        self._batch_left -= 1
+        queue.remove(request)
+        self._run(request, cached)
         self.counters.recomputed_tokens += max(0, request.lost_len - cached)
         request.lost_len = 0
         if request.cached_len < 0:
             request.cached_len = cached
         self._prompts.begin(request)
-        self.counters.queue_wait_s += max(0.0, now - self._submitted_at.pop(request.id, now))
-        return True
+        return request
 
-    def _run(self, request: Request) -> None:
-        """The request has pages: give it a row."""
+    def _spare_pages(self, request: Request, length: int) -> int:
+        """Pages that stay free when the request is admitted with pages for `length` tokens."""
+        running = self._running
+        if not running or not self.policy.reserve_output:
+            # One page a running row: admitting into the last pages would preempt at the next page border.
+            return len(running)
+        # What the others and this one are going to need if their replies are as long as others were.
+        spare = pages_for(max(length, self._expected_len(request))) - pages_for(length)
+        for other in running:
+            spare += max(pages_for(other.stay_start + other.stay_tokens) - len(self.cache.table(other.id)), 1)
+        return spare
+
+    def _expected_len(self, request: Request) -> int:
+        """Tokens that are likely to have K and V in the end: the reply is as long as replies are, at most max_tokens."""
+        rest = max(self._mean_reply - (len(request.tokens) - request.prompt_len), PAGE)
+        return min(len(request.tokens) + int(rest), request.max_cached_len)
+
+    def _finished(self, request: Request) -> None:
+        """The request has its last token."""
+        self.counters.finished += 1
+        self._mean_reply += (len(request.tokens) - request.prompt_len - self._mean_reply) * REPLY_MEAN_STEP
+        if request.options.deadline_ms is not None:
+            if self._now <= request.deadline_at:
+                self.counters.deadlines_met += 1
+            else:
+                self.counters.deadlines_missed += 1
+        self._leave(request)
+
+    def _run(self, request: Request, computed_len: int) -> None:
+        """The request has pages, with K and V of `computed_len` tokens: give it a row."""
         insort(self._running, request, key=age_order)
         request.row, request.state = self._free_rows.pop(), RUNNING
+        if not request.residency:
+            self.counters.queue_wait_s += self._now - request.submitted_at
         request.residency += 1
+        request.computed_len = request.committed_len = request.stay_start = computed_len
+        request.stay_tokens = self._expected_len(request) - computed_len
+        self._queue.started(request, request.stay_tokens)
 
     def _leave(self, request: Request) -> None:
         """The one place where a request goes: out of every table, row and pages back (after its last step)."""
         del self._requests[request.id]
-        self._submitted_at.pop(request.id, None)
-        (self._running if request.state is RUNNING else self._waiting).remove(request)
+        if request.state is RUNNING:
+            self._running.remove(request)
+            self._queue.stopped(request, request.computed_len - request.stay_start - request.stay_tokens)
+        else:
+            self._queue.remove(request)
+        self._queue.left(request)
         self._prompts.done(request)
         self.cache.commit(request.id, request.tokens, request.committed_len, partial=True)
         pages = self.cache.detach(request.id)
@@ -588,12 +679,14 @@ class Scheduler:
     def check_integrity(self) -> list[str]:
         """What is wrong, one line each; empty when every invariant holds. Cheap enough for tests after every step."""
         problems = self.cache.check_integrity([*(pages for _, pages in self._retired.values()), *self._borrowed])
-        live = {*self._waiting, *self._running}
-        if len(live) != len(self._waiting) + len(self._running) or live != set(self._requests.values()):
+        waiting = list(self._queue)
+        live = {*waiting, *self._running}
+        if len(live) != len(waiting) + len(self._running) or live != set(self._requests.values()):
             problems.append("a request stands in two lists, or in none")
-        for name, requests in (("waiting", self._waiting), ("running", self._running)):
-            if [age_order(r) for r in requests] != sorted(age_order(r) for r in requests):
-                problems.append(f"the {name} list is out of order")
+        if [age_order(r) for r in self._running] != sorted(age_order(r) for r in self._running):
+            problems.append("the running list is out of order")
+        problems += self._queue.check_integrity(self._running)
+        for name, requests in (("waiting", waiting), ("running", self._running)):
             problems += [f"{request}: in the {name} list" for request in requests if request.state != name]
         rows = [request.row for request in self._running] + [row for row, _ in self._retired.values()] + self._free_rows
         if sorted(rows) != list(range(self.max_rows)):
@@ -610,6 +703,4 @@ class Scheduler:
                 problems.append(f"{request}: in flight, and nothing is")
             if not request.in_flight and request.computed_len >= len(request.tokens):
                 problems.append(f"{request}: nothing left to run")
-        if set(self._submitted_at) - set(self._requests):
-            problems.append("arrival times of requests that are gone")
         return problems

@@ -46,6 +46,7 @@ CODES: dict[str, tuple[int, str, bool]] = {
     "shutting_down": (503, SERVER, True),
     "engine_restarting": (503, SERVER, True),
     "engine_unavailable": (503, SERVER, False),
+    "timeout": (504, SERVER, False),
 }
 
 # Seconds a client is asked to wait; a restart takes about one second, a full queue drains in a few.

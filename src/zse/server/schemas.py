@@ -3,6 +3,7 @@
 import msgspec
 
 from zse.sampling.params import SamplingParams
+from zse.scheduler.options import DEFAULT, MAX_DEADLINE_MS, PRIORITIES, RequestOptions
 from zse.server.errors import APIError
 from zse.server.fields import (
     Field,
@@ -35,6 +36,7 @@ class Completion(msgspec.Struct):
 
     model: str | None
     params: SamplingParams
+    options: RequestOptions = DEFAULT
     n: int = 1
     best_of: int = 1
     stream: bool = False
@@ -46,7 +48,6 @@ class Completion(msgspec.Struct):
     tools: list[dict] | None = None
     parallel_tool_calls: bool = True
     cache_salt: str = ""
-    speculate: bool = True
     service_tier: str | None = None
     prompt_logprobs: int | None = None
 
@@ -118,6 +119,10 @@ _COMMON = {
     "n": Field(integer(1, MAX_CHOICES), "Number of answers, up to 16.", 1),
     "stream": Field(boolean, "Answer as server-sent events.", False),
     "stream_options": Field(_stream_options, "{\"include_usage\": true}: a last chunk with usage; needs stream."),
+    "priority": Field(integer(*PRIORITIES), "From -10 to 10: higher goes first among the requests of one key; one that "
+                      "waits gains on newer ones (--ageing-ms).", 0),
+    "deadline_ms": Field(number(0, MAX_DEADLINE_MS, above_low=True), "When the whole answer is wanted, from now: sooner "
+                         "goes first; answered 504 if it passes before the request has begun."),
     "user": Field(string(512), "An identifier of yours; accepted, not used."),
     "cache_salt": Field(string(256, empty=False), "Keeps cached prompts apart: only requests with the same one share.",
                         ""),
@@ -205,10 +210,11 @@ def _completion(values: dict, logprobs: int | None, **more) -> Completion:
         logit_bias=values["logit_bias"] or None,
         seed=None if values["seed"] is None else values["seed"] % _SEEDS,
         stop_token_ids=tuple(values["stop_token_ids"]), ignore_eos=values["ignore_eos"], logprobs=logprobs)
-    return Completion(model=values["model"], params=params, n=values["n"], stream=values["stream"],
+    options = RequestOptions(priority=values["priority"], deadline_ms=values["deadline_ms"],
+                             speculate=values["speculation"])
+    return Completion(model=values["model"], params=params, options=options, n=values["n"], stream=values["stream"],
                       include_usage=bool((values["stream_options"] or {}).get("include_usage")),
                       stop=values["stop"], cache_salt=values["cache_salt"],
-                      speculate=values["speculation"],
                       prompt_logprobs=values["prompt_logprobs"], **more)
 
 

@@ -108,8 +108,8 @@ async def _serve(app, request: Request, read: Callable[[dict], Completion], is_c
 
 def _options(app, request: Request, completion: Completion) -> RequestOptions:
     """What the scheduler and the cache know of who asks, and how urgent it is."""
-    return RequestOptions(tenant=request.tenant, cache_salt=app.salts.salt(request.tenant, completion.cache_salt),
-                          speculate=completion.speculate)
+    return msgspec.structs.replace(completion.options, tenant=request.tenant,
+                                   cache_salt=app.salts.salt(request.tenant, completion.cache_salt))
 
 
 def _tokenize(model, completion: Completion) -> list[list[int]]:
