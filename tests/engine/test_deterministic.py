@@ -77,7 +77,7 @@ def check(path, requests, ways=None, **options):
     all_ways = {
         "in a batch of 64": dict(max_rows=64), "one thread": dict(max_rows=64, threads=1),
         "in chunks of 17": dict(max_rows=8, max_tokens_per_step=17),
-        "after preemptions": dict(max_rows=8, num_pages=pages, preempts=True),
+        "after preemptions": dict(max_rows=8, num_pages=pages, reserve_output=False, preempts=True),
         "with a cache": dict(max_rows=8, prefix_cache=True, repeats=2, hits=True),
         "with a cache, in a batch of 64": dict(max_rows=64, prefix_cache=True, repeats=2, hits=True),
     }

@@ -3,6 +3,7 @@ from fake_engine import EOS, make_engine
 
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
+from zse.scheduler.policy import Policy
 
 
 def drain(engine):
@@ -68,7 +69,8 @@ def test_a_step_is_submitted_before_the_one_before_is_read():
 def test_running_ahead_changes_no_token(num_pages):
     """Stop tokens, cancellations and preemptions in between; request 6 arrives in the middle."""
     def run(runs_ahead):
-        engine = make_engine(runs_ahead=runs_ahead, num_pages=num_pages, max_rows=3)
+        engine = make_engine(runs_ahead=runs_ahead, num_pages=num_pages, max_rows=3,
+                             policy=Policy(reserve_output=False))
         for id in range(6):
             engine.submit(id, [30 + 13 * id] * (14 + id), SamplingParams(
                 max_tokens=40, ignore_eos=id % 2 == 0, stop_token_ids=(60 + id,)))

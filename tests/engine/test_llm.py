@@ -47,7 +47,7 @@ def test_chunks_and_preemption_do_not_change_the_reply(real_models, smollm2):
     prompts = [" ".join(PROMPTS) * 3, PROMPTS[2], PROMPTS[4]]
     params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
     expected = [output.token_ids for output in smollm2.generate(prompts, params)]
-    with LLM(real_models["smollm2"], threads=1, max_rows=3, max_tokens_per_step=37, num_pages=12) as llm:
+    with LLM(real_models["smollm2"], threads=1, max_rows=3, max_tokens_per_step=37, num_pages=12, reserve_output=False) as llm:
         assert [output.token_ids for output in llm.generate(prompts, params)] == expected
 
 

@@ -151,7 +151,7 @@ def test_what_is_not_finite_is_not_kept(engine_of, nan_model):
 
 
 def test_preempted_requests_find_their_pages_again(engine_of):
-    engine = engine_of(num_pages=9)
+    engine = engine_of(reserve_output=False, num_pages=9)
     requests = [(prompt(20, seed), sampled(seed, 40, presence_penalty=0.4)) for seed in range(4)]
     said = run(engine, *requests)
     counters = engine.scheduler.snapshot()
@@ -160,7 +160,7 @@ def test_preempted_requests_find_their_pages_again(engine_of):
 
 
 def test_swapped_requests_go_on_where_they_were(engine_of):
-    engine = engine_of(num_pages=9, prefix_cache=False)
+    engine = engine_of(reserve_output=False, num_pages=9, prefix_cache=False)
     scheduler = engine.scheduler
     scheduler.cache.host, scheduler.should_swap = HostPool(32), lambda request: True
     requests = [(prompt(20, seed), sampled(seed, 40, presence_penalty=0.4)) for seed in range(4)]

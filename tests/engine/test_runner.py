@@ -102,7 +102,7 @@ def test_preemption_does_not_change_tokens(engine_of):
     names = ("over", "penalties", "page", "top_p")
     requests = {name: (MANY[name][0], sampled(11, 40, presence_penalty=0.4)) for name in names}
     roomy = run(engine_of(max_rows=4), **requests)
-    engine = engine_of(max_rows=4, num_pages=9)
+    engine = engine_of(max_rows=4, num_pages=9, reserve_output=False)
     tight = run(engine, **requests)
     assert engine.scheduler.counters.preemptions > 0
     assert {name: reply[0] for name, reply in tight.items()} == {name: reply[0] for name, reply in roomy.items()}
@@ -140,7 +140,7 @@ def test_running_ahead_says_the_same(engine_of, ahead_of, options):
     stop = told["long"][0][7]
     requests["long"] = (MANY["long"][0], greedy(40, stop_token_ids=(stop,)))
     told["long"] = told["long"][0][:told["long"][0].index(stop) + 1], [], "stop"
-    engine = ahead_of(max_rows=4, **options)
+    engine = ahead_of(max_rows=4, reserve_output=False, **options)
     assert run(engine, **requests) == told
     assert engine.scheduler.counters.late_results > 0
     assert (engine.scheduler.counters.preemptions > 0) == ("num_pages" in options)

@@ -73,7 +73,7 @@ def test_preempted_requests_end(engine_of):
                 ("over", "penalties", "page", "top_p")}
     walks = []
     for _ in range(2):
-        engine = engine_of(max_rows=4, num_pages=9)
+        engine = engine_of(max_rows=4, num_pages=9, reserve_output=False)
         walks.append(run(engine, **requests))
         assert engine.scheduler.counters.preemptions > 0
     assert walks[0] == walks[1] and all(len(reply[0]) == 40 for reply in walks[0].values())

@@ -95,7 +95,7 @@ def test_a_batch_says_the_same_with_drafts(engine_of, options, ahead):
     requests = [(ids, structs.replace(some, max_tokens=50)) for ids, some in requests]
     told = run(engine_of(**options), requests)
     rng = random.Random(7)
-    engine = engine_of(ahead=ahead, **options)
+    engine = engine_of(ahead=ahead, reserve_output=False, **options)
     assert speculate(engine, requests, told, lambda: rng.randint(0, COUNT)) == told
     counters = engine.scheduler.counters
     assert 0 < counters.accepted_tokens < counters.drafted_tokens
