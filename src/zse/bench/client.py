@@ -81,9 +81,13 @@ class Outcome:
         return 1000 * (self.done_s - self.sent_s)
 
 
-async def stream(target: Target, route: str, body: dict, timeout_s: float) -> Outcome:
-    """Send a body with "stream": true and read its events to the end. Never raises for what a server does."""
-    outcome = Outcome(perf_counter())
+async def stream(
+    target: Target, route: str, body: dict, timeout_s: float, outcome: Outcome | None = None
+) -> Outcome:
+    """Send a body with "stream": true and read its events to the end. Never raises for what a server does.
+    outcome: filled in place of a new one, so that a cancelled request leaves its times."""
+    outcome = outcome or Outcome(0.0)
+    outcome.sent_s = perf_counter()
     try:
         async with asyncio.timeout(timeout_s):
             await _read_events(target, route, body, outcome)
