@@ -5,7 +5,8 @@ arrivals, two warm-up requests and seed 42, drawn in the same order, so that req
 as request 7 of theirs. ZedInfer's are docs/design/benchmark_plan.md (github.com/tianyuxbear/zedinfer): A–E one request
 at a time after one that is not counted, MU-A–MU-D all at once. Neither gives numbers for a sweep over request rates:
 ours is 32 Poisson arrivals at 1, 2, 4, 8 and 16 a second, prompts of 128–384 and replies of 64–192 tokens, which puts
-the knee of a small model on a CPU and of a larger one on a GPU inside the range.
+the knee of a small model on a CPU and of a larger one on a GPU inside the range. Ours too is `ablation`: 32 Poisson
+arrivals at 8 a second.
 
 Prompts are text, one common English word for each token (about right for every current tokenizer; the server's count
 is what is reported), or random token ids, which are exact but not taken by every server.
@@ -77,10 +78,16 @@ ZEDINFER = (
     _fixed("zedinfer_mu_c", "burst", 32, 32, 32, "32 users"),
     _fixed("zedinfer_mu_d", "burst", 4, 2048, 128, "4 users of a long context"),
 )
+# Something for each row of an ablation: a burst that a server with 64 rows takes at once, a prefix that all share, long
+# prompts beside short ones, replies of different lengths.
+ABLATION = Workload(
+    "ablation", "poisson", 32, (384, 512), (32, 160), "what each optimization adds", rate=8, short_prompt=(16, 64),
+    long_share=0.25, prefix=256,
+)  # fmt: skip
 SWEEP = Workload(
     "qps_sweep", "poisson", 32, (128, 384), (64, 192), "latency over the request rate", rates=(1, 2, 4, 8, 16)
 )
-WORKLOADS = {workload.name: workload for workload in (*INFER, *ZEDINFER, SWEEP)}
+WORKLOADS = {workload.name: workload for workload in (*INFER, *ZEDINFER, ABLATION, SWEEP)}
 GROUPS = {
     "infer": [workload.name for workload in INFER],
     "zedinfer": [workload.name for workload in ZEDINFER[:5]],

@@ -1,6 +1,6 @@
 """zse bench: figures of this machine, with what they were measured on."""
 
-HELP = "measure decode, prefill, batch, latency, perplexity, startup or serve on this machine"
+HELP = "measure decode, prefill, batch, latency, perplexity, startup or serve on this machine; an ablation"
 EPILOG = """examples:
   zse bench decode smollm2 --context 1024
   zse bench prefill smollm2 --tokens 512 --json
@@ -10,7 +10,8 @@ EPILOG = """examples:
   zse bench serve smollm2 --clients 1,4,8
   zse bench serve smollm2 --workload infer --scale 0.25 --json now.json --compare before.json
   zse bench serve --url http://127.0.0.1:8000/v1 --workload chunked_prefill
-  zse bench report static.json paged.json --page ablation.html
+  zse bench ablation smollm2 --output ablation
+  zse bench report before.json now.json --page both.html
 
 Figures are medians over --repeats, after a warm-up. Measure on a quiet machine: the load average is printed too."""
 
@@ -69,6 +70,7 @@ def add_arguments(parser) -> None:
     )
     tokens(sub, "--tokens", 64, "longest reply of a client")
     bench_serve.add_workload_options(sub)
+    bench_serve.add_ablation(kinds)
     text = "show, compare and draw reports of `zse bench serve --workload`"
     sub = kinds.add_parser("report", help=text, description=text)
     sub.add_argument("files", nargs="+", metavar="FILE", help="reports, in the order of the page")
@@ -91,10 +93,10 @@ def _lengths(text: str) -> list[int]:
 def run(args) -> int:
     import json
 
-    if args.kind == "report":
+    if args.kind in ("report", "ablation"):
         from zse.cli import bench_serve
 
-        return bench_serve.report(args)
+        return bench_serve.report(args) if args.kind == "report" else bench_serve.ablation(args, _engine_words(args))
     if args.kind == "serve":
         from zse.cli import bench_serve
 

@@ -42,6 +42,67 @@ def add_report_options(group) -> None:
     group.add_argument("--page", metavar="FILE", help="draw the reports as one HTML page")
 
 
+def add_ablation(kinds) -> None:
+    """`zse bench ablation`."""
+    from zse.cli.options import add_engine_options
+
+    text = (
+        "what each serving feature is worth: a workload with all of them off, then with one more switched on at a time"
+    )
+    parser = kinds.add_parser("ablation", help=text, description=text)
+    parser.add_argument("model", metavar="MODEL", help="a name, hf:ORG/NAME, or a path")
+    parser.add_argument("--workload", metavar="NAME,…", default="ablation",
+                        help="what each server is sent (default: ablation; docs/benchmarks.md has the table)")  # fmt: skip
+    parser.add_argument("-o", "--output", metavar="DIR", default="ablation",
+                        help="folder for a report of each row and ablation.html, made if need be (default: ablation)")  # fmt: skip
+    parser.add_argument("--scale", type=number(float, above=0, high=1), default=1.0, metavar="S",
+                        help="multiply numbers of requests and lengths, for small machines (default: 1)")  # fmt: skip
+    parser.add_argument(
+        "--seed", type=number(int, 0), default=42, metavar="N", help="of lengths, arrivals and prompts (default: 42)"
+    )
+    add_engine_options(parser)
+
+
+def ablation(args, options: list[str]) -> int:
+    """`zse bench ablation`. options: the engine's, as words."""
+    import json
+    import os
+    import shlex
+
+    from zse import env
+    from zse.bench import ablation, reports, workloads
+    from zse.bench.load import Settings
+    from zse.bench.page import page
+    from zse.errors import ConfigError
+    from zse.formats import store
+
+    chosen = workloads.select(args.workload.split(","))
+    if any(each.rates for each in chosen):
+        raise ConfigError("an ablation takes workloads, not a sweep over request rates")
+    try:
+        os.makedirs(args.output, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--output {args.output}: {error.strerror}") from None
+    store.ensure(args.model)  # fetching must not be measured
+
+    def tell(label: str, name: str, figures: dict) -> None:
+        print(f"{label}\n{reports.text(name, figures)}", flush=True)
+
+    settings, command = Settings(args.seed, args.scale), shlex.join(["zse", *args.command_line])
+    found: list[dict] = []
+    for each in ablation.ablation(args.model, chosen, settings, options, command, tell, env.get("ZSE_API_KEY")):
+        path = os.path.join(args.output, f"{len(found)}.json")
+        reports.write(path, json.dumps(each, indent=1) + "\n")
+        found.append(each)
+    reports.write(os.path.join(args.output, "ablation.html"), page(found, "zse bench ablation"))
+    first = found[0]["workloads"]
+    for each in found:
+        gains = (f"{name} {run['output_tok_per_s'] / first[name]['output_tok_per_s']:.2f}×"
+                 for name, run in each["workloads"].items())  # fmt: skip
+        print(f"{each['label']:<24}{', '.join(gains)}")
+    return 0
+
+
 def _rates(text: str) -> list[float]:
     import argparse
 

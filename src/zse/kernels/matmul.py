@@ -419,7 +419,7 @@ def _variants(target) -> list[Variant]:
         for symmetric in (False, True):
             for group in (16, 32, 0):
                 scheme = AffineScheme(bits, group, symmetric)
-                for kind, tokens in ((kind, tokens) for kind in ("int8", "int16") for tokens in TILES[kind]):
+                for kind, tokens in ((form, size) for form in ("int8", "int16") for size in TILES[form]):
                     parts = TILE // target.lanes if tokens == 1 else 1     # decode reads each line of weights once
                     variants.append(Variant(symbol_of(scheme, kind, tokens), matmul_int8, {
                         "BITS": bits, "SYMMETRIC": symmetric, "GROUP": group, "PARTS": parts, "TOKENS": tokens,
