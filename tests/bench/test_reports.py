@@ -1,19 +1,22 @@
 """Reports: what is read back, the gate, the page, and the commands that make them."""
 
+import argparse
 import copy
 import json
 import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from zse.bench import reports
+from zse.bench import ablation, reports
 from zse.bench.page import page
-from zse.cli import main
+from zse.cli import main, serve
 from zse.errors import ConfigError
+from zse.formats import store
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -200,7 +203,42 @@ def test_the_command_starts_a_server_of_its_own(tmp_path):
     )
 
 
+def test_an_ablation_switches_one_thing_on_at_a_time(fake, tmp_path, capsys, monkeypatch):
+    asked = []
+
+    class Started:
+        def __init__(self, model, options):
+            self.port = fake.port
+            asked.append(options)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+    monkeypatch.setattr(ablation, "Server", Started)
+    monkeypatch.setattr(store, "ensure", lambda name: name)
+    assert zse("ablation", "m.gguf", "--workload", "baseline", "--scale", "0.05", "-o", tmp_path / "out") == 0
+    assert "+ prefix cache          baseline" in capsys.readouterr().out
+    assert len(asked) == len(ablation.STEPS)
+    labels = [reports.read(tmp_path / "out" / f"{number}.json")["label"] for number in range(len(asked))]
+    text = "\n".join(ElementTree.parse(tmp_path / "out" / "ablation.html").getroot().itertext())
+    assert labels == [step.label for step in ablation.STEPS] and all(label in text for label in labels)
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    rows = [vars(parser.parse_args(["m.gguf", *options])) for options in asked]
+    for before, after in pairwise(rows):
+        assert sum(before[name] != after[name] for name in before) == 1
+    plain = vars(parser.parse_args(["m.gguf"]))
+    assert {name for name in plain if rows[-1][name] != plain[name]} == {"speculation", "kv_dtype"}
+    fake.fail_every = 4
+    assert zse("ablation", "m.gguf", "--workload", "baseline", "--scale", "0.05", "-o", tmp_path / "out") == 1
+    assert "one at a time: 1 requests failed" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("words", "line"), [
+    (["ablation", "m", "--workload", "qps_sweep"], "not a sweep"),
     (["serve"], "MODEL is missing"),
     (["serve", "--url", "http://x/v1"], "--url needs --workload"),
     (["serve", "m", "--page", "x"], "--page needs --workload"),

@@ -101,7 +101,7 @@ def test_names_groups_and_sweeps():
         *workloads.GROUPS["infer"],
         "zedinfer_e",
     ]
-    assert len(select(["all"])) == len(WORKLOADS) == 15
+    assert len(select(["all"])) == len(WORKLOADS) == 16
     with pytest.raises(UnsupportedError, match="'basline' is not supported; supported: infer, zedinfer, all, baseline"):
         select(["basline"])
     assert [(each.name, each.rate) for each in runs(WORKLOADS["qps_sweep"])][:2] == [

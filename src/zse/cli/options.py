@@ -119,7 +119,6 @@ def add_serving_options(parser) -> None:
         dest="tenant_weights",
         type=_tenant_weight,
         action=_Joined,
-        default="",
         metavar="NAME=W",
         help="weight of an API key's share, by its name; others have 1; may be repeated",
     )
