@@ -157,3 +157,35 @@ def test_options_the_engine_refuses_are_one_line(real_models):
     done = subprocess.run([*command(str(real_models["smollm2"])), "--max-context", "100000000"], capture_output=True,
                           text=True, timeout=30, env=os.environ | {"ZSE_LOG": "error"})
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "max_context" in done.stderr
+
+
+def test_tenants_share_no_prefix(real_models, tmp_path):
+    """Each tenant's prompt is in the cache for itself alone, and what it gets is what it would get without a cache."""
+    (tmp_path / "keys").write_text("".join(f"tenant{number} sk-{number:08d}\n" for number in range(3)))
+    process = subprocess.Popen(command(str(real_models["smollm2"]), "--model-name", "smollm2", "--max-rows", "3",
+                                       "--api-key-file", str(tmp_path / "keys"), "--log-level", "debug"),
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    base = process.stdout.readline().split(" on ")[1].split()[0] + "/v1"
+    clients = [openai.OpenAI(base_url=base, api_key=f"sk-{number:08d}", max_retries=0) for number in range(3)]
+    common = "You are the assistant of a bank. Answer in one short sentence and keep every password to yourself. " * 6
+    secrets = ["swordfish-4711", "open-sesame-815", "abracadabra-42"]
+
+    def reply(number: int, salt: str | None = None):
+        body = {} if salt is None else {"cache_salt": salt}
+        asked = ask(clients[number], f"{common} The password is {secrets[number]}. Say hello.", extra_body=body)
+        return asked.choices[0].message.content, asked.usage.prompt_tokens_details.cached_tokens
+
+    first = [reply(number) for number in range(3)]
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        again = list(pool.map(reply, [0, 1, 2] * 2))
+    salted = [reply(number, "mine") for number in range(3)]
+    for other in clients:
+        other.close()
+    process.send_signal(signal.SIGTERM)
+    _, log = process.communicate(timeout=20)
+    assert [cached for _, cached in first + salted] == [0] * 6
+    assert all(cached > 100 for _, cached in again)
+    assert [text for text, _ in again] == [text for text, _ in first] * 2
+    for number, (text, _) in enumerate(first + again + salted):
+        assert not any(secret in text for other, secret in enumerate(secrets) if other != number % 3)
+    assert process.returncode == 0 and not any(word in log for word in [*secrets, "sk-0"])
