@@ -63,7 +63,8 @@ class Harness:
         model = self.loop.create_future()
         model.set_result(fake_text.TextModel(self._template))
         self.pool = self.make_pool(model)
-        self.app = App(self.pool, admission=Admission(max_choices, max_queue_tokens, weights(keys)), key=KeyCheck(keys),
+        self.app = App(self.pool, weights=weights(keys),
+                       admission=Admission(max_choices, max_queue_tokens, weights(keys)), key=KeyCheck(keys),
                        limiter=Limiter(quotas(keys)), hosts=HostCheck(hosts), **self._parsers)
         self.server = Server(self.app, limits)
         sock = bind.listen("127.0.0.1", 0)

@@ -4,7 +4,7 @@ The device keeps the token that was written to each KV slot, and what it says is
 by token, then EOS. A request that reads a slot that is not its own says what somebody else sent.
 
 Options: --rows, --pages, --context, --step-tokens, --step-ms and --token-us (what a step takes), --log FILE (a line
-"cancel ID TIME" for each cancel, time.monotonic()), and EngineConfig's --fair-share, --tenant-weights, --ageing-ms.
+"cancel ID TIME" for each cancel, time.monotonic()), and EngineConfig's --fair-share and --ageing-ms.
 """
 
 import sys
@@ -14,6 +14,7 @@ from zse.cache.pages import PAGE
 from zse.cache.prefix import PrefixCache
 from zse.engine.core import Engine
 from zse.engine.messages import Ready, TokenLogprob
+from zse.scheduler.policy import Policy
 from zse.scheduler.scheduler import Scheduler
 
 VOCAB, EOS = 257, 256
@@ -64,12 +65,14 @@ class EchoRunner:
 
 def build(arguments: list[str], phases):
     options = {"--rows": "4", "--pages": "256", "--context": "2048", "--step-tokens": "64", "--step-ms": "1",
-               "--token-us": "0", "--log": ""} | dict(zip(arguments[::2], arguments[1::2], strict=True))
+               "--token-us": "0", "--log": "", "--fair-share": "True", "--ageing-ms": "10000"} | dict(zip(arguments[::2], arguments[1::2], strict=True))
     pages, rows, context = (int(options[name]) for name in ("--pages", "--rows", "--context"))
     runner = EchoRunner(pages, float(options["--step-ms"]) / 1000, float(options["--token-us"]) / 1e6)
     scheduler = Scheduler(num_pages=pages, max_rows=rows, max_tokens=int(options["--step-tokens"]), max_context=context,
                           vocab_size=VOCAB, eos_ids=frozenset((EOS,)), max_waiting=1 << 16,
-                          prefix_cache=PrefixCache(pages, "lru"), **policy(options))
+                          prefix_cache=PrefixCache(pages, "lru"),
+                          policy=Policy(fair_share=options["--fair-share"] == "True",
+                                        ageing_s=int(options["--ageing-ms"]) / 1000))
     engine = Engine(scheduler, runner)
     if options["--log"]:
         log, cancel = open(options["--log"], "a", buffering=1), engine.cancel
@@ -82,10 +85,6 @@ def build(arguments: list[str], phases):
     phases.mark("ready")
     return engine, Ready(model="scheduled", max_context=context, max_rows=rows, num_pages=pages,
                          memory_bytes={"kv": 1}, phases_ms=phases.ms)
-
-
-def policy(options: dict[str, str]) -> dict:
-    return {}
 
 
 if __name__ == "__main__":

@@ -100,7 +100,8 @@ def run(args) -> int:
             models=tuple(ModelSpec(names, path, tuple(words))
                          for (path, names), words in zip(models, arguments, strict=True)),
             host=args.host, max_choices=(args.max_rows or 64) + args.max_queue, max_queue=args.max_queue,
-            max_queue_tokens=args.max_queue_tokens, drain_s=args.drain_timeout, keys=keys, spare_engines=spares,
+            max_queue_tokens=args.max_queue_tokens, drain_s=args.drain_timeout, keys=keys,
+            tenant_weights=_weights(args), spare_engines=spares,
             idle_timeout_s=args.idle_timeout, max_loaded=args.max_loaded, allowed_hosts=_allowed_hosts(args, bool(keys)),
             tool_parser=args.tool_parser, reasoning_parser=args.reasoning_parser,
             limits=Limits(body_bytes=args.max_body_bytes), phases_ms=phases, since_exec=since_exec)
@@ -182,6 +183,13 @@ def _api_keys(args):
     from zse.server import keys
 
     return keys.single(key)
+
+
+def _weights(args) -> dict[str, float]:
+    """Of --tenant-weight."""
+    from zse.engine.config import parse_weights
+
+    return parse_weights(args.tenant_weights)
 
 
 def _allowed_hosts(args, has_key: bool) -> frozenset[str] | None:

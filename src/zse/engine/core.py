@@ -111,7 +111,7 @@ class Engine:
 
     def counters(self) -> dict[str, float]:
         """Totals since the start of everything that counts, by name, for the heartbeat."""
-        totals = self.scheduler.snapshot() | self.jobs.counters | self.grammars.counters()
+        totals = self.scheduler.snapshot() | self.scheduler.waits.snapshot() | self.jobs.counters | self.grammars.counters()
         return totals if self.speculator is None else totals | self.speculator.counters(self.scheduler.counters)
 
     # -- forwards without sampling

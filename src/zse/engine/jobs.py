@@ -153,7 +153,7 @@ class JobQueue:
         for job in [job for job in self._waiting if job.options.deadline_ms is not None]:
             if now - job.submitted_at > (job.options.deadline_ms or 0.0) / 1000:
                 self._fail(job, RequestError("the deadline passed while the request was queued", status=504,
-                                             type="server_error", code="deadline_exceeded"))
+                                             type="server_error", code="timeout", param="deadline_ms"))
 
     def _admit(self) -> None:
         """Pages and a row for the jobs at the head of the queue, as far as both are there."""

@@ -31,6 +31,7 @@ from zse.scheduler.policy import (
 from zse.scheduler.prompts import ComputedPrompts
 from zse.scheduler.queue import WaitingQueue
 from zse.scheduler.request import FINISHED, RUNNING, WAITING, Request
+from zse.scheduler.waits import Waits
 
 MAX_IN_FLIGHT = 2
 FIRST_MEAN_REPLY = 64.0     # tokens, until replies have ended
@@ -127,7 +128,7 @@ class Scheduler:
         self._configured_tokens, self._mixed_tokens = max_tokens, mixed_tokens
         self.vocab_size, self.eos_ids, self.max_waiting = vocab_size, eos_ids, max_waiting
         self.policy = policy = policy or Policy()
-        self.counters = Counters()
+        self.counters, self.waits = Counters(), Waits()
         self._requests: dict[int, Request] = {}
         self._queue = WaitingQueue(policy.tenant_weights, policy.fair_share)
         self._running: list[Request] = []   # by age_order
@@ -648,6 +649,7 @@ class Scheduler:
         request.row, request.state = self._free_rows.pop(), RUNNING
         if not request.residency:
             self.counters.queue_wait_s += self._now - request.submitted_at
+            self.waits.add(self._now - request.submitted_at)
         request.residency += 1
         request.computed_len = request.committed_len = request.stay_start = computed_len
         request.stay_tokens = self._expected_len(request) - computed_len

@@ -2,8 +2,12 @@
 
 import time
 from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
 
 from zse.engine.client import shutting_down_error
+from zse.scheduler.options import RequestOptions
 from zse.server.admission import Admission
 from zse.server.auth import CacheSalts, HostCheck, KeyCheck
 from zse.server.errors import APIError
@@ -14,12 +18,12 @@ from zse.server.routes import table
 
 
 class App:
-    """pool: the models, and their engines. phases_ms: of the server's start, for /metrics. tool_parser,
+    """pool: the models, and their engines. weights: of tenants, as the scheduler is told. phases_ms: of the server's start, for /metrics. tool_parser,
     reasoning_parser: for all models, instead of what their chat templates show."""
 
     def __init__(self, pool: Pool, *, admission: Admission, key: KeyCheck, hosts: HostCheck,
-                 salts: CacheSalts | None = None, limiter: Limiter | None = None, tool_parser: str | None = None,
-                 reasoning_parser: str | None = None):
+                 weights: Mapping[str, float] | None = None, salts: CacheSalts | None = None, limiter: Limiter | None = None,
+                 tool_parser: str | None = None, reasoning_parser: str | None = None):
         self.pool, self.admission = pool, admission
         self.salts, self.limiter = salts or CacheSalts(), limiter or Limiter()
         self.tool_parser, self.reasoning_parser = tool_parser, reasoning_parser
@@ -27,7 +31,7 @@ class App:
         self.draining = False
         self.responses: Counter[tuple[str, int]] = Counter()    # (route, status) → answers; "" is no route of ours
         self.phases_ms: dict[str, float] = {}
-        self._key, self._hosts = key, hosts
+        self._key, self._hosts, self._weights = key, hosts, dict(weights or {})
 
     @property
     def needs_key(self) -> bool:
@@ -79,6 +83,11 @@ class App:
         if model is None:
             raise APIError("model_not_found", "This model is not served here; GET /v1/models lists what is.", param)
         return model
+
+    def request_options(self, request: Request, options: RequestOptions, client_salt: str = "") -> RequestOptions:
+        """What the scheduler and the cache know of who asks, beside what the request says itself."""
+        return msgspec.structs.replace(options, tenant=request.tenant, weight=self._weights.get(request.tenant),
+                                       cache_salt=self.salts.salt(request.tenant, client_salt))
 
     def health(self) -> tuple[bool, str]:
         return self.pool.health()

@@ -48,6 +48,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     max_queue_tokens: int = 262144
     drain_s: float = 30.0
     keys: tuple[Key, ...] = ()
+    tenant_weights: dict[str, float] = {}
     allowed_hosts: frozenset[str] | None = None
     tool_parser: str | None = None
     reasoning_parser: str | None = None
@@ -111,8 +112,9 @@ class _Serving:
         text_model.add_done_callback(self._text_model_loaded)
         self._pool = self._make_pool(text_model)
         self._engine = self._pool.default.engine
+        shares = weights(options.keys, options.tenant_weights)
         self._app = App(self._pool,
-                        admission=Admission(options.max_choices, options.max_queue_tokens, weights(options.keys)),
+                        admission=Admission(options.max_choices, options.max_queue_tokens, shares), weights=shares,
                         limiter=Limiter(quotas(options.keys)), key=KeyCheck(options.keys), hosts=HostCheck(options.allowed_hosts),
                         tool_parser=options.tool_parser, reasoning_parser=options.reasoning_parser)
         self._server = Server(self._app, options.limits)

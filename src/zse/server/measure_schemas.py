@@ -14,7 +14,7 @@ MAX_INPUTS = 2048
 MAX_DOCUMENTS = 1024
 MAX_IDS = 1 << 20
 MODEL = {"model": CHAT["model"]}
-URGENCY = {name: CHAT[name] for name in ("priority", "deadline_ms") if name in CHAT}
+URGENCY = {name: CHAT[name] for name in ("priority", "deadline_ms")}
 
 
 class Embeddings(msgspec.Struct):
@@ -115,7 +115,7 @@ SCORE = MODEL | {
 
 
 def _urgency(values: dict) -> RequestOptions:
-    return RequestOptions(**{name: values[name] for name in URGENCY})
+    return RequestOptions(priority=values["priority"], deadline_ms=values["deadline_ms"])
 
 
 def read_embeddings(body: dict) -> Embeddings:

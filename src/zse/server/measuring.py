@@ -50,8 +50,7 @@ async def measure(app, request: Request, read: Callable, prepare: Callable, chec
         ticket.set_tokens(watch.prompt_tokens)
         info = await app.pool.ready(served)
         _check(measurements, model.vocab_size, info.max_context)
-        options = msgspec.structs.replace(asked.options, tenant=request.tenant,
-                                          cache_salt=app.salts.salt(request.tenant))
+        options = app.request_options(request, asked.options)
         results = await _run(channel, measurements, options, lambda result: check and check(asked, result))
         watch.finished("measured")
         request.note = f"{watch.prompt_tokens} tokens in {len(results)} texts"

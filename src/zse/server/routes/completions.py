@@ -87,7 +87,7 @@ async def _serve(app, request: Request, read: Callable[[dict], Completion], is_c
         limits = [_max_tokens(completion, len(prompt), info.max_context) for prompt in job.prompts]
         if job.answers is not None:
             job.answers.is_open = job.answers.opens_reasoning(model.decode(job.prompts[0][-16:]))
-        options = _options(app, request, completion)
+        options = app.request_options(request, completion.options, completion.cache_salt)
         if completion.prompt_top is not None:
             job.measured = await channel.measure(job.prompts, Ask("logprobs", top=completion.prompt_top), options)
         _submit(channel, model, job, limits, options)
@@ -104,12 +104,6 @@ async def _serve(app, request: Request, read: Callable[[dict], Completion], is_c
         quota.leave(watch.completion_tokens + (watch.prompt_tokens if job.choices else 0))
         watch.end(_cached_tokens(job), failure)
         app.pool.leave(served)
-
-
-def _options(app, request: Request, completion: Completion) -> RequestOptions:
-    """What the scheduler and the cache know of who asks, and how urgent it is."""
-    return msgspec.structs.replace(completion.options, tenant=request.tenant,
-                                   cache_salt=app.salts.salt(request.tenant, completion.cache_salt))
 
 
 def _tokenize(model, completion: Completion) -> list[list[int]]:

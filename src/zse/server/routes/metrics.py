@@ -3,6 +3,7 @@
 import math
 
 from zse import __version__
+from zse.scheduler.waits import BOUNDS, NAMES
 from zse.server.exchange import Request, Response
 from zse.server.statistics import Histogram, Statistics
 
@@ -100,7 +101,14 @@ def _add_model(page: _Page, served) -> None:
     page.add("zse_engine_running", "gauge", "Requests in the batch.", beat.running, model=name)
     page.add("zse_engine_waiting", "gauge", "Requests that wait for a place in the batch.", beat.waiting, model=name)
     page.add("zse_engine_free_pages", "gauge", "Free KV pages of 16 tokens.", beat.free_pages, model=name)
+    if NAMES[0] in beat.counters:
+        waits = Histogram(BOUNDS)
+        waits.counts = [int(beat.counters[bucket]) for bucket in NAMES]
+        waits.sum = beat.counters.get("queue_wait_s", 0.0)
+        page.histogram("zse_queue_seconds", "From the engine's queue to a place in the batch.", waits, model=name)
     for total, value in beat.counters.items():
+        if total in NAMES:
+            continue
         page.add(f"zse_engine_{total}", "counter", "A total since the engine's start; docs/api.md has the names.", value,
                  model=name)
     page.add("zse_engine_last_step_age_seconds", "gauge", "Since the last step while there is work.",
