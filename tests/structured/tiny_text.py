@@ -3,7 +3,8 @@
 import json
 
 PIECES = ['{"', '":', '", "', '"}', "true", "null", "12", " a", "on", "in"]
-CONTROLS = ["<unk>", "<s>", "</s>", "<think>", "</think>", "<tool_call>", "</tool_call>"]
+CONTROLS = ["<unk>", "<s>", "</s>", "<think>", "</think>", "<tool_call>", "</tool_call>",
+            "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"]
 
 
 def _letters(text: str) -> str:

@@ -22,6 +22,8 @@ CODES: dict[str, tuple[int, str, bool]] = {
     "unsupported_parameter": (400, INVALID, False),
     "out_of_range": (400, INVALID, False),
     "array_above_max_length": (400, INVALID, False),
+    "invalid_schema": (400, INVALID, False),
+    "schema_too_complex": (400, INVALID, False),
     "invalid_token_id": (400, INVALID, False),
     "context_length_exceeded": (400, INVALID, False),
     "no_chat_template": (400, INVALID, False),

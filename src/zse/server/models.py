@@ -28,6 +28,11 @@ class ServedModel:
             raise no_chat_template(self._name)
         return self._template.encode(messages, tools=tools, **(variables or {}))
 
+    def control_id(self, text: str) -> int | None:
+        """Id of the control token whose text this is, or None."""
+        id = self._tokenizer.find(text)
+        return id if id is not None and self._tokenizer.is_special(id) else None
+
     def token_bytes(self, id: int) -> bytes:
         """What one token adds to a text; nothing for the rows that pad a model's embedding past its vocabulary."""
         return self._tokenizer.token_bytes(id) if id < self.vocab_size else b""

@@ -22,7 +22,16 @@ from zse.server.fields import (
     wrong_type,
 )
 from zse.server.messages import messages
-from zse.server.tools.fields import tool_choice, tools
+from zse.server.structure_fields import (
+    EFFORTS,
+    effort,
+    response_format,
+    structured_outputs,
+    template_variables,
+    the_structure,
+)
+from zse.server.tools.fields import ToolChoice, tool_choice, tools
+from zse.structured.options import Structure
 
 MAX_PROMPTS = 128
 MAX_CHOICES = 16
@@ -32,7 +41,8 @@ _SEEDS = 1 << 63
 
 class Completion(msgspec.Struct):
     """A checked request of either route. prompts: text or token ids (completions); messages: role/content (chat).
-    top_logprobs: None for no log-probabilities, else how many alternatives. tools: what may be called, None when nothing may."""
+    top_logprobs: None for no log-probabilities, else how many alternatives. tools: what may be called, None when nothing may. structure: the form that structure_field asks for.
+    thinking_budget: tokens of reasoning, by thinking_field. template_variables: for the chat template."""
 
     model: str | None
     params: SamplingParams
@@ -46,7 +56,14 @@ class Completion(msgspec.Struct):
     prompts: list = []
     messages: list[dict] | None = None
     tools: list[dict] | None = None
+    tool_choice: ToolChoice = ToolChoice()
+    strict_tools: frozenset[str] = frozenset()
     parallel_tool_calls: bool = True
+    structure: Structure | None = None
+    structure_field: str = ""
+    thinking_budget: int | None = None
+    thinking_field: str = ""
+    template_variables: dict = {}
     cache_salt: str = ""
     service_tier: str | None = None
     prompt_logprobs: int | None = None
@@ -69,15 +86,6 @@ def _stream_options(value, path) -> dict:
         raise wrong_type(path, "an object", value)
     return read_fields({"include_usage": Field(boolean, "", False),
                         "include_obfuscation": Field(None, "", harmless=(None, False))}, value, path + ".")
-
-
-def _response_format(value, path) -> None:
-    if type(value) is not dict:
-        raise wrong_type(path, "an object", value)
-    kind = value.get("type")
-    if kind in ("json_object", "json_schema"):
-        raise APIError("unsupported_parameter", f"'{path}.type' {kind} is not supported by this server.", path)
-    read_fields({"type": Field(one_of("text"), "", required=True)}, value, path + ".")
 
 
 def _prompt(value, path) -> list:
@@ -124,6 +132,8 @@ _COMMON = {
     "deadline_ms": Field(number(0, MAX_DEADLINE_MS, above_low=True), "When the whole answer is wanted, from now: sooner "
                          "goes first; answered 504 if it passes before the request has begun."),
     "user": Field(string(512), "An identifier of yours; accepted, not used."),
+    "structured_outputs": Field(structured_outputs, "One of {\"json\": schema}, {\"regex\": …}, {\"choice\": [texts]}, "
+                                "{\"grammar\": Lark or GBNF}; see Structured output."),
     "cache_salt": Field(string(256, empty=False), "Keeps cached prompts apart: only requests with the same one share.",
                         ""),
 }
@@ -135,21 +145,26 @@ CHAT = _COMMON | {
     "logprobs": Field(boolean, "Log-probabilities of the answer's tokens.", False),
     "top_logprobs": Field(integer(0, 20), "Alternatives for each token, up to 20; needs logprobs."),
     "metadata": Field(metadata, "Up to 16 strings; accepted, not used."),
-    "response_format": Field(_response_format, "{\"type\": \"text\"} only."),
+    "response_format": Field(response_format, "text, json_object, or json_schema with name, schema and strict; see "
+                             "Structured output."),
     "safety_identifier": Field(string(512), "As user."),
     "prompt_cache_key": Field(string(512), "Accepted; prompts are matched by content, no key is needed."),
     "modalities": Field(None, "Text only.", harmless=(None, ["text"])),
     "store": Field(None, "Nothing is stored.", harmless=(None, False)),
     "service_tier": Field(one_of("auto", "default"), "There is one tier; the answer says default."),
     "tools": Field(tools, "Functions that the model may call, up to 128; see Tools."),
-    "tool_choice": Field(tool_choice, "auto (with tools the default) or none; required and named functions are "
-                         "refused."),
+    "tool_choice": Field(tool_choice, "auto (with tools the default), none, required, or {\"type\": \"function\", "
+                         "\"function\": {\"name\": …}}.", ToolChoice()),
     "parallel_tool_calls": Field(boolean, "false ends the answer behind its first call.", True),
+    "thinking_budget": Field(integer(0, 1 << 24), "Most tokens of reasoning; then the model has to answer."),
+    "reasoning_effort": Field(effort, "none, minimal, low, medium or high: a thinking_budget of 0, 256, 1,024, 8,192 "
+                              "tokens or none; the chat template sees it too."),
+    "chat_template_kwargs": Field(template_variables, "What the chat template may read beside the messages, such as "
+                                  "{\"enable_thinking\": false}.", {}),
     "functions": Field(None, "Not supported.", harmless=(None, [])),
     "function_call": Field(None, "Not supported."),
     "audio": Field(None, "Not supported."),
     "prediction": Field(None, "Not supported."),
-    "reasoning_effort": Field(None, "Not supported."),
     "verbosity": Field(None, "Not supported."),
     "web_search_options": Field(None, "Not supported."),
 }
@@ -176,12 +191,33 @@ def read_chat(body: dict) -> Completion:
     if top is not None and not values["logprobs"]:
         raise APIError("invalid_value", "'top_logprobs' needs 'logprobs': true.", "top_logprobs")
     logprobs = (top or 0) if values["logprobs"] else None
-    if values["tool_choice"] == "auto" and not values["tools"]:
-        raise APIError("invalid_value", "'tool_choice' auto needs 'tools'.", "tool_choice")
-    tools = None if values["tool_choice"] == "none" else values["tools"] or None
+    choice = values["tool_choice"]
+    tools = None if choice.mode == "none" else values["tools"] or None
+    if choice.is_given and choice.mode != "none" and tools is None:
+        raise APIError("invalid_value", f"'tool_choice' {choice.mode} needs 'tools'.", "tool_choice")
+    if choice.name and all(tool["function"]["name"] != choice.name for tool in tools or ()):
+        raise APIError("invalid_value", "'tool_choice.function.name' is none of 'tools'.", "tool_choice.function.name")
+    strict = frozenset(tool["function"]["name"] for tool in tools or () if tool["function"].pop("strict", False))
+    structure, field = the_structure(values)
+    if structure is not None and tools is not None and choice.mode in ("required", "named"):
+        raise APIError("invalid_value", f"'{field}' and 'tool_choice' {choice.mode} ask for different answers.", field)
+    budget, thinking_field, variables = _thinking(values)
     return _completion(values, logprobs, messages=values["messages"], best_of=values["n"], tools=tools,
-                       service_tier=values["service_tier"],
+                       tool_choice=choice, strict_tools=strict, service_tier=values["service_tier"],
+                       thinking_budget=budget, thinking_field=thinking_field, template_variables=variables,
                        parallel_tool_calls=values["parallel_tool_calls"])
+
+
+def _thinking(values: dict) -> tuple[int | None, str, dict]:
+    """(tokens of reasoning, the field that says so, variables of the template)."""
+    effort, variables = values["reasoning_effort"], dict(values["chat_template_kwargs"])
+    if effort is not None:
+        variables.setdefault("reasoning_effort", effort)
+        if effort == "none":
+            variables.setdefault("enable_thinking", False)
+    if values["thinking_budget"] is not None:
+        return values["thinking_budget"], "thinking_budget", variables
+    return (None, "", variables) if effort is None else (EFFORTS[effort], "reasoning_effort", variables)
 
 
 def read_completions(body: dict) -> Completion:
@@ -203,6 +239,7 @@ def _completion(values: dict, logprobs: int | None, **more) -> Completion:
         raise APIError("invalid_value", "'stream_options' needs 'stream': true.", "stream_options")
     if values["prompt_logprobs"] is not None and values["stream"]:
         raise APIError("invalid_value", "'prompt_logprobs' cannot be streamed.", "prompt_logprobs")
+    structure, field = the_structure(values)
     params = SamplingParams(
         max_tokens=values["max_tokens"], temperature=values["temperature"], top_p=values["top_p"],
         top_k=max(0, values["top_k"]), min_p=values["min_p"], repetition_penalty=values["repetition_penalty"],
@@ -215,6 +252,7 @@ def _completion(values: dict, logprobs: int | None, **more) -> Completion:
     return Completion(model=values["model"], params=params, options=options, n=values["n"], stream=values["stream"],
                       include_usage=bool((values["stream_options"] or {}).get("include_usage")),
                       stop=values["stop"], cache_salt=values["cache_salt"],
+                      structure=structure, structure_field=field,
                       prompt_logprobs=values["prompt_logprobs"], **more)
 
 
@@ -248,7 +286,7 @@ def describe(fields: dict[str, Field]) -> list[tuple[str, str, str]]:
     """(name, "required" | "refused" | default, doc) of each field: the tables of docs/api.md."""
     rows = []
     for name, item in fields.items():
-        default = "" if item.default in (None, (), "") else str(item.default)
+        default = "" if item.default in (None, (), "", {}) else str(item.default)
         default = default.lower() if isinstance(item.default, bool) else default
         rows.append((name, "required" if item.required else "refused" if item.check is None else default, item.doc))
     return rows

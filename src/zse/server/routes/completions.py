@@ -19,6 +19,7 @@ from zse.server.prompt_scores import echoed_logprobs, prompt_logprobs
 from zse.server.quotas import UNBOUNDED_TOKENS
 from zse.server.schemas import Completion
 from zse.server.statistics import CANCELLED, ERROR, Watch
+from zse.server.structure_fields import named
 from zse.server.tools import chat as chat_format
 
 _encode = msgspec.json.encode
@@ -37,6 +38,7 @@ class Job(msgspec.Struct):
     fingerprint: str
     choices: list[Choice] = []
     measured: list[Measured] = []                   # of the prompts, where their log-probabilities are wanted
+    structure_field: str = ""
     answers: chat_format.Answers | None = None      # of a chat: how its answers are taken apart
 
     @property
@@ -79,7 +81,8 @@ async def _serve(app, request: Request, read: Callable[[dict], Completion], is_c
         model = await app.pool.text(served)
         schemas.check_token_ids(completion, model.vocab_size)
         if is_chat:
-            job.answers = chat_format.prepare(completion, model, app.tool_parser, app.reasoning_parser)
+            job.answers = await maybe_in_thread(
+                long, lambda: chat_format.prepare(completion, model, app.tool_parser, app.reasoning_parser))
         job.prompts = await maybe_in_thread(long, lambda: _tokenize(model, completion))
         watch.prompt_tokens = sum(map(len, job.prompts))
         ticket.set_tokens(watch.prompt_tokens)
@@ -87,17 +90,18 @@ async def _serve(app, request: Request, read: Callable[[dict], Completion], is_c
         limits = [_max_tokens(completion, len(prompt), info.max_context) for prompt in job.prompts]
         if job.answers is not None:
             job.answers.is_open = job.answers.opens_reasoning(model.decode(job.prompts[0][-16:]))
+        structure, job.structure_field = chat_format.structure(completion, job.answers)
         options = app.request_options(request, completion.options, completion.cache_salt)
         if completion.prompt_top is not None:
             job.measured = await channel.measure(job.prompts, Ask("logprobs", top=completion.prompt_top), options)
-        _submit(channel, model, job, limits, options)
+        _submit(channel, model, job, limits, msgspec.structs.replace(options, structure=structure))
         if completion.stream:
             await _stream(request, channel, model, job)
             return None
         return await _collect(request, channel, model, job)
-    except RequestError:
+    except RequestError as error:
         failure = ERROR
-        raise
+        raise named(error, job.structure_field) from None
     finally:
         channel.close()
         ticket.release()
@@ -108,7 +112,7 @@ async def _serve(app, request: Request, read: Callable[[dict], Completion], is_c
 
 def _tokenize(model, completion: Completion) -> list[list[int]]:
     if completion.messages is not None:
-        prompts = [model.encode_chat(completion.messages, completion.tools)]
+        prompts = [model.encode_chat(completion.messages, completion.tools, completion.template_variables)]
     else:
         prompts = [model.encode_text(prompt) if type(prompt) is str else prompt for prompt in completion.prompts]
     field = "prompt" if completion.messages is None else "messages"

@@ -3,9 +3,12 @@
 import re
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from zse.server.errors import APIError
-from zse.server.tools import parsers
+from zse.server.tools import parsers, reasoning
 from zse.server.tools.answer import Format, Splitter, format_of, opens_reasoning
+from zse.structured.options import JSON_OBJECT, JSON_SCHEMA, TEXT, Structure, Thinking
 
 if TYPE_CHECKING:
     from zse.server.generation import Choice, Delta
@@ -13,10 +16,11 @@ if TYPE_CHECKING:
 
 
 class Answers:
-    """How the answers of one request are taken apart. is_open: the prompt has begun the reasoning."""
+    """How the answers of one request are taken apart. is_open: the prompt has begun the reasoning. grammar: of its tool
+    calls, None where they are free."""
 
-    def __init__(self, form: Format, tools: list[dict] | None, parallel: bool):
-        self._format, self._parallel = form, parallel
+    def __init__(self, form: Format, tools: list[dict] | None, parallel: bool, grammar: Structure | None = None):
+        self._format, self._parallel, self.grammar = form, parallel, grammar
         self._functions = None if tools is None else parsers.Functions(
             {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools})
         self.is_open = False
@@ -24,6 +28,13 @@ class Answers:
 
     def opens_reasoning(self, prompt_end: str) -> bool:
         return opens_reasoning(self._format, prompt_end)
+
+    def thinking(self, budget: int | None) -> Thinking | None:
+        """The reasoning that stands before what a grammar is about; None for models that do not reason."""
+        marks = reasoning.PARSERS.get(self._format.reasoning)
+        if marks is None:
+            return None
+        return Thinking(opening=marks.opening, closing=marks.closing, is_open=self.is_open, budget=budget)
 
     def splitter(self) -> Splitter:
         return Splitter(self._format, self._functions, self.is_open, self._parallel)
@@ -43,9 +54,47 @@ def prepare(completion: "Completion", model, tool_parser: str | None, reasoning_
             raise APIError("unsupported_parameter", "'tools': the format of this model's tool calls is not known; start "
                                                     "the server with --tool-parser.", "tools")
     _check_history(completion.messages or [], template)
+    if completion.thinking_budget and form.reasoning == parsers.NONE:
+        raise APIError("unsupported_parameter", f"'{completion.thinking_field}': this model's chat template has no "
+                                                "reasoning.", completion.thinking_field)
     if completion.tools is None and form.reasoning == parsers.NONE:
         return None
-    return Answers(form, completion.tools, completion.parallel_tool_calls)
+    grammar = None if completion.tools is None else _grammar(completion, form, model)
+    choice = completion.tool_choice.mode
+    return Answers(form, completion.tools, completion.parallel_tool_calls and choice != "named", grammar)
+
+
+def _grammar(completion: "Completion", form: Format, model) -> Structure | None:
+    """What enforces a call that has to come, or calls of strict functions. Raises APIError."""
+    choice, strict = completion.tool_choice, completion.strict_tools
+    must = choice.mode in ("required", "named")
+    content = completion.structure
+    if not must and not strict and content is None:
+        return None
+    if content is not None and content.kind not in (JSON_OBJECT, JSON_SCHEMA):
+        raise APIError("invalid_value", f"'{completion.structure_field}' beside 'tools' must be a JSON schema.",
+                       completion.structure_field)
+    functions = {tool["function"]["name"]: tool["function"]["parameters"] for tool in completion.tools or ()
+                 if not choice.name or tool["function"]["name"] == choice.name}
+    from zse.server.tools.grammars import structure_of
+    return structure_of(form.tools, functions, strict, model.template_source, model.control_id,
+                        calls="required" if must else "free" if content is None else "either", content=content,
+                        several=completion.parallel_tool_calls and choice.mode != "named")
+
+
+def structure(completion: "Completion", answers: Answers | None) -> tuple[Structure | None, str]:
+    """The form that the engine has to keep to, and the field that asks for it."""
+    form, field = completion.structure, completion.structure_field
+    if answers is None:
+        return form, field
+    if answers.grammar is not None:
+        form, field = answers.grammar, "tools"
+    thinking = answers.thinking(completion.thinking_budget)
+    if form is None:
+        form, field = Structure(kind=TEXT), completion.thinking_field
+        if thinking is None or completion.thinking_budget is None:
+            return None, ""
+    return msgspec.structs.replace(form, thinking=thinking), field
 
 
 def _check_history(messages: list[dict], template: str) -> None:

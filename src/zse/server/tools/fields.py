@@ -11,7 +11,6 @@ MAX_CALLS = 128
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 32
 _TYPES = ("string", "number", "integer", "boolean", "array", "object", "null")
-_LATER = "needs constrained decoding, which this server does not have yet"
 
 
 def _name(value, path) -> str:
@@ -21,10 +20,15 @@ def _name(value, path) -> str:
     return value
 
 
-def _strict(value, path) -> bool:
-    if boolean(value, path):
-        raise APIError("unsupported_parameter", f"'{path}': true {_LATER}; leave it out.", path)
-    return value
+class ToolChoice(msgspec.Struct, frozen=True):
+    """mode: none, auto, required, or named: the function `name`. is_given: by the request."""
+
+    mode: str = "auto"
+    name: str = ""
+    is_given: bool = False
+
+    def __str__(self) -> str:
+        return self.mode if self.is_given else ""
 
 
 def _parameters(value, path) -> dict:
@@ -78,7 +82,7 @@ def _shown(name: str) -> str:
 
 
 _FUNCTION = {"name": Field(_name, "", required=True), "description": Field(string(16384), ""),
-             "parameters": Field(_parameters, ""), "strict": Field(_strict, "")}
+             "parameters": Field(_parameters, ""), "strict": Field(boolean, "", False)}
 
 
 def _object(fields: dict[str, Field]):
@@ -104,15 +108,21 @@ def tools(value, path) -> list[dict]:
         if given["description"] is not None:
             function["description"] = given["description"]
         function["parameters"] = given["parameters"] or {"type": "object", "properties": {}}
+        if given["strict"]:
+            function["strict"] = True
         out.append({"type": "function", "function": function})
     return out
 
 
-def tool_choice(value, path) -> str:
-    if type(value) is dict or value == "required":
-        what = "a named function" if type(value) is dict else "required"
-        raise APIError("unsupported_parameter", f"'{path}': {what} {_LATER}; use auto or none.", path)
-    return one_of("none", "auto")(value, path)
+_NAMED = {"type": Field(one_of("function"), "", required=True),
+          "function": Field(lambda value, path: _object({"name": Field(_name, "", required=True)})(value, path), "",
+                            required=True)}
+
+
+def tool_choice(value, path) -> ToolChoice:
+    if type(value) is dict:
+        return ToolChoice("named", _object(_NAMED)(value, path)["function"]["name"], True)
+    return ToolChoice(one_of("none", "auto", "required")(value, path), is_given=True)
 
 
 def _arguments(value, path) -> dict:

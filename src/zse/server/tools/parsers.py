@@ -58,11 +58,11 @@ def gemma(functions: Functions) -> BlockParser:
 
 def deepseek(functions: Functions) -> BlockParser:
     """DeepSeek V3, R1 (a JSON code block behind the name) and V3.1 (plain JSON)."""
-    return BlockParser([Block(_CALLS_BEGIN, lambda: Until(_CALLS_END), _read_deepseek, _CALLS_END)], functions.names)
+    return BlockParser([Block(CALLS_BEGIN, lambda: Until(CALLS_END), _read_deepseek, CALLS_END)], functions.names)
 
 
-_CALLS_BEGIN, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-_CALL_BEGIN, _CALL_END, _SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+CALL_BEGIN, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
 
 PARSERS: dict[str, Callable[[Functions], BlockParser]] = {
     "deepseek": deepseek, "gemma": gemma, "hermes": hermes, "llama3_json": llama3_json, "mistral": mistral,
@@ -70,14 +70,14 @@ PARSERS: dict[str, Callable[[Functions], BlockParser]] = {
 
 # The first row with a marker that the template's text holds decides.
 MARKERS: tuple[tuple[str, str], ...] = (
-    ("<function=", "qwen3_coder"), ("<tool_call>", "hermes"), (_CALLS_BEGIN, "deepseek"), ("[TOOL_CALLS]", "mistral"),
+    ("<function=", "qwen3_coder"), ("<tool_call>", "hermes"), (CALLS_BEGIN, "deepseek"), ("[TOOL_CALLS]", "mistral"),
     ("[AVAILABLE_TOOLS]", "mistral"), ("```tool_code", "gemma"), ("<start_of_turn>", "gemma"),
     ("<|python_start|>", "pythonic"), ("[func_name1(", "pythonic"), ('"parameters": dictionary', "llama3_json"),
     ("<|python_tag|>", "llama3_json"))
 
 # Control tokens of some vocabularies that a parser has to see in the text.
 CONTROLS: dict[str, tuple[str, ...]] = {
-    "deepseek": (_CALLS_BEGIN, _CALLS_END, _CALL_BEGIN, _CALL_END, _SEP),
+    "deepseek": (CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR),
     "hermes": ("<tool_call>", "</tool_call>"), "qwen3_coder": ("<tool_call>", "</tool_call>"),
     "llama3_json": ("<|python_tag|>",), "mistral": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
     "pythonic": ("<|python_start|>", "<|python_end|>"), "gemma": ()}
@@ -111,12 +111,12 @@ def _read_mistral(text: str) -> list[Call] | None:
 
 def _read_deepseek(text: str) -> list[Call] | None:
     calls = []
-    first, *entries = text.split(_CALL_BEGIN)
+    first, *entries = text.split(CALL_BEGIN)
     if first.strip():
         return None
     for entry in entries:
-        body, end, rest = entry.partition(_CALL_END)
-        kind, _, words = body.partition(_SEP)
+        body, end, rest = entry.partition(CALL_END)
+        kind, _, words = body.partition(SEPARATOR)
         name, arguments = kind.strip(), words.strip()
         if name == "function" and not arguments.startswith("{"):
             name, _, arguments = arguments.partition("\n")

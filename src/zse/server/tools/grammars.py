@@ -1,0 +1,267 @@
+"""Grammars of tool calls: what an answer may be when a call has to come, or when functions are strict.
+
+One grammar in llguidance's Lark for each format of parsers.py. Marks that are control tokens of the vocabulary are named
+by id, since their text can come from users' words too. Arguments follow the function's JSON schema.
+"""
+
+import json
+from collections.abc import Callable
+
+from zse.server.errors import APIError
+from zse.server.tools import parsers
+from zse.structured.compile import WHITESPACE
+from zse.structured.options import LARK, Structure, checked
+
+# Keys of a schema that say nothing about what is valid.
+_SILENT = ("title", "description", "examples", "default", "$schema", "$id", "$comment", "deprecated", "readOnly",
+           "writeOnly")
+_SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# Python reads \/ and \u in strings otherwise than JSON does.
+_PYTHON_ESCAPES = {"json_allowed_escapes": "nrbtf\\\""}
+
+
+class Grammar:
+    """functions: name → schema of parameters. strict: names whose schema has to be followed to the letter (else keywords
+    that are not implemented are passed over). template: of the model, which shows variants. token_id: text → id of the
+    control token with this text, or None."""
+
+    def __init__(self, functions: dict[str, dict], strict: frozenset[str], template: str,
+                 token_id: Callable[[str], int | None]):
+        self._functions, self._strict, self._template, self._token_id = functions, strict, template, token_id
+        self._rules: list[str] = []
+        self._num_rules = 0
+
+    def source(self, form: str, calls: str, several: bool, content: Structure | None = None) -> str:
+        """The grammar's text. form: of PARSERS. calls: "required": the answer is calls; "free": text, and where it calls
+        a function, the call is right; "either": calls, or the JSON that `content` describes. several: more than one call
+        may come."""
+        opening, block, between = getattr(self, f"_{form}")(several)
+        start = f"{block} ({between} {block})*" if several and between is not None else block
+        lead = "LEAD: /[ \\n]{0,2}/\n"
+        if calls == "required":
+            head = f"%llguidance {{}}\nstart: LEAD answer\nanswer: {start}\n{lead}"
+        elif content is not None:
+            schema = json.loads(content.source or '{"type": "object"}')
+            guidance = {"whitespace_pattern": WHITESPACE, "lenient": content.lenient}
+            other = self._rule("%json " + json.dumps({"x-guidance": guidance, **schema}, ensure_ascii=False))
+            head = f"%llguidance {{}}\nstart: LEAD (answer | {other})\nanswer: {start}\n{lead}"
+        elif opening is None:       # a bare bracket begins a call, or the answer is text
+            head = (f"%llguidance {{}}\nstart: LEAD (answer | TEXT)?\nanswer: {start}\n{lead}"
+                    f"TEXT: /[^\\x7b\\x5b \\n](.|\\n)*/\n")
+        else:
+            # In free text the mark is a part of what comes before: the rule of the call goes on behind it.
+            again = "*" if several else "?"
+            head = (f"%llguidance {{}}\nstart: called{again} TEXT\ncalled: {self._lazy(opening)} {block.call}\n"
+                    f"TEXT: /(.|\\n)*/\n")
+        return head + "".join(rule + "\n" for rule in self._rules)
+
+    # -- parts
+
+    def _rule(self, body: str) -> str:
+        name = f"r{self._num_rules}"
+        self._num_rules += 1
+        self._rules.append(f"{name}: {body}")
+        return name
+
+    def _mark(self, text: str) -> str:
+        id = self._token_id(text)
+        return _quoted(text) if id is None else f"<[{id}]>"
+
+    def _lazy(self, text: str) -> str:
+        """Any text up to a mark, which ends it."""
+        id = self._token_id(text)
+        if id is not None:
+            return f"TEXT <[{id}]>"
+        self._rules.append(f"before[lazy]: /(.|\\n)*{_regex(text)}/")
+        return "before"
+
+    def _either(self, bodies: list[str]) -> str:
+        return bodies[0] if len(bodies) == 1 else self._rule(" | ".join(bodies))
+
+    def _json(self, name: str, schema: object, **options) -> str:
+        """A rule of JSON by a schema of the function `name`."""
+        clean = dict(_clean(schema)) if isinstance(schema, dict) else {}
+        guidance = {**_SEPARATORS, **options}
+        if name not in self._strict:
+            guidance["lenient"] = True
+        return self._rule("%json " + json.dumps({"x-guidance": guidance, **clean}, ensure_ascii=False))
+
+    def _arguments(self, name: str) -> str:
+        schema = self._functions[name]
+        if schema.get("type") is None:
+            schema = {"type": "object", **schema}
+        return self._json(name, schema)
+
+    def _objects(self, key: str) -> str:
+        """{"name": NAME, KEY: arguments} of any function."""
+        return self._either([
+            self._rule(f"{_quoted('{' + _pair('name', name) + f', {json.dumps(key)}: ')} {self._arguments(name)} {_quoted('}')}")
+            for name in self._functions])
+
+    # -- formats: (mark that begins a call or None, the call behind it or with it, what stands between calls)
+
+    def _hermes(self, several: bool):
+        opening, closing = self._mark("<tool_call>"), self._mark("</tool_call>")
+        body = f'"\\n" {self._objects("arguments")} "\\n" {closing}'
+        return self._marked("<tool_call>", opening, body, '"\\n"')
+
+    def _marked(self, text: str, opening: str, body: str, between: str | None):
+        call = self._rule(body)
+        return text, _Block(opening, call), between
+
+    def _qwen3_coder(self, several: bool):
+        opening, closing = self._mark("<tool_call>"), self._mark("</tool_call>")
+        bodies = []
+        for name, schema in self._functions.items():
+            parts = [_quoted(f"\n<function={name}>\n")]
+            required = schema.get("required") or ()
+            for key, of in (schema.get("properties") or {}).items():
+                part = f"{_quoted(f'<parameter={key}>' + chr(10))} {self._xml_value(name, of)}"
+                parts.append(part if key in required else f"({part})?")
+            bodies.append(self._rule(" ".join([*parts, _quoted("</function>\n"), closing])))
+        return self._marked("<tool_call>", opening, self._either(bodies), '"\\n"')
+
+    def _xml_value(self, name: str, schema: object) -> str:
+        end = "\n</parameter>\n"
+        kinds = schema.get("type") if isinstance(schema, dict) else "string"
+        kinds = kinds if isinstance(kinds, list) else [kinds]
+        words = _words(schema)
+        if words:
+            return f"({' | '.join(_quoted(word) for word in words)}) {_quoted(end)}"
+        if "string" in kinds:
+            self._num_rules += 1
+            rule = f"t{self._num_rules}"
+            least, most = (schema.get(key) if isinstance(schema, dict) else None for key in ("minLength", "maxLength"))
+            count = f"{{{least or 0},{'' if most is None else most}}}" if least or most is not None else "*"
+            # One lexeme with its mark: the value ends where the mark comes first.
+            self._rules.append(f"{rule}[lazy]: /(.|\\n){count}{_regex(end)}/")
+            return rule
+        return f"{self._json(name, self._part(name, schema))} {_quoted(end)}"
+
+    def _llama3_json(self, several: bool):
+        return None, self._objects("parameters"), '"; "'
+
+    def _mistral(self, several: bool):
+        opening = self._mark("[TOOL_CALLS]")
+        if "[ARGS]" in self._template:
+            bodies = [self._rule(f"{_quoted(name)} {self._mark('[ARGS]')} {self._arguments(name)}")
+                      for name in self._functions]
+            return self._marked("[TOOL_CALLS]", opening, self._either(bodies), "")
+        call = self._objects("arguments")
+        body = f'"[" {call} (", " {call})* "]"' if several else f'"[" {call} "]"'
+        return self._marked("[TOOL_CALLS]", opening, body, None)
+
+    def _pythonic(self, several: bool):
+        call = self._either([self._python(name) for name in self._functions])
+        body = f'"[" {call} (", " {call})* "]"' if several else f'"[" {call} "]"'
+        if "<|python_start|>" in self._template:
+            return self._marked("<|python_start|>", self._mark("<|python_start|>"),
+                                f"{body} {self._mark('<|python_end|>')}", None)
+        return None, self._rule(body), None
+
+    def _gemma(self, several: bool):
+        if "```tool_code" not in self._template:
+            return None, self._objects("parameters"), '"\\n"'
+        call = self._either([self._python(name) for name in self._functions])
+        return self._marked("```tool_code\n", '"```tool_code\\n"', f'{call} "\\n```"', '"\\n"')
+
+    def _deepseek(self, several: bool):
+        begin, end = self._mark(parsers.CALLS_BEGIN), self._mark(parsers.CALLS_END)
+        first, last, separator = map(self._mark, (parsers.CALL_BEGIN, parsers.CALL_END, parsers.SEPARATOR))
+        bodies = []
+        for name in self._functions:
+            arguments = self._arguments(name)
+            if "```json" in self._template:
+                bodies.append(self._rule(f'{first} "function" {separator} {_quoted(name + chr(10) + "```json" + chr(10))} '
+                                         f'{arguments} "\\n```" {last}'))
+            else:
+                bodies.append(self._rule(f"{first} {_quoted(name)} {separator} {arguments} {last}"))
+        call = self._either(bodies)
+        body = f'{call} ("\\n"? {call})* {end}' if several else f"{call} {end}"
+        return self._marked(parsers.CALLS_BEGIN, begin, body, None)
+
+    # -- Python calls
+
+    def _python(self, name: str) -> str:
+        """NAME(key=value, …): properties in the schema's order, values as JSON, which the parser takes for Python's."""
+        schema = self._functions[name]
+        properties = schema.get("properties") or {}
+        if not all(word.isidentifier() for word in (*properties, *name.split("."))):
+            raise _refuse(f"the calls of this model are Python: {name!r} has a name that Python does not know")
+        required = schema.get("required") or ()
+        # first: nothing stands before; rest: something does. From the last property to the first.
+        first = rest = '""'
+        for key, of in reversed(list(properties.items())):
+            value = self._json(name, self._part(name, of), **_PYTHON_ESCAPES)
+            begin, go_on = f"{_quoted(key + '=')} {value} {rest}", f"{_quoted(', ' + key + '=')} {value} {rest}"
+            if key in required:
+                first, rest = self._rule(begin), self._rule(go_on)
+            else:
+                first, rest = self._rule(f"{begin} | {first}"), self._rule(f"{go_on} | {rest}")
+        return self._rule(f"{_quoted(name + '(')} {first} {_quoted(')')}")
+
+    def _part(self, name: str, schema: object) -> object:
+        """A property's schema, with the definitions that it may refer to."""
+        whole = self._functions[name]
+        shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
+        return {**shared, **schema} if isinstance(schema, dict) else schema
+
+
+class _Block(str):
+    """A call with its opening mark: as text the whole of it; `call` is what stands behind the mark."""
+
+    call: str
+
+    def __new__(cls, opening: str, call: str):
+        made = super().__new__(cls, f"{opening} {call}")
+        made.call = call
+        return made
+
+
+def structure_of(form: str, functions: dict[str, dict], strict: frozenset[str], template: str,
+                 token_id: Callable[[str], int | None], *, calls: str, several: bool,
+                 content: Structure | None = None) -> Structure:
+    """The Structure that enforces tool calls; see Grammar.source(). Raises APIError when there is no such grammar."""
+    source = Grammar(functions, strict, template, token_id).source(form, calls, several, content)
+    return checked(Structure(kind=LARK, source=source), "tools")
+
+
+def _refuse(reason: str) -> APIError:
+    return APIError("unsupported_parameter", f"'tools': {reason}.", "tools")
+
+
+def _clean(schema: dict) -> dict:
+    """Without what says nothing about validity, which may be most of a schema."""
+    out = {}
+    for key, value in schema.items():
+        if key in _SILENT:
+            continue
+        if key in ("properties", "$defs", "definitions", "patternProperties") and isinstance(value, dict):
+            value = {name: _clean(item) if isinstance(item, dict) else item for name, item in value.items()}
+        elif key in ("anyOf", "oneOf", "allOf", "prefixItems") and isinstance(value, list):
+            value = [_clean(item) if isinstance(item, dict) else item for item in value]
+        elif key in ("items", "additionalProperties", "not") and isinstance(value, dict):
+            value = _clean(value)
+        out[key] = value
+    return out
+
+
+def _words(schema: object) -> list[str]:
+    """The values of an enum or constant of strings."""
+    values = schema.get("enum", [schema["const"]] if "const" in schema else []) if isinstance(schema, dict) else []
+    return values if isinstance(values, list) and all(isinstance(value, str) and value for value in values) else []
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _pair(key: str, value: str) -> str:
+    return f"{json.dumps(key)}: {json.dumps(value)}"
+
+
+def _regex(text: str) -> str:
+    """A text as a regular expression between slashes."""
+    escaped = "".join("\\n" if character == "\n" else character if character.isalnum() or ord(character) > 127
+                      else f"\\x{ord(character):02x}" for character in text)
+    return escaped

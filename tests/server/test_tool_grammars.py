@@ -1,0 +1,142 @@
+"""Grammars of tool calls: what random tokens give under them is read by the format's parser as valid calls."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("structured", "engine")]
+
+import tiny_model
+import tiny_text
+from schemas import problem
+from test_masks import Walk
+
+from zse.errors import RequestError
+from zse.server.errors import APIError
+from zse.server.tools.answer import Format, Splitter
+from zse.server.tools.calls import Call
+from zse.server.tools.grammars import structure_of
+from zse.server.tools.parsers import PARSERS, Functions
+from zse.structured.compile import Vocabulary
+from zse.structured.options import Structure
+from zse.structured.worker import load_tokenizer
+
+WEATHER = {"type": "object", "title": "unread", "additionalProperties": False, "required": ["city", "days"], "properties": {
+    "city": {"type": "string", "maxLength": 5, "description": "the city"},
+    "days": {"type": "integer", "minimum": 1, "maximum": 14},
+    "unit": {"enum": ["C", "F"]},
+    "exact": {"type": "boolean"}}}
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+SHARED = {"type": "object", "additionalProperties": False, "required": ["when"], "$defs": {
+    "day": {"type": "integer", "minimum": 1, "maximum": 31}},
+    "properties": {"when": {"$ref": "#/$defs/day"}, "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2}}}
+FUNCTIONS = {"weather": WEATHER, "stop_all": NOTHING, "calendar": SHARED}
+# (format, text that the model's template has)
+FORMS = [("hermes", ""), ("qwen3_coder", ""), ("llama3_json", ""), ("pythonic", ""), ("pythonic", "<|python_start|>"),
+         ("mistral", ""), ("mistral", "[ARGS]"), ("gemma", "```tool_code"), ("gemma", ""), ("deepseek", "```json"),
+         ("deepseek", "")]
+_NAMES = [f"{form} {template}".strip() for form, template in FORMS]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tiny_model.write(tmp_path_factory.mktemp("models") / "tiny")
+    tiny_text.write(folder)
+    return load_tokenizer(str(folder))
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tokenizer):
+    return Vocabulary(tokenizer, tiny_model.VOCAB, frozenset({tiny_model.EOS}))
+
+
+def grammar(tokenizer, form, template, functions=FUNCTIONS, calls="required", several=True, **more):
+    def control_id(text):
+        id = tokenizer.find(text)
+        return id if id is not None and tokenizer.is_special(id) else None
+    return structure_of(form, functions, frozenset(functions), template, control_id, calls=calls, several=several, **more)
+
+
+def read(form, text, functions=FUNCTIONS):
+    splitter = Splitter(Format(form), Functions(functions), False)
+    return splitter.push(text) + splitter.finish()
+
+
+def check_calls(pieces, functions=FUNCTIONS):
+    for piece in pieces:
+        assert isinstance(piece, Call), pieces
+        found = problem(json.loads(piece.arguments), functions[piece.name])
+        assert found is None, (found, piece)
+    return pieces
+
+
+@pytest.mark.parametrize(("form", "template"), FORMS, ids=_NAMES)
+def test_required_calls(tokenizer, vocabulary, form, template):
+    structure = grammar(tokenizer, form, template)
+    names = set()
+    for seed in range(6):
+        calls = check_calls(read(form, Walk(vocabulary, structure, seed).run(2000)))
+        names |= {call.name for call in calls}
+    assert len(names) >= 2, "any of the functions may be called"
+
+
+@pytest.mark.parametrize(("form", "template"), FORMS, ids=_NAMES)
+def test_a_named_function_is_called_once(tokenizer, vocabulary, form, template):
+    named = {"calendar": SHARED}
+    structure = grammar(tokenizer, form, template, named, several=False)
+    for seed in range(4):
+        (call,) = check_calls(read(form, Walk(vocabulary, structure, seed).run(2000), named))
+        assert call.name == "calendar"
+
+
+@pytest.mark.parametrize(("form", "template"), FORMS, ids=_NAMES)
+def test_strict_functions_leave_text_free(tokenizer, vocabulary, form, template):
+    structure = grammar(tokenizer, form, template, calls="free")
+    called = Walk(vocabulary, grammar(tokenizer, form, template, several=False), 3).run(2000).lstrip("\n")
+    free = Walk(vocabulary, structure)
+    free.take(*free.ids("Just text, no call."))
+    assert tiny_model.EOS in free.masks()[0]
+    both = Walk(vocabulary, structure)
+    is_bare = form in ("llama3_json",) or form == "pythonic" and not template or form == "gemma" and not template
+    if not is_bare:
+        both.take(*both.ids("Let me see. "))
+    ids = both.ids(called)
+    both.take(*ids[:-1])
+    assert ids[-1] in both.masks()[0]
+    both.take(ids[-1])
+    assert tiny_model.EOS in both.masks()[0]
+    wrong = Walk(vocabulary, structure)
+    cut = called[:called.index(next(name for name in FUNCTIONS if name in called))]
+    wrong.take(*wrong.ids(cut))
+    assert not set(wrong.ids("x")) & set(wrong.masks()[0]), "behind the mark only a call can come"
+
+
+def test_a_call_or_the_json_of_a_schema(tokenizer, vocabulary):
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": False}
+    structure = grammar(tokenizer, "hermes", "", calls="either",
+                        content=Structure(kind="json_schema", source=json.dumps(schema)))
+    seen = set()
+    for seed in range(12):
+        for piece in read("hermes", Walk(vocabulary, structure, seed).run(2000)):
+            seen.add(type(piece))
+            assert problem(json.loads(piece), schema) is None if isinstance(piece, str) else check_calls([piece])
+    assert seen == {str, Call}
+
+
+def test_schemas_of_128_functions_that_are_too_long_are_refused(tokenizer):
+    many = {f"f{number}": {"type": "object", "properties": {f"p{at}": {"enum": ["x" * 20]} for at in range(30)}}
+            for number in range(128)}
+    with pytest.raises(RequestError) as caught:
+        grammar(tokenizer, "hermes", "", many)
+    assert caught.value.code == "schema_too_complex"
+
+
+def test_python_knows_no_such_name(tokenizer):
+    with pytest.raises(APIError, match="Python"):
+        grammar(tokenizer, "pythonic", "", {"get-it": NOTHING})
+
+
+def test_every_format_has_a_grammar():
+    assert {form for form, _ in FORMS} == set(PARSERS)
