@@ -2,14 +2,10 @@
 
 import json
 import re
-import sys
 import time
 from pathlib import Path
 
 import pytest
-
-sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("structured", "engine")]
-
 import tiny_model
 import tiny_text
 from harness import Harness

@@ -1,13 +1,8 @@
 """Grammars of tool calls: what random tokens give under them is read by the format's parser as valid calls."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("structured", "engine")]
-
 import tiny_model
 import tiny_text
 from schemas import problem
