@@ -3,6 +3,7 @@
 import pytest
 from test_scheduler import greedy, make, shape, step
 
+from zse.cache.offload import HostPool
 from zse.cache.pages import PAGE
 from zse.errors import RequestError
 from zse.scheduler.options import RequestOptions
@@ -226,3 +227,17 @@ def test_without_chunked_prefill_replies_wait_for_prompts():
     scheduler.commit(batch, [(1, None)])
     assert step(scheduler)[0] == [(1, 30, 1, True)]
     assert order(scheduler) == [1, 2]
+
+
+@pytest.mark.parametrize(("preemption", "token_s", "page_s", "swaps"), [
+    ("recompute", 1.0, 0.0, False), ("swap", 0.0, 9.0, True), ("auto", 0.0, 9.0, True), ("auto", 0.01, 0.01, True),
+    ("auto", 0.001, 0.1, False)])
+def test_what_preemption_does(preemption, token_s, page_s, swaps):
+    scheduler = make(host=HostPool(10), policy=Policy(preemption=preemption, page_transfer_s=page_s, mixed_ratio=3.0))
+    scheduler._chunks.token_s = token_s
+    submit(scheduler, 1, prompt_len=30, max_tokens=5)
+    step(scheduler)
+    scheduler._preempt(scheduler.request(1))
+    assert scheduler.cache.is_swapped(1) is swaps
+    # Two pages of 30 tokens come back, or are computed again.
+    assert step(scheduler)[0] == [(1, 30, 1, True) if swaps else (1, 0, 31, True)]

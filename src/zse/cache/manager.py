@@ -189,6 +189,11 @@ class CacheManager:
         transfers, self._transfers = self._transfers, []
         return transfers
 
+    @property
+    def tables(self) -> dict[int, list[int]]:
+        """All page tables by sequence; the caller must not change them."""
+        return self._tables
+
     def table(self, sequence: int) -> list[int]:
         """The pages of `sequence` in token order; the caller must not change the list."""
         return self._tables.get(sequence, [])

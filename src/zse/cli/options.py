@@ -60,6 +60,7 @@ def add_engine_options(parser) -> None:
 SERVING_OPTIONS: tuple[str, ...] = (
     *("prefix_cache", "cache_policy", "deterministic", "speculation", "draft_tokens"),
     *("batching", "chunked_prefill", "fair_share", "tenant_weights", "ageing_ms", "reserve_output"),
+    *("mixed_ratio", "preemption"),
 )
 
 
@@ -109,6 +110,20 @@ def add_serving_options(parser) -> None:
         help="prompts are computed in chunks beside running replies; without it replies wait for them (default: on)",
     )
     group.add_argument(
+        "--mixed-ratio",
+        type=_mixed_ratio,
+        metavar="X",
+        help="a step with a prompt's chunk may take so many times a step without; 0: a fixed number of tokens (default: "
+        "3, on a GPU 0)",
+    )
+    group.add_argument(
+        "--preemption",
+        choices=("recompute", "swap", "auto"),
+        default="auto",
+        help="when the KV cache is full, the last request in order is computed again later, or goes to host memory, or "
+        "what is quicker (default: auto); at most three times",
+    )
+    group.add_argument(
         "--fair-share",
         action=BooleanOptionalAction,
         default=True,
@@ -136,6 +151,11 @@ def add_serving_options(parser) -> None:
         default=True,
         help="admit a request only when the KV cache has room for the reply that is expected too (default: on)",
     )
+
+
+def _mixed_ratio(text: str) -> float:
+    """argparse type: 0, or a number from 1.1 to 1000."""
+    return 0.0 if text == "0" else number(float, 1.1, 1000)(text)
 
 
 def _tenant_weight(text: str) -> str:

@@ -30,6 +30,11 @@ GPU_STEP_TOKENS = (512, 2048)
 # Of a GPU's step that also decodes: running replies wait 28 ms (7B, H200) for a prompt's part, not 50; a prompt token
 # costs the same.
 GPU_MIXED_TOKENS = 1024
+# Of KV pages between a device and host memory; a guess for "auto" that errs towards computing.
+HOST_BYTES_PER_S = 8e9
+# What a step with prompts may take, in decode steps (0: no such bound). On a GPU the number of tokens above does it: a
+# step's time hardly depends on fewer.
+MIXED_RATIO = {"cpu": 3.0, "gpu": 0.0}
 SCRATCH_SHARE = 0.04
 SPECULATION = ("none", "ngram")
 # Drafts of one request: a CPU's kernels take eight tokens in little more time than two.
@@ -51,7 +56,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     "int8" or "fp8" on a CPU, "bf16" on a GPU; 8 bits have a scale for each token and head.
     batching: "continuous" or "static". chunked_prefill: prompts share steps with replies. fair_share: between tenants, by
     tenant_weights, "name=2,other=0.5" (others: 1). ageing_ms: what a level of priority is worth in the queue.
-    reserve_output: keep pages free for the reply that is expected. max_waiting_tokens: prompt tokens that may queue.
+    mixed_ratio: a step that also computes prompts may take so many times a decode step; 0: a fixed number of tokens.
+    preemption: what becomes of a request that must give up its pages: "recompute", "swap" to host memory as far as there
+    is any, or "auto". reserve_output: keep pages free for the reply that is expected. max_waiting_tokens: prompt tokens that may queue.
     quantize: "int4" or "int8": quantize dense matrices while loading. max_memory: bytes that weights, KV pages and
     scratch may take together. max_waiting: requests that may queue behind the running ones.
     prefix_cache: keep the KV pages of prompts and replies for requests that begin alike. cache_policy: which of them go
@@ -86,6 +93,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tenant_weights: str = ""
     ageing_ms: int = 10_000
     reserve_output: bool = True
+    mixed_ratio: float | None = None
+    preemption: str = "auto"
 
     def __post_init__(self):
         _range("threads", self.threads, 1, 1024)
@@ -97,6 +106,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _range("max_waiting", self.max_waiting, 1, 1 << 20)
         _range("max_waiting_tokens", self.max_waiting_tokens, 1, 1 << 30)
         _range("ageing_ms", self.ageing_ms, 0, 3_600_000)
+        if self.mixed_ratio is not None and (self.mixed_ratio != 0.0 and not 1.1 <= self.mixed_ratio <= 1000.0):
+            raise ConfigError(f"mixed_ratio {self.mixed_ratio!r} is neither 0 nor a number from 1.1 to 1000")
+        _choice("preemption", self.preemption, ("recompute", "swap", "auto"))
         _choice("batching", self.batching, ("continuous", "static"))
         parse_weights(self.tenant_weights)
         _choice("activations", self.activations, (AUTO, *ACTIVATIONS["cpu"], *ACTIVATIONS["gpu"]))
@@ -254,7 +266,7 @@ def resolve(config: EngineConfig, settings: Settings, *, device: str, model_cont
         kv_dtype=settings.kv_dtype, max_waiting=config.max_waiting, kv_bytes=kv_bytes,
         prefix_cache=config.prefix_cache, cache_policy=config.cache_policy, deterministic=config.deterministic,
         speculation=settings.speculation, draft_tokens=settings.draft_tokens,
-        max_drafts=settings.max_drafts, policy=policy_of(config))
+        max_drafts=settings.max_drafts, policy=policy_of(config, settings.family, page_bytes))
 
 
 def _rows_fit(max_tokens_per_step: int, max_rows: int) -> None:
@@ -263,11 +275,13 @@ def _rows_fit(max_tokens_per_step: int, max_rows: int) -> None:
                           "one token of each running request must fit a step")
 
 
-def policy_of(config: EngineConfig) -> Policy:
+def policy_of(config: EngineConfig, family: str, page_bytes: int) -> Policy:
     """The Scheduler's policy."""
+    ratio = MIXED_RATIO[family] if config.mixed_ratio is None else config.mixed_ratio
     return Policy(batching=config.batching, chunked_prefill=config.chunked_prefill, fair_share=config.fair_share,
                   tenant_weights=parse_weights(config.tenant_weights), ageing_s=config.ageing_ms / 1000,
-                  max_waiting_tokens=config.max_waiting_tokens, reserve_output=config.reserve_output)
+                  max_waiting_tokens=config.max_waiting_tokens, reserve_output=config.reserve_output,
+                  mixed_ratio=ratio, preemption=config.preemption, page_transfer_s=page_bytes / HOST_BYTES_PER_S)
 
 
 def parse_weights(text: str) -> dict[str, float]:

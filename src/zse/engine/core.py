@@ -103,6 +103,7 @@ class Engine:
         num_prompt = batch.num_tokens - batch.num_samples
         if seconds > STEP_TARGET_S or (self.scheduler.is_limited and num_prompt):
             self.scheduler.limit_step(int(batch.num_tokens * STEP_TARGET_S / max(seconds, 1e-6)))
+        self.scheduler.observe(batch, seconds)
         outputs = self.scheduler.commit(batch, sampled)
         self.metrics.record_step(num_prompt, sum([len(output.tokens) for output in outputs]), seconds)
         if self.speculator is not None:

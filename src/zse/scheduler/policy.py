@@ -16,6 +16,8 @@ MAX_PREEMPTIONS = 3
 # The share of a step's tokens that prompts get at least, however many rows decode: new requests must not wait for running
 # ones to end.
 LEAST_PREFILL_SHARE = 1 / 16
+# And where measured times give prompts their share of the machine.
+LEAST_MEASURED_SHARE = 1 / 64
 # A request without a deadline is ordered as if it had this one: those that must be done sooner go ahead of it.
 PATIENCE_S = 30.0
 # Weight of the newest reply in the running mean of reply lengths.
@@ -30,7 +32,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     to their weights (tenant_weights, else 1). ageing_s: a request of one level of priority more goes ahead of those
     that came up to so much earlier. max_waiting_tokens: prompt tokens that may queue. reserve_output: room for
     an expected reply is kept free at admission. mixed_ratio: a step that also computes prompts may take so many times
-    a decode step (0: a fixed number of tokens)."""
+    a decode step (0: a fixed number of tokens). preemption: "recompute", "swap" to host slots as far as there are any, or
+    "auto", whichever is quicker by measured times, where a page takes page_transfer_s each way."""
 
     batching: str = "continuous"
     chunked_prefill: bool = True
@@ -40,6 +43,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting_tokens: int = 1 << 22
     reserve_output: bool = True
     mixed_ratio: float = 0.0
+    preemption: str = "auto"
+    page_transfer_s: float = 0.0
 
 
 def due_time(options: RequestOptions, now: float, ageing_s: float) -> float:

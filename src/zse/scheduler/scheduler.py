@@ -12,14 +12,18 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
+import msgspec
+
 from zse.cache.manager import CacheManager
 from zse.cache.offload import HostPool
 from zse.cache.pages import PAGE, PageAllocator, pages_for
 from zse.cache.prefix import PrefixCache
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
+from zse.scheduler.budget import ChunkBudget
 from zse.scheduler.options import DEFAULT, RequestOptions, check_options
 from zse.scheduler.policy import (
+    LEAST_MEASURED_SHARE,
     REPLY_MEAN_STEP,
     Policy,
     age_order,
@@ -37,19 +41,20 @@ MAX_IN_FLIGHT = 2
 FIRST_MEAN_REPLY = 64.0     # tokens, until replies have ended
 
 
-class Entry:
+# Structs: 256 of each are made in a step, in C.
+class Entry(msgspec.Struct, eq=False, gc=False):
     """`count` tokens of a request from position `start`; the last `samples` of them have a line of logits each, which
     is sampled: 0 (a chunk that does not end the prompt), 1, or 1 + k where k drafts are verified.
     pages: the request's page table in token order, at least as long as start + count tokens need. drafts: token ids
     that stand behind request.tokens in this entry; without them, where start == len(request.tokens), the token is the
     one that the batch in flight samples for this request."""
 
-    __slots__ = ("count", "drafts", "pages", "request", "samples", "start")
-
-    def __init__(self, request: Request, start: int, count: int, pages: list[int], samples: int,
-                 drafts: Sequence[int] = ()):
-        self.request, self.start, self.count, self.pages = request, start, count, pages
-        self.samples, self.drafts = samples, drafts
+    request: Request
+    start: int
+    count: int
+    pages: list[int]
+    samples: int
+    drafts: Sequence[int] = ()
 
 
 class Batch:
@@ -57,17 +62,18 @@ class Batch:
     transfers: ("copy", page, page), ("out", page, slot), ("in", slot, page), to be done in this order before the
     entries run."""
 
-    __slots__ = ("entries", "num_drafts", "num_samples", "num_tokens", "transfers")
+    __slots__ = ("entries", "num_decode", "num_drafts", "num_samples", "num_tokens", "transfers")
 
     def __init__(self, entries: list[Entry], num_decode: int, transfers: list[tuple[str, int, int]],
                  num_drafts: int = 0):
         """num_decode: entries that decode; num_drafts: draft tokens that they have together."""
         self.entries, self.transfers, self.num_drafts = entries, transfers, num_drafts
-        self.num_tokens = num_decode + num_drafts + sum([entry.count for entry in entries[num_decode:]])
-        self.num_samples = num_decode + num_drafts + sum([entry.samples for entry in entries[num_decode:]])
+        self.num_decode = num_decode + num_drafts       # lines: decoded tokens, drafts among them
+        self.num_tokens = self.num_decode + sum([entry.count for entry in entries[num_decode:]])
+        self.num_samples = self.num_decode + sum([entry.samples for entry in entries[num_decode:]])
 
 
-class Output:
+class Output(msgspec.Struct, eq=False, gc=False):
     """News of one request: sampled tokens, and how it ended if it did.
 
     finish: None while running, "stop" (a stop id, which is the last of `tokens`), "length", "error" (the logits
@@ -76,12 +82,12 @@ class Output:
     told with the first tokens of a request, else 0.
     """
 
-    __slots__ = ("cached_tokens", "error", "finish", "id", "logprobs", "tokens")
-
-    def __init__(self, id: int, tokens: list[int], logprobs: list | None, finish: str | None, cached_tokens: int = 0):
-        self.id, self.tokens, self.logprobs, self.finish = id, tokens, logprobs, finish
-        self.cached_tokens = cached_tokens
-        self.error: RequestError | None = None      # of "error", where it is not the logits
+    id: int
+    tokens: list[int]
+    logprobs: list | None
+    finish: str | None
+    cached_tokens: int = 0
+    error: RequestError | None = None       # of "error", where it is not the logits
 
 
 class Counters:
@@ -121,7 +127,7 @@ class Scheduler:
             raise ValueError(f"max_tokens {max_tokens} is below max_rows {max_rows}: decode rows would not fit a step")
         self.cache = CacheManager(allocator or PageAllocator(num_pages), prefix_cache, host)
         # Whether a request that is preempted goes to host slots, as far as there are any, instead of being recomputed.
-        self.should_swap: Callable[[Request], bool] = lambda request: False
+        self.should_swap: Callable[[Request], bool] = self._swap_is_quicker
         self._prompts = ComputedPrompts(prefix_cache is not None)
         self.max_rows, self.max_tokens, self.max_context = max_rows, max_tokens, max_context
         self.max_drafts = max_drafts
@@ -136,6 +142,7 @@ class Scheduler:
         self._arrivals = 0
         self._deadlines: list[tuple[float, int]] = []   # a heap of (deadline_at, id), of those that have gone too
         self._now = 0.0                     # the latest time that was told
+        self._chunks = ChunkBudget(policy.mixed_ratio) if policy.mixed_ratio else None
         self._batch_left = 0                # requests that a static batch may still admit
         self._mean_reply = FIRST_MEAN_REPLY
         self._blocked: tuple = ()           # the first waiting request, and what it found too few pages with
@@ -426,15 +433,18 @@ class Scheduler:
                     outputs.append(self._fail(request))
                     continue
                 tokens = request.tokens
-                end = request.committed_len = entry.start + entry.count
-                is_first = len(tokens) == request.prompt_len
-                if end % PAGE == 0 or entry.count > 1 or is_first or request.leads:
+                length, count, cached = len(tokens), entry.count, 0
+                end = request.committed_len = entry.start + count
+                if not end % PAGE or count > 1 or length == request.prompt_len or request.leads:
+                    is_first = length == request.prompt_len
+                    cached = request.cached_len if is_first else 0
                     self._prompts.done(request)
                     self.cache.commit(request.id, tokens, end, partial=is_first)
                 tokens.append(token)
-                cached = request.cached_len if is_first else 0
-                outputs.append(Output(request.id, [token], None if logprob is None else [logprob],
-                                      self._ended(request, token), cached))
+                finish = None
+                if length + 1 >= request.max_len or token in request.stop_ids:
+                    finish = self._ended(request, token)
+                outputs.append(Output(request.id, [token], None if logprob is None else [logprob], finish, cached))
         return outputs
 
     def _commit_run(self, entry: Entry, sampled: Sequence[tuple[int, object]]) -> list[Output]:
@@ -487,7 +497,15 @@ class Scheduler:
 
     def _prefill_budget(self, num_decode: int) -> int:
         mixed = self.max_tokens // 4 if self._mixed_tokens is None else min(self._mixed_tokens, self.max_tokens)
-        return prefill_budget(self.max_tokens, num_decode, mixed)
+        tokens = prefill_budget(self.max_tokens, num_decode, mixed)
+        if num_decode and self._chunks is not None:
+            tokens = max(self._chunks.tokens(num_decode, tokens), int(self.max_tokens * LEAST_MEASURED_SHARE), 1)
+        return tokens
+
+    def observe(self, batch: Batch, seconds: float) -> None:
+        """The batch took `seconds` on the device: what chunks of prompts go by (Policy.mixed_ratio)."""
+        if self._chunks is not None:
+            self._chunks.observe(batch.num_decode, batch.num_tokens - batch.num_decode, seconds)
 
     def _has_prompts(self) -> bool:
         """Whether prompts are to be computed: those of running requests, or of one that there is a row for."""
@@ -498,19 +516,19 @@ class Scheduler:
         """An entry for each running request that has one token to run, and how many drafts they have; None when that
         needs pages that only a preemption gives, which the batch in flight forbids (`ahead`)."""
         entries: list[Entry] = []
-        running, table = self._running, self.cache.table
+        running, tables = self._running, self.cache.tables
         num_drafts = 0
         # Every running request can have its token beside the drafts.
         most_drafts = min(self.max_drafts, self.max_tokens - len(running))
         index = 0
         while index < len(running):   # preemption takes from the far end of this list, or this request itself
             request = running[index]
-            start = request.computed_len
-            length = len(request.tokens) + request.pending
+            start, pending = request.computed_len, request.pending
+            length = len(request.tokens) + pending
             # The last token that a request may have is never fed back.
-            if length - start == 1 and length < request.max_len and not (request.stepwise and request.pending):
+            if length - start == 1 and length < request.max_len and not (pending and request.stepwise):
                 # Pages hold PAGE tokens: only the first token of one can lack its page.
-                if start % PAGE == 0 and not self.cache.reserve(request.id, length):
+                if not start % PAGE and not self.cache.reserve(request.id, length):
                     if ahead:
                         for entry in entries:
                             entry.request.computed_len = entry.start
@@ -522,10 +540,10 @@ class Scheduler:
                 if request.drafts:
                     num_drafts += self._add_run(entries, request, most_drafts - num_drafts)
                 else:
-                    entries.append(Entry(request, start, 1, table(request.id), 1))
+                    entries.append(Entry(request, start, 1, tables[request.id], 1))
                     request.computed_len = length
                     request.in_flight += 1
-                    request.pending += 1
+                    request.pending = pending + 1
             index += 1
         return entries, num_drafts
 
@@ -580,6 +598,14 @@ class Scheduler:
             request.drafts = ()
         request.preemptions += 1
         self._queue.add(request)
+
+    def _swap_is_quicker(self, request: Request) -> bool:
+        policy = self.policy
+        if policy.preemption != "auto":
+            return policy.preemption == "swap"
+        token_s = self._chunks.token_s if self._chunks is not None else 0.0
+        # Nothing measured: copies are taken to be quicker.
+        return not token_s or 2 * policy.page_transfer_s * pages_for(request.computed_len) < token_s * request.computed_len
 
     def _admit(self) -> Request | None:
         """Give the request that is next a row and pages for all its tokens; None when it has to wait."""

@@ -1,0 +1,58 @@
+"""How many prompt tokens run beside replies, from the measured times of steps.
+
+A step that decodes takes `decode_s`; with p prompt tokens it takes p * token_s more. Replies wait for at most `ratio`
+times decode_s when p = (ratio - 1) * decode_s / token_s, and the prompt has the rest of the machine: it takes
+ratio / (ratio - 1) times as long as alone, 1.5 times at a ratio of 3. The cost of a token grows along a prompt (attention
+looks at more), so the newest steps count most, and the rule is applied again before each step.
+"""
+
+# Weights of the newest step. Decode steps are many and even; a mixed step tells the cost of the next.
+DECODE_STEP, TOKEN_STEP = 1 / 8, 1 / 2
+# A budget grows at most so much from one step to the next: a single quick step proves little.
+MAX_GROWTH = 2.0
+
+
+class ChunkBudget:
+    """ratio: what a step with prompt tokens may take, in decode steps. Until both kinds of steps have been seen, tokens()
+    gives what it is told as `default`. token_s: seconds of a prompt token beside replies, 0 when not measured."""
+
+    def __init__(self, ratio: float):
+        self.ratio = ratio
+        self._decode_s: dict[int, float] = {}   # by the number of lines decoded, in powers of two
+        self.token_s = 0.0
+        self._last = 0
+
+    def observe(self, num_decode: int, num_prompt: int, seconds: float) -> None:
+        """A step that decoded `num_decode` lines beside `num_prompt` prompt tokens took `seconds`."""
+        size = num_decode.bit_length()
+        if not num_prompt:
+            known = self._decode_s.get(size, seconds)
+            # One late step (another process had the core) must not count for many.
+            self._decode_s[size] = known + (min(seconds, 4 * known) - known) * DECODE_STEP
+            return
+        decode_s = self._decode(size)
+        if num_decode and decode_s is None:
+            return
+        token_s = max(seconds - (decode_s or 0.0) if num_decode else seconds, 0.05 * seconds) / num_prompt
+        if not num_decode and self.token_s:
+            return      # a whole step of prompts: cheaper for each token than a chunk beside replies
+        if self.token_s:
+            token_s = self.token_s + (min(token_s, 4 * self.token_s) - self.token_s) * TOKEN_STEP
+        self.token_s = token_s
+        self._last = num_prompt
+
+    def _decode(self, size: int) -> float | None:
+        """Seconds of a decode step of this size, or of the nearest that is known."""
+        if size in self._decode_s or not self._decode_s:
+            return self._decode_s.get(size)
+        return self._decode_s[min(self._decode_s, key=lambda other: abs(other - size))]
+
+    def tokens(self, num_decode: int, default: int) -> int:
+        """Prompt tokens for a step that decodes `num_decode` lines."""
+        decode_s = self._decode(num_decode.bit_length())
+        if decode_s is None or not self.token_s:
+            return default
+        wanted = (self.ratio - 1) * decode_s / self.token_s
+        if self._last:
+            wanted = min(wanted, MAX_GROWTH * max(self._last, default))
+        return int(wanted)

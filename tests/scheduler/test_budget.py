@@ -1,0 +1,93 @@
+"""Chunks of prompts beside replies, sized by measured times: against machines whose times are known."""
+
+import random
+
+import pytest
+from test_scheduler import greedy, make
+
+from zse.scheduler.budget import ChunkBudget
+from zse.scheduler.policy import Policy
+
+
+def walk(machine, ratio=3.0, rows=4, prompt=4096, context_cost=0.0, noise=0.0):
+    """Times of steps beside replies while a prompt is computed, over the decode step's; the prompt's time over its time
+    alone in chunks of 256."""
+    rng = random.Random(3)
+    scheduler = make(num_pages=1000, max_tokens=256, max_context=8192, max_rows=8,
+                     policy=Policy(mixed_ratio=ratio))
+    for id in range(rows):
+        scheduler.submit(id, [1] * 8, greedy(4000), seed=id)
+
+    def step():
+        batch = scheduler.schedule()
+        num_prompt = batch.num_tokens - batch.num_decode
+        done = max((entry.start for entry in batch.entries[batch.num_decode:]), default=0)
+        seconds = machine(batch.num_decode, num_prompt) + context_cost * num_prompt * done
+        scheduler.observe(batch, seconds * (1 + noise * rng.random()))
+        scheduler.commit(batch, [(1, None)] * batch.num_samples)
+        return seconds
+
+    for _ in range(50):
+        idle = step()
+    scheduler.submit(9, [2] * prompt, greedy(9), seed=9)
+    times = []
+    while scheduler.request(9) is None or scheduler.request(9).computed_len < prompt:
+        times.append(step())
+    chunks = range(0, prompt, 256)
+    alone = sum(machine(0, 256) + context_cost * 256 * start for start in chunks)
+    return sorted(times)[int(0.99 * len(times))] / idle, sum(times) / alone
+
+
+def linear(num_decode, num_prompt):
+    return 0.004 + 0.001 * num_decode + 0.001 * num_prompt
+
+
+def with_jump(num_decode, num_prompt):
+    return linear(num_decode, num_prompt) + 0.004 * (num_prompt > 0)
+
+
+@pytest.mark.parametrize(("machine", "context_cost", "noise"), [
+    (linear, 0.0, 0.0), (with_jump, 0.0, 0.0), (linear, 5e-7, 0.0), (linear, 0.0, 0.2)])
+def test_replies_and_the_prompt_share_the_machine_as_the_ratio_says(machine, context_cost, noise):
+    slowest, longer = walk(machine, context_cost=context_cost, noise=noise)
+    assert slowest < 3.4
+    if machine is linear:
+        assert longer < 1.7
+    slower, sooner = walk(machine, ratio=6.0, context_cost=context_cost, noise=noise)
+    assert slower > slowest and sooner < longer
+
+
+def test_nobody_decodes_full_chunks():
+    scheduler = make(max_tokens=64, num_pages=100, policy=Policy(mixed_ratio=3.0))
+    scheduler._chunks.observe(2, 0, 0.001)
+    scheduler._chunks.observe(2, 8, 0.1)
+    scheduler.submit(1, [1] * 150, greedy(2), seed=0)
+    for count in (64, 64, 22):
+        batch = scheduler.schedule()
+        assert batch.num_tokens == count
+        scheduler.commit(batch, [(1, None)] * batch.num_samples)
+    scheduler.submit(2, [1] * 150, greedy(2), seed=0)
+    # Dear beside a reply: the least that prompts get.
+    assert scheduler.schedule().num_tokens == 1 + 1
+
+
+def test_one_late_step_changes_little():
+    budget = ChunkBudget(3.0)
+    for _ in range(30):
+        budget.observe(4, 0, 0.010)
+    for _ in range(10):
+        budget.observe(4, 20, 0.030)
+    assert budget.tokens(4, 99) == 20
+    budget.observe(4, 0, 1.0)
+    assert 20 <= budget.tokens(4, 99) <= 30
+    budget.observe(4, 20, 1.0)
+    assert budget.tokens(4, 99) >= 8
+
+
+def test_what_is_not_measured_yet_is_the_default():
+    budget = ChunkBudget(3.0)
+    assert budget.tokens(4, 77) == 77
+    budget.observe(4, 0, 0.010)
+    assert budget.tokens(4, 77) == 77
+    budget.observe(0, 100, 0.100)       # a prompt alone: a first guess at what a token costs
+    assert budget.tokens(4, 77) == 20 and budget.tokens(100, 77) == 20
