@@ -1,11 +1,13 @@
 """Keys of several tenants: who is who, whose share of the queue is whose, and that nobody learns of the others."""
 
+import os
+
 import pytest
 from harness import chat_body, read_reply, request, wait_for
 
 from zse.errors import ConfigError
 from zse.server.admission import Admission
-from zse.server.auth import CacheSalts, KeyCheck
+from zse.server.auth import SECRET_FILE, CacheSalts, KeyCheck, kept_secret
 from zse.server.errors import APIError
 from zse.server.keys import Key, Quota, quotas, read_file, weights
 
@@ -64,6 +66,23 @@ def test_salts_differ_by_tenant_and_by_the_clients_salt():
     assert len(set(made)) == len(pairs) and made == [salts.salt(*pair) for pair in pairs]
     assert made == [CacheSalts(b"secret").salt(*pair) for pair in pairs]
     assert CacheSalts().salt("a") != CacheSalts().salt("a")
+
+
+def test_a_secret_is_kept_for_a_cache_that_is_kept(tmp_path):
+    folder = tmp_path / "cache"
+    made = {kept_secret(str(folder))}
+    secret = folder / SECRET_FILE
+    assert made == {kept_secret(str(folder))} == {secret.read_bytes()} and len(secret.read_bytes()) == 32
+    assert os.listdir(folder) == [SECRET_FILE] and secret.stat().st_mode & 0o777 == 0o600
+    for damage, part in ((lambda: secret.chmod(0o640), "read by others"), (lambda: secret.write_bytes(b"x"), "damaged")):
+        secret.chmod(0o600)
+        damage()
+        with pytest.raises(ConfigError) as caught:
+            kept_secret(str(folder))
+        assert part in str(caught.value)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError):
+        kept_secret(str(tmp_path / "file"))
 
 
 def test_each_request_reaches_the_engine_with_its_tenant(own_server):

@@ -101,7 +101,7 @@ def run(args) -> int:
                          for (path, names), words in zip(models, arguments, strict=True)),
             host=args.host, max_choices=(args.max_rows or 64) + args.max_queue, max_queue=args.max_queue,
             max_queue_tokens=args.max_queue_tokens, drain_s=args.drain_timeout, keys=keys,
-            tenant_weights=_weights(args), spare_engines=spares,
+            tenant_weights=_weights(args), cache_secret=_cache_secret(args), spare_engines=spares,
             idle_timeout_s=args.idle_timeout, max_loaded=args.max_loaded, allowed_hosts=_allowed_hosts(args, bool(keys)),
             tool_parser=args.tool_parser, reasoning_parser=args.reasoning_parser,
             limits=Limits(body_bytes=args.max_body_bytes), phases_ms=phases, since_exec=since_exec)
@@ -189,7 +189,17 @@ def _weights(args) -> dict[str, float]:
     """Of --tenant-weight."""
     from zse.engine.config import parse_weights
 
-    return parse_weights(args.tenant_weights)
+    return parse_weights(args.tenant_weights or "")
+
+
+def _cache_secret(args) -> bytes | None:
+    """What the salts of a cache on disk are made with: they have to be the same after a restart."""
+    folder = getattr(args, "cache_disk", None)
+    if folder is None:
+        return None
+    from zse.server.auth import kept_secret
+
+    return kept_secret(folder)
 
 
 def _allowed_hosts(args, has_key: bool) -> frozenset[str] | None:

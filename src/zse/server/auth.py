@@ -5,9 +5,12 @@ import hmac
 import os
 from collections.abc import Iterable
 
+from zse.errors import ConfigError
 from zse.server.bind import is_ip
 from zse.server.errors import APIError
 from zse.server.keys import Key
+
+SECRET_FILE, SECRET_BYTES = "salts.secret", 32
 
 
 class KeyCheck:
@@ -38,7 +41,7 @@ class CacheSalts:
     `cached_tokens` what others have sent. secret None: a new one, for a cache that ends with this process."""
 
     def __init__(self, secret: bytes | None = None):
-        self._secret = secret or os.urandom(32)
+        self._secret = secret or os.urandom(SECRET_BYTES)
         self._plain: dict[str, str] = {}    # tenant → salt of requests that bring none
 
     def salt(self, tenant: str, client_salt: str = "") -> str:
@@ -51,6 +54,41 @@ class CacheSalts:
         if not client_salt:
             self._plain[tenant] = made
         return made
+
+
+def kept_secret(folder: str) -> bytes:
+    """The secret of the salts of a cache that is kept in a folder: read from there, or made. Raises ConfigError when it
+    cannot be, or when others could have read it."""
+    path = os.path.join(folder, SECRET_FILE)
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        if not os.path.exists(path):
+            _make_secret(path)
+        with open(path, "rb") as file:
+            state = os.fstat(file.fileno())
+            secret = file.read(SECRET_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    if state.st_uid != os.geteuid() or state.st_mode & 0o077:
+        raise ConfigError(f"{path} can be read by others; delete it and what is cached beside it")
+    if len(secret) != SECRET_BYTES:
+        raise ConfigError(f"{path} is damaged; delete it and what is cached beside it")
+    return secret
+
+
+def _make_secret(path: str) -> None:
+    """Whole or not at all, also when two servers start at once."""
+    new = f"{path}.{os.getpid()}"
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(os.urandom(SECRET_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        os.link(new, path)
+    except FileExistsError:
+        pass    # the other server's
+    finally:
+        os.unlink(new)
 
 
 class HostCheck:

@@ -19,7 +19,7 @@ from zse.errors import ZSEError
 from zse.server import bind, models
 from zse.server.admission import Admission
 from zse.server.app import App
-from zse.server.auth import HostCheck, KeyCheck
+from zse.server.auth import CacheSalts, HostCheck, KeyCheck
 from zse.server.keys import Key, quotas, weights
 from zse.server.listener import Limits, Server
 from zse.server.pool import ModelSpec, Pool, Served
@@ -35,7 +35,8 @@ class ServeOptions(msgspec.Struct, frozen=True):
     spare_engines: parked ones to keep; idle_timeout_s: without requests a model is evicted after it (None: never);
     max_loaded: models at once (None: what memory holds). allowed_hosts None: any Host header. max_choices: answers that
     run or wait; once the engine says how many it runs, these and max_queue more (None: max_choices stays). tool_parser,
-    reasoning_parser: a name of zse.server.tools; None: by the chat template. phases_ms:
+    reasoning_parser: a name of zse.server.tools; None: by the chat template. tenant_weights:
+    of tenants whose key has none. cache_secret: of the salts of cached prompts; None: a new one. phases_ms:
     what happened so far, name → milliseconds since exec."""
 
     models: tuple[ModelSpec, ...]
@@ -49,6 +50,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     drain_s: float = 30.0
     keys: tuple[Key, ...] = ()
     tenant_weights: dict[str, float] = {}
+    cache_secret: bytes | None = None
     allowed_hosts: frozenset[str] | None = None
     tool_parser: str | None = None
     reasoning_parser: str | None = None
@@ -115,6 +117,7 @@ class _Serving:
         shares = weights(options.keys, options.tenant_weights)
         self._app = App(self._pool,
                         admission=Admission(options.max_choices, options.max_queue_tokens, shares), weights=shares,
+                        salts=CacheSalts(options.cache_secret),
                         limiter=Limiter(quotas(options.keys)), key=KeyCheck(options.keys), hosts=HostCheck(options.allowed_hosts),
                         tool_parser=options.tool_parser, reasoning_parser=options.reasoning_parser)
         self._server = Server(self._app, options.limits)
