@@ -5,6 +5,24 @@ tokens up to there; and on every read checks that a request sees exactly its own
 It runs a batch when it is given it, one step ahead of what the scheduler knows or not. Its "model" is a hash of seed and
 history, so the tokens that a request must give are known without running it: they must not depend on batching, chunking,
 preemption or what was cached. What is not finite stays so: a request that reads it fails, and it must be its own.
+
+What is held, by number:
+ 1 free + held + cached pages are all pages          check_integrity
+ 2 a page's references are those who hold it         check_integrity
+ 3 only pages with one reference are written         Simulation.inspect
+ 4 tables are as long as their tokens, in order      check_integrity, FakeDevice.run
+ 5 every accepted request ends, in a bounded time    drain
+ 6 tokens, then one end, then nothing                take
+ 7 a step's tokens and rows, nobody in it twice      inspect, FakeDevice.run
+ 8 pages and rows in flight are not given away       inspect
+ 9 pages are shared with equal tokens and salt only  FakeDevice.run
+10 a cancelled request leaves nothing, after 2 steps cancel, check
+11 an unknown id is ignored and counted              cancel
+12 what never fits is refused at once                submit
+13 three preemptions, then pinned; waits are bounded check, drain
+14 at rest nothing is held                           drain
+15 the same seed gives the same trace                test_simulator
+16 the queue is bounded in requests and tokens       submit, check
 """
 
 import random
@@ -13,12 +31,13 @@ import zlib
 import msgspec
 
 from zse.cache.offload import HostPool
-from zse.cache.pages import PAGE, PageAllocator
+from zse.cache.pages import PAGE, PageAllocator, pages_for
 from zse.cache.prefix import PrefixCache
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
+from zse.scheduler import scheduler as module
 from zse.scheduler.options import RequestOptions
-from zse.scheduler.policy import Policy
+from zse.scheduler.policy import MAX_PREEMPTIONS, Policy
 from zse.scheduler.scheduler import Batch, Output, Scheduler
 
 VOCAB = 50
@@ -26,22 +45,37 @@ POLICIES = (None, "lru", "lfu", "smart")
 EOS = 7
 
 
+def chain(token: int, before: int = 0) -> int:
+    """The hash of a history that ends with `token`, from the hash of the history before it."""
+    return zlib.crc32(b"%d" % token, before)
+
+
+def said_after(seed: int, link: int) -> int:
+    """The token that a request says after a history with this hash."""
+    return zlib.crc32(b"%d" % seed, link) % VOCAB
+
+
 def next_token(seed: int, history) -> int:
-    return zlib.crc32(repr((seed, list(history))).encode()) % VOCAB
+    link = 0
+    for token in history:
+        link = chain(token, link)
+    return said_after(seed, link)
 
 
 def expected_reply(seed: int, prompt: list[int], params: SamplingParams, capacity: int) -> tuple[list[int], str]:
     """What the request gives when it runs alone."""
-    history, reply = list(prompt), []
+    link, reply = 0, []
+    for token in prompt:
+        link = chain(token, link)
     stops = {*params.stop_token_ids, *(() if params.ignore_eos else (EOS,))}
-    limit = len(prompt) + params.max_tokens if params.max_tokens is not None else capacity
+    limit = params.max_tokens if params.max_tokens is not None else capacity - len(prompt)
     while True:
-        token = next_token(seed, history)
-        history.append(token)
+        token = said_after(seed, link)
+        link = chain(token, link)
         reply.append(token)
         if token in stops:
             return reply, "stop"
-        if len(history) >= limit:
+        if len(reply) >= limit:
             return reply, "length"
 
 
@@ -60,10 +94,12 @@ class FlakyAllocator(PageAllocator):
 
 class FakeDevice:
     def __init__(self, num_pages: int, max_rows: int):
-        # (salt, position, hash of the tokens up to there, arrival of the request that spoilt it or -1)
+        # (salt, position, hash of the tokens up to there), and the arrival of the request that spoilt it, or -1
         self.slots: list[tuple | None] = [None] * (num_pages * PAGE)
-        self.host: dict[int, list] = {}                 # slot of the host → content of a page
-        self.chains: dict[int, list[int]] = {}          # arrival → hashes
+        self.spoilt = [-1] * (num_pages * PAGE)
+        self.num_spoilt = 0
+        self.host: dict[int, tuple[list, list]] = {}    # slot of the host → content of a page
+        self.chains: dict[int, tuple[list[int], list[tuple]]] = {}  # arrival → hashes, and contents with them
         self.max_rows = max_rows
         self.sampled: dict[tuple[int, int], int] = {}   # (request, position) → the token given there
 
@@ -77,57 +113,71 @@ class FakeDevice:
         return self.sampled[request.arrival, position]
 
     def content(self, request, end: int, drafts=()) -> list[tuple]:
-        """What stands in the first slots of a sound request."""
-        chain = self.chains.setdefault(request.arrival, [])
+        """What stands in the first slots of a sound request, as (salt, position, hash)."""
+        links, contents = self.chains.setdefault(request.arrival, ([], []))
         if drafts:
-            chain = chain[:len(request.tokens)]     # of this step only: they may turn out wrong
-        while len(chain) < end:
-            chain.append(zlib.crc32(b"%d" % self.token(request, len(chain), drafts), chain[-1] if chain else 0))
-        return [(request.salt, position, chain[position]) for position in range(end)]
+            known = len(request.tokens)
+            links, contents = links[:known], contents[:known]     # of this step only: they may turn out wrong
+        salt = request.salt
+        for position in range(len(links), end):
+            links.append(chain(self.token(request, position, drafts), links[-1] if links else 0))
+            contents.append((salt, position, links[-1]))
+        return contents[:end]
 
     def transfer(self, transfers) -> None:
         for kind, source, target in transfers:
+            assert kind in ("in", "out", "copy")
+            at = slice(source * PAGE, (source + 1) * PAGE)
+            page, spoilt = self.host[source] if kind == "in" else (self.slots[at], self.spoilt[at])
             if kind == "out":
-                self.host[target] = self.slots[source * PAGE:(source + 1) * PAGE]
-                continue
-            page = self.host[source] if kind == "in" else self.slots[source * PAGE:(source + 1) * PAGE]
-            assert kind in ("in", "copy") and len(page) == PAGE
-            self.slots[target * PAGE:(target + 1) * PAGE] = page
+                self.host[target] = page, spoilt
+            else:
+                at = slice(target * PAGE, (target + 1) * PAGE)
+                self.slots[at], self.spoilt[at] = page, spoilt
 
     def run(self, batch: Batch, poisoned: set[int] = frozenset()) -> list[tuple[int, object]]:
         self.transfer(batch.transfers)
         sampled = []
+        written: list[tuple[int, tuple]] = []
+        self.num_spoilt += len(poisoned)
         rows = [entry.request.row for entry in batch.entries]
         assert len(set(rows)) == len(rows) and all(0 <= row < self.max_rows for row in rows)
         for entry in batch.entries:
             request, end = entry.request, entry.start + entry.count
-            slot = [entry.pages[position // PAGE] * PAGE + position % PAGE for position in range(end)]
             content = self.content(request, end, entry.drafts)
-            spoilt = request.arrival if request.id in poisoned else -1
+            slots, spoilt = self.slots, request.arrival if request.id in poisoned else -1
             for position in range(entry.start, end):
-                self.slots[slot[position]] = (*content[position], spoilt)
-            read = [self.slots[at] for at in slot]
-            assert [held[:3] for held in read] == content, f"{request} reads what is not its own"
-            spoilers = {held[3] for held in read} - {-1}
+                at = entry.pages[position // PAGE] * PAGE + position % PAGE
+                slots[at], self.spoilt[at] = content[position], spoilt
+                written.append((at, content[position]))
+            read: list[tuple | None] = []
+            spoilers: set[int] = set()
+            for page in entry.pages[:-(-end // PAGE)]:
+                read += slots[page * PAGE:(page + 1) * PAGE]
+                if self.num_spoilt:
+                    spoilers.update(self.spoilt[page * PAGE:page * PAGE + min(PAGE, end - len(read) + PAGE)])
+            assert read[:end] == content, f"{request} reads what is not its own"
+            spoilers.discard(-1)
             assert spoilers <= {request.arrival}, f"{request} reads numbers of others that are not finite"
             assert entry.samples in (0, 1 + len(entry.drafts))
             for line in range(end - entry.samples + 1, end + 1):
                 assert end == len(request.tokens) + request.pending - 1
-                token = next_token(request.seed, [self.token(request, position, entry.drafts)
-                                                  for position in range(line)])
+                token = said_after(request.seed, content[line - 1][2])
                 self.sampled[request.arrival, line] = token
                 sampled.append((-1 if spoilers else token, None))
         # Every read above must also hold after all writes of the step: no two requests write one slot.
-        for entry in batch.entries:
-            for position in range(entry.start, entry.start + entry.count):
-                held = self.slots[entry.pages[position // PAGE] * PAGE + position % PAGE]
-                assert held[:3] == self.content(entry.request, position + 1, entry.drafts)[position]
+        assert all(self.slots[at] == held for at, held in written), "two requests write one slot"
         return sampled
 
 
 class Simulation:
-    def __init__(self, seed: int):
+    """One walk. checks_every: operations between two check_integrity(), which cost most of the time."""
+
+    nan_chance = 0.02       # that some rows of a step are not finite
+
+    def __init__(self, seed: int, checks_every: int = 1):
         self.rng = rng = random.Random(seed)
+        self.checks_every, self.num_checks = checks_every, 0
         self.num_pages = rng.randint(2, 24)
         self.max_rows = rng.randint(1, 6)
         self.allocator = FlakyAllocator(self.num_pages, rng)
@@ -139,7 +189,9 @@ class Simulation:
             host=HostPool(rng.choice((0, 4, 40, 40))),
             policy=Policy(reserve_output=rng.random() < 0.5, batching=rng.choice(("continuous", "continuous", "static")),
                           fair_share=rng.random() < 0.7,
-                          chunked_prefill=rng.random() < 0.8, tenant_weights={"a": 3.0}))
+                          chunked_prefill=rng.random() < 0.8, tenant_weights={"a": 3.0},
+                          ageing_s=rng.choice((0.0, 1.0, 100.0)), mixed_ratio=rng.choice((0.0, 3.0)),
+                          max_waiting_tokens=rng.choice((100, 1 << 20))))
         self.scheduler.should_swap = lambda request: rng.random() < 0.8
         self.beginnings = [[rng.randrange(VOCAB) for _ in range(150)] for _ in range(3)]
         self.said: list[list[int]] = []         # prompts and replies of requests that have ended
@@ -149,7 +201,8 @@ class Simulation:
         self.flight: list[tuple[Batch, list]] = []   # submitted, not committed
         self.ahead_rate = rng.choice((0.0, 0.9, 1.0))
         self.draft_rate = rng.choice((0.0, 0.5, 1.0))
-        self.num_ahead = self.num_forks = 0
+        self.num_ahead = self.num_preempted = 0
+        self.deadlines: dict[int, float] = {}   # of requests that never ran
         self.prompts: dict[int, list[int]] = {}
         self.expected: dict[int, tuple[list[int], str]] = {}
         self.got: dict[int, list[int]] = {}
@@ -159,7 +212,35 @@ class Simulation:
         self.trace: list = []
 
     def check(self) -> None:
-        assert self.scheduler.check_integrity() == []
+        scheduler = self.scheduler
+        self.num_checks += 1
+        if self.num_checks % self.checks_every == 0:
+            assert scheduler.check_integrity() == []
+        assert self.flight or not scheduler._retired, "what was cancelled is held although nothing is in flight"
+        assert len(scheduler._running) <= self.max_rows
+        for request in scheduler._running:
+            if request.preemptions >= MAX_PREEMPTIONS:
+                held = len(scheduler.cache.table(request.id))
+                assert request.preemptions == MAX_PREEMPTIONS and held >= pages_for(request.max_cached_len), (
+                    f"{request} was preempted {request.preemptions} times and is not pinned")
+
+    def inspect(self, batch: Batch) -> None:
+        """What must be true of a batch beside what the device sees."""
+        assert batch.num_tokens == sum(entry.count for entry in batch.entries) <= self.scheduler.max_tokens
+        assert batch.num_samples == sum(entry.samples for entry in batch.entries)
+        requests = {entry.request for entry in batch.entries}
+        assert len(requests) == len(batch.entries), "a request stands twice in a batch"
+        written = {}
+        for entry in batch.entries:
+            for page in entry.pages[entry.start // PAGE:-(-(entry.start + entry.count) // PAGE)]:
+                assert self.allocator.references(page) == 1, f"{entry.request} writes a page that others hold"
+                written[page] = entry.request
+        for other, _ in self.flight:
+            for entry in other.entries:
+                for page in entry.pages[:-(-(entry.start + entry.count) // PAGE)]:
+                    assert written.get(page, entry.request) is entry.request, "a page in flight was given away"
+                if entry.request not in requests:
+                    assert all(entry.request.row != request.row for request in requests), "a row in flight was given away"
 
     def submit(self) -> None:
         rng, chunk = self.rng, self.scheduler.max_tokens
@@ -170,13 +251,18 @@ class Simulation:
             begin = rng.choice(self.said) if self.said and rng.random() < 0.5 else rng.choice(self.beginnings)
             common = min(rng.choice((1, PAGE - 1, PAGE, 2 * PAGE, 2 * PAGE + 3, 150)), len(begin), len(prompt))
             prompt[:common] = begin[:common]
-        options = RequestOptions(tenant=rng.choice("ab"), cache_salt="s" if rng.random() < 0.1 else "")
+        options = RequestOptions(tenant=rng.choice("ab"), cache_salt="s" if rng.random() < 0.1 else "",
+                                 priority=rng.choice((0, 0, 0, -10, 3, 10)),
+                                 deadline_ms=rng.choice((1.0, 2000.0, 5000.0, 20_000.0)) if rng.random() < 0.3 else None)
         params = SamplingParams(max_tokens=rng.choice((None, 1, 2, 5, 20, 60)), ignore_eos=rng.random() < 0.5,
                                 stop_token_ids=(3,) if rng.random() < 0.2 else ())
         id, seed = self.next_id, rng.getrandbits(32)
         self.next_id += 1
         fits = len(prompt) + (params.max_tokens or 1) <= self.capacity
-        queue_full = self.scheduler.num_waiting >= self.scheduler.max_waiting
+        queue = self.scheduler._queue
+        waiting = sum(1 for _ in queue)
+        queue_full = waiting >= self.scheduler.max_waiting or (
+            waiting > 0 and queue.num_tokens + len(prompt) > self.scheduler.policy.max_waiting_tokens)
         try:
             self.scheduler.submit(id, prompt, params, seed=seed, now=self.now, options=options)
         except RequestError as error:
@@ -187,6 +273,10 @@ class Simulation:
         self.prompts[id] = prompt
         self.expected[id] = expected_reply(seed, prompt, params, self.capacity)
         self.got[id] = []
+        if options.deadline_ms is not None:
+            self.deadlines[id] = self.scheduler._now + options.deadline_ms / 1000
+        if rng.random() < 0.1:
+            self.scheduler.request(id).stepwise = True
 
     def cancel(self) -> None:
         rng = self.rng
@@ -196,7 +286,29 @@ class Simulation:
         assert self.scheduler.cancel(id) is known
         if known:
             self.ended[id] = "cancelled"
-        assert self.scheduler.cancel(id) is False
+        ignored = self.scheduler.counters.ignored_cancels
+        assert self.scheduler.cancel(id) is False and self.scheduler.counters.ignored_cancels == ignored + 1
+        assert self.scheduler.request(id) is None and id not in self.scheduler.cache.sequences()
+
+    def preempt(self) -> None:
+        """As when another request needs its pages."""
+        running = [request for request in self.scheduler.running() if not module.is_pinned(request)]
+        if running and not self.flight:
+            self.scheduler._preempt(self.rng.choice(running))
+            self.num_preempted += 1
+
+    def expire(self) -> None:
+        """Deadlines that passed before their requests ran end these, and no others."""
+        now = max(self.now, self.scheduler._now)
+        for id in list(self.deadlines):
+            request = self.scheduler.request(id)
+            if request is None or request.residency:
+                del self.deadlines[id]
+        late = {id for id, deadline_at in self.deadlines.items() if deadline_at < now}
+        outputs = self.scheduler.expire(self.now)
+        assert {output.id for output in outputs} == late and all(output.finish == "timeout" for output in outputs)
+        for id in late:
+            self.ended[id] = "timeout"
 
     def drafts(self, request) -> list[int]:
         """Some of what it will say, the last one perhaps wrong."""
@@ -220,7 +332,6 @@ class Simulation:
         id, seed = self.next_id, rng.getrandbits(32)
         self.next_id += 1
         scheduler.fork(request.id, id, seed=seed, length=length, append=append, now=self.now)
-        self.num_forks += 1
         self.prompts[id] = prompt = [*request.tokens[:length], *append]
         # Its reply may be as long as what the other one has left.
         params = msgspec.structs.replace(request.params, max_tokens=request.max_len - len(prompt))
@@ -233,11 +344,12 @@ class Simulation:
             for request in self.scheduler.decoding():
                 if self.rng.random() < self.draft_rate:
                     request.drafts = self.drafts(request)
+        self.expire()
         batch = self.scheduler.schedule(self.now)
         self.check()
         if batch is None:
             return False
-        assert batch.num_tokens <= self.scheduler.max_tokens
+        self.inspect(batch)
         poisoned = {entry.request.id for entry in batch.entries if self.rng.random() < nan_rate}
         self.flight.append((batch, self.device.run(batch, poisoned)))
         self.trace.append([(e.request.id, e.start, e.count) for e in batch.entries])
@@ -252,6 +364,7 @@ class Simulation:
         if self.rng.random() < self.ahead_rate:
             self.num_ahead += self.submit_step(nan_rate)
         batch, sampled = self.flight.pop(0)
+        self.scheduler.observe(batch, self.rng.random() / 10)
         for output in self.scheduler.commit(batch, sampled):
             self.take(output)
         self.check()
@@ -281,7 +394,7 @@ class Simulation:
     def run(self, operations: int) -> None:
         rng = self.rng
         for _ in range(operations):
-            self.now += rng.random()
+            self.now += rng.random() if rng.random() < 0.98 else rng.choice((-3600.0, -1.0, 20.0))
             action = rng.random()
             if action < 0.15:
                 self.submit()
@@ -289,10 +402,12 @@ class Simulation:
                 self.cancel()
             elif action < 0.22:
                 self.fork()
-            elif action < 0.25:
+            elif action < 0.24:
+                self.preempt()
+            elif action < 0.26:
                 self.allocator.failure_rate = rng.choice((0.0, 0.0, 0.5, 1.0))
             else:
-                self.step(mid_step_cancels=rng.random() < 0.05, nan_rate=0.2 if rng.random() < 0.02 else 0.0)
+                self.step(mid_step_cancels=rng.random() < 0.05, nan_rate=0.2 if rng.random() < self.nan_chance else 0.0)
             self.check()
         self.drain()
 
@@ -305,6 +420,7 @@ class Simulation:
             bound -= 1
             assert bound > 0, "no progress"
         scheduler = self.scheduler
+        self.checks_every = 1
         assert set(self.ended) == set(self.expected), "a request never ended"
         assert not scheduler.has_work and scheduler.num_running == scheduler.num_waiting == 0
         assert self.allocator.num_free == self.num_pages and scheduler.cache.sequences() == set()
@@ -313,4 +429,5 @@ class Simulation:
         self.check()
         assert scheduler.cache.prefix is None or scheduler.cache.prefix.num_nodes == 0
         counters = scheduler.counters
-        assert counters.submitted == counters.finished + counters.cancelled + counters.failed == len(self.expected)
+        ends = counters.finished + counters.cancelled + counters.failed + counters.timed_out
+        assert counters.submitted == ends == len(self.expected)

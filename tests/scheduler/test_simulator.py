@@ -1,36 +1,184 @@
+"""Random walks over the scheduler; see simulator.py for what must hold. ZSE_TEST_SEEDS=10000 is the long run."""
+
+import os
+
 import pytest
 from simulator import Simulation
 
-SEEDS, OPERATIONS = 300, 500
+from zse.cache.manager import CacheManager
+from zse.cache.pages import PageAllocator
+from zse.cache.prefix import PrefixCache
+from zse.scheduler import scheduler as module
+from zse.scheduler.queue import WaitingQueue
+from zse.scheduler.scheduler import Scheduler
+
+SEEDS = int(os.environ.get("ZSE_TEST_SEEDS", "500"))
+PARTS, OPERATIONS = 20, 1000 if SEEDS > 500 else 600
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, 20))
-def test_invariants_hold_on_random_walks(first):
-    for seed in range(first, first + 20):
-        try:
-            Simulation(seed).run(OPERATIONS)
-        except AssertionError as error:
-            raise AssertionError(f"simulation seed {seed}: {error}") from error
+def walk(seed: int, operations: int = OPERATIONS) -> Simulation:
+    """Every 16th walk is checked after every operation, the others after every 32nd: that is most of the time."""
+    simulation = Simulation(seed, checks_every=32 if seed % 16 else 1)
+    try:
+        simulation.run(operations)
+    except Exception as error:
+        raise AssertionError(f"simulation seed {seed}: {type(error).__name__}: {error}") from error
+    return simulation
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_invariants_hold_on_random_walks(part):
+    for seed in range(part, SEEDS, PARTS):
+        walk(seed)
 
 
 def test_walks_reach_every_state():
     """The walk is worth its time only if it preempts, refuses, cancels in flight and fails rows."""
-    totals: dict[str, float] = {"ahead": 0}
-    for seed in range(40):
-        simulation = Simulation(seed)
-        simulation.run(OPERATIONS)
+    totals: dict[str, float] = {"ahead": 0, "preempted": 0}
+    for seed in range(60):
+        simulation = walk(seed, 500)
         totals["ahead"] += simulation.num_ahead
+        totals["preempted"] += simulation.num_preempted
         for name, value in simulation.scheduler.snapshot().items():
             totals[name] = totals.get(name, 0) + value
-    for name in ("ahead", "finished", "cancelled", "failed", "refused", "preemptions", "late_results",
+    for name in ("ahead", "preempted", "finished", "cancelled", "failed", "refused", "preemptions", "late_results",
                  "ignored_cancels", "recomputed_tokens", "queue_wait_s", "prefix_hits", "prefix_hit_tokens",
                  "prefix_evicted_pages", "prefix_copied_pages", "forks", "swapped_out_pages", "swapped_in_pages",
-                 "drafted_tokens", "accepted_tokens"):
+                 "drafted_tokens", "accepted_tokens", "timed_out", "deadlines_met", "deadlines_missed"):
         assert totals[name] > 20, name
 
 
 def test_the_same_seed_gives_the_same_trace():
-    first, second = Simulation(5), Simulation(5)
-    first.run(OPERATIONS)
-    second.run(OPERATIONS)
+    first, second = walk(5), walk(5)
     assert first.trace == second.trace and first.trace
+
+
+# Bugs that a walk must find: what it is, and the patch.
+
+def _leaked_page(patch):
+    release = CacheManager.release_pages
+    patch.setattr(CacheManager, "release_pages", lambda self, pages: release(self, pages[1:]))
+
+
+def _double_free(patch):
+    release = PageAllocator.release
+    patch.setattr(PageAllocator, "release", lambda self, pages: [release(self, list(pages)) for _ in range(2)])
+
+
+def _forgotten_row(patch):
+    leave = Scheduler._leave
+
+    def forgets(self, request):
+        leave(self, request)
+        del self._free_rows[:1]
+
+    patch.setattr(Scheduler, "_leave", forgets)
+
+
+def _wrong_share(patch):
+    match = PrefixCache.match
+    patch.setattr(PrefixCache, "match", lambda self, salt, data: match(self, ("a", ""), data))
+
+
+def _shared_page_is_written(patch):
+    patch.setattr(CacheManager, "take_transfers", lambda self: [])
+
+
+def _pages_in_flight_are_given_away(patch):
+    leave = Scheduler._leave
+
+    def at_once(self, request):
+        leave(self, request)
+        if request in self._retired:
+            row, pages = self._retired[request]
+            self.cache.release_pages(pages)
+            self._retired[request] = row, []
+
+    patch.setattr(Scheduler, "_leave", at_once)
+
+
+def _rows_in_flight_are_given_away(patch):
+    leave = Scheduler._leave
+
+    def at_once(self, request):
+        row = request.row
+        leave(self, request)
+        if request in self._retired:
+            self._free_rows.append(row)
+
+    patch.setattr(Scheduler, "_leave", at_once)
+
+
+def _lost_finish(patch):
+    commit = Scheduler.commit
+    patch.setattr(Scheduler, "commit", lambda self, batch, sampled: [
+        output for output in commit(self, batch, sampled) if output.finish != "stop"])
+
+
+def _two_ends(patch):
+    commit = Scheduler.commit
+    patch.setattr(Scheduler, "commit", lambda self, batch, sampled: [
+        output for output in commit(self, batch, sampled) for _ in range(2 if output.finish else 1)])
+
+
+def _numbers_that_are_not_finite_are_cached(patch):
+    fail = Scheduler._fail
+
+    def trusts(self, request):
+        request.committed_len = request.computed_len
+        return fail(self, request)
+
+    patch.setattr(Scheduler, "_fail", trusts)
+    patch.setattr(CacheManager, "distrust", lambda self, sequence: None)
+    patch.setattr(Simulation, "nan_chance", 0.3)
+
+
+def _deadlines_are_forgotten(patch):
+    patch.setattr(Scheduler, "expire", lambda self, now: [])
+
+
+def _running_requests_time_out(patch):
+    expire = Scheduler.expire
+
+    def forgets_that_they_ran(self, now):
+        for request in self.running():
+            request.residency = 0
+        return expire(self, now)
+
+    patch.setattr(Scheduler, "expire", forgets_that_they_ran)
+
+
+def _preempted_for_ever(patch):
+    patch.setattr(module, "is_pinned", lambda request: False)
+    patch.setattr(Simulation, "cancel", Simulation.preempt)
+    patch.setattr(Simulation, "fork", Simulation.preempt)
+    patch.setattr(module, "choose_victim", lambda requests: requests[-1] if requests else None)
+
+
+def _the_queue_is_not_bounded(patch):
+    patch.setattr(WaitingQueue, "__len__", lambda self: min(self._length, 2))
+
+
+def _a_tenant_never_comes(patch):
+    head = WaitingQueue.head
+
+    def skips(self, must_wait=lambda request: False):
+        return head(self, lambda request: request.options.tenant == "b" or must_wait(request))
+
+    patch.setattr(WaitingQueue, "head", skips)
+
+
+def _one_token_too_many(patch):
+    patch.setattr(Scheduler, "_is_last", staticmethod(lambda request, token: len(request.tokens) >= request.max_len))
+
+
+@pytest.mark.parametrize("bug", [
+    _leaked_page, _double_free, _forgotten_row, _wrong_share, _shared_page_is_written, _pages_in_flight_are_given_away,
+    _rows_in_flight_are_given_away, _lost_finish, _two_ends, _numbers_that_are_not_finite_are_cached,
+    _deadlines_are_forgotten, _running_requests_time_out, _preempted_for_ever, _the_queue_is_not_bounded,
+    _a_tenant_never_comes, _one_token_too_many], ids=lambda bug: bug.__name__[1:])
+def test_a_planted_bug_is_found(bug, monkeypatch):
+    bug(monkeypatch)
+    with pytest.raises(AssertionError, match="simulation seed"):
+        for seed in range(100):
+            walk(seed, 300)
