@@ -13,8 +13,8 @@ import tiny
 PATH = Path(__file__).with_name("references.npz")
 
 
-def logits(family: str) -> np.ndarray:
-    """f32 [tokens, vocab] of the family's sequence."""
+def load(family: str):
+    """The family's model in transformers."""
     import torch
     import transformers
 
@@ -28,6 +28,14 @@ def logits(family: str) -> np.ndarray:
     if config.tie_word_embeddings:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     model.load_state_dict(state, strict=True)
+    return model
+
+
+def logits(family: str) -> np.ndarray:
+    """f32 [tokens, vocab] of the family's sequence."""
+    import torch
+
+    model = load(family)
     with torch.no_grad():
         return model(torch.from_numpy(tiny.tokens(family).astype(np.int64))[None]).logits[0].numpy()
 

@@ -23,6 +23,8 @@ from zse.engine.messages import (
     Measure,
     Measured,
     Ready,
+    Search,
+    Searched,
     Shutdown,
     StepTokens,
     Submit,
@@ -30,6 +32,7 @@ from zse.engine.messages import (
 )
 from zse.engine.process import EngineProcess
 from zse.errors import EngineError, RequestError
+from zse.sampling.beam import BeamParams
 from zse.sampling.params import SamplingParams
 from zse.scheduler.options import DEFAULT, RequestOptions
 
@@ -73,7 +76,7 @@ class Channel:
 
     def __init__(self, client: "EngineClient"):
         self._client = client
-        self._events: deque[tuple[int, Tokens | Measured | RequestError]] = deque()
+        self._events: deque[tuple[int, Tokens | Measured | Searched | RequestError]] = deque()
         self._bytes = 0
         self._waiter: asyncio.Future | None = None
         self._ids: dict[int, int] = {}  # key → engine request id, while running
@@ -89,12 +92,21 @@ class Channel:
         request. Raises the RequestError of the first that failed; close() cancels what is left, as always."""
         for key, prompt in enumerate(prompts):
             self._ids[key] = self._client.measure(prompt, ask, self, key, options)
-        results: dict[int, Measured] = {}
-        while len(results) < len(prompts):
+        return await self._results(len(prompts))
+
+    async def search(self, prompts: list[list[int]], params: list[BeamParams],
+                     options: RequestOptions = DEFAULT) -> list[Searched]:
+        """A beam search of each prompt; otherwise as measure()."""
+        for key, (prompt, wanted) in enumerate(zip(prompts, params, strict=True)):
+            self._ids[key] = self._client.search(prompt, wanted, self, key, options)
+        return await self._results(len(prompts))
+
+    async def _results(self, count: int) -> list[Any]:
+        results: dict[int, Any] = {}
+        while len(results) < count:
             key, event = await self.next()
-            assert isinstance(event, Measured)
             results[key] = event
-        return [results[key] for key in range(len(prompts))]
+        return [results[key] for key in range(count)]
 
     def submit_measure(self, key: int, prompt: list[int], ask: Ask, options: RequestOptions = DEFAULT) -> None:
         """One job beside this channel's other requests; its Measured comes from next()."""
@@ -125,7 +137,7 @@ class Channel:
             self._bytes -= _event_bytes(event)
         return key, event
 
-    def push(self, key: int, event: Tokens | Measured | RequestError) -> None:
+    def push(self, key: int, event: Tokens | Measured | Searched | RequestError) -> None:
         """Called by the client only."""
         if not isinstance(event, Tokens) or event.finish is not None:
             self._ids.pop(key, None)
@@ -371,6 +383,14 @@ class EngineClient:
         self._link.send(Measure(request_id, prompt, ask, options))
         return request_id
 
+    def search(self, prompt: list[int], params: BeamParams, channel: Channel, key: int,
+               options: RequestOptions = DEFAULT) -> int:
+        """Send a beam search; its one event goes to `channel` under `key`. Returns the engine request id."""
+        request_id = self._register(channel, key)
+        assert self._link is not None
+        self._link.send(Search(request_id, prompt, params, options))
+        return request_id
+
     def _register(self, channel: Channel, key: int) -> int:
         if self.state != READY or self._link is None:
             raise self._unavailable()
@@ -409,7 +429,7 @@ class EngineClient:
                     self.num_late_events += 1
                 else:
                     request[0].push(request[1], Tokens(request_id, [token]))
-        elif isinstance(message, Tokens | Measured | Failed):
+        elif isinstance(message, Tokens | Measured | Searched | Failed):
             request = self.requests.get(message.id)
             if request is None:
                 self.num_late_events += 1
@@ -421,7 +441,7 @@ class EngineClient:
                                                code=message.code, param=message.param))
                 return
             self._last_step = self._last_frame
-            if isinstance(message, Measured) or message.finish is not None:
+            if not isinstance(message, Tokens) or message.finish is not None:
                 del self.requests[message.id]
             channel.push(key, message)
         elif isinstance(message, Heartbeat):

@@ -8,10 +8,12 @@ import os
 import time
 from typing import Any
 
+from zse.engine.beams import BeamQueue, OverSearch
 from zse.engine.grammars import GrammarQueue
 from zse.engine.jobs import Job, JobQueue
 from zse.engine.messages import Ask
 from zse.engine.metrics import EngineMetrics
+from zse.sampling.beam import BeamParams
 from zse.sampling.params import SamplingParams
 from zse.sampling.validate import check_params
 from zse.scheduler.options import DEFAULT, RequestOptions
@@ -37,6 +39,7 @@ class Engine:
         self._news: list[Output] = []                           # of steps that score() had to run
         self._collected_at = 0.0
         self.jobs = JobQueue(scheduler, runner, scheduler.max_waiting)
+        self.beams = BeamQueue(scheduler)
         self._num_scores = 0
         self.grammars = GrammarQueue(scheduler, model, runner)
 
@@ -53,7 +56,7 @@ class Engine:
 
     def cancel(self, id: int) -> bool:
         """Drop a request in any state; False for an unknown id."""
-        return self.jobs.cancel(id) or self.grammars.cancel(id) or self.scheduler.cancel(id)
+        return self.jobs.cancel(id) or self.beams.cancel(id) or self.grammars.cancel(id) or self.scheduler.cancel(id)
 
     @property
     def has_work(self) -> bool:
@@ -70,7 +73,8 @@ class Engine:
 
     def _step_requests(self) -> list[Output]:
         outputs, self._news = self._news, []
-        outputs += self.scheduler.expire(self._clock())
+        expired = self.scheduler.expire(self._clock())
+        outputs += self.beams.settle(expired) if self.beams.num_live else expired
         if self.grammars.num_live:
             outputs += self.grammars.take_compiled(idle=not self.scheduler.has_work and self._flight is None)
         flight = self._flight or self._start()
@@ -81,6 +85,8 @@ class Engine:
             ahead = self._start() if self.runner.runs_ahead and not waits else None
             outputs += self._finish(flight)
             self._flight = ahead
+        elif self.beams.num_live:
+            self.beams.unblock()
         return outputs
 
     def _start(self) -> tuple[Batch, Any, float] | None:
@@ -108,11 +114,14 @@ class Engine:
         self.metrics.record_step(num_prompt, sum([len(output.tokens) for output in outputs]), seconds)
         if self.speculator is not None:
             self.speculator.observe(batch, self.scheduler, seconds)
+        if self.beams.num_live:
+            outputs = self.beams.settle(outputs)
         return self.grammars.settle(outputs) if self.grammars.num_live else outputs
 
     def counters(self) -> dict[str, float]:
         """Totals since the start of everything that counts, by name, for the heartbeat."""
-        totals = self.scheduler.snapshot() | self.scheduler.waits.snapshot() | self.jobs.counters | self.grammars.counters()
+        totals = (self.scheduler.snapshot() | self.scheduler.waits.snapshot() | self.jobs.counters | self.grammars.counters()
+                  | self.beams.counters)
         return totals if self.speculator is None else totals | self.speculator.counters(self.scheduler.counters)
 
     # -- forwards without sampling
@@ -122,9 +131,14 @@ class Engine:
         refused."""
         self.jobs.submit(id, prompt, ask, options, now=self._clock())
 
-    def over_jobs(self) -> list[Job]:
-        """The jobs that ended since last time."""
-        return self.jobs.take_over()
+    def search(self, id: int, prompt: list[int], params: BeamParams, options: RequestOptions = DEFAULT) -> None:
+        """Start a beam search (engine/beams.py); it is among over_jobs() when it ended. Raises RequestError when it is
+        refused."""
+        self.beams.submit(id, prompt, params, options, now=self._clock())
+
+    def over_jobs(self) -> list[Job | OverSearch]:
+        """The jobs and searches that ended since last time; each has id, and result or error."""
+        return [*self.jobs.take_over(), *self.beams.take_over()]
 
     def score(self, token_ids: list[int]):
         """Teacher forcing of one sequence beside the requests: yields for each chunk (start, logprobs, top1, logits).
@@ -150,6 +164,7 @@ class Engine:
 
     def close(self) -> None:
         """Drop every request and free the device."""
+        self.beams.close()
         for id in self.scheduler.live_ids():
             self.scheduler.cancel(id)
         for id in self.jobs.live_ids():

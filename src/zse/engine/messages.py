@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from zse.sampling.beam import BeamParams
 from zse.sampling.params import SamplingParams
 from zse.scheduler.options import DEFAULT, RequestOptions
 
@@ -40,6 +41,15 @@ class Measure(msgspec.Struct, tag_field="kind", tag=True):
     id: int
     prompt: list[int]
     ask: Ask
+    options: RequestOptions = DEFAULT
+
+
+class Search(msgspec.Struct, tag_field="kind", tag=True):
+    """server → engine: a beam search. id: as of Submit, and from the same numbers. Answered by one Searched, or
+    Failed."""
+    id: int
+    prompt: list[int]
+    params: BeamParams
     options: RequestOptions = DEFAULT
 
 
@@ -99,6 +109,24 @@ class Measured(msgspec.Struct, tag_field="kind", tag=True):
     logprobs: list[TokenLogprob | None] | None = None
 
 
+class SearchedReply(msgspec.Struct, array_like=True):
+    """One reply of a beam search. logprobs: of each token; total: their sum; score: total divided by the length to the
+    power of the length penalty. finish: "stop" (its last token ends it) or "length"."""
+    tokens: list[int]
+    logprobs: list[TokenLogprob]
+    total: float
+    score: float
+    finish: str
+
+
+class Searched(msgspec.Struct, tag_field="kind", tag=True):
+    """engine → server: the one answer to Search: at most beam_width replies, best first."""
+    id: int
+    num_tokens: int
+    replies: list[SearchedReply]
+    cached_tokens: int = 0
+
+
 class StepTokens(msgspec.Struct, tag_field="kind", tag=True):
     """engine → server: one token each of requests that go on: ids[i] said tokens[i]. One message for a step, where
     a Tokens for each of 256 requests would cost both processes more than the step."""
@@ -138,5 +166,5 @@ class Heartbeat(msgspec.Struct, tag_field="kind", tag=True):
     counters: dict[str, float] = {}
 
 
-ToEngine = Submit | Measure | Cancel | Load | Shutdown
-FromEngine = Ready | Parked | Tokens | StepTokens | Measured | Failed | Fatal | Heartbeat
+ToEngine = Submit | Measure | Search | Cancel | Load | Shutdown
+FromEngine = Ready | Parked | Tokens | StepTokens | Measured | Searched | Failed | Fatal | Heartbeat

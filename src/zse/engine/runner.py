@@ -233,7 +233,9 @@ class Runner:
                 source[index] = line_of_row[row]    # in flight: sampled by the batch submitted last
             positions[index] = position
             token_row[index] = row
-            if position % PAGE == 0 or residents[row][0] is not request:
+            resident = residents[row]
+            # A request that comes back into its row (preempted, found in the cache) has other pages.
+            if position % PAGE == 0 or resident[0] is not request or resident[1] != request.residency:
                 self._write_pages(inputs, request, entry.pages, position + 1)
             if position >= context:
                 context = position + 1

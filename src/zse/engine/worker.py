@@ -110,7 +110,7 @@ def _serve(engine, socket) -> int:
     """Steps while there is work; between steps takes what the server sent, without waiting unless idle."""
     from time import monotonic
 
-    from zse.engine.messages import Cancel, Measure, Shutdown, Submit
+    from zse.engine.messages import Cancel, Measure, Search, Shutdown, Submit
     from zse.errors import RequestError
     gc.freeze()
     gc.enable()
@@ -128,14 +128,14 @@ def _serve(engine, socket) -> int:
         if messages is None:
             return 0
         for message in messages:
-            if isinstance(message, Submit):
+            if isinstance(message, Submit | Measure | Search):
                 try:
-                    engine.submit(message.id, message.prompt, message.params, message.options)
-                except RequestError as error:
-                    replies.append(failed(message.id, error))
-            elif isinstance(message, Measure):
-                try:
-                    engine.measure(message.id, message.prompt, message.ask, message.options)
+                    if isinstance(message, Submit):
+                        engine.submit(message.id, message.prompt, message.params, message.options)
+                    elif isinstance(message, Measure):
+                        engine.measure(message.id, message.prompt, message.ask, message.options)
+                    else:
+                        engine.search(message.id, message.prompt, message.params, message.options)
                 except RequestError as error:
                     replies.append(failed(message.id, error))
             elif isinstance(message, Cancel):

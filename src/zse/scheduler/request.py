@@ -31,14 +31,15 @@ class Request:
     drafting      what the proposer of drafts keeps of the request
     stepwise      whether the next step needs the ids of the last one (a mask or a draft is made from them): no step
                   ahead for this request
+    held          whether it must not run now: the other beams of its search are not as far. Only of stepwise ones
     arrival       order of submission (not a time)
     due           with arrival: the order of requests (policy.due_time)
     submitted_at, deadline_at  seconds on schedule()'s clock; no deadline: infinity
     stay_start, stay_tokens    computed_len when this stay in a row began, and the tokens that it was expected to run
     """
 
-    __slots__ = ("arrival", "cached_len", "committed_len", "computed_len", "deadline_at", "drafting", "drafts", "due", "id",
-                 "in_flight", "leader", "leads", "lost_len", "max_len", "options", "params", "pending", "preemptions",
+    __slots__ = ("arrival", "cached_len", "committed_len", "computed_len", "deadline_at", "drafting", "drafts", "due",
+                 "held", "id", "in_flight", "leader", "leads", "lost_len", "max_len", "options", "params", "pending", "preemptions",
                  "prompt_len", "residency", "row", "seed", "state", "stay_start", "stay_tokens", "stepwise", "stop_ids",
                  "submitted_at", "tokens")
 
@@ -52,7 +53,7 @@ class Request:
         self.arrival, self.due, self.submitted_at = arrival, due, now
         self.deadline_at = now + options.deadline_ms / 1000 if options.deadline_ms is not None else float("inf")
         self.stay_start = self.stay_tokens = 0
-        self.stepwise = False
+        self.stepwise = self.held = False
         self.drafts: Sequence[int] | None = ()
         self.drafting: Any = None
         self.computed_len = self.pending = self.in_flight = 0

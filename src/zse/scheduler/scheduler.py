@@ -259,6 +259,35 @@ class Scheduler:
         self._leave(request)
         return True
 
+    # -- the beams of a search (engine/beams.py)
+
+    def hold(self, id: int) -> None:
+        """The request, which is stepwise, does not run until go_on()."""
+        self._requests[id].held = True
+
+    def go_on(self, id: int, token: int) -> None:
+        """The request may run again, with `token` in place of its last one, which has no K and V yet."""
+        request = self._requests[id]
+        request.held = False
+        request.tokens[-1] = token
+
+    def give_up(self, id: int) -> bool:
+        """Take the row and pages of a held request, as a preemption does; False when it has none."""
+        request = self._requests.get(id)
+        if request is None or request.state is not RUNNING or request.in_flight:
+            return False
+        self._preempt(request)
+        return True
+
+    def drop(self, id: int) -> None:
+        """End a request that nobody asked for by this id: neither cancelled nor finished. An unknown one is fine."""
+        request = self._requests.get(id)
+        if request is not None:
+            self._leave(request)
+
+    def _must_wait(self, request: Request) -> bool:
+        return request.held or self._prompts.must_wait(request)
+
     # -- sequences that run beside the requests
 
     def check_sequence(self, token_ids: list[int]) -> int:
@@ -526,7 +555,8 @@ class Scheduler:
             start, pending = request.computed_len, request.pending
             length = len(request.tokens) + pending
             # The last token that a request may have is never fed back.
-            if length - start == 1 and length < request.max_len and not (pending and request.stepwise):
+            if length - start == 1 and length < request.max_len and not (
+                    request.stepwise and (pending or request.held)):
                 # Pages hold PAGE tokens: only the first token of one can lack its page.
                 if not start % PAGE and not self.cache.reserve(request.id, length):
                     if ahead:
@@ -612,7 +642,7 @@ class Scheduler:
         queue, running = self._queue, self._running
         if not queue or not self._free_rows:
             return None
-        request = queue.head(self._prompts.must_wait)
+        request = queue.head(self._must_wait)
         if request is None:
             return None
         if self.policy.batching == "static":
