@@ -213,7 +213,7 @@ def test_a_deadline_that_passes_in_the_queue():
     now[0] = 0.2
     engine.step()
     (job,) = engine.over_jobs()
-    assert job.error.code == "deadline_exceeded" and job.error.status == 504 and not engine.has_work
+    assert job.error.code == "timeout" and job.error.status == 504 and not engine.has_work
 
 
 def test_the_longest_sequence_and_more_jobs_than_rows(engine_of):
