@@ -26,10 +26,14 @@ class EchoLLM:
         if "base" in str(path):
             self.has_chat_template = False
 
-    def stream(self, prompt, params):
-        yield from self._words(f"raw: {prompt} [{self._show(params)}]")
+    def prepare_structure(self):
+        pass
 
-    def stream_chat(self, messages, params):
+    def stream(self, prompt, params, structure=None):
+        form = f" as {structure.kind}" if structure else ""
+        yield from self._words(f"raw: {prompt} [{self._show(params)}]{form}")
+
+    def stream_chat(self, messages, params, structure=None):
         system = "".join(m["content"] for m in messages if m["role"] == "system")
         if len(str(messages)) > 5000:
             raise RequestError("the prompt has 9999 tokens, the context 2048", code="context_length_exceeded")

@@ -26,6 +26,18 @@ def test_system_and_raw(zse):
     assert "base model" in zse("run", "base", "hi", "--system", "x", code=2, fake=True).stderr
 
 
+def test_the_form_of_the_reply(zse, tmp_path):
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object"}')
+    for options, kind in ((["--json-schema", str(schema)], "json_schema"), (["--json-schema", "-"], "json_object"),
+                          (["--regex", "a+"], "regex"), (["--choice", "a", "--choice", "b"], "choice")):
+        assert zse("run", "echo", "--raw", "hi", *options, fake=True).stdout.endswith(f" as {kind}\n")
+    assert "not allowed with" in zse("run", "echo", "hi", "--regex", "a", "--choice", "b", code=2, fake=True).stderr
+    assert "No such file" in zse("run", "echo", "hi", "--grammar", str(tmp_path / "none"), code=2, fake=True).stderr
+    schema.write_text("{")
+    assert "is not JSON" in zse("run", "echo", "hi", "--json-schema", str(schema), code=1, fake=True).stderr
+
+
 def test_options_may_stand_anywhere(zse):
     for words in (["echo", "--raw", "a", "b"], ["--raw", "echo", "a", "b"], ["echo", "a", "--raw", "b"]):
         assert zse("run", *words, fake=True).stdout.startswith("raw: a b [")

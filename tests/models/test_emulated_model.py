@@ -23,7 +23,9 @@ from zse.models.load import Model, load_model, place, plan_model
 from zse.runtime.cpu import CPUDevice
 from zse.runtime.emulate import EmulateDevice
 from zse.sampling.params import SamplingParams
+from zse.scheduler.options import RequestOptions
 from zse.scheduler.scheduler import Scheduler
+from zse.structured.options import Structure
 
 TOKENS = 14
 
@@ -118,6 +120,59 @@ def test_an_engine_runs_ahead(home, tmp_path):
     for line, token in enumerate(together[0]):
         assert logits[13 + line, token] >= best[line, -1] - 0.02 * np.abs(best).max()
     assert run([1])[1] == together[1]
+
+
+def test_masks_between_the_forward_and_the_sampler(home, tmp_path):
+    """One request whose grammar allows one token in each step, beside a free one, on a device that runs ahead."""
+    device = EmulateDevice("sm_80", cache.package_variants("sm_80"))
+    model, plan = load_emulated(device, str(tiny.write("llama", tmp_path, "BF16")))
+    config = plan_memory(EngineConfig(model="m", max_rows=2, max_context=64, max_tokens_per_step=32), plan, device).config
+    runner = Runner(device, model, config)
+    vocab = plan.config.vocab_size
+    nbytes = (vocab + 31) // 32 * 4
+
+    class Masks:
+        """Stands for the grammar process: token 5 + position is the only one allowed to request 1."""
+
+        num_live, num_waiting = 1, 0
+
+        def masks(self, batch):
+            self.lines, self.memory, line = [], bytearray(nbytes * 4), 0
+            for entry in batch.entries:
+                if entry.samples and entry.request.id == 1:
+                    token = 5 + entry.start + entry.count
+                    self.memory[line * nbytes + (token >> 3)] = 1 << (token & 7)
+                    self.lines.append(line)
+                line += entry.samples
+            return self if self.lines else None
+
+        def wait(self):
+            return self.lines, memoryview(self.memory)
+
+        def take_compiled(self, idle):
+            return []
+
+        def settle(self, outputs):
+            return outputs
+
+    def run(ids):
+        scheduler = Scheduler(num_pages=config.num_pages, max_rows=2, max_tokens=32, max_context=64, vocab_size=vocab)
+        engine = Engine(scheduler, runner)
+        engine.grammars = Masks()
+        params = SamplingParams(max_tokens=4, temperature=1.0, seed=1, ignore_eos=True)
+        prompt = tiny.tokens("llama").tolist()[:6]
+        replies = {id: [] for id in ids}
+        for id in ids:
+            options = RequestOptions(structure=Structure(kind="text")) if id == 1 else RequestOptions()
+            scheduler.submit(id, prompt, params, seed=1, options=options)
+        while scheduler.has_work:
+            for output in engine.step():
+                replies[output.id] += output.tokens
+        return replies
+
+    both = run([1, 2])
+    assert both[1] == [11, 12, 13, 14]
+    assert both[2] == run([2])[2]
 
 
 def test_a_profiled_step_has_every_launch(home, tmp_path):

@@ -109,6 +109,30 @@ def test_steps_that_run_ahead(model, loaded, tokenizer):
         engine.close()
 
 
+def test_drafts_are_verified_under_masks(model, tokenizer):
+    """With drafts from prompt lookup the tokens are those without."""
+    pattern = r"(\{abcd: (true|null)\}, ){8}"
+    prompt = tokenizer.encode("{abcd: true}, {abcd: null}, {abcd: true}, {abcd: null}, ", add_bos=False)
+    replies = {}
+    for speculation in ("none", "ngram"):
+        engine = load_engine(EngineConfig(model=str(model), threads=1, activations="f32", device="cpu", num_pages=64,
+                                          max_context=256, speculation=speculation), Phases(lambda: 0.0)).engine
+        if engine.speculator is not None:       # whether they pay is not what this is about
+            engine.speculator.room = lambda rows, most: most
+            engine.speculator.choose = lambda candidates, *_: [min(candidate.room, 4) for candidate in candidates]
+        try:
+            for id in range(3):
+                engine.submit(id, prompt, params(id, max_tokens=150), options({"regex": pattern}))
+            replies[speculation] = drain(engine)
+            if engine.speculator is not None:
+                assert engine.counters()["accepted_tokens"] > 10
+        finally:
+            engine.close()
+    assert replies["none"] == replies["ngram"]
+    for reply in replies["ngram"].values():
+        assert re.fullmatch(pattern, text_of(tokenizer, reply))
+
+
 def test_alone_and_in_a_batch_the_same_tokens(engine):
     structure = options({"json": SCHEMAS["person"]})
     engine.submit(1, [5, 9, 4], params(3), structure)

@@ -11,6 +11,7 @@ HELP = "answer one prompt and exit"
 EPILOG = """examples:
   zse run smollm2 "Why is the sky blue?"
   cat notes.txt | zse run smollm2 "Summarize in one sentence:" -
+  zse run smollm2 "Name a colour" --choice red --choice green
   zse run gemma3-270m --raw "The capital of France is" --temperature 0 --max-tokens 8
 
 Without a PROMPT, or where PROMPT has the word -, standard input is read. The reply goes to standard output,
@@ -37,6 +38,11 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--stats", action="store_true", help="print speed, memory and the start-up phases to standard error at the end"
     )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json-schema", metavar="FILE", help="the reply is JSON of this schema; - for any JSON object")
+    form.add_argument("--regex", metavar="PATTERN", help="the reply is text that the whole pattern matches")
+    form.add_argument("--choice", metavar="TEXT", action="append", help="the reply is one of these texts (give several)")
+    form.add_argument("--grammar", metavar="FILE", help="the reply is text of a grammar in GBNF or Lark")
     add_sampling_options(parser, DEFAULT_MAX_TOKENS)
     add_engine_options(parser)
 
@@ -46,8 +52,11 @@ def run(args) -> int:
     from zse.errors import ConfigError
 
     params = sampling_params(args)
+    structure = _structure(args)
     llm = open_llm(args, max_rows=1, prepare_chat=not args.raw)
     try:
+        if structure is not None:
+            llm.prepare_structure()     # while the prompt is read
         prompt = _prompt(args.prompt)
         if not prompt:
             raise ConfigError('the prompt is empty: zse run MODEL "your question"')
@@ -59,10 +68,10 @@ def run(args) -> int:
                 else "--system and --raw exclude each other"
             )
         if raw:
-            deltas = llm.stream(prompt, params)
+            deltas = llm.stream(prompt, params, structure=structure)
         else:
             system = [{"role": "system", "content": args.system}] if args.system else []
-            deltas = llm.stream_chat([*system, {"role": "user", "content": prompt}], params)
+            deltas = llm.stream_chat([*system, {"role": "user", "content": prompt}], params, structure=structure)
         stats = _print_stream(deltas)
         if args.stats:
             from zse.cli import stats as report
@@ -71,6 +80,30 @@ def run(args) -> int:
     finally:
         llm.close()
     return 0
+
+
+def _structure(args):
+    """The Structure that the options ask for, or None. Raises RequestError or ConfigError."""
+    fields = {"regex": args.regex, "choice": args.choice}
+    if args.json_schema is not None:
+        fields["json"] = True if args.json_schema == "-" else _text_of(args.json_schema)
+    if args.grammar is not None:
+        fields["grammar"] = _text_of(args.grammar)
+    if all(value is None for value in fields.values()):
+        return None
+    from zse.structured.options import read_structure
+
+    return read_structure(fields)
+
+
+def _text_of(path: str) -> str:
+    from zse.errors import ConfigError
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or 'is not UTF-8 text'}") from None
 
 
 def _prompt(words: list[str]) -> str:
