@@ -14,6 +14,7 @@ from zse.server.tools.answer import Format, Splitter
 from zse.server.tools.calls import Call
 from zse.server.tools.grammars import structure_of
 from zse.server.tools.parsers import PARSERS, Functions
+from zse.server.tools.streaming import CallPart
 from zse.structured.compile import Vocabulary
 from zse.structured.options import Structure
 from zse.structured.worker import load_tokenizer
@@ -106,6 +107,34 @@ def test_strict_functions_leave_text_free(tokenizer, vocabulary, form, template)
     cut = called[:called.index(next(name for name in FUNCTIONS if name in called))]
     wrong.take(*wrong.ids(cut))
     assert not set(wrong.ids("x")) & set(wrong.masks()[0]), "behind the mark only a call can come"
+
+
+@pytest.mark.parametrize("step", [1, 7, 10_000])
+@pytest.mark.parametrize(("form", "template"), FORMS, ids=_NAMES)
+def test_streamed_parts_make_the_calls(tokenizer, vocabulary, form, template, step):
+    for seed in range(3):
+        text = Walk(vocabulary, grammar(tokenizer, form, template), seed).run(2000)
+        whole = check_calls(read(form, text))
+        splitter = Splitter(Format(form), Functions(FUNCTIONS), False, streams=True)
+        pieces = [piece for at in range(0, len(text), step) for piece in splitter.push(text[at:at + step])]
+        pieces += splitter.finish()
+        calls, longest = [], 0
+        for piece in pieces:
+            assert isinstance(piece, Call | CallPart)
+            if isinstance(piece, Call):
+                if not piece.is_streamed:
+                    calls.append([piece.name, piece.arguments])
+            elif piece.name:
+                assert piece.id
+                calls.append([piece.name, piece.arguments])
+            else:
+                longest = max(longest, len(piece.arguments))
+                calls[-1][1] += piece.arguments
+        assert [(name, json.loads(arguments)) for name, arguments in calls] \
+            == [(call.name, json.loads(call.arguments)) for call in whole]
+        assert len([piece for piece in pieces if isinstance(piece, Call)]) == len(whole)
+        if step == 1 and form not in ("qwen3_coder", "pythonic") and "tool_code" not in template:
+            assert longest == 1, "arguments come as they are written"
 
 
 def test_a_call_or_the_json_of_a_schema(tokenizer, vocabulary):

@@ -112,11 +112,16 @@ def test_no_parallel_calls_ends_the_answer(client, tool_server):
 @pytest.mark.parametrize("text,limit,finish", [(CALL[:-20], None, "stop"), (CALL, 20, "length"),
                                                ("<tool_call>{</tool_call> x", None, "stop")])
 def test_malformed_calls_are_content(client, text, limit, finish, stream):
+    """Unless parts of the call have been streamed already: then it is a call that broke off."""
     reply = client.chat.completions.create(model="fake", messages=user(text), tools=[WEATHER], max_tokens=limit,
                                            stream=stream)
     if stream:
         message, finishes, _ = collect(reply)
-        assert (message["content"], finishes, message["calls"]) == (text[:limit], [finish], [])
+        if '"arguments": {' in text[:limit]:
+            (call,) = message["calls"]
+            assert message["content"] == "" and text[:limit].endswith(call[-1]), call
+        else:
+            assert (message["content"], finishes, message["calls"]) == (text[:limit], [finish], [])
     else:
         choice = reply.choices[0]
         assert (choice.message.content, choice.finish_reason, choice.message.tool_calls) == (text[:limit], finish, None)

@@ -6,6 +6,7 @@ from zse.engine.messages import TokenLogprob, Tokens
 from zse.server.tools.answer import Splitter
 from zse.server.tools.calls import Call
 from zse.server.tools.reasoning import Reasoning
+from zse.server.tools.streaming import CallPart
 
 MIN_LOGPROB = -9999.0  # JSON has no -Infinity
 
@@ -21,11 +22,12 @@ class TokenScore(msgspec.Struct):
 
 
 class Delta(msgspec.Struct):
-    """What one engine event adds to an answer. text: of its content; calls: (position among the answer's calls, call)."""
+    """What one engine event adds to an answer. text: of its content; calls: (position among the answer's calls, a call or
+    a part of one)."""
 
     text: str = ""
     reasoning: str = ""
-    calls: list[tuple[int, Call]] = []
+    calls: list[tuple[int, Call | CallPart]] = []
     scores: list[TokenScore] = []
     finish_reason: str | None = None
 
@@ -39,6 +41,7 @@ class Choice:
         self.parts: list[str] = []
         self.reasoning_parts: list[str] = []
         self.calls: list[Call] = []
+        self._num_begun = 0             # calls of which parts have come out
         self.reasoning_tokens = 0       # the marks around it included
         self._undecided = 0             # tokens that may be the opening mark of reasoning
         self._splitter = splitter
@@ -110,12 +113,17 @@ class Choice:
         if not splitter.is_undecided:
             self._undecided = 0
 
-    def _put(self, delta: Delta, pieces: list[str | Reasoning | Call]) -> None:
+    def _put(self, delta: Delta, pieces: list[str | Reasoning | Call | CallPart]) -> None:
         for piece in pieces:
             if isinstance(piece, Reasoning):
                 delta.reasoning += piece.text
+            elif isinstance(piece, CallPart):
+                self._num_begun += bool(piece.name)
+                delta.calls.append((self._num_begun - 1, piece))
             elif isinstance(piece, Call):
-                delta.calls.append((len(self.calls), piece))
+                if not piece.is_streamed:
+                    delta.calls.append((self._num_begun, piece))
+                    self._num_begun += 1
                 self.calls.append(piece)
             else:
                 delta.text += piece

@@ -145,7 +145,7 @@ def _submit(channel: Channel, model, job: Job, limits: list[int], options: Reque
     for prompt, limit in zip(job.prompts, limits, strict=True):
         for answer in range(completion.best_of):
             choice = Choice(len(job.choices), model.detokenizer(completion.stop, answers.controls if answers else ()),
-                            want_scores, answers.splitter() if answers else None)
+                            want_scores, answers.splitter(completion.stream) if answers else None)
             job.choices.append(choice)
             if limit == 0:
                 choice.finish_reason = "length"     # only the prompt was wanted

@@ -2,12 +2,14 @@
 
 import os
 import string
+from collections.abc import Sequence
 
 import msgspec
 
 from zse.server.tools import parsers, reasoning
 from zse.server.tools.calls import Call
 from zse.server.tools.reasoning import Reasoning, ReasoningParser
+from zse.server.tools.streaming import CallPart, Watch
 
 _LETTERS = string.ascii_letters + string.digits
 
@@ -40,13 +42,17 @@ def opens_reasoning(form: Format, prompt_end: str) -> bool:
 
 class Splitter:
     """One answer. functions: what the request offers, None without tools. parallel: whether more than one call may come.
-    push() and finish() give str (content), Reasoning and Call; `done` once the only call allowed is there."""
+    push() and finish() give str (content), Reasoning and Call; `done` once the only call allowed is there. streams: also
+    CallParts, before the Call that they make, which is marked then."""
 
-    def __init__(self, form: Format, functions: parsers.Functions | None, is_open: bool, parallel: bool = True):
+    def __init__(self, form: Format, functions: parsers.Functions | None, is_open: bool, parallel: bool = True,
+                 streams: bool = False):
         marks = reasoning.PARSERS.get(form.reasoning)
         self._reasoning = ReasoningParser(marks, is_open) if marks else None
         make = parsers.PARSERS.get(form.tools)
         self._tools = make(functions) if make is not None and functions is not None else None
+        if self._tools is not None and streams:
+            self._tools.make_watch = lambda read: Watch(form.tools, functions or {}, 128 if parallel else 1, read)
         self._short_ids = form.tools == "mistral"
         self._parallel = parallel
         self.done = False
@@ -60,10 +66,10 @@ class Splitter:
         """Whether the text so far may be the beginning of the mark that opens reasoning."""
         return self._reasoning is not None and self._reasoning.is_undecided
 
-    def push(self, text: str) -> list[str | Reasoning | Call]:
+    def push(self, text: str) -> list[str | Reasoning | Call | CallPart]:
         return self._take(self._reasoning.push(text) if self._reasoning is not None else [text])
 
-    def finish(self) -> list[str | Reasoning | Call]:
+    def finish(self) -> list[str | Reasoning | Call | CallPart]:
         if self.done:
             return []
         out = self._take(self._reasoning.finish()) if self._reasoning is not None else []
@@ -71,8 +77,8 @@ class Splitter:
             out += self._checked(self._tools.finish())
         return out
 
-    def _take(self, pieces: list[str | Reasoning]) -> list[str | Reasoning | Call]:
-        out: list[str | Reasoning | Call] = []
+    def _take(self, pieces: list[str | Reasoning]) -> list[str | Reasoning | Call | CallPart]:
+        out: list[str | Reasoning | Call | CallPart] = []
         for piece in pieces:
             if isinstance(piece, Reasoning) or self._tools is None:
                 out.append(piece)
@@ -80,10 +86,10 @@ class Splitter:
                 out += self._checked(self._tools.push(piece))
         return [piece for piece in out if piece != ""]
 
-    def _checked(self, pieces: list[str | Call]) -> list[str | Call]:
-        out: list[str | Call] = []
+    def _checked(self, pieces: Sequence[str | Call | CallPart]) -> list[str | Call | CallPart]:
+        out: list[str | Call | CallPart] = []
         for piece in pieces:
-            if isinstance(piece, Call):
+            if isinstance(piece, Call) or isinstance(piece, CallPart) and piece.name:
                 piece = msgspec.structs.replace(piece, id=self._new_id())
             out.append(piece)
             if isinstance(piece, Call) and not self._parallel:

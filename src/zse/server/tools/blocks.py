@@ -6,6 +6,7 @@ nothing, and how the text was cut into pieces changes nothing. The work is linea
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -94,6 +95,9 @@ class BlockParser:
         self._text = ""             # not yet decided
         self._lead = ""             # space before the block, which goes if the block is calls
         self._block: Block | None = None
+        # (the block's read) → a Watch (streaming.py) that gives parts of calls before the block is complete.
+        self.make_watch: Callable[[Callable], Any] | None = None
+        self._watch: Any = None
         self._end: Until | Balanced | None = None
         self._tries = 0
         self._fresh = True          # nothing but space since the beginning or the last call
@@ -138,6 +142,7 @@ class BlockParser:
         self._lead, self._text = text[len(before):at], text[at:]
         self._emit(out, before)
         self._block, self._end, self._tries = block, block.end(), 0
+        self._watch = None if self.make_watch is None else self.make_watch(block.read)
         return True
 
     def _spaces(self) -> str:
@@ -167,6 +172,8 @@ class BlockParser:
         assert block is not None and self._end is not None
         start = 0 if block.bare else len(block.opening)
         end = self._end.find(text, start)
+        if self._watch is not None and end != NEVER:
+            out += self._watch.feed(text[start:end])
         if end is MORE:
             return False
         if end == NEVER:
@@ -188,6 +195,14 @@ class BlockParser:
 
     def _settle(self, out: list, calls: list[Call] | None, end: int) -> None:
         """Leave the block, which ends at `end` of the text."""
+        watch, self._watch = self._watch, None
+        if watch is not None and watch.begun:
+            from zse.server.tools.streaming import broken_off
+            out += watch.finish(calls)
+            begun = len(watch.begun)
+            # What came out cannot be taken back: a block that is no call in the end is a call that broke off.
+            calls = broken_off(watch) if calls is None else [
+                msgspec.structs.replace(call, is_streamed=index < begun) for index, call in enumerate(calls)]
         if calls is None:
             self._emit(out, self._lead + self._text[:end])
         else:

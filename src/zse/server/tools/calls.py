@@ -12,11 +12,13 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A complete call. arguments: a JSON object as text. id: what its result is to refer to; "" until it is given."""
+    """A complete call. arguments: a JSON object as text. id: what its result is to refer to; "" until it is given.
+    is_streamed: its parts came out before (streaming.py)."""
 
     name: str
     arguments: str
     id: str = ""
+    is_streamed: bool = False
 
 
 def is_name(text: object) -> bool:

@@ -36,8 +36,8 @@ class Answers:
             return None
         return Thinking(opening=marks.opening, closing=marks.closing, is_open=self.is_open, budget=budget)
 
-    def splitter(self) -> Splitter:
-        return Splitter(self._format, self._functions, self.is_open, self._parallel)
+    def splitter(self, streams: bool = False) -> Splitter:
+        return Splitter(self._format, self._functions, self.is_open, self._parallel, streams)
 
 
 def prepare(completion: "Completion", model, tool_parser: str | None, reasoning_parser: str | None) -> Answers | None:
@@ -127,7 +127,9 @@ def deltas(delta: "Delta") -> list[dict]:
     if delta.text:
         out.append({"content": delta.text})
     for index, call in delta.calls:
-        out.append({"tool_calls": [{"index": index, "id": call.id, "type": "function",
-                                    "function": {"name": call.name, "arguments": ""}}]})
-        out.append({"tool_calls": [{"index": index, "function": {"arguments": call.arguments}}]})
+        if call.name:
+            out.append({"tool_calls": [{"index": index, "id": call.id, "type": "function",
+                                        "function": {"name": call.name, "arguments": ""}}]})
+        if call.arguments:
+            out.append({"tool_calls": [{"index": index, "function": {"arguments": call.arguments}}]})
     return out
