@@ -19,14 +19,15 @@ PAGE = 16
 class Node:
     """A cached page: `tokens` (i32 bytes, PAGE of them or, of a leaf that is not full, fewer) behind those of `parent`.
 
-    page: its number, -1 when it is not in device memory (a root never is). children: by their tokens. resident: how many
-    of them are in device memory. is_idle: no page table holds the page. uses: hits, and the time it was made. used: when
-    it became idle last, in Eviction's count. version: changes whenever an entry of a heap is no longer true. salt: of a
-    root.
+    page: its number, -1 when it is not in device memory (a root never is). slot: of the host, -1 while it is on the
+    device. children: by their tokens. resident: how many of them are in device memory. is_idle: no page table holds the
+    page. uses: hits, and the time it was made. used: when it became idle last, in Eviction's count. version: changes
+    whenever an entry of a heap is no longer true. salt: of a root. key: the name of its file, once that was asked for;
+    is_filed: there is such a file.
     """
 
-    __slots__ = ("account", "alive", "children", "depth", "is_idle", "page", "parent", "resident", "salt", "tokens",
-                 "used", "uses", "version")
+    __slots__ = ("account", "alive", "children", "depth", "is_filed", "is_idle", "key", "page", "parent", "resident",
+                 "salt", "slot", "tokens", "used", "uses", "version")
 
     def __init__(self, parent: "Node | None", tokens: bytes, page: int, account: "Account", salt: tuple = ()):
         self.parent, self.tokens, self.page, self.account, self.salt = parent, tokens, page, account, salt
@@ -34,21 +35,25 @@ class Node:
         self.children: dict[bytes, Node] = {}
         self.resident = self.used = self.version = 0
         self.uses = 1
-        self.is_idle = False
+        self.slot = -1
+        self.is_idle = self.is_filed = False
         self.alive = True
+        self.key = b""
 
     def __repr__(self) -> str:
         return f"<Node depth={self.depth} page={self.page} idle={self.is_idle} children={len(self.children)}>"
 
 
 class Account:
-    """A tenant's idle pages. heap: (priority, sequence, node, its version) of leaves; entries may be out of date."""
+    """A tenant's idle pages. heap: (priority, sequence, node, its version) of leaves; entries may be out of date. on_host:
+    nodes that have a slot of the host, the coldest first."""
 
-    __slots__ = ("heap", "idle", "inflation", "name", "num_nodes", "seen")
+    __slots__ = ("heap", "idle", "inflation", "name", "num_nodes", "on_host", "seen")
 
     def __init__(self, name: str):
         self.name = name
         self.idle: dict[Node, None] = {}
+        self.on_host: dict[Node, None] = {}
         self.heap: list[tuple] = []
         self.num_nodes = self.seen = 0
         self.inflation = 0.0

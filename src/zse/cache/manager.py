@@ -28,9 +28,9 @@ class CacheManager:
     def __init__(self, allocator: PageAllocator, prefix: PrefixCache | None = None, host: HostPool | None = None):
         self.allocator, self.prefix, self.host = allocator, prefix, host or HostPool(0)
         if prefix is not None:
-            prefix.attach(allocator)
+            prefix.attach(allocator, self.host, lambda transfer: self._transfers.append(transfer))
         self._swapped: dict[int, tuple[list[int], int]] = {}    # (slots, tokens) of sequences that went to the host
-        self.num_swapped_out = self.num_swapped_in = 0
+        self.num_swapped_out = self.num_swapped_in = self.num_onloaded = 0
         self.num_hits = self.num_hit_tokens = self.num_copied_pages = 0
         self._tables: dict[int, list[int]] = {}
         self._salts: dict[int, Salt] = {}       # of sequences that may enter the prefix cache
@@ -59,40 +59,52 @@ class CacheManager:
             match = self.prefix.match(salt, tokens.tobytes())
         if swapped is not None:
             match = Match(match.nodes, None, 0)
-        shared = [node.page for node in match.nodes]
+        shared = [node.page for node in match.nodes if node.page >= 0]
+        cold = match.nodes[len(shared):]        # on the host
         allocator = self.allocator
         allocator.retain(shared)
-        pages = self._new_pages(match, pages_for(length) - len(shared), spare)
+        pages = self._new_pages(match, cold, pages_for(length) - len(shared), spare)
         if pages is None:
             allocator.release(shared)
             return None
+        for node, page in zip(cold, pages, strict=False):
+            self._transfers.append(("in", node.slot, page))
+            self.prefix.promote(node, page)     # type: ignore[union-attr]
+        self.num_onloaded += len(cold)
         if match.source is not None:
-            self._transfers.append(("copy", match.source.page, pages[0]))
+            self._transfers.append(_copy_of(match.source, pages[len(cold)]))
             self.num_copied_pages += 1
         table = self._tables[sequence] = shared + pages
         if self.prefix is not None:
             self._salts[sequence] = salt
             if match.nodes:
                 self._last[sequence] = match.nodes[-1]
-                self._num_shared[sequence] = len(shared)
+                self._num_shared[sequence] = len(match.nodes)
             if match.length:
                 self.num_hits += 1
                 self.num_hit_tokens += match.length
                 self.prefix.hit(match)
-        return max(match.length, self._swap_in(sequence, table, len(shared)))
+        return max(match.length, self._swap_in(sequence, table, len(match.nodes)))
 
-    def _new_pages(self, match: Match, count: int, spare: int) -> list[int] | None:
-        """`count` new pages, without giving up the page that is to be copied into the first, if that can be."""
-        allocator = self.allocator
-        if match.source is not None:
-            allocator.retain((match.source.page,))
-            pages = allocator.allocate(count) if count + spare <= self.num_free else None
-            # The copy comes before whatever the page may be given to next.
-            allocator.release((match.source.page,))
-            if pages is not None:
-                return pages
+    def _new_pages(self, match: Match, cold: list[Node], count: int, spare: int) -> list[int] | None:
+        """`count` new pages, without giving up what is to be filled into the first of them from the host (`cold`), nor,
+        if that can be, the page that is to be copied."""
+        allocator, prefix, source = self.allocator, self.prefix, match.source
+        if source is not None and source.page < 0:
+            cold = [*cold, source]
+        if cold:
+            prefix.claim(cold)          # type: ignore[union-attr]
+        held = (source.page,) if source is not None and source.page >= 0 else ()
+        allocator.retain(held)
+        pages = allocator.allocate(count) if count + spare <= self.num_free else None
+        # A copy comes before whatever the page may be given to next.
+        allocator.release(held)
+        if pages is None and held:
             match.source, match.copied = None, 0
-        return allocator.allocate(count) if count + spare <= self.num_free else None
+            pages = allocator.allocate(count) if count + spare <= self.num_free else None
+        if cold:
+            prefix.disclaim(cold)       # type: ignore[union-attr]
+        return pages
 
     def fork(self, source: int, sequence: int, shared: int, length: int) -> bool:
         """Give a new sequence the first `shared` tokens of `source`, which has them: full pages are the same, of the last
@@ -115,15 +127,17 @@ class CacheManager:
 
     def can_swap(self, length: int) -> bool:
         """Whether swap_out() of `length` tokens would find host slots."""
-        return 0 < pages_for(length) <= self.host.num_free
+        on_host = self.prefix.num_on_host if self.prefix is not None else 0
+        return 0 < pages_for(length) <= self.host.num_free + on_host
 
     def swap_out(self, sequence: int, length: int) -> bool:
         """Move the sequence's first `length` tokens to host slots, by the next batch's transfers, and give all its pages
         back. False, and nothing changed, when too few slots are free. admit() brings them back, drop_swapped() gives
         them up; nothing of the sequence may be in flight."""
-        if not self.can_swap(length):
+        count = pages_for(length)
+        if not self.can_swap(length) or not (self.host.num_free >= count or self.prefix.make_room(count)):  # type: ignore[union-attr]
             return False
-        slots = [self.host.take() for _ in range(pages_for(length))]
+        slots = [self.host.take() for _ in range(count)]
         self._transfers += [("out", page, slot) for page, slot in zip(self.table(sequence), slots, strict=False)]
         self._swapped[sequence] = slots, length
         self.num_swapped_out += len(slots)
@@ -156,7 +170,7 @@ class CacheManager:
             return
         prefix: PrefixCache = self.prefix       # type: ignore[assignment]
         node = self._last.get(sequence)
-        if node is not None and not node.alive:
+        if node is not None and (not node.alive or node.page < 0):
             node = None
         if length - (node.depth * PAGE if node is not None else 0) < (1 if partial else PAGE):
             return
@@ -237,7 +251,8 @@ class CacheManager:
             return totals
         return totals | {"prefix_hits": self.num_hits, "prefix_hit_tokens": self.num_hit_tokens,
                 "prefix_evicted_pages": self.prefix.num_evicted, "prefix_copied_pages": self.num_copied_pages,
-                "prefix_pages": self.prefix.num_nodes, "prefix_idle_pages": self.prefix.num_idle}
+                "prefix_pages": self.prefix.num_nodes, "prefix_idle_pages": self.prefix.num_idle, "prefix_host_pages": self.prefix.num_on_host,
+                         "prefix_onloaded_pages": self.num_onloaded}
 
     def check_integrity(self, detached: list[list[int]] | None = None) -> list[str]:
         """What is wrong, one line each. detached: page lists that the caller took with detach() and still owns."""
@@ -245,9 +260,15 @@ class CacheManager:
         for sequence, table in self._tables.items():
             if len(set(table)) != len(table):
                 problems.append(f"sequence {sequence} holds a page twice")
-        problems += self.host.check_integrity([slot for slots, _ in self._swapped.values() for slot in slots])
+        slots = [slot for slots, _ in self._swapped.values() for slot in slots]
+        problems += self.host.check_integrity([*slots, *(self.prefix.by_slot if self.prefix is not None else ())])
         if set(self._swapped) & set(self._tables):
             problems.append("a swapped sequence has pages")
         if not {*self._salts, *self._last, *self._num_shared} <= set(self._tables):
             problems.append("the prefix cache knows a sequence that has no pages")
         return problems
+
+
+def _copy_of(node: Node, page: int) -> "Transfer":
+    """Fill `page` with what the node has, wherever that is."""
+    return ("copy", node.page, page) if node.page >= 0 else ("in", node.slot, page)

@@ -8,12 +8,20 @@ A page is entered when its keys and values are committed: the step that wrote th
 is *referenced* while a page table holds it, *idle* (cached, may be evicted) while none does; a page that is in no tree
 and that nobody holds is *free*. The last page of a request may be entered before it is full: it is a leaf, which others
 copy and never share.
+
+With slots of the host, a full page that is evicted moves there, and comes back when it is hit. Behind the pages of a chain
+that are in device memory come those that are on the host.
 """
 
+from itertools import islice
+
 from zse.cache.eviction import PAGE, Account, Eviction, Node
+from zse.cache.offload import HostPool
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from zse.cache.pages import PageAllocator
 
     Salt = tuple[str, ...]
@@ -21,6 +29,8 @@ if TYPE_CHECKING:
 PAGE_BYTES = 4 * PAGE
 # Children that are looked at for a page to copy: a shared beginning may have thousands of continuations.
 MAX_COMPARED = 16
+# Tenants that are looked at for the one with the most slots of the host.
+MAX_TENANTS = 64
 
 
 class Match:
@@ -46,10 +56,18 @@ class PrefixCache:
         self._accounts: dict[str, Account] = {}
         self._node_of: list[Node | None] = [None] * num_pages
         self._allocator: PageAllocator | None = None
+        self._host = HostPool(0)
+        self._transfer: Callable[[tuple[str, int, int]], object] = lambda transfer: None
+        self._host_accounts: dict[Account, None] = {}
+        self.by_slot: dict[int, Node] = {}
 
-    def attach(self, allocator: "PageAllocator") -> None:
+    def attach(self, allocator: "PageAllocator", host: HostPool | None = None,
+               transfer: "Callable[[tuple[str, int, int]], object] | None" = None) -> None:
+        """host: slots for what is evicted. transfer: told of each ("out", page, slot) that this takes."""
         self._allocator = allocator
         allocator.prefix = self
+        if host is not None and transfer is not None:
+            self._host, self._transfer = host, transfer
 
     # -- looking up
 
@@ -108,9 +126,13 @@ class PrefixCache:
         if not parent.alive:
             raise ValueError("a page cannot be entered behind one that was evicted")
         there = parent.children.get(tokens)
-        if there is not None:
-            return there
         before = self._node_of[page]
+        if there is not None:
+            if there.page < 0:          # on the host; this page is as good
+                if before is not None:
+                    self._drop(before)
+                self.promote(there, page)
+            return there
         if before is not None:
             if before.parent is not parent or len(before.tokens) == PAGE_BYTES:
                 return None
@@ -133,6 +155,73 @@ class PrefixCache:
             node = self._node_of[page]
             if node is not None:
                 self._drop(node)
+
+    # -- on the host
+
+    def claim(self, nodes: "Iterable[Node]") -> None:
+        """What is on the host of these stays there until it is promoted or disclaimed."""
+        for node in nodes:
+            del node.account.on_host[node]
+
+    def disclaim(self, nodes: "Iterable[Node]") -> None:
+        """Claimed nodes may go again, after all others of their tenant."""
+        for node in nodes:
+            node.account.on_host[node] = None
+            self._host_accounts[node.account] = None
+
+    def promote(self, node: Node, page: int) -> None:
+        """What the node had on the host stands in `page` now, or will once the transfers so far are done."""
+        node.account.on_host.pop(node, None)
+        del self.by_slot[node.slot]
+        self._host.give(node.slot)
+        node.slot, node.page = -1, page
+        self._node_of[page] = node
+        node.parent.resident += 1       # type: ignore[union-attr]
+
+    def _demote(self, node: Node) -> bool:
+        """Move an idle page to the host. False when it has no place there."""
+        if node.resident or len(node.tokens) < PAGE_BYTES or not self.make_room(1):
+            return False
+        slot = self._host.take()
+        self._transfer(("out", node.page, slot))
+        self.eviction.remove(node)
+        self._node_of[node.page] = None
+        self._allocator.free(node.page)     # type: ignore[union-attr]
+        node.page = -1
+        self._put(node, slot)
+        self._child_left(node)
+        return True
+
+    def _put(self, node: Node, slot: int) -> None:
+        node.slot = slot
+        self.by_slot[slot] = node
+        self.disclaim((node,))
+
+    def enter_host(self, parent: Node, tokens: bytes, slot: int) -> Node:
+        """`slot`, which the caller took, has full `tokens` behind those of `parent`, which has no such child."""
+        node = Node(parent, tokens, -1, parent.account)
+        parent.children[tokens] = node
+        node.account.num_nodes += 1
+        self.num_nodes += 1
+        self._put(node, slot)
+        return node
+
+    def make_room(self, count: int) -> bool:
+        """At least `count` free slots on the host, as far as prefixes hold the others: the tenant with the most of them
+        gives its coldest."""
+        while self._host.num_free < count:
+            account = max(islice(self._host_accounts, MAX_TENANTS), key=lambda account: len(account.on_host), default=None)
+            if account is None:
+                return False
+            if not account.on_host:
+                del self._host_accounts[account]
+                continue
+            self._drop(next(iter(account.on_host)))
+        return True
+
+    @property
+    def num_on_host(self) -> int:
+        return len(self.by_slot)
 
     # -- the allocator's side
 
@@ -165,7 +254,9 @@ class PrefixCache:
             if not self.eviction.num_idle:
                 break
             self.num_evicted += 1
-            self._drop(self.eviction.choose())
+            node = self.eviction.choose()
+            if not self._demote(node):
+                self._drop(node)
 
     def clear(self) -> None:
         """Forget everything; pages that nobody holds are free."""
@@ -189,17 +280,27 @@ class PrefixCache:
         if parent is None or parent.children.get(node.tokens) is not node:
             return
         del parent.children[node.tokens]
-        parent.resident -= 1
-        if parent.page >= 0:
-            if parent.is_idle and not parent.resident:
-                self.eviction.offer(parent)
-        elif not parent.children:
+        if node.page >= 0:
+            self._child_left(node)
+        if parent.parent is None and not parent.children:
             self._drop_root(parent)
+
+    def _child_left(self, node: Node) -> None:
+        """The node is no longer in device memory."""
+        parent: Node = node.parent      # type: ignore[assignment]
+        parent.resident -= 1
+        if parent.is_idle and not parent.resident:
+            self.eviction.offer(parent)
 
     def _forget(self, node: Node) -> None:
         node.alive = False
         self.num_nodes -= 1
         node.account.num_nodes -= 1
+        if node.page < 0:
+            node.account.on_host.pop(node, None)
+            del self.by_slot[node.slot]
+            self._host.give(node.slot)
+            return
         self._node_of[node.page] = None
         if node.is_idle:
             self.eviction.remove(node)
@@ -217,25 +318,33 @@ class PrefixCache:
         """What is wrong, one line each. references(page): how many tables hold it."""
         problems = self.eviction.check_integrity()
         found: dict[int, Node] = {}
+        on_host: dict[int, Node] = {}
         stack = list(self._roots.values())
         while stack:
             node = stack.pop()
             if node.parent is None and not node.children:
                 problems.append("a root without pages")
-            if node.resident != len(node.children):
+            if node.resident != sum(child.page >= 0 for child in node.children.values()):
                 problems.append(f"{node}: {node.resident} children counted")
+            if node.resident and node.parent is not None and node.page < 0:
+                problems.append(f"{node}: not in device memory, and a page behind it is")
             for tokens, child in node.children.items():
                 if child.tokens != tokens or child.parent is not node or child.depth != node.depth + 1 or (
                         not child.alive or child.account is not node.account):
                     problems.append(f"{child}: out of place")
                 if len(tokens) < PAGE_BYTES and child.children:
                     problems.append(f"{child}: has children and is not full")
-                if child.page in found:
-                    problems.append(f"page {child.page} stands in two nodes")
-                found[child.page] = child
+                where, place = (found, child.page) if child.page >= 0 else (on_host, child.slot)
+                if place in where or (child.page >= 0) == (child.slot >= 0):
+                    problems.append(f"{child}: page {child.page}, slot {child.slot}")
+                where[place] = child
+                if child.page < 0 and child not in child.account.on_host:
+                    problems.append(f"{child}: its slot cannot be had")
                 stack.append(child)
-        if len(found) != self.num_nodes:
-            problems.append(f"{self.num_nodes} nodes counted, {len(found)} found")
+        if len(found) + len(on_host) != self.num_nodes:
+            problems.append(f"{self.num_nodes} nodes counted, {len(found)} and {len(on_host)} found")
+        if on_host != self.by_slot:
+            problems.append(f"slots of the host: {sorted(on_host)} found, {sorted(self.by_slot)} listed")
         for page, listed in enumerate(self._node_of):
             if found.get(page) is not listed:
                 problems.append(f"page {page}: listed as {listed}, found {found.get(page)}")
