@@ -20,7 +20,7 @@ from zse.cache.offload import HostPool
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from zse.cache.pages import PageAllocator
 
@@ -51,7 +51,7 @@ class PrefixCache:
 
     def __init__(self, num_pages: int, policy: str = "lru"):
         self.eviction = Eviction(policy, num_pages)
-        self.num_nodes = self.num_evicted = 0
+        self.num_nodes = self.num_evicted = self.num_entered = 0
         self._roots: dict[Salt, Node] = {}
         self._accounts: dict[str, Account] = {}
         self._node_of: list[Node | None] = [None] * num_pages
@@ -139,6 +139,7 @@ class PrefixCache:
             # It was entered before it was full, and is a leaf.
             del parent.children[before.tokens]
             before.tokens = tokens
+            self.num_entered += 1
             parent.children[tokens] = before
             return before
         node = Node(parent, tokens, page, parent.account)
@@ -147,6 +148,7 @@ class PrefixCache:
         node.account.num_nodes += 1
         self._node_of[page] = node
         self.num_nodes += 1
+        self.num_entered += 1
         return node
 
     def distrust(self, pages: list[int]) -> None:
@@ -155,6 +157,15 @@ class PrefixCache:
             node = self._node_of[page]
             if node is not None:
                 self._drop(node)
+
+    def full_nodes(self) -> "Iterator[Node]":
+        """Every page that is full, those in front first. The tree must not change meanwhile."""
+        stack = list(self._roots.values())
+        while stack:
+            node = stack.pop()
+            stack += node.children.values()
+            if len(node.tokens) == PAGE_BYTES:
+                yield node
 
     # -- on the host
 

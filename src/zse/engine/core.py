@@ -95,6 +95,8 @@ class Engine:
         batch = self.scheduler.schedule(self._clock())
         if batch is None:
             return None
+        if self.disk is not None and batch.transfers:
+            self.disk.started(batch)
         started = time.perf_counter()   # a CPU runs the batch in submit()
         masks = self.grammars.masks(batch) if self.grammars.num_live else None
         return batch, self.runner.submit(batch, masks) if masks is not None else self.runner.submit(batch), started
@@ -110,6 +112,8 @@ class Engine:
         if seconds > STEP_TARGET_S or (self.scheduler.is_limited and num_prompt):
             self.scheduler.limit_step(int(batch.num_tokens * STEP_TARGET_S / max(seconds, 1e-6)))
         self.scheduler.observe(batch, seconds)
+        if self.disk is not None:
+            self.disk.finished(batch)
         outputs = self.scheduler.commit(batch, sampled)
         self.metrics.record_step(num_prompt, sum([len(output.tokens) for output in outputs]), seconds)
         if self.speculator is not None:

@@ -1,5 +1,8 @@
 """The memory behind host slots and the Batch's transfers: whole KV pages between pages, and to the host and back."""
 
+import ctypes
+from typing import NamedTuple
+
 from zse.cache.pages import PAGE
 
 TYPE_CHECKING = False
@@ -69,5 +72,30 @@ class PageMover:
                     self._device.copy_in(start + target * nbytes, at, nbytes)
                     at += nbytes
 
+    def settle(self) -> None:
+        """Until the transfers so far are done."""
+        self._device.read(_Range(self._kv.buffer.address, 4))
+
+    def read_page(self, page: int) -> bytes:
+        """What belongs to a page, after all that was submitted."""
+        return b"".join(self._device.read(_Range(start + page * nbytes, nbytes)) for start, nbytes in self._parts)
+
+    def read_slot(self, slot: int) -> bytes:
+        """What the host has in a slot: see settle()."""
+        return ctypes.string_at(self.slots.address(slot), self.page_nbytes)
+
+    def write_slot(self, slot: int, content: bytes) -> None:
+        """Fill a slot that no transfer still has to read: see settle()."""
+        if len(content) != self.page_nbytes:
+            raise ValueError(f"{len(content)} bytes for a page of {self.page_nbytes}")
+        ctypes.memmove(self.slots.address(slot), content, len(content))
+
     def close(self) -> None:
         self.slots.close()
+
+
+class _Range(NamedTuple):
+    """Device memory by address."""
+
+    address: int
+    nbytes: int

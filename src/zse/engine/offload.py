@@ -1,0 +1,194 @@
+"""Between host slots and files: pages that went to the host are written in the background; a prompt whose beginning is in
+files gets it back before it is queued.
+
+The tree of prefixes is the scheduler's; this runs in the engine's thread, between steps. Only writing has a thread of its
+own.
+"""
+
+import logging
+import threading
+import time
+from array import array
+from collections import deque
+from typing import Any
+
+from zse.cache.eviction import Node
+from zse.cache.files import PageFiles, key_of
+from zse.cache.prefix import PAGE_BYTES
+from zse.errors import DeviceError
+
+# Content that waits to be written: beyond it pages are left out (they can be computed again).
+MAX_PENDING_BYTES = 64 << 20
+# Read at most at once for a prompt: 0.1 s that others wait.
+MAX_READ_BYTES = 64 << 20
+# Time at the end to write what is still in memory.
+CLOSE_S = 3.0
+
+log = logging.getLogger("zse.engine")
+
+
+class DiskTier:
+    """cache: the scheduler's CacheManager, which has a prefix cache and host slots. mover: the runner's PageMover."""
+
+    def __init__(self, cache, mover, files: PageFiles):
+        self._cache, self._mover, self._files = cache, mover, files
+        self.num_written = self.num_read = 0
+        self._pending: deque[tuple[bytes, bytes, bytes]] = deque()
+        self._pending_bytes = 0
+        self._wake = threading.Condition()
+        self._watched: deque[tuple[Any, list[tuple[int, Node]]]] = deque()
+        self._walk: list[Node] = []
+        self._walked_at = 0
+        self._closing = False
+        self._failed = False
+        self._thread = threading.Thread(target=self._write, name="kv files", daemon=True)
+        self._thread.start()
+
+    def snapshot(self) -> dict[str, float]:
+        """Totals since the start, and what is on disk now."""
+        return {"prefix_disk_pages": len(self._files), "prefix_disk_bytes": self._files.num_bytes,
+                "prefix_disk_written_pages": self.num_written, "prefix_disk_read_pages": self.num_read,
+                "prefix_disk_damaged_files": self._files.num_damaged}
+
+    # -- out
+
+    def started(self, batch) -> None:
+        """The batch was scheduled: remember whose pages go to the host with it."""
+        by_slot = self._cache.prefix.by_slot
+        gone = [(slot, by_slot[slot]) for kind, _, slot in batch.transfers if kind == "out" and slot in by_slot]
+        if gone:
+            self._watched.append((batch, gone))
+
+    def finished(self, batch) -> None:
+        """The batch has run: what it took to the host can be written."""
+        if self._watched and self._watched[0][0] is batch:
+            for slot, node in self._watched.popleft()[1]:
+                # Given to another page since, the slot may be written just now.
+                if self._cache.prefix.by_slot.get(slot) is node and not node.is_filed:
+                    self._queue(node, self._mover.read_slot(slot))
+
+    def idle(self) -> bool:
+        """Nothing runs: write one page that has no file yet. False when there is none."""
+        if self._failed or self._pending_bytes > MAX_PENDING_BYTES // 2:
+            return False
+        if not self._walk and self._walked_at != self._cache.prefix.num_entered:
+            self._walked_at = self._cache.prefix.num_entered
+            self._settle()
+            self._walk = list(self._cache.prefix.full_nodes())
+        while self._walk:
+            node = self._walk.pop()
+            if node.alive and not node.is_filed:
+                self._queue_any(node)
+                return True
+        return False
+
+    def _settle(self) -> None:
+        """What pages and slots hold is what the tree says."""
+        self._mover.run(self._cache.take_transfers())
+        self._mover.settle()
+
+    def _queue_any(self, node: Node) -> None:
+        self._queue(node, self._mover.read_slot(node.slot) if node.page < 0 else self._mover.read_page(node.page))
+
+    def _queue(self, node: Node, content: bytes) -> None:
+        if self._failed or self._pending_bytes > MAX_PENDING_BYTES:
+            return
+        key = self._key(node)
+        node.is_filed = True
+        if key in self._files:
+            return
+        with self._wake:
+            self._pending.append((key, node.tokens, content))
+            self._pending_bytes += len(content)
+            self._wake.notify()
+
+    def _key(self, node: Node) -> bytes:
+        chain = []
+        while not node.key:
+            chain.append(node)
+            if node.parent is None:
+                break
+            node = node.parent
+        for inner in reversed(chain):
+            inner.key = key_of(inner.parent.key, inner.tokens) if inner.parent is not None else self._files.root(inner.salt)
+        return chain[0].key if chain else node.key
+
+    def _write(self) -> None:
+        while True:
+            with self._wake:
+                while not self._pending and not self._closing:
+                    self._wake.wait()
+                if not self._pending:
+                    return
+                key, tokens, content = self._pending.popleft()
+            try:
+                if not self._failed:
+                    self._files.write(key, tokens, content)
+                    self.num_written += 1
+            except OSError as error:
+                self._failed = True
+                log.warning("the prefix cache no longer writes to disk: %s", error)
+            with self._wake:
+                self._pending_bytes -= len(content)
+
+    # -- in
+
+    def fetch(self, salt: tuple[str, ...], prompt: list[int]) -> None:
+        """Bring what files have of the prompt's beginning, behind what is in memory, to the host."""
+        if not len(self._files):
+            return
+        prefix, host = self._cache.prefix, self._cache.host
+        tokens = array("i", prompt).tobytes()
+        match = prefix.match(salt, tokens)
+        node = match.nodes[-1] if match.nodes else None
+        key = self._key(node) if node is not None else self._files.root(salt)
+        at, end = PAGE_BYTES * len(match.nodes), len(tokens) - 4
+        keys = []
+        while at + PAGE_BYTES <= end and len(keys) * self._mover.page_nbytes < MAX_READ_BYTES:
+            key = key_of(key, tokens[at:at + PAGE_BYTES])
+            if key not in self._files:
+                break
+            keys.append((key, tokens[at:at + PAGE_BYTES]))
+            at += PAGE_BYTES
+        if not keys:
+            return
+        # Slots that were given back may still be read by transfers: those come first.
+        self._settle()
+        on_host = [inner for inner in match.nodes if inner.page < 0]
+        prefix.claim(on_host)
+        fetched: list[Node] = []
+        for key, page_tokens in keys[:host.num_slots - len(on_host)]:
+            content = self._files.read(key, page_tokens, self._mover.page_nbytes)
+            if content is None or not prefix.make_room(1):
+                break
+            slot = host.take()
+            self._mover.write_slot(slot, content)
+            node = prefix.enter_host(node if node is not None else prefix.root(salt), page_tokens, slot)
+            node.key, node.is_filed = key, True
+            prefix.claim((node,))
+            fetched.append(node)
+        prefix.disclaim([*on_host, *fetched])
+        self.num_read += len(fetched)
+
+    # -- the end
+
+    def close(self) -> None:
+        """Write what is in memory and has no file, for a few seconds at most."""
+        deadline = time.monotonic() + CLOSE_S
+        try:
+            self._settle()
+            for node in list(self._cache.prefix.full_nodes()):
+                if node.is_filed:
+                    continue
+                while self._pending_bytes > MAX_PENDING_BYTES // 2 and time.monotonic() < deadline:
+                    time.sleep(0.001)
+                if time.monotonic() > deadline or self._failed:
+                    break
+                self._queue_any(node)
+        except DeviceError as error:
+            log.warning("what is cached is not written to disk: %s", error)
+        finally:
+            with self._wake:
+                self._closing = True
+                self._wake.notify()
+            self._thread.join(max(0.1, deadline - time.monotonic()))
