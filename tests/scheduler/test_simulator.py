@@ -43,7 +43,8 @@ def test_walks_reach_every_state():
             totals[name] = totals.get(name, 0) + value
     for name in ("ahead", "preempted", "finished", "cancelled", "failed", "refused", "preemptions", "late_results",
                  "ignored_cancels", "recomputed_tokens", "queue_wait_s", "prefix_hits", "prefix_hit_tokens",
-                 "prefix_evicted_pages", "prefix_copied_pages", "forks", "swapped_out_pages", "swapped_in_pages",
+                 "prefix_evicted_pages", "prefix_copied_pages", "prefix_onloaded_pages", "forks",
+                 "swapped_out_pages", "swapped_in_pages",
                  "drafted_tokens", "accepted_tokens", "timed_out", "deadlines_met", "deadlines_missed"):
         assert totals[name] > 20, name
 

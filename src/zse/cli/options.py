@@ -58,7 +58,8 @@ def add_engine_options(parser) -> None:
 
 # Names of EngineConfig's fields that add_serving_options() gives options for, in its order.
 SERVING_OPTIONS: tuple[str, ...] = (
-    *("prefix_cache", "cache_policy", "deterministic", "speculation", "draft_tokens"),
+    *("prefix_cache", "cache_policy", "cache_host_memory", "cache_disk", "cache_disk_size"),
+    *("deterministic", "speculation", "draft_tokens"),
     *("batching", "chunked_prefill", "fair_share", "tenant_weights", "ageing_ms", "reserve_output"),
     *("mixed_ratio", "preemption"),
 )
@@ -79,6 +80,26 @@ def add_serving_options(parser) -> None:
         default="lru",
         help="which cached pages go first: the least recently or least frequently used, or those that were worth the "
         "least (default: lru)",
+    )
+    group.add_argument(
+        "--cache-host-memory",
+        type=memory_size,
+        default=0,
+        metavar="SIZE",
+        help="host memory for KV pages that leave the device, cold prefixes and preempted requests (default: none)",
+    )
+    group.add_argument(
+        "--cache-disk",
+        metavar="FOLDER",
+        help="keep cold prefixes in files of this private folder, where the next start of the model finds them; whoever "
+        "reads it can learn what users said",
+    )
+    group.add_argument(
+        "--cache-disk-size",
+        type=memory_size,
+        default=4 << 30,
+        metavar="SIZE",
+        help="most bytes of such files for each model (default: 4G)",
     )
     group.add_argument(
         "--deterministic",

@@ -36,6 +36,8 @@ HOST_BYTES_PER_S = 8e9
 # step's time hardly depends on fewer.
 MIXED_RATIO = {"cpu": 3.0, "gpu": 0.0}
 SCRATCH_SHARE = 0.04
+# What comes from files goes through slots of the host: a prompt of 2,048 tokens at once.
+LEAST_HOST_SLOTS = 128
 SPECULATION = ("none", "ngram")
 # Drafts of one request: a CPU's kernels take eight tokens in little more time than two.
 DRAFT_TOKENS = {"ngram": 7}
@@ -62,7 +64,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     quantize: "int4" or "int8": quantize dense matrices while loading. max_memory: bytes that weights, KV pages and
     scratch may take together. max_waiting: requests that may queue behind the running ones.
     prefix_cache: keep the KV pages of prompts and replies for requests that begin alike. cache_policy: which of them go
-    first, "lru", "lfu" or "smart".
+    first, "lru", "lfu" or "smart". cache_host_memory: bytes of the host for KV pages that leave the device. cache_disk: a
+    private folder where they are kept for the next engine of the model, as far as cache_disk_size bytes go.
     deterministic: on a GPU, only forms whose sums do not depend on the batch, so that a request's tokens and
     log-probabilities are the same bits alone and among others; a CPU has no other forms.
     speculation: where drafts come from, which a step verifies together: "none", "ngram" (what followed the same tokens
@@ -83,6 +86,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_waiting: int = 1024
     prefix_cache: bool = True
     cache_policy: str = "lru"
+    cache_host_memory: int = 0
+    cache_disk: str | None = None
+    cache_disk_size: int = 4 << 30
     deterministic: bool = False
     speculation: str = "none"
     draft_tokens: int | None = None
@@ -114,6 +120,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _choice("activations", self.activations, (AUTO, *ACTIVATIONS["cpu"], *ACTIVATIONS["gpu"]))
         _choice("kv_dtype", self.kv_dtype, (AUTO, *dict.fromkeys(KV_DTYPES["cpu"] + KV_DTYPES["gpu"])))
         _choice("cache_policy", self.cache_policy, CACHE_POLICIES)
+        _range("cache_host_memory", self.cache_host_memory, 0, 1 << 50)
+        _range("cache_disk_size", self.cache_disk_size, 1, 1 << 60)
+        if self.cache_disk is not None and not self.prefix_cache:
+            raise ConfigError("cache_disk keeps the prefix cache, which is switched off")
         _choice("speculation", self.speculation, SPECULATION)
         _range("draft_tokens", self.draft_tokens, 1, MAX_DRAFT_TOKENS)
         name, _, number = self.device.partition(":")
@@ -180,6 +190,9 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     deterministic: bool
     prefix_cache: bool
     cache_policy: str
+    host_slots: int
+    cache_disk: str | None
+    cache_disk_size: int
     speculation: str = "none"
     draft_tokens: int = 0
     max_drafts: int = 0
@@ -264,9 +277,17 @@ def resolve(config: EngineConfig, settings: Settings, *, device: str, model_cont
         model=config.model, device=device, threads=threads, max_context=max_context, max_rows=settings.max_rows,
         max_tokens_per_step=settings.max_tokens_per_step, num_pages=num_pages, activations=settings.activations,
         kv_dtype=settings.kv_dtype, max_waiting=config.max_waiting, kv_bytes=kv_bytes,
-        prefix_cache=config.prefix_cache, cache_policy=config.cache_policy, deterministic=config.deterministic,
+        prefix_cache=config.prefix_cache, cache_policy=config.cache_policy,
+        host_slots=host_slots(config, page_bytes), cache_disk=config.cache_disk, cache_disk_size=config.cache_disk_size,
+        deterministic=config.deterministic,
         speculation=settings.speculation, draft_tokens=settings.draft_tokens,
         max_drafts=settings.max_drafts, policy=policy_of(config, settings.family, page_bytes))
+
+
+def host_slots(config: EngineConfig, page_bytes: int) -> int:
+    """KV pages that host memory is given for."""
+    slots = config.cache_host_memory // page_bytes
+    return slots if config.cache_disk is None else max(slots, LEAST_HOST_SLOTS)
 
 
 def _rows_fit(max_tokens_per_step: int, max_rows: int) -> None:

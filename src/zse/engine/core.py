@@ -29,9 +29,11 @@ class Engine:
     TokenLogprob | None) for each entry that samples, token -1 where the logits were not finite. runs_ahead: whether a
     second batch may be submitted before the first is collected. clock: () → seconds, for queue times only.
     speculator: a zse.speculative Speculator that proposes drafts, or None. model: path of the model, whose tokenizer
-    grammars need; without it requests with a grammar are refused."""
+    grammars need; without it requests with a grammar are refused. disk: a DiskTier (engine/offload.py), or None."""
 
-    def __init__(self, scheduler: Scheduler, runner, clock=time.monotonic, speculator=None, model: str | None = None):
+    def __init__(self, scheduler: Scheduler, runner, clock=time.monotonic, speculator=None, model: str | None = None,
+                 disk=None):
+        self.disk = disk
         self.speculator = speculator
         self.scheduler, self.runner, self.metrics = scheduler, runner, EngineMetrics()
         self._clock = clock
@@ -49,6 +51,9 @@ class Engine:
         check_params(params)
         seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(8), "little")
         seed &= 0xFFFFFFFFFFFFFFFF
+        if self.disk is not None:
+            self.scheduler.check_ids("prompt", prompt)
+            self.disk.fetch(options.salt, prompt)
         if options.structure is not None:
             self.grammars.submit(id, prompt, params, seed=seed, now=self._clock(), options=options)
         else:
@@ -126,6 +131,8 @@ class Engine:
         """Totals since the start of everything that counts, by name, for the heartbeat."""
         totals = (self.scheduler.snapshot() | self.scheduler.waits.snapshot() | self.jobs.counters | self.grammars.counters()
                   | self.beams.counters)
+        if self.disk is not None:
+            totals |= self.disk.snapshot()
         return totals if self.speculator is None else totals | self.speculator.counters(self.scheduler.counters)
 
     # -- forwards without sampling
@@ -166,6 +173,10 @@ class Engine:
             else:
                 self.jobs.cancel(job.id)
 
+    def use_idle_time(self) -> bool:
+        """Do something that later requests would wait for, of some milliseconds; False when there is nothing left."""
+        return self.runner.record_ahead() or self.disk is not None and self.disk.idle()
+
     def close(self) -> None:
         """Drop every request and free the device."""
         self.beams.close()
@@ -174,4 +185,6 @@ class Engine:
         for id in self.jobs.live_ids():
             self.jobs.cancel(id)
         self.grammars.close()
+        if self.disk is not None:
+            self.disk.close()
         self.runner.close()

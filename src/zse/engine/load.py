@@ -53,6 +53,9 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
         if device.family == "cpu":
             phases.mark("weights reading")
         engine = _build(memory.config, device, model, plan)
+        if memory.config.cache_disk is not None:
+            from zse.engine.offload import open_disk_tier
+            engine.disk = open_disk_tier(engine, memory.config, source, config.quantize)
         phases.mark("engine built")
         if device.family != "cpu":
             model.start()
@@ -103,6 +106,7 @@ def _plan_beside(opening, source, config: EngineConfig):
 
 def _build(config: ResolvedConfig, device, model, plan):
     """Everything but the weights' contents: needs only their addresses."""
+    from zse.cache.offload import HostPool
     from zse.cache.prefix import PrefixCache
     from zse.engine.core import Engine
     from zse.engine.runner import Runner
@@ -115,7 +119,7 @@ def _build(config: ResolvedConfig, device, model, plan):
         num_pages=config.num_pages, max_rows=config.max_rows, max_tokens=config.max_tokens_per_step,
         max_context=config.max_context, vocab_size=plan.config.vocab_size, max_waiting=config.max_waiting,
         eos_ids=frozenset(plan.config.eos_ids), mixed_tokens=mixed, prefix_cache=prefix_cache,
-        max_drafts=config.max_drafts, policy=config.policy)
+        max_drafts=config.max_drafts, host=HostPool(config.host_slots), policy=config.policy)
     runner = Runner(device, model, config)
     speculator = None
     if config.speculation == "ngram":

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from zse.engine.config import GPU_MEMORY_SHARE, EngineConfig, ResolvedConfig, resolve, settle
+from zse.engine.config import GPU_MEMORY_SHARE, EngineConfig, ResolvedConfig, host_slots, resolve, settle
 from zse.errors import MemoryPlanError
 
 MIB = 1 << 20
@@ -68,6 +68,8 @@ def plan_memory(config: EngineConfig, plan, device) -> MemoryPlan:
     limit, option = _limit(config, device)
     if family == "gpu":
         fixed["context"] = CONTEXT_BYTES
+    elif slots := host_slots(config, page_bytes):
+        fixed["kv host"] = slots * page_bytes       # a CPU's host memory is the device's
 
     def scratch(context: int) -> int:
         return scratch_for(settings.max_tokens_per_step, settings.max_rows, context, settings.max_drafts)

@@ -5,6 +5,7 @@ The tree of prefixes is the scheduler's; this runs in the engine's thread, betwe
 own.
 """
 
+import hashlib
 import logging
 import threading
 import time
@@ -21,6 +22,8 @@ from zse.errors import DeviceError
 MAX_PENDING_BYTES = 64 << 20
 # Read at most at once for a prompt: 0.1 s that others wait.
 MAX_READ_BYTES = 64 << 20
+# A model's revision is read from so many pieces of so many bytes of each file.
+PIECES, PIECE_BYTES = 65, 4096
 # Time at the end to write what is still in memory.
 CLOSE_S = 3.0
 
@@ -143,7 +146,7 @@ class DiskTier:
         node = match.nodes[-1] if match.nodes else None
         key = self._key(node) if node is not None else self._files.root(salt)
         at, end = PAGE_BYTES * len(match.nodes), len(tokens) - 4
-        keys = []
+        keys: list[tuple[bytes, bytes]] = []
         while at + PAGE_BYTES <= end and len(keys) * self._mover.page_nbytes < MAX_READ_BYTES:
             key = key_of(key, tokens[at:at + PAGE_BYTES])
             if key not in self._files:
@@ -192,3 +195,24 @@ class DiskTier:
                 self._closing = True
                 self._wake.notify()
             self._thread.join(max(0.1, deadline - time.monotonic()))
+
+
+def open_disk_tier(engine, config, source, quantize: str | None) -> DiskTier:
+    """The tier of a ResolvedConfig with cache_disk, for an Engine whose model comes from `source`. Raises ConfigError."""
+    from zse import __version__
+    mover = engine.runner.pages
+    facts = (__version__, mover.page_nbytes, config.kv_dtype, config.activations, quantize, engine.runner.device.family)
+    fingerprint = hashlib.blake2b(revision_of(source) + repr(facts).encode(), digest_size=16).digest()
+    return DiskTier(engine.scheduler.cache, mover, PageFiles(config.cache_disk, fingerprint, config.cache_disk_size))
+
+
+def revision_of(source) -> bytes:
+    """A digest by which the model's files are told from others: of their sizes, their beginnings (metadata and table of
+    tensors) and pieces all over them. Reading a model in full would take longer than loading it."""
+    total = hashlib.blake2b(digest_size=32)
+    for file in source.files:
+        total.update(file.size.to_bytes(8, "little"))
+        piece = min(PIECE_BYTES, file.size)
+        for number in range(PIECES):
+            total.update(file.read((file.size - piece) * number // (PIECES - 1), piece))
+    return total.digest()

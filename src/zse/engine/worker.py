@@ -123,7 +123,7 @@ def _serve(engine, socket) -> int:
             replies.append(heartbeat(engine))
             next_beat = now + HEARTBEAT_S
         # Idle time goes into graphs that a first request would otherwise wait for.
-        is_idle = not engine.has_work and not replies and not engine.runner.record_ahead()
+        is_idle = not engine.has_work and not replies and not engine.use_idle_time()
         messages = socket.receive(max(0.0, next_beat - monotonic()) if is_idle else 0.0)
         if messages is None:
             return 0

@@ -25,6 +25,11 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     speculate: bool = True
     structure: Structure | None = None
 
+    @property
+    def salt(self) -> tuple[str, ...]:
+        """What must be equal beside the tokens for two requests to share a KV page."""
+        return self.tenant, self.cache_salt
+
 
 DEFAULT = RequestOptions()
 

@@ -69,7 +69,7 @@ class Request:
     @property
     def salt(self) -> tuple[str, ...]:
         """What must be equal beside the tokens for two requests to share a page."""
-        return self.options.tenant, self.options.cache_salt
+        return self.options.salt
 
     @property
     def max_cached_len(self) -> int:
