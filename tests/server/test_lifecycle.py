@@ -330,6 +330,30 @@ def test_api_key_sources(start, how, tmp_path):
     assert code == 0 and "s3cret" not in stderr and "s3cret" not in process.block
 
 
+def test_sighup_reads_the_keys_again(start, tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("alice sk-old\nbob sk-bob rpm=100\n")
+    process = start("--api-key-file", str(path), "--log-level", "warning")
+
+    def status(key: str, sock: socket.socket) -> int:
+        sock.sendall(request("GET", "/v1/models", None, {"authorization": f"Bearer {key}"}))
+        return read_reply(sock).status
+
+    with process.connect() as sock:
+        assert [status(key, sock) for key in ("sk-old", "sk-new", "sk-bob")] == [200, 401, 200]
+        path.write_text("alice sk-new\n")
+        process.popen.send_signal(signal.SIGHUP)
+        wait_for(lambda: status("sk-new", sock) == 200, 1)
+        assert [status(key, sock) for key in ("sk-old", "sk-new", "sk-bob")] == [401, 200, 401]
+        path.write_text("alice sk-third extra words here\n")
+        process.popen.send_signal(signal.SIGHUP)
+        time.sleep(0.1)
+        assert [status(key, sock) for key in ("sk-third", "sk-new")] == [401, 200]
+    process.popen.send_signal(signal.SIGTERM)
+    code, stderr = process.finish()
+    assert code == 0 and "the keys stay as they were" in stderr and "line 1" in stderr and "sk-" not in stderr
+
+
 def test_log_lines_cannot_be_forged(start):
     process = start()
     process.get("/%0d%0a2026-01-01%20FORGED%1b[31m")

@@ -96,6 +96,17 @@ def test_tokens_are_reserved_and_settled():
     limits.enter(of).reserve(1, 1000)
 
 
+def test_a_new_quota_forgives_nothing():
+    limits, clock, of = limiter(rpm=10, concurrency=2)
+    assert passes(limits, of, 100) == 10
+    limits.replace({"a": Quota(rpm=20)})
+    assert passes(limits, of, 100) == 0
+    clock.now += 60
+    assert passes(limits, of, 100) == 20
+    limits.replace({"b": Quota(rpm=1)})
+    assert passes(limits, of, 100) == 100
+
+
 def test_answers_at_once():
     limits, _, of = limiter(concurrency=4)
     first = limits.enter(of)

@@ -101,6 +101,7 @@ def run(args) -> int:
                          for (path, names), words in zip(models, arguments, strict=True)),
             host=args.host, max_choices=(args.max_rows or 64) + args.max_queue, max_queue=args.max_queue,
             max_queue_tokens=args.max_queue_tokens, drain_s=args.drain_timeout, keys=keys,
+            key_file=args.api_key_file,
             tenant_weights=_weights(args), cache_secret=_cache_secret(args), spare_engines=spares,
             idle_timeout_s=args.idle_timeout, max_loaded=args.max_loaded, allowed_hosts=_allowed_hosts(args, bool(keys)),
             tool_parser=args.tool_parser, reasoning_parser=args.reasoning_parser,

@@ -42,7 +42,7 @@ class Admission:
         self.max_choices, self.max_tokens = max_choices, max_tokens
         self.choices = self.queued_tokens = 0
         self.num_refused = 0
-        self._weights = dict(weights or {})
+        self.weights = dict(weights or {})
         self._used: dict[str, tuple[int, int]] = {}     # tenant → (choices, tokens), while there are any
 
     def check(self, tenant: str = "") -> None:
@@ -77,11 +77,11 @@ class Admission:
 
     def _kept_from(self, tenant: str) -> tuple[int, int]:
         """Choices and tokens that are kept for the other tenants and not used by them."""
-        if len(self._weights) < 2:
+        if len(self.weights) < 2:
             return 0, 0
-        share = KEPT_SHARE / sum(self._weights.values())
+        share = KEPT_SHARE / sum(self.weights.values())
         kept_choices = kept_tokens = 0
-        for other, weight in self._weights.items():
+        for other, weight in self.weights.items():
             if other != tenant:
                 choices, tokens = self._used.get(other, (0, 0))
                 kept_choices += max(0, int(self.max_choices * share * weight) - choices)

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -12,6 +12,7 @@ from zse.server.admission import Admission
 from zse.server.auth import CacheSalts, HostCheck, KeyCheck
 from zse.server.errors import APIError
 from zse.server.exchange import Request, Response
+from zse.server.keys import Key, quotas
 from zse.server.pool import Pool, Served
 from zse.server.quotas import Limiter
 from zse.server.routes import table
@@ -36,6 +37,12 @@ class App:
     @property
     def needs_key(self) -> bool:
         return self._key.needed
+
+    def replace_keys(self, keys: Sequence[Key], weights: Mapping[str, float]) -> None:
+        """The key file was read again. Requests that run go on."""
+        self._key.replace(keys)
+        self._weights = self.admission.weights = dict(weights)
+        self.limiter.replace(quotas(keys))
 
     def check_head(self, request: Request) -> None:
         """Everything that can be decided before the body is read. Raises APIError."""

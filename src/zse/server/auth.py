@@ -18,6 +18,10 @@ class KeyCheck:
     No keys: none is needed."""
 
     def __init__(self, keys: Iterable[Key] = ()):
+        self.replace(keys)
+
+    def replace(self, keys: Iterable[Key]) -> None:
+        """From the next request on, on open connections too, these keys and no others are valid."""
         self._digests = [(hashlib.sha256(key.key.encode()).digest(), key.tenant) for key in keys]
 
     @property

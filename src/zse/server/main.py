@@ -15,12 +15,12 @@ import msgspec
 from zse import __version__
 from zse.engine.client import STARTING, UNLOADED, EngineClient, shutting_down_error
 from zse.engine.process import EngineProcess
-from zse.errors import ZSEError
+from zse.errors import ConfigError, ZSEError
 from zse.server import bind, models
 from zse.server.admission import Admission
 from zse.server.app import App
 from zse.server.auth import CacheSalts, HostCheck, KeyCheck
-from zse.server.keys import Key, quotas, weights
+from zse.server.keys import Key, quotas, read_file, weights
 from zse.server.listener import Limits, Server
 from zse.server.pool import ModelSpec, Pool, Served
 from zse.server.quotas import Limiter
@@ -35,8 +35,8 @@ class ServeOptions(msgspec.Struct, frozen=True):
     spare_engines: parked ones to keep; idle_timeout_s: without requests a model is evicted after it (None: never);
     max_loaded: models at once (None: what memory holds). allowed_hosts None: any Host header. max_choices: answers that
     run or wait; once the engine says how many it runs, these and max_queue more (None: max_choices stays). tool_parser,
-    reasoning_parser: a name of zse.server.tools; None: by the chat template. tenant_weights:
-    of tenants whose key has none. cache_secret: of the salts of cached prompts; None: a new one. phases_ms:
+    reasoning_parser: a name of zse.server.tools; None: by the chat template. key_file: where keys
+    came from, which SIGHUP reads again. tenant_weights: of tenants whose key has none. cache_secret: of the salts of cached prompts; None: a new one. phases_ms:
     what happened so far, name → milliseconds since exec."""
 
     models: tuple[ModelSpec, ...]
@@ -49,6 +49,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     max_queue_tokens: int = 262144
     drain_s: float = 30.0
     keys: tuple[Key, ...] = ()
+    key_file: str | None = None
     tenant_weights: dict[str, float] = {}
     cache_secret: bytes | None = None
     allowed_hosts: frozenset[str] | None = None
@@ -109,6 +110,8 @@ class _Serving:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal, number, stopped)
         options = self._options
+        if options.key_file is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._read_keys, options.key_file)
         first = options.models[0]
         text_model = loop.run_in_executor(None, self._load_model, first.path, first.names[0])
         text_model.add_done_callback(self._text_model_loaded)
@@ -202,6 +205,16 @@ class _Serving:
             os._exit(128 + number)
         if not stopped.done():
             stopped.set_result(number)
+
+    def _read_keys(self, path: str) -> None:
+        """SIGHUP. A file that is not right changes nothing."""
+        try:
+            keys = read_file(path)
+        except ConfigError as error:
+            log.error("the keys stay as they were: %s", error)
+            return
+        self._app.replace_keys(keys, weights(keys, self._options.tenant_weights))
+        log.warning("read %d keys of %d tenants", len(keys), len({key.tenant for key in keys}))
 
     async def _drain(self) -> int:
         """Let running requests finish, up to drain_s; then end them with shutting_down."""

@@ -39,10 +39,26 @@ class Bucket:
 
 class _Account:
     def __init__(self, quota: Quota, now: float):
-        self.requests = Bucket(quota.rpm, now) if quota.rpm else None
-        self.tokens = Bucket(quota.tpm, now) if quota.tpm else None
-        self.max_at_once = quota.concurrency
+        self.requests: Bucket | None = None
+        self.tokens: Bucket | None = None
         self.at_once = 0
+        self.set(quota, now)
+
+    def set(self, quota: Quota, now: float) -> None:
+        """A new quota; what has been used of the old one stays used."""
+        self.requests = _resized(self.requests, quota.rpm, now)
+        self.tokens = _resized(self.tokens, quota.tpm, now)
+        self.max_at_once = quota.concurrency
+
+
+def _resized(bucket: Bucket | None, per_minute: int, now: float) -> Bucket | None:
+    if not per_minute:
+        return None
+    new = Bucket(per_minute, now)
+    if bucket is not None:
+        bucket.refill(now)
+        new.level = min(new.level, bucket.level)
+    return new
 
 
 class Limiter:
@@ -50,8 +66,16 @@ class Limiter:
 
     def __init__(self, quotas: Mapping[str, Quota] | None = None, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
-        self._accounts = {tenant: _Account(quota, clock()) for tenant, quota in (quotas or {}).items()}
+        self._accounts: dict[str, _Account] = {}
         self.num_limited = 0
+        self.replace(quotas or {})
+
+    def replace(self, quotas: Mapping[str, Quota]) -> None:
+        """From now on these quotas hold."""
+        now, known, self._accounts = self._clock(), self._accounts, {}
+        for tenant, quota in quotas.items():
+            account = self._accounts[tenant] = known.get(tenant) or _Account(quota, now)
+            account.set(quota, now)
 
     def enter(self, request: Request) -> "Pass":
         """Count a request. Raises APIError rate_limit_exceeded; the answer's x-ratelimit headers are set either way."""
