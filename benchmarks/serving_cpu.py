@@ -184,7 +184,7 @@ def prefix(args):
 
 
 def ngram(args):
-    with serve(args, "--max-context", "2048", "--no-prefix-cache") as plain, \
+    with serve(args, "--max-context", "2048", "--no-prefix-cache", "--speculation", "none") as plain, \
             serve(args, "--max-context", "2048", "--no-prefix-cache", "--speculation", "ngram") as drafting:
         for what, request, count, bar in (("a text to repeat", {"prompt": COPY}, 1, 1.5), ("a story", {"chat": STORY}, 1, 0.97),
                                           ("a story, eight clients", {"chat": STORY}, 8, 0.97),

@@ -231,7 +231,7 @@ def test_an_ablation_switches_one_thing_on_at_a_time(fake, tmp_path, capsys, mon
     for before, after in pairwise(rows):
         assert sum(before[name] != after[name] for name in before) == 1
     plain = vars(parser.parse_args(["m.gguf"]))
-    assert {name for name in plain if rows[-1][name] != plain[name]} == {"speculation", "kv_dtype"}
+    assert {name for name in plain if rows[-1][name] != plain[name]} == {"kv_dtype"}
     fake.fail_every = 4
     assert zse("ablation", "m.gguf", "--workload", "baseline", "--scale", "0.05", "-o", tmp_path / "out") == 1
     assert "one at a time: 1 requests failed" in capsys.readouterr().err

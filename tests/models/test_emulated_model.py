@@ -25,6 +25,7 @@ from zse.runtime.emulate import EmulateDevice
 from zse.sampling.params import SamplingParams
 from zse.scheduler.options import RequestOptions
 from zse.scheduler.scheduler import Scheduler
+from zse.speculative.speculator import Speculator
 from zse.structured.options import Structure
 
 TOKENS = 14
@@ -173,6 +174,55 @@ def test_masks_between_the_forward_and_the_sampler(home, tmp_path):
     both = run([1, 2])
     assert both[1] == [11, 12, 13, 14]
     assert both[2] == run([2])[2]
+
+
+class Knowing(Speculator):
+    """Drafts of known replies, every third one wrong; every other step is not given ahead."""
+
+    replies: dict[int, list[int]] = {}
+
+    def propose(self, scheduler):
+        for request in scheduler.decoding():
+            said = len(request.tokens) - request.prompt_len
+            drafts = self.replies[request.id][said:said + 3]
+            request.drafts = [draft ^ ((said + at) % 3 == 2) for at, draft in enumerate(drafts)]
+
+    def observe(self, batch, scheduler, seconds):
+        self.waits = not self.waits
+
+
+def test_drafts_are_verified_on_a_gpu(home, tmp_path):
+    """Runs of several tokens beside single ones and a prompt's chunk; penalties look at a history that has the drafts
+    before each line and not those behind it."""
+    device = EmulateDevice("sm_90a", cache.package_variants("sm_90a"))
+    model, plan = load_emulated(device, str(tiny.write("llama", tmp_path, "BF16")))
+    wanted = EngineConfig(model="m", max_rows=2, max_context=64, max_tokens_per_step=16, deterministic=True,
+                          draft_tokens=3)
+    config = plan_memory(wanted, plan, device).config
+    runner = Runner(device, model, config)
+    ids = tiny.tokens("llama").tolist()
+    params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True, frequency_penalty=2.0, logprobs=1)
+    requests = [(ids[:4], params), (ids[5:8], msgspec.structs.replace(params, temperature=1.0, seed=3)),
+                (ids[3:9], msgspec.structs.replace(params, max_tokens=2, frequency_penalty=0.0))]
+
+    def run(speculator):
+        scheduler = Scheduler(num_pages=config.num_pages, max_rows=2, max_tokens=16, max_context=64,
+                              vocab_size=plan.config.vocab_size, max_drafts=config.max_drafts)
+        engine = Engine(scheduler, runner, speculator=speculator)
+        replies = {id: [] for id in range(3)}
+        for id, request in enumerate(requests):
+            engine.submit(id, *request)
+        while engine.has_work:
+            for output in engine.step():
+                replies[output.id] += zip(output.tokens, (entry.logprob for entry in output.logprobs), strict=True)
+        return replies, scheduler.counters
+
+    told, _ = run(None)
+    speculator = Knowing(3, "gpu", runs_ahead=True)
+    speculator.replies = {id: [token for token, _ in reply] for id, reply in told.items()}
+    again, counters = run(speculator)
+    assert again == told
+    assert 0 < counters.accepted_tokens < counters.drafted_tokens
 
 
 def test_a_profiled_step_has_every_launch(home, tmp_path):

@@ -1,5 +1,5 @@
 import sys
 from pathlib import Path
 
-for folder in (Path(__file__).parent, Path(__file__).parents[1] / "engine", Path(__file__).parents[1] / "scheduler"):
-    sys.path.insert(0, str(folder))
+sys.path[:0] = [str(Path(__file__).parent),
+                *(str(Path(__file__).parents[1] / name) for name in ("engine", "models", "scheduler", "structured"))]

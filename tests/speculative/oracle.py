@@ -2,6 +2,8 @@
 
 from array import array
 
+from zse.speculative.speculator import may_draft, without_ends
+
 
 class Oracle:
     """replies: prompt → the tokens that follow it. right(rng): how many drafts are right; then one is wrong. count:
@@ -14,7 +16,8 @@ class Oracle:
 
     def propose(self, scheduler) -> None:
         for request in scheduler.decoding():
-            request.drafts = self.drafts(request)
+            if may_draft(request):
+                request.drafts = without_ends(request, array("i", self.drafts(request)), scheduler.eos_ids)
 
     def drafts(self, request) -> array:
         prompt, said = tuple(request.tokens[:request.prompt_len]), len(request.tokens) - request.prompt_len
@@ -26,6 +29,9 @@ class Oracle:
 
     def observe(self, batch, scheduler, seconds) -> None:
         self.waits = not self.waits
+
+    def close(self) -> None:
+        pass
 
     def counters(self, totals) -> dict:
         return {}

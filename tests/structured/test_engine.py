@@ -220,7 +220,8 @@ def test_the_grammar_process_dies_and_comes_back(engine, tokenizer):
 
 def test_counters_of_masks(engine):
     before = engine.counters().get("masked_lines", 0)
-    engine.submit(1, [5], params(), options({"regex": "[a-d]{5}"}))
+    alone = RequestOptions(structure=read_structure({"regex": "[a-d]{5}"}), speculate=False)     # drafts have masks too
+    engine.submit(1, [5], params(), alone)
     drain(engine)
     counters = engine.counters()
     assert counters["masked_lines"] == before + 6     # the end token has a mask too

@@ -28,7 +28,7 @@ STEPS = (
     Step("+ continuous batching", off=("--batching", "static")),
     Step("+ chunked prefill", off=("--no-chunked-prefill",)),
     Step("+ prefix cache", off=("--no-prefix-cache",)),
-    Step("+ prompt lookup", on=("--speculation", "ngram")),
+    Step("+ prompt lookup", off=("--speculation", "none")),
     Step("+ KV in 8 bits", on=("--kv-dtype", "int8")),
 )
 

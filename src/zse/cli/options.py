@@ -59,7 +59,7 @@ def add_engine_options(parser) -> None:
 # Names of EngineConfig's fields that add_serving_options() gives options for, in its order.
 SERVING_OPTIONS: tuple[str, ...] = (
     *("prefix_cache", "cache_policy", "cache_host_memory", "cache_disk", "cache_disk_size"),
-    *("deterministic", "speculation", "draft_tokens"),
+    *("deterministic", "speculation", "draft_model", "draft_tokens"),
     *("batching", "chunked_prefill", "fair_share", "tenant_weights", "ageing_ms", "reserve_output"),
     *("mixed_ratio", "preemption"),
 )
@@ -108,15 +108,20 @@ def add_serving_options(parser) -> None:
     )
     group.add_argument(
         "--speculation",
-        choices=("none", "ngram"),
-        help="verify several drafts of a reply in one step: ngram takes what followed the same tokens before; the "
-        "replies are the same (default: none)",
+        choices=("none", "ngram", "draft"),
+        help="verify several drafts of a reply in one step, where that pays: ngram takes what followed the same tokens "
+        "before, draft a --draft-model; the replies are the same (default: ngram, draft with a draft model)",
+    )
+    group.add_argument(
+        "--draft-model",
+        metavar="MODEL",
+        help="a smaller model with the same vocabulary, a stored name or a path, whose drafts are verified",
     )
     group.add_argument(
         "--draft-tokens",
         type=number(int, 1, 31),
         metavar="K",
-        help="most drafts of a request in a step; fewer where they do not pay (default: 7)",
+        help="most drafts of a request in a step; fewer where they do not pay (default: 7, of a draft model 4)",
     )
     group.add_argument(
         "--batching",

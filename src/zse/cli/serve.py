@@ -160,6 +160,10 @@ def _engine_arguments(args, path: str) -> list[str]:
               "max-memory": args.max_memory, "quantize": args.quantize,
               "max-waiting": max(1, args.max_queue + most_rows)}
     values |= {name.replace("_", "-"): getattr(args, name) for name in SERVING_OPTIONS}
+    if args.draft_model is not None:
+        from zse.formats import store
+
+        values["draft-model"] = store.locate(args.draft_model)
     arguments = ["--model", path]
     for name, value in values.items():
         if value is not None:

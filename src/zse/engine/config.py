@@ -38,9 +38,10 @@ MIXED_RATIO = {"cpu": 3.0, "gpu": 0.0}
 SCRATCH_SHARE = 0.04
 # What comes from files goes through slots of the host: a prompt of 2,048 tokens at once.
 LEAST_HOST_SLOTS = 128
-SPECULATION = ("none", "ngram")
+# "auto" is a draft model where one is named, else prompt lookup.
+SPECULATION = (AUTO, "none", "ngram", "draft")
 # Drafts of one request: a CPU's kernels take eight tokens in little more time than two.
-DRAFT_TOKENS = {"ngram": 7}
+DRAFT_TOKENS = {"ngram": 7, "draft": 4}
 MAX_DRAFT_TOKENS = 31
 # Drafts of all requests in one step: each is a line of logits, and beyond this many a step is bound by arithmetic.
 STEP_DRAFTS = {"cpu": 24, "gpu": 128}
@@ -69,7 +70,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     deterministic: on a GPU, only forms whose sums do not depend on the batch, so that a request's tokens and
     log-probabilities are the same bits alone and among others; a CPU has no other forms.
     speculation: where drafts come from, which a step verifies together: "none", "ngram" (what followed the same tokens
-    before). draft_tokens: the most of them that a request verifies in one step (auto: 7).
+    before), "draft" (draft_model, the path of a smaller model with the same vocabulary); auto is "draft" with a
+    draft_model, else "ngram". draft_tokens: the most of them that a request verifies in one step (auto: 7, of a draft
+    model 4).
     """
 
     model: str
@@ -90,7 +93,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cache_disk: str | None = None
     cache_disk_size: int = 4 << 30
     deterministic: bool = False
-    speculation: str = "none"
+    speculation: str = AUTO
+    draft_model: str | None = None
     draft_tokens: int | None = None
     max_waiting_tokens: int = 1 << 22
     batching: str = "continuous"
@@ -126,6 +130,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError("cache_disk keeps the prefix cache, which is switched off")
         _choice("speculation", self.speculation, SPECULATION)
         _range("draft_tokens", self.draft_tokens, 1, MAX_DRAFT_TOKENS)
+        if self.speculation == "draft" and self.draft_model is None:
+            raise ConfigError("speculation draft needs a draft_model: the path of a smaller model")
+        if self.speculation in ("none", "ngram") and self.draft_model is not None:
+            raise ConfigError(f"draft_model is not used with speculation {self.speculation}: leave one of them out")
         name, _, number = self.device.partition(":")
         if name not in DEVICES or (number and not number.isdecimal()):
             raise ConfigError(f"device {self.device!r} is not one of {', '.join(DEVICES)} (or cuda:1, the second GPU)")
@@ -225,6 +233,8 @@ def settle(config: EngineConfig, family: str, *, weight_bytes: int = 0, token_by
         max_rows = min(max_rows, tokens)
     _rows_fit(tokens, max_rows)
     speculation = config.speculation
+    if speculation == AUTO:
+        speculation = "ngram" if config.draft_model is None else "draft"
     drafts = 0 if speculation == "none" else config.draft_tokens or DRAFT_TOKENS[speculation]
     return Settings(family=family, max_rows=max_rows, max_tokens_per_step=tokens,
                     speculation=speculation, draft_tokens=drafts,

@@ -187,4 +187,6 @@ class Engine:
         self.grammars.close()
         if self.disk is not None:
             self.disk.close()
+        if self.speculator is not None:
+            self.speculator.close()
         self.runner.close()

@@ -27,7 +27,7 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
     if opening is None:
         from zse.runtime import open_device_async
         opening = open_device_async(config.device, config.threads)
-    device = model = source = None
+    device = model = source = draft = draft_model = None
     try:
         from zse.formats.source import open_model
         source = open_model(config.model)
@@ -44,7 +44,10 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
         phases.mark("device open")
         if plan is None or plan.family != device.family:
             plan = plan_model(source, quantize=config.quantize, family=device.family)
-        memory = plan_memory(config, plan, device)
+        if config.draft_model is not None:
+            from zse.engine.draft import plan_draft
+            draft = plan_draft(config.draft_model, source, plan.config, quantize=config.quantize, family=device.family)
+        memory = plan_memory(config, plan, device, None if draft is None else draft.plan)
         if on_plan is not None:
             on_plan(memory)
         # A GPU's driver gives no memory while it registers a file's pages: 90 ms for 4 GB. So memory comes first there;
@@ -60,15 +63,25 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
         if device.family != "cpu":
             model.start()
             phases.mark("weights reading")
+        if draft is not None:
+            from zse.engine.draft import build_draft
+            draft_model, engine.speculator = build_draft(memory.config, device, draft, plan,
+                                                         runs_ahead=engine.runner.runs_ahead)
         engine.runner.record_ahead()
         phases.mark("prefill recorded")
         while not model.is_loaded and engine.runner.record_ahead():
             pass
         model.wait()
+        if draft is not None and draft_model is not None:
+            draft_model.wait()
+            draft.source.close()
         phases.mark("weights loaded")
     except BaseException:
-        if model is not None:
-            model.cancel()   # its threads read the file that is closed next
+        for loading in (model, draft_model):
+            if loading is not None:
+                loading.cancel()    # its threads read the file that is closed next
+        if draft is not None:
+            draft.source.close()
         if source is not None:
             source.close()
         if device is None:

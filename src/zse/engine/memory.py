@@ -33,8 +33,9 @@ class MemoryPlan(NamedTuple):
                 f"{config.max_rows}, {config.max_tokens_per_step} tokens a step)")
 
 
-def plan_memory(config: EngineConfig, plan, device) -> MemoryPlan:
-    """Settle `config` for `plan` (zse.models.load.ModelPlan) on an open device and count its memory.
+def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
+    """Settle `config` for `plan` (zse.models.load.ModelPlan) on an open device and count its memory. draft: the
+    ModelPlan of a draft model that runs beside.
 
     Raises MemoryPlanError that names what does not fit, in bytes, and the option that shrinks it.
     """
@@ -48,9 +49,9 @@ def plan_memory(config: EngineConfig, plan, device) -> MemoryPlan:
     family, model = device.family, plan.config
     if family == "gpu":
         from zse.kernels.gpu.gemm import PARTIAL_BYTES, num_sms
-    schemes = {matrix.name: matrix.scheme for matrix in plan.matrices}
 
-    def scratch_for(tokens: int, rows: int, context: int, drafts: int = 0) -> int:
+    def scratch_for(tokens: int, rows: int, context: int, drafts: int = 0, of=plan) -> int:
+        model, schemes = of.config, {matrix.name: matrix.scheme for matrix in of.matrices}
         context = pages_for(context) * PAGE
         lines = logit_rows(rows + drafts, tokens)
         total = scratch_nbytes(model, FORMS[family], schemes, max_tokens=tokens, max_rows=lines, max_context=context)
@@ -65,6 +66,11 @@ def plan_memory(config: EngineConfig, plan, device) -> MemoryPlan:
     settings = settle(config, family, weight_bytes=sum(plan.memory_bytes.values()), token_bytes=token_bytes)
     page_bytes = page_nbytes(model, settings.kv_dtype)
     fixed = dict(plan.memory_bytes)
+    draft_page_bytes = 0
+    if draft is not None:
+        fixed["draft model"] = sum(draft.memory_bytes.values())
+        draft_page_bytes = page_nbytes(draft.config, settings.kv_dtype)
+        page_bytes += draft_page_bytes      # it has as many pages
     limit, option = _limit(config, device)
     if family == "gpu":
         fixed["context"] = CONTEXT_BYTES
@@ -72,7 +78,11 @@ def plan_memory(config: EngineConfig, plan, device) -> MemoryPlan:
         fixed["kv host"] = slots * page_bytes       # a CPU's host memory is the device's
 
     def scratch(context: int) -> int:
-        return scratch_for(settings.max_tokens_per_step, settings.max_rows, context, settings.max_drafts)
+        nbytes = scratch_for(settings.max_tokens_per_step, settings.max_rows, context, settings.max_drafts)
+        if draft is not None:
+            nbytes += scratch_for(settings.max_tokens_per_step, settings.max_rows,
+                                  min(context, draft.config.max_context), of=draft)
+        return nbytes
 
     room = None
     if limit is not None:

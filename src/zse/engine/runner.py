@@ -179,7 +179,7 @@ class Runner:
         sampling = entries if decode else [entry for entry in entries if entry.samples]
         line_of_row = self._line_of_row
         drafts = None
-        if not batch.num_drafts:
+        if not batch.num_drafts and not entries[0].drafts:     # a draft model's entries all have drafts, or none
             for line, entry in enumerate(sampling):
                 line_of_row[entry.request.row] = line
             requests = [entry.request for entry in sampling]
@@ -360,6 +360,11 @@ class Runner:
 
     def close(self) -> None:
         """Drop the graphs and stop the device."""
+        self.drop_graphs()
+        self.device.close()
+
+    def drop_graphs(self) -> None:
+        """Drop the graphs: nothing runs after that."""
         if self._forwards is not None:
             self._forwards.close()
         if self._masking is not None:
@@ -368,7 +373,6 @@ class Runner:
             graph.close()
         self._graphs.clear()
         self.pages.close()
-        self.device.close()
 
 
 def _new(device, label: str, dtype: str, *shape: int) -> Tensor:

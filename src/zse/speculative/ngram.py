@@ -33,8 +33,7 @@ class NgramIndex:
         if size <= LEAST:
             return 0, 0
         self._update(tokens, size)
-        a, b, c = tokens[-LEAST:]
-        place = self._table[_hash(a, b, c) & self._mask]
+        place = self._table[hash(tuple(tokens[-LEAST:])) & self._mask]
         best = found = 0
         for _ in range(CANDIDATES):
             if not place:
@@ -64,15 +63,11 @@ class NgramIndex:
         a, b = tokens[first - 3], tokens[first - 2]
         for place in range(first, size):
             c = tokens[place - 1]
-            at = (a * 0x9E3779B1 ^ b * 0x85EBCA77 ^ c * 0xC2B2AE3D) >> 7 & mask
+            at = hash((a, b, c)) & mask     # of whole numbers: the same in every process
             before.append(table[at])
             table[at] = place
             a, b = b, c
         self._indexed = size - 1
-
-
-def _hash(a: int, b: int, c: int) -> int:
-    return (a * 0x9E3779B1 ^ b * 0x85EBCA77 ^ c * 0xC2B2AE3D) >> 7
 
 
 def continuation(tokens: array, place: int, count: int) -> array:

@@ -1,0 +1,204 @@
+"""Drafts of a smaller model that runs beside, with pages of its own.
+
+It samples with the parameters, the seed and the positions of the request itself: where both models think alike they draw
+the same token from the same random number, so that sampled requests accept drafts nearly as often as greedy ones.
+"""
+
+import time
+from array import array
+from typing import Any
+
+from zse.cache.manager import CacheManager
+from zse.cache.pages import PageAllocator
+from zse.scheduler.request import RUNNING, Request
+from zse.scheduler.scheduler import Batch, Entry, Scheduler
+from zse.speculative.acceptance import DRAFT_MODEL, Record
+from zse.speculative.cost import StepCost
+from zse.speculative.speculator import Candidate, Speculator, may_draft, without_ends
+
+# A request that lacks more tokens than this is brought up to date before it has drafts; less where a step is shorter.
+LAG = 32
+
+
+class _Followed:
+    """What the draft model knows of a request (Request.drafting). computed: tokens whose K and V stand in its pages;
+    fed: drafts behind `base` tokens that were computed too, right or not."""
+
+    __slots__ = ("base", "computed", "fed", "kind", "record", "residency")
+
+    def __init__(self, residency: int):
+        self.record, self.kind, self.residency = Record(), DRAFT_MODEL, residency
+        self.computed = self.base = 0
+        self.fed = array("i")
+
+
+class DraftModelSpeculator(Speculator):
+    """runner: an engine's Runner of the draft model on the same device, with as many rows, num_pages pages and chunks of
+    max_tokens. max_context, vocab_size: of the draft model. target_vocab: of the model that verifies; the vocabularies
+    are the same but for unused ids at the end. share: of the target's weights that the draft model has, in bytes."""
+
+    first_steps = 16.0      # who names a draft model wants it to be tried
+
+    def __init__(self, runner: Any, *, draft_tokens: int, family: str, runs_ahead: bool, num_pages: int, max_tokens: int,
+                 max_context: int, vocab_size: int, target_vocab: int, share: float):
+        super().__init__(draft_tokens, family, runs_ahead)
+        self.runner = runner
+        self.cache = CacheManager(PageAllocator(num_pages))
+        self._max_tokens, self._max_context = max_tokens, max_context
+        self._lag = min(LAG, max_tokens - 1)
+        self._vocab_size, self._target_vocab, self._share = vocab_size, target_vocab, share
+        self._draft_cost = StepCost(family)
+        self._followed: dict[Request, _Followed] = {}
+
+    # -- the engine's side
+
+    def propose(self, scheduler: Scheduler) -> None:
+        self._forget()
+        candidates, counts = self._plan(scheduler, scheduler.decoding())
+        wanted = {candidate.request: count for candidate, count in zip(candidates, counts, strict=True) if count}
+        if not wanted:
+            return
+        ready = self._catch_up(list(wanted))
+        started = time.perf_counter()
+        for request, drafts in self._draft({request: wanted[request] for request in ready}).items():
+            request.drafts = without_ends(request, drafts, scheduler.eos_ids)
+        self._lost_s += time.perf_counter() - started
+
+    def observe(self, batch: Batch, scheduler: Scheduler, seconds: float) -> None:
+        super().observe(batch, scheduler, seconds)
+        self.acceptance.rest()
+        self.waits = self.runs_ahead and any(self._plan(scheduler, scheduler.running())[1])
+
+    def close(self) -> None:
+        """Drop the draft model's graphs. Its device is the target's."""
+        for request in list(self._followed):
+            self._release(request)
+        self.runner.drop_graphs()
+
+    # -- inside
+
+    def _plan(self, scheduler: Scheduler, requests: list[Request]) -> tuple[list[Candidate], list[int]]:
+        rows = scheduler.num_running
+        most = min(scheduler.max_drafts, scheduler.max_tokens - rows)
+        room = self.room(rows, most) if rows else 0
+        if not room:
+            return [], []
+        kind_rate = self.acceptance.rate(DRAFT_MODEL)
+        candidates = []
+        for request in requests:
+            length = len(request.tokens)
+            least = min(request.max_len, self._max_context) - length - 1
+            if least > 0 and may_draft(request):
+                followed = request.drafting
+                rate = followed.record.rate(kind_rate) if followed is not None else kind_rate
+                candidates.append(Candidate(request, rate, DRAFT_MODEL, 0, least))
+        return candidates, self.choose(candidates, rows, room, self._round_s(len(candidates))) if candidates else []
+
+    def _round_s(self, rows: int) -> float:
+        if self._draft_cost.is_known:
+            return self._draft_cost.seconds(rows)
+        return self._share * self.cost.seconds(rows)
+
+    def _forget(self) -> None:
+        """Release what requests that ended or gave up their row had."""
+        for request, followed in list(self._followed.items()):
+            if request.state is not RUNNING or request.residency != followed.residency:
+                self._release(request)
+
+    def _release(self, request: Request) -> None:
+        self.cache.release(request.id)
+        del self._followed[request]
+
+    def _catch_up(self, requests: list[Request]) -> list[Request]:
+        """Compute what the draft model has not seen of them, all but the last tokens, one chunk at most; the requests
+        that can have drafts now. What was drafted and not accepted is forgotten."""
+        entries, ready, budget = [], [], self._max_tokens
+        for request in requests:
+            followed = self._follow(request)
+            if followed is None:
+                continue
+            missing = len(request.tokens) - 1 - followed.computed
+            if missing > self._lag and budget > 0:
+                count = min(missing, budget)
+                entries.append(Entry(request, followed.computed, count, self.cache.table(request.id), 0))
+                followed.computed += count
+                budget -= count
+                missing -= count
+            if missing <= self._lag:
+                ready.append(request)
+        if entries:
+            self._run(entries)
+        return ready
+
+    def _follow(self, request: Request) -> _Followed | None:
+        """The request's state, brought in line with its tokens, with pages for its drafts; None when it cannot be."""
+        followed = self._followed.get(request)
+        tokens = request.tokens
+        if followed is None:
+            old = request.drafting
+            followed = _Followed(request.residency)
+            if old is not None:
+                followed.record = old.record
+        else:
+            new = tokens[followed.base:]
+            agreed = 0
+            for token, draft in zip(new, followed.fed, strict=False):
+                if token != draft:
+                    break
+                agreed += 1
+            followed.computed = min(followed.computed, followed.base + agreed, len(tokens) - 1)
+        length = min(len(tokens) + self.draft_tokens, request.max_len, self._max_context)
+        if not self.cache.reserve(request.id, length):
+            return None
+        # Ids that the draft model does not have are padding of the other's head: nobody says them.
+        if max(tokens[followed.computed:]) >= self._vocab_size:
+            return None
+        request.drafting = self._followed[request] = followed
+        followed.base, followed.fed = len(tokens), array("i")
+        return followed
+
+    def _draft(self, wanted: dict[Request, int]) -> dict[Request, array]:
+        """So many drafts of each request, one round of the draft model for each."""
+        drafts: dict[Request, array] = {request: array("i") for request in wanted}
+        alive = list(wanted)
+        for number in range(max(wanted.values(), default=0)):
+            alive = [request for request in alive if wanted[request] > number]
+            if not alive:
+                break
+            entries = []
+            for request in alive:
+                followed = request.drafting
+                end = len(request.tokens) + number
+                entries.append(Entry(request, followed.computed, end - followed.computed, self.cache.table(request.id),
+                                     1, drafts[request][:]))
+                followed.computed = end
+            entries = self._within_a_step(entries, alive)
+            going = []
+            for request, (token, _) in zip(alive, self._run(entries), strict=True):
+                followed = request.drafting
+                followed.fed = drafts[request][:number]
+                if 0 <= token < self._target_vocab:
+                    drafts[request].append(token)
+                    going.append(request)
+            alive = going
+        return drafts
+
+    def _within_a_step(self, entries: list[Entry], alive: list[Request]) -> list[Entry]:
+        """Entries that fit a step of the draft model; requests beyond are taken out of `alive`."""
+        total = 0
+        for index, entry in enumerate(entries):
+            total += entry.count
+            if total > self._max_tokens:
+                for late in entries[index:]:
+                    late.request.drafting.computed = late.start
+                del alive[index:]
+                return entries[:index]
+        return entries
+
+    def _run(self, entries: list[Entry]) -> list:
+        batch = Batch(entries, 0, [])
+        started = time.perf_counter()
+        results = self.runner.run(batch)
+        if batch.num_tokens == batch.num_samples:
+            self._draft_cost.record(batch.num_tokens, time.perf_counter() - started)
+        return results

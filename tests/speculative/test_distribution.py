@@ -1,0 +1,81 @@
+"""What is said has the distribution that the model gives, with drafts from prompt lookup and from a model that thinks
+otherwise: chi-square over many seeds against probabilities from teacher forcing."""
+
+import itertools
+import math
+import random
+
+import numpy as np
+import pytest
+import tiny_model
+from test_draft_model import always
+from test_verify import model  # noqa: F401
+
+from zse.engine.config import EngineConfig
+from zse.engine.load import load_engine
+from zse.engine.metrics import Phases
+from zse.sampling.params import SamplingParams
+
+IDS = (40, 41, 42)          # all that is said: biases leave the others e^-100
+LENGTH, SEEDS = 3, 1500
+# Any three of them stand in the prompt: prompt lookup always has a draft, often a wrong one.
+PROMPT = [7, 8, *random.Random(1).choices(IDS, k=100)]
+
+
+def replies(engine) -> list[tuple[int, ...]]:
+    params = dict(max_tokens=LENGTH, temperature=2.0, ignore_eos=True, logit_bias={id: 100.0 for id in IDS})
+    for seed in range(SEEDS):
+        engine.submit(seed, PROMPT, SamplingParams(seed=seed, **params))
+    said: dict[int, tuple[int, ...]] = {}
+    while engine.has_work:
+        for output in engine.step():
+            said[output.id] = said.get(output.id, ()) + tuple(output.tokens)
+    return [said[seed] for seed in range(SEEDS)]
+
+
+def probabilities(engine) -> dict[tuple[int, ...], float]:
+    """Of every reply, from the logits of teacher forcing."""
+    found = {}
+    for reply in itertools.product(IDS, repeat=LENGTH):
+        lines = np.concatenate([np.array(logits, dtype=np.float64).reshape(-1, tiny_model.VOCAB)
+                                for _, _, _, logits in engine.score([*PROMPT, *reply])])
+        tempered = lines[len(PROMPT) - 1:-1, IDS] / 2.0
+        each = np.exp(tempered) / np.exp(tempered).sum(axis=1, keepdims=True)
+        found[reply] = float(np.prod([each[at, IDS.index(token)] for at, token in enumerate(reply)]))
+    return found
+
+
+def statistic(said, expected) -> tuple[float, float]:
+    """(chi-square, its 0.999 quantile after Wilson and Hilferty); cells with fewer than 5 expected are one."""
+    cells = [(sum(one == reply for one in said), SEEDS * chance) for reply, chance in expected.items()]
+    large = [cell for cell in cells if cell[1] >= 5]
+    small = [cell for cell in cells if cell[1] < 5]
+    if small:
+        large.append((sum(seen for seen, _ in small), sum(chance for _, chance in small)))
+    freedom = len(large) - 1
+    value = sum((seen - chance) ** 2 / chance for seen, chance in large)
+    return value, freedom * (1 - 2 / (9 * freedom) + 3.09 * math.sqrt(2 / (9 * freedom))) ** 3
+
+
+@pytest.mark.parametrize("source", ["ngram", "draft"])
+def test_distribution(model, tmp_path, source):  # noqa: F811
+    options = {"speculation": "ngram"}
+    if source == "draft":
+        options = {"draft_model": str(tiny_model.write(tmp_path / "other", seed=1))}
+    loaded = load_engine(EngineConfig(model=str(model), threads=2, activations="f32", device="cpu", max_rows=32,
+                                      kv_dtype="f32", max_waiting=SEEDS, draft_tokens=3, **options), Phases(lambda: 0.0))
+    engine = loaded.engine
+    expected = probabilities(engine)
+    assert sum(expected.values()) == pytest.approx(1.0, abs=1e-9)
+    always(engine.speculator)
+    said = replies(engine)
+    counters = engine.scheduler.counters
+    assert 0.1 < counters.accepted_tokens / counters.drafted_tokens < 0.9
+    value, bound = statistic(said, expected)
+    assert value < bound
+    # The bar is low enough to find one reply in thirty changed.
+    commonest = max(expected, key=expected.get)
+    wrong = [commonest if seed % 30 == 0 else reply for seed, reply in enumerate(said)]
+    assert statistic(wrong, expected)[0] > value
+    loaded.engine.close()
+    loaded.source.close()
