@@ -11,4 +11,7 @@ def __getattr__(name: str):
     if name == "SamplingParams":
         from zse.sampling.params import SamplingParams
         return SamplingParams
+    if name == "BeamParams":
+        from zse.sampling.beam import BeamParams
+        return BeamParams
     raise AttributeError(f"module 'zse' has no attribute {name!r}")

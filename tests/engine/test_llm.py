@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from zse import LLM, SamplingParams
+from zse import LLM, BeamParams, SamplingParams
 from zse.errors import ConfigError, ModelNotFoundError, RequestError
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
@@ -143,7 +143,7 @@ def test_f32_activations_follow_the_reference(real_models, goldens, name, file):
 
 
 def test_the_start_path_imports_no_heavy_package(real_models):
-    script = ("import sys; from zse import LLM, SamplingParams\n"
+    script = ("import sys; from zse import LLM, BeamParams, SamplingParams\n"
               "llm = LLM(sys.argv[1], max_rows=1)\n"
               "text = next(llm.stream('Hello', SamplingParams(max_tokens=1)))\n"
               "heavy = {'numpy', 'tokenizers', 'uvicorn', 'asyncio', 'huggingface_hub', 'torch', 'jinja2'}\n"
@@ -163,6 +163,19 @@ def test_prompt_logprobs(smollm2):
     assert without.prompt_logprobs is None and none.token_ids == two.token_ids == without.token_ids
     with pytest.raises(RequestError, match="cannot be streamed"):
         smollm2.stream("a", params[0])
+
+
+def test_beam_search(smollm2):
+    """The best reply of several beams is likelier than the greedy one; a single beam is the greedy one."""
+    one, several = (smollm2.beam_search(PROMPTS[:2], BeamParams(beam_width=width, max_tokens=8, length_penalty=0.0))
+                    for width in (1, 4))
+    greedy = smollm2.generate(PROMPTS[:2], SamplingParams(max_tokens=8, temperature=0.0))
+    for (alone,), found, reply in zip(one, several, greedy, strict=True):
+        assert (alone.token_ids, alone.text) == (reply.token_ids, reply.text)
+        assert len(found) == 4 and [reply.score for reply in found] == sorted((r.score for r in found), reverse=True)
+        assert found[0].score >= alone.score and len({tuple(reply.token_ids) for reply in found}) == 4
+        assert sum(entry.logprob for entry in found[0].logprobs) == pytest.approx(found[0].logprob, abs=1e-4)
+    assert not smollm2._engine.has_work
 
 
 def test_embeddings_and_scores(smollm2):

@@ -25,6 +25,9 @@ from zse.engine.messages import (
     Measured,
     Parked,
     Ready,
+    Search,
+    Searched,
+    SearchedReply,
     Shutdown,
     Submit,
     TokenLogprob,
@@ -113,6 +116,20 @@ def measured(message: Measure) -> Measured | Failed:
     return Measured(message.id, len(prompt), None, [None, *(TokenLogprob(-0.5, top) for top in tops[1:])][ask.first:])
 
 
+def searched(message: Search) -> Searched:
+    """Reply i is the prompt's letter i beam_width times, -(i + 1) each; the last one is cut at max_tokens."""
+    params, replies = message.params, []
+    for index in range(params.beam_width):
+        tokens = [message.prompt[index % len(message.prompt)]] * params.beam_width
+        if index < params.beam_width - 1:
+            tokens = [*tokens[:params.max_tokens - 1], EOS]
+        tokens = tokens[:params.max_tokens]
+        top = [(tokens[0], -1.0 - index)][:params.logprobs or 0]
+        replies.append(SearchedReply(tokens, [TokenLogprob(-1.0 - index, top)] * len(tokens), -1.0 * len(tokens), -1.0,
+                                     "stop" if tokens[-1] == EOS else "length"))
+    return Searched(message.id, len(message.prompt), replies)
+
+
 def main(arguments: list[str]) -> int:
     parent = os.getppid()
     die_with_parent(parent)
@@ -162,6 +179,8 @@ def main(arguments: list[str]) -> int:
                     time.sleep(3600)
             elif isinstance(message, Measure):
                 sock.send(measured(message))
+            elif isinstance(message, Search):
+                sock.send(searched(message))
             elif isinstance(message, Cancel):
                 rows.pop(message.id, None)
             elif isinstance(message, Shutdown):

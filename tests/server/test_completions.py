@@ -200,6 +200,32 @@ def test_prompt_logprobs(server):
     assert server.complete("!nan", prompt_logprobs=1).error["code"] == "numerical_error"
 
 
+def test_beam_search(server):
+    reply = server.complete("abc", use_beam_search=True, beam_width=3, n=2, logprobs=1).json
+    first, second = reply["choices"]
+    assert (first["text"], first["finish_reason"]) == ("aaa", "stop") and second["text"] == "bbb"
+    assert first["logprobs"]["token_logprobs"] == [-1.0] * 3 and second["logprobs"]["top_logprobs"][0] == {"b": -2.0}
+    assert reply["usage"]["completion_tokens"] == 8
+    both = server.complete(["ab", "cd"], use_beam_search=True, n=2, max_tokens=1, echo=True).json["choices"]
+    assert [(choice["index"], choice["text"]) for choice in both] == [(0, "ab"), (1, "abb"), (2, "cd"), (3, "cdd")]
+    assert [choice["finish_reason"] for choice in both] == ["stop", "length"] * 2
+    chat = server.chat("hi", use_beam_search=True, n=2, early_stopping="never", length_penalty=-1, logprobs=True).json
+    assert len(chat["choices"]) == 2 and chat["choices"][1]["message"]["role"] == "assistant"
+    assert chat["choices"][1]["logprobs"]["content"][0]["logprob"] == -2.0
+
+
+@pytest.mark.parametrize("fields,code,param", [
+    ({"stream": True}, "invalid_value", "stream"), ({"stop": "x"}, "invalid_value", "stop"),
+    ({"presence_penalty": 1}, "invalid_value", "presence_penalty"), ({"beam_width": 1, "n": 2}, "out_of_range", "beam_width"),
+    ({"logit_bias": {"5": 1}}, "invalid_value", "logit_bias"), ({"early_stopping": 1}, "invalid_type", "early_stopping"),
+    ({"beam_width": 17}, "out_of_range", "beam_width"), ({"length_penalty": 11}, "out_of_range", "length_penalty"),
+    ({"structured_outputs": {"choice": ["a", "b"]}}, "invalid_value", "structured_outputs"),
+    ({"use_beam_search": False, "beam_width": 2}, "invalid_value", "beam_width")])
+def test_beam_search_refusals(server, fields, code, param):
+    error = server.complete("abc", **{"use_beam_search": True, **fields}).error
+    assert (error["code"], error["param"]) == (code, param)
+
+
 def test_failures_before_the_first_token_keep_their_status(server):
     for stream in (False, True):
         reply = server.chat("!nan=0", stream=stream)

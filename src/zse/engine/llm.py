@@ -36,6 +36,19 @@ class Output(NamedTuple):
     prompt_logprobs: "list | None" = None
 
 
+class Found(NamedTuple):
+    """A reply that a beam search found. text: without control tokens. token_ids: the end token too. finish_reason:
+    "stop" or "length". score: logprob, the sum of the tokens' log-probabilities, divided by their number to the power of
+    the length penalty. logprobs: a TokenLogprob for each token."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    score: float
+    logprob: float
+    logprobs: list
+
+
 class Delta(NamedTuple):
     """What a step added to a reply. text may be "" while a character or a possible stop string is incomplete.
     finish_reason: None until the last one."""
@@ -340,17 +353,35 @@ class LLM:
         results = self._measure(several, [Ask("targets", targets=tuple(ids))] * len(several))
         return [[entry.logprob for entry in result.logprobs] for result in results]
 
+    def beam_search(self, prompts: "Prompt | Sequence[Prompt]", params=None) -> "list[list[Found]]":
+        """The likeliest replies to each prompt, best first: beam_width of them. params: a zse.BeamParams for
+        all. Raises RequestError for a prompt or parameter that is refused."""
+        from zse.sampling.beam import BeamParams
+        wanted = params if params is not None else BeamParams()
+        results = self._over(self._several(prompts), lambda id, prompt, _: self._engine.search(id, prompt, wanted))
+        return [[self._found(reply) for reply in result.replies] for result in results]
+
+    def _found(self, reply) -> Found:
+        ids = reply.tokens[:-1] if reply.finish == "stop" else reply.tokens
+        text = self.tokenizer.decode(ids, skip_special=True, continuation=True)
+        return Found(text, reply.tokens, reply.finish, reply.score, reply.total, reply.logprobs)
+
     def _several(self, prompts) -> list[list[int]]:
         single = isinstance(prompts, str) or (prompts and isinstance(prompts[0], int))
         return [self._encode(prompt) for prompt in ([prompts] if single else prompts)]
 
     def _measure(self, prompts: list[list[int]], asks: list) -> list:
-        """The Measured of each prompt, in order. Streams that are open go on meanwhile."""
+        """The Measured of each prompt, in order."""
+        return self._over(prompts, lambda id, prompt, place: self._engine.measure(id, prompt, asks[place]))
+
+    def _over(self, prompts: list[list[int]], submit) -> list:
+        """The result of each prompt's job or search, in order, which submit(id, prompt, place) starts. Streams that are
+        open go on meanwhile."""
         first, self._next_id = self._next_id, self._next_id + len(prompts)
         waiting = set()
         try:
-            for id, prompt, ask in zip(range(first, self._next_id), prompts, asks, strict=True):
-                self._engine.measure(id, prompt, ask)
+            for id, prompt in enumerate(prompts, first):
+                submit(id, prompt, id - first)
                 waiting.add(id)
             results = {}
             while waiting:

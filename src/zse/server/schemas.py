@@ -2,8 +2,10 @@
 
 import msgspec
 
+from zse.sampling.beam import BeamParams
 from zse.sampling.params import SamplingParams
 from zse.scheduler.options import DEFAULT, MAX_DEADLINE_MS, PRIORITIES, RequestOptions
+from zse.server.beam_fields import BEAM_FIELDS, read_beams
 from zse.server.errors import APIError
 from zse.server.fields import (
     Field,
@@ -67,6 +69,7 @@ class Completion(msgspec.Struct):
     cache_salt: str = ""
     service_tier: str | None = None
     prompt_logprobs: int | None = None
+    beams: BeamParams | None = None
 
     @property
     def prompt_top(self) -> int | None:
@@ -125,6 +128,7 @@ _COMMON = {
     "prompt_logprobs": Field(integer(0, 20), "Log-probabilities of the prompt's tokens with this many alternatives, up "
                              "to 20; not with stream."),
     "n": Field(integer(1, MAX_CHOICES), "Number of answers, up to 16.", 1),
+    **BEAM_FIELDS,
     "stream": Field(boolean, "Answer as server-sent events.", False),
     "stream_options": Field(_stream_options, "{\"include_usage\": true}: a last chunk with usage; needs stream."),
     "priority": Field(integer(*PRIORITIES), "From -10 to 10: higher goes first among the requests of one key; one that "
@@ -240,6 +244,9 @@ def _completion(values: dict, logprobs: int | None, **more) -> Completion:
     if values["prompt_logprobs"] is not None and values["stream"]:
         raise APIError("invalid_value", "'prompt_logprobs' cannot be streamed.", "prompt_logprobs")
     structure, field = the_structure(values)
+    beams = read_beams(values, more["best_of"], "" if structure is None else field, logprobs)
+    if beams is not None:
+        more["best_of"] = values["n"]       # so many of them are answers
     params = SamplingParams(
         max_tokens=values["max_tokens"], temperature=values["temperature"], top_p=values["top_p"],
         top_k=max(0, values["top_k"]), min_p=values["min_p"], repetition_penalty=values["repetition_penalty"],
@@ -253,7 +260,7 @@ def _completion(values: dict, logprobs: int | None, **more) -> Completion:
                       include_usage=bool((values["stream_options"] or {}).get("include_usage")),
                       stop=values["stop"], cache_salt=values["cache_salt"],
                       structure=structure, structure_field=field,
-                      prompt_logprobs=values["prompt_logprobs"], **more)
+                      prompt_logprobs=values["prompt_logprobs"], beams=beams, **more)
 
 
 def check_token_ids(completion: Completion, vocab_size: int) -> None:

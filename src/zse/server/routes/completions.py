@@ -8,6 +8,7 @@ import msgspec
 from zse.engine.client import Channel
 from zse.engine.messages import Ask, Measured, Tokens
 from zse.errors import RequestError
+from zse.sampling.beam import BeamParams
 from zse.scheduler.options import RequestOptions
 from zse.server import json_body, schemas
 from zse.server.admission import BYTES_PER_TOKEN, Ticket
@@ -94,7 +95,10 @@ async def _serve(app, request: Request, read: Callable[[dict], Completion], is_c
         options = app.request_options(request, completion.options, completion.cache_salt)
         if completion.prompt_top is not None:
             job.measured = await channel.measure(job.prompts, Ask("logprobs", top=completion.prompt_top), options)
-        _submit(channel, model, job, limits, msgspec.structs.replace(options, structure=structure))
+        if completion.beams is not None:
+            await _search(channel, model, job, completion.beams, limits, options)
+        else:
+            _submit(channel, model, job, limits, msgspec.structs.replace(options, structure=structure))
         if completion.stream:
             await _stream(request, channel, model, job)
             return None
@@ -139,20 +143,34 @@ def _max_tokens(completion: Completion, prompt_tokens: int, max_context: int) ->
 def _submit(channel: Channel, model, job: Job, limits: list[int], options: RequestOptions) -> None:
     """One engine request per choice; choice index = prompt index * best_of + answer index."""
     completion = job.completion
-    want_scores = completion.params.logprobs is not None
     rank = completion.best_of > completion.n
-    answers = job.answers
     for prompt, limit in zip(job.prompts, limits, strict=True):
         for answer in range(completion.best_of):
-            choice = Choice(len(job.choices), model.detokenizer(completion.stop, answers.controls if answers else ()),
-                            want_scores, answers.splitter(completion.stream) if answers else None)
-            job.choices.append(choice)
+            choice = _new_choice(model, job)
             if limit == 0:
                 choice.finish_reason = "length"     # only the prompt was wanted
                 job.watch.finished("length")
                 continue
             params = schemas.choice_params(completion.params, answer, limit, rank)
             channel.submit(choice.index, prompt, params, options)
+
+
+def _new_choice(model, job: Job) -> Choice:
+    completion, answers = job.completion, job.answers
+    choice = Choice(len(job.choices), model.detokenizer(completion.stop, answers.controls if answers else ()),
+                    completion.params.logprobs is not None, answers.splitter(completion.stream) if answers else None)
+    job.choices.append(choice)
+    return choice
+
+
+async def _search(channel: Channel, model, job: Job, beams: BeamParams, limits: list[int],
+                  options: RequestOptions) -> None:
+    """A beam search of each prompt; its best answers become the choices, complete."""
+    params = [msgspec.structs.replace(beams, max_tokens=limit) for limit in limits]
+    for result in await channel.search(job.prompts, params, options):
+        for reply in result.replies[:job.completion.n]:
+            _accept(channel, job, _new_choice(model, job),
+                    Tokens(result.id, reply.tokens, reply.logprobs, reply.finish, result.cached_tokens))
 
 
 def _accept(channel: Channel, job: Job, choice: Choice, event: Tokens):
