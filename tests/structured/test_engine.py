@@ -203,6 +203,13 @@ def test_cancelled_while_its_grammar_is_compiled(engine):
     assert not engine.has_work and engine.grammars.num_live == 0
 
 
+def test_a_deadline_that_passes_while_the_grammar_is_compiled(engine):
+    structure = read_structure({"regex": "[a-e]{31}"})
+    engine.submit(1, [5], params(), RequestOptions(structure=structure, deadline_ms=0.01))
+    tokens, finish = drain(engine)[1]
+    assert not tokens and finish not in ("stop", "length") and engine.grammars.num_live == 0
+
+
 def test_the_grammar_process_dies_and_comes_back(engine, tokenizer):
     structure = options({"json": SCHEMAS["uuid"]})
     engine.submit(1, [5], params(11), structure)

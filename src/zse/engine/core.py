@@ -78,10 +78,12 @@ class Engine:
 
     def _step_requests(self) -> list[Output]:
         outputs, self._news = self._news, []
-        expired = self.scheduler.expire(self._clock())
-        outputs += self.beams.settle(expired) if self.beams.num_live else expired
         if self.grammars.num_live:
             outputs += self.grammars.take_compiled(idle=not self.scheduler.has_work and self._flight is None)
+        expired = self.scheduler.expire(self._clock())
+        if expired and self.grammars.num_live:
+            expired = self.grammars.settle(expired)
+        outputs += self.beams.settle(expired) if self.beams.num_live else expired
         flight = self._flight or self._start()
         if flight is not None:
             # Assigned before anything can fail: what is on the device is known.

@@ -87,13 +87,22 @@ class _Run:
         return Checked(self.id, error, code)
 
 
-def _compile(structure: Structure, vocabulary: Vocabulary) -> bytes:
+def limit_memory(more: int) -> None:
+    """From now on this process may have at most `more` bytes of addresses beside those that it has (Linux; elsewhere
+    there is no such limit). A core of it would hold users' words."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with open("/proc/self/statm", encoding="ascii") as file:
             size = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        resource.setrlimit(resource.RLIMIT_AS, (size + MAX_MEMORY, size + MAX_MEMORY))
+        resource.setrlimit(resource.RLIMIT_AS, (size + more, size + more))
+
+
+def _compile(structure: Structure, vocabulary: Vocabulary) -> bytes:
+    limit_memory(MAX_MEMORY)
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+        resource.setrlimit(resource.RLIMIT_CPU, (4, 4))     # should nobody be left to kill it
     # What a killed or aborted compiler says is for nobody.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     try:

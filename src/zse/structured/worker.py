@@ -25,6 +25,9 @@ from zse.structured.mask import Guide
 from zse.structured.messages import FREE, Close, Job, Open, Opened, Step, Stepped, ToProcess
 from zse.structured.options import TEXT, Structure
 
+# All grammars and their lexers' states together; when it is used up the process dies, and begins anew without them.
+MAX_MEMORY = 4 << 30
+
 _encode = msgspec.msgpack.encode
 
 
@@ -42,6 +45,7 @@ def main(arguments: list[str]) -> int:
     memory = mmap.mmap(given.memory, given.lines * nbytes)
     vocabulary = Vocabulary(load_tokenizer(given.model), given.vocab,
                             frozenset(int(id) for id in given.eos.split(",")))
+    checker.limit_memory(MAX_MEMORY)
     try:
         _Server(pipe, memory, nbytes, vocabulary).run()
     except (EOFError, OSError):
