@@ -36,6 +36,15 @@ class Guide:
         for token in tokens:
             self._take(token)
 
+    @property
+    def only_matches(self) -> bool:
+        """Whether the next mask is the grammar's, nothing more: it may be computed beside those of others."""
+        return self._matcher is not None and not self._reasons and (self._begun or not self._opening)
+
+    @property
+    def matcher(self):
+        return self._matcher
+
     def masks(self, buffer: memoryview, line: int, nbytes: int, address: int, drafts: list[int]) -> list[int]:
         """Write the masks of the next token and of those after each draft; FREE or MASKED for each. Lines behind a draft
         that its mask forbids are FREE: nothing that is sampled there is kept."""
