@@ -1,13 +1,14 @@
 """`zse serve` and llama.cpp's `llama-server` under many concurrent streams, in turn in one run, on the same GGUF.
 
     python benchmarks/serve_vs_llamacpp.py MODEL.gguf --llama-server PATH [--clients 64] [--threads 2] [--rounds 1]
-                                           [--cases fixed,mix] [--json FILE]
+                                           [--cases fixed,mix] [--infer SCALE] [--json FILE]
 
 Run with the Python that has zse. Every case is a burst: all clients ask at once over HTTP, streamed, greedy, with random
 token ids as prompts and replies of full length; both servers get the same requests from the same client. `fixed`: 128
 tokens in and 64 out; `mix`: 32 to 256 in, 16 to 128 out. llama-server has a slot for each client; of the flags in
 LLAMA_FORMS those that are fastest in a short burst are taken (`--form NAME` names them). `--zse-options WORDS` goes to
-`zse serve`. A request that fails ends the run with exit code 1. The last lines are the ratios that count.
+`zse serve`. --infer adds infer's five workloads (docs/benchmarks.md) at a scale, for which there is no bar. A request that
+fails ends the run with exit code 1. The last lines are the ratios that count.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from zse.bench import process
 from zse.bench.client import Target
 from zse.bench.load import Settings, run_workload
 from zse.bench.serving import Server
-from zse.bench.workloads import Workload
+from zse.bench.workloads import INFER, Workload
 
 CASES = {
     "fixed": Workload("fixed", "burst", 0, (128, 128), (64, 64), "128 tokens in, 64 out", warm_up=1),
@@ -85,10 +86,10 @@ class LlamaServer:
             self.process.wait()
 
 
-def measure(port: int, workload: Workload, seed: int) -> dict:
-    """Figures of one burst. SystemExit when a request fails."""
+def measure(port: int, workload: Workload, seed: int, scale: float = 1.0) -> dict:
+    """Figures of one workload. SystemExit when a request fails."""
     target = Target.of(f"http://127.0.0.1:{port}/v1")
-    settings = Settings(seed=seed, vocab_size=VOCABULARY, timeout_s=600)
+    settings = Settings(seed=seed, scale=scale, vocab_size=VOCABULARY, timeout_s=600)
     figures = asyncio.run(run_workload(target, "bench", workload, settings))
     if figures["failures"]:
         raise SystemExit(f"{workload.name}: {figures['failures']} of {figures['requests']} requests failed: "
@@ -99,7 +100,7 @@ def measure(port: int, workload: Workload, seed: int) -> dict:
 
 def line(engine: str, workload: Workload, figures: dict) -> str:
     ttft, itl = figures["ttft_ms"], figures["itl_ms"]
-    return (f"{workload.name:<6} {engine:<13} {figures['output_tok_per_s']:8.1f} tok/s   TTFT p50 {ttft['p50']:8.0f} "
+    return (f"{workload.name:<20} {engine:<13} {figures['output_tok_per_s']:8.1f} tok/s   TTFT p50 {ttft['p50']:8.0f} "
             f"p95 {ttft['p95']:8.0f} ms   ITL p50 {itl['p50']:7.1f} p95 {itl['p95']:7.1f} ms   {figures['seconds']:.1f} s")
 
 
@@ -122,6 +123,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--cases", default="fixed,mix")
+    parser.add_argument("--infer", type=float, default=0.0, metavar="SCALE", help="at most 0.25: a slot has 512 tokens")
     parser.add_argument("--form", choices=LLAMA_FORMS, help="llama-server's flags (default: tried out)")
     parser.add_argument("--zse-options", default="", metavar="WORDS")
     parser.add_argument("--json", metavar="FILE")
@@ -129,7 +131,10 @@ def main() -> int:
     unknown = set(args.cases.split(",")) - set(CASES)
     if unknown:
         parser.error(f"unknown cases {', '.join(sorted(unknown))}; known: {', '.join(CASES)}")
-    workloads = [replace(CASES[name], requests=args.clients) for name in args.cases.split(",")]
+    if not 0 <= args.infer <= 0.25:
+        parser.error("--infer takes at most 0.25: a slot has 512 tokens")
+    workloads = [(replace(CASES[name], requests=args.clients), 1.0) for name in args.cases.split(",")]
+    workloads += [(workload, args.infer) for workload in INFER if args.infer]
     form = args.form or best_form(args)
     print(f"llama-server form: {form}; {process.machine()}", flush=True)
     zse_options = ["--threads", str(args.threads), "--max-context", str(SLOT_TOKENS), *shlex.split(args.zse_options)]
@@ -138,8 +143,8 @@ def main() -> int:
         for engine in ("zse", "llama-server"):
             with (Server(args.model, zse_options) if engine == "zse" else LlamaServer(
                     args.llama_server, args.model, args.clients, args.threads, LLAMA_FORMS[form])) as server:
-                for workload in workloads:
-                    figures = measure(server.port, workload, 42 + number)
+                for workload, scale in workloads:
+                    figures = measure(server.port, workload, 42 + number, scale)
                     print(line(engine, workload, figures), flush=True)
                     found.setdefault(workload.name, {}).setdefault(engine, []).append(figures)
     ratios = {}
@@ -148,12 +153,13 @@ def main() -> int:
                        for value in (lambda run: run["output_tok_per_s"], lambda run: run["ttft_ms"]["p95"]))
         ratios[name] = {"throughput": speed["zse"] / speed["llama-server"],
                         "ttft_p95": wait["zse"] / wait["llama-server"]}
-        print(f"{name}: {ratios[name]['throughput']:.2f}× the tokens a second (bar: 4), TTFT p95 "
-              f"{ratios[name]['ttft_p95']:.2f}× (bar: below 1)")
+        bars = (" (bar: 4)", " (bar: below 1)") if name in CASES else ("", "")
+        print(f"{name}: {ratios[name]['throughput']:.2f}× the tokens a second{bars[0]}, TTFT p95 "
+              f"{ratios[name]['ttft_p95']:.2f}×{bars[1]}")
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump({"form": form, "machine": process.machine(), "ratios": ratios, "runs": found}, file, indent=1)
-    return int(any(ratio["throughput"] < 4 or ratio["ttft_p95"] >= 1 for ratio in ratios.values()))
+    return int(any(ratios[name]["throughput"] < 4 or ratios[name]["ttft_p95"] >= 1 for name in ratios if name in CASES))
 
 
 if __name__ == "__main__":
