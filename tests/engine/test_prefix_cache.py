@@ -189,3 +189,10 @@ def test_forks_go_on_from_where_their_source_is(engine_of, prefix_cache):
     for id, begin in enumerate((ids, known, [*known[:-1], 5], [*known[:40], 6, 7])):
         again = run(plain, (begin, greedy(len(ids) + 30 - len(begin))))
         assert said.tokens[id] == again.tokens[0]
+
+
+def test_a_long_hit_has_more_pages_than_a_step_writes_otherwise(engine_of):
+    engine, ids = engine_of(max_rows=1, max_tokens_per_step=16), prompt(200, 11)
+    first = run(engine, (ids, greedy()))
+    again = run(engine, (ids, greedy()))
+    assert again.cached[0] == 199 and again.tokens == first.tokens

@@ -13,6 +13,8 @@ from session import Session
 
 from zse.bench.profile import profile
 from zse.bench.speed import greedy
+from zse.cache.offload import HostPool
+from zse.cache.prefix import PrefixCache
 from zse.engine.config import EngineConfig
 from zse.engine.core import Engine
 from zse.engine.memory import plan_memory
@@ -121,6 +123,25 @@ def test_an_engine_runs_ahead(home, tmp_path):
     for line, token in enumerate(together[0]):
         assert logits[13 + line, token] >= best[line, -1] - 0.02 * np.abs(best).max()
     assert run([1])[1] == together[1]
+
+    # Pages that are found again bring the tokens that penalties look at: shared, copied, and by way of the host.
+    scheduler = Scheduler(num_pages=3, max_rows=1, max_tokens=32, max_context=64, vocab_size=plan.config.vocab_size,
+                          prefix_cache=PrefixCache(3), host=HostPool(8))
+    engine = Engine(scheduler, runner)
+
+    def say(prompt) -> tuple[list[int], int]:
+        engine.submit(9, prompt, msgspec.structs.replace(params, repetition_penalty=1.5, frequency_penalty=0.5))
+        outputs = []
+        while engine.has_work:
+            outputs += engine.step()
+            assert scheduler.check_integrity() == []
+        return [token for output in outputs for token in output.tokens], sum(output.cached_tokens for output in outputs)
+
+    first, _ = say(ids[:20])
+    assert say(ids[:20]) == (first, 19)
+    say([*ids[20:], *ids[:20]])
+    assert scheduler.snapshot()["prefix_host_pages"] > 0
+    assert say(ids[:20]) == (first, 16)
 
 
 def test_masks_between_the_forward_and_the_sampler(home, tmp_path):
