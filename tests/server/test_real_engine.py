@@ -13,6 +13,8 @@ import time
 import openai
 import pytest
 
+from zse import LLM, BeamParams, SamplingParams
+
 
 def command(model: str, *options: str) -> list[str]:
     return [sys.executable, "-m", "zse", "serve", model, "--port", "0", "--max-context", "512", *options]
@@ -115,6 +117,60 @@ def test_stop_bias_and_end_tokens(client):
     assert not banned.startswith("Hello")
     ignoring = ask(client, "Hello", extra_body={"ignore_eos": True}, max_tokens=20)
     assert ignoring.usage.completion_tokens == 20 and ignoring.choices[0].finish_reason == "length"
+
+
+PROMPT = "Once upon a time, there was a"
+SAMPLING = [dict(temperature=0.0), dict(temperature=1.3), dict(top_k=3), dict(top_p=0.5), dict(min_p=0.2),
+            dict(repetition_penalty=1.5, temperature=0.0), dict(presence_penalty=1.5), dict(frequency_penalty=1.5),
+            dict(logit_bias={"325": 4.0, "253": -100.0}), dict(stop_token_ids=[30, 28]), dict(ignore_eos=True, max_tokens=9),
+            dict(logprobs=3, temperature=0.7, top_k=50, top_p=0.9)]
+
+
+def test_every_way_of_sampling_arrives(client, real_models):
+    """Through HTTP as offline, with the same seeds: n, best_of, stop strings, the prompt's log-probabilities, beams."""
+    def complete(**options):
+        names = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "n", "best_of",
+                 "stop", "max_tokens", "echo")
+        known = {name: options.pop(name) for name in names if name in options}
+        return client.completions.create(model="smollm2", prompt=PROMPT, seed=11, extra_body=options,
+                                         **{"max_tokens": 12} | known).choices
+
+    def offline(seed=11, **options):
+        if "logit_bias" in options:
+            options["logit_bias"] = {int(id): bias for id, bias in options["logit_bias"].items()}
+        if "stop_token_ids" in options:
+            options["stop_token_ids"] = tuple(options["stop_token_ids"])
+        return SamplingParams(**{"max_tokens": 12, "seed": seed} | options)
+
+    with LLM(real_models["smollm2"], max_context=512, max_rows=4) as llm:
+        replies = llm.generate([PROMPT] * len(SAMPLING), [offline(**options) for options in SAMPLING])
+        for options, reply in zip(SAMPLING, replies, strict=True):
+            (choice,) = complete(**options)
+            assert (choice.text, choice.finish_reason) == (reply.text, reply.finish_reason), options
+            if "logprobs" in options:
+                said = [entry.logprob for entry in reply.logprobs]
+                assert choice.logprobs.token_logprobs == pytest.approx(said[:len(choice.logprobs.tokens)], abs=1e-5)
+        assert len({reply.text for reply in replies}) >= len(replies) - 2      # each of them changes something
+        several = llm.generate([PROMPT] * 4, [offline(seed=11 + index, logprobs=0) for index in range(4)])
+        assert [choice.text for choice in complete(n=4)] == [reply.text for reply in several]
+
+        def rank(reply):
+            return sum(entry.logprob for entry in reply.logprobs) / len(reply.token_ids)
+
+        ranked = sorted(several, key=rank, reverse=True)
+        best = complete(n=2, best_of=4, logprobs=0)
+        assert [choice.text for choice in best] == [reply.text for reply in ranked[:2]]
+        assert sum(best[0].logprobs.token_logprobs) <= 0
+        words = several[0].text.split()
+        (stopped,) = complete(stop=[words[2]])
+        assert stopped.text == several[0].text[:several[0].text.index(words[2])] and stopped.finish_reason == "stop"
+        (echoed,) = complete(echo=True, logprobs=2, max_tokens=1)
+        expected = llm.logprobs_of(llm.tokenizer.encode(PROMPT)).logprobs
+        assert echoed.logprobs.token_logprobs[1:-1] == pytest.approx(expected, abs=1e-4)
+        assert echoed.logprobs.token_logprobs[0] is None and len(echoed.logprobs.top_logprobs[1]) in (2, 3)
+        found = complete(use_beam_search=True, beam_width=4, n=3, length_penalty=0.5)
+        (searched,) = llm.beam_search(PROMPT, BeamParams(beam_width=4, max_tokens=12, length_penalty=0.5))
+        assert [choice.text for choice in found] == [reply.text for reply in searched[:3]]
 
 
 def test_control_tokens_in_messages_are_text(client):
