@@ -47,6 +47,16 @@ class ChunkBudget:
             return self._decode_s.get(size)
         return self._decode_s[min(self._decode_s, key=lambda other: abs(other - size))]
 
+    def alone_s(self, num_decode: int, num_prompt: int) -> float:
+        """What a step of these alone is likely to take."""
+        seconds = 0.0
+        if num_decode and self._decode_s:
+            size = num_decode.bit_length()
+            known = min(self._decode_s, key=lambda other: abs(other - size))
+            # Between flat and proportional, until it is measured: a step reads the weights once whatever its rows.
+            seconds = self._decode_s[known] * 2 ** ((size - known) / 2)
+        return seconds + self.token_s * num_prompt
+
     def tokens(self, num_decode: int, default: int) -> int:
         """Prompt tokens for a step that decodes `num_decode` lines."""
         decode_s = self._decode(num_decode.bit_length())

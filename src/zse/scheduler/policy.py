@@ -18,6 +18,8 @@ MAX_PREEMPTIONS = 3
 LEAST_PREFILL_SHARE = 1 / 16
 # And where measured times give prompts their share of the machine.
 LEAST_MEASURED_SHARE = 1 / 64
+# With so many rows one is kept for a tenant that has none.
+LEAST_ROWS_TO_KEEP = 4
 # A request without a deadline is ordered as if it had this one: those that must be done sooner go ahead of it.
 PATIENCE_S = 30.0
 # Weight of the newest reply in the running mean of reply lengths.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from zse.scheduler.policy import age_order
 from zse.scheduler.request import Request
 
+RECENT_S = 60.0         # so long a row is kept for a tenant that was there
 MAX_REMEMBERED = 256    # tenants that have gone, before those whose time has passed are forgotten
 
 
@@ -37,6 +38,7 @@ class WaitingQueue:
         self.tenants: dict[str, Tenant] = {}    # those that have a request, waiting or running
         self._virtual_now = 0.0                 # of the admission last made
         self._ahead: dict[str, float] = {}      # virtual times of tenants that left ahead of it
+        self._seen: dict[str, float] = {}       # when a tenant's request was submitted last
         self._length = 0
         self.num_tokens = 0
 
@@ -47,12 +49,34 @@ class WaitingQueue:
         for tenant in self.tenants.values():
             yield from tenant.waiting
 
+    def name_of(self, request: Request) -> str:
+        """The tenant that the request counts for."""
+        return request.options.tenant if self._is_fair else ""
+
+    def seen(self, request: Request, now: float) -> None:
+        """The request was submitted now."""
+        self._seen[self.name_of(request)] = now
+        if len(self._seen) > MAX_REMEMBERED:
+            self._seen = {name: at for name, at in self._seen.items() if at > now - RECENT_S}
+
+    def others_may_come(self, tenant: Tenant, now: float) -> bool:
+        """Whether a tenant that has no row now was there lately."""
+        return len(self._seen) > 1 and any(
+            at > now - RECENT_S and name != tenant.name and (name not in self.tenants or not self.tenants[name].rows)
+            for name, at in self._seen.items())
+
+    def by_share(self, running: list[Request]) -> list[Request]:
+        """Running requests, those of tenants with the fewest rows for their weight first."""
+        if len(self.tenants) < 2:
+            return running
+        return sorted(running, key=lambda request: (tenant := self.tenant_of(request)).rows / tenant.weight)
+
     def tenant_of(self, request: Request) -> Tenant:
-        return self.tenants[request.options.tenant if self._is_fair else ""]
+        return self.tenants[self.name_of(request)]
 
     def add(self, request: Request) -> None:
         """A request that waits, new or again."""
-        name = request.options.tenant if self._is_fair else ""
+        name = self.name_of(request)
         tenant = self.tenants.get(name)
         weight = request.options.weight
         if tenant is None:

@@ -22,8 +22,10 @@ from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
 from zse.scheduler.budget import ChunkBudget
 from zse.scheduler.options import DEFAULT, RequestOptions, check_options
+from zse.scheduler.pace import Pace
 from zse.scheduler.policy import (
     LEAST_MEASURED_SHARE,
+    LEAST_ROWS_TO_KEEP,
     REPLY_MEAN_STEP,
     Policy,
     age_order,
@@ -143,6 +145,8 @@ class Scheduler:
         self._deadlines: list[tuple[float, int]] = []   # a heap of (deadline_at, id), of those that have gone too
         self._now = 0.0                     # the latest time that was told
         self._chunks = ChunkBudget(policy.mixed_ratio) if policy.mixed_ratio else None
+        self._pace = Pace(self._queue, self._chunks) if self._chunks is not None and policy.fair_share else None
+        self._held: str | None = None       # the tenant that this step leaves out
         self._batch_left = 0                # requests that a static batch may still admit
         self._mean_reply = FIRST_MEAN_REPLY
         self._blocked: tuple = ()           # the first waiting request, and what it found too few pages with
@@ -181,6 +185,7 @@ class Scheduler:
         self._arrivals += 1
         self._requests[id] = request
         self._queue.add(request)
+        self._queue.seen(request, now)
         if options.deadline_ms is not None:
             heappush(self._deadlines, (request.deadline_at, id))
         self.counters.submitted += 1
@@ -399,6 +404,17 @@ class Scheduler:
         if ahead and self._in_flight[0].num_drafts:
             return None     # where its requests go on is not known, and without them others would run in smaller steps
         self._now = max(self._now, now)
+        self._held = self._pace.held() if self._pace is not None else None
+        batch = self._make_batch(ahead)
+        if batch is None and self._held is not None:
+            self._held = None       # the others have nothing to run now
+            batch = self._make_batch(ahead)
+        if batch is not None:
+            self._in_flight.append(batch)
+            self.counters.scheduled_tokens += batch.num_tokens
+        return batch
+
+    def _make_batch(self, ahead: bool) -> Batch | None:
         preemptions = self.counters.preemptions
         decoding: tuple[list[Entry], int] | None = [], 0
         if self.policy.chunked_prefill or not self._has_prompts():
@@ -409,9 +425,9 @@ class Scheduler:
         num_decode = len(entries)
         budget = min(self.max_tokens - num_decode - num_drafts, self._prefill_budget(num_decode + num_drafts))
         if num_decode < len(self._running):
-            for request in self._running:
+            for request in self._queue.by_share(self._running):
                 remaining = len(request.tokens) - request.computed_len
-                if remaining > 1 and budget:
+                if remaining > 1 and budget and not self._is_held(request):
                     budget -= self._add(entries, request, min(remaining, budget))
         # Pages that a preemption has just freed are for the decode rows: admitting now would take them back.
         if preemptions == self.counters.preemptions:
@@ -422,10 +438,7 @@ class Scheduler:
             num_decode = len(entries)
         if not entries:
             return None
-        batch = Batch(entries, num_decode, self.cache.take_transfers(), num_drafts)
-        self._in_flight.append(batch)
-        self.counters.scheduled_tokens += batch.num_tokens
-        return batch
+        return Batch(entries, num_decode, self.cache.take_transfers(), num_drafts)
 
     def commit(self, batch: Batch, sampled: list[tuple[int, object]]) -> list[Output]:
         """Take the results of the oldest batch in flight: (token, logprobs or None) for each entry that samples, in
@@ -535,6 +548,15 @@ class Scheduler:
         """The batch took `seconds` on the device: what chunks of prompts go by (Policy.mixed_ratio)."""
         if self._chunks is not None:
             self._chunks.observe(batch.num_decode, batch.num_tokens - batch.num_decode, seconds)
+            if self._pace is not None:
+                self._pace.observe(batch, seconds)
+
+    def _is_held(self, request: Request) -> bool:
+        """Whether its tenant is left out of this step."""
+        return self._held is not None and self._queue.name_of(request) == self._held
+
+    def _must_wait(self, request: Request) -> bool:
+        return self._is_held(request) or self._prompts.must_wait(request)
 
     def _has_prompts(self) -> bool:
         """Whether prompts are to be computed: those of running requests, or of one that there is a row for."""
@@ -545,13 +567,16 @@ class Scheduler:
         """An entry for each running request that has one token to run, and how many drafts they have; None when that
         needs pages that only a preemption gives, which the batch in flight forbids (`ahead`)."""
         entries: list[Entry] = []
-        running, tables = self._running, self.cache.tables
+        running, tables, held = self._running, self.cache.tables, self._held
         num_drafts = 0
         # Every running request can have its token beside the drafts.
         most_drafts = min(self.max_drafts, self.max_tokens - len(running))
         index = 0
         while index < len(running):   # preemption takes from the far end of this list, or this request itself
             request = running[index]
+            if held is not None and self._is_held(request):
+                index += 1
+                continue
             start, pending = request.computed_len, request.pending
             length = len(request.tokens) + pending
             # The last token that a request may have is never fed back.
@@ -645,6 +670,10 @@ class Scheduler:
         request = queue.head(self._must_wait)
         if request is None:
             return None
+        if len(self._free_rows) == 1 and self.max_rows >= LEAST_ROWS_TO_KEEP and self.policy.fair_share:
+            tenant = queue.tenant_of(request)
+            if tenant.rows and queue.others_may_come(tenant, self._now):
+                return None     # the last row is for a tenant that has none
         if self.policy.batching == "static":
             if not running:
                 self._batch_left = min(len(queue), self.max_rows)
