@@ -18,12 +18,14 @@ from zse.cache.prefix import PrefixCache
 from zse.engine.config import EngineConfig
 from zse.engine.core import Engine
 from zse.engine.memory import plan_memory
+from zse.engine.messages import Ask
 from zse.engine.runner import Runner
 from zse.formats.source import open_model
 from zse.kernel import cache
 from zse.models.load import Model, load_model, place, plan_model
 from zse.runtime.cpu import CPUDevice
 from zse.runtime.emulate import EmulateDevice
+from zse.sampling.beam import BeamParams
 from zse.sampling.params import SamplingParams
 from zse.scheduler.options import RequestOptions
 from zse.scheduler.scheduler import Scheduler
@@ -244,6 +246,39 @@ def test_drafts_are_verified_on_a_gpu(home, tmp_path):
     again, counters = run(speculator)
     assert again == told
     assert 0 < counters.accepted_tokens < counters.drafted_tokens
+
+
+def test_jobs_and_beams(home, tmp_path):
+    """Log-probabilities and hidden states beside a request that runs ahead, and a beam search: a GPU's recordings."""
+    device = EmulateDevice("sm_90a", cache.package_variants("sm_90a"))
+    model, plan = load_emulated(device, str(tiny.write("llama", tmp_path, "BF16")))
+    config = plan_memory(EngineConfig(model="m", max_rows=2, max_context=64, max_tokens_per_step=16), plan, device).config
+    scheduler = Scheduler(num_pages=config.num_pages, max_rows=2, max_tokens=16, max_context=64,
+                          vocab_size=plan.config.vocab_size, eos_ids=frozenset((2,)))
+    engine = Engine(scheduler, Runner(device, model, config))
+    ids = tiny.tokens("llama").tolist()[:10]
+    weights = {name: (tiny.to_bf16(values).astype(np.uint32) << 16).view(np.float32)
+               for name, values in tiny.by_role("llama", model.config).items()}
+    logits = numpy_model.forward(model.config, weights, np.array(ids), np.float64)
+    logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    engine.submit(1, ids[:5], SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True))
+    engine.measure(2, ids, Ask("logprobs", top=2))
+    engine.measure(3, ids, Ask("last"))
+    engine.search(4, ids, BeamParams(beam_width=2, max_tokens=2))
+    over = {}
+    while engine.has_work:
+        engine.step()
+        over |= {job.id: job.result for job in engine.over_jobs()}
+        assert scheduler.check_integrity() == []
+    near = 0.05 * np.abs(logits).max()
+    found = [entry.logprob for entry in over[2].logprobs[1:]]
+    assert np.abs(np.array(found) - logprobs[np.arange(9), ids[1:]]).max() < near
+    assert [len(entry.top) for entry in over[2].logprobs[1:]] == [2] * 9
+    state = np.frombuffer(over[3].vector, "<f4").astype(np.float64)
+    head = weights["embed" if model.config.tied_head else "head"].astype(np.float64)
+    assert np.abs(head @ state - logits[-1]).max() < near
+    assert len(over[4].replies) == 2
+    assert abs(over[4].replies[0].logprobs[0].logprob - logprobs[-1, over[4].replies[0].tokens[0]]) < near
 
 
 def test_a_profiled_step_has_every_launch(home, tmp_path):

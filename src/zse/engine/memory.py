@@ -59,6 +59,9 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
             total += 4 * (rows + JOB_ROWS) * context // PAGE + 4 * rows * context     # page table, token history
             total += 2 * inputs_nbytes(tokens, lines, new_pages(tokens, rows), input_nbytes(rows + drafts))
             total += 2 * masks_nbytes(lines, model.vocab_size)
+            # What jobs need when the first of them comes (engine/forwards.py).
+            total += inputs_nbytes(tokens, lines, new_pages(tokens, JOB_ROWS), input_nbytes(lines)) + 16 * lines
+            total += device_nbytes(lines, model.vocab_size)
             total += 2 * device_nbytes(rows + drafts, model.vocab_size) + num_sms(device) * PARTIAL_BYTES
         return total
 
