@@ -5,6 +5,7 @@ from test_scheduler import greedy, make, shape, step
 
 from zse.cache.offload import HostPool
 from zse.cache.pages import PAGE
+from zse.cache.prefix import PrefixCache
 from zse.errors import RequestError
 from zse.scheduler.options import RequestOptions
 from zse.scheduler.policy import PATIENCE_S, Policy
@@ -241,3 +242,19 @@ def test_what_preemption_does(preemption, token_s, page_s, swaps):
     assert scheduler.cache.is_swapped(1) is swaps
     # Two pages of 30 tokens come back, or are computed again.
     assert step(scheduler)[0] == [(1, 30, 1, True) if swaps else (1, 0, 31, True)]
+
+
+def test_a_swapped_prompt_that_is_not_finite_is_not_cached():
+    """Its numbers come back from the host as unknown as they went: found by a walk (preempted twice while its prompt was
+    computed in chunks, a chunk of which was not finite)."""
+    scheduler = make(max_tokens=8, host=HostPool(10), prefix_cache=PrefixCache(16, "lru"),
+                     policy=Policy(preemption="swap"))
+    submit(scheduler, 1, prompt_len=30, max_tokens=5)
+    for _ in range(2):
+        step(scheduler)
+        scheduler._preempt(scheduler.request(1))
+        assert scheduler.cache.is_swapped(1) and scheduler.cache.prefix.num_nodes == 0
+    while scheduler.request(1):
+        batch = scheduler.schedule()
+        scheduler.commit(batch, [(-1, None)] * batch.num_samples)
+    assert scheduler.counters.failed == 1 and scheduler.cache.prefix.num_nodes == 0

@@ -218,7 +218,7 @@ class Scheduler:
         self.counters.forks += 1
         shared = min(parent.committed_len, length, len(tokens) - 1)
         if self._free_rows and parent.state is RUNNING and self.cache.fork(source, id, shared, len(tokens)):
-            self._run(child, shared)
+            self._run(child, shared, shared)
         else:
             self.cache.commit(source, parent.tokens, parent.committed_len, partial=True)
             self._queue.add(child)
@@ -645,10 +645,11 @@ class Scheduler:
         self.cache.commit(request.id, request.tokens, request.committed_len, partial=True)
         if not (self.should_swap(request) and self.cache.swap_out(request.id, request.computed_len)):
             self.cache.release(request.id)
+            request.committed_len = 0
         self._free_rows.append(request.row)
         self.counters.preemptions += 1
         request.lost_len = request.computed_len
-        request.row, request.computed_len, request.committed_len, request.state = -1, 0, 0, WAITING
+        request.row, request.computed_len, request.state = -1, 0, WAITING
         if request.drafts:
             request.drafts = ()
         request.preemptions += 1
@@ -685,6 +686,7 @@ class Scheduler:
         if running and state == self._blocked:
             return None
         length = request.max_cached_len if is_pinned(request) else len(request.tokens)
+        is_swapped = self.cache.is_swapped(request.id)
         cached = self.cache.admit(request.id, length, request.tokens, request.salt,
                                   spare=held + self._spare_pages(request, length))
         if cached is None:
@@ -692,7 +694,8 @@ class Scheduler:
             return None
         self._batch_left -= 1
         queue.remove(request)
-        self._run(request, cached)
+        # What comes back from the host is as sound as it was: of a prompt half computed nobody knows yet.
+        self._run(request, cached, request.committed_len if is_swapped else cached)
         self.counters.recomputed_tokens += max(0, request.lost_len - cached)
         request.lost_len = 0
         if request.cached_len < 0:
@@ -728,15 +731,17 @@ class Scheduler:
                 self.counters.deadlines_missed += 1
         self._leave(request)
 
-    def _run(self, request: Request, computed_len: int) -> None:
-        """The request has pages, with K and V of `computed_len` tokens: give it a row."""
+    def _run(self, request: Request, computed_len: int, committed_len: int) -> None:
+        """The request has pages, with K and V of `computed_len` tokens, the first `committed_len` of which are known to be
+        sound: give it a row."""
         insort(self._running, request, key=age_order)
         request.row, request.state = self._free_rows.pop(), RUNNING
         if not request.residency:
             self.counters.queue_wait_s += self._now - request.submitted_at
             self.waits.add(self._now - request.submitted_at)
         request.residency += 1
-        request.computed_len = request.committed_len = request.stay_start = computed_len
+        request.computed_len = request.stay_start = computed_len
+        request.committed_len = committed_len
         request.stay_tokens = self._expected_len(request) - computed_len
         self._queue.started(request, request.stay_tokens)
 
