@@ -290,9 +290,6 @@ class Scheduler:
         if request is not None:
             self._leave(request)
 
-    def _must_wait(self, request: Request) -> bool:
-        return request.held or self._prompts.must_wait(request)
-
     # -- sequences that run beside the requests
 
     def check_sequence(self, token_ids: list[int]) -> int:
@@ -556,7 +553,7 @@ class Scheduler:
         return self._held is not None and self._queue.name_of(request) == self._held
 
     def _must_wait(self, request: Request) -> bool:
-        return self._is_held(request) or self._prompts.must_wait(request)
+        return request.held or self._is_held(request) or self._prompts.must_wait(request)
 
     def _has_prompts(self) -> bool:
         """Whether prompts are to be computed: those of running requests, or of one that there is a row for."""
