@@ -86,7 +86,7 @@ def test_what_does_not_fit_is_told(load):
     with pytest.raises(ConfigError, match="8 steps do not fit the context of 64 tokens"):
         profile.profile(load(max_rows=4, max_context=64, max_tokens_per_step=16), rows=4, prompt_tokens=52, steps=8,
                         repeats=1)
-    with pytest.raises(ConfigError, match="need 192 tokens of KV cache, this engine has 64: take fewer rows"):
+    with pytest.raises(ConfigError, match="need 12 pages of KV cache, this engine has 4: take fewer rows"):
         profile.profile(load(max_rows=4, num_pages=4), rows=4, prompt_tokens=30, steps=4, repeats=1)
 
 

@@ -13,6 +13,8 @@ from session import Session
 
 from zse.bench.profile import profile
 from zse.bench.speed import greedy
+from zse.cache.grouped import GroupedCacheManager
+from zse.cache.groups import geometry
 from zse.cache.offload import HostPool
 from zse.cache.prefix import PrefixCache
 from zse.engine.config import EngineConfig
@@ -31,6 +33,7 @@ from zse.scheduler.options import RequestOptions
 from zse.scheduler.scheduler import Scheduler
 from zse.speculative.speculator import Speculator
 from zse.structured.options import Structure
+from zse.tensor import Tensor
 
 TOKENS = 14
 
@@ -279,6 +282,44 @@ def test_jobs_and_beams(home, tmp_path):
     assert np.abs(head @ state - logits[-1]).max() < near
     assert len(over[4].replies) == 2
     assert abs(over[4].replies[0].logprobs[0].logprob - logprobs[-1, over[4].replies[0].tokens[0]]) < near
+
+
+@pytest.mark.parametrize("like", ["sm_80", "sm_90a"])
+def test_no_kernel_reads_what_a_window_has_passed(like, home, tmp_path, monkeypatch):
+    """A prompt in chunks and a few tokens on a model with layers in groups: pages that were given back are NaN at once."""
+    device = EmulateDevice(like, cache.package_variants(like))
+    model, plan = load_emulated(device, str(tiny.write("gemma3", tmp_path, "BF16")))
+    wanted = EngineConfig(model="m", max_rows=1, max_context=64, max_tokens_per_step=16, prefix_cache=False)
+    config = plan_memory(wanted, plan, device).config
+    runner = Runner(device, model, config)
+    pages = geometry(plan.config, 16, 2)
+    assert pages.num_groups == runner.kv.num_groups == 7
+    scheduler = Scheduler(num_pages=config.num_pages, max_rows=1, max_tokens=16, max_context=64,
+                          vocab_size=plan.config.vocab_size, geometry=pages)
+    trim, gone = GroupedCacheManager.trim, []
+
+    def trim_and_poison(self, sequence, position):
+        held = self.windows(sequence).held()
+        trim(self, sequence, position)
+        for page in held:
+            if not self.allocator.references(page):
+                nbytes = runner.kv.page_nbytes
+                device.write(Tensor(runner.kv.buffer, (nbytes,), "u8", page * nbytes), b"\xff" * nbytes)
+                gone.append(page)
+
+    monkeypatch.setattr(GroupedCacheManager, "trim", trim_and_poison)
+    engine = Engine(scheduler, runner)
+    ids = tiny.tokens("gemma3").tolist()
+    engine.submit(0, ids, greedy(3))
+    said = []
+    while engine.has_work:
+        for output in engine.step():
+            assert output.finish != "error"
+            said += output.tokens
+    assert len(said) == 3 and gone
+    logits = Session(device, model, rows=1, max_tokens=16, context=64).run([*ids, *said[:2]], [16, 16, 8, 1, 1])
+    for line, token in zip(logits[39:], said, strict=True):
+        assert line[token] >= line.max() - 0.02 * np.abs(logits).max()
 
 
 def test_a_profiled_step_has_every_launch(home, tmp_path):

@@ -67,7 +67,7 @@ def gpu(request):
 def runner_of(gpu, path, **options):
     source = open_model(path)
     plan = plan_model(source, family="gpu")
-    default = dict(model="m", max_rows=4, max_context=256, num_pages=64, max_tokens_per_step=512)
+    default = dict(model="m", max_rows=4, max_context=256, num_pages=64 * 7, max_tokens_per_step=512)
     config = EngineConfig(**default | options)
     return Runner(gpu, load_model(gpu, plan), plan_memory(config, plan, gpu).config)
 
@@ -103,9 +103,10 @@ def test_turns_alternate_and_feed_each_other(gpu, tmp_path):
     assert first.launches[0].nbytes < runner._graph("mixed", 512, 0).launches[0].nbytes
 
 
-def test_the_memory_plan_counts_what_is_allocated(tmp_path):
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_the_memory_plan_counts_what_is_allocated(family, tmp_path):
     gpu = NullGPU(family="gpu", arch=90)
-    source = open_model(write("llama", tmp_path))
+    source = open_model(write(family, tmp_path))
     plan = plan_model(source, family="gpu")
     memory = plan_memory(EngineConfig(model="m", max_rows=4), plan, gpu)
     runner = Runner(gpu, load_model(gpu, plan), memory.config)

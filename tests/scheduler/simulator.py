@@ -30,6 +30,7 @@ import zlib
 
 import msgspec
 
+from zse.cache.groups import ONE_GROUP, PageGeometry
 from zse.cache.offload import HostPool
 from zse.cache.pages import PAGE, PageAllocator, pages_for
 from zse.cache.prefix import PrefixCache
@@ -93,8 +94,9 @@ class FlakyAllocator(PageAllocator):
 
 
 class FakeDevice:
-    def __init__(self, num_pages: int, max_rows: int):
-        # (salt, position, hash of the tokens up to there), and the arrival of the request that spoilt it, or -1
+    def __init__(self, num_pages: int, max_rows: int, geometry: PageGeometry = ONE_GROUP):
+        self.geometry = geometry
+        # (salt, position, hash of the tokens up to there; of a windowed group: its number and these), and the arrival of the request that spoilt it, or -1
         self.slots: list[tuple | None] = [None] * (num_pages * PAGE)
         self.spoilt = [-1] * (num_pages * PAGE)
         self.num_spoilt = 0
@@ -157,6 +159,8 @@ class FakeDevice:
                 if self.num_spoilt:
                     spoilers.update(self.spoilt[page * PAGE:page * PAGE + min(PAGE, end - len(read) + PAGE)])
             assert read[:end] == content, f"{request} reads what is not its own"
+            for group, table in enumerate(entry.windows.pages if entry.windows is not None else (), 1):
+                spoilers |= self.run_windowed(entry, group, table, content, spoilt, written)
             spoilers.discard(-1)
             assert spoilers <= {request.arrival}, f"{request} reads numbers of others that are not finite"
             assert entry.samples in (0, 1 + len(entry.drafts))
@@ -170,23 +174,47 @@ class FakeDevice:
         return sampled
 
 
+    def run_windowed(self, entry, group: int, table: list[int], content, spoilt: int, written) -> set[int]:
+        """The same in a group whose queries see no more than the window; who spoilt what they read."""
+        spoilers, end = set(), entry.start + entry.count
+        for position in range(max(0, entry.start + 1 - self.geometry.window), end):
+            page = table[position // PAGE]
+            assert page >= 0, f"{entry.request} reads a page that was trimmed"
+            at = page * PAGE + position % PAGE
+            held = (group, content[position])
+            if position >= entry.start:
+                self.slots[at], self.spoilt[at] = held, spoilt
+                written.append((at, held))
+            assert self.slots[at] == held, f"{entry.request} reads what is not its own"
+            spoilers.add(self.spoilt[at])
+        return spoilers
+
+
 class Simulation:
-    """One walk. checks_every: operations between two check_integrity(), which cost most of the time."""
+    """One walk. checks_every: operations between two check_integrity(), which cost most of the time. grouped: layers in
+    groups, of which all but one see a window."""
 
     nan_chance = 0.02       # that some rows of a step are not finite
 
-    def __init__(self, seed: int, checks_every: int = 1):
+    def __init__(self, seed: int, checks_every: int = 1, grouped: bool = False):
         self.rng = rng = random.Random(seed)
         self.checks_every, self.num_checks = checks_every, 0
         self.num_pages = rng.randint(2, 24)
         self.max_rows = rng.randint(1, 6)
+        max_tokens = self.max_rows + rng.randint(0, 40)
+        geometry = ONE_GROUP
+        if grouped:
+            window = rng.choice((1, 5, PAGE, PAGE + 1, 40))
+            most = pages_for(window - 1 + 2 * max(max_tokens, PAGE)) + 1
+            geometry = PageGeometry(rng.randint(1, 3), window, most)
+            self.num_pages *= geometry.num_groups
         self.allocator = FlakyAllocator(self.num_pages, rng)
         self.scheduler = Scheduler(
-            num_pages=self.num_pages, max_rows=self.max_rows, max_tokens=self.max_rows + rng.randint(0, 40),
+            num_pages=self.num_pages, max_rows=self.max_rows, max_tokens=max_tokens,
             max_context=rng.choice((20, 64, 150)), vocab_size=VOCAB, eos_ids=frozenset((EOS,)),
             max_waiting=rng.choice((3, 100)), allocator=self.allocator, max_drafts=rng.choice((0, 3, 20)),
             prefix_cache=PrefixCache(self.num_pages, policy) if (policy := rng.choice(POLICIES)) else None,
-            host=HostPool(rng.choice((0, 4, 40, 40))),
+            host=HostPool(rng.choice((0, 4, 40, 40))), geometry=geometry,
             policy=Policy(reserve_output=rng.random() < 0.5, batching=rng.choice(("continuous", "continuous", "static")),
                           fair_share=rng.random() < 0.7,
                           chunked_prefill=rng.random() < 0.8, tenant_weights={"a": 3.0},
@@ -196,8 +224,8 @@ class Simulation:
         self.beginnings = [[rng.randrange(VOCAB) for _ in range(150)] for _ in range(3)]
         self.said: list[list[int]] = []         # prompts and replies of requests that have ended
         self.num_tokens = {"prompt": 0, "cached": 0}
-        self.capacity = min(self.scheduler.max_context, self.num_pages * PAGE + 1)
-        self.device = FakeDevice(self.num_pages, self.max_rows)
+        self.capacity = min(self.scheduler.max_context, self.scheduler.cache.capacity + 1)
+        self.device = FakeDevice(self.num_pages, self.max_rows, geometry)
         self.flight: list[tuple[Batch, list]] = []   # submitted, not committed
         self.ahead_rate = rng.choice((0.0, 0.9, 1.0))
         self.draft_rate = rng.choice((0.0, 0.5, 1.0))
@@ -224,6 +252,16 @@ class Simulation:
                 assert request.preemptions == MAX_PREEMPTIONS and held >= pages_for(request.max_cached_len), (
                     f"{request} was preempted {request.preemptions} times and is not pinned")
 
+    def pages_of(self, entry, first: int) -> list[int]:
+        """The pages of all groups that an entry needs for its tokens from position `first` on."""
+        end = -(-(entry.start + entry.count) // PAGE)
+        pages = entry.pages[first // PAGE:end]
+        if entry.windows is not None:
+            seen = self.device.geometry.first(entry.start)
+            pages = pages + [page for table in entry.windows.pages for page in table[max(seen, first // PAGE):end]]
+            assert -1 not in pages, f"{entry.request}: a page that its window needs was trimmed"
+        return pages
+
     def inspect(self, batch: Batch) -> None:
         """What must be true of a batch beside what the device sees."""
         assert batch.num_tokens == sum(entry.count for entry in batch.entries) <= self.scheduler.max_tokens
@@ -232,12 +270,12 @@ class Simulation:
         assert len(requests) == len(batch.entries), "a request stands twice in a batch"
         written = {}
         for entry in batch.entries:
-            for page in entry.pages[entry.start // PAGE:-(-(entry.start + entry.count) // PAGE)]:
+            for page in self.pages_of(entry, entry.start):
                 assert self.allocator.references(page) == 1, f"{entry.request} writes a page that others hold"
                 written[page] = entry.request
         for other, _ in self.flight:
             for entry in other.entries:
-                for page in entry.pages[:-(-(entry.start + entry.count) // PAGE)]:
+                for page in self.pages_of(entry, 0):
                     assert written.get(page, entry.request) is entry.request, "a page in flight was given away"
                 if entry.request not in requests:
                     assert all(entry.request.row != request.row for request in requests), "a row in flight was given away"

@@ -32,6 +32,21 @@ def test_invariants_hold_on_random_walks(part):
         walk(seed)
 
 
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_invariants_hold_with_groups_of_layers(first):
+    totals: dict[str, float] = {}
+    for seed in range(first, first + 20):
+        simulation = Simulation(seed, grouped=True)
+        try:
+            simulation.run(250)
+        except AssertionError as error:
+            raise AssertionError(f"simulation seed {seed}: {error}") from error
+        for name, value in simulation.scheduler.snapshot().items():
+            totals[name] = totals.get(name, 0) + value
+    for name in ("trimmed_pages", "prefix_hits", "prefix_copied_pages", "prefix_evicted_pages", "preemptions", "forks"):
+        assert totals[name] > 10, name
+
+
 def test_walks_reach_every_state():
     """The walk is worth its time only if it preempts, refuses, cancels in flight and fails rows."""
     totals: dict[str, float] = {"ahead": 0, "preempted": 0}

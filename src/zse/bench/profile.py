@@ -9,7 +9,6 @@ import time
 from typing import Any, NamedTuple
 
 from zse.bench.speed import greedy, prompt_ids
-from zse.cache.pages import PAGE, pages_for
 from zse.errors import ConfigError, EngineError
 
 TYPE_CHECKING = False
@@ -88,10 +87,10 @@ def profile(loaded: "Loaded", *, rows: int = 1, prompt_tokens: int = 512, steps:
     length = prompt_tokens + WARM_UP + steps + 1
     if length > loaded.config.max_context:
         raise _too_long(prompt_tokens, steps, loaded.config.max_context)
-    needed = rows * pages_for(length)
+    needed = rows * engine.scheduler.cache.pages_needed(length)
     if needed > loaded.config.num_pages:
-        raise ConfigError(f"{rows} rows of {prompt_tokens} prompt tokens need {needed * PAGE} tokens of KV cache, this "
-                          f"engine has {loaded.config.num_pages * PAGE}: take fewer rows, or a larger --max-memory")
+        raise ConfigError(f"{rows} rows of {prompt_tokens} prompt tokens need {needed} pages of KV cache, this "
+                          f"engine has {loaded.config.num_pages}: take fewer rows, or a larger --max-memory")
     prompts = [prompt_ids(vocabulary, prompt_tokens, seed) for seed in range(WARM_UP + PROMPTS + rows)]
     return [_prefill(engine, prompts[rows:], repeats), _decode(engine, prompts[:rows], steps, repeats)]
 

@@ -1,7 +1,8 @@
 """Where keys and values lie in device memory.
 
-A page holds PAGE tokens of every layer: its blocks are K of layer 0, V of layer 0, K of layer 1, ..., each of
-num_kv_heads * head_dim * PAGE elements, and in 8 bits PAGE scales a head (kernels/kv_pages.py). Memory is touched page by page, so what is resident follows what is in use (one
+A page holds PAGE tokens of every layer (of a group, in models with windowed layers: groups.py): its blocks are K of layer
+0, V of layer 0, K of layer 1, ..., each of num_kv_heads * head_dim * PAGE elements, and in 8 bits PAGE scales a head
+(kernels/kv_pages.py). Memory is touched page by page, so what is resident follows what is in use (one
 array a layer would touch 2 * num_layers places, with huge pages 2 MiB each, for the first token).
 
 Kernels see layer l's keys as an array [blocks, num_kv_heads, head_dim, PAGE] (on a GPU [blocks, num_kv_heads, PAGE,
@@ -9,6 +10,7 @@ head_dim], like the values everywhere) that starts at the layer's first block, a
 p * blocks_per_page: page tables hold these *block* numbers, not page numbers (`block_of`).
 """
 
+from zse.cache.groups import Layers
 from zse.errors import ConfigError
 from zse.kernels.kv_pages import head_nbytes, pages_shape
 from zse.tensor import Tensor
@@ -18,24 +20,30 @@ KV_DTYPES = {"f16": "f16", "f32": "f32", "bf16": "bf16", "int8": "i8", "fp8": "e
 GROW_BYTES = 256 << 20          # of device memory at once: a GPU maps it in about a millisecond
 
 
-def page_nbytes(config, dtype: str = "f16") -> int:
-    """Bytes of one page: K and V of PAGE tokens in all layers of a ModelConfig."""
+def page_nbytes(config, dtype: str = "f16", groups: Layers | None = None) -> int:
+    """Bytes of one page: K and V of PAGE tokens in all layers of a ModelConfig, or in a group of them."""
     if dtype not in KV_DTYPES:
         raise ConfigError(f"KV cache dtype {dtype!r}: expected one of {', '.join(KV_DTYPES)}")
-    return 2 * config.num_layers * config.num_kv_heads * head_nbytes(config.head_dim, KV_DTYPES[dtype])
+    return 2 * _page_layers(config, groups) * config.num_kv_heads * head_nbytes(config.head_dim, KV_DTYPES[dtype])
+
+
+def _page_layers(config, groups: Layers | None) -> int:
+    return max(map(len, groups)) if groups else config.num_layers
 
 
 class KVCache:
     """`num_pages` pages in one buffer. keys[l] and values[l]: Tensors of layer l for the kernels; see the module for
-    their numbering. Buffers are zero-filled. What is not written costs no memory: on a CPU pages become resident when
+    their numbering. groups: layers with a page table of their own (default: all have one); group_of[l]: which. Buffers are zero-filled. What is not written costs no memory: on a CPU pages become resident when
     first written, on a GPU `need` maps more of the buffer's addresses."""
 
-    def __init__(self, device, config, num_pages: int, dtype: str = "f16"):
+    def __init__(self, device, config, num_pages: int, dtype: str = "f16", groups: Layers | None = None):
         if num_pages < 1:
             raise ConfigError(f"num_pages must be at least 1, got {num_pages}")
         self.num_pages, self.dtype = num_pages, dtype
-        self.page_nbytes = page_nbytes(config, dtype)
-        self.blocks_per_page = 2 * config.num_layers
+        groups = groups or (tuple(range(config.num_layers)),)
+        self.num_groups = len(groups)
+        self.page_nbytes = page_nbytes(config, dtype, groups)
+        self.blocks_per_page = 2 * _page_layers(config, groups)
         if hasattr(device, "alloc_growing"):
             self.buffer = device.alloc_growing(first_nbytes(self.nbytes), self.nbytes, label="kv cache")
         else:
@@ -44,10 +52,11 @@ class KVCache:
         count = (num_pages - 1) * self.blocks_per_page + 1      # of any layer: the last page's block is the last index
         heads, dim, kind = config.num_kv_heads, config.head_dim, KV_DTYPES[dtype]
         keys, values = (pages_shape(dim, kind, keys, device.family) for keys in (True, False))
-        self.keys = [Tensor(self.buffer, (count, heads, *keys), kind, 2 * layer * block)
-                     for layer in range(config.num_layers)]
-        self.values = [Tensor(self.buffer, (count, heads, *values), kind, (2 * layer + 1) * block)
-                       for layer in range(config.num_layers)]
+        places = {layer: (group, place) for group, layers in enumerate(groups) for place, layer in enumerate(layers)}
+        self.group_of = [places[layer][0] for layer in range(config.num_layers)]
+        at = [2 * places[layer][1] * block for layer in range(config.num_layers)]
+        self.keys = [Tensor(self.buffer, (count, heads, *keys), kind, offset) for offset in at]
+        self.values = [Tensor(self.buffer, (count, heads, *values), kind, offset + block) for offset in at]
 
     def need(self, page: int) -> None:
         """Have memory for pages up to number `page`. DeviceError when there is none."""

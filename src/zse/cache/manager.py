@@ -29,6 +29,7 @@ class CacheManager:
         self.allocator, self.prefix, self.host = allocator, prefix, host or HostPool(0)
         if prefix is not None:
             prefix.attach(allocator, self.host, lambda transfer: self._transfers.append(transfer))
+        self.num_groups = 1     # of layers, each with a page table: see GroupedCacheManager
         self._swapped: dict[int, tuple[list[int], int]] = {}    # (slots, tokens) of sequences that went to the host
         self.num_swapped_out = self.num_swapped_in = self.num_onloaded = 0
         self.num_hits = self.num_hit_tokens = self.num_copied_pages = 0
@@ -37,6 +38,19 @@ class CacheManager:
         self._last: dict[int, Node] = {}        # the node of the last full page that they entered
         self._num_shared: dict[int, int] = {}   # pages that were there when they were admitted
         self._transfers: list[Transfer] = []
+
+    def pages_needed(self, length: int) -> int:
+        """Pages that a sequence of `length` tokens holds at most."""
+        return pages_for(length)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of the longest sequence that all pages together hold."""
+        return self.num_pages * PAGE
+
+    def covered(self, sequence: int) -> int:
+        """Tokens of the sequence that there are pages for."""
+        return PAGE * len(self.table(sequence))
 
     def reserve(self, sequence: int, length: int) -> bool:
         """Give `sequence` pages for `length` tokens. False, and nothing changed, when too few are free."""
@@ -72,19 +86,22 @@ class CacheManager:
             self.prefix.promote(node, page)     # type: ignore[union-attr]
         self.num_onloaded += len(cold)
         if match.source is not None:
-            self._transfers.append(_copy_of(match.source, pages[len(cold)]))
+            self._transfers.append(copy_of(match.source, pages[len(cold)]))
             self.num_copied_pages += 1
-        table = self._tables[sequence] = shared + pages
+        self._tables[sequence] = shared + pages
         if self.prefix is not None:
-            self._salts[sequence] = salt
-            if match.nodes:
-                self._last[sequence] = match.nodes[-1]
-                self._num_shared[sequence] = len(match.nodes)
-            if match.length:
-                self.num_hits += 1
-                self.num_hit_tokens += match.length
-                self.prefix.hit(match)
-        return max(match.length, self._swap_in(sequence, table, len(match.nodes)))
+            self._remember(sequence, salt, match)
+        return max(match.length, self._swap_in(sequence, len(match.nodes)))
+
+    def _remember(self, sequence: int, salt: "Salt", match: Match) -> None:
+        self._salts[sequence] = salt
+        if match.nodes:
+            self._last[sequence] = match.nodes[-1]
+            self._num_shared[sequence] = len(match.nodes)
+        if match.length:
+            self.num_hits += 1
+            self.num_hit_tokens += match.length
+            self.prefix.hit(match)      # type: ignore[union-attr]
 
     def _new_pages(self, match: Match, cold: list[Node], count: int, spare: int) -> list[int] | None:
         """`count` new pages, without giving up what is to be filled into the first of them from the host (`cold`), nor,
@@ -128,29 +145,35 @@ class CacheManager:
     def can_swap(self, length: int) -> bool:
         """Whether swap_out() of `length` tokens would find host slots."""
         on_host = self.prefix.num_on_host if self.prefix is not None else 0
-        return 0 < pages_for(length) <= self.host.num_free + on_host
+        return 0 < self.pages_needed(length) <= self.host.num_free + on_host
 
     def swap_out(self, sequence: int, length: int) -> bool:
         """Move the sequence's first `length` tokens to host slots, by the next batch's transfers, and give all its pages
         back. False, and nothing changed, when too few slots are free. admit() brings them back, drop_swapped() gives
         them up; nothing of the sequence may be in flight."""
-        count = pages_for(length)
+        pages = self._swap_pages(sequence, length)
+        count = len(pages)
         if not self.can_swap(length) or not (self.host.num_free >= count or self.prefix.make_room(count)):  # type: ignore[union-attr]
             return False
-        slots = [self.host.take() for _ in range(count)]
-        self._transfers += [("out", page, slot) for page, slot in zip(self.table(sequence), slots, strict=False)]
+        slots = [self.host.take() for _ in pages]
+        self._transfers += [("out", page, slot) for page, slot in zip(pages, slots, strict=True)]
         self._swapped[sequence] = slots, length
         self.num_swapped_out += len(slots)
         self.release(sequence)
         return True
 
+    def _swap_pages(self, sequence: int, length: int) -> list[int]:
+        """The pages that `length` tokens of the sequence need."""
+        return self.table(sequence)[:pages_for(length)]
+
     def is_swapped(self, sequence: int) -> bool:
         return sequence in self._swapped
 
-    def _swap_in(self, sequence: int, table: list[int], num_shared: int) -> int:
+    def _swap_in(self, sequence: int, num_shared: int) -> int:
         """Fill the new sequence's pages, but the first `num_shared`, from its slots. How many tokens come back."""
         slots, length = self._swapped.pop(sequence, ((), 0))
-        for slot, page in list(zip(slots, table, strict=False))[num_shared:]:
+        pages = self._swap_pages(sequence, length) if slots else ()
+        for slot, page in list(zip(slots, pages, strict=True))[num_shared:]:
             self._transfers.append(("in", slot, page))
             self.num_swapped_in += 1
         for slot in slots:
@@ -269,6 +292,6 @@ class CacheManager:
         return problems
 
 
-def _copy_of(node: Node, page: int) -> "Transfer":
+def copy_of(node: Node, page: int) -> "Transfer":
     """Fill `page` with what the node has, wherever that is."""
     return ("copy", node.page, page) if node.page >= 0 else ("in", node.slot, page)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from zse.cache.pages import PageAllocator
+    from zse.cache.windows import WindowPages
 
     Salt = tuple[str, ...]
 
@@ -60,6 +61,7 @@ class PrefixCache:
         self._transfer: Callable[[tuple[str, int, int]], object] = lambda transfer: None
         self._host_accounts: dict[Account, None] = {}
         self.by_slot: dict[int, Node] = {}
+        self.windows: WindowPages | None = None     # of models with layers that see a window only
 
     def attach(self, allocator: "PageAllocator", host: HostPool | None = None,
                transfer: "Callable[[tuple[str, int, int]], object] | None" = None) -> None:
@@ -109,6 +111,10 @@ class PrefixCache:
             self.eviction.touch(last.account)
 
     # -- entering
+
+    def root_of(self, salt: "Salt") -> Node | None:
+        """The root of a salt, if there is one."""
+        return self._roots.get(salt)
 
     def root(self, salt: "Salt") -> Node:
         """The root of a salt, made when there is none."""
@@ -237,13 +243,13 @@ class PrefixCache:
     # -- the allocator's side
 
     def holds(self, page: int) -> bool:
-        return self._node_of[page] is not None
+        return self._node_of[page] is not None or self.windows is not None and self.windows.holds(page)
 
     def release(self, page: int) -> bool:
         """Nobody holds the page any more. False when it is not cached: it is free then."""
         node = self._node_of[page]
         if node is None:
-            return False
+            return self.windows is not None and self.windows.release(page)
         self.eviction.add(node)
         return True
 
@@ -251,23 +257,37 @@ class PrefixCache:
         """A table holds the idle page again. False when it is not cached."""
         node = self._node_of[page]
         if node is None:
-            return False
+            return self.windows is not None and self.windows.retain(page)
         self.eviction.remove(node)
         return True
 
     @property
     def num_idle(self) -> int:
-        return self.eviction.num_idle
+        return self.eviction.num_idle + (self.windows.num_idle if self.windows is not None else 0)
 
     def evict(self, count: int) -> None:
         """Make at least `count` (at most num_idle) idle pages free."""
+        windows = self.windows
         for _ in range(count):
+            # More than idle nodes can have: pages that the windows of running requests have passed.
+            if windows is not None and windows.num_idle > windows.windowed * self.eviction.num_idle:
+                self.num_evicted += self._drop_windows(windows.oldest())
+                continue
             if not self.eviction.num_idle:
                 break
             self.num_evicted += 1
             node = self.eviction.choose()
             if not self._demote(node):
                 self._drop(node)
+
+    def _drop_windows(self, node: Node) -> int:
+        """Take what stands beside a node from it; how many pages are free for it."""
+        if self.windows is None:
+            return 0
+        free = self.windows.drop(node)
+        for page in free:
+            self._allocator.free(page)              # type: ignore[union-attr]
+        return len(free)
 
     def clear(self) -> None:
         """Forget everything; pages that nobody holds are free."""
@@ -307,6 +327,8 @@ class PrefixCache:
         node.alive = False
         self.num_nodes -= 1
         node.account.num_nodes -= 1
+        if self.windows is not None:
+            self._drop_windows(node)
         if node.page < 0:
             node.account.on_host.pop(node, None)
             del self.by_slot[node.slot]
@@ -362,9 +384,9 @@ class PrefixCache:
             elif listed is not None and listed.is_idle != (references(page) == 0):
                 problems.append(f"{listed}: {references(page)} references")
         idle = sum(node.is_idle for node in found.values())
-        if idle != self.num_idle:
-            problems.append(f"{self.num_idle} idle pages counted, {idle} found")
-        return problems
+        if idle != self.eviction.num_idle:
+            problems.append(f"{self.eviction.num_idle} idle pages counted, {idle} found")
+        return problems + (self.windows.check_integrity(references) if self.windows is not None else [])
 
 
 def _common(first: bytes, second: bytes) -> int:

@@ -5,7 +5,7 @@ from typing import Any, get_args
 import msgspec
 
 from zse.cache.eviction import POLICIES as CACHE_POLICIES
-from zse.cache.pages import PAGE, pages_for
+from zse.cache.groups import ONE_GROUP, PageGeometry
 from zse.errors import ConfigError
 from zse.scheduler.options import MAX_WEIGHT
 from zse.scheduler.policy import Policy
@@ -16,6 +16,7 @@ DEVICES = ("auto", "cpu", "cuda", "hip", "metal")
 ACTIVATIONS = {"cpu": ("int8", "f32"), "gpu": ("bf16",)}
 KV_DTYPES = {"cpu": ("f16", "f32", "int8", "fp8"), "gpu": ("bf16",)}
 MAX_ROWS = {"cpu": 64, "gpu": 64}
+STEPS_IN_FLIGHT = {"cpu": 1, "gpu": 2}
 
 # The KV cache may take this share of a computer's memory when nobody says how much. It is address space: a page
 # costs memory when its first token is written, so a short chat with a long-context model stays small.
@@ -54,7 +55,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     have no kernels yet: opening them says so.)
     threads: CPU threads (auto: ZSE_THREADS, else physical cores). max_context: prompt and reply together, in tokens.
     max_rows: requests that run at once.
-    max_tokens_per_step: tokens of one forward; longer prompts run in chunks of this. num_pages: KV pages of 16 tokens.
+    max_tokens_per_step: tokens of one forward; longer prompts run in chunks of this. num_pages: KV pages of 16 tokens (of
+    one group of layers, in models of which some see a window only).
     activations: inputs of matrix products: "int8" or "f32" on a CPU, "bf16" on a GPU. kv_dtype: "f16", "f32",
     "int8" or "fp8" on a CPU, "bf16" on a GPU; 8 bits have a scale for each token and head.
     batching: "continuous" or "static". chunked_prefill: prompts share steps with replies. fair_share: between tenants, by
@@ -253,10 +255,10 @@ def _auto(name: str, value: str, choices: dict[str, tuple[str, ...]], family: st
 
 
 def resolve(config: EngineConfig, settings: Settings, *, device: str, model_context: int, page_bytes: int, threads: int,
-            memory_bytes: int, room_bytes: int | None = None) -> ResolvedConfig:
+            memory_bytes: int, room_bytes: int | None = None, geometry: PageGeometry = ONE_GROUP) -> ResolvedConfig:
     """Fill in what is auto.
 
-    device: its name. model_context: tokens that the model was made for. page_bytes: K and V of one page in all layers.
+    device: its name. model_context: tokens that the model was made for. page_bytes: of one page. geometry: what pages a sequence takes.
     threads: what the device runs with. memory_bytes: of the machine. room_bytes: what is left for KV pages (of
     max_memory, or of a GPU's free memory), None: a quarter of the memory.
 
@@ -265,23 +267,25 @@ def resolve(config: EngineConfig, settings: Settings, *, device: str, model_cont
     Raises ConfigError for a max_context beyond the model's, or one that num_pages or the memory cannot hold.
     """
     memory = memory_bytes
-    affordable = max(1, (int(memory * KV_MEMORY_SHARE) if room_bytes is None else room_bytes) // page_bytes)
+    affordable = max(geometry.num_groups, (int(memory * KV_MEMORY_SHARE) if room_bytes is None else room_bytes) // page_bytes)
     if config.max_context is not None and config.max_context > model_context:
         raise ConfigError(f"max_context {config.max_context} is more than this model's context of {model_context} "
                           "tokens")
     if config.num_pages is not None:
         num_pages = config.num_pages
-        max_context = config.max_context or min(model_context, num_pages * PAGE)
-        if max_context > num_pages * PAGE:
-            raise ConfigError(f"num_pages {num_pages} holds {num_pages * PAGE} tokens, less than max_context "
+        max_context = config.max_context or min(model_context, geometry.capacity(num_pages))
+        if max_context > geometry.capacity(num_pages):
+            raise ConfigError(f"num_pages {num_pages} holds {geometry.capacity(num_pages)} tokens, less than max_context "
                               f"{max_context}")
+        if not max_context:
+            raise ConfigError(f"num_pages {num_pages} is too few: this model needs {geometry.num_groups} for a token")
     else:
-        max_context = config.max_context or min(model_context, affordable * PAGE)
-        one = pages_for(max_context)
+        max_context = config.max_context or min(model_context, geometry.capacity(affordable))
+        one = geometry.needed(max_context)
         num_pages = max(one, min(one * settings.max_rows, affordable))
     kv_bytes = num_pages * page_bytes
     if kv_bytes > memory:
-        raise ConfigError(f"a KV cache for {num_pages * PAGE} tokens takes {kv_bytes >> 20} MiB, this machine has "
+        raise ConfigError(f"a KV cache of {num_pages} pages takes {kv_bytes >> 20} MiB, this machine has "
                           f"{memory >> 20} MiB; lower max_context or num_pages")
     return ResolvedConfig(
         model=config.model, device=device, threads=threads, max_context=max_context, max_rows=settings.max_rows,

@@ -64,7 +64,7 @@ def build_draft(config: ResolvedConfig, device, draft: DraftPlan, target_plan: A
     from zse.speculative.draft_model import DraftModelSpeculator
     model = load_model(device, draft.plan)
     own = draft_config(config, draft.plan)
-    runner = Runner(device, model, own)
+    runner = Runner(device, model, own, grouped=False)
     nbytes, target_nbytes = (sum(plan.memory_bytes.values()) for plan in (draft.plan, target_plan))
     return model, DraftModelSpeculator(
         runner, draft_tokens=config.draft_tokens, family=device.family, runs_ahead=runs_ahead,

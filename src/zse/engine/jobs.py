@@ -11,7 +11,6 @@ from array import array
 from bisect import insort
 from typing import Any
 
-from zse.cache.pages import pages_for
 from zse.engine.forwards import Line, Piece
 from zse.engine.messages import Ask, Measured, TokenLogprob
 from zse.engine.runner import JOB_ROWS
@@ -160,7 +159,7 @@ class JobQueue:
         scheduler = self._scheduler
         while self._waiting and self._free_rows:
             job = self._waiting[0]
-            count = pages_for(len(job.tokens))
+            count = scheduler.cache.pages_needed(len(job.tokens))
             held = sum(len(active.pages) for active in self._active)
             if self._active and held + count > PAGE_SHARE * scheduler.cache.num_pages:
                 return
@@ -283,6 +282,6 @@ class JobQueue:
         if {*self._waiting, *self._active} != set(self._jobs.values()):
             problems.append("a job stands in no list")
         for job in self._active:
-            if len(job.pages) != pages_for(len(job.tokens)):
+            if len(job.pages) != self._scheduler.cache.pages_needed(len(job.tokens)):
                 problems.append(f"job {job.id}: {len(job.pages)} pages for {len(job.tokens)} tokens")
         return problems

@@ -3,7 +3,7 @@ recording."""
 
 from contextlib import suppress
 
-from zse.engine.config import GPU_MIXED_TOKENS, EngineConfig, ResolvedConfig
+from zse.engine.config import GPU_MIXED_TOKENS, STEPS_IN_FLIGHT, EngineConfig, ResolvedConfig
 from zse.errors import DeviceError, UnsupportedError, ZSEError
 
 
@@ -119,6 +119,9 @@ def _plan_beside(opening, source, config: EngineConfig):
 
 def _build(config: ResolvedConfig, device, model, plan):
     """Everything but the weights' contents: needs only their addresses."""
+    import logging
+
+    from zse.cache.groups import geometry
     from zse.cache.offload import HostPool
     from zse.cache.prefix import PrefixCache
     from zse.engine.core import Engine
@@ -132,7 +135,12 @@ def _build(config: ResolvedConfig, device, model, plan):
         num_pages=config.num_pages, max_rows=config.max_rows, max_tokens=config.max_tokens_per_step,
         max_context=config.max_context, vocab_size=plan.config.vocab_size, max_waiting=config.max_waiting,
         eos_ids=frozenset(plan.config.eos_ids), mixed_tokens=mixed, prefix_cache=prefix_cache,
-        max_drafts=config.max_drafts, host=HostPool(config.host_slots), policy=config.policy)
+        max_drafts=config.max_drafts, host=HostPool(config.host_slots), policy=config.policy,
+        geometry=geometry(plan.config, config.max_tokens_per_step, STEPS_IN_FLIGHT[device.family]))
+    if scheduler.cache.num_groups > 1 and (config.host_slots or config.cache_disk):
+        logging.getLogger("zse.engine").warning(
+            "pages of this model's sliding windows are not kept in host memory or on disk: prefixes come back from there only "
+            "while these pages are still in the cache (preempted requests are swapped in full)")
     runner = Runner(device, model, config)
     speculator = None
     if config.speculation == "ngram":

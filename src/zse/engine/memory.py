@@ -2,7 +2,15 @@
 
 from typing import NamedTuple
 
-from zse.engine.config import GPU_MEMORY_SHARE, EngineConfig, ResolvedConfig, host_slots, resolve, settle
+from zse.engine.config import (
+    GPU_MEMORY_SHARE,
+    STEPS_IN_FLIGHT,
+    EngineConfig,
+    ResolvedConfig,
+    host_slots,
+    resolve,
+    settle,
+)
 from zse.errors import MemoryPlanError
 
 MIB = 1 << 20
@@ -12,8 +20,8 @@ CONTEXT_BYTES = 530 * MIB
 
 class MemoryPlan(NamedTuple):
     """config: every value settled. parts: label → bytes of device memory, the KV pages in full. limit: what the parts
-    must stay within, None when nothing says so. first_bytes: what is taken once the model is loaded (a GPU's KV pages
-    get memory as they are used)."""
+    must stay within, None when nothing says so. first_bytes: what is taken once the model is loaded: KV pages get memory
+    as they are written, on a GPU some at once."""
 
     config: ResolvedConfig
     parts: dict[str, int]
@@ -28,8 +36,8 @@ class MemoryPlan(NamedTuple):
         """One line for logs and `--verbose`."""
         text = ", ".join(f"{label} {_mib(nbytes)}" for label, nbytes in self.parts.items())
         config = self.config
-        return (f"memory: {_mib(self.first_bytes)} at the start, at most {_mib(self.total)}: {text} "
-                f"(KV of {config.num_pages * 16} tokens; --max-context {config.max_context}, --max-concurrency "
+        return (f"memory: {_mib(self.first_bytes)} at the start, {_mib(self.total)} when all KV pages are in use: {text} "
+                f"({config.num_pages} pages of 16 tokens, reserved, resident once written; --max-context {config.max_context}, --max-concurrency "
                 f"{config.max_rows}, {config.max_tokens_per_step} tokens a step)")
 
 
@@ -39,6 +47,7 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
 
     Raises MemoryPlanError that names what does not fit, in bytes, and the option that shrinks it.
     """
+    from zse.cache.groups import geometry, group_layers
     from zse.cache.layout import first_nbytes, page_nbytes
     from zse.cache.pages import PAGE, pages_for
     from zse.engine.masking import masks_nbytes
@@ -49,6 +58,7 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
     family, model = device.family, plan.config
     if family == "gpu":
         from zse.kernels.gpu.gemm import PARTIAL_BYTES, num_sms
+    groups = group_layers(model)
 
     def scratch_for(tokens: int, rows: int, context: int, drafts: int = 0, of=plan) -> int:
         model, schemes = of.config, {matrix.name: matrix.scheme for matrix in of.matrices}
@@ -56,8 +66,9 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
         lines = logit_rows(rows + drafts, tokens)
         total = scratch_nbytes(model, FORMS[family], schemes, max_tokens=tokens, max_rows=lines, max_context=context)
         if family == "gpu":
-            total += 4 * (rows + JOB_ROWS) * context // PAGE + 4 * rows * context     # page table, token history
-            total += 2 * inputs_nbytes(tokens, lines, new_pages(tokens, rows), input_nbytes(rows + drafts))
+            # page tables, token history
+            total += len(groups) * (4 * (rows + JOB_ROWS) * context // PAGE + 4 * rows * context)
+            total += 2 * inputs_nbytes(tokens, lines, len(groups) * new_pages(tokens, rows), input_nbytes(rows + drafts))
             total += 2 * masks_nbytes(lines, model.vocab_size)
             # What jobs need when the first of them comes (engine/forwards.py).
             total += inputs_nbytes(tokens, lines, new_pages(tokens, JOB_ROWS), input_nbytes(lines)) + 16 * lines
@@ -67,7 +78,8 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
 
     token_bytes = (scratch_for(2048, 1, PAGE) - scratch_for(1024, 1, PAGE)) // 1024
     settings = settle(config, family, weight_bytes=sum(plan.memory_bytes.values()), token_bytes=token_bytes)
-    page_bytes = page_nbytes(model, settings.kv_dtype)
+    page_bytes = page_nbytes(model, settings.kv_dtype, groups)
+    pages = geometry(model, settings.max_tokens_per_step, STEPS_IN_FLIGHT[family])
     fixed = dict(plan.memory_bytes)
     draft_page_bytes = 0
     if draft is not None:
@@ -90,20 +102,20 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
     room = None
     if limit is not None:
         room = limit - sum(fixed.values()) - scratch(config.max_context or model.max_context)
-        one = pages_for(config.max_context or 1) * page_bytes
+        one = pages.needed(config.max_context or 1) * page_bytes
         if family == "gpu" and room < one:
             raise MemoryPlanError(_does_not_fit(fixed, scratch(config.max_context or PAGE), one, limit, option,
-                                            room // page_bytes * PAGE))
+                                            pages.capacity(max(room, 0) // page_bytes)))
     resolved = resolve(config, settings, device=device.name, model_context=model.max_context, threads=device.threads,
-                       room_bytes=room, page_bytes=page_bytes, memory_bytes=device.memory_total)
+                       room_bytes=room, page_bytes=page_bytes, memory_bytes=device.memory_total, geometry=pages)
     parts = {**fixed, "kv cache": resolved.kv_bytes, "scratch": scratch(resolved.max_context)}
     total = sum(parts.values())
     if limit is not None and total > limit:
-        affordable = (limit - total + resolved.kv_bytes) // page_bytes * PAGE
+        affordable = pages.capacity(max(limit - total + resolved.kv_bytes, 0) // page_bytes)
         raise MemoryPlanError(_does_not_fit(fixed, parts["scratch"], resolved.kv_bytes, limit, option, affordable))
-    first = total
+    first = total - resolved.kv_bytes
     if family == "gpu":
-        first += first_nbytes(resolved.kv_bytes) - resolved.kv_bytes
+        first += first_nbytes(resolved.kv_bytes)
     return MemoryPlan(resolved, parts, limit, first)
 
 

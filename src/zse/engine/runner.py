@@ -12,7 +12,7 @@ from array import array
 from typing import Any, NamedTuple
 
 from zse.cache.pages import PAGE, pages_for
-from zse.engine.config import ResolvedConfig
+from zse.engine.config import STEPS_IN_FLIGHT, ResolvedConfig
 from zse.engine.messages import TokenLogprob
 from zse.engine.slots import PageMover
 from zse.engine.step import StepInputs, new_pages
@@ -55,19 +55,26 @@ class Runner:
     """model: zse.models.load.Model, whose weights need not be loaded yet; submit() must not be called before they are.
 
     runs_ahead: whether a second batch may be submitted before the first is collected (default: on a GPU). On a CPU
-    it is for tests of that: a step runs when it is submitted, and penalties do not see the token in flight.
+    it is for tests of that: a step runs when it is submitted, and penalties do not see the token in flight. grouped:
+    whether layers with a window have page tables of their own (Entry.windows), where the model has both kinds.
     """
 
-    def __init__(self, device, model, config: ResolvedConfig, runs_ahead: bool | None = None):
+    def __init__(self, device, model, config: ResolvedConfig, runs_ahead: bool | None = None, grouped: bool = True):
+        from zse.cache.groups import ONE_GROUP, geometry, group_layers
         from zse.cache.layout import KVCache
         from zse.models.decoder import Decoder
         self.device, self.model, self.config = device, model, config
         self.runs_ahead = device.family == "gpu" if runs_ahead is None else runs_ahead
         self._max_pages = pages_for(config.max_context)
         self._lines = lines = logit_rows(config.max_lines, config.max_tokens_per_step)
-        self.kv = KVCache(device, model.config, config.num_pages, config.kv_dtype)
-        # Rows more, which no request gets: jobs write their pages there.
-        self._page_table = _new(device, "step", "i32", config.max_rows + JOB_ROWS, self._max_pages)
+        self.kv = KVCache(device, model.config, config.num_pages, config.kv_dtype,
+                          group_layers(model.config) if grouped else None)
+        self._geometry = ONE_GROUP
+        if grouped:
+            self._geometry = geometry(model.config, config.max_tokens_per_step, STEPS_IN_FLIGHT[device.family])
+        # Rows more, which no request gets: jobs write their pages there. One table behind the other, of each group.
+        self._table_rows = config.max_rows + JOB_ROWS
+        self._page_table = _new(device, "step", "i32", self._table_rows * self.kv.num_groups, self._max_pages)
         self._logits = _new(device, "step", "f32", lines, model.config.vocab_size)
         self._history: Tensor | None = None     # of tokens, by page (GPU)
         self._turns = self._make_turns()
@@ -101,7 +108,7 @@ class Runner:
         turns = []
         for number in range(2 if self.runs_ahead else 1):
             inputs = StepInputs(device, max_tokens=config.max_tokens_per_step, max_rows=self._lines,
-                                max_updates=new_pages(config.max_tokens_per_step, config.max_rows),
+                                max_updates=self.kv.num_groups * new_pages(config.max_tokens_per_step, config.max_rows),
                                 sampler_nbytes=input_nbytes(config.max_lines, device.family))
             results = device.staging(result_nbytes(config.max_lines), label="step")
             sampler = SamplerState(
@@ -236,7 +243,7 @@ class Runner:
             resident = residents[row]
             # A request that comes back into its row (preempted, found in the cache) has other pages.
             if position % PAGE == 0 or resident[0] is not request or resident[1] != request.residency:
-                self._write_pages(inputs, request, entry.pages, position + 1)
+                self._write_pages(inputs, entry, position + 1)
             if position >= context:
                 context = position + 1
         return context
@@ -259,21 +266,27 @@ class Runner:
                 source[at] = self._line_of_row[request.row]
             positions[at:last] = self._ascending[start:end]
             token_row[at:last] = array("i", [request.row]) * entry.count
-            self._write_pages(inputs, request, entry.pages, end)
+            self._write_pages(inputs, entry, end)
             for index in range(last - entry.samples, last):
                 inputs.logit_rows[line] = index
                 line += 1
             at, context = last, max(context, end)
         return context
 
-    def _write_pages(self, inputs: StepInputs, request: Request, pages: list[int], length: int) -> None:
+    def _write_pages(self, inputs: StepInputs, entry: Entry, length: int) -> None:
         """Bring the request's line of the page table up to date for `length` tokens: only what is new since last
         time."""
+        request, windows = entry.request, entry.windows
         row = request.row
         resident, residency, written = self._residents[row]
         if resident is not request or residency != request.residency:
             written = 0
-        self._update_table(inputs, row, pages, written, pages_for(length))
+        self._update_table(inputs, row, entry.pages, written, pages_for(length))
+        if self.kv.num_groups > 1:
+            assert windows is not None, "the scheduler was made without this model's PageGeometry"
+            first = max(written, windows.first)
+            for group, pages in enumerate(windows.pages, 1):
+                self._update_table(inputs, row + group * self._table_rows, pages, first, pages_for(length))
         self._residents[row] = (request, request.residency, max(written, pages_for(length)))
 
     def _update_table(self, inputs: StepInputs, row: int, pages: list[int], first: int, last: int) -> None:
@@ -296,6 +309,11 @@ class Runner:
             self.kv.need(pages[index])
             count += 1
         inputs.page_count[0] = count
+
+    def _update_job(self, inputs: StepInputs, row: int, pages: list[int], length: int, first: int, last: int) -> None:
+        """The same for a sequence of `length` tokens that runs beside the requests, in all groups."""
+        for group, table in enumerate(self._geometry.tables(pages, length)):
+            self._update_table(inputs, row + group * self._table_rows, table, first, last)
 
     # -- graphs
 
@@ -355,7 +373,7 @@ class Runner:
             self._forwards = Forwards(
                 self.decoder, self.config, page_table=self._page_table, logits=self._logits,
                 history=self._turns[0].sampler.history, size_for=lambda tokens: self._size_for("mixed", tokens),
-                update_table=self._update_table, writes_table=self._table_view is not None)
+                update_table=self._update_job, writes_table=self._table_view is not None)
         return self._forwards
 
     def close(self) -> None:

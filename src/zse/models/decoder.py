@@ -7,6 +7,7 @@ serves every batch up to its size.
 """
 
 from array import array
+from math import prod
 from typing import Any, NamedTuple
 
 from zse.errors import ConfigError
@@ -36,7 +37,7 @@ class StepBuffers(NamedTuple):
 
     token_ids, positions, token_row i32 [max_tokens]: a token's id, its position in its sequence (from 0), and its row
     in page_table. Tokens of a row stand together, positions ascending by one. page_table i32 [max_rows, max_pages]: the
-    row's KV pages as block numbers (KVCache.block_of). logit_rows i32 [max_rows]: which tokens of the batch want
+    row's KV pages as block numbers (KVCache.block_of); of models with groups of layers one such table behind the other. logit_rows i32 [max_rows]: which tokens of the batch want
     logits. logits f32 [max_rows, vocab_size]: one line for each of them.
     """
 
@@ -48,13 +49,14 @@ class StepBuffers(NamedTuple):
     logits: Tensor
 
     @classmethod
-    def allocate(cls, device, config: ModelConfig, *, max_tokens: int, max_rows: int, max_pages: int) -> "StepBuffers":
-        """max_tokens: of one step; max_rows: sequences of one step; max_pages: of one sequence."""
+    def allocate(cls, device, config: ModelConfig, *, max_tokens: int, max_rows: int, max_pages: int,
+                 groups: int = 1) -> "StepBuffers":
+        """max_tokens: of one step; max_rows: sequences of one step; max_pages: of one sequence; groups: of layers."""
         def new(dtype, *shape):
             return _new(device, "step", dtype, shape)
 
         return cls(token_ids=new("i32", max_tokens), positions=new("i32", max_tokens), token_row=new("i32", max_tokens),
-                   page_table=new("i32", max_rows, max_pages), logit_rows=new("i32", max_rows),
+                   page_table=new("i32", groups * max_rows, max_pages), logit_rows=new("i32", max_rows),
                    logits=new("f32", max_rows, config.vocab_size))
 
 
@@ -240,6 +242,10 @@ class _Recording:
         self.tokens, self.max_tokens = tokens, max_tokens
         # What the forms of products are chosen for.
         self.form_tokens = decoder.buffers.token_ids.shape[0] if decoder._pins_forms else max_tokens
+        groups, (rows, max_pages) = decoder.kv.num_groups, step.page_table.shape
+        shape = rows // groups, max_pages
+        self.page_tables = [step.page_table._replace(shape=shape, offset=step.page_table.offset + group * 4 * prod(shape))
+                            for group in range(groups)]
         self.splits = recorder.symbol("splits") if splits and decoder.splits_attention(max_tokens) else 1
         # What attention() takes besides: how a CPU's threads share a sequence, or what a GPU works from.
         self.sharing: dict[str, Any] = {
@@ -298,13 +304,13 @@ class _Recording:
         # (benchmarks/LOG.md). 16 bits are as good as f32 and cost half.
         normed = self.activation("normed", projections, int16=True)
         add_rmsnorm(recorder, x, delta, delta_norm, vectors[at + "attn_norm"], normed, eps)
-        keys, values = kv.keys[layer], kv.values[layer]
+        keys, values, page_table = kv.keys[layer], kv.values[layer], self.page_tables[kv.group_of[layer]]
         positions, token_row, q = self.of(step.positions), self.of(step.token_row), self.tensor("q")
         biases = [vectors.get(at + name) for name in (("qkv_bias",) if fused else ("q_bias", "k_bias", "v_bias"))]
         qkv_post(recorder, self.project(normed, projections, "qkv", biases), vectors.get(at + "q_norm"),
-                 vectors.get(at + "k_norm"), table, q, keys, values, step.page_table, token_row, positions, eps)
+                 vectors.get(at + "k_norm"), table, q, keys, values, page_table, token_row, positions, eps)
         attended, o = self.made("attended", weights[at + "o"])
-        attention(recorder, q, keys, values, step.page_table, token_row, positions, attended, config.query_scale,
+        attention(recorder, q, keys, values, page_table, token_row, positions, attended, config.query_scale,
                   config.window(layer), config.attn_softcap, **self.sharing)
         delta = self.add(x, self.taken(attended, o, "q"), o, vectors.get(at + "post_attn_norm"),
                          vectors.get(at + "o_bias"))

@@ -14,10 +14,13 @@ from heapq import heappop, heappush
 
 import msgspec
 
+from zse.cache.grouped import GroupedCacheManager
+from zse.cache.groups import ONE_GROUP, PageGeometry
 from zse.cache.manager import CacheManager
 from zse.cache.offload import HostPool
 from zse.cache.pages import PAGE, PageAllocator, pages_for
 from zse.cache.prefix import PrefixCache
+from zse.cache.windows import WindowTable
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
 from zse.scheduler.budget import ChunkBudget
@@ -49,7 +52,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     is sampled: 0 (a chunk that does not end the prompt), 1, or 1 + k where k drafts are verified.
     pages: the request's page table in token order, at least as long as start + count tokens need. drafts: token ids
     that stand behind request.tokens in this entry; without them, where start == len(request.tokens), the token is the
-    one that the batch in flight samples for this request."""
+    one that the batch in flight samples for this request. windows: the WindowTable of models with layers in groups."""
 
     request: Request
     start: int
@@ -57,6 +60,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     pages: list[int]
     samples: int
     drafts: Sequence[int] = ()
+    windows: WindowTable | None = None
 
 
 class Batch:
@@ -117,17 +121,22 @@ class Scheduler:
     max_tokens: tokens of one step, at least max_rows. mixed_tokens: of a step that decodes and prefills (default: a
     quarter of max_tokens). eos_ids: tokens that end a reply unless ignore_eos. prefix_cache: None computes every prompt.
     max_drafts: draft tokens that all requests of one step may verify together (Request.drafts; what is beyond is left
-    out). host: slots for pages that leave the device. policy: how requests are chosen.
+    out). host: slots for pages that leave the device. policy: how requests are chosen. geometry: of models whose layers
+    are in groups.
     """
 
     def __init__(self, *, num_pages: int, max_rows: int, max_tokens: int, max_context: int, vocab_size: int,
                  eos_ids: frozenset[int] = frozenset(), max_waiting: int = 1024, mixed_tokens: int | None = None,
                  allocator: PageAllocator | None = None, prefix_cache: PrefixCache | None = None,
                  max_drafts: int = 0, host: HostPool | None = None,
-                 policy: Policy | None = None):
+                 policy: Policy | None = None, geometry: PageGeometry = ONE_GROUP):
         if max_tokens < max_rows:
             raise ValueError(f"max_tokens {max_tokens} is below max_rows {max_rows}: decode rows would not fit a step")
-        self.cache = CacheManager(allocator or PageAllocator(num_pages), prefix_cache, host)
+        allocator = allocator or PageAllocator(num_pages)
+        self._grouped: GroupedCacheManager | None = None
+        if geometry.windowed:
+            self._grouped = GroupedCacheManager(allocator, prefix_cache, host, geometry)
+        self.cache: CacheManager = self._grouped or CacheManager(allocator, prefix_cache, host)
         # Whether a request that is preempted goes to host slots, as far as there are any, instead of being recomputed.
         self.should_swap: Callable[[Request], bool] = self._swap_is_quicker
         self._prompts = ComputedPrompts(prefix_cache is not None)
@@ -244,7 +253,7 @@ class Scheduler:
         if max_tokens is not None and max_tokens < 1:
             raise RequestError("max_tokens must be at least 1", code="out_of_range", param="max_tokens")
         # The last sampled token needs no page.
-        capacity = min(self.max_context, self.cache.num_pages * PAGE + 1)
+        capacity = min(self.max_context, self.cache.capacity + 1)
         wanted = prompt_len + (max_tokens or 1)
         if wanted > capacity:
             why = f"this model's context is {self.max_context} tokens"
@@ -297,7 +306,7 @@ class Scheduler:
         if not token_ids:
             raise RequestError("the prompt has no tokens", code="invalid_value", param="prompt")
         self.check_ids("prompt", token_ids)
-        capacity = min(self.max_context, self.cache.num_pages * PAGE)
+        capacity = min(self.max_context, self.cache.capacity)
         if len(token_ids) > capacity:
             raise RequestError(f"{len(token_ids)} tokens are more than the context of {capacity}",
                                code="context_length_exceeded", param="prompt")
@@ -309,7 +318,7 @@ class Scheduler:
         keep = len(self._running)
         head = self._queue.head()
         if head is not None and head.arrival < arrival:
-            keep += pages_for(len(head.tokens))
+            keep += self.cache.pages_needed(len(head.tokens))
         pages = self.cache.allocator.allocate(count) if count + keep <= self.cache.num_free else None
         if pages is None:
             self._borrower = arrival, count
@@ -425,16 +434,30 @@ class Scheduler:
             for request in self._queue.by_share(self._running):
                 remaining = len(request.tokens) - request.computed_len
                 if remaining > 1 and budget and not self._is_held(request):
-                    budget -= self._add(entries, request, min(remaining, budget))
+                    count = min(remaining, budget)
+                    if self._grouped is not None:
+                        count = self._within_pages(request, count)
+                    if count:
+                        budget -= self._add(entries, request, count)
         # Pages that a preemption has just freed are for the decode rows: admitting now would take them back.
         if preemptions == self.counters.preemptions:
             while budget and (admitted := self._admit()):
-                budget -= self._add(entries, admitted, min(len(admitted.tokens) - admitted.computed_len, budget))
+                count = min(len(admitted.tokens) - admitted.computed_len, budget)
+                if self._grouped is not None:
+                    count = self._within_pages(admitted, count)
+                budget -= self._add(entries, admitted, count)
         if not entries and not self.policy.chunked_prefill:
             entries, num_drafts = self._decode_entries(ahead) or ([], 0)    # nobody could be admitted
             num_decode = len(entries)
         if not entries:
+            if self._grouped is not None and self._running and not ahead and self._held is None:
+                # Chunks wait for windowed pages that others share and nobody else gives.
+                self._preempt(choose_victim(self._running) or self._running[-1])
+                return self._make_batch(ahead)
             return None
+        if self._grouped is not None:
+            for entry in entries:
+                entry.windows = self._grouped.windows(entry.request.id)
         return Batch(entries, num_decode, self.cache.take_transfers(), num_drafts)
 
     def commit(self, batch: Batch, sampled: list[tuple[int, object]]) -> list[Output]:
@@ -484,7 +507,17 @@ class Scheduler:
                 if length + 1 >= request.max_len or token in request.stop_ids:
                     finish = self._ended(request, token)
                 outputs.append(Output(request.id, [token], None if logprob is None else [logprob], finish, cached))
+            if self._grouped is not None and request.state is RUNNING:
+                # What is in flight of this request goes on from here.
+                self._grouped.trim(request.id, request.committed_len if entry.drafts else entry.start + entry.count)
         return outputs
+
+    def _within_pages(self, request: Request, count: int) -> int:
+        """How many of the next `count` tokens of a prompt there are pages for in all groups."""
+        cache, start = self.cache, request.computed_len
+        if cache.covered(request.id) < start + count:
+            cache.reserve(request.id, 0)
+        return max(0, min(count, cache.covered(request.id) - start))
 
     def _commit_run(self, entry: Entry, sampled: Sequence[tuple[int, object]]) -> list[Output]:
         """Take the results of an entry with drafts: line i was sampled behind draft i - 1."""
@@ -606,9 +639,9 @@ class Scheduler:
         cache, length = self.cache, len(request.tokens)
         count = min(len(drafts), most, request.max_len - length - 1)
         # One page a running row stays free, as in _admit: a draft is not worth a preemption.
-        if pages_for(length + count) > len(cache.table(request.id)) and (
+        if length + count > cache.covered(request.id) and (
                 cache.num_free <= len(self._running) or not cache.reserve(request.id, length + count)):
-            count = len(cache.table(request.id)) * PAGE - length
+            count = cache.covered(request.id) - length
         count = max(count, 0)
         entries.append(Entry(request, length - 1, 1 + count, cache.table(request.id), 1 + count, drafts[:count]))
         request.computed_len = length + count
@@ -685,7 +718,7 @@ class Scheduler:
         length = request.max_cached_len if is_pinned(request) else len(request.tokens)
         is_swapped = self.cache.is_swapped(request.id)
         cached = self.cache.admit(request.id, length, request.tokens, request.salt,
-                                  spare=held + self._spare_pages(request, length))
+                                  spare=held + self.cache.num_groups * self._spare_pages(request, length))
         if cached is None:
             self._blocked = state
             return None
@@ -786,6 +819,8 @@ class Scheduler:
             held = len(self.cache.table(request.id))
             if held < pages_for(request.computed_len) or held > pages_for(request.max_cached_len):
                 problems.append(f"{request}: {held} pages")
+            if self.cache.covered(request.id) < request.computed_len:
+                problems.append(f"{request}: windowed pages for {self.cache.covered(request.id)} tokens")
             if not request.computed_len <= len(request.tokens) + request.pending <= request.max_len:
                 problems.append(f"{request}: lengths out of order")
             if not self._in_flight and (request.pending or request.in_flight):

@@ -72,19 +72,20 @@ def load_queries(q, place, token, head, rows, group, by_group, width, D, STRIDE,
 
 
 @inline
-def load_block(pages, place, table, block, last, head, kv_heads, D, STRIDE, ITEM, KEYS):
-    """Starts the copy of one block of keys or values; rows behind the last key become zeros."""
+def load_block(pages, place, table, block, seen, last, head, kv_heads, D, STRIDE, ITEM, KEYS):
+    """Starts the copy of one block of keys or values; rows behind the last key become zeros, and so do those
+    before page `seen`: what a window has passed may be another sequence's by now."""
     pieces = D * ITEM // 16
     for e in static(range(0, KEYS * pieces, THREADS)):
         piece = e + thread_index()
         r = piece // pieces
         key = block * KEYS + r
-        page = table[min(key, last) // PAGE]
+        page = table[max(min(key, last) // PAGE, seen)]
         if e + THREADS <= KEYS * pieces or piece < KEYS * pieces:
             copy_async(place + (r * STRIDE + piece % pieces * 16),
                        pages + ((i64(page) * kv_heads + head) * (PAGE * D * ITEM) + r % PAGE * (D * ITEM)
                                 + piece % pieces * 16), 16,
-                       i32(16) if key <= last else i32(0))
+                       i32(16) if key <= last and key >= seen * PAGE else i32(0))
     copy_commit()
 
 
@@ -172,11 +173,12 @@ def attention_prefill_mma(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pa
         rows = tile[1] * group
         position = tile[3]
         last = position + tile[1] - 1
-        begin = (max(position + 1 - window, 0) if window > 0 else i32(0)) // KEYS
+        seen = (max(position + 1 - window, 0) if window > 0 else i32(0)) // PAGE
+        begin = seen * PAGE // KEYS
         end = last // KEYS
         table = page_table + i64(tile[2]) * max_pages
-        load_block(k_pages, keys, table, begin, last, head, kv_heads, D, STRIDE, ITEM, KEYS)
-        load_block(v_pages, values, table, begin, last, head, kv_heads, D, STRIDE, ITEM, KEYS)
+        load_block(k_pages, keys, table, begin, seen, last, head, kv_heads, D, STRIDE, ITEM, KEYS)
+        load_block(v_pages, values, table, begin, seen, last, head, kv_heads, D, STRIDE, ITEM, KEYS)
         load_queries(q, queries, token, head, rows, group, by_group, width, D, Q_STRIDE, F)
         key_scale = f32(1)
         value_scale = f32(1)
@@ -201,7 +203,7 @@ def attention_prefill_mma(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pa
                     multiply(scores[2 * n + 1], a, second, F)
             barrier()
             if block < end:
-                load_block(k_pages, keys, table, block + 1, last, head, kv_heads, D, STRIDE, ITEM, KEYS)
+                load_block(k_pages, keys, table, block + 1, seen, last, head, kv_heads, D, STRIDE, ITEM, KEYS)
             else:
                 copy_commit()
             if softcap > 0.0:
@@ -244,7 +246,7 @@ def attention_prefill_mma(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pa
                     multiply(acc[2 * d + 1], weights, second, F)
             barrier()
             if block < end:
-                load_block(v_pages, values, table, block + 1, last, head, kv_heads, D, STRIDE, ITEM, KEYS)
+                load_block(v_pages, values, table, block + 1, seen, last, head, kv_heads, D, STRIDE, ITEM, KEYS)
             else:
                 copy_commit()
         copy_wait(0)

@@ -224,7 +224,8 @@ def attention_prefill_wgmma(q: Ptr[bf16, "const"], k_map: TensorMap, v_map: Tens
                 for block in unroll(range(first // BN, last // BN + 1), 1):
                     page = block * PAGES + lane % PAGES
                     present = page <= last // PAGE
-                    row = (table[page if present else 0] * kv_heads + head) * PAGE
+                    # What a window has passed may be another sequence's by now: its rows are a page that is seen.
+                    row = (table[max(page, first // PAGE) if present else 0] * kv_heads + head) * PAGE
                     count = min(PAGES, last // PAGE + 1 - block * PAGES)
                     mbarrier_wait(k_empty + stage, phase)
                     if lane == 0:

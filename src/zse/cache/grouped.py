@@ -1,0 +1,242 @@
+"""Page tables of models whose layers are in groups (groups.py): a table with all pages, and one for each windowed group,
+from which pages go back to the pool when the window has passed them (trim).
+
+A sequence is given its windowed pages as it goes on: what trim() takes from the front it adds at the end, so that a
+prompt which was admitted can be computed to its end. Only pages that others share too do not come back at once: then
+covered() says how far it may go.
+"""
+
+from array import array
+
+from zse.cache.groups import PageGeometry
+from zse.cache.manager import NOTHING, CacheManager, copy_of
+from zse.cache.offload import HostPool
+from zse.cache.pages import PAGE, PageAllocator, pages_for
+from zse.cache.prefix import Match, PrefixCache
+from zse.cache.windows import WindowPages, WindowTable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from zse.cache.prefix import Salt
+
+
+class GroupedCacheManager(CacheManager):
+    """See CacheManager. table(): of the first group, the one that keeps all its pages."""
+
+    def __init__(self, allocator: PageAllocator, prefix: PrefixCache | None, host: HostPool | None,
+                 geometry: PageGeometry):
+        super().__init__(allocator, prefix, host)
+        self.geometry, self.num_groups = geometry, geometry.num_groups
+        self._windows: dict[int, WindowTable] = {}
+        self._kept = WindowPages(geometry.windowed)
+        if prefix is not None:
+            prefix.windows = self._kept
+        self.num_trimmed = 0
+
+    # -- how much
+
+    def pages_needed(self, length: int) -> int:
+        return self.geometry.needed(length)
+
+    @property
+    def capacity(self) -> int:
+        return self.geometry.capacity(self.num_pages)
+
+    def covered(self, sequence: int) -> int:
+        return PAGE * min(len(self.table(sequence)), len(self._windows[sequence]))
+
+    def windows(self, sequence: int) -> WindowTable:
+        """The tables of the windowed groups; the caller must not change them."""
+        return self._windows[sequence]
+
+    # -- growing and shrinking
+
+    def reserve(self, sequence: int, length: int) -> bool:
+        table, windows = self._tables.get(sequence, []), self._windows.get(sequence)
+        if windows is None:
+            windows = WindowTable(self.geometry.windowed)
+        count = max(pages_for(length), len(table))
+        missing = count - len(table)
+        short = max(0, min(count, windows.first + self.geometry.most) - len(windows))
+        if not missing and not short:
+            return True
+        pages = self.allocator.allocate(missing + self.geometry.windowed * short)
+        if pages is None:
+            return False
+        table.extend(pages[:missing])
+        windows.extend(pages[missing:])
+        self._tables[sequence], self._windows[sequence] = table, windows
+        return True
+
+    def trim(self, sequence: int, position: int) -> None:
+        """No query of the sequence will come from before `position`, in flight or later: windowed groups give back what
+        lies before that one's window."""
+        windows = self._windows[sequence]
+        first = self.geometry.first(position)
+        if first <= windows.first:
+            return
+        self.num_trimmed += self.geometry.windowed * (first - windows.first)
+        self.allocator.release(windows.drop(first))
+        self.reserve(sequence, 0)
+
+    # -- sequences with a past
+
+    def admit(self, sequence: int, length: int, tokens: array, salt: "Salt", spare: int = 0) -> int | None:
+        match, swapped = NOTHING, self._swapped.get(sequence)
+        if self.prefix is not None:
+            match = self.prefix.match(salt, tokens.tobytes())
+            if swapped is None:
+                match = self._within_reach(match)
+        computed = match.length
+        if swapped is not None:
+            match, computed = Match(match.nodes[:swapped[1] // PAGE], None, 0), swapped[1]
+        placed = self._place(sequence, match, computed, length, spare, windows_of_nodes=swapped is None)
+        if not placed and match.source is not None:
+            match = self._within_reach(Match(match.nodes, None, 0))
+            computed = match.length
+            placed = self._place(sequence, match, computed, length, spare)
+        if not placed:
+            return None
+        if self.prefix is not None:
+            self._remember(sequence, salt, match)
+        self._swap_in(sequence, len(match.nodes))
+        return computed
+
+    def _within_reach(self, match: Match) -> Match:
+        """As much of a match as has the windowed pages that the next token sees."""
+        missing, last = [-1], -1        # before each number of nodes: the last one without windowed pages
+        for index, node in enumerate(match.nodes):
+            if self._kept.pages(node) is None:
+                last = index
+            missing.append(last)
+        if match.source is not None and self._kept.pages(match.source) is not None and (
+               last < self.geometry.first(match.length)):
+            return match
+        count = len(match.nodes)
+        while count and missing[count] >= self.geometry.first(count * PAGE):
+            count -= 1
+        return Match(match.nodes[:count], None, 0)
+
+    def _place(self, sequence: int, match: Match, computed: int, length: int, spare: int,
+               windows_of_nodes: bool = True) -> bool:
+        """Pages of a new sequence of which `computed` tokens are there, in the match or (no windows_of_nodes) in slots."""
+        allocator, geometry, nodes = self.allocator, self.geometry, match.nodes
+        first = geometry.first(computed)
+        reused = nodes[first:] if windows_of_nodes else []
+        beside: list[list[int]] = [self._kept.pages(node) for node in reused]    # type: ignore[misc]
+        count = pages_for(length)
+        resident = [node.page for node in nodes if node.page >= 0]
+        cold, source = nodes[len(resident):], match.source          # cold: on the host
+        missing = count - len(resident)
+        short = min(count, first + geometry.most) - first - len(reused)
+        held = resident + [page for pages in beside for page in pages]
+        copied: list[int] = []
+        if source is not None:
+            copied = list(self._kept.pages(source))     # type: ignore[arg-type]
+            if source.page >= 0:
+                copied.insert(0, source.page)
+        claimed = [*cold, source] if source is not None and source.page < 0 else cold
+        if claimed:
+            self.prefix.claim(claimed)      # type: ignore[union-attr]
+        allocator.retain(held + copied)
+        total = missing + geometry.windowed * short
+        pages = allocator.allocate(total) if total + spare <= self.num_free else None
+        # The copies come before whatever their sources may be given to next.
+        allocator.release(copied if pages is not None else held + copied)
+        if claimed:
+            self.prefix.disclaim(claimed)   # type: ignore[union-attr]
+        if pages is None:
+            return False
+        for node, page in zip(cold, pages, strict=False):
+            self._transfers.append(("in", node.slot, page))
+            self.prefix.promote(node, page)     # type: ignore[union-attr]
+        self.num_onloaded += len(cold)
+        windows = WindowTable(geometry.windowed)
+        windows.first = first
+        for group, mine in enumerate(windows.pages):
+            mine += [WindowTable.GONE] * first + [pages_of[group] for pages_of in beside]
+        at = len(windows)
+        windows.extend(pages[missing:])
+        self._tables[sequence] = resident + pages[:missing]
+        self._windows[sequence] = windows
+        if source is not None:
+            self._transfers.append(copy_of(source, pages[len(cold)]))
+            self.num_copied_pages += 1
+            self._copy(copied[-geometry.windowed:], windows.at(at))
+        return True
+
+    def _copy(self, source: list[int], pages: list[int]) -> None:
+        self._transfers += [("copy", old, new) for old, new in zip(source, pages, strict=True)]
+        self.num_copied_pages += len(pages)
+
+    def fork(self, source: int, sequence: int, shared: int, length: int) -> bool:
+        geometry, table, mine = self.geometry, self.table(source), self._windows[source]
+        full, first = shared // PAGE, geometry.first(shared)
+        if first < mine.first:
+            return False        # trimmed: what the new one's first token sees is gone
+        count = pages_for(max(length, shared))
+        short = min(count, first + geometry.most) - full
+        pages = self.allocator.allocate(count - full + geometry.windowed * short)
+        if pages is None:
+            return False
+        windows = WindowTable(geometry.windowed)
+        windows.first = first
+        self.allocator.retain(table[:full] + mine.held(first, full))
+        for old, new in zip(mine.pages, windows.pages, strict=True):
+            new += [WindowTable.GONE] * first + old[first:full]
+        windows.extend(pages[count - full:])
+        self._tables[sequence], self._windows[sequence] = table[:full] + pages[:count - full], windows
+        if shared % PAGE:
+            self._copy([table[full], *mine.at(full)], [pages[0], *windows.at(full)])
+        if source in self._salts:
+            self._salts[sequence] = self._salts[source]
+            self._num_shared[sequence] = full
+        return True
+
+    # -- to the host and back
+
+    def _swap_pages(self, sequence: int, length: int) -> list[int]:
+        count = pages_for(length)
+        return self.table(sequence)[:count] + self._windows[sequence].held(self.geometry.first(length), count)
+
+    # -- the prefix cache
+
+    def commit(self, sequence: int, tokens: array, length: int, partial: bool = False) -> None:
+        if sequence not in self._salts:
+            return
+        before = self._last.get(sequence)
+        super().commit(sequence, tokens, length, partial)
+        windows, table = self._windows[sequence], self._tables[sequence]
+        node = last = self._last.get(sequence)
+        while node is not None and node is not before and node.depth > windows.first:
+            self._kept.attach(node, windows.at(node.depth - 1))
+            node = node.parent
+        parent = last if last is not None and last.alive else self.prefix.root_of(self._salts[sequence])  # type: ignore
+        if partial and parent is not None and length > parent.depth * PAGE >= windows.first * PAGE:
+            leaf = parent.children.get(tokens[parent.depth * PAGE:length].tobytes())
+            # Another's page may go on differently behind these tokens, and so may what stands beside it.
+            if leaf is not None and leaf.page == table[parent.depth]:
+                self._kept.attach(leaf, windows.at(parent.depth))
+
+    def detach(self, sequence: int) -> list[int]:
+        windows = self._windows.pop(sequence, None)
+        return super().detach(sequence) + (windows.held() if windows is not None else [])
+
+    def snapshot(self) -> dict[str, float]:
+        return {**super().snapshot(), "trimmed_pages": self.num_trimmed}
+
+    def check_integrity(self, detached: list[list[int]] | None = None) -> list[str]:
+        problems = super().check_integrity([*(windows.held() for windows in self._windows.values()), *(detached or [])])
+        if set(self._windows) != set(self._tables):
+            problems.append("a sequence has pages of one kind of group only")
+        for sequence, windows in self._windows.items():
+            held, length = windows.held(), len(windows)
+            if {len(mine) for mine in windows.pages} != {length} or length > len(self.table(sequence)):
+                problems.append(f"sequence {sequence}: tables of {[len(mine) for mine in windows.pages]} pages")
+            if length - windows.first > self.geometry.most:
+                problems.append(f"sequence {sequence}: {length - windows.first} windowed pages of a group")
+            if WindowTable.GONE in held or len({*held, *self.table(sequence)}) != len(held) + len(self.table(sequence)):
+                problems.append(f"sequence {sequence}: a windowed page is gone, or held twice")
+            if any(page != WindowTable.GONE for mine in windows.pages for page in mine[:windows.first]):
+                problems.append(f"sequence {sequence}: a trimmed page is still in its table")
+        return problems

@@ -1,0 +1,104 @@
+"""Models of which some layers see a window only: their old pages are given back, and nothing that is said changes.
+
+Pages that were given back are filled with NaN at once: whoever still reads one says so.
+"""
+
+import numpy as np
+import pytest
+import tiny
+
+from zse.bench.speed import greedy
+from zse.cache import groups
+from zse.cache.grouped import GroupedCacheManager
+from zse.engine.config import EngineConfig
+from zse.engine.core import Engine
+from zse.engine.load import load_engine
+from zse.engine.metrics import Phases
+from zse.engine.runner import Runner
+from zse.sampling.params import SamplingParams
+
+WINDOW = 8
+
+
+@pytest.fixture(params=["gemma3", "gemma3_linear"])
+def model(request, tmp_path):
+    return str(tiny.write(request.param, tmp_path))
+
+
+def poison_what_is_free(runner, monkeypatch):
+    """Pages without a holder become NaN as soon as a window has passed."""
+    view = np.frombuffer(runner.kv.buffer.view(), np.float32).reshape(runner.kv.num_pages, -1)
+    trim = GroupedCacheManager.trim
+    poisoned = []
+
+    def trim_and_poison(self, sequence, position):
+        before = self.windows(sequence).held()
+        trim(self, sequence, position)
+        gone = [page for page in before if not self.allocator.references(page) and not self.prefix]
+        view[gone] = np.nan
+        poisoned.extend(gone)
+
+    monkeypatch.setattr(GroupedCacheManager, "trim", trim_and_poison)
+    return poisoned
+
+
+def replies(model, monkeypatch, *, grouped: bool, ahead: bool = False, **options):
+    """What some requests say, in which some begin as others did, and the pages that the longest held at most."""
+    with monkeypatch.context() as patch:
+        if not grouped:
+            patch.setattr(groups, "MAX_WASTE", -9.0)
+        config = EngineConfig(model=model, device="cpu", threads=1, activations="f32", kv_dtype="f32", max_rows=3,
+                              max_tokens_per_step=24, **options)
+        loaded = load_engine(config, Phases(lambda: 0.0))
+        engine = loaded.engine
+        if ahead:
+            engine = Engine(engine.scheduler, Runner(loaded.device, engine.runner.model, loaded.config, runs_ahead=True))
+        poisoned = poison_what_is_free(engine.runner, patch)
+        scheduler, said, held = engine.scheduler, {}, 0
+        ids = (tiny.tokens("gemma3").tolist() * 5)[:190]
+        sampled = SamplingParams(max_tokens=40, temperature=1.0, seed=5, ignore_eos=True)
+        for batch in ([(0, ids[:150], greedy(30)), (1, ids[20:37], sampled), (2, ids[7:90], greedy(50))],
+                      [(3, [*ids[:150], 9, 9], sampled), (4, ids[30:31], greedy(60)), (5, ids[:60], greedy(3))]):
+            for id, prompt, params in batch:
+                engine.submit(id, prompt, params)
+                said[id] = []
+            while engine.has_work:
+                for output in engine.step():
+                    said[output.id] += output.tokens
+                assert scheduler.check_integrity() == []
+                held = max(held, len(scheduler.cache.table(0)) + sum(
+                    len(windows.held()) for id, windows in getattr(scheduler.cache, "_windows", {}).items() if id == 0))
+        scores = [chunk[1] for chunk in engine.score(ids)]
+        assert scheduler.check_integrity() == []
+        assert scheduler.cache.num_free == scheduler.cache.num_pages
+        engine.runner.close()
+        loaded.source.close()
+    return said, np.concatenate(scores), held, len(poisoned)
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
+@pytest.mark.parametrize("prefix_cache", [False, True], ids=["no prefixes", "prefixes"])
+def test_tokens_are_those_of_whole_tables(model, ahead, prefix_cache, monkeypatch):
+    whole, scores, pages, _ = replies(model, monkeypatch, grouped=False, ahead=ahead, prefix_cache=prefix_cache)
+    said, again, held, poisoned = replies(model, monkeypatch, grouped=True, ahead=ahead, prefix_cache=prefix_cache)
+    assert said == whole and all(said.values())
+    np.testing.assert_array_equal(again, scores)
+    assert (poisoned > 0) == (not prefix_cache)
+    layers = tiny.config("gemma3")["num_hidden_layers"] if "linear" not in model else 3
+    assert pages == 12 and held < pages * layers
+
+
+def test_few_pages_are_shared_out_by_preemption(model, monkeypatch):
+    """Half of what three whole contexts need."""
+    whole, _, _, _ = replies(model, monkeypatch, grouped=False)
+    layers = len(groups.group_layers(load_config(model)))
+    said, _, _, _ = replies(model, monkeypatch, grouped=True, max_context=208,
+                            num_pages=13 + (layers - 1) * 5 + 4)
+    assert said == whole
+
+
+def load_config(model):
+    from zse.formats.source import open_model
+    from zse.models.load import plan_model
+    with open_model(model) as source:
+        return plan_model(source).config
