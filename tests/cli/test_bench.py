@@ -127,7 +127,7 @@ def test_the_command_prints_text_and_json(zse, tmp_path):
     own.write_text("Zwölf")
     words = ("bench", "perplexity", "echo", "--text", str(own), "--json")
     data = json.loads(zse(*words, fake=True).stdout)
-    assert (data["tokens"], data["perplexity"], data["kv_bytes_per_token"]) == (6, 6.0, 20)
+    assert (data["tokens"], data["perplexity"], data["kv_page_bytes"]) == (6, 6.0, 320)
     own.write_bytes(b"\xff")
     assert "own.txt" in zse(*words, fake=True, code=2).stderr
     assert "128,1024" in zse("bench", "latency", "echo", "--prompts", "x", code=2).stderr

@@ -154,7 +154,7 @@ def _measure(args) -> dict:
         "threads": llm.config.threads,
         "activations": llm.config.activations,
         "kv_dtype": llm.config.kv_dtype,
-        "kv_bytes_per_token": llm.config.kv_bytes // llm.config.num_pages // 16,
+        "kv_page_bytes": llm.config.kv_bytes // llm.config.num_pages,
         "peak_memory_bytes": process.peak_memory_bytes(),
     }
 
