@@ -155,7 +155,7 @@ class Scheduler:
         self._now = 0.0                     # the latest time that was told
         self._chunks = ChunkBudget(policy.mixed_ratio) if policy.mixed_ratio else None
         self._pace = Pace(self._queue, self._chunks) if self._chunks is not None and policy.fair_share else None
-        self._held: str | None = None       # the tenant that this step leaves out
+        self._left_out: str | None = None       # the tenant that this step leaves out
         self._batch_left = 0                # requests that a static batch may still admit
         self._mean_reply = FIRST_MEAN_REPLY
         self._blocked: tuple = ()           # the first waiting request, and what it found too few pages with
@@ -410,10 +410,10 @@ class Scheduler:
         if ahead and self._in_flight[0].num_drafts:
             return None     # where its requests go on is not known, and without them others would run in smaller steps
         self._now = max(self._now, now)
-        self._held = self._pace.held() if self._pace is not None else None
+        self._left_out = self._pace.held() if self._pace is not None else None
         batch = self._make_batch(ahead)
-        if batch is None and self._held is not None:
-            self._held = None       # the others have nothing to run now
+        if batch is None and self._left_out is not None:
+            self._left_out = None       # the others have nothing to run now
             batch = self._make_batch(ahead)
         if batch is not None:
             self._in_flight.append(batch)
@@ -433,7 +433,7 @@ class Scheduler:
         if num_decode < len(self._running):
             for request in self._queue.by_share(self._running):
                 remaining = len(request.tokens) - request.computed_len
-                if remaining > 1 and budget and not self._is_held(request):
+                if remaining > 1 and budget and not self._is_left_out(request):
                     count = min(remaining, budget)
                     if self._grouped is not None:
                         count = self._within_pages(request, count)
@@ -581,12 +581,12 @@ class Scheduler:
             if self._pace is not None:
                 self._pace.observe(batch, seconds)
 
-    def _is_held(self, request: Request) -> bool:
+    def _is_left_out(self, request: Request) -> bool:
         """Whether its tenant is left out of this step."""
-        return self._held is not None and self._queue.name_of(request) == self._held
+        return self._left_out is not None and self._queue.name_of(request) == self._left_out
 
     def _must_wait(self, request: Request) -> bool:
-        return request.held or self._is_held(request) or self._prompts.must_wait(request)
+        return request.held or self._is_left_out(request) or self._prompts.must_wait(request)
 
     def _has_prompts(self) -> bool:
         """Whether prompts are to be computed: those of running requests, or of one that there is a row for."""
@@ -597,14 +597,14 @@ class Scheduler:
         """An entry for each running request that has one token to run, and how many drafts they have; None when that
         needs pages that only a preemption gives, which the batch in flight forbids (`ahead`)."""
         entries: list[Entry] = []
-        running, tables, held = self._running, self.cache.tables, self._held
+        running, tables, left_out = self._running, self.cache.tables, self._left_out
         num_drafts = 0
         # Every running request can have its token beside the drafts.
         most_drafts = min(self.max_drafts, self.max_tokens - len(running))
         index = 0
         while index < len(running):   # preemption takes from the far end of this list, or this request itself
             request = running[index]
-            if held is not None and self._is_held(request):
+            if left_out is not None and self._is_left_out(request):
                 index += 1
                 continue
             start, pending = request.computed_len, request.pending
