@@ -450,7 +450,7 @@ class Scheduler:
             entries, num_drafts = self._decode_entries(ahead) or ([], 0)    # nobody could be admitted
             num_decode = len(entries)
         if not entries:
-            if self._grouped is not None and self._running and not ahead and self._held is None:
+            if self._grouped is not None and self._running and not ahead and self._left_out is None:
                 # Chunks wait for windowed pages that others share and nobody else gives.
                 self._preempt(choose_victim(self._running) or self._running[-1])
                 return self._make_batch(ahead)
