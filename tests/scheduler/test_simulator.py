@@ -13,7 +13,7 @@ from zse.scheduler.queue import WaitingQueue
 from zse.scheduler.scheduler import Scheduler
 
 SEEDS = int(os.environ.get("ZSE_TEST_SEEDS", "500"))
-PARTS, OPERATIONS = 20, 1000 if SEEDS > 500 else 600
+PARTS, OPERATIONS = 20, 1000 if SEEDS > 500 else 500
 
 
 def walk(seed: int, operations: int = OPERATIONS, grouped: bool = False) -> Simulation:

@@ -1,0 +1,78 @@
+"""What goes out of the scheduler: batches for a runner, news of requests, totals."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from zse.cache.windows import WindowTable
+from zse.errors import RequestError
+from zse.scheduler.request import Request
+
+
+# Structs: 256 of each are made in a step, in C.
+class Entry(msgspec.Struct, eq=False, gc=False):
+    """`count` tokens of a request from position `start`; the last `samples` of them have a line of logits each, which
+    is sampled: 0 (a chunk that does not end the prompt), 1, or 1 + k where k drafts are verified.
+    pages: the request's page table in token order, at least as long as start + count tokens need. drafts: token ids
+    that stand behind request.tokens in this entry; without them, where start == len(request.tokens), the token is the
+    one that the batch in flight samples for this request. windows: the WindowTable of models with layers in groups."""
+
+    request: Request
+    start: int
+    count: int
+    pages: list[int]
+    samples: int
+    drafts: Sequence[int] = ()
+    windows: WindowTable | None = None
+
+
+class Batch:
+    """What one step runs: decode rows first, then prompt chunks, oldest request first in each. Never empty.
+    transfers: ("copy", page, page), ("out", page, slot), ("in", slot, page), to be done in this order before the
+    entries run."""
+
+    __slots__ = ("entries", "num_decode", "num_drafts", "num_samples", "num_tokens", "transfers")
+
+    def __init__(self, entries: list[Entry], num_decode: int, transfers: list[tuple[str, int, int]],
+                 num_drafts: int = 0):
+        """num_decode: entries that decode; num_drafts: draft tokens that they have together."""
+        self.entries, self.transfers, self.num_drafts = entries, transfers, num_drafts
+        self.num_decode = num_decode + num_drafts       # lines: decoded tokens, drafts among them
+        self.num_tokens = self.num_decode + sum([entry.count for entry in entries[num_decode:]])
+        self.num_samples = self.num_decode + sum([entry.samples for entry in entries[num_decode:]])
+
+
+class Output(msgspec.Struct, eq=False, gc=False):
+    """News of one request: sampled tokens, and how it ended if it did.
+
+    finish: None while running, "stop" (a stop id, which is the last of `tokens`), "length", "error" (the logits
+    were not finite: no tokens, nothing follows) or "timeout" (its deadline passed before it ran: no tokens either).
+    logprobs: one per token, as the runner gave them, or None. cached_tokens: of the prompt, that were in the prefix cache;
+    told with the first tokens of a request, else 0.
+    """
+
+    id: int
+    tokens: list[int]
+    logprobs: list | None
+    finish: str | None
+    cached_tokens: int = 0
+    error: RequestError | None = None       # of "error", where it is not the logits
+
+
+class Counters:
+    """Totals since the start."""
+
+    __slots__ = ("accepted_tokens", "cancelled", "deadlines_met", "deadlines_missed", "drafted_tokens", "failed",
+                 "finished", "forks", "ignored_cancels", "late_results", "preemptions", "queue_wait_s",
+                 "recomputed_tokens", "refused", "scheduled_tokens", "submitted", "timed_out", "verified_runs")
+
+    def __init__(self):
+        self.submitted = self.refused = self.finished = self.cancelled = self.failed = 0
+        self.ignored_cancels = self.late_results = self.forks = 0
+        self.deadlines_met = self.deadlines_missed = self.timed_out = 0
+        self.scheduled_tokens = self.preemptions = self.recomputed_tokens = 0
+        self.drafted_tokens = self.accepted_tokens = self.verified_runs = 0
+        self.queue_wait_s = 0.0
+
+    def snapshot(self) -> dict[str, float]:
+        return {name: getattr(self, name) for name in self.__slots__}
