@@ -10,8 +10,8 @@ SHAPES = {
     "cpu": (1.0, 1.53, 1.65, 1.77, 1.92, 3.0, 3.2, 4.5, 5.9, 8.5, 11.0, 16.5, 22.0, 33.0, 44.0, 66.0, 88.0, 132.0,
             176.0, 352.0),
     "gpu": (1.0, 1.1, 1.12, 1.15, 1.18, 1.2, 1.25, 1.3, 1.4, 1.5, 1.7, 2.0, 2.3, 2.8, 3.3, 4.2, 5.2, 7.0, 9.0, 17.0)}
-RATE = 0.2              # weight of a new measurement
-OUTLIER = 3.0           # a step this many times as long as expected was held up by something else
+RATE = 0.1              # weight of a new measurement
+OUTLIER = 2.0           # a step this many times as long as expected was held up by something else
 FORGET_STEPS = 64       # what was not measured in so many steps moves a quarter of the way back to the shape
 
 
