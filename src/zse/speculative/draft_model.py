@@ -6,6 +6,7 @@ the same token from the same random number, so that sampled requests accept draf
 
 import time
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 from zse.cache.manager import CacheManager
@@ -54,7 +55,7 @@ class DraftModelSpeculator(Speculator):
 
     def propose(self, scheduler: Scheduler) -> None:
         self._forget()
-        candidates, counts = self._plan(scheduler, scheduler.decoding())
+        candidates, counts = self._plan(scheduler, scheduler.decoding)
         wanted = {candidate.request: count for candidate, count in zip(candidates, counts, strict=True) if count}
         if not wanted:
             return
@@ -67,7 +68,7 @@ class DraftModelSpeculator(Speculator):
     def observe(self, batch: Batch, scheduler: Scheduler, seconds: float) -> None:
         super().observe(batch, scheduler, seconds)
         self.acceptance.rest()
-        self.waits = self.runs_ahead and any(self._plan(scheduler, scheduler.running())[1])
+        self.waits = self.runs_ahead and any(self._plan(scheduler, scheduler.running)[1])
 
     def close(self) -> None:
         """Drop the draft model's graphs. Its device is the target's."""
@@ -77,7 +78,7 @@ class DraftModelSpeculator(Speculator):
 
     # -- inside
 
-    def _plan(self, scheduler: Scheduler, requests: list[Request]) -> tuple[list[Candidate], list[int]]:
+    def _plan(self, scheduler: Scheduler, requests: Callable[[], list[Request]]) -> tuple[list[Candidate], list[int]]:
         rows = scheduler.num_running
         most = min(scheduler.max_drafts, scheduler.max_tokens - rows)
         room = self.room(rows, most) if rows else 0
@@ -85,7 +86,7 @@ class DraftModelSpeculator(Speculator):
             return [], []
         kind_rate = self.acceptance.rate(DRAFT_MODEL)
         candidates = []
-        for request in requests:
+        for request in requests():
             length = len(request.tokens)
             least = min(request.max_len, self._max_context) - length - 1
             if least > 0 and may_draft(request):

@@ -8,7 +8,7 @@ without x.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -162,7 +162,7 @@ class NgramSpeculator(Speculator):
     """Drafts from prompt lookup."""
 
     def propose(self, scheduler: Scheduler) -> None:
-        candidates, counts = self._plan(scheduler, scheduler.decoding())
+        candidates, counts = self._plan(scheduler, scheduler.decoding)
         for candidate, count in zip(candidates, counts, strict=True):
             if count:
                 request = candidate.request
@@ -174,16 +174,16 @@ class NgramSpeculator(Speculator):
         super().observe(batch, scheduler, seconds)
         self.acceptance.rest()
         # Only a device that is given steps ahead asks; the step ahead may have all but the last token.
-        self.waits = self.runs_ahead and any(self._plan(scheduler, scheduler.running())[1])
+        self.waits = self.runs_ahead and any(self._plan(scheduler, scheduler.running)[1])
 
-    def _plan(self, scheduler: Scheduler, requests: list[Request]) -> tuple[list[Candidate], list[int]]:
+    def _plan(self, scheduler: Scheduler, requests: Callable[[], list[Request]]) -> tuple[list[Candidate], list[int]]:
         rows = scheduler.num_running
         most = min(scheduler.max_drafts, scheduler.max_tokens - rows)
         room = self.room(rows, most) if rows else 0
         if not room:
             return [], []
         candidates = []
-        for request in requests:
+        for request in requests():
             if may_draft(request):
                 candidate = self._candidate(request)
                 if candidate is not None:
