@@ -16,33 +16,34 @@ FORGET_STEPS = 64       # what was not measured in so many steps moves a quarter
 
 
 class StepCost:
-    """Seconds of a step that only decodes, by its number of tokens, drafts included. family: of the device."""
+    """Seconds of a step that only decodes, by its number of tokens, drafts included. family: of the device. num_steps:
+    that were measured."""
 
     def __init__(self, family: str):
         self._shape = SHAPES[family]
         self._seconds: list[float | None] = [None] * len(EDGES)
         self._last: list[int] = [0] * len(EDGES)      # step number of the last measurement
-        self._steps = 0
+        self.num_steps = 0
         self._reference = 0                           # the edge that was measured last
 
     @property
     def is_known(self) -> bool:
         """Whether anything was measured."""
-        return self._steps > 0
+        return self.num_steps > 0
 
     def record(self, tokens: int, seconds: float) -> None:
         """A step of `tokens` tokens took so long."""
         edge = min(bisect_left(EDGES, tokens), len(EDGES) - 1)
         known = self._seconds[edge]
         if known is None:
-            self._seconds[edge] = min(seconds, OUTLIER * self._expected(edge)) if self._steps else seconds
+            self._seconds[edge] = min(seconds, OUTLIER * self._expected(edge)) if self.num_steps else seconds
         else:
             self._seconds[edge] = known + RATE * (min(seconds, OUTLIER * known) - known)
-        self._steps += 1
-        self._last[edge], self._reference = self._steps, edge
-        if self._steps % FORGET_STEPS == 0:
+        self.num_steps += 1
+        self._last[edge], self._reference = self.num_steps, edge
+        if self.num_steps % FORGET_STEPS == 0:
             for other, value in enumerate(self._seconds):
-                if value is not None and self._last[other] <= self._steps - FORGET_STEPS:
+                if value is not None and self._last[other] <= self.num_steps - FORGET_STEPS:
                     self._seconds[other] = value + 0.25 * (self._expected(other) - value)
 
     def seconds(self, tokens: int) -> float:

@@ -27,6 +27,8 @@ SAVED_STEPS = 8.0
 LEAST_GAIN = 1.2
 # Drafts that are less likely to be accepted are not weighed.
 LEAST_SURVIVAL = 0.1
+# The room for drafts is computed anew after so many steps, or for another number of rows.
+ROOM_STEPS = 16
 # Requests that are looked at for one step.
 MOST_REQUESTS = 64
 
@@ -70,6 +72,7 @@ class Speculator:
         self.waits = False
         self._lost_s = 0.0          # by wrong drafts, less what right ones saved
         self._spent_s = 0.0         # decoding
+        self._room = 0, 0, 0, 0     # of room(): rows, most, when, and what came out
 
     # -- the engine's side
 
@@ -124,12 +127,15 @@ class Speculator:
         """Drafts that a step of `rows` rows can have before even right ones would cost more than they give."""
         if not self.cost.is_known or not self.may_lose:
             return 0
+        if (rows, most) == self._room[:2] and self.cost.num_steps - self._room[2] < ROOM_STEPS:
+            return self._room[3]
         best, count = 0, 1
         least = LEAST_GAIN * rows / self.cost.seconds(rows)
         while count <= most:
             if (rows + count) / self.cost.seconds(rows + count) > least:
                 best = count
             count = count + 1 if count < 8 else count + 8
+        self._room = rows, most, self.cost.num_steps, best
         return best
 
     def choose(self, candidates: Sequence[Candidate], rows: int, most: int, round_s: float = 0.0) -> list[int]:
