@@ -38,8 +38,8 @@ void add_rmsnorm_add_int8(const uint64_t *args, const int64_t *grid, int64_t fir
   int8_t *const q = (int8_t *)(uintptr_t)args[5];
   float *const scale = (float *)(uintptr_t)args[6];
   float *const total = (float *)(uintptr_t)args[7];
-  int64_t const width = (int64_t)args[8];
-  float const eps = ((const zse_slot *)args)[9].f32;
+  int64_t const width = (int64_t)args[9];
+  float const eps = ((const zse_slot *)args)[10].f32;
   for (int64_t block = first; block < last; ++block) {
     const int64_t block_0 = block % grid[0];
     int64_t row = block_0;
@@ -115,10 +115,12 @@ void add_rmsnorm_add_int8(const uint64_t *args, const int64_t *grid, int64_t fir
       float peak = zse_bits_i32_f32(zse_reduce_max_i32x16(top));
       float inverse_1 = ((peak > (1e-30f)) ? ((127.0f) / peak) : (0.0f));
       i32x16 count = zse_splat_i32x16(0);
-      i32x16 rounded = __builtin_convertvector(_mm512_roundscale_ps((values * zse_splat_f32x16(inverse_1)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), i32x16);
+      f32x16 nearest = _mm512_roundscale_ps((values * zse_splat_f32x16(inverse_1)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+      i32x16 rounded = __builtin_convertvector(nearest, i32x16);
       count = (count + rounded);
       *(i8x16_mem *)q_1 = ((i8x16)_mm512_cvtsepi32_epi8((__m512i)rounded));
-      rounded = __builtin_convertvector(_mm512_roundscale_ps((values_1 * zse_splat_f32x16(inverse_1)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), i32x16);
+      nearest = _mm512_roundscale_ps((values_1 * zse_splat_f32x16(inverse_1)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+      rounded = __builtin_convertvector(nearest, i32x16);
       count = (count + rounded);
       *(i8x16_mem *)(q_1 + 16LL) = ((i8x16)_mm512_cvtsepi32_epi8((__m512i)rounded));
       float unit = (peak / (127.0f));

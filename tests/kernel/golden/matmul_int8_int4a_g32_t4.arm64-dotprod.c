@@ -21,20 +21,20 @@ static inline i32x4 zse_pairs_u8s8_i32x4(i32x4 w, i32x4 a) { uint8_t bw[16]; __b
 static inline i32x4 zse_pairs_i16_i32x4(i32x4 v) { int8_t bv[16]; __builtin_memcpy(bv, &v, sizeof v); int16_t h[8]; __builtin_memcpy(h, &v, sizeof v); for (int i = 0; i < 4; ++i) v[i] = h[2 * i] + h[2 * i + 1]; return v; }
 static inline f32x4 zse_fma_f32x4(f32x4 a, f32x4 b, f32x4 c) { f32x4 r; for (int i = 0; i < 4; ++i) r[i] = __builtin_fmaf(a[i], b[i], c[i]); return r; }
 
-/* zse/kernels/matmul.py: matmul_int8(BITS=4, SYMMETRIC=False, GROUP=32, PARTS=1, TOKENS=4) */
+/* zse/kernels/matmul.py: matmul_int8(BITS=4, SYMMETRIC=False, GROUP=32, PARTS=1, TOKENS=4, WIDE=False) */
 void matmul_int8_int4a_g32_t4(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
   const int32_t *const q = (const int32_t *)(uintptr_t)args[0];
   const uint16_t *const scale = (const uint16_t *)(uintptr_t)args[2];
   const uint16_t *const offset = (const uint16_t *)(uintptr_t)args[3];
   const int8_t *const aq = (const int8_t *)(uintptr_t)args[4];
-  const float *const a_scale = (const float *)(uintptr_t)args[5];
-  const float *const a_sum = (const float *)(uintptr_t)args[6];
-  const float *const bias = (const float *)(uintptr_t)args[7];
-  float *const out = (float *)(uintptr_t)args[8];
-  int64_t const tokens = (int64_t)args[9];
-  int64_t const rows = (int64_t)args[10];
-  int64_t const blocks = (int64_t)args[11];
-  int64_t const has_bias = (int64_t)args[13];
+  const float *const a_scale = (const float *)(uintptr_t)args[6];
+  const float *const a_sum = (const float *)(uintptr_t)args[7];
+  const float *const bias = (const float *)(uintptr_t)args[8];
+  float *const out = (float *)(uintptr_t)args[9];
+  int64_t const tokens = (int64_t)args[10];
+  int64_t const rows = (int64_t)args[11];
+  int64_t const blocks = (int64_t)args[12];
+  int64_t const has_bias = (int64_t)args[14];
   for (int64_t block = first; block < last; ++block) {
     const int64_t block_0 = block % grid[0];
     const int64_t block_1 = block / grid[0] % grid[1];
@@ -82,8 +82,9 @@ void matmul_int8_int4a_g32_t4(const uint64_t *args, const int64_t *grid, int64_t
           i32x4 w_6 = ((packed_2 >> zse_splat_i32x4(4)) & zse_splat_i32x4(252645135));
           i32x4 w_7 = ((packed_3 >> zse_splat_i32x4(4)) & zse_splat_i32x4(252645135));
           f32x4 s = zse_f32_of_f16_f32x4((*(const f16x4_mem *)((scale_tile + (block_ * 16LL)) + (parts * 4LL))));
+          f32x4 unit = s;
           f32x4 o = zse_f32_of_f16_f32x4((*(const f16x4_mem *)((offset_tile + (block_ * 16LL)) + (parts * 4LL))));
-          f32x4 scales = s;
+          f32x4 scales = unit;
           f32x4 scales_1 = o;
           const int32_t * a = ((const int32_t *)(a_rows + (block_ * 32LL)));
           const int32_t * a_1 = ((const int32_t *)(a_rows_1 + (block_ * 32LL)));

@@ -16,20 +16,20 @@ static inline int64_t zse_minimum_i64(int64_t a, int64_t b) { return (a < b ? a 
 static inline f32x8 zse_splat_f32x8(float a) { return (f32x8)_mm256_set1_ps(a); }
 static inline i32x8 zse_splat_i32x8(int32_t a) { return (i32x8)_mm256_set1_epi32(a); }
 
-/* zse/kernels/matmul.py: matmul_int8(BITS=4, SYMMETRIC=False, GROUP=32, PARTS=1, TOKENS=4) */
+/* zse/kernels/matmul.py: matmul_int8(BITS=4, SYMMETRIC=False, GROUP=32, PARTS=1, TOKENS=4, WIDE=False) */
 void matmul_int8_int4a_g32_t4(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
   const int32_t *const q = (const int32_t *)(uintptr_t)args[0];
   const uint16_t *const scale = (const uint16_t *)(uintptr_t)args[2];
   const uint16_t *const offset = (const uint16_t *)(uintptr_t)args[3];
   const int8_t *const aq = (const int8_t *)(uintptr_t)args[4];
-  const float *const a_scale = (const float *)(uintptr_t)args[5];
-  const float *const a_sum = (const float *)(uintptr_t)args[6];
-  const float *const bias = (const float *)(uintptr_t)args[7];
-  float *const out = (float *)(uintptr_t)args[8];
-  int64_t const tokens = (int64_t)args[9];
-  int64_t const rows = (int64_t)args[10];
-  int64_t const blocks = (int64_t)args[11];
-  int64_t const has_bias = (int64_t)args[13];
+  const float *const a_scale = (const float *)(uintptr_t)args[6];
+  const float *const a_sum = (const float *)(uintptr_t)args[7];
+  const float *const bias = (const float *)(uintptr_t)args[8];
+  float *const out = (float *)(uintptr_t)args[9];
+  int64_t const tokens = (int64_t)args[10];
+  int64_t const rows = (int64_t)args[11];
+  int64_t const blocks = (int64_t)args[12];
+  int64_t const has_bias = (int64_t)args[14];
   for (int64_t block = first; block < last; ++block) {
     const int64_t block_0 = block % grid[0];
     const int64_t block_1 = block / grid[0] % grid[1];
@@ -77,8 +77,9 @@ void matmul_int8_int4a_g32_t4(const uint64_t *args, const int64_t *grid, int64_t
           i32x8 w_6 = ((packed_2 >> zse_splat_i32x8(4)) & zse_splat_i32x8(252645135));
           i32x8 w_7 = ((packed_3 >> zse_splat_i32x8(4)) & zse_splat_i32x8(252645135));
           f32x8 s = ((f32x8)_mm256_cvtph_ps((__m128i)(*(const f16x8_mem *)((scale_tile + (block_ * 16LL)) + (parts * 8LL)))));
+          f32x8 unit = s;
           f32x8 o = ((f32x8)_mm256_cvtph_ps((__m128i)(*(const f16x8_mem *)((offset_tile + (block_ * 16LL)) + (parts * 8LL)))));
-          f32x8 scales = s;
+          f32x8 scales = unit;
           f32x8 scales_1 = o;
           const int32_t * a = ((const int32_t *)(a_rows + (block_ * 32LL)));
           const int32_t * a_1 = ((const int32_t *)(a_rows_1 + (block_ * 32LL)));
