@@ -96,6 +96,7 @@ class Runner:
         self._run_kind = "decode" if device.family == "cpu" else "verify"
         self._line_of_row = [0] * config.max_rows   # in the batch submitted last
         self._num_submitted = 0
+        self._decoded: tuple[list[Request], list[int]] = [], []     # requests and their stays, of the last decode step
 
     def _make_turns(self) -> list[_Turn]:
         from zse.kernels.feed import TokenHistory
@@ -187,9 +188,10 @@ class Runner:
         line_of_row = self._line_of_row
         drafts = None
         if not batch.num_drafts and not entries[0].drafts:     # a draft model's entries all have drafts, or none
-            for line, entry in enumerate(sampling):
-                line_of_row[entry.request.row] = line
             requests = [entry.request for entry in sampling]
+            if self.runs_ahead:
+                for line, request in enumerate(requests):
+                    line_of_row[request.row] = line
             lengths = [entry.start + entry.count for entry in sampling]
         else:
             requests, lengths = [], []
@@ -226,6 +228,33 @@ class Runner:
 
     def _fill_decode(self, entries: list[Entry], inputs: StepInputs, size: int) -> int:
         """Inputs of one token an entry; the longest context among them."""
+        token_ids, positions, token_row, source = inputs.arrays(size)
+        # Lists in one go cost half of a loop; a token in flight, or a draft, stands in no list yet.
+        requests, starts = [entry.request for entry in entries], [entry.start for entry in entries]
+        try:
+            ids = [request.tokens[start] for request, start in zip(requests, starts, strict=True)]
+        except IndexError:
+            return self._fill_decode_ahead(entries, inputs, size)
+        count = len(ids)
+        token_ids[:count] = array("i", ids)
+        positions[:count] = array("i", starts)
+        token_row[:count] = array("i", [request.row for request in requests])
+        source[:count] = array("i", [-1]) * count
+        stays = [request.residency for request in requests]
+        if (requests, stays) == self._decoded:
+            fresh = [entry for entry in entries if not entry.start % PAGE]
+        else:
+            # A request that comes back into its row (preempted, found in the cache) has other pages.
+            residents = self._residents
+            fresh = [entry for entry, request in zip(entries, requests, strict=True) if not entry.start % PAGE
+                     or residents[request.row][0] is not request or residents[request.row][1] != request.residency]
+            self._decoded = requests, stays
+        for entry in fresh:
+            self._write_pages(inputs, entry, entry.start + 1)
+        return max(starts) + 1
+
+    def _fill_decode_ahead(self, entries: list[Entry], inputs: StepInputs, size: int) -> int:
+        """As _fill_decode, where tokens are in flight or drafts."""
         token_ids, positions, token_row, source = inputs.arrays(size)
         line_of_row, residents = self._line_of_row, self._residents
         context = 0

@@ -41,6 +41,16 @@ class Batch:
         self.num_tokens = self.num_decode + sum([entry.count for entry in entries[num_decode:]])
         self.num_samples = self.num_decode + sum([entry.samples for entry in entries[num_decode:]])
 
+    def by_entry(self, sampled: list) -> list:
+        """The results of each entry: a result where there is one, a list of them where drafts are verified, else None."""
+        if not self.num_drafts and self.num_samples == len(self.entries):
+            return sampled
+        results, at = [], 0
+        for entry in self.entries:
+            first, at = at, at + entry.samples
+            results.append(sampled[first:at] if entry.drafts else sampled[first] if entry.samples else None)
+        return results
+
 
 class Output(msgspec.Struct, eq=False, gc=False):
     """News of one request: sampled tokens, and how it ended if it did.

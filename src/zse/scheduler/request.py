@@ -29,6 +29,7 @@ class Request:
     drafts        token ids that may follow `tokens`, from a proposer, for the next step; () when there are none,
                   None when there must not be any more
     drafting      what the proposer of drafts keeps of the request
+    settled       whether its prompt is computed and known to be sound, in this stay
     stepwise      whether the next step needs the ids of the last one (a mask or a draft is made from them): no step
                   ahead for this request
     held          whether it must not run now: the other beams of its search are not as far. Only of stepwise ones
@@ -39,9 +40,9 @@ class Request:
     """
 
     __slots__ = ("arrival", "cached_len", "committed_len", "computed_len", "deadline_at", "drafting", "drafts", "due",
-                 "held", "id", "in_flight", "leader", "leads", "lost_len", "max_len", "options", "params", "pending", "preemptions",
-                 "prompt_len", "residency", "row", "seed", "state", "stay_start", "stay_tokens", "stepwise", "stop_ids",
-                 "submitted_at", "tokens")
+                 "held", "id", "in_flight", "leader", "leads", "lost_len", "max_len", "options", "params", "pending",
+                 "preemptions", "prompt_len", "residency", "row", "seed", "settled", "state", "stay_start", "stay_tokens",
+                 "stepwise", "stop_ids", "submitted_at", "tokens")
 
     def __init__(self, id: int, prompt: list[int], params: SamplingParams, *, seed: int, stop_ids: frozenset[int],
                  max_len: int, arrival: int, now: float = 0.0, due: float = 0.0, options: RequestOptions = DEFAULT):
@@ -53,7 +54,7 @@ class Request:
         self.arrival, self.due, self.submitted_at = arrival, due, now
         self.deadline_at = now + options.deadline_ms / 1000 if options.deadline_ms is not None else float("inf")
         self.stay_start = self.stay_tokens = 0
-        self.stepwise = self.held = False
+        self.stepwise = self.held = self.settled = False
         self.drafts: Sequence[int] | None = ()
         self.drafting: Any = None
         self.computed_len = self.pending = self.in_flight = 0

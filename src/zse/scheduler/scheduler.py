@@ -402,43 +402,42 @@ class Scheduler:
         if len(sampled) != batch.num_samples:
             raise ValueError(f"{len(sampled)} results for {batch.num_samples} sampling rows")
         del self._in_flight[0]
-        outputs = []
-        vocab_size = self.vocab_size
-        index = 0
-        for entry in batch.entries:
+        outputs: list[Output] = []
+        vocab_size, grouped, tell, has_drafts = self.vocab_size, self._grouped, outputs.append, batch.num_drafts > 0
+        for entry, results in zip(batch.entries, batch.by_entry(sampled), strict=True):
             request = entry.request
             request.in_flight -= 1
-            first, index = index, index + entry.samples
             if request.state is FINISHED:
                 self.counters.late_results += 1
                 if not request.in_flight:
                     row, pages = self._retired.pop(request)
                     self._free_rows.append(row)
                     self.cache.release_pages(pages)
-            elif entry.drafts:
-                outputs += self._commit_run(entry, sampled[first:index])
-            elif entry.samples:
+            elif has_drafts and entry.drafts:
+                outputs += self._commit_run(entry, results)
+            elif results is not None:
                 request.pending -= 1
-                token, logprob = sampled[first]
+                token, logprob = results
                 if not 0 <= token < vocab_size:
-                    outputs.append(self._fail(request))
+                    tell(self._fail(request))
                     continue
                 tokens = request.tokens
-                length, count, cached = len(tokens), entry.count, 0
-                end = request.committed_len = entry.start + count
-                if not end % PAGE or count > 1 or length == request.prompt_len or request.leads:
+                cached = 0
+                length = request.committed_len = len(tokens)    # all that was known is computed now, and sound
+                if not request.settled or not length % PAGE:
+                    request.settled = True
                     is_first = length == request.prompt_len
                     cached = request.cached_len if is_first else 0
                     self._prompts.done(request)
-                    self.cache.commit(request.id, tokens, end, partial=is_first)
+                    self.cache.commit(request.id, tokens, length, partial=is_first)
                 tokens.append(token)
                 finish = None
                 if length + 1 >= request.max_len or token in request.stop_ids:
                     finish = self._ended(request, token)
-                outputs.append(Output(request.id, [token], None if logprob is None else [logprob], finish, cached))
-            if self._grouped is not None and request.state is RUNNING:
+                tell(Output(request.id, [token], None if logprob is None else [logprob], finish, cached))
+            if grouped is not None and request.state is RUNNING:
                 # What is in flight of this request goes on from here.
-                self._grouped.trim(request.id, request.committed_len if entry.drafts else entry.start + entry.count)
+                grouped.trim(request.id, request.committed_len if entry.drafts else entry.start + entry.count)
         return outputs
 
     def _within_pages(self, request: Request, count: int) -> int:
@@ -701,6 +700,7 @@ class Scheduler:
         request.residency += 1
         request.computed_len = request.stay_start = computed_len
         request.committed_len = committed_len
+        request.settled = False
         request.stay_tokens = self._expected_len(request) - computed_len
         self._queue.started(request, request.stay_tokens)
 
