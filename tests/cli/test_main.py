@@ -12,9 +12,9 @@ from zse.cli.parser import number
 
 
 def test_every_command_has_what_the_table_needs():
-    for name in cli.COMMANDS:
+    for name, help in cli.COMMANDS.items():
         module = cli.load(name)
-        assert module.HELP and "\n" not in module.HELP and not module.HELP.endswith("."), name
+        assert help and "\n" not in help and not help.endswith("."), name
         assert callable(module.add_arguments) and callable(module.run), name
 
 

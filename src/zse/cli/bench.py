@@ -1,6 +1,5 @@
 """zse bench: figures of this machine, with what they were measured on."""
 
-HELP = "measure decode, prefill, batch, latency, perplexity, startup or serve on this machine; an ablation"
 EPILOG = """examples:
   zse bench decode smollm2 --context 1024
   zse bench prefill smollm2 --tokens 512 --json

@@ -4,7 +4,6 @@ keyboard."""
 import os
 import sys
 
-HELP = "talk with a model in the terminal"
 EPILOG = """Inside the chat, /help lists the commands. Ctrl-C stops the reply; Ctrl-D or /exit leaves. A line that
 ends with \\ goes on in the next line; a line of three double quotes begins and ends a longer text. The input
 history is kept in ZSE_HOME/chat_history. When standard input is not a terminal, each line is one message."""

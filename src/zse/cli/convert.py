@@ -1,6 +1,5 @@
 """zse convert: any readable model into one .zse file, quantized anew or kept as it is."""
 
-HELP = "make a .zse file from a GGUF, safetensors or .zse model"
 EPILOG = """examples:
   zse convert smollm2 smollm2.zse                     the same weights in the layout that the kernels read
   zse convert ./Qwen3-0.6B qwen3.zse --quant int4

@@ -3,7 +3,6 @@
 import os
 import sys
 
-HELP = "check this machine and installation, and say how to mend what is missing"
 EPILOG = "Exit code 0 when models can be served here, 1 when something that is needed is missing."
 
 OK, NOTE, BAD = "ok", "note", "bad"

@@ -1,7 +1,5 @@
 """zse info: what is inside a model file, from its headers only."""
 
-HELP = "show what is inside a model: architecture, sizes, tensor types"
-
 
 def add_arguments(parser) -> None:
     parser.add_argument(

@@ -1,7 +1,5 @@
 """zse kernels: compile the GPU kernels ahead of time, show what there is, and how fast it is."""
 
-HELP = "compile the GPU kernels, list or time them"
-
 EPILOG = """examples:
   zse kernels build                       for the GPU of this machine
   zse kernels build --arch sm_90a --arch sm_80

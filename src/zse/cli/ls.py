@@ -1,7 +1,5 @@
 """zse ls: the models that can be served now, and those that can be pulled."""
 
-HELP = "list the stored models and the catalog"
-
 
 def add_arguments(parser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")

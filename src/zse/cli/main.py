@@ -1,29 +1,29 @@
 """The command `zse`: a table of commands, each a module that is imported only when it is used.
 
-A command module has HELP (one line), add_arguments(parser) and run(args) → exit code; EPILOG (examples) is optional.
+A command module has add_arguments(parser) and run(args) → exit code; EPILOG (examples) is optional.
 Exit codes: 0 done, 1 failed, 2 wrong usage or unusable input, 130 interrupted, 141 the reader of our output went away.
 """
 
 import os
 import sys
 
-# In the order in which `zse --help` lists them.
+# Name → one line for `zse --help`, in its order; the module is zse.cli.NAME. Here, so that listing them imports none of them.
 COMMANDS = {
-    "serve": "zse.cli.serve",
-    "run": "zse.cli.run",
-    "chat": "zse.cli.chat",
-    "pull": "zse.cli.pull",
-    "ls": "zse.cli.ls",
-    "show": "zse.cli.show",
-    "rm": "zse.cli.rm",
-    "convert": "zse.cli.convert",
-    "info": "zse.cli.info",
-    "verify": "zse.cli.verify",
-    "bench": "zse.cli.bench",
-    "profile": "zse.cli.profile",
-    "kernels": "zse.cli.kernels",
-    "doctor": "zse.cli.doctor",
-    "version": "zse.cli.version",
+    "serve": "serve models over an OpenAI-compatible HTTP API",
+    "run": "answer one prompt and exit",
+    "chat": "talk with a model in the terminal",
+    "pull": "fetch a model into the store",
+    "ls": "list the stored models and the catalog",
+    "show": "show a model's origin, licence, files and architecture",
+    "rm": "delete models, and downloads that did not end, from the store",
+    "convert": "make a .zse file from a GGUF, safetensors or .zse model",
+    "info": "show what is inside a model: architecture, sizes, tensor types",
+    "verify": "check a model from end to end: structure, checksums, numbers",
+    "bench": "measure decode, prefill, batch, latency, perplexity, startup or serve on this machine; an ablation",
+    "profile": "show where a step of a model spends its time, kernel by kernel",
+    "kernels": "compile the GPU kernels, list or time them",
+    "doctor": "check this machine and installation, and say how to mend what is missing",
+    "version": "print the version and build details",
 }
 
 
@@ -68,7 +68,7 @@ def _dispatch(argv: list[str]) -> int:
     module = load(name)
     from zse.cli.parser import Parser
 
-    parser = Parser(prog=f"zse {name}", description=module.HELP, epilog=getattr(module, "EPILOG", None))
+    parser = Parser(prog=f"zse {name}", description=COMMANDS[name], epilog=getattr(module, "EPILOG", None))
     module.add_arguments(parser)
     try:
         args = parser.parse_strict(argv[1:])
@@ -82,13 +82,13 @@ def load(name: str):
     """The module of a command."""
     from importlib import import_module
 
-    return import_module(COMMANDS[name])
+    return import_module(f"zse.cli.{name}")
 
 
 def usage() -> str:
     """The text of `zse --help`."""
     width = max(map(len, COMMANDS)) + 2
-    commands = "\n".join(f"  {name:<{width}}{load(name).HELP}" for name in COMMANDS)
+    commands = "\n".join(f"  {name:<{width}}{help}" for name, help in COMMANDS.items())
     return (
         "usage: zse COMMAND [OPTIONS]\n\nRun and serve open-weight language models.\n\n"
         f"{commands}\n\n`zse COMMAND --help` explains one command. A MODEL is a name from `zse ls`, hf:ORG/NAME, or "

@@ -1,6 +1,5 @@
 """zse profile: where a prefill step and a decode step of a model spend their time."""
 
-HELP = "show where a step of a model spends its time, kernel by kernel"
 EPILOG = """examples:
   zse profile smollm2
   zse profile qwen.zse --device cuda --rows 16 --prompt-tokens 1024 -o trace.json

@@ -1,6 +1,5 @@
 """zse pull: fetch a model into the store."""
 
-HELP = "fetch a model into the store"
 EPILOG = """examples:
   zse pull smollm2
   zse pull hf:HuggingFaceTB/SmolLM2-135M-Instruct

@@ -24,11 +24,11 @@ Errors are one line on standard error. Exit codes: 0 done, 1 failed, 2 wrong usa
 def text() -> str:
     """The whole page. It does not depend on the width of a terminal or the version of argparse."""
     commands = {name: main.load(name) for name in main.COMMANDS}
-    page = _HEAD + "".join(f"| [{name}](#zse-{name}) | {module.HELP} |\n" for name, module in commands.items())
+    page = _HEAD + "".join(f"| [{name}](#zse-{name}) | {help} |\n" for name, help in main.COMMANDS.items())
     for name, module in commands.items():
-        parser = Parser(prog=f"zse {name}", description=module.HELP, epilog=getattr(module, "EPILOG", None))
+        parser = Parser(prog=f"zse {name}", description=main.COMMANDS[name], epilog=getattr(module, "EPILOG", None))
         module.add_arguments(parser)
-        page += f"\n## zse {name}\n\n{_sentence(module.HELP)}\n\n{_options(parser)}"
+        page += f"\n## zse {name}\n\n{_sentence(main.COMMANDS[name])}\n\n{_options(parser)}"
         for sub_name, sub in _subparsers(parser).items():
             page += f"\n### zse {name} {sub_name}\n\n{_sentence(sub.description or '')}\n\n{_options(sub)}"
         if parser.epilog:

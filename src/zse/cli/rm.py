@@ -1,7 +1,5 @@
 """zse rm: delete models from the store."""
 
-HELP = "delete models, and downloads that did not end, from the store"
-
 
 def add_arguments(parser) -> None:
     parser.add_argument("models", metavar="MODEL", nargs="+", help="a stored name")

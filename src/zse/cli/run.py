@@ -7,7 +7,6 @@ from zse.engine.metrics import since_exec_clock
 
 _clock = since_exec_clock()  # when this module is imported: the earlier, the truer
 
-HELP = "answer one prompt and exit"
 EPILOG = """examples:
   zse run smollm2 "Why is the sky blue?"
   cat notes.txt | zse run smollm2 "Summarize in one sentence:" -

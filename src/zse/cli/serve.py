@@ -2,7 +2,6 @@
 
 import os
 
-HELP = "serve models over an OpenAI-compatible HTTP API"
 EPILOG = """examples:
   zse serve                                  the default model on http://127.0.0.1:8000
   zse serve gemma3-270m --port 9000

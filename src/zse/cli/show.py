@@ -1,7 +1,5 @@
 """zse show: where a model came from, its terms, its files."""
 
-HELP = "show a model's origin, licence, files and architecture"
-
 
 def add_arguments(parser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a stored or catalog name")

@@ -1,7 +1,5 @@
 """zse verify: read a whole model and say whether it is sound."""
 
-HELP = "check a model from end to end: structure, checksums, numbers"
-
 
 def add_arguments(parser) -> None:
     parser.add_argument(

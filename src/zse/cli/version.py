@@ -1,7 +1,5 @@
 """zse version: this program and what it was built with."""
 
-HELP = "print the version and build details"
-
 
 def add_arguments(parser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
