@@ -26,6 +26,10 @@ def encode(message: object) -> bytes:
     return len(payload).to_bytes(HEADER_BYTES, "little") + payload
 
 
+class ServerGone(EngineError):
+    """The server has closed its end: the engine has nobody left to work for and ends."""
+
+
 class FrameReader:
     """Turns a byte stream, however it is cut, into messages. `kind`: the union of messages this end may receive."""
 
@@ -77,11 +81,11 @@ class FrameSocket:
         return self._sock.fileno()
 
     def send(self, *messages: FromEngine) -> None:
-        """Write the messages in one call. Raises EngineError when the server is gone."""
+        """Write the messages in one call. Raises ServerGone when the server has closed its end."""
         try:
             self._sock.sendall(b"".join([encode(message) for message in messages]))
         except OSError as error:
-            raise EngineError(f"the server process is gone: {error.strerror}") from error
+            raise ServerGone(f"the server process is gone: {error.strerror}") from error
 
     def receive(self, timeout: float | None = 0.0) -> list[ToEngine] | None:
         """The messages that are there, waiting up to `timeout` seconds (None: for ever, 0: not at all) for the first

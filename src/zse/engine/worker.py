@@ -33,7 +33,7 @@ def main(arguments: list[str], build=None, clock=None) -> int:
         return 2
     if build is None:
         from zse.engine.load import build_from_arguments as build
-    from zse.engine.framing import FrameSocket
+    from zse.engine.framing import FrameSocket, ServerGone
     from zse.engine.messages import Fatal
     from zse.engine.process import die_with_parent
     from zse.errors import DeviceLost, EngineError, ZSEError
@@ -50,7 +50,9 @@ def main(arguments: list[str], build=None, clock=None) -> int:
         engine, ready = build(options, phases, *parked)
         socket.send(ready)
         return _serve(engine, socket)
-    except EngineError as error:   # the socket: nobody is left to tell
+    except ServerGone:
+        return 0   # as when a receive meets the closed socket: which of the two comes first is chance
+    except EngineError as error:   # a frame that cannot be trusted: nobody is left to tell
         sys.stderr.write(f"zse engine: {error}\n")
         return 1
     except DeviceLost as error:
@@ -98,10 +100,10 @@ def _wait_for_load(socket, options: list[str], phases):
 
 
 def _fatal(socket, message) -> int:
-    from zse.errors import EngineError
+    from zse.engine.framing import ServerGone
     try:
         socket.send(message)
-    except EngineError:
+    except ServerGone:
         pass   # the server is gone too; the exit code still says it
     return message.exit_code
 
