@@ -1,6 +1,7 @@
 """Chunks of prompts beside replies, sized by measured times: against machines whose times are known."""
 
 import random
+from array import array
 
 import pytest
 from test_scheduler import greedy, make
@@ -91,3 +92,36 @@ def test_what_is_not_measured_yet_is_the_default():
     assert budget.tokens(4, 77) == 77
     budget.observe(0, 100, 0.100)       # a prompt alone: a first guess at what a token costs
     assert budget.tokens(4, 77) == 20 and budget.tokens(100, 77) == 20
+
+
+def test_prompts_come_before_drafts():
+    scheduler = make(num_pages=1000, max_tokens=256, max_context=8192, max_rows=8, max_drafts=8,
+                     policy=Policy(mixed_ratio=3.0))
+    for id in range(4):
+        scheduler.submit(id, [1] * 8, greedy(4000), seed=id)
+    sizes = []
+    for number in range(120):
+        if number == 60:
+            assert not scheduler.prompts_share_time()
+            scheduler.submit(9, [2] * 4096, greedy(9), seed=9)
+            assert scheduler.prompts_share_time()
+        batch = scheduler.schedule()
+        scheduler.observe(batch, linear(batch.num_decode, batch.num_tokens - batch.num_decode))
+        scheduler.commit(batch, [(1, None)] * batch.num_samples)
+        sizes.append(batch.num_tokens)
+    assert scheduler.prompts_share_time()
+    assert set(sizes[80:]) <= {19, 20}      # 3 x 8 ms: 16 prompt tokens fit
+
+
+def test_drafts_are_no_prompt_tokens():
+    """What a step with drafts took says nothing of prompt tokens."""
+    scheduler = make(num_pages=1000, max_tokens=256, max_context=8192, max_rows=8, max_drafts=8,
+                     policy=Policy(mixed_ratio=3.0))
+    request = scheduler.submit(0, [1] * 8, greedy(4000), seed=0)
+    for number in range(40):
+        if number > 20:
+            request.drafts = array("i", [1] * 4)
+        batch = scheduler.schedule()
+        scheduler.observe(batch, 0.001 if not batch.num_drafts else 5.0)
+        scheduler.commit(batch, [(1, None)] * batch.num_samples)
+    assert scheduler._chunks.token_s < 0.01

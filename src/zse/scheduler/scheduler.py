@@ -502,12 +502,17 @@ class Scheduler:
             tokens = max(self._chunks.tokens(num_decode, tokens), int(self.max_tokens * LEAST_MEASURED_SHARE), 1)
         return tokens
 
+    def prompts_share_time(self) -> bool:
+        """Whether the next step computes prompts for as long as its replies may wait (Policy.mixed_ratio): then the
+        time is theirs, and drafts would only make the chunks smaller."""
+        return self._chunks is not None and self._has_prompts()
+
     def observe(self, batch: Batch, seconds: float) -> None:
         """The batch took `seconds` on the device: what chunks of prompts go by (Policy.mixed_ratio)."""
-        if self._chunks is not None:
+        if self._chunks is not None and not batch.num_drafts:
             self._chunks.observe(batch.num_decode, batch.num_tokens - batch.num_decode, seconds)
-            if self._pace is not None:
-                self._pace.observe(batch, seconds)
+        if self._pace is not None:
+            self._pace.observe(batch, seconds)
 
     def _is_left_out(self, request: Request) -> bool:
         """Whether its tenant is left out of this step."""

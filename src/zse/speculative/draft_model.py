@@ -82,7 +82,7 @@ class DraftModelSpeculator(Speculator):
         rows = scheduler.num_running
         most = min(scheduler.max_drafts, scheduler.max_tokens - rows)
         room = self.room(rows, most) if rows else 0
-        if not room:
+        if not room or scheduler.prompts_share_time():
             return [], []
         kind_rate = self.acceptance.rate(DRAFT_MODEL)
         candidates = []
