@@ -181,7 +181,7 @@ def test_a_job_that_gives_numbers_that_are_not_finite_fails_alone(engine_of, tmp
 
 def test_refusals():
     engine = make_engine(max_waiting=2)
-    engine.scheduler.borrow_pages = lambda count, arrival: None
+    engine.scheduler.loans.borrow = lambda count, arrival: None
     for ids, ask, code in (([], Ask("mean"), "invalid_value"), ([COUNTED], Ask("mean"), "invalid_token_id"),
                            ([1] * 257, Ask("mean"), "context_length_exceeded"), ([1], Ask("targets"), "invalid_value"),
                            ([1], Ask("targets", targets=(-1,)), "invalid_token_id"),
@@ -206,7 +206,7 @@ def test_a_deadline_that_passes_in_the_queue():
     now = [0.0]
     engine = make_engine()
     engine._clock = lambda: now[0]
-    engine.scheduler.borrow_pages = lambda count, arrival: None
+    engine.scheduler.loans.borrow = lambda count, arrival: None
     engine.measure(1, [1], Ask("mean"), RequestOptions(deadline_ms=100))
     engine.step()
     assert engine.over_jobs() == []

@@ -31,7 +31,7 @@ from zse.engine.process import spawn
 from zse.engine.worker import news
 from zse.errors import EngineError
 from zse.sampling.params import SamplingParams
-from zse.scheduler.scheduler import Output
+from zse.scheduler.batch import Output
 
 FAKE = ("-P", str(Path(__file__).parent / "fake_engine.py"))
 

@@ -36,10 +36,11 @@ from zse.cache.pages import PAGE, PageAllocator, pages_for
 from zse.cache.prefix import PrefixCache
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
-from zse.scheduler import scheduler as module
+from zse.scheduler import admission
+from zse.scheduler.batch import Batch, Output
 from zse.scheduler.options import RequestOptions
 from zse.scheduler.policy import MAX_PREEMPTIONS, Policy
-from zse.scheduler.scheduler import Batch, Output, Scheduler
+from zse.scheduler.scheduler import Scheduler
 
 VOCAB = 50
 POLICIES = (None, "lru", "lfu", "smart")
@@ -220,7 +221,7 @@ class Simulation:
                           chunked_prefill=rng.random() < 0.8, tenant_weights={"a": 3.0},
                           ageing_s=rng.choice((0.0, 1.0, 100.0)), mixed_ratio=rng.choice((0.0, 3.0)),
                           max_waiting_tokens=rng.choice((100, 1 << 20))))
-        self.scheduler.should_swap = lambda request: rng.random() < 0.8
+        self.scheduler.life.should_swap = lambda request: rng.random() < 0.8
         self.beginnings = [[rng.randrange(VOCAB) for _ in range(150)] for _ in range(3)]
         self.said: list[list[int]] = []         # prompts and replies of requests that have ended
         self.num_tokens = {"prompt": 0, "cached": 0}
@@ -244,9 +245,9 @@ class Simulation:
         self.num_checks += 1
         if self.num_checks % self.checks_every == 0:
             assert scheduler.check_integrity() == []
-        assert self.flight or not scheduler._retired, "what was cancelled is held although nothing is in flight"
-        assert len(scheduler._running) <= self.max_rows
-        for request in scheduler._running:
+        assert self.flight or not scheduler.life.retired, "what was cancelled is held although nothing is in flight"
+        assert len(scheduler.running()) <= self.max_rows
+        for request in scheduler.running():
             if request.preemptions >= MAX_PREEMPTIONS:
                 held = len(scheduler.cache.table(request.id))
                 assert request.preemptions == MAX_PREEMPTIONS and held >= pages_for(request.max_cached_len), (
@@ -297,7 +298,7 @@ class Simulation:
         id, seed = self.next_id, rng.getrandbits(32)
         self.next_id += 1
         fits = len(prompt) + (params.max_tokens or 1) <= self.capacity
-        queue = self.scheduler._queue
+        queue = self.scheduler.life.queue
         waiting = sum(1 for _ in queue)
         queue_full = waiting >= self.scheduler.max_waiting or (
             waiting > 0 and queue.num_tokens + len(prompt) > self.scheduler.policy.max_waiting_tokens)
@@ -312,7 +313,7 @@ class Simulation:
         self.expected[id] = expected_reply(seed, prompt, params, self.capacity)
         self.got[id] = []
         if options.deadline_ms is not None:
-            self.deadlines[id] = self.scheduler._now + options.deadline_ms / 1000
+            self.deadlines[id] = self.scheduler.life.now + options.deadline_ms / 1000
         if rng.random() < 0.1:
             self.scheduler.request(id).stepwise = True
 
@@ -330,14 +331,14 @@ class Simulation:
 
     def preempt(self) -> None:
         """As when another request needs its pages."""
-        running = [request for request in self.scheduler.running() if not module.is_pinned(request)]
+        running = [request for request in self.scheduler.running() if not admission.is_pinned(request)]
         if running and not self.flight:
-            self.scheduler._preempt(self.rng.choice(running))
+            self.scheduler.life.preempt(self.rng.choice(running))
             self.num_preempted += 1
 
     def expire(self) -> None:
         """Deadlines that passed before their requests ran end these, and no others."""
-        now = max(self.now, self.scheduler._now)
+        now = max(self.now, self.scheduler.life.now)
         for id in list(self.deadlines):
             request = self.scheduler.request(id)
             if request is None or request.residency:

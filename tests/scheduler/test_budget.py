@@ -60,8 +60,8 @@ def test_replies_and_the_prompt_share_the_machine_as_the_ratio_says(machine, con
 
 def test_nobody_decodes_full_chunks():
     scheduler = make(max_tokens=64, num_pages=100, policy=Policy(mixed_ratio=3.0))
-    scheduler._chunks.observe(2, 0, 0.001)
-    scheduler._chunks.observe(2, 8, 0.1)
+    scheduler.budget.chunks.observe(2, 0, 0.001)
+    scheduler.budget.chunks.observe(2, 8, 0.1)
     scheduler.submit(1, [1] * 150, greedy(2), seed=0)
     for count in (64, 64, 22):
         batch = scheduler.schedule()
@@ -124,4 +124,4 @@ def test_drafts_are_no_prompt_tokens():
         batch = scheduler.schedule()
         scheduler.observe(batch, 0.001 if not batch.num_drafts else 5.0)
         scheduler.commit(batch, [(1, None)] * batch.num_samples)
-    assert scheduler._chunks.token_s < 0.01
+    assert scheduler.budget.chunks.token_s < 0.01

@@ -70,6 +70,6 @@ def test_one_tenant_alone_is_never_held_back():
     for id in range(6):
         scheduler.submit(id, [1] * 8, greedy(20), seed=0, options=RequestOptions(tenant="a"))
     while batch := scheduler.schedule():
-        assert scheduler._left_out is None and len(batch.entries) == scheduler.num_running
+        assert scheduler.builder.left_out is None and len(batch.entries) == scheduler.num_running
         scheduler.observe(batch, 1.0)
         scheduler.commit(batch, [(1, None)] * batch.num_samples)

@@ -80,7 +80,7 @@ def test_a_preempted_request_is_not_timed_out():
     scheduler = make()
     submit(scheduler, 1, deadline_ms=10, max_tokens=9)
     step(scheduler)
-    scheduler._preempt(scheduler.request(1))
+    scheduler.give_up(1)
     assert scheduler.expire(5.0) == [] and order(scheduler) == [1]
 
 
@@ -100,7 +100,7 @@ def test_tenants_take_turns_whatever_one_of_them_asks():
     submit(scheduler, 10, tenant="b")
     submit(scheduler, 11, tenant="b")
     assert order(scheduler)[:4] == [0, 10, 1, 11]
-    assert not scheduler._queue.tenants
+    assert not scheduler.life.queue.tenants
 
 
 def test_shares_go_by_weight():
@@ -185,9 +185,9 @@ def test_the_expected_reply_follows_the_replies():
         submit(scheduler, id, prompt_len=2, max_tokens=3)
     while scheduler.has_work:
         step(scheduler)
-    assert scheduler._mean_reply < 4
+    assert scheduler.life.lengths.mean < 4
     request = submit(scheduler, 300, prompt_len=PAGE, max_tokens=None)
-    assert scheduler._expected_len(request) == 2 * PAGE     # a page more at least
+    assert scheduler.life.lengths.expected(request) == 2 * PAGE     # a page more at least
 
 
 def test_a_static_batch_runs_to_its_end_before_the_next():
@@ -235,10 +235,10 @@ def test_without_chunked_prefill_replies_wait_for_prompts():
     ("auto", 0.001, 0.1, False)])
 def test_what_preemption_does(preemption, token_s, page_s, swaps):
     scheduler = make(host=HostPool(10), policy=Policy(preemption=preemption, page_transfer_s=page_s, mixed_ratio=3.0))
-    scheduler._chunks.token_s = token_s
+    scheduler.budget.chunks.token_s = token_s
     submit(scheduler, 1, prompt_len=30, max_tokens=5)
     step(scheduler)
-    scheduler._preempt(scheduler.request(1))
+    scheduler.give_up(1)
     assert scheduler.cache.is_swapped(1) is swaps
     # Two pages of 30 tokens come back, or are computed again.
     assert step(scheduler)[0] == [(1, 30, 1, True) if swaps else (1, 0, 31, True)]
@@ -252,7 +252,7 @@ def test_a_swapped_prompt_that_is_not_finite_is_not_cached():
     submit(scheduler, 1, prompt_len=30, max_tokens=5)
     for _ in range(2):
         step(scheduler)
-        scheduler._preempt(scheduler.request(1))
+        scheduler.give_up(1)
         assert scheduler.cache.is_swapped(1) and scheduler.cache.prefix.num_nodes == 0
     while scheduler.request(1):
         batch = scheduler.schedule()

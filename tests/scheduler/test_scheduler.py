@@ -158,7 +158,7 @@ def test_cancel_frees_everything_at_once_in_every_state(state):
         for _ in range(3):
             step(scheduler)
         if state == "preempted":
-            scheduler._preempt(scheduler.request(1))
+            scheduler.give_up(1)
         elif state == "in-flight decode":
             batch = scheduler.schedule()
     assert scheduler.cancel(1) is (state != "finished")
@@ -211,7 +211,7 @@ def test_after_three_preemptions_a_request_is_pinned():
     scheduler.submit(1, [1] * 20, greedy(60), seed=0)
     for _ in range(MAX_PREEMPTIONS):
         step(scheduler)
-        scheduler._preempt(scheduler.request(1))
+        scheduler.give_up(1)
     step(scheduler)
     assert len(scheduler.cache.table(1)) == 5   # 20 + 60 - 1 tokens
     scheduler.submit(2, [2] * 20, greedy(60), seed=0)
@@ -305,7 +305,7 @@ def test_the_integrity_check_sees_damage():
     scheduler = make()
     scheduler.submit(1, [1], greedy(5), seed=0)
     step(scheduler)
-    scheduler._free_rows.append(0)
+    scheduler.life.free_rows.append(0)
     assert any("rows are lost or shared" in line for line in scheduler.check_integrity())
 
 

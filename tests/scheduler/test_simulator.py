@@ -8,8 +8,10 @@ from simulator import Simulation
 from zse.cache.manager import CacheManager
 from zse.cache.pages import PageAllocator
 from zse.cache.prefix import PrefixCache
-from zse.scheduler import scheduler as module
+from zse.scheduler import admission, lifecycle
+from zse.scheduler.lifecycle import Lifecycle
 from zse.scheduler.queue import WaitingQueue
+from zse.scheduler.results import Results
 from zse.scheduler.scheduler import Scheduler
 
 SEEDS = int(os.environ.get("ZSE_TEST_SEEDS", "500"))
@@ -77,13 +79,13 @@ def _double_free(patch):
 
 
 def _forgotten_row(patch):
-    leave = Scheduler._leave
+    end = Lifecycle.end
 
     def forgets(self, request):
-        leave(self, request)
-        del self._free_rows[:1]
+        end(self, request)
+        del self.free_rows[:1]
 
-    patch.setattr(Scheduler, "_leave", forgets)
+    patch.setattr(Lifecycle, "end", forgets)
 
 
 def _wrong_share(patch):
@@ -96,28 +98,28 @@ def _shared_page_is_written(patch):
 
 
 def _pages_in_flight_are_given_away(patch):
-    leave = Scheduler._leave
+    end = Lifecycle.end
 
     def at_once(self, request):
-        leave(self, request)
-        if request in self._retired:
-            row, pages = self._retired[request]
+        end(self, request)
+        if request in self.retired:
+            row, pages = self.retired[request]
             self.cache.release_pages(pages)
-            self._retired[request] = row, []
+            self.retired[request] = row, []
 
-    patch.setattr(Scheduler, "_leave", at_once)
+    patch.setattr(Lifecycle, "end", at_once)
 
 
 def _rows_in_flight_are_given_away(patch):
-    leave = Scheduler._leave
+    end = Lifecycle.end
 
     def at_once(self, request):
         row = request.row
-        leave(self, request)
-        if request in self._retired:
-            self._free_rows.append(row)
+        end(self, request)
+        if request in self.retired:
+            self.free_rows.append(row)
 
-    patch.setattr(Scheduler, "_leave", at_once)
+    patch.setattr(Lifecycle, "end", at_once)
 
 
 def _lost_finish(patch):
@@ -133,13 +135,13 @@ def _two_ends(patch):
 
 
 def _numbers_that_are_not_finite_are_cached(patch):
-    fail = Scheduler._fail
+    fail = Results._fail
 
     def trusts(self, request):
         request.committed_len = request.computed_len
         return fail(self, request)
 
-    patch.setattr(Scheduler, "_fail", trusts)
+    patch.setattr(Results, "_fail", trusts)
     patch.setattr(CacheManager, "distrust", lambda self, sequence: None)
     patch.setattr(Simulation, "nan_chance", 0.3)
 
@@ -160,10 +162,10 @@ def _running_requests_time_out(patch):
 
 
 def _preempted_for_ever(patch):
-    patch.setattr(module, "is_pinned", lambda request: False)
+    patch.setattr(admission, "is_pinned", lambda request: False)
     patch.setattr(Simulation, "cancel", Simulation.preempt)
     patch.setattr(Simulation, "fork", Simulation.preempt)
-    patch.setattr(module, "choose_victim", lambda requests: requests[-1] if requests else None)
+    patch.setattr(lifecycle, "choose_victim", lambda requests: requests[-1] if requests else None)
 
 
 def _the_queue_is_not_bounded(patch):
@@ -180,7 +182,7 @@ def _a_tenant_never_comes(patch):
 
 
 def _one_token_too_many(patch):
-    patch.setattr(Scheduler, "_is_last", staticmethod(lambda request, token: len(request.tokens) >= request.max_len))
+    patch.setattr(Results, "_is_last", staticmethod(lambda request, token: len(request.tokens) >= request.max_len))
 
 
 @pytest.mark.parametrize("bug", [

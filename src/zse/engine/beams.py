@@ -11,8 +11,9 @@ from zse.engine.messages import Searched, SearchedReply, TokenLogprob
 from zse.errors import RequestError
 from zse.sampling.beam import BeamParams, BeamSearch, check_beams
 from zse.sampling.params import SamplingParams
+from zse.scheduler.batch import Output
 from zse.scheduler.options import DEFAULT, RequestOptions
-from zse.scheduler.scheduler import Output, Scheduler
+from zse.scheduler.scheduler import Scheduler
 
 FIRST_ID = -(1 << 62)       # of the beams' requests: no other request has such an id
 

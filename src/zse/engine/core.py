@@ -16,8 +16,9 @@ from zse.engine.metrics import EngineMetrics
 from zse.sampling.beam import BeamParams
 from zse.sampling.params import SamplingParams
 from zse.sampling.validate import check_params
+from zse.scheduler.batch import Batch, Output
 from zse.scheduler.options import DEFAULT, RequestOptions
-from zse.scheduler.scheduler import Batch, Output, Scheduler
+from zse.scheduler.scheduler import Scheduler
 
 # A step of this length lets cancellations, heartbeats and other requests' tokens through often enough. Prompts of slow
 # models run in chunks that last about this long.

@@ -3,7 +3,8 @@
 from typing import Any
 
 from zse.errors import RequestError
-from zse.scheduler.scheduler import Output, Scheduler
+from zse.scheduler.batch import Output
+from zse.scheduler.scheduler import Scheduler
 
 IDLE_WAIT_S = 0.002     # in which nothing else happens while a grammar is compiled
 

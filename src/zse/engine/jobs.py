@@ -163,7 +163,7 @@ class JobQueue:
             held = sum(len(active.pages) for active in self._active)
             if self._active and held + count > PAGE_SHARE * scheduler.cache.num_pages:
                 return
-            pages = scheduler.borrow_pages(count, job.arrival)
+            pages = scheduler.loans.borrow(count, job.arrival)
             if pages is None:
                 return
             job.pages, job.row = pages, self._free_rows.pop()
@@ -264,11 +264,11 @@ class JobQueue:
         del self._jobs[job.id]
         if job.row < 0:
             self._waiting.remove(job)
-            self._scheduler.withdraw_borrower(job.arrival)
+            self._scheduler.loans.withdraw(job.arrival)
             return
         self._active.remove(job)
         self._free_rows.append(job.row)
-        self._scheduler.return_pages(job.pages)
+        self._scheduler.loans.give_back(job.pages)
         job.row = -1
 
     def live_ids(self) -> list[int]:

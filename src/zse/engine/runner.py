@@ -16,8 +16,8 @@ from zse.engine.config import STEPS_IN_FLIGHT, ResolvedConfig
 from zse.engine.messages import TokenLogprob
 from zse.engine.slots import PageMover
 from zse.engine.step import StepInputs, new_pages
+from zse.scheduler.batch import Batch, Entry
 from zse.scheduler.request import Request
-from zse.scheduler.scheduler import Batch, Entry
 from zse.tensor import Tensor
 
 # Lines of logits kept at least: jobs read so many at a time. Lines that are not used are never touched.

@@ -1,10 +1,13 @@
-"""How many prompt tokens run beside replies, from the measured times of steps.
+"""How many tokens a step runs, and how many of them are of prompts, from the measured times of steps.
 
 A step that decodes takes `decode_s`; with p prompt tokens it takes p * token_s more. Replies wait for at most `ratio`
 times decode_s when p = (ratio - 1) * decode_s / token_s, and the prompt has the rest of the machine: it takes
 ratio / (ratio - 1) times as long as alone, 1.5 times at a ratio of 3. The cost of a token grows along a prompt (attention
 looks at more), so the newest steps count most, and the rule is applied again before each step.
 """
+
+from zse.cache.pages import PAGE
+from zse.scheduler.policy import LEAST_MEASURED_SHARE, prefill_budget
 
 # Weights of the newest step. Decode steps are many and even; a mixed step tells the cost of the next.
 DECODE_STEP, TOKEN_STEP = 1 / 8, 1 / 2
@@ -66,3 +69,40 @@ class ChunkBudget:
         if self._last:
             wanted = min(wanted, MAX_GROWTH * max(self._last, default))
         return int(wanted)
+
+
+class StepBudget:
+    """max_tokens: of one step, at least max_rows. mixed_tokens: of a step that decodes and prefills (None: a quarter of
+    max_tokens). ratio: Policy.mixed_ratio; chunks: what was measured for it, None where it is 0."""
+
+    def __init__(self, max_tokens: int, mixed_tokens: int | None, max_rows: int, ratio: float):
+        self.max_tokens = self._configured_tokens = max_tokens
+        self._mixed_tokens, self._max_rows = mixed_tokens, max_rows
+        self.chunks = ChunkBudget(ratio) if ratio else None
+
+    @property
+    def is_limited(self) -> bool:
+        return self.max_tokens < self._configured_tokens
+
+    @property
+    def token_s(self) -> float:
+        """Seconds of a prompt token beside replies, 0 when not measured."""
+        return self.chunks.token_s if self.chunks is not None else 0.0
+
+    def limit(self, tokens: int) -> None:
+        """From now on at most `tokens` in a step: whole pages, at least one page and one token of each row, at most
+        what was configured."""
+        self.max_tokens = min(self._configured_tokens, max(tokens // PAGE * PAGE, PAGE, self._max_rows))
+
+    def prefill(self, num_decode: int) -> int:
+        """Prompt tokens of a step that decodes `num_decode` lines."""
+        mixed = self.max_tokens // 4 if self._mixed_tokens is None else min(self._mixed_tokens, self.max_tokens)
+        tokens = prefill_budget(self.max_tokens, num_decode, mixed)
+        if num_decode and self.chunks is not None:
+            tokens = max(self.chunks.tokens(num_decode, tokens), int(self.max_tokens * LEAST_MEASURED_SHARE), 1)
+        return tokens
+
+    def observe(self, num_decode: int, num_prompt: int, seconds: float) -> None:
+        """A step without drafts took `seconds`."""
+        if self.chunks is not None:
+            self.chunks.observe(num_decode, num_prompt, seconds)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from zse.cache.pages import pages_for
 from zse.scheduler.options import RequestOptions
 from zse.scheduler.request import Request
 
@@ -22,8 +23,6 @@ LEAST_MEASURED_SHARE = 1 / 64
 LEAST_ROWS_TO_KEEP = 4
 # A request without a deadline is ordered as if it had this one: those that must be done sooner go ahead of it.
 PATIENCE_S = 30.0
-# Weight of the newest reply in the running mean of reply lengths.
-REPLY_MEAN_STEP = 1 / 32
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +70,15 @@ def is_pinned(request: Request) -> bool:
 def choose_victim(requests: Iterable[Request]) -> Request | None:
     """The request that gives up its pages when a decode step finds none: the last in order, unpinned."""
     return max((request for request in requests if not is_pinned(request)), key=age_order, default=None)
+
+
+def swap_is_quicker(policy: Policy, length: int, token_s: float) -> bool:
+    """Whether a preempted request with `length` tokens should go to the host and back. token_s: seconds to compute one
+    again, 0 when not measured."""
+    if policy.preemption != "auto":
+        return policy.preemption == "swap"
+    # Nothing measured: copies are taken to be quicker.
+    return not token_s or 2 * policy.page_transfer_s * pages_for(length) < token_s * length
 
 
 def prefill_budget(max_tokens: int, num_decode: int, mixed_tokens: int) -> int:

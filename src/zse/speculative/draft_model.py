@@ -11,8 +11,9 @@ from typing import Any
 
 from zse.cache.manager import CacheManager
 from zse.cache.pages import PageAllocator
+from zse.scheduler.batch import Batch, Entry
 from zse.scheduler.request import RUNNING, Request
-from zse.scheduler.scheduler import Batch, Entry, Scheduler
+from zse.scheduler.scheduler import Scheduler
 from zse.speculative.acceptance import DRAFT_MODEL, Record
 from zse.speculative.cost import StepCost
 from zse.speculative.speculator import Candidate, Speculator, may_draft, without_ends

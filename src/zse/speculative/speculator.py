@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
+from zse.scheduler.batch import Batch
 from zse.scheduler.request import Request
-from zse.scheduler.scheduler import Batch, Scheduler
+from zse.scheduler.scheduler import Scheduler
 from zse.speculative.acceptance import Acceptance, Record, kind_of
 from zse.speculative.cost import StepCost
 from zse.speculative.ngram import LEAST, NgramIndex, continuation

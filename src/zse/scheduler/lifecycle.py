@@ -1,0 +1,182 @@
+"""Where each request stands: it waits, runs in a row with pages, or has gone. The one place where that changes.
+
+What a batch in flight still uses when its request goes (row, pages) is kept apart until that batch is done.
+"""
+
+from bisect import insort
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+from zse.cache.manager import CacheManager
+from zse.cache.pages import pages_for
+from zse.scheduler.batch import Counters
+from zse.scheduler.lengths import ReplyLengths
+from zse.scheduler.policy import Policy, age_order, choose_victim
+from zse.scheduler.prompts import ComputedPrompts
+from zse.scheduler.queue import WaitingQueue
+from zse.scheduler.request import FINISHED, RUNNING, WAITING, Request
+from zse.scheduler.waits import Waits
+
+
+class Lifecycle:
+    """by_id: requests that have not ended. queue: those that wait. running: those that have a row and pages, in
+    age_order. free_rows: of rows 0..max_rows-1. retired: (row, pages) of requests that ended in flight.
+    now: the latest time that was told. should_swap: whether a request that is preempted goes to host slots, as far as
+    there are any, instead of being recomputed."""
+
+    def __init__(self, cache: CacheManager, policy: Policy, max_rows: int, should_swap: Callable[[Request], bool]):
+        self.cache, self.max_rows, self.should_swap = cache, max_rows, should_swap
+        self.counters, self.waits, self.lengths = Counters(), Waits(), ReplyLengths()
+        self.by_id: dict[int, Request] = {}
+        self.queue = WaitingQueue(policy.tenant_weights, policy.fair_share)
+        self.prompts = ComputedPrompts(cache.prefix is not None)
+        self.running: list[Request] = []
+        self.free_rows = list(range(max_rows - 1, -1, -1))
+        self.retired: dict[Request, tuple[int, list[int]]] = {}
+        self.now = 0.0
+        self._deadlines: list[tuple[float, int]] = []   # a heap of (deadline_at, id), of those that have gone too
+
+    def come(self, request: Request) -> None:
+        """A new request waits."""
+        self.by_id[request.id] = request
+        self.queue.add(request)
+        self.queue.seen(request, self.now)
+        if request.options.deadline_ms is not None:
+            heappush(self._deadlines, (request.deadline_at, request.id))
+
+    def branch(self, source: Request, request: Request, shared: int) -> None:
+        """A new request goes on from another one's first `shared` tokens: on its pages where a row and pages are free,
+        else it waits, and finds in the prefix cache what is still there."""
+        self.by_id[request.id] = request
+        if self.free_rows and source.state is RUNNING and self.cache.fork(source.id, request.id, shared,
+                                                                          len(request.tokens)):
+            self.start(request, shared, shared)
+        else:
+            self.cache.commit(source.id, source.tokens, source.committed_len, partial=True)
+            self.queue.add(request)
+
+    def start(self, request: Request, computed_len: int, committed_len: int) -> None:
+        """The request has pages, with K and V of `computed_len` tokens, the first `committed_len` of which are known to
+        be sound: give it a row."""
+        insort(self.running, request, key=age_order)
+        request.row, request.state = self.free_rows.pop(), RUNNING
+        if not request.residency:
+            self.counters.queue_wait_s += self.now - request.submitted_at
+            self.waits.add(self.now - request.submitted_at)
+        request.residency += 1
+        request.computed_len = request.stay_start = computed_len
+        request.committed_len = committed_len
+        request.settled = False
+        request.stay_tokens = self.lengths.expected(request) - computed_len
+        self.queue.started(request, request.stay_tokens)
+
+    def preempt(self, request: Request) -> None:
+        """The running request gives up its row and pages, and waits again. Nothing of it may be in flight."""
+        self._stop(request)
+        self.prompts.done(request)
+        self.cache.commit(request.id, request.tokens, request.committed_len, partial=True)
+        if not (self.should_swap(request) and self.cache.swap_out(request.id, request.computed_len)):
+            self.cache.release(request.id)
+            request.committed_len = 0
+        self.free_rows.append(request.row)
+        self.counters.preemptions += 1
+        request.lost_len = request.computed_len
+        request.row, request.computed_len, request.state = -1, 0, WAITING
+        if request.drafts:
+            request.drafts = ()
+        request.preemptions += 1
+        self.queue.add(request)
+
+    def make_room(self, request: Request, length: int) -> bool:
+        """Pages for `length` tokens of the running request, from younger ones. False when it had to yield itself."""
+        while not self.cache.reserve(request.id, length):
+            # This request itself at the latest: a pinned one has all its pages, this one lacks one.
+            victim = choose_victim(self.running) or request
+            self.preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def finish(self, request: Request) -> None:
+        """The request has its last token."""
+        self.counters.finished += 1
+        self.lengths.observe(len(request.tokens) - request.prompt_len)
+        if request.options.deadline_ms is not None:
+            if self.now <= request.deadline_at:
+                self.counters.deadlines_met += 1
+            else:
+                self.counters.deadlines_missed += 1
+        self.end(request)
+
+    def expire(self) -> list[Request]:
+        """End the requests whose deadline has passed before they ever ran."""
+        late = []
+        while self._deadlines and self._deadlines[0][0] < self.now:
+            deadline_at, id = heappop(self._deadlines)
+            request = self.by_id.get(id)
+            if request is not None and request.deadline_at == deadline_at and not request.residency:
+                self.counters.timed_out += 1
+                self.end(request)
+                late.append(request)
+        return late
+
+    def end(self, request: Request) -> None:
+        """The one place where a request goes: out of every table, row and pages back (after its last step)."""
+        del self.by_id[request.id]
+        if request.state is RUNNING:
+            self._stop(request)
+        else:
+            self.queue.remove(request)
+        self.queue.left(request)
+        self.prompts.done(request)
+        self.cache.commit(request.id, request.tokens, request.committed_len, partial=True)
+        pages = self.cache.detach(request.id)
+        self.cache.drop_swapped(request.id)
+        if request.row >= 0:
+            if request.in_flight:
+                self.retired[request] = request.row, pages
+            else:
+                self.free_rows.append(request.row)
+                self.cache.release_pages(pages)
+        request.row, request.state = -1, FINISHED
+
+    def landed(self, request: Request) -> None:
+        """The last batch of a request that ended in flight is done."""
+        row, pages = self.retired.pop(request)
+        self.free_rows.append(row)
+        self.cache.release_pages(pages)
+
+    def _stop(self, request: Request) -> None:
+        self.running.remove(request)
+        self.queue.stopped(request, request.computed_len - request.stay_start - request.stay_tokens)
+
+    def check_integrity(self, is_flying: bool) -> list[str]:
+        """What is wrong, one line each. is_flying: whether a batch is in flight."""
+        problems = []
+        waiting = list(self.queue)
+        live = {*waiting, *self.running}
+        if len(live) != len(waiting) + len(self.running) or live != set(self.by_id.values()):
+            problems.append("a request stands in two lists, or in none")
+        if [age_order(r) for r in self.running] != sorted(age_order(r) for r in self.running):
+            problems.append("the running list is out of order")
+        problems += self.queue.check_integrity(self.running)
+        for name, requests in (("waiting", waiting), ("running", self.running)):
+            problems += [f"{request}: in the {name} list" for request in requests if request.state != name]
+        rows = [request.row for request in self.running] + [row for row, _ in self.retired.values()] + self.free_rows
+        if sorted(rows) != list(range(self.max_rows)):
+            problems.append(f"rows are lost or shared: {sorted(rows)}")
+        if self.cache.sequences() != {request.id for request in self.running}:
+            problems.append("pages are held by a request that does not run, or a running one has none")
+        for request in self.running:
+            held = len(self.cache.table(request.id))
+            if held < pages_for(request.computed_len) or held > pages_for(request.max_cached_len):
+                problems.append(f"{request}: {held} pages")
+            if self.cache.covered(request.id) < request.computed_len:
+                problems.append(f"{request}: windowed pages for {self.cache.covered(request.id)} tokens")
+            if not request.computed_len <= len(request.tokens) + request.pending <= request.max_len:
+                problems.append(f"{request}: lengths out of order")
+            if not is_flying and (request.pending or request.in_flight):
+                problems.append(f"{request}: in flight, and nothing is")
+            if not request.in_flight and request.computed_len >= len(request.tokens):
+                problems.append(f"{request}: nothing left to run")
+        return problems

@@ -1,0 +1,102 @@
+"""What came out of a batch: tokens enter their requests, which end or go on, and news of them is made."""
+
+from collections.abc import Sequence
+
+from zse.cache.grouped import GroupedCacheManager
+from zse.cache.pages import PAGE
+from zse.scheduler.batch import Batch, Entry, Output
+from zse.scheduler.lifecycle import Lifecycle
+from zse.scheduler.request import FINISHED, RUNNING, Request
+
+
+class Results:
+    """vocab_size: what sampled ids are below."""
+
+    def __init__(self, life: Lifecycle, vocab_size: int):
+        self._life, self._cache, self._vocab_size = life, life.cache, vocab_size
+        self._grouped = life.cache if isinstance(life.cache, GroupedCacheManager) else None
+
+    def take(self, batch: Batch, sampled: list[tuple[int, object]]) -> list[Output]:
+        """See Scheduler.commit."""
+        outputs: list[Output] = []
+        life, grouped, vocab_size = self._life, self._grouped, self._vocab_size
+        tell, has_drafts = outputs.append, batch.num_drafts > 0
+        for entry, results in zip(batch.entries, batch.by_entry(sampled), strict=True):
+            request = entry.request
+            request.in_flight -= 1
+            if request.state is FINISHED:
+                life.counters.late_results += 1
+                if not request.in_flight:
+                    life.landed(request)
+            elif has_drafts and entry.drafts:
+                outputs += self._take_run(entry, results)
+            elif results is not None:
+                request.pending -= 1
+                token, logprob = results
+                if not 0 <= token < vocab_size:
+                    tell(self._fail(request))
+                    continue
+                tokens = request.tokens
+                cached = 0
+                length = request.committed_len = len(tokens)    # all that was known is computed now, and sound
+                if not request.settled or not length % PAGE:
+                    request.settled = True
+                    is_first = length == request.prompt_len
+                    cached = request.cached_len if is_first else 0
+                    life.prompts.done(request)
+                    self._cache.commit(request.id, tokens, length, partial=is_first)
+                tokens.append(token)
+                finish = None
+                if length + 1 >= request.max_len or token in request.stop_ids:
+                    finish = self._ended(request, token)
+                tell(Output(request.id, [token], None if logprob is None else [logprob], finish, cached))
+            if grouped is not None and request.state is RUNNING:
+                # What is in flight of this request goes on from here.
+                grouped.trim(request.id, request.committed_len if entry.drafts else entry.start + entry.count)
+        return outputs
+
+    def _take_run(self, entry: Entry, sampled: Sequence[tuple[int, object]]) -> list[Output]:
+        """Take the results of an entry with drafts: line i was sampled behind draft i - 1."""
+        request, drafts = entry.request, entry.drafts
+        request.pending -= entry.samples
+        taken: list[int] = []
+        logprobs = []
+        for line, (token, logprob) in enumerate(sampled):
+            if not 0 <= token < self._vocab_size:
+                # A draft may be the cause, also of what stands before it (a kernel multiplies what it masks by 0): the
+                # request goes on from here without drafts, and the next step finds out.
+                request.drafts = None
+                break
+            taken.append(token)
+            logprobs.append(logprob)
+            request.tokens.append(token)
+            if self._is_last(request, token) or line < len(drafts) and token != drafts[line]:
+                break
+        # Behind these stand K and V of drafts that were not taken: the next step writes over them before it reads.
+        request.computed_len = request.committed_len = end = entry.start + len(taken)
+        if entry.start // PAGE < end // PAGE:
+            self._cache.commit(request.id, request.tokens, end)
+        counters = self._life.counters
+        counters.verified_runs += 1
+        counters.drafted_tokens += len(drafts)
+        if not taken:
+            return []
+        counters.accepted_tokens += len(taken) - 1
+        return [Output(request.id, taken, None if logprobs[0] is None else logprobs, self._ended(request, taken[-1]))]
+
+    @staticmethod
+    def _is_last(request: Request, token: int) -> bool:
+        return token in request.stop_ids or len(request.tokens) >= request.max_len
+
+    def _ended(self, request: Request, token: int) -> str | None:
+        """Why the token, which the request has now, is its last, or None; the request has left then."""
+        if not self._is_last(request, token):
+            return None
+        self._life.finish(request)
+        return "stop" if token in request.stop_ids else "length"
+
+    def _fail(self, request: Request) -> Output:
+        self._life.counters.failed += 1
+        self._cache.distrust(request.id)
+        self._life.end(request)
+        return Output(request.id, [], None, "error")
