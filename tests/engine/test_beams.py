@@ -103,7 +103,8 @@ def test_few_rows_and_pages_change_nothing(engine_of, ahead):
     assert [len(result.replies) for result in expected] == [5, 3]
     assert all(len(entry.top) == 2 for reply in expected[1].replies for entry in reply.logprobs)
     for options in (dict(max_rows=2), dict(max_rows=8, num_pages=6, max_context=96), dict(prefix_cache=False, max_rows=3),
-                    dict(max_rows=4, num_pages=5, prefix_cache=False, max_context=80)):
+                    dict(max_rows=4, num_pages=5, prefix_cache=False, max_context=80),
+                    dict(max_rows=8, num_pages=40, max_context=96, kv_layout="contiguous")):
         engine = engine_of(ahead, **options)
         assert search(engine, *asked) == expected, options
 

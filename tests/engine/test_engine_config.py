@@ -63,7 +63,7 @@ def test_refusals():
 @pytest.mark.parametrize(("name", "value"), [
     ("threads", 0), ("threads", "2"), ("max_context", 1), ("max_rows", 0), ("max_rows", True), ("num_pages", -1),
     ("max_tokens_per_step", 0), ("activations", "int4"), ("device", "gpu"), ("device", "cuda:x"),
-    ("kv_dtype", "f64"), ("max_waiting", 0), ("max_memory", 0)])
+    ("kv_dtype", "f64"), ("kv_layout", "pages"), ("max_waiting", 0), ("max_memory", 0)])
 def test_bad_values_name_their_field(name, value):
     with pytest.raises(ConfigError, match=name):
         EngineConfig(model="m", **{name: value})
@@ -87,3 +87,32 @@ def test_arguments_round_trip():
 def test_bad_arguments(arguments, message):
     with pytest.raises(ConfigError, match=message):
         EngineConfig.from_arguments(arguments)
+
+
+def test_every_field_is_an_option_of_zse_serve():
+    """Named in `zse serve --help`, handed to the engine, with the engine's own default."""
+    from zse.cli.parser import Parser
+    from zse.cli.serve import _engine_arguments, add_arguments
+
+    parser = Parser(prog="zse serve")
+    add_arguments(parser)
+    args = parser.parse_args([])
+    config = EngineConfig.from_arguments(_engine_arguments(args, "m"))
+    # The server bounds the queued tokens by itself, before they are tokens (--max-queue-tokens).
+    renamed = {"max_waiting": "max_queue", "max_waiting_tokens": "max_queue_tokens", "model": "models"}
+    text = parser.format_help()
+    for name in EngineConfig.__struct_fields__:
+        option = renamed.get(name, name)
+        assert hasattr(args, option), name
+        words = {word for action in parser._actions if action.dest == option for word in action.option_strings}
+        assert name == "model" or words and all(word in text for word in words), name
+        if name not in renamed:
+            assert getattr(config, name) == getattr(EngineConfig(model="m"), name), name
+
+
+def test_contiguous_rows_have_no_prefix_cache():
+    config = resolved(kv_layout="contiguous", max_rows=2)
+    assert not config.prefix_cache and config.kv_layout == "contiguous" and config.num_pages == 2 * 512
+    assert resolved().prefix_cache
+    with pytest.raises(ConfigError, match="cache_disk keeps the prefix cache"):
+        resolved(kv_layout="contiguous", cache_disk="/x")

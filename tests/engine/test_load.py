@@ -31,6 +31,19 @@ def test_a_truncated_file_is_a_format_error(tmp_path):
         load.load_engine(EngineConfig(model=str(path)), Phases(lambda: 0.0))
 
 
+def test_graphs_are_switched_off_before_any_is_recorded(tmp_path, monkeypatch):
+    from zse.runtime.cpu import CPUDevice
+    monkeypatch.setattr(CPUDevice, "supports_capture", True)
+    found = []
+    for graphs in (True, False):
+        config = EngineConfig(model=str(tiny_model.write(tmp_path / f"tiny{graphs}")), device="cpu", graphs=graphs)
+        loaded = load.load_engine(config, Phases(lambda: 0.0))
+        found.append(loaded.device.supports_capture)
+        loaded.engine.close()
+        loaded.source.close()
+    assert found == [True, False]
+
+
 def test_phases_come_in_order(tmp_path):
     times = iter(range(100))
     phases = Phases(lambda: next(times))

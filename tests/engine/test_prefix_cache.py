@@ -150,6 +150,23 @@ def test_what_is_not_finite_is_not_kept(engine_of, nan_model):
     assert engine.scheduler.cache.prefix.num_nodes == 3     # what others computed before stays
 
 
+def test_rows_of_a_whole_context_each_say_the_same(engine_of):
+    """--kv-layout contiguous: fewer run at once, nobody finds anything, nobody is preempted."""
+    ids = prompt(40, 9)
+    requests = [(ids, greedy(30)), (ids, sampled(2, 40)), (prompt(5, 8), greedy(60)), (ids[:33], sampled(7))]
+    expected = run(engine_of(prefix_cache=False), *requests)
+    engine = engine_of(kv_layout="contiguous", num_pages=20, max_context=112)
+    for id, (tokens, params) in enumerate(requests):
+        engine.submit(id, tokens, params)
+    said = Said(engine)
+    said.step()
+    assert engine.scheduler.num_running == 2        # of seven pages each
+    assert said.drain().tokens == expected.tokens and set(said.cached.values()) == {0}
+    counters = engine.counters()
+    assert counters["preemptions"] == 0 == counters["reserved_pages"] and "prefix_hits" not in counters
+    assert list(engine.score(ids))                  # a job borrows pages between the rows
+
+
 def test_preempted_requests_find_their_pages_again(engine_of):
     engine = engine_of(reserve_output=False, num_pages=9)
     requests = [(prompt(20, seed), sampled(seed, 40, presence_penalty=0.4)) for seed in range(4)]

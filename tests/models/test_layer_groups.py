@@ -88,6 +88,13 @@ def test_tokens_are_those_of_whole_tables(model, ahead, prefix_cache, monkeypatc
     assert pages >= 11 and held < pages * layers
 
 
+def test_rows_of_a_whole_context_give_nothing_back(model, monkeypatch):
+    whole, scores, _, _ = replies(model, monkeypatch, grouped=False)
+    said, again, _, poisoned = replies(model, monkeypatch, grouped=True, kv_layout="contiguous", max_context=208)
+    assert said == whole and not poisoned
+    np.testing.assert_array_equal(again, scores)
+
+
 def test_few_pages_are_shared_out_by_preemption(model, monkeypatch):
     """Half of what three whole contexts need."""
     whole, _, _, _ = replies(model, monkeypatch, grouped=False)

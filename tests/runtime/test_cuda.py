@@ -297,6 +297,20 @@ def test_a_capture_that_fails_is_no_error(device, fake, caplog):
     assert "launches go one by one: cuGraphInstantiateWithFlags: CUDA_ERROR_NOT_SUPPORTED" in caplog.text
 
 
+def test_a_device_that_must_not_capture_walks_its_lists(device, fake):
+    device.supports_capture = False     # --no-graphs
+    out = counter(device)
+    recorder = device.record()
+    recorder.launch("append", [out, 1], 1)
+    recorder.launch("append", [out, 0], 1)
+    graph = recorder.finish()
+    graph.prepare()
+    for turn in range(1, 5):
+        graph.run()
+        assert number(device, out) == (4 ** turn - 1) // 3 * 2
+    assert graph.num_captured == 0 == fake.count("graph_instantiate")
+
+
 def test_submit_returns_before_the_work_is_done(device):
     out = counter(device)
     recorder = device.record()

@@ -30,7 +30,7 @@ import zlib
 
 import msgspec
 
-from zse.cache.groups import ONE_GROUP, PageGeometry
+from zse.cache.groups import ONE_GROUP, PageGeometry, rows_of
 from zse.cache.offload import HostPool
 from zse.cache.pages import PAGE, PageAllocator, pages_for
 from zse.cache.prefix import PrefixCache
@@ -92,6 +92,9 @@ class FlakyAllocator(PageAllocator):
         if count and self.rng.random() < self.failure_rate:
             return None
         return super().allocate(count)
+
+    def allocate_run(self, count):
+        return None if self.rng.random() < self.failure_rate else super().allocate_run(count)
 
 
 class FakeDevice:
@@ -193,11 +196,11 @@ class FakeDevice:
 
 class Simulation:
     """One walk. checks_every: operations between two check_integrity(), which cost most of the time. grouped: layers in
-    groups, of which all but one see a window."""
+    groups, of which all but one see a window. contiguous: each request has pages for a whole context in a row."""
 
     nan_chance = 0.02       # that some rows of a step are not finite
 
-    def __init__(self, seed: int, checks_every: int = 1, grouped: bool = False):
+    def __init__(self, seed: int, checks_every: int = 1, grouped: bool = False, contiguous: bool = False):
         self.rng = rng = random.Random(seed)
         self.checks_every, self.num_checks = checks_every, 0
         self.num_pages = rng.randint(2, 24)
@@ -209,12 +212,15 @@ class Simulation:
             most = pages_for(window - 1 + 2 * max(max_tokens, PAGE)) + 1
             geometry = PageGeometry(rng.randint(1, 3), window, most)
             self.num_pages *= geometry.num_groups
+        max_context, policies = rng.choice((20, 64, 150)), POLICIES
+        if contiguous:
+            geometry, policies = rows_of(max_context, self.num_pages), (None,)
         self.allocator = FlakyAllocator(self.num_pages, rng)
         self.scheduler = Scheduler(
             num_pages=self.num_pages, max_rows=self.max_rows, max_tokens=max_tokens,
-            max_context=rng.choice((20, 64, 150)), vocab_size=VOCAB, eos_ids=frozenset((EOS,)),
+            max_context=max_context, vocab_size=VOCAB, eos_ids=frozenset((EOS,)),
             max_waiting=rng.choice((3, 100)), allocator=self.allocator, max_drafts=rng.choice((0, 3, 20)),
-            prefix_cache=PrefixCache(self.num_pages, policy) if (policy := rng.choice(POLICIES)) else None,
+            prefix_cache=PrefixCache(self.num_pages, policy) if (policy := rng.choice(policies)) else None,
             host=HostPool(rng.choice((0, 4, 40, 40))), geometry=geometry,
             policy=Policy(reserve_output=rng.random() < 0.5, batching=rng.choice(("continuous", "continuous", "static")),
                           fair_share=rng.random() < 0.7,

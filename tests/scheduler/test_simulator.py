@@ -18,9 +18,9 @@ SEEDS = int(os.environ.get("ZSE_TEST_SEEDS", "500"))
 PARTS, OPERATIONS = 20, 1000 if SEEDS > 500 else 500
 
 
-def walk(seed: int, operations: int = OPERATIONS, grouped: bool = False) -> Simulation:
+def walk(seed: int, operations: int = OPERATIONS, **layout: bool) -> Simulation:
     """Every 16th walk is checked after every operation, the others after every 32nd: that is most of the time."""
-    simulation = Simulation(seed, checks_every=32 if seed % 16 else 1, grouped=grouped)
+    simulation = Simulation(seed, checks_every=32 if seed % 16 else 1, **layout)
     try:
         simulation.run(operations)
     except Exception as error:
@@ -41,6 +41,15 @@ def test_invariants_hold_with_groups_of_layers(part):
         for name, value in walk(seed, 250, grouped=True).scheduler.snapshot().items():
             totals[name] = totals.get(name, 0) + value
     for name in ("trimmed_pages", "prefix_hits", "prefix_copied_pages", "prefix_evicted_pages", "preemptions", "forks"):
+        assert totals[name] > 10, name
+
+
+def test_invariants_hold_with_a_run_of_pages_for_each_request():
+    totals: dict[str, float] = {}
+    for seed in range(max(40, SEEDS // 16)):
+        for name, value in walk(seed, 250, contiguous=True).scheduler.snapshot().items():
+            totals[name] = totals.get(name, 0) + value
+    for name in ("finished", "preemptions", "swapped_in_pages", "forks"):
         assert totals[name] > 10, name
 
 

@@ -26,6 +26,7 @@ STEPS = (
     Step("one at a time"),
     Step("static batches", off=("--max-rows", "1")),
     Step("+ continuous batching", off=("--batching", "static")),
+    Step("+ paged KV", off=("--kv-layout", "contiguous")),
     Step("+ chunked prefill", off=("--no-chunked-prefill",)),
     Step("+ prefix cache", off=("--no-prefix-cache",)),
     Step("+ prompt lookup", off=("--speculation", "none")),

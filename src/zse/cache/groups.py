@@ -17,11 +17,13 @@ Layers = tuple[tuple[int, ...], ...]
 
 class PageGeometry(NamedTuple):
     """What a sequence's pages depend on. windowed: groups whose layers see a window. window: in tokens, a token itself
-    included. most: pages that such a group holds at once of one sequence."""
+    included. most: pages that such a group holds at once of one sequence. run: pages that every sequence has from its
+    beginning to its end, one behind the other; 0: as many as its tokens need, wherever they are."""
 
     windowed: int = 0
     window: int = 0
     most: int = 0
+    run: int = 0
 
     @property
     def num_groups(self) -> int:
@@ -33,7 +35,7 @@ class PageGeometry(NamedTuple):
 
     def needed(self, length: int) -> int:
         """Pages that a sequence of `length` tokens holds at most."""
-        pages = pages_for(length)
+        pages = max(pages_for(length), self.run)
         return pages + self.windowed * min(pages, self.most)
 
     def capacity(self, num_pages: int) -> int:
@@ -53,6 +55,11 @@ class PageGeometry(NamedTuple):
 
 
 ONE_GROUP = PageGeometry()
+
+
+def rows_of(max_context: int, num_pages: int) -> PageGeometry:
+    """Each sequence has the pages of a whole context in a row, or all pages where there are fewer."""
+    return PageGeometry(run=min(pages_for(max_context), num_pages))
 
 
 def group_layers(config) -> Layers:

@@ -56,6 +56,24 @@ class PageAllocator:
             self._refs[page] = 1
         return pages
 
+    def allocate_run(self, count: int) -> list[int] | None:
+        """`count` pages that follow one another, with one reference each, or None (and no change) where there are none.
+        Not with a prefix cache. The highest such pages: those that allocate() takes come from the other end."""
+        if self.prefix is not None:
+            raise ValueError("pages in a row are not to be had with a prefix cache")
+        refs, size = self._refs.tobytes(), self._refs.itemsize
+        at = refs.rfind(bytes(count * size))
+        while at > 0 and at % size:     # zero bytes within counts: the run begins before them
+            at = refs.rfind(bytes(count * size), 0, at + count * size - 1)
+        if at < 0:
+            return None
+        first = at // size
+        end = first + count
+        self._free = array("i", [page for page in self._free if not first <= page < end])
+        for page in range(first, end):
+            self._refs[page] = 1
+        return list(range(first, end))
+
     def retain(self, pages: Iterable[int]) -> None:
         """One more reference to each page, all of which must be held by someone already, or cached."""
         refs, prefix = self._refs, self.prefix

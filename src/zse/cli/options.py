@@ -58,6 +58,7 @@ def add_engine_options(parser) -> None:
 
 # Names of EngineConfig's fields that add_serving_options() gives options for, in its order.
 SERVING_OPTIONS: tuple[str, ...] = (
+    *("max_tokens_per_step", "num_pages", "kv_layout", "graphs"),
     *("prefix_cache", "cache_policy", "cache_host_memory", "cache_disk", "cache_disk_size"),
     *("deterministic", "speculation", "draft_model", "draft_tokens"),
     *("batching", "chunked_prefill", "fair_share", "tenant_weights", "ageing_ms", "reserve_output"),
@@ -68,6 +69,32 @@ SERVING_OPTIONS: tuple[str, ...] = (
 def add_serving_options(parser) -> None:
     """How requests are scheduled and what is cached: every policy can be chosen and switched off, for comparison."""
     group = parser.add_argument_group("scheduling and cache")
+    group.add_argument(
+        "--max-tokens-per-step",
+        type=number(int, 1, 65536),
+        metavar="TOKENS",
+        help="tokens of one step, replies first, the rest for chunks of prompts (default: 256, on a GPU 512 to 2048)",
+    )
+    group.add_argument(
+        "--num-pages",
+        type=number(int, 1, 1 << 22),
+        metavar="N",
+        help="KV pages of 16 tokens, of one group of layers where some see a window only (default: what memory holds, at "
+        "most a context for each request)",
+    )
+    group.add_argument(
+        "--kv-layout",
+        choices=("paged", "contiguous"),
+        default="paged",
+        help="contiguous: each request reserves the KV memory of a whole context in a row and shares nothing, so without "
+        "a prefix cache; for comparison (default: paged)",
+    )
+    group.add_argument(
+        "--graphs",
+        action=BooleanOptionalAction,
+        default=True,
+        help="on a GPU, replay steps as captured graphs; without, launch by launch (default: on)",
+    )
     group.add_argument(
         "--no-prefix-cache",
         dest="prefix_cache",

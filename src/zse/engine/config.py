@@ -14,6 +14,7 @@ AUTO = "auto"
 DEVICES = ("auto", "cpu", "cuda", "hip", "metal")
 # What each family of devices computes with; the first is what "auto" means.
 ACTIVATIONS = {"cpu": ("int8", "f32"), "gpu": ("bf16",)}
+KV_LAYOUTS = ("paged", "contiguous")
 KV_DTYPES = {"cpu": ("f16", "f32", "int8", "fp8"), "gpu": ("bf16",)}
 MAX_ROWS = {"cpu": 64, "gpu": 64}
 STEPS_IN_FLIGHT = {"cpu": 1, "gpu": 2}
@@ -66,9 +67,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     is any, or "auto". reserve_output: keep pages free for the reply that is expected. max_waiting_tokens: prompt tokens that may queue.
     quantize: "int4" or "int8": quantize dense matrices while loading. max_memory: bytes that weights, KV pages and
     scratch may take together. max_waiting: requests that may queue behind the running ones.
+    kv_layout: "paged", or "contiguous": each request reserves a whole context in a row, and nothing is shared (so there is
+    no prefix cache).
     prefix_cache: keep the KV pages of prompts and replies for requests that begin alike. cache_policy: which of them go
     first, "lru", "lfu" or "smart". cache_host_memory: bytes of the host for KV pages that leave the device. cache_disk: a
     private folder where they are kept for the next engine of the model, as far as cache_disk_size bytes go.
+    graphs: on a GPU, replay steps as captured graphs; else their launches go one by one (a CPU has no other way).
     deterministic: on a GPU, only forms whose sums do not depend on the batch, so that a request's tokens and
     log-probabilities are the same bits alone and among others; a CPU has no other forms.
     speculation: where drafts come from, which a step verifies together: "none", "ngram" (what followed the same tokens
@@ -89,6 +93,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     quantize: str | None = None
     max_memory: int | None = None
     max_waiting: int = 1024
+    kv_layout: str = "paged"
+    graphs: bool = True
     prefix_cache: bool = True
     cache_policy: str = "lru"
     cache_host_memory: int = 0
@@ -128,7 +134,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _choice("cache_policy", self.cache_policy, CACHE_POLICIES)
         _range("cache_host_memory", self.cache_host_memory, 0, 1 << 50)
         _range("cache_disk_size", self.cache_disk_size, 1, 1 << 60)
-        if self.cache_disk is not None and not self.prefix_cache:
+        _choice("kv_layout", self.kv_layout, KV_LAYOUTS)
+        if self.cache_disk is not None and not self.keeps_prefixes:
             raise ConfigError("cache_disk keeps the prefix cache, which is switched off")
         _choice("speculation", self.speculation, SPECULATION)
         _range("draft_tokens", self.draft_tokens, 1, MAX_DRAFT_TOKENS)
@@ -141,6 +148,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"device {self.device!r} is not one of {', '.join(DEVICES)} (or cuda:1, the second GPU)")
         if self.max_tokens_per_step is not None and self.max_rows is not None:
             _rows_fit(self.max_tokens_per_step, self.max_rows)
+
+    @property
+    def keeps_prefixes(self) -> bool:
+        """Whether there is a prefix cache."""
+        return self.prefix_cache and self.kv_layout == "paged"
 
     def to_arguments(self) -> list[str]:
         """The worker's command line: `--model PATH --max-rows 8 ...`, values that are None left out."""
@@ -198,6 +210,8 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting: int
     kv_bytes: int
     deterministic: bool
+    kv_layout: str
+    graphs: bool
     prefix_cache: bool
     cache_policy: str
     host_slots: int
@@ -291,7 +305,8 @@ def resolve(config: EngineConfig, settings: Settings, *, device: str, model_cont
         model=config.model, device=device, threads=threads, max_context=max_context, max_rows=settings.max_rows,
         max_tokens_per_step=settings.max_tokens_per_step, num_pages=num_pages, activations=settings.activations,
         kv_dtype=settings.kv_dtype, max_waiting=config.max_waiting, kv_bytes=kv_bytes,
-        prefix_cache=config.prefix_cache, cache_policy=config.cache_policy,
+        kv_layout=config.kv_layout, graphs=config.graphs,
+        prefix_cache=config.keeps_prefixes, cache_policy=config.cache_policy,
         host_slots=host_slots(config, page_bytes), cache_disk=config.cache_disk, cache_disk_size=config.cache_disk_size,
         deterministic=config.deterministic,
         speculation=settings.speculation, draft_tokens=settings.draft_tokens,

@@ -52,6 +52,8 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
             on_plan(memory)
         # A GPU's driver gives no memory while it registers a file's pages: 90 ms for 4 GB. So memory comes first there;
         # a CPU's threads read while the engine is built.
+        if not memory.config.graphs:
+            device.supports_capture = False
         model = load_model(device, plan, start=device.family == "cpu")
         if device.family == "cpu":
             phases.mark("weights reading")
@@ -121,7 +123,7 @@ def _build(config: ResolvedConfig, device, model, plan):
     """Everything but the weights' contents: needs only their addresses."""
     import logging
 
-    from zse.cache.groups import geometry
+    from zse.cache.groups import geometry, rows_of
     from zse.cache.offload import HostPool
     from zse.cache.prefix import PrefixCache
     from zse.engine.core import Engine
@@ -131,12 +133,16 @@ def _build(config: ResolvedConfig, device, model, plan):
     if device.family == "gpu":
         mixed = min(max(GPU_MIXED_TOKENS, 2 * config.max_rows), config.max_tokens_per_step)
     prefix_cache = PrefixCache(config.num_pages, config.cache_policy) if config.prefix_cache else None
+    if config.kv_layout == "contiguous":
+        pages = rows_of(config.max_context, config.num_pages)
+    else:
+        pages = geometry(plan.config, config.max_tokens_per_step, STEPS_IN_FLIGHT[device.family])
     scheduler = Scheduler(
         num_pages=config.num_pages, max_rows=config.max_rows, max_tokens=config.max_tokens_per_step,
         max_context=config.max_context, vocab_size=plan.config.vocab_size, max_waiting=config.max_waiting,
         eos_ids=frozenset(plan.config.eos_ids), mixed_tokens=mixed, prefix_cache=prefix_cache,
         max_drafts=config.max_drafts, host=HostPool(config.host_slots), policy=config.policy,
-        geometry=geometry(plan.config, config.max_tokens_per_step, STEPS_IN_FLIGHT[device.family]))
+        geometry=pages)
     if scheduler.cache.num_groups > 1 and (config.host_slots or config.cache_disk):
         logging.getLogger("zse.engine").warning(
             "pages of this model's sliding windows are not kept in host memory or on disk: prefixes come back from there only "

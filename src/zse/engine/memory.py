@@ -47,7 +47,7 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
 
     Raises MemoryPlanError that names what does not fit, in bytes, and the option that shrinks it.
     """
-    from zse.cache.groups import geometry, group_layers
+    from zse.cache.groups import ONE_GROUP, geometry, group_layers
     from zse.cache.layout import first_nbytes, page_nbytes
     from zse.cache.pages import PAGE, pages_for
     from zse.engine.masking import masks_nbytes
@@ -58,7 +58,8 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
     family, model = device.family, plan.config
     if family == "gpu":
         from zse.kernels.gpu.gemm import PARTIAL_BYTES, num_sms
-    groups = group_layers(model)
+    # A row that has a whole context anyway gives nothing back.
+    groups = group_layers(model) if config.kv_layout == "paged" else (tuple(range(model.num_layers)),)
 
     def scratch_for(tokens: int, rows: int, context: int, drafts: int = 0, of=plan) -> int:
         model, schemes = of.config, {matrix.name: matrix.scheme for matrix in of.matrices}
@@ -79,7 +80,7 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
     token_bytes = (scratch_for(2048, 1, PAGE) - scratch_for(1024, 1, PAGE)) // 1024
     settings = settle(config, family, weight_bytes=sum(plan.memory_bytes.values()), token_bytes=token_bytes)
     page_bytes = page_nbytes(model, settings.kv_dtype, groups)
-    pages = geometry(model, settings.max_tokens_per_step, STEPS_IN_FLIGHT[family])
+    pages = geometry(model, settings.max_tokens_per_step, STEPS_IN_FLIGHT[family]) if len(groups) > 1 else ONE_GROUP
     fixed = dict(plan.memory_bytes)
     draft_page_bytes = 0
     if draft is not None:

@@ -64,6 +64,7 @@ class Runner:
         from zse.cache.layout import KVCache
         from zse.models.decoder import Decoder
         self.device, self.model, self.config = device, model, config
+        grouped = grouped and config.kv_layout == "paged"
         self.runs_ahead = device.family == "gpu" if runs_ahead is None else runs_ahead
         self._max_pages = pages_for(config.max_context)
         self._lines = lines = logit_rows(config.max_lines, config.max_tokens_per_step)

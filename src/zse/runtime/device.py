@@ -350,6 +350,7 @@ class Device:
     threads: int
     family: str = "cpu"
     arch: int = 0
+    supports_capture: bool = False      # of graphs, which are replayed as such; may be set to False before any is recorded
     simt: bool = False          # a GPU of whose instructions the kernel language has no matrix products and no copies (HIP, Metal)
 
     def alloc(self, nbytes: int, label: str = "other") -> "Buffer":

@@ -13,9 +13,8 @@ builder.py, which admits (admission.py) within what a step may run (budget.py, p
 
 from collections.abc import Collection
 
-from zse.cache.grouped import GroupedCacheManager
+from zse.cache.contiguous import cache_manager
 from zse.cache.groups import ONE_GROUP, PageGeometry
-from zse.cache.manager import CacheManager
 from zse.cache.offload import HostPool
 from zse.cache.pages import PageAllocator
 from zse.cache.prefix import PrefixCache
@@ -55,10 +54,7 @@ class Scheduler:
                  policy: Policy | None = None, geometry: PageGeometry = ONE_GROUP):
         if max_tokens < max_rows:
             raise ValueError(f"max_tokens {max_tokens} is below max_rows {max_rows}: decode rows would not fit a step")
-        allocator = allocator or PageAllocator(num_pages)
-        self.cache: CacheManager = CacheManager(allocator, prefix_cache, host)
-        if geometry.windowed:
-            self.cache = GroupedCacheManager(allocator, prefix_cache, host, geometry)
+        self.cache = cache_manager(allocator or PageAllocator(num_pages), prefix_cache, host, geometry)
         self.max_rows, self.max_context, self.max_drafts = max_rows, max_context, max_drafts
         self.vocab_size, self.eos_ids, self.max_waiting = vocab_size, eos_ids, max_waiting
         self.policy = policy = policy or Policy()

@@ -1,0 +1,94 @@
+"""KV memory as it was before paging: each sequence has the pages of a whole context, one behind the other, from its
+admission to its end. For comparison (`--kv-layout contiguous`): what is reserved and never written is what paging saves
+(Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with PagedAttention", section 3).
+
+Nothing is shared, so there is no prefix cache, and a fork copies all of its source's pages. The device sees page tables
+as ever: kernels are the same, and what differs is how many sequences fit.
+"""
+
+from array import array
+
+from zse.cache.groups import PageGeometry
+from zse.cache.manager import CacheManager
+from zse.cache.offload import HostPool
+from zse.cache.pages import PAGE, PageAllocator, pages_for
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from zse.cache.prefix import Salt
+
+
+class ContiguousCacheManager(CacheManager):
+    """See CacheManager. A sequence's table has the pages that it needs so far; the others of its run wait behind."""
+
+    def __init__(self, allocator: PageAllocator, host: HostPool | None, geometry: PageGeometry):
+        super().__init__(allocator, None, host)
+        self._run = geometry.run
+        self._behind: dict[int, list[int]] = {}     # of each sequence: the last page first
+
+    def pages_needed(self, length: int) -> int:
+        return max(pages_for(length), self._run)
+
+    def reserve(self, sequence: int, length: int) -> bool:
+        if sequence not in self._tables and not self._begin(sequence):
+            return False
+        table, behind = self._tables[sequence], self._behind[sequence]
+        missing = pages_for(length) - len(table)
+        if missing > len(behind):
+            return False
+        for _ in range(missing):
+            table.append(behind.pop())
+        return True
+
+    def _begin(self, sequence: int) -> bool:
+        """A run for a new sequence, none of it in its table yet."""
+        pages = self.allocator.allocate_run(self._run)
+        if pages is None:
+            return False
+        self._tables[sequence], self._behind[sequence] = [], pages[::-1]
+        return True
+
+    def admit(self, sequence: int, length: int, tokens: array, salt: "Salt", spare: int = 0) -> int | None:
+        # Of `spare`, a page for each that runs is for its next token: here all of them have theirs.
+        spare = max(0, spare - len(self._tables))
+        if self._run + spare > self.num_free or length > self._run * PAGE or not self.reserve(sequence, length):
+            return None
+        return self._swap_in(sequence, 0)
+
+    def fork(self, source: int, sequence: int, shared: int, length: int) -> bool:
+        if max(length, shared) > self._run * PAGE or not self.reserve(sequence, max(length, shared)):
+            return False
+        count = pages_for(shared)
+        self._transfers += [("copy", old, new) for old, new in
+                            zip(self.table(source)[:count], self.table(sequence)[:count], strict=True)]
+        self.num_copied_pages += count
+        return True
+
+    def can_swap(self, length: int) -> bool:
+        return 0 < pages_for(length) <= self.host.num_free
+
+    def detach(self, sequence: int) -> list[int]:
+        return super().detach(sequence) + self._behind.pop(sequence, [])
+
+    def snapshot(self) -> dict[str, float]:
+        return {**super().snapshot(), "reserved_pages": sum(map(len, self._behind.values()))}
+
+    def check_integrity(self, detached: list[list[int]] | None = None) -> list[str]:
+        problems = super().check_integrity([*self._behind.values(), *(detached or [])])
+        if set(self._behind) != set(self._tables):
+            problems.append("a sequence has a table without a run, or a run without a table")
+        for sequence, table in self._tables.items():
+            run = table + self._behind.get(sequence, [])[::-1]
+            if len(run) != self._run or run != list(range(run[0], run[0] + len(run))):
+                problems.append(f"the pages of sequence {sequence} do not follow one another")
+        return problems
+
+
+def cache_manager(allocator: PageAllocator, prefix, host: HostPool | None, geometry: PageGeometry) -> CacheManager:
+    """The CacheManager of a geometry. prefix: not looked at where sequences have runs of pages."""
+    if geometry.run:
+        return ContiguousCacheManager(allocator, host, geometry)
+    if geometry.windowed:
+        from zse.cache.grouped import GroupedCacheManager
+        return GroupedCacheManager(allocator, prefix, host, geometry)
+    return CacheManager(allocator, prefix, host)
