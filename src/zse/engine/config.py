@@ -330,7 +330,8 @@ def policy_of(config: EngineConfig, family: str, page_bytes: int) -> Policy:
     ratio = MIXED_RATIO[family] if config.mixed_ratio is None else config.mixed_ratio
     return Policy(batching=config.batching, chunked_prefill=config.chunked_prefill, fair_share=config.fair_share,
                   tenant_weights=parse_weights(config.tenant_weights), ageing_s=config.ageing_ms / 1000,
-                  max_waiting_tokens=config.max_waiting_tokens, reserve_output=config.reserve_output,
+                  max_waiting_tokens=config.max_waiting_tokens,
+                  reserve_output=config.reserve_output and config.kv_layout == "paged",     # else it has its pages
                   mixed_ratio=ratio, preemption=config.preemption, page_transfer_s=page_bytes / HOST_BYTES_PER_S)
 
 
