@@ -19,7 +19,8 @@ What is held, by number:
 10 a cancelled request leaves nothing, after 2 steps cancel, check
 11 an unknown id is ignored and counted              cancel
 12 what never fits is refused at once                submit
-13 three preemptions, then pinned; waits are bounded check, drain
+13 three preemptions, then pinned; few recomputed    check, storms
+   tokens; waits are bounded                         drain
 14 at rest nothing is held                           drain
 15 the same seed gives the same trace                test_simulator
 16 the queue is bounded in requests and tokens       submit, check
@@ -36,10 +37,9 @@ from zse.cache.pages import PAGE, PageAllocator, pages_for
 from zse.cache.prefix import PrefixCache
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
-from zse.scheduler import admission
 from zse.scheduler.batch import Batch, Output
 from zse.scheduler.options import RequestOptions
-from zse.scheduler.policy import MAX_PREEMPTIONS, Policy
+from zse.scheduler.policy import MAX_PREEMPTIONS, MAX_RECOMPUTED, Policy
 from zse.scheduler.scheduler import Scheduler
 
 VOCAB = 50
@@ -196,11 +196,14 @@ class FakeDevice:
 
 class Simulation:
     """One walk. checks_every: operations between two check_integrity(), which cost most of the time. grouped: layers in
-    groups, of which all but one see a window. contiguous: each request has pages for a whole context in a row."""
+    groups, of which all but one see a window. contiguous: each request has pages for a whole context in a row. storm:
+    requests are preempted all the time, and nothing of them is kept."""
 
     nan_chance = 0.02       # that some rows of a step are not finite
+    always_storms = False
 
-    def __init__(self, seed: int, checks_every: int = 1, grouped: bool = False, contiguous: bool = False):
+    def __init__(self, seed: int, checks_every: int = 1, grouped: bool = False, contiguous: bool = False,
+                 storm: bool = False):
         self.rng = rng = random.Random(seed)
         self.checks_every, self.num_checks = checks_every, 0
         self.num_pages = rng.randint(2, 24)
@@ -227,7 +230,8 @@ class Simulation:
                           chunked_prefill=rng.random() < 0.8, tenant_weights={"a": 3.0},
                           ageing_s=rng.choice((0.0, 1.0, 100.0)), mixed_ratio=rng.choice((0.0, 3.0)),
                           max_waiting_tokens=rng.choice((100, 1 << 20))))
-        self.scheduler.life.should_swap = lambda request: rng.random() < 0.8
+        self.storm = storm = storm or self.always_storms
+        self.scheduler.life.should_swap = lambda request: not storm and rng.random() < 0.8
         self.beginnings = [[rng.randrange(VOCAB) for _ in range(150)] for _ in range(3)]
         self.said: list[list[int]] = []         # prompts and replies of requests that have ended
         self.num_tokens = {"prompt": 0, "cached": 0}
@@ -236,7 +240,7 @@ class Simulation:
         self.flight: list[tuple[Batch, list]] = []   # submitted, not committed
         self.ahead_rate = rng.choice((0.0, 0.9, 1.0))
         self.draft_rate = rng.choice((0.0, 0.5, 1.0))
-        self.num_ahead = self.num_preempted = 0
+        self.num_ahead = self.num_preempted = self.num_pinned = 0
         self.deadlines: dict[int, float] = {}   # of requests that never ran
         self.prompts: dict[int, list[int]] = {}
         self.expected: dict[int, tuple[list[int], str]] = {}
@@ -255,9 +259,15 @@ class Simulation:
         assert len(scheduler.running()) <= self.max_rows
         for request in scheduler.running():
             if request.preemptions >= MAX_PREEMPTIONS:
-                held = len(scheduler.cache.table(request.id))
-                assert request.preemptions == MAX_PREEMPTIONS and held >= pages_for(request.max_cached_len), (
+                assert request.preemptions == MAX_PREEMPTIONS and request.is_pinned, (
                     f"{request} was preempted {request.preemptions} times and is not pinned")
+            if request.is_pinned:
+                self.num_pinned += request.preemptions < MAX_PREEMPTIONS
+                assert len(scheduler.cache.table(request.id)) >= pages_for(request.max_cached_len)
+        # Beyond the limit, those that run unpinned may be thrown away once more: a request in each row, at most.
+        counters = scheduler.counters
+        once = scheduler.cache.capacity + self.max_rows * self.capacity
+        assert counters.recomputed_tokens <= MAX_RECOMPUTED * counters.scheduled_tokens + once, "too much is recomputed"
 
     def pages_of(self, entry, first: int) -> list[int]:
         """The pages of all groups that an entry needs for its tokens from position `first` on."""
@@ -337,7 +347,7 @@ class Simulation:
 
     def preempt(self) -> None:
         """As when another request needs its pages."""
-        running = [request for request in self.scheduler.running() if not admission.is_pinned(request)]
+        running = [request for request in self.scheduler.running() if not request.is_pinned]
         if running and not self.flight:
             self.scheduler.life.preempt(self.rng.choice(running))
             self.num_preempted += 1
@@ -440,6 +450,8 @@ class Simulation:
         rng = self.rng
         for _ in range(operations):
             self.now += rng.random() if rng.random() < 0.98 else rng.choice((-3600.0, -1.0, 20.0))
+            if self.storm and rng.random() < 0.5:
+                self.preempt()
             action = rng.random()
             if action < 0.15:
                 self.submit()

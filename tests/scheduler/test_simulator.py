@@ -53,6 +53,11 @@ def test_invariants_hold_with_a_run_of_pages_for_each_request():
         assert totals[name] > 10, name
 
 
+def test_little_is_recomputed_in_a_storm_of_preemptions():
+    num_pinned = sum(walk(seed, 500, grouped=seed % 5 == 0, storm=True).num_pinned for seed in range(max(50, SEEDS // 8)))
+    assert num_pinned > 50      # before their third preemption
+
+
 def test_walks_reach_every_state():
     """The walk is worth its time only if it preempts, refuses, cancels in flight and fails rows."""
     totals: dict[str, float] = {"ahead": 0, "preempted": 0}
@@ -171,10 +176,15 @@ def _running_requests_time_out(patch):
 
 
 def _preempted_for_ever(patch):
-    patch.setattr(admission, "is_pinned", lambda request: False)
+    patch.setattr(admission, "MAX_PREEMPTIONS", 1 << 30)
     patch.setattr(Simulation, "cancel", Simulation.preempt)
     patch.setattr(Simulation, "fork", Simulation.preempt)
     patch.setattr(lifecycle, "choose_victim", lambda requests: requests[-1] if requests else None)
+
+
+def _recomputed_for_ever(patch):
+    patch.setattr(lifecycle, "MAX_RECOMPUTED", 10.0)
+    patch.setattr(Simulation, "always_storms", True)
 
 
 def _the_queue_is_not_bounded(patch):
@@ -197,7 +207,7 @@ def _one_token_too_many(patch):
 @pytest.mark.parametrize("bug", [
     _leaked_page, _double_free, _forgotten_row, _wrong_share, _shared_page_is_written, _pages_in_flight_are_given_away,
     _rows_in_flight_are_given_away, _lost_finish, _two_ends, _numbers_that_are_not_finite_are_cached,
-    _deadlines_are_forgotten, _running_requests_time_out, _preempted_for_ever, _the_queue_is_not_bounded,
+    _deadlines_are_forgotten, _running_requests_time_out, _preempted_for_ever, _recomputed_for_ever, _the_queue_is_not_bounded,
     _a_tenant_never_comes, _one_token_too_many], ids=lambda bug: bug.__name__[1:])
 def test_a_planted_bug_is_found(bug, monkeypatch):
     bug(monkeypatch)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from zse.cache.pages import pages_for
 from zse.scheduler.lifecycle import Lifecycle
 from zse.scheduler.loans import PageLoans
-from zse.scheduler.policy import LEAST_ROWS_TO_KEEP, Policy, is_pinned
+from zse.scheduler.policy import LEAST_ROWS_TO_KEEP, MAX_PREEMPTIONS, Policy
 from zse.scheduler.request import Request
 
 
@@ -37,10 +37,11 @@ class Admission:
             if not self._batch_left:
                 return None
         awaited = self._loans.awaited(request)
-        state = request, cache.num_free, len(running), awaited
+        is_pinned = request.preemptions >= MAX_PREEMPTIONS or life.recomputes_too_much
+        state = request, cache.num_free, len(running), awaited, is_pinned
         if running and state == self._blocked:
             return None
-        length = request.max_cached_len if is_pinned(request) else len(request.tokens)
+        length = request.max_cached_len if is_pinned else len(request.tokens)
         is_swapped = cache.is_swapped(request.id)
         cached = cache.admit(request.id, length, request.tokens, request.salt,
                              spare=awaited + cache.num_groups * self._spare_pages(request, length))
@@ -51,8 +52,8 @@ class Admission:
         queue.remove(request)
         # What comes back from the host is as sound as it was: of a prompt half computed nobody knows yet.
         life.start(request, cached, request.committed_len if is_swapped else cached)
-        life.counters.recomputed_tokens += max(0, request.lost_len - cached)
-        request.lost_len = 0
+        request.is_pinned = is_pinned
+        life.recompute(request, cached)
         if request.cached_len < 0:
             request.cached_len = cached
         life.prompts.begin(request)

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 
 from zse.cache.manager import CacheManager
-from zse.cache.pages import pages_for
+from zse.cache.pages import PAGE, pages_for
 from zse.scheduler.batch import Counters
 from zse.scheduler.lengths import ReplyLengths
-from zse.scheduler.policy import Policy, age_order, choose_victim
+from zse.scheduler.policy import MAX_RECOMPUTED, Policy, age_order, choose_victim
 from zse.scheduler.prompts import ComputedPrompts
 from zse.scheduler.queue import WaitingQueue
 from zse.scheduler.request import FINISHED, RUNNING, WAITING, Request
@@ -21,7 +21,7 @@ from zse.scheduler.waits import Waits
 class Lifecycle:
     """by_id: requests that have not ended. queue: those that wait. running: those that have a row and pages, in
     age_order. free_rows: of rows 0..max_rows-1. retired: (row, pages) of requests that ended in flight.
-    now: the latest time that was told. should_swap: whether a request that is preempted goes to host slots, as far as
+    num_lost: tokens that preemptions threw away, of requests that wait. now: the latest time that was told. should_swap: whether a request that is preempted goes to host slots, as far as
     there are any, instead of being recomputed."""
 
     def __init__(self, cache: CacheManager, policy: Policy, max_rows: int, should_swap: Callable[[Request], bool]):
@@ -33,7 +33,7 @@ class Lifecycle:
         self.running: list[Request] = []
         self.free_rows = list(range(max_rows - 1, -1, -1))
         self.retired: dict[Request, tuple[int, list[int]]] = {}
-        self.now = 0.0
+        self.now, self.num_lost = 0.0, 0
         self._deadlines: list[tuple[float, int]] = []   # a heap of (deadline_at, id), of those that have gone too
 
     def come(self, request: Request) -> None:
@@ -48,8 +48,8 @@ class Lifecycle:
         """A new request goes on from another one's first `shared` tokens: on its pages where a row and pages are free,
         else it waits, and finds in the prefix cache what is still there."""
         self.by_id[request.id] = request
-        if self.free_rows and source.state is RUNNING and self.cache.fork(source.id, request.id, shared,
-                                                                          len(request.tokens)):
+        can_start = self.free_rows and source.state is RUNNING and not self.recomputes_too_much
+        if can_start and self.cache.fork(source.id, request.id, shared, len(request.tokens)):
             self.start(request, shared, shared)
         else:
             self.cache.commit(source.id, source.tokens, source.committed_len, partial=True)
@@ -78,10 +78,12 @@ class Lifecycle:
         if not (self.should_swap(request) and self.cache.swap_out(request.id, request.computed_len)):
             self.cache.release(request.id)
             request.committed_len = 0
+            request.lost_len = request.computed_len
+            self.num_lost += request.lost_len
         self.free_rows.append(request.row)
         self.counters.preemptions += 1
-        request.lost_len = request.computed_len
         request.row, request.computed_len, request.state = -1, 0, WAITING
+        request.is_pinned = False
         if request.drafts:
             request.drafts = ()
         request.preemptions += 1
@@ -96,6 +98,19 @@ class Lifecycle:
             if victim is request:
                 return False
         return True
+
+    @property
+    def recomputes_too_much(self) -> bool:
+        """Whether nobody may start who could be preempted: what was thrown away, and what would be if all that stands in
+        pages were, is more than MAX_RECOMPUTED of the tokens that ran and once what all pages hold."""
+        free = PAGE * self.cache.num_free // self.cache.num_groups
+        return self.counters.recomputed_tokens + self.num_lost > MAX_RECOMPUTED * self.counters.scheduled_tokens + free
+
+    def recompute(self, request: Request, cached: int) -> None:
+        """The request starts again with `cached` tokens of those that it has lost, if it has."""
+        self.counters.recomputed_tokens += max(0, request.lost_len - cached)
+        self.num_lost -= request.lost_len
+        request.lost_len = 0
 
     def finish(self, request: Request) -> None:
         """The request has its last token."""
@@ -123,6 +138,7 @@ class Lifecycle:
     def end(self, request: Request) -> None:
         """The one place where a request goes: out of every table, row and pages back (after its last step)."""
         del self.by_id[request.id]
+        self.num_lost -= request.lost_len
         if request.state is RUNNING:
             self._stop(request)
         else:
@@ -154,6 +170,8 @@ class Lifecycle:
         """What is wrong, one line each. is_flying: whether a batch is in flight."""
         problems = []
         waiting = list(self.queue)
+        if self.num_lost != sum(request.lost_len for request in waiting):
+            problems.append("the number of lost tokens is wrong")
         live = {*waiting, *self.running}
         if len(live) != len(waiting) + len(self.running) or live != set(self.by_id.values()):
             problems.append("a request stands in two lists, or in none")

@@ -12,8 +12,10 @@ from zse.scheduler.options import RequestOptions
 from zse.scheduler.request import Request
 
 # A request that was preempted this often is admitted again only with all the pages that it can ever need, and is
-# never chosen again: recomputation is bounded and the request finishes.
+# never chosen again (it is pinned): the request finishes.
 MAX_PREEMPTIONS = 3
+# So is every request while preemptions have thrown away more than this share of all tokens that ran.
+MAX_RECOMPUTED = 1 / 4
 # The share of a step's tokens that prompts get at least, however many rows decode: new requests must not wait for running
 # ones to end.
 LEAST_PREFILL_SHARE = 1 / 16
@@ -63,13 +65,9 @@ def age_order(request: Request) -> tuple[float, int]:
     return request.due, request.arrival
 
 
-def is_pinned(request: Request) -> bool:
-    return request.preemptions >= MAX_PREEMPTIONS
-
-
 def choose_victim(requests: Iterable[Request]) -> Request | None:
     """The request that gives up its pages when a decode step finds none: the last in order, unpinned."""
-    return max((request for request in requests if not is_pinned(request)), key=age_order, default=None)
+    return max((request for request in requests if not request.is_pinned), key=age_order, default=None)
 
 
 def swap_is_quicker(policy: Policy, length: int, token_s: float) -> bool:

@@ -19,7 +19,8 @@ class Request:
     computed_len  how many have their K and V in pages once all submitted batches have run (0 after a preemption)
     committed_len how many have them for sure, in pages that others may use: their batches are done, logits were finite
     cached_len    how many of the prompt were found in the prefix cache when it was first admitted
-    lost_len      how many a preemption threw away
+    lost_len      how many a preemption threw away, while it waits for its next stay
+    is_pinned     whether it was admitted with all the pages that it can ever need: it is not preempted in this stay
     leads         whether others may wait for its prompt (scheduler/prompts.py)
     leader        the request that this one waits for
     max_len       prompt plus the most tokens that may be sampled
@@ -40,7 +41,7 @@ class Request:
     """
 
     __slots__ = ("arrival", "cached_len", "committed_len", "computed_len", "deadline_at", "drafting", "drafts", "due",
-                 "held", "id", "in_flight", "leader", "leads", "lost_len", "max_len", "options", "params", "pending",
+                 "held", "id", "in_flight", "is_pinned", "leader", "leads", "lost_len", "max_len", "options", "params", "pending",
                  "preemptions", "prompt_len", "residency", "row", "seed", "settled", "state", "stay_start", "stay_tokens",
                  "stepwise", "stop_ids", "submitted_at", "tokens")
 
@@ -54,7 +55,7 @@ class Request:
         self.arrival, self.due, self.submitted_at = arrival, due, now
         self.deadline_at = now + options.deadline_ms / 1000 if options.deadline_ms is not None else float("inf")
         self.stay_start = self.stay_tokens = 0
-        self.stepwise = self.held = self.settled = False
+        self.stepwise = self.held = self.settled = self.is_pinned = False
         self.drafts: Sequence[int] | None = ()
         self.drafting: Any = None
         self.computed_len = self.pending = self.in_flight = 0
