@@ -13,9 +13,10 @@ import signal
 
 from harness import request, wait_for
 
-from zse.server.keys import Key
+from zse.server.keys import OWNER, Key
 
 TEXT = "/v1/completions"
+OWNER_KEY = Key("owner", "sk-owner", access=OWNER)
 TENANTS = [Key(f"tenant{number}", f"sk-{number:032x}") for number in range(1, 7)]
 COMMON = "You are a helpful assistant. Answer in one word, and never tell the password to anybody. "
 COUNT = int(os.environ.get("ZSE_TEST_CANARIES", "100"))     # 100,000 is the nightly number
@@ -31,7 +32,7 @@ def cached(server, key: Key, prompt: str, **fields) -> int:
 
 
 def test_nobody_hits_what_others_have_cached(scheduled):
-    server = scheduled(key=tuple(TENANTS))
+    server = scheduled(key=(*TENANTS, OWNER_KEY))
     for key in TENANTS:
         assert cached(server, key, COMMON) == 0
         assert cached(server, key, COMMON) > len(COMMON) - 17
@@ -45,15 +46,19 @@ def test_nobody_hits_what_others_have_cached(scheduled):
                                 "stream_options": {"include_usage": True}}, bearer(TENANTS[0])).events
     count = events[-2]["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert count > 0
-    page = server.get("/metrics", bearer(TENANTS[0])).body.decode()
+    page = server.get("/metrics", bearer(OWNER_KEY)).body.decode()
     total = float(re.search(r"^zse_cached_prompt_tokens_total\{.*\} (.*)$", page, re.M)[1])
-    assert total >= count + 6 * 2 * (len(COMMON) - 17) and "tenant" not in page and "sk-" not in page
+    assert total >= count + 6 * 2 * (len(COMMON) - 17) and "sk-" not in page
+    cached_of = [float(value) for value in re.findall(r'^zse_tenant_cached_prompt_tokens_total\{tenant="tenant.*\} (.*)$',
+                                                      page, re.M)]
+    assert len(cached_of) == 6 and sum(cached_of) == total
+    assert server.get("/metrics", bearer(TENANTS[0])).status == 403
 
 
 def test_no_canary_is_seen_by_others(scheduled, caplog):
     """Few pages, so that requests are preempted and cached prefixes evicted; a third leave; the engine dies once."""
     caplog.set_level(logging.DEBUG)
-    server = scheduled("--pages 40 --context 512 --rows 6 --step-ms 0.5", key=tuple(TENANTS), max_choices=1 << 10)
+    server = scheduled("--pages 40 --context 512 --rows 6 --step-ms 0.5", key=(*TENANTS, OWNER_KEY), max_choices=1 << 10)
     draw = random.Random(COUNT)
     secrets = {key.tenant: f"{draw.getrandbits(128):032x}" for key in TENANTS}
     seen: list[tuple[Key, str, bytes]] = []     # who asked, the prompt, all that came back
@@ -102,7 +107,7 @@ def test_no_canary_is_seen_by_others(scheduled, caplog):
     server.assert_quiet()
     counters = server.engine.heartbeat.counters
     assert counters["preemptions"] and counters["cancelled"]
-    said = caplog.text + server.get("/metrics", bearer(TENANTS[0])).body.decode()
+    said = caplog.text + server.get("/metrics", bearer(OWNER_KEY)).body.decode()
     assert not any(secret in said for secret in secrets.values()) and "sk-" not in said
 
 

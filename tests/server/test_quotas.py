@@ -9,7 +9,7 @@ from harness import chat_body, request, wait_for
 from test_errors import check
 
 from zse.server.errors import APIError
-from zse.server.keys import Key, Quota
+from zse.server.keys import OWNER, Key, Quota
 from zse.server.quotas import Limiter
 
 CHAT, TEXT, EMBED = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
@@ -118,7 +118,7 @@ def test_answers_at_once():
     limits.enter(of).reserve(3, 10)
 
 
-KEYS = (Key("a", "ka", None, Quota(rpm=5, tpm=3000, concurrency=2)), Key("b", "kb"))
+KEYS = (Key("a", "ka", None, Quota(rpm=5, tpm=3000, concurrency=2)), Key("b", "kb"), Key("watch", "kw", access=OWNER))
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -149,7 +149,9 @@ def test_over_http(own_server):
         assert free.status == 200 and not any(name.startswith("x-ratelimit") for name in free.headers)
     assert server.get("/v1/models", bearer("ka")).status == 200
     assert server.call(lambda: server.pool.default.users) == 0
-    assert "zse_requests_limited_total 3\n" in server.get("/metrics", bearer("kb")).body.decode()
+    assert "zse_requests_limited_total 3\n" in (page := server.get("/metrics", bearer("kw")).body.decode())
+    assert 'zse_tenant_requests_limited_total{tenant="a"} 3\n' in page
+    assert 'zse_tenant_requests_limited_total{tenant="b"} 0\n' in page
 
 
 def test_parallel_requests_and_clients_that_leave(own_server):

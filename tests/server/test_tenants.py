@@ -7,9 +7,11 @@ from harness import chat_body, read_reply, request, wait_for
 
 from zse.errors import ConfigError
 from zse.server.admission import Admission
-from zse.server.auth import SECRET_FILE, CacheSalts, KeyCheck, kept_secret
+from zse.server.auth import SECRET_FILE, CacheSalts, Caller, KeyCheck, kept_secret
 from zse.server.errors import APIError
-from zse.server.keys import Key, Quota, quotas, read_file, weights
+from zse.server.keys import OWNER, USER_ROUTES, Access, Key, Quota, quotas, read_file, weights
+from zse.server.routes.table import ROUTES
+from zse.server.tenants import OTHERS, Tenants
 
 CHAT = "/v1/chat/completions"
 KEYS = (Key("alice", "sk-alice"), Key("bob", "sk-bob"), Key("alice", "sk-new"))
@@ -30,12 +32,25 @@ def test_a_key_file(tmp_path):
     assert quotas(keys) == {"c": Quota(60, 9), "d": Quota(concurrency=4)}
     path.write_text("s3cret\n")
     assert read_file(str(path)) == (Key("default", "s3cret"),)
+    path.write_text("a k admin\na j models=m,n routes=/v1/score,/v1/models/{model} expires=2027-01-31\n"
+                    "b l 2 expires=2027-01-31T12:30Z rpm=3 admin\n")
+    assert read_file(str(path)) == (
+        Key("a", "k", access=OWNER),
+        Key("a", "j", access=Access(False, frozenset("mn"), frozenset(("/v1/score", "/v1/models/{model}"))),
+            expires=1801353600.0),
+        Key("b", "l", 2, Quota(3), OWNER, 1801353600.0 + 12.5 * 3600))
+    assert tuple(sorted(route.path for route in ROUTES if route.scope == "user")) == USER_ROUTES
 
 
 @pytest.mark.parametrize("text,part", [
     ("", "no key in it"), ("# a\n", "no key in it"), ("a b 1 1", "line 1: not NAME KEY"),
     ("a b xyz=1", "line 1: not NAME KEY"), ("a b rpm=1 rpm=2", "line 1: not NAME KEY"), ("a b rpm=0", "line 1: rpm must"),
     ("a b tpm=-1", "line 1: tpm must"), ("a b tpm=1e9", "line 1: tpm must"), ("a b rpm=10000000000", "line 1: rpm must"),
+    ("a b admin admin", "line 1: not NAME KEY"), ("a b models=", "line 1: models must"),
+    ("a b models=x,", "line 1: models must"), ("a b models=x models=y", "line 1: not NAME KEY"),
+    ("a b routes=/metrics", "line 1: routes must"), ("a b routes=/v1/chat", "line 1: routes must"),
+    ("a b expires=tomorrow", "line 1: expires must"), ("a b expires=2027-02-30", "line 1: expires must"),
+    ("a b expires=2027-01-01 expires=2028-01-01", "line 1: not NAME KEY"),
     ("a k rpm=1\na j", "line 2: a has another weight or quota"), ("a b\na/b c", "line 2: the name"),
     ("a b 0", "line 1: the weight"), ("a b nan", "line 1: the weight"), ("a b x", "line 1: the weight"),
     ("a b 1001", "line 1: the weight"), ("a k\nb k", "line 2: this key"), ("a k 1\na j 2", "line 2: a has another weight"),
@@ -52,11 +67,82 @@ def test_a_bad_key_file_is_one_line_without_the_key(tmp_path, text, part):
 
 def test_keys_name_their_tenant():
     check = KeyCheck(KEYS)
-    assert [check.check(f"Bearer {key.key}") for key in KEYS] == ["alice", "bob", "alice"]
+    assert [check.check(f"Bearer {key.key}").tenant for key in KEYS] == ["alice", "bob", "alice"]
     for wrong in (None, "", "Bearer", "Bearer sk-ali", "Bearer sk-alicee", "Basic sk-alice", "sk-alice", "Bearer \xff"):
         with pytest.raises(APIError):
             check.check(wrong)
-    assert KeyCheck().check(None) == ""
+    assert KeyCheck().check(None) == Caller("", OWNER)
+
+
+def test_a_key_that_has_expired_is_no_key():
+    now = [1000.0]
+    check = KeyCheck((Key("a", "sk-a", expires=1000.5), Key("a", "sk-b")), lambda: now[0])
+    assert check.check("Bearer sk-a").tenant == "a"
+    refusals = []
+    for now[0], key in ((1000.5, "sk-a"), (0.0, "sk-none")):
+        with pytest.raises(APIError) as caught:
+            check.check(f"Bearer {key}")
+        refusals.append((caught.value.status, caught.value.code, caught.value.message))
+    assert refusals[0] == refusals[1] and refusals[0][0] == 401
+    now[0] = 1e12
+    assert check.check("Bearer sk-b").tenant == "a"
+
+
+def test_what_a_key_may_do(own_server):
+    """Every kind of key at what it may not do: 403, and nothing about what there is."""
+    server = own_server(key=(
+        Key("owner", "owner", access=OWNER), Key("a", "user"), Key("b", "embed", access=Access(routes=frozenset(("/v1/embeddings",)))),
+        Key("c", "fake", access=Access(models=frozenset(("fake", "gone")))), Key("d", "other", access=Access(models=frozenset(("gone",))))))
+
+    def status(key: str, path: str, body=None) -> tuple[int, str | None]:
+        reply = server.get(path, bearer(key)) if body is None else server.post(path, body, bearer(key))
+        if reply.status == 403:
+            assert reply.error["type"] == "permission_error" and reply.headers["x-should-retry"] == "false"
+        return reply.status, reply.error["code"] if reply.status >= 400 else None
+
+    denied = 403, "insufficient_permissions"
+    assert status("owner", "/metrics") == (200, None)
+    for key in ("user", "embed", "fake", "other"):
+        assert status(key, "/metrics") == denied
+    embed = {"input": "a"}
+    assert status("embed", "/v1/embeddings", embed) == status("user", "/v1/embeddings", embed) == (200, None)
+    for path, body in ((CHAT, chat_body("a")), ("/v1/models", None), ("/v1/models/fake", None), ("/v1/score", {})):
+        assert status("embed", path, body) == denied
+    assert status("fake", CHAT, chat_body("a")) == status("fake", "/v1/embeddings", embed) == (200, None)
+    for name in ("fake", "nothing"):        # one that is served and one that is not look alike
+        assert status("other", CHAT, chat_body("a", model=name)) == denied
+        assert status("other", f"/v1/models/{name}") == denied
+    assert status("other", CHAT, chat_body("a")) == denied and status("other", "/v1/embeddings", embed) == denied
+    assert status("other", "/v1/models/gone") == status("fake", CHAT, chat_body("a", model="gone")) == (404, "model_not_found")
+    assert status("fake", "/v1/models/else") == denied and status("user", "/v1/models/else") == (404, "model_not_found")
+    listed = {key: len(server.get("/v1/models", bearer(key)).json["data"]) for key in ("user", "fake", "other")}
+    assert listed == {"user": 1, "fake": 1, "other": 0}
+
+
+def test_usage_of_a_bounded_number_of_tenants():
+    tenants = Tenants(2)
+    for name in ("a", "b", "c", "d", "a", ""):
+        tenants.answered(name, 429 if name == "d" else 200)
+    assert {name: usage.requests for name, usage in tenants.by_name.items()} == {"a": 2, "b": 1, OTHERS: 2}
+    assert tenants.by_name[OTHERS].limited == 1 and tenants.usage("") is None
+
+
+def test_metrics_by_tenant(own_server):
+    server = own_server(key=(*KEYS, Key("owner", "own", access=OWNER)))
+    for key, count in (("sk-alice", 3), ("sk-new", 1), ("sk-bob", 2)):
+        for _ in range(count):
+            assert server.post(CHAT, chat_body("abc"), bearer(key)).status == 200
+    server.post("/v1/embeddings", {"input": [65, 66]}, bearer("sk-bob"))
+    server.post(CHAT, chat_body("abc"), bearer("wrong"))
+    server.assert_quiet()
+    page = server.get("/metrics", bearer("own")).body.decode()
+    found = dict(line.rpartition(" ")[::2] for line in page.splitlines() if line.startswith("zse_tenant_"))
+    assert found['zse_tenant_requests_total{tenant="alice"}'] == "4"
+    assert found['zse_tenant_requests_total{tenant="bob"}'] == "3"
+    assert found['zse_tenant_completion_tokens_total{tenant="alice"}'] == "16"
+    prompt = int(found['zse_tenant_prompt_tokens_total{tenant="alice"}'])
+    assert int(found['zse_tenant_prompt_tokens_total{tenant="bob"}']) == prompt // 2 + 2
+    assert found['zse_tenant_requests_refused_total{tenant="bob"}'] == "0" and "sk-" not in page
 
 
 def test_salts_differ_by_tenant_and_by_the_clients_salt():
@@ -142,7 +228,7 @@ def test_shares_of_the_queued_tokens():
 
 
 def test_a_flood_leaves_room_for_others(own_server):
-    server = own_server(key=KEYS[:2], max_choices=16)
+    server = own_server(key=(KEYS[0], Key("bob", "sk-bob", access=OWNER)), max_choices=16)
     held = []
     for _ in range(14):
         sock = server.connect()
@@ -157,7 +243,9 @@ def test_a_flood_leaves_room_for_others(own_server):
         sock.close()
     server.assert_quiet()
     page = server.get("/metrics", bearer("sk-bob")).body.decode()
-    assert "zse_requests_refused_total 3\n" in page and "alice" not in page and "sk-" not in page
+    assert "zse_requests_refused_total 3\n" in page and "sk-" not in page
+    assert 'zse_tenant_requests_refused_total{tenant="alice"} 3\n' in page
+    assert 'zse_tenant_requests_refused_total{tenant="bob"} 0\n' in page
 
 
 def metrics(server) -> dict[str, float]:

@@ -57,8 +57,9 @@ def add_arguments(parser) -> None:
                         help="the key that clients must send (default: ZSE_API_KEY); needed unless --host is loopback")
     parser.add_argument("--api-key-file", metavar="FILE",
                         help="read the keys of several tenants from a file, NAME KEY [WEIGHT] [rpm=N] [tpm=N] "
-                        "[concurrency=N] a line: WEIGHT is of the tenant's share of queue and engine (default: 1), the "
-                        "rest its quota")
+                        "[concurrency=N] [admin] [models=NAME,…] [routes=PATH,…] [expires=DATE] a line: WEIGHT is of the "
+                        "tenant's share of queue and engine (default: 1), then its quota, then what this key may do "
+                        "(admin: GET /metrics) and when it ends")
     parser.add_argument("--allowed-host", action="append", default=[], metavar="NAME",
                         help="a Host name to answer to besides localhost and IP addresses; may be repeated")
     parser.add_argument("--drain-timeout", type=number(float, 0), default=30.0, metavar="SECONDS",

@@ -16,6 +16,7 @@ from zse.server.keys import Key, quotas
 from zse.server.pool import Pool, Served
 from zse.server.quotas import Limiter
 from zse.server.routes import table
+from zse.server.tenants import Tenants
 
 
 class App:
@@ -31,6 +32,7 @@ class App:
         self.created = int(time.time())
         self.draining = False
         self.responses: Counter[tuple[str, int]] = Counter()    # (route, status) → answers; "" is no route of ours
+        self.tenants = Tenants()
         self.phases_ms: dict[str, float] = {}
         self._key, self._hosts, self._weights = key, hosts, dict(weights or {})
 
@@ -52,15 +54,24 @@ class App:
             raise APIError("not_found", "There is no such route; the API's paths begin with /v1/.")
         methods, request.parameters = found
         if any(route.scope != table.PUBLIC for route in methods.values()):
-            request.tenant = self._key.check(request.headers.get("authorization"))
+            request.tenant, request.access = self._key.check(request.headers.get("authorization"))
             request.connection.authenticated = True
         route = methods.get("GET" if request.method == "HEAD" else request.method)
         if route is None:
             allow = table.allowed(methods)
             raise APIError("method_not_allowed", f"This route takes {allow}.", headers=(("allow", allow),))
         request.route = route
+        self._check_access(request, route)
         if route.method == "POST":
             self._check_body_headers(request)
+
+    def _check_access(self, request: Request, route: table.Route) -> None:
+        if route.scope == table.PUBLIC:
+            return
+        access = request.access
+        if route.scope == table.ADMIN and not access.admin or (
+                access.routes is not None and route.scope == table.USER and route.path not in access.routes):
+            raise APIError("insufficient_permissions", "This key may not use this route.")
 
     def _check_body_headers(self, request: Request) -> None:
         kind, _, parameters = request.headers.get("content-type", "").partition(";")
@@ -79,14 +90,28 @@ class App:
         """An answer was given; status 0: the client left before it began."""
         route = request.route.path if request is not None and request.route is not None else ""
         self.responses[route, status] += 1
+        if request is not None:
+            self.tenants.answered(request.tenant, status)
 
     def check_accepting(self) -> None:
         if self.draining:
             raise shutting_down_error()
 
-    def find_model(self, name: str | None, param: str | None) -> Served:
-        """The model of that name; the default one for None. Raises APIError."""
-        model = self.pool.default if name is None else self.pool.find(name)
+    def models(self, request: Request) -> list[Served]:
+        """Those that the request's key may use, the default one first."""
+        allowed = request.access.models
+        return [model for model in self.pool.models if allowed is None or not allowed.isdisjoint(model.spec.names)]
+
+    def find_model(self, request: Request, name: str | None, param: str | None) -> Served:
+        """The model of that name; for None the first one that the key may use. Raises APIError, of which a key that is bound
+        to some models does not learn whether there are others."""
+        models = self.models(request)
+        if name is None and models:
+            return models[0]
+        model = None if name is None else self.pool.find(name)
+        allowed = request.access.models
+        if allowed is not None and model not in models and name not in allowed:
+            raise APIError("insufficient_permissions", "This key may not use this model.", param)
         if model is None:
             raise APIError("model_not_found", "This model is not served here; GET /v1/models lists what is.", param)
         return model

@@ -2,39 +2,53 @@
 
 import hashlib
 import hmac
+import math
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from zse.errors import ConfigError
 from zse.server.bind import is_ip
 from zse.server.errors import APIError
-from zse.server.keys import Key
+from zse.server.keys import OWNER, Access, Key
 
 SECRET_FILE, SECRET_BYTES = "salts.secret", 32
 
 
+class Caller(NamedTuple):
+    """Who sent a request: the tenant, "" where no key is needed, and what its key may do."""
+
+    tenant: str = ""
+    access: Access = OWNER
+
+
 class KeyCheck:
     """Compares bearer keys by SHA-256 and in constant time, with every key each time; the keys themselves are not kept.
-    No keys: none is needed."""
+    No keys: none is needed. clock: seconds since 1970."""
 
-    def __init__(self, keys: Iterable[Key] = ()):
+    def __init__(self, keys: Iterable[Key] = (), clock: Callable[[], float] = time.time):
+        self._clock = clock
         self.replace(keys)
 
     def replace(self, keys: Iterable[Key]) -> None:
         """From the next request on, on open connections too, these keys and no others are valid."""
-        self._digests = [(hashlib.sha256(key.key.encode()).digest(), key.tenant) for key in keys]
+        self._digests = [(hashlib.sha256(key.key.encode()).digest(), math.inf if key.expires is None else key.expires,
+                          Caller(key.tenant, key.access)) for key in keys]
 
     @property
     def needed(self) -> bool:
         return bool(self._digests)
 
-    def check(self, authorization: str | None) -> str:
-        """The tenant; "" where no key is needed. Raises APIError 401; text and time are the same whatever is wrong."""
+    def check(self, authorization: str | None) -> Caller:
+        """Whose key it is. Raises APIError 401; text and time are the same whatever is wrong."""
         if not self._digests:
-            return ""
+            return Caller()
         scheme, _, key = (authorization or "").partition(" ")
         digest = hashlib.sha256(key.strip().encode("latin-1")).digest()
-        found = [tenant for known, tenant in self._digests if hmac.compare_digest(digest, known)]
+        now = self._clock()
+        found = [caller for known, expires, caller in self._digests
+                 if hmac.compare_digest(digest, known) & (now < expires)]
         if not (found and scheme.lower() == "bearer"):
             raise APIError("invalid_api_key", "Give a valid API key in the header 'Authorization: Bearer KEY'.")
         return found[0]

@@ -32,6 +32,7 @@ CODES: dict[str, tuple[int, str, bool]] = {
     "chat_template_limit": (400, INVALID, False),
     "control_tokens_in_text": (400, INVALID, False),
     "invalid_api_key": (401, INVALID, False),
+    "insufficient_permissions": (403, "permission_error", False),
     "model_not_found": (404, INVALID, False),
     "not_found": (404, INVALID, False),
     "method_not_allowed": (405, INVALID, False),

@@ -21,7 +21,7 @@ class Request:
     """A request whose head has been read. headers: names in lower case; body: complete when a handler sees it."""
 
     __slots__ = ("method", "path", "query", "headers", "body", "id", "keep_alive", "http_10", "started", "connection",
-                 "route", "parameters", "status", "note", "refusal", "tenant", "more_headers")
+                 "route", "parameters", "status", "note", "refusal", "tenant", "access", "more_headers")
 
     def __init__(self, method: str, path: str, query: str, headers: dict[str, str], http_10: bool, keep_alive: bool,
                  connection: "Connection"):
@@ -33,6 +33,7 @@ class Request:
         self.route: Any = None  # routes.table.Route
         self.parameters: dict[str, str] = {}
         self.tenant = ""  # whose key it brought
+        self.access: Any = None  # keys.Access of that key
         self.more_headers: list[tuple[str, str]] = []  # of the answer, whatever it is
         self.status = 0
         self.note = ""  # what the access log says beside the status

@@ -10,6 +10,11 @@ from zse.errors import ConfigError
 DEFAULT_TENANT = "default"      # of a key that came without a name
 MAX_KEYS, MAX_FILE_BYTES, MAX_WEIGHT = 4096, 1 << 20, 1000.0
 MAX_QUOTA = 1_000_000_000
+# Of zse.server.routes.table, whose import would delay the engine's start; a test holds them to it.
+USER_ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models", "/v1/models/{model}",
+               "/v1/rerank", "/v1/score", "/v2/rerank")
+FORMAT = ("NAME KEY [WEIGHT] [rpm=N] [tpm=N] [concurrency=N] [admin] [models=NAME,…] [routes=PATH,…] "
+          "[expires=YYYY-MM-DD[THH:MM[:SS]Z]]")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -21,14 +26,28 @@ class Quota(NamedTuple):
     concurrency: int = 0
 
 
+class Access(NamedTuple):
+    """What a key may do. admin: see the whole server (GET /metrics). models, routes: names and paths that it may use; None:
+    all of them."""
+
+    admin: bool = False
+    models: frozenset[str] | None = None
+    routes: frozenset[str] | None = None
+
+
+OWNER = Access(admin=True)
+
+
 class Key(NamedTuple):
     """key: what the client sends. tenant: who pays for its requests. weight: of the tenant's share, above 0; None: 1, or
-    what --tenant-weight says."""
+    what --tenant-weight says. expires: seconds since 1970 from which on the key is not valid; None: never."""
 
     tenant: str
     key: str
     weight: float | None = None
     quota: Quota = Quota()
+    access: Access = Access()
+    expires: float | None = None
 
     def __repr__(self) -> str:
         return f"<Key of {self.tenant}>"    # the key must not get into a log or a traceback
@@ -38,12 +57,13 @@ def single(key: str) -> tuple[Key, ...]:
     """The one key of --api-key or ZSE_API_KEY. Raises ConfigError."""
     if not _is_key(key):
         raise ConfigError("the API key must be 1 to 4096 printable ASCII characters without spaces")
-    return (Key(DEFAULT_TENANT, key),)
+    return (Key(DEFAULT_TENANT, key, access=OWNER),)
 
 
 def read_file(path: str) -> tuple[Key, ...]:
-    """The keys of a file: `NAME KEY [WEIGHT] [rpm=N] [tpm=N] [concurrency=N]` a line, or a KEY alone; # begins a comment
-    line. A tenant may have several keys (to change one without a gap), all with the same weight and quota. Raises ConfigError, which names the line and never shows a key."""
+    """The keys of a file: `NAME KEY [WEIGHT] [WORD…]` a line, where words are those of FORMAT, or a KEY alone; # begins a
+    comment line. A tenant may have several keys (to change one without a gap, or for different ends), all with the same
+    weight and quota. Raises ConfigError, which names the line and never shows a key."""
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read(MAX_FILE_BYTES + 1)
@@ -61,7 +81,7 @@ def read_file(path: str) -> tuple[Key, ...]:
             key = _read_line(line.split())
             if any(other.key == key.key for other in keys):
                 raise ValueError("this key stands in an earlier line")
-            if first.setdefault(key.tenant, key)[2:] != key[2:]:
+            if first.setdefault(key.tenant, key)[2:4] != key[2:4]:
                 raise ValueError(f"{key.tenant} has another weight or quota in an earlier line")
             keys.append(key)
             if len(keys) > MAX_KEYS:
@@ -69,7 +89,7 @@ def read_file(path: str) -> tuple[Key, ...]:
         except ValueError as error:
             raise ConfigError(f"--api-key-file {path}, line {number}: {error}") from None
     if not keys:
-        raise ConfigError(f"--api-key-file {path}: no key in it; one line is NAME KEY [WEIGHT]")
+        raise ConfigError(f"--api-key-file {path}: no key in it; one line is {FORMAT}")
     return tuple(keys)
 
 
@@ -79,18 +99,46 @@ def _read_line(words: Sequence[str]) -> Key:
         raise ValueError("a key must be 1 to 4096 printable ASCII characters")
     if not _NAME.fullmatch(name):
         raise ValueError("the name must be 1 to 64 letters, digits, '.', '_' and '-'")
-    weight, quota = None, Quota()
+    weight, quota, access, expires = None, Quota(), Access(), None
     for word in words[2:]:
         field, equals, value = word.partition("=")
-        if not equals and weight is None:
+        if word == "admin" and not access.admin:
+            access = access._replace(admin=True)
+        elif not equals and weight is None and word != "admin":
             weight = _weight(word)
-        elif not equals or field not in Quota._fields or getattr(quota, field):
-            raise ValueError("not NAME KEY [WEIGHT] [rpm=N] [tpm=N] [concurrency=N]")
-        elif not (value.isascii() and value.isdigit() and 0 < int(value[:12]) <= MAX_QUOTA and len(value) <= 10):
-            raise ValueError(f"{field} must be a whole number from 1 to {MAX_QUOTA}")
-        else:
+        elif equals and field in Quota._fields and not getattr(quota, field):
+            if not (value.isascii() and value.isdigit() and 0 < int(value[:12]) <= MAX_QUOTA and len(value) <= 10):
+                raise ValueError(f"{field} must be a whole number from 1 to {MAX_QUOTA}")
             quota = quota._replace(**{field: int(value)})
-    return Key(name, key, weight, quota)
+        elif equals and field in ("models", "routes") and getattr(access, field) is None:
+            access = access._replace(**{field: _names(field, value)})
+        elif equals and field == "expires" and expires is None:
+            expires = _time(value)
+        else:
+            raise ValueError(f"not {FORMAT}")
+    return Key(name, key, weight, quota, access, expires)
+
+
+def _names(field: str, value: str) -> frozenset[str]:
+    names = frozenset(value.split(","))
+    if "" in names:
+        raise ValueError(f"{field} must be names with commas between")
+    if field == "routes":
+        if not names <= {*USER_ROUTES}:
+            raise ValueError(f"routes must be of {', '.join(USER_ROUTES)}")
+    return names
+
+
+def _time(text: str) -> float:
+    """Seconds since 1970 of a day's beginning or of a time, in UTC."""
+    from datetime import UTC, datetime
+
+    for form in ("%Y-%m-%d", "%Y-%m-%dT%H:%MZ", "%Y-%m-%dT%H:%M:%SZ"):
+        try:
+            return datetime.strptime(text, form).replace(tzinfo=UTC).timestamp()
+        except ValueError:
+            continue
+    raise ValueError("expires must be YYYY-MM-DD or YYYY-MM-DDTHH:MMZ, in UTC")
 
 
 def _weight(word: str) -> float:

@@ -36,9 +36,9 @@ async def measure(app, request: Request, read: Callable, prepare: Callable, chec
     quota = app.limiter.enter(request)
     long = len(request.body) > OFF_LOOP_BYTES
     asked = await maybe_in_thread(long, lambda: read(json_body.parse(bytes(request.body))))
-    served = app.find_model(asked.model, "model")
+    served = app.find_model(request, asked.model, "model")
     ticket = app.admission.reserve(1, len(request.body) // BYTES_PER_TOKEN, request.tenant)
-    watch = Watch(served.statistics, request.started, 1)
+    watch = Watch(served.statistics, request.started, 1, app.tenants.usage(request.tenant))
     channel = Channel(served.engine)
     failure = CANCELLED
     try:

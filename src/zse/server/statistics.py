@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from zse.engine.messages import Tokens
+from zse.server.tenants import Usage
 
 # Upper bounds of buckets, in seconds: a GPU's token takes milliseconds, a queue may hold somebody for minutes.
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -42,11 +43,14 @@ class Statistics:
 
 
 class Watch:
-    """One request, as it counts in its model's Statistics. started: time.monotonic() of its head. end() exactly once."""
+    """One request, as it counts in its model's Statistics and its tenant's Usage. started: time.monotonic() of its head.
+    end() exactly once."""
 
-    __slots__ = ("_last", "_num_choices", "_outcomes", "_started", "_statistics", "completion_tokens", "prompt_tokens")
+    __slots__ = ("_last", "_num_choices", "_outcomes", "_started", "_statistics", "_usage", "completion_tokens",
+                 "prompt_tokens")
 
-    def __init__(self, statistics: Statistics, started: float, num_choices: int):
+    def __init__(self, statistics: Statistics, started: float, num_choices: int, usage: Usage | None = None):
+        self._usage = usage
         self._statistics, self._started, self._num_choices = statistics, started, num_choices
         self._last: dict[int, float] = {}       # choice → time of its last tokens
         self._outcomes: Counter[str] = Counter()
@@ -84,3 +88,8 @@ class Watch:
         statistics.prompt_tokens += self.prompt_tokens
         statistics.cached_tokens += cached_tokens
         statistics.request_s.observe(time.monotonic() - self._started)
+        usage = self._usage
+        if usage is not None:
+            usage.prompt_tokens += self.prompt_tokens
+            usage.cached_tokens += cached_tokens
+            usage.completion_tokens += self.completion_tokens

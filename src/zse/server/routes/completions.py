@@ -63,11 +63,11 @@ async def _serve(app, request: Request, read: Callable[[dict], Completion], is_c
     quota = app.limiter.enter(request)
     long = len(request.body) > OFF_LOOP_BYTES
     completion = await maybe_in_thread(long, lambda: read(json_body.parse(bytes(request.body))))
-    served = app.find_model(completion.model, "model")
+    served = app.find_model(request, completion.model, "model")
     if completion.model is None:
         completion.model = served.name
     ticket = app.admission.reserve(completion.num_choices, len(request.body) // BYTES_PER_TOKEN, request.tenant)
-    watch = Watch(served.statistics, request.started, completion.num_choices)
+    watch = Watch(served.statistics, request.started, completion.num_choices, app.tenants.usage(request.tenant))
     job = Job(completion, is_chat, ("chatcmpl-" if is_chat else "cmpl-") + request.id.removeprefix("req_"),
               int(time.time()), [], ticket, watch, served.fingerprint)
     channel = Channel(served.engine)

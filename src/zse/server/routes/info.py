@@ -20,12 +20,12 @@ def _card(app, served) -> dict:
 
 async def models(app, request: Request) -> Response:
     """GET /v1/models"""
-    return json_response({"object": "list", "data": [_card(app, served) for served in app.pool.models]})
+    return json_response({"object": "list", "data": [_card(app, served) for served in app.models(request)]})
 
 
 async def model(app, request: Request) -> Response:
     """GET /v1/models/{model}"""
-    return json_response(_card(app, app.find_model(request.parameters["model"], None)) |
+    return json_response(_card(app, app.find_model(request, request.parameters["model"], None)) |
                          {"id": request.parameters["model"]})
 
 

@@ -6,6 +6,7 @@ from zse import __version__
 from zse.scheduler.waits import BOUNDS, NAMES
 from zse.server.exchange import Request, Response
 from zse.server.statistics import Histogram, Statistics
+from zse.server.tenants import METRICS
 
 _MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _STATES = ("unloaded", "loading", "loaded", "restarting", "failed", "stopping")
@@ -61,6 +62,9 @@ async def metrics(app, request: Request) -> Response:
                  status=str(status))
     page.add("zse_parked_engines", "gauge", "Engines without a model that are up.", app.pool.spares_ready)
     page.add("zse_parked_engine_loads_total", "counter", "Loads into a parked engine.", app.pool.num_spare_loads)
+    for metric in METRICS:
+        for tenant, usage in app.tenants.by_name.items():
+            page.add(metric.name, "counter", metric.help, getattr(usage, metric.field), tenant=tenant)
     for served in app.pool.models:
         _add_model(page, served)
     return Response(200, page.text().encode(), media_type=_MEDIA_TYPE)

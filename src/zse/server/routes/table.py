@@ -7,7 +7,8 @@ import msgspec
 from zse.server.exchange import Request, Response
 from zse.server.routes import completions, embeddings, info, metrics, relevance
 
-PUBLIC, USER = "public", "user"  # who may call: anybody, or the holder of a key when the server has one
+# Who may call: anybody; when the server has keys, the holder of one; or of one whose line says admin (--api-key is one).
+PUBLIC, USER, ADMIN = "public", "user", "admin"
 
 Handler = Callable[[object, Request], Awaitable[Response | None]]
 
@@ -31,7 +32,7 @@ ROUTES = (
     Route("GET", "/health/live", PUBLIC, info.live),
     Route("GET", "/health/ready", PUBLIC, info.ready),
     Route("GET", "/version", PUBLIC, info.version),
-    Route("GET", "/metrics", USER, metrics.metrics),
+    Route("GET", "/metrics", ADMIN, metrics.metrics),
 )
 
 _exact: dict[str, dict[str, Route]] = {}
