@@ -110,8 +110,10 @@ def _read_line(words: Sequence[str]) -> Key:
             if not (value.isascii() and value.isdigit() and 0 < int(value[:12]) <= MAX_QUOTA and len(value) <= 10):
                 raise ValueError(f"{field} must be a whole number from 1 to {MAX_QUOTA}")
             quota = quota._replace(**{field: int(value)})
-        elif equals and field in ("models", "routes") and getattr(access, field) is None:
-            access = access._replace(**{field: _names(field, value)})
+        elif equals and field == "models" and access.models is None:
+            access = access._replace(models=_names(field, value))
+        elif equals and field == "routes" and access.routes is None:
+            access = access._replace(routes=_names(field, value))
         elif equals and field == "expires" and expires is None:
             expires = _time(value)
         else:
