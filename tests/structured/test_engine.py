@@ -225,6 +225,37 @@ def test_the_grammar_process_dies_and_comes_back(engine, tokenizer):
     assert engine.counters()["grammar_process_restarts"] >= 1
 
 
+@pytest.mark.parametrize("warm", [True, False])
+def test_the_grammar_process_starts_in_idle_time(model, warm, monkeypatch):
+    """Not before the engine has been idle for a while; --no-warm-grammars leaves it to the first request."""
+    from zse.structured import service
+
+    monkeypatch.setattr(service, "IDLE_S", 0.0)
+    engine = load_engine(EngineConfig(model=str(model), threads=1, activations="f32", device="cpu", num_pages=16,
+                                      max_context=128, warm_grammars=warm), Phases(lambda: 0.0)).engine
+    now = [10.0]
+    engine._clock = lambda: now[0]
+
+    def idle(seconds):
+        now[0] += seconds
+        while engine.use_idle_time():
+            pass
+        return engine.grammars._grammars is not None
+
+    try:
+        assert not idle(0) and not idle(0.9)
+        engine.submit(1, [5], params(max_tokens=3, ignore_eos=True))
+        drain(engine)
+        assert not idle(0.2) and not idle(0.9) and idle(0.2) is warm
+        if warm:
+            pid = engine.grammars._grammars._pid
+            engine.counters()               # which ends what nobody wants any more
+            engine.submit(2, [5], params(max_tokens=60), options({"regex": "[a-d]{5}"}))
+            assert drain(engine)[2][1] == "stop" and engine.grammars._grammars._pid == pid
+    finally:
+        engine.close()
+
+
 def test_counters_of_masks(engine):
     before = engine.counters().get("masked_lines", 0)
     alone = RequestOptions(structure=read_structure({"regex": "[a-d]{5}"}), speculate=False)     # drafts have masks too

@@ -13,6 +13,7 @@ With slots of the host, a full page that is evicted moves there, and comes back 
 that are in device memory come those that are on the host.
 """
 
+from collections.abc import Iterable
 from itertools import islice
 
 from zse.cache.eviction import PAGE, Account, Eviction, Node
@@ -378,7 +379,11 @@ class PrefixCache:
             problems.append(f"{self.num_nodes} nodes counted, {len(found)} and {len(on_host)} found")
         if on_host != self.by_slot:
             problems.append(f"slots of the host: {sorted(on_host)} found, {sorted(self.by_slot)} listed")
-        for page, listed in enumerate(self._node_of):
+        pages: Iterable[int] = found
+        if self._node_of.count(None) != len(self._node_of) - len(found):
+            pages = range(len(self._node_of))       # a page too many is listed: which
+        for page in pages:
+            listed = self._node_of[page]
             if found.get(page) is not listed:
                 problems.append(f"page {page}: listed as {listed}, found {found.get(page)}")
             elif listed is not None and listed.is_idle != (references(page) == 0):

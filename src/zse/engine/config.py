@@ -67,6 +67,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     is any, or "auto". reserve_output: keep pages free for the reply that is expected. max_waiting_tokens: prompt tokens that may queue.
     quantize: "int4" or "int8": quantize dense matrices while loading. max_memory: bytes that weights, KV pages and
     scratch may take together. max_waiting: requests that may queue behind the running ones.
+    warm_grammars: start the process that structured output needs in idle time, before the first such request, and keep it.
     kv_layout: "paged", or "contiguous": each request reserves a whole context in a row, and nothing is shared (so there is
     no prefix cache).
     prefix_cache: keep the KV pages of prompts and replies for requests that begin alike. cache_policy: which of them go
@@ -93,6 +94,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     quantize: str | None = None
     max_memory: int | None = None
     max_waiting: int = 1024
+    warm_grammars: bool = True
     kv_layout: str = "paged"
     graphs: bool = True
     prefix_cache: bool = True
@@ -212,6 +214,7 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     deterministic: bool
     kv_layout: str
     graphs: bool
+    warm_grammars: bool
     prefix_cache: bool
     cache_policy: str
     host_slots: int
@@ -305,7 +308,7 @@ def resolve(config: EngineConfig, settings: Settings, *, device: str, model_cont
         model=config.model, device=device, threads=threads, max_context=max_context, max_rows=settings.max_rows,
         max_tokens_per_step=settings.max_tokens_per_step, num_pages=num_pages, activations=settings.activations,
         kv_dtype=settings.kv_dtype, max_waiting=config.max_waiting, kv_bytes=kv_bytes,
-        kv_layout=config.kv_layout, graphs=config.graphs,
+        kv_layout=config.kv_layout, graphs=config.graphs, warm_grammars=config.warm_grammars,
         prefix_cache=config.keeps_prefixes, cache_policy=config.cache_policy,
         host_slots=host_slots(config, page_bytes), cache_disk=config.cache_disk, cache_disk_size=config.cache_disk_size,
         deterministic=config.deterministic,

@@ -10,6 +10,7 @@ from typing import Any
 
 from zse.engine.beams import BeamQueue, OverSearch
 from zse.engine.grammars import GrammarQueue
+from zse.engine.integrity import IntegrityWatch
 from zse.engine.jobs import Job, JobQueue
 from zse.engine.messages import Ask
 from zse.engine.metrics import EngineMetrics
@@ -45,6 +46,7 @@ class Engine:
         self.beams = BeamQueue(scheduler)
         self._num_scores = 0
         self.grammars = GrammarQueue(scheduler, model, runner)
+        self.integrity = IntegrityWatch(scheduler)
 
     def submit(self, id: int, prompt: list[int], params: SamplingParams,
                options: RequestOptions = DEFAULT) -> None:
@@ -123,6 +125,8 @@ class Engine:
         if self.disk is not None:
             self.disk.finished(batch)
         outputs = self.scheduler.commit(batch, sampled)
+        self.integrity.stepped()
+        self.grammars.busy()
         self.metrics.record_step(num_prompt, sum([len(output.tokens) for output in outputs]), seconds)
         if self.speculator is not None:
             self.speculator.observe(batch, self.scheduler, seconds)
@@ -133,7 +137,7 @@ class Engine:
     def counters(self) -> dict[str, float]:
         """Totals since the start of everything that counts, by name, for the heartbeat."""
         totals = (self.scheduler.snapshot() | self.scheduler.waits.snapshot() | self.jobs.counters | self.grammars.counters()
-                  | self.beams.counters)
+                  | self.beams.counters | self.integrity.counters)
         if self.disk is not None:
             totals |= self.disk.snapshot()
         return totals if self.speculator is None else totals | self.speculator.counters(self.scheduler.counters)
@@ -178,7 +182,11 @@ class Engine:
 
     def use_idle_time(self) -> bool:
         """Do something that later requests would wait for, of some milliseconds; False when there is nothing left."""
-        return self.runner.record_ahead() or self.disk is not None and self.disk.idle()
+        if self.runner.record_ahead() or self.disk is not None and self.disk.idle():
+            return True
+        self.integrity.idle()
+        self.grammars.idle(self._clock())
+        return False
 
     def close(self) -> None:
         """Drop every request and free the device."""

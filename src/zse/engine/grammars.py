@@ -7,12 +7,18 @@ from zse.scheduler.batch import Output
 from zse.scheduler.scheduler import Scheduler
 
 IDLE_WAIT_S = 0.002     # in which nothing else happens while a grammar is compiled
+# The process starts ahead of requests in an engine that has been idle for so long: its vocabulary takes a core for 0.3 to
+# 2 s, which the first answers must not share.
+WARM_AFTER_S = 1.0
 
 
 class GrammarQueue:
-    """model: path, None: requests with a grammar are refused. The grammar process starts with the first of them."""
+    """model: path, None: requests with a grammar are refused. The grammar process starts with the first of them; where
+    `warm` is set, in idle time before, and stays for as long as the engine."""
 
     def __init__(self, scheduler: Scheduler, model: str | None, runner: Any):
+        self.warm = False
+        self._idle_since: float | None = None
         self._scheduler, self._model, self._runner = scheduler, model, runner
         self._grammars: Any = None
         self._waiting: dict[int, tuple] = {}        # id → arguments of Scheduler.submit
@@ -35,6 +41,28 @@ class GrammarQueue:
             lines = logit_rows(config.max_lines, config.max_tokens_per_step)
             self._grammars = Grammars(self._model, self._scheduler.vocab_size, self._scheduler.eos_ids, lines)
         self._grammars.start()
+
+    def idle(self, now: float) -> None:
+        """Nothing is to be done at `now`, in seconds."""
+        if not self.warm or self._grammars is not None:
+            return
+        if self._idle_since is None:
+            self._idle_since = now
+        elif now - self._idle_since >= WARM_AFTER_S:
+            from importlib.util import find_spec
+            if self._model is None or not self._scheduler.eos_ids or find_spec("llguidance") is None:
+                self.warm = False
+                return
+            try:
+                self.start()
+            except OSError as error:        # the first request with a grammar tries again, and says why
+                import logging
+                logging.getLogger("zse.engine").warning("the grammar process is not started yet: %s", error)
+                self.warm = False
+
+    def busy(self) -> None:
+        """Something is done."""
+        self._idle_since = None
 
     def submit(self, id: int, prompt: list[int], params, *, seed: int, now: float, options) -> None:
         """Queue a request until its grammar is compiled. Raises RequestError."""
@@ -98,7 +126,7 @@ class GrammarQueue:
         """What the grammar process counts. Asked with every heartbeat, which is when it may end for want of requests."""
         if self._grammars is None:
             return {}
-        if not self.num_live:
+        if not self.num_live and not self.warm:
             self._grammars.rest()
         return self._grammars.counters()
 

@@ -152,7 +152,9 @@ def _build(config: ResolvedConfig, device, model, plan):
     if config.speculation == "ngram":
         from zse.speculative.speculator import NgramSpeculator
         speculator = NgramSpeculator(config.draft_tokens, device.family, runner.runs_ahead)
-    return Engine(scheduler, runner, speculator=speculator, model=config.model)
+    engine = Engine(scheduler, runner, speculator=speculator, model=config.model)
+    engine.grammars.warm = config.warm_grammars
+    return engine
 
 
 def build_from_arguments(arguments: list[str], phases, opening=None):
