@@ -85,6 +85,21 @@ def test_one_late_step_changes_little():
     assert budget.tokens(4, 99) >= 8
 
 
+def test_replies_wait_as_for_their_slow_steps():
+    """Steps with drafts, and every fifth step that something held up, are what the bound is a multiple of."""
+    even, drafting, uneven = ChunkBudget(3.0), ChunkBudget(3.0), ChunkBudget(3.0)
+    for number in range(300):
+        even.observe(4, 0, 0.010)
+        drafting.observe(4, 0, 0.010 if number < 20 else 0.030, num_drafts=0 if number < 20 else 20)
+        uneven.observe(4, 0, 0.010 if number % 5 else 0.020)
+    for budget in (even, drafting, uneven):
+        for _ in range(10):
+            budget.observe(4, 20, 0.030)
+    assert even.tokens(4, 99) == 20
+    assert 78 <= drafting.tokens(4, 99) <= 80
+    assert 25 <= uneven.tokens(4, 99) <= 40
+
+
 def test_what_is_not_measured_yet_is_the_default():
     budget = ChunkBudget(3.0)
     assert budget.tokens(4, 77) == 77

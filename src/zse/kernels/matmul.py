@@ -176,53 +176,68 @@ def store_tile(out, bias, has_bias, acc, tile, part, rows, lanes):
                 out[r] = spill[r - row]
 
 
+@inline
+def multiply_pass(planes, inputs, bias, out, token, token_last, tile, first_part, rows, blocks, groups, group_blocks,
+                  has_bias, BITS, SYMMETRIC, GROUP, PARTS, TOKENS, WIDE):
+    """Parts first_part .. first_part + PARTS - 1 of a tile's rows for tokens token .. token + TOKENS - 1; those from
+    token_last on are computed as the one before and dropped. planes, inputs: the pointers of the tile's weights, and of
+    the activations."""
+    q, high, scale, offset = planes
+    aq, a_low, a_scale, a_sum = inputs
+    lanes = target.lanes
+    parts = [first_part + p for p in static(range(PARTS))]
+    at = [min(token + t, token_last - 1) for t in static(range(TOKENS))]
+    a_rows = [aq + at[t] * (blocks * 32) for t in static(range(TOKENS))]
+    low_rows = [a_low + at[t] * (blocks * 32) for t in static(range(TOKENS if WIDE else 0))]
+    sa_rows = [a_scale + at[t] * blocks for t in static(range(TOKENS))]
+    su_rows = [a_sum + at[t] * blocks for t in static(range(TOKENS))]
+    acc = [f32.x(lanes)(0) for _ in static(range(PARTS * TOKENS))]
+    if GROUP == 0:
+        for group in range(groups):
+            scales = [load_scales(scale, offset, group, part, lanes, BITS, SYMMETRIC, WIDE) for part in static(parts)]
+            for block in range(group * group_blocks, (group + 1) * group_blocks):
+                for p, part in enumerate(parts):
+                    w = unpack(q, high, block, part, lanes, BITS)
+                    accumulate(acc, p, w, scales[p], a_rows, low_rows, sa_rows, su_rows, block, BITS, GROUP)
+    else:
+        for block in range(blocks):
+            for p, part in enumerate(parts):
+                w = unpack(q, high, block, part, lanes, BITS)
+                if GROUP == 16:
+                    scales = [load_scales(scale, offset, block * 2 + half, part, lanes, BITS, SYMMETRIC, WIDE)
+                              for half in static(range(2))]
+                else:
+                    scales = load_scales(scale, offset, block, part, lanes, BITS, SYMMETRIC, WIDE)
+                accumulate(acc, p, w, scales, a_rows, low_rows, sa_rows, su_rows, block, BITS, GROUP)
+    for t in static(range(TOKENS)):
+        if token + t < token_last:
+            for p, part in enumerate(parts):
+                store_tile(out + at[t] * rows, bias, has_bias, acc[p * TOKENS + t], tile, part, rows, lanes)
+
+
 @kernel
 def matmul_int8(q: Ptr[i32, "const"], high: Ptr[i32, "const"], scale: Ptr[f16, "const"], offset: Ptr[f16, "const"],
                 aq: Ptr[i8, "const"], a_low: Ptr[i8, "const"], a_scale: Ptr[f32, "const"], a_sum: Ptr[f32, "const"], bias: Ptr[f32, "const"], out: Ptr[f32],
                 tokens: i64, rows: i64, blocks: i64, group_blocks: i64, has_bias: i64,
                 BITS: static, SYMMETRIC: static, GROUP: static, PARTS: static, TOKENS: static, WIDE: static):
     """WIDE: int16 activations, whose second byte is in a_low. GROUP: 16, 32, or 0 for any multiple of 32 (group_blocks * 32). PARTS: register parts of a tile computed in one pass over k.
-    blocks = K / 32. A grid block is (tile, group of TOKENS_PER_BLOCK tokens)."""
-    lanes = target.lanes
+    TOKENS: of a pass; what is left takes half as many where they fit. blocks = K / 32. A grid block is (tile, group of
+    TOKENS_PER_BLOCK tokens)."""
     tile = block_index(0)
     token_first = block_index(1) * TOKENS_PER_BLOCK
     token_last = min(token_first + TOKENS_PER_BLOCK, tokens)
-    q_tile = q + tile * blocks * (128 if BITS == 8 else 64)
-    high_tile = high + tile * blocks * {4: 0, 5: TILE, 6: 2 * TILE, 8: 0}[BITS]
     groups = blocks * 2 if GROUP == 16 else blocks if GROUP == 32 else blocks // group_blocks
-    scale_tile = scale + tile * groups * TILE
-    offset_tile = offset + tile * groups * TILE
-    for first_part in range(0, TILE // lanes, PARTS):
-        parts = [first_part + p for p in static(range(PARTS))]
+    planes = [q + tile * blocks * (128 if BITS == 8 else 64), high + tile * blocks * {4: 0, 5: TILE, 6: 2 * TILE, 8: 0}[BITS],
+              scale + tile * groups * TILE, offset + tile * groups * TILE]
+    inputs = [aq, a_low, a_scale, a_sum]
+    for first_part in range(0, TILE // target.lanes, PARTS):
         for token in range(token_first, token_last, TOKENS):
-            at = [min(token + t, token_last - 1) for t in static(range(TOKENS))]
-            a_rows = [aq + at[t] * (blocks * 32) for t in static(range(TOKENS))]
-            low_rows = [a_low + at[t] * (blocks * 32) for t in static(range(TOKENS if WIDE else 0))]
-            sa_rows = [a_scale + at[t] * blocks for t in static(range(TOKENS))]
-            su_rows = [a_sum + at[t] * blocks for t in static(range(TOKENS))]
-            acc = [f32.x(lanes)(0) for _ in static(range(PARTS * TOKENS))]
-            if GROUP == 0:
-                for group in range(groups):
-                    scales = [load_scales(scale_tile, offset_tile, group, part, lanes, BITS, SYMMETRIC, WIDE)
-                              for part in static(parts)]
-                    for block in range(group * group_blocks, (group + 1) * group_blocks):
-                        for p, part in enumerate(parts):
-                            w = unpack(q_tile, high_tile, block, part, lanes, BITS)
-                            accumulate(acc, p, w, scales[p], a_rows, low_rows, sa_rows, su_rows, block, BITS, GROUP)
+            if TOKENS > 1 and token_last - token <= TOKENS // 2:
+                multiply_pass(planes, inputs, bias, out, token, token_last, tile, first_part, rows, blocks, groups,
+                              group_blocks, has_bias, BITS, SYMMETRIC, GROUP, PARTS, max(TOKENS // 2, 1), WIDE)
             else:
-                for block in range(blocks):
-                    for p, part in enumerate(parts):
-                        w = unpack(q_tile, high_tile, block, part, lanes, BITS)
-                        if GROUP == 16:
-                            scales = [load_scales(scale_tile, offset_tile, block * 2 + half, part, lanes, BITS, SYMMETRIC, WIDE)
-                                      for half in static(range(2))]
-                        else:
-                            scales = load_scales(scale_tile, offset_tile, block, part, lanes, BITS, SYMMETRIC, WIDE)
-                        accumulate(acc, p, w, scales, a_rows, low_rows, sa_rows, su_rows, block, BITS, GROUP)
-            for t in static(range(TOKENS)):
-                if token + t < token_last:
-                    for p, part in enumerate(parts):
-                        store_tile(out + at[t] * rows, bias, has_bias, acc[p * TOKENS + t], tile, part, rows, lanes)
+                multiply_pass(planes, inputs, bias, out, token, token_last, tile, first_part, rows, blocks, groups,
+                              group_blocks, has_bias, BITS, SYMMETRIC, GROUP, PARTS, TOKENS, WIDE)
 
 
 @inline
@@ -329,7 +344,7 @@ def matmul_dense(w: Ptr["W", "const"], a: Ptr[f32, "const"], bias: Ptr[f32, "con
 
 # Tokens that share one pass over the weights; the smallest that covers a batch is taken. With int16 activations a token has two sums:
 # those of eight do not fit the registers. With f32 a weight is dequantized once per tile.
-TILES = {"int8": (1, 4, 8), "int16": (1, 4), "f32": (1, 8)}
+TILES = {"int8": (1, 8), "int16": (1, 4), "f32": (1, 8)}
 DENSE_TILES = {1: 2, 4: 2}       # tokens -> UNROLL: one for all, or a token's sum would depend on its batch
 DTYPES = {"f32": f32, "f16": f16, "bf16": bf16}
 

@@ -1,16 +1,19 @@
 """How many tokens a step runs, and how many of them are of prompts, from the measured times of steps.
 
 A step that decodes takes `decode_s`; with p prompt tokens it takes p * token_s more. Replies wait for at most `ratio`
-times decode_s when p = (ratio - 1) * decode_s / token_s, and the prompt has the rest of the machine: it takes
-ratio / (ratio - 1) times as long as alone, 1.5 times at a ratio of 3. The cost of a token grows along a prompt (attention
-looks at more), so the newest steps count most, and the rule is applied again before each step.
+times what their slow steps take when p = (ratio * slow_s - decode_s) / token_s, and the prompt has the rest of the
+machine: of even steps it takes ratio / (ratio - 1) times as long as alone, 1.5 times at a ratio of 3. The cost of a
+token grows along a prompt (attention looks at more), so the newest steps count most, and the rule is applied again
+before each step.
 """
 
 from zse.cache.pages import PAGE
 from zse.scheduler.policy import LEAST_MEASURED_SHARE, prefill_budget
 
-# Weights of the newest step. Decode steps are many and even; a mixed step tells the cost of the next.
+# Weights of the newest step. Decode steps are many and even; a mixed step tells the cost of the next. Slow steps are the
+# upper end of those without prompts, drafts included (an expectile of 0.8): the replies waited for them already.
 DECODE_STEP, TOKEN_STEP = 1 / 8, 1 / 2
+SLOWER_STEP, FASTER_STEP = 1 / 8, 1 / 32
 # A budget grows at most so much from one step to the next: a single quick step proves little.
 MAX_GROWTH = 2.0
 
@@ -21,19 +24,24 @@ class ChunkBudget:
 
     def __init__(self, ratio: float):
         self.ratio = ratio
-        self._decode_s: dict[int, float] = {}   # by the number of lines decoded, in powers of two
+        self._decode_s: dict[int, float] = {}   # by the number of rows that decode, in powers of two
+        self._slow_s: dict[int, float] = {}
         self.token_s = 0.0
         self._last = 0
 
-    def observe(self, num_decode: int, num_prompt: int, seconds: float) -> None:
-        """A step that decoded `num_decode` lines beside `num_prompt` prompt tokens took `seconds`."""
+    def observe(self, num_decode: int, num_prompt: int, seconds: float, num_drafts: int = 0) -> None:
+        """A step that decoded `num_decode` rows, with `num_drafts` drafts, beside `num_prompt` prompt tokens took
+        `seconds`."""
         size = num_decode.bit_length()
         if not num_prompt:
-            known = self._decode_s.get(size, seconds)
-            # One late step (another process had the core) must not count for many.
-            self._decode_s[size] = known + (min(seconds, 4 * known) - known) * DECODE_STEP
+            slow = self._slow_s.get(size, seconds)
+            self._slow_s[size] = slow + (min(seconds, 2 * slow) - slow) * (SLOWER_STEP if seconds > slow else FASTER_STEP)
+            if not num_drafts:
+                known = self._decode_s.get(size, seconds)
+                # One late step (another process had the core) must not count for many.
+                self._decode_s[size] = known + (min(seconds, 4 * known) - known) * DECODE_STEP
             return
-        decode_s = self._decode(size)
+        decode_s = _nearest(self._decode_s, size)
         if num_decode and decode_s is None:
             return
         token_s = max(seconds - (decode_s or 0.0) if num_decode else seconds, 0.05 * seconds) / num_prompt
@@ -43,12 +51,6 @@ class ChunkBudget:
             token_s = self.token_s + (min(token_s, 4 * self.token_s) - self.token_s) * TOKEN_STEP
         self.token_s = token_s
         self._last = num_prompt
-
-    def _decode(self, size: int) -> float | None:
-        """Seconds of a decode step of this size, or of the nearest that is known."""
-        if size in self._decode_s or not self._decode_s:
-            return self._decode_s.get(size)
-        return self._decode_s[min(self._decode_s, key=lambda other: abs(other - size))]
 
     def alone_s(self, num_decode: int, num_prompt: int) -> float:
         """What a step of these alone is likely to take."""
@@ -61,11 +63,12 @@ class ChunkBudget:
         return seconds + self.token_s * num_prompt
 
     def tokens(self, num_decode: int, default: int) -> int:
-        """Prompt tokens for a step that decodes `num_decode` lines."""
-        decode_s = self._decode(num_decode.bit_length())
-        if decode_s is None or not self.token_s:
+        """Prompt tokens for a step that decodes `num_decode` rows."""
+        size = num_decode.bit_length()
+        decode_s, slow_s = _nearest(self._decode_s, size), _nearest(self._slow_s, size)
+        if decode_s is None or slow_s is None or not self.token_s:
             return default
-        wanted = (self.ratio - 1) * decode_s / self.token_s
+        wanted = (max(slow_s, decode_s) * self.ratio - decode_s) / self.token_s + 1e-6    # 20, not 19.999
         if self._last:
             wanted = min(wanted, MAX_GROWTH * max(self._last, default))
         return int(wanted)
@@ -102,7 +105,14 @@ class StepBudget:
             tokens = max(self.chunks.tokens(num_decode, tokens), int(self.max_tokens * LEAST_MEASURED_SHARE), 1)
         return tokens
 
-    def observe(self, num_decode: int, num_prompt: int, seconds: float) -> None:
-        """A step without drafts took `seconds`."""
+    def observe(self, num_decode: int, num_prompt: int, seconds: float, num_drafts: int) -> None:
+        """A step took `seconds`."""
         if self.chunks is not None:
-            self.chunks.observe(num_decode, num_prompt, seconds)
+            self.chunks.observe(num_decode, num_prompt, seconds, num_drafts)
+
+
+def _nearest(times: dict[int, float], size: int) -> float | None:
+    """The seconds of this size, or of the nearest that is known."""
+    if size in times or not times:
+        return times.get(size)
+    return times[min(times, key=lambda other: abs(other - size))]
