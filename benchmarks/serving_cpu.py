@@ -7,9 +7,11 @@ median of the rounds counts; what else runs on the machine hits both. Exit code 
 
 batching    tokens a second of a burst, continuous over static batching: at least 1.5. Eight rows; 42 of 48 replies have 16
             tokens, the others 384. (A step of a CPU takes about as long as its rows: what static batching loses is the time in which a
-            few long replies read the weights alone.) infer's burst, whose replies all have 128 to 256 tokens, is shown beside it.
+            few long replies read the weights alone. Drafts fill such steps too, so there are none here; with them it is shown beside
+            it, as is infer's burst, whose replies all have 128 to 256 tokens.)
 chunked     four replies run when a prompt of 4,096 tokens arrives: p99 of their times between tokens until its first token, over p99
-            without it: at most 3. The prompt's time to its first token over the same on an idle server: at most 1.5.
+            without it: at most 3. The prompt's time to its first token over the same on an idle server: at most 1.5. As the server
+            is (replies of random prompts repeat themselves and have drafts, so their steps are long), and without drafts.
 prefix      time to the first token of a prompt of 1,040 tokens, 1,024 of which are cached, over the same with nothing cached: at most
             0.1.
 ngram       tokens a second with prompt lookup over without: at least 1.5 where a text is to be repeated; at least 0.97 on a story, for
@@ -110,13 +112,15 @@ def speed(outcome: Outcome) -> float:
 
 
 def batching(args):
-    for workload, bar in ((BURST, (">=", 1.5)), (WORKLOADS["paged_attention"], None)):
-        rates = {"continuous": [], "static": []}
+    for workload, speculation, bar in ((BURST, "none", (">=", 1.5)), (BURST, "ngram", None), (WORKLOADS["paged_attention"], "none", None)):
+        rates: dict[str, list[float]] = {"continuous": [], "static": []}
         for number in range(args.rounds if bar else 1):
             for kind, found in rates.items():
-                with serve(args, "--max-rows", "8", "--max-context", "1024", "--batching", kind, "--no-prefix-cache") as server:
+                with serve(args, "--max-rows", "8", "--max-context", "1024", "--batching", kind, "--no-prefix-cache",
+                           "--speculation", speculation) as server:
                     found.append(asyncio.run(_burst(server, workload, number)))
-        yield (f"continuous over static, {workload.name}", statistics.median(rates["continuous"]) / statistics.median(rates["static"]), bar)
+        drafts = ", with drafts" if speculation == "ngram" else ""
+        yield (f"continuous over static, {workload.name}{drafts}", statistics.median(rates["continuous"]) / statistics.median(rates["static"]), bar)
 
 
 async def _burst(server: Server, workload: Workload, seed: int) -> float:
@@ -138,15 +142,18 @@ async def _burst(server: Server, workload: Workload, seed: int) -> float:
 
 
 def chunked(args):
-    with serve(args, "--max-context", "8192", "--no-prefix-cache") as server:
-        ratios = [asyncio.run(_chunked(server, number)) for number in range(args.rounds)]
-    for index, (what, bar) in enumerate((("others' ITL p99 beside a prompt of 4,096 over idle", ("<=", 3)),
-                                         ("the prompt's TTFT beside four replies over alone", ("<=", 1.5)))):
-        yield what, statistics.median(ratio[index] for ratio in ratios), bar
-    yield "TTFT of 4,096 tokens alone, s", statistics.median(ratio[2] for ratio in ratios), None
+    for speculation in ("auto", "none"):
+        with serve(args, "--max-context", "8192", "--no-prefix-cache", "--speculation", speculation) as server:
+            ratios = [asyncio.run(_chunked(server, number)) for number in range(args.rounds)]
+        drafts = ", no drafts" if speculation == "none" else ""
+        for index, (what, bar) in enumerate((("others' ITL p99 beside a prompt of 4,096 over idle", ("<=", 3)),
+                                             ("the prompt's TTFT beside four replies over alone", ("<=", 1.5)))):
+            yield what + drafts, statistics.median(ratio[index] for ratio in ratios), bar
+        yield f"TTFT of 4,096 tokens alone, s{drafts}", statistics.median(ratio[2] for ratio in ratios), None
+        yield f"others' ITL p99 idle, ms{drafts}", statistics.median(ratio[3] for ratio in ratios), None
 
 
-async def _chunked(server: Server, seed: int) -> tuple[float, float, float]:
+async def _chunked(server: Server, seed: int) -> tuple[float, float, float, float]:
     alone = (await ask(server, 2, prompt=ids(4096, 10 + seed), ignore_eos=True)).ttft_ms
     running = [Outcome(0.0) for _ in range(4)]
     tasks = [asyncio.create_task(ask(server, 7000, prompt=ids(64, 20 + 10 * seed + number), ignore_eos=True, outcome=outcome))
@@ -165,7 +172,8 @@ async def _chunked(server: Server, seed: int) -> tuple[float, float, float]:
         for before, after in pairwise(outcome.clocks_s):
             if before >= begin and after <= first:
                 gaps[after > sent].append(1000 * (after - before))
-    return percentile(gaps[True], 99) / percentile(gaps[False], 99), prompt.ttft_ms / alone, alone / 1000
+    idle = percentile(gaps[False], 99)
+    return percentile(gaps[True], 99) / idle, prompt.ttft_ms / alone, alone / 1000, idle
 
 
 def prefix(args):
