@@ -181,7 +181,7 @@ def test_a_job_that_gives_numbers_that_are_not_finite_fails_alone(engine_of, tmp
 
 def test_refusals():
     engine = make_engine(max_waiting=2)
-    engine.scheduler.loans.borrow = lambda count, arrival: None
+    engine.scheduler.loans.borrow = lambda count, job: None
     for ids, ask, code in (([], Ask("mean"), "invalid_value"), ([COUNTED], Ask("mean"), "invalid_token_id"),
                            ([1] * 257, Ask("mean"), "context_length_exceeded"), ([1], Ask("targets"), "invalid_value"),
                            ([1], Ask("targets", targets=(-1,)), "invalid_token_id"),
@@ -206,7 +206,7 @@ def test_a_deadline_that_passes_in_the_queue():
     now = [0.0]
     engine = make_engine()
     engine._clock = lambda: now[0]
-    engine.scheduler.loans.borrow = lambda count, arrival: None
+    engine.scheduler.loans.borrow = lambda count, job: None
     engine.measure(1, [1], Ask("mean"), RequestOptions(deadline_ms=100))
     engine.step()
     assert engine.over_jobs() == []
@@ -221,3 +221,56 @@ def test_the_longest_sequence_and_more_jobs_than_rows(engine_of):
     ids = prompt(CONTEXT)
     results = measure(engine, (ids, Ask("last")), *((ids[:9 + end], Ask("mean")) for end in range(20)))
     assert len(results) == 21 and all(np.isfinite(vector(result)).all() for result in results)
+
+
+def test_a_flood_of_one_tenant_does_not_keep_back_anothers_job(engine_of):
+    engine = engine_of()
+    for id in range(30):
+        engine.measure(id, prompt(40, id), Ask("mean"), RequestOptions(tenant="a", priority=10))
+    engine.measure(30, prompt(40), Ask("mean"), RequestOptions(tenant="b"))
+    order = []
+    while engine.has_work:
+        engine.step()
+        order += [job.id for job in engine.over_jobs()]
+        assert engine.jobs.check_integrity() == []
+    assert sorted(order) == list(range(31)) and order.index(30) < 12
+    assert not engine.scheduler.life.queue.tenants
+
+
+def test_a_long_job_leaves_room_in_a_chunk_for_another_tenant():
+    engine = make_engine(max_tokens=32)
+    jobs = engine.jobs
+    long, short = (jobs.submit(id, [1] * length, Ask("mean"), RequestOptions(tenant=tenant))
+                   for id, length, tenant in ((1, 200, "a"), (2, 5, "b")))
+    assert jobs._share_out([long], 32) == [32]
+    assert jobs._share_out([long, short], 32) == [27, 5]
+    short.tokens *= 20
+    assert jobs._share_out([long, short], 32) == [16, 16]
+    third = jobs.submit(3, [1] * 50, Ask("mean"), RequestOptions(tenant="b", weight=3.0))
+    assert jobs._share_out([long, short, third], 32) == [8, 24, 0]
+    assert jobs._share_out([long, third], 1) == [1, 0]
+
+
+def test_a_prompt_with_log_probabilities_is_computed_once(engine_of):
+    engine = engine_of()
+    ids = prompt(50)
+    engine.measure(1, ids, Ask("logprobs", top=2))
+    drain(engine)
+    cached = {}
+    for id, options in ((2, RequestOptions()), (3, RequestOptions(cache_salt="other"))):
+        engine.submit(id, ids, SamplingParams(max_tokens=8, temperature=0.0), options)
+        replies = []
+        while engine.has_work:
+            for output in engine.step():
+                cached[id] = cached.get(id, 0) + output.cached_tokens
+                replies += output.tokens
+        cached[id] = cached[id], replies
+    assert cached[2][0] == len(ids) - 1 and cached[3][0] == 0
+    assert cached[2][1] == cached[3][1] and engine.scheduler.check_integrity() == []
+
+
+@pytest.mark.parametrize("ask", [Ask("mean"), Ask("logprobs", first=20), Ask("last")], ids=lambda ask: ask.what)
+def test_what_is_not_known_to_be_finite_is_not_cached(engine_of, ask):
+    engine = engine_of()
+    measure(engine, (prompt(50), ask))
+    assert engine.scheduler.cache.prefix.num_nodes == 0

@@ -218,6 +218,9 @@ class GroupedCacheManager(CacheManager):
             if leaf is not None and leaf.page == table[parent.depth]:
                 self._kept.attach(leaf, windows.at(parent.depth))
 
+    def adopt(self, tokens: array, length: int, pages: list[int], salt: "Salt") -> None:
+        """Nothing: what a job leaves of windowed pages is not known here."""
+
     def detach(self, sequence: int) -> list[int]:
         windows = self._windows.pop(sequence, None)
         return super().detach(sequence) + (windows.held() if windows is not None else [])

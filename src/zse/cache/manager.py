@@ -199,20 +199,29 @@ class CacheManager:
             return
         if node is None:
             node = prefix.root(salt)
-        table = self._tables[sequence]
-        data = tokens[node.depth * PAGE:length].tobytes()
+        node = self._enter(node, tokens[node.depth * PAGE:length].tobytes(), self._tables[sequence], partial)
+        if node.depth:
+            self._last[sequence] = node
+
+    def _enter(self, node: Node, data: bytes, table: list[int], partial: bool) -> Node:
+        """Enter the pages of a table that have the tokens in `data`, behind those of `node`; the last full page's node."""
+        prefix: PrefixCache = self.prefix       # type: ignore[assignment]
         at, end = 0, len(data)
         while end - at >= 4 * PAGE:
             child = prefix.enter(node, data[at:at + 4 * PAGE], table[node.depth])
             if child is None:
-                break
+                return node
             node = child
             at += 4 * PAGE
-        else:
-            if partial and end > at:
-                prefix.enter(node, data[at:], table[node.depth])
-        if node.depth:
-            self._last[sequence] = node
+        if partial and end > at:
+            prefix.enter(node, data[at:], table[node.depth])
+        return node
+
+    def adopt(self, tokens: array, length: int, pages: list[int], salt: "Salt") -> None:
+        """The keys and values of tokens[:length] stand in `pages`, which belong to no sequence but are held, and are
+        sound: others may use them from now on."""
+        if self.prefix is not None and length:
+            self._enter(self.prefix.root(salt), tokens[:length].tobytes(), pages, partial=True)
 
     def distrust(self, sequence: int) -> None:
         """What the sequence wrote may not be finite: nobody shares it from now on. The pages that it began with gave

@@ -122,6 +122,8 @@ class Engine:
         if seconds > STEP_TARGET_S or (self.scheduler.is_limited and num_prompt):
             self.scheduler.limit_step(int(batch.num_tokens * STEP_TARGET_S / max(seconds, 1e-6)))
         self.scheduler.observe(batch, seconds)
+        if self.jobs.has_work:
+            self.scheduler.job_turns.requests_ran(seconds)
         if self.disk is not None:
             self.disk.finished(batch)
         outputs = self.scheduler.commit(batch, sampled)

@@ -1,8 +1,12 @@
 """Jobs: forwards without sampling beside the requests: embeddings, log-probabilities of a prompt, of chosen tokens.
 
 A chunk of the jobs at the head of the queue runs between two steps, as long as a chunk of a prompt would be, on pages
-that are borrowed from the requests' pool. A job that finds too few pages waits; it and the requests are given pages in
-the order in which they came.
+that are borrowed from the requests' pool. What a job uses counts as its tenant's: tenants take turns with jobs as with
+requests, a job and the requests get pages in one order (scheduler/loans.py), and beside other tenants' requests chunks
+have their tenants' share of the time (scheduler/turns.py).
+
+Jobs compute all of their tokens: what they want of most of them, a hidden state or a line of logits, is in no cache. But
+a prompt whose log-probabilities were all finite is left to the prefix cache, for the reply to it.
 """
 
 import math
@@ -54,6 +58,7 @@ class JobQueue:
 
     def __init__(self, scheduler, runner, max_waiting: int = 1024):
         self._scheduler, self._runner, self.max_waiting = scheduler, runner, max_waiting
+        self._queue, self._turns = scheduler.life.queue, scheduler.job_turns
         self._jobs: dict[int, Job] = {}
         self._waiting: list[Job] = []
         self._active: list[Job] = []
@@ -86,6 +91,7 @@ class JobQueue:
             raise
         job = self._jobs[id] = Job(id, tokens, ask, options, arrival, now, keeps_logits)
         insort(self._waiting, job, key=Job.order)
+        self._queue.job_came(job)
         self.counters["jobs_submitted"] += 1
         return job
 
@@ -124,6 +130,8 @@ class JobQueue:
         if not self._jobs:
             return False
         self._drop_late(now)
+        if only is None and not self._turns.may_run():
+            return False
         self._admit()
         pieces = self._pieces(only)
         if not pieces:
@@ -136,6 +144,7 @@ class JobQueue:
         self._read(forwards, pieces)
         seconds = time.perf_counter() - started
         count = sum(piece.num_tokens for _, piece in pieces)
+        self._turns.jobs_ran(seconds)
         self.counters["job_tokens"] += count
         if seconds > CHUNK_TARGET_S:
             self._scheduler.limit_step(int(count * CHUNK_TARGET_S / seconds))
@@ -158,29 +167,50 @@ class JobQueue:
         """Pages and a row for the jobs at the head of the queue, as far as both are there."""
         scheduler = self._scheduler
         while self._waiting and self._free_rows:
-            job = self._waiting[0]
+            job = self._next()
             count = scheduler.cache.pages_needed(len(job.tokens))
             held = sum(len(active.pages) for active in self._active)
             if self._active and held + count > PAGE_SHARE * scheduler.cache.num_pages:
                 return
-            pages = scheduler.loans.borrow(count, job.arrival)
+            pages = scheduler.loans.borrow(count, job)
             if pages is None:
                 return
             job.pages, job.row = pages, self._free_rows.pop()
-            self._active.append(self._waiting.pop(0))
+            self._waiting.remove(job)
+            self._active.append(job)
+            self._queue.job_started(job, len(job.tokens))
+
+    def _next(self) -> Job:
+        """Of the tenant that is furthest behind, its first."""
+        if len(self._queue.tenants) == 1:
+            return self._waiting[0]
+        return min(self._waiting, key=lambda job: (self._queue.tenant_of(job).virtual, job.order()))
 
     def _pieces(self, only: Job | None) -> list[tuple[Job, Piece]]:
         budget = self._scheduler.job_tokens()
         if only is not None:
             # Its lines are read in one pass: see Engine.score.
             budget = min(budget, self._runner.forwards.max_lines)
-        pieces = []
-        for job in self._active:
-            if budget and (only is None and not job.keeps_logits or job is only):
-                count = min(len(job.tokens) - job.computed_len, budget)
-                pieces.append((job, Piece(job.tokens, job.computed_len, count, job.pages, job.row)))
+        jobs = [job for job in self._active if (job is only if only is not None else not job.keeps_logits)]
+        counts = self._share_out(jobs, budget)
+        return [(job, Piece(job.tokens, job.computed_len, count, job.pages, job.row))
+                for job, count in zip(jobs, counts, strict=True) if count]
+
+    def _share_out(self, jobs: list[Job], budget: int) -> list[int]:
+        """Tokens of a chunk for each job: its tenant's part, oldest first, then what others leave of theirs."""
+        tenants = {tenant.name: tenant for tenant in map(self._queue.tenant_of, jobs)}
+        weights = sum(tenant.weight for tenant in tenants.values())
+        parts = {name: math.ceil(budget * tenant.weight / weights) for name, tenant in tenants.items()}
+        counts = [0] * len(jobs)
+        for is_rest in (False, True):
+            for index, job in enumerate(jobs):
+                name = self._queue.name_of(job)
+                most = budget if is_rest else min(budget, parts[name])
+                count = min(len(job.tokens) - job.computed_len - counts[index], most)
+                counts[index] += count
+                parts[name] -= count
                 budget -= count
-        return pieces
+        return counts
 
     def _read(self, forwards, pieces: list[tuple[Job, Piece]]) -> None:
         """What the jobs asked of a chunk that has run."""
@@ -241,6 +271,9 @@ class JobQueue:
                 self._fail_numerical(job)
                 return
             vector = total.astype("<f4").tobytes()
+        if ask.what == "logprobs" and not ask.first and not job.keeps_logits:
+            # Nothing was read of the last token: it is not known to be sound.
+            self._scheduler.cache.adopt(job.tokens, len(job.tokens) - 1, job.pages, job.options.salt)
         job.result = Measured(job.id, len(job.tokens), vector,
                               None if vector is not None or job.keeps_logits else job.logprobs)
         self.counters["jobs_finished"] += 1
@@ -264,11 +297,13 @@ class JobQueue:
         del self._jobs[job.id]
         if job.row < 0:
             self._waiting.remove(job)
-            self._scheduler.loans.withdraw(job.arrival)
+            self._scheduler.loans.withdraw(job)
+            self._queue.job_left(job, 0)
             return
         self._active.remove(job)
         self._free_rows.append(job.row)
         self._scheduler.loans.give_back(job.pages)
+        self._queue.job_left(job, len(job.tokens) - job.computed_len)
         job.row = -1
 
     def live_ids(self) -> list[int]:
@@ -277,6 +312,8 @@ class JobQueue:
     def check_integrity(self) -> list[str]:
         """What is wrong, one line each."""
         problems = []
+        if sum(tenant.jobs for tenant in self._queue.tenants.values()) != len(self._jobs):
+            problems.append("tenants have not as many jobs as there are")
         if sorted([job.row for job in self._active] + self._free_rows) != list(range(JOB_ROWS)):
             problems.append("a job's row is lost or shared")
         if {*self._waiting, *self._active} != set(self._jobs.values()):

@@ -203,6 +203,8 @@ class LLM:
         params = self._params_of(params, len(several))
         ids = [self._encode(prompt) for prompt in several]
         options = self._options_of(structure)
+        # First: the replies find in the prefix cache what this computes.
+        measured = self._measure_prompts(ids, params)
         replies = []
         try:
             for prompt, wanted in zip(ids, params, strict=True):
@@ -215,13 +217,18 @@ class LLM:
             for reply in replies:
                 reply.close()
         outputs = [reply.output() for reply in replies]
-        asked = [index for index, wanted in enumerate(params) if wanted.prompt_logprobs is not None]
-        if asked:
-            from zse.engine.messages import Ask
-            asks = [Ask("logprobs", top=params[index].prompt_logprobs) for index in asked]
-            for index, result in zip(asked, self._measure([ids[index] for index in asked], asks), strict=True):
-                outputs[index] = outputs[index]._replace(prompt_logprobs=result.logprobs)
+        for index, result in measured.items():
+            outputs[index] = outputs[index]._replace(prompt_logprobs=result.logprobs)
         return outputs
+
+    def _measure_prompts(self, ids: list[list[int]], params: "list[SamplingParams]") -> dict:
+        """The Measured of those prompts whose log-probabilities are wanted, by index."""
+        asked = [index for index, wanted in enumerate(params) if wanted.prompt_logprobs is not None]
+        if not asked:
+            return {}
+        from zse.engine.messages import Ask
+        asks = [Ask("logprobs", top=params[index].prompt_logprobs or 0) for index in asked]
+        return dict(zip(asked, self._measure([ids[index] for index in asked], asks), strict=True))
 
     def stream(self, prompt: "Prompt", params: "SamplingParams | None" = None, *,
                structure: "Form" = None) -> "Iterator[Delta]":

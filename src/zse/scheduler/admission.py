@@ -10,7 +10,7 @@ from zse.scheduler.request import Request
 
 
 class Admission:
-    """loans: pages that requests leave to jobs which came earlier."""
+    """loans: pages that requests leave to jobs which go ahead of them."""
 
     def __init__(self, life: Lifecycle, loans: PageLoans, policy: Policy):
         self._life, self._loans, self._policy = life, loans, policy

@@ -2,12 +2,14 @@
 
 Start-time fair queueing (Goyal, Vin, Cheng 1996) between tenants: each has a virtual time, which admissions advance by
 tokens / weight, and the one that is furthest behind goes next. A tenant that comes back starts at the present, so that
-idling earns nothing. Within a tenant: policy.due_time.
+idling earns nothing. Within a tenant: policy.due_time. Jobs (engine/jobs.py) queue elsewhere; what they use counts here.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
+from zse.scheduler.options import RequestOptions
 from zse.scheduler.policy import age_order
 from zse.scheduler.request import Request
 
@@ -15,19 +17,27 @@ RECENT_S = 60.0         # so long a row is kept for a tenant that was there
 MAX_REMEMBERED = 256    # tenants that have gone, before those whose time has passed are forgotten
 
 
-class Tenant:
-    """virtual: tokens had / weight. waiting: in age_order. rows: of the engine, held by running requests."""
+class Claimant(Protocol):
+    """A Request, or a job beside the requests."""
 
-    __slots__ = ("name", "rows", "virtual", "waiting", "weight")
+    options: RequestOptions
+    arrival: int
+
+
+class Tenant:
+    """virtual: tokens had / weight. waiting: in age_order. rows: of the engine, held by running requests. jobs: that wait
+    or run."""
+
+    __slots__ = ("jobs", "name", "rows", "virtual", "waiting", "weight")
 
     def __init__(self, name: str, weight: float, virtual: float):
         self.name, self.weight, self.virtual = name, weight, virtual
         self.waiting: list[Request] = []
-        self.rows = 0
+        self.rows = self.jobs = 0
 
     @property
     def is_idle(self) -> bool:
-        return not self.waiting and not self.rows
+        return not self.waiting and not self.rows and not self.jobs
 
 
 class WaitingQueue:
@@ -35,7 +45,7 @@ class WaitingQueue:
 
     def __init__(self, weights: dict[str, float], is_fair: bool):
         self._weights, self._is_fair = weights, is_fair
-        self.tenants: dict[str, Tenant] = {}    # those that have a request, waiting or running
+        self.tenants: dict[str, Tenant] = {}    # those that have a request or job, waiting or running
         self._virtual_now = 0.0                 # of the admission last made
         self._ahead: dict[str, float] = {}      # virtual times of tenants that left ahead of it
         self._seen: dict[str, float] = {}       # when a tenant's request was submitted last
@@ -49,9 +59,9 @@ class WaitingQueue:
         for tenant in self.tenants.values():
             yield from tenant.waiting
 
-    def name_of(self, request: Request) -> str:
-        """The tenant that the request counts for."""
-        return request.options.tenant if self._is_fair else ""
+    def name_of(self, claimant: Claimant) -> str:
+        """The tenant that the request or job counts for."""
+        return claimant.options.tenant if self._is_fair else ""
 
     def seen(self, request: Request, now: float) -> None:
         """The request was submitted now."""
@@ -71,19 +81,29 @@ class WaitingQueue:
             return running
         return sorted(running, key=lambda request: (tenant := self.tenant_of(request)).rows / tenant.weight)
 
-    def tenant_of(self, request: Request) -> Tenant:
-        return self.tenants[self.name_of(request)]
+    def tenant_of(self, claimant: Claimant) -> Tenant:
+        return self.tenants[self.name_of(claimant)]
 
-    def add(self, request: Request) -> None:
-        """A request that waits, new or again."""
-        name = self.name_of(request)
+    def goes_first(self, first: Claimant, second: Claimant) -> bool:
+        """Whether `first` goes ahead of `second`: its tenant is further behind, or the same and it came before."""
+        mine, other = self.tenant_of(first).virtual, self.tenant_of(second).virtual
+        return first.arrival < second.arrival if mine == other else mine < other
+
+    def _come(self, claimant: Claimant) -> Tenant:
+        """The tenant of what has come, which may be its first."""
+        name = self.name_of(claimant)
         tenant = self.tenants.get(name)
-        weight = request.options.weight
+        weight = claimant.options.weight
         if tenant is None:
             virtual = max(self._virtual_now, self._ahead.pop(name, 0.0))
             tenant = self.tenants[name] = Tenant(name, weight or self._weights.get(name, 1.0), virtual)
         elif weight is not None:
             tenant.weight = weight
+        return tenant
+
+    def add(self, request: Request) -> None:
+        """A request that waits, new or again."""
+        tenant = self._come(request)
         insort(tenant.waiting, request, key=age_order)
         self._length += 1
         self.num_tokens += len(request.tokens)
@@ -125,7 +145,27 @@ class WaitingQueue:
 
     def left(self, request: Request) -> None:
         """It waits no more and runs no more."""
-        tenant = self.tenant_of(request)
+        self._forget_idle(self.tenant_of(request))
+
+    def job_came(self, job: Claimant) -> None:
+        """A job waits beside the requests."""
+        self._come(job).jobs += 1
+
+    def job_started(self, job: Claimant, tokens: int) -> None:
+        """It is going to use `tokens` tokens of the engine."""
+        tenant = self.tenant_of(job)
+        # Jobs have rows of their own, and may start while others are further behind: the present is where those are.
+        self._virtual_now = max(self._virtual_now, min(other.virtual for other in self.tenants.values()))
+        tenant.virtual += tokens / tenant.weight
+
+    def job_left(self, job: Claimant, unused: int) -> None:
+        """It has gone, and left `unused` of the tokens that it was started with."""
+        tenant = self.tenant_of(job)
+        tenant.jobs -= 1
+        tenant.virtual -= unused / tenant.weight
+        self._forget_idle(tenant)
+
+    def _forget_idle(self, tenant: Tenant) -> None:
         if tenant.is_idle:
             del self.tenants[tenant.name]
             if tenant.virtual > self._virtual_now and self._is_fair:

@@ -32,6 +32,7 @@ from zse.scheduler.pace import Pace
 from zse.scheduler.policy import Policy, due_time, swap_is_quicker
 from zse.scheduler.request import RUNNING, Request
 from zse.scheduler.results import Results
+from zse.scheduler.turns import JobTurns
 from zse.scheduler.waits import Waits
 
 MAX_IN_FLIGHT = 2
@@ -64,6 +65,7 @@ class Scheduler:
             self.cache, policy, max_rows,
             should_swap=lambda request: swap_is_quicker(policy, request.computed_len, budget.token_s))
         self.loans = PageLoans(life)
+        self.job_turns = JobTurns(life.queue)
         self._pace = Pace(life.queue, budget.chunks) if budget.chunks is not None and policy.fair_share else None
         self.builder = BatchBuilder(life, Admission(life, self.loans, policy), budget, self._pace, policy, max_drafts)
         self._results = Results(life, vocab_size)
