@@ -49,6 +49,7 @@ def test_every_framing_gives_every_piece(fake, mode, route):
     assert ask(fake, 6, route).tokens == 6
 
 
+@pytest.mark.timed
 def test_times_are_those_of_the_server(fake):
     fake.first_s, fake.gap_s = 0.15, 0.03
     outcome = ask(fake, 5)

@@ -174,6 +174,7 @@ def test_heartbeats_come_while_idle_and_while_busy(start):
     assert 2 <= len(idle) <= 4 and idle[-1].running == 0 and idle[-1].free_pages == 64 and idle[-1].steps == 30
 
 
+@pytest.mark.timed
 def test_an_idle_engine_does_not_spin(start):
     client = start()
     before = _cpu_seconds(client.process.pid)

@@ -129,6 +129,7 @@ def test_a_library_from_before_the_gpu(fake, monkeypatch):
     assert open_device_async("auto").result().name == "cpu" and fake.contexts == 0
 
 
+@pytest.mark.timed
 def test_other_threads_go_on_while_a_device_opens(fake):
     """The C thread needs nothing from Python: what opening takes passes while this thread computes."""
     fake.set(init_us=200_000)

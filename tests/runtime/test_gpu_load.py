@@ -314,6 +314,7 @@ def test_events_are_given_back(device, fake, file):
     assert fake.count("event_create") <= 2 * 8 + 4
 
 
+@pytest.mark.timed
 def test_the_next_load_does_not_wait_for_the_last_ones_tidying(device, fake, file):
     for _ in range(3):
         jobs, _ = copies(device, file[1], RANGES["whole"])

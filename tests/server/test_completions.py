@@ -108,6 +108,7 @@ def test_stop_strings(server, stop, text, stream, wide):
         assert (choice["text"], choice["finish_reason"]) == (expected, "stop")
 
 
+@pytest.mark.timed
 def test_stop_string_ends_the_generation(server):
     start = time.monotonic()
     reply = server.complete("!tokens=1000 !ms=20", stop="c", max_tokens=1000).json
@@ -267,6 +268,7 @@ def test_many_streams_at_once_arrive_in_order(server):
     server.assert_quiet()
 
 
+@pytest.mark.timed
 def test_long_prompts_do_not_block_the_loop(own_server):
     server = own_server(engine="--max-context 1000000", max_queue_tokens=1 << 24)
     server.lag_s = 0.0
@@ -279,6 +281,7 @@ def test_long_prompts_do_not_block_the_loop(own_server):
     assert server.lag_s < 0.25, server.lag_s
 
 
+@pytest.mark.timed
 def test_requests_wait_for_an_engine_that_loads(own_server):
     server = own_server(engine="--load-ms 600", wait=False)
     ready = server.get("/health/ready")

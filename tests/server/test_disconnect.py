@@ -43,6 +43,7 @@ def server():
     harness.close()
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("way", LEAVE)
 @pytest.mark.parametrize("name,data,wait", [
     ("whole, prefill", request("POST", CHAT, chat_body("!stall")), 1), ("whole, decoding", BODY, 1),

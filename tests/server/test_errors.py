@@ -307,6 +307,7 @@ def test_connections_without_a_key_are_limited(own_server):
     assert server.get("/v1/models", {"authorization": "Bearer k"}).status == 200
 
 
+@pytest.mark.timed
 def test_queue_bounds(own_server):
     server = own_server(max_choices=4, max_queue_tokens=1000)
     held = [server.connect() for _ in range(3)]

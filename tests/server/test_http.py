@@ -267,6 +267,7 @@ def test_all_bodies_together_are_bounded(own_server):
 FAST = Limits(head_s=0.5, body_idle_s=0.5, body_total_s=2.0, keep_alive_s=1.0, write_stall_s=1.0, comment_s=0.5)
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("data,phase", [(b"GET /ver", "headers"), (GET, "headers"), (_length(b"10", b""), "body"),
                                         (_length(b"10", b"{"), "body"), (_chunked(b"5\r\n{"), "body")])
 def test_half_sent_requests_time_out(own_server, data, phase):

@@ -94,6 +94,7 @@ def test_start_block_and_its_example(start):
     assert '"content":"o"' in output.stdout
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_when_idle_exits_0_quickly(start, number):
     process = start()
@@ -174,6 +175,7 @@ def test_a_second_signal_stops_at_once(start):
     sock.close()
 
 
+@pytest.mark.timed
 def test_a_signal_while_loading(start):
     process = start("--engine", "--load-ms 5000", wait=False)
     time.sleep(0.6)

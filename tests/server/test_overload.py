@@ -8,6 +8,7 @@ import os
 import random
 import time
 
+import pytest
 from harness import request, wait_for
 
 from zse.server.keys import Key
@@ -63,6 +64,7 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 
+@pytest.mark.timed
 def test_ten_times_the_capacity(scheduled):
     """8 run, 16 may wait, 240 ask: the rest is refused at once, before its prompt is looked at."""
     server = scheduled("--rows 8 --pages 512 --step-ms 4", max_choices=24)
@@ -115,6 +117,7 @@ def test_ten_times_the_capacity(scheduled):
 KEYS = (Key("flood", "sk-flood"), Key("calm", "sk-calm"))
 
 
+@pytest.mark.timed
 def test_a_flood_does_not_slow_others(scheduled):
     """One tenant asks all the time with 60 clients; another one's single requests take at most twice as long as alone."""
     server = scheduled("--rows 4 --pages 512 --step-ms 4", key=KEYS, max_choices=48)

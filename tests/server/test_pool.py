@@ -241,6 +241,7 @@ def test_an_engine_that_dies_is_replaced_by_a_parked_one(start):
     assert server.get("/health/ready").json["restarts"] == 1
 
 
+@pytest.mark.timed
 def test_a_stop_while_a_model_loads(start):
     server = start({"a": "", "b": "--load-ms 3000"}, spares=1)
     reply = []

@@ -61,6 +61,7 @@ async def read_stream(port: int, body: dict, gaps: list[float]) -> list:
             for line in lines if line.startswith(b"data: ")]
 
 
+@pytest.mark.timed
 def test_a_thousand_streams_and_slow_readers(own_process):
     process = own_process("--max-queue", "4000", "--max-queue-tokens", "1000000", "--log-level", "error",
                           "--engine", "--max-context 1000000")
@@ -121,6 +122,7 @@ def test_an_error_after_comments_is_an_event(own_server):
     assert b"engine_unavailable" in data
 
 
+@pytest.mark.timed
 def test_every_stream_is_answered_when_the_server_stops(own_process):
     """500 at SIGTERM: those that can end within the drain do, the others get one error event."""
     process = own_process("--max-queue", "4000", "--log-level", "error", "--drain-timeout", "1")

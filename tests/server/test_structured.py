@@ -133,6 +133,7 @@ def test_length_and_stop_strings_end_it_too(tiny):
     ({"tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {"properties": {
         "a": {"type": "string", "pattern": "(?<=a)b"}}}}}]}, "tools", "invalid_schema"),
 ])
+@pytest.mark.timed
 def test_refusals_name_the_field(tiny, more, param, code):
     answer(tiny, structured_outputs={"regex": "a"})      # the grammar process is up
     started = time.monotonic()
@@ -141,6 +142,7 @@ def test_refusals_name_the_field(tiny, more, param, code):
     assert (reply.error["code"], reply.error["param"]) == (code, param) and param in reply.error["message"]
 
 
+@pytest.mark.timed
 def test_hostile_bodies_do_not_block_the_loop(tiny):
     nested = "x"
     for _ in range(200):

@@ -163,6 +163,7 @@ def test_logprobs_are_those_of_allowed_tokens(engine, tokenizer):
     assert shown == {"x", "y"} and first.logprob <= 0
 
 
+@pytest.mark.timed
 def test_a_hostile_grammar_is_refused_while_others_run(engine):
     engine.submit(1, [5], params(ignore_eos=True, max_tokens=200))
     engine.submit(2, [5], params(), options({"choice": ["on"]}))    # the grammar process is there
