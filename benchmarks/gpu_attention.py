@@ -26,7 +26,6 @@ DECODE = {"1 x 1k": [1024], "1 x 4k": [4096], "1 x 32k": [32768], "4 x 1k": [102
           "64, 50 to 8k": [50 + 126 * i for i in range(64)]}
 PREFILL = {"128": [(0, 128)], "1,024": [(0, 1024)], "7,000": [(0, 7000)], "8 x 512": [(0, 512)] * 8,
            "512 after 6.5k": [(6488, 512)]}
-ITEM = {"bf16": 2, "f16": 2, "e4m3": 1}
 
 
 class Batch:
@@ -49,18 +48,16 @@ class Batch:
                                   array("i", [r for r, (_, n) in enumerate(runs) for _ in range(n)]))
         self.positions = self.put("i32", (self.tokens,), array("i", [p for first, n in runs for p in range(first,
                                                                                                            first + n)]))
-        block = args.kv_heads * PAGE * args.head_dim * ITEM[args.kv]
+        block = args.kv_heads * head_nbytes(args.head_dim, args.kv)
         self.pages = device.alloc(total * 2 * layers * block, label="kv cache")
         self.fill(self.pages)
-        shape = ((total - 1) * 2 * layers + 1, args.kv_heads, PAGE, args.head_dim)
+        shape = ((total - 1) * 2 * layers + 1, args.kv_heads, *pages_shape(args.head_dim, args.kv, True, "gpu"))
         self.keys = [Tensor(self.pages, shape, args.kv, 2 * layer * block) for layer in range(layers)]
         self.values = [Tensor(self.pages, shape, args.kv, (2 * layer + 1) * block) for layer in range(layers)]
         self.q, self.out = (self.new("bf16", 2, (self.tokens, width)) for _ in range(2))
         self.fill(self.q.buffer)
         self.qkv = self.new("f32", 4, (self.tokens, (args.heads + 2 * args.kv_heads) * args.head_dim))
         self.table = self.new("f32", 4, (self.tokens, args.head_dim))
-        self.kv_scale = self.put("f32", (2, args.kv_heads),
-                                 array("f", [1.0] * 2 * args.kv_heads)) if args.kv == "e4m3" else None
         self.context = max(first + count for first, count in runs)
         config = SimpleNamespace(num_heads=args.heads, num_kv_heads=args.kv_heads, head_dim=args.head_dim, num_layers=1,
                                  window=lambda layer: args.window)
@@ -78,7 +75,7 @@ class Batch:
         return tensor
 
     def fill(self, buffer):
-        """Random bytes whose bf16 and e4m3 values are of moderate size."""
+        """Random bytes whose bf16, f32, i8 and e4m3 values are of moderate size."""
         piece = bytes(byte if i % 2 == 0 else 0x3C | byte & 0x83 for i, byte in enumerate(random.randbytes(1 << 20)))
         for at in range(0, buffer.nbytes, len(piece)):
             size = min(len(piece), buffer.nbytes - at)
@@ -90,13 +87,12 @@ class Batch:
     def record_attention(self, recorder, layer, longest):
         attention(recorder, self.q, self.keys[layer], self.values[layer], self.page_table, self.token_row,
                   self.positions, self.out,
-                  self.args.head_dim**-0.5, self.args.window, scratch=self.scratch, longest_run=longest,
-                  kv_scale=self.kv_scale)
+                  self.args.head_dim**-0.5, self.args.window, scratch=self.scratch, longest_run=longest)
 
     def record_qkv_post(self, recorder, layer):
         qkv_post(recorder, self.qkv, None, None, self.table, self.q, self.keys[layer], self.values[layer],
                  self.page_table,
-                 self.token_row, self.positions, kv_scale=self.kv_scale)
+                 self.token_row, self.positions)
 
     def free(self):
         for tensor in (self.page_table, self.token_row, self.positions, self.q, self.out, self.qkv, self.table,

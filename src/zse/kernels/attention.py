@@ -323,8 +323,7 @@ def num_splits(tokens: int, kv_heads: int, context: int, threads: int, max_token
 
 
 def attention(recorder, q, k_pages, v_pages, page_table, token_row, positions, out, scale: float, window: int = 0,
-              softcap: float = 0.0, splits=1, partial=None, scratch=None, longest_run: int | None = None,
-              kv_scale=None) -> None:
+              softcap: float = 0.0, splits=1, partial=None, scratch=None, longest_run: int | None = None) -> None:
     """Causal attention of M tokens, whose keys and values are already in their pages.
 
     q f32 [M, Hq * D]; k_pages [P, Hk, D, 16] and v_pages [P, Hk, 16, D], f16 or f32, or both packed i8 or e4m3
@@ -335,13 +334,12 @@ def attention(recorder, q, k_pages, v_pages, page_table, token_row, positions, o
     1 it needs partial, f32 of partial_shape(). D is a multiple of 16 up to 256, Hq a multiple of Hk, Hq / Hk at most
     32.
 
-    On a GPU: q, out bf16; both pages [P, Hk, 16, D], bf16, f16, or e4m3 with kv_scale f32 [2, Hk] (of keys, of
-    values); D 64, 96, 128 or 256, Hq / Hk at most 128. scratch: AttentionScratch that plan_attention() has filled in
+    On a GPU: q, out bf16; both pages [P, Hk, 16, D], bf16 or f16, or packed i8 or e4m3; D 64, 96, 128 or 256, Hq / Hk at most 128. scratch: AttentionScratch that plan_attention() has filled in
     this recording with the same longest_run (None: made and filled here, for tests); longest_run: the most tokens of
     one row in any run of the recording (None: unknown). splits and partial are not used."""
     if on_gpu(recorder):
         record_attention(recorder, q, k_pages, v_pages, page_table, token_row, positions, out, scale, window, softcap,
-                         scratch, longest_run, kv_scale)
+                         scratch, longest_run)
         return
     pages, kv_heads = v_pages.shape[:2]
     head_dim = head_dim_of(v_pages)

@@ -27,25 +27,22 @@ def token_major(pages, keys: bool, family: str):
 
 
 def narrow_pages(values, dtype: str):
-    """Values as pages of that dtype: f16 and f32 as such, bf16 and e4m3 as bit patterns."""
+    """Values as pages of that dtype: f16 and f32 as such, bf16 as bit patterns."""
     import numpy as np
 
-    from zse.quant.pack import f32_to_bf16, f32_to_e4m3
-    if dtype in ("bf16", "e4m3"):
-        return (f32_to_bf16 if dtype == "bf16" else f32_to_e4m3)(values.astype(np.float32))
+    from zse.quant.pack import f32_to_bf16
+    if dtype == "bf16":
+        return f32_to_bf16(values.astype(np.float32))
     return values.astype({"f16": np.float16, "f32": np.float32}[dtype])
 
 
 def attention_reference(q, k_pages, v_pages, page_table, token_row, positions, scale, window=0, softcap=0.0, splits=1,
-                        partial=None, out=None, longest_run=None, kv_scale=None):
+                        partial=None, out=None, longest_run=None):
     """Softmax attention in float64, one token at a time."""
     import numpy as np
 
     family = "gpu" if isinstance(q, HostArray) else "cpu"
     k_pages, v_pages = token_major(k_pages, True, family), token_major(v_pages, False, family)
-    if kv_scale is not None:
-        k_pages = k_pages * kv_scale[0][:, None, None]
-        v_pages = v_pages * kv_scale[1][:, None, None]
     _, kv_heads, _, head_dim = k_pages.shape
     queries = q.wide() if isinstance(q, HostArray) else q
     tokens, width = queries.shape
@@ -96,18 +93,19 @@ def attention_batch(rng, runs, heads, kv_heads, head_dim, dtype="float16"):
 
 
 def gpu_batch(rng, runs, heads, kv_heads, head_dim, dtype):
-    """attention_batch() as a GPU has it: q bf16, pages [P, Hk, 16, D] of `dtype`, scales of e4m3."""
+    """attention_batch() as a GPU has it: q bf16, pages [P, Hk, 16, D] of `dtype`, or packed ones."""
     import numpy as np
 
     from zse.quant.pack import f32_to_bf16
     batch = attention_batch(rng, runs, heads, kv_heads, head_dim, "float32")
     pages = {"k_pages": batch["k_pages"].swapaxes(2, 3), "v_pages": batch["v_pages"]}
     for name, values in pages.items():
-        array = np.ascontiguousarray(narrow_pages(values, dtype))
-        batch[name] = array if dtype == "f16" else HostArray(dtype, array)
+        if dtype in PACKED:
+            array = pack_pages(values, dtype, name == "k_pages", "gpu")
+        else:
+            array = np.ascontiguousarray(narrow_pages(values, dtype))
+        batch[name] = array if dtype in ("f16", "i8") else HostArray(dtype, array)
     batch["q"] = HostArray("bf16", f32_to_bf16(batch["q"]))
-    if dtype == "e4m3":
-        batch["kv_scale"] = rng.uniform(0.5, 1.5, (2, kv_heads)).astype(np.float32)
     return batch
 
 
@@ -130,7 +128,7 @@ def make_gpu_cases(rng):
         ("chunks, group of 32", [(100, 33)], 32, 1, 64, {}),
     ]
     for name, runs, heads, kv_heads, head_dim, options in shapes:
-        for dtype in ("bf16", "f16", "e4m3"):
+        for dtype in ("bf16", "f16", *PACKED):
             batch = gpu_batch(rng, runs, heads, kv_heads, head_dim, dtype)
             tokens = sum(count for _, count in runs)
             yield Case(f"{name} {dtype} {heads}/{kv_heads} D={head_dim}", batch,

@@ -36,7 +36,7 @@ LANES = 8               # head dimensions and halves of rotary dimensions are mu
 PAGE = 16               # tokens of a page
 MAX_HEAD_DIM = 256
 KV_DTYPES = {"f16": f16, "f32": f32, **PACKED}
-GPU_KV_DTYPES = ("bf16", "f16", "e4m3")
+GPU_KV_DTYPES = ("bf16", "f16", *PACKED)
 GPU_WARP = 32
 
 
@@ -115,13 +115,13 @@ def qkv_post_heads(q: Ptr[f32, "const"], k: Ptr[f32, "const"], v: Ptr[f32, "cons
 
 
 def qkv_post(recorder, qkv, q_norm, k_norm, table, q_out, k_pages, v_pages, page_table, token_row, positions,
-             eps: float = 0.0, kv_scale=None) -> None:
+             eps: float = 0.0) -> None:
     """Writes q_out [M, Hq * D] (f32, on a GPU bf16) and the K and V of M tokens into their pages.
 
     qkv: one f32 Tensor [M, (Hq + 2 Hk) * D], or a tuple of three: [M, Hq * D], [M, Hk * D], [M, Hk * D]. q_norm,
     k_norm: f32 [D] (RMSNorm of every head before the rotation) or both None. table: f32 [M, R] of rope_table, R <= D.
-    CPU: k_pages [P, Hk, D, 16], v_pages [P, Hk, 16, D], f16 or f32, or packed i8 or e4m3 (kv_pages.py); GPU: both [P, Hk, 16, D], bf16, f16 or e4m3, the
-    last with kv_scale f32 [2, Hk]: key = scale * stored, then values. page_table i32 [rows, max_pages]; token_row,
+    CPU: k_pages [P, Hk, D, 16], v_pages [P, Hk, 16, D], f16 or f32; GPU: both [P, Hk, 16, D], bf16 or f16; or both
+    packed i8 or e4m3 (kv_pages.py). page_table i32 [rows, max_pages]; token_row,
     positions i32 [M]."""
     gpu = on_gpu(recorder)
     pages, kv_heads = v_pages.shape[:2]
@@ -136,7 +136,7 @@ def qkv_post(recorder, qkv, q_norm, k_norm, table, q_out, k_pages, v_pages, page
             f"qkv_post: q_out is {q_width} wide, {kv_heads} kv heads of {head_dim}")
     kv_width = kv_heads * head_dim
     for name, tensor in (("k_pages", k_pages), ("v_pages", v_pages)):
-        shape = (PAGE, head_dim) if gpu else pages_shape(head_dim, k_pages.dtype, tensor is k_pages, "cpu")
+        shape = pages_shape(head_dim, k_pages.dtype, tensor is k_pages, "gpu" if gpu else "cpu")
         dtypes = (GPU_KV_DTYPES if gpu else tuple(KV_DTYPES)) if tensor is k_pages else k_pages.dtype
         check(f"qkv_post {name}", tensor, dtypes, pages, kv_heads, *shape)
     check("qkv_post q_out", q_out, "bf16" if gpu else "f32", tokens, q_width)
@@ -145,9 +145,6 @@ def qkv_post(recorder, qkv, q_norm, k_norm, table, q_out, k_pages, v_pages, page
     check("qkv_post token_row", token_row, "i32", tokens)
     check("qkv_post positions", positions, "i32", tokens)
     require((q_norm is None) == (k_norm is None), "qkv_post: q_norm and k_norm go together")
-    require((kv_scale is None) == (not gpu or k_pages.dtype != "e4m3"), "qkv_post: e4m3 pages, and only they, have kv_scale")
-    if kv_scale is not None:
-        check("qkv_post kv_scale", kv_scale, "f32", 2, kv_heads)
     if q_norm is not None:
         check("qkv_post q_norm", q_norm, "f32", head_dim)
         check("qkv_post k_norm", k_norm, "f32", head_dim)
@@ -165,7 +162,7 @@ def qkv_post(recorder, qkv, q_norm, k_norm, table, q_out, k_pages, v_pages, page
     if gpu:
         heads = q_width // head_dim
         recorder.launch(symbol, [*bases, *strides, *norms, table, q_out, k_pages, v_pages,
-                                 0 if kv_scale is None else kv_scale, page_table, page_table.shape[1], token_row,
+                                 0, page_table, page_table.shape[1], token_row,
                                  positions, heads, kv_heads, head_dim, rotary, float(eps)],
                         (tokens, -(-(heads + 2 * kv_heads) * GPU_WARP // GPU_THREADS)))
         return
@@ -174,8 +171,7 @@ def qkv_post(recorder, qkv, q_norm, k_norm, table, q_out, k_pages, v_pages, page
                     (kv_heads, tokens))
 
 
-def _reference(qkv, q_norm, k_norm, table, k_pages, v_pages, page_table, token_row, positions, eps=0.0, kv_scale=None,
-               q_out=None):
+def _reference(qkv, q_norm, k_norm, table, k_pages, v_pages, page_table, token_row, positions, eps=0.0, q_out=None):
     import numpy as np
 
     from zse.kernels.attention_cases import wide_pages
@@ -198,14 +194,13 @@ def _reference(qkv, q_norm, k_norm, table, k_pages, v_pages, page_table, token_r
     if k_pages.ndim == 3:           # packed: what is written, without its places
         return {"q_out": post(q, q_norm).reshape(len(q), -1), "k_pages": rotated, "v_pages": v}
     keys, values = wide_pages(k_pages), wide_pages(v_pages)
-    key_scale, value_scale = (1.0, 1.0) if kv_scale is None else kv_scale.astype(np.float64)[:, :, None]
     for m, (row, position) in enumerate(zip(token_row, positions, strict=True)):
         page = page_table[row, position // PAGE]
         if token_major:
-            keys[page, :, position % PAGE] = rotated[m] / key_scale
+            keys[page, :, position % PAGE] = rotated[m]
         else:
             keys[page, :, :, position % PAGE] = rotated[m]
-        values[page, :, position % PAGE] = v[m] / value_scale
+        values[page, :, position % PAGE] = v[m]
     return {"q_out": post(q, q_norm).reshape(len(q), -1), "k_pages": keys, "v_pages": values}
 
 
@@ -214,7 +209,7 @@ def _cases(rng, family="cpu"):
 
     from zse.kernels.attention_cases import narrow_pages
     gpu = family == "gpu"
-    rounding = {"f16": (1e-6, 1.1 * 2.0**-11), "bf16": (1e-6, 1.1 * 2.0**-8), "e4m3": (1.1 * 2.0**-10, 1.1 * 2.0**-4)}
+    rounding = {"f16": (1e-6, 1.1 * 2.0**-11), "bf16": (1e-6, 1.1 * 2.0**-8)}
     for dtype in GPU_KV_DTYPES if gpu else KV_DTYPES:
         for head_dim, rotary, heads, kv_heads, norm in ((64, 64, 9, 3, False), (256, 256, 4, 1, True),
                                                         (32, 16, 2, 2, True), (128, 128, 28, 4, True),
@@ -225,7 +220,7 @@ def _cases(rng, family="cpu"):
             angle = rng.uniform(-3, 3, (tokens, rotary // 2))
             table = np.concatenate([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
             page_table = rng.permutation(pages)[: rows * max_pages].reshape(rows, max_pages).astype(np.int32)
-            packed = dtype in PACKED and not gpu
+            packed = dtype in PACKED
             if packed:
                 kv = [pack_pages(rng.standard_normal((pages, kv_heads, PAGE, head_dim)), dtype, keys, family)
                       for keys in (True, False)]
@@ -239,8 +234,6 @@ def _cases(rng, family="cpu"):
                       "k_norm": weights[1], "table": table, "page_table": page_table,
                       "token_row": np.array([0, 0, 1, 2, 2], np.int32),
                       "positions": np.array([15, 16, 0, 62, 63], np.int32)}
-            if dtype == "e4m3" and gpu:
-                inputs["kv_scale"] = rng.uniform(0.5, 2, (2, kv_heads)).astype(np.float32)
             q_near = Tolerance(*rounding["bf16"], "rounded once to bf16") if gpu else near
             outputs = {"q_out": Output((tokens, width), "bf16" if gpu else "float32", q_near)}
             for name, array in zip(("k_pages", "v_pages"), kv, strict=True):

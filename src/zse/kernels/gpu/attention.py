@@ -14,17 +14,19 @@ from zse.kernels.gpu.attention_plan import (
     plan_variants,
     reciprocal31,
 )
+from zse.kernels.kv_pages import PACKED, head_dim_of, pages_shape
 from zse.kernels.op import check, require
 
-KV_DTYPES = ("bf16", "f16", "e4m3")
+KV_DTYPES = ("bf16", "f16", *PACKED)
 MAX_GROUP = 128             # query heads of a kv head: rows of a prefill tile
 
 
 def record_attention(recorder, q, k_pages, v_pages, page_table, token_row, positions, out, scale: float, window: int,
-                     softcap: float, scratch: AttentionScratch | None, longest_run: int | None, kv_scale) -> None:
+                     softcap: float, scratch: AttentionScratch | None, longest_run: int | None) -> None:
     """attention() on a GPU; see there."""
     device = recorder.device
-    pages, kv_heads, _, head_dim = v_pages.shape
+    pages, kv_heads = v_pages.shape[:2]
+    head_dim = head_dim_of(v_pages)
     tokens, width = q.shape
     if head_dim not in HEAD_DIMS:
         raise UnsupportedError("attention on a GPU (--device cpu takes more): head_dim", head_dim, HEAD_DIMS)
@@ -34,18 +36,15 @@ def record_attention(recorder, q, k_pages, v_pages, page_table, token_row, posit
         raise UnsupportedError("attention: query heads of a kv head", group, [f"1 to {MAX_GROUP}"])
     check("attention q", q, "bf16", tokens, width)
     check("attention out", out, "bf16", tokens, width)
-    check("attention k_pages", k_pages, KV_DTYPES, pages, kv_heads, PAGE, head_dim)
-    check("attention v_pages", v_pages, k_pages.dtype, pages, kv_heads, PAGE, head_dim)
+    for name, tensor in (("k_pages", k_pages), ("v_pages", v_pages)):
+        check(f"attention {name}", tensor, KV_DTYPES if tensor is k_pages else k_pages.dtype, pages, kv_heads,
+              *pages_shape(head_dim, k_pages.dtype, tensor is k_pages, "gpu"))
     check("attention page_table", page_table, "i32", None, None)
     check("attention token_row", token_row, "i32", tokens)
     check("attention positions", positions, "i32", tokens)
-    require((kv_scale is None) == (k_pages.dtype != "e4m3"), "attention: e4m3 pages, and only they, have kv_scale")
-    if kv_scale is not None:
-        check("attention kv_scale", kv_scale, "f32", 2, kv_heads)
     if getattr(device, "simt", False):
         from zse.kernels.gpu import attention_simple
-        attention_simple.launch(recorder, q, k_pages, v_pages, kv_scale, page_table, token_row, positions, out, group, scale, window,
-                                softcap)
+        attention_simple.launch(recorder, q, k_pages, v_pages, page_table, token_row, positions, out, group, scale, window, softcap)
         return
     if scratch is None:
         require(isinstance(tokens, int), "attention: a number of tokens that is a symbol needs scratch")
@@ -56,12 +55,11 @@ def record_attention(recorder, q, k_pages, v_pages, page_table, token_row, posit
     require((scratch.heads, scratch.kv_heads, scratch.head_dim) == (width // head_dim, kv_heads, head_dim),
             "attention: scratch was made for other heads")
     plan, kv = scratch.plans[window], k_pages.dtype
-    scales = 0 if kv_scale is None else kv_scale
     share = decode_share(group, head_dim)
     heads, part = kv_heads * share, group // share
     parts = 1 if longest_run == 1 and part <= 8 else decode_columns(head_dim) // 8
     recorder.launch(decode_symbol(kv, head_dim, parts),
-                    [q, k_pages, v_pages, scales, page_table, plan, scratch.counters, scratch.records, scratch.totals,
+                    [q, k_pages, v_pages, 0, page_table, plan, scratch.counters, scratch.records, scratch.totals,
                      out,
                      page_table.shape[1], kv_heads, reciprocal31(share), heads, reciprocal31(heads), part,
                      reciprocal31(part),
@@ -71,7 +69,7 @@ def record_attention(recorder, q, k_pages, v_pages, page_table, token_row, posit
         return
     common = [page_table, plan, out, page_table.shape[1], kv_heads, reciprocal31(kv_heads), group, reciprocal31(group),
               scratch.tasks_room, float(scale), window, float(softcap)]
-    if kv != "e4m3" and getattr(device, "arch", 0) == 90:
+    if kv not in PACKED and getattr(device, "arch", 0) == 90:
         from zse.kernels.gpu.attention_prefill import prefill_swizzle, wgmma_symbol
         swizzle = prefill_swizzle(head_dim)
         maps = [device.tensor_map(flat, (PAGE, swizzle // 2), swizzle=swizzle)
@@ -80,7 +78,7 @@ def record_attention(recorder, q, k_pages, v_pages, page_table, token_row, posit
         recorder.launch(wgmma_symbol(kv, head_dim), [q, *maps, *common], scratch.blocks)
     else:
         from zse.kernels.gpu.attention_mma import mma_symbol
-        recorder.launch(mma_symbol(kv, head_dim), [q, k_pages, v_pages, scales, *common], scratch.blocks)
+        recorder.launch(mma_symbol(kv, head_dim), [q, k_pages, v_pages, 0, *common], scratch.blocks)
 
 
 def attention_variants(target) -> list[Variant]:

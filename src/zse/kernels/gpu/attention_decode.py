@@ -19,7 +19,6 @@ from zse.kernel import (
     cast_ptr,
     convert,
     copy_wait,
-    e4m3,
     exp2,
     f16,
     f32,
@@ -56,6 +55,8 @@ from zse.kernel import (
 )
 from zse.kernels.gpu.attention_pages import NUM_VARIABLES, WAITED, WORK, load_page, read_entry, shift_entry
 from zse.kernels.gpu.attention_plan import CHUNK, HEAD_DIMS, HEADER, PAGE, SEGMENT, TASK, decode_columns, divide
+from zse.kernels.gpu.kv8 import is_packed, item_nbytes, scales_nbytes, scales_of, two_pairs
+from zse.kernels.kv_pages import PACKED, SCALE_BYTES
 
 LOG2E = 1.4426950408889634
 MASKED = -3.0e38        # the score of a key that must not be seen
@@ -63,7 +64,7 @@ FLOOR = -1.0e30         # the running maximum before any key
 RING_BYTES = 204 << 10  # of a block's shared memory, for the rings
 SMALL_BYTES = 2 << 10   # at most, of the other arrays
 MERGE = 8               # chunks whose records are in flight while they are merged
-KV_TYPES = {"bf16": bf16, "f16": f16, "e4m3": e4m3}
+KV_TYPES = {"bf16": bf16, "f16": f16, **PACKED}
 
 
 @inline
@@ -73,38 +74,31 @@ def pack_pair(a, b, F):
 
 
 @inline
-def two_f16(word):
-    """Four e4m3 as two u32 of two f16."""
-    halves = bitcast(convert(convert(bitcast(word, e4m3.x(4)), f32), f16), u32.x(2))
-    return halves[0], halves[1]
-
-
-@inline
-def key_fragments(slot, kd, STRIDE, ITEM):
+def key_fragments(slot, kd, STRIDE, KV):
     """16 keys x 16 dimensions as an A operand. 8-bit keys: k is permuted, lane j has dimensions 4j … 4j + 3."""
     lane = lane_index()
-    if ITEM == 2:
+    if not is_packed(KV):
         words = ldmatrix(cast_ptr(slot + lane % 16 * STRIDE + lane // 16 * 16 + kd * 32, u16), 4)
         frags = [words[0], words[1], words[2], words[3]]
     else:
         words = ldmatrix(cast_ptr(slot + lane % 16 * STRIDE + kd * 16, u16), 2)
-        low0, high0 = two_f16(words[0])
-        low1, high1 = two_f16(words[1])
+        low0, high0 = two_pairs(words[0], KV)
+        low1, high1 = two_pairs(words[1], KV)
         frags = [low0, low1, high0, high1]
     return frags
 
 
 @inline
-def value_fragments(slot, d, STRIDE, ITEM):
+def value_fragments(slot, d, STRIDE, KV):
     """16 dimensions x 16 keys as an A operand. 8-bit values: rows g and g + 8 are dimensions 2g and 2g + 1."""
     lane = lane_index()
-    if ITEM == 2:
+    if not is_packed(KV):
         words = ldmatrix(cast_ptr(slot + (lane % 8 + lane // 16 * 8) * STRIDE + lane // 8 % 2 * 16 + d * 32, u16), 4, True)
         frags = [words[0], words[1], words[2], words[3]]
     else:
         words = ldmatrix(cast_ptr(slot + lane % 16 * STRIDE + d * 16, u16), 2, True)
-        even0, odd0 = two_f16(prmt(words[0], words[0], 0x3120))
-        even1, odd1 = two_f16(prmt(words[1], words[1], 0x3120))
+        even0, odd0 = two_pairs(prmt(words[0], words[0], 0x3120), KV)
+        even1, odd1 = two_pairs(prmt(words[1], words[1], 0x3120), KV)
         frags = [even0, odd0, even1, odd1]
     return frags
 
@@ -158,19 +152,25 @@ def multiply(acc, a, b, F):
 
 
 @inline
-def attend_page(slot, key, end, position, limits, queries, acc, high, sums, factor, scale, softcap, window, D, NT, STRIDE, ITEM, F):
+def attend_page(slot, key, end, position, limits, queries, acc, high, sums, factor, scale, softcap, window, D, NT, STRIDE, KV, F):
     """One page: scores, online softmax, and the product with the values. factor: of scores before exp2."""
     lane = lane_index()
     g = lane // 4
     scores = [[f32(0) for u in static(range(4))] for nt in static(range(NT))]
     more = [[f32(0) for u in static(range(4))] for nt in static(range(NT))]     # two chains of products instead of one
     for kd in static(range(D // 16)):
-        a = key_fragments(slot, kd, STRIDE, ITEM)
+        a = key_fragments(slot, kd, STRIDE, KV)
         for nt in static(range(NT)):
             multiply(more[nt] if kd % 2 else scores[nt], a, queries[kd][nt], F)
     for nt in static(range(NT)):
         for u in static(range(4)):
             scores[nt][u] += more[nt][u]
+    if is_packed(KV):
+        key_scales = scales_of(slot + 2 * PAGE * STRIDE)
+        value_scales = scales_of(slot + (2 * PAGE * STRIDE + SCALE_BYTES))
+        for nt in static(range(NT)):
+            for u in static(range(4)):
+                scores[nt][u] = scores[nt][u] * key_scales[u // 2]
     if softcap > 0.0:
         for nt in static(range(NT)):
             for u in static(range(4)):
@@ -200,20 +200,23 @@ def attend_page(slot, key, end, position, limits, queries, acc, high, sums, fact
                 acc[d][nt][u] = acc[d][nt][u] * shrink[u % 2]
         for h in static(range(2)):
             # 8 keys x 8 queries from rows (accumulator) to columns (B operand).
-            pair = pack_pair(scores[nt][2 * h], scores[nt][2 * h + 1], F)
+            if is_packed(KV):
+                pair = pack_pair(scores[nt][2 * h] * value_scales[h], scores[nt][2 * h + 1] * value_scales[h], F)
+            else:
+                pair = pack_pair(scores[nt][2 * h], scores[nt][2 * h + 1], F)
             even = shuffle(pair, lane % 4 * 8 + g // 2)
             odd = shuffle(pair, lane % 4 * 8 + 4 + g // 2)
             weights[nt][h] = (even >> 16 | (odd & 0xFFFF0000)) if g % 2 == 1 else (even & 0xFFFF | odd << 16)
     for d in static(range(D // 16)):
-        a = value_fragments(slot + PAGE * STRIDE, d, STRIDE, ITEM)
+        a = value_fragments(slot + PAGE * STRIDE, d, STRIDE, KV)
         for nt in static(range(NT)):
             multiply(acc[d][nt], a, weights[nt], F)
 
 
 @inline
-def finish(out, at, acc, total, value_scale):
+def finish(out, at, acc, total):
     """Four finished elements."""
-    scale = value_scale / total
+    scale = 1.0 / total
     store(out + at, convert(make_vector(acc[0] * scale, acc[1] * scale, acc[2] * scale, acc[3] * scale), bf16))
 
 
@@ -250,14 +253,11 @@ def clear(state):
 
 
 @inline
-def merge_records(task, head, item, records, totals, out, kv_scale, page_heads, by_share, kv_heads, group, by_group, width, D, KV):
+def merge_records(task, head, item, records, totals, out, kv_heads, group, by_group, width, D):
     """The records of one tile and head become its result."""
     parts = item[7] & 4095
     heads = kv_heads * group
     fan = i32(1) if item[7] >> 24 == 1 else i32(SEGMENT // CHUNK)      # records of a segment
-    value_scale = f32(1)
-    if KV is e4m3:
-        value_scale = kv_scale[page_heads + divide(head, by_share)]
     for e in unroll(range(thread_index(), item[1] * group * (D // 4), target.threads), 1):
         column = e // (D // 4)
         x = e % (D // 4) * 4
@@ -277,7 +277,7 @@ def merge_records(task, head, item, records, totals, out, kv_scale, page_heads, 
                     if fan == 1 or u % (SEGMENT // CHUNK) == SEGMENT // CHUNK - 1 or begin + u == parts - 1:
                         fold(result, segment[0], segment[1], segment[2:])
                         clear(segment)
-        finish(out, i64(item[0] + column_token) * width + query_head * D + x, result[2:], result[1], value_scale)
+        finish(out, i64(item[0] + column_token) * width + query_head * D + x, result[2:], result[1])
 
 
 @kernel
@@ -286,13 +286,13 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
                      totals: Ptr[f32], out: Ptr[bf16], max_pages: i32, page_heads: i32, by_share: u32, kv_heads: i32, by_heads: u32,
                      group: i32, by_group: u32, tasks_room: i32, fresh_before: i32, scale: f32, window: i32, softcap: f32, D: static,
                      NT: static, KV: static, STAGES: static):
-    """A persistent grid over the plan's tasks x kv heads. NT: parts of 8 query rows. kv_scale: null unless the pages are e4m3.
+    """A persistent grid over the plan's tasks x kv heads. NT: parts of 8 query rows. kv_scale: null, not read.
     kv_heads, group: where a group is larger than a tile its parts count as kv heads of their own; page_heads: of the pages.
     fresh_before: tokens before a tile that this step may write."""
-    ITEM = 1 if KV is e4m3 else 2
-    F = bf16 if KV is bf16 else f16
+    ITEM = item_nbytes(KV)
+    F = f16 if KV is f16 else bf16
     STRIDE = D * ITEM + 16                  # bytes; the padding keeps ldmatrix free of bank conflicts
-    SLOT_BYTES = 2 * PAGE * STRIDE          # keys, then values
+    SLOT_BYTES = 2 * PAGE * STRIDE + scales_nbytes(ITEM)       # keys, then values, then their scales
     COLUMN = D + 4                          # f32 of a column while warps are merged
     W = target.threads // target.warp
     MINE = (8 * (D // 4) + target.threads - 1) // target.threads       # groups of four results of a part that a thread keeps
@@ -340,13 +340,7 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
         end = item[5]
         limits = [[position + divide(min(nt * 8 + lane % 4 * 2 + u, columns - 1), by_group) for u in static(range(2))]
                   for nt in static(range(NT))]
-        key_scale = f32(1)
-        value_scale = f32(1)
-        if KV is e4m3:
-            key_scale = kv_scale[divide(head, by_share)]
-            value_scale = kv_scale[page_heads + divide(head, by_share)]
-        score_scale = scale * key_scale
-        factor = f32(LOG2E) if softcap > 0.0 else score_scale * LOG2E
+        factor = f32(LOG2E) if softcap > 0.0 else scale * LOG2E
         if F is not bf16:
             as_f16(queries)
         segment = [[[f32(0) for _ in static(range(6))] for m in static(range(MINE))] for nt in static(range(NT))]
@@ -366,7 +360,7 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
                 load_page(state, ring, k_pages, v_pages, plan, page_table, max_pages, kv_heads, by_heads, tasks_room, total, fresh_before,
                           page_heads, by_share, D, STRIDE, ITEM, STAGES, W)
                 attend_page(ring + slot * SLOT_BYTES, page * PAGE, end, position, limits, queries, acc, high, sums,
-                            factor, score_scale, softcap, window, D, NT, STRIDE, ITEM, F)
+                            factor, scale, softcap, window, D, NT, STRIDE, KV, F)
                 slot = 0 if slot == STAGES - 1 else slot + 1
             if stop == end and work + step < total:
                 load_queries(q, queries, coming, work + step, kv_heads, by_heads, group, by_group, width, D, NT, ITEM)
@@ -425,7 +419,7 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
                     query_head = (head - which_token) * group + which
                     done = result[nt][m]
                     if parts == 1:
-                        finish(out, i64(item[0] + which_token) * width + query_head * D + x, done[2:], done[1], value_scale)
+                        finish(out, i64(item[0] + which_token) * width + query_head * D + x, done[2:], done[1])
                     else:
                         record = i64(item[6] + which_token * parts + (item[7] >> 12 & 4095)) * (kv_heads * group) + query_head
                         store(records + (record * D + x), make_vector(done[2], done[3], done[4], done[5]))
@@ -437,8 +431,7 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
                 arrived[0] = is_last(counters + (item[6] * kv_heads + head), parts)
             barrier()
             if arrived[0] == 1:
-                merge_records(task, head, item, records, totals, out, kv_scale, page_heads, by_share, kv_heads, group, by_group, width, D,
-                              KV)
+                merge_records(task, head, item, records, totals, out, kv_heads, group, by_group, width, D)
 
 
 def decode_symbol(kv: str, head_dim: int, parts: int) -> str:
@@ -447,7 +440,7 @@ def decode_symbol(kv: str, head_dim: int, parts: int) -> str:
 
 def decode_shape(head_dim: int, item_bytes: int, shared_limit: int) -> tuple[int, int]:
     """(warps, slots of a warp's ring): what fills the shared memory of a multiprocessor; three to six slots."""
-    slot = 2 * PAGE * (head_dim * item_bytes + 16)
+    slot = 2 * PAGE * (head_dim * item_bytes + 16) + scales_nbytes(item_bytes)
     room = min(RING_BYTES, shared_limit - SMALL_BYTES)
     warps = next((warps for warps in (8, 4) if 3 * warps * slot <= room), 2)
     return warps, min(6, room // (warps * slot))
@@ -460,7 +453,7 @@ def decode_variants(target) -> list[Variant]:
     variants = []
     for name, dtype in KV_TYPES.items():
         for dim in HEAD_DIMS:
-            warps, stages = decode_shape(dim, 1 if dtype is e4m3 else 2, target.shared_limit)
+            warps, stages = decode_shape(dim, item_nbytes(dtype), target.shared_limit)
             variants += [Variant(decode_symbol(name, dim, parts), attention_decode,
                                  {"D": dim, "NT": parts, "KV": dtype, "STAGES": stages}, threads=32 * warps)
                          for parts in range(1, decode_columns(dim) // 8 + 1)]

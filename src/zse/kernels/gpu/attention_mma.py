@@ -1,4 +1,4 @@
-"""Attention of many query tokens with mma.sync: where there is no wgmma, and for e4m3 pages.
+"""Attention of many query tokens with mma.sync: where there is no wgmma, and for pages in 8 bits.
 
 Tiles, masks and softmax are those of attention_prefill.py (FlashAttention 2, Dao 2023): eight warps of 16 query rows
 share blocks of 64 keys that cp.async brings; while one block's scores are computed its values are on their way, and
@@ -16,7 +16,6 @@ from zse.kernel import (
     copy_async,
     copy_commit,
     copy_wait,
-    e4m3,
     exp2,
     f16,
     f32,
@@ -45,9 +44,11 @@ from zse.kernel import (
     unroll,
     warp_index,
 )
-from zse.kernels.gpu.attention_decode import FLOOR, KV_TYPES, LOG2E, MASKED, multiply, pack_pair, two_f16
+from zse.kernels.gpu.attention_decode import FLOOR, KV_TYPES, LOG2E, MASKED, multiply, pack_pair
 from zse.kernels.gpu.attention_plan import HEAD_DIMS, HEADER, PAGE, PREFILL_ROWS, TASK, TILE, divide
 from zse.kernels.gpu.attention_prefill import work_of
+from zse.kernels.gpu.kv8 import is_packed, item_nbytes, page_nbytes, scales_of_columns, two_pairs
+from zse.kernels.kv_pages import PACKED
 
 THREADS = 2 * PREFILL_ROWS      # a warp has 16 rows
 BLOCK_KEYS = 64
@@ -73,7 +74,7 @@ def load_queries(q, place, token, head, rows, group, by_group, width, D, STRIDE,
 
 @inline
 def load_block(pages, place, table, block, seen, last, head, kv_heads, D, STRIDE, ITEM, KEYS):
-    """Starts the copy of one block of keys or values; rows behind the last key become zeros, and so do those
+    """Starts the copy of one block of keys or values, in 8 bits with their scales behind them; rows behind the last key become zeros, and so do those
     before page `seen`: what a window has passed may be another sequence's by now."""
     pieces = D * ITEM // 16
     for e in static(range(0, KEYS * pieces, THREADS)):
@@ -83,9 +84,15 @@ def load_block(pages, place, table, block, seen, last, head, kv_heads, D, STRIDE
         page = table[max(min(key, last) // PAGE, seen)]
         if e + THREADS <= KEYS * pieces or piece < KEYS * pieces:
             copy_async(place + (r * STRIDE + piece % pieces * 16),
-                       pages + ((i64(page) * kv_heads + head) * (PAGE * D * ITEM) + r % PAGE * (D * ITEM)
+                       pages + ((i64(page) * kv_heads + head) * page_nbytes(D, ITEM) + r % PAGE * (D * ITEM)
                                 + piece % pieces * 16), 16,
                        i32(16) if key <= last and key >= seen * PAGE else i32(0))
+    if ITEM == 1 and thread_index() < KEYS:
+        one = block * KEYS + thread_index()
+        its_page = table[max(min(one, last) // PAGE, seen)]
+        copy_async(place + (KEYS * STRIDE + thread_index() * 4),
+                   pages + ((i64(its_page) * kv_heads + head) * page_nbytes(D, ITEM) + PAGE * D + one % PAGE * 4), 4,
+                   i32(4) if one <= last and one >= seen * PAGE else i32(0))
     copy_commit()
 
 
@@ -104,34 +111,34 @@ def query_fragments(place, kd, STRIDE, ITEM):
 
 
 @inline
-def key_operands(place, kd, STRIDE, ITEM):
+def key_operands(place, kd, STRIDE, KV):
     """16 keys x 16 dimensions as two B operands of 8 keys. place: of the first key."""
     lane = lane_index()
-    if ITEM == 2:
+    if not is_packed(KV):
         words = ldmatrix(cast_ptr(place + (lane % 8 + lane // 16 * 8) * STRIDE + lane // 8 % 2 * 16 + kd * 32, u16), 4)
         first = [words[0], words[1]]
         second = [words[2], words[3]]
     else:
         words = ldmatrix(cast_ptr(place + lane % 16 * STRIDE + kd * 16, u16), 2)
-        low0, high0 = two_f16(words[0])
-        low1, high1 = two_f16(words[1])
+        low0, high0 = two_pairs(words[0], KV)
+        low1, high1 = two_pairs(words[1], KV)
         first = [low0, high0]
         second = [low1, high1]
     return first, second
 
 
 @inline
-def value_operands(place, d, STRIDE, ITEM):
+def value_operands(place, d, STRIDE, KV):
     """16 keys x 16 dimensions as two B operands of 8 dimensions; of 8-bit values the even and the odd ones."""
     lane = lane_index()
-    if ITEM == 2:
+    if not is_packed(KV):
         words = ldmatrix(cast_ptr(place + lane % 16 * STRIDE + lane // 16 * 16 + d * 32, u16), 4, True)
         first = [words[0], words[1]]
         second = [words[2], words[3]]
     else:
         words = ldmatrix(cast_ptr(place + lane % 16 * STRIDE + d * 16, u16), 2, True)
-        even0, odd0 = two_f16(prmt(words[0], words[0], 0x3120))
-        even1, odd1 = two_f16(prmt(words[1], words[1], 0x3120))
+        even0, odd0 = two_pairs(prmt(words[0], words[0], 0x3120), KV)
+        even1, odd1 = two_pairs(prmt(words[1], words[1], 0x3120), KV)
         first = [even0, even1]
         second = [odd0, odd1]
     return first, second
@@ -145,16 +152,16 @@ def attention_prefill_mma(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pa
                           by_heads: u32, group: i32, by_group: u32, tasks_room: i32, scale: f32, window: i32,
                           softcap: f32, D: static,
                           KV: static, KEYS: static):
-    """A persistent grid over the plan's tiles x kv heads. kv_scale: null unless the pages are e4m3."""
-    ITEM = 1 if KV is e4m3 else 2
-    F = bf16 if KV is bf16 else f16
+    """A persistent grid over the plan's tiles x kv heads. kv_scale: null, not read."""
+    ITEM = item_nbytes(KV)
+    F = f16 if KV is f16 else bf16
     STRIDE = D * ITEM + 16                  # bytes; the padding keeps ldmatrix free of bank conflicts
     Q_STRIDE = D * 2 + 16
     N = KEYS // 8
     grid_launch_dependents()
     queries = shared_array(u8, PREFILL_ROWS * Q_STRIDE, align=128)
-    keys = shared_array(u8, KEYS * STRIDE, align=128)
-    values = shared_array(u8, KEYS * STRIDE, align=128)
+    keys = shared_array(u8, block_nbytes(D, ITEM, KEYS), align=128)
+    values = shared_array(u8, block_nbytes(D, ITEM, KEYS), align=128)
     lane = lane_index()
     warp = warp_index()
     g = lane // 4
@@ -180,13 +187,7 @@ def attention_prefill_mma(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pa
         load_block(k_pages, keys, table, begin, seen, last, head, kv_heads, D, STRIDE, ITEM, KEYS)
         load_block(v_pages, values, table, begin, seen, last, head, kv_heads, D, STRIDE, ITEM, KEYS)
         load_queries(q, queries, token, head, rows, group, by_group, width, D, Q_STRIDE, F)
-        key_scale = f32(1)
-        value_scale = f32(1)
-        if KV is e4m3:
-            key_scale = kv_scale[head]
-            value_scale = kv_scale[kv_heads + head]
-        score_scale = scale * key_scale
-        factor = f32(LOG2E) if softcap > 0.0 else score_scale * LOG2E
+        factor = f32(LOG2E) if softcap > 0.0 else scale * LOG2E
         limits = [position + divide(min(warp * 16 + g + 8 * h, rows - 1), by_group) for h in static(range(2))]
         acc = [[f32(0) for u in static(range(4))] for d in static(range(D // 8))]
         high = [f32(FLOOR) for h in static(range(2))]
@@ -198,9 +199,14 @@ def attention_prefill_mma(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pa
             for kd in static(range(D // 16)):
                 a = query_fragments(queries + warp * 16 * Q_STRIDE, kd, Q_STRIDE, ITEM)
                 for n in static(range(N // 2)):
-                    first, second = key_operands(keys + n * 16 * STRIDE, kd, STRIDE, ITEM)
+                    first, second = key_operands(keys + n * 16 * STRIDE, kd, STRIDE, KV)
                     multiply(scores[2 * n], a, first, F)
                     multiply(scores[2 * n + 1], a, second, F)
+            if is_packed(KV):
+                for n in static(range(N)):
+                    key_scales = scales_of_columns(keys + KEYS * STRIDE, n * 8)
+                    for u in static(range(4)):
+                        scores[n][u] = scores[n][u] * key_scales[u % 2]
             barrier()
             if block < end:
                 load_block(k_pages, keys, table, block + 1, seen, last, head, kv_heads, D, STRIDE, ITEM, KEYS)
@@ -209,7 +215,7 @@ def attention_prefill_mma(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pa
             if softcap > 0.0:
                 for n in static(range(N)):
                     for u in static(range(4)):
-                        scores[n][u] = tanh(scores[n][u] * score_scale / softcap) * softcap
+                        scores[n][u] = tanh(scores[n][u] * scale / softcap) * softcap
             if block * KEYS + KEYS - 1 > position or window > 0:
                 for n in static(range(N)):
                     for u in static(range(4)):
@@ -237,11 +243,16 @@ def attention_prefill_mma(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pa
                         acc[d][2 * h + u] = acc[d][2 * h + u] * shrink
             copy_wait(1)
             barrier()
+            if is_packed(KV):
+                for n in static(range(N)):
+                    value_scales = scales_of_columns(values + KEYS * STRIDE, n * 8)
+                    for u in static(range(4)):
+                        scores[n][u] = scores[n][u] * value_scales[u % 2]
             for n in static(range(N // 2)):
                 weights = [pack_pair(scores[2 * n + u // 2][u % 2 * 2], scores[2 * n + u // 2][u % 2 * 2 + 1], F)
                            for u in static(range(4))]
                 for d in static(range(D // 16)):
-                    first, second = value_operands(values + n * 16 * STRIDE, d, STRIDE, ITEM)
+                    first, second = value_operands(values + n * 16 * STRIDE, d, STRIDE, KV)
                     multiply(acc[2 * d], weights, first, F)
                     multiply(acc[2 * d + 1], weights, second, F)
             barrier()
@@ -254,7 +265,7 @@ def attention_prefill_mma(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pa
             whole = sums[h]
             for mask in static((1, 2)):
                 whole += shuffle_xor(whole, mask)
-            inverse = value_scale / whole
+            inverse = 1.0 / whole
             r = warp * 16 + g + 8 * h
             if r < rows:
                 r_token = divide(r, by_group)
@@ -273,11 +284,16 @@ def mma_symbol(kv: str, head_dim: int) -> str:
     return f"attention_mma_{kv}_d{head_dim}"
 
 
+def block_nbytes(head_dim: int, item: int, keys: int) -> int:
+    """Shared memory of a block of keys or of values, with the scales of numbers in 8 bits."""
+    return keys * (head_dim * item + 16) + (4 * keys if item == 1 else 0)
+
+
 def keys_of_block(target, kv: str, head_dim: int) -> int:
     """Keys that are in shared memory at once, beside the tile's queries: half where a block can have 99 KiB only."""
-    stride = head_dim * (1 if kv == "e4m3" else 2) + 16
     queries = PREFILL_ROWS * (head_dim * 2 + 16)
-    return BLOCK_KEYS if queries + 2 * BLOCK_KEYS * stride <= target.shared_limit else BLOCK_KEYS // 2
+    blocks = 2 * block_nbytes(head_dim, item_nbytes(KV_TYPES[kv]), BLOCK_KEYS)
+    return BLOCK_KEYS if queries + blocks <= target.shared_limit else BLOCK_KEYS // 2
 
 
 def mma_variants(target) -> list[Variant]:
@@ -286,4 +302,4 @@ def mma_variants(target) -> list[Variant]:
         return []
     return [Variant(mma_symbol(name, dim), attention_prefill_mma,
                     {"D": dim, "KV": dtype, "KEYS": keys_of_block(target, name, dim)}, threads=THREADS)
-            for name, dtype in KV_TYPES.items() if name == "e4m3" or target.arch != 90 for dim in HEAD_DIMS]
+            for name, dtype in KV_TYPES.items() if name in PACKED or target.arch != 90 for dim in HEAD_DIMS]

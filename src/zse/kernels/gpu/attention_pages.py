@@ -20,6 +20,7 @@ from zse.kernel import (
     warp_index,
 )
 from zse.kernels.gpu.attention_plan import HEADER, PAGE, TASK, divide
+from zse.kernels.gpu.kv8 import page_nbytes, scales_nbytes
 
 # Variables of the loading side: the work item, its next page, pages, end, first page, place in the page table, head,
 # first key that this step writes; the ring's slot; whether grid_wait() was called; the same of the item after it, and
@@ -82,7 +83,8 @@ def next_item(state, plan, page_table, max_pages, kv_heads, by_heads, tasks_room
 def load_page(state, ring, keys, values, plan, page_table, max_pages, kv_heads, by_heads, tasks_room, total,
               fresh_before, page_heads,
               by_share, D, STRIDE, ITEM, STAGES, W):
-    """Starts the copy of this warp's next page, if there is one, into the ring's next slot."""
+    """Starts the copy of this warp's next page, if there is one, into the ring's next slot: keys, values, and in 8 bits
+    their scales."""
     lane = lane_index()
     while state[NEXT] >= state[COUNT] and state[WORK] < total:
         next_item(state, plan, page_table, max_pages, kv_heads, by_heads, tasks_room, total, W)
@@ -95,8 +97,8 @@ def load_page(state, ring, keys, values, plan, page_table, max_pages, kv_heads, 
             state[WAITED] = 1
         valid = state[END] - page * PAGE
         number = shuffle(state[IDS], state[NEXT] % 32)
-        at = (i64(number) * page_heads + divide(state[HEAD], by_share)) * (PAGE * D * ITEM)
-        slot = ring + state[SLOT] * (2 * PAGE * STRIDE)
+        at = (i64(number) * page_heads + divide(state[HEAD], by_share)) * page_nbytes(D, ITEM)
+        slot = ring + state[SLOT] * (2 * PAGE * STRIDE + scales_nbytes(ITEM))
         pieces = D * ITEM // 16                     # of a row
         for part in static(range(2)):
             source = (values if part else keys) + (at + lane * 16)
@@ -112,6 +114,10 @@ def load_page(state, ring, keys, values, plan, page_table, max_pages, kv_heads, 
                     copy_async(slot + ((part * PAGE + row) * STRIDE + (e * 32 + lane) % pieces * 16), source + e * 512,
                                16,
                                i32(16) if row < valid else i32(0))
+            if ITEM == 1 and lane // PAGE == part:
+                copy_async(slot + (2 * PAGE * STRIDE + lane * 4),
+                           (values if part else keys) + (at + PAGE * D + lane % PAGE * 4), 4,
+                           i32(4) if lane % PAGE < valid else i32(0))
         state[NEXT] += 1
         state[SLOT] = 0 if state[SLOT] == STAGES - 1 else state[SLOT] + 1
     copy_commit()

@@ -11,8 +11,8 @@ from zse.kernel import (
     barrier,
     bf16,
     block_index,
+    cast_ptr,
     convert,
-    e4m3,
     exp2,
     f16,
     f32,
@@ -36,18 +36,20 @@ from zse.kernel import (
     warp_sum,
 )
 from zse.kernels.gpu.attention_plan import HEAD_DIMS, PAGE
+from zse.kernels.gpu.kv8 import is_packed, page_nbytes
+from zse.kernels.kv_pages import PACKED, head_dim_of
 
 THREADS = 128
 LOG2E = 1.4426950408889634
 FLOOR = -1.0e30         # the running maximum before any key
-KV_TYPES = {"bf16": bf16, "f16": f16, "e4m3": e4m3}
+KV_TYPES = {"bf16": bf16, "f16": f16, **PACKED}
 
 
 @kernel
 def attention_simple(q: Ptr[bf16, "const"], k_pages: Ptr["KV", "const"], v_pages: Ptr["KV", "const"], kv_scale: Ptr[f32, "const"],
                      page_table: Ptr[i32, "const"], token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], out: Ptr[bf16],
                      max_pages: i32, kv_heads: i32, group: i32, scale: f32, window: i32, softcap: f32, D: static, KV: static):
-    """Grid (query heads, tokens). kv_scale: null unless the pages are e4m3."""
+    """Grid (query heads, tokens). kv_scale: null, not read."""
     warps = target.threads // target.warp
     columns = D // 32
     query = shared_array(f32, D)
@@ -64,11 +66,6 @@ def attention_simple(q: Ptr[bf16, "const"], k_pages: Ptr["KV", "const"], v_pages
     position = positions[token]
     begin = max(position + 1 - window, 0) if window > 0 else i32(0)
     table = page_table + i64(token_row[token]) * max_pages
-    key_scale = f32(scale)
-    value_scale = f32(1)
-    if KV is e4m3:
-        key_scale = scale * kv_scale[head]
-        value_scale = kv_scale[kv_heads + head]
     for d in range(thread_index(), D, target.threads):
         query[d] = f32(q[place + d])
     barrier()
@@ -79,7 +76,14 @@ def attention_simple(q: Ptr[bf16, "const"], k_pages: Ptr["KV", "const"], v_pages
     for base in range(begin + warp * 32, position + 1, warps * 32):
         key = min(base + lane, position)
         slot = (table[key // PAGE] * kv_heads + head) * PAGE + key % PAGE
-        keys = k_pages + i64(slot) * D
+        if is_packed(KV):
+            at = i64(slot // PAGE) * page_nbytes(D, 1)
+            keys = k_pages + (at + slot % PAGE * D)
+            key_scale = scale * cast_ptr(k_pages + (at + PAGE * D), f32)[slot % PAGE]
+            value_scale = cast_ptr(v_pages + (at + PAGE * D), f32)[slot % PAGE]
+        else:
+            keys = k_pages + i64(slot) * D
+            key_scale = scale
         score = f32(0)
         for d in unroll(range(0, D, 8), 4):
             values = convert(load(keys + d, 8), f32)
@@ -98,9 +102,15 @@ def attention_simple(q: Ptr[bf16, "const"], k_pages: Ptr["KV", "const"], v_pages
         mass = fma(mass, shrink, weight)
         for c in static(range(columns)):
             acc[c] = acc[c] * shrink
+        if is_packed(KV):
+            weight = weight * value_scale
         for k in range(0, min(32, position + 1 - base)):
             share = shuffle(weight, k)
-            row = v_pages + (i64(shuffle(slot, k)) * D + lane)
+            its_slot = shuffle(slot, k)
+            if is_packed(KV):
+                row = v_pages + (i64(its_slot // PAGE) * page_nbytes(D, 1) + (its_slot % PAGE * D + lane))
+            else:
+                row = v_pages + (i64(its_slot) * D + lane)
             for c in static(range(columns)):
                 acc[c] = fma(share, f32(row[c * 32]), acc[c])
     mass = warp_sum(mass)
@@ -121,7 +131,7 @@ def attention_simple(q: Ptr[bf16, "const"], k_pages: Ptr["KV", "const"], v_pages
         value = f32(0)
         for n in static(range(warps)):
             value = fma(parts[n * D + d], factors[n], value)
-        out[place + d] = convert(value * value_scale / total, bf16)
+        out[place + d] = convert(value / total, bf16)
 
 
 def symbol_of(kv: str, head_dim: int) -> str:
@@ -134,10 +144,10 @@ def simple_variants(target) -> list[Variant]:
             for name, dtype in KV_TYPES.items() for dim in HEAD_DIMS]
 
 
-def launch(recorder, q, k_pages, v_pages, kv_scale, page_table, token_row, positions, out, group: int, scale: float, window: int,
+def launch(recorder, q, k_pages, v_pages, page_table, token_row, positions, out, group: int, scale: float, window: int,
            softcap: float) -> None:
     """Record, arguments checked."""
-    _, kv_heads, _, head_dim = v_pages.shape
+    kv_heads, head_dim = v_pages.shape[1], head_dim_of(v_pages)
     recorder.launch(symbol_of(k_pages.dtype, head_dim), [
-        q, k_pages, v_pages, 0 if kv_scale is None else kv_scale, page_table, token_row, positions, out, page_table.shape[1], kv_heads,
+        q, k_pages, v_pages, 0, page_table, token_row, positions, out, page_table.shape[1], kv_heads,
         group, float(scale), window, float(softcap)], (kv_heads * group, q.shape[0]))

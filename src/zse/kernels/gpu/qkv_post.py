@@ -4,6 +4,7 @@ from zse.kernel import (
     Ptr,
     Variant,
     bf16,
+    bitcast,
     block_index,
     cast_ptr,
     convert,
@@ -20,32 +21,64 @@ from zse.kernel import (
     lane_index,
     load,
     make_vector,
+    narrow_s8,
+    round_even,
     rsqrt,
     static,
     store,
     target,
     u8,
     warp_index,
+    warp_max,
     warp_sum,
+    where,
 )
+from zse.kernels.gpu.kv8 import is_packed
+from zse.kernels.kv_pages import LARGEST, PACKED, SCALE_BYTES
 
 PAGE = 16
 MAX_HEAD_DIM = 256
 THREADS = 128
-KV_TYPES = {"bf16": bf16, "f16": f16, "e4m3": e4m3}
+KV_TYPES = {"bf16": bf16, "f16": f16, **PACKED}
 PAIRS = MAX_HEAD_DIM // 128     # pairs of two neighbours a lane has of half a head
 REST = MAX_HEAD_DIM // 64       # of what is not rotated
 
 
 @inline
-def put(out, a, b, scale, T):
-    """Two neighbours, times scale, as T."""
-    store(out, convert(make_vector(a * scale, b * scale), T))
+def put(out, a, b, T):
+    """Two neighbours, as T."""
+    store(out, convert(make_vector(a, b), T))
 
 
 @inline
-def rotate(x, weight, table, out, head_dim, rotary, eps, scale, T, NORM):
-    """out = rope(x), or rope(rmsnorm(x) * weight), times scale, as T: one head, two neighbours of each half a lane."""
+def begin_packed(pairs, scale, T):
+    """Writes the scale of a warp's values, f32 pairs that are zero where they are none, and gives what makes them stored
+    numbers. As in kv_pages.pack_head the peak is found on bit patterns, so that NaN and infinity survive into the scale."""
+    top = i32(0)
+    for pair in static(pairs):
+        for u in static(range(2)):
+            top = max(top, bitcast(pair[u], i32) & 0x7FFFFFFF)
+    peak = bitcast(warp_max(top), f32)
+    largest = LARGEST["e4m3" if T is e4m3 else "i8"]
+    if lane_index() == 0:
+        scale[0] = peak / largest
+    return where(peak > 1e-30, largest / peak, 0.0)
+
+
+@inline
+def put_packed(out, pair, inverse, T):
+    """Two neighbours as stored numbers."""
+    values = make_vector(pair[0] * inverse, pair[1] * inverse)
+    if T is e4m3:
+        store(out, convert(values, e4m3))
+    else:
+        store(out, narrow_s8(convert(round_even(values), i32)))
+
+
+@inline
+def rotate(x, weight, table, out, scale, head_dim, rotary, eps, T, NORM):
+    """out = rope(x), or rope(rmsnorm(x) * weight), as T: one head, two neighbours of each half a lane. scale: where that
+    of a T in 8 bits goes, else None."""
     lane = lane_index()
     half = rotary // 2
     at = [lane * 2 + p * 64 for p in static(range(PAIRS))]
@@ -81,9 +114,14 @@ def rotate(x, weight, table, out, head_dim, rotary, eps, scale, T, NORM):
                 for u in static(range(2)):
                     low[p][u] = low[p][u] * factor * first[u]
                     high[p][u] = high[p][u] * factor * second[u]
-            put(out + at[p], low[p][0] * c[0] - high[p][0] * s[0], low[p][1] * c[1] - high[p][1] * s[1], scale, T)
-            put(out + half + at[p], high[p][0] * c[0] + low[p][0] * s[0], high[p][1] * c[1] + low[p][1] * s[1], scale,
-                T)
+            if is_packed(T):
+                for u in static(range(2)):
+                    turned = low[p][u] * c[u] - high[p][u] * s[u]
+                    high[p][u] = high[p][u] * c[u] + low[p][u] * s[u]
+                    low[p][u] = turned
+            else:
+                put(out + at[p], low[p][0] * c[0] - high[p][0] * s[0], low[p][1] * c[1] - high[p][1] * s[1], T)
+                put(out + half + at[p], high[p][0] * c[0] + low[p][0] * s[0], high[p][1] * c[1] + low[p][1] * s[1], T)
     if rotary < head_dim:
         for p in static(range(REST)):
             place = rotary + lane * 2 + p * 64
@@ -92,7 +130,30 @@ def rotate(x, weight, table, out, head_dim, rotary, eps, scale, T, NORM):
                     first = load(weight + place, 2)
                     for u in static(range(2)):
                         rest[p][u] = rest[p][u] * factor * first[u]
-                put(out + place, rest[p][0], rest[p][1], scale, T)
+                if not is_packed(T):
+                    put(out + place, rest[p][0], rest[p][1], T)
+    if is_packed(T):
+        inverse = begin_packed(low + high + rest, scale, T)
+        for p in static(range(PAIRS)):
+            if at[p] < half:
+                put_packed(out + at[p], low[p], inverse, T)
+                put_packed(out + half + at[p], high[p], inverse, T)
+        for p in static(range(REST)):
+            if rotary + lane * 2 + p * 64 < head_dim:
+                put_packed(out + (rotary + lane * 2 + p * 64), rest[p], inverse, T)
+
+
+@inline
+def places_of(pages, page, head, slot, kv_heads, head_dim, KV):
+    """Where a token's keys or values of one head stand, and their scale; None without one."""
+    if is_packed(KV):
+        begin = pages + (i64(page) * kv_heads + head) * (PAGE * head_dim + SCALE_BYTES)
+        scale = cast_ptr(begin + PAGE * head_dim, f32) + slot
+        place = cast_ptr(begin + slot * head_dim, KV)
+    else:
+        scale = None
+        place = cast_ptr(pages, KV) + ((i64(page) * kv_heads + head) * PAGE + slot) * head_dim
+    return place, scale
 
 
 @kernel
@@ -104,7 +165,7 @@ def qkv_post_gpu(q: Ptr[f32, "const"], k: Ptr[f32, "const"], v: Ptr[f32, "const"
                  token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], heads: i32, kv_heads: i32, head_dim: i32,
                  rotary: i32,
                  eps: f32, KV: static, NORM: static):
-    """Grid (tokens, heads of q, k and v / warps of a block). kv_scale: null unless the pages are e4m3."""
+    """Grid (tokens, heads of q, k and v / warps of a block). kv_scale: null, not read."""
     # In this order as measured: attention reads the plan and the pages of earlier steps before its grid_wait().
     grid_wait()
     grid_launch_dependents()
@@ -116,30 +177,36 @@ def qkv_post_gpu(q: Ptr[f32, "const"], k: Ptr[f32, "const"], v: Ptr[f32, "const"
     if head < heads:
         rotate(q + i64(token) * q_stride + head * head_dim, q_norm, cosines,
                q_out + (i64(token) * heads + head) * head_dim,
-               head_dim, rotary, eps, 1.0, bf16, NORM)
+               None, head_dim, rotary, eps, bf16, NORM)
         return
     position = positions[token]
     page = page_table[i64(token_row[token]) * max_pages + position // PAGE]
     lane = lane_index()
     if head < heads + kv_heads:
         at = head - heads
-        scale = f32(1)
-        if KV is e4m3:
-            scale = 1.0 / kv_scale[at]
-        out = cast_ptr(k_pages, KV) + ((i64(page) * kv_heads + at) * PAGE + position % PAGE) * head_dim
-        rotate(k + i64(token) * k_stride + at * head_dim, k_norm, cosines, out, head_dim, rotary, eps, scale, KV, NORM)
+        out, scale = places_of(k_pages, page, at, position % PAGE, kv_heads, head_dim, KV)
+        rotate(k + i64(token) * k_stride + at * head_dim, k_norm, cosines, out, scale, head_dim, rotary, eps, KV, NORM)
     else:
         at = head - heads - kv_heads
-        scale = f32(1)
-        if KV is e4m3:
-            scale = 1.0 / kv_scale[kv_heads + at]
-        out = cast_ptr(v_pages, KV) + ((i64(page) * kv_heads + at) * PAGE + position % PAGE) * head_dim
+        out, scale = places_of(v_pages, page, at, position % PAGE, kv_heads, head_dim, KV)
         row = v + i64(token) * v_stride + at * head_dim
-        for p in static(range(REST)):
-            place = lane * 2 + p * 64
-            if place < head_dim:
-                a = load(row + place, 2)
-                put(out + place, a[0], a[1], scale, KV)
+        if is_packed(KV):
+            pairs = [[f32(0) for u in static(range(2))] for p in static(range(REST))]
+            for p in static(range(REST)):
+                if lane * 2 + p * 64 < head_dim:
+                    a = load(row + (lane * 2 + p * 64), 2)
+                    for u in static(range(2)):
+                        pairs[p][u] = a[u] + 0.0
+            inverse = begin_packed(pairs, scale, KV)
+            for p in static(range(REST)):
+                if lane * 2 + p * 64 < head_dim:
+                    put_packed(out + (lane * 2 + p * 64), pairs[p], inverse, KV)
+        else:
+            for p in static(range(REST)):
+                place = lane * 2 + p * 64
+                if place < head_dim:
+                    a = load(row + place, 2)
+                    put(out + place, a[0], a[1], KV)
 
 
 def qkv_post_variants(target) -> list[Variant]:
