@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 from zse.kernels.attention import attention
 from zse.kernels.gpu.attention_plan import AttentionScratch, plan_attention
+from zse.kernels.kv_pages import head_nbytes, pages_shape
 from zse.kernels.qkv_post import qkv_post
 from zse.runtime import open_device
 from zse.tensor import Tensor
@@ -142,11 +143,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     for name, value in (("heads", 28), ("kv-heads", 4), ("head-dim", 128), ("window", 0), ("layers", 28)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--kv", choices=sorted(ITEM), default="bf16")
+    parser.add_argument("--kv", choices=("bf16", "f16", "i8", "e4m3"), default="bf16")
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
     device = open_device(args.device)
-    token_bytes = 2 * args.kv_heads * args.head_dim * ITEM[args.kv]
+    token_bytes = 2 * args.kv_heads * head_nbytes(args.head_dim, args.kv) // PAGE
     print(f"{args.heads}/{args.kv_heads} heads of {args.head_dim}, {args.kv} pages, window {args.window or 'none'}; "
           "µs of a layer")
     print(f"{'decode':>14} | attention | + qkv_post | qkv_post | plan, once a step | floor | of bandwidth")

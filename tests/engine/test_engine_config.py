@@ -30,6 +30,8 @@ def test_settings_by_family():
                            ({"kv_dtype": "bf16"}, "cpu")):
         with pytest.raises(ConfigError, match="is not for this device"):
             settle(EngineConfig(model="m", **values), family)
+    for kv_dtype in ("int8", "fp8"):
+        assert {settle(EngineConfig(model="m", kv_dtype=kv_dtype), family).kv_dtype for family in ("cpu", "gpu")} == {kv_dtype}
 
 
 def test_auto_takes_the_models_context_for_every_row():

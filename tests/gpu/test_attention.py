@@ -37,7 +37,7 @@ def run(batch, chosen, heads, kv_heads, head_dim, window, longest_run, blocks=No
 
 
 @needs_gpu
-@pytest.mark.parametrize("dtype", ["bf16", "e4m3"])
+@pytest.mark.parametrize("dtype", ["bf16", "i8", "e4m3"])
 @pytest.mark.parametrize("heads, kv_heads, head_dim, window", [(28, 4, 128, 0), (4, 1, 256, 1500), (9, 3, 64, 0)])
 def test_decoded_rows_are_the_same_however_they_are_cut(dtype, heads, kv_heads, head_dim, window):
     """As chunks, segments or whole; alone or among others; in a recording for one token a row or for several."""

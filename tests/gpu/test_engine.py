@@ -65,6 +65,20 @@ def test_a_batch_is_deterministic(engine_of):
     assert first["over"] == first["same seed"]
 
 
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_pages_in_8_bits_leave_the_device_and_come_back(engine_of, kv_dtype):
+    """Requests that are swapped to host memory and back say what they say without: their pages come back as they were."""
+    from test_runner import MANY, sampled
+    requests = {name: (MANY[name][0], sampled(11, 40)) for name in ("over", "penalties", "page", "top_p")}
+    expected = run(engine_of(max_rows=4, kv_dtype=kv_dtype, deterministic=True), **requests)
+    engine = engine_of(max_rows=4, kv_dtype=kv_dtype, deterministic=True, num_pages=9, reserve_output=False, preemption="swap",
+                       cache_host_memory=1 << 28)
+    assert engine.runner.kv.page_nbytes < 0.6 * engine_of(max_rows=4).runner.kv.page_nbytes
+    assert run(engine, **requests) == expected
+    told = engine.scheduler.snapshot()
+    assert told["preemptions"] and told["swapped_in_pages"] + told["prefix_onloaded_pages"]
+
+
 def test_preempted_requests_end(engine_of):
     """They are computed again by other kernels (many tokens at once), whose last bits differ: the same walk twice is
     the same, the same as without preemption it need not be."""

@@ -5,6 +5,7 @@ import pytest
 from zse.errors import UnsupportedError
 from zse.kernels.attention import attention
 from zse.kernels.gpu.attention_plan import MAX_RECORDS, AttentionScratch, decode_share, plan_attention, reciprocal31
+from zse.kernels.kv_pages import pages_shape
 from zse.kernels.qkv_post import qkv_post
 from zse.runtime.null import NullDevice
 from zse.tensor import Tensor
@@ -18,8 +19,8 @@ def record(arch=80, heads=28, kv_heads=4, head_dim=128, dtype="bf16", tokens=5, 
     """The symbols that attention with a scratch of its own records."""
     device = NullDevice(family="gpu", arch=arch)
     recorder = device.record()
-    arguments = {"q": new(device, "bf16", tokens, heads * head_dim),
-                 "k_pages": new(device, dtype, 9, kv_heads, 16, head_dim), "v_pages": new(device, dtype, 9, kv_heads, 16, head_dim), "page_table": new(device, "i32", 2, 8),
+    pages = {name: new(device, dtype, 9, kv_heads, *pages_shape(head_dim, dtype, name == "k_pages", "gpu")) for name in ("k_pages", "v_pages")}
+    arguments = {"q": new(device, "bf16", tokens, heads * head_dim), **pages, "page_table": new(device, "i32", 2, 8),
                  "token_row": new(device, "i32", tokens), "positions": new(device, "i32", tokens),
                  "out": new(device, "bf16", tokens, heads * head_dim)}
     for name, (kind, *shape) in (change or {}).items():
@@ -36,12 +37,20 @@ def test_a_recording_for_one_token_a_row_has_one_launch_a_layer():
     assert record(heads=4, kv_heads=1, head_dim=256, longest_run=4)[1:] == ["attention_decode_bf16_d256_n1"]
 
 
+def test_pages_in_8_bits_have_no_kernel_of_their_own_on_hopper():
+    assert record(arch=90, dtype="i8")[1:] == ["attention_decode_i8_d128_n2", "attention_mma_i8_d128"]
+    assert record(arch=90, dtype="e4m3", longest_run=1)[1:] == ["attention_decode_e4m3_d128_n1"]
+    assert record(arch=80, dtype="e4m3")[1:] == ["attention_decode_e4m3_d128_n2", "attention_mma_e4m3_d128"]
+
+
 @pytest.mark.parametrize("options, error, message", [
     ({"head_dim": 80}, UnsupportedError, "head_dim 80 is not supported; supported: 64, 96, 128, 256"),
     ({"change": {"q": ("bf16", 5, 100)}}, ValueError, "q is 100 wide"),
     ({"change": {"q": ("f32", 5, 28 * 128)}}, TypeError, "attention q: dtype f32"),
     ({"change": {"k_pages": ("bf16", 9, 4, 128, 16)}}, ValueError, "k_pages"),
-    ({"dtype": "e4m3"}, ValueError, "have kv_scale"),
+    ({"dtype": "f32"}, TypeError, "k_pages: dtype f32"),
+    ({"change": {"k_pages": ("i8", 9, 4, 16, 128)}}, ValueError, r"k_pages: shape \(9, 4, 16, 128\), expected \(9, 4, 2112\)"),
+    ({"dtype": "i8", "change": {"v_pages": ("e4m3", 9, 4, 2112)}}, TypeError, "v_pages: dtype e4m3, expected i8"),
     ({"heads": 129, "kv_heads": 1}, UnsupportedError, "129 is not supported; supported: 1 to 128"),
 ])
 def test_what_does_not_fit_is_refused(options, error, message):
@@ -73,12 +82,13 @@ def test_division_by_multiplication_is_exact():
             assert n * factor >> 31 == n // divisor, (n, divisor)
 
 
-def test_qkv_post_wants_scales_with_e4m3_and_only_then():
+@pytest.mark.parametrize("dtype, shape, message", [
+    ("e4m3", (4, 2, 16, 64), r"expected \(4, 2, 1088\)"), ("i8", (4, 2, 1024), "k_pages"), ("bf16", (4, 2, 1088), "k_pages")])
+def test_qkv_post_wants_pages_of_the_form_of_their_type(dtype, shape, message):
     device = NullDevice(family="gpu", arch=80)
     tensors = {"qkv": new(device, "f32", 3, 12 * 64), "q_norm": None, "k_norm": None, "table": new(device, "f32", 3, 64),
                "q_out": new(device, "bf16", 3, 8 * 64), "page_table": new(device, "i32", 1, 4),
                "token_row": new(device, "i32", 3), "positions": new(device, "i32", 3)}
-    for dtype, scales in (("e4m3", None), ("bf16", new(device, "f32", 2, 2))):
-        pages = {name: new(device, dtype, 4, 2, 16, 64) for name in ("k_pages", "v_pages")}
-        with pytest.raises(ValueError, match="have kv_scale"):
-            qkv_post(device.record(), **tensors, **pages, kv_scale=scales)
+    values = new(device, dtype, 4, 2, *pages_shape(64, dtype, False, "gpu"))
+    with pytest.raises(ValueError, match=message):
+        qkv_post(device.record(), **tensors, k_pages=new(device, dtype, *shape), v_pages=values)

@@ -15,7 +15,7 @@ DEVICES = ("auto", "cpu", "cuda", "hip", "metal")
 # What each family of devices computes with; the first is what "auto" means.
 ACTIVATIONS = {"cpu": ("int8", "f32"), "gpu": ("bf16",)}
 KV_LAYOUTS = ("paged", "contiguous")
-KV_DTYPES = {"cpu": ("f16", "f32", "int8", "fp8"), "gpu": ("bf16",)}
+KV_DTYPES = {"cpu": ("f16", "f32", "int8", "fp8"), "gpu": ("bf16", "int8", "fp8")}
 MAX_ROWS = {"cpu": 64, "gpu": 64}
 STEPS_IN_FLIGHT = {"cpu": 1, "gpu": 2}
 
@@ -58,8 +58,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_rows: requests that run at once.
     max_tokens_per_step: tokens of one forward; longer prompts run in chunks of this. num_pages: KV pages of 16 tokens (of
     one group of layers, in models of which some see a window only).
-    activations: inputs of matrix products: "int8" or "f32" on a CPU, "bf16" on a GPU. kv_dtype: "f16", "f32",
-    "int8" or "fp8" on a CPU, "bf16" on a GPU; 8 bits have a scale for each token and head.
+    activations: inputs of matrix products: "int8" or "f32" on a CPU, "bf16" on a GPU. kv_dtype: "f16" or
+    "f32" on a CPU, "bf16" on a GPU, "int8" or "fp8" on both; 8 bits have a scale for each token and head.
     batching: "continuous" or "static". chunked_prefill: prompts share steps with replies. fair_share: between tenants, by
     tenant_weights, "name=2,other=0.5" (others: 1). ageing_ms: what a level of priority is worth in the queue.
     mixed_ratio: a step that also computes prompts may take so many times a decode step; 0: a fixed number of tokens.

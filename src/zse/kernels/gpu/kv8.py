@@ -4,8 +4,7 @@ Stored numbers are exact in bf16. Scores are multiplied with their key's scale, 
 are rounded to bf16 (f16 would not do: the weight of one key in a long context times a small scale is below what it has).
 """
 
-from zse.kernel import bitcast, cast_ptr, e4m3, f32, fma_bf16x2, i8, i32, inline, lane_index, load, prmt, static, u32
-from zse.kernels.gpu.attention_plan import PAGE
+from zse.kernel import cast_ptr, e4m3, f32, fma_bf16x2, i8, inline, lane_index, load, prmt, static, u32
 from zse.kernels.gpu.matmul_small import dequantize_e4m3
 from zse.kernels.kv_pages import SCALE_BYTES, head_nbytes
 
