@@ -77,9 +77,9 @@ def write(family, folder, **changes):
     return str(tiny.write(family, folder, "BF16"))
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3"])
-def test_every_recording_is_complete(gpu, family, tmp_path):
-    runner = runner_of(gpu, write(family, tmp_path))
+@pytest.mark.parametrize("family, kv_dtype", [("llama", "bf16"), ("qwen2", "int8"), ("qwen3", "fp8"), ("gemma3", "bf16")])
+def test_every_recording_is_complete(gpu, family, kv_dtype, tmp_path):
+    runner = runner_of(gpu, write(family, tmp_path), kv_dtype=kv_dtype)
     layers, plain = runner.model.config.num_layers, not runner.model.config.post_norms
     for kind, size in (("decode", 1), ("decode", 4), ("mixed", 8), ("mixed", 64), ("mixed", 512), ("score", 16)):
         graph = runner._graph(kind, size, 0)
@@ -103,12 +103,12 @@ def test_turns_alternate_and_feed_each_other(gpu, tmp_path):
     assert first.launches[0].nbytes < runner._graph("mixed", 512, 0).launches[0].nbytes
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_the_memory_plan_counts_what_is_allocated(family, tmp_path):
+@pytest.mark.parametrize("family, kv_dtype", [("llama", "int8"), ("gemma3", "bf16")])
+def test_the_memory_plan_counts_what_is_allocated(family, kv_dtype, tmp_path):
     gpu = NullGPU(family="gpu", arch=90)
     source = open_model(write(family, tmp_path))
     plan = plan_model(source, family="gpu")
-    memory = plan_memory(EngineConfig(model="m", max_rows=4), plan, gpu)
+    memory = plan_memory(EngineConfig(model="m", max_rows=4, kv_dtype=kv_dtype), plan, gpu)
     runner = Runner(gpu, load_model(gpu, plan), memory.config)
     assert runner.runs_ahead
     labels = gpu.memory()

@@ -74,8 +74,8 @@ def load_queries(q, place, token, head, rows, group, by_group, width, D, STRIDE,
 
 @inline
 def load_block(pages, place, table, block, seen, last, head, kv_heads, D, STRIDE, ITEM, KEYS):
-    """Starts the copy of one block of keys or values, in 8 bits with their scales behind them; rows behind the last key become zeros, and so do those
-    before page `seen`: what a window has passed may be another sequence's by now."""
+    """Starts the copy of one block of keys or values, in 8 bits with their scales behind them; rows behind the last key
+    become zeros, and so do those before page `seen`: what a window has passed may be another sequence's by now."""
     pieces = D * ITEM // 16
     for e in static(range(0, KEYS * pieces, THREADS)):
         piece = e + thread_index()

@@ -46,10 +46,10 @@ KV_TYPES = {"bf16": bf16, "f16": f16, **PACKED}
 
 
 @kernel
-def attention_simple(q: Ptr[bf16, "const"], k_pages: Ptr["KV", "const"], v_pages: Ptr["KV", "const"], kv_scale: Ptr[f32, "const"],
+def attention_simple(q: Ptr[bf16, "const"], k_pages: Ptr["KV", "const"], v_pages: Ptr["KV", "const"],
                      page_table: Ptr[i32, "const"], token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], out: Ptr[bf16],
                      max_pages: i32, kv_heads: i32, group: i32, scale: f32, window: i32, softcap: f32, D: static, KV: static):
-    """Grid (query heads, tokens). kv_scale: null, not read."""
+    """Grid (query heads, tokens)."""
     warps = target.threads // target.warp
     columns = D // 32
     query = shared_array(f32, D)
@@ -149,5 +149,5 @@ def launch(recorder, q, k_pages, v_pages, page_table, token_row, positions, out,
     """Record, arguments checked."""
     kv_heads, head_dim = v_pages.shape[1], head_dim_of(v_pages)
     recorder.launch(symbol_of(k_pages.dtype, head_dim), [
-        q, k_pages, v_pages, 0, page_table, token_row, positions, out, page_table.shape[1], kv_heads,
-        group, float(scale), window, float(softcap)], (kv_heads * group, q.shape[0]))
+        q, k_pages, v_pages, page_table, token_row, positions, out, page_table.shape[1], kv_heads, group, float(scale), window,
+        float(softcap)], (kv_heads * group, q.shape[0]))
