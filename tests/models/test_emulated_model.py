@@ -198,6 +198,9 @@ def test_masks_between_the_forward_and_the_sampler(home, tmp_path):
         def wait(self):
             return self.lines, memoryview(self.memory)
 
+        def busy(self):
+            pass
+
         def take_compiled(self, idle):
             return []
 
