@@ -420,12 +420,13 @@ class Simulation:
             self.num_ahead += self.submit_step(nan_rate)
         batch, sampled = self.flight.pop(0)
         self.scheduler.observe(batch, self.rng.random() / 10)
+        cached = {entry.request.id: entry.request.cached_len for entry in batch.entries}
         for output in self.scheduler.commit(batch, sampled):
-            self.take(output)
+            self.take(output, cached[output.id])
         self.check()
         return True
 
-    def take(self, output: Output) -> None:
+    def take(self, output: Output, cached: int) -> None:
         assert output.id in self.expected and output.id not in self.ended, "output after the end"
         reply, finish = self.expected[output.id]
         if output.finish == "error":
@@ -438,7 +439,7 @@ class Simulation:
         else:
             self.num_tokens["prompt"] += len(self.prompts[output.id])
             self.num_tokens["cached"] += output.cached_tokens
-            assert 0 <= output.cached_tokens < len(self.prompts[output.id])
+            assert output.cached_tokens == cached < len(self.prompts[output.id])
         got += output.tokens
         assert got == reply[:len(got)], f"request {output.id} differs from its solo run"
         assert (output.finish == finish) if len(got) == len(reply) else output.finish is None

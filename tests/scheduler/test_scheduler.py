@@ -2,6 +2,7 @@ import pytest
 from simulator import EOS, VOCAB, FakeDevice, next_token
 
 from zse.cache.pages import PAGE
+from zse.cache.prefix import PrefixCache
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
 from zse.scheduler.policy import MAX_PREEMPTIONS, Policy
@@ -327,3 +328,31 @@ def test_queue_wait_is_counted():
     batch = scheduler.schedule(now=12.5)
     scheduler.commit(batch, [(next_token(0, [1]), None)])
     assert scheduler.counters.queue_wait_s == 2.5
+
+
+def last_prompt_token_with_drafts(scheduler, id, prompt):
+    """All of the prompt but its last token has run, and drafts go with that one."""
+    request = scheduler.submit(id, prompt, greedy(9), seed=0)
+    step(scheduler)
+    assert request.computed_len == len(prompt) - 1 and scheduler.decoding() == [request]
+    request.drafts = (1, 1)
+    return scheduler.schedule()
+
+
+def test_a_prompt_that_is_not_finite_is_not_cached_when_drafts_come_with_its_last_token():
+    """Found by a walk: the first sampled token says whether the prompt is sound, also where drafts stand behind it."""
+    scheduler = make(max_tokens=11, max_drafts=4, prefix_cache=PrefixCache(16, "lru"))
+    batch = last_prompt_token_with_drafts(scheduler, 1, [1] * 12)
+    assert scheduler.commit(batch, [(-1, None)] * 3) == []
+    assert scheduler.request(1).committed_len == 0 and scheduler.give_up(1)
+    assert scheduler.cache.prefix.num_nodes == 0
+
+
+def test_cached_tokens_are_told_with_the_first_token_when_drafts_come_with_it():
+    scheduler = make(max_tokens=11, max_drafts=4, prefix_cache=PrefixCache(16, "lru"))
+    for id, length, cached in ((1, 12, 0), (2, 26, 14)):
+        batch = last_prompt_token_with_drafts(scheduler, id, [1] * length)
+        (output,) = scheduler.commit(batch, [(1, None), (1, None), (2, None)])
+        assert (output.tokens, output.cached_tokens) == ([1, 1, 2], cached)
+        while scheduler.request(id):
+            step(scheduler)

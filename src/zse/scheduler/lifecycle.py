@@ -66,7 +66,7 @@ class Lifecycle:
         request.residency += 1
         request.computed_len = request.stay_start = computed_len
         request.committed_len = committed_len
-        request.settled = False
+        request.checkpoint = 0
         request.stay_tokens = self.lengths.expected(request) - computed_len
         self.queue.started(request, request.stay_tokens)
 

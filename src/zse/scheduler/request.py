@@ -30,7 +30,7 @@ class Request:
     drafts        token ids that may follow `tokens`, from a proposer, for the next step; () when there are none,
                   None when there must not be any more
     drafting      what the proposer of drafts keeps of the request
-    settled       whether its prompt is computed and known to be sound, in this stay
+    checkpoint    from how many computed tokens on the next sampled one may end it or a page; 0 at the start of a stay
     stepwise      whether the next step needs the ids of the last one (a mask or a draft is made from them): no step
                   ahead for this request
     held          whether it must not run now: the other beams of its search are not as far. Only of stepwise ones
@@ -40,10 +40,10 @@ class Request:
     stay_start, stay_tokens    computed_len when this stay in a row began, and the tokens that it was expected to run
     """
 
-    __slots__ = ("arrival", "cached_len", "committed_len", "computed_len", "deadline_at", "drafting", "drafts", "due",
-                 "held", "id", "in_flight", "is_pinned", "leader", "leads", "lost_len", "max_len", "options", "params", "pending",
-                 "preemptions", "prompt_len", "residency", "row", "seed", "settled", "state", "stay_start", "stay_tokens",
-                 "stepwise", "stop_ids", "submitted_at", "tokens")
+    __slots__ = ("arrival", "cached_len", "checkpoint", "committed_len", "computed_len", "deadline_at", "drafting",
+                 "drafts", "due", "held", "id", "in_flight", "is_pinned", "leader", "leads", "lost_len", "max_len",
+                 "options", "params", "pending", "preemptions", "prompt_len", "residency", "row", "seed", "state",
+                 "stay_start", "stay_tokens", "stepwise", "stop_ids", "submitted_at", "tokens")
 
     def __init__(self, id: int, prompt: list[int], params: SamplingParams, *, seed: int, stop_ids: frozenset[int],
                  max_len: int, arrival: int, now: float = 0.0, due: float = 0.0, options: RequestOptions = DEFAULT):
@@ -55,10 +55,10 @@ class Request:
         self.arrival, self.due, self.submitted_at = arrival, due, now
         self.deadline_at = now + options.deadline_ms / 1000 if options.deadline_ms is not None else float("inf")
         self.stay_start = self.stay_tokens = 0
-        self.stepwise = self.held = self.settled = self.is_pinned = False
+        self.stepwise = self.held = self.is_pinned = False
         self.drafts: Sequence[int] | None = ()
         self.drafting: Any = None
-        self.computed_len = self.pending = self.in_flight = 0
+        self.computed_len = self.pending = self.in_flight = self.checkpoint = 0
         self.committed_len = self.lost_len = 0
         self.cached_len = -1        # not admitted yet
         self.leads = False

@@ -37,23 +37,26 @@ class Results:
                     tell(self._fail(request))
                     continue
                 tokens = request.tokens
-                cached = 0
                 length = request.committed_len = len(tokens)    # all that was known is computed now, and sound
-                if not request.settled or not length % PAGE:
-                    request.settled = True
-                    is_first = length == request.prompt_len
-                    cached = request.cached_len if is_first else 0
-                    life.prompts.done(request)
-                    self._cache.commit(request.id, tokens, length, partial=is_first)
                 tokens.append(token)
-                finish = None
-                if length + 1 >= request.max_len or token in request.stop_ids:
+                cached, finish = 0, None
+                if length >= request.checkpoint or token in request.stop_ids:
+                    cached = self._pass_checkpoint(request, length, length)
                     finish = self._ended(request, token)
                 tell(Output(request.id, [token], None if logprob is None else [logprob], finish, cached))
             if grouped is not None and request.state is RUNNING:
                 # What is in flight of this request goes on from here.
                 grouped.trim(request.id, request.committed_len if entry.drafts else entry.start + entry.count)
         return outputs
+
+    def _pass_checkpoint(self, request: Request, first: int, length: int) -> int:
+        """`length` tokens of the request are computed and sound, and those from place `first` on were sampled in this
+        step: what need not be done after each. How many of the prompt were cached, when its first token is among them."""
+        is_first = first == request.prompt_len
+        self._life.prompts.done(request)
+        self._cache.commit(request.id, request.tokens, length, partial=is_first)
+        request.checkpoint = min(length + PAGE - length % PAGE, request.max_len - 1)
+        return request.cached_len if is_first else 0
 
     def _take_run(self, entry: Entry, sampled: Sequence[tuple[int, object]]) -> list[Output]:
         """Take the results of an entry with drafts: line i was sampled behind draft i - 1."""
@@ -72,17 +75,18 @@ class Results:
             request.tokens.append(token)
             if self._is_last(request, token) or line < len(drafts) and token != drafts[line]:
                 break
-        # Behind these stand K and V of drafts that were not taken: the next step writes over them before it reads.
-        request.computed_len = request.committed_len = end = entry.start + len(taken)
-        if entry.start // PAGE < end // PAGE:
-            self._cache.commit(request.id, request.tokens, end)
         counters = self._life.counters
         counters.verified_runs += 1
         counters.drafted_tokens += len(drafts)
+        # Behind these stand K and V of drafts that were not taken: the next step writes over them before it reads.
+        request.computed_len = end = entry.start + len(taken)
         if not taken:
-            return []
+            return []       # what is committed stays as it is: this may be the end of a prompt that is not finite
         counters.accepted_tokens += len(taken) - 1
-        return [Output(request.id, taken, None if logprobs[0] is None else logprobs, self._ended(request, taken[-1]))]
+        request.committed_len = end
+        cached = self._pass_checkpoint(request, entry.start + 1, end) if end >= request.checkpoint else 0
+        finish = self._ended(request, taken[-1])
+        return [Output(request.id, taken, None if logprobs[0] is None else logprobs, finish, cached)]
 
     @staticmethod
     def _is_last(request: Request, token: int) -> bool:
