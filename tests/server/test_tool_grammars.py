@@ -1,6 +1,8 @@
 """Grammars of tool calls: what random tokens give under them is read by the format's parser as valid calls."""
 
 import json
+import random
+import re
 
 import pytest
 import tiny_model
@@ -14,6 +16,7 @@ from zse.server.tools.answer import Format, Splitter
 from zse.server.tools.calls import Call
 from zse.server.tools.grammars import structure_of
 from zse.server.tools.parsers import PARSERS, Functions
+from zse.server.tools.patterns import FORMATS, whole
 from zse.server.tools.streaming import CallPart
 from zse.structured.compile import Vocabulary
 from zse.structured.options import Structure
@@ -135,6 +138,89 @@ def test_streamed_parts_make_the_calls(tokenizer, vocabulary, form, template, st
         assert len([piece for piece in pieces if isinstance(piece, Call)]) == len(whole)
         if step == 1 and form not in ("qwen3_coder", "pythonic") and "tool_code" not in template:
             assert longest == 1, "arguments come as they are written"
+
+
+TICKET = {"type": "object", "additionalProperties": False, "required": ["code", "day", "free"], "properties": {
+    "code": {"type": "string", "pattern": "^[A-C]{2}-\\d+$", "maxLength": 6},
+    "day": {"type": "string", "format": "date"},
+    "free": {"type": "string", "pattern": "^[^x]*b$", "maxLength": 9}}}
+
+
+def test_texts_that_are_no_json_follow_pattern_and_format(tokenizer, vocabulary):
+    ticket = {"ticket": TICKET}
+    structure = grammar(tokenizer, "qwen3_coder", "", ticket, several=False)
+    for seed in range(6):
+        (call,) = read("qwen3_coder", Walk(vocabulary, structure, seed).run(2000), ticket)
+        given = json.loads(call.arguments)
+        assert re.fullmatch(r"[A-C]{2}-[0-9]{1,3}", given["code"]) and re.fullmatch(r"[^x]{0,8}b", given["free"])
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", given["day"])
+    values = "<tool_call>\n<function=ticket>\n<parameter=code>\nAB-1\n</parameter>\n<parameter=day>\n2024-05-06\n</parameter>\n"
+    for text, fits in (("a\n<b", True), ("a\n</parameter>\nb", False), ("xb", False)):
+        walk = Walk(vocabulary, structure)
+        ids = walk.ids(f"{values}<parameter=free>\n{text}\n</parameter>\n</function>\n")
+        assert (walk.guide.matcher.try_consume_tokens(ids) == len(ids)) is fits, text
+
+
+@pytest.mark.parametrize("schema", [{"pattern": "a(?=b)"}, {"pattern": "[b-a]"}, {"format": "iri"}])
+def test_what_texts_cannot_follow_is_refused_when_strict(tokenizer, vocabulary, schema):
+    functions = {"f": {"type": "object", "required": ["a"], "additionalProperties": False,
+                       "properties": {"a": {"type": "string", "maxLength": 3} | schema}}}
+    with pytest.raises(APIError, match="not implemented") as caught:
+        grammar(tokenizer, "qwen3_coder", "", functions)
+    assert caught.value.code == "invalid_schema"
+    loose = structure_of("qwen3_coder", functions, frozenset(), "", lambda text: None, calls="required", several=False)
+    assert vocabulary.compile(loose)
+
+
+PATTERNS = [r"^[A-Z]{2}-\d+$", "a|^b$", "abc", r"^a|b$", r"^(a|b)*c?$", r"\w+@\w+\.com", r"^[^\s/]+/[\d-]+$", "a+?b",
+            r"^[0-9]{1,3}(?:\.\d{2})?$", r"[\]a\-]", "^$", r"^\u0041\x42$", "^[-a]b", "^[a^]$", "/", r"^\s\S$", "^é+$",
+            "^(?:a|bc){2,3}$", "^a{2}?b??$", "[a-]"]
+
+
+def accepts(expression):
+    """text → whether llguidance takes all of it for the regular expression."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    matcher = LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_lark(f"start: V\nV: /{expression}/\n"), log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+
+    def fits(text):
+        copy, ids = matcher.deep_copy(), list(text.encode())
+        return copy.try_consume_tokens(ids) == len(ids) and copy.is_accepting()
+
+    return fits
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_patterns_match_what_they_match(pattern):
+    """Against Python's search, whose \\Z is ECMAScript's $."""
+    fits = accepts(whole(pattern))
+    draw = random.Random(pattern)
+    expected = re.compile(re.sub(r"\$(?=\||$)", r"\\Z", pattern), re.ASCII)
+    for _ in range(300):
+        text = "".join(draw.choice("abcAZB-/. 01@é^]\n") for _ in range(draw.randint(0, 5)))
+        if draw.random() < 0.4:
+            text = draw.choice(["AB-12", "b", "abc", "a@b.com", "x/1-", "12.50", "AB", "aab", "bcbca", "aa"]) + draw.choice("\nq0")
+        assert fits(text) == bool(expected.search(text)), text
+
+
+@pytest.mark.parametrize("pattern", [r"a(?=b)", r"\bfoo", r"(a)\1", "a{", "(a", "a)", "a(^b)", "a$b", "*a", "a**", "[[a]]", "[]",
+                                     "[a&&b]", "(?i)a", r"\p{L}", "a{1,2", "[^]", "[b-a]", "a{3,2}", "(" * 900 + ")" * 900,
+                                     "a" * 1001, "\\ud83d"])
+def test_patterns_that_cannot_be_said(pattern):
+    assert whole(pattern) is None
+
+
+def test_formats():
+    yes = {"date": "2024-02-29", "time": "23:59:60Z", "date-time": "2024-02-28T10:00:00.5+01:00", "ipv4": "1.20.255.0",
+           "uuid": "123e4567-e89b-12d3-a456-426614174000", "email": "a.b+c@d-e.org", "hostname": "a-b.c", "uri": "http://a/b?c#d",
+           "ipv6": "fe80::1:2"}
+    no = {"date": "2024-13-01", "time": "24:00:00Z", "date-time": "2024-02-28", "ipv4": "1.2.3.256", "uuid": "123e4567", "email": "a@",
+          "hostname": "-a", "uri": "a b", "ipv6": "1::2::3"}
+    assert set(yes) == set(no) == set(FORMATS)
+    for name, form in FORMATS.items():
+        fits = accepts(form)
+        assert fits(yes[name]) and not fits(no[name]), name
 
 
 def test_a_call_or_the_json_of_a_schema(tokenizer, vocabulary):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from zse.server.errors import APIError
 from zse.server.tools import parsers
+from zse.server.tools.patterns import ANYTHING, FORMATS, whole
 from zse.structured.compile import WHITESPACE
 from zse.structured.options import LARK, Structure, checked
 
@@ -133,10 +134,35 @@ class Grammar:
             rule = f"t{self._num_rules}"
             least, most = (schema.get(key) if isinstance(schema, dict) else None for key in ("minLength", "maxLength"))
             count = f"{{{least or 0},{'' if most is None else most}}}" if least or most is not None else "*"
+            forms = self._text_forms(name, schema)
             # One lexeme with its mark: the value ends where the mark comes first.
-            self._rules.append(f"{rule}[lazy]: /(.|\\n){count}{_regex(end)}/")
+            if not forms:
+                self._rules.append(f"{rule}[lazy]: /(.|\\n){count}{_regex(end)}/")
+                return rule
+            # The mark is not in the value, so that a form which allows it does not make the lexeme longer.
+            terminal, mark = rule.upper(), _regex(end)
+            forms += [f"(.|\\n){count}"] if count != "*" else []
+            self._rules += [f"{rule}[lazy]: {terminal} {terminal}_END", f"{terminal}_END: /{mark}/",
+                            f"{terminal}_IN: /{ANYTHING}{mark}{ANYTHING}/",
+                            f"{terminal}: {' & '.join(f'/{form}/' for form in forms)} & ~{terminal}_IN"]
             return rule
         return f"{self._json(name, self._part(name, schema))} {_quoted(end)}"
+
+    def _text_forms(self, name: str, schema: object) -> list[str]:
+        """Regular expressions of a text by its schema's `pattern` and `format`. Raises APIError for what a strict function
+        asks for and this cannot do."""
+        found = []
+        for key, read in (("pattern", whole), ("format", FORMATS.get)):
+            asked = schema.get(key) if isinstance(schema, dict) else None
+            if not isinstance(asked, str) or not asked:
+                continue
+            form = read(asked)
+            if form is not None:
+                found.append(form)
+            elif name in self._strict:
+                raise APIError("invalid_schema", f"'tools': the {key} of a parameter of {name!r} is not implemented for texts "
+                                                 "in this model's calls.", "tools")
+        return found
 
     def _llama3_json(self, several: bool):
         return None, self._objects("parameters"), '"; "'
