@@ -274,7 +274,7 @@ def test_a_job_is_answered_once_or_refused(start, tmp_path):
         if not isinstance(message, Tokens) or message.finish:
             answers[message.id] = message
     assert len(answers[1].vector) == 4 * tiny_model.HIDDEN and answers[1].num_tokens == 3
-    assert answers[2].logprobs[0] is None and [len(entry.top) for entry in answers[2].logprobs[1:]] == [2, 2]
+    assert answers[2].scores()[0] is None and [len(entry.top) for entry in answers[2].scores()[1:]] == [2, 2]
     assert (answers[3].code, answers[3].param) == ("invalid_value", "targets")
     while not client.beats or client.beats[-1].counters["jobs_finished"] != 2:
         client.beats += client.reader.feed(client.process.sock.recv(1 << 16))

@@ -113,7 +113,8 @@ def measured(message: Measure) -> Measured | Failed:
     if ask.what == "targets":
         return Measured(message.id, len(prompt), None, [TokenLogprob(-(1 + id) / 256, []) for id in ask.targets])
     tops = [[((token + offset) % 257, -0.5 - offset) for offset in range(ask.top)] for token in prompt]
-    return Measured(message.id, len(prompt), None, [None, *(TokenLogprob(-0.5, top) for top in tops[1:])][ask.first:])
+    found = [None, *(TokenLogprob(-0.5, top) for top in tops[1:])][ask.first:]
+    return Measured(message.id, len(prompt), None, found).to_send()
 
 
 def searched(message: Search) -> Searched:

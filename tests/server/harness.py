@@ -1,6 +1,7 @@
 """The server in a background thread over the fake engine, and raw-socket clients for it."""
 
 import asyncio
+import contextlib
 import gc
 import json
 import os
@@ -84,6 +85,26 @@ class Harness:
             before = time.perf_counter()
             await asyncio.sleep(0.005)
             self.lag_s = max(self.lag_s, time.perf_counter() - before - 0.005)
+
+    @contextlib.contextmanager
+    def longest_callback(self):
+        """A list that has (seconds, what) of the loop's longest callback at the end: processor time of its thread, which
+        other processes and threads do not make longer."""
+        longest, run, thread = [(0.0, None)], asyncio.Handle._run, self._thread
+
+        def timed(handle):
+            if threading.current_thread() is not thread:
+                return run(handle)
+            started, what = time.thread_time(), handle._callback
+            run(handle)
+            if time.thread_time() - started > longest[0][0]:
+                longest[0] = time.thread_time() - started, what
+
+        asyncio.Handle._run = timed
+        try:
+            yield longest
+        finally:
+            asyncio.Handle._run = run
 
     def call(self, work, timeout: float = 10.0):
         """work() on the server's loop."""

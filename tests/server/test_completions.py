@@ -271,14 +271,34 @@ def test_many_streams_at_once_arrive_in_order(server):
 @pytest.mark.timed
 def test_long_prompts_do_not_block_the_loop(own_server):
     server = own_server(engine="--max-context 1000000", max_queue_tokens=1 << 24)
-    server.lag_s = 0.0
-    text = "x\"\\ é" * 150_000
-    assert server.complete(text, max_tokens=1).status == 200
-    ids = [65] * 250_000
-    assert server.complete(ids, max_tokens=1).status == 200
-    assert server.post(TEXT, json.dumps({"a": [""] * 300_000}).encode()).status == 400
-    # RELIABILITY's bar is 50 ms on a quiet machine; a shared CI machine stalls any thread for longer now and then.
-    assert server.lag_s < 0.25, server.lag_s
+    longest = 0.0
+    for body, status in (
+            ({"prompt": "x\"\\ é" * 150_000, "max_tokens": 1}, 200), ({"prompt": [65] * 250_000, "max_tokens": 1}, 200),
+            ({"a": [""] * 300_000}, 400), ({"a": {str(number): 1 for number in range(150_000)}}, 400),
+            ({"a": [{}] * 49_000}, 400),
+            ({"prompt": "a b c " * 2000, "max_tokens": 1, "prompt_logprobs": 20}, 200),
+            ({"prompt": "a b c " * 2000, "max_tokens": 0, "echo": True, "logprobs": 5}, 200),
+            ({"prompt": "a b c " * 2000, "max_tokens": 1, "echo": True, "logprobs": 5, "stream": True}, 200),
+            ({"prompt": ["a" * 200] * 12, "n": 4, "max_tokens": 100, "logprobs": 5}, 200)):
+        data = json.dumps(body).encode()
+        server.lag_s = 0.0
+        with server.longest_callback() as callback:
+            assert server.post(TEXT, data).status == status
+        # RELIABILITY's bar is 50 ms. A shared machine stalls any thread for longer now and then, so that is held against
+        # the thread's own time: what is left are calls in other threads that keep the interpreter lock, and the machine.
+        assert callback[0][0] < 0.05, (data[:60], callback)
+        longest = max(longest, server.lag_s)
+    assert longest < 0.4, longest
+
+
+def test_many_answers_at_once_are_no_slow_reader(own_server):
+    """256 answers with log-probabilities: what comes in a step or two is more than a stream may have waiting."""
+    server = own_server(max_choices=256)
+    prompts = ["abcdefgh" * 3] * 16
+    reply = server.complete(prompts, n=16, max_tokens=24, logprobs=5)
+    assert reply.status == 200 and len(reply.json["choices"]) == 256
+    events = server.complete(prompts[:4], n=16, max_tokens=24, logprobs=5, stream=True).events
+    assert sum(bool(choice["finish_reason"]) for event in events[:-1] for choice in event["choices"]) == 64
 
 
 @pytest.mark.timed

@@ -6,7 +6,19 @@ import msgspec
 import pytest
 
 from zse.engine.framing import MAX_FRAME_BYTES, FrameReader, FrameSocket, encode
-from zse.engine.messages import Cancel, FromEngine, Heartbeat, Ready, Shutdown, Submit, ToEngine, TokenLogprob, Tokens
+from zse.engine.messages import (
+    PACKED_TOKENS,
+    Cancel,
+    FromEngine,
+    Heartbeat,
+    Measured,
+    Ready,
+    Shutdown,
+    Submit,
+    ToEngine,
+    TokenLogprob,
+    Tokens,
+)
 from zse.errors import EngineError
 from zse.sampling.params import SamplingParams
 
@@ -30,6 +42,16 @@ def test_every_cut_gives_the_same_messages(kind, messages):
         for start in range(0, len(stream), step):
             got += reader.feed(stream[start:start + step])
         assert got == messages
+
+
+@pytest.mark.parametrize("count", [0, 1, PACKED_TOKENS, 2 * PACKED_TOKENS + 1])
+def test_log_probabilities_travel_as_bytes(count):
+    scores = [None, *(TokenLogprob(-0.25 * index, [(index, -1.0)]) for index in range(count - 1))][:count]
+    sent = Measured(3, count, None, scores).to_send()
+    (came,) = FrameReader(FromEngine).feed(encode(sent))
+    assert came.logprobs is None and len(came.packed) == -(-count // PACKED_TOKENS) and came.scores() == scores
+    vector = Measured(4, 2, b"abcd")
+    assert vector.to_send() is vector and vector.scores() == []
 
 
 def test_oversized_and_foreign_frames_are_refused():

@@ -150,8 +150,11 @@ def test_hostile_bodies_do_not_block_the_loop(tiny):
     loop = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
     tiny.lag_s = 0.0
     for schema in (nested, {"enum": ["y" * 100] * 20_000}, {"enum": [f"value {n}" for n in range(4000)]}, loop):
-        reply = tiny.post(CHAT, body(response_format=as_schema(schema), max_tokens=4))
+        data = json.dumps(body(response_format=as_schema(schema), max_tokens=4)).encode()
+        with tiny.longest_callback() as callback:
+            reply = tiny.post(CHAT, data)
         assert reply.status in (200, 400, 413) and (reply.status == 200 or reply.error["code"])
+        assert callback[0][0] < 0.05, callback
     assert tiny.lag_s < 0.25, tiny.lag_s
 
 

@@ -71,7 +71,9 @@ def shutting_down_error() -> RequestError:
 class Channel:
     """The events of one HTTP request's engine requests, in order of arrival, each under the caller's key.
 
-    Not more than STREAM_BYTES wait here: a reader that is slower than that is cut off, the engine never waits.
+    is_stalled: whether the reader of a stream takes less than is written. Then not more than STREAM_BYTES wait here: a
+    reader that is slower than that is cut off, the engine never waits. What waits because this process is behind, or for
+    an answer that is not streamed, is bounded by the answer's length.
     """
 
     def __init__(self, client: "EngineClient"):
@@ -81,6 +83,7 @@ class Channel:
         self._waiter: asyncio.Future | None = None
         self._ids: dict[int, int] = {}  # key → engine request id, while running
         self._overflow: RequestError | None = None
+        self.is_stalled: Callable[[], bool] = lambda: False
 
     def submit(self, key: int, prompt: list[int], params: SamplingParams,
                options: RequestOptions = DEFAULT) -> None:
@@ -143,7 +146,7 @@ class Channel:
             self._ids.pop(key, None)
         if isinstance(event, Tokens):
             self._bytes += _event_bytes(event)
-            if self._bytes > STREAM_BYTES and self._overflow is None:
+            if self._bytes > STREAM_BYTES and self._overflow is None and self.is_stalled():
                 self.close()
                 self._bytes = 0
                 event = self._overflow = _error("request_timeout", "The client reads too slowly.", 408,

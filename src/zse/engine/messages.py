@@ -99,14 +99,36 @@ class Tokens(msgspec.Struct, tag_field="kind", tag=True):
     cached_tokens: int = 0
 
 
+PACKED_TOKENS = 256
+
+
 class Measured(msgspec.Struct, tag_field="kind", tag=True):
     """engine → server: the one answer to Measure. vector: f32 little-endian [hidden_size] ("last", "mean"). logprobs:
     of "logprobs" one for each token of the prompt from Ask.first on, None for the very first, which nothing stands
-    before; of "targets" one for each target, in order."""
+    before; of "targets" one for each target, in order. packed: the same as bytes, as the server gets them."""
     id: int
     num_tokens: int
     vector: bytes | None = None
     logprobs: list[TokenLogprob | None] | None = None
+    packed: list[bytes] | None = None
+
+    def to_send(self) -> "Measured":
+        """The same with `logprobs` as bytes, some tokens each: of a long prompt they are 100,000 objects, which the server
+        makes in a thread, and a few at a time, since it holds the interpreter lock while it does."""
+        if self.logprobs is None:
+            return self
+        return Measured(self.id, self.num_tokens, self.vector, packed=[
+            msgspec.msgpack.encode(self.logprobs[at:at + PACKED_TOKENS])
+            for at in range(0, len(self.logprobs), PACKED_TOKENS)])
+
+    def scores(self) -> list[TokenLogprob | None]:
+        """`logprobs`, as they came or from bytes; empty when there are none."""
+        if self.packed is None:
+            return self.logprobs or []
+        return [entry for part in self.packed for entry in _packed_scores.decode(part)]
+
+
+_packed_scores = msgspec.msgpack.Decoder(list[TokenLogprob | None])
 
 
 class SearchedReply(msgspec.Struct, array_like=True):

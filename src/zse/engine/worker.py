@@ -145,7 +145,7 @@ def _serve(engine, socket) -> int:
             elif isinstance(message, Shutdown):
                 return 0
         replies += news(engine.step())
-        replies += [job.result or failed(job.id, job.error) for job in engine.over_jobs()]
+        replies += [over(job) for job in engine.over_jobs()]
         if replies:
             socket.send(*replies)
 
@@ -172,6 +172,13 @@ def news(outputs) -> list:
             messages.append(Tokens(id=output.id, tokens=output.tokens, logprobs=output.logprobs, finish=output.finish,
                                    cached_tokens=output.cached_tokens))
     return [StepTokens(ids=ids, tokens=tokens), *messages] if ids else messages
+
+
+def over(job):
+    """The message that tells of a job or search that ended."""
+    if job.result is None:
+        return failed(job.id, job.error)
+    return job.result.to_send() if hasattr(job.result, "to_send") else job.result
 
 
 def failed(id: int, error):

@@ -101,6 +101,11 @@ class Connection(asyncio.Protocol):
         if self._writable is not None and not self._writable.done():
             self._writable.set_result(None)
 
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the peer takes what is written more slowly than it is written."""
+        return self._paused_at is not None
+
     async def drain(self) -> None:
         if self._paused_at is not None:
             self._writable = asyncio.get_running_loop().create_future()

@@ -105,6 +105,10 @@ class EventStream:
         """A line that clients ignore: shows proxies and the kernel that the connection is alive."""
         self.send(b": keep-alive\n\n")
 
+    def is_stalled(self) -> bool:
+        """Whether the peer has yet to take what was written."""
+        return self._connection.is_stalled
+
     async def drain(self) -> None:
         """Wait until the peer has taken what was written (down to the transport's low-water mark)."""
         await self._connection.drain()

@@ -2,8 +2,12 @@
 
 import codecs
 
+import msgspec
+
 from zse.engine.messages import Measured
 from zse.server.generation import MIN_LOGPROB, TokenScore, completion_logprobs
+
+_encode = msgspec.json.encode
 
 
 def echoed_logprobs(prompt: list[int], measured: Measured, scores: list[TokenScore], text_length: int,
@@ -12,7 +16,7 @@ def echoed_logprobs(prompt: list[int], measured: Measured, scores: list[TokenSco
     text begins after text_length characters. Nothing stands before the first token: its entries are null."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     before, at = [], 0
-    for token, entry in zip(prompt, measured.logprobs or (), strict=True):
+    for token, entry in zip(prompt, measured.scores(), strict=True):
         logprob, top = (0.0, []) if entry is None else (entry.logprob, entry.top)
         before.append(TokenScore(token, max(logprob, MIN_LOGPROB),
                                  [(other, max(value, MIN_LOGPROB)) for other, value in top], min(at, text_length)))
@@ -23,11 +27,11 @@ def echoed_logprobs(prompt: list[int], measured: Measured, scores: list[TokenSco
     return out
 
 
-def prompt_logprobs(prompt: list[int], measured: Measured, token_bytes) -> list[dict | None]:
-    """For each token None (the first), or token id → its log-probability, rank and text: the prompt's token and the
+def prompt_logprobs(prompt: list[int], measured: Measured, token_bytes) -> list[msgspec.Raw | None]:
+    """For each token None (the first), or JSON of token id → its log-probability, rank and text: the prompt's token and the
     alternatives that were asked for. rank is null for a token beyond the alternatives."""
-    found: list[dict | None] = []
-    for token, entry in zip(prompt, measured.logprobs or (), strict=True):
+    found: list[msgspec.Raw | None] = []
+    for token, entry in zip(prompt, measured.scores(), strict=True):
         if entry is None:
             found.append(None)
             continue
@@ -35,7 +39,9 @@ def prompt_logprobs(prompt: list[int], measured: Measured, token_bytes) -> list[
         for rank, (other, value) in enumerate(entry.top, 1):
             ranked[other] = value, rank
         ranked.setdefault(token, (entry.logprob, None))
-        found.append({str(other): {"logprob": max(value, MIN_LOGPROB), "rank": rank,
-                                   "decoded_token": token_bytes(other).decode("utf-8", "replace")}
-                      for other, (value, rank) in ranked.items()})
+        # As text at once: all of them together would be encoded in one call, which holds the interpreter lock.
+        found.append(msgspec.Raw(_encode({
+            str(other): {"logprob": max(value, MIN_LOGPROB), "rank": rank,
+                         "decoded_token": token_bytes(other).decode("utf-8", "replace")}
+            for other, (value, rank) in ranked.items()})))
     return found

@@ -54,7 +54,7 @@ class Judge:
 
     def score(self, result: Measured) -> float:
         """Within [0, 1]; higher fits better."""
-        values = [entry.logprob for entry in result.logprobs or () if entry is not None]
+        values = [entry.logprob for entry in result.scores() if entry is not None]
         if self._method == LIKELIHOOD:
             return math.exp(sum(values) / len(values))
         yes, no = _total(values[:len(self._yes)]), _total(values[len(self._yes):])

@@ -1,5 +1,6 @@
 """POST /v1/chat/completions and /v1/completions: from the body to the engine and back, whole or streamed."""
 
+import functools
 import time
 from collections.abc import Callable
 
@@ -15,7 +16,7 @@ from zse.server.admission import BYTES_PER_TOKEN, Ticket
 from zse.server.errors import APIError
 from zse.server.exchange import Request, Response
 from zse.server.generation import Choice, Delta, chat_logprobs, completion_logprobs
-from zse.server.off_loop import OFF_LOOP_BYTES, maybe_in_thread
+from zse.server.off_loop import OFF_LOOP_BYTES, ON_LOOP_ENTRIES, maybe_in_thread
 from zse.server.prompt_scores import echoed_logprobs, prompt_logprobs
 from zse.server.quotas import UNBOUNDED_TOKENS
 from zse.server.schemas import Completion
@@ -41,6 +42,13 @@ class Job(msgspec.Struct):
     measured: list[Measured] = []                   # of the prompts, where their log-probabilities are wanted
     structure_field: str = ""
     answers: chat_format.Answers | None = None      # of a chat: how its answers are taken apart
+
+    @property
+    def num_scores(self) -> int:
+        """Log-probabilities of prompts and answers so far, alternatives included."""
+        asked = self.completion.params.logprobs
+        of_answers = 0 if asked is None else (1 + asked) * sum(len(choice.scores) for choice in self.choices)
+        return of_answers + (1 + (self.completion.prompt_top or 0)) * sum(result.num_tokens for result in self.measured)
 
     @property
     def total(self) -> int:
@@ -73,7 +81,8 @@ async def _serve(app, request: Request, read: Callable[[dict], Completion], is_c
     channel = Channel(served.engine)
     failure = CANCELLED
     if completion.stream:
-        request.open_stream()   # from now on a client that waits for long gets comments
+        # From now on a client that waits for long gets comments.
+        channel.is_stalled = request.open_stream().is_stalled
     try:
         # The engine loads while the prompt becomes tokens.
         app.pool.enter(served)
@@ -192,7 +201,13 @@ async def _collect(request: Request, channel: Channel, model, job: Job) -> Respo
         if choices[index].finish_reason is None:
             running -= _accept(channel, job, choices[index], event).finish_reason is not None
     usage = _usage(job)
-    best_of, n = job.completion.best_of, job.completion.n
+    request.note = f"{usage['prompt_tokens']}+{usage['completion_tokens']} tokens"
+    return Response(200, await maybe_in_thread(job.num_scores > ON_LOOP_ENTRIES, lambda: _whole(model, job, usage)))
+
+
+def _whole(model, job: Job, usage: dict) -> bytes:
+    """The body of an answer that is not streamed."""
+    choices, best_of, n = job.choices, job.completion.best_of, job.completion.n
     answers = []
     for prompt in range(len(job.prompts)):
         group = choices[prompt * best_of:(prompt + 1) * best_of]
@@ -202,8 +217,7 @@ async def _collect(request: Request, channel: Channel, model, job: Job) -> Respo
     body["usage"] = usage
     if job.chat and job.completion.prompt_logprobs is not None:
         body["prompt_logprobs"] = prompt_logprobs(job.prompts[0], job.measured[0], model.token_bytes)
-    request.note = f"{usage['prompt_tokens']}+{usage['completion_tokens']} tokens"
-    return Response(200, _encode(body))
+    return _encode(body)
 
 
 def _envelope(job: Job, streamed: bool) -> dict:
@@ -274,7 +288,9 @@ async def _stream(request: Request, channel: Channel, model, job: Job) -> None:
             continue
         delta = _accept(channel, job, choice, event)
         running -= delta.finish_reason is not None
-        parts = [] if index in opened else _opening(model, job, choice)
+        parts = []
+        if index not in opened:
+            parts = await maybe_in_thread(job.num_scores > ON_LOOP_ENTRIES, functools.partial(_opening, model, job, choice))
         opened.add(index)
         parts += _parts(model, job, delta)
         if parts:

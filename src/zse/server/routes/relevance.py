@@ -8,6 +8,7 @@ from zse.engine.messages import Ask
 from zse.server import measure_schemas, measuring
 from zse.server.exchange import Request, Response
 from zse.server.measure_schemas import Pairs
+from zse.server.off_loop import ON_LOOP_ENTRIES, maybe_in_thread
 from zse.server.relevance import EMBEDDING, Judge, Measurement, cosine
 from zse.server.routes.embeddings import floats
 
@@ -55,7 +56,9 @@ async def _compare(app, request: Request, read, fields: tuple[str, str]):
 
     asked, results = await measuring.measure(app, request, read, prepare)
     if judges:
-        return [judges[0].score(result) for result in results.results], asked, results
+        scores = await maybe_in_thread(results.num_tokens > ON_LOOP_ENTRIES,
+                                       lambda: [judges[0].score(result) for result in results.results])
+        return scores, asked, results
     vectors = [floats(result.vector) for result in results.results]
     count = len(asked.queries)
     ones = vectors[:count] * (len(asked.documents) if count == 1 else 1)
