@@ -70,6 +70,7 @@ def replies(model, monkeypatch, *, grouped: bool, ahead: bool = False, **options
                     len(windows.held()) for id, windows in getattr(scheduler.cache, "_windows", {}).items() if id == 0))
         scores = [chunk[1] for chunk in engine.score(ids)]
         assert scheduler.check_integrity() == []
+        assert ("trimmed_pages" in engine.counters()) == isinstance(scheduler.cache, GroupedCacheManager)
         assert scheduler.cache.num_free == scheduler.cache.num_pages
         engine.runner.close()
         loaded.source.close()

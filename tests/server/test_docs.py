@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from zse.server.engine_counters import COUNTERS
 from zse.server.errors import CODES
 from zse.server.measure_schemas import EMBEDDINGS, RERANK, SCORE
 from zse.server.routes.table import ROUTES
@@ -25,6 +26,11 @@ def test_every_field_is_documented(heading, fields):
     section = TEXT.split(heading, 1)[1].split("\n## ", 1)[0]
     rows = [line for line in section.splitlines() if line.startswith("| `")]
     assert rows == [f"| `{name}` | {default} | {doc} |" for name, default, doc in describe(fields)]
+
+
+def test_every_counter_of_the_engine_is_documented():
+    rows = [line for line in TEXT.split("## Metrics", 1)[1].split("\n## ", 1)[0].splitlines() if line.startswith("| `zse")]
+    assert rows == [f"| `zse_engine_{name}` | {kind} | {help} |" for name, (kind, help) in COUNTERS.items()]
 
 
 def test_every_error_code_is_documented():

@@ -267,6 +267,22 @@ def test_counters_of_masks(engine):
     assert counters["mask_us_p50"] <= counters["mask_us_p99"]
 
 
+def test_every_counter_has_a_line_in_the_metrics(engine, model, tmp_path):
+    from zse.scheduler.waits import NAMES
+    from zse.server.engine_counters import COUNTERS
+
+    engine.submit(1, [5], params(), options({"regex": "[a-d]{5}"}))
+    drain(engine)
+    seen = set(engine.counters()) | {"trimmed_pages"}       # of models with sliding windows (test_layer_groups)
+    for more in ({"kv_layout": "contiguous"}, {"cache_disk": str(tmp_path / "kv")}):
+        other = load_engine(EngineConfig(model=str(model), threads=1, device="cpu", num_pages=32, max_context=128, **more),
+                            Phases(lambda: 0.0))
+        seen |= set(other.engine.counters())
+        other.engine.close()
+        other.source.close()
+    assert seen == {*COUNTERS, *NAMES}
+
+
 def test_nothing_is_asked_of_a_model_without_end_tokens(model):
     engine = load_engine(EngineConfig(model=str(model), threads=1, activations="f32", device="cpu", num_pages=16,
                                       max_context=128), Phases(lambda: 0.0)).engine

@@ -4,6 +4,7 @@ import math
 
 from zse import __version__
 from zse.scheduler.waits import BOUNDS, NAMES
+from zse.server.engine_counters import COUNTERS
 from zse.server.exchange import Request, Response
 from zse.server.statistics import Histogram, Statistics
 from zse.server.tenants import METRICS
@@ -111,10 +112,9 @@ def _add_model(page: _Page, served) -> None:
         waits.sum = beat.counters.get("queue_wait_s", 0.0)
         page.histogram("zse_queue_seconds", "From the engine's queue to a place in the batch.", waits, model=name)
     for total, value in beat.counters.items():
-        if total in NAMES:
+        if total not in COUNTERS:       # queue_wait_le_…, which are the histogram above
             continue
-        page.add(f"zse_engine_{total}", "counter", "A total since the engine's start; docs/api.md has the names.", value,
-                 model=name)
+        page.add(f"zse_engine_{total}", *COUNTERS[total], value, model=name)
     page.add("zse_engine_last_step_age_seconds", "gauge", "Since the last step while there is work.",
              engine.last_step_age_s, model=name)
     if engine.info is not None:
