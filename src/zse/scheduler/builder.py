@@ -111,7 +111,6 @@ class BatchBuilder:
                 else:
                     entries.append(Entry(request, start, 1, tables[request.id], 1))
                     request.computed_len = length
-                    request.in_flight += 1
                     request.pending = pending + 1
             index += 1
         return entries, num_drafts
@@ -129,7 +128,6 @@ class BatchBuilder:
         count = max(count, 0)
         entries.append(Entry(request, length - 1, 1 + count, cache.table(request.id), 1 + count, drafts[:count]))
         request.computed_len = length + count
-        request.in_flight += 1
         request.pending += 1 + count
         return count
 
@@ -143,8 +141,8 @@ class BatchBuilder:
                 return 0
         end = request.computed_len = start + count
         samples = int(end == len(request.tokens))
-        request.in_flight += 1
         request.pending += samples
+        request.chunks_in_flight += not samples
         entries.append(Entry(request, start, count, self._cache.table(request.id), samples))
         return count
 
@@ -160,5 +158,4 @@ def _take_back(entries: list[Entry]) -> None:
     """The entries, which decode without drafts, do not run after all."""
     for entry in entries:
         entry.request.computed_len = entry.start
-        entry.request.in_flight -= 1
         entry.request.pending -= entry.samples

@@ -193,7 +193,7 @@ class Lifecycle:
                 problems.append(f"{request}: windowed pages for {self.cache.covered(request.id)} tokens")
             if not request.computed_len <= len(request.tokens) + request.pending <= request.max_len:
                 problems.append(f"{request}: lengths out of order")
-            if not is_flying and (request.pending or request.in_flight):
+            if not is_flying and request.in_flight or request.pending < 0 or request.chunks_in_flight < 0:
                 problems.append(f"{request}: in flight, and nothing is")
             if not request.in_flight and request.computed_len >= len(request.tokens):
                 problems.append(f"{request}: nothing left to run")

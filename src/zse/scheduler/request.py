@@ -24,7 +24,7 @@ class Request:
     leads         whether others may wait for its prompt (scheduler/prompts.py)
     leader        the request that this one waits for
     max_len       prompt plus the most tokens that may be sampled
-    in_flight     submitted batches that this request is in
+    chunks_in_flight  submitted batches with a part of its prompt after which nothing is sampled
     row           the slot of page table and sampler state on the device, -1 when it has none
     residency     counts admissions: (id, residency) names one stay in a row, so that a runner can tell what it wrote
     drafts        token ids that may follow `tokens`, from a proposer, for the next step; () when there are none,
@@ -40,10 +40,10 @@ class Request:
     stay_start, stay_tokens    computed_len when this stay in a row began, and the tokens that it was expected to run
     """
 
-    __slots__ = ("arrival", "cached_len", "checkpoint", "committed_len", "computed_len", "deadline_at", "drafting",
-                 "drafts", "due", "held", "id", "in_flight", "is_pinned", "leader", "leads", "lost_len", "max_len",
-                 "options", "params", "pending", "preemptions", "prompt_len", "residency", "row", "seed", "state",
-                 "stay_start", "stay_tokens", "stepwise", "stop_ids", "submitted_at", "tokens")
+    __slots__ = ("arrival", "cached_len", "checkpoint", "chunks_in_flight", "committed_len", "computed_len",
+                 "deadline_at", "drafting", "drafts", "due", "held", "id", "is_pinned", "leader", "leads", "lost_len",
+                 "max_len", "options", "params", "pending", "preemptions", "prompt_len", "residency", "row", "seed",
+                 "state", "stay_start", "stay_tokens", "stepwise", "stop_ids", "submitted_at", "tokens")
 
     def __init__(self, id: int, prompt: list[int], params: SamplingParams, *, seed: int, stop_ids: frozenset[int],
                  max_len: int, arrival: int, now: float = 0.0, due: float = 0.0, options: RequestOptions = DEFAULT):
@@ -58,7 +58,7 @@ class Request:
         self.stepwise = self.held = self.is_pinned = False
         self.drafts: Sequence[int] | None = ()
         self.drafting: Any = None
-        self.computed_len = self.pending = self.in_flight = self.checkpoint = 0
+        self.computed_len = self.pending = self.chunks_in_flight = self.checkpoint = 0
         self.committed_len = self.lost_len = 0
         self.cached_len = -1        # not admitted yet
         self.leads = False
@@ -67,6 +67,11 @@ class Request:
         self.residency = 0
         self.row = -1
         self.state = WAITING
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether it is in a submitted batch."""
+        return self.pending > 0 or self.chunks_in_flight > 0
 
     @property
     def salt(self) -> tuple[str, ...]:

@@ -23,9 +23,10 @@ class Results:
         tell, has_drafts = outputs.append, batch.num_drafts > 0
         for entry, results in zip(batch.entries, batch.by_entry(sampled), strict=True):
             request = entry.request
-            request.in_flight -= 1
             if request.state is FINISHED:
                 life.counters.late_results += 1
+                request.pending -= entry.samples
+                request.chunks_in_flight -= not entry.samples
                 if not request.in_flight:
                     life.landed(request)
             elif has_drafts and entry.drafts:
@@ -44,6 +45,8 @@ class Results:
                     cached = self._pass_checkpoint(request, length, length)
                     finish = self._ended(request, token)
                 tell(Output(request.id, [token], None if logprob is None else [logprob], finish, cached))
+            else:
+                request.chunks_in_flight -= 1
             if grouped is not None and request.state is RUNNING:
                 # What is in flight of this request goes on from here.
                 grouped.trim(request.id, request.committed_len if entry.drafts else entry.start + entry.count)

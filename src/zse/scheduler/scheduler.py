@@ -278,7 +278,7 @@ class Scheduler:
         """Running requests whose tokens are all known and whose next step runs the last of them: those that can have
         drafts now."""
         return [request for request in self.life.running
-                if not request.in_flight and len(request.tokens) - request.computed_len == 1
+                if not request.pending and len(request.tokens) - request.computed_len == 1 and not request.in_flight
                 and request.drafts is not None]
 
     def prompts_share_time(self) -> bool:
