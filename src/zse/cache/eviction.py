@@ -8,6 +8,8 @@ has not been seen for IDLE_TURNS times as many new pages as the cache holds is n
 from collections import OrderedDict
 from heapq import heapify, heappop, heappush
 
+import msgspec
+
 POLICIES = ("lru", "lfu", "smart")
 IDLE_TURNS = 4
 # The context at which attending to what stands before a page costs as much as its matrix products; of models from 0.1
@@ -16,29 +18,34 @@ ATTENTION_EVEN_TOKENS = 4096
 PAGE = 16
 
 
-class Node:
+# A struct: one is made for each page of each reply, in C.
+class Node(msgspec.Struct, eq=False):
     """A cached page: `tokens` (i32 bytes, PAGE of them or, of a leaf that is not full, fewer) behind those of `parent`.
 
-    page: its number, -1 when it is not in device memory (a root never is). slot: of the host, -1 while it is on the
+    page: its number, -1 when it is not in device memory (a root never is). depth: 0 of a root, else one more than its
+    parent's. slot: of the host, -1 while it is on the
     device. children: by their tokens. resident: how many of them are in device memory. is_idle: no page table holds the
     page. uses: hits, and the time it was made. used: when it became idle last, in Eviction's count. version: changes
     whenever an entry of a heap is no longer true. salt: of a root. key: the name of its file, once that was asked for;
     is_filed: there is such a file.
     """
 
-    __slots__ = ("account", "alive", "children", "depth", "is_filed", "is_idle", "key", "page", "parent", "resident",
-                 "salt", "slot", "tokens", "used", "uses", "version")
-
-    def __init__(self, parent: "Node | None", tokens: bytes, page: int, account: "Account", salt: tuple = ()):
-        self.parent, self.tokens, self.page, self.account, self.salt = parent, tokens, page, account, salt
-        self.depth: int = parent.depth + 1 if parent is not None else 0
-        self.children: dict[bytes, Node] = {}
-        self.resident = self.used = self.version = 0
-        self.uses = 1
-        self.slot = -1
-        self.is_idle = self.is_filed = False
-        self.alive = True
-        self.key = b""
+    parent: "Node | None"
+    tokens: bytes
+    page: int
+    account: "Account"
+    depth: int
+    salt: tuple = ()
+    children: "dict[bytes, Node]" = {}
+    resident: int = 0
+    used: int = 0
+    version: int = 0
+    uses: int = 1
+    slot: int = -1
+    is_idle: bool = False
+    is_filed: bool = False
+    alive: bool = True
+    key: bytes = b""
 
     def __repr__(self) -> str:
         return f"<Node depth={self.depth} page={self.page} idle={self.is_idle} children={len(self.children)}>"

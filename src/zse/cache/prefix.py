@@ -124,7 +124,7 @@ class PrefixCache:
             account = self._accounts.get(salt[0])
             if account is None:
                 account = self._accounts[salt[0]] = Account(salt[0])
-            node = self._roots[salt] = Node(None, b"", -1, account, salt)
+            node = self._roots[salt] = Node(None, b"", -1, account, 0, salt)
         return node
 
     def enter(self, parent: Node, tokens: bytes, page: int) -> Node | None:
@@ -149,7 +149,7 @@ class PrefixCache:
             self.num_entered += 1
             parent.children[tokens] = before
             return before
-        node = Node(parent, tokens, page, parent.account)
+        node = Node(parent, tokens, page, parent.account, parent.depth + 1)
         parent.children[tokens] = node
         parent.resident += 1
         node.account.num_nodes += 1
@@ -217,7 +217,7 @@ class PrefixCache:
 
     def enter_host(self, parent: Node, tokens: bytes, slot: int) -> Node:
         """`slot`, which the caller took, has full `tokens` behind those of `parent`, which has no such child."""
-        node = Node(parent, tokens, -1, parent.account)
+        node = Node(parent, tokens, -1, parent.account, parent.depth + 1)
         parent.children[tokens] = node
         node.account.num_nodes += 1
         self.num_nodes += 1
