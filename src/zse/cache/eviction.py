@@ -23,11 +23,10 @@ class Node(msgspec.Struct, eq=False):
     """A cached page: `tokens` (i32 bytes, PAGE of them or, of a leaf that is not full, fewer) behind those of `parent`.
 
     page: its number, -1 when it is not in device memory (a root never is). depth: 0 of a root, else one more than its
-    parent's. slot: of the host, -1 while it is on the
-    device. children: by their tokens. resident: how many of them are in device memory. is_idle: no page table holds the
-    page. uses: hits, and the time it was made. used: when it became idle last, in Eviction's count. version: changes
-    whenever an entry of a heap is no longer true. salt: of a root. key: the name of its file, once that was asked for;
-    is_filed: there is such a file.
+    parent's. slot: of the host, -1 while it is on the device. children: by their tokens. resident: how many of them are
+    in device memory. is_idle: no page table holds the page. uses: hits, and the time it was made. used: when it became
+    idle last, in Eviction's count. version: changes whenever an entry of a heap is no longer true. salt: of a root. key:
+    the name of its file, once that was asked for; is_filed: there is such a file.
     """
 
     parent: "Node | None"

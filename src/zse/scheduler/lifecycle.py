@@ -21,8 +21,9 @@ from zse.scheduler.waits import Waits
 class Lifecycle:
     """by_id: requests that have not ended. queue: those that wait. running: those that have a row and pages, in
     age_order. free_rows: of rows 0..max_rows-1. retired: (row, pages) of requests that ended in flight.
-    num_lost: tokens that preemptions threw away, of requests that wait. now: the latest time that was told. should_swap: whether a request that is preempted goes to host slots, as far as
-    there are any, instead of being recomputed."""
+    num_lost: tokens that preemptions threw away, of requests that wait. now: the latest time that was told.
+    should_swap: whether a request that is preempted goes to host slots, as far as there are any, instead of being
+    recomputed."""
 
     def __init__(self, cache: CacheManager, policy: Policy, max_rows: int, should_swap: Callable[[Request], bool]):
         self.cache, self.max_rows, self.should_swap = cache, max_rows, should_swap
