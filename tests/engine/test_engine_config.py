@@ -118,3 +118,12 @@ def test_contiguous_rows_have_no_prefix_cache():
     assert resolved().prefix_cache
     with pytest.raises(ConfigError, match="cache_disk keeps the prefix cache"):
         resolved(kv_layout="contiguous", cache_disk="/x")
+
+
+def test_grammars_are_warm_beside_large_weights():
+    config = EngineConfig(model="m")
+    assert not settle(config, "cpu", weight_bytes=100 << 20).warm_grammars
+    assert settle(config, "cpu", weight_bytes=2 << 30).warm_grammars
+    for wanted in (True, False):
+        chosen = EngineConfig(model="m", warm_grammars=wanted)
+        assert settle(chosen, "gpu", weight_bytes=2 << 30).warm_grammars is wanted

@@ -98,9 +98,9 @@ def add_serving_options(parser) -> None:
     group.add_argument(
         "--warm-grammars",
         action=BooleanOptionalAction,
-        default=True,
         help="start the process of structured output when the server has been idle for a second, and keep it: 50 MB for "
-        "49,000 tokens, 150 MB for 262,000; without, the first such request waits 0.4 to 2 s for it (default: on)",
+        "49,000 tokens, 150 MB for 262,000; without, the first such request waits 0.4 to 2 s for it (default: on beside "
+        "weights of a GiB or more)",
     )
     group.add_argument(
         "--no-prefix-cache",

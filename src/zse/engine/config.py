@@ -34,6 +34,7 @@ GPU_STEP_TOKENS = (512, 2048)
 GPU_MIXED_TOKENS = 1024
 # Of KV pages between a device and host memory; a guess for "auto" that errs towards computing.
 HOST_BYTES_PER_S = 8e9
+WARM_GRAMMARS_FROM = 1 << 30    # bytes of weights
 # What a step with prompts may take, in decode steps (0: no such bound). On a GPU the number of tokens above does it: a
 # step's time hardly depends on fewer.
 MIXED_RATIO = {"cpu": 3.0, "gpu": 0.0}
@@ -67,7 +68,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     is any, or "auto". reserve_output: keep pages free for the reply that is expected. max_waiting_tokens: prompt tokens that may queue.
     quantize: "int4" or "int8": quantize dense matrices while loading. max_memory: bytes that weights, KV pages and
     scratch may take together. max_waiting: requests that may queue behind the running ones.
-    warm_grammars: start the process that structured output needs in idle time, before the first such request, and keep it.
+    warm_grammars: start the process that structured output needs in idle time, before the first such request, and keep it
+    (auto: beside weights of a GiB or more, of which its 50 to 150 MB are a small part).
     kv_layout: "paged", or "contiguous": each request reserves a whole context in a row, and nothing is shared (so there is
     no prefix cache).
     prefix_cache: keep the KV pages of prompts and replies for requests that begin alike. cache_policy: which of them go
@@ -94,7 +96,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     quantize: str | None = None
     max_memory: int | None = None
     max_waiting: int = 1024
-    warm_grammars: bool = True
+    warm_grammars: bool | None = None
     kv_layout: str = "paged"
     graphs: bool = True
     prefix_cache: bool = True
@@ -193,6 +195,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     speculation: str = "none"
     draft_tokens: int = 0
     max_drafts: int = 0
+    warm_grammars: bool = False
 
 
 class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -259,7 +262,8 @@ def settle(config: EngineConfig, family: str, *, weight_bytes: int = 0, token_by
                     speculation=speculation, draft_tokens=drafts,
                     max_drafts=min(max_rows * drafts, STEP_DRAFTS[family], tokens - max_rows),
                     activations=_auto("activations", config.activations, ACTIVATIONS, family),
-                    kv_dtype=_auto("kv_dtype", config.kv_dtype, KV_DTYPES, family))
+                    kv_dtype=_auto("kv_dtype", config.kv_dtype, KV_DTYPES, family),
+                    warm_grammars=weight_bytes >= WARM_GRAMMARS_FROM if config.warm_grammars is None else config.warm_grammars)
 
 
 def _auto(name: str, value: str, choices: dict[str, tuple[str, ...]], family: str) -> str:
@@ -308,7 +312,7 @@ def resolve(config: EngineConfig, settings: Settings, *, device: str, model_cont
         model=config.model, device=device, threads=threads, max_context=max_context, max_rows=settings.max_rows,
         max_tokens_per_step=settings.max_tokens_per_step, num_pages=num_pages, activations=settings.activations,
         kv_dtype=settings.kv_dtype, max_waiting=config.max_waiting, kv_bytes=kv_bytes,
-        kv_layout=config.kv_layout, graphs=config.graphs, warm_grammars=config.warm_grammars,
+        kv_layout=config.kv_layout, graphs=config.graphs, warm_grammars=settings.warm_grammars,
         prefix_cache=config.keeps_prefixes, cache_policy=config.cache_policy,
         host_slots=host_slots(config, page_bytes), cache_disk=config.cache_disk, cache_disk_size=config.cache_disk_size,
         deterministic=config.deterministic,
