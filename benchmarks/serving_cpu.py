@@ -142,7 +142,7 @@ async def _burst(server: Server, workload: Workload, seed: int) -> float:
 
 
 def chunked(args):
-    for speculation in ("auto", "none"):
+    for speculation in ("ngram", "none"):
         with serve(args, "--max-context", "8192", "--no-prefix-cache", "--speculation", speculation) as server:
             ratios = [asyncio.run(_chunked(server, number)) for number in range(args.rounds)]
         drafts = ", no drafts" if speculation == "none" else ""

@@ -128,15 +128,22 @@ def test_prompts_come_before_drafts():
     assert set(sizes[80:]) <= {19, 20}      # 3 x 8 ms: 16 prompt tokens fit
 
 
-def test_drafts_are_no_prompt_tokens():
-    """What a step with drafts took says nothing of prompt tokens."""
-    scheduler = make(num_pages=1000, max_tokens=256, max_context=8192, max_rows=8, max_drafts=8,
+def test_steps_with_drafts_are_what_replies_waited_for():
+    """They say nothing of what prompt tokens cost, and are of as many rows as they have requests."""
+    scheduler = make(num_pages=1000, max_tokens=256, max_context=8192, max_rows=8, max_drafts=24,
                      policy=Policy(mixed_ratio=3.0))
-    request = scheduler.submit(0, [1] * 8, greedy(4000), seed=0)
-    for number in range(40):
-        if number > 20:
-            request.drafts = array("i", [1] * 4)
+    requests = [scheduler.submit(id, [1] * 8, greedy(4000), seed=id) for id in range(4)]
+    sizes = []
+    for number in range(260):
+        if 20 < number < 200:
+            for request in requests:
+                request.drafts = array("i", [2] * 4)        # none is accepted: the model says 1
+        if number == 200:
+            scheduler.submit(9, [2] * 4096, greedy(9), seed=9)
         batch = scheduler.schedule()
-        scheduler.observe(batch, 0.001 if not batch.num_drafts else 5.0)
+        scheduler.observe(batch, linear(batch.num_decode, batch.num_tokens - batch.num_decode))
         scheduler.commit(batch, [(1, None)] * batch.num_samples)
-    assert scheduler.budget.chunks.token_s < 0.01
+        sizes.append(batch.num_tokens)
+    assert sizes[100] == 20 and scheduler.budget.chunks.token_s == pytest.approx(0.001, rel=0.02)
+    # 3 x 24 ms, of which the replies without drafts take 8 and a prompt token one.
+    assert set(sizes[-40:]) <= {67, 68}

@@ -229,7 +229,7 @@ class Scheduler:
     def observe(self, batch: Batch, seconds: float) -> None:
         """The batch took `seconds` on the device: what chunks of prompts go by (Policy.mixed_ratio)."""
         drafts = batch.num_drafts
-        self.budget.observe(batch.num_decode, batch.num_tokens - batch.num_decode - drafts, seconds, drafts)
+        self.budget.observe(batch.num_decode - drafts, batch.num_tokens - batch.num_decode, seconds, drafts)
         if self._pace is not None:
             self._pace.observe(batch, seconds)
 
