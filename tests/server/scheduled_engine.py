@@ -4,7 +4,8 @@ The device keeps the token that was written to each KV slot, and what it says is
 by token, then EOS. A request that reads a slot that is not its own says what somebody else sent.
 
 Options: --rows, --pages, --context, --step-tokens, --step-ms and --token-us (what a step takes), --log FILE (a line
-"cancel ID TIME" for each cancel, time.monotonic()), and EngineConfig's --fair-share and --ageing-ms.
+"cancel ID TIME" for each cancel, time.monotonic()), and EngineConfig's --fair-share, --reserve-output and
+--ageing-ms.
 """
 
 import sys
@@ -65,13 +66,15 @@ class EchoRunner:
 
 def build(arguments: list[str], phases):
     options = {"--rows": "4", "--pages": "256", "--context": "2048", "--step-tokens": "64", "--step-ms": "1",
-               "--token-us": "0", "--log": "", "--fair-share": "True", "--ageing-ms": "10000"} | dict(zip(arguments[::2], arguments[1::2], strict=True))
+               "--token-us": "0", "--log": "", "--fair-share": "True", "--ageing-ms": "10000",
+               "--reserve-output": "True"} | dict(zip(arguments[::2], arguments[1::2], strict=True))
     pages, rows, context = (int(options[name]) for name in ("--pages", "--rows", "--context"))
     runner = EchoRunner(pages, float(options["--step-ms"]) / 1000, float(options["--token-us"]) / 1e6)
     scheduler = Scheduler(num_pages=pages, max_rows=rows, max_tokens=int(options["--step-tokens"]), max_context=context,
                           vocab_size=VOCAB, eos_ids=frozenset((EOS,)), max_waiting=1 << 16,
                           prefix_cache=PrefixCache(pages, "lru"),
                           policy=Policy(fair_share=options["--fair-share"] == "True",
+                                        reserve_output=options["--reserve-output"] == "True",
                                         ageing_s=int(options["--ageing-ms"]) / 1000))
     engine = Engine(scheduler, runner)
     if options["--log"]:

@@ -56,9 +56,10 @@ def test_nobody_hits_what_others_have_cached(scheduled):
 
 
 def test_no_canary_is_seen_by_others(scheduled, caplog):
-    """Few pages, so that requests are preempted and cached prefixes evicted; a third leave; the engine dies once."""
+    """Few pages, none kept free for replies, so that requests are preempted and cached prefixes evicted; a third leave; the
+    engine dies once."""
     caplog.set_level(logging.DEBUG)
-    server = scheduled("--pages 40 --context 512 --rows 6 --step-ms 0.5", key=(*TENANTS, OWNER_KEY), max_choices=1 << 10)
+    server = scheduled("--pages 40 --context 512 --rows 6 --step-ms 0.5 --reserve-output False", key=(*TENANTS, OWNER_KEY), max_choices=1 << 10)
     draw = random.Random(COUNT)
     secrets = {key.tenant: f"{draw.getrandbits(128):032x}" for key in TENANTS}
     seen: list[tuple[Key, str, bytes]] = []     # who asked, the prompt, all that came back
