@@ -81,6 +81,8 @@ def test_read_and_write_check_sizes(device):
     assert floats(device, made) == [1.0, 2.0]
     with pytest.raises(ValueError, match="3 bytes for a destination of 8"):
         device.write(made, b"abc")
+    with pytest.raises(ValueError, match="12 bytes end 4 behind their buffer"):
+        device.write(made.with_rows(3), bytes(12))
 
 
 def test_copies_keep_the_order_of_what_is_submitted(device):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from zse.bench.speed import greedy, prompt_ids
 from zse.errors import ConfigError, EngineError
+from zse.scheduler.options import RequestOptions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -92,13 +93,14 @@ def profile(loaded: "Loaded", *, rows: int = 1, prompt_tokens: int = 512, steps:
         raise ConfigError(f"{rows} rows of {prompt_tokens} prompt tokens need {needed} pages of KV cache, this "
                           f"engine has {loaded.config.num_pages}: take fewer rows, or a larger --max-memory")
     prompts = [prompt_ids(vocabulary, prompt_tokens, seed) for seed in range(WARM_UP + PROMPTS + rows)]
-    return [_prefill(engine, prompts[rows:], repeats), _decode(engine, prompts[:rows], steps, repeats)]
+    uncached = RequestOptions(cache_salt=str(time.monotonic_ns()))      # also where the same prompts ran before
+    return [_prefill(engine, prompts[rows:], repeats, uncached), _decode(engine, prompts[:rows], steps, repeats, uncached)]
 
 
-def _prefill(engine, prompts: list[list[int]], repeats: int) -> StepProfile:
+def _prefill(engine, prompts: list[list[int]], repeats: int, options: RequestOptions) -> StepProfile:
     found: list[_Step] = []
     for number, prompt in enumerate(prompts):
-        engine.submit(number, prompt, greedy(1))
+        engine.submit(number, prompt, greedy(1), options)
         left = len(prompt)
         while engine.has_work:
             step = _run_step(engine)
@@ -110,10 +112,10 @@ def _prefill(engine, prompts: list[list[int]], repeats: int) -> StepProfile:
     return _profile("prefill", found[WARM_UP:], *measured)
 
 
-def _decode(engine, prompts: list[list[int]], steps: int, repeats: int) -> StepProfile:
+def _decode(engine, prompts: list[list[int]], steps: int, repeats: int, options: RequestOptions) -> StepProfile:
     ids = [-1 - row for row in range(len(prompts))]     # of no prefill request
     for id, prompt in zip(ids, prompts, strict=True):
-        engine.submit(id, prompt, greedy(None))         # as long as the context, so that none ends before the others
+        engine.submit(id, prompt, greedy(None), options)    # as long as the context, so that none ends before the others
     found: list[_Step] = []
     while len(found) < WARM_UP + steps:
         step = _run_step(engine)

@@ -338,6 +338,16 @@ class Load:
         raise NotImplementedError
 
 
+def check_write(tensor: "Any", nbytes: int) -> None:
+    """ValueError unless `nbytes` are those of a Tensor or Buffer, and lie within the buffer."""
+    if nbytes != tensor.nbytes:
+        raise ValueError(f"{nbytes} bytes for a destination of {tensor.nbytes}")
+    buffer = getattr(tensor, "buffer", tensor)
+    end = getattr(tensor, "offset", 0) + nbytes
+    if end > buffer.nbytes:
+        raise ValueError(f"{nbytes} bytes end {end - buffer.nbytes} behind their buffer {buffer.label!r}")
+
+
 class Device:
     """Memory, kernels and graphs of one processor.
 
@@ -386,10 +396,10 @@ class Device:
         return ctypes.string_at(tensor.address, tensor.nbytes)
 
     def write(self, tensor: "Any", data: "bytes | bytearray | memoryview") -> None:
-        """Fill a Tensor or Buffer with `data`, after all that was submitted. ValueError unless the sizes agree."""
+        """Fill a Tensor or Buffer with `data`, after all that was submitted. ValueError unless the sizes agree and the buffer
+        behind a tensor is as long."""
         data = memoryview(data).cast("B")
-        if data.nbytes != tensor.nbytes:
-            raise ValueError(f"{data.nbytes} bytes for a destination of {tensor.nbytes}")
+        check_write(tensor, data.nbytes)
         ctypes.memmove(tensor.address, data.tobytes(), data.nbytes)
 
     def copy(self, destination: int, source: int, nbytes: int) -> None:

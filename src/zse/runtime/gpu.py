@@ -15,7 +15,7 @@ from zse.errors import DeviceError, DeviceLost, DeviceMemoryError
 from zse.runtime import native
 from zse.runtime.bindings.driver import OUT_OF_MEMORY, Driver, DriverError
 from zse.runtime.buffer import Account
-from zse.runtime.device import Device, Program, Recorder
+from zse.runtime.device import Device, Program, Recorder, check_write
 from zse.runtime.gpu_memory import (
     DEVICE_LOCATION,
     PINNED,
@@ -233,8 +233,7 @@ class GPUDevice(Device):
     def write(self, tensor: "Any", data: "bytes | bytearray | memoryview") -> None:
         self.use()
         data = memoryview(data).cast("B")
-        if data.nbytes != tensor.nbytes:
-            raise ValueError(f"{data.nbytes} bytes for a destination of {tensor.nbytes}")
+        check_write(tensor, data.nbytes)
         if data.nbytes:
             raw = bytes(data)
             self.driver.to_device_async(tensor.address, raw, len(raw), self.stream)

@@ -166,10 +166,6 @@ class SamplerState:
         if self._biased == requests:
             return
         starts, ids, values = array("i", [0]), array("i"), array("f")
-        if not any(request.params.logit_bias for request in requests):
-            # Every line of the largest batch: the next one may be longer than this one.
-            starts = array("i", bytes(4 * self._tensors["bias_start"].shape[0]))
-            requests = []
         for request in requests:
             for token, bias in (request.params.logit_bias or {}).items():
                 ids.append(token)
