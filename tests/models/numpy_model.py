@@ -48,8 +48,9 @@ def gate_activation(x, kind):
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x ** 3)))
 
 
-def forward(config: ModelConfig, weights: dict, tokens, dtype=np.float32):
-    """Logits [tokens, vocab] of one sequence. weights: role → array, dequantized."""
+def forward(config: ModelConfig, weights: dict, tokens, dtype=np.float32, operand=lambda x: x):
+    """Logits [tokens, vocab] of one sequence. weights: role → array, dequantized. operand: what becomes of an activation that
+    is multiplied with a weight, where the engine quantizes it."""
     def weight(role):
         return np.asarray(weights[role], dtype)
 
@@ -58,7 +59,7 @@ def forward(config: ModelConfig, weights: dict, tokens, dtype=np.float32):
     x = weight("embed")[np.asarray(tokens)] * dtype(config.embed_scale)
     for layer in range(config.num_layers):
         at = f"layers.{layer}."
-        h = rmsnorm(x, weight(at + "attn_norm"), config.norm_eps)
+        h = operand(rmsnorm(x, weight(at + "attn_norm"), config.norm_eps))
         q, k, v = (h @ weight(at + name).T for name in "qkv")
         if config.qkv_bias:
             q, k, v = q + weight(at + "q_bias"), k + weight(at + "k_bias"), v + weight(at + "v_bias")
@@ -68,17 +69,17 @@ def forward(config: ModelConfig, weights: dict, tokens, dtype=np.float32):
             k = rmsnorm(k, weight(at + "k_norm"), config.norm_eps)
         rope = config.local_rope if config.uses_local_rope(layer) else config.rope
         q, k = rotate(q, positions, rope, dim), rotate(k, positions, rope, dim)
-        h = attention(q.astype(dtype), k.astype(dtype), v, config, config.window(layer)) @ weight(at + "o").T
+        h = operand(attention(q.astype(dtype), k.astype(dtype), v, config, config.window(layer))) @ weight(at + "o").T
         if config.o_bias:
             h = h + weight(at + "o_bias")
         if config.post_norms:
             h = rmsnorm(h, weight(at + "post_attn_norm"), config.norm_eps)
         x = x + h
-        h = rmsnorm(x, weight(at + "mlp_norm"), config.norm_eps)
+        h = operand(rmsnorm(x, weight(at + "mlp_norm"), config.norm_eps))
         h = gate_activation(h @ weight(at + "gate").T, config.activation) * (h @ weight(at + "up").T)
-        h = h @ weight(at + "down").T
+        h = operand(h) @ weight(at + "down").T
         if config.post_norms:
             h = rmsnorm(h, weight(at + "post_mlp_norm"), config.norm_eps)
         x = x + h
-    x = rmsnorm(x, weight("final_norm"), config.norm_eps)
+    x = operand(rmsnorm(x, weight("final_norm"), config.norm_eps))
     return softcap(x @ weight("embed" if config.tied_head else "head").T, config.logit_softcap)

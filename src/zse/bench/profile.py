@@ -5,6 +5,7 @@ fills and submits the next step while one runs. Kernels are timed by Graph.profi
 the time of a replay, in which they may overlap, stands beside their sum.
 """
 
+import os
 import time
 from typing import Any, NamedTuple
 
@@ -93,14 +94,18 @@ def profile(loaded: "Loaded", *, rows: int = 1, prompt_tokens: int = 512, steps:
         raise ConfigError(f"{rows} rows of {prompt_tokens} prompt tokens need {needed} pages of KV cache, this "
                           f"engine has {loaded.config.num_pages}: take fewer rows, or a larger --max-memory")
     prompts = [prompt_ids(vocabulary, prompt_tokens, seed) for seed in range(WARM_UP + PROMPTS + rows)]
-    uncached = RequestOptions(cache_salt=str(time.monotonic_ns()))      # also where the same prompts ran before
-    return [_prefill(engine, prompts[rows:], repeats, uncached), _decode(engine, prompts[:rows], steps, repeats, uncached)]
+    return [_prefill(engine, prompts[rows:], repeats), _decode(engine, prompts[:rows], steps, repeats)]
 
 
-def _prefill(engine, prompts: list[list[int]], repeats: int, options: RequestOptions) -> StepProfile:
+def _uncached() -> RequestOptions:
+    """For a request that finds nothing cached, of an earlier profile or of a prompt that begins with the same token."""
+    return RequestOptions(cache_salt=os.urandom(8).hex())
+
+
+def _prefill(engine, prompts: list[list[int]], repeats: int) -> StepProfile:
     found: list[_Step] = []
     for number, prompt in enumerate(prompts):
-        engine.submit(number, prompt, greedy(1), options)
+        engine.submit(number, prompt, greedy(1), _uncached())
         left = len(prompt)
         while engine.has_work:
             step = _run_step(engine)
@@ -112,10 +117,10 @@ def _prefill(engine, prompts: list[list[int]], repeats: int, options: RequestOpt
     return _profile("prefill", found[WARM_UP:], *measured)
 
 
-def _decode(engine, prompts: list[list[int]], steps: int, repeats: int, options: RequestOptions) -> StepProfile:
+def _decode(engine, prompts: list[list[int]], steps: int, repeats: int) -> StepProfile:
     ids = [-1 - row for row in range(len(prompts))]     # of no prefill request
     for id, prompt in zip(ids, prompts, strict=True):
-        engine.submit(id, prompt, greedy(None), options)    # as long as the context, so that none ends before the others
+        engine.submit(id, prompt, greedy(None), _uncached())    # as long as the context, so that none ends before the others
     found: list[_Step] = []
     while len(found) < WARM_UP + steps:
         step = _run_step(engine)

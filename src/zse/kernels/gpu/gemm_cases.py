@@ -14,6 +14,22 @@ SHAPES = ((9, 96, 160), (16, 320, 2080), (33, 544, 1056), (64, 2144, 352), (65, 
 EPILOGUES = ("store", "bf16", "accumulate", "silu", "gelu_tanh")
 
 
+def tolerance(scheme, values, largest: float, gated: bool, narrow: bool) -> Tolerance:
+    """How far a product may be from float64. values: the activations; largest: of the weight's numbers; narrow: whether
+    the result is bf16.
+
+    What is not bf16 or fp8 is rounded to bf16 on the way, and so are the scales of integers: 2**-9 of each, the latter the
+    same way for a whole group. The tensor cores keep about 14 bits of a sum of fp8 products (DeepSeek-V3 report, section
+    3.3.2)."""
+    import numpy as np
+
+    rounded = scheme.kind == "affine" or scheme.kind == "dense" and scheme.dtype != "bf16"
+    length = float(np.sqrt((values.astype(np.float64) ** 2).sum(axis=1).max()))
+    absolute = length * largest * (2**-7 if rounded else 2**-9 if scheme.kind == "fp8" else 2**-16)
+    return Tolerance(absolute * (60 if gated else 1), (1e-5, 2**-8, 2**-7)[rounded + narrow],
+                     "weights rounded to bf16; f32 sums in another order; a bf16 result is rounded once more")
+
+
 def cases(rng):
     """One case per scheme and epilogue, each with a shape of its own."""
     import numpy as np
@@ -35,17 +51,8 @@ def cases(rng):
             inputs = {"a": a, "weight": weight}
             if rng.integers(2) and not gated:
                 inputs["bias"] = rng.standard_normal(rows).astype(np.float32)
-            # What is not bf16 or fp8 is rounded to bf16 on the way, and so are the scales of integers: 2**-9 of each,
-            # the latter the same way for a whole group. The tensor cores keep about 14 bits of a sum of fp8 products
-            # (DeepSeek-V3 report, section 3.3.2).
-            rounded = integer or scheme.kind == "dense" and scheme.dtype != "bf16"
             largest = float(np.abs(weight.dequantize()).max())
-            length = float(np.sqrt((values.astype(np.float64) ** 2).sum(axis=1).max()))
-            absolute = length * largest * (2**-7 if rounded else 2**-9 if scheme.kind == "fp8" else 2**-16)
-            steps = rounded + (gated or epilogue == "bf16")
-            relative = (1e-5, 2**-8, 2**-7)[steps]
-            near = Tolerance(absolute * (60 if gated else 1), relative,
-                             "weights rounded to bf16; f32 sums in another order; a bf16 result is rounded once more")
+            near = tolerance(scheme, values, largest, gated, gated or epilogue == "bf16")
             shape = (tokens, rows // 2 if gated else rows)
             out = Output(shape, "bf16" if gated or epilogue == "bf16" else "float32", near,
                          rng.standard_normal(shape).astype(np.float32) if epilogue == "accumulate" else None)
