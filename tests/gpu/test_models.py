@@ -155,24 +155,38 @@ def quantized(x):
     return HostFp8Activation.quantize(x).dequantize().astype(x.dtype)
 
 
-# bf16 between the operations: each is off by up to 2**-9. Above 8 tokens fp8 weights get fp8 activations, and so they do in
-# the reference; what crosses a border of fp8 because it was rounded to bf16 before is off by 2**-4.
-@pytest.mark.parametrize("kind, few, many", [("bf16", 0.02, 0.02), ("int4", 0.02, 0.02), ("int8", 0.02, 0.02),
-                                             ("fp8", 0.02, 0.06)])
-def test_layers_of_a_7b_shape(kind, few, many, tmp_path):
-    """Two layers with 7B widths: 150 tokens at once, 40 at once, and token by token, against NumPy in f32."""
+# bf16 between the operations: each is off by up to 2**-9.
+@pytest.mark.parametrize("kind", ["bf16", "int4", "int8", "fp8"])
+def test_layers_of_a_7b_shape(kind, tmp_path):
+    """Two layers with 7B widths: 150 tokens at once, 40 at once, and token by token, against NumPy in f32.
+
+    Above 8 tokens fp8 weights get fp8 activations. What these cost is measured on the reference; the GPU may lose 15 % more
+    (the tensor cores keep 14 bits of a sum of fp8 products). A closer comparison says nothing: a rounding to bf16 before
+    the one to fp8 makes the reference itself differ by two thirds of what fp8 costs."""
     model = gpu_model(random_model(tmp_path, kind, 2))
     ids = np.random.default_rng(3).integers(0, 150_000, 150)
     weights = dequantized(model)
-    plain = numpy_model.forward(model.config, weights, ids)
-    rounded = numpy_model.forward(model.config, weights, ids, operand=quantized) if kind == "fp8" else plain
-    references = {"150": rounded, "40": rounded, "1": plain}
-    errors = {}
+    reference = numpy_model.forward(model.config, weights, ids)
+    errors, losses = {}, {}
     for name, sizes in (("150", None), ("40", [40, 40, 40, 30]), ("1", [8] * 15 + [1] * 30)):
         session = Session(GPU, model, rows=1, max_tokens=160, context=160)
-        errors[name] = error_of(session.run(ids, sizes), references[name])
-    print(f"\n{kind}: " + ", ".join(f"{name} tokens a step {value:.4f}" for name, value in errors.items()))
-    assert max(errors["150"], errors["40"]) < many and errors["1"] < few
+        logits = session.run(ids, sizes)
+        errors[name], losses[name] = error_of(logits, reference), loss_of(logits, reference)
+    print(f"\n{kind}: " + ", ".join(f"{name} tokens a step {value:.4f} ({losses[name]:.4f} in the mean)"
+                                   for name, value in errors.items()))
+    limits = dict.fromkeys(errors, 0.02)
+    if kind == "fp8":
+        rounded = loss_of(numpy_model.forward(model.config, weights, ids, operand=quantized), reference)
+        print(f"what fp8 activations cost the reference: {rounded:.4f} in the mean")
+        assert max(losses["150"], losses["40"]) < 1.15 * rounded
+        limits = {"1": 0.02}
+    assert all(errors[name] < limit for name, limit in limits.items())
+
+
+def loss_of(logits, reference) -> float:
+    """Root of the mean square of the differences, as a part of that of the logits."""
+    assert np.isfinite(logits).all()
+    return float(np.sqrt(np.mean((logits - reference) ** 2, dtype=np.float64) / np.mean(reference**2, dtype=np.float64)))
 
 
 def replies(path: str, where: str, prompts, num_tokens: int, max_context: int = 256, **options):

@@ -74,9 +74,11 @@ def sizes(rng):
             if name == "head" and scheme.kind == "affine" and scheme.bits == 4:
                 continue  # heads are not stored in 4 bits
             weight = random_planes(rng, rows, width, scheme)
-            largest = float(np.abs(some_rows(weight, 0, COMPARED).dequantize()).max())
+            numbers = some_rows(weight, 0, COMPARED).dequantize()
+            largest, spread = float(np.abs(numbers).max()), float(numbers.std()) * width**0.5
             for tokens in TOKENS if name != "head" else (1,):
-                x = rng.standard_normal((tokens, width)).astype(np.float32)
+                # So that the results are near 2, as a model's are.
+                x = (rng.standard_normal((tokens, width)) * (2 / spread)).astype(np.float32)
                 # What the engine does: above 8 tokens fp8 weights get fp8 activations.
                 fp8 = scheme.kind == "fp8" and tokens > 8
                 a = HostFp8Activation.quantize(x) if fp8 else HostArray("bf16", f32_to_bf16(x))
