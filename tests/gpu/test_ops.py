@@ -34,3 +34,22 @@ def test_reference(op):
 def test_operations_have_gpu_forms():
     assert {"embed", "add_rmsnorm", "gated", "quantize", "gather_rows", "rope_table", "sample", "logprob_rows",
             "feed_tokens"} <= {op.name for op in gpu_ops()}
+
+
+@needs_gpu
+def test_a_head_of_a_quarter_million_rows():
+    """More tiles than there are counters for tiles in parts, memory beside which is not zero."""
+    from zse.kernels.gpu.gemm_cases import make_case
+    from zse.kernels.table import all_ops
+    from zse.quant.scheme import AffineScheme
+    matmul = next(op for op in all_ops() if op.name == "matmul")
+    junk = [GPU.alloc(size, label="test") for size in (4096, 8192, 65536) * 8]
+    for buffer in junk:
+        GPU.write(buffer, b"\x3c" * buffer.nbytes)
+    for buffer in junk[::2]:
+        buffer.free()
+    case = make_case(np.random.default_rng(), AffineScheme(8, 32, True), "store", 16, 262_144, 640)
+    check_case(matmul, case, run_case(matmul, case, GPU, 2))
+    for buffer in junk[1::2]:
+        assert GPU.read(buffer) == b"\x3c" * buffer.nbytes
+        buffer.free()

@@ -69,3 +69,14 @@ def test_reference(op, like, home):
                 check_case(op, cases[number], run_case(op, cases[number], device))
             except Exception as error:
                 raise AssertionError(f"{op.name}, {like}, seed {seed}, {cases[number].name}: {type(error).__name__}: {error}") from error
+
+
+def test_more_tiles_than_multiprocessors_have_counters(home):
+    """Parts of tiles among the last of many: counted within the counters' memory."""
+    from zse.kernels.gpu.gemm_cases import MANY_TILES, make_case
+    from zse.kernels.table import all_ops
+    from zse.quant.scheme import DenseScheme
+    matmul = next(op for op in all_ops() if op.name == "matmul")
+    with EmulateDevice("sm_90a", cache.package_variants("sm_90a"), initialised=False) as device:
+        case = make_case(np.random.default_rng(), DenseScheme("bf16"), "store", *MANY_TILES)
+        check_case(matmul, case, run_case(matmul, case, device))

@@ -189,9 +189,10 @@ def gather_parts(total, partial, counters, last, tile, steps, share, late, threa
     fence()
     named_barrier(CONSUMERS, threads)
     if thread == 0:
-        before = atomic_add(counters + tile, 1)
+        # Counted where the tile begins: only one of a block's tiles goes on in the next block.
+        before = atomic_add(counters + first, 1)
         if before == end - first - 1:
-            counters[tile] = 0
+            counters[first] = 0
         last[0] = before
     named_barrier(CONSUMERS, threads)
     is_last = last[0] == end - first - 1
@@ -257,7 +258,7 @@ def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: 
     integer, "bf16", "e4m3", or "block": e4m3 with w_scale [rows / 128, K / 128]. steps: stages of k. blocks = K / 32,
     groups: scales of a row, group_blocks: blocks of a group (integers; groups of 32 columns and more). center: what
     multiplies the scale so that it can be added to the offset. partial f32 [2 * grid, WG * 64, BT], counters i32
-    [tiles], zero before and after."""
+    [grid], zero before and after."""
     integer = isinstance(KIND, int)
     token_bytes = BT * ROW_BYTES
     stride = stage_size(KIND, BT, WG)
