@@ -58,7 +58,7 @@ def add_engine_options(parser) -> None:
 
 # Names of EngineConfig's fields that add_serving_options() gives options for, in its order.
 SERVING_OPTIONS: tuple[str, ...] = (
-    *("max_tokens_per_step", "num_pages", "kv_layout", "graphs", "warm_grammars"),
+    *("max_tokens_per_step", "num_pages", "kv_layout", "graphs", "warm_grammars", "lazy_masks"),
     *("prefix_cache", "cache_policy", "cache_host_memory", "cache_disk", "cache_disk_size"),
     *("deterministic", "speculation", "draft_model", "draft_tokens"),
     *("batching", "chunked_prefill", "fair_share", "tenant_weights", "ageing_ms", "reserve_output"),
@@ -101,6 +101,12 @@ def add_serving_options(parser) -> None:
         help="start the process of structured output when the server has been idle for a second, and keep it: 50 MB for "
         "49,000 tokens, 150 MB for 262,000; without, the first such request waits 0.4 to 2 s for it (default: on beside "
         "weights of a GiB or more)",
+    )
+    group.add_argument(
+        "--lazy-masks",
+        action=BooleanOptionalAction,
+        help="structured output: draw a token first and compute the mask of the vocabulary only where the grammar refuses "
+        "it; the distribution is the same, and so are greedy replies (default: on, on a GPU off)",
     )
     group.add_argument(
         "--no-prefix-cache",

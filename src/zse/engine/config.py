@@ -70,6 +70,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     scratch may take together. max_waiting: requests that may queue behind the running ones.
     warm_grammars: start the process that structured output needs in idle time, before the first such request, and keep it
     (auto: beside weights of a GiB or more, of which its 50 to 150 MB are a small part).
+    lazy_masks: draw tokens of requests with a grammar without its mask, which is computed where the grammar refuses the
+    token; the distribution is the same (auto: where steps are not submitted ahead: on a CPU. A GPU cannot).
     kv_layout: "paged", or "contiguous": each request reserves a whole context in a row, and nothing is shared (so there is
     no prefix cache).
     prefix_cache: keep the KV pages of prompts and replies for requests that begin alike. cache_policy: which of them go
@@ -97,6 +99,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_memory: int | None = None
     max_waiting: int = 1024
     warm_grammars: bool | None = None
+    lazy_masks: bool | None = None
     kv_layout: str = "paged"
     graphs: bool = True
     prefix_cache: bool = True
@@ -196,6 +199,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     draft_tokens: int = 0
     max_drafts: int = 0
     warm_grammars: bool = False
+    lazy_masks: bool = False
 
 
 class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,6 +222,7 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_layout: str
     graphs: bool
     warm_grammars: bool
+    lazy_masks: bool
     prefix_cache: bool
     cache_policy: str
     host_slots: int
@@ -254,6 +259,9 @@ def settle(config: EngineConfig, family: str, *, weight_bytes: int = 0, token_by
     if config.max_rows is None:
         max_rows = min(max_rows, tokens)
     _rows_fit(tokens, max_rows)
+    if config.lazy_masks and family == "gpu":
+        raise ConfigError("lazy_masks draws a token again when its step is over; a GPU runs the next one by then "
+                          "(--no-lazy-masks, --device cpu)")
     speculation = config.speculation
     if speculation == AUTO:
         speculation = "ngram" if config.draft_model is None else "draft"
@@ -263,7 +271,8 @@ def settle(config: EngineConfig, family: str, *, weight_bytes: int = 0, token_by
                     max_drafts=min(max_rows * drafts, STEP_DRAFTS[family], tokens - max_rows),
                     activations=_auto("activations", config.activations, ACTIVATIONS, family),
                     kv_dtype=_auto("kv_dtype", config.kv_dtype, KV_DTYPES, family),
-                    warm_grammars=weight_bytes >= WARM_GRAMMARS_FROM if config.warm_grammars is None else config.warm_grammars)
+                    warm_grammars=weight_bytes >= WARM_GRAMMARS_FROM if config.warm_grammars is None else config.warm_grammars,
+                    lazy_masks=family == "cpu" if config.lazy_masks is None else config.lazy_masks)
 
 
 def _auto(name: str, value: str, choices: dict[str, tuple[str, ...]], family: str) -> str:
@@ -313,7 +322,7 @@ def resolve(config: EngineConfig, settings: Settings, *, device: str, model_cont
         max_tokens_per_step=settings.max_tokens_per_step, num_pages=num_pages, activations=settings.activations,
         kv_dtype=settings.kv_dtype, max_waiting=config.max_waiting, kv_bytes=kv_bytes,
         kv_layout=config.kv_layout, graphs=config.graphs, warm_grammars=settings.warm_grammars,
-        prefix_cache=config.keeps_prefixes, cache_policy=config.cache_policy,
+        lazy_masks=settings.lazy_masks, prefix_cache=config.keeps_prefixes, cache_policy=config.cache_policy,
         host_slots=host_slots(config, page_bytes), cache_disk=config.cache_disk, cache_disk_size=config.cache_disk_size,
         deterministic=config.deterministic,
         speculation=settings.speculation, draft_tokens=settings.draft_tokens,

@@ -108,7 +108,7 @@ class Engine:
         if self.disk is not None and batch.transfers:
             self.disk.started(batch)
         started = time.perf_counter()   # a CPU runs the batch in submit()
-        masks = self.grammars.masks(batch) if self.grammars.num_live else None
+        masks = self.grammars.masks(batch, self.runner.lazy_masks) if self.grammars.num_live else None
         return batch, self.runner.submit(batch, masks) if masks is not None else self.runner.submit(batch), started
 
     def _finish(self, flight: tuple[Batch, Any, float]) -> list[Output]:

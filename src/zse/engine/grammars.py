@@ -104,10 +104,11 @@ class GrammarQueue:
                 outputs.append(self._failed(id, error))
         return outputs
 
-    def masks(self, batch):
-        """The StepMasks of a batch, None when no request in it has a grammar."""
+    def masks(self, batch, lazy: bool = False):
+        """The StepMasks of a batch, None when no request in it has a grammar. lazy: tokens may be drawn before they are
+        masked."""
         from zse.engine.masking import StepMasks
-        return StepMasks.of_batch(batch, self._grammars, self._failures)
+        return StepMasks.of_batch(batch, self._grammars, self._failures, lazy)
 
     def settle(self, outputs: list[Output]) -> list[Output]:
         """After a commit: requests that ended are forgotten, those whose grammar cannot go on end."""

@@ -1,47 +1,95 @@
 """Masks of a grammar on their way to the sampler.
 
-A step with masks is two replays: the forward, and, once the grammar process has given the masks (structured/service.py),
-masking and sampling. So the masks are computed while the model runs, and steps without masks are recorded without them.
+A step whose masks come first is two replays: the forward, and, once the grammar process has given the masks
+(structured/service.py), masking and sampling. So the masks are computed while the model runs, and steps without masks are
+recorded without them. Where tokens may be drawn first (engine/lazy_masks.py), a step is one replay as without grammars,
+and one more, of a line, for each token that is refused.
 """
 
 from typing import Any
 
+from zse.engine.lazy_masks import SECOND_DRAW, Run, check_drawn, check_masked, may_draw_first
 from zse.errors import RequestError
 from zse.kernels.mask import mask_logits
-from zse.structured.service import Grammars
+from zse.structured.service import Ask, Grammars
 from zse.tensor import Tensor
 
 _ALIGN = 256
 
 
 class StepMasks:
-    """The masks of one step, which are being computed. failures: filled by wait() with requests whose grammar cannot go
-    on: what is sampled for them is to be dropped."""
+    """The masks of one step, which are being computed. failures: filled with requests whose grammar cannot go on: what is
+    sampled for them is to be dropped. come_first: whether there are lines that must not be sampled before they are
+    masked; draws_first: whether there are others."""
 
     def __init__(self, grammars: Grammars, failures: dict[int, RequestError]):
         self._grammars, self._failures = grammars, failures
+        self.come_first = False
+        self._later: list[Run] = []         # drawn first, their masks are computed all the same
+        self._lazy: list[Run] = []          # drawn first, the grammar is asked about the tokens
+        self._asked: list[Ask] = []
+        self._later_lines: set[int] = set()
+        self._masked: frozenset[int] | None = None      # lines that have a mask, once that is known
 
     @classmethod
-    def of_batch(cls, batch, grammars: Grammars, failures: dict[int, RequestError]) -> "StepMasks | None":
-        """Ask for the masks of a batch; None when it has no request with a grammar."""
-        jobs: list[tuple] = []
+    def of_batch(cls, batch, grammars: Grammars, failures: dict[int, RequestError],
+                 lazy: bool = False) -> "StepMasks | None":
+        """Ask for the masks of a batch; None when it has no request with a grammar. lazy: tokens may be drawn first."""
+        masks = cls(grammars, failures)
         line = 0
         for entry in batch.entries:
             if entry.samples:
-                request = entry.request
-                if request.options.structure is not None:
-                    jobs.append((request.id, request, line, list(entry.drafts)))
+                if entry.request.options.structure is not None:
+                    masks._add(entry, line, lazy)
                 line += entry.samples
-        if not jobs:
-            return None
-        grammars.begin(jobs)
-        return cls(grammars, failures)
+        if masks._asked:
+            grammars.begin(masks._asked)
+        return masks if masks._asked or masks._lazy else None
 
-    def wait(self) -> tuple[list[int], memoryview]:
-        """(lines of logits that have a mask, the masks of all lines)."""
-        masks = self._grammars.finish()
-        self._failures.update(masks.failures)
-        return masks.lines, self._grammars.memory
+    def _add(self, entry, line: int, lazy: bool) -> None:
+        request = entry.request
+        if lazy and may_draw_first(request.params):
+            run = Run(request, line, entry.drafts)
+            if request.params.logprobs is None and not self._grammars.refuses_often(request.id):
+                self._lazy.append(run)
+                return
+            self._later.append(run)
+            self._later_lines.update(range(line, line + entry.samples))
+        else:
+            self.come_first = True
+        self._asked.append(Ask(request, line, entry.drafts))
+
+    @property
+    def draws_first(self) -> bool:
+        return bool(self._later or self._lazy)
+
+    @property
+    def memory(self) -> memoryview:
+        """The masks of all lines."""
+        return self._grammars.memory
+
+    def wait(self) -> frozenset[int]:
+        """Lines of logits that have a mask."""
+        if self._masked is None:
+            self._masked = frozenset()
+            if self._asked:
+                found = self._grammars.finish()
+                self._failures.update(found.failures)
+                self._masked = frozenset(found.lines)
+        return self._masked
+
+    def first_lines(self) -> frozenset[int]:
+        """Those that are to be masked before they are sampled."""
+        return self.wait() - self._later_lines
+
+    def check(self, tokens: list[int], draw_again) -> None:
+        """Settle what was drawn first. tokens, draw_again: as of check_masked."""
+        masked = self.wait()
+        if self._later:
+            runs = [run for run in self._later if run.request.id not in self._failures]
+            check_masked(runs, tokens, masked, self._grammars, draw_again)
+        if self._lazy:
+            check_drawn(self._lazy, tokens, self._grammars, self._failures, draw_again)
 
 
 def masks_nbytes(lines: int, vocab_size: int) -> int:
@@ -50,7 +98,8 @@ def masks_nbytes(lines: int, vocab_size: int) -> int:
 
 
 class Masking:
-    """The second replay. logits f32 [lines, vocab]: of the step buffers. Memory is taken with the first masks."""
+    """The replays after the forward. logits f32 [lines, vocab]: of the step buffers. Memory is taken with the first
+    masks."""
 
     def __init__(self, device, logits: Tensor):
         self._device, self._logits = device, logits
@@ -59,28 +108,65 @@ class Masking:
         self._at = -(-4 * self._lines // _ALIGN) * _ALIGN
         self._stagings: dict[int, Any] = {}         # by the number of the turn
         self._graphs: dict[tuple[int, int], Any] = {}
+        self._line_graphs: dict[tuple[int, int], Any] = {}      # by turn and line
 
     def submit(self, turn, rows: int, masks: StepMasks):
         """Wait for the masks, then mask and sample `rows` lines of logits; the Ticket. turn: the runner's _Turn."""
         size = next((1 << bits for bits in range(16) if 1 << bits >= rows), rows)
         size = min(size, self._lines)
         graph = self._graphs.get((turn.number, size)) or self._record(turn, size)
-        lines, memory = masks.wait()
-        host = self._stagings[turn.number].host
-        place, nbytes = host[:4 * rows].cast("i"), 4 * self._words
+        lines = masks.first_lines()
+        place = self._stagings[turn.number].host[:4 * rows].cast("i")
         for row in range(rows):
             place[row] = -1
         for line in lines:
-            place[line] = line
-            at = self._at + line * nbytes
-            host[at:at + nbytes] = memory[line * nbytes:(line + 1) * nbytes]
+            self._write(turn.number, line, masks.memory)
         return graph.submit(rows=rows)
 
-    def _record(self, turn, size: int):
-        staging = self._stagings.get(turn.number)
+    def settle(self, turn, rows: int, masks: StepMasks) -> None:
+        """Hold what was sampled without a mask in `rows` lines against the grammars, and sample again what they refuse.
+        What was submitted has run. For a device that does not run ahead: its logits are still there, and the host reads
+        them."""
+        sampler, logits, vocab = turn.sampler, self._logits.view(), self._logits.shape[1]
+
+        def draw_again(line: int, kept: int | None) -> int:
+            graph = self._line_graphs.get((turn.number, line)) or self._record_line(turn, line)
+            self._write(turn.number, line, masks.memory)
+            sampler.draw_again(line, SECOND_DRAW)
+            graph.run()
+            if kept is not None:
+                sampler.keep(line, kept, logits[line * vocab:(line + 1) * vocab])
+            return sampler.token_of(line)
+
+        masks.check([sampler.token_of(line) for line in range(rows)], draw_again)
+
+    def _write(self, number: int, line: int, memory: memoryview) -> None:
+        host, nbytes = self._stagings[number].host, 4 * self._words
+        host[4 * line:4 * line + 4].cast("i")[0] = line
+        at = self._at + line * nbytes
+        host[at:at + nbytes] = memory[line * nbytes:(line + 1) * nbytes]
+
+    def _staging(self, number: int):
+        staging = self._stagings.get(number)
         if staging is None:
-            staging = self._stagings[turn.number] = self._device.staging(
+            staging = self._stagings[number] = self._device.staging(
                 self._at + 4 * self._lines * self._words, label="masks")
+        return staging
+
+    def _record_line(self, turn, line: int):
+        """Mask and sample one line of logits."""
+        buffer = self._staging(turn.number).buffer
+        recorder = self._device.record()
+        vocab = self._logits.shape[1]
+        logits = Tensor(self._logits.buffer, (1, vocab), "f32", self._logits.offset + 4 * line * vocab)
+        mask_logits(recorder, logits, Tensor(buffer, (self._lines, self._words), "i32", self._at),
+                    Tensor(buffer, (1,), "i32", 4 * line))
+        turn.sampler.record(recorder, logits, line)
+        graph = self._line_graphs[turn.number, line] = recorder.finish()
+        return graph
+
+    def _record(self, turn, size: int):
+        staging = self._staging(turn.number)
         recorder = self._device.record()
         rows = recorder.symbol("rows", size)
         recorder.upload(staging, 0, self._at + 4 * size * self._words)
@@ -95,6 +181,7 @@ class Masking:
 
     def close(self) -> None:
         """Drop the graphs."""
-        for graph in self._graphs.values():
+        for graph in (*self._graphs.values(), *self._line_graphs.values()):
             graph.close()
         self._graphs.clear()
+        self._line_graphs.clear()

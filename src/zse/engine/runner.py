@@ -66,6 +66,8 @@ class Runner:
         self.device, self.model, self.config = device, model, config
         grouped = grouped and config.kv_layout == "paged"
         self.runs_ahead = device.family == "gpu" if runs_ahead is None else runs_ahead
+        # The device is done with the logits when a step's tokens are known: they can be sampled again.
+        self.lazy_masks = config.lazy_masks and not self.runs_ahead
         self._max_pages = pages_for(config.max_context)
         self._lines = lines = logit_rows(config.max_lines, config.max_tokens_per_step)
         self.kv = KVCache(device, model.config, config.num_pages, config.kv_dtype,
@@ -154,17 +156,22 @@ class Runner:
         requests with a grammar (engine/masking.py), None without."""
         if batch.transfers:
             self.transfer(batch.transfers)
-        step = self.fill(batch, masked=masks is not None)
+        step = self.fill(batch, masked=masks is not None and masks.come_first)
         ticket = self.launch(step)
         if masks is not None:
-            ticket = self._submit_masked(step, batch.num_samples, masks)
+            ticket = self._submit_masked(step, ticket, batch.num_samples, masks)
         return ticket, step.sampler
 
-    def _submit_masked(self, step: FilledStep, rows: int, masks) -> Any:
+    def _submit_masked(self, step: FilledStep, ticket, rows: int, masks) -> Any:
         if self._masking is None:
             from zse.engine.masking import Masking
             self._masking = Masking(self.device, self._logits)
-        return self._masking.submit(step.turn, rows, masks)
+        if masks.come_first:
+            ticket = self._masking.submit(step.turn, rows, masks)
+        if masks.draws_first:       # only of a device that does not run ahead
+            ticket.wait()
+            self._masking.settle(step.turn, rows, masks)
+        return ticket
 
     def transfer(self, transfers: list[tuple[str, int, int]]) -> None:
         """Do a Batch's transfers, behind what was submitted before."""

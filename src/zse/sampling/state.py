@@ -15,6 +15,7 @@ from zse.tensor import Tensor
 
 _NEUTRAL = (1.0, 0.0, 0.0)   # repetition, presence, frequency
 RESULTS = ("tokens", "status", "logprob", "top_ids", "top_logprobs")
+LISTS = ("bias_ids", "bias_values", "bias_saved", "seen_ids", "seen_counts", "seen_saved")     # of all lines together
 _ALIGN = 16                  # bytes: arrays inside a staging
 
 
@@ -91,12 +92,15 @@ class SamplerState:
         """i32 [max_rows]: what the last replay sampled, on the device."""
         return self._tensors["tokens"]
 
-    def record(self, recorder, logits) -> None:
-        """Record sampling from `logits` f32 [rows, vocab_size]."""
+    def record(self, recorder, logits, first: int = 0) -> None:
+        """Record sampling from `logits` f32 [rows, vocab_size], which are those of the lines from `first` on."""
         inputs, results = self._owned
         if inputs is not None:
             recorder.upload(inputs)
-        sample(recorder, logits, history=self.history, **self._tensors)
+        tensors = self._tensors
+        if first:
+            tensors = {name: tensor if name in LISTS else _from_line(tensor, first) for name, tensor in tensors.items()}
+        sample(recorder, logits, history=self.history, **tensors)
         if results is not None:
             recorder.download(results)
 
@@ -138,6 +142,24 @@ class SamplerState:
             else:
                 results.append((self._tokens[line], self._logprobs(line, request.params.logprobs)))
         return results
+
+    # -- a line that is sampled again, where host and device share memory
+
+    def token_of(self, line: int) -> int:
+        """What the last replay sampled in a line; -1: the logits were not finite."""
+        return -1 if self._status[line] else self._tokens[line]
+
+    def draw_again(self, line: int, more: int) -> None:
+        """The next replay draws this line with the random number of (seed, position + more)."""
+        self._counter[line] += more
+
+    def keep(self, line: int, token: int, logits: memoryview) -> None:
+        """Let `token` stand where the last replay sampled another from the same logits f32 [vocab_size]."""
+        sampled = self._tokens[line]
+        if self._status[line] or sampled == token:
+            return
+        self._views["logprob"][line] += logits[token] - logits[sampled]
+        self._tokens[line] = token
 
     def _logprobs(self, line: int, wanted: int) -> tuple[float, list[tuple[int, float]]]:
         views = self._views
@@ -243,6 +265,12 @@ class _History:
                 counts.append(0)
             counts[place] += 1
         return ids, counts
+
+
+def _from_line(tensor: Tensor, first: int) -> Tensor:
+    """The same tensor without its first lines."""
+    nbytes = ITEM_BYTES[tensor.dtype] * prod(tensor.shape[1:])
+    return Tensor(tensor.buffer, (tensor.shape[0] - first, *tensor.shape[1:]), tensor.dtype, tensor.offset + first * nbytes)
 
 
 def _penalties(params) -> tuple[float, float, float]:

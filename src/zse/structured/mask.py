@@ -64,6 +64,45 @@ class Guide:
             matcher.rollback(taken)
         return kinds + [FREE] * (len(drafts) + 1 - len(kinds))
 
+    def take_allowed(self, drawn: list[int]) -> int:
+        """Take these tokens up to the first that the next mask would forbid; how many. No mask is computed. Raises
+        GrammarError."""
+        for taken, token in enumerate(drawn):
+            if not self._take_if_allowed(token):
+                return taken
+        return len(drawn)
+
+    def _take_if_allowed(self, token: int) -> bool:
+        matcher = self._matcher
+        if self.only_matches and not matcher.is_stopped():
+            # Tried and taken at once: 4 µs where a mask is 10 to 120.
+            if matcher.try_consume_tokens([token]) != 1:
+                if matcher.is_error():
+                    raise refusal(matcher.get_error())
+                return False
+            self._begun = True
+            return True
+        if self._reasons:
+            allowed = token == self._forced[0] if self._forced else matcher is None or token not in self._vocabulary.eos_ids
+        elif matcher is None or (self._may_reason and token == self._opening[0]):
+            allowed = True
+        elif matcher.is_stopped():
+            allowed = token in self._vocabulary.eos_ids
+        else:
+            allowed = matcher.validate_tokens([token]) == 1
+        if allowed:
+            self._take(token)
+        return allowed
+
+    @property
+    def _may_reason(self) -> bool:
+        """Whether the answer may begin with the mark that opens the reasoning."""
+        return not self._begun and len(self._opening) == 1 and self._budget != 0
+
+    def write_mask(self, buffer: memoryview, line: int, nbytes: int, address: int) -> int:
+        """Write the mask of the next token; FREE or MASKED. Raises GrammarError."""
+        return self._write(buffer, line, nbytes, address)
+
     def _take(self, token: int) -> None:
         if self._reasons:
             self._reason(token)
@@ -104,7 +143,7 @@ class Guide:
         matcher.unsafe_compute_mask_ptr(address + line * nbytes, nbytes)
         if matcher.is_error():
             raise refusal(matcher.get_error())
-        if not self._begun and len(self._opening) == 1 and self._budget != 0:
+        if self._may_reason:
             _set(place, self._opening[0])
         return MASKED
 

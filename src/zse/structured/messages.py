@@ -25,12 +25,14 @@ class Opened(msgspec.Struct, tag=True, array_like=True):
 
 class Job(msgspec.Struct, array_like=True):
     """tokens: sampled since the last job of the request. line: where its first mask goes; drafts: tokens that may follow,
-    each with a mask in the next line."""
+    each with a mask in the next line. drawn: tokens that were drawn behind one another without a mask, the first at `line`:
+    they are taken as far as the grammar allows them, and only the first that it does not has a mask, in its line."""
 
     id: int
     tokens: list[int]
     line: int
     drafts: list[int] = []
+    drawn: list[int] = []
 
 
 class Step(msgspec.Struct, tag=True, array_like=True):
@@ -40,8 +42,8 @@ class Step(msgspec.Struct, tag=True, array_like=True):
 
 
 class Stepped(msgspec.Struct, tag=True, array_like=True):
-    """process → engine. kinds: FREE or MASKED for each line of each job. failures: id → why its grammar cannot go on.
-    us: microseconds that the masks took."""
+    """process → engine. kinds: FREE or MASKED for each line of each job; of one with drawn tokens FREE for each that was
+    taken, then MASKED if one was refused. failures: id → why its grammar cannot go on. us: microseconds that it took."""
 
     kinds: list[list[int]]
     failures: dict[int, str]

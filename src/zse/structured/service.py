@@ -2,7 +2,8 @@
 
     grammars.open(id, structure)        # a request came
     for id, error in grammars.poll(): …  # its grammar is compiled, or refused
-    grammars.begin([(id, tokens, line, drafts), …]); …forward…; result = grammars.finish()
+    grammars.begin([Ask(request, line, drafts), …]); …forward…; result = grammars.finish()
+    grammars.begin([Ask(request, line, drawn=[token]), …]); result = grammars.finish()      # drawn without a mask
     grammars.close(id)
 
 One thread uses it. Nothing here blocks but finish(), which waits for masks that are computed meanwhile.
@@ -15,7 +16,6 @@ import signal
 import sys
 import tempfile
 import time
-from array import array
 from collections import deque
 from typing import Any, NamedTuple
 
@@ -24,32 +24,49 @@ from zse.structured.options import Structure, checked
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from multiprocessing.connection import Connection
 
 # The process has a vocabulary to build first: 3 s for 262k tokens on a slow core.
 START_S = 30.0
 STEP_S = 5.0                # a mask takes some 15 ms at most
 MAX_RESTARTS, WINDOW_S = 3, 60.0
+WATCHED = 16                # tokens of a request that say whether its masks are computed ahead
 IDLE_S = 300.0              # without requests the process ends, and gives its memory back
 _KEPT = 1024                # latencies of which percentiles are reported
 
 
+class Ask(NamedTuple):
+    """What is asked about one request: the mask of its next token, in `line`, and those behind its drafts, in the lines
+    that follow; or, with drawn tokens, whether the grammar allows them, and the mask of the first that it does not.
+    known: tokens of this step behind request.tokens that are settled."""
+
+    request: Any
+    line: int
+    drafts: "Sequence[int]" = ()
+    drawn: "Sequence[int]" = ()
+    known: "Sequence[int]" = ()
+
+
 class Masks(NamedTuple):
-    """What finish() gives: lines of `memory` that hold a mask, and requests whose grammar cannot go on."""
+    """What finish() gives: lines of `memory` that hold a mask, requests whose grammar cannot go on, and how many of its
+    drawn tokens the grammar of each Ask allows."""
 
     lines: list[int]
     failures: dict[int, RequestError]
+    num_allowed: list[int]
 
 
 class _Live:
     """A request with a grammar. start: length of its prompt; sent: tokens of its sequence that the process knows; settled:
-    whether its grammar is compiled, or refused."""
+    whether its grammar is compiled, or refused. refusals: of the last 16 tokens that were drawn without a mask, a bit
+    each."""
 
-    __slots__ = ("sent", "settled", "start", "structure")
+    __slots__ = ("refusals", "sent", "settled", "start", "structure")
 
     def __init__(self, structure: Structure):
         self.structure, self.sent, self.start, self.settled = structure, -1, -1, False
+        self.refusals = 0
 
 
 class Grammars:
@@ -67,7 +84,7 @@ class Grammars:
         self._pid = 0
         self._live: dict[int, _Live] = {}
         self._news: deque[tuple[int, RequestError | None]] = deque()
-        self._asked: list[tuple[int, Any, int, list[int]]] | None = None
+        self._asked: list[Ask] | None = None
         self._stepped: Any = None
         self._restarts: list[float] = []
         self._started_at = self._used_at = 0.0
@@ -75,7 +92,7 @@ class Grammars:
         self._mask_us: deque[float] = deque(maxlen=_KEPT)
         self._wait_us: deque[float] = deque(maxlen=_KEPT)
         self.counts = {"grammars_compiled": 0, "grammars_cached": 0, "grammars_refused": 0, "grammar_compile_ms": 0.0, "masked_lines": 0,
-                       "grammar_process_restarts": 0}
+                       "masks_avoided": 0, "tokens_redrawn": 0, "grammar_process_restarts": 0}
 
     # -- requests
 
@@ -124,9 +141,9 @@ class Grammars:
 
     # -- masks
 
-    def begin(self, jobs: "Sequence[tuple[int, Any, int, list[int]]]") -> None:
-        """Ask for masks: (id, the request, line, drafts) each. The process computes while the caller goes on."""
-        self._asked, self._stepped = list(jobs), None
+    def begin(self, asks: "Iterable[Ask]") -> None:
+        """Ask for masks, or about drawn tokens. The process computes while the caller goes on."""
+        self._asked, self._stepped = list(asks), None
         self._send_step()
 
     def finish(self) -> Masks:
@@ -142,14 +159,36 @@ class Grammars:
         asked, stepped = self._asked or [], self._stepped
         self._asked = self._stepped = None
         if stepped is None:
-            return Masks([], {id: _lost() for id, *_ in asked})
+            return Masks([], {ask.request.id: _lost() for ask in asked}, [0] * len(asked))
         self._mask_us.append(stepped.us)
-        lines = [line + index for (_, _, line, _), kinds in zip(asked, stepped.kinds, strict=True)
-                 for index, kind in enumerate(kinds) if kind]
+        lines, num_allowed = [], []
+        for ask, kinds in zip(asked, stepped.kinds, strict=True):
+            lines += [ask.line + index for index, kind in enumerate(kinds) if kind]
+            failed = ask.request.id in stepped.failures
+            allowed = len(kinds) - kinds[-1] if ask.drawn and not failed else 0
+            num_allowed.append(allowed)
+            if allowed:
+                self.counts["masks_avoided"] += allowed
+                live = self._live.get(ask.request.id)
+                if live is not None:
+                    live.sent += allowed
         self.counts["masked_lines"] += len(lines)
         failures = {id: RequestError(f"the grammar cannot go on: {one_line(reason)}", code="schema_too_complex",
                                      param="structure") for id, reason in stepped.failures.items()}
-        return Masks(lines, failures)
+        return Masks(lines, failures, num_allowed)
+
+    def note(self, id: int, refused: bool) -> None:
+        """A token of the request was drawn without a mask, which refused it or not."""
+        self.counts["tokens_redrawn"] += refused
+        live = self._live.get(id)
+        if live is not None:
+            live.refusals = (live.refusals << 1 | refused) & (1 << WATCHED) - 1
+
+    def refuses_often(self, id: int) -> bool:
+        """Whether more than half of its last WATCHED tokens were refused, so that its masks had better be computed
+        beside the forward: a mask after it holds up the whole step."""
+        live = self._live.get(id)
+        return live is not None and live.refusals.bit_count() > WATCHED // 2
 
     def counters(self) -> dict[str, float]:
         """Totals, and percentiles of the last steps: mask_us is what the masks of a step took, mask_wait_us how long the
@@ -242,17 +281,18 @@ class Grammars:
     def _send_step(self) -> None:
         from zse.structured.messages import Job, Step
         jobs = []
-        for id, request, line, drafts in self._asked or ():
-            live = self._live.get(id)
-            if live is None:
-                jobs.append(Job(id, [], line, drafts))
-                continue
-            if live.start < 0:
-                live.start = live.sent = request.prompt_len
-            tokens = request.tokens
-            new = tokens[live.sent:] if live.sent < len(tokens) else array("i")
-            live.sent = len(tokens)
-            jobs.append(Job(id, new.tolist(), line, drafts))
+        for request, line, drafts, drawn, known in self._asked or ():
+            live = self._live.get(request.id)
+            new: list[int] = []
+            if live is not None:
+                if live.start < 0:
+                    live.start = live.sent = request.prompt_len
+                tokens = request.tokens
+                length = len(tokens) + len(known)
+                if live.sent < length:
+                    new = [*tokens[live.sent:], *known[max(0, live.sent - len(tokens)):]]
+                    live.sent = length
+            jobs.append(Job(request.id, new, line, list(drafts), list(drawn)))
         self._send(Step(jobs))
 
     def _send(self, message: object) -> None:

@@ -197,15 +197,20 @@ class _Server:
                 kinds.append([FREE] * (1 + len(job.drafts)))
         if together:
             self._compute(together)
+            computed = {line for _, line in together}
             for index, job in enumerate(step.jobs):
                 guide = self._guides.get(job.id)
-                if kinds[index] == [MASKED] and guide is not None and guide.matcher.is_error():
+                if job.line + len(kinds[index]) - 1 in computed and guide is not None and guide.matcher.is_error():
                     failures[job.id] = str(refusal(guide.matcher.get_error()))
-                    kinds[index] = [FREE]
+                    kinds[index] = [FREE] * len(kinds[index])
         us = 1e6 * (time.perf_counter() - started)
         self._pipe.send_bytes(_encode(Stepped(kinds, failures, us)))
 
     def _compute(self, together: list[tuple]) -> None:
+        if len(together) < LEAST_TOGETHER:      # of drawn tokens few are refused
+            for matcher, line in together:
+                matcher.unsafe_compute_mask_ptr(self._address + line * self._nbytes, self._nbytes)
+            return
         if self._executor is None:
             from llguidance import LLExecutor
             self._executor = LLExecutor(min(MAX_THREADS, max(1, (os.cpu_count() or 1) // 2)))
@@ -216,6 +221,15 @@ class _Server:
         if guide is None:
             raise GrammarError("the request has no grammar")
         guide.take(job.tokens)
+        if job.drawn:
+            taken = guide.take_allowed(job.drawn)
+            if taken == len(job.drawn):
+                return [FREE] * taken
+            line = job.line + taken
+            if together is not None and guide.only_matches:
+                together.append((guide.matcher, line))
+                return [FREE] * taken + [MASKED]
+            return [FREE] * taken + [guide.write_mask(self._buffer, line, self._nbytes, self._address)]
         if together is not None and not job.drafts and guide.only_matches:
             together.append((guide.matcher, job.line))
             return [MASKED]
