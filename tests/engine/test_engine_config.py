@@ -127,3 +127,11 @@ def test_grammars_are_warm_beside_large_weights():
     for wanted in (True, False):
         chosen = EngineConfig(model="m", warm_grammars=wanted)
         assert settle(chosen, "gpu", weight_bytes=2 << 30).warm_grammars is wanted
+
+
+def test_masks_are_lazy_where_steps_do_not_run_ahead():
+    config = EngineConfig(model="m")
+    assert settle(config, "cpu").lazy_masks and not settle(config, "gpu").lazy_masks
+    assert not settle(EngineConfig(model="m", lazy_masks=False), "cpu").lazy_masks
+    with pytest.raises(ConfigError, match="no-lazy-masks"):
+        settle(EngineConfig(model="m", lazy_masks=True), "gpu")

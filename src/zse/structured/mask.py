@@ -23,6 +23,7 @@ class Guide:
         self._forced: list[int] = []        # what is left of the closing mark
         self._reasons = False
         self._begun = False
+        self._only: list[int] | None = None     # what look_ahead() found
         if thinking is not None:
             self._budget = thinking.budget
             self._closing = vocabulary.mark(thinking.closing)
@@ -72,15 +73,30 @@ class Guide:
                 return taken
         return len(drawn)
 
+    def look_ahead(self) -> None:
+        """Find out now what the next take_allowed() would have to."""
+        if self._only is None and self.only_matches:
+            self._next_is_forced()
+
+    def _next_is_forced(self) -> list[int]:
+        """The tokens that must come next, empty where there is a choice. Where the text is forced, a mask allows the
+        tokens that the tokenizer makes of it, while the grammar would take others with the same text."""
+        if self._only is None:
+            self._only = self._matcher.compute_ff_tokens()
+        return self._only
+
     def _take_if_allowed(self, token: int) -> bool:
         matcher = self._matcher
         if self.only_matches and not matcher.is_stopped():
+            forced = self._next_is_forced()
+            if forced and forced[0] != token:
+                return False
             # Tried and taken at once: 4 µs where a mask is 10 to 120.
             if matcher.try_consume_tokens([token]) != 1:
                 if matcher.is_error():
                     raise refusal(matcher.get_error())
                 return False
-            self._begun = True
+            self._begun, self._only = True, None
             return True
         if self._reasons:
             allowed = token == self._forced[0] if self._forced else matcher is None or token not in self._vocabulary.eos_ids
@@ -89,7 +105,8 @@ class Guide:
         elif matcher.is_stopped():
             allowed = token in self._vocabulary.eos_ids
         else:
-            allowed = matcher.validate_tokens([token]) == 1
+            forced = self._next_is_forced()
+            allowed = token == forced[0] if forced else matcher.validate_tokens([token]) == 1
         if allowed:
             self._take(token)
         return allowed
@@ -104,6 +121,7 @@ class Guide:
         return self._write(buffer, line, nbytes, address)
 
     def _take(self, token: int) -> None:
+        self._only = None
         if self._reasons:
             self._reason(token)
             return
