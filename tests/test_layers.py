@@ -10,7 +10,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "zse"
 # docs/design/0001-cpu-engine.md, "Layers and ownership". `bench` stands before `cli`, whose command runs it.
-ORDER = ("errors", "dtypes", "env", "log", "kernel", "runtime", "tensor", "quant", "kernels", "formats", "tokenizer",
+ORDER = ("errors", "dtypes", "env", "log", "imports", "kernel", "runtime", "tensor", "quant", "kernels", "formats", "tokenizer",
          "models", "cache", "sampling", "structured", "scheduler", "speculative", "engine", "server", "bench", "cli")
 TOP = ("__init__", "__main__", "build")   # may import all; nothing below imports them
 TOLERATED = {

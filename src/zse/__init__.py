@@ -12,6 +12,6 @@ def __getattr__(name: str):
         from zse.sampling.params import SamplingParams
         return SamplingParams
     if name == "BeamParams":
-        from zse.sampling.beam import BeamParams
+        from zse.sampling.params import BeamParams
         return BeamParams
     raise AttributeError(f"module 'zse' has no attribute {name!r}")

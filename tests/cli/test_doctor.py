@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 
@@ -105,3 +106,17 @@ def test_what_has_never_run_on_hardware_is_said(monkeypatch):
     ((_, state, found, _),) = doctor_gpu._amd()
     assert state == "note" and "hip:0 MI300X, gfx942" in found
     assert "has never run on hardware; its kernels are compiled by clang and run in an emulator in the tests" in found
+
+
+def test_modules_without_bytecode_are_counted_and_compiled(tmp_path, monkeypatch):
+    from zse import build
+    from zse.runtime import probe
+
+    monkeypatch.setattr("sys.pycache_prefix", None)
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.py").write_text("x = 1\n")
+    assert len(probe.modules_without_bytecode(str(tmp_path))) == 2
+    assert build.compile_modules(tmp_path) and probe.modules_without_bytecode(str(tmp_path)) == []
+    os.utime(tmp_path / "a.py", (1, 1))
+    assert probe.modules_without_bytecode(str(tmp_path)) == [str(tmp_path / "a.py")]
+    assert doctor._bytecode(1)[1] == doctor.NOTE and doctor._bytecode(0)[1] == doctor.OK

@@ -27,8 +27,7 @@ from zse.kernel import cache
 from zse.models.load import Model, load_model, place, plan_model
 from zse.runtime.cpu import CPUDevice
 from zse.runtime.emulate import EmulateDevice
-from zse.sampling.beam import BeamParams
-from zse.sampling.params import SamplingParams
+from zse.sampling.params import BeamParams, SamplingParams
 from zse.scheduler.options import RequestOptions
 from zse.scheduler.scheduler import Scheduler
 from zse.speculative.speculator import Speculator

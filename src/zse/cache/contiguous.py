@@ -82,13 +82,3 @@ class ContiguousCacheManager(CacheManager):
             if len(run) != self._run or run != list(range(run[0], run[0] + len(run))):
                 problems.append(f"the pages of sequence {sequence} do not follow one another")
         return problems
-
-
-def cache_manager(allocator: PageAllocator, prefix, host: HostPool | None, geometry: PageGeometry) -> CacheManager:
-    """The CacheManager of a geometry. prefix: not looked at where sequences have runs of pages."""
-    if geometry.run:
-        return ContiguousCacheManager(allocator, host, geometry)
-    if geometry.windowed:
-        from zse.cache.grouped import GroupedCacheManager
-        return GroupedCacheManager(allocator, prefix, host, geometry)
-    return CacheManager(allocator, prefix, host)

@@ -33,6 +33,10 @@ class GroupedCacheManager(CacheManager):
             prefix.windows = self._kept
         self.num_trimmed = 0
 
+    @property
+    def grouped(self) -> "GroupedCacheManager":
+        return self
+
     # -- how much
 
     def pages_needed(self, length: int) -> int:

@@ -13,6 +13,8 @@ from zse.cache.prefix import Match, PrefixCache
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from zse.cache.grouped import GroupedCacheManager
+    from zse.cache.groups import PageGeometry
     from zse.cache.prefix import Salt
 
     Transfer = tuple[str, int, int]     # ("copy", page, page), ("out", page, slot), ("in", slot, page)
@@ -38,6 +40,11 @@ class CacheManager:
         self._last: dict[int, Node] = {}        # the node of the last full page that they entered
         self._num_shared: dict[int, int] = {}   # pages that were there when they were admitted
         self._transfers: list[Transfer] = []
+
+    @property
+    def grouped(self) -> "GroupedCacheManager | None":
+        """This manager, where layers with a window have page tables of their own."""
+        return None
 
     def pages_needed(self, length: int) -> int:
         """Pages that a sequence of `length` tokens holds at most."""
@@ -304,3 +311,14 @@ class CacheManager:
 def copy_of(node: Node, page: int) -> "Transfer":
     """Fill `page` with what the node has, wherever that is."""
     return ("copy", node.page, page) if node.page >= 0 else ("in", node.slot, page)
+
+
+def cache_manager(allocator: PageAllocator, prefix, host: HostPool | None, geometry: "PageGeometry") -> CacheManager:
+    """The CacheManager of a geometry. prefix: not looked at where sequences have runs of pages."""
+    if geometry.run:
+        from zse.cache.contiguous import ContiguousCacheManager
+        return ContiguousCacheManager(allocator, host, geometry)
+    if geometry.windowed:
+        from zse.cache.grouped import GroupedCacheManager
+        return GroupedCacheManager(allocator, prefix, host, geometry)
+    return CacheManager(allocator, prefix, host)

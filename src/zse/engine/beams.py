@@ -8,6 +8,7 @@ because held beams have the rows or pages that others of their search wait for, 
 from typing import Any, NamedTuple
 
 from zse.engine.messages import Searched, SearchedReply, TokenLogprob
+from zse.engine.metrics import BEAM_COUNTERS
 from zse.errors import RequestError
 from zse.sampling.beam import BeamParams, BeamSearch, check_beams
 from zse.sampling.params import SamplingParams
@@ -44,7 +45,7 @@ class BeamQueue:
         self._search_of: dict[int, _Search] = {}    # by id of a beam's request
         self._over: list[OverSearch] = []
         self._next_id = FIRST_ID
-        self.counters = {"beam_searches": 0, "beam_steps": 0}
+        self.counters = dict(BEAM_COUNTERS)
 
     @property
     def num_live(self) -> int:

@@ -32,8 +32,7 @@ from zse.engine.messages import (
 )
 from zse.engine.process import EngineProcess
 from zse.errors import EngineError, RequestError
-from zse.sampling.beam import BeamParams
-from zse.sampling.params import SamplingParams
+from zse.sampling.params import BeamParams, SamplingParams
 from zse.scheduler.options import DEFAULT, RequestOptions
 
 log = logging.getLogger("zse.engine")

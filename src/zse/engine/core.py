@@ -6,20 +6,23 @@ so that it never waits for the host: the host's work of a step is hidden behind 
 
 import os
 import time
+from functools import cached_property
 from typing import Any
 
-from zse.engine.beams import BeamQueue, OverSearch
-from zse.engine.grammars import GrammarQueue
 from zse.engine.integrity import IntegrityWatch
-from zse.engine.jobs import Job, JobQueue
 from zse.engine.messages import Ask
-from zse.engine.metrics import EngineMetrics
-from zse.sampling.beam import BeamParams
-from zse.sampling.params import SamplingParams
+from zse.engine.metrics import BEAM_COUNTERS, JOB_COUNTERS, EngineMetrics
+from zse.sampling.params import BeamParams, SamplingParams
 from zse.sampling.validate import check_params
 from zse.scheduler.batch import Batch, Output
 from zse.scheduler.options import DEFAULT, RequestOptions
 from zse.scheduler.scheduler import Scheduler
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from zse.engine.beams import BeamQueue, OverSearch
+    from zse.engine.grammars import GrammarQueue
+    from zse.engine.jobs import Job, JobQueue
 
 # A step of this length lets cancellations, heartbeats and other requests' tokens through often enough. Prompts of slow
 # models run in chunks that last about this long.
@@ -31,22 +34,47 @@ class Engine:
     TokenLogprob | None) for each entry that samples, token -1 where the logits were not finite. runs_ahead: whether a
     second batch may be submitted before the first is collected. clock: () → seconds, for queue times only.
     speculator: a zse.speculative Speculator that proposes drafts, or None. model: path of the model, whose tokenizer
-    grammars need; without it requests with a grammar are refused. disk: a DiskTier (engine/offload.py), or None."""
+    grammars need; without it requests with a grammar are refused. disk: a DiskTier (engine/offload.py), or None.
+    warm_grammars: start the process that grammars need in idle time.
+
+    jobs, beams, grammars: what only some requests ask for is imported and made when first used; a step looks at
+    those that made() has.
+    """
 
     def __init__(self, scheduler: Scheduler, runner, clock=time.monotonic, speculator=None, model: str | None = None,
-                 disk=None):
+                 disk=None, warm_grammars: bool = False):
         self.disk = disk
+        self._model, self._warm_grammars = model, warm_grammars
         self.speculator = speculator
         self.scheduler, self.runner, self.metrics = scheduler, runner, EngineMetrics()
         self._clock = clock
         self._flight: tuple[Batch, Any, float] | None = None    # batch, the runner's handle, when it was submitted
         self._news: list[Output] = []                           # of steps that score() had to run
         self._collected_at = 0.0
-        self.jobs = JobQueue(scheduler, runner, scheduler.max_waiting)
-        self.beams = BeamQueue(scheduler)
         self._num_scores = 0
-        self.grammars = GrammarQueue(scheduler, model, runner)
         self.integrity = IntegrityWatch(scheduler)
+
+    @cached_property
+    def jobs(self) -> "JobQueue":
+        """Forwards without sampling."""
+        from zse.engine.jobs import JobQueue
+        return JobQueue(self.scheduler, self.runner, self.scheduler.max_waiting)
+
+    @cached_property
+    def beams(self) -> "BeamQueue":
+        """Beam searches."""
+        from zse.engine.beams import BeamQueue
+        return BeamQueue(self.scheduler)
+
+    @cached_property
+    def grammars(self) -> "GrammarQueue":
+        """Requests with a grammar, and their masks."""
+        from zse.engine.grammars import GrammarQueue
+        return GrammarQueue(self.scheduler, self._model, self.runner, warm=self._warm_grammars)
+
+    def made(self, name: str) -> Any:
+        """One of the properties above, None before it is first used."""
+        return self.__dict__.get(name)
 
     def submit(self, id: int, prompt: list[int], params: SamplingParams,
                options: RequestOptions = DEFAULT) -> None:
@@ -64,29 +92,34 @@ class Engine:
 
     def cancel(self, id: int) -> bool:
         """Drop a request in any state; False for an unknown id."""
-        return self.jobs.cancel(id) or self.beams.cancel(id) or self.grammars.cancel(id) or self.scheduler.cancel(id)
+        features = filter(None, map(self.made, ("jobs", "beams", "grammars")))
+        return any(feature.cancel(id) for feature in features) or self.scheduler.cancel(id)
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or self._flight is not None or bool(self._news) or self.jobs.has_work \
-            or self.grammars.num_waiting > 0
+        if self.scheduler.has_work or self._flight is not None or self._news:
+            return True
+        jobs, grammars = self.made("jobs"), self.made("grammars")
+        return bool(jobs and jobs.has_work or grammars and grammars.num_waiting)
 
     def step(self) -> list[Output]:
         """Finish one batch, having started the next where that can be, and run a chunk of the jobs; news of the
         requests."""
         outputs = self._step_requests()
-        if self.jobs.has_work and self.jobs.advance(self._clock()):
+        jobs = self.made("jobs")
+        if jobs is not None and jobs.has_work and jobs.advance(self._clock()):
             self._collected_at = time.perf_counter()
         return outputs
 
     def _step_requests(self) -> list[Output]:
         outputs, self._news = self._news, []
-        if self.grammars.num_live:
-            outputs += self.grammars.take_compiled(idle=not self.scheduler.has_work and self._flight is None)
+        grammars, beams = self._live("grammars"), self._live("beams")
+        if grammars is not None:
+            outputs += grammars.take_compiled(idle=not self.scheduler.has_work and self._flight is None)
         expired = self.scheduler.expire(self._clock())
-        if expired and self.grammars.num_live:
-            expired = self.grammars.settle(expired)
-        outputs += self.beams.settle(expired) if self.beams.num_live else expired
+        if expired and grammars is not None:
+            expired = grammars.settle(expired)
+        outputs += expired if beams is None else beams.settle(expired)
         flight = self._flight or self._start()
         if flight is not None:
             # Assigned before anything can fail: what is on the device is known.
@@ -95,9 +128,14 @@ class Engine:
             ahead = self._start() if self.runner.runs_ahead and not waits else None
             outputs += self._finish(flight)
             self._flight = ahead
-        elif self.beams.num_live:
-            self.beams.unblock()
+        elif beams is not None and beams.num_live:
+            beams.unblock()
         return outputs
+
+    def _live(self, name: str) -> Any:
+        """The beams or the grammars, None while no request uses them."""
+        feature = self.__dict__.get(name)
+        return feature if feature is not None and feature.num_live else None
 
     def _start(self) -> tuple[Batch, Any, float] | None:
         if self.speculator is not None:
@@ -108,7 +146,8 @@ class Engine:
         if self.disk is not None and batch.transfers:
             self.disk.started(batch)
         started = time.perf_counter()   # a CPU runs the batch in submit()
-        masks = self.grammars.masks(batch, self.runner.lazy_masks) if self.grammars.num_live else None
+        grammars = self._live("grammars")
+        masks = None if grammars is None else grammars.masks(batch, self.runner.lazy_masks)
         return batch, self.runner.submit(batch, masks) if masks is not None else self.runner.submit(batch), started
 
     def _finish(self, flight: tuple[Batch, Any, float]) -> list[Output]:
@@ -122,24 +161,29 @@ class Engine:
         if seconds > STEP_TARGET_S or (self.scheduler.is_limited and num_prompt):
             self.scheduler.limit_step(int(batch.num_tokens * STEP_TARGET_S / max(seconds, 1e-6)))
         self.scheduler.observe(batch, seconds)
-        if self.jobs.has_work:
+        jobs, grammars, beams = self.made("jobs"), self.made("grammars"), self._live("beams")
+        if jobs is not None and jobs.has_work:
             self.scheduler.job_turns.requests_ran(seconds)
         if self.disk is not None:
             self.disk.finished(batch)
         outputs = self.scheduler.commit(batch, sampled)
         self.integrity.stepped()
-        self.grammars.busy()
+        if grammars is not None:
+            grammars.busy()
         self.metrics.record_step(num_prompt, sum([len(output.tokens) for output in outputs]), seconds)
         if self.speculator is not None:
             self.speculator.observe(batch, self.scheduler, seconds)
-        if self.beams.num_live:
-            outputs = self.beams.settle(outputs)
-        return self.grammars.settle(outputs) if self.grammars.num_live else outputs
+        if beams is not None:
+            outputs = beams.settle(outputs)
+        return grammars.settle(outputs) if grammars is not None and grammars.num_live else outputs
 
     def counters(self) -> dict[str, float]:
         """Totals since the start of everything that counts, by name, for the heartbeat."""
-        totals = (self.scheduler.snapshot() | self.scheduler.waits.snapshot() | self.jobs.counters | self.grammars.counters()
-                  | self.beams.counters | self.integrity.counters)
+        jobs, beams, grammars = self.made("jobs"), self.made("beams"), self.made("grammars")
+        totals = (self.scheduler.snapshot() | self.scheduler.waits.snapshot() | self.integrity.counters
+                  | (JOB_COUNTERS if jobs is None else jobs.counters)
+                  | (BEAM_COUNTERS if beams is None else beams.counters)
+                  | ({} if grammars is None else grammars.counters()))
         if self.disk is not None:
             totals |= self.disk.snapshot()
         return totals if self.speculator is None else totals | self.speculator.counters(self.scheduler.counters)
@@ -156,9 +200,10 @@ class Engine:
         refused."""
         self.beams.submit(id, prompt, params, options, now=self._clock())
 
-    def over_jobs(self) -> list[Job | OverSearch]:
+    def over_jobs(self) -> "list[Job | OverSearch]":
         """The jobs and searches that ended since last time; each has id, and result or error."""
-        return [*self.jobs.take_over(), *self.beams.take_over()]
+        return [over for feature in (self.made("jobs"), self.made("beams")) if feature is not None
+                for over in feature.take_over()]
 
     def score(self, token_ids: list[int]):
         """Teacher forcing of one sequence beside the requests: yields for each chunk (start, logprobs, top1, logits).
@@ -187,17 +232,21 @@ class Engine:
         if self.runner.record_ahead() or self.disk is not None and self.disk.idle():
             return True
         self.integrity.idle()
-        self.grammars.idle(self._clock())
+        if self._warm_grammars or self.made("grammars") is not None:
+            self.grammars.idle(self._clock())
         return False
 
     def close(self) -> None:
         """Drop every request and free the device."""
-        self.beams.close()
+        jobs, beams, grammars = self.made("jobs"), self.made("beams"), self.made("grammars")
+        if beams is not None:
+            beams.close()
         for id in self.scheduler.live_ids():
             self.scheduler.cancel(id)
-        for id in self.jobs.live_ids():
-            self.jobs.cancel(id)
-        self.grammars.close()
+        for id in jobs.live_ids() if jobs is not None else ():
+            jobs.cancel(id)
+        if grammars is not None:
+            grammars.close()
         if self.disk is not None:
             self.disk.close()
         if self.speculator is not None:

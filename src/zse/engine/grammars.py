@@ -16,8 +16,8 @@ class GrammarQueue:
     """model: path, None: requests with a grammar are refused. The grammar process starts with the first of them; where
     `warm` is set, in idle time before, and stays for as long as the engine."""
 
-    def __init__(self, scheduler: Scheduler, model: str | None, runner: Any):
-        self.warm = False
+    def __init__(self, scheduler: Scheduler, model: str | None, runner: Any, warm: bool = False):
+        self.warm = warm
         self._idle_since: float | None = None
         self._scheduler, self._model, self._runner = scheduler, model, runner
         self._grammars: Any = None

@@ -5,7 +5,6 @@ After about every thousandth step, and after fewer when the engine has been idle
 share of the time.
 """
 
-import logging
 import time
 from typing import Any
 
@@ -44,6 +43,7 @@ class IntegrityWatch:
         self.counters["integrity_checks"] += 1
         self.counters["integrity_check_ms"] = 1000 * (ended - started)
         if problems:
+            import logging
             self.counters["integrity_problems"] += len(problems)
             more = f" (and {len(problems) - MAX_LINES} more)" if len(problems) > MAX_LINES else ""
             logging.getLogger("zse.engine").error("the scheduler's books are wrong, please report it: %s%s",

@@ -17,6 +17,7 @@ from typing import Any
 
 from zse.engine.forwards import Line, Piece
 from zse.engine.messages import Ask, Measured, TokenLogprob
+from zse.engine.metrics import JOB_COUNTERS
 from zse.engine.runner import JOB_ROWS
 from zse.errors import RequestError
 from zse.scheduler.options import DEFAULT, RequestOptions
@@ -64,8 +65,7 @@ class JobQueue:
         self._active: list[Job] = []
         self._free_rows = list(range(JOB_ROWS - 1, -1, -1))
         self._over: list[Job] = []
-        self.counters = {"jobs_submitted": 0, "jobs_finished": 0, "jobs_cancelled": 0, "jobs_failed": 0,
-                         "jobs_refused": 0, "job_tokens": 0}
+        self.counters = dict(JOB_COUNTERS)
 
     @property
     def has_work(self) -> bool:

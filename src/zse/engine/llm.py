@@ -363,7 +363,7 @@ class LLM:
     def beam_search(self, prompts: "Prompt | Sequence[Prompt]", params=None) -> "list[list[Found]]":
         """The likeliest replies to each prompt, best first: beam_width of them. params: a zse.BeamParams for
         all. Raises RequestError for a prompt or parameter that is refused."""
-        from zse.sampling.beam import BeamParams
+        from zse.sampling.params import BeamParams
         wanted = params if params is not None else BeamParams()
         results = self._over(self._several(prompts), lambda id, prompt, _: self._engine.search(id, prompt, wanted))
         return [[self._found(reply) for reply in result.replies] for result in results]

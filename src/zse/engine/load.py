@@ -2,6 +2,7 @@
 recording."""
 
 from contextlib import suppress
+from importlib import import_module
 
 from zse.engine.config import GPU_MIXED_TOKENS, STEPS_IN_FLIGHT, EngineConfig, ResolvedConfig
 from zse.errors import DeviceError, UnsupportedError, ZSEError
@@ -26,7 +27,8 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
     load onto, if one was started. Raises FormatError, UnsupportedError, ConfigError, DeviceError."""
     if opening is None:
         from zse.runtime import open_device_async
-        opening = open_device_async(config.device, config.threads)
+        opening = open_device_async(config.device)
+    opening.threads = config.threads
     device = model = source = draft = draft_model = None
     try:
         from zse.formats.source import open_model
@@ -95,34 +97,36 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
     return Loaded(engine, memory.config, plan.config, source, device, memory)
 
 
+# What an engine on a GPU imports. First what stands between an open device and weights on their way (memory is allocated
+# before), then what recording needs: a driver that is there sooner than all of it does not wait.
+GPU_MODULES = (
+    "zse.engine.memory", "zse.runtime.cuda", "zse.kernel.cache", "zse.models.load_jobs", "zse.engine.runner", "zse.cache.layout",
+    "zse.models.decoder", "zse.sampling.state", "zse.kernels.gpu.sample_parts", "zse.kernels.feed",
+    "zse.kernels.gpu.attention_plan", "zse.kernels.gpu.gemm_parts", "zse.engine.core", "zse.speculative.speculator",
+    "zse.runtime.gpu_load", "zse.runtime.gpu_graph", "zse.kernels.page_table", "zse.kernels.gpu.step", "zse.kernels.gpu.norm",
+    "zse.kernels.gpu.activation", "zse.kernels.gpu.qkv_post", "zse.kernels.gpu.matmul", "zse.kernels.gpu.attention",
+    "zse.kernels.gpu.attention_prefill", "zse.kernels.gpu.quantize",
+)
+
+
 def _plan_beside(opening, source, config: EngineConfig):
-    """While a GPU's driver starts (0.3 s): import what comes next, and plan for a GPU. None when there is no time for
-    it, or when a GPU cannot have the model (the device may turn out to be the CPU)."""
+    """While a GPU's driver starts (0.2 s): plan for a GPU, and import what comes next. None when there is no time for it, or
+    when a GPU cannot have the model (the device may turn out to be the CPU)."""
     if opening.done or config.device == "cpu":
         return None
-    import zse.engine.core
-    import zse.engine.runner
-    import zse.kernels.gpu.attention_plan
-    import zse.kernels.page_table
-    import zse.models.decoder
-    import zse.models.load_jobs
-    import zse.runtime.cuda
-    import zse.runtime.gpu_graph
-    import zse.runtime.gpu_load
-    import zse.sampling.state  # noqa: F401
     from zse.models.load import plan_model
-    if opening.done:
-        return None
-    try:
-        return plan_model(source, quantize=config.quantize, family="gpu")
-    except ZSEError:
-        return None
+    plan = None
+    with suppress(ZSEError):
+        plan = plan_model(source, quantize=config.quantize, family="gpu")
+    for name in GPU_MODULES:
+        if opening.done:
+            break
+        import_module(name)
+    return plan
 
 
 def _build(config: ResolvedConfig, device, model, plan):
     """Everything but the weights' contents: needs only their addresses."""
-    import logging
-
     from zse.cache.groups import geometry, rows_of
     from zse.cache.offload import HostPool
     from zse.cache.prefix import PrefixCache
@@ -144,6 +148,7 @@ def _build(config: ResolvedConfig, device, model, plan):
         max_drafts=config.max_drafts, host=HostPool(config.host_slots), policy=config.policy,
         geometry=pages)
     if scheduler.cache.num_groups > 1 and (config.host_slots or config.cache_disk):
+        import logging
         logging.getLogger("zse.engine").warning(
             "pages of this model's sliding windows are not kept in host memory or on disk: prefixes come back from there only "
             "while these pages are still in the cache (preempted requests are swapped in full)")
@@ -152,9 +157,7 @@ def _build(config: ResolvedConfig, device, model, plan):
     if config.speculation == "ngram":
         from zse.speculative.speculator import NgramSpeculator
         speculator = NgramSpeculator(config.draft_tokens, device.family, runner.runs_ahead)
-    engine = Engine(scheduler, runner, speculator=speculator, model=config.model)
-    engine.grammars.warm = config.warm_grammars
-    return engine
+    return Engine(scheduler, runner, speculator=speculator, model=config.model, warm_grammars=config.warm_grammars)
 
 
 def build_from_arguments(arguments: list[str], phases, opening=None):
@@ -169,11 +172,18 @@ def build_from_arguments(arguments: list[str], phases, opening=None):
         if env.get("ZSE_LOG") in ("debug", "info"):
             sys.stderr.write(f"zse engine: {plan.describe()}\n")
 
-    loaded = load_engine(EngineConfig.from_arguments(arguments), phases, on_plan=show, opening=opening)
+    try:
+        config = EngineConfig.from_arguments(arguments)
+    except ZSEError:
+        if opening is not None:
+            with suppress(DeviceError, UnsupportedError):
+                opening.result().close()
+        raise
+    loaded = load_engine(config, phases, on_plan=show, opening=opening)
     phases.mark("ready")
-    config = loaded.config
+    used = loaded.config
     return loaded.engine, Ready(
-        model=config.model, max_context=config.max_context, max_rows=config.max_rows, num_pages=config.num_pages,
+        model=used.model, max_context=used.max_context, max_rows=used.max_rows, num_pages=used.num_pages,
         memory_bytes=loaded.memory_bytes, phases_ms=phases.ms)
 
 
@@ -194,7 +204,10 @@ def park(arguments: list[str]):
     import zse.scheduler.scheduler  # noqa: F401
     for name in zse.models.registry.ARCHITECTURES:
         zse.models.registry.architecture(name)
-    load_kernels(opening.result())
+    device = opening.result()
+    for name in GPU_MODULES if device.family == "gpu" else ():
+        import_module(name)
+    load_kernels(device)
     return opening
 
 

@@ -9,12 +9,11 @@ and one more, of a line, for each token that is refused.
 from typing import Any
 
 from zse.engine.lazy_masks import SECOND_DRAW, Run, check_drawn, check_masked, may_draw_first
+from zse.engine.step import ALIGN
 from zse.errors import RequestError
 from zse.kernels.mask import mask_logits
 from zse.structured.service import Ask, Grammars
 from zse.tensor import Tensor
-
-_ALIGN = 256
 
 
 class StepMasks:
@@ -92,11 +91,6 @@ class StepMasks:
             check_drawn(self._lazy, tokens, self._grammars, self._failures, draw_again)
 
 
-def masks_nbytes(lines: int, vocab_size: int) -> int:
-    """Device bytes of the masks of one step, for the memory plan."""
-    return _ALIGN + 4 * lines + 4 * lines * ((vocab_size + 31) // 32)
-
-
 class Masking:
     """The replays after the forward. logits f32 [lines, vocab]: of the step buffers. Memory is taken with the first
     masks."""
@@ -105,7 +99,7 @@ class Masking:
         self._device, self._logits = device, logits
         self._lines, vocab = logits.shape
         self._words = (vocab + 31) // 32
-        self._at = -(-4 * self._lines // _ALIGN) * _ALIGN
+        self._at = -(-4 * self._lines // ALIGN) * ALIGN
         self._stagings: dict[int, Any] = {}         # by the number of the turn
         self._graphs: dict[tuple[int, int], Any] = {}
         self._line_graphs: dict[tuple[int, int], Any] = {}      # by turn and line

@@ -50,14 +50,13 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
     from zse.cache.groups import ONE_GROUP, geometry, group_layers
     from zse.cache.layout import first_nbytes, page_nbytes
     from zse.cache.pages import PAGE, pages_for
-    from zse.engine.masking import masks_nbytes
     from zse.engine.runner import JOB_ROWS, logit_rows
-    from zse.engine.step import inputs_nbytes, new_pages
+    from zse.engine.step import inputs_nbytes, masks_nbytes, new_pages
     from zse.models.forms import FORMS, scratch_nbytes
     from zse.sampling.state import device_nbytes, input_nbytes
     family, model = device.family, plan.config
     if family == "gpu":
-        from zse.kernels.gpu.gemm import PARTIAL_BYTES, num_sms
+        from zse.kernels.gpu.gemm_parts import PARTIAL_BYTES, num_sms
     # A row that has a whole context anyway gives nothing back.
     groups = group_layers(model) if config.kv_layout == "paged" else (tuple(range(model.num_layers)),)
 

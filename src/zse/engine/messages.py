@@ -7,8 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from zse.sampling.beam import BeamParams
-from zse.sampling.params import SamplingParams
+from zse.sampling.params import BeamParams, SamplingParams
 from zse.scheduler.options import DEFAULT, RequestOptions
 
 

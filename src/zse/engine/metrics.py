@@ -1,5 +1,9 @@
 """What an engine has done so far: counts and times, cheap enough to keep at every step."""
 
+# Of features that are made when a request asks for them: before that, these zeros are told.
+JOB_COUNTERS = dict.fromkeys(("jobs_submitted", "jobs_finished", "jobs_cancelled", "jobs_failed", "jobs_refused", "job_tokens"), 0)
+BEAM_COUNTERS = dict.fromkeys(("beam_searches", "beam_steps"), 0)
+
 
 class EngineMetrics:
     """Totals since the start. prompt_tokens: prefilled (recomputed ones again); sampled_tokens: of replies."""

@@ -81,3 +81,6 @@ def new_pages(max_tokens: int, max_rows: int) -> int:
     return max_tokens // 16 + 2 * max_rows
 
 
+def masks_nbytes(lines: int, vocab_size: int) -> int:
+    """Device bytes of the masks of one step (engine/masking.py), for the memory plan."""
+    return ALIGN + 4 * lines + 4 * lines * ((vocab_size + 31) // 32)

@@ -31,7 +31,12 @@ def main(arguments: list[str], build=None, clock=None) -> int:
     if len(arguments) < 2 or arguments[0] != "--fd" or not arguments[1].isdigit():
         sys.stderr.write("this process is started by `zse serve`; its arguments are --fd N --model PATH [options]\n")
         return 2
+    early: tuple = ()
     if build is None:
+        # First of all: a GPU's driver takes 0.2 s, which the imports below need not wait for.
+        early = _start_device(arguments[2:])
+        from zse.imports import import_msgspec
+        import_msgspec()
         from zse.engine.load import build_from_arguments as build
     from zse.engine.framing import FrameSocket, ServerGone
     from zse.engine.messages import Fatal
@@ -47,7 +52,7 @@ def main(arguments: list[str], build=None, clock=None) -> int:
             if loading is None:
                 return 0
             options, phases, parked = loading
-        engine, ready = build(options, phases, *parked)
+        engine, ready = build(options, phases, *(parked or early))
         socket.send(ready)
         return _serve(engine, socket)
     except ServerGone:
@@ -71,6 +76,14 @@ def main(arguments: list[str], build=None, clock=None) -> int:
     finally:
         if engine is not None:
             engine.close()
+
+
+def _start_device(options: list[str]) -> tuple:
+    """(the PendingDevice that --device names,); () for an engine that parks."""
+    if options[:1] == ["--park"]:
+        return ()
+    from zse.runtime import open_device_async
+    return (open_device_async(dict(zip(options[::2], options[1::2])).get("--device", "auto")),)
 
 
 def _wait_for_load(socket, options: list[str], phases):

@@ -4,7 +4,8 @@ A kernel is written as a Python function and never called: `specialize` stages i
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+from zse.kernel.record import Record
 
 # Launchers live beside kernels, so an engine that starts imports this module; the IR is for whoever compiles.
 TYPE_CHECKING = False
@@ -46,8 +47,7 @@ class VectorType:
         return str(self.ir)
 
 
-@dataclass(frozen=True)
-class PointerType:
+class PointerType(Record):
     """elem: a DType, or the name of the static parameter that holds one."""
     elem: DType | str
     const: bool
@@ -122,8 +122,7 @@ class _TargetProxy:
 target = _TargetProxy()
 
 
-@dataclass(frozen=True)
-class Inline:
+class Inline(Record):
     """A function in the language that is inlined where it is called."""
     function: Callable
 
@@ -133,8 +132,7 @@ def inline(function: Callable) -> Inline:
     return Inline(function)
 
 
-@dataclass(frozen=True)
-class Kernel:
+class Kernel(Record):
     """A kernel before specialization: parameters in order, each with a type or `static`."""
     function: Callable
     name: str
@@ -154,11 +152,10 @@ def kernel(function: Callable) -> Kernel:
     return Kernel(function, function.__name__, tuple((name, function.__annotations__[name]) for name in names))
 
 
-@dataclass(frozen=True)
-class Builtin:
+class Builtin(Record):
     """A function of the language; frontend.py gives it meaning by name. doc: shown in docs/kernel-language.md."""
     name: str
-    doc: str = field(compare=False)
+    doc: str
 
     def __call__(self, *args, **kwargs):
         raise TypeError(f"{self.name}() can only be called inside a @kernel or @inline function")
@@ -283,13 +280,12 @@ def __getattr__(name: str) -> Builtin:   # names made by the table above, for ty
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(Record):
     """A kernel with its statics bound: one exported symbol of a kernel library. GPU: threads of a block, blocks that a multiprocessor
     must be able to hold (it bounds the registers), blocks of a cluster."""
     symbol: str
     kernel: Kernel
-    statics: dict[str, object] = field(default_factory=dict, hash=False)
+    statics: dict[str, object] = {}
     threads: int = 256
     min_blocks: int = 1
     cluster: int = 1

@@ -17,9 +17,7 @@ from zse.kernel import (
     store,
     target,
 )
-from zse.kernels.gpu.activation import CHUNK as GPU_CHUNK
-from zse.kernels.gpu.activation import gated_variants, row_vectors
-from zse.kernels.op import Case, Cost, HostArray, Op, Output, Tolerance, check, on_gpu, require
+from zse.kernels.op import Case, Cost, HostArray, Op, Output, Tolerance, check, later, on_gpu, require
 from zse.kernels.quantize import GROUP, fp8_output, int8_output, quantize_group
 
 CHUNK = 256         # columns of one block, so that the threads share the exponentials of a single row
@@ -81,6 +79,8 @@ def gated(recorder, gate_up, out, kind: str) -> None:
         half = ITEM_BYTES[gate_up.dtype] * width
         gate, up, stride = gate_up, gate_up._replace(offset=gate_up.offset + half), 2 * width
     if gpu:
+        from zse.kernels.gpu.activation import CHUNK as GPU_CHUNK
+        from zse.kernels.gpu.activation import row_vectors
         require(width % 8 == 0, f"gated: width {width} is not a multiple of 8")
         symbol = f"gated_{kind}_{gate.dtype}"
         if out.dtype == "fp8":
@@ -157,4 +157,4 @@ def _variants(target):
             for kind in KINDS for form in ("f32", "int8")]
 
 
-GATED = Op("gated", _variants, gated, _reference, _cases, _cost, gated_variants)
+GATED = Op("gated", _variants, gated, _reference, _cases, _cost, later("gpu.activation", "gated_variants"))

@@ -40,10 +40,8 @@ from zse.kernel import (
     target,
     u8,
 )
-from zse.kernels.attention_cases import attention_cost, attention_reference, make_attention_cases
-from zse.kernels.gpu.attention import attention_variants, record_attention
 from zse.kernels.kv_pages import PACKED, SCALE_BYTES, head_dim_of, pages_shape, unit_of, widen
-from zse.kernels.op import Op, check, on_gpu, require
+from zse.kernels.op import Op, check, later, on_gpu, require
 from zse.kernels.quantize import GROUP, quantize_group
 
 PAGE = 16
@@ -338,6 +336,7 @@ def attention(recorder, q, k_pages, v_pages, page_table, token_row, positions, o
     this recording with the same longest_run (None: made and filled here, for tests); longest_run: the most tokens of
     one row in any run of the recording (None: unknown). splits and partial are not used."""
     if on_gpu(recorder):
+        from zse.kernels.gpu.attention import record_attention
         record_attention(recorder, q, k_pages, v_pages, page_table, token_row, positions, out, scale, window, softcap,
                          scratch, longest_run)
         return
@@ -386,5 +385,6 @@ def _variants(target):
         Variant(f"attention_combine_{form}", attention_combine, {"INT8": form == "int8"}) for form in ("f32", "int8")]
 
 
-ATTENTION = Op("attention", _variants, attention, attention_reference, make_attention_cases, attention_cost,
-               attention_variants)
+ATTENTION = Op("attention", _variants, attention, later("attention_cases", "attention_reference"),
+               later("attention_cases", "make_attention_cases"), later("attention_cases", "attention_cost"),
+               later("gpu.attention", "attention_variants"))

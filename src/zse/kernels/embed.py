@@ -18,8 +18,7 @@ from zse.kernel import (
     store,
     u8,
 )
-from zse.kernels.gpu.embed import embed_variants
-from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, on_gpu, require
+from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, later, on_gpu, require
 
 TILE = 16
 DENSE = {"f32": f32, "f16": f16, "bf16": bf16}
@@ -148,4 +147,4 @@ def _variants(target):
         for bits in BITS for form in ("sym", "asym")]
 
 
-EMBED = Op("embed", _variants, embed, _reference, _cases, _cost, embed_variants)
+EMBED = Op("embed", _variants, embed, _reference, _cases, _cost, later("gpu.embed", "embed_variants"))

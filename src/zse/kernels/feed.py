@@ -3,8 +3,7 @@
 from typing import NamedTuple
 
 from zse.kernel import Ptr, Variant, block_index, i32, i64, kernel
-from zse.kernels.gpu.step import FEED_THREADS, feed_variants
-from zse.kernels.op import EXACT, Case, Cost, Op, Output, check, on_gpu, require
+from zse.kernels.op import EXACT, Case, Cost, Op, Output, check, later, on_gpu, require
 from zse.runtime.symbol import ceil_div
 from zse.tensor import Tensor
 
@@ -55,7 +54,9 @@ def feed_tokens(recorder, token_ids, source, sampled, positions, token_row, hist
         check("feed_tokens page_table", history.page_table, "i32", None, None)
         require(history.blocks_per_page > 0, "feed_tokens: blocks_per_page must be positive")
         places = [history.page_table, history.tokens, count, history.page_table.shape[1], history.blocks_per_page]
-    chunk = FEED_THREADS if on_gpu(recorder) else CHUNK
+    chunk = CHUNK
+    if on_gpu(recorder):
+        from zse.kernels.gpu.step import FEED_THREADS as chunk
     recorder.launch("feed_tokens", [token_ids, source, sampled, positions, token_row, *places],
                     (ceil_div(count, chunk),))
 
@@ -109,4 +110,4 @@ def _cost(case: Case) -> Cost:
 
 
 FEED_TOKENS = Op("feed_tokens", lambda target: [Variant("feed_tokens", feed_tokens_chunk)], feed_tokens, _reference,
-                 _cases, _cost, feed_variants)
+                 _cases, _cost, later("gpu.step", "feed_variants"))

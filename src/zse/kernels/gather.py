@@ -1,8 +1,7 @@
 """Copies the rows whose logits are wanted out of the flat batch."""
 
 from zse.kernel import Ptr, Variant, block_index, f32, i32, i64, kernel, load, store, target
-from zse.kernels.gpu.step import gather_variants
-from zse.kernels.op import EXACT, Case, Cost, Op, Output, check
+from zse.kernels.op import EXACT, Case, Cost, Op, Output, check, later
 
 
 @kernel
@@ -46,4 +45,4 @@ def _cost(case: Case) -> Cost:
 
 
 GATHER_ROWS = Op("gather_rows", lambda target: [Variant("gather_rows", gather_rows_f32)], gather_rows, _reference,
-                 _cases, _cost, gather_variants)
+                 _cases, _cost, later("gpu.step", "gather_variants"))

@@ -1,11 +1,11 @@
 """Weights on the host, for references and cases: planes as NumPy arrays beside what they mean."""
 
-from dataclasses import dataclass
 from typing import Any
 
+from zse.kernel.record import Record
 
-@dataclass
-class HostWeight:
+
+class HostWeight(Record):
     """shape (N, K); planes: name → NumPy array as `scheme.planes(N, K, layout)` lists them."""
     shape: tuple[int, int]
     scheme: Any

@@ -1,9 +1,7 @@
 """Masks of the vocabulary: what a grammar forbids becomes minus infinity, in place."""
 
 from zse.kernel import Ptr, Variant, block_index, f32, i32, i64, kernel
-from zse.kernels.gpu.mask import CHUNK as GPU_CHUNK
-from zse.kernels.gpu.mask import mask_variants
-from zse.kernels.op import EXACT, Case, Cost, Op, Output, check, on_gpu
+from zse.kernels.op import EXACT, Case, Cost, Op, Output, check, later, on_gpu
 from zse.runtime.symbol import ceil_div
 
 CHUNK = 8192            # logits of one block on a CPU: 32 KiB
@@ -35,7 +33,9 @@ def mask_logits(recorder, logits, mask, line_of_row) -> None:
     check("mask_logits logits", logits, "f32", None, None)
     check("mask_logits mask", mask, "i32", None, ceil_div(vocab, 32))
     check("mask_logits line_of_row", line_of_row, "i32", rows)
-    chunk = GPU_CHUNK if on_gpu(recorder) else CHUNK
+    chunk = CHUNK
+    if on_gpu(recorder):
+        from zse.kernels.gpu.mask import CHUNK as chunk
     recorder.launch("mask_logits", [logits, mask, line_of_row, vocab], (ceil_div(vocab, chunk), rows))
 
 
@@ -72,4 +72,4 @@ def _cost(case: Case) -> Cost:
 
 
 MASK_LOGITS = Op("mask_logits", lambda target: [Variant("mask_logits", mask_logits_chunk)], mask_logits, _reference,
-                 _cases, _cost, mask_variants)
+                 _cases, _cost, later("gpu.mask", "mask_variants"))

@@ -43,9 +43,7 @@ from zse.kernel import (
     store,
     target,
 )
-from zse.kernels.activation import GATED
-from zse.kernels.host import random_weight
-from zse.kernels.op import Case, Cost, HostActivation, HostArray, HostFp8Activation, Op, Output, Tolerance, check, on_gpu, require
+from zse.kernels.op import Case, Cost, HostActivation, HostArray, HostFp8Activation, Op, Output, Tolerance, check, later, on_gpu, require
 from zse.quant.scheme import AffineScheme, DenseScheme
 from zse.runtime.symbol import ceil_div
 
@@ -423,11 +421,6 @@ def _launch(recorder, a, weight, out, bias=None, gate=None, kernel=None, **optio
         matmul_gated(recorder, a, weight, out, gate, **options)
 
 
-def _gpu_variants(target) -> list[Variant]:
-    from zse.kernels.gpu.matmul import variants
-    return variants(target)
-
-
 def _variants(target) -> list[Variant]:
     variants = []
     for bits in (4, 5, 6, 8):
@@ -456,6 +449,7 @@ def _reference(a, weight, bias=None, out=None, gate=None, accumulate=False, max_
     if bias is not None:
         y = y + bias.astype(np.float64)
     if gate is not None:
+        from zse.kernels.activation import GATED
         return GATED.reference(y, gate)
     return {"out": y + out if accumulate else y}
 
@@ -468,6 +462,7 @@ def _cases(rng, family="cpu") -> Iterator[Case]:
         yield from matmul.cases(rng)
         yield from gemm_cases.cases(rng)
         return
+    from zse.kernels.host import random_weight
     schemes = [AffineScheme(bits, group, symmetric) for bits in (4, 5, 6, 8) for group in (16, 32, 64, 0) for symmetric in (False, True)]
     shapes = [(1, 32, 64), (3, 40, 128), (8, 16, 192), (67, 24, 64), (1, 1, 256), (5, 33, 320)]
     for scheme in [*schemes, *(DenseScheme(dtype) for dtype in DTYPES)]:
@@ -493,9 +488,5 @@ def _cost(case: Case) -> Cost:
     return Cost(moved, 2 * tokens * weight.shape[0] * width)
 
 
-def _sizes(rng):
-    from zse.kernels.gpu import matmul_sizes
-    return matmul_sizes.sizes(rng)
-
-
-MATMUL = Op("matmul", _variants, _launch, _reference, _cases, _cost, _gpu_variants, _sizes)
+MATMUL = Op("matmul", _variants, _launch, _reference, _cases, _cost, later("gpu.matmul", "variants"),
+            later("gpu.matmul_sizes", "sizes"))

@@ -17,8 +17,7 @@ from zse.kernel import (
     store,
     target,
 )
-from zse.kernels.gpu.norm import norm_variants, norm_vectors
-from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, on_gpu, require
+from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, later, on_gpu, require
 from zse.kernels.quantize import GROUP, fp8_output, int8_output, quantize_group
 
 DELTAS = ("none", "add", "norm")
@@ -120,6 +119,7 @@ def add_rmsnorm(recorder, x, delta, delta_weight, weight, out, eps: float) -> No
     addends = [x, 0 if delta is None else delta, 0 if delta_weight is None else delta_weight,
                0 if weight is None else weight]
     if on_gpu(recorder):
+        from zse.kernels.gpu.norm import norm_vectors
         require(width % 8 == 0 and norm_vectors(width) > 0,
                 f"add_rmsnorm: width {width} is not a multiple of 8 up to 16,384")
         targets = [0, 0, 0]
@@ -199,4 +199,4 @@ def _variants(target):
             for adds in DELTAS for form in OUTS if not adds == form == "none"]
 
 
-ADD_RMSNORM = Op("add_rmsnorm", _variants, add_rmsnorm, _reference, _cases, _cost, norm_variants)
+ADD_RMSNORM = Op("add_rmsnorm", _variants, add_rmsnorm, _reference, _cases, _cost, later("gpu.norm", "norm_variants"))

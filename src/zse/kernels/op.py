@@ -5,25 +5,25 @@ build imports it in an environment that has none (references and cases import Nu
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import Any
 
 from zse.kernel import Variant
+from zse.kernel.record import Record
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import numpy
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(Record):
     """What one launch must move and compute: bytes read and written at least once, floating-point operations."""
 
     bytes: int
     flops: int
 
 
-@dataclass(frozen=True)
-class Tolerance:
+class Tolerance(Record):
     """|got - expected| <= absolute + relative * |expected|. `cause` says which rounding the figures stand for."""
 
     absolute: float
@@ -34,8 +34,7 @@ class Tolerance:
 EXACT = Tolerance(0.0, 0.0, "integers or copies: no rounding")
 
 
-@dataclass
-class HostActivation:
+class HostActivation(Record):
     """An Activation on the host. As an output, `q` and the others are None and only the shape is used.
 
     q: i8 [M, K] rounded values, scale: f32 [M, K/32], sum: f32 [M, K/32] = scale * sum of q. low: i8 [M, K], of an int16
@@ -69,8 +68,7 @@ class HostActivation:
         return steps * self.scale.astype("float64").repeat(32, axis=1)
 
 
-@dataclass
-class HostFp8Activation:
+class HostFp8Activation(Record):
     """An Fp8Activation on the host. As an output, q and scale are None and only the shape is used.
 
     q: u8 [M, K] bit patterns of e4m3, scale: f32 [M]."""
@@ -95,8 +93,7 @@ class HostFp8Activation:
         return e4m3_to_f32(self.q).astype("float64") * self.scale.astype("float64")[:, None]
 
 
-@dataclass
-class HostArray:
+class HostArray(Record):
     """An array of a type that NumPy does not have, as bit patterns: dtype "bf16" as u16, "e4m3" as u8."""
 
     dtype: str
@@ -108,8 +105,7 @@ class HostArray:
         return bf16_to_f32(self.array) if self.dtype == "bf16" else e4m3_to_f32(self.array)
 
 
-@dataclass
-class Output:
+class Output(Record):
     """A tensor that the launcher fills: NumPy dtype name, shape, and what a fresh result may differ by. dtype "bf16" or
     "e4m3": bit patterns as in HostArray, compared by value.
 
@@ -126,18 +122,16 @@ class Output:
     error: "Callable[[numpy.ndarray, Any], str] | None" = None
 
 
-@dataclass
-class Case:
+class Case(Record):
     """One concrete call: arrays (and quantized weights) by the launcher's parameter names, other arguments, outputs."""
 
     name: str
     inputs: dict[str, Any]
     outputs: dict[str, Output]
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = {}
 
 
-@dataclass(frozen=True)
-class Op:
+class Op(Record):
     """One operation.
 
     variants: CPU target → the variants to compile for it; gpu_variants: likewise for a GPU target (target.arch, target.warp,
@@ -157,6 +151,14 @@ class Op:
     cost: Callable[[Case], Cost]
     gpu_variants: Callable[[Any], list[Variant]] | None = None
     sizes: Callable[[Any], Iterator[tuple[Case, Callable[[], dict[str, Any]]]]] | None = None
+
+
+def later(module: str, name: str) -> Callable[..., Any]:
+    """Function `name` of zse.kernels.MODULE, imported when it is called: what an engine's start does not need, cases and
+    references, the kernels of the other kind of device."""
+    def call(*args: Any, **options: Any) -> Any:
+        return getattr(import_module(f"zse.kernels.{module}"), name)(*args, **options)
+    return call
 
 
 def on_gpu(recorder: Any) -> bool:

@@ -26,10 +26,8 @@ from zse.kernel import (
     store,
     u8,
 )
-from zse.kernels.gpu.qkv_post import THREADS as GPU_THREADS
-from zse.kernels.gpu.qkv_post import qkv_post_variants
 from zse.kernels.kv_pages import PACKED, SCALE_BYTES, head_dim_of, pack_head, pack_pages, packed_error, pages_shape
-from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, on_gpu, require
+from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, later, on_gpu, require
 from zse.tensor import Tensor
 
 LANES = 8               # head dimensions and halves of rotary dimensions are multiples of 8
@@ -160,6 +158,7 @@ def qkv_post(recorder, qkv, q_norm, k_norm, table, q_out, k_pages, v_pages, page
     symbol = f"qkv_post_{k_pages.dtype}_{'norm' if q_norm is not None else 'plain'}"
     norms = [q_norm, k_norm] if q_norm is not None else [0, 0]
     if gpu:
+        from zse.kernels.gpu.qkv_post import THREADS as GPU_THREADS
         heads = q_width // head_dim
         recorder.launch(symbol, [*bases, *strides, *norms, table, q_out, k_pages, v_pages,
                                  0, page_table, page_table.shape[1], token_row,
@@ -260,4 +259,4 @@ def _variants(target):
             for name, dtype in KV_DTYPES.items() for form in ("plain", "norm")]
 
 
-QKV_POST = Op("qkv_post", _variants, qkv_post, _reference, _cases, _cost, qkv_post_variants)
+QKV_POST = Op("qkv_post", _variants, qkv_post, _reference, _cases, _cost, later("gpu.qkv_post", "qkv_post_variants"))

@@ -24,8 +24,7 @@ from zse.kernel import (
     target,
     where,
 )
-from zse.kernels.gpu.quantize import quantize_variants, row_vectors
-from zse.kernels.op import Case, Cost, HostArray, Op, Output, Tolerance, check, on_gpu, require
+from zse.kernels.op import Case, Cost, HostArray, Op, Output, Tolerance, check, later, on_gpu, require
 
 GROUP = 32          # values that share a scale
 CHUNK = 1024        # columns of one block: two threads share even a single row of a wide model
@@ -78,6 +77,7 @@ def quantize(recorder, x, out) -> None:
     """x f32 [M, K] → out int8 Activation [M, K]; K a multiple of 32. GPU: x bf16 → Fp8Activation, K a multiple of 16."""
     rows, width = x.shape
     if on_gpu(recorder):
+        from zse.kernels.gpu.quantize import row_vectors
         check("quantize x", x, "bf16", rows, width)
         check("quantize out", out, "fp8", rows, width)
         require(width % 16 == 0, f"quantize: width {width} is not a multiple of 16")
@@ -152,4 +152,4 @@ def _cost(case: Case) -> Cost:
 
 
 QUANTIZE = Op("quantize", lambda target: [Variant("quantize", quantize_rows)], quantize, _reference, _cases, _cost,
-              quantize_variants)
+              later("gpu.quantize", "quantize_variants"))

@@ -1,8 +1,7 @@
 """Rotary position embedding (Su et al. 2021): the cosines and sines of a batch's positions, made once a step."""
 
 from zse.kernel import Ptr, Variant, block_index, cos, f32, fma, i32, i64, kernel, load, round_even, sin, store
-from zse.kernels.gpu.step import rope_variants
-from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, require
+from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, later, require
 
 LANES = 8           # half a rotary dimension is a multiple of 8 in every supported model
 # 2 pi in three parts of 24, 24 and 24 bits (Cody and Waite): with fused multiply-adds the reduction is exact to f32.
@@ -60,4 +59,4 @@ def _cost(case: Case) -> Cost:
 
 
 ROPE_TABLE = Op("rope_table", lambda target: [Variant("rope_table", rope_table_row)], rope_table, _reference, _cases,
-                _cost, rope_variants)
+                _cost, later("gpu.step", "rope_variants"))

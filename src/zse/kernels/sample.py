@@ -32,20 +32,7 @@ from zse.kernel import (
     u64,
     where,
 )
-from zse.kernels.gpu.logprob import logprob_variants
-from zse.kernels.gpu.sample_parts import CHUNK as GPU_CHUNK
-from zse.kernels.gpu.sample_parts import MAX_CHUNKS as GPU_MAX_CHUNKS
-from zse.kernels.gpu.sample_parts import RECORD as GPU_RECORD
-from zse.kernels.gpu.sample_row import sample_variants
-from zse.kernels.op import Op, check, on_gpu, require
-from zse.kernels.sample_cases import (
-    logprob_rows_cases,
-    logprob_rows_cost,
-    logprob_rows_reference,
-    sample_cases,
-    sample_cost,
-    sample_reference,
-)
+from zse.kernels.op import Op, check, later, on_gpu, require
 from zse.kernels.sample_parts import LOWEST, MAX_VOCAB, choose_floor, cut_prefix, mass_above, pick, uniform
 
 CHUNK = 8192            # logits of one block of the scan: 32 KiB
@@ -309,6 +296,8 @@ def sample_tensors(max_rows: int, vocab: int, max_biases: int, max_seen: int,
     outs = {"tokens": ("i32", (max_rows,)), "status": ("i32", (max_rows,)), "logprob": ("f32", (max_rows,)),
             "top_ids": ("i32", (max_rows, MAX_LOGPROBS)), "top_logprobs": ("f32", (max_rows, MAX_LOGPROBS))}
     if family == "gpu":
+        from zse.kernels.gpu.sample_parts import CHUNK as GPU_CHUNK
+        from zse.kernels.gpu.sample_parts import RECORD as GPU_RECORD
         return rows | lists | {"records": ("u32", (max_rows, -(-vocab // GPU_CHUNK), GPU_RECORD))} | outs
     lists |= {"bias_saved": ("f32", (max_biases,)), "seen_start": ("i32", (max_rows + 1,)),
               "seen_ids": ("i32", (max_seen,)), "seen_counts": ("i32", (max_seen,)), "seen_saved": ("f32", (max_seen,))}
@@ -334,7 +323,11 @@ def sample(recorder, logits, history=None, **tensors) -> None:
     rows, vocab = logits.shape
     check("sample logits", logits, "f32", rows, vocab)
     gpu = on_gpu(recorder)
-    most = GPU_MAX_CHUNKS * GPU_CHUNK if gpu else MAX_VOCAB
+    most = MAX_VOCAB
+    if gpu:
+        from zse.kernels.gpu.sample_parts import CHUNK as GPU_CHUNK
+        from zse.kernels.gpu.sample_parts import MAX_CHUNKS as GPU_MAX_CHUNKS
+        most = GPU_MAX_CHUNKS * GPU_CHUNK
     require(0 < vocab <= most, f"sample: {vocab} logits a row, at most {most} are supported")
     expected = sample_tensors(1, vocab, 1, 1, "gpu" if gpu else "cpu")
     require(set(tensors) == set(expected),
@@ -355,6 +348,7 @@ def sample(recorder, logits, history=None, **tensors) -> None:
 
 
 def _sample_gpu(recorder, logits, history, tensors) -> None:
+    from zse.kernels.gpu.sample_parts import CHUNK as GPU_CHUNK
     rows, vocab = logits.shape
     check("sample history", history.tokens, "i32", None, 16)
     check("sample page_table", history.page_table, "i32", None, None)
@@ -380,6 +374,8 @@ def logprob_rows(recorder, logits, targets, logprob, argmax) -> None:
 
 
 SAMPLE = Op("sample", lambda target: [Variant("sample_scan", sample_scan_chunk), Variant("sample_row", sample_row)],
-            sample, sample_reference, sample_cases, sample_cost, sample_variants)
+            sample, later("sample_cases", "sample_reference"), later("sample_cases", "sample_cases"),
+            later("sample_cases", "sample_cost"), later("gpu.sample_row", "sample_variants"))
 LOGPROB_ROWS = Op("logprob_rows", lambda target: [Variant("logprob_rows", logprob_row)], logprob_rows,
-                  logprob_rows_reference, logprob_rows_cases, logprob_rows_cost, logprob_variants)
+                  later("sample_cases", "logprob_rows_reference"), later("sample_cases", "logprob_rows_cases"),
+                  later("sample_cases", "logprob_rows_cost"), later("gpu.logprob", "logprob_variants"))

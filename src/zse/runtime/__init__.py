@@ -58,7 +58,7 @@ class PendingDevice:
     s), so that imports go on undisturbed; the rest, and other devices whole, are made by result()."""
 
     def __init__(self, name: str, threads: int | None = None):
-        self._name, self._threads = name, threads
+        self._name, self.threads = name, threads        # threads may be set until result() is called
         self._device: Device | None = None
         self._error: BaseException | None = None
         self._opening: GPUOpening | None = None
@@ -80,7 +80,7 @@ class PendingDevice:
         """The device, when it is open. Raises what opening it raised."""
         if self._device is None and self._error is None:
             try:
-                self._device = _open(self._name, self._threads, self._opening)
+                self._device = _open(self._name, self.threads, self._opening)
             except BaseException as error:
                 self._error = error
         if self._error is not None:

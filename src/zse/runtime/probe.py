@@ -163,3 +163,24 @@ def facts() -> "dict[str, Any]":
     except ZSEError as error:
         found["error"] = str(error)
     return found
+
+
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def modules_without_bytecode(folder: str = PACKAGE) -> list[str]:
+    """Files that every start compiles anew: their bytecode is missing or older than they are."""
+    from importlib.util import cache_from_source
+    missing = []
+    for place, _, names in os.walk(folder):
+        for path in (os.path.join(place, name) for name in names if name.endswith(".py")):
+            try:
+                with open(cache_from_source(path), "rb") as file:
+                    header = file.read(16)
+            except OSError:
+                header = b""
+            # A flag at byte 4 says that a hash stands there instead of the time.
+            made = (int(os.stat(path).st_mtime) & 0xFFFFFFFF).to_bytes(4, "little")
+            if len(header) < 16 or not header[4] and header[8:12] != made:
+                missing.append(path)
+    return missing

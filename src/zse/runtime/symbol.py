@@ -1,10 +1,9 @@
 """Sizes that are known when a graph runs, not when it is recorded: tokens of this step, rows of this step."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Sym:
+class Sym(NamedTuple):
     """`ceil(symbol / divisor) * factor`; a plain symbol has divisor and factor 1. Usable as a tensor's first dimension,
     as a launch argument and as a grid dimension; equal if written equal."""
 
@@ -18,10 +17,11 @@ class Sym:
             raise ValueError(f"ceil_div of {self!r}")
         return Sym(self.name, n)
 
-    def __mul__(self, k: int) -> "Sym":
+    def __mul__(self, k: int) -> "Sym":  # type: ignore[override]
         return Sym(self.name, self.divisor, self.factor * k)
 
-    __rmul__ = __mul__
+    def __rmul__(self, k: int) -> "Sym":  # type: ignore[override]
+        return self * k
 
     def value(self, symbols: dict[str, int]) -> int:
         """The number for this run."""

@@ -6,29 +6,14 @@ that is allowed) is a hypothesis if it is among the best `width` of its step. A 
 log-probabilities divided by its length, end token included, to the power of length_penalty.
 """
 
-from typing import Literal, NamedTuple
-
-import msgspec
+from typing import NamedTuple
 
 from zse.errors import RequestError
+from zse.sampling.params import BeamParams
 from zse.sampling.validate import MAX_LOGPROBS
 
 MAX_WIDTH = 16
 LENGTH_PENALTIES = (-10.0, 10.0)
-
-
-class BeamParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """beam_width: 1 to 16. max_tokens: None: the rest of the context. length_penalty: above 0 favours longer replies.
-    early_stopping: True ends the search when beam_width hypotheses are there; False when no beam is likely to give a
-    better one; "never" when none can. logprobs: None, or how many alternatives (0..20) are told of each token."""
-
-    beam_width: int = 4
-    max_tokens: int | None = None
-    length_penalty: float = 1.0
-    early_stopping: Literal[True, False, "never"] = False
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logprobs: int | None = None
 
 
 def check_beams(params: BeamParams, num_stop_ids: int) -> None:

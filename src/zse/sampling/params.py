@@ -1,5 +1,7 @@
 """What a request may ask of the sampler. Validated once, at the edge; the ranges are the API's."""
 
+from typing import Literal
+
 import msgspec
 
 
@@ -23,3 +25,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+
+
+class BeamParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """beam_width: 1 to 16. max_tokens: None: the rest of the context. length_penalty: above 0 favours longer replies.
+    early_stopping: True ends the search when beam_width hypotheses are there; False when no beam is likely to give a
+    better one; "never" when none can. logprobs: None, or how many alternatives (0..20) are told of each token."""
+
+    beam_width: int = 4
+    max_tokens: int | None = None
+    length_penalty: float = 1.0
+    early_stopping: Literal[True, False, "never"] = False
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None

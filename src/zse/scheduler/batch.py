@@ -4,9 +4,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from zse.cache.windows import WindowTable
 from zse.errors import RequestError
 from zse.scheduler.request import Request
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from zse.cache.windows import WindowTable
 
 
 # Structs: 256 of each are made in a step, in C.
@@ -23,7 +26,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     pages: list[int]
     samples: int
     drafts: Sequence[int] = ()
-    windows: WindowTable | None = None
+    windows: "WindowTable | None" = None
 
 
 class Batch:

@@ -1,6 +1,5 @@
 """What runs next: the entries of one batch. Rows that decode first, then chunks of prompts, then who can be admitted."""
 
-from zse.cache.grouped import GroupedCacheManager
 from zse.cache.pages import PAGE
 from zse.scheduler.admission import Admission
 from zse.scheduler.batch import Batch, Entry
@@ -20,7 +19,7 @@ class BatchBuilder:
         self._life, self._admission, self._budget, self._pace = life, admission, budget, pace
         self._chunked_prefill, self._max_drafts = policy.chunked_prefill, max_drafts
         self._cache = cache = life.cache
-        self._grouped = cache if isinstance(cache, GroupedCacheManager) else None
+        self._grouped = cache.grouped
         self.left_out: str | None = None
 
     def build(self, ahead: bool) -> Batch | None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from zse.cache.grouped import GroupedCacheManager
 from zse.cache.pages import PAGE
 from zse.scheduler.batch import Batch, Entry, Output
 from zse.scheduler.lifecycle import Lifecycle
@@ -14,7 +13,7 @@ class Results:
 
     def __init__(self, life: Lifecycle, vocab_size: int):
         self._life, self._cache, self._vocab_size = life, life.cache, vocab_size
-        self._grouped = life.cache if isinstance(life.cache, GroupedCacheManager) else None
+        self._grouped = life.cache.grouped
 
     def take(self, batch: Batch, sampled: list[tuple[int, object]]) -> list[Output]:
         """See Scheduler.commit."""

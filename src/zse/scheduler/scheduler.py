@@ -13,8 +13,8 @@ builder.py, which admits (admission.py) within what a step may run (budget.py, p
 
 from collections.abc import Collection
 
-from zse.cache.contiguous import cache_manager
 from zse.cache.groups import ONE_GROUP, PageGeometry
+from zse.cache.manager import cache_manager
 from zse.cache.offload import HostPool
 from zse.cache.pages import PageAllocator
 from zse.cache.prefix import PrefixCache

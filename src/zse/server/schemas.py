@@ -2,8 +2,7 @@
 
 import msgspec
 
-from zse.sampling.beam import BeamParams
-from zse.sampling.params import SamplingParams
+from zse.sampling.params import BeamParams, SamplingParams
 from zse.scheduler.options import DEFAULT, MAX_DEADLINE_MS, PRIORITIES, RequestOptions
 from zse.server.beam_fields import BEAM_FIELDS, read_beams
 from zse.server.errors import APIError

@@ -14,7 +14,6 @@ import os
 import select
 import signal
 import sys
-import tempfile
 import time
 from collections import deque
 from typing import Any, NamedTuple
@@ -205,6 +204,7 @@ class Grammars:
 
     def _spawn(self) -> None:
         import socket
+        import tempfile
         from multiprocessing.connection import Connection
 
         import msgspec

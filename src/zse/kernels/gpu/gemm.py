@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from zse.dtypes import ITEM_BYTES
 from zse.kernel import Variant
 from zse.kernels.gpu import dequantize, gemm_portable, gemm_r16, gemm_skinny, gemm_wgmma, r16
-from zse.kernels.gpu.gemm_parts import ACCUMULATE, STORE, STORE_BF16
+from zse.kernels.gpu.gemm_parts import ACCUMULATE, PARTIAL_BYTES, STORE, STORE_BF16, num_sms
 from zse.kernels.op import require
 from zse.quant.scheme import DenseScheme
 from zse.runtime.symbol import ceil_div
@@ -27,8 +27,6 @@ SKINNY_TOKENS = 64
 # above, a weight that must be made bf16 first is: matmul_small would read it once per 8 tokens
 PREPARED_TOKENS = 32
 PIECE_BYTES = 32 << 20          # of bf16 weights made at a time: they stay in an L2 of 40 MB and more
-PARTIAL_BYTES = 2 * 128 * 256 * 2       # of scratch per multiprocessor: two f32 tiles of 128 x 128, or one of 128 x 256
-NUM_SMS = 132                   # of an H200, where a device does not say
 LOG2E = 1.4426950408889634
 # act(x) = x * sigmoid(y): exp(-y) = 2 ** (linear * x + cubic * x**3)
 GELU = -2 * 0.7978845608028654 * LOG2E
@@ -81,10 +79,6 @@ class Scratch(NamedTuple):
 
 _scratch: "WeakKeyDictionary[object, Scratch]" = WeakKeyDictionary()
 _pieces: "WeakKeyDictionary[object, Tensor]" = WeakKeyDictionary()
-
-
-def num_sms(device) -> int:
-    return getattr(device, "num_sms", NUM_SMS)
 
 
 def scratch_nbytes(device) -> int:

@@ -10,7 +10,6 @@ and 2**-16 of the largest activation of 128 in matmul_few).
 from zse.kernel import Variant
 from zse.kernels.gpu import gemm
 from zse.kernels.gpu import matmul_few as few
-from zse.kernels.gpu import matmul_simple as simple
 from zse.kernels.gpu import matmul_small as small
 from zse.kernels.gpu.matmul_tiles import (
     ACCUMULATE,
@@ -104,7 +103,8 @@ def variants(target) -> list[Variant]:
     """The kernels for up to SMALL_TOKENS tokens. One block fills a multiprocessor: blocks of a small grid then spread
     over all of them (with two, a matrix of 112 units took 26 us instead of 14: some had two blocks, others none)."""
     if not target.has("mma_sync"):
-        return simple.variants(target)
+        from zse.kernels.gpu import matmul_simple
+        return matmul_simple.variants(target)
     made = []
     for form, chunk in FORMS.items():
         statics = {"KIND": form[0], "GROUP": form[1]}
@@ -182,7 +182,8 @@ def record(
     scaling = SCALINGS[scheme.scaling] if scheme.kind == "fp8" else 0
     mode = GATES[gate] if gate else ACCUMULATE if accumulate else STORE_BF16 if out.dtype == "bf16" else STORE
     if getattr(recorder.device, "simt", False):
-        simple.launch(recorder, head, a, bias, out, tokens, weight, scaling, mode, gate is not None)
+        from zse.kernels.gpu import matmul_simple
+        matmul_simple.launch(recorder, head, a, bias, out, tokens, weight, scaling, mode, gate is not None)
         return
     units = rows // UNIT if gate else -(-rows // UNIT)
     device = recorder.device

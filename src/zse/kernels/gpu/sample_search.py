@@ -5,7 +5,6 @@ the chunks' lists, if these reach the limit, else those of a pass over the logit
 enough are left. Of more equal logits than can be put in order, the first by id are kept.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 from zse.kernel import (
@@ -28,6 +27,7 @@ from zse.kernel import (
     warp_sum,
     where,
 )
+from zse.kernel.record import Record
 from zse.kernels.gpu.sample_parts import (
     BINS,
     CHUNK,
@@ -58,8 +58,7 @@ GROUPS = THREADS // BINS
 UNROLL = 4              # 16-byte loads in flight of a lane that walks a chunk
 
 
-@dataclass
-class Row:
+class Row(Record):
     """What the block knows of its row: run-time values. x: logits; records: of its chunks; high: the largest logit;
     inverse: log2(e) / temperature; top_bin: high's bin; highs, bases: of the chunks; counts, masses: the histogram by
     depth; bound: all tokens of this order and larger are in the chunks' lists. The rest is scratch of the block."""

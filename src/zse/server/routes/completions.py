@@ -9,7 +9,7 @@ import msgspec
 from zse.engine.client import Channel
 from zse.engine.messages import Ask, Measured, Tokens
 from zse.errors import RequestError
-from zse.sampling.beam import BeamParams
+from zse.sampling.params import BeamParams
 from zse.scheduler.options import RequestOptions
 from zse.server import json_body, schemas
 from zse.server.admission import BYTES_PER_TOKEN, Ticket

@@ -1,0 +1,141 @@
+"""What a start imports: `zse serve` is started on a tiny model and asked for a token, and both its processes tell what they
+have imported by then. Half of a start are imports: a module that a first answer does not need comes with its feature."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE / folder) for folder in ("engine", "structured")]
+import tiny_model  # noqa: E402
+import tiny_text  # noqa: E402
+
+del sys.path[:2]
+
+# Asked by a signal, because nothing in the processes themselves should serve for this.
+TELL = """
+import os, signal, sys
+def tell(number, frame):
+    with open({place!r} + str(os.getpid()) + ".new", "w") as file:
+        file.write(" ".join(sys.modules))
+    os.rename(file.name, file.name.removesuffix(".new"))
+signal.signal(signal.SIGUSR1, tell)
+"""
+
+# Features by the modules that they begin with.
+NEITHER = {"numpy", "tokenizers", "jinja2", "huggingface_hub", "llguidance", "multiprocessing", "tempfile", "random", "shutil",
+           "dataclasses", "typing_extensions", "zse.engine.llm", "zse.bench", "zse.structured.service"}
+NOT_IN_ENGINE = NEITHER | {
+    "asyncio", "logging", "inspect", "dis", "ast", "tokenize", "subprocess", "ssl", "concurrent",
+    "zse.engine.client", "zse.engine.jobs", "zse.engine.forwards", "zse.engine.beams", "zse.sampling.beam",
+    "zse.engine.grammars", "zse.engine.masking", "zse.engine.lazy_masks", "zse.kernels.mask", "zse.engine.offload", "zse.engine.draft", "zse.cache.files",
+    "zse.cache.contiguous", "zse.cache.grouped", "zse.cache.windows", "zse.speculative.draft_model", "zse.quant.pack",
+    "zse.kernels.gpu", "zse.kernels.attention_cases", "zse.kernels.sample_cases", "zse.kernels.host", "zse.kernels.table",
+    "zse.kernel.ir", "zse.kernel.cache", "zse.runtime.cuda", "zse.runtime.gpu"}
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory) -> dict[str, set[str]]:
+    """"server", "engine" → the modules that it has imported when its first answer is complete."""
+    folder = tmp_path_factory.mktemp("start")
+    model = tiny_model.write(folder / "tiny")
+    tiny_text.write(model)
+    (folder / "sitecustomize.py").write_text(TELL.format(place=f"{folder}/modules-"))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)]), "ZSE_LOG": "error"}
+    server = subprocess.Popen([sys.executable, "-m", "zse", "serve", str(model), "--port", "0", "--device", "cpu", "--threads", "2"],
+                              env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        port = next(int(found[1]) for line in server.stdout if (found := re.search(r"curl -N http://[^/]*:(\d+)/", line)))
+        connection = HTTPConnection("127.0.0.1", port, timeout=60)
+        body = {"prompt": "Hello", "max_tokens": 2, "stream": True, "ignore_eos": True}
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        assert answer.status == 200 and b"data: [DONE]" in answer.read()
+        connection.close()
+        children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+        return {"server": _told_by(server.pid, folder), "engine": _told_by(int(children[0]), folder)}
+    finally:
+        server.terminate()
+        server.communicate(timeout=60)
+
+
+def _told_by(pid: int, folder: Path) -> set[str]:
+    os.kill(pid, signal.SIGUSR1)
+    file = folder / f"modules-{pid}"
+    deadline = time.monotonic() + 60
+    while not file.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return set(file.read_text().split())
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="a process's children are told by Linux's /proc")
+
+
+@linux
+def test_an_engine_imports_no_feature_before_it_is_asked_for(imported):
+    assert "zse.engine.core" in imported["engine"] and "zse.runtime.cpu" in imported["engine"]
+    assert not imported["engine"] & NOT_IN_ENGINE
+
+
+@linux
+@pytest.mark.parametrize(("process", "bound"), [("engine", 250)])
+def test_few_modules_are_imported(process, bound, imported):
+    """On Python 3.11, of which other versions differ by some. Fewer than 20 below the bound: lower it."""
+    assert len(imported[process]) <= bound + (sys.version_info[:2] != (3, 11)) * 30, sorted(imported[process])
+
+
+GPU_START = """
+import sys
+from zse.engine.config import EngineConfig
+from zse.engine.load import load_engine
+from zse.engine.metrics import Phases
+
+
+class Opening:
+    '''A driver that is ready when all that is imported beside it is imported.'''
+
+    done = False
+
+    def result(self):
+        from zse.runtime.null import NullDevice
+
+        class Device(NullDevice):
+            memory_total, memory_free, num_sms = 24 << 30, 20 << 30, 132
+
+            def staging(self, *arguments, **options):
+                staging = super().staging(*arguments, **options)
+                staging.shared = False
+                return staging
+
+            def tensor_map(self, tensor, box, **options):
+                return type("Map", (), {"buffer": tensor.buffer, "host_address": 64})()
+
+        self.before = set(sys.modules)
+        return Device(family="gpu", arch=90)
+
+
+opening = Opening()
+loaded = load_engine(EngineConfig(model=sys.argv[1], device="cuda"), Phases(lambda: 0.0), opening=opening)
+while loaded.engine.runner.record_ahead():
+    pass
+print(*sorted(set(sys.modules) - opening.before))
+print(*sorted({"zse.engine.jobs", "zse.engine.beams", "zse.engine.grammars", "zse.engine.masking", "zse.engine.lazy_masks", "zse.kernels.mask", "tempfile",
+               "zse.kernels.gpu.sample_row", "zse.kernels.gpu.matmul_simple", "zse.kernels.attention_cases"} & set(sys.modules)))
+"""
+
+
+def test_a_gpu_engine_imports_what_it_needs_while_the_driver_starts(tmp_path):
+    model = tiny_model.write(tmp_path / "tiny", head_dim=64)
+    done = subprocess.run([sys.executable, "-c", GPU_START, str(model)], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+    assert done.stdout == "\n\n", done.stdout + done.stderr
