@@ -40,6 +40,12 @@ NOT_IN_ENGINE = NEITHER | {
     "zse.cache.contiguous", "zse.cache.grouped", "zse.cache.windows", "zse.speculative.draft_model", "zse.quant.pack",
     "zse.kernels.gpu", "zse.kernels.attention_cases", "zse.kernels.sample_cases", "zse.kernels.host", "zse.kernels.table",
     "zse.kernel.ir", "zse.kernel.cache", "zse.runtime.cuda", "zse.runtime.gpu"}
+NOT_IN_SERVER = NEITHER | {
+    "ssl", "asyncio.windows_events", "zse.engine.core", "zse.engine.runner", "zse.engine.load", "zse.models", "zse.kernel",
+    "zse.kernels", "zse.runtime", "zse.scheduler.scheduler", "zse.cache.prefix", "zse.sampling.beam",
+    "zse.server.routes.embeddings", "zse.server.routes.relevance", "zse.server.routes.metrics", "zse.server.relevance",
+    "zse.server.measuring", "zse.server.measure_schemas", "zse.server.engine_counters",
+    "zse.server.tools.grammars", "zse.server.tools.patterns", "zse.structured.compile"}
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +94,20 @@ def test_an_engine_imports_no_feature_before_it_is_asked_for(imported):
 
 
 @linux
-@pytest.mark.parametrize(("process", "bound"), [("engine", 250)])
+def test_a_server_imports_no_route_before_it_is_asked_for(imported):
+    assert "zse.server.routes.completions" in imported["server"] and "asyncio" in imported["server"]
+    assert not imported["server"] & NOT_IN_SERVER
+
+
+def test_every_route_has_its_handler():
+    from zse.server.routes import table
+    assert all(callable(route.handler) for route in table.ROUTES)
+    with pytest.raises(AttributeError):
+        _ = table.Route("GET", "/x", table.PUBLIC, "info.nothing").handler
+
+
+@linux
+@pytest.mark.parametrize(("process", "bound"), [("engine", 240), ("server", 280)])
 def test_few_modules_are_imported(process, bound, imported):
     """On Python 3.11, of which other versions differ by some. Fewer than 20 below the bound: lower it."""
     assert len(imported[process]) <= bound + (sys.version_info[:2] != (3, 11)) * 30, sorted(imported[process])

@@ -2,9 +2,12 @@
 
 import argparse
 import os
-from typing import NoReturn
 
 from zse.errors import ConfigError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,7 +39,7 @@ class Parser(argparse.ArgumentParser):
                 for parser in action.choices.values():
                     yield from parser._all_actions()
 
-    def error(self, message: str) -> NoReturn:
+    def error(self, message: str) -> "NoReturn":
         hint = f" (see `{self.prog} --help`)" if self.add_help else ""
         raise ConfigError(message.removeprefix("argument ") + hint)
 

@@ -90,6 +90,10 @@ def run(args) -> int:
     process = engine_process.fork(arguments[0], since_exec, close=(sock.fileno(),))
     phases["engine spawned"] = round(1000 * since_exec())
     try:
+        from zse.imports import import_asyncio, import_msgspec
+
+        import_msgspec()
+        import_asyncio()
         from zse.log import setup
         from zse.server.main import Limits, ServeOptions, serve
         from zse.server.pool import ModelSpec
@@ -130,18 +134,18 @@ def _model(name: str) -> tuple[str, tuple[str, ...]]:
     from zse.formats import store
 
     try:
-        path = store.resolve(name)
+        path = store.locate(name)
     except ModelNotFoundError:
         from zse.cli.terminal import ProgressBar, notice
 
         with ProgressBar(name) as bar:
-            path = store.ensure(name, progress=bar, notice=notice)
+            path = os.fspath(store.ensure(name, progress=bar, notice=notice))
     short = name
     if store.is_path(name):
         short = os.path.basename(os.path.abspath(name))
         for suffix in (".gguf", ".zse"):
             short = short.removesuffix(suffix)
-    return os.fspath(path), (short,)
+    return path, (short,)
 
 
 def _park_arguments(args) -> list[str]:
@@ -192,7 +196,7 @@ def _api_keys(args):
 
 def _weights(args) -> dict[str, float]:
     """Of --tenant-weight."""
-    from zse.engine.config import parse_weights
+    from zse.scheduler.options import parse_weights
 
     return parse_weights(args.tenant_weights or "")
 

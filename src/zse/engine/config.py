@@ -7,7 +7,7 @@ import msgspec
 from zse.cache.eviction import POLICIES as CACHE_POLICIES
 from zse.cache.groups import ONE_GROUP, PageGeometry
 from zse.errors import ConfigError
-from zse.scheduler.options import MAX_WEIGHT
+from zse.scheduler.options import parse_weights
 from zse.scheduler.policy import Policy
 
 AUTO = "auto"
@@ -349,22 +349,6 @@ def policy_of(config: EngineConfig, family: str, page_bytes: int) -> Policy:
                   max_waiting_tokens=config.max_waiting_tokens,
                   reserve_output=config.reserve_output and config.kv_layout == "paged",     # else it has its pages
                   mixed_ratio=ratio, preemption=config.preemption, page_transfer_s=page_bytes / HOST_BYTES_PER_S)
-
-
-def parse_weights(text: str) -> dict[str, float]:
-    """The weights of "name=2,other=0.5". Raises ConfigError."""
-    weights = {}
-    for part in text.split(",") if text else ():
-        name, _, number = part.rpartition("=")
-        try:
-            weight = float(number)
-        except ValueError:
-            weight = 0.0
-        if not name or name in weights or not 0 < weight <= MAX_WEIGHT:
-            raise ConfigError(f"tenant_weights: {part!r} is not NAME=WEIGHT with a new name and a weight above 0, at "
-                              f"most {MAX_WEIGHT:.0f}")
-        weights[name] = weight
-    return weights
 
 
 def _value(name: str, text: str, kind) -> Any:

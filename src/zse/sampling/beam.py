@@ -10,16 +10,13 @@ from typing import NamedTuple
 
 from zse.errors import RequestError
 from zse.sampling.params import BeamParams
-from zse.sampling.validate import MAX_LOGPROBS
-
-MAX_WIDTH = 16
-LENGTH_PENALTIES = (-10.0, 10.0)
+from zse.sampling.validate import LENGTH_PENALTIES, MAX_BEAM_WIDTH, MAX_LOGPROBS
 
 
 def check_beams(params: BeamParams, num_stop_ids: int) -> None:
     """Raises RequestError for a value out of range. num_stop_ids: tokens that end a reply, the model's included."""
     low, high = LENGTH_PENALTIES
-    for name, value, least, most in (("beam_width", params.beam_width, 1, MAX_WIDTH),
+    for name, value, least, most in (("beam_width", params.beam_width, 1, MAX_BEAM_WIDTH),
                                      ("length_penalty", params.length_penalty, low, high),
                                      ("logprobs", params.logprobs or 0, 0, MAX_LOGPROBS)):
         if not least <= value <= most:

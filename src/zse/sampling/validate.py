@@ -5,6 +5,8 @@ from zse.sampling.params import SamplingParams
 
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS_ENTRIES = 1024
+MAX_BEAM_WIDTH = 16
+LENGTH_PENALTIES = (-10.0, 10.0)
 
 # name → (lowest, highest, whether the lowest itself is allowed)
 RANGES = {

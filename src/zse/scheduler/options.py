@@ -2,7 +2,7 @@
 
 import msgspec
 
-from zse.errors import RequestError
+from zse.errors import ConfigError, RequestError
 from zse.structured.options import Structure
 
 PRIORITIES = (-10, 10)
@@ -44,3 +44,19 @@ def check_options(options: RequestOptions) -> None:
                            param="deadline_ms")
     if options.weight is not None and not 0 < options.weight <= MAX_WEIGHT:
         raise RequestError(f"weight must be above 0 and at most {MAX_WEIGHT:.0f}", code="out_of_range", param="weight")
+
+
+def parse_weights(text: str) -> dict[str, float]:
+    """The weights of "name=2,other=0.5". Raises ConfigError."""
+    weights = {}
+    for part in text.split(",") if text else ():
+        name, _, number = part.rpartition("=")
+        try:
+            weight = float(number)
+        except ValueError:
+            weight = 0.0
+        if not name or name in weights or not 0 < weight <= MAX_WEIGHT:
+            raise ConfigError(f"tenant_weights: {part!r} is not NAME=WEIGHT with a new name and a weight above 0, at "
+                              f"most {MAX_WEIGHT:.0f}")
+        weights[name] = weight
+    return weights

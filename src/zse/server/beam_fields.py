@@ -1,6 +1,7 @@
 """Beam search in the completion routes: its fields, and what they do not go with."""
 
-from zse.sampling.beam import LENGTH_PENALTIES, MAX_WIDTH, BeamParams
+from zse.sampling.params import BeamParams
+from zse.sampling.validate import LENGTH_PENALTIES, MAX_BEAM_WIDTH
 from zse.server.errors import APIError
 from zse.server.fields import Field, boolean, integer, number, wrong_type
 
@@ -14,7 +15,7 @@ def _early_stopping(value, path):
 BEAM_FIELDS = {
     "use_beam_search": Field(boolean, "Search for the likeliest answers instead of sampling; not with stream, stop, "
                              "penalties, logit_bias or a form of the answer.", False),
-    "beam_width": Field(integer(1, MAX_WIDTH), "Beams of the search, up to 16; left out: n."),
+    "beam_width": Field(integer(1, MAX_BEAM_WIDTH), "Beams of the search, up to 16; left out: n."),
     "length_penalty": Field(number(*LENGTH_PENALTIES), "A beam's score is its log-probability divided by its length to "
                             "this power.", 1.0),
     "early_stopping": Field(_early_stopping, "true ends the search with the first beam_width answers, false when better "

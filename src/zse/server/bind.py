@@ -27,9 +27,11 @@ def is_loopback(host: str) -> bool:
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening TCP socket; port 0 takes a free one. Raises ConfigError with one clear line."""
+    # As bytes, a plain name needs no module of international ones.
+    name = host.encode() if host.isascii() else host
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+            name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except OSError as error:
         raise ConfigError(f"--host {host}: {error.strerror or error}") from None
     sock = socket.socket(family, kind, protocol)

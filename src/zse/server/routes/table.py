@@ -1,11 +1,16 @@
-"""The route table. A path may end in {name}, which takes the rest of it, slashes included."""
+"""The route table. A path may end in {name}, which takes the rest of it, slashes included.
+
+A route names its handler, whose module is imported with its first request: a start waits for those of completions only.
+"""
 
 from collections.abc import Awaitable, Callable
+from importlib import import_module
 
 import msgspec
 
+import zse.server.routes.completions
+import zse.server.routes.info  # noqa: F401
 from zse.server.exchange import Request, Response
-from zse.server.routes import completions, embeddings, info, metrics, relevance
 
 # Who may call: anybody; when the server has keys, the holder of one; or of one whose line says admin (--api-key is one).
 PUBLIC, USER, ADMIN = "public", "user", "admin"
@@ -14,25 +19,32 @@ Handler = Callable[[object, Request], Awaitable[Response | None]]
 
 
 class Route(msgspec.Struct, frozen=True):
+    """function: "MODULE.NAME" in zse.server.routes."""
+
     method: str
     path: str
     scope: str
-    handler: Handler
+    function: str
+
+    @property
+    def handler(self) -> Handler:
+        module, _, name = self.function.partition(".")
+        return getattr(import_module(f"zse.server.routes.{module}"), name)
 
 
 ROUTES = (
-    Route("POST", "/v1/chat/completions", USER, completions.chat),
-    Route("POST", "/v1/completions", USER, completions.text),
-    Route("POST", "/v1/embeddings", USER, embeddings.embeddings),
-    Route("POST", "/v1/rerank", USER, relevance.rerank),
-    Route("POST", "/v2/rerank", USER, relevance.rerank),
-    Route("POST", "/v1/score", USER, relevance.score),
-    Route("GET", "/v1/models", USER, info.models),
-    Route("GET", "/v1/models/{model}", USER, info.model),
-    Route("GET", "/health/live", PUBLIC, info.live),
-    Route("GET", "/health/ready", PUBLIC, info.ready),
-    Route("GET", "/version", PUBLIC, info.version),
-    Route("GET", "/metrics", ADMIN, metrics.metrics),
+    Route("POST", "/v1/chat/completions", USER, "completions.chat"),
+    Route("POST", "/v1/completions", USER, "completions.text"),
+    Route("POST", "/v1/embeddings", USER, "embeddings.embeddings"),
+    Route("POST", "/v1/rerank", USER, "relevance.rerank"),
+    Route("POST", "/v2/rerank", USER, "relevance.rerank"),
+    Route("POST", "/v1/score", USER, "relevance.score"),
+    Route("GET", "/v1/models", USER, "info.models"),
+    Route("GET", "/v1/models/{model}", USER, "info.model"),
+    Route("GET", "/health/live", PUBLIC, "info.live"),
+    Route("GET", "/health/ready", PUBLIC, "info.ready"),
+    Route("GET", "/version", PUBLIC, "info.version"),
+    Route("GET", "/metrics", ADMIN, "metrics.metrics"),
 )
 
 _exact: dict[str, dict[str, Route]] = {}

@@ -97,11 +97,11 @@ def _read_either(text: str) -> list[Call] | None:
     return read_json(text) or read_python(text)
 
 
-_MISTRAL = re.compile(r"\s*([A-Za-z0-9_.-]{1,64})\s*(?:\[CALL_ID\]\w*)?\s*(?:\[ARGS\])?\s*")
+_MISTRAL = r"\s*([A-Za-z0-9_.-]{1,64})\s*(?:\[CALL_ID\]\w*)?\s*(?:\[ARGS\])?\s*"
 
 
 def _read_mistral(text: str) -> list[Call] | None:
-    head = _MISTRAL.match(text)
+    head = re.match(_MISTRAL, text)
     if head is None:
         return read_json(text)
     arguments = text[head.end():]
@@ -128,11 +128,11 @@ def _read_deepseek(text: str) -> list[Call] | None:
     return calls or None
 
 
-_FUNCTION = re.compile(r"\s*<function=([^>\s]{1,64})>(.*)</function>\s*", re.DOTALL)
+_FUNCTION = r"\s*<function=([^>\s]{1,64})>(.*)</function>\s*"
 
 
 def _read_xml(text: str, functions: Functions) -> list[Call] | None:
-    match = _FUNCTION.fullmatch(text)
+    match = re.fullmatch(_FUNCTION, text, re.DOTALL)
     if match is None:
         return None
     properties = (functions.get(match[1]) or {}).get("properties")

@@ -24,14 +24,14 @@ class CallPart(msgspec.Struct, frozen=True):
 
 _KEY = r'\s*"(?:arguments|parameters)"\s*:\s*'
 _OBJECT = r'[\s,;\[\]}]*\{\s*"name"\s*:\s*"([A-Za-z0-9_.-]{1,64})"\s*,' + _KEY
-# What stands before a call's arguments, by format; the group is its name.
-_HEADS: dict[str, re.Pattern] = {
-    "hermes": re.compile(_OBJECT), "llama3_json": re.compile(_OBJECT), "gemma": re.compile(_OBJECT),
-    "mistral": re.compile(rf"(?:{_OBJECT})|\s*([A-Za-z0-9_.-]{{1,64}})\s*(?:\[CALL_ID\]\w*)?\s*\[ARGS\]\s*"),
-    "deepseek": re.compile(r"(?:\s|```)*(?:<｜tool▁call▁end｜>)?\s*<｜tool▁call▁begin｜>\s*(?:function<｜tool▁sep｜>([A-Za-z0-9_.-]{1,64})"
-                           r"\n```json\s*|([A-Za-z0-9_.-]{1,64})<｜tool▁sep｜>\s*)"),
-    "qwen3_coder": re.compile(r"\s*<function=([^>\s]{1,64})>"),
-    "pythonic": re.compile(r"\s*\[?\s*([A-Za-z0-9_.]{1,64})\(")}
+# What stands before a call's arguments, by format; the group is its name. Compiled when a Watch needs one: re keeps it.
+_HEADS = {
+    "hermes": _OBJECT, "llama3_json": _OBJECT, "gemma": _OBJECT,
+    "mistral": rf"(?:{_OBJECT})|\s*([A-Za-z0-9_.-]{{1,64}})\s*(?:\[CALL_ID\]\w*)?\s*\[ARGS\]\s*",
+    "deepseek": r"(?:\s|```)*(?:<｜tool▁call▁end｜>)?\s*<｜tool▁call▁begin｜>\s*(?:function<｜tool▁sep｜>([A-Za-z0-9_.-]{1,64})"
+                r"\n```json\s*|([A-Za-z0-9_.-]{1,64})<｜tool▁sep｜>\s*)",
+    "qwen3_coder": r"\s*<function=([^>\s]{1,64})>",
+    "pythonic": r"\s*\[?\s*([A-Za-z0-9_.]{1,64})\("}
 _BEGINNING = 512        # characters in which a head has to have matched
 
 
@@ -40,6 +40,7 @@ class Watch:
     formats whose arguments are not JSON."""
 
     def __init__(self, form: str, functions: Mapping[str, dict], most: int, read: Callable[[str], list[Call] | None]):
+        self._head = re.compile(_HEADS[form])
         self._form, self._functions, self._most, self._read = form, functions, most, read
         self._at = 0            # what has been looked at
         self._sent = 0          # of the arguments, in the text (JSON), or of their JSON (XML)
@@ -70,7 +71,7 @@ class Watch:
         return out
 
     def _begin(self, text: str, out: list[CallPart]) -> bool:
-        head = _HEADS[self._form].match(text, self._at) if len(self.begun) < self._most else None
+        head = self._head.match(text, self._at) if len(self.begun) < self._most else None
         name = next(group for group in head.groups() if group) if head is not None else ""
         is_json = self._form not in ("qwen3_coder", "pythonic")
         if head is None or name not in self._functions or is_json and text[head.end():head.end() + 1] != "{":
