@@ -23,8 +23,10 @@ def startup(model: str, repeats: int, options: list[str], cold: bool = True) -> 
     """Medians in milliseconds from exec: of `zse run` to the first byte of its reply and to its end, of `zse serve` to
     the open socket and to the first streamed token, asked for when the socket opens; the same with the page cache
     dropped. phases_ms: of one warm start of the server and its engine. The first start is not counted: it brings the
-    model's file into the page cache. Raises EngineError when a process fails."""
+    model's file into the page cache. modules_without_bytecode: those of zse that each start had to compile (`python -m
+    zse.build` does it for good). Raises EngineError when a process fails."""
     from zse.formats import store
+    from zse.runtime import probe
 
     path = os.fspath(store.resolve(model))
     runs = [_run(model, options) for _ in range(repeats + 1)][1:]
@@ -46,6 +48,7 @@ def startup(model: str, repeats: int, options: list[str], cold: bool = True) -> 
         if cold_runs:
             result["cold_exec_to_first_token_ms"] = statistics.median(cold_runs)
             result["cold_serve_exec_to_first_token_ms"] = statistics.median(cold_starts)
+    result["modules_without_bytecode"] = len(probe.modules_without_bytecode())
     return {**result, "phases_ms": starts[-1]["phases"], "runs": [run[0] for run in runs]}
 
 

@@ -352,6 +352,9 @@ def locate(model: str) -> str:
 def open_llm(args, **extra):
     """The LLM of args.model, fetched first if need be."""
     path = locate(args.model)
+    from zse.imports import import_msgspec
+
+    import_msgspec()
     from zse.engine.llm import LLM
 
     return LLM(path, **engine_options(args), **extra)
