@@ -1,15 +1,23 @@
 """Sizes that are known when a graph runs, not when it is recorded: tokens of this step, rows of this step."""
 
-from typing import NamedTuple
 
-
-class Sym(NamedTuple):
+class Sym:
     """`ceil(symbol / divisor) * factor`; a plain symbol has divisor and factor 1. Usable as a tensor's first dimension,
-    as a launch argument and as a grid dimension; equal if written equal."""
+    as a launch argument and as a grid dimension; equal if written equal. Not to be changed."""
 
-    name: str
-    divisor: int = 1
-    factor: int = 1
+    __slots__ = ("divisor", "factor", "name")
+
+    def __init__(self, name: str, divisor: int = 1, factor: int = 1):
+        self.name, self.divisor, self.factor = name, divisor, factor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sym) and (self.name, self.divisor, self.factor) == (other.name, other.divisor, other.factor)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.divisor, self.factor))
+
+    def __repr__(self) -> str:
+        return f"Sym(name={self.name!r}, divisor={self.divisor}, factor={self.factor})"
 
     def ceil_div(self, n: int) -> "Sym":
         """How many groups of n; only of a plain symbol."""
@@ -17,11 +25,10 @@ class Sym(NamedTuple):
             raise ValueError(f"ceil_div of {self!r}")
         return Sym(self.name, n)
 
-    def __mul__(self, k: int) -> "Sym":  # type: ignore[override]
+    def __mul__(self, k: int) -> "Sym":
         return Sym(self.name, self.divisor, self.factor * k)
 
-    def __rmul__(self, k: int) -> "Sym":  # type: ignore[override]
-        return self * k
+    __rmul__ = __mul__
 
     def value(self, symbols: dict[str, int]) -> int:
         """The number for this run."""
