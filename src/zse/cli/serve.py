@@ -73,6 +73,9 @@ def run(args) -> int:
     from zse.engine.metrics import since_exec_clock
 
     since_exec = since_exec_clock()
+    import gc
+
+    gc.disable()    # a start makes many objects and no garbage: 8 ms; the server turns it on again when it is ready
     from zse.engine import process as engine_process
     from zse.errors import ConfigError
     from zse.server import bind

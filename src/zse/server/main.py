@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import gc
 import logging
 import os
 import signal
@@ -160,6 +161,8 @@ class _Serving:
         if self._options.max_queue is not None:
             self._app.admission.max_choices = info.max_rows + self._options.max_queue
         self._announce(info, text_model.result())
+        gc.freeze()         # what stays is looked at no more
+        gc.enable()
         self._pool.start()
         return True
 
