@@ -158,3 +158,25 @@ def test_a_gpu_engine_imports_what_it_needs_while_the_driver_starts(tmp_path):
     done = subprocess.run([sys.executable, "-c", GPU_START, str(model)], capture_output=True, text=True,
                           env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
     assert done.stdout == "\n\n", done.stdout + done.stderr
+
+
+EARLY = """
+import os, sys
+import zse.runtime
+
+
+def opened(name, threads=None):
+    print(name, sorted({"msgspec", "zse.engine.config", "zse.engine.load"} & set(sys.modules)), flush=True)
+    os._exit(0)
+
+
+zse.runtime.open_device_async = opened
+from zse.engine.worker import main
+main(["--fd", "0", "--model", "m", "--device", "cuda:1"])
+"""
+
+
+def test_the_driver_starts_before_anything_is_imported():
+    done = subprocess.run([sys.executable, "-c", EARLY], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+    assert done.stdout == "cuda:1 []\n", done.stdout + done.stderr

@@ -53,3 +53,18 @@ def test_phases_come_in_order(tmp_path):
     assert loaded.memory_bytes["kv cache"] == loaded.config.kv_bytes == loaded.engine.runner.kv.nbytes
     loaded.engine.close()
     loaded.source.close()
+
+
+def test_a_wrong_option_closes_the_device_that_opens_already():
+    closed = []
+
+    class Opening:
+        def result(self):
+            return self
+
+        def close(self):
+            closed.append(True)
+
+    with pytest.raises(ConfigError, match="unknown engine option --nothing"):
+        load.build_from_arguments(["--model", "m", "--nothing", "1"], Phases(lambda: 0.0), Opening())
+    assert closed
