@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from zse.cache.grouped import GroupedCacheManager
-from zse.cache.groups import ONE_GROUP, PAGE, PageGeometry, geometry, group_layers
-from zse.cache.pages import PageAllocator, pages_for
+from zse.cache.groups import ONE_GROUP, PageGeometry, geometry, group_layers
+from zse.cache.pages import BLOCK as PAGE
+from zse.cache.pages import PageAllocator, blocks_for
 from zse.cache.prefix import PrefixCache
 
 SALT = ("", "")
@@ -39,7 +40,7 @@ def test_layers_are_in_equal_groups(pattern, groups):
 def test_a_model_with_one_kind_of_layer_counts_as_before():
     assert geometry(model("f" * 4), 256, 2) is ONE_GROUP and geometry(model("s" * 4), 256, 2) is ONE_GROUP
     for tokens in (1, 15, 16, 17, 4000):
-        assert ONE_GROUP.needed(tokens) == pages_for(tokens)
+        assert ONE_GROUP.needed(tokens) == blocks_for(tokens)
     assert ONE_GROUP.capacity(9) == 9 * PAGE
 
 

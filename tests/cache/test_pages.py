@@ -3,11 +3,12 @@ import random
 import pytest
 
 from zse.cache.manager import CacheManager
-from zse.cache.pages import PAGE, PageAllocator, pages_for
+from zse.cache.pages import BLOCK as PAGE
+from zse.cache.pages import PageAllocator, blocks_for
 
 
-def test_pages_for_rounds_up():
-    assert [pages_for(n) for n in (0, 1, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE)] == [0, 1, 1, 1, 2, 2]
+def test_blocks_for_rounds_up():
+    assert [blocks_for(n) for n in (0, 1, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE)] == [0, 1, 1, 1, 2, 2]
 
 
 def test_allocation_is_all_or_nothing():

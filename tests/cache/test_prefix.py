@@ -6,7 +6,8 @@ import pytest
 
 from zse.cache.eviction import IDLE_TURNS
 from zse.cache.manager import CacheManager
-from zse.cache.pages import PAGE, PageAllocator
+from zse.cache.pages import BLOCK as PAGE
+from zse.cache.pages import PageAllocator
 from zse.cache.prefix import PrefixCache
 
 SALT = ("", "")

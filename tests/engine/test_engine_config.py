@@ -1,17 +1,18 @@
 import pytest
 
+from zse.cache.groups import PageGeometry
 from zse.engine.config import EngineConfig, resolve, settle
 from zse.errors import ConfigError
 
 GIB = 1 << 30
 
 
-PAGE_BYTES = 16 * 11520 * 2   # SmolLM2 in f16
+BLOCK_BYTES = 16 * 11520 * 2   # SmolLM2 in f16
 
 
-def resolved(model_context=8192, page_bytes=PAGE_BYTES, memory=8 * GIB, **options):
+def resolved(model_context=8192, block_bytes=BLOCK_BYTES, memory=8 * GIB, **options):
     config = EngineConfig(model="m.gguf", **options)
-    return resolve(config, settle(config, "cpu"), device="cpu", model_context=model_context, page_bytes=page_bytes,
+    return resolve(config, settle(config, "cpu"), device="cpu", model_context=model_context, block_bytes=block_bytes,
                    threads=2, memory_bytes=memory)
 
 
@@ -37,13 +38,13 @@ def test_settings_by_family():
 def test_auto_takes_the_models_context_for_every_row():
     config = resolved(max_rows=8)
     assert (config.max_context, config.num_pages, config.threads) == (8192, 8 * 512, 2)
-    assert config.kv_bytes == 8 * 512 * PAGE_BYTES
+    assert config.kv_bytes == 8 * 512 * BLOCK_BYTES
     assert "num_pages=4096" in config.describe()
 
 
 def test_the_cache_keeps_to_a_quarter_of_the_memory_but_holds_one_context():
     config = resolved(memory=4 * GIB)
-    assert config.max_context == 8192 and config.kv_bytes <= GIB < config.kv_bytes + PAGE_BYTES
+    assert config.max_context == 8192 and config.kv_bytes <= GIB < config.kv_bytes + BLOCK_BYTES
     config = resolved(memory=512 << 20)
     assert config.max_context < 8192 and config.num_pages * 16 == config.max_context
     assert resolved(memory=512 << 20, max_context=8192).num_pages == 512
@@ -59,16 +60,70 @@ def test_refusals():
     with pytest.raises(ConfigError, match="more than this model's context of 8192"):
         resolved(max_context=9000)
     with pytest.raises(ConfigError, match="takes 2160000 MiB, this machine has 8192 MiB"):
-        resolved(num_pages=1 << 22, page_bytes=16 * 16875 * 2)
+        resolved(num_pages=1 << 22, block_bytes=16 * 16875 * 2)
 
 
 @pytest.mark.parametrize(("name", "value"), [
     ("threads", 0), ("threads", "2"), ("max_context", 1), ("max_rows", 0), ("max_rows", True), ("num_pages", -1),
     ("max_tokens_per_step", 0), ("activations", "int4"), ("device", "gpu"), ("device", "cuda:x"),
-    ("kv_dtype", "f64"), ("kv_layout", "pages"), ("max_waiting", 0), ("max_memory", 0)])
+    ("kv_dtype", "f64"), ("page_size", 8), ("page_size", 48), ("page_size", "auto"), ("page_size", True), ("kv_layout", "pages"), ("max_waiting", 0), ("max_memory", 0)])
 def test_bad_values_name_their_field(name, value):
     with pytest.raises(ConfigError, match=name):
         EngineConfig(model="m", **{name: value})
+
+
+@pytest.mark.parametrize(("context", "size"), [(2, 16), (8192, 16), (8193, 32), (32768, 32), (32769, 64), (131072, 64),
+                                               (131073, 128), (1 << 20, 128)])
+def test_pages_grow_with_the_context(context, size):
+    config = resolved(model_context=context, block_bytes=1 << 10, max_rows=4)
+    assert (config.page_size, config.max_context, config.num_pages) == (size, context, 4 * -(-context // size))
+    assert config.kv_bytes == config.num_pages * size // 16 * 1024
+    for other in (16, 32, 64, 128):     # what is asked for is taken
+        assert resolved(model_context=context, block_bytes=1 << 10, page_size=other).page_size == other
+
+
+def test_pages_stay_small_in_a_small_pool():
+    """A request for each of 64 rows wastes half a page: at most 2 % of the pool."""
+    for pages, size in ((64 * 25 * 8, 128), (64 * 25 * 8 - 8, 64), (64 * 25 * 4 - 4, 32), (64 * 25 * 2 - 2, 16)):
+        config = resolved(model_context=1 << 20, max_context=200_000 if pages * 16 > 200_000 else None, num_pages=pages,
+                          block_bytes=1024)
+        assert config.num_pages * config.page_size == 16 * pages and config.kv_bytes == 1024 * pages
+        expected = size if config.max_context > 131072 else min(size, 64 if config.max_context > 32768 else 32)
+        assert config.page_size == expected, pages
+    assert resolved(model_context=131072, memory=8 * GIB, block_bytes=1 << 21, max_rows=64).page_size == 16
+
+
+def test_pages_stay_small_beside_a_window():
+    def size(window: int, **options) -> int:
+        def geometry(page_size: int) -> PageGeometry:
+            return PageGeometry(5, window, -(-(window + 255) // page_size) + 1, page_size=page_size)
+        config = EngineConfig(model="m", max_rows=4, **options)
+        return resolve(config, settle(config, "cpu"), device="cpu", model_context=131072, block_bytes=1024, threads=1,
+                       memory_bytes=64 * GIB, geometry=geometry).page_size
+    assert [size(window) for window in (512, 1023, 1024, 2048, 4096)] == [16, 16, 32, 64, 64]
+    assert size(512, page_size=128) == 128
+
+
+def test_num_pages_has_one_meaning_in_every_page_size():
+    """Pages of 16 tokens: the memory that it asks for does not depend on --page-size."""
+    for size in (16, 32, 64, 128):
+        config = resolved(num_pages=80, page_size=size, block_bytes=1000)
+        assert (config.max_context, config.num_pages, config.kv_bytes) == (1280, 1280 // size, 80_000)
+    assert resolved(num_pages=83, page_size=64).max_context == 20 * 64
+    with pytest.raises(ConfigError, match="num_pages 10 holds 128 tokens in pages of 64, less than max_context 160"):
+        resolved(num_pages=10, page_size=64, max_context=160)
+    with pytest.raises(ConfigError, match="num_pages 7 is too few: this model needs 8 for a token in pages of 128"):
+        resolved(num_pages=7, page_size=128)
+    # Auto takes no size in which the context does not fit.
+    config = resolved(model_context=1 << 20, num_pages=2501, max_context=40016, max_rows=1)
+    assert config.page_size == 16 and config.num_pages == 2501
+    assert resolved(model_context=1 << 20, num_pages=2500, max_context=40000, max_rows=1).page_size == 64
+
+
+def test_host_memory_is_given_in_pages():
+    config = resolved(page_size=64, block_bytes=1000, cache_host_memory=50_000)
+    assert config.host_slots == 12 and config.policy.page_transfer_s > 0
+    assert resolved(page_size=64, cache_disk="/x").host_slots == 2048 // 64
 
 
 def test_rows_must_fit_a_step():
@@ -79,7 +134,7 @@ def test_rows_must_fit_a_step():
 def test_arguments_round_trip():
     for config in (EngineConfig(model="a b.gguf"),
                    EngineConfig(model="m", threads=3, max_context=77, num_pages=9, activations="f32", kv_dtype="f32"),
-                   EngineConfig(model="m", device="cuda:1", max_memory=5 << 30)):
+                   EngineConfig(model="m", device="cuda:1", max_memory=5 << 30, page_size=64)):
         assert EngineConfig.from_arguments(config.to_arguments()) == config
 
 

@@ -32,7 +32,7 @@ class Session:
                                deterministic=deterministic)
         order = np.random.default_rng(7).permutation(rows * pages)
         self.kv.need(rows * pages - 1)
-        self._put(self.buffers.page_table.with_rows(rows), [self.kv.block_of(int(page)) for page in order])
+        self._put(self.buffers.page_table.with_rows(rows), self.kv.table_entries([int(page) for page in order], 0, rows * pages))
         self.lengths = [0] * rows
         self._graphs = {}
 

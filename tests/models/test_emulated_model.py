@@ -14,7 +14,7 @@ from session import Session
 from zse.bench.profile import profile
 from zse.bench.speed import greedy
 from zse.cache.grouped import GroupedCacheManager
-from zse.cache.groups import geometry
+from zse.cache.groups import PageGeometry, geometry
 from zse.cache.offload import HostPool
 from zse.cache.prefix import PrefixCache
 from zse.engine.config import EngineConfig
@@ -109,13 +109,14 @@ def test_deterministic_forms(like, home, tmp_path):
 
 def test_an_engine_runs_ahead(home, tmp_path):
     """Requests that come and go, sampled with penalties and biases, a step submitted before the one before is read: the
-    pages (of 8 bits), ids and histories that the device keeps are the host's, and a request says the same in other company."""
+    pages (of 8 bits, of two blocks), ids and histories that the device keeps are the host's, and a request says the same in
+    other company."""
     device = EmulateDevice("sm_90a", cache.package_variants("sm_90a"))
     model, plan = load_emulated(device, str(tiny.write("llama", tmp_path, "BF16")))
-    wanted = EngineConfig(model="m", max_rows=3, max_context=64, max_tokens_per_step=32, kv_dtype="int8")
+    wanted = EngineConfig(model="m", max_rows=3, max_context=64, max_tokens_per_step=32, kv_dtype="int8", page_size=32)
     config = plan_memory(wanted, plan, device).config
     runner = Runner(device, model, config)
-    assert runner.kv.page_nbytes == 2 * plan.config.num_layers * plan.config.num_kv_heads * (16 * plan.config.head_dim + 64)
+    assert runner.kv.page_nbytes == 2 * 2 * plan.config.num_layers * plan.config.num_kv_heads * (16 * plan.config.head_dim + 64)
     assert config.kv_bytes == config.num_pages * runner.kv.page_nbytes == runner.kv.nbytes
     ids = tiny.tokens("llama").tolist()
     params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
@@ -126,7 +127,7 @@ def test_an_engine_runs_ahead(home, tmp_path):
 
     def run(wanted) -> dict[int, list[int]]:
         scheduler = Scheduler(num_pages=config.num_pages, max_rows=3, max_tokens=32, max_context=64,
-                              vocab_size=plan.config.vocab_size)
+                              vocab_size=plan.config.vocab_size, geometry=PageGeometry(page_size=32))
         engine = Engine(scheduler, runner)
         replies: dict[int, list[int]] = {id: [] for id in wanted}
         for id in wanted:
@@ -152,7 +153,7 @@ def test_an_engine_runs_ahead(home, tmp_path):
 
     # Pages that are found again bring the tokens that penalties look at: shared, copied, and by way of the host.
     scheduler = Scheduler(num_pages=3, max_rows=1, max_tokens=32, max_context=64, vocab_size=plan.config.vocab_size,
-                          prefix_cache=PrefixCache(3), host=HostPool(8))
+                          prefix_cache=PrefixCache(3, page_size=32), host=HostPool(8), geometry=PageGeometry(page_size=32))
     engine = Engine(scheduler, runner)
 
     def say(prompt) -> tuple[list[int], int]:
@@ -163,11 +164,12 @@ def test_an_engine_runs_ahead(home, tmp_path):
             assert scheduler.check_integrity() == []
         return [token for output in outputs for token in output.tokens], sum(output.cached_tokens for output in outputs)
 
-    first, _ = say(ids[:20])
-    assert say(ids[:20]) == (first, 19)
-    say([*ids[20:], *ids[:20]])
-    assert scheduler.snapshot()["prefix_host_pages"] > 0
-    assert say(ids[:20]) == (first, 16)
+    # A page has 32 tokens, in two blocks.
+    first, _ = say(ids[:35])
+    assert say(ids[:35]) == (first, 34)
+    scheduler.cache.prefix.evict(3)     # as when others need pages: the full one goes to the host with the next step
+    assert scheduler.snapshot()["prefix_host_pages"] == 1
+    assert say(ids[:35]) == (first, 32)
 
 
 def test_masks_between_the_forward_and_the_sampler(home, tmp_path):

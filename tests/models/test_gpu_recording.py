@@ -1,5 +1,6 @@
 """What a step records on a GPU, on a null device that knows the GPU kernels' parameters: no GPU is needed."""
 
+import msgspec
 import pytest
 import tiny
 
@@ -103,12 +104,19 @@ def test_turns_alternate_and_feed_each_other(gpu, tmp_path):
     assert first.launches[0].nbytes < runner._graph("mixed", 512, 0).launches[0].nbytes
 
 
-@pytest.mark.parametrize("family, kv_dtype", [("llama", "int8"), ("gemma3", "bf16")])
-def test_the_memory_plan_counts_what_is_allocated(family, kv_dtype, tmp_path):
+@pytest.mark.parametrize("family, kv_dtype, context, size", [
+    ("llama", "int8", None, 16), ("gemma3", "bf16", None, 16), ("llama", "bf16", None, 128), ("gemma3", "bf16", None, 32),
+    ("llama", "bf16", 65001, 64)])
+def test_the_memory_plan_counts_what_is_allocated(family, kv_dtype, context, size, tmp_path):
+    """context: a longer one than the model's, for which pages of `size` tokens are what auto takes."""
     gpu = NullGPU(family="gpu", arch=90)
     source = open_model(write(family, tmp_path))
     plan = plan_model(source, family="gpu")
-    memory = plan_memory(EngineConfig(model="m", max_rows=4, kv_dtype=kv_dtype), plan, gpu)
+    if context:
+        plan = plan._replace(config=msgspec.structs.replace(plan.config, max_context=context))
+    memory = plan_memory(EngineConfig(model="m", max_rows=4, kv_dtype=kv_dtype,
+                                      page_size=0 if context or size == 16 else size), plan, gpu)
+    assert memory.config.page_size == size and f"pages of {size} tokens" in memory.describe()
     runner = Runner(gpu, load_model(gpu, plan), memory.config)
     assert runner.runs_ahead
     labels = gpu.memory()

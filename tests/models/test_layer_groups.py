@@ -89,6 +89,18 @@ def test_tokens_are_those_of_whole_tables(model, ahead, prefix_cache, monkeypatc
     assert pages >= 11 and held < pages * layers
 
 
+@pytest.mark.parametrize(("size", "prefix_cache", "pages"), [(32, False, None), (32, True, None), (64, False, None), (64, True, 96)])
+def test_larger_pages_change_nothing(model, size, prefix_cache, pages, monkeypatch):
+    """pages: few enough that requests are preempted."""
+    whole, scores, _, _ = replies(model, monkeypatch, grouped=False, prefix_cache=prefix_cache)
+    few = {} if pages is None else dict(max_context=208, num_pages=pages)
+    said, again, _, poisoned = replies(model, monkeypatch, grouped=True, ahead=size == 32, prefix_cache=prefix_cache,
+                                       page_size=size, **few)
+    assert said == whole
+    np.testing.assert_array_equal(again, scores)
+    assert (poisoned > 0) == (not prefix_cache)
+
+
 def test_rows_of_a_whole_context_give_nothing_back(model, monkeypatch):
     whole, scores, _, _ = replies(model, monkeypatch, grouped=False)
     said, again, _, poisoned = replies(model, monkeypatch, grouped=True, kv_layout="contiguous", max_context=208)

@@ -3,7 +3,7 @@
 import pytest
 from test_scheduler import greedy, make, step
 
-from zse.cache.pages import PAGE
+from zse.cache.pages import BLOCK as PAGE
 from zse.scheduler.options import RequestOptions
 from zse.scheduler.policy import Policy
 

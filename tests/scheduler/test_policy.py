@@ -4,7 +4,7 @@ import pytest
 from test_scheduler import greedy, make, shape, step
 
 from zse.cache.offload import HostPool
-from zse.cache.pages import PAGE
+from zse.cache.pages import BLOCK as PAGE
 from zse.cache.prefix import PrefixCache
 from zse.errors import RequestError
 from zse.scheduler.options import RequestOptions

@@ -1,7 +1,7 @@
 import pytest
 from simulator import EOS, VOCAB, FakeDevice, next_token
 
-from zse.cache.pages import PAGE
+from zse.cache.pages import BLOCK as PAGE
 from zse.cache.prefix import PrefixCache
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams

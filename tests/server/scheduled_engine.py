@@ -11,7 +11,7 @@ Options: --rows, --pages, --context, --step-tokens, --step-ms and --token-us (wh
 import sys
 import time
 
-from zse.cache.pages import PAGE
+from zse.cache.pages import BLOCK as PAGE
 from zse.cache.prefix import PrefixCache
 from zse.engine.core import Engine
 from zse.engine.messages import Ready, TokenLogprob

@@ -11,7 +11,7 @@ from array import array
 from zse.cache.groups import PageGeometry
 from zse.cache.manager import CacheManager
 from zse.cache.offload import HostPool
-from zse.cache.pages import PAGE, PageAllocator, pages_for
+from zse.cache.pages import PageAllocator
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,18 +22,18 @@ class ContiguousCacheManager(CacheManager):
     """See CacheManager. A sequence's table has the pages that it needs so far; the others of its run wait behind."""
 
     def __init__(self, allocator: PageAllocator, host: HostPool | None, geometry: PageGeometry):
-        super().__init__(allocator, None, host)
+        super().__init__(allocator, None, host, geometry)
         self._run = geometry.run
         self._behind: dict[int, list[int]] = {}     # of each sequence: the last page first
 
     def pages_needed(self, length: int) -> int:
-        return max(pages_for(length), self._run)
+        return max(self.pages_for(length), self._run)
 
     def reserve(self, sequence: int, length: int) -> bool:
         if sequence not in self._tables and not self._begin(sequence):
             return False
         table, behind = self._tables[sequence], self._behind[sequence]
-        missing = pages_for(length) - len(table)
+        missing = self.pages_for(length) - len(table)
         if missing > len(behind):
             return False
         for _ in range(missing):
@@ -51,21 +51,21 @@ class ContiguousCacheManager(CacheManager):
     def admit(self, sequence: int, length: int, tokens: array, salt: "Salt", spare: int = 0) -> int | None:
         # Of `spare`, a page for each that runs is for its next token: here all of them have theirs.
         spare = max(0, spare - len(self._tables))
-        if self._run + spare > self.num_free or length > self._run * PAGE or not self.reserve(sequence, length):
+        if self._run + spare > self.num_free or length > self._run * self.page_size or not self.reserve(sequence, length):
             return None
         return self._swap_in(sequence, 0)
 
     def fork(self, source: int, sequence: int, shared: int, length: int) -> bool:
-        if max(length, shared) > self._run * PAGE or not self.reserve(sequence, max(length, shared)):
+        if max(length, shared) > self._run * self.page_size or not self.reserve(sequence, max(length, shared)):
             return False
-        count = pages_for(shared)
+        count = self.pages_for(shared)
         self._transfers += [("copy", old, new) for old, new in
                             zip(self.table(source)[:count], self.table(sequence)[:count], strict=True)]
         self.num_copied_pages += count
         return True
 
     def can_swap(self, length: int) -> bool:
-        return 0 < pages_for(length) <= self.host.num_free
+        return 0 < self.pages_for(length) <= self.host.num_free
 
     def detach(self, sequence: int) -> list[int]:
         return super().detach(sequence) + self._behind.pop(sequence, [])

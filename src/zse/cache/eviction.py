@@ -15,12 +15,11 @@ IDLE_TURNS = 4
 # The context at which attending to what stands before a page costs as much as its matrix products; of models from 0.1
 # to 8 billion weights it is 2,000 to 16,000 tokens. The smart policy only needs its order of magnitude.
 ATTENTION_EVEN_TOKENS = 4096
-PAGE = 16
 
 
 # A struct: one is made for each page of each reply, in C.
 class Node(msgspec.Struct, eq=False):
-    """A cached page: `tokens` (i32 bytes, PAGE of them or, of a leaf that is not full, fewer) behind those of `parent`.
+    """A cached page: `tokens` (i32 bytes, a page of them or, of a leaf that is not full, fewer) behind those of `parent`.
 
     page: its number, -1 when it is not in device memory (a root never is). depth: 0 of a root, else one more than its
     parent's. slot: of the host, -1 while it is on the device. children: by their tokens. resident: how many of them are
@@ -66,17 +65,18 @@ class Account:
 
 
 class Eviction:
-    """The idle pages of all tenants. policy: of POLICIES. capacity: pages of the cache.
+    """The idle pages of all tenants. policy: of POLICIES. capacity: pages of the cache. page_size: tokens of a page.
 
     lru: the page that became idle first. lfu: the one with the fewest uses, of these the oldest. smart: the least of
     uses x cost to recompute, aged (Greedy-Dual-Size-Frequency, Cherkasova 1998: what a victim was worth is added to all
     that comes after it). In every policy a page goes before those in front of it: only leaves are chosen.
     """
 
-    def __init__(self, policy: str, capacity: int):
+    def __init__(self, policy: str, capacity: int, page_size: int):
         if policy not in POLICIES:
             raise ValueError(f"cache policy {policy!r} is not one of {', '.join(POLICIES)}")
         self.policy, self._capacity = policy, capacity
+        self._depth_cost = page_size / ATTENTION_EVEN_TOKENS
         self.num_idle = 0
         self._clock = 0             # pages that became idle
         self._sequence = 0
@@ -122,7 +122,7 @@ class Eviction:
             return node.used
         if self.policy == "lfu":
             return node.uses, node.used
-        return node.account.inflation + node.uses * (1.0 + PAGE * node.depth / ATTENTION_EVEN_TOKENS)
+        return node.account.inflation + node.uses * (1.0 + self._depth_cost * node.depth)
 
     def choose(self) -> Node:
         """The next to go. It has no children in device memory, unless every idle page of its tenant has."""

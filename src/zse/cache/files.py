@@ -2,7 +2,7 @@
 
 DIR/<fingerprint>/<key>.kv: magic, key, the page's tokens, the length of the content, BLAKE2b of all that and the content;
 then the content. The fingerprint stands for everything that the content depends on beside the tokens: model revision,
-layout, element type. key = BLAKE2b(parent's key, tokens); a root's key is that of the salt (tenant, ...), with a secret of
+layout, page size, element type. key = BLAKE2b(parent's key, tokens); a root's key is that of the salt (tenant, ...), with a secret of
 the folder, so that names tell nothing about what was said. Files are written beside their place and renamed; one that is
 damaged or not what its name says is removed. The folder is private (0700): who reads it reads what users said.
 """
@@ -15,12 +15,11 @@ import struct
 import threading
 from pathlib import Path
 
+from zse.cache.pages import BLOCK
 from zse.errors import ConfigError
 
 MAGIC = b"ZSEKVPG1"
 KEY_BYTES = 20
-PAGE_BYTES = 64                 # of a page's tokens
-_HEAD = struct.Struct(f"<8s{KEY_BYTES}s{PAGE_BYTES}sQ32s")
 _NAME = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}\.kv")
 _SECRET = "secret"
 
@@ -32,10 +31,12 @@ def key_of(parent: bytes, tokens: bytes) -> bytes:
 
 class PageFiles:
     """The files of one fingerprint, at most `max_bytes` of them: the longest unused go first. A thread may write while
-    another reads. Raises ConfigError for a folder that cannot be used or that others may enter."""
+    another reads. page_size: tokens of a page. Raises ConfigError for a folder that cannot be used or that others may
+    enter."""
 
-    def __init__(self, folder: str | os.PathLike, fingerprint: bytes, max_bytes: int):
+    def __init__(self, folder: str | os.PathLike, fingerprint: bytes, max_bytes: int, page_size: int = BLOCK):
         self.max_bytes = max_bytes
+        self._head = struct.Struct(f"<8s{KEY_BYTES}s{4 * page_size}sQ32s")
         self.num_damaged = 0
         self._lock = threading.Lock()
         top = Path(folder)
@@ -65,13 +66,13 @@ class PageFiles:
 
     def write(self, key: bytes, tokens: bytes, content: bytes) -> None:
         """Keep a page. Raises OSError; nothing is left behind then."""
-        size = _HEAD.size + len(content)
+        size = self._head.size + len(content)
         if key in self._sizes or size > self.max_bytes:
             return
         self._shrink(size)
         path = self._path(key)
         half = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        head = _HEAD.pack(MAGIC, key, tokens, len(content), _checksum(key, tokens, content))
+        head = self._head.pack(MAGIC, key, tokens, len(content), _checksum(key, tokens, content))
         try:
             descriptor = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             with open(descriptor, "wb") as file:
@@ -93,13 +94,13 @@ class PageFiles:
             with open(descriptor, "rb") as file:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                     raise OSError("no regular file")
-                data = file.read(_HEAD.size + nbytes + 1)
+                data = file.read(self._head.size + nbytes + 1)
                 os.utime(descriptor)
         except OSError:
             self._remove(key)
             return None
-        content = data[_HEAD.size:]
-        if len(content) != nbytes or data[:_HEAD.size] != _HEAD.pack(MAGIC, key, tokens, nbytes,
+        content = data[self._head.size:]
+        if len(content) != nbytes or data[:self._head.size] != self._head.pack(MAGIC, key, tokens, nbytes,
                                                                       _checksum(key, tokens, content)):
             self.num_damaged += 1
             self._remove(key)

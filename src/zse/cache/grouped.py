@@ -11,7 +11,7 @@ from array import array
 from zse.cache.groups import PageGeometry
 from zse.cache.manager import NOTHING, CacheManager, copy_of
 from zse.cache.offload import HostPool
-from zse.cache.pages import PAGE, PageAllocator, pages_for
+from zse.cache.pages import PageAllocator
 from zse.cache.prefix import Match, PrefixCache
 from zse.cache.windows import WindowPages, WindowTable
 
@@ -25,8 +25,8 @@ class GroupedCacheManager(CacheManager):
 
     def __init__(self, allocator: PageAllocator, prefix: PrefixCache | None, host: HostPool | None,
                  geometry: PageGeometry):
-        super().__init__(allocator, prefix, host)
-        self.geometry, self.num_groups = geometry, geometry.num_groups
+        super().__init__(allocator, prefix, host, geometry)
+        self.num_groups = geometry.num_groups
         self._windows: dict[int, WindowTable] = {}
         self._kept = WindowPages(geometry.windowed)
         if prefix is not None:
@@ -47,7 +47,7 @@ class GroupedCacheManager(CacheManager):
         return self.geometry.capacity(self.num_pages)
 
     def covered(self, sequence: int) -> int:
-        return PAGE * min(len(self.table(sequence)), len(self._windows[sequence]))
+        return self.page_size * min(len(self.table(sequence)), len(self._windows[sequence]))
 
     def windows(self, sequence: int) -> WindowTable:
         """The tables of the windowed groups; the caller must not change them."""
@@ -59,12 +59,16 @@ class GroupedCacheManager(CacheManager):
         table, windows = self._tables.get(sequence, []), self._windows.get(sequence)
         if windows is None:
             windows = WindowTable(self.geometry.windowed)
-        count = max(pages_for(length), len(table))
+        count = max(self.pages_for(length), len(table))
         missing = count - len(table)
         short = max(0, min(count, windows.first + self.geometry.most) - len(windows))
         if not missing and not short:
             return True
         pages = self.allocator.allocate(missing + self.geometry.windowed * short)
+        if pages is None:
+            # What these tokens need comes first, what later ones need when there is more room.
+            short = max(0, self.pages_for(length) - len(windows))
+            pages = self.allocator.allocate(missing + self.geometry.windowed * short)
         if pages is None:
             return False
         table.extend(pages[:missing])
@@ -93,10 +97,11 @@ class GroupedCacheManager(CacheManager):
                 match = self._within_reach(match)
         computed = match.length
         if swapped is not None:
-            match, computed = Match(match.nodes[:swapped[1] // PAGE], None, 0), swapped[1]
+            computed = swapped[1]
+            match = Match(match.nodes[:computed // self.page_size], None, 0, self.page_size)
         placed = self._place(sequence, match, computed, length, spare, windows_of_nodes=swapped is None)
         if not placed and match.source is not None:
-            match = self._within_reach(Match(match.nodes, None, 0))
+            match = self._within_reach(Match(match.nodes, None, 0, self.page_size))
             computed = match.length
             placed = self._place(sequence, match, computed, length, spare)
         if not placed:
@@ -117,9 +122,9 @@ class GroupedCacheManager(CacheManager):
                last < self.geometry.first(match.length)):
             return match
         count = len(match.nodes)
-        while count and missing[count] >= self.geometry.first(count * PAGE):
+        while count and missing[count] >= self.geometry.first(count * self.page_size):
             count -= 1
-        return Match(match.nodes[:count], None, 0)
+        return Match(match.nodes[:count], None, 0, self.page_size)
 
     def _place(self, sequence: int, match: Match, computed: int, length: int, spare: int,
                windows_of_nodes: bool = True) -> bool:
@@ -128,7 +133,7 @@ class GroupedCacheManager(CacheManager):
         first = geometry.first(computed)
         reused = nodes[first:] if windows_of_nodes else []
         beside: list[list[int]] = [self._kept.pages(node) for node in reused]    # type: ignore[misc]
-        count = pages_for(length)
+        count = self.pages_for(length)
         resident = [node.page for node in nodes if node.page >= 0]
         cold, source = nodes[len(resident):], match.source          # cold: on the host
         missing = count - len(resident)
@@ -175,10 +180,10 @@ class GroupedCacheManager(CacheManager):
 
     def fork(self, source: int, sequence: int, shared: int, length: int) -> bool:
         geometry, table, mine = self.geometry, self.table(source), self._windows[source]
-        full, first = shared // PAGE, geometry.first(shared)
+        full, first = shared // self.page_size, geometry.first(shared)
         if first < mine.first:
             return False        # trimmed: what the new one's first token sees is gone
-        count = pages_for(max(length, shared))
+        count = self.pages_for(max(length, shared))
         short = min(count, first + geometry.most) - full
         pages = self.allocator.allocate(count - full + geometry.windowed * short)
         if pages is None:
@@ -190,7 +195,7 @@ class GroupedCacheManager(CacheManager):
             new += [WindowTable.GONE] * first + old[first:full]
         windows.extend(pages[count - full:])
         self._tables[sequence], self._windows[sequence] = table[:full] + pages[:count - full], windows
-        if shared % PAGE:
+        if shared % self.page_size:
             self._copy([table[full], *mine.at(full)], [pages[0], *windows.at(full)])
         if source in self._salts:
             self._salts[sequence] = self._salts[source]
@@ -200,7 +205,7 @@ class GroupedCacheManager(CacheManager):
     # -- to the host and back
 
     def _swap_pages(self, sequence: int, length: int) -> list[int]:
-        count = pages_for(length)
+        count = self.pages_for(length)
         return self.table(sequence)[:count] + self._windows[sequence].held(self.geometry.first(length), count)
 
     # -- the prefix cache
@@ -216,8 +221,9 @@ class GroupedCacheManager(CacheManager):
             self._kept.attach(node, windows.at(node.depth - 1))
             node = node.parent
         parent = last if last is not None and last.alive else self.prefix.root_of(self._salts[sequence])  # type: ignore
-        if partial and parent is not None and length > parent.depth * PAGE >= windows.first * PAGE:
-            leaf = parent.children.get(tokens[parent.depth * PAGE:length].tobytes())
+        size = self.page_size
+        if partial and parent is not None and length > parent.depth * size >= windows.first * size:
+            leaf = parent.children.get(tokens[parent.depth * size:length].tobytes())
             # Another's page may go on differently behind these tokens, and so may what stands beside it.
             if leaf is not None and leaf.page == table[parent.depth]:
                 self._kept.attach(leaf, windows.at(parent.depth))

@@ -1,16 +1,20 @@
 """Where keys and values lie in device memory.
 
-A page holds PAGE tokens of every layer (of a group, in models with windowed layers: groups.py): its blocks are K of layer
-0, V of layer 0, K of layer 1, ..., each of num_kv_heads * head_dim * PAGE elements, and in 8 bits PAGE scales a head
-(kernels/kv_pages.py). Memory is touched page by page, so what is resident follows what is in use (one
-array a layer would touch 2 * num_layers places, with huge pages 2 MiB each, for the first token).
+A page is one or several blocks (pages.py), one behind the other. A block holds BLOCK tokens of every layer (of a group,
+in models with windowed layers: groups.py): its parts are K of layer 0, V of layer 0, K of layer 1, ..., each of
+num_kv_heads * head_dim * BLOCK elements, and in 8 bits BLOCK scales a head (kernels/kv_pages.py, where a block is called
+a page). Memory is touched page by page, so what is resident follows what is in use (one array a layer would touch 2 *
+num_layers places, with huge pages 2 MiB each, for the first token).
 
-Kernels see layer l's keys as an array [blocks, num_kv_heads, head_dim, PAGE] (on a GPU [blocks, num_kv_heads, PAGE,
-head_dim], like the values everywhere) that starts at the layer's first block, and find page p at index
-p * blocks_per_page: page tables hold these *block* numbers, not page numbers (`block_of`).
+Kernels see layer l's keys as an array [parts, num_kv_heads, head_dim, BLOCK] (on a GPU [parts, num_kv_heads, BLOCK,
+head_dim], like the values everywhere) that starts at the layer's first part, and find block b at index
+b * parts_per_block: page tables hold these numbers, one for each BLOCK tokens, not page numbers (`table_entries`).
 """
 
+from array import array
+
 from zse.cache.groups import Layers
+from zse.cache.pages import BLOCK, check_page_size
 from zse.errors import ConfigError
 from zse.kernels.kv_pages import head_nbytes, pages_shape
 from zse.tensor import Tensor
@@ -20,43 +24,49 @@ KV_DTYPES = {"f16": "f16", "f32": "f32", "bf16": "bf16", "int8": "i8", "fp8": "e
 GROW_BYTES = 256 << 20          # of device memory at once: a GPU maps it in about a millisecond
 
 
-def page_nbytes(config, dtype: str = "f16", groups: Layers | None = None) -> int:
-    """Bytes of one page: K and V of PAGE tokens in all layers of a ModelConfig, or in a group of them."""
+def block_nbytes(config, dtype: str = "f16", groups: Layers | None = None) -> int:
+    """Bytes of one block: K and V of BLOCK tokens in all layers of a ModelConfig, or in a group of them."""
     if dtype not in KV_DTYPES:
         raise ConfigError(f"KV cache dtype {dtype!r}: expected one of {', '.join(KV_DTYPES)}")
-    return 2 * _page_layers(config, groups) * config.num_kv_heads * head_nbytes(config.head_dim, KV_DTYPES[dtype])
+    return 2 * _block_layers(config, groups) * config.num_kv_heads * head_nbytes(config.head_dim, KV_DTYPES[dtype])
 
 
-def _page_layers(config, groups: Layers | None) -> int:
+def _block_layers(config, groups: Layers | None) -> int:
     return max(map(len, groups)) if groups else config.num_layers
 
 
 class KVCache:
-    """`num_pages` pages in one buffer. keys[l] and values[l]: Tensors of layer l for the kernels; see the module for
-    their numbering. groups: layers with a page table of their own (default: all have one); group_of[l]: which. Buffers are zero-filled. What is not written costs no memory: on a CPU pages become resident when
-    first written, on a GPU `need` maps more of the buffer's addresses."""
+    """`num_pages` pages of `page_size` tokens in one buffer. keys[l] and values[l]: Tensors of layer l for the kernels; see
+    the module for their numbering. groups: layers with a page table of their own (default: all have one); group_of[l]:
+    which. Buffers are zero-filled. What is not written costs no memory: on a CPU pages become resident when first
+    written, on a GPU `need` maps more of the buffer's addresses."""
 
-    def __init__(self, device, config, num_pages: int, dtype: str = "f16", groups: Layers | None = None):
+    def __init__(self, device, config, num_pages: int, dtype: str = "f16", groups: Layers | None = None,
+                 page_size: int = BLOCK):
         if num_pages < 1:
             raise ConfigError(f"num_pages must be at least 1, got {num_pages}")
+        check_page_size(page_size)
         self.num_pages, self.dtype = num_pages, dtype
+        self.blocks_per_page = page_size // BLOCK
+        self.num_blocks = num_pages * self.blocks_per_page
         groups = groups or (tuple(range(config.num_layers)),)
         self.num_groups = len(groups)
-        self.page_nbytes = page_nbytes(config, dtype, groups)
-        self.blocks_per_page = 2 * _page_layers(config, groups)
+        nbytes = block_nbytes(config, dtype, groups)
+        self.page_nbytes = nbytes * self.blocks_per_page
+        self.parts_per_block = 2 * _block_layers(config, groups)
         if hasattr(device, "alloc_growing"):
             self.buffer = device.alloc_growing(first_nbytes(self.nbytes), self.nbytes, label="kv cache")
         else:
             self.buffer = device.alloc(self.nbytes, label="kv cache")
-        block = self.page_nbytes // self.blocks_per_page
-        count = (num_pages - 1) * self.blocks_per_page + 1      # of any layer: the last page's block is the last index
+        part = nbytes // self.parts_per_block
+        count = (self.num_blocks - 1) * self.parts_per_block + 1    # of any layer: the last block's part is the last index
         heads, dim, kind = config.num_kv_heads, config.head_dim, KV_DTYPES[dtype]
         keys, values = (pages_shape(dim, kind, keys, device.family) for keys in (True, False))
         places = {layer: (group, place) for group, layers in enumerate(groups) for place, layer in enumerate(layers)}
         self.group_of = [places[layer][0] for layer in range(config.num_layers)]
-        at = [2 * places[layer][1] * block for layer in range(config.num_layers)]
+        at = [2 * places[layer][1] * part for layer in range(config.num_layers)]
         self.keys = [Tensor(self.buffer, (count, heads, *keys), kind, offset) for offset in at]
-        self.values = [Tensor(self.buffer, (count, heads, *values), kind, offset + block) for offset in at]
+        self.values = [Tensor(self.buffer, (count, heads, *values), kind, offset + part) for offset in at]
 
     def need(self, page: int) -> None:
         """Have memory for pages up to number `page`. DeviceError when there is none."""
@@ -64,9 +74,24 @@ class KVCache:
         if end > self.buffer.nbytes:
             self.buffer.grow(min(-(-end // GROW_BYTES) * GROW_BYTES, self.nbytes))
 
-    def block_of(self, page: int) -> int:
-        """What a page table holds for page `page`."""
-        return page * self.blocks_per_page
+    def table_entries(self, pages: list[int], first: int, end: int) -> array:
+        """What a page table holds for the blocks first .. end - 1 of a sequence that has `pages`: an array of i32."""
+        count, parts = self.blocks_per_page, self.parts_per_block
+        if count == 1:
+            return array("i", [page * parts for page in pages[first:end]])
+        start = first // count
+        if end - first == 1:
+            return array("i", [(pages[start] * count + first - start * count) * parts])
+        firsts = [page * count * parts for page in self.pages_of(pages, first, end)]
+        entries = array("i", bytes(4 * count * len(firsts)))
+        for index in range(count):
+            offset = index * parts
+            entries[index::count] = array("i", [at + offset for at in firsts])
+        return entries[first - start * count:end - start * count]
+
+    def pages_of(self, pages: list[int], first: int, end: int) -> list[int]:
+        """Those of a sequence's `pages` that have its blocks first .. end - 1."""
+        return pages[first // self.blocks_per_page:-(-end // self.blocks_per_page)]
 
     @property
     def nbytes(self) -> int:

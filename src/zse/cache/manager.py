@@ -7,27 +7,33 @@ are committed (commit). What the device must do for that stands in `transfers`, 
 from array import array
 
 from zse.cache.eviction import Node
+from zse.cache.groups import ONE_GROUP, PageGeometry
 from zse.cache.offload import HostPool
-from zse.cache.pages import PAGE, PageAllocator, pages_for
+from zse.cache.pages import PageAllocator, check_page_size
 from zse.cache.prefix import Match, PrefixCache
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from zse.cache.grouped import GroupedCacheManager
-    from zse.cache.groups import PageGeometry
     from zse.cache.prefix import Salt
 
     Transfer = tuple[str, int, int]     # ("copy", page, page), ("out", page, slot), ("in", slot, page)
 
 
-NOTHING = Match([], None, 0)
+NOTHING = Match([], None, 0, 0)
 
 
 class CacheManager:
     """Page tables by sequence id over one PageAllocator. A sequence appears with its first reserve() or admit().
-    prefix: None caches nothing. host: slots for pages that leave the device, None: they are computed again."""
+    prefix: None caches nothing. host: slots for pages that leave the device, None: they are computed again. geometry: says
+    how many tokens a page has. Raises ValueError for a prefix cache of another page size."""
 
-    def __init__(self, allocator: PageAllocator, prefix: PrefixCache | None = None, host: HostPool | None = None):
+    def __init__(self, allocator: PageAllocator, prefix: PrefixCache | None = None, host: HostPool | None = None,
+                 geometry: PageGeometry = ONE_GROUP):
+        check_page_size(geometry.page_size)
+        if prefix is not None and prefix.page_size != geometry.page_size:
+            raise ValueError(f"a prefix cache of pages of {prefix.page_size} tokens, for pages of {geometry.page_size}")
+        self.geometry, self.page_size = geometry, geometry.page_size
         self.allocator, self.prefix, self.host = allocator, prefix, host or HostPool(0)
         if prefix is not None:
             prefix.attach(allocator, self.host, lambda transfer: self._transfers.append(transfer))
@@ -46,23 +52,27 @@ class CacheManager:
         """This manager, where layers with a window have page tables of their own."""
         return None
 
+    def pages_for(self, tokens: int) -> int:
+        """Pages that hold `tokens` tokens, in one group of layers."""
+        return -(-tokens // self.page_size)
+
     def pages_needed(self, length: int) -> int:
         """Pages that a sequence of `length` tokens holds at most."""
-        return pages_for(length)
+        return self.pages_for(length)
 
     @property
     def capacity(self) -> int:
         """Tokens of the longest sequence that all pages together hold."""
-        return self.num_pages * PAGE
+        return self.num_pages * self.page_size
 
     def covered(self, sequence: int) -> int:
         """Tokens of the sequence that there are pages for."""
-        return PAGE * len(self.table(sequence))
+        return self.page_size * len(self.table(sequence))
 
     def reserve(self, sequence: int, length: int) -> bool:
         """Give `sequence` pages for `length` tokens. False, and nothing changed, when too few are free."""
         table = self._tables.get(sequence, ())
-        missing = pages_for(length) - len(table)
+        missing = -(-length // self.page_size) - len(table)
         if missing <= 0:
             return True
         pages = self.allocator.allocate(missing)
@@ -79,12 +89,12 @@ class CacheManager:
         if self.prefix is not None:
             match = self.prefix.match(salt, tokens.tobytes())
         if swapped is not None:
-            match = Match(match.nodes, None, 0)
+            match = Match(match.nodes, None, 0, self.page_size)
         shared = [node.page for node in match.nodes if node.page >= 0]
         cold = match.nodes[len(shared):]        # on the host
         allocator = self.allocator
         allocator.retain(shared)
-        pages = self._new_pages(match, cold, pages_for(length) - len(shared), spare)
+        pages = self._new_pages(match, cold, self.pages_for(length) - len(shared), spare)
         if pages is None:
             allocator.release(shared)
             return None
@@ -133,12 +143,12 @@ class CacheManager:
     def fork(self, source: int, sequence: int, shared: int, length: int) -> bool:
         """Give a new sequence the first `shared` tokens of `source`, which has them: full pages are the same, of the last
         one it gets a copy; and pages for `length` tokens in all. False, and nothing changed, when too few are free."""
-        full, table = shared // PAGE, self.table(source)
-        pages = self.allocator.allocate(pages_for(max(length, shared)) - full)
+        full, table = shared // self.page_size, self.table(source)
+        pages = self.allocator.allocate(self.pages_for(max(length, shared)) - full)
         if pages is None:
             return False
         self.allocator.retain(table[:full])
-        if shared % PAGE:
+        if shared % self.page_size:
             self._transfers.append(("copy", table[full], pages[0]))
             self.num_copied_pages += 1
         self._tables[sequence] = table[:full] + pages
@@ -171,7 +181,7 @@ class CacheManager:
 
     def _swap_pages(self, sequence: int, length: int) -> list[int]:
         """The pages that `length` tokens of the sequence need."""
-        return self.table(sequence)[:pages_for(length)]
+        return self.table(sequence)[:self.pages_for(length)]
 
     def is_swapped(self, sequence: int) -> bool:
         return sequence in self._swapped
@@ -199,27 +209,27 @@ class CacheManager:
         if salt is None:
             return
         prefix: PrefixCache = self.prefix       # type: ignore[assignment]
-        node = self._last.get(sequence)
+        page_size, node = self.page_size, self._last.get(sequence)
         if node is not None and (not node.alive or node.page < 0):
             node = None
-        if length - (node.depth * PAGE if node is not None else 0) < (1 if partial else PAGE):
+        if length - (node.depth * page_size if node is not None else 0) < (1 if partial else page_size):
             return
         if node is None:
             node = prefix.root(salt)
-        node = self._enter(node, tokens[node.depth * PAGE:length].tobytes(), self._tables[sequence], partial)
+        node = self._enter(node, tokens[node.depth * page_size:length].tobytes(), self._tables[sequence], partial)
         if node.depth:
             self._last[sequence] = node
 
     def _enter(self, node: Node, data: bytes, table: list[int], partial: bool) -> Node:
         """Enter the pages of a table that have the tokens in `data`, behind those of `node`; the last full page's node."""
         prefix: PrefixCache = self.prefix       # type: ignore[assignment]
-        at, end = 0, len(data)
-        while end - at >= 4 * PAGE:
-            child = prefix.enter(node, data[at:at + 4 * PAGE], table[node.depth])
+        at, end, page_bytes = 0, len(data), prefix.page_bytes
+        while end - at >= page_bytes:
+            child = prefix.enter(node, data[at:at + page_bytes], table[node.depth])
             if child is None:
                 return node
             node = child
-            at += 4 * PAGE
+            at += page_bytes
         if partial and end > at:
             prefix.enter(node, data[at:], table[node.depth])
         return node
@@ -313,7 +323,7 @@ def copy_of(node: Node, page: int) -> "Transfer":
     return ("copy", node.page, page) if node.page >= 0 else ("in", node.slot, page)
 
 
-def cache_manager(allocator: PageAllocator, prefix, host: HostPool | None, geometry: "PageGeometry") -> CacheManager:
+def cache_manager(allocator: PageAllocator, prefix, host: HostPool | None, geometry: PageGeometry) -> CacheManager:
     """The CacheManager of a geometry. prefix: not looked at where sequences have runs of pages."""
     if geometry.run:
         from zse.cache.contiguous import ContiguousCacheManager
@@ -321,4 +331,4 @@ def cache_manager(allocator: PageAllocator, prefix, host: HostPool | None, geome
     if geometry.windowed:
         from zse.cache.grouped import GroupedCacheManager
         return GroupedCacheManager(allocator, prefix, host, geometry)
-    return CacheManager(allocator, prefix, host)
+    return CacheManager(allocator, prefix, host, geometry)

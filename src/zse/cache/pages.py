@@ -1,4 +1,7 @@
-"""KV pages: who holds which. A page is PAGE consecutive tokens of every layer; sequences hold lists of pages.
+"""KV pages: who holds which. A page is `page_size` consecutive tokens of every layer; sequences hold lists of pages.
+
+Kernels know blocks of BLOCK tokens: a page is one or several of them, one behind the other in memory, and what they are
+given as page tables lists blocks (layout.py). Everything that counts, shares, caches and moves counts pages.
 
 The allocator is the one writer of reference counts. It knows nothing of devices: page numbers index the KV buffers.
 """
@@ -10,12 +13,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from zse.cache.prefix import PrefixCache
 
-PAGE = 16
+BLOCK = 16
+# Tokens of a page. More, and a long context has shorter lists, fewer nodes of prefixes and larger pieces to move; fewer, and
+# less is wasted at the end of each sequence and prefixes are shared more finely.
+PAGE_SIZES = (16, 32, 64, 128)
 
 
-def pages_for(tokens: int) -> int:
-    """Pages that hold `tokens` tokens."""
-    return -(-tokens // PAGE)
+def blocks_for(tokens: int) -> int:
+    """Blocks that hold `tokens` tokens."""
+    return -(-tokens // BLOCK)
+
+
+def check_page_size(page_size: int) -> None:
+    """Raises ValueError for a size that is none of PAGE_SIZES."""
+    if page_size not in PAGE_SIZES:
+        raise ValueError(f"page size {page_size} is not one of {', '.join(map(str, PAGE_SIZES))}")
 
 
 class PageAllocator:

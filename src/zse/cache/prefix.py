@@ -16,8 +16,9 @@ that are in device memory come those that are on the host.
 from collections.abc import Iterable
 from itertools import islice
 
-from zse.cache.eviction import PAGE, Account, Eviction, Node
+from zse.cache.eviction import Account, Eviction, Node
 from zse.cache.offload import HostPool
+from zse.cache.pages import BLOCK, check_page_size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     Salt = tuple[str, ...]
 
-PAGE_BYTES = 4 * PAGE
 # Children that are looked at for a page to copy: a shared beginning may have thousands of continuations.
 MAX_COMPARED = 16
 # Tenants that are looked at for the one with the most slots of the host.
@@ -36,23 +36,27 @@ MAX_TENANTS = 64
 
 
 class Match:
-    """What of a prompt is cached: `nodes` in full, and the first `copied` tokens of `source` (copied to a new page)."""
+    """What of a prompt is cached: `nodes` in full, and the first `copied` tokens of `source` (copied to a new page).
+    page_size: tokens of a full page."""
 
-    __slots__ = ("copied", "nodes", "source")
+    __slots__ = ("copied", "nodes", "page_size", "source")
 
-    def __init__(self, nodes: list[Node], source: Node | None, copied: int):
-        self.nodes, self.source, self.copied = nodes, source, copied
+    def __init__(self, nodes: list[Node], source: Node | None, copied: int, page_size: int):
+        self.nodes, self.source, self.copied, self.page_size = nodes, source, copied, page_size
 
     @property
     def length(self) -> int:
-        return PAGE * len(self.nodes) + self.copied
+        return self.page_size * len(self.nodes) + self.copied
 
 
 class PrefixCache:
-    """Over the pages of one PageAllocator, which tells it when a page is no longer held. policy: see Eviction."""
+    """Over the pages of one PageAllocator, which tells it when a page is no longer held. policy: see Eviction. page_size:
+    tokens of a page, of PAGE_SIZES; page_bytes: of their ids."""
 
-    def __init__(self, num_pages: int, policy: str = "lru"):
-        self.eviction = Eviction(policy, num_pages)
+    def __init__(self, num_pages: int, policy: str = "lru", page_size: int = BLOCK):
+        check_page_size(page_size)
+        self.page_size, self.page_bytes = page_size, 4 * page_size
+        self.eviction = Eviction(policy, num_pages, page_size)
         self.num_nodes = self.num_evicted = self.num_entered = 0
         self._roots: dict[Salt, Node] = {}
         self._accounts: dict[str, Account] = {}
@@ -77,21 +81,21 @@ class PrefixCache:
     def match(self, salt: "Salt", tokens: bytes) -> Match:
         """The longest cached beginning of `tokens` (i32 bytes), at least one token shorter than they are. Changes
         nothing: see hold()."""
-        node = self._roots.get(salt)
+        node, page_bytes = self._roots.get(salt), self.page_bytes
         if node is None:
-            return Match([], None, 0)
+            return Match([], None, 0, self.page_size)
         nodes: list[Node] = []
         end = len(tokens) - 4           # the last token is computed in any case
         at = 0
-        while at + PAGE_BYTES <= end:
-            child = node.children.get(tokens[at:at + PAGE_BYTES])
+        while at + page_bytes <= end:
+            child = node.children.get(tokens[at:at + page_bytes])
             if child is None:
                 break
             nodes.append(child)
             node = child
-            at += PAGE_BYTES
+            at += page_bytes
         source, copied = None, 0
-        wanted = tokens[at:min(at + PAGE_BYTES, end)]
+        wanted = tokens[at:min(at + page_bytes, end)]
         if wanted and node.children:
             for count, child in enumerate(reversed(node.children.values())):
                 common = _common(wanted, child.tokens)
@@ -99,7 +103,7 @@ class PrefixCache:
                     source, copied = child, common
                 if count == MAX_COMPARED:
                     break
-        return Match(nodes, source, copied)
+        return Match(nodes, source, copied, self.page_size)
 
     def hit(self, match: Match) -> None:
         """A request runs on this match: its nodes were of use."""
@@ -141,7 +145,7 @@ class PrefixCache:
                 self.promote(there, page)
             return there
         if before is not None:
-            if before.parent is not parent or len(before.tokens) == PAGE_BYTES:
+            if before.parent is not parent or len(before.tokens) == self.page_bytes:
                 return None
             # It was entered before it was full, and is a leaf.
             del parent.children[before.tokens]
@@ -171,7 +175,7 @@ class PrefixCache:
         while stack:
             node = stack.pop()
             stack += node.children.values()
-            if len(node.tokens) == PAGE_BYTES:
+            if len(node.tokens) == self.page_bytes:
                 yield node
 
     # -- on the host
@@ -198,7 +202,7 @@ class PrefixCache:
 
     def _demote(self, node: Node) -> bool:
         """Move an idle page to the host. False when it has no place there."""
-        if node.resident or len(node.tokens) < PAGE_BYTES or not self.make_room(1):
+        if node.resident or len(node.tokens) < self.page_bytes or not self.make_room(1):
             return False
         slot = self._host.take()
         self._transfer(("out", node.page, slot))
@@ -366,7 +370,7 @@ class PrefixCache:
                 if child.tokens != tokens or child.parent is not node or child.depth != node.depth + 1 or (
                         not child.alive or child.account is not node.account):
                     problems.append(f"{child}: out of place")
-                if len(tokens) < PAGE_BYTES and child.children:
+                if len(tokens) < self.page_bytes and child.children:
                     problems.append(f"{child}: has children and is not full")
                 where, place = (found, child.page) if child.page >= 0 else (on_host, child.slot)
                 if place in where or (child.page >= 0) == (child.slot >= 0):
@@ -400,10 +404,12 @@ def _common(first: bytes, second: bytes) -> int:
         return len(first) // 4
     if first[:4] != second[:4]:
         return 0
-    a, b = memoryview(first).cast("i"), memoryview(second).cast("i")
-    count = 1
-    for x, y in zip(a[1:], b[1:], strict=False):
-        if x != y:
-            break
-        count += 1
-    return count
+    # By bisection: pages have up to 128 tokens.
+    low, high = 1, min(len(first), len(second)) // 4
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[4 * low:4 * middle] == second[4 * low:4 * middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -58,7 +58,7 @@ def add_engine_options(parser) -> None:
 
 # Names of EngineConfig's fields that add_serving_options() gives options for, in its order.
 SERVING_OPTIONS: tuple[str, ...] = (
-    *("max_tokens_per_step", "num_pages", "kv_layout", "graphs", "warm_grammars", "lazy_masks"),
+    *("max_tokens_per_step", "num_pages", "page_size", "kv_layout", "graphs", "warm_grammars", "lazy_masks"),
     *("prefix_cache", "cache_policy", "cache_host_memory", "cache_disk", "cache_disk_size"),
     *("deterministic", "speculation", "draft_model", "draft_tokens"),
     *("batching", "chunked_prefill", "fair_share", "tenant_weights", "ageing_ms", "reserve_output"),
@@ -79,8 +79,16 @@ def add_serving_options(parser) -> None:
         "--num-pages",
         type=number(int, 1, 1 << 22),
         metavar="N",
-        help="KV pages of 16 tokens, of one group of layers where some see a window only (default: what memory holds, at "
-        "most a context for each request)",
+        help="size of the KV cache in pages of 16 tokens, whatever --page-size is, of one group of layers where some see a "
+        "window only (default: what memory holds, at most a context for each request)",
+    )
+    group.add_argument(
+        "--page-size",
+        type=_page_size,
+        default=0,
+        metavar="auto|16|32|64|128",
+        help="tokens of a KV page: small pages waste less and share prefixes more finely, large ones cost less time in long "
+        "contexts (default: auto, 16 up to a context of 8192 tokens, then more where the cache has many pages a request)",
     )
     group.add_argument(
         "--kv-layout",
@@ -217,6 +225,15 @@ def add_serving_options(parser) -> None:
         default=True,
         help="admit a request only when the KV cache has room for the reply that is expected too (default: on)",
     )
+
+
+def _page_size(text: str) -> int:
+    """argparse type: auto (0), 16, 32, 64 or 128."""
+    if text == "auto":
+        return 0
+    if text not in ("16", "32", "64", "128"):
+        raise ArgumentTypeError(f"{text!r} is not auto, 16, 32, 64 or 128")
+    return int(text)
 
 
 def _mixed_ratio(text: str) -> float:

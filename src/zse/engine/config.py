@@ -1,11 +1,14 @@
 """What an engine is started with: frozen, validated once; resolve() replaces every "auto" by the value that is used."""
 
+from collections.abc import Callable
 from typing import Any, get_args
 
 import msgspec
 
 from zse.cache.eviction import POLICIES as CACHE_POLICIES
-from zse.cache.groups import ONE_GROUP, PageGeometry
+from zse.cache.groups import PageGeometry
+from zse.cache.pages import BLOCK, PAGE_SIZES
+from zse.engine.page_size import choose_pool
 from zse.errors import ConfigError
 from zse.scheduler.options import parse_weights
 from zse.scheduler.policy import Policy
@@ -40,7 +43,7 @@ WARM_GRAMMARS_FROM = 1 << 30    # bytes of weights
 MIXED_RATIO = {"cpu": 3.0, "gpu": 0.0}
 SCRATCH_SHARE = 0.04
 # What comes from files goes through slots of the host: a prompt of 2,048 tokens at once.
-LEAST_HOST_SLOTS = 128
+LEAST_HOST_TOKENS = 2048
 # "auto" is a draft model where one is named, else prompt lookup.
 SPECULATION = (AUTO, "none", "ngram", "draft")
 # Drafts of one request: a CPU's kernels take eight tokens in little more time than two.
@@ -57,8 +60,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     have no kernels yet: opening them says so.)
     threads: CPU threads (auto: ZSE_THREADS, else physical cores). max_context: prompt and reply together, in tokens.
     max_rows: requests that run at once.
-    max_tokens_per_step: tokens of one forward; longer prompts run in chunks of this. num_pages: KV pages of 16 tokens (of
-    one group of layers, in models of which some see a window only).
+    max_tokens_per_step: tokens of one forward; longer prompts run in chunks of this. page_size: tokens of a
+    KV page, 16, 32, 64 or 128; 0 is auto (page_size.py). num_pages: the KV cache in pages of 16 tokens, whatever the page
+    size (of one group of layers, in models of which some see a window only).
     activations: inputs of matrix products: "int8" or "f32" on a CPU, "bf16" on a GPU. kv_dtype: "f16" or
     "f32" on a CPU, "bf16" on a GPU, "int8" or "fp8" on both; 8 bits have a scale for each token and head.
     batching: "continuous" or "static". chunked_prefill: prompts share steps with replies. fair_share: between tenants, by
@@ -93,6 +97,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_rows: int | None = None
     max_tokens_per_step: int | None = None
     num_pages: int | None = None
+    page_size: int = 0
     activations: str = AUTO
     kv_dtype: str = AUTO
     quantize: str | None = None
@@ -127,6 +132,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _range("max_rows", self.max_rows, 1, 1024)
         _range("max_tokens_per_step", self.max_tokens_per_step, 1, 65536)
         _range("num_pages", self.num_pages, 1, 1 << 22)
+        if isinstance(self.page_size, bool) or self.page_size not in (0, *PAGE_SIZES):
+            raise ConfigError(f"page_size {self.page_size!r} is neither 0 (auto) nor one of "
+                              f"{', '.join(map(str, PAGE_SIZES))}")
         _range("max_memory", self.max_memory, 1, 1 << 50)
         _range("max_waiting", self.max_waiting, 1, 1 << 20)
         _range("max_waiting_tokens", self.max_waiting_tokens, 1, 1 << 30)
@@ -203,7 +211,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """An EngineConfig whose every value is the one in use; kv_bytes is the address space of all KV pages.
+    """An EngineConfig whose every value is the one in use; num_pages: of page_size tokens; kv_bytes: the address space of
+    them all.
 
     draft_tokens: of a request in one step; max_drafts: of all requests together; both 0 without speculation."""
 
@@ -214,6 +223,7 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_rows: int
     max_tokens_per_step: int
     num_pages: int
+    page_size: int
     activations: str
     kv_dtype: str
     max_waiting: int
@@ -284,55 +294,49 @@ def _auto(name: str, value: str, choices: dict[str, tuple[str, ...]], family: st
     return value
 
 
-def resolve(config: EngineConfig, settings: Settings, *, device: str, model_context: int, page_bytes: int, threads: int,
-            memory_bytes: int, room_bytes: int | None = None, geometry: PageGeometry = ONE_GROUP) -> ResolvedConfig:
+def resolve(config: EngineConfig, settings: Settings, *, device: str, model_context: int, block_bytes: int, threads: int,
+            memory_bytes: int, room_bytes: int | None = None,
+            geometry: Callable[[int], PageGeometry] = lambda page_size: PageGeometry(page_size=page_size),
+            ) -> ResolvedConfig:
     """Fill in what is auto.
 
-    device: its name. model_context: tokens that the model was made for. page_bytes: of one page. geometry: what pages a sequence takes.
+    device: its name. model_context: tokens that the model was made for. block_bytes: of 16 tokens of one group
+    of layers. geometry: what pages of so many tokens a sequence takes.
     threads: what the device runs with. memory_bytes: of the machine. room_bytes: what is left for KV pages (of
     max_memory, or of a GPU's free memory), None: a quarter of the memory.
 
     max_context: the model's, less where the room does not hold one such sequence. num_pages: max_rows whole contexts,
-    within the room, at least one context.
+    within the room, at least one context. page_size: see page_size.py.
     Raises ConfigError for a max_context beyond the model's, or one that num_pages or the memory cannot hold.
     """
     memory = memory_bytes
-    affordable = max(geometry.num_groups, (int(memory * KV_MEMORY_SHARE) if room_bytes is None else room_bytes) // page_bytes)
     if config.max_context is not None and config.max_context > model_context:
         raise ConfigError(f"max_context {config.max_context} is more than this model's context of {model_context} "
                           "tokens")
-    if config.num_pages is not None:
-        num_pages = config.num_pages
-        max_context = config.max_context or min(model_context, geometry.capacity(num_pages))
-        if max_context > geometry.capacity(num_pages):
-            raise ConfigError(f"num_pages {num_pages} holds {geometry.capacity(num_pages)} tokens, less than max_context "
-                              f"{max_context}")
-        if not max_context:
-            raise ConfigError(f"num_pages {num_pages} is too few: this model needs {geometry.num_groups} for a token")
-    else:
-        max_context = config.max_context or min(model_context, geometry.capacity(affordable))
-        one = geometry.needed(max_context)
-        num_pages = max(one, min(one * settings.max_rows, affordable))
-    kv_bytes = num_pages * page_bytes
+    pool = choose_pool(config, settings.max_rows, model_context=model_context, block_bytes=block_bytes, geometry=geometry,
+                       room_bytes=int(memory * KV_MEMORY_SHARE) if room_bytes is None else room_bytes)
+    page_size, num_pages, max_context, kv_bytes = pool
+    page_bytes = block_bytes * (page_size // BLOCK)
     if kv_bytes > memory:
         raise ConfigError(f"a KV cache of {num_pages} pages takes {kv_bytes >> 20} MiB, this machine has "
                           f"{memory >> 20} MiB; lower max_context or num_pages")
     return ResolvedConfig(
         model=config.model, device=device, threads=threads, max_context=max_context, max_rows=settings.max_rows,
-        max_tokens_per_step=settings.max_tokens_per_step, num_pages=num_pages, activations=settings.activations,
+        max_tokens_per_step=settings.max_tokens_per_step, num_pages=num_pages, page_size=page_size,
+        activations=settings.activations,
         kv_dtype=settings.kv_dtype, max_waiting=config.max_waiting, kv_bytes=kv_bytes,
         kv_layout=config.kv_layout, graphs=config.graphs, warm_grammars=settings.warm_grammars,
         lazy_masks=settings.lazy_masks, prefix_cache=config.keeps_prefixes, cache_policy=config.cache_policy,
-        host_slots=host_slots(config, page_bytes), cache_disk=config.cache_disk, cache_disk_size=config.cache_disk_size,
+        host_slots=host_slots(config, page_bytes, page_size), cache_disk=config.cache_disk, cache_disk_size=config.cache_disk_size,
         deterministic=config.deterministic,
         speculation=settings.speculation, draft_tokens=settings.draft_tokens,
         max_drafts=settings.max_drafts, policy=policy_of(config, settings.family, page_bytes))
 
 
-def host_slots(config: EngineConfig, page_bytes: int) -> int:
-    """KV pages that host memory is given for."""
+def host_slots(config: EngineConfig, page_bytes: int, page_size: int) -> int:
+    """KV pages of page_size tokens that host memory is given for."""
     slots = config.cache_host_memory // page_bytes
-    return slots if config.cache_disk is None else max(slots, LEAST_HOST_SLOTS)
+    return slots if config.cache_disk is None else max(slots, LEAST_HOST_TOKENS // page_size)
 
 
 def _rows_fit(max_tokens_per_step: int, max_rows: int) -> None:

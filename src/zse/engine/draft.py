@@ -68,6 +68,6 @@ def build_draft(config: ResolvedConfig, device, draft: DraftPlan, target_plan: A
     nbytes, target_nbytes = (sum(plan.memory_bytes.values()) for plan in (draft.plan, target_plan))
     return model, DraftModelSpeculator(
         runner, draft_tokens=config.draft_tokens, family=device.family, runs_ahead=runs_ahead,
-        num_pages=own.num_pages, max_tokens=own.max_tokens_per_step, max_context=own.max_context,
+        num_pages=own.num_pages, page_size=own.page_size, max_tokens=own.max_tokens_per_step, max_context=own.max_context,
         vocab_size=draft.plan.config.vocab_size, target_vocab=target_plan.config.vocab_size,
         share=nbytes / target_nbytes)

@@ -8,10 +8,10 @@ from array import array
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from zse.cache.pages import pages_for
+from zse.cache.pages import blocks_for
 from zse.engine.messages import TokenLogprob
 from zse.engine.runner import JOB_ROWS
-from zse.engine.step import StepInputs, new_pages
+from zse.engine.step import StepInputs, new_blocks
 from zse.kernels.sample import logprob_rows
 from zse.sampling.params import SamplingParams
 from zse.tensor import Tensor
@@ -47,7 +47,7 @@ class _TopRequest(NamedTuple):
 
 class Forwards:
     """decoder, config, page_table, logits, history: the Runner's. size_for(tokens): the size of recording for them.
-    update_table(inputs, row, pages, length, first, last): writes entries of the page table of a sequence of `length`
+    update_table(inputs, row, pages, length, first, end): writes entries of the page table of a sequence of `length`
     tokens, or, where writes_table is false, puts them into the inputs. What is needed on the device is made when first asked for."""
 
     def __init__(self, decoder, config, *, page_table: Tensor, logits: Tensor, history,
@@ -72,7 +72,7 @@ class Forwards:
         at = context = 0
         for piece in pieces:
             end, last, row = piece.start + piece.num_tokens, at + piece.num_tokens, self._config.max_rows + piece.row
-            self._update_table(inputs, row, piece.pages, len(piece.tokens), pages_for(piece.start), pages_for(end))
+            self._update_table(inputs, row, piece.pages, len(piece.tokens), blocks_for(piece.start), blocks_for(end))
             arrays.token_ids[at:last] = piece.tokens[piece.start:end]
             arrays.source[at:last] = array("i", [-1]) * piece.num_tokens
             arrays.positions[at:last] = array("i", range(piece.start, end))
@@ -135,7 +135,7 @@ class Forwards:
         tokens = self._config.max_tokens_per_step
         self._head_words = self._device.staging(16 * self.max_lines, label="step")
         return StepInputs(self._device, max_tokens=tokens, max_rows=self.max_lines,
-                          max_updates=self._decoder.kv.num_groups * new_pages(tokens, JOB_ROWS))
+                          max_updates=self._decoder.kv.num_groups * new_blocks(tokens, JOB_ROWS))
 
     def _make_sampler(self):
         from zse.sampling.state import SamplerState

@@ -136,11 +136,13 @@ def _build(config: ResolvedConfig, device, model, plan):
     mixed = None
     if device.family == "gpu":
         mixed = min(max(GPU_MIXED_TOKENS, 2 * config.max_rows), config.max_tokens_per_step)
-    prefix_cache = PrefixCache(config.num_pages, config.cache_policy) if config.prefix_cache else None
+    prefix_cache = None
+    if config.prefix_cache:
+        prefix_cache = PrefixCache(config.num_pages, config.cache_policy, config.page_size)
     if config.kv_layout == "contiguous":
-        pages = rows_of(config.max_context, config.num_pages)
+        pages = rows_of(config.max_context, config.num_pages, config.page_size)
     else:
-        pages = geometry(plan.config, config.max_tokens_per_step, STEPS_IN_FLIGHT[device.family])
+        pages = geometry(plan.config, config.max_tokens_per_step, STEPS_IN_FLIGHT[device.family], config.page_size)
     scheduler = Scheduler(
         num_pages=config.num_pages, max_rows=config.max_rows, max_tokens=config.max_tokens_per_step,
         max_context=config.max_context, vocab_size=plan.config.vocab_size, max_waiting=config.max_waiting,
@@ -184,7 +186,7 @@ def build_from_arguments(arguments: list[str], phases, opening=None):
     used = loaded.config
     return loaded.engine, Ready(
         model=used.model, max_context=used.max_context, max_rows=used.max_rows, num_pages=used.num_pages,
-        memory_bytes=loaded.memory_bytes, phases_ms=phases.ms)
+        page_size=used.page_size, memory_bytes=loaded.memory_bytes, phases_ms=phases.ms)
 
 
 def park(arguments: list[str]):

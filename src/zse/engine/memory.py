@@ -11,6 +11,7 @@ from zse.engine.config import (
     resolve,
     settle,
 )
+from zse.engine.page_size import AUTO_CONTEXTS
 from zse.errors import MemoryPlanError
 
 MIB = 1 << 20
@@ -37,8 +38,8 @@ class MemoryPlan(NamedTuple):
         text = ", ".join(f"{label} {_mib(nbytes)}" for label, nbytes in self.parts.items())
         config = self.config
         return (f"memory: {_mib(self.first_bytes)} at the start, {_mib(self.total)} when all KV pages are in use: {text} "
-                f"({config.num_pages} pages of 16 tokens, reserved, resident once written; --max-context {config.max_context}, --max-concurrency "
-                f"{config.max_rows}, {config.max_tokens_per_step} tokens a step)")
+                f"({config.num_pages} pages of {config.page_size} tokens, reserved, resident once written; "
+                f"--max-context {config.max_context}, --max-concurrency {config.max_rows}, {config.max_tokens_per_step} tokens a step)")
 
 
 def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
@@ -47,11 +48,11 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
 
     Raises MemoryPlanError that names what does not fit, in bytes, and the option that shrinks it.
     """
-    from zse.cache.groups import ONE_GROUP, geometry, group_layers
-    from zse.cache.layout import first_nbytes, page_nbytes
-    from zse.cache.pages import PAGE, pages_for
+    from zse.cache.groups import PageGeometry, geometry, group_layers
+    from zse.cache.layout import block_nbytes, first_nbytes
+    from zse.cache.pages import BLOCK, PAGE_SIZES, blocks_for
     from zse.engine.runner import JOB_ROWS, logit_rows
-    from zse.engine.step import inputs_nbytes, masks_nbytes, new_pages
+    from zse.engine.step import inputs_nbytes, masks_nbytes, new_blocks
     from zse.models.forms import FORMS, scratch_nbytes
     from zse.sampling.state import device_nbytes, input_nbytes
     family, model = device.family, plan.config
@@ -62,34 +63,40 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
 
     def scratch_for(tokens: int, rows: int, context: int, drafts: int = 0, of=plan) -> int:
         model, schemes = of.config, {matrix.name: matrix.scheme for matrix in of.matrices}
-        context = pages_for(context) * PAGE
+        context = blocks_for(context) * BLOCK
         lines = logit_rows(rows + drafts, tokens)
         total = scratch_nbytes(model, FORMS[family], schemes, max_tokens=tokens, max_rows=lines, max_context=context)
         if family == "gpu":
-            # page tables, token history
-            total += len(groups) * (4 * (rows + JOB_ROWS) * context // PAGE + 4 * rows * context)
-            total += 2 * inputs_nbytes(tokens, lines, len(groups) * new_pages(tokens, rows), input_nbytes(rows + drafts))
+            # page tables, token history (of whole pages)
+            history = context if context <= AUTO_CONTEXTS[BLOCK] else context + PAGE_SIZES[-1]
+            total += len(groups) * (4 * (rows + JOB_ROWS) * context // BLOCK + 4 * rows * history)
+            total += 2 * inputs_nbytes(tokens, lines, len(groups) * new_blocks(tokens, rows), input_nbytes(rows + drafts))
             total += 2 * masks_nbytes(lines, model.vocab_size)
             # What jobs need when the first of them comes (engine/forwards.py).
-            total += inputs_nbytes(tokens, lines, new_pages(tokens, JOB_ROWS), input_nbytes(lines)) + 16 * lines
+            total += inputs_nbytes(tokens, lines, new_blocks(tokens, JOB_ROWS), input_nbytes(lines)) + 16 * lines
             total += device_nbytes(lines, model.vocab_size)
             total += 2 * device_nbytes(rows + drafts, model.vocab_size) + num_sms(device) * PARTIAL_BYTES
         return total
 
-    token_bytes = (scratch_for(2048, 1, PAGE) - scratch_for(1024, 1, PAGE)) // 1024
+    token_bytes = (scratch_for(2048, 1, BLOCK) - scratch_for(1024, 1, BLOCK)) // 1024
     settings = settle(config, family, weight_bytes=sum(plan.memory_bytes.values()), token_bytes=token_bytes)
-    page_bytes = page_nbytes(model, settings.kv_dtype, groups)
-    pages = geometry(model, settings.max_tokens_per_step, STEPS_IN_FLIGHT[family]) if len(groups) > 1 else ONE_GROUP
+    block_bytes = block_nbytes(model, settings.kv_dtype, groups)
+
+    def pages_of(page_size: int) -> PageGeometry:
+        if len(groups) == 1:
+            return PageGeometry(page_size=page_size)
+        return geometry(model, settings.max_tokens_per_step, STEPS_IN_FLIGHT[family], page_size)
+
     fixed = dict(plan.memory_bytes)
-    draft_page_bytes = 0
     if draft is not None:
         fixed["draft model"] = sum(draft.memory_bytes.values())
-        draft_page_bytes = page_nbytes(draft.config, settings.kv_dtype)
-        page_bytes += draft_page_bytes      # it has as many pages
+        block_bytes += block_nbytes(draft.config, settings.kv_dtype)    # it has as many pages
     limit, option = _limit(config, device)
     if family == "gpu":
         fixed["context"] = CONTEXT_BYTES
-    elif slots := host_slots(config, page_bytes):
+    least = pages_of(config.page_size or BLOCK)     # with auto, others that are taken hold as much
+    page_bytes = block_bytes * (least.page_size // BLOCK)
+    if family == "cpu" and (slots := host_slots(config, page_bytes, least.page_size)):
         fixed["kv host"] = slots * page_bytes       # a CPU's host memory is the device's
 
     def scratch(context: int) -> int:
@@ -102,16 +109,16 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
     room = None
     if limit is not None:
         room = limit - sum(fixed.values()) - scratch(config.max_context or model.max_context)
-        one = pages.needed(config.max_context or 1) * page_bytes
+        one = least.needed(config.max_context or 1) * page_bytes
         if family == "gpu" and room < one:
-            raise MemoryPlanError(_does_not_fit(fixed, scratch(config.max_context or PAGE), one, limit, option,
-                                            pages.capacity(max(room, 0) // page_bytes)))
+            raise MemoryPlanError(_does_not_fit(fixed, scratch(config.max_context or BLOCK), one, limit, option,
+                                            least.capacity(max(room, 0) // page_bytes)))
     resolved = resolve(config, settings, device=device.name, model_context=model.max_context, threads=device.threads,
-                       room_bytes=room, page_bytes=page_bytes, memory_bytes=device.memory_total, geometry=pages)
+                       room_bytes=room, block_bytes=block_bytes, memory_bytes=device.memory_total, geometry=pages_of)
     parts = {**fixed, "kv cache": resolved.kv_bytes, "scratch": scratch(resolved.max_context)}
     total = sum(parts.values())
     if limit is not None and total > limit:
-        affordable = pages.capacity(max(limit - total + resolved.kv_bytes, 0) // page_bytes)
+        affordable = least.capacity(max(limit - total + resolved.kv_bytes, 0) // page_bytes)
         raise MemoryPlanError(_does_not_fit(fixed, parts["scratch"], resolved.kv_bytes, limit, option, affordable))
     first = total - resolved.kv_bytes
     if family == "gpu":

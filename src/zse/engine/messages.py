@@ -68,13 +68,15 @@ class Shutdown(msgspec.Struct, tag_field="kind", tag=True):
 
 
 class Ready(msgspec.Struct, tag_field="kind", tag=True):
-    """engine → server, once: the model is loaded. phases_ms: name → milliseconds since exec."""
+    """engine → server, once: the model is loaded. num_pages: of page_size tokens. phases_ms: name → milliseconds since
+    exec."""
     model: str
     max_context: int
     max_rows: int
     num_pages: int
     memory_bytes: dict[str, int]
     phases_ms: dict[str, float]
+    page_size: int = 16
 
 
 class Parked(msgspec.Struct, tag_field="kind", tag=True):

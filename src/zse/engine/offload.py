@@ -15,7 +15,6 @@ from typing import Any
 
 from zse.cache.eviction import Node
 from zse.cache.files import PageFiles, key_of
-from zse.cache.prefix import PAGE_BYTES
 from zse.errors import DeviceError
 
 # Content that waits to be written: beyond it pages are left out (they can be computed again).
@@ -141,18 +140,19 @@ class DiskTier:
         if not len(self._files):
             return
         prefix, host = self._cache.prefix, self._cache.host
+        page_bytes = prefix.page_bytes
         tokens = array("i", prompt).tobytes()
         match = prefix.match(salt, tokens)
         node = match.nodes[-1] if match.nodes else None
         key = self._key(node) if node is not None else self._files.root(salt)
-        at, end = PAGE_BYTES * len(match.nodes), len(tokens) - 4
+        at, end = page_bytes * len(match.nodes), len(tokens) - 4
         keys: list[tuple[bytes, bytes]] = []
-        while at + PAGE_BYTES <= end and len(keys) * self._mover.page_nbytes < MAX_READ_BYTES:
-            key = key_of(key, tokens[at:at + PAGE_BYTES])
+        while at + page_bytes <= end and len(keys) * self._mover.page_nbytes < MAX_READ_BYTES:
+            key = key_of(key, tokens[at:at + page_bytes])
             if key not in self._files:
                 break
-            keys.append((key, tokens[at:at + PAGE_BYTES]))
-            at += PAGE_BYTES
+            keys.append((key, tokens[at:at + page_bytes]))
+            at += page_bytes
         if not keys:
             return
         # Slots that were given back may still be read by transfers: those come first.
@@ -201,9 +201,9 @@ def open_disk_tier(engine, config, source, quantize: str | None) -> DiskTier:
     """The tier of a ResolvedConfig with cache_disk, for an Engine whose model comes from `source`. Raises ConfigError."""
     from zse import __version__
     mover = engine.runner.pages
-    facts = (__version__, mover.page_nbytes, config.kv_dtype, config.activations, quantize, engine.runner.device.family)
+    facts = (__version__, config.page_size, mover.page_nbytes, config.kv_dtype, config.activations, quantize, engine.runner.device.family)
     fingerprint = hashlib.blake2b(revision_of(source) + repr(facts).encode(), digest_size=16).digest()
-    return DiskTier(engine.scheduler.cache, mover, PageFiles(config.cache_disk, fingerprint, config.cache_disk_size))
+    return DiskTier(engine.scheduler.cache, mover, PageFiles(config.cache_disk, fingerprint, config.cache_disk_size, config.page_size))
 
 
 def revision_of(source) -> bytes:

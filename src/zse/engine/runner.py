@@ -11,11 +11,11 @@ memory are the same, and the page table is written in place.
 from array import array
 from typing import Any, NamedTuple
 
-from zse.cache.pages import PAGE, pages_for
+from zse.cache.pages import BLOCK, blocks_for
 from zse.engine.config import STEPS_IN_FLIGHT, ResolvedConfig
 from zse.engine.messages import TokenLogprob
 from zse.engine.slots import PageMover
-from zse.engine.step import StepInputs, new_pages
+from zse.engine.step import StepInputs, new_blocks
 from zse.scheduler.batch import Batch, Entry
 from zse.scheduler.request import Request
 from zse.tensor import Tensor
@@ -60,7 +60,7 @@ class Runner:
     """
 
     def __init__(self, device, model, config: ResolvedConfig, runs_ahead: bool | None = None, grouped: bool = True):
-        from zse.cache.groups import ONE_GROUP, geometry, group_layers
+        from zse.cache.groups import PageGeometry, geometry, group_layers
         from zse.cache.layout import KVCache
         from zse.models.decoder import Decoder
         self.device, self.model, self.config = device, model, config
@@ -68,18 +68,19 @@ class Runner:
         self.runs_ahead = device.family == "gpu" if runs_ahead is None else runs_ahead
         # The device is done with the logits when a step's tokens are known: they can be sampled again.
         self.lazy_masks = config.lazy_masks and not self.runs_ahead
-        self._max_pages = pages_for(config.max_context)
+        self._max_blocks = blocks_for(config.max_context)
         self._lines = lines = logit_rows(config.max_lines, config.max_tokens_per_step)
         self.kv = KVCache(device, model.config, config.num_pages, config.kv_dtype,
-                          group_layers(model.config) if grouped else None)
-        self._geometry = ONE_GROUP
+                          group_layers(model.config) if grouped else None, config.page_size)
+        self._geometry = PageGeometry(page_size=config.page_size)
         if grouped:
-            self._geometry = geometry(model.config, config.max_tokens_per_step, STEPS_IN_FLIGHT[device.family])
+            self._geometry = geometry(model.config, config.max_tokens_per_step, STEPS_IN_FLIGHT[device.family],
+                                      config.page_size)
         # Rows more, which no request gets: jobs write their pages there. One table behind the other, of each group.
         self._table_rows = config.max_rows + JOB_ROWS
-        self._page_table = _new(device, "step", "i32", self._table_rows * self.kv.num_groups, self._max_pages)
+        self._page_table = _new(device, "step", "i32", self._table_rows * self.kv.num_groups, self._max_blocks)
         self._logits = _new(device, "step", "f32", lines, model.config.vocab_size)
-        self._history: Tensor | None = None     # of tokens, by page (GPU)
+        self._history: Tensor | None = None     # of tokens, by block (GPU)
         self._turns = self._make_turns()
         self.pages = PageMover(device, self.kv, self._history)
         buffers, _ = self._turns[0].inputs.buffers(config.max_tokens_per_step, self._page_table, self._logits)
@@ -93,7 +94,7 @@ class Runner:
         self._forwards: Any = None
         self._masking: Any = None
         self._wanted_first = self._first_recordings()
-        # For each row of the page table: whose stay it describes, and how many of its pages are written.
+        # For each row of the page table: whose stay it describes, and how many of its blocks are written.
         self._residents: list[tuple[Request | None, int, int]] = [(None, 0, 0)] * config.max_rows
         # Drafts are verified in runs of several tokens that all have logits; a CPU's launches for it are those of decode.
         self._run_kind = "decode" if device.family == "cpu" else "verify"
@@ -107,18 +108,18 @@ class Runner:
         config, device = self.config, self.device
         history = None
         if device.family == "gpu":
-            self._history = _new(device, "step", "i32", config.num_pages, PAGE)
-            history = TokenHistory(self._history, self._page_table, self.kv.blocks_per_page)
+            self._history = _new(device, "step", "i32", self.kv.num_blocks, BLOCK)
+            history = TokenHistory(self._history, self._page_table, self.kv.parts_per_block)
         turns = []
         for number in range(2 if self.runs_ahead else 1):
             inputs = StepInputs(device, max_tokens=config.max_tokens_per_step, max_rows=self._lines,
-                                max_updates=self.kv.num_groups * new_pages(config.max_tokens_per_step, config.max_rows),
+                                max_updates=self.kv.num_groups * new_blocks(config.max_tokens_per_step, config.max_rows),
                                 sampler_nbytes=input_nbytes(config.max_lines, device.family))
             results = device.staging(result_nbytes(config.max_lines), label="step")
             sampler = SamplerState(
                 device, self.model.config.vocab_size, max_rows=config.max_lines, history=history,
                 # Running requests hold pages for all tokens but the last; each line of a draft has lists of its own.
-                max_tokens=(config.num_pages * PAGE + config.max_rows) * (1 + config.draft_tokens),
+                max_tokens=(config.num_pages * config.page_size + config.max_rows) * (1 + config.draft_tokens),
                 inputs=(inputs.staging, 0), results=(results, 0))
             turns.append(_Turn(number, inputs, results, sampler))
         return turns
@@ -250,11 +251,11 @@ class Runner:
         source[:count] = array("i", [-1]) * count
         stays = [request.residency for request in requests]
         if (requests, stays) == self._decoded:
-            fresh = [entry for entry in entries if not entry.start % PAGE]
+            fresh = [entry for entry in entries if not entry.start % BLOCK]
         else:
             # A request that comes back into its row (preempted, found in the cache) has other pages.
             residents = self._residents
-            fresh = [entry for entry, request in zip(entries, requests, strict=True) if not entry.start % PAGE
+            fresh = [entry for entry, request in zip(entries, requests, strict=True) if not entry.start % BLOCK
                      or residents[request.row][0] is not request or residents[request.row][1] != request.residency]
             self._decoded = requests, stays
         for entry in fresh:
@@ -279,7 +280,7 @@ class Runner:
             token_row[index] = row
             resident = residents[row]
             # A request that comes back into its row (preempted, found in the cache) has other pages.
-            if position % PAGE == 0 or resident[0] is not request or resident[1] != request.residency:
+            if position % BLOCK == 0 or resident[0] is not request or resident[1] != request.residency:
                 self._write_pages(inputs, entry, position + 1)
             if position >= context:
                 context = position + 1
@@ -318,39 +319,39 @@ class Runner:
         resident, residency, written = self._residents[row]
         if resident is not request or residency != request.residency:
             written = 0
-        self._update_table(inputs, row, entry.pages, written, pages_for(length))
+        end = blocks_for(length)
+        if end <= written:
+            return
+        self._update_table(inputs, row, entry.pages, written, end)
         if self.kv.num_groups > 1:
             assert windows is not None, "the scheduler was made without this model's PageGeometry"
-            first = max(written, windows.first)
+            first = max(written, windows.first * self.kv.blocks_per_page)
             for group, pages in enumerate(windows.pages, 1):
-                self._update_table(inputs, row + group * self._table_rows, pages, first, pages_for(length))
-        self._residents[row] = (request, request.residency, max(written, pages_for(length)))
+                self._update_table(inputs, row + group * self._table_rows, pages, first, end)
+        self._residents[row] = (request, request.residency, end)
 
-    def _update_table(self, inputs: StepInputs, row: int, pages: list[int], first: int, last: int) -> None:
-        """Entries first..last-1 of a row of the page table."""
-        at, block_of = row * self._max_pages, self.kv.block_of
+    def _update_table(self, inputs: StepInputs, row: int, pages: list[int], first: int, end: int) -> None:
+        """The entries of blocks first .. end - 1 of a sequence that has `pages`, in a row of the page table."""
+        entries = self.kv.table_entries(pages, first, end)
+        at, new = row * self._max_blocks + first, len(entries)
         if self._table_view is not None:
-            for index in range(first, last):
-                self._table_view[at + index] = block_of(pages[index])
+            self._table_view[at:at + new] = entries
             return
+        for page in self.kv.pages_of(pages, first, end):
+            self.kv.need(page)
         count = inputs.page_count[0]
-        if count + last - first > inputs.max_updates:
+        if count + new > inputs.max_updates:
             # The pages of a long prompt that was in the prefix cache.
-            for page in pages[first:last]:
-                self.kv.need(page)
-            place = Tensor(self._page_table.buffer, (last - first,), "i32", 4 * (at + first))
-            self.device.write(place, array("i", map(block_of, pages[first:last])))
+            self.device.write(Tensor(self._page_table.buffer, (new,), "i32", 4 * at), entries)
             return
-        for index in range(first, last):
-            inputs.page_index[count], inputs.page_value[count] = at + index, block_of(pages[index])
-            self.kv.need(pages[index])
-            count += 1
-        inputs.page_count[0] = count
+        inputs.page_index[count:count + new] = array("i", range(at, at + new))
+        inputs.page_value[count:count + new] = entries
+        inputs.page_count[0] = count + new
 
-    def _update_job(self, inputs: StepInputs, row: int, pages: list[int], length: int, first: int, last: int) -> None:
+    def _update_job(self, inputs: StepInputs, row: int, pages: list[int], length: int, first: int, end: int) -> None:
         """The same for a sequence of `length` tokens that runs beside the requests, in all groups."""
         for group, table in enumerate(self._geometry.tables(pages, length)):
-            self._update_table(inputs, row + group * self._table_rows, table, first, last)
+            self._update_table(inputs, row + group * self._table_rows, table, first, end)
 
     # -- graphs
 

@@ -3,7 +3,7 @@
 import ctypes
 from typing import NamedTuple
 
-from zse.cache.pages import PAGE
+from zse.cache.pages import BLOCK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,14 +42,14 @@ class HostSlots:
 class PageMover:
     """Runs transfers (scheduler.Batch.transfers) behind what was submitted to the device before.
 
-    history: i32 [num_pages, PAGE], the tokens of each page on a GPU, which go with it; None on a CPU."""
+    history: i32 [num_blocks, BLOCK], the tokens of each block on a GPU, which go with it; None on a CPU."""
 
     def __init__(self, device, kv: "KVCache", history: "Tensor | None" = None):
         self._device, self._kv = device, kv
         # (start, bytes of a page) of what makes up a page.
         self._parts = [(kv.buffer.address, kv.page_nbytes)]
         if history is not None:
-            self._parts.append((history.address, 4 * PAGE))
+            self._parts.append((history.address, 4 * BLOCK * kv.blocks_per_page))
         self.page_nbytes = sum(nbytes for _, nbytes in self._parts)
         self.slots = HostSlots(device, self.page_nbytes)
 

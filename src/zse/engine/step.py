@@ -6,6 +6,7 @@ bytes of them, a prompt chunk 16 bytes a token.
 
 from typing import NamedTuple
 
+from zse.cache.pages import BLOCK
 from zse.models.decoder import StepBuffers
 from zse.tensor import Tensor
 
@@ -76,9 +77,9 @@ def _align(nbytes: int) -> int:
     return -(-nbytes // ALIGN) * ALIGN
 
 
-def new_pages(max_tokens: int, max_rows: int) -> int:
-    """Most entries of the page table that one step can need: a page each 16 tokens, and one border a row."""
-    return max_tokens // 16 + 2 * max_rows
+def new_blocks(max_tokens: int, max_rows: int) -> int:
+    """Most entries of the page table that one step can need: one each BLOCK tokens, and one border a row."""
+    return max_tokens // BLOCK + 2 * max_rows
 
 
 def masks_nbytes(lines: int, vocab_size: int) -> int:

@@ -37,7 +37,7 @@ class StepBuffers(NamedTuple):
 
     token_ids, positions, token_row i32 [max_tokens]: a token's id, its position in its sequence (from 0), and its row
     in page_table. Tokens of a row stand together, positions ascending by one. page_table i32 [max_rows, max_pages]: the
-    row's KV pages as block numbers (KVCache.block_of); of models with groups of layers one such table behind the other. logit_rows i32 [max_rows]: which tokens of the batch want
+    row's KV blocks by their numbers (KVCache.table_entries); of models with groups of layers one such table behind the other. logit_rows i32 [max_rows]: which tokens of the batch want
     logits. logits f32 [max_rows, vocab_size]: one line for each of them.
     """
 

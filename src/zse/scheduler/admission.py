@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from zse.cache.pages import pages_for
 from zse.scheduler.lifecycle import Lifecycle
 from zse.scheduler.loans import PageLoans
 from zse.scheduler.policy import LEAST_ROWS_TO_KEEP, MAX_PREEMPTIONS, Policy
@@ -67,6 +66,7 @@ class Admission:
             # One page a running row: admitting into the last pages would preempt at the next page border.
             return len(running)
         # What the others and this one are going to need if their replies are as long as others were.
+        pages_for = life.cache.pages_for
         spare = pages_for(max(length, life.lengths.expected(request))) - pages_for(length)
         for other in running:
             spare += max(pages_for(other.stay_start + other.stay_tokens) - len(life.cache.table(other.id)), 1)

@@ -7,7 +7,7 @@ token grows along a prompt (attention looks at more), so the newest steps count 
 before each step.
 """
 
-from zse.cache.pages import PAGE
+from zse.cache.pages import BLOCK
 from zse.scheduler.policy import LEAST_MEASURED_SHARE, prefill_budget
 
 # Weights of the newest step. Decode steps are many and even; a mixed step tells the cost of the next. Slow steps are the
@@ -93,9 +93,9 @@ class StepBudget:
         return self.chunks.token_s if self.chunks is not None else 0.0
 
     def limit(self, tokens: int) -> None:
-        """From now on at most `tokens` in a step: whole pages, at least one page and one token of each row, at most
-        what was configured."""
-        self.max_tokens = min(self._configured_tokens, max(tokens // PAGE * PAGE, PAGE, self._max_rows))
+        """From now on at most `tokens` in a step: whole blocks, at least one and one token of each row, at most what
+        was configured."""
+        self.max_tokens = min(self._configured_tokens, max(tokens // BLOCK * BLOCK, BLOCK, self._max_rows))
 
     def prefill(self, num_decode: int) -> int:
         """Prompt tokens of a step that decodes `num_decode` lines."""

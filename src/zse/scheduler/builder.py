@@ -1,6 +1,5 @@
 """What runs next: the entries of one batch. Rows that decode first, then chunks of prompts, then who can be admitted."""
 
-from zse.cache.pages import PAGE
 from zse.scheduler.admission import Admission
 from zse.scheduler.batch import Batch, Entry
 from zse.scheduler.budget import StepBudget
@@ -19,6 +18,7 @@ class BatchBuilder:
         self._life, self._admission, self._budget, self._pace = life, admission, budget, pace
         self._chunked_prefill, self._max_drafts = policy.chunked_prefill, max_drafts
         self._cache = cache = life.cache
+        self._page_size = cache.page_size
         self._grouped = cache.grouped
         self.left_out: str | None = None
 
@@ -83,7 +83,7 @@ class BatchBuilder:
         needs pages that only a preemption gives, which the batch in flight forbids (`ahead`)."""
         entries: list[Entry] = []
         running, cache, left_out = self._life.running, self._cache, self.left_out
-        tables = cache.tables
+        tables, page_size = cache.tables, self._page_size
         num_drafts = 0
         # Every running request can have its token beside the drafts.
         most_drafts = min(self._max_drafts, self._budget.max_tokens - len(running))
@@ -98,8 +98,8 @@ class BatchBuilder:
             # The last token that a request may have is never fed back.
             if length - start == 1 and length < request.max_len and not (
                     request.stepwise and (pending or request.held)):
-                # Pages hold PAGE tokens: only the first token of one can lack its page.
-                if not start % PAGE and not cache.reserve(request.id, length):
+                # Only the first token of a page can lack its page.
+                if not start % page_size and not cache.reserve(request.id, length):
                     if ahead:
                         _take_back(entries)
                         return None

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 
 from zse.cache.manager import CacheManager
-from zse.cache.pages import PAGE, pages_for
 from zse.scheduler.batch import Counters
 from zse.scheduler.lengths import ReplyLengths
 from zse.scheduler.policy import MAX_RECOMPUTED, Policy, age_order, choose_victim
@@ -104,7 +103,7 @@ class Lifecycle:
     def recomputes_too_much(self) -> bool:
         """Whether nobody may start who could be preempted: what was thrown away, and what would be if all that stands in
         pages were, is more than MAX_RECOMPUTED of the tokens that ran and once what all pages hold."""
-        free = PAGE * self.cache.num_free // self.cache.num_groups
+        free = self.cache.page_size * self.cache.num_free // self.cache.num_groups
         return self.counters.recomputed_tokens + self.num_lost > MAX_RECOMPUTED * self.counters.scheduled_tokens + free
 
     def recompute(self, request: Request, cached: int) -> None:
@@ -188,6 +187,7 @@ class Lifecycle:
             problems.append("pages are held by a request that does not run, or a running one has none")
         for request in self.running:
             held = len(self.cache.table(request.id))
+            pages_for = self.cache.pages_for
             if held < pages_for(request.computed_len) or held > pages_for(request.max_cached_len):
                 problems.append(f"{request}: {held} pages")
             if self.cache.covered(request.id) < request.computed_len:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 import msgspec
 
-from zse.cache.pages import pages_for
 from zse.scheduler.options import RequestOptions
 from zse.scheduler.request import Request
 
@@ -70,13 +69,13 @@ def choose_victim(requests: Iterable[Request]) -> Request | None:
     return max((request for request in requests if not request.is_pinned), key=age_order, default=None)
 
 
-def swap_is_quicker(policy: Policy, length: int, token_s: float) -> bool:
-    """Whether a preempted request with `length` tokens should go to the host and back. token_s: seconds to compute one
-    again, 0 when not measured."""
+def swap_is_quicker(policy: Policy, length: int, num_pages: int, token_s: float) -> bool:
+    """Whether a preempted request with `length` tokens in `num_pages` pages should go to the host and back. token_s:
+    seconds to compute one again, 0 when not measured."""
     if policy.preemption != "auto":
         return policy.preemption == "swap"
     # Nothing measured: copies are taken to be quicker.
-    return not token_s or 2 * policy.page_transfer_s * pages_for(length) < token_s * length
+    return not token_s or 2 * policy.page_transfer_s * num_pages < token_s * length
 
 
 def prefill_budget(max_tokens: int, num_decode: int, mixed_tokens: int) -> int:

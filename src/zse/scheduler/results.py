@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from zse.cache.pages import PAGE
 from zse.scheduler.batch import Batch, Entry, Output
 from zse.scheduler.lifecycle import Lifecycle
 from zse.scheduler.request import FINISHED, RUNNING, Request
@@ -13,6 +12,7 @@ class Results:
 
     def __init__(self, life: Lifecycle, vocab_size: int):
         self._life, self._cache, self._vocab_size = life, life.cache, vocab_size
+        self._page_size = life.cache.page_size
         self._grouped = life.cache.grouped
 
     def take(self, batch: Batch, sampled: list[tuple[int, object]]) -> list[Output]:
@@ -57,7 +57,7 @@ class Results:
         is_first = first == request.prompt_len
         self._life.prompts.done(request)
         self._cache.commit(request.id, request.tokens, length, partial=is_first)
-        request.checkpoint = min(length + PAGE - length % PAGE, request.max_len - 1)
+        request.checkpoint = min(length + self._page_size - length % self._page_size, request.max_len - 1)
         return request.cached_len if is_first else 0
 
     def _take_run(self, entry: Entry, sampled: Sequence[tuple[int, object]]) -> list[Output]:

@@ -44,8 +44,8 @@ class Scheduler:
     max_tokens: tokens of one step, at least max_rows. mixed_tokens: of a step that decodes and prefills (default: a
     quarter of max_tokens). eos_ids: tokens that end a reply unless ignore_eos. prefix_cache: None computes every prompt.
     max_drafts: draft tokens that all requests of one step may verify together (Request.drafts; what is beyond is left
-    out). host: slots for pages that leave the device. policy: how requests are chosen. geometry: of models whose layers
-    are in groups.
+    out). host: slots for pages that leave the device. policy: how requests are chosen. geometry: how many tokens a page
+    has, which prefix_cache must have too, and of models whose layers are in groups what these hold.
     """
 
     def __init__(self, *, num_pages: int, max_rows: int, max_tokens: int, max_context: int, vocab_size: int,
@@ -63,7 +63,8 @@ class Scheduler:
         self.budget = budget = StepBudget(max_tokens, mixed_tokens, max_rows, policy.mixed_ratio)
         self.life = life = Lifecycle(
             self.cache, policy, max_rows,
-            should_swap=lambda request: swap_is_quicker(policy, request.computed_len, budget.token_s))
+            should_swap=lambda request: swap_is_quicker(policy, request.computed_len,
+                                                        self.cache.pages_for(request.computed_len), budget.token_s))
         self.loans = PageLoans(life)
         self.job_turns = JobTurns(life.queue)
         self._pace = Pace(life.queue, budget.chunks) if budget.chunks is not None and policy.fair_share else None
@@ -234,7 +235,7 @@ class Scheduler:
             self._pace.observe(batch, seconds)
 
     def limit_step(self, tokens: int) -> None:
-        """From now on run at most `tokens` in a step: whole pages, at least one page and one token of each row, at most
+        """From now on run at most `tokens` in a step: whole blocks, at least one and one token of each row, at most
         what the scheduler was made with."""
         self.budget.limit(tokens)
 

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
+from zse.cache.groups import PageGeometry
 from zse.cache.manager import CacheManager
 from zse.cache.pages import PageAllocator
 from zse.scheduler.batch import Batch, Entry
@@ -35,17 +36,17 @@ class _Followed:
 
 
 class DraftModelSpeculator(Speculator):
-    """runner: an engine's Runner of the draft model on the same device, with as many rows, num_pages pages and chunks of
-    max_tokens. max_context, vocab_size: of the draft model. target_vocab: of the model that verifies; the vocabularies
+    """runner: an engine's Runner of the draft model on the same device, with as many rows, num_pages pages of page_size
+    tokens and chunks of max_tokens. max_context, vocab_size: of the draft model. target_vocab: of the model that verifies; the vocabularies
     are the same but for unused ids at the end. share: of the target's weights that the draft model has, in bytes."""
 
     first_steps = 16.0      # who names a draft model wants it to be tried
 
-    def __init__(self, runner: Any, *, draft_tokens: int, family: str, runs_ahead: bool, num_pages: int, max_tokens: int,
-                 max_context: int, vocab_size: int, target_vocab: int, share: float):
+    def __init__(self, runner: Any, *, draft_tokens: int, family: str, runs_ahead: bool, num_pages: int, page_size: int,
+                 max_tokens: int, max_context: int, vocab_size: int, target_vocab: int, share: float):
         super().__init__(draft_tokens, family, runs_ahead)
         self.runner = runner
-        self.cache = CacheManager(PageAllocator(num_pages))
+        self.cache = CacheManager(PageAllocator(num_pages), geometry=PageGeometry(page_size=page_size))
         self._max_tokens, self._max_context = max_tokens, max_context
         self._lag = min(LAG, max_tokens - 1)
         self._vocab_size, self._target_vocab, self._share = vocab_size, target_vocab, share

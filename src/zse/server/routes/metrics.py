@@ -105,7 +105,7 @@ def _add_model(page: _Page, served) -> None:
     page.add("zse_engine_steps", "gauge", "Steps of the engine that runs.", beat.steps, model=name)
     page.add("zse_engine_running", "gauge", "Requests in the batch.", beat.running, model=name)
     page.add("zse_engine_waiting", "gauge", "Requests that wait for a place in the batch.", beat.waiting, model=name)
-    page.add("zse_engine_free_pages", "gauge", "Free KV pages of 16 tokens.", beat.free_pages, model=name)
+    page.add("zse_engine_free_pages", "gauge", "Free KV pages.", beat.free_pages, model=name)
     if NAMES[0] in beat.counters:
         waits = Histogram(BOUNDS)
         waits.counts = [int(beat.counters[bucket]) for bucket in NAMES]
@@ -118,6 +118,8 @@ def _add_model(page: _Page, served) -> None:
     page.add("zse_engine_last_step_age_seconds", "gauge", "Since the last step while there is work.",
              engine.last_step_age_s, model=name)
     if engine.info is not None:
+        page.add("zse_engine_pages", "gauge", "KV pages.", engine.info.num_pages, model=name)
+        page.add("zse_engine_page_tokens", "gauge", "Tokens of a KV page.", engine.info.page_size, model=name)
         for phase, ms in engine.info.phases_ms.items():
             page.add("zse_engine_phase_seconds", "gauge", "Since exec of the engine, or since it was told to load.",
                      ms / 1000, model=name, phase=phase)
