@@ -185,9 +185,11 @@ def test_masks_between_the_forward_and_the_sampler(home, tmp_path):
         """Stands for the grammar process: token 5 + position is the only one allowed to request 1."""
 
         num_live, num_waiting = 1, 0
+        come_first, draws_first = True, False
 
-        def masks(self, batch):
-            self.lines, self.memory, line = [], bytearray(nbytes * 4), 0
+        def masks(self, batch, lazy):
+            assert not lazy, "what is drawn on a device that runs ahead cannot be drawn again"
+            self.lines, self.memory, line = [], memoryview(bytearray(nbytes * 4)), 0
             for entry in batch.entries:
                 if entry.samples and entry.request.id == 1:
                     token = 5 + entry.start + entry.count
@@ -196,8 +198,8 @@ def test_masks_between_the_forward_and_the_sampler(home, tmp_path):
                 line += entry.samples
             return self if self.lines else None
 
-        def wait(self):
-            return self.lines, memoryview(self.memory)
+        def first_lines(self):
+            return self.lines
 
         def busy(self):
             pass
