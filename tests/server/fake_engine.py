@@ -164,7 +164,7 @@ def main(arguments: list[str]) -> int:
     if "--die" in options:
         return int(options["--die"])
     max_context = int(options.get("--max-context", 4096))
-    sock.send(Ready("fake", max_context, 8, 100, {"weights": 1 << 20, "kv": 2 << 20}, {"ready": 1.0}))
+    sock.send(Ready("fake", max_context, 8, 100, {"weights": 1 << 20, "kv": 2 << 20}, {"ready": 1.0}, page_size=64))
     rows: dict[int, Row] = {}
     steps, beat = 0, 0.0
     while True:

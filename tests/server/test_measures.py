@@ -192,3 +192,4 @@ def test_measures_are_counted(own_server):
     assert 'zse_prompt_tokens_total{model="fake"} 9\n' in page
     assert 'zse_answers_total{model="fake",reason="measured"} 1\n' in page
     assert 'zse_answers_total{model="fake",reason="error"} 1\n' in page
+    assert 'zse_engine_pages{model="fake"} 100\n' in page and 'zse_engine_page_tokens{model="fake"} 64\n' in page
