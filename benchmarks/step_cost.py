@@ -16,6 +16,9 @@ import gc
 import random
 import statistics
 import time
+from types import SimpleNamespace
+
+MOST_PAGES_BYTES = 8 << 30
 
 
 def make(path: str, rows: int, family: str, context: int = 2048, page_size: int = 16, num_pages: int | None = None):
@@ -32,7 +35,10 @@ def make(path: str, rows: int, family: str, context: int = 2048, page_size: int 
     class Device(NullDevice):
         def alloc(self, nbytes, label="other"):
             # Nobody writes pages here, and those of long contexts may be more than this machine has addresses for.
-            return super().alloc(min(nbytes, 1 << 28) if label == "kv cache" else nbytes, label)
+            return super().alloc(min(nbytes, MOST_PAGES_BYTES) if label == "kv cache" else nbytes, label)
+
+        def tensor_map(self, tensor, box, **options):
+            return SimpleNamespace(buffer=tensor.buffer, host_address=64)
 
     device = Device(family=family, arch=90 if family == "gpu" else 0)
     device.num_sms = 132
@@ -42,6 +48,8 @@ def make(path: str, rows: int, family: str, context: int = 2048, page_size: int 
     settled = resolve(config, settle(config, family), device="null", model_context=max(context, plan.config.max_context),
                       block_bytes=1, threads=1, memory_bytes=1 << 40)
     runner = Runner(device, load_model(device, plan, start=False), settled)
+    if runner.kv.nbytes > MOST_PAGES_BYTES:
+        runner.kv.need = lambda page: None
     scheduler = Scheduler(
         num_pages=settled.num_pages, max_rows=rows, max_tokens=512, max_context=context, policy=settled.policy,
         vocab_size=plan.config.vocab_size, prefix_cache=PrefixCache(settled.num_pages, "lru", settled.page_size),

@@ -94,6 +94,7 @@ def test_tables_of_kernels_list_blocks(size):
     for page in pages:      # parts of a block lie together, blocks of a page too
         every += [kv.parts_per_block * (page * count + index) for index in range(count)]
     for first in range(len(every)):
+        assert kv.table_entry(pages, first) == every[first]
         for end in range(first, len(every) + 1):
             assert kv.table_entries(pages, first, end).tolist() == every[first:end]
             held = {every.index(entry) // count for entry in every[first:end]}

@@ -74,14 +74,17 @@ class KVCache:
         if end > self.buffer.nbytes:
             self.buffer.grow(min(-(-end // GROW_BYTES) * GROW_BYTES, self.nbytes))
 
+    def table_entry(self, pages: list[int], block: int) -> int:
+        """What a page table holds for one block of a sequence that has `pages`."""
+        count = self.blocks_per_page
+        return (pages[block // count] * count + block % count) * self.parts_per_block
+
     def table_entries(self, pages: list[int], first: int, end: int) -> array:
         """What a page table holds for the blocks first .. end - 1 of a sequence that has `pages`: an array of i32."""
         count, parts = self.blocks_per_page, self.parts_per_block
         if count == 1:
             return array("i", [page * parts for page in pages[first:end]])
         start = first // count
-        if end - first == 1:
-            return array("i", [(pages[start] * count + first - start * count) * parts])
         firsts = [page * count * parts for page in self.pages_of(pages, first, end)]
         entries = array("i", bytes(4 * count * len(firsts)))
         for index in range(count):

@@ -332,14 +332,23 @@ class Runner:
 
     def _update_table(self, inputs: StepInputs, row: int, pages: list[int], first: int, end: int) -> None:
         """The entries of blocks first .. end - 1 of a sequence that has `pages`, in a row of the page table."""
+        at, view, count = row * self._max_blocks + first, self._table_view, inputs.page_count[0]
+        if end - first == 1 and count < inputs.max_updates:     # as in most steps
+            entry = self.kv.table_entry(pages, first)
+            if view is not None:
+                view[at] = entry
+                return
+            inputs.page_index[count], inputs.page_value[count] = at, entry
+            inputs.page_count[0] = count + 1
+            self.kv.need(pages[first // self.kv.blocks_per_page])
+            return
         entries = self.kv.table_entries(pages, first, end)
-        at, new = row * self._max_blocks + first, len(entries)
-        if self._table_view is not None:
-            self._table_view[at:at + new] = entries
+        new = len(entries)
+        if view is not None:
+            view[at:at + new] = entries
             return
         for page in self.kv.pages_of(pages, first, end):
             self.kv.need(page)
-        count = inputs.page_count[0]
         if count + new > inputs.max_updates:
             # The pages of a long prompt that was in the prefix cache.
             self.device.write(Tensor(self._page_table.buffer, (new,), "i32", 4 * at), entries)
