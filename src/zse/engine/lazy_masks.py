@@ -11,7 +11,9 @@ The second draw has a random number of its own, Philox of (seed, position + 2**6
 says the same in any batch. It is used wherever the first token is refused, also where the mask was computed ahead (behind
 drafts, of requests that are refused often, with log-probabilities): how masks are computed changes no token.
 
-Asking takes 4 µs of the grammar process where a mask takes 10 to 120, and 1 to 7 % of a model's tokens are refused.
+Asking takes 4 µs of the grammar process where a mask takes 10 to 120, and of SmolLM2-135M's greedy tokens 1 to 11 % are
+refused. The way to that process and back holds up a step of 8 rows by 0.3 ms: the first token it takes costs 36 µs, because
+the forward has emptied the caches. To be spared are 0.6 ms of a core, and the second replay.
 """
 
 from collections.abc import Callable, Sequence
