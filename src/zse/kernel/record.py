@@ -1,5 +1,5 @@
-"""Classes that only hold values, without the module dataclasses: it takes a starting engine 6 ms to import, and 0.5 ms more
-for each class, because it compiles their methods from text."""
+"""Classes that only hold values, without the module dataclasses: it takes a starting engine 3 ms to import, 10 with the
+inspect that it brings, and 0.5 more for each class, because it compiles their methods from text."""
 
 from typing import Any, dataclass_transform
 
