@@ -82,6 +82,22 @@ def test_pages_grow_with_the_context(context, size):
         assert resolved(model_context=context, block_bytes=1 << 10, page_size=other).page_size == other
 
 
+def test_the_option_of_the_page_size():
+    from argparse import ArgumentTypeError
+
+    from zse.cli.parser import Parser
+    from zse.cli.serve import _engine_arguments, add_arguments
+    parser = Parser(prog="zse serve")
+    add_arguments(parser)
+    for text, size in (("auto", 0), ("16", 16), ("128", 128)):
+        args = parser.parse_args(["--page-size", text])
+        assert EngineConfig.from_arguments(_engine_arguments(args, "m")).page_size == size
+    option = next(action for action in parser._actions if action.dest == "page_size")
+    for text in ("0", "8", "48", "256", "", "large"):
+        with pytest.raises(ArgumentTypeError, match="is not auto, 16, 32, 64 or 128"):
+            option.type(text)
+
+
 def test_pages_stay_small_in_a_small_pool():
     """A request for each of 64 rows wastes half a page: at most 2 % of the pool."""
     for pages, size in ((64 * 25 * 8, 128), (64 * 25 * 8 - 8, 64), (64 * 25 * 4 - 4, 32), (64 * 25 * 2 - 2, 16)):
