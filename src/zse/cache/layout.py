@@ -2,8 +2,8 @@
 
 A page is one or several blocks (pages.py), one behind the other. A block holds BLOCK tokens of every layer (of a group,
 in models with windowed layers: groups.py): its parts are K of layer 0, V of layer 0, K of layer 1, ..., each of
-num_kv_heads * head_dim * BLOCK elements, and in 8 bits BLOCK scales a head (kernels/kv_pages.py, where a block is called
-a page). Memory is touched page by page, so what is resident follows what is in use (one array a layer would touch 2 *
+num_kv_heads * head_dim * BLOCK elements, and in 8 bits BLOCK scales a head (kernels/kv_pages.py, where a block is
+called a page). Memory is touched page by page, so what is resident follows what is in use (one array a layer would touch 2 *
 num_layers places, with huge pages 2 MiB each, for the first token).
 
 Kernels see layer l's keys as an array [parts, num_kv_heads, head_dim, BLOCK] (on a GPU [parts, num_kv_heads, BLOCK,
@@ -36,8 +36,8 @@ def _block_layers(config, groups: Layers | None) -> int:
 
 
 class KVCache:
-    """`num_pages` pages of `page_size` tokens in one buffer. keys[l] and values[l]: Tensors of layer l for the kernels; see
-    the module for their numbering. groups: layers with a page table of their own (default: all have one); group_of[l]:
+    """`num_pages` pages of `page_size` tokens in one buffer. keys[l] and values[l]: Tensors of layer l for the kernels;
+    see the module for their numbering. groups: layers with a page table of their own (default: all have one); group_of[l]:
     which. Buffers are zero-filled. What is not written costs no memory: on a CPU pages become resident when first
     written, on a GPU `need` maps more of the buffer's addresses."""
 
@@ -59,7 +59,7 @@ class KVCache:
         else:
             self.buffer = device.alloc(self.nbytes, label="kv cache")
         part = nbytes // self.parts_per_block
-        count = (self.num_blocks - 1) * self.parts_per_block + 1    # of any layer: the last block's part is the last index
+        count = (self.num_blocks - 1) * self.parts_per_block + 1    # the last block's part is the last index
         heads, dim, kind = config.num_kv_heads, config.head_dim, KV_DTYPES[dtype]
         keys, values = (pages_shape(dim, kind, keys, device.family) for keys in (True, False))
         places = {layer: (group, place) for group, layers in enumerate(groups) for place, layer in enumerate(layers)}

@@ -7,8 +7,8 @@ less and share finer, so `auto` stays at 16 as long as that is cheap, and takes 
 - The context (AUTO_CONTEXTS): 16 up to 8,192 tokens, 32 up to 32,768, 64 up to 131,072, then 128: no sequence of a
   context that is common today has more than 2,048 pages, and none of up to 8,192 tokens changes.
 - The pool: a sequence wastes half a page at its end, and in each group of layers with a window another half at the
-  window's beginning. If all rows run, that is rows * (1/2 + windowed groups) pages, which may be MAX_WASTE (2 %) of all:
-  25 pages for each row, and 50 more for each of its windowed groups.
+  window's beginning. If all rows run, that is rows * (1/2 + windowed groups) pages, which may be MAX_WASTE (2 %) of
+  all: 25 pages for each row, and 50 more for each of its windowed groups.
 - The window: such a group holds little more than a window of a sequence, so a page may be 1/WINDOW_PAGES (3 %) of it.
   Gemma 3's 512 tokens stay at 16, 1,024 allow 32.
 """
