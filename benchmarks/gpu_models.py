@@ -2,6 +2,7 @@
 the host's share of a step.
 
     python benchmarks/gpu_models.py MODEL... [--rows 1,4,16] [--prompts 128,1024,7000] [--tokens 256] [--context 8192]
+                                    [--fuse-norm 0]
 
 One line a figure, and the floor beside decode: weights and KV read once a step at 4.3 TB/s.
 """
@@ -15,6 +16,7 @@ from pathlib import Path
 from zse.engine.config import EngineConfig
 from zse.engine.load import load_engine
 from zse.engine.metrics import Phases
+from zse.models import forms
 from zse.sampling.params import SamplingParams
 
 BYTES_PER_S = 4.3e12     # of an H200, measured reads
@@ -123,7 +125,12 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--context", type=int, default=8192)
     parser.add_argument("--step-tokens", type=int)
+    parser.add_argument("--fuse-norm", type=int, metavar="N",
+                        help="in steps of up to N tokens the products normalize their rows (0: every norm is a launch; "
+                             f"default {forms.FUSE_NORM_TOKENS}, at most 4)")
     args = parser.parse_args()
+    if args.fuse_norm is not None:
+        forms.FUSE_NORM_TOKENS = args.fuse_norm
     for path in args.models:
         measure(path, args)
     return 0

@@ -26,10 +26,11 @@ from zse.models.forms import (
     SPLIT_TOKENS,
     gates_in_matmul,
     nbytes_of,
+    norm_in_product,
     scratch_tensors,
     shared_places,
 )
-from zse.tensor import Activation, Fp8Activation, Tensor
+from zse.tensor import Activation, Fp8Activation, NormedRows, Tensor
 
 
 class StepBuffers(NamedTuple):
@@ -298,12 +299,10 @@ class _Recording:
         at = f"layers.{layer}."
         fused = weights.get(at + "qkv")
         projections = [fused] if fused else [weights[at + name] for name in "qkv"]
-        normed: Tensor | Activation | Fp8Activation
         # The softmax amplifies what int8 activations lose before it: with f32 here the perplexity of Gemma 3 270M
         # is 0.04 % above the reference instead of 0.66 %, the mean KL of SmolLM2 0.0020 instead of 0.0028
         # (benchmarks/LOG.md). 16 bits are as good as f32 and cost half.
-        normed = self.activation("normed", projections, int16=True)
-        add_rmsnorm(recorder, x, delta, delta_norm, vectors[at + "attn_norm"], normed, eps)
+        normed = self.normed(x, delta, delta_norm, vectors[at + "attn_norm"], projections, int16=True)
         keys, values, page_table = kv.keys[layer], kv.values[layer], self.page_tables[kv.group_of[layer]]
         positions, token_row, q = self.of(step.positions), self.of(step.token_row), self.tensor("q")
         biases = [vectors.get(at + name) for name in (("qkv_bias",) if fused else ("q_bias", "k_bias", "v_bias"))]
@@ -316,16 +315,27 @@ class _Recording:
                          vectors.get(at + "o_bias"))
         fused = weights.get(at + "gate_up")
         projections = [fused] if fused else [weights[at + name] for name in ("gate", "up")]
-        normed = self.activation("normed", projections)
-        add_rmsnorm(recorder, x, delta, vectors.get(at + "post_attn_norm"), vectors[at + "mlp_norm"], normed, eps)
+        gates = fused is not None and gates_in_matmul(self.decoder.forms, config)
+        normed = self.normed(x, delta, vectors.get(at + "post_attn_norm"), vectors[at + "mlp_norm"], projections, gates)
         inner, down = self.made("gated", weights[at + "down"])
-        if fused and gates_in_matmul(self.decoder.forms, config):
+        if gates:
             from zse.kernels.matmul import matmul_gated
             matmul_gated(recorder, normed, fused, inner, config.activation, max_tokens=self.form_tokens)
         else:
             gated(recorder, self.project(normed, projections, "gate_up"), inner, config.activation)
         delta = self.add(x, self.taken(inner, down, "quantized"), down, vectors.get(at + "post_mlp_norm"))
         return delta, vectors.get(at + "post_mlp_norm")
+
+    def normed(self, x: Tensor, delta, delta_norm, norm: Tensor, weights, gated: bool = False,
+               int16: bool = False) -> Tensor | Activation | Fp8Activation | NormedRows:
+        """rmsnorm(x + delta) * norm as the products with `weights` take it: the product's to compute where nothing is
+        added to x first and it can, else by a launch. gated: it is matmul_gated's; int16: as in activation()."""
+        decoder, eps = self.decoder, self.decoder.config.norm_eps
+        if delta is None and norm_in_product(decoder.forms, decoder.device, weights, gated, self.form_tokens):
+            return NormedRows(x, norm, eps)
+        normed = self.activation("normed", weights, int16=int16)
+        add_rmsnorm(self.recorder, x, delta, delta_norm, norm, normed, eps)
+        return normed
 
     def made(self, name: str, weight):
         """(what an operation writes for `weight` to be multiplied with, the weight)."""

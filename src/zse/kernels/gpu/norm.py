@@ -16,7 +16,6 @@ from zse.kernel import (
     kernel,
     load,
     shared_array,
-    sqrt,
     static,
     store,
     target,
@@ -24,7 +23,16 @@ from zse.kernel import (
     warp_max,
     warp_sum,
 )
-from zse.kernels.gpu.rows import block_sum, fp8_scales, gathered, largest_bits, magnitude_bits, tree_sum
+from zse.kernels.gpu.rows import (
+    block_sum,
+    fp8_scales,
+    gathered,
+    inverse_rms,
+    largest_bits,
+    magnitude_bits,
+    square_sum,
+    tree_sum,
+)
 
 THREADS = 512
 VECTORS = (2, 4, 8)         # f32x4 per thread: rows of up to 4,096, 8,192 and 16,384 values
@@ -61,11 +69,7 @@ def add_rmsnorm_row(x: Ptr[f32], delta: Ptr[f32, "const"], delta_weight: Ptr[f32
                 ds[v] = load(delta + row * width + places[v], 4)
 
     if DELTA == "norm":
-        squares = f32.x(4)(0)
-        for v in static(range(V)):
-            squares += ds[v] * ds[v]
-        total = block_sum((squares[0] + squares[1]) + (squares[2] + squares[3]), shared_array(f32, warps))
-        factor = 1.0 / sqrt(total / f32(width) + eps)
+        factor = inverse_rms(block_sum(square_sum(ds), shared_array(f32, warps)), width, eps)
         for v in static(range(V)):
             if V > 4:
                 if places[v] < width:
@@ -82,13 +86,10 @@ def add_rmsnorm_row(x: Ptr[f32], delta: Ptr[f32, "const"], delta_weight: Ptr[f32
             for v in static(range(V)):
                 if places[v] < width:
                     ws[v] = load(weight + places[v], 4)
-        sums = f32.x(4)(0)
-        for v in static(range(V)):
-            sums += xs[v] * xs[v]
-        sum = warp_sum((sums[0] + sums[1]) + (sums[2] + sums[3]))
+        sum = warp_sum(square_sum(xs))
         scratch = shared_array(f32, warps)
         if OUT == "bf16":
-            inverse = 1.0 / sqrt(tree_sum(gathered(sum, scratch)) / f32(width) + eps)
+            inverse = inverse_rms(tree_sum(gathered(sum, scratch)), width, eps)
             for v in static(range(V)):
                 if places[v] < width:
                     store(out + row * width + places[v], convert(xs[v] * inverse * ws[v], bf16))
@@ -101,7 +102,7 @@ def add_rmsnorm_row(x: Ptr[f32], delta: Ptr[f32, "const"], delta_weight: Ptr[f32
             top = warp_max(top)
             if t % target.warp == 0:
                 peaks[t // target.warp] = top
-            inverse = 1.0 / sqrt(tree_sum(gathered(sum, scratch)) / f32(width) + eps)
+            inverse = inverse_rms(tree_sum(gathered(sum, scratch)), width, eps)
             for w in static(range(warps)):
                 top = max(top, peaks[w])
             unit, inverse_unit = fp8_scales(bitcast(top, f32) * inverse)

@@ -13,6 +13,7 @@ from zse.kernel import (
     inline,
     lane_index,
     load,
+    sqrt,
     static,
     target,
     warp_index,
@@ -50,6 +51,21 @@ def tree_sum(values):
             if i + step < len(parts):
                 parts[i] = parts[i] + parts[i + step]
     return parts[0]
+
+
+@inline
+def square_sum(xs):
+    """The sum of the squares of a thread's vectors of four f32."""
+    sums = f32.x(4)(0)
+    for v in static(range(len(xs))):
+        sums += xs[v] * xs[v]
+    return (sums[0] + sums[1]) + (sums[2] + sums[3])
+
+
+@inline
+def inverse_rms(total, width, eps):
+    """1 / sqrt(mean of the squares + eps) from their sum."""
+    return 1.0 / sqrt(total / f32(width) + eps)
 
 
 @inline
