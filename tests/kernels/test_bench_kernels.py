@@ -7,6 +7,7 @@ from zse.bench import kernels
 from zse.errors import ConfigError
 from zse.kernels import matmul as matmul_op
 from zse.kernels.gpu import matmul_sizes
+from zse.kernels.op import Output, Tolerance
 from zse.kernels.table import all_ops
 from zse.runtime.emulate import EmulateDevice
 
@@ -44,6 +45,14 @@ def test_sizes_of_matmul_are_checked(device, monkeypatch):
         if case.name.endswith("qkv 1 x 96 x 256"):
             assert not kernels.check(device, matmul_op.MATMUL, case, {"out": (index, array + 1)})
     assert len(seen) == len(matmul_sizes.SCHEMES)
+
+
+def test_nan_agrees_with_nan_only():
+    output = Output((2,), "float32", Tolerance(0.1, 0.0, "a test"))
+    nan = float("nan")
+    assert kernels.agrees(np.array([1.05, nan]), np.array([1.0, nan]), output)
+    assert not kernels.agrees(np.array([1.05, nan]), np.array([1.0, 2.0]), output)
+    assert not kernels.agrees(np.array([1.05, 2.0]), np.array([1.0, nan]), output)
 
 
 def test_unknown_operation(device):

@@ -170,7 +170,8 @@ def agrees(got, wanted, output) -> bool:
         return not output.error(got, wanted=wanted)
     if tolerance.absolute == tolerance.relative == 0:
         return bool(np.array_equal(got, wanted, equal_nan=wanted.dtype.kind == "f"))
-    return bool(np.allclose(got, wanted.astype(np.float64), rtol=tolerance.relative, atol=tolerance.absolute))
+    wide = wanted.astype(np.float64)
+    return bool(np.allclose(got, wide, rtol=tolerance.relative, atol=tolerance.absolute, equal_nan=True))
 
 
 def check(device, op, case, expected=None) -> bool:
