@@ -16,7 +16,8 @@ test: $(TESTED) build
 	$(BIN)/python -m pytest
 
 lint: $(TESTED)
-	$(BIN)/ruff check src tests benchmarks examples setup.py
+	$(BIN)/ruff check src tests benchmarks examples scripts setup.py
+	$(BIN)/ruff format --check --quiet src tests benchmarks examples scripts setup.py
 
 types: $(TESTED)
 	$(BIN)/mypy

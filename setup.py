@@ -10,7 +10,7 @@ from setuptools.dist import Distribution
 
 try:
     from setuptools.command.bdist_wheel import bdist_wheel
-except ImportError:     # setuptools before 70.1
+except ImportError:  # setuptools before 70.1
     from wheel.bdist_wheel import bdist_wheel
 
 SOURCE = Path(__file__).resolve().parent / "src"
@@ -23,6 +23,7 @@ class BuildWithKernels(build_py):
     def run(self):
         super().run()
         from zse.build import build
+
         folder = build(SOURCE / "zse" / "_native")
         if not getattr(self, "editable_mode", False):
             target = Path(self.build_lib) / "zse" / "_native"

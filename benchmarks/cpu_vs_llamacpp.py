@@ -90,13 +90,29 @@ def serve_first_token(model: str, threads: int) -> float:
     """Seconds from exec of `zse serve` to the first streamed token over HTTP."""
     import http.client
     import socket
+
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     body = json.dumps({"model": "bench", "prompt": PROMPT, "max_tokens": 1, "temperature": 0, "stream": True})
     start = time.perf_counter()
-    server = subprocess.Popen([sys.executable, "-m", "zse", "serve", model, "--port", str(port), "--threads", str(threads),
-                               "--model-name", "bench"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    server = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "zse",
+            "serve",
+            model,
+            "--port",
+            str(port),
+            "--threads",
+            str(threads),
+            "--model-name",
+            "bench",
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         while time.perf_counter() - start < 30 and server.poll() is None:
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
@@ -130,22 +146,59 @@ def measure(model: str, args) -> dict:
 
     for number in range(args.rounds):
         add(ours, **{name: value for name, value in worker(me).items() if name in FIGURES})
-        runs = [worker([*peer, "--flash", flash]) for flash in (("-1", "0", "1") if number == 0 else (args.best_flash,))]
+        runs = [
+            worker([*peer, "--flash", flash]) for flash in (("-1", "0", "1") if number == 0 else (args.best_flash,))
+        ]
         if number == 0:
             args.best_flash = max(zip(runs, ("-1", "0", "1"), strict=True), key=lambda pair: pair[0]["decode_1024"])[1]
         add(theirs, **{name: max(run[name] for run in runs) for name in FIGURES})
         add(ours, peak_mib=worker([*me, "--only-memory"])["peak_mib"])
         add(theirs, peak_mib=worker([*peer, "--only-memory"])["peak_mib"])
-        add(ours, run_first_s=first_output([sys.executable, "-m", "zse", "run", model, PROMPT, "--max-tokens", "1", "--temperature", "0",
-                                            "--threads", str(args.threads)]))
+        add(
+            ours,
+            run_first_s=first_output(
+                [
+                    sys.executable,
+                    "-m",
+                    "zse",
+                    "run",
+                    model,
+                    PROMPT,
+                    "--max-tokens",
+                    "1",
+                    "--temperature",
+                    "0",
+                    "--threads",
+                    str(args.threads),
+                ]
+            ),
+        )
         add(theirs, run_first_s=first_output([args.llama_python, "-c", LLAMA_RUN, model, str(args.threads), PROMPT]))
         if args.llama_cli:
-            add(theirs, native_first_s=first_output([args.llama_cli, "-m", model, "-p", PROMPT, "-n", "1", "-t", str(args.threads),
-                                                     "-no-cnv", "--no-display-prompt"]))
+            add(
+                theirs,
+                native_first_s=first_output(
+                    [
+                        args.llama_cli,
+                        "-m",
+                        model,
+                        "-p",
+                        PROMPT,
+                        "-n",
+                        "1",
+                        "-t",
+                        str(args.threads),
+                        "-no-cnv",
+                        "--no-display-prompt",
+                    ]
+                ),
+            )
         add(ours, serve_first_s=serve_first_token(model, args.threads))
     names = list(dict.fromkeys([*ours, *theirs]))
-    return {name: tuple(statistics.median(side[name]) if name in side else None for side in (ours, theirs)) for name in names} | {
-        "runs": {"zse": ours, "llama.cpp": theirs}}
+    return {
+        name: tuple(statistics.median(side[name]) if name in side else None for side in (ours, theirs))
+        for name in names
+    } | {"runs": {"zse": ours, "llama.cpp": theirs}}
 
 
 def main() -> None:
@@ -168,11 +221,15 @@ def main() -> None:
     for model in args.models:
         args.best_flash = "-1"
         results[Path(model).name] = figures = measure(model, args)
-        print(f"\n{Path(model).name}, {args.threads} threads, {args.rounds} rounds (llama.cpp: best flash setting {args.best_flash})")
+        print(
+            f"\n{Path(model).name}, {args.threads} threads, {args.rounds} rounds (llama.cpp: best flash setting {args.best_flash})"
+        )
         print(f"{'':16}{'zse':>10}{'llama.cpp':>12}{'ratio':>9}")
         for name, (our, their) in ((name, pair) for name, pair in figures.items() if name != "runs"):
             ratio = f"{our / their:8.2f}x" if our and their else "        -"
-            shown = [f"{value:.3f}" if value and value < 10 else f"{value:.1f}" if value else "-" for value in (our, their)]
+            shown = [
+                f"{value:.3f}" if value and value < 10 else f"{value:.1f}" if value else "-" for value in (our, their)
+            ]
             print(f"{name:16}{shown[0]:>10}{shown[1]:>12}{ratio}", flush=True)
     if args.json:
         Path(args.json).write_text(json.dumps(results, indent=1))

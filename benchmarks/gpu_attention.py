@@ -22,11 +22,24 @@ from zse.tensor import Tensor
 
 BANDWIDTH, FLOPS = 4.3e12, 790e12
 PAGE = 16
-DECODE = {"1 x 1k": [1024], "1 x 4k": [4096], "1 x 32k": [32768], "4 x 1k": [1024] * 4, "16 x 1k": [1024] * 16,
-          "16 x 4k": [4096] * 16, "64 x 1k": [1024] * 64, "256 x 1k": [1024] * 256,
-          "64, 50 to 8k": [50 + 126 * i for i in range(64)]}
-PREFILL = {"128": [(0, 128)], "1,024": [(0, 1024)], "7,000": [(0, 7000)], "8 x 512": [(0, 512)] * 8,
-           "512 after 6.5k": [(6488, 512)]}
+DECODE = {
+    "1 x 1k": [1024],
+    "1 x 4k": [4096],
+    "1 x 32k": [32768],
+    "4 x 1k": [1024] * 4,
+    "16 x 1k": [1024] * 16,
+    "16 x 4k": [4096] * 16,
+    "64 x 1k": [1024] * 64,
+    "256 x 1k": [1024] * 256,
+    "64, 50 to 8k": [50 + 126 * i for i in range(64)],
+}
+PREFILL = {
+    "128": [(0, 128)],
+    "1,024": [(0, 1024)],
+    "7,000": [(0, 7000)],
+    "8 x 512": [(0, 512)] * 8,
+    "512 after 6.5k": [(6488, 512)],
+}
 
 
 class Batch:
@@ -40,15 +53,17 @@ class Batch:
         random.shuffle(numbers)
         table, at = array("i"), 0
         for count in used:
-            table.extend([2 * layers * page for page in numbers[at: at + count]] + [0] * (self.max_pages - count))
+            table.extend([2 * layers * page for page in numbers[at : at + count]] + [0] * (self.max_pages - count))
             at += count
         self.tokens = sum(count for _, count in runs)
         width = args.heads * args.head_dim
         self.page_table = self.put("i32", (rows, self.max_pages), table)
-        self.token_row = self.put("i32", (self.tokens,),
-                                  array("i", [r for r, (_, n) in enumerate(runs) for _ in range(n)]))
-        self.positions = self.put("i32", (self.tokens,), array("i", [p for first, n in runs for p in range(first,
-                                                                                                           first + n)]))
+        self.token_row = self.put(
+            "i32", (self.tokens,), array("i", [r for r, (_, n) in enumerate(runs) for _ in range(n)])
+        )
+        self.positions = self.put(
+            "i32", (self.tokens,), array("i", [p for first, n in runs for p in range(first, first + n)])
+        )
         block = args.kv_heads * head_nbytes(args.head_dim, args.kv)
         self.pages = device.alloc(total * 2 * layers * block, label="kv cache")
         self.fill(self.pages)
@@ -60,8 +75,13 @@ class Batch:
         self.qkv = self.new("f32", 4, (self.tokens, (args.heads + 2 * args.kv_heads) * args.head_dim))
         self.table = self.new("f32", 4, (self.tokens, args.head_dim))
         self.context = max(first + count for first, count in runs)
-        config = SimpleNamespace(num_heads=args.heads, num_kv_heads=args.kv_heads, head_dim=args.head_dim, num_layers=1,
-                                 window=lambda layer: args.window)
+        config = SimpleNamespace(
+            num_heads=args.heads,
+            num_kv_heads=args.kv_heads,
+            head_dim=args.head_dim,
+            num_layers=1,
+            window=lambda layer: args.window,
+        )
         self.scratch = AttentionScratch.allocate(device, config, self.tokens, rows, self.context)
 
     def new(self, dtype, item, shape):
@@ -86,19 +106,50 @@ class Batch:
         plan_attention(recorder, self.scratch, self.token_row, self.positions, longest)
 
     def record_attention(self, recorder, layer, longest):
-        attention(recorder, self.q, self.keys[layer], self.values[layer], self.page_table, self.token_row,
-                  self.positions, self.out,
-                  self.args.head_dim**-0.5, self.args.window, scratch=self.scratch, longest_run=longest)
+        attention(
+            recorder,
+            self.q,
+            self.keys[layer],
+            self.values[layer],
+            self.page_table,
+            self.token_row,
+            self.positions,
+            self.out,
+            self.args.head_dim**-0.5,
+            self.args.window,
+            scratch=self.scratch,
+            longest_run=longest,
+        )
 
     def record_qkv_post(self, recorder, layer):
-        qkv_post(recorder, self.qkv, None, None, self.table, self.q, self.keys[layer], self.values[layer],
-                 self.page_table,
-                 self.token_row, self.positions)
+        qkv_post(
+            recorder,
+            self.qkv,
+            None,
+            None,
+            self.table,
+            self.q,
+            self.keys[layer],
+            self.values[layer],
+            self.page_table,
+            self.token_row,
+            self.positions,
+        )
 
     def free(self):
-        for tensor in (self.page_table, self.token_row, self.positions, self.q, self.out, self.qkv, self.table,
-                       *self.scratch.plans.values(),
-                       self.scratch.counters, self.scratch.records, self.scratch.totals):
+        for tensor in (
+            self.page_table,
+            self.token_row,
+            self.positions,
+            self.q,
+            self.out,
+            self.qkv,
+            self.table,
+            *self.scratch.plans.values(),
+            self.scratch.counters,
+            self.scratch.records,
+            self.scratch.totals,
+        ):
             tensor.buffer.free()
         self.pages.free()
 
@@ -124,6 +175,7 @@ def measure(device, record) -> float:
 
 def measure_layer(device, batch: Batch, longest: int | None) -> tuple[float, float, float, float]:
     """Microseconds of a layer's attention, of its qkv_post, of both, and of the plan."""
+
     def attend(recorder, layer):
         batch.record_attention(recorder, layer, longest)
 
@@ -133,6 +185,7 @@ def measure_layer(device, batch: Batch, longest: int | None) -> tuple[float, flo
             for layer in range(batch.layers):
                 for part in parts:
                     part(recorder, layer)
+
         return (measure(device, record) - plan) / batch.layers
 
     plan = measure(device, lambda recorder: [batch.record_plan(recorder, longest) for _ in range(8)]) / 8
@@ -148,8 +201,10 @@ def main() -> None:
     args = parser.parse_args()
     device = open_device(args.device)
     token_bytes = 2 * args.kv_heads * head_nbytes(args.head_dim, args.kv) // PAGE
-    print(f"{args.heads}/{args.kv_heads} heads of {args.head_dim}, {args.kv} pages, window {args.window or 'none'}; "
-          "µs of a layer")
+    print(
+        f"{args.heads}/{args.kv_heads} heads of {args.head_dim}, {args.kv} pages, window {args.window or 'none'}; "
+        "µs of a layer"
+    )
     print(f"{'decode':>14} | attention | + qkv_post | qkv_post | plan, once a step | floor | of bandwidth")
     for name, lengths in DECODE.items():
         layers = min(args.layers, max(4, int(12e9 / (sum(lengths) * token_bytes))))

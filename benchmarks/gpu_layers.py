@@ -60,8 +60,9 @@ def layer_us(device, scheme, tokens: int, norm: str = "") -> tuple[float | None,
                 matmul(recorder, a, weight, out, max_tokens=tokens, accumulate=epilogue == "accumulate")
 
     try:
-        possible = norm != "fused" or all(takes_norm(device, weights[0][name], name == "gate_up", tokens)
-                                          for name in ("qkv", "gate_up"))
+        possible = norm != "fused" or all(
+            takes_norm(device, weights[0][name], name == "gate_up", tokens) for name in ("qkv", "gate_up")
+        )
         us = measure(device, record, LAYERS, 1000.0) if possible else None
     finally:
         release((weights, inputs, outs, ones))
@@ -82,12 +83,17 @@ def main() -> None:
             us, nbytes = layer_us(device, parse_scheme(name), tokens)
             assert us is not None
             floor = nbytes / ceiling / 1e3
-            print(f"{name:16} {tokens:3} tokens: {us:7.1f} us a layer, floor {floor:6.1f} us ({100 * floor / us:.0f} %)",
-                  flush=True)
+            print(
+                f"{name:16} {tokens:3} tokens: {us:7.1f} us a layer, floor {floor:6.1f} us ({100 * floor / us:.0f} %)",
+                flush=True,
+            )
             if tokens <= 4:
                 times = {norm: layer_us(device, parse_scheme(name), tokens, norm)[0] for norm in ("separate", "fused")}
-                print(f"{name:16} {tokens:3} tokens: with the norm in front: "
-                      + " / ".join(f"{norm} {'-' if us is None else f'{us:.1f} us'}" for norm, us in times.items()), flush=True)
+                print(
+                    f"{name:16} {tokens:3} tokens: with the norm in front: "
+                    + " / ".join(f"{norm} {'-' if us is None else f'{us:.1f} us'}" for norm, us in times.items()),
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -22,11 +22,17 @@ from zse.runtime.symbol import Sym
 from zse.tensor import Fp8Activation, Tensor, Weight
 
 HIDDEN, QKV, INNER = 3584, 4608, 18944
-SCHEMES = {"bf16": DenseScheme("bf16"), "fp8": Fp8Scheme("row"), "fp8-block": Fp8Scheme("block"),
-           "int4": AffineScheme(4, 128, False), "int4-g32": AffineScheme(4, 32, False),
-           "int8": AffineScheme(8, 128, True), "f16": DenseScheme("f16")}
+SCHEMES = {
+    "bf16": DenseScheme("bf16"),
+    "fp8": Fp8Scheme("row"),
+    "fp8-block": Fp8Scheme("block"),
+    "int4": AffineScheme(4, 128, False),
+    "int4-g32": AffineScheme(4, 32, False),
+    "int8": AffineScheme(8, 128, True),
+    "f16": DenseScheme("f16"),
+}
 PRODUCTS = (("qkv", QKV, HIDDEN), ("o", HIDDEN, HIDDEN), ("gate_up", 2 * INNER, HIDDEN), ("down", HIDDEN, INNER))
-PATTERN = 8 << 20       # bytes of random values, repeated
+PATTERN = 8 << 20  # bytes of random values, repeated
 
 
 def pattern(dtype: str) -> bytes:
@@ -90,8 +96,14 @@ def record_products(recorder, layer, inputs, outputs, tokens: int, only: str | N
             if name == "gate_up":
                 matmul_gated(recorder, inputs[width], layer[name], outputs[name], "silu", max_tokens=tokens)
             else:
-                matmul(recorder, inputs[width], layer[name], outputs[name], max_tokens=tokens,
-                       accumulate=name in ("o", "down"))
+                matmul(
+                    recorder,
+                    inputs[width],
+                    layer[name],
+                    outputs[name],
+                    max_tokens=tokens,
+                    accumulate=name in ("o", "down"),
+                )
 
 
 def measure(device, maker, precision: str, layers: list, tokens: int, each: bool) -> None:
@@ -101,9 +113,13 @@ def measure(device, maker, precision: str, layers: list, tokens: int, each: bool
     def values(width: int):
         whole = maker.tensor((tokens, width), "e4m3" if fp8 else "bf16").with_rows(symbol)
         return Fp8Activation(whole, maker.tensor((tokens,), "f32").with_rows(symbol)) if fp8 else whole
+
     inputs = {width: values(width) for width in (HIDDEN, INNER)}
-    outputs = {"qkv": maker.tensor((tokens, QKV), "f32"), "o": maker.tensor((tokens, HIDDEN), "f32"),
-               "gate_up": maker.tensor((tokens, INNER), "bf16")}
+    outputs = {
+        "qkv": maker.tensor((tokens, QKV), "f32"),
+        "o": maker.tensor((tokens, HIDDEN), "f32"),
+        "gate_up": maker.tensor((tokens, INNER), "bf16"),
+    }
     outputs = {name: tensor.with_rows(symbol) for name, tensor in outputs.items()}
     outputs["down"] = outputs["o"]
 
@@ -116,16 +132,19 @@ def measure(device, maker, precision: str, layers: list, tokens: int, each: bool
         seconds = timed(graph, tokens)
         graph.close()
         return seconds
+
     for only in (None, *(name for name, _, _ in PRODUCTS if each)):
         chosen = [product for product in PRODUCTS if only in (None, product[0])]
         size = sum(rows * width for _, rows, width in chosen)
         bytes_ = sum(plane.nbytes for layer in layers for name, _, _ in chosen for plane in layer[name].planes.values())
         seconds = run(only)
         rate = 2e-12 * tokens * size * len(layers) / seconds
-        print(f"{precision:9} {tokens:5} tokens {only or 'all':8} {seconds * 1e3:8.3f} ms  "
-              f"{seconds * 1e6 / len(layers):7.1f} us a layer  {rate:6.0f} TFLOP/s  "
-              f"{bytes_ / seconds / 1e12:5.2f} TB/s",
-              flush=True)
+        print(
+            f"{precision:9} {tokens:5} tokens {only or 'all':8} {seconds * 1e3:8.3f} ms  "
+            f"{seconds * 1e6 / len(layers):7.1f} us a layer  {rate:6.0f} TFLOP/s  "
+            f"{bytes_ / seconds / 1e12:5.2f} TB/s",
+            flush=True,
+        )
 
 
 def cube(device, maker, size: int) -> None:
@@ -136,8 +155,9 @@ def cube(device, maker, size: int) -> None:
     for i in range(8):
         matmul(recorder, a.with_rows(tokens), weights[i % 2], out.with_rows(tokens), max_tokens=size)
     seconds = timed(recorder.finish(), size) / 8
-    print(f"bf16 {size} x {size} x {size}: {seconds * 1e3:.3f} ms, {2 * size ** 3 / seconds / 1e12:.0f} TFLOP/s",
-          flush=True)
+    print(
+        f"bf16 {size} x {size} x {size}: {seconds * 1e3:.3f} ms, {2 * size**3 / seconds / 1e12:.0f} TFLOP/s", flush=True
+    )
 
 
 def main() -> int:
@@ -153,8 +173,10 @@ def main() -> int:
     if args.cube:
         cube(device, maker, args.cube)
     for precision in args.precisions.split(","):
-        layers = [{name: maker.weight(SCHEMES[precision], rows, width) for name, rows, width in PRODUCTS}
-                  for _ in range(args.layers)]
+        layers = [
+            {name: maker.weight(SCHEMES[precision], rows, width) for name, rows, width in PRODUCTS}
+            for _ in range(args.layers)
+        ]
         for tokens in args.tokens.split(","):
             measure(device, maker, precision, layers, int(tokens), args.each)
         for layer in layers:

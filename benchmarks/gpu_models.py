@@ -19,7 +19,7 @@ from zse.engine.metrics import Phases
 from zse.models import forms
 from zse.sampling.params import SamplingParams
 
-BYTES_PER_S = 4.3e12     # of an H200, measured reads
+BYTES_PER_S = 4.3e12  # of an H200, measured reads
 
 
 def greedy(tokens: int) -> SamplingParams:
@@ -56,7 +56,7 @@ def decode(engine, rows: int, prompt_len: int, tokens: int, rng, vocab: int, fir
         engine.submit(first_id + row, [rng.randrange(vocab) for _ in range(prompt_len)], greedy(tokens))
     counts = dict.fromkeys(range(first_id, first_id + rows), 0)
     start = time.perf_counter()
-    while min(counts.values()) < 3:         # prompts, and graphs for these sizes
+    while min(counts.values()) < 3:  # prompts, and graphs for these sizes
         for output in engine.step():
             counts[output.id] += len(output.tokens)
     prefilled = time.perf_counter() - start
@@ -72,10 +72,16 @@ def decode(engine, rows: int, prompt_len: int, tokens: int, rng, vocab: int, fir
     del engine.runner.collect, engine.runner.launch
     while engine.has_work:
         engine.step()
-    return {"tok/s": said / seconds, "ms/step": 1e3 * seconds / steps, "submit ms/step": 1e3 * submitted[0] / steps,
-            "host ms/step": 1e3 * (seconds - waited[0]) / steps, "prefill s": prefilled,
-            "median ms": 1e3 * sorted(times)[steps // 2], "slowest": sorted(times)[-3:],
-            "steady": rows * (steps - 8) / sum(times[8:])}
+    return {
+        "tok/s": said / seconds,
+        "ms/step": 1e3 * seconds / steps,
+        "submit ms/step": 1e3 * submitted[0] / steps,
+        "host ms/step": 1e3 * (seconds - waited[0]) / steps,
+        "prefill s": prefilled,
+        "median ms": 1e3 * sorted(times)[steps // 2],
+        "slowest": sorted(times)[-3:],
+        "steady": rows * (steps - 8) / sum(times[8:]),
+    }
 
 
 def measure(path: str, args) -> None:
@@ -83,8 +89,17 @@ def measure(path: str, args) -> None:
     start = time.perf_counter()
     phases = Phases(lambda: time.perf_counter() - start)
     plans = []
-    loaded = load_engine(EngineConfig(model=path, device="cuda", max_context=args.context, max_rows=max(rows),
-                                      max_tokens_per_step=args.step_tokens), phases, on_plan=plans.append)
+    loaded = load_engine(
+        EngineConfig(
+            model=path,
+            device="cuda",
+            max_context=args.context,
+            max_rows=max(rows),
+            max_tokens_per_step=args.step_tokens,
+        ),
+        phases,
+        on_plan=plans.append,
+    )
     name, engine, device, config = Path(path).name, loaded.engine, loaded.device, loaded.model_config
     taken = device.memory_total - device.memory_free
     print(f"== {name}\n{plans[0].describe()}\nphases ms: {phases.ms}\nGPU memory in use: {taken / 1e9:.2f} GB")
@@ -104,11 +119,14 @@ def measure(path: str, args) -> None:
         result = decode(engine, count, args.prompt, args.tokens, rng, vocab, number)
         number += count
         floor = (weights + count * kv * (args.prompt + args.tokens // 2)) / BYTES_PER_S
-        print(f"{name}: {count} rows: {result['tok/s']:.0f} tok/s ({result['steady']:.0f} after 8 steps), median "
-              f"{result['median ms']:.3f} ms a step (floor {1e3 * floor:.3f}, "
-              f"{1e5 * floor / result['median ms']:.0f} %), host {result['host ms/step']:.3f} ms "
-              f"({result['submit ms/step']:.3f} of it submitting), prompts {result['prefill s']:.2f} s, slowest steps "
-              + " ".join(f"{1e3 * value:.1f}" for value in result["slowest"]), flush=True)
+        print(
+            f"{name}: {count} rows: {result['tok/s']:.0f} tok/s ({result['steady']:.0f} after 8 steps), median "
+            f"{result['median ms']:.3f} ms a step (floor {1e3 * floor:.3f}, "
+            f"{1e5 * floor / result['median ms']:.0f} %), host {result['host ms/step']:.3f} ms "
+            f"({result['submit ms/step']:.3f} of it submitting), prompts {result['prefill s']:.2f} s, slowest steps "
+            + " ".join(f"{1e3 * value:.1f}" for value in result["slowest"]),
+            flush=True,
+        )
     problems = engine.scheduler.check_integrity()
     taken = device.memory_total - device.memory_free
     print(f"{name}: GPU memory at the end {taken / 1e9:.2f} GB; integrity: {problems or 'sound'}", flush=True)
@@ -125,9 +143,13 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--context", type=int, default=8192)
     parser.add_argument("--step-tokens", type=int)
-    parser.add_argument("--fuse-norm", type=int, metavar="N",
-                        help="in steps of up to N tokens the products normalize their rows (0: every norm is a launch; "
-                             f"default {forms.FUSE_NORM_TOKENS}, at most 4)")
+    parser.add_argument(
+        "--fuse-norm",
+        type=int,
+        metavar="N",
+        help="in steps of up to N tokens the products normalize their rows (0: every norm is a launch; "
+        f"default {forms.FUSE_NORM_TOKENS}, at most 4)",
+    )
     args = parser.parse_args()
     if args.fuse_norm is not None:
         forms.FUSE_NORM_TOKENS = args.fuse_norm

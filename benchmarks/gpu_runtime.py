@@ -13,7 +13,19 @@ import sys
 import threading
 import time
 
-from zse.kernel import Ptr, Variant, block_index, f32, grid_launch_dependents, grid_wait, i32, i64, kernel, target, thread_index
+from zse.kernel import (
+    Ptr,
+    Variant,
+    block_index,
+    f32,
+    grid_launch_dependents,
+    grid_wait,
+    i32,
+    i64,
+    kernel,
+    target,
+    thread_index,
+)
 from zse.runtime import gpu_graph, gpu_load
 from zse.runtime.gpu import Kernels
 from zse.runtime.load import LoadJob
@@ -130,8 +142,11 @@ def launches(device) -> None:
         graph.run()
         submitted.clear()
         whole = median_us(step, 50)
-        print(f"{LAUNCHES} launches, overlapping {overlaps}: a launch {line}; captured in {captured:.2f} ms: submitting all "
-              f"{1e6 * sorted(submitted)[25]:.1f} us, {whole / LAUNCHES:.3f} us a launch", flush=True)
+        print(
+            f"{LAUNCHES} launches, overlapping {overlaps}: a launch {line}; captured in {captured:.2f} ms: submitting all "
+            f"{1e6 * sorted(submitted)[25]:.1f} us, {whole / LAUNCHES:.3f} us a launch",
+            flush=True,
+        )
         graph.close()
     device.overlaps = before
 
@@ -140,7 +155,11 @@ def round_trips(device) -> None:
     """A step that does nothing, with each way to exchange data and to wait."""
     given, copied, mapped = device.staging(4096), device.staging(4096), device.staging(4096, mapped=True)
     polls = gpu_graph.SPIN_US
-    for name, got in (("nothing exchanged", None), ("copied in and out", copied), ("copied in, out over the bus", mapped)):
+    for name, got in (
+        ("nothing exchanged", None),
+        ("copied in and out", copied),
+        ("copied in, out over the bus", mapped),
+    ):
         recorder = device.record()
         if got is not None:
             recorder.upload(given)
@@ -154,7 +173,9 @@ def round_trips(device) -> None:
         for gpu_graph.SPIN_US in (polls, 0):
             figures.append(median_us(graph.run))
         gpu_graph.SPIN_US = polls
-        print(f"round trip of 2 launches, {name}: {figures[0]:.1f} us polling, {figures[1]:.1f} us sleeping", flush=True)
+        print(
+            f"round trip of 2 launches, {name}: {figures[0]:.1f} us polling, {figures[1]:.1f} us sleeping", flush=True
+        )
         graph.close()
 
 
@@ -167,7 +188,7 @@ def write_file(path: str, nbytes: int, in_pieces: bool) -> None:
 
     def part(first: int, step: int) -> None:
         for offset in range(first, nbytes, step):
-            os.pwrite(fd, block[:min(piece, nbytes - offset)], offset)
+            os.pwrite(fd, block[: min(piece, nbytes - offset)], offset)
 
     count = 8 if in_pieces else 1
     threads = [threading.Thread(target=part, args=(number * piece, count * piece)) for number in range(count)]
@@ -200,8 +221,11 @@ def loading(device, path: str, nbytes: int) -> None:
         last = min(nbytes, 1 << 20)
         right = device.read(Tensor(buffer, (last,), "u8", nbytes - last)) == os.pread(fd, last, nbytes - last)
         os.close(fd)
-        print(f"load, {label}: {1e3 * seconds:.1f} ms, {nbytes / seconds / 1e9:.1f} GB/s, "
-              f"{'mapped' if loading.mapped else 'read'}{'' if right else ', WRONG BYTES'}", flush=True)
+        print(
+            f"load, {label}: {1e3 * seconds:.1f} ms, {nbytes / seconds / 1e9:.1f} GB/s, "
+            f"{'mapped' if loading.mapped else 'read'}{'' if right else ', WRONG BYTES'}",
+            flush=True,
+        )
 
     try:
         for name, in_pieces in (("written in large pieces", False), ("written in small pieces", True)):
@@ -241,12 +265,15 @@ def main() -> int:
     from zse.kernel.nvrtc import compile_variant
     from zse.runtime.bindings.cuda import CUDADriver
     from zse.runtime.cuda import CUDADevice
+
     opening()
     driver = CUDADriver()
     driver.start(0)
     compiled = {variant.symbol: compile_variant(variant, driver.isa) for variant in VARIANTS}
-    kernels = Kernels({symbol: one.manifest() | {"image": symbol} for symbol, one in compiled.items()},
-                      lambda symbol: compiled[symbol].cubin)
+    kernels = Kernels(
+        {symbol: one.manifest() | {"image": symbol} for symbol, one in compiled.items()},
+        lambda symbol: compiled[symbol].cubin,
+    )
     with CUDADevice(0, driver, kernels) as device:
         measure(device, args.gib, args.folder)
     return 0

@@ -28,12 +28,42 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 # Types → figure → vLLM 0.26.0, H200, the same shape (AWQ int4 with Machete, FP8 dynamic, BF16).
 VLLM: dict[str, dict[str, float]] = {
-    "int4": {"start s": 65.3, "memory GiB": 130.6, "decode 1": 267, "ttft 128": 15.6, "ttft 1024": 30.5,
-             "ttft 7000": 187, "out 4": 1001, "out 16": 3387, "out 64": 7616, "out 256": 10825},
-    "fp8": {"start s": 96.6, "memory GiB": 130.4, "decode 1": 300, "ttft 128": 12.8, "ttft 1024": 27.3,
-            "ttft 7000": 129, "out 4": 1120, "out 16": 3911, "out 64": 10125, "out 256": 12425},
-    "bf16": {"start s": 80.6, "memory GiB": 130.6, "decode 1": 212, "ttft 128": 12.3, "ttft 1024": 30.8,
-             "ttft 7000": 177, "out 4": 803, "out 16": 2788, "out 64": 7391, "out 256": 9924},
+    "int4": {
+        "start s": 65.3,
+        "memory GiB": 130.6,
+        "decode 1": 267,
+        "ttft 128": 15.6,
+        "ttft 1024": 30.5,
+        "ttft 7000": 187,
+        "out 4": 1001,
+        "out 16": 3387,
+        "out 64": 7616,
+        "out 256": 10825,
+    },
+    "fp8": {
+        "start s": 96.6,
+        "memory GiB": 130.4,
+        "decode 1": 300,
+        "ttft 128": 12.8,
+        "ttft 1024": 27.3,
+        "ttft 7000": 129,
+        "out 4": 1120,
+        "out 16": 3911,
+        "out 64": 10125,
+        "out 256": 12425,
+    },
+    "bf16": {
+        "start s": 80.6,
+        "memory GiB": 130.6,
+        "decode 1": 212,
+        "ttft 128": 12.3,
+        "ttft 1024": 30.8,
+        "ttft 7000": 177,
+        "out 4": 803,
+        "out 16": 2788,
+        "out 64": 7391,
+        "out 256": 9924,
+    },
 }
 PARTS = ("start", "memory", "ttft", "load", "swap")
 
@@ -91,8 +121,15 @@ def model_path(own, type: str) -> str:
         return type
     path = os.path.join(own.folder, f"{own.shape}-{own.layers or 'all'}-{type}.zse")
     if not os.path.exists(path):
-        command = [sys.executable, os.path.join(HERE, "make_random_model.py"), path, "--shape", own.shape, "--type",
-                   type]
+        command = [
+            sys.executable,
+            os.path.join(HERE, "make_random_model.py"),
+            path,
+            "--shape",
+            own.shape,
+            "--type",
+            type,
+        ]
         command += ["--layers", str(own.layers)] if own.layers else []
         command += ["--tokenizer", own.tokenizer] if own.tokenizer else []
         subprocess.run(command, check=True)
@@ -106,8 +143,11 @@ def measure(part: str, path: str, own, deadline: float, into: dict[str, float]) 
         with Server([path], own, "--max-context", "8192", "--max-rows", "1") as server:
             server.first_token(deadline)
             into["memory GiB"] = gpu_memory_mib() / 1024
-            print(f"{os.path.basename(path)}: GPU memory {into['memory GiB']:.2f} GiB; "
-                  f"{server.metric('zse_engine_memory_bytes')}", flush=True)
+            print(
+                f"{os.path.basename(path)}: GPU memory {into['memory GiB']:.2f} GiB; "
+                f"{server.metric('zse_engine_memory_bytes')}",
+                flush=True,
+            )
     elif part == "swap":
         measure_swap(path, own, deadline, into)
     else:
@@ -115,8 +155,9 @@ def measure(part: str, path: str, own, deadline: float, into: dict[str, float]) 
         cases = [f"1:{size}:8:6" for size in (128, 1024, 7000)]
         if part == "load":
             # As few requests as give a steady figure: at least two rounds.
-            cases = [f"{count}:{128 if count == 1 else 512}:256:{4 if count == 1 else max(8, 2 * count)}"
-                     for count in counts]
+            cases = [
+                f"{count}:{128 if count == 1 else 512}:256:{4 if count == 1 else max(8, 2 * count)}" for count in counts
+            ]
         with Server([path], own, "--max-context", "8192", "--max-rows", str(max(64, *counts))) as server:
             server.first_token(deadline)
             for case in cases:
@@ -140,14 +181,17 @@ def measure_starts(path: str, own, deadline: float, into: dict[str, float]) -> N
                 drop_page_cache(path)
             with Server([path], own, "--max-context", "8192", "--max-rows", "1") as server:
                 seconds.append(server.first_token(deadline))
-                if not number:      # the first start also fills the caches of bytecode and kernels
+                if not number:  # the first start also fills the caches of bytecode and kernels
                     if not cold:
                         seconds.clear()
                     continue
                 if number == 1:
-                    print(f"{os.path.basename(path)}: {'cold' if cold else 'warm'} start, phases in ms: server "
-                          f"{server.metric('zse_start_phase_seconds', 1000)}; engine "
-                          f"{server.metric('zse_engine_phase_seconds', 1000)}", flush=True)
+                    print(
+                        f"{os.path.basename(path)}: {'cold' if cold else 'warm'} start, phases in ms: server "
+                        f"{server.metric('zse_start_phase_seconds', 1000)}; engine "
+                        f"{server.metric('zse_engine_phase_seconds', 1000)}",
+                        flush=True,
+                    )
         if not seconds:
             raise Failed("no time for a second start")
         name = "start s, page cache dropped" if cold else "start s"
@@ -160,8 +204,9 @@ def measure_swap(path: str, own, deadline: float, into: dict[str, float]) -> Non
     if not os.path.exists(twin):
         os.link(path, twin)
     names = [os.path.basename(model).removesuffix(".zse") for model in (path, twin)]
-    with Server([path, twin], own, "--max-context", "8192", "--max-rows", "1", "--max-loaded", "1", "--spare-engines",
-                "1") as server:
+    with Server(
+        [path, twin], own, "--max-context", "8192", "--max-rows", "1", "--max-loaded", "1", "--spare-engines", "1"
+    ) as server:
         server.first_token(deadline)
         seconds = []
         for number in range(6):
@@ -171,10 +216,13 @@ def measure_swap(path: str, own, deadline: float, into: dict[str, float]) -> Non
             start = time.perf_counter()
             server.stream_first(names[(number + 1) % 2], deadline)
             seconds.append(time.perf_counter() - start)
-        print(f"{os.path.basename(path)}: request for a model that is not loaded → first token, s: "
-              f"{', '.join(f'{value:.3f}' for value in seconds)}; in the server, ms: "
-              f"{server.metric('zse_model_load_seconds', 1000)}; engine "
-              f"{server.metric('zse_engine_phase_seconds', 1000)}", flush=True)
+        print(
+            f"{os.path.basename(path)}: request for a model that is not loaded → first token, s: "
+            f"{', '.join(f'{value:.3f}' for value in seconds)}; in the server, ms: "
+            f"{server.metric('zse_model_load_seconds', 1000)}; engine "
+            f"{server.metric('zse_engine_phase_seconds', 1000)}",
+            flush=True,
+        )
         into["swap s"] = statistics.median(seconds)
 
 
@@ -186,14 +234,30 @@ class Server:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self._command = [sys.executable, "-m", "zse", "serve", *models, "--port", str(self.port), "--device",
-                         own.device, *options, *own.options]
+        self._command = [
+            sys.executable,
+            "-m",
+            "zse",
+            "serve",
+            *models,
+            "--port",
+            str(self.port),
+            "--device",
+            own.device,
+            *options,
+            *own.options,
+        ]
 
     def __enter__(self) -> "Server":
-        self._errors = tempfile.TemporaryFile("w+")     # noqa: SIM115 (closed in __exit__)
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in __exit__)
         self.start = time.perf_counter()
-        self.process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                        stderr=self._errors, start_new_session=True)
+        self.process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            start_new_session=True,
+        )
         return self
 
     def __exit__(self, *_) -> None:
@@ -232,12 +296,19 @@ class Server:
             self._stream(sock, model, deadline)
 
     def _stream(self, sock: socket.socket, model: str | None, deadline: float) -> None:
-        body: dict = {"prompt": list(range(1000, 1016)), "max_tokens": 8, "temperature": 0, "stream": True,
-                      "ignore_eos": True} | ({"model": model} if model else {})
+        body: dict = {
+            "prompt": list(range(1000, 1016)),
+            "max_tokens": 8,
+            "temperature": 0,
+            "stream": True,
+            "ignore_eos": True,
+        } | ({"model": model} if model else {})
         data = json.dumps(body).encode()
         sock.settimeout(0.25)
-        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-                     b"Content-Length: %d\r\n\r\n" % len(data) + data)
+        sock.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n" % len(data) + data
+        )
         answer = b""
         while b"data: {" not in answer:
             self.check(deadline)
@@ -247,7 +318,7 @@ class Server:
                 continue
             if not piece or b'{"error"' in answer + piece:
                 end = time.monotonic() + 2
-                while time.monotonic() < end:       # a server that cannot load its model ends, and says why
+                while time.monotonic() < end:  # a server that cannot load its model ends, and says why
                     self.check(deadline)
                     time.sleep(0.02)
                 raise Failed(f"the server answered {(answer + piece)[-200:].decode(errors='replace')}")
@@ -275,8 +346,12 @@ class Server:
 def play(client: str, server: Server, case: str, deadline: float) -> dict:
     """The figures that the client script prints for one case."""
     server.check(deadline)
-    process = subprocess.Popen([sys.executable, client, "load", "--url", server.url, "--case", case],
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, client, "load", "--url", server.url, "--case", case],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     while process.poll() is None:
         try:
             server.check(deadline)
@@ -292,15 +367,19 @@ def play(client: str, server: Server, case: str, deadline: float) -> dict:
 
 
 def gpu_memory_mib() -> float:
-    result = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
-                            capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return float(result.stdout.split()[0])
 
 
 def drop_page_cache(path: str) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(fd)        # dirty pages cannot be dropped
+        os.fsync(fd)  # dirty pages cannot be dropped
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)

@@ -38,8 +38,11 @@ def main() -> int:
         profile = cProfile.Profile() if number == own.repeats - 1 else None
         waits = number % 2 == 1
         stages = one(config, device, waits, profile)
-        print(f"{'weights first' if waits else 'beside       '}: " +
-              ", ".join(f"{name} {ms:.1f}" for name, ms in stages.items()), flush=True)
+        print(
+            f"{'weights first' if waits else 'beside       '}: "
+            + ", ".join(f"{name} {ms:.1f}" for name, ms in stages.items()),
+            flush=True,
+        )
         if profile is not None:
             pstats.Stats(profile).sort_stats("tottime").print_stats(14)
     return 0

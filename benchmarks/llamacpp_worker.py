@@ -20,7 +20,7 @@ def peak_mib() -> float:
         return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM"))
 
 
-SILENT = ll.llama_log_callback(lambda level, text, data: None)     # kept alive: C calls it later
+SILENT = ll.llama_log_callback(lambda level, text, data: None)  # kept alive: C calls it later
 
 
 class Engine:
@@ -50,7 +50,9 @@ class Engine:
     def prompt(self, length: int, sequence: int = 0) -> None:
         for start in range(0, length, 512):
             stop = min(start + 512, length)
-            self.decode([((7 * i + 11 * sequence) % 4000 + 5, i, sequence, i == length - 1) for i in range(start, stop)])
+            self.decode(
+                [((7 * i + 11 * sequence) % 4000 + 5, i, sequence, i == length - 1) for i in range(start, stop)]
+            )
 
     def best(self, index: int) -> int:
         """Greedy token of logits row `index`, by the C sampler."""
@@ -77,7 +79,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--flash", type=int, default=-1)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--only-memory", action="store_true", help="load, 16 tokens of prompt, 16 of decode; then the peak")
+    parser.add_argument(
+        "--only-memory", action="store_true", help="load, 16 tokens of prompt, 16 of decode; then the peak"
+    )
     args = parser.parse_args()
     if args.only_memory:
         Engine(args.model, args.threads, args.flash, 2048, 1).generate(16, 16)

@@ -26,40 +26,80 @@ from zse.formats.zse_writer import PlannedTensor, ZseWriter, place_blobs, to_jso
 from zse.quant.pack import f32_to_bf16, f32_to_e4m3
 from zse.tokenizer.huggingface import from_json
 
-QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu", "rms_norm_eps": 1e-06,
-         "max_position_embeddings": 32768, "rope_theta": 1000000.0, "sliding_window": 131072,
-         "use_sliding_window": False, "tie_word_embeddings": False, "bos_token_id": 151643, "eos_token_id": 151645,
-         "torch_dtype": "bfloat16", "vocab_size": 152064}
-LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-05,
-         "max_position_embeddings": 131072, "rope_theta": 500000.0, "attention_bias": False, "mlp_bias": False,
-         "tie_word_embeddings": False, "bos_token_id": 128000, "eos_token_id": 128001, "torch_dtype": "bfloat16",
-         "vocab_size": 128256, "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                                                "original_max_position_embeddings": 8192, "rope_type": "llama3"}}
+QWEN2 = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-06,
+    "max_position_embeddings": 32768,
+    "rope_theta": 1000000.0,
+    "sliding_window": 131072,
+    "use_sliding_window": False,
+    "tie_word_embeddings": False,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 152064,
+}
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-05,
+    "max_position_embeddings": 131072,
+    "rope_theta": 500000.0,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": False,
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128256,
+    "rope_scaling": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+}
 
 
 def _sizes(hidden: int, inner: int, layers: int, heads: int, kv_heads: int) -> dict:
-    return {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
-            "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": 128}
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": 128,
+    }
 
 
 SHAPES = {
-    "qwen2.5-0.5b": QWEN2 | _sizes(896, 4864, 24, 14, 2) | {"head_dim": 64, "tie_word_embeddings": True,
-                                                            "vocab_size": 151936},
+    "qwen2.5-0.5b": QWEN2
+    | _sizes(896, 4864, 24, 14, 2)
+    | {"head_dim": 64, "tie_word_embeddings": True, "vocab_size": 151936},
     "qwen2.5-7b": QWEN2 | _sizes(3584, 18944, 28, 28, 4),
     "qwen2.5-14b": QWEN2 | _sizes(5120, 13824, 48, 40, 8) | {"rms_norm_eps": 1e-05},
     "qwen2.5-32b": QWEN2 | _sizes(5120, 27648, 64, 40, 8) | {"rms_norm_eps": 1e-05},
     "llama3.1-8b": LLAMA | _sizes(4096, 14336, 32, 32, 8),
-    "tiny": QWEN2 | _sizes(256, 512, 2, 4, 2) | {"head_dim": 64, "vocab_size": 2048, "bos_token_id": 2000,
-                                                 "eos_token_id": 2002},
+    "tiny": QWEN2
+    | _sizes(256, 512, 2, 4, 2)
+    | {"head_dim": 64, "vocab_size": 2048, "bos_token_id": 2000, "eos_token_id": 2002},
 }
 TYPES = ("int4", "int8", "fp8", "bf16", "hf-bf16", "hf-fp8", "hf-awq")
 STD = 0.02
 GROUP = 128
 BLOCK_BYTES = 32 << 20
-TEMPLATE = ("{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>'"
-            " + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
-SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
-         r"\s+(?!\S)|\s+")
+TEMPLATE = (
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>'"
+    " + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+"
+)
 
 
 def main() -> int:
@@ -111,7 +151,7 @@ class Blocks:
         block, rng, done = self.block(kind), random.Random(seed), 0
         while done < nbytes:
             start = rng.randrange(0, BLOCK_BYTES // 2, 64)
-            piece = block[start:start + min(nbytes - done, BLOCK_BYTES - start)]
+            piece = block[start : start + min(nbytes - done, BLOCK_BYTES - start)]
             yield done, piece
             done += piece.nbytes
 
@@ -124,17 +164,25 @@ def tensors(config: dict) -> list[tuple[str, tuple[int, ...], str | None]]:
     large: list = [("model.embed_tokens.weight", (config["vocab_size"], hidden), None)]
     for layer in range(config["num_hidden_layers"]):
         at = f"model.layers.{layer}."
-        small += [(at + "input_layernorm.weight", (hidden,), None),
-                  (at + "post_attention_layernorm.weight", (hidden,), None)]
+        small += [
+            (at + "input_layernorm.weight", (hidden,), None),
+            (at + "post_attention_layernorm.weight", (hidden,), None),
+        ]
         if config["model_type"] == "qwen2":
-            small += [(f"{at}self_attn.{name}_proj.bias", (rows,), at + "qkv_bias")
-                      for name, rows in (("q", q), ("k", kv), ("v", kv))]
-        large += [(f"{at}self_attn.{name}_proj.weight", (rows, hidden), at + "qkv")
-                  for name, rows in (("q", q), ("k", kv), ("v", kv))]
-        large += [(at + "self_attn.o_proj.weight", (hidden, q), None),
-                  (at + "mlp.gate_proj.weight", (inner, hidden), at + "gate_up"),
-                  (at + "mlp.up_proj.weight", (inner, hidden), at + "gate_up"),
-                  (at + "mlp.down_proj.weight", (hidden, inner), None)]
+            small += [
+                (f"{at}self_attn.{name}_proj.bias", (rows,), at + "qkv_bias")
+                for name, rows in (("q", q), ("k", kv), ("v", kv))
+            ]
+        large += [
+            (f"{at}self_attn.{name}_proj.weight", (rows, hidden), at + "qkv")
+            for name, rows in (("q", q), ("k", kv), ("v", kv))
+        ]
+        large += [
+            (at + "self_attn.o_proj.weight", (hidden, q), None),
+            (at + "mlp.gate_proj.weight", (inner, hidden), at + "gate_up"),
+            (at + "mlp.up_proj.weight", (inner, hidden), at + "gate_up"),
+            (at + "mlp.down_proj.weight", (hidden, inner), None),
+        ]
     small.append(("model.norm.weight", (hidden,), None))
     if not config["tie_word_embeddings"]:
         large.append(("lm_head.weight", (config["vocab_size"], hidden), None))
@@ -146,21 +194,31 @@ def write_zse(out: str, config: dict, type: str, tokenizer: bytes, blocks: Block
     image = from_json(tokenizer, TOKENIZER_CONFIG, {}, {"eos_token_id": config["eos_token_id"]}).to_section()
     blobs = [tokenizer, image]
     import zlib
-    arrays = {name: {"type": "bytes", "count": len(data), "offset": offset, "nbytes": len(data),
-                     "crc32": zlib.crc32(data)}
-              for name, data, offset in zip(("tokenizer.json", TOKENIZER_IMAGE), blobs, place_blobs(blobs)[0],
-                                            strict=True)}
-    small = {"config": to_json({"naming": "hf", "metadata": {}, "hf_config": config,
-                                "generation_config": {"eos_token_id": config["eos_token_id"]}}),
-             "tokenizer": to_json({"kind": "hf", "config": TOKENIZER_CONFIG, "special_tokens": {}, "arrays": arrays}),
-             "template": TEMPLATE.encode(),
-             "provenance": to_json({"made_by": "benchmarks/make_random_model.py", "weights": "random"})}
+
+    arrays = {
+        name: {"type": "bytes", "count": len(data), "offset": offset, "nbytes": len(data), "crc32": zlib.crc32(data)}
+        for name, data, offset in zip(("tokenizer.json", TOKENIZER_IMAGE), blobs, place_blobs(blobs)[0], strict=True)
+    }
+    small = {
+        "config": to_json(
+            {
+                "naming": "hf",
+                "metadata": {},
+                "hf_config": config,
+                "generation_config": {"eos_token_id": config["eos_token_id"]},
+            }
+        ),
+        "tokenizer": to_json({"kind": "hf", "config": TOKENIZER_CONFIG, "special_tokens": {}, "arrays": arrays}),
+        "template": TEMPLATE.encode(),
+        "provenance": to_json({"made_by": "benchmarks/make_random_model.py", "weights": "random"}),
+    }
     if os.path.exists(out + ".part"):
         os.unlink(out + ".part")
     writer = ZseWriter(out, plan, small, blobs, b"random", is_durable=False)
     for kind in {"int4": ("bits",), "int8": ("bits",), "fp8": ("e4m3",), "bf16": ("bf16",)}[type]:
         blocks.block(kind)
     with writer, ThreadPoolExecutor(threads) as pool:
+
         def fill(number: int) -> None:
             writer.write(number, content(plan[number], blocks, number))
 
@@ -186,8 +244,11 @@ def planned(name: str, shape: tuple[int, ...], group: str | None, type: str) -> 
 def content(tensor: PlannedTensor, blocks: Blocks, seed: int):
     """(plane, offset, bytes) of everything."""
     if len(tensor.shape) == 1:
-        values = np.ones(tensor.shape, np.float32) if "norm" in tensor.name else \
-            np.random.default_rng(seed).standard_normal(tensor.shape, np.float32) * np.float32(STD)
+        values = (
+            np.ones(tensor.shape, np.float32)
+            if "norm" in tensor.name
+            else np.random.default_rng(seed).standard_normal(tensor.shape, np.float32) * np.float32(STD)
+        )
         yield 0, 0, values.tobytes()
         return
     if tensor.type == "BF16":
@@ -212,7 +273,7 @@ def content(tensor: PlannedTensor, blocks: Blocks, seed: int):
 def write_directory(out: str, config: dict, type: str, tokenizer: bytes, blocks: Blocks, threads: int) -> int:
     os.makedirs(out, exist_ok=True)
     config = dict(config)
-    entries: list[tuple[str, str, tuple[int, ...], str]] = []       # name, dtype, shape, kind of content
+    entries: list[tuple[str, str, tuple[int, ...], str]] = []  # name, dtype, shape, kind of content
     for name, shape, _ in tensors(config):
         stem, is_linear = name.removesuffix(".weight"), "_proj.weight" in name
         plain = ("F16", "f16") if type == "awq" else ("BF16", "bf16")
@@ -222,25 +283,54 @@ def write_directory(out: str, config: dict, type: str, tokenizer: bytes, blocks:
             entries += [(name, "F8_E4M3", shape, "e4m3"), (stem + ".weight_scale", "F32", (shape[0], 1), "scale")]
         else:
             n, k = shape
-            entries += [(stem + ".qweight", "I32", (k, n // 8), "bits"),
-                        (stem + ".qzeros", "I32", (k // GROUP, n // 8), "zeros"),
-                        (stem + ".scales", "F16", (k // GROUP, n), "scales")]
+            entries += [
+                (stem + ".qweight", "I32", (k, n // 8), "bits"),
+                (stem + ".qzeros", "I32", (k // GROUP, n // 8), "zeros"),
+                (stem + ".scales", "F16", (k // GROUP, n), "scales"),
+            ]
     if type == "fp8":
         config["quantization_config"] = {
-            "quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
-            "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
-                "num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False},
-                "input_activations": {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True,
-                                      "dynamic": True}}}}
+            "quant_method": "compressed-tensors",
+            "format": "float-quantized",
+            "ignore": ["lm_head"],
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "weights": {
+                        "num_bits": 8,
+                        "type": "float",
+                        "strategy": "channel",
+                        "symmetric": True,
+                        "dynamic": False,
+                    },
+                    "input_activations": {
+                        "num_bits": 8,
+                        "type": "float",
+                        "strategy": "token",
+                        "symmetric": True,
+                        "dynamic": True,
+                    },
+                }
+            },
+        }
     if type == "awq":
-        config |= {"torch_dtype": "float16", "quantization_config": {
-            "bits": 4, "group_size": GROUP, "modules_to_not_convert": None, "quant_method": "awq", "version": "gemm",
-            "zero_point": True}}
+        config |= {
+            "torch_dtype": "float16",
+            "quantization_config": {
+                "bits": 4,
+                "group_size": GROUP,
+                "modules_to_not_convert": None,
+                "quant_method": "awq",
+                "version": "gemm",
+                "zero_point": True,
+            },
+        }
         assert AWQ_ORDER[1] == 2
-    for name, value in (("config.json", config),
-                        ("tokenizer_config.json", TOKENIZER_CONFIG | {"chat_template": TEMPLATE}),
-                        ("generation_config.json", {"eos_token_id": config["eos_token_id"],
-                                                    "bos_token_id": config["bos_token_id"]})):
+    for name, value in (
+        ("config.json", config),
+        ("tokenizer_config.json", TOKENIZER_CONFIG | {"chat_template": TEMPLATE}),
+        ("generation_config.json", {"eos_token_id": config["eos_token_id"], "bos_token_id": config["bos_token_id"]}),
+    ):
         with open(os.path.join(out, name), "w") as file:
             json.dump(value, file, indent=1)
     with open(os.path.join(out, "tokenizer.json"), "wb") as file:
@@ -303,7 +393,7 @@ def shard_content(entry, blocks: Blocks):
         yield from blocks.take(kind, entry_bytes(entry), sum(name.encode()) * 7919)
     elif kind == "ones":
         yield 0, (np.ones(count, np.float16) if dtype == "F16" else f32_to_bf16(np.ones(count, np.float32))).tobytes()
-    elif kind == "zeros":       # zero points 7 or 8, so that the mean is 0
+    elif kind == "zeros":  # zero points 7 or 8, so that the mean is 0
         words = np.random.default_rng(count).integers(0, 1 << 32, count, dtype=np.uint64).astype(np.uint32)
         yield 0, ((words & np.uint32(0x11111111)) + np.uint32(0x77777777)).tobytes()
     elif kind == "scales":
@@ -315,8 +405,13 @@ def shard_content(entry, blocks: Blocks):
 # -- a vocabulary
 
 
-TOKENIZER_CONFIG = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "bos_token": None,
-                    "model_max_length": 131072, "tokenizer_class": "Qwen2Tokenizer"}
+TOKENIZER_CONFIG = {
+    "eos_token": "<|im_end|>",
+    "pad_token": "<|endoftext|>",
+    "bos_token": None,
+    "model_max_length": 131072,
+    "tokenizer_class": "Qwen2Tokenizer",
+}
 
 
 def made_up_tokenizer(config: dict, seed: int) -> bytes:
@@ -333,18 +428,50 @@ def made_up_tokenizer(config: dict, seed: int) -> bytes:
             vocab[left + right] = len(texts)
             texts.append(left + right)
             merges.append(f"{left} {right}")
-    added = [{"id": size + place, "content": text, "single_word": False, "lstrip": False, "rstrip": False,
-              "normalized": False, "special": True}
-             for place, text in enumerate(("<|endoftext|>", "<|im_start|>", "<|im_end|>"))]
+    added = [
+        {
+            "id": size + place,
+            "content": text,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
+        for place, text in enumerate(("<|endoftext|>", "<|im_start|>", "<|im_end|>"))
+    ]
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    return json.dumps({
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": {"type": "NFC"},
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
-            {"type": "Split", "pattern": {"Regex": SPLIT}, "behavior": "Isolated", "invert": False}, level]},
-        "post_processor": level, "decoder": level,
-        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": "",
-                  "end_of_word_suffix": "", "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
-                  "vocab": vocab, "merges": merges}}, ensure_ascii=False).encode()
+    return json.dumps(
+        {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": added,
+            "normalizer": {"type": "NFC"},
+            "pre_tokenizer": {
+                "type": "Sequence",
+                "pretokenizers": [
+                    {"type": "Split", "pattern": {"Regex": SPLIT}, "behavior": "Isolated", "invert": False},
+                    level,
+                ],
+            },
+            "post_processor": level,
+            "decoder": level,
+            "model": {
+                "type": "BPE",
+                "dropout": None,
+                "unk_token": None,
+                "continuing_subword_prefix": "",
+                "end_of_word_suffix": "",
+                "fuse_unk": False,
+                "byte_fallback": False,
+                "ignore_merges": False,
+                "vocab": vocab,
+                "merges": merges,
+            },
+        },
+        ensure_ascii=False,
+    ).encode()
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ void work(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last
 }
 """
 MANIFEST = {"empty": {"params": []}, "work": {"params": [["iterations", "i64"]]}}
-WORK = 2000             # iterations of a block: a few microseconds
+WORK = 2000  # iterations of a block: a few microseconds
 LAUNCHES, ROUNDS = 2000, 15
 
 
@@ -99,7 +99,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder) / "empty.c", Path(folder) / "empty.so"
         source.write_text(EMPTY, encoding="utf-8")
-        subprocess.run([build.find_compiler()[0], "-O2", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+        subprocess.run(
+            [build.find_compiler()[0], "-O2", "-shared", "-fPIC", str(source), "-o", str(library)], check=True
+        )
         results = {}
         for threads in options.threads:
             with CPUDevice(threads, str(library), MANIFEST) as device, CPUDevice(1, str(library), MANIFEST) as alone:

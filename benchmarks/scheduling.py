@@ -22,6 +22,7 @@ class Load:
 
     def __init__(self, model, **options):
         from zse.engine.llm import LLM
+
         self.llm = LLM(model, prefix_cache=False, **options)
         self.engine = self.llm._engine
         self.rng = random.Random(1)
@@ -32,11 +33,16 @@ class Load:
     def submit(self, prompt_len: int, max_tokens: int, tenant: str = "") -> int:
         from zse.sampling.params import SamplingParams
         from zse.scheduler.options import RequestOptions
+
         id = len(self.times)
         prompt = [self.rng.randrange(10, self.llm.vocab_size) for _ in range(prompt_len)]
         self.times[id], self.submitted[id] = [], time.perf_counter()
-        self.engine.submit(id, prompt, SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True),
-                           RequestOptions(tenant=tenant))
+        self.engine.submit(
+            id,
+            prompt,
+            SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True),
+            RequestOptions(tenant=tenant),
+        )
         return id
 
     def step(self) -> None:
@@ -53,8 +59,12 @@ class Load:
 
     def gaps(self, ids, start: float, end: float) -> list[float]:
         """Times between tokens that ended within [start, end]."""
-        return [after - before for id in ids for before, after in zip(self.times[id], self.times[id][1:], strict=False)
-                if start <= after <= end]
+        return [
+            after - before
+            for id in ids
+            for before, after in zip(self.times[id], self.times[id][1:], strict=False)
+            if start <= after <= end
+        ]
 
     def cancel_all(self) -> None:
         for id in self.times:
@@ -65,7 +75,7 @@ class Load:
 
 def chunk(args) -> None:
     load = Load(args.model, mixed_ratio=args.mixed_ratio, max_context=args.prompt + 512)
-    for _ in range(2):      # the first warms up
+    for _ in range(2):  # the first warms up
         long = load.submit(args.prompt, 2)
         load.run_until(lambda: load.times[long])
         alone = load.times[long][0] - load.submitted[long]
@@ -81,15 +91,20 @@ def chunk(args) -> None:
         raise SystemExit("the replies ended before the prompt was computed: fewer prompt tokens, please")
     beside = load.times[long][0] - load.submitted[long]
     busy = load.gaps(ids, load.submitted[long], load.times[long][0])
-    print(f"between tokens, ms: idle p50 {1e3 * percentile(idle, .5):.1f} p99 {1e3 * percentile(idle, .99):.1f}; beside "
-          f"the prompt p50 {1e3 * percentile(busy, .5):.1f} p99 {1e3 * percentile(busy, .99):.1f}: "
-          f"p99 {percentile(busy, .99) / percentile(idle, .99):.2f}x")
-    print(f"time to first token of {args.prompt} tokens, s: alone {alone:.2f}, beside {beside:.2f}: {beside / alone:.2f}x")
+    print(
+        f"between tokens, ms: idle p50 {1e3 * percentile(idle, 0.5):.1f} p99 {1e3 * percentile(idle, 0.99):.1f}; beside "
+        f"the prompt p50 {1e3 * percentile(busy, 0.5):.1f} p99 {1e3 * percentile(busy, 0.99):.1f}: "
+        f"p99 {percentile(busy, 0.99) / percentile(idle, 0.99):.2f}x"
+    )
+    print(
+        f"time to first token of {args.prompt} tokens, s: alone {alone:.2f}, beside {beside:.2f}: {beside / alone:.2f}x"
+    )
 
 
 def fairness(args) -> None:
-    load = Load(args.model, max_context=1024, fair_share=not args.no_fair_share, max_rows=args.rows or None,
-                max_waiting=2000)
+    load = Load(
+        args.model, max_context=1024, fair_share=not args.no_fair_share, max_rows=args.rows or None, max_waiting=2000
+    )
 
     def visits(seconds: float) -> list[float]:
         start, ids = time.perf_counter(), []
@@ -111,9 +126,11 @@ def fairness(args) -> None:
         load.step()
     busy = visits(args.seconds)
     made = sum(len(times) for id, times in load.times.items())
-    print(f"latency of b, s: alone p50 {percentile(idle, .5):.3f} p99 {percentile(idle, .99):.3f}; beside the flood "
-          f"p50 {percentile(busy, .5):.3f} p99 {percentile(busy, .99):.3f}: p99 "
-          f"{percentile(busy, .99) / percentile(idle, .99):.2f}x; {made} tokens in all")
+    print(
+        f"latency of b, s: alone p50 {percentile(idle, 0.5):.3f} p99 {percentile(idle, 0.99):.3f}; beside the flood "
+        f"p50 {percentile(busy, 0.5):.3f} p99 {percentile(busy, 0.99):.3f}: p99 "
+        f"{percentile(busy, 0.99) / percentile(idle, 0.99):.2f}x; {made} tokens in all"
+    )
     load.cancel_all()
 
 

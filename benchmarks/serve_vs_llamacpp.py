@@ -42,7 +42,7 @@ LLAMA_FORMS = {
     "no-flash": ["-fa", "off"],
     "small-ubatch": ["-b", "512", "-ub", "128"],
 }
-VOCABULARY = 30_000     # ids below it are in every model's vocabulary
+VOCABULARY = 30_000  # ids below it are in every model's vocabulary
 START_TIMEOUT_S = 120
 
 
@@ -54,9 +54,28 @@ class LlamaServer:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         flash = [] if "-fa" in flags else ["-fa", "on"]
-        self.command = [path, "-m", model, "-np", str(clients), "-c", str(clients * SLOT_TOKENS), "-t", str(threads),
-                        "-tb", str(threads), *flash, "--no-webui", "--cache-ram", "0", "--host", "127.0.0.1",
-                        "--port", str(self.port), *flags]
+        self.command = [
+            path,
+            "-m",
+            model,
+            "-np",
+            str(clients),
+            "-c",
+            str(clients * SLOT_TOKENS),
+            "-t",
+            str(threads),
+            "-tb",
+            str(threads),
+            *flash,
+            "--no-webui",
+            "--cache-ram",
+            "0",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            *flags,
+        ]
 
     def __enter__(self):
         self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -72,7 +91,7 @@ class LlamaServer:
                 if status == 200:
                     return self
             except OSError:
-                pass    # the socket is not open yet
+                pass  # the socket is not open yet
             time.sleep(0.05)
         self.__exit__()
         raise SystemExit(f"llama-server was not ready after {START_TIMEOUT_S} s")
@@ -92,16 +111,20 @@ def measure(port: int, workload: Workload, seed: int, scale: float = 1.0) -> dic
     settings = Settings(seed=seed, scale=scale, vocab_size=VOCABULARY, timeout_s=600)
     figures = asyncio.run(run_workload(target, "bench", workload, settings))
     if figures["failures"]:
-        raise SystemExit(f"{workload.name}: {figures['failures']} of {figures['requests']} requests failed: "
-                         f"{figures['errors'][0]['message']}")
+        raise SystemExit(
+            f"{workload.name}: {figures['failures']} of {figures['requests']} requests failed: "
+            f"{figures['errors'][0]['message']}"
+        )
     del figures["each"]
     return figures
 
 
 def line(engine: str, workload: Workload, figures: dict) -> str:
     ttft, itl = figures["ttft_ms"], figures["itl_ms"]
-    return (f"{workload.name:<20} {engine:<13} {figures['output_tok_per_s']:8.1f} tok/s   TTFT p50 {ttft['p50']:8.0f} "
-            f"p95 {ttft['p95']:8.0f} ms   ITL p50 {itl['p50']:7.1f} p95 {itl['p95']:7.1f} ms   {figures['seconds']:.1f} s")
+    return (
+        f"{workload.name:<20} {engine:<13} {figures['output_tok_per_s']:8.1f} tok/s   TTFT p50 {ttft['p50']:8.0f} "
+        f"p95 {ttft['p95']:8.0f} ms   ITL p50 {itl['p50']:7.1f} p95 {itl['p95']:7.1f} ms   {figures['seconds']:.1f} s"
+    )
 
 
 def best_form(args) -> str:
@@ -141,21 +164,30 @@ def main() -> int:
     found: dict[str, dict[str, list[dict]]] = {}
     for number in range(args.rounds):
         for engine in ("zse", "llama-server"):
-            with (Server(args.model, zse_options) if engine == "zse" else LlamaServer(
-                    args.llama_server, args.model, args.clients, args.threads, LLAMA_FORMS[form])) as server:
+            with (
+                Server(args.model, zse_options)
+                if engine == "zse"
+                else LlamaServer(args.llama_server, args.model, args.clients, args.threads, LLAMA_FORMS[form])
+            ) as server:
                 for workload, scale in workloads:
                     figures = measure(server.port, workload, 42 + number, scale)
                     print(line(engine, workload, figures), flush=True)
                     found.setdefault(workload.name, {}).setdefault(engine, []).append(figures)
     ratios = {}
     for name, engines in found.items():
-        speed, wait = ({engine: statistics.median(value(run) for run in runs) for engine, runs in engines.items()}
-                       for value in (lambda run: run["output_tok_per_s"], lambda run: run["ttft_ms"]["p95"]))
-        ratios[name] = {"throughput": speed["zse"] / speed["llama-server"],
-                        "ttft_p95": wait["zse"] / wait["llama-server"]}
+        speed, wait = (
+            {engine: statistics.median(value(run) for run in runs) for engine, runs in engines.items()}
+            for value in (lambda run: run["output_tok_per_s"], lambda run: run["ttft_ms"]["p95"])
+        )
+        ratios[name] = {
+            "throughput": speed["zse"] / speed["llama-server"],
+            "ttft_p95": wait["zse"] / wait["llama-server"],
+        }
         bars = (" (bar: 4)", " (bar: below 1)") if name in CASES else ("", "")
-        print(f"{name}: {ratios[name]['throughput']:.2f}× the tokens a second{bars[0]}, TTFT p95 "
-              f"{ratios[name]['ttft_p95']:.2f}×{bars[1]}")
+        print(
+            f"{name}: {ratios[name]['throughput']:.2f}× the tokens a second{bars[0]}, TTFT p95 "
+            f"{ratios[name]['ttft_p95']:.2f}×{bars[1]}"
+        )
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump({"form": form, "machine": process.machine(), "ratios": ratios, "runs": found}, file, indent=1)

@@ -35,17 +35,36 @@ from zse.bench.percentiles import percentile
 from zse.bench.serving import Server
 from zse.bench.workloads import WORDS, WORKLOADS, Workload
 
-VOCABULARY = 30_000     # ids below it are in every model's vocabulary
+VOCABULARY = 30_000  # ids below it are in every model's vocabulary
 TIMEOUT_S = 300
 BURST = Workload("burst_long_tail", "burst", 0, (32, 64), (16, 16), "short replies and a few long ones", warm_up=1)
 TEXT = " ".join(random.Random(5).choices(WORDS, k=160))
-COPY = (f"Repeat the following text word for word.\n\n{TEXT}\n\nThe text once more, word for word:\n\n{TEXT}\n\n"
-        "And again, word for word:\n\n")
+COPY = (
+    f"Repeat the following text word for word.\n\n{TEXT}\n\nThe text once more, word for word:\n\n{TEXT}\n\n"
+    "And again, word for word:\n\n"
+)
 STORY = "Write a long story about a lighthouse keeper who finds a letter in a bottle."
-SCHEMA = {"type": "object", "properties": {"people": {"type": "array", "minItems": 40, "items": {
-    "type": "object", "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer"},
-                                     "city": {"type": "string", "maxLength": 20}},
-    "required": ["name", "age", "city"], "additionalProperties": False}}}, "required": ["people"], "additionalProperties": False}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "people": {
+            "type": "array",
+            "minItems": 40,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string", "maxLength": 20},
+                    "age": {"type": "integer"},
+                    "city": {"type": "string", "maxLength": 20},
+                },
+                "required": ["name", "age", "city"],
+                "additionalProperties": False,
+            },
+        }
+    },
+    "required": ["people"],
+    "additionalProperties": False,
+}
 
 
 def main() -> int:
@@ -82,12 +101,19 @@ def serve(args, *options: str) -> Server:
     return Server(args.model, ["--threads", str(args.threads), *options])
 
 
-async def ask(server: Server, max_tokens: int, *, prompt=None, chat: str | None = None, outcome: Outcome | None = None,
-              **fields) -> Outcome:
+async def ask(
+    server: Server, max_tokens: int, *, prompt=None, chat: str | None = None, outcome: Outcome | None = None, **fields
+) -> Outcome:
     """One streamed greedy request. SystemExit when it fails."""
     target = Target.of(f"http://127.0.0.1:{server.port}/v1")
-    body = {"model": "bench", "max_tokens": max_tokens, "temperature": 0, "stream": True,
-            "stream_options": {"include_usage": True}, **fields}
+    body = {
+        "model": "bench",
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **fields,
+    }
     if chat is not None:
         body["messages"] = [{"role": "user", "content": chat}]
     else:
@@ -112,22 +138,44 @@ def speed(outcome: Outcome) -> float:
 
 
 def batching(args):
-    for workload, speculation, bar in ((BURST, "none", (">=", 1.5)), (BURST, "ngram", None), (WORKLOADS["paged_attention"], "none", None)):
+    for workload, speculation, bar in (
+        (BURST, "none", (">=", 1.5)),
+        (BURST, "ngram", None),
+        (WORKLOADS["paged_attention"], "none", None),
+    ):
         rates: dict[str, list[float]] = {"continuous": [], "static": []}
         for number in range(args.rounds if bar else 1):
             for kind, found in rates.items():
-                with serve(args, "--max-rows", "8", "--max-context", "1024", "--batching", kind, "--no-prefix-cache",
-                           "--speculation", speculation) as server:
+                with serve(
+                    args,
+                    "--max-rows",
+                    "8",
+                    "--max-context",
+                    "1024",
+                    "--batching",
+                    kind,
+                    "--no-prefix-cache",
+                    "--speculation",
+                    speculation,
+                ) as server:
                     found.append(asyncio.run(_burst(server, workload, number)))
         drafts = ", with drafts" if speculation == "ngram" else ""
-        yield (f"continuous over static, {workload.name}{drafts}", statistics.median(rates["continuous"]) / statistics.median(rates["static"]), bar)
+        yield (
+            f"continuous over static, {workload.name}{drafts}",
+            statistics.median(rates["continuous"]) / statistics.median(rates["static"]),
+            bar,
+        )
 
 
 async def _burst(server: Server, workload: Workload, seed: int) -> float:
     """Tokens a second of a burst of 48; infer's at half its lengths, 24 requests."""
     if workload is not BURST:
-        figures = await run_workload(Target.of(f"http://127.0.0.1:{server.port}/v1"), "bench", workload,
-                                     Settings(scale=0.5, vocab_size=VOCABULARY, timeout_s=TIMEOUT_S))
+        figures = await run_workload(
+            Target.of(f"http://127.0.0.1:{server.port}/v1"),
+            "bench",
+            workload,
+            Settings(scale=0.5, vocab_size=VOCABULARY, timeout_s=TIMEOUT_S),
+        )
         if figures["failures"]:
             raise SystemExit(f"{workload.name}: {figures['errors'][0]['message']}")
         return figures["output_tok_per_s"]
@@ -136,8 +184,12 @@ async def _burst(server: Server, workload: Workload, seed: int) -> float:
     lengths = [384] * 6 + [16] * 42
     rng.shuffle(lengths)
     start = perf_counter()
-    outcomes = await asyncio.gather(*(ask(server, length, prompt=ids(rng.randint(32, 64), 100 + number), ignore_eos=True)
-                                      for number, length in enumerate(lengths)))
+    outcomes = await asyncio.gather(
+        *(
+            ask(server, length, prompt=ids(rng.randint(32, 64), 100 + number), ignore_eos=True)
+            for number, length in enumerate(lengths)
+        )
+    )
     return sum(outcome.tokens for outcome in outcomes) / (perf_counter() - start)
 
 
@@ -146,8 +198,12 @@ def chunked(args):
         with serve(args, "--max-context", "8192", "--no-prefix-cache", "--speculation", speculation) as server:
             ratios = [asyncio.run(_chunked(server, number)) for number in range(args.rounds)]
         drafts = ", no drafts" if speculation == "none" else ""
-        for index, (what, bar) in enumerate((("others' ITL p99 beside a prompt of 4,096 over idle", ("<=", 3)),
-                                             ("the prompt's TTFT beside four replies over alone", ("<=", 1.5)))):
+        for index, (what, bar) in enumerate(
+            (
+                ("others' ITL p99 beside a prompt of 4,096 over idle", ("<=", 3)),
+                ("the prompt's TTFT beside four replies over alone", ("<=", 1.5)),
+            )
+        ):
             yield what + drafts, statistics.median(ratio[index] for ratio in ratios), bar
         yield f"TTFT of 4,096 tokens alone, s{drafts}", statistics.median(ratio[2] for ratio in ratios), None
         yield f"others' ITL p99 idle, ms{drafts}", statistics.median(ratio[3] for ratio in ratios), None
@@ -156,12 +212,16 @@ def chunked(args):
 async def _chunked(server: Server, seed: int) -> tuple[float, float, float, float]:
     alone = (await ask(server, 2, prompt=ids(4096, 10 + seed), ignore_eos=True)).ttft_ms
     running = [Outcome(0.0) for _ in range(4)]
-    tasks = [asyncio.create_task(ask(server, 7000, prompt=ids(64, 20 + 10 * seed + number), ignore_eos=True, outcome=outcome))
-             for number, outcome in enumerate(running)]
+    tasks = [
+        asyncio.create_task(
+            ask(server, 7000, prompt=ids(64, 20 + 10 * seed + number), ignore_eos=True, outcome=outcome)
+        )
+        for number, outcome in enumerate(running)
+    ]
     await asyncio.sleep(3.0)
     prompt = await ask(server, 2, prompt=ids(4096, 30 + seed), ignore_eos=True)
     sent, first = prompt.sent_s, prompt.clocks_s[0]
-    begin = sent - 2.0      # the first second holds the prompts of the four
+    begin = sent - 2.0  # the first second holds the prompts of the four
     for task in tasks:
         if task.done():
             raise SystemExit("chunked: a reply ended before the prompt had its first token")
@@ -182,7 +242,10 @@ def prefix(args):
         asyncio.run(ask(server, 2, prompt=ids(64, 1)))
         for number in range(max(3, args.rounds)):
             shared = ids(1024, 40 + number)
-            miss, hit = (asyncio.run(ask(server, 2, prompt=shared + ids(16, 50 + 2 * number + which), ignore_eos=True)) for which in (0, 1))
+            miss, hit = (
+                asyncio.run(ask(server, 2, prompt=shared + ids(16, 50 + 2 * number + which), ignore_eos=True))
+                for which in (0, 1)
+            )
             if not hit.cached_tokens:
                 raise SystemExit("prefix: the second prompt hit nothing")
             ratios.append(hit.ttft_ms / miss.ttft_ms)
@@ -192,11 +255,16 @@ def prefix(args):
 
 
 def ngram(args):
-    with serve(args, "--max-context", "2048", "--no-prefix-cache", "--speculation", "none") as plain, \
-            serve(args, "--max-context", "2048", "--no-prefix-cache", "--speculation", "ngram") as drafting:
-        for what, request, count, bar in (("a text to repeat", {"prompt": COPY}, 1, 1.5), ("a story", {"chat": STORY}, 1, 0.97),
-                                          ("a story, eight clients", {"chat": STORY}, 8, 0.97),
-                                          ("random tokens", {"prompt": ids(128, 3)}, 1, 0.97)):
+    with (
+        serve(args, "--max-context", "2048", "--no-prefix-cache", "--speculation", "none") as plain,
+        serve(args, "--max-context", "2048", "--no-prefix-cache", "--speculation", "ngram") as drafting,
+    ):
+        for what, request, count, bar in (
+            ("a text to repeat", {"prompt": COPY}, 1, 1.5),
+            ("a story", {"chat": STORY}, 1, 0.97),
+            ("a story, eight clients", {"chat": STORY}, 8, 0.97),
+            ("random tokens", {"prompt": ids(128, 3)}, 1, 0.97),
+        ):
             ratios = []
             for _ in range(args.rounds):
                 without, with_drafts = (asyncio.run(_together(server, request, count)) for server in (plain, drafting))
@@ -209,14 +277,16 @@ async def _together(server: Server, request: dict, count: int) -> float:
     outcomes = await asyncio.gather(*(ask(server, 192, ignore_eos=True, **request) for _ in range(count)))
     if count == 1:
         return speed(outcomes[0])
-    return sum(outcome.tokens for outcome in outcomes) / (max(each.done_s for each in outcomes) - min(each.sent_s for each in outcomes))
+    return sum(outcome.tokens for outcome in outcomes) / (
+        max(each.done_s for each in outcomes) - min(each.sent_s for each in outcomes)
+    )
 
 
 def structured(args):
     schema = {"type": "json_schema", "json_schema": {"name": "people", "strict": True, "schema": SCHEMA}}
     chat = "List forty people with name, age and city as JSON."
     with serve(args, "--max-context", "2048") as server:
-        asyncio.run(ask(server, 8, chat=chat, response_format=schema))     # compiles the grammar
+        asyncio.run(ask(server, 8, chat=chat, response_format=schema))  # compiles the grammar
         for count in (1, 8):
             ratios = []
             for _ in range(args.rounds):

@@ -71,7 +71,7 @@ def measure(llm, prompts, params, rounds: int):
         after = llm.metrics()
         spent = {name: after[name] - before[name] for name in ("drafted_tokens", "accepted_tokens", "verified_runs")}
         found.append((seconds[False] / seconds[True], seconds[False], seconds[True], spent))
-    found = sorted(found[1:], key=lambda item: item[0])     # the first round warms up
+    found = sorted(found[1:], key=lambda item: item[0])  # the first round warms up
     ratio, plain, drafted, spent = found[len(found) // 2]
     return plain, drafted, ratio, spent
 
@@ -90,29 +90,46 @@ def main() -> None:
     parser.add_argument("--workload", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     args = parser.parse_args()
     options = {} if args.draft_model is None else {"draft_model": args.draft_model}
-    with LLM(args.model, device=args.device, threads=args.threads, max_context=2048, draft_tokens=args.draft_tokens,
-             speculation="ngram" if args.draft_model is None else "draft", **options) as llm:
-        print(f"{'batch':>5} {'temp':>4} {'workload':10} {'tok/s':>7} {'drafts':>7} {'ratio':>6} {'drafted':>8} "
-              f"{'accepted':>8} {'tokens a run':>12}")
+    with LLM(
+        args.model,
+        device=args.device,
+        threads=args.threads,
+        max_context=2048,
+        draft_tokens=args.draft_tokens,
+        speculation="ngram" if args.draft_model is None else "draft",
+        **options,
+    ) as llm:
+        print(
+            f"{'batch':>5} {'temp':>4} {'workload':10} {'tok/s':>7} {'drafts':>7} {'ratio':>6} {'drafted':>8} "
+            f"{'accepted':>8} {'tokens a run':>12}"
+        )
         for batch in args.batch:
             for temperature in args.temperature:
                 totals, ratios = [0.0, 0.0], []
                 for name in args.workload:
                     ids = llm.encode_chat([{"role": "user", "content": WORKLOADS[name]}])
                     # Other beginnings, so that the rows of a batch do not say the same.
-                    prompts = [ids] + [llm.encode_chat([{"role": "user", "content": f"{number}. {WORKLOADS[name]}"}])
-                                       for number in range(1, batch)]
+                    prompts = [ids] + [
+                        llm.encode_chat([{"role": "user", "content": f"{number}. {WORKLOADS[name]}"}])
+                        for number in range(1, batch)
+                    ]
                     params = SamplingParams(max_tokens=args.tokens, temperature=temperature, seed=7, ignore_eos=True)
                     plain, drafted, ratio, spent = measure(llm, prompts, params, args.rounds)
                     totals[0] += plain
                     totals[1] += drafted
                     ratios.append(ratio)
                     tokens, runs = batch * args.tokens, spent["verified_runs"]
-                    print(f"{batch:5} {temperature:4} {name:10} {tokens / plain:7.1f} {tokens / drafted:7.1f} "
-                          f"{ratio:6.2f} {spent['drafted_tokens']:8} {spent['accepted_tokens']:8} "
-                          f"{1 + spent['accepted_tokens'] / runs if runs else 1:12.2f}", flush=True)
-                print(f"{batch:5} {temperature:4} {'total':10} {'':7} {'':7} {totals[0] / totals[1]:6.2f}   "
-                      f"lowest {min(ratios):.2f}, median {statistics.median(ratios):.2f}", flush=True)
+                    print(
+                        f"{batch:5} {temperature:4} {name:10} {tokens / plain:7.1f} {tokens / drafted:7.1f} "
+                        f"{ratio:6.2f} {spent['drafted_tokens']:8} {spent['accepted_tokens']:8} "
+                        f"{1 + spent['accepted_tokens'] / runs if runs else 1:12.2f}",
+                        flush=True,
+                    )
+                print(
+                    f"{batch:5} {temperature:4} {'total':10} {'':7} {'':7} {totals[0] / totals[1]:6.2f}   "
+                    f"lowest {min(ratios):.2f}, median {statistics.median(ratios):.2f}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

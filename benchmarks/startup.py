@@ -47,8 +47,9 @@ def run(model: str, options: list[str], completions: bool) -> dict[str, float]:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "zse", "serve", model, "--port", str(port), *options]
     start = time.perf_counter()
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     times: dict[str, float] = {}
 
     def mark(name: str) -> None:
@@ -96,8 +97,10 @@ def request(completions: bool) -> bytes:
     else:
         path, body["messages"] = "/v1/chat/completions", [{"role": "user", "content": "Hello"}]
     data = json.dumps(body).encode()
-    head = (f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(data)}\r\n\r\n")
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(data)}\r\n\r\n"
+    )
     return head.encode() + data
 
 
@@ -120,8 +123,11 @@ def drop_page_cache(model: str) -> None:
 
     package = os.path.dirname(os.path.abspath(zse.__file__))
     for root in (os.fspath(store.resolve(model)), package):
-        paths = [root] if os.path.isfile(root) else [os.path.join(folder, name) for folder, _, names in os.walk(root)
-                                                     for name in names]
+        paths = (
+            [root]
+            if os.path.isfile(root)
+            else [os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names]
+        )
         for path in paths:
             fd = os.open(path, os.O_RDONLY)
             try:
@@ -136,11 +142,14 @@ def report(own, runs: list[dict[str, float]]) -> None:
     names = list(dict.fromkeys(name for times in runs for name in times))
     medians = {name: statistics.median(times[name] for times in runs if name in times) for name in names}
     if own.json:
-        print(json.dumps({"machine": machine(), "model": own.model, "cold": own.cold, "median_ms": medians,
-                          "runs": runs}))
+        print(
+            json.dumps({"machine": machine(), "model": own.model, "cold": own.cold, "median_ms": medians, "runs": runs})
+        )
         return
-    print(f"{own.model}, page cache {'dropped' if own.cold else 'warm'}, {len(runs)} runs, ms since exec: "
-          "median (min – max)")
+    print(
+        f"{own.model}, page cache {'dropped' if own.cold else 'warm'}, {len(runs)} runs, ms since exec: "
+        "median (min – max)"
+    )
     for name in names:
         values = [times[name] for times in runs if name in times]
         print(f"  {name:<24}{medians[name]:8.1f}  ({min(values):.1f} – {max(values):.1f})")

@@ -43,17 +43,38 @@ def make(path: str, rows: int, family: str, context: int = 2048, page_size: int 
     device = Device(family=family, arch=90 if family == "gpu" else 0)
     device.num_sms = 132
     plan = plan_model(open_model(path), family=family)
-    config = EngineConfig(model=path, max_rows=rows, max_context=context, num_pages=num_pages or rows * 80,
-                          page_size=page_size, max_tokens_per_step=512, chunked_prefill=context == 2048)  # long prompts all first
-    settled = resolve(config, settle(config, family), device="null", model_context=max(context, plan.config.max_context),
-                      block_bytes=1, threads=1, memory_bytes=1 << 40)
+    config = EngineConfig(
+        model=path,
+        max_rows=rows,
+        max_context=context,
+        num_pages=num_pages or rows * 80,
+        page_size=page_size,
+        max_tokens_per_step=512,
+        chunked_prefill=context == 2048,
+    )  # long prompts all first
+    settled = resolve(
+        config,
+        settle(config, family),
+        device="null",
+        model_context=max(context, plan.config.max_context),
+        block_bytes=1,
+        threads=1,
+        memory_bytes=1 << 40,
+    )
     runner = Runner(device, load_model(device, plan, start=False), settled)
     if runner.kv.nbytes > MOST_PAGES_BYTES:
         runner.kv.need = lambda page: None
     scheduler = Scheduler(
-        num_pages=settled.num_pages, max_rows=rows, max_tokens=512, max_context=context, policy=settled.policy,
-        vocab_size=plan.config.vocab_size, prefix_cache=PrefixCache(settled.num_pages, "lru", settled.page_size),
-        mixed_tokens=512, geometry=PageGeometry(page_size=settled.page_size))
+        num_pages=settled.num_pages,
+        max_rows=rows,
+        max_tokens=512,
+        max_context=context,
+        policy=settled.policy,
+        vocab_size=plan.config.vocab_size,
+        prefix_cache=PrefixCache(settled.num_pages, "lru", settled.page_size),
+        mixed_tokens=512,
+        geometry=PageGeometry(page_size=settled.page_size),
+    )
     return scheduler, runner
 
 
@@ -73,10 +94,12 @@ class Clock:
 def run(scheduler, runner, rows: int, steps: int, prompt_tokens: int = 0) -> Clock:
     """prompt_tokens: 0 for 20 to 60."""
     from zse.sampling.params import SamplingParams
+
     rng = random.Random(1)
     now = 0.0
-    params = SamplingParams(max_tokens=min(1500, scheduler.max_context - max(prompt_tokens, 60)), temperature=0.7,
-                            ignore_eos=True)
+    params = SamplingParams(
+        max_tokens=min(1500, scheduler.max_context - max(prompt_tokens, 60)), temperature=0.7, ignore_eos=True
+    )
     for id in range(rows):
         prompt = rng.choices(range(1000), k=prompt_tokens or rng.randint(20, 60))
         scheduler.submit(id, prompt, params, seed=id, now=now)
@@ -93,8 +116,11 @@ def run(scheduler, runner, rows: int, steps: int, prompt_tokens: int = 0) -> Clo
     warm_up = True
     while warm_up or len(clock.parts["commit"]) < steps:
         now += 0.01
-        if warm_up and scheduler.num_waiting == 0 and all(
-                len(request.tokens) > request.prompt_len + 20 for request in scheduler.running()):
+        if (
+            warm_up
+            and scheduler.num_waiting == 0
+            and all(len(request.tokens) > request.prompt_len + 20 for request in scheduler.running())
+        ):
             warm_up, clock = False, Clock()
             gc.collect()
             gc.freeze()
@@ -116,13 +142,16 @@ def show(clock: Clock) -> None:
     total = [sum(step) for step in zip(*clock.parts.values(), strict=False)]
     for name, times in (*clock.parts.items(), ("step", total)):
         ordered = sorted(times)
-        print(f"{name:9} p50 {1e6 * statistics.median(times):6.0f} us   p99 {1e6 * ordered[int(len(ordered) * .99)]:6.0f} us")
+        print(
+            f"{name:9} p50 {1e6 * statistics.median(times):6.0f} us   p99 {1e6 * ordered[int(len(ordered) * 0.99)]:6.0f} us"
+        )
 
 
 def turns(scheduler, runner, count: int = 20) -> dict[str, float]:
     """Least milliseconds of what a long context costs once: to end it (its pages stay cached), to admit its next turn
     (found in the cache), to write its page table, and to check the books."""
     from zse.sampling.params import SamplingParams
+
     times: dict[str, list[float]] = {"end": [], "admit": [], "table": [], "check": []}
     clock = Clock()
     clock.parts = times
@@ -144,17 +173,27 @@ def turns(scheduler, runner, count: int = 20) -> dict[str, float]:
 
 def long_contexts(args) -> None:
     """Rows that decode at the end of a long context, for each page size."""
-    for page_size in ([0, 16] if args.page_size is None else [args.page_size]):
+    for page_size in [0, 16] if args.page_size is None else [args.page_size]:
         # Room for a whole context a row, and what turns() adds.
-        scheduler, runner = make(args.model, args.rows, args.family, args.context, page_size,
-                                 num_pages=(args.rows + 2) * -(-args.context // 128) * 8)
+        scheduler, runner = make(
+            args.model,
+            args.rows,
+            args.family,
+            args.context,
+            page_size,
+            num_pages=(args.rows + 2) * -(-args.context // 128) * 8,
+        )
         cache = scheduler.cache
-        print(f"{args.rows} rows of {args.context} tokens, pages of {cache.page_size}"
-              f"{' (auto)' if not page_size else ''}: {cache.num_pages} pages")
+        print(
+            f"{args.rows} rows of {args.context} tokens, pages of {cache.page_size}"
+            f"{' (auto)' if not page_size else ''}: {cache.num_pages} pages"
+        )
         clock = run(scheduler, runner, args.rows, args.steps, args.context - args.steps - 300)
         show(clock)
-        print(f"{cache.num_pages - cache.num_free} pages held, {cache.prefix.num_nodes} nodes; "
-              + ", ".join(f"{name} {ms:.2f} ms" for name, ms in turns(scheduler, runner).items()))
+        print(
+            f"{cache.num_pages - cache.num_free} pages held, {cache.prefix.num_nodes} nodes; "
+            + ", ".join(f"{name} {ms:.2f} ms" for name, ms in turns(scheduler, runner).items())
+        )
 
 
 def main() -> None:
@@ -165,8 +204,12 @@ def main() -> None:
     parser.add_argument("--family", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--profile", action="store_true", help="the functions that take the time, instead")
     parser.add_argument("--context", type=int, help="tokens of every row's context, from 1024 on")
-    parser.add_argument("--page-size", type=lambda text: 0 if text == "auto" else int(text), metavar="auto|16|32|64|128",
-                        help="with --context (default: auto, then 16)")
+    parser.add_argument(
+        "--page-size",
+        type=lambda text: 0 if text == "auto" else int(text),
+        metavar="auto|16|32|64|128",
+        help="with --context (default: auto, then 16)",
+    )
     args = parser.parse_args()
     if args.context is not None:
         if args.profile or args.context < args.steps + 1024:
@@ -179,6 +222,7 @@ def main() -> None:
     if args.profile:
         import cProfile
         import pstats
+
         profile = cProfile.Profile()
         profile.runcall(run, scheduler, runner, args.rows, args.steps)
         pstats.Stats(profile).sort_stats("tottime").print_stats(25)

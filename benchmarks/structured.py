@@ -17,10 +17,22 @@ from zse import LLM, SamplingParams
 TEXT = {"type": "string", "minLength": 2000}
 GRAMMARS = {
     "json string": {"json": {"type": "object", "properties": {"story": TEXT}, "required": ["story"]}},
-    "json records": {"json": {"type": "array", "minItems": 200, "items": {
-        "type": "object", "additionalProperties": False, "required": ["name", "age", "tags"], "properties": {
-            "name": {"type": "string"}, "age": {"type": "integer", "minimum": 0, "maximum": 120},
-            "tags": {"type": "array", "items": {"enum": ["a", "b", "c"]}}}}}},
+    "json records": {
+        "json": {
+            "type": "array",
+            "minItems": 200,
+            "items": {
+                "type": "object",
+                "additionalProperties": False,
+                "required": ["name", "age", "tags"],
+                "properties": {
+                    "name": {"type": "string"},
+                    "age": {"type": "integer", "minimum": 0, "maximum": 120},
+                    "tags": {"type": "array", "items": {"enum": ["a", "b", "c"]}},
+                },
+            },
+        }
+    },
     "any json": {"json": {"type": "array", "minItems": 500}},
     "regex": {"regex": "([A-Z][a-z]+ [0-9]{1,3}, ){300}"},
 }
@@ -51,16 +63,27 @@ def main() -> None:
     parser.add_argument("--grammars", nargs="+", choices=GRAMMARS, default=list(GRAMMARS), metavar="NAME")
     given = parser.parse_args()
     params = SamplingParams(max_tokens=given.tokens, temperature=0.0, ignore_eos=True)
-    with LLM(given.model, device=given.device, threads=given.threads, max_rows=max(given.rows), max_context=1024,
-             lazy_masks=given.lazy_masks, speculation=given.speculation) as llm:
-        print("| rows | grammar | free tok/s | structured tok/s | ratio | mask µs p50 | p99 | wait µs p50 | p99 | refused |")
+    with LLM(
+        given.model,
+        device=given.device,
+        threads=given.threads,
+        max_rows=max(given.rows),
+        max_context=1024,
+        lazy_masks=given.lazy_masks,
+        speculation=given.speculation,
+    ) as llm:
+        print(
+            "| rows | grammar | free tok/s | structured tok/s | ratio | mask µs p50 | p99 | wait µs p50 | p99 | refused |"
+        )
         print("|---|---|---|---|---|---|---|---|---|---|")
         for rows in given.rows:
             # The prompts differ: a batch of equal ones is cheaper in no way, but looks like it.
-            prompts = [llm.encode_chat([{"role": "user", "content": f"Write record number {number} as JSON."}])
-                       for number in range(rows)]
+            prompts = [
+                llm.encode_chat([{"role": "user", "content": f"Write record number {number} as JSON."}])
+                for number in range(rows)
+            ]
             for name, structure in ((name, GRAMMARS[name]) for name in given.grammars):
-                for form in (None, structure):      # recordings, the grammar, the prefix cache
+                for form in (None, structure):  # recordings, the grammar, the prefix cache
                     seconds_of(llm, prompts, params, form)
                 free, bound, before = [], [], llm.metrics()
                 for _ in range(given.repeats):
@@ -70,10 +93,15 @@ def main() -> None:
                         speeds.append(tokens / seconds)
                 ratio = statistics.median(b / f for f, b in zip(free, bound, strict=True))
                 counts = llm.metrics()
-                print(f"| {rows} | {name} | {statistics.median(free):.1f} | {statistics.median(bound):.1f} | {ratio:.3f} | "
-                      + " | ".join(f"{counts[key]:.0f}" for key in ("mask_us_p50", "mask_us_p99", "mask_wait_us_p50",
-                                                                    "mask_wait_us_p99"))
-                      + f" | {refused(before, counts)} |", flush=True)
+                print(
+                    f"| {rows} | {name} | {statistics.median(free):.1f} | {statistics.median(bound):.1f} | {ratio:.3f} | "
+                    + " | ".join(
+                        f"{counts[key]:.0f}"
+                        for key in ("mask_us_p50", "mask_us_p99", "mask_wait_us_p50", "mask_wait_us_p99")
+                    )
+                    + f" | {refused(before, counts)} |",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

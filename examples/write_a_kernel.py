@@ -1,6 +1,6 @@
 """Write a kernel, compile it for this machine, run it on the device, check it against NumPy.
 
-    python examples/write_a_kernel.py
+python examples/write_a_kernel.py
 """
 
 import subprocess
@@ -31,11 +31,13 @@ def swish_rows(x: Ptr[f32, "const"], out: Ptr[f32], width: i64, UNROLL: static):
 def main() -> None:
     isa = choose_level()
     text, manifest = emit_unit([Variant("swish_rows_2", swish_rows, {"UNROLL": 2})], isa)
-    print(f"--- C for {isa} ---", text[text.index("/*"):], sep="\n")
+    print(f"--- C for {isa} ---", text[text.index("/*") :], sep="\n")
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder, "swish.c"), Path(folder, "swish.so")
         source.write_text(text)
-        subprocess.run(["cc", "-O2", "-shared", "-fPIC", *ISAS[isa].flags, str(source), "-o", str(library), "-lm"], check=True)
+        subprocess.run(
+            ["cc", "-O2", "-shared", "-fPIC", *ISAS[isa].flags, str(source), "-o", str(library), "-lm"], check=True
+        )
         device = CPUDevice(threads=2, library=str(library), manifest=manifest)
         rows, width = 5, 256
         x, out = (Tensor(device.alloc(rows * width * 4), (rows, width), "f32") for _ in range(2))

@@ -8,8 +8,26 @@ import unicodedata
 from pathlib import Path
 
 TARGET = Path(__file__).resolve().parent.parent / "src/zse/tokenizer/csrc/unicode_table.h"
-CLASSES = {"Lu": 1, "Lt": 1, "Ll": 2, "Lm": 3, "Lo": 3, "Mn": 4, "Mc": 4, "Me": 4, "Nd": 5, "Nl": 5, "No": 5,
-           "Pc": 6, "Pd": 6, "Ps": 6, "Pe": 6, "Pi": 6, "Pf": 6, "Po": 6}
+CLASSES = {
+    "Lu": 1,
+    "Lt": 1,
+    "Ll": 2,
+    "Lm": 3,
+    "Lo": 3,
+    "Mn": 4,
+    "Mc": 4,
+    "Me": 4,
+    "Nd": 5,
+    "Nl": 5,
+    "No": 5,
+    "Pc": 6,
+    "Pd": 6,
+    "Ps": 6,
+    "Pe": 6,
+    "Pi": 6,
+    "Pf": 6,
+    "Po": 6,
+}
 # The White_Space property (PropList.txt); str.isspace() also counts U+001C..U+001F, which are not in it.
 SPACES = {*range(9, 14), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000}
 

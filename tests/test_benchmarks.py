@@ -17,15 +17,26 @@ from zse.models.load_jobs import start_loading  # noqa: F401  (imports what a lo
 from zse.tokenizer.load import load_tokenizer
 
 ROOT = Path(__file__).parents[1]
-TYPES = {"int4": "int4-g128", "int8": "int8-g128-sym", "fp8": "fp8-row", "bf16": "BF16", "hf-bf16": "BF16",
-         "hf-fp8": "fp8-row", "hf-awq": "int4-g128"}
+TYPES = {
+    "int4": "int4-g128",
+    "int8": "int8-g128-sym",
+    "fp8": "fp8-row",
+    "bf16": "BF16",
+    "hf-bf16": "BF16",
+    "hf-fp8": "fp8-row",
+    "hf-awq": "int4-g128",
+}
 
 
 def make(path, type: str) -> Path:
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     script = ROOT / "benchmarks" / "make_random_model.py"
-    subprocess.run([sys.executable, script, path, "--shape", "tiny", "--type", type], check=True,
-                   stdout=subprocess.PIPE, env=environment)
+    subprocess.run(
+        [sys.executable, script, path, "--shape", "tiny", "--type", type],
+        check=True,
+        stdout=subprocess.PIPE,
+        env=environment,
+    )
     return path
 
 

@@ -16,9 +16,19 @@ from packaging.utils import canonicalize_name
 import zse
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
-FRAMEWORKS = ("torch", "triton", "transformers", "tensorflow", "jax", "gguf", "llama_cpp", "safetensors",
-              "pydantic", "fastapi")
-MAX_BYTES, MAX_PACKAGES = 110_000_000, 30     # as the packages ship: without the bytecode that pip may write beside it
+FRAMEWORKS = (
+    "torch",
+    "triton",
+    "transformers",
+    "tensorflow",
+    "jax",
+    "gguf",
+    "llama_cpp",
+    "safetensors",
+    "pydantic",
+    "fastapi",
+)
+MAX_BYTES, MAX_PACKAGES = 110_000_000, 30  # as the packages ship: without the bytecode that pip may write beside it
 
 
 def core_requirements() -> list[Requirement]:
@@ -50,8 +60,11 @@ def closure() -> dict[str, metadata.Distribution]:
 
 
 def installed_bytes(distribution: metadata.Distribution) -> int:
-    return sum(os.path.getsize(path) for file in distribution.files or ()
-               if file.suffix != ".pyc" and os.path.exists(path := distribution.locate_file(file)))
+    return sum(
+        os.path.getsize(path)
+        for file in distribution.files or ()
+        if file.suffix != ".pyc" and os.path.exists(path := distribution.locate_file(file))
+    )
 
 
 def test_core_dependencies_are_few_and_small():
@@ -77,7 +90,7 @@ def test_the_package_itself_is_small():
                 kernels += size
             else:
                 total += size
-    assert 500_000 < total <= 5_000_000     # less than that: the sources are missing
+    assert 500_000 < total <= 5_000_000  # less than that: the sources are missing
     assert 500_000 < kernels <= 5_000_000
 
 
@@ -90,14 +103,17 @@ def all_modules() -> list[str]:
 @pytest.fixture(scope="module")
 def imported_everything() -> set[str]:
     """Top-level modules in a process that has imported every module of the package."""
-    script = (f"import importlib, sys\nfor name in {all_modules()!r}: importlib.import_module(name)\n"
-              "print(*sorted({name.partition('.')[0] for name in sys.modules}))")
+    script = (
+        f"import importlib, sys\nfor name in {all_modules()!r}: importlib.import_module(name)\n"
+        "print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    )
     return set(run_python(script).split())
 
 
 def run_python(script: str, **environment: str) -> str:
-    done = subprocess.run([sys.executable, "-c", script], env={**os.environ, **environment}, capture_output=True,
-                          text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, **environment}, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -112,20 +128,23 @@ def test_every_import_is_a_core_dependency(imported_everything):
     bare = set(run_python("import sys\nprint(*sorted({name.partition('.')[0] for name in sys.modules}))").split())
     packages = metadata.packages_distributions()
     allowed = set(closure()) | {"zse"}
-    foreign = {name: packages.get(name, []) for name in imported_everything - bare - set(sys.stdlib_module_names)
-               if name in packages and not any(canonicalize_name(owner) in allowed for owner in packages[name])}
+    foreign = {
+        name: packages.get(name, [])
+        for name in imported_everything - bare - set(sys.stdlib_module_names)
+        if name in packages and not any(canonicalize_name(owner) in allowed for owner in packages[name])
+    }
     assert not foreign
 
 
 def test_generating_imports_no_framework(real_models):
-    script = (f"import sys\nfrom zse import LLM, SamplingParams\n"
-              f"llm = LLM({str(real_models['smollm2'])!r}, threads=2)\n"
-              "out = llm.generate(['The capital of France is'], SamplingParams(max_tokens=4, temperature=0))\n"
-              "assert out\nprint(*sorted({name.partition('.')[0] for name in sys.modules}))")
+    script = (
+        f"import sys\nfrom zse import LLM, SamplingParams\n"
+        f"llm = LLM({str(real_models['smollm2'])!r}, threads=2)\n"
+        "out = llm.generate(['The capital of France is'], SamplingParams(max_tokens=4, temperature=0))\n"
+        "assert out\nprint(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    )
     loaded = set(run_python(script).split())
     assert "zse" in loaded and not loaded & set(FRAMEWORKS)
-
-
 
 
 @pytest.fixture(scope="module")
@@ -137,28 +156,56 @@ def tiny_with_text(tmp_path_factory) -> Path:
     finally:
         sys.path.pop(0)
     folder = tiny_model.write(tmp_path_factory.mktemp("models") / "tiny")
-    texts = ["<unk>", "<s>", "</s>", *map(chr, range(0x21, 0x7f)), "Ġ", "Ċ"]
+    texts = ["<unk>", "<s>", "</s>", *map(chr, range(0x21, 0x7F)), "Ġ", "Ċ"]
     letters = "etaoinsrh"
-    merges = [(a, b) for a in letters for b in letters][:tiny_model.VOCAB - len(texts)]
+    merges = [(a, b) for a in letters for b in letters][: tiny_model.VOCAB - len(texts)]
     texts += [a + b for a, b in merges]
     assert len(texts) == tiny_model.VOCAB
-    (folder / "tokenizer.json").write_text(json.dumps({
-        "version": "1.0", "normalizer": None, "post_processor": None,
-        "added_tokens": [{"id": id, "content": texts[id], "single_word": False, "lstrip": False, "rstrip": False,
-                          "normalized": False, "special": True} for id in range(3)],
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
-        "decoder": {"type": "ByteLevel"},
-        "model": {"type": "BPE", "unk_token": None, "vocab": {text: id for id, text in enumerate(texts)},
-                  "merges": [f"{a} {b}" for a, b in merges]}}))
+    (folder / "tokenizer.json").write_text(
+        json.dumps(
+            {
+                "version": "1.0",
+                "normalizer": None,
+                "post_processor": None,
+                "added_tokens": [
+                    {
+                        "id": id,
+                        "content": texts[id],
+                        "single_word": False,
+                        "lstrip": False,
+                        "rstrip": False,
+                        "normalized": False,
+                        "special": True,
+                    }
+                    for id in range(3)
+                ],
+                "pre_tokenizer": {
+                    "type": "ByteLevel",
+                    "add_prefix_space": False,
+                    "trim_offsets": True,
+                    "use_regex": True,
+                },
+                "decoder": {"type": "ByteLevel"},
+                "model": {
+                    "type": "BPE",
+                    "unk_token": None,
+                    "vocab": {text: id for id, text in enumerate(texts)},
+                    "merges": [f"{a} {b}" for a, b in merges],
+                },
+            }
+        )
+    )
     return folder
 
 
 def test_generating_with_a_tiny_model_imports_no_framework(tiny_with_text):
     """As above, where no public model is: a directory of safetensors and a tokenizer.json."""
-    script = (f"import sys\nfrom zse import LLM, SamplingParams\n"
-              f"llm = LLM({str(tiny_with_text)!r}, threads=2, max_rows=2)\n"
-              "out = llm.generate(['Hello world', [5, 6, 7]], SamplingParams(max_tokens=8, ignore_eos=True, seed=1))\n"
-              "assert [len(reply.token_ids) for reply in out] == [8, 8] and out[0].text\n"
-              "print(*sorted({name.partition('.')[0] for name in sys.modules}))")
+    script = (
+        f"import sys\nfrom zse import LLM, SamplingParams\n"
+        f"llm = LLM({str(tiny_with_text)!r}, threads=2, max_rows=2)\n"
+        "out = llm.generate(['Hello world', [5, 6, 7]], SamplingParams(max_tokens=8, ignore_eos=True, seed=1))\n"
+        "assert [len(reply.token_ids) for reply in out] == [8, 8] and out[0].text\n"
+        "print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    )
     loaded = set(run_python(script).split())
     assert "zse" in loaded and not loaded & set(FRAMEWORKS)

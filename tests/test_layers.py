@@ -10,16 +10,50 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "zse"
 # docs/design/0001-cpu-engine.md, "Layers and ownership". `bench` stands before `cli`, whose command runs it.
-ORDER = ("errors", "dtypes", "env", "log", "imports", "kernel", "runtime", "tensor", "quant", "kernels", "formats", "tokenizer",
-         "models", "cache", "sampling", "structured", "scheduler", "speculative", "engine", "server", "bench", "cli")
-TOP = ("__init__", "__main__", "build")   # may import all; nothing below imports them
+ORDER = (
+    "errors",
+    "dtypes",
+    "env",
+    "log",
+    "imports",
+    "kernel",
+    "runtime",
+    "tensor",
+    "quant",
+    "kernels",
+    "formats",
+    "tokenizer",
+    "models",
+    "cache",
+    "sampling",
+    "structured",
+    "scheduler",
+    "speculative",
+    "engine",
+    "server",
+    "bench",
+    "cli",
+)
+TOP = ("__init__", "__main__", "build")  # may import all; nothing below imports them
 TOLERATED = {
     # zse/__init__.py imports nothing at its top: reading these two loads no layer.
     "zse.__version__": "a constant of the package itself",
     "zse": "its folder: `import zse` for __file__ or __version__",
 }
-HEAVY = ("numpy", "tokenizers", "uvicorn", "starlette", "asyncio", "huggingface_hub", "jinja2", "torch", "transformers",
-         "triton", "llguidance", "multiprocessing")
+HEAVY = (
+    "numpy",
+    "tokenizers",
+    "uvicorn",
+    "starlette",
+    "asyncio",
+    "huggingface_hub",
+    "jinja2",
+    "torch",
+    "transformers",
+    "triton",
+    "llguidance",
+    "multiprocessing",
+)
 
 
 def imports_of(source: str) -> Iterator[tuple[int, str]]:
@@ -76,27 +110,33 @@ def test_the_package_itself_imports_nothing_at_its_top():
     assert not [node.lineno for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
-@pytest.mark.parametrize(("package", "source"), [
-    ("runtime", "import zse.tensor"),
-    ("runtime", "from zse import tensor"),
-    ("kernel", "def f():\n    from zse.runtime.device import Device"),
-    ("kernels", "from importlib import import_module\nimport_module(f'zse.models.{name}')"),
-    ("engine", "if x:\n    from zse.server import app"),
-    ("server", "from zse import build"),
-    ("server", "from zse import LLM"),
-    ("errors", "from .env import flag"),
-])
+@pytest.mark.parametrize(
+    ("package", "source"),
+    [
+        ("runtime", "import zse.tensor"),
+        ("runtime", "from zse import tensor"),
+        ("kernel", "def f():\n    from zse.runtime.device import Device"),
+        ("kernels", "from importlib import import_module\nimport_module(f'zse.models.{name}')"),
+        ("engine", "if x:\n    from zse.server import app"),
+        ("server", "from zse import build"),
+        ("server", "from zse import LLM"),
+        ("errors", "from .env import flag"),
+    ],
+)
 def test_a_wrong_import_is_found(package, source):
     assert wrong_imports(package, source)
 
 
-@pytest.mark.parametrize(("package", "source"), [
-    ("engine", "from zse.sampling.params import SamplingParams"),
-    ("server", "from zse import __version__\nimport zse"),
-    ("kernels", "from importlib import import_module\nimport_module(f'zse.kernels.{name}')"),
-    ("build", "import zse.kernels.table"),
-    ("cli", "import numpy\nfrom zse.bench import speed"),
-])
+@pytest.mark.parametrize(
+    ("package", "source"),
+    [
+        ("engine", "from zse.sampling.params import SamplingParams"),
+        ("server", "from zse import __version__\nimport zse"),
+        ("kernels", "from importlib import import_module\nimport_module(f'zse.kernels.{name}')"),
+        ("build", "import zse.kernels.table"),
+        ("cli", "import numpy\nfrom zse.bench import speed"),
+    ],
+)
 def test_a_right_import_passes(package, source):
     assert not wrong_imports(package, source)
 

@@ -31,36 +31,108 @@ signal.signal(signal.SIGUSR1, tell)
 """
 
 # Features by the modules that they begin with.
-NEITHER = {"numpy", "tokenizers", "jinja2", "huggingface_hub", "llguidance", "multiprocessing", "tempfile", "random", "shutil",
-           "dataclasses", "typing_extensions", "zse.engine.llm", "zse.bench", "zse.structured.service"}
+NEITHER = {
+    "numpy",
+    "tokenizers",
+    "jinja2",
+    "huggingface_hub",
+    "llguidance",
+    "multiprocessing",
+    "tempfile",
+    "random",
+    "shutil",
+    "dataclasses",
+    "typing_extensions",
+    "zse.engine.llm",
+    "zse.bench",
+    "zse.structured.service",
+}
 NOT_IN_ENGINE = NEITHER | {
-    "asyncio", "logging", "inspect", "dis", "ast", "tokenize", "subprocess", "ssl", "concurrent",
-    "zse.engine.client", "zse.engine.jobs", "zse.engine.forwards", "zse.engine.beams", "zse.sampling.beam",
-    "zse.engine.grammars", "zse.engine.masking", "zse.engine.lazy_masks", "zse.kernels.mask", "zse.engine.offload", "zse.engine.draft", "zse.cache.files",
-    "zse.cache.contiguous", "zse.cache.grouped", "zse.cache.windows", "zse.speculative.draft_model", "zse.quant.pack",
-    "zse.kernels.gpu", "zse.kernels.attention_cases", "zse.kernels.sample_cases", "zse.kernels.host", "zse.kernels.table",
-    "zse.kernel.ir", "zse.kernel.cache", "zse.runtime.cuda", "zse.runtime.gpu"}
+    "asyncio",
+    "logging",
+    "inspect",
+    "dis",
+    "ast",
+    "tokenize",
+    "subprocess",
+    "ssl",
+    "concurrent",
+    "zse.engine.client",
+    "zse.engine.jobs",
+    "zse.engine.forwards",
+    "zse.engine.beams",
+    "zse.sampling.beam",
+    "zse.engine.grammars",
+    "zse.engine.masking",
+    "zse.engine.lazy_masks",
+    "zse.kernels.mask",
+    "zse.engine.offload",
+    "zse.engine.draft",
+    "zse.cache.files",
+    "zse.cache.contiguous",
+    "zse.cache.grouped",
+    "zse.cache.windows",
+    "zse.speculative.draft_model",
+    "zse.quant.pack",
+    "zse.kernels.gpu",
+    "zse.kernels.attention_cases",
+    "zse.kernels.sample_cases",
+    "zse.kernels.host",
+    "zse.kernels.table",
+    "zse.kernel.ir",
+    "zse.kernel.cache",
+    "zse.runtime.cuda",
+    "zse.runtime.gpu",
+}
 NOT_IN_SERVER = NEITHER | {
-    "ssl", "asyncio.windows_events", "zse.engine.core", "zse.engine.runner", "zse.engine.load", "zse.models", "zse.kernel",
-    "zse.kernels", "zse.runtime", "zse.scheduler.scheduler", "zse.cache.prefix", "zse.sampling.beam",
-    "zse.server.routes.embeddings", "zse.server.routes.relevance", "zse.server.routes.metrics", "zse.server.relevance",
-    "zse.server.measuring", "zse.server.measure_schemas", "zse.server.engine_counters",
-    "zse.server.tools.grammars", "zse.server.tools.patterns", "zse.structured.compile"}
+    "ssl",
+    "asyncio.windows_events",
+    "zse.engine.core",
+    "zse.engine.runner",
+    "zse.engine.load",
+    "zse.models",
+    "zse.kernel",
+    "zse.kernels",
+    "zse.runtime",
+    "zse.scheduler.scheduler",
+    "zse.cache.prefix",
+    "zse.sampling.beam",
+    "zse.server.routes.embeddings",
+    "zse.server.routes.relevance",
+    "zse.server.routes.metrics",
+    "zse.server.relevance",
+    "zse.server.measuring",
+    "zse.server.measure_schemas",
+    "zse.server.engine_counters",
+    "zse.server.tools.grammars",
+    "zse.server.tools.patterns",
+    "zse.structured.compile",
+}
 
 
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory) -> dict[str, set[str]]:
-    """"server", "engine" → the modules that it has imported when its first answer is complete."""
+    """ "server", "engine" → the modules that it has imported when its first answer is complete."""
     folder = tmp_path_factory.mktemp("start")
     model = tiny_model.write(folder / "tiny")
     tiny_text.write(model)
     (folder / "sitecustomize.py").write_text(TELL.format(place=f"{folder}/modules-"))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)]), "ZSE_LOG": "error"}
-    server = subprocess.Popen([sys.executable, "-m", "zse", "serve", str(model), "--port", "0", "--device", "cpu", "--threads", "2"],
-                              env=environment, stdout=subprocess.PIPE, text=True)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)]),
+        "ZSE_LOG": "error",
+    }
+    server = subprocess.Popen(
+        [sys.executable, "-m", "zse", "serve", str(model), "--port", "0", "--device", "cpu", "--threads", "2"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert server.stdout is not None
-        port = next(int(found[1]) for line in server.stdout if (found := re.search(r"curl -N http://[^/]*:(\d+)/", line)))
+        port = next(
+            int(found[1]) for line in server.stdout if (found := re.search(r"curl -N http://[^/]*:(\d+)/", line))
+        )
         connection = HTTPConnection("127.0.0.1", port, timeout=60)
         body = {"prompt": "Hello", "max_tokens": 2, "stream": True, "ignore_eos": True}
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
@@ -101,6 +173,7 @@ def test_a_server_imports_no_route_before_it_is_asked_for(imported):
 
 def test_every_route_has_its_handler():
     from zse.server.routes import table
+
     assert all(callable(route.handler) for route in table.ROUTES)
     with pytest.raises(AttributeError):
         _ = table.Route("GET", "/x", table.PUBLIC, "info.nothing").handler
@@ -155,8 +228,12 @@ print(*sorted({"zse.engine.jobs", "zse.engine.beams", "zse.engine.grammars", "zs
 
 def test_a_gpu_engine_imports_what_it_needs_while_the_driver_starts(tmp_path):
     model = tiny_model.write(tmp_path / "tiny", head_dim=64)
-    done = subprocess.run([sys.executable, "-c", GPU_START, str(model)], capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+    done = subprocess.run(
+        [sys.executable, "-c", GPU_START, str(model)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
     assert done.stdout == "\n\n", done.stdout + done.stderr
 
 
@@ -177,6 +254,10 @@ main(["--fd", "0", "--model", "m", "--device", "cuda:1"])
 
 
 def test_the_driver_starts_before_anything_is_imported():
-    done = subprocess.run([sys.executable, "-c", EARLY], capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+    done = subprocess.run(
+        [sys.executable, "-c", EARLY],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
     assert done.stdout == "cuda:1 []\n", done.stdout + done.stderr

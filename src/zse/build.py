@@ -27,8 +27,19 @@ from zse.runtime import native, probe
 PACKAGE = Path(__file__).resolve().parent
 
 # -ffp-contract=off: an ISA level computes what the kernel says, a fused multiply-add only where it is written.
-KERNEL_FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wno-psabi",
-                "-Wno-unused-variable", "-Wno-unused-function", "-Wno-unused-but-set-variable", "-Wno-unknown-warning-option")
+KERNEL_FLAGS = (
+    "-std=gnu11",
+    "-O2",
+    "-fPIC",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-Wall",
+    "-Wno-psabi",
+    "-Wno-unused-variable",
+    "-Wno-unused-function",
+    "-Wno-unused-but-set-variable",
+    "-Wno-unknown-warning-option",
+)
 HOST_FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-pthread", "-Wall", "-Wextra")
 # Variants per compilation unit: small enough that the last unit does not run alone for long.
 UNIT_VARIANTS = 8
@@ -38,8 +49,10 @@ def find_compiler() -> tuple[str, str]:
     """(path, version line) of CC, gcc, clang or cc. CompileError names the package to install."""
     found = probe.compiler()
     if found is None:
-        raise CompileError(f"no C compiler: zse compiles its CPU kernels when it is installed; install {native.compiler_hint()}, "
-                           "or set CC")
+        raise CompileError(
+            f"no C compiler: zse compiles its CPU kernels when it is installed; install {native.compiler_hint()}, "
+            "or set CC"
+        )
     return found
 
 
@@ -47,7 +60,9 @@ def _run(command: list[str], what: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if "error" in line.lower()] or done.stderr.splitlines()
-        raise CompileError(f"{what}: {command[0]} failed with {done.returncode}: {'; '.join(errors[:3]) or 'no message'}")
+        raise CompileError(
+            f"{what}: {command[0]} failed with {done.returncode}: {'; '.join(errors[:3]) or 'no message'}"
+        )
     if done.stderr.strip():
         print(done.stderr.rstrip(), file=sys.stderr)
 
@@ -64,6 +79,7 @@ def _digest(*parts: "str | bytes") -> str:
 def _locked(folder: Path) -> Iterator[None]:
     """One build at a time in a folder."""
     import fcntl
+
     with open(folder / ".lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -95,7 +111,7 @@ class Builder:
                 half = target.with_suffix(f".{os.getpid()}.tmp")
                 _run([self.compiler, *flags, "-c", str(source), "-o", str(half)], name)
                 half.replace(target)
-                for stale in target.parent.glob(f"{target.name[:-len(key) - 3]}-{'[0-9a-f]' * len(key)}.o"):
+                for stale in target.parent.glob(f"{target.name[: -len(key) - 3]}-{'[0-9a-f]' * len(key)}.o"):
                     if stale != target:
                         stale.unlink()
             return target
@@ -122,6 +138,7 @@ class Builder:
     def kernel_library(self, level: str) -> None:
         """The kernels of an ISA level and their manifest."""
         from zse.kernel.targets.cpu import ISAS
+
         flags = (*KERNEL_FLAGS, *ISAS[level].flags)
         target, manifest_path = self.folder / f"libzse_kernels_{level}.so", self.folder / f"{level}.json"
         key = _digest(kernel_sources_digest(), level, " ".join(flags), self.compiler, self.version)
@@ -142,11 +159,19 @@ class Builder:
                 units.append((f"{level}/{name}", source, flags))
             self.link(self.compile_all(units), target)
         half = manifest_path.with_suffix(f".{os.getpid()}.tmp")
-        half.write_text(json.dumps({"isa": level, "key": key, "compiler": self.version, "kernels": manifest},
-                                   separators=(",", ":"), sort_keys=True), encoding="utf-8")
+        half.write_text(
+            json.dumps(
+                {"isa": level, "key": key, "compiler": self.version, "kernels": manifest},
+                separators=(",", ":"),
+                sort_keys=True,
+            ),
+            encoding="utf-8",
+        )
         half.replace(manifest_path)
-        self.say(f"{target.name}: {len(manifest)} kernels, {emitted:.1f} s to generate C, "
-                 f"{time.perf_counter() - start - emitted:.1f} s to compile with {self.version}")
+        self.say(
+            f"{target.name}: {len(manifest)} kernels, {emitted:.1f} s to generate C, "
+            f"{time.perf_counter() - start - emitted:.1f} s to compile with {self.version}"
+        )
 
 
 def _manifest_key(path: Path) -> str | None:
@@ -166,23 +191,33 @@ def emit_kernels(level: str) -> tuple[dict[str, str], dict[str, dict]]:
     """({unit name: C text}, {symbol: {"params", "origin"}}) of every variant for an ISA level. Deterministic."""
     from zse.kernel.emit import emit_unit
     from zse.kernel.targets.cpu import ISAS
+
     table = importlib.import_module("zse.kernels.table")
     by_module: dict[str, list] = {}
     for variant in table.all_variants(ISAS[level]):
-        module = getattr(getattr(variant.kernel, "function", variant.kernel), "__module__", "kernels").rpartition(".")[2]
+        module = getattr(getattr(variant.kernel, "function", variant.kernel), "__module__", "kernels").rpartition(".")[
+            2
+        ]
         by_module.setdefault(module, []).append(variant)
     texts: dict[str, str] = {}
     manifest: dict[str, dict] = {}
     for module, variants in by_module.items():
         for number, start in enumerate(range(0, len(variants), UNIT_VARIANTS)):
-            text, entries = emit_unit(variants[start:start + UNIT_VARIANTS], level)
+            text, entries = emit_unit(variants[start : start + UNIT_VARIANTS], level)
             texts[f"{module}_{number}" if len(variants) > UNIT_VARIANTS else module] = text
             manifest.update(entries)
     return texts, manifest
 
 
-def build(folder: Path | None = None, isas: Iterable[str] | None = None, *, force: bool = False, keep_c: Path | None = None,
-          jobs: int | None = None, quiet: bool = False) -> Path:
+def build(
+    folder: Path | None = None,
+    isas: Iterable[str] | None = None,
+    *,
+    force: bool = False,
+    keep_c: Path | None = None,
+    jobs: int | None = None,
+    quiet: bool = False,
+) -> Path:
     """Compile what is missing or changed, for `isas` (default: every level of this machine's architecture).
 
     Returns the folder. CompileError when there is no compiler or it fails, ConfigError for an unknown level.
@@ -194,8 +229,10 @@ def build(folder: Path | None = None, isas: Iterable[str] | None = None, *, forc
         if level not in here:
             raise ConfigError(f"ISA level {level!r} is not one of this machine's: {', '.join(here) or 'none'}")
     if not here:
-        raise CompileError(f"no kernels for {levels.machine()}; supported: "
-                           f"{', '.join(sorted({family for family, _ in levels.LEVELS.values()}))}")
+        raise CompileError(
+            f"no kernels for {levels.machine()}; supported: "
+            f"{', '.join(sorted({family for family, _ in levels.LEVELS.values()}))}"
+        )
     builder = Builder(folder, jobs or len(probe.allowed_cpus()), force, keep_c, quiet)
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
@@ -212,16 +249,25 @@ def compile_modules(folder: Path = PACKAGE) -> bool:
     """Bytecode beside every module whose own is missing or old, also where PYTHONDONTWRITEBYTECODE is set. Whether all have
     it now: a folder may be read-only."""
     import compileall
+
     return bool(compileall.compile_dir(folder, quiet=2))
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line. Returns the exit code."""
     import argparse
+
     parser = argparse.ArgumentParser(prog="python -m zse.build", description="Compile the CPU libraries in place.")
-    parser.add_argument("--isa", action="append", metavar="LEVEL", help="only this level (may be repeated); default: all of this "
-                        f"machine's: {', '.join(levels.levels_of_machine())}")
-    parser.add_argument("--dir", type=Path, metavar="DIR", help="where the libraries go (default: the package's _native)")
+    parser.add_argument(
+        "--isa",
+        action="append",
+        metavar="LEVEL",
+        help="only this level (may be repeated); default: all of this "
+        f"machine's: {', '.join(levels.levels_of_machine())}",
+    )
+    parser.add_argument(
+        "--dir", type=Path, metavar="DIR", help="where the libraries go (default: the package's _native)"
+    )
     parser.add_argument("--force", action="store_true", help="compile everything again")
     parser.add_argument("--keep-c", type=Path, metavar="DIR", help="keep the generated C files in DIR")
     parser.add_argument("--jobs", type=int, metavar="N", help="compilers at once (default: CPUs)")

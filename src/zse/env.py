@@ -7,9 +7,15 @@ SWITCHES = {
     "ZSE_ISA": ("", "force a CPU kernel library (x86-64-v3, x86-64-v4-vnni, arm64-dotprod) instead of the best one"),
     "ZSE_NATIVE_DIR": ("", "load the compiled CPU libraries from this folder instead of the installed one"),
     "ZSE_THREADS": ("", "number of CPU threads (default: physical cores); --threads wins"),
-    "ZSE_API_KEY": ("", "the key that clients of `zse serve` must send; needed to listen on other than loopback addresses"),
+    "ZSE_API_KEY": (
+        "",
+        "the key that clients of `zse serve` must send; needed to listen on other than loopback addresses",
+    ),
     "ZSE_GPU_CHECK": ("", "1: wait after every GPU kernel, so that an error names the kernel (slow)"),
-    "ZSE_HIP_CLANG": ("", "the clang that compiles kernels for AMD GPUs (default: ROCm's, or one of PATH that knows the GPU)"),
+    "ZSE_HIP_CLANG": (
+        "",
+        "the clang that compiles kernels for AMD GPUs (default: ROCm's, or one of PATH that knows the GPU)",
+    ),
     "ZSE_LOG": ("info", "log level: debug, info, warning, error"),
 }
 

@@ -71,7 +71,7 @@ class DeviceMemoryError(DeviceError):
 class DeviceLost(DeviceError):
     """The device failed in a way that this process cannot recover from: it must end, and may be started again."""
 
-    exit_code = 75              # sysexits.h EX_TEMPFAIL
+    exit_code = 75  # sysexits.h EX_TEMPFAIL
 
 
 class EngineError(ZSEError):
@@ -84,7 +84,14 @@ class RequestError(ZSEError):
     status: HTTP status; type, code: strings of the contract's table; param: JSON path of the field or None.
     """
 
-    def __init__(self, message: str, *, status: int = 400, type: str = "invalid_request_error",
-                 code: str | None = None, param: str | None = None):
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        type: str = "invalid_request_error",
+        code: str | None = None,
+        param: str | None = None,
+    ):
         super().__init__(message)
         self.message, self.status, self.type, self.code, self.param = message, status, type, code, param

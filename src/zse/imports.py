@@ -19,7 +19,7 @@ def _import_without(absent: str, name: str) -> None:
     """Import `name`, to which `absent` seems not to be installed. Does nothing if either was imported before."""
     if name in sys.modules or absent in sys.modules:
         return
-    sys.modules[absent] = None      # type: ignore[assignment]  # importing it is an ImportError now
+    sys.modules[absent] = None  # type: ignore[assignment]  # importing it is an ImportError now
     try:
         import_module(name)
     finally:

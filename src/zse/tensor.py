@@ -38,7 +38,7 @@ class Tensor(NamedTuple):
 
     def view(self) -> memoryview:
         """Host view of the elements, flat; f16 and bf16 are seen as u16. Only for devices whose memory the host can touch."""
-        raw = memoryview(self.buffer.view())[self.offset: self.offset + self.nbytes]
+        raw = memoryview(self.buffer.view())[self.offset : self.offset + self.nbytes]
         return raw.cast("B").cast(VIEW_FORMAT[self.dtype])  # type: ignore[call-overload]
 
 
@@ -62,8 +62,12 @@ class Activation(NamedTuple):
         return self.q.shape
 
     def with_rows(self, rows: "int | Sym") -> "Activation":
-        return Activation(self.q.with_rows(rows), self.scale.with_rows(rows), self.sum.with_rows(rows),
-                          None if self.low is None else self.low.with_rows(rows))
+        return Activation(
+            self.q.with_rows(rows),
+            self.scale.with_rows(rows),
+            self.sum.with_rows(rows),
+            None if self.low is None else self.low.with_rows(rows),
+        )
 
 
 class Fp8Activation(NamedTuple):

@@ -171,7 +171,7 @@ def test_the_command_measures_a_url_and_holds_it_to_a_report(fake, tmp_path, cap
     assert saved["label"] == "idle" and saved["model"] == "fake" and saved["settings"]["scale"] == 0.05
     assert saved["command"].startswith("zse ") and saved["machine"]["date"] and len(saved["workloads"]) == 2
     assert "Bearer sk-secret" in fake.heads[0] and "sk-secret" not in first.read_text()
-    fake.first_s = fake.gap_s = 0.1      # far above what a busy machine adds to the first run
+    fake.first_s = fake.gap_s = 0.1  # far above what a busy machine adds to the first run
     assert zse(*base, "--json", second, "--compare", first, "--tolerance", "20", "--page", drawn) == 1
     assert "baseline: ttft_ms.p95" in capsys.readouterr().err
     assert {"idle", "fake"} <= set("\n".join(ElementTree.parse(drawn).getroot().itertext()).split())

@@ -105,4 +105,6 @@ def test_integrity_check_finds_what_is_wrong():
     assert cache.check_integrity() == ["the pages of sequence 1 do not follow one another"]
     cache.table(1)[:2] = cache.table(1)[1::-1]
     cache._behind.clear()
-    assert any("run without a table" in problem or "table without a run" in problem for problem in cache.check_integrity())
+    assert any(
+        "run without a table" in problem or "table without a run" in problem for problem in cache.check_integrity()
+    )

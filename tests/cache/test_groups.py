@@ -16,17 +16,24 @@ SALT = ("", "")
 
 def model(pattern: str, window: int = 512):
     """s: a layer with a window, f: one without."""
-    return SimpleNamespace(num_layers=len(pattern), sliding_window=window,
-                           window=lambda layer: window if pattern[layer] == "s" else 0)
+    return SimpleNamespace(
+        num_layers=len(pattern), sliding_window=window, window=lambda layer: window if pattern[layer] == "s" else 0
+    )
 
 
-@pytest.mark.parametrize("pattern, groups", [
-    ("sssssf" * 3, [3] * 6),                                        # Gemma 3 270M
-    ("sssssf" * 4 + "ss", [4, 4, 4, 4, 4, 4, 2]),                   # 1B
-    ("sssssf" * 8, [8] * 6),                                        # 12B
-    ("sf" * 6, [6, 6]), ("f" * 5, [5]), ("s" * 5, [5]),
-    ("ffffs", [5]), ("sssffffff", [9]),                             # too many places of a page would be nobody's
-])
+@pytest.mark.parametrize(
+    "pattern, groups",
+    [
+        ("sssssf" * 3, [3] * 6),  # Gemma 3 270M
+        ("sssssf" * 4 + "ss", [4, 4, 4, 4, 4, 4, 2]),  # 1B
+        ("sssssf" * 8, [8] * 6),  # 12B
+        ("sf" * 6, [6, 6]),
+        ("f" * 5, [5]),
+        ("s" * 5, [5]),
+        ("ffffs", [5]),
+        ("sssffffff", [9]),  # too many places of a page would be nobody's
+    ],
+)
 def test_layers_are_in_equal_groups(pattern, groups):
     found = group_layers(model(pattern))
     assert [len(group) for group in found] == groups
@@ -53,7 +60,7 @@ def test_capacity_is_what_fits(groups):
 
 def test_gemma_270m_holds_a_quarter_of_the_pages():
     groups = geometry(model("sssssf" * 3), 256, 1)
-    assert groups.needed(4096) == 256 + 5 * 49 < 6 * 256 / 3        # of a prompt in chunks of 256; 6 * 256 without
+    assert groups.needed(4096) == 256 + 5 * 49 < 6 * 256 / 3  # of a prompt in chunks of 256; 6 * 256 without
 
 
 def test_tables_of_a_sequence_alone_use_windowed_pages_in_turn():
@@ -67,20 +74,21 @@ def test_tables_of_a_sequence_alone_use_windowed_pages_in_turn():
 
 
 def manager(num_pages=60, groups=None, prefix=True):
-    return GroupedCacheManager(PageAllocator(num_pages), PrefixCache(num_pages) if prefix else None, None,
-                               groups or PageGeometry(2, 20, 4))
+    return GroupedCacheManager(
+        PageAllocator(num_pages), PrefixCache(num_pages) if prefix else None, None, groups or PageGeometry(2, 20, 4)
+    )
 
 
 def test_windowed_pages_come_back_and_go_to_the_end():
     cache = manager(prefix=False)
     assert cache.admit(1, 8 * PAGE, array("i", range(8 * PAGE)), SALT) == 0
     assert (cache.num_pages - cache.num_free, cache.covered(1)) == (8 + 2 * 4, 4 * PAGE)
-    cache.trim(1, 2 * PAGE)         # sees 20 tokens: the last of page 0 too
+    cache.trim(1, 2 * PAGE)  # sees 20 tokens: the last of page 0 too
     assert cache.windows(1).first == 0
     cache.trim(1, 4 * PAGE)
     assert cache.windows(1).first == 2 and cache.covered(1) == 6 * PAGE and cache.num_trimmed == 4
     assert cache.num_pages - cache.num_free == 16 and not cache.check_integrity()
-    cache.trim(1, 8 * PAGE - 1)     # at the end they go to the pool
+    cache.trim(1, 8 * PAGE - 1)  # at the end they go to the pool
     assert cache.num_pages - cache.num_free == 8 + 2 * 2 and cache.covered(1) == 8 * PAGE
     cache.trim(1, 4 * PAGE)
     assert cache.windows(1).first == 6, "trimming never goes back"
@@ -104,16 +112,16 @@ def test_a_hit_needs_the_windowed_pages_of_the_last_window_only():
     assert say(cache, 1, tokens) == 0
     assert say(cache, 2, [*tokens, 1, 2, 3]) == 10 * PAGE, "of 10 pages, windowed groups have the last two"
     # What begins alike and ends earlier would see windowed pages that are gone: computed, not guessed.
-    assert say(cache, 3, tokens[:5 * PAGE]) == 0
+    assert say(cache, 3, tokens[: 5 * PAGE]) == 0
     # That run has left its own beside the same nodes.
-    assert say(cache, 4, [*tokens[:5 * PAGE], 7, 8]) == 5 * PAGE
+    assert say(cache, 4, [*tokens[: 5 * PAGE], 7, 8]) == 5 * PAGE
 
 
 def test_a_page_that_is_copied_brings_its_windowed_pages():
     cache, tokens = manager(num_pages=200), list(range(1000, 1000 + 3 * PAGE + 9))
     say(cache, 1, tokens)
     cache.take_transfers()
-    assert cache.admit(2, 4 * PAGE, array("i", [*tokens[:3 * PAGE + 5], 1, 2]), SALT) == 3 * PAGE + 5
+    assert cache.admit(2, 4 * PAGE, array("i", [*tokens[: 3 * PAGE + 5], 1, 2]), SALT) == 3 * PAGE + 5
     copies = cache.take_transfers()
     assert [kind for kind, _, _ in copies] == ["copy"] * 3
     assert [page for _, _, page in copies] == [cache.table(2)[3], *cache.windows(2).at(3)]

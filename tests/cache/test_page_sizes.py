@@ -56,7 +56,7 @@ def test_evicted_pages_go_to_the_host_whole(size):
     assert cache.admit(1, len(tokens), tokens, SALT) == 0
     cache.commit(1, tokens, len(tokens), partial=True)
     cache.release(1)
-    assert cache.reserve(2, 3 * size) and len(cache.take_transfers()) == 2      # full pages; the last one is dropped
+    assert cache.reserve(2, 3 * size) and len(cache.take_transfers()) == 2  # full pages; the last one is dropped
     cache.release(2)
     assert cache.admit(3, len(tokens), tokens, SALT) == 2 * size
     assert [kind for kind, _, _ in cache.take_transfers()] == ["in", "in"] and cache.check_integrity() == []
@@ -68,8 +68,10 @@ def test_evicted_pages_go_to_the_host_whole(size):
 def test_page_sizes_must_agree_and_be_known():
     with pytest.raises(ValueError, match="pages of 16 tokens, for pages of 32"):
         CacheManager(PageAllocator(4), PrefixCache(4), None, PageGeometry(page_size=32))
-    for make in (lambda: PrefixCache(4, page_size=48),
-                 lambda: CacheManager(PageAllocator(4), None, None, PageGeometry(page_size=8))):
+    for make in (
+        lambda: PrefixCache(4, page_size=48),
+        lambda: CacheManager(PageAllocator(4), None, None, PageGeometry(page_size=8)),
+    ):
         with pytest.raises(ValueError, match="is not one of 16, 32, 64, 128"):
             make()
 
@@ -91,7 +93,7 @@ def test_tables_of_kernels_list_blocks(size):
     kv, count = KVCache(NullDevice(), config, 6, page_size=size), size // BLOCK
     assert kv.nbytes == 6 * kv.page_nbytes == kv.num_blocks * 2 * 3 * 2 * 32 * BLOCK * 2
     pages, every = [4, 0, 5], []
-    for page in pages:      # parts of a block lie together, blocks of a page too
+    for page in pages:  # parts of a block lie together, blocks of a page too
         every += [kv.parts_per_block * (page * count + index) for index in range(count)]
     for first in range(len(every)):
         assert kv.table_entry(pages, first) == every[first]
@@ -108,7 +110,7 @@ def test_common_beginnings():
     rng = random.Random(3)
     for _ in range(300):
         a = [rng.randrange(3) for _ in range(rng.randint(1, 128))]
-        b = [*a[:rng.randint(0, len(a))], *(rng.randrange(3) for _ in range(rng.randint(0, 128)))]
+        b = [*a[: rng.randint(0, len(a))], *(rng.randrange(3) for _ in range(rng.randint(0, 128)))]
         expected = next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
         assert _common(array("i", a).tobytes(), array("i", b).tobytes()) == expected
 
@@ -118,11 +120,12 @@ def test_files_of_other_page_sizes_are_not_read(tmp_path):
     key = key_of(made.root(("a",)), tokens)
     made.write(key, tokens, bytes(1000))
     assert made.read(key, tokens, 1000) == bytes(1000)
-    other = PageFiles(tmp_path / "kv", b"f" * 16, 9000, 64)     # even under one fingerprint
+    other = PageFiles(tmp_path / "kv", b"f" * 16, 9000, 64)  # even under one fingerprint
     assert other.read(key, tokens + tokens, 1000) is None and other.num_damaged == 1
 
 
 # Damage to the books of pages of 64 tokens, each of which check_integrity must find.
+
 
 def _a_page_too_many(cache):
     cache.table(1).append(cache.table(2)[0])
@@ -138,15 +141,18 @@ def _a_page_twice(cache):
 
 def _a_full_page_is_shorter(cache):
     node = next(cache.prefix.full_nodes())
-    node.tokens = node.tokens[:4 * 16]
+    node.tokens = node.tokens[: 4 * 16]
 
 
 def _an_idle_page_is_free(cache):
     cache.allocator.free(next(iter(node.page for node in cache.prefix.full_nodes())))
 
 
-@pytest.mark.parametrize("damage", [_a_page_too_many, _a_page_is_missing, _a_page_twice, _a_full_page_is_shorter,
-                                    _an_idle_page_is_free], ids=lambda damage: damage.__name__[1:])
+@pytest.mark.parametrize(
+    "damage",
+    [_a_page_too_many, _a_page_is_missing, _a_page_twice, _a_full_page_is_shorter, _an_idle_page_is_free],
+    ids=lambda damage: damage.__name__[1:],
+)
 @pytest.mark.parametrize("grouped", [False, True])
 def test_damage_is_found(damage, grouped):
     size, num_pages = 64, 40

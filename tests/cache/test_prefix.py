@@ -89,9 +89,9 @@ def test_equal_pages_of_two_requests_are_cached_once():
     cache.commit(2, tokens, 60)
     cache.release(1)
     assert cache.check_integrity() == [] and known(cache, range(60)) == 48
-    assert cache.reserve(3, 16 * PAGE - 4 * PAGE)      # all but what the second holds
+    assert cache.reserve(3, 16 * PAGE - 4 * PAGE)  # all but what the second holds
     assert cache.check_integrity() == [] and cache.num_free == 0
-    cache.commit(2, tokens, 60, partial=True)           # its own pages take their place
+    cache.commit(2, tokens, 60, partial=True)  # its own pages take their place
     assert known(cache, range(60)) == 60 and cache.check_integrity() == []
 
 
@@ -113,7 +113,7 @@ def test_policies(policy, survivor):
     say(cache, 0, [1] * PAGE)
     for _ in range(5):
         say(cache, 0, [1] * PAGE + [7])
-        cache.reserve(9, 3 * PAGE)          # whatever else was cached goes
+        cache.reserve(9, 3 * PAGE)  # whatever else was cached goes
         cache.release(9)
     for last in (2, 3):
         say(cache, 0, [last] * PAGE)
@@ -158,7 +158,7 @@ def test_what_is_distrusted_goes_with_all_behind_it():
     say(cache, 3, [*range(2 * PAGE), *range(200, 260)])
     cache.distrust(2)
     assert known(cache, [*range(2 * PAGE), *range(200, 260)]) == 2 * PAGE
-    assert known(cache, range(4 * PAGE)) == 4 * PAGE        # what it began with is sound
+    assert known(cache, range(4 * PAGE)) == 4 * PAGE  # what it began with is sound
     cache.commit(2, array("i", [*range(2 * PAGE), *range(200, 230)]), 60)
     cache.release(2)
     assert cache.check_integrity() == [] and known(cache, range(200, 230)) == 0
@@ -186,7 +186,7 @@ def test_a_long_prompt_is_admitted_in_about_a_millisecond():
     tokens = array("i", range(4096))
     say(cache, 1, tokens)
     best = min(_admission_s(cache, tokens) for _ in range(20))
-    assert best < 0.003     # 0.3 ms on a quiet core
+    assert best < 0.003  # 0.3 ms on a quiet core
 
 
 def _admission_s(cache, tokens):

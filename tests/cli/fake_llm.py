@@ -20,8 +20,14 @@ class EchoLLM:
     def __init__(self, path, **options):
         self.path, self.options, self.phases_ms = path, options, {"model opened": 12.0}
         self.is_closed = False
-        self.config = SimpleNamespace(threads=options["threads"] or 2, max_context=512, activations="f32",
-                                      kv_dtype=options["kv_dtype"], kv_bytes=7 * 16 * 20, num_pages=7)
+        self.config = SimpleNamespace(
+            threads=options["threads"] or 2,
+            max_context=512,
+            activations="f32",
+            kv_dtype=options["kv_dtype"],
+            kv_bytes=7 * 16 * 20,
+            num_pages=7,
+        )
         self.tokenizer = SimpleNamespace(encode=lambda text: list(text.encode()))
         if "base" in str(path):
             self.has_chat_template = False

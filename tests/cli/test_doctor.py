@@ -71,10 +71,13 @@ def test_a_gpu_its_driver_and_its_kernels_are_shown(monkeypatch, tmp_path):
     assert kernels[3] == "zse kernels build" and nvrtc[0] == "nvrtc"
 
 
-@pytest.mark.parametrize(("devices", "words", "mend"), [
-    ([H200 | {"arch": 75}], "sm_75", "too old: sm_80"),
-    (DeviceError("cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH; restart"), "cannot be used", "restart"),
-])
+@pytest.mark.parametrize(
+    ("devices", "words", "mend"),
+    [
+        ([H200 | {"arch": 75}], "sm_75", "too old: sm_80"),
+        (DeviceError("cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH; restart"), "cannot be used", "restart"),
+    ],
+)
 def test_a_gpu_that_cannot_be_used_is_a_note(monkeypatch, devices, words, mend):
     (_, state, found, how), *_ = gpu_checks(monkeypatch, devices)
     assert state == "note" and words in found and mend in how

@@ -27,12 +27,15 @@ def test_one_op_without_a_file_fills_the_cache_only(zse, home):
     assert not list((home / "kernels").glob("*.pack")) and len(list((home / "kernels" / "cubins").iterdir())) == 1
 
 
-@pytest.mark.parametrize("arguments,report", [
-    (("build", "--arch", "sm_75"), "there are no kernels for GPU architecture sm_75"),
-    (("build", "--arch", "sm_80", "--op", "nothing"), "`zse kernels list` shows them"),
-    (("build", "--arch", "sm_80", "--arch", "sm_90a", "--pack", "x"), "--pack is one file"),
-    (("build", "--arch", "sm_80", "--jobs", "0"), "--jobs"),
-    (("list", "--archs", "sm_80"), "did you mean --arch?"),
-])
+@pytest.mark.parametrize(
+    "arguments,report",
+    [
+        (("build", "--arch", "sm_75"), "there are no kernels for GPU architecture sm_75"),
+        (("build", "--arch", "sm_80", "--op", "nothing"), "`zse kernels list` shows them"),
+        (("build", "--arch", "sm_80", "--arch", "sm_90a", "--pack", "x"), "--pack is one file"),
+        (("build", "--arch", "sm_80", "--jobs", "0"), "--jobs"),
+        (("list", "--archs", "sm_80"), "did you mean --arch?"),
+    ],
+)
 def test_mistakes(zse, arguments, report):
     assert report in zse("kernels", *arguments, code=2).stderr

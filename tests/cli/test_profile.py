@@ -52,8 +52,9 @@ def test_a_step_of_each_kind_with_every_launch(load):
         assert sum(name.startswith("embed") for name in names) == 1
         assert sum(count for _, count, _ in step.totals()) == len(names)
         assert sum(us for _, _, us in step.totals()) == pytest.approx(step.kernels_us)
-        assert all(1 <= len(kernel.grid) <= 3 and all(isinstance(size, int) for size in kernel.grid)
-                   for kernel in step.kernels)
+        assert all(
+            1 <= len(kernel.grid) <= 3 and all(isinstance(size, int) for size in kernel.grid) for kernel in step.kernels
+        )
     assert prefill.kernels[0].grid != decode.kernels[0].grid, "grids are those of this step's tokens"
     assert not loaded.engine.has_work and loaded.engine.scheduler.check_integrity() == []
 
@@ -65,6 +66,7 @@ def test_of_a_long_prompt_the_last_full_step_is_shown(load):
 
 def test_profiling_changes_no_result(load):
     """Replays rewrite the same keys and values: a sequence goes on as if nothing had happened."""
+
     def tokens(after_each):
         engine = load(max_rows=1, activations="f32").engine
         engine.submit(1, list(range(3, 40)), profile.greedy(8))
@@ -84,8 +86,9 @@ def test_what_does_not_fit_is_told(load):
         profile.profile(load(max_rows=1, max_context=64), prompt_tokens=60, steps=4, repeats=1)
     # Four sequences begin one after another, so that the first has said more than the steps that count.
     with pytest.raises(ConfigError, match="8 steps do not fit the context of 64 tokens"):
-        profile.profile(load(max_rows=4, max_context=64, max_tokens_per_step=16), rows=4, prompt_tokens=52, steps=8,
-                        repeats=1)
+        profile.profile(
+            load(max_rows=4, max_context=64, max_tokens_per_step=16), rows=4, prompt_tokens=52, steps=8, repeats=1
+        )
     with pytest.raises(ConfigError, match="need 12 pages of KV cache, this engine has 4: take fewer rows"):
         profile.profile(load(max_rows=4, num_pages=4), rows=4, prompt_tokens=30, steps=4, repeats=1)
 
@@ -99,15 +102,25 @@ def test_a_trace_has_two_tracks_for_each_step():
     assert data["otherData"] == {"model": "m"} and {event["pid"] for event in events} == {1, 2}
     host, device = ([event for event in events if (event["pid"], event["tid"]) == (1, tid)] for tid in (1, 2))
     assert [(event["name"], event["ts"], event["dur"]) for event in host] == [
-        ("schedule", 0, 1), ("fill", 1, 2), ("submit", 3, 3), ("wait", 6, 20), ("commit", 26, 4)]
+        ("schedule", 0, 1),
+        ("fill", 1, 2),
+        ("submit", 3, 3),
+        ("wait", 6, 20),
+        ("commit", 26, 4),
+    ]
     assert [(event["name"], event["ts"], event["dur"], event["args"]["grid"]) for event in device] == [
-        ("a", 3, 5, [3]), ("b", 8, 7, [2, 4]), ("a", 15, 4, [3])]
+        ("a", 3, 5, [3]),
+        ("b", 8, 7, [2, 4]),
+        ("a", 15, 4, [3]),
+    ]
     second = [event["ts"] for event in events if event["pid"] == 2]
     assert min(second) == 30 + profile.TRACE_GAP_US
     named = {(event["pid"], event["tid"]): event["args"]["name"] for event in data["traceEvents"] if event["ph"] == "M"}
     assert named[1, 0] == "prefill: tokens 8, sequences 1" and named[2, 1] == "host"
     assert profile.describe(steps[0]).splitlines()[-2:] == [
-        "         9.0 us  56.2 %     2 x      4.50 us  a", "         7.0 us  43.8 %     1 x      7.00 us  b"]
+        "         9.0 us  56.2 %     2 x      4.50 us  a",
+        "         7.0 us  43.8 %     1 x      7.00 us  b",
+    ]
 
 
 def test_the_command_prints_a_table_and_writes_a_trace(zse, tiny, tmp_path):

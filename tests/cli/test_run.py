@@ -29,8 +29,12 @@ def test_system_and_raw(zse):
 def test_the_form_of_the_reply(zse, tmp_path):
     schema = tmp_path / "schema.json"
     schema.write_text('{"type": "object"}')
-    for options, kind in ((["--json-schema", str(schema)], "json_schema"), (["--json-schema", "-"], "json_object"),
-                          (["--regex", "a+"], "regex"), (["--choice", "a", "--choice", "b"], "choice")):
+    for options, kind in (
+        (["--json-schema", str(schema)], "json_schema"),
+        (["--json-schema", "-"], "json_object"),
+        (["--regex", "a+"], "regex"),
+        (["--choice", "a", "--choice", "b"], "choice"),
+    ):
         assert zse("run", "echo", "--raw", "hi", *options, fake=True).stdout.endswith(f" as {kind}\n")
     assert "not allowed with" in zse("run", "echo", "hi", "--regex", "a", "--choice", "b", code=2, fake=True).stderr
     assert "No such file" in zse("run", "echo", "hi", "--grammar", str(tmp_path / "none"), code=2, fake=True).stderr

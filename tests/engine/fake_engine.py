@@ -63,7 +63,7 @@ class CountingRunner:
                 continue
             if 667 in tokens:
                 raise RuntimeError("a bug: token 667")
-            if 669 in tokens:   # the step fails on the device, after it was submitted
+            if 669 in tokens:  # the step fails on the device, after it was submitted
                 self.lost = True
                 return "lost"
             if 668 in tokens:
@@ -79,14 +79,15 @@ class CountingRunner:
 
     def close(self):
         if self.lost:
-            time.sleep(3600)    # as a driver may that waits for a dead GPU
+            time.sleep(3600)  # as a driver may that waits for a dead GPU
         self.closed = True
 
 
 def make_engine(**changes) -> Engine:
     runner = CountingRunner(changes.pop("step_seconds", 0.0), changes.pop("runs_ahead", False))
-    options = dict(num_pages=64, max_rows=4, max_tokens=32, max_context=256, vocab_size=VOCAB,
-                   eos_ids=frozenset((EOS,)))
+    options = dict(
+        num_pages=64, max_rows=4, max_tokens=32, max_context=256, vocab_size=VOCAB, eos_ids=frozenset((EOS,))
+    )
     return Engine(Scheduler(**(options | changes)), runner)
 
 
@@ -101,10 +102,12 @@ def build(arguments, phases):
         raise MemoryError
     engine = make_engine(step_seconds=float(options.get("--step-seconds", "0")), runs_ahead="--ahead" in options)
     phases.mark("ready")
-    return engine, Ready(model="fake", max_context=256, max_rows=4, num_pages=64, memory_bytes={"kv": 1},
-                         phases_ms=phases.ms)
+    return engine, Ready(
+        model="fake", max_context=256, max_rows=4, num_pages=64, memory_bytes={"kv": 1}, phases_ms=phases.ms
+    )
 
 
 if __name__ == "__main__":
     from zse.engine.worker import main
+
     sys.exit(main(sys.argv[1:], build))

@@ -81,10 +81,23 @@ def test_as_transformers(engine_of, family, ahead, tmp_path):
     """beams.json: made by tests/models/make_beams.py. All searches at once, with rows for some of their beams."""
     engine = engine_of(ahead, model=str(tiny.write(family, tmp_path)), max_rows=32)
     cases = [case for case in REFERENCES if case["family"] == family]
-    results = search(engine, *((case["prompt"], BeamParams(
-        beam_width=case["num_beams"], max_tokens=case["max_new_tokens"], length_penalty=case["length_penalty"],
-        early_stopping=case["early_stopping"], stop_token_ids=tuple(case["eos"]), ignore_eos=True))
-        for case in cases))
+    results = search(
+        engine,
+        *(
+            (
+                case["prompt"],
+                BeamParams(
+                    beam_width=case["num_beams"],
+                    max_tokens=case["max_new_tokens"],
+                    length_penalty=case["length_penalty"],
+                    early_stopping=case["early_stopping"],
+                    stop_token_ids=tuple(case["eos"]),
+                    ignore_eos=True,
+                ),
+            )
+            for case in cases
+        ),
+    )
     for case, result in zip(cases, results, strict=True):
         assert [reply.tokens for reply in result.replies] == case["tokens"], case
         assert [reply.score for reply in result.replies] == pytest.approx(case["scores"], rel=1e-5)
@@ -97,14 +110,20 @@ def test_as_transformers(engine_of, family, ahead, tmp_path):
 @pytest.mark.parametrize("ahead", [False, True])
 def test_few_rows_and_pages_change_nothing(engine_of, ahead):
     """Held beams give up what others of their search wait for."""
-    asked = [(prompt(30), BeamParams(beam_width=5, max_tokens=20, ignore_eos=True)),
-             (prompt(20, 1), BeamParams(beam_width=3, max_tokens=30, ignore_eos=True, logprobs=2))]
+    asked = [
+        (prompt(30), BeamParams(beam_width=5, max_tokens=20, ignore_eos=True)),
+        (prompt(20, 1), BeamParams(beam_width=3, max_tokens=30, ignore_eos=True, logprobs=2)),
+    ]
     expected = search(engine_of(ahead), *asked)
     assert [len(result.replies) for result in expected] == [5, 3]
     assert all(len(entry.top) == 2 for reply in expected[1].replies for entry in reply.logprobs)
-    for options in (dict(max_rows=2), dict(max_rows=8, num_pages=6, max_context=96), dict(prefix_cache=False, max_rows=3),
-                    dict(max_rows=4, num_pages=5, prefix_cache=False, max_context=80),
-                    dict(max_rows=8, num_pages=40, max_context=96, kv_layout="contiguous")):
+    for options in (
+        dict(max_rows=2),
+        dict(max_rows=8, num_pages=6, max_context=96),
+        dict(prefix_cache=False, max_rows=3),
+        dict(max_rows=4, num_pages=5, prefix_cache=False, max_context=80),
+        dict(max_rows=8, num_pages=40, max_context=96, kv_layout="contiguous"),
+    ):
         engine = engine_of(ahead, **options)
         assert search(engine, *asked) == expected, options
 
@@ -127,7 +146,7 @@ def test_beside_requests_and_cancelled(engine_of, ahead):
     over, tokens = drain(engine)
     assert said + tokens[1] == alone[1] and set(over) == {2, 4}
     assert over[2].replies == over[4].replies == expected.replies
-    assert over[4].cached_tokens > 0        # the prompt was computed once
+    assert over[4].cached_tokens > 0  # the prompt was computed once
     engine.search(9, prompt(40), beams)
     engine.step()
     engine.close()
@@ -136,11 +155,15 @@ def test_beside_requests_and_cancelled(engine_of, ahead):
 
 def test_refusals_and_failures(engine_of, tmp_path):
     engine = engine_of(model=str(tiny_model.write(tmp_path / "nan", nan=True)), max_waiting=3)
-    for params, param in ((BeamParams(beam_width=17), "beam_width"), (BeamParams(beam_width=0), "beam_width"),
-                          (BeamParams(length_penalty=math.nan), "length_penalty"),
-                          (BeamParams(beam_width=16, stop_token_ids=tuple(range(5, 10))), "beam_width"),
-                          (BeamParams(stop_token_ids=(VOCAB,)), "stop_token_ids"), (BeamParams(logprobs=21), "logprobs"),
-                          (BeamParams(max_tokens=CONTEXT), None)):
+    for params, param in (
+        (BeamParams(beam_width=17), "beam_width"),
+        (BeamParams(beam_width=0), "beam_width"),
+        (BeamParams(length_penalty=math.nan), "length_penalty"),
+        (BeamParams(beam_width=16, stop_token_ids=tuple(range(5, 10))), "beam_width"),
+        (BeamParams(stop_token_ids=(VOCAB,)), "stop_token_ids"),
+        (BeamParams(logprobs=21), "logprobs"),
+        (BeamParams(max_tokens=CONTEXT), None),
+    ):
         with pytest.raises(RequestError) as caught:
             engine.search(1, prompt(5), params)
         assert caught.value.param == param and caught.value.status == 400

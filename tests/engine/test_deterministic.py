@@ -28,14 +28,22 @@ def requests_of(count, vocab, longest):
     """{id: (prompt, params)}: greedy ones and every kind of sampling; some prompts begin alike."""
     rng = np.random.default_rng(3)
     start = rng.integers(3, vocab, 2 * longest // 3).tolist()
-    kinds = [dict(temperature=0.0), dict(temperature=0.8), dict(top_p=0.8), dict(top_k=7, min_p=0.02),
-             dict(repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.3), dict(logit_bias={5: 3.0})]
+    kinds = [
+        dict(temperature=0.0),
+        dict(temperature=0.8),
+        dict(top_p=0.8),
+        dict(top_k=7, min_p=0.02),
+        dict(repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.3),
+        dict(logit_bias={5: 3.0}),
+    ]
     requests = {}
     for id in range(count):
         own = rng.integers(3, vocab, int(rng.integers(1, longest // 3))).tolist()
-        prompt = start[:int(rng.integers(1, len(start)))] + own if id % 3 == 0 else own
-        requests[id] = prompt, SamplingParams(max_tokens=REPLY, seed=id, ignore_eos=True, logprobs=id % 4,
-                                              **kinds[id % len(kinds)])
+        prompt = start[: int(rng.integers(1, len(start)))] + own if id % 3 == 0 else own
+        requests[id] = (
+            prompt,
+            SamplingParams(max_tokens=REPLY, seed=id, ignore_eos=True, logprobs=id % 4, **kinds[id % len(kinds)]),
+        )
     return requests
 
 
@@ -85,10 +93,15 @@ def check(path, requests, ways=None, preempts=True, **options):
     preempted: list[int] = []
     expected = replies(together=False, max_rows=1)
     all_ways = {
-        "in a batch of 64": dict(max_rows=64), "one thread": dict(max_rows=64, threads=1),
+        "in a batch of 64": dict(max_rows=64),
+        "one thread": dict(max_rows=64, threads=1),
         "in chunks of 17": dict(max_rows=8, max_tokens_per_step=17),
-        **{f"after preemptions, {more} pages more": dict(max_rows=8, num_pages=pages_of_longest() + more, reserve_output=False)
-           for more in (0, 3)},
+        **{
+            f"after preemptions, {more} pages more": dict(
+                max_rows=8, num_pages=pages_of_longest() + more, reserve_output=False
+            )
+            for more in (0, 3)
+        },
         "with a cache": dict(max_rows=8, prefix_cache=True, repeats=2, hits=True),
         "with a cache, in a batch of 64": dict(max_rows=64, prefix_cache=True, repeats=2, hits=True),
     }

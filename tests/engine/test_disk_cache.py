@@ -27,7 +27,9 @@ def loaded_of(model):
     made = []
 
     def make(**options):
-        config = EngineConfig(**dict(model=str(model), threads=1, activations="f32", device="cpu", max_rows=4) | options)
+        config = EngineConfig(
+            **dict(model=str(model), threads=1, activations="f32", device="cpu", max_rows=4) | options
+        )
         made.append(load_engine(config, Phases(lambda: 0.0)))
         return made[-1]
 
@@ -75,12 +77,12 @@ def test_what_was_evicted_to_the_host_comes_back(loaded_of):
     fill(engine, 1)
     assert engine.scheduler.snapshot()["prefix_host_pages"] > 20
     again, cached = reply(engine, ids)
-    assert (again, cached) == (first, 96)       # the last page was not full: it was dropped
+    assert (again, cached) == (first, 96)  # the last page was not full: it was dropped
     assert engine.scheduler.snapshot()["prefix_onloaded_pages"] == 6
     longer = [*ids[:50], *prompt(30, 2)]
     fill(engine, 2)
     said, cached = reply(engine, longer)
-    assert cached == 50                         # 48 tokens in pages, two of a page that is filled from the host
+    assert cached == 50  # 48 tokens in pages, two of a page that is filled from the host
     assert said == reply(loaded_of(prefix_cache=False).engine, longer)[0]
 
 
@@ -121,7 +123,7 @@ def test_damaged_and_foreign_files_are_removed(loaded_of, tmp_path):
         if kind == 0:
             data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         elif kind == 1:
-            data = data[:rng.randrange(len(data))]
+            data = data[: rng.randrange(len(data))]
         elif kind == 2:
             data = bytearray(rng.choice([page for page in pages if page != bytes(data)]))
         else:
@@ -154,12 +156,12 @@ def test_files_stay_within_their_size(tmp_path):
     keys = [key_of(files.root(("a",)), bytes([number]) * 64) for number in range(8)]
     for number, key in enumerate(keys):
         files.write(key, bytes([number]) * 64, bytes(1000))
-        assert files.read(keys[0], bytes(64), 1000) is not None     # used: it stays
+        assert files.read(keys[0], bytes(64), 1000) is not None  # used: it stays
     assert len(files) == 4 and files.num_bytes <= 5000 and keys[0] in files and keys[1] not in files
     again = PageFiles(tmp_path / "kv", b"f" * 16, 2500)
     assert len(again) == 2 and keys[7] in again
     assert again.root(("a",)) == files.root(("a",)) != again.root(("a", ""))
-    assert again.read(keys[7], bytes(64), 1000) is None and keys[7] not in again    # other tokens than were asked for
+    assert again.read(keys[7], bytes(64), 1000) is None and keys[7] not in again  # other tokens than were asked for
 
 
 def test_a_full_disk_ends_writing_and_nothing_else(loaded_of, tmp_path, monkeypatch, caplog):

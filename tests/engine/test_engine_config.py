@@ -7,13 +7,20 @@ from zse.errors import ConfigError
 GIB = 1 << 30
 
 
-BLOCK_BYTES = 16 * 11520 * 2   # SmolLM2 in f16
+BLOCK_BYTES = 16 * 11520 * 2  # SmolLM2 in f16
 
 
 def resolved(model_context=8192, block_bytes=BLOCK_BYTES, memory=8 * GIB, **options):
     config = EngineConfig(model="m.gguf", **options)
-    return resolve(config, settle(config, "cpu"), device="cpu", model_context=model_context, block_bytes=block_bytes,
-                   threads=2, memory_bytes=memory)
+    return resolve(
+        config,
+        settle(config, "cpu"),
+        device="cpu",
+        model_context=model_context,
+        block_bytes=block_bytes,
+        threads=2,
+        memory_bytes=memory,
+    )
 
 
 def test_settings_by_family():
@@ -27,12 +34,17 @@ def test_settings_by_family():
     assert settle(EngineConfig(model="m", max_rows=600), "gpu").max_tokens_per_step == 600
     assert settle(EngineConfig(model="m", max_rows=300), "cpu").max_tokens_per_step == 300
     assert settle(EngineConfig(model="m", max_tokens_per_step=4), "cpu").max_rows == 4
-    for values, family in (({"activations": "int8"}, "gpu"), ({"kv_dtype": "f16"}, "gpu"),
-                           ({"kv_dtype": "bf16"}, "cpu")):
+    for values, family in (
+        ({"activations": "int8"}, "gpu"),
+        ({"kv_dtype": "f16"}, "gpu"),
+        ({"kv_dtype": "bf16"}, "cpu"),
+    ):
         with pytest.raises(ConfigError, match="is not for this device"):
             settle(EngineConfig(model="m", **values), family)
     for kv_dtype in ("int8", "fp8"):
-        assert {settle(EngineConfig(model="m", kv_dtype=kv_dtype), family).kv_dtype for family in ("cpu", "gpu")} == {kv_dtype}
+        assert {settle(EngineConfig(model="m", kv_dtype=kv_dtype), family).kv_dtype for family in ("cpu", "gpu")} == {
+            kv_dtype
+        }
 
 
 def test_auto_takes_the_models_context_for_every_row():
@@ -63,22 +75,43 @@ def test_refusals():
         resolved(num_pages=1 << 22, block_bytes=16 * 16875 * 2)
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("threads", 0), ("threads", "2"), ("max_context", 1), ("max_rows", 0), ("max_rows", True), ("num_pages", -1),
-    ("max_tokens_per_step", 0), ("activations", "int4"), ("device", "gpu"), ("device", "cuda:x"),
-    ("kv_dtype", "f64"), ("page_size", 8), ("page_size", 48), ("page_size", "auto"), ("page_size", True), ("kv_layout", "pages"), ("max_waiting", 0), ("max_memory", 0)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("threads", 0),
+        ("threads", "2"),
+        ("max_context", 1),
+        ("max_rows", 0),
+        ("max_rows", True),
+        ("num_pages", -1),
+        ("max_tokens_per_step", 0),
+        ("activations", "int4"),
+        ("device", "gpu"),
+        ("device", "cuda:x"),
+        ("kv_dtype", "f64"),
+        ("page_size", 8),
+        ("page_size", 48),
+        ("page_size", "auto"),
+        ("page_size", True),
+        ("kv_layout", "pages"),
+        ("max_waiting", 0),
+        ("max_memory", 0),
+    ],
+)
 def test_bad_values_name_their_field(name, value):
     with pytest.raises(ConfigError, match=name):
         EngineConfig(model="m", **{name: value})
 
 
-@pytest.mark.parametrize(("context", "size"), [(2, 16), (8192, 16), (8193, 32), (32768, 32), (32769, 64), (131072, 64),
-                                               (131073, 128), (1 << 20, 128)])
+@pytest.mark.parametrize(
+    ("context", "size"),
+    [(2, 16), (8192, 16), (8193, 32), (32768, 32), (32769, 64), (131072, 64), (131073, 128), (1 << 20, 128)],
+)
 def test_pages_grow_with_the_context(context, size):
     config = resolved(model_context=context, block_bytes=1 << 10, max_rows=4)
     assert (config.page_size, config.max_context, config.num_pages) == (size, context, 4 * -(-context // size))
     assert config.kv_bytes == config.num_pages * size // 16 * 1024
-    for other in (16, 32, 64, 128):     # what is asked for is taken
+    for other in (16, 32, 64, 128):  # what is asked for is taken
         assert resolved(model_context=context, block_bytes=1 << 10, page_size=other).page_size == other
 
 
@@ -87,6 +120,7 @@ def test_the_option_of_the_page_size():
 
     from zse.cli.parser import Parser
     from zse.cli.serve import _engine_arguments, add_arguments
+
     parser = Parser(prog="zse serve")
     add_arguments(parser)
     for text, size in (("auto", 0), ("16", 16), ("128", 128)):
@@ -101,8 +135,12 @@ def test_the_option_of_the_page_size():
 def test_pages_stay_small_in_a_small_pool():
     """A request for each of 64 rows wastes half a page: at most 2 % of the pool."""
     for pages, size in ((64 * 25 * 8, 128), (64 * 25 * 8 - 8, 64), (64 * 25 * 4 - 4, 32), (64 * 25 * 2 - 2, 16)):
-        config = resolved(model_context=1 << 20, max_context=200_000 if pages * 16 > 200_000 else None, num_pages=pages,
-                          block_bytes=1024)
+        config = resolved(
+            model_context=1 << 20,
+            max_context=200_000 if pages * 16 > 200_000 else None,
+            num_pages=pages,
+            block_bytes=1024,
+        )
         assert config.num_pages * config.page_size == 16 * pages and config.kv_bytes == 1024 * pages
         expected = size if config.max_context > 131072 else min(size, 64 if config.max_context > 32768 else 32)
         assert config.page_size == expected, pages
@@ -113,9 +151,19 @@ def test_pages_stay_small_beside_a_window():
     def size(window: int, **options) -> int:
         def geometry(page_size: int) -> PageGeometry:
             return PageGeometry(5, window, -(-(window + 255) // page_size) + 1, page_size=page_size)
+
         config = EngineConfig(model="m", max_rows=4, **options)
-        return resolve(config, settle(config, "cpu"), device="cpu", model_context=131072, block_bytes=1024, threads=1,
-                       memory_bytes=64 * GIB, geometry=geometry).page_size
+        return resolve(
+            config,
+            settle(config, "cpu"),
+            device="cpu",
+            model_context=131072,
+            block_bytes=1024,
+            threads=1,
+            memory_bytes=64 * GIB,
+            geometry=geometry,
+        ).page_size
+
     assert [size(window) for window in (512, 1023, 1024, 2048, 4096)] == [16, 16, 32, 64, 64]
     assert size(512, page_size=128) == 128
 
@@ -148,15 +196,23 @@ def test_rows_must_fit_a_step():
 
 
 def test_arguments_round_trip():
-    for config in (EngineConfig(model="a b.gguf"),
-                   EngineConfig(model="m", threads=3, max_context=77, num_pages=9, activations="f32", kv_dtype="f32"),
-                   EngineConfig(model="m", device="cuda:1", max_memory=5 << 30, page_size=64)):
+    for config in (
+        EngineConfig(model="a b.gguf"),
+        EngineConfig(model="m", threads=3, max_context=77, num_pages=9, activations="f32", kv_dtype="f32"),
+        EngineConfig(model="m", device="cuda:1", max_memory=5 << 30, page_size=64),
+    ):
         assert EngineConfig.from_arguments(config.to_arguments()) == config
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (["--model"], "--model needs a value"), (["--modle", "x"], "unknown engine option --modle; known: --model, "),
-    (["--threads", "2"], "--model is missing"), (["--model", "m", "--threads", "two"], "'two' is not a whole number")])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model"], "--model needs a value"),
+        (["--modle", "x"], "unknown engine option --modle; known: --model, "),
+        (["--threads", "2"], "--model is missing"),
+        (["--model", "m", "--threads", "two"], "'two' is not a whole number"),
+    ],
+)
 def test_bad_arguments(arguments, message):
     with pytest.raises(ConfigError, match=message):
         EngineConfig.from_arguments(arguments)

@@ -59,7 +59,7 @@ def test_a_step_is_submitted_before_the_one_before_is_read():
     assert engine.runner.in_flight == 1 and engine.runner.most_in_flight == 2
     engine.submit(2, [50], SamplingParams(max_tokens=2))
     assert engine.cancel(1) and not engine.scheduler.check_integrity()
-    assert engine.step() == []      # the token of request 1 is dropped; request 2 was submitted behind it
+    assert engine.step() == []  # the token of request 1 is dropped; request 2 was submitted behind it
     assert [(output.id, output.tokens) for output in engine.step()] == [(2, [51])]
     assert drain(engine) == ({2: [52]}, {2: "length"})
     assert engine.scheduler.cache.num_free == 64 and engine.runner.in_flight == 0
@@ -68,12 +68,17 @@ def test_a_step_is_submitted_before_the_one_before_is_read():
 @pytest.mark.parametrize("num_pages", [64, 5])
 def test_running_ahead_changes_no_token(num_pages):
     """Stop tokens, cancellations and preemptions in between; request 6 arrives in the middle."""
+
     def run(runs_ahead):
-        engine = make_engine(runs_ahead=runs_ahead, num_pages=num_pages, max_rows=3,
-                             policy=Policy(reserve_output=False))
+        engine = make_engine(
+            runs_ahead=runs_ahead, num_pages=num_pages, max_rows=3, policy=Policy(reserve_output=False)
+        )
         for id in range(6):
-            engine.submit(id, [30 + 13 * id] * (14 + id), SamplingParams(
-                max_tokens=40, ignore_eos=id % 2 == 0, stop_token_ids=(60 + id,)))
+            engine.submit(
+                id,
+                [30 + 13 * id] * (14 + id),
+                SamplingParams(max_tokens=40, ignore_eos=id % 2 == 0, stop_token_ids=(60 + id,)),
+            )
         replies, finishes = {}, {}
         for number in range(10_000):
             if number == 9:
@@ -86,7 +91,7 @@ def test_running_ahead_changes_no_token(num_pages):
                     finishes[output.id] = output.finish
             assert engine.scheduler.check_integrity() == []
             if not engine.has_work:
-                replies.pop(1, None)    # what a cancelled request said depends on when that was
+                replies.pop(1, None)  # what a cancelled request said depends on when that was
                 return replies, finishes, engine.scheduler.counters.preemptions
         raise AssertionError("no end")
 
@@ -118,8 +123,8 @@ def test_slow_steps_make_shorter_chunks():
     engine.step()
     engine.step()
     counts = [count for batch in engine.runner.batches for _, _, count in batch]
-    assert counts[:2] == [64, 64] and counts[2] in (16, 32)   # 64 * 0.5 / 0.9, in whole pages
-    assert counts[3] == min(64, 200 - sum(counts[:3]))        # a fast step lifts the limit
+    assert counts[:2] == [64, 64] and counts[2] in (16, 32)  # 64 * 0.5 / 0.9, in whole pages
+    assert counts[3] == min(64, 200 - sum(counts[:3]))  # a fast step lifts the limit
 
 
 def test_seeds_are_given_or_drawn():

@@ -32,7 +32,7 @@ def test_when_it_looks():
     assert books.checks == 1 and watch.counters["integrity_check_ms"] == pytest.approx(10)
     for _ in range(2 * EVERY_STEPS):
         watch.stepped()
-    assert books.checks == 1        # it would be more than its share of the time
+    assert books.checks == 1  # it would be more than its share of the time
     books.now += 0.011 / MAX_SHARE
     watch.stepped()
     assert books.checks == 2
@@ -40,7 +40,7 @@ def test_when_it_looks():
     for _ in range(LEAST_STEPS):
         watch.stepped()
     watch.idle()
-    assert books.checks == 2        # somebody's next request may be on its way
+    assert books.checks == 2  # somebody's next request may be on its way
     books.now += IDLE_S
     watch.idle()
     watch.idle()
@@ -73,7 +73,7 @@ def test_a_check_of_pages_still_finds_every_kind_of_damage(cached):
     allocator, held = sound()
     lost = allocator._free.pop()
     assert allocator.check_integrity([held]) == [f"page {lost}: 0 references, not in the free list"]
-    allocator._free.append(held[0])     # as many as before, and one of them held
+    allocator._free.append(held[0])  # as many as before, and one of them held
     assert len(allocator.check_integrity([held])) == 2
 
 
@@ -89,8 +89,9 @@ def test_the_engine_runs_it(monkeypatch, tmp_path):
     monkeypatch.setattr(integrity, "LEAST_STEPS", 1)
     monkeypatch.setattr(integrity, "IDLE_S", 0.0)
     monkeypatch.setattr(integrity, "MAX_SHARE", 1e9)
-    loaded = load_engine(EngineConfig(model=str(tiny_model.write(tmp_path / "tiny")), device="cpu", threads=1),
-                         Phases(lambda: 0.0))
+    loaded = load_engine(
+        EngineConfig(model=str(tiny_model.write(tmp_path / "tiny")), device="cpu", threads=1), Phases(lambda: 0.0)
+    )
     engine = loaded.engine
     engine.submit(0, [5, 6, 7], SamplingParams(max_tokens=10, ignore_eos=True))
     while engine.has_work:

@@ -82,8 +82,9 @@ def test_prompt_logprobs_and_targets_agree_with_the_logits(engine_of):
     ids = prompt(90)
     logits = reference(engine, ids)
     logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    plain, top, targets = measure(engine, (ids, Ask("logprobs")), (ids, Ask("logprobs", top=3)),
-                                  (ids, Ask("targets", targets=(5, 9, 5))))
+    plain, top, targets = measure(
+        engine, (ids, Ask("logprobs")), (ids, Ask("logprobs", top=3)), (ids, Ask("targets", targets=(5, 9, 5)))
+    )
     assert plain.num_tokens == 90 and plain.logprobs[0] is None is top.logprobs[0] and len(top.logprobs) == 90
     for place in range(1, 90):
         line = logprobs[place - 1]
@@ -94,11 +95,12 @@ def test_prompt_logprobs_and_targets_agree_with_the_logits(engine_of):
         assert [value for _, value in entry.top] == pytest.approx(np.sort(line)[:-4:-1], abs=1e-5)
         assert dict(entry.top).get(ids[place], entry.logprob) == entry.logprob
     assert [entry.logprob for entry in targets.logprobs] == pytest.approx(logprobs[-1, [5, 9, 5]], abs=1e-5)
-    firsts = (1, 36, 37, 38, 74, 89)      # chunks end before 37 and 74
+    firsts = (1, 36, 37, 38, 74, 89)  # chunks end before 37 and 74
     parts = measure(engine, *((ids, Ask("logprobs", first=first)) for first in firsts))
     for first, part in zip(firsts, parts, strict=True):
         assert [entry.logprob for entry in part.logprobs] == pytest.approx(
-            [entry.logprob for entry in plain.logprobs[first:]], abs=1e-5)
+            [entry.logprob for entry in plain.logprobs[first:]], abs=1e-5
+        )
 
 
 def test_hidden_states_give_the_logits(engine_of, model):
@@ -106,16 +108,20 @@ def test_hidden_states_give_the_logits(engine_of, model):
     engine = engine_of(max_tokens_per_step=19, max_rows=2)
     ids = prompt(50)
     logits = reference(engine, ids)
-    results = measure(engine, *((ids[:end], Ask("last")) for end in range(1, 51)), (ids, Ask("mean")),
-                      (ids, Ask("mean", normalize=True)))
+    results = measure(
+        engine,
+        *((ids[:end], Ask("last")) for end in range(1, 51)),
+        (ids, Ask("mean")),
+        (ids, Ask("mean", normalize=True)),
+    )
     states = np.array([vector(result) for result in results[:50]])
     assert states.shape == (50, HIDDEN)
     data = (model / "model.safetensors").read_bytes()
     header = int.from_bytes(data[:8], "little")
-    place = json.loads(data[8:8 + header])["lm_head.weight"]["data_offsets"]
-    head = np.frombuffer(data[8 + header + place[0]:8 + header + place[1]], np.float32).reshape(VOCAB, HIDDEN)
+    place = json.loads(data[8 : 8 + header])["lm_head.weight"]["data_offsets"]
+    head = np.frombuffer(data[8 + header + place[0] : 8 + header + place[1]], np.float32).reshape(VOCAB, HIDDEN)
     np.testing.assert_allclose(states.astype(np.float64) @ head.T, logits, atol=1e-3)
-    np.testing.assert_allclose(vector(results[50]), states.mean(axis=0), atol=1e-3)    # f16 KV
+    np.testing.assert_allclose(vector(results[50]), states.mean(axis=0), atol=1e-3)  # f16 KV
     unit = vector(results[51])
     assert np.linalg.norm(unit) == pytest.approx(1, abs=1e-6)
     np.testing.assert_allclose(unit * np.linalg.norm(vector(results[50])), vector(results[50]), atol=1e-5)
@@ -125,8 +131,12 @@ def test_jobs_beside_requests_disturb_nobody(engine_of):
     options = dict(max_rows=3, num_pages=20, max_context=160, max_tokens_per_step=32)
     params = SamplingParams(max_tokens=25, temperature=0.9, seed=3, ignore_eos=True)
     requests = {100 + seed: prompt(30 + seed, seed) for seed in range(4)}
-    asked = [(prompt(70, 10), Ask("logprobs", top=2)), (prompt(33, 11), Ask("mean")), (prompt(5, 12), Ask("last")),
-             (prompt(140, 13), Ask("targets", targets=(7, 8)))]
+    asked = [
+        (prompt(70, 10), Ask("logprobs", top=2)),
+        (prompt(33, 11), Ask("mean")),
+        (prompt(5, 12), Ask("last")),
+        (prompt(140, 13), Ask("targets", targets=(7, 8))),
+    ]
     alone = engine_of(**options)
     for id, ids in requests.items():
         alone.submit(id, ids, params)
@@ -169,12 +179,24 @@ def test_a_job_that_gives_numbers_that_are_not_finite_fails_alone(engine_of, tmp
     engine = engine_of(model=str(tiny_model.write(tmp_path / "nan", nan=True)))
     good = prompt(20)
     bad = [*good[:5], NAN_TOKEN, *good[5:]]
-    for id, (ids, ask) in enumerate([(good, Ask("logprobs", top=1)), (bad, Ask("logprobs")), (bad, Ask("mean")),
-                                     (bad, Ask("targets", targets=(1,))), (good, Ask("mean"))]):
+    for id, (ids, ask) in enumerate(
+        [
+            (good, Ask("logprobs", top=1)),
+            (bad, Ask("logprobs")),
+            (bad, Ask("mean")),
+            (bad, Ask("targets", targets=(1,))),
+            (good, Ask("mean")),
+        ]
+    ):
         engine.measure(id, ids, ask)
     jobs, _ = drain(engine)
     assert [job.error.code if job.error else None for _, job in sorted(jobs.items())] == [
-        None, "numerical_error", "numerical_error", "numerical_error", None]
+        None,
+        "numerical_error",
+        "numerical_error",
+        "numerical_error",
+        None,
+    ]
     assert all(math.isfinite(entry.logprob) for entry in jobs[0].result.logprobs[1:])
     assert np.isfinite(vector(jobs[4].result)).all()
 
@@ -182,11 +204,15 @@ def test_a_job_that_gives_numbers_that_are_not_finite_fails_alone(engine_of, tmp
 def test_refusals():
     engine = make_engine(max_waiting=2)
     engine.scheduler.loans.borrow = lambda count, job: None
-    for ids, ask, code in (([], Ask("mean"), "invalid_value"), ([COUNTED], Ask("mean"), "invalid_token_id"),
-                           ([1] * 257, Ask("mean"), "context_length_exceeded"), ([1], Ask("targets"), "invalid_value"),
-                           ([1], Ask("targets", targets=(-1,)), "invalid_token_id"),
-                           ([1], Ask("targets", targets=(1,) * 2000), "array_above_max_length"),
-                           ([1], Ask("logprobs", top=21), "out_of_range")):
+    for ids, ask, code in (
+        ([], Ask("mean"), "invalid_value"),
+        ([COUNTED], Ask("mean"), "invalid_token_id"),
+        ([1] * 257, Ask("mean"), "context_length_exceeded"),
+        ([1], Ask("targets"), "invalid_value"),
+        ([1], Ask("targets", targets=(-1,)), "invalid_token_id"),
+        ([1], Ask("targets", targets=(1,) * 2000), "array_above_max_length"),
+        ([1], Ask("logprobs", top=21), "out_of_range"),
+    ):
         with pytest.raises(RequestError) as caught:
             engine.measure(1, ids, ask)
         assert caught.value.code == code
@@ -219,7 +245,7 @@ def test_a_deadline_that_passes_in_the_queue():
 def test_the_longest_sequence_and_more_jobs_than_rows(engine_of):
     engine = engine_of(max_rows=1)
     ids = prompt(CONTEXT)
-    results = measure(engine, (ids, Ask("last")), *((ids[:9 + end], Ask("mean")) for end in range(20)))
+    results = measure(engine, (ids, Ask("last")), *((ids[: 9 + end], Ask("mean")) for end in range(20)))
     assert len(results) == 21 and all(np.isfinite(vector(result)).all() for result in results)
 
 
@@ -240,8 +266,10 @@ def test_a_flood_of_one_tenant_does_not_keep_back_anothers_job(engine_of):
 def test_a_long_job_leaves_room_in_a_chunk_for_another_tenant():
     engine = make_engine(max_tokens=32)
     jobs = engine.jobs
-    long, short = (jobs.submit(id, [1] * length, Ask("mean"), RequestOptions(tenant=tenant))
-                   for id, length, tenant in ((1, 200, "a"), (2, 5, "b")))
+    long, short = (
+        jobs.submit(id, [1] * length, Ask("mean"), RequestOptions(tenant=tenant))
+        for id, length, tenant in ((1, 200, "a"), (2, 5, "b"))
+    )
     assert jobs._share_out([long], 32) == [32]
     assert jobs._share_out([long, short], 32) == [27, 5]
     short.tokens *= 20

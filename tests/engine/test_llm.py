@@ -12,8 +12,16 @@ from zse.errors import ConfigError, ModelNotFoundError, RequestError
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
 MESSAGES = [{"role": "user", "content": "Name three colors."}]
-PROMPTS = ["The capital of France is", "Water boils at", "def fibonacci(n):", "One, two, three,", "Once upon a time",
-           "Dear Sir or Madam,", "The largest planet is", "<html><body>"]
+PROMPTS = [
+    "The capital of France is",
+    "Water boils at",
+    "def fibonacci(n):",
+    "One, two, three,",
+    "Once upon a time",
+    "Dear Sir or Madam,",
+    "The largest planet is",
+    "<html><body>",
+]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +55,9 @@ def test_chunks_and_preemption_do_not_change_the_reply(real_models, smollm2):
     prompts = [" ".join(PROMPTS) * 3, PROMPTS[2], PROMPTS[4]]
     params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
     expected = [output.token_ids for output in smollm2.generate(prompts, params)]
-    with LLM(real_models["smollm2"], threads=1, max_rows=3, max_tokens_per_step=37, num_pages=12, reserve_output=False) as llm:
+    with LLM(
+        real_models["smollm2"], threads=1, max_rows=3, max_tokens_per_step=37, num_pages=12, reserve_output=False
+    ) as llm:
         assert [output.token_ids for output in llm.generate(prompts, params)] == expected
 
 
@@ -55,7 +65,7 @@ def test_a_stop_string_ends_the_text_before_it_and_the_request(smollm2):
     whole = smollm2.chat(MESSAGES, GREEDY).text
     stop = whole[5:9]
     deltas = list(smollm2.stream_chat(MESSAGES, SamplingParams(max_tokens=24, temperature=0.0, stop=(stop, "zzz"))))
-    assert "".join(delta.text for delta in deltas) == whole[:whole.index(stop)]
+    assert "".join(delta.text for delta in deltas) == whole[: whole.index(stop)]
     assert deltas[-1].finish_reason == "stop" and not smollm2._engine.has_work
 
 
@@ -85,6 +95,7 @@ def test_two_streams_in_turns(smollm2):
 def test_the_same_seed_gives_the_same_reply(smollm2):
     def reply(seed):
         return smollm2.generate(PROMPTS[4], SamplingParams(max_tokens=16, seed=seed))[0].token_ids
+
     assert reply(1) == reply(1) != reply(2)
     assert len({tuple(reply(None)) for _ in range(3)}) > 1
 
@@ -93,15 +104,20 @@ def test_refusals(smollm2):
     with pytest.raises(RequestError, match="context is 8192 tokens") as caught:
         smollm2.generate([[1] * 8192], GREEDY)
     assert caught.value.code == "context_length_exceeded"
-    for params, param in ((SamplingParams(temperature=2.5), "temperature"), (SamplingParams(top_p=0.0), "top_p"),
-                          (SamplingParams(min_p=float("nan")), "min_p"), (SamplingParams(logprobs=21), "logprobs"),
-                          (SamplingParams(max_tokens=0), "max_tokens"), (SamplingParams(stop=("",)), "stop"),
-                          (SamplingParams(repetition_penalty=0.0), "repetition_penalty"),
-                          (SamplingParams(logit_bias={1: 101.0}), "logit_bias")):
+    for params, param in (
+        (SamplingParams(temperature=2.5), "temperature"),
+        (SamplingParams(top_p=0.0), "top_p"),
+        (SamplingParams(min_p=float("nan")), "min_p"),
+        (SamplingParams(logprobs=21), "logprobs"),
+        (SamplingParams(max_tokens=0), "max_tokens"),
+        (SamplingParams(stop=("",)), "stop"),
+        (SamplingParams(repetition_penalty=0.0), "repetition_penalty"),
+        (SamplingParams(logit_bias={1: 101.0}), "logit_bias"),
+    ):
         with pytest.raises(RequestError) as caught:
             smollm2.stream(PROMPTS[0], params)
         assert caught.value.param == param
-    with pytest.raises(RequestError):   # the second is refused: the first must not run on
+    with pytest.raises(RequestError):  # the second is refused: the first must not run on
         smollm2.generate([[1], [1] * 9000], GREEDY)
     assert not smollm2._engine.has_work and not smollm2._streams
     with pytest.raises(ValueError, match="2 SamplingParams for 1 prompts"):
@@ -131,7 +147,7 @@ def test_f32_activations_follow_the_reference(real_models, goldens, name, file):
             reference = case["reference"]["output_ids"]
             margins = case["reference"].get("margins") or [1.0] * len(reference)
             clear = next((i for i, margin in enumerate(margins) if margin < 0.02), len(margins))
-            assert output.token_ids[:clear] == reference[:min(clear, 24)]
+            assert output.token_ids[:clear] == reference[: min(clear, 24)]
         ids = golden["perplexity"]["token_ids"][:129]
         scores = llm.logprobs_of(ids)
         reference = golden["perplexity"]["nll_reference"][:128]
@@ -143,13 +159,15 @@ def test_f32_activations_follow_the_reference(real_models, goldens, name, file):
 
 
 def test_the_start_path_imports_no_heavy_package(real_models):
-    script = ("import sys; from zse import LLM, BeamParams, SamplingParams\n"
-              "llm = LLM(sys.argv[1], max_rows=1)\n"
-              "text = next(llm.stream('Hello', SamplingParams(max_tokens=1)))\n"
-              "heavy = {'numpy', 'tokenizers', 'uvicorn', 'asyncio', 'huggingface_hub', 'torch', 'jinja2'}\n"
-              "heavy.add('zse.kernel.ir')\n"
-              "print(sorted(heavy & set(sys.modules)))\n"
-              "llm.close()\n")
+    script = (
+        "import sys; from zse import LLM, BeamParams, SamplingParams\n"
+        "llm = LLM(sys.argv[1], max_rows=1)\n"
+        "text = next(llm.stream('Hello', SamplingParams(max_tokens=1)))\n"
+        "heavy = {'numpy', 'tokenizers', 'uvicorn', 'asyncio', 'huggingface_hub', 'torch', 'jinja2'}\n"
+        "heavy.add('zse.kernel.ir')\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+        "llm.close()\n"
+    )
     done = subprocess.run([sys.executable, "-c", script, str(real_models["smollm2"])], capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr
 
@@ -167,8 +185,10 @@ def test_prompt_logprobs(smollm2):
 
 def test_beam_search(smollm2):
     """The best reply of several beams is likelier than the greedy one; a single beam is the greedy one."""
-    one, several = (smollm2.beam_search(PROMPTS[:2], BeamParams(beam_width=width, max_tokens=8, length_penalty=0.0))
-                    for width in (1, 4))
+    one, several = (
+        smollm2.beam_search(PROMPTS[:2], BeamParams(beam_width=width, max_tokens=8, length_penalty=0.0))
+        for width in (1, 4)
+    )
     greedy = smollm2.generate(PROMPTS[:2], SamplingParams(max_tokens=8, temperature=0.0))
     for (alone,), found, reply in zip(one, several, greedy, strict=True):
         assert (alone.token_ids, alone.text) == (reply.token_ids, reply.text)
@@ -188,7 +208,7 @@ def test_embeddings_and_scores(smollm2):
     assert like.diagonal() == pytest.approx(1, abs=1e-5) and like[0, 1] > like[0, 2]
     assert "".join([first.text, *(delta.text for delta in stream)]) == smollm2.generate(PROMPTS[4], GREEDY)[0].text
     ids = smollm2.tokenizer.encode(PROMPTS[0])
-    (paris, rome), = smollm2.score(PROMPTS[0], [" Paris", smollm2.tokenizer.encode(" Rome")[0]])
+    ((paris, rome),) = smollm2.score(PROMPTS[0], [" Paris", smollm2.tokenizer.encode(" Rome")[0]])
     expected = smollm2.logprobs_of([*ids, smollm2.tokenizer.encode(" Paris")[0]]).logprobs[-1]
     assert paris == pytest.approx(expected, abs=1e-4) and paris > rome
     with pytest.raises(RequestError, match="tokens, not one"):

@@ -18,8 +18,9 @@ def test_a_failure_after_reading_began_stops_the_readers(tmp_path):
     with pytest.raises(ConfigError, match="more than this model's context of 256"):
         load.load_engine(EngineConfig(model=str(path), max_context=300), Phases(lambda: 0.0), sources.append)
     assert threading.active_count() == before
-    with pytest.raises(OSError):   # closed
+    with pytest.raises(OSError):  # closed
         import os
+
         os.fstat(sources[0].files[0].fd)
 
 
@@ -33,6 +34,7 @@ def test_a_truncated_file_is_a_format_error(tmp_path):
 
 def test_graphs_are_switched_off_before_any_is_recorded(tmp_path, monkeypatch):
     from zse.runtime.cpu import CPUDevice
+
     monkeypatch.setattr(CPUDevice, "supports_capture", True)
     found = []
     for graphs in (True, False):
@@ -48,8 +50,14 @@ def test_phases_come_in_order(tmp_path):
     times = iter(range(100))
     phases = Phases(lambda: next(times))
     loaded = load.load_engine(EngineConfig(model=str(tiny_model.write(tmp_path / "tiny"))), phases)
-    assert list(phases.ms) == ["file open", "device open", "weights reading", "engine built", "prefill recorded",
-                               "weights loaded"]
+    assert list(phases.ms) == [
+        "file open",
+        "device open",
+        "weights reading",
+        "engine built",
+        "prefill recorded",
+        "weights loaded",
+    ]
     assert loaded.memory_bytes["kv cache"] == loaded.config.kv_bytes == loaded.engine.runner.kv.nbytes
     loaded.engine.close()
     loaded.source.close()

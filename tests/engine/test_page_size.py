@@ -24,8 +24,9 @@ class Knowing(Speculator):
     def propose(self, scheduler):
         for request in scheduler.decoding():
             said = len(request.tokens) - request.prompt_len
-            request.drafts = [draft ^ ((said + at) % 9 == 8) for at, draft in
-                              enumerate(self.replies[request.id][said:said + 4])]
+            request.drafts = [
+                draft ^ ((said + at) % 9 == 8) for at, draft in enumerate(self.replies[request.id][said : said + 4])
+            ]
 
     def observe(self, batch, scheduler, seconds):
         self.waits = not self.waits
@@ -45,8 +46,10 @@ def engine_of(model):
     made = []
 
     def make(page_size=16, ahead=False, **options):
-        config = EngineConfig(**dict(model=str(model), threads=1, activations="f32", device="cpu", max_rows=4,
-                                     page_size=page_size) | options)
+        config = EngineConfig(
+            **dict(model=str(model), threads=1, activations="f32", device="cpu", max_rows=4, page_size=page_size)
+            | options
+        )
         loaded = load_engine(config, Phases(lambda: 0.0))
         engine, first = loaded.engine, loaded.engine.runner
         if ahead:
@@ -70,12 +73,18 @@ def close(loaded, first):
 @SIZES
 def test_hits_and_copies_say_the_same(engine_of, size, ahead):
     base = prompt(200, 1)
-    requests = [(base, greedy()), (base[:64], greedy()), (base[:129], sampled(3)), (base[:40] + prompt(90, 2), sampled(4)),
-                (base, sampled(5, presence_penalty=1.0, repetition_penalty=1.2)), (base[:16], greedy())]
+    requests = [
+        (base, greedy()),
+        (base[:64], greedy()),
+        (base[:129], sampled(3)),
+        (base[:40] + prompt(90, 2), sampled(4)),
+        (base, sampled(5, presence_penalty=1.0, repetition_penalty=1.2)),
+        (base[:16], greedy()),
+    ]
     plain, engine = engine_of(prefix_cache=False), engine_of(size, ahead)
     for request, cached in zip(requests, (0, 63, 128, 40, 199, 15), strict=True):
         said = run(engine, request)
-        assert said.cached[0] == cached     # within a page too: that one is copied
+        assert said.cached[0] == cached  # within a page too: that one is copied
         assert said.tokens == run(plain, request).tokens
     assert engine.scheduler.cache.num_free == engine.scheduler.cache.num_pages
     assert engine.scheduler.snapshot()["prefix_copied_pages"] >= 4
@@ -108,8 +117,9 @@ def test_preempted_requests_say_the_same(engine_of, size, ahead, how):
     requests = [(prompt(20, seed), sampled(seed, 90)) for seed in range(4)]
     plain = run(engine_of(prefix_cache=False), *requests)
     for prefix_cache in (False, True):
-        engine = engine_of(size, ahead, reserve_output=False, num_pages=18 if size == 32 else 20,
-                           prefix_cache=prefix_cache)
+        engine = engine_of(
+            size, ahead, reserve_output=False, num_pages=18 if size == 32 else 20, prefix_cache=prefix_cache
+        )
         scheduler = engine.scheduler
         scheduler.life.should_swap = lambda request: how == "swap"
         scheduler.cache.host.num_slots = 32
@@ -153,13 +163,13 @@ def test_jobs_and_beams_say_the_same(engine_of, size, ahead):
             over |= {item.id: item.result for item in engine.over_jobs()}
             assert engine.scheduler.check_integrity() == [] and engine.jobs.check_integrity() == []
         assert engine.scheduler.cache.num_free == engine.scheduler.cache.num_pages
-        return {**over, 4: over[4].replies}, tokens     # how much of the prompt was cached may differ
+        return {**over, 4: over[4].replies}, tokens  # how much of the prompt was cached may differ
 
     options = dict(max_rows=5, max_tokens_per_step=48, num_pages=640, kv_dtype="f32")
     expected = story(engine_of(**options))
     engine = engine_of(size, ahead, **options)
     assert story(engine) == expected and len(expected[0]) == 3
-    assert run(engine, (ids, greedy())).cached[0] == 149       # the job left its prompt
+    assert run(engine, (ids, greedy())).cached[0] == 149  # the job left its prompt
     tight = dict(num_pages=24, max_context=160)
     assert story(engine_of(size, ahead, **options | tight)) == expected
 
@@ -167,18 +177,28 @@ def test_jobs_and_beams_say_the_same(engine_of, size, ahead):
 @pytest.mark.parametrize("size", [32, 64])
 def test_pages_come_back_from_the_host_and_from_files(model, tmp_path, size):
     def start(page_size, **options):
-        config = EngineConfig(**dict(model=str(model), threads=1, activations="f32", device="cpu", max_rows=2, num_pages=32,
-                                     page_size=page_size) | options)
+        config = EngineConfig(
+            **dict(
+                model=str(model),
+                threads=1,
+                activations="f32",
+                device="cpu",
+                max_rows=2,
+                num_pages=32,
+                page_size=page_size,
+            )
+            | options
+        )
         return load_engine(config, Phases(lambda: 0.0))
 
     ids, first = prompt(200, 1), start(size, cache_disk=str(tmp_path / "kv"))
     engine = first.engine
     expected = run(engine, (ids, greedy())).tokens
-    for seed in range(4):       # others take its place
+    for seed in range(4):  # others take its place
         run(engine, (prompt(180, 100 + seed), greedy()))
     assert engine.scheduler.snapshot()["prefix_host_pages"] > 3
     again = run(engine, (ids, greedy()))
-    assert again.tokens == expected and again.cached[0] == 192      # whole pages
+    assert again.tokens == expected and again.cached[0] == 192  # whole pages
     assert engine.scheduler.snapshot()["prefix_onloaded_pages"] == 192 // size
     while engine.use_idle_time():
         pass

@@ -152,8 +152,9 @@ print(process.wait(10))
 def test_a_forked_engine_is_one_of_its_own(model):
     source = Path(__file__).parents[2] / "src"
     environment = os.environ | {"PYTHONPATH": f"{source}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    result = subprocess.run([sys.executable, "-c", FORK, str(model)], capture_output=True, text=True, timeout=60,
-                            env=environment)
+    result = subprocess.run(
+        [sys.executable, "-c", FORK, str(model)], capture_output=True, text=True, timeout=60, env=environment
+    )
     assert result.stdout.split("\n")[:2] == [f"Ready {model} False True", "0"], result.stderr
 
 
@@ -164,6 +165,7 @@ def test_kernels_are_loaded_from_a_pack_only(has_pack, monkeypatch):
     from zse.engine.load import load_kernels
     from zse.errors import DeviceError
     from zse.kernel import cache
+
     loaded = []
 
     def program(symbol):

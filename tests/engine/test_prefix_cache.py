@@ -30,7 +30,9 @@ def engine_of(model, request):
     made = []
 
     def make(**options):
-        config = EngineConfig(**dict(model=str(model), threads=1, activations="f32", device="cpu", max_rows=4) | options)
+        config = EngineConfig(
+            **dict(model=str(model), threads=1, activations="f32", device="cpu", max_rows=4) | options
+        )
         loaded = load_engine(config, Phases(lambda: 0.0))
         first = loaded.engine.runner
         if request.param:
@@ -89,8 +91,14 @@ def run(engine, *requests, tenant=""):
 def test_a_hit_gives_what_a_miss_gives(engine_of):
     base, engine = prompt(70, 1), engine_of()
     plain = engine_of(prefix_cache=False)
-    requests = [(base, greedy()), (base[:64], greedy()), (base[:65], sampled(3)), (base[:40] + prompt(9, 2), sampled(4)),
-                (base, sampled(5, presence_penalty=1.0, repetition_penalty=1.2)), (base[:16], greedy())]
+    requests = [
+        (base, greedy()),
+        (base[:64], greedy()),
+        (base[:65], sampled(3)),
+        (base[:40] + prompt(9, 2), sampled(4)),
+        (base, sampled(5, presence_penalty=1.0, repetition_penalty=1.2)),
+        (base[:16], greedy()),
+    ]
     for request, cached in zip(requests, (0, 63, 64, 40, 69, 15), strict=True):
         said = run(engine, request)
         assert said.cached[0] == cached
@@ -103,7 +111,7 @@ def test_the_next_turn_of_a_conversation_finds_prompt_and_reply(engine_of):
     reply = run(engine, (first, greedy(20))).tokens[0]
     second = first + reply + prompt(5, 4)
     said = run(engine, (second, greedy()))
-    assert said.cached[0] == 40         # the reply's last token was never fed back
+    assert said.cached[0] == 40  # the reply's last token was never fed back
     assert said.tokens == run(engine_of(prefix_cache=False), (second, greedy())).tokens
 
 
@@ -147,7 +155,7 @@ def test_what_is_not_finite_is_not_kept(engine_of, nan_model):
         assert engine.scheduler.cache.prefix.num_nodes == 0
     run(engine, (ids[:40], greedy(1)))
     assert run(engine, (ids, greedy())).finish[0] == "error"
-    assert engine.scheduler.cache.prefix.num_nodes == 3     # what others computed before stays
+    assert engine.scheduler.cache.prefix.num_nodes == 3  # what others computed before stays
 
 
 def test_rows_of_a_whole_context_each_say_the_same(engine_of):
@@ -160,11 +168,11 @@ def test_rows_of_a_whole_context_each_say_the_same(engine_of):
         engine.submit(id, tokens, params)
     said = Said(engine)
     said.step()
-    assert engine.scheduler.num_running == 2        # of seven pages each
+    assert engine.scheduler.num_running == 2  # of seven pages each
     assert said.drain().tokens == expected.tokens and set(said.cached.values()) == {0}
     counters = engine.counters()
     assert counters["preemptions"] == 0 == counters["reserved_pages"] and "prefix_hits" not in counters
-    assert list(engine.score(ids))                  # a job borrows pages between the rows
+    assert list(engine.score(ids))  # a job borrows pages between the rows
 
 
 def test_preempted_requests_find_their_pages_again(engine_of):

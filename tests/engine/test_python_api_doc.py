@@ -23,7 +23,11 @@ def test_the_example_runs(real_models, tmp_path):
 def test_every_name_exists():
     for name in re.findall(r"`(\w+)\(", TEXT.split("| call | gives |")[1]):
         assert name in ("LLM", "Output", "Delta", "Found") or hasattr(LLM, name), name
-    assert f"Output({', '.join(Output._fields)})" in TEXT and f"Found({', '.join(Found._fields)})" in TEXT and f"Delta({', '.join(Delta._fields)})" in TEXT
+    assert (
+        f"Output({', '.join(Output._fields)})" in TEXT
+        and f"Found({', '.join(Found._fields)})" in TEXT
+        and f"Delta({', '.join(Delta._fields)})" in TEXT
+    )
     assert all(f"`{name}`" in TEXT for name in SamplingParams.__struct_fields__)
     for name in EngineConfig.__struct_fields__:
         assert name in TEXT, name

@@ -68,11 +68,16 @@ def sampled(seed, max_tokens=12, **changes):
 
 
 MANY = {
-    "short": (prompt(1, 1), greedy()), "page": (prompt(16, 2), greedy()), "over": (prompt(17, 3), sampled(1)),
-    "long": (prompt(90, 4), greedy(30)), "top_k": (prompt(5, 5), sampled(2, top_k=5)),
-    "top_p": (prompt(9, 6), sampled(3, top_p=0.8)), "min_p": (prompt(12, 7), sampled(4, min_p=0.05)),
+    "short": (prompt(1, 1), greedy()),
+    "page": (prompt(16, 2), greedy()),
+    "over": (prompt(17, 3), sampled(1)),
+    "long": (prompt(90, 4), greedy(30)),
+    "top_k": (prompt(5, 5), sampled(2, top_k=5)),
+    "top_p": (prompt(9, 6), sampled(3, top_p=0.8)),
+    "min_p": (prompt(12, 7), sampled(4, min_p=0.05)),
     "penalties": (prompt(20, 8), sampled(5, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.3)),
-    "bias": (prompt(7, 9), sampled(6, logit_bias={5: 3.0, 9: -50.0})), "same seed": (prompt(17, 3), sampled(1)),
+    "bias": (prompt(7, 9), sampled(6, logit_bias={5: 3.0, 9: -50.0})),
+    "same seed": (prompt(17, 3), sampled(1)),
 }
 
 
@@ -139,7 +144,7 @@ def test_running_ahead_says_the_same(engine_of, ahead_of, options):
     told = run(engine_of(max_rows=4), **requests)
     stop = told["long"][0][7]
     requests["long"] = (MANY["long"][0], greedy(40, stop_token_ids=(stop,)))
-    told["long"] = told["long"][0][:told["long"][0].index(stop) + 1], [], "stop"
+    told["long"] = told["long"][0][: told["long"][0].index(stop) + 1], [], "stop"
     engine = ahead_of(max_rows=4, reserve_output=False, **options)
     assert run(engine, **requests) == told
     assert engine.scheduler.counters.late_results > 0
@@ -172,8 +177,8 @@ def test_log_probabilities(engine_of):
         assert entry.top[0] == (token, pytest.approx(entry.logprob)) and len(entry.top) == 5
         assert [value for _, value in entry.top] == sorted((value for _, value in entry.top), reverse=True)
     # Teacher forcing over prompt and reply says the same of each sampled token.
-    scores = [value for _, some, _, _ in engine.score(ids + reply) for value in some][len(ids) - 1:-1]
-    assert [entry.logprob for entry in logprobs] == pytest.approx(scores, abs=2e-4)   # f16 KV, other kernels
+    scores = [value for _, some, _, _ in engine.score(ids + reply) for value in some][len(ids) - 1 : -1]
+    assert [entry.logprob for entry in logprobs] == pytest.approx(scores, abs=2e-4)  # f16 KV, other kernels
     everything = run(engine, a=(ids, greedy(1, logprobs=20)))["a"][1][0].top
     assert 0 < sum(math.exp(value) for _, value in everything) <= 1.0001
 
@@ -187,7 +192,7 @@ def test_scores_agree_with_the_logits(engine_of):
         assert start == at and len(lines) == len(logprobs) == len(top1)
         at += len(lines)
         assert top1 == lines.argmax(axis=1).tolist()
-        following = ids[start + 1:start + 1 + len(lines)]
+        following = ids[start + 1 : start + 1 + len(lines)]
         total = np.log(np.exp(lines).sum(axis=1))
         for line, token in enumerate(following):
             assert logprobs[line] == pytest.approx(lines[line, token] - total[line], abs=1e-5)
@@ -247,7 +252,7 @@ def test_stop_ids_eos_and_the_context_end_a_reply(engine_of):
     tokens = run(engine, a=(prompt(9), greedy(20)))["a"][0]
     stop = tokens[4]
     cut, _, finish = run(engine, a=(prompt(9), greedy(20, stop_token_ids=(stop,))))["a"]
-    assert finish == "stop" and cut == tokens[:tokens.index(stop) + 1]
+    assert finish == "stop" and cut == tokens[: tokens.index(stop) + 1]
     eos = SamplingParams(max_tokens=5, temperature=0.0, logit_bias={EOS: 100.0})
     assert run(engine, a=(prompt(9), eos))["a"] == ([EOS], [], "stop")
     full, _, finish = run(engine, a=(prompt(CONTEXT - 3), SamplingParams(temperature=0.0, ignore_eos=True)))["a"]

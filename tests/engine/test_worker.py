@@ -95,11 +95,19 @@ def start():
 
 
 def test_a_step_of_several_requests_is_one_message():
-    outputs = [Output(1, [5], None, None), Output(2, [6], None, "stop"), Output(3, [7], None, None),
-               Output(4, [8], [TokenLogprob(-1.0, [])], None), Output(5, [], None, "error")]
+    outputs = [
+        Output(1, [5], None, None),
+        Output(2, [6], None, "stop"),
+        Output(3, [7], None, None),
+        Output(4, [8], [TokenLogprob(-1.0, [])], None),
+        Output(5, [], None, "error"),
+    ]
     messages = news(outputs)
-    assert messages[:3] == [StepTokens([1, 3], [5, 7]), Tokens(2, [6], None, "stop"),
-                            Tokens(4, [8], [TokenLogprob(-1.0, [])])]
+    assert messages[:3] == [
+        StepTokens([1, 3], [5, 7]),
+        Tokens(2, [6], None, "stop"),
+        Tokens(4, [8], [TokenLogprob(-1.0, [])]),
+    ]
     assert (messages[3].id, messages[3].code) == (5, "numerical_error") and news([]) == []
     frames = b"".join(encode(message) for message in messages)
     assert FrameReader(FromEngine).feed(frames) == messages
@@ -198,7 +206,7 @@ def test_it_exits_when_told_and_when_the_server_goes(start, how, busy):
         client.send(Shutdown())
     else:
         client.process.sock.close()
-    assert client.process.wait(5) == 0   # whether it meets the closed socket when it receives or when it sends
+    assert client.process.wait(5) == 0  # whether it meets the closed socket when it receives or when it sends
 
 
 def test_sigint_is_left_to_the_server(start):
@@ -208,9 +216,14 @@ def test_sigint_is_left_to_the_server(start):
     assert client.reply(1) == ([2], "length")
 
 
-@pytest.mark.parametrize(("failure", "message", "code"), [
-    ("format", "model.gguf: offset 17: version: is 99", 2), ("bug", "internal error in the engine: KeyError", 1),
-    ("memory", "out of memory; lower max_context or max_rows", 1)])
+@pytest.mark.parametrize(
+    ("failure", "message", "code"),
+    [
+        ("format", "model.gguf: offset 17: version: is 99", 2),
+        ("bug", "internal error in the engine: KeyError", 1),
+        ("memory", "out of memory; lower max_context or max_rows", 1),
+    ],
+)
 def test_load_errors_are_fatal_and_say_why(start, failure, message, code):
     client = start("--fail", failure, ready=False)
     assert client.receive() == Fatal(message=message, exit_code=code)
@@ -234,8 +247,9 @@ def test_a_device_that_fails_in_a_step_ends_the_engine(start, options):
     message = client.receive()
     while isinstance(message, Tokens) and message.id == 1:
         message = client.receive()
-    assert message == Fatal(message="the device failed: event_wait: CUDA_ERROR_ILLEGAL_ADDRESS (700) while running "
-                                    "decode", exit_code=75)
+    assert message == Fatal(
+        message="the device failed: event_wait: CUDA_ERROR_ILLEGAL_ADDRESS (700) while running decode", exit_code=75
+    )
     assert client.receive() is None and client.process.wait(5) == 75
 
 
@@ -254,20 +268,25 @@ def test_a_broken_frame_ends_the_engine(start):
 def test_started_by_hand_it_says_who_starts_it():
     done = subprocess.run([sys.executable, "-m", "zse.engine.worker"], capture_output=True, text=True, timeout=20)
     assert done.returncode == 2 and "started by `zse serve`" in done.stderr
+
+
 def test_bad_options_are_fatal(start):
     client = start("--modle", "x", worker=("-P", "-m", "zse.engine.worker"), ready=False)
     fatal = client.receive()
     assert isinstance(fatal, Fatal) and "unknown engine option --modle" in fatal.message and fatal.exit_code == 2
 
 
-
-
 def test_a_job_is_answered_once_or_refused(start, tmp_path):
     """With a real model: the frames of Measure, Measured and Failed."""
-    client = start("--model", str(tiny_model.write(tmp_path / "tiny")), "--device", "cpu",
-                   worker=("-m", "zse.engine.worker"))
-    client.send(Measure(1, [5, 6, 7], Ask("last", normalize=True)), Measure(2, [5, 6, 7], Ask("logprobs", top=2)),
-                Measure(3, [5], Ask("targets")), Submit(4, [5, 6, 7], SamplingParams(max_tokens=2)))
+    client = start(
+        "--model", str(tiny_model.write(tmp_path / "tiny")), "--device", "cpu", worker=("-m", "zse.engine.worker")
+    )
+    client.send(
+        Measure(1, [5, 6, 7], Ask("last", normalize=True)),
+        Measure(2, [5, 6, 7], Ask("logprobs", top=2)),
+        Measure(3, [5], Ask("targets")),
+        Submit(4, [5, 6, 7], SamplingParams(max_tokens=2)),
+    )
     answers = {}
     while len(answers) < 4:
         message = client.receive()

@@ -5,12 +5,45 @@ import struct
 
 import numpy as np
 
-GGUF_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13,
-              "Q6_K": 14, "BF16": 30}
-BLOCKS = {"F32": (1, 4), "F16": (1, 2), "BF16": (1, 2), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22),
-          "Q5_1": (32, 24), "Q8_0": (32, 34), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210)}
-VALUE_TYPES = {"u8": (0, "B"), "i8": (1, "b"), "u16": (2, "H"), "i16": (3, "h"), "u32": (4, "I"), "i32": (5, "i"),
-               "f32": (6, "f"), "bool": (7, "B"), "u64": (10, "Q"), "i64": (11, "q"), "f64": (12, "d")}
+GGUF_TYPES = {
+    "F32": 0,
+    "F16": 1,
+    "Q4_0": 2,
+    "Q4_1": 3,
+    "Q5_0": 6,
+    "Q5_1": 7,
+    "Q8_0": 8,
+    "Q4_K": 12,
+    "Q5_K": 13,
+    "Q6_K": 14,
+    "BF16": 30,
+}
+BLOCKS = {
+    "F32": (1, 4),
+    "F16": (1, 2),
+    "BF16": (1, 2),
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q8_0": (32, 34),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+}
+VALUE_TYPES = {
+    "u8": (0, "B"),
+    "i8": (1, "b"),
+    "u16": (2, "H"),
+    "i16": (3, "h"),
+    "u32": (4, "I"),
+    "i32": (5, "i"),
+    "f32": (6, "f"),
+    "bool": (7, "B"),
+    "u64": (10, "Q"),
+    "i64": (11, "q"),
+    "f64": (12, "d"),
+}
 
 
 class Bytes(bytearray):
@@ -59,8 +92,11 @@ class Tensor:
             rng = np.random.default_rng(len(name))
             if elements == 1:
                 values = rng.normal(size=int(np.prod(shape))).astype(np.float32)
-                data = {"F32": values, "F16": values.astype(np.float16),
-                        "BF16": (values.view(np.uint32) >> 16).astype(np.uint16)}[type].tobytes()
+                data = {
+                    "F32": values,
+                    "F16": values.astype(np.float16),
+                    "BF16": (values.view(np.uint32) >> 16).astype(np.uint16),
+                }[type].tobytes()
             else:
                 # Bytes below 64 keep every f16 finite.
                 data = rng.integers(0, 64, nbytes, dtype=np.uint8).tobytes()
@@ -97,15 +133,24 @@ def llama_metadata(**changes):
     """A tiny llama's metadata; changes: key with dots as __ -> (type, value), or None to leave it out."""
     pieces = [b"<unk>", b"<s>", b"</s>", *(b"t%d" % i for i in range(61))]
     values = {
-        "general.architecture": ("string", "llama"), "general.name": ("string", "Tiny"),
-        "llama.block_count": ("u32", 1), "llama.context_length": ("u32", 128), "llama.embedding_length": ("u32", 64),
-        "llama.feed_forward_length": ("u32", 256), "llama.attention.head_count": ("u32", 4),
-        "llama.attention.head_count_kv": ("u32", 2), "llama.rope.freq_base": ("f32", 10000.0),
-        "llama.attention.layer_norm_rms_epsilon": ("f32", 1e-5), "general.tags": ("string[]", ["a", "b"]),
-        "tokenizer.ggml.model": ("string", "llama"), "tokenizer.ggml.tokens": ("string[]", pieces),
+        "general.architecture": ("string", "llama"),
+        "general.name": ("string", "Tiny"),
+        "llama.block_count": ("u32", 1),
+        "llama.context_length": ("u32", 128),
+        "llama.embedding_length": ("u32", 64),
+        "llama.feed_forward_length": ("u32", 256),
+        "llama.attention.head_count": ("u32", 4),
+        "llama.attention.head_count_kv": ("u32", 2),
+        "llama.rope.freq_base": ("f32", 10000.0),
+        "llama.attention.layer_norm_rms_epsilon": ("f32", 1e-5),
+        "general.tags": ("string[]", ["a", "b"]),
+        "tokenizer.ggml.model": ("string", "llama"),
+        "tokenizer.ggml.tokens": ("string[]", pieces),
         "tokenizer.ggml.scores": ("f32[]", [float(-i) for i in range(64)]),
-        "tokenizer.ggml.token_type": ("i32[]", [1] * 64), "tokenizer.ggml.bos_token_id": ("u32", 1),
-        "tokenizer.ggml.add_bos_token": ("bool", 1), "tokenizer.chat_template": ("string", "{{ messages }}"),
+        "tokenizer.ggml.token_type": ("i32[]", [1] * 64),
+        "tokenizer.ggml.bos_token_id": ("u32", 1),
+        "tokenizer.ggml.add_bos_token": ("bool", 1),
+        "tokenizer.chat_template": ("string", "{{ messages }}"),
     }
     for key, change in changes.items():
         name = key.replace("__", ".")
@@ -140,9 +185,12 @@ def small_gguf() -> Bytes:
     metadata = llama_metadata(
         tokenizer__ggml__tokens=("string[]", [b"<unk>", b"<s>", b"a"]),
         tokenizer__ggml__scores=("f32[]", [0.0, -1.0, -2.0]),
-        tokenizer__ggml__token_type=("i32[]", [2, 3, 1]), tokenizer__ggml__merges=("string[]", [b"a b"]))
-    return gguf(metadata, [Tensor("a", "F32", (3,)),
-                           Tensor("b.weight", "Q8_0", (2, 32)), Tensor("c", "F16", (2, 2, 2))])
+        tokenizer__ggml__token_type=("i32[]", [2, 3, 1]),
+        tokenizer__ggml__merges=("string[]", [b"a b"]),
+    )
+    return gguf(
+        metadata, [Tensor("a", "F32", (3,)), Tensor("b.weight", "Q8_0", (2, 32)), Tensor("c", "F16", (2, 2, 2))]
+    )
 
 
 def safetensors(tensors, metadata=None, *, header=None) -> bytes:
@@ -158,5 +206,11 @@ def safetensors(tensors, metadata=None, *, header=None) -> bytes:
 
 
 def small_safetensors() -> bytes:
-    return safetensors({"a": ("F32", (3,), bytes(12)), "b.weight": ("BF16", (4, 8), bytes(range(64))),
-                        "ids": ("I64", (1, 2), bytes(16))}, {"format": "pt"})
+    return safetensors(
+        {
+            "a": ("F32", (3,), bytes(12)),
+            "b.weight": ("BF16", (4, 8), bytes(range(64))),
+            "ids": ("I64", (1, 2), bytes(16)),
+        },
+        {"format": "pt"},
+    )

@@ -25,11 +25,45 @@ from zse.formats.verify import verify
 from zse.quant.scheme import parse_scheme
 
 EXTREMES = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
-DENSE = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
-         "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
-WORDS = [b"null", b"true", b"-1", b"1e999", b"[]", b"{}", b'"x"', b"9" * 25, b"NaN", b"[[[[", b"0.5", b'"\\ud800"',
-         b'"r16"',
-         b'"F32"', b'"int4-g32"', b"18446744073709551616", b"9223372036854775807", b"4096", b'"gguf"', b'"hf"']
+DENSE = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U64": 8,
+    "U32": 4,
+    "U16": 2,
+    "U8": 1,
+    "BOOL": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+}
+WORDS = [
+    b"null",
+    b"true",
+    b"-1",
+    b"1e999",
+    b"[]",
+    b"{}",
+    b'"x"',
+    b"9" * 25,
+    b"NaN",
+    b"[[[[",
+    b"0.5",
+    b'"\\ud800"',
+    b'"r16"',
+    b'"F32"',
+    b'"int4-g32"',
+    b"18446744073709551616",
+    b"9223372036854775807",
+    b"4096",
+    b'"gguf"',
+    b'"hf"',
+]
 LIMIT_S = 0.2
 
 
@@ -54,8 +88,8 @@ def repair(data: bytearray) -> None:
     for number in range(count):
         offset, nbytes, _, flags = struct.unpack_from("<QQII", data, 64 + 64 * number + 24)
         if offset + nbytes <= len(data) and not flags:
-            struct.pack_into("<I", data, 64 + 64 * number + 40, zlib.crc32(data[offset:offset + nbytes]))
-    head = bytearray(data[:64 + 64 * count])
+            struct.pack_into("<I", data, 64 + 64 * number + 40, zlib.crc32(data[offset : offset + nbytes]))
+    head = bytearray(data[: 64 + 64 * count])
     head[24:28] = bytes(4)
     struct.pack_into("<I", data, 24, zlib.crc32(head))
 
@@ -77,11 +111,11 @@ def mutate(rng: random.Random, seed: bytes, format: str) -> bytes:
             size = rng.choice((4, 8))
             value = rng.choice((*EXTREMES, len(seed) - 1, len(seed), len(seed) + 1, rng.getrandbits(16)))
             at -= at % 4 if kind == 2 else 0
-            data[at:at + size] = (value & (1 << 8 * size) - 1).to_bytes(size, "little")
+            data[at : at + size] = (value & (1 << 8 * size) - 1).to_bytes(size, "little")
         elif kind == 4:
-            del data[at:at + rng.choice((1, 4, 8, 100))]
+            del data[at : at + rng.choice((1, 4, 8, 100))]
         elif kind == 5:
-            data[at:at] = data[at:at + rng.choice((1, 8, 64))]
+            data[at:at] = data[at : at + rng.choice((1, 8, 64))]
         elif kind == 6:
             del data[at:]
         else:
@@ -90,7 +124,7 @@ def mutate(rng: random.Random, seed: bytes, format: str) -> bytes:
                 match, other = rng.choice(numbers), rng.choice(numbers)
                 new = rng.choice((*WORDS, other.group(), str(rng.choice(EXTREMES)).encode()))
                 # The length is kept where it can be, so that the rest of the file stays in its place.
-                data[match.start():match.end()] = new.ljust(len(match.group())) if rng.random() < 0.8 else new
+                data[match.start() : match.end()] = new.ljust(len(match.group())) if rng.random() < 0.8 else new
     if format == "zse" and rng.random() < 0.5:
         if rng.random() < 0.8 and len(data) >= 24:
             struct.pack_into("<Q", data, 16, len(data))
@@ -153,7 +187,7 @@ def run(format: str, count: int, seed: int, folder: str) -> dict:
             problem = f"message {error!s}" if "\n" in str(error) else None
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
-        took_ms = 1000 * (time.process_time() - start)      # of this process: the machine may be busy with others
+        took_ms = 1000 * (time.process_time() - start)  # of this process: the machine may be busy with others
         if took_ms > 1000 * LIMIT_S and number > 5:
             problem = problem or f"took {took_ms:.0f} ms"
         report["slowest_ms"] = max(report["slowest_ms"], took_ms if number > 5 else 0)

@@ -38,11 +38,16 @@ def llama_dir(tmp_path):
     folder.mkdir()
     rng = np.random.default_rng(3)
     tensors = {}
-    for name, shape in (("lm_head.weight", (512, 96)), ("model.layers.1.mlp.up_proj.weight", (192, 96)),
-                        ("model.layers.0.mlp.up_proj.weight", (192, 96)),
-                        ("model.layers.0.self_attn.q_proj.bias", (96,)),
-                        ("model.layers.0.tiny.weight", (8, 32)), ("model.layers.0.odd.weight", (700, 50)),
-                        ("model.embed_tokens.weight", (512, 96)), ("model.norm.weight", (96,))):
+    for name, shape in (
+        ("lm_head.weight", (512, 96)),
+        ("model.layers.1.mlp.up_proj.weight", (192, 96)),
+        ("model.layers.0.mlp.up_proj.weight", (192, 96)),
+        ("model.layers.0.self_attn.q_proj.bias", (96,)),
+        ("model.layers.0.tiny.weight", (8, 32)),
+        ("model.layers.0.odd.weight", (700, 50)),
+        ("model.embed_tokens.weight", (512, 96)),
+        ("model.norm.weight", (96,)),
+    ):
         tensors[name] = ("F32", shape, rng.normal(size=shape).astype(np.float32).tobytes())
     tensors["position_ids"] = ("I64", (2, 3), np.arange(6).tobytes())
     tensors["scalar"] = ("F32", (), np.float32(3).tobytes())
@@ -119,11 +124,19 @@ def test_tensors_lie_in_execution_order(llama_dir, tmp_path):
     assert names.index("model.layers.1.mlp.up_proj.weight") < names.index("lm_head.weight")
 
 
-@pytest.mark.parametrize("quant,group,expected,head", [
-    ("int4", None, "int4-g32", "int8-g32-sym"), ("int4", 0, "int4-row", "int8-row-sym"),
-    ("int4", 64, "int4-g32", "int8-g32-sym"),       # 96 columns: 64 does not divide them
-    ("int8", 16, "int8-g16-sym", "int8-g16-sym"), ("int6", None, "int6-g32", "int8-g32-sym"),
-    ("f16", None, "f16", "f16"), ("bf16", None, "bf16", "bf16"), (None, None, "f32", "f32")])
+@pytest.mark.parametrize(
+    "quant,group,expected,head",
+    [
+        ("int4", None, "int4-g32", "int8-g32-sym"),
+        ("int4", 0, "int4-row", "int8-row-sym"),
+        ("int4", 64, "int4-g32", "int8-g32-sym"),  # 96 columns: 64 does not divide them
+        ("int8", 16, "int8-g16-sym", "int8-g16-sym"),
+        ("int6", None, "int6-g32", "int8-g32-sym"),
+        ("f16", None, "f16", "f16"),
+        ("bf16", None, "bf16", "bf16"),
+        (None, None, "f32", "f32"),
+    ],
+)
 def test_quantizing_a_directory(llama_dir, tmp_path, quant, group, expected, head):
     out = tmp_path / "m.zse"
     report = convert(llama_dir, out, quant, group)
@@ -159,7 +172,7 @@ def test_zse_to_zse(llama, tmp_path):
     convert(llama, tmp_path / "a.zse")
     convert(tmp_path / "a.zse", tmp_path / "b.zse")
     assert (tmp_path / "a.zse").read_bytes() == (tmp_path / "b.zse").read_bytes()
-    convert(tmp_path / "b.zse", tmp_path / "b.zse", "int8")         # in place, through the .part
+    convert(tmp_path / "b.zse", tmp_path / "b.zse", "int8")  # in place, through the .part
     with open_model(tmp_path / "b.zse") as source:
         assert source.tensors["blk.0.ffn_gate.weight"].type == "int8-g32-sym"
         assert source.provenance["source_provenance"]["source"]["kind"] == "gguf"
@@ -167,7 +180,7 @@ def test_zse_to_zse(llama, tmp_path):
 
 def test_chunks_do_not_show(llama_dir, tmp_path, monkeypatch):
     convert(llama_dir, tmp_path / "a.zse", "int4")
-    monkeypatch.setattr("zse.formats.convert._CHUNK_ELEMENTS", 1)      # 16 rows at a time
+    monkeypatch.setattr("zse.formats.convert._CHUNK_ELEMENTS", 1)  # 16 rows at a time
     convert(llama_dir, tmp_path / "b.zse", "int4")
     assert (tmp_path / "a.zse").read_bytes() == (tmp_path / "b.zse").read_bytes()
 
@@ -175,7 +188,7 @@ def test_chunks_do_not_show(llama_dir, tmp_path, monkeypatch):
 def test_interleaved_rows_in_chunks(tmp_path, monkeypatch):
     tensors = [Tensor("blk.0.attn_q.weight", "Q8_0", (96, 32)), Tensor("blk.0.attn_q.bias", "F32", (96,))]
     path = tmp_path / "q.gguf"
-    path.write_bytes(gguf(llama_metadata(llama__attention__head_count=("u32", 4)), tensors))      # heads of 24 rows
+    path.write_bytes(gguf(llama_metadata(llama__attention__head_count=("u32", 4)), tensors))  # heads of 24 rows
     monkeypatch.setattr("zse.formats.convert._CHUNK_ELEMENTS", 1)
     convert(path, tmp_path / "q.zse")
     order = rope_row_order(4, 24)
@@ -219,9 +232,15 @@ def test_progress_and_perplexities(llama, tmp_path):
     assert sum(report.schemes.values()) == done[-1]
 
 
-@pytest.mark.parametrize("arguments,error,reason", [
-    (("int3",), UnsupportedError, "int3"), (("int4", 48), UnsupportedError, "48"), (("f16", 32), ConfigError, "f16"),
-    ((None, 32), ZSEError, "--quant")])
+@pytest.mark.parametrize(
+    "arguments,error,reason",
+    [
+        (("int3",), UnsupportedError, "int3"),
+        (("int4", 48), UnsupportedError, "48"),
+        (("f16", 32), ConfigError, "f16"),
+        ((None, 32), ZSEError, "--quant"),
+    ],
+)
 def test_wrong_options(llama, tmp_path, arguments, error, reason):
     with pytest.raises(error, match=reason):
         convert(llama, tmp_path / "m.zse", *arguments)
@@ -267,10 +286,12 @@ def test_a_killed_conversion_goes_on(llama_dir, tmp_path):
 def test_sigkill_at_random_moments(llama_dir, tmp_path):
     convert(llama_dir, tmp_path / "whole.zse", "int4")
     whole, out = (tmp_path / "whole.zse").read_bytes(), tmp_path / "m.zse"
-    code = ("import sys, time\nfrom zse.formats.convert import convert\n"
-            "def tick(*_):\n    print('.', flush=True)\n    time.sleep(0.02)\n"
-            "r = convert(sys.argv[1], sys.argv[2], 'int4', progress=tick)\n"
-            "print('resumed', r.resumed_bytes)")
+    code = (
+        "import sys, time\nfrom zse.formats.convert import convert\n"
+        "def tick(*_):\n    print('.', flush=True)\n    time.sleep(0.02)\n"
+        "r = convert(sys.argv[1], sys.argv[2], 'int4', progress=tick)\n"
+        "print('resumed', r.resumed_bytes)"
+    )
     lines = []
     for number in range(8):
         process = subprocess.Popen([sys.executable, "-c", code, llama_dir, out], stdout=subprocess.PIPE, text=True)
@@ -279,7 +300,7 @@ def test_sigkill_at_random_moments(llama_dir, tmp_path):
         time.sleep(0.003 * number)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        lines += process.stdout.readlines()     # a start that found all tensors written has no tick to wait for
+        lines += process.stdout.readlines()  # a start that found all tensors written has no tick to wait for
         process.stdout.close()
         assert not out.exists() or out.read_bytes() == whole
     result = subprocess.run([sys.executable, "-c", code, llama_dir, out], capture_output=True, text=True, check=True)
@@ -314,7 +335,7 @@ def test_pages_lost_after_the_journal_are_written_again(llama_dir, tmp_path):
     with open_model(tmp_path / "whole.zse") as source:
         place = next(iter(source.tensors.values())).offset
     data = bytearray(part.read_bytes())
-    data[place:place + 64] = bytes(64)
+    data[place : place + 64] = bytes(64)
     part.write_bytes(data)
     report = convert(llama_dir, tmp_path / "m.zse", "int4")
     assert report.resumed_bytes > 0

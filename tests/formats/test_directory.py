@@ -41,9 +41,12 @@ def test_single_file(folder):
 
 def test_against_the_safetensors_package(tmp_path):
     from safetensors.numpy import save_file
+
     rng = np.random.default_rng(0)
-    tensors = {f"layer.{i}": rng.normal(size=rng.integers(1, 9, rng.integers(1, 4))).astype(dtype)
-               for i, dtype in enumerate(["f4", "f2", "i8", "u8", "i4", "f8", "?", "i2", "u4", "i8"])}
+    tensors = {
+        f"layer.{i}": rng.normal(size=rng.integers(1, 9, rng.integers(1, 4))).astype(dtype)
+        for i, dtype in enumerate(["f4", "f2", "i8", "u8", "i4", "f8", "?", "i2", "u4", "i8"])
+    }
     save_file(tensors, tmp_path / "x.safetensors", metadata={"k": "v"})
     with open_model(tmp_path / "x.safetensors") as source:
         assert source.metadata == {"k": "v"} and set(source.tensors) == set(tensors)
@@ -64,13 +67,20 @@ def test_shards_without_an_index(folder):
     assert set(open_model(folder).tensors) == {"a", "b", "c"}
 
 
-@pytest.mark.parametrize("weight_map,reason", [
-    ({"a": "../model-1.safetensors"}, "is not the name of"), ({"a": "/etc/passwd"}, "is not the name of"),
-    ({"a": "sub/model-1.safetensors"}, "is not the name of"), ({"a": 3}, "is not the name of"),
-    ({"a": "model-9.safetensors"}, "No such file"), ({"d": "model-1.safetensors"}, "where the index puts it"),
-    ({"a": "model-2.safetensors", "b": "model-1.safetensors"}, "where the index puts it"), ([], "weight_map"),
-    ({}, "weight_map"),
-])
+@pytest.mark.parametrize(
+    "weight_map,reason",
+    [
+        ({"a": "../model-1.safetensors"}, "is not the name of"),
+        ({"a": "/etc/passwd"}, "is not the name of"),
+        ({"a": "sub/model-1.safetensors"}, "is not the name of"),
+        ({"a": 3}, "is not the name of"),
+        ({"a": "model-9.safetensors"}, "No such file"),
+        ({"d": "model-1.safetensors"}, "where the index puts it"),
+        ({"a": "model-2.safetensors", "b": "model-1.safetensors"}, "where the index puts it"),
+        ([], "weight_map"),
+        ({}, "weight_map"),
+    ],
+)
 def test_bad_indexes(folder, weight_map, reason):
     shard(folder, weight_map if weight_map else None)
     if not weight_map:
@@ -102,8 +112,16 @@ def test_auto_map_is_refused(folder, name):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1, "a": 2}', '{"a": NaN}', "[" * 100_000, "\udcff"])
-@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json",
-                                  "special_tokens_map.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json",
+        "generation_config.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "model.safetensors.index.json",
+    ],
+)
 def test_damaged_json(folder, name, text):
     (folder / "tokenizer.json").write_text("{}")
     (folder / name).write_bytes(text.encode("utf-8", "surrogateescape"))
@@ -112,11 +130,18 @@ def test_damaged_json(folder, name, text):
     assert name in caught.value.path
 
 
-@pytest.mark.parametrize("config,template,expected", [
-    ({"chat_template": "one"}, None, "one"), ({"chat_template": "one"}, "file", "file"), ({}, None, None),
-    ({}, "file", "file"),
-    ({"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]}, None, "d"),
-    ({"chat_template": [{"name": "tool_use", "template": "t"}]}, None, None), ({"chat_template": 5}, None, None)])
+@pytest.mark.parametrize(
+    "config,template,expected",
+    [
+        ({"chat_template": "one"}, None, "one"),
+        ({"chat_template": "one"}, "file", "file"),
+        ({}, None, None),
+        ({}, "file", "file"),
+        ({"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]}, None, "d"),
+        ({"chat_template": [{"name": "tool_use", "template": "t"}]}, None, None),
+        ({"chat_template": 5}, None, None),
+    ],
+)
 def test_chat_templates(folder, config, template, expected):
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     if template:
@@ -158,12 +183,16 @@ def test_the_start_path_stays_light(folder):
     import subprocess
     import sys
     from pathlib import Path
-    code = ("import sys; from zse.formats.source import open_model; open_model(sys.argv[1]);"
-            "heavy = 'numpy', 'asyncio', 'tokenizers', 'huggingface_hub', 'dataclasses';"
-            "print([m for m in heavy if m in sys.modules])")
+
+    code = (
+        "import sys; from zse.formats.source import open_model; open_model(sys.argv[1]);"
+        "heavy = 'numpy', 'asyncio', 'tokenizers', 'huggingface_hub', 'dataclasses';"
+        "print([m for m in heavy if m in sys.modules])"
+    )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src")}
-    result = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, env=environment,
-                            check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code, folder], capture_output=True, text=True, env=environment, check=True
+    )
     assert result.stdout.strip() == "[]"
 
 

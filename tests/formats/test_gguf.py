@@ -18,6 +18,7 @@ def opened(tmp_path):
         path = tmp_path / "model.gguf"
         path.write_bytes(data)
         return open_model(path)
+
     return open_bytes
 
 
@@ -41,8 +42,19 @@ def test_everything_is_read(opened):
 
 
 def test_every_scalar_type(opened):
-    values = {"u8": 255, "i8": -128, "u16": 65535, "i16": -32768, "u32": 2**32 - 1, "i32": -2**31, "f32": 0.5,
-              "u64": 2**64 - 1, "i64": -2**63, "f64": 1e300, "bool": 0}
+    values = {
+        "u8": 255,
+        "i8": -128,
+        "u16": 65535,
+        "i16": -32768,
+        "u32": 2**32 - 1,
+        "i32": -(2**31),
+        "f32": 0.5,
+        "u64": 2**64 - 1,
+        "i64": -(2**63),
+        "f64": 1e300,
+        "bool": 0,
+    }
     metadata = [(f"x.{type}", type, value) for type, value in values.items()]
     metadata += [(f"y.{type}", f"{type}[]", [value, value]) for type, value in values.items()]
     source = opened(gguf(metadata, []))
@@ -90,8 +102,8 @@ def test_native_and_python_scans_agree():
         if rng.random() < 0.5 and len(data) > 8:
             at = int(rng.integers(0, len(data) - 8))
             extreme = [0, 1, 2**31 - 1, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1, len(data)][rng.integers(8)]
-            data = data[:at] + struct.pack("<Q", extreme) + data[at + 8:]
-        data = data[:int(rng.integers(0, len(data) + 1))]
+            data = data[:at] + struct.pack("<Q", extreme) + data[at + 8 :]
+        data = data[: int(rng.integers(0, len(data) + 1))]
         count, limit = int(rng.integers(0, 9)), int(rng.integers(0, len(data) + 20))
         arguments = (data, count, limit)
         assert arrays.scan_strings(*arguments) == arrays._scan_strings_python(*arguments), arguments
@@ -100,7 +112,7 @@ def test_native_and_python_scans_agree():
 def test_rope_row_order_undoes_the_converter():
     heads, head_dim = 3, 8
     hf = np.arange(heads * head_dim)
-    permuted = hf.reshape(heads, 2, head_dim // 2).swapaxes(1, 2).reshape(-1)       # convert_hf_to_gguf.py, permute()
+    permuted = hf.reshape(heads, 2, head_dim // 2).swapaxes(1, 2).reshape(-1)  # convert_hf_to_gguf.py, permute()
     assert np.array_equal(permuted[rope_row_order(heads, head_dim)], hf)
     for bad in ((0, 8), (2, 7), (2, 0), (-1, 4)):
         with pytest.raises(ValueError):
@@ -120,38 +132,45 @@ def refused(opened, data, field, reason, error=FormatError):
 F = [Tensor("a", "F32", (4,)), Tensor("b", "F32", (4,))]
 
 
-@pytest.mark.parametrize("data,field,reason", [
-    (gguf([("k", "u32", 1), ("k", "u32", 1)], []), "k", "stands twice"),
-    (gguf([], [Tensor("a", "F32", (4,)), Tensor("a", "F32", (4,))]), "a", "stands twice"),
-    (gguf([], [Tensor("a", "F32", (40,)), Tensor("b", "F32", (4,), offset=32)]), "b", "overlaps tensor a"),
-    (gguf([], [Tensor("a", "F32", (4,), offset=8)]), "a", "not a multiple of 32"),
-    (gguf([], [Tensor("a", "F32", (4,), offset=2**63)]), "a", "end beyond"),
-    (gguf([], [Tensor("a", "F32", (4,), offset=32)]), "a", "end beyond"),
-    (gguf([], [Tensor("a", "F32", (4,), dimensions=(2**40, 2**40))]), "a", "elements"),
-    (gguf([], [Tensor("a", "F32", (4,), dimensions=(2**63, 2**63, 2**63, 2**63))]), "a", "elements"),
-    (gguf([], [Tensor("a", "F32", (4,), dimensions=(4, 0))]), "a", "0 elements"),
-    (gguf([], [Tensor("a", "F32", (4,), dimensions=(1,) * 9)]), "a", "rank 9"),
-    (gguf([], [Tensor("a", "F32", (4,), dimensions=(1,) * 5)]), "a", "rank 5"),
-    (gguf([], [Tensor("a", "Q8_0", (2, 32), dimensions=(16, 4))]), "a", "not a multiple of Q8_0's 32"),
-    (gguf([], [Tensor("", "F32", (4,))]), "tensor name", "empty"),
-    (gguf([], [Tensor("n" * 300, "F32", (4,))]), "tensor name", "300 bytes"),
-    (gguf([], F, num_tensors=2**40), "tensor_count", "at most"),
-    (gguf([], F, num_tensors=100_000), "tensor_count", "do not fit"),
-    (gguf([], F, num_keys=2**63), "metadata_kv_count", "at most"),
-    (gguf([("k" * 2000, "u32", 1)], []), "metadata key", "2000 bytes"),
-    (gguf([(b"\xff\xfe", "u32", 1)], []), "metadata key", "UTF-8"),
-    (gguf([("k", "string", b"\xff")], []), "k", "UTF-8"),
-    (gguf([("k", "bool", 2)], []), "k", "neither 0 nor 1"),
-    (gguf([("k", "bool[]", [0, 1, 3])], []), "k", "neither 0 nor 1"),
-    (gguf(llama_metadata(llama__block_count=("u32", 4097)), []), "block_count", "4097"),
-    (gguf(llama_metadata(llama__block_count=("u32", 0)), []), "block_count", "0"),
-    (gguf(llama_metadata(llama__block_count=("string", "many")), []), "block_count", "many"),
-    (gguf(llama_metadata(tokenizer__ggml__scores=("f32[]", [0.0] * 63)), []), "scores", "63 entries for a vocabulary"),
-    (gguf([("", "u32", 1)], []), "metadata key", "is empty"),
-    (gguf(llama_metadata(tokenizer__ggml__token_type=("i32[]", [1] * 65)), []), "token_type", "65 entries"),
-    (gguf(llama_metadata(tokenizer__ggml__tokens=("u32", 1)), []), "tokens", "not an array of strings"),
-    (gguf(llama_metadata(tokenizer__ggml__merges=("u32[]", [1])), []), "merges", "not an array"),
-])
+@pytest.mark.parametrize(
+    "data,field,reason",
+    [
+        (gguf([("k", "u32", 1), ("k", "u32", 1)], []), "k", "stands twice"),
+        (gguf([], [Tensor("a", "F32", (4,)), Tensor("a", "F32", (4,))]), "a", "stands twice"),
+        (gguf([], [Tensor("a", "F32", (40,)), Tensor("b", "F32", (4,), offset=32)]), "b", "overlaps tensor a"),
+        (gguf([], [Tensor("a", "F32", (4,), offset=8)]), "a", "not a multiple of 32"),
+        (gguf([], [Tensor("a", "F32", (4,), offset=2**63)]), "a", "end beyond"),
+        (gguf([], [Tensor("a", "F32", (4,), offset=32)]), "a", "end beyond"),
+        (gguf([], [Tensor("a", "F32", (4,), dimensions=(2**40, 2**40))]), "a", "elements"),
+        (gguf([], [Tensor("a", "F32", (4,), dimensions=(2**63, 2**63, 2**63, 2**63))]), "a", "elements"),
+        (gguf([], [Tensor("a", "F32", (4,), dimensions=(4, 0))]), "a", "0 elements"),
+        (gguf([], [Tensor("a", "F32", (4,), dimensions=(1,) * 9)]), "a", "rank 9"),
+        (gguf([], [Tensor("a", "F32", (4,), dimensions=(1,) * 5)]), "a", "rank 5"),
+        (gguf([], [Tensor("a", "Q8_0", (2, 32), dimensions=(16, 4))]), "a", "not a multiple of Q8_0's 32"),
+        (gguf([], [Tensor("", "F32", (4,))]), "tensor name", "empty"),
+        (gguf([], [Tensor("n" * 300, "F32", (4,))]), "tensor name", "300 bytes"),
+        (gguf([], F, num_tensors=2**40), "tensor_count", "at most"),
+        (gguf([], F, num_tensors=100_000), "tensor_count", "do not fit"),
+        (gguf([], F, num_keys=2**63), "metadata_kv_count", "at most"),
+        (gguf([("k" * 2000, "u32", 1)], []), "metadata key", "2000 bytes"),
+        (gguf([(b"\xff\xfe", "u32", 1)], []), "metadata key", "UTF-8"),
+        (gguf([("k", "string", b"\xff")], []), "k", "UTF-8"),
+        (gguf([("k", "bool", 2)], []), "k", "neither 0 nor 1"),
+        (gguf([("k", "bool[]", [0, 1, 3])], []), "k", "neither 0 nor 1"),
+        (gguf(llama_metadata(llama__block_count=("u32", 4097)), []), "block_count", "4097"),
+        (gguf(llama_metadata(llama__block_count=("u32", 0)), []), "block_count", "0"),
+        (gguf(llama_metadata(llama__block_count=("string", "many")), []), "block_count", "many"),
+        (
+            gguf(llama_metadata(tokenizer__ggml__scores=("f32[]", [0.0] * 63)), []),
+            "scores",
+            "63 entries for a vocabulary",
+        ),
+        (gguf([("", "u32", 1)], []), "metadata key", "is empty"),
+        (gguf(llama_metadata(tokenizer__ggml__token_type=("i32[]", [1] * 65)), []), "token_type", "65 entries"),
+        (gguf(llama_metadata(tokenizer__ggml__tokens=("u32", 1)), []), "tokens", "not an array of strings"),
+        (gguf(llama_metadata(tokenizer__ggml__merges=("u32[]", [1])), []), "merges", "not an array"),
+    ],
+)
 def test_refused(opened, data, field, reason):
     refused(opened, data, field, reason)
 
@@ -171,14 +190,17 @@ def test_other_alignments(opened, alignment):
     assert source.read("b") == F[1].data and source.tensors["b"].offset % alignment == 0
 
 
-@pytest.mark.parametrize("data,reason", [
-    (gguf([], [], version=1), "version 1 is not supported"),
-    (gguf([], [], version=4), "version 4"),
-    (gguf([], [], version=3 << 24), "big endian"),
-    (gguf([], [Tensor("blk.3.x", "F32", (4,), number=16)]), "tensor blk.3.x: type 'IQ2_XXS'"),
-    (gguf([], [Tensor("a", "F32", (4,), number=999)]), "type 999"),
-    (gguf([("split.count", "u16", 3)], []), "split.count"),
-])
+@pytest.mark.parametrize(
+    "data,reason",
+    [
+        (gguf([], [], version=1), "version 1 is not supported"),
+        (gguf([], [], version=4), "version 4"),
+        (gguf([], [], version=3 << 24), "big endian"),
+        (gguf([], [Tensor("blk.3.x", "F32", (4,), number=16)]), "tensor blk.3.x: type 'IQ2_XXS'"),
+        (gguf([], [Tensor("a", "F32", (4,), number=999)]), "type 999"),
+        (gguf([("split.count", "u16", 3)], []), "split.count"),
+    ],
+)
 def test_unsupported_is_named_with_what_is_supported(opened, data, reason):
     refused(opened, data, "", reason, UnsupportedError)
     with pytest.raises(UnsupportedError, match="supported: "):
@@ -193,7 +215,7 @@ def test_names_cannot_break_the_line(opened):
 def test_an_array_of_arrays_is_refused(opened):
     data = bytearray(gguf([("k", "u32[]", [1])], []))
     at = data.index(struct.pack("<II", 9, 4))
-    data[at + 4:at + 8] = struct.pack("<I", 9)
+    data[at + 4 : at + 8] = struct.pack("<I", 9)
     refused(opened, data, "k", "array of arrays")
 
 
@@ -207,6 +229,7 @@ def test_reading_ahead_brings_a_file_into_the_page_cache(tmp_path):
     import time
 
     from zse.formats.file import ModelFile
+
     path = tmp_path / "big"
     path.write_bytes(os.urandom(1 << 20) * 8)
     file = ModelFile(path)

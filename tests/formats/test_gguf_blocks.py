@@ -9,8 +9,16 @@ from zse.formats.gguf import AFFINE, BLOCKS, DENSE_TYPES, EXACT
 from zse.formats.gguf_blocks import dequantize, to_affine, unpack_blocks
 
 QUANTIZED = [name for name in BLOCKS if name not in DENSE_TYPES]
-F16_FIELDS = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2],
-              "Q6_K": [208]}
+F16_FIELDS = {
+    "Q4_0": [0],
+    "Q4_1": [0, 2],
+    "Q5_0": [0],
+    "Q5_1": [0, 2],
+    "Q8_0": [0],
+    "Q4_K": [0, 2],
+    "Q5_K": [0, 2],
+    "Q6_K": [208],
+}
 
 
 def random_blocks(rng, type, count):
@@ -18,7 +26,7 @@ def random_blocks(rng, type, count):
     raw = rng.integers(0, 256, (count, BLOCKS[type][1]), dtype=np.uint8)
     for start in F16_FIELDS[type]:
         values = (rng.normal(size=count) * 10.0 ** rng.integers(-8, 2, count)).astype(np.float16)
-        raw[:, start:start + 2] = values[:, None].view(np.uint8)
+        raw[:, start : start + 2] = values[:, None].view(np.uint8)
     return raw.tobytes()
 
 
@@ -69,7 +77,7 @@ def test_rounded_mappings_round_scale_and_offset_once(type):
             continue
         wide = wide.reshape(narrow.shape)
         error = np.abs(narrow.astype(np.float64) - wide)
-        assert (error <= np.abs(wide) * 2.0**-11 + 2.0**-25).all()      # half a unit in the last place; subnormals
+        assert (error <= np.abs(wide) * 2.0**-11 + 2.0**-25).all()  # half a unit in the last place; subnormals
         assert np.array_equal(narrow, wide.astype(np.float16))
 
 
@@ -77,8 +85,8 @@ def test_q4_k_with_power_of_two_scales_is_exact():
     block = np.zeros(144, np.uint8)
     block[0:2] = np.float16([0.11]).view(np.uint8)
     block[2:4] = np.float16([0.07]).view(np.uint8)
-    block[4:8] = 4          # scales 0..3; 4..7 stay 0
-    block[8:12] = 8         # minima 0..3
+    block[4:8] = 4  # scales 0..3; 4..7 stay 0
+    block[8:12] = 8  # minima 0..3
     block[16:] = np.random.default_rng(2).integers(0, 256, 128)
     raw = block.tobytes()
     assert np.array_equal(to_affine("Q4_K", raw, (1, 256)).dequantize(), dequantize("Q4_K", raw, (1, 256)))

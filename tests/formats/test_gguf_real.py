@@ -46,6 +46,7 @@ def test_gemma_opens_fast_with_its_vocabulary_left_in_the_file(model):
 def test_values_equal_the_gguf_package(model, file):
     import gguf
     from gguf import quants
+
     with model(file) as source:
         seen = set()
         for info in source.tensors.values():

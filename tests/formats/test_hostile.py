@@ -47,6 +47,7 @@ def attempt(tmp_path):
             assert "\n" not in str(error)
             return error
         return "accepted"
+
     return run
 
 
@@ -80,7 +81,7 @@ def test_every_gguf_number_at_its_extremes(attempt):
             continue
         for value in extremes(size, len(good)):
             data = bytearray(good)
-            data[offset:offset + size] = value.to_bytes(size, "little")
+            data[offset : offset + size] = value.to_bytes(size, "little")
             attempt(data)
 
 
@@ -93,7 +94,7 @@ def test_every_zse_header_number_at_its_extremes(attempt, small_zse):
         for value in extremes(size, len(small_zse)):
             for repaired in (False, True):
                 data = bytearray(small_zse)
-                data[offset:offset + size] = value.to_bytes(size, "little")
+                data[offset : offset + size] = value.to_bytes(size, "little")
                 if repaired:
                     repair(data)
                 result = attempt(data)
@@ -126,7 +127,7 @@ WRONG = (*EXTREMES, -1, 1.5, None, True, "1", [], {}, 10**30)
 def test_every_safetensors_number_at_its_extremes(attempt):
     good = small_safetensors()
     length = struct.unpack_from("<Q", good)[0]
-    header, data = json.loads(good[8:8 + length]), good[8 + length:]
+    header, data = json.loads(good[8 : 8 + length]), good[8 + length :]
     for value in extremes(8, len(good)):
         assert value == length or attempt(struct.pack("<Q", value) + good[8:]) != "accepted"
     for path in json_numbers(header):
@@ -142,11 +143,11 @@ def rebuilt(zse, name, value):
     data = bytearray(zse)
     for number in range(struct.unpack_from("<I", data, 12)[0]):
         entry = 64 + 64 * number
-        if data[entry:entry + 24].rstrip(b"\0") == name.encode():
+        if data[entry : entry + 24].rstrip(b"\0") == name.encode():
             offset = struct.unpack_from("<Q", data, entry + 24)[0]
             text = json.dumps(value).encode()
             assert len(text) <= 4096
-            data[offset:offset + 4096] = text.ljust(4096, b"\0")
+            data[offset : offset + 4096] = text.ljust(4096, b"\0")
             struct.pack_into("<Q", data, entry + 32, len(text))
     repair(data)
     return bytes(data)
@@ -155,9 +156,9 @@ def rebuilt(zse, name, value):
 def section_json(zse, name):
     for number in range(struct.unpack_from("<I", zse, 12)[0]):
         entry = 64 + 64 * number
-        if zse[entry:entry + 24].rstrip(b"\0") == name.encode():
+        if zse[entry : entry + 24].rstrip(b"\0") == name.encode():
             offset, nbytes = struct.unpack_from("<QQ", zse, entry + 24)
-            return json.loads(zse[offset:offset + nbytes])
+            return json.loads(zse[offset : offset + nbytes])
     raise AssertionError(name)
 
 
@@ -172,19 +173,37 @@ def test_every_zse_number_in_json_at_its_extremes(section, harmless, attempt, sm
             changed = with_value(good, path, new)
             result = attempt(rebuilt(small_zse, section, changed))
             if path[-2:] == ("shape", 0) and path[1] == 1 and type(new) is int and 0 < new <= 16:
-                assert result == "accepted"         # rows of the same tile: as many bytes, the rest is padding
+                assert result == "accepted"  # rows of the same tile: as many bytes, the rest is padding
                 continue
             assert (result == "accepted") == (changed == good and type(new) is int), (path, new, result)
 
 
-@pytest.mark.parametrize("key,value,reason", [
-    ("name", "a", "stands twice"), ("name", "", "name"), ("name", 7, "name"), ("layout", "r32", "layout 'r32'"),
-    ("type", "int4-g33", "int4-g33"), ("type", ["F32"], "type"), ("shape", [1] * 9, "shape"),
-    ("shape", [2, 0], "shape"),
-    ("shape", [2], "rank 1"), ("shape", "2,32", "shape"), ("offset", 0, "first plane"), ("planes", None, "missing"),
-    ("planes", [1, 512], "aligned"), ("planes", [256], "planes"), ("planes", [256, 520], "aligned"),
-    ("planes", [256, 1 << 40], "aligned"), ("planes", [256, 256], "overlaps"), ("planes", [256, "512"], "planes"),
-    ("crc32", "zz", "crc32"), ("crc32", "zzzzzzzz", "invalid literal"), ("crc32", "00000000", "checksum")])
+@pytest.mark.parametrize(
+    "key,value,reason",
+    [
+        ("name", "a", "stands twice"),
+        ("name", "", "name"),
+        ("name", 7, "name"),
+        ("layout", "r32", "layout 'r32'"),
+        ("type", "int4-g33", "int4-g33"),
+        ("type", ["F32"], "type"),
+        ("shape", [1] * 9, "shape"),
+        ("shape", [2, 0], "shape"),
+        ("shape", [2], "rank 1"),
+        ("shape", "2,32", "shape"),
+        ("offset", 0, "first plane"),
+        ("planes", None, "missing"),
+        ("planes", [1, 512], "aligned"),
+        ("planes", [256], "planes"),
+        ("planes", [256, 520], "aligned"),
+        ("planes", [256, 1 << 40], "aligned"),
+        ("planes", [256, 256], "overlaps"),
+        ("planes", [256, "512"], "planes"),
+        ("crc32", "zz", "crc32"),
+        ("crc32", "zzzzzzzz", "invalid literal"),
+        ("crc32", "00000000", "checksum"),
+    ],
+)
 def test_zse_index_entries(key, value, reason, attempt, small_zse):
     index = section_json(small_zse, "index")
     assert index["tensors"][1]["layout"] == "r16"
@@ -211,7 +230,7 @@ def test_a_newer_zse_may_have_more_sections(attempt, small_zse):
 def test_missing_zse_sections(name, attempt, small_zse):
     data = bytearray(small_zse)
     at = data.index(name.encode(), 64)
-    data[at:at + len(name)] = b"x" * len(name)
+    data[at : at + len(name)] = b"x" * len(name)
     repair(data)
     assert f"section {name} is missing" in str(attempt(data))
 
@@ -221,29 +240,50 @@ def nan_block(type):
     return struct.pack("<e", float("nan")) + bytes(block - 2)
 
 
-@pytest.mark.parametrize("tensor", [
-    Tensor("w", "F32", (4,), struct.pack("<4f", 1, 2, float("inf"), 4)), Tensor("w", "F16", (1, 2), b"\0\x7c\0\0"),
-    Tensor("w", "BF16", (1, 2), b"\xc0\x7f\0\0"), Tensor("w", "Q8_0", (1, 32), nan_block("Q8_0")),
-    Tensor("w", "Q4_1", (1, 32), nan_block("Q4_1")), Tensor("w", "Q4_K", (1, 256), nan_block("Q4_K"))])
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        Tensor("w", "F32", (4,), struct.pack("<4f", 1, 2, float("inf"), 4)),
+        Tensor("w", "F16", (1, 2), b"\0\x7c\0\0"),
+        Tensor("w", "BF16", (1, 2), b"\xc0\x7f\0\0"),
+        Tensor("w", "Q8_0", (1, 32), nan_block("Q8_0")),
+        Tensor("w", "Q4_1", (1, 32), nan_block("Q4_1")),
+        Tensor("w", "Q4_K", (1, 256), nan_block("Q4_K")),
+    ],
+)
 def test_verify_finds_nan_and_infinity(tensor, tmp_path):
     (tmp_path / "a.gguf").write_bytes(gguf([], [tensor]))
     with pytest.raises(FormatError, match="w: a (weight|scale) in rows .* is NaN or infinite"):
         verify(tmp_path / "a.gguf")
     verify(tmp_path / "a.gguf", numbers=False)
-    convert(tmp_path / "a.gguf", tmp_path / "a.zse")        # keeping what is there asks no questions
+    convert(tmp_path / "a.gguf", tmp_path / "a.zse")  # keeping what is there asks no questions
     with pytest.raises(FormatError, match="w: a (weight|scale) in rows .* is NaN or infinite"):
         verify(tmp_path / "a.zse")
 
 
-@pytest.mark.parametrize("header", [
-    '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, '
-    '"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}',
-    "[" * 50_000, '{"a":' * 50_000, "[]", "7", "", "{", '{"a": 1}', '{"__metadata__": {"a": 1}}', '{"__metadata__": 3}',
-    '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4], "more": 1}}',
-    '{"a": {"dtype": 5, "shape": [1], "data_offsets": [0, 4]}}',
-    '{"": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}', '{"a": NaN}', '{"a": ' + "9" * 5000 + "}",
-    '{"a": {"dtype": "F32", "shape": [1,1,1,1,1,1,1,1,1], "data_offsets": [0, 4]}}', "\ufeff{}",
-])
+@pytest.mark.parametrize(
+    "header",
+    [
+        '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, '
+        '"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}',
+        "[" * 50_000,
+        '{"a":' * 50_000,
+        "[]",
+        "7",
+        "",
+        "{",
+        '{"a": 1}',
+        '{"__metadata__": {"a": 1}}',
+        '{"__metadata__": 3}',
+        '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4], "more": 1}}',
+        '{"a": {"dtype": 5, "shape": [1], "data_offsets": [0, 4]}}',
+        '{"": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}',
+        '{"a": NaN}',
+        '{"a": ' + "9" * 5000 + "}",
+        '{"a": {"dtype": "F32", "shape": [1,1,1,1,1,1,1,1,1], "data_offsets": [0, 4]}}',
+        "\ufeff{}",
+    ],
+)
 def test_safetensors_headers(header, attempt):
     result = attempt(safetensors({"a": ("F32", (1,), bytes(4))}, header=header))
     assert isinstance(result, FormatError | UnsupportedError)
@@ -261,8 +301,13 @@ def test_mutants(format, tmp_path):
     source = Path(__file__).resolve().parents[2] / "src"
     environment = os.environ | {"PYTHONPATH": f"{source}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     script = Path(__file__).with_name("mutate.py")
-    result = subprocess.run([sys.executable, script, format, str(MUTANTS), str(SEED), tmp_path],
-                            capture_output=True, text=True, timeout=60 + MUTANTS / 10, env=environment)
+    result = subprocess.run(
+        [sys.executable, script, format, str(MUTANTS), str(SEED), tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=60 + MUTANTS / 10,
+        env=environment,
+    )
     assert result.returncode == 0, result.stderr[-2000:]
     report = json.loads(result.stdout)
     assert not report["failures"], report["failures"][:5]
@@ -270,11 +315,15 @@ def test_mutants(format, tmp_path):
     assert report["accepted"] >= 1 and report["refused"] >= MUTANTS // 4, report
 
 
-@pytest.mark.parametrize("header", [
-    b"GGUF" + struct.pack("<IQQ", 3, 1, 1) + struct.pack("<Q", 2**39),
-    b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 8, 2**34),
-    b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 4, 2**36),
-    struct.pack("<Q", 2**39) + b"{"])
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"GGUF" + struct.pack("<IQQ", 3, 1, 1) + struct.pack("<Q", 2**39),
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 8, 2**34),
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 4, 2**36),
+        struct.pack("<Q", 2**39) + b"{",
+    ],
+)
 def test_a_sparse_terabyte_is_refused_at_once(header, tmp_path):
     path = tmp_path / "model"
     with open(path, "wb") as file:
@@ -290,8 +339,13 @@ def test_what_is_no_regular_file(tmp_path):
     fifo, device, plug = tmp_path / "fifo", tmp_path / "device", tmp_path / "socket"
     os.mkfifo(fifo)
     device.symlink_to("/dev/zero")
-    for path, reason in ((fifo, "is a pipe"), (device, "is a device"), ("/dev/null", "is a device"),
-                         (tmp_path / "none", "No such file"), ("a\0b", "cannot be opened")):
+    for path, reason in (
+        (fifo, "is a pipe"),
+        (device, "is a device"),
+        ("/dev/null", "is a device"),
+        (tmp_path / "none", "No such file"),
+        ("a\0b", "cannot be opened"),
+    ):
         with pytest.raises(FormatError, match=reason):
             open_model(path)
     with socket.socket(socket.AF_UNIX) as unix:
@@ -303,8 +357,9 @@ def test_what_is_no_regular_file(tmp_path):
         open_model(tmp_path / "loop")
 
 
-@pytest.mark.parametrize("content", [b"", b"G", b"GGUF", b"PK\x03\x04" + bytes(60), b"\x80\x02ctorch",
-                                     b"\x7fELF" + bytes(60)])
+@pytest.mark.parametrize(
+    "content", [b"", b"G", b"GGUF", b"PK\x03\x04" + bytes(60), b"\x80\x02ctorch", b"\x7fELF" + bytes(60)]
+)
 def test_other_files(content, tmp_path):
     (tmp_path / "model").write_bytes(content)
     with pytest.raises((FormatError, UnsupportedError)):
@@ -354,16 +409,18 @@ def test_version_1_is_still_read(attempt, small_zse, tmp_path):
 
     from zse.formats.matrix import rows_affine
     from zse.quant.scheme import parse_scheme, placed_planes
+
     index = section_json(small_zse, "index")
     with open_model(_written(tmp_path / "new", small_zse)) as source:
         start = source.tensors["b.weight"].offset - next(
-            entry["offset"] for entry in index["tensors"] if entry["name"] == "b.weight")
+            entry["offset"] for entry in index["tensors"] if entry["name"] == "b.weight"
+        )
         expected = rows_affine(source, source.tensors["b.weight"], 0, 2)
     for entry in index["tensors"]:
         if entry.pop("planes", None) is not None:
             entry["nbytes"] = placed_planes(parse_scheme(entry["type"]), *entry["shape"])[1]
         at = start + entry["offset"]
-        entry["crc32"] = f"{zlib.crc32(small_zse[at:at + entry['nbytes']]):08x}"
+        entry["crc32"] = f"{zlib.crc32(small_zse[at : at + entry['nbytes']]):08x}"
     data = bytearray(rebuilt(small_zse, "index", index))
     data[8:12] = (1).to_bytes(4, "little")
     repair(data)

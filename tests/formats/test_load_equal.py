@@ -21,9 +21,16 @@ def device():
 
 def tiny_llama(type):
     """A llama of one layer with 4 heads of 64 and 2 KV heads, all matrices of one type."""
-    shapes = {"token_embd": (VOCABULARY, HIDDEN), "blk.0.attn_q": (HIDDEN, HIDDEN), "blk.0.attn_k": (128, HIDDEN),
-              "blk.0.attn_v": (128, HIDDEN), "blk.0.attn_output": (HIDDEN, HIDDEN), "blk.0.ffn_gate": (FORWARD, HIDDEN),
-              "blk.0.ffn_up": (FORWARD, HIDDEN), "blk.0.ffn_down": (HIDDEN, FORWARD)}
+    shapes = {
+        "token_embd": (VOCABULARY, HIDDEN),
+        "blk.0.attn_q": (HIDDEN, HIDDEN),
+        "blk.0.attn_k": (128, HIDDEN),
+        "blk.0.attn_v": (128, HIDDEN),
+        "blk.0.attn_output": (HIDDEN, HIDDEN),
+        "blk.0.ffn_gate": (FORWARD, HIDDEN),
+        "blk.0.ffn_up": (FORWARD, HIDDEN),
+        "blk.0.ffn_down": (HIDDEN, FORWARD),
+    }
     tensors = [Tensor(f"{name}.weight", type, shape) for name, shape in shapes.items()]
     norms = "blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"
     tensors += [Tensor(f"{name}.weight", "F32", (HIDDEN,)) for name in norms]
@@ -33,14 +40,18 @@ def tiny_llama(type):
 
 def loaded(device, path):
     """name -> bytes of every plane and vector after loading."""
+
     def content(tensor):
-        return bytes(memoryview(tensor.buffer.view())[tensor.offset:tensor.offset + tensor.nbytes])
+        return bytes(memoryview(tensor.buffer.view())[tensor.offset : tensor.offset + tensor.nbytes])
 
     with open_model(path) as source:
         model = load_model(device, plan_model(source))
         model.wait()
-        planes = {f"{name}.{plane}": content(tensor) for name, weight in model.weights.items()
-                  for plane, tensor in weight.planes.items()}
+        planes = {
+            f"{name}.{plane}": content(tensor)
+            for name, weight in model.weights.items()
+            for plane, tensor in weight.planes.items()
+        }
         return planes | {name: content(tensor) for name, tensor in model.vectors.items()}
 
 

@@ -15,14 +15,17 @@ from zse.quant.pack import e4m3_to_f32, f32_to_bf16
 
 N, K, GROUP = 48, 128, 64
 NAME = "model.layers.0.mlp.up_proj"
-AWQ_COLUMN = {0: 0, 1: 2, 2: 4, 3: 6, 4: 1, 5: 3, 6: 5, 7: 7}       # nibble of a word -> column of its eight
+AWQ_COLUMN = {0: 0, 1: 2, 2: 4, 3: 6, 4: 1, 5: 3, 6: 5, 7: 7}  # nibble of a word -> column of its eight
 
 
 @pytest.fixture
 def numbers():
     rng = np.random.default_rng(11)
-    return {"q": rng.integers(0, 16, (N, K)), "zero": rng.integers(0, 16, (N, K // GROUP)),
-            "scale": (0.01 + rng.random((N, K // GROUP)) * 0.1).astype(np.float16)}
+    return {
+        "q": rng.integers(0, 16, (N, K)),
+        "zero": rng.integers(0, 16, (N, K // GROUP)),
+        "scale": (0.01 + rng.random((N, K // GROUP)) * 0.1).astype(np.float16),
+    }
 
 
 def words(values: np.ndarray, axis: int, bits: int = 4, places=None) -> np.ndarray:
@@ -33,7 +36,7 @@ def words(values: np.ndarray, axis: int, bits: int = 4, places=None) -> np.ndarr
     for word in range(out.shape[0]):
         for field in range(per_word):
             column = places[field] if places else field
-            out[word] |= (values[word * per_word + column].astype(np.uint32) << np.uint32(bits * field))
+            out[word] |= values[word * per_word + column].astype(np.uint32) << np.uint32(bits * field)
     return np.ascontiguousarray(np.moveaxis(out, 0, axis)).view(np.int32)
 
 
@@ -45,35 +48,54 @@ def folder_of(tmp_path, tensors: dict, method: dict, key: str = "quantization_co
         entries[name] = (dtype, tuple(array.shape), np.ascontiguousarray(array).tobytes())
     entries["model.norm.weight"] = ("F32", (4,), bytes(16))
     (folder / "model.safetensors").write_bytes(safetensors(entries, {"format": "pt"}))
-    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "vocab_size": 512,
-                                                    key: method}))
+    (folder / "config.json").write_text(
+        json.dumps({"architectures": ["LlamaForCausalLM"], "vocab_size": 512, key: method})
+    )
     return folder
 
 
 def awq(tmp_path, n):
-    return folder_of(tmp_path, {
-        NAME + ".qweight": ("I32", words(n["q"].T, 1, places=AWQ_COLUMN)),
-        NAME + ".qzeros": ("I32", words(n["zero"].T, 1, places=AWQ_COLUMN)),
-        NAME + ".scales": ("F16", n["scale"].T)},
-        {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True})
+    return folder_of(
+        tmp_path,
+        {
+            NAME + ".qweight": ("I32", words(n["q"].T, 1, places=AWQ_COLUMN)),
+            NAME + ".qzeros": ("I32", words(n["zero"].T, 1, places=AWQ_COLUMN)),
+            NAME + ".scales": ("F16", n["scale"].T),
+        },
+        {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True},
+    )
 
 
 def gptq(tmp_path, n, *, zero=None, version="gptq", sym=False, g_idx=True, bits=4):
     stored = (n["zero"] if zero is None else zero) - (1 if version == "gptq" else 0)
-    tensors = {NAME + ".qweight": ("I32", words(n["q"].T, 0, bits)),
-               NAME + ".qzeros": ("I32", words(stored.T & ((1 << bits) - 1), 1, bits)),
-               NAME + ".scales": ("F16", n["scale"].T)}
+    tensors = {
+        NAME + ".qweight": ("I32", words(n["q"].T, 0, bits)),
+        NAME + ".qzeros": ("I32", words(stored.T & ((1 << bits) - 1), 1, bits)),
+        NAME + ".scales": ("F16", n["scale"].T),
+    }
     if g_idx is not None:
         order = np.arange(K, dtype=np.int32) // GROUP
         tensors[NAME + ".g_idx"] = ("I32", order if g_idx is True else g_idx)
-    return folder_of(tmp_path, tensors, {"quant_method": "gptq", "bits": bits, "group_size": GROUP, "sym": sym,
-                                         "desc_act": False, "checkpoint_format": version})
+    return folder_of(
+        tmp_path,
+        tensors,
+        {
+            "quant_method": "gptq",
+            "bits": bits,
+            "group_size": GROUP,
+            "sym": sym,
+            "desc_act": False,
+            "checkpoint_format": version,
+        },
+    )
 
 
 def meant(n, zero) -> np.ndarray:
     """(q - zero) * scale in double precision."""
-    return ((n["q"].reshape(N, -1, GROUP) - np.asarray(zero, np.float64).reshape(N, -1, 1))
-            * n["scale"].astype(np.float64)[:, :, None]).reshape(N, K)
+    return (
+        (n["q"].reshape(N, -1, GROUP) - np.asarray(zero, np.float64).reshape(N, -1, 1))
+        * n["scale"].astype(np.float64)[:, :, None]
+    ).reshape(N, K)
 
 
 def read(folder):
@@ -126,32 +148,56 @@ def test_act_order_is_refused(tmp_path, numbers):
 
 def packed_config(**weights):
     values = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP, "symmetric": True} | weights
-    return {"quant_method": "compressed-tensors", "format": "pack-quantized",
-            "config_groups": {"group_0": {"targets": ["Linear"], "weights": values}}}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": values}},
+    }
 
 
 def test_compressed_tensors_packed(tmp_path, numbers):
-    info, got = read(folder_of(tmp_path, {
-        NAME + ".weight_packed": ("I32", words(numbers["q"], 1)),
-        NAME + ".weight_scale": ("BF16", f32_to_bf16(numbers["scale"].astype(np.float32))),
-        NAME + ".weight_shape": ("I64", np.array([N, K]))}, packed_config()))
+    info, got = read(
+        folder_of(
+            tmp_path,
+            {
+                NAME + ".weight_packed": ("I32", words(numbers["q"], 1)),
+                NAME + ".weight_scale": ("BF16", f32_to_bf16(numbers["scale"].astype(np.float32))),
+                NAME + ".weight_shape": ("I64", np.array([N, K])),
+            },
+            packed_config(),
+        )
+    )
     assert info.type == "int4-g64-sym"
     numbers["scale"] = (f32_to_bf16(numbers["scale"].astype(np.float32)).astype(np.uint32) << 16).view(np.float32)
     assert np.array_equal(got, meant(numbers, np.full((N, K // GROUP), 8)).astype(np.float32))
 
 
 def test_compressed_tensors_with_zero_points(tmp_path, numbers):
-    info, got = read(folder_of(tmp_path, {
-        NAME + ".weight_packed": ("I32", words(numbers["q"], 1)),
-        NAME + ".weight_scale": ("F16", numbers["scale"]),
-        NAME + ".weight_zero_point": ("I32", words(numbers["zero"], 0))}, packed_config(symmetric=False)))
+    info, got = read(
+        folder_of(
+            tmp_path,
+            {
+                NAME + ".weight_packed": ("I32", words(numbers["q"], 1)),
+                NAME + ".weight_scale": ("F16", numbers["scale"]),
+                NAME + ".weight_zero_point": ("I32", words(numbers["zero"], 0)),
+            },
+            packed_config(symmetric=False),
+        )
+    )
     assert info.type == "int4-g64"
     check_rounded(got, numbers, numbers["zero"])
 
 
-@pytest.mark.parametrize("scale_name, shape, expected", [
-    ("weight_scale", (N, 1), "fp8-row"), ("weight_scale", (N,), "fp8-row"), ("weight_scale", (1,), "fp8-tensor"),
-    ("weight_scale", (), "fp8-tensor"), ("weight_scale_inv", (2, 3), "fp8-block")])
+@pytest.mark.parametrize(
+    "scale_name, shape, expected",
+    [
+        ("weight_scale", (N, 1), "fp8-row"),
+        ("weight_scale", (N,), "fp8-row"),
+        ("weight_scale", (1,), "fp8-tensor"),
+        ("weight_scale", (), "fp8-tensor"),
+        ("weight_scale_inv", (2, 3), "fp8-block"),
+    ],
+)
 @pytest.mark.parametrize("type", ["F32", "BF16"])
 def test_fp8(scale_name, shape, expected, type, tmp_path):
     rng = np.random.default_rng(5)
@@ -165,9 +211,15 @@ def test_fp8(scale_name, shape, expected, type, tmp_path):
     method = {"quant_method": "fp8", "activation_scheme": "dynamic"}
     if expected == "fp8-block":
         method["weight_block_size"] = [128, 128]
-    folder = folder_of(tmp_path, {NAME + ".weight": ("F8_E4M3", codes),
-                                  f"{NAME}.{scale_name}": (type, bits if type == "BF16" else scale),
-                                  NAME + ".input_scale": ("F32", np.ones((), np.float32))}, method)
+    folder = folder_of(
+        tmp_path,
+        {
+            NAME + ".weight": ("F8_E4M3", codes),
+            f"{NAME}.{scale_name}": (type, bits if type == "BF16" else scale),
+            NAME + ".input_scale": ("F32", np.ones((), np.float32)),
+        },
+        method,
+    )
     wide = np.kron(scale, np.ones((128, 128), np.float32))[:n, :k] if expected == "fp8-block" else scale.reshape(-1, 1)
     with open_model(folder) as source:
         info = source.tensors[NAME + ".weight"]
@@ -194,38 +246,60 @@ def test_converting_keeps_the_quantization(make, tmp_path, numbers):
     verify(tmp_path / "m.zse")
 
 
-@pytest.mark.parametrize("method, reason", [
-    ({"quant_method": "bitsandbytes"}, "bitsandbytes"), ({"quant_method": "awq", "version": "marlin"}, "marlin"),
-    ({"quant_method": "gptq", "bits": 3}, "bits 3"), ({"quant_method": "gptq", "bits": 4, "group_size": 100}, "100"),
-    ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "weight_block_size"),
-    (packed_config(num_bits=2), "num_bits 2"), (packed_config(actorder="group"), "actorder"),
-    ({"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups": {"a": {"weights": {}}}},
-     "marlin-24"),
-    ({"quant_method": "compressed-tensors"}, "config_groups"), ({}, "quantization method"), (7, "not an object")])
+@pytest.mark.parametrize(
+    "method, reason",
+    [
+        ({"quant_method": "bitsandbytes"}, "bitsandbytes"),
+        ({"quant_method": "awq", "version": "marlin"}, "marlin"),
+        ({"quant_method": "gptq", "bits": 3}, "bits 3"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 100}, "100"),
+        ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "weight_block_size"),
+        (packed_config(num_bits=2), "num_bits 2"),
+        (packed_config(actorder="group"), "actorder"),
+        (
+            {"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups": {"a": {"weights": {}}}},
+            "marlin-24",
+        ),
+        ({"quant_method": "compressed-tensors"}, "config_groups"),
+        ({}, "quantization method"),
+        (7, "not an object"),
+    ],
+)
 def test_what_is_not_known_is_named(method, reason, tmp_path, numbers):
     folder = awq(tmp_path, numbers)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": method}))
     if method == {}:
-        open_model(folder).close()      # an empty object says nothing
+        open_model(folder).close()  # an empty object says nothing
         return
     with pytest.raises((UnsupportedError, FormatError), match=reason):
         open_model(folder)
 
 
-@pytest.mark.parametrize("change, reason", [
-    ({"scales": ("F16", np.ones((K // GROUP, N - 8), np.float16))}, "shape"),
-    ({"scales": ("I32", np.ones((K // GROUP, N), np.int32))}, "scales"),
-    ({"scales": None}, "scales"), ({"qzeros": None}, "zero points"),
-    ({"qzeros": ("I32", np.ones((K // GROUP, N // 8 + 1), np.int32))}, "zero points"),
-    ({"qweight": ("F32", np.ones((K, N // 8), np.float32))}, "words"),
-    ({"qweight": ("I32", np.ones((K - 16, N // 8), np.int32))}, "shape")])
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        ({"scales": ("F16", np.ones((K // GROUP, N - 8), np.float16))}, "shape"),
+        ({"scales": ("I32", np.ones((K // GROUP, N), np.int32))}, "scales"),
+        ({"scales": None}, "scales"),
+        ({"qzeros": None}, "zero points"),
+        ({"qzeros": ("I32", np.ones((K // GROUP, N // 8 + 1), np.int32))}, "zero points"),
+        ({"qweight": ("F32", np.ones((K, N // 8), np.float32))}, "words"),
+        ({"qweight": ("I32", np.ones((K - 16, N // 8), np.int32))}, "shape"),
+    ],
+)
 def test_parts_that_do_not_fit(change, reason, tmp_path, numbers):
     n = numbers
-    tensors = {"qweight": ("I32", words(n["q"].T, 1, places=AWQ_COLUMN)),
-               "qzeros": ("I32", words(n["zero"].T, 1, places=AWQ_COLUMN)), "scales": ("F16", n["scale"].T)} | change
-    folder = folder_of(tmp_path, {f"{NAME}.{part}": value for part, value in tensors.items() if value is not None},
-                       {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"})
+    tensors = {
+        "qweight": ("I32", words(n["q"].T, 1, places=AWQ_COLUMN)),
+        "qzeros": ("I32", words(n["zero"].T, 1, places=AWQ_COLUMN)),
+        "scales": ("F16", n["scale"].T),
+    } | change
+    folder = folder_of(
+        tmp_path,
+        {f"{NAME}.{part}": value for part, value in tensors.items() if value is not None},
+        {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"},
+    )
     with pytest.raises((FormatError, UnsupportedError), match=reason):
         open_model(folder)
 
@@ -233,16 +307,25 @@ def test_parts_that_do_not_fit(change, reason, tmp_path, numbers):
 def test_the_head_that_a_checkpoint_left_dense(tmp_path, numbers):
     head = np.random.default_rng(2).normal(size=(512, 128)).astype(np.float16)
     n = numbers
-    folder = folder_of(tmp_path, {
-        NAME + ".qweight": ("I32", words(n["q"].T, 1, places=AWQ_COLUMN)),
-        NAME + ".qzeros": ("I32", words(n["zero"].T, 1, places=AWQ_COLUMN)),
-        NAME + ".scales": ("F16", n["scale"].T), "lm_head.weight": ("F16", head),
-        "model.other.weight": ("F16", head[:256])},
-        {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"})
+    folder = folder_of(
+        tmp_path,
+        {
+            NAME + ".qweight": ("I32", words(n["q"].T, 1, places=AWQ_COLUMN)),
+            NAME + ".qzeros": ("I32", words(n["zero"].T, 1, places=AWQ_COLUMN)),
+            NAME + ".scales": ("F16", n["scale"].T),
+            "lm_head.weight": ("F16", head),
+            "model.other.weight": ("F16", head[:256]),
+        },
+        {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"},
+    )
     convert(folder, tmp_path / "m.zse", head="int8", group_size=128)
     with open_model(tmp_path / "m.zse") as source:
         types = {name: info.type for name, info in source.tensors.items()}
         got = rows_f32(source, source.tensors["lm_head.weight"], 0, 512)
-    assert types == {NAME + ".weight": "int4-g64", "lm_head.weight": "int8-g128-sym", "model.norm.weight": "F32",
-                     "model.other.weight": "f16"}
+    assert types == {
+        NAME + ".weight": "int4-g64",
+        "lm_head.weight": "int8-g128-sym",
+        "model.norm.weight": "F32",
+        "model.other.weight": "f16",
+    }
     assert np.abs(got - head).max() < 0.02

@@ -13,8 +13,18 @@ from zse.quant.pack import bf16_to_f32, e4m3_to_f32
 from zse.runtime.gpu import Kernels
 from zse.tensor import Activation, Fp8Activation, Tensor, Weight
 
-DTYPES = {"float32": "f32", "float16": "f16", "int32": "i32", "int8": "i8", "uint8": "u8", "uint16": "bf16",
-          "int64": "i64", "uint64": "u64", "uint32": "u32", "float64": "f64"}
+DTYPES = {
+    "float32": "f32",
+    "float16": "f16",
+    "int32": "i32",
+    "int8": "i8",
+    "uint8": "u8",
+    "uint16": "bf16",
+    "int64": "i64",
+    "uint64": "u64",
+    "uint32": "u32",
+    "float64": "f64",
+}
 BITS = {"bf16": "uint16", "e4m3": "uint8"}
 
 
@@ -23,6 +33,7 @@ class LazyKernels(Kernels):
 
     def __init__(self, arch: str):
         from zse.kernel.targets.cuda import CudaTarget
+
         self.arch, self.images = arch, {}
         self.variants = {variant.symbol: variant for variant in all_variants(CudaTarget(arch))}
         super().__init__(self, self.images.__getitem__)
@@ -51,6 +62,7 @@ def device():
     try:
         from zse.kernel.nvrtc import nvrtc
         from zse.runtime.cuda import CUDADevice, list_devices
+
         arch = list_devices()[0]["arch"]
         nvrtc()
         return CUDADevice(kernels=LazyKernels(f"sm_{arch}{'a' if arch == 90 else ''}")), ""
@@ -111,8 +123,9 @@ def run_case(op, case, gpu, times: int = 1) -> dict:
     for name, output in case.outputs.items():
         if output.fp8:
             rows, width = output.shape
-            tensors[name] = Fp8Activation(upload(gpu, poisoned((rows, width), "e4m3"), "e4m3"),
-                                          upload(gpu, poisoned((rows,), "float32")))
+            tensors[name] = Fp8Activation(
+                upload(gpu, poisoned((rows, width), "e4m3"), "e4m3"), upload(gpu, poisoned((rows,), "float32"))
+            )
         else:
             initial = poisoned(output.shape, output.dtype) if output.inout is None else output.inout
             tensors[name] = upload(gpu, initial, output.dtype if output.dtype in BITS else None)
@@ -126,8 +139,9 @@ def run_case(op, case, gpu, times: int = 1) -> dict:
     for name, output in case.outputs.items():
         tensor = tensors[name]
         if output.fp8:
-            results[name] = HostFp8Activation(output.shape, read_back(gpu, tensor.q, np.uint8),
-                                              read_back(gpu, tensor.scale, np.float32))
+            results[name] = HostFp8Activation(
+                output.shape, read_back(gpu, tensor.q, np.uint8), read_back(gpu, tensor.scale, np.float32)
+            )
         else:
             results[name] = read_back(gpu, tensor, BITS.get(output.dtype, output.dtype))
     graph.close()
@@ -160,10 +174,12 @@ def wide(array: np.ndarray, dtype: str) -> np.ndarray:
 
 def check_case(op, case, got: dict) -> None:
     """Compare with the reference within every output's tolerance."""
-    initial = {name: output.inout for name, output in case.outputs.items()
-               if output.inout is not None and "." not in name}
-    expected = op.reference(**case.inputs, **initial,
-                            **{name: value for name, value in case.options.items() if name not in case.outputs})
+    initial = {
+        name: output.inout for name, output in case.outputs.items() if output.inout is not None and "." not in name
+    }
+    expected = op.reference(
+        **case.inputs, **initial, **{name: value for name, value in case.options.items() if name not in case.outputs}
+    )
     for name, output in case.outputs.items():
         what = f"{case.name}: {name}"
         wanted = np.asarray(expected[name])
@@ -177,8 +193,13 @@ def check_case(op, case, got: dict) -> None:
         else:
             if wanted.dtype == np.uint16 and output.dtype == "bf16":
                 wanted = bf16_to_f32(wanted)
-            np.testing.assert_allclose(wide(got[name], output.dtype), wanted.astype(np.float64),
-                                       rtol=output.tolerance.relative, atol=output.tolerance.absolute, err_msg=what)
+            np.testing.assert_allclose(
+                wide(got[name], output.dtype),
+                wanted.astype(np.float64),
+                rtol=output.tolerance.relative,
+                atol=output.tolerance.absolute,
+                err_msg=what,
+            )
 
 
 def check_fp8(got: HostFp8Activation, values: np.ndarray, slack: float, what: str) -> None:

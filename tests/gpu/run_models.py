@@ -25,8 +25,14 @@ def part(name: str, command: list, out: Path, show, seconds: int, **variables: s
     path = out / f"{name}.txt"
     with path.open("wb") as file:
         try:
-            code = subprocess.run([str(word) for word in command], stdout=file, stderr=subprocess.STDOUT, cwd=ROOT,
-                                  env=environment, timeout=seconds).returncode
+            code = subprocess.run(
+                [str(word) for word in command],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                env=environment,
+                timeout=seconds,
+            ).returncode
         except subprocess.TimeoutExpired:
             code = 124
     print(f"== {name}: exit code {code}")
@@ -53,19 +59,51 @@ def main() -> int:
         return code
     if not args.skip_tests:
         words = ("largest", "tokens a step", "tokens the same", "passed", "failed", "FAILED", "Error", "error")
-        code = part("tests", [python, "-X", "faulthandler", "-m", "pytest", "-s", "-v", "--tb=short", "-p",
-                              "no:cacheprovider", "tests/gpu/test_models.py", "tests/gpu/test_engine.py"], args.out,
-                    lambda line: any(word in line for word in words), 600)
+        code = part(
+            "tests",
+            [
+                python,
+                "-X",
+                "faulthandler",
+                "-m",
+                "pytest",
+                "-s",
+                "-v",
+                "--tb=short",
+                "-p",
+                "no:cacheprovider",
+                "tests/gpu/test_models.py",
+                "tests/gpu/test_engine.py",
+            ],
+            args.out,
+            lambda line: any(word in line for word in words),
+            600,
+        )
     for kind in args.types.split(","):
         model = args.models / f"q7-{kind}.zse"
         if not model.exists():
-            part(f"make-{kind}", [python, "benchmarks/make_random_model.py", model, "--type", kind], args.out,
-                 lambda line: True, 300)
-        part(f"speed-{kind}", [python, "benchmarks/gpu_models.py", model, "--rows", args.rows], args.out,
-             lambda line: True, 300)
+            part(
+                f"make-{kind}",
+                [python, "benchmarks/make_random_model.py", model, "--type", kind],
+                args.out,
+                lambda line: True,
+                300,
+            )
+        part(
+            f"speed-{kind}",
+            [python, "benchmarks/gpu_models.py", model, "--rows", args.rows],
+            args.out,
+            lambda line: True,
+            300,
+        )
         for rows in ("1", "16"):
-            part(f"profile-{kind}-{rows}", [python, "-m", "zse", "profile", model, "--device", "cuda", "--rows", rows,
-                                            "--max-context", "4096"], args.out, lambda line: "replay" in line, 100)
+            part(
+                f"profile-{kind}-{rows}",
+                [python, "-m", "zse", "profile", model, "--device", "cuda", "--rows", rows, "--max-context", "4096"],
+                args.out,
+                lambda line: "replay" in line,
+                100,
+            )
     return code
 
 

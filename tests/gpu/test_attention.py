@@ -15,12 +15,17 @@ needs_gpu = pytest.mark.skipif(GPU is None, reason=REASON)
 
 def run(batch, chosen, heads, kv_heads, head_dim, window, longest_run, blocks=None):
     """(bit patterns of the tokens `chosen`, the tasks). blocks: as many as the plan reckons with, and are launched."""
-    part = dict(batch, q=HostArray("bf16", batch["q"].array[chosen]), token_row=batch["token_row"][chosen],
-                positions=batch["positions"][chosen])
+    part = dict(
+        batch,
+        q=HostArray("bf16", batch["q"].array[chosen]),
+        token_row=batch["token_row"][chosen],
+        positions=batch["positions"][chosen],
+    )
     tensors = {name: to_tensor(GPU, value) for name, value in part.items()}
     out = upload(GPU, np.full((len(chosen), heads * head_dim), 0x7FFF, np.uint16), "bf16")
-    scratch = AttentionScratch.make(GPU, heads, kv_heads, head_dim, [window], len(chosen),
-                                    batch["page_table"].shape[1] * 16)
+    scratch = AttentionScratch.make(
+        GPU, heads, kv_heads, head_dim, [window], len(chosen), batch["page_table"].shape[1] * 16
+    )
     if blocks:
         scratch = scratch._replace(blocks=blocks)
 
@@ -33,7 +38,7 @@ def run(batch, chosen, heads, kv_heads, head_dim, window, longest_run, blocks=No
     assert not read_back(GPU, scratch.counters, np.int32).any()
     for tensor in (*tensors.values(), out, scratch.counters, scratch.records, scratch.totals, scratch.plans[window]):
         tensor.buffer.free()
-    return result, plan[HEADER: HEADER + plan[0] * TASK].reshape(-1, TASK)
+    return result, plan[HEADER : HEADER + plan[0] * TASK].reshape(-1, TASK)
 
 
 @needs_gpu
@@ -70,7 +75,7 @@ def test_a_plan_without_room_for_records_takes_tiles_whole():
     expected, tasks = run(batch, everything, 8, 2, 64, 0, 1)
     assert len(tasks) > 3
     tensors = {name: to_tensor(GPU, value) for name, value in batch.items()}
-    scratch = AttentionScratch.make(GPU, 8, 2, 64, [0], 3, 16)        # for contexts of 16 tokens: three records
+    scratch = AttentionScratch.make(GPU, 8, 2, 64, [0], 3, 16)  # for contexts of 16 tokens: three records
     out = upload(GPU, np.full((3, 512), 0x7FFF, np.uint16), "bf16")
 
     def record(recorder):

@@ -20,7 +20,7 @@ from zse.engine.load import load_engine
 from zse.engine.metrics import Phases
 
 GPU, REASON = device()
-TINY_LIMIT = 0.05       # of the largest logit: as in test_models.py
+TINY_LIMIT = 0.05  # of the largest logit: as in test_models.py
 pytestmark = pytest.mark.skipif(GPU is None, reason=REASON)
 
 
@@ -48,6 +48,7 @@ def engine_of(model):
 
 def test_a_row_that_is_not_finite_fails_alone(engine_of, tmp_path):
     from test_runner import MANY, greedy
+
     path = tiny_model.write(tmp_path / "nan", nan=True, head_dim=64)
     engine = engine_of(model=str(path), max_rows=4)
     expected = run(engine, a=MANY["page"], b=MANY["top_k"])
@@ -62,6 +63,7 @@ def test_a_batch_is_deterministic(engine_of):
     """The same batch twice, with graphs captured in between, says the same. (A cached prefix would be computed by other
     kernels: the mode for that is --deterministic.)"""
     from test_runner import MANY
+
     engine = engine_of(max_rows=4, prefix_cache=False)
     first = run(engine, **MANY)
     assert [run(engine, **MANY) for _ in range(2)] == [first, first]
@@ -72,10 +74,18 @@ def test_a_batch_is_deterministic(engine_of):
 def test_pages_in_8_bits_leave_the_device_and_come_back(engine_of, kv_dtype):
     """Requests that are swapped to host memory and back say what they say without: their pages come back as they were."""
     from test_runner import MANY, sampled
+
     requests = {name: (MANY[name][0], sampled(11, 40)) for name in ("over", "penalties", "page", "top_p")}
     expected = run(engine_of(max_rows=4, kv_dtype=kv_dtype, deterministic=True), **requests)
-    engine = engine_of(max_rows=4, kv_dtype=kv_dtype, deterministic=True, num_pages=9, reserve_output=False, preemption="swap",
-                       cache_host_memory=1 << 28)
+    engine = engine_of(
+        max_rows=4,
+        kv_dtype=kv_dtype,
+        deterministic=True,
+        num_pages=9,
+        reserve_output=False,
+        preemption="swap",
+        cache_host_memory=1 << 28,
+    )
     assert engine.runner.kv.page_nbytes < 0.6 * engine_of(max_rows=4).runner.kv.page_nbytes
     assert run(engine, **requests) == expected
     told = engine.scheduler.snapshot()
@@ -86,8 +96,10 @@ def test_preempted_requests_end(engine_of):
     """They are computed again by other kernels (many tokens at once), whose last bits differ: the same walk twice is
     the same, the same as without preemption it need not be."""
     from test_runner import MANY, sampled
-    requests = {name: (MANY[name][0], sampled(11, 40, presence_penalty=0.4)) for name in
-                ("over", "penalties", "page", "top_p")}
+
+    requests = {
+        name: (MANY[name][0], sampled(11, 40, presence_penalty=0.4)) for name in ("over", "penalties", "page", "top_p")
+    }
     walks = []
     for _ in range(2):
         engine = engine_of(max_rows=4, num_pages=9, reserve_output=False)
@@ -100,12 +112,15 @@ def test_log_probabilities_and_scores_are_close_to_the_cpu(engine_of):
     """Those of sampled tokens come from kernels for one token, scores from those for many."""
     import numpy as np
     from test_runner import greedy, prompt
+
     ids = prompt(20)
     engine = engine_of()
     reply, logprobs, _ = run(engine, a=(ids, greedy(10, logprobs=5)))["a"]
-    scores = [value for _, some, _, _ in engine.score(ids + reply) for value in some][len(ids) - 1:-1]
-    cpu = load_engine(EngineConfig(model=engine_of.model, device="cpu", threads=2, activations="f32", kv_dtype="f32"),
-                      Phases(lambda: 0.0))
+    scores = [value for _, some, _, _ in engine.score(ids + reply) for value in some][len(ids) - 1 : -1]
+    cpu = load_engine(
+        EngineConfig(model=engine_of.model, device="cpu", threads=2, activations="f32", kv_dtype="f32"),
+        Phases(lambda: 0.0),
+    )
     wanted, largest = [], 0.0
     for _, some, _, logits in cpu.engine.score(ids + reply):
         wanted += some
@@ -115,4 +130,4 @@ def test_log_probabilities_and_scores_are_close_to_the_cpu(engine_of):
     limit = TINY_LIMIT * largest
     print(f"\nlargest logit {largest:.2f}, allowed {limit:.3f}")
     for got in ([entry.logprob for entry in logprobs], scores):
-        assert got == pytest.approx(wanted[len(ids) - 1:-1], abs=limit)
+        assert got == pytest.approx(wanted[len(ids) - 1 : -1], abs=limit)

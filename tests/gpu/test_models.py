@@ -65,8 +65,9 @@ def test_tiny_families(family, dtype, tmp_path):
     config, ids = model.config, tiny.tokens(family)
     weights = tiny.by_role(family, config)
     if dtype == "BF16":
-        weights = {name: (tiny.to_bf16(values).astype(np.uint32) << 16).view(np.float32) for name, values in
-                   weights.items()}
+        weights = {
+            name: (tiny.to_bf16(values).astype(np.uint32) << 16).view(np.float32) for name, values in weights.items()
+        }
     reference = numpy_model.forward(config, weights, ids, np.float64)
     session = Session(GPU, model, rows=3)
     errors = {}
@@ -101,21 +102,38 @@ def test_kv_in_8_bits_is_near_bf16(family, kv_dtype, limit, tmp_path):
 
 def random_model(folder, kind: str, layers: int, shape: str = "qwen2.5-7b") -> str:
     out = folder / (f"{shape}-{kind}-{layers}" + ("" if kind.startswith("hf-") else ".zse"))
-    subprocess.run([sys.executable, str(BENCHMARKS / "make_random_model.py"), str(out), "--shape", shape, "--type",
-                    kind, "--layers", str(layers)], check=True, stdout=subprocess.DEVNULL, timeout=300)
+    subprocess.run(
+        [
+            sys.executable,
+            str(BENCHMARKS / "make_random_model.py"),
+            str(out),
+            "--shape",
+            shape,
+            "--type",
+            kind,
+            "--layers",
+            str(layers),
+        ],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        timeout=300,
+    )
     return str(out)
 
 
 def dequantized(model) -> dict[str, np.ndarray]:
     """What the planes on the GPU stand for, by role, f32."""
     from zse.quant import pack
+
     dtypes = {"u8": np.uint8, "e4m3": np.uint8, "f16": np.float16, "f32": np.float32, "bf16": np.uint16}
     config = model.config
     q, kv, inner = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim, config.intermediate_size
     found = {}
     for name, weight in model.weights.items():
-        planes = {plane: np.frombuffer(GPU.read(tensor), dtypes[tensor.dtype]).reshape(tensor.shape)
-                  for plane, tensor in weight.planes.items()}
+        planes = {
+            plane: np.frombuffer(GPU.read(tensor), dtypes[tensor.dtype]).reshape(tensor.shape)
+            for plane, tensor in weight.planes.items()
+        }
         if weight.scheme.kind == "affine":
             values = pack.unpack(weight.scheme, planes, *weight.shape).dequantize()
         elif weight.scheme.kind == "fp8":
@@ -127,12 +145,12 @@ def dequantized(model) -> dict[str, np.ndarray]:
         cuts = {"qkv": (("q", q), ("k", kv), ("v", kv)), "gate_up": (("gate", inner), ("up", inner))}.get(stem)
         first = 0
         for role, rows in cuts or ((stem, len(values)),):
-            found[f"{at}.{role}" if at else role] = values[first:first + rows]
+            found[f"{at}.{role}" if at else role] = values[first : first + rows]
             first += rows
     for name, vector in model.vectors.items():
         values = np.frombuffer(GPU.read(vector), np.float32)
         if name.endswith("qkv_bias"):
-            at = name[:-len("qkv_bias")]
+            at = name[: -len("qkv_bias")]
             for role, part in zip("qkv", np.split(values, [q, q + kv]), strict=True):
                 found[f"{at}{role}_bias"] = part
         else:
@@ -172,8 +190,12 @@ def test_layers_of_a_7b_shape(kind, tmp_path):
         session = Session(GPU, model, rows=1, max_tokens=160, context=160)
         logits = session.run(ids, sizes)
         errors[name], losses[name] = error_of(logits, reference), loss_of(logits, reference)
-    print(f"\n{kind}: " + ", ".join(f"{name} tokens a step {value:.4f} ({losses[name]:.4f} in the mean)"
-                                   for name, value in errors.items()))
+    print(
+        f"\n{kind}: "
+        + ", ".join(
+            f"{name} tokens a step {value:.4f} ({losses[name]:.4f} in the mean)" for name, value in errors.items()
+        )
+    )
     limits = dict.fromkeys(errors, 0.02)
     if kind == "fp8":
         rounded = loss_of(numpy_model.forward(model.config, weights, ids, operand=quantized), reference)
@@ -186,19 +208,23 @@ def test_layers_of_a_7b_shape(kind, tmp_path):
 def loss_of(logits, reference) -> float:
     """Root of the mean square of the differences, as a part of that of the logits."""
     assert np.isfinite(logits).all()
-    return float(np.sqrt(np.mean((logits - reference) ** 2, dtype=np.float64) / np.mean(reference**2, dtype=np.float64)))
+    return float(
+        np.sqrt(np.mean((logits - reference) ** 2, dtype=np.float64) / np.mean(reference**2, dtype=np.float64))
+    )
 
 
 def replies(path: str, where: str, prompts, num_tokens: int, max_context: int = 256, **options):
     """[(tokens, margin of each: log-probability of the best minus the second)] of greedy replies run as one batch."""
-    loaded = load_engine(EngineConfig(model=path, device=where, max_context=max_context, max_rows=4, **options),
-                         Phases(lambda: 0.0))
+    loaded = load_engine(
+        EngineConfig(model=path, device=where, max_context=max_context, max_rows=4, **options), Phases(lambda: 0.0)
+    )
     engine = loaded.engine
     try:
         found = [([], []) for _ in prompts]
         for id, ids in enumerate(prompts):
-            engine.submit(id, list(ids), SamplingParams(max_tokens=num_tokens, temperature=0.0, logprobs=2,
-                                                        ignore_eos=True))
+            engine.submit(
+                id, list(ids), SamplingParams(max_tokens=num_tokens, temperature=0.0, logprobs=2, ignore_eos=True)
+            )
         while engine.has_work:
             for output in engine.step():
                 assert output.finish != "error"
@@ -237,11 +263,18 @@ def compare(cpu, gpu) -> tuple[int, int]:
 @pytest.mark.parametrize("path", real_models(), ids=lambda path: Path(path).name)
 def test_real_models_say_what_the_cpu_says(path):
     from zse.tokenizer.load import load_tokenizer
+
     with open_model(path) as source:
         tokenizer = load_tokenizer(source)
-        prompts = [tokenizer.encode(text) for text in (
-            "The capital of France is", "Once upon a time, in a village by the sea,",
-            "def fibonacci(n):\n", "Water boils at 100 degrees because " * 12)]
+        prompts = [
+            tokenizer.encode(text)
+            for text in (
+                "The capital of France is",
+                "Once upon a time, in a village by the sea,",
+                "def fibonacci(n):\n",
+                "Water boils at 100 degrees because " * 12,
+            )
+        ]
     cpu = replies(path, "cpu", prompts, 48, activations="f32")
     compared, complete = compare(cpu, replies(path, "cuda", prompts, 48))
     print(f"\n{Path(path).name}: {compared} tokens the same, {complete} of {len(prompts)} replies to the end")
@@ -254,6 +287,7 @@ def test_real_models_say_what_the_cpu_says(path):
 def test_perplexity_with_kv_in_8_bits(path, kv_dtype, limit):
     from zse.bench.perplexity import measure
     from zse.engine.llm import LLM
+
     found = {}
     for dtype in ("bf16", kv_dtype):
         with LLM(path, device="cuda", kv_dtype=dtype, max_context=768, max_rows=1) as llm:

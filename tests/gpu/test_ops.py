@@ -32,8 +32,17 @@ def test_reference(op):
 
 
 def test_operations_have_gpu_forms():
-    assert {"embed", "add_rmsnorm", "gated", "quantize", "gather_rows", "rope_table", "sample", "logprob_rows",
-            "feed_tokens"} <= {op.name for op in gpu_ops()}
+    assert {
+        "embed",
+        "add_rmsnorm",
+        "gated",
+        "quantize",
+        "gather_rows",
+        "rope_table",
+        "sample",
+        "logprob_rows",
+        "feed_tokens",
+    } <= {op.name for op in gpu_ops()}
 
 
 @needs_gpu
@@ -42,6 +51,7 @@ def test_a_head_of_a_quarter_million_rows():
     from zse.kernels.gpu.gemm_cases import make_case
     from zse.kernels.table import all_ops
     from zse.quant.scheme import AffineScheme
+
     matmul = next(op for op in all_ops() if op.name == "matmul")
     junk = [GPU.alloc(size, label="test") for size in (4096, 8192, 65536) * 8]
     for buffer in junk:

@@ -20,6 +20,7 @@ def bench(monkeypatch, request):
     def once(self, name, launch, inputs, nbytes, launches=200):
         self.device.run(lambda recorder: launch(recorder, inputs[0]))
         timed.append(name)
+
     monkeypatch.setattr(names["Bench"], "time", once)
     with EmulateDevice() as device:
         yield names, names["Bench"](device), timed

@@ -101,9 +101,14 @@ def poke(out: Ptr[f32], at: i64):
     out[at] = 1.0
 
 
-VARIANTS = [Variant("scale_rows", scale_rows, threads=128), Variant("append", append, threads=32),
-            Variant("reverse_shared", reverse_shared, threads=256), Variant("ranks", ranks, threads=32, cluster=4),
-            Variant("box", box, threads=64), Variant("poke", poke, threads=32)]
+VARIANTS = [
+    Variant("scale_rows", scale_rows, threads=128),
+    Variant("append", append, threads=32),
+    Variant("reverse_shared", reverse_shared, threads=256),
+    Variant("ranks", ranks, threads=32, cluster=4),
+    Variant("box", box, threads=64),
+    Variant("poke", poke, threads=32),
+]
 
 
 @cache
@@ -112,6 +117,7 @@ def opened():
     try:
         from zse.kernel.nvrtc import compile_variant
         from zse.runtime.cuda import CUDADevice, list_devices
+
         arch = list_devices()[0]["arch"]
         isa = f"sm_{arch}{'a' if arch >= 90 else ''}"
         known = [variant for variant in VARIANTS if arch >= 90 or variant.symbol not in ("ranks", "box")]
@@ -143,8 +149,11 @@ def graph_of(*launches, **symbols):
     recorder = GPU.record()
     syms = {name: recorder.symbol(name, most) for name, most in symbols.items()}
     for name, args, grid in launches:
-        recorder.launch(name, [syms.get(arg, arg) if isinstance(arg, str) else arg for arg in args],
-                        syms.get(grid, grid) if isinstance(grid, str) else grid)
+        recorder.launch(
+            name,
+            [syms.get(arg, arg) if isinstance(arg, str) else arg for arg in args],
+            syms.get(grid, grid) if isinstance(grid, str) else grid,
+        )
     return recorder.finish()
 
 
@@ -201,12 +210,16 @@ def test_clusters_in_lists_and_graphs():
 def test_a_tensor_map_reads_zeros_outside():
     x = np.arange(64 * 96, dtype=np.float32).reshape(64, 96)
     given, out = array(x), array(np.zeros((TILE_ROWS, TILE_COLUMNS), np.float32))
-    graph = graph_of(("box", [GPU.tensor_map(given, (TILE_ROWS, TILE_COLUMNS)), out, "row", "column"], 1),
-                     ("append", [array(np.zeros(1, np.int64)), 1], 1), row=63, column=95)
+    graph = graph_of(
+        ("box", [GPU.tensor_map(given, (TILE_ROWS, TILE_COLUMNS)), out, "row", "column"], 1),
+        ("append", [array(np.zeros(1, np.int64)), 1], 1),
+        row=63,
+        column=95,
+    )
     padded = np.pad(x, ((0, TILE_ROWS), (0, TILE_COLUMNS)))
     for row, column in ((0, 0), (8, 32), (60, 80), (60, 80), (60, 80)):
         graph.run(row=row, column=column)
-        np.testing.assert_array_equal(numbers(out), padded[row:row + TILE_ROWS, column:column + TILE_COLUMNS])
+        np.testing.assert_array_equal(numbers(out), padded[row : row + TILE_ROWS, column : column + TILE_COLUMNS])
 
 
 @pytest.mark.parametrize("mapped", [False, True])
@@ -262,6 +275,7 @@ def test_too_much_memory_is_refused_and_nothing_is_lost():
 @pytest.mark.parametrize("way", ["mapped", "read", "slow"])
 def test_loading(way, tmp_path, monkeypatch):
     from zse.runtime import gpu_load
+
     content = np.random.default_rng(2).integers(0, 256, 300_000_001, dtype=np.uint8).tobytes()
     path = tmp_path / "weights"
     path.write_bytes(content)
@@ -272,10 +286,15 @@ def test_loading(way, tmp_path, monkeypatch):
     try:
         buffer = GPU.alloc(len(content), "weights")
         cuts = [0, 5, 1 << 20, 99_999_999, len(content)]
-        load = GPU.load([LoadJob(fd, start, end - start, None, [Tensor(buffer, (end - start,), "u8", start)])
-                         for start, end in zip(cuts, cuts[1:], strict=False)], 8)
+        load = GPU.load(
+            [
+                LoadJob(fd, start, end - start, None, [Tensor(buffer, (end - start,), "u8", start)])
+                for start, end in zip(cuts, cuts[1:], strict=False)
+            ],
+            8,
+        )
         load.wait_for(2)
-        assert GPU.read(Tensor(buffer, (1 << 20,), "u8")) == content[:1 << 20]
+        assert GPU.read(Tensor(buffer, (1 << 20,), "u8")) == content[: 1 << 20]
         load.wait()
         assert GPU.read(buffer) == content
         GPU.tidy_loads()
@@ -301,8 +320,13 @@ except DeviceError as error:
 def test_a_fault_ends_the_process_cleanly(check, tmp_path):
     (tmp_path / "tests_gpu_runtime.py").symlink_to(__file__)
     script = FAULT.format(path=[str(tmp_path), *sys.path])
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120,
-                          env=os.environ | {"ZSE_GPU_CHECK": check})
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"ZSE_GPU_CHECK": check},
+    )
     assert done.returncode == 75 and not done.stderr, done.stderr
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in done.stdout
     assert ("(poke, launch 1, grid" in done.stdout) == bool(check)

@@ -13,8 +13,18 @@ from zse.runtime.emulate import EmulateDevice
 GPU, REASON = device()
 needs_gpu = pytest.mark.skipif(GPU is None, reason=REASON)
 
-LIMITS = [{"top_k": 50}, {"top_p": 0.9}, {"top_k": 200, "top_p": 0.95}, {"min_p": 0.05}, {"top_k": 7, "top_p": 0.999},
-          {"top_p": 0.05}, {"min_p": 0.01, "top_k": 900, "top_p": 0.9}, {"top_k": 3000}, {"top_p": 0.9999}, {}]
+LIMITS = [
+    {"top_k": 50},
+    {"top_p": 0.9},
+    {"top_k": 200, "top_p": 0.95},
+    {"min_p": 0.05},
+    {"top_k": 7, "top_p": 0.999},
+    {"top_p": 0.05},
+    {"min_p": 0.01, "top_k": 900, "top_p": 0.9},
+    {"top_k": 3000},
+    {"top_p": 0.9999},
+    {},
+]
 KINDS = ["smooth", "ties", "flat", "peaked", "bf16", "two values", "masked"]
 
 
@@ -85,8 +95,16 @@ def test_a_row_depends_on_itself_only():
     rng = np.random.default_rng()
     rows, vocab = 6, 9001
     logits = (rng.standard_normal((rows, vocab)) * 3).astype(np.float32)
-    params = make_parameters(rows, temperature=1.2, top_p=[1, 0.9, 1, 0.5, 1, 1], top_k=[0, 0, 9, 20, 0, 0],
-                             num_logprobs=3, repetition=1.1, seed=np.arange(rows), counter=7)
+    params = make_parameters(
+        rows,
+        temperature=1.2,
+        top_p=[1, 0.9, 1, 0.5, 1, 1],
+        top_k=[0, 0, 9, 20, 0, 0],
+        num_logprobs=3,
+        repetition=1.1,
+        seed=np.arange(rows),
+        counter=7,
+    )
     together = sampled(logits, params)
     for r in range(rows):
         alone = {name: value[r : r + 1] for name, value in params.items() if len(value) == rows}
@@ -116,7 +134,7 @@ def test_penalties_and_biases_reach_the_choice():
     logits = (rng.standard_normal((rows, vocab)) * 2).astype(np.float32)
     params = make_parameters(rows, repetition=1.5, presence=1.0, frequency=0.5, num_logprobs=0)
     add_lists(rng, params, rows, vocab, set(range(rows)))
-    params["bias_values"][::5] = 100.0                     # each row's first bias wins whatever the rest says
+    params["bias_values"][::5] = 100.0  # each row's first bias wins whatever the rest says
     got = sampled(logits, params)
     np.testing.assert_array_equal(got["tokens"], params["bias_ids"][::5])
 
@@ -127,8 +145,13 @@ def test_same_draws_as_the_cpu():
     rng = np.random.default_rng()
     rows, vocab = 40, 12000
     logits = (rng.standard_normal((rows, vocab)) * 4).astype(np.float32)
-    params = make_parameters(rows, temperature=rng.choice([0.0, 0.7, 1.0], rows), top_k=rng.choice([0, 5, 500], rows),
-                             top_p=rng.choice([1, 0.9], rows), min_p=rng.choice([0, 0.01], rows))
+    params = make_parameters(
+        rows,
+        temperature=rng.choice([0.0, 0.7, 1.0], rows),
+        top_k=rng.choice([0, 5, 500], rows),
+        top_p=rng.choice([1, 0.9], rows),
+        min_p=rng.choice([0, 0.01], rows),
+    )
     settle(rng, logits, params, 1e-5)
     on_cpu = run_on_cpu(SAMPLE, make_sample_case("test", logits, params), host_isas()[0])
     np.testing.assert_array_equal(sampled(logits, params)["tokens"], on_cpu["tokens"])

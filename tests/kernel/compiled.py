@@ -14,8 +14,11 @@ from zse.kernel.targets.cpu import ISAS
 def host_isas() -> list[str]:
     """The ISA levels that this machine can run."""
     flags = set(Path("/proc/cpuinfo").read_text().split()) if Path("/proc/cpuinfo").exists() else set()
-    needs = {"x86-64-v3": {"avx2", "fma", "f16c"}, "x86-64-v4-vnni": {"avx512f", "avx512bw", "avx512vl", "avx512_vnni"},
-             "arm64-dotprod": {"asimddp"}}
+    needs = {
+        "x86-64-v3": {"avx2", "fma", "f16c"},
+        "x86-64-v4-vnni": {"avx512f", "avx512bw", "avx512vl", "avx512_vnni"},
+        "arm64-dotprod": {"asimddp"},
+    }
     return [name for name in ISAS if needs[name] <= flags]
 
 
@@ -26,8 +29,25 @@ class Compiled:
         self.text, self.manifest = emit_unit(variants, isa)
         source, library = folder / f"{isa}.c", folder / f"{isa}.so"
         source.write_text(self.text)
-        subprocess.run(["gcc", "-O2", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wno-psabi", "-Werror", "-shared", "-fPIC",
-                        *ISAS[isa].flags, str(source), "-o", str(library), "-lm"], check=True)
+        subprocess.run(
+            [
+                "gcc",
+                "-O2",
+                "-ffp-contract=off",
+                "-fno-math-errno",
+                "-Wall",
+                "-Wno-psabi",
+                "-Werror",
+                "-shared",
+                "-fPIC",
+                *ISAS[isa].flags,
+                str(source),
+                "-o",
+                str(library),
+                "-lm",
+            ],
+            check=True,
+        )
         self.library = ctypes.CDLL(str(library))
 
     def call(self, symbol: str, *args, grid=(1,)) -> None:

@@ -177,9 +177,27 @@ def elementwise(x: Ptr[f32, "const"], y: Ptr[f32, "const"], out: Ptr[f32], n: i3
     i = (block_index(0) * target.threads + thread_index()) * LANES
     if i < n:
         a, b = load(x + i, LANES), load(y + i, LANES)
-        rows = [exp(a), exp2(a), log(abs(a) + 0.5), sin(a), cos(a), tanh(a), sqrt(abs(a)), rsqrt(abs(a) + 0.25), reciprocal(b),
-                floor(a), round_even(a), fma(a, b, 1.0), min(a, b), max(a, b), absolute(a), a / b, a - b * 2.0, -a,
-                where(a > b, a, 0.5)]
+        rows = [
+            exp(a),
+            exp2(a),
+            log(abs(a) + 0.5),
+            sin(a),
+            cos(a),
+            tanh(a),
+            sqrt(abs(a)),
+            rsqrt(abs(a) + 0.25),
+            reciprocal(b),
+            floor(a),
+            round_even(a),
+            fma(a, b, 1.0),
+            min(a, b),
+            max(a, b),
+            absolute(a),
+            a / b,
+            a - b * 2.0,
+            -a,
+            where(a > b, a, 0.5),
+        ]
         for k in static(range(len(rows))):
             store(out + k * n + i, rows[k])
 
@@ -190,12 +208,29 @@ def integers(x: Ptr[i32, "const"], out: Ptr[i32], n: i32):
     if i < n:
         v = load(x + i, 4)
         u = bitcast(v, u32)
-        rows = [v + 7, v * 3, (v >> 3) ^ 5, bitcast(u >> 3, i32), v & 15 | 64, ~v, min(v, 3), max(v, -3), -v, where(v != 3, v, 0),
-                v // 7, v % 7]
+        rows = [
+            v + 7,
+            v * 3,
+            (v >> 3) ^ 5,
+            bitcast(u >> 3, i32),
+            v & 15 | 64,
+            ~v,
+            min(v, 3),
+            max(v, -3),
+            -v,
+            where(v != 3, v, 0),
+            v // 7,
+            v % 7,
+        ]
         for k in static(range(len(rows))):
             store(out + k * n + i, rows[k])
-        extra = [reduce_add(v), reduce_max(v), reduce_min(v), i32(1) if any_lane(v == 3) else i32(0),
-                 i32(popcount(u64(u[0])))]
+        extra = [
+            reduce_add(v),
+            reduce_max(v),
+            reduce_min(v),
+            i32(1) if any_lane(v == 3) else i32(0),
+            i32(popcount(u64(u[0]))),
+        ]
         store(out + len(rows) * n + i, concat(widen_high(make_vector(*extra[0:4])), widen_low(v)))
         out[(len(rows) + 1) * n + i] = extra[4]
         low = i16(x[i])
@@ -246,9 +281,20 @@ def warps(x: Ptr[f32, "const"], out: Ptr[f32], votes: Ptr[u64]):
     """One block of any number of whole warps; 12 rows of `threads`."""
     t, threads = thread_index(), target.threads
     v = x[t]
-    rows = [shuffle(v, 3), shuffle_xor(v, 5), shuffle_up(v, 2), shuffle_down(v, 3), warp_sum(v), warp_max(v), warp_min(v),
-            warp_sum(v, 4), warp_max(v, 8), f32(lane_index()), f32(warp_index()),
-            f32(bitcast(shuffle_xor(convert(v, bf16), 1), bf16))]
+    rows = [
+        shuffle(v, 3),
+        shuffle_xor(v, 5),
+        shuffle_up(v, 2),
+        shuffle_down(v, 3),
+        warp_sum(v),
+        warp_max(v),
+        warp_min(v),
+        warp_sum(v, 4),
+        warp_max(v, 8),
+        f32(lane_index()),
+        f32(warp_index()),
+        f32(bitcast(shuffle_xor(convert(v, bf16), 1), bf16)),
+    ]
     for k in static(range(len(rows))):
         out[k * threads + t] = rows[k]
     wide = shuffle_xor(f64(v) + 1e9, 16)
@@ -391,7 +437,10 @@ def warp_tile_e4m3(a: Ptr[e4m3, "const"], b: Ptr[e4m3, "const"], out: Ptr[f32], 
     acc = [f32(0) for _ in static(range(4))]
     lane = lane_index()
     for k in static(range(0, K, 32)):
-        fa = [bitcast(load(a + (lane // 4 + i % 2 * 8) * K + k + lane % 4 * 4 + i // 2 * 16, 4), u32) for i in static(range(4))]
+        fa = [
+            bitcast(load(a + (lane // 4 + i % 2 * 8) * K + k + lane % 4 * 4 + i // 2 * 16, 4), u32)
+            for i in static(range(4))
+        ]
         fb = [bitcast(load(b + lane // 4 * K + k + lane % 4 * 4 + i * 16, 4), u32) for i in static(range(2))]
         mma_e4m3(acc, fa, fb)
     for i in static(range(4)):
@@ -515,8 +564,16 @@ def arrivals(x: Ptr[f32, "const"], out: Ptr[f32]):
 
 
 @kernel
-def tensor_copy(src: TensorMap, dst: TensorMap, plain: Ptr[bf16], row: i32, column: i32, ROWS: static, COLUMNS: static,
-                SWIZZLE: static):
+def tensor_copy(
+    src: TensorMap,
+    dst: TensorMap,
+    plain: Ptr[bf16],
+    row: i32,
+    column: i32,
+    ROWS: static,
+    COLUMNS: static,
+    SWIZZLE: static,
+):
     """One box [ROWS, COLUMNS] in, as shared memory holds it to `plain`, and back out through another map."""
     tile = shared_array(bf16, ROWS * COLUMNS, align=1024)
     ready = mbarrier_array(1)
@@ -548,25 +605,37 @@ def swizzled_place(row, chunk, SWIZZLE):
 
 
 @kernel
-def warpgroup_tile(a: Ptr["T", "const"], b: Ptr["T", "const"], out: Ptr[f32], N: static, K: static, SWIZZLE: static,
-                   REGISTERS: static, T: static):
+def warpgroup_tile(
+    a: Ptr["T", "const"],
+    b: Ptr["T", "const"],
+    out: Ptr[f32],
+    N: static,
+    K: static,
+    SWIZZLE: static,
+    REGISTERS: static,
+    T: static,
+):
     """out [64, N] = a [64, K] b [N, K]^T by a warpgroup. Tiles of SWIZZLE bytes a row, one after the other along K.
     REGISTERS: a comes from registers."""
     size = 1 if T is e4m3 else 2
     per_chunk = 16 // size
-    per_tile = SWIZZLE // size                 # k of one tile
+    per_tile = SWIZZLE // size  # k of one tile
     sa = shared_array(T, 64 * K, align=1024)
     sb = shared_array(T, N * K, align=1024)
     t = thread_index()
     for tile in static(range(K // per_tile)):
         for i in range(t, 64 * SWIZZLE // 16, target.threads):
             row, chunk = i // (SWIZZLE // 16), i % (SWIZZLE // 16)
-            store(sa + tile * 64 * per_tile + swizzled_place(row, chunk, SWIZZLE) * per_chunk,
-                  load(a + row * K + tile * per_tile + chunk * per_chunk, per_chunk))
+            store(
+                sa + tile * 64 * per_tile + swizzled_place(row, chunk, SWIZZLE) * per_chunk,
+                load(a + row * K + tile * per_tile + chunk * per_chunk, per_chunk),
+            )
         for i in range(t, N * SWIZZLE // 16, target.threads):
             row, chunk = i // (SWIZZLE // 16), i % (SWIZZLE // 16)
-            store(sb + tile * N * per_tile + swizzled_place(row, chunk, SWIZZLE) * per_chunk,
-                  load(b + row * K + tile * per_tile + chunk * per_chunk, per_chunk))
+            store(
+                sb + tile * N * per_tile + swizzled_place(row, chunk, SWIZZLE) * per_chunk,
+                load(b + row * K + tile * per_tile + chunk * per_chunk, per_chunk),
+            )
     fence_async()
     barrier()
     acc = [f32(1) for _ in static(range(N // 2))]
@@ -578,7 +647,10 @@ def warpgroup_tile(a: Ptr["T", "const"], b: Ptr["T", "const"], out: Ptr[f32], N:
             desc_b = smem_desc(sb + tile * N * per_tile + k, SWIZZLE, 8 * SWIZZLE)
             if REGISTERS:
                 here = a + (warp_index() * 16 + lane // 4) * K + tile * per_tile + k + lane % 4 * (4 // size)
-                operand = [bitcast(load(here + i % 2 * 8 * K + i // 2 * (16 // size), 4 // size), u32) for i in static(range(4))]
+                operand = [
+                    bitcast(load(here + i % 2 * 8 * K + i // 2 * (16 // size), 4 // size), u32)
+                    for i in static(range(4))
+                ]
             else:
                 operand = smem_desc(sa + tile * 64 * per_tile + k, SWIZZLE, 8 * SWIZZLE)
             if T is bf16:
@@ -603,15 +675,24 @@ def warpgroup_transposed(a: Ptr[bf16, "const"], b: Ptr[bf16, "const"], out: Ptr[
         store(sa + swizzled_place(i // 8, i % 8, 128) * 8, load(a + i * 8, 8))
     for panel in static(range(N // 64)):
         for i in range(t, K * 8, target.threads):
-            store(sb + panel * 64 * K + swizzled_place(i // 8, i % 8, 128) * 8, load(b + i // 8 * N + panel * 64 + i % 8 * 8, 8))
+            store(
+                sb + panel * 64 * K + swizzled_place(i // 8, i % 8, 128) * 8,
+                load(b + i // 8 * N + panel * 64 + i % 8 * 8, 8),
+            )
     fence_async()
     barrier()
     acc = [f32(0) for _ in static(range(N // 2))]
     lane = lane_index()
     wgmma_fence(acc)
     for k in static(range(0, K, 16)):
-        wgmma_bf16(acc, smem_desc(sa + k * 64, 128, 1024, 64 * K * 2), smem_desc(sb + k * 64, 128, 1024, 64 * K * 2), N,
-                   trans_a=True, trans_b=True)
+        wgmma_bf16(
+            acc,
+            smem_desc(sa + k * 64, 128, 1024, 64 * K * 2),
+            smem_desc(sb + k * 64, 128, 1024, 64 * K * 2),
+            N,
+            trans_a=True,
+            trans_b=True,
+        )
     wgmma_commit()
     wgmma_wait(0, acc)
     for i in static(range(N // 2)):

@@ -19,7 +19,11 @@ from . import gpu_cases
 def compile_cases(arch: str) -> list:
     """Every kernel of the cases that the architecture can have."""
     features = features_of(arch)[1]
-    found = {case.variant.symbol: case.variant for case in gpu_cases.all_cases(np.random.default_rng(0)) if set(case.needs) <= features}
+    found = {
+        case.variant.symbol: case.variant
+        for case in gpu_cases.all_cases(np.random.default_rng(0))
+        if set(case.needs) <= features
+    }
     return [nvrtc.compile_variant(variant, arch) for variant in found.values()]
 
 
@@ -40,7 +44,9 @@ def main() -> int:
     else:
         compiled: dict = {}
         device = CUDADevice(kernels=Kernels(compiled, lambda image: image))
-        compiled.update({one.symbol: one.manifest() | {"image": one.cubin} for one in compile_cases(cache.resolve_arch(device.isa))})
+        compiled.update(
+            {one.symbol: one.manifest() | {"image": one.cubin} for one in compile_cases(cache.resolve_arch(device.isa))}
+        )
     features = features_of(cache.resolve_arch(device.isa))[1]
     count = failed = 0
     for seed in range(options.seeds):

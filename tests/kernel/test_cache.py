@@ -61,8 +61,15 @@ def test_a_damaged_cubin_is_compiled_again(home, damage):
 def test_the_key_ignores_comments_only():
     def key(text, arch="sm_80", version=(13, 0), options=("-a",)):
         return cache.key_of(text, options, version, arch)
+
     assert key("x = 1;  // 12\ny") == key("x = 1;  // 13\ny")
-    different = {key("x = 1;"), key("x = 2;"), key("x = 1;", "sm_90a"), key("x = 1;", version=(13, 1)), key("x = 1;", options=())}
+    different = {
+        key("x = 1;"),
+        key("x = 2;"),
+        key("x = 1;", "sm_90a"),
+        key("x = 1;", version=(13, 1)),
+        key("x = 1;", options=()),
+    }
     assert len(different) == 5
 
 
@@ -83,7 +90,7 @@ def test_a_pack_is_read_without_the_compiler(home, monkeypatch):
 def test_a_damaged_image_of_a_pack_is_compiled_again(home):
     path, compiled = cache.build("sm_80")
     data = bytearray(path.read_bytes())
-    data[data.rindex(b"\x7fELF") + 100] ^= 1      # the last cubin: scale_4
+    data[data.rindex(b"\x7fELF") + 100] ^= 1  # the last cubin: scale_4
     path.write_bytes(bytes(data))
     with pytest.raises(CompileError, match="damaged"):
         cache.Pack(path).image("scale_4")
@@ -128,7 +135,9 @@ def test_a_build_replaces_the_packs_of_other_versions(home, monkeypatch):
         cache.build("sm_80", names=["nothing"])
 
 
-@pytest.mark.parametrize("device,arch", [("sm_90a", "sm_90a"), ("sm_87", "sm_86"), ("sm_100a", "sm_100"), ("sm_103a", "sm_100")])
+@pytest.mark.parametrize(
+    "device,arch", [("sm_90a", "sm_90a"), ("sm_87", "sm_86"), ("sm_100a", "sm_100"), ("sm_103a", "sm_100")]
+)
 def test_the_architecture_of_a_device(device, arch):
     assert cache.resolve_arch(device) == arch
 
@@ -140,9 +149,16 @@ def test_no_architecture(device):
 
 
 def test_reading_a_pack_imports_no_compiler(tmp_path):
-    code = ("import sys; from zse.kernel import cache; cache.open_pack('sm_90a'); "
-            "print([name for name in sys.modules if name.startswith('zse.kernel.') and name.rpartition('.')[2] in "
-            "('ir', 'frontend', 'nvrtc', 'emit') or name in ('numpy', 'asyncio')])")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
-                          env={**os.environ, "ZSE_HOME": str(tmp_path)})
+    code = (
+        "import sys; from zse.kernel import cache; cache.open_pack('sm_90a'); "
+        "print([name for name in sys.modules if name.startswith('zse.kernel.') and name.rpartition('.')[2] in "
+        "('ir', 'frontend', 'nvrtc', 'emit') or name in ('numpy', 'asyncio')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "ZSE_HOME": str(tmp_path)},
+    )
     assert done.stdout.strip() == "[]"

@@ -46,7 +46,11 @@ GOLDEN = ("vector_add", "row_sum", "warp_tile_bf16", "warpgroup_bf16_8_128_r", "
 def variants(arch: str) -> dict[str, Variant]:
     """One of each symbol that the architecture can have."""
     features = features_of(arch)[1]
-    return {case.variant.symbol: case.variant for case in gpu_cases.all_cases(np.random.default_rng(0)) if set(case.needs) <= features}
+    return {
+        case.variant.symbol: case.variant
+        for case in gpu_cases.all_cases(np.random.default_rng(0))
+        if set(case.needs) <= features
+    }
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
@@ -68,9 +72,21 @@ def test_text(symbol, request):
     assert emit_gpu(variants("sm_90a")[symbol], "sm_90a") == emit_gpu(variants("sm_90a")[symbol], "sm_90a")
 
 
-@pytest.mark.parametrize("name,value,bits", [
-    ("bf16", 1.0, 0x3F80), ("bf16", 1.00390625, 0x3F80), ("bf16", 1.01171875, 0x3F82), ("f16", 1.5, 0x3E00), ("f16", -2.0, 0xC000),
-    ("e4m3", 1.0, 0x38), ("e4m3", 1000.0, 0x7E), ("e4m3", -0.0, 0x80), ("e4m3", 2.0**-9, 1), ("e4m3", float("nan"), 0x7F)])
+@pytest.mark.parametrize(
+    "name,value,bits",
+    [
+        ("bf16", 1.0, 0x3F80),
+        ("bf16", 1.00390625, 0x3F80),
+        ("bf16", 1.01171875, 0x3F82),
+        ("f16", 1.5, 0x3E00),
+        ("f16", -2.0, 0xC000),
+        ("e4m3", 1.0, 0x38),
+        ("e4m3", 1000.0, 0x7E),
+        ("e4m3", -0.0, 0x80),
+        ("e4m3", 2.0**-9, 1),
+        ("e4m3", float("nan"), 0x7F),
+    ],
+)
 def test_constants_of_small_floats(name, value, bits):
     assert small_float_bits(name, value) == bits
 
@@ -102,7 +118,10 @@ def loops(x: Ptr[f32], n: i32):
 def test_loops():
     text, _ = emit_gpu(Variant("loops", loops), "sm_80")
     assert [line.strip().split("  //")[0] for line in text.splitlines() if "#pragma" in line] == [
-        "#pragma unroll 4", "#pragma unroll", "#pragma unroll 1"]
+        "#pragma unroll 4",
+        "#pragma unroll",
+        "#pragma unroll 1",
+    ]
     assert "while (true)" in text and "break;" in text and "i64" not in text.split("extern")[1]
 
 
@@ -141,16 +160,20 @@ def small_arithmetic(x: Ptr[e4m3]):
     x[0] = x[0] + x[1]
 
 
-@pytest.mark.parametrize("function,reason,excerpt", [
-    (skipped_effect, "write an if statement", "if n > 3 and shuffle(n, 0) > 2:"),
-    (effect_in_a_select, "write an if statement", "x[0] = shuffle(x[0], 0) if n > 3 else 0.0"),
-    (wrong_accumulators, "a list of 4 f32 variables", "mma_bf16(acc, [u32(0)] * 4, [u32(0)] * 2)"),
-    (global_destination, "the destination needs a pointer to shared memory", "copy_async(x, y, 16)"),
-    (odd_table, "0 to 255", "x[0] = lop3(x[0], x[1], x[2], 256)"),
-    (half_atomic, "atomic_add() of bf16", "atomic_add(x, 1.0)"),
-    (copied_map, "used where it is declared", "other = m"),
-    (small_arithmetic, "no arithmetic on e4m3", "x[0] = x[0] + x[1]"),
-], ids=lambda value: getattr(value, "__name__", None))
+@pytest.mark.parametrize(
+    "function,reason,excerpt",
+    [
+        (skipped_effect, "write an if statement", "if n > 3 and shuffle(n, 0) > 2:"),
+        (effect_in_a_select, "write an if statement", "x[0] = shuffle(x[0], 0) if n > 3 else 0.0"),
+        (wrong_accumulators, "a list of 4 f32 variables", "mma_bf16(acc, [u32(0)] * 4, [u32(0)] * 2)"),
+        (global_destination, "the destination needs a pointer to shared memory", "copy_async(x, y, 16)"),
+        (odd_table, "0 to 255", "x[0] = lop3(x[0], x[1], x[2], 256)"),
+        (half_atomic, "atomic_add() of bf16", "atomic_add(x, 1.0)"),
+        (copied_map, "used where it is declared", "other = m"),
+        (small_arithmetic, "no arithmetic on e4m3", "x[0] = x[0] + x[1]"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
 def test_errors_show_the_line(function, reason, excerpt):
     with pytest.raises(CompileError) as caught:
         emit_gpu(Variant("symbol", kernel(function)), "sm_90a")
@@ -159,7 +182,9 @@ def test_errors_show_the_line(function, reason, excerpt):
 
 def test_what_an_architecture_lacks_is_named():
     wgmma = variants("sm_90a")["warpgroup_plain"]
-    with pytest.raises(CompileError, match="needs tma, which target sm_80 does not have|needs wgmma, which target sm_80"):
+    with pytest.raises(
+        CompileError, match="needs tma, which target sm_80 does not have|needs wgmma, which target sm_80"
+    ):
         emit_gpu(wgmma, "sm_80")
 
 

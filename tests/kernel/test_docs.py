@@ -19,15 +19,17 @@ def test_the_example_compiles(tmp_path, monkeypatch):
     (tmp_path / "page_example.py").write_text(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)[0])
     monkeypatch.syspath_prepend(tmp_path)
     import page_example
+
     text, manifest = emit_unit([Variant("scale_rows_4", page_example.scale_rows, {"UNROLL": 4})], "x86-64-v3")
     assert manifest["scale_rows_4"]["params"] == [["x", "ptr"], ["out", "ptr"], ["width", "i64"], ["factor", "f32"]]
-    assert text.count("_mem *)") == 8       # four loads, four stores
+    assert text.count("_mem *)") == 8  # four loads, four stores
 
 
 def test_the_gpu_example_compiles(tmp_path, monkeypatch):
     (tmp_path / "gpu_example.py").write_text(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)[1])
     monkeypatch.syspath_prepend(tmp_path)
     import gpu_example
+
     for variant in gpu_example.VARIANTS:
         text, entry = emit_gpu(variant, "sm_90a")
         assert entry["threads"] == variant.threads and f" {variant.symbol}(" in text

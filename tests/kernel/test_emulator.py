@@ -58,7 +58,9 @@ class Run:
         for name, annotation in function.params:
             value = {"x": self.x, "out": np.zeros(elements, np.float32)}.get(name, extra.get(name))
             if isinstance(value, np.ndarray):
-                tensor = Tensor(self.device.alloc(value.nbytes, name), value.shape, "u32" if value.dtype == np.uint32 else "f32")
+                tensor = Tensor(
+                    self.device.alloc(value.nbytes, name), value.shape, "u32" if value.dtype == np.uint32 else "f32"
+                )
                 self.device.write(tensor, value.tobytes())
                 value = tensor
             self.args.append(value)
@@ -137,9 +139,14 @@ def test_accumulators_are_nan_before_the_wait(home):
     assert np.isnan(run.out()[:128]).all()
 
 
-@pytest.mark.parametrize("name,report", [
-    ("reads_before_grid_wait", "reads of 'x' what an earlier kernel wrote, before grid_wait"),
-    ("writes_before_grid_wait", "writes to 'out' before grid_wait"), ("never_waits", "no thread of the block calls grid_wait")])
+@pytest.mark.parametrize(
+    "name,report",
+    [
+        ("reads_before_grid_wait", "reads of 'x' what an earlier kernel wrote, before grid_wait"),
+        ("writes_before_grid_wait", "writes to 'out' before grid_wait"),
+        ("never_waits", "no thread of the block calls grid_wait"),
+    ],
+)
 def test_the_rule_of_dependent_launches(name, report, home):
     function = getattr(bugs, name)
     variants = {name: Variant(name, function, threads=32), "good": Variant("good", bugs.good, threads=64)}
@@ -149,14 +156,19 @@ def test_the_rule_of_dependent_launches(name, report, home):
     def two(recorder):
         recorder.launch("good", [x, y], 1)
         recorder.launch(name, [y, z], 1)
+
     with pytest.raises(DeviceError, match=report) as caught:
         device.run(two)
     assert str(caught.value).startswith(tuple(lines_of(function)))
-    if name == "reads_before_grid_wait":        # what a kernel before the one before wrote is there, and what was waited for may be read at once
+    if (
+        name == "reads_before_grid_wait"
+    ):  # what a kernel before the one before wrote is there, and what was waited for may be read at once
+
         def three(recorder):
             recorder.launch("good", [x, y], 1)
             recorder.launch("good", [y, z], 1)
             recorder.launch(name, [y, x], 1)
+
         device.run(three)
         device.run(lambda recorder: recorder.launch("good", [x, y], 1))
         device.run(lambda recorder: recorder.launch(name, [y, z], 1))
@@ -171,6 +183,7 @@ def test_a_kernel_that_lets_the_next_start_early(home):
     def three(recorder):
         for name, source, target in zip(names, (x, x, y), (y, z, z), strict=True):
             recorder.launch(name, [source, target], 1)
+
     with pytest.raises(DeviceError, match="reads of 'x' what an earlier kernel wrote, before grid_wait"):
         device.run(three)
 
@@ -192,7 +205,9 @@ def test_good_kernels_pass_in_every_order(home):
 
 
 def test_memory_between_buffers_is_nobodys(home):
-    device = EmulateDevice(variants={"blocks_race": Variant("blocks_race", bugs.blocks_race, threads=32)}, dependent=False)
+    device = EmulateDevice(
+        variants={"blocks_race": Variant("blocks_race", bugs.blocks_race, threads=32)}, dependent=False
+    )
     x, out = device.alloc(128, "x"), device.alloc(128, "gone")
     device.run(lambda recorder: recorder.launch("blocks_race", [x, out], 1))
     address = out.address

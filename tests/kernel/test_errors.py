@@ -88,21 +88,25 @@ def through_inline(x: Ptr[f32]):
     x[0] = helper(x[0])
 
 
-@pytest.mark.parametrize("function,reason,excerpt", [
-    (mixes_types, "+ of f32 and i64: convert one of them", "x[0] = x[0] + n"),
-    (undefined, "missing is not defined here", "x[0] = missing  # noqa: F821"),
-    (const_store, "store through Ptr[f32, const]", "x[0] = 1.0"),
-    (changes_static, "declare it with a type before", "total = total + 1"),
-    (block_local, "late is not defined here", "x[0] = late"),
-    (half_arithmetic, "no arithmetic on f16: convert to f32 first", "x[0] = x[0] + x[1]"),
-    (other_type, "v is f32, got f32x8", "v = load(x, 8)"),
-    (too_many_lanes, "other number of lanes", "store(x, convert(load(x, 8), i32.x(4)))"),
-    (python_error, "IndexError", "x[0] = [1.0, 2.0][5]"),
-    (breaks_static, "not to an unrolled one", "break"),
-    (float_index, "1.5 is not an integer", "x[0] = x[1.5]"),
-    (a_lambda, "Lambda is not part of the kernel language", "x[0] = (lambda: 1.0)()"),
-    (through_inline, "+ of f32 and i32", "return v + i32(1)"),
-], ids=lambda value: getattr(value, "__name__", None))
+@pytest.mark.parametrize(
+    "function,reason,excerpt",
+    [
+        (mixes_types, "+ of f32 and i64: convert one of them", "x[0] = x[0] + n"),
+        (undefined, "missing is not defined here", "x[0] = missing  # noqa: F821"),
+        (const_store, "store through Ptr[f32, const]", "x[0] = 1.0"),
+        (changes_static, "declare it with a type before", "total = total + 1"),
+        (block_local, "late is not defined here", "x[0] = late"),
+        (half_arithmetic, "no arithmetic on f16: convert to f32 first", "x[0] = x[0] + x[1]"),
+        (other_type, "v is f32, got f32x8", "v = load(x, 8)"),
+        (too_many_lanes, "other number of lanes", "store(x, convert(load(x, 8), i32.x(4)))"),
+        (python_error, "IndexError", "x[0] = [1.0, 2.0][5]"),
+        (breaks_static, "not to an unrolled one", "break"),
+        (float_index, "1.5 is not an integer", "x[0] = x[1.5]"),
+        (a_lambda, "Lambda is not part of the kernel language", "x[0] = (lambda: 1.0)()"),
+        (through_inline, "+ of f32 and i32", "return v + i32(1)"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
 def test_error_shows_line_and_caret(function, reason, excerpt):
     check(message(function), reason, excerpt)
 
@@ -110,22 +114,27 @@ def test_error_shows_line_and_caret(function, reason, excerpt):
 def test_missing_static_is_named():
     def uses(x: Ptr[f32], N: static):
         x[0] = f32(N)
+
     assert "['N']" in message(uses)
 
 
 def test_parameter_without_type():
     def bad(x):
         pass
+
     with pytest.raises(TypeError, match="'x' has no type"):
         kernel(bad)
 
 
-@pytest.mark.parametrize("body,reason", [
-    ([ir.Assign(ir.Var(ir.I64, "a"), ir.Const(ir.I64, 1))], "assigned before it is declared"),
-    ([ir.Declare(ir.Var(ir.BOOL, "a"), ir.Const(ir.I64, 1))], "bool_ = i64"),
-    ([ir.Break()], "outside a run-time loop"),
-    ([ir.Eval(ir.Var(ir.I64, "ghost"))], "not declared here"),
-])
+@pytest.mark.parametrize(
+    "body,reason",
+    [
+        ([ir.Assign(ir.Var(ir.I64, "a"), ir.Const(ir.I64, 1))], "assigned before it is declared"),
+        ([ir.Declare(ir.Var(ir.BOOL, "a"), ir.Const(ir.I64, 1))], "bool_ = i64"),
+        ([ir.Break()], "outside a run-time loop"),
+        ([ir.Eval(ir.Var(ir.I64, "ghost"))], "not declared here"),
+    ],
+)
 def test_the_verifier_catches_broken_ir(body, reason):
     with pytest.raises(CompileError, match=reason):
         ir.verify(ir.Function("f", [], body, "somewhere"))

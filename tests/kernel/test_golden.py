@@ -10,8 +10,11 @@ from zse.kernel.targets.cpu import ISAS, CpuTarget
 from zse.kernels.table import all_variants
 
 FOLDER = Path(__file__).parent / "golden"
-CASES = [(symbol, isa) for symbol in ("matmul_int8_int4a_g32_t8", "repack_q4_1", "add_rmsnorm_add_int8")
-         for isa in ("x86-64-v3", "x86-64-v4-vnni", "arm64-dotprod")]
+CASES = [
+    (symbol, isa)
+    for symbol in ("matmul_int8_int4a_g32_t8", "repack_q4_1", "add_rmsnorm_add_int8")
+    for isa in ("x86-64-v3", "x86-64-v4-vnni", "arm64-dotprod")
+]
 
 
 def without_lines(text: str) -> str:

@@ -40,10 +40,27 @@ from zse.runtime.hip import HIPDevice
 SECONDS = float(os.environ.get("ZSE_EMULATE_SECONDS", "4"))
 AMD = [arch for arch in ARCHS if arch.startswith("gfx")]
 # One or two variants of every kernel: all of them take a minute.
-COMPILED = ("add_rmsnorm_norm_fp8_v2", "attention_simple_e4m3_d64", "attention_simple_bf16_d128", "embed_f16_rows", "embed_int5_asym",
-            "embed_fp8_block", "feed_tokens", "gated_silu_bf16_fp8_v2", "gather_rows", "logprob_rows", "matmul_simple_int4",
-            "matmul_simple_int6_gated", "matmul_simple_e4m3", "qkv_post_e4m3_norm", "quantize_fp8_v2", "rope_table", "sample_row",
-            "sample_scan", "update_pages")
+COMPILED = (
+    "add_rmsnorm_norm_fp8_v2",
+    "attention_simple_e4m3_d64",
+    "attention_simple_bf16_d128",
+    "embed_f16_rows",
+    "embed_int5_asym",
+    "embed_fp8_block",
+    "feed_tokens",
+    "gated_silu_bf16_fp8_v2",
+    "gather_rows",
+    "logprob_rows",
+    "matmul_simple_int4",
+    "matmul_simple_int6_gated",
+    "matmul_simple_e4m3",
+    "qkv_post_e4m3_norm",
+    "quantize_fp8_v2",
+    "rope_table",
+    "sample_row",
+    "sample_scan",
+    "update_pages",
+)
 
 
 def compiler(arch: str) -> str:
@@ -65,7 +82,7 @@ def home(request):
 
 def note_machine(code: bytes) -> int:
     """The processor in an AMDGPU ELF's flags."""
-    assert code[:5] == b"\x7fELF\2" and struct.unpack_from("<H", code, 18)[0] == 224      # 64 bits, EM_AMDGPU
+    assert code[:5] == b"\x7fELF\2" and struct.unpack_from("<H", code, 18)[0] == 224  # 64 bits, EM_AMDGPU
     return struct.unpack_from("<I", code, 48)[0] & 0xFF
 
 
@@ -73,8 +90,8 @@ def note_machine(code: bytes) -> int:
 def test_code_object(symbol):
     compiler("gfx90a")
     compiled = amd.compile_text(*emit_gpu(cache.package_variants("gfx90a")[symbol], "gfx90a"), symbol, "gfx90a")
-    assert note_machine(compiled.cubin) == 0x3F                                           # EF_AMDGPU_MACH_AMDGCN_GFX90A
-    assert symbol.encode() + b".kd" in compiled.cubin                                     # the kernel's descriptor
+    assert note_machine(compiled.cubin) == 0x3F  # EF_AMDGPU_MACH_AMDGCN_GFX90A
+    assert symbol.encode() + b".kd" in compiled.cubin  # the kernel's descriptor
     assert compiled.spills == 0 and 0 < compiled.registers <= 256
     # The metadata that the launch reads has every parameter, and those that the compiler adds.
     assert compiled.cubin.count(b".value_kind") >= len(compiled.params)
@@ -94,6 +111,7 @@ def test_every_kernel_is_listed_and_printed():
     assert all(variants.keys() == cache.package_variants(arch).keys() for arch in AMD)
     for op in gpu_ops():
         from zse.kernel.emit import gpu_target
+
         assert op.gpu_variants(gpu_target("gfx90a")), op.name
     for symbol in COMPILED:
         for arch in AMD:
@@ -124,7 +142,7 @@ def test_pack_and_device(tmp_path, monkeypatch):
     assert all(pack.image(one.symbol) == one.cubin for one in compiled)
     before = {file.name for file in (tmp_path / "kernels" / "cubins").iterdir()}
     cache.build("gfx90a", tmp_path / "b.pack", ["rope_table"])
-    assert {file.name for file in (tmp_path / "kernels" / "cubins").iterdir()} == before      # from the cache
+    assert {file.name for file in (tmp_path / "kernels" / "cubins").iterdir()} == before  # from the cache
     assert HIPDevice.simt
     assert cache.resolve_arch("gfx942") == "gfx942"
     with pytest.raises(ConfigError, match="gfx950"):
@@ -151,18 +169,26 @@ def functions(x: Ptr[f32, "const"], out: Ptr[f32], n: static, WHICH: static):
 
 
 FUNCTIONS = {"exp": exp, "log": log, "sin": sin, "cos": cos, "tanh": tanh}
-RANGES = {"exp": (-87, 88, 4e-7, 0), "log": (1e-30, 1e30, 3e-7, 1e-7), "sin": (-8000, 8000, 0, 1e-6), "cos": (-8000, 8000, 0, 1e-6),
-          "tanh": (-10, 10, 0, 4e-7)}
+RANGES = {
+    "exp": (-87, 88, 4e-7, 0),
+    "log": (1e-30, 1e30, 3e-7, 1e-7),
+    "sin": (-8000, 8000, 0, 1e-6),
+    "cos": (-8000, 8000, 0, 1e-6),
+    "tanh": (-10, 10, 0, 4e-7),
+}
 
 
 @pytest.mark.parametrize("name", mathlib.FUNCTIONS)
 def test_mathematics(name, home):
     """The language's own functions, as the emulator and all HIP and Metal kernels use them."""
     from gpu.harness import read_back, upload
+
     low, high, relative, absolute = RANGES[name]
     rng = np.random.default_rng()
     n = 4096
-    x = (np.exp(rng.uniform(np.log(low), np.log(high), n)) if name == "log" else rng.uniform(low, high, n)).astype(np.float32)
+    x = (np.exp(rng.uniform(np.log(low), np.log(high), n)) if name == "log" else rng.uniform(low, high, n)).astype(
+        np.float32
+    )
     if name == "log":
         x[:6] = [0.0, -1.0, np.inf, np.nan, 1e-41, 1.0]
     variant = Variant("functions", functions, {"n": n, "WHICH": FUNCTIONS[name]}, threads=64)
@@ -183,7 +209,8 @@ def test_reference(op, home):
     with EmulateDevice("gfx90a", seed=seed) as device:
         if op.name == "matmul":
             from zse.kernels.gpu import matmul
-            cases = list(matmul.cases(np.random.default_rng(seed)))      # those of gemm.py are of its kernels' tiles
+
+            cases = list(matmul.cases(np.random.default_rng(seed)))  # those of gemm.py are of its kernels' tiles
         else:
             cases = list(op.cases(np.random.default_rng(seed), "gpu"))
         end = time.monotonic() + SECONDS

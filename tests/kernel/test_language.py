@@ -115,16 +115,31 @@ def test_control_flow(build):
     compiled.call("control", x, out, 6, 9, grid=(3, 2))
     assert out[:4].tolist() == [11, 7, 5, -3]
     assert out[4:6].tolist() == [0 + 2 * 97, 1 + 2 * 97]
-    assert out[10] == 2 + 10 + 300      # the last block wrote last
+    assert out[10] == 2 + 10 + 300  # the last block wrote last
 
 
 @kernel
 def elementwise(x: Ptr[f32, "const"], y: Ptr[f32, "const"], out: Ptr[f32], n: i64, LANES: static):
     for i in range(0, n, LANES):
         a, b = load(x + i, LANES), load(y + i, LANES)
-        results = [exp(a), tanh(a), sqrt(abs(a)), fma(a, b, a), floor(a), round_even(a), min(a, b), max(a, b), where(a > b, a, b * 2.0),
-                   abs(a) - b / 4.0, log(abs(a) + 1.0), sin(a), cos(a), convert(convert(a, f16), f32), convert(convert(a, bf16), f32),
-                   f32(i32(a)) if LANES == 1 else convert(convert(a, i32), f32)]
+        results = [
+            exp(a),
+            tanh(a),
+            sqrt(abs(a)),
+            fma(a, b, a),
+            floor(a),
+            round_even(a),
+            min(a, b),
+            max(a, b),
+            where(a > b, a, b * 2.0),
+            abs(a) - b / 4.0,
+            log(abs(a) + 1.0),
+            sin(a),
+            cos(a),
+            convert(convert(a, f16), f32),
+            convert(convert(a, bf16), f32),
+            f32(i32(a)) if LANES == 1 else convert(convert(a, i32), f32),
+        ]
         for k in static(range(len(results))):
             store(out + k * n + i, results[k])
 
@@ -140,8 +155,24 @@ def test_elementwise(build, lanes):
     half = x.astype(np.float16).astype(np.float64)
     bits = x.view(np.uint32).astype(np.uint64)
     brain = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16).astype(np.uint32).view(np.float32)
-    expected = [np.exp(a), np.tanh(a), np.sqrt(abs(a)), a * b + a, np.floor(a), np.rint(a), np.minimum(a, b), np.maximum(a, b),
-                np.where(a > b, a, 2 * b), abs(a) - b / 4, np.log(abs(a) + 1), np.sin(a), np.cos(a), half, brain, np.trunc(a)]
+    expected = [
+        np.exp(a),
+        np.tanh(a),
+        np.sqrt(abs(a)),
+        a * b + a,
+        np.floor(a),
+        np.rint(a),
+        np.minimum(a, b),
+        np.maximum(a, b),
+        np.where(a > b, a, 2 * b),
+        abs(a) - b / 4,
+        np.log(abs(a) + 1),
+        np.sin(a),
+        np.cos(a),
+        half,
+        brain,
+        np.trunc(a),
+    ]
     for row, (got, want) in enumerate(zip(out, expected, strict=True)):
         # tanh loses relative accuracy near 0 (1 - 2/(e^2x + 1)): 3e-7 absolute; the rest is f32 rounding
         np.testing.assert_allclose(got, want, rtol=4e-7, atol=4e-7, err_msg=f"row {row}")
@@ -161,7 +192,18 @@ def test_exp_accuracy(build):
 def integers(x: Ptr[i32, "const"], out: Ptr[i32], LANES: static):
     v = load(x, LANES)
     u = bitcast(v, u32)
-    rows = [v + 7, v * 3, (v >> 3) ^ 5, bitcast(u >> 3, i32), v & 15 | 64, ~v, min(v, 3), max(v, -3), -v, where(v != 3, v, 0)]
+    rows = [
+        v + 7,
+        v * 3,
+        (v >> 3) ^ 5,
+        bitcast(u >> 3, i32),
+        v & 15 | 64,
+        ~v,
+        min(v, 3),
+        max(v, -3),
+        -v,
+        where(v != 3, v, 0),
+    ]
     for k in static(range(len(rows))):
         store(out + k * LANES, rows[k])
     out[len(rows) * LANES] = reduce_add(v)
@@ -180,10 +222,27 @@ def test_integers(build, lanes):
     x[lanes // 2] = 3
     out = np.zeros(10 * lanes + 6, np.int32)
     compiled.call("integers", x, out)
-    rows = [x + 7, x * 3, (x >> 3) ^ 5, (x.view(np.uint32) >> 3).view(np.int32), x & 15 | 64, ~x, np.minimum(x, 3), np.maximum(x, -3),
-            -x, np.where(x != 3, x, 0)]
+    rows = [
+        x + 7,
+        x * 3,
+        (x >> 3) ^ 5,
+        (x.view(np.uint32) >> 3).view(np.int32),
+        x & 15 | 64,
+        ~x,
+        np.minimum(x, 3),
+        np.maximum(x, -3),
+        -x,
+        np.where(x != 3, x, 0),
+    ]
     assert np.array_equal(out[: 10 * lanes].reshape(10, lanes), rows)
-    assert out[10 * lanes:].tolist() == [x.sum(), x.max(), x.min(), 1, int(x.view(np.uint32)[0]).bit_count(), x[lanes // 2]]
+    assert out[10 * lanes :].tolist() == [
+        x.sum(),
+        x.max(),
+        x.min(),
+        1,
+        int(x.view(np.uint32)[0]).bit_count(),
+        x[lanes // 2],
+    ]
 
 
 @kernel
@@ -210,11 +269,12 @@ def test_packed_bytes(build, isa):
 
     def fours(products):
         return products.reshape(-1, 4).sum(1)
+
     first = w.astype(int) if "vnni" in isa else (w & 0x7F).astype(int)
     dots = fours(first * a) + 5
     assert np.array_equal(out[:lanes], dots)
-    assert np.array_equal(out[lanes: 2 * lanes], fours(w.view(np.int8).astype(int) * a))
-    assert np.array_equal(out[2 * lanes:], 2 * fours((w & 15).astype(int) * a))
+    assert np.array_equal(out[lanes : 2 * lanes], fours(w.view(np.int8).astype(int) * a))
+    assert np.array_equal(out[2 * lanes :], 2 * fours((w & 15).astype(int) * a))
     assert np.array_equal(narrow, np.clip(dots, -128, 127))
 
 
@@ -238,5 +298,6 @@ def test_pointer_type_from_a_static(build, dtype, numpy_type):
 
 def test_text_is_deterministic(isa, tmp_path):
     from zse.kernel.emit import emit_unit
+
     variants = [Variant("control", control, {"REPEAT": 2}), Variant("elementwise", elementwise, {"LANES": 8})]
     assert emit_unit(variants, isa) == emit_unit(variants, isa)

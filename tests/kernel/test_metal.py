@@ -30,7 +30,14 @@ CTYPES = {"f32": "float", "i32": "int", "u32": "uint", "i64": "long", "u64": "ul
 
 
 def clang() -> str:
-    found = next((path for name in ("clang++", "clang", *(f"clang-{n}" for n in range(22, 14, -1))) if (path := shutil.which(name))), None)
+    found = next(
+        (
+            path
+            for name in ("clang++", "clang", *(f"clang-{n}" for n in range(22, 14, -1)))
+            if (path := shutil.which(name))
+        ),
+        None,
+    )
     if found is None:
         if os.environ.get("ZSE_REQUIRE_CLANG") == "1":
             pytest.fail("no clang, and ZSE_REQUIRE_CLANG=1")
@@ -60,8 +67,12 @@ def test_every_kernel_passes_clang(tmp_path):
         units.append(f"namespace {symbol}_space {{\n{text.removeprefix(PRELUDE)}\n}}")
     assert len(units) > 90
     text = PRELUDE + "\n".join(units)
-    done = subprocess.run([compiler, "-x", "c++", "-std=c++17", "-fsyntax-only", f"-I{SHIM}", "-"], input=for_shim(text), text=True,
-                          capture_output=True)
+    done = subprocess.run(
+        [compiler, "-x", "c++", "-std=c++17", "-fsyntax-only", f"-I{SHIM}", "-"],
+        input=for_shim(text),
+        text=True,
+        capture_output=True,
+    )
     assert not done.returncode, [line for line in done.stderr.splitlines() if "error:" in line][:5]
 
 
@@ -71,8 +82,12 @@ def test_check_finds_mixed_address_spaces():
     assert "threadgroup f32 *" in text
     broken = re.sub(r"const threadgroup void \*p", "const device void *p", text)
     assert broken != text
-    done = subprocess.run([clang(), "-x", "c++", "-std=c++17", "-fsyntax-only", f"-I{SHIM}", "-"], input=for_shim(broken), text=True,
-                          capture_output=True)
+    done = subprocess.run(
+        [clang(), "-x", "c++", "-std=c++17", "-fsyntax-only", f"-I{SHIM}", "-"],
+        input=for_shim(broken),
+        text=True,
+        capture_output=True,
+    )
     assert done.returncode and "no matching function for call to 'zse_load_shared" in done.stderr
 
 
@@ -85,6 +100,7 @@ def test_every_operation_has_kernels():
 def test_missing_forms_are_named():
     """A kernel of another GPU asks for what this target does not have."""
     from zse.kernel import cache as packs
+
     variant = packs.package_variants("sm_80")["matmul_small_bf16"]
     with pytest.raises(CompileError, match=f"which target {ARCH} does not have|has no body for target {ARCH}"):
         emit_gpu(variant, ARCH)
@@ -102,19 +118,33 @@ class MetalInEmulator(EmulateDevice):
         return found
 
     def _build_library(self, symbol, text, entry):
-        args = [f"*({CTYPES[kind]} *)(args + {place})" if kind != "ptr" else f"({pointer})args[{place}]"
-                for place, ((_, kind), pointer) in enumerate(zip(entry["params"], self._pointers(text, symbol), strict=True))]
+        args = [
+            f"*({CTYPES[kind]} *)(args + {place})" if kind != "ptr" else f"({pointer})args[{place}]"
+            for place, ((_, kind), pointer) in enumerate(
+                zip(entry["params"], self._pointers(text, symbol), strict=True)
+            )
+        ]
         if entry["shared_bytes"]:
             args.append("shared")
-        wrapper = (f'extern "C" void metal_entry(const ulong *args, uchar *shared, uint thread_at, const uint *block, const uint *grid) {{\n'
-                   f"  {symbol}({', '.join(args)}, uint3{{thread_at, 0, 0}}, uint3{{block[0], block[1], block[2]}}, "
-                   "uint3{grid[0], grid[1], grid[2]});\n}\n")
+        wrapper = (
+            f'extern "C" void metal_entry(const ulong *args, uchar *shared, uint thread_at, const uint *block, const uint *grid) {{\n'
+            f"  {symbol}({', '.join(args)}, uint3{{thread_at, 0, 0}}, uint3{{block[0], block[1], block[2]}}, "
+            "uint3{grid[0], grid[1], grid[2]});\n}\n"
+        )
         code = for_shim(text) + wrapper
-        defines = [f"-DSYMBOL=\"{symbol}\"", f"-DTHREADS={entry['threads']}", f"-DSHARED_BYTES={entry['shared_bytes']}",
-                   f"-DNUM_PARAMS={len(entry['params'])}",
-                   f"-DPARAMS={','.join('2' if kind == 'ptr' else '0' for _, kind in entry['params'])}"]
+        defines = [
+            f'-DSYMBOL="{symbol}"',
+            f"-DTHREADS={entry['threads']}",
+            f"-DSHARED_BYTES={entry['shared_bytes']}",
+            f"-DNUM_PARAMS={len(entry['params'])}",
+            f"-DPARAMS={','.join('2' if kind == 'ptr' else '0' for _, kind in entry['params'])}",
+        ]
         sources = code + "".join(path.read_text() for path in (*SHIM.iterdir(), CSRC / "emulate.h"))
-        target = cache.folder() / "emulate" / f"metal-{symbol}-{hashlib.sha256(repr((sources, defines)).encode()).hexdigest()[:24]}.so"
+        target = (
+            cache.folder()
+            / "emulate"
+            / f"metal-{symbol}-{hashlib.sha256(repr((sources, defines)).encode()).hexdigest()[:24]}.so"
+        )
         if not target.exists():
             part = target.with_suffix(".cpp")
             part.write_text(code)
@@ -122,7 +152,11 @@ class MetalInEmulator(EmulateDevice):
             objects = []
             for source, extra in ((part, ["-DZSE_RUN", f"-I{SHIM}"]), (SHIM / "bridge.cpp", [f"-I{CSRC}", *defines])):
                 objects.append(str(target.with_suffix(f".{source.stem}.o")))
-                done = subprocess.run([clang(), *flags, *extra, "-x", "c++", "-c", str(source), "-o", objects[-1]], capture_output=True, text=True)
+                done = subprocess.run(
+                    [clang(), *flags, *extra, "-x", "c++", "-c", str(source), "-o", objects[-1]],
+                    capture_output=True,
+                    text=True,
+                )
                 assert not done.returncode, done.stderr[:2000]
             done = subprocess.run([clang(), "-shared", *objects, "-o", str(target)], capture_output=True, text=True)
             assert not done.returncode, done.stderr[:2000]
@@ -141,10 +175,11 @@ def test_reference(op, home):
     """Every operation's Metal text against its float64 reference."""
     clang()
     seed = int(np.random.default_rng().integers(2**32))
-    with MetalInEmulator(ARCH, seed=seed, dependent=False, initialised=False) as device:     # plain stores are not seen
+    with MetalInEmulator(ARCH, seed=seed, dependent=False, initialised=False) as device:  # plain stores are not seen
         (cache.folder() / "emulate").mkdir(parents=True, exist_ok=True)
         if op.name == "matmul":
             from zse.kernels.gpu import matmul
+
             cases = list(matmul.cases(np.random.default_rng(seed)))
         else:
             cases = list(op.cases(np.random.default_rng(seed), "gpu"))

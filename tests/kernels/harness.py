@@ -13,8 +13,17 @@ from zse.kernels.op import HostActivation, HostArray
 from zse.runtime.cpu import CPUDevice
 from zse.tensor import Activation, Tensor, Weight
 
-DTYPES = {"float32": "f32", "float16": "f16", "int32": "i32", "int8": "i8", "uint8": "u8", "uint16": "bf16",
-          "int64": "i64", "uint64": "u64", "float64": "f64"}
+DTYPES = {
+    "float32": "f32",
+    "float16": "f16",
+    "int32": "i32",
+    "int8": "i8",
+    "uint8": "u8",
+    "uint16": "bf16",
+    "int64": "i64",
+    "uint64": "u64",
+    "float64": "f64",
+}
 
 
 def host_isas() -> list[str]:
@@ -95,8 +104,12 @@ def to_tensor(value):
     if isinstance(value, HostArray):
         return to_tensor(value.array)._replace(dtype=value.dtype)
     if isinstance(value, HostActivation):
-        return Activation(to_tensor(value.q), to_tensor(value.scale), to_tensor(value.sum),
-                          None if value.low is None else to_tensor(value.low))
+        return Activation(
+            to_tensor(value.q),
+            to_tensor(value.scale),
+            to_tensor(value.sum),
+            None if value.low is None else to_tensor(value.low),
+        )
     if hasattr(value, "planes"):
         return Weight(value.shape, value.scheme, {name: to_tensor(plane) for name, plane in value.planes.items()})
     if isinstance(value, tuple):
@@ -127,9 +140,12 @@ def run_case(op, case, isa, rng=None, threads: bool = False) -> dict:
     for name, output in case.outputs.items():
         if output.int8:
             rows, width = output.shape
-            results[name] = HostActivation(output.shape, poisoned((rows, width), np.int8),
-                                           *(poisoned((rows, width // 32), np.float32) for _ in range(2)),
-                                           poisoned((rows, width), np.int8) if output.dtype == "int16" else None)
+            results[name] = HostActivation(
+                output.shape,
+                poisoned((rows, width), np.int8),
+                *(poisoned((rows, width // 32), np.float32) for _ in range(2)),
+                poisoned((rows, width), np.int8) if output.dtype == "int16" else None,
+            )
         else:
             results[name] = poisoned(output.shape, output.dtype) if output.inout is None else output.inout.copy()
         tensors[name] = to_tensor(results[name])
@@ -146,12 +162,16 @@ def run_case(op, case, isa, rng=None, threads: bool = False) -> dict:
 def check_case(op, case, got: dict) -> None:
     """Compare with the reference within every output's tolerance."""
     initial = {name: output.inout for name, output in case.outputs.items() if "." not in name}
-    expected = op.reference(**case.inputs, **{name: value for name, value in initial.items() if value is not None},
-                            **{name: value for name, value in case.options.items() if name not in case.outputs})
+    expected = op.reference(
+        **case.inputs,
+        **{name: value for name, value in initial.items() if value is not None},
+        **{name: value for name, value in case.options.items() if name not in case.outputs},
+    )
     for name, output in case.outputs.items():
         if output.int8:
-            check_int8(got[name], np.asarray(expected[name], np.float64), output.tolerance.relative,
-                       f"{case.name}: {name}")
+            check_int8(
+                got[name], np.asarray(expected[name], np.float64), output.tolerance.relative, f"{case.name}: {name}"
+            )
             continue
         wanted = np.asarray(expected[name])
         if output.error:
@@ -160,8 +180,13 @@ def check_case(op, case, got: dict) -> None:
         elif output.tolerance.absolute == output.tolerance.relative == 0:
             np.testing.assert_array_equal(got[name], wanted, err_msg=f"{case.name}: {name}")
         else:
-            np.testing.assert_allclose(got[name].astype(np.float64), wanted, rtol=output.tolerance.relative,
-                                       atol=output.tolerance.absolute, err_msg=f"{case.name}: {name}")
+            np.testing.assert_allclose(
+                got[name].astype(np.float64),
+                wanted,
+                rtol=output.tolerance.relative,
+                atol=output.tolerance.absolute,
+                err_msg=f"{case.name}: {name}",
+            )
 
 
 def check_int8(got, values, slack, what) -> None:
@@ -178,5 +203,6 @@ def check_int8(got, values, slack, what) -> None:
         assert got.low.min() >= -127, f"{what}: low = -128"
         q = q + got.low.reshape(groups.shape).astype(np.float64) / 256
         assert (np.abs(q * scale - groups) <= scale * (1 / 256 + 127 * slack * 4) + 1e-38).all(), f"{what}: low"
-    np.testing.assert_allclose(got.sum, (scale * q.sum(axis=2, keepdims=True))[:, :, 0], rtol=1e-6, atol=1e-38,
-                               err_msg=f"{what}: sum")
+    np.testing.assert_allclose(
+        got.sum, (scale * q.sum(axis=2, keepdims=True))[:, :, 0], rtol=1e-6, atol=1e-38, err_msg=f"{what}: sum"
+    )

@@ -17,8 +17,7 @@ def run(isa, batch, width, **options):
         heads = width // head_dim
         shape = partial_shape(len(batch["positions"]), heads, head_dim, batch["page_table"].shape[1] * PAGE)
         options["partial"] = to_tensor(poisoned(shape, np.float32))
-    attention(DirectRecorder(isa, np.random.default_rng()), out=to_tensor(out), scale=0.125, **tensors,
-              **options)
+    attention(DirectRecorder(isa, np.random.default_rng()), out=to_tensor(out), scale=0.125, **tensors, **options)
     return out
 
 
@@ -29,14 +28,23 @@ def part(batch, chosen):
 
 
 @pytest.mark.parametrize("isa", host_isas())
-@pytest.mark.parametrize("heads, kv_heads, head_dim, window, dtype", [
-    (9, 3, 64, 0, "float16"), (4, 1, 128, 100, "float16"), (7, 1, 48, 0, "float16"), (2, 2, 32, 300, "float16"),
-    (9, 3, 64, 0, "i8"), (4, 1, 128, 100, "e4m3")])
+@pytest.mark.parametrize(
+    "heads, kv_heads, head_dim, window, dtype",
+    [
+        (9, 3, 64, 0, "float16"),
+        (4, 1, 128, 100, "float16"),
+        (7, 1, 48, 0, "float16"),
+        (2, 2, 32, 300, "float16"),
+        (9, 3, 64, 0, "i8"),
+        (4, 1, 128, 100, "e4m3"),
+    ],
+)
 def test_rows_are_the_same_alone_batched_chunked_and_split(isa, heads, kv_heads, head_dim, window, dtype):
     rng = np.random.default_rng()
     first = int(rng.integers(200, 600))
-    batch = attention_batch(rng, [(first, 45), (0, 70), (SEGMENT - 1, 1), (3 * SEGMENT, 2)], heads, kv_heads, head_dim,
-                            dtype)
+    batch = attention_batch(
+        rng, [(first, 45), (0, 70), (SEGMENT - 1, 1), (3 * SEGMENT, 2)], heads, kv_heads, head_dim, dtype
+    )
     width = heads * head_dim
     whole = run(isa, batch, width, window=window)
     assert np.isfinite(whole).all()
@@ -60,11 +68,15 @@ def test_splits_fill_the_threads_only_when_needed():
     assert [rows_in_registers(group) for group in (1, 2, 3, 4, 5, 6, 7, 8, 9)] == [2, 2, 3, 4, 3, 3, 4, 4, 3]
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"q": (5, 100)}, "q is 100 wide"), ({"v_pages": (9, 1, 16, 40)}, "multiple of 16"),
-    ({"k_pages": (9, 1, 48, 16)}, "k_pages"),
-    ({"positions": (4,)}, "positions"),
-])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"q": (5, 100)}, "q is 100 wide"),
+        ({"v_pages": (9, 1, 16, 40)}, "multiple of 16"),
+        ({"k_pages": (9, 1, 48, 16)}, "k_pages"),
+        ({"positions": (4,)}, "positions"),
+    ],
+)
 def test_wrong_shapes_are_refused(change, message):
     batch = attention_batch(np.random.default_rng(), [(3, 5)], 2, 1, 32)
     for name, shape in change.items():

@@ -15,14 +15,24 @@ def new(device, dtype, *shape):
     return Tensor(device.alloc(4), shape, dtype)
 
 
-def record(arch=80, heads=28, kv_heads=4, head_dim=128, dtype="bf16", tokens=5, longest_run=None, change=None, **options):
+def record(
+    arch=80, heads=28, kv_heads=4, head_dim=128, dtype="bf16", tokens=5, longest_run=None, change=None, **options
+):
     """The symbols that attention with a scratch of its own records."""
     device = NullDevice(family="gpu", arch=arch)
     recorder = device.record()
-    pages = {name: new(device, dtype, 9, kv_heads, *pages_shape(head_dim, dtype, name == "k_pages", "gpu")) for name in ("k_pages", "v_pages")}
-    arguments = {"q": new(device, "bf16", tokens, heads * head_dim), **pages, "page_table": new(device, "i32", 2, 8),
-                 "token_row": new(device, "i32", tokens), "positions": new(device, "i32", tokens),
-                 "out": new(device, "bf16", tokens, heads * head_dim)}
+    pages = {
+        name: new(device, dtype, 9, kv_heads, *pages_shape(head_dim, dtype, name == "k_pages", "gpu"))
+        for name in ("k_pages", "v_pages")
+    }
+    arguments = {
+        "q": new(device, "bf16", tokens, heads * head_dim),
+        **pages,
+        "page_table": new(device, "i32", 2, 8),
+        "token_row": new(device, "i32", tokens),
+        "positions": new(device, "i32", tokens),
+        "out": new(device, "bf16", tokens, heads * head_dim),
+    }
     for name, (kind, *shape) in (change or {}).items():
         arguments[name] = new(device, kind, *shape)
     attention(recorder, scale=0.1, longest_run=longest_run, **arguments, **options)
@@ -43,16 +53,23 @@ def test_pages_in_8_bits_have_no_kernel_of_their_own_on_hopper():
     assert record(arch=80, dtype="e4m3")[1:] == ["attention_decode_e4m3_d128_n2", "attention_mma_e4m3_d128"]
 
 
-@pytest.mark.parametrize("options, error, message", [
-    ({"head_dim": 80}, UnsupportedError, "head_dim 80 is not supported; supported: 64, 96, 128, 256"),
-    ({"change": {"q": ("bf16", 5, 100)}}, ValueError, "q is 100 wide"),
-    ({"change": {"q": ("f32", 5, 28 * 128)}}, TypeError, "attention q: dtype f32"),
-    ({"change": {"k_pages": ("bf16", 9, 4, 128, 16)}}, ValueError, "k_pages"),
-    ({"dtype": "f32"}, TypeError, "k_pages: dtype f32"),
-    ({"change": {"k_pages": ("i8", 9, 4, 16, 128)}}, ValueError, r"k_pages: shape \(9, 4, 16, 128\), expected \(9, 4, 2112\)"),
-    ({"dtype": "i8", "change": {"v_pages": ("e4m3", 9, 4, 2112)}}, TypeError, "v_pages: dtype e4m3, expected i8"),
-    ({"heads": 129, "kv_heads": 1}, UnsupportedError, "129 is not supported; supported: 1 to 128"),
-])
+@pytest.mark.parametrize(
+    "options, error, message",
+    [
+        ({"head_dim": 80}, UnsupportedError, "head_dim 80 is not supported; supported: 64, 96, 128, 256"),
+        ({"change": {"q": ("bf16", 5, 100)}}, ValueError, "q is 100 wide"),
+        ({"change": {"q": ("f32", 5, 28 * 128)}}, TypeError, "attention q: dtype f32"),
+        ({"change": {"k_pages": ("bf16", 9, 4, 128, 16)}}, ValueError, "k_pages"),
+        ({"dtype": "f32"}, TypeError, "k_pages: dtype f32"),
+        (
+            {"change": {"k_pages": ("i8", 9, 4, 16, 128)}},
+            ValueError,
+            r"k_pages: shape \(9, 4, 16, 128\), expected \(9, 4, 2112\)",
+        ),
+        ({"dtype": "i8", "change": {"v_pages": ("e4m3", 9, 4, 2112)}}, TypeError, "v_pages: dtype e4m3, expected i8"),
+        ({"heads": 129, "kv_heads": 1}, UnsupportedError, "129 is not supported; supported: 1 to 128"),
+    ],
+)
 def test_what_does_not_fit_is_refused(options, error, message):
     with pytest.raises(error, match=message):
         record(**({"heads": 28} | options))
@@ -82,13 +99,26 @@ def test_division_by_multiplication_is_exact():
             assert n * factor >> 31 == n // divisor, (n, divisor)
 
 
-@pytest.mark.parametrize("dtype, shape, message", [
-    ("e4m3", (4, 2, 16, 64), r"expected \(4, 2, 1088\)"), ("i8", (4, 2, 1024), "k_pages"), ("bf16", (4, 2, 1088), "k_pages")])
+@pytest.mark.parametrize(
+    "dtype, shape, message",
+    [
+        ("e4m3", (4, 2, 16, 64), r"expected \(4, 2, 1088\)"),
+        ("i8", (4, 2, 1024), "k_pages"),
+        ("bf16", (4, 2, 1088), "k_pages"),
+    ],
+)
 def test_qkv_post_wants_pages_of_the_form_of_their_type(dtype, shape, message):
     device = NullDevice(family="gpu", arch=80)
-    tensors = {"qkv": new(device, "f32", 3, 12 * 64), "q_norm": None, "k_norm": None, "table": new(device, "f32", 3, 64),
-               "q_out": new(device, "bf16", 3, 8 * 64), "page_table": new(device, "i32", 1, 4),
-               "token_row": new(device, "i32", 3), "positions": new(device, "i32", 3)}
+    tensors = {
+        "qkv": new(device, "f32", 3, 12 * 64),
+        "q_norm": None,
+        "k_norm": None,
+        "table": new(device, "f32", 3, 64),
+        "q_out": new(device, "bf16", 3, 8 * 64),
+        "page_table": new(device, "i32", 1, 4),
+        "token_row": new(device, "i32", 3),
+        "positions": new(device, "i32", 3),
+    }
     values = new(device, dtype, 4, 2, *pages_shape(64, dtype, False, "gpu"))
     with pytest.raises(ValueError, match=message):
         qkv_post(device.record(), **tensors, k_pages=new(device, dtype, *shape), v_pages=values)

@@ -32,7 +32,9 @@ class Spaced(EmulateDevice):
     """With a kernel after each of BEFORE_OTHERS, as in a model's graph."""
 
     def __init__(self, like: str, **options):
-        super().__init__(like, cache.package_variants(like) | {"bystander": Variant("bystander", bystander, threads=32)}, **options)
+        super().__init__(
+            like, cache.package_variants(like) | {"bystander": Variant("bystander", bystander, threads=32)}, **options
+        )
 
     def record(self) -> Recorder:
         recorder = super().record()
@@ -42,6 +44,7 @@ class Spaced(EmulateDevice):
             plain(symbol, *args, **options)
             if symbol in BEFORE_OTHERS:
                 plain("bystander", [], 1)
+
         recorder.launch = launch
         return recorder
 
@@ -68,7 +71,9 @@ def test_reference(op, like, home):
             try:
                 check_case(op, cases[number], run_case(op, cases[number], device))
             except Exception as error:
-                raise AssertionError(f"{op.name}, {like}, seed {seed}, {cases[number].name}: {type(error).__name__}: {error}") from error
+                raise AssertionError(
+                    f"{op.name}, {like}, seed {seed}, {cases[number].name}: {type(error).__name__}: {error}"
+                ) from error
 
 
 def test_more_tiles_than_multiprocessors_have_counters(home):
@@ -76,6 +81,7 @@ def test_more_tiles_than_multiprocessors_have_counters(home):
     from zse.kernels.gpu.gemm_cases import MANY_TILES, make_case
     from zse.kernels.table import all_ops
     from zse.quant.scheme import DenseScheme
+
     matmul = next(op for op in all_ops() if op.name == "matmul")
     with EmulateDevice("sm_90a", cache.package_variants("sm_90a"), initialised=False) as device:
         case = make_case(np.random.default_rng(), DenseScheme("bf16"), "store", *MANY_TILES)

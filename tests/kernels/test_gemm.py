@@ -18,10 +18,12 @@ ROWS, WIDTH = 1024, 2048
 
 def params_of(variant):
     """[[name, type], ...] as in a manifest."""
+
     def type_of(annotation):
         if isinstance(annotation, PointerType):
             return "ptr"
         return "tensormap" if annotation is TensorMap else annotation.name
+
     return [[name, type_of(annotation)] for name, annotation in variant.kernel.params if annotation is not static]
 
 
@@ -30,8 +32,9 @@ class Recording(NullDevice):
 
     def __init__(self, arch: int):
         kernels = variants(CudaTarget({80: "sm_80", 90: "sm_90a"}[arch]))
-        super().__init__(manifest={variant.symbol: {"params": params_of(variant)} for variant in kernels},
-                         family="gpu", arch=arch)
+        super().__init__(
+            manifest={variant.symbol: {"params": params_of(variant)} for variant in kernels}, family="gpu", arch=arch
+        )
         self.maps = []
 
     def tensor_map(self, tensor, box, *, swizzle=0, dims=None, strides=None):
@@ -66,8 +69,11 @@ def test_every_scheme_has_a_kernel(arch, tokens):
         for gate in (None, "silu"):
             recorder = device.record()
             symbol = recorder.symbol("tokens", tokens)
-            a = Fp8Activation(new(device, (symbol, WIDTH), "e4m3"), new(device, (symbol,), "f32")) if fp8 \
+            a = (
+                Fp8Activation(new(device, (symbol, WIDTH), "e4m3"), new(device, (symbol,), "f32"))
+                if fp8
                 else new(device, (symbol, WIDTH), "bf16")
+            )
             out = new(device, (symbol, ROWS // 2 if gate else ROWS), "bf16" if gate else "f32")
             if gate:
                 matmul_gated(recorder, a, weight_of(device, scheme), out, gate, max_tokens=tokens)
@@ -89,7 +95,7 @@ def test_choice_fills_the_chip():
                     assert choice.splits == 1 or tiles * choice.splits <= 132
                     size = choice.tile.tokens * choice.tile.rows * 4
                     assert choice.splits == 1 or tiles * choice.splits * size <= 132 * gemm.PARTIAL_BYTES
-                    assert choice.splits == 1 or tiles <= 132 * 8       # one counter each
+                    assert choice.splits == 1 or tiles <= 132 * 8  # one counter each
 
 
 # Microseconds on an H200 of the faster forms, (tokens x rows of the tile, parts): benchmarks/LOG.md.
@@ -133,8 +139,13 @@ def test_prepared_weights_come_in_pieces():
     planes = {plane.name: new(device, plane.shape, plane.dtype) for plane in scheme.planes(rows, width, "rows")}
     recorder = device.record()
     symbol = recorder.symbol("tokens", tokens)
-    matmul(recorder, new(device, (symbol, width), "bf16"), Weight((rows, width), scheme, planes, "rows"),
-           new(device, (symbol, rows), "f32"), max_tokens=tokens)
+    matmul(
+        recorder,
+        new(device, (symbol, width), "bf16"),
+        Weight((rows, width), scheme, planes, "rows"),
+        new(device, (symbol, rows), "f32"),
+        max_tokens=tokens,
+    )
     names = [launch.symbol for launch in recorder.launches]
     pieces = -(-rows // (gemm.PIECE_BYTES // (2 * width) // 256 * 256))
     assert names[::2] == ["dequantize_f16"] * pieces

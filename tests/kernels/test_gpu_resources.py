@@ -32,7 +32,9 @@ def write_table(arch: str, version: list[int], found: dict[str, list[int]]) -> N
     table["nvrtc"] = version
     parts = [f'"nvrtc": {json.dumps(version)}', '"columns": ["registers", "spilled bytes", "shared bytes"]']
     for name in ARCHS:
-        rows = ",\n".join(f'  {json.dumps(symbol)}: {json.dumps(row)}' for symbol, row in sorted(table.get(name, {}).items()))
+        rows = ",\n".join(
+            f"  {json.dumps(symbol)}: {json.dumps(row)}" for symbol, row in sorted(table.get(name, {}).items())
+        )
         parts.append(f'"{name}": {{\n{rows}\n}}' if rows else f'"{name}": {{}}')
     TABLE.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
 
@@ -56,7 +58,12 @@ def test_resources(arch, compiler, request, monkeypatch):
     table = json.loads(TABLE.read_text(encoding="utf-8"))
     assert sorted(found) == sorted(table[arch]), "kernels came or went: --update-golden"
     slack = 0 if version == table["nvrtc"] else OTHER_COMPILER_REGISTERS
-    wrong = {symbol: (row, table[arch][symbol]) for symbol, row in found.items()
-             if row[2] != table[arch][symbol][2] or row[1] > table[arch][symbol][1] or row[0] > table[arch][symbol][0] + slack
-             or (not slack and row != table[arch][symbol])}
+    wrong = {
+        symbol: (row, table[arch][symbol])
+        for symbol, row in found.items()
+        if row[2] != table[arch][symbol][2]
+        or row[1] > table[arch][symbol][1]
+        or row[0] > table[arch][symbol][0] + slack
+        or (not slack and row != table[arch][symbol])
+    }
     assert not wrong, f"[registers, spills, shared] now and in the table: {wrong}"

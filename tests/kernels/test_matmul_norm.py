@@ -138,12 +138,19 @@ def test_refusals(device):
     with pytest.raises(ValueError, match="no kernel with a norm in front: record add_rmsnorm"):
         MATMUL.launch(device.record(), **arguments, **found, max_tokens=5)
     a = arguments["a"]
-    square = place(device, matmul_norm_cases.make_case(rng, DenseScheme("bf16"), "store", 1, 128, 128, None).inputs["weight"])
+    square = place(
+        device, matmul_norm_cases.make_case(rng, DenseScheme("bf16"), "store", 1, 128, 128, None).inputs["weight"]
+    )
     with pytest.raises(ValueError, match="out is the rows that are read"):
         MATMUL.launch(device.record(), a, square, a.x, max_tokens=4, accumulate=True)
     with pytest.raises(TypeError, match="norm's weight: dtype bf16"):
-        MATMUL.launch(device.record(), NormedRows(a.x, a.weight._replace(dtype="bf16"), a.eps), square,
-                      place(device, np.zeros((5, 128), np.float32)), max_tokens=4)
+        MATMUL.launch(
+            device.record(),
+            NormedRows(a.x, a.weight._replace(dtype="bf16"), a.eps),
+            square,
+            place(device, np.zeros((5, 128), np.float32)),
+            max_tokens=4,
+        )
 
 
 def test_limits():

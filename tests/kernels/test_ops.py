@@ -24,7 +24,7 @@ def test_this_machine_runs_some_kernels():
 @pytest.mark.parametrize("threads", [False, True], ids=["direct", "graph"])
 def test_reference(op, isa, threads):
     """direct: blocks one by one in random order; graph: recorded and replayed by the pool's two threads."""
-    rng = np.random.default_rng()          # fresh inputs in every run; the seed is in the failure's message
+    rng = np.random.default_rng()  # fresh inputs in every run; the seed is in the failure's message
     seed = int(rng.integers(2**32))
     count = 0
     for case in op.cases(np.random.default_rng(seed)):
@@ -62,19 +62,22 @@ def ints(*shape):
     return to_tensor(np.zeros(shape, np.int32))
 
 
-@pytest.mark.parametrize("call, message", [
-    (lambda r: add_rmsnorm(r, floats(2, 8), floats(2, 9), None, None, None, 1e-5), "delta: shape"),
-    (lambda r: add_rmsnorm(r, floats(2, 8), None, None, None, None, 1e-5), "nothing to do"),
-    (lambda r: add_rmsnorm(r, floats(2, 8), None, None, floats(8), None, 1e-5), "go together"),
-    (lambda r: gated(r, floats(2, 8), floats(2, 5), "silu"), "gate_up: shape"),
-    (lambda r: gated(r, floats(2, 8), floats(2, 4), "relu"), "kind 'relu'"),
-    (lambda r: quantize(r, floats(2, 40), floats(2, 40)), "not a multiple of 32"),
-    (lambda r: gather_rows(r, floats(5, 8), ints(3), floats(2, 8)), "rows: shape"),
-    (lambda r: gather_rows(r, floats(5, 8), floats(2), floats(2, 8)), "rows: dtype f32, expected i32"),
-    (lambda r: rope_table(r, ints(3), floats(12), floats(3, 24)), "not a multiple of 16"),
-    (lambda r: logprob_rows(r, floats(3, 9), ints(2), floats(3), ints(3)), "targets: shape"),
-    (lambda r: sample(r, floats(3, 9), temperature=floats(3)), "missing or unknown"),
-])
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda r: add_rmsnorm(r, floats(2, 8), floats(2, 9), None, None, None, 1e-5), "delta: shape"),
+        (lambda r: add_rmsnorm(r, floats(2, 8), None, None, None, None, 1e-5), "nothing to do"),
+        (lambda r: add_rmsnorm(r, floats(2, 8), None, None, floats(8), None, 1e-5), "go together"),
+        (lambda r: gated(r, floats(2, 8), floats(2, 5), "silu"), "gate_up: shape"),
+        (lambda r: gated(r, floats(2, 8), floats(2, 4), "relu"), "kind 'relu'"),
+        (lambda r: quantize(r, floats(2, 40), floats(2, 40)), "not a multiple of 32"),
+        (lambda r: gather_rows(r, floats(5, 8), ints(3), floats(2, 8)), "rows: shape"),
+        (lambda r: gather_rows(r, floats(5, 8), floats(2), floats(2, 8)), "rows: dtype f32, expected i32"),
+        (lambda r: rope_table(r, ints(3), floats(12), floats(3, 24)), "not a multiple of 16"),
+        (lambda r: logprob_rows(r, floats(3, 9), ints(2), floats(3), ints(3)), "targets: shape"),
+        (lambda r: sample(r, floats(3, 9), temperature=floats(3)), "missing or unknown"),
+    ],
+)
 def test_launchers_refuse_what_does_not_fit(call, message):
     with pytest.raises((ValueError, TypeError), match=message):
         call(None)

@@ -36,8 +36,18 @@ def test_draws_follow_the_kept_distribution(isa):
 
 
 @pytest.mark.parametrize("isa", host_isas())
-@pytest.mark.parametrize("values", [{"top_k": 50}, {"top_p": 0.9}, {"top_k": 200, "top_p": 0.95}, {"min_p": 0.05},
-                                    {"top_k": 7, "top_p": 0.999}, {"top_p": 0.05}, {}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"top_k": 50},
+        {"top_p": 0.9},
+        {"top_k": 200, "top_p": 0.95},
+        {"min_p": 0.05},
+        {"top_k": 7, "top_p": 0.999},
+        {"top_p": 0.05},
+        {},
+    ],
+)
 @pytest.mark.parametrize("kind", ["smooth", "ties", "flat", "peaked", "bf16"])
 def test_kept_sets_are_exact(isa, values, kind):
     """Every kept token is reachable and no other is: rows that share the logits draw at the edges of the kept set."""
@@ -61,8 +71,16 @@ def test_a_row_depends_on_itself_only(isa):
     rng = np.random.default_rng()
     rows, vocab = 6, 9001
     logits = (rng.standard_normal((rows, vocab)) * 3).astype(np.float32)
-    params = make_parameters(rows, temperature=1.2, top_p=[1, 0.9, 1, 0.5, 1, 1], top_k=[0, 0, 9, 20, 0, 0],
-                             num_logprobs=3, repetition=1.1, seed=np.arange(rows), counter=7)
+    params = make_parameters(
+        rows,
+        temperature=1.2,
+        top_p=[1, 0.9, 1, 0.5, 1, 1],
+        top_k=[0, 0, 9, 20, 0, 0],
+        num_logprobs=3,
+        repetition=1.1,
+        seed=np.arange(rows),
+        counter=7,
+    )
     together = tokens_of(logits, params, isa)
     for r in range(rows):
         alone = {name: value[r : r + 1] for name, value in params.items() if len(value) == rows}
@@ -92,7 +110,7 @@ def test_penalties_and_biases_reach_the_choice(isa):
     logits = (rng.standard_normal((rows, vocab)) * 2).astype(np.float32)
     params = make_parameters(rows, repetition=1.5, presence=1.0, frequency=0.5, num_logprobs=0)
     add_lists(rng, params, rows, vocab, set(range(rows)))
-    params["bias_values"][::5] = 100.0                     # each row's first bias wins whatever the rest says
+    params["bias_values"][::5] = 100.0  # each row's first bias wins whatever the rest says
     got = tokens_of(logits, params, isa)
     np.testing.assert_array_equal(got["tokens"], params["bias_ids"][::5])
-    np.testing.assert_array_equal(got["logits"], logits)   # restored bit for bit
+    np.testing.assert_array_equal(got["logits"], logits)  # restored bit for bit

@@ -12,5 +12,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "formats"))
 def device():
     """The CPU device with two threads, from the installed kernel libraries. Without them the tests fail, not skip."""
     from zse.runtime import open_device
+
     with open_device("cpu", threads=2) as opened:
         yield opened

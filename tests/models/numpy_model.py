@@ -45,12 +45,13 @@ def attention(q, k, v, config: ModelConfig, window):
 def gate_activation(x, kind):
     if kind == "silu":
         return x / (1 + np.exp(-x))
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x ** 3)))
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
 def forward(config: ModelConfig, weights: dict, tokens, dtype=np.float32, operand=lambda x: x):
     """Logits [tokens, vocab] of one sequence. weights: role → array, dequantized. operand: what becomes of an activation that
     is multiplied with a weight, where the engine quantizes it."""
+
     def weight(role):
         return np.asarray(weights[role], dtype)
 

@@ -19,20 +19,26 @@ def load(device, path, quantize=None):
 class Session:
     """One decoder with `rows` sequences, whose pages are scattered over the cache."""
 
-    def __init__(self, device, model, *, activations=None, kv_dtype=None, rows=2, max_tokens=64, context=256,
-                 deterministic=False):
+    def __init__(
+        self, device, model, *, activations=None, kv_dtype=None, rows=2, max_tokens=64, context=256, deterministic=False
+    ):
         self.device, self.model = device, model
         gpu = device.family == "gpu"
         activations, kv_dtype = activations or ("bf16" if gpu else "f32"), kv_dtype or ("bf16" if gpu else "f32")
         pages = -(-context // 16)
         self.kv = KVCache(device, model.config, rows * pages, kv_dtype)
-        self.buffers = StepBuffers.allocate(device, model.config, max_tokens=max_tokens, max_rows=max_tokens,
-                                             max_pages=pages)
-        self.decoder = Decoder(device, model, self.kv, self.buffers, activations=activations,
-                               deterministic=deterministic)
+        self.buffers = StepBuffers.allocate(
+            device, model.config, max_tokens=max_tokens, max_rows=max_tokens, max_pages=pages
+        )
+        self.decoder = Decoder(
+            device, model, self.kv, self.buffers, activations=activations, deterministic=deterministic
+        )
         order = np.random.default_rng(7).permutation(rows * pages)
         self.kv.need(rows * pages - 1)
-        self._put(self.buffers.page_table.with_rows(rows), self.kv.table_entries([int(page) for page in order], 0, rows * pages))
+        self._put(
+            self.buffers.page_table.with_rows(rows),
+            self.kv.table_entries([int(page) for page in order], 0, rows * pages),
+        )
         self.lengths = [0] * rows
         self._graphs = {}
 
@@ -51,8 +57,12 @@ class Session:
             self.lengths[row] += len(ids)
             context = max(context, self.lengths[row])
         at = len(tokens)
-        for tensor, values in ((buffers.token_ids, tokens), (buffers.positions, positions),
-                               (buffers.token_row, token_row), (buffers.logit_rows, wanted or ())):
+        for tensor, values in (
+            (buffers.token_ids, tokens),
+            (buffers.positions, positions),
+            (buffers.token_row, token_row),
+            (buffers.logit_rows, wanted or ()),
+        ):
             if values:
                 self._put(tensor.with_rows(len(values)), values)
         lines = at if wanted is None else len(wanted)
@@ -72,7 +82,7 @@ class Session:
         """Logits of a whole sequence, in steps of `sizes` tokens (default: one step)."""
         logits, at = [], 0
         for size in sizes or [len(ids)]:
-            logits.append(self.step([(row, ids[at:at + size])]))
+            logits.append(self.step([(row, ids[at : at + size])]))
             at += size
         assert at == len(ids)
         return np.concatenate(logits)

@@ -66,16 +66,19 @@ def test_logits_and_order(like, sizes, family, home, tmp_path):
     device = EmulateDevice(like, cache.package_variants(like))
     model, _ = load_emulated(device, str(tiny.write(family, tmp_path, "BF16")))
     ids = tiny.tokens(family)[:TOKENS]
-    weights = {name: (tiny.to_bf16(values).astype(np.uint32) << 16).view(np.float32)
-               for name, values in tiny.by_role(family, model.config).items()}
+    weights = {
+        name: (tiny.to_bf16(values).astype(np.uint32) << 16).view(np.float32)
+        for name, values in tiny.by_role(family, model.config).items()
+    }
     reference = numpy_model.forward(model.config, weights, ids, np.float64)
     logits = Session(device, model, rows=1, max_tokens=16, context=32).run(ids, sizes)
     # bf16 between the operations, as in tests/gpu/test_models.py.
     assert np.abs(logits - reference).max() < 0.05 * np.abs(reference).max()
 
 
-@pytest.mark.parametrize("like, family, quantize, products", [
-    ("sm_80", "qwen2", None, 4), ("sm_90a", "qwen3", "int4", 4)])
+@pytest.mark.parametrize(
+    "like, family, quantize, products", [("sm_80", "qwen2", None, 4), ("sm_90a", "qwen3", "int4", 4)]
+)
 def test_norms_in_products(like, family, quantize, products, home, tmp_path, monkeypatch):
     """With the norms in front of the products that read them, the logits of 1 to 4 tokens are the same bits."""
     device = EmulateDevice(like, cache.package_variants(like))
@@ -87,7 +90,9 @@ def test_norms_in_products(like, family, quantize, products, home, tmp_path, mon
         logits.append(session.run(ids, [4, 3, 1, 1]))
         recorder = device.record()
         session.decoder.record(recorder, max_tokens=1)
-        counts.append(sum("_norm_" in launch.symbol for launch in recorder.launches if launch.symbol.startswith("matmul")))
+        counts.append(
+            sum("_norm_" in launch.symbol for launch in recorder.launches if launch.symbol.startswith("matmul"))
+        )
     np.testing.assert_array_equal(*logits)
     assert counts == [products, 0]
 
@@ -99,16 +104,21 @@ def test_kv_in_8_bits(like, kv_dtype, home, tmp_path):
     device = EmulateDevice(like, cache.package_variants(like))
     model, _ = load_emulated(device, str(tiny.write("llama", tmp_path, "BF16")))
     ids = tiny.tokens("llama")[:20]
-    expected, got = (Session(device, model, rows=2, max_tokens=32, context=32, kv_dtype=dtype).run(ids, [17, 2, 1])
-                     for dtype in ("bf16", kv_dtype))
+    expected, got = (
+        Session(device, model, rows=2, max_tokens=32, context=32, kv_dtype=dtype).run(ids, [17, 2, 1])
+        for dtype in ("bf16", kv_dtype)
+    )
     lost = np.abs(got - expected).max() / np.abs(expected).max()
     # On a CPU, of the tiny families' largest logit: 0.014 to 0.034 in int8, 0.059 to 0.16 in fp8.
     assert 1e-4 < lost < {"int8": 0.1, "fp8": 0.3}[kv_dtype]
     session = Session(device, model, rows=2, max_tokens=16, context=32, kv_dtype=kv_dtype, deterministic=True)
     whole = session.step([(0, ids[:11])])
     session.lengths = [0, 0]
-    parts = [session.step([(0, ids[:9])]), session.step([(0, ids[9:10]), (1, ids[3:6])])[:1],
-             session.step([(0, ids[10:11]), (1, ids[:1])], wanted=[0])]
+    parts = [
+        session.step([(0, ids[:9])]),
+        session.step([(0, ids[9:10]), (1, ids[3:6])])[:1],
+        session.step([(0, ids[10:11]), (1, ids[:1])], wanted=[0]),
+    ]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
@@ -121,8 +131,11 @@ def test_deterministic_forms(like, home, tmp_path):
     session = Session(device, model, rows=2, max_tokens=16, context=32, deterministic=True)
     whole = session.step([(0, ids)])
     session.lengths = [0, 0]
-    parts = [session.step([(0, ids[:9])]), session.step([(0, ids[9:10]), (1, ids[3:6])])[:1],
-             session.step([(0, ids[10:]), (1, ids[:1])], wanted=[0])]
+    parts = [
+        session.step([(0, ids[:9])]),
+        session.step([(0, ids[9:10]), (1, ids[3:6])])[:1],
+        session.step([(0, ids[10:]), (1, ids[:1])], wanted=[0]),
+    ]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
@@ -135,18 +148,28 @@ def test_an_engine_runs_ahead(home, tmp_path):
     wanted = EngineConfig(model="m", max_rows=3, max_context=64, max_tokens_per_step=32, kv_dtype="int8", page_size=32)
     config = plan_memory(wanted, plan, device).config
     runner = Runner(device, model, config)
-    assert runner.kv.page_nbytes == 2 * 2 * plan.config.num_layers * plan.config.num_kv_heads * (16 * plan.config.head_dim + 64)
+    assert runner.kv.page_nbytes == 2 * 2 * plan.config.num_layers * plan.config.num_kv_heads * (
+        16 * plan.config.head_dim + 64
+    )
     assert config.kv_bytes == config.num_pages * runner.kv.page_nbytes == runner.kv.nbytes
     ids = tiny.tokens("llama").tolist()
     params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
     requests = {
         0: (ids[:14], params),
         1: (ids[5:9], msgspec.structs.replace(params, temperature=1.0, seed=3, presence_penalty=0.5)),
-        2: (ids[3:4], msgspec.structs.replace(params, logit_bias={7: 100.0}, max_tokens=2)), 3: (ids[:14], params)}
+        2: (ids[3:4], msgspec.structs.replace(params, logit_bias={7: 100.0}, max_tokens=2)),
+        3: (ids[:14], params),
+    }
 
     def run(wanted) -> dict[int, list[int]]:
-        scheduler = Scheduler(num_pages=config.num_pages, max_rows=3, max_tokens=32, max_context=64,
-                              vocab_size=plan.config.vocab_size, geometry=PageGeometry(page_size=32))
+        scheduler = Scheduler(
+            num_pages=config.num_pages,
+            max_rows=3,
+            max_tokens=32,
+            max_context=64,
+            vocab_size=plan.config.vocab_size,
+            geometry=PageGeometry(page_size=32),
+        )
         engine = Engine(scheduler, runner)
         replies: dict[int, list[int]] = {id: [] for id in wanted}
         for id in wanted:
@@ -171,8 +194,16 @@ def test_an_engine_runs_ahead(home, tmp_path):
     assert run([1])[1] == together[1]
 
     # Pages that are found again bring the tokens that penalties look at: shared, copied, and by way of the host.
-    scheduler = Scheduler(num_pages=3, max_rows=1, max_tokens=32, max_context=64, vocab_size=plan.config.vocab_size,
-                          prefix_cache=PrefixCache(3, page_size=32), host=HostPool(8), geometry=PageGeometry(page_size=32))
+    scheduler = Scheduler(
+        num_pages=3,
+        max_rows=1,
+        max_tokens=32,
+        max_context=64,
+        vocab_size=plan.config.vocab_size,
+        prefix_cache=PrefixCache(3, page_size=32),
+        host=HostPool(8),
+        geometry=PageGeometry(page_size=32),
+    )
     engine = Engine(scheduler, runner)
 
     def say(prompt) -> tuple[list[int], int]:
@@ -186,7 +217,7 @@ def test_an_engine_runs_ahead(home, tmp_path):
     # A page has 32 tokens, in two blocks.
     first, _ = say(ids[:35])
     assert say(ids[:35]) == (first, 34)
-    scheduler.cache.prefix.evict(3)     # as when others need pages: the full one goes to the host with the next step
+    scheduler.cache.prefix.evict(3)  # as when others need pages: the full one goes to the host with the next step
     assert scheduler.snapshot()["prefix_host_pages"] == 1
     assert say(ids[:35]) == (first, 32)
 
@@ -195,7 +226,9 @@ def test_masks_between_the_forward_and_the_sampler(home, tmp_path):
     """One request whose grammar allows one token in each step, beside a free one, on a device that runs ahead."""
     device = EmulateDevice("sm_80", cache.package_variants("sm_80"))
     model, plan = load_emulated(device, str(tiny.write("llama", tmp_path, "BF16")))
-    config = plan_memory(EngineConfig(model="m", max_rows=2, max_context=64, max_tokens_per_step=32), plan, device).config
+    config = plan_memory(
+        EngineConfig(model="m", max_rows=2, max_context=64, max_tokens_per_step=32), plan, device
+    ).config
     runner = Runner(device, model, config)
     vocab = plan.config.vocab_size
     nbytes = (vocab + 31) // 32 * 4
@@ -257,7 +290,7 @@ class Knowing(Speculator):
     def propose(self, scheduler):
         for request in scheduler.decoding():
             said = len(request.tokens) - request.prompt_len
-            drafts = self.replies[request.id][said:said + 3]
+            drafts = self.replies[request.id][said : said + 3]
             request.drafts = [draft ^ ((said + at) % 3 == 2) for at, draft in enumerate(drafts)]
 
     def observe(self, batch, scheduler, seconds):
@@ -269,18 +302,28 @@ def test_drafts_are_verified_on_a_gpu(home, tmp_path):
     before each line and not those behind it."""
     device = EmulateDevice("sm_90a", cache.package_variants("sm_90a"))
     model, plan = load_emulated(device, str(tiny.write("llama", tmp_path, "BF16")))
-    wanted = EngineConfig(model="m", max_rows=2, max_context=64, max_tokens_per_step=16, deterministic=True,
-                          draft_tokens=3)
+    wanted = EngineConfig(
+        model="m", max_rows=2, max_context=64, max_tokens_per_step=16, deterministic=True, draft_tokens=3
+    )
     config = plan_memory(wanted, plan, device).config
     runner = Runner(device, model, config)
     ids = tiny.tokens("llama").tolist()
     params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True, frequency_penalty=2.0, logprobs=1)
-    requests = [(ids[:4], params), (ids[5:8], msgspec.structs.replace(params, temperature=1.0, seed=3)),
-                (ids[3:9], msgspec.structs.replace(params, max_tokens=2, frequency_penalty=0.0))]
+    requests = [
+        (ids[:4], params),
+        (ids[5:8], msgspec.structs.replace(params, temperature=1.0, seed=3)),
+        (ids[3:9], msgspec.structs.replace(params, max_tokens=2, frequency_penalty=0.0)),
+    ]
 
     def run(speculator):
-        scheduler = Scheduler(num_pages=config.num_pages, max_rows=2, max_tokens=16, max_context=64,
-                              vocab_size=plan.config.vocab_size, max_drafts=config.max_drafts)
+        scheduler = Scheduler(
+            num_pages=config.num_pages,
+            max_rows=2,
+            max_tokens=16,
+            max_context=64,
+            vocab_size=plan.config.vocab_size,
+            max_drafts=config.max_drafts,
+        )
         engine = Engine(scheduler, runner, speculator=speculator)
         replies = {id: [] for id in range(3)}
         for id, request in enumerate(requests):
@@ -302,13 +345,23 @@ def test_jobs_and_beams(home, tmp_path):
     """Log-probabilities and hidden states beside a request that runs ahead, and a beam search: a GPU's recordings."""
     device = EmulateDevice("sm_90a", cache.package_variants("sm_90a"))
     model, plan = load_emulated(device, str(tiny.write("llama", tmp_path, "BF16")))
-    config = plan_memory(EngineConfig(model="m", max_rows=2, max_context=64, max_tokens_per_step=16), plan, device).config
-    scheduler = Scheduler(num_pages=config.num_pages, max_rows=2, max_tokens=16, max_context=64,
-                          vocab_size=plan.config.vocab_size, eos_ids=frozenset((2,)))
+    config = plan_memory(
+        EngineConfig(model="m", max_rows=2, max_context=64, max_tokens_per_step=16), plan, device
+    ).config
+    scheduler = Scheduler(
+        num_pages=config.num_pages,
+        max_rows=2,
+        max_tokens=16,
+        max_context=64,
+        vocab_size=plan.config.vocab_size,
+        eos_ids=frozenset((2,)),
+    )
     engine = Engine(scheduler, Runner(device, model, config))
     ids = tiny.tokens("llama").tolist()[:10]
-    weights = {name: (tiny.to_bf16(values).astype(np.uint32) << 16).view(np.float32)
-               for name, values in tiny.by_role("llama", model.config).items()}
+    weights = {
+        name: (tiny.to_bf16(values).astype(np.uint32) << 16).view(np.float32)
+        for name, values in tiny.by_role("llama", model.config).items()
+    }
     logits = numpy_model.forward(model.config, weights, np.array(ids), np.float64)
     logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     engine.submit(1, ids[:5], SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True))
@@ -336,14 +389,21 @@ def test_no_kernel_reads_what_a_window_has_passed(like, kv_dtype, home, tmp_path
     """A prompt in chunks and a few tokens on a model with layers in groups: pages that were given back are NaN at once."""
     device = EmulateDevice(like, cache.package_variants(like))
     model, plan = load_emulated(device, str(tiny.write("gemma3", tmp_path, "BF16")))
-    wanted = EngineConfig(model="m", max_rows=1, max_context=64, max_tokens_per_step=16, prefix_cache=False,
-                          kv_dtype=kv_dtype)
+    wanted = EngineConfig(
+        model="m", max_rows=1, max_context=64, max_tokens_per_step=16, prefix_cache=False, kv_dtype=kv_dtype
+    )
     config = plan_memory(wanted, plan, device).config
     runner = Runner(device, model, config)
     pages = geometry(plan.config, 16, 2)
     assert pages.num_groups == runner.kv.num_groups == 7
-    scheduler = Scheduler(num_pages=config.num_pages, max_rows=1, max_tokens=16, max_context=64,
-                          vocab_size=plan.config.vocab_size, geometry=pages)
+    scheduler = Scheduler(
+        num_pages=config.num_pages,
+        max_rows=1,
+        max_tokens=16,
+        max_context=64,
+        vocab_size=plan.config.vocab_size,
+        geometry=pages,
+    )
     trim, gone = GroupedCacheManager.trim, []
 
     def trim_and_poison(self, sequence, position):
@@ -376,9 +436,12 @@ def test_a_profiled_step_has_every_launch(home, tmp_path):
     and the replies of an engine that was profiled are those of one that was not."""
     device = EmulateDevice("sm_90a", cache.package_variants("sm_90a"))
     model, plan = load_emulated(device, str(tiny.write("llama", tmp_path, "BF16")))
-    config = plan_memory(EngineConfig(model="m", max_rows=2, max_context=64, max_tokens_per_step=32), plan, device).config
-    scheduler = Scheduler(num_pages=config.num_pages, max_rows=2, max_tokens=32, max_context=64,
-                          vocab_size=plan.config.vocab_size)
+    config = plan_memory(
+        EngineConfig(model="m", max_rows=2, max_context=64, max_tokens_per_step=32), plan, device
+    ).config
+    scheduler = Scheduler(
+        num_pages=config.num_pages, max_rows=2, max_tokens=32, max_context=64, vocab_size=plan.config.vocab_size
+    )
     engine = Engine(scheduler, Runner(device, model, config))
     loaded = SimpleNamespace(engine=engine, config=config, model_config=plan.config)
 

@@ -46,7 +46,7 @@ class NullGPU(NullDevice):
 
     def staging(self, nbytes, label="staging", mapped=False):
         staging = super().staging(nbytes, label)
-        staging.shared = False      # copies are recorded, as between a host and a GPU
+        staging.shared = False  # copies are recorded, as between a host and a GPU
         return staging
 
     def tensor_map(self, tensor, box, **options):
@@ -61,7 +61,11 @@ class NullGPU(NullDevice):
 @pytest.fixture(scope="module", params=ARCHS)
 def gpu(request):
     arch = request.param
-    device = NullGPU(family="gpu", arch=int(arch.removeprefix("sm_").removesuffix("a")) if arch.startswith("sm_") else 0, manifest=Manifest(arch))
+    device = NullGPU(
+        family="gpu",
+        arch=int(arch.removeprefix("sm_").removesuffix("a")) if arch.startswith("sm_") else 0,
+        manifest=Manifest(arch),
+    )
     device.simt = not arch.startswith("sm_")
     return device
 
@@ -79,8 +83,10 @@ def write(family, folder, **changes):
     return str(tiny.write(family, folder, "BF16"))
 
 
-@pytest.mark.parametrize("family, kv_dtype, fuse", [
-    ("llama", "bf16", 4), ("llama", "bf16", 0), ("qwen2", "int8", 4), ("qwen3", "fp8", 4), ("gemma3", "bf16", 4)])
+@pytest.mark.parametrize(
+    "family, kv_dtype, fuse",
+    [("llama", "bf16", 4), ("llama", "bf16", 0), ("qwen2", "int8", 4), ("qwen3", "fp8", 4), ("gemma3", "bf16", 4)],
+)
 def test_every_recording_is_complete(gpu, family, kv_dtype, fuse, tmp_path, monkeypatch):
     monkeypatch.setattr(forms, "FUSE_NORM_TOKENS", fuse)
     runner = runner_of(gpu, write(family, tmp_path), kv_dtype=kv_dtype)
@@ -102,8 +108,9 @@ def test_every_recording_is_complete(gpu, family, kv_dtype, fuse, tmp_path, monk
 def test_turns_alternate_and_feed_each_other(gpu, tmp_path):
     runner = runner_of(gpu, write("llama", tmp_path))
     first, second = (runner._graph("decode", 1, number) for number in (0, 1))
-    feeds = [next(launch for launch in graph.launches if launch.symbol == "feed_tokens").named() for graph in
-             (first, second)]
+    feeds = [
+        next(launch for launch in graph.launches if launch.symbol == "feed_tokens").named() for graph in (first, second)
+    ]
     tokens = [turn.sampler.tokens.address for turn in runner._turns]
     assert [feed["sampled"].address for feed in feeds] == tokens[::-1]
     uploads = [graph.launches[0].staging for graph in (first, second)]
@@ -111,9 +118,16 @@ def test_turns_alternate_and_feed_each_other(gpu, tmp_path):
     assert first.launches[0].nbytes < runner._graph("mixed", 512, 0).launches[0].nbytes
 
 
-@pytest.mark.parametrize("family, kv_dtype, context, size", [
-    ("llama", "int8", None, 16), ("gemma3", "bf16", None, 16), ("llama", "bf16", None, 128), ("gemma3", "bf16", None, 32),
-    ("llama", "bf16", 65001, 64)])
+@pytest.mark.parametrize(
+    "family, kv_dtype, context, size",
+    [
+        ("llama", "int8", None, 16),
+        ("gemma3", "bf16", None, 16),
+        ("llama", "bf16", None, 128),
+        ("gemma3", "bf16", None, 32),
+        ("llama", "bf16", 65001, 64),
+    ],
+)
 def test_the_memory_plan_counts_what_is_allocated(family, kv_dtype, context, size, tmp_path):
     """context: a longer one than the model's, for which pages of `size` tokens are what auto takes."""
     gpu = NullGPU(family="gpu", arch=90)
@@ -121,8 +135,11 @@ def test_the_memory_plan_counts_what_is_allocated(family, kv_dtype, context, siz
     plan = plan_model(source, family="gpu")
     if context:
         plan = plan._replace(config=msgspec.structs.replace(plan.config, max_context=context))
-    memory = plan_memory(EngineConfig(model="m", max_rows=4, kv_dtype=kv_dtype,
-                                      page_size=0 if context or size == 16 else size), plan, gpu)
+    memory = plan_memory(
+        EngineConfig(model="m", max_rows=4, kv_dtype=kv_dtype, page_size=0 if context or size == 16 else size),
+        plan,
+        gpu,
+    )
     assert memory.config.page_size == size and f"pages of {size} tokens" in memory.describe()
     runner = Runner(gpu, load_model(gpu, plan), memory.config)
     assert runner.runs_ahead
@@ -136,11 +153,14 @@ def test_the_memory_plan_counts_what_is_allocated(family, kv_dtype, context, siz
     assert real <= counted * 1.02 + 65536 and counted <= real * 1.25 + 65536
 
 
-@pytest.mark.parametrize("options, message", [
-    (dict(max_memory=600 << 20, num_pages=10_000), "over the 600 MiB of --max-memory: .* tokens fits, or raise"),
-    (dict(max_memory=530 << 20), "of memory .*over the 530 MiB of --max-memory: use --quantize int4"),
-    (dict(num_pages=1_300_000, max_context=256), "free on this GPU: --max-context x --max-concurrency of at most"),
-])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(max_memory=600 << 20, num_pages=10_000), "over the 600 MiB of --max-memory: .* tokens fits, or raise"),
+        (dict(max_memory=530 << 20), "of memory .*over the 530 MiB of --max-memory: use --quantize int4"),
+        (dict(num_pages=1_300_000, max_context=256), "free on this GPU: --max-context x --max-concurrency of at most"),
+    ],
+)
 def test_what_does_not_fit_is_counted_before_anything_is_allocated(tmp_path, options, message):
     gpu = NullGPU(family="gpu", arch=90)
     source = open_model(write("llama", tmp_path))

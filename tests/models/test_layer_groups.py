@@ -47,18 +47,30 @@ def replies(model, monkeypatch, *, grouped: bool, ahead: bool = False, **options
     with monkeypatch.context() as patch:
         if not grouped:
             patch.setattr(groups, "MAX_WASTE", -9.0)
-        config = EngineConfig(model=model, device="cpu", threads=1, activations="f32", kv_dtype="f32", max_rows=3,
-                              max_tokens_per_step=24, **options)
+        config = EngineConfig(
+            model=model,
+            device="cpu",
+            threads=1,
+            activations="f32",
+            kv_dtype="f32",
+            max_rows=3,
+            max_tokens_per_step=24,
+            **options,
+        )
         loaded = load_engine(config, Phases(lambda: 0.0))
         engine = loaded.engine
         if ahead:
-            engine = Engine(engine.scheduler, Runner(loaded.device, engine.runner.model, loaded.config, runs_ahead=True))
+            engine = Engine(
+                engine.scheduler, Runner(loaded.device, engine.runner.model, loaded.config, runs_ahead=True)
+            )
         poisoned = poison_what_is_free(engine.runner, patch)
         scheduler, said, held = engine.scheduler, {}, 0
         ids = (tiny.tokens("gemma3").tolist() * 5)[:190]
         sampled = SamplingParams(max_tokens=40, temperature=1.0, seed=5, ignore_eos=True)
-        for batch in ([(0, ids[:150], greedy(30)), (1, ids[20:37], sampled), (2, ids[7:90], greedy(50))],
-                      [(3, [*ids[:150], 9, 9], sampled), (4, ids[30:31], greedy(60)), (5, ids[:60], greedy(3))]):
+        for batch in (
+            [(0, ids[:150], greedy(30)), (1, ids[20:37], sampled), (2, ids[7:90], greedy(50))],
+            [(3, [*ids[:150], 9, 9], sampled), (4, ids[30:31], greedy(60)), (5, ids[:60], greedy(3))],
+        ):
             for id, prompt, params in batch:
                 engine.submit(id, prompt, params)
                 said[id] = []
@@ -66,8 +78,15 @@ def replies(model, monkeypatch, *, grouped: bool, ahead: bool = False, **options
                 for output in engine.step():
                     said[output.id] += output.tokens
                 assert scheduler.check_integrity() == []
-                held = max(held, len(scheduler.cache.table(0)) + sum(
-                    len(windows.held()) for id, windows in getattr(scheduler.cache, "_windows", {}).items() if id == 0))
+                held = max(
+                    held,
+                    len(scheduler.cache.table(0))
+                    + sum(
+                        len(windows.held())
+                        for id, windows in getattr(scheduler.cache, "_windows", {}).items()
+                        if id == 0
+                    ),
+                )
         scores = [chunk[1] for chunk in engine.score(ids)]
         assert scheduler.check_integrity() == []
         assert ("trimmed_pages" in engine.counters()) == isinstance(scheduler.cache, GroupedCacheManager)
@@ -89,13 +108,16 @@ def test_tokens_are_those_of_whole_tables(model, ahead, prefix_cache, monkeypatc
     assert pages >= 11 and held < pages * layers
 
 
-@pytest.mark.parametrize(("size", "prefix_cache", "pages"), [(32, False, None), (32, True, None), (64, False, None), (64, True, 96)])
+@pytest.mark.parametrize(
+    ("size", "prefix_cache", "pages"), [(32, False, None), (32, True, None), (64, False, None), (64, True, 96)]
+)
 def test_larger_pages_change_nothing(model, size, prefix_cache, pages, monkeypatch):
     """pages: few enough that requests are preempted."""
     whole, scores, _, _ = replies(model, monkeypatch, grouped=False, prefix_cache=prefix_cache)
     few = {} if pages is None else dict(max_context=208, num_pages=pages)
-    said, again, _, poisoned = replies(model, monkeypatch, grouped=True, ahead=size == 32, prefix_cache=prefix_cache,
-                                       page_size=size, **few)
+    said, again, _, poisoned = replies(
+        model, monkeypatch, grouped=True, ahead=size == 32, prefix_cache=prefix_cache, page_size=size, **few
+    )
     assert said == whole
     np.testing.assert_array_equal(again, scores)
     assert (poisoned > 0) == (not prefix_cache)
@@ -112,13 +134,13 @@ def test_few_pages_are_shared_out_by_preemption(model, monkeypatch):
     """Half of what three whole contexts need."""
     whole, _, _, _ = replies(model, monkeypatch, grouped=False)
     layers = len(groups.group_layers(load_config(model)))
-    said, _, _, _ = replies(model, monkeypatch, grouped=True, max_context=208,
-                            num_pages=13 + (layers - 1) * 5 + 4)
+    said, _, _, _ = replies(model, monkeypatch, grouped=True, max_context=208, num_pages=13 + (layers - 1) * 5 + 4)
     assert said == whole
 
 
 def load_config(model):
     from zse.formats.source import open_model
     from zse.models.load import plan_model
+
     with open_model(model) as source:
         return plan_model(source).config

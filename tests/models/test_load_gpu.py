@@ -33,6 +33,7 @@ def gpu(request, tmp_path_factory):
 
         from zse.runtime.bindings.cuda import CUDADriver
         from zse.runtime.cuda import CUDADevice
+
         fake = Fake(compile_driver(tmp_path_factory.mktemp("driver")), tmp_path_factory.mktemp("copy"))
         device = CUDADevice(0, CUDADriver(fake.path), kernels())
     load = device.load
@@ -88,8 +89,9 @@ def check(device, model, expected, tolerance=0.0):
         members = ["q_bias", "k_bias", "v_bias"] if short == "qkv_bias" else [short]
         roles = [f"{base}.{member}" if base else member for member in members]
         seen |= set(roles)
-        np.testing.assert_array_equal(np.frombuffer(device.read(tensor), np.float32),
-                                      np.concatenate([expected[role] for role in roles]))
+        np.testing.assert_array_equal(
+            np.frombuffer(device.read(tensor), np.float32), np.concatenate([expected[role] for role in roles])
+        )
     assert seen == set(expected)
 
 
@@ -114,8 +116,10 @@ def test_a_directory_of_plain_rows_is_copied(family, dtype, gpu, tmp_path):
     check(gpu, load(gpu, path), expected)
 
 
-@pytest.mark.parametrize("quant, layout", [("int4", "r16"), ("int8", "r16"), ("fp8", "r16"), ("bf16", "rows"),
-                                           ("bf16", "r16"), ("f16", "rows")])
+@pytest.mark.parametrize(
+    "quant, layout",
+    [("int4", "r16"), ("int8", "r16"), ("fp8", "r16"), ("bf16", "rows"), ("bf16", "r16"), ("f16", "rows")],
+)
 @pytest.mark.parametrize("family", ["wide", "qwen2"])
 def test_a_converted_file_is_one_copy(family, quant, layout, gpu, tmp_path):
     (tmp_path / "hf").mkdir()
@@ -145,13 +149,22 @@ def test_gguf_is_repacked_on_the_host(type, gpu, tmp_path):
 
     from zse.formats.gguf import rope_row_order
     from zse.formats.matrix import rows_f32
+
     hidden = 256
-    shapes = {"token_embd": (64, hidden), "blk.0.attn_q": (hidden, hidden), "blk.0.attn_k": (128, hidden),
-              "blk.0.attn_v": (128, hidden), "blk.0.attn_output": (hidden, hidden), "blk.0.ffn_gate": (512, hidden),
-              "blk.0.ffn_up": (512, hidden), "blk.0.ffn_down": (hidden, 512)}
+    shapes = {
+        "token_embd": (64, hidden),
+        "blk.0.attn_q": (hidden, hidden),
+        "blk.0.attn_k": (128, hidden),
+        "blk.0.attn_v": (128, hidden),
+        "blk.0.attn_output": (hidden, hidden),
+        "blk.0.ffn_gate": (512, hidden),
+        "blk.0.ffn_up": (512, hidden),
+        "blk.0.ffn_down": (hidden, 512),
+    }
     tensors = [GGUFTensor(f"{name}.weight", type, shape) for name, shape in shapes.items()]
-    tensors += [GGUFTensor(f"{name}.weight", "F32", (hidden,)) for name in ("blk.0.attn_norm", "blk.0.ffn_norm",
-                                                                           "output_norm")]
+    tensors += [
+        GGUFTensor(f"{name}.weight", "F32", (hidden,)) for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm")
+    ]
     sizes = {"llama__embedding_length": ("u32", hidden), "llama__feed_forward_length": ("u32", 512)}
     path = tmp_path / "m.gguf"
     path.write_bytes(gguf(llama_metadata(**sizes), tensors))
@@ -165,10 +178,12 @@ def test_gguf_is_repacked_on_the_host(type, gpu, tmp_path):
                 continue
             order = rope_row_order(role.heads, config.head_dim) if role.heads else None
             expected[role.name] = rows_f32(source, info, 0, info.shape[0], order, len(order) if order else 1)
-            if type in ("Q6_K",):       # its scales are rounded to f16 in memory
+            if type in ("Q6_K",):  # its scales are rounded to f16 in memory
                 from zse.formats.matrix import rows_affine
-                expected[role.name] = rows_affine(source, info, 0, info.shape[0], order,
-                                                  len(order) if order else 1).dequantize()
+
+                expected[role.name] = rows_affine(
+                    source, info, 0, info.shape[0], order, len(order) if order else 1
+                ).dequantize()
     check(gpu, load(gpu, path), expected)
 
 
@@ -200,5 +215,3 @@ def test_merge_joins_neighbours_only():
 def test_the_plan_must_be_for_the_device(gpu, tmp_path):
     with open_model(tiny.write("llama", tmp_path)) as source, pytest.raises(ValueError, match="a plan for cpu"):
         load_model(gpu, plan_model(source))
-
-

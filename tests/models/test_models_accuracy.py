@@ -33,6 +33,7 @@ def case(request, real_models, goldens, device):
 
     def session(activations, kv_dtype):
         return Session(device, model, activations=activations, kv_dtype=kv_dtype, rows=1, max_tokens=STEP, context=1280)
+
     return request.param, golden, session
 
 
@@ -40,8 +41,8 @@ def compare(ids, reference, candidate):
     """Mean KL(reference || candidate), share of equal top tokens, nll of both, over teacher-forced steps."""
     kl, top, nll = [], [], [[], []]
     for start in range(0, len(ids) - 1, STEP):
-        chunk, wanted = ids[start:start + STEP], ids[start + 1:start + STEP + 1]
-        chunk = chunk[:len(wanted)]
+        chunk, wanted = ids[start : start + STEP], ids[start + 1 : start + STEP + 1]
+        chunk = chunk[: len(wanted)]
         a, b = (log_softmax(session.step([(0, chunk)])) for session in (reference, candidate))
         kl.append((np.exp(a) * (a - b)).sum(axis=1, dtype=np.float64))
         top.append(a.argmax(axis=1) == b.argmax(axis=1))

@@ -16,10 +16,17 @@ SHAPES = {"token_embd.weight": (64, 64), "blk.0.attn_q.weight": (64, 64)}
 
 def metadata(arch="llama", **changes):
     values = {
-        "general.architecture": arch, f"{arch}.block_count": 2, f"{arch}.context_length": 128,
-        f"{arch}.embedding_length": 64, f"{arch}.feed_forward_length": 96, f"{arch}.attention.head_count": 4,
-        f"{arch}.attention.head_count_kv": 2, f"{arch}.attention.layer_norm_rms_epsilon": 1e-5,
-        f"{arch}.rope.freq_base": 50000.0, "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2,
+        "general.architecture": arch,
+        f"{arch}.block_count": 2,
+        f"{arch}.context_length": 128,
+        f"{arch}.embedding_length": 64,
+        f"{arch}.feed_forward_length": 96,
+        f"{arch}.attention.head_count": 4,
+        f"{arch}.attention.head_count_kv": 2,
+        f"{arch}.attention.layer_norm_rms_epsilon": 1e-5,
+        f"{arch}.rope.freq_base": 50000.0,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
     }
     values |= {key.replace("__", "."): value for key, value in changes.items()}
     return {key: value for key, value in values.items() if value is not None}
@@ -50,28 +57,46 @@ def test_end_of_turn_ids_join_the_end_of_sequence_ids():
 
 
 def test_gemma3_gguf_knows_what_the_metadata_leaves_out():
-    changes = {"gemma3.attention.key_length": 16, "gemma3.attention.sliding_window": 512, "gemma3.rope.freq_base": 1e6,
-               "gemma3.block_count": 18}
+    changes = {
+        "gemma3.attention.key_length": 16,
+        "gemma3.attention.sliding_window": 512,
+        "gemma3.rope.freq_base": 1e6,
+        "gemma3.block_count": 18,
+    }
     config = registry.config_from_gguf("m.gguf", metadata("gemma3", **changes), SHAPES)
     assert [layer for layer in range(18) if not config.sliding_layers[layer]] == [5, 11, 17]
     assert config.window(0) == 512 and config.window(5) == 0
     assert config.local_rope.theta == 10000.0 and config.rope.theta == 1e6
     assert config.uses_local_rope(4) and not config.uses_local_rope(5)
     assert config.embed_scale == 8.0 and config.post_norms and config.qk_norm and config.activation == "gelu_tanh"
-    scaled = registry.config_from_gguf("m.gguf", metadata("gemma3", **changes, **{
-        "gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0}), SHAPES)
+    scaled = registry.config_from_gguf(
+        "m.gguf",
+        metadata("gemma3", **changes, **{"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0}),
+        SHAPES,
+    )
     assert (scaled.rope.scaling, scaled.rope.factor, scaled.local_rope.scaling) == ("linear", 8.0, "none")
 
 
 def test_gemma3_27b_has_its_own_query_scale():
-    config = registry.config_from_gguf("m.gguf", metadata("gemma3", **{
-        "gemma3.block_count": 62, "gemma3.attention.key_length": 128, "gemma3.embedding_length": 5376,
-        "gemma3.attention.head_count": 32}), {"token_embd.weight": (64, 5376)})
-    assert config.query_scale == pytest.approx(168 ** -0.5)
+    config = registry.config_from_gguf(
+        "m.gguf",
+        metadata(
+            "gemma3",
+            **{
+                "gemma3.block_count": 62,
+                "gemma3.attention.key_length": 128,
+                "gemma3.embedding_length": 5376,
+                "gemma3.attention.head_count": 32,
+            },
+        ),
+        {"token_embd.weight": (64, 5376)},
+    )
+    assert config.query_scale == pytest.approx(168**-0.5)
 
 
-@pytest.mark.parametrize("name", ["Qwen3", "LlamaForCausalLMv2", "MyLlamaForCausalLM", "llamaforcausallm",
-                                  "GPT2LMHeadModel"])
+@pytest.mark.parametrize(
+    "name", ["Qwen3", "LlamaForCausalLMv2", "MyLlamaForCausalLM", "llamaforcausallm", "GPT2LMHeadModel"]
+)
 def test_architecture_names_are_exact(name):
     with pytest.raises(UnsupportedError) as error:
         from_hf(architectures=[name])
@@ -93,8 +118,18 @@ BAD = [0, -1, 1 << 31, 1 << 32, 1 << 63, (1 << 64) - 1, 1.5, "7", True, [], {}, 
 
 
 @pytest.mark.parametrize("value", BAD, ids=str)
-@pytest.mark.parametrize("key", ["block_count", "embedding_length", "feed_forward_length", "attention.head_count",
-                                 "attention.head_count_kv", "context_length", "attention.key_length"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "block_count",
+        "embedding_length",
+        "feed_forward_length",
+        "attention.head_count",
+        "attention.head_count_kv",
+        "context_length",
+        "attention.key_length",
+    ],
+)
 def test_every_gguf_size_is_checked(key, value):
     with pytest.raises((FormatError, UnsupportedError)) as error:
         registry.config_from_gguf("m.gguf", metadata(**{f"llama.{key}": value}), SHAPES)
@@ -102,46 +137,62 @@ def test_every_gguf_size_is_checked(key, value):
 
 
 @pytest.mark.parametrize("value", [-1, 1 << 63, 1.5, "7", True, [], {}, math.nan], ids=str)
-@pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads",
-                                 "vocab_size",
-                                 "num_key_value_heads", "max_position_embeddings", "head_dim"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "num_hidden_layers",
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "vocab_size",
+        "num_key_value_heads",
+        "max_position_embeddings",
+        "head_dim",
+    ],
+)
 def test_every_hf_size_is_checked(key, value):
     with pytest.raises((FormatError, UnsupportedError)) as error:
         from_hf(**{key: value})
     assert "config.json" in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("changes, message", [
-    (dict(num_hidden_layers=4097), "num_hidden_layers: 4097 is outside 1..4096"),
-    (dict(hidden_size=72), "hidden_size"),
-    (dict(num_attention_heads=3), "num_heads"),
-    (dict(rms_norm_eps=math.nan), "rms_norm_eps"),
-    (dict(rms_norm_eps="small"), "not a number"),
-    (dict(eos_token_id=160), "token id 160 is outside the vocabulary of 160"),
-    (dict(eos_token_id=[1, "x"]), "not a token id"),
-    (dict(rope_theta=0), "rope_theta"),
-    (dict(rope_scaling=7), "not an object"),
-    (dict(rope_scaling=dict(rope_type="linear")), "factor: is missing"),
-    (dict(rope_scaling=dict(rope_type="linear", factor=0)), "factor"),
-    (dict(architectures=None), "architectures"),
-    (dict(architectures=[3]), "architectures"),
-    (dict(vocab_size="absent"), "vocab_size: is missing"),
-    (dict(auto_map={"AutoModel": "x.py"}), "never done"),
-])
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(num_hidden_layers=4097), "num_hidden_layers: 4097 is outside 1..4096"),
+        (dict(hidden_size=72), "hidden_size"),
+        (dict(num_attention_heads=3), "num_heads"),
+        (dict(rms_norm_eps=math.nan), "rms_norm_eps"),
+        (dict(rms_norm_eps="small"), "not a number"),
+        (dict(eos_token_id=160), "token id 160 is outside the vocabulary of 160"),
+        (dict(eos_token_id=[1, "x"]), "not a token id"),
+        (dict(rope_theta=0), "rope_theta"),
+        (dict(rope_scaling=7), "not an object"),
+        (dict(rope_scaling=dict(rope_type="linear")), "factor: is missing"),
+        (dict(rope_scaling=dict(rope_type="linear", factor=0)), "factor"),
+        (dict(architectures=None), "architectures"),
+        (dict(architectures=[3]), "architectures"),
+        (dict(vocab_size="absent"), "vocab_size: is missing"),
+        (dict(auto_map={"AutoModel": "x.py"}), "never done"),
+    ],
+)
 def test_what_a_config_may_not_say(changes, message):
     with pytest.raises(FormatError, match=message) as error:
         from_hf(**changes)
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("family, changes, what", [
-    ("llama", dict(hidden_act="relu"), "gelu_pytorch_tanh, silu"),
-    ("llama", dict(rope_scaling=dict(rope_type="longrope", factor=2.0)), "llama3"),
-    ("llama", dict(mlp_bias=True), "mlp_bias"),
-    ("llama", dict(partial_rotary_factor=0.5), "partial_rotary_factor"),
-    ("gemma3", dict(use_bidirectional_attention=True), "use_bidirectional_attention"),
-    ("gemma3", dict(layer_types=["chunked_attention"] * 7), "chunked_attention"),
-])
+@pytest.mark.parametrize(
+    "family, changes, what",
+    [
+        ("llama", dict(hidden_act="relu"), "gelu_pytorch_tanh, silu"),
+        ("llama", dict(rope_scaling=dict(rope_type="longrope", factor=2.0)), "llama3"),
+        ("llama", dict(mlp_bias=True), "mlp_bias"),
+        ("llama", dict(partial_rotary_factor=0.5), "partial_rotary_factor"),
+        ("gemma3", dict(use_bidirectional_attention=True), "use_bidirectional_attention"),
+        ("gemma3", dict(layer_types=["chunked_attention"] * 7), "chunked_attention"),
+    ],
+)
 def test_what_is_not_supported_is_named(family, changes, what):
     with pytest.raises(UnsupportedError, match=what):
         from_hf(family, **changes)
@@ -161,21 +212,40 @@ def test_json_round_trip():
         ModelConfig.from_json(config.to_json().replace(b'"num_layers":3', b'"num_layers":0'))
 
 
-@pytest.mark.parametrize("parameters", [
-    dict(rope_type="default"), dict(rope_type="linear", factor=8.0),
-    dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-         original_max_position_embeddings=8192),
-    dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32768),
-    dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=4096, beta_fast=16.0, beta_slow=2.0,
-         attention_factor=1.25, truncate=False),
-], ids=lambda parameters: parameters["rope_type"])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        dict(rope_type="default"),
+        dict(rope_type="linear", factor=8.0),
+        dict(
+            rope_type="llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=8192,
+        ),
+        dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32768),
+        dict(
+            rope_type="yarn",
+            factor=4.0,
+            original_max_position_embeddings=4096,
+            beta_fast=16.0,
+            beta_slow=2.0,
+            attention_factor=1.25,
+            truncate=False,
+        ),
+    ],
+    ids=lambda parameters: parameters["rope_type"],
+)
 def test_rope_frequencies_equal_transformers(parameters):
     pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
     raw = tiny.config("llama") | dict(rope_parameters=parameters | dict(rope_theta=500000.0), head_dim=128)
-    theirs = transformers.LlamaConfig(**{key: value for key, value in raw.items()
-                                         if key not in ("rope_theta", "architectures")})
+    theirs = transformers.LlamaConfig(
+        **{key: value for key, value in raw.items() if key not in ("rope_theta", "architectures")}
+    )
     if parameters["rope_type"] == "default":
         want, scale = [500000.0 ** (-i / 64) for i in range(64)], 1.0
     else:
@@ -203,7 +273,9 @@ def test_every_role_has_a_name_in_both_formats():
 
 
 def test_parsing_does_not_import_numpy():
-    code = ("import sys, zse.models.registry, zse.models.names; [zse.models.registry.architecture(name) for name in "
-            "zse.models.registry.ARCHITECTURES]; bad = {'numpy', 'asyncio', 'tokenizers', 'torch'} & set(sys.modules); "
-            "sys.exit(str(bad) if bad else 0)")
+    code = (
+        "import sys, zse.models.registry, zse.models.names; [zse.models.registry.architecture(name) for name in "
+        "zse.models.registry.ARCHITECTURES]; bad = {'numpy', 'asyncio', 'tokenizers', 'torch'} & set(sys.modules); "
+        "sys.exit(str(bad) if bad else 0)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})

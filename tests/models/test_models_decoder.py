@@ -40,6 +40,7 @@ def test_references_are_those_of_transformers(family):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from make_references import logits
+
     np.testing.assert_allclose(logits(family), REFERENCES[family], rtol=1e-5, atol=1e-5)
 
 
@@ -78,31 +79,37 @@ def test_a_batch_equals_its_sequences_alone(family, model, device):
 def dequantized(model, weights):
     """weights by role with those that `model` holds quantized replaced by what its planes stand for; and how many."""
     from zse.quant import pack
+
     members, count = {"qkv": "qkv", "gate_up": ("gate", "up")}, 0
     for name, weight in model.weights.items():
         if weight.scheme.kind != "affine":
             continue
-        planes = {plane: np.frombuffer(tensor.view(), pack.NUMPY_DTYPE[tensor.dtype]).reshape(tensor.shape)
-                  for plane, tensor in weight.planes.items()}
+        planes = {
+            plane: np.frombuffer(tensor.view(), pack.NUMPY_DTYPE[tensor.dtype]).reshape(tensor.shape)
+            for plane, tensor in weight.planes.items()
+        }
         values = pack.unpack(weight.scheme, planes, *weight.shape).dequantize()
         layer, _, stem = name.rpartition(".")
         at = 0
         for role in members.get(stem, (stem,)):
             role = f"{layer}.{role}" if layer else role
             rows = weights[role].shape[0]
-            weights[role] = values[at:at + rows]
+            weights[role] = values[at : at + rows]
             at, count = at + rows, count + 1
     return weights, count
 
 
 @pytest.mark.parametrize("quantize", ["int4", "int8"])
-@pytest.mark.parametrize("kv_dtype, activations, limit", [
-    ("f32", "f32", 2e-5),       # the same f32 sums in another order
-    ("f16", "f32", 0.01),       # keys and values are rounded to 2**-11 of themselves
-    ("int8", "f32", 0.2),       # to 1/254 of the token's largest
-    ("fp8", "f32", 0.4),        # to 2**-4 of themselves
-    ("f16", "int8", 0.2),       # each activation is off by up to 1/254 of the largest of its 32
-])
+@pytest.mark.parametrize(
+    "kv_dtype, activations, limit",
+    [
+        ("f32", "f32", 2e-5),  # the same f32 sums in another order
+        ("f16", "f32", 0.01),  # keys and values are rounded to 2**-11 of themselves
+        ("int8", "f32", 0.2),  # to 1/254 of the token's largest
+        ("fp8", "f32", 0.4),  # to 2**-4 of themselves
+        ("f16", "int8", 0.2),  # each activation is off by up to 1/254 of the largest of its 32
+    ],
+)
 def test_quantized_model_is_near_its_oracle(device, tmp_path, quantize, kv_dtype, activations, limit):
     """The oracle runs on the dequantized planes, so that only activations and KV differ. limit: of the largest logit;
     the random model's attention is much sharper than a trained one's, which magnifies every error."""
@@ -111,7 +118,7 @@ def test_quantized_model_is_near_its_oracle(device, tmp_path, quantize, kv_dtype
     weights, count = dequantized(model, dict(original))
     assert count == 2 * 7 + 2
     error = max(np.abs(weights[name] - original[name]).max() for name in weights)
-    assert 0 < error < {"int4": 0.04, "int8": 0.003}[quantize]      # of weights in +-0.25: one step, clipped ranges
+    assert 0 < error < {"int4": 0.04, "int8": 0.003}[quantize]  # of weights in +-0.25: one step, clipped ranges
     ids = tiny.tokens("wide")
     expected = numpy_model.forward(model.config, weights, ids)
     scale = np.abs(expected).max()

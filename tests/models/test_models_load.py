@@ -41,13 +41,22 @@ def gguf_of(family: str, tmp_path, types=None, extra=(), drop=(), metadata=()):
             by_role[role.name] = dequantize(type, bytes(tensor.data), shape) * np.float32(0.01)
         if tensor.name not in drop:
             tensors.append(tensor)
-    keys = [("general.architecture", "string", arch)] + [(f"{arch}.{key}", type, value) for key, type, value in (
-        ("block_count", "u32", config.num_layers), ("context_length", "u32", config.max_context),
-        ("embedding_length", "u32", config.hidden_size), ("feed_forward_length", "u32", config.intermediate_size),
-        ("attention.head_count", "u32", config.num_heads), ("attention.head_count_kv", "u32", config.num_kv_heads),
-        ("attention.key_length", "u32", config.head_dim), ("attention.value_length", "u32", config.head_dim),
-        ("attention.layer_norm_rms_epsilon", "f32", config.norm_eps), ("rope.freq_base", "f32", config.rope.theta),
-        ("attention.sliding_window", "u32", config.sliding_window))]
+    keys = [("general.architecture", "string", arch)] + [
+        (f"{arch}.{key}", type, value)
+        for key, type, value in (
+            ("block_count", "u32", config.num_layers),
+            ("context_length", "u32", config.max_context),
+            ("embedding_length", "u32", config.hidden_size),
+            ("feed_forward_length", "u32", config.intermediate_size),
+            ("attention.head_count", "u32", config.num_heads),
+            ("attention.head_count_kv", "u32", config.num_kv_heads),
+            ("attention.key_length", "u32", config.head_dim),
+            ("attention.value_length", "u32", config.head_dim),
+            ("attention.layer_norm_rms_epsilon", "f32", config.norm_eps),
+            ("rope.freq_base", "f32", config.rope.theta),
+            ("attention.sliding_window", "u32", config.sliding_window),
+        )
+    ]
     keys += [("tokenizer.ggml.bos_token_id", "u32", 1), ("tokenizer.ggml.eos_token_id", "u32", 2), *metadata]
     path = tmp_path / f"{family}.gguf"
     path.write_bytes(bytes(gguf(keys, [*tensors, *extra])))
@@ -84,7 +93,7 @@ def test_every_part_of_a_fused_matrix_is_where_it_belongs(device, tmp_path):
         rows = np.concatenate([weights[f"layers.1.{role}"] for role in roles])
         plane = model.weights[f"layers.1.{name}"].planes["w"]
         stored = np.frombuffer(plane.view(), np.float32).reshape(plane.shape)
-        np.testing.assert_array_equal(stored.transpose(0, 2, 1).reshape(-1, rows.shape[1])[:len(rows)], rows)
+        np.testing.assert_array_equal(stored.transpose(0, 2, 1).reshape(-1, rows.shape[1])[: len(rows)], rows)
     bias = np.concatenate([weights[f"layers.1.{role}_bias"] for role in "qkv"])
     np.testing.assert_array_equal(np.array(model.vectors["layers.1.qkv_bias"].view(), np.float32), bias)
 
@@ -95,8 +104,11 @@ def test_half_precision_files_stay_as_they_are(dtype, device, tmp_path):
     assert {weight.scheme.dtype for weight in model.weights.values()} == {dtype.lower()}
     weights = tiny.by_role("llama", model.config)
     for name, values in weights.items():
-        narrow = (values.astype(np.float16) if dtype == "F16" else
-                  (tiny.to_bf16(values).astype(np.uint32) << np.uint32(16)).view(np.float32))
+        narrow = (
+            values.astype(np.float16)
+            if dtype == "F16"
+            else (tiny.to_bf16(values).astype(np.uint32) << np.uint32(16)).view(np.float32)
+        )
         weights[name] = narrow.astype(np.float32)
     ids = tiny.tokens("llama")
     expected = numpy_model.forward(model.config, weights, ids)
@@ -121,8 +133,10 @@ def test_matrices_of_different_types_stay_apart(device, tmp_path):
 def test_gemma3_text_model_has_no_prefix(device, tmp_path):
     """Saved from the bare Gemma3TextModel, the tensors' names start at the layers."""
     model = load(device, str(tiny.write("gemma3", tmp_path, prefix="")))
-    np.testing.assert_array_equal(np.array(model.vectors["final_norm"].view(), np.float32),
-                                  tiny.weights("gemma3")["model.norm.weight"] + np.float32(1))
+    np.testing.assert_array_equal(
+        np.array(model.vectors["final_norm"].view(), np.float32),
+        tiny.weights("gemma3")["model.norm.weight"] + np.float32(1),
+    )
 
 
 def test_memory_is_planned_to_the_byte(device, tmp_path):
@@ -130,6 +144,7 @@ def test_memory_is_planned_to_the_byte(device, tmp_path):
         plan = plan_model(source)
         assert sum(plan.memory_bytes.values()) >= sum(values.nbytes for values in tiny.weights("llama").values())
         from zse.models.load import load_model
+
         model = load_model(device, plan)
         model.wait()
         assert model.buffer.nbytes == sum(plan.memory_bytes.values())
@@ -185,6 +200,7 @@ def test_unknown_quantization_lists_what_there_is(tmp_path):
 
 def test_a_file_that_shrinks_while_loading_is_an_error(device, tmp_path):
     from zse.models.load import load_model
+
     path, _, _ = gguf_of("llama", tmp_path)
     with open_model(path) as source:
         plan = plan_model(source)
@@ -196,6 +212,7 @@ def test_a_file_that_shrinks_while_loading_is_an_error(device, tmp_path):
 
 def test_a_model_that_is_dropped_while_loading_stops_the_load(device, tmp_path):
     from zse.models.load import load_model
+
     with open_model(str(tiny.write("gemma3", tmp_path))) as source:
         plan = plan_model(source)
         model = load_model(device, plan)
@@ -206,5 +223,6 @@ def test_a_model_that_is_dropped_while_loading_stops_the_load(device, tmp_path):
 
 def test_unpermute_row_is_the_formats_row_order():
     from zse.formats.gguf import rope_row_order
+
     for dim in (16, 64, 128):
         assert [names.unpermute_row(row, dim) for row in range(3 * dim)] == rope_row_order(3, dim)

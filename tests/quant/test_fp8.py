@@ -67,7 +67,9 @@ def test_names_layouts_and_planes():
         assert parse_scheme(scheme.name) == scheme
         placed, size = placed_planes(scheme, 200, 144)
         assert [(plane.name, plane.dtype, offset % 256) for plane, offset in placed] == [
-            ("w", "e4m3", 0), ("scale", "f32", 0)]
+            ("w", "e4m3", 0),
+            ("scale", "f32", 0),
+        ]
         assert size == placed[-1][1] + placed[-1][0].nbytes
     assert Fp8Scheme("block").planes(200, 144)[1].shape == (2, 2)
     with pytest.raises(UnsupportedError):

@@ -131,8 +131,9 @@ def test_names_read_back():
         parse_scheme("int3-g32")
 
 
-@pytest.mark.parametrize("make", [lambda: AffineScheme(3, 32, False), lambda: AffineScheme(4, 48, False),
-                                  lambda: DenseScheme("f64")])
+@pytest.mark.parametrize(
+    "make", [lambda: AffineScheme(3, 32, False), lambda: AffineScheme(4, 48, False), lambda: DenseScheme("f64")]
+)
 def test_other_schemes_are_refused(make):
     with pytest.raises(UnsupportedError, match="supported:"):
         make()

@@ -49,11 +49,12 @@ def test_the_search_gains_at_four_bits():
     w = np.random.default_rng(0).standard_t(5, size=(64, 512)).astype(np.float32)
     for scheme, gain in ((AffineScheme(4, 32, False), 0.9), (AffineScheme(4, 32, True), 0.8)):
         plain, searched = (group_errors(quantize(w, scheme, search=search), w).sum() for search in (False, True))
-        assert searched < gain * plain      # squared error; 0.87 and 0.71 measured
+        assert searched < gain * plain  # squared error; 0.87 and 0.71 measured
 
 
 def test_better_than_q4_1_of_ggml():
     import gguf
+
     w = np.random.default_rng(0).normal(size=(64, 512)).astype(np.float32)
     kind = gguf.GGMLQuantizationType.Q4_1
     theirs = np.square(gguf.quants.dequantize(gguf.quants.quantize(w, kind), kind) - w).sum()
@@ -92,18 +93,26 @@ def test_rows_do_not_influence_each_other(monkeypatch):
     assert np.array_equal(whole.q, rows.q) and np.array_equal(whole.scale, rows.scale)
 
 
-@pytest.mark.parametrize("policy,shape,expected", [
-    (Policy("int4"), (512, 512), AffineScheme(4, 32, False)),
-    (Policy("int4", 128), (512, 576), AffineScheme(4, 64, False)),
-    (Policy("int4", 0), (512, 576), AffineScheme(4, 0, False)),
-    (Policy("int8", 16), (512, 512), AffineScheme(8, 16, True)),
-    (Policy("int4"), (1000, 512), AffineScheme(8, 32, True)),
-    (Policy("int4", None, "int4"), (1000, 512), AffineScheme(4, 32, False)),
-    (Policy("int4", None, "f16"), (1000, 512), DenseScheme("f16")), (Policy("f16"), (1000, 512), DenseScheme("f16")),
-    (Policy("bf16"), (4, 4), DenseScheme("bf16")), (Policy("int4"), (512,), None), (Policy("int4"), (8, 4096), None),
-    (Policy("int4"), (64, 128), None), (Policy("int4"), (512, 100), DenseScheme("f16")),
-    (Policy("int4"), (4, 4, 4096), None),
-    (Policy("f16"), (7,), None)])
+@pytest.mark.parametrize(
+    "policy,shape,expected",
+    [
+        (Policy("int4"), (512, 512), AffineScheme(4, 32, False)),
+        (Policy("int4", 128), (512, 576), AffineScheme(4, 64, False)),
+        (Policy("int4", 0), (512, 576), AffineScheme(4, 0, False)),
+        (Policy("int8", 16), (512, 512), AffineScheme(8, 16, True)),
+        (Policy("int4"), (1000, 512), AffineScheme(8, 32, True)),
+        (Policy("int4", None, "int4"), (1000, 512), AffineScheme(4, 32, False)),
+        (Policy("int4", None, "f16"), (1000, 512), DenseScheme("f16")),
+        (Policy("f16"), (1000, 512), DenseScheme("f16")),
+        (Policy("bf16"), (4, 4), DenseScheme("bf16")),
+        (Policy("int4"), (512,), None),
+        (Policy("int4"), (8, 4096), None),
+        (Policy("int4"), (64, 128), None),
+        (Policy("int4"), (512, 100), DenseScheme("f16")),
+        (Policy("int4"), (4, 4, 4096), None),
+        (Policy("f16"), (7,), None),
+    ],
+)
 def test_policy(policy, shape, expected):
     assert policy.scheme(shape, vocab_size=1000) == expected
 

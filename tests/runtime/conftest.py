@@ -34,8 +34,10 @@ def copy_piece(src: Ptr[u8, "const"], out: Ptr[u8], count: i64):
 def library(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runtime")
     isa = choose_level()
-    text, manifest = emit_unit([Variant("count_blocks", count_blocks), Variant("sum_before", sum_before),
-                                Variant("copy_piece", copy_piece)], isa)
+    text, manifest = emit_unit(
+        [Variant("count_blocks", count_blocks), Variant("sum_before", sum_before), Variant("copy_piece", copy_piece)],
+        isa,
+    )
     (folder / "k.c").write_text(text)
     subprocess.run(
         ["gcc", "-O2", "-shared", "-fPIC", *ISAS[isa].flags, str(folder / "k.c"), "-o", str(folder / "k.so"), "-lm"],

@@ -7,12 +7,15 @@ from pathlib import Path
 
 from zse.runtime.gpu import Kernels
 
-MANIFEST = {name: {"params": params, "threads": 64, "image": "all"} for name, params in {
-    "scale_rows": [["x", "ptr"], ["out", "ptr"], ["width", "i32"], ["factor", "f32"], ["add", "f32"]],
-    "append": [["out", "ptr"], ["value", "i64"]],
-    "describe_map": [["map", "tensormap"], ["out", "ptr"]],
-    "poke": [["out", "ptr"], ["at", "u64"]],
-}.items()}
+MANIFEST = {
+    name: {"params": params, "threads": 64, "image": "all"}
+    for name, params in {
+        "scale_rows": [["x", "ptr"], ["out", "ptr"], ["width", "i32"], ["factor", "f32"], ["add", "f32"]],
+        "append": [["out", "ptr"], ["value", "i64"]],
+        "describe_map": [["map", "tensormap"], ["out", "ptr"]],
+        "poke": [["out", "ptr"], ["at", "u64"]],
+    }.items()
+}
 
 
 def kernels(**changes: dict) -> Kernels:
@@ -24,8 +27,23 @@ def kernels(**changes: dict) -> Kernels:
 def compile_driver(folder: Path, flags: tuple[str, ...] = ()) -> Path:
     """The library, in `folder`."""
     target = folder / f"libfake{''.join(flags)}.so"
-    subprocess.run(["gcc", "-std=gnu11", "-O1", "-g", "-shared", "-fPIC", "-pthread", *flags,
-                    str(Path(__file__).with_name("fake_driver.c")), "-o", str(target), "-ldl"], check=True)
+    subprocess.run(
+        [
+            "gcc",
+            "-std=gnu11",
+            "-O1",
+            "-g",
+            "-shared",
+            "-fPIC",
+            "-pthread",
+            *flags,
+            str(Path(__file__).with_name("fake_driver.c")),
+            "-o",
+            str(target),
+            "-ldl",
+        ],
+        check=True,
+    )
     return target
 
 

@@ -186,7 +186,7 @@ def test_shared_memory_and_clusters(fake):
         out = counter(device)
         device.run(lambda recorder: recorder.launch("append", [out, 1], 32))
         assert fake.log() == [["append", "32,1,1", "64", "100000", "16", "1"]]
-        assert fake.count("function_set_attribute") == 2        # shared memory, cluster over 8
+        assert fake.count("function_set_attribute") == 2  # shared memory, cluster over 8
         with pytest.raises(ValueError, match="no multiple of its cluster of 16"):
             device.run(lambda recorder: recorder.launch("append", [out, 1], 20))
         with pytest.raises(DeviceError, match="poke needs 1,048,576 bytes of shared memory; Fake GPU 0 has 232,448"):
@@ -254,7 +254,7 @@ def test_captured_graphs_are_bounded(device, fake, monkeypatch):
     recorder.launch("append", [other, 1], 1)
     second = recorder.finish()
     for _ in range(3):
-        second.run()                                # the bound is the device's: the first graph gives one up
+        second.run()  # the bound is the device's: the first graph gives one up
     assert (graph.num_captured, second.num_captured) == (2, 1)
     graph.close()
     assert second.num_captured == len(device.captured) == 1
@@ -294,13 +294,13 @@ def test_a_capture_that_fails_is_no_error(device, fake, caplog):
     fake.fail("graph_instantiate", 801)
     for turn in range(1, 5):
         graph.run()
-        assert number(device, out) == (4 ** turn - 1) // 3 * 2
+        assert number(device, out) == (4**turn - 1) // 3 * 2
     assert graph.num_captured == 0 and not graph.can_capture
     assert "launches go one by one: cuGraphInstantiateWithFlags: CUDA_ERROR_NOT_SUPPORTED" in caplog.text
 
 
 def test_a_device_that_must_not_capture_walks_its_lists(device, fake):
-    device.supports_capture = False     # --no-graphs
+    device.supports_capture = False  # --no-graphs
     out = counter(device)
     recorder = device.record()
     recorder.launch("append", [out, 1], 1)
@@ -309,7 +309,7 @@ def test_a_device_that_must_not_capture_walks_its_lists(device, fake):
     graph.prepare()
     for turn in range(1, 5):
         graph.run()
-        assert number(device, out) == (4 ** turn - 1) // 3 * 2
+        assert number(device, out) == (4**turn - 1) // 3 * 2
     assert graph.num_captured == 0 == fake.count("graph_instantiate")
 
 
@@ -408,15 +408,18 @@ def test_tensor_maps(device):
         device.record().launch("describe_map", [x, out], 1)
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    ({"box": (8,)}, "same 1 to 5 dimensions"),
-    ({"box": (8, 257)}, "from 1 to 256"),
-    ({"box": (8, 128), "swizzle": 128}, "256 bytes: a multiple of 16, at most the swizzle of 128"),
-    ({"box": (8, 4)}, "8 bytes: a multiple of 16"),
-    ({"box": (8, 64), "swizzle": 100}, "swizzle 100"),
-    ({"box": (8, 64), "strides": (100,)}, "multiples of 16"),
-    ({"box": (8, 64), "dims": (65, 96)}, "12480 bytes of a tensor in 12288"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"box": (8,)}, "same 1 to 5 dimensions"),
+        ({"box": (8, 257)}, "from 1 to 256"),
+        ({"box": (8, 128), "swizzle": 128}, "256 bytes: a multiple of 16, at most the swizzle of 128"),
+        ({"box": (8, 4)}, "8 bytes: a multiple of 16"),
+        ({"box": (8, 64), "swizzle": 100}, "swizzle 100"),
+        ({"box": (8, 64), "strides": (100,)}, "multiples of 16"),
+        ({"box": (8, 64), "dims": (65, 96)}, "12480 bytes of a tensor in 12288"),
+    ],
+)
 def test_a_tensor_map_that_cannot_be(device, arguments, message):
     x = Tensor(device.alloc(64 * 96 * 2, "x"), (64, 96), "bf16")
     with pytest.raises(ValueError, match=message):
@@ -451,7 +454,7 @@ def test_every_thread_has_the_context(device):
             graph = recorder.finish()
             for turn in range(1, 21):
                 graph.run()
-                assert number(device, mine) == 4 ** turn - 1
+                assert number(device, mine) == 4**turn - 1
             graph.close()
             device.alloc(100, "thread").free()
         except BaseException as error:

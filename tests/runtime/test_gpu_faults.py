@@ -54,13 +54,16 @@ def test_a_device_that_cannot_be_used(fake, trouble, message):
     assert fake.contexts == 0
 
 
-@pytest.mark.parametrize(("role", "code", "message"), [
-    ("init", 803, "cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH .*restart the machine"),
-    ("init", 100, "no NVIDIA GPU is visible"),
-    ("context_retain", 46, "another process holds the GPU"),
-    ("context_retain", 2, "cuDevicePrimaryCtxRetain: CUDA_ERROR_OUT_OF_MEMORY .*close other programs"),
-    ("stream_create", 1, "cuStreamCreate: CUDA_ERROR_INVALID_VALUE"),
-])
+@pytest.mark.parametrize(
+    ("role", "code", "message"),
+    [
+        ("init", 803, "cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH .*restart the machine"),
+        ("init", 100, "no NVIDIA GPU is visible"),
+        ("context_retain", 46, "another process holds the GPU"),
+        ("context_retain", 2, "cuDevicePrimaryCtxRetain: CUDA_ERROR_OUT_OF_MEMORY .*close other programs"),
+        ("stream_create", 1, "cuStreamCreate: CUDA_ERROR_INVALID_VALUE"),
+    ],
+)
 def test_a_call_that_fails_while_opening(fake, role, code, message):
     fake.fail(role, code, times=-1)
     with pytest.raises(DeviceError, match=message):
@@ -106,7 +109,7 @@ def test_opening_in_the_background(fake):
     with pending.result() as device:
         assert pending.done and device.name == "cuda"
         assert pending.result() is device
-        assert device.read(device.alloc(10)) == bytes(10)      # in this thread, which did not open it
+        assert device.read(device.alloc(10)) == bytes(10)  # in this thread, which did not open it
     assert fake.contexts == 0
     for trouble, message in (({"major": 7}, "sm_70"), ({"devices": 0}, "NO_DEVICE")):
         fake.set(**trouble)
@@ -122,6 +125,7 @@ def test_opening_in_the_background(fake):
 
 def test_a_library_from_before_the_gpu(fake, monkeypatch):
     from zse.runtime import native
+
     monkeypatch.setattr(native, "_gpu_is_bound", False)
     monkeypatch.setitem(native._GPU_SIGNATURES, "zse_gpu_of_later", (None, []))
     with pytest.raises(DeviceError, match="libzse_runtime.so lacks zse_gpu_of_later; run `python -m zse.build`"):
@@ -219,7 +223,7 @@ def test_a_launch_that_fails_names_kernel_and_place(device, fake):
     ):
         graph.run()
     graph.run()
-    assert int.from_bytes(device.read(out), "little") == 15     # one launch before the failure, three after
+    assert int.from_bytes(device.read(out), "little") == 15  # one launch before the failure, three after
 
 
 def test_a_captured_graph_that_fails_to_launch(device, fake):

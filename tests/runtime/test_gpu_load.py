@@ -80,7 +80,7 @@ def test_bytes_arrive(device, fake, file, name, mapped):
     assert load.total_bytes == sum(nbytes for _, nbytes in RANGES[name])
     load.wait()
     content = path.read_bytes()
-    assert device.read(buffer) == b"".join(content[offset:offset + nbytes] for offset, nbytes in RANGES[name])
+    assert device.read(buffer) == b"".join(content[offset : offset + nbytes] for offset, nbytes in RANGES[name])
     assert load.finished and load.done_bytes == load.total_bytes and load.mapped == mapped
     load.wait()
     device.tidy_loads()
@@ -96,7 +96,7 @@ def test_a_window_bounds_what_is_registered(device, fake, file, monkeypatch):
     load = device.load(jobs)
     load.wait()
     content = path.read_bytes()
-    assert device.read(buffer) == b"".join(content[offset:offset + nbytes] for offset, nbytes in ranges)
+    assert device.read(buffer) == b"".join(content[offset : offset + nbytes] for offset, nbytes in ranges)
     device.tidy_loads()
     assert fake.count("host_register") == fake.count("host_unregister") > 10
 
@@ -118,14 +118,14 @@ def test_no_jobs(device):
 
 
 def test_a_file_that_is_not_cached_is_read(device, fake, file, monkeypatch):
-    monkeypatch.setattr(gpu_load, "WARM_PERCENT", 101)      # whatever mincore says
+    monkeypatch.setattr(gpu_load, "WARM_PERCENT", 101)  # whatever mincore says
     path, fd = file
     jobs, buffer = copies(device, fd, RANGES["unaligned"])
     load = device.load(jobs)
     load.wait()
     assert not load.mapped and fake.count("host_register") == 0
     content = path.read_bytes()
-    assert device.read(buffer) == b"".join(content[offset:offset + nbytes] for offset, nbytes in RANGES["unaligned"])
+    assert device.read(buffer) == b"".join(content[offset : offset + nbytes] for offset, nbytes in RANGES["unaligned"])
 
 
 @pytest.mark.parametrize("after", [0, 3])
@@ -138,7 +138,7 @@ def test_a_mapping_that_the_driver_refuses_is_read(device, fake, file, after):
     load.wait()
     assert not load.mapped and load.done_bytes == load.total_bytes
     content = path.read_bytes()
-    assert device.read(buffer) == b"".join(content[offset:offset + nbytes] for offset, nbytes in ranges)
+    assert device.read(buffer) == b"".join(content[offset : offset + nbytes] for offset, nbytes in ranges)
     device.tidy_loads()
     assert fake.count("host_unregister") == after
 
@@ -153,7 +153,7 @@ def test_where_registering_is_slow_the_rest_is_read(device, fake, file, monkeypa
     load = device.load(jobs, 8)
     load.wait()
     content = path.read_bytes()
-    assert device.read(buffer) == b"".join(content[offset:offset + nbytes] for offset, nbytes in RANGES[name])
+    assert device.read(buffer) == b"".join(content[offset : offset + nbytes] for offset, nbytes in RANGES[name])
     if name in ("whole", "many"):
         assert not load.mapped and fake.count("host_register") == 4
 
@@ -203,10 +203,11 @@ def test_jobs_with_kernels_are_checked(device, file):
     _, fd = file
     out = Tensor(device.alloc(64, "out"), (16,), "f32")
     for args, error, message in (
-            ([out, 0, 16, 0.0, 0], TypeError, "convert_f32 takes 6 arguments after the piece"),
-            ([out.address, 0, 16, 0.0, 0, 1], TypeError, "out is an address"),
-            ([0, 0, 16, 0.0, 0, 1], ValueError, "no argument of convert_f32 lies in the memory of cuda"),
-            ([out, 0, "16", 0.0, 0, 1], TypeError, "count is i64, got str")):
+        ([out, 0, 16, 0.0, 0], TypeError, "convert_f32 takes 6 arguments after the piece"),
+        ([out.address, 0, 16, 0.0, 0, 1], TypeError, "out is an address"),
+        ([0, 0, 16, 0.0, 0, 1], ValueError, "no argument of convert_f32 lies in the memory of cuda"),
+        ([out, 0, "16", 0.0, 0, 1], TypeError, "count is i64, got str"),
+    ):
         with pytest.raises(error, match=message):
             device.load([LoadJob(fd, 0, 64, "convert_f32", args, field="norm")])
     with pytest.raises(ValueError, match="100 bytes into 64"):
@@ -320,7 +321,7 @@ def test_the_next_load_does_not_wait_for_the_last_ones_tidying(device, fake, fil
         jobs, _ = copies(device, file[1], RANGES["whole"])
         started = time.monotonic()
         device.load(jobs).wait()
-        assert time.monotonic() - started < 0.8             # tidying begins a second later
+        assert time.monotonic() - started < 0.8  # tidying begins a second later
     assert fake.count("host_unregister") == 0 and len(device._tidying) == 3
     device.tidy_loads()
     assert fake.count("host_unregister") == fake.count("host_register") == 27
@@ -336,7 +337,10 @@ def test_two_loads_at_once(device, file):
 
 def test_nothing_slow_is_imported(library):
     import subprocess
-    script = ("import sys\nimport zse.runtime.cuda, zse.runtime.gpu_load, zse.runtime.gpu_graph\n"
-              "print(sorted({'numpy', 'json', 'asyncio', 'logging', 'subprocess', 'cuda'} & set(sys.modules)))")
+
+    script = (
+        "import sys\nimport zse.runtime.cuda, zse.runtime.gpu_load, zse.runtime.gpu_graph\n"
+        "print(sorted({'numpy', 'json', 'asyncio', 'logging', 'subprocess', 'cuda'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr

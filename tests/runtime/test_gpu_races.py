@@ -17,9 +17,27 @@ def test_no_race_and_no_stray_access(tmp_path, sanitizer):
     program, file = tmp_path / "stress", tmp_path / "file"
     file.write_bytes(random.Random(3).randbytes(700_001))
     compiler, _ = build.find_compiler()
-    done = subprocess.run([compiler, "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread",
-                           f"-fsanitize={sanitizer}", f"-I{CSRC}", str(HERE / "gpu_stress.c"), str(CSRC / "gpu_load.c"),
-                           str(CSRC / "gpu_launch.c"), "-o", str(program)], capture_output=True, text=True)
+    done = subprocess.run(
+        [
+            compiler,
+            "-std=gnu11",
+            "-O1",
+            "-g",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-pthread",
+            f"-fsanitize={sanitizer}",
+            f"-I{CSRC}",
+            str(HERE / "gpu_stress.c"),
+            str(CSRC / "gpu_load.c"),
+            str(CSRC / "gpu_launch.c"),
+            "-o",
+            str(program),
+        ],
+        capture_output=True,
+        text=True,
+    )
     if done.returncode and ("san" in done.stderr and "cannot find" in done.stderr):
         pytest.skip(f"this compiler lacks a sanitizer: {done.stderr.splitlines()[-1]}")
     assert done.returncode == 0, done.stderr

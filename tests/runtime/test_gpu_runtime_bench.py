@@ -11,6 +11,7 @@ from zse.runtime.cuda import CUDADevice
 def test_the_benchmark_of_the_runtime_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     import gpu_runtime
+
     monkeypatch.setattr(gpu_runtime, "median_us", lambda action, count=3: [action() for _ in range(60)] and 1.0)
     (tmp_path / "copy").mkdir()
     fake = Fake(compile_driver(tmp_path), tmp_path / "copy")
@@ -18,6 +19,13 @@ def test_the_benchmark_of_the_runtime_runs(tmp_path, monkeypatch, capsys):
         gpu_runtime.measure(device, 0.0625, str(tmp_path))
         assert device.memory().keys() <= {"staging", "bench"}
     said = capsys.readouterr().out
-    for words in ("alloc 0.0625 GiB", "grow by", "captured in", "out over the bus", "not in the page cache", "giving the"):
+    for words in (
+        "alloc 0.0625 GiB",
+        "grow by",
+        "captured in",
+        "out over the bus",
+        "not in the page cache",
+        "giving the",
+    ):
         assert words in said
     assert "WRONG" not in said and not (tmp_path / "zse-gpu-runtime.bin").exists()

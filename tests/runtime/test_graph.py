@@ -152,23 +152,26 @@ def test_wrong_symbols_are_named(two_threads):
     graph.run(tokens=8, rows=1)
 
 
-@pytest.mark.parametrize(("symbol", "args", "grid", "error", "message"), [
-    ("emty", [], 1, DeviceError, "near: empty"),
-    ("empty", [1], 1, TypeError, "takes 0 arguments"),
-    ("busy", [], 1, TypeError, "takes 1 arguments .iterations., got 0"),
-    ("busy", [1.5], 1, TypeError, "iterations is i64, got float"),
-    ("busy", [1 << 63], 1, ValueError, "iterations = 9223372036854775808 does not fit i64"),
-    ("busy", [1], -1, ValueError, "grid"),
-    ("busy", [1], 1 << 28, ValueError, "grid"),
-    ("busy", [1], (1, 1, 1, 1), ValueError, "4 dimensions"),
-    ("busy", [1], (), ValueError, "0 dimensions"),
-    ("busy", [1], 2.0, ValueError, "2.0 is not an integer"),
-    ("write_grid", ["text"], 1, TypeError, "out is a pointer, got str"),
-    ("write_grid", [-1], 1, TypeError, "out is a pointer"),
-    ("scale_rows", [0, 0, 1, "x", 1.0, 1], 1, TypeError, "factor is f32, got str"),
-    ("scale_rows", [0, 0, 1, 1e40, 1.0, 1], 1, ValueError, "factor = 1e.40 does not fit f32"),
-    ("scale_rows", [0, 0, 1, 1.0, 1.0, 1 << 31], 1, ValueError, "shift = 2147483648 does not fit i32"),
-])
+@pytest.mark.parametrize(
+    ("symbol", "args", "grid", "error", "message"),
+    [
+        ("emty", [], 1, DeviceError, "near: empty"),
+        ("empty", [1], 1, TypeError, "takes 0 arguments"),
+        ("busy", [], 1, TypeError, "takes 1 arguments .iterations., got 0"),
+        ("busy", [1.5], 1, TypeError, "iterations is i64, got float"),
+        ("busy", [1 << 63], 1, ValueError, "iterations = 9223372036854775808 does not fit i64"),
+        ("busy", [1], -1, ValueError, "grid"),
+        ("busy", [1], 1 << 28, ValueError, "grid"),
+        ("busy", [1], (1, 1, 1, 1), ValueError, "4 dimensions"),
+        ("busy", [1], (), ValueError, "0 dimensions"),
+        ("busy", [1], 2.0, ValueError, "2.0 is not an integer"),
+        ("write_grid", ["text"], 1, TypeError, "out is a pointer, got str"),
+        ("write_grid", [-1], 1, TypeError, "out is a pointer"),
+        ("scale_rows", [0, 0, 1, "x", 1.0, 1], 1, TypeError, "factor is f32, got str"),
+        ("scale_rows", [0, 0, 1, 1e40, 1.0, 1], 1, ValueError, "factor = 1e.40 does not fit f32"),
+        ("scale_rows", [0, 0, 1, 1.0, 1.0, 1 << 31], 1, ValueError, "shift = 2147483648 does not fit i32"),
+    ],
+)
 def test_wrong_launches_are_refused_when_recorded(two_threads, symbol, args, grid, error, message):
     recorder = two_threads.record()
     with pytest.raises(error, match=message):

@@ -35,7 +35,12 @@ def device(fake):
 def test_facts(device):
     assert (device.name, device.family, device.isa, device.arch, device.warp) == ("hip", "gpu", "gfx942", 0, 64)
     assert list_devices()[0] | {"memory_bytes": 0} == {
-        "ordinal": 0, "name": "Fake GPU 0", "isa": "gfx942", "memory_bytes": 0, "driver_version": 13000}
+        "ordinal": 0,
+        "name": "Fake GPU 0",
+        "isa": "gfx942",
+        "memory_bytes": 0,
+        "driver_version": 13000,
+    }
 
 
 def test_memory_lists_graphs_and_staging(device, fake):

@@ -27,6 +27,7 @@ def test_a_buffer_is_aligned_zero_and_writable_to_its_last_byte(nbytes):
 
 def test_memory_that_is_not_touched_is_not_resident():
     """A gigabyte that nobody writes must cost nothing: capacity is planned, not paid."""
+
     def resident_kib() -> int:
         return int(re.search(r"VmRSS:\s+(\d+)", Path("/proc/self/status").read_text())[1])
 

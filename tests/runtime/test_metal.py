@@ -200,6 +200,7 @@ class FakeObjC:
             buffer, offset = table[place]
             assert self.objects[buffer].count > 0
             return memoryview(self.objects[buffer].memory).cast("B")[offset:].cast(format)
+
         if symbol == "fails":
             commands.status, commands.error = 5, self.new(kind="error", text="caused GPU address fault")
         elif symbol == "append":

@@ -39,15 +39,18 @@ def test_without_topology_every_cpu_is_a_core(files, monkeypatch):
     assert probe.physical_cores() == 3
 
 
-@pytest.mark.parametrize(("content", "quota", "threads"), [
-    ({"/sys/fs/cgroup/cpu.max": "max 100000"}, None, 8),
-    ({"/sys/fs/cgroup/cpu.max": "250000 100000"}, 2.5, 2),
-    ({"/sys/fs/cgroup/cpu.max": "50000 100000"}, 0.5, 1),
-    ({"/sys/fs/cgroup/cpu.max": "6400000 100000"}, 64, 8),
-    ({"/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "300000", "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, 3, 3),
-    ({"/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1", "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, None, 8),
-    ({}, None, 8),
-])
+@pytest.mark.parametrize(
+    ("content", "quota", "threads"),
+    [
+        ({"/sys/fs/cgroup/cpu.max": "max 100000"}, None, 8),
+        ({"/sys/fs/cgroup/cpu.max": "250000 100000"}, 2.5, 2),
+        ({"/sys/fs/cgroup/cpu.max": "50000 100000"}, 0.5, 1),
+        ({"/sys/fs/cgroup/cpu.max": "6400000 100000"}, 64, 8),
+        ({"/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "300000", "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, 3, 3),
+        ({"/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1", "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, None, 8),
+        ({}, None, 8),
+    ],
+)
 def test_the_control_group_bounds_the_threads(files, monkeypatch, content, quota, threads):
     siblings(files, monkeypatch, [str(cpu) for cpu in range(8)], list(range(8)))
     files.update(content)
@@ -95,6 +98,7 @@ def test_levels_need_their_features():
 
 def test_levels_are_those_that_kernels_are_compiled_for():
     from zse.kernel.targets.cpu import ISAS
+
     assert set(isa.LEVELS) == set(ISAS)
 
 

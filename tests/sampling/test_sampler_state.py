@@ -22,8 +22,9 @@ def make():
 
 
 def request(arrival, prompt=(1, 2, 3), seed=0, **params):
-    return Request(arrival, list(prompt), SamplingParams(**params), seed=seed, stop_ids=frozenset(), max_len=60,
-                   arrival=arrival)
+    return Request(
+        arrival, list(prompt), SamplingParams(**params), seed=seed, stop_ids=frozenset(), max_len=60, arrival=arrival
+    )
 
 
 def views(state, *names):
@@ -32,12 +33,12 @@ def views(state, *names):
 
 def seen(state, line):
     start, ids, counts = (state._views[name].tolist() for name in ("seen_start", "seen_ids", "seen_counts"))
-    return dict(zip(ids[start[line]:start[line + 1]], counts[start[line]:start[line + 1]], strict=True))
+    return dict(zip(ids[start[line] : start[line + 1]], counts[start[line] : start[line + 1]], strict=True))
 
 
 def biases(state, line):
     start, ids, values = (state._views[name].tolist() for name in ("bias_start", "bias_ids", "bias_values"))
-    return dict(zip(ids[start[line]:start[line + 1]], values[start[line]:start[line + 1]], strict=True))
+    return dict(zip(ids[start[line] : start[line + 1]], values[start[line] : start[line + 1]], strict=True))
 
 
 def test_lines_follow_their_requests():

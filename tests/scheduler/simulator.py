@@ -105,10 +105,10 @@ class FakeDevice:
         self.slots: list[tuple | None] = [None] * (num_pages * self.page_size)
         self.spoilt = [-1] * (num_pages * self.page_size)
         self.num_spoilt = 0
-        self.host: dict[int, tuple[list, list]] = {}    # slot of the host → content of a page
+        self.host: dict[int, tuple[list, list]] = {}  # slot of the host → content of a page
         self.chains: dict[int, tuple[list[int], list[tuple]]] = {}  # arrival → hashes, and contents with them
         self.max_rows = max_rows
-        self.sampled: dict[tuple[int, int], int] = {}   # (request, position) → the token given there
+        self.sampled: dict[tuple[int, int], int] = {}  # (request, position) → the token given there
 
     def token(self, request, position: int, drafts=()) -> int:
         """A token of the request: the host knows it, it is a draft, or this device sampled it and the host has not read
@@ -124,7 +124,7 @@ class FakeDevice:
         links, contents = self.chains.setdefault(request.arrival, ([], []))
         if drafts:
             known = len(request.tokens)
-            links, contents = links[:known], contents[:known]     # of this step only: they may turn out wrong
+            links, contents = links[:known], contents[:known]  # of this step only: they may turn out wrong
         salt = request.salt
         for position in range(len(links), end):
             links.append(chain(self.token(request, position, drafts), links[-1] if links else 0))
@@ -160,10 +160,10 @@ class FakeDevice:
                 written.append((at, content[position]))
             read: list[tuple | None] = []
             spoilers: set[int] = set()
-            for page in entry.pages[:-(-end // size)]:
-                read += slots[page * size:(page + 1) * size]
+            for page in entry.pages[: -(-end // size)]:
+                read += slots[page * size : (page + 1) * size]
                 if self.num_spoilt:
-                    spoilers.update(self.spoilt[page * size:page * size + min(size, end - len(read) + size)])
+                    spoilers.update(self.spoilt[page * size : page * size + min(size, end - len(read) + size)])
             assert read[:end] == content, f"{request} reads what is not its own"
             for group, table in enumerate(entry.windows.pages if entry.windows is not None else (), 1):
                 spoilers |= self.run_windowed(entry, group, table, content, spoilt, written)
@@ -178,7 +178,6 @@ class FakeDevice:
         # Every read above must also hold after all writes of the step: no two requests write one slot.
         assert all(self.slots[at] == held for at, held in written), "two requests write one slot"
         return sampled
-
 
     def run_windowed(self, entry, group: int, table: list[int], content, spoilt: int, written) -> set[int]:
         """The same in a group whose queries see no more than the window; who spoilt what they read."""
@@ -201,16 +200,17 @@ class Simulation:
     groups, of which all but one see a window. contiguous: each request has pages for a whole context in a row. storm:
     requests are preempted all the time, and nothing of them is kept."""
 
-    nan_chance = 0.02       # that some rows of a step are not finite
+    nan_chance = 0.02  # that some rows of a step are not finite
     page_sizes: tuple[int, ...] = (16, 16, 16, 32, 32, 64, 128)
     always_storms = False
 
-    def __init__(self, seed: int, checks_every: int = 1, grouped: bool = False, contiguous: bool = False,
-                 storm: bool = False):
+    def __init__(
+        self, seed: int, checks_every: int = 1, grouped: bool = False, contiguous: bool = False, storm: bool = False
+    ):
         self.rng = rng = random.Random(seed)
         self.checks_every, self.num_checks = checks_every, 0
         self.page_size = page_size = rng.choice(self.page_sizes)
-        self.num_pages = rng.randint(2, 24 if page_size == 16 else 12)      # tight, whatever the size
+        self.num_pages = rng.randint(2, 24 if page_size == 16 else 12)  # tight, whatever the size
         self.max_rows = rng.randint(1, 6)
         max_tokens = self.max_rows + rng.randint(0, 40)
         geometry = PageGeometry(page_size=page_size)
@@ -224,32 +224,45 @@ class Simulation:
             geometry, policies = rows_of(max_context, self.num_pages, page_size), (None,)
         self.allocator = FlakyAllocator(self.num_pages, rng)
         self.scheduler = Scheduler(
-            num_pages=self.num_pages, max_rows=self.max_rows, max_tokens=max_tokens,
-            max_context=max_context, vocab_size=VOCAB, eos_ids=frozenset((EOS,)),
-            max_waiting=rng.choice((3, 100)), allocator=self.allocator, max_drafts=rng.choice((0, 3, 20)),
+            num_pages=self.num_pages,
+            max_rows=self.max_rows,
+            max_tokens=max_tokens,
+            max_context=max_context,
+            vocab_size=VOCAB,
+            eos_ids=frozenset((EOS,)),
+            max_waiting=rng.choice((3, 100)),
+            allocator=self.allocator,
+            max_drafts=rng.choice((0, 3, 20)),
             prefix_cache=PrefixCache(self.num_pages, policy, page_size) if (policy := rng.choice(policies)) else None,
-            host=HostPool(rng.choice((0, 4, 40, 40))), geometry=geometry,
-            policy=Policy(reserve_output=rng.random() < 0.5, batching=rng.choice(("continuous", "continuous", "static")),
-                          fair_share=rng.random() < 0.7,
-                          chunked_prefill=rng.random() < 0.8, tenant_weights={"a": 3.0},
-                          ageing_s=rng.choice((0.0, 1.0, 100.0)), mixed_ratio=rng.choice((0.0, 3.0)),
-                          max_waiting_tokens=rng.choice((100, 1 << 20))))
+            host=HostPool(rng.choice((0, 4, 40, 40))),
+            geometry=geometry,
+            policy=Policy(
+                reserve_output=rng.random() < 0.5,
+                batching=rng.choice(("continuous", "continuous", "static")),
+                fair_share=rng.random() < 0.7,
+                chunked_prefill=rng.random() < 0.8,
+                tenant_weights={"a": 3.0},
+                ageing_s=rng.choice((0.0, 1.0, 100.0)),
+                mixed_ratio=rng.choice((0.0, 3.0)),
+                max_waiting_tokens=rng.choice((100, 1 << 20)),
+            ),
+        )
         self.storm = storm = storm or self.always_storms
         self.scheduler.life.should_swap = lambda request: not storm and rng.random() < 0.8
         self.beginnings = [[rng.randrange(VOCAB) for _ in range(max_context)] for _ in range(3)]
-        self.said: list[list[int]] = []         # prompts and replies of requests that have ended
+        self.said: list[list[int]] = []  # prompts and replies of requests that have ended
         self.num_tokens = {"prompt": 0, "cached": 0}
         self.capacity = min(self.scheduler.max_context, self.scheduler.cache.capacity + 1)
         self.device = FakeDevice(self.num_pages, self.max_rows, geometry)
-        self.flight: list[tuple[Batch, list]] = []   # submitted, not committed
+        self.flight: list[tuple[Batch, list]] = []  # submitted, not committed
         self.ahead_rate = rng.choice((0.0, 0.9, 1.0))
         self.draft_rate = rng.choice((0.0, 0.5, 1.0))
         self.num_ahead = self.num_preempted = self.num_pinned = 0
-        self.deadlines: dict[int, float] = {}   # of requests that never ran
+        self.deadlines: dict[int, float] = {}  # of requests that never ran
         self.prompts: dict[int, list[int]] = {}
         self.expected: dict[int, tuple[list[int], str]] = {}
         self.got: dict[int, list[int]] = {}
-        self.ended: dict[int, str] = {}   # terminal state of every accepted request
+        self.ended: dict[int, str] = {}  # terminal state of every accepted request
         self.next_id = 0
         self.now = 0.0
         self.trace: list = []
@@ -266,7 +279,8 @@ class Simulation:
         for request in scheduler.running():
             if request.preemptions >= MAX_PREEMPTIONS:
                 assert request.preemptions <= most and request.is_pinned, (
-                    f"{request} was preempted {request.preemptions} times and is not pinned")
+                    f"{request} was preempted {request.preemptions} times and is not pinned"
+                )
             if request.is_pinned:
                 self.num_pinned += request.preemptions < MAX_PREEMPTIONS
                 assert len(scheduler.cache.table(request.id)) * self.page_size >= request.max_cached_len
@@ -281,7 +295,7 @@ class Simulation:
         pages = entry.pages[first_page:end]
         if entry.windows is not None:
             seen = self.device.geometry.first(entry.start)
-            pages = pages + [page for table in entry.windows.pages for page in table[max(seen, first_page):end]]
+            pages = pages + [page for table in entry.windows.pages for page in table[max(seen, first_page) : end]]
             assert -1 not in pages, f"{entry.request}: a page that its window needs was trimmed"
         return pages
 
@@ -301,29 +315,52 @@ class Simulation:
                 for page in self.pages_of(entry, 0):
                     assert written.get(page, entry.request) is entry.request, "a page in flight was given away"
                 if entry.request not in requests:
-                    assert all(entry.request.row != request.row for request in requests), "a row in flight was given away"
+                    assert all(entry.request.row != request.row for request in requests), (
+                        "a row in flight was given away"
+                    )
 
     def submit(self) -> None:
         rng, chunk, page = self.rng, self.scheduler.max_tokens, self.page_size
-        length = rng.choice((1, page - 1, page, page + 1, chunk - 1, chunk, chunk + 1, 2 * chunk, self.capacity - 1,
-                             self.capacity, self.capacity + 1, rng.randint(1, 60)))
+        length = rng.choice(
+            (
+                1,
+                page - 1,
+                page,
+                page + 1,
+                chunk - 1,
+                chunk,
+                chunk + 1,
+                2 * chunk,
+                self.capacity - 1,
+                self.capacity,
+                self.capacity + 1,
+                rng.randint(1, 60),
+            )
+        )
         prompt = [rng.randrange(VOCAB) for _ in range(max(1, length))]
-        if rng.random() < 0.6:      # begins as others do, within a page or at its border
+        if rng.random() < 0.6:  # begins as others do, within a page or at its border
             begin = rng.choice(self.said) if self.said and rng.random() < 0.5 else rng.choice(self.beginnings)
             common = min(rng.choice((1, page - 1, page, 2 * page, 2 * page + 3, 200)), len(begin), len(prompt))
             prompt[:common] = begin[:common]
-        options = RequestOptions(tenant=rng.choice("ab"), cache_salt="s" if rng.random() < 0.1 else "",
-                                 priority=rng.choice((0, 0, 0, -10, 3, 10)),
-                                 deadline_ms=rng.choice((1.0, 2000.0, 5000.0, 20_000.0)) if rng.random() < 0.3 else None)
-        params = SamplingParams(max_tokens=rng.choice((None, 1, 2, 5, 20, 60)), ignore_eos=rng.random() < 0.5,
-                                stop_token_ids=(3,) if rng.random() < 0.2 else ())
+        options = RequestOptions(
+            tenant=rng.choice("ab"),
+            cache_salt="s" if rng.random() < 0.1 else "",
+            priority=rng.choice((0, 0, 0, -10, 3, 10)),
+            deadline_ms=rng.choice((1.0, 2000.0, 5000.0, 20_000.0)) if rng.random() < 0.3 else None,
+        )
+        params = SamplingParams(
+            max_tokens=rng.choice((None, 1, 2, 5, 20, 60)),
+            ignore_eos=rng.random() < 0.5,
+            stop_token_ids=(3,) if rng.random() < 0.2 else (),
+        )
         id, seed = self.next_id, rng.getrandbits(32)
         self.next_id += 1
         fits = len(prompt) + (params.max_tokens or 1) <= self.capacity
         queue = self.scheduler.life.queue
         waiting = sum(1 for _ in queue)
         queue_full = waiting >= self.scheduler.max_waiting or (
-            waiting > 0 and queue.num_tokens + len(prompt) > self.scheduler.policy.max_waiting_tokens)
+            waiting > 0 and queue.num_tokens + len(prompt) > self.scheduler.policy.max_waiting_tokens
+        )
         try:
             self.scheduler.submit(id, prompt, params, seed=seed, now=self.now, options=options)
         except RequestError as error:
@@ -374,7 +411,7 @@ class Simulation:
     def drafts(self, request) -> list[int]:
         """Some of what it will say, the last one perhaps wrong."""
         said = len(request.tokens) - request.prompt_len
-        drafts = self.expected[request.id][0][said:said + self.rng.randint(0, 6)]
+        drafts = self.expected[request.id][0][said : said + self.rng.randint(0, 6)]
         if self.rng.random() < 0.5:
             drafts.append(self.rng.randrange(VOCAB))
         return drafts
@@ -447,7 +484,7 @@ class Simulation:
             self.num_tokens["cached"] += output.cached_tokens
             assert output.cached_tokens == cached < len(self.prompts[output.id])
         got += output.tokens
-        assert got == reply[:len(got)], f"request {output.id} differs from its solo run"
+        assert got == reply[: len(got)], f"request {output.id} differs from its solo run"
         assert (output.finish == finish) if len(got) == len(reply) else output.finish is None
         if output.finish:
             self.ended[output.id] = output.finish

@@ -14,15 +14,14 @@ def walk(machine, ratio=3.0, rows=4, prompt=4096, context_cost=0.0, noise=0.0):
     """Times of steps beside replies while a prompt is computed, over the decode step's; the prompt's time over its time
     alone in chunks of 256."""
     rng = random.Random(3)
-    scheduler = make(num_pages=1000, max_tokens=256, max_context=8192, max_rows=8,
-                     policy=Policy(mixed_ratio=ratio))
+    scheduler = make(num_pages=1000, max_tokens=256, max_context=8192, max_rows=8, policy=Policy(mixed_ratio=ratio))
     for id in range(rows):
         scheduler.submit(id, [1] * 8, greedy(4000), seed=id)
 
     def step():
         batch = scheduler.schedule()
         num_prompt = batch.num_tokens - batch.num_decode
-        done = max((entry.start for entry in batch.entries[batch.num_decode:]), default=0)
+        done = max((entry.start for entry in batch.entries[batch.num_decode :]), default=0)
         seconds = machine(batch.num_decode, num_prompt) + context_cost * num_prompt * done
         scheduler.observe(batch, seconds * (1 + noise * rng.random()))
         scheduler.commit(batch, [(1, None)] * batch.num_samples)
@@ -47,8 +46,10 @@ def with_jump(num_decode, num_prompt):
     return linear(num_decode, num_prompt) + 0.004 * (num_prompt > 0)
 
 
-@pytest.mark.parametrize(("machine", "context_cost", "noise"), [
-    (linear, 0.0, 0.0), (with_jump, 0.0, 0.0), (linear, 5e-7, 0.0), (linear, 0.0, 0.2)])
+@pytest.mark.parametrize(
+    ("machine", "context_cost", "noise"),
+    [(linear, 0.0, 0.0), (with_jump, 0.0, 0.0), (linear, 5e-7, 0.0), (linear, 0.0, 0.2)],
+)
 def test_replies_and_the_prompt_share_the_machine_as_the_ratio_says(machine, context_cost, noise):
     slowest, longer = walk(machine, context_cost=context_cost, noise=noise)
     assert slowest < 3.4
@@ -105,13 +106,14 @@ def test_what_is_not_measured_yet_is_the_default():
     assert budget.tokens(4, 77) == 77
     budget.observe(4, 0, 0.010)
     assert budget.tokens(4, 77) == 77
-    budget.observe(0, 100, 0.100)       # a prompt alone: a first guess at what a token costs
+    budget.observe(0, 100, 0.100)  # a prompt alone: a first guess at what a token costs
     assert budget.tokens(4, 77) == 20 and budget.tokens(100, 77) == 20
 
 
 def test_prompts_come_before_drafts():
-    scheduler = make(num_pages=1000, max_tokens=256, max_context=8192, max_rows=8, max_drafts=8,
-                     policy=Policy(mixed_ratio=3.0))
+    scheduler = make(
+        num_pages=1000, max_tokens=256, max_context=8192, max_rows=8, max_drafts=8, policy=Policy(mixed_ratio=3.0)
+    )
     for id in range(4):
         scheduler.submit(id, [1] * 8, greedy(4000), seed=id)
     sizes = []
@@ -125,19 +127,20 @@ def test_prompts_come_before_drafts():
         scheduler.commit(batch, [(1, None)] * batch.num_samples)
         sizes.append(batch.num_tokens)
     assert scheduler.prompts_share_time()
-    assert set(sizes[80:]) <= {19, 20}      # 3 x 8 ms: 16 prompt tokens fit
+    assert set(sizes[80:]) <= {19, 20}  # 3 x 8 ms: 16 prompt tokens fit
 
 
 def test_steps_with_drafts_are_what_replies_waited_for():
     """They say nothing of what prompt tokens cost, and are of as many rows as they have requests."""
-    scheduler = make(num_pages=1000, max_tokens=256, max_context=8192, max_rows=8, max_drafts=24,
-                     policy=Policy(mixed_ratio=3.0))
+    scheduler = make(
+        num_pages=1000, max_tokens=256, max_context=8192, max_rows=8, max_drafts=24, policy=Policy(mixed_ratio=3.0)
+    )
     requests = [scheduler.submit(id, [1] * 8, greedy(4000), seed=id) for id in range(4)]
     sizes = []
     for number in range(260):
         if 20 < number < 200:
             for request in requests:
-                request.drafts = array("i", [2] * 4)        # none is accepted: the model says 1
+                request.drafts = array("i", [2] * 4)  # none is accepted: the model says 1
         if number == 200:
             scheduler.submit(9, [2] * 4096, greedy(9), seed=9)
         batch = scheduler.schedule()

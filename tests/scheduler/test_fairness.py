@@ -14,8 +14,14 @@ def machine(num_decode, num_prompt):
 
 def latencies(flood, max_rows=16, weight=1.0, **policy):
     """Of tenant b, which sends a request each second, for 20 of them; and how many tokens the flood got a second."""
-    scheduler = make(num_pages=700, max_rows=max_rows, max_tokens=256, max_context=1024, max_waiting=2000,
-                     policy=Policy(**{"mixed_ratio": 3.0, "tenant_weights": {"b": weight}} | policy))
+    scheduler = make(
+        num_pages=700,
+        max_rows=max_rows,
+        max_tokens=256,
+        max_context=1024,
+        max_waiting=2000,
+        policy=Policy(**{"mixed_ratio": 3.0, "tenant_weights": {"b": weight}} | policy),
+    )
     now, done, sent, flood_tokens = 0.0, {}, {}, 0
     # What b was like before the flood is known: the engine has run for a while.
     for warm_up in range(3):
@@ -27,7 +33,7 @@ def latencies(flood, max_rows=16, weight=1.0, **policy):
             scheduler.commit(batch, [(1, None)] * batch.num_samples)
     for id in range(flood):
         scheduler.submit(1000 + id, [1] * 64, greedy(100), seed=0, now=now, options=RequestOptions(tenant="a"))
-    start = now + (5.0 if flood else 0.0)      # the first chunks of the flood are over
+    start = now + (5.0 if flood else 0.0)  # the first chunks of the flood are over
     while len(done) < 20:
         if len(sent) < 20 and now >= start + len(sent):
             sent[len(sent)] = now
@@ -55,7 +61,7 @@ def test_a_flood_of_one_tenant_leaves_the_others_latency_within_twice_its_own(ma
     step = 3 * machine(max_rows, 0) if max_rows > 8 else 0.0
     assert beside[-1] <= 2 * alone[-1] + step, f"{beside[-1] / alone[-1]:.2f}"
     assert unfair[0] > 4 * alone[-1]
-    assert tokens > 0.4 * all_tokens    # the flood goes on
+    assert tokens > 0.4 * all_tokens  # the flood goes on
 
 
 def test_a_smaller_weight_waits_longer():

@@ -16,8 +16,9 @@ class Job:
 
 
 def submit(scheduler, id, tenant, prompt_len=4, max_tokens=2):
-    return scheduler.submit(id, [id % 40 + 1] * prompt_len, greedy(max_tokens), seed=0,
-                            options=RequestOptions(tenant=tenant))
+    return scheduler.submit(
+        id, [id % 40 + 1] * prompt_len, greedy(max_tokens), seed=0, options=RequestOptions(tenant=tenant)
+    )
 
 
 def first_rows(scheduler, count):
@@ -36,7 +37,7 @@ def test_a_tenants_jobs_count_against_its_requests():
     for id in range(20):
         submit(scheduler, id, "a" if id < 10 else "b")
     assert first_rows(scheduler, 10) == list(range(10, 20))
-    queue.job_left(job, unused=5000)    # cancelled before it ran
+    queue.job_left(job, unused=5000)  # cancelled before it ran
     while scheduler.request(19):
         step(scheduler)
     assert first_rows(scheduler, 1) == [0] and queue.tenants["a"].jobs == 0
@@ -68,7 +69,7 @@ def test_a_flood_of_jobs_does_not_keep_pages_from_another_tenants_requests():
     scheduler.life.queue.job_came(late)
     submit(scheduler, 1, "b", prompt_len=2 * PAGE)
     assert scheduler.schedule() is None
-    assert scheduler.loans.borrow(1, late) is None     # it came first, but its tenant has had its share
+    assert scheduler.loans.borrow(1, late) is None  # it came first, but its tenant has had its share
     scheduler.loans.give_back(pages)
     assert step(scheduler)[0][0][0] == 1 and scheduler.check_integrity() == []
 
@@ -94,14 +95,22 @@ def times(tenants, steps, step_s, chunk_s):
     return chunks / (ran + chunks), longest
 
 
-@pytest.mark.parametrize(("tenants", "chunk_s", "share"), [
-    ([("b", None)], 0.08, 1 / 2), ([("b", None)], 0.002, 1 / 6), ([("b", 3.0)], 0.08, 1 / 4), ([("a", None)], 0.08, 8 / 9),
-    ([("b", None), ("c", None)], 0.05, 1 / 3), ([("a", None), ("b", None)], 0.05, 1 / 4)])
+@pytest.mark.parametrize(
+    ("tenants", "chunk_s", "share"),
+    [
+        ([("b", None)], 0.08, 1 / 2),
+        ([("b", None)], 0.002, 1 / 6),
+        ([("b", 3.0)], 0.08, 1 / 4),
+        ([("a", None)], 0.08, 8 / 9),
+        ([("b", None), ("c", None)], 0.05, 1 / 3),
+        ([("a", None), ("b", None)], 0.05, 1 / 4),
+    ],
+)
 def test_beside_other_tenants_requests_jobs_have_their_share_of_the_time(tenants, chunk_s, share):
     """A step takes 10 ms, and at most one chunk follows it."""
     found, gap = times(tenants, 1000, 0.01, chunk_s)
     assert found == pytest.approx(share, rel=0.03)
-    assert gap <= chunk_s * (1 / share - 1) + 0.021     # and are not held back for longer
+    assert gap <= chunk_s * (1 / share - 1) + 0.021  # and are not held back for longer
 
 
 def test_jobs_run_where_no_step_can():

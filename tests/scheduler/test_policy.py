@@ -12,8 +12,9 @@ from zse.scheduler.policy import PATIENCE_S, Policy
 
 
 def submit(scheduler, id, prompt_len=4, max_tokens=2, now=0.0, **options):
-    return scheduler.submit(id, [1] * prompt_len, greedy(max_tokens), seed=0, now=now,
-                            options=RequestOptions(**options))
+    return scheduler.submit(
+        id, [1] * prompt_len, greedy(max_tokens), seed=0, now=now, options=RequestOptions(**options)
+    )
 
 
 def order(scheduler, steps=200):
@@ -48,7 +49,7 @@ def test_the_wait_of_a_low_priority_is_bounded_under_a_flood_of_high_ones():
             break
         scheduler.commit(batch, [(1, None)])
         now += 0.1
-    assert 19.5 < now < 45      # twenty levels of a second, and the queue that stood before it then
+    assert 19.5 < now < 45  # twenty levels of a second, and the queue that stood before it then
 
 
 def test_sooner_deadlines_go_first_and_a_distant_one_is_none():
@@ -84,9 +85,17 @@ def test_a_preempted_request_is_not_timed_out():
     assert scheduler.expire(5.0) == [] and order(scheduler) == [1]
 
 
-@pytest.mark.parametrize(("options", "param"), [
-    ({"priority": 11}, "priority"), ({"priority": -11}, "priority"), ({"deadline_ms": 0.0}, "deadline_ms"),
-    ({"deadline_ms": 1e9}, "deadline_ms"), ({"deadline_ms": float("nan")}, "deadline_ms"), ({"weight": 0.0}, "weight")])
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"priority": 11}, "priority"),
+        ({"priority": -11}, "priority"),
+        ({"deadline_ms": 0.0}, "deadline_ms"),
+        ({"deadline_ms": 1e9}, "deadline_ms"),
+        ({"deadline_ms": float("nan")}, "deadline_ms"),
+        ({"weight": 0.0}, "weight"),
+    ],
+)
 def test_options_outside_their_range_are_refused(options, param):
     with pytest.raises(RequestError, match=param) as caught:
         submit(make(), 1, **options)
@@ -121,7 +130,7 @@ def test_a_share_is_counted_in_tokens_that_were_used():
         submit(scheduler, id, tenant="a", prompt_len=40, max_tokens=8)
         submit(scheduler, 10 + id, tenant="b", prompt_len=4, max_tokens=8)
     first = order(scheduler)[:9]
-    assert sum(id < 10 for id in first) == 2     # 47 tokens against 11
+    assert sum(id < 10 for id in first) == 2  # 47 tokens against 11
 
 
 def test_idling_earns_nothing_and_leaving_forgives_nothing():
@@ -155,7 +164,7 @@ def test_without_fair_share_the_queue_has_one_order():
 
 def test_the_queue_is_bounded_in_prompt_tokens():
     scheduler = make(policy=Policy(max_waiting_tokens=20))
-    submit(scheduler, 1, prompt_len=30)      # alone it is let in
+    submit(scheduler, 1, prompt_len=30)  # alone it is let in
     with pytest.raises(RequestError, match="30 prompt tokens are waiting") as caught:
         submit(scheduler, 2, prompt_len=1)
     assert (caught.value.status, caught.value.code) == (503, "overloaded")
@@ -187,7 +196,7 @@ def test_the_expected_reply_follows_the_replies():
         step(scheduler)
     assert scheduler.life.lengths.mean < 4
     request = submit(scheduler, 300, prompt_len=PAGE, max_tokens=None)
-    assert scheduler.life.lengths.expected(request) == 2 * PAGE     # a page more at least
+    assert scheduler.life.lengths.expected(request) == 2 * PAGE  # a page more at least
 
 
 def test_a_static_batch_runs_to_its_end_before_the_next():
@@ -230,9 +239,16 @@ def test_without_chunked_prefill_replies_wait_for_prompts():
     assert order(scheduler) == [1, 2]
 
 
-@pytest.mark.parametrize(("preemption", "token_s", "page_s", "swaps"), [
-    ("recompute", 1.0, 0.0, False), ("swap", 0.0, 9.0, True), ("auto", 0.0, 9.0, True), ("auto", 0.01, 0.01, True),
-    ("auto", 0.001, 0.1, False)])
+@pytest.mark.parametrize(
+    ("preemption", "token_s", "page_s", "swaps"),
+    [
+        ("recompute", 1.0, 0.0, False),
+        ("swap", 0.0, 9.0, True),
+        ("auto", 0.0, 9.0, True),
+        ("auto", 0.01, 0.01, True),
+        ("auto", 0.001, 0.1, False),
+    ],
+)
 def test_what_preemption_does(preemption, token_s, page_s, swaps):
     scheduler = make(host=HostPool(10), policy=Policy(preemption=preemption, page_transfer_s=page_s, mixed_ratio=3.0))
     scheduler.budget.chunks.token_s = token_s
@@ -247,8 +263,9 @@ def test_what_preemption_does(preemption, token_s, page_s, swaps):
 def test_a_swapped_prompt_that_is_not_finite_is_not_cached():
     """Its numbers come back from the host as unknown as they went: found by a walk (preempted twice while its prompt was
     computed in chunks, a chunk of which was not finite)."""
-    scheduler = make(max_tokens=8, host=HostPool(10), prefix_cache=PrefixCache(16, "lru"),
-                     policy=Policy(preemption="swap"))
+    scheduler = make(
+        max_tokens=8, host=HostPool(10), prefix_cache=PrefixCache(16, "lru"), policy=Policy(preemption="swap")
+    )
     submit(scheduler, 1, prompt_len=30, max_tokens=5)
     for _ in range(2):
         step(scheduler)

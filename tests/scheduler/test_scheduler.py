@@ -10,8 +10,9 @@ from zse.scheduler.scheduler import Scheduler
 
 
 def make(**changes):
-    options = dict(num_pages=16, max_rows=4, max_tokens=32, max_context=200, vocab_size=VOCAB,
-                   eos_ids=frozenset((EOS,)))
+    options = dict(
+        num_pages=16, max_rows=4, max_tokens=32, max_context=200, vocab_size=VOCAB, eos_ids=frozenset((EOS,))
+    )
     return Scheduler(**(options | changes))
 
 
@@ -86,7 +87,11 @@ def test_finish_reasons():
     scheduler.submit(4, [1], SamplingParams(max_tokens=1, ignore_eos=True), seed=0)
     _, outputs = step(scheduler, token=EOS)
     assert [(o.id, o.tokens, o.finish) for o in outputs] == [
-        (1, [EOS], "stop"), (2, [EOS], None), (3, [EOS], "stop"), (4, [EOS], "length")]
+        (1, [EOS], "stop"),
+        (2, [EOS], None),
+        (3, [EOS], "stop"),
+        (4, [EOS], "length"),
+    ]
 
 
 def test_the_context_limits_an_open_ended_request():
@@ -96,8 +101,10 @@ def test_the_context_limits_an_open_ended_request():
     assert finishes == [None, "length"] and not scheduler.has_work
 
 
-@pytest.mark.parametrize(("prompt", "max_tokens", "fits"), [(11, 1, True), (12, 1, False), (11, 2, False),
-                                                            (12, None, False), (11, None, True)])
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "fits"),
+    [(11, 1, True), (12, 1, False), (11, 2, False), (12, None, False), (11, None, True)],
+)
 def test_the_context_limit_at_admission(prompt, max_tokens, fits):
     scheduler = make(max_context=12)
     params = SamplingParams(max_tokens=max_tokens)
@@ -112,14 +119,20 @@ def test_the_context_limit_at_admission(prompt, max_tokens, fits):
 
 def test_what_can_never_fit_the_cache_is_refused():
     scheduler = make(num_pages=2)
-    scheduler.submit(1, [1] * (2 * PAGE), greedy(1), seed=0)   # the sampled token itself needs no page
+    scheduler.submit(1, [1] * (2 * PAGE), greedy(1), seed=0)  # the sampled token itself needs no page
     with pytest.raises(RequestError, match="KV cache of this engine holds 32 tokens"):
         scheduler.submit(2, [1] * (2 * PAGE), greedy(2), seed=0)
 
 
-@pytest.mark.parametrize(("prompt", "params", "param"), [
-    ([VOCAB], greedy(1), "prompt"), ([-1], greedy(1), "prompt"),
-    ([1], greedy(1, stop_token_ids=(VOCAB,)), "stop_token_ids"), ([1], greedy(1, logit_bias={-3: 1.0}), "logit_bias")])
+@pytest.mark.parametrize(
+    ("prompt", "params", "param"),
+    [
+        ([VOCAB], greedy(1), "prompt"),
+        ([-1], greedy(1), "prompt"),
+        ([1], greedy(1, stop_token_ids=(VOCAB,)), "stop_token_ids"),
+        ([1], greedy(1, logit_bias={-3: 1.0}), "logit_bias"),
+    ],
+)
 def test_token_ids_outside_the_vocabulary_are_refused(prompt, params, param):
     with pytest.raises(RequestError) as caught:
         make().submit(1, prompt, params, seed=0)
@@ -145,8 +158,9 @@ def test_other_refusals():
         make(max_tokens=3)
 
 
-@pytest.mark.parametrize("state", ["waiting", "mid-prefill", "decoding", "preempted", "in-flight prefill",
-                                   "in-flight decode", "finished"])
+@pytest.mark.parametrize(
+    "state", ["waiting", "mid-prefill", "decoding", "preempted", "in-flight prefill", "in-flight decode", "finished"]
+)
 def test_cancel_frees_everything_at_once_in_every_state(state):
     scheduler = make(num_pages=4, max_tokens=8)
     scheduler.submit(1, [1] * 20, greedy(1 if state == "finished" else 20), seed=0)
@@ -175,7 +189,11 @@ def test_cancel_frees_everything_at_once_in_every_state(state):
 
 def test_a_page_shortage_preempts_the_youngest_and_its_tokens_stay_the_same():
     def replies(num_pages):
-        scheduler, device, got = make(num_pages=num_pages, policy=EAGER), FakeDevice(num_pages, 4), {1: [], 2: [], 3: []}
+        scheduler, device, got = (
+            make(num_pages=num_pages, policy=EAGER),
+            FakeDevice(num_pages, 4),
+            {1: [], 2: [], 3: []},
+        )
         for id in got:
             scheduler.submit(id, [id] * 14, greedy(40), seed=id)
         while batch := scheduler.schedule():
@@ -195,10 +213,10 @@ def test_preemption_takes_the_youngest_and_it_comes_back_first():
     scheduler.submit(1, [1] * 15, greedy(30), seed=0)
     scheduler.submit(2, [2] * 15, greedy(30), seed=0)
     scheduler.submit(3, [3] * 10, greedy(1), seed=0)
-    step(scheduler)      # 1 and 2 take a page each; one page a running row stays free, so 3 waits
+    step(scheduler)  # 1 and 2 take a page each; one page a running row stays free, so 3 waits
     assert (scheduler.num_running, scheduler.num_waiting) == (2, 1)
-    step(scheduler)      # both fill their page
-    ran, _ = step(scheduler)      # 1 takes the last page, 2 must yield
+    step(scheduler)  # both fill their page
+    ran, _ = step(scheduler)  # 1 takes the last page, 2 must yield
     assert ran == [(1, 16, 1, True)]
     assert (scheduler.num_running, scheduler.num_waiting) == (1, 2)
     assert scheduler.request(2).preemptions == 1 and scheduler.request(2).computed_len == 0
@@ -214,11 +232,11 @@ def test_after_three_preemptions_a_request_is_pinned():
         step(scheduler)
         scheduler.give_up(1)
     step(scheduler)
-    assert len(scheduler.cache.table(1)) == 5   # 20 + 60 - 1 tokens
+    assert len(scheduler.cache.table(1)) == 5  # 20 + 60 - 1 tokens
     scheduler.submit(2, [2] * 20, greedy(60), seed=0)
     while scheduler.request(1):
         step(scheduler)
-    assert scheduler.counters.preemptions > MAX_PREEMPTIONS   # 2 had to yield, 1 no more
+    assert scheduler.counters.preemptions > MAX_PREEMPTIONS  # 2 had to yield, 1 no more
 
 
 def test_a_row_that_is_not_finite_fails_alone():
@@ -239,7 +257,7 @@ def test_misuse_is_an_error():
     assert scheduler.schedule() is None
     scheduler.submit(1, [1], greedy(1), seed=0)
     batch = scheduler.schedule()
-    assert scheduler.schedule() is None   # the last token is on its way
+    assert scheduler.schedule() is None  # the last token is on its way
     with pytest.raises(ValueError, match="0 results for 1"):
         scheduler.commit(batch, [])
     scheduler.commit(batch, [(1, None)])
@@ -267,7 +285,7 @@ def test_a_batch_can_be_scheduled_before_the_tokens_of_the_one_before_are_known(
     # Request 3 ended; its row and pages stay until the step that still writes to them is over.
     assert scheduler.cache.num_free == 16 - 3 and scheduler.check_integrity() == []
     third = scheduler.schedule()
-    assert shape(third) == [(1, 6, 1, True)]   # the last token of 2 is on its way already
+    assert shape(third) == [(1, 6, 1, True)]  # the last token of 2 is on its way already
     outputs = scheduler.commit(second, [(4, None), (5, None), (6, None)])
     assert [(o.id, o.tokens, o.finish) for o in outputs] == [(1, [4], None), (2, [5], "length")]
     assert scheduler.counters.late_results == 1 and scheduler.cache.num_free == 15
@@ -282,7 +300,7 @@ def test_nothing_is_preempted_while_a_batch_is_in_flight():
     scheduler.submit(2, [2] * 15, greedy(30), seed=0)
     batches = [scheduler.schedule(), scheduler.schedule()]
     scheduler.commit(batches[0], [(1, None)] * 2)
-    assert scheduler.schedule() is None and scheduler.counters.preemptions == 0   # one page for two rows
+    assert scheduler.schedule() is None and scheduler.counters.preemptions == 0  # one page for two rows
     assert scheduler.check_integrity() == []
     scheduler.commit(batches[1], [(1, None)] * 2)
     assert shape(scheduler.schedule()) == [(1, 16, 1, True)]

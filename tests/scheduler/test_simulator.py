@@ -54,8 +54,10 @@ def test_invariants_hold_with_a_run_of_pages_for_each_request():
 
 
 def test_little_is_recomputed_in_a_storm_of_preemptions():
-    num_pinned = sum(walk(seed, 500, grouped=seed % 5 == 0, storm=True).num_pinned for seed in range(max(50, SEEDS // 8)))
-    assert num_pinned > 50      # before their third preemption
+    num_pinned = sum(
+        walk(seed, 500, grouped=seed % 5 == 0, storm=True).num_pinned for seed in range(max(50, SEEDS // 8))
+    )
+    assert num_pinned > 50  # before their third preemption
 
 
 def test_walks_reach_every_state():
@@ -67,11 +69,32 @@ def test_walks_reach_every_state():
         totals["preempted"] += simulation.num_preempted
         for name, value in simulation.scheduler.snapshot().items():
             totals[name] = totals.get(name, 0) + value
-    for name in ("ahead", "preempted", "finished", "cancelled", "failed", "refused", "preemptions", "late_results",
-                 "ignored_cancels", "recomputed_tokens", "queue_wait_s", "prefix_hits", "prefix_hit_tokens",
-                 "prefix_evicted_pages", "prefix_copied_pages", "prefix_onloaded_pages", "forks",
-                 "swapped_out_pages", "swapped_in_pages",
-                 "drafted_tokens", "accepted_tokens", "timed_out", "deadlines_met", "deadlines_missed"):
+    for name in (
+        "ahead",
+        "preempted",
+        "finished",
+        "cancelled",
+        "failed",
+        "refused",
+        "preemptions",
+        "late_results",
+        "ignored_cancels",
+        "recomputed_tokens",
+        "queue_wait_s",
+        "prefix_hits",
+        "prefix_hit_tokens",
+        "prefix_evicted_pages",
+        "prefix_copied_pages",
+        "prefix_onloaded_pages",
+        "forks",
+        "swapped_out_pages",
+        "swapped_in_pages",
+        "drafted_tokens",
+        "accepted_tokens",
+        "timed_out",
+        "deadlines_met",
+        "deadlines_missed",
+    ):
         assert totals[name] > 20, name
 
 
@@ -81,6 +104,7 @@ def test_the_same_seed_gives_the_same_trace():
 
 
 # Bugs that a walk must find: what it is, and the patch.
+
 
 def _leaked_page(patch):
     release = CacheManager.release_pages
@@ -138,14 +162,22 @@ def _rows_in_flight_are_given_away(patch):
 
 def _lost_finish(patch):
     commit = Scheduler.commit
-    patch.setattr(Scheduler, "commit", lambda self, batch, sampled: [
-        output for output in commit(self, batch, sampled) if output.finish != "stop"])
+    patch.setattr(
+        Scheduler,
+        "commit",
+        lambda self, batch, sampled: [output for output in commit(self, batch, sampled) if output.finish != "stop"],
+    )
 
 
 def _two_ends(patch):
     commit = Scheduler.commit
-    patch.setattr(Scheduler, "commit", lambda self, batch, sampled: [
-        output for output in commit(self, batch, sampled) for _ in range(2 if output.finish else 1)])
+    patch.setattr(
+        Scheduler,
+        "commit",
+        lambda self, batch, sampled: [
+            output for output in commit(self, batch, sampled) for _ in range(2 if output.finish else 1)
+        ],
+    )
 
 
 def _numbers_that_are_not_finite_are_cached(patch):
@@ -204,11 +236,29 @@ def _one_token_too_many(patch):
     patch.setattr(Results, "_is_last", staticmethod(lambda request, token: len(request.tokens) >= request.max_len))
 
 
-@pytest.mark.parametrize("bug", [
-    _leaked_page, _double_free, _forgotten_row, _wrong_share, _shared_page_is_written, _pages_in_flight_are_given_away,
-    _rows_in_flight_are_given_away, _lost_finish, _two_ends, _numbers_that_are_not_finite_are_cached,
-    _deadlines_are_forgotten, _running_requests_time_out, _preempted_for_ever, _recomputed_for_ever, _the_queue_is_not_bounded,
-    _a_tenant_never_comes, _one_token_too_many], ids=lambda bug: bug.__name__[1:])
+@pytest.mark.parametrize(
+    "bug",
+    [
+        _leaked_page,
+        _double_free,
+        _forgotten_row,
+        _wrong_share,
+        _shared_page_is_written,
+        _pages_in_flight_are_given_away,
+        _rows_in_flight_are_given_away,
+        _lost_finish,
+        _two_ends,
+        _numbers_that_are_not_finite_are_cached,
+        _deadlines_are_forgotten,
+        _running_requests_time_out,
+        _preempted_for_ever,
+        _recomputed_for_ever,
+        _the_queue_is_not_bounded,
+        _a_tenant_never_comes,
+        _one_token_too_many,
+    ],
+    ids=lambda bug: bug.__name__[1:],
+)
 def test_a_planted_bug_is_found(bug, monkeypatch):
     bug(monkeypatch)
     with pytest.raises(AssertionError, match="simulation seed"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("structured", "engine")]     # the tiny model
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("structured", "engine")]  # the tiny model
 
 
 @pytest.fixture(scope="package", autouse=True)

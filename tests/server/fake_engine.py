@@ -44,7 +44,11 @@ class Row:
     def __init__(self, submit: Submit):
         self.id, self.params = submit.id, submit.params
         text = bytes(token for token in submit.prompt if token < 256).decode("utf-8", "replace")
-        last = text.rsplit("user:", 1)[-1].removesuffix("<think>").removesuffix("assistant:").strip("\n") if "user:" in text else text
+        last = (
+            text.rsplit("user:", 1)[-1].removesuffix("<think>").removesuffix("assistant:").strip("\n")
+            if "user:" in text
+            else text
+        )
         self.directives = {name: int(value or 0) for name, value in re.findall(r"!(\w+)(?:=(\d+))?", last)}
         if "tokens" in self.directives:
             self.reply = [97 + index % 26 for index in range(self.directives["tokens"])] + [EOS]
@@ -61,15 +65,25 @@ class Row:
         self.due = time.monotonic() + self.pause
 
     def step(self) -> list:
-        reached = {name for name in ("crash", "nan", "eof", "garbage")
-                   if name in self.directives and self.sent >= self.directives[name]}
+        reached = {
+            name
+            for name in ("crash", "nan", "eof", "garbage")
+            if name in self.directives and self.sent >= self.directives[name]
+        }
         if "crash" in reached:
             os.kill(os.getpid(), signal.SIGKILL)
         if "eof" in reached:
             os._exit(3)
         if "nan" in reached:
-            return [Failed(self.id, "the model gave numbers that are not finite for this request", 500, "server_error",
-                           "numerical_error")]
+            return [
+                Failed(
+                    self.id,
+                    "the model gave numbers that are not finite for this request",
+                    500,
+                    "server_error",
+                    "numerical_error",
+                )
+            ]
         if "garbage" in reached:
             return [b"\x05\x00\x00\x00hello"]
         count = max(1, self.directives.get("wide", 1))
@@ -100,8 +114,13 @@ def measured(message: Measure) -> Measured | Failed:
     length 1. The log-probability of a token is -0.5, of a target -(1 + id) / 256, alternatives as a Row's."""
     ask, prompt = message.ask, message.prompt
     if b"!nan" in bytes(token for token in prompt if token < 256):
-        return Failed(message.id, "the model gave numbers that are not finite for this request", 500, "server_error",
-                      "numerical_error")
+        return Failed(
+            message.id,
+            "the model gave numbers that are not finite for this request",
+            500,
+            "server_error",
+            "numerical_error",
+        )
     if ask.what in ("last", "mean"):
         vector = [float(prompt.count(letter)) for letter in b"aeiou"] + [1.0]
         if ask.what == "mean":
@@ -113,7 +132,7 @@ def measured(message: Measure) -> Measured | Failed:
     if ask.what == "targets":
         return Measured(message.id, len(prompt), None, [TokenLogprob(-(1 + id) / 256, []) for id in ask.targets])
     tops = [[((token + offset) % 257, -0.5 - offset) for offset in range(ask.top)] for token in prompt]
-    found = [None, *(TokenLogprob(-0.5, top) for top in tops[1:])][ask.first:]
+    found = [None, *(TokenLogprob(-0.5, top) for top in tops[1:])][ask.first :]
     return Measured(message.id, len(prompt), None, found).to_send()
 
 
@@ -123,11 +142,18 @@ def searched(message: Search) -> Searched:
     for index in range(params.beam_width):
         tokens = [message.prompt[index % len(message.prompt)]] * params.beam_width
         if index < params.beam_width - 1:
-            tokens = [*tokens[:params.max_tokens - 1], EOS]
-        tokens = tokens[:params.max_tokens]
-        top = [(tokens[0], -1.0 - index)][:params.logprobs or 0]
-        replies.append(SearchedReply(tokens, [TokenLogprob(-1.0 - index, top)] * len(tokens), -1.0 * len(tokens), -1.0,
-                                     "stop" if tokens[-1] == EOS else "length"))
+            tokens = [*tokens[: params.max_tokens - 1], EOS]
+        tokens = tokens[: params.max_tokens]
+        top = [(tokens[0], -1.0 - index)][: params.logprobs or 0]
+        replies.append(
+            SearchedReply(
+                tokens,
+                [TokenLogprob(-1.0 - index, top)] * len(tokens),
+                -1.0 * len(tokens),
+                -1.0,
+                "stop" if tokens[-1] == EOS else "length",
+            )
+        )
     return Searched(message.id, len(message.prompt), replies)
 
 

@@ -24,11 +24,12 @@ class Detokenizer:
         found = [position for position in (text.find(stop) for stop in self._stop) if position >= 0]
         if found:
             self.stopped = True
-            return text[:min(found)]
-        keep = max((length for stop in self._stop for length in range(1, len(stop))
-                    if text.endswith(stop[:length])), default=0)
-        self._held = text[len(text) - keep:]
-        return text[:len(text) - keep]
+            return text[: min(found)]
+        keep = max(
+            (length for stop in self._stop for length in range(1, len(stop)) if text.endswith(stop[:length])), default=0
+        )
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
 
 
 class TextModel:
@@ -45,12 +46,19 @@ class TextModel:
     def encode_part(self, text: str, control: bool = False) -> list[int]:
         return list(text.encode())
 
-    def encode_chat(self, messages: list[dict], tools: list[dict] | None = None,
-                    variables: dict | None = None) -> list[int]:
+    def encode_chat(
+        self, messages: list[dict], tools: list[dict] | None = None, variables: dict | None = None
+    ) -> list[int]:
         """One line a message; the tools and calls of the messages first, where the fake engine does not look."""
         offered = "".join(f"tool:{tool['function']['name']}\n" for tool in tools or ())
-        return list((offered + "".join(f"{message['role']}:{message['content']}\n" for message in messages)
-                     + "assistant:" + "<think>" * self.template_source.endswith("<think>")).encode())
+        return list(
+            (
+                offered
+                + "".join(f"{message['role']}:{message['content']}\n" for message in messages)
+                + "assistant:"
+                + "<think>" * self.template_source.endswith("<think>")
+            ).encode()
+        )
 
     def decode(self, ids: list[int]) -> str:
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")

@@ -34,10 +34,19 @@ class Harness:
 
     engine_path = FAKE_ENGINE
 
-    def __init__(self, engine: str = "", limits: Limits | None = None, key: str | tuple[Key, ...] = (), max_choices: int = 64,
-                 max_queue_tokens: int = 1 << 20, hosts: frozenset | None = frozenset({"localhost"}),
-                 wait: bool = True, template: str = "", tool_parser: str | None = None,
-                 reasoning_parser: str | None = None):
+    def __init__(
+        self,
+        engine: str = "",
+        limits: Limits | None = None,
+        key: str | tuple[Key, ...] = (),
+        max_choices: int = 64,
+        max_queue_tokens: int = 1 << 20,
+        hosts: frozenset | None = frozenset({"localhost"}),
+        wait: bool = True,
+        template: str = "",
+        tool_parser: str | None = None,
+        reasoning_parser: str | None = None,
+    ):
         self.engine_options = engine.split()
         self._template, self._parsers = template, {"tool_parser": tool_parser, "reasoning_parser": reasoning_parser}
         self.lag_s = 0.0
@@ -64,9 +73,15 @@ class Harness:
         model = self.loop.create_future()
         model.set_result(fake_text.TextModel(self._template))
         self.pool = self.make_pool(model)
-        self.app = App(self.pool, weights=weights(keys),
-                       admission=Admission(max_choices, max_queue_tokens, weights(keys)), key=KeyCheck(keys),
-                       limiter=Limiter(quotas(keys)), hosts=HostCheck(hosts), **self._parsers)
+        self.app = App(
+            self.pool,
+            weights=weights(keys),
+            admission=Admission(max_choices, max_queue_tokens, weights(keys)),
+            key=KeyCheck(keys),
+            limiter=Limiter(quotas(keys)),
+            hosts=HostCheck(hosts),
+            **self._parsers,
+        )
         self.server = Server(self.app, limits)
         sock = bind.listen("127.0.0.1", 0)
         self.port = sock.getsockname()[1]
@@ -108,8 +123,10 @@ class Harness:
 
     def call(self, work, timeout: float = 10.0):
         """work() on the server's loop."""
+
         async def run():
             return work()
+
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(timeout)
 
     def wait_ready(self, timeout: float = 10.0) -> None:
@@ -126,20 +143,29 @@ class Harness:
 
     def state(self) -> dict[str, int]:
         """Everything that a request may not leave behind."""
+
         def count():
-            return {"connections": len(self.server.connections), "requests": len(self.engine.requests),
-                    "choices": self.app.admission.choices, "queued_tokens": self.app.admission.queued_tokens,
-                    "body_bytes": self.server.body_bytes, "tasks": len(asyncio.all_tasks()),
-                    "engine_rows": self.engine.heartbeat.running}
+            return {
+                "connections": len(self.server.connections),
+                "requests": len(self.engine.requests),
+                "choices": self.app.admission.choices,
+                "queued_tokens": self.app.admission.queued_tokens,
+                "body_bytes": self.server.body_bytes,
+                "tasks": len(asyncio.all_tasks()),
+                "engine_rows": self.engine.heartbeat.running,
+            }
+
         return self.call(count)
 
     def assert_quiet(self, timeout: float = 3.0) -> None:
         """Wait until nothing of any request is left."""
+
         def quiet():
             left = {name: value for name, value in self.state().items() if name != "tasks" and value}
             # Main, probe, this call; supervisor and watchdog of each engine; who looks after several models.
             engines = sum(model.engine.state not in ("unloaded", "down") for model in self.pool.models)
             return not left and self.state()["tasks"] <= 3 + 2 * engines + (self.pool._task is not None)
+
         try:
             wait_for(quiet, timeout)
         except AssertionError:
@@ -257,8 +283,8 @@ def read_reply(sock: socket.socket, until_closed: bool = False) -> Reply:
             size = int(match[1], 16)
             if size == 0:
                 break
-            out += body[match.end():match.end() + size]
-            body = body[match.end() + size + 2:]
+            out += body[match.end() : match.end() + size]
+            body = body[match.end() + size + 2 :]
         body = out
     else:
         length = int(headers.get("content-length", "0"))

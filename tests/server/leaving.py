@@ -17,8 +17,13 @@ TIMEOUT_STATES = ("before headers", "in body", "mid", "after DONE")
 
 
 def cells() -> list[tuple[str, str, bool]]:
-    return [(state, way, stream) for state in STATES for way in WAYS for stream in (False, True)
-            if way != "timeout" or state in TIMEOUT_STATES and (stream or state != "mid")]
+    return [
+        (state, way, stream)
+        for state in STATES
+        for way in WAYS
+        for stream in (False, True)
+        if way != "timeout" or state in TIMEOUT_STATES and (stream or state != "mid")
+    ]
 
 
 class Leaver:
@@ -40,8 +45,13 @@ class Leaver:
         # A timeout takes a second: one in 40 clients, and each cell once at least.
         rare = [cell for cell in plan if cell[1] == "timeout"]
         often = [cell for cell in plan if cell[1] != "timeout"]
-        jobs = [*plan, *(self._draw.choice(rare if self._draw.random() < 0.025 else often)
-                         for _ in range(self._count - len(plan)))]
+        jobs = [
+            *plan,
+            *(
+                self._draw.choice(rare if self._draw.random() < 0.025 else often)
+                for _ in range(self._count - len(plan))
+            ),
+        ]
         self._draw.shuffle(jobs)
         jobs = iter(jobs)
 
@@ -77,7 +87,7 @@ class Leaver:
                 sock.shutdown(socket.SHUT_WR)
                 await self._read_to_the_end(sock)
             elif state == "mid":
-                await asyncio.sleep(1.5)    # reads nothing: dropped after write_stall_s
+                await asyncio.sleep(1.5)  # reads nothing: dropped after write_stall_s
                 await self._read_to_the_end(sock)
             else:
                 await self._read_to_the_end(sock)
@@ -100,8 +110,12 @@ class Leaver:
         """Bring a request into the state; False when it was over sooner."""
         loop, draw = asyncio.get_running_loop(), self._draw
         length = 400 if state == "prefill" else draw.randrange(4, 40)
-        fields = {"prompt": f"{draw.randrange(1 << 60):020d}" + "x" * length, "stream": stream,
-                  "max_tokens": draw.randrange(2, 12) if state in ("last", "after DONE") else 60, "ignore_eos": True}
+        fields = {
+            "prompt": f"{draw.randrange(1 << 60):020d}" + "x" * length,
+            "stream": stream,
+            "max_tokens": draw.randrange(2, 12) if state in ("last", "after DONE") else 60,
+            "ignore_eos": True,
+        }
         if draw.random() < 0.2:
             fields["n"] = 3
         if way == "timeout" and state == "mid":
@@ -109,10 +123,10 @@ class Leaver:
         data = request("POST", TEXT, fields)
         head = data.index(b"\r\n\r\n") + 4
         if state == "before headers":
-            await loop.sock_sendall(sock, data[:draw.randrange(head)])
+            await loop.sock_sendall(sock, data[: draw.randrange(head)])
             return True
         if state == "in body":
-            await loop.sock_sendall(sock, data[:draw.randrange(head, len(data))])
+            await loop.sock_sendall(sock, data[: draw.randrange(head, len(data))])
             return True
         await loop.sock_sendall(sock, data)
         if state in ("queued", "prefill"):

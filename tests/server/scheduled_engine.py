@@ -32,7 +32,7 @@ class EchoRunner:
 
     def submit(self, batch):
         for _, source, page in batch.transfers:
-            self._slots[page * PAGE:(page + 1) * PAGE] = self._slots[source * PAGE:(source + 1) * PAGE]
+            self._slots[page * PAGE : (page + 1) * PAGE] = self._slots[source * PAGE : (source + 1) * PAGE]
         sampled = []
         for entry in batch.entries:
             tokens, pages = entry.request.tokens, entry.pages
@@ -65,17 +65,35 @@ class EchoRunner:
 
 
 def build(arguments: list[str], phases):
-    options = {"--rows": "4", "--pages": "256", "--context": "2048", "--step-tokens": "64", "--step-ms": "1",
-               "--token-us": "0", "--log": "", "--fair-share": "True", "--ageing-ms": "10000",
-               "--reserve-output": "True"} | dict(zip(arguments[::2], arguments[1::2], strict=True))
+    options = {
+        "--rows": "4",
+        "--pages": "256",
+        "--context": "2048",
+        "--step-tokens": "64",
+        "--step-ms": "1",
+        "--token-us": "0",
+        "--log": "",
+        "--fair-share": "True",
+        "--ageing-ms": "10000",
+        "--reserve-output": "True",
+    } | dict(zip(arguments[::2], arguments[1::2], strict=True))
     pages, rows, context = (int(options[name]) for name in ("--pages", "--rows", "--context"))
     runner = EchoRunner(pages, float(options["--step-ms"]) / 1000, float(options["--token-us"]) / 1e6)
-    scheduler = Scheduler(num_pages=pages, max_rows=rows, max_tokens=int(options["--step-tokens"]), max_context=context,
-                          vocab_size=VOCAB, eos_ids=frozenset((EOS,)), max_waiting=1 << 16,
-                          prefix_cache=PrefixCache(pages, "lru"),
-                          policy=Policy(fair_share=options["--fair-share"] == "True",
-                                        reserve_output=options["--reserve-output"] == "True",
-                                        ageing_s=int(options["--ageing-ms"]) / 1000))
+    scheduler = Scheduler(
+        num_pages=pages,
+        max_rows=rows,
+        max_tokens=int(options["--step-tokens"]),
+        max_context=context,
+        vocab_size=VOCAB,
+        eos_ids=frozenset((EOS,)),
+        max_waiting=1 << 16,
+        prefix_cache=PrefixCache(pages, "lru"),
+        policy=Policy(
+            fair_share=options["--fair-share"] == "True",
+            reserve_output=options["--reserve-output"] == "True",
+            ageing_s=int(options["--ageing-ms"]) / 1000,
+        ),
+    )
     engine = Engine(scheduler, runner)
     if options["--log"]:
         log, cancel = open(options["--log"], "a", buffering=1), engine.cancel
@@ -86,10 +104,17 @@ def build(arguments: list[str], phases):
 
         engine.cancel = logged
     phases.mark("ready")
-    return engine, Ready(model="scheduled", max_context=context, max_rows=rows, num_pages=pages,
-                         memory_bytes={"kv": 1}, phases_ms=phases.ms)
+    return engine, Ready(
+        model="scheduled",
+        max_context=context,
+        max_rows=rows,
+        num_pages=pages,
+        memory_bytes={"kv": 1},
+        phases_ms=phases.ms,
+    )
 
 
 if __name__ == "__main__":
     from zse.engine.worker import main
+
     sys.exit(main(sys.argv[1:], build))

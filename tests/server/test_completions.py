@@ -41,11 +41,21 @@ def test_chat_whole(server):
     reply = server.chat("hello").json
     assert reply["object"] == "chat.completion" and reply["id"].startswith("chatcmpl-") and reply["model"] == "fake"
     assert abs(reply["created"] - time.time()) < 10
-    assert reply["choices"] == [{"index": 0, "message": {"role": "assistant", "content": "hello", "refusal": None},
-                                 "logprobs": None, "finish_reason": "stop"}]
-    assert reply["usage"] == {"prompt_tokens": 21, "completion_tokens": 6, "total_tokens": 27,
-                              "prompt_tokens_details": {"cached_tokens": 0},
-                              "completion_tokens_details": {"reasoning_tokens": 0}}
+    assert reply["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "hello", "refusal": None},
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
+    ]
+    assert reply["usage"] == {
+        "prompt_tokens": 21,
+        "completion_tokens": 6,
+        "total_tokens": 27,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
 
 
 def test_chat_stream(server):
@@ -63,9 +73,17 @@ def test_cached_tokens(server):
     assert server.chat("!cached " + "a" * 40, n=2).json["usage"]["prompt_tokens_details"]["cached_tokens"] == 64
 
 
-@pytest.mark.parametrize("prompt,texts,tokens", [
-    ("abc", ["abc"], 3), (["abc", "d"], ["abc", "d"], 4), ([97, 98], ["ab"], 2), ([[97], [98, 99]], ["a", "bc"], 3),
-    (["abc"], ["abc"], 3), ([[97]], ["a"], 1)])
+@pytest.mark.parametrize(
+    "prompt,texts,tokens",
+    [
+        ("abc", ["abc"], 3),
+        (["abc", "d"], ["abc", "d"], 4),
+        ([97, 98], ["ab"], 2),
+        ([[97], [98, 99]], ["a", "bc"], 3),
+        (["abc"], ["abc"], 3),
+        ([[97]], ["a"], 1),
+    ],
+)
 def test_prompt_forms(server, prompt, texts, tokens):
     reply = server.complete(prompt).json
     assert [choice["text"] for choice in reply["choices"]] == texts
@@ -84,7 +102,11 @@ def test_echo(server):
 
 def test_finish_reasons_and_limits(server):
     assert server.complete("abcdef", max_tokens=3).json["choices"][0] == {
-        "index": 0, "text": "abc", "logprobs": None, "finish_reason": "length"}
+        "index": 0,
+        "text": "abc",
+        "logprobs": None,
+        "finish_reason": "length",
+    }
     assert server.complete("!tokens=40").json["usage"]["completion_tokens"] == 16  # the route's default
     assert server.chat("!tokens=40").json["usage"]["completion_tokens"] == 41
     assert server.chat("abcdef", max_completion_tokens=2).json["choices"][0]["message"]["content"] == "ab"
@@ -93,8 +115,10 @@ def test_finish_reasons_and_limits(server):
     assert server.complete("ab", ignore_eos=True, max_tokens=5).json["choices"][0]["text"] == "ababa"
 
 
-@pytest.mark.parametrize("stop,text", [("cd", "ab"), (["xx", "f"], "abcde"), ("fg", "abcdef"), ("abcdef", ""),
-                                       (["ef", "cde"], "ab"), ("é", "abcdef")])
+@pytest.mark.parametrize(
+    "stop,text",
+    [("cd", "ab"), (["xx", "f"], "abcde"), ("fg", "abcdef"), ("abcdef", ""), (["ef", "cde"], "ab"), ("é", "abcdef")],
+)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("wide", ["", "!wide=3 "])
 def test_stop_strings(server, stop, text, stream, wide):
@@ -149,8 +173,15 @@ def test_chat_logprobs(server):
     content = choice["logprobs"]["content"]
     assert [entry["token"] for entry in content] == ["a", "�", "�"]
     assert bytes(sum((entry["bytes"] for entry in content), [])) == "aé".encode()
-    assert content[0] == {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": [
-        {"token": "a", "logprob": -0.5, "bytes": [97]}, {"token": "b", "logprob": -1.5, "bytes": [98]}]}
+    assert content[0] == {
+        "token": "a",
+        "logprob": -0.5,
+        "bytes": [97],
+        "top_logprobs": [
+            {"token": "a", "logprob": -0.5, "bytes": [97]},
+            {"token": "b", "logprob": -1.5, "bytes": [98]},
+        ],
+    }
     assert server.chat("a", logprobs=True).json["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
     assert server.chat("a", logprobs=False).json["choices"][0]["logprobs"] is None
     events = server.chat("aé", logprobs=True, top_logprobs=2, stream=True).events
@@ -160,9 +191,12 @@ def test_chat_logprobs(server):
 
 def test_completion_logprobs(server):
     logprobs = server.complete("aé", logprobs=1).json["choices"][0]["logprobs"]
-    assert logprobs == {"tokens": ["a", "bytes:\\xc3", "bytes:\\xa9"], "token_logprobs": [-0.5] * 3,
-                        "top_logprobs": [{"a": -0.5}, {"bytes:\\xc3": -0.5}, {"bytes:\\xa9": -0.5}],
-                        "text_offset": [0, 1, 1]}
+    assert logprobs == {
+        "tokens": ["a", "bytes:\\xc3", "bytes:\\xa9"],
+        "token_logprobs": [-0.5] * 3,
+        "top_logprobs": [{"a": -0.5}, {"bytes:\\xc3": -0.5}, {"bytes:\\xa9": -0.5}],
+        "text_offset": [0, 1, 1],
+    }
     none = server.complete("ab", logprobs=0).json["choices"][0]["logprobs"]
     assert none["top_logprobs"] == [{"a": -0.5}, {"b": -0.5}]
     stopped = server.complete("abcd", logprobs=0, stop="c").json["choices"][0]
@@ -174,9 +208,11 @@ def test_echoed_logprobs(server):
     choice = server.complete("aé", echo=True, logprobs=1, max_tokens=2).json["choices"][0]
     assert choice["text"].startswith("aéa")
     assert choice["logprobs"] == {
-        "tokens": ["a", "bytes:\\xc3", "bytes:\\xa9", "a", "bytes:\\xc3"], "token_logprobs": [None] + [-0.5] * 4,
+        "tokens": ["a", "bytes:\\xc3", "bytes:\\xa9", "a", "bytes:\\xc3"],
+        "token_logprobs": [None] + [-0.5] * 4,
         "top_logprobs": [None, {"bytes:\\xc3": -0.5}, {"bytes:\\xa9": -0.5}, {"a": -0.5}, {"bytes:\\xc3": -0.5}],
-        "text_offset": [0, 1, 1, 2, 3]}
+        "text_offset": [0, 1, 1, 2, 3],
+    }
     only = server.complete(["abc", "d"], echo=True, logprobs=0, max_tokens=0).json
     assert [choice["text"] for choice in only["choices"]] == ["abc", "d"]
     assert only["choices"][0]["logprobs"]["token_logprobs"] == [None, -0.5, -0.5]
@@ -185,13 +221,22 @@ def test_echoed_logprobs(server):
     streamed = [event["choices"][0]["logprobs"] for event in events[:-1] if event["choices"][0]["logprobs"]]
     assert sum((entry["token_logprobs"] for entry in streamed), []) == [None, -0.5, -0.5, -0.5]
     assert server.complete("ab", echo=True, max_tokens=0).json["choices"][0] == {
-        "index": 0, "text": "ab", "logprobs": None, "finish_reason": "length"}
+        "index": 0,
+        "text": "ab",
+        "logprobs": None,
+        "finish_reason": "length",
+    }
 
 
 def test_prompt_logprobs(server):
     choices = server.complete(["abc", "d"], prompt_logprobs=2, max_tokens=1, n=2).json["choices"]
-    first = [None, {"98": {"logprob": -0.5, "rank": 1, "decoded_token": "b"},
-                    "99": {"logprob": -1.5, "rank": 2, "decoded_token": "c"}}]
+    first = [
+        None,
+        {
+            "98": {"logprob": -0.5, "rank": 1, "decoded_token": "b"},
+            "99": {"logprob": -1.5, "rank": 2, "decoded_token": "c"},
+        },
+    ]
     assert choices[0]["prompt_logprobs"][:2] == choices[1]["prompt_logprobs"][:2] == first
     assert choices[2]["prompt_logprobs"] == [None] and choices[0]["logprobs"] is None
     reply = server.chat("ab", prompt_logprobs=0, max_tokens=1).json
@@ -215,13 +260,21 @@ def test_beam_search(server):
     assert chat["choices"][1]["logprobs"]["content"][0]["logprob"] == -2.0
 
 
-@pytest.mark.parametrize("fields,code,param", [
-    ({"stream": True}, "invalid_value", "stream"), ({"stop": "x"}, "invalid_value", "stop"),
-    ({"presence_penalty": 1}, "invalid_value", "presence_penalty"), ({"beam_width": 1, "n": 2}, "out_of_range", "beam_width"),
-    ({"logit_bias": {"5": 1}}, "invalid_value", "logit_bias"), ({"early_stopping": 1}, "invalid_type", "early_stopping"),
-    ({"beam_width": 17}, "out_of_range", "beam_width"), ({"length_penalty": 11}, "out_of_range", "length_penalty"),
-    ({"structured_outputs": {"choice": ["a", "b"]}}, "invalid_value", "structured_outputs"),
-    ({"use_beam_search": False, "beam_width": 2}, "invalid_value", "beam_width")])
+@pytest.mark.parametrize(
+    "fields,code,param",
+    [
+        ({"stream": True}, "invalid_value", "stream"),
+        ({"stop": "x"}, "invalid_value", "stop"),
+        ({"presence_penalty": 1}, "invalid_value", "presence_penalty"),
+        ({"beam_width": 1, "n": 2}, "out_of_range", "beam_width"),
+        ({"logit_bias": {"5": 1}}, "invalid_value", "logit_bias"),
+        ({"early_stopping": 1}, "invalid_type", "early_stopping"),
+        ({"beam_width": 17}, "out_of_range", "beam_width"),
+        ({"length_penalty": 11}, "out_of_range", "length_penalty"),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, "invalid_value", "structured_outputs"),
+        ({"use_beam_search": False, "beam_width": 2}, "invalid_value", "beam_width"),
+    ],
+)
 def test_beam_search_refusals(server, fields, code, param):
     error = server.complete("abc", **{"use_beam_search": True, **fields}).error
     assert (error["code"], error["param"]) == (code, param)
@@ -273,13 +326,16 @@ def test_long_prompts_do_not_block_the_loop(own_server):
     server = own_server(engine="--max-context 1000000", max_queue_tokens=1 << 24)
     longest = 0.0
     for body, status in (
-            ({"prompt": "x\"\\ é" * 150_000, "max_tokens": 1}, 200), ({"prompt": [65] * 250_000, "max_tokens": 1}, 200),
-            ({"a": [""] * 300_000}, 400), ({"a": {str(number): 1 for number in range(150_000)}}, 400),
-            ({"a": [{}] * 49_000}, 400),
-            ({"prompt": "a b c " * 2000, "max_tokens": 1, "prompt_logprobs": 20}, 200),
-            ({"prompt": "a b c " * 2000, "max_tokens": 0, "echo": True, "logprobs": 5}, 200),
-            ({"prompt": "a b c " * 2000, "max_tokens": 1, "echo": True, "logprobs": 5, "stream": True}, 200),
-            ({"prompt": ["a" * 200] * 12, "n": 4, "max_tokens": 100, "logprobs": 5}, 200)):
+        ({"prompt": 'x"\\ é' * 150_000, "max_tokens": 1}, 200),
+        ({"prompt": [65] * 250_000, "max_tokens": 1}, 200),
+        ({"a": [""] * 300_000}, 400),
+        ({"a": {str(number): 1 for number in range(150_000)}}, 400),
+        ({"a": [{}] * 49_000}, 400),
+        ({"prompt": "a b c " * 2000, "max_tokens": 1, "prompt_logprobs": 20}, 200),
+        ({"prompt": "a b c " * 2000, "max_tokens": 0, "echo": True, "logprobs": 5}, 200),
+        ({"prompt": "a b c " * 2000, "max_tokens": 1, "echo": True, "logprobs": 5, "stream": True}, 200),
+        ({"prompt": ["a" * 200] * 12, "n": 4, "max_tokens": 100, "logprobs": 5}, 200),
+    ):
         data = json.dumps(body).encode()
         server.lag_s = 0.0
         with server.longest_callback() as callback:

@@ -45,9 +45,16 @@ def server():
 
 @pytest.mark.timed
 @pytest.mark.parametrize("way", LEAVE)
-@pytest.mark.parametrize("name,data,wait", [
-    ("whole, prefill", request("POST", CHAT, chat_body("!stall")), 1), ("whole, decoding", BODY, 1),
-    ("stream, prefill", PREFILL, 1), ("stream, decoding", STREAM, 1), ("stream, n = 8", MANY, 8)])
+@pytest.mark.parametrize(
+    "name,data,wait",
+    [
+        ("whole, prefill", request("POST", CHAT, chat_body("!stall")), 1),
+        ("whole, decoding", BODY, 1),
+        ("stream, prefill", PREFILL, 1),
+        ("stream, decoding", STREAM, 1),
+        ("stream, n = 8", MANY, 8),
+    ],
+)
 def test_the_engine_stops_within_100_ms(server, way, name, data, wait):
     sock = server.connect()
     sock.sendall(data)
@@ -80,8 +87,11 @@ def note_ports(server, ports: dict[int, int]) -> None:
 
     def noted(*arguments):
         id, task = submit(*arguments), asyncio.current_task()
-        ports[id] = next(connection._transport.get_extra_info("peername")[1]
-                         for connection in server.server.connections if connection._task is task)
+        ports[id] = next(
+            connection._transport.get_extra_info("peername")[1]
+            for connection in server.server.connections
+            if connection._task is task
+        )
         return id
 
     server.engine.submit = noted
@@ -110,12 +120,15 @@ def test_random_disconnects_leave_nothing(scheduled, tmp_path):
     missed = [cell for cell in cells() if not leaver.outcomes[cell]]
     assert len(missed) <= (2 if count < 2000 else 0), missed
     cancelled = {int(id): float(at) for _, id, at in map(str.split, log.read_text().splitlines())}
-    delays = sorted(at - left for id, at in cancelled.items()
-                    if (left := leaver.when_left(ports.get(id, 0), at)) is not None)
+    delays = sorted(
+        at - left for id, at in cancelled.items() if (left := leaver.when_left(ports.get(id, 0), at)) is not None
+    )
     assert len(delays) > count // 4
-    print(f"{count} disconnects, {len(delays)} cancelled: median {1000 * delays[len(delays) // 2]:.1f} ms, "
-          f"P99 {1000 * delays[len(delays) * 99 // 100]:.1f} ms, longest {1000 * delays[-1]:.1f} ms")
-    assert delays[len(delays) * 98 // 100] < 0.1, delays[-20:]    # the rest is the test machine's share
+    print(
+        f"{count} disconnects, {len(delays)} cancelled: median {1000 * delays[len(delays) // 2]:.1f} ms, "
+        f"P99 {1000 * delays[len(delays) * 99 // 100]:.1f} ms, longest {1000 * delays[-1]:.1f} ms"
+    )
+    assert delays[len(delays) * 98 // 100] < 0.1, delays[-20:]  # the rest is the test machine's share
 
 
 def test_a_cancel_that_meets_the_end_is_harmless(server):

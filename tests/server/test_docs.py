@@ -18,10 +18,16 @@ def test_every_route_is_documented():
         assert f"| `{route.method} {route.path}` |" in TEXT
 
 
-@pytest.mark.parametrize("heading,fields", [("## POST /v1/chat/completions", CHAT),
-                                            ("## POST /v1/completions", COMPLETIONS),
-                                            ("## POST /v1/embeddings", EMBEDDINGS),
-                                            ("## POST /v1/rerank", RERANK), ("## POST /v1/score", SCORE)])
+@pytest.mark.parametrize(
+    "heading,fields",
+    [
+        ("## POST /v1/chat/completions", CHAT),
+        ("## POST /v1/completions", COMPLETIONS),
+        ("## POST /v1/embeddings", EMBEDDINGS),
+        ("## POST /v1/rerank", RERANK),
+        ("## POST /v1/score", SCORE),
+    ],
+)
 def test_every_field_is_documented(heading, fields):
     section = TEXT.split(heading, 1)[1].split("\n## ", 1)[0]
     rows = [line for line in section.splitlines() if line.startswith("| `")]
@@ -29,11 +35,15 @@ def test_every_field_is_documented(heading, fields):
 
 
 def test_every_counter_of_the_engine_is_documented():
-    rows = [line for line in TEXT.split("## Metrics", 1)[1].split("\n## ", 1)[0].splitlines() if line.startswith("| `zse")]
+    rows = [
+        line for line in TEXT.split("## Metrics", 1)[1].split("\n## ", 1)[0].splitlines() if line.startswith("| `zse")
+    ]
     assert rows == [f"| `zse_engine_{name}` | {kind} | {help} |" for name, (kind, help) in COUNTERS.items()]
 
 
 def test_every_error_code_is_documented():
     rows = [line for line in TEXT.split("## Errors", 1)[1].split("\n## ", 1)[0].splitlines() if line.startswith("| `")]
-    assert rows == [f"| `{code}` | {status} | {kind} | {'yes' if retry else 'no'} |"
-                    for code, (status, kind, retry) in CODES.items()]
+    assert rows == [
+        f"| `{code}` | {status} | {kind} | {'yes' if retry else 'no'} |"
+        for code, (status, kind, retry) in CODES.items()
+    ]

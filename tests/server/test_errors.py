@@ -11,8 +11,10 @@ from zse.server import errors
 from zse.server.routes.table import ROUTES
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-LEAK = re.compile(r"0x[0-9a-f]{6,}|Traceback|/(usr|home|root|tmp|work)/|\.py\b|<[a-z_.]+ object|\bdict\b|\bNoneType\b|"
-                  r"\bsite-packages\b|msgspec|asyncio")
+LEAK = re.compile(
+    r"0x[0-9a-f]{6,}|Traceback|/(usr|home|root|tmp|work)/|\.py\b|<[a-z_.]+ object|\bdict\b|\bNoneType\b|"
+    r"\bsite-packages\b|msgspec|asyncio"
+)
 
 
 def check(reply, status: int, code: str, param: str | None = "any") -> None:
@@ -30,18 +32,33 @@ def check(reply, status: int, code: str, param: str | None = "any") -> None:
 
 
 JSON_ERRORS = {
-    "empty": b"", "space": b"  ", "half": b'{"model":', "trailing": b"{} {}", "comma": b'{"a":1,}',
+    "empty": b"",
+    "space": b"  ",
+    "half": b'{"model":',
+    "trailing": b"{} {}",
+    "comma": b'{"a":1,}',
     "single quotes": b"{'a':1}",
-    "duplicate": b'{"model":"fake","model":"fake"}', "duplicate below": b'{"messages":[{"role":"user","role":"user"}]}',
-    "escaped duplicate": b'{"mod\\u0065l":"a","model":"b"}', "deep": b'{"a":' + b"[" * 65 + b"]" * 65 + b"}",
-    "very deep": b"[" * 100_000, "nan": b'{"temperature":NaN}', "infinity": b'{"temperature":Infinity}',
-    "-infinity": b'{"temperature":-Infinity}', "big": b'{"seed":9223372036854775809}',
-    "-big": b'{"seed":-9223372036854775809}', "huge": b'{"seed":' + b"9" * 5000 + b"}",
+    "duplicate": b'{"model":"fake","model":"fake"}',
+    "duplicate below": b'{"messages":[{"role":"user","role":"user"}]}',
+    "escaped duplicate": b'{"mod\\u0065l":"a","model":"b"}',
+    "deep": b'{"a":' + b"[" * 65 + b"]" * 65 + b"}",
+    "very deep": b"[" * 100_000,
+    "nan": b'{"temperature":NaN}',
+    "infinity": b'{"temperature":Infinity}',
+    "-infinity": b'{"temperature":-Infinity}',
+    "big": b'{"seed":9223372036854775809}',
+    "-big": b'{"seed":-9223372036854775809}',
+    "huge": b'{"seed":' + b"9" * 5000 + b"}",
     "1e999": b'{"temperature":1e999}',
-    "utf-8": b'{"model":"\xff"}', "surrogate": b'{"model":"\\ud800"}', "overlong": b'{"model":"\xc0\xaf"}',
-    "control": b'{"model":"\n"}', "bom": b"\xef\xbb\xbf{}", "leading zero": b'{"seed":01}',
+    "utf-8": b'{"model":"\xff"}',
+    "surrogate": b'{"model":"\\ud800"}',
+    "overlong": b'{"model":"\xc0\xaf"}',
+    "control": b'{"model":"\n"}',
+    "bom": b"\xef\xbb\xbf{}",
+    "leading zero": b'{"seed":01}',
     "utf-16": '{"a":1}'.encode("utf-16"),
-    "containers": b'{"a":[' + b"{}," * 60_000 + b"{}]}", "strings": b'{"a":[' + b'"",' * 210_000 + b'""]}',
+    "containers": b'{"a":[' + b"{}," * 60_000 + b"{}]}",
+    "strings": b'{"a":[' + b'"",' * 210_000 + b'""]}',
 }
 
 
@@ -61,115 +78,203 @@ COMMON = [
     ({"structured_outputs": {"json": {}, "regex": "a"}}, "invalid_value", "structured_outputs"),
     ({"structured_outputs": {"xml": "a"}}, "unknown_parameter", "structured_outputs.xml"),
     ({"structured_outputs": {"grammar": "a" * 70_000}}, "schema_too_complex", "structured_outputs.grammar"),
-    ({"structured_outputs": []}, "invalid_type", "structured_outputs"), ({"guided_json": {}}, "unknown_parameter", "guided_json"),
+    ({"structured_outputs": []}, "invalid_type", "structured_outputs"),
+    ({"guided_json": {}}, "unknown_parameter", "guided_json"),
     ({"model": 1}, "invalid_type", "model"),
-    ({"model": ""}, "invalid_value", "model"), ({"model": "a" * 300}, "array_above_max_length", "model"),
-    ({"temperature": -0.1}, "out_of_range", "temperature"), ({"temperature": 2.01}, "out_of_range", "temperature"),
-    ({"temperature": "1"}, "invalid_type", "temperature"), ({"temperature": True}, "invalid_type", "temperature"),
-    ({"top_p": 0}, "out_of_range", "top_p"), ({"top_p": 1.1}, "out_of_range", "top_p"),
-    ({"top_k": -2}, "out_of_range", "top_k"), ({"top_k": 1.5}, "invalid_type", "top_k"),
-    ({"min_p": -1}, "out_of_range", "min_p"), ({"min_p": 1.1}, "out_of_range", "min_p"),
+    ({"model": ""}, "invalid_value", "model"),
+    ({"model": "a" * 300}, "array_above_max_length", "model"),
+    ({"temperature": -0.1}, "out_of_range", "temperature"),
+    ({"temperature": 2.01}, "out_of_range", "temperature"),
+    ({"temperature": "1"}, "invalid_type", "temperature"),
+    ({"temperature": True}, "invalid_type", "temperature"),
+    ({"top_p": 0}, "out_of_range", "top_p"),
+    ({"top_p": 1.1}, "out_of_range", "top_p"),
+    ({"top_k": -2}, "out_of_range", "top_k"),
+    ({"top_k": 1.5}, "invalid_type", "top_k"),
+    ({"min_p": -1}, "out_of_range", "min_p"),
+    ({"min_p": 1.1}, "out_of_range", "min_p"),
     ({"repetition_penalty": 0}, "out_of_range", "repetition_penalty"),
     ({"presence_penalty": 2.1}, "out_of_range", "presence_penalty"),
     ({"frequency_penalty": -2.1}, "out_of_range", "frequency_penalty"),
-    ({"n": 0}, "out_of_range", "n"), ({"n": 17}, "out_of_range", "n"), ({"n": "1"}, "invalid_type", "n"),
-    ({"max_tokens": 0}, "out_of_range", "max_tokens"), ({"max_tokens": -1}, "out_of_range", "max_tokens"),
-    ({"max_tokens": 1.0}, "invalid_type", "max_tokens"), ({"seed": 1.5}, "invalid_type", "seed"),
-    ({"stop": ["a"] * 5}, "array_above_max_length", "stop"), ({"stop": "a" * 257}, "array_above_max_length", "stop"),
-    ({"stop": ["a", "a" * 257]}, "array_above_max_length", "stop[1]"), ({"stop": ""}, "invalid_value", "stop"),
-    ({"stop": [1]}, "invalid_type", "stop[0]"), ({"stop": {}}, "invalid_type", "stop"),
+    ({"n": 0}, "out_of_range", "n"),
+    ({"n": 17}, "out_of_range", "n"),
+    ({"n": "1"}, "invalid_type", "n"),
+    ({"max_tokens": 0}, "out_of_range", "max_tokens"),
+    ({"max_tokens": -1}, "out_of_range", "max_tokens"),
+    ({"max_tokens": 1.0}, "invalid_type", "max_tokens"),
+    ({"seed": 1.5}, "invalid_type", "seed"),
+    ({"stop": ["a"] * 5}, "array_above_max_length", "stop"),
+    ({"stop": "a" * 257}, "array_above_max_length", "stop"),
+    ({"stop": ["a", "a" * 257]}, "array_above_max_length", "stop[1]"),
+    ({"stop": ""}, "invalid_value", "stop"),
+    ({"stop": [1]}, "invalid_type", "stop[0]"),
+    ({"stop": {}}, "invalid_type", "stop"),
     ({"stop_token_ids": [260]}, "invalid_token_id", "stop_token_ids"),
     ({"stop_token_ids": [-1]}, "invalid_token_id", "stop_token_ids[0]"),
     ({"stop_token_ids": "1"}, "invalid_type", "stop_token_ids"),
     ({"logit_bias": {"260": 1}}, "invalid_token_id", "logit_bias"),
     ({"logit_bias": {"x": 1}}, "invalid_token_id", "logit_bias"),
     ({"logit_bias": {"-1": 1}}, "invalid_token_id", "logit_bias"),
-    ({"logit_bias": {"1": 101}}, "out_of_range", "logit_bias.1"), ({"logit_bias": []}, "invalid_type", "logit_bias"),
+    ({"logit_bias": {"1": 101}}, "out_of_range", "logit_bias.1"),
+    ({"logit_bias": []}, "invalid_type", "logit_bias"),
     ({"logit_bias": {str(i): 0 for i in range(1025)}}, "array_above_max_length", "logit_bias"),
-    ({"ignore_eos": 1}, "invalid_type", "ignore_eos"), ({"stream": "true"}, "invalid_type", "stream"),
+    ({"ignore_eos": 1}, "invalid_type", "ignore_eos"),
+    ({"stream": "true"}, "invalid_type", "stream"),
     ({"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "invalid_type", "stream_options.include_usage"),
     ({"stream": True, "stream_options": {"x": 1}}, "unknown_parameter", "stream_options.x"),
-    ({"user": 1}, "invalid_type", "user"), ({"frobnicate": 1}, "unknown_parameter", "frobnicate"),
-    ({"": 1}, "unknown_parameter", ""), ({"a\n": 1}, "unknown_parameter", "(unprintable)"),
+    ({"user": 1}, "invalid_type", "user"),
+    ({"frobnicate": 1}, "unknown_parameter", "frobnicate"),
+    ({"": 1}, "unknown_parameter", ""),
+    ({"a\n": 1}, "unknown_parameter", "(unprintable)"),
     ({"model": "other"}, "model_not_found", "model"),
 ]
 CHAT_ONLY = [
-    ({"messages": None}, "missing_required_parameter", "messages"), ({"messages": []}, "invalid_value", "messages"),
-    ({"messages": {}}, "invalid_type", "messages"), ({"messages": ["a"]}, "invalid_type", "messages[0]"),
+    ({"messages": None}, "missing_required_parameter", "messages"),
+    ({"messages": []}, "invalid_value", "messages"),
+    ({"messages": {}}, "invalid_type", "messages"),
+    ({"messages": ["a"]}, "invalid_type", "messages[0]"),
     ({"messages": [{}]}, "missing_required_parameter", "messages[0].role"),
     ({"messages": [{"role": "user"}]}, "missing_required_parameter", "messages[0].content"),
     ({"messages": [{"role": "king", "content": ""}]}, "invalid_value", "messages[0].role"),
     ({"messages": [{"role": "function", "content": ""}]}, "unsupported_parameter", "messages[0].role"),
     ({"messages": [{"role": "tool", "content": ""}]}, "missing_required_parameter", "messages[0].tool_call_id"),
     ({"messages": [{"role": "tool", "tool_call_id": "a"}]}, "missing_required_parameter", "messages[0].content"),
-    ({"messages": [{"role": "tool", "tool_call_id": "a", "content": ""}]}, "unsupported_parameter",
-     "messages[0].role"),
-    ({"messages": [{"role": "user", "content": "", "tool_call_id": "a"}]}, "invalid_value",
-     "messages[0].tool_call_id"),
+    ({"messages": [{"role": "tool", "tool_call_id": "a", "content": ""}]}, "unsupported_parameter", "messages[0].role"),
+    ({"messages": [{"role": "user", "content": "", "tool_call_id": "a"}]}, "invalid_value", "messages[0].tool_call_id"),
     ({"messages": [{"role": "user", "content": "", "reasoning": "a"}]}, "invalid_value", "messages[0].reasoning"),
-    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]}, "missing_required_parameter",
-     "messages[0].tool_calls[0].function"),
-    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "[]"}}]}]},
-     "invalid_value", "messages[0].tool_calls[0].function.arguments"),
-    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{"}}]}]},
-     "invalid_value", "messages[0].tool_calls[0].function.arguments"),
-    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{}"}}]}]},
-     "unsupported_parameter", "messages[0].tool_calls"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]},
+        "missing_required_parameter",
+        "messages[0].tool_calls[0].function",
+    ),
+    (
+        {
+            "messages": [
+                {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "[]"}}]}
+            ]
+        },
+        "invalid_value",
+        "messages[0].tool_calls[0].function.arguments",
+    ),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{"}}]}]},
+        "invalid_value",
+        "messages[0].tool_calls[0].function.arguments",
+    ),
+    (
+        {
+            "messages": [
+                {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{}"}}]}
+            ]
+        },
+        "unsupported_parameter",
+        "messages[0].tool_calls",
+    ),
     ({"messages": [{"role": "user", "content": 1}]}, "invalid_type", "messages[0].content"),
     ({"messages": [{"role": "user", "content": "", "x": 1}]}, "unknown_parameter", "messages[0].x"),
     ({"messages": [{"role": "user", "content": ["a"]}]}, "invalid_type", "messages[0].content[0]"),
-    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "missing_required_parameter",
-     "messages[0].content[0].text"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "unsupported_parameter",
-     "messages[0].content[0].type"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        "missing_required_parameter",
+        "messages[0].content[0].text",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "unsupported_parameter",
+        "messages[0].content[0].type",
+    ),
     ({"messages": [{"role": "user", "content": ""}] * 2049}, "array_above_max_length", "messages"),
-    ({"logprobs": 1}, "invalid_type", "logprobs"), ({"top_logprobs": 2}, "invalid_value", "top_logprobs"),
+    ({"logprobs": 1}, "invalid_type", "logprobs"),
+    ({"top_logprobs": 2}, "invalid_value", "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "out_of_range", "top_logprobs"),
     ({"max_completion_tokens": 0}, "out_of_range", "max_completion_tokens"),
     ({"max_tokens": 3, "max_completion_tokens": 4}, "invalid_value", "max_completion_tokens"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "unsupported_parameter", "tools"),
-    ({"tools": {}}, "invalid_type", "tools"), ({"tools": [1]}, "invalid_type", "tools[0]"),
+    ({"tools": {}}, "invalid_type", "tools"),
+    ({"tools": [1]}, "invalid_type", "tools[0]"),
     ({"tools": [{"type": "retrieval"}]}, "invalid_value", "tools[0].type"),
     ({"tools": [{"type": "function"}]}, "missing_required_parameter", "tools[0].function"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "invalid_value", "tools[0].function.name"),
-    ({"tools": [{"type": "function", "function": {"name": "a" * 65}}]}, "array_above_max_length",
-     "tools[0].function.name"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "a" * 65}}]},
+        "array_above_max_length",
+        "tools[0].function.name",
+    ),
     ({"tools": [{"type": "function", "function": {"name": "f"}}] * 2}, "invalid_value", "tools[1].function.name"),
-    ({"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]}, "invalid_type",
-     "tools[0].function.strict"),
-    *[({"tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}]}, code,
-       "tools[0].function.parameters" + path)
-      for schema, code, path in [
-          ([], "invalid_type", ""), ({"type": "string"}, "invalid_value", ".type"),
-          ({"properties": []}, "invalid_type", ".properties"),
-          ({"properties": {"a": {"type": "text"}}}, "invalid_value", ".properties.a.type"),
-          ({"properties": {"a": 1}}, "invalid_type", ".properties.a"),
-          ({"properties": {"a": {"anyOf": [1]}}}, "invalid_type", ".properties.a.anyOf[0]"),
-          ({"required": "a"}, "invalid_type", ".required"), ({"title": "x" * 70_000}, "array_above_max_length", "")]],
-    ({"tools": [{"type": "function", "function": {"name": f"f{i}"}} for i in range(129)]}, "array_above_max_length",
-     "tools"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]},
+        "invalid_type",
+        "tools[0].function.strict",
+    ),
+    *[
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}]},
+            code,
+            "tools[0].function.parameters" + path,
+        )
+        for schema, code, path in [
+            ([], "invalid_type", ""),
+            ({"type": "string"}, "invalid_value", ".type"),
+            ({"properties": []}, "invalid_type", ".properties"),
+            ({"properties": {"a": {"type": "text"}}}, "invalid_value", ".properties.a.type"),
+            ({"properties": {"a": 1}}, "invalid_type", ".properties.a"),
+            ({"properties": {"a": {"anyOf": [1]}}}, "invalid_type", ".properties.a.anyOf[0]"),
+            ({"required": "a"}, "invalid_type", ".required"),
+            ({"title": "x" * 70_000}, "array_above_max_length", ""),
+        ]
+    ],
+    (
+        {"tools": [{"type": "function", "function": {"name": f"f{i}"}} for i in range(129)]},
+        "array_above_max_length",
+        "tools",
+    ),
     ({"tool_choice": "auto"}, "invalid_value", "tool_choice"),
     ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
     ({"tool_choice": "maybe"}, "invalid_value", "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "invalid_value", "tool_choice"),
     ({"tool_choice": {"type": "function"}}, "missing_required_parameter", "tool_choice.function"),
-    ({"tool_choice": {"type": "function", "function": {"name": "g"}},
-      "tools": [{"type": "function", "function": {"name": "f"}}]}, "invalid_value", "tool_choice.function.name"),
+    (
+        {
+            "tool_choice": {"type": "function", "function": {"name": "g"}},
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+        },
+        "invalid_value",
+        "tool_choice.function.name",
+    ),
     ({"parallel_tool_calls": 1}, "invalid_type", "parallel_tool_calls"),
     ({"functions": [{}]}, "unsupported_parameter", "functions"),
     ({"response_format": {"type": "json_schema"}}, "missing_required_parameter", "response_format.json_schema"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}, "missing_required_parameter",
-     "response_format.json_schema.name"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": []}}}, "invalid_type",
-     "response_format.json_schema.schema"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"title": "x" * 70_000}}}},
-     "schema_too_complex", "response_format.json_schema.schema"),
-    ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "invalid_value",
-     "structured_outputs"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+        "missing_required_parameter",
+        "response_format.json_schema.name",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": []}}},
+        "invalid_type",
+        "response_format.json_schema.schema",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"title": "x" * 70_000}}}},
+        "schema_too_complex",
+        "response_format.json_schema.schema",
+    ),
+    (
+        {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+        "invalid_value",
+        "structured_outputs",
+    ),
     ({"response_format": {"type": "text", "json_schema": {}}}, "unknown_parameter", "response_format.json_schema"),
-    ({"response_format": {"type": "json_object"}, "tool_choice": "required",
-      "tools": [{"type": "function", "function": {"name": "f"}}]}, "invalid_value", "response_format"),
+    (
+        {
+            "response_format": {"type": "json_object"},
+            "tool_choice": "required",
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+        },
+        "invalid_value",
+        "response_format",
+    ),
     ({"thinking_budget": -1}, "out_of_range", "thinking_budget"),
     ({"thinking_budget": 5}, "unsupported_parameter", "thinking_budget"),
     ({"reasoning_effort": "much"}, "invalid_value", "reasoning_effort"),
@@ -180,42 +285,58 @@ CHAT_ONLY = [
     ({"response_format": {}}, "missing_required_parameter", "response_format.type"),
     ({"reasoning_effort": "low"}, "unsupported_parameter", "reasoning_effort"),
     ({"store": True}, "unsupported_parameter", "store"),
-    ({"service_tier": "flex"}, "invalid_value", "service_tier"), ({"cache_salt": ""}, "invalid_value", "cache_salt"),
+    ({"service_tier": "flex"}, "invalid_value", "service_tier"),
+    ({"cache_salt": ""}, "invalid_value", "cache_salt"),
     ({"cache_salt": "a" * 257}, "array_above_max_length", "cache_salt"),
     ({"metadata": {str(i): "" for i in range(17)}}, "array_above_max_length", "metadata"),
-    ({"metadata": {"a": 1}}, "invalid_type", "metadata.a"), ({"best_of": 2}, "unknown_parameter", "best_of"),
+    ({"metadata": {"a": 1}}, "invalid_type", "metadata.a"),
+    ({"best_of": 2}, "unknown_parameter", "best_of"),
     ({"max_tokens": 4096}, "context_length_exceeded", "messages"),
     ({"messages": [{"role": "user", "content": "a" * 5000}]}, "context_length_exceeded", "messages"),
 ]
 TEXT_ONLY = [
-    ({"prompt": None}, "missing_required_parameter", "prompt"), ({"prompt": []}, "invalid_value", "prompt"),
-    ({"prompt": ""}, "invalid_value", "prompt"), ({"prompt": ["a", ""]}, "invalid_value", "prompt[1]"),
-    ({"prompt": 1}, "invalid_type", "prompt"), ({"prompt": ["a", 1]}, "invalid_type", "prompt[1]"),
-    ({"prompt": [1, "a"]}, "invalid_type", "prompt[1]"), ({"prompt": [[1], ["a"]]}, "invalid_type", "prompt[1][0]"),
-    ({"prompt": [[]]}, "invalid_value", "prompt[0]"), ({"prompt": [None]}, "invalid_type", "prompt[0]"),
-    ({"prompt": [1, 260]}, "invalid_token_id", "prompt"), ({"prompt": [[1], [260]]}, "invalid_token_id", "prompt[1]"),
-    ({"prompt": [-1]}, "invalid_token_id", "prompt[0]"), ({"prompt": [1 << 40]}, "invalid_token_id", "prompt[0]"),
+    ({"prompt": None}, "missing_required_parameter", "prompt"),
+    ({"prompt": []}, "invalid_value", "prompt"),
+    ({"prompt": ""}, "invalid_value", "prompt"),
+    ({"prompt": ["a", ""]}, "invalid_value", "prompt[1]"),
+    ({"prompt": 1}, "invalid_type", "prompt"),
+    ({"prompt": ["a", 1]}, "invalid_type", "prompt[1]"),
+    ({"prompt": [1, "a"]}, "invalid_type", "prompt[1]"),
+    ({"prompt": [[1], ["a"]]}, "invalid_type", "prompt[1][0]"),
+    ({"prompt": [[]]}, "invalid_value", "prompt[0]"),
+    ({"prompt": [None]}, "invalid_type", "prompt[0]"),
+    ({"prompt": [1, 260]}, "invalid_token_id", "prompt"),
+    ({"prompt": [[1], [260]]}, "invalid_token_id", "prompt[1]"),
+    ({"prompt": [-1]}, "invalid_token_id", "prompt[0]"),
+    ({"prompt": [1 << 40]}, "invalid_token_id", "prompt[0]"),
     ({"prompt": ["a"] * 129}, "array_above_max_length", "prompt"),
-    ({"best_of": 17}, "out_of_range", "best_of"), ({"n": 3, "best_of": 2}, "out_of_range", "best_of"),
-    ({"best_of": 2, "stream": True}, "invalid_value", "best_of"), ({"logprobs": 6}, "out_of_range", "logprobs"),
+    ({"best_of": 17}, "out_of_range", "best_of"),
+    ({"n": 3, "best_of": 2}, "out_of_range", "best_of"),
+    ({"best_of": 2, "stream": True}, "invalid_value", "best_of"),
+    ({"logprobs": 6}, "out_of_range", "logprobs"),
     ({"logprobs": True}, "invalid_type", "logprobs"),
     ({"max_tokens": 0}, "out_of_range", "max_tokens"),
     ({"max_tokens": 0, "echo": True, "stream": True}, "out_of_range", "max_tokens"),
     ({"prompt_logprobs": 1, "stream": True}, "invalid_value", "prompt_logprobs"),
     ({"prompt_logprobs": 21}, "out_of_range", "prompt_logprobs"),
-    ({"suffix": "a"}, "unsupported_parameter", "suffix"), ({"messages": []}, "unknown_parameter", "messages"),
+    ({"suffix": "a"}, "unsupported_parameter", "suffix"),
+    ({"messages": []}, "unknown_parameter", "messages"),
     ({"max_tokens": 4096}, "context_length_exceeded", "prompt"),
     ({"prompt": [65] * 4096}, "context_length_exceeded", "prompt"),
 ]
 
 
-@pytest.mark.parametrize("path,change,code,param",
-                         [(path, *case) for path, cases in ((CHAT, CHAT_ONLY), (TEXT, TEXT_ONLY))
-                          for case in COMMON + cases])
+@pytest.mark.parametrize(
+    "path,change,code,param",
+    [(path, *case) for path, cases in ((CHAT, CHAT_ONLY), (TEXT, TEXT_ONLY)) for case in COMMON + cases],
+)
 def test_every_field_is_checked(server, path, change, code, param):
     body = (chat_body("hi") if path == CHAT else {"model": "fake", "prompt": "hi"}) | change
-    for stream in ([False, True] if "stream" not in change and "stream_options" not in change
-                   and "best_of" not in change else [body.get("stream")]):
+    for stream in (
+        [False, True]
+        if "stream" not in change and "stream_options" not in change and "best_of" not in change
+        else [body.get("stream")]
+    ):
         reply = server.post(path, body | ({"stream": stream} if stream is not None else {}))
         check(reply, errors.CODES[code][0], code, param)
 
@@ -244,13 +365,33 @@ def test_every_known_field_either_works_or_is_named(server):
 
 
 def test_harmless_values_of_clients_are_accepted(server):
-    echoed = {"role": "assistant", "content": "x", "refusal": None, "annotations": [], "audio": None,
-              "function_call": None, "tool_calls": None}
-    body = {"messages": [{"role": "developer", "content": "be brief"}, echoed,
-                                          {"role": "user", "content": [{"type": "text", "text": "h"},
-                                                                       {"type": "text", "text": "i"}], "name": "bob"}],
-            "user": "u", "metadata": {"a": "b"}, "response_format": {"type": "text"}, "store": False, "tools": [],
-            "service_tier": "auto", "modalities": ["text"], "seed": -1, "top_k": -1, "logit_bias": {}, "stop": None}
+    echoed = {
+        "role": "assistant",
+        "content": "x",
+        "refusal": None,
+        "annotations": [],
+        "audio": None,
+        "function_call": None,
+        "tool_calls": None,
+    }
+    body = {
+        "messages": [
+            {"role": "developer", "content": "be brief"},
+            echoed,
+            {"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}], "name": "bob"},
+        ],
+        "user": "u",
+        "metadata": {"a": "b"},
+        "response_format": {"type": "text"},
+        "store": False,
+        "tools": [],
+        "service_tier": "auto",
+        "modalities": ["text"],
+        "seed": -1,
+        "top_k": -1,
+        "logit_bias": {},
+        "stop": None,
+    }
     assert server.post(CHAT, body).json["choices"][0]["message"]["content"] == "hi"
 
 
@@ -277,9 +418,14 @@ def test_route_table_with_every_kind_of_key(own_server):
         paths[route.path.replace("{model}", "fake")].append(route)
     for path, routes in paths.items():
         for method in METHODS:
-            for key, valid in ((None, False), ("Bearer wrong", False), ("s3cret-key", False),
-                               ("Basic s3cret-key", False),
-                               ("Bearer s3cret-key", True), ("bearer s3cret-key", True)):
+            for key, valid in (
+                (None, False),
+                ("Bearer wrong", False),
+                ("s3cret-key", False),
+                ("Basic s3cret-key", False),
+                ("Bearer s3cret-key", True),
+                ("bearer s3cret-key", True),
+            ):
                 body = b"{}" if method == "POST" else None
                 reply = server.raw(request(method, path, body, {"authorization": key}))
                 public = routes[0].scope == "public"

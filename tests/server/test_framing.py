@@ -40,7 +40,7 @@ def test_every_cut_gives_the_same_messages(kind, messages):
     for step in range(1, len(stream) + 1):
         reader, got = FrameReader(kind), []
         for start in range(0, len(stream), step):
-            got += reader.feed(stream[start:start + step])
+            got += reader.feed(stream[start : start + step])
         assert got == messages
 
 

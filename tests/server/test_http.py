@@ -100,8 +100,9 @@ _INVALID = {
     "chunk size lf": _chunked(b"2\n{}\r\n0\r\n\r\n"),
     "chunk too long": _chunked(b"2\r\n{}x\r\n0\r\n\r\n"),
     "chunk without crlf": _chunked(b"2\r\n{}0\r\n\r\n"),
-    "upgrade and chunked": _chunked(b"0\r\n\r\n", b"Transfer-Encoding: chunked\r\nConnection: Upgrade\r\n"
-                                    b"Upgrade: h2c\r\n"),
+    "upgrade and chunked": _chunked(
+        b"0\r\n\r\n", b"Transfer-Encoding: chunked\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"
+    ),
 }
 _OTHERS = {
     "unknown route": (b"GET /nope HTTP/1.1\r\n" + H + b"\r\n", 404, "not_found"),
@@ -110,12 +111,23 @@ _OTHERS = {
     "delete": (b"DELETE /v1/models HTTP/1.1\r\n" + H + b"\r\n", 405, "method_not_allowed"),
     "get on post": (b"GET /v1/completions HTTP/1.1\r\n" + H + b"\r\n", 405, "method_not_allowed"),
     "options": (b"OPTIONS /v1/completions HTTP/1.1\r\n" + H + b"\r\n", 405, "method_not_allowed"),
-    "form": (b"POST /v1/completions HTTP/1.1\r\n" + H + b"Content-Type: application/x-www-form-urlencoded\r\n"
-             b"Content-Length: 2\r\n\r\n{}", 415, "unsupported_media_type"),
-    "no type": (b"POST /v1/completions HTTP/1.1\r\n" + H + b"Content-Length: 2\r\n\r\n{}", 415,
-                "unsupported_media_type"),
-    "latin-1": (b"POST /v1/completions HTTP/1.1\r\n" + H + b"Content-Type: application/json; charset=latin-1\r\n"
-                b"Content-Length: 2\r\n\r\n{}", 415, "unsupported_media_type"),
+    "form": (
+        b"POST /v1/completions HTTP/1.1\r\n" + H + b"Content-Type: application/x-www-form-urlencoded\r\n"
+        b"Content-Length: 2\r\n\r\n{}",
+        415,
+        "unsupported_media_type",
+    ),
+    "no type": (
+        b"POST /v1/completions HTTP/1.1\r\n" + H + b"Content-Length: 2\r\n\r\n{}",
+        415,
+        "unsupported_media_type",
+    ),
+    "latin-1": (
+        b"POST /v1/completions HTTP/1.1\r\n" + H + b"Content-Type: application/json; charset=latin-1\r\n"
+        b"Content-Length: 2\r\n\r\n{}",
+        415,
+        "unsupported_media_type",
+    ),
     "gzip": (POST + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}", 415, "unsupported_media_type"),
     "no length": (POST + b"\r\n", 411, "length_required"),
     "length 0": (POST + b"Content-Length: 0\r\n\r\n", 400, "invalid_json"),
@@ -180,7 +192,7 @@ def test_allow_header_names_the_methods(server):
 
 
 def test_chunked_and_split_bodies_are_read(server):
-    chunks = b"".join(b"%x\r\n%b\r\n" % (1, BODY[i:i + 1]) for i in range(len(BODY))) + b"0\r\nTrailer: x\r\n\r\n"
+    chunks = b"".join(b"%x\r\n%b\r\n" % (1, BODY[i : i + 1]) for i in range(len(BODY))) + b"0\r\nTrailer: x\r\n\r\n"
     assert server.raw(_chunked(chunks)).json["choices"][0]["message"]["content"] == "hi"
     data = _length(str(len(BODY)).encode())
     assert server.raw(data, tuple(range(1, len(data))), 0.0005).status == 200
@@ -219,8 +231,9 @@ def test_head_has_no_body_and_http_10_closes(server):
             data += piece
         assert data.count(b"HTTP/1.1 200 OK") == 2 and data.count(b'{"version"') == 1
     with server.connect() as sock:
-        sock.sendall(request("POST", "/v1/chat/completions", chat_body("hi", stream=True)).replace(b"HTTP/1.1",
-                                                                                                   b"HTTP/1.0"))
+        sock.sendall(
+            request("POST", "/v1/chat/completions", chat_body("hi", stream=True)).replace(b"HTTP/1.1", b"HTTP/1.0")
+        )
         data = b""
         while piece := receive(sock):
             data += piece
@@ -268,8 +281,16 @@ FAST = Limits(head_s=0.5, body_idle_s=0.5, body_total_s=2.0, keep_alive_s=1.0, w
 
 
 @pytest.mark.timed
-@pytest.mark.parametrize("data,phase", [(b"GET /ver", "headers"), (GET, "headers"), (_length(b"10", b""), "body"),
-                                        (_length(b"10", b"{"), "body"), (_chunked(b"5\r\n{"), "body")])
+@pytest.mark.parametrize(
+    "data,phase",
+    [
+        (b"GET /ver", "headers"),
+        (GET, "headers"),
+        (_length(b"10", b""), "body"),
+        (_length(b"10", b"{"), "body"),
+        (_chunked(b"5\r\n{"), "body"),
+    ],
+)
 def test_half_sent_requests_time_out(own_server, data, phase):
     server = own_server(limits=FAST)
     start = time.monotonic()
@@ -320,8 +341,9 @@ def test_reader_that_stops_reading_is_dropped(own_server):
     server = own_server(limits=FAST)
     with server.connect() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        body = chat_body("!tokens=100000 !wide=50", stream=True, logprobs=True, top_logprobs=20, ignore_eos=True,
-                         max_tokens=4000)
+        body = chat_body(
+            "!tokens=100000 !wide=50", stream=True, logprobs=True, top_logprobs=20, ignore_eos=True, max_tokens=4000
+        )
         sock.sendall(request("POST", "/v1/chat/completions", body))
         wait_for(lambda: server.state()["requests"] == 1)
         server.assert_quiet(8)  # dropped, although we never read nor close

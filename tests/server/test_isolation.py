@@ -19,7 +19,7 @@ TEXT = "/v1/completions"
 OWNER_KEY = Key("owner", "sk-owner", access=OWNER)
 TENANTS = [Key(f"tenant{number}", f"sk-{number:032x}") for number in range(1, 7)]
 COMMON = "You are a helpful assistant. Answer in one word, and never tell the password to anybody. "
-COUNT = int(os.environ.get("ZSE_TEST_CANARIES", "100"))     # 100,000 is the nightly number
+COUNT = int(os.environ.get("ZSE_TEST_CANARIES", "100"))  # 100,000 is the nightly number
 
 
 def bearer(key: Key) -> dict[str, str]:
@@ -42,15 +42,20 @@ def test_nobody_hits_what_others_have_cached(scheduled):
     chat = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": COMMON}]}, bearer(TENANTS[0]))
     assert chat.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     # In streams, and in the metrics.
-    events = server.post(TEXT, {"prompt": COMMON, "max_tokens": 2, "stream": True,
-                                "stream_options": {"include_usage": True}}, bearer(TENANTS[0])).events
+    events = server.post(
+        TEXT,
+        {"prompt": COMMON, "max_tokens": 2, "stream": True, "stream_options": {"include_usage": True}},
+        bearer(TENANTS[0]),
+    ).events
     count = events[-2]["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert count > 0
     page = server.get("/metrics", bearer(OWNER_KEY)).body.decode()
     total = float(re.search(r"^zse_cached_prompt_tokens_total\{.*\} (.*)$", page, re.M)[1])
     assert total >= count + 6 * 2 * (len(COMMON) - 17) and "sk-" not in page
-    cached_of = [float(value) for value in re.findall(r'^zse_tenant_cached_prompt_tokens_total\{tenant="tenant.*\} (.*)$',
-                                                      page, re.M)]
+    cached_of = [
+        float(value)
+        for value in re.findall(r'^zse_tenant_cached_prompt_tokens_total\{tenant="tenant.*\} (.*)$', page, re.M)
+    ]
     assert len(cached_of) == 6 and sum(cached_of) == total
     assert server.get("/metrics", bearer(TENANTS[0])).status == 403
 
@@ -59,13 +64,17 @@ def test_no_canary_is_seen_by_others(scheduled, caplog):
     """Few pages, none kept free for replies, so that requests are preempted and cached prefixes evicted; a third leave; the
     engine dies once."""
     caplog.set_level(logging.DEBUG)
-    server = scheduled("--pages 40 --context 512 --rows 6 --step-ms 0.5 --reserve-output False", key=(*TENANTS, OWNER_KEY), max_choices=1 << 10)
+    server = scheduled(
+        "--pages 40 --context 512 --rows 6 --step-ms 0.5 --reserve-output False",
+        key=(*TENANTS, OWNER_KEY),
+        max_choices=1 << 10,
+    )
     draw = random.Random(COUNT)
     secrets = {key.tenant: f"{draw.getrandbits(128):032x}" for key in TENANTS}
-    seen: list[tuple[Key, str, bytes]] = []     # who asked, the prompt, all that came back
+    seen: list[tuple[Key, str, bytes]] = []  # who asked, the prompt, all that came back
 
     async def ask(key: Key) -> None:
-        prompt = COMMON[:draw.randrange(len(COMMON))] + secrets[key.tenant] + "x" * draw.randrange(60)
+        prompt = COMMON[: draw.randrange(len(COMMON))] + secrets[key.tenant] + "x" * draw.randrange(60)
         stream = draw.random() < 0.5
         fields = {"prompt": prompt, "stream": stream, "max_tokens": draw.randrange(1, 200), "n": draw.choice((1, 1, 2))}
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)

@@ -24,8 +24,12 @@ class Process:
     def __init__(self, *options: str, wait: bool = True, env: dict | None = None):
         environment = {key: value for key, value in os.environ.items() if key != "ZSE_API_KEY"} | (env or {})
         self.popen = subprocess.Popen(
-            [sys.executable, str(HERE / "serve_fake.py"), "--port", "0", *options], stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, env=environment)
+            [sys.executable, str(HERE / "serve_fake.py"), "--port", "0", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
         self.block = ""
         if wait:
             while "try:" not in self.block:
@@ -88,8 +92,9 @@ def test_start_block_and_its_example(start):
     assert re.match(r"ZSE \S+: fake on http://127\.0\.0\.1:\d+ \(context 4096, 8 at once\)\n", process.block)
     assert "weights 1 MiB" in process.block and "engine spawned" in process.block
     command = re.search(r"try: (curl .*)", process.block)[1]
-    output = subprocess.run(["sh", "-c", command.replace("curl", "curl -s")], stdout=subprocess.PIPE, text=True,
-                            timeout=10)
+    output = subprocess.run(
+        ["sh", "-c", command.replace("curl", "curl -s")], stdout=subprocess.PIPE, text=True, timeout=10
+    )
     assert output.stdout.endswith("data: [DONE]\n\n")
     assert '"content":"o"' in output.stdout
 
@@ -110,8 +115,10 @@ def test_a_signal_when_idle_exits_0_quickly(start, number):
 def test_a_signal_drains_running_streams(start):
     process = start()
     text = "!tokens=40 !ms=20"
-    streams = [process.send(request("POST", "/v1/chat/completions", chat_body(text, stream=bool(index % 2))))
-               for index in range(20)]
+    streams = [
+        process.send(request("POST", "/v1/chat/completions", chat_body(text, stream=bool(index % 2))))
+        for index in range(20)
+    ]
     for sock in streams[1::2]:
         sock.recv(10, socket.MSG_PEEK)
     keep_alive = process.connect()
@@ -265,9 +272,13 @@ def test_the_engine_dies_with_the_server(start):
     wait_for(lambda: not alive(engine), 2)
 
 
-@pytest.mark.parametrize("options,code,line", [
-    (("--engine", "--fatal a.gguf:_offset_8:_version:_is_9"), 2, "zse: error: a.gguf:_offset_8:_version:_is_9\n"),
-    (("--engine", "--die 7"), 1, "zse: error: the engine process exited with code 7\n")])
+@pytest.mark.parametrize(
+    "options,code,line",
+    [
+        (("--engine", "--fatal a.gguf:_offset_8:_version:_is_9"), 2, "zse: error: a.gguf:_offset_8:_version:_is_9\n"),
+        (("--engine", "--die 7"), 1, "zse: error: the engine process exited with code 7\n"),
+    ],
+)
 def test_a_start_that_fails_is_one_line_and_the_exit_code(start, options, code, line):
     process = start(*options, wait=False)
     got, stderr = process.finish()
@@ -278,8 +289,9 @@ def test_requests_that_wait_for_a_start_that_fails_are_answered(start):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    process = start("--engine", "--load-ms 700 --fatal bad_model", "--port", str(port), "--log-level", "error",
-                    wait=False)
+    process = start(
+        "--engine", "--load-ms 700 --fatal bad_model", "--port", str(port), "--log-level", "error", wait=False
+    )
     process.port = port
     deadline = time.monotonic() + 5
     while True:
@@ -302,16 +314,22 @@ def test_a_busy_port_is_one_line(start):
         port = taken.getsockname()[1]
         process = start("--port", str(port), wait=False)
         code, stderr = process.finish()
-    assert code == 2 and stderr == (f"zse: error: port {port} on 127.0.0.1 is in use by another program; stop it or "
-                                    "choose another with --port\n")
+    assert code == 2 and stderr == (
+        f"zse: error: port {port} on 127.0.0.1 is in use by another program; stop it or choose another with --port\n"
+    )
 
 
-@pytest.mark.parametrize("options,part", [
-    (("--host", "0.0.0.0"), "can be reached from other machines"),
-    (("--host", "203.0.113.9", "--api-key", "k"), "this machine has no such address"),
-    (("--host", "no-such-host.invalid", "--api-key", "k"), "--host no-such-host.invalid"),
-    (("--api-key", "with space"), "printable ASCII"), (("--api-key-file", "/nonexistent"), "/nonexistent"),
-    (("--api-key", "a", "--api-key-file", "b"), "give one of")])
+@pytest.mark.parametrize(
+    "options,part",
+    [
+        (("--host", "0.0.0.0"), "can be reached from other machines"),
+        (("--host", "203.0.113.9", "--api-key", "k"), "this machine has no such address"),
+        (("--host", "no-such-host.invalid", "--api-key", "k"), "--host no-such-host.invalid"),
+        (("--api-key", "with space"), "printable ASCII"),
+        (("--api-key-file", "/nonexistent"), "/nonexistent"),
+        (("--api-key", "a", "--api-key-file", "b"), "give one of"),
+    ],
+)
 def test_options_that_are_refused(start, options, part):
     code, stderr = start(*options, wait=False).finish()
     assert code == 2 and part in stderr and stderr.count("\n") == 1

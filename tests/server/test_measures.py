@@ -56,7 +56,8 @@ def test_formats_pooling_and_dimensions(server):
     assert embed(dimensions=2) == pytest.approx(unit(2, 1), abs=1e-6)
     assert embed(dimensions=2, normalize=False) == [2, 1]
     assert struct.unpack("<2f", base64.b64decode(embed(dimensions=2, encoding_format="base64"))) == pytest.approx(
-        unit(2, 1), abs=1e-6)
+        unit(2, 1), abs=1e-6
+    )
 
 
 def test_rerank(server):
@@ -83,7 +84,7 @@ def test_rerank_by_likelihood_measures_the_query_only(server):
     assert [row["relevance_score"] for row in reply["results"]] == pytest.approx([math.exp(-0.5)] * 2)
     asked = {bytes(message.prompt): message.ask for message in seen if hasattr(message, "ask")}
     assert set(asked) == {b"Document: b\n\nQuery: why", b"Document: cc\n\nQuery: why"}
-    assert all(ask.what == "logprobs" and prompt[ask.first:] == b" why" for prompt, ask in asked.items())
+    assert all(ask.what == "logprobs" and prompt[ask.first :] == b" why" for prompt, ask in asked.items())
 
 
 def test_yes_no_asks_for_both_answers(server):
@@ -113,41 +114,76 @@ def test_score(server):
 
 
 FIELDS = {
-    EMBED: ({"input": "a"}, [
-        ({"input": None}, "missing_required_parameter", "input"), ({"input": []}, "invalid_value", "input"),
-        ({"input": ""}, "invalid_value", "input"), ({"input": ["a", ""]}, "invalid_value", "input[1]"),
-        ({"input": 1}, "invalid_type", "input"), ({"input": [{}]}, "invalid_type", "input[0]"),
-        ({"input": ["a"] * 2049}, "array_above_max_length", "input"), ({"input": [[]]}, "invalid_value", "input[0]"),
-        ({"input": [260]}, "invalid_token_id", "input"), ({"input": [[1], [260]]}, "invalid_token_id", "input[1]"),
-        ({"input": "a" * 4097}, "context_length_exceeded", "input"),
-        ({"input": ["b", "a" * 4097]}, "context_length_exceeded", "input[1]"),
-        ({"encoding_format": "int8"}, "invalid_value", "encoding_format"),
-        ({"dimensions": 0}, "out_of_range", "dimensions"), ({"pooling": "cls"}, "invalid_value", "pooling"),
-        ({"normalize": 1}, "invalid_type", "normalize"), ({"input": "!nan"}, "numerical_error", None)]),
-    RERANK: ({"query": "a", "documents": ["b"]}, [
-        ({"query": None}, "missing_required_parameter", "query"), ({"query": ""}, "invalid_value", "query"),
-        ({"query": ["a"]}, "invalid_type", "query"), ({"documents": []}, "invalid_value", "documents"),
-        ({"documents": "a"}, "invalid_type", "documents"), ({"documents": ["a", ""]}, "invalid_value", "documents[1]"),
-        ({"documents": [{}]}, "missing_required_parameter", "documents[0].text"),
-        ({"documents": [1]}, "invalid_type", "documents[0]"),
-        ({"documents": ["a"] * 1025}, "array_above_max_length", "documents"),
-        ({"documents": ["b", "a" * 4090]}, "context_length_exceeded", "documents[1]"),
-        ({"top_n": 0}, "out_of_range", "top_n"), ({"return_documents": "no"}, "invalid_type", "return_documents"),
-        ({"method": "magic"}, "invalid_value", "method"), ({"task": ""}, "invalid_value", "task"),
-        ({"rank_fields": ["a"]}, "unsupported_parameter", "rank_fields")]),
-    SCORE: ({"text_1": "a", "text_2": "b"}, [
-        ({"text_1": None}, "missing_required_parameter", "text_1"), ({"text_2": []}, "invalid_value", "text_2"),
-        ({"text_1": ["a", "b"], "text_2": ["a"]}, "invalid_value", "text_2"),
-        ({"text_1": [1]}, "invalid_type", "text_1[0]"),
-        ({"text_1": "a" * 4097}, "context_length_exceeded", "text_1"),
-        ({"encoding_format": "base64"}, "unsupported_parameter", "encoding_format")]),
+    EMBED: (
+        {"input": "a"},
+        [
+            ({"input": None}, "missing_required_parameter", "input"),
+            ({"input": []}, "invalid_value", "input"),
+            ({"input": ""}, "invalid_value", "input"),
+            ({"input": ["a", ""]}, "invalid_value", "input[1]"),
+            ({"input": 1}, "invalid_type", "input"),
+            ({"input": [{}]}, "invalid_type", "input[0]"),
+            ({"input": ["a"] * 2049}, "array_above_max_length", "input"),
+            ({"input": [[]]}, "invalid_value", "input[0]"),
+            ({"input": [260]}, "invalid_token_id", "input"),
+            ({"input": [[1], [260]]}, "invalid_token_id", "input[1]"),
+            ({"input": "a" * 4097}, "context_length_exceeded", "input"),
+            ({"input": ["b", "a" * 4097]}, "context_length_exceeded", "input[1]"),
+            ({"encoding_format": "int8"}, "invalid_value", "encoding_format"),
+            ({"dimensions": 0}, "out_of_range", "dimensions"),
+            ({"pooling": "cls"}, "invalid_value", "pooling"),
+            ({"normalize": 1}, "invalid_type", "normalize"),
+            ({"input": "!nan"}, "numerical_error", None),
+        ],
+    ),
+    RERANK: (
+        {"query": "a", "documents": ["b"]},
+        [
+            ({"query": None}, "missing_required_parameter", "query"),
+            ({"query": ""}, "invalid_value", "query"),
+            ({"query": ["a"]}, "invalid_type", "query"),
+            ({"documents": []}, "invalid_value", "documents"),
+            ({"documents": "a"}, "invalid_type", "documents"),
+            ({"documents": ["a", ""]}, "invalid_value", "documents[1]"),
+            ({"documents": [{}]}, "missing_required_parameter", "documents[0].text"),
+            ({"documents": [1]}, "invalid_type", "documents[0]"),
+            ({"documents": ["a"] * 1025}, "array_above_max_length", "documents"),
+            ({"documents": ["b", "a" * 4090]}, "context_length_exceeded", "documents[1]"),
+            ({"top_n": 0}, "out_of_range", "top_n"),
+            ({"return_documents": "no"}, "invalid_type", "return_documents"),
+            ({"method": "magic"}, "invalid_value", "method"),
+            ({"task": ""}, "invalid_value", "task"),
+            ({"rank_fields": ["a"]}, "unsupported_parameter", "rank_fields"),
+        ],
+    ),
+    SCORE: (
+        {"text_1": "a", "text_2": "b"},
+        [
+            ({"text_1": None}, "missing_required_parameter", "text_1"),
+            ({"text_2": []}, "invalid_value", "text_2"),
+            ({"text_1": ["a", "b"], "text_2": ["a"]}, "invalid_value", "text_2"),
+            ({"text_1": [1]}, "invalid_type", "text_1[0]"),
+            ({"text_1": "a" * 4097}, "context_length_exceeded", "text_1"),
+            ({"encoding_format": "base64"}, "unsupported_parameter", "encoding_format"),
+        ],
+    ),
 }
 
 
-@pytest.mark.parametrize("path,change,code,param", [
-    (path, *case) for path, (_, cases) in FIELDS.items()
-    for case in [*cases, ({"x": 1}, "unknown_parameter", "x"), ({"model": "other"}, "model_not_found", "model"),
-                 ({"user": 1}, "invalid_type", "user"), ({"temperature": 1}, "unknown_parameter", "temperature")]])
+@pytest.mark.parametrize(
+    "path,change,code,param",
+    [
+        (path, *case)
+        for path, (_, cases) in FIELDS.items()
+        for case in [
+            *cases,
+            ({"x": 1}, "unknown_parameter", "x"),
+            ({"model": "other"}, "model_not_found", "model"),
+            ({"user": 1}, "invalid_type", "user"),
+            ({"temperature": 1}, "unknown_parameter", "temperature"),
+        ]
+    ],
+)
 def test_every_field_is_checked(server, path, change, code, param):
     check(server.post(path, FIELDS[path][0] | change), errors.CODES[code][0], code, param)
     assert server.post(path, FIELDS[path][0]).status == 200

@@ -28,13 +28,18 @@ def test_chat(client):
     # What came back can be sent again.
     again = [*messages, reply.choices[0].message.model_dump(), {"role": "user", "content": "more"}]
     assert client.chat.completions.create(model="fake", messages=again).choices[0].message.content == "more"
-    assert client.chat.completions.create(
-        model="fake", messages=[reply.choices[0].message, *messages]).choices[0].message.content == "hello"
+    assert (
+        client.chat.completions.create(model="fake", messages=[reply.choices[0].message, *messages])
+        .choices[0]
+        .message.content
+        == "hello"
+    )
 
 
 def test_chat_stream_helper(client):
-    with client.chat.completions.stream(model="fake", messages=[{"role": "user", "content": "héllo"}],
-                                        stream_options={"include_usage": True}) as stream:
+    with client.chat.completions.stream(
+        model="fake", messages=[{"role": "user", "content": "héllo"}], stream_options={"include_usage": True}
+    ) as stream:
         for _ in stream:
             pass
         final = stream.get_final_completion()
@@ -49,17 +54,28 @@ def test_completions(client):
 
 # Every pair of values of these occurs in at least one row (all combinations of three, cycled through the rest).
 OPTIONS = {
-    "stream": (False, True), "n": (1, 3), "stop": (None, "l", ["xyz", "o!"]), "logprobs": (None, 0, 3),
-    "max_tokens": (None, 1, 50), "temperature": (0, 0.7), "seed": (None, 11), "usage": (False, True),
-    "logit_bias": (None, {"65": -100}), "extra_body": (None, {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1}),
+    "stream": (False, True),
+    "n": (1, 3),
+    "stop": (None, "l", ["xyz", "o!"]),
+    "logprobs": (None, 0, 3),
+    "max_tokens": (None, 1, 50),
+    "temperature": (0, 0.7),
+    "seed": (None, 11),
+    "usage": (False, True),
+    "logit_bias": (None, {"65": -100}),
+    "extra_body": (None, {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1}),
 }
 
 
 def pairwise(options: dict) -> list[dict]:
     """Rows that cover every pair of values, greedily."""
     names = list(options)
-    pairs = {((a, x), (b, y)) for a, b in itertools.combinations(range(len(names)), 2)
-             for x in range(len(options[names[a]])) for y in range(len(options[names[b]]))}
+    pairs = {
+        ((a, x), (b, y))
+        for a, b in itertools.combinations(range(len(names)), 2)
+        for x in range(len(options[names[a]]))
+        for y in range(len(options[names[b]]))
+    }
     rows = []
     while pairs:
         row: dict[int, int] = {}
@@ -93,7 +109,7 @@ def test_pairs_of_parameters(client, row, chat):
     expected, finish = text[:limit], "length" if limit <= len(text) else "stop"
     for stop in [row["stop"]] if isinstance(row["stop"], str) else row["stop"] or []:
         if stop in expected:
-            expected, finish = expected[:expected.index(stop)], "stop"
+            expected, finish = expected[: expected.index(stop)], "stop"
     reply = create(model="fake", **options)
     texts, finishes, scored, usage = [""] * row["n"], [None] * row["n"], [0] * row["n"], None
     for chunk in reply if row["stream"] else [reply]:
@@ -112,9 +128,14 @@ def test_pairs_of_parameters(client, row, chat):
         assert all(count >= len(expected) for count in scored)
 
 
-@pytest.mark.parametrize("fields,error", [
-    ({"temperature": 3}, openai.BadRequestError), ({"model": "other"}, openai.NotFoundError),
-    ({"extra_body": {"nonsense": 1}}, openai.BadRequestError)])
+@pytest.mark.parametrize(
+    "fields,error",
+    [
+        ({"temperature": 3}, openai.BadRequestError),
+        ({"model": "other"}, openai.NotFoundError),
+        ({"extra_body": {"nonsense": 1}}, openai.BadRequestError),
+    ],
+)
 def test_errors_are_raised_and_not_retried(server, client, fields, error):
     before = server.call(lambda: server.server.body_bytes)
     with pytest.raises(error) as caught:
@@ -125,6 +146,7 @@ def test_errors_are_raised_and_not_retried(server, client, fields, error):
 
 def test_a_500_is_not_retried_and_a_stream_error_is_raised(server, client):
     """x-should-retry: false keeps the client from sending a request again that would fail again."""
+
     def sent() -> int:
         return server.call(lambda: server.engine._next_id)
 
@@ -133,8 +155,9 @@ def test_a_500_is_not_retried_and_a_stream_error_is_raised(server, client):
         client.chat.completions.create(model="fake", messages=[{"role": "user", "content": "!nan=0"}])
     assert sent() == before + 1
     with pytest.raises(openai.APIError) as caught:
-        for _ in client.chat.completions.create(model="fake", stream=True,
-                                                messages=[{"role": "user", "content": "!tokens=9 !nan=2"}]):
+        for _ in client.chat.completions.create(
+            model="fake", stream=True, messages=[{"role": "user", "content": "!tokens=9 !nan=2"}]
+        ):
             pass
     assert caught.value.code == "numerical_error"
 

@@ -40,8 +40,11 @@ class Models(Harness):
         served = []
         for number, (name, options) in enumerate(self.models.items()):
             arguments = tuple(options.split())
-            engine = self.engine if not number else EngineClient(
-                lambda arguments=arguments: pool.take_process(list(arguments)), UNLOADED)
+            engine = (
+                self.engine
+                if not number
+                else EngineClient(lambda arguments=arguments: pool.take_process(list(arguments)), UNLOADED)
+            )
             served.append(Served(ModelSpec((name,), name, arguments), engine, None if number else text))
         options = {key: value for key, value in self.pool_options.items() if key != "park"}
         pool = Pool(served, lambda path, name: fake_text.load(path, name), spawn=self.spawn, park=self.park, **options)
@@ -109,6 +112,7 @@ def test_requests_wait_while_it_loads_and_load_it_once(start):
 
 def test_clients_that_leave_while_it_loads_leave_nothing(start):
     from harness import request
+
     server = start({"a": "", "b": "--load-ms 300"})
     for _ in range(5):
         with server.connect() as sock:
@@ -132,7 +136,7 @@ def test_a_failed_load_is_an_answer_and_may_succeed_later(start, monkeypatch, tm
         count = len(server.spawned)
         assert server.ask(name).status == 503 and len(server.spawned) == count, "not tried again at once"
     assert said(server.ask("a")) == "hi" and server.get("/health/ready").status == 200
-    count = len(server.spawned)     # a was evicted for b, in vain, and is back
+    count = len(server.spawned)  # a was evicted for b, in vain, and is back
     flag.unlink()
     time.sleep(1.1)
     assert said(server.ask("b")) == "hi" and server.states()["b"] == "loaded"
@@ -144,7 +148,7 @@ def test_the_one_idle_for_longest_goes_when_memory_is_needed(start, tmp_path):
     held = tmp_path / "held"
     server = start({"a": f"--taken {held}", "b": "", "c": f"--fits-beside {held}"})
     said(server.ask("b"))
-    said(server.ask("a"))           # b has been idle for longer now
+    said(server.ask("a"))  # b has been idle for longer now
     a, b = server.spawned[:2]
 
     def release():
@@ -156,7 +160,7 @@ def test_the_one_idle_for_longest_goes_when_memory_is_needed(start, tmp_path):
     thread = threading.Thread(target=release)
     thread.start()
     reply = server.ask("c")
-    if reply.status != 200:         # a was gone, but its file not yet
+    if reply.status != 200:  # a was gone, but its file not yet
         time.sleep(pools.RETRY_S + 0.1)
         reply = server.ask("c")
     thread.join()
@@ -258,11 +262,13 @@ def test_a_stop_while_a_model_loads(start):
 
 def test_start_block_and_options(start):
     from test_lifecycle import Process
+
     process = Process("--spare-engines", "0", "one", "two")
     try:
         assert "on demand: two" in process.block and "ZSE " in process.block
         with process.connect() as sock:
             from harness import read_reply, request
+
             sock.sendall(request("POST", "/v1/chat/completions", chat_body("hi", model="two")))
             assert said(read_reply(sock)) == "hi"
         children = Path(f"/proc/{process.popen.pid}/task/{process.popen.pid}/children").read_text().split()

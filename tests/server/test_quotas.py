@@ -49,7 +49,7 @@ def test_requests_a_minute():
     assert passes(limits, of, 1000) == 30
     clock.now += 3600
     assert passes(limits, of, 1000) == 60
-    clock.now -= 3600                       # a clock that jumps back neither unlocks nor locks out for ever
+    clock.now -= 3600  # a clock that jumps back neither unlocks nor locks out for ever
     assert passes(limits, of, 1000) == 0
     clock.now += 3600 + 1
     assert passes(limits, of, 1000) == 1
@@ -77,15 +77,15 @@ def test_tokens_are_reserved_and_settled():
     with pytest.raises(APIError) as caught:
         limits.enter(of).reserve(1, 300)
     assert (caught.value.type, caught.value.status) == ("tokens", 429)
-    assert int(dict(caught.value.headers)["retry-after"]) == 6      # 100 tokens at 1,000 a minute
-    first.leave(100)                                                # 900 are left
+    assert int(dict(caught.value.headers)["retry-after"]) == 6  # 100 tokens at 1,000 a minute
+    first.leave(100)  # 900 are left
     with pytest.raises(APIError):
-        limits.enter(of).reserve(1, 5000)                           # takes all of it, and it is not full
+        limits.enter(of).reserve(1, 5000)  # takes all of it, and it is not full
     clock.now += 6
     second = limits.enter(of)
     second.reserve(1, 5000)
     assert dict(of.more_headers)["x-ratelimit-remaining-tokens"] == "0"
-    second.leave(5000)                                              # 4,000 below: four minutes until anything goes
+    second.leave(5000)  # 4,000 below: four minutes until anything goes
     clock.now += 239
     with pytest.raises(APIError):
         limits.enter(of).reserve(1, 1)
@@ -133,7 +133,7 @@ def test_over_http(own_server):
     assert reply.headers["x-ratelimit-reset-requests"].endswith("s")
     stream = server.post(CHAT, chat_body("hi", max_tokens=20, stream=True), bearer("ka"))
     assert stream.headers["x-ratelimit-remaining-requests"] == "3"
-    assert 2900 < int(stream.headers["x-ratelimit-remaining-tokens"]) < 3000    # the first was settled: some 20 tokens
+    assert 2900 < int(stream.headers["x-ratelimit-remaining-tokens"]) < 3000  # the first was settled: some 20 tokens
     assert server.post(EMBED, {"input": "a"}, bearer("ka")).headers["x-ratelimit-remaining-requests"] == "2"
     refused = server.post(TEXT, {"prompt": "a", "max_tokens": 4000}, bearer("ka"))
     assert (refused.status, refused.error["type"]) == (429, "tokens") and int(refused.headers["retry-after-ms"]) > 0
@@ -141,8 +141,10 @@ def test_over_http(own_server):
     limited = server.post(CHAT, chat_body("hi"), bearer("ka"))
     check(limited, 429, "rate_limit_exceeded", None)
     assert 0 < int(limited.headers["retry-after"]) <= 12
-    with openai.OpenAI(base_url=server.base + "/v1", api_key="ka", max_retries=0) as client, \
-            pytest.raises(openai.RateLimitError):
+    with (
+        openai.OpenAI(base_url=server.base + "/v1", api_key="ka", max_retries=0) as client,
+        pytest.raises(openai.RateLimitError),
+    ):
         client.chat.completions.create(model="fake", messages=[{"role": "user", "content": "a"}])
     for _ in range(20):
         free = server.post(CHAT, chat_body("hi"), bearer("kb"))
@@ -159,7 +161,7 @@ def test_parallel_requests_and_clients_that_leave(own_server):
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         replies = pool.map(lambda _: server.post(CHAT, chat_body("hi"), bearer("ka")).status, range(150))
     counts = list(replies).count(200)
-    assert 60 <= counts <= 64       # one more a second
+    assert 60 <= counts <= 64  # one more a second
     held = [server.connect() for _ in range(2)]
     for sock in held:
         sock.sendall(request("POST", CHAT, chat_body("!stall"), bearer("kc")))

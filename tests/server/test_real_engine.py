@@ -22,8 +22,12 @@ def command(model: str, *options: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def client(real_models):
-    process = subprocess.Popen(command(str(real_models["smollm2"]), "--model-name", "smollm2", "--max-rows", "4"),
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command(str(real_models["smollm2"]), "--model-name", "smollm2", "--max-rows", "4"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     line = process.stdout.readline()
     assert " on http://" in line, process.communicate()[1]
     with openai.OpenAI(base_url=line.split(" on ")[1].split()[0] + "/v1", api_key="x", max_retries=0) as client:
@@ -54,8 +58,9 @@ def test_an_answer_is_the_same_streamed_or_not(client):
 def test_prompt_forms_agree(client):
     text = client.completions.create(model="smollm2", prompt="The capital of France is", temperature=0, max_tokens=6)
     assert text.choices[0].text.startswith(" Paris")
-    both = client.completions.create(model="smollm2", prompt=["The capital of France is", "One, two,"], temperature=0,
-                                     max_tokens=6)
+    both = client.completions.create(
+        model="smollm2", prompt=["The capital of France is", "One, two,"], temperature=0, max_tokens=6
+    )
     assert both.choices[0].text == text.choices[0].text and len(both.choices) == 2
 
 
@@ -83,14 +88,18 @@ def test_logprobs_are_probabilities(client):
         tops = [top.logprob for top in entry.top_logprobs]
         assert entry.logprob <= 0 and tops == sorted(tops, reverse=True) and tops[0] == entry.logprob
         assert sum(map(math.exp, tops)) <= 1.001
-    assert "".join(bytes(entry.bytes).decode() for entry in content) == ask(
-        client, "Hello", max_tokens=5).choices[0].message.content
+    assert (
+        "".join(bytes(entry.bytes).decode() for entry in content)
+        == ask(client, "Hello", max_tokens=5).choices[0].message.content
+    )
 
 
 def test_embeddings_and_rerank_find_what_fits(client):
-    documents = ["Photosynthesis lets plants turn sunlight, water and carbon dioxide into sugar.",
-                 "Hamlet is a tragedy written by William Shakespeare around 1600.",
-                 "Neil Armstrong walked on the lunar surface in July 1969."]
+    documents = [
+        "Photosynthesis lets plants turn sunlight, water and carbon dioxide into sugar.",
+        "Hamlet is a tragedy written by William Shakespeare around 1600.",
+        "Neil Armstrong walked on the lunar surface in July 1969.",
+    ]
     queries = ["How do plants make food?", "Who wrote Hamlet?", "Who was the first person on the moon?"]
     vectors = [item.embedding for item in client.embeddings.create(model="smollm2", input=queries + documents).data]
     assert all(math.fsum(value * value for value in vector) == pytest.approx(1, abs=1e-5) for vector in vectors)
@@ -100,11 +109,13 @@ def test_embeddings_and_rerank_find_what_fits(client):
     assert len(short) == 64 and math.fsum(value * value for value in short) == pytest.approx(1, abs=1e-5)
     for index, query in enumerate(queries):
         for method in ("likelihood", "embedding"):
-            reply = client.post("/rerank", cast_to=object, body={"query": query, "documents": documents,
-                                                                  "method": method, "top_n": 1})
+            reply = client.post(
+                "/rerank", cast_to=object, body={"query": query, "documents": documents, "method": method, "top_n": 1}
+            )
             assert [row["index"] for row in reply["results"]] == [index], method
-        yes_no = client.post("/rerank", cast_to=object, body={"query": query, "documents": documents,
-                                                               "method": "yes_no"})
+        yes_no = client.post(
+            "/rerank", cast_to=object, body={"query": query, "documents": documents, "method": "yes_no"}
+        )
         assert all(0 < row["relevance_score"] < 1 for row in yes_no["results"])
 
 
@@ -112,7 +123,7 @@ def test_stop_bias_and_end_tokens(client):
     whole = ask(client, "Count from one to ten.").choices[0].message.content
     stop = whole[5:8]
     cut = ask(client, "Count from one to ten.", stop=[stop]).choices[0]
-    assert cut.message.content == whole[:whole.index(stop)] and cut.finish_reason == "stop"
+    assert cut.message.content == whole[: whole.index(stop)] and cut.finish_reason == "stop"
     banned = ask(client, "Hello", logit_bias={"19556": -100}).choices[0].message.content  # 19556 is "Hello"
     assert not banned.startswith("Hello")
     ignoring = ask(client, "Hello", extra_body={"ignore_eos": True}, max_tokens=20)
@@ -120,20 +131,43 @@ def test_stop_bias_and_end_tokens(client):
 
 
 PROMPT = "Once upon a time, there was a"
-SAMPLING = [dict(temperature=0.0), dict(temperature=1.3), dict(top_k=3), dict(top_p=0.5), dict(min_p=0.2),
-            dict(repetition_penalty=1.5, temperature=0.0), dict(presence_penalty=1.5), dict(frequency_penalty=1.5),
-            dict(logit_bias={"325": 4.0, "253": -100.0}), dict(stop_token_ids=[30, 28]), dict(ignore_eos=True, max_tokens=9),
-            dict(logprobs=3, temperature=0.7, top_k=50, top_p=0.9)]
+SAMPLING = [
+    dict(temperature=0.0),
+    dict(temperature=1.3),
+    dict(top_k=3),
+    dict(top_p=0.5),
+    dict(min_p=0.2),
+    dict(repetition_penalty=1.5, temperature=0.0),
+    dict(presence_penalty=1.5),
+    dict(frequency_penalty=1.5),
+    dict(logit_bias={"325": 4.0, "253": -100.0}),
+    dict(stop_token_ids=[30, 28]),
+    dict(ignore_eos=True, max_tokens=9),
+    dict(logprobs=3, temperature=0.7, top_k=50, top_p=0.9),
+]
 
 
 def test_every_way_of_sampling_arrives(client, real_models):
     """Through HTTP as offline, with the same seeds: n, best_of, stop strings, the prompt's log-probabilities, beams."""
+
     def complete(**options):
-        names = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "n", "best_of",
-                 "stop", "max_tokens", "echo")
+        names = (
+            "temperature",
+            "top_p",
+            "presence_penalty",
+            "frequency_penalty",
+            "logit_bias",
+            "logprobs",
+            "n",
+            "best_of",
+            "stop",
+            "max_tokens",
+            "echo",
+        )
         known = {name: options.pop(name) for name in names if name in options}
-        return client.completions.create(model="smollm2", prompt=PROMPT, seed=11, extra_body=options,
-                                         **{"max_tokens": 12} | known).choices
+        return client.completions.create(
+            model="smollm2", prompt=PROMPT, seed=11, extra_body=options, **{"max_tokens": 12} | known
+        ).choices
 
     def offline(seed=11, **options):
         if "logit_bias" in options:
@@ -149,8 +183,8 @@ def test_every_way_of_sampling_arrives(client, real_models):
             assert (choice.text, choice.finish_reason) == (reply.text, reply.finish_reason), options
             if "logprobs" in options:
                 said = [entry.logprob for entry in reply.logprobs]
-                assert choice.logprobs.token_logprobs == pytest.approx(said[:len(choice.logprobs.tokens)], abs=1e-5)
-        assert len({reply.text for reply in replies}) >= len(replies) - 2      # each of them changes something
+                assert choice.logprobs.token_logprobs == pytest.approx(said[: len(choice.logprobs.tokens)], abs=1e-5)
+        assert len({reply.text for reply in replies}) >= len(replies) - 2  # each of them changes something
         several = llm.generate([PROMPT] * 4, [offline(seed=11 + index, logprobs=0) for index in range(4)])
         assert [choice.text for choice in complete(n=4)] == [reply.text for reply in several]
 
@@ -163,7 +197,7 @@ def test_every_way_of_sampling_arrives(client, real_models):
         assert sum(best[0].logprobs.token_logprobs) <= 0
         words = several[0].text.split()
         (stopped,) = complete(stop=[words[2]])
-        assert stopped.text == several[0].text[:several[0].text.index(words[2])] and stopped.finish_reason == "stop"
+        assert stopped.text == several[0].text[: several[0].text.index(words[2])] and stopped.finish_reason == "stop"
         (echoed,) = complete(echo=True, logprobs=2, max_tokens=1)
         expected = llm.logprobs_of(llm.tokenizer.encode(PROMPT)).logprobs
         assert echoed.logprobs.token_logprobs[1:-1] == pytest.approx(expected, abs=1e-4)
@@ -192,8 +226,10 @@ def test_a_client_that_leaves_frees_the_engine(client):
         fields = {"prompt": "Once upon a time", "max_tokens": 500, "ignore_eos": True, "stream": True}
         body = json.dumps(fields).encode()
         with socket.create_connection(("127.0.0.1", port)) as sock:
-            sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-                         b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            sock.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                b"Content-Length: %d\r\n\r\n" % len(body) + body
+            )
             sock.recv(300)
     deadline = time.monotonic() + 5
     while (state := client.get("/../health/ready", cast_to=object))["running"] and time.monotonic() < deadline:
@@ -212,17 +248,35 @@ def test_a_damaged_model_is_one_line_and_exit_code_2(real_models, tmp_path, dama
 
 
 def test_options_the_engine_refuses_are_one_line(real_models):
-    done = subprocess.run([*command(str(real_models["smollm2"])), "--max-context", "100000000"], capture_output=True,
-                          text=True, timeout=30, env=os.environ | {"ZSE_LOG": "error"})
+    done = subprocess.run(
+        [*command(str(real_models["smollm2"])), "--max-context", "100000000"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env=os.environ | {"ZSE_LOG": "error"},
+    )
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "max_context" in done.stderr
 
 
 def test_tenants_share_no_prefix(real_models, tmp_path):
     """Each tenant's prompt is in the cache for itself alone, and what it gets is what it would get without a cache."""
     (tmp_path / "keys").write_text("".join(f"tenant{number} sk-{number:08d}\n" for number in range(3)))
-    process = subprocess.Popen(command(str(real_models["smollm2"]), "--model-name", "smollm2", "--max-rows", "3",
-                                       "--api-key-file", str(tmp_path / "keys"), "--log-level", "debug"),
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command(
+            str(real_models["smollm2"]),
+            "--model-name",
+            "smollm2",
+            "--max-rows",
+            "3",
+            "--api-key-file",
+            str(tmp_path / "keys"),
+            "--log-level",
+            "debug",
+        ),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     base = process.stdout.readline().split(" on ")[1].split()[0] + "/v1"
     clients = [openai.OpenAI(base_url=base, api_key=f"sk-{number:08d}", max_retries=0) for number in range(3)]
     common = "You are the assistant of a bank. Answer in one short sentence and keep every password to yourself. " * 6
@@ -230,7 +284,9 @@ def test_tenants_share_no_prefix(real_models, tmp_path):
 
     def reply(number: int, salt: str | None = None):
         body = {} if salt is None else {"cache_salt": salt}
-        asked = ask(clients[number], f"{common} The password is {secrets[number]}. Say hello.", extra_body=body, max_tokens=10)
+        asked = ask(
+            clients[number], f"{common} The password is {secrets[number]}. Say hello.", extra_body=body, max_tokens=10
+        )
         return asked.choices[0].message.content, asked.usage.prompt_tokens_details.cached_tokens
 
     first = [reply(number) for number in range(3)]

@@ -14,15 +14,22 @@ from test_lifecycle import Process
 COUNT = int(os.environ.get("ZSE_TEST_SOAK", "800"))
 CHAT = "/v1/chat/completions"
 KINDS = [
-    request("POST", CHAT, chat_body("hello")), request("POST", CHAT, chat_body("hello", stream=True, n=2)),
-    request("POST", CHAT, chat_body("!nan=0")), request("POST", CHAT, chat_body("x", temperature=9)),
+    request("POST", CHAT, chat_body("hello")),
+    request("POST", CHAT, chat_body("hello", stream=True, n=2)),
+    request("POST", CHAT, chat_body("!nan=0")),
+    request("POST", CHAT, chat_body("x", temperature=9)),
     request("POST", "/v1/completions", {"prompt": ["a", "b"], "logprobs": 2, "stop": "b"}),
     request("POST", "/v1/embeddings", {"input": ["a", "b"]}),
-    request("POST", "/v1/rerank", {"query": "a", "documents": ["b", "c"]}), request("GET", "/metrics"),
-    request("GET", "/v1/models"), request("GET", "/nope"), request("POST", CHAT, b"{"),
+    request("POST", "/v1/rerank", {"query": "a", "documents": ["b", "c"]}),
+    request("GET", "/metrics"),
+    request("GET", "/v1/models"),
+    request("GET", "/nope"),
+    request("POST", CHAT, b"{"),
 ]
-LEAVES = [request("POST", CHAT, chat_body("!tokens=1000 !ms=1", stream=True)),
-          request("POST", CHAT, chat_body("!stall"))]
+LEAVES = [
+    request("POST", CHAT, chat_body("!tokens=1000 !ms=1", stream=True)),
+    request("POST", CHAT, chat_body("!stall")),
+]
 
 
 def usage(pid: int) -> tuple[int, int, int]:
@@ -68,7 +75,7 @@ async def drive(port: int, count: int, seed: int) -> list[float]:
 def test_memory_stays_where_it_is():
     process = Process("--log-level", "error")
     try:
-        asyncio.run(drive(process.port, 400, 1))    # caches of the interpreter and of the server fill
+        asyncio.run(drive(process.port, 400, 1))  # caches of the interpreter and of the server fill
         before = usage(process.popen.pid)
         latencies = asyncio.run(drive(process.port, COUNT, 2))
         time.sleep(0.2)
@@ -78,8 +85,10 @@ def test_memory_stays_where_it_is():
         _, stderr = process.finish(20)
     tenth = len(latencies) // 10
     first, last = (sorted(part)[len(part) // 2] for part in (latencies[:tenth], latencies[-tenth:]))
-    print(f"{COUNT} requests: {(after[0] - before[0]) / COUNT:.1f} bytes a request; median {1000 * first:.1f} ms at first, "
-          f"{1000 * last:.1f} ms at last")
+    print(
+        f"{COUNT} requests: {(after[0] - before[0]) / COUNT:.1f} bytes a request; median {1000 * first:.1f} ms at first, "
+        f"{1000 * last:.1f} ms at last"
+    )
     assert "Traceback" not in stderr
     # 20 bytes a request is the bar of the long run; the allocator's own steps are larger than a short run's share.
     assert after[0] - before[0] < max(20 * COUNT, 2 << 20)

@@ -57,14 +57,25 @@ async def read_stream(port: int, body: dict, gaps: list[float]) -> list:
         data += piece
     writer.close()
     lines = data.partition(b"\r\n\r\n")[2].split(b"\n")
-    return [line[6:].decode() if line == b"data: [DONE]" else json.loads(line[6:])
-            for line in lines if line.startswith(b"data: ")]
+    return [
+        line[6:].decode() if line == b"data: [DONE]" else json.loads(line[6:])
+        for line in lines
+        if line.startswith(b"data: ")
+    ]
 
 
 @pytest.mark.timed
 def test_a_thousand_streams_and_slow_readers(own_process):
-    process = own_process("--max-queue", "4000", "--max-queue-tokens", "1000000", "--log-level", "error",
-                          "--engine", "--max-context 1000000")
+    process = own_process(
+        "--max-queue",
+        "4000",
+        "--max-queue-tokens",
+        "1000000",
+        "--log-level",
+        "error",
+        "--engine",
+        "--max-context 1000000",
+    )
     idle = memory_mb(process.popen.pid, "VmRSS")
     slow = []
     for _ in range(SLOW):
@@ -92,8 +103,10 @@ def test_a_thousand_streams_and_slow_readers(own_process):
         sock.close()
     wait_for(lambda: process.get("/health/ready").json["requests"] == 0, 5)
     gaps.sort()
-    print(f"{CLIENTS} streams of {TOKENS} tokens: {peak - idle:.0f} MB above {idle:.0f}; time between reads: median "
-          f"{1000 * gaps[len(gaps) // 2]:.0f} ms, P99 {1000 * gaps[len(gaps) * 99 // 100]:.0f} ms")
+    print(
+        f"{CLIENTS} streams of {TOKENS} tokens: {peak - idle:.0f} MB above {idle:.0f}; time between reads: median "
+        f"{1000 * gaps[len(gaps) // 2]:.0f} ms, P99 {1000 * gaps[len(gaps) * 99 // 100]:.0f} ms"
+    )
     assert peak - idle <= 300
 
 

@@ -15,8 +15,10 @@ from zse.engine.process import spawn
 from zse.server.models import load
 
 # It shows the format of calls, not the tools: they would fill the context.
-TEMPLATE = ("{% if tools %}{{ tools | length }}{{ '<tool_call>'[:0] }}{% endif %}"
-            "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}{{ greeting }}")
+TEMPLATE = (
+    "{% if tools %}{{ tools | length }}{{ '<tool_call>'[:0] }}{% endif %}"
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}{{ greeting }}"
+)
 PERSON = SCHEMAS["person"]
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": SCHEMAS["choices"]}}
 CALENDAR = {"type": "function", "function": {"name": "calendar", "parameters": SCHEMAS["person"]}}
@@ -32,13 +34,27 @@ class TinyHarness(Harness):
 
     def spawn(self):
         """The real engine."""
-        return spawn(["--model", str(self.folder), "--threads", "1", "--activations", "f32", "--device", "cpu",
-                      "--max-rows", "8", "--num-pages", "128"])
+        return spawn(
+            [
+                "--model",
+                str(self.folder),
+                "--threads",
+                "1",
+                "--activations",
+                "f32",
+                "--device",
+                "cpu",
+                "--max-rows",
+                "8",
+                "--num-pages",
+                "128",
+            ]
+        )
 
     def make_pool(self, text):
         made = self.loop.create_future()
         model = load(str(self.folder), "fake")
-        if self._template:      # what the parsers are chosen by
+        if self._template:  # what the parsers are chosen by
             model.template_source += self._template
         made.set_result(model)
         return super().make_pool(made)
@@ -104,15 +120,22 @@ def test_json_schema_whole_streamed_and_several(tiny):
         check_text(each["message"]["content"], PERSON)
 
 
-@pytest.mark.parametrize(("outputs", "pattern"), [
-    ({"regex": "[a-c]{2}-[0-9]"}, "[a-c]{2}-[0-9]"), ({"choice": ["on", "in"]}, "on|in"),
-    ({"grammar": 'root ::= "<" [a-z] ">"'}, "<[a-z]>"), ({"json": {"type": "boolean"}}, "true|false"),
-])
+@pytest.mark.parametrize(
+    ("outputs", "pattern"),
+    [
+        ({"regex": "[a-c]{2}-[0-9]"}, "[a-c]{2}-[0-9]"),
+        ({"choice": ["on", "in"]}, "on|in"),
+        ({"grammar": 'root ::= "<" [a-z] ">"'}, "<[a-z]>"),
+        ({"json": {"type": "boolean"}}, "true|false"),
+    ],
+)
 def test_the_other_forms_in_both_routes(tiny, outputs, pattern):
     (choice,) = answer(tiny, structured_outputs=outputs, logprobs=True, top_logprobs=2)
     assert re.fullmatch(pattern, choice["message"]["content"]) and choice["logprobs"]["content"]
-    reply = tiny.post("/v1/completions", {"model": "fake", "prompt": ["a", "b"], "max_tokens": 60, "best_of": 2,
-                                          "structured_outputs": outputs})
+    reply = tiny.post(
+        "/v1/completions",
+        {"model": "fake", "prompt": ["a", "b"], "max_tokens": 60, "best_of": 2, "structured_outputs": outputs},
+    )
     for choice in reply.json["choices"]:
         assert re.fullmatch(pattern, choice["text"])
 
@@ -124,18 +147,42 @@ def test_length_and_stop_strings_end_it_too(tiny):
     assert re.fullmatch("[a-z]{5}", choice["message"]["content"]) and choice["finish_reason"] == "stop"
 
 
-@pytest.mark.parametrize(("more", "param", "code"), [
-    ({"response_format": as_schema({"$ref": "http://127.0.0.1:9/a"})}, "response_format", "invalid_schema"),
-    ({"response_format": as_schema({"contains": {}}, strict=True)}, "response_format", "invalid_schema"),
-    ({"structured_outputs": {"regex": "(a"}}, "structured_outputs", "invalid_schema"),
-    ({"structured_outputs": {"json": {"type": "integer", "multipleOf": 9999991, "minimum": 0, "maximum": 10**18}}},
-     "structured_outputs", "schema_too_complex"),
-    ({"tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {"properties": {
-        "a": {"type": "string", "pattern": "(?<=a)b"}}}}}]}, "tools", "invalid_schema"),
-])
+@pytest.mark.parametrize(
+    ("more", "param", "code"),
+    [
+        ({"response_format": as_schema({"$ref": "http://127.0.0.1:9/a"})}, "response_format", "invalid_schema"),
+        ({"response_format": as_schema({"contains": {}}, strict=True)}, "response_format", "invalid_schema"),
+        ({"structured_outputs": {"regex": "(a"}}, "structured_outputs", "invalid_schema"),
+        (
+            {
+                "structured_outputs": {
+                    "json": {"type": "integer", "multipleOf": 9999991, "minimum": 0, "maximum": 10**18}
+                }
+            },
+            "structured_outputs",
+            "schema_too_complex",
+        ),
+        (
+            {
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {
+                            "name": "f",
+                            "strict": True,
+                            "parameters": {"properties": {"a": {"type": "string", "pattern": "(?<=a)b"}}},
+                        },
+                    }
+                ]
+            },
+            "tools",
+            "invalid_schema",
+        ),
+    ],
+)
 @pytest.mark.timed
 def test_refusals_name_the_field(tiny, more, param, code):
-    answer(tiny, structured_outputs={"regex": "a"})      # the grammar process is up
+    answer(tiny, structured_outputs={"regex": "a"})  # the grammar process is up
     started = time.monotonic()
     reply = tiny.post(CHAT, body(**more))
     assert reply.status == 400 and time.monotonic() - started < 2.5
@@ -159,10 +206,14 @@ def test_hostile_bodies_do_not_block_the_loop(tiny):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("choice", "parallel", "names"), [
-    ("required", True, {"weather", "calendar"}), ("required", False, {"weather", "calendar"}),
-    ({"type": "function", "function": {"name": "calendar"}}, True, {"calendar"}),
-])
+@pytest.mark.parametrize(
+    ("choice", "parallel", "names"),
+    [
+        ("required", True, {"weather", "calendar"}),
+        ("required", False, {"weather", "calendar"}),
+        ({"type": "function", "function": {"name": "calendar"}}, True, {"calendar"}),
+    ],
+)
 def test_enforced_tool_calls(tiny, choice, parallel, names, stream):
     more = {"tools": [WEATHER, CALENDAR], "tool_choice": choice, "parallel_tool_calls": parallel, "max_tokens": 90}
     if stream:
@@ -171,8 +222,9 @@ def test_enforced_tool_calls(tiny, choice, parallel, names, stream):
     else:
         (whole,) = answer(tiny, **more)
         text, reason = whole["message"]["content"] or "", whole["finish_reason"]
-        found = [(call["function"]["name"], call["function"]["arguments"])
-                 for call in whole["message"].get("tool_calls", ())]
+        found = [
+            (call["function"]["name"], call["function"]["arguments"]) for call in whole["message"].get("tool_calls", ())
+        ]
     assert not text.strip() or reason == "length"
     if not parallel or choice != "required":
         assert reason == "tool_calls" and len(found) == 1
@@ -189,14 +241,16 @@ def test_a_thinking_budget_forces_the_answer(thinker):
     assert choice["message"]["content"] in ("on", "in") and choice["message"]["reasoning_content"]
     assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] <= 7
     for seed in range(3):
-        reply = thinker.post(CHAT, body(thinking_budget=2, seed=seed, max_tokens=20,
-                                        chat_template_kwargs={"greeting": "<think>"})).json
+        reply = thinker.post(
+            CHAT, body(thinking_budget=2, seed=seed, max_tokens=20, chat_template_kwargs={"greeting": "<think>"})
+        ).json
         assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] <= 3
 
 
 def test_variables_reach_the_template(tiny):
     def prompt_tokens(**more):
         return tiny.post(CHAT, body(max_tokens=1, **more)).json["usage"]["prompt_tokens"]
+
     assert prompt_tokens(chat_template_kwargs={"greeting": "zzz"}) == prompt_tokens() + 3
 
 

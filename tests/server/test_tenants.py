@@ -25,37 +25,71 @@ def test_a_key_file(tmp_path):
     path = tmp_path / "keys"
     path.write_text("# who may\n\nalice sk-a\nbob\tsk-b 2.5\n  alice sk-c\nc k 2 rpm=60 tpm=9\nd j concurrency=4\n")
     keys = read_file(str(path))
-    assert keys == (Key("alice", "sk-a"), Key("bob", "sk-b", 2.5), Key("alice", "sk-c"), Key("c", "k", 2, Quota(60, 9)),
-                    Key("d", "j", None, Quota(concurrency=4)))
+    assert keys == (
+        Key("alice", "sk-a"),
+        Key("bob", "sk-b", 2.5),
+        Key("alice", "sk-c"),
+        Key("c", "k", 2, Quota(60, 9)),
+        Key("d", "j", None, Quota(concurrency=4)),
+    )
     assert weights(keys) == {"alice": 1.0, "bob": 2.5, "c": 2, "d": 1.0} and "sk-" not in repr(keys)
     assert weights(keys, {"alice": 3.0, "bob": 3.0}) == {"alice": 3.0, "bob": 2.5, "c": 2, "d": 1.0}
     assert quotas(keys) == {"c": Quota(60, 9), "d": Quota(concurrency=4)}
     path.write_text("s3cret\n")
     assert read_file(str(path)) == (Key("default", "s3cret"),)
-    path.write_text("a k admin\na j models=m,n routes=/v1/score,/v1/models/{model} expires=2027-01-31\n"
-                    "b l 2 expires=2027-01-31T12:30Z rpm=3 admin\n")
+    path.write_text(
+        "a k admin\na j models=m,n routes=/v1/score,/v1/models/{model} expires=2027-01-31\n"
+        "b l 2 expires=2027-01-31T12:30Z rpm=3 admin\n"
+    )
     assert read_file(str(path)) == (
         Key("a", "k", access=OWNER),
-        Key("a", "j", access=Access(False, frozenset("mn"), frozenset(("/v1/score", "/v1/models/{model}"))),
-            expires=1801353600.0),
-        Key("b", "l", 2, Quota(3), OWNER, 1801353600.0 + 12.5 * 3600))
+        Key(
+            "a",
+            "j",
+            access=Access(False, frozenset("mn"), frozenset(("/v1/score", "/v1/models/{model}"))),
+            expires=1801353600.0,
+        ),
+        Key("b", "l", 2, Quota(3), OWNER, 1801353600.0 + 12.5 * 3600),
+    )
     assert tuple(sorted(route.path for route in ROUTES if route.scope == "user")) == USER_ROUTES
 
 
-@pytest.mark.parametrize("text,part", [
-    ("", "no key in it"), ("# a\n", "no key in it"), ("a b 1 1", "line 1: not NAME KEY"),
-    ("a b xyz=1", "line 1: not NAME KEY"), ("a b rpm=1 rpm=2", "line 1: not NAME KEY"), ("a b rpm=0", "line 1: rpm must"),
-    ("a b tpm=-1", "line 1: tpm must"), ("a b tpm=1e9", "line 1: tpm must"), ("a b rpm=10000000000", "line 1: rpm must"),
-    ("a b admin admin", "line 1: not NAME KEY"), ("a b models=", "line 1: models must"),
-    ("a b models=x,", "line 1: models must"), ("a b models=x models=y", "line 1: not NAME KEY"),
-    ("a b routes=/metrics", "line 1: routes must"), ("a b routes=/v1/chat", "line 1: routes must"),
-    ("a b expires=tomorrow", "line 1: expires must"), ("a b expires=2027-02-30", "line 1: expires must"),
-    ("a b expires=2027-01-01 expires=2028-01-01", "line 1: not NAME KEY"),
-    ("a k rpm=1\na j", "line 2: a has another weight or quota"), ("a b\na/b c", "line 2: the name"),
-    ("a b 0", "line 1: the weight"), ("a b nan", "line 1: the weight"), ("a b x", "line 1: the weight"),
-    ("a b 1001", "line 1: the weight"), ("a k\nb k", "line 2: this key"), ("a k 1\na j 2", "line 2: a has another weight"),
-    ("a \x01", "line 1: a key must"), ("a ké", "line 1: a key must"), ("a " + "k" * 4097, "line 1: a key must"),
-    ("\n".join(f"t{i} k{i}" for i in range(4097)), "line 4097: more than 4096"), (" " * (1 << 20) + "k", "larger than")])
+@pytest.mark.parametrize(
+    "text,part",
+    [
+        ("", "no key in it"),
+        ("# a\n", "no key in it"),
+        ("a b 1 1", "line 1: not NAME KEY"),
+        ("a b xyz=1", "line 1: not NAME KEY"),
+        ("a b rpm=1 rpm=2", "line 1: not NAME KEY"),
+        ("a b rpm=0", "line 1: rpm must"),
+        ("a b tpm=-1", "line 1: tpm must"),
+        ("a b tpm=1e9", "line 1: tpm must"),
+        ("a b rpm=10000000000", "line 1: rpm must"),
+        ("a b admin admin", "line 1: not NAME KEY"),
+        ("a b models=", "line 1: models must"),
+        ("a b models=x,", "line 1: models must"),
+        ("a b models=x models=y", "line 1: not NAME KEY"),
+        ("a b routes=/metrics", "line 1: routes must"),
+        ("a b routes=/v1/chat", "line 1: routes must"),
+        ("a b expires=tomorrow", "line 1: expires must"),
+        ("a b expires=2027-02-30", "line 1: expires must"),
+        ("a b expires=2027-01-01 expires=2028-01-01", "line 1: not NAME KEY"),
+        ("a k rpm=1\na j", "line 2: a has another weight or quota"),
+        ("a b\na/b c", "line 2: the name"),
+        ("a b 0", "line 1: the weight"),
+        ("a b nan", "line 1: the weight"),
+        ("a b x", "line 1: the weight"),
+        ("a b 1001", "line 1: the weight"),
+        ("a k\nb k", "line 2: this key"),
+        ("a k 1\na j 2", "line 2: a has another weight"),
+        ("a \x01", "line 1: a key must"),
+        ("a ké", "line 1: a key must"),
+        ("a " + "k" * 4097, "line 1: a key must"),
+        ("\n".join(f"t{i} k{i}" for i in range(4097)), "line 4097: more than 4096"),
+        (" " * (1 << 20) + "k", "larger than"),
+    ],
+)
 def test_a_bad_key_file_is_one_line_without_the_key(tmp_path, text, part):
     path = tmp_path / "keys"
     path.write_text(text, encoding="utf-8")
@@ -90,9 +124,15 @@ def test_a_key_that_has_expired_is_no_key():
 
 def test_what_a_key_may_do(own_server):
     """Every kind of key at what it may not do: 403, and nothing about what there is."""
-    server = own_server(key=(
-        Key("owner", "owner", access=OWNER), Key("a", "user"), Key("b", "embed", access=Access(routes=frozenset(("/v1/embeddings",)))),
-        Key("c", "fake", access=Access(models=frozenset(("fake", "gone")))), Key("d", "other", access=Access(models=frozenset(("gone",))))))
+    server = own_server(
+        key=(
+            Key("owner", "owner", access=OWNER),
+            Key("a", "user"),
+            Key("b", "embed", access=Access(routes=frozenset(("/v1/embeddings",)))),
+            Key("c", "fake", access=Access(models=frozenset(("fake", "gone")))),
+            Key("d", "other", access=Access(models=frozenset(("gone",)))),
+        )
+    )
 
     def status(key: str, path: str, body=None) -> tuple[int, str | None]:
         reply = server.get(path, bearer(key)) if body is None else server.post(path, body, bearer(key))
@@ -109,11 +149,15 @@ def test_what_a_key_may_do(own_server):
     for path, body in ((CHAT, chat_body("a")), ("/v1/models", None), ("/v1/models/fake", None), ("/v1/score", {})):
         assert status("embed", path, body) == denied
     assert status("fake", CHAT, chat_body("a")) == status("fake", "/v1/embeddings", embed) == (200, None)
-    for name in ("fake", "nothing"):        # one that is served and one that is not look alike
+    for name in ("fake", "nothing"):  # one that is served and one that is not look alike
         assert status("other", CHAT, chat_body("a", model=name)) == denied
         assert status("other", f"/v1/models/{name}") == denied
     assert status("other", CHAT, chat_body("a")) == denied and status("other", "/v1/embeddings", embed) == denied
-    assert status("other", "/v1/models/gone") == status("fake", CHAT, chat_body("a", model="gone")) == (404, "model_not_found")
+    assert (
+        status("other", "/v1/models/gone")
+        == status("fake", CHAT, chat_body("a", model="gone"))
+        == (404, "model_not_found")
+    )
     assert status("fake", "/v1/models/else") == denied and status("user", "/v1/models/else") == (404, "model_not_found")
     listed = {key: len(server.get("/v1/models", bearer(key)).json["data"]) for key in ("user", "fake", "other")}
     assert listed == {"user": 1, "fake": 1, "other": 0}
@@ -160,7 +204,10 @@ def test_a_secret_is_kept_for_a_cache_that_is_kept(tmp_path):
     secret = folder / SECRET_FILE
     assert made == {kept_secret(str(folder))} == {secret.read_bytes()} and len(secret.read_bytes()) == 32
     assert os.listdir(folder) == [SECRET_FILE] and secret.stat().st_mode & 0o777 == 0o600
-    for damage, part in ((lambda: secret.chmod(0o640), "read by others"), (lambda: secret.write_bytes(b"x"), "damaged")):
+    for damage, part in (
+        (lambda: secret.chmod(0o640), "read by others"),
+        (lambda: secret.write_bytes(b"x"), "damaged"),
+    ):
         secret.chmod(0o600)
         damage()
         with pytest.raises(ConfigError) as caught:
@@ -177,8 +224,10 @@ def test_each_request_reaches_the_engine_with_its_tenant(own_server):
     link = server.engine._link
     send, link.send = link.send, lambda message: (seen.append(message), send(message))
     for key, fields in (("sk-alice", {}), ("sk-bob", {}), ("sk-new", {}), ("sk-alice", {"cache_salt": "x"})):
-        for path, body in ((CHAT, chat_body("hi", **fields)),
-                           ("/v1/completions", {"prompt": "hi", "stream": True, **fields})):
+        for path, body in (
+            (CHAT, chat_body("hi", **fields)),
+            ("/v1/completions", {"prompt": "hi", "stream": True, **fields}),
+        ):
             assert server.post(path, body, bearer(key)).status == 200
     found = [(message.options.tenant, message.options.cache_salt) for message in seen if hasattr(message, "prompt")]
     assert [tenant for tenant, _ in found] == ["alice", "alice", "bob", "bob"] + ["alice"] * 4
@@ -214,8 +263,8 @@ def test_shares_of_the_queued_tokens():
     queue = Admission(1000, 1000, {"a": 1.0, "b": 1.0})
     first = queue.reserve(1, 700, "a")
     with pytest.raises(APIError):
-        queue.reserve(1, 100, "a")              # 250 are kept for b
-    ticket = queue.reserve(1, 5000, "b")        # its only one
+        queue.reserve(1, 100, "a")  # 250 are kept for b
+    ticket = queue.reserve(1, 5000, "b")  # its only one
     for tenant in ("a", "b", "stranger"):
         with pytest.raises(APIError):
             queue.reserve(1, 1, tenant)
@@ -234,7 +283,7 @@ def test_a_flood_leaves_room_for_others(own_server):
         sock = server.connect()
         sock.sendall(request("POST", CHAT, chat_body("!stall"), bearer("sk-alice")))
         held.append(sock)
-    wait_for(lambda: server.state()["choices"] == 12)     # 16, and 4 kept for bob
+    wait_for(lambda: server.state()["choices"] == 12)  # 16, and 4 kept for bob
     refused = server.post(CHAT, chat_body("hi"), bearer("sk-alice"))
     assert refused.status == 503 and refused.headers["retry-after"] and "bob" not in refused.error["message"]
     assert server.post(CHAT, chat_body("hi"), bearer("sk-bob")).json["choices"][0]["message"]["content"] == "hi"
@@ -255,7 +304,7 @@ def metrics(server) -> dict[str, float]:
 
 def test_metrics_count_what_requests_did(own_server):
     server = own_server()
-    server.chat("abc")                                      # 3 tokens and the end token
+    server.chat("abc")  # 3 tokens and the end token
     server.chat("abcdef", stream=True, n=2, max_tokens=2)
     server.complete("!cached " + "a" * 32, max_tokens=1)
     assert server.chat("!nan=0").status == 500
@@ -267,15 +316,17 @@ def test_metrics_count_what_requests_did(own_server):
     server.assert_quiet()
     found = metrics(server)
     model = 'model="fake"'
-    reasons = {reason: found.get(f'zse_answers_total{{{model},reason="{reason}"}}')
-               for reason in ("stop", "length", "error", "cancelled")}
+    reasons = {
+        reason: found.get(f'zse_answers_total{{{model},reason="{reason}"}}')
+        for reason in ("stop", "length", "error", "cancelled")
+    }
     assert reasons == {"stop": 2, "length": 3, "error": 1, "cancelled": 1}
     assert found[f"zse_cached_prompt_tokens_total{{{model}}}"] == 32
     tokens = found[f"zse_completion_tokens_total{{{model}}}"]
-    assert tokens > 4 + 4 + 1 + 1     # and some of the client that left
+    assert tokens > 4 + 4 + 1 + 1  # and some of the client that left
     assert found[f"zse_time_to_first_token_seconds_count{{{model}}}"] == 5
     assert found[f"zse_request_seconds_count{{{model}}}"] == 6
-    assert found[f"zse_time_between_tokens_seconds_count{{{model}}}"] == tokens - 6    # but the first of each answer
+    assert found[f"zse_time_between_tokens_seconds_count{{{model}}}"] == tokens - 6  # but the first of each answer
     for name in ("zse_time_to_first_token_seconds", "zse_time_between_tokens_seconds", "zse_request_seconds"):
         buckets = [value for line, value in found.items() if line.startswith(name + "_bucket")]
         assert buckets == sorted(buckets) and buckets[-1] == found[f"{name}_count{{{model}}}"]

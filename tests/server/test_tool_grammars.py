@@ -22,20 +22,44 @@ from zse.structured.compile import Vocabulary
 from zse.structured.options import Structure
 from zse.structured.worker import load_tokenizer
 
-WEATHER = {"type": "object", "title": "unread", "additionalProperties": False, "required": ["city", "days"], "properties": {
-    "city": {"type": "string", "maxLength": 5, "description": "the city"},
-    "days": {"type": "integer", "minimum": 1, "maximum": 14},
-    "unit": {"enum": ["C", "F"]},
-    "exact": {"type": "boolean"}}}
+WEATHER = {
+    "type": "object",
+    "title": "unread",
+    "additionalProperties": False,
+    "required": ["city", "days"],
+    "properties": {
+        "city": {"type": "string", "maxLength": 5, "description": "the city"},
+        "days": {"type": "integer", "minimum": 1, "maximum": 14},
+        "unit": {"enum": ["C", "F"]},
+        "exact": {"type": "boolean"},
+    },
+}
 NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
-SHARED = {"type": "object", "additionalProperties": False, "required": ["when"], "$defs": {
-    "day": {"type": "integer", "minimum": 1, "maximum": 31}},
-    "properties": {"when": {"$ref": "#/$defs/day"}, "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2}}}
+SHARED = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["when"],
+    "$defs": {"day": {"type": "integer", "minimum": 1, "maximum": 31}},
+    "properties": {
+        "when": {"$ref": "#/$defs/day"},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2},
+    },
+}
 FUNCTIONS = {"weather": WEATHER, "stop_all": NOTHING, "calendar": SHARED}
 # (format, text that the model's template has)
-FORMS = [("hermes", ""), ("qwen3_coder", ""), ("llama3_json", ""), ("pythonic", ""), ("pythonic", "<|python_start|>"),
-         ("mistral", ""), ("mistral", "[ARGS]"), ("gemma", "```tool_code"), ("gemma", ""), ("deepseek", "```json"),
-         ("deepseek", "")]
+FORMS = [
+    ("hermes", ""),
+    ("qwen3_coder", ""),
+    ("llama3_json", ""),
+    ("pythonic", ""),
+    ("pythonic", "<|python_start|>"),
+    ("mistral", ""),
+    ("mistral", "[ARGS]"),
+    ("gemma", "```tool_code"),
+    ("gemma", ""),
+    ("deepseek", "```json"),
+    ("deepseek", ""),
+]
 _NAMES = [f"{form} {template}".strip() for form, template in FORMS]
 
 
@@ -55,7 +79,10 @@ def grammar(tokenizer, form, template, functions=FUNCTIONS, calls="required", se
     def control_id(text):
         id = tokenizer.find(text)
         return id if id is not None and tokenizer.is_special(id) else None
-    return structure_of(form, functions, frozenset(functions), template, control_id, calls=calls, several=several, **more)
+
+    return structure_of(
+        form, functions, frozenset(functions), template, control_id, calls=calls, several=several, **more
+    )
 
 
 def read(form, text, functions=FUNCTIONS):
@@ -107,7 +134,7 @@ def test_strict_functions_leave_text_free(tokenizer, vocabulary, form, template)
     both.take(ids[-1])
     assert tiny_model.EOS in both.masks()[0]
     wrong = Walk(vocabulary, structure)
-    cut = called[:called.index(next(name for name in FUNCTIONS if name in called))]
+    cut = called[: called.index(next(name for name in FUNCTIONS if name in called))]
     wrong.take(*wrong.ids(cut))
     assert not set(wrong.ids("x")) & set(wrong.masks()[0]), "behind the mark only a call can come"
 
@@ -119,7 +146,7 @@ def test_streamed_parts_make_the_calls(tokenizer, vocabulary, form, template, st
         text = Walk(vocabulary, grammar(tokenizer, form, template), seed).run(2000)
         whole = check_calls(read(form, text))
         splitter = Splitter(Format(form), Functions(FUNCTIONS), False, streams=True)
-        pieces = [piece for at in range(0, len(text), step) for piece in splitter.push(text[at:at + step])]
+        pieces = [piece for at in range(0, len(text), step) for piece in splitter.push(text[at : at + step])]
         pieces += splitter.finish()
         calls, longest = [], 0
         for piece in pieces:
@@ -133,17 +160,24 @@ def test_streamed_parts_make_the_calls(tokenizer, vocabulary, form, template, st
             else:
                 longest = max(longest, len(piece.arguments))
                 calls[-1][1] += piece.arguments
-        assert [(name, json.loads(arguments)) for name, arguments in calls] \
-            == [(call.name, json.loads(call.arguments)) for call in whole]
+        assert [(name, json.loads(arguments)) for name, arguments in calls] == [
+            (call.name, json.loads(call.arguments)) for call in whole
+        ]
         assert len([piece for piece in pieces if isinstance(piece, Call)]) == len(whole)
         if step == 1 and form not in ("qwen3_coder", "pythonic") and "tool_code" not in template:
             assert longest == 1, "arguments come as they are written"
 
 
-TICKET = {"type": "object", "additionalProperties": False, "required": ["code", "day", "free"], "properties": {
-    "code": {"type": "string", "pattern": "^[A-C]{2}-\\d+$", "maxLength": 6},
-    "day": {"type": "string", "format": "date"},
-    "free": {"type": "string", "pattern": "^[^x]*b$", "maxLength": 9}}}
+TICKET = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["code", "day", "free"],
+    "properties": {
+        "code": {"type": "string", "pattern": "^[A-C]{2}-\\d+$", "maxLength": 6},
+        "day": {"type": "string", "format": "date"},
+        "free": {"type": "string", "pattern": "^[^x]*b$", "maxLength": 9},
+    },
+}
 
 
 def test_texts_that_are_no_json_follow_pattern_and_format(tokenizer, vocabulary):
@@ -163,8 +197,14 @@ def test_texts_that_are_no_json_follow_pattern_and_format(tokenizer, vocabulary)
 
 @pytest.mark.parametrize("schema", [{"pattern": "a(?=b)"}, {"pattern": "[b-a]"}, {"format": "iri"}])
 def test_what_texts_cannot_follow_is_refused_when_strict(tokenizer, vocabulary, schema):
-    functions = {"f": {"type": "object", "required": ["a"], "additionalProperties": False,
-                       "properties": {"a": {"type": "string", "maxLength": 3} | schema}}}
+    functions = {
+        "f": {
+            "type": "object",
+            "required": ["a"],
+            "additionalProperties": False,
+            "properties": {"a": {"type": "string", "maxLength": 3} | schema},
+        }
+    }
     with pytest.raises(APIError, match="not implemented") as caught:
         grammar(tokenizer, "qwen3_coder", "", functions)
     assert caught.value.code == "invalid_schema"
@@ -172,9 +212,28 @@ def test_what_texts_cannot_follow_is_refused_when_strict(tokenizer, vocabulary, 
     assert vocabulary.compile(loose)
 
 
-PATTERNS = [r"^[A-Z]{2}-\d+$", "a|^b$", "abc", r"^a|b$", r"^(a|b)*c?$", r"\w+@\w+\.com", r"^[^\s/]+/[\d-]+$", "a+?b",
-            r"^[0-9]{1,3}(?:\.\d{2})?$", r"[\]a\-]", "^$", r"^\u0041\x42$", "^[-a]b", "^[a^]$", "/", r"^\s\S$", "^é+$",
-            "^(?:a|bc){2,3}$", "^a{2}?b??$", "[a-]"]
+PATTERNS = [
+    r"^[A-Z]{2}-\d+$",
+    "a|^b$",
+    "abc",
+    r"^a|b$",
+    r"^(a|b)*c?$",
+    r"\w+@\w+\.com",
+    r"^[^\s/]+/[\d-]+$",
+    "a+?b",
+    r"^[0-9]{1,3}(?:\.\d{2})?$",
+    r"[\]a\-]",
+    "^$",
+    r"^\u0041\x42$",
+    "^[-a]b",
+    "^[a^]$",
+    "/",
+    r"^\s\S$",
+    "^é+$",
+    "^(?:a|bc){2,3}$",
+    "^a{2}?b??$",
+    "[a-]",
+]
 
 
 def accepts(expression):
@@ -200,23 +259,66 @@ def test_patterns_match_what_they_match(pattern):
     for _ in range(300):
         text = "".join(draw.choice("abcAZB-/. 01@é^]\n") for _ in range(draw.randint(0, 5)))
         if draw.random() < 0.4:
-            text = draw.choice(["AB-12", "b", "abc", "a@b.com", "x/1-", "12.50", "AB", "aab", "bcbca", "aa"]) + draw.choice("\nq0")
+            text = draw.choice(
+                ["AB-12", "b", "abc", "a@b.com", "x/1-", "12.50", "AB", "aab", "bcbca", "aa"]
+            ) + draw.choice("\nq0")
         assert fits(text) == bool(expected.search(text)), text
 
 
-@pytest.mark.parametrize("pattern", [r"a(?=b)", r"\bfoo", r"(a)\1", "a{", "(a", "a)", "a(^b)", "a$b", "*a", "a**", "[[a]]", "[]",
-                                     "[a&&b]", "(?i)a", r"\p{L}", "a{1,2", "[^]", "[b-a]", "a{3,2}", "(" * 900 + ")" * 900,
-                                     "a" * 1001, "\\ud83d"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"a(?=b)",
+        r"\bfoo",
+        r"(a)\1",
+        "a{",
+        "(a",
+        "a)",
+        "a(^b)",
+        "a$b",
+        "*a",
+        "a**",
+        "[[a]]",
+        "[]",
+        "[a&&b]",
+        "(?i)a",
+        r"\p{L}",
+        "a{1,2",
+        "[^]",
+        "[b-a]",
+        "a{3,2}",
+        "(" * 900 + ")" * 900,
+        "a" * 1001,
+        "\\ud83d",
+    ],
+)
 def test_patterns_that_cannot_be_said(pattern):
     assert whole(pattern) is None
 
 
 def test_formats():
-    yes = {"date": "2024-02-29", "time": "23:59:60Z", "date-time": "2024-02-28T10:00:00.5+01:00", "ipv4": "1.20.255.0",
-           "uuid": "123e4567-e89b-12d3-a456-426614174000", "email": "a.b+c@d-e.org", "hostname": "a-b.c", "uri": "http://a/b?c#d",
-           "ipv6": "fe80::1:2"}
-    no = {"date": "2024-13-01", "time": "24:00:00Z", "date-time": "2024-02-28", "ipv4": "1.2.3.256", "uuid": "123e4567", "email": "a@",
-          "hostname": "-a", "uri": "a b", "ipv6": "1::2::3"}
+    yes = {
+        "date": "2024-02-29",
+        "time": "23:59:60Z",
+        "date-time": "2024-02-28T10:00:00.5+01:00",
+        "ipv4": "1.20.255.0",
+        "uuid": "123e4567-e89b-12d3-a456-426614174000",
+        "email": "a.b+c@d-e.org",
+        "hostname": "a-b.c",
+        "uri": "http://a/b?c#d",
+        "ipv6": "fe80::1:2",
+    }
+    no = {
+        "date": "2024-13-01",
+        "time": "24:00:00Z",
+        "date-time": "2024-02-28",
+        "ipv4": "1.2.3.256",
+        "uuid": "123e4567",
+        "email": "a@",
+        "hostname": "-a",
+        "uri": "a b",
+        "ipv6": "1::2::3",
+    }
     assert set(yes) == set(no) == set(FORMATS)
     for name, form in FORMATS.items():
         fits = accepts(form)
@@ -224,9 +326,15 @@ def test_formats():
 
 
 def test_a_call_or_the_json_of_a_schema(tokenizer, vocabulary):
-    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": False}
-    structure = grammar(tokenizer, "hermes", "", calls="either",
-                        content=Structure(kind="json_schema", source=json.dumps(schema)))
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+        "additionalProperties": False,
+    }
+    structure = grammar(
+        tokenizer, "hermes", "", calls="either", content=Structure(kind="json_schema", source=json.dumps(schema))
+    )
     seen = set()
     for seed in range(12):
         for piece in read("hermes", Walk(vocabulary, structure, seed).run(2000)):
@@ -236,8 +344,10 @@ def test_a_call_or_the_json_of_a_schema(tokenizer, vocabulary):
 
 
 def test_schemas_of_128_functions_that_are_too_long_are_refused(tokenizer):
-    many = {f"f{number}": {"type": "object", "properties": {f"p{at}": {"enum": ["x" * 20]} for at in range(30)}}
-            for number in range(128)}
+    many = {
+        f"f{number}": {"type": "object", "properties": {f"p{at}": {"enum": ["x" * 20]} for at in range(30)}}
+        for number in range(128)
+    }
     with pytest.raises(RequestError) as caught:
         grammar(tokenizer, "hermes", "", many)
     assert caught.value.code == "schema_too_complex"

@@ -12,8 +12,14 @@ from zse.server.tools.fields import tools as read_tools
 from zse.tokenizer.chat_template import ChatTemplate
 
 TEMPLATE = "{{ tools }} <tool_call> </think>"
-WEATHER = {"type": "function", "function": {"name": "weather", "description": "The weather of a place", "parameters": {
-    "type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}}}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a place",
+        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+    },
+}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "Rome"}}\n</tool_call>'
 CHAT = "/v1/chat/completions"
 
@@ -49,7 +55,7 @@ def collect(stream):
             message["reasoning"] += getattr(delta, "reasoning_content", None) or ""
             assert getattr(delta, "reasoning_content", None) == getattr(delta, "reasoning", None)
             for call in delta.tool_calls or []:
-                if call.id is not None:     # the first of a call: id, type, name
+                if call.id is not None:  # the first of a call: id, type, name
                     assert call.index == len(message["calls"]) and call.type == "function"
                     message["calls"].append([call.id, call.function.name, ""])
                 assert call.function.name is None or call.id
@@ -65,7 +71,11 @@ def test_round_trip_with_the_official_client(client):
     choice = reply.choices[0]
     assert choice.finish_reason == "tool_calls" and choice.message.content is None
     [call] = choice.message.tool_calls
-    assert (call.type, call.function.name, json.loads(call.function.arguments)) == ("function", "weather", {"place": "Rome"})
+    assert (call.type, call.function.name, json.loads(call.function.arguments)) == (
+        "function",
+        "weather",
+        {"place": "Rome"},
+    )
     for echoed in (choice.message, choice.message.model_dump()):
         again = [*messages, echoed, {"role": "tool", "tool_call_id": call.id, "content": "user:14 degrees"}]
         reply = client.chat.completions.create(model="fake", messages=again, tools=[WEATHER])
@@ -75,8 +85,11 @@ def test_round_trip_with_the_official_client(client):
 
 def test_streamed_calls(client):
     text = f"<think>\nlook\n</think>\nOne moment.\n{CALL}\n{CALL}"
-    message, finishes, usage = collect(client.chat.completions.create(
-        model="fake", messages=user(text), tools=[WEATHER], stream=True, stream_options={"include_usage": True}))
+    message, finishes, usage = collect(
+        client.chat.completions.create(
+            model="fake", messages=user(text), tools=[WEATHER], stream=True, stream_options={"include_usage": True}
+        )
+    )
     assert (message["content"], message["reasoning"], finishes) == ("One moment.", "look", ["tool_calls"])
     assert [call[1:] for call in message["calls"]] == [["weather", '{"place": "Rome"}']] * 2
     assert message["calls"][0][0] != message["calls"][1][0]
@@ -90,31 +103,43 @@ def test_whole_and_streamed_agree_and_tokens_may_come_in_one_message(client, too
     for choice in whole.choices:
         assert choice.message.content == "b c" and choice.message.reasoning_content == choice.message.reasoning == "a"
         assert len(choice.message.tool_calls) == 1 and choice.finish_reason == "tool_calls"
-    message, finishes, _ = collect(client.chat.completions.create(model="fake", messages=user(text), tools=[WEATHER],
-                                                                  stream=True))
+    message, finishes, _ = collect(
+        client.chat.completions.create(model="fake", messages=user(text), tools=[WEATHER], stream=True)
+    )
     assert (message["content"], message["reasoning"], finishes) == ("b c", "a", ["tool_calls"])
-    assert tool_server.post(CHAT, {"messages": user(CALL), "tools": [WEATHER], "logprobs": True}).json["choices"][0][
-        "logprobs"]["content"][0]["token"] == "<"
+    assert (
+        tool_server.post(CHAT, {"messages": user(CALL), "tools": [WEATHER], "logprobs": True}).json["choices"][0][
+            "logprobs"
+        ]["content"][0]["token"]
+        == "<"
+    )
 
 
 def test_no_parallel_calls_ends_the_answer(client, tool_server):
-    reply = client.chat.completions.create(model="fake", messages=user(CALL + CALL), tools=[WEATHER],
-                                           parallel_tool_calls=False)
+    reply = client.chat.completions.create(
+        model="fake", messages=user(CALL + CALL), tools=[WEATHER], parallel_tool_calls=False
+    )
     assert len(reply.choices[0].message.tool_calls) == 1 and reply.choices[0].finish_reason == "tool_calls"
     assert reply.usage.completion_tokens == len(CALL)
-    message, finishes, _ = collect(client.chat.completions.create(
-        model="fake", messages=user(CALL + CALL), tools=[WEATHER], parallel_tool_calls=False, stream=True))
+    message, finishes, _ = collect(
+        client.chat.completions.create(
+            model="fake", messages=user(CALL + CALL), tools=[WEATHER], parallel_tool_calls=False, stream=True
+        )
+    )
     assert len(message["calls"]) == 1 and finishes == ["tool_calls"]
     tool_server.assert_quiet()
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("text,limit,finish", [(CALL[:-20], None, "stop"), (CALL, 20, "length"),
-                                               ("<tool_call>{</tool_call> x", None, "stop")])
+@pytest.mark.parametrize(
+    "text,limit,finish",
+    [(CALL[:-20], None, "stop"), (CALL, 20, "length"), ("<tool_call>{</tool_call> x", None, "stop")],
+)
 def test_malformed_calls_are_content(client, text, limit, finish, stream):
     """Unless parts of the call have been streamed already: then it is a call that broke off."""
-    reply = client.chat.completions.create(model="fake", messages=user(text), tools=[WEATHER], max_tokens=limit,
-                                           stream=stream)
+    reply = client.chat.completions.create(
+        model="fake", messages=user(text), tools=[WEATHER], max_tokens=limit, stream=stream
+    )
     if stream:
         message, finishes, _ = collect(reply)
         if '"arguments": {' in text[:limit]:
@@ -136,8 +161,13 @@ def test_without_tools_or_with_none_the_text_stays(client):
 def test_a_template_that_opens_the_reasoning(own_server):
     server = own_server(template="</think> <think>")
     reply = server.chat("look</think>Yes").json
-    assert reply["choices"][0]["message"] == {"role": "assistant", "content": "Yes", "refusal": None,
-                                              "reasoning_content": "look", "reasoning": "look"}
+    assert reply["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": "Yes",
+        "refusal": None,
+        "reasoning_content": "look",
+        "reasoning": "look",
+    }
     assert reply["usage"]["completion_tokens_details"] == {"reasoning_tokens": len("look</think>")}
     deltas = [event["choices"][0]["delta"] for event in server.chat("lo</think>Yes", stream=True).events[:-1]]
     assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "lo"
@@ -151,8 +181,11 @@ def test_parsers_of_the_command_line(own_server):
     assert message["tool_calls"][0]["function"]["arguments"] == '{"place": "Oslo"}'
     assert len(message["tool_calls"][0]["id"]) == 9
     assert server.chat("<think>a</think>b").json["choices"][0]["message"]["content"] == "<think>a</think>b"
-    for template, options, words in (("no such thing", {}, "no tool support"), ("{{ tools }}", {}, "--tool-parser"),
-                                     (TEMPLATE, {"tool_parser": "none"}, "--tool-parser")):
+    for template, options, words in (
+        ("no such thing", {}, "no tool support"),
+        ("{{ tools }}", {}, "--tool-parser"),
+        (TEMPLATE, {"tool_parser": "none"}, "--tool-parser"),
+    ):
         reply = own_server(template=template, **options).post(CHAT, body)
         assert reply.status == 400 and words in reply.error["message"] and reply.error["param"] == "tools"
 
@@ -246,12 +279,26 @@ def test_history_round_trip_through_template_texts(name):
     assert form.tools == name and parsers.takes_tools(source)
     tools = read_tools([WEATHER], "tools")
     arguments = {"place": "Rome"}
-    history = read_messages([
-        *user("Weather?"),
-        {"role": "assistant", "content": None, "reasoning_content": "look it up", "tool_calls": [
-            {"id": "abcdef123", "type": "function", "index": 0,
-             "function": {"name": "weather", "arguments": json.dumps(arguments)}}]},
-        {"role": "tool", "tool_call_id": "abcdef123", "content": "14 degrees"}], "messages")
+    history = read_messages(
+        [
+            *user("Weather?"),
+            {
+                "role": "assistant",
+                "content": None,
+                "reasoning_content": "look it up",
+                "tool_calls": [
+                    {
+                        "id": "abcdef123",
+                        "type": "function",
+                        "index": 0,
+                        "function": {"name": "weather", "arguments": json.dumps(arguments)},
+                    }
+                ],
+            },
+            {"role": "tool", "tool_call_id": "abcdef123", "content": "14 degrees"},
+        ],
+        "messages",
+    )
     text = ChatTemplate(source, Characters()).render(history, tools=tools).text
     assert "weather" in text and "14 degrees" in text and '"function": {"name"' not in text.split("Weather?")[1]
     if name == "gemma":
@@ -260,9 +307,9 @@ def test_history_round_trip_through_template_texts(name):
         assert "<think>\nlook it up\n</think>" in text
     # The assistant's turn alone, as the model would have written it.
     bare = ChatTemplate(source, Characters()).render(history[:1], add_generation_prompt=False).text
-    turn = ChatTemplate(source, Characters()).render(history[:2], add_generation_prompt=False).text[len(bare):]
+    turn = ChatTemplate(source, Characters()).render(history[:2], add_generation_prompt=False).text[len(bare) :]
     start = {"llama3_json": "{", "pythonic": "["}.get(name)
-    turn = turn[turn.index(start):] if start else turn
+    turn = turn[turn.index(start) :] if start else turn
     functions = parsers.Functions({"weather": WEATHER["function"]["parameters"]})
     parser = parsers.PARSERS[name](functions)
     found = [part for part in parser.push(turn) + parser.finish() if not isinstance(part, str)]

@@ -1,5 +1,7 @@
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent),
-                *(str(Path(__file__).parents[1] / name) for name in ("engine", "models", "scheduler", "structured"))]
+sys.path[:0] = [
+    str(Path(__file__).parent),
+    *(str(Path(__file__).parents[1] / name) for name in ("engine", "models", "scheduler", "structured")),
+]

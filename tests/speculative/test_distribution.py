@@ -16,7 +16,7 @@ from zse.engine.load import load_engine
 from zse.engine.metrics import Phases
 from zse.sampling.params import SamplingParams
 
-IDS = (40, 41, 42)          # all that is said: biases leave the others e^-100
+IDS = (40, 41, 42)  # all that is said: biases leave the others e^-100
 LENGTH, SEEDS = 3, 1500
 # Any three of them stand in the prompt: prompt lookup always has a draft, often a wrong one.
 PROMPT = [7, 8, *random.Random(1).choices(IDS, k=100)]
@@ -37,9 +37,13 @@ def probabilities(engine) -> dict[tuple[int, ...], float]:
     """Of every reply, from the logits of teacher forcing."""
     found = {}
     for reply in itertools.product(IDS, repeat=LENGTH):
-        lines = np.concatenate([np.array(logits, dtype=np.float64).reshape(-1, tiny_model.VOCAB)
-                                for _, _, _, logits in engine.score([*PROMPT, *reply])])
-        tempered = lines[len(PROMPT) - 1:-1, IDS] / 2.0
+        lines = np.concatenate(
+            [
+                np.array(logits, dtype=np.float64).reshape(-1, tiny_model.VOCAB)
+                for _, _, _, logits in engine.score([*PROMPT, *reply])
+            ]
+        )
+        tempered = lines[len(PROMPT) - 1 : -1, IDS] / 2.0
         each = np.exp(tempered) / np.exp(tempered).sum(axis=1, keepdims=True)
         found[reply] = float(np.prod([each[at, IDS.index(token)] for at, token in enumerate(reply)]))
     return found
@@ -62,8 +66,20 @@ def test_distribution(model, tmp_path, source):  # noqa: F811
     options = {"speculation": "ngram"}
     if source == "draft":
         options = {"draft_model": str(tiny_model.write(tmp_path / "other", seed=1))}
-    loaded = load_engine(EngineConfig(model=str(model), threads=2, activations="f32", device="cpu", max_rows=32,
-                                      kv_dtype="f32", max_waiting=SEEDS, draft_tokens=3, **options), Phases(lambda: 0.0))
+    loaded = load_engine(
+        EngineConfig(
+            model=str(model),
+            threads=2,
+            activations="f32",
+            device="cpu",
+            max_rows=32,
+            kv_dtype="f32",
+            max_waiting=SEEDS,
+            draft_tokens=3,
+            **options,
+        ),
+        Phases(lambda: 0.0),
+    )
     engine = loaded.engine
     expected = probabilities(engine)
     assert sum(expected.values()) == pytest.approx(1.0, abs=1e-9)

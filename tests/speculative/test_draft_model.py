@@ -22,8 +22,18 @@ def drafting(model):  # noqa: F811
     loaded = []
 
     def make(draft, ahead=False, **options):
-        options = dict(model=str(model), threads=2, activations="f32", device="cpu", max_rows=4,
-                       draft_model=str(draft), draft_tokens=3) | options
+        options = (
+            dict(
+                model=str(model),
+                threads=2,
+                activations="f32",
+                device="cpu",
+                max_rows=4,
+                draft_model=str(draft),
+                draft_tokens=3,
+            )
+            | options
+        )
         item = load_engine(EngineConfig(**options), Phases(lambda: 0.0))
         engine = item.engine
         loaded.append((item, engine.runner))
@@ -50,8 +60,9 @@ def always(speculator) -> None:
 @pytest.mark.parametrize("ahead", [False, True], ids=["", "ahead"])
 @pytest.mark.parametrize("options", [{}, {"num_pages": 10, "max_tokens_per_step": 24}], ids=["roomy", "tight"])
 def test_replies_are_the_same(engine_of, drafting, model, other, options, ahead):  # noqa: F811
-    requests = [item for item in MANY if not ahead or item[1].repetition_penalty == 1.0 and
-                item[1].frequency_penalty == 0.0]
+    requests = [
+        item for item in MANY if not ahead or item[1].repetition_penalty == 1.0 and item[1].frequency_penalty == 0.0
+    ]
     told = run(engine_of(**options), requests)
     rates = {}
     for draft in (model, other):
@@ -59,7 +70,7 @@ def test_replies_are_the_same(engine_of, drafting, model, other, options, ahead)
         assert run(engine, requests) == told
         counters = engine.scheduler.counters
         rates[draft] = counters.accepted_tokens / counters.drafted_tokens
-        engine.speculator.propose(engine.scheduler)     # forgets what has ended
+        engine.speculator.propose(engine.scheduler)  # forgets what has ended
         assert engine.speculator.cache.num_free == engine.speculator.cache.num_pages
     # The model itself as its draft model is right but for what its drafts' history of penalties lacks, and at the end.
     assert rates[model] > 0.9 > rates[other]
@@ -81,8 +92,10 @@ def test_a_long_prompt_is_computed_in_chunks_beside(drafting, model):  # noqa: F
 
 def test_its_memory_is_planned(model, other):  # noqa: F811
     options = dict(model=str(model), threads=2, device="cpu", max_rows=2, max_context=64)
-    with_draft, alone = (load_engine(EngineConfig(**options, **more), Phases(lambda: 0.0))
-                         for more in ({"draft_model": str(other)}, {"speculation": "none"}))
+    with_draft, alone = (
+        load_engine(EngineConfig(**options, **more), Phases(lambda: 0.0))
+        for more in ({"draft_model": str(other)}, {"speculation": "none"})
+    )
     for item in (with_draft, alone):
         item.engine.close()
         item.source.close()

@@ -20,12 +20,22 @@ def test_replies_are_the_same(engine_of, family, tmp_path):  # noqa: F811
     engine = engine_of(path=tiny.write(family, tmp_path))
     ids = tiny.tokens(family).tolist()
     limit = engine.scheduler.max_context
-    requests = [(ids[:length], params(min(24, limit - length), **sampled)) for length, sampled in
-                ((15, {}), (21, dict(temperature=1.0, seed=3)), (40, dict(temperature=0.7, seed=4, logprobs=1)))]
+    requests = [
+        (ids[:length], params(min(24, limit - length), **sampled))
+        for length, sampled in (
+            (15, {}),
+            (21, dict(temperature=1.0, seed=3)),
+            (40, dict(temperature=0.7, seed=4, logprobs=1)),
+        )
+    ]
     told = run(engine, requests)
     rng = random.Random(1)
-    engine.speculator = Oracle({tuple(ids): reply[0] for (ids, _), reply in zip(requests, told, strict=True)}, COUNT,
-                               lambda: rng.randint(0, COUNT), tiny.config(family)["vocab_size"])
+    engine.speculator = Oracle(
+        {tuple(ids): reply[0] for (ids, _), reply in zip(requests, told, strict=True)},
+        COUNT,
+        lambda: rng.randint(0, COUNT),
+        tiny.config(family)["vocab_size"],
+    )
     assert run(engine, requests) == told
     assert engine.scheduler.counters.accepted_tokens > 10
 
@@ -50,8 +60,12 @@ def test_masks_hold_behind_drafts(engine_of, tmp_path):  # noqa: F811
 
     told = replies()
     rng = random.Random(2)
-    engine.speculator = Oracle({(5 + id, 6, 7): told[name] for id, name in enumerate(names)}, COUNT,
-                               lambda: rng.randint(0, COUNT), tiny_model.VOCAB)
+    engine.speculator = Oracle(
+        {(5 + id, 6, 7): told[name] for id, name in enumerate(names)},
+        COUNT,
+        lambda: rng.randint(0, COUNT),
+        tiny_model.VOCAB,
+    )
     assert replies() == told
     counters = engine.scheduler.counters
     assert 0 < counters.accepted_tokens < counters.drafted_tokens

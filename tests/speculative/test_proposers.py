@@ -38,7 +38,7 @@ def test_lookup_finds_matches_while_the_text_grows(vocab):
     for step in range(600):
         if step > 40 and rng.random() < 0.1:
             start = rng.randrange(len(tokens) - 30)
-            tokens.extend(tokens[start:start + rng.randrange(2, 30)])
+            tokens.extend(tokens[start : start + rng.randrange(2, 30)])
         else:
             tokens.append(rng.randrange(vocab))
         length, place = index.find(tokens)
@@ -47,9 +47,9 @@ def test_lookup_finds_matches_while_the_text_grows(vocab):
         missed += not length and wanted[0] > 0
         if length:
             found += 1
-            assert LEAST <= place < len(tokens) and tokens[place - length:place] == tokens[len(tokens) - length:]
+            assert LEAST <= place < len(tokens) and tokens[place - length : place] == tokens[len(tokens) - length :]
             exact += (length, place) == wanted
-    assert missed < 0.05 * found        # hidden behind strangers with the same hash
+    assert missed < 0.05 * found  # hidden behind strangers with the same hash
     assert found > (500 if vocab < 5 else 20) and exact > (0.1 if vocab < 5 else 0.95) * found
 
 
@@ -70,10 +70,10 @@ def test_costs_come_from_the_shape_until_they_are_measured():
     for _ in range(30):
         cost.record(8, 0.030)
     assert cost.seconds(8) == pytest.approx(0.030, rel=0.05) and cost.seconds(7) == cost.seconds(8)
-    cost.record(8, 5.0)         # held up by something else
+    cost.record(8, 5.0)  # held up by something else
     assert cost.seconds(8) < 0.05
     for _ in range(2000):
-        cost.record(1, 0.010)   # what is long ago counts less and less
+        cost.record(1, 0.010)  # what is long ago counts less and less
     assert cost.seconds(8) == pytest.approx(0.010 * SHAPES["cpu"][EDGES.index(8)], rel=0.05)
 
 
@@ -99,7 +99,7 @@ def test_as_many_drafts_as_pay():
     speculator = NgramSpeculator(7, "cpu")
     speculator.cost.record(1, 1.0)
     choose = speculator.choose
-    assert choose(candidates(0.95), 1, 7) == [7]            # eight tokens cost 1.92
+    assert choose(candidates(0.95), 1, 7) == [7]  # eight tokens cost 1.92
     assert choose(candidates(0.95, room=2), 1, 7) == [2]
     assert choose(candidates(0.1), 1, 7) == [0]
     assert choose(candidates(0.95), 1, 3) == [3]
@@ -162,14 +162,18 @@ def drive(engine, costs) -> float:
 
 def steps(runner, speculator, rows, options=None, **params):
     """(seconds, scheduler counters) of `rows` requests of 200 tokens."""
-    scheduler = Scheduler(num_pages=1000, max_rows=rows, max_tokens=256, max_context=1000, vocab_size=VOCAB,
-                          max_drafts=24)
+    scheduler = Scheduler(
+        num_pages=1000, max_rows=rows, max_tokens=256, max_context=1000, vocab_size=VOCAB, max_drafts=24
+    )
     engine = Engine(scheduler, runner, speculator=speculator)
     rng = random.Random(3)
     for id in range(rows):
-        engine.submit(id, [rng.randrange(VOCAB) for _ in range(20)],
-                      SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True, **params),
-                      options or RequestOptions())
+        engine.submit(
+            id,
+            [rng.randrange(VOCAB) for _ in range(20)],
+            SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True, **params),
+            options or RequestOptions(),
+        )
     return drive(engine, lambda tokens: StepCost("cpu").seconds(tokens)), scheduler.counters
 
 
@@ -203,12 +207,17 @@ def test_it_costs_microseconds_at_256_rows():
     GPU), and nothing to speak of where they do not."""
     times = {}
     for family in ("cpu", "gpu"):
-        scheduler = Scheduler(num_pages=10000, max_rows=256, max_tokens=2048, max_context=1000, vocab_size=VOCAB,
-                              max_drafts=128)
+        scheduler = Scheduler(
+            num_pages=10000, max_rows=256, max_tokens=2048, max_context=1000, vocab_size=VOCAB, max_drafts=128
+        )
         rng = random.Random(3)
         for id in range(256):
-            scheduler.submit(id, [rng.randrange(5000) % VOCAB for _ in range(60)],
-                             SamplingParams(max_tokens=300, ignore_eos=True), seed=0)
+            scheduler.submit(
+                id,
+                [rng.randrange(5000) % VOCAB for _ in range(60)],
+                SamplingParams(max_tokens=300, ignore_eos=True),
+                seed=0,
+            )
         speculator, runner, taken = NgramSpeculator(7, family), Copying(), []
         for _ in range(60):
             started = time.perf_counter()
@@ -220,7 +229,7 @@ def test_it_costs_microseconds_at_256_rows():
             speculator.observe(batch, scheduler, 0.02)
             taken[-1] += time.perf_counter() - started
         times[family] = sorted(taken)[len(taken) // 2]
-    assert times["cpu"] < 0.0003 and times["gpu"] < 0.005     # an order of magnitude of slack for busy machines
+    assert times["cpu"] < 0.0003 and times["gpu"] < 0.005  # an order of magnitude of slack for busy machines
     print({family: f"{1e6 * value:.0f} us" for family, value in times.items()})
 
 

@@ -14,7 +14,7 @@ from zse.engine.metrics import Phases
 from zse.engine.runner import Runner
 from zse.sampling.params import SamplingParams
 
-COUNT = 4       # drafts of a request in a step
+COUNT = 4  # drafts of a request in a step
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +27,18 @@ def engine_of(model):
     loaded = []
 
     def make(ahead=False, path=model, **options):
-        options = dict(model=str(path), threads=2, activations="f32", device="cpu", max_rows=4,
-                       draft_tokens=COUNT, speculation="ngram") | options
+        options = (
+            dict(
+                model=str(path),
+                threads=2,
+                activations="f32",
+                device="cpu",
+                max_rows=4,
+                draft_tokens=COUNT,
+                speculation="ngram",
+            )
+            | options
+        )
         item = load_engine(EngineConfig(**options), Phases(lambda: 0.0))
         first = item.engine.runner
         if ahead:
@@ -55,11 +65,13 @@ def params(max_tokens=24, **changes):
 
 
 MANY = [
-    (prompt(1), params()), (prompt(16), params(30, temperature=1.0, seed=1)),
+    (prompt(1), params()),
+    (prompt(16), params(30, temperature=1.0, seed=1)),
     (prompt(33), params(temperature=0.8, seed=2, top_p=0.9, top_k=40, min_p=0.01)),
     (prompt(15), params(temperature=1.0, seed=3, repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=0.4)),
     (prompt(70), params(repetition_penalty=1.2, logit_bias={5: 4.0, 9: -50.0})),
-    (prompt(20), params(temperature=1.2, seed=4, logprobs=3)), (prompt(9), params(logprobs=0, frequency_penalty=1.0)),
+    (prompt(20), params(temperature=1.2, seed=4, logprobs=3)),
+    (prompt(9), params(logprobs=0, frequency_penalty=1.0)),
 ]
 
 
@@ -85,13 +97,17 @@ def speculate(engine, requests, told, right, count=COUNT):
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["", "ahead"])
-@pytest.mark.parametrize("options", [{}, {"num_pages": 9, "max_tokens_per_step": 24}, {"activations": "int8",
-                         "quantize": "int8"}], ids=["roomy", "tight", "int8"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_pages": 9, "max_tokens_per_step": 24}, {"activations": "int8", "quantize": "int8"}],
+    ids=["roomy", "tight", "int8"],
+)
 def test_a_batch_says_the_same_with_drafts(engine_of, options, ahead):
     """In a batch with chunked prompts, preemption, penalties and log-probabilities, to the last bit."""
     # A CPU's penalties do not see a token that is in flight: see Runner.
-    requests = [item for item in MANY if not ahead or item[1].repetition_penalty == 1.0 and
-                item[1].frequency_penalty == 0.0]
+    requests = [
+        item for item in MANY if not ahead or item[1].repetition_penalty == 1.0 and item[1].frequency_penalty == 0.0
+    ]
     requests = [(ids, structs.replace(some, max_tokens=50)) for ids, some in requests]
     told = run(engine_of(**options), requests)
     rng = random.Random(7)
@@ -121,7 +137,7 @@ def test_the_end_inside_an_accepted_run(engine_of):
     """Stop ids and max_tokens end the reply at their token, and nothing that was accepted behind it is said."""
     engine = engine_of()
     ids = prompt(20)
-    (reply, _, _), = told = run(engine, [(ids, params(16))])
+    ((reply, _, _),) = told = run(engine, [(ids, params(16))])
     for last in range(1, 12):
         finish = params(last)
         assert speculate(engine, [(ids, finish)], told, lambda: COUNT) == [(reply[:last], [], "length")]
@@ -137,7 +153,8 @@ def test_a_draft_whose_logits_are_not_finite_ends_nobody(engine_of, tmp_path):
     requests = [(prompt(20), params(12)), (prompt(21), params(12))]
     told = run(engine, requests)
     speculator = engine.speculator = Oracle(
-        {tuple(ids): reply[0] for (ids, _), reply in zip(requests, told, strict=True)}, COUNT, lambda: COUNT, VOCAB)
+        {tuple(ids): reply[0] for (ids, _), reply in zip(requests, told, strict=True)}, COUNT, lambda: COUNT, VOCAB
+    )
     drafts = speculator.drafts
 
     def poisoned(request):
@@ -160,15 +177,16 @@ def test_a_cancelled_request_leaves_from_within_a_run(engine_of):
     engine = engine_of(ahead=True)
     requests = [(prompt(20), params(30)), (prompt(21), params(30))]
     told = run(engine, requests)
-    engine.speculator = Oracle({tuple(ids): reply[0] for (ids, _), reply in zip(requests, told, strict=True)}, COUNT,
-                               lambda: 2, VOCAB)
+    engine.speculator = Oracle(
+        {tuple(ids): reply[0] for (ids, _), reply in zip(requests, told, strict=True)}, COUNT, lambda: 2, VOCAB
+    )
     for id, (ids, some) in enumerate(requests):
         engine.submit(id, ids, some)
     for _ in range(3):
         engine.step()
     batch = engine._start()
     assert batch is not None and batch[0].num_drafts
-    assert engine.scheduler.schedule() is None      # nobody knows where they go on
+    assert engine.scheduler.schedule() is None  # nobody knows where they go on
     assert engine.cancel(0)
     engine._flight = batch
     said = []
@@ -176,5 +194,5 @@ def test_a_cancelled_request_leaves_from_within_a_run(engine_of):
         for output in engine.step():
             assert output.id == 1
             said += output.tokens
-    assert engine.scheduler.check_integrity() == [] and said == told[1][0][-len(said):]
+    assert engine.scheduler.check_integrity() == [] and said == told[1][0][-len(said) :]
     assert engine.scheduler.cache.num_free == engine.scheduler.cache.num_pages

@@ -7,8 +7,12 @@ _TEXT = {"type": "string", "maxLength": 6}
 
 
 def _object(properties, required=None, **more):
-    return {"type": "object", "properties": properties, "additionalProperties": False,
-            "required": list(properties) if required is None else required} | more
+    return {
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+        "required": list(properties) if required is None else required,
+    } | more
 
 
 SCHEMAS = {
@@ -27,28 +31,53 @@ SCHEMAS = {
     "array": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 4},
     "least": {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 3},
     "tuple": {"type": "array", "prefixItems": [{"type": "boolean"}, _TEXT], "items": False, "minItems": 2},
-    "matrix": {"type": "array", "maxItems": 2,
-               "items": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2}},
+    "matrix": {
+        "type": "array",
+        "maxItems": 2,
+        "items": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2},
+    },
     "empty object": _object({}),
     "person": _object({"name": _TEXT, "age": {"type": "integer", "minimum": 0, "maximum": 120}}),
     "optional": _object({"a": {"type": "boolean"}, "b": {"type": "null"}, "c": _TEXT}, ["b"]),
     "nested": _object({"inner": _object({"deep": _object({"x": {"type": "boolean"}})})}),
-    "map": {"type": "object", "patternProperties": {"^[a-c]{1,2}$": {"type": "boolean"}}, "additionalProperties": False,
-            "maxProperties": 2},
+    "map": {
+        "type": "object",
+        "patternProperties": {"^[a-c]{1,2}$": {"type": "boolean"}},
+        "additionalProperties": False,
+        "maxProperties": 2,
+    },
     "any of": {"anyOf": [{"type": "boolean"}, {"type": "integer", "minimum": 1, "maximum": 3}]},
-    "one of": {"oneOf": [_object({"kind": {"const": "a"}, "x": {"type": "boolean"}}),
-                         _object({"kind": {"const": "b"}, "y": {"type": "null"}})]},
+    "one of": {
+        "oneOf": [
+            _object({"kind": {"const": "a"}, "x": {"type": "boolean"}}),
+            _object({"kind": {"const": "b"}, "y": {"type": "null"}}),
+        ]
+    },
     "all of": {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 8}]},
-    "reference": {"$defs": {"flag": {"type": "boolean"}}, "type": "array", "items": {"$ref": "#/$defs/flag"},
-                  "maxItems": 3},
-    "tree": {"$defs": {"node": _object({"leaf": {"type": "boolean"}, "next": {
-        "anyOf": [{"type": "null"}, {"type": "null"}, {"$ref": "#/$defs/node"}]}})}, "$ref": "#/$defs/node"},
+    "reference": {
+        "$defs": {"flag": {"type": "boolean"}},
+        "type": "array",
+        "items": {"$ref": "#/$defs/flag"},
+        "maxItems": 3,
+    },
+    "tree": {
+        "$defs": {
+            "node": _object(
+                {
+                    "leaf": {"type": "boolean"},
+                    "next": {"anyOf": [{"type": "null"}, {"type": "null"}, {"$ref": "#/$defs/node"}]},
+                }
+            )
+        },
+        "$ref": "#/$defs/node",
+    },
     "date": {"type": "string", "format": "date"},
     "uuid": {"type": "string", "format": "uuid"},
     "time and flag": _object({"at": {"type": "string", "format": "time"}, "ok": {"type": "boolean"}}),
-    "choices": _object({"size": {"enum": ["S", "M", "L"]}, "tags": {
-        "type": "array", "items": {"enum": ["x", "y"]}, "maxItems": 3}}),
-    "quotes": _object({"say \"hi\"": {"const": "a\"b\\c"}}),
+    "choices": _object(
+        {"size": {"enum": ["S", "M", "L"]}, "tags": {"type": "array", "items": {"enum": ["x", "y"]}, "maxItems": 3}}
+    ),
+    "quotes": _object({'say "hi"': {"const": 'a"b\\c'}}),
 }
 
 
@@ -64,8 +93,11 @@ def problem(value, schema, root=None) -> str | None:
         return f"{value!r} is not the constant"
     if "enum" in schema and value not in schema["enum"]:
         return f"{value!r} is not in the enum"
-    for key, wanted in (("anyOf", lambda good: good >= 1), ("oneOf", lambda good: good == 1),
-                        ("allOf", lambda good: good == len(schema.get("allOf", ())))):
+    for key, wanted in (
+        ("anyOf", lambda good: good >= 1),
+        ("oneOf", lambda good: good == 1),
+        ("allOf", lambda good: good == len(schema.get("allOf", ()))),
+    ):
         if key in schema and not wanted(sum(problem(value, other, root) is None for other in schema[key])):
             return f"{value!r} does not fit {key}"
     kinds = schema.get("type")
@@ -81,7 +113,7 @@ def problem(value, schema, root=None) -> str | None:
         first = schema.get("prefixItems", [])
         pairs = list(zip(value, first, strict=False))
         if isinstance(schema.get("items"), dict):
-            pairs += [(item, schema["items"]) for item in value[len(first):]]
+            pairs += [(item, schema["items"]) for item in value[len(first) :]]
         elif schema.get("items") is False and len(value) > len(first):
             return "too many items"
         return next((found for item, of in pairs if (found := problem(item, of, root))), None)
@@ -110,11 +142,16 @@ def _is(value, kind) -> bool:
     types = {"string": str, "boolean": bool, "null": type(None), "array": list, "object": dict}
     if kind == "number":
         return isinstance(value, int | float) and not isinstance(value, bool)
-    return isinstance(value, int) and not isinstance(value, bool) if kind == "integer" else isinstance(value, types[kind])
+    return (
+        isinstance(value, int) and not isinstance(value, bool) if kind == "integer" else isinstance(value, types[kind])
+    )
 
 
-_FORMATS = {"date": r"\d{4}-\d\d-\d\d", "uuid": r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
-            "time": r"\d\d:\d\d:\d\d(\.\d+)?([zZ]|[+-]\d\d:\d\d)"}
+_FORMATS = {
+    "date": r"\d{4}-\d\d-\d\d",
+    "uuid": r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+    "time": r"\d\d:\d\d:\d\d(\.\d+)?([zZ]|[+-]\d\d:\d\d)",
+}
 
 
 def _text_problem(value, schema):

@@ -94,8 +94,10 @@ def test_a_batch_of_schemas_beside_free_text(engine, tokenizer):
 
 
 def test_steps_that_run_ahead(model, loaded, tokenizer):
-    engine = load_engine(EngineConfig(model=str(model), threads=1, activations="f32", device="cpu", num_pages=64,
-                                      max_context=256), Phases(lambda: 0.0)).engine
+    engine = load_engine(
+        EngineConfig(model=str(model), threads=1, activations="f32", device="cpu", num_pages=64, max_context=256),
+        Phases(lambda: 0.0),
+    ).engine
     engine.runner = Runner(engine.runner.device, engine.runner.model, engine.runner.config, runs_ahead=True)
     try:
         engine.submit(1, [5, 6, 7], params(7, ignore_eos=True))
@@ -115,9 +117,19 @@ def test_drafts_are_verified_under_masks(model, tokenizer):
     prompt = tokenizer.encode("{abcd: true}, {abcd: null}, {abcd: true}, {abcd: null}, ", add_bos=False)
     replies = {}
     for speculation in ("none", "ngram"):
-        engine = load_engine(EngineConfig(model=str(model), threads=1, activations="f32", device="cpu", num_pages=64,
-                                          max_context=256, speculation=speculation), Phases(lambda: 0.0)).engine
-        if engine.speculator is not None:       # whether they pay is not what this is about
+        engine = load_engine(
+            EngineConfig(
+                model=str(model),
+                threads=1,
+                activations="f32",
+                device="cpu",
+                num_pages=64,
+                max_context=256,
+                speculation=speculation,
+            ),
+            Phases(lambda: 0.0),
+        ).engine
+        if engine.speculator is not None:  # whether they pay is not what this is about
             engine.speculator.room = lambda rows, most: most
             engine.speculator.choose = lambda candidates, *_: [min(candidate.room, 4) for candidate in candidates]
         try:
@@ -166,7 +178,7 @@ def test_logprobs_are_those_of_allowed_tokens(engine, tokenizer):
 @pytest.mark.timed
 def test_a_hostile_grammar_is_refused_while_others_run(engine):
     engine.submit(1, [5], params(ignore_eos=True, max_tokens=200))
-    engine.submit(2, [5], params(), options({"choice": ["on"]}))    # the grammar process is there
+    engine.submit(2, [5], params(), options({"choice": ["on"]}))  # the grammar process is there
     while engine.grammars.num_waiting:
         engine.step()
     engine.submit(3, [5], params(), options({"json": SLOW}))
@@ -182,10 +194,14 @@ def test_a_hostile_grammar_is_refused_while_others_run(engine):
     assert sorted(gaps)[len(gaps) * 99 // 100] < 0.2, "the engine goes on stepping"
 
 
-@pytest.mark.parametrize(("fields", "code"), [
-    ({"regex": "[0-9"}, "invalid_schema"), ({"json": {"$ref": "#/nowhere"}}, "invalid_schema"),
-    ({"grammar": "root ::= ((("}, "invalid_schema"),
-])
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"regex": "[0-9"}, "invalid_schema"),
+        ({"json": {"$ref": "#/nowhere"}}, "invalid_schema"),
+        ({"grammar": "root ::= ((("}, "invalid_schema"),
+    ],
+)
 def test_a_bad_grammar_fails_its_request_alone(engine, fields, code):
     engine.submit(1, [5], params(max_tokens=5, ignore_eos=True))
     engine.submit(2, [5], params(), options(fields))
@@ -232,8 +248,18 @@ def test_the_grammar_process_starts_in_idle_time(model, warm, monkeypatch):
     from zse.structured import service
 
     monkeypatch.setattr(service, "IDLE_S", 0.0)
-    engine = load_engine(EngineConfig(model=str(model), threads=1, activations="f32", device="cpu", num_pages=16,
-                                      max_context=128, warm_grammars=warm), Phases(lambda: 0.0)).engine
+    engine = load_engine(
+        EngineConfig(
+            model=str(model),
+            threads=1,
+            activations="f32",
+            device="cpu",
+            num_pages=16,
+            max_context=128,
+            warm_grammars=warm,
+        ),
+        Phases(lambda: 0.0),
+    ).engine
     now = [10.0]
     engine._clock = lambda: now[0]
 
@@ -250,7 +276,7 @@ def test_the_grammar_process_starts_in_idle_time(model, warm, monkeypatch):
         assert not idle(0.2) and not idle(0.9) and idle(0.2) is warm
         if warm:
             pid = engine.grammars._grammars._pid
-            engine.counters()               # which ends what nobody wants any more
+            engine.counters()  # which ends what nobody wants any more
             engine.submit(2, [5], params(max_tokens=60), options({"regex": "[a-d]{5}"}))
             assert drain(engine)[2][1] == "stop" and engine.grammars._grammars._pid == pid
     finally:
@@ -259,12 +285,14 @@ def test_the_grammar_process_starts_in_idle_time(model, warm, monkeypatch):
 
 def test_counters_of_masks(engine):
     before = engine.counters()
-    alone = RequestOptions(structure=read_structure({"regex": "[a-d]{5}"}), speculate=False)     # drafts have masks too
+    alone = RequestOptions(structure=read_structure({"regex": "[a-d]{5}"}), speculate=False)  # drafts have masks too
     engine.submit(1, [5], params(), alone)
     drain(engine)
     counters = engine.counters()
-    computed, avoided, again = (counters[name] - before.get(name, 0) for name in ("masked_lines", "masks_avoided", "tokens_redrawn"))
-    assert computed + avoided == 6 and computed >= again     # the end token is masked or asked about too
+    computed, avoided, again = (
+        counters[name] - before.get(name, 0) for name in ("masked_lines", "masks_avoided", "tokens_redrawn")
+    )
+    assert computed + avoided == 6 and computed >= again  # the end token is masked or asked about too
     assert counters["mask_us_p50"] <= counters["mask_us_p99"]
 
 
@@ -274,10 +302,12 @@ def test_every_counter_has_a_line_in_the_metrics(engine, model, tmp_path):
 
     engine.submit(1, [5], params(), options({"regex": "[a-d]{5}"}))
     drain(engine)
-    seen = set(engine.counters()) | {"trimmed_pages"}       # of models with sliding windows (test_layer_groups)
+    seen = set(engine.counters()) | {"trimmed_pages"}  # of models with sliding windows (test_layer_groups)
     for more in ({"kv_layout": "contiguous"}, {"cache_disk": str(tmp_path / "kv")}):
-        other = load_engine(EngineConfig(model=str(model), threads=1, device="cpu", num_pages=32, max_context=128, **more),
-                            Phases(lambda: 0.0))
+        other = load_engine(
+            EngineConfig(model=str(model), threads=1, device="cpu", num_pages=32, max_context=128, **more),
+            Phases(lambda: 0.0),
+        )
         seen |= set(other.engine.counters())
         other.engine.close()
         other.source.close()
@@ -285,8 +315,10 @@ def test_every_counter_has_a_line_in_the_metrics(engine, model, tmp_path):
 
 
 def test_nothing_is_asked_of_a_model_without_end_tokens(model):
-    engine = load_engine(EngineConfig(model=str(model), threads=1, activations="f32", device="cpu", num_pages=16,
-                                      max_context=128), Phases(lambda: 0.0)).engine
+    engine = load_engine(
+        EngineConfig(model=str(model), threads=1, activations="f32", device="cpu", num_pages=16, max_context=128),
+        Phases(lambda: 0.0),
+    ).engine
     engine.scheduler.eos_ids = frozenset()
     try:
         with pytest.raises(RequestError, match="end token"):
@@ -297,14 +329,23 @@ def test_nothing_is_asked_of_a_model_without_end_tokens(model):
 
 def test_smollm2_writes_json(real_models):
     from zse import LLM
-    schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 20},
-                                               "age": {"type": "integer", "minimum": 0, "maximum": 120}},
-              "required": ["name", "age"], "additionalProperties": False}
+
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 20},
+            "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        },
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
     with LLM(real_models["smollm2"], threads=2, max_context=256, max_rows=4) as llm:
         question = llm.encode_chat([{"role": "user", "content": "Describe a person as JSON with name and age."}])
-        outputs = llm.generate([question, question], [SamplingParams(max_tokens=60, temperature=0.0),
-                                                      SamplingParams(max_tokens=60, temperature=1.0, seed=5)],
-                               structure={"json": schema})
+        outputs = llm.generate(
+            [question, question],
+            [SamplingParams(max_tokens=60, temperature=0.0), SamplingParams(max_tokens=60, temperature=1.0, seed=5)],
+            structure={"json": schema},
+        )
         for output in outputs:
             assert output.finish_reason == "stop"
             check_text(output.text, schema)

@@ -52,8 +52,10 @@ class FixedGrammar:
         self.asks = list(asks)
 
     def finish(self):
-        num_allowed = [next((at for at, token in enumerate(ask.drawn) if token not in self.allowed), len(ask.drawn))
-                       for ask in self.asks]
+        num_allowed = [
+            next((at for at, token in enumerate(ask.drawn) if token not in self.allowed), len(ask.drawn))
+            for ask in self.asks
+        ]
         return Masks([ask.line for ask in self.asks if not ask.drawn], {}, num_allowed)
 
     def note(self, id, refused):
@@ -73,10 +75,22 @@ def sampled_counts(logits, grammar, steps=250, **more):
         recorder = device.record()
         sampler.record(recorder, tensor)
         graph, masker = recorder.finish(), Masking(device, tensor)
-        requests = [SimpleNamespace(id=line, arrival=line, seed=1000003 * line + 7, prompt_len=1, stop_ids=frozenset(),
-                                    tokens=[3, 5, 5], options=SimpleNamespace(structure=True),
-                                    params=SamplingParams(**more)) for line in range(ROWS)]
-        batch = SimpleNamespace(entries=[SimpleNamespace(request=request, samples=1, drafts=()) for request in requests])
+        requests = [
+            SimpleNamespace(
+                id=line,
+                arrival=line,
+                seed=1000003 * line + 7,
+                prompt_len=1,
+                stop_ids=frozenset(),
+                tokens=[3, 5, 5],
+                options=SimpleNamespace(structure=True),
+                params=SamplingParams(**more),
+            )
+            for line in range(ROWS)
+        ]
+        batch = SimpleNamespace(
+            entries=[SimpleNamespace(request=request, samples=1, drafts=()) for request in requests]
+        )
         counts = np.zeros(VOCAB, int)
         for step in range(steps):
             lines[:] = memoryview(np.tile(logits, ROWS).astype(np.float32))
@@ -129,8 +143,9 @@ def test_penalties_and_biases_are_in_the_distribution(shape):
     changed[some] += 1.5
     changed[5] -= 2 * 0.4
     changed[3] = changed[3] - 0.0
-    counts = sampled_counts(logits, FixedGrammar(allowed), logit_bias={some: 1.5, other: 0.0}, frequency_penalty=0.4,
-                            temperature=0.8)
+    counts = sampled_counts(
+        logits, FixedGrammar(allowed), logit_bias={some: 1.5, other: 0.0}, frequency_penalty=0.4, temperature=0.8
+    )
     assert abs(deviation(counts, changed / 0.8, allowed)) < 5
 
 
@@ -148,10 +163,18 @@ def test_a_biased_second_draw_is_seen(shape, second, monkeypatch):
 
 
 def test_what_may_be_drawn_first():
-    assert all(may_draw_first(SamplingParams(**given)) for given in (
-        {}, {"temperature": 0.0, "top_p": 0.5}, {"top_k": 1}, {"temperature": 0.3, "presence_penalty": 1.0}))
-    assert not any(may_draw_first(SamplingParams(**given)) for given in (
-        {"top_k": 2}, {"top_p": 0.99}, {"min_p": 0.01}))
+    assert all(
+        may_draw_first(SamplingParams(**given))
+        for given in (
+            {},
+            {"temperature": 0.0, "top_p": 0.5},
+            {"top_k": 1},
+            {"temperature": 0.3, "presence_penalty": 1.0},
+        )
+    )
+    assert not any(
+        may_draw_first(SamplingParams(**given)) for given in ({"top_k": 2}, {"top_p": 0.99}, {"min_p": 0.01})
+    )
 
 
 # -- checks against masks
@@ -177,32 +200,41 @@ class Checked(Walk):
 
 
 @pytest.mark.parametrize("name", ["person", "enum", "array", "one of", "date", "uuid"])
-def test_checks_and_masks_agree(vocabulary, name):     # noqa: F811
+def test_checks_and_masks_agree(vocabulary, name):  # noqa: F811
     check_text(Checked(vocabulary, json_structure(SCHEMAS[name])).run(), SCHEMAS[name])
 
 
-@pytest.mark.parametrize("fields", [{"regex": "ab?|[0-9]{2,4}x*"}, {"choice": ["on", "in", "only"]}, {"json": True},
-                                    {"grammar": 'root ::= "x" digit+ end?\ndigit ::= [0-9]\nend ::= "." ("a" | "b")'}])
-def test_checks_and_masks_agree_in_other_grammars(vocabulary, fields):     # noqa: F811
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"regex": "ab?|[0-9]{2,4}x*"},
+        {"choice": ["on", "in", "only"]},
+        {"json": True},
+        {"grammar": 'root ::= "x" digit+ end?\ndigit ::= [0-9]\nend ::= "." ("a" | "b")'},
+    ],
+)
+def test_checks_and_masks_agree_in_other_grammars(vocabulary, fields):  # noqa: F811
     for seed in range(3):
         Checked(vocabulary, read_structure(fields), seed).run()
 
 
-def test_checks_and_masks_agree_around_reasoning(vocabulary):      # noqa: F811
+def test_checks_and_masks_agree_around_reasoning(vocabulary):  # noqa: F811
     walk = Checked(vocabulary, Structure(kind="regex", source="ab?", thinking=THINKING))
     for text in ("<think>", "so", "</think>", "a", "b"):
         walk.masks()
         walk.take(*walk.ids(text))
     assert walk.masks() == [[tiny_model.EOS]]
-    for structure in (Structure(kind=TEXT, thinking=Thinking(opening="<think>", closing="</think>", is_open=True, budget=2)),
-                      Structure(kind="regex", source="z", thinking=Thinking(opening="[T]", closing="[/T]", is_open=True, budget=0))):
+    for structure in (
+        Structure(kind=TEXT, thinking=Thinking(opening="<think>", closing="</think>", is_open=True, budget=2)),
+        Structure(kind="regex", source="z", thinking=Thinking(opening="[T]", closing="[/T]", is_open=True, budget=0)),
+    ):
         walk = Checked(vocabulary, structure)
         for _ in range(8):
             allowed = walk.masks()[0]
             walk.take(*(allowed[:1] if allowed is not None else walk.ids("x")))
 
 
-def test_a_check_takes_tokens_up_to_the_first_that_is_refused(vocabulary):     # noqa: F811
+def test_a_check_takes_tokens_up_to_the_first_that_is_refused(vocabulary):  # noqa: F811
     walk = Walk(vocabulary, Structure(kind="regex", source="abcd"))
     assert walk.guide.take_allowed(walk.ids("abx")) == 2
     assert walk.masks()[0] == walk.ids("c")
@@ -212,6 +244,7 @@ def test_a_check_takes_tokens_up_to_the_first_that_is_refused(vocabulary):     #
 def test_of_a_run_only_what_the_drafts_hold_is_asked_about():
     def drawn(tokens, drafts, stops=()):
         return Run(SimpleNamespace(stop_ids=frozenset(stops)), 1, drafts).drawn([99, *tokens])
+
     assert drawn([4], []) == [4] and drawn([-1], []) == []
     assert drawn([4, 5, 6], [4, 5]) == [4, 5, 6] and drawn([4, 7, 6], [4, 5]) == [4, 7]
     assert drawn([4, -1, 6], [4, 5]) == [4] and drawn([4, 5, 6], [4, 5], stops=[5]) == [4, 5]
@@ -228,8 +261,20 @@ def model(tmp_path_factory):
 
 
 def make(model, **more):
-    config = EngineConfig(**(dict(model=str(model), threads=1, activations="f32", device="cpu", num_pages=96, max_context=256,
-                                  speculation="none") | more))
+    config = EngineConfig(
+        **(
+            dict(
+                model=str(model),
+                threads=1,
+                activations="f32",
+                device="cpu",
+                num_pages=96,
+                max_context=256,
+                speculation="none",
+            )
+            | more
+        )
+    )
     return load_engine(config, Phases(lambda: 0.0))
 
 
@@ -246,6 +291,7 @@ def engines(model):
 @pytest.fixture(scope="module")
 def tokenizer(model):
     from zse.formats.source import open_model
+
     with open_model(str(model)) as source:
         return load_tokenizer(source)
 
@@ -267,12 +313,16 @@ def always(monkeypatch):
 
 
 GRAMMARS = {name: {"json": SCHEMAS[name]} for name in ("person", "array", "enum", "one of")} | {
-    "regex": {"regex": "([A-Z][a-z]+ [0-9]{1,3}, ){3}"}, "choice": {"choice": ["on", "in", "true \"x\""]}}
+    "regex": {"regex": "([A-Z][a-z]+ [0-9]{1,3}, ){3}"},
+    "choice": {"choice": ["on", "in", 'true "x"']},
+}
 
 
 def replies_of(engine, wanted, **more):
     for id, (seed, fields, given) in enumerate(wanted):
-        engine.submit(id, [3 + seed, 9, 4], params(seed, **(given | more)), options(fields) if fields else RequestOptions())
+        engine.submit(
+            id, [3 + seed, 9, 4], params(seed, **(given | more)), options(fields) if fields else RequestOptions()
+        )
     return drain(engine)
 
 
@@ -281,7 +331,10 @@ def test_greedy_replies_are_those_of_masks_that_come_first(engines, always, rows
     names = list(GRAMMARS) + ["person", "regex"]
     changes = ({}, {"repetition_penalty": 1.3}, {"logit_bias": {40: 4.0, 2: -3.0}}, {"frequency_penalty": 0.5})
     for first in range(0, len(names) if rows < 8 else 1, rows):
-        wanted = [(number, GRAMMARS[name], changes[number % 4]) for number, name in enumerate(names[first:first + rows], first)]
+        wanted = [
+            (number, GRAMMARS[name], changes[number % 4])
+            for number, name in enumerate(names[first : first + rows], first)
+        ]
         got = {kind: replies_of(engine, wanted, temperature=0.0, max_tokens=70) for kind, engine in engines.items()}
         assert got[True] == got[False]
 
@@ -303,13 +356,17 @@ def test_how_masks_are_computed_changes_no_token(engines, lazy, monkeypatch):
 
 def test_replies_are_of_the_form(lazy, always, tokenizer):
     before = lazy.counters()
-    replies = replies_of(lazy, [(seed, {"json": schema}, {}) for seed, schema in enumerate(SCHEMAS.values())][:12], max_tokens=200)
+    replies = replies_of(
+        lazy, [(seed, {"json": schema}, {}) for seed, schema in enumerate(SCHEMAS.values())][:12], max_tokens=200
+    )
     ended = [id for id in replies if replies[id][1] == "stop"]
     assert len(ended) > 6
     for id in ended:
         check_text(text_of(tokenizer, replies[id]), list(SCHEMAS.values())[id])
     after = lazy.counters()
-    kept, again, masked = (after[name] - before.get(name, 0) for name in ("masks_avoided", "tokens_redrawn", "masked_lines"))
+    kept, again, masked = (
+        after[name] - before.get(name, 0) for name in ("masks_avoided", "tokens_redrawn", "masked_lines")
+    )
     assert again == masked and kept + again == sum(len(tokens) for tokens, _ in replies.values()) and kept > 0 < again
 
 
@@ -342,12 +399,14 @@ def test_drafts_are_verified_without_masks(model, tokenizer, monkeypatch, often)
     for speculation in ("none", "ngram"):
         loaded = make(model, speculation=speculation)
         engine = loaded.engine
-        if engine.speculator is not None:       # whether they pay is not what this is about
+        if engine.speculator is not None:  # whether they pay is not what this is about
             engine.speculator.room = lambda rows, most: most
             engine.speculator.choose = lambda candidates, *_: [min(candidate.room, 4) for candidate in candidates]
         try:
             for id in range(3):
-                engine.submit(id, prompt, params(id, max_tokens=150, temperature=float(id > 0)), options({"regex": pattern}))
+                engine.submit(
+                    id, prompt, params(id, max_tokens=150, temperature=float(id > 0)), options({"regex": pattern})
+                )
             replies[speculation] = drain(engine)
             if engine.speculator is not None:
                 assert engine.counters()["accepted_tokens"] > 10
@@ -362,8 +421,10 @@ def test_drafts_are_verified_without_masks(model, tokenizer, monkeypatch, often)
 def test_a_request_that_is_refused_often_has_its_masks_ahead(lazy, monkeypatch):
     kinds = []
     begin = Grammars.begin
-    monkeypatch.setattr(Grammars, "begin", lambda self, asks: (kinds.append([bool(ask.drawn) for ask in asks]), begin(self, asks)))
-    replies_of(lazy, [(1, {"regex": "[0-9]{60}"}, {})])     # a tenth of the tokens are digits
+    monkeypatch.setattr(
+        Grammars, "begin", lambda self, asks: (kinds.append([bool(ask.drawn) for ask in asks]), begin(self, asks))
+    )
+    replies_of(lazy, [(1, {"regex": "[0-9]{60}"}, {})])  # a tenth of the tokens are digits
     assert all(kinds[:9]) and not any(asked for kind in kinds[20:] for asked in kind)
     kinds.clear()
     replies_of(lazy, [(1, {"regex": "(.|\\n){60}"}, {})])
@@ -447,16 +508,29 @@ def test_cancelled_between_two_checks(lazy, always):
 
 def test_smollm2_says_the_same_either_way(real_models):
     from zse import LLM
-    schema = {"type": "object", "additionalProperties": False, "required": ["name", "age", "tags"], "properties": {
-        "name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "minimum": 0, "maximum": 120},
-        "tags": {"type": "array", "items": {"enum": ["a", "b", "c"]}, "maxItems": 4}}}
+
+    schema = {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["name", "age", "tags"],
+        "properties": {
+            "name": {"type": "string", "maxLength": 20},
+            "age": {"type": "integer", "minimum": 0, "maximum": 120},
+            "tags": {"type": "array", "items": {"enum": ["a", "b", "c"]}, "maxItems": 4},
+        },
+    }
     texts = {}
     for lazy_masks in (True, False):
         with LLM(real_models["smollm2"], threads=2, max_context=256, max_rows=4, lazy_masks=lazy_masks) as llm:
-            questions = [llm.encode_chat([{"role": "user", "content": f"Describe a {what} as JSON with name, age and tags."}])
-                         for what in ("person", "dog", "city")]
-            given = [SamplingParams(max_tokens=70, temperature=0.0), SamplingParams(max_tokens=70, temperature=0.0),
-                     SamplingParams(max_tokens=70, temperature=1.0, seed=5)]
+            questions = [
+                llm.encode_chat([{"role": "user", "content": f"Describe a {what} as JSON with name, age and tags."}])
+                for what in ("person", "dog", "city")
+            ]
+            given = [
+                SamplingParams(max_tokens=70, temperature=0.0),
+                SamplingParams(max_tokens=70, temperature=0.0),
+                SamplingParams(max_tokens=70, temperature=1.0, seed=5),
+            ]
             outputs = llm.generate(questions, given, structure={"json": schema})
             again = llm.generate(questions[2:], given[2:], structure={"json": schema})
             texts[lazy_masks] = [output.text for output in outputs[:2]]

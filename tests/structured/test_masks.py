@@ -45,7 +45,7 @@ class Walk:
         return [None if kind == FREE else self.line(index) for index, kind in enumerate(kinds)]
 
     def line(self, index):
-        data = self.memory[index * self.nbytes:(index + 1) * self.nbytes]
+        data = self.memory[index * self.nbytes : (index + 1) * self.nbytes]
         return [id for id in range(self.vocabulary.vocab_size) if data[id >> 3] >> (id & 7) & 1]
 
     def take(self, *tokens):
@@ -80,12 +80,15 @@ def test_random_tokens_give_valid_json(vocabulary, name):
         check_text(Walk(vocabulary, json_structure(SCHEMAS[name]), seed).run(), SCHEMAS[name])
 
 
-@pytest.mark.parametrize(("fields", "pattern"), [
-    ({"regex": "[0-9]{3}-[a-z]{1,4}"}, r"[0-9]{3}-[a-z]{1,4}"),
-    ({"choice": ["yes", "no", "may be \"so\"", "line\nfeed"]}, "yes|no|may be \"so\"|line\nfeed"),
-    ({"grammar": 'start: "<" word ("," word)~0..3 ">"\nword: /[a-d]{1,3}/'}, r"<[a-d]{1,3}(,[a-d]{1,3}){0,3}>"),
-    ({"grammar": 'root ::= "x" digit+ end?\ndigit ::= [0-9]\nend ::= "." ("a" | "b")'}, r"x[0-9]+(\.[ab])?"),
-])
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"regex": "[0-9]{3}-[a-z]{1,4}"}, r"[0-9]{3}-[a-z]{1,4}"),
+        ({"choice": ["yes", "no", 'may be "so"', "line\nfeed"]}, 'yes|no|may be "so"|line\nfeed'),
+        ({"grammar": 'start: "<" word ("," word)~0..3 ">"\nword: /[a-d]{1,3}/'}, r"<[a-d]{1,3}(,[a-d]{1,3}){0,3}>"),
+        ({"grammar": 'root ::= "x" digit+ end?\ndigit ::= [0-9]\nend ::= "." ("a" | "b")'}, r"x[0-9]+(\.[ab])?"),
+    ],
+)
 def test_other_grammars(vocabulary, fields, pattern):
     for seed in range(5):
         assert re.fullmatch(pattern, Walk(vocabulary, read_structure(fields), seed).run())
@@ -120,7 +123,9 @@ def test_a_draft_has_the_mask_of_its_place(vocabulary):
 
 
 def test_the_grammar_begins_behind_the_reasoning(vocabulary):
-    structure = Structure(kind="regex", source="[0-9]{2}", thinking=Thinking(opening="<think>", closing="</think>", is_open=True))
+    structure = Structure(
+        kind="regex", source="[0-9]{2}", thinking=Thinking(opening="<think>", closing="</think>", is_open=True)
+    )
     walk = Walk(vocabulary, structure)
     assert tiny_model.EOS not in walk.masks()[0] and len(walk.masks()[0]) == tiny_model.VOCAB - 1
     walk.take(*walk.ids("so "), *walk.ids("</think>"))
@@ -158,30 +163,52 @@ def test_a_closing_mark_of_several_tokens(vocabulary):
     assert walk.masks()[0] == walk.ids("z")
 
 
-@pytest.mark.parametrize(("structure", "code"), [
-    (Structure(kind="regex", source="[0-9"), "invalid_schema"),
-    (Structure(kind="lark", source="start: other"), "invalid_schema"),
-    (Structure(kind="gbnf", source="root ::= (((("), "invalid_schema"),
-    (json_structure({"type": "strin"}), "invalid_schema"),
-    (json_structure({"$ref": "http://127.0.0.1/schema.json"}), "invalid_schema"),
-    (json_structure({"$ref": "#/$defs/none"}), "invalid_schema"),
-    (json_structure({"type": "integer", "minimum": 5, "maximum": 3}), "invalid_schema"),
-    (json_structure({"allOf": [{"anyOf": [{"properties": {f"p{i}_{j}": {"type": "string"}}} for j in range(8)]}
-                               for i in range(8)]}), "schema_too_complex"),
-])
+@pytest.mark.parametrize(
+    ("structure", "code"),
+    [
+        (Structure(kind="regex", source="[0-9"), "invalid_schema"),
+        (Structure(kind="lark", source="start: other"), "invalid_schema"),
+        (Structure(kind="gbnf", source="root ::= (((("), "invalid_schema"),
+        (json_structure({"type": "strin"}), "invalid_schema"),
+        (json_structure({"$ref": "http://127.0.0.1/schema.json"}), "invalid_schema"),
+        (json_structure({"$ref": "#/$defs/none"}), "invalid_schema"),
+        (json_structure({"type": "integer", "minimum": 5, "maximum": 3}), "invalid_schema"),
+        (
+            json_structure(
+                {
+                    "allOf": [
+                        {"anyOf": [{"properties": {f"p{i}_{j}": {"type": "string"}}} for j in range(8)]}
+                        for i in range(8)
+                    ]
+                }
+            ),
+            "schema_too_complex",
+        ),
+    ],
+)
 def test_what_cannot_be_compiled_says_why(vocabulary, structure, code):
     with pytest.raises(GrammarError) as caught:
         vocabulary.compile(structure)
     assert caught.value.code == code and "\n" not in str(caught.value) and len(str(caught.value)) <= 301
 
 
-@pytest.mark.parametrize(("fields", "code"), [
-    ({}, "invalid_value"), ({"json": {}, "regex": "a"}, "invalid_value"), ({"xml": "a"}, "unknown_parameter"),
-    ({"choice": []}, "invalid_value"), ({"choice": "ab"}, "invalid_type"), ({"choice": ["a", ""]}, "invalid_value"),
-    ({"regex": 3}, "invalid_type"), ({"regex": " "}, "invalid_value"), ({"json": "{"}, "invalid_schema"),
-    ({"json": [1]}, "invalid_type"), ({"regex": "a" * (MAX_SOURCE_BYTES + 1)}, "schema_too_complex"),
-    ({"json": {"enum": [f"{number:06}" for number in range(10000)]}}, "schema_too_complex"),
-])
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({}, "invalid_value"),
+        ({"json": {}, "regex": "a"}, "invalid_value"),
+        ({"xml": "a"}, "unknown_parameter"),
+        ({"choice": []}, "invalid_value"),
+        ({"choice": "ab"}, "invalid_type"),
+        ({"choice": ["a", ""]}, "invalid_value"),
+        ({"regex": 3}, "invalid_type"),
+        ({"regex": " "}, "invalid_value"),
+        ({"json": "{"}, "invalid_schema"),
+        ({"json": [1]}, "invalid_type"),
+        ({"regex": "a" * (MAX_SOURCE_BYTES + 1)}, "schema_too_complex"),
+        ({"json": {"enum": [f"{number:06}" for number in range(10000)]}}, "schema_too_complex"),
+    ],
+)
 def test_fields_that_are_refused(fields, code):
     with pytest.raises(RequestError) as caught:
         read_structure(fields)

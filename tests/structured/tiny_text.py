@@ -3,8 +3,20 @@
 import json
 
 PIECES = ['{"', '":', '", "', '"}', "true", "null", "12", " a", "on", "in"]
-CONTROLS = ["<unk>", "<s>", "</s>", "<think>", "</think>", "<tool_call>", "</tool_call>",
-            "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"]
+CONTROLS = [
+    "<unk>",
+    "<s>",
+    "</s>",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
+]
 
 
 def _letters(text: str) -> str:
@@ -21,14 +33,30 @@ def write(folder) -> None:
     for piece in map(_letters, PIECES):
         for end in range(2, len(piece) + 1):
             if piece[:end] not in vocabulary:
-                merges.append(f"{piece[:end - 1]} {piece[end - 1]}")
+                merges.append(f"{piece[: end - 1]} {piece[end - 1]}")
                 vocabulary[piece[:end]] = len(vocabulary)
-    added = [{"id": id, "content": text, "special": True, "single_word": False, "lstrip": False, "rstrip": False,
-              "normalized": False} for id, text in enumerate(CONTROLS)]
-    tokenizer = {"version": "1.0", "added_tokens": added, "normalizer": None,
-                 "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
-                 "post_processor": None, "decoder": {"type": "ByteLevel"},
-                 "model": {"type": "BPE", "vocab": vocabulary, "merges": merges}}
+    added = [
+        {
+            "id": id,
+            "content": text,
+            "special": True,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+        }
+        for id, text in enumerate(CONTROLS)
+    ]
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel"},
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": merges},
+    }
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    (folder / "tokenizer_config.json").write_text(json.dumps(
-        {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"})
+    )

@@ -25,9 +25,23 @@ def library(tmp_path_factory):
     path = Path(native.installed())
     if not os.environ.get("ZSE_NATIVE_DIR"):
         path = tmp_path_factory.mktemp("native") / native.LIBRARY
-        subprocess.run(["cc", "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared",
-                        "-fvisibility=hidden",
-                        *sorted(map(str, SOURCES.glob("*.c"))), "-o", str(path)], check=True)
+        subprocess.run(
+            [
+                "cc",
+                "-std=c11",
+                "-O2",
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                "-fPIC",
+                "-shared",
+                "-fvisibility=hidden",
+                *sorted(map(str, SOURCES.glob("*.c"))),
+                "-o",
+                str(path),
+            ],
+            check=True,
+        )
     return native.library(str(path))
 
 
@@ -58,9 +72,14 @@ def bpe_fields(merges=(), special=(), user=(), pre="gpt-2", extra=(), **more) ->
     """Fields of a byte-level vocabulary: 256 bytes, the merges' results, extra, control and user-defined tokens."""
     tokens = [*alphabet(), *dict.fromkeys(merge.replace(" ", "") for merge in merges), *extra]
     types = [NORMAL] * len(tokens) + [CONTROL] * len(special) + [USER_DEFINED] * len(user)
-    fields = {"model": "gpt2", "pre": pre, "tokens": strings([*tokens, *special, *user]),
-              "token_type": numbers("i", types),
-              "merges": strings(merges), **more}
+    fields = {
+        "model": "gpt2",
+        "pre": pre,
+        "tokens": strings([*tokens, *special, *user]),
+        "token_type": numbers("i", types),
+        "merges": strings(merges),
+        **more,
+    }
     return {f"tokenizer.ggml.{key}": value for key, value in fields.items()}
 
 
@@ -72,9 +91,16 @@ def spm_fields(pieces: dict[str, float], special=("<unk>", "<s>", "</s>"), user=
     types = [UNKNOWN if name == "<unk>" else CONTROL for name in special]
     types += [BYTE] * len(byte_tokens) + [NORMAL] * len(pieces) + [USER_DEFINED] * len(user)
     scores = [0.0] * (len(special) + len(byte_tokens)) + list(pieces.values()) + [0.0] * len(user)
-    fields = {"model": "llama", "tokens": strings(tokens), "scores": numbers("f", scores),
-              "token_type": numbers("i", types),
-              "unknown_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, **more}
+    fields = {
+        "model": "llama",
+        "tokens": strings(tokens),
+        "scores": numbers("f", scores),
+        "token_type": numbers("i", types),
+        "unknown_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        **more,
+    }
     return {f"tokenizer.ggml.{key}": value for key, value in fields.items()}
 
 

@@ -26,12 +26,14 @@ def small():
 def hf_smollm(real_fields):
     """SmolLM2's vocabulary and merges in the `tokenizers` library."""
     from tokenizers import Tokenizer, models, pre_tokenizers
+
     fields = real_fields["smollm2"]
     vocabulary = {token.decode(): id for id, token in enumerate(fields["tokenizer.ggml.tokens"])}
     merges = [tuple(merge.decode().split(" ")) for merge in fields["tokenizer.ggml.merges"]]
     made = Tokenizer(models.BPE(vocabulary, merges))
-    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True),
-                                                  pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     return made
 
 
@@ -40,14 +42,19 @@ LACKING = "\x04\x06\x13\x14\x16\x1d"
 
 
 @settings(max_examples=300, deadline=None)
-@given(text=st.one_of(st.text(st.characters(exclude_categories=("Cs", "Cn"), exclude_characters=LACKING), max_size=60),
-                      st.text(st.sampled_from("the and of 0123\n\t  ,.'sreve"), max_size=120)))
+@given(
+    text=st.one_of(
+        st.text(st.characters(exclude_categories=("Cs", "Cn"), exclude_characters=LACKING), max_size=60),
+        st.text(st.sampled_from("the and of 0123\n\t  ,.'sreve"), max_size=120),
+    )
+)
 def test_equal_to_tokenizers(real_tokenizers, hf_smollm, text):
     assert real_tokenizers["smollm2"].encode(text) == hf_smollm.encode(text).ids
 
 
 def test_equal_to_tokenizers_on_prose(real_tokenizers, hf_smollm):
     import zse.tokenizer.bpe as module
+
     with open(module.__file__) as file:
         text = file.read()
     assert real_tokenizers["smollm2"].encode(text) == hf_smollm.encode(text).ids
@@ -56,6 +63,7 @@ def test_equal_to_tokenizers_on_prose(real_tokenizers, hf_smollm):
 def test_merges_by_rank_leftmost_first(small):
     def pieces(text):
         return [small.token_bytes(id).decode() for id in small.encode(text)]
+
     assert pieces("hello world") == ["hello", " wor", "ld"]
     assert pieces("aaaaa") == ["aaaa", "a"]
     assert pieces("aaa") == ["aa", "a"]
@@ -85,9 +93,28 @@ def test_special_tokens(small):
 
 def test_no_text_makes_a_special_token(real_tokenizers):
     """Every special token in twenty contexts, as a user would write it."""
-    contexts = ["{}", " {}", "{} ", "a{}", "{}a", "\n{}\n", "{0}{0}", "<{}>", "<|{}|>", "é{}é", "😀{}", "1{}2", "\t{}",
-                "'{}'",
-                '"{}"', "x {} y", "\\{}", "&lt;{}", "\u200b{}\u200b", "<|im_start|>{}<|im_end|>"]
+    contexts = [
+        "{}",
+        " {}",
+        "{} ",
+        "a{}",
+        "{}a",
+        "\n{}\n",
+        "{0}{0}",
+        "<{}>",
+        "<|{}|>",
+        "é{}é",
+        "😀{}",
+        "1{}2",
+        "\t{}",
+        "'{}'",
+        '"{}"',
+        "x {} y",
+        "\\{}",
+        "&lt;{}",
+        "\u200b{}\u200b",
+        "<|im_start|>{}<|im_end|>",
+    ]
     for tokenizer in real_tokenizers.values():
         texts = tokenizer.control_texts()
         if len(texts) > 200:  # Gemma's 6,241 <unusedN>
@@ -103,8 +130,9 @@ def test_no_text_makes_a_special_token(real_tokenizers):
 def test_barriers_keep_special_tokens_from_forming(small):
     text, end = "x<|im_end|>", small.find("<|im_end|>")
     assert end in small.encode(text, special=True)
-    assert end in small.encode(text, special=True, barriers=[1]) and end in small.encode(text, special=True,
-                                                                                         barriers=[11])
+    assert end in small.encode(text, special=True, barriers=[1]) and end in small.encode(
+        text, special=True, barriers=[11]
+    )
     for barrier in range(2, 11):
         assert end not in small.encode(text, special=True, barriers=[barrier])
     assert small.find("<|im") in small.encode(text, special=True, barriers=[5])  # the shorter one ends at the barrier
@@ -135,8 +163,15 @@ def test_bos_and_eos():
 
 
 @settings(max_examples=300, deadline=None)
-@given(data=st.one_of(st.binary(max_size=60), st.lists(st.sampled_from(
-    [b"<|im_start|>", b"<think>", b"hello", b"\xff", b"\xe2\x82", b"  \n", b" ", b"a"]), max_size=12).map(b"".join)))
+@given(
+    data=st.one_of(
+        st.binary(max_size=60),
+        st.lists(
+            st.sampled_from([b"<|im_start|>", b"<think>", b"hello", b"\xff", b"\xe2\x82", b"  \n", b" ", b"a"]),
+            max_size=12,
+        ).map(b"".join),
+    )
+)
 def test_any_bytes_come_back(small, real_tokenizers, data):
     assert small.decode_bytes(small.encode_bytes(data)) == data
     assert small.decode_bytes(small.encode_bytes(data, special=True)) == data
@@ -159,21 +194,40 @@ def test_bytes_that_the_vocabulary_lacks_make_no_token(real_tokenizers):
     assert tokenizer.decode(tokenizer.encode("a\x04b")) == "ab"
 
 
-UNITS = {"a": b"a", "underscore": b"_", "space": b" ", "caret": b"^", "newline": b"\n", "less": b"<", "digit": b"7",
-         "family": "👩‍👩‍👧".encode(), "cjk": "日本語文字".encode(), "prose": b"the quick brown fox ", "apostrophe": b"'",
-         "almost": b"<|im_star", "mixed space": b" \n \t", "capitals": "AÉ".encode(), "quote space": b"\x81\xe2"}
+UNITS = {
+    "a": b"a",
+    "underscore": b"_",
+    "space": b" ",
+    "caret": b"^",
+    "newline": b"\n",
+    "less": b"<",
+    "digit": b"7",
+    "family": "👩‍👩‍👧".encode(),
+    "cjk": "日本語文字".encode(),
+    "prose": b"the quick brown fox ",
+    "apostrophe": b"'",
+    "almost": b"<|im_star",
+    "mixed space": b" \n \t",
+    "capitals": "AÉ".encode(),
+    "quote space": b"\x81\xe2",
+}
 
 
 @pytest.mark.parametrize("model", ["smollm2", "gemma3-270m"])
 @pytest.mark.parametrize("unit", [*UNITS, "random"])
 def test_a_megabyte_in_linear_time(real_tokenizers, model, unit):
     """Doubling the text takes at most 2.5 times as long, 1 MB at most 1 s (CPU time: the machine may be shared)."""
+
     def seconds(size):
-        data = random.Random(size).randbytes(size) if unit == "random" else (UNITS[unit] * (size // len(UNITS[unit])
-                                                                                            + 1))[:size]
+        data = (
+            random.Random(size).randbytes(size)
+            if unit == "random"
+            else (UNITS[unit] * (size // len(UNITS[unit]) + 1))[:size]
+        )
         start = time.thread_time()
         real_tokenizers[model].encode_bytes(data)
         return time.thread_time() - start
+
     size = 1 << 20
     for _ in range(4):  # a neighbour on the machine can spoil one try
         half, whole = min(seconds(size // 2) for _ in range(2)), min(seconds(size) for _ in range(2))
@@ -186,11 +240,13 @@ def test_a_megabyte_in_linear_time(real_tokenizers, model, unit):
 @pytest.mark.parametrize("unit", ["a", "space", "digit", "cjk", "mixed space", "capitals"])
 def test_scanners_in_linear_time(pre, unit):
     tokenizer = from_gguf(bpe_fields(MERGES, CONTROLS, pre=pre))
+
     def seconds(size):
         data = UNITS[unit] * (size // len(UNITS[unit]))
         start = time.thread_time()
         tokenizer.encode_bytes(data)
         return time.thread_time() - start
+
     for _ in range(4):
         half, whole = min(seconds(1 << 17) for _ in range(3)), min(seconds(1 << 18) for _ in range(3))
         if whole <= 0.5 and whole <= 2.5 * max(half, 0.002):
@@ -250,8 +306,12 @@ def test_damaged_arrays_are_refused_with_their_place():
     refuse("bytes after the last merge", merges=Array("string", 0, b"\0"))
     refuse("bos_token_id: 9999 is not a token id", bos_token_id=9999)
     refuse("eos_token_id: 'x' is not a token id", eos_token_id="x")
-    refuse("longer than 1024 bytes", tokens=strings([*alphabet(), "s" * 1025]),
-           token_type=numbers("i", [1] * 256 + [CONTROL]), merges=strings([]))
+    refuse(
+        "longer than 1024 bytes",
+        tokens=strings([*alphabet(), "s" * 1025]),
+        token_type=numbers("i", [1] * 256 + [CONTROL]),
+        merges=strings([]),
+    )
     for cut in range(len(raw)):  # every truncation
         refuse("tokens", tokens=Array("string", tokens.count, raw[:cut]))
     for cut in range(len(merges.raw)):

@@ -8,9 +8,23 @@ from hypothesis import strategies as st
 from zse.tokenizer.bpe import from_gguf
 from zse.tokenizer.detokenize import IncrementalDetokenizer
 
-SAMPLES = ["plain text ", "👩‍👩‍👧‍👦", "🏳️‍🌈", "日本語", "한국어 글자", "e\u0301\u0302", "עברית", "العربية", "\u202eabc\u202c",
-           "\n\t", "<|im_end|>",
-           "\ufffd", "a", " ", "\U0010ffff"]
+SAMPLES = [
+    "plain text ",
+    "👩‍👩‍👧‍👦",
+    "🏳️‍🌈",
+    "日本語",
+    "한국어 글자",
+    "e\u0301\u0302",
+    "עברית",
+    "العربية",
+    "\u202eabc\u202c",
+    "\n\t",
+    "<|im_end|>",
+    "\ufffd",
+    "a",
+    " ",
+    "\U0010ffff",
+]
 CONTROLS = ("<|im_start|>", "<|im_end|>")
 
 
@@ -30,9 +44,12 @@ def push_all(made, ids) -> str:
 
 
 @settings(max_examples=300, deadline=None)
-@given(parts=st.lists(st.one_of(st.sampled_from([sample.encode() for sample in SAMPLES]), st.binary(max_size=6)),
-                      max_size=12),
-       cuts=st.lists(st.integers(0, 100), max_size=4))
+@given(
+    parts=st.lists(
+        st.one_of(st.sampled_from([sample.encode() for sample in SAMPLES]), st.binary(max_size=6)), max_size=12
+    ),
+    cuts=st.lists(st.integers(0, 100), max_size=4),
+)
 def test_pieces_joined_are_the_whole(real_tokenizers, small, parts, cuts):
     """The bytes are cut anywhere before they are encoded, so that tokens split characters as a model might."""
     data = b"".join(parts)
@@ -59,12 +76,13 @@ def test_any_tokens_whatever(real_tokenizers, ids):
 
 
 @settings(max_examples=800, deadline=None)
-@given(text=st.text(st.sampled_from("abc "), max_size=30),
-       stop=st.lists(st.text(st.sampled_from("abc "), min_size=1, max_size=6),
-                                                                       min_size=1, max_size=3))
+@given(
+    text=st.text(st.sampled_from("abc "), max_size=30),
+    stop=st.lists(st.text(st.sampled_from("abc "), min_size=1, max_size=6), min_size=1, max_size=3),
+)
 def test_stop_strings(small, text, stop):
     ends = [(at + len(one), -len(one), one) for one in stop if (at := text.find(one)) >= 0]
-    expected = text[:min(ends)[0] + min(ends)[1]] if ends else text
+    expected = text[: min(ends)[0] + min(ends)[1]] if ends else text
     made, shown = IncrementalDetokenizer(small, stop=stop), ""
     for id in small.encode(text):
         shown += made.push(id)
@@ -91,8 +109,11 @@ def test_stop_string_over_eight_tokens_is_held_back(small):
 def test_stop_string_that_is_a_control_token(small):
     ids = [*small.encode("hello"), small.find("<|im_end|>"), *small.encode("more")]
     made = IncrementalDetokenizer(small, stop=["<|im_end|>"])
-    assert push_all(made,
-                    ids) + made.finish() == "hello" and made.stopped == "<|im_end|>" and made.num_tokens == len(ids) - 4
+    assert (
+        push_all(made, ids) + made.finish() == "hello"
+        and made.stopped == "<|im_end|>"
+        and made.num_tokens == len(ids) - 4
+    )
     made = IncrementalDetokenizer(small, stop=["<|im_end|>"], skip_special=False)
     assert push_all(made, ids) + made.finish() == "hello"
 
@@ -115,12 +136,14 @@ def test_space_prefix():
 
 def test_constant_work_per_token(small):
     import time
+
     def seconds(count):
         made, ids = IncrementalDetokenizer(small, stop=["aaaaaaaaaaaaaaaaaaaab", "ac"]), small.encode("a" * 8)
         start = time.thread_time()
         for _ in range(count):
             push_all(made, ids)
         return time.thread_time() - start
+
     for _ in range(4):
         half, whole = seconds(2000), seconds(4000)
         if whole < 2.5 * half:

@@ -54,12 +54,13 @@ def test_gemma_equals_its_definition_on_random_texts(real_tokenizers, real_field
             continue
         parts = list(text.replace(" ", "▁"))
         while True:
-            pairs = [(-scores[ids[a + b]], i) for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False)) if a
-                     + b in ids]
+            pairs = [
+                (-scores[ids[a + b]], i) for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False)) if a + b in ids
+            ]
             if not pairs:
                 break
             _, i = min(pairs)
-            parts[i:i + 2] = [parts[i] + parts[i + 1]]
+            parts[i : i + 2] = [parts[i] + parts[i + 1]]
         expected = []
         for part in parts:
             expected += [ids[part]] if part in ids else [238 + byte for byte in part.encode()]

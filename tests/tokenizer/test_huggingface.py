@@ -18,12 +18,21 @@ from zse.tokenizer.huggingface import PATTERNS, from_json
 from zse.tokenizer.load import load_tokenizer
 from zse.tokenizer.wrapped import WrappedTokenizer
 
-CORPUS = ["the quick brown fox jumps over the lazy dog 0123456789", "I'll say: don't, we're HERE\n\n  indented\tcode()",
-          "日本語の文字と한국어와 emoji 😀😀 and café naïve", "1 22 333 4444 1995, 2024; x=y*2 // comment\r\n"] * 8
+CORPUS = [
+    "the quick brown fox jumps over the lazy dog 0123456789",
+    "I'll say: don't, we're HERE\n\n  indented\tcode()",
+    "日本語の文字と한국어와 emoji 😀😀 and café naïve",
+    "1 22 333 4444 1995, 2024; x=y*2 // comment\r\n",
+] * 8
 CONFIG = {"bos_token": "<|begin|>", "eos_token": {"content": "<|im_end|>"}, "pad_token": None}
 SPECIAL = ["<|begin|>", "<|im_start|>", "<|im_end|>"]
-TEXTS = st.text(st.one_of(st.sampled_from("the quick 0123 \n'sIre日本😀<|im_start|>_e\u0301"),
-                          st.characters(exclude_categories=("Cs", "Cn"))), max_size=40)
+TEXTS = st.text(
+    st.one_of(
+        st.sampled_from("the quick 0123 \n'sIre日本😀<|im_start|>_e\u0301"),
+        st.characters(exclude_categories=("Cs", "Cn")),
+    ),
+    max_size=40,
+)
 
 
 def byte_level(steps, ignore_merges=False, normalizer=None) -> Tokenizer:
@@ -33,22 +42,28 @@ def byte_level(steps, ignore_merges=False, normalizer=None) -> Tokenizer:
     made.decoder = decoders.ByteLevel()
     if normalizer:
         made.normalizer = normalizer
-    made.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=420, show_progress=False,
-                                                         initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    made.train_from_iterator(
+        CORPUS,
+        trainers.BpeTrainer(vocab_size=420, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()),
+    )
     made.add_special_tokens(SPECIAL)
     made.add_tokens(["<think>"])
     return made
 
 
 def split(pattern):
-    return [pre_tokenizers.Split(Regex(pattern), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    return [
+        pre_tokenizers.Split(Regex(pattern), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
 
 
 BYTE_LEVEL = {
     "gpt2": ([pre_tokenizers.ByteLevel(add_prefix_space=False)], bpe.GPT2),
-    "smollm": ([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)],
-               bpe.SMOLLM),
+    "smollm": (
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)],
+        bpe.SMOLLM,
+    ),
     "llama3": (split(CASELESS % "{1,3}"), bpe.LLAMA3),
     "qwen2": (split(CASELESS % ""), bpe.QWEN2),
     "tekken": (split(TEKKEN), bpe.TEKKEN),
@@ -59,8 +74,11 @@ BYTE_LEVEL = {
 @pytest.fixture(scope="module", params=BYTE_LEVEL)
 def pair(request):
     steps, _ = BYTE_LEVEL[request.param]
-    library = byte_level(steps, ignore_merges=request.param == "llama3",
-                         normalizer=normalizers.NFC() if request.param == "qwen2" else None)
+    library = byte_level(
+        steps,
+        ignore_merges=request.param == "llama3",
+        normalizer=normalizers.NFC() if request.param == "qwen2" else None,
+    )
     return library, from_json(library.to_str().encode(), CONFIG)
 
 
@@ -108,14 +126,35 @@ def test_load_tokenizer_reads_it():
 
 # --- kinds that only the library reads -------------------------------------------------------------------------------
 
+
 def pieces(prefix: str) -> Tokenizer:
     """A tokenizer of Llama 2's kind: spaces as U+2581, unknown characters as bytes."""
-    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "t", "h", "e", "a", "th", "▁t",
-             "▁th",
-             "the", "▁the", "é"]
-    made = Tokenizer(models.BPE({name: id for id, name in enumerate(names)},
-                                [("t", "h"), ("▁", "th"), ("▁th", "e"), ("th", "e"), ("▁", "t")], unk_token="<unk>",
-                                byte_fallback=True, fuse_unk=True))
+    names = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        "t",
+        "h",
+        "e",
+        "a",
+        "th",
+        "▁t",
+        "▁th",
+        "the",
+        "▁the",
+        "é",
+    ]
+    made = Tokenizer(
+        models.BPE(
+            {name: id for id, name in enumerate(names)},
+            [("t", "h"), ("▁", "th"), ("▁th", "e"), ("th", "e"), ("▁", "t")],
+            unk_token="<unk>",
+            byte_fallback=True,
+            fuse_unk=True,
+        )
+    )
     if prefix == "normalizer":
         made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     else:
@@ -133,9 +172,13 @@ def wrapped(request):
 
 
 @settings(max_examples=300, deadline=None)
-@given(text=st.one_of(st.text(st.sampled_from("the é日\n "), max_size=20),
-                      st.lists(st.sampled_from(["the", "<s>", "</s>", " ", "é"]), max_size=6).map("".join)),
-       special=st.booleans())
+@given(
+    text=st.one_of(
+        st.text(st.sampled_from("the é日\n "), max_size=20),
+        st.lists(st.sampled_from(["the", "<s>", "</s>", " ", "é"]), max_size=6).map("".join),
+    ),
+    special=st.booleans(),
+)
 def test_wrapped_equals_the_library(wrapped, text, special):
     library, ours = wrapped
     assert isinstance(ours, WrappedTokenizer)
@@ -152,7 +195,11 @@ def test_wrapped_keeps_users_text_apart(wrapped):
     assert 2 not in ours.encode("a</s>", add_bos=False)
     assert 2 not in ours.encode("a</s>", special=True, add_bos=False, barriers=[3])
     assert ours.encode("é</s></s>", special=True, add_bos=False, barriers=[3]).count(2) == 1
-    assert ours.control_first_characters() == "<" and ours.ends_inside_control("x</") and not ours.ends_inside_control("x>")
+    assert (
+        ours.control_first_characters() == "<"
+        and ours.ends_inside_control("x</")
+        and not ours.ends_inside_control("x>")
+    )
     with pytest.raises(IndexError):
         ours.token_bytes(ours.vocab_size)
     assert ours.token_bytes(3 + 0xE6) == b"\xe6"
@@ -169,13 +216,26 @@ def test_flags_of_added_tokens_go_to_the_library():
 
 def test_damaged_files():
     good = json.loads(byte_level(BYTE_LEVEL["gpt2"][0]).to_str())
-    for data in (b"", b"{", b"[]", b"{}", b'{"model": 3}', b"\xff",
-                 b'{"model": {"type": "BPE", "merges": [], "vocab": []}}'):
+    for data in (
+        b"",
+        b"{",
+        b"[]",
+        b"{}",
+        b'{"model": 3}',
+        b"\xff",
+        b'{"model": {"type": "BPE", "merges": [], "vocab": []}}',
+    ):
         with pytest.raises((FormatError, UnsupportedError)):
             from_json(data)
-    for change in ({"vocab": {"a": -1}}, {"vocab": {"a": 1 << 40}}, {"vocab": {"a": "x"}}, {"merges": ["ab"]},
-                   {"merges": [["a"]]},
-                   {"merges": ["a zzzzz"]}, {"vocab": None}):
+    for change in (
+        {"vocab": {"a": -1}},
+        {"vocab": {"a": 1 << 40}},
+        {"vocab": {"a": "x"}},
+        {"merges": ["ab"]},
+        {"merges": [["a"]]},
+        {"merges": ["a zzzzz"]},
+        {"vocab": None},
+    ):
         with pytest.raises(FormatError):
             from_json(json.dumps(good | {"model": good["model"] | change}).encode())
     with pytest.raises(UnsupportedError, match="tokenizer decoder"):
@@ -186,7 +246,7 @@ def test_random_damage_is_an_error_or_a_tokenizer():
     text, pool = byte_level(BYTE_LEVEL["gpt2"][0]).to_str(), random.Random(1)
     for _ in range(150):
         at = pool.randrange(len(text))
-        data = (text[:at] + pool.choice(["", "0", '"', "-1", "}", "null"]) + text[at + pool.randrange(3):]).encode()
+        data = (text[:at] + pool.choice(["", "0", '"', "-1", "}", "null"]) + text[at + pool.randrange(3) :]).encode()
         try:
             from_json(data, CONFIG).encode("the quick")
         except (FormatError, UnsupportedError):

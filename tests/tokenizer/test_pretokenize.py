@@ -12,14 +12,21 @@ from tokenizers import Regex, pre_tokenizers
 from zse.tokenizer import bpe
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-CASELESS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
-            r"\s+(?!\S)|\s+")
-TEKKEN = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
-          r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|"
-          r"\s*[\r\n]+|\s+(?!\S)|\s+")
-DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
-           r"\p{N}+",
-           r"[0-9][0-9][0-9]")
+CASELESS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+"
+)
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+DEFAULT = (
+    r"[\p{P}\$\+<=>\^~\|]+",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+    r"\p{N}+",
+    r"[0-9][0-9][0-9]",
+)
 
 
 def split(pattern: str):
@@ -36,13 +43,49 @@ REFERENCES = {
 }
 
 # Characters at which the patterns' alternatives meet: contractions, white space of every kind, digits, marks, capitals.
-EDGES = list("aAsStTlLdDvVeErRmMzZ''''    \n\r\t1239.,!?/$<_-") + [chr(code) for code in (
-    0xE9, 0xDF, 0xC9, 0x1C5, 0x17F, 0x2B0, 0xAA, 0x5D0, 0x65E5, 0x672C, 0xFF71, 0x301, 0x302, 0xE48, 0x93E, 0x967,
-    0x662,
-    0x2163, 0xBD, 0xB2, 0x2014, 0x201C, 0xAB, 0x20AC, 0xA0, 0x3000, 0x200B, 0x200D, 0x1F600, 0x85, 0x1C, 0x0B)]
+EDGES = list("aAsStTlLdDvVeErRmMzZ''''    \n\r\t1239.,!?/$<_-") + [
+    chr(code)
+    for code in (
+        0xE9,
+        0xDF,
+        0xC9,
+        0x1C5,
+        0x17F,
+        0x2B0,
+        0xAA,
+        0x5D0,
+        0x65E5,
+        0x672C,
+        0xFF71,
+        0x301,
+        0x302,
+        0xE48,
+        0x93E,
+        0x967,
+        0x662,
+        0x2163,
+        0xBD,
+        0xB2,
+        0x2014,
+        0x201C,
+        0xAB,
+        0x20AC,
+        0xA0,
+        0x3000,
+        0x200B,
+        0x200D,
+        0x1F600,
+        0x85,
+        0x1C,
+        0x0B,
+    )
+]
 ASSIGNED = st.characters(exclude_categories=("Cs", "Cn"))
-TEXTS = st.one_of(st.text(st.sampled_from(EDGES), max_size=30), st.text(ASSIGNED, max_size=20),
-                  st.text(st.one_of(ASSIGNED, st.sampled_from(EDGES)), max_size=30))
+TEXTS = st.one_of(
+    st.text(st.sampled_from(EDGES), max_size=30),
+    st.text(ASSIGNED, max_size=20),
+    st.text(st.one_of(ASSIGNED, st.sampled_from(EDGES)), max_size=30),
+)
 
 
 @pytest.mark.parametrize("pre", REFERENCES)
@@ -61,6 +104,7 @@ def test_digits_of_smollm_stand_alone():
 
 def test_bytes_that_are_not_utf8_are_single_characters(library):
     from array import array
+
     for pre in REFERENCES:
         for data in (b"\xff\xfe a\xc3", b"\xe2\x82", b"\xf0\x9f\x98 x\xed\xa0\x80", b"\xc0\xaf\xf4\x90\x80\x80"):
             ends = array("q", bytes(8 * len(data)))
@@ -75,7 +119,10 @@ def test_committed_table_is_what_the_script_writes():
     if f"Unicode {version}." in committed:
         assert committed == script["text"]()
     else:  # another Python's data: what both know must agree
-        runs = [int(word) for word in committed[committed.index("class_runs["):].split("{")[1].split("}")[0].split(",")[:-1]]
+        runs = [
+            int(word)
+            for word in committed[committed.index("class_runs[") :].split("{")[1].split("}")[0].split(",")[:-1]
+        ]
         for run, following in zip(runs, [*runs[1:], 0x110000 << 3], strict=True):
             for code in range(run >> 3, min(following >> 3, 0x3000)):
                 assert run & 7 == 0 or script["class_of"](code) == run & 7, hex(code)

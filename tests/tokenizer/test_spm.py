@@ -8,9 +8,25 @@ from hypothesis import strategies as st
 from zse.errors import FormatError
 from zse.tokenizer.bpe import from_gguf
 
-PIECES = {"▁": -1.0, "a": -2.0, "b": -3.0, "c": -3.0, "é": -4.0, "▁a": -0.5, "ab": -0.25, "▁ab": -5.0, "bc": -0.25,
-          "abc": -0.1,
-          "▁▁": -0.7, "b▁": -0.2, "aa": -0.3, "aaaa": -0.2, "▁b": -0.9, "日": -1.0, "日本": -1.5}
+PIECES = {
+    "▁": -1.0,
+    "a": -2.0,
+    "b": -3.0,
+    "c": -3.0,
+    "é": -4.0,
+    "▁a": -0.5,
+    "ab": -0.25,
+    "▁ab": -5.0,
+    "bc": -0.25,
+    "abc": -0.1,
+    "▁▁": -0.7,
+    "b▁": -0.2,
+    "aa": -0.3,
+    "aaaa": -0.2,
+    "▁b": -0.9,
+    "日": -1.0,
+    "日本": -1.5,
+}
 
 
 def by_definition(text: str, pieces: dict[str, float]) -> list[bytes]:
@@ -21,7 +37,7 @@ def by_definition(text: str, pieces: dict[str, float]) -> list[bytes]:
         if not pairs:
             break
         _, i = min(pairs)
-        parts[i:i + 2] = [parts[i] + parts[i + 1]]
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
     out = []
     for part in parts:
         out += [part.replace("▁", " ").encode()] if part in pieces else [bytes([byte]) for byte in part.encode()]
@@ -40,8 +56,10 @@ def test_equal_to_the_definition(plain, text):
 
 
 @settings(max_examples=300, deadline=None)
-@given(scores=st.lists(st.floats(-10, 10, width=32), min_size=len(PIECES), max_size=len(PIECES)),
-       text=st.text(st.sampled_from("abc "), max_size=16))
+@given(
+    scores=st.lists(st.floats(-10, 10, width=32), min_size=len(PIECES), max_size=len(PIECES)),
+    text=st.text(st.sampled_from("abc "), max_size=16),
+)
 def test_equal_for_any_scores(scores, text):
     pieces = dict(zip(PIECES, scores, strict=True))
     tokenizer = from_gguf(spm_fields(pieces, add_space_prefix=False, add_bos_token=False))
@@ -81,16 +99,21 @@ def test_without_byte_tokens_the_unknown_token_stands_in():
 
 def test_user_defined_spaces_are_cut_out_first():
     tokenizer = from_gguf(spm_fields(PIECES, user=["  ", "   ", "\n\n"], add_space_prefix=False))
-    assert tokenizer.encode("     a", add_bos=False) == [tokenizer.find("   "), tokenizer.find("  "),
-                                                         tokenizer.find("a")]
+    assert tokenizer.encode("     a", add_bos=False) == [
+        tokenizer.find("   "),
+        tokenizer.find("  "),
+        tokenizer.find("a"),
+    ]
 
 
 def test_damaged_scores():
     good = spm_fields(PIECES)
     count = good["tokenizer.ggml.tokens"].count
-    for scores, match in ((numbers("f", [0.0]), "one score for each"),
-                          (numbers("f", [float("nan")] * count), "not a number"),
-                          (Array("f32", count, b""), "4 bytes each")):
+    for scores, match in (
+        (numbers("f", [0.0]), "one score for each"),
+        (numbers("f", [float("nan")] * count), "not a number"),
+        (Array("f32", count, b""), "4 bytes each"),
+    ):
         with pytest.raises(FormatError, match=match):
             from_gguf(good | {"tokenizer.ggml.scores": scores})
     with pytest.raises(FormatError, match="scores: is missing"):

@@ -81,9 +81,7 @@ class Outcome:
         return 1000 * (self.done_s - self.sent_s)
 
 
-async def stream(
-    target: Target, route: str, body: dict, timeout_s: float, outcome: Outcome | None = None
-) -> Outcome:
+async def stream(target: Target, route: str, body: dict, timeout_s: float, outcome: Outcome | None = None) -> Outcome:
     """Send a body with "stream": true and read its events to the end. Never raises for what a server does.
     outcome: filled in place of a new one, so that a cancelled request leaves its times."""
     outcome = outcome or Outcome(0.0)

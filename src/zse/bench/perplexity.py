@@ -62,7 +62,7 @@ def perplexity(path: str | os.PathLike, max_tokens: int = 768) -> float:
 
 def measure(llm, max_tokens: int, text: str | None = None) -> dict:
     """Perplexity of an LLM on the first `max_tokens` tokens of `text` (default: TEXT), which must have two at least."""
-    ids = llm.tokenizer.encode(TEXT if text is None else text)[:min(max_tokens, llm.config.max_context)]
+    ids = llm.tokenizer.encode(TEXT if text is None else text)[: min(max_tokens, llm.config.max_context)]
     if len(ids) < 2:
         raise ConfigError("the text has fewer than two tokens")
     return {"tokens": len(ids), "perplexity": llm.perplexity(ids)}

@@ -17,10 +17,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from zse.engine.load import Loaded
 
-WARM_UP = 2             # prompts, and decode steps, that do not count: a GPU alternates between two recordings
-PROMPTS = 3             # that count
-MAX_REPLAYS, REPLAY_S = 20, 0.2     # replays in a row: so many, or as many as fit so many seconds
-TRACE_GAP_US = 100.0    # between the steps of a trace
+WARM_UP = 2  # prompts, and decode steps, that do not count: a GPU alternates between two recordings
+PROMPTS = 3  # that count
+MAX_REPLAYS, REPLAY_S = 20, 0.2  # replays in a row: so many, or as many as fit so many seconds
+TRACE_GAP_US = 100.0  # between the steps of a trace
 
 
 class Kernel(NamedTuple):
@@ -76,8 +76,9 @@ class _Step(NamedTuple):
         return sum(us for _, us in self.phases)
 
 
-def profile(loaded: "Loaded", *, rows: int = 1, prompt_tokens: int = 512, steps: int = 16,
-            repeats: int = 5) -> list[StepProfile]:
+def profile(
+    loaded: "Loaded", *, rows: int = 1, prompt_tokens: int = 512, steps: int = 16, repeats: int = 5
+) -> list[StepProfile]:
     """A prefill step and a decode step of an engine that has no requests.
 
     rows: sequences that decode together, each after a prompt of `prompt_tokens` random tokens. The prefill step is the
@@ -91,8 +92,10 @@ def profile(loaded: "Loaded", *, rows: int = 1, prompt_tokens: int = 512, steps:
         raise _too_long(prompt_tokens, steps, loaded.config.max_context)
     needed = rows * engine.scheduler.cache.pages_needed(length)
     if needed > loaded.config.num_pages:
-        raise ConfigError(f"{rows} rows of {prompt_tokens} prompt tokens need {needed} pages of KV cache, this "
-                          f"engine has {loaded.config.num_pages}: take fewer rows, or a larger --max-memory")
+        raise ConfigError(
+            f"{rows} rows of {prompt_tokens} prompt tokens need {needed} pages of KV cache, this "
+            f"engine has {loaded.config.num_pages}: take fewer rows, or a larger --max-memory"
+        )
     prompts = [prompt_ids(vocabulary, prompt_tokens, seed) for seed in range(WARM_UP + PROMPTS + rows)]
     return [_prefill(engine, prompts[rows:], repeats), _decode(engine, prompts[:rows], steps, repeats)]
 
@@ -110,7 +113,7 @@ def _prefill(engine, prompts: list[list[int]], repeats: int) -> StepProfile:
         while engine.has_work:
             step = _run_step(engine)
             left -= step.tokens
-            if len(found) == number and left < step.tokens:     # what follows is shorter
+            if len(found) == number and left < step.tokens:  # what follows is shorter
                 found.append(step)
                 if number == len(prompts) - 1:
                     measured = _measure(step, repeats)
@@ -118,9 +121,11 @@ def _prefill(engine, prompts: list[list[int]], repeats: int) -> StepProfile:
 
 
 def _decode(engine, prompts: list[list[int]], steps: int, repeats: int) -> StepProfile:
-    ids = [-1 - row for row in range(len(prompts))]     # of no prefill request
+    ids = [-1 - row for row in range(len(prompts))]  # of no prefill request
     for id, prompt in zip(ids, prompts, strict=True):
-        engine.submit(id, prompt, greedy(None), _uncached())    # as long as the context, so that none ends before the others
+        engine.submit(
+            id, prompt, greedy(None), _uncached()
+        )  # as long as the context, so that none ends before the others
     found: list[_Step] = []
     while len(found) < WARM_UP + steps:
         step = _run_step(engine)
@@ -154,8 +159,10 @@ def _run_step(engine) -> _Step:
     context = max(entry.start + entry.count for entry in batch.entries)
     outputs = scheduler.commit(batch, runner.collect((ticket, filled.sampler)))
     clocks.append(time.perf_counter())
-    phases = [(name, 1e6 * (end - start)) for name, start, end in
-              zip(("schedule", "fill", "submit", "wait", "commit"), clocks, clocks[1:], strict=False)]
+    phases = [
+        (name, 1e6 * (end - start))
+        for name, start, end in zip(("schedule", "fill", "submit", "wait", "commit"), clocks, clocks[1:], strict=False)
+    ]
     return _Step(batch.num_tokens, len(batch.entries), context, phases, (filled.graph, filled.symbols), outputs)
 
 
@@ -164,7 +171,7 @@ def _measure(step: _Step, repeats: int) -> tuple[float, list[Kernel]]:
     graph, symbols = step.replay
     fastest = min((graph.profile(**symbols) for _ in range(repeats)), key=lambda run: sum(ns for _, ns in run))
     kernels = [Kernel(name, grid, ns / 1e3) for (name, ns), grid in zip(fastest, graph.grids(**symbols), strict=True)]
-    for _ in range(2):      # a GPU captures the list at the second
+    for _ in range(2):  # a GPU captures the list at the second
         graph.run(**symbols)
     start = time.perf_counter()
     graph.run(**symbols)
@@ -182,10 +189,11 @@ def _profile(kind: str, steps: list[_Step], replay_us: float, kernels: list[Kern
 
 def describe(step: StepProfile) -> str:
     """The step as a table: microseconds, share and launches of each kernel."""
-    lines = [f"{step.kind}: tokens {step.tokens}, sequences {step.rows}, context {step.context}",
-             "  host     " + ", ".join(f"{name} {us:.0f}" for name, us in step.phases) + f": {step.host_us:.0f} us",
-             f"  kernels  replay {step.replay_us:.0f} us; {len(step.kernels)} launches one by one "
-             f"{step.kernels_us:.0f} us"]
+    lines = [
+        f"{step.kind}: tokens {step.tokens}, sequences {step.rows}, context {step.context}",
+        "  host     " + ", ".join(f"{name} {us:.0f}" for name, us in step.phases) + f": {step.host_us:.0f} us",
+        f"  kernels  replay {step.replay_us:.0f} us; {len(step.kernels)} launches one by one {step.kernels_us:.0f} us",
+    ]
     for name, count, us in step.totals():
         share = 100 * us / max(step.kernels_us, 1e-9)
         lines.append(f"  {us:10.1f} us {share:5.1f} %  {count:4} x {us / count:9.2f} us  {name}")
@@ -205,8 +213,18 @@ def trace(steps: list[StepProfile], about: dict) -> dict:
             events.append({"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}})
 
         def add(tid: int, start: float, us: float, name: str, args: dict, pid: int = pid) -> float:
-            events.append({"ph": "X", "pid": pid, "tid": tid, "ts": round(start, 3), "dur": round(us, 3), "name": name,
-                           "cat": "host" if tid == 1 else "kernel", "args": args})
+            events.append(
+                {
+                    "ph": "X",
+                    "pid": pid,
+                    "tid": tid,
+                    "ts": round(start, 3),
+                    "dur": round(us, 3),
+                    "name": name,
+                    "cat": "host" if tid == 1 else "kernel",
+                    "args": args,
+                }
+            )
             return start + us
 
         host = kernels = at

@@ -60,7 +60,7 @@ def drop_page_cache(path: str) -> bool:
     for name in files:
         fd = os.open(name, os.O_RDONLY)
         try:
-            os.fsync(fd)            # pages that are not on the disk yet stay
+            os.fsync(fd)  # pages that are not on the disk yet stay
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(fd)
@@ -96,7 +96,7 @@ def _serve(model: str, options: list[str]) -> dict:
                 _ask(sock)
             except EngineError as error:
                 try:
-                    process.wait(2)         # a server that could not load the model ends, and says why
+                    process.wait(2)  # a server that could not load the model ends, and says why
                 except subprocess.TimeoutExpired:
                     raise error from None
                 raise _ended(process) from None
@@ -130,8 +130,10 @@ def _ended(process: subprocess.Popen) -> EngineError:
 def _ask(sock: socket.socket) -> None:
     """Send a streamed completion and wait for its first event."""
     body = json.dumps({"prompt": "Hello", "max_tokens": 4, "temperature": 0, "stream": True}).encode()
-    sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-                 b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    sock.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n" % len(body) + body
+    )
     answer = b""
     while b"data: {" not in answer:
         piece = sock.recv(1 << 16)

@@ -24,7 +24,7 @@ class ContiguousCacheManager(CacheManager):
     def __init__(self, allocator: PageAllocator, host: HostPool | None, geometry: PageGeometry):
         super().__init__(allocator, None, host, geometry)
         self._run = geometry.run
-        self._behind: dict[int, list[int]] = {}     # of each sequence: the last page first
+        self._behind: dict[int, list[int]] = {}  # of each sequence: the last page first
 
     def pages_needed(self, length: int) -> int:
         return max(self.pages_for(length), self._run)
@@ -51,7 +51,11 @@ class ContiguousCacheManager(CacheManager):
     def admit(self, sequence: int, length: int, tokens: array, salt: "Salt", spare: int = 0) -> int | None:
         # Of `spare`, a page for each that runs is for its next token: here all of them have theirs.
         spare = max(0, spare - len(self._tables))
-        if self._run + spare > self.num_free or length > self._run * self.page_size or not self.reserve(sequence, length):
+        if (
+            self._run + spare > self.num_free
+            or length > self._run * self.page_size
+            or not self.reserve(sequence, length)
+        ):
             return None
         return self._swap_in(sequence, 0)
 
@@ -59,8 +63,10 @@ class ContiguousCacheManager(CacheManager):
         if max(length, shared) > self._run * self.page_size or not self.reserve(sequence, max(length, shared)):
             return False
         count = self.pages_for(shared)
-        self._transfers += [("copy", old, new) for old, new in
-                            zip(self.table(source)[:count], self.table(sequence)[:count], strict=True)]
+        self._transfers += [
+            ("copy", old, new)
+            for old, new in zip(self.table(source)[:count], self.table(sequence)[:count], strict=True)
+        ]
         self.num_copied_pages += count
         return True
 

@@ -78,10 +78,10 @@ class Eviction:
         self.policy, self._capacity = policy, capacity
         self._depth_cost = page_size / ATTENTION_EVEN_TOKENS
         self.num_idle = 0
-        self._clock = 0             # pages that became idle
+        self._clock = 0  # pages that became idle
         self._sequence = 0
-        self._seen: OrderedDict[Account, None] = OrderedDict()     # with idle pages, the longest unseen first
-        self._by_count: dict[int, dict[Account, None]] = {}         # accounts with so many idle pages
+        self._seen: OrderedDict[Account, None] = OrderedDict()  # with idle pages, the longest unseen first
+        self._by_count: dict[int, dict[Account, None]] = {}  # accounts with so many idle pages
         self._most = 0
 
     def add(self, node: Node) -> None:
@@ -179,6 +179,9 @@ class Eviction:
             problems.append("the largest share of idle pages is out of date")
         for account in self._seen:
             offered = {entry[2] for entry in account.heap if self._is_true(entry)}
-            problems += [f"{node} of {account.name!r} cannot be evicted" for node in account.idle
-                         if not node.resident and node not in offered]
+            problems += [
+                f"{node} of {account.name!r} cannot be evicted"
+                for node in account.idle
+                if not node.resident and node not in offered
+            ]
         return problems

@@ -49,7 +49,7 @@ class PageFiles:
             found = sorted(self._scan(), key=lambda item: item[2])
         except OSError as error:
             raise ConfigError(f"--cache-disk {top}: {error.strerror or error}") from None
-        self._sizes: dict[bytes, int] = {key: size for key, size, _ in found}      # the longest unused first
+        self._sizes: dict[bytes, int] = {key: size for key, size, _ in found}  # the longest unused first
         self.num_bytes = sum(self._sizes.values())
         self._shrink(0)
 
@@ -99,9 +99,10 @@ class PageFiles:
         except OSError:
             self._remove(key)
             return None
-        content = data[self._head.size:]
-        if len(content) != nbytes or data[:self._head.size] != self._head.pack(MAGIC, key, tokens, nbytes,
-                                                                      _checksum(key, tokens, content)):
+        content = data[self._head.size :]
+        if len(content) != nbytes or data[: self._head.size] != self._head.pack(
+            MAGIC, key, tokens, nbytes, _checksum(key, tokens, content)
+        ):
             self.num_damaged += 1
             self._remove(key)
             return None
@@ -119,7 +120,7 @@ class PageFiles:
         try:
             self._path(key).unlink(missing_ok=True)
         except OSError:
-            pass    # a folder in its place, or a disk that has become read-only: it is not in the index any more
+            pass  # a folder in its place, or a disk that has become read-only: it is not in the index any more
 
     def _shrink(self, size: int) -> None:
         while self._sizes and self.num_bytes + size > self.max_bytes:
@@ -146,7 +147,7 @@ class PageFiles:
             with open(descriptor, "wb") as file:
                 file.write(os.urandom(32))
         except FileExistsError:
-            pass    # of an engine before this one
+            pass  # of an engine before this one
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
             secret = file.read(33)
@@ -169,4 +170,6 @@ def _check_private(path: Path) -> None:
     if status.st_uid != os.geteuid():
         raise ConfigError(f"--cache-disk {path} belongs to another user")
     if status.st_mode & 0o077:
-        raise ConfigError(f"--cache-disk {path} may be entered by others: run `chmod 700` on it, or name another folder")
+        raise ConfigError(
+            f"--cache-disk {path} may be entered by others: run `chmod 700` on it, or name another folder"
+        )

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 class GroupedCacheManager(CacheManager):
     """See CacheManager. table(): of the first group, the one that keeps all its pages."""
 
-    def __init__(self, allocator: PageAllocator, prefix: PrefixCache | None, host: HostPool | None,
-                 geometry: PageGeometry):
+    def __init__(
+        self, allocator: PageAllocator, prefix: PrefixCache | None, host: HostPool | None, geometry: PageGeometry
+    ):
         super().__init__(allocator, prefix, host, geometry)
         self.num_groups = geometry.num_groups
         self._windows: dict[int, WindowTable] = {}
@@ -98,7 +99,7 @@ class GroupedCacheManager(CacheManager):
         computed = match.length
         if swapped is not None:
             computed = swapped[1]
-            match = Match(match.nodes[:computed // self.page_size], None, 0, self.page_size)
+            match = Match(match.nodes[: computed // self.page_size], None, 0, self.page_size)
         placed = self._place(sequence, match, computed, length, spare, windows_of_nodes=swapped is None)
         if not placed and match.source is not None:
             match = self._within_reach(Match(match.nodes, None, 0, self.page_size))
@@ -113,52 +114,56 @@ class GroupedCacheManager(CacheManager):
 
     def _within_reach(self, match: Match) -> Match:
         """As much of a match as has the windowed pages that the next token sees."""
-        missing, last = [-1], -1        # before each number of nodes: the last one without windowed pages
+        missing, last = [-1], -1  # before each number of nodes: the last one without windowed pages
         for index, node in enumerate(match.nodes):
             if self._kept.pages(node) is None:
                 last = index
             missing.append(last)
-        if match.source is not None and self._kept.pages(match.source) is not None and (
-               last < self.geometry.first(match.length)):
+        if (
+            match.source is not None
+            and self._kept.pages(match.source) is not None
+            and (last < self.geometry.first(match.length))
+        ):
             return match
         count = len(match.nodes)
         while count and missing[count] >= self.geometry.first(count * self.page_size):
             count -= 1
         return Match(match.nodes[:count], None, 0, self.page_size)
 
-    def _place(self, sequence: int, match: Match, computed: int, length: int, spare: int,
-               windows_of_nodes: bool = True) -> bool:
+    def _place(
+        self, sequence: int, match: Match, computed: int, length: int, spare: int, windows_of_nodes: bool = True
+    ) -> bool:
         """Pages of a new sequence of which `computed` tokens are there, in the match or (no windows_of_nodes) in slots."""
         allocator, geometry, nodes = self.allocator, self.geometry, match.nodes
         first = geometry.first(computed)
         reused = nodes[first:] if windows_of_nodes else []
-        beside: list[list[int]] = [self._kept.pages(node) for node in reused]    # type: ignore[misc]
+        beside: list[list[int]] = [self._kept.pages(node) for node in reused]  # type: ignore[misc]
         count = self.pages_for(length)
         resident = [node.page for node in nodes if node.page >= 0]
-        cold, source = nodes[len(resident):], match.source          # cold: on the host
+        cold, source = nodes[len(resident) :], match.source  # cold: on the host
         missing = count - len(resident)
         short = min(count, first + geometry.most) - first - len(reused)
         held = resident + [page for pages in beside for page in pages]
         copied: list[int] = []
         if source is not None:
-            copied = list(self._kept.pages(source))     # type: ignore[arg-type]
+            copied = list(self._kept.pages(source))  # type: ignore[arg-type]
             if source.page >= 0:
                 copied.insert(0, source.page)
         claimed = [*cold, source] if source is not None and source.page < 0 else cold
         if claimed:
-            self.prefix.claim(claimed)      # type: ignore[union-attr]
+            self.prefix.claim(claimed)  # type: ignore[union-attr]
         allocator.retain(held + copied)
         total = missing + geometry.windowed * short
         pages = allocator.allocate(total) if total + spare <= self.num_free else None
         # The copies come before whatever their sources may be given to next.
         allocator.release(copied if pages is not None else held + copied)
         if claimed:
-            self.prefix.disclaim(claimed)   # type: ignore[union-attr]
+            self.prefix.disclaim(claimed)  # type: ignore[union-attr]
         if pages is None:
             return False
         for node, page in zip(cold, pages, strict=False):
             self._transfers.append(("in", node.slot, page))
-            self.prefix.promote(node, page)     # type: ignore[union-attr]
+            self.prefix.promote(node, page)  # type: ignore[union-attr]
         self.num_onloaded += len(cold)
         windows = WindowTable(geometry.windowed)
         windows.first = first
@@ -171,7 +176,7 @@ class GroupedCacheManager(CacheManager):
         if source is not None:
             self._transfers.append(copy_of(source, pages[len(cold)]))
             self.num_copied_pages += 1
-            self._copy(copied[-geometry.windowed:], windows.at(at))
+            self._copy(copied[-geometry.windowed :], windows.at(at))
         return True
 
     def _copy(self, source: list[int], pages: list[int]) -> None:
@@ -182,7 +187,7 @@ class GroupedCacheManager(CacheManager):
         geometry, table, mine = self.geometry, self.table(source), self._windows[source]
         full, first = shared // self.page_size, geometry.first(shared)
         if first < mine.first:
-            return False        # trimmed: what the new one's first token sees is gone
+            return False  # trimmed: what the new one's first token sees is gone
         count = self.pages_for(max(length, shared))
         short = min(count, first + geometry.most) - full
         pages = self.allocator.allocate(count - full + geometry.windowed * short)
@@ -193,8 +198,8 @@ class GroupedCacheManager(CacheManager):
         self.allocator.retain(table[:full] + mine.held(first, full))
         for old, new in zip(mine.pages, windows.pages, strict=True):
             new += [WindowTable.GONE] * first + old[first:full]
-        windows.extend(pages[count - full:])
-        self._tables[sequence], self._windows[sequence] = table[:full] + pages[:count - full], windows
+        windows.extend(pages[count - full :])
+        self._tables[sequence], self._windows[sequence] = table[:full] + pages[: count - full], windows
         if shared % self.page_size:
             self._copy([table[full], *mine.at(full)], [pages[0], *windows.at(full)])
         if source in self._salts:
@@ -223,7 +228,7 @@ class GroupedCacheManager(CacheManager):
         parent = last if last is not None and last.alive else self.prefix.root_of(self._salts[sequence])  # type: ignore
         size = self.page_size
         if partial and parent is not None and length > parent.depth * size >= windows.first * size:
-            leaf = parent.children.get(tokens[parent.depth * size:length].tobytes())
+            leaf = parent.children.get(tokens[parent.depth * size : length].tobytes())
             # Another's page may go on differently behind these tokens, and so may what stands beside it.
             if leaf is not None and leaf.page == table[parent.depth]:
                 self._kept.attach(leaf, windows.at(parent.depth))
@@ -250,6 +255,6 @@ class GroupedCacheManager(CacheManager):
                 problems.append(f"sequence {sequence}: {length - windows.first} windowed pages of a group")
             if WindowTable.GONE in held or len({*held, *self.table(sequence)}) != len(held) + len(self.table(sequence)):
                 problems.append(f"sequence {sequence}: a windowed page is gone, or held twice")
-            if any(page != WindowTable.GONE for mine in windows.pages for page in mine[:windows.first]):
+            if any(page != WindowTable.GONE for mine in windows.pages for page in mine[: windows.first]):
                 problems.append(f"sequence {sequence}: a trimmed page is still in its table")
         return problems

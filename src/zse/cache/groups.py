@@ -56,7 +56,7 @@ class PageGeometry(NamedTuple):
         chunk after chunk: those of a windowed group are used in turn."""
         count = self.pages_for(length)
         most = min(count, self.most)
-        rings = [pages[count + group * most:count + (group + 1) * most] for group in range(self.windowed)]
+        rings = [pages[count + group * most : count + (group + 1) * most] for group in range(self.windowed)]
         return [pages[:count], *([ring[index % most] for index in range(count)] for ring in rings)]
 
 
@@ -76,7 +76,7 @@ def group_layers(config) -> Layers:
     if not whole or not sliding:
         return (every,)
     size = len(whole)
-    groups = (tuple(whole), *(tuple(sliding[at:at + size]) for at in range(0, len(sliding), size)))
+    groups = (tuple(whole), *(tuple(sliding[at : at + size]) for at in range(0, len(sliding), size)))
     if len(groups) * size > config.num_layers / (1 - MAX_WASTE):
         return (every,)
     return groups

@@ -21,7 +21,7 @@ from zse.tensor import Tensor
 
 # What a cache can be made of → the dtype of its Tensors.
 KV_DTYPES = {"f16": "f16", "f32": "f32", "bf16": "bf16", "int8": "i8", "fp8": "e4m3"}
-GROW_BYTES = 256 << 20          # of device memory at once: a GPU maps it in about a millisecond
+GROW_BYTES = 256 << 20  # of device memory at once: a GPU maps it in about a millisecond
 
 
 def block_nbytes(config, dtype: str = "f16", groups: Layers | None = None) -> int:
@@ -41,8 +41,9 @@ class KVCache:
     which. Buffers are zero-filled. What is not written costs no memory: on a CPU pages become resident when first
     written, on a GPU `need` maps more of the buffer's addresses."""
 
-    def __init__(self, device, config, num_pages: int, dtype: str = "f16", groups: Layers | None = None,
-                 page_size: int = BLOCK):
+    def __init__(
+        self, device, config, num_pages: int, dtype: str = "f16", groups: Layers | None = None, page_size: int = BLOCK
+    ):
         if num_pages < 1:
             raise ConfigError(f"num_pages must be at least 1, got {num_pages}")
         check_page_size(page_size)
@@ -59,7 +60,7 @@ class KVCache:
         else:
             self.buffer = device.alloc(self.nbytes, label="kv cache")
         part = nbytes // self.parts_per_block
-        count = (self.num_blocks - 1) * self.parts_per_block + 1    # the last block's part is the last index
+        count = (self.num_blocks - 1) * self.parts_per_block + 1  # the last block's part is the last index
         heads, dim, kind = config.num_kv_heads, config.head_dim, KV_DTYPES[dtype]
         keys, values = (pages_shape(dim, kind, keys, device.family) for keys in (True, False))
         places = {layer: (group, place) for group, layers in enumerate(groups) for place, layer in enumerate(layers)}
@@ -90,11 +91,11 @@ class KVCache:
         for index in range(count):
             offset = index * parts
             entries[index::count] = array("i", [at + offset for at in firsts])
-        return entries[first - start * count:end - start * count]
+        return entries[first - start * count : end - start * count]
 
     def pages_of(self, pages: list[int], first: int, end: int) -> list[int]:
         """Those of a sequence's `pages` that have its blocks first .. end - 1."""
-        return pages[first // self.blocks_per_page:-(-end // self.blocks_per_page)]
+        return pages[first // self.blocks_per_page : -(-end // self.blocks_per_page)]
 
     @property
     def nbytes(self) -> int:

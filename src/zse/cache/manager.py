@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from zse.cache.grouped import GroupedCacheManager
     from zse.cache.prefix import Salt
 
-    Transfer = tuple[str, int, int]     # ("copy", page, page), ("out", page, slot), ("in", slot, page)
+    Transfer = tuple[str, int, int]  # ("copy", page, page), ("out", page, slot), ("in", slot, page)
 
 
 NOTHING = Match([], None, 0, 0)
@@ -28,8 +28,13 @@ class CacheManager:
     prefix: None caches nothing. host: slots for pages that leave the device, None: they are computed again. geometry: says
     how many tokens a page has. Raises ValueError for a prefix cache of another page size."""
 
-    def __init__(self, allocator: PageAllocator, prefix: PrefixCache | None = None, host: HostPool | None = None,
-                 geometry: PageGeometry = ONE_GROUP):
+    def __init__(
+        self,
+        allocator: PageAllocator,
+        prefix: PrefixCache | None = None,
+        host: HostPool | None = None,
+        geometry: PageGeometry = ONE_GROUP,
+    ):
         check_page_size(geometry.page_size)
         if prefix is not None and prefix.page_size != geometry.page_size:
             raise ValueError(f"a prefix cache of pages of {prefix.page_size} tokens, for pages of {geometry.page_size}")
@@ -37,14 +42,14 @@ class CacheManager:
         self.allocator, self.prefix, self.host = allocator, prefix, host or HostPool(0)
         if prefix is not None:
             prefix.attach(allocator, self.host, lambda transfer: self._transfers.append(transfer))
-        self.num_groups = 1     # of layers, each with a page table: see GroupedCacheManager
-        self._swapped: dict[int, tuple[list[int], int]] = {}    # (slots, tokens) of sequences that went to the host
+        self.num_groups = 1  # of layers, each with a page table: see GroupedCacheManager
+        self._swapped: dict[int, tuple[list[int], int]] = {}  # (slots, tokens) of sequences that went to the host
         self.num_swapped_out = self.num_swapped_in = self.num_onloaded = 0
         self.num_hits = self.num_hit_tokens = self.num_copied_pages = 0
         self._tables: dict[int, list[int]] = {}
-        self._salts: dict[int, Salt] = {}       # of sequences that may enter the prefix cache
-        self._last: dict[int, Node] = {}        # the node of the last full page that they entered
-        self._num_shared: dict[int, int] = {}   # pages that were there when they were admitted
+        self._salts: dict[int, Salt] = {}  # of sequences that may enter the prefix cache
+        self._last: dict[int, Node] = {}  # the node of the last full page that they entered
+        self._num_shared: dict[int, int] = {}  # pages that were there when they were admitted
         self._transfers: list[Transfer] = []
 
     @property
@@ -91,7 +96,7 @@ class CacheManager:
         if swapped is not None:
             match = Match(match.nodes, None, 0, self.page_size)
         shared = [node.page for node in match.nodes if node.page >= 0]
-        cold = match.nodes[len(shared):]        # on the host
+        cold = match.nodes[len(shared) :]  # on the host
         allocator = self.allocator
         allocator.retain(shared)
         pages = self._new_pages(match, cold, self.pages_for(length) - len(shared), spare)
@@ -100,7 +105,7 @@ class CacheManager:
             return None
         for node, page in zip(cold, pages, strict=False):
             self._transfers.append(("in", node.slot, page))
-            self.prefix.promote(node, page)     # type: ignore[union-attr]
+            self.prefix.promote(node, page)  # type: ignore[union-attr]
         self.num_onloaded += len(cold)
         if match.source is not None:
             self._transfers.append(copy_of(match.source, pages[len(cold)]))
@@ -118,7 +123,7 @@ class CacheManager:
         if match.length:
             self.num_hits += 1
             self.num_hit_tokens += match.length
-            self.prefix.hit(match)      # type: ignore[union-attr]
+            self.prefix.hit(match)  # type: ignore[union-attr]
 
     def _new_pages(self, match: Match, cold: list[Node], count: int, spare: int) -> list[int] | None:
         """`count` new pages, without giving up what is to be filled into the first of them from the host (`cold`), nor,
@@ -127,7 +132,7 @@ class CacheManager:
         if source is not None and source.page < 0:
             cold = [*cold, source]
         if cold:
-            prefix.claim(cold)          # type: ignore[union-attr]
+            prefix.claim(cold)  # type: ignore[union-attr]
         held = (source.page,) if source is not None and source.page >= 0 else ()
         allocator.retain(held)
         pages = allocator.allocate(count) if count + spare <= self.num_free else None
@@ -137,7 +142,7 @@ class CacheManager:
             match.source, match.copied = None, 0
             pages = allocator.allocate(count) if count + spare <= self.num_free else None
         if cold:
-            prefix.disclaim(cold)       # type: ignore[union-attr]
+            prefix.disclaim(cold)  # type: ignore[union-attr]
         return pages
 
     def fork(self, source: int, sequence: int, shared: int, length: int) -> bool:
@@ -181,7 +186,7 @@ class CacheManager:
 
     def _swap_pages(self, sequence: int, length: int) -> list[int]:
         """The pages that `length` tokens of the sequence need."""
-        return self.table(sequence)[:self.pages_for(length)]
+        return self.table(sequence)[: self.pages_for(length)]
 
     def is_swapped(self, sequence: int) -> bool:
         return sequence in self._swapped
@@ -208,7 +213,7 @@ class CacheManager:
         salt = self._salts.get(sequence)
         if salt is None:
             return
-        prefix: PrefixCache = self.prefix       # type: ignore[assignment]
+        prefix: PrefixCache = self.prefix  # type: ignore[assignment]
         page_size, node = self.page_size, self._last.get(sequence)
         if node is not None and (not node.alive or node.page < 0):
             node = None
@@ -216,16 +221,16 @@ class CacheManager:
             return
         if node is None:
             node = prefix.root(salt)
-        node = self._enter(node, tokens[node.depth * page_size:length].tobytes(), self._tables[sequence], partial)
+        node = self._enter(node, tokens[node.depth * page_size : length].tobytes(), self._tables[sequence], partial)
         if node.depth:
             self._last[sequence] = node
 
     def _enter(self, node: Node, data: bytes, table: list[int], partial: bool) -> Node:
         """Enter the pages of a table that have the tokens in `data`, behind those of `node`; the last full page's node."""
-        prefix: PrefixCache = self.prefix       # type: ignore[assignment]
+        prefix: PrefixCache = self.prefix  # type: ignore[assignment]
         at, end, page_bytes = 0, len(data), prefix.page_bytes
         while end - at >= page_bytes:
-            child = prefix.enter(node, data[at:at + page_bytes], table[node.depth])
+            child = prefix.enter(node, data[at : at + page_bytes], table[node.depth])
             if child is None:
                 return node
             node = child
@@ -245,7 +250,7 @@ class CacheManager:
         finite logits to others."""
         if self._salts.pop(sequence, None) is not None:
             num_shared = self._num_shared.get(sequence, 0)
-            self.prefix.distrust(self._tables[sequence][num_shared:])   # type: ignore[union-attr]
+            self.prefix.distrust(self._tables[sequence][num_shared:])  # type: ignore[union-attr]
 
     def take_transfers(self) -> "list[Transfer]":
         """What the device must do, in this order, before it runs anything else on the pages."""
@@ -294,14 +299,23 @@ class CacheManager:
 
     def snapshot(self) -> dict[str, float]:
         """Totals since the start, and what is cached now."""
-        totals: dict[str, float] = {"swapped_out_pages": self.num_swapped_out, "swapped_in_pages": self.num_swapped_in,
-                                    "free_host_slots": self.host.num_free}
+        totals: dict[str, float] = {
+            "swapped_out_pages": self.num_swapped_out,
+            "swapped_in_pages": self.num_swapped_in,
+            "free_host_slots": self.host.num_free,
+        }
         if self.prefix is None:
             return totals
-        return totals | {"prefix_hits": self.num_hits, "prefix_hit_tokens": self.num_hit_tokens,
-                "prefix_evicted_pages": self.prefix.num_evicted, "prefix_copied_pages": self.num_copied_pages,
-                "prefix_pages": self.prefix.num_nodes, "prefix_idle_pages": self.prefix.num_idle, "prefix_host_pages": self.prefix.num_on_host,
-                         "prefix_onloaded_pages": self.num_onloaded}
+        return totals | {
+            "prefix_hits": self.num_hits,
+            "prefix_hit_tokens": self.num_hit_tokens,
+            "prefix_evicted_pages": self.prefix.num_evicted,
+            "prefix_copied_pages": self.num_copied_pages,
+            "prefix_pages": self.prefix.num_nodes,
+            "prefix_idle_pages": self.prefix.num_idle,
+            "prefix_host_pages": self.prefix.num_on_host,
+            "prefix_onloaded_pages": self.num_onloaded,
+        }
 
     def check_integrity(self, detached: list[list[int]] | None = None) -> list[str]:
         """What is wrong, one line each. detached: page lists that the caller took with detach() and still owns."""
@@ -327,8 +341,10 @@ def cache_manager(allocator: PageAllocator, prefix, host: HostPool | None, geome
     """The CacheManager of a geometry. prefix: not looked at where sequences have runs of pages."""
     if geometry.run:
         from zse.cache.contiguous import ContiguousCacheManager
+
         return ContiguousCacheManager(allocator, host, geometry)
     if geometry.windowed:
         from zse.cache.grouped import GroupedCacheManager
+
         return GroupedCacheManager(allocator, prefix, host, geometry)
     return CacheManager(allocator, prefix, host, geometry)

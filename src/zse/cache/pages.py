@@ -62,7 +62,7 @@ class PageAllocator:
         if count > len(free):
             if count > self.num_free:
                 return None
-            self.prefix.evict(count - len(free))    # type: ignore[union-attr]
+            self.prefix.evict(count - len(free))  # type: ignore[union-attr]
         pages = [free.pop() for _ in range(count)]
         for page in pages:
             self._refs[page] = 1
@@ -75,7 +75,7 @@ class PageAllocator:
             raise ValueError("pages in a row are not to be had with a prefix cache")
         refs, size = self._refs.tobytes(), self._refs.itemsize
         at = refs.rfind(bytes(count * size))
-        while at > 0 and at % size:     # zero bytes within counts: the run begins before them
+        while at > 0 and at % size:  # zero bytes within counts: the run begins before them
             at = refs.rfind(bytes(count * size), 0, at + count * size - 1)
         if at < 0:
             return None
@@ -124,8 +124,11 @@ class PageAllocator:
             problems.append("a page stands twice in the free list")
         # An engine does this while it serves: page by page only where something is wrong.
         cached_idle = self.prefix.num_idle if self.prefix is not None else 0
-        sound = counted == self._refs and len(free) + cached_idle == self._refs.count(0) and not any(
-            self._refs[page] or self.prefix is not None and self.prefix.holds(page) for page in free)
+        sound = (
+            counted == self._refs
+            and len(free) + cached_idle == self._refs.count(0)
+            and not any(self._refs[page] or self.prefix is not None and self.prefix.holds(page) for page in free)
+        )
         for page in range(0 if sound else self.num_pages):
             if counted[page] != self._refs[page]:
                 problems.append(f"page {page}: {self._refs[page]} references counted, {counted[page]} held")

@@ -66,10 +66,14 @@ class PrefixCache:
         self._transfer: Callable[[tuple[str, int, int]], object] = lambda transfer: None
         self._host_accounts: dict[Account, None] = {}
         self.by_slot: dict[int, Node] = {}
-        self.windows: WindowPages | None = None     # of models with layers that see a window only
+        self.windows: WindowPages | None = None  # of models with layers that see a window only
 
-    def attach(self, allocator: "PageAllocator", host: HostPool | None = None,
-               transfer: "Callable[[tuple[str, int, int]], object] | None" = None) -> None:
+    def attach(
+        self,
+        allocator: "PageAllocator",
+        host: HostPool | None = None,
+        transfer: "Callable[[tuple[str, int, int]], object] | None" = None,
+    ) -> None:
         """host: slots for what is evicted. transfer: told of each ("out", page, slot) that this takes."""
         self._allocator = allocator
         allocator.prefix = self
@@ -85,17 +89,17 @@ class PrefixCache:
         if node is None:
             return Match([], None, 0, self.page_size)
         nodes: list[Node] = []
-        end = len(tokens) - 4           # the last token is computed in any case
+        end = len(tokens) - 4  # the last token is computed in any case
         at = 0
         while at + page_bytes <= end:
-            child = node.children.get(tokens[at:at + page_bytes])
+            child = node.children.get(tokens[at : at + page_bytes])
             if child is None:
                 break
             nodes.append(child)
             node = child
             at += page_bytes
         source, copied = None, 0
-        wanted = tokens[at:min(at + page_bytes, end)]
+        wanted = tokens[at : min(at + page_bytes, end)]
         if wanted and node.children:
             for count, child in enumerate(reversed(node.children.values())):
                 common = _common(wanted, child.tokens)
@@ -139,7 +143,7 @@ class PrefixCache:
         there = parent.children.get(tokens)
         before = self._node_of[page]
         if there is not None:
-            if there.page < 0:          # on the host; this page is as good
+            if there.page < 0:  # on the host; this page is as good
                 if before is not None:
                     self._drop(before)
                 self.promote(there, page)
@@ -198,7 +202,7 @@ class PrefixCache:
         self._host.give(node.slot)
         node.slot, node.page = -1, page
         self._node_of[page] = node
-        node.parent.resident += 1       # type: ignore[union-attr]
+        node.parent.resident += 1  # type: ignore[union-attr]
 
     def _demote(self, node: Node) -> bool:
         """Move an idle page to the host. False when it has no place there."""
@@ -208,7 +212,7 @@ class PrefixCache:
         self._transfer(("out", node.page, slot))
         self.eviction.remove(node)
         self._node_of[node.page] = None
-        self._allocator.free(node.page)     # type: ignore[union-attr]
+        self._allocator.free(node.page)  # type: ignore[union-attr]
         node.page = -1
         self._put(node, slot)
         self._child_left(node)
@@ -232,7 +236,9 @@ class PrefixCache:
         """At least `count` free slots on the host, as far as prefixes hold the others: the tenant with the most of them
         gives its coldest."""
         while self._host.num_free < count:
-            account = max(islice(self._host_accounts, MAX_TENANTS), key=lambda account: len(account.on_host), default=None)
+            account = max(
+                islice(self._host_accounts, MAX_TENANTS), key=lambda account: len(account.on_host), default=None
+            )
             if account is None:
                 return False
             if not account.on_host:
@@ -291,7 +297,7 @@ class PrefixCache:
             return 0
         free = self.windows.drop(node)
         for page in free:
-            self._allocator.free(page)              # type: ignore[union-attr]
+            self._allocator.free(page)  # type: ignore[union-attr]
         return len(free)
 
     def clear(self) -> None:
@@ -323,7 +329,7 @@ class PrefixCache:
 
     def _child_left(self, node: Node) -> None:
         """The node is no longer in device memory."""
-        parent: Node = node.parent      # type: ignore[assignment]
+        parent: Node = node.parent  # type: ignore[assignment]
         parent.resident -= 1
         if parent.is_idle and not parent.resident:
             self.eviction.offer(parent)
@@ -342,7 +348,7 @@ class PrefixCache:
         self._node_of[node.page] = None
         if node.is_idle:
             self.eviction.remove(node)
-            self._allocator.free(node.page)     # type: ignore[union-attr]
+            self._allocator.free(node.page)  # type: ignore[union-attr]
 
     def _drop_root(self, root: Node) -> None:
         root.alive = False
@@ -367,8 +373,12 @@ class PrefixCache:
             if node.resident and node.parent is not None and node.page < 0:
                 problems.append(f"{node}: not in device memory, and a page behind it is")
             for tokens, child in node.children.items():
-                if child.tokens != tokens or child.parent is not node or child.depth != node.depth + 1 or (
-                        not child.alive or child.account is not node.account):
+                if (
+                    child.tokens != tokens
+                    or child.parent is not node
+                    or child.depth != node.depth + 1
+                    or (not child.alive or child.account is not node.account)
+                ):
                     problems.append(f"{child}: out of place")
                 if len(tokens) < self.page_bytes and child.children:
                     problems.append(f"{child}: has children and is not full")
@@ -385,7 +395,7 @@ class PrefixCache:
             problems.append(f"slots of the host: {sorted(on_host)} found, {sorted(self.by_slot)} listed")
         pages: Iterable[int] = found
         if self._node_of.count(None) != len(self._node_of) - len(found):
-            pages = range(len(self._node_of))       # a page too many is listed: which
+            pages = range(len(self._node_of))  # a page too many is listed: which
         for page in pages:
             listed = self._node_of[page]
             if found.get(page) is not listed:
@@ -400,7 +410,7 @@ class PrefixCache:
 
 def _common(first: bytes, second: bytes) -> int:
     """How many tokens two pieces of i32 bytes have in common at their beginning."""
-    if first == second[:len(first)]:
+    if first == second[: len(first)]:
         return len(first) // 4
     if first[:4] != second[:4]:
         return 0
@@ -408,7 +418,7 @@ def _common(first: bytes, second: bytes) -> int:
     low, high = 1, min(len(first), len(second)) // 4
     while low < high:
         middle = (low + high + 1) // 2
-        if first[4 * low:4 * middle] == second[4 * low:4 * middle]:
+        if first[4 * low : 4 * middle] == second[4 * low : 4 * middle]:
             low = middle
         else:
             high = middle - 1

@@ -28,7 +28,7 @@ class WindowTable:
         """As many more pages for each group, those of the first group first."""
         count = len(pages) // len(self.pages)
         for group, mine in enumerate(self.pages):
-            mine.extend(pages[group * count:(group + 1) * count])
+            mine.extend(pages[group * count : (group + 1) * count])
 
     def at(self, index: int) -> list[int]:
         """A page of each group."""
@@ -43,7 +43,7 @@ class WindowTable:
         """Forget the pages before `first`; what they were."""
         gone = self.held(end=first)
         for mine in self.pages:
-            mine[self.first:first] = [self.GONE] * (first - self.first)
+            mine[self.first : first] = [self.GONE] * (first - self.first)
         self.first = first
         return gone
 
@@ -56,7 +56,7 @@ class WindowPages:
         self.windowed = windowed
         self._pages: dict[Node, list[int]] = {}
         self._node_of: dict[int, Node] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()      # oldest first
+        self._idle: OrderedDict[int, None] = OrderedDict()  # oldest first
 
     @property
     def num_idle(self) -> int:

@@ -15,7 +15,7 @@ EPILOG = """examples:
 Figures are medians over --repeats, after a warm-up. Measure on a quiet machine: the load average is printed too."""
 
 
-PROMPTS = (16, 128, 1024)      # of `latency`
+PROMPTS = (16, 128, 1024)  # of `latency`
 
 
 def add_arguments(parser) -> None:
@@ -54,8 +54,12 @@ def add_arguments(parser) -> None:
     tokens(sub, "--context", 16, "tokens before the first new one")
     tokens(sub, "--tokens", 64, "new tokens of each sequence")
     sub = kind("latency", "time to first token and between tokens of one sequence, in this process: p50, p95, p99")
-    sub.add_argument("--prompts", type=_lengths, metavar="N,N,…",
-                     help="prompt tokens (default: those of 16,128,1024 that fit the context)")
+    sub.add_argument(
+        "--prompts",
+        type=_lengths,
+        metavar="N,N,…",
+        help="prompt tokens (default: those of 16,128,1024 that fit the context)",
+    )
     tokens(sub, "--tokens", 64, "new tokens after the first")
     sub = kind("perplexity", "how well the model predicts a text: what quantizing weights, activations or KV costs")
     tokens(sub, "--tokens", 1024, "most tokens of the text")
@@ -172,9 +176,13 @@ def _latency(llm, args) -> dict:
     from zse.bench import speed
 
     fitting = [length for length in PROMPTS if length + args.tokens < llm.config.max_context]
-    return {"tokens": args.tokens, "repeats": args.repeats,
-            "latency": [speed.latency(llm, length, args.tokens, args.repeats)
-                        for length in args.prompts or fitting or PROMPTS[:1]]}
+    return {
+        "tokens": args.tokens,
+        "repeats": args.repeats,
+        "latency": [
+            speed.latency(llm, length, args.tokens, args.repeats) for length in args.prompts or fitting or PROMPTS[:1]
+        ],
+    }
 
 
 def _engine_words(args) -> list[str]:

@@ -17,11 +17,7 @@ def add_arguments(parser) -> None:
     from zse.cli.options import add_engine_options, add_sampling_options
 
     parser.add_argument(
-        "model",
-        metavar="MODEL",
-        nargs="?",
-        default="smollm2",
-        help="a name, hf:ORG/NAME, or a path (default: smollm2)",
+        "model", metavar="MODEL", nargs="?", default="smollm2", help="a name, hf:ORG/NAME, or a path (default: smollm2)"
     )
     parser.add_argument(
         "--system", metavar="TEXT", help="system message (default: the model's own, if its template has one)"

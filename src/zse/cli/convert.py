@@ -83,7 +83,7 @@ def run(args) -> int:
 
 
 def _layout(wanted: str) -> str:
-    """"rows" where this machine has a GPU."""
+    """ "rows" where this machine has a GPU."""
     import os
 
     if wanted != "auto":

@@ -22,6 +22,7 @@ def _nvidia(cuda: dict):
     from zse.errors import DeviceError
     from zse.runtime.bindings.cuda import LEAST_ARCH
     from zse.runtime.cuda import list_devices
+
     if not cuda["library"] and not cuda["devices"]:
         return
     driver = f"driver {cuda['version'] or 'of unknown version'}"
@@ -54,19 +55,25 @@ def _nvidia(cuda: dict):
 def _kernels(arch: str) -> tuple[str, str, str, str]:
     from zse.errors import ZSEError
     from zse.kernel import cache
+
     try:
         pack = cache.open_pack(arch).pack
     except ZSEError as error:
         return "gpu kernels", NOTE, f"none for {arch}", str(error)
     if pack is None:
-        return ("gpu kernels", NOTE, f"no pack for {arch}: kernels are compiled when a model first asks for them",
-                "zse kernels build")
+        return (
+            "gpu kernels",
+            NOTE,
+            f"no pack for {arch}: kernels are compiled when a model first asks for them",
+            "zse kernels build",
+        )
     return "gpu kernels", OK, f"{len(pack.manifest)} kernels for {pack.arch} in {pack.path}", ""
 
 
 def _nvrtc(driver_version: int) -> tuple[str, str, str, str]:
     from zse.errors import ZSEError
     from zse.kernel import nvrtc
+
     try:
         library = nvrtc.nvrtc()
     except (ZSEError, OSError) as error:
@@ -88,6 +95,7 @@ def _amd():
         return
     from zse.errors import DeviceError
     from zse.runtime.hip import list_devices
+
     try:
         devices = list_devices()
     except DeviceError as error:
@@ -103,6 +111,7 @@ def _apple():
         return
     from zse.errors import DeviceError
     from zse.runtime.metal import product_name
+
     try:
         yield "gpu", NOTE, f"metal {product_name()}: zse's Metal device {UNPROVEN_METAL}", ""
     except DeviceError as error:

@@ -13,12 +13,27 @@ def add_arguments(parser) -> None:
     from zse.cli.parser import number
 
     parser.add_argument("model", metavar="MODEL", help="a name, hf:ORG/NAME, or a path")
-    parser.add_argument("--rows", type=number(int, 1, 1024), default=1, metavar="N",
-                        help="sequences that decode together (default: %(default)s)")
-    parser.add_argument("--prompt-tokens", type=number(int, 1), default=512, metavar="N",
-                        help="random tokens of each prompt (default: %(default)s)")
-    parser.add_argument("--steps", type=number(int, 1, 10_000), default=16, metavar="N",
-                        help="decode steps, of which the median is shown (default: %(default)s)")
+    parser.add_argument(
+        "--rows",
+        type=number(int, 1, 1024),
+        default=1,
+        metavar="N",
+        help="sequences that decode together (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--prompt-tokens",
+        type=number(int, 1),
+        default=512,
+        metavar="N",
+        help="random tokens of each prompt (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--steps",
+        type=number(int, 1, 10_000),
+        default=16,
+        metavar="N",
+        help="decode steps, of which the median is shown (default: %(default)s)",
+    )
     parser.add_argument("-o", "--output", metavar="FILE", help="write both steps to FILE as a Chrome trace")
     add_engine_options(parser)
 
@@ -38,8 +53,13 @@ def run(args) -> int:
         loaded.engine.close()
         loaded.source.close()
     device = loaded.device
-    about = {"model": args.model, "device": device.name, "isa": device.isa, "threads": device.threads,
-             **process.machine()}
+    about = {
+        "model": args.model,
+        "device": device.name,
+        "isa": device.isa,
+        "threads": device.threads,
+        **process.machine(),
+    }
     print("\n".join(map(profile.describe, steps)))
     print(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in about.items()))
     if args.output:

@@ -40,7 +40,9 @@ def add_arguments(parser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json-schema", metavar="FILE", help="the reply is JSON of this schema; - for any JSON object")
     form.add_argument("--regex", metavar="PATTERN", help="the reply is text that the whole pattern matches")
-    form.add_argument("--choice", metavar="TEXT", action="append", help="the reply is one of these texts (give several)")
+    form.add_argument(
+        "--choice", metavar="TEXT", action="append", help="the reply is one of these texts (give several)"
+    )
     form.add_argument("--grammar", metavar="FILE", help="the reply is text of a grammar in GBNF or Lark")
     add_sampling_options(parser, DEFAULT_MAX_TOKENS)
     add_engine_options(parser)
@@ -55,7 +57,7 @@ def run(args) -> int:
     llm = open_llm(args, max_rows=1, prepare_chat=not args.raw)
     try:
         if structure is not None:
-            llm.prepare_structure()     # while the prompt is read
+            llm.prepare_structure()  # while the prompt is read
         prompt = _prompt(args.prompt)
         if not prompt:
             raise ConfigError('the prompt is empty: zse run MODEL "your question"')

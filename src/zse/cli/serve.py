@@ -23,49 +23,111 @@ def add_arguments(parser) -> None:
     from zse.cli.options import add_engine_options, add_serving_options
     from zse.cli.parser import number
 
-    parser.add_argument("models", nargs="*", metavar="MODEL",
-                        help="a name from `zse ls`, a catalog name or a path (default: smollm2, fetched if missing); "
-                        "the first is loaded at once, others when a request names them")
-    parser.add_argument("--host", default="127.0.0.1",
-                        help="address to listen on (default: 127.0.0.1, this machine only)")
-    parser.add_argument("--port", type=number(int, 0, 65535), default=8000,
-                        help="port (default: 8000; 0 takes a free one)")
-    parser.add_argument("--model-name", metavar="NAME",
-                        help="what the API calls the (first) model (default: its short name)")
-    parser.add_argument("--spare-engines", type=number(int, 0, 16), metavar="N",
-                        help="engine processes kept ready without a model, so that the next load is quick; each holds "
-                        "a GPU context (default: 1 when several models are served, else 0)")
-    parser.add_argument("--idle-timeout", type=number(float, above=0), metavar="SECONDS",
-                        help="unload a model that has had no request for so long; the next loads it (default: never)")
-    parser.add_argument("--max-loaded", type=number(int, 1), metavar="N",
-                        help="models that may be loaded at once (default: what memory holds)")
+    parser.add_argument(
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        help="a name from `zse ls`, a catalog name or a path (default: smollm2, fetched if missing); "
+        "the first is loaded at once, others when a request names them",
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)"
+    )
+    parser.add_argument(
+        "--port", type=number(int, 0, 65535), default=8000, help="port (default: 8000; 0 takes a free one)"
+    )
+    parser.add_argument(
+        "--model-name", metavar="NAME", help="what the API calls the (first) model (default: its short name)"
+    )
+    parser.add_argument(
+        "--spare-engines",
+        type=number(int, 0, 16),
+        metavar="N",
+        help="engine processes kept ready without a model, so that the next load is quick; each holds "
+        "a GPU context (default: 1 when several models are served, else 0)",
+    )
+    parser.add_argument(
+        "--idle-timeout",
+        type=number(float, above=0),
+        metavar="SECONDS",
+        help="unload a model that has had no request for so long; the next loads it (default: never)",
+    )
+    parser.add_argument(
+        "--max-loaded",
+        type=number(int, 1),
+        metavar="N",
+        help="models that may be loaded at once (default: what memory holds)",
+    )
     add_engine_options(parser)
     add_serving_options(parser)
-    parser.add_argument("--max-rows", "--max-concurrency", type=number(int, 1, 1024), metavar="N",
-                        help="requests that run at once (default: 64)")
-    parser.add_argument("--max-queue", type=number(int, 0, 65536), default=256, metavar="N",
-                        help="requests that may wait; more are answered 503 (default: 256)")
-    parser.add_argument("--max-queue-tokens", type=number(int, 1), default=262144, metavar="TOKENS",
-                        help="prompt tokens that may wait (default: 262144)")
-    parser.add_argument("--max-body-bytes", type=number(int, 1024), default=2 << 20, metavar="BYTES",
-                        help="largest request body (default: 2 MiB)")
-    parser.add_argument("--tool-parser", choices=_TOOL_PARSERS,
-                        help="the format of the models' tool calls (default: by the chat template)")
-    parser.add_argument("--reasoning-parser", choices=_REASONING_PARSERS,
-                        help="the marks around the models' reasoning (default: by the chat template)")
-    parser.add_argument("--api-key", metavar="KEY",
-                        help="the key that clients must send (default: ZSE_API_KEY); needed unless --host is loopback")
-    parser.add_argument("--api-key-file", metavar="FILE",
-                        help="read the keys of several tenants from a file, NAME KEY [WEIGHT] [rpm=N] [tpm=N] "
-                        "[concurrency=N] [admin] [models=NAME,…] [routes=PATH,…] [expires=DATE] a line: WEIGHT is of the "
-                        "tenant's share of queue and engine (default: 1), then its quota, then what this key may do "
-                        "(admin: GET /metrics) and when it ends")
-    parser.add_argument("--allowed-host", action="append", default=[], metavar="NAME",
-                        help="a Host name to answer to besides localhost and IP addresses; may be repeated")
-    parser.add_argument("--drain-timeout", type=number(float, 0), default=30.0, metavar="SECONDS",
-                        help="time for running requests at shutdown (default: 30)")
-    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default=None,
-                        help="(default: ZSE_LOG, info)")
+    parser.add_argument(
+        "--max-rows",
+        "--max-concurrency",
+        type=number(int, 1, 1024),
+        metavar="N",
+        help="requests that run at once (default: 64)",
+    )
+    parser.add_argument(
+        "--max-queue",
+        type=number(int, 0, 65536),
+        default=256,
+        metavar="N",
+        help="requests that may wait; more are answered 503 (default: 256)",
+    )
+    parser.add_argument(
+        "--max-queue-tokens",
+        type=number(int, 1),
+        default=262144,
+        metavar="TOKENS",
+        help="prompt tokens that may wait (default: 262144)",
+    )
+    parser.add_argument(
+        "--max-body-bytes",
+        type=number(int, 1024),
+        default=2 << 20,
+        metavar="BYTES",
+        help="largest request body (default: 2 MiB)",
+    )
+    parser.add_argument(
+        "--tool-parser",
+        choices=_TOOL_PARSERS,
+        help="the format of the models' tool calls (default: by the chat template)",
+    )
+    parser.add_argument(
+        "--reasoning-parser",
+        choices=_REASONING_PARSERS,
+        help="the marks around the models' reasoning (default: by the chat template)",
+    )
+    parser.add_argument(
+        "--api-key",
+        metavar="KEY",
+        help="the key that clients must send (default: ZSE_API_KEY); needed unless --host is loopback",
+    )
+    parser.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        help="read the keys of several tenants from a file, NAME KEY [WEIGHT] [rpm=N] [tpm=N] "
+        "[concurrency=N] [admin] [models=NAME,…] [routes=PATH,…] [expires=DATE] a line: WEIGHT is of the "
+        "tenant's share of queue and engine (default: 1), then its quota, then what this key may do "
+        "(admin: GET /metrics) and when it ends",
+    )
+    parser.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a Host name to answer to besides localhost and IP addresses; may be repeated",
+    )
+    parser.add_argument(
+        "--drain-timeout",
+        type=number(float, 0),
+        default=30.0,
+        metavar="SECONDS",
+        help="time for running requests at shutdown (default: 30)",
+    )
+    parser.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), default=None, help="(default: ZSE_LOG, info)"
+    )
 
 
 def run(args) -> int:
@@ -75,15 +137,17 @@ def run(args) -> int:
     since_exec = since_exec_clock()
     import gc
 
-    gc.disable()    # a start makes many objects and no garbage: 8 ms; the server turns it on again when it is ready
+    gc.disable()  # a start makes many objects and no garbage: 8 ms; the server turns it on again when it is ready
     from zse.engine import process as engine_process
     from zse.errors import ConfigError
     from zse.server import bind
 
     keys = _api_keys(args)
     if not keys and not bind.is_loopback(args.host):
-        raise ConfigError(f"--host {args.host} can be reached from other machines: set ZSE_API_KEY, --api-key or "
-                          "--api-key-file, or bind to 127.0.0.1")
+        raise ConfigError(
+            f"--host {args.host} can be reached from other machines: set ZSE_API_KEY, --api-key or "
+            "--api-key-file, or bind to 127.0.0.1"
+        )
     models = _models(args)
     sock = bind.listen(args.host, args.port)
     phases = {"socket": round(1000 * since_exec())}
@@ -104,15 +168,28 @@ def run(args) -> int:
         setup(args.log_level)
         spares = args.spare_engines if args.spare_engines is not None else int(len(models) > 1)
         options = ServeOptions(
-            models=tuple(ModelSpec(names, path, tuple(words))
-                         for (path, names), words in zip(models, arguments, strict=True)),
-            host=args.host, max_choices=(args.max_rows or 64) + args.max_queue, max_queue=args.max_queue,
-            max_queue_tokens=args.max_queue_tokens, drain_s=args.drain_timeout, keys=keys,
+            models=tuple(
+                ModelSpec(names, path, tuple(words)) for (path, names), words in zip(models, arguments, strict=True)
+            ),
+            host=args.host,
+            max_choices=(args.max_rows or 64) + args.max_queue,
+            max_queue=args.max_queue,
+            max_queue_tokens=args.max_queue_tokens,
+            drain_s=args.drain_timeout,
+            keys=keys,
             key_file=args.api_key_file,
-            tenant_weights=_weights(args), cache_secret=_cache_secret(args), spare_engines=spares,
-            idle_timeout_s=args.idle_timeout, max_loaded=args.max_loaded, allowed_hosts=_allowed_hosts(args, bool(keys)),
-            tool_parser=args.tool_parser, reasoning_parser=args.reasoning_parser,
-            limits=Limits(body_bytes=args.max_body_bytes), phases_ms=phases, since_exec=since_exec)
+            tenant_weights=_weights(args),
+            cache_secret=_cache_secret(args),
+            spare_engines=spares,
+            idle_timeout_s=args.idle_timeout,
+            max_loaded=args.max_loaded,
+            allowed_hosts=_allowed_hosts(args, bool(keys)),
+            tool_parser=args.tool_parser,
+            reasoning_parser=args.reasoning_parser,
+            limits=Limits(body_bytes=args.max_body_bytes),
+            phases_ms=phases,
+            since_exec=since_exec,
+        )
         return serve(options, sock, process, engine_process.spawn, lambda: engine_process.spawn(_park_arguments(args)))
     finally:
         process.kill()
@@ -162,10 +239,17 @@ def _engine_arguments(args, path: str) -> list[str]:
     from zse.cli.options import SERVING_OPTIONS
 
     most_rows = args.max_rows or 64
-    values = {"device": args.device, "max-rows": args.max_rows, "activations": args.activations,
-              "kv-dtype": args.kv_dtype, "threads": args.threads, "max-context": args.max_context,
-              "max-memory": args.max_memory, "quantize": args.quantize,
-              "max-waiting": max(1, args.max_queue + most_rows)}
+    values = {
+        "device": args.device,
+        "max-rows": args.max_rows,
+        "activations": args.activations,
+        "kv-dtype": args.kv_dtype,
+        "threads": args.threads,
+        "max-context": args.max_context,
+        "max-memory": args.max_memory,
+        "quantize": args.quantize,
+        "max-waiting": max(1, args.max_queue + most_rows),
+    }
     values |= {name.replace("_", "-"): getattr(args, name) for name in SERVING_OPTIONS}
     if args.draft_model is not None:
         from zse.formats import store

@@ -16,7 +16,7 @@ from zse.scheduler.batch import Output
 from zse.scheduler.options import DEFAULT, RequestOptions
 from zse.scheduler.scheduler import Scheduler
 
-FIRST_ID = -(1 << 62)       # of the beams' requests: no other request has such an id
+FIRST_ID = -(1 << 62)  # of the beams' requests: no other request has such an id
 
 
 class OverSearch(NamedTuple):
@@ -42,7 +42,7 @@ class BeamQueue:
     def __init__(self, scheduler: Scheduler):
         self._scheduler = scheduler
         self._searches: dict[int, _Search] = {}
-        self._search_of: dict[int, _Search] = {}    # by id of a beam's request
+        self._search_of: dict[int, _Search] = {}  # by id of a beam's request
         self._over: list[OverSearch] = []
         self._next_id = FIRST_ID
         self.counters = dict(BEAM_COUNTERS)
@@ -52,8 +52,9 @@ class BeamQueue:
         """Searches that go on."""
         return len(self._searches)
 
-    def submit(self, id: int, prompt: list[int], params: BeamParams, options: RequestOptions = DEFAULT, *,
-               now: float = 0.0) -> None:
+    def submit(
+        self, id: int, prompt: list[int], params: BeamParams, options: RequestOptions = DEFAULT, *, now: float = 0.0
+    ) -> None:
         """Start a search. Raises RequestError when it is refused."""
         scheduler = self._scheduler
         if id in self._searches or scheduler.request(id) is not None:
@@ -64,8 +65,9 @@ class BeamQueue:
             stop_ids |= scheduler.eos_ids
         check_beams(params, len(stop_ids))
         if options.structure is not None:
-            raise RequestError("beam search does not go with a form of the answer", code="unsupported_parameter",
-                               param="structure")
+            raise RequestError(
+                "beam search does not go with a form of the answer", code="unsupported_parameter", param="structure"
+            )
         search = BeamSearch(params, stop_ids, max_tokens=1)
         candidates = max(search.num_candidates, params.logprobs or 0)
         # Greedy: what is sampled is looked at no further than its alternatives.
@@ -168,17 +170,30 @@ class BeamQueue:
             self._scheduler.drop(id)
 
     def _result(self, search: _Search) -> Searched:
-        replies = [SearchedReply(found.tokens, [TokenLogprob(*entry) for entry in found.entries], found.total,
-                                 found.score, found.finish) for found in search.search.finished]
+        replies = [
+            SearchedReply(
+                found.tokens, [TokenLogprob(*entry) for entry in found.entries], found.total, found.score, found.finish
+            )
+            for found in search.search.finished
+        ]
         return Searched(search.id, search.num_prompt, replies, search.cached_tokens)
 
     @staticmethod
     def _error(output: Output) -> RequestError:
         if output.finish == "timeout":
-            return RequestError("the deadline passed while the request waited", status=504, type="server_error",
-                                code="timeout", param="deadline_ms")
-        return RequestError("the model gave numbers that are not finite for this request", status=500,
-                            type="server_error", code="numerical_error")
+            return RequestError(
+                "the deadline passed while the request waited",
+                status=504,
+                type="server_error",
+                code="timeout",
+                param="deadline_ms",
+            )
+        return RequestError(
+            "the model gave numbers that are not finite for this request",
+            status=500,
+            type="server_error",
+            code="numerical_error",
+        )
 
     def _new_id(self) -> int:
         self._next_id += 1
@@ -186,4 +201,3 @@ class BeamQueue:
 
     def live_ids(self) -> list[int]:
         return list(self._searches)
-

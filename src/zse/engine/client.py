@@ -84,8 +84,7 @@ class Channel:
         self._overflow: RequestError | None = None
         self.is_stalled: Callable[[], bool] = lambda: False
 
-    def submit(self, key: int, prompt: list[int], params: SamplingParams,
-               options: RequestOptions = DEFAULT) -> None:
+    def submit(self, key: int, prompt: list[int], params: SamplingParams, options: RequestOptions = DEFAULT) -> None:
         """Send one request to the engine, which must be ready. Raises RequestError when it is not."""
         self._ids[key] = self._client.submit(prompt, params, self, key, options)
 
@@ -96,8 +95,9 @@ class Channel:
             self._ids[key] = self._client.measure(prompt, ask, self, key, options)
         return await self._results(len(prompts))
 
-    async def search(self, prompts: list[list[int]], params: list[BeamParams],
-                     options: RequestOptions = DEFAULT) -> list[Searched]:
+    async def search(
+        self, prompts: list[list[int]], params: list[BeamParams], options: RequestOptions = DEFAULT
+    ) -> list[Searched]:
         """A beam search of each prompt; otherwise as measure()."""
         for key, (prompt, wanted) in enumerate(zip(prompts, params, strict=True)):
             self._ids[key] = self._client.search(prompt, wanted, self, key, options)
@@ -148,8 +148,9 @@ class Channel:
             if self._bytes > STREAM_BYTES and self._overflow is None and self.is_stalled():
                 self.close()
                 self._bytes = 0
-                event = self._overflow = _error("request_timeout", "The client reads too slowly.", 408,
-                                                "invalid_request_error")
+                event = self._overflow = _error(
+                    "request_timeout", "The client reads too slowly.", 408, "invalid_request_error"
+                )
         self._events.append((key, event))
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -215,7 +216,7 @@ class EngineClient:
         self._link: _Link | None = None
         self._process: EngineProcess | None = None
         self._task: asyncio.Task | None = None
-        self._ready: asyncio.Future[Ready] | None = None    # of the start that goes on, or was the last
+        self._ready: asyncio.Future[Ready] | None = None  # of the start that goes on, or was the last
         self._fatal: Fatal | None = None
         self._restarts: deque[float] = deque()
         self._last_frame = self._last_step = time.monotonic()
@@ -292,8 +293,9 @@ class EngineClient:
                 return
             await asyncio.sleep(delay)
             self.num_restarts += 1
-            log.warning("restarting the engine (%d of %d within %.0f s)", len(self._restarts), RESTART_BUDGET,
-                        RESTART_WINDOW_S)
+            log.warning(
+                "restarting the engine (%d of %d within %.0f s)", len(self._restarts), RESTART_BUDGET, RESTART_WINDOW_S
+            )
             process = self._respawn()
 
     def _restart_delay(self, now: float) -> float | None:
@@ -354,7 +356,7 @@ class EngineClient:
         """End the process of an engine that owes nothing; its memory is free when this returns. start() may follow."""
         self.state = STOPPING
         if self._process is not None:
-            self._process.kill()        # nothing to be finished: killing is quicker than asking
+            self._process.kill()  # nothing to be finished: killing is quicker than asking
             while self._process.poll() is None:
                 await asyncio.sleep(0.002)
         if self._task is not None:
@@ -369,24 +371,27 @@ class EngineClient:
 
     # Requests
 
-    def submit(self, prompt: list[int], params: SamplingParams, channel: Channel, key: int,
-               options: RequestOptions = DEFAULT) -> int:
+    def submit(
+        self, prompt: list[int], params: SamplingParams, channel: Channel, key: int, options: RequestOptions = DEFAULT
+    ) -> int:
         """Send a request; its events go to `channel` under `key`. Returns the engine request id."""
         request_id = self._register(channel, key)
         assert self._link is not None
         self._link.send(Submit(request_id, prompt, params, options))
         return request_id
 
-    def measure(self, prompt: list[int], ask: Ask, channel: Channel, key: int,
-                options: RequestOptions = DEFAULT) -> int:
+    def measure(
+        self, prompt: list[int], ask: Ask, channel: Channel, key: int, options: RequestOptions = DEFAULT
+    ) -> int:
         """Send a job; its one event goes to `channel` under `key`. Returns the engine request id."""
         request_id = self._register(channel, key)
         assert self._link is not None
         self._link.send(Measure(request_id, prompt, ask, options))
         return request_id
 
-    def search(self, prompt: list[int], params: BeamParams, channel: Channel, key: int,
-               options: RequestOptions = DEFAULT) -> int:
+    def search(
+        self, prompt: list[int], params: BeamParams, channel: Channel, key: int, options: RequestOptions = DEFAULT
+    ) -> int:
         """Send a beam search; its one event goes to `channel` under `key`. Returns the engine request id."""
         request_id = self._register(channel, key)
         assert self._link is not None
@@ -439,8 +444,16 @@ class EngineClient:
             channel, key = request
             if isinstance(message, Failed):
                 del self.requests[message.id]
-                channel.push(key, RequestError(message.message, status=message.status, type=message.type,
-                                               code=message.code, param=message.param))
+                channel.push(
+                    key,
+                    RequestError(
+                        message.message,
+                        status=message.status,
+                        type=message.type,
+                        code=message.code,
+                        param=message.param,
+                    ),
+                )
                 return
             self._last_step = self._last_frame
             if not isinstance(message, Tokens) or message.finish is not None:
@@ -466,8 +479,13 @@ class EngineClient:
         now = time.monotonic()
         if self.state != READY:
             # Nothing of self.reason: it may hold paths, and anybody may ask for the health.
-            return False, {STARTING: "the engine is loading the model", UNLOADED: "the model is not loaded", RESTARTING: "the engine is restarting",
-                           STOPPING: "the server is shutting down", DOWN: "the engine is down"}[self.state]
+            return False, {
+                STARTING: "the engine is loading the model",
+                UNLOADED: "the model is not loaded",
+                RESTARTING: "the engine is restarting",
+                STOPPING: "the server is shutting down",
+                DOWN: "the engine is down",
+            }[self.state]
         if now - self._last_frame > SILENT_S:
             return False, f"the engine has been silent for {now - self._last_frame:.0f} s"
         if self.requests and now - self._last_step > STUCK_S:

@@ -37,7 +37,7 @@ GPU_STEP_TOKENS = (512, 2048)
 GPU_MIXED_TOKENS = 1024
 # Of KV pages between a device and host memory; a guess for "auto" that errs towards computing.
 HOST_BYTES_PER_S = 8e9
-WARM_GRAMMARS_FROM = 1 << 30    # bytes of weights
+WARM_GRAMMARS_FROM = 1 << 30  # bytes of weights
 # What a step with prompts may take, in decode steps (0: no such bound). On a GPU the number of tokens above does it: a
 # step's time hardly depends on fewer.
 MIXED_RATIO = {"cpu": 3.0, "gpu": 0.0}
@@ -133,8 +133,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _range("max_tokens_per_step", self.max_tokens_per_step, 1, 65536)
         _range("num_pages", self.num_pages, 1, 1 << 22)
         if isinstance(self.page_size, bool) or self.page_size not in (0, *PAGE_SIZES):
-            raise ConfigError(f"page_size {self.page_size!r} is neither 0 (auto) nor one of "
-                              f"{', '.join(map(str, PAGE_SIZES))}")
+            raise ConfigError(
+                f"page_size {self.page_size!r} is neither 0 (auto) nor one of {', '.join(map(str, PAGE_SIZES))}"
+            )
         _range("max_memory", self.max_memory, 1, 1 << 50)
         _range("max_waiting", self.max_waiting, 1, 1 << 20)
         _range("max_waiting_tokens", self.max_waiting_tokens, 1, 1 << 30)
@@ -270,34 +271,51 @@ def settle(config: EngineConfig, family: str, *, weight_bytes: int = 0, token_by
         max_rows = min(max_rows, tokens)
     _rows_fit(tokens, max_rows)
     if config.lazy_masks and family == "gpu":
-        raise ConfigError("lazy_masks draws a token again when its step is over; a GPU runs the next one by then "
-                          "(--no-lazy-masks, --device cpu)")
+        raise ConfigError(
+            "lazy_masks draws a token again when its step is over; a GPU runs the next one by then "
+            "(--no-lazy-masks, --device cpu)"
+        )
     speculation = config.speculation
     if speculation == AUTO:
         speculation = "ngram" if config.draft_model is None else "draft"
     drafts = 0 if speculation == "none" else config.draft_tokens or DRAFT_TOKENS[speculation]
-    return Settings(family=family, max_rows=max_rows, max_tokens_per_step=tokens,
-                    speculation=speculation, draft_tokens=drafts,
-                    max_drafts=min(max_rows * drafts, STEP_DRAFTS[family], tokens - max_rows),
-                    activations=_auto("activations", config.activations, ACTIVATIONS, family),
-                    kv_dtype=_auto("kv_dtype", config.kv_dtype, KV_DTYPES, family),
-                    warm_grammars=weight_bytes >= WARM_GRAMMARS_FROM if config.warm_grammars is None else config.warm_grammars,
-                    lazy_masks=family == "cpu" if config.lazy_masks is None else config.lazy_masks)
+    return Settings(
+        family=family,
+        max_rows=max_rows,
+        max_tokens_per_step=tokens,
+        speculation=speculation,
+        draft_tokens=drafts,
+        max_drafts=min(max_rows * drafts, STEP_DRAFTS[family], tokens - max_rows),
+        activations=_auto("activations", config.activations, ACTIVATIONS, family),
+        kv_dtype=_auto("kv_dtype", config.kv_dtype, KV_DTYPES, family),
+        warm_grammars=weight_bytes >= WARM_GRAMMARS_FROM if config.warm_grammars is None else config.warm_grammars,
+        lazy_masks=family == "cpu" if config.lazy_masks is None else config.lazy_masks,
+    )
 
 
 def _auto(name: str, value: str, choices: dict[str, tuple[str, ...]], family: str) -> str:
     if value == AUTO:
         return choices[family][0]
     if value not in choices[family]:
-        raise ConfigError(f"{name} {value} is not for this device; it computes with {', '.join(choices[family])} "
-                          f"(--{name.replace('_', '-')}, --device)")
+        raise ConfigError(
+            f"{name} {value} is not for this device; it computes with {', '.join(choices[family])} "
+            f"(--{name.replace('_', '-')}, --device)"
+        )
     return value
 
 
-def resolve(config: EngineConfig, settings: Settings, *, device: str, model_context: int, block_bytes: int, threads: int,
-            memory_bytes: int, room_bytes: int | None = None,
-            geometry: Callable[[int], PageGeometry] = lambda page_size: PageGeometry(page_size=page_size),
-            ) -> ResolvedConfig:
+def resolve(
+    config: EngineConfig,
+    settings: Settings,
+    *,
+    device: str,
+    model_context: int,
+    block_bytes: int,
+    threads: int,
+    memory_bytes: int,
+    room_bytes: int | None = None,
+    geometry: Callable[[int], PageGeometry] = lambda page_size: PageGeometry(page_size=page_size),
+) -> ResolvedConfig:
     """Fill in what is auto.
 
     device: its name. model_context: tokens that the model was made for. block_bytes: of 16 tokens of one group
@@ -311,26 +329,52 @@ def resolve(config: EngineConfig, settings: Settings, *, device: str, model_cont
     """
     memory = memory_bytes
     if config.max_context is not None and config.max_context > model_context:
-        raise ConfigError(f"max_context {config.max_context} is more than this model's context of {model_context} "
-                          "tokens")
-    pool = choose_pool(config, settings.max_rows, model_context=model_context, block_bytes=block_bytes, geometry=geometry,
-                       room_bytes=int(memory * KV_MEMORY_SHARE) if room_bytes is None else room_bytes)
+        raise ConfigError(
+            f"max_context {config.max_context} is more than this model's context of {model_context} tokens"
+        )
+    pool = choose_pool(
+        config,
+        settings.max_rows,
+        model_context=model_context,
+        block_bytes=block_bytes,
+        geometry=geometry,
+        room_bytes=int(memory * KV_MEMORY_SHARE) if room_bytes is None else room_bytes,
+    )
     page_size, num_pages, max_context, kv_bytes = pool
     page_bytes = block_bytes * (page_size // BLOCK)
     if kv_bytes > memory:
-        raise ConfigError(f"a KV cache of {num_pages} pages takes {kv_bytes >> 20} MiB, this machine has "
-                          f"{memory >> 20} MiB; lower max_context or num_pages")
+        raise ConfigError(
+            f"a KV cache of {num_pages} pages takes {kv_bytes >> 20} MiB, this machine has "
+            f"{memory >> 20} MiB; lower max_context or num_pages"
+        )
     return ResolvedConfig(
-        model=config.model, device=device, threads=threads, max_context=max_context, max_rows=settings.max_rows,
-        max_tokens_per_step=settings.max_tokens_per_step, num_pages=num_pages, page_size=page_size,
+        model=config.model,
+        device=device,
+        threads=threads,
+        max_context=max_context,
+        max_rows=settings.max_rows,
+        max_tokens_per_step=settings.max_tokens_per_step,
+        num_pages=num_pages,
+        page_size=page_size,
         activations=settings.activations,
-        kv_dtype=settings.kv_dtype, max_waiting=config.max_waiting, kv_bytes=kv_bytes,
-        kv_layout=config.kv_layout, graphs=config.graphs, warm_grammars=settings.warm_grammars,
-        lazy_masks=settings.lazy_masks, prefix_cache=config.keeps_prefixes, cache_policy=config.cache_policy,
-        host_slots=host_slots(config, page_bytes, page_size), cache_disk=config.cache_disk, cache_disk_size=config.cache_disk_size,
+        kv_dtype=settings.kv_dtype,
+        max_waiting=config.max_waiting,
+        kv_bytes=kv_bytes,
+        kv_layout=config.kv_layout,
+        graphs=config.graphs,
+        warm_grammars=settings.warm_grammars,
+        lazy_masks=settings.lazy_masks,
+        prefix_cache=config.keeps_prefixes,
+        cache_policy=config.cache_policy,
+        host_slots=host_slots(config, page_bytes, page_size),
+        cache_disk=config.cache_disk,
+        cache_disk_size=config.cache_disk_size,
         deterministic=config.deterministic,
-        speculation=settings.speculation, draft_tokens=settings.draft_tokens,
-        max_drafts=settings.max_drafts, policy=policy_of(config, settings.family, page_bytes))
+        speculation=settings.speculation,
+        draft_tokens=settings.draft_tokens,
+        max_drafts=settings.max_drafts,
+        policy=policy_of(config, settings.family, page_bytes),
+    )
 
 
 def host_slots(config: EngineConfig, page_bytes: int, page_size: int) -> int:
@@ -341,18 +385,27 @@ def host_slots(config: EngineConfig, page_bytes: int, page_size: int) -> int:
 
 def _rows_fit(max_tokens_per_step: int, max_rows: int) -> None:
     if max_tokens_per_step < max_rows:
-        raise ConfigError(f"max_tokens_per_step {max_tokens_per_step} is below max_rows {max_rows}: "
-                          "one token of each running request must fit a step")
+        raise ConfigError(
+            f"max_tokens_per_step {max_tokens_per_step} is below max_rows {max_rows}: "
+            "one token of each running request must fit a step"
+        )
 
 
 def policy_of(config: EngineConfig, family: str, page_bytes: int) -> Policy:
     """The Scheduler's policy."""
     ratio = MIXED_RATIO[family] if config.mixed_ratio is None else config.mixed_ratio
-    return Policy(batching=config.batching, chunked_prefill=config.chunked_prefill, fair_share=config.fair_share,
-                  tenant_weights=parse_weights(config.tenant_weights), ageing_s=config.ageing_ms / 1000,
-                  max_waiting_tokens=config.max_waiting_tokens,
-                  reserve_output=config.reserve_output and config.kv_layout == "paged",     # else it has its pages
-                  mixed_ratio=ratio, preemption=config.preemption, page_transfer_s=page_bytes / HOST_BYTES_PER_S)
+    return Policy(
+        batching=config.batching,
+        chunked_prefill=config.chunked_prefill,
+        fair_share=config.fair_share,
+        tenant_weights=parse_weights(config.tenant_weights),
+        ageing_s=config.ageing_ms / 1000,
+        max_waiting_tokens=config.max_waiting_tokens,
+        reserve_output=config.reserve_output and config.kv_layout == "paged",  # else it has its pages
+        mixed_ratio=ratio,
+        preemption=config.preemption,
+        page_transfer_s=page_bytes / HOST_BYTES_PER_S,
+    )
 
 
 def _value(name: str, text: str, kind) -> Any:

@@ -41,15 +41,23 @@ class Engine:
     those that made() has.
     """
 
-    def __init__(self, scheduler: Scheduler, runner, clock=time.monotonic, speculator=None, model: str | None = None,
-                 disk=None, warm_grammars: bool = False):
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner,
+        clock=time.monotonic,
+        speculator=None,
+        model: str | None = None,
+        disk=None,
+        warm_grammars: bool = False,
+    ):
         self.disk = disk
         self._model, self._warm_grammars = model, warm_grammars
         self.speculator = speculator
         self.scheduler, self.runner, self.metrics = scheduler, runner, EngineMetrics()
         self._clock = clock
-        self._flight: tuple[Batch, Any, float] | None = None    # batch, the runner's handle, when it was submitted
-        self._news: list[Output] = []                           # of steps that score() had to run
+        self._flight: tuple[Batch, Any, float] | None = None  # batch, the runner's handle, when it was submitted
+        self._news: list[Output] = []  # of steps that score() had to run
         self._collected_at = 0.0
         self._num_scores = 0
         self.integrity = IntegrityWatch(scheduler)
@@ -58,26 +66,28 @@ class Engine:
     def jobs(self) -> "JobQueue":
         """Forwards without sampling."""
         from zse.engine.jobs import JobQueue
+
         return JobQueue(self.scheduler, self.runner, self.scheduler.max_waiting)
 
     @cached_property
     def beams(self) -> "BeamQueue":
         """Beam searches."""
         from zse.engine.beams import BeamQueue
+
         return BeamQueue(self.scheduler)
 
     @cached_property
     def grammars(self) -> "GrammarQueue":
         """Requests with a grammar, and their masks."""
         from zse.engine.grammars import GrammarQueue
+
         return GrammarQueue(self.scheduler, self._model, self.runner, warm=self._warm_grammars)
 
     def made(self, name: str) -> Any:
         """One of the properties above, None before it is first used."""
         return self.__dict__.get(name)
 
-    def submit(self, id: int, prompt: list[int], params: SamplingParams,
-               options: RequestOptions = DEFAULT) -> None:
+    def submit(self, id: int, prompt: list[int], params: SamplingParams, options: RequestOptions = DEFAULT) -> None:
         """Queue a request. Raises RequestError when it is refused."""
         check_params(params)
         seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(8), "little")
@@ -145,7 +155,7 @@ class Engine:
             return None
         if self.disk is not None and batch.transfers:
             self.disk.started(batch)
-        started = time.perf_counter()   # a CPU runs the batch in submit()
+        started = time.perf_counter()  # a CPU runs the batch in submit()
         grammars = self._live("grammars")
         masks = None if grammars is None else grammars.masks(batch, self.runner.lazy_masks)
         return batch, self.runner.submit(batch, masks) if masks is not None else self.runner.submit(batch), started
@@ -180,10 +190,14 @@ class Engine:
     def counters(self) -> dict[str, float]:
         """Totals since the start of everything that counts, by name, for the heartbeat."""
         jobs, beams, grammars = self.made("jobs"), self.made("beams"), self.made("grammars")
-        totals = (self.scheduler.snapshot() | self.scheduler.waits.snapshot() | self.integrity.counters
-                  | (JOB_COUNTERS if jobs is None else jobs.counters)
-                  | (BEAM_COUNTERS if beams is None else beams.counters)
-                  | ({} if grammars is None else grammars.counters()))
+        totals = (
+            self.scheduler.snapshot()
+            | self.scheduler.waits.snapshot()
+            | self.integrity.counters
+            | (JOB_COUNTERS if jobs is None else jobs.counters)
+            | (BEAM_COUNTERS if beams is None else beams.counters)
+            | ({} if grammars is None else grammars.counters())
+        )
         if self.disk is not None:
             totals |= self.disk.snapshot()
         return totals if self.speculator is None else totals | self.speculator.counters(self.scheduler.counters)
@@ -202,8 +216,12 @@ class Engine:
 
     def over_jobs(self) -> "list[Job | OverSearch]":
         """The jobs and searches that ended since last time; each has id, and result or error."""
-        return [over for feature in (self.made("jobs"), self.made("beams")) if feature is not None
-                for over in feature.take_over()]
+        return [
+            over
+            for feature in (self.made("jobs"), self.made("beams"))
+            if feature is not None
+            for over in feature.take_over()
+        ]
 
     def score(self, token_ids: list[int]):
         """Teacher forcing of one sequence beside the requests: yields for each chunk (start, logprobs, top1, logits).
@@ -219,7 +237,7 @@ class Engine:
             while not job.is_over:
                 if self.jobs.advance(self._clock(), only=job):
                     yield job.chunk
-                else:   # others hold what it waits for
+                else:  # others hold what it waits for
                     self._news = self.step()
         finally:
             if job.is_over:

@@ -19,6 +19,7 @@ def plan_draft(path: str, source, config, *, quantize: str | None, family: str) 
     Raises FormatError, UnsupportedError, ConfigError when their vocabularies differ."""
     from zse.formats.source import open_model
     from zse.models.load import plan_model
+
     draft_source = open_model(path)
     try:
         plan = plan_model(draft_source, quantize=quantize, family=family)
@@ -43,6 +44,7 @@ def _check_vocabulary(source, config, draft_source, draft_config) -> None:
         if theirs is not None and ours is not None and theirs.raw == ours.raw:
             return
     from zse.tokenizer.load import load_tokenizer
+
     mine, other = load_tokenizer(source), load_tokenizer(draft_source)
     # Heads are padded to round numbers, with ids that nobody says.
     for id in range(min(config.vocab_size, draft_config.vocab_size)):
@@ -53,8 +55,14 @@ def _check_vocabulary(source, config, draft_source, draft_config) -> None:
 def draft_config(config: ResolvedConfig, plan: Any) -> ResolvedConfig:
     """The draft model's own: as many rows and pages, its own context, no drafts of drafts."""
     import msgspec
-    return msgspec.structs.replace(config, max_context=min(config.max_context, plan.config.max_context), max_drafts=0,
-                                   speculation="none", prefix_cache=False)
+
+    return msgspec.structs.replace(
+        config,
+        max_context=min(config.max_context, plan.config.max_context),
+        max_drafts=0,
+        speculation="none",
+        prefix_cache=False,
+    )
 
 
 def build_draft(config: ResolvedConfig, device, draft: DraftPlan, target_plan: Any, *, runs_ahead: bool):
@@ -62,12 +70,21 @@ def build_draft(config: ResolvedConfig, device, draft: DraftPlan, target_plan: A
     from zse.engine.runner import Runner
     from zse.models.load import load_model
     from zse.speculative.draft_model import DraftModelSpeculator
+
     model = load_model(device, draft.plan)
     own = draft_config(config, draft.plan)
     runner = Runner(device, model, own, grouped=False)
     nbytes, target_nbytes = (sum(plan.memory_bytes.values()) for plan in (draft.plan, target_plan))
     return model, DraftModelSpeculator(
-        runner, draft_tokens=config.draft_tokens, family=device.family, runs_ahead=runs_ahead,
-        num_pages=own.num_pages, page_size=own.page_size, max_tokens=own.max_tokens_per_step, max_context=own.max_context,
-        vocab_size=draft.plan.config.vocab_size, target_vocab=target_plan.config.vocab_size,
-        share=nbytes / target_nbytes)
+        runner,
+        draft_tokens=config.draft_tokens,
+        family=device.family,
+        runs_ahead=runs_ahead,
+        num_pages=own.num_pages,
+        page_size=own.page_size,
+        max_tokens=own.max_tokens_per_step,
+        max_context=own.max_context,
+        vocab_size=draft.plan.config.vocab_size,
+        target_vocab=target_plan.config.vocab_size,
+        share=nbytes / target_nbytes,
+    )

@@ -50,8 +50,18 @@ class Forwards:
     update_table(inputs, row, pages, length, first, end): writes entries of the page table of a sequence of `length`
     tokens, or, where writes_table is false, puts them into the inputs. What is needed on the device is made when first asked for."""
 
-    def __init__(self, decoder, config, *, page_table: Tensor, logits: Tensor, history,
-                 size_for: Callable[[int], int], update_table: Callable, writes_table: bool):
+    def __init__(
+        self,
+        decoder,
+        config,
+        *,
+        page_table: Tensor,
+        logits: Tensor,
+        history,
+        size_for: Callable[[int], int],
+        update_table: Callable,
+        writes_table: bool,
+    ):
         self._decoder, self._device, self._config = decoder, decoder.device, config
         self._page_table, self._logits, self._history = page_table, logits, history
         self._size_for, self._update_table, self._writes_table = size_for, update_table, writes_table
@@ -73,7 +83,7 @@ class Forwards:
         for piece in pieces:
             end, last, row = piece.start + piece.num_tokens, at + piece.num_tokens, self._config.max_rows + piece.row
             self._update_table(inputs, row, piece.pages, len(piece.tokens), blocks_for(piece.start), blocks_for(end))
-            arrays.token_ids[at:last] = piece.tokens[piece.start:end]
+            arrays.token_ids[at:last] = piece.tokens[piece.start : end]
             arrays.source[at:last] = array("i", [-1]) * piece.num_tokens
             arrays.positions[at:last] = array("i", range(piece.start, end))
             arrays.token_row[at:last] = array("i", [row]) * piece.num_tokens
@@ -97,9 +107,15 @@ class Forwards:
         found = words[2][:count].tolist()
         if not tops:
             return [TokenLogprob(value, []) for value in found]
-        return [TokenLogprob(value, [] if token < 0 or result is None else
-                             [(id, value if id == line.target else other) for id, other in result[1]])
-                for value, (token, result), line in zip(found, self._sampler.read(), lines, strict=True)]
+        return [
+            TokenLogprob(
+                value,
+                []
+                if token < 0 or result is None
+                else [(id, value if id == line.target else other) for id, other in result[1]],
+            )
+            for value, (token, result), line in zip(found, self._sampler.read(), lines, strict=True)
+        ]
 
     def top1(self, count: int) -> list[int]:
         """The likeliest token of each of the first `count` lines that logprobs() was asked for last."""
@@ -114,14 +130,16 @@ class Forwards:
         """Hidden states after the final norm, float64 NumPy [count, hidden_size], of the chunk's tokens from `place`
         on. The norm is computed here: on no device is its f32 output needed otherwise."""
         import numpy as np
+
         decoder = self._decoder
         tensor = decoder.hidden
         width = tensor.shape[1]
         part = Tensor(tensor.buffer, (count, width), "f32", tensor.offset + 4 * width * place)
         lines = np.frombuffer(self._device.read(part), np.float32).reshape(count, width).astype(np.float64)
         if self._final_norm is None:
-            self._final_norm = np.frombuffer(self._device.read(decoder.model.vectors["final_norm"]),
-                                             np.float32).astype(np.float64)
+            self._final_norm = np.frombuffer(self._device.read(decoder.model.vectors["final_norm"]), np.float32).astype(
+                np.float64
+            )
         return lines / np.sqrt((lines * lines).mean(axis=1, keepdims=True) + decoder.config.norm_eps) * self._final_norm
 
     def close(self) -> None:
@@ -134,13 +152,19 @@ class Forwards:
     def _make_inputs(self) -> StepInputs:
         tokens = self._config.max_tokens_per_step
         self._head_words = self._device.staging(16 * self.max_lines, label="step")
-        return StepInputs(self._device, max_tokens=tokens, max_rows=self.max_lines,
-                          max_updates=self._decoder.kv.num_groups * new_blocks(tokens, JOB_ROWS))
+        return StepInputs(
+            self._device,
+            max_tokens=tokens,
+            max_rows=self.max_lines,
+            max_updates=self._decoder.kv.num_groups * new_blocks(tokens, JOB_ROWS),
+        )
 
     def _make_sampler(self):
         from zse.sampling.state import SamplerState
-        return SamplerState(self._device, self._logits.shape[1], max_rows=self.max_lines, max_tokens=1,
-                            history=self._history)
+
+        return SamplerState(
+            self._device, self._logits.shape[1], max_rows=self.max_lines, max_tokens=1, history=self._history
+        )
 
     def _top_request(self, top: int) -> _TopRequest:
         found = self._top_of.get(top)
@@ -151,8 +175,10 @@ class Forwards:
     def _words(self) -> list[memoryview]:
         """places, targets, log-probabilities and likeliest tokens of the lines."""
         nbytes = 4 * self.max_lines
-        return [self._head_words.host[nbytes * index:nbytes * (index + 1)].cast(format)
-                for index, format in enumerate("iifi")]
+        return [
+            self._head_words.host[nbytes * index : nbytes * (index + 1)].cast(format)
+            for index, format in enumerate("iifi")
+        ]
 
     def _record_hidden(self, size: int):
         inputs = self._inputs
@@ -162,9 +188,9 @@ class Forwards:
         inputs.upload(recorder, size)
         if not self._writes_table:
             from zse.kernels.page_table import update_pages
+
             tensors = inputs.tensors
-            update_pages(recorder, tensors["page_count"], tensors["page_index"], tensors["page_value"],
-                         step.page_table)
+            update_pages(recorder, tensors["page_count"], tensors["page_index"], tensors["page_value"], step.page_table)
         self._decoder.record_hidden(recorder, step=step, max_tokens=size)
         graph = self._graphs["hidden", size] = recorder.finish()
         return graph
@@ -173,7 +199,8 @@ class Forwards:
         recorder, count = self._device.record(), self.max_lines
         wanted, targets, logprob, argmax = (
             Tensor(self._head_words.buffer, (count,), dtype, 4 * count * index)
-            for index, dtype in enumerate(("i32", "i32", "f32", "i32")))
+            for index, dtype in enumerate(("i32", "i32", "f32", "i32"))
+        )
         recorder.upload(self._head_words)
         self._decoder.record_head(recorder, wanted, self._logits)
         rows = recorder.symbol("rows", count)

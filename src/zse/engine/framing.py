@@ -46,14 +46,14 @@ class FrameReader:
         buffer += data
         messages, start = [], 0
         while len(buffer) - start >= HEADER_BYTES:
-            size = int.from_bytes(buffer[start:start + HEADER_BYTES], "little")
+            size = int.from_bytes(buffer[start : start + HEADER_BYTES], "little")
             if size > MAX_FRAME_BYTES:
                 raise EngineError(f"a frame of {size} bytes is over the limit of {MAX_FRAME_BYTES}")
             end = start + HEADER_BYTES + size
             if len(buffer) < end:
                 break
             try:
-                messages.append(self._decoder.decode(bytes(buffer[start + HEADER_BYTES:end])))
+                messages.append(self._decoder.decode(bytes(buffer[start + HEADER_BYTES : end])))
             except msgspec.MsgspecError as error:
                 raise EngineError(f"a frame that is no message: {error}") from error
             start = end

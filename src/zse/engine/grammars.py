@@ -6,7 +6,7 @@ from zse.errors import RequestError
 from zse.scheduler.batch import Output
 from zse.scheduler.scheduler import Scheduler
 
-IDLE_WAIT_S = 0.002     # in which nothing else happens while a grammar is compiled
+IDLE_WAIT_S = 0.002  # in which nothing else happens while a grammar is compiled
 # The process starts ahead of requests in an engine that has been idle for so long: its vocabulary takes a core for 0.3 to
 # 2 s, which the first answers must not share.
 WARM_AFTER_S = 1.0
@@ -21,9 +21,9 @@ class GrammarQueue:
         self._idle_since: float | None = None
         self._scheduler, self._model, self._runner = scheduler, model, runner
         self._grammars: Any = None
-        self._waiting: dict[int, tuple] = {}        # id → arguments of Scheduler.submit
+        self._waiting: dict[int, tuple] = {}  # id → arguments of Scheduler.submit
         self._failures: dict[int, RequestError] = {}
-        self.num_live = 0       # requests with a grammar, waiting or not: 0 is all that a step without them looks at
+        self.num_live = 0  # requests with a grammar, waiting or not: 0 is all that a step without them looks at
 
     @property
     def num_waiting(self) -> int:
@@ -33,10 +33,14 @@ class GrammarQueue:
         """Begin to build what every grammar needs, before the first request comes."""
         if self._grammars is None:
             if self._model is None:
-                raise RequestError("this engine has no tokenizer, which structured output needs",
-                                   code="unsupported_parameter", param="structure")
+                raise RequestError(
+                    "this engine has no tokenizer, which structured output needs",
+                    code="unsupported_parameter",
+                    param="structure",
+                )
             from zse.engine.runner import logit_rows
             from zse.structured.service import Grammars
+
             config = self._runner.config
             lines = logit_rows(config.max_lines, config.max_tokens_per_step)
             self._grammars = Grammars(self._model, self._scheduler.vocab_size, self._scheduler.eos_ids, lines)
@@ -50,13 +54,15 @@ class GrammarQueue:
             self._idle_since = now
         elif now - self._idle_since >= WARM_AFTER_S:
             from importlib.util import find_spec
+
             if self._model is None or not self._scheduler.eos_ids or find_spec("llguidance") is None:
                 self.warm = False
                 return
             try:
                 self.start()
-            except OSError as error:        # the first request with a grammar tries again, and says why
+            except OSError as error:  # the first request with a grammar tries again, and says why
                 import logging
+
                 logging.getLogger("zse.engine").warning("the grammar process is not started yet: %s", error)
                 self.warm = False
 
@@ -69,8 +75,12 @@ class GrammarQueue:
         if id in self._waiting or self._scheduler.request(id) is not None:
             raise RequestError(f"request id {id} is in use", status=409, code="conflict")
         if len(self._waiting) >= self._scheduler.max_waiting:
-            raise RequestError(f"{self._scheduler.max_waiting} requests are waiting already; try again later", status=503,
-                               type="server_error", code="overloaded")
+            raise RequestError(
+                f"{self._scheduler.max_waiting} requests are waiting already; try again later",
+                status=503,
+                type="server_error",
+                code="overloaded",
+            )
         self.start()
         self._grammars.open(id, options.structure)
         self._waiting[id] = prompt, params, seed, now, options
@@ -108,6 +118,7 @@ class GrammarQueue:
         """The StepMasks of a batch, None when no request in it has a grammar. lazy: tokens may be drawn before they are
         masked."""
         from zse.engine.masking import StepMasks
+
         return StepMasks.of_batch(batch, self._grammars, self._failures, lazy)
 
     def settle(self, outputs: list[Output]) -> list[Output]:

@@ -9,9 +9,9 @@ import time
 from typing import Any
 
 EVERY_STEPS = 1000
-LEAST_STEPS, IDLE_S = 64, 1.0   # of an idle engine: whose next request is not there yet
-MAX_SHARE = 0.002       # of the time; a check takes 3 ms with 17,000 pages, 10 ms when 4,000 of them are cached
-MAX_LINES = 5           # of a check in the log
+LEAST_STEPS, IDLE_S = 64, 1.0  # of an idle engine: whose next request is not there yet
+MAX_SHARE = 0.002  # of the time; a check takes 3 ms with 17,000 pages, 10 ms when 4,000 of them are cached
+MAX_LINES = 5  # of a check in the log
 
 
 class IntegrityWatch:
@@ -19,7 +19,7 @@ class IntegrityWatch:
 
     def __init__(self, scheduler: Any, clock=time.perf_counter):
         self._scheduler, self._clock = scheduler, clock
-        self._steps = 0                 # since the last check
+        self._steps = 0  # since the last check
         self._not_before = self._stepped_at = 0.0
         self.counters: dict[str, float] = {"integrity_checks": 0, "integrity_problems": 0, "integrity_check_ms": 0.0}
 
@@ -44,7 +44,9 @@ class IntegrityWatch:
         self.counters["integrity_check_ms"] = 1000 * (ended - started)
         if problems:
             import logging
+
             self.counters["integrity_problems"] += len(problems)
             more = f" (and {len(problems) - MAX_LINES} more)" if len(problems) > MAX_LINES else ""
-            logging.getLogger("zse.engine").error("the scheduler's books are wrong, please report it: %s%s",
-                                                  "; ".join(problems[:MAX_LINES]), more)
+            logging.getLogger("zse.engine").error(
+                "the scheduler's books are wrong, please report it: %s%s", "; ".join(problems[:MAX_LINES]), more
+            )

@@ -25,15 +25,23 @@ from zse.scheduler.options import DEFAULT, RequestOptions
 # Jobs at once may hold this share of all pages; a single one may hold them all.
 PAGE_SHARE = 0.25
 MAX_TARGETS = 1024
-CHUNK_TARGET_S = 0.5    # as of a step: cancellations and other requests' tokens get through between two
+CHUNK_TARGET_S = 0.5  # as of a step: cancellations and other requests' tokens get through between two
 
 
 class Job:
     """One sequence. computed_len: how much of it has run. result: its Measured once it ended well; error: the
     RequestError that ended it. keeps_logits: chunks yields (start, log-probabilities, likeliest tokens, logits)."""
 
-    def __init__(self, id: int, tokens: list[int], ask: Ask, options: RequestOptions, arrival: int, now: float,
-                 keeps_logits: bool = False):
+    def __init__(
+        self,
+        id: int,
+        tokens: list[int],
+        ask: Ask,
+        options: RequestOptions,
+        arrival: int,
+        now: float,
+        keeps_logits: bool = False,
+    ):
         self.id, self.tokens, self.ask, self.options, self.arrival = id, array("i", tokens), ask, options, arrival
         self.submitted_at = now
         self.keeps_logits = keeps_logits
@@ -43,7 +51,7 @@ class Job:
         self.result: Measured | None = None
         self.error: RequestError | None = None
         self.logprobs: list[TokenLogprob | None] = [] if ask.first else [None]
-        self.total: Any = None          # sum of the hidden states so far
+        self.total: Any = None  # sum of the hidden states so far
         self.chunk: tuple | None = None
 
     @property
@@ -75,15 +83,27 @@ class JobQueue:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def submit(self, id: int, tokens: list[int], ask: Ask, options: RequestOptions = DEFAULT, *, now: float = 0.0,
-               keeps_logits: bool = False) -> Job:
+    def submit(
+        self,
+        id: int,
+        tokens: list[int],
+        ask: Ask,
+        options: RequestOptions = DEFAULT,
+        *,
+        now: float = 0.0,
+        keeps_logits: bool = False,
+    ) -> Job:
         """Queue a job. Raises RequestError when it can never run or the queue is full."""
         try:
             if id in self._jobs or self._scheduler.request(id) is not None:
                 raise RequestError(f"request id {id} is in use", status=409, code="conflict")
             if len(self._waiting) >= self.max_waiting:
-                raise RequestError(f"{self.max_waiting} requests are waiting already; try again later", status=503,
-                                   type="server_error", code="overloaded")
+                raise RequestError(
+                    f"{self.max_waiting} requests are waiting already; try again later",
+                    status=503,
+                    type="server_error",
+                    code="overloaded",
+                )
             self._check(ask)
             arrival = self._scheduler.check_sequence(tokens)
         except RequestError:
@@ -97,13 +117,17 @@ class JobQueue:
 
     def _check(self, ask: Ask) -> None:
         if not 0 <= ask.top <= 20:
-            raise RequestError(f"prompt_logprobs {ask.top} must be from 0 to 20", code="out_of_range",
-                               param="prompt_logprobs")
+            raise RequestError(
+                f"prompt_logprobs {ask.top} must be from 0 to 20", code="out_of_range", param="prompt_logprobs"
+            )
         if ask.what == "targets" and not ask.targets:
             raise RequestError("no target tokens are given", code="invalid_value", param="targets")
         if len(ask.targets) > MAX_TARGETS:
-            raise RequestError(f"{len(ask.targets)} target tokens, at most {MAX_TARGETS} are allowed",
-                               code="array_above_max_length", param="targets")
+            raise RequestError(
+                f"{len(ask.targets)} target tokens, at most {MAX_TARGETS} are allowed",
+                code="array_above_max_length",
+                param="targets",
+            )
         self._scheduler.check_ids("targets", ask.targets)
 
     def cancel(self, id: int) -> bool:
@@ -138,7 +162,7 @@ class JobQueue:
             return False
         forwards = self._runner.forwards
         if transfers := self._scheduler.cache.take_transfers():
-            self._runner.transfer(transfers)    # of what was cached in the pages that the jobs borrowed
+            self._runner.transfer(transfers)  # of what was cached in the pages that the jobs borrowed
         started = time.perf_counter()
         forwards.run([piece for _, piece in pieces])
         self._read(forwards, pieces)
@@ -160,8 +184,16 @@ class JobQueue:
     def _drop_late(self, now: float) -> None:
         for job in [job for job in self._waiting if job.options.deadline_ms is not None]:
             if now - job.submitted_at > (job.options.deadline_ms or 0.0) / 1000:
-                self._fail(job, RequestError("the deadline passed while the request was queued", status=504,
-                                             type="server_error", code="timeout", param="deadline_ms"))
+                self._fail(
+                    job,
+                    RequestError(
+                        "the deadline passed while the request was queued",
+                        status=504,
+                        type="server_error",
+                        code="timeout",
+                        param="deadline_ms",
+                    ),
+                )
 
     def _admit(self) -> None:
         """Pages and a row for the jobs at the head of the queue, as far as both are there."""
@@ -193,8 +225,11 @@ class JobQueue:
             budget = min(budget, self._runner.forwards.max_lines)
         jobs = [job for job in self._active if (job is only if only is not None else not job.keeps_logits)]
         counts = self._share_out(jobs, budget)
-        return [(job, Piece(job.tokens, job.computed_len, count, job.pages, job.row))
-                for job, count in zip(jobs, counts, strict=True) if count]
+        return [
+            (job, Piece(job.tokens, job.computed_len, count, job.pages, job.row))
+            for job, count in zip(jobs, counts, strict=True)
+            if count
+        ]
 
     def _share_out(self, jobs: list[Job], budget: int) -> list[int]:
         """Tokens of a chunk for each job: its tenant's part, oldest first, then what others leave of theirs."""
@@ -225,20 +260,27 @@ class JobQueue:
             elif ask.what == "targets" and last:
                 wanted.append((job, Line(place + piece.num_tokens - 1, 0)))
             elif ask.what == "logprobs":
-                following = job.tokens[piece.start + 1:piece.start + piece.num_tokens + 1]
+                following = job.tokens[piece.start + 1 : piece.start + piece.num_tokens + 1]
                 if last and job.keeps_logits:
                     following.append(0)
                 skipped = max(0, ask.first - piece.start - 1)
-                wanted += [(job, Line(place + index, target, ask.top))
-                           for index, target in enumerate(following) if index >= skipped]
+                wanted += [
+                    (job, Line(place + index, target, ask.top))
+                    for index, target in enumerate(following)
+                    if index >= skipped
+                ]
             place += piece.num_tokens
         for first in range(0, len(wanted), forwards.max_lines):
-            group = wanted[first:first + forwards.max_lines]
+            group = wanted[first : first + forwards.max_lines]
             results = forwards.logprobs([line for _, line in group])
             if group[0][0].keeps_logits:
                 job, start = group[0][0], group[0][0].computed_len
-                job.chunk = (start, [result.logprob for result in results], forwards.top1(len(group)),
-                             forwards.logits(len(group)))
+                job.chunk = (
+                    start,
+                    [result.logprob for result in results],
+                    forwards.top1(len(group)),
+                    forwards.logits(len(group)),
+                )
                 continue
             for index, ((job, _), result) in enumerate(zip(group, results, strict=True)):
                 if not math.isfinite(result.logprob) and result.logprob != -math.inf:
@@ -254,6 +296,7 @@ class JobQueue:
 
     def _take_targets(self, job: Job, logits: "memoryview[float]", line: int) -> None:
         import numpy as np
+
         lines = np.asarray(logits, np.float32).reshape(-1, self._scheduler.vocab_size)
         values = lines[line].astype(np.float64)
         values -= values.max()
@@ -264,6 +307,7 @@ class JobQueue:
         ask, vector = job.ask, None
         if ask.what in ("last", "mean"):
             import numpy as np
+
             total = job.total / len(job.tokens) if ask.what == "mean" else job.total
             if ask.normalize:
                 total = total / max(float(np.sqrt((total * total).sum())), 1e-12)
@@ -274,15 +318,23 @@ class JobQueue:
         if ask.what == "logprobs" and not ask.first and not job.keeps_logits:
             # Nothing was read of the last token: it is not known to be sound.
             self._scheduler.cache.adopt(job.tokens, len(job.tokens) - 1, job.pages, job.options.salt)
-        job.result = Measured(job.id, len(job.tokens), vector,
-                              None if vector is not None or job.keeps_logits else job.logprobs)
+        job.result = Measured(
+            job.id, len(job.tokens), vector, None if vector is not None or job.keeps_logits else job.logprobs
+        )
         self.counters["jobs_finished"] += 1
         self._remove(job)
         self._over.append(job)
 
     def _fail_numerical(self, job: Job) -> None:
-        self._fail(job, RequestError("the model gave numbers that are not finite for this request", status=500,
-                                     type="server_error", code="numerical_error"))
+        self._fail(
+            job,
+            RequestError(
+                "the model gave numbers that are not finite for this request",
+                status=500,
+                type="server_error",
+                code="numerical_error",
+            ),
+        )
 
     def _fail(self, job: Job, error: RequestError) -> None:
         if job.is_over:

@@ -43,8 +43,8 @@ class Run:
 
     def __init__(self, request: Any, line: int, drafts: Sequence[int]):
         self.request, self.line, self.drafts = request, line, drafts
-        self.at = 0                     # lines that are settled
-        self.known: list[int] = []      # their tokens, which the drafts equal
+        self.at = 0  # lines that are settled
+        self.known: list[int] = []  # their tokens, which the drafts equal
 
     def drawn(self, tokens: Sequence[int]) -> list[int]:
         """Of the tokens drawn in its lines those that would stand behind what is settled, as far as the drafts hold."""
@@ -52,7 +52,7 @@ class Run:
         for place in range(self.at, len(self.drafts) + 1):
             token = tokens[self.line + place]
             if token < 0:
-                break       # its logits were not finite
+                break  # its logits were not finite
             drawn.append(token)
             if self._ends(place, token):
                 break
@@ -68,8 +68,13 @@ class Run:
         return place >= len(self.drafts) or token != self.drafts[place] or token in self.request.stop_ids
 
 
-def check_masked(runs: list[Run], tokens: list[int], masked: frozenset[int], grammars: "Grammars",
-                 draw_again: Callable[[int, int | None], int]) -> None:
+def check_masked(
+    runs: list[Run],
+    tokens: list[int],
+    masked: frozenset[int],
+    grammars: "Grammars",
+    draw_again: Callable[[int, int | None], int],
+) -> None:
     """Hold what was drawn against masks that are there: of the lines in `masked`; others are free.
 
     tokens: of all lines of the step, -1 where the logits were not finite. draw_again(line, kept): mask a line and sample
@@ -89,11 +94,17 @@ def check_masked(runs: list[Run], tokens: list[int], masked: frozenset[int], gra
             goes_on = run.settle([token])
 
 
-def check_drawn(runs: list[Run], tokens: list[int], grammars: "Grammars", failures: dict,
-                draw_again: Callable[[int, int | None], int]) -> None:
+def check_drawn(
+    runs: list[Run],
+    tokens: list[int],
+    grammars: "Grammars",
+    failures: dict,
+    draw_again: Callable[[int, int | None], int],
+) -> None:
     """The same without masks: the grammar process takes what it allows, and gives the mask of the first that it does not.
     Behind a draft that a second draw gave it is asked again. failures: as of StepMasks."""
     from zse.structured.service import Ask
+
     while runs:
         asks = [Ask(run.request, run.line + run.at, drawn=run.drawn(tokens), known=run.known) for run in runs]
         asks, runs = _with_drawn(asks, runs)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from zse.engine.metrics import Phases, since_exec_clock
 from zse.errors import ConfigError, RequestError
 
-_clock = since_exec_clock()   # taken when this module is imported: the earlier, the truer
+_clock = since_exec_clock()  # taken when this module is imported: the earlier, the truer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,9 +83,19 @@ class LLM:
     Not for several threads at once; several streams may be read in turns.
     """
 
-    def __init__(self, model: "str | os.PathLike", *, device: str = "auto", threads: int | None = None,
-                 max_context: int | None = None, max_rows: int | None = None, activations: str = "auto",
-                 kv_dtype: str = "auto", prepare_chat: bool = False, **options):
+    def __init__(
+        self,
+        model: "str | os.PathLike",
+        *,
+        device: str = "auto",
+        threads: int | None = None,
+        max_context: int | None = None,
+        max_rows: int | None = None,
+        activations: str = "auto",
+        kv_dtype: str = "auto",
+        prepare_chat: bool = False,
+        **options,
+    ):
         self._phases = phases = Phases(_clock)
         phases.mark("interpreter and command line")
         import threading
@@ -93,8 +103,17 @@ class LLM:
         from zse.engine.config import EngineConfig
         from zse.engine.load import load_engine
         from zse.formats import store
-        config = EngineConfig(model=store.locate(model), device=device, threads=threads, max_context=max_context,
-                              max_rows=max_rows, activations=activations, kv_dtype=kv_dtype, **options)
+
+        config = EngineConfig(
+            model=store.locate(model),
+            device=device,
+            threads=threads,
+            max_context=max_context,
+            max_rows=max_rows,
+            activations=activations,
+            kv_dtype=kv_dtype,
+            **options,
+        )
         phases.mark("imports")
         self._tokenizer: Any = None
         self._template: Any = None
@@ -109,7 +128,7 @@ class LLM:
             self._tokenizer_thread.start()
 
         collects = gc.isenabled()
-        gc.disable()   # a start makes many objects and no garbage
+        gc.disable()  # a start makes many objects and no garbage
         try:
             self._loaded = load_engine(config, phases, start_tokenizer)
         finally:
@@ -117,7 +136,7 @@ class LLM:
                 gc.enable()
         self._engine = self._loaded.engine
         self._next_id = 0
-        self._streams: dict[int, deque] = {}   # id → scheduler outputs that its stream has not taken yet
+        self._streams: dict[int, deque] = {}  # id → scheduler outputs that its stream has not taken yet
 
     # -- what is loaded
 
@@ -164,12 +183,13 @@ class LLM:
     def _load_tokenizer(self, source) -> None:
         try:
             from zse.tokenizer.load import load_tokenizer
+
             self._tokenizer = load_tokenizer(source)
             self._phases.mark("tokenizer loaded")
             if self._wants_chat:
                 self._template = self._load_template(source, self._tokenizer)
                 self._phases.mark("chat template loaded")
-        except BaseException as error:   # kept for whoever needs text; token ids work without a tokenizer
+        except BaseException as error:  # kept for whoever needs text; token ids work without a tokenizer
             self._tokenizer_error = error
 
     def _join_tokenizer(self) -> None:
@@ -180,6 +200,7 @@ class LLM:
     @staticmethod
     def _load_template(source, tokenizer):
         from zse.tokenizer.chat_template import load_chat_template
+
         return load_chat_template(source, tokenizer)
 
     def _chat_template(self):
@@ -192,9 +213,13 @@ class LLM:
 
     # -- replies
 
-    def generate(self, prompts: "Prompt | Sequence[Prompt]",
-                 params: "SamplingParams | Sequence[SamplingParams] | None" = None, *,
-                 structure: "Form" = None) -> list[Output]:
+    def generate(
+        self,
+        prompts: "Prompt | Sequence[Prompt]",
+        params: "SamplingParams | Sequence[SamplingParams] | None" = None,
+        *,
+        structure: "Form" = None,
+    ) -> list[Output]:
         """A reply to each prompt (text, or token ids), run as one batch. params: one for all, or one for each prompt.
         structure: the form of the replies: {"json": schema, or True for any object}, {"regex": …}, {"choice": [texts]},
         {"grammar": Lark or GBNF} or a zse.structured.options.Structure. Raises RequestError for a prompt or parameter that is refused; nothing of the call runs on then."""
@@ -227,20 +252,25 @@ class LLM:
         if not asked:
             return {}
         from zse.engine.messages import Ask
+
         asks = [Ask("logprobs", top=params[index].prompt_logprobs or 0) for index in asked]
         return dict(zip(asked, self._measure([ids[index] for index in asked], asks), strict=True))
 
-    def stream(self, prompt: "Prompt", params: "SamplingParams | None" = None, *,
-               structure: "Form" = None) -> "Iterator[Delta]":
+    def stream(
+        self, prompt: "Prompt", params: "SamplingParams | None" = None, *, structure: "Form" = None
+    ) -> "Iterator[Delta]":
         """The reply to one prompt as it is made. Closing the iterator stops it."""
         return self._stream(self._encode(prompt), params, structure)
 
-    def chat(self, messages: "list[dict]", params: "SamplingParams | None" = None, *, structure: "Form" = None) -> Output:
+    def chat(
+        self, messages: "list[dict]", params: "SamplingParams | None" = None, *, structure: "Form" = None
+    ) -> Output:
         """The reply to a conversation: [{"role": "user", "content": ...}, ...]. structure: as of generate()."""
         return self.generate([self.encode_chat(messages)], params, structure=structure)[0]
 
-    def stream_chat(self, messages: "list[dict]", params: "SamplingParams | None" = None, *,
-                    structure: "Form" = None) -> "Iterator[Delta]":
+    def stream_chat(
+        self, messages: "list[dict]", params: "SamplingParams | None" = None, *, structure: "Form" = None
+    ) -> "Iterator[Delta]":
         """chat(), streamed."""
         return self._stream(self.encode_chat(messages), params, structure)
 
@@ -256,8 +286,11 @@ class LLM:
 
     def _stream(self, prompt: list[int], params, structure: "Form" = None) -> "Iterator[Delta]":
         if params is not None and params.prompt_logprobs is not None:
-            raise RequestError("prompt_logprobs cannot be streamed: use generate() or chat()", code="invalid_value",
-                               param="prompt_logprobs")
+            raise RequestError(
+                "prompt_logprobs cannot be streamed: use generate() or chat()",
+                code="invalid_value",
+                param="prompt_logprobs",
+            )
         # Submitted now, not at the first next(): a refusal is raised by the call that made it.
         return self._deltas(_Reply(self, prompt, self._params_of(params, 1)[0], self._options_of(structure)))
 
@@ -275,6 +308,7 @@ class LLM:
 
     def _params_of(self, params, count: int) -> list:
         from zse.sampling.params import SamplingParams
+
         if params is None:
             params = SamplingParams()
         if isinstance(params, SamplingParams):
@@ -285,9 +319,11 @@ class LLM:
 
     def _options_of(self, structure: "Form"):
         from zse.scheduler.options import DEFAULT, RequestOptions
+
         if structure is None:
             return DEFAULT
         from zse.structured.options import Structure, read_structure
+
         return RequestOptions(structure=structure if isinstance(structure, Structure) else read_structure(structure))
 
     def _submit(self, prompt: list[int], params, options) -> int:
@@ -307,6 +343,7 @@ class LLM:
         """Teacher forcing: yields (start, logits) chunk by chunk; logits f32 [n, vocab_size] (a NumPy copy), line i
         for the token after token_ids[start + i]. Raises RequestError for ids or lengths that do not fit."""
         import numpy
+
         for start, _, _, logits in self._engine.score(list(token_ids)):
             yield start, numpy.array(logits, dtype=numpy.float32).reshape(-1, self.vocab_size)
 
@@ -324,6 +361,7 @@ class LLM:
         if len(token_ids) < 2:
             raise ValueError("perplexity needs at least two token ids")
         from math import exp, fsum
+
         logprobs = self.logprobs_of(token_ids).logprobs
         return exp(-fsum(logprobs) / len(logprobs))
 
@@ -336,6 +374,7 @@ class LLM:
         import numpy
 
         from zse.engine.messages import Ask
+
         if pooling not in ("last", "mean"):
             raise ValueError(f"pooling {pooling!r}: expected last or mean")
         several = self._several(prompts)
@@ -349,12 +388,14 @@ class LLM:
         model judges. targets: token ids, or texts that are one token. Raises RequestError for a text of several
         tokens."""
         from zse.engine.messages import Ask
+
         ids: list[int] = []
         for target in targets:
             some = [target] if isinstance(target, int) else self.tokenizer.encode(target, add_bos=False)
             if len(some) != 1:
-                raise RequestError(f"the target {target!r} is {len(some)} tokens, not one", code="invalid_value",
-                                   param="targets")
+                raise RequestError(
+                    f"the target {target!r} is {len(some)} tokens, not one", code="invalid_value", param="targets"
+                )
             ids += some
         several = self._several(prompts)
         results = self._measure(several, [Ask("targets", targets=tuple(ids))] * len(several))
@@ -364,6 +405,7 @@ class LLM:
         """The likeliest replies to each prompt, best first: beam_width of them. params: a zse.BeamParams for
         all. Raises RequestError for a prompt or parameter that is refused."""
         from zse.sampling.params import BeamParams
+
         wanted = params if params is not None else BeamParams()
         results = self._over(self._several(prompts), lambda id, prompt, _: self._engine.search(id, prompt, wanted))
         return [[self._found(reply) for reply in result.replies] for result in results]
@@ -446,10 +488,12 @@ class _Reply:
         if output.error is not None:
             raise output.error
         if output.finish == "error":
-            raise RequestError("the model gave numbers that are not finite", status=500, type="server_error",
-                               code="numerical_error")
-        if self._detokenizer is None:   # here, not at submission: text may be wanted of token ids without a tokenizer
+            raise RequestError(
+                "the model gave numbers that are not finite", status=500, type="server_error", code="numerical_error"
+            )
+        if self._detokenizer is None:  # here, not at submission: text may be wanted of token ids without a tokenizer
             from zse.tokenizer.detokenize import IncrementalDetokenizer
+
             self._detokenizer = IncrementalDetokenizer(self._llm.tokenizer, stop=self._params.stop)
         detokenizer, text = self._detokenizer, ""
         # The token that ended the reply is no part of its text.
@@ -469,8 +513,14 @@ class _Reply:
         return Delta(text, output.tokens, self.finish_reason, output.logprobs)
 
     def output(self) -> Output:
-        return Output("".join(self._text), self._tokens, self.finish_reason or "stop", self._logprobs, self._prompt,
-                      self._cached_tokens)
+        return Output(
+            "".join(self._text),
+            self._tokens,
+            self.finish_reason or "stop",
+            self._logprobs,
+            self._prompt,
+            self._cached_tokens,
+        )
 
     def close(self) -> None:
         """Forget the request, stopping it if it still runs."""

@@ -27,20 +27,23 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
     load onto, if one was started. Raises FormatError, UnsupportedError, ConfigError, DeviceError."""
     if opening is None:
         from zse.runtime import open_device_async
+
         opening = open_device_async(config.device)
     opening.threads = config.threads
     device = model = source = draft = draft_model = None
     try:
         from zse.formats.source import open_model
+
         source = open_model(config.model)
         phases.mark("file open")
         if config.device != "cpu":
-            for file in source.files:   # the disk need not wait for the device
+            for file in source.files:  # the disk need not wait for the device
                 file.read_ahead()
         if on_source is not None:
             on_source(source)
         from zse.engine.memory import plan_memory
         from zse.models.load import load_model, plan_model
+
         plan = _plan_beside(opening, source, config)
         device = opening.result()
         phases.mark("device open")
@@ -48,6 +51,7 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
             plan = plan_model(source, quantize=config.quantize, family=device.family)
         if config.draft_model is not None:
             from zse.engine.draft import plan_draft
+
             draft = plan_draft(config.draft_model, source, plan.config, quantize=config.quantize, family=device.family)
         memory = plan_memory(config, plan, device, None if draft is None else draft.plan)
         if on_plan is not None:
@@ -62,6 +66,7 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
         engine = _build(memory.config, device, model, plan)
         if memory.config.cache_disk is not None:
             from zse.engine.offload import open_disk_tier
+
             engine.disk = open_disk_tier(engine, memory.config, source, config.quantize)
         phases.mark("engine built")
         if device.family != "cpu":
@@ -69,8 +74,10 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
             phases.mark("weights reading")
         if draft is not None:
             from zse.engine.draft import build_draft
-            draft_model, engine.speculator = build_draft(memory.config, device, draft, plan,
-                                                         runs_ahead=engine.runner.runs_ahead)
+
+            draft_model, engine.speculator = build_draft(
+                memory.config, device, draft, plan, runs_ahead=engine.runner.runs_ahead
+            )
         engine.runner.record_ahead()
         phases.mark("prefill recorded")
         while not model.is_loaded and engine.runner.record_ahead():
@@ -83,13 +90,13 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
     except BaseException:
         for loading in (model, draft_model):
             if loading is not None:
-                loading.cancel()    # its threads read the file that is closed next
+                loading.cancel()  # its threads read the file that is closed next
         if draft is not None:
             draft.source.close()
         if source is not None:
             source.close()
         if device is None:
-            with suppress(DeviceError, UnsupportedError):   # what is raised here came first
+            with suppress(DeviceError, UnsupportedError):  # what is raised here came first
                 device = opening.result()
         if device is not None:
             device.close()
@@ -100,12 +107,31 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
 # What an engine on a GPU imports. First what stands between an open device and weights on their way (memory is allocated
 # before), then what recording needs: a driver that is there sooner than all of it does not wait.
 GPU_MODULES = (
-    "zse.engine.memory", "zse.runtime.cuda", "zse.kernel.cache", "zse.models.load_jobs", "zse.engine.runner", "zse.cache.layout",
-    "zse.models.decoder", "zse.sampling.state", "zse.kernels.gpu.sample_parts", "zse.kernels.feed",
-    "zse.kernels.gpu.attention_plan", "zse.kernels.gpu.gemm_parts", "zse.engine.core", "zse.speculative.speculator",
-    "zse.runtime.gpu_load", "zse.runtime.gpu_graph", "zse.kernels.page_table", "zse.kernels.gpu.step", "zse.kernels.gpu.norm",
-    "zse.kernels.gpu.activation", "zse.kernels.gpu.qkv_post", "zse.kernels.gpu.matmul", "zse.kernels.gpu.attention",
-    "zse.kernels.gpu.attention_prefill", "zse.kernels.gpu.quantize",
+    "zse.engine.memory",
+    "zse.runtime.cuda",
+    "zse.kernel.cache",
+    "zse.models.load_jobs",
+    "zse.engine.runner",
+    "zse.cache.layout",
+    "zse.models.decoder",
+    "zse.sampling.state",
+    "zse.kernels.gpu.sample_parts",
+    "zse.kernels.feed",
+    "zse.kernels.gpu.attention_plan",
+    "zse.kernels.gpu.gemm_parts",
+    "zse.engine.core",
+    "zse.speculative.speculator",
+    "zse.runtime.gpu_load",
+    "zse.runtime.gpu_graph",
+    "zse.kernels.page_table",
+    "zse.kernels.gpu.step",
+    "zse.kernels.gpu.norm",
+    "zse.kernels.gpu.activation",
+    "zse.kernels.gpu.qkv_post",
+    "zse.kernels.gpu.matmul",
+    "zse.kernels.gpu.attention",
+    "zse.kernels.gpu.attention_prefill",
+    "zse.kernels.gpu.quantize",
 )
 
 
@@ -115,6 +141,7 @@ def _plan_beside(opening, source, config: EngineConfig):
     if opening.done or config.device == "cpu":
         return None
     from zse.models.load import plan_model
+
     plan = None
     with suppress(ZSEError):
         plan = plan_model(source, quantize=config.quantize, family="gpu")
@@ -133,6 +160,7 @@ def _build(config: ResolvedConfig, device, model, plan):
     from zse.engine.core import Engine
     from zse.engine.runner import Runner
     from zse.scheduler.scheduler import Scheduler
+
     mixed = None
     if device.family == "gpu":
         mixed = min(max(GPU_MIXED_TOKENS, 2 * config.max_rows), config.max_tokens_per_step)
@@ -144,20 +172,32 @@ def _build(config: ResolvedConfig, device, model, plan):
     else:
         pages = geometry(plan.config, config.max_tokens_per_step, STEPS_IN_FLIGHT[device.family], config.page_size)
     scheduler = Scheduler(
-        num_pages=config.num_pages, max_rows=config.max_rows, max_tokens=config.max_tokens_per_step,
-        max_context=config.max_context, vocab_size=plan.config.vocab_size, max_waiting=config.max_waiting,
-        eos_ids=frozenset(plan.config.eos_ids), mixed_tokens=mixed, prefix_cache=prefix_cache,
-        max_drafts=config.max_drafts, host=HostPool(config.host_slots), policy=config.policy,
-        geometry=pages)
+        num_pages=config.num_pages,
+        max_rows=config.max_rows,
+        max_tokens=config.max_tokens_per_step,
+        max_context=config.max_context,
+        vocab_size=plan.config.vocab_size,
+        max_waiting=config.max_waiting,
+        eos_ids=frozenset(plan.config.eos_ids),
+        mixed_tokens=mixed,
+        prefix_cache=prefix_cache,
+        max_drafts=config.max_drafts,
+        host=HostPool(config.host_slots),
+        policy=config.policy,
+        geometry=pages,
+    )
     if scheduler.cache.num_groups > 1 and (config.host_slots or config.cache_disk):
         import logging
+
         logging.getLogger("zse.engine").warning(
             "pages of this model's sliding windows are not kept in host memory or on disk: prefixes come back from there only "
-            "while these pages are still in the cache (preempted requests are swapped in full)")
+            "while these pages are still in the cache (preempted requests are swapped in full)"
+        )
     runner = Runner(device, model, config)
     speculator = None
     if config.speculation == "ngram":
         from zse.speculative.speculator import NgramSpeculator
+
         speculator = NgramSpeculator(config.draft_tokens, device.family, runner.runs_ahead)
     return Engine(scheduler, runner, speculator=speculator, model=config.model, warm_grammars=config.warm_grammars)
 
@@ -185,8 +225,14 @@ def build_from_arguments(arguments: list[str], phases, opening=None):
     phases.mark("ready")
     used = loaded.config
     return loaded.engine, Ready(
-        model=used.model, max_context=used.max_context, max_rows=used.max_rows, num_pages=used.num_pages,
-        page_size=used.page_size, memory_bytes=loaded.memory_bytes, phases_ms=phases.ms)
+        model=used.model,
+        max_context=used.max_context,
+        max_rows=used.max_rows,
+        num_pages=used.num_pages,
+        page_size=used.page_size,
+        memory_bytes=loaded.memory_bytes,
+        phases_ms=phases.ms,
+    )
 
 
 def park(arguments: list[str]):
@@ -195,6 +241,7 @@ def park(arguments: list[str]):
     arguments: --device and --threads of a worker's command line. Returns the PendingDevice. Raises ZSEError.
     """
     from zse.runtime import open_device_async
+
     config = EngineConfig.from_arguments(["--model", "", *arguments])
     opening = open_device_async(config.device, config.threads)
     import zse.engine.core
@@ -204,6 +251,7 @@ def park(arguments: list[str]):
     import zse.models.load_jobs
     import zse.models.registry
     import zse.scheduler.scheduler  # noqa: F401
+
     for name in zse.models.registry.ARCHITECTURES:
         zse.models.registry.architecture(name)
     device = opening.result()
@@ -219,8 +267,9 @@ def load_kernels(device) -> None:
     if device.name != "cuda":
         return
     from zse.kernel.cache import open_pack
+
     if open_pack(device.isa).pack is None:
         return
     for symbol in device.symbols():
-        with suppress(DeviceError):     # one that this GPU cannot hold is told when a model needs it
+        with suppress(DeviceError):  # one that this GPU cannot hold is told when a model needs it
             device.program(symbol)

@@ -24,15 +24,16 @@ class StepMasks:
     def __init__(self, grammars: Grammars, failures: dict[int, RequestError]):
         self._grammars, self._failures = grammars, failures
         self.come_first = False
-        self._later: list[Run] = []         # drawn first, their masks are computed all the same
-        self._lazy: list[Run] = []          # drawn first, the grammar is asked about the tokens
+        self._later: list[Run] = []  # drawn first, their masks are computed all the same
+        self._lazy: list[Run] = []  # drawn first, the grammar is asked about the tokens
         self._asked: list[Ask] = []
         self._later_lines: set[int] = set()
-        self._masked: frozenset[int] | None = None      # lines that have a mask, once that is known
+        self._masked: frozenset[int] | None = None  # lines that have a mask, once that is known
 
     @classmethod
-    def of_batch(cls, batch, grammars: Grammars, failures: dict[int, RequestError],
-                 lazy: bool = False) -> "StepMasks | None":
+    def of_batch(
+        cls, batch, grammars: Grammars, failures: dict[int, RequestError], lazy: bool = False
+    ) -> "StepMasks | None":
         """Ask for the masks of a batch; None when it has no request with a grammar. lazy: tokens may be drawn first."""
         masks = cls(grammars, failures)
         line = 0
@@ -100,9 +101,9 @@ class Masking:
         self._lines, vocab = logits.shape
         self._words = (vocab + 31) // 32
         self._at = -(-4 * self._lines // ALIGN) * ALIGN
-        self._stagings: dict[int, Any] = {}         # by the number of the turn
+        self._stagings: dict[int, Any] = {}  # by the number of the turn
         self._graphs: dict[tuple[int, int], Any] = {}
-        self._line_graphs: dict[tuple[int, int], Any] = {}      # by turn and line
+        self._line_graphs: dict[tuple[int, int], Any] = {}  # by turn and line
 
     def submit(self, turn, rows: int, masks: StepMasks):
         """Wait for the masks, then mask and sample `rows` lines of logits; the Ticket. turn: the runner's _Turn."""
@@ -110,7 +111,7 @@ class Masking:
         size = min(size, self._lines)
         graph = self._graphs.get((turn.number, size)) or self._record(turn, size)
         lines = masks.first_lines()
-        place = self._stagings[turn.number].host[:4 * rows].cast("i")
+        place = self._stagings[turn.number].host[: 4 * rows].cast("i")
         for row in range(rows):
             place[row] = -1
         for line in lines:
@@ -129,22 +130,23 @@ class Masking:
             sampler.draw_again(line, SECOND_DRAW)
             graph.run()
             if kept is not None:
-                sampler.keep(line, kept, logits[line * vocab:(line + 1) * vocab])
+                sampler.keep(line, kept, logits[line * vocab : (line + 1) * vocab])
             return sampler.token_of(line)
 
         masks.check([sampler.token_of(line) for line in range(rows)], draw_again)
 
     def _write(self, number: int, line: int, memory: memoryview) -> None:
         host, nbytes = self._stagings[number].host, 4 * self._words
-        host[4 * line:4 * line + 4].cast("i")[0] = line
+        host[4 * line : 4 * line + 4].cast("i")[0] = line
         at = self._at + line * nbytes
-        host[at:at + nbytes] = memory[line * nbytes:(line + 1) * nbytes]
+        host[at : at + nbytes] = memory[line * nbytes : (line + 1) * nbytes]
 
     def _staging(self, number: int):
         staging = self._stagings.get(number)
         if staging is None:
             staging = self._stagings[number] = self._device.staging(
-                self._at + 4 * self._lines * self._words, label="masks")
+                self._at + 4 * self._lines * self._words, label="masks"
+            )
         return staging
 
     def _record_line(self, turn, line: int):
@@ -153,8 +155,12 @@ class Masking:
         recorder = self._device.record()
         vocab = self._logits.shape[1]
         logits = Tensor(self._logits.buffer, (1, vocab), "f32", self._logits.offset + 4 * line * vocab)
-        mask_logits(recorder, logits, Tensor(buffer, (self._lines, self._words), "i32", self._at),
-                    Tensor(buffer, (1,), "i32", 4 * line))
+        mask_logits(
+            recorder,
+            logits,
+            Tensor(buffer, (self._lines, self._words), "i32", self._at),
+            Tensor(buffer, (1,), "i32", 4 * line),
+        )
         turn.sampler.record(recorder, logits, line)
         graph = self._line_graphs[turn.number, line] = recorder.finish()
         return graph

@@ -37,9 +37,11 @@ class MemoryPlan(NamedTuple):
         """One line for logs and `--verbose`."""
         text = ", ".join(f"{label} {_mib(nbytes)}" for label, nbytes in self.parts.items())
         config = self.config
-        return (f"memory: {_mib(self.first_bytes)} at the start, {_mib(self.total)} when all KV pages are in use: {text} "
-                f"({config.num_pages} pages of {config.page_size} tokens, reserved, resident once written; "
-                f"--max-context {config.max_context}, --max-concurrency {config.max_rows}, {config.max_tokens_per_step} tokens a step)")
+        return (
+            f"memory: {_mib(self.first_bytes)} at the start, {_mib(self.total)} when all KV pages are in use: {text} "
+            f"({config.num_pages} pages of {config.page_size} tokens, reserved, resident once written; "
+            f"--max-context {config.max_context}, --max-concurrency {config.max_rows}, {config.max_tokens_per_step} tokens a step)"
+        )
 
 
 def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
@@ -55,6 +57,7 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
     from zse.engine.step import inputs_nbytes, masks_nbytes, new_blocks
     from zse.models.forms import FORMS, scratch_nbytes
     from zse.sampling.state import device_nbytes, input_nbytes
+
     family, model = device.family, plan.config
     if family == "gpu":
         from zse.kernels.gpu.gemm_parts import PARTIAL_BYTES, num_sms
@@ -70,7 +73,9 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
             # page tables, token history (of whole pages)
             history = context if context <= AUTO_CONTEXTS[BLOCK] else context + PAGE_SIZES[-1]
             total += len(groups) * (4 * (rows + JOB_ROWS) * context // BLOCK + 4 * rows * history)
-            total += 2 * inputs_nbytes(tokens, lines, len(groups) * new_blocks(tokens, rows), input_nbytes(rows + drafts))
+            total += 2 * inputs_nbytes(
+                tokens, lines, len(groups) * new_blocks(tokens, rows), input_nbytes(rows + drafts)
+            )
             total += 2 * masks_nbytes(lines, model.vocab_size)
             # What jobs need when the first of them comes (engine/forwards.py).
             total += inputs_nbytes(tokens, lines, new_blocks(tokens, JOB_ROWS), input_nbytes(lines)) + 16 * lines
@@ -90,20 +95,21 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
     fixed = dict(plan.memory_bytes)
     if draft is not None:
         fixed["draft model"] = sum(draft.memory_bytes.values())
-        block_bytes += block_nbytes(draft.config, settings.kv_dtype)    # it has as many pages
+        block_bytes += block_nbytes(draft.config, settings.kv_dtype)  # it has as many pages
     limit, option = _limit(config, device)
     if family == "gpu":
         fixed["context"] = CONTEXT_BYTES
-    least = pages_of(config.page_size or BLOCK)     # with auto, others that are taken hold as much
+    least = pages_of(config.page_size or BLOCK)  # with auto, others that are taken hold as much
     page_bytes = block_bytes * (least.page_size // BLOCK)
     if family == "cpu" and (slots := host_slots(config, page_bytes, least.page_size)):
-        fixed["kv host"] = slots * page_bytes       # a CPU's host memory is the device's
+        fixed["kv host"] = slots * page_bytes  # a CPU's host memory is the device's
 
     def scratch(context: int) -> int:
         nbytes = scratch_for(settings.max_tokens_per_step, settings.max_rows, context, settings.max_drafts)
         if draft is not None:
-            nbytes += scratch_for(settings.max_tokens_per_step, settings.max_rows,
-                                  min(context, draft.config.max_context), of=draft)
+            nbytes += scratch_for(
+                settings.max_tokens_per_step, settings.max_rows, min(context, draft.config.max_context), of=draft
+            )
         return nbytes
 
     room = None
@@ -111,10 +117,27 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
         room = limit - sum(fixed.values()) - scratch(config.max_context or model.max_context)
         one = least.needed(config.max_context or 1) * page_bytes
         if family == "gpu" and room < one:
-            raise MemoryPlanError(_does_not_fit(fixed, scratch(config.max_context or BLOCK), one, limit, option,
-                                            least.capacity(max(room, 0) // page_bytes)))
-    resolved = resolve(config, settings, device=device.name, model_context=model.max_context, threads=device.threads,
-                       room_bytes=room, block_bytes=block_bytes, memory_bytes=device.memory_total, geometry=pages_of)
+            raise MemoryPlanError(
+                _does_not_fit(
+                    fixed,
+                    scratch(config.max_context or BLOCK),
+                    one,
+                    limit,
+                    option,
+                    least.capacity(max(room, 0) // page_bytes),
+                )
+            )
+    resolved = resolve(
+        config,
+        settings,
+        device=device.name,
+        model_context=model.max_context,
+        threads=device.threads,
+        room_bytes=room,
+        block_bytes=block_bytes,
+        memory_bytes=device.memory_total,
+        geometry=pages_of,
+    )
     parts = {**fixed, "kv cache": resolved.kv_bytes, "scratch": scratch(resolved.max_context)}
     total = sum(parts.values())
     if limit is not None and total > limit:
@@ -141,14 +164,17 @@ def _does_not_fit(fixed: dict[str, int], scratch: int, kv: int, limit: int, opti
     parts = {**fixed, "scratch": scratch, "kv cache": kv}
     text = ", ".join(f"{label} {_mib(nbytes)}" for label, nbytes in parts.items())
     if tokens >= 16:
-        advice = (f"--max-context x --max-concurrency of at most {tokens} tokens fits"
-                  + ("" if option != "--max-memory" else ", or raise --max-memory"))
+        advice = f"--max-context x --max-concurrency of at most {tokens} tokens fits" + (
+            "" if option != "--max-memory" else ", or raise --max-memory"
+        )
     elif sum(fixed.values()) + scratch > limit and sum(fixed.values()) <= limit:
         advice = "lower --max-tokens-per-step or --max-concurrency"
     else:
         advice = "use --quantize int4, a smaller model, or --device cpu"
-    return (f"needs {_mib(sum(parts.values()))} of memory ({text}), over the {_mib(limit)} "
-            f"{'of --max-memory' if option == '--max-memory' else option}: {advice}")
+    return (
+        f"needs {_mib(sum(parts.values()))} of memory ({text}), over the {_mib(limit)} "
+        f"{'of --max-memory' if option == '--max-memory' else option}: {advice}"
+    )
 
 
 def _mib(nbytes: int) -> str:

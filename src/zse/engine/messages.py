@@ -13,6 +13,7 @@ from zse.scheduler.options import DEFAULT, RequestOptions
 
 class Submit(msgspec.Struct, tag_field="kind", tag=True):
     """server → engine. `id` is unique for the life of the engine. prompt: token ids, at least one."""
+
     id: int
     prompt: list[int]
     params: SamplingParams
@@ -27,6 +28,7 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
     the hidden state after the final norm, of the last token or their mean; normalize: brought to length 1. "targets":
     the log-probability of each of `targets` as the next token (at most 1,024).
     """
+
     what: Literal["logprobs", "last", "mean", "targets"]
     top: int = 0
     targets: tuple[int, ...] = ()
@@ -37,6 +39,7 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
 class Measure(msgspec.Struct, tag_field="kind", tag=True):
     """server → engine: a forward without sampling. id: as of Submit, and from the same numbers. Answered by one
     Measured, or Failed. prompt: token ids, at least one."""
+
     id: int
     prompt: list[int]
     ask: Ask
@@ -46,6 +49,7 @@ class Measure(msgspec.Struct, tag_field="kind", tag=True):
 class Search(msgspec.Struct, tag_field="kind", tag=True):
     """server → engine: a beam search. id: as of Submit, and from the same numbers. Answered by one Searched, or
     Failed."""
+
     id: int
     prompt: list[int]
     params: BeamParams
@@ -54,12 +58,14 @@ class Search(msgspec.Struct, tag_field="kind", tag=True):
 
 class Cancel(msgspec.Struct, tag_field="kind", tag=True):
     """server → engine. An unknown or finished id is ignored and counted."""
+
     id: int
 
 
 class Load(msgspec.Struct, tag_field="kind", tag=True):
     """server → a parked engine, once: become the engine of this model. arguments: as on a worker's command line.
     Answered by Ready or Fatal; Ready.phases_ms count from here."""
+
     arguments: list[str]
 
 
@@ -70,6 +76,7 @@ class Shutdown(msgspec.Struct, tag_field="kind", tag=True):
 class Ready(msgspec.Struct, tag_field="kind", tag=True):
     """engine → server, once: the model is loaded. num_pages: of page_size tokens. phases_ms: name → milliseconds since
     exec."""
+
     model: str
     max_context: int
     max_rows: int
@@ -81,11 +88,13 @@ class Ready(msgspec.Struct, tag_field="kind", tag=True):
 
 class Parked(msgspec.Struct, tag_field="kind", tag=True):
     """engine → server, once: started without a model, the device is open, waiting for Load."""
+
     phases_ms: dict[str, float]
 
 
 class TokenLogprob(msgspec.Struct, array_like=True):
     """One sampled token's log-probability and its alternatives [(token, logprob)], best first."""
+
     logprob: float
     top: list[tuple[int, float]]
 
@@ -93,6 +102,7 @@ class TokenLogprob(msgspec.Struct, array_like=True):
 class Tokens(msgspec.Struct, tag_field="kind", tag=True):
     """engine → server: newly sampled tokens of one request, in order. logprobs: one per token when asked for.
     finish: None while running, else "stop" (end-of-sequence or stop id; that token is the last one), "length"."""
+
     id: int
     tokens: list[int]
     logprobs: list[TokenLogprob] | None = None
@@ -107,6 +117,7 @@ class Measured(msgspec.Struct, tag_field="kind", tag=True):
     """engine → server: the one answer to Measure. vector: f32 little-endian [hidden_size] ("last", "mean"). logprobs:
     of "logprobs" one for each token of the prompt from Ask.first on, None for the very first, which nothing stands
     before; of "targets" one for each target, in order. packed: the same as bytes, as the server gets them."""
+
     id: int
     num_tokens: int
     vector: bytes | None = None
@@ -118,9 +129,15 @@ class Measured(msgspec.Struct, tag_field="kind", tag=True):
         makes in a thread, and a few at a time, since it holds the interpreter lock while it does."""
         if self.logprobs is None:
             return self
-        return Measured(self.id, self.num_tokens, self.vector, packed=[
-            msgspec.msgpack.encode(self.logprobs[at:at + PACKED_TOKENS])
-            for at in range(0, len(self.logprobs), PACKED_TOKENS)])
+        return Measured(
+            self.id,
+            self.num_tokens,
+            self.vector,
+            packed=[
+                msgspec.msgpack.encode(self.logprobs[at : at + PACKED_TOKENS])
+                for at in range(0, len(self.logprobs), PACKED_TOKENS)
+            ],
+        )
 
     def scores(self) -> list[TokenLogprob | None]:
         """`logprobs`, as they came or from bytes; empty when there are none."""
@@ -135,6 +152,7 @@ _packed_scores = msgspec.msgpack.Decoder(list[TokenLogprob | None])
 class SearchedReply(msgspec.Struct, array_like=True):
     """One reply of a beam search. logprobs: of each token; total: their sum; score: total divided by the length to the
     power of the length penalty. finish: "stop" (its last token ends it) or "length"."""
+
     tokens: list[int]
     logprobs: list[TokenLogprob]
     total: float
@@ -144,6 +162,7 @@ class SearchedReply(msgspec.Struct, array_like=True):
 
 class Searched(msgspec.Struct, tag_field="kind", tag=True):
     """engine → server: the one answer to Search: at most beam_width replies, best first."""
+
     id: int
     num_tokens: int
     replies: list[SearchedReply]
@@ -153,6 +172,7 @@ class Searched(msgspec.Struct, tag_field="kind", tag=True):
 class StepTokens(msgspec.Struct, tag_field="kind", tag=True):
     """engine → server: one token each of requests that go on: ids[i] said tokens[i]. One message for a step, where
     a Tokens for each of 256 requests would cost both processes more than the step."""
+
     ids: list[int]
     tokens: list[int]
 
@@ -163,6 +183,7 @@ class StepTokens(msgspec.Struct, tag_field="kind", tag=True):
 
 class Failed(msgspec.Struct, tag_field="kind", tag=True):
     """engine → server: the request's only and last event. Fields as in RequestError."""
+
     id: int
     message: str
     status: int
@@ -174,6 +195,7 @@ class Failed(msgspec.Struct, tag_field="kind", tag=True):
 class Fatal(msgspec.Struct, tag_field="kind", tag=True):
     """engine → server: the engine cannot go on (load error, device fault); it exits after this.
     exit_code: as ZSEError's. code: "out_of_memory" when the model would fit beside less."""
+
     message: str
     exit_code: int = 1
     code: str = ""
@@ -182,6 +204,7 @@ class Fatal(msgspec.Struct, tag_field="kind", tag=True):
 class Heartbeat(msgspec.Struct, tag_field="kind", tag=True):
     """engine → server, at least once a second while it has work and when idle: steps done, rows and pages in use, and the totals
     of the scheduler, the cache and what speculates or masks, by name (`zse_engine_NAME` in /metrics)."""
+
     steps: int
     running: int
     waiting: int

@@ -1,7 +1,9 @@
 """What an engine has done so far: counts and times, cheap enough to keep at every step."""
 
 # Of features that are made when a request asks for them: before that, these zeros are told.
-JOB_COUNTERS = dict.fromkeys(("jobs_submitted", "jobs_finished", "jobs_cancelled", "jobs_failed", "jobs_refused", "job_tokens"), 0)
+JOB_COUNTERS = dict.fromkeys(
+    ("jobs_submitted", "jobs_finished", "jobs_cancelled", "jobs_failed", "jobs_refused", "job_tokens"), 0
+)
 BEAM_COUNTERS = dict.fromkeys(("beam_searches", "beam_steps"), 0)
 
 
@@ -46,5 +48,6 @@ def since_exec_clock():
     kernel's own start time has a resolution of 10 ms only.
     """
     from time import perf_counter, process_time
+
     start = perf_counter() - process_time()
     return lambda: perf_counter() - start

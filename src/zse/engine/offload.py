@@ -48,9 +48,13 @@ class DiskTier:
 
     def snapshot(self) -> dict[str, float]:
         """Totals since the start, and what is on disk now."""
-        return {"prefix_disk_pages": len(self._files), "prefix_disk_bytes": self._files.num_bytes,
-                "prefix_disk_written_pages": self.num_written, "prefix_disk_read_pages": self.num_read,
-                "prefix_disk_damaged_files": self._files.num_damaged}
+        return {
+            "prefix_disk_pages": len(self._files),
+            "prefix_disk_bytes": self._files.num_bytes,
+            "prefix_disk_written_pages": self.num_written,
+            "prefix_disk_read_pages": self.num_read,
+            "prefix_disk_damaged_files": self._files.num_damaged,
+        }
 
     # -- out
 
@@ -112,7 +116,9 @@ class DiskTier:
                 break
             node = node.parent
         for inner in reversed(chain):
-            inner.key = key_of(inner.parent.key, inner.tokens) if inner.parent is not None else self._files.root(inner.salt)
+            inner.key = (
+                key_of(inner.parent.key, inner.tokens) if inner.parent is not None else self._files.root(inner.salt)
+            )
         return chain[0].key if chain else node.key
 
     def _write(self) -> None:
@@ -148,10 +154,10 @@ class DiskTier:
         at, end = page_bytes * len(match.nodes), len(tokens) - 4
         keys: list[tuple[bytes, bytes]] = []
         while at + page_bytes <= end and len(keys) * self._mover.page_nbytes < MAX_READ_BYTES:
-            key = key_of(key, tokens[at:at + page_bytes])
+            key = key_of(key, tokens[at : at + page_bytes])
             if key not in self._files:
                 break
-            keys.append((key, tokens[at:at + page_bytes]))
+            keys.append((key, tokens[at : at + page_bytes]))
             at += page_bytes
         if not keys:
             return
@@ -160,7 +166,7 @@ class DiskTier:
         on_host = [inner for inner in match.nodes if inner.page < 0]
         prefix.claim(on_host)
         fetched: list[Node] = []
-        for key, page_tokens in keys[:host.num_slots - len(on_host)]:
+        for key, page_tokens in keys[: host.num_slots - len(on_host)]:
             content = self._files.read(key, page_tokens, self._mover.page_nbytes)
             if content is None or not prefix.make_room(1):
                 break
@@ -200,10 +206,23 @@ class DiskTier:
 def open_disk_tier(engine, config, source, quantize: str | None) -> DiskTier:
     """The tier of a ResolvedConfig with cache_disk, for an Engine whose model comes from `source`. Raises ConfigError."""
     from zse import __version__
+
     mover = engine.runner.pages
-    facts = (__version__, config.page_size, mover.page_nbytes, config.kv_dtype, config.activations, quantize, engine.runner.device.family)
+    facts = (
+        __version__,
+        config.page_size,
+        mover.page_nbytes,
+        config.kv_dtype,
+        config.activations,
+        quantize,
+        engine.runner.device.family,
+    )
     fingerprint = hashlib.blake2b(revision_of(source) + repr(facts).encode(), digest_size=16).digest()
-    return DiskTier(engine.scheduler.cache, mover, PageFiles(config.cache_disk, fingerprint, config.cache_disk_size, config.page_size))
+    return DiskTier(
+        engine.scheduler.cache,
+        mover,
+        PageFiles(config.cache_disk, fingerprint, config.cache_disk_size, config.page_size),
+    )
 
 
 def revision_of(source) -> bytes:

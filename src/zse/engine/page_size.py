@@ -20,7 +20,7 @@ from zse.cache.groups import PageGeometry
 from zse.cache.pages import BLOCK, PAGE_SIZES
 from zse.errors import ConfigError
 
-AUTO_CONTEXTS = {16: 8192, 32: 32768, 64: 131072}       # page size → the longest context that it is taken for
+AUTO_CONTEXTS = {16: 8192, 32: 32768, 64: 131072}  # page size → the longest context that it is taken for
 MAX_WASTE = 0.02
 WINDOW_PAGES = 32
 
@@ -34,12 +34,14 @@ class Pool(NamedTuple):
     kv_bytes: int
 
 
-def choose_pool(config, rows: int, *, model_context: int, block_bytes: int, room_bytes: int,
-                geometry: Callable[[int], PageGeometry]) -> Pool:
+def choose_pool(
+    config, rows: int, *, model_context: int, block_bytes: int, room_bytes: int, geometry: Callable[[int], PageGeometry]
+) -> Pool:
     """The Pool of an EngineConfig with at most `rows` sequences at once. block_bytes: of BLOCK tokens of one group of
     layers. room_bytes: what KV pages should stay within. geometry: of a page size.
 
     Raises ConfigError for a context that num_pages cannot hold."""
+
     def pool_of(page_size: int) -> Pool:
         return _pool(config, rows, model_context, block_bytes, room_bytes, geometry(page_size))
 
@@ -48,13 +50,19 @@ def choose_pool(config, rows: int, *, model_context: int, block_bytes: int, room
     smallest = pool_of(BLOCK)
     pages = geometry(BLOCK)
     for page_size in reversed(PAGE_SIZES):
-        if page_size == BLOCK or AUTO_CONTEXTS[page_size // 2] >= smallest.max_context or (
-                pages.windowed and page_size * WINDOW_PAGES > pages.window):
+        if (
+            page_size == BLOCK
+            or AUTO_CONTEXTS[page_size // 2] >= smallest.max_context
+            or (pages.windowed and page_size * WINDOW_PAGES > pages.window)
+        ):
             continue
         # Pages of this size may hold a few tokens less in all: too few for the context that was asked for, say.
         blocks = smallest.num_pages * BLOCK // page_size
-        if rows * (0.5 + pages.windowed) > MAX_WASTE * blocks or config.max_context is not None and (
-                config.num_pages is not None and geometry(page_size).capacity(blocks) < config.max_context):
+        if (
+            rows * (0.5 + pages.windowed) > MAX_WASTE * blocks
+            or config.max_context is not None
+            and (config.num_pages is not None and geometry(page_size).capacity(blocks) < config.max_context)
+        ):
             continue
         pool = pool_of(page_size)
         if pool.kv_bytes <= max(room_bytes, smallest.kv_bytes):
@@ -71,11 +79,14 @@ def _pool(config, rows: int, model_context: int, block_bytes: int, room_bytes: i
         max_context = config.max_context or min(model_context, capacity)
         which = "" if size == BLOCK else f" in pages of {size}"
         if not max_context:
-            raise ConfigError(f"num_pages {config.num_pages} is too few: this model needs "
-                              f"{pages.num_groups * size // BLOCK} for a token{which}")
+            raise ConfigError(
+                f"num_pages {config.num_pages} is too few: this model needs "
+                f"{pages.num_groups * size // BLOCK} for a token{which}"
+            )
         if max_context > capacity:
-            raise ConfigError(f"num_pages {config.num_pages} holds {capacity} tokens{which}, less than max_context "
-                              f"{max_context}")
+            raise ConfigError(
+                f"num_pages {config.num_pages} holds {capacity} tokens{which}, less than max_context {max_context}"
+            )
     else:
         affordable = max(pages.num_groups, room_bytes // page_bytes)
         max_context = config.max_context or min(model_context, pages.capacity(affordable))

@@ -76,8 +76,9 @@ def spawn(arguments: list[str], worker: tuple[str, ...] = WORKER) -> EngineProce
     try:
         theirs.set_inheritable(True)
         command = [sys.executable, *worker, "--fd", str(theirs.fileno()), *arguments]
-        pid = os.posix_spawn(sys.executable, command, environment, setpgroup=0, setsigmask=(),
-                             setsigdef=(signal.SIGINT, signal.SIGTERM))
+        pid = os.posix_spawn(
+            sys.executable, command, environment, setpgroup=0, setsigmask=(), setsigdef=(signal.SIGINT, signal.SIGTERM)
+        )
     except BaseException:
         ours.close()
         raise
@@ -119,8 +120,9 @@ def fork(arguments: list[str], clock, close: tuple[int, ...] = ()) -> EngineProc
             os.close(descriptor)
         os.environ.pop("ZSE_API_KEY", None)
         from zse.engine.worker import main
+
         code = main(["--fd", str(theirs.detach()), *arguments], clock=clock)
-    except BaseException as error:      # the child must end here, whatever happens
+    except BaseException as error:  # the child must end here, whatever happens
         sys.stderr.write(f"zse engine: {type(error).__name__}: {error}\n")
     finally:
         sys.stdout.flush()
@@ -133,6 +135,7 @@ def die_with_parent(parent: int) -> None:
     socket is the sign). Exits at once if the parent died before this call."""
     if sys.platform == "linux":
         import ctypes
+
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:

@@ -38,7 +38,7 @@ class _Turn(NamedTuple):
 
     number: int
     inputs: StepInputs
-    results: Any        # the Staging that is downloaded at the end
+    results: Any  # the Staging that is downloaded at the end
     sampler: Any
 
 
@@ -63,6 +63,7 @@ class Runner:
         from zse.cache.groups import PageGeometry, geometry, group_layers
         from zse.cache.layout import KVCache
         from zse.models.decoder import Decoder
+
         self.device, self.model, self.config = device, model, config
         grouped = grouped and config.kv_layout == "paged"
         self.runs_ahead = device.family == "gpu" if runs_ahead is None else runs_ahead
@@ -70,22 +71,30 @@ class Runner:
         self.lazy_masks = config.lazy_masks and not self.runs_ahead
         self._max_blocks = blocks_for(config.max_context)
         self._lines = lines = logit_rows(config.max_lines, config.max_tokens_per_step)
-        self.kv = KVCache(device, model.config, config.num_pages, config.kv_dtype,
-                          group_layers(model.config) if grouped else None, config.page_size)
+        self.kv = KVCache(
+            device,
+            model.config,
+            config.num_pages,
+            config.kv_dtype,
+            group_layers(model.config) if grouped else None,
+            config.page_size,
+        )
         self._geometry = PageGeometry(page_size=config.page_size)
         if grouped:
-            self._geometry = geometry(model.config, config.max_tokens_per_step, STEPS_IN_FLIGHT[device.family],
-                                      config.page_size)
+            self._geometry = geometry(
+                model.config, config.max_tokens_per_step, STEPS_IN_FLIGHT[device.family], config.page_size
+            )
         # Rows more, which no request gets: jobs write their pages there. One table behind the other, of each group.
         self._table_rows = config.max_rows + JOB_ROWS
         self._page_table = _new(device, "step", "i32", self._table_rows * self.kv.num_groups, self._max_blocks)
         self._logits = _new(device, "step", "f32", lines, model.config.vocab_size)
-        self._history: Tensor | None = None     # of tokens, by block (GPU)
+        self._history: Tensor | None = None  # of tokens, by block (GPU)
         self._turns = self._make_turns()
         self.pages = PageMover(device, self.kv, self._history)
         buffers, _ = self._turns[0].inputs.buffers(config.max_tokens_per_step, self._page_table, self._logits)
-        self.decoder = Decoder(device, model, self.kv, buffers, activations=config.activations,
-                               deterministic=config.deterministic)
+        self.decoder = Decoder(
+            device, model, self.kv, buffers, activations=config.activations, deterministic=config.deterministic
+        )
         self._sizes = [size for size in self.decoder.forms.sizes if size < config.max_tokens_per_step]
         self._sizes.append(config.max_tokens_per_step)
         self._table_view = None if self.runs_ahead else self._page_table.view()
@@ -98,13 +107,14 @@ class Runner:
         self._residents: list[tuple[Request | None, int, int]] = [(None, 0, 0)] * config.max_rows
         # Drafts are verified in runs of several tokens that all have logits; a CPU's launches for it are those of decode.
         self._run_kind = "decode" if device.family == "cpu" else "verify"
-        self._line_of_row = [0] * config.max_rows   # in the batch submitted last
+        self._line_of_row = [0] * config.max_rows  # in the batch submitted last
         self._num_submitted = 0
-        self._decoded: tuple[list[Request], list[int]] = [], []     # requests and their stays, of the last decode step
+        self._decoded: tuple[list[Request], list[int]] = [], []  # requests and their stays, of the last decode step
 
     def _make_turns(self) -> list[_Turn]:
         from zse.kernels.feed import TokenHistory
         from zse.sampling.state import SamplerState, input_nbytes, result_nbytes
+
         config, device = self.config, self.device
         history = None
         if device.family == "gpu":
@@ -112,15 +122,24 @@ class Runner:
             history = TokenHistory(self._history, self._page_table, self.kv.parts_per_block)
         turns = []
         for number in range(2 if self.runs_ahead else 1):
-            inputs = StepInputs(device, max_tokens=config.max_tokens_per_step, max_rows=self._lines,
-                                max_updates=self.kv.num_groups * new_blocks(config.max_tokens_per_step, config.max_rows),
-                                sampler_nbytes=input_nbytes(config.max_lines, device.family))
+            inputs = StepInputs(
+                device,
+                max_tokens=config.max_tokens_per_step,
+                max_rows=self._lines,
+                max_updates=self.kv.num_groups * new_blocks(config.max_tokens_per_step, config.max_rows),
+                sampler_nbytes=input_nbytes(config.max_lines, device.family),
+            )
             results = device.staging(result_nbytes(config.max_lines), label="step")
             sampler = SamplerState(
-                device, self.model.config.vocab_size, max_rows=config.max_lines, history=history,
+                device,
+                self.model.config.vocab_size,
+                max_rows=config.max_lines,
+                history=history,
                 # Running requests hold pages for all tokens but the last; each line of a draft has lists of its own.
                 max_tokens=(config.num_pages * config.page_size + config.max_rows) * (1 + config.draft_tokens),
-                inputs=(inputs.staging, 0), results=(results, 0))
+                inputs=(inputs.staging, 0),
+                results=(results, 0),
+            )
             turns.append(_Turn(number, inputs, results, sampler))
         return turns
 
@@ -133,10 +152,18 @@ class Runner:
             short = self._size_for("mixed", min(SHORT_PROMPT, config.max_tokens_per_step))
             first = [("mixed", short, 0), *(("decode", 1, number) for number in reversed(turns))]
             first += [("mixed", size, number) for number in turns for size in prompts if size >= short]
-            first += [("decode", size, number) for size in self._sizes[1:] for number in turns
-                      if self._sizes[self._sizes.index(size) - 1] < config.max_rows]
-            first += [("verify", size, number) for size in self._sizes[1:] for number in turns
-                      if config.max_drafts and self._sizes[self._sizes.index(size) - 1] < config.max_lines]
+            first += [
+                ("decode", size, number)
+                for size in self._sizes[1:]
+                for number in turns
+                if self._sizes[self._sizes.index(size) - 1] < config.max_rows
+            ]
+            first += [
+                ("verify", size, number)
+                for size in self._sizes[1:]
+                for number in turns
+                if config.max_drafts and self._sizes[self._sizes.index(size) - 1] < config.max_lines
+            ]
         else:
             split = self._size_for("mixed", 2)
             first = [("mixed", config.max_tokens_per_step, 0), ("decode", 1, 0), ("mixed", split, 0)]
@@ -166,10 +193,11 @@ class Runner:
     def _submit_masked(self, step: FilledStep, ticket, rows: int, masks) -> Any:
         if self._masking is None:
             from zse.engine.masking import Masking
+
             self._masking = Masking(self.device, self._logits)
         if masks.come_first:
             ticket = self._masking.submit(step.turn, rows, masks)
-        if masks.draws_first:       # only of a device that does not run ahead
+        if masks.draws_first:  # only of a device that does not run ahead
             ticket.wait()
             self._masking.settle(step.turn, rows, masks)
         return ticket
@@ -188,7 +216,7 @@ class Runner:
         turn = self._turns[self._num_submitted % len(self._turns)]
         self._num_submitted += 1
         entries = batch.entries
-        decode = batch.num_tokens == len(entries) == batch.num_samples     # one token an entry, each with logits
+        decode = batch.num_tokens == len(entries) == batch.num_samples  # one token an entry, each with logits
         kind = "decode" if decode else self._run_kind if batch.num_tokens == batch.num_samples else "mixed"
         size = self._size_for(kind, batch.num_tokens)
         turn.inputs.page_count[0] = 0
@@ -196,7 +224,7 @@ class Runner:
         sampling = entries if decode else [entry for entry in entries if entry.samples]
         line_of_row = self._line_of_row
         drafts = None
-        if not batch.num_drafts and not entries[0].drafts:     # a draft model's entries all have drafts, or none
+        if not batch.num_drafts and not entries[0].drafts:  # a draft model's entries all have drafts, or none
             requests = [entry.request for entry in sampling]
             if self.runs_ahead:
                 for line, request in enumerate(requests):
@@ -255,8 +283,13 @@ class Runner:
         else:
             # A request that comes back into its row (preempted, found in the cache) has other pages.
             residents = self._residents
-            fresh = [entry for entry, request in zip(entries, requests, strict=True) if not entry.start % BLOCK
-                     or residents[request.row][0] is not request or residents[request.row][1] != request.residency]
+            fresh = [
+                entry
+                for entry, request in zip(entries, requests, strict=True)
+                if not entry.start % BLOCK
+                or residents[request.row][0] is not request
+                or residents[request.row][1] != request.residency
+            ]
             self._decoded = requests, stays
         for entry in fresh:
             self._write_pages(inputs, entry, entry.start + 1)
@@ -275,7 +308,7 @@ class Runner:
             elif entry.drafts:
                 token_ids[index], source[index] = entry.drafts[position - len(tokens)], -1
             else:
-                source[index] = line_of_row[row]    # in flight: sampled by the batch submitted last
+                source[index] = line_of_row[row]  # in flight: sampled by the batch submitted last
             positions[index] = position
             token_row[index] = row
             resident = residents[row]
@@ -297,7 +330,7 @@ class Runner:
                 ids = request.tokens[start:end]
                 if len(ids) < entry.count:
                     known = len(request.tokens)
-                    ids += array("i", entry.drafts[max(start - known, 0):end - known])
+                    ids += array("i", entry.drafts[max(start - known, 0) : end - known])
                 token_ids[at:last] = ids
                 source[at:last] = array("i", [-1]) * entry.count
             else:
@@ -333,7 +366,7 @@ class Runner:
     def _update_table(self, inputs: StepInputs, row: int, pages: list[int], first: int, end: int) -> None:
         """The entries of blocks first .. end - 1 of a sequence that has `pages`, in a row of the page table."""
         at, view, count = row * self._max_blocks + first, self._table_view, inputs.page_count[0]
-        if end - first == 1 and count < inputs.max_updates:     # as in most steps
+        if end - first == 1 and count < inputs.max_updates:  # as in most steps
             entry = self.kv.table_entry(pages, first)
             if view is not None:
                 view[at] = entry
@@ -345,7 +378,7 @@ class Runner:
         entries = self.kv.table_entries(pages, first, end)
         new = len(entries)
         if view is not None:
-            view[at:at + new] = entries
+            view[at : at + new] = entries
             return
         for page in self.kv.pages_of(pages, first, end):
             self.kv.need(page)
@@ -353,8 +386,8 @@ class Runner:
             # The pages of a long prompt that was in the prefix cache.
             self.device.write(Tensor(self._page_table.buffer, (new,), "i32", 4 * at), entries)
             return
-        inputs.page_index[count:count + new] = array("i", range(at, at + new))
-        inputs.page_value[count:count + new] = entries
+        inputs.page_index[count : count + new] = array("i", range(at, at + new))
+        inputs.page_value[count : count + new] = entries
         inputs.page_count[0] = count + new
 
     def _update_job(self, inputs: StepInputs, row: int, pages: list[int], length: int, first: int, end: int) -> None:
@@ -372,7 +405,7 @@ class Runner:
     def _size_for(self, kind: str, tokens: int) -> int:
         """The smallest recording that a batch of `tokens` fits."""
         if kind != "decode" and tokens == 1:
-            tokens = 2      # one for a single token is worth it for decode steps only
+            tokens = 2  # one for a single token is worth it for decode steps only
         return next((size for size in self._sizes if size >= tokens), self._sizes[-1])
 
     def _graph(self, kind: str, size: int, number: int):
@@ -392,8 +425,13 @@ class Runner:
             if self.runs_ahead:
                 self._record_inputs(recorder, turn, step, source, tokens)
             kind, _, part = kind.partition(" ")
-            logits = self.decoder.record(recorder, step=step, max_tokens=size, every_token=kind != "mixed",
-                                         longest_run=1 if kind == "decode" else None)
+            logits = self.decoder.record(
+                recorder,
+                step=step,
+                max_tokens=size,
+                every_token=kind != "mixed",
+                longest_run=1 if kind == "decode" else None,
+            )
             if not part:
                 turn.sampler.record(recorder, logits)
                 recorder.download(turn.results)
@@ -404,11 +442,19 @@ class Runner:
         """The step's first launches on a GPU: new pages into the page table, sampled ids into the inputs."""
         from zse.kernels.feed import feed_tokens
         from zse.kernels.page_table import update_pages
+
         before = self._turns[1 - turn.number].sampler
         pages = turn.inputs.tensors
         update_pages(recorder, pages["page_count"], pages["page_index"], pages["page_value"], step.page_table)
-        feed_tokens(recorder, step.token_ids.with_rows(tokens), source.with_rows(tokens), before.tokens,
-                    step.positions.with_rows(tokens), step.token_row.with_rows(tokens), turn.sampler.history)
+        feed_tokens(
+            recorder,
+            step.token_ids.with_rows(tokens),
+            source.with_rows(tokens),
+            before.tokens,
+            step.positions.with_rows(tokens),
+            step.token_row.with_rows(tokens),
+            turn.sampler.history,
+        )
 
     # -- forwards without sampling
 
@@ -417,10 +463,17 @@ class Runner:
         """What jobs run on: engine/forwards.py."""
         if self._forwards is None:
             from zse.engine.forwards import Forwards
+
             self._forwards = Forwards(
-                self.decoder, self.config, page_table=self._page_table, logits=self._logits,
-                history=self._turns[0].sampler.history, size_for=lambda tokens: self._size_for("mixed", tokens),
-                update_table=self._update_job, writes_table=self._table_view is not None)
+                self.decoder,
+                self.config,
+                page_table=self._page_table,
+                logits=self._logits,
+                history=self._turns[0].sampler.history,
+                size_for=lambda tokens: self._size_for("mixed", tokens),
+                update_table=self._update_job,
+                writes_table=self._table_view is not None,
+            )
         return self._forwards
 
     def close(self) -> None:
@@ -442,4 +495,5 @@ class Runner:
 
 def _new(device, label: str, dtype: str, *shape: int) -> Tensor:
     from zse.models.forms import nbytes_of
+
     return Tensor(device.alloc(nbytes_of(dtype, shape), label=label), shape, dtype)

@@ -34,33 +34,41 @@ class StepInputs:
         self.max_tokens, self.max_updates = max_tokens, max_updates
         at = _align(sampler_nbytes)
         places = {}
-        for name, count in (("logit_rows", max_rows), ("page_count", 1), ("page_index", max_updates),
-                            ("page_value", max_updates)):
+        for name, count in (
+            ("logit_rows", max_rows),
+            ("page_count", 1),
+            ("page_index", max_updates),
+            ("page_value", max_updates),
+        ):
             places[name] = at, count
             at = _align(at + 4 * count)
         self._tokens_at = at
         self.staging = device.staging(at + 16 * max_tokens, label="step")
-        self.tensors = {name: Tensor(self.staging.buffer, (count,), "i32", start)
-                        for name, (start, count) in places.items()}
+        self.tensors = {
+            name: Tensor(self.staging.buffer, (count,), "i32", start) for name, (start, count) in places.items()
+        }
         self.logit_rows, self.page_count, self.page_index, self.page_value = (
-            self._view(start, count) for start, count in places.values())
+            self._view(start, count) for start, count in places.values()
+        )
         self._arrays: dict[int, StepArrays] = {}
 
     def _view(self, start: int, count: int) -> memoryview:
-        return self.staging.host[start:start + 4 * count].cast("i")
+        return self.staging.host[start : start + 4 * count].cast("i")
 
     def arrays(self, size: int) -> StepArrays:
         """The host's token arrays of recordings for up to `size` tokens."""
         found = self._arrays.get(size)
         if found is None:
             found = self._arrays[size] = StepArrays(
-                *(self._view(self._tokens_at + 4 * size * index, size) for index in range(4)))
+                *(self._view(self._tokens_at + 4 * size * index, size) for index in range(4))
+            )
         return found
 
     def buffers(self, size: int, page_table: Tensor, logits: Tensor) -> tuple[StepBuffers, Tensor]:
         """The same arrays as the kernels see them, and `source`."""
         token_ids, positions, token_row, source = (
-            Tensor(self.staging.buffer, (size,), "i32", self._tokens_at + 4 * size * index) for index in range(4))
+            Tensor(self.staging.buffer, (size,), "i32", self._tokens_at + 4 * size * index) for index in range(4)
+        )
         return StepBuffers(token_ids, positions, token_row, page_table, self.tensors["logit_rows"], logits), source
 
     def upload(self, recorder, size: int) -> None:

@@ -22,7 +22,7 @@ def main(arguments: list[str], build=None, clock=None) -> int:
     Ready). clock: () → seconds, from which the phases count (default: since this process's exec)."""
     phases = Phases(clock or since_exec_clock())
     phases.mark("interpreter")
-    gc.disable()   # a start makes many objects and no garbage; _serve turns it on again
+    gc.disable()  # a start makes many objects and no garbage; _serve turns it on again
     # The thread that opens the device makes dozens of short calls; after each it would wait up to 5 ms (Python's
     # default) for the imports that run meanwhile to give way.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -36,12 +36,14 @@ def main(arguments: list[str], build=None, clock=None) -> int:
         # First of all: a GPU's driver takes 0.2 s, which the imports below need not wait for.
         early = _start_device(arguments[2:])
         from zse.imports import import_msgspec
+
         import_msgspec()
         from zse.engine.load import build_from_arguments as build
     from zse.engine.framing import FrameSocket, ServerGone
     from zse.engine.messages import Fatal
     from zse.engine.process import die_with_parent
     from zse.errors import DeviceLost, EngineError, ZSEError
+
     die_with_parent(parent)
     socket = FrameSocket.from_fd(int(arguments[1]))
     engine = None
@@ -56,8 +58,8 @@ def main(arguments: list[str], build=None, clock=None) -> int:
         socket.send(ready)
         return _serve(engine, socket)
     except ServerGone:
-        return 0   # as when a receive meets the closed socket: which of the two comes first is chance
-    except EngineError as error:   # a frame that cannot be trusted: nobody is left to tell
+        return 0  # as when a receive meets the closed socket: which of the two comes first is chance
+    except EngineError as error:  # a frame that cannot be trusted: nobody is left to tell
         sys.stderr.write(f"zse engine: {error}\n")
         return 1
     except DeviceLost as error:
@@ -71,6 +73,7 @@ def main(arguments: list[str], build=None, clock=None) -> int:
         return _fatal(socket, Fatal(message="out of memory; lower max_context or max_rows"))
     except Exception as error:
         import logging
+
         logging.getLogger("zse.engine").exception("engine stopped by a bug")
         return _fatal(socket, Fatal(message=f"internal error in the engine: {type(error).__name__}"))
     finally:
@@ -83,6 +86,7 @@ def _start_device(options: list[str]) -> tuple:
     if options[:1] == ["--park"]:
         return ()
     from zse.runtime import open_device_async
+
     return (open_device_async(dict(zip(options[::2], options[1::2])).get("--device", "auto")),)
 
 
@@ -93,6 +97,7 @@ def _wait_for_load(socket, options: list[str], phases):
 
     from zse.engine.load import park
     from zse.engine.messages import Load, Parked
+
     opening = park(options)
     phases.mark("parked")
     gc.collect()
@@ -107,17 +112,18 @@ def _wait_for_load(socket, options: list[str], phases):
             if isinstance(message, Load):
                 return message.arguments, Phases(lambda: perf_counter() - start), (opening,)
         if messages:
-            break           # Shutdown
+            break  # Shutdown
     opening.result().close()
     return None
 
 
 def _fatal(socket, message) -> int:
     from zse.engine.framing import ServerGone
+
     try:
         socket.send(message)
     except ServerGone:
-        pass   # the server is gone too; the exit code still says it
+        pass  # the server is gone too; the exit code still says it
     return message.exit_code
 
 
@@ -127,6 +133,7 @@ def _serve(engine, socket) -> int:
 
     from zse.engine.messages import Cancel, Measure, Search, Shutdown, Submit
     from zse.errors import RequestError
+
     gc.freeze()
     gc.enable()
     sys.setswitchinterval(0.005)
@@ -166,6 +173,7 @@ def _serve(engine, socket) -> int:
 def news(outputs) -> list:
     """The messages that tell the server of a step's Outputs: one for all requests that just go on."""
     from zse.engine.messages import Failed, StepTokens, Tokens
+
     ids: list[int] = []
     tokens: list[int] = []
     messages: list[Tokens | Failed] = []
@@ -176,14 +184,36 @@ def news(outputs) -> list:
         elif output.error is not None:
             messages.append(failed(output.id, output.error))
         elif output.finish == "error":
-            messages.append(Failed(id=output.id, status=500, type="server_error", code="numerical_error",
-                                   message="the model gave numbers that are not finite for this request"))
+            messages.append(
+                Failed(
+                    id=output.id,
+                    status=500,
+                    type="server_error",
+                    code="numerical_error",
+                    message="the model gave numbers that are not finite for this request",
+                )
+            )
         elif output.finish == "timeout":
-            messages.append(Failed(id=output.id, status=504, type="server_error", code="timeout", param="deadline_ms",
-                                   message="the deadline passed while the request waited"))
+            messages.append(
+                Failed(
+                    id=output.id,
+                    status=504,
+                    type="server_error",
+                    code="timeout",
+                    param="deadline_ms",
+                    message="the deadline passed while the request waited",
+                )
+            )
         else:
-            messages.append(Tokens(id=output.id, tokens=output.tokens, logprobs=output.logprobs, finish=output.finish,
-                                   cached_tokens=output.cached_tokens))
+            messages.append(
+                Tokens(
+                    id=output.id,
+                    tokens=output.tokens,
+                    logprobs=output.logprobs,
+                    finish=output.finish,
+                    cached_tokens=output.cached_tokens,
+                )
+            )
     return [StepTokens(ids=ids, tokens=tokens), *messages] if ids else messages
 
 
@@ -197,15 +227,23 @@ def over(job):
 def failed(id: int, error):
     """The Failed that tells of a RequestError."""
     from zse.engine.messages import Failed
-    return Failed(id=id, message=error.message, status=error.status, type=error.type, code=error.code,
-                  param=error.param)
+
+    return Failed(
+        id=id, message=error.message, status=error.status, type=error.type, code=error.code, param=error.param
+    )
 
 
 def heartbeat(engine):
     from zse.engine.messages import Heartbeat
+
     scheduler = engine.scheduler
-    return Heartbeat(steps=engine.metrics.steps, running=scheduler.num_running, waiting=scheduler.num_waiting,
-                     free_pages=scheduler.cache.num_free, counters=engine.counters())
+    return Heartbeat(
+        steps=engine.metrics.steps,
+        running=scheduler.num_running,
+        waiting=scheduler.num_waiting,
+        free_pages=scheduler.cache.num_free,
+        counters=engine.counters(),
+    )
 
 
 if __name__ == "__main__":

@@ -11,13 +11,24 @@ from zse.errors import FormatError
 from zse.formats.file import ModelFile
 
 # name -> (struct letter, bytes)
-SCALARS = {"u8": ("B", 1), "i8": ("b", 1), "u16": ("H", 2), "i16": ("h", 2), "u32": ("I", 4), "i32": ("i", 4),
-           "f32": ("f", 4), "bool": ("?", 1), "u64": ("Q", 8), "i64": ("q", 8), "f64": ("d", 8)}
+SCALARS = {
+    "u8": ("B", 1),
+    "i8": ("b", 1),
+    "u16": ("H", 2),
+    "i16": ("h", 2),
+    "u32": ("I", 4),
+    "i32": ("i", 4),
+    "f32": ("f", 4),
+    "bool": ("?", 1),
+    "u64": ("Q", 8),
+    "i64": ("q", 8),
+    "f64": ("d", 8),
+}
 
-MAX_STRINGS = 1 << 24       # 64 times the largest public vocabulary
+MAX_STRINGS = 1 << 24  # 64 times the largest public vocabulary
 _WINDOW_BYTES = 1 << 20
 
-_native: Any = None         # None: not looked for; False: not there
+_native: Any = None  # None: not looked for; False: not there
 
 
 class ScalarArray:
@@ -36,6 +47,7 @@ class ScalarArray:
 
     def tolist(self) -> list:
         import struct
+
         return list(struct.unpack(f"<{self.count}{SCALARS[self.type][0]}", self.raw))
 
     def __len__(self) -> int:
@@ -58,15 +70,16 @@ class StringArray:
         data = read_checked(self.file, self.offset, self.nbytes, self.crc32, "array")
         strings, consumed = scan_strings(data, self.count, self.nbytes)
         if strings != self.count or consumed != self.nbytes:
-            raise FormatError(self.file.path, self.offset, "array",
-                              f"is not {self.count} strings in {self.nbytes} bytes")
+            raise FormatError(
+                self.file.path, self.offset, "array", f"is not {self.count} strings in {self.nbytes} bytes"
+            )
         return memoryview(data)
 
     def __iter__(self) -> Iterator[bytes]:
         data, at = self.raw, 0
         for _ in range(self.count):
-            end = at + 8 + int.from_bytes(data[at:at + 8], "little")
-            yield bytes(data[at + 8:end])
+            end = at + 8 + int.from_bytes(data[at : at + 8], "little")
+            yield bytes(data[at + 8 : end])
             at = end
 
     def tolist(self) -> list[bytes]:
@@ -81,6 +94,7 @@ def read_checked(file: ModelFile, offset: int, nbytes: int, crc32: int | None, f
     data = file.read(offset, nbytes, field)
     if crc32 is not None:
         import zlib
+
         if zlib.crc32(data) != crc32:
             raise FormatError(file.path, offset, field, "does not match its checksum: the file is damaged")
     return data
@@ -95,6 +109,7 @@ def scan_strings(data: bytes, count: int, limit: int) -> tuple[int, int]:
     native = _load_native()
     if native:
         import ctypes
+
         consumed = ctypes.c_uint64()
         walked = native.zse_gguf_scan_strings(data, len(data), count, limit, ctypes.byref(consumed))
         return walked, consumed.value
@@ -106,7 +121,7 @@ def _scan_strings_python(data: bytes, count: int, limit: int) -> tuple[int, int]
     for walked in range(count):
         if at > last:
             return walked, at
-        end = at + 8 + from_bytes(data[at:at + 8], "little")
+        end = at + 8 + from_bytes(data[at : at + 8], "little")
         if end > limit:
             return walked, at
         at = end
@@ -135,6 +150,7 @@ def _load_native():
         import os
 
         from zse import env
+
         folder = env.get("ZSE_NATIVE_DIR") or os.path.join(os.path.dirname(os.path.dirname(__file__)), "_native")
         try:
             _native = ctypes.CDLL(os.path.join(folder, "libzse_formats.so"))

@@ -17,30 +17,63 @@ from zse.quant.policy import Policy
 from zse.quant.scheme import LAYOUT, ROWS, TILE_ROWS, Scheme, parse_scheme, rows_per_line
 
 Progress = Callable[[int, int, str], None]
-_CHUNK_ELEMENTS = 1 << 20       # rows are taken so many elements at a time: about 30 MB with all temporaries
-_ROW_UNIT = 128                 # a multiple of the rows of a tile and of an fp8 block
+_CHUNK_ELEMENTS = 1 << 20  # rows are taken so many elements at a time: about 30 MB with all temporaries
+_ROW_UNIT = 128  # a multiple of the rows of a tile and of an fp8 block
 _GROUPS = {"qkv": 3, "gate_up": 2}
-_MEMBER = re.compile(r"(?P<before>.*?)(?:self_attn\.|mlp\.|attn_|ffn_)(?P<member>q|k|v|gate|up)(?:_proj)?"
-                     r"(?P<after>\.(?:weight|bias))")
+_MEMBER = re.compile(
+    r"(?P<before>.*?)(?:self_attn\.|mlp\.|attn_|ffn_)(?P<member>q|k|v|gate|up)(?:_proj)?"
+    r"(?P<after>\.(?:weight|bias))"
+)
 
 # The order in which a step reads a layer, as parts of the names in use; only locality depends on it.
-_STEPS = ("attn_norm", "input_layernorm", "attn_q", "q_proj", "attn_k", "k_proj", "attn_v", "v_proj", "q_norm",
-          "k_norm", "attn_output", "o_proj", "post_attention", "ffn_norm", "pre_feedforward", "gate", "up", "down",
-          "post_f")
+_STEPS = (
+    "attn_norm",
+    "input_layernorm",
+    "attn_q",
+    "q_proj",
+    "attn_k",
+    "k_proj",
+    "attn_v",
+    "v_proj",
+    "q_norm",
+    "k_norm",
+    "attn_output",
+    "o_proj",
+    "post_attention",
+    "ffn_norm",
+    "pre_feedforward",
+    "gate",
+    "up",
+    "down",
+    "post_f",
+)
 
 
-class ConvertReport(namedtuple("ConvertReport", "path source_bytes nbytes num_tensors schemes resumed_bytes "
-                                                "perplexity_before perplexity_after")):
+class ConvertReport(
+    namedtuple(
+        "ConvertReport", "path source_bytes nbytes num_tensors schemes resumed_bytes perplexity_before perplexity_after"
+    )
+):
     """What a conversion did. source_bytes, nbytes: file sizes; schemes: scheme -> bytes; resumed_bytes: weights that an
     earlier, interrupted run had written; the perplexities are None unless `evaluate` was given."""
 
     __slots__ = ()
 
 
-def convert(source: str | os.PathLike, out: str | os.PathLike, quant: str | None = None, group_size: int | None = None,
-            *, head: str | None = None, clip_search: bool = True, layout: str = LAYOUT, threads: int | None = None,
-            progress: Progress | None = None, evaluate: Callable[[str], float] | None = None,
-            tokenizer_image: Callable[[ModelSource], bytes | None] | None = None) -> ConvertReport:
+def convert(
+    source: str | os.PathLike,
+    out: str | os.PathLike,
+    quant: str | None = None,
+    group_size: int | None = None,
+    *,
+    head: str | None = None,
+    clip_search: bool = True,
+    layout: str = LAYOUT,
+    threads: int | None = None,
+    progress: Progress | None = None,
+    evaluate: Callable[[str], float] | None = None,
+    tokenizer_image: Callable[[ModelSource], bytes | None] | None = None,
+) -> ConvertReport:
     """Writes the model `source` as the `.zse` file `out`.
 
     quant: int4, int5, int6, int8, fp8, f16, bf16 or f32 for the matrices (zse.quant.policy has the rule), None to keep
@@ -63,8 +96,9 @@ def convert(source: str | os.PathLike, out: str | os.PathLike, quant: str | None
     # A checkpoint that is quantized already mostly has left its embedding and head in 16 bits.
     head_policy = Policy(head, group_size) if head is not None and policy is None else None
     with open_model(source) as model:
-        jobs = [_Job(model, info, _policy_for(model, info, policy, head_policy), layout)
-                for info in _execution_order(model)]
+        jobs = [
+            _Job(model, info, _policy_for(model, info, policy, head_policy), layout) for info in _execution_order(model)
+        ]
         _set_groups(jobs)
         image = tokenizer_image(model) if tokenizer_image is not None else None
         small, vocabulary = _describe(model, quant, policy, image)
@@ -77,8 +111,16 @@ def convert(source: str | os.PathLike, out: str | os.PathLike, quant: str | None
     schemes: dict[str, int] = {}
     for job in jobs:
         schemes[job.planned.type] = schemes.get(job.planned.type, 0) + job.planned.nbytes
-    return ConvertReport(out, source_bytes, writer.file_bytes, len(jobs), schemes, writer.resumed_bytes,
-                         evaluate(os.fspath(source)) if evaluate else None, evaluate(out) if evaluate else None)
+    return ConvertReport(
+        out,
+        source_bytes,
+        writer.file_bytes,
+        len(jobs),
+        schemes,
+        writer.resumed_bytes,
+        evaluate(os.fspath(source)) if evaluate else None,
+        evaluate(out) if evaluate else None,
+    )
 
 
 def _policy_for(model: ModelSource, info: TensorInfo, policy: Policy | None, head: Policy | None) -> Policy | None:
@@ -90,6 +132,7 @@ def _policy_for(model: ModelSource, info: TensorInfo, policy: Policy | None, hea
 def _write(writer: ZseWriter, jobs: list["_Job"], clip_search: bool, threads: int, progress: Progress | None) -> None:
     """Every pending tensor, chunk by chunk on `threads` threads: NumPy computes without the interpreter's lock."""
     from concurrent.futures import Future, ThreadPoolExecutor
+
     total, done = sum(job.planned.nbytes for job in jobs), writer.resumed_bytes
     lock, running = threading.Lock(), deque[tuple[Future, str]]()
     _keep_freed_memory()
@@ -121,7 +164,7 @@ def _write(writer: ZseWriter, jobs: list["_Job"], clip_search: bool, threads: in
                 jobs[number].chunks_left = len(chunks)
                 for start, stop in chunks:
                     running.append((pool.submit(run, number, start, stop), planned.name))
-                    if len(running) > 2 * threads:      # bounds the memory that chunks take
+                    if len(running) > 2 * threads:  # bounds the memory that chunks take
                         finish_one()
             while running:
                 finish_one()
@@ -134,10 +177,11 @@ def _keep_freed_memory() -> None:
     """Have glibc keep what NumPy frees: giving every temporary back to the system and faulting it in again costs a
     fifth of the time with two threads."""
     import ctypes
+
     mmap_threshold, trim_threshold, top_pad = -3, -1, -2
     try:
         mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):       # another C library
+    except (OSError, AttributeError):  # another C library
         return
     for option, value in ((mmap_threshold, 1 << 30), (trim_threshold, 1 << 30), (top_pad, 64 << 20)):
         mallopt(option, value)
@@ -151,13 +195,13 @@ class _Job:
         self.order, self.order_span = _row_order(model, info)
         self.scheme = self._scheme(policy)
         self.chunks_left = 0
-        self._prepared: Any = None      # CheckpointRows, or False when there is nothing to prepare
+        self._prepared: Any = None  # CheckpointRows, or False when there is nothing to prepare
         self._lock = threading.Lock()
         if self.scheme is not None:
             stored = layout if layout in self.scheme.layouts else self.scheme.layouts[0]
             name = self.scheme.name
             if self.scheme.kind == "dense" and stored == ROWS:
-                name = name.upper()         # plain numbers, under their usual name
+                name = name.upper()  # plain numbers, under their usual name
             self.planned = PlannedTensor(info.name, stored, name, info.shape)
         elif len(info.shape) == 1 and (info.layout != "rows" or info.type in DENSE_TYPES):
             # Norms and biases: kernels read f32, so that a loader has nothing to do.
@@ -173,13 +217,13 @@ class _Job:
         stored = parse_scheme("fp8-row") if info.type == "fp8-tensor" else info.scheme
         wanted = policy.scheme(info.shape, self.model.vocab_size) if policy else stored
         if wanted is None and not info.is_dense:
-            return stored               # tiny, and already in a scheme
+            return stored  # tiny, and already in a scheme
         return wanted if wanted is not None and wanted.fits(info.shape[1]) else None
 
     def chunks(self) -> list[tuple[int, int]]:
         """Ranges of rows that are made at once."""
         shape = self.info.shape
-        if not shape or (len(shape) == 1 and self.info.layout == "ggml"):   # blocks of a vector have no rows to go by
+        if not shape or (len(shape) == 1 and self.info.layout == "ggml"):  # blocks of a vector have no rows to go by
             return [(0, 1)]
         per_row = max(1, self.info.num_elements // shape[0])
         rows = max(_ROW_UNIT, _CHUNK_ELEMENTS // per_row // _ROW_UNIT * _ROW_UNIT)
@@ -191,14 +235,25 @@ class _Job:
             yield self._row_piece(start, stop)
             return
         from zse.formats.matrix import planes_of_rows, prepare
+
         with self._lock:
             if self._prepared is None:
                 self._prepared = prepare(self.model, self.info) or False
         info, scheme, layout = self.info, self.scheme, self.planned.layout
         try:
-            arrays = planes_of_rows(self.model, info, scheme, layout, start, stop, order=self.order,
-                                    order_span=self.order_span, search=clip_search, prepared=self._prepared or None,
-                                    threads=threads)
+            arrays = planes_of_rows(
+                self.model,
+                info,
+                scheme,
+                layout,
+                start,
+                stop,
+                order=self.order,
+                order_span=self.order_span,
+                search=clip_search,
+                prepared=self._prepared or None,
+                threads=threads,
+            )
         except ValueError as error:
             raise FormatError(info.file.path, info.offset, info.name, f"cannot become {scheme}: {error}") from None
         for number, plane in enumerate(scheme.planes(*info.shape, layout)):
@@ -208,6 +263,7 @@ class _Job:
     def _row_piece(self, start: int, stop: int) -> tuple[int, int, bytes]:
         from zse.formats.gguf_blocks import dequantize
         from zse.formats.matrix import read_raw_rows, rows_f32
+
         info = self.info
         if not info.shape:
             return 0, 0, self.model.read(info)
@@ -243,7 +299,7 @@ def _set_groups(jobs: list[_Job]) -> None:
 
 
 def _group_key(name: str) -> str | None:
-    """"...self_attn.q_proj.weight" → "...self_attn.weight:qkv"; None for a tensor that stays alone."""
+    """ "...self_attn.q_proj.weight" → "...self_attn.weight:qkv"; None for a tensor that stays alone."""
     match = _MEMBER.fullmatch(name)
     if match is None:
         return None
@@ -253,6 +309,7 @@ def _group_key(name: str) -> str | None:
 
 def _execution_order(model: ModelSource) -> list[TensorInfo]:
     """Norms, biases and other small things first, then the matrices as a step reads them: embedding, layers, head."""
+
     def key(item: tuple[int, TensorInfo]):
         position, info = item
         is_matrix = len(info.shape) >= 2
@@ -266,7 +323,7 @@ def _execution_order(model: ModelSource) -> list[TensorInfo]:
 
 
 def _is_bias(info: TensorInfo) -> bool:
-    return info.name.endswith(".bias")      # q's, k's and v's stand together
+    return info.name.endswith(".bias")  # q's, k's and v's stand together
 
 
 def _row_order(model: ModelSource, info: TensorInfo) -> tuple[list[int] | None, int]:
@@ -284,8 +341,9 @@ def _row_order(model: ModelSource, info: TensorInfo) -> tuple[list[int] | None, 
         layer = int(match[1])
         heads = heads[layer] if layer < len(heads) else None
     if type(heads) is not int or heads <= 0 or info.shape[0] % (2 * heads):
-        raise FormatError(model.path, info.offset, info.name,
-                          f"{info.shape[0]} rows are not {heads!r} heads of even size")
+        raise FormatError(
+            model.path, info.offset, info.name, f"{info.shape[0]} rows are not {heads!r} heads of even size"
+        )
     head_dim = info.shape[0] // heads
     return rope_row_order(heads, head_dim), head_dim
 
@@ -299,24 +357,38 @@ def _identity(model: ModelSource, clip_search: bool) -> bytes:
     return to_json([stamps, clip_search])
 
 
-def _describe(model: ModelSource, quant: str | None, policy: Policy | None,
-              image: bytes | None) -> tuple[dict[str, bytes], list[bytes]]:
+def _describe(
+    model: ModelSource, quant: str | None, policy: Policy | None, image: bytes | None
+) -> tuple[dict[str, bytes], list[bytes]]:
     """The sections whose content is known before the weights, and the blobs of the vocabulary."""
     from zse import __version__
+
     config: dict[str, object] = {"naming": model.naming}
     if model.naming == "gguf":
-        config["metadata"] = {key: _plain(model, key, value) for key, value in model.metadata.items()
-                              if not key.startswith("tokenizer.") and key != "general.alignment"}
+        config["metadata"] = {
+            key: _plain(model, key, value)
+            for key, value in model.metadata.items()
+            if not key.startswith("tokenizer.") and key != "general.alignment"
+        }
     else:
-        config |= {"metadata": dict(model.metadata), "hf_config": model.hf_config,
-                   "generation_config": model.generation_config}
-    provenance = model.provenance if model.kind == "zse" and policy is None else {
-        "made_by": f"zse {__version__}",
-        "source": {"kind": model.kind, "files": [{"name": os.path.basename(file.path), "nbytes": file.size}
-                                                 for file in model.files]},
-        "quantization": {"quant": quant, "group_size": policy.group, "head": policy.head} if policy else None,
-        "source_provenance": model.provenance or None,
-    }
+        config |= {
+            "metadata": dict(model.metadata),
+            "hf_config": model.hf_config,
+            "generation_config": model.generation_config,
+        }
+    provenance = (
+        model.provenance
+        if model.kind == "zse" and policy is None
+        else {
+            "made_by": f"zse {__version__}",
+            "source": {
+                "kind": model.kind,
+                "files": [{"name": os.path.basename(file.path), "nbytes": file.size} for file in model.files],
+            },
+            "quantization": {"quant": quant, "group_size": policy.group, "head": policy.head} if policy else None,
+            "source_provenance": model.provenance or None,
+        }
+    )
     tokenizer, vocabulary = _describe_tokenizer(model, image)
     sections = {"config": config, "tokenizer": tokenizer, "provenance": provenance}
     small = {name: _section(model, name, value) for name, value in sections.items() if value is not None}
@@ -333,18 +405,34 @@ def _describe_tokenizer(model: ModelSource, image: bytes | None) -> tuple[dict |
         items: list[tuple[str, str, int, bytes]] = [("tokenizer.json", "bytes", -1, source.json)]
         value: dict[str, object] = {"kind": "hf", "config": source.config, "special_tokens": source.special_tokens}
     else:
-        items = [(key, array.type, array.count, bytes(array.raw)) for key, array in source.fields.items()
-                 if isinstance(array, StringArray | ScalarArray)]
-        value = {"kind": "gguf", "fields": {key: _plain(model, key, field) for key, field in source.fields.items()
-                                            if not isinstance(field, StringArray | ScalarArray)}}
+        items = [
+            (key, array.type, array.count, bytes(array.raw))
+            for key, array in source.fields.items()
+            if isinstance(array, StringArray | ScalarArray)
+        ]
+        value = {
+            "kind": "gguf",
+            "fields": {
+                key: _plain(model, key, field)
+                for key, field in source.fields.items()
+                if not isinstance(field, StringArray | ScalarArray)
+            },
+        }
     if image is not None:
         items.append((TOKENIZER_IMAGE, "bytes", -1, image))
     blobs = [data for *_, data in items]
     import zlib
+
     value["arrays"] = {
-        key: {"type": type, "count": len(data) if count < 0 else count, "offset": offset, "nbytes": len(data),
-              "crc32": zlib.crc32(data)}
-        for (key, type, count, data), offset in zip(items, place_blobs(blobs)[0], strict=True)}
+        key: {
+            "type": type,
+            "count": len(data) if count < 0 else count,
+            "offset": offset,
+            "nbytes": len(data),
+            "crc32": zlib.crc32(data),
+        }
+        for (key, type, count, data), offset in zip(items, place_blobs(blobs)[0], strict=True)
+    }
     return value, blobs
 
 

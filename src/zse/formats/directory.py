@@ -28,18 +28,27 @@ def open_directory(path: str) -> ModelSource:
         raise FormatError(path, 0, "directory", f"cannot be read: {error.strerror}") from None
     for name in names:
         if name.lower().endswith(REFUSED_ENDINGS):
-            raise FormatError(os.path.join(path, name), 0, "file", "is code or a pickle; a model directory holds data "
-                              "only: remove it, and use the *.safetensors files")
+            raise FormatError(
+                os.path.join(path, name),
+                0,
+                "file",
+                "is code or a pickle; a model directory holds data only: remove it, and use the *.safetensors files",
+            )
     if "config.json" not in names:
         raise FormatError(path, 0, "config.json", "is missing; a model directory has config.json and *.safetensors")
     config = read_object(os.path.join(path, "config.json"), "config.json")
     if "auto_map" in config:
-        raise FormatError(os.path.join(path, "config.json"), 0, "auto_map", "asks to run code from the model; "
-                          "remove it if the architecture is a supported one")
+        raise FormatError(
+            os.path.join(path, "config.json"),
+            0,
+            "auto_map",
+            "asks to run code from the model; remove it if the architecture is a supported one",
+        )
     quantized = config.get("quantization_config") or config.get("compression_config")
     method = None
     if quantized is not None:
         from zse.formats.quantized import read_method
+
         if not isinstance(quantized, dict):
             raise FormatError(os.path.join(path, "config.json"), 0, "quantization_config", "is not an object")
         method = read_method(path, quantized)
@@ -50,13 +59,24 @@ def open_directory(path: str) -> ModelSource:
         tensors, metadata = _open_tensors(path, names, files)
         if method is not None:
             from zse.formats.quantized import combine
+
             tensors = combine(path, tensors, method)
     except Exception:
         for file in files:
             file.close()
         raise
-    return ModelSource("safetensors", path, "hf", files, tensors, metadata=metadata, hf_config=config,
-                       generation_config=generation, tokenizer=tokenizer, chat_template=template)
+    return ModelSource(
+        "safetensors",
+        path,
+        "hf",
+        files,
+        tensors,
+        metadata=metadata,
+        hf_config=config,
+        generation_config=generation,
+        tokenizer=tokenizer,
+        chat_template=template,
+    )
 
 
 def open_single(file: ModelFile) -> ModelSource:
@@ -132,8 +152,12 @@ def _tokenizer(path: str, names: list[str]) -> tuple[TokenizerSource | None, str
     def read_json() -> bytes:
         return _read_all(tokenizer_path, "tokenizer", MAX_TOKENIZER_BYTES)
 
-    return TokenizerSource("hf", read_json=read_json, config=config,
-                           special_tokens=_optional_object(path, names, "special_tokens_map.json")), template
+    return TokenizerSource(
+        "hf",
+        read_json=read_json,
+        config=config,
+        special_tokens=_optional_object(path, names, "special_tokens_map.json"),
+    ), template
 
 
 def _default_template(template: object) -> str | None:

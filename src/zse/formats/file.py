@@ -30,7 +30,7 @@ class ModelFile:
             self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             status = os.fstat(self.fd)
             _check_regular(self.path, status)
-        except (OSError, ValueError) as error:          # ValueError: a NUL in the name
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
             self.close()
             raise FormatError(self.path, 0, "file", f"cannot be opened: {getattr(error, 'strerror', error)}") from None
         except FormatError:
@@ -43,7 +43,7 @@ class ModelFile:
         """`nbytes` bytes at `offset`."""
         self.check(offset, nbytes, field)
         data = self._pread(offset, nbytes, field)
-        while len(data) < nbytes:                       # Linux returns at most 0x7ffff000 bytes a call
+        while len(data) < nbytes:  # Linux returns at most 0x7ffff000 bytes a call
             data += self._pread(offset + len(data), nbytes - len(data), field)
         return data
 
@@ -81,10 +81,11 @@ class ModelFile:
         try:
             for sample in range(8):
                 os.preadv(self.fd, [page], self.size * sample // 8, os.RWF_NOWAIT)
-        except BlockingIOError:         # not there
+        except BlockingIOError:  # not there
             import threading
+
             threading.Thread(target=_will_need, args=(os.dup(self.fd),), daemon=True).start()
-        except OSError:                 # a file system that does not know the flag
+        except OSError:  # a file system that does not know the flag
             return
 
     def close(self) -> None:
@@ -114,11 +115,17 @@ def _will_need(fd: int) -> None:
 
 def _check_regular(path: str, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        kinds = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISCHR, "a device"),
-                 (stat.S_ISBLK, "a device"), (stat.S_ISSOCK, "a socket"))
+        kinds = (
+            (stat.S_ISDIR, "a directory"),
+            (stat.S_ISFIFO, "a pipe"),
+            (stat.S_ISCHR, "a device"),
+            (stat.S_ISBLK, "a device"),
+            (stat.S_ISSOCK, "a socket"),
+        )
         kind = next((name for test, name in kinds if test(status.st_mode)), "a special file")
         raise FormatError(path, 0, "file", f"is {kind}, not a regular file")
     allocated = getattr(status, "st_blocks", 0) * 512
     if status.st_size > SPARSE_BYTES and 0 < allocated < status.st_size // SPARSE_RATIO:
-        raise FormatError(path, 0, "file", f"is sparse: {allocated} of {status.st_size} bytes are on disk; "
-                                           "fetch it again")
+        raise FormatError(
+            path, 0, "file", f"is sparse: {allocated} of {status.st_size} bytes are on disk; fetch it again"
+        )

@@ -16,28 +16,71 @@ from zse.quant.scheme import AffineScheme
 
 # type number -> name, elements of a block, bytes of a block
 TYPES = {
-    0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2),
-    2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34),
-    12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210),
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    30: ("BF16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
 }
 BLOCKS = {name: (elements, nbytes) for name, elements, nbytes in TYPES.values()}
 DENSE_TYPES = ("F32", "F16", "BF16")
 # Each quantized type as affine groups; zse.formats.gguf_blocks has the formulas, EXACT says where nothing is rounded.
 AFFINE = {
-    "Q4_0": AffineScheme(4, 32, True), "Q4_1": AffineScheme(4, 32, False), "Q5_0": AffineScheme(5, 32, True),
-    "Q5_1": AffineScheme(5, 32, False), "Q8_0": AffineScheme(8, 32, True), "Q4_K": AffineScheme(4, 32, False),
-    "Q5_K": AffineScheme(5, 32, False), "Q6_K": AffineScheme(6, 16, True),
+    "Q4_0": AffineScheme(4, 32, True),
+    "Q4_1": AffineScheme(4, 32, False),
+    "Q5_0": AffineScheme(5, 32, True),
+    "Q5_1": AffineScheme(5, 32, False),
+    "Q8_0": AffineScheme(8, 32, True),
+    "Q4_K": AffineScheme(4, 32, False),
+    "Q5_K": AffineScheme(5, 32, False),
+    "Q6_K": AffineScheme(6, 16, True),
 }
 EXACT = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 # Only for messages: a type we do not read is named, not numbered.
 OTHER_TYPES = {
-    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
-    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
-    29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
+    9: "Q8_1",
+    10: "Q2_K",
+    11: "Q3_K",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
+    29: "IQ1_M",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    39: "MXFP4",
+    40: "NVFP4",
 }
 
-VALUE_TYPES = {0: "u8", 1: "i8", 2: "u16", 3: "i16", 4: "u32", 5: "i32", 6: "f32", 7: "bool",
-               10: "u64", 11: "i64", 12: "f64"}
+VALUE_TYPES = {
+    0: "u8",
+    1: "i8",
+    2: "u16",
+    3: "i16",
+    4: "u32",
+    5: "i32",
+    6: "f32",
+    7: "bool",
+    10: "u64",
+    11: "i64",
+    12: "f64",
+}
 STRING, ARRAY = 8, 9
 
 # Far above every public model, and low enough that a hostile header costs little.
@@ -50,7 +93,7 @@ MAX_DIMENSIONS = 4
 MAX_LAYERS = 4096
 MAX_ELEMENTS = 1 << 44
 MAX_ALIGNMENT = 1 << 16
-MAX_LIST_LENGTH = 1 << 12       # longer arrays stay in the file
+MAX_LIST_LENGTH = 1 << 12  # longer arrays stay in the file
 _WINDOW_BYTES = 1 << 16
 
 # Architectures whose converter permutes Q and K rows (llama.cpp convert_hf_to_gguf.py: LlamaModel.permute).
@@ -92,7 +135,7 @@ class _Cursor:
             raise FormatError(self.file.path, offset, field, f"{nbytes} bytes of text; at most {max_bytes} are read")
         window, start = self.take(nbytes, field)
         try:
-            return window[start:start + nbytes].decode()
+            return window[start : start + nbytes].decode()
         except UnicodeDecodeError:
             raise FormatError(self.file.path, offset + 8, field, "is not UTF-8") from None
 
@@ -116,8 +159,8 @@ def _open(file: ModelFile) -> ModelSource:
         if version >> 16 and not version & 0xFFFF:
             raise UnsupportedError("GGUF byte order", "big endian", ("little endian",))
         raise UnsupportedError("GGUF version", version, (2, 3))
-    num_tensors = _count(cursor, "tensor_count", MAX_TENSORS, 32)      # name, rank, one size, type, offset
-    num_keys = _count(cursor, "metadata_kv_count", MAX_KEYS, 13)       # key, type, at least one byte
+    num_tensors = _count(cursor, "tensor_count", MAX_TENSORS, 32)  # name, rank, one size, type, offset
+    num_keys = _count(cursor, "metadata_kv_count", MAX_KEYS, 13)  # key, type, at least one byte
     metadata: dict[str, object] = {}
     for _ in range(num_keys):
         offset = cursor.at
@@ -135,7 +178,12 @@ def _open(file: ModelFile) -> ModelSource:
     fields = {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
     template = metadata.get("tokenizer.chat_template")
     return ModelSource(
-        "gguf", file.path, "gguf", [file], tensors, metadata=metadata,
+        "gguf",
+        file.path,
+        "gguf",
+        [file],
+        tensors,
+        metadata=metadata,
         tokenizer=TokenizerSource("gguf", fields) if "tokenizer.ggml.model" in fields else None,
         chat_template=template if isinstance(template, str) else None,
         interleaved_rope=metadata.get("general.architecture") in INTERLEAVED_ROPE,
@@ -147,16 +195,23 @@ def _check_metadata(file: ModelFile, metadata: dict) -> None:
     tokens = metadata.get("tokenizer.ggml.tokens")
     if tokens is not None and not isinstance(tokens, StringArray):
         raise FormatError(file.path, 0, "tokenizer.ggml.tokens", "is not an array of strings")
-    for key, kind in (("tokenizer.ggml.scores", ScalarArray), ("tokenizer.ggml.token_type", ScalarArray),
-                      ("tokenizer.ggml.merges", StringArray)):
+    for key, kind in (
+        ("tokenizer.ggml.scores", ScalarArray),
+        ("tokenizer.ggml.token_type", ScalarArray),
+        ("tokenizer.ggml.merges", StringArray),
+    ):
         array = metadata.get(key)
         if array is None:
             continue
         if not isinstance(array, kind):
             raise FormatError(file.path, 0, key, "is not an array of its kind")
         if kind is ScalarArray and (tokens is None or array.count != tokens.count):
-            raise FormatError(file.path, array.offset, key, f"{array.count} entries for a vocabulary of "
-                                                            f"{tokens.count if tokens else 0}")
+            raise FormatError(
+                file.path,
+                array.offset,
+                key,
+                f"{array.count} entries for a vocabulary of {tokens.count if tokens else 0}",
+            )
     layers = metadata.get(f"{metadata.get('general.architecture')}.block_count", 1)
     if type(layers) is not int or not 0 < layers <= MAX_LAYERS:
         raise FormatError(file.path, 0, "block_count", f"{str(layers)[:40]} is not a number from 1 to {MAX_LAYERS}")
@@ -194,7 +249,7 @@ def _scalars(cursor: _Cursor, key: str, type: str, count: int) -> tuple:
     offset = cursor.at
     window, start = cursor.take(nbytes * count, key)
     if type == "bool":
-        if any(byte > 1 for byte in window[start:start + count]):
+        if any(byte > 1 for byte in window[start : start + count]):
             raise FormatError(cursor.file.path, offset, key, "a bool is neither 0 nor 1")
     return struct.unpack_from(f"<{count}{letter}", window, start)
 
@@ -224,8 +279,9 @@ def _array(cursor: _Cursor, key: str) -> "list | StringArray | ScalarArray":
 def _alignment(file: ModelFile, metadata: dict) -> int:
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 8 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
-        raise FormatError(file.path, 0, "general.alignment",
-                          f"{alignment!r} is not a power of two between 8 and {MAX_ALIGNMENT}")
+        raise FormatError(
+            file.path, 0, "general.alignment", f"{alignment!r} is not a power of two between 8 and {MAX_ALIGNMENT}"
+        )
     return alignment
 
 
@@ -246,7 +302,7 @@ def _tensor_index(cursor: _Cursor, count: int, alignment: int) -> dict[str, Tens
         entries.append((start, name, tuple(reversed(sizes)), number, place))
     data = cursor.at + -cursor.at % alignment
     tensors: dict[str, TensorInfo] = {}
-    for start, name, shape, number, place in entries:       # shape: outermost first
+    for start, name, shape, number, place in entries:  # shape: outermost first
         if name in tensors:
             raise FormatError(file.path, start, name, "stands twice in the tensor index")
         if number not in TYPES:
@@ -263,8 +319,12 @@ def _tensor_index(cursor: _Cursor, count: int, alignment: int) -> dict[str, Tens
             raise FormatError(file.path, start, name, f"data offset {place} is not a multiple of {alignment}")
         nbytes = total // elements * block_bytes
         if data + place > file.size or nbytes > file.size - data - place:
-            raise FormatError(file.path, start, name,
-                              f"bytes [{data + place}, {data + place + nbytes}) end beyond the file's {file.size}")
+            raise FormatError(
+                file.path,
+                start,
+                name,
+                f"bytes [{data + place}, {data + place + nbytes}) end beyond the file's {file.size}",
+            )
         tensors[name] = TensorInfo(name, type, shape, file, data + place, nbytes, "rows" if elements == 1 else "ggml")
     check_overlap(tensors.values())
     return tensors

@@ -32,7 +32,7 @@ _SUBBLOCK_COLUMNS = {"Q6_K": 16}
 
 def _f16(blocks: NDArray, start: int) -> NDArray:
     """The f16 at byte `start` of every block, as f32 [blocks, 1]."""
-    return np.ascontiguousarray(blocks[:, start:start + 2]).view(np.float16).astype(np.float32)
+    return np.ascontiguousarray(blocks[:, start : start + 2]).view(np.float16).astype(np.float32)
 
 
 def _nibbles(bytes_: NDArray) -> NDArray:
@@ -94,7 +94,7 @@ def _q5_k(b):
 
 
 def _q6_k(b):
-    low = b[:, 0:128].reshape(-1, 2, 1, 64)                 # per half of 128 elements: 64 bytes, low nibbles first
+    low = b[:, 0:128].reshape(-1, 2, 1, 64)  # per half of 128 elements: 64 bytes, low nibbles first
     low = np.concatenate([low & _LOW, low >> 4], axis=2).reshape(-1, 2, 4, 32)
     top = b[:, 128:192].reshape(-1, 2, 1, 32)
     top = np.concatenate([top >> shift & 3 for shift in (0, 2, 4, 6)], axis=2)
@@ -102,8 +102,16 @@ def _q6_k(b):
     return (low | top << 4).reshape(-1, 256), _f16(b, 208) * scales, None
 
 
-_UNPACK = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0,
-           "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k}
+_UNPACK = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}
 
 
 def unpack_blocks(type: str, raw) -> tuple[NDArray, NDArray, NDArray | None]:
@@ -135,7 +143,7 @@ def to_affine(type: str, raw, shape: tuple[int, int]) -> AffineArrays:
     """A matrix of GGUF blocks as affine groups (the table above). shape: (rows, columns)."""
     q, scale, offset = unpack_blocks(type, raw)
     n, k = shape
-    with np.errstate(over="ignore"):        # a product above 65504 becomes inf; `zse verify` finds it
+    with np.errstate(over="ignore"):  # a product above 65504 becomes inf; `zse verify` finds it
         narrow_scale = scale.astype(np.float16).reshape(n, -1)
         narrow_offset = None if offset is None else offset.astype(np.float16).reshape(n, -1)
     return AffineArrays(AFFINE[type], q.reshape(n, k), narrow_scale, narrow_offset)

@@ -24,9 +24,17 @@ def info(path: str | os.PathLike) -> dict:
             entry["tensors"] += 1
             entry["parameters"] += tensor.num_elements
             entry["nbytes"] += tensor.nbytes
-            tensors.append({"name": tensor.name, "type": tensor.type, "layout": tensor.layout,
-                            "shape": list(tensor.shape), "nbytes": tensor.nbytes, "offset": tensor.offset,
-                            "file": tensor.file.path})
+            tensors.append(
+                {
+                    "name": tensor.name,
+                    "type": tensor.type,
+                    "layout": tensor.layout,
+                    "shape": list(tensor.shape),
+                    "nbytes": tensor.nbytes,
+                    "offset": tensor.offset,
+                    "file": tensor.file.path,
+                }
+            )
         parameters = sum(entry["parameters"] for entry in types.values())
         metadata = dict(model.metadata)
         if model.naming == "hf":
@@ -39,12 +47,22 @@ def info(path: str | os.PathLike) -> dict:
                 tokenizer["model"] = _shown(model.tokenizer.fields.get("tokenizer.ggml.model"))
                 tokenizer["pre"] = _shown(model.tokenizer.fields.get("tokenizer.ggml.pre"))
         return {
-            "path": model.path, "kind": model.kind, "naming": model.naming, "architecture": model.architecture,
-            "nbytes": model.nbytes, "files": [{"path": file.path, "nbytes": file.size} for file in model.files],
-            "num_parameters": parameters, "vocab_size": model.vocab_size, "num_tensors": len(tensors), "types": types,
+            "path": model.path,
+            "kind": model.kind,
+            "naming": model.naming,
+            "architecture": model.architecture,
+            "nbytes": model.nbytes,
+            "files": [{"path": file.path, "nbytes": file.size} for file in model.files],
+            "num_parameters": parameters,
+            "vocab_size": model.vocab_size,
+            "num_tensors": len(tensors),
+            "types": types,
             "bits_per_weight": 8 * sum(entry["nbytes"] for entry in types.values()) / max(parameters, 1),
-            "tensors": tensors, "metadata": {key: _shown(value) for key, value in metadata.items()},
-            "tokenizer": tokenizer, "chat_template": model.chat_template is not None, "provenance": model.provenance,
+            "tensors": tensors,
+            "metadata": {key: _shown(value) for key, value in metadata.items()},
+            "tokenizer": tokenizer,
+            "chat_template": model.chat_template is not None,
+            "provenance": model.provenance,
         }
 
 

@@ -5,7 +5,7 @@ import json
 from zse.errors import FormatError
 from zse.formats.file import ModelFile
 
-MAX_JSON_BYTES = 1 << 24        # parsed, JSON takes up to ten times its size
+MAX_JSON_BYTES = 1 << 24  # parsed, JSON takes up to ten times its size
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict:
@@ -27,7 +27,7 @@ def parse_object(data: bytes, path: str, offset: int, field: str) -> dict:
     """The JSON object in `data`, which lies at `offset` of `path`. NaN and Infinity are refused."""
     try:
         value = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:       # ValueError: also bad UTF-8 and numbers of over 4,300 digits
+    except (ValueError, RecursionError) as error:  # ValueError: also bad UTF-8 and numbers of over 4,300 digits
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise FormatError(path, offset, field, f"is not valid JSON: {reason}") from None
     if not isinstance(value, dict):

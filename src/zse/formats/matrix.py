@@ -27,19 +27,10 @@ from zse.quant.pack import (
     unpack_dense,
 )
 from zse.quant.quantize import MANY_THREADS_ELEMENTS, quantize, quantize_fp8
-from zse.quant.scheme import (
-    FP8_SCALINGS,
-    LAYOUT,
-    AffineScheme,
-    DenseScheme,
-    Fp8Scheme,
-    Plane,
-    Scheme,
-    rows_per_line,
-)
+from zse.quant.scheme import FP8_SCALINGS, LAYOUT, AffineScheme, DenseScheme, Fp8Scheme, Plane, Scheme, rows_per_line
 
 FP8_TYPES = tuple(Fp8Scheme(scaling).name for scaling in FP8_SCALINGS)
-STORED_AS = {"e4m3": "F8_E4M3", "f32": "F32"}       # safetensors' names of the types of fp8 planes
+STORED_AS = {"e4m3": "F8_E4M3", "f32": "F32"}  # safetensors' names of the types of fp8 planes
 FLOATS = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 
 
@@ -48,8 +39,14 @@ def row_bytes(info: TensorInfo) -> int:
     return info.nbytes // info.shape[0]
 
 
-def read_raw_rows(source: ModelSource, info: TensorInfo, start: int, stop: int,
-                  order: Sequence[int] | None = None, order_span: int = 1) -> bytes:
+def read_raw_rows(
+    source: ModelSource,
+    info: TensorInfo,
+    start: int,
+    stop: int,
+    order: Sequence[int] | None = None,
+    order_span: int = 1,
+) -> bytes:
     """The stored bytes of rows [start, stop). With `order`, row i is the stored row order[i]; order maps every
     aligned run of `order_span` rows onto itself (a head of attn_q), which bounds what is read."""
     if order is None:
@@ -81,8 +78,14 @@ def _narrow_scale(source: ModelSource, part: TensorInfo, plane: Plane) -> NDArra
     return widen(values, FLOATS[part.type]).reshape(plane.shape)
 
 
-def rows_affine(source: ModelSource, info: TensorInfo, start: int, stop: int, order: Sequence[int] | None = None,
-                order_span: int = 1) -> AffineArrays:
+def rows_affine(
+    source: ModelSource,
+    info: TensorInfo,
+    start: int,
+    stop: int,
+    order: Sequence[int] | None = None,
+    order_span: int = 1,
+) -> AffineArrays:
     """Rows [start, stop) as the affine groups that the tensor has or maps onto. r16: start is a multiple of 16."""
     if info.layout in CHECKPOINTS:
         return CheckpointRows(source, info).affine(start, stop)
@@ -95,8 +98,14 @@ def rows_affine(source: ModelSource, info: TensorInfo, start: int, stop: int, or
     return to_affine(info.type, raw, (stop - start, info.shape[1]))
 
 
-def rows_f32(source: ModelSource, info: TensorInfo, start: int, stop: int, order: Sequence[int] | None = None,
-             order_span: int = 1) -> NDArray:
+def rows_f32(
+    source: ModelSource,
+    info: TensorInfo,
+    start: int,
+    stop: int,
+    order: Sequence[int] | None = None,
+    order_span: int = 1,
+) -> NDArray:
     """Rows [start, stop) as f32, exactly what the file means. UnsupportedError for types that are no weights."""
     if info.layout in CHECKPOINTS:
         return rows_affine(source, info, start, stop).dequantize()
@@ -117,8 +126,14 @@ def rows_f32(source: ModelSource, info: TensorInfo, start: int, stop: int, order
     return dequantize(info.type, read_raw_rows(source, info, start, stop, order, order_span), shape)
 
 
-def rows_dense(source: ModelSource, info: TensorInfo, start: int, stop: int, order: Sequence[int] | None = None,
-               order_span: int = 1) -> NDArray:
+def rows_dense(
+    source: ModelSource,
+    info: TensorInfo,
+    start: int,
+    stop: int,
+    order: Sequence[int] | None = None,
+    order_span: int = 1,
+) -> NDArray:
     """Rows [start, stop) of an F32, F16 or BF16 tensor in its own dtype (bf16 as u16), bit for bit."""
     raw = read_raw_rows(source, info, start, stop, order, order_span)
     return np.frombuffer(raw, NUMPY_DTYPE[FLOATS[info.type]]).reshape(stop - start, *info.shape[1:])
@@ -143,9 +158,20 @@ def prepare(source: ModelSource, info: TensorInfo) -> "CheckpointRows | None":
     return CheckpointRows(source, info) if info.layout in CHECKPOINTS else None
 
 
-def planes_of_rows(source: ModelSource, info: TensorInfo, scheme: Scheme, layout: str, start: int, stop: int, *,
-                   order: Sequence[int] | None = None, order_span: int = 1, search: bool = True,
-                   prepared: CheckpointRows | None = None, threads: int = 1) -> dict[str, NDArray]:
+def planes_of_rows(
+    source: ModelSource,
+    info: TensorInfo,
+    scheme: Scheme,
+    layout: str,
+    start: int,
+    stop: int,
+    *,
+    order: Sequence[int] | None = None,
+    order_span: int = 1,
+    search: bool = True,
+    prepared: CheckpointRows | None = None,
+    threads: int = 1,
+) -> dict[str, NDArray]:
     """The planes of rows [start, stop) in `scheme` and `layout`, whatever the file stores: copied where it has them,
     packed where it has the numbers, rounded or quantized where it has others.
 

@@ -24,9 +24,12 @@ from zse.quant.scheme import FP8_BLOCK, GROUPS, AffineScheme, Fp8Scheme, Scheme
 METHODS = ("awq", "gptq", "compressed-tensors", "fp8")
 # Nibble i of a word of AWQ's "gemm" format is column AWQ_ORDER[i] of its eight.
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-_PARTS = {"awq": ("qweight", "qzeros", "scales"), "gptq": ("qweight", "qzeros", "scales", "g_idx"),
-          "packed": ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
-          "fp8": ("weight", "weight_scale", "weight_scale_inv", "input_scale", "output_scale")}
+_PARTS = {
+    "awq": ("qweight", "qzeros", "scales"),
+    "gptq": ("qweight", "qzeros", "scales", "g_idx"),
+    "packed": ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
+    "fp8": ("weight", "weight_scale", "weight_scale_inv", "input_scale", "output_scale"),
+}
 _FLOAT_SCALES = ("F32", "F16", "BF16")
 
 
@@ -43,7 +46,7 @@ def read_method(path: str, config: dict) -> Method:
     """The method of a config.json's `quantization_config`. UnsupportedError names what is not known."""
     name = config.get("quant_method")
     if name is None and config.get("format"):
-        name = "compressed-tensors"         # early files of that library
+        name = "compressed-tensors"  # early files of that library
     if name == "awq":
         version = str(config.get("version", "gemm")).lower()
         if version != "gemm":
@@ -55,8 +58,13 @@ def read_method(path: str, config: dict) -> Method:
         kind = str(config.get("checkpoint_format", "gptq")).lower()
         if kind not in ("gptq", "gptq_v2"):
             raise UnsupportedError(f"{path}: GPTQ checkpoint_format", kind, ("gptq", "gptq_v2"))
-        return Method("gptq", bits, _group(path, config.get("group_size", 128)), bool(config.get("sym", True)),
-                      1 if kind == "gptq" else 0)
+        return Method(
+            "gptq",
+            bits,
+            _group(path, config.get("group_size", 128)),
+            bool(config.get("sym", True)),
+            1 if kind == "gptq" else 0,
+        )
     if name == "fp8":
         block = config.get("weight_block_size")
         if block not in (None, [FP8_BLOCK, FP8_BLOCK]):
@@ -64,8 +72,9 @@ def read_method(path: str, config: dict) -> Method:
         return Method("rows", 8, 0, True)
     if name == "compressed-tensors":
         return _compressed(path, config)
-    raise UnsupportedError(f"{path}: quantization method", str(name)[:80],
-                           (*METHODS, "none (zse convert --quant makes a model small)"))
+    raise UnsupportedError(
+        f"{path}: quantization method", str(name)[:80], (*METHODS, "none (zse convert --quant makes a model small)")
+    )
 
 
 def _compressed(path: str, config: dict) -> Method:
@@ -106,7 +115,7 @@ def _group(path: str, size: object) -> int:
     size = 0 if size in (-1, None) else size
     if size not in GROUPS:
         raise UnsupportedError(f"{path}: group_size", size, GROUPS)
-    return int(size)        # type: ignore[call-overload]
+    return int(size)  # type: ignore[call-overload]
 
 
 def combine(path: str, tensors: dict[str, TensorInfo], method: Method) -> dict[str, TensorInfo]:
@@ -115,8 +124,11 @@ def combine(path: str, tensors: dict[str, TensorInfo], method: Method) -> dict[s
     Raises FormatError for parts that are missing or do not fit together, UnsupportedError for act-order.
     """
     marker = {"awq": "qweight", "gptq": "qweight", "packed": "weight_packed", "rows": "weight"}[method.layout]
-    stems = [name[:-len(marker) - 1] for name, info in tensors.items() if name.endswith("." + marker) and
-             (method.layout != "rows" or info.type == "F8_E4M3")]
+    stems = [
+        name[: -len(marker) - 1]
+        for name, info in tensors.items()
+        if name.endswith("." + marker) and (method.layout != "rows" or info.type == "F8_E4M3")
+    ]
     known = _PARTS["fp8" if method.layout == "rows" else method.layout]
     taken: dict[str, TensorInfo] = {}
     used: set[str] = set()
@@ -129,7 +141,7 @@ def combine(path: str, tensors: dict[str, TensorInfo], method: Method) -> dict[s
         stem = name.rpartition(".")[0]
         if name not in used:
             result[name] = info
-        elif f"{stem}.weight" in taken:         # where the first of its parts stood
+        elif f"{stem}.weight" in taken:  # where the first of its parts stood
             result[f"{stem}.weight"] = taken.pop(f"{stem}.weight")
     return result
 
@@ -168,16 +180,17 @@ def _integers(path: str, name: str, parts: dict[str, TensorInfo], method: Method
         raise _wrong(packed, "has no matrix of scales beside it")
     if packed.type not in ("I32", "U32") or len(packed.shape) != 2:
         raise _wrong(packed, f"is {packed.type} {list(packed.shape)}, expected I32 words")
-    if layout == "awq":             # [K, N / 8]
+    if layout == "awq":  # [K, N / 8]
         k, n = packed.shape[0], packed.shape[1] * per_word
-    elif layout == "gptq":          # [K / 8, N]
+    elif layout == "gptq":  # [K / 8, N]
         k, n = packed.shape[0] * per_word, packed.shape[1]
-    else:                           # [N, K / 8]
+    else:  # [N, K / 8]
         n, k = packed.shape[0], packed.shape[1] * per_word
     scheme = AffineScheme(method.bits, method.group, method.symmetric)
     if not scheme.fits(k) or n % per_word:
-        raise UnsupportedError(f"{name}: shape of a weight with groups of {method.group}", [n, k],
-                               ["multiples of the group"])
+        raise UnsupportedError(
+            f"{name}: shape of a weight with groups of {method.group}", [n, k], ["multiples of the group"]
+        )
     groups = scheme.groups(k)
     expected = (n, groups) if layout == "packed" else (groups, n)
     if scale.shape != expected:
@@ -196,27 +209,40 @@ def _integers(path: str, name: str, parts: dict[str, TensorInfo], method: Method
         stored["zero"] = zeros
     # A symmetric GPTQ file repeats 2**(bits-1) as every zero point, one less in its first version.
     if layout == "gptq" and method.symmetric:
-        _check_symmetric(zeros, method)     # type: ignore[arg-type]
+        _check_symmetric(zeros, method)  # type: ignore[arg-type]
         del stored["zero"]
     if method.zero_offset and "zero" in stored:
         layout = "gptq+1"
     return _combined(name, scheme, (n, k), layout, stored)
 
 
-def _combined(name: str, scheme: Scheme, shape: tuple[int, int], layout: str,
-              parts: dict[str, TensorInfo]) -> TensorInfo:
+def _combined(
+    name: str, scheme: Scheme, shape: tuple[int, int], layout: str, parts: dict[str, TensorInfo]
+) -> TensorInfo:
     first = next(iter(parts.values()))
-    return TensorInfo(name, scheme.name, shape, first.file, first.offset, sum(part.nbytes for part in parts.values()),
-                      layout, None, None, parts)
+    return TensorInfo(
+        name,
+        scheme.name,
+        shape,
+        first.file,
+        first.offset,
+        sum(part.nbytes for part in parts.values()),
+        layout,
+        None,
+        None,
+        parts,
+    )
 
 
 def _check_order(order: TensorInfo, group: int) -> None:
     """GPTQ's act-order: columns of a group may lie anywhere. Then no group is a range of columns."""
     from array import array
+
     values = array("i", order.file.read(order.offset, order.nbytes, order.name))
     if any(value != column // group for column, value in enumerate(values)):
-        raise UnsupportedError(f"{order.name}: order of the columns", "act-order (desc_act)",
-                               ("groups of consecutive columns",))
+        raise UnsupportedError(
+            f"{order.name}: order of the columns", "act-order (desc_act)", ("groups of consecutive columns",)
+        )
 
 
 def _check_symmetric(zeros: TensorInfo, method: Method) -> None:

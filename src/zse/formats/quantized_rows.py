@@ -24,8 +24,10 @@ class CheckpointRows:
         scheme = info.scheme
         assert isinstance(scheme, AffineScheme)
         self.scheme = scheme
-        self._parts = {role: np.frombuffer(source.read(part), _DTYPE[part.type]).reshape(part.shape)
-                       for role, part in info.parts.items()}
+        self._parts = {
+            role: np.frombuffer(source.read(part), _DTYPE[part.type]).reshape(part.shape)
+            for role, part in info.parts.items()
+        }
         scale = self._parts["scale"]
         wide = bf16_to_f32(scale) if info.parts["scale"].type == "BF16" else scale.astype(np.float32)
         if np.abs(wide).max(initial=0) > 65504:
@@ -74,5 +76,5 @@ def _unpack(words: NDArray, bits: int, axis: int, order: tuple[int, ...] | None 
     for field, place in enumerate(places):
         target = out[:, :, place] if axis == 1 else out[:, place]
         np.copyto(target, (words >> np.uint32(bits * field)) & np.uint32((1 << bits) - 1), casting="unsafe")
-    shape[axis:axis + 2] = [shape[axis] * count]
+    shape[axis : axis + 2] = [shape[axis] * count]
     return out.reshape(shape)

@@ -7,9 +7,24 @@ from zse.formats.source import TensorInfo
 
 # Bytes of an element. Weights are F32, F16 or BF16; the others occur in checkpoints that others quantized
 # (zse.formats.quantized), and as buffers (position ids) that no model reads.
-DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
-          "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
-MAX_HEADER_BYTES = 1 << 24          # 60,000 tensors take 8 MB; the format allows 100 MB, which Python would make 1 GB
+DTYPES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U64": 8,
+    "U32": 4,
+    "U16": 2,
+    "U8": 1,
+    "BOOL": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+}
+MAX_HEADER_BYTES = 1 << 24  # 60,000 tensors take 8 MB; the format allows 100 MB, which Python would make 1 GB
 MAX_RANK = 8
 MAX_NAME_BYTES = 1024
 
@@ -18,17 +33,23 @@ def read_header(file: ModelFile) -> tuple[dict[str, TensorInfo], dict[str, str]]
     """The tensors of one file, in the order of their data, and its `__metadata__`."""
     length = int.from_bytes(file.read(0, 8, "header length"), "little")
     if length > MAX_HEADER_BYTES or length > file.size - 8:
-        raise FormatError(file.path, 0, "header length", f"{length}; the file has {file.size} bytes and at most "
-                                                         f"{MAX_HEADER_BYTES} are read")
+        raise FormatError(
+            file.path,
+            0,
+            "header length",
+            f"{length}; the file has {file.size} bytes and at most {MAX_HEADER_BYTES} are read",
+        )
     header = parse_object(file.read(8, length, "header"), file.path, 8, "header")
     data = 8 + length
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise FormatError(file.path, 8, "__metadata__", "is not an object of strings")
-    infos = sorted((_tensor(file, name, entry, data) for name, entry in header.items()),
-                   key=lambda info: (info.offset, info.nbytes))
+    infos = sorted(
+        (_tensor(file, name, entry, data) for name, entry in header.items()),
+        key=lambda info: (info.offset, info.nbytes),
+    )
     end = data
-    for info in infos:                  # the format allows neither overlaps nor holes
+    for info in infos:  # the format allows neither overlaps nor holes
         if info.offset != end:
             relation = "overlaps" if info.offset < end else "leaves a hole after"
             raise FormatError(file.path, info.offset, info.name, f"{relation} the tensor that ends at {end}")

@@ -19,8 +19,13 @@ DENSE_TYPES = ("F32", "F16", "BF16")
 SUPPORTED_FILES = ("*.gguf", "*.safetensors", "*.zse", "a directory with config.json and *.safetensors")
 
 
-class TensorInfo(namedtuple("TensorInfo", "name type shape file offset nbytes layout crc32 planes parts",
-                            defaults=("rows", None, None, None))):
+class TensorInfo(
+    namedtuple(
+        "TensorInfo",
+        "name type shape file offset nbytes layout crc32 planes parts",
+        defaults=("rows", None, None, None),
+    )
+):
     """Where a tensor lies.
 
     type: "F32", "F16", "BF16", "Q4_1", ... (GGUF's and safetensors' names), or a scheme's name.
@@ -45,6 +50,7 @@ class TensorInfo(namedtuple("TensorInfo", "name type shape file offset nbytes la
         UnsupportedError for element types that are no weights, such as I64."""
         if self.layout == "ggml":
             from zse.formats.gguf import AFFINE
+
             return AFFINE[self.type]
         return parse_scheme(self.type.lower())
 
@@ -62,8 +68,10 @@ class TensorInfo(namedtuple("TensorInfo", "name type shape file offset nbytes la
             planes = self.scheme.planes(*self.shape, self.layout)
             return [(plane, self.file, offset) for plane, offset in zip(planes, self.planes, strict=True)]
         n, k = self.shape
-        return [(plane, self.file, self.offset + offset)
-                for plane, offset in placed_planes(self.scheme, n, k, self.layout)[0]]
+        return [
+            (plane, self.file, self.offset + offset)
+            for plane, offset in placed_planes(self.scheme, n, k, self.layout)[0]
+        ]
 
     def ranges(self) -> list[tuple["ModelFile", int, int]]:
         """(file, offset, bytes) of everything that belongs to the tensor, in the order of its bytes."""
@@ -94,8 +102,15 @@ class TokenizerSource:
 
     __slots__ = ("kind", "fields", "config", "special_tokens", "image", "_read_json")
 
-    def __init__(self, kind: str, fields: dict | None = None, read_json=None, config: dict | None = None,
-                 special_tokens: dict | None = None, image=None):
+    def __init__(
+        self,
+        kind: str,
+        fields: dict | None = None,
+        read_json=None,
+        config: dict | None = None,
+        special_tokens: dict | None = None,
+        image=None,
+    ):
         self.kind, self.fields, self._read_json = kind, fields or {}, read_json
         self.config, self.special_tokens, self.image = config or {}, special_tokens or {}, image
 
@@ -118,10 +133,22 @@ class ModelSource:
     provenance: dict of where a `.zse` comes from, else {}.
     """
 
-    def __init__(self, kind: str, path: str, naming: str, files: list[ModelFile], tensors: dict[str, TensorInfo], *,
-                 metadata: dict | None = None, hf_config: dict | None = None, generation_config: dict | None = None,
-                 tokenizer: TokenizerSource | None = None, chat_template: str | None = None,
-                 interleaved_rope: bool = False, provenance: dict | None = None):
+    def __init__(
+        self,
+        kind: str,
+        path: str,
+        naming: str,
+        files: list[ModelFile],
+        tensors: dict[str, TensorInfo],
+        *,
+        metadata: dict | None = None,
+        hf_config: dict | None = None,
+        generation_config: dict | None = None,
+        tokenizer: TokenizerSource | None = None,
+        chat_template: str | None = None,
+        interleaved_rope: bool = False,
+        provenance: dict | None = None,
+    ):
         self.kind, self.path, self.naming, self.files, self.tensors = kind, path, naming, files, tensors
         self.metadata = metadata or {}
         self.hf_config, self.generation_config = hf_config, generation_config
@@ -223,17 +250,21 @@ def open_model(path: str | os.PathLike) -> ModelSource:
     path = os.fspath(path)
     if os.path.isdir(path):
         from zse.formats.directory import open_directory
+
         return open_directory(path)
     file = ModelFile(path)
     start = file.read(0, min(16, file.size))
     if start[:4] == b"GGUF" or start[:4] == b"FUGG":
         from zse.formats.gguf import open_gguf
+
         return open_gguf(file)
     if start[1:4] == b"ZSE":
         from zse.formats.zse import open_zse
+
         return open_zse(file)
     if start[8:9] == b"{":
         from zse.formats.directory import open_single
+
         return open_single(file)
     file.close()
     raise UnsupportedError("model file", path, SUPPORTED_FILES)

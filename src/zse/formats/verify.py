@@ -19,8 +19,9 @@ class VerifyReport(namedtuple("VerifyReport", "path kind num_tensors nbytes chec
     __slots__ = ()
 
 
-def verify(path: str | os.PathLike, progress: Callable[[int, int, str], None] | None = None, *,
-           numbers: bool = True) -> VerifyReport:
+def verify(
+    path: str | os.PathLike, progress: Callable[[int, int, str], None] | None = None, *, numbers: bool = True
+) -> VerifyReport:
     """Checks a model from end to end. Raises FormatError at the first damage, naming file, offset and tensor.
 
     Every format: the structure (as every opening does), every byte readable, the vocabulary's strings, and with
@@ -55,8 +56,12 @@ def _verify_bytes(model: ModelSource, info: TensorInfo) -> None:
     for start in range(0, info.nbytes, _CHUNK_BYTES):
         crc32 = zlib.crc32(model.read(info, start, min(_CHUNK_BYTES, info.nbytes - start)), crc32)
     if info.crc32 is not None and crc32 != info.crc32:
-        raise FormatError(info.file.path, info.offset, info.name,
-                          f"checksum is {crc32:08x}, the index says {info.crc32:08x}: the weights are damaged")
+        raise FormatError(
+            info.file.path,
+            info.offset,
+            info.name,
+            f"checksum is {crc32:08x}, the index says {info.crc32:08x}: the weights are damaged",
+        )
 
 
 def _verify_tokenizer(model: ModelSource) -> bool:
@@ -64,14 +69,15 @@ def _verify_tokenizer(model: ModelSource) -> bool:
     if tokenizer is None:
         return False
     if tokenizer.image is not None:
-        tokenizer.image()           # reads and checks
+        tokenizer.image()  # reads and checks
     if tokenizer.kind == "hf":
         from zse.formats.jsontext import parse_object
+
         parse_object(tokenizer.json, model.path, 0, "tokenizer.json")
         return True
     for array in tokenizer.fields.values():
         if isinstance(array, StringArray | ScalarArray):
-            _ = array.raw           # reads, walks and checks
+            _ = array.raw  # reads, walks and checks
     return True
 
 
@@ -82,12 +88,13 @@ def _verify_numbers(model: ModelSource, info: TensorInfo) -> bool:
     from zse.formats.gguf_blocks import unpack_blocks
     from zse.formats.matrix import FLOATS, FP8_TYPES, read_planes, widen
     from zse.quant.pack import e4m3_to_f32
+
     if info.layout in ("awq", "gptq", "gptq+1", "packed"):
         return _verify_numbers(model, info.parts["scale"])
     is_fp8 = info.type in FP8_TYPES
     if info.layout == "rows" and info.type not in FLOATS and not is_fp8:
         return False
-    if len(info.shape) < 2:         # a number, or a vector, perhaps of blocks
+    if len(info.shape) < 2:  # a number, or a vector, perhaps of blocks
         parts, row_bytes = [(0, 1)], info.nbytes
     else:
         row_bytes = info.nbytes // info.shape[0]
@@ -111,14 +118,16 @@ def _verify_numbers(model: ModelSource, info: TensorInfo) -> bool:
         for name, array in arrays.items():
             if not np.isfinite(array).all():
                 what = {"w": "weight"}.get(name, name)
-                raise FormatError(info.file.path, info.offset, info.name,
-                                  f"a {what} in rows [{start}, {stop}) is NaN or infinite")
+                raise FormatError(
+                    info.file.path, info.offset, info.name, f"a {what} in rows [{start}, {stop}) is NaN or infinite"
+                )
     return True
 
 
 def _verify_gaps(model: ModelSource) -> None:
     """A .zse holds nothing but its sections and tensors: everything between them is zero."""
     from zse.formats.zse import ENTRY, HEADER, read_sections
+
     file = model.files[0]
     sections = read_sections(file)
     taken = [(0, HEADER.size + len(sections) * ENTRY.size)]

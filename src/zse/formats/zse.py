@@ -17,25 +17,45 @@ from zse.formats.jsontext import parse_object
 from zse.formats.source import ModelSource, TensorInfo, TokenizerSource
 from zse.quant.scheme import LAYOUT, PLANE_ALIGN, ROWS, SCHEMES, Plane, parse_scheme, placed_planes
 
-MAGIC = b"\x89ZSE\r\n\x1a\n"        # as PNG's: shows transfers that changed line ends or dropped the eighth bit
+MAGIC = b"\x89ZSE\r\n\x1a\n"  # as PNG's: shows transfers that changed line ends or dropped the eighth bit
 VERSION = 2
-VERSIONS = (1, 2)                   # 1: the planes of a tensor follow one another, no tokenizer image
+VERSIONS = (1, 2)  # 1: the planes of a tensor follow one another, no tokenizer image
 PAGE = 4096
-HEADER = struct.Struct("<8sIIQI36x")            # magic, version, sections, file bytes, CRC-32 of header and table
-ENTRY = struct.Struct("<24sQQII16x")            # name, offset, bytes, CRC-32, flags
-COVERED = 1                                     # flag: the section's parts have their own checksums in another section
+HEADER = struct.Struct("<8sIIQI36x")  # magic, version, sections, file bytes, CRC-32 of header and table
+ENTRY = struct.Struct("<24sQQII16x")  # name, offset, bytes, CRC-32, flags
+COVERED = 1  # flag: the section's parts have their own checksums in another section
 MAX_SECTIONS = (PAGE - HEADER.size) // ENTRY.size
-MAX_SMALL_BYTES = 1 << 25                       # a section that is read as a whole: an index of 130,000 tensors
+MAX_SMALL_BYTES = 1 << 25  # a section that is read as a whole: an index of 130,000 tensors
 MAX_TENSORS = 1 << 17
 MAX_NAME_BYTES = 1024
 MAX_RANK = 8
-OFFSET_ALIGN = 16                   # bytes; of planes that continue those of another tensor
-DENSE_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
-               "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1}
+OFFSET_ALIGN = 16  # bytes; of planes that continue those of another tensor
+DENSE_BYTES = {
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "F64": 8,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U64": 8,
+    "U32": 4,
+    "U16": 2,
+    "U8": 1,
+    "BOOL": 1,
+}
 # name -> flags it must have. Other sections are left alone: a later version may add some.
-SECTIONS = {"config": 0, "tokenizer": 0, "template": 0, "index": 0, "provenance": 0, "vocabulary": COVERED,
-            "weights": COVERED}
-TOKENIZER_IMAGE = "image"           # the tokenizer's tables as its C library uses them, among the tokenizer's arrays
+SECTIONS = {
+    "config": 0,
+    "tokenizer": 0,
+    "template": 0,
+    "index": 0,
+    "provenance": 0,
+    "vocabulary": COVERED,
+    "weights": COVERED,
+}
+TOKENIZER_IMAGE = "image"  # the tokenizer's tables as its C library uses them, among the tokenizer's arrays
 REQUIRED = ("config", "index", "provenance", "weights")
 
 Section = namedtuple("Section", "name offset nbytes crc32 flags")
@@ -47,8 +67,10 @@ def pages(offset: int) -> int:
 
 
 # Names of the types that are stored as planes, by layout.
-PLANE_TYPES = {LAYOUT: tuple(scheme.name for scheme in SCHEMES if LAYOUT in scheme.layouts),
-               ROWS: tuple(scheme.name for scheme in SCHEMES if scheme.layouts == (ROWS,))}
+PLANE_TYPES = {
+    LAYOUT: tuple(scheme.name for scheme in SCHEMES if LAYOUT in scheme.layouts),
+    ROWS: tuple(scheme.name for scheme in SCHEMES if scheme.layouts == (ROWS,)),
+}
 
 
 def tensor_planes(layout: str, type: str, shape: tuple[int, ...]) -> tuple[Plane, ...]:
@@ -96,7 +118,7 @@ def read_sections(file: ModelFile) -> dict[str, Section]:
         raise FormatError(file.path, 12, "section count", f"{count}; 1 to {MAX_SECTIONS} are read")
     if file_bytes != file.size:
         raise FormatError(file.path, 16, "file bytes", f"the header says {file_bytes}, the file has {file.size}")
-    if table_crc32(head[:HEADER.size + count * ENTRY.size]) != crc32:
+    if table_crc32(head[: HEADER.size + count * ENTRY.size]) != crc32:
         raise FormatError(file.path, 24, "header checksum", "does not match: the header is damaged")
     sections: dict[str, Section] = {}
     end = HEADER.size + count * ENTRY.size
@@ -107,8 +129,13 @@ def read_sections(file: ModelFile) -> dict[str, Section]:
         if not name.isidentifier() or name in sections:
             raise FormatError(file.path, place, "section name", f"{name!r} is not a new name")
         if offset % PAGE or offset < end or offset > file.size or nbytes > file.size - offset:
-            raise FormatError(file.path, place + 24, f"section {name}", f"bytes [{offset}, {offset + nbytes}) are "
-                              f"not a page-aligned range between {end} and the file's end at {file.size}")
+            raise FormatError(
+                file.path,
+                place + 24,
+                f"section {name}",
+                f"bytes [{offset}, {offset + nbytes}) are "
+                f"not a page-aligned range between {end} and the file's end at {file.size}",
+            )
         if flags != SECTIONS.get(name, flags):
             raise FormatError(file.path, place + 44, f"section {name}", f"flags {flags:#x} are not {SECTIONS[name]:#x}")
         end = offset + nbytes
@@ -127,8 +154,12 @@ def table_crc32(head: bytes) -> int:
 def read_small(file: ModelFile, section: Section) -> bytes:
     """The bytes of a section that has its own checksum, checked."""
     if section.nbytes > MAX_SMALL_BYTES:
-        raise FormatError(file.path, section.offset, f"section {section.name}",
-                          f"{section.nbytes} bytes; at most {MAX_SMALL_BYTES} are read")
+        raise FormatError(
+            file.path,
+            section.offset,
+            f"section {section.name}",
+            f"{section.nbytes} bytes; at most {MAX_SMALL_BYTES} are read",
+        )
     return read_checked(file, section.offset, section.nbytes, section.crc32, f"section {section.name}")
 
 
@@ -161,13 +192,23 @@ def _open(file: ModelFile) -> ModelSource:
     metadata = config.get("metadata") or {}
     if naming == "gguf" and tokenizer is not None:
         metadata = metadata | tokenizer.fields
-    return ModelSource("zse", file.path, naming, [file], tensors, metadata=metadata, hf_config=config.get("hf_config"),
-                       generation_config=config.get("generation_config"), tokenizer=tokenizer, chat_template=template,
-                       provenance=provenance)
+    return ModelSource(
+        "zse",
+        file.path,
+        naming,
+        [file],
+        tensors,
+        metadata=metadata,
+        hf_config=config.get("hf_config"),
+        generation_config=config.get("generation_config"),
+        tokenizer=tokenizer,
+        chat_template=template,
+        provenance=provenance,
+    )
 
 
 def _whole(value: object) -> bool:
-    return type(value) is int and 0 <= value < 1 << 63      # type(): True is no number
+    return type(value) is int and 0 <= value < 1 << 63  # type(): True is no number
 
 
 def _read_index(file: ModelFile, section: Section, weights: Section, version: int) -> dict[str, TensorInfo]:
@@ -190,15 +231,17 @@ def _read_index(file: ModelFile, section: Section, weights: Section, version: in
     return tensors
 
 
-def _index_entry(file: ModelFile, section: Section, weights: Section, number: int, entry: object,
-                 version: int) -> TensorInfo:
+def _index_entry(
+    file: ModelFile, section: Section, weights: Section, number: int, entry: object, version: int
+) -> TensorInfo:
     def wrong(reason: str) -> FormatError:
         return FormatError(file.path, section.offset, f"tensor {number}", reason)
 
     if not isinstance(entry, dict):
         raise wrong("is not an object")
     name, layout, type, shape, offset, nbytes, crc32, places = (
-        entry.get(key) for key in ("name", "layout", "type", "shape", "offset", "nbytes", "crc32", "planes"))
+        entry.get(key) for key in ("name", "layout", "type", "shape", "offset", "nbytes", "crc32", "planes")
+    )
     if not isinstance(name, str) or not 0 < len(name.encode("utf-8", "replace")) <= MAX_NAME_BYTES:
         raise wrong(f"name is not text of 1 to {MAX_NAME_BYTES} bytes")
     if layout not in PLANE_TYPES:
@@ -213,7 +256,7 @@ def _index_entry(file: ModelFile, section: Section, weights: Section, number: in
     try:
         planes, checksum = tensor_planes(layout, type, tuple(shape)), int(str(crc32), 16)
         expected = tensor_bytes(layout, type, tuple(shape))
-        if planes and version == 1:         # one piece, and the padding between planes belongs to it
+        if planes and version == 1:  # one piece, and the padding between planes belongs to it
             n, k = shape
             expected = placed_planes(parse_scheme(type), n, k, layout)[1]
     except ValueError as error:
@@ -228,19 +271,32 @@ def _index_entry(file: ModelFile, section: Section, weights: Section, number: in
         raise wrong(f"{name}: planes is {'missing' if places is None else 'not expected'}")
     if places is None:
         if not inside(offset, nbytes, OFFSET_ALIGN if layout == ROWS else PLANE_ALIGN):
-            raise wrong(f"{name}: bytes [{offset}, {offset + nbytes}) are not an aligned range within the "
-                        f"{weights.nbytes} bytes of weights")
+            raise wrong(
+                f"{name}: bytes [{offset}, {offset + nbytes}) are not an aligned range within the "
+                f"{weights.nbytes} bytes of weights"
+            )
         return TensorInfo(name, type, tuple(shape), file, weights.offset + offset, nbytes, layout, checksum)
     if not isinstance(places, list) or len(places) != len(planes) or not all(map(_whole, places)):
         raise wrong(f"{name}: planes is not a list of {len(planes)} offsets")
     for plane, at in zip(planes, places, strict=True):
         if not inside(at, plane.nbytes, OFFSET_ALIGN):
-            raise wrong(f"{name}: bytes [{at}, {at + plane.nbytes}) of plane {plane.name} are not an aligned range "
-                        f"within the {weights.nbytes} bytes of weights")
+            raise wrong(
+                f"{name}: bytes [{at}, {at + plane.nbytes}) of plane {plane.name} are not an aligned range "
+                f"within the {weights.nbytes} bytes of weights"
+            )
     if offset != places[0]:
         raise wrong(f"{name}: offset {offset} is not that of its first plane, {places[0]}")
-    return TensorInfo(name, type, tuple(shape), file, weights.offset + offset, nbytes, layout, checksum,
-                      tuple(weights.offset + at for at in places))
+    return TensorInfo(
+        name,
+        type,
+        tuple(shape),
+        file,
+        weights.offset + offset,
+        nbytes,
+        layout,
+        checksum,
+        tuple(weights.offset + at for at in places),
+    )
 
 
 def _read_tokenizer(file: ModelFile, section: Section, vocabulary: Section | None) -> TokenizerSource:
@@ -286,5 +342,10 @@ def _read_tokenizer(file: ModelFile, section: Section, vocabulary: Section | Non
         return TokenizerSource("gguf", fields, image=image)
     if "tokenizer.json" not in blobs:
         raise wrong("tokenizer.json", "is missing")
-    return TokenizerSource("hf", read_json=reader("tokenizer.json"), config=value.get("config"),
-                           special_tokens=value.get("special_tokens"), image=image)
+    return TokenizerSource(
+        "hf",
+        read_json=reader("tokenizer.json"),
+        config=value.get("config"),
+        special_tokens=value.get("special_tokens"),
+        image=image,
+    )

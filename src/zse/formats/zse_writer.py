@@ -34,7 +34,7 @@ from zse.formats.zse import (
 from zse.quant.scheme import PLANE_ALIGN
 
 _JOURNAL_MAGIC = b"ZSEJ"
-_RECORD = struct.Struct("<III")     # tensor number, its CRC-32, CRC-32 of these two
+_RECORD = struct.Struct("<III")  # tensor number, its CRC-32, CRC-32 of these two
 _CHUNK_BYTES = 1 << 22
 
 
@@ -99,8 +99,15 @@ class ZseWriter:
     Raises ZSEError when the disk is full or another process writes the same file.
     """
 
-    def __init__(self, out: str, tensors: list[PlannedTensor], small: dict[str, bytes], vocabulary: list[bytes],
-                 identity: bytes, is_durable: bool = True):
+    def __init__(
+        self,
+        out: str,
+        tensors: list[PlannedTensor],
+        small: dict[str, bytes],
+        vocabulary: list[bytes],
+        identity: bytes,
+        is_durable: bool = True,
+    ):
         self._is_durable = is_durable
         self.out, self.part = out, out + ".part"
         self.tensors, self._small, self._vocabulary = tensors, small, vocabulary
@@ -117,7 +124,7 @@ class ZseWriter:
         sizes["weights"] = end
         self._places: dict[str, tuple[int, int]] = {}
         at = PAGE
-        for name in SECTIONS:           # the one order of sections, weights last
+        for name in SECTIONS:  # the one order of sections, weights last
             if name in sizes:
                 self._places[name] = at, sizes[name]
                 at = pages(at + sizes[name])
@@ -127,7 +134,7 @@ class ZseWriter:
         self._identity = _digest(identity, self._index(), *small.values(), *vocabulary)
         self.resumed_bytes = 0
         self._fd = -1
-        self._lock = threading.Lock()   # of the journal
+        self._lock = threading.Lock()  # of the journal
 
     def __enter__(self) -> "ZseWriter":
         try:
@@ -218,11 +225,23 @@ class ZseWriter:
 
     def _index(self) -> bytes:
         # Checksums have a fixed width, so that the section's size does not depend on them.
-        return to_json({"tensors": [
-            {"name": tensor.name, "layout": tensor.layout, "type": tensor.type, "shape": tensor.shape,
-             "offset": tensor.places[0], "nbytes": tensor.nbytes, "crc32": f"{tensor.crc32 or 0:08x}"}
-            | ({"planes": tensor.places} if tensor.planes else {})
-            for tensor in self.tensors]})
+        return to_json(
+            {
+                "tensors": [
+                    {
+                        "name": tensor.name,
+                        "layout": tensor.layout,
+                        "type": tensor.type,
+                        "shape": tensor.shape,
+                        "offset": tensor.places[0],
+                        "nbytes": tensor.nbytes,
+                        "crc32": f"{tensor.crc32 or 0:08x}",
+                    }
+                    | ({"planes": tensor.places} if tensor.planes else {})
+                    for tensor in self.tensors
+                ]
+            }
+        )
 
     def _resume(self) -> None:
         head = os.pread(self._fd, len(_JOURNAL_MAGIC) + len(self._identity), self.file_bytes)
@@ -253,7 +272,7 @@ class ZseWriter:
             while offset < end:
                 data = os.pread(self._fd, min(_CHUNK_BYTES, end - offset), offset)
                 if not data:
-                    return crc32 ^ 0xFFFFFFFF       # shorter than planned: cannot match
+                    return crc32 ^ 0xFFFFFFFF  # shorter than planned: cannot match
                 crc32 = zlib.crc32(data, crc32)
                 offset += len(data)
         return crc32
@@ -266,8 +285,10 @@ class ZseWriter:
 
     def _explain(self, error: OSError) -> ZSEError:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return ZSEError(f"{self.out}: the disk is full ({self.file_bytes} bytes are needed); nothing was replaced. "
-                            "Free some space and run the same command again: it goes on where it stopped")
+            return ZSEError(
+                f"{self.out}: the disk is full ({self.file_bytes} bytes are needed); nothing was replaced. "
+                "Free some space and run the same command again: it goes on where it stopped"
+            )
         return ZSEError(f"{self.part}: cannot be written: {error.strerror}")
 
     def _close(self) -> None:
@@ -287,6 +308,7 @@ def place_blobs(blobs: list[bytes]) -> tuple[list[int], int]:
 
 def _digest(*parts: bytes) -> bytes:
     import hashlib
+
     digest = hashlib.blake2b(digest_size=28)
     for part in parts:
         digest.update(struct.pack("<Q", len(part)) + part)

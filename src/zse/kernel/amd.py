@@ -17,8 +17,21 @@ from zse.errors import CompileError, ConfigError
 from zse.kernel.nvrtc import Compiled
 
 # What the kernel says is what is computed; -mcode-object-version=4 is read by ROCm 5 and 6. The rest is about reports.
-OPTIONS = ("-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpuinc", "-nogpulib", "-std=c++17", "-O3", "-ffp-contract=off",
-           "-fno-strict-aliasing", "-fwrapv", "-mcode-object-version=4", "-Rpass-analysis=kernel-resource-usage")
+OPTIONS = (
+    "-x",
+    "hip",
+    "--cuda-device-only",
+    "--no-gpu-bundle-output",
+    "-nogpuinc",
+    "-nogpulib",
+    "-std=c++17",
+    "-O3",
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+    "-fwrapv",
+    "-mcode-object-version=4",
+    "-Rpass-analysis=kernel-resource-usage",
+)
 NAMES = ("amdclang++", "clang++", "clang", *(f"clang-{version}" for version in range(22, 14, -1)))
 FOLDERS = ("/opt/rocm/llvm/bin", "/opt/rocm/lib/llvm/bin")
 HINT = "install ROCm's compiler or clang 15 or later with its lld (Debian: clang-19 lld-19), or set ZSE_HIP_CLANG"
@@ -29,8 +42,12 @@ def knows(compiler: str, arch: str) -> bool:
     """Whether this clang compiles and links for the architecture."""
     with tempfile.TemporaryDirectory() as folder:
         text = 'extern "C" __attribute__((global)) void probe(int *p) { *p = 1; }\n'
-        done = subprocess.run([compiler, *OPTIONS, f"--offload-arch={arch}", "-", "-o", f"{folder}/probe.co"], input=text,
-                              capture_output=True, text=True)
+        done = subprocess.run(
+            [compiler, *OPTIONS, f"--offload-arch={arch}", "-", "-o", f"{folder}/probe.co"],
+            input=text,
+            capture_output=True,
+            text=True,
+        )
         return done.returncode == 0
 
 
@@ -64,14 +81,32 @@ def compile_text(text: str, entry: dict, symbol: str, arch: str) -> Compiled:
     compiler = find_compiler(arch)
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "kernel.co"
-        done = subprocess.run([compiler, *OPTIONS, f"--offload-arch={arch}", "-", "-o", str(output)], input=text, capture_output=True,
-                              text=True)
+        done = subprocess.run(
+            [compiler, *OPTIONS, f"--offload-arch={arch}", "-", "-o", str(output)],
+            input=text,
+            capture_output=True,
+            text=True,
+        )
         if done.returncode:
             errors = [line for line in done.stderr.splitlines() if "error:" in line] or done.stderr.splitlines()
             raise CompileError(f"{symbol} for {arch}: {'; '.join(errors[:3])}")
         code = output.read_bytes()
-    figures = {name: int(number) for name, number in re.findall(r"remark:\s+(VGPRs|ScratchSize \[bytes/lane\]): (\d+)", done.stderr)}
+    figures = {
+        name: int(number)
+        for name, number in re.findall(r"remark:\s+(VGPRs|ScratchSize \[bytes/lane\]): (\d+)", done.stderr)
+    }
     if len(figures) != 2 or not code.startswith(b"\x7fELF"):
         raise CompileError(f"{symbol} for {arch}: {compiler} gave no code object with a report of resources")
-    return Compiled(symbol, arch, code, entry["params"], entry["threads"], entry["shared_bytes"], figures["VGPRs"],
-                    figures["ScratchSize [bytes/lane]"], text, entry["cluster"], entry["origin"])
+    return Compiled(
+        symbol,
+        arch,
+        code,
+        entry["params"],
+        entry["threads"],
+        entry["shared_bytes"],
+        figures["VGPRs"],
+        figures["ScratchSize [bytes/lane]"],
+        text,
+        entry["cluster"],
+        entry["origin"],
+    )

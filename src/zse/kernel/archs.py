@@ -21,8 +21,17 @@ ARCHS: dict[str, tuple[int, frozenset[str]]] = {
 # Shared memory that one block can have, in bytes (CUDA C++ Programming Guide, "Compute Capabilities"; LDS of a workgroup in AMD's
 # instruction set manuals; Metal Feature Set Tables, "Maximum total threadgroup memory").
 SHARED_LIMIT = {
-    "gfx90a": 64 << 10, "gfx942": 64 << 10, "gfx1030": 64 << 10, "gfx1100": 64 << 10, "metal3.1": 32 << 10,
-    "sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90a": 227 << 10, "sm_100": 227 << 10, "sm_120": 99 << 10,
+    "gfx90a": 64 << 10,
+    "gfx942": 64 << 10,
+    "gfx1030": 64 << 10,
+    "gfx1100": 64 << 10,
+    "metal3.1": 32 << 10,
+    "sm_80": 163 << 10,
+    "sm_86": 99 << 10,
+    "sm_89": 99 << 10,
+    "sm_90a": 227 << 10,
+    "sm_100": 227 << 10,
+    "sm_120": 99 << 10,
 }
 
 
@@ -34,5 +43,5 @@ def features_of(arch: str) -> tuple[int, frozenset[str]]:
 
 
 def maker_of(arch: str) -> str:
-    """"cuda", "hip" or "metal": whose architecture it is."""
+    """ "cuda", "hip" or "metal": whose architecture it is."""
     return "hip" if arch.startswith("gfx") else "metal" if arch.startswith("metal") else "cuda"

@@ -25,7 +25,7 @@ from zse.errors import CompileError, ConfigError
 CUBIN_MAGIC = b"ZSECUBN1"
 PACK_MAGIC = b"ZSEPACK1"
 PACKAGE = Path(__file__).resolve().parents[1]
-TABLE = "zse.kernels.table"   # the list of operations stands above this package: it is named, not imported
+TABLE = "zse.kernels.table"  # the list of operations stands above this package: it is named, not imported
 BUILD_HINT = "run `zse kernels build`"
 
 TYPE_CHECKING = False
@@ -70,6 +70,7 @@ def resolve_arch(arch: str) -> str:
     """The architecture to compile for on a device such as "sm_87" or "sm_103a": its own, else the nearest earlier one of its
     generation, whose cubins run there. ConfigError when there is none."""
     from zse.kernel.archs import ARCHS
+
     if arch in ARCHS:
         return arch
     number = re.fullmatch(r"sm_(\d+)a?", arch)
@@ -99,7 +100,7 @@ def read_cubin(path: Path) -> tuple[dict, bytes] | None:
     if len(data) < 44 or data[:8] != CUBIN_MAGIC or hashlib.sha256(data[40:]).digest() != data[8:40]:
         return None
     (size,) = struct.unpack_from("<I", data, 40)
-    return json.loads(data[44: 44 + size]), data[44 + size:]
+    return json.loads(data[44 : 44 + size]), data[44 + size :]
 
 
 def write_cubin(path: Path, entry: dict, cubin: bytes) -> None:
@@ -116,17 +117,31 @@ def compile_cached(variant: "Variant", arch: str, force: bool = False) -> "Compi
     from zse.kernel.archs import maker_of
     from zse.kernel.emit import emit_gpu
     from zse.kernel.nvrtc import Compiled
+
     text, entry = emit_gpu(variant, arch)
     maker = maker_of(arch)
     if maker == "metal":
-        return Compiled(variant.symbol, arch, text.encode(), entry["params"], entry["threads"], entry["shared_bytes"], 0, 0, text,
-                        entry["cluster"], entry["origin"])
+        return Compiled(
+            variant.symbol,
+            arch,
+            text.encode(),
+            entry["params"],
+            entry["threads"],
+            entry["shared_bytes"],
+            0,
+            0,
+            text,
+            entry["cluster"],
+            entry["origin"],
+        )
     if maker == "hip":
         from zse.kernel import amd
+
         key = key_of(text, amd.OPTIONS, amd.version(amd.find_compiler(arch)), arch)
         compile_text = amd.compile_text
     else:
         from zse.kernel import nvrtc
+
         key = key_of(text, nvrtc.OPTIONS, nvrtc.nvrtc().version, arch)
         compile_text = nvrtc.compile_text
     path = folder() / "cubins" / f"{key}.cubin"
@@ -136,8 +151,19 @@ def compile_cached(variant: "Variant", arch: str, force: bool = False) -> "Compi
         write_cubin(path, compiled.manifest(), compiled.cubin)
         return compiled
     stored, cubin = found
-    return Compiled(variant.symbol, arch, cubin, entry["params"], entry["threads"], entry["shared_bytes"], stored["registers"],
-                    stored["spills"], text, entry["cluster"], entry["origin"])
+    return Compiled(
+        variant.symbol,
+        arch,
+        cubin,
+        entry["params"],
+        entry["threads"],
+        entry["shared_bytes"],
+        stored["registers"],
+        stored["spills"],
+        text,
+        entry["cluster"],
+        entry["origin"],
+    )
 
 
 # packs ---------------------------------------------------------------------------------------------------------------
@@ -154,11 +180,17 @@ def write_pack(path: Path, arch: str, compiled: "Iterable[Compiled]") -> int:
     kernels: dict[str, dict] = {}
     offset = 0
     for one in sorted(compiled, key=lambda item: item.symbol):
-        kernels[one.symbol] = {**one.manifest(), "image": one.symbol, "place": [offset, len(one.cubin), hashlib.sha256(one.cubin).hexdigest()]}
+        kernels[one.symbol] = {
+            **one.manifest(),
+            "image": one.symbol,
+            "place": [offset, len(one.cubin), hashlib.sha256(one.cubin).hexdigest()],
+        }
         padded = one.cubin + bytes(-len(one.cubin) % 64)
         blobs.append(padded)
         offset += len(padded)
-    head = json.dumps({"arch": arch, "fingerprint": fingerprint(), "kernels": kernels}, separators=(",", ":"), sort_keys=True).encode()
+    head = json.dumps(
+        {"arch": arch, "fingerprint": fingerprint(), "kernels": kernels}, separators=(",", ":"), sort_keys=True
+    ).encode()
     head += b" " * (-(len(PACK_MAGIC) + 40 + len(head)) % 64)
     data = b"".join([PACK_MAGIC, struct.pack("<Q", len(head)), hashlib.sha256(head).digest(), head, *blobs])
     if path.parent == folder():
@@ -172,13 +204,14 @@ class Pack:
 
     def __init__(self, path: Path):
         import mmap
+
         self.path = path
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size < 64:
                 raise CompileError(f"{path}: not a pack of kernels; {BUILD_HINT}")
             self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         (size,) = struct.unpack_from("<Q", self._data, 8)
-        head = self._data[48: 48 + size]
+        head = self._data[48 : 48 + size]
         if self._data[:8] != PACK_MAGIC or len(head) != size or hashlib.sha256(head).digest() != self._data[16:48]:
             raise CompileError(f"{path}: damaged; {BUILD_HINT}")
         self._start = 48 + size
@@ -190,7 +223,7 @@ class Pack:
     def image(self, symbol: str) -> bytes:
         """A kernel's cubin. CompileError if it is damaged."""
         offset, size, digest = self.manifest[symbol]["place"]
-        cubin = self._data[self._start + offset: self._start + offset + size]
+        cubin = self._data[self._start + offset : self._start + offset + size]
         if hashlib.sha256(cubin).hexdigest() != digest:
             raise CompileError(f"{self.path}: damaged; {BUILD_HINT}")
         return cubin
@@ -244,7 +277,9 @@ class Kernels:
         try:
             compiled = compile_cached(variant, self.arch)
         except ConfigError as error:
-            raise ConfigError(f"no kernels for {self.arch} are built: run `zse kernels build --arch {self.arch}` ({error})") from None
+            raise ConfigError(
+                f"no kernels for {self.arch} are built: run `zse kernels build --arch {self.arch}` ({error})"
+            ) from None
         self._compiled[variant.symbol] = compiled
         return compiled
 
@@ -266,6 +301,7 @@ class Kernels:
 def package_variants(arch: str) -> "dict[str, Variant]":
     """Every GPU variant of this package, by symbol."""
     from zse.kernel.emit import gpu_target
+
     table = importlib.import_module(TABLE)
     return {variant.symbol: variant for variant in table.all_variants(gpu_target(arch))}
 
@@ -287,8 +323,15 @@ def open_pack(arch: str) -> Kernels:
     return Kernels(arch, pack, package_variants)
 
 
-def build(arch: str, path: Path | None = None, names: Iterable[str] = (), *, jobs: int = 1, force: bool = False,
-          say: Callable[[str], None] = lambda line: None) -> "tuple[Path | None, list[Compiled]]":
+def build(
+    arch: str,
+    path: Path | None = None,
+    names: Iterable[str] = (),
+    *,
+    jobs: int = 1,
+    force: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> "tuple[Path | None, list[Compiled]]":
     """Compile the variants for an architecture, `jobs` at once, through the cache; then write the pack to `path` (default: its place).
 
     names: only variants of ops or symbols that start with one of them; then no pack is written unless `path` is given.
@@ -320,6 +363,7 @@ def _compile_all(arch: str, symbols: list[str], jobs: int, force: bool) -> "Iter
         return
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
+
     # Spawned: NVRTC and a forked process that has threads do not go together.
     with ProcessPoolExecutor(min(jobs, len(symbols)), mp_context=multiprocessing.get_context("spawn")) as pool:
         yield from pool.map(_compile_one, [arch] * len(symbols), symbols, [force] * len(symbols), chunksize=1)

@@ -95,7 +95,9 @@ class Calls(Values):
         if isinstance(result, str):
             raise StageError(f"smem_desc(): {result}")
         row.body_for(self.target)
-        return ir.Call(result, "smem_desc", (pointer, *(ir.Const(ir.I32, value) for value in (swizzle, stride, leading))))
+        return ir.Call(
+            result, "smem_desc", (pointer, *(ir.Const(ir.I32, value) for value in (swizzle, stride, leading)))
+        )
 
     def call_lop3(self, a, b, c, table):
         result = INTRINSICS["lop3"].signature(ir.U32, ir.U32, ir.U32, table)

@@ -23,7 +23,9 @@ def emit_unit(variants: Iterable[Variant], isa: str) -> tuple[str, dict[str, dic
     with type "ptr", or the scalar's name. The text is deterministic."""
     target = CpuTarget(ISAS[isa])
     functions = [stage(variant.kernel, variant.statics, variant.symbol, target) for variant in variants]
-    manifest = {function.symbol: {"params": manifest_params(function), "origin": function.origin} for function in functions}
+    manifest = {
+        function.symbol: {"params": manifest_params(function), "origin": function.origin} for function in functions
+    }
     return target.unit(functions), manifest
 
 
@@ -37,20 +39,25 @@ def emit_gpu(variant: Variant, arch: str) -> tuple[str, dict]:
 def gpu_target(arch: str, threads: int = 256, min_blocks: int = 1, cluster: int = 1) -> "GpuTarget":
     """What prints variants for a GPU architecture. ConfigError for an unknown one."""
     from zse.kernel.archs import maker_of
+
     maker = maker_of(arch)
     if maker == "hip":
         from zse.kernel.targets.hip import HipTarget
+
         return HipTarget(arch, threads, min_blocks, cluster)
     if maker == "metal":
         from zse.kernel.targets.metal import MetalTarget
+
         return MetalTarget(arch, threads, min_blocks, cluster)
     from zse.kernel.targets.cuda import CudaTarget
+
     return CudaTarget(arch, threads, min_blocks, cluster)
 
 
 def emit_emulated(variant: Variant, like: str) -> tuple[str, dict]:
     """The C++ of one variant for the emulator with the features of a GPU architecture, and its manifest entry as of emit_gpu()."""
     from zse.kernel.targets.emulate import EmulateTarget
+
     return _one(variant, EmulateTarget(like, variant.threads, variant.min_blocks, variant.cluster))
 
 
@@ -58,7 +65,14 @@ def _one(variant: Variant, target: "GpuTarget") -> tuple[str, dict]:
     function = stage(variant.kernel, variant.statics, variant.symbol, target)
     text = target.unit(function)
     if target.shared_bytes > target.shared_limit and target.family != "emulate":
-        raise CompileError(f"{function.origin}: {function.symbol} has {target.shared_bytes:,} bytes of shared memory; a block of "
-                           f"{target.name} can have {target.shared_limit:,}")
-    return text, {"params": manifest_params(function), "origin": function.origin, "threads": variant.threads, "cluster": variant.cluster,
-                  "shared_bytes": target.shared_bytes}
+        raise CompileError(
+            f"{function.origin}: {function.symbol} has {target.shared_bytes:,} bytes of shared memory; a block of "
+            f"{target.name} can have {target.shared_limit:,}"
+        )
+    return text, {
+        "params": manifest_params(function),
+        "origin": function.origin,
+        "threads": variant.threads,
+        "cluster": variant.cluster,
+        "shared_bytes": target.shared_bytes,
+    }

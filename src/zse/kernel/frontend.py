@@ -28,15 +28,46 @@ from zse.kernel.language import (
 from zse.kernel.source import Scope, closure_of, source_of
 from zse.kernel.values import is_runtime
 
-ARITHMETIC = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "/", ast.Mod: "%", ast.BitAnd: "&",
-              ast.BitOr: "|", ast.BitXor: "^", ast.LShift: "<<", ast.RShift: ">>"}
-PYTHON_OPS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-              ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.BitAnd: operator.and_,
-              ast.BitOr: operator.or_, ast.BitXor: operator.xor, ast.LShift: operator.lshift, ast.RShift: operator.rshift}
+ARITHMETIC = {
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.Div: "/",
+    ast.FloorDiv: "/",
+    ast.Mod: "%",
+    ast.BitAnd: "&",
+    ast.BitOr: "|",
+    ast.BitXor: "^",
+    ast.LShift: "<<",
+    ast.RShift: ">>",
+}
+PYTHON_OPS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+    ast.LShift: operator.lshift,
+    ast.RShift: operator.rshift,
+}
 COMPARES = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
-PYTHON_COMPARES = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
-                   ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
-                   ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b}
+PYTHON_COMPARES = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+}
 PYTHON_TO_BUILTIN = {builtins.min: "minimum", builtins.max: "maximum", builtins.abs: "absolute"}
 
 
@@ -57,7 +88,7 @@ class Stager(Calls):
             return getattr(self, f"expr_{type(node).__name__}", self.unknown)(node)
         except (CompileError, InlineReturn):
             raise
-        except Exception as error:   # also what the author's compile-time Python raised
+        except Exception as error:  # also what the author's compile-time Python raised
             detail = error if isinstance(error, StageError) else f"{type(error).__name__}: {error}"
             raise self.located(node, StageError(detail)) from (None if isinstance(error, StageError) else error)
 
@@ -75,7 +106,9 @@ class Stager(Calls):
             if node.id in table:
                 value = table[node.id]
                 return self.target if isinstance(value, _TargetProxy) else value
-        raise StageError(f"{node.id} is not defined here (a name first assigned inside a run-time block is local to it)")
+        raise StageError(
+            f"{node.id} is not defined here (a name first assigned inside a run-time block is local to it)"
+        )
 
     def expr_Attribute(self, node):
         base = self.expression(node.value)
@@ -94,8 +127,10 @@ class Stager(Calls):
         return {self.expression(key): self.expression(value) for key, value in zip(node.keys, node.values, strict=True)}
 
     def expr_JoinedStr(self, node):
-        return "".join(str(self.expression(part.value)) if isinstance(part, ast.FormattedValue) else part.value
-                       for part in node.values)
+        return "".join(
+            str(self.expression(part.value)) if isinstance(part, ast.FormattedValue) else part.value
+            for part in node.values
+        )
 
     def expr_Slice(self, node):
         return slice(*(self.expression(part) if part else None for part in (node.lower, node.upper, node.step)))
@@ -127,7 +162,7 @@ class Stager(Calls):
             value = value.items
         if is_runtime(value):
             raise StageError("this loop runs at compile time and cannot walk a run-time value")
-        return list(value)   # type: ignore[call-overload]
+        return list(value)  # type: ignore[call-overload]
 
     def expr_BinOp(self, node):
         left, right = self.expression(node.left), self.expression(node.right)
@@ -140,8 +175,12 @@ class Stager(Calls):
     def expr_UnaryOp(self, node):
         value = self.expression(node.operand)
         if not is_runtime(value):
-            return {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert,
-                    ast.Not: operator.not_}[type(node.op)](value)
+            return {
+                ast.USub: operator.neg,
+                ast.UAdd: operator.pos,
+                ast.Invert: operator.invert,
+                ast.Not: operator.not_,
+            }[type(node.op)](value)
         if isinstance(node.op, ast.Not):
             return ir.Unary(ir.BOOL, "!", self.condition(value, "not"))
         return ir.Unary(value.type, {ast.USub: "-", ast.Invert: "~"}[type(node.op)], value)
@@ -150,7 +189,7 @@ class Stager(Calls):
         values = [self.expression(item) for item in (node.left, *node.comparators)]
         result: object = None
         for op, left, right in zip(node.ops, values, values[1:], strict=False):
-            if isinstance(op, ast.Is | ast.IsNot):   # `x is None` asks about the compile-time side of a value
+            if isinstance(op, ast.Is | ast.IsNot):  # `x is None` asks about the compile-time side of a value
                 part: object = PYTHON_COMPARES[type(op)](left, right)
             elif is_runtime(left) or is_runtime(right):
                 if type(op) not in COMPARES:
@@ -203,7 +242,9 @@ class Stager(Calls):
         for item in node.args:
             if isinstance(item, ast.Starred):
                 args += self.expression(item.value)
-            elif isinstance(item, ast.List) and isinstance(function, Builtin):   # variables to change in place: no copies
+            elif isinstance(item, ast.List) and isinstance(
+                function, Builtin
+            ):  # variables to change in place: no copies
                 args.append([self.expression(part) for part in item.elts])
             else:
                 args.append(self.expression(item))
@@ -243,7 +284,7 @@ class Stager(Calls):
         pass
 
     def stmt_Expr(self, node):
-        if not isinstance(node.value, ast.Constant):   # a docstring
+        if not isinstance(node.value, ast.Constant):  # a docstring
             self.expression(node.value)
 
     def stmt_Assert(self, node):
@@ -275,8 +316,8 @@ class Stager(Calls):
         elif isinstance(target, ast.Tuple | ast.List):
             if is_runtime(value):
                 raise StageError("a run-time value cannot be unpacked")
-            items = list(value)   # type: ignore[call-overload]
-            if not fresh and len(items) > 1:   # a, b = b, a
+            items = list(value)  # type: ignore[call-overload]
+            if not fresh and len(items) > 1:  # a, b = b, a
                 items = [self.materialize(item, "value") if is_runtime(item) else item for item in items]
             for part, item in zip(target.elts, items, strict=True):
                 self.bind_target(part, item, fresh)
@@ -313,7 +354,7 @@ class Stager(Calls):
         if node.orelse:
             raise StageError("while ... else is not part of the kernel language")
         outer, self.body = self.body, []
-        try:   # what the condition needs computed first is computed before every test
+        try:  # what the condition needs computed first is computed before every test
             test = self.condition(self.expression(node.test), "while")
             prepare = self.body
         finally:
@@ -341,7 +382,7 @@ class Stager(Calls):
             return
         self.loops.append("static")
         for item in self.static_items(self.expression(node.iter)):
-            self.bind_target(node.target, item, fresh=True)   # names live on after the loop, as in Python
+            self.bind_target(node.target, item, fresh=True)  # names live on after the loop, as in Python
             for statement in node.body:
                 self.statement(statement)
         self.loops.pop()

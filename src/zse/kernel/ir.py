@@ -12,6 +12,7 @@ from zse.errors import CompileError
 @dataclass(frozen=True)
 class Scalar:
     """A scalar type. kind: "int", "uint", "float", "bool", or "opaque" (a parameter that only intrinsics read); bits: its size."""
+
     name: str
     kind: str
     bits: int
@@ -23,6 +24,7 @@ class Scalar:
 @dataclass(frozen=True)
 class Vector:
     """`lanes` elements of one scalar type in a register."""
+
     elem: Scalar
     lanes: int
 
@@ -33,6 +35,7 @@ class Vector:
 @dataclass(frozen=True)
 class Mask:
     """The result of comparing two vectors: per lane all ones or all zeros, as wide as the compared elements."""
+
     bits: int
     lanes: int
 
@@ -43,6 +46,7 @@ class Mask:
 @dataclass(frozen=True)
 class Pointer:
     """An address of elements. space: "global", "local" (scratch of the block) or "shared" (GPU targets)."""
+
     elem: Scalar
     const: bool = False
     space: str = "global"
@@ -83,6 +87,7 @@ class Var:
 @dataclass(frozen=True)
 class Binary:
     """op: + - * / % & | ^ << >> (arithmetic) or == != < <= > >= (type is bool or Mask) or && || (bool)."""
+
     type: Type
     op: str
     left: "Expr"
@@ -92,6 +97,7 @@ class Binary:
 @dataclass(frozen=True)
 class Unary:
     """op: - ~ !"""
+
     type: Type
     op: str
     operand: "Expr"
@@ -100,6 +106,7 @@ class Unary:
 @dataclass(frozen=True)
 class Select:
     """condition ? left : right; a Mask condition selects lane by lane."""
+
     type: Type
     condition: "Expr"
     left: "Expr"
@@ -109,6 +116,7 @@ class Select:
 @dataclass(frozen=True)
 class Convert:
     """Numeric conversion, lane-wise; f32 → integer truncates."""
+
     type: Type
     operand: "Expr"
 
@@ -128,6 +136,7 @@ class Splat:
 @dataclass(frozen=True)
 class Lane:
     """One element of a vector, at a compile-time index."""
+
     type: Scalar
     operand: "Expr"
     index: int
@@ -136,6 +145,7 @@ class Lane:
 @dataclass(frozen=True)
 class Offset:
     """pointer + index elements."""
+
     type: Pointer
     pointer: "Expr"
     index: "Expr"
@@ -145,6 +155,7 @@ class Offset:
 class Load:
     """A scalar, or a vector of consecutive elements. CPU: no alignment requirement; GPU: natural alignment up to 16 bytes.
     hint: "" | "readonly" | "stream", global memory only."""
+
     type: Type
     pointer: "Expr"
     hint: str = ""
@@ -153,6 +164,7 @@ class Load:
 @dataclass(frozen=True)
 class Call:
     """An intrinsic: a row of the tables in kernel/intrinsics."""
+
     type: Type
     intrinsic: str
     args: tuple["Expr", ...]
@@ -164,6 +176,7 @@ Expr = Const | Var | Binary | Unary | Select | Convert | Bitcast | Splat | Lane 
 @dataclass
 class Placed:
     """A statement's place in its author's source: the file as the package names it, and the line."""
+
     line: int = field(default=0, kw_only=True)
     path: str = field(default="", kw_only=True)
 
@@ -183,6 +196,7 @@ class Assign(Placed):
 @dataclass
 class Store(Placed):
     """hint: "" | "stream"."""
+
     pointer: Expr
     value: Expr
     hint: str = ""
@@ -191,6 +205,7 @@ class Store(Placed):
 @dataclass
 class LocalArray(Placed):
     """64-byte aligned scratch of the block; var has a Pointer type of space local or shared."""
+
     var: Var
     count: int
 
@@ -198,6 +213,7 @@ class LocalArray(Placed):
 @dataclass
 class SharedArray(Placed):
     """Memory of the whole block (GPU targets): count elements at an address that is a multiple of align bytes."""
+
     var: Var
     count: int
     align: int
@@ -206,6 +222,7 @@ class SharedArray(Placed):
 @dataclass
 class Eval(Placed):
     """A call for its effect (prefetch, barrier)."""
+
     value: Call
 
 
@@ -215,6 +232,7 @@ class Invoke(Placed):
 
     outs: variables that it writes; in_place: they exist and are read too, otherwise this statement declares them.
     attrs: compile-time arguments."""
+
     outs: tuple[Var, ...]
     intrinsic: str
     args: tuple[Expr, ...]
@@ -226,6 +244,7 @@ class Invoke(Placed):
 class For(Placed):
     """for (var = start; var < stop; var += step); step is positive. unroll: how often to repeat the body (0: all of it), or
     None: the compiler decides."""
+
     var: Var
     start: Expr
     stop: Expr
@@ -237,6 +256,7 @@ class For(Placed):
 @dataclass
 class While(Placed):
     """prepare: statements that run before each test of the condition."""
+
     condition: Expr
     body: list["Stmt"] = field(default_factory=list)
     prepare: list["Stmt"] = field(default_factory=list)
@@ -264,12 +284,15 @@ class Return(Placed):
     """Ends the block's work."""
 
 
-Stmt = Declare | Assign | Store | LocalArray | SharedArray | Eval | Invoke | For | While | If | Break | Continue | Return
+Stmt = (
+    Declare | Assign | Store | LocalArray | SharedArray | Eval | Invoke | For | While | If | Break | Continue | Return
+)
 
 
 @dataclass
 class Function:
     """One compiled variant. params: in order, with their types; origin: "file:line name(statics)"."""
+
     symbol: str
     params: list[Var]
     body: list[Stmt]
@@ -357,8 +380,8 @@ def verify(function: Function) -> None:
     def check_block(body: list[Stmt], scope: dict[str, Type], in_loop: bool) -> None:
         scope = dict(scope)
         for stmt in body:
-            if isinstance(stmt, While):   # its condition may read what `prepare` declares
-                check_block([*stmt.prepare, Eval(stmt.condition, line=stmt.line)], scope, False)   # type: ignore[arg-type]
+            if isinstance(stmt, While):  # its condition may read what `prepare` declares
+                check_block([*stmt.prepare, Eval(stmt.condition, line=stmt.line)], scope, False)  # type: ignore[arg-type]
                 check_block(stmt.body, scope, True)
                 continue
             for expr in expressions(stmt):

@@ -22,6 +22,7 @@ class DType:
     @property
     def ir(self) -> "ir.Scalar":
         from zse.kernel import ir
+
         return ir.Scalar(self.name, self.kind, self.bits)
 
     def x(self, lanes: int) -> "VectorType":
@@ -41,6 +42,7 @@ class VectorType:
     @property
     def ir(self) -> "ir.Vector":
         from zse.kernel import ir
+
         return ir.Vector(self.elem.ir, self.lanes)
 
     def __repr__(self) -> str:
@@ -49,12 +51,14 @@ class VectorType:
 
 class PointerType(Record):
     """elem: a DType, or the name of the static parameter that holds one."""
+
     elem: DType | str
     const: bool
 
     def resolve(self, statics: dict[str, object]) -> "ir.Pointer":
         """The IR type once the statics are known."""
         from zse.kernel import ir
+
         dtype = statics[self.elem] if isinstance(self.elem, str) else self.elem
         assert isinstance(dtype, DType), f"Ptr[{self.elem!r}]: the static is {dtype!r}, not a type"
         return ir.Pointer(dtype.ir, self.const)
@@ -89,6 +93,7 @@ class _TensorMapType:
     @property
     def ir(self) -> "ir.Scalar":
         from zse.kernel import ir
+
         return ir.TENSOR_MAP
 
     def __repr__(self) -> str:
@@ -124,6 +129,7 @@ target = _TargetProxy()
 
 class Inline(Record):
     """A function in the language that is inlined where it is called."""
+
     function: Callable
 
 
@@ -134,6 +140,7 @@ def inline(function: Callable) -> Inline:
 
 class Kernel(Record):
     """A kernel before specialization: parameters in order, each with a type or `static`."""
+
     function: Callable
     name: str
     params: tuple[tuple[str, object], ...]
@@ -154,6 +161,7 @@ def kernel(function: Callable) -> Kernel:
 
 class Builtin(Record):
     """A function of the language; frontend.py gives it meaning by name. doc: shown in docs/kernel-language.md."""
+
     name: str
     doc: str
 
@@ -169,11 +177,11 @@ BUILTINS = _builtins(
     block_index="block_index(d): which work item of grid dimension d (0, 1, 2) this is; i64, on a GPU i32",
     num_blocks="num_blocks(d): the grid's size in dimension d; i64, on a GPU i32",
     load="load(pointer, lanes, hint): a vector of consecutive elements; CPU: no alignment needed, GPU: natural alignment up to 16 "
-         "bytes. hint (global memory): \"readonly\" = ld.global.nc, \"stream\" = also not kept in L1 and 256-byte L2 sectors",
-    store="store(pointer, value, hint): write a scalar or a vector of consecutive elements; hint \"stream\": not kept in L1",
+    'bytes. hint (global memory): "readonly" = ld.global.nc, "stream" = also not kept in L1 and 256-byte L2 sectors',
+    store='store(pointer, value, hint): write a scalar or a vector of consecutive elements; hint "stream": not kept in L1',
     prefetch="prefetch(pointer): bring the cache line nearer",
     local_array="local_array(T, n): 64-byte aligned scratch of n elements, uninitialised, of this block (GPU: of this thread; "
-                "registers only if every index is known at compile time, so prefer lists of variables)",
+    "registers only if every index is known at compile time, so prefer lists of variables)",
     unroll="unroll(range(...), n): in a for statement: repeat the body n times per test; 0 or nothing: all of it, 1: never",
     make_vector="make_vector(a, b, ...): a vector of these scalars",
     cast_ptr="cast_ptr(pointer, T): the same address as elements of T",
@@ -185,25 +193,38 @@ BUILTINS = _builtins(
     rsqrt="rsqrt(v): 1 / sqrt(v); GPU: one instruction, within 2 ulp",
     reciprocal="reciprocal(v): 1 / v; GPU: one instruction, within 1 ulp",
     exp2="exp2(v): 2**v; GPU: one instruction, within 2 ulp, subnormal results are zero",
-    sqrt="sqrt(v)", exp="exp(v): within 2 ulp of f32", log="log(v)", sin="sin(v)", cos="cos(v)", tanh="tanh(v)",
-    floor="floor(v)", round_even="round_even(v): to the nearest integer, ties to even, still a float",
-    minimum="minimum(a, b), or min(a, b)", maximum="maximum(a, b), or max(a, b)", absolute="absolute(v), or abs(v)",
-    reduce_add="reduce_add(v): the sum of the lanes, as a fixed tree", reduce_max="reduce_max(v)", reduce_min="reduce_min(v)",
+    sqrt="sqrt(v)",
+    exp="exp(v): within 2 ulp of f32",
+    log="log(v)",
+    sin="sin(v)",
+    cos="cos(v)",
+    tanh="tanh(v)",
+    floor="floor(v)",
+    round_even="round_even(v): to the nearest integer, ties to even, still a float",
+    minimum="minimum(a, b), or min(a, b)",
+    maximum="maximum(a, b), or max(a, b)",
+    absolute="absolute(v), or abs(v)",
+    reduce_add="reduce_add(v): the sum of the lanes, as a fixed tree",
+    reduce_max="reduce_max(v)",
+    reduce_min="reduce_min(v)",
     any_lane="any_lane(mask): true if any lane is set",
-    widen_low="widen_low(v): the first half of the lanes", widen_high="widen_high(v): the second half of the lanes",
+    widen_low="widen_low(v): the first half of the lanes",
+    widen_high="widen_high(v): the second half of the lanes",
     concat="concat(a, b): a vector twice as long",
     popcount="popcount(v): number of set bits of an unsigned scalar",
     dot4_u8s8="dot4_u8s8(acc i32 lanes, w u8 x 4 in each i32, a s8 x 4 in each i32): acc + the four products, exact (needs vnni or dotprod)",
     pairs_u8s8="pairs_u8s8(w, a): i16 sums of two neighbouring u8*s8 products, 2 per i32 lane; saturates at 16 bits",
     pairs_i16="pairs_i16(v): i32 sums of two neighbouring i16",
     add_i16="add_i16(a, b): lane-wise sum of packed i16",
-    sign_s8="sign_s8(a, w): per byte a * sign(w)", abs_s8="abs_s8(v): per byte absolute value",
+    sign_s8="sign_s8(a, w): per byte a * sign(w)",
+    abs_s8="abs_s8(v): per byte absolute value",
     narrow_s8="narrow_s8(v): i32 lanes to i8 lanes, saturating",
     thread_index="thread_index(): which thread of the block this is, i32",
-    lane_index="lane_index(): which lane of the warp, i32", warp_index="warp_index(): which warp of the block, i32",
+    lane_index="lane_index(): which lane of the warp, i32",
+    warp_index="warp_index(): which warp of the block, i32",
     cluster_rank="cluster_rank(): which block of the cluster, i32",
     shared_array="shared_array(T, n, align): memory of the whole block, uninitialised; align in bytes (16; up to 1024 for swizzled "
-                 "tiles). All arrays of a kernel together are its dynamic shared memory",
+    "tiles). All arrays of a kernel together are its dynamic shared memory",
     prefetch_l2="prefetch_l2(pointer): bring the cache line into L2",
     barrier="barrier(): all threads of the block; orders their memory accesses",
     warp_barrier="warp_barrier(): all lanes of the warp; orders their memory accesses",
@@ -214,20 +235,25 @@ BUILTINS = _builtins(
     load_acquire="load_acquire(pointer): integer load that later accesses stay behind, device scope",
     store_release="store_release(pointer, value): integer store that earlier accesses stay before, device scope",
     shuffle="shuffle(value, lane): the value that another lane of the warp holds; all lanes take part",
-    shuffle_xor="shuffle_xor(value, mask): of lane ^ mask", shuffle_up="shuffle_up(value, n): of lane - n, its own below n",
+    shuffle_xor="shuffle_xor(value, mask): of lane ^ mask",
+    shuffle_up="shuffle_up(value, n): of lane - n, its own below n",
     shuffle_down="shuffle_down(value, n): of lane + n, its own at the end",
     warp_sum="warp_sum(value, width): sum over groups of `width` lanes (the whole warp) as an xor tree, in every lane",
-    warp_max="warp_max(value, width): likewise the largest", warp_min="warp_min(value, width): likewise the smallest",
-    ballot="ballot(condition): u64 with one bit per lane", any_thread="any_thread(condition): true in a lane of the warp",
+    warp_max="warp_max(value, width): likewise the largest",
+    warp_min="warp_min(value, width): likewise the smallest",
+    ballot="ballot(condition): u64 with one bit per lane",
+    any_thread="any_thread(condition): true in a lane of the warp",
     all_threads="all_threads(condition): true in all lanes of the warp",
     atomic_add="atomic_add(pointer, value): returns the old value; global or shared; i32, u32, i64, u64, f32",
-    atomic_max="atomic_max(pointer, value): likewise, integers", atomic_min="atomic_min(pointer, value): likewise, integers",
+    atomic_max="atomic_max(pointer, value): likewise, integers",
+    atomic_min="atomic_min(pointer, value): likewise, integers",
     atomic_cas="atomic_cas(pointer, expected, new): likewise; stores new if the old value is the expected one",
     atomic_accumulate="atomic_accumulate(pointer, value): atomic_add without the old value; also a vector of 2 or 4 f32 in global memory, "
-                      "each added by itself (one access from sm_90 on)",
+    "each added by itself (one access from sm_90 on)",
     copy_async="copy_async(dst, src, bytes, valid_bytes, hint): 4, 8 or 16 bytes from global to shared; past valid_bytes zeros are written; "
-               "hint \"stream\": 256-byte L2 sectors",
-    copy_commit="copy_commit(): the copies so far are a group", copy_wait="copy_wait(n): until at most the n newest groups are in flight",
+    'hint "stream": 256-byte L2 sectors',
+    copy_commit="copy_commit(): the copies so far are a group",
+    copy_wait="copy_wait(n): until at most the n newest groups are in flight",
     copy_arrive="copy_arrive(b): arrive at mbarrier b when this thread's copies are done",
     mbarrier_array="mbarrier_array(n): n mbarriers in shared memory",
     mbarrier_init="mbarrier_init(b, count): by one thread; count: arrivals of a phase",
@@ -237,52 +263,61 @@ BUILTINS = _builtins(
     mbarrier_expect="mbarrier_expect(b, bytes): one arrival, and the phase waits for that many bytes of bulk copies",
     mbarrier_wait="mbarrier_wait(b, parity): until the phase of this parity (0, 1, 0, ...) is over",
     bulk_copy="bulk_copy(dst, src, bytes, b, hint): contiguous global to shared, multiples of 16 bytes, counted at mbarrier b; "
-              "hint \"evict_first\" or \"evict_last\" of L2",
+    'hint "evict_first" or "evict_last" of L2',
     bulk_store="bulk_store(dst, src, bytes): contiguous shared to global, in the group of bulk_commit()",
     tma_load="tma_load(dst, map, coords, b, multicast, hint): a box of the tensor of a TensorMap parameter; coords innermost first; "
-             "multicast: mask of the cluster's blocks",
-    tma_store="tma_store(map, coords, src): a box back, in the group of bulk_commit()", tma_prefetch="tma_prefetch(map): the map itself",
+    "multicast: mask of the cluster's blocks",
+    tma_store="tma_store(map, coords, src): a box back, in the group of bulk_commit()",
+    tma_prefetch="tma_prefetch(map): the map itself",
     bulk_commit="bulk_commit(): the bulk stores so far are a group",
     bulk_wait="bulk_wait(n, read): until at most n groups are in flight; read (default): only their reading of shared memory",
     fence_async="fence_async(): ordinary stores to shared memory before what the copy engine or wgmma reads next",
     mma_bf16="mma_bf16(acc, a, b): m16n8k16; acc: list of 4 f32 variables, changed in place; a: 4 u32, b: 2 u32 of two bf16",
-    mma_f16="mma_f16(acc, a, b): likewise with f16", mma_e4m3="mma_e4m3(acc, a, b): m16n8k32 with four e4m3 in a u32 (sm_89)",
+    mma_f16="mma_f16(acc, a, b): likewise with f16",
+    mma_e4m3="mma_e4m3(acc, a, b): m16n8k32 with four e4m3 in a u32 (sm_89)",
     mma_u8s8="mma_u8s8(acc, a, b): m16n8k32 with four u8 (a) or i8 (b) in a u32; acc: 4 i32 variables",
     ldmatrix="ldmatrix(p, count, trans): 1, 2 or 4 8x8 matrices of 16 bits from shared memory, a tuple of u32; lane i gives the "
-             "address of row i % 8 of matrix i // 8",
+    "address of row i % 8 of matrix i // 8",
     stmatrix="stmatrix(p, values, trans): the reverse (sm_90)",
     transpose_8x8="transpose_8x8(word): two 16-bit values of row lane / 4, columns 2 (lane % 4) and the next, of an 8x8 matrix become "
-                  "those of its transpose",
+    "those of its transpose",
     wgmma_fence="wgmma_fence(acc, ...): before the first wgmma and after touching its registers",
     wgmma_commit="wgmma_commit(): the products so far are a group",
     wgmma_wait="wgmma_wait(n, acc, ...): until at most n groups are in flight; name the accumulators that are read next",
     wgmma_bf16="wgmma_bf16(acc, a, b, n, accumulate, trans_a, trans_b): 64 x n x 16 of a warpgroup; acc: list of n / 2 f32 "
-               "variables; a: descriptor or 4 u32; b: descriptor; accumulate=False: acc = a b",
-    wgmma_f16="wgmma_f16(acc, a, b, n, ...): likewise with f16", wgmma_e4m3="wgmma_e4m3(acc, a, b, n, accumulate): 64 x n x 32",
+    "variables; a: descriptor or 4 u32; b: descriptor; accumulate=False: acc = a b",
+    wgmma_f16="wgmma_f16(acc, a, b, n, ...): likewise with f16",
+    wgmma_e4m3="wgmma_e4m3(acc, a, b, n, accumulate): 64 x n x 32",
     smem_desc="smem_desc(p, swizzle, stride, leading): matrix descriptor of a tile in shared memory; swizzle 0, 32, 64, 128 bytes, "
-              "stride between groups of 8 rows (1024) and leading offset in bytes",
+    "stride between groups of 8 rows (1024) and leading offset in bytes",
     grid_wait="grid_wait(): until the kernels before this one are done (PDL; nothing elsewhere)",
     grid_launch_dependents="grid_launch_dependents(): the kernel after this one may start (PDL; nothing elsewhere)",
-    set_max_registers="set_max_registers(\"inc\" or \"dec\", n): registers of this warpgroup's threads",
+    set_max_registers='set_max_registers("inc" or "dec", n): registers of this warpgroup\'s threads',
     clock="clock(): cycle counter of the multiprocessor, i64",
     lop3="lop3(a, b, c, table): any function of three bits on u32; table = f(0xF0, 0xCC, 0xAA)",
     prmt="prmt(a, b, selector): four of the eight bytes of b:a, one hex digit each, lowest first",
-    fma_bf16x2="fma_bf16x2(a, b, c): two bf16 in a u32, one rounding each", mul_bf16x2="mul_bf16x2(a, b)",
-    add_bf16x2="add_bf16x2(a, b)", max_bf16x2="max_bf16x2(a, b)", fma_f16x2="fma_f16x2(a, b, c): two f16 in a u32",
-    mul_f16x2="mul_f16x2(a, b)", add_f16x2="add_f16x2(a, b)", sub_f16x2="sub_f16x2(a, b)",
+    fma_bf16x2="fma_bf16x2(a, b, c): two bf16 in a u32, one rounding each",
+    mul_bf16x2="mul_bf16x2(a, b)",
+    add_bf16x2="add_bf16x2(a, b)",
+    max_bf16x2="max_bf16x2(a, b)",
+    fma_f16x2="fma_f16x2(a, b, c): two f16 in a u32",
+    mul_f16x2="mul_f16x2(a, b)",
+    add_f16x2="add_f16x2(a, b)",
+    sub_f16x2="sub_f16x2(a, b)",
     asm="asm(text, result, args..., pure): CUDA only: PTX with %0, %1, ...; result: a type, a tuple of types, a list of variables "
-        "(changed in place) or None; pure=True: may be moved and merged",
+    "(changed in place) or None; pure=True: may be moved and merged",
 )
 globals().update(BUILTINS)
 
 
-def __getattr__(name: str) -> Builtin:   # names made by the table above, for type checkers
+def __getattr__(name: str) -> Builtin:  # names made by the table above, for type checkers
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class Variant(Record):
     """A kernel with its statics bound: one exported symbol of a kernel library. GPU: threads of a block, blocks that a multiprocessor
     must be able to hold (it bounds the registers), blocks of a cluster."""
+
     symbol: str
     kernel: Kernel
     statics: dict[str, object] = {}

@@ -11,7 +11,8 @@ log: x = m 2**e with m in [sqrt(1/2), sqrt(2)), then Cephes' logf polynomial of 
 from zse.kernel.language import BUILTINS, f32, i32, inline
 
 bitcast, convert, fma, maximum, minimum, round_even, where = (
-    BUILTINS[name] for name in ("bitcast", "convert", "fma", "maximum", "minimum", "round_even", "where"))
+    BUILTINS[name] for name in ("bitcast", "convert", "fma", "maximum", "minimum", "round_even", "where")
+)
 
 
 @inline
@@ -19,7 +20,7 @@ def exp_f32(v):
     """e**v for f32 scalars and vectors, within 2 ulp for inputs in [-87.3, 88.7]."""
     x = minimum(maximum(v, -87.33), 88.37)
     n = round_even(x * 1.44269504088896341)
-    r = fma(n, -0.693359375, x)            # ln 2 in two parts, so that n * ln2 loses nothing
+    r = fma(n, -0.693359375, x)  # ln 2 in two parts, so that n * ln2 loses nothing
     r = fma(n, 2.12194440e-4, r)
     p = fma(r, 1.9875691500e-4, 1.3981999507e-3)
     p = fma(p, r, 8.3334519073e-3)
@@ -58,7 +59,7 @@ def log_f32(v):
     y = fma(e, -2.12194440e-4, p * m * z)
     y = fma(z, -0.5, y)
     result = fma(e, 0.693359375, m + y)
-    result = where(bits >= 0x7F800000, v, result)              # infinity and NaN
+    result = where(bits >= 0x7F800000, v, result)  # infinity and NaN
     return where(v > 0.0, result, where(v == 0.0, f32(float("-inf")), f32(float("nan"))))
 
 

@@ -22,6 +22,7 @@ HINT = "install it with `pip install 'zse[cuda]'`, or set CUDA_HOME to a CUDA to
 class Compiled:
     """One variant for one architecture. params: [[name, type], ...]; threads of a block; shared_bytes: dynamic shared memory that the
     launch asks for; registers of a thread; spills: bytes of registers that went to memory; text: the CUDA C++."""
+
     symbol: str
     arch: str
     cubin: bytes
@@ -36,8 +37,15 @@ class Compiled:
 
     def manifest(self) -> dict:
         """What a launcher needs to know, as JSON."""
-        return {"params": self.params, "threads": self.threads, "cluster": self.cluster, "shared_bytes": self.shared_bytes,
-                "registers": self.registers, "spills": self.spills, "origin": self.origin}
+        return {
+            "params": self.params,
+            "threads": self.threads,
+            "cluster": self.cluster,
+            "shared_bytes": self.shared_bytes,
+            "registers": self.registers,
+            "spills": self.spills,
+            "origin": self.origin,
+        }
 
 
 def library_folders() -> list[Path]:
@@ -47,7 +55,10 @@ def library_folders() -> list[Path]:
     for place in (found.submodule_search_locations or ()) if found else ():
         folders += sorted(Path(place).glob("cu*/lib"), reverse=True) + [Path(place) / "cuda_nvrtc" / "lib"]
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    roots = ([Path(home)] if home else []) + [Path("/usr/local/cuda"), *sorted(Path("/usr/local").glob("cuda-*"), reverse=True)]
+    roots = ([Path(home)] if home else []) + [
+        Path("/usr/local/cuda"),
+        *sorted(Path("/usr/local").glob("cuda-*"), reverse=True),
+    ]
     return folders + [root / sub for root in roots for sub in ("lib64", "lib")]
 
 
@@ -66,13 +77,21 @@ class Nvrtc:
     def __init__(self, path: Path):
         self.path = path
         for builtins in sorted(path.parent.glob("libnvrtc-builtins.so*"), reverse=True):
-            if ".alt." not in builtins.name:   # NVRTC opens it by name only, which does not look beside itself
+            if ".alt." not in builtins.name:  # NVRTC opens it by name only, which does not look beside itself
                 ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
                 break
         self.library = ctypes.CDLL(str(path))
         self.library.nvrtcGetErrorString.restype = ctypes.c_char_p
-        for name in ("nvrtcDestroyProgram", "nvrtcCompileProgram", "nvrtcGetProgramLogSize", "nvrtcGetProgramLog", "nvrtcGetCUBINSize",
-                     "nvrtcGetCUBIN", "nvrtcCreateProgram", "nvrtcVersion"):
+        for name in (
+            "nvrtcDestroyProgram",
+            "nvrtcCompileProgram",
+            "nvrtcGetProgramLogSize",
+            "nvrtcGetProgramLog",
+            "nvrtcGetCUBINSize",
+            "nvrtcGetCUBIN",
+            "nvrtcCreateProgram",
+            "nvrtcVersion",
+        ):
             getattr(self.library, name).restype = ctypes.c_int
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._check("nvrtcVersion", self.library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
@@ -100,7 +119,10 @@ class Nvrtc:
     def compile(self, text: str, name: str, arch: str, options: tuple[str, ...] = OPTIONS) -> tuple[bytes, str]:
         """(cubin, log) of a text. CompileError with the compiler's messages."""
         program = ctypes.c_void_p()
-        self._check("nvrtcCreateProgram", self.library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), name.encode(), 0, None, None))
+        self._check(
+            "nvrtcCreateProgram",
+            self.library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), name.encode(), 0, None, None),
+        )
         try:
             # NVRTC keeps compiled code below the home directory; a program taken from there has no resource report.
             uncached = ("--no-cache",) if self.version >= (13, 0) else ()
@@ -108,7 +130,9 @@ class Nvrtc:
             status = self.library.nvrtcCompileProgram(program, len(flags), (ctypes.c_char_p * len(flags))(*flags))
             log = self._text("ProgramLog", program).rstrip(b"\0").decode(errors="replace")
             if status:
-                raise CompileError(f"{name} for {arch}: {log.strip() or self.library.nvrtcGetErrorString(status).decode()}")
+                raise CompileError(
+                    f"{name} for {arch}: {log.strip() or self.library.nvrtcGetErrorString(status).decode()}"
+                )
             return self._text("CUBIN", program), log
         finally:
             self.library.nvrtcDestroyProgram(ctypes.byref(program))
@@ -125,7 +149,7 @@ def nvrtc() -> Nvrtc:
 
 def resources_of(log: str, symbol: str) -> tuple[int, int]:
     """(registers, bytes of spill stores) that ptxas reports for a kernel."""
-    part = log[log.index(f"entry function '{symbol}'"):]
+    part = log[log.index(f"entry function '{symbol}'") :]
     registers = re.search(r"Used (\d+) registers", part)
     spills = re.search(r"(\d+) bytes spill stores", part)
     if registers is None or spills is None:
@@ -145,13 +169,25 @@ def compile_text(text: str, entry: dict, symbol: str, arch: str) -> Compiled:
         # NVRTC 13 keeps cubins on disk beside a driver, and gives such a one without its resource report.
         cubin, log = nvrtc().compile(text, f"{symbol}.cu", arch, (*OPTIONS, "--no-cache"))
     registers, spills = resources_of(log, symbol)
-    return Compiled(symbol, arch, cubin, entry["params"], entry["threads"], entry["shared_bytes"], registers, spills, text,
-                    entry["cluster"], entry["origin"])
+    return Compiled(
+        symbol,
+        arch,
+        cubin,
+        entry["params"],
+        entry["threads"],
+        entry["shared_bytes"],
+        registers,
+        spills,
+        text,
+        entry["cluster"],
+        entry["origin"],
+    )
 
 
 def main() -> None:
     """`python -m zse.kernel.nvrtc FILE.py ARCH [NAME]`: compile the module's list VARIANTS, print texts and resources."""
     import runpy
+
     file, arch, *names = sys.argv[1:]
     for variant in runpy.run_path(file)["VARIANTS"]:
         if names and variant.symbol not in names:
@@ -159,8 +195,10 @@ def main() -> None:
         compiled = compile_variant(variant, arch)
         if names:
             print(compiled.text)
-        print(f"{compiled.symbol}: {compiled.registers} registers, {compiled.spills} bytes spilled, {compiled.shared_bytes} bytes shared, "
-              f"{len(compiled.cubin)} bytes of cubin")
+        print(
+            f"{compiled.symbol}: {compiled.registers} registers, {compiled.spills} bytes spilled, {compiled.shared_bytes} bytes shared, "
+            f"{len(compiled.cubin)} bytes of cubin"
+        )
 
 
 if __name__ == "__main__":

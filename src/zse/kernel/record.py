@@ -29,8 +29,7 @@ class Record:
         self.__dict__.update(given)
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and all(
-            getattr(self, name) == getattr(other, name) for name in self._fields)
+        return type(self) is type(other) and all(getattr(self, name) == getattr(other, name) for name in self._fields)
 
     def __hash__(self) -> int:
         return hash((type(self), getattr(self, self._fields[0])))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 @dataclass
 class Source:
     """A function's AST and where its text stands, for error excerpts."""
+
     tree: ast.FunctionDef
     path: str
     first_line: int
@@ -16,7 +17,7 @@ class Source:
     indent: int
     assigned: frozenset[str]
     signature: inspect.Signature
-    name: str   # the path as error reports of generated code show it
+    name: str  # the path as error reports of generated code show it
 
 
 _sources: dict[object, Source] = {}
@@ -30,9 +31,11 @@ def source_of(function) -> Source:
         tree = ast.parse(textwrap.dedent(text)).body[0]
         assert isinstance(tree, ast.FunctionDef)
         indent = len(lines[0]) - len(lines[0].lstrip())
-        assigned = frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+        assigned = frozenset(
+            node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        )
         path = (inspect.getsourcefile(function) or "?").replace("\\", "/")
-        short = path[path.rfind("/zse/") + 1:] if "/zse/" in path else path.rsplit("/", 1)[-1]
+        short = path[path.rfind("/zse/") + 1 :] if "/zse/" in path else path.rsplit("/", 1)[-1]
         _sources[function] = Source(tree, path, first, lines, indent, assigned, inspect.signature(function), short)
     return _sources[function]
 

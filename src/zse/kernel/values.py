@@ -11,10 +11,12 @@ from zse.kernel.source import Scope, Source
 EXPR_TYPES = tuple(ir.Expr.__args__)
 
 # Names that the printed languages or the entry point's own text already use.
-RESERVED = frozenset("""args grid first last block block_0 block_1 block_2 next_block auto break case char const continue default do
+RESERVED = frozenset(
+    """args grid first last block block_0 block_1 block_2 next_block auto break case char const continue default do
 double else enum extern float for goto if inline int long register restrict return short signed sizeof static struct switch typedef
 union unsigned void volatile while asm class new delete template this operator private public namespace using half device kernel
-thread threadgroup constant warp main bool true false int4 uint4 float4 min max dim3 threadIdx blockIdx blockDim gridDim""".split())
+thread threadgroup constant warp main bool true false int4 uint4 float4 min max dim3 threadIdx blockIdx blockDim gridDim""".split()
+)
 
 
 def is_runtime(value: object) -> TypeGuard[ir.Expr]:
@@ -47,8 +49,8 @@ class Values:
         self.scope = Scope(None, False)
         self.depth = 0
         self.loops: list[str] = []
-        self.hint = "item"   # the name that a list under construction will have
-        self.fresh_results: set[str] = set()   # results of effects that no name is bound to yet
+        self.hint = "item"  # the name that a list under construction will have
+        self.fresh_results: set[str] = set()  # results of effects that no name is bound to yet
 
     def statement(self, node: ast.stmt) -> None:
         raise NotImplementedError
@@ -68,7 +70,7 @@ class Values:
     def declare(self, hint: str, value: ir.Expr) -> ir.Var:
         if isinstance(value.type, ir.Void):
             raise StageError("this call has no value")
-        if isinstance(value, ir.Var) and value.name in self.fresh_results:   # nobody else has a name for it: no copy
+        if isinstance(value, ir.Var) and value.name in self.fresh_results:  # nobody else has a name for it: no copy
             self.fresh_results.discard(value.name)
             return value
         var = ir.Var(value.type, self.fresh(hint))
@@ -93,20 +95,26 @@ class Values:
                 self.emit(ir.Assign(old, self.coerce(value, old.type, f"{name} is {old.type}")))
                 return
             if crossed and old is not None:
-                raise StageError(f"{name} is a compile-time value outside this run-time block; declare it with a type there, "
-                               f"e.g. {name} = f32({old!r})")
+                raise StageError(
+                    f"{name} is a compile-time value outside this run-time block; declare it with a type there, "
+                    f"e.g. {name} = f32({old!r})"
+                )
             self.scope.names[name] = self.declare(name, value)
             return
         if isinstance(old, ir.Var) and isinstance(value, int | float):
             self.emit(ir.Assign(old, self.coerce(value, old.type, f"{name} is {old.type}")))
             return
         if crossed:
-            raise StageError(f"{name} is a compile-time value and changes inside a run-time block; declare it with a type before, "
-                           f"e.g. {name} = i32(0)")
+            raise StageError(
+                f"{name} is a compile-time value and changes inside a run-time block; declare it with a type before, "
+                f"e.g. {name} = i32(0)"
+            )
         # A list's elements became variables where it was written, so a second name for it is the same list.
         self.scope.names[name] = self.materialize(value, name) if isinstance(value, tuple) else value
 
-    def block(self, statements: list[ast.stmt], run_time: bool, names: dict[str, object] | None = None) -> list[ir.Stmt]:
+    def block(
+        self, statements: list[ast.stmt], run_time: bool, names: dict[str, object] | None = None
+    ) -> list[ir.Stmt]:
         outer_body, outer_scope = self.body, self.scope
         self.body, self.scope = [], Scope(outer_scope, run_time)
         self.scope.names.update(names or {})
@@ -132,23 +140,34 @@ class Values:
                 if isinstance(value, float) and type.kind != "float":
                     raise StageError(f"{context}, {value!r} is not an integer")
                 if type.kind in ("int", "uint"):
-                    low, high = (0, 2**type.bits) if type.kind == "uint" else (-2 ** (type.bits - 1), 2 ** (type.bits - 1))
+                    low, high = (
+                        (0, 2**type.bits) if type.kind == "uint" else (-(2 ** (type.bits - 1)), 2 ** (type.bits - 1))
+                    )
                     if not low <= value < high:
                         raise StageError(f"{value} does not fit in {type}")
                 return ir.Const(type, float(value) if type.kind == "float" else int(value))
             raise StageError(f"{context}, got the compile-time value {value!r}")
         if value.type == type:
             return value
-        if isinstance(type, ir.Scalar) and isinstance(value.type, ir.Scalar) and type.kind == value.type.kind == "int" \
-                and value.type.bits < type.bits:
+        if (
+            isinstance(type, ir.Scalar)
+            and isinstance(value.type, ir.Scalar)
+            and type.kind == value.type.kind == "int"
+            and value.type.bits < type.bits
+        ):
             return ir.Convert(type, value)
-        if isinstance(type, ir.Pointer) and isinstance(value.type, ir.Pointer) and type.elem == value.type.elem and type.const:
+        if (
+            isinstance(type, ir.Pointer)
+            and isinstance(value.type, ir.Pointer)
+            and type.elem == value.type.elem
+            and type.const
+        ):
             return ir.Offset(type, value, ir.Const(ir.I64, 0))
         raise StageError(f"{context}, got {value.type}; convert it")
 
     def unify(self, left: object, right: object, what: str) -> tuple[ir.Expr, ir.Expr]:
         if not is_runtime(left):
-            assert is_runtime(right)   # two compile-time values never come here: Python computes with them
+            assert is_runtime(right)  # two compile-time values never come here: Python computes with them
             return self.coerce(left, right.type, f"{what} with {right.type}"), right
         if not is_runtime(right):
             return left, self.coerce(right, left.type, f"{what} with {left.type}")
@@ -228,7 +247,11 @@ class Values:
             raise StageError("select of two compile-time numbers: give one of them a type")
         left, right = self.unify(left, right, "select")
         if isinstance(test.type, ir.Mask):
-            if not isinstance(left.type, ir.Vector) or left.type.lanes != test.type.lanes or left.type.elem.bits != test.type.bits:
+            if (
+                not isinstance(left.type, ir.Vector)
+                or left.type.lanes != test.type.lanes
+                or left.type.elem.bits != test.type.bits
+            ):
                 raise StageError(f"select of {left.type} by {test.type}")
         else:
             test = self.condition(test, "select")

@@ -20,7 +20,7 @@ from zse.kernel import (
 from zse.kernels.op import Case, Cost, HostArray, Op, Output, Tolerance, check, later, on_gpu, require
 from zse.kernels.quantize import GROUP, fp8_output, int8_output, quantize_group
 
-CHUNK = 256         # columns of one block, so that the threads share the exponentials of a single row
+CHUNK = 256  # columns of one block, so that the threads share the exponentials of a single row
 KINDS = ("silu", "gelu_tanh")
 
 
@@ -28,14 +28,27 @@ KINDS = ("silu", "gelu_tanh")
 def activate(gate, KIND):
     """silu(g) = g / (1 + exp(-g)); gelu_tanh(g) = g / (1 + exp(-2 u)), u = sqrt(2 / pi) * (g + 0.044715 g^3): the
     identity 1 + tanh(u) = 2 / (1 + exp(-2 u)) saves the hyperbolic tangent (Hendrycks and Gimpel 2016, tanh form)."""
-    exponent = gate * -1.0 if KIND == "silu" else gate * (gate * gate * (-2 * 0.7978845608028654 * 0.044715)
-                                                         + -2 * 0.7978845608028654)
+    exponent = (
+        gate * -1.0
+        if KIND == "silu"
+        else gate * (gate * gate * (-2 * 0.7978845608028654 * 0.044715) + -2 * 0.7978845608028654)
+    )
     return gate / (1.0 + exp(exponent))
 
 
 @kernel
-def gated_rows(gates: Ptr[f32, "const"], ups: Ptr[f32, "const"], stride: i64, out: Ptr[f32], q: Ptr[i8], scale: Ptr[f32],
-               total: Ptr[f32], width: i64, KIND: static, INT8: static):
+def gated_rows(
+    gates: Ptr[f32, "const"],
+    ups: Ptr[f32, "const"],
+    stride: i64,
+    out: Ptr[f32],
+    q: Ptr[i8],
+    scale: Ptr[f32],
+    total: Ptr[f32],
+    width: i64,
+    KIND: static,
+    INT8: static,
+):
     """Grid (chunks of columns, rows); rows of gates and ups are `width` values, `stride` apart."""
     L = target.lanes
     row = block_index(1)
@@ -81,6 +94,7 @@ def gated(recorder, gate_up, out, kind: str) -> None:
     if gpu:
         from zse.kernels.gpu.activation import CHUNK as GPU_CHUNK
         from zse.kernels.gpu.activation import row_vectors
+
         require(width % 8 == 0, f"gated: width {width} is not a multiple of 8")
         symbol = f"gated_{kind}_{gate.dtype}"
         if out.dtype == "fp8":
@@ -112,10 +126,16 @@ def _gpu_cases(rng):
     import numpy as np
 
     from zse.quant.pack import f32_to_bf16
+
     near = Tolerance(1e-30, 2**-8, "the result is rounded to bf16")
     for kind in KINDS:
-        for rows, width, form in ((1, 18944, "bf16"), (5, 40, "bf16"), (3, 1024, "fp8"), (2, 18944, "fp8"),
-                                  (2, 20488, "fp8")):
+        for rows, width, form in (
+            (1, 18944, "bf16"),
+            (5, 40, "bf16"),
+            (3, 1024, "fp8"),
+            (2, 18944, "fp8"),
+            (2, 20488, "fp8"),
+        ):
             x = (rng.standard_normal((rows, 2 * width)) * 3).astype(np.float32)
             x[0, 0], x[-1, 1] = -100.0, 100.0
             out = Output((rows, width), "bf16", near) if form == "bf16" else fp8_output(rows, width, 2e-5)
@@ -135,9 +155,13 @@ def _cases(rng, family="cpu"):
     for kind in KINDS:
         for rows, width in ((1, 1536), (5, 33), (3, 7)):
             x = (rng.standard_normal((rows, 2 * width)) * 3).astype(np.float32)
-            x[0, 0], x[-1, 1] = -100.0, 100.0                     # exp saturates without a NaN
-            yield Case(f"{kind} f32 {rows}x{width}", {"gate_up": x}, {"out": Output((rows, width), "float32", near)},
-                       {"kind": kind})
+            x[0, 0], x[-1, 1] = -100.0, 100.0  # exp saturates without a NaN
+            yield Case(
+                f"{kind} f32 {rows}x{width}",
+                {"gate_up": x},
+                {"out": Output((rows, width), "float32", near)},
+                {"kind": kind},
+            )
         x = (rng.standard_normal((3, 2 * 288)) * 3).astype(np.float32)
         yield Case(f"{kind} int8", {"gate_up": x}, {"out": int8_output(3, 288, 2e-5)}, {"kind": kind})
         pair = tuple((rng.standard_normal((3, 288)) * 3).astype(np.float32) for _ in range(2))
@@ -153,8 +177,11 @@ def _cost(case: Case) -> Cost:
 
 
 def _variants(target):
-    return [Variant(f"gated_{kind}_{form}", gated_rows, {"KIND": kind, "INT8": form == "int8"})
-            for kind in KINDS for form in ("f32", "int8")]
+    return [
+        Variant(f"gated_{kind}_{form}", gated_rows, {"KIND": kind, "INT8": form == "int8"})
+        for kind in KINDS
+        for form in ("f32", "int8")
+    ]
 
 
 GATED = Op("gated", _variants, gated, _reference, _cases, _cost, later("gpu.activation", "gated_variants"))

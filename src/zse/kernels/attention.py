@@ -46,11 +46,11 @@ from zse.kernels.quantize import GROUP, quantize_group
 
 PAGE = 16
 SEGMENT = 256
-KEY_ALIGN = 64          # key blocks start at multiples of this
+KEY_ALIGN = 64  # key blocks start at multiples of this
 MAX_HEAD_DIM = 256
-MAX_ROWS = 32           # query rows (tokens of the tile x query heads of the group) of one block
-MASKED = -3.0e38        # the score of a key that must not be seen
-FLOOR = -1.0e30         # the running maximum before any key
+MAX_ROWS = 32  # query rows (tokens of the tile x query heads of the group) of one block
+MASKED = -3.0e38  # the score of a key that must not be seen
+FLOOR = -1.0e30  # the running maximum before any key
 KV_DTYPES = {"f16": f16, "f32": f32, **PACKED}
 
 
@@ -76,14 +76,16 @@ def key_block(queries, key_pages, next_pages, acc, head_dim, R, VECTORS, KV):
     next_pages: of the next block, brought near meanwhile: a page is too short for the processor to foresee it."""
     L = target.lanes
     per_page = PAGE // L
-    LINE = 1 if KV is f32 else 2 if KV is f16 else 4        # dimensions in 64 bytes
+    LINE = 1 if KV is f32 else 2 if KV is f16 else 4  # dimensions in 64 bytes
     for line in range(0, head_dim, max(LINE, 2)):
         for page in next_pages:
             for d in static(range(0, max(LINE, 2), LINE)):
                 prefetch(page + (line + d) * PAGE)
         for d in static(range(max(LINE, 2))):
-            keys = [widen(load(key_pages[v // per_page] + (line + d) * PAGE + v % per_page * L, L), KV)
-                    for v in range(VECTORS)]
+            keys = [
+                widen(load(key_pages[v // per_page] + (line + d) * PAGE + v % per_page * L, L), KV)
+                for v in range(VECTORS)
+            ]
             for r in static(range(R)):
                 query = splat(queries[r][line + d], L)
                 for v in static(range(VECTORS)):
@@ -91,11 +93,27 @@ def key_block(queries, key_pages, next_pages, acc, head_dim, R, VECTORS, KV):
 
 
 @inline
-def mix_values(scores, page_ids, value_base, page_stride, head_dim, state, rescale, factors, begin, stop, segment,
-               last_page, column, R, VECTORS, KV):
+def mix_values(
+    scores,
+    page_ids,
+    value_base,
+    page_stride,
+    head_dim,
+    state,
+    rescale,
+    factors,
+    begin,
+    stop,
+    segment,
+    last_page,
+    column,
+    R,
+    VECTORS,
+    KV,
+):
     """Columns column .. column + VECTORS * lanes of state rows: state * rescale + factor * sum over keys of p * V."""
     L = target.lanes
-    LINE = 16 if KV is f32 else 32 if KV is f16 else 64     # values in 64 bytes
+    LINE = 16 if KV is f32 else 32 if KV is f16 else 64  # values in 64 bytes
     acc = [[f32.x(L)(0) for v in range(VECTORS)] for r in range(R)]
     for page in range(begin // PAGE, (stop + PAGE - 1) // PAGE):
         values = value_base + i64(page_ids[page]) * page_stride + column
@@ -130,16 +148,36 @@ def write_row(state, total, out, oq, oscale, osum, at, head_dim, INT8):
 
 
 @kernel
-def attention_tile(q: Ptr[f32, "const"], k_pages: Ptr[u8, "const"], v_pages: Ptr[u8, "const"],
-                   page_table: Ptr[i32, "const"], token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"],
-                   out: Ptr[f32],
-                   oq: Ptr[i8], oscale: Ptr[f32], osum: Ptr[f32], partial: Ptr[f32], tokens: i64, max_pages: i64,
-                   max_segments: i64, splits: i64, kv_heads: i64, group: i64, head_dim: i64, scale: f32, window: i64,
-                   softcap: f32, R: static, KV: static, INT8: static):
+def attention_tile(
+    q: Ptr[f32, "const"],
+    k_pages: Ptr[u8, "const"],
+    v_pages: Ptr[u8, "const"],
+    page_table: Ptr[i32, "const"],
+    token_row: Ptr[i32, "const"],
+    positions: Ptr[i32, "const"],
+    out: Ptr[f32],
+    oq: Ptr[i8],
+    oscale: Ptr[f32],
+    osum: Ptr[f32],
+    partial: Ptr[f32],
+    tokens: i64,
+    max_pages: i64,
+    max_segments: i64,
+    splits: i64,
+    kv_heads: i64,
+    group: i64,
+    head_dim: i64,
+    scale: f32,
+    window: i64,
+    softcap: f32,
+    R: static,
+    KV: static,
+    INT8: static,
+):
     """Grid (kv heads, tokens, splits). splits: 1, or at least the number of segments. R: query rows in registers at
     once."""
     L = target.lanes
-    KEY_VECTORS = COLUMN_VECTORS = 2 if L == 8 and R == 4 else 4       # sums in registers: AVX2 has 16, the others 32
+    KEY_VECTORS = COLUMN_VECTORS = 2 if L == 8 and R == 4 else 4  # sums in registers: AVX2 has 16, the others 32
     KEYS = KEY_VECTORS * L
     SCALED = KV is i8 or KV is e4m3
     head = block_index(0)
@@ -149,7 +187,7 @@ def attention_tile(q: Ptr[f32, "const"], k_pages: Ptr[u8, "const"], v_pages: Ptr
     tile = MAX_ROWS // group
     if token > 0 and position % tile != 0:
         if token_row[token - 1] == row:
-            return                                      # another token leads this tile
+            return  # another token leads this tile
     count = i64(1)
     room = min(tile - position % tile, tokens - token)
     while count < room and token_row[token + count] == row:
@@ -194,21 +232,29 @@ def attention_tile(q: Ptr[f32, "const"], k_pages: Ptr[u8, "const"], v_pages: Ptr
         for sub in range(0, rows, R):
             # Rows of this pass; beyond the last one the last is computed again and its copies are dropped.
             which = [min(sub + r, rows - 1) for r in static(range(R))]
-            queries = [q + (token + which[r] // group) * q_width + (head * group + which[r] % group) * head_dim
-                       for r in static(range(R))]
+            queries = [
+                q + (token + which[r] // group) * q_width + (head * group + which[r] % group) * head_dim
+                for r in static(range(R))
+            ]
             limits = [i64(positions[token + which[r] // group]) + 1 for r in static(range(R))]
             for key in range(begin, stop, KEYS):
-                key_pages = [keys_base + i64(page_ids[min(max(key // PAGE + p, first_page), last_page)]) * page_stride
-                             for p in static(range(KEYS // PAGE))]
-                next_pages = [keys_base + i64(page_ids[min(max((key + KEYS) // PAGE + p, first_page),
-                                                           last_page)]) * page_stride
-                              for p in static(range(KEYS // PAGE))]
+                key_pages = [
+                    keys_base + i64(page_ids[min(max(key // PAGE + p, first_page), last_page)]) * page_stride
+                    for p in static(range(KEYS // PAGE))
+                ]
+                next_pages = [
+                    keys_base + i64(page_ids[min(max((key + KEYS) // PAGE + p, first_page), last_page)]) * page_stride
+                    for p in static(range(KEYS // PAGE))
+                ]
                 acc = [[f32.x(L)(0) for v in range(KEY_VECTORS)] for r in range(R)]
                 key_block(queries, key_pages, next_pages, acc, head_dim, R, KEY_VECTORS, KV)
                 scales = [splat(scale, L) for _ in range(KEY_VECTORS)]
                 if SCALED:
-                    scales = [load(cast_ptr(key_pages[v * L // PAGE] + head_dim * PAGE, f32) + v * L % PAGE, L)
-                              * (scale * unit_of(KV)) for v in range(KEY_VECTORS)]
+                    scales = [
+                        load(cast_ptr(key_pages[v * L // PAGE] + head_dim * PAGE, f32) + v * L % PAGE, L)
+                        * (scale * unit_of(KV))
+                        for v in range(KEY_VECTORS)
+                    ]
                 for r in static(range(R)):
                     for v in static(range(KEY_VECTORS)):
                         score = acc[r][v] * scales[v]
@@ -253,11 +299,43 @@ def attention_tile(q: Ptr[f32, "const"], k_pages: Ptr[u8, "const"], v_pages: Ptr
             states = [state + (sub + r) * head_dim for r in static(range(R))]
             wide = head_dim // (COLUMN_VECTORS * L) * (COLUMN_VECTORS * L)
             for column in range(0, wide, COLUMN_VECTORS * L):
-                mix_values(scores, page_ids, values_base, page_stride, head_dim, states, rescale, factors, value_begin,
-                           stop, segment, last_page, column, R, COLUMN_VECTORS, KV)
+                mix_values(
+                    scores,
+                    page_ids,
+                    values_base,
+                    page_stride,
+                    head_dim,
+                    states,
+                    rescale,
+                    factors,
+                    value_begin,
+                    stop,
+                    segment,
+                    last_page,
+                    column,
+                    R,
+                    COLUMN_VECTORS,
+                    KV,
+                )
             for column in range(wide, head_dim, L):
-                mix_values(scores, page_ids, values_base, page_stride, head_dim, states, rescale, factors, value_begin,
-                           stop, segment, last_page, column, R, 1, KV)
+                mix_values(
+                    scores,
+                    page_ids,
+                    values_base,
+                    page_stride,
+                    head_dim,
+                    states,
+                    rescale,
+                    factors,
+                    value_begin,
+                    stop,
+                    segment,
+                    last_page,
+                    column,
+                    R,
+                    1,
+                    KV,
+                )
 
     for i in range(rows):
         place = (token + i // group) * kv_heads * group + head * group + i % group
@@ -272,10 +350,20 @@ def attention_tile(q: Ptr[f32, "const"], k_pages: Ptr[u8, "const"], v_pages: Ptr
 
 
 @kernel
-def attention_combine(positions: Ptr[i32, "const"], out: Ptr[f32], oq: Ptr[i8], oscale: Ptr[f32], osum: Ptr[f32],
-                      partial: Ptr[f32, "const"], max_segments: i64, splits: i64, heads: i64, head_dim: i64,
-                      window: i64,
-                      INT8: static):
+def attention_combine(
+    positions: Ptr[i32, "const"],
+    out: Ptr[f32],
+    oq: Ptr[i8],
+    oscale: Ptr[f32],
+    osum: Ptr[f32],
+    partial: Ptr[f32, "const"],
+    max_segments: i64,
+    splits: i64,
+    heads: i64,
+    head_dim: i64,
+    window: i64,
+    INT8: static,
+):
     """Grid (query heads, tokens): merge the segments of one query row, in order. Nothing to do when splits is 1."""
     if splits == 1:
         return
@@ -320,8 +408,23 @@ def num_splits(tokens: int, kv_heads: int, context: int, threads: int, max_token
     return segments if tokens <= max_tokens and tokens * kv_heads < 4 * threads else 1
 
 
-def attention(recorder, q, k_pages, v_pages, page_table, token_row, positions, out, scale: float, window: int = 0,
-              softcap: float = 0.0, splits=1, partial=None, scratch=None, longest_run: int | None = None) -> None:
+def attention(
+    recorder,
+    q,
+    k_pages,
+    v_pages,
+    page_table,
+    token_row,
+    positions,
+    out,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    splits=1,
+    partial=None,
+    scratch=None,
+    longest_run: int | None = None,
+) -> None:
     """Causal attention of M tokens, whose keys and values are already in their pages.
 
     q f32 [M, Hq * D]; k_pages [P, Hk, D, 16] and v_pages [P, Hk, 16, D], f16 or f32, or both packed i8 or e4m3
@@ -337,21 +440,43 @@ def attention(recorder, q, k_pages, v_pages, page_table, token_row, positions, o
     one row in any run of the recording (None: unknown). splits and partial are not used."""
     if on_gpu(recorder):
         from zse.kernels.gpu.attention import record_attention
-        record_attention(recorder, q, k_pages, v_pages, page_table, token_row, positions, out, scale, window, softcap,
-                         scratch, longest_run)
+
+        record_attention(
+            recorder,
+            q,
+            k_pages,
+            v_pages,
+            page_table,
+            token_row,
+            positions,
+            out,
+            scale,
+            window,
+            softcap,
+            scratch,
+            longest_run,
+        )
         return
     pages, kv_heads = v_pages.shape[:2]
     head_dim = head_dim_of(v_pages)
     tokens, width = q.shape
-    require(head_dim % 16 == 0 and head_dim <= MAX_HEAD_DIM,
-            f"attention: head_dim {head_dim} is not a multiple of 16 up to 256")
+    require(
+        head_dim % 16 == 0 and head_dim <= MAX_HEAD_DIM,
+        f"attention: head_dim {head_dim} is not a multiple of 16 up to 256",
+    )
     require(width % (kv_heads * head_dim) == 0, f"attention: q is {width} wide, {kv_heads} kv heads of {head_dim}")
     group = width // (kv_heads * head_dim)
     require(group <= MAX_ROWS, f"attention: {group} query heads share a kv head, at most {MAX_ROWS} are supported")
     check("attention q", q, "f32", tokens, width)
     for name, tensor in (("k_pages", k_pages), ("v_pages", v_pages)):
-        check(f"attention {name}", tensor, tuple(KV_DTYPES) if tensor is k_pages else k_pages.dtype, pages, kv_heads,
-              *pages_shape(head_dim, k_pages.dtype, tensor is k_pages, "cpu"))
+        check(
+            f"attention {name}",
+            tensor,
+            tuple(KV_DTYPES) if tensor is k_pages else k_pages.dtype,
+            pages,
+            kv_heads,
+            *pages_shape(head_dim, k_pages.dtype, tensor is k_pages, "cpu"),
+        )
     check("attention page_table", page_table, "i32", None, None)
     check("attention token_row", token_row, "i32", tokens)
     check("attention positions", positions, "i32", tokens)
@@ -365,26 +490,58 @@ def attention(recorder, q, k_pages, v_pages, page_table, token_row, positions, o
         require(partial is not None, "attention: splits other than 1 need partial")
         check("attention partial", partial, "f32", None, width // head_dim, None, head_dim + PAGE)
         max_segments = partial.shape[2]
-        require(max_segments * SEGMENT >= page_table.shape[1] * PAGE,
-                f"attention: partial holds {max_segments} segments, the page table {page_table.shape[1]} pages")
+        require(
+            max_segments * SEGMENT >= page_table.shape[1] * PAGE,
+            f"attention: partial holds {max_segments} segments, the page table {page_table.shape[1]} pages",
+        )
     symbol = f"attention_{k_pages.dtype}_r{rows_in_registers(group)}_{form}"
-    recorder.launch(symbol, [q, k_pages, v_pages, page_table, token_row, positions, *outs, partial if split else 0,
-                             tokens,
-                             page_table.shape[1], max_segments, splits, kv_heads, group, head_dim, float(scale), window,
-                             float(softcap)], (kv_heads, tokens, splits))
+    recorder.launch(
+        symbol,
+        [
+            q,
+            k_pages,
+            v_pages,
+            page_table,
+            token_row,
+            positions,
+            *outs,
+            partial if split else 0,
+            tokens,
+            page_table.shape[1],
+            max_segments,
+            splits,
+            kv_heads,
+            group,
+            head_dim,
+            float(scale),
+            window,
+            float(softcap),
+        ],
+        (kv_heads, tokens, splits),
+    )
     if split:
-        recorder.launch(f"attention_combine_{form}",
-                        [positions, *outs, partial, max_segments, splits, width // head_dim,
-                                                      head_dim, window], (width // head_dim, tokens))
+        recorder.launch(
+            f"attention_combine_{form}",
+            [positions, *outs, partial, max_segments, splits, width // head_dim, head_dim, window],
+            (width // head_dim, tokens),
+        )
 
 
 def _variants(target):
-    return [Variant(f"attention_{name}_r{rows}_{form}", attention_tile,
-                    {"R": rows, "KV": dtype, "INT8": form == "int8"})
-            for name, dtype in KV_DTYPES.items() for rows in (2, 3, 4) for form in ("f32", "int8")] + [
-        Variant(f"attention_combine_{form}", attention_combine, {"INT8": form == "int8"}) for form in ("f32", "int8")]
+    return [
+        Variant(f"attention_{name}_r{rows}_{form}", attention_tile, {"R": rows, "KV": dtype, "INT8": form == "int8"})
+        for name, dtype in KV_DTYPES.items()
+        for rows in (2, 3, 4)
+        for form in ("f32", "int8")
+    ] + [Variant(f"attention_combine_{form}", attention_combine, {"INT8": form == "int8"}) for form in ("f32", "int8")]
 
 
-ATTENTION = Op("attention", _variants, attention, later("attention_cases", "attention_reference"),
-               later("attention_cases", "make_attention_cases"), later("attention_cases", "attention_cost"),
-               later("gpu.attention", "attention_variants"))
+ATTENTION = Op(
+    "attention",
+    _variants,
+    attention,
+    later("attention_cases", "attention_reference"),
+    later("attention_cases", "make_attention_cases"),
+    later("attention_cases", "attention_cost"),
+    later("gpu.attention", "attention_variants"),
+)

@@ -10,6 +10,7 @@ PAGE = 16
 def wide_pages(pages):
     """Values of pages as float64: NumPy arrays, HostArrays, or their bit patterns (u16: bf16, u8: e4m3)."""
     from zse.quant.pack import bf16_to_f32, e4m3_to_f32
+
     if isinstance(pages, HostArray):
         pages = pages.wide()
     elif pages.dtype.kind == "u":
@@ -31,13 +32,27 @@ def narrow_pages(values, dtype: str):
     import numpy as np
 
     from zse.quant.pack import f32_to_bf16
+
     if dtype == "bf16":
         return f32_to_bf16(values.astype(np.float32))
     return values.astype({"f16": np.float16, "f32": np.float32}[dtype])
 
 
-def attention_reference(q, k_pages, v_pages, page_table, token_row, positions, scale, window=0, softcap=0.0, splits=1,
-                        partial=None, out=None, longest_run=None):
+def attention_reference(
+    q,
+    k_pages,
+    v_pages,
+    page_table,
+    token_row,
+    positions,
+    scale,
+    window=0,
+    softcap=0.0,
+    splits=1,
+    partial=None,
+    out=None,
+    longest_run=None,
+):
     """Softmax attention in float64, one token at a time."""
     import numpy as np
 
@@ -86,10 +101,14 @@ def attention_batch(rng, runs, heads, kv_heads, head_dim, dtype="float16"):
         packed = (pack_pages(k.swapaxes(2, 3), dtype, True), pack_pages(v, dtype, False))
         k, v = (array if dtype == "i8" else HostArray(dtype, array) for array in packed)
     tokens = sum(count for _, count in runs)
-    return {"q": rng.standard_normal((tokens, heads * head_dim)).astype(np.float32), "k_pages": k, "v_pages": v,
-            "page_table": page_table,
-            "token_row": np.repeat(np.arange(len(runs)), [count for _, count in runs]).astype(np.int32),
-            "positions": np.concatenate([np.arange(first, first + count) for first, count in runs]).astype(np.int32)}
+    return {
+        "q": rng.standard_normal((tokens, heads * head_dim)).astype(np.float32),
+        "k_pages": k,
+        "v_pages": v,
+        "page_table": page_table,
+        "token_row": np.repeat(np.arange(len(runs)), [count for _, count in runs]).astype(np.int32),
+        "positions": np.concatenate([np.arange(first, first + count) for first, count in runs]).astype(np.int32),
+    }
 
 
 def gpu_batch(rng, runs, heads, kv_heads, head_dim, dtype):
@@ -97,6 +116,7 @@ def gpu_batch(rng, runs, heads, kv_heads, head_dim, dtype):
     import numpy as np
 
     from zse.quant.pack import f32_to_bf16
+
     batch = attention_batch(rng, runs, heads, kv_heads, head_dim, "float32")
     pages = {"k_pages": batch["k_pages"].swapaxes(2, 3), "v_pages": batch["v_pages"]}
     for name, values in pages.items():
@@ -131,8 +151,12 @@ def make_gpu_cases(rng):
         for dtype in ("bf16", "f16", *PACKED):
             batch = gpu_batch(rng, runs, heads, kv_heads, head_dim, dtype)
             tokens = sum(count for _, count in runs)
-            yield Case(f"{name} {dtype} {heads}/{kv_heads} D={head_dim}", batch,
-                       {"out": Output((tokens, heads * head_dim), "bf16", near)}, {"scale": head_dim**-0.5} | options)
+            yield Case(
+                f"{name} {dtype} {heads}/{kv_heads} D={head_dim}",
+                batch,
+                {"out": Output((tokens, heads * head_dim), "bf16", near)},
+                {"scale": head_dim**-0.5} | options,
+            )
 
 
 def make_attention_cases(rng, family="cpu"):
@@ -168,13 +192,19 @@ def make_attention_cases(rng, family="cpu"):
                 int8 = dtype == "float16" and splits != 1 or dtype == "float32" and name == "prefill"
                 int8 = int8 and head_dim % 32 == 0
                 out = int8_output(tokens, width, 4e-6) if int8 else Output((tokens, width), "float32", near)
-                yield Case(f"{name} {dtype} splits={splits}{' int8' if int8 else ''}", batch | scratch, {"out": out},
-                           {"scale": head_dim**-0.5, "splits": splits} | options)
+                yield Case(
+                    f"{name} {dtype} splits={splits}{' int8' if int8 else ''}",
+                    batch | scratch,
+                    {"out": out},
+                    {"scale": head_dim**-0.5, "splits": splits} | options,
+                )
 
 
 def attention_cost(case: Case) -> Cost:
-    pages, q = (case.inputs[name].array if isinstance(case.inputs[name], HostArray) else case.inputs[name]
-                for name in ("v_pages", "q"))
+    pages, q = (
+        case.inputs[name].array if isinstance(case.inputs[name], HostArray) else case.inputs[name]
+        for name in ("v_pages", "q")
+    )
     kv_heads, head_dim = pages.shape[1], head_dim_of(pages)
     tokens, width = q.shape
     positions = case.inputs["positions"]

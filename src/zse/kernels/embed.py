@@ -32,8 +32,9 @@ def token_row(ids, rows):
 
 
 @kernel
-def embed_dense(ids: Ptr[i32, "const"], w: Ptr[u8, "const"], out: Ptr[f32], rows: i64, width: i64, factor: f32,
-                DTYPE: static):
+def embed_dense(
+    ids: Ptr[i32, "const"], w: Ptr[u8, "const"], out: Ptr[f32], rows: i64, width: i64, factor: f32, DTYPE: static
+):
     """One block is one token. A row of w [T, K, 16] has stride 16."""
     row = token_row(ids, rows)
     source = cast_ptr(w, DTYPE) + row // TILE * width * TILE + row % TILE
@@ -59,9 +60,20 @@ def quarter(q, high, block, r, s, BITS):
 
 
 @kernel
-def embed_affine(ids: Ptr[i32, "const"], q: Ptr[u8, "const"], high: Ptr[u8, "const"], scale: Ptr[f16, "const"],
-                 offset: Ptr[f16, "const"], out: Ptr[f32], rows: i64, width: i64, group: i64, factor: f32,
-                 BITS: static, SYMMETRIC: static):
+def embed_affine(
+    ids: Ptr[i32, "const"],
+    q: Ptr[u8, "const"],
+    high: Ptr[u8, "const"],
+    scale: Ptr[f16, "const"],
+    offset: Ptr[f16, "const"],
+    out: Ptr[f32],
+    rows: i64,
+    width: i64,
+    group: i64,
+    factor: f32,
+    BITS: static,
+    SYMMETRIC: static,
+):
     """One block is one token; group is in columns (the width for one group a row)."""
     row = token_row(ids, rows)
     tile = row // TILE
@@ -91,8 +103,11 @@ def embed(recorder, ids, table, out, scale: float = 1.0) -> None:
         require(width % 8 == 0, f"embed: {width} columns are not a multiple of 8")
         require(table.layout == "rows", f"embed: {scheme.name} in layout {table.layout}, a GPU reads rows")
         if scheme.kind == "fp8":
-            recorder.launch(f"embed_fp8_{scheme.scaling}",
-                            [ids, planes["w"], planes["scale"], out, rows, width, float(scale)], (count,))
+            recorder.launch(
+                f"embed_fp8_{scheme.scaling}",
+                [ids, planes["w"], planes["scale"], out, rows, width, float(scale)],
+                (count,),
+            )
         else:
             recorder.launch(f"embed_{scheme.dtype}_rows", [ids, planes["w"], out, rows, width, float(scale)], (count,))
         return
@@ -101,10 +116,22 @@ def embed(recorder, ids, table, out, scale: float = 1.0) -> None:
         return
     require(scheme.fits(width), f"embed: {scheme.name} does not fit {width} columns")
     form = "sym" if scheme.symmetric else "asym"
-    recorder.launch(f"embed_int{scheme.bits}_{form}",
-                    [ids, planes["q"], planes.get("high", 0), planes["scale"], planes.get("offset", 0), out, rows,
-                     width,
-                     scheme.group or width, float(scale)], (count,))
+    recorder.launch(
+        f"embed_int{scheme.bits}_{form}",
+        [
+            ids,
+            planes["q"],
+            planes.get("high", 0),
+            planes["scale"],
+            planes.get("offset", 0),
+            out,
+            rows,
+            width,
+            scheme.group or width,
+            float(scale),
+        ],
+        (count,),
+    )
 
 
 def _reference(ids, table, scale=1.0, out=None):
@@ -121,17 +148,22 @@ def _cases(rng, family="cpu"):
 
     near = Tolerance(1e-7, 3e-7, "two f32 roundings, and a third by the factor")
     schemes = [DenseScheme(dtype) for dtype in DENSE]
-    schemes += [AffineScheme(bits, group, symmetric) for bits, group in zip((4, 5, 6, 8), (32, 64, 16, 0), strict=True)
-                for symmetric in (False, True)]
+    schemes += [
+        AffineScheme(bits, group, symmetric)
+        for bits, group in zip((4, 5, 6, 8), (32, 64, 16, 0), strict=True)
+        for symmetric in (False, True)
+    ]
     if family == "gpu":
         schemes += [Fp8Scheme(scaling) for scaling in FP8_SCALINGS]
     for scheme in schemes:
         rows, width, count = (300, 208, 5) if scheme.kind == "fp8" else (37, 128, 5)
         ids = np.concatenate([[0, rows - 1], rng.integers(0, rows, count - 2)]).astype(np.int32)
-        yield Case(scheme.name, {"ids": ids, "table": random_weight(rng, rows, width, scheme,
-                                                                           memory_layout(scheme, family))},
-                   {"out": Output((count, width), "float32", near)},
-                   {"scale": 1.0 if scheme.kind == "affine" else 25.25})
+        yield Case(
+            scheme.name,
+            {"ids": ids, "table": random_weight(rng, rows, width, scheme, memory_layout(scheme, family))},
+            {"out": Output((count, width), "float32", near)},
+            {"scale": 1.0 if scheme.kind == "affine" else 25.25},
+        )
 
 
 def _cost(case: Case) -> Cost:
@@ -144,7 +176,9 @@ def _cost(case: Case) -> Cost:
 def _variants(target):
     return [Variant(f"embed_{name}", embed_dense, {"DTYPE": dtype}) for name, dtype in DENSE.items()] + [
         Variant(f"embed_int{bits}_{form}", embed_affine, {"BITS": bits, "SYMMETRIC": form == "sym"})
-        for bits in BITS for form in ("sym", "asym")]
+        for bits in BITS
+        for form in ("sym", "asym")
+    ]
 
 
 EMBED = Op("embed", _variants, embed, _reference, _cases, _cost, later("gpu.embed", "embed_variants"))

@@ -7,7 +7,7 @@ from zse.kernels.op import EXACT, Case, Cost, Op, Output, check, later, on_gpu, 
 from zse.runtime.symbol import ceil_div
 from zse.tensor import Tensor
 
-CHUNK = 256         # tokens of one block on a CPU
+CHUNK = 256  # tokens of one block on a CPU
 PAGE = 16
 
 
@@ -21,9 +21,18 @@ class TokenHistory(NamedTuple):
 
 
 @kernel
-def feed_tokens_chunk(token_ids: Ptr[i32], source: Ptr[i32, "const"], sampled: Ptr[i32, "const"],
-                      positions: Ptr[i32, "const"], token_row: Ptr[i32, "const"], page_table: Ptr[i32, "const"],
-                      history: Ptr[i32], count: i32, max_pages: i32, blocks_per_page: i32):
+def feed_tokens_chunk(
+    token_ids: Ptr[i32],
+    source: Ptr[i32, "const"],
+    sampled: Ptr[i32, "const"],
+    positions: Ptr[i32, "const"],
+    token_row: Ptr[i32, "const"],
+    page_table: Ptr[i32, "const"],
+    history: Ptr[i32],
+    count: i32,
+    max_pages: i32,
+    blocks_per_page: i32,
+):
     """Grid (chunks of tokens)."""
     first = block_index(0) * CHUNK
     for at in range(first, min(first + CHUNK, i64(count))):
@@ -57,8 +66,9 @@ def feed_tokens(recorder, token_ids, source, sampled, positions, token_row, hist
     chunk = CHUNK
     if on_gpu(recorder):
         from zse.kernels.gpu.step import FEED_THREADS as chunk
-    recorder.launch("feed_tokens", [token_ids, source, sampled, positions, token_row, *places],
-                    (ceil_div(count, chunk),))
+    recorder.launch(
+        "feed_tokens", [token_ids, source, sampled, positions, token_row, *places], (ceil_div(count, chunk),)
+    )
 
 
 def make_history(rng, lengths, max_pages: int, blocks_per_page: int, num_pages: int):
@@ -97,17 +107,31 @@ def _cases(rng, family="cpu"):
         positions = np.concatenate([np.arange(end - len(part), end) for end, part in zip(ends, parts, strict=True)])
         ids = rng.integers(0, 1000, count).astype(np.int32)
         source = np.where(rng.random(count) < 0.5, rng.integers(0, rows, count), -1).astype(np.int32)
-        common = {"source": source, "sampled": rng.integers(1000, 2000, rows).astype(np.int32),
-                  "positions": positions.astype(np.int32), "token_row": token_row}
+        common = {
+            "source": source,
+            "sampled": rng.integers(1000, 2000, rows).astype(np.int32),
+            "positions": positions.astype(np.int32),
+            "token_row": token_row,
+        }
         output = {"token_ids": Output((count,), "int32", EXACT, inout=ids)}
         yield Case(f"{count} of {rows}", common | {"history": None}, output)
-        yield Case(f"{count} of {rows} with history", common | {"history": TokenHistory(tokens, table, 6)},
-                   output | {"history.tokens": Output(tokens.shape, "int32", EXACT, inout=tokens)})
+        yield Case(
+            f"{count} of {rows} with history",
+            common | {"history": TokenHistory(tokens, table, 6)},
+            output | {"history.tokens": Output(tokens.shape, "int32", EXACT, inout=tokens)},
+        )
 
 
 def _cost(case: Case) -> Cost:
     return Cost(20 * len(case.inputs["source"]), 0)
 
 
-FEED_TOKENS = Op("feed_tokens", lambda target: [Variant("feed_tokens", feed_tokens_chunk)], feed_tokens, _reference,
-                 _cases, _cost, later("gpu.step", "feed_variants"))
+FEED_TOKENS = Op(
+    "feed_tokens",
+    lambda target: [Variant("feed_tokens", feed_tokens_chunk)],
+    feed_tokens,
+    _reference,
+    _cases,
+    _cost,
+    later("gpu.step", "feed_variants"),
+)

@@ -44,5 +44,12 @@ def _cost(case: Case) -> Cost:
     return Cost(rows * width * 8 + rows * 4, 0)
 
 
-GATHER_ROWS = Op("gather_rows", lambda target: [Variant("gather_rows", gather_rows_f32)], gather_rows, _reference,
-                 _cases, _cost, later("gpu.step", "gather_variants"))
+GATHER_ROWS = Op(
+    "gather_rows",
+    lambda target: [Variant("gather_rows", gather_rows_f32)],
+    gather_rows,
+    _reference,
+    _cases,
+    _cost,
+    later("gpu.step", "gather_variants"),
+)

@@ -7,6 +7,7 @@ from zse.kernel.record import Record
 
 class HostWeight(Record):
     """shape (N, K); planes: name → NumPy array as `scheme.planes(N, K, layout)` lists them."""
+
     shape: tuple[int, int]
     scheme: Any
     planes: dict[str, Any]
@@ -19,6 +20,7 @@ class HostWeight(Record):
     def dequantize(self):
         """f32 [N, K]."""
         from zse.quant import pack
+
         if self.scheme.kind == "affine":
             return pack.unpack(self.scheme, self.planes, *self.shape).dequantize()
         if self.scheme.kind == "fp8":
@@ -35,6 +37,7 @@ def random_weight(rng, rows: int, width: int, scheme, layout: str | None = None)
     import numpy as np
 
     from zse.quant import pack
+
     if scheme.kind == "dense":
         w = rng.standard_normal((rows, width)).astype(np.float32)
         w = pack.f32_to_bf16(w) if scheme.dtype == "bf16" else w.astype(pack.NUMPY_DTYPE[scheme.dtype])

@@ -104,6 +104,7 @@ def pack_pages(values, dtype: str, keys: bool, family: str = "cpu"):
     import numpy as np
 
     from zse.quant.pack import f32_to_e4m3
+
     values = np.asarray(values, np.float32)
     scale = np.abs(values).max(axis=3) / np.float32(LARGEST[dtype])
     stored = values / np.where(scale == 0, np.float32(1), scale)[..., None]
@@ -123,6 +124,7 @@ def unpack_pages(packed, dtype: str, keys: bool, family: str = "cpu"):
     import numpy as np
 
     from zse.quant.pack import e4m3_to_f32
+
     packed = np.ascontiguousarray(packed).view(np.uint8)
     scale = np.ascontiguousarray(packed[..., -SCALE_BYTES:]).view(np.float32).astype(np.float64)
     data = packed[..., :-SCALE_BYTES]

@@ -4,7 +4,7 @@ from zse.kernel import Ptr, Variant, block_index, f32, i32, i64, kernel
 from zse.kernels.op import EXACT, Case, Cost, Op, Output, check, later, on_gpu
 from zse.runtime.symbol import ceil_div
 
-CHUNK = 8192            # logits of one block on a CPU: 32 KiB
+CHUNK = 8192  # logits of one block on a CPU: 32 KiB
 
 
 @kernel
@@ -62,8 +62,11 @@ def _cases(rng, family="cpu"):
         mask = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
         line_of_row = rng.integers(-1, lines, rows).astype(np.int32)
         line_of_row[0] = 0
-        yield Case(f"{rows} x {vocab}", {"mask": mask, "line_of_row": line_of_row},
-                   {"logits": Output((rows, vocab), "float32", EXACT, inout=logits)})
+        yield Case(
+            f"{rows} x {vocab}",
+            {"mask": mask, "line_of_row": line_of_row},
+            {"logits": Output((rows, vocab), "float32", EXACT, inout=logits)},
+        )
 
 
 def _cost(case: Case) -> Cost:
@@ -71,5 +74,12 @@ def _cost(case: Case) -> Cost:
     return Cost(rows * (4 * vocab + vocab // 8), 0)
 
 
-MASK_LOGITS = Op("mask_logits", lambda target: [Variant("mask_logits", mask_logits_chunk)], mask_logits, _reference,
-                 _cases, _cost, later("gpu.mask", "mask_variants"))
+MASK_LOGITS = Op(
+    "mask_logits",
+    lambda target: [Variant("mask_logits", mask_logits_chunk)],
+    mask_logits,
+    _reference,
+    _cases,
+    _cost,
+    later("gpu.mask", "mask_variants"),
+)

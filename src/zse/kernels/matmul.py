@@ -43,13 +43,26 @@ from zse.kernel import (
     store,
     target,
 )
-from zse.kernels.op import Case, Cost, HostActivation, HostArray, HostFp8Activation, Op, Output, Tolerance, check, later, on_gpu, require
+from zse.kernels.op import (
+    Case,
+    Cost,
+    HostActivation,
+    HostArray,
+    HostFp8Activation,
+    Op,
+    Output,
+    Tolerance,
+    check,
+    later,
+    on_gpu,
+    require,
+)
 from zse.quant.scheme import AffineScheme, DenseScheme
 from zse.runtime.symbol import ceil_div
 from zse.tensor import NormedRows
 
-TILE = 16                 # rows of a tile, the r16 layout's
-TOKENS_PER_BLOCK = 64     # 64 tokens * 2,048 bytes of int8 activations stay in a 256 KiB L2 while a column of tiles passes
+TILE = 16  # rows of a tile, the r16 layout's
+TOKENS_PER_BLOCK = 64  # 64 tokens * 2,048 bytes of int8 activations stay in a 256 KiB L2 while a column of tiles passes
 LOW = 0x0F0F0F0F
 
 
@@ -65,8 +78,10 @@ def unpack(q, high, block, part, lanes, BITS):
         w = [w[s] | ((bits << (4 - s) if s <= 4 else bits >> (s - 4)) & 0x10101010) for s in static(range(8))]
     if BITS == 6:
         pairs = [load(high + block * (2 * TILE) + (half * TILE + part * lanes), lanes) for half in static(range(2))]
-        w = [w[s] | ((pairs[s // 4] << (4 - 2 * (s % 4)) if s % 4 <= 2 else pairs[s // 4] >> 2) & 0x30303030)
-             for s in static(range(8))]
+        w = [
+            w[s] | ((pairs[s // 4] << (4 - 2 * (s % 4)) if s % 4 <= 2 else pairs[s // 4] >> 2) & 0x30303030)
+            for s in static(range(8))
+        ]
     return w
 
 
@@ -83,12 +98,12 @@ def dots(w, a, first, count, BITS):
                 totals[t] = dot4_u8s8(totals[t], w[s], splat(at[s], lanes))
     elif BITS == 8:
         for s in static(range(first, first + count)):
-            weights = w[s] ^ i32.x(lanes)(-2139062144)      # 0x80808080: q - 128 as a signed byte
+            weights = w[s] ^ i32.x(lanes)(-2139062144)  # 0x80808080: q - 128 as a signed byte
             size = abs_s8(weights)
             for t, at in enumerate(a):
                 totals[t] += pairs_i16(pairs_u8s8(size, sign_s8(splat(at[s], lanes), weights)))
     else:
-        run = {4: 8, 5: 4, 6: 2}[BITS]      # steps whose i16 sums cannot overflow: run * 2 * (2**BITS - 1) * 127 < 32768
+        run = {4: 8, 5: 4, 6: 2}[BITS]  # steps whose i16 sums cannot overflow: run * 2 * (2**BITS - 1) * 127 < 32768
         for start in static(range(first, first + count, run)):
             sums = [pairs_u8s8(w[start], splat(at[start], lanes)) for at in a]
             for s in static(range(start + 1, min(start + run, first + count))):
@@ -116,7 +131,9 @@ def load_scales(scale, offset, group, part, lanes, BITS, SYMMETRIC, WIDE):
 def sum16(a):
     """The sum of 16 int8 values at a (i32 pointer), as i32: u8 * s8 products with ones, then across four lanes."""
     ones, bytes_ = i32.x(4)(0x01010101), load(a, 4)
-    return reduce_add(dot4_u8s8(i32.x(4)(0), ones, bytes_) if target.has("vnni") else pairs_i16(pairs_u8s8(ones, bytes_)))
+    return reduce_add(
+        dot4_u8s8(i32.x(4)(0), ones, bytes_) if target.has("vnni") else pairs_i16(pairs_u8s8(ones, bytes_))
+    )
 
 
 @inline
@@ -176,8 +193,27 @@ def store_tile(out, bias, has_bias, acc, tile, part, rows, lanes):
 
 
 @inline
-def multiply_pass(planes, inputs, bias, out, token, token_last, tile, first_part, rows, blocks, groups, group_blocks,
-                  has_bias, BITS, SYMMETRIC, GROUP, PARTS, TOKENS, WIDE):
+def multiply_pass(
+    planes,
+    inputs,
+    bias,
+    out,
+    token,
+    token_last,
+    tile,
+    first_part,
+    rows,
+    blocks,
+    groups,
+    group_blocks,
+    has_bias,
+    BITS,
+    SYMMETRIC,
+    GROUP,
+    PARTS,
+    TOKENS,
+    WIDE,
+):
     """Parts first_part .. first_part + PARTS - 1 of a tile's rows for tokens token .. token + TOKENS - 1; those from
     token_last on are computed as the one before and dropped. planes, inputs: the pointers of the tile's weights, and of
     the activations."""
@@ -203,8 +239,10 @@ def multiply_pass(planes, inputs, bias, out, token, token_last, tile, first_part
             for p, part in enumerate(parts):
                 w = unpack(q, high, block, part, lanes, BITS)
                 if GROUP == 16:
-                    scales = [load_scales(scale, offset, block * 2 + half, part, lanes, BITS, SYMMETRIC, WIDE)
-                              for half in static(range(2))]
+                    scales = [
+                        load_scales(scale, offset, block * 2 + half, part, lanes, BITS, SYMMETRIC, WIDE)
+                        for half in static(range(2))
+                    ]
                 else:
                     scales = load_scales(scale, offset, block, part, lanes, BITS, SYMMETRIC, WIDE)
                 accumulate(acc, p, w, scales, a_rows, low_rows, sa_rows, su_rows, block, BITS, GROUP)
@@ -215,10 +253,29 @@ def multiply_pass(planes, inputs, bias, out, token, token_last, tile, first_part
 
 
 @kernel
-def matmul_int8(q: Ptr[i32, "const"], high: Ptr[i32, "const"], scale: Ptr[f16, "const"], offset: Ptr[f16, "const"],
-                aq: Ptr[i8, "const"], a_low: Ptr[i8, "const"], a_scale: Ptr[f32, "const"], a_sum: Ptr[f32, "const"], bias: Ptr[f32, "const"], out: Ptr[f32],
-                tokens: i64, rows: i64, blocks: i64, group_blocks: i64, has_bias: i64,
-                BITS: static, SYMMETRIC: static, GROUP: static, PARTS: static, TOKENS: static, WIDE: static):
+def matmul_int8(
+    q: Ptr[i32, "const"],
+    high: Ptr[i32, "const"],
+    scale: Ptr[f16, "const"],
+    offset: Ptr[f16, "const"],
+    aq: Ptr[i8, "const"],
+    a_low: Ptr[i8, "const"],
+    a_scale: Ptr[f32, "const"],
+    a_sum: Ptr[f32, "const"],
+    bias: Ptr[f32, "const"],
+    out: Ptr[f32],
+    tokens: i64,
+    rows: i64,
+    blocks: i64,
+    group_blocks: i64,
+    has_bias: i64,
+    BITS: static,
+    SYMMETRIC: static,
+    GROUP: static,
+    PARTS: static,
+    TOKENS: static,
+    WIDE: static,
+):
     """WIDE: int16 activations, whose second byte is in a_low. GROUP: 16, 32, or 0 for any multiple of 32 (group_blocks * 32). PARTS: register parts of a tile computed in one pass over k.
     TOKENS: of a pass; what is left takes half as many where they fit. blocks = K / 32. A grid block is (tile, group of
     TOKENS_PER_BLOCK tokens)."""
@@ -226,17 +283,59 @@ def matmul_int8(q: Ptr[i32, "const"], high: Ptr[i32, "const"], scale: Ptr[f16, "
     token_first = block_index(1) * TOKENS_PER_BLOCK
     token_last = min(token_first + TOKENS_PER_BLOCK, tokens)
     groups = blocks * 2 if GROUP == 16 else blocks if GROUP == 32 else blocks // group_blocks
-    planes = [q + tile * blocks * (128 if BITS == 8 else 64), high + tile * blocks * {4: 0, 5: TILE, 6: 2 * TILE, 8: 0}[BITS],
-              scale + tile * groups * TILE, offset + tile * groups * TILE]
+    planes = [
+        q + tile * blocks * (128 if BITS == 8 else 64),
+        high + tile * blocks * {4: 0, 5: TILE, 6: 2 * TILE, 8: 0}[BITS],
+        scale + tile * groups * TILE,
+        offset + tile * groups * TILE,
+    ]
     inputs = [aq, a_low, a_scale, a_sum]
     for first_part in range(0, TILE // target.lanes, PARTS):
         for token in range(token_first, token_last, TOKENS):
             if TOKENS > 1 and token_last - token <= TOKENS // 2:
-                multiply_pass(planes, inputs, bias, out, token, token_last, tile, first_part, rows, blocks, groups,
-                              group_blocks, has_bias, BITS, SYMMETRIC, GROUP, PARTS, max(TOKENS // 2, 1), WIDE)
+                multiply_pass(
+                    planes,
+                    inputs,
+                    bias,
+                    out,
+                    token,
+                    token_last,
+                    tile,
+                    first_part,
+                    rows,
+                    blocks,
+                    groups,
+                    group_blocks,
+                    has_bias,
+                    BITS,
+                    SYMMETRIC,
+                    GROUP,
+                    PARTS,
+                    max(TOKENS // 2, 1),
+                    WIDE,
+                )
             else:
-                multiply_pass(planes, inputs, bias, out, token, token_last, tile, first_part, rows, blocks, groups,
-                              group_blocks, has_bias, BITS, SYMMETRIC, GROUP, PARTS, TOKENS, WIDE)
+                multiply_pass(
+                    planes,
+                    inputs,
+                    bias,
+                    out,
+                    token,
+                    token_last,
+                    tile,
+                    first_part,
+                    rows,
+                    blocks,
+                    groups,
+                    group_blocks,
+                    has_bias,
+                    BITS,
+                    SYMMETRIC,
+                    GROUP,
+                    PARTS,
+                    TOKENS,
+                    WIDE,
+                )
 
 
 @inline
@@ -259,10 +358,24 @@ def weight_f32(q, high, scales, block, k, part, lanes, BITS):
 
 
 @kernel
-def matmul_f32(q: Ptr[i32, "const"], high: Ptr[i32, "const"], scale: Ptr[f16, "const"], offset: Ptr[f16, "const"],
-               a: Ptr[f32, "const"], bias: Ptr[f32, "const"], out: Ptr[f32],
-               tokens: i64, rows: i64, blocks: i64, group_blocks: i64, has_bias: i64,
-               BITS: static, SYMMETRIC: static, HALVES: static, TOKENS: static):
+def matmul_f32(
+    q: Ptr[i32, "const"],
+    high: Ptr[i32, "const"],
+    scale: Ptr[f16, "const"],
+    offset: Ptr[f16, "const"],
+    a: Ptr[f32, "const"],
+    bias: Ptr[f32, "const"],
+    out: Ptr[f32],
+    tokens: i64,
+    rows: i64,
+    blocks: i64,
+    group_blocks: i64,
+    has_bias: i64,
+    BITS: static,
+    SYMMETRIC: static,
+    HALVES: static,
+    TOKENS: static,
+):
     """Quantized weights with f32 activations: every weight is dequantized once per TOKENS tokens, then multiplied in f32.
     HALVES: groups of 16 have two scales a block; wider groups repeat theirs group_blocks blocks."""
     lanes = target.lanes
@@ -308,8 +421,19 @@ def matmul_f32(q: Ptr[i32, "const"], high: Ptr[i32, "const"], scale: Ptr[f16, "c
 
 
 @kernel
-def matmul_dense(w: Ptr["W", "const"], a: Ptr[f32, "const"], bias: Ptr[f32, "const"], out: Ptr[f32],
-                 tokens: i64, rows: i64, width: i64, has_bias: i64, W: static, TOKENS: static, UNROLL: static):
+def matmul_dense(
+    w: Ptr["W", "const"],
+    a: Ptr[f32, "const"],
+    bias: Ptr[f32, "const"],
+    out: Ptr[f32],
+    tokens: i64,
+    rows: i64,
+    width: i64,
+    has_bias: i64,
+    W: static,
+    TOKENS: static,
+    UNROLL: static,
+):
     """f32, f16 or bf16 weights [T, K, 16] with f32 activations; width = K. UNROLL independent sums over k hide the latency of
     a multiply-add (4 cycles)."""
     lanes = target.lanes
@@ -344,7 +468,7 @@ def matmul_dense(w: Ptr["W", "const"], a: Ptr[f32, "const"], bias: Ptr[f32, "con
 # Tokens that share one pass over the weights; the smallest that covers a batch is taken. With int16 activations a token has two sums:
 # those of eight do not fit the registers. With f32 a weight is dequantized once per tile.
 TILES = {"int8": (1, 8), "int16": (1, 4), "f32": (1, 8)}
-DENSE_TILES = {1: 2, 4: 2}       # tokens -> UNROLL: one for all, or a token's sum would depend on its batch
+DENSE_TILES = {1: 2, 4: 2}  # tokens -> UNROLL: one for all, or a token's sum would depend on its batch
 DTYPES = {"f32": f32, "f16": f16, "bf16": bf16}
 
 
@@ -360,15 +484,24 @@ def symbol_of(scheme, kind: str, tokens: int) -> str:
     name = f"matmul_{kind}_int{scheme.bits}{'s' if scheme.symmetric else 'a'}"
     if kind == "f32":
         return f"{name}_{'g16' if scheme.group == 16 else 'wide'}_t{tokens}"
-    return f"{name}_{ {16: 'g16', 32: 'g32', 0: 'wide'}[group_class(scheme)]}_t{tokens}"
+    return f"{name}_{ {16: 'g16', 32: 'g32', 0: 'wide'}[group_class(scheme)] }_t{tokens}"
 
 
 def _tile(tokens: int, tiles) -> int:
     return next((tile for tile in tiles if tile >= tokens), max(tiles))
 
 
-def matmul(recorder, a, weight, out, bias=None, *, independent: bool = False, max_tokens: int = TOKENS_PER_BLOCK,
-           accumulate: bool = False) -> None:
+def matmul(
+    recorder,
+    a,
+    weight,
+    out,
+    bias=None,
+    *,
+    independent: bool = False,
+    max_tokens: int = TOKENS_PER_BLOCK,
+    accumulate: bool = False,
+) -> None:
     """out [M, N] = a [M, K] @ weight [N, K].T + bias f32 [N]; accumulate: out += (GPU only).
 
     CPU: a f32 Tensor, int8 or int16 Activation (dense weights take f32 only), out f32. GPU: a bf16 (above 64 tokens fp8 weights take an
@@ -378,6 +511,7 @@ def matmul(recorder, a, weight, out, bias=None, *, independent: bool = False, ma
     """
     if on_gpu(recorder):
         from zse.kernels.gpu.matmul import record
+
         record(recorder, a, weight, out, bias, max_tokens, accumulate=accumulate)
         return
     require(not accumulate, "matmul: accumulate is the GPU's; add_rmsnorm adds on the CPU")
@@ -401,7 +535,9 @@ def matmul(recorder, a, weight, out, bias=None, *, independent: bool = False, ma
     head = [planes["q"], planes.get("high", 0), planes["scale"], planes.get("offset", 0)]
     inputs = [a] if a.dtype == "f32" else [a.q, a.low or 0, a.scale, a.sum]
     symbol = symbol_of(scheme, a.dtype, _tile(max_tokens, TILES[a.dtype]))
-    recorder.launch(symbol, [*head, *inputs, *tail, blocks, group_blocks, int(bias is not None)], grid, independent=independent)
+    recorder.launch(
+        symbol, [*head, *inputs, *tail, blocks, group_blocks, int(bias is not None)], grid, independent=independent
+    )
 
 
 def matmul_gated(recorder, a, weight, out, kind: str, *, max_tokens: int = TOKENS_PER_BLOCK) -> None:
@@ -409,6 +545,7 @@ def matmul_gated(recorder, a, weight, out, kind: str, *, max_tokens: int = TOKEN
     record matmul and gated. kind: "silu" or "gelu_tanh". a and max_tokens: as in matmul."""
     require(on_gpu(recorder), "matmul_gated: GPU only; on the CPU record matmul and gated")
     from zse.kernels.gpu.matmul import record
+
     record(recorder, a, weight, out, None, max_tokens, gate=kind)
 
 
@@ -416,6 +553,7 @@ def _launch(recorder, a, weight, out, bias=None, gate=None, kernel=None, **optio
     """Both launchers, for the cases; kernel: one that a case is about."""
     if kernel is not None:
         from zse.kernels.gpu.matmul import record
+
         record(recorder, a, weight, out, bias, gate=gate, kernel=kernel, **options)
     elif gate is None:
         matmul(recorder, a, weight, out, bias, **options)
@@ -430,32 +568,56 @@ def _variants(target) -> list[Variant]:
             for group in (16, 32, 0):
                 scheme = AffineScheme(bits, group, symmetric)
                 for kind, tokens in ((form, size) for form in ("int8", "int16") for size in TILES[form]):
-                    parts = TILE // target.lanes if tokens == 1 else 1     # decode reads each line of weights once
-                    variants.append(Variant(symbol_of(scheme, kind, tokens), matmul_int8, {
-                        "BITS": bits, "SYMMETRIC": symmetric, "GROUP": group, "PARTS": parts, "TOKENS": tokens,
-                        "WIDE": kind == "int16"}))
+                    parts = TILE // target.lanes if tokens == 1 else 1  # decode reads each line of weights once
+                    variants.append(
+                        Variant(
+                            symbol_of(scheme, kind, tokens),
+                            matmul_int8,
+                            {
+                                "BITS": bits,
+                                "SYMMETRIC": symmetric,
+                                "GROUP": group,
+                                "PARTS": parts,
+                                "TOKENS": tokens,
+                                "WIDE": kind == "int16",
+                            },
+                        )
+                    )
                 if group != 32:
-                    variants += [Variant(symbol_of(scheme, "f32", tokens), matmul_f32, {
-                        "BITS": bits, "SYMMETRIC": symmetric, "HALVES": 2 if group == 16 else 1, "TOKENS": tokens})
-                        for tokens in TILES["f32"]]
+                    variants += [
+                        Variant(
+                            symbol_of(scheme, "f32", tokens),
+                            matmul_f32,
+                            {"BITS": bits, "SYMMETRIC": symmetric, "HALVES": 2 if group == 16 else 1, "TOKENS": tokens},
+                        )
+                        for tokens in TILES["f32"]
+                    ]
     for name, dtype in DTYPES.items():
-        variants += [Variant(f"matmul_{name}_t{tokens}", matmul_dense, {"W": dtype, "TOKENS": tokens, "UNROLL": unroll})
-                     for tokens, unroll in DENSE_TILES.items()]
+        variants += [
+            Variant(f"matmul_{name}_t{tokens}", matmul_dense, {"W": dtype, "TOKENS": tokens, "UNROLL": unroll})
+            for tokens, unroll in DENSE_TILES.items()
+        ]
     return variants
 
 
 def _reference(a, weight, bias=None, out=None, gate=None, accumulate=False, max_tokens=None, kernel=None):
     import numpy as np
+
     if isinstance(a, NormedRows):
         x = np.asarray(a.x, np.float64)
         x = x / np.sqrt((x * x).mean(axis=1, keepdims=True) + a.eps) * np.asarray(a.weight, np.float64)
     else:
-        x = a.dequantize() if isinstance(a, HostActivation | HostFp8Activation) else np.asarray(a.wide() if isinstance(a, HostArray) else a, np.float64)
+        x = (
+            a.dequantize()
+            if isinstance(a, HostActivation | HostFp8Activation)
+            else np.asarray(a.wide() if isinstance(a, HostArray) else a, np.float64)
+        )
     y = x @ weight.dequantize().astype(np.float64).T
     if bias is not None:
         y = y + bias.astype(np.float64)
     if gate is not None:
         from zse.kernels.activation import GATED
+
         return GATED.reference(y, gate)
     return {"out": y + out if accumulate else y}
 
@@ -465,12 +627,19 @@ def _cases(rng, family="cpu") -> Iterator[Case]:
 
     if family == "gpu":
         from zse.kernels.gpu import gemm_cases, matmul, matmul_norm_cases
+
         yield from matmul.cases(rng)
         yield from matmul_norm_cases.cases(rng)
         yield from gemm_cases.cases(rng)
         return
     from zse.kernels.host import random_weight
-    schemes = [AffineScheme(bits, group, symmetric) for bits in (4, 5, 6, 8) for group in (16, 32, 64, 0) for symmetric in (False, True)]
+
+    schemes = [
+        AffineScheme(bits, group, symmetric)
+        for bits in (4, 5, 6, 8)
+        for group in (16, 32, 64, 0)
+        for symmetric in (False, True)
+    ]
     shapes = [(1, 32, 64), (3, 40, 128), (8, 16, 192), (67, 24, 64), (1, 1, 256), (5, 33, 320)]
     for scheme in [*schemes, *(DenseScheme(dtype) for dtype in DTYPES)]:
         for kind in ("f32",) if scheme.kind == "dense" else ("f32", "int8", "int16"):
@@ -482,18 +651,32 @@ def _cases(rng, family="cpu") -> Iterator[Case]:
             bias = rng.standard_normal(rows).astype(np.float32) if rng.integers(2) else None
             size = float(np.abs(weight.dequantize()).max()) * width
             near = Tolerance(size * 4e-6, 1e-5, f"f32 sums over {width} products in another order than float64")
-            yield Case(f"{scheme} {kind} {tokens}x{rows}x{width}", {"a": a, "weight": weight, "bias": bias},
-                       {"out": Output((tokens, rows), "float32", near)}, {"max_tokens": tokens})
+            yield Case(
+                f"{scheme} {kind} {tokens}x{rows}x{width}",
+                {"a": a, "weight": weight, "bias": bias},
+                {"out": Output((tokens, rows), "float32", near)},
+                {"max_tokens": tokens},
+            )
 
 
 def _cost(case: Case) -> Cost:
     tokens, width = case.outputs["out"].shape[0], case.inputs["weight"].shape[1]
     a, out, weight = case.inputs["a"], case.outputs["out"], case.inputs["weight"]
-    moved = weight.nbytes + tokens * width * (2 if isinstance(a, HostArray) else 1 if isinstance(a, HostFp8Activation) else 4)
+    moved = weight.nbytes + tokens * width * (
+        2 if isinstance(a, HostArray) else 1 if isinstance(a, HostFp8Activation) else 4
+    )
     moved += 0 if getattr(a, "low", None) is None else tokens * width
     moved += out.shape[0] * out.shape[1] * (2 if out.dtype == "bf16" else 8 if out.inout is not None else 4)
     return Cost(moved, 2 * tokens * weight.shape[0] * width)
 
 
-MATMUL = Op("matmul", _variants, _launch, _reference, _cases, _cost, later("gpu.matmul", "variants"),
-            later("gpu.matmul_sizes", "sizes"))
+MATMUL = Op(
+    "matmul",
+    _variants,
+    _launch,
+    _reference,
+    _cases,
+    _cost,
+    later("gpu.matmul", "variants"),
+    later("gpu.matmul_sizes", "sizes"),
+)

@@ -52,9 +52,21 @@ def inverse_rms(x, width, eps):
 
 
 @kernel
-def add_rmsnorm_row(x: Ptr[f32], delta: Ptr[f32, "const"], delta_weight: Ptr[f32, "const"], weight: Ptr[f32, "const"],
-                    out: Ptr[f32], q: Ptr[i8], scale: Ptr[f32], total: Ptr[f32], low: Ptr[i8], width: i64, eps: f32,
-                    DELTA: static, OUT: static):
+def add_rmsnorm_row(
+    x: Ptr[f32],
+    delta: Ptr[f32, "const"],
+    delta_weight: Ptr[f32, "const"],
+    weight: Ptr[f32, "const"],
+    out: Ptr[f32],
+    q: Ptr[i8],
+    scale: Ptr[f32],
+    total: Ptr[f32],
+    low: Ptr[i8],
+    width: i64,
+    eps: f32,
+    DELTA: static,
+    OUT: static,
+):
     """One block is one row. With one row in the batch one thread does it all: two passes over a row in L1."""
     L = target.lanes
     row = block_index(0)
@@ -91,8 +103,13 @@ def add_rmsnorm_row(x: Ptr[f32], delta: Ptr[f32, "const"], delta_weight: Ptr[f32
         for k in range(0, width, GROUP):
             values = [load(xs + k + i, L) * inverse * load(weight + k + i, L) for i in static(range(0, GROUP, L))]
             place = row * width + k
-            quantize_group(values, q + place, scale + place // GROUP, total + place // GROUP,
-                           low + place if OUT == "int16" else None)
+            quantize_group(
+                values,
+                q + place,
+                scale + place // GROUP,
+                total + place // GROUP,
+                low + place if OUT == "int16" else None,
+            )
 
 
 def add_rmsnorm(recorder, x, delta, delta_weight, weight, out, eps: float) -> None:
@@ -116,27 +133,35 @@ def add_rmsnorm(recorder, x, delta, delta_weight, weight, out, eps: float) -> No
     if out is not None:
         check("add_rmsnorm weight", weight, "f32", width)
         require(tuple(out.shape) == (rows, width), f"add_rmsnorm: out has shape {tuple(out.shape)}, x {(rows, width)}")
-    addends = [x, 0 if delta is None else delta, 0 if delta_weight is None else delta_weight,
-               0 if weight is None else weight]
+    addends = [
+        x,
+        0 if delta is None else delta,
+        0 if delta_weight is None else delta_weight,
+        0 if weight is None else weight,
+    ]
     if on_gpu(recorder):
         from zse.kernels.gpu.norm import norm_vectors
-        require(width % 8 == 0 and norm_vectors(width) > 0,
-                f"add_rmsnorm: width {width} is not a multiple of 8 up to 16,384")
+
+        require(
+            width % 8 == 0 and norm_vectors(width) > 0,
+            f"add_rmsnorm: width {width} is not a multiple of 8 up to 16,384",
+        )
         targets = [0, 0, 0]
         if out is not None:
             form = "fp8" if out.dtype == "fp8" else "bf16"
             check("add_rmsnorm out", out, form, rows, width)
             targets = [0, out.q, out.scale] if form == "fp8" else [out, 0, 0]
-        recorder.launch(f"add_rmsnorm_{adds}_{form}_v{norm_vectors(width)}", [*addends, *targets, width, float(eps)],
-                        (rows,))
+        recorder.launch(
+            f"add_rmsnorm_{adds}_{form}_v{norm_vectors(width)}", [*addends, *targets, width, float(eps)], (rows,)
+        )
         return
     if out is not None:
         form = out.dtype if out.dtype in ("int8", "int16") else "f32"
         require(form == "f32" or width % GROUP == 0, f"add_rmsnorm: width {width} is not a multiple of {GROUP}")
-        targets = [out, 0, 0, 0, 0] if form == "f32" else [0, out.q, out.scale, out.sum,
-                                                           out.low if form == "int16" else 0]
-    recorder.launch(f"add_rmsnorm_{adds}_{form}",
-                    [*addends, *targets, width, float(eps)], (rows,))
+        targets = (
+            [out, 0, 0, 0, 0] if form == "f32" else [0, out.q, out.scale, out.sum, out.low if form == "int16" else 0]
+        )
+    recorder.launch(f"add_rmsnorm_{adds}_{form}", [*addends, *targets, width, float(eps)], (rows,))
 
 
 def _reference(x, delta, delta_weight, weight, eps, out=None):
@@ -155,10 +180,26 @@ def _reference(x, delta, delta_weight, weight, eps, out=None):
     return result
 
 
-CPU_SHAPES = (("none", 2, 40), ("f32", 1, 576), ("f32", 3, 83), ("f32", 2, 5), ("int8", 1, 576), ("int8", 5, 96),
-              ("int16", 3, 576))
-GPU_SHAPES = (("none", 2, 40), ("bf16", 1, 3584), ("bf16", 5, 96), ("bf16", 3, 5128), ("bf16", 2, 16384),
-              ("fp8", 1, 3584), ("fp8", 4, 640), ("fp8", 2, 8192), ("fp8", 2, 12304))
+CPU_SHAPES = (
+    ("none", 2, 40),
+    ("f32", 1, 576),
+    ("f32", 3, 83),
+    ("f32", 2, 5),
+    ("int8", 1, 576),
+    ("int8", 5, 96),
+    ("int16", 3, 576),
+)
+GPU_SHAPES = (
+    ("none", 2, 40),
+    ("bf16", 1, 3584),
+    ("bf16", 5, 96),
+    ("bf16", 3, 5128),
+    ("bf16", 2, 16384),
+    ("fp8", 1, 3584),
+    ("fp8", 4, 640),
+    ("fp8", 2, 8192),
+    ("fp8", 2, 12304),
+)
 
 
 def _cases(rng, family="cpu"):
@@ -181,11 +222,16 @@ def _cases(rng, family="cpu"):
                 outputs["out"] = Output((rows, width), "float32", near)
             elif form == "bf16":
                 outputs["out"] = Output((rows, width), "bf16", rounded)
-            yield Case(f"{adds} {form} {rows}x{width}",
-                       {"delta": None if adds == "none" else delta,
-                        "delta_weight": weights[0] if adds == "norm" else None,
-                        "weight": None if form == "none" else weights[1]}, outputs,
-                       {"eps": 1e-5} if form != "none" else {"eps": 1e-6, "out": None})
+            yield Case(
+                f"{adds} {form} {rows}x{width}",
+                {
+                    "delta": None if adds == "none" else delta,
+                    "delta_weight": weights[0] if adds == "norm" else None,
+                    "weight": None if form == "none" else weights[1],
+                },
+                outputs,
+                {"eps": 1e-5} if form != "none" else {"eps": 1e-6, "out": None},
+            )
 
 
 def _cost(case: Case) -> Cost:
@@ -195,8 +241,12 @@ def _cost(case: Case) -> Cost:
 
 
 def _variants(target):
-    return [Variant(f"add_rmsnorm_{adds}_{form}", add_rmsnorm_row, {"DELTA": adds, "OUT": form})
-            for adds in DELTAS for form in OUTS if not adds == form == "none"]
+    return [
+        Variant(f"add_rmsnorm_{adds}_{form}", add_rmsnorm_row, {"DELTA": adds, "OUT": form})
+        for adds in DELTAS
+        for form in OUTS
+        if not adds == form == "none"
+    ]
 
 
 ADD_RMSNORM = Op("add_rmsnorm", _variants, add_rmsnorm, _reference, _cases, _cost, later("gpu.norm", "norm_variants"))

@@ -51,6 +51,7 @@ class HostActivation(Record):
     def quantize(cls, x: "numpy.ndarray", kind: str = "int8") -> "HostActivation":
         """f32 [M, K] as the kernels quantize it: scale = absmax / 127 per 32 values, nearest even. kind: "int8", "int16"."""
         import numpy as np
+
         groups = x.reshape(x.shape[0], -1, 32).astype(np.float32)
         scale = np.abs(groups).max(axis=2) / np.float32(127)
         steps = groups / np.where(scale == 0, np.float32(1), scale)[:, :, None]
@@ -83,6 +84,7 @@ class HostFp8Activation(Record):
         import numpy as np
 
         from zse.quant.pack import f32_to_e4m3
+
         peak = np.abs(x).max(axis=1).astype(np.float32)
         factor = np.divide(np.float32(448), peak, out=np.zeros_like(peak), where=peak > 1e-30)
         return cls(x.shape, f32_to_e4m3(x.astype(np.float32) * factor[:, None]), peak / np.float32(448))
@@ -90,6 +92,7 @@ class HostFp8Activation(Record):
     def dequantize(self) -> "numpy.ndarray":
         """float64 [M, K]."""
         from zse.quant.pack import e4m3_to_f32
+
         return e4m3_to_f32(self.q).astype("float64") * self.scale.astype("float64")[:, None]
 
 
@@ -102,6 +105,7 @@ class HostArray(Record):
     def wide(self) -> "numpy.ndarray":
         """The values, f32."""
         from zse.quant.pack import bf16_to_f32, e4m3_to_f32
+
         return bf16_to_f32(self.array) if self.dtype == "bf16" else e4m3_to_f32(self.array)
 
 
@@ -117,8 +121,8 @@ class Output(Record):
     dtype: str
     tolerance: Tolerance
     inout: "numpy.ndarray | None" = None
-    int8: bool = False          # an int8 Activation of this shape (int16 where dtype is "int16"); dtype is ignored
-    fp8: bool = False           # an Fp8Activation of this shape; dtype is ignored
+    int8: bool = False  # an int8 Activation of this shape (int16 where dtype is "int16"); dtype is ignored
+    fp8: bool = False  # an Fp8Activation of this shape; dtype is ignored
     error: "Callable[[numpy.ndarray, Any], str] | None" = None
 
 
@@ -156,8 +160,10 @@ class Op(Record):
 def later(module: str, name: str) -> Callable[..., Any]:
     """Function `name` of zse.kernels.MODULE, imported when it is called: what an engine's start does not need, cases and
     references, the kernels of the other kind of device."""
+
     def call(*args: Any, **options: Any) -> Any:
         return getattr(import_module(f"zse.kernels.{module}"), name)(*args, **options)
+
     return call
 
 

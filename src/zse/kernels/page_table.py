@@ -19,8 +19,9 @@ THREADS = 256
 
 
 @kernel
-def update_pages_cpu(count: Ptr[i32, "const"], index: Ptr[i32, "const"], value: Ptr[i32, "const"], table: Ptr[i32],
-                     size: i64):
+def update_pages_cpu(
+    count: Ptr[i32, "const"], index: Ptr[i32, "const"], value: Ptr[i32, "const"], table: Ptr[i32], size: i64
+):
     """Grid (chunks of entries)."""
     first = block_index(0) * THREADS
     for at in range(first, min(first + THREADS, i64(count[0]))):
@@ -30,8 +31,9 @@ def update_pages_cpu(count: Ptr[i32, "const"], index: Ptr[i32, "const"], value: 
 
 
 @kernel
-def update_pages_gpu(count: Ptr[i32, "const"], index: Ptr[i32, "const"], value: Ptr[i32, "const"], table: Ptr[i32],
-                     size: i32):
+def update_pages_gpu(
+    count: Ptr[i32, "const"], index: Ptr[i32, "const"], value: Ptr[i32, "const"], table: Ptr[i32], size: i32
+):
     """Grid (chunks of entries). The number of entries is read on the device: the same recording serves every step."""
     grid_launch_dependents()
     grid_wait()
@@ -50,8 +52,9 @@ def update_pages(recorder, count, index, value, table) -> None:
     check("update_pages index", index, "i32", most)
     check("update_pages value", value, "i32", most)
     check("update_pages table", table, "i32", None, None)
-    recorder.launch("update_pages", [count, index, value, table, table.shape[0] * table.shape[1]],
-                    (-(-most // THREADS),))
+    recorder.launch(
+        "update_pages", [count, index, value, table, table.shape[0] * table.shape[1]], (-(-most // THREADS),)
+    )
 
 
 def _reference(count, index, value, table):
@@ -69,14 +72,23 @@ def _cases(rng, family="cpu"):
         index = rng.permutation(max(rows * pages, most))[:most].astype(np.int32) % (rows * pages)
         index[:count] = rng.permutation(rows * pages)[:count]
         value = rng.integers(0, 1 << 20, most).astype(np.int32)
-        yield Case(f"{count} of {most}", {"count": np.array([count], np.int32), "index": index, "value": value},
-                   {"table": Output(table.shape, "int32", EXACT, inout=table)})
+        yield Case(
+            f"{count} of {most}",
+            {"count": np.array([count], np.int32), "index": index, "value": value},
+            {"table": Output(table.shape, "int32", EXACT, inout=table)},
+        )
 
 
 def _cost(case: Case) -> Cost:
     return Cost(4 + 12 * int(case.inputs["count"][0]), 0)
 
 
-UPDATE_PAGES = Op("update_pages", lambda target: [Variant("update_pages", update_pages_cpu)], update_pages, _reference,
-                  _cases, _cost,
-                  lambda target: [Variant("update_pages", update_pages_gpu, threads=THREADS)])
+UPDATE_PAGES = Op(
+    "update_pages",
+    lambda target: [Variant("update_pages", update_pages_cpu)],
+    update_pages,
+    _reference,
+    _cases,
+    _cost,
+    lambda target: [Variant("update_pages", update_pages_gpu, threads=THREADS)],
+)

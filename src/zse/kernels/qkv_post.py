@@ -30,8 +30,8 @@ from zse.kernels.kv_pages import PACKED, SCALE_BYTES, head_dim_of, pack_head, pa
 from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, later, on_gpu, require
 from zse.tensor import Tensor
 
-LANES = 8               # head dimensions and halves of rotary dimensions are multiples of 8
-PAGE = 16               # tokens of a page
+LANES = 8  # head dimensions and halves of rotary dimensions are multiples of 8
+PAGE = 16  # tokens of a page
 MAX_HEAD_DIM = 256
 KV_DTYPES = {"f16": f16, "f32": f32, **PACKED}
 GPU_KV_DTYPES = ("bf16", "f16", *PACKED)
@@ -72,18 +72,46 @@ def rotate(x, weight, table, out, head_dim, rotary, eps, NORM):
 
 
 @kernel
-def qkv_post_heads(q: Ptr[f32, "const"], k: Ptr[f32, "const"], v: Ptr[f32, "const"], q_stride: i64, k_stride: i64,
-                   v_stride: i64, q_norm: Ptr[f32, "const"], k_norm: Ptr[f32, "const"], table: Ptr[f32, "const"],
-                   q_out: Ptr[f32], k_pages: Ptr[u8], v_pages: Ptr[u8], page_table: Ptr[i32, "const"], max_pages: i64,
-                   token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], kv_heads: i64, group: i64, head_dim: i64,
-                   rotary: i64, eps: f32, KV: static, NORM: static):
+def qkv_post_heads(
+    q: Ptr[f32, "const"],
+    k: Ptr[f32, "const"],
+    v: Ptr[f32, "const"],
+    q_stride: i64,
+    k_stride: i64,
+    v_stride: i64,
+    q_norm: Ptr[f32, "const"],
+    k_norm: Ptr[f32, "const"],
+    table: Ptr[f32, "const"],
+    q_out: Ptr[f32],
+    k_pages: Ptr[u8],
+    v_pages: Ptr[u8],
+    page_table: Ptr[i32, "const"],
+    max_pages: i64,
+    token_row: Ptr[i32, "const"],
+    positions: Ptr[i32, "const"],
+    kv_heads: i64,
+    group: i64,
+    head_dim: i64,
+    rotary: i64,
+    eps: f32,
+    KV: static,
+    NORM: static,
+):
     """Grid (kv heads, tokens): a block does one key/value head and the query heads that share it."""
     head = block_index(0)
     token = block_index(1)
     cosines = table + token * rotary
     for j in range(head * group, (head + 1) * group):
-        rotate(q + token * q_stride + j * head_dim, q_norm, cosines, q_out + (token * kv_heads * group + j) * head_dim,
-               head_dim, rotary, eps, NORM)
+        rotate(
+            q + token * q_stride + j * head_dim,
+            q_norm,
+            cosines,
+            q_out + (token * kv_heads * group + j) * head_dim,
+            head_dim,
+            rotary,
+            eps,
+            NORM,
+        )
     position = i64(positions[token])
     slot = position % PAGE
     page = i64(page_table[i64(token_row[token]) * max_pages + position // PAGE])
@@ -98,11 +126,17 @@ def qkv_post_heads(q: Ptr[f32, "const"], k: Ptr[f32, "const"], v: Ptr[f32, "cons
         column = cast_ptr(k_pages, STORED) + at + slot
         for e in range(head_dim):
             column[e * PAGE] = stored[e]
-        pack_head(row, cast_ptr(v_pages, STORED) + at + slot * head_dim,
-                  cast_ptr(v_pages + at + head_dim * PAGE, f32) + slot, head_dim, LANES, KV)
+        pack_head(
+            row,
+            cast_ptr(v_pages, STORED) + at + slot * head_dim,
+            cast_ptr(v_pages + at + head_dim * PAGE, f32) + slot,
+            head_dim,
+            LANES,
+            KV,
+        )
     else:
         place = (page * kv_heads + head) * head_dim * PAGE
-        keys = cast_ptr(k_pages, KV) + place + slot             # [head_dim, PAGE]: this token's keys have stride PAGE
+        keys = cast_ptr(k_pages, KV) + place + slot  # [head_dim, PAGE]: this token's keys have stride PAGE
         values = cast_ptr(v_pages, KV) + place + slot * head_dim
         narrow = local_array(KV, MAX_HEAD_DIM)
         for d in range(0, head_dim, LANES):
@@ -112,8 +146,9 @@ def qkv_post_heads(q: Ptr[f32, "const"], k: Ptr[f32, "const"], v: Ptr[f32, "cons
             keys[e * PAGE] = narrow[e]
 
 
-def qkv_post(recorder, qkv, q_norm, k_norm, table, q_out, k_pages, v_pages, page_table, token_row, positions,
-             eps: float = 0.0) -> None:
+def qkv_post(
+    recorder, qkv, q_norm, k_norm, table, q_out, k_pages, v_pages, page_table, token_row, positions, eps: float = 0.0
+) -> None:
     """Writes q_out [M, Hq * D] (f32, on a GPU bf16) and the K and V of M tokens into their pages.
 
     qkv: one f32 Tensor [M, (Hq + 2 Hk) * D], or a tuple of three: [M, Hq * D], [M, Hk * D], [M, Hk * D]. q_norm,
@@ -126,12 +161,17 @@ def qkv_post(recorder, qkv, q_norm, k_norm, table, q_out, k_pages, v_pages, page
     head_dim = head_dim_of(v_pages)
     tokens, q_width = q_out.shape
     rotary = table.shape[1]
-    require(head_dim % 16 == 0 and head_dim <= MAX_HEAD_DIM,
-            f"qkv_post: head_dim {head_dim} is not a multiple of 16 up to 256")
-    require(rotary % 16 == 0 and rotary <= head_dim,
-            f"qkv_post: rotary dimension {rotary} is not a multiple of 16 up to {head_dim}")
-    require(q_width % (kv_heads * head_dim) == 0,
-            f"qkv_post: q_out is {q_width} wide, {kv_heads} kv heads of {head_dim}")
+    require(
+        head_dim % 16 == 0 and head_dim <= MAX_HEAD_DIM,
+        f"qkv_post: head_dim {head_dim} is not a multiple of 16 up to 256",
+    )
+    require(
+        rotary % 16 == 0 and rotary <= head_dim,
+        f"qkv_post: rotary dimension {rotary} is not a multiple of 16 up to {head_dim}",
+    )
+    require(
+        q_width % (kv_heads * head_dim) == 0, f"qkv_post: q_out is {q_width} wide, {kv_heads} kv heads of {head_dim}"
+    )
     kv_width = kv_heads * head_dim
     for name, tensor in (("k_pages", k_pages), ("v_pages", v_pages)):
         shape = pages_shape(head_dim, k_pages.dtype, tensor is k_pages, "gpu" if gpu else "cpu")
@@ -159,21 +199,61 @@ def qkv_post(recorder, qkv, q_norm, k_norm, table, q_out, k_pages, v_pages, page
     norms = [q_norm, k_norm] if q_norm is not None else [0, 0]
     if gpu:
         from zse.kernels.gpu.qkv_post import THREADS as GPU_THREADS
+
         heads = q_width // head_dim
-        recorder.launch(symbol, [*bases, *strides, *norms, table, q_out, k_pages, v_pages,
-                                 0, page_table, page_table.shape[1], token_row,
-                                 positions, heads, kv_heads, head_dim, rotary, float(eps)],
-                        (tokens, -(-(heads + 2 * kv_heads) * GPU_WARP // GPU_THREADS)))
+        recorder.launch(
+            symbol,
+            [
+                *bases,
+                *strides,
+                *norms,
+                table,
+                q_out,
+                k_pages,
+                v_pages,
+                0,
+                page_table,
+                page_table.shape[1],
+                token_row,
+                positions,
+                heads,
+                kv_heads,
+                head_dim,
+                rotary,
+                float(eps),
+            ],
+            (tokens, -(-(heads + 2 * kv_heads) * GPU_WARP // GPU_THREADS)),
+        )
         return
-    recorder.launch(symbol, [*bases, *strides, *norms, table, q_out, k_pages, v_pages, page_table, page_table.shape[1],
-                             token_row, positions, kv_heads, q_width // kv_width, head_dim, rotary, float(eps)],
-                    (kv_heads, tokens))
+    recorder.launch(
+        symbol,
+        [
+            *bases,
+            *strides,
+            *norms,
+            table,
+            q_out,
+            k_pages,
+            v_pages,
+            page_table,
+            page_table.shape[1],
+            token_row,
+            positions,
+            kv_heads,
+            q_width // kv_width,
+            head_dim,
+            rotary,
+            float(eps),
+        ],
+        (kv_heads, tokens),
+    )
 
 
 def _reference(qkv, q_norm, k_norm, table, k_pages, v_pages, page_table, token_row, positions, eps=0.0, q_out=None):
     import numpy as np
 
     from zse.kernels.attention_cases import wide_pages
+
     kv_heads, head_dim = v_pages.shape[1], head_dim_of(v_pages)
     token_major = k_pages.shape == v_pages.shape and head_dim != PAGE
     kv_width = kv_heads * head_dim
@@ -186,11 +266,11 @@ def _reference(qkv, q_norm, k_norm, table, k_pages, v_pages, page_table, token_r
     def post(x, norm):
         if norm is not None:
             x = x / np.sqrt((x * x).mean(axis=2, keepdims=True) + eps) * norm.astype(np.float64)
-        a, b, rest = x[..., :half], x[..., half:2 * half], x[..., 2 * half:]
+        a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
         return np.concatenate([a * c - b * s, b * c + a * s, rest], axis=2)
 
     rotated = post(k, k_norm)
-    if k_pages.ndim == 3:           # packed: what is written, without its places
+    if k_pages.ndim == 3:  # packed: what is written, without its places
         return {"q_out": post(q, q_norm).reshape(len(q), -1), "k_pages": rotated, "v_pages": v}
     keys, values = wide_pages(k_pages), wide_pages(v_pages)
     for m, (row, position) in enumerate(zip(token_row, positions, strict=True)):
@@ -207,12 +287,17 @@ def _cases(rng, family="cpu"):
     import numpy as np
 
     from zse.kernels.attention_cases import narrow_pages
+
     gpu = family == "gpu"
     rounding = {"f16": (1e-6, 1.1 * 2.0**-11), "bf16": (1e-6, 1.1 * 2.0**-8)}
     for dtype in GPU_KV_DTYPES if gpu else KV_DTYPES:
-        for head_dim, rotary, heads, kv_heads, norm in ((64, 64, 9, 3, False), (256, 256, 4, 1, True),
-                                                        (32, 16, 2, 2, True), (128, 128, 28, 4, True),
-                                                        (80, 80, 2, 1, False)):
+        for head_dim, rotary, heads, kv_heads, norm in (
+            (64, 64, 9, 3, False),
+            (256, 256, 4, 1, True),
+            (32, 16, 2, 2, True),
+            (128, 128, 28, 4, True),
+            (80, 80, 2, 1, False),
+        ):
             tokens, rows, max_pages, pages = 5, 3, 4, 13
             width, kv_width = heads * head_dim, kv_heads * head_dim
             parts = [rng.standard_normal((tokens, w)).astype(np.float32) for w in (width, kv_width, kv_width)]
@@ -221,30 +306,56 @@ def _cases(rng, family="cpu"):
             page_table = rng.permutation(pages)[: rows * max_pages].reshape(rows, max_pages).astype(np.int32)
             packed = dtype in PACKED
             if packed:
-                kv = [pack_pages(rng.standard_normal((pages, kv_heads, PAGE, head_dim)), dtype, keys, family)
-                      for keys in (True, False)]
+                kv = [
+                    pack_pages(rng.standard_normal((pages, kv_heads, PAGE, head_dim)), dtype, keys, family)
+                    for keys in (True, False)
+                ]
             else:
-                kv = [narrow_pages(rng.standard_normal((pages, kv_heads, *pages_shape(head_dim, "f16", keys, family))), dtype)
-                      for keys in (True, False)]
+                kv = [
+                    narrow_pages(
+                        rng.standard_normal((pages, kv_heads, *pages_shape(head_dim, "f16", keys, family))), dtype
+                    )
+                    for keys in (True, False)
+                ]
             near = Tolerance(1e-6, 2e-6, "norm and rotation in f32")
             stored = near if dtype == "f32" or packed else Tolerance(*rounding[dtype], f"rounded once to {dtype}")
             weights = [(1 + rng.standard_normal(head_dim) / 4).astype(np.float32) if norm else None for _ in range(2)]
-            inputs = {"qkv": tuple(parts) if head_dim == 64 else np.concatenate(parts, axis=1), "q_norm": weights[0],
-                      "k_norm": weights[1], "table": table, "page_table": page_table,
-                      "token_row": np.array([0, 0, 1, 2, 2], np.int32),
-                      "positions": np.array([15, 16, 0, 62, 63], np.int32)}
+            inputs = {
+                "qkv": tuple(parts) if head_dim == 64 else np.concatenate(parts, axis=1),
+                "q_norm": weights[0],
+                "k_norm": weights[1],
+                "table": table,
+                "page_table": page_table,
+                "token_row": np.array([0, 0, 1, 2, 2], np.int32),
+                "positions": np.array([15, 16, 0, 62, 63], np.int32),
+            }
             q_near = Tolerance(*rounding["bf16"], "rounded once to bf16") if gpu else near
             outputs = {"q_out": Output((tokens, width), "bf16" if gpu else "float32", q_near)}
             for name, array in zip(("k_pages", "v_pages"), kv, strict=True):
                 error = None
                 if packed:
-                    error = partial(packed_error, initial=array, dtype=dtype, keys=name == "k_pages", family=family,
-                                    pages=page_table[inputs["token_row"], inputs["positions"] // PAGE],
-                                    slots=inputs["positions"] % PAGE)
-                outputs[name] = Output(array.shape, dtype if dtype in ("bf16", "e4m3") else str(array.dtype), stored,
-                                       inout=array, error=error)
-            yield Case(f"{dtype} D={head_dim} R={rotary} {heads}/{kv_heads}{' norm' if norm else ''}", inputs, outputs,
-                       {"eps": 1e-6})
+                    error = partial(
+                        packed_error,
+                        initial=array,
+                        dtype=dtype,
+                        keys=name == "k_pages",
+                        family=family,
+                        pages=page_table[inputs["token_row"], inputs["positions"] // PAGE],
+                        slots=inputs["positions"] % PAGE,
+                    )
+                outputs[name] = Output(
+                    array.shape,
+                    dtype if dtype in ("bf16", "e4m3") else str(array.dtype),
+                    stored,
+                    inout=array,
+                    error=error,
+                )
+            yield Case(
+                f"{dtype} D={head_dim} R={rotary} {heads}/{kv_heads}{' norm' if norm else ''}",
+                inputs,
+                outputs,
+                {"eps": 1e-6},
+            )
 
 
 def _cost(case: Case) -> Cost:
@@ -255,8 +366,11 @@ def _cost(case: Case) -> Cost:
 
 
 def _variants(target):
-    return [Variant(f"qkv_post_{name}_{form}", qkv_post_heads, {"KV": dtype, "NORM": form == "norm"})
-            for name, dtype in KV_DTYPES.items() for form in ("plain", "norm")]
+    return [
+        Variant(f"qkv_post_{name}_{form}", qkv_post_heads, {"KV": dtype, "NORM": form == "norm"})
+        for name, dtype in KV_DTYPES.items()
+        for form in ("plain", "norm")
+    ]
 
 
 QKV_POST = Op("qkv_post", _variants, qkv_post, _reference, _cases, _cost, later("gpu.qkv_post", "qkv_post_variants"))

@@ -26,8 +26,8 @@ from zse.kernel import (
 )
 from zse.kernels.op import Case, Cost, HostArray, Op, Output, Tolerance, check, later, on_gpu, require
 
-GROUP = 32          # values that share a scale
-CHUNK = 1024        # columns of one block: two threads share even a single row of a wide model
+GROUP = 32  # values that share a scale
+CHUNK = 1024  # columns of one block: two threads share even a single row of a wide model
 
 
 @inline
@@ -41,7 +41,7 @@ def quantize_group(values, q, scale, total, low=None):
     for value in values:
         top = max(top, bitcast(value, i32) & 0x7FFFFFFF)
     peak = bitcast(reduce_max(top), f32)
-    inverse = where(peak > 1e-30, 127.0 / peak, 0.0)      # smaller peaks would overflow 127 / peak; they become zeros
+    inverse = where(peak > 1e-30, 127.0 / peak, 0.0)  # smaller peaks would overflow 127 / peak; they become zeros
     count = i32.x(target.lanes)(0)
     rest = i32.x(target.lanes)(0)
     for i, value in enumerate(values):
@@ -78,6 +78,7 @@ def quantize(recorder, x, out) -> None:
     rows, width = x.shape
     if on_gpu(recorder):
         from zse.kernels.gpu.quantize import row_vectors
+
         check("quantize x", x, "bf16", rows, width)
         check("quantize out", out, "fp8", rows, width)
         require(width % 16 == 0, f"quantize: width {width} is not a multiple of 16")
@@ -101,8 +102,9 @@ def int8_rows(x):
     return q.reshape(len(x), -1).astype(np.int8), scale, scale * q.sum(axis=2)
 
 
-def int8_output(rows: int, width: int, relative: float = 2e-6, cause: str = "f32 arithmetic before rounding",
-                dtype: str = "int8") -> Output:
+def int8_output(
+    rows: int, width: int, relative: float = 2e-6, cause: str = "f32 arithmetic before rounding", dtype: str = "int8"
+) -> Output:
     """An int8 (or int16) output; `relative` bounds the error of the values before they are rounded, as a part of the
     group's scale * 127."""
     return Output((rows, width), dtype, Tolerance(0.0, relative, cause), int8=True)
@@ -122,12 +124,18 @@ def _gpu_cases(rng):
     import numpy as np
 
     from zse.quant.pack import f32_to_bf16
-    for name, rows, width, spread in (("one row", 1, 3584, 1.0), ("odd rows", 7, 96, 100.0), ("wide", 2, 8192, 1e-3),
-                                      ("wider", 3, 18944, 30.0), ("widest", 2, 20496, 1.0)):
+
+    for name, rows, width, spread in (
+        ("one row", 1, 3584, 1.0),
+        ("odd rows", 7, 96, 100.0),
+        ("wide", 2, 8192, 1e-3),
+        ("wider", 3, 18944, 30.0),
+        ("widest", 2, 20496, 1.0),
+    ):
         x = (rng.standard_normal((rows, width)) * spread).astype(np.float32)
         x[-1, ::3] = 0
         if rows > 1:
-            x[0] = 0                                              # an empty row has scale 0
+            x[0] = 0  # an empty row has scale 0
         yield Case(name, {"x": HostArray("bf16", f32_to_bf16(x))}, {"out": fp8_output(rows, width)})
 
 
@@ -137,10 +145,13 @@ def _cases(rng, family="cpu"):
     if family == "gpu":
         yield from _gpu_cases(rng)
         return
-    for name, rows, width, spread in (("one row", 1, 576, 1.0), ("odd rows", 7, 96, 100.0),
-                                      ("two chunks", 2, 2080, 1e-3)):
+    for name, rows, width, spread in (
+        ("one row", 1, 576, 1.0),
+        ("odd rows", 7, 96, 100.0),
+        ("two chunks", 2, 2080, 1e-3),
+    ):
         x = (rng.standard_normal((rows, width)) * spread).astype(np.float32)
-        x[0, :GROUP] = 0                                          # an empty group has scale 0
+        x[0, :GROUP] = 0  # an empty group has scale 0
         yield Case(name, {"x": x}, {"out": int8_output(rows, width)})
 
 
@@ -151,5 +162,12 @@ def _cost(case: Case) -> Cost:
     return Cost(rows * width * 5 + rows * width // GROUP * 8, rows * width * 3)
 
 
-QUANTIZE = Op("quantize", lambda target: [Variant("quantize", quantize_rows)], quantize, _reference, _cases, _cost,
-              later("gpu.quantize", "quantize_variants"))
+QUANTIZE = Op(
+    "quantize",
+    lambda target: [Variant("quantize", quantize_rows)],
+    quantize,
+    _reference,
+    _cases,
+    _cost,
+    later("gpu.quantize", "quantize_variants"),
+)

@@ -31,8 +31,8 @@ from zse.quant.scheme import TILE_ROWS as TILE
 from zse.runtime.load import LoadJob
 from zse.tensor import Tensor
 
-LOW, HIGH = 0x0F0F0F0F, -252645136      # 0xF0F0F0F0 as i32
-PIECE_BYTES = 1 << 20                   # a piece: large enough for the disk, small enough for a core's L2
+LOW, HIGH = 0x0F0F0F0F, -252645136  # 0xF0F0F0F0 as i32
+PIECE_BYTES = 1 << 20  # a piece: large enough for the disk, small enough for a core's L2
 
 
 @inline
@@ -70,7 +70,7 @@ def legacy_block(src, q, high, scale, offset, block, row, KIND):
         at += 4
     if KIND == "Q8_0":
         for part in static(range(2)):
-            v = load(cast_ptr(p + (at + part * 16), i32), 4) ^ -2139062144      # 0x80808080: q + 128
+            v = load(cast_ptr(p + (at + part * 16), i32), 4) ^ -2139062144  # 0x80808080: q + 128
             for j in static(range(4)):
                 store_dword(q, block * 8 + (part * 4 + j), row, v[j])
     else:
@@ -155,8 +155,21 @@ def zero_block(q, high, scale, offset, block, row, KIND):
 
 
 @kernel
-def repack_affine(src: Ptr[u8, "const"], q: Ptr[i32], high: Ptr[i32], scale: Ptr["SCALE"], offset: Ptr["SCALE"],
-                  order: Ptr[i32, "const"], row_bytes: i64, rows: i64, blocks: i64, has_order: i64, unit: i64, KIND: static, SCALE: static):
+def repack_affine(
+    src: Ptr[u8, "const"],
+    q: Ptr[i32],
+    high: Ptr[i32],
+    scale: Ptr["SCALE"],
+    offset: Ptr["SCALE"],
+    order: Ptr[i32, "const"],
+    row_bytes: i64,
+    rows: i64,
+    blocks: i64,
+    has_order: i64,
+    unit: i64,
+    KIND: static,
+    SCALE: static,
+):
     """Block t makes tile t of the piece; inside every unit of rows, row i is the source's row order[i] (or i without an order);
     rows past `rows` are padding. Planes point at the piece's first tile; blocks = K / 32."""
     source_block, _, bits, group, symmetric = FORMATS[KIND]
@@ -185,8 +198,16 @@ def repack_affine(src: Ptr[u8, "const"], q: Ptr[i32], high: Ptr[i32], scale: Ptr
 
 
 @kernel
-def repack_dense(src: Ptr["W", "const"], w: Ptr["W"], order: Ptr[i32, "const"], rows: i64, width: i64, has_order: i64,
-                 unit: i64, W: static):
+def repack_dense(
+    src: Ptr["W", "const"],
+    w: Ptr["W"],
+    order: Ptr[i32, "const"],
+    rows: i64,
+    width: i64,
+    has_order: i64,
+    unit: i64,
+    W: static,
+):
     """Row-major 2- or 4-byte elements to [T, K, 16]; the bits are moved as integers."""
     tile = block_index(0)
     w_tile = w + tile * width * TILE
@@ -204,8 +225,16 @@ def repack_dense(src: Ptr["W", "const"], w: Ptr["W"], order: Ptr[i32, "const"], 
 
 
 @kernel
-def convert_vector(src: Ptr["W", "const"], out: Ptr[f32], order: Ptr[i32, "const"], count: i64, add: f32, has_order: i64,
-                   unit: i64, W: static):
+def convert_vector(
+    src: Ptr["W", "const"],
+    out: Ptr[f32],
+    order: Ptr[i32, "const"],
+    count: i64,
+    add: f32,
+    has_order: i64,
+    unit: i64,
+    W: static,
+):
     """out[i] = src[order[i] or i] + add as f32: norm weights and biases. One block."""
     for i in range(count):
         place = i
@@ -216,8 +245,13 @@ def convert_vector(src: Ptr["W", "const"], out: Ptr[f32], order: Ptr[i32, "const
 
 # source format -> (values of a source block, its bytes, bits, group, symmetric)
 FORMATS = {
-    "Q4_0": (32, 18, 4, 32, True), "Q4_1": (32, 20, 4, 32, False), "Q5_0": (32, 22, 5, 32, True), "Q5_1": (32, 24, 5, 32, False),
-    "Q8_0": (32, 34, 8, 32, True), "Q4_K": (256, 144, 4, 32, False), "Q5_K": (256, 176, 5, 32, False),
+    "Q4_0": (32, 18, 4, 32, True),
+    "Q4_1": (32, 20, 4, 32, False),
+    "Q5_0": (32, 22, 5, 32, True),
+    "Q5_1": (32, 24, 5, 32, False),
+    "Q8_0": (32, 34, 8, 32, True),
+    "Q4_K": (256, 144, 4, 32, False),
+    "Q5_K": (256, 176, 5, 32, False),
     "Q6_K": (256, 210, 6, 16, True),
 }
 K_FORMATS = ("Q4_K", "Q5_K", "Q6_K")
@@ -226,10 +260,15 @@ DENSE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 def variants(target) -> list[Variant]:
     """Every repacking kernel."""
-    found = [Variant(f"repack_{kind.lower()}", repack_affine, {"KIND": kind, "SCALE": f16 if kind in K_FORMATS else u16})
-             for kind in FORMATS]
+    found = [
+        Variant(f"repack_{kind.lower()}", repack_affine, {"KIND": kind, "SCALE": f16 if kind in K_FORMATS else u16})
+        for kind in FORMATS
+    ]
     found += [Variant(f"repack_dense_{bits}", repack_dense, {"W": dtype}) for bits, dtype in ((16, u16), (32, u32))]
-    found += [Variant(f"convert_{name}", convert_vector, {"W": dtype}) for name, dtype in (("f32", f32), ("f16", f16), ("bf16", bf16))]
+    found += [
+        Variant(f"convert_{name}", convert_vector, {"W": dtype})
+        for name, dtype in (("f32", f32), ("f16", f16), ("bf16", bf16))
+    ]
     return found
 
 
@@ -253,11 +292,21 @@ def weight_jobs(info, weight, *, first_row: int = 0, order=None, unit: int = TIL
         place = (info.fd, info.offset + start * row_bytes, count * row_bytes)
         if info.layout == "ggml":
             args = [_tiles(planes.get(name), tile, grid[0]) for name in ("q", "high", "scale", "offset")]
-            yield LoadJob(*place, f"repack_{info.type.lower()}",
-                          [*args, *extra, row_bytes, count, width // 32, int(order is not None), unit], grid, field=info.name)
+            yield LoadJob(
+                *place,
+                f"repack_{info.type.lower()}",
+                [*args, *extra, row_bytes, count, width // 32, int(order is not None), unit],
+                grid,
+                field=info.name,
+            )
         else:
-            yield LoadJob(*place, f"repack_dense_{8 * DENSE_BYTES[info.type]}",
-                          [_tiles(planes["w"], tile, grid[0]), *extra, count, width, int(order is not None), unit], grid, field=info.name)
+            yield LoadJob(
+                *place,
+                f"repack_dense_{8 * DENSE_BYTES[info.type]}",
+                [_tiles(planes["w"], tile, grid[0]), *extra, count, width, int(order is not None), unit],
+                grid,
+                field=info.name,
+            )
 
 
 def _tiles(plane, first: int, count: int):
@@ -272,5 +321,12 @@ def _tiles(plane, first: int, count: int):
 def vector_job(info, out, add: float = 0.0, order=None, unit: int = 1) -> LoadJob:
     """The job that loads a 1-D tensor as f32 into `out`, with `add` on every element."""
     count = info.shape[0]
-    return LoadJob(info.fd, info.offset, info.nbytes, f"convert_{info.type.lower()}",
-                   [out, order if order is not None else 0, count, float(add), int(order is not None), unit], (1,), field=info.name)
+    return LoadJob(
+        info.fd,
+        info.offset,
+        info.nbytes,
+        f"convert_{info.type.lower()}",
+        [out, order if order is not None else 0, count, float(add), int(order is not None), unit],
+        (1,),
+        field=info.name,
+    )

@@ -3,7 +3,7 @@
 from zse.kernel import Ptr, Variant, block_index, cos, f32, fma, i32, i64, kernel, load, round_even, sin, store
 from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, later, require
 
-LANES = 8           # half a rotary dimension is a multiple of 8 in every supported model
+LANES = 8  # half a rotary dimension is a multiple of 8 in every supported model
 # 2 pi in three parts of 24, 24 and 24 bits (Cody and Waite): with fused multiply-adds the reduction is exact to f32.
 TWO_PI = (6.2831854820251465, -1.7484555314695172e-07, -6.8604980400235275e-15)
 
@@ -48,9 +48,12 @@ def _cases(rng, family="cpu"):
     for rotary, base in ((64, 1e4), (16, 1e6), (256, 1e6), (80, 1e4)):
         positions = np.concatenate([[0, 1, 131071], rng.integers(0, 131072, 6)]).astype(np.int32)
         inv_freq = (base ** -(np.arange(0, rotary, 2) / rotary)).astype(np.float32)
-        yield Case(f"rotary {rotary}", {"positions": positions, "inv_freq": inv_freq},
-                   {"out": Output((len(positions), rotary), "float32", near)},
-                   {"mscale": 1.25 if rotary == 80 else 1.0})
+        yield Case(
+            f"rotary {rotary}",
+            {"positions": positions, "inv_freq": inv_freq},
+            {"out": Output((len(positions), rotary), "float32", near)},
+            {"mscale": 1.25 if rotary == 80 else 1.0},
+        )
 
 
 def _cost(case: Case) -> Cost:
@@ -58,5 +61,12 @@ def _cost(case: Case) -> Cost:
     return Cost(rows * rotary * 4 + rotary * 2, rows * rotary * 20)
 
 
-ROPE_TABLE = Op("rope_table", lambda target: [Variant("rope_table", rope_table_row)], rope_table, _reference, _cases,
-                _cost, later("gpu.step", "rope_variants"))
+ROPE_TABLE = Op(
+    "rope_table",
+    lambda target: [Variant("rope_table", rope_table_row)],
+    rope_table,
+    _reference,
+    _cases,
+    _cost,
+    later("gpu.step", "rope_variants"),
+)

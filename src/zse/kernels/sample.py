@@ -35,11 +35,11 @@ from zse.kernel import (
 from zse.kernels.op import Op, check, later, on_gpu, require
 from zse.kernels.sample_parts import LOWEST, MAX_VOCAB, choose_floor, cut_prefix, mass_above, pick, uniform
 
-CHUNK = 8192            # logits of one block of the scan: 32 KiB
-MAX_LOGPROBS = 20       # alternatives, the API's limit
-RECORD = 48             # words of a chunk's record: max, argmax, raw sum, tempered sum, top values (20), top ids (20)
+CHUNK = 8192  # logits of one block of the scan: 32 KiB
+MAX_LOGPROBS = 20  # alternatives, the API's limit
+RECORD = 48  # words of a chunk's record: max, argmax, raw sum, tempered sum, top values (20), top ids (20)
 TOP_VALUES, TOP_IDS = 4, 24
-OK, NUMERICAL = 0, 1                # status: a row with NaN, +infinity or no finite logit is NUMERICAL
+OK, NUMERICAL = 0, 1  # status: a row with NaN, +infinity or no finite logit is NUMERICAL
 
 
 @inline
@@ -100,8 +100,14 @@ def insert_top(values, ids, count, value, id):
 
 
 @kernel
-def sample_scan_chunk(logits: Ptr[f32, "const"], num_logprobs: Ptr[i32, "const"], temperature: Ptr[f32, "const"],
-                      top_p: Ptr[f32, "const"], partial: Ptr[f32], vocab: i64):
+def sample_scan_chunk(
+    logits: Ptr[f32, "const"],
+    num_logprobs: Ptr[i32, "const"],
+    temperature: Ptr[f32, "const"],
+    top_p: Ptr[f32, "const"],
+    partial: Ptr[f32],
+    vocab: i64,
+):
     """Grid (chunks, rows): a chunk's maximum, its place, its sums of exponentials (relative to the maximum) and its
     largest logits. A NaN becomes the maximum."""
     L = target.lanes
@@ -143,14 +149,34 @@ def sample_scan_chunk(logits: Ptr[f32, "const"], num_logprobs: Ptr[i32, "const"]
 
 
 @kernel
-def sample_row(logits: Ptr[f32], temperature: Ptr[f32, "const"], top_k: Ptr[i32, "const"], top_p: Ptr[f32, "const"],
-               min_p: Ptr[f32, "const"], repetition: Ptr[f32, "const"], presence: Ptr[f32, "const"],
-               frequency: Ptr[f32, "const"], seed: Ptr[u64, "const"], counter: Ptr[i64, "const"],
-               num_logprobs: Ptr[i32, "const"], bias_start: Ptr[i32, "const"], bias_ids: Ptr[i32, "const"],
-               bias_values: Ptr[f32, "const"], bias_saved: Ptr[f32], seen_start: Ptr[i32, "const"],
-               seen_ids: Ptr[i32, "const"], seen_counts: Ptr[i32, "const"], seen_saved: Ptr[f32],
-               partial: Ptr[f32, "const"], tokens: Ptr[i32], status: Ptr[i32], logprob: Ptr[f32], top_ids: Ptr[i32],
-               top_logprobs: Ptr[f32], vocab: i64):
+def sample_row(
+    logits: Ptr[f32],
+    temperature: Ptr[f32, "const"],
+    top_k: Ptr[i32, "const"],
+    top_p: Ptr[f32, "const"],
+    min_p: Ptr[f32, "const"],
+    repetition: Ptr[f32, "const"],
+    presence: Ptr[f32, "const"],
+    frequency: Ptr[f32, "const"],
+    seed: Ptr[u64, "const"],
+    counter: Ptr[i64, "const"],
+    num_logprobs: Ptr[i32, "const"],
+    bias_start: Ptr[i32, "const"],
+    bias_ids: Ptr[i32, "const"],
+    bias_values: Ptr[f32, "const"],
+    bias_saved: Ptr[f32],
+    seen_start: Ptr[i32, "const"],
+    seen_ids: Ptr[i32, "const"],
+    seen_counts: Ptr[i32, "const"],
+    seen_saved: Ptr[f32],
+    partial: Ptr[f32, "const"],
+    tokens: Ptr[i32],
+    status: Ptr[i32],
+    logprob: Ptr[f32],
+    top_ids: Ptr[i32],
+    top_logprobs: Ptr[f32],
+    vocab: i64,
+):
     """One block is one row."""
     row = block_index(0)
     x = logits + row * vocab
@@ -194,8 +220,13 @@ def sample_row(logits: Ptr[f32], temperature: Ptr[f32, "const"], top_k: Ptr[i32,
     if wanted > 0:
         for chunk in range(chunks):
             for k in range(wanted):
-                insert_top(top_row, top_ids_row, wanted, records[chunk * RECORD + TOP_VALUES + k],
-                           ints[chunk * RECORD + TOP_IDS + k])
+                insert_top(
+                    top_row,
+                    top_ids_row,
+                    wanted,
+                    records[chunk * RECORD + TOP_VALUES + k],
+                    ints[chunk * RECORD + TOP_IDS + k],
+                )
     for k in range(MAX_LOGPROBS):
         top_row[k] = top_row[k] - high - log_total if top_ids_row[k] >= 0 else f32(0)
     raw_high = high
@@ -225,7 +256,7 @@ def sample_row(logits: Ptr[f32], temperature: Ptr[f32, "const"], top_k: Ptr[i32,
         inverse = 1.0 / heat
         threshold = f32(LOWEST)
         tie = i32(vocab)
-        mass = f64(-1.0)                    # of the kept set; negative: not known
+        mass = f64(-1.0)  # of the kept set; negative: not known
         if min_p[row] > 0.0:
             threshold = min(high + heat * log(min_p[row]), high)
         if top_k[row] > 0 and i64(top_k[row]) < vocab:
@@ -275,9 +306,18 @@ def logprob_row(logits: Ptr[f32, "const"], targets: Ptr[i32, "const"], logprob: 
     logprob[row] = x[min(max(i64(targets[row]), 0), vocab - 1)] - high - log(f32(total))
 
 
-PARAMETERS = {"temperature": "f32", "top_k": "i32", "top_p": "f32", "min_p": "f32", "repetition": "f32",
-              "presence": "f32",
-              "frequency": "f32", "seed": "u64", "counter": "i64", "num_logprobs": "i32"}
+PARAMETERS = {
+    "temperature": "f32",
+    "top_k": "i32",
+    "top_p": "f32",
+    "min_p": "f32",
+    "repetition": "f32",
+    "presence": "f32",
+    "frequency": "f32",
+    "seed": "u64",
+    "counter": "i64",
+    "num_logprobs": "i32",
+}
 # On a GPU penalties read the token history on the device instead of lists.
 HISTORY = {"history_row": "i32", "history_len": "i32", "prompt_len": "i32"}
 
@@ -287,20 +327,35 @@ def row_parameters(family: str = "cpu") -> dict[str, str]:
     return PARAMETERS | HISTORY if family == "gpu" else dict(PARAMETERS)
 
 
-def sample_tensors(max_rows: int, vocab: int, max_biases: int, max_seen: int,
-                   family: str = "cpu") -> dict[str, tuple[str, tuple[int, ...]]]:
+def sample_tensors(
+    max_rows: int, vocab: int, max_biases: int, max_seen: int, family: str = "cpu"
+) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Every tensor argument of sample() but the logits: name → (dtype, shape). max_seen: 0 on a GPU."""
     rows = {name: (dtype, (max_rows,)) for name, dtype in row_parameters(family).items()}
-    lists = {"bias_start": ("i32", (max_rows + 1,)), "bias_ids": ("i32", (max_biases,)),
-             "bias_values": ("f32", (max_biases,))}
-    outs = {"tokens": ("i32", (max_rows,)), "status": ("i32", (max_rows,)), "logprob": ("f32", (max_rows,)),
-            "top_ids": ("i32", (max_rows, MAX_LOGPROBS)), "top_logprobs": ("f32", (max_rows, MAX_LOGPROBS))}
+    lists = {
+        "bias_start": ("i32", (max_rows + 1,)),
+        "bias_ids": ("i32", (max_biases,)),
+        "bias_values": ("f32", (max_biases,)),
+    }
+    outs = {
+        "tokens": ("i32", (max_rows,)),
+        "status": ("i32", (max_rows,)),
+        "logprob": ("f32", (max_rows,)),
+        "top_ids": ("i32", (max_rows, MAX_LOGPROBS)),
+        "top_logprobs": ("f32", (max_rows, MAX_LOGPROBS)),
+    }
     if family == "gpu":
         from zse.kernels.gpu.sample_parts import CHUNK as GPU_CHUNK
         from zse.kernels.gpu.sample_parts import RECORD as GPU_RECORD
+
         return rows | lists | {"records": ("u32", (max_rows, -(-vocab // GPU_CHUNK), GPU_RECORD))} | outs
-    lists |= {"bias_saved": ("f32", (max_biases,)), "seen_start": ("i32", (max_rows + 1,)),
-              "seen_ids": ("i32", (max_seen,)), "seen_counts": ("i32", (max_seen,)), "seen_saved": ("f32", (max_seen,))}
+    lists |= {
+        "bias_saved": ("f32", (max_biases,)),
+        "seen_start": ("i32", (max_rows + 1,)),
+        "seen_ids": ("i32", (max_seen,)),
+        "seen_counts": ("i32", (max_seen,)),
+        "seen_saved": ("f32", (max_seen,)),
+    }
     return rows | lists | {"partial": ("f32", (max_rows, -(-vocab // CHUNK), RECORD))} | outs
 
 
@@ -327,11 +382,13 @@ def sample(recorder, logits, history=None, **tensors) -> None:
     if gpu:
         from zse.kernels.gpu.sample_parts import CHUNK as GPU_CHUNK
         from zse.kernels.gpu.sample_parts import MAX_CHUNKS as GPU_MAX_CHUNKS
+
         most = GPU_MAX_CHUNKS * GPU_CHUNK
     require(0 < vocab <= most, f"sample: {vocab} logits a row, at most {most} are supported")
     expected = sample_tensors(1, vocab, 1, 1, "gpu" if gpu else "cpu")
-    require(set(tensors) == set(expected),
-            f"sample: tensors {sorted(set(tensors) ^ set(expected))} are missing or unknown")
+    require(
+        set(tensors) == set(expected), f"sample: tensors {sorted(set(tensors) ^ set(expected))} are missing or unknown"
+    )
     for name, (dtype, shape) in expected.items():
         check(f"sample {name}", tensors[name], dtype, None, *shape[1:])
     if gpu:
@@ -339,16 +396,34 @@ def sample(recorder, logits, history=None, **tensors) -> None:
         _sample_gpu(recorder, logits, history, tensors)
         return
     chunks = -(-vocab // CHUNK)
-    recorder.launch("sample_scan", [logits, tensors["num_logprobs"], tensors["temperature"], tensors["top_p"],
-                                    tensors["partial"], vocab], (chunks, rows))
-    names = [*PARAMETERS, "bias_start", "bias_ids", "bias_values", "bias_saved", "seen_start", "seen_ids",
-             "seen_counts",
-             "seen_saved", "partial", "tokens", "status", "logprob", "top_ids", "top_logprobs"]
+    recorder.launch(
+        "sample_scan",
+        [logits, tensors["num_logprobs"], tensors["temperature"], tensors["top_p"], tensors["partial"], vocab],
+        (chunks, rows),
+    )
+    names = [
+        *PARAMETERS,
+        "bias_start",
+        "bias_ids",
+        "bias_values",
+        "bias_saved",
+        "seen_start",
+        "seen_ids",
+        "seen_counts",
+        "seen_saved",
+        "partial",
+        "tokens",
+        "status",
+        "logprob",
+        "top_ids",
+        "top_logprobs",
+    ]
     recorder.launch("sample_row", [logits, *(tensors[name] for name in names), vocab], (rows,))
 
 
 def _sample_gpu(recorder, logits, history, tensors) -> None:
     from zse.kernels.gpu.sample_parts import CHUNK as GPU_CHUNK
+
     rows, vocab = logits.shape
     check("sample history", history.tokens, "i32", None, 16)
     check("sample page_table", history.page_table, "i32", None, None)
@@ -356,11 +431,26 @@ def _sample_gpu(recorder, logits, history, tensors) -> None:
     biases = [tensors[name] for name in ("bias_start", "bias_ids", "bias_values")]
     common = [*biases, history.tokens, history.page_table, tensors["records"]]
     scanned = [name for name in row_parameters("gpu") if name not in ("seed", "counter")]
-    recorder.launch("sample_scan", [logits, *(tensors[name] for name in scanned), *common, vocab, max_pages,
-                                    history.blocks_per_page], (chunks, rows))
+    recorder.launch(
+        "sample_scan",
+        [logits, *(tensors[name] for name in scanned), *common, vocab, max_pages, history.blocks_per_page],
+        (chunks, rows),
+    )
     outs = [tensors[name] for name in ("tokens", "status", "logprob", "top_ids", "top_logprobs")]
-    recorder.launch("sample_row", [logits, *(tensors[name] for name in row_parameters("gpu")), *common, *outs, vocab,
-                                   chunks, max_pages, history.blocks_per_page], (rows,))
+    recorder.launch(
+        "sample_row",
+        [
+            logits,
+            *(tensors[name] for name in row_parameters("gpu")),
+            *common,
+            *outs,
+            vocab,
+            chunks,
+            max_pages,
+            history.blocks_per_page,
+        ],
+        (rows,),
+    )
 
 
 def logprob_rows(recorder, logits, targets, logprob, argmax) -> None:
@@ -373,9 +463,21 @@ def logprob_rows(recorder, logits, targets, logprob, argmax) -> None:
     recorder.launch("logprob_rows", [logits, targets, logprob, argmax, vocab], (rows,))
 
 
-SAMPLE = Op("sample", lambda target: [Variant("sample_scan", sample_scan_chunk), Variant("sample_row", sample_row)],
-            sample, later("sample_cases", "sample_reference"), later("sample_cases", "sample_cases"),
-            later("sample_cases", "sample_cost"), later("gpu.sample_row", "sample_variants"))
-LOGPROB_ROWS = Op("logprob_rows", lambda target: [Variant("logprob_rows", logprob_row)], logprob_rows,
-                  later("sample_cases", "logprob_rows_reference"), later("sample_cases", "logprob_rows_cases"),
-                  later("sample_cases", "logprob_rows_cost"), later("gpu.logprob", "logprob_variants"))
+SAMPLE = Op(
+    "sample",
+    lambda target: [Variant("sample_scan", sample_scan_chunk), Variant("sample_row", sample_row)],
+    sample,
+    later("sample_cases", "sample_reference"),
+    later("sample_cases", "sample_cases"),
+    later("sample_cases", "sample_cost"),
+    later("gpu.sample_row", "sample_variants"),
+)
+LOGPROB_ROWS = Op(
+    "logprob_rows",
+    lambda target: [Variant("logprob_rows", logprob_row)],
+    logprob_rows,
+    later("sample_cases", "logprob_rows_reference"),
+    later("sample_cases", "logprob_rows_cases"),
+    later("sample_cases", "logprob_rows_cost"),
+    later("gpu.logprob", "logprob_variants"),
+)

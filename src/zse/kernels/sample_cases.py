@@ -82,7 +82,7 @@ def lists_of_history(params):
         pages = history.page_table[params["history_row"][r]] // history.blocks_per_page
         said = history.tokens[pages[: -(-length // 16)]].reshape(-1)[:length]
         seen = {int(id): 0 for id in said}
-        for id in said[params["prompt_len"][r]:]:
+        for id in said[params["prompt_len"][r] :]:
             seen[int(id)] += 1
         ids += seen.keys()
         counts += seen.values()
@@ -95,6 +95,7 @@ def history_of_lists(rng, params):
     import numpy as np
 
     from zse.kernels.feed import TokenHistory, make_history
+
     rows = len(params["temperature"])
     said, prompts = [], []
     for r in range(rows):
@@ -112,8 +113,12 @@ def history_of_lists(rng, params):
         for position, id in enumerate(ids):
             tokens[table[line, position // 16] // 3, position % 16] = id
     kept = {name: value for name, value in params.items() if not name.startswith("seen_")}
-    return kept | {"history": TokenHistory(tokens, table, 3), "history_row": lines.astype(np.int32),
-                   "history_len": lengths[lines], "prompt_len": np.array(prompts, np.int32)}
+    return kept | {
+        "history": TokenHistory(tokens, table, 3),
+        "history_row": lines.astype(np.int32),
+        "history_len": lengths[lines],
+        "prompt_len": np.array(prompts, np.int32),
+    }
 
 
 def sample_reference(logits, **params):
@@ -123,9 +128,14 @@ def sample_reference(logits, **params):
     gpu = "history" in params
     if gpu:
         params = lists_of_history(params)
-    out = {"tokens": np.zeros(rows, np.int32), "status": np.zeros(rows, np.int32), "logprob": np.zeros(rows),
-           "top_ids": np.full((rows, MAX_LOGPROBS), -1, np.int32), "top_logprobs": np.zeros((rows, MAX_LOGPROBS)),
-           "logits": logits.copy()}
+    out = {
+        "tokens": np.zeros(rows, np.int32),
+        "status": np.zeros(rows, np.int32),
+        "logprob": np.zeros(rows),
+        "top_ids": np.full((rows, MAX_LOGPROBS), -1, np.int32),
+        "top_logprobs": np.zeros((rows, MAX_LOGPROBS)),
+        "logits": logits.copy(),
+    }
     for r, x in enumerate(logits):
         changed = change_logits(x, r, params)
         if gpu:
@@ -148,15 +158,30 @@ def make_parameters(rows: int, **values):
     """Parameter arrays for `rows` rows: defaults (greedy, everything off) but for the given scalars or sequences."""
     import numpy as np
 
-    defaults = {"temperature": (0.0, np.float32), "top_k": (0, np.int32), "top_p": (1.0, np.float32),
-                "min_p": (0.0, np.float32),
-                "repetition": (1.0, np.float32), "presence": (0.0, np.float32), "frequency": (0.0, np.float32),
-                "seed": (0, np.uint64), "counter": (0, np.int64), "num_logprobs": (-1, np.int32)}
-    params = {name: np.broadcast_to(np.asarray(values.get(name, value), dtype), rows).copy()
-              for name, (value, dtype) in defaults.items()}
-    return params | {"bias_start": np.zeros(rows + 1, np.int32), "bias_ids": np.zeros(1, np.int32),
-                     "bias_values": np.zeros(1, np.float32), "seen_start": np.zeros(rows + 1, np.int32),
-                     "seen_ids": np.zeros(1, np.int32), "seen_counts": np.zeros(1, np.int32)}
+    defaults = {
+        "temperature": (0.0, np.float32),
+        "top_k": (0, np.int32),
+        "top_p": (1.0, np.float32),
+        "min_p": (0.0, np.float32),
+        "repetition": (1.0, np.float32),
+        "presence": (0.0, np.float32),
+        "frequency": (0.0, np.float32),
+        "seed": (0, np.uint64),
+        "counter": (0, np.int64),
+        "num_logprobs": (-1, np.int32),
+    }
+    params = {
+        name: np.broadcast_to(np.asarray(values.get(name, value), dtype), rows).copy()
+        for name, (value, dtype) in defaults.items()
+    }
+    return params | {
+        "bias_start": np.zeros(rows + 1, np.int32),
+        "bias_ids": np.zeros(1, np.int32),
+        "bias_values": np.zeros(1, np.float32),
+        "seen_start": np.zeros(rows + 1, np.int32),
+        "seen_ids": np.zeros(1, np.int32),
+        "seen_counts": np.zeros(1, np.int32),
+    }
 
 
 def add_lists(rng, params, rows: int, vocab: int, chosen) -> None:
@@ -180,19 +205,24 @@ def make_sample_case(name, logits, params, rng=None) -> Case:
     near = Tolerance(1e-5, 1e-6, "f32 sums of exponentials over chunks of 8,192, logits of up to 30")
     changed = EXACT
     if rng is None:
-        scratch = {"bias_saved": np.full(len(params["bias_ids"]), np.nan, np.float32),
-                   "seen_saved": np.full(len(params["seen_ids"]), np.nan, np.float32),
-                   "partial": np.full((rows, -(-vocab // 8192), 48), np.nan, np.float32)}
+        scratch = {
+            "bias_saved": np.full(len(params["bias_ids"]), np.nan, np.float32),
+            "seen_saved": np.full(len(params["seen_ids"]), np.nan, np.float32),
+            "partial": np.full((rows, -(-vocab // 8192), 48), np.nan, np.float32),
+        }
     else:
         params = history_of_lists(rng, params)
         scratch = {"records": np.full((rows, -(-vocab // 4096), GPU_RECORD), 0xFFFFFFFF, np.uint32)}
         near = Tolerance(1e-5, 1e-6, "as on the CPU; a penalized token's logit is worked back from the penalized one")
         changed = Tolerance(1e-6, 1e-6, "one rounding for each penalty")
-    outputs = {"logits": Output(logits.shape, "float32", changed, inout=logits),
-               "tokens": Output((rows,), "int32", EXACT),
-               "status": Output((rows,), "int32", EXACT), "logprob": Output((rows,), "float32", near),
-               "top_ids": Output((rows, MAX_LOGPROBS), "int32", EXACT),
-               "top_logprobs": Output((rows, MAX_LOGPROBS), "float32", near)}
+    outputs = {
+        "logits": Output(logits.shape, "float32", changed, inout=logits),
+        "tokens": Output((rows,), "int32", EXACT),
+        "status": Output((rows,), "int32", EXACT),
+        "logprob": Output((rows,), "float32", near),
+        "top_ids": Output((rows, MAX_LOGPROBS), "int32", EXACT),
+        "top_logprobs": Output((rows, MAX_LOGPROBS), "float32", near),
+    }
     return Case(name, params | scratch, outputs)
 
 
@@ -217,22 +247,29 @@ def sample_cases(rng, family="cpu"):
     for vocab in (1003, 20011) if family == "cpu" else (1003, 20011, 40000):
         rows = 12
         logits = (rng.standard_normal((rows, vocab)) * 4).astype(np.float32)
-        logits[3] = np.round(logits[3] * 2) / 2                                     # many ties
+        logits[3] = np.round(logits[3] * 2) / 2  # many ties
         logits[4] = np.round(logits[4])
-        logits[7] = 1.5                                                             # all alike
-        logits[8, rng.random(vocab) < 0.7] = -np.inf                                # masked
+        logits[7] = 1.5  # all alike
+        logits[8, rng.random(vocab) < 0.7] = -np.inf  # masked
         params = make_parameters(
-            rows, temperature=[0, 1, 0.7, 1, 1.5, 1, 0.9, 1, 1, 2, 0, 1],
+            rows,
+            temperature=[0, 1, 0.7, 1, 1.5, 1, 0.9, 1, 1, 2, 0, 1],
             top_k=[0, 0, 40, 25, 0, 300, 1, 17, 9, 0, 0, vocab],
-            top_p=[1, 1, 1, 1, 0.9, 0.8, 1, 0.5, 0.95, 0.99, 1, 0.7], min_p=[0, 0, 0, 0, 0, 0, 0, 0, 0, 0.02, 0, 0.05],
-            repetition=1.3, presence=0.4, frequency=0.2, num_logprobs=[20, 0, 5, 20, -1, 1, 3, 20, 20, -1, 2, 0])
+            top_p=[1, 1, 1, 1, 0.9, 0.8, 1, 0.5, 0.95, 0.99, 1, 0.7],
+            min_p=[0, 0, 0, 0, 0, 0, 0, 0, 0, 0.02, 0, 0.05],
+            repetition=1.3,
+            presence=0.4,
+            frequency=0.2,
+            num_logprobs=[20, 0, 5, 20, -1, 1, 3, 20, 20, -1, 2, 0],
+        )
         add_lists(rng, params, rows, vocab, {1, 2, 5, 10})
         settle(rng, logits, params)
         yield make_sample_case(f"mixed, vocabulary {vocab}", logits, params, pages)
     logits = (rng.standard_normal((5, 700)) * 3).astype(np.float32)
     logits[0, 33], logits[1, 699], logits[2], logits[3, 5] = np.nan, np.inf, -np.inf, -np.nan
-    yield make_sample_case("broken rows", logits, make_parameters(5, temperature=[0, 1, 1, 0, 0], num_logprobs=4),
-                           pages)
+    yield make_sample_case(
+        "broken rows", logits, make_parameters(5, temperature=[0, 1, 1, 0, 0], num_logprobs=4), pages
+    )
     logits = rng.standard_normal((2, 7)).astype(np.float32)
     params = make_parameters(2, temperature=1, top_k=[3, 0], num_logprobs=20)
     settle(rng, logits, params)
@@ -258,8 +295,11 @@ def logprob_rows_cases(rng, family="cpu"):
     for rows, vocab in ((3, 49152), (4, 1001), (1, 5)):
         logits = (rng.standard_normal((rows, vocab)) * 5).astype(np.float32)
         logits[0] = np.round(logits[0])
-        yield Case(f"{rows}x{vocab}", {"logits": logits, "targets": rng.integers(0, vocab, rows).astype(np.int32)},
-                   {"logprob": Output((rows,), "float32", near), "argmax": Output((rows,), "int32", EXACT)})
+        yield Case(
+            f"{rows}x{vocab}",
+            {"logits": logits, "targets": rng.integers(0, vocab, rows).astype(np.int32)},
+            {"logprob": Output((rows,), "float32", near), "argmax": Output((rows,), "int32", EXACT)},
+        )
 
 
 def logprob_rows_cost(case: Case) -> Cost:

@@ -24,10 +24,10 @@ from zse.kernel import (
     where,
 )
 
-PICK = 1024             # logits of a step of the draw
+PICK = 1024  # logits of a step of the draw
 MAX_VOCAB = 4096 * PICK
-DEPTHS = (3, 6, 9, 12, 15, 20)        # nats below the best logit, see choose_floor
-LOWEST = -3.4028234663852886e38     # the smallest finite f32; minus infinity is as good as this
+DEPTHS = (3, 6, 9, 12, 15, 20)  # nats below the best logit, see choose_floor
+LOWEST = -3.4028234663852886e38  # the smallest finite f32; minus infinity is as good as this
 
 
 @inline
@@ -140,15 +140,19 @@ def cut_prefix(x, vocab, floor, threshold, tie, high, inverse, limit, MODE):
                 near = i32(1)
                 if i + L <= vocab:
                     value = load(x + i, L)
-                    near = reduce_max(where(value >= low, i32.x(L)(1), i32.x(L)(0)) &
-                                      where(value <= top, i32.x(L)(1), i32.x(L)(0)))
+                    near = reduce_max(
+                        where(value >= low, i32.x(L)(1), i32.x(L)(0)) & where(value <= top, i32.x(L)(1), i32.x(L)(0))
+                    )
                     if near != 0:
                         store(powers, exp((value - high) * inverse))
                 if near != 0:
                     for j in range(i, min(i + L, vocab)):
                         element = x[j]
-                        if element >= low and element <= top and \
-                                (element > threshold or (element == threshold and i32(j) <= tie)):
+                        if (
+                            element >= low
+                            and element <= top
+                            and (element > threshold or (element == threshold and i32(j) <= tie))
+                        ):
                             place = i64((key_of(element) >> shift) & ((1 << width) - 1))
                             counts[place] = counts[place] + 1
                             if i + L <= vocab:
@@ -156,14 +160,16 @@ def cut_prefix(x, vocab, floor, threshold, tie, high, inverse, limit, MODE):
                             else:
                                 masses[place] = masses[place] + f64(exp((element - high) * inverse))
             bin = (1 << width) - 1
-            while bin > 0 and ((count_above + i64(counts[bin]) < limit) if MODE == "count" else
-                               (mass_above_ + masses[bin] < limit)):
+            while bin > 0 and (
+                (count_above + i64(counts[bin]) < limit) if MODE == "count" else (mass_above_ + masses[bin] < limit)
+            ):
                 count_above += i64(counts[bin])
                 mass_above_ += masses[bin]
                 bin -= 1
             if shift == 21:
-                if bin == 0 and ((count_above + i64(counts[bin]) < limit) if MODE == "count" else
-                                 (mass_above_ + masses[bin] < limit)):
+                if bin == 0 and (
+                    (count_above + i64(counts[bin]) < limit) if MODE == "count" else (mass_above_ + masses[bin] < limit)
+                ):
                     reached = 0
             prefix = prefix | (u32(bin) << shift)
     out_threshold = max(threshold, floor)
@@ -237,7 +243,7 @@ def pick(x, vocab, threshold, tie, high, inverse, u):
             if done + f64(blocks[block]) > goal:
                 break
             done += f64(blocks[block])
-    if done + f64(blocks[chosen]) <= goal:      # rounding carried the goal past the end: the last kept token
+    if done + f64(blocks[chosen]) <= goal:  # rounding carried the goal past the end: the last kept token
         done = goal - f64(blocks[chosen])
     token = i32(0)
     for j in range(chosen * PICK, min(chosen * PICK + PICK, vocab)):

@@ -29,8 +29,9 @@ GPU_EXTRAS: tuple[str, ...] = ("gpu.probe",)
 
 def all_ops() -> list[Op]:
     """Every operation, in the order of the table."""
-    return [getattr(import_module(f"zse.kernels.{module}"), name)
-            for module, names in MODULES.items() for name in names]
+    return [
+        getattr(import_module(f"zse.kernels.{module}"), name) for module, names in MODULES.items() for name in names
+    ]
 
 
 def all_variants(target) -> list[Variant]:

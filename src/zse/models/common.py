@@ -23,8 +23,9 @@ def gguf_values(fields: Fields, tensors) -> dict:
         raise UnsupportedError(f"{fields.path}: {fields.key('.attention.value_length')}", value_dim, [head_dim])
     rope_dim = fields.integer(".rope.dimension_count", head_dim, high=MAX_WIDTH)
     if rope_dim != head_dim:
-        raise UnsupportedError(f"{fields.path}: partial rotation, {fields.key('.rope.dimension_count')}", rope_dim,
-                               [head_dim])
+        raise UnsupportedError(
+            f"{fields.path}: partial rotation, {fields.key('.rope.dimension_count')}", rope_dim, [head_dim]
+        )
     if fields.integer(".expert_count", 0, low=0):
         raise UnsupportedError(f"{fields.path}: {fields.key('.expert_count')}", fields.get(".expert_count"), [0])
     shape = tensors.get("token_embd.weight")
@@ -36,12 +37,21 @@ def gguf_values(fields: Fields, tensors) -> dict:
         eos += fields.token_ids(key)
     bos = fields.token_ids("tokenizer.ggml.bos_token_id")
     return dict(
-        vocab_size=vocab, hidden_size=hidden, num_layers=fields.integer(".block_count", high=MAX_LAYERS),
-        num_heads=heads, num_kv_heads=fields.per_layer(".attention.head_count_kv", heads, high=MAX_WIDTH),
-        head_dim=head_dim, intermediate_size=fields.per_layer(".feed_forward_length", high=MAX_WIDTH),
+        vocab_size=vocab,
+        hidden_size=hidden,
+        num_layers=fields.integer(".block_count", high=MAX_LAYERS),
+        num_heads=heads,
+        num_kv_heads=fields.per_layer(".attention.head_count_kv", heads, high=MAX_WIDTH),
+        head_dim=head_dim,
+        intermediate_size=fields.per_layer(".feed_forward_length", high=MAX_WIDTH),
         norm_eps=fields.number(".attention.layer_norm_rms_epsilon", high=1.0),
-        max_context=fields.integer(".context_length"), rope=gguf_rope(fields), query_scale=head_dim ** -0.5,
-        tied_head="output.weight" not in tensors, bos_id=bos[0] if bos else None, eos_ids=tuple(dict.fromkeys(eos)))
+        max_context=fields.integer(".context_length"),
+        rope=gguf_rope(fields),
+        query_scale=head_dim**-0.5,
+        tied_head="output.weight" not in tensors,
+        bos_id=bos[0] if bos else None,
+        eos_ids=tuple(dict.fromkeys(eos)),
+    )
 
 
 def gguf_rope(fields: Fields, default_theta: float = 10000.0) -> RopeConfig:
@@ -78,15 +88,22 @@ def hf_values(fields: Fields, generation: Fields | None, *, tied_default: bool =
     bos = fields.token_ids("bos_token_id")
     activation = "hidden_activation" if fields.get("hidden_activation") is not None else "hidden_act"
     return dict(
-        vocab_size=fields.integer("vocab_size", high=MAX_VOCAB), hidden_size=hidden,
-        num_layers=fields.integer("num_hidden_layers", high=MAX_LAYERS), num_heads=heads,
-        num_kv_heads=fields.integer("num_key_value_heads", heads, high=MAX_WIDTH), head_dim=head_dim,
+        vocab_size=fields.integer("vocab_size", high=MAX_VOCAB),
+        hidden_size=hidden,
+        num_layers=fields.integer("num_hidden_layers", high=MAX_LAYERS),
+        num_heads=heads,
+        num_kv_heads=fields.integer("num_key_value_heads", heads, high=MAX_WIDTH),
+        head_dim=head_dim,
         intermediate_size=fields.integer("intermediate_size", high=MAX_WIDTH),
-        norm_eps=fields.number("rms_norm_eps", 1e-6, high=1.0), max_context=fields.integer("max_position_embeddings"),
-        rope=hf_rope(fields), query_scale=head_dim ** -0.5,
+        norm_eps=fields.number("rms_norm_eps", 1e-6, high=1.0),
+        max_context=fields.integer("max_position_embeddings"),
+        rope=hf_rope(fields),
+        query_scale=head_dim**-0.5,
         activation=fields.choice(activation, ACTIVATION_NAMES, "silu"),
-        tied_head=fields.boolean("tie_word_embeddings", tied_default), bos_id=bos[0] if bos else None,
-        eos_ids=tuple(dict.fromkeys(eos)))
+        tied_head=fields.boolean("tie_word_embeddings", tied_default),
+        bos_id=bos[0] if bos else None,
+        eos_ids=tuple(dict.fromkeys(eos)),
+    )
 
 
 def hf_rope(fields: Fields, *, layer_type: str | None = None, default_theta: float = 10000.0) -> RopeConfig:
@@ -111,7 +128,8 @@ def rope_from_section(fields: Fields, scaling: Fields, theta: float) -> RopeConf
         values["factor"] = scaling.number("factor", low=1.0)
     if kind in ("llama3", "yarn"):
         values["original_context"] = scaling.integer(
-            "original_max_position_embeddings", fields.get("max_position_embeddings", 0))
+            "original_max_position_embeddings", fields.get("max_position_embeddings", 0)
+        )
     if kind == "llama3":
         values["low_freq_factor"] = scaling.number("low_freq_factor")
         values["high_freq_factor"] = scaling.number("high_freq_factor")

@@ -11,10 +11,10 @@ import msgspec
 from zse.errors import FormatError, UnsupportedError
 
 MAX_LAYERS = 4096
-MAX_WIDTH = 1 << 20          # hidden size, intermediate size, heads * head_dim
+MAX_WIDTH = 1 << 20  # hidden size, intermediate size, heads * head_dim
 MAX_VOCAB = 1 << 23
 MAX_CONTEXT = 1 << 30
-WIDTH_MULTIPLE = 32          # weights are stored in blocks of 32 columns
+WIDTH_MULTIPLE = 32  # weights are stored in blocks of 32 columns
 ACTIVATIONS = ("silu", "gelu_tanh")
 ROPE_SCALINGS = ("none", "linear", "llama3", "yarn")
 
@@ -73,7 +73,8 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         wavelength = 2 * math.pi / freq
         # How far between "long" (0) and "short" (1) this wavelength lies.
         ramp = (self.original_context / wavelength - self.low_freq_factor) / (
-            self.high_freq_factor - self.low_freq_factor)
+            self.high_freq_factor - self.low_freq_factor
+        )
         ramp = min(1.0, max(0.0, ramp))
         return freq * (ramp + (1 - ramp) / self.factor)
 
@@ -145,8 +146,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for name in ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim"):
             _number(name, getattr(self, name), 1, MAX_WIDTH)
         _number("num_heads * head_dim", self.num_heads * self.head_dim, 1, MAX_WIDTH)
-        for name, value in (("hidden_size", self.hidden_size), ("intermediate_size", self.intermediate_size),
-                            ("num_heads * head_dim", self.num_heads * self.head_dim)):
+        for name, value in (
+            ("hidden_size", self.hidden_size),
+            ("intermediate_size", self.intermediate_size),
+            ("num_heads * head_dim", self.num_heads * self.head_dim),
+        ):
             if value % WIDTH_MULTIPLE:
                 raise ValueError(f"{name}: {value} is not a multiple of {WIDTH_MULTIPLE}")
         if self.num_heads % self.num_kv_heads:
@@ -191,7 +195,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def _number(name: str, value: float, low: float, high: float) -> None:
-    if not (isinstance(value, (int, float)) and low <= value <= high):     # NaN fails both comparisons
+    if not (isinstance(value, (int, float)) and low <= value <= high):  # NaN fails both comparisons
         raise ValueError(f"{name}: {value!r} is outside {low}..{high}")
 
 
@@ -245,12 +249,16 @@ class Fields:
     def per_layer(self, name: str, default=_MISSING, high: int = MAX_CONTEXT) -> int:
         """A number that a file may give once or for each layer: layers that differ are not supported."""
         value = self.get(name)
-        if isinstance(value, (list, tuple)) or (value is not None and hasattr(value, "__len__")
-                                                and not isinstance(value, (str, bytes))):
+        if isinstance(value, (list, tuple)) or (
+            value is not None and hasattr(value, "__len__") and not isinstance(value, (str, bytes))
+        ):
             distinct = set(value)
             if len(distinct) != 1:
-                raise UnsupportedError(f"{self.path}: {self.key(name)} that differs between layers",
-                                       _short(sorted(distinct)), ["one value for all layers"])
+                raise UnsupportedError(
+                    f"{self.path}: {self.key(name)} that differs between layers",
+                    _short(sorted(distinct)),
+                    ["one value for all layers"],
+                )
             return Fields(self.path, {self.key(name): distinct.pop()}).integer(self.key(name), high=high)
         return self.integer(name, default, high=high)
 

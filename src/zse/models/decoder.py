@@ -50,15 +50,22 @@ class StepBuffers(NamedTuple):
     logits: Tensor
 
     @classmethod
-    def allocate(cls, device, config: ModelConfig, *, max_tokens: int, max_rows: int, max_pages: int,
-                 groups: int = 1) -> "StepBuffers":
+    def allocate(
+        cls, device, config: ModelConfig, *, max_tokens: int, max_rows: int, max_pages: int, groups: int = 1
+    ) -> "StepBuffers":
         """max_tokens: of one step; max_rows: sequences of one step; max_pages: of one sequence; groups: of layers."""
+
         def new(dtype, *shape):
             return _new(device, "step", dtype, shape)
 
-        return cls(token_ids=new("i32", max_tokens), positions=new("i32", max_tokens), token_row=new("i32", max_tokens),
-                   page_table=new("i32", groups * max_rows, max_pages), logit_rows=new("i32", max_rows),
-                   logits=new("f32", max_rows, config.vocab_size))
+        return cls(
+            token_ids=new("i32", max_tokens),
+            positions=new("i32", max_tokens),
+            token_row=new("i32", max_tokens),
+            page_table=new("i32", groups * max_rows, max_pages),
+            logit_rows=new("i32", max_rows),
+            logits=new("f32", max_rows, config.vocab_size),
+        )
 
 
 class Decoder:
@@ -70,8 +77,9 @@ class Decoder:
     every recording uses it, so recordings must not run at the same time.
     """
 
-    def __init__(self, device, model, kv, buffers: StepBuffers, *, activations: str | None = None,
-                 deterministic: bool = False):
+    def __init__(
+        self, device, model, kv, buffers: StepBuffers, *, activations: str | None = None, deterministic: bool = False
+    ):
         self.forms = forms = FORMS[device.family]
         # A CPU's sums do not depend on the batch in any of its forms.
         self._pins_forms = deterministic and forms.family == "gpu"
@@ -83,8 +91,15 @@ class Decoder:
         self._scratch: dict[str, Tensor] = {}
         self._allocate()
 
-    def record(self, recorder, *, step: StepBuffers | None = None, max_tokens: int | None = None,
-               every_token: bool = False, longest_run: int | None = None) -> Tensor:
+    def record(
+        self,
+        recorder,
+        *,
+        step: StepBuffers | None = None,
+        max_tokens: int | None = None,
+        every_token: bool = False,
+        longest_run: int | None = None,
+    ) -> Tensor:
         """Record one step and return its logits f32 [rows, vocab_size].
 
         step: the inputs (default: the Decoder's buffers). max_tokens: the most tokens that this recording will run with
@@ -96,7 +111,7 @@ class Decoder:
         step = step or self.buffers
         max_tokens = self._size_of(step, max_tokens)
         max_rows = min(max_tokens, step.logits.shape[0])
-        head_rows = step.logits.shape[0] if self._pins_forms else max_rows      # for which the head's form is chosen
+        head_rows = step.logits.shape[0] if self._pins_forms else max_rows  # for which the head's form is chosen
         run, x, delta, delta_norm = self._record_layers(recorder, step, max_tokens, longest_run)
         rows = run.tokens if every_token else recorder.symbol("rows", max_rows)
         logits = step.logits.with_rows(rows)
@@ -151,8 +166,9 @@ class Decoder:
             delta, delta_norm = run.layer(layer, x, delta, delta_norm, table)
         return run, x, delta, delta_norm
 
-    def _record_head(self, recorder, run: "_Recording", x: Tensor, wanted: Tensor, logits: Tensor,
-                     max_rows: int) -> None:
+    def _record_head(
+        self, recorder, run: "_Recording", x: Tensor, wanted: Tensor, logits: Tensor, max_rows: int
+    ) -> None:
         """max_rows: what the head's form is chosen for."""
         gathered = self._scratch["wanted"].with_rows(wanted.shape[0])
         gather_rows(recorder, x, wanted, gathered)
@@ -192,8 +208,14 @@ class Decoder:
     def _allocate(self) -> None:
         step = self.buffers
         schemes = {name: weight.scheme for name, weight in self.model.weights.items()}
-        tensors = scratch_tensors(self.config, self.forms, schemes, max_tokens=step.token_ids.shape[0],
-                                  max_rows=step.logits.shape[0], max_context=step.page_table.shape[1] * 16)
+        tensors = scratch_tensors(
+            self.config,
+            self.forms,
+            schemes,
+            max_tokens=step.token_ids.shape[0],
+            max_rows=step.logits.shape[0],
+            max_context=step.page_table.shape[1] * 16,
+        )
         shared_nbytes, places = shared_places(self.forms, tensors)
         shared = self.device.alloc(shared_nbytes, label="scratch") if places else None
         for name, (dtype, shape) in tensors.items():
@@ -204,8 +226,10 @@ class Decoder:
         self.attention_scratch = None
         if self.forms.family == "gpu":
             from zse.kernels.gpu.attention_plan import AttentionScratch
+
             self.attention_scratch = AttentionScratch.allocate(
-                self.device, self.config, step.token_ids.shape[0], step.logits.shape[0], step.page_table.shape[1] * 16)
+                self.device, self.config, step.token_ids.shape[0], step.logits.shape[0], step.page_table.shape[1] * 16
+            )
         if "gate_up" in self._scratch:
             # q, k and v are used up before gate and up are computed.
             self._scratch["qkv"] = self._scratch["gate_up"]
@@ -221,12 +245,13 @@ class Decoder:
         """The form of the activations that all of `weights` are multiplied with in a step of up to `max_tokens`."""
         kinds = {weight.scheme.kind for weight in weights}
         if self.activations == "int8":
-            return "int8" if kinds == {"affine"} else "f32"     # dense weights take f32
+            return "int8" if kinds == {"affine"} else "f32"  # dense weights take f32
         if self.activations == "bf16":
             # Few tokens: fp8 weights are converted exactly, in registers. Many: Hopper's tensor cores take both as fp8.
             if kinds != {"fp8"}:
                 return "bf16"
             from zse.kernels.gpu.gemm import wants_fp8
+
             return "fp8" if all(wants_fp8(self.device, weight.scheme, max_tokens) for weight in weights) else "bf16"
         return self.activations
 
@@ -245,12 +270,16 @@ class _Recording:
         self.form_tokens = decoder.buffers.token_ids.shape[0] if decoder._pins_forms else max_tokens
         groups, (rows, max_pages) = decoder.kv.num_groups, step.page_table.shape
         shape = rows // groups, max_pages
-        self.page_tables = [step.page_table._replace(shape=shape, offset=step.page_table.offset + group * 4 * prod(shape))
-                            for group in range(groups)]
+        self.page_tables = [
+            step.page_table._replace(shape=shape, offset=step.page_table.offset + group * 4 * prod(shape))
+            for group in range(groups)
+        ]
         self.splits = recorder.symbol("splits") if splits and decoder.splits_attention(max_tokens) else 1
         # What attention() takes besides: how a CPU's threads share a sequence, or what a GPU works from.
         self.sharing: dict[str, Any] = {
-            "splits": self.splits, "partial": decoder._scratch["partial"] if self.splits != 1 else None}
+            "splits": self.splits,
+            "partial": decoder._scratch["partial"] if self.splits != 1 else None,
+        }
 
     def of(self, tensor: Tensor) -> Tensor:
         return tensor.with_rows(self.tokens)
@@ -261,6 +290,7 @@ class _Recording:
         if scratch is None:
             return
         from zse.kernels.gpu.attention_plan import MAX_RUN, plan_attention
+
         if self.decoder._pins_forms:
             # The kernel for prompts takes every row: it and the one for few tokens add in different orders.
             scratch, longest_run = scratch._replace(max_run=0), None
@@ -273,22 +303,28 @@ class _Recording:
         tensor = self.decoder._scratch[name]
         return Tensor(tensor.buffer, (self.tokens, width or tensor.shape[1]), tensor.dtype, tensor.offset)
 
-    def activation(self, name: str, weights, max_tokens: int | None = None,
-                   int16: bool = False) -> Tensor | Activation | Fp8Activation:
+    def activation(
+        self, name: str, weights, max_tokens: int | None = None, int16: bool = False
+    ) -> Tensor | Activation | Fp8Activation:
         """The scratch `name` in the form that `weights` take. Quantized forms share the place of the unquantized.
         int16: in place of int8."""
         whole = self.decoder._scratch[name]
         form = self.decoder.activation_form(weights, max_tokens or self.form_tokens)
         count, width = whole.shape
-        scales = whole.offset + count * width           # bytes: q comes first, then the scales, then the sums
+        scales = whole.offset + count * width  # bytes: q comes first, then the scales, then the sums
         if form == "int8":
             low = Tensor(whole.buffer, (self.tokens, width), "i8", scales + count * width // 4) if int16 else None
-            return Activation(Tensor(whole.buffer, (self.tokens, width), "i8", whole.offset),
-                              Tensor(whole.buffer, (self.tokens, width // 32), "f32", scales),
-                              Tensor(whole.buffer, (self.tokens, width // 32), "f32", scales + count * width // 8), low)
+            return Activation(
+                Tensor(whole.buffer, (self.tokens, width), "i8", whole.offset),
+                Tensor(whole.buffer, (self.tokens, width // 32), "f32", scales),
+                Tensor(whole.buffer, (self.tokens, width // 32), "f32", scales + count * width // 8),
+                low,
+            )
         if form == "fp8":
-            return Fp8Activation(Tensor(whole.buffer, (self.tokens, width), "e4m3", whole.offset),
-                                 Tensor(whole.buffer, (self.tokens,), "f32", scales))
+            return Fp8Activation(
+                Tensor(whole.buffer, (self.tokens, width), "e4m3", whole.offset),
+                Tensor(whole.buffer, (self.tokens,), "f32", scales),
+            )
         return self.of(whole)
 
     def layer(self, layer: int, x: Tensor, delta, delta_norm, table: Tensor):
@@ -306,13 +342,38 @@ class _Recording:
         keys, values, page_table = kv.keys[layer], kv.values[layer], self.page_tables[kv.group_of[layer]]
         positions, token_row, q = self.of(step.positions), self.of(step.token_row), self.tensor("q")
         biases = [vectors.get(at + name) for name in (("qkv_bias",) if fused else ("q_bias", "k_bias", "v_bias"))]
-        qkv_post(recorder, self.project(normed, projections, "qkv", biases), vectors.get(at + "q_norm"),
-                 vectors.get(at + "k_norm"), table, q, keys, values, page_table, token_row, positions, eps)
+        qkv_post(
+            recorder,
+            self.project(normed, projections, "qkv", biases),
+            vectors.get(at + "q_norm"),
+            vectors.get(at + "k_norm"),
+            table,
+            q,
+            keys,
+            values,
+            page_table,
+            token_row,
+            positions,
+            eps,
+        )
         attended, o = self.made("attended", weights[at + "o"])
-        attention(recorder, q, keys, values, page_table, token_row, positions, attended, config.query_scale,
-                  config.window(layer), config.attn_softcap, **self.sharing)
-        delta = self.add(x, self.taken(attended, o, "q"), o, vectors.get(at + "post_attn_norm"),
-                         vectors.get(at + "o_bias"))
+        attention(
+            recorder,
+            q,
+            keys,
+            values,
+            page_table,
+            token_row,
+            positions,
+            attended,
+            config.query_scale,
+            config.window(layer),
+            config.attn_softcap,
+            **self.sharing,
+        )
+        delta = self.add(
+            x, self.taken(attended, o, "q"), o, vectors.get(at + "post_attn_norm"), vectors.get(at + "o_bias")
+        )
         fused = weights.get(at + "gate_up")
         projections = [fused] if fused else [weights[at + name] for name in ("gate", "up")]
         gates = fused is not None and gates_in_matmul(self.decoder.forms, config)
@@ -320,14 +381,16 @@ class _Recording:
         inner, down = self.made("gated", weights[at + "down"])
         if gates:
             from zse.kernels.matmul import matmul_gated
+
             matmul_gated(recorder, normed, fused, inner, config.activation, max_tokens=self.form_tokens)
         else:
             gated(recorder, self.project(normed, projections, "gate_up"), inner, config.activation)
         delta = self.add(x, self.taken(inner, down, "quantized"), down, vectors.get(at + "post_mlp_norm"))
         return delta, vectors.get(at + "post_mlp_norm")
 
-    def normed(self, x: Tensor, delta, delta_norm, norm: Tensor, weights, gated: bool = False,
-               int16: bool = False) -> Tensor | Activation | Fp8Activation | NormedRows:
+    def normed(
+        self, x: Tensor, delta, delta_norm, norm: Tensor, weights, gated: bool = False, int16: bool = False
+    ) -> Tensor | Activation | Fp8Activation | NormedRows:
         """rmsnorm(x + delta) * norm as the products with `weights` take it: the product's to compute where nothing is
         added to x first and it can, else by a launch. gated: it is matmul_gated's; int16: as in activation()."""
         decoder, eps = self.decoder, self.decoder.config.norm_eps
@@ -340,7 +403,7 @@ class _Recording:
     def made(self, name: str, weight):
         """(what an operation writes for `weight` to be multiplied with, the weight)."""
         if self.decoder.activation_form([weight], self.form_tokens) == "fp8":
-            return self.tensor(name), weight        # quantized by a launch of its own: see taken()
+            return self.tensor(name), weight  # quantized by a launch of its own: see taken()
         return self.activation(name, [weight]), weight
 
     def taken(self, made, weight, place: str):
@@ -349,8 +412,10 @@ class _Recording:
             return made
         scratch = self.decoder._scratch[place]
         count, width = self.decoder.buffers.token_ids.shape[0], made.shape[1]
-        out = Fp8Activation(Tensor(scratch.buffer, (self.tokens, width), "e4m3", scratch.offset),
-                            Tensor(scratch.buffer, (self.tokens,), "f32", scratch.offset + count * width))
+        out = Fp8Activation(
+            Tensor(scratch.buffer, (self.tokens, width), "e4m3", scratch.offset),
+            Tensor(scratch.buffer, (self.tokens,), "f32", scratch.offset + count * width),
+        )
         quantize(self.recorder, made, out)
         return out
 
@@ -370,8 +435,15 @@ class _Recording:
         for index, weight in enumerate(projections):
             out = Tensor(scratch.buffer, (self.tokens, weight.shape[0]), "f32", offset)
             # They do not read each other: the second and third may start before the first is done.
-            matmul(self.recorder, normed, weight, out, bias=biases[index] if biases else None, independent=index > 0,
-                   max_tokens=self.form_tokens)
+            matmul(
+                self.recorder,
+                normed,
+                weight,
+                out,
+                bias=biases[index] if biases else None,
+                independent=index > 0,
+                max_tokens=self.form_tokens,
+            )
             outs.append(out)
             offset += 4 * scratch.shape[0] * weight.shape[0]
         return outs[0] if len(outs) == 1 else tuple(outs)

@@ -7,10 +7,10 @@ from zse.dtypes import ITEM_BYTES
 from zse.kernels.attention import partial_shape
 from zse.models.config import ModelConfig
 
-SPLIT_TOKENS = 16               # CPU: batches up to this size may split a sequence's keys between threads
-PLACE_ALIGN = 256               # bytes; tensor maps and 16-byte copies want less
-SMALL_TOKENS = 64               # GPU: up to here a product is bound by reading its weights
-FEW_TOKENS = 8                  # GPU: up to here activations stay bf16, also for fp8 weights
+SPLIT_TOKENS = 16  # CPU: batches up to this size may split a sequence's keys between threads
+PLACE_ALIGN = 256  # bytes; tensor maps and 16-byte copies want less
+SMALL_TOKENS = 64  # GPU: up to here a product is bound by reading its weights
+FEW_TOKENS = 8  # GPU: up to here activations stay bf16, also for fp8 weights
 # GPU: in steps of up to so many tokens the products normalize the rows that they read, where their kernels can: a decode
 # layer is 6 launches instead of 8. 0: every norm is a launch. The tokens are the same bits either way. On an H200 the time is
 # the same for one token (int4 1.68 ms a step with and without, fp8 2.50 and 2.48); four lose 1 %: each of 132 blocks reads
@@ -55,23 +55,28 @@ def norm_in_product(forms: Forms, device, weights, gated: bool, max_tokens: int)
     if forms.family != "gpu" or max_tokens > FUSE_NORM_TOKENS or len(weights) > 1:
         return False
     from zse.kernels.gpu.matmul import takes_norm
+
     return takes_norm(device, weights[0], gated, max_tokens)
 
 
-def scratch_tensors(config: ModelConfig, forms: Forms, schemes: dict[str, Any], *, max_tokens: int, max_rows: int,
-                    max_context: int) -> Tensors:
+def scratch_tensors(
+    config: ModelConfig, forms: Forms, schemes: dict[str, Any], *, max_tokens: int, max_rows: int, max_context: int
+) -> Tensors:
     """Scratch tensors of a Decoder: name → (dtype, shape). schemes: of the weights by name ("layers.0.qkv", ...).
 
     A quantized activation takes less than its unquantized form, and shares its place.
     """
     hidden, q_width, inner = config.hidden_size, config.num_heads * config.head_dim, forms.inner
     tensors: Tensors = {
-        "x": ("f32", (max_tokens, hidden)), "normed": (inner, (max_tokens, hidden)),
+        "x": ("f32", (max_tokens, hidden)),
+        "normed": (inner, (max_tokens, hidden)),
         "rope": ("f32", (max_tokens, config.head_dim)),
         "local_rope": ("f32", (max_tokens, config.head_dim if config.local_rope else 0)),
-        "q": (inner, (max_tokens, q_width)), "attended": (inner, (max_tokens, q_width)),
+        "q": (inner, (max_tokens, q_width)),
+        "attended": (inner, (max_tokens, q_width)),
         "gated": (inner, (max_tokens, config.intermediate_size)),
-        "wanted": ("f32", (max_rows, hidden)), "head_in": (inner, (max(max_rows, 1), hidden)),
+        "wanted": ("f32", (max_rows, hidden)),
+        "head_in": (inner, (max(max_rows, 1), hidden)),
     }
     joined = all(f"layers.{layer}.gate_up" in schemes for layer in range(config.num_layers))
     if not gates_in_matmul(forms, config) or not joined:
@@ -82,8 +87,10 @@ def scratch_tensors(config: ModelConfig, forms: Forms, schemes: dict[str, Any], 
     if not forms.fuses or config.post_norms:
         tensors["delta"] = ("f32", (max_tokens, hidden))
     if forms.family == "cpu":
-        tensors["partial"] = ("f32", partial_shape(min(SPLIT_TOKENS, max_tokens), config.num_heads, config.head_dim,
-                                                   max_context))
+        tensors["partial"] = (
+            "f32",
+            partial_shape(min(SPLIT_TOKENS, max_tokens), config.num_heads, config.head_dim, max_context),
+        )
     elif max_tokens > FEW_TOKENS and any(scheme.kind == "fp8" for scheme in schemes.values()):
         tensors["quantized"] = (inner, (max_tokens, -(-config.intermediate_size // 2) + 2))
     return tensors
@@ -109,15 +116,16 @@ def nbytes_of(dtype: str, shape: tuple[int, ...]) -> int:
     return count
 
 
-def scratch_nbytes(config: ModelConfig, forms: Forms, schemes: dict[str, Any], *, max_tokens: int, max_rows: int,
-                   max_context: int) -> int:
+def scratch_nbytes(
+    config: ModelConfig, forms: Forms, schemes: dict[str, Any], *, max_tokens: int, max_rows: int, max_context: int
+) -> int:
     """Bytes that a Decoder and the logits of its StepBuffers take, for the memory plan."""
-    tensors = scratch_tensors(config, forms, schemes, max_tokens=max_tokens, max_rows=max_rows,
-                              max_context=max_context)
+    tensors = scratch_tensors(config, forms, schemes, max_tokens=max_tokens, max_rows=max_rows, max_context=max_context)
     shared, places = shared_places(forms, tensors)
     total = 4 * max_rows * config.vocab_size + shared
     total += sum(nbytes_of(*tensor) for name, tensor in tensors.items() if name not in places)
     if forms.family == "gpu":
         from zse.kernels.gpu.attention_plan import AttentionScratch
+
         total += AttentionScratch.nbytes(config, max_tokens, max_rows, max_context)
     return total

@@ -11,10 +11,10 @@ GGUF_QK_PERMUTED = False
 # A Hugging Face file stores norm weights as their distance from 1; the GGUF converter adds the 1.
 HF_NORM_PLUS_ONE = True
 
-PATTERN = 6                     # every sixth layer is global; GGUF metadata does not say
-LOCAL_THETA = 10000.0           # RoPE base of the sliding layers; GGUF metadata does not say
+PATTERN = 6  # every sixth layer is global; GGUF metadata does not say
+LOCAL_THETA = 10000.0  # RoPE base of the sliding layers; GGUF metadata does not say
 GLOBAL_THETA = 1000000.0
-LAYERS_27B = 62                 # the only size whose query scale is not head_dim ** -0.5
+LAYERS_27B = 62  # the only size whose query scale is not head_dim ** -0.5
 
 
 def from_gguf(fields: Fields, tensors) -> ModelConfig:
@@ -25,9 +25,15 @@ def from_gguf(fields: Fields, tensors) -> ModelConfig:
     window = fields.integer(".attention.sliding_window", 0, low=0)
     pattern = fields.integer(".attention.sliding_window_pattern", PATTERN) if window else 0
     local = RopeConfig(theta=fields.number(".rope.local.freq_base", LOCAL_THETA, low=1.0))
-    return _build(fields, values, window, _pattern_layers(pattern, values["num_layers"]), local,
-                  logit_softcap=fields.number(".final_logit_softcapping", 0.0),
-                  attn_softcap=fields.number(".attn_logit_softcapping", 0.0))
+    return _build(
+        fields,
+        values,
+        window,
+        _pattern_layers(pattern, values["num_layers"]),
+        local,
+        logit_softcap=fields.number(".final_logit_softcapping", 0.0),
+        attn_softcap=fields.number(".attn_logit_softcapping", 0.0),
+    )
 
 
 def from_hf(fields: Fields, generation: Fields | None) -> ModelConfig:
@@ -43,23 +49,44 @@ def from_hf(fields: Fields, generation: Fields | None) -> ModelConfig:
     layers: tuple[bool, ...] = ()
     if window:
         layers = hf_windows(fields, values["num_layers"]) or _pattern_layers(
-            fields.integer("sliding_window_pattern", PATTERN), values["num_layers"])
+            fields.integer("sliding_window_pattern", PATTERN), values["num_layers"]
+        )
     parameters = fields.section("rope_parameters")
     section = parameters.section("sliding_attention") if parameters else None
     theta = fields.number("rope_local_base_freq", LOCAL_THETA, low=1.0)
-    local = (rope_from_section(fields, section, section.number("rope_theta", theta, low=1.0)) if section
-             else RopeConfig(theta=theta))
-    return _build(fields, values, window, layers, local, qkv_bias=bias, o_bias=bias,
-                  logit_softcap=fields.number("final_logit_softcapping", 0.0),
-                  attn_softcap=fields.number("attn_logit_softcapping", 0.0))
+    local = (
+        rope_from_section(fields, section, section.number("rope_theta", theta, low=1.0))
+        if section
+        else RopeConfig(theta=theta)
+    )
+    return _build(
+        fields,
+        values,
+        window,
+        layers,
+        local,
+        qkv_bias=bias,
+        o_bias=bias,
+        logit_softcap=fields.number("final_logit_softcapping", 0.0),
+        attn_softcap=fields.number("attn_logit_softcapping", 0.0),
+    )
 
 
-def _build(fields: Fields, values: dict, window: int, layers: tuple[bool, ...], local: RopeConfig,
-           **more) -> ModelConfig:
+def _build(
+    fields: Fields, values: dict, window: int, layers: tuple[bool, ...], local: RopeConfig, **more
+) -> ModelConfig:
     values = {"activation": "gelu_tanh"} | values
-    return fields.build(architecture="gemma3", qk_norm=True, post_norms=True,
-                        embed_scale=math.sqrt(values["hidden_size"]), sliding_window=window, sliding_layers=layers,
-                        local_rope=local if any(layers) else None, **more, **values)
+    return fields.build(
+        architecture="gemma3",
+        qk_norm=True,
+        post_norms=True,
+        embed_scale=math.sqrt(values["hidden_size"]),
+        sliding_window=window,
+        sliding_layers=layers,
+        local_rope=local if any(layers) else None,
+        **more,
+        **values,
+    )
 
 
 def _pattern_layers(pattern: int, num_layers: int) -> tuple[bool, ...]:

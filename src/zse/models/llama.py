@@ -9,8 +9,12 @@ HF_NORM_PLUS_ONE = False
 
 
 def from_gguf(fields: Fields, tensors) -> ModelConfig:
-    return fields.build(architecture="llama", qkv_bias="blk.0.attn_q.bias" in tensors,
-                        o_bias="blk.0.attn_output.bias" in tensors, **gguf_values(fields, tensors))
+    return fields.build(
+        architecture="llama",
+        qkv_bias="blk.0.attn_q.bias" in tensors,
+        o_bias="blk.0.attn_output.bias" in tensors,
+        **gguf_values(fields, tensors),
+    )
 
 
 def from_hf(fields: Fields, generation: Fields | None) -> ModelConfig:

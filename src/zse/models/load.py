@@ -19,23 +19,14 @@ from zse.errors import ConfigError, FormatError, UnsupportedError
 from zse.formats.source import DENSE_TYPES, ModelSource, TensorInfo
 from zse.models import names, registry
 from zse.models.config import ModelConfig
-from zse.quant.scheme import (
-    FP8_BLOCK,
-    LAYOUT,
-    TILE_ROWS,
-    DenseScheme,
-    Fp8Scheme,
-    Plane,
-    Scheme,
-    memory_layout,
-)
+from zse.quant.scheme import FP8_BLOCK, LAYOUT, TILE_ROWS, DenseScheme, Fp8Scheme, Plane, Scheme, memory_layout
 from zse.tensor import Tensor, Weight
 
 # Bytes that planes start at multiples of: a cache line; on a GPU what tensor maps and large copies want, as in a .zse.
 ALIGN = {"cpu": 64, "gpu": 256}
-MAX_HEAD_DIM = 256              # of the attention kernels
-MAX_GROUP = 32                  # query heads that share a KV head, of the attention kernels
-GPU_GROUP = 128                 # columns that share a scale where a GPU's weights are quantized on load
+MAX_HEAD_DIM = 256  # of the attention kernels
+MAX_GROUP = 32  # query heads that share a KV head, of the attention kernels
+GPU_GROUP = 128  # columns that share a scale where a GPU's weights are quantized on load
 FUSED: dict[str, tuple[str, ...]] = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
 
@@ -86,8 +77,9 @@ class Model:
     """weights: name ("embed", "layers.0.qkv", ...) → Weight. vectors: name ("layers.0.attn_norm", ...) → f32 Tensor.
     Contents are valid after wait()."""
 
-    def __init__(self, plan: ModelPlan, weights: dict[str, Weight], vectors: dict[str, Tensor], buffer, loading,
-                 begin=None):
+    def __init__(
+        self, plan: ModelPlan, weights: dict[str, Weight], vectors: dict[str, Tensor], buffer, loading, begin=None
+    ):
         """loading: the device's Load. begin: () → Load, for start()."""
         self.config, self.weights, self.vectors, self.buffer = plan.config, weights, vectors, buffer
         self.memory_bytes = plan.memory_bytes
@@ -142,8 +134,12 @@ def _with_freq_factors(config: ModelConfig, source: ModelSource) -> ModelConfig:
     if info is None:
         return config
     if info.type != "F32" or info.shape != (config.head_dim // 2,):
-        raise FormatError(source.path, info.offset, info.name,
-                          f"is {info.type} {list(info.shape)}, expected F32 [{config.head_dim // 2}]")
+        raise FormatError(
+            source.path,
+            info.offset,
+            info.name,
+            f"is {info.type} {list(info.shape)}, expected F32 [{config.head_dim // 2}]",
+        )
     values = array("f", source.read(info))
     try:
         rope = msgspec.structs.replace(config.rope, freq_factors=tuple(values))
@@ -164,6 +160,7 @@ def plan_model(source: ModelSource, *, quantize: str | None = None, family: str 
     policy = None
     if quantize is not None:
         from zse.quant.policy import Policy
+
         # Larger groups on a GPU: half the scales' bytes, and its activations have no groups of their own to match.
         policy = Policy(quantize, GPU_GROUP if family == "gpu" and quantize.startswith("int") else None)
     prefix = names.hf_prefix(source.path, source.tensors) if source.naming == "hf" else ""
@@ -175,8 +172,9 @@ def plan_model(source: ModelSource, *, quantize: str | None = None, family: str 
         if info is None:
             raise FormatError(source.path, 0, name, "the tensor is missing")
         if tuple(info.shape) != role.shape:
-            raise FormatError(source.path, info.offset, name,
-                              f"has shape {list(info.shape)}, expected {list(role.shape)}")
+            raise FormatError(
+                source.path, info.offset, name, f"has shape {list(info.shape)}, expected {list(role.shape)}"
+            )
         parts[role.name] = Part(role, info, 0)
         if role.kind == "matrix":
             schemes[role.name] = _scheme(role, info, config, policy, family)
@@ -194,8 +192,9 @@ def _check_kernels(path: object, config: ModelConfig) -> None:
     if config.head_dim % TILE_ROWS or config.head_dim > MAX_HEAD_DIM:
         raise UnsupportedError(f"{path}: head_dim", config.head_dim, range(TILE_ROWS, MAX_HEAD_DIM + 1, TILE_ROWS))
     if config.num_heads // config.num_kv_heads > MAX_GROUP:
-        raise UnsupportedError(f"{path}: query heads for each KV head", config.num_heads // config.num_kv_heads,
-                               [f"1 to {MAX_GROUP}"])
+        raise UnsupportedError(
+            f"{path}: query heads for each KV head", config.num_heads // config.num_kv_heads, [f"1 to {MAX_GROUP}"]
+        )
     if config.logit_softcap:
         raise UnsupportedError(f"{path}: final logit softcapping", config.logit_softcap, ["none"])
 
@@ -207,18 +206,19 @@ def _scheme(role: names.Role, info: TensorInfo, config: ModelConfig, policy, fam
         scheme = policy.scheme(role.shape, config.vocab_size) or scheme
     if isinstance(scheme, Fp8Scheme):
         if family == "cpu":
-            scheme = DenseScheme("bf16")        # 2**-9 of rounding beside the 2**-4 that the numbers have already
+            scheme = DenseScheme("bf16")  # 2**-9 of rounding beside the 2**-4 that the numbers have already
         elif scheme.scaling == "tensor":
-            scheme = Fp8Scheme("row")           # the same numbers, and matrices of different scales can be joined
+            scheme = Fp8Scheme("row")  # the same numbers, and matrices of different scales can be joined
     if not scheme.fits(role.shape[1]):
         raise UnsupportedError(f"{info.name} as {scheme}: number of columns", role.shape[1], ["multiples of the group"])
     return scheme
 
 
-def _fuse(config: ModelConfig, parts: dict[str, Part], schemes: dict[str, Scheme],
-          family: str) -> tuple[list[MatrixPlan], list[VectorPlan]]:
+def _fuse(
+    config: ModelConfig, parts: dict[str, Part], schemes: dict[str, Scheme], family: str
+) -> tuple[list[MatrixPlan], list[VectorPlan]]:
     """Matrices and vectors in execution order, with q, k, v and gate, up joined where they can be."""
-    member_of: dict[str, tuple[str, list[str]]] = {}     # role → what it is joined into, and all roles of that
+    member_of: dict[str, tuple[str, list[str]]] = {}  # role → what it is joined into, and all roles of that
     for layer in range(config.num_layers):
         for fused, members in FUSED.items():
             roles = [f"layers.{layer}.{member}" for member in members]
@@ -233,7 +233,7 @@ def _fuse(config: ModelConfig, parts: dict[str, Part], schemes: dict[str, Scheme
     for role, part in parts.items():
         name, joined = member_of.get(role, (role, [role]))
         if role != joined[0]:
-            continue            # came with the first
+            continue  # came with the first
         first, placed = 0, []
         for member in joined:
             placed.append(parts[member]._replace(first=first))
@@ -266,9 +266,11 @@ def require_memory(bytes_by_label: dict[str, int], limit: int | None) -> None:
     total = sum(bytes_by_label.values())
     if limit is not None and total > limit:
         parts = ", ".join(f"{label} {nbytes / 2**20:.0f} MiB" for label, nbytes in bytes_by_label.items())
-        raise ConfigError(f"needs {total / 2**20:.0f} MiB of memory ({parts}), "
-                          f"over --max-memory {limit / 2**20:.0f} MiB: raise it, "
-                          "or use a smaller context or a quantized model")
+        raise ConfigError(
+            f"needs {total / 2**20:.0f} MiB of memory ({parts}), "
+            f"over --max-memory {limit / 2**20:.0f} MiB: raise it, "
+            "or use a smaller context or a quantized model"
+        )
 
 
 def load_model(device, plan: ModelPlan, *, max_memory: int | None = None, start: bool = True) -> Model:
@@ -283,6 +285,7 @@ def load_model(device, plan: ModelPlan, *, max_memory: int | None = None, start:
     buffer = device.alloc(sum(plan.memory_bytes.values()), label="weights")
     weights, vectors = place(plan, buffer)
     from zse.models.load_jobs import start_loading
+
     model = Model(plan, weights, vectors, buffer, None, lambda: start_loading(device, plan, weights, vectors))
     if start:
         model.start()

@@ -17,14 +17,14 @@ from zse.runtime.buffer import Account, Buffer
 from zse.runtime.load import LoadJob
 from zse.tensor import Tensor, Weight
 
-MERGE_GAP = 256         # bytes of padding between two copies that may be copied with them: no plane fits in
+MERGE_GAP = 256  # bytes of padding between two copies that may be copied with them: no plane fits in
 
 
 class Copy(NamedTuple):
     """Bytes that go from the file to `destination` (a u8 Tensor) as they are; source None: made otherwise."""
 
     destination: Tensor
-    source: tuple[ModelFile, int] | None    # and the offset in it
+    source: tuple[ModelFile, int] | None  # and the offset in it
     field: str
 
 
@@ -43,6 +43,7 @@ def start_loading(device, plan: ModelPlan, weights: dict[str, Weight], vectors: 
     loading = device.load(jobs)
     if to_make:
         from zse.models.quantize_load import fill_parts
+
         try:
             fill_parts(plan, to_make, device.threads)
         except BaseException:
@@ -60,8 +61,13 @@ def _vector_jobs(head_order: Tensor | None, plan: ModelPlan, vector: VectorPlan,
     for part in vector.parts:
         out = Tensor(tensor.buffer, (part.role.shape[0],), "f32", tensor.offset + 4 * part.first)
         order = head_order if _is_permuted(plan, part) else None
-        yield vector_job(part.info, out, 1.0 if plus_one and part.role.kind == "norm" else 0.0, order,
-                         plan.config.head_dim if order else 1)
+        yield vector_job(
+            part.info,
+            out,
+            1.0 if plus_one and part.role.kind == "norm" else 0.0,
+            order,
+            plan.config.head_dim if order else 1,
+        )
 
 
 def _matrix_jobs(head_order: Tensor | None, plan: ModelPlan, matrix: MatrixPlan, weight: Weight):
@@ -73,12 +79,16 @@ def _matrix_jobs(head_order: Tensor | None, plan: ModelPlan, matrix: MatrixPlan,
         if _is_stored(plan, part, matrix):
             for copy in _plane_copies(part, matrix, weight):
                 file, offset = copy.source
-                jobs.append(LoadJob(file.fd, offset, copy.destination.nbytes, None, [copy.destination], (1,), file.path,
-                                    copy.field))
+                jobs.append(
+                    LoadJob(
+                        file.fd, offset, copy.destination.nbytes, None, [copy.destination], (1,), file.path, copy.field
+                    )
+                )
         elif matrix.layout == "r16" and (info.layout == "ggml" or info.is_dense) and matrix.scheme == info.scheme:
             order = head_order if _is_permuted(plan, part) else None
-            jobs += weight_jobs(info, weight, first_row=part.first, order=order,
-                                **({"unit": plan.config.head_dim} if order else {}))
+            jobs += weight_jobs(
+                info, weight, first_row=part.first, order=order, **({"unit": plan.config.head_dim} if order else {})
+            )
         else:
             made.append((part, matrix, weight))
     return jobs, made
@@ -139,8 +149,10 @@ def _load_gpu(device, plan: ModelPlan, weights: dict[str, Weight], vectors: dict
     plus_one = plan.source.naming == "hf" and registry.architecture(plan.config.architecture).HF_NORM_PLUS_ONE
     for vector in plan.vectors:
         tensor = vectors[vector.name]
-        as_stored = all(part.info.type == "F32" and not _is_permuted(plan, part)
-                        and not (plus_one and part.role.kind == "norm") for part in vector.parts)
+        as_stored = all(
+            part.info.type == "F32" and not _is_permuted(plan, part) and not (plus_one and part.role.kind == "norm")
+            for part in vector.parts
+        )
         for part in vector.parts:
             out = Tensor(tensor.buffer, (4 * part.role.shape[0],), "u8", tensor.offset + 4 * part.first)
             copies.append(Copy(out, (part.info.file, part.info.offset) if as_stored else None, part.info.name))
@@ -151,8 +163,9 @@ def _load_gpu(device, plan: ModelPlan, weights: dict[str, Weight], vectors: dict
         if all(_is_stored(plan, part, matrix) for part in matrix.parts):
             for part in matrix.parts:
                 copies += _plane_copies(part, matrix, weight)
-        elif isinstance(matrix.scheme, Fp8Scheme) and all(isinstance(part.info.scheme, Fp8Scheme)
-                                                          for part in matrix.parts):
+        elif isinstance(matrix.scheme, Fp8Scheme) and all(
+            isinstance(part.info.scheme, Fp8Scheme) for part in matrix.parts
+        ):
             for part in matrix.parts:
                 _fp8_part(plan, part, matrix, weight, copies, small)
         else:
@@ -161,8 +174,10 @@ def _load_gpu(device, plan: ModelPlan, weights: dict[str, Weight], vectors: dict
                 to_make.append(matrix)
             else:
                 repacked += jobs
-            copies += [Copy(Tensor(plane.buffer, (plane.nbytes,), "u8", plane.offset), None, matrix.name)
-                       for plane in weight.planes.values()]
+            copies += [
+                Copy(Tensor(plane.buffer, (plane.nbytes,), "u8", plane.offset), None, matrix.name)
+                for plane in weight.planes.values()
+            ]
     loading = device.load([*repacked, *merge(copies)])
     try:
         for tensor, data in small:
@@ -189,18 +204,26 @@ def merge(copies: list[Copy]) -> list[LoadJob]:
                 gap = distance - last.nbytes
                 if last.fd == file.fd and offset - last.offset == distance and 0 <= gap < MERGE_GAP:
                     nbytes = distance + copy.destination.nbytes
-                    jobs[-1] = last._replace(nbytes=nbytes, field="weights",
-                                             args=[Tensor(start.buffer, (nbytes,), "u8", start.offset)])
+                    jobs[-1] = last._replace(
+                        nbytes=nbytes, field="weights", args=[Tensor(start.buffer, (nbytes,), "u8", start.offset)]
+                    )
                     previous = copy
                     continue
-            jobs.append(LoadJob(file.fd, offset, copy.destination.nbytes, None, [copy.destination], (1,), file.path,
-                                copy.field))
+            jobs.append(
+                LoadJob(file.fd, offset, copy.destination.nbytes, None, [copy.destination], (1,), file.path, copy.field)
+            )
         previous = copy
     return jobs
 
 
-def _fp8_part(plan: ModelPlan, part: Part, matrix: MatrixPlan, weight: Weight, copies: list[Copy],
-              small: list[tuple[Tensor, bytes]]) -> None:
+def _fp8_part(
+    plan: ModelPlan,
+    part: Part,
+    matrix: MatrixPlan,
+    weight: Weight,
+    copies: list[Copy],
+    small: list[tuple[Tensor, bytes]],
+) -> None:
     """The e4m3 numbers as they lie; the scales, where they are not f32 for each row, are made here."""
     info = part.info
     stored = {plane.name: (plane, file, offset) for plane, file, offset in info.placed()}
@@ -216,7 +239,7 @@ def _fp8_part(plan: ModelPlan, part: Part, matrix: MatrixPlan, weight: Weight, c
     copies.append(Copy(destination, None, info.name))
     values = _as_f32(file.read(offset, _count(plane) * {"F32": 4}.get(type, 2), info.name), type)
     if info.scheme == Fp8Scheme("tensor"):
-        values = values * needed.shape[0]       # array repeated: every row has the one scale
+        values = values * needed.shape[0]  # array repeated: every row has the one scale
     small.append((destination, values.tobytes()))
 
 
@@ -230,19 +253,26 @@ def _as_f32(raw: bytes, type: str) -> array:
     if type == "BF16":
         return array("f", array("I", [bits << 16 for bits in array("H", raw)]).tobytes())
     import struct
+
     return array("f", struct.unpack(f"<{len(raw) // 2}e", raw))
 
 
-def _make(device, plan: ModelPlan, order: Tensor | None, matrices: list[MatrixPlan],
-          weights: dict[str, Weight]) -> None:
+def _make(
+    device, plan: ModelPlan, order: Tensor | None, matrices: list[MatrixPlan], weights: dict[str, Weight]
+) -> None:
     """Makes matrices in host memory with NumPy and writes them to the device, one after another."""
     import logging
 
     from zse.models.quantize_load import fill_parts
     from zse.runtime import open_device
+
     logging.getLogger("zse.load").info(
         "%d of %d matrices of %s are not stored as this device reads them and are converted while loading; `zse convert` "
-        "makes a file that need not be", len(matrices), len(plan.matrices), plan.source.path)
+        "makes a file that need not be",
+        len(matrices),
+        len(plan.matrices),
+        plan.source.path,
+    )
     with open_device("cpu") as host:
         for matrix in matrices:
             weight = weights[matrix.name]
@@ -250,8 +280,10 @@ def _make(device, plan: ModelPlan, order: Tensor | None, matrices: list[MatrixPl
             start = min(tensor.offset for tensor in tensors)
             end = max(tensor.offset + tensor.nbytes for tensor in tensors)
             buffer = host.alloc(end - start, label="staged weights")
-            planes = {name: Tensor(buffer, tensor.shape, tensor.dtype, tensor.offset - start)
-                      for name, tensor in weight.planes.items()}
+            planes = {
+                name: Tensor(buffer, tensor.shape, tensor.dtype, tensor.offset - start)
+                for name, tensor in weight.planes.items()
+            }
             jobs, made = _matrix_jobs(order, plan, matrix, weight._replace(planes=planes))
             loading = host.load(jobs)
             fill_parts(plan, made)

@@ -42,7 +42,7 @@ _MODEL = {
 }
 # A Hugging Face model file puts one of these before its names; Gemma3TextModel is saved without a prefix.
 HF_PREFIXES = ("model.", "", "language_model.model.")
-ROPE_FREQS = "rope_freqs.weight"    # GGUF: a divisor for each rotation frequency (Llama 3.1 scaling)
+ROPE_FREQS = "rope_freqs.weight"  # GGUF: a divisor for each rotation frequency (Llama 3.1 scaling)
 
 
 class Role(msgspec.Struct, frozen=True):
@@ -59,13 +59,18 @@ def layer_roles(config: ModelConfig) -> list[Role]:
     """The roles of one layer, without the "layers.N." prefix, in execution order."""
     hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
     q_rows, kv_rows = config.num_heads * dim, config.num_kv_heads * dim
-    roles = [Role("attn_norm", (hidden,), "norm"),
-             Role("q", (q_rows, hidden), "matrix", config.num_heads),
-             Role("k", (kv_rows, hidden), "matrix", config.num_kv_heads),
-             Role("v", (kv_rows, hidden), "matrix")]
+    roles = [
+        Role("attn_norm", (hidden,), "norm"),
+        Role("q", (q_rows, hidden), "matrix", config.num_heads),
+        Role("k", (kv_rows, hidden), "matrix", config.num_kv_heads),
+        Role("v", (kv_rows, hidden), "matrix"),
+    ]
     if config.qkv_bias:
-        roles += [Role("q_bias", (q_rows,), "bias", config.num_heads),
-                  Role("k_bias", (kv_rows,), "bias", config.num_kv_heads), Role("v_bias", (kv_rows,), "bias")]
+        roles += [
+            Role("q_bias", (q_rows,), "bias", config.num_heads),
+            Role("k_bias", (kv_rows,), "bias", config.num_kv_heads),
+            Role("v_bias", (kv_rows,), "bias"),
+        ]
     if config.qk_norm:
         roles += [Role("q_norm", (dim,), "norm"), Role("k_norm", (dim,), "norm")]
     roles.append(Role("o", (hidden, q_rows), "matrix"))
@@ -73,8 +78,12 @@ def layer_roles(config: ModelConfig) -> list[Role]:
         roles.append(Role("o_bias", (hidden,), "bias"))
     if config.post_norms:
         roles.append(Role("post_attn_norm", (hidden,), "norm"))
-    roles += [Role("mlp_norm", (hidden,), "norm"), Role("gate", (inner, hidden), "matrix"),
-              Role("up", (inner, hidden), "matrix"), Role("down", (hidden, inner), "matrix")]
+    roles += [
+        Role("mlp_norm", (hidden,), "norm"),
+        Role("gate", (inner, hidden), "matrix"),
+        Role("up", (inner, hidden), "matrix"),
+        Role("down", (hidden, inner), "matrix"),
+    ]
     if config.post_norms:
         roles.append(Role("post_mlp_norm", (hidden,), "norm"))
     return roles

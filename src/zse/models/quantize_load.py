@@ -10,8 +10,8 @@ from zse.formats.matrix import planes_of_rows, prepare
 from zse.models.names import unpermute_row
 from zse.quant.scheme import rows_per_line
 
-CHUNK_ELEMENTS = 1 << 20        # at once and thread: about 30 MB with all temporaries
-ROW_UNIT = 128                  # chunks are whole tiles, and whole blocks of fp8
+CHUNK_ELEMENTS = 1 << 20  # at once and thread: about 30 MB with all temporaries
+ROW_UNIT = 128  # chunks are whole tiles, and whole blocks of fp8
 
 
 def fill_parts(plan, parts, threads: int | None = None) -> None:
@@ -21,7 +21,7 @@ def fill_parts(plan, parts, threads: int | None = None) -> None:
     head_order = [unpermute_row(row, dim) for row in range(dim)]
     threads = threads or os.cpu_count() or 1
     with ThreadPoolExecutor(threads) as pool:
-        for part, matrix, weight in parts:      # one after another: a checkpoint's words are held whole
+        for part, matrix, weight in parts:  # one after another: a checkpoint's words are held whole
             order = head_order if plan.source.interleaved_rope and part.role.heads else None
             _fill_part(pool, threads, plan.source, part, matrix, weight, order)
 
@@ -36,14 +36,24 @@ def _fill_part(pool, threads: int, source, part, matrix, weight, head_order) -> 
 
     def fill(start: int) -> None:
         stop = min(start + step, rows)
-        arrays = planes_of_rows(source, info, matrix.scheme, matrix.layout, start, stop, order=order,
-                                order_span=len(head_order or (0,)), prepared=prepared, threads=threads)
+        arrays = planes_of_rows(
+            source,
+            info,
+            matrix.scheme,
+            matrix.layout,
+            start,
+            stop,
+            order=order,
+            order_span=len(head_order or (0,)),
+            prepared=prepared,
+            threads=threads,
+        )
         for plane in matrix.scheme.planes(*matrix.shape, matrix.layout):
             tensor, data = weight.planes[plane.name], memoryview(arrays[plane.name].data).cast("B")
             line_bytes = plane.nbytes // plane.shape[0]
             line = (part.first + start) // rows_per_line(plane, matrix.layout, matrix.shape[0])
             at = tensor.offset + line * line_bytes
-            memoryview(tensor.buffer.view())[at:at + data.nbytes] = data
+            memoryview(tensor.buffer.view())[at : at + data.nbytes] = data
 
     step = max(ROW_UNIT, CHUNK_ELEMENTS // width // ROW_UNIT * ROW_UNIT)
     try:

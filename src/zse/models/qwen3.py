@@ -9,12 +9,23 @@ HF_NORM_PLUS_ONE = False
 
 
 def from_gguf(fields: Fields, tensors) -> ModelConfig:
-    return fields.build(architecture="qwen3", qk_norm=True, qkv_bias="blk.0.attn_q.bias" in tensors,
-                        o_bias="blk.0.attn_output.bias" in tensors, **gguf_values(fields, tensors))
+    return fields.build(
+        architecture="qwen3",
+        qk_norm=True,
+        qkv_bias="blk.0.attn_q.bias" in tensors,
+        o_bias="blk.0.attn_output.bias" in tensors,
+        **gguf_values(fields, tensors),
+    )
 
 
 def from_hf(fields: Fields, generation: Fields | None) -> ModelConfig:
     values = hf_values(fields, generation)
     bias = fields.boolean("attention_bias", False)
-    return fields.build(architecture="qwen3", qk_norm=True, qkv_bias=bias, o_bias=bias,
-                        **windows(fields, values["num_layers"]), **values)
+    return fields.build(
+        architecture="qwen3",
+        qk_norm=True,
+        qkv_bias=bias,
+        o_bias=bias,
+        **windows(fields, values["num_layers"]),
+        **values,
+    )

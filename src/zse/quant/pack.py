@@ -79,7 +79,7 @@ def _pad_rows(array: NDArray, rows: int) -> NDArray:
     if array.shape[0] == rows:
         return array
     padded = np.zeros((rows, *array.shape[1:]), array.dtype)
-    padded[:array.shape[0]] = array
+    padded[: array.shape[0]] = array
     return padded
 
 
@@ -162,8 +162,9 @@ def dequantize_fp8(scheme: Fp8Scheme, planes: Mapping[str, NDArray], n: int, k: 
     return e4m3_to_f32(given["w"]) * scale
 
 
-def check_planes(scheme: Scheme, planes: Mapping[str, NDArray], n: int, k: int,
-                 layout: str | None = None) -> dict[str, NDArray]:
+def check_planes(
+    scheme: Scheme, planes: Mapping[str, NDArray], n: int, k: int, layout: str | None = None
+) -> dict[str, NDArray]:
     """The planes of N x K by name, after checking that all are there with their dtype and shape. ValueError if not."""
     checked = {}
     for plane in scheme.planes(n, k, layout or scheme.layouts[0]):
@@ -176,14 +177,16 @@ def check_planes(scheme: Scheme, planes: Mapping[str, NDArray], n: int, k: int,
     return checked
 
 
-def planes_from_bytes(scheme: Scheme, data, n: int, k: int, align: int = 1,
-                      layout: str | None = None) -> dict[str, NDArray]:
+def planes_from_bytes(
+    scheme: Scheme, data, n: int, k: int, align: int = 1, layout: str | None = None
+) -> dict[str, NDArray]:
     """Views of the planes of N x K that lie one after another in `data`, each at a multiple of `align` bytes."""
     planes, at = {}, 0
     for plane in scheme.planes(n, k, layout or scheme.layouts[0]):
         at += -at % align
-        planes[plane.name] = np.frombuffer(data, NUMPY_DTYPE[plane.dtype], plane.nbytes // np.dtype(
-            NUMPY_DTYPE[plane.dtype]).itemsize, at).reshape(plane.shape)
+        planes[plane.name] = np.frombuffer(
+            data, NUMPY_DTYPE[plane.dtype], plane.nbytes // np.dtype(NUMPY_DTYPE[plane.dtype]).itemsize, at
+        ).reshape(plane.shape)
         at += plane.nbytes
     return planes
 
@@ -213,8 +216,8 @@ def f32_to_e4m3(values: NDArray) -> NDArray:
     magnitude = np.minimum(np.nan_to_num(np.abs(wide), nan=0), np.float32(448))
     # Normal numbers (2**-6 and up): keep 3 of the 23 fraction bits; the exponent's bias goes from 127 to 7.
     pattern = magnitude.view(np.uint32)
-    normal = ((pattern + np.uint32(0x7FFFF) + ((pattern >> np.uint32(20)) & np.uint32(1))) >> np.uint32(20))
-    small = np.rint(magnitude * np.float32(512)).astype(np.uint32)      # multiples of 2**-9
+    normal = (pattern + np.uint32(0x7FFFF) + ((pattern >> np.uint32(20)) & np.uint32(1))) >> np.uint32(20)
+    small = np.rint(magnitude * np.float32(512)).astype(np.uint32)  # multiples of 2**-9
     coded = np.where(magnitude < np.float32(2**-6), small, normal - np.uint32(120 << 3)).astype(np.uint8)
     coded = np.where(np.isnan(wide), np.uint8(0x7F), coded)
     return coded | (bits >> np.uint32(24)).astype(np.uint8) & np.uint8(0x80)
@@ -223,7 +226,7 @@ def f32_to_e4m3(values: NDArray) -> NDArray:
 def _e4m3_values() -> NDArray:
     codes = np.arange(256)
     exponent, fraction = (codes >> 3) & 15, codes & 7
-    magnitude = np.where(exponent == 0, fraction * 2.0**-9, (1 + fraction / 8) * 2.0**(exponent - 7.0))
+    magnitude = np.where(exponent == 0, fraction * 2.0**-9, (1 + fraction / 8) * 2.0 ** (exponent - 7.0))
     magnitude[(codes & 0x7F) == 0x7F] = np.nan
     return np.where(codes & 0x80, -magnitude, magnitude).astype(np.float32)
 

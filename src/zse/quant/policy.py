@@ -8,7 +8,7 @@ from zse.quant.scheme import BLOCK_COLUMNS, GROUPS, AffineScheme, DenseScheme, F
 QUANTS = ("int4", "int5", "int6", "int8", "fp8", "f16", "bf16", "f32")
 # One group of the int8 activations. 64 columns raise the error of Student-t weights at 4 bits from 8.4 % to 10.4 % rms.
 DEFAULT_GROUP = 32
-MIN_ELEMENTS = 1 << 14      # below, a matrix is tiny: 16 Ki weights are 8 KiB as int4 and never worth an error
+MIN_ELEMENTS = 1 << 14  # below, a matrix is tiny: 16 Ki weights are 8 KiB as int4 and never worth an error
 MIN_ROWS = 16
 
 

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from zse.quant.pack import AffineArrays, f32_to_e4m3
 from zse.quant.scheme import FP8_BLOCK, AffineScheme, Fp8Scheme
 
-SHRINK = (1.0, 0.93, 0.86, 0.78)      # eight steps are 0.1 % better and cost twice the time
+SHRINK = (1.0, 0.93, 0.86, 0.78)  # eight steps are 0.1 % better and cost twice the time
 REFITS = 2
 F16_MAX = 65504.0
 # q f32 [n, groups, size], scale f16 [n, groups, 1], offset f16 [n, groups, 1] or None, squared error [n, groups, 1]
 _Trial = tuple[NDArray, NDArray, NDArray | None, NDArray]
-_CHUNK_ELEMENTS = 1 << 17       # about 5 f32 temporaries of this stay in a 2-4 MB L2 cache
+_CHUNK_ELEMENTS = 1 << 17  # about 5 f32 temporaries of this stay in a 2-4 MB L2 cache
 # Many threads wait for each other between short NumPy calls (the interpreter's lock): 16 of them quantize 88 million
 # elements a second in pieces of 2**17, 336 million in pieces of 2**20; one does 42 in the former.
 MANY_THREADS_ELEMENTS = 1 << 20
@@ -56,13 +56,16 @@ def _quantize_groups(w: NDArray, scheme: AffineScheme, search: bool) -> _Trial:
         high, low = w.max(axis=2, keepdims=True), w.min(axis=2, keepdims=True)
         extreme = np.where(-low >= high, low, high)
         ranges = [np.abs(extreme) / (half - 1), extreme / -half] if search else [np.abs(extreme) / (half - 1)]
-        candidates = [(np.float32(shrink) * scale, -half * np.float32(shrink) * scale)
-                      for scale in ranges for shrink in (SHRINK if search else SHRINK[:1])]
+        candidates = [
+            (np.float32(shrink) * scale, -half * np.float32(shrink) * scale)
+            for scale in ranges
+            for shrink in (SHRINK if search else SHRINK[:1])
+        ]
     else:
         high, low = w.max(axis=2, keepdims=True), w.min(axis=2, keepdims=True)
         middle, reach = (high + low) / 2, (high - low) / 2
         candidates = []
-        for shrink in (SHRINK if search else SHRINK[:1]):
+        for shrink in SHRINK if search else SHRINK[:1]:
             candidates.append((np.float32(2 * shrink) * reach / steps, middle - np.float32(shrink) * reach))
     trials = (_round(w, scale, offset, steps, half, scheme.symmetric) for scale, offset in candidates)
     best = next(trials)

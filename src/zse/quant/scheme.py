@@ -16,14 +16,14 @@ from zse.errors import UnsupportedError
 LAYOUT = "r16"
 ROWS = "rows"
 LAYOUTS = (LAYOUT, ROWS)
-TILE_ROWS = 16          # rows of a tile: the f32 lanes of one AVX-512 register, two of AVX2
-BLOCK_COLUMNS = 32      # K of an affine weight is a multiple of this
-PLANE_ALIGN = 256       # bytes; the alignment that GPU copies and tensor maps want
+TILE_ROWS = 16  # rows of a tile: the f32 lanes of one AVX-512 register, two of AVX2
+BLOCK_COLUMNS = 32  # K of an affine weight is a multiple of this
+PLANE_ALIGN = 256  # bytes; the alignment that GPU copies and tensor maps want
 BITS = (4, 5, 6, 8)
-GROUPS = (16, 32, 64, 128, 256, 0)      # 0: one group is the whole row
+GROUPS = (16, 32, 64, 128, 256, 0)  # 0: one group is the whole row
 DENSE_DTYPES = ("f32", "f16", "bf16")
 FP8_SCALINGS = ("row", "tensor", "block")
-FP8_BLOCK = 128         # rows and columns that share a scale in block scaling (DeepSeek-V3 report, section 3.3.2)
+FP8_BLOCK = 128  # rows and columns that share a scale in block scaling (DeepSeek-V3 report, section 3.3.2)
 
 
 # The layers of a model ask for the same planes again and again, on the start path.

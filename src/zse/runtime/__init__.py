@@ -23,33 +23,42 @@ def _open(name: str, threads: int | None, opening: "GPUOpening | None") -> "Devi
     """opening: the CUDA context, which a C thread opens; what was wrong with it is found again here."""
     if name == "auto":
         from zse.errors import DeviceError
+
         try:
             return _open("cuda", threads, opening)
         except DeviceError as error:
             import logging
+
             logging.getLogger("zse.runtime").info("computing on the CPU: %s", error)
             name = "cpu"
     if name == "cpu":
         from zse.runtime.cpu import CPUDevice
+
         return CPUDevice(threads)
     kind, _, number = name.partition(":")
     if kind == "hip" and (name == "hip" or number.isdecimal()):
         from zse.runtime.hip import HIPDevice
+
         return HIPDevice(int(number or 0))
     if name == "metal":
         from zse.runtime.metal import MetalDevice
+
         return MetalDevice()
     if kind == "cuda" and (name == "cuda" or number.isdecimal()):
         retained = opening.wait() if opening is not None else False
         from zse.runtime.bindings.cuda import CUDADriver
+
         driver = CUDADriver()
         driver.start(int(number or 0), retained)
         from zse.runtime.cuda import CUDADevice
+
         return CUDADevice(int(number or 0), driver)
     if name == "null":
         from zse.runtime.null import NullDevice
+
         return NullDevice(threads or 1)
     from zse.errors import UnsupportedError
+
     raise UnsupportedError("device", name, NAMES)
 
 
@@ -58,7 +67,7 @@ class PendingDevice:
     s), so that imports go on undisturbed; the rest, and other devices whole, are made by result()."""
 
     def __init__(self, name: str, threads: int | None = None):
-        self._name, self.threads = name, threads        # threads may be set until result() is called
+        self._name, self.threads = name, threads  # threads may be set until result() is called
         self._device: Device | None = None
         self._error: BaseException | None = None
         self._opening: GPUOpening | None = None
@@ -68,7 +77,8 @@ class PendingDevice:
 
             from zse.errors import DeviceError
             from zse.runtime.bindings.cuda import CUDADriver
-            with suppress(DeviceError):         # no compiled library: result() says so, or takes the CPU
+
+            with suppress(DeviceError):  # no compiled library: result() says so, or takes the CPU
                 self._opening = CUDADriver.opening(int(number or 0))
 
     @property

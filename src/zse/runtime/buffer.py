@@ -5,8 +5,8 @@ import mmap
 
 from zse.errors import DeviceError
 
-ALIGNMENT = 64                  # bytes: one cache line, one AVX-512 register
-HUGE_PAGE = 2 << 20             # x86-64 and arm64 (4 KiB granule)
+ALIGNMENT = 64  # bytes: one cache line, one AVX-512 register
+HUGE_PAGE = 2 << 20  # x86-64 and arm64 (4 KiB granule)
 
 
 class Account:
@@ -34,7 +34,7 @@ class Buffer:
     __slots__ = ("address", "nbytes", "label", "_map", "_start", "_account", "_pins", "__weakref__")
 
     def __init__(self, nbytes: int, label: str, account: Account):
-        self._map: mmap.mmap | None = None      # set first: __del__ runs even when this fails
+        self._map: mmap.mmap | None = None  # set first: __del__ runs even when this fails
         if nbytes < 0:
             raise ValueError(f"a buffer of {nbytes} bytes")
         self.nbytes, self.label, self._account, self._pins = nbytes, label, account, 0
@@ -53,7 +53,7 @@ class Buffer:
                 # Whole huge pages only: the tail would make up to 2 MiB resident that nobody uses.
                 memory.madvise(mmap.MADV_HUGEPAGE, self._start, nbytes // HUGE_PAGE * HUGE_PAGE)
             except OSError:
-                pass                            # advice: a kernel without huge pages says EINVAL
+                pass  # advice: a kernel without huge pages says EINVAL
         self._map = memory
         self.address = base + self._start
         account.add(label, nbytes)
@@ -62,7 +62,7 @@ class Buffer:
         """The content as a writable memoryview of `format` items (struct letters: "B", "f", "i", …), one dimension."""
         if self._map is None:
             raise DeviceError(f"{self.label}: the buffer was freed")
-        return memoryview(self._map)[self._start:self._start + self.nbytes].cast(format)  # type: ignore[call-overload]
+        return memoryview(self._map)[self._start : self._start + self.nbytes].cast(format)  # type: ignore[call-overload]
 
     @property
     def freed(self) -> bool:
@@ -86,7 +86,7 @@ class Buffer:
         self._account.add(self.label, -self.nbytes)
 
     def __del__(self) -> None:
-        if self._map is not None:               # the mapping goes with its own last reference (a view may outlive us)
+        if self._map is not None:  # the mapping goes with its own last reference (a view may outlive us)
             self._map = None
             self._account.add(self.label, -self.nbytes)
 

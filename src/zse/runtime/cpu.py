@@ -30,6 +30,7 @@ class CPUDevice(Device):
         self._runtime = native.runtime()
         if threads is None:
             from zse.runtime.probe import default_threads
+
             threads = default_threads()
         if library is None:
             self.isa = native.choose_level()
@@ -40,6 +41,7 @@ class CPUDevice(Device):
         self._kernels = native.open_library(library)
         if manifest is None:
             import json
+
             try:
                 with open(path, encoding="utf-8") as file:
                     manifest = json.load(file)["kernels"]
@@ -70,6 +72,7 @@ class CPUDevice(Device):
             entry = self._manifest.get(symbol)
             if entry is None:
                 import difflib
+
                 near = difflib.get_close_matches(symbol, self._manifest, 3)
                 hint = f"; near: {', '.join(near)}" if near else f" of {len(self._manifest)} kernels"
                 raise DeviceError(f"no kernel {symbol!r} for {self.isa}{hint}")
@@ -154,9 +157,9 @@ class CPUGraph(Graph):
             raise self.symbol_error(symbols) from None
         if len(symbols) != len(self.symbols):
             raise self.symbol_error(symbols)
-        if self._graph is None or self.device._pool is None:    # type: ignore[attr-defined]
+        if self._graph is None or self.device._pool is None:  # type: ignore[attr-defined]
             raise DeviceError("the graph or its device was closed")
-        if self._run(self.device._pool, self._graph, values, None, self._bad):    # type: ignore[attr-defined]
+        if self._run(self.device._pool, self._graph, values, None, self._bad):  # type: ignore[attr-defined]
             raise self.symbol_error(symbols)
 
     def profile(self, **symbols: int) -> "list[tuple[str, int]]":
@@ -164,7 +167,7 @@ class CPUGraph(Graph):
         machine counts for the launch that it slept in."""
         if symbols.keys() != set(self.symbols):
             raise self.symbol_error(symbols)
-        if self._graph is None or self.device._pool is None:    # type: ignore[attr-defined]
+        if self._graph is None or self.device._pool is None:  # type: ignore[attr-defined]
             raise DeviceError("the graph or its device was closed")
         if self._profile is None:
             recorder = self.device.record()
@@ -172,14 +175,14 @@ class CPUGraph(Graph):
                 recorder.symbol(name, maximum)
             for launch in self.launches:
                 recorder.launch(launch.symbol, launch.args, launch.grid, False, launch.min_chunk)
-            self._profile = CPUGraph(self.device, recorder)     # type: ignore[arg-type]
+            self._profile = CPUGraph(self.device, recorder)  # type: ignore[arg-type]
         twin = self._profile
         times = (c_int64 * len(self.launches))()
         try:
             values = twin._values_type(*[symbols[name] for name in self.symbols])
         except TypeError:
             raise self.symbol_error(symbols) from None
-        if self._run(self.device._pool, twin._graph, values, times, twin._bad):    # type: ignore[attr-defined]
+        if self._run(self.device._pool, twin._graph, values, times, twin._bad):  # type: ignore[attr-defined]
             raise self.symbol_error(symbols)
         ends = list(times)
         return [
@@ -189,9 +192,9 @@ class CPUGraph(Graph):
     def close(self) -> None:
         graph, self._graph = self._graph, None
         if graph:
-            self._runtime.zse_graph_destroy(self.device._pool, graph)    # type: ignore[attr-defined]
+            self._runtime.zse_graph_destroy(self.device._pool, graph)  # type: ignore[attr-defined]
         if getattr(self, "_profile", None):
-            self._profile.close()               # type: ignore[union-attr]
+            self._profile.close()  # type: ignore[union-attr]
             self._profile = None
         super().close()
 
@@ -240,10 +243,11 @@ class CPULoad(Load):
             slots += [
                 encode(job.symbol, name, kind, arg) for arg, (name, kind) in zip(job.args, params[1:], strict=True)
             ]
-        self._buffers = buffers_of(self._jobs)     # type: ignore[arg-type]
+        self._buffers = buffers_of(self._jobs)  # type: ignore[arg-type]
         error = c_int32()
         self._load = self._runtime.zse_load_start(
-            descriptions, len(self._jobs), (c_uint64 * len(slots))(*slots), len(slots), threads, byref(error))
+            descriptions, len(self._jobs), (c_uint64 * len(slots))(*slots), len(slots), threads, byref(error)
+        )
         native.check("zse_load_start", error.value)
         for buffer in self._buffers:
             buffer.pin(1)
@@ -283,8 +287,12 @@ class CPULoad(Load):
                 f"{path}: reading {job.nbytes} bytes at {job.offset} for {job.field} (load job {failed}): "
                 f"{errno.errorcode.get(code, code)}: {os.strerror(code)}"
             )
-        raise FormatError(path, job.offset + got, job.field,
-                          f"the file ends here; {job.nbytes - got} more bytes expected (load job {failed})")
+        raise FormatError(
+            path,
+            job.offset + got,
+            job.field,
+            f"the file ends here; {job.nbytes - got} more bytes expected (load job {failed})",
+        )
 
     def cancel(self) -> None:
         if self._load:
@@ -294,7 +302,7 @@ class CPULoad(Load):
 
     def __del__(self) -> None:
         if getattr(self, "_load", None):
-            self.cancel()                       # the threads write to buffers that are about to go
+            self.cancel()  # the threads write to buffers that are about to go
 
 
 def path_of(fd: int) -> str:

@@ -15,8 +15,22 @@ if TYPE_CHECKING:
 
 PORTABLE_CLUSTER = 8
 DEFAULT_SHARED_BYTES = 48 << 10
-_TENSOR_TYPES = {"u8": 0, "i8": 0, "e4m3": 0, "bool": 0, "u16": 1, "i16": 1, "u32": 2, "i32": 3, "u64": 4, "i64": 5,
-                 "f16": 6, "f32": 7, "f64": 8, "bf16": 9}
+_TENSOR_TYPES = {
+    "u8": 0,
+    "i8": 0,
+    "e4m3": 0,
+    "bool": 0,
+    "u16": 1,
+    "i16": 1,
+    "u32": 2,
+    "i32": 3,
+    "u64": 4,
+    "i64": 5,
+    "f16": 6,
+    "f32": 7,
+    "f64": 8,
+    "bf16": 9,
+}
 _TENSOR_BYTES = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2}
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 _PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
@@ -49,7 +63,11 @@ class CUDADevice(GPUDevice):
         context = driver.start(ordinal)
         try:
             self._device, self.driver_version, self.product, self.arch = (
-                driver.device, driver.version, driver.product, driver.arch)
+                driver.device,
+                driver.version,
+                driver.product,
+                driver.arch,
+            )
             self.isa = driver.isa
             self.num_sms = self._attribute(cuda.MULTIPROCESSORS)
             self.shared_bytes = self._attribute(cuda.SHARED_BYTES_OPTIN)
@@ -68,6 +86,7 @@ class CUDADevice(GPUDevice):
     def _compiled_kernels(self) -> Kernels:
         """The pack of this architecture."""
         from zse.kernel import cache
+
         pack = cache.open_pack(self.isa)
         return Kernels(pack.manifest, pack.image)
 
@@ -83,8 +102,16 @@ class CUDADevice(GPUDevice):
         if program.cluster > PORTABLE_CLUSTER:
             self.driver.function_set_attribute(program.address, cuda.NON_PORTABLE_CLUSTER, 1)
 
-    def tensor_map(self, tensor: "Any", box: "Sequence[int]", *, swizzle: int = 0, l2_promotion: int = 128,
-                   dims: "Sequence[int] | None" = None, strides: "Sequence[int] | None" = None) -> TensorMap:
+    def tensor_map(
+        self,
+        tensor: "Any",
+        box: "Sequence[int]",
+        *,
+        swizzle: int = 0,
+        l2_promotion: int = 128,
+        dims: "Sequence[int] | None" = None,
+        strides: "Sequence[int] | None" = None,
+    ) -> TensorMap:
         """A map of `tensor` for TMA copies of `box` elements (outermost first, as shapes are; at most 256 a dimension).
 
         swizzle: 0, 32, 64 or 128 bytes, the width of the pattern in shared memory; then the box's innermost dimension
@@ -111,8 +138,10 @@ class CUDADevice(GPUDevice):
             )
         inner = box[-1] * item
         if inner % 16 or (swizzle and inner > swizzle):
-            raise ValueError(f"tensor_map: the box's rows are {inner} bytes: a multiple of 16"
-                             f"{f', at most the swizzle of {swizzle}' if swizzle else ''}")
+            raise ValueError(
+                f"tensor_map: the box's rows are {inner} bytes: a multiple of 16"
+                f"{f', at most the swizzle of {swizzle}' if swizzle else ''}"
+            )
         if strides is None:
             row, found = item, []
             for size in reversed(shape[1:]):
@@ -160,10 +189,19 @@ def list_devices(driver: "cuda.CUDADriver | None" = None) -> "list[dict[str, Any
     found = []
     for ordinal in range(driver.integer("device_count")):
         device = driver.integer("device_get", ordinal)
-        major, minor = (driver.integer("device_attribute", attribute, device)
-                        for attribute in (cuda.CAPABILITY_MAJOR, cuda.CAPABILITY_MINOR))
+        major, minor = (
+            driver.integer("device_attribute", attribute, device)
+            for attribute in (cuda.CAPABILITY_MAJOR, cuda.CAPABILITY_MINOR)
+        )
         total = c_size_t()
         driver.device_total_memory(byref(total), device)
-        found.append({"ordinal": ordinal, "name": driver.name_of(device), "arch": 10 * major + minor,
-                      "memory_bytes": total.value, "driver_version": version})
+        found.append(
+            {
+                "ordinal": ordinal,
+                "name": driver.name_of(device),
+                "arch": 10 * major + minor,
+                "memory_bytes": total.value,
+                "driver_version": version,
+            }
+        )
     return found

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from zse.runtime.load import LoadJob
 
 MAX_SYMBOL = (1 << 31) - 1
-MAX_BLOCKS = (1 << 28) - 1      # of one launch, and of one group of independent launches (csrc/pool.c)
+MAX_BLOCKS = (1 << 28) - 1  # of one launch, and of one group of independent launches (csrc/pool.c)
 MAX_ARGS = 32
 
 _INT_BITS = {"i8": 8, "u8": 8, "i16": 16, "u16": 16, "i32": 32, "u32": 32, "i64": 64, "u64": 64, "bool_": 1, "bool": 1}
-_SMALL = 1 << 31                # numbers from 0 below this fit all of _TAKE_SMALL: most arguments need no other check
+_SMALL = 1 << 31  # numbers from 0 below this fit all of _TAKE_SMALL: most arguments need no other check
 _TAKE_SMALL = frozenset(("ptr", "i32", "u32", "i64", "u64"))
 _FLOATS = {"f32": "<fxxxx", "f64": "<d"}
 
@@ -103,8 +103,14 @@ class Recorder:
         self.maxima[name] = min(self.maxima.get(name, MAX_SYMBOL), maximum)
         return Sym(name)
 
-    def launch(self, symbol: str, args: "Sequence[Any]", grid: "int | Sym | Sequence[int | Sym]",
-               independent: bool = False, min_chunk: int = 1) -> None:
+    def launch(
+        self,
+        symbol: str,
+        args: "Sequence[Any]",
+        grid: "int | Sym | Sequence[int | Sym]",
+        independent: bool = False,
+        min_chunk: int = 1,
+    ) -> None:
         """Record kernel `symbol` over `grid` (one to three dimensions).
 
         args: one per kernel parameter: anything with an `address` (Tensor, Buffer) or a number (0: a null pointer; the
@@ -162,7 +168,7 @@ class Recorder:
         if offset < 0 or nbytes < 0 or offset + nbytes > staging.nbytes:
             raise ValueError(f"{symbol}: {nbytes} bytes at {offset} of a staging of {staging.nbytes} bytes")
         if not staging.shared:
-            self.launches.append(Copy(symbol, staging, offset, nbytes))     # type: ignore[arg-type]
+            self.launches.append(Copy(symbol, staging, offset, nbytes))  # type: ignore[arg-type]
 
     def _check_symbol(self, where: str, sym: Sym) -> None:
         if sym.name not in self.maxima:
@@ -289,16 +295,20 @@ class Graph:
 
     def grids(self, **symbols: int) -> list[tuple[int, ...]]:
         """The grid of each of `launches` in a replay with these symbols."""
-        return [tuple(size.value(symbols) if isinstance(size, Sym) else size for size in launch.grid)
-                for launch in self.launches]
+        return [
+            tuple(size.value(symbols) if isinstance(size, Sym) else size for size in launch.grid)
+            for launch in self.launches
+        ]
 
     def symbol_error(self, symbols: "dict[str, int]") -> Exception:
         """What is wrong with these symbols: their names, or one that is out of range."""
         missing = [name for name in self.symbols if name not in symbols]
         unknown = [name for name in symbols if name not in self.symbols]
         if missing or unknown:
-            return TypeError(f"the graph's symbols are {', '.join(self.symbols) or 'none'}; "
-                             f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}")
+            return TypeError(
+                f"the graph's symbols are {', '.join(self.symbols) or 'none'}; "
+                f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}"
+            )
         for name, maximum in zip(self.symbols, self.maxima, strict=True):
             if not isinstance(symbols[name], int):
                 return TypeError(f"symbol {name} = {symbols[name]!r} is not an integer")
@@ -360,8 +370,10 @@ class Device:
     threads: int
     family: str = "cpu"
     arch: int = 0
-    supports_capture: bool = False      # of graphs, which are replayed as such; may be set to False before any is recorded
-    simt: bool = False          # a GPU of whose instructions the kernel language has no matrix products and no copies (HIP, Metal)
+    supports_capture: bool = False  # of graphs, which are replayed as such; may be set to False before any is recorded
+    simt: bool = (
+        False  # a GPU of whose instructions the kernel language has no matrix products and no copies (HIP, Metal)
+    )
 
     def alloc(self, nbytes: int, label: str = "other") -> "Buffer":
         """Zero-filled memory, counted under `label`. Raises DeviceError when there is not enough."""
@@ -375,6 +387,7 @@ class Device:
     def memory_total(self) -> int:
         """Bytes of memory that the device has."""
         from zse.runtime.probe import memory_bytes
+
         facts = memory_bytes()
         return facts["limit"] or facts["total"] or 0
 
@@ -382,6 +395,7 @@ class Device:
     def memory_free(self) -> int:
         """Bytes that could be allocated now, other processes considered."""
         from zse.runtime.probe import memory_bytes
+
         facts = memory_bytes()
         free = facts["available"]
         return min(free, self.memory_total) if free is not None else self.memory_total
@@ -411,7 +425,8 @@ class Device:
         """Memory of the host for copy_out and copy_in, page-locked on a GPU: an object with `address`, `nbytes` and
         `free()`. DeviceError when there is not enough."""
         from zse.runtime.buffer import Buffer
-        return Buffer(nbytes, label, self._account)     # type: ignore[attr-defined]
+
+        return Buffer(nbytes, label, self._account)  # type: ignore[attr-defined]
 
     def copy_out(self, host: int, source: int, nbytes: int) -> None:
         """Copy device memory to an address within host_memory(), in the order of copy(). The host may look once what

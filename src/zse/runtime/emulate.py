@@ -30,7 +30,7 @@ CSRC = Path(__file__).with_name("csrc")
 CORE = ("emulate_core.cpp", "emulate_sync.cpp", "emulate_async.cpp", "emulate_matrix.cpp")
 # -O1: kernels are compiled once and run for milliseconds. Signed integers wrap, as on a GPU.
 FLAGS = ("-std=c++17", "-fPIC", "-shared", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-w", f"-I{CSRC}")
-RED_ZONE = 4096         # bytes before and after every allocation
+RED_ZONE = 4096  # bytes before and after every allocation
 
 
 def find_compiler() -> str:
@@ -45,6 +45,7 @@ def find_compiler() -> str:
 def compiled(sources: "list[Path]", text: str, name: str, optimize: str) -> Path:
     """The shared library of these files (or of `text`), from the cache if it is there."""
     from zse.kernel import cache
+
     compiler = find_compiler()
     total = hashlib.sha256(repr((compiler, FLAGS, optimize, text)).encode())
     for path in (*sources, *sorted(CSRC.glob("emulate*.h"))):
@@ -54,8 +55,12 @@ def compiled(sources: "list[Path]", text: str, name: str, optimize: str) -> Path
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         half = target.with_suffix(f".{os.getpid()}-{threading.get_ident()}.tmp")
-        done = subprocess.run([compiler, *FLAGS, optimize, "-o", str(half), *(map(str, sources) if sources else ("-x", "c++", "-"))],
-                              input=None if sources else text, capture_output=True, text=True)
+        done = subprocess.run(
+            [compiler, *FLAGS, optimize, "-o", str(half), *(map(str, sources) if sources else ("-x", "c++", "-"))],
+            input=None if sources else text,
+            capture_output=True,
+            text=True,
+        )
         if done.returncode:
             raise CompileError(f"{name}: {compiler} failed: {'; '.join(done.stderr.splitlines()[:3])}")
         half.replace(target)
@@ -71,7 +76,9 @@ def core() -> ctypes.CDLL:
     global _core
     with _core_lock:
         if _core is None:
-            library = ctypes.CDLL(str(compiled([CSRC / name for name in CORE], "", "core", "-O2")), mode=ctypes.RTLD_GLOBAL)
+            library = ctypes.CDLL(
+                str(compiled([CSRC / name for name in CORE], "", "core", "-O2")), mode=ctypes.RTLD_GLOBAL
+            )
             library.zse_emulate_allocate.argtypes = [c_uint64, c_uint64, c_char_p]
             library.zse_emulate_allocate.restype = None
             library.zse_emulate_release.argtypes = [c_uint64]
@@ -137,7 +144,7 @@ class EmulatedStaging(Staging):
 
     def __init__(self, device: "EmulateDevice", nbytes: int, label: str, mapped: bool):
         self.nbytes, self.shared = nbytes, mapped
-        self.buffer = EmulatedBuffer(device, nbytes, label)     # type: ignore[assignment]
+        self.buffer = EmulatedBuffer(device, nbytes, label)  # type: ignore[assignment]
         if mapped:
             self.host = memoryview((ctypes.c_ubyte * nbytes).from_address(self.buffer.address)).cast("B")
         else:
@@ -148,8 +155,15 @@ class EmulatedMap:
     """A tensor map as csrc/emulate.h reads it."""
 
     class _Fields(ctypes.Structure):
-        _fields_ = [("base", c_uint64), ("rank", ctypes.c_uint32), ("element", ctypes.c_uint32), ("dims", c_uint64 * 5),
-                    ("strides", c_uint64 * 4), ("box", ctypes.c_uint32 * 5), ("swizzle", ctypes.c_uint32)]
+        _fields_ = [
+            ("base", c_uint64),
+            ("rank", ctypes.c_uint32),
+            ("element", ctypes.c_uint32),
+            ("dims", c_uint64 * 5),
+            ("strides", c_uint64 * 4),
+            ("box", ctypes.c_uint32 * 5),
+            ("swizzle", ctypes.c_uint32),
+        ]
 
     def __init__(self, buffer: "Any", fields: "EmulatedMap._Fields"):
         self.buffer, self._fields = buffer, fields
@@ -163,7 +177,12 @@ class EmulatedProgram(Program):
 
     def __init__(self, symbol: str, library: ctypes.CDLL, entry: dict):
         super().__init__(symbol, ctypes.addressof(c_int.in_dll(library, "zse_kernel")), entry["params"])
-        self.library, self.threads, self.cluster, self.shared_bytes = library, entry["threads"], entry["cluster"], entry["shared_bytes"]
+        self.library, self.threads, self.cluster, self.shared_bytes = (
+            library,
+            entry["threads"],
+            entry["cluster"],
+            entry["shared_bytes"],
+        )
 
 
 class EmulatedGraph(Graph):
@@ -175,12 +194,14 @@ class EmulatedGraph(Graph):
 
     def submit(self, **symbols: int) -> "Any":
         from zse.runtime.device import Ticket
+
         self._replay(symbols)
         return Ticket()
 
     def profile(self, **symbols: int) -> "list[tuple[str, int]]":
         """As Graph's; the times are the emulator's."""
         from time import perf_counter_ns
+
         clocks = [perf_counter_ns()]
 
         def finish() -> None:
@@ -188,14 +209,17 @@ class EmulatedGraph(Graph):
             clocks.append(perf_counter_ns())
 
         self._replay(symbols, finish)
-        return [(launch.symbol, end - start) for launch, start, end in zip(self.launches, clocks, clocks[1:], strict=False)]
+        return [
+            (launch.symbol, end - start) for launch, start, end in zip(self.launches, clocks, clocks[1:], strict=False)
+        ]
 
     def _replay(self, symbols: dict[str, int], after: "Callable[[], object]" = lambda: None) -> None:
         bounds = dict(zip(self.symbols, self.maxima, strict=True))
         if symbols.keys() != bounds.keys() or any(
-                not isinstance(value, int) or not 0 <= value <= bounds[name] for name, value in symbols.items()):
+            not isinstance(value, int) or not 0 <= value <= bounds[name] for name, value in symbols.items()
+        ):
             raise self.symbol_error(symbols)
-        device: EmulateDevice = self.device     # type: ignore[assignment]
+        device: EmulateDevice = self.device  # type: ignore[assignment]
         for launch in self.launches:
             if isinstance(launch, Copy):
                 self._copy(launch)
@@ -212,9 +236,9 @@ class EmulatedGraph(Graph):
         staging = copy.staging
         place = staging.buffer.address + copy.offset
         if copy.symbol == "upload":
-            ctypes.memmove(place, bytes(staging.host[copy.offset: copy.offset + copy.nbytes]), copy.nbytes)
+            ctypes.memmove(place, bytes(staging.host[copy.offset : copy.offset + copy.nbytes]), copy.nbytes)
         else:
-            staging.host[copy.offset: copy.offset + copy.nbytes] = ctypes.string_at(place, copy.nbytes)
+            staging.host[copy.offset : copy.offset + copy.nbytes] = ctypes.string_at(place, copy.nbytes)
 
 
 class EmulateDevice(Device):
@@ -231,10 +255,17 @@ class EmulateDevice(Device):
     shared_bytes = 232448
     l2_bytes = 50 << 20
 
-    def __init__(self, like: str = "sm_90a", variants: "Mapping[str, Variant] | None" = None, seed: int | None = None,
-                 dependent: bool = True, initialised: bool = True):
+    def __init__(
+        self,
+        like: str = "sm_90a",
+        variants: "Mapping[str, Variant] | None" = None,
+        seed: int | None = None,
+        dependent: bool = True,
+        initialised: bool = True,
+    ):
         from zse.kernel import cache
         from zse.kernel.archs import features_of
+
         core()
         self.like, self.isa, self.rules = like, f"emulate-{like}", dependent + 2 * initialised
         self.arch, features = features_of(like)
@@ -247,7 +278,7 @@ class EmulateDevice(Device):
         self._lock = threading.Lock()
         self.closed = False
 
-    def alloc(self, nbytes: int, label: str = "other") -> EmulatedBuffer:     # type: ignore[override]
+    def alloc(self, nbytes: int, label: str = "other") -> EmulatedBuffer:  # type: ignore[override]
         return EmulatedBuffer(self, nbytes, label)
 
     def alloc_growing(self, nbytes: int, maximum: int, label: str = "other") -> EmulatedBuffer:
@@ -274,9 +305,13 @@ class EmulateDevice(Device):
             variant = self._variants.get(symbol)
             if variant is None:
                 import difflib
+
                 near = difflib.get_close_matches(symbol, self._variants, 3)
-                raise DeviceError(f"no kernel {symbol!r} for {self.isa}{f'; near: {chr(44).join(near)}' if near else ''}")
+                raise DeviceError(
+                    f"no kernel {symbol!r} for {self.isa}{f'; near: {chr(44).join(near)}' if near else ''}"
+                )
             from zse.kernel.emit import emit_emulated
+
             text, entry = emit_emulated(variant, self.like)
             library = ctypes.CDLL(str(compiled([], text, symbol, "-O1")))
             found = self._programs[symbol] = EmulatedProgram(symbol, library, entry)
@@ -290,14 +325,30 @@ class EmulateDevice(Device):
         message = ctypes.create_string_buffer(4096)
         with self._lock:
             self.seed += 1
-            if core().zse_emulate_launch(program.address, (c_uint64 * max(1, len(slots)))(*slots), (c_int64 * 3)(*grid), self.seed,
-                                         self.rules, message, len(message)):
+            if core().zse_emulate_launch(
+                program.address,
+                (c_uint64 * max(1, len(slots)))(*slots),
+                (c_int64 * 3)(*grid),
+                self.seed,
+                self.rules,
+                message,
+                len(message),
+            ):
                 raise DeviceError(f"{message.value.decode(errors='replace')}, seed {self.seed - 1}")
 
-    def tensor_map(self, tensor: "Any", box: "Any", *, swizzle: int = 0, l2_promotion: int = 128, dims: "Any" = None,
-                   strides: "Any" = None) -> EmulatedMap:
+    def tensor_map(
+        self,
+        tensor: "Any",
+        box: "Any",
+        *,
+        swizzle: int = 0,
+        l2_promotion: int = 128,
+        dims: "Any" = None,
+        strides: "Any" = None,
+    ) -> EmulatedMap:
         """As of CUDADevice."""
         from zse.dtypes import ITEM_BYTES
+
         size = ITEM_BYTES[tensor.dtype]
         shape = tuple(dims if dims is not None else tensor.shape)
         if strides is None:
@@ -306,16 +357,18 @@ class EmulateDevice(Device):
                 row *= length
                 strides.insert(0, row)
         if len(box) != len(shape) or not 1 <= len(shape) <= 5 or any(not 1 <= edge <= 256 for edge in box):
-            raise ValueError(f"tensor_map: shape {shape} and box {tuple(box)} must have the same 1 to 5 dimensions, edges of 1 to 256")
+            raise ValueError(
+                f"tensor_map: shape {shape} and box {tuple(box)} must have the same 1 to 5 dimensions, edges of 1 to 256"
+            )
         inner = box[-1] * size
         if inner % 16 or (swizzle and inner > swizzle) or swizzle not in (0, 32, 64, 128):
             raise ValueError(f"tensor_map: the box's rows are {inner} bytes, with a swizzle of {swizzle}")
         if any(stride % 16 for stride in strides) or tensor.address % 16:
             raise ValueError(f"tensor_map: strides {tuple(strides)} and the address are multiples of 16 bytes")
         fields = EmulatedMap._Fields(tensor.address, len(shape), size, swizzle=swizzle)
-        fields.dims[:len(shape)] = shape[::-1]
-        fields.strides[:len(shape) - 1] = list(strides)[::-1]
-        fields.box[:len(shape)] = list(box)[::-1]
+        fields.dims[: len(shape)] = shape[::-1]
+        fields.strides[: len(shape) - 1] = list(strides)[::-1]
+        fields.box[: len(shape)] = list(box)[::-1]
         return EmulatedMap(getattr(tensor, "buffer", tensor), fields)
 
     def synchronize(self) -> None:

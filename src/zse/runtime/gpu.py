@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from zse.runtime.gpu_load import GPULoad
     from zse.runtime.load import LoadJob
 
-NON_BLOCKING = 1                # CU_STREAM_NON_BLOCKING: no hidden order with the legacy stream
+NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: no hidden order with the legacy stream
 EVENT_BLOCKING_SYNC, EVENT_NO_TIMING = 1, 2
 # A wait polls this long and then sleeps in the driver. Sleeping is seen 10 µs later than polling (H200): 1 % of a step
 # of 1 ms, nothing of longer ones, where a core would be burned.
@@ -74,10 +74,10 @@ class GPUDevice(Device):
 
     family = "gpu"
     threads = 0
-    overlaps = False            # launches carry the attribute of programmatic dependent launch
+    overlaps = False  # launches carry the attribute of programmatic dependent launch
     supports_capture = True
     supports_growth = False
-    can_register = True         # file mappings, read-only
+    can_register = True  # file mappings, read-only
     closed = False
 
     def __init__(self, driver: Driver, ordinal: int, current: int, kernels: "Callable[[], Kernels]"):
@@ -96,7 +96,7 @@ class GPUDevice(Device):
         self.captured: OrderedDict[tuple[int, tuple[int, ...]], GPUGraph] = OrderedDict()
         self._events: list[int] = []
         self._loads: weakref.WeakSet[GPULoad] = weakref.WeakSet()
-        self._tidying: list[tuple[int, list[int]]] = []         # loads that are done but for giving back what they used
+        self._tidying: list[tuple[int, list[int]]] = []  # loads that are done but for giving back what they used
         self._host: CPUDevice | None = None
         self._graphs: weakref.WeakSet[GPUGraph] = weakref.WeakSet()
         self.use()
@@ -108,6 +108,7 @@ class GPUDevice(Device):
     def _driver_table(self) -> native.GPUDriverTable:
         """The driver's functions as the C runtime calls them."""
         from zse import env
+
         table = native.GPUDriverTable(current=self._current)
         for field, role in (
             ("set_current", "set_current"),
@@ -159,7 +160,7 @@ class GPUDevice(Device):
 
     # -- memory
 
-    def alloc(self, nbytes: int, label: str = "other") -> GPUBuffer:    # type: ignore[override]
+    def alloc(self, nbytes: int, label: str = "other") -> GPUBuffer:  # type: ignore[override]
         return GPUBuffer(self, nbytes, label)
 
     def alloc_growing(self, nbytes: int, maximum: int, label: str = "other") -> "GrowingBuffer | FixedBuffer":
@@ -281,6 +282,7 @@ class GPUDevice(Device):
         entry = kernels.manifest.get(symbol)
         if entry is None:
             import difflib
+
             near = difflib.get_close_matches(symbol, kernels.manifest, 3)
             hint = f"; near: {', '.join(near)}" if near else f" of {len(kernels.manifest)} kernels"
             raise DeviceError(f"no kernel {symbol!r} for {self.isa}{hint}")
@@ -300,15 +302,18 @@ class GPUDevice(Device):
 
     def _build(self, recorder: Recorder) -> "GPUGraph":
         from zse.runtime.gpu_graph import GPUGraph
+
         return GPUGraph(self, recorder)
 
     # -- loading
 
     def load(self, jobs: "Sequence[LoadJob]", threads: int | None = None) -> "GPULoad":
         from zse.runtime.gpu_load import READERS, GPULoad
+
         self.tidy_loads(wait=False)
         if threads is None:
             from zse.runtime.probe import default_threads
+
             threads = min(default_threads(), READERS) if any(job.symbol for job in jobs) else READERS
         return GPULoad(self, jobs, min(threads, 64))
 
@@ -325,6 +330,7 @@ class GPUDevice(Device):
         """A kernel of the CPU, for weights that are repacked before they are copied."""
         if self._host is None:
             from zse.runtime.cpu import CPUDevice
+
             self._host = CPUDevice(1)
         return self._host.program(symbol)
 
@@ -332,6 +338,7 @@ class GPUDevice(Device):
         """Most bytes of file mappings that are registered at once: pages of the page cache, which stay where they
         are."""
         from zse.runtime.probe import memory_bytes
+
         facts = memory_bytes()
         return max(1 << 30, (facts["limit"] or facts["total"] or 0) // 2)
 
@@ -376,7 +383,7 @@ class GPUDevice(Device):
                     self.driver.module_unload(module)
                 self._release_context()
         except DeviceLost:
-            pass                # nothing can be given back one by one: the end of the process does it
+            pass  # nothing can be given back one by one: the end of the process does it
         finally:
             self.closed = True
             if self._host is not None:

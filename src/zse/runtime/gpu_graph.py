@@ -14,11 +14,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from zse.runtime.gpu import GPUDevice
 
-CAPTURE_RELAXED = 2             # CUstreamCaptureMode: calls of other threads do not disturb the capture
+CAPTURE_RELAXED = 2  # CUstreamCaptureMode: calls of other threads do not disturb the capture
 # Captured graphs of a device: 0.8 MiB of its memory each, for a decode step of 300 launches (H200). Steps of many rows,
 # whose numbers vary more, last longer than their lists take to walk.
 MAX_CAPTURED = 96
-MAX_REMEMBERED = 1024           # numbers seen once
+MAX_REMEMBERED = 1024  # numbers seen once
 
 
 class GPUTicket(Ticket):
@@ -55,7 +55,7 @@ class GPUTicket(Ticket):
 
     def __del__(self) -> None:
         if self._event and not self._device.closed:
-            self._device.give_event(self._event)        # recording an event again replaces what it stood for
+            self._device.give_event(self._event)  # recording an event again replaces what it stood for
 
 
 class GPUGraph(Graph):
@@ -78,8 +78,11 @@ class GPUGraph(Graph):
             if isinstance(launch, Copy):
                 into.kind = native.GPU_UPLOAD if launch.symbol == "upload" else native.GPU_DOWNLOAD
                 into.num_args = 3
-                slots += [launch.staging.buffer.address + launch.offset,
-                          launch.staging.host_address + launch.offset, launch.nbytes]   # type: ignore[attr-defined]
+                slots += [
+                    launch.staging.buffer.address + launch.offset,
+                    launch.staging.host_address + launch.offset,
+                    launch.nbytes,
+                ]  # type: ignore[attr-defined]
                 continue
             program = device.program(launch.symbol)
             into.function, into.num_args = program.address, len(launch.args)
@@ -95,8 +98,10 @@ class GPUGraph(Graph):
                 if isinstance(size, Sym):
                     patch(size, number * 3 + dim, 1)
                 elif size > (65535 if dim else 0x7FFFFFFF):
-                    raise ValueError(f"{launch.symbol}: grid {launch.grid}: dimension {dim} is at most "
-                                     f"{65535 if dim else 0x7FFFFFFF} on a GPU")
+                    raise ValueError(
+                        f"{launch.symbol}: grid {launch.grid}: dimension {dim} is at most "
+                        f"{65535 if dim else 0x7FFFFFFF} on a GPU"
+                    )
                 else:
                     into.grid[dim] = size
                 if not dim and isinstance(size, int) and size % program.cluster:
@@ -136,7 +141,7 @@ class GPUGraph(Graph):
     def prepare(self, **symbols: int) -> None:
         """Capture the graph for these values now (about 3 µs a launch), not at their second replay."""
         key, values = self._values(symbols)
-        device: GPUDevice = self.device             # type: ignore[assignment]
+        device: GPUDevice = self.device  # type: ignore[assignment]
         with device.submit_lock:
             if self._list is None:
                 raise DeviceError("the graph or its device was closed")
@@ -157,8 +162,8 @@ class GPUGraph(Graph):
 
     def submit(self, **symbols: int) -> GPUTicket:
         key, values = self._values(symbols)
-        device: GPUDevice = self.device             # type: ignore[assignment]
-        with device.submit_lock:                    # close() takes it too
+        device: GPUDevice = self.device  # type: ignore[assignment]
+        with device.submit_lock:  # close() takes it too
             if self._list is None:
                 raise DeviceError("the graph or its device was closed")
             if device.closed or device.driver.lost is not None:
@@ -166,7 +171,8 @@ class GPUGraph(Graph):
             event = device.take_event()
             executable = self._executable(key, values, symbols) if self.can_capture else None
             status = self._runtime.zse_gpu_list_submit(
-                device.table, self._list, device.stream, values, executable, event, None, self._where)
+                device.table, self._list, device.stream, values, executable, event, None, self._where
+            )
             if status:
                 where = self._where.value
                 device.give_event(event)
@@ -181,7 +187,7 @@ class GPUGraph(Graph):
                 else DeviceError("a grid of the graph is negative or too large")
             )
         if where >= len(self.launches):
-            return self.device.driver.error("graph_launch", status, self.describe())    # type: ignore[attr-defined]
+            return self.device.driver.error("graph_launch", status, self.describe())  # type: ignore[attr-defined]
         launch = self.launches[where]
         role = {"upload": "to_device_async", "download": "to_host_async"}.get(launch.symbol, "launch_ex")
         driver = self.device.driver  # type: ignore[attr-defined]
@@ -193,7 +199,7 @@ class GPUGraph(Graph):
 
     def _executable(self, key: tuple[int, ...], values: ctypes.Array, symbols: "dict[str, int]") -> int | None:
         """The captured graph for these values: None the first time, made the second time."""
-        device: GPUDevice = self.device             # type: ignore[assignment]
+        device: GPUDevice = self.device  # type: ignore[assignment]
         found = self._captured.get(key, 0)
         if found:
             device.captured.move_to_end((id(self), key))
@@ -217,14 +223,14 @@ class GPUGraph(Graph):
     def _forget(self, key: tuple[int, ...]) -> None:
         executable = self._captured.pop(key)
         if executable:
-            device: GPUDevice = self.device         # type: ignore[assignment]
+            device: GPUDevice = self.device  # type: ignore[assignment]
             self._num_captured -= 1
             del device.captured[id(self), key]
             device.driver.executable_destroy(executable)
 
     def _capture(self, values: ctypes.Array, symbols: "dict[str, int]") -> int | None:
         """Walk the list into a capture. None when this driver cannot capture it: it is walked from then on."""
-        device: GPUDevice = self.device             # type: ignore[assignment]
+        device: GPUDevice = self.device  # type: ignore[assignment]
         driver = device.driver
         device.use()
         stream = device.capture_stream()
@@ -243,8 +249,10 @@ class GPUGraph(Graph):
                 raise
             self.can_capture = False
             import logging
+
             logging.getLogger("zse.runtime").warning(
-                "graph of %s is not captured, its launches go one by one: %s", self.describe(), error)
+                "graph of %s is not captured, its launches go one by one: %s", self.describe(), error
+            )
             return None
         finally:
             if graph and driver.lost is None:
@@ -257,7 +265,7 @@ class GPUGraph(Graph):
 
     def profile(self, **symbols: int) -> "list[tuple[str, int]]":
         """As Graph's; the event's own cost of about 2 µs is in each time."""
-        device: GPUDevice = self.device             # type: ignore[assignment]
+        device: GPUDevice = self.device  # type: ignore[assignment]
         device.use()
         driver = device.driver
         _, values = self._values(symbols)
@@ -269,7 +277,8 @@ class GPUGraph(Graph):
                 marks.append(driver.pointer("event_create", 0))
             with device.submit_lock:
                 status = self._runtime.zse_gpu_list_submit(
-                    device.table, self._list, device.stream, values, None, None, pointer_array(marks), self._where)
+                    device.table, self._list, device.stream, values, None, None, pointer_array(marks), self._where
+                )
                 if status:
                     raise self._error(status, self._where.value, symbols)
             device.synchronize()
@@ -283,7 +292,7 @@ class GPUGraph(Graph):
                 driver.event_destroy(event)
 
     def close(self) -> None:
-        device: GPUDevice = self.device             # type: ignore[assignment]
+        device: GPUDevice = self.device  # type: ignore[assignment]
         with device.submit_lock:
             handle, self._list = self._list, None
             if handle:

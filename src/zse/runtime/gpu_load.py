@@ -31,7 +31,7 @@ READERS = 8
 WARM_PERCENT = 95
 # A chunk takes 1.3 ms to register beside the copy of the one before; 2.9 where reading with 8 threads is faster.
 SLOW_US = 2000
-REGISTER_READ_ONLY = 8          # CU_MEMHOSTREGISTER_READ_ONLY, hipHostRegisterReadOnly
+REGISTER_READ_ONLY = 8  # CU_MEMHOSTREGISTER_READ_ONLY, hipHostRegisterReadOnly
 SHORT, READ, DRIVER, MEMORY = 1, 2, 3, 4
 
 
@@ -57,7 +57,7 @@ class GPULoad(Load):
                 into.num_outputs = 1
             else:
                 self._add_kernel(job, into, slots, outputs)
-        self._buffers = buffers_of(self._jobs)      # type: ignore[arg-type]
+        self._buffers = buffers_of(self._jobs)  # type: ignore[arg-type]
         device.use()
         self._events = [device.take_event() for _ in range(2 * threads + 1)]
         self._event_array = pointer_array(self._events)
@@ -82,8 +82,16 @@ class GPULoad(Load):
         device.give_event(fence)
         error = c_int32()
         self._handle = self._runtime.zse_gpu_load_start(
-            device.table, options, descriptions, len(self._jobs), (c_uint64 * len(slots))(*slots), len(slots),
-            (native.GPULoadOutput * len(outputs))(*outputs), len(outputs), byref(error))
+            device.table,
+            options,
+            descriptions,
+            len(self._jobs),
+            (c_uint64 * len(slots))(*slots),
+            len(slots),
+            (native.GPULoadOutput * len(outputs))(*outputs),
+            len(outputs),
+            byref(error),
+        )
         native.check("zse_gpu_load_start", error.value)
         for buffer in self._buffers:
             buffer.pin(1)
@@ -97,15 +105,16 @@ class GPULoad(Load):
             raise ValueError(f"load job {job.field}: {job.nbytes} bytes into {room}")
         return native.GPULoadOutput(encode("load", "destination", "ptr", job.args[0]), job.nbytes, 0, 0)
 
-    def _add_kernel(self, job: "LoadJob", into: native.GPULoadJobDesc, slots: list[int],
-                    outputs: list[native.GPULoadOutput]) -> None:
+    def _add_kernel(
+        self, job: "LoadJob", into: native.GPULoadJobDesc, slots: list[int], outputs: list[native.GPULoadOutput]
+    ) -> None:
         """A job whose piece passes a kernel of the CPU."""
         grid = (*job.grid, 1, 1)[:3]
         if any(not isinstance(dim, int) or dim < 0 for dim in grid) or len(job.grid) > 3:
             raise ValueError(f"load job {job.field}: grid {job.grid}")
         if not 0 <= job.nbytes <= MAX_STAGING:
             raise ValueError(f"load job {job.field}: {job.nbytes} bytes in one piece, at most {MAX_STAGING}")
-        program = self._device.host_program(job.symbol)     # type: ignore[arg-type]
+        program = self._device.host_program(job.symbol)  # type: ignore[arg-type]
         params = program.params or []
         if len(job.args) + 1 != len(params):
             names = ", ".join(name for name, _ in params[1:])
@@ -208,9 +217,10 @@ class GPULoad(Load):
 
     def __del__(self) -> None:
         if self._handle:
-            self.cancel()                       # the threads write to buffers that are about to go
+            self.cancel()  # the threads write to buffers that are about to go
 
 
 def _address(array: "Any") -> int:
     import ctypes
+
     return ctypes.addressof(array)

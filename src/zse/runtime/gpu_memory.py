@@ -12,8 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from zse.runtime.gpu import GPUDevice
 
-PINNED, DEVICE_LOCATION, READ_WRITE = 1, 1, 3       # CUmemAllocationType, CUmemLocationType, CUmemAccess_flags
-PORTABLE = 1                                        # CU_MEMHOSTALLOC_PORTABLE
+PINNED, DEVICE_LOCATION, READ_WRITE = 1, 1, 3  # CUmemAllocationType, CUmemLocationType, CUmemAccess_flags
+PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
 
 
 class GPUBuffer:
@@ -23,7 +23,7 @@ class GPUBuffer:
     __slots__ = ("address", "nbytes", "label", "device", "_pins", "_freed", "__weakref__")
 
     def __init__(self, device: "GPUDevice", nbytes: int, label: str):
-        self._freed = True                          # first: __del__ runs even when this fails
+        self._freed = True  # first: __del__ runs even when this fails
         if nbytes < 0:
             raise ValueError(f"a buffer of {nbytes} bytes")
         self.device, self.nbytes, self.label, self._pins = device, nbytes, label, 0
@@ -67,7 +67,7 @@ class GPUBuffer:
         self._freed = True
         self.device._account.add(self.label, -self.nbytes)
         if self.device.closed or self.device.driver.lost is not None:
-            return                                  # it went with the context
+            return  # it went with the context
         self.device.synchronize()
         self._release()
 
@@ -77,7 +77,7 @@ class GPUBuffer:
             try:
                 self.free()
             except DeviceLost:
-                pass                                # found out while waiting
+                pass  # found out while waiting
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.label!r}, {self.nbytes} bytes{', freed' if self._freed else ''})"
@@ -93,7 +93,7 @@ class GrowingBuffer(GPUBuffer):
         if not 0 <= nbytes <= maximum:
             raise ValueError(f"{label}: {nbytes} bytes of at most {maximum}")
         self.maximum, self._mapped = maximum, 0
-        self._pieces: list[tuple[int, int, int]] = []       # address, bytes, handle
+        self._pieces: list[tuple[int, int, int]] = []  # address, bytes, handle
         super().__init__(device, nbytes, label)
 
     def _properties(self) -> AllocationProperties:
@@ -183,7 +183,7 @@ class GPUStaging(Staging):
     def __init__(self, device: "GPUDevice", nbytes: int, label: str):
         self._device = device
         self.nbytes, self.shared = nbytes, False
-        self.buffer = GPUBuffer(device, nbytes, label)      # type: ignore[assignment]
+        self.buffer = GPUBuffer(device, nbytes, label)  # type: ignore[assignment]
         self.host_address = device.alloc_pinned(nbytes, label)
         self.host = memoryview((ctypes.c_ubyte * nbytes).from_address(self.host_address)).cast("B")
 
@@ -235,7 +235,7 @@ class MappedStaging(Staging):
 
     def __init__(self, device: "GPUDevice", nbytes: int, label: str):
         buffer = MappedBuffer(device, nbytes, label)
-        self.buffer, self.nbytes, self.shared = buffer, nbytes, True    # type: ignore[assignment]
+        self.buffer, self.nbytes, self.shared = buffer, nbytes, True  # type: ignore[assignment]
         self.host = memoryview((ctypes.c_ubyte * nbytes).from_address(buffer.host_address)).cast("B")
 
     def free(self) -> None:

@@ -44,6 +44,7 @@ class HIPDevice(GPUDevice):
             )
         if kernels is None:
             from zse.kernel.cache import resolve_arch
+
             resolve_arch(self.isa)
         if self._attribute(hip.COMPUTE_MODE) == COMPUTE_PROHIBITED:
             raise DeviceError(f"{self.product}: its compute mode is Prohibited; use --device cpu")
@@ -61,6 +62,7 @@ class HIPDevice(GPUDevice):
     def _compiled_kernels(self) -> Kernels:
         """The pack of this architecture."""
         from zse.kernel import cache
+
         pack = cache.open_pack(self.isa)
         return Kernels(pack.manifest, pack.image)
 
@@ -81,7 +83,7 @@ def _properties(driver: "hip.HIPDriver", device: int) -> dict[str, str]:
     memory = (ctypes.c_char * hip.PROPERTIES_BYTES)()
     driver.device_properties(ctypes.addressof(memory), device)
     raw = memory.raw
-    name, arch = (raw[at:raw.index(b"\0", at)].decode("utf-8", "replace") for at in (0, hip.ARCH_NAME_AT))
+    name, arch = (raw[at : raw.index(b"\0", at)].decode("utf-8", "replace") for at in (0, hip.ARCH_NAME_AT))
     return {"name": name, "isa": arch.partition(":")[0]}
 
 

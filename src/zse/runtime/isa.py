@@ -5,8 +5,18 @@ The start path reads this table; compiler flags and kernel features of the same 
 
 # One bit each in zse_cpu_features() (csrc/cpu_features.c), from the lowest.
 FEATURES = {
-    "avx2": 0, "fma": 1, "bmi2": 2, "avx512f": 3, "avx512bw": 4, "avx512dq": 5, "avx512vl": 6, "avx512cd": 7,
-    "avx512vnni": 8, "f16c": 9, "dotprod": 16, "fp16": 17,
+    "avx2": 0,
+    "fma": 1,
+    "bmi2": 2,
+    "avx512f": 3,
+    "avx512bw": 4,
+    "avx512dq": 5,
+    "avx512vl": 6,
+    "avx512cd": 7,
+    "avx512vnni": 8,
+    "f16c": 9,
+    "dotprod": 16,
+    "fp16": 17,
 }
 
 _V3 = ("avx2", "fma", "bmi2", "f16c")
@@ -22,6 +32,7 @@ LEVELS = {
 def machine() -> str:
     """This machine's architecture under one name per family: x86_64, arm64, or what the system says."""
     import os
+
     name = os.uname().machine.lower()
     return {"amd64": "x86_64", "aarch64": "arm64"}.get(name, name)
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from zse.runtime.cpu import CPUDevice
     from zse.runtime.load import LoadJob
 
-STORAGE_SHARED = 0                  # MTLResourceStorageModeShared
-STATUS_ERROR = 5                    # MTLCommandBufferStatusError
-MAX_BUFFERS = 31                    # of a kernel's argument table
+STORAGE_SHARED = 0  # MTLResourceStorageModeShared
+STATUS_ERROR = 5  # MTLCommandBufferStatusError
+MAX_BUFFERS = 31  # of a kernel's argument table
 _BYTES = {
     "f32": 4,
     "f64": 8,
@@ -50,15 +50,18 @@ class MetalBuffer:
     __slots__ = ("address", "nbytes", "label", "handle", "device", "_pins", "_freed", "__weakref__")
 
     def __init__(self, device: "MetalDevice", nbytes: int, label: str):
-        self._freed = True                          # first: __del__ runs even when this fails
+        self._freed = True  # first: __del__ runs even when this fails
         if nbytes < 0:
             raise ValueError(f"a buffer of {nbytes} bytes")
         self.device, self.nbytes, self.label, self._pins = device, nbytes, label, 0
-        self.handle = device.objc.send(device.handle, "newBufferWithLength:options:", max(nbytes, 1), STORAGE_SHARED,
-                                       types=(UInt, UInt))
+        self.handle = device.objc.send(
+            device.handle, "newBufferWithLength:options:", max(nbytes, 1), STORAGE_SHARED, types=(UInt, UInt)
+        )
         if not self.handle:
-            raise DeviceError(f"not enough memory on metal: {nbytes:,} bytes for {label}; allocated here: "
-                              f"{device._account.total:,}; use a smaller context or a quantized model")
+            raise DeviceError(
+                f"not enough memory on metal: {nbytes:,} bytes for {label}; allocated here: "
+                f"{device._account.total:,}; use a smaller context or a quantized model"
+            )
         self.address = device.objc.send(self.handle, "contents")
         ctypes.memset(self.address, 0, nbytes)
         self._freed = False
@@ -167,7 +170,7 @@ class MetalGraph(Graph):
                         )
                     arguments.append((handle, slot - buffer.address if slot else 0))
                 else:
-                    arguments.append((syms.get(place), slot.to_bytes(8, "little")[:_BYTES[kind]]))
+                    arguments.append((syms.get(place), slot.to_bytes(8, "little")[: _BYTES[kind]]))
             self._steps.append((program, arguments, (*launch.grid, 1, 1)[:3]))
 
     def describe(self) -> str:
@@ -183,9 +186,10 @@ class MetalGraph(Graph):
     def submit(self, **symbols: int) -> MetalTicket:
         bounds = dict(zip(self.symbols, self.maxima, strict=True))
         if symbols.keys() != bounds.keys() or any(
-                not isinstance(value, int) or not 0 <= value <= bounds[name] for name, value in symbols.items()):
+            not isinstance(value, int) or not 0 <= value <= bounds[name] for name, value in symbols.items()
+        ):
             raise self.symbol_error(symbols)
-        device: MetalDevice = self.device           # type: ignore[assignment]
+        device: MetalDevice = self.device  # type: ignore[assignment]
         if self._closed or device.closed:
             raise DeviceError("the graph or its device was closed")
         if device.lost is not None:
@@ -218,8 +222,15 @@ class MetalGraph(Graph):
                     if first is not None
                     else second
                 )
-                objc.send(encoder, "setBytes:length:atIndex:", content, len(content), place, result=None,
-                          types=(c_char_p, UInt, UInt))
+                objc.send(
+                    encoder,
+                    "setBytes:length:atIndex:",
+                    content,
+                    len(content),
+                    place,
+                    result=None,
+                    types=(c_char_p, UInt, UInt),
+                )
             else:
                 objc.send(
                     encoder,
@@ -272,7 +283,7 @@ class MetalDevice(Device):
         self.shared_bytes = self.objc.send(self.handle, "maxThreadgroupMemoryLength", result=UInt)
         self.queue = self.objc.send(self.handle, "newCommandQueue")
         self.lost: DeviceLost | None = None
-        self.submit_lock = threading.RLock()      # the garbage collector may come in between
+        self.submit_lock = threading.RLock()  # the garbage collector may come in between
         self._account = Account()
         self._kernels = kernels
         self._programs: dict[str, MetalProgram] = {}
@@ -285,7 +296,7 @@ class MetalDevice(Device):
         return MetalBuffer(self, nbytes, label)
 
     def staging(self, nbytes: int, label: str = "staging", mapped: bool = False) -> Staging:
-        return Staging(self.alloc(nbytes, label))   # type: ignore[arg-type]
+        return Staging(self.alloc(nbytes, label))  # type: ignore[arg-type]
 
     def memory(self) -> dict[str, int]:
         return dict(self._account.by_label)
@@ -329,6 +340,7 @@ class MetalDevice(Device):
     def _found(self) -> Kernels:
         if self._kernels is None:
             from zse.kernel import cache
+
             pack = cache.open_pack(self.isa)
             self._kernels = Kernels(pack.manifest, pack.image)
         return self._kernels
@@ -362,8 +374,14 @@ class MetalDevice(Device):
             # Without fast math: it drops infinities and NaN, and rounds differently.
             options = objc.make("MTLCompileOptions")
             objc.send(options, "setFastMathEnabled:", False, result=None, types=(ctypes.c_bool,))
-            library = objc.send(self.handle, "newLibraryWithSource:options:error:", source, options, byref(error),
-                                types=(c_void_p, c_void_p, c_void_p))
+            library = objc.send(
+                self.handle,
+                "newLibraryWithSource:options:error:",
+                source,
+                options,
+                byref(error),
+                types=(c_void_p, c_void_p, c_void_p),
+            )
             objc.send(options, "release", result=None)
             if not library:
                 raise self._error(f"compiling {symbol}", error)
@@ -388,6 +406,7 @@ class MetalDevice(Device):
         """The CPU's loader: the memory is the host's as well."""
         if self._host is None:
             from zse.runtime.cpu import CPUDevice
+
             self._host = CPUDevice()
         return self._host.load(jobs, threads)
 

@@ -16,30 +16,54 @@ STATUS = {-1: "invalid argument", -2: "out of memory", -3: "number out of range"
 
 ERANGE = -3
 
-NO_LIBRARY = ("{path} is not there: the CPU libraries were not compiled; run `python -m zse.build` "
-              "(it needs a C compiler: {compiler})")
+NO_LIBRARY = (
+    "{path} is not there: the CPU libraries were not compiled; run `python -m zse.build` "
+    "(it needs a C compiler: {compiler})"
+)
 
 
 class LaunchDesc(ctypes.Structure):
-    _fields_ = [("fn", c_void_p), ("first_arg", c_uint32), ("num_args", c_uint32), ("grid", c_int64 * 3),
-                ("depends", c_int32), ("min_chunk", c_int32)]
+    _fields_ = [
+        ("fn", c_void_p),
+        ("first_arg", c_uint32),
+        ("num_args", c_uint32),
+        ("grid", c_int64 * 3),
+        ("depends", c_int32),
+        ("min_chunk", c_int32),
+    ]
 
 
 class Patch(ctypes.Structure):
-    _fields_ = [("symbol", c_uint32), ("is_grid", c_uint32), ("target", c_uint32), ("reserved", c_uint32),
-                ("divisor", c_int64), ("factor", c_int64)]
+    _fields_ = [
+        ("symbol", c_uint32),
+        ("is_grid", c_uint32),
+        ("target", c_uint32),
+        ("reserved", c_uint32),
+        ("divisor", c_int64),
+        ("factor", c_int64),
+    ]
 
 
 class LoadJobDesc(ctypes.Structure):
-    _fields_ = [("fn", c_void_p), ("offset", c_int64), ("nbytes", c_int64), ("fd", c_int32), ("first_arg", c_uint32),
-                ("num_args", c_uint32), ("reserved", c_uint32), ("grid", c_int64 * 3)]
+    _fields_ = [
+        ("fn", c_void_p),
+        ("offset", c_int64),
+        ("nbytes", c_int64),
+        ("fd", c_int32),
+        ("first_arg", c_uint32),
+        ("num_args", c_uint32),
+        ("reserved", c_uint32),
+        ("grid", c_int64 * 3),
+    ]
 
 
 _SIGNATURES = {
     "zse_pool_create": (c_void_p, [c_int32, POINTER(c_int32)]),
     "zse_pool_destroy": (None, [c_void_p]),
-    "zse_graph_create": (c_void_p, [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64,
-                                    POINTER(c_int32)]),
+    "zse_graph_create": (
+        c_void_p,
+        [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, POINTER(c_int32)],
+    ),
     "zse_graph_run": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_int64)]),
     "zse_graph_destroy": (None, [c_void_p, c_void_p]),
     "zse_load_start": (c_void_p, [c_void_p, c_int64, c_void_p, c_int64, c_int32, POINTER(c_int32)]),
@@ -50,16 +74,31 @@ _SIGNATURES = {
     "zse_cpu_features": (c_uint64, []),
 }
 
-GPU_NOT_READY = 600             # a driver's answer about an event that is still to come
+GPU_NOT_READY = 600  # a driver's answer about an event that is still to come
 GPU_KERNEL, GPU_UPLOAD, GPU_DOWNLOAD = 0, 1, 2
 
 
 class GPUDriverTable(ctypes.Structure):
     """zse_gpu_driver: the driver's functions, and what set_current takes."""
 
-    _fields_ = [(name, c_void_p) for name in (
-        "set_current", "launch_ex", "launch", "to_device", "to_host", "event_record", "event_wait", "event_query",
-        "graph_launch", "host_register", "host_unregister", "stream_wait", "current")]
+    _fields_ = [
+        (name, c_void_p)
+        for name in (
+            "set_current",
+            "launch_ex",
+            "launch",
+            "to_device",
+            "to_host",
+            "event_record",
+            "event_wait",
+            "event_query",
+            "graph_launch",
+            "host_register",
+            "host_unregister",
+            "stream_wait",
+            "current",
+        )
+    ]
 
 
 class GPULaunch(ctypes.Structure):
@@ -78,9 +117,18 @@ class GPULaunch(ctypes.Structure):
 
 
 class GPULoadJobDesc(ctypes.Structure):
-    _fields_ = [("fn", c_void_p), ("offset", c_int64), ("nbytes", c_int64), ("fd", c_int32), ("first_arg", c_uint32),
-                ("num_args", c_uint32), ("first_output", c_uint32), ("num_outputs", c_uint32), ("reserved", c_uint32),
-                ("grid", c_int64 * 3)]
+    _fields_ = [
+        ("fn", c_void_p),
+        ("offset", c_int64),
+        ("nbytes", c_int64),
+        ("fd", c_int32),
+        ("first_arg", c_uint32),
+        ("num_args", c_uint32),
+        ("first_output", c_uint32),
+        ("num_outputs", c_uint32),
+        ("reserved", c_uint32),
+        ("grid", c_int64 * 3),
+    ]
 
 
 class GPULoadOutput(ctypes.Structure):
@@ -88,14 +136,30 @@ class GPULoadOutput(ctypes.Structure):
 
 
 class GPULoadOptions(ctypes.Structure):
-    _fields_ = [("chunk_bytes", c_int64), ("window_bytes", c_int64), ("slot_bytes", c_int64), ("pin", c_void_p),
-                ("unpin", c_void_p), ("stream", c_void_p), ("events", c_void_p), ("threads", c_int32),
-                ("warm_percent", c_int32), ("register_flags", c_uint32), ("slow_us", c_uint32)]
+    _fields_ = [
+        ("chunk_bytes", c_int64),
+        ("window_bytes", c_int64),
+        ("slot_bytes", c_int64),
+        ("pin", c_void_p),
+        ("unpin", c_void_p),
+        ("stream", c_void_p),
+        ("events", c_void_p),
+        ("threads", c_int32),
+        ("warm_percent", c_int32),
+        ("register_flags", c_uint32),
+        ("slow_us", c_uint32),
+    ]
 
 
 class GPULoadResult(ctypes.Structure):
-    _fields_ = [("job", c_int64), ("got", c_int64), ("kind", c_int32), ("code", c_int32), ("mapped", c_int32),
-                ("reserved", c_int32)]
+    _fields_ = [
+        ("job", c_int64),
+        ("got", c_int64),
+        ("kind", c_int32),
+        ("code", c_int32),
+        ("mapped", c_int32),
+        ("reserved", c_int32),
+    ]
 
 
 _GPU_SIGNATURES = {

@@ -24,10 +24,11 @@ class NullGraph(Graph):
     def run(self, **symbols: int) -> None:
         bounds = dict(zip(self.symbols, self.maxima, strict=True))
         if symbols.keys() != bounds.keys() or any(
-                not isinstance(value, int) or not 0 <= value <= bounds[name] for name, value in symbols.items()):
+            not isinstance(value, int) or not 0 <= value <= bounds[name] for name, value in symbols.items()
+        ):
             raise self.symbol_error(symbols)
         self.runs.append(symbols)
-        device: NullDevice = self.device            # type: ignore[assignment]
+        device: NullDevice = self.device  # type: ignore[assignment]
         if device.on_run is not None:
             device.on_run(self, symbols)
 

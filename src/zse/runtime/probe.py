@@ -22,6 +22,7 @@ def _read(path: str) -> str:
 
 def _sysctl(name: str) -> int:
     import ctypes
+
     value, size = ctypes.c_int64(0), ctypes.c_size_t(8)
     if ctypes.CDLL(None).sysctlbyname(name.encode(), ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0)):
         return 0
@@ -91,14 +92,18 @@ def memory_bytes() -> dict[str, int | None]:
     )
     limit = _read("/sys/fs/cgroup/memory.max") or _read("/sys/fs/cgroup/memory/memory.limit_in_bytes")
     bounded = limit.isdigit() and int(limit) < total
-    return {"total": total, "available": int(fields["MemAvailable"]) * 1024 if "MemAvailable" in fields else None,
-            "limit": int(limit) if bounded else None}
+    return {
+        "total": total,
+        "available": int(fields["MemAvailable"]) * 1024 if "MemAvailable" in fields else None,
+        "limit": int(limit) if bounded else None,
+    }
 
 
 def compiler() -> tuple[str, str] | None:
     """(path, version line) of the C compiler that the build would use, or None."""
     import shutil
     import subprocess
+
     for name in (os.environ.get("CC"), "gcc", "clang", "cc"):
         path = shutil.which(name) if name else None
         if path:
@@ -106,7 +111,7 @@ def compiler() -> tuple[str, str] | None:
                 answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10)
             except (OSError, subprocess.TimeoutExpired):
                 continue
-            if answer.returncode == 0:      # on macOS a stub exists before the tools are installed, and fails
+            if answer.returncode == 0:  # on macOS a stub exists before the tools are installed, and fails
                 return path, answer.stdout.splitlines()[0] if answer.stdout else ""
     return None
 
@@ -114,6 +119,7 @@ def compiler() -> tuple[str, str] | None:
 def cuda_driver() -> dict[str, str | None]:
     """The CUDA driver: its library and version as files say them; no driver call is made."""
     import glob
+
     folders = os.environ.get("LD_LIBRARY_PATH", "").split(":") + [
         "/usr/lib/x86_64-linux-gnu",
         "/usr/lib/aarch64-linux-gnu",
@@ -121,8 +127,14 @@ def cuda_driver() -> dict[str, str | None]:
         "/usr/lib/wsl/lib",
         "/usr/local/nvidia/lib64",
     ]
-    library = next((os.path.join(folder, "libcuda.so.1") for folder in folders
-                    if folder and os.path.exists(os.path.join(folder, "libcuda.so.1"))), None)
+    library = next(
+        (
+            os.path.join(folder, "libcuda.so.1")
+            for folder in folders
+            if folder and os.path.exists(os.path.join(folder, "libcuda.so.1"))
+        ),
+        None,
+    )
     version = _read("/sys/module/nvidia/version") or None
     if version is None and library:
         tail = os.path.realpath(library).rpartition(".so.")[2]
@@ -137,6 +149,7 @@ def cuda_driver() -> dict[str, str | None]:
 def facts() -> "dict[str, Any]":
     """Everything, by name. The CPU part is `error: text` when the compiled libraries are missing or do not fit."""
     from zse.errors import ZSEError
+
     found: dict[str, Any] = {
         "machine": isa.machine(),
         "cpu": cpu_model(),
@@ -171,6 +184,7 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 def modules_without_bytecode(folder: str = PACKAGE) -> list[str]:
     """Files that every start compiles anew: their bytecode is missing or older than they are."""
     from importlib.util import cache_from_source
+
     missing = []
     for place, _, names in os.walk(folder):
         for path in (os.path.join(place, name) for name in names if name.endswith(".py")):

@@ -11,7 +11,11 @@ class Sym:
         self.name, self.divisor, self.factor = name, divisor, factor
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sym) and (self.name, self.divisor, self.factor) == (other.name, other.divisor, other.factor)
+        return isinstance(other, Sym) and (self.name, self.divisor, self.factor) == (
+            other.name,
+            other.divisor,
+            other.factor,
+        )
 
     def __hash__(self) -> int:
         return hash((self.name, self.divisor, self.factor))

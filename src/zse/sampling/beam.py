@@ -16,14 +16,20 @@ from zse.sampling.validate import LENGTH_PENALTIES, MAX_BEAM_WIDTH, MAX_LOGPROBS
 def check_beams(params: BeamParams, num_stop_ids: int) -> None:
     """Raises RequestError for a value out of range. num_stop_ids: tokens that end a reply, the model's included."""
     low, high = LENGTH_PENALTIES
-    for name, value, least, most in (("beam_width", params.beam_width, 1, MAX_BEAM_WIDTH),
-                                     ("length_penalty", params.length_penalty, low, high),
-                                     ("logprobs", params.logprobs or 0, 0, MAX_LOGPROBS)):
+    for name, value, least, most in (
+        ("beam_width", params.beam_width, 1, MAX_BEAM_WIDTH),
+        ("length_penalty", params.length_penalty, low, high),
+        ("logprobs", params.logprobs or 0, 0, MAX_LOGPROBS),
+    ):
         if not least <= value <= most:
             raise RequestError(f"{name} {value} must be from {least} to {most}", code="out_of_range", param=name)
     if params.beam_width + num_stop_ids > MAX_LOGPROBS:
-        raise RequestError(f"beam_width {params.beam_width} and {num_stop_ids} tokens that end a reply are more than "
-                           f"{MAX_LOGPROBS} together", code="out_of_range", param="beam_width")
+        raise RequestError(
+            f"beam_width {params.beam_width} and {num_stop_ids} tokens that end a reply are more than "
+            f"{MAX_LOGPROBS} together",
+            code="out_of_range",
+            param="beam_width",
+        )
 
 
 class Beam(NamedTuple):
@@ -50,7 +56,7 @@ class BeamSearch:
     def __init__(self, params: BeamParams, stop_ids: frozenset[int], max_tokens: int):
         self.params, self._stop_ids, self.max_tokens = params, stop_ids, max_tokens
         self.beams = [Beam([], [], 0.0)]
-        self.finished: list[Hypothesis] = []        # best first, at most beam_width
+        self.finished: list[Hypothesis] = []  # best first, at most beam_width
         self.is_over = False
 
     @property
@@ -63,10 +69,12 @@ class BeamSearch:
         more. Sets `beams` to those that go on, and returns which beam each of them continues. [] when the search is
         over."""
         width = self.params.beam_width
-        candidates = [(beam.total + logprob, -parent, -rank, token, logprob)
-                      for parent, (beam, line) in enumerate(zip(self.beams, lines, strict=True))
-                      for rank, (token, logprob) in enumerate(line)]
-        candidates.sort(reverse=True)       # equal ones: the first beam's first
+        candidates = [
+            (beam.total + logprob, -parent, -rank, token, logprob)
+            for parent, (beam, line) in enumerate(zip(self.beams, lines, strict=True))
+            for rank, (token, logprob) in enumerate(line)
+        ]
+        candidates.sort(reverse=True)  # equal ones: the first beam's first
         length = len(self.beams[0].tokens) + 1
         told = self.params.logprobs or 0
         going: list[tuple[int, Beam]] = []
@@ -89,7 +97,7 @@ class BeamSearch:
         score = beam.total / len(beam.tokens) ** self.params.length_penalty
         self.finished.append(Hypothesis(*beam, score, ends))
         self.finished.sort(key=lambda hypothesis: -hypothesis.score)
-        del self.finished[self.params.beam_width:]
+        del self.finished[self.params.beam_width :]
 
     def _can_improve(self, length: int) -> bool:
         """Whether a beam, all of `length` tokens now, may still become a hypothesis that is kept."""
@@ -100,4 +108,4 @@ class BeamSearch:
             return False
         if params.early_stopping == "never" and params.length_penalty > 0:
             length = self.max_tokens
-        return self.beams[0].total / length ** params.length_penalty > self.finished[-1].score
+        return self.beams[0].total / length**params.length_penalty > self.finished[-1].score

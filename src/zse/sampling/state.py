@@ -13,10 +13,10 @@ from zse.kernels.sample import MAX_LOGPROBS, row_parameters, sample, sample_tens
 from zse.sampling.validate import MAX_LOGIT_BIAS_ENTRIES
 from zse.tensor import Tensor
 
-_NEUTRAL = (1.0, 0.0, 0.0)   # repetition, presence, frequency
+_NEUTRAL = (1.0, 0.0, 0.0)  # repetition, presence, frequency
 RESULTS = ("tokens", "status", "logprob", "top_ids", "top_logprobs")
-LISTS = ("bias_ids", "bias_values", "bias_saved", "seen_ids", "seen_counts", "seen_saved")     # of all lines together
-_ALIGN = 16                  # bytes: arrays inside a staging
+LISTS = ("bias_ids", "bias_values", "bias_saved", "seen_ids", "seen_counts", "seen_saved")  # of all lines together
+_ALIGN = 16  # bytes: arrays inside a staging
 
 
 def input_nbytes(max_rows: int, family: str = "gpu") -> int:
@@ -47,14 +47,16 @@ class SamplerState:
     (Staging, byte offset) for the parameters, input_nbytes() bytes, and for what was sampled, result_nbytes() bytes; their
     owner then records their copies. Without them the state makes its own, and record() records the copies too."""
 
-    def __init__(self, device, vocab_size: int, *, max_rows: int, max_tokens: int, history=None, inputs=None,
-                 results=None):
+    def __init__(
+        self, device, vocab_size: int, *, max_rows: int, max_tokens: int, history=None, inputs=None, results=None
+    ):
         self._device, self.history = device, history
         self._gpu = device.family == "gpu"
         if self._gpu and history is None:
             raise ValueError("SamplerState on a GPU needs the token history")
-        shapes = sample_tensors(max_rows, vocab_size, max_rows * MAX_LOGIT_BIAS_ENTRIES, 0 if self._gpu else max_tokens,
-                                device.family)
+        shapes = sample_tensors(
+            max_rows, vocab_size, max_rows * MAX_LOGIT_BIAS_ENTRIES, 0 if self._gpu else max_tokens, device.family
+        )
         self._owned = [None, None]
         if inputs is None:
             inputs = device.staging(input_nbytes(max_rows, device.family), label="sampler"), 0
@@ -71,11 +73,11 @@ class SamplerState:
                 self._views[name] = tensor.view()
         views = self._views
         self._tokens, self._status, self._counter = views["tokens"], views["status"], views["counter"]
-        self._requests: list = [None] * max_rows   # whose parameters each line holds
+        self._requests: list = [None] * max_rows  # whose parameters each line holds
         self._batch: list = []
-        self._penalized: list[int] = []            # lines of the batch
+        self._penalized: list[int] = []  # lines of the batch
         self._wants_logprobs = False
-        self._biased: list = []                    # requests that the bias lists hold, in line order
+        self._biased: list = []  # requests that the bias lists hold, in line order
         self._histories: dict[int, _History] = {}  # by arrival, of requests with penalties (CPU)
         self._num_seen = 0
 
@@ -84,7 +86,7 @@ class SamplerState:
         staging, at = place
         for name, (dtype, shape) in shapes.items():
             tensor = self._tensors[name] = Tensor(staging.buffer, shape, dtype, at)
-            self._views[name] = staging.host[at:at + tensor.nbytes].cast(VIEW_FORMAT[dtype])
+            self._views[name] = staging.host[at : at + tensor.nbytes].cast(VIEW_FORMAT[dtype])
             at += _aligned(tensor.nbytes)
 
     @property
@@ -111,15 +113,14 @@ class SamplerState:
         for each then, one after another."""
         if lengths is None:
             lengths = [len(request.tokens) for request in requests]
-        self._counter[:len(requests)] = array("q", lengths)
+        self._counter[: len(requests)] = array("q", lengths)
         if requests != self._batch:
             self._batch = requests
             mine = self._requests
             for line, request in enumerate(requests):
                 if mine[line] is not request:
                     self._write_parameters(line, request)
-            self._penalized = [line for line, request in enumerate(requests)
-                               if _penalties(request.params) != _NEUTRAL]
+            self._penalized = [line for line, request in enumerate(requests) if _penalties(request.params) != _NEUTRAL]
             self._wants_logprobs = any(request.params.logprobs is not None for request in requests)
             self._write_biases(requests)
         if not self._gpu:
@@ -164,7 +165,7 @@ class SamplerState:
     def _logprobs(self, line: int, wanted: int) -> tuple[float, list[tuple[int, float]]]:
         views = self._views
         first = line * self._tensors["top_ids"].shape[1]
-        ids, values = views["top_ids"][first:first + wanted], views["top_logprobs"][first:first + wanted]
+        ids, values = views["top_ids"][first : first + wanted], views["top_logprobs"][first : first + wanted]
         return views["logprob"][line], [(id, value) for id, value in zip(ids, values, strict=True) if id >= 0]
 
     def _write_parameters(self, line: int, request) -> None:
@@ -184,7 +185,7 @@ class SamplerState:
 
     def _write_biases(self, requests: list) -> None:
         if not self._biased and not any(request.params.logit_bias for request in requests):
-            return   # none now and none before: the lists are empty
+            return  # none now and none before: the lists are empty
         if self._biased == requests:
             return
         starts, ids, values = array("i", [0]), array("i"), array("f")
@@ -219,7 +220,7 @@ class SamplerState:
                     history.update(request)
                 some_ids, some_counts = history.ids, history.counts
                 if drafts and lengths[line] > len(request.tokens) and request in drafts:
-                    behind = drafts[request][:lengths[line] - len(request.tokens)]
+                    behind = drafts[request][: lengths[line] - len(request.tokens)]
                     some_ids, some_counts = history.followed_by(behind)
                 end = at + len(some_ids)
                 ids[at:end], counts[at:end] = some_ids, some_counts
@@ -270,7 +271,9 @@ class _History:
 def _from_line(tensor: Tensor, first: int) -> Tensor:
     """The same tensor without its first lines."""
     nbytes = ITEM_BYTES[tensor.dtype] * prod(tensor.shape[1:])
-    return Tensor(tensor.buffer, (tensor.shape[0] - first, *tensor.shape[1:]), tensor.dtype, tensor.offset + first * nbytes)
+    return Tensor(
+        tensor.buffer, (tensor.shape[0] - first, *tensor.shape[1:]), tensor.dtype, tensor.offset + first * nbytes
+    )
 
 
 def _penalties(params) -> tuple[float, float, float]:

@@ -10,9 +10,13 @@ LENGTH_PENALTIES = (-10.0, 10.0)
 
 # name → (lowest, highest, whether the lowest itself is allowed)
 RANGES = {
-    "temperature": (0.0, 2.0, True), "top_p": (0.0, 1.0, False), "min_p": (0.0, 1.0, True),
-    "repetition_penalty": (0.0, 100.0, False), "presence_penalty": (-2.0, 2.0, True),
-    "frequency_penalty": (-2.0, 2.0, True), "top_k": (0, 1 << 30, True),
+    "temperature": (0.0, 2.0, True),
+    "top_p": (0.0, 1.0, False),
+    "min_p": (0.0, 1.0, True),
+    "repetition_penalty": (0.0, 100.0, False),
+    "presence_penalty": (-2.0, 2.0, True),
+    "frequency_penalty": (-2.0, 2.0, True),
+    "top_k": (0, 1 << 30, True),
 }
 
 
@@ -35,8 +39,11 @@ def check_params(params: SamplingParams) -> None:
     bias = params.logit_bias
     if bias:
         if len(bias) > MAX_LOGIT_BIAS_ENTRIES:
-            raise RequestError(f"logit_bias has {len(bias)} entries, at most {MAX_LOGIT_BIAS_ENTRIES} are allowed",
-                               code="array_above_max_length", param="logit_bias")
+            raise RequestError(
+                f"logit_bias has {len(bias)} entries, at most {MAX_LOGIT_BIAS_ENTRIES} are allowed",
+                code="array_above_max_length",
+                param="logit_bias",
+            )
         for value in bias.values():
             if not -100 <= value <= 100:
                 raise _out_of_range("logit_bias", value, "from -100 to 100")

@@ -13,8 +13,8 @@ class Admission:
 
     def __init__(self, life: Lifecycle, loans: PageLoans, policy: Policy):
         self._life, self._loans, self._policy = life, loans, policy
-        self._batch_left = 0                # requests that a static batch may still admit
-        self._blocked: tuple = ()           # the first waiting request, and what it found too few pages with
+        self._batch_left = 0  # requests that a static batch may still admit
+        self._blocked: tuple = ()  # the first waiting request, and what it found too few pages with
 
     def admit(self, must_wait: Callable[[Request], bool]) -> Request | None:
         """Give the request that is next, of those that need not wait for something else, a row and pages for all its
@@ -29,7 +29,7 @@ class Admission:
         if len(life.free_rows) == 1 and life.max_rows >= LEAST_ROWS_TO_KEEP and self._policy.fair_share:
             tenant = queue.tenant_of(request)
             if tenant.rows and queue.others_may_come(tenant, life.now):
-                return None     # the last row is for a tenant that has none
+                return None  # the last row is for a tenant that has none
         if self._policy.batching == "static":
             if not running:
                 self._batch_left = min(len(queue), life.max_rows)
@@ -42,8 +42,13 @@ class Admission:
             return None
         length = request.max_cached_len if is_pinned else len(request.tokens)
         is_swapped = cache.is_swapped(request.id)
-        cached = cache.admit(request.id, length, request.tokens, request.salt,
-                             spare=awaited + cache.num_groups * self._spare_pages(request, length))
+        cached = cache.admit(
+            request.id,
+            length,
+            request.tokens,
+            request.salt,
+            spare=awaited + cache.num_groups * self._spare_pages(request, length),
+        )
         if cached is None:
             self._blocked = state
             return None

@@ -36,11 +36,12 @@ class Batch:
 
     __slots__ = ("entries", "num_decode", "num_drafts", "num_samples", "num_tokens", "transfers")
 
-    def __init__(self, entries: list[Entry], num_decode: int, transfers: list[tuple[str, int, int]],
-                 num_drafts: int = 0):
+    def __init__(
+        self, entries: list[Entry], num_decode: int, transfers: list[tuple[str, int, int]], num_drafts: int = 0
+    ):
         """num_decode: entries that decode; num_drafts: draft tokens that they have together."""
         self.entries, self.transfers, self.num_drafts = entries, transfers, num_drafts
-        self.num_decode = num_decode + num_drafts       # lines: decoded tokens, drafts among them
+        self.num_decode = num_decode + num_drafts  # lines: decoded tokens, drafts among them
         self.num_tokens = self.num_decode + sum([entry.count for entry in entries[num_decode:]])
         self.num_samples = self.num_decode + sum([entry.samples for entry in entries[num_decode:]])
 
@@ -69,15 +70,32 @@ class Output(msgspec.Struct, eq=False, gc=False):
     logprobs: list | None
     finish: str | None
     cached_tokens: int = 0
-    error: RequestError | None = None       # of "error", where it is not the logits
+    error: RequestError | None = None  # of "error", where it is not the logits
 
 
 class Counters:
     """Totals since the start."""
 
-    __slots__ = ("accepted_tokens", "cancelled", "deadlines_met", "deadlines_missed", "drafted_tokens", "failed",
-                 "finished", "forks", "ignored_cancels", "late_results", "preemptions", "queue_wait_s",
-                 "recomputed_tokens", "refused", "scheduled_tokens", "submitted", "timed_out", "verified_runs")
+    __slots__ = (
+        "accepted_tokens",
+        "cancelled",
+        "deadlines_met",
+        "deadlines_missed",
+        "drafted_tokens",
+        "failed",
+        "finished",
+        "forks",
+        "ignored_cancels",
+        "late_results",
+        "preemptions",
+        "queue_wait_s",
+        "recomputed_tokens",
+        "refused",
+        "scheduled_tokens",
+        "submitted",
+        "timed_out",
+        "verified_runs",
+    )
 
     def __init__(self):
         self.submitted = self.refused = self.finished = self.cancelled = self.failed = 0

@@ -24,7 +24,7 @@ class ChunkBudget:
 
     def __init__(self, ratio: float):
         self.ratio = ratio
-        self._decode_s: dict[int, float] = {}   # by the number of rows that decode, in powers of two
+        self._decode_s: dict[int, float] = {}  # by the number of rows that decode, in powers of two
         self._slow_s: dict[int, float] = {}
         self.token_s = 0.0
         self._last = 0
@@ -35,7 +35,9 @@ class ChunkBudget:
         size = num_decode.bit_length()
         if not num_prompt:
             slow = self._slow_s.get(size, seconds)
-            self._slow_s[size] = slow + (min(seconds, 2 * slow) - slow) * (SLOWER_STEP if seconds > slow else FASTER_STEP)
+            self._slow_s[size] = slow + (min(seconds, 2 * slow) - slow) * (
+                SLOWER_STEP if seconds > slow else FASTER_STEP
+            )
             if not num_drafts:
                 known = self._decode_s.get(size, seconds)
                 # One late step (another process had the core) must not count for many.
@@ -46,7 +48,7 @@ class ChunkBudget:
             return
         token_s = max(seconds - (decode_s or 0.0) if num_decode else seconds, 0.05 * seconds) / num_prompt
         if not num_decode and self.token_s:
-            return      # a whole step of prompts: cheaper for each token than a chunk beside replies
+            return  # a whole step of prompts: cheaper for each token than a chunk beside replies
         if self.token_s:
             token_s = self.token_s + (min(token_s, 4 * self.token_s) - self.token_s) * TOKEN_STEP
         self.token_s = token_s
@@ -68,7 +70,7 @@ class ChunkBudget:
         decode_s, slow_s = _nearest(self._decode_s, size), _nearest(self._slow_s, size)
         if decode_s is None or slow_s is None or not self.token_s:
             return default
-        wanted = (max(slow_s, decode_s) * self.ratio - decode_s) / self.token_s + 1e-6    # 20, not 19.999
+        wanted = (max(slow_s, decode_s) * self.ratio - decode_s) / self.token_s + 1e-6  # 20, not 19.999
         if self._last:
             wanted = min(wanted, MAX_GROWTH * max(self._last, default))
         return int(wanted)

@@ -13,8 +13,15 @@ class BatchBuilder:
     """max_drafts: draft tokens that all requests of one step may verify together. pace: None holds no tenant back.
     left_out: the tenant that this step leaves out. `ahead` stands for a batch in flight, which forbids preemptions."""
 
-    def __init__(self, life: Lifecycle, admission: Admission, budget: StepBudget, pace: Pace | None, policy: Policy,
-                 max_drafts: int):
+    def __init__(
+        self,
+        life: Lifecycle,
+        admission: Admission,
+        budget: StepBudget,
+        pace: Pace | None,
+        policy: Policy,
+        max_drafts: int,
+    ):
         self._life, self._admission, self._budget, self._pace = life, admission, budget, pace
         self._chunked_prefill, self._max_drafts = policy.chunked_prefill, max_drafts
         self._cache = cache = life.cache
@@ -27,7 +34,7 @@ class BatchBuilder:
         self.left_out = self._pace.held() if self._pace is not None else None
         batch = self._build(ahead)
         if batch is None and self.left_out is not None:
-            self.left_out = None        # the others have nothing to run now
+            self.left_out = None  # the others have nothing to run now
             batch = self._build(ahead)
         return batch
 
@@ -35,7 +42,8 @@ class BatchBuilder:
         """Whether prompts are to be computed: those of running requests, or of one that there is a row for."""
         life = self._life
         return bool(life.queue and life.free_rows) or any(
-            len(request.tokens) - request.computed_len > 1 for request in life.running)
+            len(request.tokens) - request.computed_len > 1 for request in life.running
+        )
 
     def _build(self, ahead: bool) -> Batch | None:
         life, counters = self._life, self._life.counters
@@ -58,7 +66,7 @@ class BatchBuilder:
             while budget and (admitted := self._admission.admit(self._must_wait)):
                 budget -= self._add_chunk(entries, admitted, budget)
         if not entries and not self._chunked_prefill:
-            entries, num_drafts = self._decode_entries(ahead) or ([], 0)    # nobody could be admitted
+            entries, num_drafts = self._decode_entries(ahead) or ([], 0)  # nobody could be admitted
             num_decode = len(entries)
         if not entries:
             if self._grouped is not None and life.running and not ahead and self.left_out is None:
@@ -88,7 +96,7 @@ class BatchBuilder:
         # Every running request can have its token beside the drafts.
         most_drafts = min(self._max_drafts, self._budget.max_tokens - len(running))
         index = 0
-        while index < len(running):   # preemption takes from the far end of this list, or this request itself
+        while index < len(running):  # preemption takes from the far end of this list, or this request itself
             request = running[index]
             if left_out is not None and self._is_left_out(request):
                 index += 1
@@ -96,8 +104,11 @@ class BatchBuilder:
             start, pending = request.computed_len, request.pending
             length = len(request.tokens) + pending
             # The last token that a request may have is never fed back.
-            if length - start == 1 and length < request.max_len and not (
-                    request.stepwise and (pending or request.held)):
+            if (
+                length - start == 1
+                and length < request.max_len
+                and not (request.stepwise and (pending or request.held))
+            ):
                 # Only the first token of a page can lack its page.
                 if not start % page_size and not cache.reserve(request.id, length):
                     if ahead:
@@ -122,7 +133,8 @@ class BatchBuilder:
         count = min(len(drafts), most, request.max_len - length - 1)
         # One page a running row stays free, as at an admission: a draft is not worth a preemption.
         if length + count > cache.covered(request.id) and (
-                cache.num_free <= len(self._life.running) or not cache.reserve(request.id, length + count)):
+            cache.num_free <= len(self._life.running) or not cache.reserve(request.id, length + count)
+        ):
             count = cache.covered(request.id) - length
         count = max(count, 0)
         entries.append(Entry(request, length - 1, 1 + count, cache.table(request.id), 1 + count, drafts[:count]))

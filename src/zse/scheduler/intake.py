@@ -22,18 +22,29 @@ class Intake(msgspec.Struct, frozen=True):
     def check_room(self, queue: WaitingQueue, prompt_len: int) -> None:
         """Raises RequestError when the queue is full."""
         if len(queue) >= self.max_waiting:
-            raise RequestError(f"{self.max_waiting} requests are waiting already; try again later", status=503,
-                               type="server_error", code="overloaded")
+            raise RequestError(
+                f"{self.max_waiting} requests are waiting already; try again later",
+                status=503,
+                type="server_error",
+                code="overloaded",
+            )
         if queue and queue.num_tokens + prompt_len > self.max_waiting_tokens:
-            raise RequestError(f"{queue.num_tokens} prompt tokens are waiting already; try again later", status=503,
-                               type="server_error", code="overloaded")
+            raise RequestError(
+                f"{queue.num_tokens} prompt tokens are waiting already; try again later",
+                status=503,
+                type="server_error",
+                code="overloaded",
+            )
 
     def check_ids(self, param: str, ids: Collection[int]) -> None:
         """Raises RequestError for an id outside the vocabulary."""
         if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
             bad = next(id for id in ids if not 0 <= id < self.vocab_size)
-            raise RequestError(f"token id {bad} is outside this model's vocabulary of {self.vocab_size}",
-                               code="invalid_token_id", param=param)
+            raise RequestError(
+                f"token id {bad} is outside this model's vocabulary of {self.vocab_size}",
+                code="invalid_token_id",
+                param=param,
+            )
 
     def check_prompt(self, prompt: list[int]) -> None:
         """Raises RequestError for a prompt without tokens, or with ids outside the vocabulary."""
@@ -67,5 +78,8 @@ class Intake(msgspec.Struct, frozen=True):
         self.check_prompt(token_ids)
         capacity = min(self.max_context, self.cache_capacity)
         if len(token_ids) > capacity:
-            raise RequestError(f"{len(token_ids)} tokens are more than the context of {capacity}",
-                               code="context_length_exceeded", param="prompt")
+            raise RequestError(
+                f"{len(token_ids)} tokens are more than the context of {capacity}",
+                code="context_length_exceeded",
+                param="prompt",
+            )

@@ -2,8 +2,8 @@
 
 from zse.scheduler.request import Request
 
-FIRST_MEAN = 64.0   # tokens, until replies have ended
-LEAST_REST = 16     # tokens that a reply is expected to have left, however long it is
+FIRST_MEAN = 64.0  # tokens, until replies have ended
+LEAST_REST = 16  # tokens that a reply is expected to have left, however long it is
 MEAN_STEP = 1 / 32  # weight of the newest reply in the running mean
 
 

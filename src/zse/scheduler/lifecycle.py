@@ -34,7 +34,7 @@ class Lifecycle:
         self.free_rows = list(range(max_rows - 1, -1, -1))
         self.retired: dict[Request, tuple[int, list[int]]] = {}
         self.now, self.num_lost = 0.0, 0
-        self._deadlines: list[tuple[float, int]] = []   # a heap of (deadline_at, id), of those that have gone too
+        self._deadlines: list[tuple[float, int]] = []  # a heap of (deadline_at, id), of those that have gone too
 
     def come(self, request: Request) -> None:
         """A new request waits."""

@@ -12,7 +12,7 @@ class PageLoans:
     def __init__(self, life: Lifecycle):
         self._life = life
         self.pages: list[list[int]] = []
-        self._borrower: tuple[Claimant, int] | None = None      # a job that waits for so many pages
+        self._borrower: tuple[Claimant, int] | None = None  # a job that waits for so many pages
 
     def borrow(self, count: int, job: Claimant) -> list[int] | None:
         """`count` pages for a job, until give_back(). None while too few are free: then requests that it goes ahead of

@@ -40,8 +40,9 @@ def check_options(options: RequestOptions) -> None:
     if not low <= options.priority <= high:
         raise RequestError(f"priority must be from {low} to {high}", code="out_of_range", param="priority")
     if options.deadline_ms is not None and not 0 < options.deadline_ms <= MAX_DEADLINE_MS:
-        raise RequestError(f"deadline_ms must be above 0 and at most {MAX_DEADLINE_MS:.0f}", code="out_of_range",
-                           param="deadline_ms")
+        raise RequestError(
+            f"deadline_ms must be above 0 and at most {MAX_DEADLINE_MS:.0f}", code="out_of_range", param="deadline_ms"
+        )
     if options.weight is not None and not 0 < options.weight <= MAX_WEIGHT:
         raise RequestError(f"weight must be above 0 and at most {MAX_WEIGHT:.0f}", code="out_of_range", param="weight")
 
@@ -56,7 +57,9 @@ def parse_weights(text: str) -> dict[str, float]:
         except ValueError:
             weight = 0.0
         if not name or name in weights or not 0 < weight <= MAX_WEIGHT:
-            raise ConfigError(f"tenant_weights: {part!r} is not NAME=WEIGHT with a new name and a weight above 0, at "
-                              f"most {MAX_WEIGHT:.0f}")
+            raise ConfigError(
+                f"tenant_weights: {part!r} is not NAME=WEIGHT with a new name and a weight above 0, at "
+                f"most {MAX_WEIGHT:.0f}"
+            )
         weights[name] = weight
     return weights

@@ -9,8 +9,8 @@ back: steps run without it until the debt is gone. Times are measured; throughpu
 from zse.scheduler.budget import ChunkBudget
 from zse.scheduler.queue import Tenant, WaitingQueue
 
-SHARE_GIVEN = 0.9   # of the slowdown that shares allow: the rest is for the wait before the first step
-MOST_DEBT_S = 0.5   # one slow step is not made good for longer
+SHARE_GIVEN = 0.9  # of the slowdown that shares allow: the rest is for the wait before the first step
+MOST_DEBT_S = 0.5  # one slow step is not made good for longer
 
 
 class Pace:
@@ -18,7 +18,7 @@ class Pace:
 
     def __init__(self, queue: WaitingQueue, times: ChunkBudget):
         self._queue, self._times = queue, times
-        self._debts: dict[str, float] = {}      # tenant → seconds, while there is any
+        self._debts: dict[str, float] = {}  # tenant → seconds, while there is any
 
     def _heaviest(self) -> tuple[list[Tenant], Tenant | None]:
         """The tenants that run, and the one with the most rows for its weight; None when one is alone."""
@@ -36,11 +36,14 @@ class Pace:
         if heaviest is None:
             self._debts.clear()
             return
-        work: dict[str, list[int]] = {}         # tenant → lines decoded, prompt tokens
+        work: dict[str, list[int]] = {}  # tenant → lines decoded, prompt tokens
         for entry in batch.entries:
             lines, prompt = work.setdefault(self._queue.name_of(entry.request), [0, 0])
             decodes = entry.samples == entry.count
-            work[self._queue.name_of(entry.request)] = [lines + entry.count * decodes, prompt + entry.count * (not decodes)]
+            work[self._queue.name_of(entry.request)] = [
+                lines + entry.count * decodes,
+                prompt + entry.count * (not decodes),
+            ]
         weights = sum(tenant.weight for tenant in tenants)
         debts = {}
         for tenant in tenants:

@@ -60,7 +60,7 @@ def _common(first: Request, second: Request) -> int:
     low, high = 0, min(len(a), len(b)) // 4
     while low < high:
         middle = (low + high + 1) // 2
-        if a[4 * low:4 * middle] == b[4 * low:4 * middle]:
+        if a[4 * low : 4 * middle] == b[4 * low : 4 * middle]:
             low = middle
         else:
             high = middle - 1

@@ -13,8 +13,8 @@ from zse.scheduler.options import RequestOptions
 from zse.scheduler.policy import age_order
 from zse.scheduler.request import Request
 
-RECENT_S = 60.0         # so long a row is kept for a tenant that was there
-MAX_REMEMBERED = 256    # tenants that have gone, before those whose time has passed are forgotten
+RECENT_S = 60.0  # so long a row is kept for a tenant that was there
+MAX_REMEMBERED = 256  # tenants that have gone, before those whose time has passed are forgotten
 
 
 class Claimant(Protocol):
@@ -45,10 +45,10 @@ class WaitingQueue:
 
     def __init__(self, weights: dict[str, float], is_fair: bool):
         self._weights, self._is_fair = weights, is_fair
-        self.tenants: dict[str, Tenant] = {}    # those that have a request or job, waiting or running
-        self._virtual_now = 0.0                 # of the admission last made
-        self._ahead: dict[str, float] = {}      # virtual times of tenants that left ahead of it
-        self._seen: dict[str, float] = {}       # when a tenant's request was submitted last
+        self.tenants: dict[str, Tenant] = {}  # those that have a request or job, waiting or running
+        self._virtual_now = 0.0  # of the admission last made
+        self._ahead: dict[str, float] = {}  # virtual times of tenants that left ahead of it
+        self._seen: dict[str, float] = {}  # when a tenant's request was submitted last
         self._length = 0
         self.num_tokens = 0
 
@@ -73,7 +73,8 @@ class WaitingQueue:
         """Whether a tenant that has no row now was there lately."""
         return len(self._seen) > 1 and any(
             at > now - RECENT_S and name != tenant.name and (name not in self.tenants or not self.tenants[name].rows)
-            for name, at in self._seen.items())
+            for name, at in self._seen.items()
+        )
 
     def by_share(self, running: list[Request]) -> list[Request]:
         """Running requests, those of tenants with the fewest rows for their weight first."""
@@ -112,8 +113,10 @@ class WaitingQueue:
         """Who is next: of the tenant that is furthest behind, its first that need not wait for something else."""
         tenants: Iterable[Tenant] = self.tenants.values()
         if len(self.tenants) > 1:
-            tenants = sorted((tenant for tenant in tenants if tenant.waiting),
-                             key=lambda tenant: (tenant.virtual, *age_order(tenant.waiting[0])))
+            tenants = sorted(
+                (tenant for tenant in tenants if tenant.waiting),
+                key=lambda tenant: (tenant.virtual, *age_order(tenant.waiting[0])),
+            )
         for tenant in tenants:
             for request in tenant.waiting:
                 if not must_wait(request):

@@ -40,13 +40,55 @@ class Request:
     stay_start, stay_tokens    computed_len when this stay in a row began, and the tokens that it was expected to run
     """
 
-    __slots__ = ("arrival", "cached_len", "checkpoint", "chunks_in_flight", "committed_len", "computed_len",
-                 "deadline_at", "drafting", "drafts", "due", "held", "id", "is_pinned", "leader", "leads", "lost_len",
-                 "max_len", "options", "params", "pending", "preemptions", "prompt_len", "residency", "row", "seed",
-                 "state", "stay_start", "stay_tokens", "stepwise", "stop_ids", "submitted_at", "tokens")
+    __slots__ = (
+        "arrival",
+        "cached_len",
+        "checkpoint",
+        "chunks_in_flight",
+        "committed_len",
+        "computed_len",
+        "deadline_at",
+        "drafting",
+        "drafts",
+        "due",
+        "held",
+        "id",
+        "is_pinned",
+        "leader",
+        "leads",
+        "lost_len",
+        "max_len",
+        "options",
+        "params",
+        "pending",
+        "preemptions",
+        "prompt_len",
+        "residency",
+        "row",
+        "seed",
+        "state",
+        "stay_start",
+        "stay_tokens",
+        "stepwise",
+        "stop_ids",
+        "submitted_at",
+        "tokens",
+    )
 
-    def __init__(self, id: int, prompt: list[int], params: SamplingParams, *, seed: int, stop_ids: frozenset[int],
-                 max_len: int, arrival: int, now: float = 0.0, due: float = 0.0, options: RequestOptions = DEFAULT):
+    def __init__(
+        self,
+        id: int,
+        prompt: list[int],
+        params: SamplingParams,
+        *,
+        seed: int,
+        stop_ids: frozenset[int],
+        max_len: int,
+        arrival: int,
+        now: float = 0.0,
+        due: float = 0.0,
+        options: RequestOptions = DEFAULT,
+    ):
         self.id, self.params, self.seed, self.stop_ids = id, params, seed, stop_ids
         self.options = options
         self.tokens = array("i", prompt)
@@ -60,7 +102,7 @@ class Request:
         self.drafting: Any = None
         self.computed_len = self.pending = self.chunks_in_flight = self.checkpoint = 0
         self.committed_len = self.lost_len = 0
-        self.cached_len = -1        # not admitted yet
+        self.cached_len = -1  # not admitted yet
         self.leads = False
         self.leader: Request | None = None
         self.preemptions = 0
@@ -84,5 +126,7 @@ class Request:
         return max(self.max_len - 1, self.prompt_len)
 
     def __repr__(self) -> str:
-        return (f"<Request {self.id} {self.state} row={self.row} computed={self.computed_len} "
-                f"tokens={len(self.tokens)}+{self.pending} prompt={self.prompt_len} max={self.max_len}>")
+        return (
+            f"<Request {self.id} {self.state} row={self.row} computed={self.computed_len} "
+            f"tokens={len(self.tokens)}+{self.pending} prompt={self.prompt_len} max={self.max_len}>"
+        )

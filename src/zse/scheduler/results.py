@@ -37,7 +37,7 @@ class Results:
                     tell(self._fail(request))
                     continue
                 tokens = request.tokens
-                length = request.committed_len = len(tokens)    # all that was known is computed now, and sound
+                length = request.committed_len = len(tokens)  # all that was known is computed now, and sound
                 tokens.append(token)
                 cached, finish = 0, None
                 if length >= request.checkpoint or token in request.stop_ids:
@@ -83,7 +83,7 @@ class Results:
         # Behind these stand K and V of drafts that were not taken: the next step writes over them before it reads.
         request.computed_len = end = entry.start + len(taken)
         if not taken:
-            return []       # what is committed stays as it is: this may be the end of a prompt that is not finite
+            return []  # what is committed stays as it is: this may be the end of a prompt that is not finite
         counters.accepted_tokens += len(taken) - 1
         request.committed_len = end
         cached = self._pass_checkpoint(request, entry.start + 1, end) if end >= request.checkpoint else 0

@@ -48,11 +48,24 @@ class Scheduler:
     has, which prefix_cache must have too, and of models whose layers are in groups what these hold.
     """
 
-    def __init__(self, *, num_pages: int, max_rows: int, max_tokens: int, max_context: int, vocab_size: int,
-                 eos_ids: frozenset[int] = frozenset(), max_waiting: int = 1024, mixed_tokens: int | None = None,
-                 allocator: PageAllocator | None = None, prefix_cache: PrefixCache | None = None,
-                 max_drafts: int = 0, host: HostPool | None = None,
-                 policy: Policy | None = None, geometry: PageGeometry = ONE_GROUP):
+    def __init__(
+        self,
+        *,
+        num_pages: int,
+        max_rows: int,
+        max_tokens: int,
+        max_context: int,
+        vocab_size: int,
+        eos_ids: frozenset[int] = frozenset(),
+        max_waiting: int = 1024,
+        mixed_tokens: int | None = None,
+        allocator: PageAllocator | None = None,
+        prefix_cache: PrefixCache | None = None,
+        max_drafts: int = 0,
+        host: HostPool | None = None,
+        policy: Policy | None = None,
+        geometry: PageGeometry = ONE_GROUP,
+    ):
         if max_tokens < max_rows:
             raise ValueError(f"max_tokens {max_tokens} is below max_rows {max_rows}: decode rows would not fit a step")
         self.cache = cache_manager(allocator or PageAllocator(num_pages), prefix_cache, host, geometry)
@@ -62,21 +75,33 @@ class Scheduler:
         self.intake = Intake(vocab_size, max_context, self.cache.capacity, max_waiting, policy.max_waiting_tokens)
         self.budget = budget = StepBudget(max_tokens, mixed_tokens, max_rows, policy.mixed_ratio)
         self.life = life = Lifecycle(
-            self.cache, policy, max_rows,
-            should_swap=lambda request: swap_is_quicker(policy, request.computed_len,
-                                                        self.cache.pages_for(request.computed_len), budget.token_s))
+            self.cache,
+            policy,
+            max_rows,
+            should_swap=lambda request: swap_is_quicker(
+                policy, request.computed_len, self.cache.pages_for(request.computed_len), budget.token_s
+            ),
+        )
         self.loans = PageLoans(life)
         self.job_turns = JobTurns(life.queue)
         self._pace = Pace(life.queue, budget.chunks) if budget.chunks is not None and policy.fair_share else None
         self.builder = BatchBuilder(life, Admission(life, self.loans, policy), budget, self._pace, policy, max_drafts)
         self._results = Results(life, vocab_size)
         self._arrivals = 0
-        self._in_flight: list[Batch] = []   # oldest first
+        self._in_flight: list[Batch] = []  # oldest first
 
     # -- requests in
 
-    def submit(self, id: int, prompt: list[int], params: SamplingParams, *, seed: int, now: float = 0.0,
-               options: RequestOptions = DEFAULT) -> Request:
+    def submit(
+        self,
+        id: int,
+        prompt: list[int],
+        params: SamplingParams,
+        *,
+        seed: int,
+        now: float = 0.0,
+        options: RequestOptions = DEFAULT,
+    ) -> Request:
         """Queue a request. Raises RequestError, and keeps nothing, when it cannot be served: see Intake."""
         life, intake = self.life, self.intake
         try:
@@ -92,18 +117,35 @@ class Scheduler:
             raise
         stop_ids = frozenset(params.stop_token_ids)
         now = self._tell_time(now)
-        request = Request(id, prompt, params, seed=seed, max_len=max_len, arrival=self._arrivals,
-                          options=options, now=now, due=due_time(options, now, self.policy.ageing_s),
-                          stop_ids=stop_ids if params.ignore_eos and options.structure is None
-                          else stop_ids | self.eos_ids)
-        request.stepwise = options.structure is not None    # its mask depends on the last token
+        request = Request(
+            id,
+            prompt,
+            params,
+            seed=seed,
+            max_len=max_len,
+            arrival=self._arrivals,
+            options=options,
+            now=now,
+            due=due_time(options, now, self.policy.ageing_s),
+            stop_ids=stop_ids if params.ignore_eos and options.structure is None else stop_ids | self.eos_ids,
+        )
+        request.stepwise = options.structure is not None  # its mask depends on the last token
         self._arrivals += 1
         life.come(request)
         life.counters.submitted += 1
         return request
 
-    def fork(self, source: int, id: int, *, seed: int, length: int | None = None, append: tuple[int, ...] = (),
-             params: SamplingParams | None = None, now: float = 0.0) -> Request:
+    def fork(
+        self,
+        source: int,
+        id: int,
+        *,
+        seed: int,
+        length: int | None = None,
+        append: tuple[int, ...] = (),
+        params: SamplingParams | None = None,
+        now: float = 0.0,
+    ) -> Request:
         """A new request that continues request `source` from its first `length` tokens (default: all that are known) and
         `append`. It shares the full KV pages of `source`, copies the last one, and runs in the next step, or waits when
         rows or pages are short and then finds in the prefix cache what is still there.
@@ -120,10 +162,20 @@ class Scheduler:
         if not parent.prompt_len <= length <= len(parent.tokens) or len(tokens) >= parent.max_len:
             raise ValueError(f"{parent} cannot be forked at {length} tokens and {len(append)} more")
         self.check_ids("append", append)
-        child = Request(id, tokens, params or parent.params, seed=seed, max_len=parent.max_len, arrival=self._arrivals,
-                        options=parent.options, stop_ids=parent.stop_ids, now=max(life.now, now), due=parent.due)
+        child = Request(
+            id,
+            tokens,
+            params or parent.params,
+            seed=seed,
+            max_len=parent.max_len,
+            arrival=self._arrivals,
+            options=parent.options,
+            stop_ids=parent.stop_ids,
+            now=max(life.now, now),
+            due=parent.due,
+        )
         child.prompt_len, child.stepwise, child.cached_len = parent.prompt_len, parent.stepwise, 0
-        child.residency = 1     # it has begun: no deadline ends it
+        child.residency = 1  # it has begun: no deadline ends it
         self._arrivals += 1
         life.counters.submitted += 1
         life.counters.forks += 1
@@ -204,7 +256,7 @@ class Scheduler:
         if len(in_flight) >= MAX_IN_FLIGHT:
             raise RuntimeError("schedule() before commit() of the batches in flight")
         if in_flight and in_flight[0].num_drafts:
-            return None     # where its requests go on is not known, and without them others would run in smaller steps
+            return None  # where its requests go on is not known, and without them others would run in smaller steps
         self._tell_time(now)
         batch = self.builder.build(ahead=bool(in_flight))
         if batch is not None:
@@ -278,9 +330,14 @@ class Scheduler:
     def decoding(self) -> list[Request]:
         """Running requests whose tokens are all known and whose next step runs the last of them: those that can have
         drafts now."""
-        return [request for request in self.life.running
-                if not request.pending and len(request.tokens) - request.computed_len == 1 and not request.in_flight
-                and request.drafts is not None]
+        return [
+            request
+            for request in self.life.running
+            if not request.pending
+            and len(request.tokens) - request.computed_len == 1
+            and not request.in_flight
+            and request.drafts is not None
+        ]
 
     def prompts_share_time(self) -> bool:
         """Whether the next step computes prompts for as long as its replies may wait (Policy.mixed_ratio): then the

@@ -43,7 +43,7 @@ class Admission:
         self.choices = self.queued_tokens = 0
         self.num_refused = 0
         self.weights = dict(weights or {})
-        self._used: dict[str, tuple[int, int]] = {}     # tenant → (choices, tokens), while there are any
+        self._used: dict[str, tuple[int, int]] = {}  # tenant → (choices, tokens), while there are any
 
     def check(self, tenant: str = "") -> None:
         """Refuse at once when nothing more fits, before the body is even parsed."""

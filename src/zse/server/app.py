@@ -23,15 +23,25 @@ class App:
     """pool: the models, and their engines. weights: of tenants, as the scheduler is told. phases_ms: of the server's start, for /metrics. tool_parser,
     reasoning_parser: for all models, instead of what their chat templates show."""
 
-    def __init__(self, pool: Pool, *, admission: Admission, key: KeyCheck, hosts: HostCheck,
-                 weights: Mapping[str, float] | None = None, salts: CacheSalts | None = None, limiter: Limiter | None = None,
-                 tool_parser: str | None = None, reasoning_parser: str | None = None):
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        admission: Admission,
+        key: KeyCheck,
+        hosts: HostCheck,
+        weights: Mapping[str, float] | None = None,
+        salts: CacheSalts | None = None,
+        limiter: Limiter | None = None,
+        tool_parser: str | None = None,
+        reasoning_parser: str | None = None,
+    ):
         self.pool, self.admission = pool, admission
         self.salts, self.limiter = salts or CacheSalts(), limiter or Limiter()
         self.tool_parser, self.reasoning_parser = tool_parser, reasoning_parser
         self.created = int(time.time())
         self.draining = False
-        self.responses: Counter[tuple[str, int]] = Counter()    # (route, status) → answers; "" is no route of ours
+        self.responses: Counter[tuple[str, int]] = Counter()  # (route, status) → answers; "" is no route of ours
         self.tenants = Tenants()
         self.phases_ms: dict[str, float] = {}
         self._key, self._hosts, self._weights = key, hosts, dict(weights or {})
@@ -69,8 +79,11 @@ class App:
         if route.scope == table.PUBLIC:
             return
         access = request.access
-        if route.scope == table.ADMIN and not access.admin or (
-                access.routes is not None and route.scope == table.USER and route.path not in access.routes):
+        if (
+            route.scope == table.ADMIN
+            and not access.admin
+            or (access.routes is not None and route.scope == table.USER and route.path not in access.routes)
+        ):
             raise APIError("insufficient_permissions", "This key may not use this route.")
 
     def _check_body_headers(self, request: Request) -> None:
@@ -118,8 +131,12 @@ class App:
 
     def request_options(self, request: Request, options: RequestOptions, client_salt: str = "") -> RequestOptions:
         """What the scheduler and the cache know of who asks, beside what the request says itself."""
-        return msgspec.structs.replace(options, tenant=request.tenant, weight=self._weights.get(request.tenant),
-                                       cache_salt=self.salts.salt(request.tenant, client_salt))
+        return msgspec.structs.replace(
+            options,
+            tenant=request.tenant,
+            weight=self._weights.get(request.tenant),
+            cache_salt=self.salts.salt(request.tenant, client_salt),
+        )
 
     def health(self) -> tuple[bool, str]:
         return self.pool.health()

@@ -33,8 +33,14 @@ class KeyCheck:
 
     def replace(self, keys: Iterable[Key]) -> None:
         """From the next request on, on open connections too, these keys and no others are valid."""
-        self._digests = [(hashlib.sha256(key.key.encode()).digest(), math.inf if key.expires is None else key.expires,
-                          Caller(key.tenant, key.access)) for key in keys]
+        self._digests = [
+            (
+                hashlib.sha256(key.key.encode()).digest(),
+                math.inf if key.expires is None else key.expires,
+                Caller(key.tenant, key.access),
+            )
+            for key in keys
+        ]
 
     @property
     def needed(self) -> bool:
@@ -47,8 +53,9 @@ class KeyCheck:
         scheme, _, key = (authorization or "").partition(" ")
         digest = hashlib.sha256(key.strip().encode("latin-1")).digest()
         now = self._clock()
-        found = [caller for known, expires, caller in self._digests
-                 if hmac.compare_digest(digest, known) & (now < expires)]
+        found = [
+            caller for known, expires, caller in self._digests if hmac.compare_digest(digest, known) & (now < expires)
+        ]
         if not (found and scheme.lower() == "bearer"):
             raise APIError("invalid_api_key", "Give a valid API key in the header 'Authorization: Bearer KEY'.")
         return found[0]
@@ -60,7 +67,7 @@ class CacheSalts:
 
     def __init__(self, secret: bytes | None = None):
         self._secret = secret or os.urandom(SECRET_BYTES)
-        self._plain: dict[str, str] = {}    # tenant → salt of requests that bring none
+        self._plain: dict[str, str] = {}  # tenant → salt of requests that bring none
 
     def salt(self, tenant: str, client_salt: str = "") -> str:
         known = self._plain.get(tenant) if not client_salt else None
@@ -104,7 +111,7 @@ def _make_secret(path: str) -> None:
     try:
         os.link(new, path)
     except FileExistsError:
-        pass    # the other server's
+        pass  # the other server's
     finally:
         os.unlink(new)
 
@@ -127,8 +134,9 @@ class HostCheck:
             raise APIError("invalid_http", "The Host header is malformed.", close=True)
         if self._allowed is None or name in self._allowed or is_ip(name):
             return
-        raise APIError("invalid_http", "This Host name is not served here; start with --allowed-host NAME to allow it.",
-                       close=True)
+        raise APIError(
+            "invalid_http", "This Host name is not served here; start with --allowed-host NAME to allow it.", close=True
+        )
 
 
 def split_host(host: str) -> tuple[str | None, str]:

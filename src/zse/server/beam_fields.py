@@ -8,22 +8,38 @@ from zse.server.fields import Field, boolean, integer, number, wrong_type
 
 def _early_stopping(value, path):
     if type(value) is not bool and value != "never":
-        raise wrong_type(path, "true, false or \"never\"", value)
+        raise wrong_type(path, 'true, false or "never"', value)
     return value
 
 
 BEAM_FIELDS = {
-    "use_beam_search": Field(boolean, "Search for the likeliest answers instead of sampling; not with stream, stop, "
-                             "penalties, logit_bias or a form of the answer.", False),
+    "use_beam_search": Field(
+        boolean,
+        "Search for the likeliest answers instead of sampling; not with stream, stop, "
+        "penalties, logit_bias or a form of the answer.",
+        False,
+    ),
     "beam_width": Field(integer(1, MAX_BEAM_WIDTH), "Beams of the search, up to 16; left out: n."),
-    "length_penalty": Field(number(*LENGTH_PENALTIES), "A beam's score is its log-probability divided by its length to "
-                            "this power.", 1.0),
-    "early_stopping": Field(_early_stopping, "true ends the search with the first beam_width answers, false when better "
-                            "ones are unlikely, \"never\" when there can be none.", False),
+    "length_penalty": Field(
+        number(*LENGTH_PENALTIES), "A beam's score is its log-probability divided by its length to this power.", 1.0
+    ),
+    "early_stopping": Field(
+        _early_stopping,
+        "true ends the search with the first beam_width answers, false when better "
+        'ones are unlikely, "never" when there can be none.',
+        False,
+    ),
 }
 # Fields that a search would have to ignore, and the values that ask for nothing.
-_OTHERS = {"stop": ((),), "repetition_penalty": (1.0,), "presence_penalty": (0.0,), "frequency_penalty": (0.0,),
-           "logit_bias": (None, {}), "tools": (None, []), "thinking_budget": (None,)}
+_OTHERS = {
+    "stop": ((),),
+    "repetition_penalty": (1.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "logit_bias": (None, {}),
+    "tools": (None, []),
+    "thinking_budget": (None,),
+}
 
 
 def read_beams(values: dict, best_of: int, structure_field: str, logprobs: int | None) -> BeamParams | None:
@@ -45,6 +61,12 @@ def read_beams(values: dict, best_of: int, structure_field: str, logprobs: int |
         raise APIError("out_of_range", "'beam_width' must be at least 'n'.", "beam_width")
     if values["max_tokens"] == 0:
         raise APIError("out_of_range", "'max_tokens' 0 does not go with 'use_beam_search'.", "max_tokens")
-    return BeamParams(beam_width=width, max_tokens=values["max_tokens"], length_penalty=values["length_penalty"],
-                      early_stopping=values["early_stopping"], stop_token_ids=tuple(values["stop_token_ids"]),
-                      ignore_eos=values["ignore_eos"], logprobs=logprobs)
+    return BeamParams(
+        beam_width=width,
+        max_tokens=values["max_tokens"],
+        length_penalty=values["length_penalty"],
+        early_stopping=values["early_stopping"],
+        stop_token_ids=tuple(values["stop_token_ids"]),
+        ignore_eos=values["ignore_eos"],
+        logprobs=logprobs,
+    )

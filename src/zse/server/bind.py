@@ -31,7 +31,8 @@ def listen(host: str, port: int) -> socket.socket:
     name = host.encode() if host.isascii() else host
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+            name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
     except OSError as error:
         raise ConfigError(f"--host {host}: {error.strerror or error}") from None
     sock = socket.socket(family, kind, protocol)

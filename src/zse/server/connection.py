@@ -144,8 +144,11 @@ class Connection(asyncio.Protocol):
                     room = self._limits.uri_bytes + self._limits.header_bytes + 64 - self._head_bytes
                 piece, data = data[:room], data[room:]
                 data = self._parse(piece) + data
-            if self._refusal is None and self.phase == HEAD and self._head_bytes >= (
-                    self._limits.uri_bytes + self._limits.header_bytes + 64):
+            if (
+                self._refusal is None
+                and self.phase == HEAD
+                and self._head_bytes >= (self._limits.uri_bytes + self._limits.header_bytes + 64)
+            ):
                 self._refusal = self._too_many_headers()
             if self._ready:
                 self._start_next()
@@ -163,7 +166,7 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(piece)
         except httptools.HttpParserUpgrade as upgrade:
-            return piece[upgrade.args[0]:] if self._skip_upgrade() else b""
+            return piece[upgrade.args[0] :] if self._skip_upgrade() else b""
         except httptools.HttpParserCallbackError as error:
             raise error.__context__ or error from None
         except httptools.HttpParserError as error:
@@ -195,15 +198,17 @@ class Connection(asyncio.Protocol):
     def on_url(self, url: bytes) -> None:
         self._url += url
         if len(self._url) > self._limits.uri_bytes and self._refusal is None:
-            self._refusal = APIError("uri_too_long", f"The request target is longer than {self._limits.uri_bytes} "
-                                                     "bytes.", close=True)
+            self._refusal = APIError(
+                "uri_too_long", f"The request target is longer than {self._limits.uri_bytes} bytes.", close=True
+            )
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += len(name) + len(value) + 4
         if self._request is None:  # else a trailer: counted, otherwise ignored
             self._headers.append((name, value))
-        if self._refusal is None and (len(self._headers) > self._limits.num_headers
-                                      or self._header_bytes > self._limits.header_bytes):
+        if self._refusal is None and (
+            len(self._headers) > self._limits.num_headers or self._header_bytes > self._limits.header_bytes
+        ):
             self._refusal = self._too_many_headers()
 
     def on_headers_complete(self) -> None:
@@ -243,12 +248,16 @@ class Connection(asyncio.Protocol):
         self.phase, self._since = IDLE, self._server.now
 
     def _too_large(self) -> APIError:
-        return APIError("request_too_large", f"The request body is larger than {self._limits.body_bytes} bytes.",
-                        close=True)
+        return APIError(
+            "request_too_large", f"The request body is larger than {self._limits.body_bytes} bytes.", close=True
+        )
 
     def _too_many_headers(self) -> APIError:
-        return APIError("header_too_large", f"More than {self._limits.num_headers} headers or "
-                                            f"{self._limits.header_bytes} bytes of them.", close=True)
+        return APIError(
+            "header_too_large",
+            f"More than {self._limits.num_headers} headers or {self._limits.header_bytes} bytes of them.",
+            close=True,
+        )
 
     def _build_request(self) -> Request:
         def refuse(reason: str) -> APIError:
@@ -350,8 +359,12 @@ class Connection(asyncio.Protocol):
         self.write(self._head(request, status, headers))
 
     def _head(self, request: Request | None, status: int, headers: list[tuple[str, str]]) -> bytes:
-        lines = [f"HTTP/1.1 {status} {REASONS.get(status, '')}", f"date: {self._server.date}",
-                 f"x-request-id: {request.id if request else new_request_id()}", "x-content-type-options: nosniff"]
+        lines = [
+            f"HTTP/1.1 {status} {REASONS.get(status, '')}",
+            f"date: {self._server.date}",
+            f"x-request-id: {request.id if request else new_request_id()}",
+            "x-content-type-options: nosniff",
+        ]
         lines += [f"{name}: {value}" for name, value in [*headers, *(request.more_headers if request else ())]]
         if request is None or not request.keep_alive or self._server.draining:
             lines.append("connection: close")
@@ -433,8 +446,12 @@ class Connection(asyncio.Protocol):
         elif self.phase == HEAD:
             if waited > limits.head_s:
                 self._refuse(self._too_slow("headers"))
-        elif (now - self._last_body > limits.body_idle_s or waited > limits.body_total_s
-              or waited > limits.body_idle_s and self._body_received < limits.body_rate * waited):
+        elif (
+            now - self._last_body > limits.body_idle_s
+            or waited > limits.body_total_s
+            or waited > limits.body_idle_s
+            and self._body_received < limits.body_rate * waited
+        ):
             self._refuse(self._too_slow("body"))
 
     @property
@@ -457,6 +474,7 @@ def split_target(target: bytes, refuse) -> tuple[str, str]:
     raw_path, _, query = target.partition(b"?")
     if b"%" in raw_path:
         from urllib.parse import unquote_to_bytes
+
         raw_path = unquote_to_bytes(raw_path)
     try:
         return raw_path.decode("utf-8"), query.decode("ascii")
@@ -468,8 +486,13 @@ def set_peer_timeouts(sock: socket.socket, stall_s: float) -> None:
     """Notice a peer that vanished without a FIN: probe an idle connection, give up on unacknowledged data; and one that
     reads slowly: the kernel would take megabytes of a stream before it says so."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3),
-                        ("TCP_USER_TIMEOUT", int(stall_s * 1000)), ("TCP_NOTSENT_LOWAT", _UNSENT_BYTES)):
+    for name, value in (
+        ("TCP_KEEPIDLE", 15),
+        ("TCP_KEEPINTVL", 5),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", int(stall_s * 1000)),
+        ("TCP_NOTSENT_LOWAT", _UNSENT_BYTES),
+    ):
         option = getattr(socket, name, None)  # macOS has other names
         if option is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)

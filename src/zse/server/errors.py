@@ -60,8 +60,16 @@ class APIError(RequestError):
     """An answer of the table. headers: extra response headers; close: the connection cannot be used afterwards; kind:
     another type than the table's ("tokens" of rate_limit_exceeded)."""
 
-    def __init__(self, code: str, message: str, param: str | None = None, *,
-                 headers: tuple[tuple[str, str], ...] = (), close: bool = False, kind: str | None = None):
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        param: str | None = None,
+        *,
+        headers: tuple[tuple[str, str], ...] = (),
+        close: bool = False,
+        kind: str | None = None,
+    ):
         status, usual_kind, _ = CODES[code]
         super().__init__(message, status=status, type=kind or usual_kind, code=code, param=param)
         self.headers, self.close = headers, close
@@ -69,14 +77,16 @@ class APIError(RequestError):
 
 def internal_error() -> APIError:
     """What a client sees of a bug of ours: nothing but the request id (in the x-request-id header)."""
-    return APIError("internal_error", "The server failed to answer this request. Quote the x-request-id header "
-                                      "when you report it.")
+    return APIError(
+        "internal_error", "The server failed to answer this request. Quote the x-request-id header when you report it."
+    )
 
 
 def body(error: RequestError) -> bytes:
     """The JSON body, without a final newline."""
-    return msgspec.json.encode({"error": {"message": error.message, "type": error.type, "param": error.param,
-                                          "code": error.code}})
+    return msgspec.json.encode(
+        {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+    )
 
 
 def headers(error: RequestError) -> list[tuple[str, str]]:

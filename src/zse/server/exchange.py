@@ -10,21 +10,62 @@ from zse.server import errors
 if TYPE_CHECKING:
     from zse.server.connection import Connection
 
-REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found",
-           405: "Method Not Allowed", 408: "Request Timeout", 409: "Conflict", 411: "Length Required",
-           413: "Content Too Large", 414: "URI Too Long", 415: "Unsupported Media Type", 422: "Unprocessable Content",
-           429: "Too Many Requests", 431: "Request Header Fields Too Large", 500: "Internal Server Error",
-           503: "Service Unavailable", 504: "Gateway Timeout"}
+REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    409: "Conflict",
+    411: "Length Required",
+    413: "Content Too Large",
+    414: "URI Too Long",
+    415: "Unsupported Media Type",
+    422: "Unprocessable Content",
+    429: "Too Many Requests",
+    431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+    504: "Gateway Timeout",
+}
 
 
 class Request:
     """A request whose head has been read. headers: names in lower case; body: complete when a handler sees it."""
 
-    __slots__ = ("method", "path", "query", "headers", "body", "id", "keep_alive", "http_10", "started", "connection",
-                 "route", "parameters", "status", "note", "refusal", "tenant", "access", "more_headers")
+    __slots__ = (
+        "method",
+        "path",
+        "query",
+        "headers",
+        "body",
+        "id",
+        "keep_alive",
+        "http_10",
+        "started",
+        "connection",
+        "route",
+        "parameters",
+        "status",
+        "note",
+        "refusal",
+        "tenant",
+        "access",
+        "more_headers",
+    )
 
-    def __init__(self, method: str, path: str, query: str, headers: dict[str, str], http_10: bool, keep_alive: bool,
-                 connection: "Connection"):
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        query: str,
+        headers: dict[str, str],
+        http_10: bool,
+        keep_alive: bool,
+        connection: "Connection",
+    ):
         self.method, self.path, self.query, self.headers = method, path, query, headers
         self.http_10, self.keep_alive, self.connection = http_10, keep_alive, connection
         self.body: bytes | bytearray = bytearray()
@@ -60,8 +101,14 @@ class Response:
 
     __slots__ = ("status", "body", "headers", "close")
 
-    def __init__(self, status: int, body: bytes, headers: list[tuple[str, str]] | None = None, close: bool = False,
-                 media_type: str = "application/json"):
+    def __init__(
+        self,
+        status: int,
+        body: bytes,
+        headers: list[tuple[str, str]] | None = None,
+        close: bool = False,
+        media_type: str = "application/json",
+    ):
         self.status, self.body, self.close = status, body, close
         self.headers = [("content-type", media_type), *(headers or [])]
 
@@ -86,8 +133,11 @@ class EventStream:
         if self.started:
             return
         self.started = True
-        headers = [("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"),
-                   ("x-accel-buffering", "no")]
+        headers = [
+            ("content-type", "text/event-stream; charset=utf-8"),
+            ("cache-control", "no-cache"),
+            ("x-accel-buffering", "no"),
+        ]
         if not self._request.http_10:
             headers.append(("transfer-encoding", "chunked"))
         self._connection.write_head(self._request, 200, headers)

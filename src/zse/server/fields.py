@@ -8,8 +8,15 @@ import msgspec
 from zse.server.errors import APIError
 
 Check = Callable[[Any, str], Any]
-_NAMES = {type(None): "null", bool: "a boolean", int: "an integer", float: "a number", str: "a string",
-          list: "an array", dict: "an object"}
+_NAMES = {
+    type(None): "null",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    list: "an array",
+    dict: "an object",
+}
 
 
 class Field(msgspec.Struct, frozen=True):
@@ -56,17 +63,20 @@ def integer(low: int | None = None, high: int | None = None) -> Check:
         if low is not None and value < low or high is not None and value > high:
             raise _out_of_range(path, low, high)
         return value
+
     return check
 
 
 def number(low: float, high: float, above_low: bool = False) -> Check:
     """A JSON number within [low, high], or (low, high] when above_low."""
+
     def check(value, path):
         if type(value) not in (int, float):
             raise wrong_type(path, "a number", value)
         if not low <= value <= high or above_low and value == low:
             raise _out_of_range(path, low, high, above_low)
         return float(value)
+
     return check
 
 
@@ -91,6 +101,7 @@ def string(max_length: int = 1 << 30, empty: bool = True) -> Check:
         if len(value) > max_length:
             raise too_long(path, f"at most {max_length} characters")
         return value
+
     return check
 
 
@@ -101,6 +112,7 @@ def one_of(*choices: str) -> Check:
         if value not in choices:
             raise APIError("invalid_value", f"'{path}' must be one of: {', '.join(choices)}.", path)
         return value
+
     return check
 
 
@@ -113,6 +125,7 @@ def array(check_item: Check, max_length: int, min_length: int = 0) -> Check:
         if len(value) < min_length:
             raise APIError("invalid_value", f"'{path}' must hold at least {min_length} item(s).", path)
         return [check_item(item, f"{path}[{index}]") for index, item in enumerate(value)]
+
     return check
 
 

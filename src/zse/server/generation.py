@@ -41,9 +41,9 @@ class Choice:
         self.parts: list[str] = []
         self.reasoning_parts: list[str] = []
         self.calls: list[Call] = []
-        self._num_begun = 0             # calls of which parts have come out
-        self.reasoning_tokens = 0       # the marks around it included
-        self._undecided = 0             # tokens that may be the opening mark of reasoning
+        self._num_begun = 0  # calls of which parts have come out
+        self.reasoning_tokens = 0  # the marks around it included
+        self._undecided = 0  # tokens that may be the opening mark of reasoning
         self._splitter = splitter
         self.scores: list[TokenScore] = []
         self.finish_reason: str | None = None
@@ -135,23 +135,31 @@ class Choice:
 
 
 def _score(token: int, entry: TokenLogprob, offset: int) -> TokenScore:
-    return TokenScore(token, max(entry.logprob, MIN_LOGPROB),
-                      [(other, max(value, MIN_LOGPROB)) for other, value in entry.top], offset)
+    return TokenScore(
+        token, max(entry.logprob, MIN_LOGPROB), [(other, max(value, MIN_LOGPROB)) for other, value in entry.top], offset
+    )
 
 
 def chat_logprobs(scores: list[TokenScore], token_bytes) -> dict:
     """`logprobs` of a chat choice. token_bytes: id → bytes."""
+
     def entry(token: int, logprob: float) -> dict:
         data = token_bytes(token)
         return {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}
 
-    return {"content": [{**entry(score.token, score.logprob), "top_logprobs": [entry(*other) for other in score.top]}
-                        for score in scores], "refusal": None}
+    return {
+        "content": [
+            {**entry(score.token, score.logprob), "top_logprobs": [entry(*other) for other in score.top]}
+            for score in scores
+        ],
+        "refusal": None,
+    }
 
 
 def completion_logprobs(scores: list[TokenScore], token_bytes) -> dict:
     """`logprobs` of a text completion choice. Tokens that are no valid UTF-8 alone are shown as OpenAI shows them:
     bytes:\\xe2\\x82."""
+
     def show(token: int) -> str:
         data = token_bytes(token)
         try:
@@ -164,5 +172,9 @@ def completion_logprobs(scores: list[TokenScore], token_bytes) -> dict:
         top = {show(token): logprob for token, logprob in score.top}
         top.setdefault(show(score.token), score.logprob)  # the sampled token is always listed
         tops.append(top)
-    return {"tokens": [show(score.token) for score in scores], "token_logprobs": [score.logprob for score in scores],
-            "top_logprobs": tops, "text_offset": [score.offset for score in scores]}
+    return {
+        "tokens": [show(score.token) for score in scores],
+        "token_logprobs": [score.logprob for score in scores],
+        "top_logprobs": tops,
+        "text_offset": [score.offset for score in scores],
+    }

@@ -7,14 +7,24 @@ from typing import NamedTuple
 
 from zse.errors import ConfigError
 
-DEFAULT_TENANT = "default"      # of a key that came without a name
+DEFAULT_TENANT = "default"  # of a key that came without a name
 MAX_KEYS, MAX_FILE_BYTES, MAX_WEIGHT = 4096, 1 << 20, 1000.0
 MAX_QUOTA = 1_000_000_000
 # Of zse.server.routes.table, whose import would delay the engine's start; a test holds them to it.
-USER_ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models", "/v1/models/{model}",
-               "/v1/rerank", "/v1/score", "/v2/rerank")
-FORMAT = ("NAME KEY [WEIGHT] [rpm=N] [tpm=N] [concurrency=N] [admin] [models=NAME,…] [routes=PATH,…] "
-          "[expires=YYYY-MM-DD[THH:MM[:SS]Z]]")
+USER_ROUTES = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/models",
+    "/v1/models/{model}",
+    "/v1/rerank",
+    "/v1/score",
+    "/v2/rerank",
+)
+FORMAT = (
+    "NAME KEY [WEIGHT] [rpm=N] [tpm=N] [concurrency=N] [admin] [models=NAME,…] [routes=PATH,…] "
+    "[expires=YYYY-MM-DD[THH:MM[:SS]Z]]"
+)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -50,7 +60,7 @@ class Key(NamedTuple):
     expires: float | None = None
 
     def __repr__(self) -> str:
-        return f"<Key of {self.tenant}>"    # the key must not get into a log or a traceback
+        return f"<Key of {self.tenant}>"  # the key must not get into a log or a traceback
 
 
 def single(key: str) -> tuple[Key, ...]:
@@ -73,7 +83,7 @@ def read_file(path: str) -> tuple[Key, ...]:
     if len(text) > MAX_FILE_BYTES:
         raise ConfigError(f"--api-key-file {path}: larger than {MAX_FILE_BYTES} bytes")
     keys: list[Key] = []
-    first: dict[str, Key] = {}      # of each tenant
+    first: dict[str, Key] = {}  # of each tenant
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue

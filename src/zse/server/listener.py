@@ -89,8 +89,15 @@ class Server:
 
     def finished(self, request: Request) -> None:
         self._app.finished(request, request.status)
-        log.info("%s %s %s %s %.0f ms %s", request.method, request.path, request.status or "-", request.note,
-                 (time.monotonic() - request.started) * 1000, request.id)
+        log.info(
+            "%s %s %s %s %.0f ms %s",
+            request.method,
+            request.path,
+            request.status or "-",
+            request.note,
+            (time.monotonic() - request.started) * 1000,
+            request.id,
+        )
 
     def refused(self, connection: Connection, request: Request | None, refusal: RequestError) -> None:
         if request is not None:

@@ -61,9 +61,14 @@ class ServeOptions(msgspec.Struct, frozen=True):
     since_exec: Callable[[], float] = time.process_time  # seconds
 
 
-def serve(options: ServeOptions, sock: socket.socket, process: EngineProcess,
-          spawn: Callable[[list[str]], EngineProcess], park: Callable[[], EngineProcess] | None = None,
-          load_model: Callable[[str, str], object] = models.load) -> int:
+def serve(
+    options: ServeOptions,
+    sock: socket.socket,
+    process: EngineProcess,
+    spawn: Callable[[list[str]], EngineProcess],
+    park: Callable[[], EngineProcess] | None = None,
+    load_model: Callable[[str, str], object] = models.load,
+) -> int:
     """Serve until a signal; the exit code. sock: listening. process: the first model's engine, spawned already; spawn:
     starts one from its arguments; park: a parked one. The engines are gone when this returns or raises."""
     _raise_file_limit()
@@ -76,6 +81,7 @@ def serve(options: ServeOptions, sock: socket.socket, process: EngineProcess,
 def _raise_file_limit() -> None:
     """One file descriptor per client: take what the hard limit allows."""
     import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 1 << 16 if hard == resource.RLIM_INFINITY else min(hard, 1 << 16)
     if soft < wanted:
@@ -99,8 +105,15 @@ class _Serving:
             respawn = functools.partial(self._respawn, arguments)
             engine = EngineClient(respawn, UNLOADED if number else STARTING)
             served.append(Served(spec, engine, None if number else text_model))
-        return Pool(served, self._load_model, spawn=self._spawn, park=self._park, spares=options.spare_engines,
-                    idle_s=options.idle_timeout_s, max_loaded=options.max_loaded)
+        return Pool(
+            served,
+            self._load_model,
+            spawn=self._spawn,
+            park=self._park,
+            spares=options.spare_engines,
+            idle_s=options.idle_timeout_s,
+            max_loaded=options.max_loaded,
+        )
 
     def _respawn(self, arguments: list[str]) -> EngineProcess:
         return self._pool.take_process(arguments)
@@ -119,11 +132,17 @@ class _Serving:
         self._pool = self._make_pool(text_model)
         self._engine = self._pool.default.engine
         shares = weights(options.keys, options.tenant_weights)
-        self._app = App(self._pool,
-                        admission=Admission(options.max_choices, options.max_queue_tokens, shares), weights=shares,
-                        salts=CacheSalts(options.cache_secret),
-                        limiter=Limiter(quotas(options.keys)), key=KeyCheck(options.keys), hosts=HostCheck(options.allowed_hosts),
-                        tool_parser=options.tool_parser, reasoning_parser=options.reasoning_parser)
+        self._app = App(
+            self._pool,
+            admission=Admission(options.max_choices, options.max_queue_tokens, shares),
+            weights=shares,
+            salts=CacheSalts(options.cache_secret),
+            limiter=Limiter(quotas(options.keys)),
+            key=KeyCheck(options.keys),
+            hosts=HostCheck(options.allowed_hosts),
+            tool_parser=options.tool_parser,
+            reasoning_parser=options.reasoning_parser,
+        )
         self._server = Server(self._app, options.limits)
         self._engine.start(self._process)
         await self._server.listen(self._sock)
@@ -161,7 +180,7 @@ class _Serving:
         if self._options.max_queue is not None:
             self._app.admission.max_choices = info.max_rows + self._options.max_queue
         self._announce(info, text_model.result())
-        gc.freeze()         # what stays is looked at no more
+        gc.freeze()  # what stays is looked at no more
         gc.enable()
         self._pool.start()
         return True
@@ -178,24 +197,31 @@ class _Serving:
         self._mark("ready")
         name = self._options.models[0].names[0]
         self._app.phases_ms = self._phases
-        log.info("phases of the engine's start, ms: %s",
-                 ", ".join(f"{phase} {value:.0f}" for phase, value in info.phases_ms.items()))
+        log.info(
+            "phases of the engine's start, ms: %s",
+            ", ".join(f"{phase} {value:.0f}" for phase, value in info.phases_ms.items()),
+        )
         address = bind.url(self._options.host, self._sock.getsockname()[1])
         # KV pages take memory when they are first written.
-        memory = ", ".join(f"{part} {'up to ' if part.startswith('kv') else ''}{count / 2**20:.0f} MiB"
-                           for part, count in info.memory_bytes.items())
+        memory = ", ".join(
+            f"{part} {'up to ' if part.startswith('kv') else ''}{count / 2**20:.0f} MiB"
+            for part, count in info.memory_bytes.items()
+        )
         phases = ", ".join(f"{phase} {value:.0f}" for phase, value in self._phases.items())
         key = ' -H "Authorization: Bearer $ZSE_API_KEY"' if self._options.keys else ""
         if text_model.has_chat_template:
             route, body = "chat/completions", f'"model":"{name}","messages":[{{"role":"user","content":"Hello"}}]'
         else:
             route, body = "completions", f'"model":"{name}","prompt":"Once upon a time"'
-        print(f"ZSE {__version__}: {name} on {address} (context {info.max_context}, {info.max_rows} at once)\n"
-              f"  memory: {memory}\n"
-              f"  start, ms since exec: {phases}\n"
-              f"{self._others()}"
-              f"  try: curl -N {address}/v1/{route}{key} -H 'Content-Type: application/json'"
-              f" -d '{{{body},\"stream\":true}}'", flush=True)
+        print(
+            f"ZSE {__version__}: {name} on {address} (context {info.max_context}, {info.max_rows} at once)\n"
+            f"  memory: {memory}\n"
+            f"  start, ms since exec: {phases}\n"
+            f"{self._others()}"
+            f"  try: curl -N {address}/v1/{route}{key} -H 'Content-Type: application/json'"
+            f" -d '{{{body},\"stream\":true}}'",
+            flush=True,
+        )
 
     def _others(self) -> str:
         names = [spec.names[0] for spec in self._options.models[1:]]
@@ -224,8 +250,9 @@ class _Serving:
         self._app.draining = self._pool.draining = True
         busy = sum(connection.busy for connection in self._server.connections)
         if busy:
-            log.warning("draining: %d requests have up to %.0f s; a second signal stops at once", busy,
-                        self._options.drain_s)
+            log.warning(
+                "draining: %d requests have up to %.0f s; a second signal stops at once", busy, self._options.drain_s
+            )
         # Connections that the kernel has accepted already are answered, not reset.
         for _ in range(3):
             await asyncio.sleep(0)
@@ -248,4 +275,3 @@ class _Serving:
         deadline = time.monotonic() + FLUSH_S
         while any(connection.unsent_bytes for connection in self._server.connections) and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
-

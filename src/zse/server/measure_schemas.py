@@ -6,7 +6,18 @@ import msgspec
 
 from zse.scheduler.options import RequestOptions
 from zse.server.errors import APIError
-from zse.server.fields import Field, array, boolean, integer, one_of, read_fields, string, token_id, token_ids, wrong_type
+from zse.server.fields import (
+    Field,
+    array,
+    boolean,
+    integer,
+    one_of,
+    read_fields,
+    string,
+    token_id,
+    token_ids,
+    wrong_type,
+)
 from zse.server.relevance import EMBEDDING, LIKELIHOOD, METHODS, TASK
 from zse.server.schemas import CHAT
 
@@ -75,18 +86,25 @@ def _texts(value, path) -> list[str]:
     return array(string(empty=False), MAX_DOCUMENTS, 1)(value, path)
 
 
-_POOLING = Field(one_of("last", "mean"), "Of which hidden states the vector is made: the last token's, or the mean.",
-                 "last")
+_POOLING = Field(
+    one_of("last", "mean"), "Of which hidden states the vector is made: the last token's, or the mean.", "last"
+)
 
-EMBEDDINGS = MODEL | {
-    "input": Field(_input, "A string, strings, token ids or lists of token ids; up to 2,048.", required=True),
-    "encoding_format": Field(one_of("float", "base64"), "base64: of little-endian 32-bit floats.", "float"),
-    "dimensions": Field(integer(1), "Keep the first so many numbers, brought to length 1 again; for models that were "
-                        "trained for it."),
-    "pooling": _POOLING,
-    "normalize": Field(boolean, "Bring vectors to length 1.", True),
-    "user": Field(string(512), "An identifier of yours; accepted, not used."),
-} | URGENCY
+EMBEDDINGS = (
+    MODEL
+    | {
+        "input": Field(_input, "A string, strings, token ids or lists of token ids; up to 2,048.", required=True),
+        "encoding_format": Field(one_of("float", "base64"), "base64: of little-endian 32-bit floats.", "float"),
+        "dimensions": Field(
+            integer(1),
+            "Keep the first so many numbers, brought to length 1 again; for models that were trained for it.",
+        ),
+        "pooling": _POOLING,
+        "normalize": Field(boolean, "Bring vectors to length 1.", True),
+        "user": Field(string(512), "An identifier of yours; accepted, not used."),
+    }
+    | URGENCY
+)
 
 _PAIRS = {
     "pooling": _POOLING,
@@ -94,24 +112,37 @@ _PAIRS = {
     "user": Field(string(512), "An identifier of yours; accepted, not used."),
 } | URGENCY
 
-RERANK = MODEL | {
-    "query": Field(string(empty=False), "What is looked for.", required=True),
-    "documents": Field(array(_document, MAX_DOCUMENTS, 1), "Strings, or objects with a text; up to 1,024.",
-                       required=True),
-    "top_n": Field(integer(1), "Answer with the best so many only."),
-    "return_documents": Field(boolean, "Answer with the documents' texts, too.", True),
-    "max_tokens_per_doc": Field(integer(1), "Longer documents are cut to so many tokens; without it they are refused "
-                                "where they exceed the context."),
-    "method": Field(one_of(*METHODS), "likelihood, yes_no or embedding; see below.", LIKELIHOOD),
-    "rank_fields": Field(None, "Documents are texts."),
-} | _PAIRS
+RERANK = (
+    MODEL
+    | {
+        "query": Field(string(empty=False), "What is looked for.", required=True),
+        "documents": Field(
+            array(_document, MAX_DOCUMENTS, 1), "Strings, or objects with a text; up to 1,024.", required=True
+        ),
+        "top_n": Field(integer(1), "Answer with the best so many only."),
+        "return_documents": Field(boolean, "Answer with the documents' texts, too.", True),
+        "max_tokens_per_doc": Field(
+            integer(1),
+            "Longer documents are cut to so many tokens; without it they are refused where they exceed the context.",
+        ),
+        "method": Field(one_of(*METHODS), "likelihood, yes_no or embedding; see below.", LIKELIHOOD),
+        "rank_fields": Field(None, "Documents are texts."),
+    }
+    | _PAIRS
+)
 
-SCORE = MODEL | {
-    "text_1": Field(_texts, "A text, or texts.", required=True),
-    "text_2": Field(_texts, "A text, or texts: as many as text_1, or any number for one text_1.", required=True),
-    "method": Field(one_of(*METHODS), "embedding, likelihood or yes_no (text_1 is the query); see rerank.", EMBEDDING),
-    "encoding_format": Field(None, "Scores are numbers.", harmless=(None, "float")),
-} | _PAIRS
+SCORE = (
+    MODEL
+    | {
+        "text_1": Field(_texts, "A text, or texts.", required=True),
+        "text_2": Field(_texts, "A text, or texts: as many as text_1, or any number for one text_1.", required=True),
+        "method": Field(
+            one_of(*METHODS), "embedding, likelihood or yes_no (text_1 is the query); see rerank.", EMBEDDING
+        ),
+        "encoding_format": Field(None, "Scores are numbers.", harmless=(None, "float")),
+    }
+    | _PAIRS
+)
 
 
 def _urgency(values: dict) -> RequestOptions:
@@ -121,15 +152,28 @@ def _urgency(values: dict) -> RequestOptions:
 def read_embeddings(body: dict) -> Embeddings:
     """Check the body of POST /v1/embeddings. Raises APIError."""
     values = read_fields(EMBEDDINGS, body)
-    return Embeddings(values["model"], _urgency(values), values["input"], values["encoding_format"] == "base64",
-                      values["pooling"], values["normalize"], values["dimensions"])
+    return Embeddings(
+        values["model"],
+        _urgency(values),
+        values["input"],
+        values["encoding_format"] == "base64",
+        values["pooling"],
+        values["normalize"],
+        values["dimensions"],
+    )
 
 
 def read_rerank(body: dict) -> Pairs:
     """Check the body of POST /v1/rerank. Raises APIError."""
     values = read_fields(RERANK, body)
-    return _pairs(values, [values["query"]], values["documents"], top_n=values["top_n"],
-                  return_documents=values["return_documents"], max_tokens_per_doc=values["max_tokens_per_doc"])
+    return _pairs(
+        values,
+        [values["query"]],
+        values["documents"],
+        top_n=values["top_n"],
+        return_documents=values["return_documents"],
+        max_tokens_per_doc=values["max_tokens_per_doc"],
+    )
 
 
 def read_score(body: dict) -> Pairs:
@@ -137,11 +181,22 @@ def read_score(body: dict) -> Pairs:
     values = read_fields(SCORE, body)
     one, two = values["text_1"], values["text_2"]
     if len(one) not in (1, len(two)):
-        raise APIError("invalid_value", f"'text_1' has {len(one)} texts and 'text_2' {len(two)}: give one text_1, or as "
-                                        "many as text_2.", "text_2")
+        raise APIError(
+            "invalid_value",
+            f"'text_1' has {len(one)} texts and 'text_2' {len(two)}: give one text_1, or as many as text_2.",
+            "text_2",
+        )
     return _pairs(values, one, two)
 
 
 def _pairs(values: dict, queries: list[str], documents: list[str], **more) -> Pairs:
-    return Pairs(values["model"], _urgency(values), queries, documents, values["method"], values["pooling"],
-                 values["task"], **more)
+    return Pairs(
+        values["model"],
+        _urgency(values),
+        queries,
+        documents,
+        values["method"],
+        values["pooling"],
+        values["task"],
+        **more,
+    )

@@ -69,15 +69,22 @@ async def measure(app, request: Request, read: Callable, prepare: Callable, chec
 def _check(measurements: list[Measurement], vocab_size: int, max_context: int) -> None:
     for item in measurements:
         if len(item.ids) > max_context:
-            raise APIError("context_length_exceeded", f"'{item.source}' has {len(item.ids)} tokens; this model's context "
-                                                      f"is {max_context} tokens.", item.source)
+            raise APIError(
+                "context_length_exceeded",
+                f"'{item.source}' has {len(item.ids)} tokens; this model's context is {max_context} tokens.",
+                item.source,
+            )
         if max(item.ids) >= vocab_size:
-            raise APIError("invalid_token_id", f"'{item.source}' holds a token id outside the vocabulary of "
-                                               f"{vocab_size}.", item.source)
+            raise APIError(
+                "invalid_token_id",
+                f"'{item.source}' holds a token id outside the vocabulary of {vocab_size}.",
+                item.source,
+            )
 
 
-async def _run(channel: Channel, measurements: list[Measurement], options: RequestOptions,
-               check: Callable[[Measured], object]) -> list[Measured]:
+async def _run(
+    channel: Channel, measurements: list[Measurement], options: RequestOptions, check: Callable[[Measured], object]
+) -> list[Measured]:
     results: dict[int, Measured] = {}
     submitted = 0
     while len(results) < len(measurements):

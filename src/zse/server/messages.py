@@ -51,8 +51,9 @@ def _message(value, path) -> dict:
     role = "system" if message["role"] == "developer" else message["role"]
     for field, owner in _ONLY.items():
         if message[field] and role != owner:
-            raise APIError("invalid_value", f"'{path}.{field}' belongs to messages of the role {owner}.",
-                           f"{path}.{field}")
+            raise APIError(
+                "invalid_value", f"'{path}.{field}' belongs to messages of the role {owner}.", f"{path}.{field}"
+            )
     for field in ("content", "tool_call_id") if role == "tool" else ("content",) if role != "assistant" else ():
         if message[field] is None:
             raise APIError("missing_required_parameter", f"'{path}.{field}' is required.", f"{path}.{field}")

@@ -18,13 +18,15 @@ class ServedModel:
         """Token ids of text that follows other text: without BOS. control: control tokens in it are such."""
         return self._tokenizer.encode(text, special=control, add_bos=False)
 
-    def encode_chat(self, messages: list[dict], tools: list[dict] | None = None,
-                    variables: dict | None = None) -> list[int]:
+    def encode_chat(
+        self, messages: list[dict], tools: list[dict] | None = None, variables: dict | None = None
+    ) -> list[int]:
         """Token ids of a conversation, up to where the assistant's answer begins. Control tokens that stand in a
         message stay plain text. variables: what else the template reads, such as enable_thinking. Raises RequestError
         when the model has no template or the template refuses."""
         if self._template is None:
             from zse.tokenizer.chat_template import no_chat_template
+
             raise no_chat_template(self._name)
         return self._template.encode(messages, tools=tools, **(variables or {}))
 
@@ -52,6 +54,7 @@ def load(path: str, name: str) -> ServedModel:
     from zse.tokenizer.chat_template import load_chat_template
     from zse.tokenizer.detokenize import IncrementalDetokenizer
     from zse.tokenizer.load import load_tokenizer
+
     with open_model(path) as source:
         tokenizer = load_tokenizer(source)
         return ServedModel(tokenizer, load_chat_template(source, tokenizer), IncrementalDetokenizer, name)

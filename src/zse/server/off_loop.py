@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 OFF_LOOP_BYTES = 16 << 10  # longer bodies and prompts are parsed and tokenised in a thread (16 KB take some 3 ms)
-ON_LOOP_ENTRIES = 2000       # log-probabilities: answers with more are made in a thread (some 10 µs each)
+ON_LOOP_ENTRIES = 2000  # log-probabilities: answers with more are made in a thread (some 10 µs each)
 
 Result = TypeVar("Result")
 

@@ -25,8 +25,8 @@ from zse.server.statistics import Statistics
 log = logging.getLogger("zse.server")
 
 TICK_S = 0.25
-RETRY_S = 2.0                   # after a load that failed, a request tries again; sooner ones get the same answer
-SPARE_BUDGET, SPARE_WINDOW_S = 5, 600.0     # parked engines that may die within the window before they are given up
+RETRY_S = 2.0  # after a load that failed, a request tries again; sooner ones get the same answer
+SPARE_BUDGET, SPARE_WINDOW_S = 5, 600.0  # parked engines that may die within the window before they are given up
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ class Served:
     def __init__(self, spec: ModelSpec, engine: EngineClient, text: asyncio.Future | None = None):
         self.spec, self.engine, self.text = spec, engine, text
         self.users = self.num_loads = self.num_evictions = self.num_requests = 0
-        self.load_ms = 0.0              # of the last load, from the request to Ready
+        self.load_ms = 0.0  # of the last load, from the request to Ready
         self.last_used = time.monotonic()
         self.statistics = Statistics()
         # Of answers: the same while version, model and options are the same, as OpenAI's clients expect beside a seed.
@@ -52,7 +52,7 @@ class Served:
         self.fingerprint = "fp_" + hashlib.sha256(made_with.encode()).hexdigest()[:10]
         self.failed_at = 0.0
         self.failure: RequestError | None = None
-        self.changing: asyncio.Task | None = None      # a load or an eviction that is going on
+        self.changing: asyncio.Task | None = None  # a load or an eviction that is going on
 
     @property
     def name(self) -> str:
@@ -71,10 +71,17 @@ class Pool:
     park: starts a parked engine; spares: how many to keep. idle_s: a model without requests for so long is evicted
     (None: never). max_loaded: models that may be loaded at once (None: what memory holds)."""
 
-    def __init__(self, models: list[Served], load_text: Callable[[str, str], object] | None = None, *,
-                 spawn: Callable[[list[str]], EngineProcess] | None = None,
-                 park: Callable[[], EngineProcess] | None = None, spares: int = 0, idle_s: float | None = None,
-                 max_loaded: int | None = None):
+    def __init__(
+        self,
+        models: list[Served],
+        load_text: Callable[[str, str], object] | None = None,
+        *,
+        spawn: Callable[[list[str]], EngineProcess] | None = None,
+        park: Callable[[], EngineProcess] | None = None,
+        spares: int = 0,
+        idle_s: float | None = None,
+        max_loaded: int | None = None,
+    ):
         self.models = models
         self.draining = False
         self.num_spare_loads = 0
@@ -84,8 +91,8 @@ class Pool:
         self._spare_deaths: list[float] = []
         self._by_name = {name: model for model in models for name in model.spec.names}
         self._task: asyncio.Task | None = None
-        self._memory = asyncio.Lock()       # one load at a time decides who has to go
-        self._leaving: list[Served] = []    # being evicted
+        self._memory = asyncio.Lock()  # one load at a time decides who has to go
+        self._leaving: list[Served] = []  # being evicted
 
     @property
     def default(self) -> Served:
@@ -139,14 +146,18 @@ class Pool:
     def _start_text(self, model: Served) -> None:
         assert self._load_text is not None
         model.text = asyncio.get_running_loop().run_in_executor(None, self._load_text, model.spec.path, model.name)
-        model.text.add_done_callback(lambda future: future.cancelled() or future.exception())   # "never retrieved"
+        model.text.add_done_callback(lambda future: future.cancelled() or future.exception())  # "never retrieved"
 
     def _ensure_loading(self, model: Served) -> None:
         """Starts a load unless there is one, the model is loaded, or it failed just now or for good."""
         if self.draining:
             raise shutting_down_error()
-        if model.changing is None and self._spawn is not None and model.failure is None \
-                and model.engine.state == UNLOADED:
+        if (
+            model.changing is None
+            and self._spawn is not None
+            and model.failure is None
+            and model.engine.state == UNLOADED
+        ):
             model.changing = asyncio.get_running_loop().create_task(self._load(model))
 
     def _forgive(self, model: Served) -> None:
@@ -173,23 +184,30 @@ class Pool:
                     except EngineStartError as error:
                         if error.died and process.load is not None:
                             log.warning("a parked engine died when it was to load %s: %s", model.name, error)
-                            continue        # there are only so many parked ones; the next one is new
+                            continue  # there are only so many parked ones; the next one is new
                         if error.code != "out_of_memory" or not await self._free_memory(model):
                             raise
             model.num_loads += 1
             model.load_ms = round(1000 * (time.monotonic() - start), 1)
             model.last_used = time.monotonic()
-            log.info("loaded %s in %.0f ms%s; in its engine: %s", model.name, model.load_ms,
-                     " into a parked engine" if process.load is not None else "",
-                     ", ".join(f"{phase} {value:.0f}" for phase, value in info.phases_ms.items()))
+            log.info(
+                "loaded %s in %.0f ms%s; in its engine: %s",
+                model.name,
+                model.load_ms,
+                " into a parked engine" if process.load is not None else "",
+                ", ".join(f"{phase} {value:.0f}" for phase, value in info.phases_ms.items()),
+            )
         except RequestError as error:
             model.failure, model.failed_at = error, time.monotonic()
         except EngineStartError as error:
             log.error("%s cannot be loaded: %s", model.name, error)
             others_busy = any(other.users for other in self.models if other is not model)
             is_memory = error.code == "out_of_memory" and others_busy
-            model.failure = APIError("overloaded", "There is no memory for this model while others are in use.") \
-                if is_memory else APIError("engine_unavailable", "The model could not be loaded.")
+            model.failure = (
+                APIError("overloaded", "There is no memory for this model while others are in use.")
+                if is_memory
+                else APIError("engine_unavailable", "The model could not be loaded.")
+            )
             model.failed_at = time.monotonic()
         finally:
             model.changing = None
@@ -198,8 +216,11 @@ class Pool:
         """Begin to evict until one more may be loaded. The load goes on beside: if there is not enough memory before the
         others are gone, it is tried again then."""
         while self._max_loaded is not None:
-            loaded = [other for other in self.models if other is not model and other.engine.state != UNLOADED
-                      and other not in self._leaving]
+            loaded = [
+                other
+                for other in self.models
+                if other is not model and other.engine.state != UNLOADED and other not in self._leaving
+            ]
             if len(loaded) < self._max_loaded:
                 return
             victim = self._victim(model)
@@ -220,8 +241,14 @@ class Pool:
 
     def _victim(self, wanted: Served) -> Served | None:
         """The loaded model that has been without requests for the longest time."""
-        idle = [model for model in self.models if model is not wanted and not model.users and model.changing is None
-                and model.engine.state in (READY, DOWN)]
+        idle = [
+            model
+            for model in self.models
+            if model is not wanted
+            and not model.users
+            and model.changing is None
+            and model.engine.state in (READY, DOWN)
+        ]
         return min(idle, key=lambda model: model.last_used, default=None)
 
     def _evict(self, model: Served) -> None:
@@ -302,7 +329,7 @@ class Pool:
             if model.engine.state == UNLOADED or (model.changing is not None and model is not self.default):
                 continue
             if model.engine.state == DOWN and model.failure is not None and model is not self.default:
-                continue            # tried again when somebody asks for it
+                continue  # tried again when somebody asks for it
             ok, reason = model.engine.health()
             if not ok:
                 return ok, reason if len(self.models) == 1 else f"{model.name}: {reason}"

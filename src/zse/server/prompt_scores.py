@@ -10,16 +10,23 @@ from zse.server.generation import MIN_LOGPROB, TokenScore, completion_logprobs
 _encode = msgspec.json.encode
 
 
-def echoed_logprobs(prompt: list[int], measured: Measured, scores: list[TokenScore], text_length: int,
-                    token_bytes) -> dict:
+def echoed_logprobs(
+    prompt: list[int], measured: Measured, scores: list[TokenScore], text_length: int, token_bytes
+) -> dict:
     """`logprobs` of a text completion that repeats its prompt: the prompt's tokens, then the answer's (`scores`), whose
     text begins after text_length characters. Nothing stands before the first token: its entries are null."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     before, at = [], 0
     for token, entry in zip(prompt, measured.scores(), strict=True):
         logprob, top = (0.0, []) if entry is None else (entry.logprob, entry.top)
-        before.append(TokenScore(token, max(logprob, MIN_LOGPROB),
-                                 [(other, max(value, MIN_LOGPROB)) for other, value in top], min(at, text_length)))
+        before.append(
+            TokenScore(
+                token,
+                max(logprob, MIN_LOGPROB),
+                [(other, max(value, MIN_LOGPROB)) for other, value in top],
+                min(at, text_length),
+            )
+        )
         at += len(decoder.decode(token_bytes(token)))
     after = [TokenScore(score.token, score.logprob, score.top, score.offset + text_length) for score in scores]
     out = completion_logprobs(before + after, token_bytes)
@@ -40,8 +47,18 @@ def prompt_logprobs(prompt: list[int], measured: Measured, token_bytes) -> list[
             ranked[other] = value, rank
         ranked.setdefault(token, (entry.logprob, None))
         # As text at once: all of them together would be encoded in one call, which holds the interpreter lock.
-        found.append(msgspec.Raw(_encode({
-            str(other): {"logprob": max(value, MIN_LOGPROB), "rank": rank,
-                         "decoded_token": token_bytes(other).decode("utf-8", "replace")}
-            for other, (value, rank) in ranked.items()})))
+        found.append(
+            msgspec.Raw(
+                _encode(
+                    {
+                        str(other): {
+                            "logprob": max(value, MIN_LOGPROB),
+                            "rank": rank,
+                            "decoded_token": token_bytes(other).decode("utf-8", "replace"),
+                        }
+                        for other, (value, rank) in ranked.items()
+                    }
+                )
+            )
+        )
     return found

@@ -88,15 +88,20 @@ class Limiter:
                 account.requests.level -= 1
             entered.tell()
             if wait_s > 0:
-                raise self._limited("requests", f"This key may send {account.requests.per_minute} requests a minute.",
-                                    wait_s)
+                raise self._limited(
+                    "requests", f"This key may send {account.requests.per_minute} requests a minute.", wait_s
+                )
         return entered
 
     def _limited(self, kind: str, message: str, wait_s: float) -> APIError:
         self.num_limited += 1
         wait_ms = max(1, round(1000 * wait_s))
-        return APIError("rate_limit_exceeded", message, kind=kind,
-                        headers=(("retry-after", str(-(-wait_ms // 1000))), ("retry-after-ms", str(wait_ms))))
+        return APIError(
+            "rate_limit_exceeded",
+            message,
+            kind=kind,
+            headers=(("retry-after", str(-(-wait_ms // 1000))), ("retry-after-ms", str(wait_ms))),
+        )
 
 
 class Pass:
@@ -121,8 +126,11 @@ class Pass:
             wait_s = account.tokens.wait_s(tokens)
             if wait_s > 0:
                 self.tell()
-                raise limiter._limited("tokens", f"This key may use {account.tokens.per_minute} tokens a minute; this "
-                                                 f"request may take {tokens}.", wait_s)
+                raise limiter._limited(
+                    "tokens",
+                    f"This key may use {account.tokens.per_minute} tokens a minute; this request may take {tokens}.",
+                    wait_s,
+                )
             account.tokens.level -= tokens
             self._reserved = tokens
         self._choices = choices
@@ -136,8 +144,9 @@ class Pass:
             if self._account.tokens is not None:
                 self._account.tokens.refill(self._limiter._clock())
                 # What was reserved for too long an answer comes back, but never more than fits.
-                self._account.tokens.level = min(self._account.tokens.per_minute,
-                                                 self._account.tokens.level + self._reserved - tokens)
+                self._account.tokens.level = min(
+                    self._account.tokens.per_minute, self._account.tokens.level + self._reserved - tokens
+                )
             self._choices, self._reserved = 0, 0.0
 
     def tell(self) -> None:
@@ -147,7 +156,9 @@ class Pass:
         headers = []
         for name, bucket in (("requests", self._account.requests), ("tokens", self._account.tokens)):
             if bucket is not None:
-                headers += [(f"x-ratelimit-limit-{name}", str(bucket.per_minute)),
-                            (f"x-ratelimit-remaining-{name}", str(max(0, int(bucket.level)))),
-                            (f"x-ratelimit-reset-{name}", f"{bucket.full_in_s:.3f}s")]
+                headers += [
+                    (f"x-ratelimit-limit-{name}", str(bucket.per_minute)),
+                    (f"x-ratelimit-remaining-{name}", str(max(0, int(bucket.level)))),
+                    (f"x-ratelimit-reset-{name}", f"{bucket.full_in_s:.3f}s"),
+                ]
         self._request.more_headers = headers

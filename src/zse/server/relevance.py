@@ -41,8 +41,11 @@ class Judge:
         if method == YES_NO:
             self._yes, self._no = answer_tokens(model)
             if not self._yes or not self._no:
-                raise APIError("unsupported_parameter", "'method' yes_no: this model has no tokens that begin yes and no.",
-                               "method")
+                raise APIError(
+                    "unsupported_parameter",
+                    "'method' yes_no: this model has no tokens that begin yes and no.",
+                    "method",
+                )
 
     def sequence(self, query: str, document: str, source: str) -> Measurement:
         if self._method == LIKELIHOOD:
@@ -57,7 +60,7 @@ class Judge:
         values = [entry.logprob for entry in result.scores() if entry is not None]
         if self._method == LIKELIHOOD:
             return math.exp(sum(values) / len(values))
-        yes, no = _total(values[:len(self._yes)]), _total(values[len(self._yes):])
+        yes, no = _total(values[: len(self._yes)]), _total(values[len(self._yes) :])
         return 1 / (1 + math.exp(min(no - yes, 700.0)))
 
     def _question(self, query: str, document: str) -> list[int]:
@@ -76,6 +79,7 @@ class Judge:
 
 def answer_tokens(model) -> tuple[list[int], list[int]]:
     """The tokens that a yes and a no may begin with, those left out that begin both."""
+
     def firsts(word: str) -> set[int]:
         forms = (word, word.capitalize(), word.upper())
         return {model.encode_part(lead + form)[0] for form in forms for lead in ("", " ")}

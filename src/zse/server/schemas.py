@@ -86,8 +86,11 @@ class Completion(msgspec.Struct):
 def _stream_options(value, path) -> dict:
     if type(value) is not dict:
         raise wrong_type(path, "an object", value)
-    return read_fields({"include_usage": Field(boolean, "", False),
-                        "include_obfuscation": Field(None, "", harmless=(None, False))}, value, path + ".")
+    return read_fields(
+        {"include_usage": Field(boolean, "", False), "include_obfuscation": Field(None, "", harmless=(None, False))},
+        value,
+        path + ".",
+    )
 
 
 def _prompt(value, path) -> list:
@@ -114,8 +117,9 @@ _COMMON = {
     "top_p": Field(number(0, 1, above_low=True), "Nucleus sampling; 1 is off.", 1.0),
     "top_k": Field(integer(-1, 1 << 20), "Keep the k most likely tokens; 0 or -1 is off.", 0),
     "min_p": Field(number(0, 1), "Drop tokens below this share of the most likely one's probability.", 0.0),
-    "repetition_penalty": Field(number(0, 10, above_low=True), "Divides logits of tokens seen in prompt or answer.",
-                                1.0),
+    "repetition_penalty": Field(
+        number(0, 10, above_low=True), "Divides logits of tokens seen in prompt or answer.", 1.0
+    ),
     "presence_penalty": Field(number(-2, 2), "Subtracted from logits of tokens that the answer holds.", 0.0),
     "frequency_penalty": Field(number(-2, 2), "Subtracted once per occurrence in the answer.", 0.0),
     "logit_bias": Field(logit_bias, "Token id → bias in [-100, 100], at most 1,024."),
@@ -124,46 +128,72 @@ _COMMON = {
     "stop_token_ids": Field(token_ids(128), "Up to 128 token ids that end the answer.", ()),
     "ignore_eos": Field(boolean, "Go on after the model's own end token.", False),
     "speculation": Field(boolean, "false verifies no drafts for this request; its answer is the same.", True),
-    "prompt_logprobs": Field(integer(0, 20), "Log-probabilities of the prompt's tokens with this many alternatives, up "
-                             "to 20; not with stream."),
+    "prompt_logprobs": Field(
+        integer(0, 20),
+        "Log-probabilities of the prompt's tokens with this many alternatives, up to 20; not with stream.",
+    ),
     "n": Field(integer(1, MAX_CHOICES), "Number of answers, up to 16.", 1),
     **BEAM_FIELDS,
     "stream": Field(boolean, "Answer as server-sent events.", False),
-    "stream_options": Field(_stream_options, "{\"include_usage\": true}: a last chunk with usage; needs stream."),
-    "priority": Field(integer(*PRIORITIES), "From -10 to 10: higher goes first among the requests of one key; one that "
-                      "waits gains on newer ones (--ageing-ms).", 0),
-    "deadline_ms": Field(number(0, MAX_DEADLINE_MS, above_low=True), "When the whole answer is wanted, from now: sooner "
-                         "goes first; answered 504 if it passes before the request has begun."),
+    "stream_options": Field(_stream_options, '{"include_usage": true}: a last chunk with usage; needs stream.'),
+    "priority": Field(
+        integer(*PRIORITIES),
+        "From -10 to 10: higher goes first among the requests of one key; one that "
+        "waits gains on newer ones (--ageing-ms).",
+        0,
+    ),
+    "deadline_ms": Field(
+        number(0, MAX_DEADLINE_MS, above_low=True),
+        "When the whole answer is wanted, from now: sooner "
+        "goes first; answered 504 if it passes before the request has begun.",
+    ),
     "user": Field(string(512), "An identifier of yours; accepted, not used."),
-    "structured_outputs": Field(structured_outputs, "One of {\"json\": schema}, {\"regex\": …}, {\"choice\": [texts]}, "
-                                "{\"grammar\": Lark or GBNF}; see Structured output."),
-    "cache_salt": Field(string(256, empty=False), "Keeps cached prompts apart: only requests with the same one share.",
-                        ""),
+    "structured_outputs": Field(
+        structured_outputs,
+        'One of {"json": schema}, {"regex": …}, {"choice": [texts]}, {"grammar": Lark or GBNF}; see Structured output.',
+    ),
+    "cache_salt": Field(
+        string(256, empty=False), "Keeps cached prompts apart: only requests with the same one share.", ""
+    ),
 }
 
 CHAT = _COMMON | {
-    "messages": Field(messages, "The conversation: role (system, developer, user, assistant, tool) and content (text "
-                      "or text parts), up to 2,048.", required=True),
+    "messages": Field(
+        messages,
+        "The conversation: role (system, developer, user, assistant, tool) and content (text "
+        "or text parts), up to 2,048.",
+        required=True,
+    ),
     "max_completion_tokens": Field(integer(1), "The same as max_tokens."),
     "logprobs": Field(boolean, "Log-probabilities of the answer's tokens.", False),
     "top_logprobs": Field(integer(0, 20), "Alternatives for each token, up to 20; needs logprobs."),
     "metadata": Field(metadata, "Up to 16 strings; accepted, not used."),
-    "response_format": Field(response_format, "text, json_object, or json_schema with name, schema and strict; see "
-                             "Structured output."),
+    "response_format": Field(
+        response_format, "text, json_object, or json_schema with name, schema and strict; see Structured output."
+    ),
     "safety_identifier": Field(string(512), "As user."),
     "prompt_cache_key": Field(string(512), "Accepted; prompts are matched by content, no key is needed."),
     "modalities": Field(None, "Text only.", harmless=(None, ["text"])),
     "store": Field(None, "Nothing is stored.", harmless=(None, False)),
     "service_tier": Field(one_of("auto", "default"), "There is one tier; the answer says default."),
     "tools": Field(tools, "Functions that the model may call, up to 128; see Tools."),
-    "tool_choice": Field(tool_choice, "auto (with tools the default), none, required, or {\"type\": \"function\", "
-                         "\"function\": {\"name\": …}}.", ToolChoice()),
+    "tool_choice": Field(
+        tool_choice,
+        'auto (with tools the default), none, required, or {"type": "function", "function": {"name": …}}.',
+        ToolChoice(),
+    ),
     "parallel_tool_calls": Field(boolean, "false ends the answer behind its first call.", True),
     "thinking_budget": Field(integer(0, 1 << 24), "Most tokens of reasoning; then the model has to answer."),
-    "reasoning_effort": Field(effort, "none, minimal, low, medium or high: a thinking_budget of 0, 256, 1,024, 8,192 "
-                              "tokens or none; the chat template sees it too."),
-    "chat_template_kwargs": Field(template_variables, "What the chat template may read beside the messages, such as "
-                                  "{\"enable_thinking\": false}.", {}),
+    "reasoning_effort": Field(
+        effort,
+        "none, minimal, low, medium or high: a thinking_budget of 0, 256, 1,024, 8,192 "
+        "tokens or none; the chat template sees it too.",
+    ),
+    "chat_template_kwargs": Field(
+        template_variables,
+        'What the chat template may read beside the messages, such as {"enable_thinking": false}.',
+        {},
+    ),
     "functions": Field(None, "Not supported.", harmless=(None, [])),
     "function_call": Field(None, "Not supported."),
     "audio": Field(None, "Not supported."),
@@ -187,8 +217,9 @@ def read_chat(body: dict) -> Completion:
     values = read_fields(CHAT, body)
     limit, other = values["max_tokens"], values["max_completion_tokens"]
     if limit is not None and other is not None and limit != other:
-        raise APIError("invalid_value", "'max_tokens' and 'max_completion_tokens' differ; give one.",
-                       "max_completion_tokens")
+        raise APIError(
+            "invalid_value", "'max_tokens' and 'max_completion_tokens' differ; give one.", "max_completion_tokens"
+        )
     values["max_tokens"] = other if limit is None else limit
     top = values["top_logprobs"]
     if top is not None and not values["logprobs"]:
@@ -205,10 +236,20 @@ def read_chat(body: dict) -> Completion:
     if structure is not None and tools is not None and choice.mode in ("required", "named"):
         raise APIError("invalid_value", f"'{field}' and 'tool_choice' {choice.mode} ask for different answers.", field)
     budget, thinking_field, variables = _thinking(values)
-    return _completion(values, logprobs, messages=values["messages"], best_of=values["n"], tools=tools,
-                       tool_choice=choice, strict_tools=strict, service_tier=values["service_tier"],
-                       thinking_budget=budget, thinking_field=thinking_field, template_variables=variables,
-                       parallel_tool_calls=values["parallel_tool_calls"])
+    return _completion(
+        values,
+        logprobs,
+        messages=values["messages"],
+        best_of=values["n"],
+        tools=tools,
+        tool_choice=choice,
+        strict_tools=strict,
+        service_tier=values["service_tier"],
+        thinking_budget=budget,
+        thinking_field=thinking_field,
+        template_variables=variables,
+        parallel_tool_calls=values["parallel_tool_calls"],
+    )
 
 
 def _thinking(values: dict) -> tuple[int | None, str, dict]:
@@ -232,8 +273,9 @@ def read_completions(body: dict) -> Completion:
     if best_of > n and values["stream"]:
         raise APIError("invalid_value", "'best_of' above 'n' cannot be streamed.", "best_of")
     if values["max_tokens"] == 0 and (not values["echo"] or values["stream"] or best_of > n):
-        raise APIError("out_of_range", "'max_tokens' 0 needs 'echo' and goes without 'stream' and 'best_of'.",
-                       "max_tokens")
+        raise APIError(
+            "out_of_range", "'max_tokens' 0 needs 'echo' and goes without 'stream' and 'best_of'.", "max_tokens"
+        )
     return _completion(values, values["logprobs"], prompts=values["prompt"], echo=values["echo"], best_of=best_of)
 
 
@@ -245,21 +287,40 @@ def _completion(values: dict, logprobs: int | None, **more) -> Completion:
     structure, field = the_structure(values)
     beams = read_beams(values, more["best_of"], "" if structure is None else field, logprobs)
     if beams is not None:
-        more["best_of"] = values["n"]       # so many of them are answers
+        more["best_of"] = values["n"]  # so many of them are answers
     params = SamplingParams(
-        max_tokens=values["max_tokens"], temperature=values["temperature"], top_p=values["top_p"],
-        top_k=max(0, values["top_k"]), min_p=values["min_p"], repetition_penalty=values["repetition_penalty"],
-        presence_penalty=values["presence_penalty"], frequency_penalty=values["frequency_penalty"],
+        max_tokens=values["max_tokens"],
+        temperature=values["temperature"],
+        top_p=values["top_p"],
+        top_k=max(0, values["top_k"]),
+        min_p=values["min_p"],
+        repetition_penalty=values["repetition_penalty"],
+        presence_penalty=values["presence_penalty"],
+        frequency_penalty=values["frequency_penalty"],
         logit_bias=values["logit_bias"] or None,
         seed=None if values["seed"] is None else values["seed"] % _SEEDS,
-        stop_token_ids=tuple(values["stop_token_ids"]), ignore_eos=values["ignore_eos"], logprobs=logprobs)
-    options = RequestOptions(priority=values["priority"], deadline_ms=values["deadline_ms"],
-                             speculate=values["speculation"])
-    return Completion(model=values["model"], params=params, options=options, n=values["n"], stream=values["stream"],
-                      include_usage=bool((values["stream_options"] or {}).get("include_usage")),
-                      stop=values["stop"], cache_salt=values["cache_salt"],
-                      structure=structure, structure_field=field,
-                      prompt_logprobs=values["prompt_logprobs"], beams=beams, **more)
+        stop_token_ids=tuple(values["stop_token_ids"]),
+        ignore_eos=values["ignore_eos"],
+        logprobs=logprobs,
+    )
+    options = RequestOptions(
+        priority=values["priority"], deadline_ms=values["deadline_ms"], speculate=values["speculation"]
+    )
+    return Completion(
+        model=values["model"],
+        params=params,
+        options=options,
+        n=values["n"],
+        stream=values["stream"],
+        include_usage=bool((values["stream_options"] or {}).get("include_usage")),
+        stop=values["stop"],
+        cache_salt=values["cache_salt"],
+        structure=structure,
+        structure_field=field,
+        prompt_logprobs=values["prompt_logprobs"],
+        beams=beams,
+        **more,
+    )
 
 
 def check_token_ids(completion: Completion, vocab_size: int) -> None:
@@ -296,4 +357,3 @@ def describe(fields: dict[str, Field]) -> list[tuple[str, str, str]]:
         default = default.lower() if isinstance(item.default, bool) else default
         rows.append((name, "required" if item.required else "refused" if item.check is None else default, item.doc))
     return rows
-

@@ -12,7 +12,7 @@ from zse.server.tenants import Usage
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 REQUEST_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0)
 
-CANCELLED, ERROR = "cancelled", "error"     # beside the engine's finish reasons
+CANCELLED, ERROR = "cancelled", "error"  # beside the engine's finish reasons
 
 
 class Histogram:
@@ -35,10 +35,10 @@ class Statistics:
     """Totals of one model since the start of the server. Tokens of answers that were cut off count, too."""
 
     def __init__(self) -> None:
-        self.first_token_s = Histogram(REQUEST_SECONDS)     # from the request's head
+        self.first_token_s = Histogram(REQUEST_SECONDS)  # from the request's head
         self.between_tokens_s = Histogram(TOKEN_SECONDS)
-        self.request_s = Histogram(REQUEST_SECONDS)         # from head to end
-        self.finished: Counter[str] = Counter()             # choices by finish reason
+        self.request_s = Histogram(REQUEST_SECONDS)  # from head to end
+        self.finished: Counter[str] = Counter()  # choices by finish reason
         self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
 
 
@@ -46,15 +46,23 @@ class Watch:
     """One request, as it counts in its model's Statistics and its tenant's Usage. started: time.monotonic() of its head.
     end() exactly once."""
 
-    __slots__ = ("_last", "_num_choices", "_outcomes", "_started", "_statistics", "_usage", "completion_tokens",
-                 "prompt_tokens")
+    __slots__ = (
+        "_last",
+        "_num_choices",
+        "_outcomes",
+        "_started",
+        "_statistics",
+        "_usage",
+        "completion_tokens",
+        "prompt_tokens",
+    )
 
     def __init__(self, statistics: Statistics, started: float, num_choices: int, usage: Usage | None = None):
         self._usage = usage
         self._statistics, self._started, self._num_choices = statistics, started, num_choices
-        self._last: dict[int, float] = {}       # choice → time of its last tokens
+        self._last: dict[int, float] = {}  # choice → time of its last tokens
         self._outcomes: Counter[str] = Counter()
-        self.prompt_tokens = 0                  # once they are known
+        self.prompt_tokens = 0  # once they are known
         self.completion_tokens = 0
 
     def tokens(self, choice: int, event: Tokens) -> None:

@@ -13,8 +13,12 @@ MAX_VARIABLES, MAX_VARIABLE_BYTES = 32, 16 << 10
 # The route gives these to the template.
 _RESERVED = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "pad_token", "unk_token")
 
-_JSON_SCHEMA = {"name": Field(string(64, empty=False), "", required=True), "description": Field(string(16384), ""),
-                "schema": Field(lambda value, path: value, ""), "strict": Field(boolean, "", False)}
+_JSON_SCHEMA = {
+    "name": Field(string(64, empty=False), "", required=True),
+    "description": Field(string(16384), ""),
+    "schema": Field(lambda value, path: value, ""),
+    "strict": Field(boolean, "", False),
+}
 
 
 def response_format(value, path) -> Structure | None:
@@ -40,8 +44,10 @@ def _json_schema(value, path) -> Structure:
         return Structure(kind=JSON_OBJECT)
     if type(schema) is not dict:
         raise wrong_type(path + ".schema", "a JSON schema (an object)", schema)
-    return checked(Structure(kind=JSON_SCHEMA, source=schema_text(schema, path + ".schema"),
-                             lenient=not values["strict"]), path + ".schema")
+    return checked(
+        Structure(kind=JSON_SCHEMA, source=schema_text(schema, path + ".schema"), lenient=not values["strict"]),
+        path + ".schema",
+    )
 
 
 def structured_outputs(value, path) -> Structure:
@@ -63,8 +69,11 @@ def the_structure(values: dict) -> tuple[Structure | None, str]:
     """What a body asks for, and the field that does. Raises APIError when both do."""
     first, second = values.get("response_format"), values["structured_outputs"]
     if first is not None and second is not None:
-        raise APIError("invalid_value", "'structured_outputs' and 'response_format' both ask for a form; give one.",
-                       "structured_outputs")
+        raise APIError(
+            "invalid_value",
+            "'structured_outputs' and 'response_format' both ask for a form; give one.",
+            "structured_outputs",
+        )
     return (first, "response_format") if second is None else (second, "structured_outputs")
 
 
@@ -78,7 +87,9 @@ def template_variables(value, path) -> dict:
         if not name.isidentifier() or len(name) > 64:
             raise APIError("invalid_value", f"A key of '{path}' is not a name.", path)
         if name in _RESERVED:
-            raise APIError("invalid_value", f"'{path}.{name}' is given by the request's other fields.", f"{path}.{name}")
+            raise APIError(
+                "invalid_value", f"'{path}.{name}' is given by the request's other fields.", f"{path}.{name}"
+            )
         try:
             size = len(msgspec.json.encode(item))
         except (RecursionError, UnicodeEncodeError):

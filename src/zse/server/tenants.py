@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 # Tenants with figures of their own; names that come later, by new key files, are counted together.
 MAX_TENANTS = 256
-OTHERS = "(others)"     # no key file can name a tenant so
+OTHERS = "(others)"  # no key file can name a tenant so
 
 
 class Usage:
@@ -26,11 +26,15 @@ class Metric(NamedTuple):
 
 
 METRICS = (
-    Metric("zse_tenant_requests_total", "requests", "Requests of a tenant, by the name of its keys, that were answered."),
+    Metric(
+        "zse_tenant_requests_total", "requests", "Requests of a tenant, by the name of its keys, that were answered."
+    ),
     Metric("zse_tenant_requests_refused_total", "refused", "Of those, the ones that the full queue refused (503)."),
     Metric("zse_tenant_requests_limited_total", "limited", "Of those, the ones beyond the quota (429)."),
     Metric("zse_tenant_prompt_tokens_total", "prompt_tokens", "Tokens of a tenant's prompts."),
-    Metric("zse_tenant_cached_prompt_tokens_total", "cached_tokens", "Of those, the ones that were in the prefix cache."),
+    Metric(
+        "zse_tenant_cached_prompt_tokens_total", "cached_tokens", "Of those, the ones that were in the prefix cache."
+    ),
     Metric("zse_tenant_completion_tokens_total", "completion_tokens", "Tokens of a tenant's answers."),
 )
 

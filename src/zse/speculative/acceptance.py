@@ -6,12 +6,12 @@ MATCHES = (3, 4, 6, 9, 15)
 DRAFT_MODEL = len(MATCHES) + 1
 # Where nothing was seen yet.
 PRIOR = (0.3, 0.4, 0.5, 0.65, 0.8, 0.9, 0.7)
-PRIOR_WEIGHT = 8.0          # drafts that the prior counts as
-KIND_WEIGHT = 4.0           # drafts that a kind's rate counts as beside those of the request itself
-KIND_MEMORY = 0.98          # of what a kind has seen, for each run verified
-KIND_FORGETS = 0.999        # for each step
-REQUEST_MEMORY = 0.9        # of what a request has seen, for each run verified
-IDLE_MEMORY = 0.98          # for each step without drafts: it is tried again later
+PRIOR_WEIGHT = 8.0  # drafts that the prior counts as
+KIND_WEIGHT = 4.0  # drafts that a kind's rate counts as beside those of the request itself
+KIND_MEMORY = 0.98  # of what a kind has seen, for each run verified
+KIND_FORGETS = 0.999  # for each step
+REQUEST_MEMORY = 0.9  # of what a request has seen, for each run verified
+IDLE_MEMORY = 0.98  # for each step without drafts: it is tried again later
 
 
 def kind_of(match: int) -> int:
@@ -30,7 +30,7 @@ class Acceptance:
         self._accepted = [0.0] * len(PRIOR)
 
     def rate(self, kind: int) -> float:
-        return ((self._accepted[kind] + PRIOR_WEIGHT * PRIOR[kind]) / (self._tested[kind] + PRIOR_WEIGHT))
+        return (self._accepted[kind] + PRIOR_WEIGHT * PRIOR[kind]) / (self._tested[kind] + PRIOR_WEIGHT)
 
     def rest(self) -> None:
         """A step: what was seen long ago counts less, so that a kind that failed is tried again."""

@@ -7,12 +7,33 @@ EDGES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768
 # Seconds relative to a step of one token. CPU: SmolLM2-135M Q4_1, 2 threads of a Xeon with AVX-512. GPU: a step is bound
 # by reading the weights up to some 64 tokens.
 SHAPES = {
-    "cpu": (1.0, 1.53, 1.65, 1.77, 1.92, 3.0, 3.2, 4.5, 5.9, 8.5, 11.0, 16.5, 22.0, 33.0, 44.0, 66.0, 88.0, 132.0,
-            176.0, 352.0),
-    "gpu": (1.0, 1.1, 1.12, 1.15, 1.18, 1.2, 1.25, 1.3, 1.4, 1.5, 1.7, 2.0, 2.3, 2.8, 3.3, 4.2, 5.2, 7.0, 9.0, 17.0)}
-RATE = 0.1              # weight of a new measurement
-OUTLIER = 2.0           # a step this many times as long as expected was held up by something else
-FORGET_STEPS = 64       # what was not measured in so many steps moves a quarter of the way back to the shape
+    "cpu": (
+        1.0,
+        1.53,
+        1.65,
+        1.77,
+        1.92,
+        3.0,
+        3.2,
+        4.5,
+        5.9,
+        8.5,
+        11.0,
+        16.5,
+        22.0,
+        33.0,
+        44.0,
+        66.0,
+        88.0,
+        132.0,
+        176.0,
+        352.0,
+    ),
+    "gpu": (1.0, 1.1, 1.12, 1.15, 1.18, 1.2, 1.25, 1.3, 1.4, 1.5, 1.7, 2.0, 2.3, 2.8, 3.3, 4.2, 5.2, 7.0, 9.0, 17.0),
+}
+RATE = 0.1  # weight of a new measurement
+OUTLIER = 2.0  # a step this many times as long as expected was held up by something else
+FORGET_STEPS = 64  # what was not measured in so many steps moves a quarter of the way back to the shape
 
 
 class StepCost:
@@ -22,9 +43,9 @@ class StepCost:
     def __init__(self, family: str):
         self._shape = SHAPES[family]
         self._seconds: list[float | None] = [None] * len(EDGES)
-        self._last: list[int] = [0] * len(EDGES)      # step number of the last measurement
+        self._last: list[int] = [0] * len(EDGES)  # step number of the last measurement
         self.num_steps = 0
-        self._reference = 0                           # the edge that was measured last
+        self._reference = 0  # the edge that was measured last
 
     @property
     def is_known(self) -> bool:

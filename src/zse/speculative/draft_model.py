@@ -40,10 +40,23 @@ class DraftModelSpeculator(Speculator):
     tokens and chunks of max_tokens. max_context, vocab_size: of the draft model. target_vocab: of the model that verifies; the vocabularies
     are the same but for unused ids at the end. share: of the target's weights that the draft model has, in bytes."""
 
-    first_steps = 16.0      # who names a draft model wants it to be tried
+    first_steps = 16.0  # who names a draft model wants it to be tried
 
-    def __init__(self, runner: Any, *, draft_tokens: int, family: str, runs_ahead: bool, num_pages: int, page_size: int,
-                 max_tokens: int, max_context: int, vocab_size: int, target_vocab: int, share: float):
+    def __init__(
+        self,
+        runner: Any,
+        *,
+        draft_tokens: int,
+        family: str,
+        runs_ahead: bool,
+        num_pages: int,
+        page_size: int,
+        max_tokens: int,
+        max_context: int,
+        vocab_size: int,
+        target_vocab: int,
+        share: float,
+    ):
         super().__init__(draft_tokens, family, runs_ahead)
         self.runner = runner
         self.cache = CacheManager(PageAllocator(num_pages), geometry=PageGeometry(page_size=page_size))
@@ -143,7 +156,7 @@ class DraftModelSpeculator(Speculator):
             if old is not None:
                 followed.record = old.record
         else:
-            new = tokens[followed.base:]
+            new = tokens[followed.base :]
             agreed = 0
             for token, draft in zip(new, followed.fed, strict=False):
                 if token != draft:
@@ -154,7 +167,7 @@ class DraftModelSpeculator(Speculator):
         if not self.cache.reserve(request.id, length):
             return None
         # Ids that the draft model does not have are padding of the other's head: nobody says them.
-        if max(tokens[followed.computed:]) >= self._vocab_size:
+        if max(tokens[followed.computed :]) >= self._vocab_size:
             return None
         request.drafting = self._followed[request] = followed
         followed.base, followed.fed = len(tokens), array("i")
@@ -172,8 +185,16 @@ class DraftModelSpeculator(Speculator):
             for request in alive:
                 followed = request.drafting
                 end = len(request.tokens) + number
-                entries.append(Entry(request, followed.computed, end - followed.computed, self.cache.table(request.id),
-                                     1, drafts[request][:]))
+                entries.append(
+                    Entry(
+                        request,
+                        followed.computed,
+                        end - followed.computed,
+                        self.cache.table(request.id),
+                        1,
+                        drafts[request][:],
+                    )
+                )
                 followed.computed = end
             entries = self._within_a_step(entries, alive)
             going = []

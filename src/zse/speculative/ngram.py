@@ -5,10 +5,10 @@ After Saxena, "Prompt Lookup Decoding" (2023). The longest match wins, the lates
 
 from array import array
 
-LEAST = 3           # tokens that must match: two are too often chance
-MOST = 16           # longer matches are not told apart
-CANDIDATES = 8      # earlier places of the same three tokens that are looked at, latest first
-FIRST_SIZE = 256    # places of a new table
+LEAST = 3  # tokens that must match: two are too often chance
+MOST = 16  # longer matches are not told apart
+CANDIDATES = 8  # earlier places of the same three tokens that are looked at, latest first
+FIRST_SIZE = 256  # places of a new table
 
 
 class NgramIndex:
@@ -21,9 +21,9 @@ class NgramIndex:
     __slots__ = ("_before", "_indexed", "_mask", "_table")
 
     def __init__(self) -> None:
-        self._table = array("i", bytes(4 * FIRST_SIZE))     # 0: none
+        self._table = array("i", bytes(4 * FIRST_SIZE))  # 0: none
         self._mask = FIRST_SIZE - 1
-        self._before = array("i", bytes(4 * LEAST))         # by place
+        self._before = array("i", bytes(4 * LEAST))  # by place
         self._indexed = LEAST - 1
 
     def find(self, tokens: array) -> tuple[int, int]:
@@ -39,7 +39,7 @@ class NgramIndex:
             if not place:
                 break
             length = max(best + 1, LEAST)
-            if length <= place and tokens[place - length:place] == tokens[size - length:]:
+            if length <= place and tokens[place - length : place] == tokens[size - length :]:
                 while length < min(MOST, place) and tokens[place - length - 1] == tokens[size - length - 1]:
                     length += 1
                 best, found = length, place
@@ -63,7 +63,7 @@ class NgramIndex:
         a, b = tokens[first - 3], tokens[first - 2]
         for place in range(first, size):
             c = tokens[place - 1]
-            at = hash((a, b, c)) & mask     # of whole numbers: the same in every process
+            at = hash((a, b, c)) & mask  # of whole numbers: the same in every process
             before.append(table[at])
             table[at] = place
             a, b = b, c
@@ -72,7 +72,7 @@ class NgramIndex:
 
 def continuation(tokens: array, place: int, count: int) -> array:
     """`count` tokens from `place` on; at the end it goes on with its own beginning, as a repetition does."""
-    some = tokens[place:place + count]
+    some = tokens[place : place + count]
     while len(some) < count:
-        some += some[:count - len(some)]
+        some += some[: count - len(some)]
     return some

@@ -47,14 +47,16 @@ class Candidate(NamedTuple):
 def may_draft(request: Request) -> bool:
     """Whether the request can have drafts at all. Masks of an answer that reasons first do not look ahead."""
     structure = request.options.structure
-    return request.options.speculate and request.drafts is not None and (structure is None or structure.thinking is None)
+    return (
+        request.options.speculate and request.drafts is not None and (structure is None or structure.thinking is None)
+    )
 
 
 def without_ends(request: Request, drafts: array, eos_ids: frozenset[int]) -> array:
     """The drafts up to where the request would end. With a mask before that: there are no masks behind an end."""
     if request.options.structure is not None:
         return next((drafts[:at] for at, token in enumerate(drafts) if token in eos_ids), drafts)
-    return next((drafts[:at + 1] for at, token in enumerate(drafts) if token in request.stop_ids), drafts)
+    return next((drafts[: at + 1] for at, token in enumerate(drafts) if token in request.stop_ids), drafts)
 
 
 class Speculator:
@@ -64,16 +66,16 @@ class Speculator:
     whether the next step should wait for the tokens of the one before, because there will be drafts behind them.
     """
 
-    first_steps = 1.0       # steps that wrong drafts may cost before anything was saved
+    first_steps = 1.0  # steps that wrong drafts may cost before anything was saved
 
     def __init__(self, draft_tokens: int, family: str, runs_ahead: bool = False):
         self.draft_tokens, self.runs_ahead = draft_tokens, runs_ahead
         self.cost = StepCost(family)
         self.acceptance = Acceptance()
         self.waits = False
-        self._lost_s = 0.0          # by wrong drafts, less what right ones saved
-        self._spent_s = 0.0         # decoding
-        self._room = 0, 0, 0, 0     # of room(): rows, most, when, and what came out
+        self._lost_s = 0.0  # by wrong drafts, less what right ones saved
+        self._spent_s = 0.0  # decoding
+        self._room = 0, 0, 0, 0  # of room(): rows, most, when, and what came out
 
     # -- the engine's side
 
@@ -105,7 +107,7 @@ class Speculator:
         accepted = len(request.tokens) - entry.start - 2
         tested = min(accepted + 1, len(entry.drafts))
         if accepted < 0:
-            return 0        # cancelled meanwhile, or its logits were not finite
+            return 0  # cancelled meanwhile, or its logits were not finite
         state = request.drafting
         state.record.record(tested, accepted)
         self.acceptance.record(state.kind, tested, accepted)
@@ -116,8 +118,10 @@ class Speculator:
         """Beside the scheduler's totals: the share of drafts accepted, and tokens that a verified run gave; 0 before
         any."""
         drafted, runs = totals.drafted_tokens, totals.verified_runs
-        return {"draft_acceptance": totals.accepted_tokens / drafted if drafted else 0.0,
-                "tokens_per_verified_run": 1 + totals.accepted_tokens / runs if runs else 0.0}
+        return {
+            "draft_acceptance": totals.accepted_tokens / drafted if drafted else 0.0,
+            "tokens_per_verified_run": 1 + totals.accepted_tokens / runs if runs else 0.0,
+        }
 
     @property
     def may_lose(self) -> bool:

@@ -18,9 +18,9 @@ import msgspec
 from zse.structured.compile import GrammarError, Vocabulary
 from zse.structured.options import Structure
 
-CHECK_S = 1.5               # of 2 s: the rest is for the way there and back
+CHECK_S = 1.5  # of 2 s: the rest is for the way there and back
 MAX_MEMORY = 256 << 20
-MAX_CHECKS = 2              # at once; more wait
+MAX_CHECKS = 2  # at once; more wait
 _TOO_LONG = f"the grammar takes longer than {CHECK_S} s to compile"
 _TOO_LARGE = f"the grammar takes more than {MAX_MEMORY >> 20} MiB to compile"
 
@@ -92,6 +92,7 @@ def limit_memory(more: int) -> None:
     there is no such limit). A core of it would hold users' words."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
+
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with open("/proc/self/statm", encoding="ascii") as file:
             size = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -102,7 +103,8 @@ def _compile(structure: Structure, vocabulary: Vocabulary) -> bytes:
     limit_memory(MAX_MEMORY)
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
-        resource.setrlimit(resource.RLIMIT_CPU, (4, 4))     # should nobody be left to kill it
+
+        resource.setrlimit(resource.RLIMIT_CPU, (4, 4))  # should nobody be left to kill it
     # What a killed or aborted compiler says is for nobody.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     try:

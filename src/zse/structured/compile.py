@@ -10,8 +10,14 @@ from zse.structured.options import CHOICE, GBNF, JSON_OBJECT, JSON_SCHEMA, LARK,
 WHITESPACE = r"[\x20\x0A\x09]{1,24}"
 MAX_CACHED = 64
 # Lexer states take 1 to 2 kB each (llguidance's figure); a mask may take some 15 ms at most.
-LIMITS: dict[str, Any] = dict(initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, step_max_items=50_000, max_lexer_states=50_000,
-              max_grammar_size=200_000, verbose_errors=False)
+LIMITS: dict[str, Any] = dict(
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_lexer_states=50_000,
+    max_grammar_size=200_000,
+    verbose_errors=False,
+)
 _COMPLEX = ("too large", "too complex", "too many", "fuel", "limit", "exceeded")
 
 
@@ -34,6 +40,7 @@ def refusal(reason: str) -> GrammarError:
 def grammar_of(structure: Structure) -> str:
     """llguidance's grammar for a structure. Raises GrammarError."""
     from llguidance import LLMatcher
+
     kind, source = structure.kind, structure.source
     try:
         if kind in (JSON_OBJECT, JSON_SCHEMA):
@@ -49,10 +56,11 @@ def grammar_of(structure: Structure) -> str:
             return LLMatcher.grammar_from_lark(source)
         if kind == GBNF:
             from llguidance.gbnf_to_lark import gbnf_to_lark
+
             return LLMatcher.grammar_from_lark(gbnf_to_lark(source))
     except RecursionError:
         raise GrammarError("the grammar is nested too deeply", "schema_too_complex") from None
-    except Exception as error:      # the converters raise exceptions of their own; all of them are about the source
+    except Exception as error:  # the converters raise exceptions of their own; all of them are about the source
         raise refusal(str(error) or type(error).__name__) from None
     raise GrammarError(f"no grammar is called {kind}")
 
@@ -67,6 +75,7 @@ class Vocabulary:
 
     def __init__(self, tokenizer, vocab_size: int, eos_ids: frozenset[int]):
         from llguidance import LLTokenizer
+
         self._tokenizer = tokenizer
         known = min(tokenizer.vocab_size, vocab_size)
         self.vocab_size, self.eos_ids = vocab_size, eos_ids
@@ -93,6 +102,7 @@ class Vocabulary:
     def compile(self, structure: Structure):
         """An LLMatcher at its start. Raises GrammarError."""
         from llguidance import LLMatcher, LLParserLimits
+
         matcher = LLMatcher(self.guide, grammar_of(structure), log_level=0, limits=LLParserLimits(**LIMITS))
         if matcher.is_error():
             raise refusal(matcher.get_error())

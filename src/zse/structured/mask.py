@@ -20,10 +20,10 @@ class Guide:
         self._opening: list[int] = []
         self._closing_bytes = b""
         self._tail = b""
-        self._forced: list[int] = []        # what is left of the closing mark
+        self._forced: list[int] = []  # what is left of the closing mark
         self._reasons = False
         self._begun = False
-        self._only: list[int] | None = None     # what look_ahead() found
+        self._only: list[int] | None = None  # what look_ahead() found
         if thinking is not None:
             self._budget = thinking.budget
             self._closing = vocabulary.mark(thinking.closing)
@@ -99,7 +99,9 @@ class Guide:
             self._begun, self._only = True, None
             return True
         if self._reasons:
-            allowed = token == self._forced[0] if self._forced else matcher is None or token not in self._vocabulary.eos_ids
+            allowed = (
+                token == self._forced[0] if self._forced else matcher is None or token not in self._vocabulary.eos_ids
+            )
         elif matcher is None or (self._may_reason and token == self._opening[0]):
             allowed = True
         elif matcher.is_stopped():
@@ -152,7 +154,7 @@ class Guide:
                 self._forced = list(self._closing)
 
     def _write(self, buffer: memoryview, line: int, nbytes: int, address: int) -> int:
-        place = buffer[line * nbytes:(line + 1) * nbytes]
+        place = buffer[line * nbytes : (line + 1) * nbytes]
         if self._reasons:
             return self._write_reasoning(place)
         matcher = self._matcher
@@ -172,7 +174,7 @@ class Guide:
             return MASKED
         if self._matcher is None:
             return FREE
-        place[:] = b"\xff" * len(place)     # the sampler looks at no bit behind the vocabulary
+        place[:] = b"\xff" * len(place)  # the sampler looks at no bit behind the vocabulary
         for id in self._vocabulary.eos_ids:
             place[id >> 3] &= ~(1 << (id & 7)) & 255
         return MASKED

@@ -4,7 +4,7 @@ import msgspec
 
 from zse.structured.options import Structure
 
-FREE, MASKED = 0, 1         # of a line: no mask, or the one that stands in the shared memory
+FREE, MASKED = 0, 1  # of a line: no mask, or the one that stands in the shared memory
 
 
 class Open(msgspec.Struct, tag=True, array_like=True):

@@ -8,7 +8,14 @@ import msgspec
 from zse.errors import RequestError
 
 JSON_OBJECT, JSON_SCHEMA, REGEX, CHOICE, LARK, GBNF, TEXT = (
-    "json_object", "json_schema", "regex", "choice", "lark", "gbnf", "text")
+    "json_object",
+    "json_schema",
+    "regex",
+    "choice",
+    "lark",
+    "gbnf",
+    "text",
+)
 KINDS = (JSON_OBJECT, JSON_SCHEMA, REGEX, CHOICE, LARK, GBNF, TEXT)
 MAX_SOURCE_BYTES = 64 << 10
 
@@ -44,8 +51,9 @@ def read_structure(fields: Mapping[str, Any], path: str = "structure", thinking:
     unknown = next((name for name in fields if name not in _NAMES), None)
     if unknown is not None:
         shown = unknown if len(unknown) <= 64 and unknown.isprintable() else "(unprintable)"
-        raise _error(f"Unknown field '{path}.{shown}'; known: {', '.join(_NAMES)}.", f"{path}.{shown}",
-                     "unknown_parameter")
+        raise _error(
+            f"Unknown field '{path}.{shown}'; known: {', '.join(_NAMES)}.", f"{path}.{shown}", "unknown_parameter"
+        )
     given = [name for name in _NAMES if fields.get(name) is not None]
     if len(given) != 1:
         raise _error(f"'{path}' must hold exactly one of {', '.join(_NAMES)}.", path, "invalid_value")
@@ -87,7 +95,9 @@ def _text(value: Any, path: str) -> str:
     try:
         return msgspec.json.encode(value).decode()
     except (RecursionError, UnicodeEncodeError):
-        raise _error(f"'{path}' cannot be read: nested too deeply, or not Unicode.", path, "schema_too_complex") from None
+        raise _error(
+            f"'{path}' cannot be read: nested too deeply, or not Unicode.", path, "schema_too_complex"
+        ) from None
 
 
 def checked(structure: Structure, path: str = "structure") -> Structure:

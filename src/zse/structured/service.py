@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 # The process has a vocabulary to build first: 3 s for 262k tokens on a slow core.
 START_S = 30.0
-STEP_S = 5.0                # a mask takes some 15 ms at most
+STEP_S = 5.0  # a mask takes some 15 ms at most
 MAX_RESTARTS, WINDOW_S = 3, 60.0
-WATCHED = 16                # tokens of a request that say whether its masks are computed ahead
-IDLE_S = 300.0              # without requests the process ends, and gives its memory back
-_KEPT = 1024                # latencies of which percentiles are reported
+WATCHED = 16  # tokens of a request that say whether its masks are computed ahead
+IDLE_S = 300.0  # without requests the process ends, and gives its memory back
+_KEPT = 1024  # latencies of which percentiles are reported
 
 
 class Ask(NamedTuple):
@@ -72,8 +72,14 @@ class Grammars:
     """model: path of the model, for its tokenizer. vocab_size: of its head. eos_ids: tokens that end an answer. max_lines:
     of masks in a step. command: starts the process (tests)."""
 
-    def __init__(self, model: str, vocab_size: int, eos_ids: frozenset[int], max_lines: int,
-                 command: tuple[str, ...] = ("-P", "-m", "zse.structured.worker")):
+    def __init__(
+        self,
+        model: str,
+        vocab_size: int,
+        eos_ids: frozenset[int],
+        max_lines: int,
+        command: tuple[str, ...] = ("-P", "-m", "zse.structured.worker"),
+    ):
         self._model, self._vocab_size, self._eos_ids, self._max_lines = model, vocab_size, eos_ids, max_lines
         self._command = command
         self.line_nbytes = (vocab_size + 31) // 32 * 4
@@ -90,8 +96,16 @@ class Grammars:
         self._decoder: Any = None
         self._mask_us: deque[float] = deque(maxlen=_KEPT)
         self._wait_us: deque[float] = deque(maxlen=_KEPT)
-        self.counts = {"grammars_compiled": 0, "grammars_cached": 0, "grammars_refused": 0, "grammar_compile_ms": 0.0, "masked_lines": 0,
-                       "masks_avoided": 0, "tokens_redrawn": 0, "grammar_process_restarts": 0}
+        self.counts = {
+            "grammars_compiled": 0,
+            "grammars_cached": 0,
+            "grammars_refused": 0,
+            "grammar_compile_ms": 0.0,
+            "masked_lines": 0,
+            "masks_avoided": 0,
+            "tokens_redrawn": 0,
+            "grammar_process_restarts": 0,
+        }
 
     # -- requests
 
@@ -113,8 +127,11 @@ class Grammars:
         """Begin to compile the grammar of a request. Raises RequestError when it is refused unread."""
         checked(structure)
         if not self._eos_ids:
-            raise RequestError("this model has no end token, which structured output needs", code="unsupported_parameter",
-                               param="structure")
+            raise RequestError(
+                "this model has no end token, which structured output needs",
+                code="unsupported_parameter",
+                param="structure",
+            )
         self.start()
         self._live[id] = _Live(structure)
         self._send_open(id)
@@ -123,6 +140,7 @@ class Grammars:
         """The request ended, in whatever state. Unknown ids are ignored."""
         if self._live.pop(id, None) is not None and self._pipe is not None:
             from zse.structured.messages import Close
+
             self._send(Close([id]))
             self._used_at = time.monotonic()
 
@@ -172,8 +190,12 @@ class Grammars:
                 if live is not None:
                     live.sent += allowed
         self.counts["masked_lines"] += len(lines)
-        failures = {id: RequestError(f"the grammar cannot go on: {one_line(reason)}", code="schema_too_complex",
-                                     param="structure") for id, reason in stepped.failures.items()}
+        failures = {
+            id: RequestError(
+                f"the grammar cannot go on: {one_line(reason)}", code="schema_too_complex", param="structure"
+            )
+            for id, reason in stepped.failures.items()
+        }
         return Masks(lines, failures, num_allowed)
 
     def note(self, id: int, refused: bool) -> None:
@@ -210,8 +232,9 @@ class Grammars:
         import msgspec
 
         from zse.structured.messages import FromProcess
+
         self._decoder = self._decoder or msgspec.msgpack.Decoder(FromProcess)
-        with tempfile.TemporaryFile() as file:      # no name, gone with the last process that has it
+        with tempfile.TemporaryFile() as file:  # no name, gone with the last process that has it
             file.truncate(self._max_lines * self.line_nbytes)
             self._map = mmap.mmap(file.fileno(), self._max_lines * self.line_nbytes)
             self.memory = memoryview(self._map)
@@ -220,14 +243,32 @@ class Grammars:
             try:
                 os.set_inheritable(memory, True)
                 theirs.set_inheritable(True)
-                arguments = ["--fd", theirs.fileno(), "--memory", memory, "--lines", self._max_lines, "--vocab",
-                             self._vocab_size, "--eos", ",".join(map(str, sorted(self._eos_ids))), "--model", self._model]
+                arguments = [
+                    "--fd",
+                    theirs.fileno(),
+                    "--memory",
+                    memory,
+                    "--lines",
+                    self._max_lines,
+                    "--vocab",
+                    self._vocab_size,
+                    "--eos",
+                    ",".join(map(str, sorted(self._eos_ids))),
+                    "--model",
+                    self._model,
+                ]
                 environment = dict(os.environ)
                 environment.pop("ZSE_API_KEY", None)
                 environment["PYTHONPATH"] = os.pathsep.join(
-                    dict.fromkeys([_root(), *(folder for folder in sys.path if folder)]))
-                self._pid = os.posix_spawn(sys.executable, [sys.executable, *self._command, *map(str, arguments)],
-                                           environment, setpgroup=0, setsigmask=())
+                    dict.fromkeys([_root(), *(folder for folder in sys.path if folder)])
+                )
+                self._pid = os.posix_spawn(
+                    sys.executable,
+                    [sys.executable, *self._command, *map(str, arguments)],
+                    environment,
+                    setpgroup=0,
+                    setsigmask=(),
+                )
             finally:
                 os.close(memory)
                 theirs.close()
@@ -251,11 +292,12 @@ class Grammars:
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
         except (ProcessLookupError, ChildProcessError):
-            pass        # somebody else reaped it
+            pass  # somebody else reaped it
 
     def _restart(self, why: str) -> None:
         """Begin anew after a crash: every open request's grammar again, and all its tokens."""
         import logging
+
         self._end()
         now = time.monotonic()
         self._restarts = [at for at in self._restarts if now - at < WINDOW_S] + [now]
@@ -276,10 +318,12 @@ class Grammars:
 
     def _send_open(self, id: int) -> None:
         from zse.structured.messages import Open
+
         self._send(Open(id, self._live[id].structure))
 
     def _send_step(self) -> None:
         from zse.structured.messages import Job, Step
+
         jobs = []
         for request, line, drafts, drawn, known in self._asked or ():
             live = self._live.get(request.id)
@@ -290,23 +334,25 @@ class Grammars:
                 tokens = request.tokens
                 length = len(tokens) + len(known)
                 if live.sent < length:
-                    new = [*tokens[live.sent:], *known[max(0, live.sent - len(tokens)):]]
+                    new = [*tokens[live.sent :], *known[max(0, live.sent - len(tokens)) :]]
                     live.sent = length
             jobs.append(Job(request.id, new, line, list(drafts), list(drawn)))
         self._send(Step(jobs))
 
     def _send(self, message: object) -> None:
         import msgspec
+
         if self._pipe is None:
             return
         try:
             self._pipe.send_bytes(msgspec.msgpack.encode(message))
         except (OSError, ValueError):
-            pass        # the next receive finds it gone, and restarts it
+            pass  # the next receive finds it gone, and restarts it
 
     def _receive(self, timeout: float) -> None:
         """Take what is there; waits for the first message only."""
         from zse.structured.messages import Opened
+
         try:
             while self._pipe is not None and self._poll.poll(max(0.0, 1000 * timeout)):
                 message = self._decoder.decode(self._pipe.recv_bytes())

@@ -46,13 +46,12 @@ def main(arguments: list[str]) -> int:
     pipe = Connection(given.fd)
     nbytes = line_nbytes(given.vocab)
     memory = mmap.mmap(given.memory, given.lines * nbytes)
-    vocabulary = Vocabulary(load_tokenizer(given.model), given.vocab,
-                            frozenset(int(id) for id in given.eos.split(",")))
+    vocabulary = Vocabulary(load_tokenizer(given.model), given.vocab, frozenset(int(id) for id in given.eos.split(",")))
     checker.limit_memory(MAX_MEMORY)
     try:
         _Server(pipe, memory, nbytes, vocabulary).run()
     except (EOFError, OSError):
-        return 0        # the engine is gone
+        return 0  # the engine is gone
     return 0
 
 
@@ -64,6 +63,7 @@ def line_nbytes(vocab_size: int) -> int:
 def load_tokenizer(path: str):
     from zse.formats.source import open_model
     from zse.tokenizer import load
+
     with open_model(path) as source:
         return load.load_tokenizer(source)
 
@@ -86,13 +86,13 @@ class _Server:
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._woken, self._wake = Pipe(duplex=False)
         self._guides: dict[int, Guide] = {}
-        self._pending: dict[int, _Compilation] = {}         # by request
-        self._compilations: dict[int, _Compilation] = {}    # by number
-        self._by_key: dict[tuple, int] = {}                 # the choices of one request have one grammar
+        self._pending: dict[int, _Compilation] = {}  # by request
+        self._compilations: dict[int, _Compilation] = {}  # by number
+        self._by_key: dict[tuple, int] = {}  # the choices of one request have one grammar
         self._num_compilations = 0
         self._cache = Cache()
         self._executor: Any = None
-        self._step: Step | None = None      # waits for a grammar: after a restart masks are asked for at once
+        self._step: Step | None = None  # waits for a grammar: after a restart masks are asked for at once
 
     def run(self) -> None:
         decoder = msgspec.msgpack.Decoder(ToProcess)
@@ -188,7 +188,7 @@ class _Server:
         started = time.perf_counter()
         kinds: list[list[int]] = []
         failures: dict[int, str] = {}
-        together: list[tuple] = []      # (matcher, line), computed by several threads
+        together: list[tuple] = []  # (matcher, line), computed by several threads
         for job in step.jobs:
             try:
                 kinds.append(self._masks(job, together if len(step.jobs) >= LEAST_TOGETHER else None))
@@ -213,12 +213,13 @@ class _Server:
                     guide.look_ahead()
 
     def _compute(self, together: list[tuple]) -> None:
-        if len(together) < LEAST_TOGETHER:      # of drawn tokens few are refused
+        if len(together) < LEAST_TOGETHER:  # of drawn tokens few are refused
             for matcher, line in together:
                 matcher.unsafe_compute_mask_ptr(self._address + line * self._nbytes, self._nbytes)
             return
         if self._executor is None:
             from llguidance import LLExecutor
+
             self._executor = LLExecutor(min(MAX_THREADS, max(1, (os.cpu_count() or 1) // 2)))
         self._executor.unsafe_compute_mask_ptr(together, self._address, self._nbytes, len(self._buffer) // self._nbytes)
 
@@ -246,4 +247,4 @@ if __name__ == "__main__":
     sys.stdout.flush()
     code = main(sys.argv[1:])
     sys.stderr.flush()
-    os._exit(code)      # threads that still compile are nobody's any more
+    os._exit(code)  # threads that still compile are nobody's any more

@@ -22,8 +22,9 @@ class Tokenizer:
     adds_eos: bool = False
     strips_space: bool = False
 
-    def encode(self, text: str, *, special: bool = False, add_bos: bool | None = None,
-               barriers: Sequence[int] = ()) -> list[int]:
+    def encode(
+        self, text: str, *, special: bool = False, add_bos: bool | None = None, barriers: Sequence[int] = ()
+    ) -> list[int]:
         """Token ids of `text`.
 
         special: whether the text of a control token (`<|im_end|>`) becomes that token; never pass user text with True.

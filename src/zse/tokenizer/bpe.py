@@ -22,31 +22,67 @@ NONE, GPT2, SMOLLM, LLAMA3, QWEN2, TEKKEN, DEFAULT = range(7)
 # tokenizer.ggml.pre -> (pattern, whole pieces that are tokens are not merged, BOS unless the file says otherwise).
 PRE_TOKENIZERS = {
     "default": (DEFAULT, False, False),
-    "gpt-2": (GPT2, False, False), "phi-2": (GPT2, False, False), "mpt": (GPT2, False, False),
+    "gpt-2": (GPT2, False, False),
+    "phi-2": (GPT2, False, False),
+    "mpt": (GPT2, False, False),
     "olmo": (GPT2, False, False),
-    "smollm": (SMOLLM, False, False), "starcoder": (SMOLLM, False, False), "refact": (SMOLLM, False, False),
-    "command-r": (SMOLLM, False, False), "codeshell": (SMOLLM, False, False),
-    "llama-bpe": (LLAMA3, True, True), "llama3": (LLAMA3, True, True), "llama-v3": (LLAMA3, True, True),
-    "falcon3": (LLAMA3, True, True), "dbrx": (LLAMA3, False, False), "smaug-bpe": (LLAMA3, False, False),
-    "qwen2": (QWEN2, False, False), "deepseek-r1-qwen": (QWEN2, False, False), "stablelm2": (QWEN2, False, False),
+    "smollm": (SMOLLM, False, False),
+    "starcoder": (SMOLLM, False, False),
+    "refact": (SMOLLM, False, False),
+    "command-r": (SMOLLM, False, False),
+    "codeshell": (SMOLLM, False, False),
+    "llama-bpe": (LLAMA3, True, True),
+    "llama3": (LLAMA3, True, True),
+    "llama-v3": (LLAMA3, True, True),
+    "falcon3": (LLAMA3, True, True),
+    "dbrx": (LLAMA3, False, False),
+    "smaug-bpe": (LLAMA3, False, False),
+    "qwen2": (QWEN2, False, False),
+    "deepseek-r1-qwen": (QWEN2, False, False),
+    "stablelm2": (QWEN2, False, False),
     "tekken": (TEKKEN, True, True),
 }
 
 # Tokens that end a turn or a text, whatever eos_token_id says (the names that published chat models use).
-END_TEXTS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>",
-             "<|endoftext|>",
-             "<|end_of_text|>", "<|end_of_sentence|>", "<｜end▁of▁sentence｜>", "<EOT>", "_<EOT>", "<end_of_utterance>")
+END_TEXTS = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|end_of_sentence|>",
+    "<｜end▁of▁sentence｜>",
+    "<EOT>",
+    "_<EOT>",
+    "<end_of_utterance>",
+)
 # Files exist that mark these as ordinary text; from user text they would forge a turn.
-CONTROL_TEXTS = (*END_TEXTS, "<|im_start|>", "<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>",
-                 "<start_of_turn>",
-                 "<|user|>", "<|assistant|>", "<|system|>")
+CONTROL_TEXTS = (
+    *END_TEXTS,
+    "<|im_start|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|begin_of_text|>",
+    "<start_of_turn>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|system|>",
+)
 
 UNKNOWN, CONTROL = 2, 3
 _SPECIAL = (UNKNOWN, CONTROL)
 _IGNORE_MERGES, _ADD_SPACE_PREFIX = 2, 1
-_FIELDS = {0: "tokenizer.ggml.tokens", 1: "tokenizer.ggml.scores", 2: "tokenizer.ggml.token_type",
-           3: "tokenizer.ggml.merges",
-           4: "tokenizer"}
+_FIELDS = {
+    0: "tokenizer.ggml.tokens",
+    1: "tokenizer.ggml.scores",
+    2: "tokenizer.ggml.token_type",
+    3: "tokenizer.ggml.merges",
+    4: "tokenizer",
+}
 # magic, vocab_size, bos, eos, unknown, pad, adds_bos, adds_eos, strips_space, is_nfc, number of eos_ids; then those ids
 _SECTION = struct.Struct("<8s10i")
 _SECTION_MAGIC = b"ZSETOK\x01\n"
@@ -112,9 +148,9 @@ class BPETokenizer(Tokenizer):
         """As encode() of any bytes, UTF-8 or not, with nothing added at the ends."""
         out = ctypes.c_void_p()
         stops = array("q", barriers)
-        count = self._library.zt_encode(self._handle, data, len(data), 1 if special else 0, stops.buffer_info()[0],
-                                        len(stops),
-                                        ctypes.byref(out))
+        count = self._library.zt_encode(
+            self._handle, data, len(data), 1 if special else 0, stops.buffer_info()[0], len(stops), ctypes.byref(out)
+        )
         if count < 0:
             raise MemoryError("encode") if count == -1 else ValueError("a text of 2 GiB or more")
         try:
@@ -128,8 +164,9 @@ class BPETokenizer(Tokenizer):
         except OverflowError:
             raise IndexError(f"a token id is not in 0..{self.vocab_size - 1}") from None
         out = ctypes.c_void_p()
-        size = self._library.zt_decode(self._handle, numbers.buffer_info()[0], len(numbers), skip_special,
-                                       ctypes.byref(out))
+        size = self._library.zt_decode(
+            self._handle, numbers.buffer_info()[0], len(numbers), skip_special, ctypes.byref(out)
+        )
         if size == -1:
             raise MemoryError("decode")
         if size < 0:
@@ -141,12 +178,23 @@ class BPETokenizer(Tokenizer):
 
     def to_section(self) -> bytes:
         """The tokenizer as bytes from which from_section() starts without building anything: tables and all."""
+
         def word(id):
             return -1 if id is None else id
-        head = _SECTION.pack(_SECTION_MAGIC, self.vocab_size, word(self.bos_id), word(self.eos_id),
-                             word(self.unknown_id),
-                             word(self.pad_id), self.adds_bos, self.adds_eos, self.strips_space, self.is_nfc,
-                             len(self.eos_ids))
+
+        head = _SECTION.pack(
+            _SECTION_MAGIC,
+            self.vocab_size,
+            word(self.bos_id),
+            word(self.eos_id),
+            word(self.unknown_id),
+            word(self.pad_id),
+            self.adds_bos,
+            self.adds_eos,
+            self.strips_space,
+            self.is_nfc,
+            len(self.eos_ids),
+        )
         head += struct.pack(f"<{len(self.eos_ids)}i", *sorted(self.eos_ids))
         head += bytes(-len(head) % 64)
         size = self._library.zt_image(self._handle, None, 0)
@@ -233,7 +281,7 @@ def from_gguf(fields: dict, path: str = "GGUF", pre_tokenizer: tuple[int, bool, 
 
 def is_section(section: bytes | bytearray | memoryview) -> bool:
     """Whether the bytes begin as a section of this version of the tables does."""
-    return bytes(section[:len(_SECTION_MAGIC)]) == _SECTION_MAGIC
+    return bytes(section[: len(_SECTION_MAGIC)]) == _SECTION_MAGIC
 
 
 def from_section(section: bytes | bytearray | memoryview, path: str = "tokenizer") -> BPETokenizer:
@@ -268,13 +316,20 @@ def pretokenize(pre: int, text: str) -> list[str]:
     data = text.encode("utf-8", "surrogatepass")
     ends = array("q", bytes(8 * len(data)))
     count = native.library().zt_pretokenize(pre, data, len(data), ends.buffer_info()[0], len(ends))
-    return [data[start:end].decode("utf-8", "surrogatepass")
-            for start, end in zip([0, *ends[:count - 1]], ends[:count], strict=True)] if count else []
+    return (
+        [
+            data[start:end].decode("utf-8", "surrogatepass")
+            for start, end in zip([0, *ends[: count - 1]], ends[:count], strict=True)
+        ]
+        if count
+        else []
+    )
 
 
 def _normalized(data: bytes, barriers: Sequence[int]) -> tuple[bytes, list[int]]:
     """UTF-8 in normal form C, part by part between the barriers, and where the barriers are then."""
     from unicodedata import normalize
+
     parts, moved, at = [], [], 0
     for start, end in zip([0, *barriers], [*barriers, len(data)], strict=True):
         part = data[start:end].decode("utf-8", "surrogatepass")

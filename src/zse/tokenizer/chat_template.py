@@ -33,10 +33,12 @@ class ChatTemplate:
         if size > MAX_SOURCE_BYTES:
             raise FormatError(path, 0, "chat_template", f"{size} bytes; at most {MAX_SOURCE_BYTES} are accepted")
         self._tokenizer, self.source = tokenizer, source
-        self._variables = {"bos_token": tokenizer.text_of(tokenizer.bos_id),
-                           "eos_token": tokenizer.text_of(tokenizer.eos_id),
-                           "pad_token": tokenizer.text_of(tokenizer.pad_id),
-                           "unk_token": tokenizer.text_of(tokenizer.unknown_id)}
+        self._variables = {
+            "bos_token": tokenizer.text_of(tokenizer.bos_id),
+            "eos_token": tokenizer.text_of(tokenizer.eos_id),
+            "pad_token": tokenizer.text_of(tokenizer.pad_id),
+            "unk_token": tokenizer.text_of(tokenizer.unknown_id),
+        }
         try:
             self._template = _compile(source)
         except ValueError as error:
@@ -45,9 +47,14 @@ class ChatTemplate:
         # A template that writes "<|" + role + "|>" leaves a control token open where a user's text may begin.
         self._has_open_end = any(map(tokenizer.ends_inside_control, self._template.literals))
 
-    def render(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None,
-               add_generation_prompt: bool = True,
-               **variables) -> Rendered:
+    def render(
+        self,
+        messages: Sequence[dict],
+        *,
+        tools: Sequence[dict] | None = None,
+        add_generation_prompt: bool = True,
+        **variables,
+    ) -> Rendered:
         """The prompt, for Tokenizer.encode(text, special=True, add_bos=False, barriers=barriers): control tokens only
         where the template itself writes them.
 
@@ -57,9 +64,11 @@ class ChatTemplate:
         """
         for index, message in enumerate(messages):
             if message.get("role") not in ROLES:
-                raise RequestError(f"role {message.get('role')!r} is not one of {', '.join(ROLES)}",
-                                   code="invalid_role",
-                                   param=f"messages[{index}].role")
+                raise RequestError(
+                    f"role {message.get('role')!r} is not one of {', '.join(ROLES)}",
+                    code="invalid_role",
+                    param=f"messages[{index}].role",
+                )
         given = {"messages": list(messages), "tools": tools, "variables": variables}
         text = self._render(given, add_generation_prompt)
         if not self._has_open_end and not _any_string(given, self._holds_first):
@@ -67,8 +76,9 @@ class ChatTemplate:
         mark = _unused_mark(given, text)
         expected = None  # how many control tokens the template itself writes
         for marked in ([self._mark_start] if self._has_open_end else []) + [self._mark_first, self._mark_control]:
-            marked_text = self._render(_map_strings(given, lambda item, marked=marked: marked(item, mark)),
-                                       add_generation_prompt)
+            marked_text = self._render(
+                _map_strings(given, lambda item, marked=marked: marked(item, mark)), add_generation_prompt
+            )
             same = marked_text.replace(mark, "") == text
             if same and marked != self._mark_control:
                 return Rendered(text, _offsets(marked_text, mark))
@@ -76,24 +86,39 @@ class ChatTemplate:
             if same and controls == expected:
                 return Rendered(text, _offsets(marked_text, mark))
             expected = controls
-        raise RequestError("the messages hold text of control tokens that the model's chat template takes apart; "
-                           "remove it",
-                           code="control_tokens_in_text", param="messages")
+        raise RequestError(
+            "the messages hold text of control tokens that the model's chat template takes apart; remove it",
+            code="control_tokens_in_text",
+            param="messages",
+        )
 
-    def encode(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None,
-               add_generation_prompt: bool = True,
-               **variables) -> list[int]:
+    def encode(
+        self,
+        messages: Sequence[dict],
+        *,
+        tools: Sequence[dict] | None = None,
+        add_generation_prompt: bool = True,
+        **variables,
+    ) -> list[int]:
         """The prompt as token ids. Arguments and errors as render()."""
         text, barriers = self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables)
         return self._tokenizer.encode(text, special=True, add_bos=False, barriers=barriers)
 
     def _render(self, given: dict, add_generation_prompt: bool) -> str:
-        return self._template.render({**self._variables, **given["variables"], "messages": given["messages"],
-                                      "tools": given["tools"], "add_generation_prompt": add_generation_prompt})
+        return self._template.render(
+            {
+                **self._variables,
+                **given["variables"],
+                "messages": given["messages"],
+                "tools": given["tools"],
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )
 
     def _count_controls(self, marked_text: str, mark: str) -> int:
-        ids = self._tokenizer.encode(marked_text.replace(mark, ""), special=True, add_bos=False,
-                                     barriers=_offsets(marked_text, mark))
+        ids = self._tokenizer.encode(
+            marked_text.replace(mark, ""), special=True, add_bos=False, barriers=_offsets(marked_text, mark)
+        )
         return sum(map(self._tokenizer.is_special, ids))
 
     # --- markings, from the strictest on; each leaves a string without control characters as it is ---------------
@@ -111,7 +136,7 @@ class ChatTemplate:
         if text in ROLES:
             return text
         body = text.lstrip()
-        return text[:len(text) - len(body)] + mark + self._mark_first(body, mark) if body else text
+        return text[: len(text) - len(body)] + mark + self._mark_first(body, mark) if body else text
 
     def _mark_control(self, text: str, mark: str) -> str:
         """A mark inside each whole control token, and behind a last character that could begin one."""
@@ -124,10 +149,10 @@ class ChatTemplate:
         marked = b"".join(parts).decode("utf-8", "surrogatepass")
         if marked.replace(mark, "").lstrip(" ") != text.lstrip(" "):  # a vocabulary without some byte
             return self._mark_first(text, mark)
-        marked = text[:len(text) - len(text.lstrip(" "))] + marked.lstrip(" ")
+        marked = text[: len(text) - len(text.lstrip(" "))] + marked.lstrip(" ")
         for size in range(1, min(len(marked), 64)):
             if marked[-size] in self._first and self._tokenizer.ends_inside_control(marked[-size:]):
-                return marked[:len(marked) - size + 1] + mark + marked[len(marked) - size + 1:]
+                return marked[: len(marked) - size + 1] + mark + marked[len(marked) - size + 1 :]
         return marked
 
 
@@ -140,17 +165,22 @@ def load_chat_template(source, tokenizer: Tokenizer) -> ChatTemplate | None:
 
 def no_chat_template(model: str) -> RequestError:
     """What a chat request to a model without a template is told."""
-    return RequestError(f"model {model!r} has no chat template (it is a base model); use /v1/completions with a prompt",
-                        code="no_chat_template", param="model")
+    return RequestError(
+        f"model {model!r} has no chat template (it is a base model); use /v1/completions with a prompt",
+        code="no_chat_template",
+        param="model",
+    )
 
 
 def _compile(source: str):
     """An object with render(variables) and literals. ValueError when it is refused."""
     from zse.tokenizer.template_fast import compile_fast
+
     compiled = compile_fast(source)
     if compiled is not None:
         return compiled
     from zse.tokenizer.template_jinja import JinjaTemplate
+
     return JinjaTemplate(source)
 
 

@@ -17,8 +17,15 @@ class IncrementalDetokenizer:
     included.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), skip_special: bool = True,
-                 continuation: bool = True, keep: Sequence[str] = ()):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop: Sequence[str] = (),
+        skip_special: bool = True,
+        continuation: bool = True,
+        keep: Sequence[str] = (),
+    ):
         if not all(stop):
             raise ValueError("a stop string is empty")
         self._tokenizer, self._skip_special = tokenizer, skip_special
@@ -62,7 +69,7 @@ class IncrementalDetokenizer:
         if end is not None:
             shown = self._held + text[:end]
             self._held = ""
-            return shown[:len(shown) - len(self.stopped or "")]
+            return shown[: len(shown) - len(self.stopped or "")]
         text = self._held + text
         keep = len(text) - max(matcher.matched for matcher in self._stops)
         self._held = text[keep:]

@@ -10,8 +10,10 @@ from zse.errors import FormatError
 from zse.tokenizer import bpe
 from zse.tokenizer.base import Tokenizer
 
-_CASELESS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
-             r"\s+(?!\S)|\s+")
+_CASELESS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+"
+)
 # The pattern of a Split pre-tokenizer -> the scanner that equals it.
 PATTERNS = {
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": bpe.GPT2,
@@ -24,14 +26,20 @@ PATTERNS = {
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)
 
 
-def from_json(data: bytes, config: dict | None = None, special_tokens: dict | None = None,
-              generation_config: dict | None = None, path: str = "tokenizer.json") -> Tokenizer:
+def from_json(
+    data: bytes,
+    config: dict | None = None,
+    special_tokens: dict | None = None,
+    generation_config: dict | None = None,
+    path: str = "tokenizer.json",
+) -> Tokenizer:
     """The tokenizer of a tokenizer.json.
 
     config: tokenizer_config.json; special_tokens: special_tokens_map.json; generation_config: for its eos_token_id.
     FormatError: damaged. UnsupportedError: a kind of decoder whose tokens cannot be told apart in bytes.
     """
     import msgspec
+
     try:
         parsed = msgspec.json.decode(data)
         model = parsed["model"]
@@ -50,6 +58,7 @@ def from_json(data: bytes, config: dict | None = None, special_tokens: dict | No
         raise FormatError(path, 0, "tokenizer.json", f"damaged: {type(error).__name__}: {error}") from None
     if made is None:
         from zse.tokenizer.wrapped import WrappedTokenizer
+
         made = WrappedTokenizer(data, parsed, path)
         made.bos_id, made.eos_id = roles["bos"], roles["eos"]
         made.unknown_id, made.pad_id = roles["unk"], roles["pad"]
@@ -59,9 +68,10 @@ def from_json(data: bytes, config: dict | None = None, special_tokens: dict | No
     return made
 
 
-def special_roles(config: dict, special_tokens: dict, ids: dict[str, int], model: dict,
-                  generation_config: dict) -> dict:
-    """"bos", "eos", "unk", "pad" -> id or None; "ends" -> every id that the model's files call an end."""
+def special_roles(
+    config: dict, special_tokens: dict, ids: dict[str, int], model: dict, generation_config: dict
+) -> dict:
+    """ "bos", "eos", "unk", "pad" -> id or None; "ends" -> every id that the model's files call an end."""
     vocab = model.get("vocab")
     vocabulary = vocab if isinstance(vocab, dict) else {}
 
@@ -91,8 +101,9 @@ def scanner_of(parsed: dict) -> int | None:
         return None
     if decoder is None or decoder.get("type") != "ByteLevel":
         return None
-    if any(token.get(flag) for token in parsed.get("added_tokens") or []
-           for flag in ("lstrip", "rstrip", "single_word")):
+    if any(
+        token.get(flag) for token in parsed.get("added_tokens") or [] for flag in ("lstrip", "rstrip", "single_word")
+    ):
         return None
     steps = parsed.get("pre_tokenizer") or {}
     steps = steps.get("pretokenizers", []) if steps.get("type") == "Sequence" else [steps]
@@ -104,8 +115,12 @@ def scanner_of(parsed: dict) -> int | None:
         return bpe.GPT2
     if kinds == ["Digits", "ByteLevel"] and has_pattern and steps[0].get("individual_digits"):
         return bpe.SMOLLM
-    if kinds == ["Split", "ByteLevel"] and not has_pattern and steps[0].get("behavior") == "Isolated" \
-            and not steps[0].get("invert"):
+    if (
+        kinds == ["Split", "ByteLevel"]
+        and not has_pattern
+        and steps[0].get("behavior") == "Isolated"
+        and not steps[0].get("invert")
+    ):
         pattern = steps[0].get("pattern")
         return PATTERNS.get(str(pattern.get("Regex"))) if isinstance(pattern, dict) else None
     return None
@@ -138,13 +153,22 @@ def _native(parsed: dict, pre: int, roles: dict, path: str) -> bpe.BPETokenizer:
     merges = model["merges"]
     if merges and not isinstance(merges[0], str):
         merges = [f"{left} {right}" for left, right in merges]
-    fields = {"model": "gpt2", "tokens": _strings(tokens),
-              "token_type": _Array("i32", size, struct.pack(f"<{size}i", *types)),
-              "merges": _strings([merge.encode("utf-8", "surrogatepass") for merge in merges])}
-    fields |= {f"{ours}_token_id": roles[role] for ours, role in (("bos", "bos"), ("eos", "eos"), ("unknown", "unk"),
-                                                                  ("padding", "pad")) if roles[role] is not None}
-    made = bpe.from_gguf({f"tokenizer.ggml.{key}": value for key, value in fields.items()}, path,
-                         (pre, bool(model.get("ignore_merges")), False))
+    fields = {
+        "model": "gpt2",
+        "tokens": _strings(tokens),
+        "token_type": _Array("i32", size, struct.pack(f"<{size}i", *types)),
+        "merges": _strings([merge.encode("utf-8", "surrogatepass") for merge in merges]),
+    }
+    fields |= {
+        f"{ours}_token_id": roles[role]
+        for ours, role in (("bos", "bos"), ("eos", "eos"), ("unknown", "unk"), ("padding", "pad"))
+        if roles[role] is not None
+    }
+    made = bpe.from_gguf(
+        {f"tokenizer.ggml.{key}": value for key, value in fields.items()},
+        path,
+        (pre, bool(model.get("ignore_merges")), False),
+    )
     made.is_nfc = parsed.get("normalizer") is not None
     return made
 
@@ -155,7 +179,11 @@ def _adds(post_processor: dict | None, roles: dict, config: dict) -> tuple[bool,
     for step in steps:
         if isinstance(step, dict) and step.get("type") == "TemplateProcessing":
             single = [next(iter(part), None) for part in step.get("single") or [] if isinstance(part, dict)]
-            return (single[:1] == ["SpecialToken"] and roles["bos"] is not None,
-                    single[-1:] == ["SpecialToken"] and len(single) > 1 and roles["eos"] is not None)
-    return (bool(config.get("add_bos_token")) and roles["bos"] is not None,
-            bool(config.get("add_eos_token")) and roles["eos"] is not None)
+            return (
+                single[:1] == ["SpecialToken"] and roles["bos"] is not None,
+                single[-1:] == ["SpecialToken"] and len(single) > 1 and roles["eos"] is not None,
+            )
+    return (
+        bool(config.get("add_bos_token")) and roles["bos"] is not None,
+        bool(config.get("add_eos_token")) and roles["eos"] is not None,
+    )

@@ -20,24 +20,29 @@ def load_tokenizer(source, path: str | None = None) -> Tokenizer:
     image = getattr(described, "image", None)
     if image is not None:
         from zse.tokenizer.bpe import from_section, is_section
+
         section = image()
         if is_section(section):
             return from_section(section, path)
     if described.kind == "gguf":
         from zse.tokenizer.bpe import from_gguf
+
         return from_gguf(described.fields, path)
     if described.kind == "hf":
         from zse.tokenizer.huggingface import from_json
-        return from_json(described.json, described.config, described.special_tokens,
-                         getattr(source, "generation_config", None), path)
+
+        return from_json(
+            described.json, described.config, described.special_tokens, getattr(source, "generation_config", None), path
+        )
     raise UnsupportedError("tokenizer source", described.kind, KINDS)
 
 
 def tokenizer_image(source) -> bytes | None:
     """The tables of a model's tokenizer for load_tokenizer() to find again; None where there are no such tables."""
     from zse.tokenizer.bpe import BPETokenizer
+
     try:
         tokenizer = load_tokenizer(source)
     except (FormatError, UnsupportedError):
-        return None         # converting a model does not need its tokenizer to be one that is served
+        return None  # converting a model does not need its tokenizer to be one that is served
     return tokenizer.to_section() if isinstance(tokenizer, BPETokenizer) else None

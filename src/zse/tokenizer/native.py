@@ -11,10 +11,27 @@ LIBRARY = "libzse_tokenizer.so"
 _library = None
 
 # Members of zt_source in csrc/tokenizer.h, in order; all are 8 bytes.
-SOURCE_FIELDS = ("model", "pre", "flags", "tokens", "tokens_bytes", "num_tokens", "scores", "num_scores", "types",
-                 "num_types",
-                 "merges", "merges_bytes", "num_merges", "control", "control_bytes", "num_control", "control_ids",
-                 "num_control_ids", "unknown_id")
+SOURCE_FIELDS = (
+    "model",
+    "pre",
+    "flags",
+    "tokens",
+    "tokens_bytes",
+    "num_tokens",
+    "scores",
+    "num_scores",
+    "types",
+    "num_types",
+    "merges",
+    "merges_bytes",
+    "num_merges",
+    "control",
+    "control_bytes",
+    "num_control",
+    "control_ids",
+    "num_control_ids",
+    "unknown_id",
+)
 
 
 class Error(ctypes.Structure):
@@ -38,24 +55,27 @@ def library(path: str | None = None) -> ctypes.CDLL:
         try:
             loaded = ctypes.CDLL(path)
         except OSError as error:
-            raise CompileError(f"{path}: {error.strerror or 'cannot be loaded'}; install zse again where a C compiler "
-                               "(gcc or clang) is present") from None
+            raise CompileError(
+                f"{path}: {error.strerror or 'cannot be loaded'}; install zse again where a C compiler "
+                "(gcc or clang) is present"
+            ) from None
         pointer, size, number = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int64
         for name, result, arguments in (
-                ("zt_new", pointer, (pointer, pointer)),
-                ("zt_free", None, (pointer,)),
-                ("zt_find", number, (pointer, ctypes.c_char_p, size)),
-                ("zt_token_bytes", number, (pointer, number, pointer, size)),
-                ("zt_token_type", number, (pointer, number)),
-                ("zt_num_tokens", number, (pointer,)),
-                ("zt_control_first", None, (pointer, pointer)),
-                ("zt_ends_inside", number, (pointer, ctypes.c_char_p, size)),
-                ("zt_decode", number, (pointer, pointer, size, number, pointer)),
-                ("zt_release", None, (pointer,)),
-                ("zt_encode", number, (pointer, ctypes.c_char_p, size, number, pointer, size, pointer)),
-                ("zt_pretokenize", number, (number, ctypes.c_char_p, size, pointer, size)),
-                ("zt_image", number, (pointer, pointer, size)),
-                ("zt_open_image", pointer, (pointer, size, pointer))):
+            ("zt_new", pointer, (pointer, pointer)),
+            ("zt_free", None, (pointer,)),
+            ("zt_find", number, (pointer, ctypes.c_char_p, size)),
+            ("zt_token_bytes", number, (pointer, number, pointer, size)),
+            ("zt_token_type", number, (pointer, number)),
+            ("zt_num_tokens", number, (pointer,)),
+            ("zt_control_first", None, (pointer, pointer)),
+            ("zt_ends_inside", number, (pointer, ctypes.c_char_p, size)),
+            ("zt_decode", number, (pointer, pointer, size, number, pointer)),
+            ("zt_release", None, (pointer,)),
+            ("zt_encode", number, (pointer, ctypes.c_char_p, size, number, pointer, size, pointer)),
+            ("zt_pretokenize", number, (number, ctypes.c_char_p, size, pointer, size)),
+            ("zt_image", number, (pointer, pointer, size)),
+            ("zt_open_image", pointer, (pointer, size, pointer)),
+        ):
             function = getattr(loaded, name, None)
             if function is None:
                 raise CompileError(f"{path}: is of another version of zse ({name} is missing); run python -m zse.build")

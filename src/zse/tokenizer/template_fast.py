@@ -89,14 +89,27 @@ class Loop:
             return self.items[at + 1] if at + 1 < size else Undefined("there is no next item")
         if name == "cycle":
             return lambda *values: values[at % len(values)]
-        return {"index0": at, "index": at + 1, "first": at == 0, "last": at + 1 == size, "length": size,
-                "revindex": size - at, "revindex0": size - at - 1}[name]
+        return {
+            "index0": at,
+            "index": at + 1,
+            "first": at == 0,
+            "last": at + 1 == size,
+            "length": size,
+            "revindex": size - at,
+            "revindex0": size - at - 1,
+        }[name]
 
 
 LOOP = frozenset("index index0 first last length revindex revindex0 previtem nextitem cycle".split())
-METHODS: dict[type, frozenset[str]] = {str: frozenset("""capitalize count endswith find index isdigit isspace join lower lstrip replace rfind rsplit
-               rstrip split splitlines startswith strip title upper""".split()),
-           dict: frozenset(("get", "items", "keys", "values")), list: frozenset(("count", "index")), tuple: frozenset()}
+METHODS: dict[type, frozenset[str]] = {
+    str: frozenset(
+        """capitalize count endswith find index isdigit isspace join lower lstrip replace rfind rsplit
+               rstrip split splitlines startswith strip title upper""".split()
+    ),
+    dict: frozenset(("get", "items", "keys", "values")),
+    list: frozenset(("count", "index")),
+    tuple: frozenset(),
+}
 ALL_METHODS = frozenset().union(*METHODS.values()) | {"cycle"}
 BUDGET = Budget()
 
@@ -150,6 +163,7 @@ def call(function, args, kwargs):
 
 # --- filters, tests, functions: each as in jinja2, or bounded (template_limits.py) --------------------------
 
+
 def sequence(value) -> list:
     made = list(value)
     BUDGET.spend(1 + len(made))
@@ -160,6 +174,7 @@ def select(keep):
     def chosen(items, attribute, test=None, *args):
         check = (lambda value: bool(value)) if test is None else (lambda value: TESTS[test](value, *args))
         return [item for item in sequence(items) if bool(check(path_of(item, attribute))) is keep]
+
     return chosen
 
 
@@ -177,6 +192,7 @@ def edge(at):
     def found(value):
         items = sequence(value)
         return items[at] if items else Undefined("there is no item, the sequence was empty")
+
     return found
 
 
@@ -198,46 +214,87 @@ def to_float(value, default=0.0):
 
 
 FILTERS: dict[str, Callable] = {
-    "trim": lambda value, chars=None: str(value).strip(chars), "upper": lambda value: str(value).upper(),
-    "lower": lambda value: str(value).lower(), "capitalize": lambda value: str(value).capitalize(), "length": len,
+    "trim": lambda value, chars=None: str(value).strip(chars),
+    "upper": lambda value: str(value).upper(),
+    "lower": lambda value: str(value).lower(),
+    "capitalize": lambda value: str(value).capitalize(),
+    "length": len,
     "count": len,
-    "string": str, "list": sequence, "int": to_int, "float": to_float, "default": default, "d": default,
-    "join": lambda value, d="": BUDGET.join(list(value), d), "replace": BUDGET.replace, "tojson": tojson,
-    "from_json": from_json, "items": lambda value: [] if type(value) is Undefined else sequence(value.items()),
-    "first": edge(0), "last": edge(-1), "selectattr": select(True), "rejectattr": select(False),
+    "string": str,
+    "list": sequence,
+    "int": to_int,
+    "float": to_float,
+    "default": default,
+    "d": default,
+    "join": lambda value, d="": BUDGET.join(list(value), d),
+    "replace": BUDGET.replace,
+    "tojson": tojson,
+    "from_json": from_json,
+    "items": lambda value: [] if type(value) is Undefined else sequence(value.items()),
+    "first": edge(0),
+    "last": edge(-1),
+    "selectattr": select(True),
+    "rejectattr": select(False),
     "map": lambda items, *, attribute: [path_of(item, attribute) for item in sequence(items)],
-    "reverse": lambda value: value[::-1] if isinstance(value, str) else sequence(value)[::-1], "abs": abs,
+    "reverse": lambda value: value[::-1] if isinstance(value, str) else sequence(value)[::-1],
+    "abs": abs,
 }
 NUMBERS = (int, float)
 TESTS: dict[str, Callable] = {
-    "defined": lambda value: type(value) is not Undefined, "undefined": lambda value: type(value) is Undefined,
-    "none": lambda value: value is None, "string": lambda value: isinstance(value, str),
-    "mapping": lambda value: isinstance(value, dict), "sequence": lambda value: hasattr(value, "__len__"),
-    "iterable": lambda value: hasattr(value, "__iter__"), "number": lambda value: isinstance(value, NUMBERS),
-    "boolean": lambda value: isinstance(value, bool), "true": lambda value: value is True,
+    "defined": lambda value: type(value) is not Undefined,
+    "undefined": lambda value: type(value) is Undefined,
+    "none": lambda value: value is None,
+    "string": lambda value: isinstance(value, str),
+    "mapping": lambda value: isinstance(value, dict),
+    "sequence": lambda value: hasattr(value, "__len__"),
+    "iterable": lambda value: hasattr(value, "__iter__"),
+    "number": lambda value: isinstance(value, NUMBERS),
+    "boolean": lambda value: isinstance(value, bool),
+    "true": lambda value: value is True,
     "false": lambda value: value is False,
     "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
-    "float": lambda value: isinstance(value, float), "odd": lambda value: value % 2 == 1,
+    "float": lambda value: isinstance(value, float),
+    "odd": lambda value: value % 2 == 1,
     "even": lambda value: value % 2 == 0,
-    "lower": lambda value: str(value).islower(), "upper": lambda value: str(value).isupper(),
-    "in": lambda value, other: value in other, "sameas": lambda value, other: value is other,
+    "lower": lambda value: str(value).islower(),
+    "upper": lambda value: str(value).isupper(),
+    "in": lambda value, other: value in other,
+    "sameas": lambda value, other: value is other,
     "divisibleby": lambda value, other: value % other == 0,
-    **dict.fromkeys(("eq", "equalto", "=="), operator.eq), **dict.fromkeys(("ne", "!="), operator.ne),
-    **dict.fromkeys(("lt", "lessthan", "<"), operator.lt), **dict.fromkeys(("le", "<="), operator.le),
-    **dict.fromkeys(("gt", "greaterthan", ">"), operator.gt), **dict.fromkeys(("ge", ">="), operator.ge),
+    **dict.fromkeys(("eq", "equalto", "=="), operator.eq),
+    **dict.fromkeys(("ne", "!="), operator.ne),
+    **dict.fromkeys(("lt", "lessthan", "<"), operator.lt),
+    **dict.fromkeys(("le", "<="), operator.le),
+    **dict.fromkeys(("gt", "greaterthan", ">"), operator.gt),
+    **dict.fromkeys(("ge", ">="), operator.ge),
 }
 # Keyword arguments that filters take here; jinja2 knows more.
-KEYWORDS = {"tojson": {"indent", "ensure_ascii", "separators", "sort_keys"}, "default": {"default_value", "boolean"},
-            "d": {"default_value", "boolean"}, "map": {"attribute"}, "join": {"d"}}
-FUNCTIONS = {"namespace": Namespace, "range": BUDGET.range, "raise_exception": raise_exception,
-             "strftime_now": strftime_now,
-             "dict": dict}
+KEYWORDS = {
+    "tojson": {"indent", "ensure_ascii", "separators", "sort_keys"},
+    "default": {"default_value", "boolean"},
+    "d": {"default_value", "boolean"},
+    "map": {"attribute"},
+    "join": {"d"},
+}
+FUNCTIONS = {
+    "namespace": Namespace,
+    "range": BUDGET.range,
+    "raise_exception": raise_exception,
+    "strftime_now": strftime_now,
+    "dict": dict,
+}
 
 
 # --- what expressions become: functions of the variables --------------------------------------------------------
 
-_BINARY = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
-           "%": operator.mod}
+_BINARY = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "%": operator.mod,
+}
 
 
 def choice(condition, value, other):
@@ -263,6 +320,7 @@ def binary(symbol, left, right):
         a, b = left(scope), right(scope)
         BUDGET.check_binary(symbol, a, b)
         return compute(a, b)
+
     return run
 
 
@@ -276,9 +334,11 @@ def invocation(value, args, kwargs):
 
 def application(function, value, args, kwargs):
     """A filter or test."""
+
     def run(scope):
         BUDGET.spend()
         return function(value(scope), *[arg(scope) for arg in args], **{key: arg(scope) for key, arg in kwargs})
+
     return run
 
 
@@ -330,6 +390,7 @@ class Output:
 def compile_fast(source: str) -> FastTemplate | None:
     """The template, or None when it needs jinja2: it uses something unknown, or is not valid."""
     from zse.tokenizer.template_parse import Parser
+
     try:
         parser = Parser(source)
         return FastTemplate(parser.template(), parser.literals)

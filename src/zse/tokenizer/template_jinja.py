@@ -24,31 +24,76 @@ from zse.tokenizer.template_limits import (
     too_much,
 )
 
-NODES = (nodes.Template, nodes.Output, nodes.TemplateData, nodes.If, nodes.For, nodes.Macro, nodes.CallBlock,
-         nodes.FilterBlock,
-         nodes.Assign, nodes.AssignBlock, nodes.With, nodes.Scope, nodes.Continue, nodes.Break, nodes.Name, nodes.NSRef,
-         nodes.Const, nodes.List, nodes.Tuple, nodes.Dict, nodes.Pair, nodes.Keyword, nodes.Getattr, nodes.Getitem,
-         nodes.Slice,
-         nodes.Call, nodes.Filter, nodes.Test, nodes.CondExpr, nodes.And, nodes.Or, nodes.Not, nodes.Compare,
-         nodes.Operand,
-         nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Neg, nodes.Pos, nodes.Concat)
-FILTERS = frozenset("""abs capitalize count d default dictsort e escape first float from_json indent int items join last
+NODES = (
+    nodes.Template,
+    nodes.Output,
+    nodes.TemplateData,
+    nodes.If,
+    nodes.For,
+    nodes.Macro,
+    nodes.CallBlock,
+    nodes.FilterBlock,
+    nodes.Assign,
+    nodes.AssignBlock,
+    nodes.With,
+    nodes.Scope,
+    nodes.Continue,
+    nodes.Break,
+    nodes.Name,
+    nodes.NSRef,
+    nodes.Const,
+    nodes.List,
+    nodes.Tuple,
+    nodes.Dict,
+    nodes.Pair,
+    nodes.Keyword,
+    nodes.Getattr,
+    nodes.Getitem,
+    nodes.Slice,
+    nodes.Call,
+    nodes.Filter,
+    nodes.Test,
+    nodes.CondExpr,
+    nodes.And,
+    nodes.Or,
+    nodes.Not,
+    nodes.Compare,
+    nodes.Operand,
+    nodes.Add,
+    nodes.Sub,
+    nodes.Mul,
+    nodes.Div,
+    nodes.FloorDiv,
+    nodes.Mod,
+    nodes.Neg,
+    nodes.Pos,
+    nodes.Concat,
+)
+FILTERS = frozenset(
+    """abs capitalize count d default dictsort e escape first float from_json indent int items join last
     length list lower map max min reject rejectattr replace reverse round safe select selectattr sort string sum title
-    tojson trim truncate unique upper wordcount""".split())
-TESTS = frozenset("""boolean defined divisibleby eq equalto even false float ge greaterthan gt in integer iterable le
-    lessthan lower lt mapping ne none number odd sameas sequence string true undefined upper == != < <= > >=""".split())
+    tojson trim truncate unique upper wordcount""".split()
+)
+TESTS = frozenset(
+    """boolean defined divisibleby eq equalto even false float ge greaterthan gt in integer iterable le
+    lessthan lower lt mapping ne none number odd sameas sequence string true undefined upper == != < <= > >=""".split()
+)
 FUNCTIONS = frozenset(("range", "namespace", "dict", "raise_exception", "strftime_now", "caller"))
 HIDDEN_NAMES = frozenset(("self", "cycler", "joiner", "lipsum", "super"))
 METHODS = {
-    str: frozenset("""capitalize count endswith find index isalnum isalpha isdigit islower isnumeric isspace isupper
+    str: frozenset(
+        """capitalize count endswith find index isalnum isalpha isdigit islower isnumeric isspace isupper
         join lower lstrip partition removeprefix removesuffix replace rfind rindex rpartition rsplit rstrip split
-        splitlines startswith strip swapcase title upper""".split()),
+        splitlines startswith strip swapcase title upper""".split()
+    ),
     dict: frozenset(("get", "items", "keys", "values")),
     list: frozenset(("count", "index")),
     tuple: frozenset(("count", "index")),
 }
-LOOP = frozenset("""changed cycle depth depth0 first index index0 last length nextitem previtem revindex
-    revindex0""".split())
+LOOP = frozenset(
+    """changed cycle depth depth0 first index index0 last length nextitem previtem revindex
+    revindex0""".split()
+)
 # Values cannot be changed; templates that try in some branch are refused when they get there.
 CHANGING = frozenset(("append", "extend", "insert", "pop", "update"))
 ALL_METHODS = frozenset().union(*METHODS.values()) | CHANGING | {"cycle", "changed"}
@@ -86,14 +131,28 @@ class Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset("+ * % / // -".split())
 
     def __init__(self):
-        super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, cache_size=0,
-                         extensions=["jinja2.ext.loopcontrols", Generation])
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            optimized=False,
+            cache_size=0,
+            extensions=["jinja2.ext.loopcontrols", Generation],
+        )
         self.budget = Budget()
-        self.globals = {"range": self.budget.range, "namespace": Namespace, "dict": dict,
-                        "raise_exception": raise_exception,
-                        "strftime_now": strftime_now}
-        bounded = {"join": self._join, "replace": self.budget.replace, "tojson": tojson, "from_json": from_json,
-                   "indent": self._indent}
+        self.globals = {
+            "range": self.budget.range,
+            "namespace": Namespace,
+            "dict": dict,
+            "raise_exception": raise_exception,
+            "strftime_now": strftime_now,
+        }
+        bounded = {
+            "join": self._join,
+            "replace": self.budget.replace,
+            "tojson": tojson,
+            "from_json": from_json,
+            "indent": self._indent,
+        }
         filters = {name: bounded.get(name) or self.filters.get(name) for name in FILTERS}
         self.filters = {name: self._counted_filter(function) for name, function in filters.items()}
         self.filters["_counted"] = lambda items: _Counted(self.budget, items)
@@ -141,8 +200,11 @@ class Environment(ImmutableSandboxedEnvironment):
                 return self.budget.replace(owner, *args)
             if name == "join":
                 return self._join(args[0] if args else "", owner)
-        elif not isinstance(owner, (dict, list, tuple, LoopContext)) and not isinstance(obj, Macro) and \
-                obj not in self.globals.values():
+        elif (
+            not isinstance(owner, (dict, list, tuple, LoopContext))
+            and not isinstance(obj, Macro)
+            and obj not in self.globals.values()
+        ):
             raise cannot_render(f"{name or 'a value'} is called, which is not a function")
         return super().call(context, obj, *args, **kwargs)
 
@@ -164,6 +226,7 @@ class Environment(ImmutableSandboxedEnvironment):
             if isinstance(result, (str, list, tuple)):
                 self.budget.check_size(len(result))
             return result
+
         return counted
 
     def _join(self, value, d="", attribute=None):
@@ -235,6 +298,7 @@ def _check_constant(node, refuse) -> None:
 
 def instrument(tree: nodes.Template) -> nodes.Template:
     """Loops and `~` go through counted filters."""
+
     def rewrite(node):
         for field, value in node.iter_fields():
             if isinstance(value, nodes.Node):
@@ -249,6 +313,7 @@ def instrument(tree: nodes.Template) -> nodes.Template:
 
     def _filter(name, argument):
         return nodes.Filter(argument, name, [], [], None, None, lineno=argument.lineno)
+
     return rewrite(tree)
 
 

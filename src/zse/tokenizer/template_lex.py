@@ -5,10 +5,12 @@ import re
 from zse.tokenizer.template_fast import Unknown
 
 _OPEN = re.compile(r"\{(?:(?P<kind>[%{#])(?P<sign>[-+]?))")
-_TOKEN = re.compile(r"""\s*(?:(?P<float>\d+\.\d+)|(?P<int>\d+)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<float>\d+\.\d+)|(?P<int>\d+)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)
     |(?P<string>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<close>[-+]?%\}|-?\}\})
     |(?P<op>//|\*\*|==|!=|<=|>=|[-+*/%~<>=()\[\]{}.,:|]))""",
-                    re.X | re.S)
+    re.X | re.S,
+)
 _SINGLE = re.compile(r"\s*(?P<op>[-+%}])")
 _COMMENT_END = re.compile(r"([-+]?)#\}")
 
@@ -21,7 +23,7 @@ def lex(source: str) -> list[tuple]:
     out, at, line_starts = [], 0, True
     while True:
         found = _OPEN.search(source, at)
-        text = source[at:found.start()] if found else source[at:]
+        text = source[at : found.start()] if found else source[at:]
         if not found:
             out.append(("data", text))
             return out
@@ -49,7 +51,7 @@ def lex(source: str) -> list[tuple]:
         if closing == "-":
             while at < len(source) and source[at].isspace():
                 at += 1
-        elif closing != "+" and kind != "{" and source[at:at + 1] == "\n":
+        elif closing != "+" and kind != "{" and source[at : at + 1] == "\n":
             at += 1  # trim_blocks
         line_starts = source[at - 1] == "\n"
 

@@ -8,24 +8,31 @@ from zse.errors import RequestError
 
 MAX_OUTPUT_BYTES = 4 << 20
 MAX_STEPS = 1_000_000
-MAX_SECONDS = 0.1         # of CPU time of the thread: a busy machine must not refuse requests
-MAX_INTEGER = 1_000_000   # of literals
+MAX_SECONDS = 0.1  # of CPU time of the thread: a busy machine must not refuse requests
+MAX_INTEGER = 1_000_000  # of literals
 MAX_RANGE = 100_000
 # Names of Python's inner workings; no chat template has a reason to write them.
-HIDDEN_ATTRIBUTES = frozenset("""mro func_globals func_code func_closure im_class im_func im_self gi_frame gi_code
+HIDDEN_ATTRIBUTES = frozenset(
+    """mro func_globals func_code func_closure im_class im_func im_self gi_frame gi_code
     cr_frame cr_code ag_frame ag_code f_globals f_locals f_builtins f_code f_back tb_frame tb_next co_code format
-    format_map""".split())
+    format_map""".split()
+)
 
 
 def too_much(what: str) -> RequestError:
-    return RequestError(f"rendering the model's chat template takes too much: {what}; send shorter messages",
-                        code="chat_template_limit", param="messages")
+    return RequestError(
+        f"rendering the model's chat template takes too much: {what}; send shorter messages",
+        code="chat_template_limit",
+        param="messages",
+    )
 
 
 def cannot_render(reason: object) -> RequestError:
-    return RequestError(f"the model's chat template cannot render these messages: {reason}",
-                        code="chat_template_failed",
-                        param="messages")
+    return RequestError(
+        f"the model's chat template cannot render these messages: {reason}",
+        code="chat_template_failed",
+        param="messages",
+    )
 
 
 class Budget(threading.local):
@@ -91,24 +98,33 @@ class Budget(threading.local):
 def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
     """As transformers': no HTML escapes, and text is not escaped to ASCII."""
     import json
+
     indent = min(indent, 16) if isinstance(indent, int) else indent[:16] if isinstance(indent, str) else None
-    return json.dumps(value, ensure_ascii=bool(ensure_ascii), indent=indent,
-                      separators=tuple(separators) if separators else None, sort_keys=bool(sort_keys))
+    return json.dumps(
+        value,
+        ensure_ascii=bool(ensure_ascii),
+        indent=indent,
+        separators=tuple(separators) if separators else None,
+        sort_keys=bool(sort_keys),
+    )
 
 
 def from_json(text):
     import json
+
     return json.loads(text)
 
 
 def raise_exception(message=""):
-    raise RequestError(f"the model's chat template refuses these messages: {message}", code="chat_template_refused",
-                       param="messages")
+    raise RequestError(
+        f"the model's chat template refuses these messages: {message}", code="chat_template_refused", param="messages"
+    )
 
 
 def strftime_now(format="%Y-%m-%d"):
     import re
     from datetime import datetime
+
     if len(format) > 64 or re.search(r"%[-_0^#+]*\d", format):  # "%999999999d" pads
         raise cannot_render("it asks for the time in a format that is not supported")
     return datetime.now().strftime(format)

@@ -41,8 +41,14 @@ from zse.tokenizer.template_limits import HIDDEN_ATTRIBUTES
 
 _KEYWORDS = frozenset("and or not in is if else true false none True False None".split())
 _CONSTANTS = {"true": True, "True": True, "false": False, "False": False, "none": None, "None": None}
-_COMPARE = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
-            ">=": operator.ge}
+_COMPARE = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 _AFTER_TEST = ("else", "or", "and", "if", "is", "in", "not")
 _JINJA_NAMES = ("self", "super", "caller", "varargs", "kwargs", "cycler", "joiner", "lipsum")
 _RARE_LOOP = ("depth", "depth0", "changed")
@@ -126,6 +132,7 @@ class Parser:
         def run(scope, out):
             for step in steps:
                 step(scope, out)
+
         return run
 
     def _statement(self):
@@ -144,6 +151,7 @@ class Parser:
 
             def leave(scope, out):
                 raise kind
+
             return leave
         raise Unknown
 
@@ -169,6 +177,7 @@ class Parser:
                     return
             if otherwise:
                 otherwise(scope, out)
+
         return run
 
     def _for(self):
@@ -227,6 +236,7 @@ class Parser:
                     break
             if otherwise and not values:
                 otherwise(dict(scope), out)
+
         return run
 
     def _set(self):
@@ -248,14 +258,17 @@ class Parser:
         else:
             raise Unknown
         if attribute is None:
+
             def assign(scope, out):
                 scope[name] = value(scope)
         else:
+
             def assign(scope, out):
                 space = scope.get(name)
                 if type(space) is not Namespace:
                     raise Failure("cannot assign attribute on non-namespace object")
                 space.values[attribute] = value(scope)
+
         return assign
 
     def _generation(self):
@@ -277,8 +290,10 @@ class Parser:
             if self._take("else", "name"):
                 other = self._expression()
             else:
+
                 def other(scope):
                     return Undefined("the inline if-expression evaluated to false and no else section was defined")
+
             made = choice(condition, value, other)
         self._depth -= 1
         return made
@@ -310,7 +325,7 @@ class Parser:
                 rest.append((_COMPARE[text], self._sum()))
             elif self._take("in", "name"):
                 rest.append((lambda left, right: left in right, self._sum()))
-            elif (kind, text) == ("name", "not") and self._tokens[self._at + 1:self._at + 2] == [("name", "in")]:
+            elif (kind, text) == ("name", "not") and self._tokens[self._at + 1 : self._at + 2] == [("name", "in")]:
                 self._at += 2
                 rest.append((lambda left, right: left not in right, self._sum()))
             else:
@@ -326,6 +341,7 @@ class Parser:
                     return False
                 left = right
             return True
+
         return run
 
     def _operators(self, symbols: tuple[str, ...], operand):
@@ -456,12 +472,13 @@ class Parser:
                 return Undefined("slice")
             BUDGET.spend(1 + len(sliced) // 64)
             return sliced[slice(*[bound(scope) if bound else None for bound in bounds])]
+
         return run
 
     def _arguments(self):
         args, kwargs = [], []
         while not self._take(")"):
-            if self._peek()[0] == "name" and self._tokens[self._at + 1:self._at + 2] == [("op", "=")]:
+            if self._peek()[0] == "name" and self._tokens[self._at + 1 : self._at + 2] == [("op", "=")]:
                 name = self._name()
                 self._at += 1
                 kwargs.append((name, self._expression()))
@@ -491,8 +508,12 @@ class Parser:
                     args, kwargs = self._arguments()
                     if kwargs:
                         raise Unknown
-                elif self._peek()[0] in ("string", "int", "float") or self._peek()[1] in ("[", "{") or \
-                        self._peek()[0] == "name" and self._peek()[1] not in _AFTER_TEST:
+                elif (
+                    self._peek()[0] in ("string", "int", "float")
+                    or self._peek()[1] in ("[", "{")
+                    or self._peek()[0] == "name"
+                    and self._peek()[1] not in _AFTER_TEST
+                ):
                     args = [self._postfix(self._primary())]
                 if name not in TESTS:
                     raise Unknown

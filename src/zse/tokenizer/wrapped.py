@@ -18,6 +18,7 @@ class WrappedTokenizer(Tokenizer):
 
     def __init__(self, data: bytes, parsed: dict, path: str = "tokenizer.json"):
         from tokenizers import Tokenizer as Library
+
         try:
             self._library = Library.from_str(data.decode("utf-8"))
         except Exception as error:  # the library raises plain Exception
@@ -76,7 +77,7 @@ class WrappedTokenizer(Tokenizer):
                 position = begin + 1
                 continue
             if match.start() > start:
-                ids += library.encode(text[start:match.start()], add_special_tokens=False).ids
+                ids += library.encode(text[start : match.start()], add_special_tokens=False).ids
             ids.append(int(group[1:]))
             start = position = match.end()
             library = self._inner
@@ -101,8 +102,13 @@ class WrappedTokenizer(Tokenizer):
 def _pattern(control: dict[int, dict]) -> re.Pattern | None:
     """Leftmost, longest control token, with the white space that it takes along."""
     longest_first = sorted(control.items(), key=lambda item: -len(item[1]["content"]))
-    parts = [(r"\s*" if token.get("lstrip") else "") + f"(?P<t{id}>{re.escape(token['content'])})"
-             + (r"\s*" if token.get("rstrip") else "") for id, token in longest_first if token["content"]]
+    parts = [
+        (r"\s*" if token.get("lstrip") else "")
+        + f"(?P<t{id}>{re.escape(token['content'])})"
+        + (r"\s*" if token.get("rstrip") else "")
+        for id, token in longest_first
+        if token["content"]
+    ]
     return re.compile("|".join(parts)) if parts else None
 
 
@@ -129,10 +135,16 @@ def _kinds(decoder: dict | None) -> set[str]:
 
 def _adds_space(parsed: dict) -> bool:
     """Whether a space is put before the text: normalizer Prepend, or Metaspace unless told never to."""
+
     def steps(part, key):
         return [part] if isinstance(part, dict) and key not in part else (part or {}).get(key, [])
+
     for step in steps(parsed.get("normalizer"), "normalizers"):
         if step.get("type") == "Prepend":
             return True
-    return any(step.get("type") == "Metaspace" and step.get("prepend_scheme", "always") != "never"
-               and step.get("add_prefix_space", True) for step in steps(parsed.get("pre_tokenizer"), "pretokenizers"))
+    return any(
+        step.get("type") == "Metaspace"
+        and step.get("prepend_scheme", "always") != "never"
+        and step.get("add_prefix_space", True)
+        for step in steps(parsed.get("pre_tokenizer"), "pretokenizers")
+    )

@@ -3,15 +3,30 @@
 from zse.kernel import ir
 from zse.kernel.intrinsics.row import Intrinsic, elem_of
 
-_SCALAR_F32 = {"sqrt": "sqrtf", "exp": "expf", "log": "logf", "sin": "sinf", "cos": "cosf", "tanh": "tanhf", "floor": "floorf",
-               "round_even": "rintf", "fma": "__builtin_fmaf", "exp2": "exp2f"}
+_SCALAR_F32 = {
+    "sqrt": "sqrtf",
+    "exp": "expf",
+    "log": "logf",
+    "sin": "sinf",
+    "cos": "cosf",
+    "tanh": "tanhf",
+    "floor": "floorf",
+    "round_even": "rintf",
+    "fma": "__builtin_fmaf",
+    "exp2": "exp2f",
+}
 _X86 = {"sqrt": "sqrt", "fma": "fmadd", "minimum": "min", "maximum": "max"}
 
 
 def _same_floats(*types: ir.Type | int | float) -> ir.Type | str:
     first = types[0]
     elem = elem_of(first)
-    if elem is None or isinstance(first, int | float) or elem.name not in ("f32", "f64") or any(type != first for type in types):
+    if (
+        elem is None
+        or isinstance(first, int | float)
+        or elem.name not in ("f32", "f64")
+        or any(type != first for type in types)
+    ):
         return f"needs f32 or f64 values of one type, got {', '.join(map(str, types))}"
     return first
 
@@ -19,8 +34,13 @@ def _same_floats(*types: ir.Type | int | float) -> ir.Type | str:
 def _same_numbers(*types: ir.Type | int | float) -> ir.Type | str:
     first = types[0]
     elem = elem_of(first)
-    if elem is None or isinstance(first, int | float) or elem.kind == "bool" or (elem.kind == "float" and elem.bits == 16) \
-            or any(type != first for type in types):
+    if (
+        elem is None
+        or isinstance(first, int | float)
+        or elem.kind == "bool"
+        or (elem.kind == "float" and elem.bits == 16)
+        or any(type != first for type in types)
+    ):
         return f"needs numbers of one type, got {', '.join(map(str, types))}"
     return first
 
@@ -48,8 +68,11 @@ def _scalar_text(name: str, elem: ir.Scalar, args: list[str]) -> str:
         op = "<" if name == "minimum" else ">"
         return f"({args[0]} {op} {args[1]} ? {args[0]} : {args[1]})"
     if name == "absolute":
-        return f"__builtin_fabsf({args[0]})" if elem.name == "f32" else (
-            f"__builtin_fabs({args[0]})" if elem.kind == "float" else f"({args[0]} < 0 ? -{args[0]} : {args[0]})")
+        return (
+            f"__builtin_fabsf({args[0]})"
+            if elem.name == "f32"
+            else (f"__builtin_fabs({args[0]})" if elem.kind == "float" else f"({args[0]} < 0 ? -{args[0]} : {args[0]})")
+        )
     function = _SCALAR_F32[name]
     if elem.name == "f64":
         function = "__builtin_fma" if name == "fma" else function[:-1]
@@ -73,14 +96,21 @@ def _cpu(name: str):
             if name == "absolute" and elem.name == "f32":
                 mask = target.c_type(ir.Vector(ir.Scalar("u32", "uint", 32), result.lanes))
                 return f"(({target.c_type(result)})(({mask}){args[0]} & 0x7fffffffu))"
-            return target.lane_helper(name, result, types, lambda names: _scalar_text(name, elem, names)) + f"({', '.join(args)})"
+            return (
+                target.lane_helper(name, result, types, lambda names: _scalar_text(name, elem, names))
+                + f"({', '.join(args)})"
+            )
         if name in ("minimum", "maximum", "absolute"):
             ctype = target.c_type(result)
             params = ["a", "b"][: len(args)]
-            helper = target.helper(f"{name}_{result}", f"static inline {ctype} {{name}}({', '.join(f'{ctype} {p}' for p in params)}) "
-                                   f"{{{{ return {_scalar_text(name, elem, params)}; }}}}")
+            helper = target.helper(
+                f"{name}_{result}",
+                f"static inline {ctype} {{name}}({', '.join(f'{ctype} {p}' for p in params)}) "
+                f"{{{{ return {_scalar_text(name, elem, params)}; }}}}",
+            )
             return f"{helper}({', '.join(args)})"
         return _scalar_text(name, elem, args)
+
     return body
 
 
@@ -90,6 +120,7 @@ def _gpu(name: str):
         if isinstance(result, ir.Vector):
             return target.lanewise(name, result, types, lambda lanes: target.scalar_math(name, elem, lanes), args)
         return target.scalar_math(name, elem, args)
+
     return body
 
 
@@ -103,12 +134,27 @@ def _popcount(type: object) -> ir.Type | str:
 
 TABLE = (
     _row("fma", "a * b + c, one rounding"),
-    _row("sqrt", "square root"), _row("exp", "e**v"), _row("log", "natural logarithm"), _row("sin", "sine"), _row("cos", "cosine"),
-    _row("tanh", "hyperbolic tangent"), _row("floor", "round down"), _row("round_even", "nearest integer, ties to even"),
-    _row("minimum", "the smaller one", _same_numbers), _row("maximum", "the larger one", _same_numbers),
+    _row("sqrt", "square root"),
+    _row("exp", "e**v"),
+    _row("log", "natural logarithm"),
+    _row("sin", "sine"),
+    _row("cos", "cosine"),
+    _row("tanh", "hyperbolic tangent"),
+    _row("floor", "round down"),
+    _row("round_even", "nearest integer, ties to even"),
+    _row("minimum", "the smaller one", _same_numbers),
+    _row("maximum", "the larger one", _same_numbers),
     _row("absolute", "without the sign", _same_numbers),
-    _row("exp2", "2**v"), _row("rsqrt", "1 / sqrt(v)"), _row("reciprocal", "1 / v"),
-    Intrinsic("popcount", _popcount, "set bits",
-              {"cpu": lambda t, r, types, a: f"(({t.c_type(r)})__builtin_popcountll({a[0]}))",
-               "cuda": lambda t, r, types, a: f"(({t.c_type(r)})__popcll({a[0]}))"}),
+    _row("exp2", "2**v"),
+    _row("rsqrt", "1 / sqrt(v)"),
+    _row("reciprocal", "1 / v"),
+    Intrinsic(
+        "popcount",
+        _popcount,
+        "set bits",
+        {
+            "cpu": lambda t, r, types, a: f"(({t.c_type(r)})__builtin_popcountll({a[0]}))",
+            "cuda": lambda t, r, types, a: f"(({t.c_type(r)})__popcll({a[0]}))",
+        },
+    ),
 )

@@ -9,7 +9,11 @@ POLICIES = {"evict_first": "0x12F0000000000000ull", "evict_last": "0x14F00000000
 
 
 def _asm(text: str, *operands: str) -> list[str]:
-    return [f'asm volatile("{text}" :: {", ".join(operands)} : "memory");' if operands else f'asm volatile("{text}" ::: "memory");']
+    return [
+        f'asm volatile("{text}" :: {", ".join(operands)} : "memory");'
+        if operands
+        else f'asm volatile("{text}" ::: "memory");'
+    ]
 
 
 def _shared(t, text: str) -> str:
@@ -33,12 +37,18 @@ def _copy_async_cuda(t, stmt, outs, args):
     sectors = ".L2::256B" if hint else ""
     tail = ", %2" if len(args) == 3 else ""
     extra = [f'"r"({args[2]})'] if len(args) == 3 else []
-    return _asm(f"cp.async.{cache}.shared.global{sectors} [%0], [%1], {size}{tail};", _shared(t, args[0]), f'"l"({args[1]})', *extra)
+    return _asm(
+        f"cp.async.{cache}.shared.global{sectors} [%0], [%1], {size}{tail};",
+        _shared(t, args[0]),
+        f'"l"({args[1]})',
+        *extra,
+    )
 
 
 def _count(name: str, high: int):
     def plan(stager, n) -> Plan:
         return Plan(attrs=(number(n, f"{name}(): n", 0, high),))
+
     return plan
 
 
@@ -53,23 +63,41 @@ def _barrier_plan(name: str, *extra: tuple[str, ir.Type]):
     def plan(stager, barrier, *values) -> Plan:
         if len(values) != len(extra):
             raise StageError(f"{name}() takes a barrier{''.join(', ' + label for label, _ in extra)}")
-        return Plan((_barrier(barrier, name),
-                     *(stager.coerce(value, type, f"{name}(): {label}") for value, (label, type) in zip(values, extra, strict=True))))
+        return Plan(
+            (
+                _barrier(barrier, name),
+                *(
+                    stager.coerce(value, type, f"{name}(): {label}")
+                    for value, (label, type) in zip(values, extra, strict=True)
+                ),
+            )
+        )
+
     return plan
 
 
 def _wait_cuda(t, stmt, outs, args):
-    helper = t.helper("mbarrier_wait", (
-        "{device} bool {name}(u32 barrier, u32 parity) {{ u32 done; asm volatile(\"{{ .reg .pred p; "
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }}\" "
-        ": \"=r\"(done) : \"r\"(barrier), \"r\"(parity) : \"memory\"); return done != 0; }}"))
+    helper = t.helper(
+        "mbarrier_wait",
+        (
+            '{device} bool {name}(u32 barrier, u32 parity) {{ u32 done; asm volatile("{{ .reg .pred p; '
+            'mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }}" '
+            ': "=r"(done) : "r"(barrier), "r"(parity) : "memory"); return done != 0; }}'
+        ),
+    )
     return [f"while (!{helper}({t.shared_address(args[0])}, (u32){args[1]})) {{}}"]
 
 
 def _bulk_copy(stager, dst, src, size, barrier, hint="") -> Plan:
-    return Plan((pointer_of(dst, "bulk_copy(): the destination", "shared", writable=True),
-                 pointer_of(src, "bulk_copy(): the source", "global"),
-                 stager.coerce(size, ir.I32, "bulk_copy(): bytes"), _barrier(barrier, "bulk_copy")), (_policy(hint),))
+    return Plan(
+        (
+            pointer_of(dst, "bulk_copy(): the destination", "shared", writable=True),
+            pointer_of(src, "bulk_copy(): the source", "global"),
+            stager.coerce(size, ir.I32, "bulk_copy(): bytes"),
+            _barrier(barrier, "bulk_copy"),
+        ),
+        (_policy(hint),),
+    )
 
 
 def _policy(hint: object) -> object:
@@ -80,15 +108,25 @@ def _policy(hint: object) -> object:
 
 def _bulk_copy_cuda(t, stmt, outs, args):
     policy = stmt.attrs[0]
-    return _asm(f"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes{'.L2::cache_hint' if policy else ''} "
-                f"[%0], [%1], %2, [%3]{', %4' if policy else ''};",
-                _shared(t, args[0]), f'"l"({args[1]})', f'"r"({args[2]})', _shared(t, args[3]),
-                *([f'"l"({POLICIES[policy]})'] if policy else []))
+    return _asm(
+        f"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes{'.L2::cache_hint' if policy else ''} "
+        f"[%0], [%1], %2, [%3]{', %4' if policy else ''};",
+        _shared(t, args[0]),
+        f'"l"({args[1]})',
+        f'"r"({args[2]})',
+        _shared(t, args[3]),
+        *([f'"l"({POLICIES[policy]})'] if policy else []),
+    )
 
 
 def _bulk_store(stager, dst, src, size) -> Plan:
-    return Plan((pointer_of(dst, "bulk_store(): the destination", "global", writable=True),
-                 pointer_of(src, "bulk_store(): the source", "shared"), stager.coerce(size, ir.I32, "bulk_store(): bytes")))
+    return Plan(
+        (
+            pointer_of(dst, "bulk_store(): the destination", "global", writable=True),
+            pointer_of(src, "bulk_store(): the source", "shared"),
+            stager.coerce(size, ir.I32, "bulk_store(): bytes"),
+        )
+    )
 
 
 def _map(value: object, name: str) -> ir.Expr:
@@ -106,14 +144,22 @@ def _coordinates(stager, coords: object, name: str) -> list[ir.Expr]:
 def _tma_load(stager, dst, map, coords, barrier, multicast=None, hint="") -> Plan:
     mask = () if multicast is None else (stager.coerce(multicast, ir.I32, "multicast is an i32 mask of blocks"),)
     values = _coordinates(stager, coords, "tma_load")
-    return Plan((pointer_of(dst, "tma_load(): the destination", "shared", writable=True), _map(map, "tma_load"),
-                 _barrier(barrier, "tma_load"), *values, *mask), (len(values), bool(mask), _policy(hint)))
+    return Plan(
+        (
+            pointer_of(dst, "tma_load(): the destination", "shared", writable=True),
+            _map(map, "tma_load"),
+            _barrier(barrier, "tma_load"),
+            *values,
+            *mask,
+        ),
+        (len(values), bool(mask), _policy(hint)),
+    )
 
 
 def _tma_load_cuda(t, stmt, outs, args):
     rank, multicast, policy = stmt.attrs
     places = ", ".join(f"%{3 + i}" for i in range(rank))
-    tail, operands, at = "", [f'"r"({arg})' for arg in args[3: 3 + rank]], 3 + rank
+    tail, operands, at = "", [f'"r"({arg})' for arg in args[3 : 3 + rank]], 3 + rank
     suffix = ".multicast::cluster" if multicast else ""
     if multicast:
         tail, at = f", %{at}", at + 1
@@ -121,9 +167,14 @@ def _tma_load_cuda(t, stmt, outs, args):
     if policy:
         tail, suffix = tail + f", %{at}", suffix + ".L2::cache_hint"
         operands.append(f'"l"({POLICIES[policy]})')
-    return _asm(f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes{suffix} "
-                f"[%0], [%1, {{{places}}}], [%2]{tail};",
-                _shared(t, args[0]), f'"l"(&{args[1]})', _shared(t, args[2]), *operands)
+    return _asm(
+        f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes{suffix} "
+        f"[%0], [%1, {{{places}}}], [%2]{tail};",
+        _shared(t, args[0]),
+        f'"l"(&{args[1]})',
+        _shared(t, args[2]),
+        *operands,
+    )
 
 
 def _tma_store(stager, map, coords, src) -> Plan:
@@ -134,8 +185,12 @@ def _tma_store(stager, map, coords, src) -> Plan:
 def _tma_store_cuda(t, stmt, outs, args):
     rank = stmt.attrs[0]
     places = ", ".join(f"%{2 + i}" for i in range(rank))
-    return _asm(f"cp.async.bulk.tensor.{rank}d.global.shared::cta.bulk_group [%0, {{{places}}}], [%1];",
-                f'"l"(&{args[0]})', _shared(t, args[1]), *(f'"r"({arg})' for arg in args[2:]))
+    return _asm(
+        f"cp.async.bulk.tensor.{rank}d.global.shared::cta.bulk_group [%0, {{{places}}}], [%1];",
+        f'"l"(&{args[0]})',
+        _shared(t, args[1]),
+        *(f'"r"({arg})' for arg in args[2:]),
+    )
 
 
 def _bulk_wait(stager, n, read=True) -> Plan:
@@ -148,42 +203,120 @@ def _plain(text: str):
 
 def _on_barrier(text: str, *registers: str):
     """An instruction on an mbarrier; registers: constraint of each further argument."""
-    return {"cuda": lambda t, stmt, outs, args: _asm(
-        text, _shared(t, args[0]), *(f'"{kind}"({arg})' for kind, arg in zip(registers, args[1:], strict=True)))}
+    return {
+        "cuda": lambda t, stmt, outs, args: _asm(
+            text, _shared(t, args[0]), *(f'"{kind}"({arg})' for kind, arg in zip(registers, args[1:], strict=True))
+        )
+    }
 
 
-_REMOTE = ("{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; "
-           "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote]; }")
+_REMOTE = (
+    "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; "
+    "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote]; }"
+)
 
 EFFECTS = (
     Effect("copy_async", _copy_async, "global to shared, in a group", {"cuda": _copy_async_cuda}, "cp_async"),
     Effect("copy_commit", lambda stager: Plan(), "close the group", _plain("cp.async.commit_group;"), "cp_async"),
-    Effect("copy_wait", _count("copy_wait", 63), "until n groups are in flight", {
-        "cuda": lambda t, stmt, outs, args: _asm(f"cp.async.wait_group {stmt.attrs[0]};")}, "cp_async"),
-    Effect("mbarrier_init", _barrier_plan("mbarrier_init", ("count", ir.I32)), "expected arrivals",
-           _on_barrier("mbarrier.init.shared::cta.b64 [%0], %1;", "r"), "tma"),
-    Effect("mbarrier_init_fence", lambda stager: Plan(), "make inits visible to the copy engine",
-           _plain("fence.mbarrier_init.release.cluster;\\nfence.proxy.async.shared::cta;"), "tma"),
-    Effect("mbarrier_arrive", _barrier_plan("mbarrier_arrive"), "one arrival",
-           _on_barrier("mbarrier.arrive.shared::cta.b64 _, [%0];"), "tma"),
-    Effect("mbarrier_arrive_remote", _barrier_plan("mbarrier_arrive_remote", ("rank", ir.I32)), "at a block of the cluster",
-           _on_barrier(_REMOTE, "r"), "tma"),
-    Effect("mbarrier_expect", _barrier_plan("mbarrier_expect", ("bytes", ir.I32)), "one arrival that expects bytes",
-           _on_barrier("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;", "r"), "tma"),
-    Effect("mbarrier_wait", _barrier_plan("mbarrier_wait", ("parity", ir.I32)), "until the phase of this parity is over",
-           {"cuda": _wait_cuda}, "tma"),
-    Effect("copy_arrive", _barrier_plan("copy_arrive"), "arrive when this thread's copy_async are done",
-           _on_barrier("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];"), "tma"),
+    Effect(
+        "copy_wait",
+        _count("copy_wait", 63),
+        "until n groups are in flight",
+        {"cuda": lambda t, stmt, outs, args: _asm(f"cp.async.wait_group {stmt.attrs[0]};")},
+        "cp_async",
+    ),
+    Effect(
+        "mbarrier_init",
+        _barrier_plan("mbarrier_init", ("count", ir.I32)),
+        "expected arrivals",
+        _on_barrier("mbarrier.init.shared::cta.b64 [%0], %1;", "r"),
+        "tma",
+    ),
+    Effect(
+        "mbarrier_init_fence",
+        lambda stager: Plan(),
+        "make inits visible to the copy engine",
+        _plain("fence.mbarrier_init.release.cluster;\\nfence.proxy.async.shared::cta;"),
+        "tma",
+    ),
+    Effect(
+        "mbarrier_arrive",
+        _barrier_plan("mbarrier_arrive"),
+        "one arrival",
+        _on_barrier("mbarrier.arrive.shared::cta.b64 _, [%0];"),
+        "tma",
+    ),
+    Effect(
+        "mbarrier_arrive_remote",
+        _barrier_plan("mbarrier_arrive_remote", ("rank", ir.I32)),
+        "at a block of the cluster",
+        _on_barrier(_REMOTE, "r"),
+        "tma",
+    ),
+    Effect(
+        "mbarrier_expect",
+        _barrier_plan("mbarrier_expect", ("bytes", ir.I32)),
+        "one arrival that expects bytes",
+        _on_barrier("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;", "r"),
+        "tma",
+    ),
+    Effect(
+        "mbarrier_wait",
+        _barrier_plan("mbarrier_wait", ("parity", ir.I32)),
+        "until the phase of this parity is over",
+        {"cuda": _wait_cuda},
+        "tma",
+    ),
+    Effect(
+        "copy_arrive",
+        _barrier_plan("copy_arrive"),
+        "arrive when this thread's copy_async are done",
+        _on_barrier("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];"),
+        "tma",
+    ),
     Effect("bulk_copy", _bulk_copy, "contiguous global to shared", {"cuda": _bulk_copy_cuda}, "tma"),
-    Effect("bulk_store", _bulk_store, "contiguous shared to global", {"cuda": lambda t, stmt, outs, args: _asm(
-        "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;", f'"l"({args[0]})', _shared(t, args[1]), f'"r"({args[2]})')}, "tma"),
+    Effect(
+        "bulk_store",
+        _bulk_store,
+        "contiguous shared to global",
+        {
+            "cuda": lambda t, stmt, outs, args: _asm(
+                "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;",
+                f'"l"({args[0]})',
+                _shared(t, args[1]),
+                f'"r"({args[2]})',
+            )
+        },
+        "tma",
+    ),
     Effect("tma_load", _tma_load, "a box of a tensor", {"cuda": _tma_load_cuda}, "tma"),
     Effect("tma_store", _tma_store, "a box of a tensor", {"cuda": _tma_store_cuda}, "tma"),
-    Effect("tma_prefetch", lambda stager, map: Plan((_map(map, "tma_prefetch"),)), "the tensor map", {
-        "cuda": lambda t, stmt, outs, args: _asm("prefetch.tensormap [%0];", f'"l"(&{args[0]})')}, "tma"),
-    Effect("bulk_commit", lambda stager: Plan(), "close the group of stores", _plain("cp.async.bulk.commit_group;"), "tma"),
-    Effect("bulk_wait", _bulk_wait, "until n groups of stores are in flight", {"cuda": lambda t, stmt, outs, args: _asm(
-        f"cp.async.bulk.wait_group{'.read' if stmt.attrs[1] else ''} {stmt.attrs[0]};")}, "tma"),
-    Effect("fence_async", lambda stager: Plan(), "ordinary shared stores before the copy engine and wgmma",
-           _plain("fence.proxy.async.shared::cta;"), "tma"),
+    Effect(
+        "tma_prefetch",
+        lambda stager, map: Plan((_map(map, "tma_prefetch"),)),
+        "the tensor map",
+        {"cuda": lambda t, stmt, outs, args: _asm("prefetch.tensormap [%0];", f'"l"(&{args[0]})')},
+        "tma",
+    ),
+    Effect(
+        "bulk_commit", lambda stager: Plan(), "close the group of stores", _plain("cp.async.bulk.commit_group;"), "tma"
+    ),
+    Effect(
+        "bulk_wait",
+        _bulk_wait,
+        "until n groups of stores are in flight",
+        {
+            "cuda": lambda t, stmt, outs, args: _asm(
+                f"cp.async.bulk.wait_group{'.read' if stmt.attrs[1] else ''} {stmt.attrs[0]};"
+            )
+        },
+        "tma",
+    ),
+    Effect(
+        "fence_async",
+        lambda stager: Plan(),
+        "ordinary shared stores before the copy engine and wgmma",
+        _plain("fence.proxy.async.shared::cta;"),
+        "tma",
+    ),
 )

@@ -34,18 +34,24 @@ def _x86_call(function: str, prefix: str, type: ir.Vector, args: list[str], ctyp
 def _bytes_helper(target, name: str, type: ir.Vector, params: str, loop: str) -> str:
     ctype = target.c_type(type)
     names = params.split()
-    text = " ".join(f"{kind} b{p}[{type.lanes * 4}]; __builtin_memcpy(b{p}, &{p}, sizeof {p});"
-                    for p, kind in ((p, "uint8_t" if p == "w" and "u8" in name else "int8_t") for p in names if p != "acc"))
+    text = " ".join(
+        f"{kind} b{p}[{type.lanes * 4}]; __builtin_memcpy(b{p}, &{p}, sizeof {p});"
+        for p, kind in ((p, "uint8_t" if p == "w" and "u8" in name else "int8_t") for p in names if p != "acc")
+    )
     full = f"static inline {ctype} {name}_{type}({', '.join(f'{ctype} {p}' for p in names)}) {{ {text} {loop} }}"
-    return target.helper(f"{name}_{type}", full.replace("{", "{{").replace("}", "}}").replace(f"{name}_{type}(", "{name}(", 1))
+    return target.helper(
+        f"{name}_{type}", full.replace("{", "{{").replace("}", "}}").replace(f"{name}_{type}(", "{name}(", 1)
+    )
 
 
 def _dot4(target, result, types, args):
     prefix, ctype = _x86(target, result), target.c_type(result)
     if prefix and target.has("vnni"):
         return _x86_call("dpbusd_epi32", prefix, result, args, ctype)
-    loop = (f"for (int i = 0; i < {result.lanes}; ++i) for (int j = 0; j < 4; ++j) acc[i] += bw[4 * i + j] * ba[4 * i + j]; "
-            "return acc;")
+    loop = (
+        f"for (int i = 0; i < {result.lanes}; ++i) for (int j = 0; j < 4; ++j) acc[i] += bw[4 * i + j] * ba[4 * i + j]; "
+        "return acc;"
+    )
     return f"{_bytes_helper(target, 'dot4_u8s8', result, 'acc w a', loop)}({', '.join(args)})"
 
 
@@ -53,9 +59,11 @@ def _pairs(target, result, types, args):
     prefix, ctype = _x86(target, result), target.c_type(result)
     if prefix:
         return _x86_call("maddubs_epi16", prefix, result, args, ctype)
-    loop = (f"int16_t r[{result.lanes * 2}]; for (int i = 0; i < {result.lanes * 2}; ++i) {{ "
-            "int s = bw[2 * i] * ba[2 * i] + bw[2 * i + 1] * ba[2 * i + 1]; r[i] = s > 32767 ? 32767 : s < -32768 ? -32768 : s; } "
-            "__builtin_memcpy(&w, r, sizeof w); return w;")
+    loop = (
+        f"int16_t r[{result.lanes * 2}]; for (int i = 0; i < {result.lanes * 2}; ++i) {{ "
+        "int s = bw[2 * i] * ba[2 * i] + bw[2 * i + 1] * ba[2 * i + 1]; r[i] = s > 32767 ? 32767 : s < -32768 ? -32768 : s; } "
+        "__builtin_memcpy(&w, r, sizeof w); return w;"
+    )
     return f"{_bytes_helper(target, 'pairs_u8s8', result, 'w a', loop)}({', '.join(args)})"
 
 
@@ -68,8 +76,10 @@ def _pairs_i16(target, result, types, args):
     if prefix:
         ones = f"{prefix}_set1_epi16(1)"
         return f"(({ctype}){prefix}_madd_epi16(({_reg(result)}){args[0]}, {ones}))"
-    loop = (f"int16_t h[{result.lanes * 2}]; __builtin_memcpy(h, &v, sizeof v); "
-            f"for (int i = 0; i < {result.lanes}; ++i) v[i] = h[2 * i] + h[2 * i + 1]; return v;")
+    loop = (
+        f"int16_t h[{result.lanes * 2}]; __builtin_memcpy(h, &v, sizeof v); "
+        f"for (int i = 0; i < {result.lanes}; ++i) v[i] = h[2 * i] + h[2 * i + 1]; return v;"
+    )
     return f"{_bytes_helper(target, 'pairs_i16', result, 'v', loop)}({', '.join(args)})"
 
 
@@ -82,8 +92,10 @@ def _sign(target, result, types, args):
     prefix, ctype = _x86(target, result), target.c_type(result)
     if prefix in ("_mm", "_mm256"):
         return _x86_call("sign_epi8", prefix, result, args, ctype)
-    loop = (f"int8_t r[{result.lanes * 4}]; for (int i = 0; i < {result.lanes * 4}; ++i) "
-            "r[i] = bw[i] < 0 ? -ba[i] : bw[i] > 0 ? ba[i] : 0; __builtin_memcpy(&w, r, sizeof w); return w;")
+    loop = (
+        f"int8_t r[{result.lanes * 4}]; for (int i = 0; i < {result.lanes * 4}; ++i) "
+        "r[i] = bw[i] < 0 ? -ba[i] : bw[i] > 0 ? ba[i] : 0; __builtin_memcpy(&w, r, sizeof w); return w;"
+    )
     return f"{_bytes_helper(target, 'sign_s8', result, 'a w', loop)}({', '.join(args)})"
 
 
@@ -91,8 +103,10 @@ def _abs(target, result, types, args):
     prefix, ctype = _x86(target, result), target.c_type(result)
     if prefix:
         return _x86_call("abs_epi8", prefix, result, args, ctype)
-    loop = (f"int8_t r[{result.lanes * 4}]; for (int i = 0; i < {result.lanes * 4}; ++i) r[i] = bv[i] < 0 ? -bv[i] : bv[i]; "
-            "__builtin_memcpy(&v, r, sizeof v); return v;")
+    loop = (
+        f"int8_t r[{result.lanes * 4}]; for (int i = 0; i < {result.lanes * 4}; ++i) r[i] = bv[i] < 0 ? -bv[i] : bv[i]; "
+        "__builtin_memcpy(&v, r, sizeof v); return v;"
+    )
     return f"{_bytes_helper(target, 'abs_s8', result, 'v', loop)}({', '.join(args)})"
 
 

@@ -14,6 +14,7 @@ Layout = Callable[[int, int], tuple[int, int]]
 @dataclass(frozen=True)
 class Fragment:
     """One operand. per_lane: its elements in a lane; bits: of an element."""
+
     rows: int
     columns: int
     per_lane: int
@@ -32,6 +33,7 @@ class Fragment:
 @dataclass(frozen=True)
 class Mma:
     """D [M, N] = A [M, K] B [K, N] + C over `lanes` lanes. dtype: of A and B; the sums are f32, of "u8s8" (A unsigned, B signed) i32."""
+
     m: int
     n: int
     k: int
@@ -91,8 +93,16 @@ MMA: dict[str, Mma] = {
     "mma_f16": Mma(16, 8, 16, 32, "f16", Fragment(16, 16, 8, 16, _mma_a), Fragment(16, 8, 4, 16, _mma_b), _C),
     "mma_e4m3": Mma(16, 8, 32, 32, "e4m3", Fragment(16, 32, 16, 8, _mma8_a), Fragment(32, 8, 8, 8, _mma8_b), _C),
     "mma_u8s8": Mma(16, 8, 32, 32, "u8s8", Fragment(16, 32, 16, 8, _mma8_a), Fragment(32, 8, 8, 8, _mma8_b), _C),
-    "mfma_f32_16x16x16_bf16": Mma(16, 16, 16, 64, "bf16", Fragment(16, 16, 4, 16, _mfma_a), Fragment(16, 16, 4, 16, _mfma_b),
-                                  Fragment(16, 16, 4, 32, _mfma_c)),
+    "mfma_f32_16x16x16_bf16": Mma(
+        16,
+        16,
+        16,
+        64,
+        "bf16",
+        Fragment(16, 16, 4, 16, _mfma_a),
+        Fragment(16, 16, 4, 16, _mfma_b),
+        Fragment(16, 16, 4, 32, _mfma_c),
+    ),
     "simdgroup_mma": Mma(8, 8, 8, 32, "f32", _SIMDGROUP, _SIMDGROUP, _SIMDGROUP),
 }
 

@@ -15,8 +15,11 @@ MMA = {
 
 def variables(values: object, count: int, what: str, type: ir.Type = ir.F32) -> tuple[ir.Var, ...]:
     """A list of variables, changed in place."""
-    if not isinstance(values, list) or len(values) != count or any(
-            not isinstance(value, ir.Var) or value.type != type for value in values):
+    if (
+        not isinstance(values, list)
+        or len(values) != count
+        or any(not isinstance(value, ir.Var) or value.type != type for value in values)
+    ):
         raise StageError(f"{what}: a list of {count} {type} variables")
     return tuple(values)
 
@@ -33,18 +36,24 @@ def _mma(name: str) -> Effect:
     letter = "f" if sums == ir.F32 else "r"
 
     def plan(stager, acc, a, b) -> Plan:
-        return Plan((*registers(stager, a, num_a, f"{name}(): a"), *registers(stager, b, num_b, f"{name}(): b")),
-                    places=variables(acc, 4, f"{name}(): acc", sums))
+        return Plan(
+            (*registers(stager, a, num_a, f"{name}(): a"), *registers(stager, b, num_b, f"{name}(): b")),
+            places=variables(acc, 4, f"{name}(): acc", sums),
+        )
 
     def cuda(t, stmt, outs, args):
         sources = [f"a{i}" for i in range(num_a)] + [f"b{i}" for i in range(num_b)]
         params = ", ".join([f"{t.c_type(sums)} &c{i}" for i in range(4)] + [f"u32 {source}" for source in sources])
         held = ", ".join(f'"+{letter}"(c{i})' for i in range(4))
         values = ", ".join(f'"r"({source})' for source in sources)
-        helper = t.helper(name, (
-            f"{{device}} void {{name}}({params}) {{{{\n"
-            f"  asm(\"{instruction} {{{{%0, %1, %2, %3}}}}, {{{{%4, %5, %6, %7}}}}, {{{{%8, %9}}}}, {{{{%0, %1, %2, %3}}}};\"\n"
-            f"    : {held}\n    : {values});\n}}}}"))
+        helper = t.helper(
+            name,
+            (
+                f"{{device}} void {{name}}({params}) {{{{\n"
+                f'  asm("{instruction} {{{{%0, %1, %2, %3}}}}, {{{{%4, %5, %6, %7}}}}, {{{{%8, %9}}}}, {{{{%0, %1, %2, %3}}}};"\n'
+                f"    : {held}\n    : {values});\n}}}}"
+            ),
+        )
         return [f"{helper}({', '.join(outs + args)});"]
 
     return Effect(name, plan, "acc += a b", {"cuda": cuda}, feature)
@@ -60,8 +69,10 @@ def _ldmatrix_cuda(t, stmt, outs, args):
     count = len(outs)
     places = ", ".join(f"%{i}" for i in range(count))
     results = ", ".join(f'"=r"({out})' for out in outs)
-    return [f'asm volatile("ldmatrix.sync.aligned.m8n8.x{count}{".trans" if stmt.attrs[0] else ""}.shared.b16 {{{places}}}, '
-            f'[%{count}];" : {results} : "r"({t.shared_address(args[0])}) : "memory");']
+    return [
+        f'asm volatile("ldmatrix.sync.aligned.m8n8.x{count}{".trans" if stmt.attrs[0] else ""}.shared.b16 {{{places}}}, '
+        f'[%{count}];" : {results} : "r"({t.shared_address(args[0])}) : "memory");'
+    ]
 
 
 def _transpose(stager, word) -> Plan:
@@ -75,16 +86,23 @@ def _transpose_cuda(t, stmt, outs, args):
 def _stmatrix(stager, pointer, values, trans=False) -> Plan:
     if not isinstance(values, list | tuple) or len(values) not in (1, 2, 4):
         raise StageError("stmatrix() stores 1, 2 or 4 matrices")
-    return Plan((pointer_of(pointer, "stmatrix()", "shared", writable=True),
-                 *registers(stager, values, len(values), "stmatrix()")), (bool(trans),))
+    return Plan(
+        (
+            pointer_of(pointer, "stmatrix()", "shared", writable=True),
+            *registers(stager, values, len(values), "stmatrix()"),
+        ),
+        (bool(trans),),
+    )
 
 
 def _stmatrix_cuda(t, stmt, outs, args):
     count = len(args) - 1
     places = ", ".join(f"%{i + 1}" for i in range(count))
     values = ", ".join(f'"r"({arg})' for arg in args[1:])
-    return [f'asm volatile("stmatrix.sync.aligned.m8n8.x{count}{".trans" if stmt.attrs[0] else ""}.shared.b16 [%0], '
-            f'{{{places}}};" :: "r"({t.shared_address(args[0])}), {values} : "memory");']
+    return [
+        f'asm volatile("stmatrix.sync.aligned.m8n8.x{count}{".trans" if stmt.attrs[0] else ""}.shared.b16 [%0], '
+        f'{{{places}}};" :: "r"({t.shared_address(args[0])}), {values} : "memory");'
+    ]
 
 
 # name → (type in the instruction, k of one instruction, may operands be transposed)
@@ -102,11 +120,17 @@ def _wgmma(name: str) -> Effect:
         in_registers = isinstance(a, list | tuple)
         if in_registers and trans_a:
             raise StageError(f"{name}(): an operand in registers cannot be transposed")
-        operand = registers(stager, a, 4, f"{name}(): a") if in_registers \
+        operand = (
+            registers(stager, a, 4, f"{name}(): a")
+            if in_registers
             else (stager.coerce(a, ir.U64, f"{name}(): a is a descriptor or 4 registers"),)
+        )
         scale = stager.coerce(accumulate, ir.BOOL, f"{name}(): accumulate")
-        return Plan((*operand, stager.coerce(b, ir.U64, f"{name}(): b is a descriptor"), scale),
-                    (n, in_registers, bool(trans_a), bool(trans_b)), places=variables(acc, n // 2, f"{name}(): acc"))
+        return Plan(
+            (*operand, stager.coerce(b, ir.U64, f"{name}(): b is a descriptor"), scale),
+            (n, in_registers, bool(trans_a), bool(trans_b)),
+            places=variables(acc, n // 2, f"{name}(): acc"),
+        )
 
     def cuda(t, stmt, outs, args):
         n, in_registers, trans_a, trans_b = stmt.attrs
@@ -114,10 +138,17 @@ def _wgmma(name: str) -> Effect:
         acc = ", ".join(f"%{i}" for i in range(count))
         first = count + (4 if in_registers else 1)
         a = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}" if in_registers else f"%{count}"
-        trans = "" if not transposable else (f", {int(trans_b)}" if in_registers else f", {int(trans_a)}, {int(trans_b)}")
-        text = (f"{{ .reg .pred p; setp.ne.b32 p, %{first + 1}, 0; "
-                f"wgmma.mma_async.sync.aligned.m64n{n}k{depth}.f32.{dtype}.{dtype} {{{acc}}}, {a}, %{first}, p, 1, 1{trans}; }}")
-        operands = [f'"{"r" if in_registers else "l"}"({arg})' for arg in args[:-2]] + [f'"l"({args[-2]})', f'"r"((i32){args[-1]})']
+        trans = (
+            "" if not transposable else (f", {int(trans_b)}" if in_registers else f", {int(trans_a)}, {int(trans_b)}")
+        )
+        text = (
+            f"{{ .reg .pred p; setp.ne.b32 p, %{first + 1}, 0; "
+            f"wgmma.mma_async.sync.aligned.m64n{n}k{depth}.f32.{dtype}.{dtype} {{{acc}}}, {a}, %{first}, p, 1, 1{trans}; }}"
+        )
+        operands = [f'"{"r" if in_registers else "l"}"({arg})' for arg in args[:-2]] + [
+            f'"l"({args[-2]})',
+            f'"r"((i32){args[-1]})',
+        ]
         held = ", ".join(f'"+f"({out})' for out in outs)
         return [f'asm volatile("{text}"', f"  : {held}", f"  : {', '.join(operands)});"]
 
@@ -146,7 +177,9 @@ def _ordered(text: str, stmt: ir.Invoke, outs: list[str]) -> list[str]:
     return [f'asm volatile("{text}" : {held} :: "memory");']
 
 
-def _desc_signature(pointer: object, swizzle: object = 128, stride: object = 1024, leading: object = 16) -> ir.Type | str:
+def _desc_signature(
+    pointer: object, swizzle: object = 128, stride: object = 1024, leading: object = 16
+) -> ir.Type | str:
     if not isinstance(pointer, ir.Pointer) or pointer.space != "shared":
         return "needs a pointer to shared memory"
     if swizzle not in (0, 32, 64, 128):
@@ -163,24 +196,37 @@ def descriptor_bits(swizzle: int, stride: int, leading: int) -> int:
 
 def _desc_cuda(t, result, types, args):
     values = [int(arg.removesuffix("LL")) for arg in args[1:]]
-    swizzle, stride, leading = (*values, *(128, 1024, 16)[len(values):])
+    swizzle, stride, leading = (*values, *(128, 1024, 16)[len(values) :])
     return f"({descriptor_bits(swizzle, stride, leading):#x}ull | (u64)(({t.shared_address(args[0])} & 0x3ffff) >> 4))"
 
 
-TABLE = (
-    Intrinsic("smem_desc", _desc_signature, "matrix descriptor of wgmma", {"cuda": _desc_cuda}),
-)
+TABLE = (Intrinsic("smem_desc", _desc_signature, "matrix descriptor of wgmma", {"cuda": _desc_cuda}),)
 
 EFFECTS = (
     *(_mma(name) for name in MMA),
     Effect("ldmatrix", _ldmatrix, "8x8 matrices of 16 bits", {"cuda": _ldmatrix_cuda}, "mma_sync"),
     Effect("transpose_8x8", _transpose, "an 8x8 matrix of 16 bits in registers", {"cuda": _transpose_cuda}, "mma_sync"),
     Effect("stmatrix", _stmatrix, "8x8 matrices of 16 bits", {"cuda": _stmatrix_cuda}, "wgmma"),
-    Effect("wgmma_fence", _wgmma_fence, "registers are ready", {
-        "cuda": lambda t, stmt, outs, args: _ordered("wgmma.fence.sync.aligned;", stmt, outs)}, "wgmma"),
-    Effect("wgmma_commit", lambda stager: Plan(), "close the group", {"cuda": lambda t, stmt, outs, args: [
-        'asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");']}, "wgmma"),
-    Effect("wgmma_wait", _wgmma_wait, "until n groups are in flight", {
-        "cuda": lambda t, stmt, outs, args: _ordered(f"wgmma.wait_group.sync.aligned {stmt.attrs[0]};", stmt, outs)}, "wgmma"),
+    Effect(
+        "wgmma_fence",
+        _wgmma_fence,
+        "registers are ready",
+        {"cuda": lambda t, stmt, outs, args: _ordered("wgmma.fence.sync.aligned;", stmt, outs)},
+        "wgmma",
+    ),
+    Effect(
+        "wgmma_commit",
+        lambda stager: Plan(),
+        "close the group",
+        {"cuda": lambda t, stmt, outs, args: ['asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");']},
+        "wgmma",
+    ),
+    Effect(
+        "wgmma_wait",
+        _wgmma_wait,
+        "until n groups are in flight",
+        {"cuda": lambda t, stmt, outs, args: _ordered(f"wgmma.wait_group.sync.aligned {stmt.attrs[0]};", stmt, outs)},
+        "wgmma",
+    ),
     *(_wgmma(name) for name in WGMMA),
 )

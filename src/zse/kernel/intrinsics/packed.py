@@ -12,8 +12,11 @@ def _lop3_signature(a: object, b: object, c: object, table: object) -> ir.Type |
 
 def _lop3_cuda(t, result, types, args):
     table = int(args[3])
-    helper = t.helper(f"lop3_{table:02x}", f"{{device}} u32 {{name}}(u32 a, u32 b, u32 c) {{{{ u32 r; "
-                      f"asm(\"lop3.b32 %0, %1, %2, %3, {table:#04x};\" : \"=r\"(r) : \"r\"(a), \"r\"(b), \"r\"(c)); return r; }}}}")
+    helper = t.helper(
+        f"lop3_{table:02x}",
+        f"{{device}} u32 {{name}}(u32 a, u32 b, u32 c) {{{{ u32 r; "
+        f'asm("lop3.b32 %0, %1, %2, %3, {table:#04x};" : "=r"(r) : "r"(a), "r"(b), "r"(c)); return r; }}}}',
+    )
     return f"{helper}({', '.join(args[:3])})"
 
 
@@ -21,13 +24,21 @@ def _words(count: int):
     def signature(*types: object) -> ir.Type | str:
         good = len(types) == count and all(type == ir.U32 or isinstance(type, int) for type in types)
         return ir.U32 if good else f"needs {count} u32 values"
+
     return signature
 
 
 # name → (PTX, operands, needs sm_90): arithmetic on two 16-bit floats at once
-PAIRS = {"fma_bf16x2": ("fma.rn.bf16x2", 3, False), "mul_bf16x2": ("mul.rn.bf16x2", 2, True), "add_bf16x2": ("add.rn.bf16x2", 2, True),
-         "fma_f16x2": ("fma.rn.f16x2", 3, False), "mul_f16x2": ("mul.rn.f16x2", 2, False), "add_f16x2": ("add.rn.f16x2", 2, False),
-         "sub_f16x2": ("sub.rn.f16x2", 2, False), "max_bf16x2": ("max.bf16x2", 2, False)}
+PAIRS = {
+    "fma_bf16x2": ("fma.rn.bf16x2", 3, False),
+    "mul_bf16x2": ("mul.rn.bf16x2", 2, True),
+    "add_bf16x2": ("add.rn.bf16x2", 2, True),
+    "fma_f16x2": ("fma.rn.f16x2", 3, False),
+    "mul_f16x2": ("mul.rn.f16x2", 2, False),
+    "add_f16x2": ("add.rn.f16x2", 2, False),
+    "sub_f16x2": ("sub.rn.f16x2", 2, False),
+    "max_bf16x2": ("max.bf16x2", 2, False),
+}
 
 
 def _pair(name: str) -> Intrinsic:
@@ -35,20 +46,34 @@ def _pair(name: str) -> Intrinsic:
 
     def cuda(t, result, types, args):
         text, values = instruction, list("abc")[:count]
-        if hopper and t.arch < 90:   # sm_80 has only the fused form: a * b - 0, a * 1 + b
+        if hopper and t.arch < 90:  # sm_80 has only the fused form: a * b - 0, a * 1 + b
             text = "fma.rn.bf16x2"
             values = ["a", "b", "0x80008000u"] if name.startswith("mul") else ["a", "0x3f803f80u", "b"]
         places = ", ".join(f"%{i + 1}" for i in range(len(values)))
         operands = ", ".join(f'"r"({value})' for value in values)
         params = ", ".join(f"u32 {value}" for value in "abc"[:count])
-        helper = t.helper(name, f"{{device}} u32 {{name}}({params}) {{{{ u32 r; asm(\"{text} %0, {places};\" : \"=r\"(r) : {operands}); "
-                          "return r; }}")
+        helper = t.helper(
+            name,
+            f'{{device}} u32 {{name}}({params}) {{{{ u32 r; asm("{text} %0, {places};" : "=r"(r) : {operands}); '
+            "return r; }}",
+        )
         return f"{helper}({', '.join(args)})"
 
     return Intrinsic(name, _words(count), "two at once", {"cuda": cuda}, unify=True)
 
 
-_LETTERS = {"f32": "f", "i32": "r", "u32": "r", "i64": "l", "u64": "l", "f64": "d", "u16": "h", "i16": "h", "bf16": "h", "f16": "h"}
+_LETTERS = {
+    "f32": "f",
+    "i32": "r",
+    "u32": "r",
+    "i64": "l",
+    "u64": "l",
+    "f64": "d",
+    "u16": "h",
+    "i16": "h",
+    "bf16": "h",
+    "f16": "h",
+}
 
 
 def _letter(type: ir.Type) -> str:
@@ -91,10 +116,14 @@ def _asm_cuda(t, stmt, outs, args):
 
 TABLE = (
     Intrinsic("lop3", _lop3_signature, "any function of three bits", {"cuda": _lop3_cuda}),
-    Intrinsic("prmt", _words(3), "four of eight bytes", {"cuda": lambda t, r, types, a: f"__byte_perm({', '.join(a)})"}, unify=True),
+    Intrinsic(
+        "prmt",
+        _words(3),
+        "four of eight bytes",
+        {"cuda": lambda t, r, types, a: f"__byte_perm({', '.join(a)})"},
+        unify=True,
+    ),
     *(_pair(name) for name in PAIRS),
 )
 
-EFFECTS = (
-    Effect("asm", _asm_plan, "the target's own instruction", {"cuda": _asm_cuda}),
-)
+EFFECTS = (Effect("asm", _asm_plan, "the target's own instruction", {"cuda": _asm_cuda}),)

@@ -22,6 +22,7 @@ class Intrinsic:
     unify: numbers and scalars among the arguments take the type of the vector among them.
     bodies: target family ("cpu", "cuda", "hip", "metal", "emulate"), or "gpu" for all but the CPU → how it is printed there; a
     target's own table `values` comes before "gpu"."""
+
     name: str
     signature: Callable[..., ir.Type | str]
     meaning: str
@@ -40,6 +41,7 @@ class Intrinsic:
 @dataclass(frozen=True)
 class Plan:
     """What one use of an Effect becomes. results: types of new variables, or `places`: variables that are read and written."""
+
     args: tuple[ir.Expr, ...] = ()
     attrs: tuple[object, ...] = ()
     results: tuple[ir.Type, ...] = ()
@@ -57,6 +59,7 @@ class Effect:
 
     plan: (stager, *author's arguments) → Plan; raises StageError with what is wrong. feature: what `target.has` must know.
     bodies: target family → text; a target's own table `effects` stands for a family that is not among them."""
+
     name: str
     plan: Callable[..., Plan]
     meaning: str

@@ -7,7 +7,11 @@ I8 = ir.Scalar("i8", "int", 8)
 
 
 def _reduce(type: object) -> ir.Type | str:
-    return type.elem if isinstance(type, ir.Vector) and type.elem.bits >= 32 else f"needs a vector of 32- or 64-bit numbers, got {type}"
+    return (
+        type.elem
+        if isinstance(type, ir.Vector) and type.elem.bits >= 32
+        else f"needs a vector of 32- or 64-bit numbers, got {type}"
+    )
 
 
 def _any(type: object) -> ir.Type | str:
@@ -28,6 +32,7 @@ def _narrow(type: object) -> ir.Type | str:
 
 def _reduce_cpu(op: str):
     """A tree of halves: the same order of additions on every ISA with the same number of lanes."""
+
     def body(target, result, types, args):
         vector = types[0]
         lines, current, lanes = [], "v", vector.lanes
@@ -35,12 +40,15 @@ def _reduce_cpu(op: str):
             half = ir.Vector(vector.elem, lanes // 2)
             ctype, n = target.c_type(half), lanes // 2
             low, high = ", ".join(map(str, range(n))), ", ".join(map(str, range(n, lanes)))
-            lines.append(f"{ctype} a{n} = __builtin_shufflevector({current}, {current}, {low}), "
-                         f"b{n} = __builtin_shufflevector({current}, {current}, {high});")
+            lines.append(
+                f"{ctype} a{n} = __builtin_shufflevector({current}, {current}, {low}), "
+                f"b{n} = __builtin_shufflevector({current}, {current}, {high});"
+            )
             if op == "+":
                 text = f"a{n} + b{n}"
             else:
                 from zse.kernel.intrinsics import INTRINSICS
+
                 text = INTRINSICS[op].body_for(target)(target, half, [half, half], [f"a{n}", f"b{n}"])
             lines.append(f"{ctype} r{n} = {text};")
             current, lanes = f"r{n}", n
@@ -48,9 +56,13 @@ def _reduce_cpu(op: str):
         last = f"{x} + {y}" if op == "+" else f"{x} {'<' if op == 'minimum' else '>'} {y} ? {x} : {y}"
         text = " ".join(lines).replace("{", "{{").replace("}", "}}")
         name = {"+": "add", "maximum": "max", "minimum": "min"}[op]
-        helper = target.helper(f"reduce_{name}_{vector}", f"static inline {target.c_type(result)} {{name}}({target.c_type(vector)} v) "
-                               f"{{{{ {text} return {last}; }}}}")
+        helper = target.helper(
+            f"reduce_{name}_{vector}",
+            f"static inline {target.c_type(result)} {{name}}({target.c_type(vector)} v) "
+            f"{{{{ {text} return {last}; }}}}",
+        )
         return f"{helper}({args[0]})"
+
     return body
 
 
@@ -62,6 +74,7 @@ def _make(*types: object) -> ir.Type | str:
 
 def _reduce_gpu(op: str):
     """The same tree of halves as on the CPU."""
+
     def body(target, result, types, args):
         vector = types[0]
         items = [target.lane_text("v", vector, i) for i in range(vector.lanes)]
@@ -72,30 +85,40 @@ def _reduce_gpu(op: str):
                 items = [f"({a} + {b})" for a, b in pairs]
             else:
                 from zse.kernel.intrinsics import INTRINSICS
+
                 row = INTRINSICS[op].body_for(target)
                 items = [row(target, vector.elem, [vector.elem] * 2, [a, b]) for a, b in pairs]
         name = {"+": "add", "maximum": "max", "minimum": "min"}[op]
-        helper = target.helper(f"reduce_{name}_{vector}", f"{{device}} {target.c_type(result)} {{name}}({target.c_type(vector)} v) "
-                               f"{{{{ return {items[0]}; }}}}")
+        helper = target.helper(
+            f"reduce_{name}_{vector}",
+            f"{{device}} {target.c_type(result)} {{name}}({target.c_type(vector)} v) {{{{ return {items[0]}; }}}}",
+        )
         return f"{helper}({args[0]})"
+
     return body
 
 
 def _any_gpu(target, result, types, args):
     tests = " | ".join(target.lane_text("m", types[0], i) for i in range(types[0].lanes))
-    return target.helper(f"any_{types[0]}", f"{{device}} bool {{name}}({target.c_type(types[0])} m) "
-                         f"{{{{ return ({tests}) != 0; }}}}") + f"({args[0]})"
+    return (
+        target.helper(
+            f"any_{types[0]}", f"{{device}} bool {{name}}({target.c_type(types[0])} m) {{{{ return ({tests}) != 0; }}}}"
+        )
+        + f"({args[0]})"
+    )
 
 
 def _pick_gpu(name: str, first: int):
     """A helper that takes lanes of its arguments: first = 0 the lower half, 1 the upper half, 2 both arguments."""
+
     def body(target, result, types, args):
         lanes = [target.lane_text("a", types[0], i) for i in range(types[0].lanes)]
         if first == 2:
             lanes += [target.lane_text("b", types[0], i) for i in range(types[0].lanes)]
         else:
-            lanes = lanes[first * result.lanes: (first + 1) * result.lanes]
+            lanes = lanes[first * result.lanes : (first + 1) * result.lanes]
         return target.from_lanes(f"{name}_{types[0]}", result, types, lanes, args)
+
     return body
 
 
@@ -110,6 +133,7 @@ def _make_cpu(target, result, types, args):
 def _narrow_gpu(target, result, types, args):
     def clamp(lanes):
         return f"(i8)({lanes[0]} < -128 ? -128 : {lanes[0]} > 127 ? 127 : {lanes[0]})"
+
     return target.lanewise("narrow_s8", result, types, clamp, args)
 
 
@@ -121,7 +145,9 @@ def _any_cpu(target, result, types, args):
     ctype = target.c_type(types[0])
     lanes = types[0].lanes
     tests = " | ".join(f"m[{lane}]" for lane in range(lanes))
-    helper = target.helper(f"any_{types[0]}", f"static inline _Bool {{name}}({ctype} m) {{{{ return ({tests}) != 0; }}}}")
+    helper = target.helper(
+        f"any_{types[0]}", f"static inline _Bool {{name}}({ctype} m) {{{{ return ({tests}) != 0; }}}}"
+    )
     return f"{helper}({args[0]})"
 
 
@@ -130,13 +156,19 @@ def _narrow_cpu(target, result, types, args):
     if target.x86 and lanes == 16 and target.has("avx512"):
         return f"(({target.c_type(result)})_mm512_cvtsepi32_epi8((__m512i){args[0]}))"
     if target.x86 and lanes == 8:
-        text = ("__m128i p = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1)); "
-                "p = _mm_packs_epi16(p, p); int64_t bits = _mm_cvtsi128_si64(p); "
-                f"return ({target.c_type(result)})bits;")
+        text = (
+            "__m128i p = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1)); "
+            "p = _mm_packs_epi16(p, p); int64_t bits = _mm_cvtsi128_si64(p); "
+            f"return ({target.c_type(result)})bits;"
+        )
     else:
-        text = (f"{target.c_type(result)} r; for (int i = 0; i < {lanes}; ++i) "
-                "r[i] = (int8_t)(v[i] < -128 ? -128 : v[i] > 127 ? 127 : v[i]); return r;")
-    helper = target.helper(f"narrow_s8_{lanes}", f"static inline {target.c_type(result)} {{name}}({source} v) {{{{ {text} }}}}")
+        text = (
+            f"{target.c_type(result)} r; for (int i = 0; i < {lanes}; ++i) "
+            "r[i] = (int8_t)(v[i] < -128 ? -128 : v[i] > 127 ? 127 : v[i]); return r;"
+        )
+    helper = target.helper(
+        f"narrow_s8_{lanes}", f"static inline {target.c_type(result)} {{name}}({source} v) {{{{ {text} }}}}"
+    )
     return f"{helper}({args[0]})"
 
 
@@ -145,13 +177,24 @@ TABLE = (
     Intrinsic("reduce_max", _reduce, "largest lane", {"cpu": _reduce_cpu("maximum"), "gpu": _reduce_gpu("maximum")}),
     Intrinsic("reduce_min", _reduce, "smallest lane", {"cpu": _reduce_cpu("minimum"), "gpu": _reduce_gpu("minimum")}),
     Intrinsic("any_lane", _any, "is a lane set", {"cpu": _any_cpu, "gpu": _any_gpu}),
-    Intrinsic("widen_low", _half, "first half of the lanes",
-              {"cpu": lambda t, r, types, a: _shuffle(a[0], a[0], range(r.lanes)), "gpu": _pick_gpu("low", 0)}),
-    Intrinsic("widen_high", _half, "second half of the lanes",
-              {"cpu": lambda t, r, types, a: _shuffle(a[0], a[0], range(r.lanes, 2 * r.lanes)),
-               "gpu": _pick_gpu("high", 1)}),
-    Intrinsic("concat", _concat, "both vectors, one after the other",
-              {"cpu": lambda t, r, types, a: _shuffle(a[0], a[1], range(r.lanes)), "gpu": _pick_gpu("concat", 2)}),
+    Intrinsic(
+        "widen_low",
+        _half,
+        "first half of the lanes",
+        {"cpu": lambda t, r, types, a: _shuffle(a[0], a[0], range(r.lanes)), "gpu": _pick_gpu("low", 0)},
+    ),
+    Intrinsic(
+        "widen_high",
+        _half,
+        "second half of the lanes",
+        {"cpu": lambda t, r, types, a: _shuffle(a[0], a[0], range(r.lanes, 2 * r.lanes)), "gpu": _pick_gpu("high", 1)},
+    ),
+    Intrinsic(
+        "concat",
+        _concat,
+        "both vectors, one after the other",
+        {"cpu": lambda t, r, types, a: _shuffle(a[0], a[1], range(r.lanes)), "gpu": _pick_gpu("concat", 2)},
+    ),
     Intrinsic("make_vector", _make, "a vector of these lanes", {"cpu": _make_cpu, "gpu": _make_gpu}),
     Intrinsic("narrow_s8", _narrow, "i32 to i8 with saturation", {"cpu": _narrow_cpu, "gpu": _narrow_gpu}),
 )

@@ -11,9 +11,21 @@ from zse.kernel.intrinsics import INTRINSICS
 from zse.kernel.intrinsics.row import elem_of
 from zse.kernel.passes import dead
 
-C_NAMES = {"i8": "int8_t", "u8": "uint8_t", "i16": "int16_t", "u16": "uint16_t", "i32": "int32_t", "u32": "uint32_t",
-           "i64": "int64_t", "u64": "uint64_t", "f16": "uint16_t", "bf16": "uint16_t", "f32": "float", "f64": "double",
-           "bool_": "_Bool"}
+C_NAMES = {
+    "i8": "int8_t",
+    "u8": "uint8_t",
+    "i16": "int16_t",
+    "u16": "uint16_t",
+    "i32": "int32_t",
+    "u32": "uint32_t",
+    "i64": "int64_t",
+    "u64": "uint64_t",
+    "f16": "uint16_t",
+    "bf16": "uint16_t",
+    "f32": "float",
+    "f64": "double",
+    "bool_": "_Bool",
+}
 I32 = ir.Scalar("i32", "int", 32)
 F32 = ir.Scalar("f32", "float", 32)
 
@@ -29,6 +41,7 @@ typedef union {{ uint64_t slot; float f32; double f64; }} zse_slot;
 @dataclass(frozen=True)
 class Isa:
     """One ISA level: what the compiler is told and what kernels may ask for. lanes: f32 elements in a register."""
+
     name: str
     lanes: int
     features: frozenset[str]
@@ -36,17 +49,26 @@ class Isa:
     x86: bool
 
 
-ISAS = {isa.name: isa for isa in (
-    Isa("x86-64-v3", 8, frozenset({"avx2"}), ("-march=x86-64-v3",), True),
-    Isa("x86-64-v4-vnni", 16, frozenset({"avx2", "avx512", "vnni"}),
-        ("-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512"), True),
-    Isa("arm64-dotprod", 4, frozenset({"neon"}), ("-march=armv8.2-a+dotprod+fp16",), False),
-)}
+ISAS = {
+    isa.name: isa
+    for isa in (
+        Isa("x86-64-v3", 8, frozenset({"avx2"}), ("-march=x86-64-v3",), True),
+        Isa(
+            "x86-64-v4-vnni",
+            16,
+            frozenset({"avx2", "avx512", "vnni"}),
+            ("-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512"),
+            True,
+        ),
+        Isa("arm64-dotprod", 4, frozenset({"neon"}), ("-march=armv8.2-a+dotprod+fp16",), False),
+    )
+}
 
 
 @dataclass
 class CpuTarget:
     """Prints IR functions of one compilation unit as C. Vector types and helpers appear in order of first use."""
+
     isa: Isa
     family: str = "cpu"
     types: dict[str, str] = field(default_factory=dict)
@@ -84,9 +106,12 @@ class CpuTarget:
             case ir.Vector(elem, lanes):
                 size = elem.bits // 8 * lanes
                 name = f"{elem.name}x{lanes}"
-                self.types.setdefault(name, f"typedef {C_NAMES[elem.name]} {name} __attribute__((vector_size({size})));\n"
-                                      f"typedef {C_NAMES[elem.name]} {name}_mem __attribute__((vector_size({size}), aligned(1), "
-                                      "may_alias));")
+                self.types.setdefault(
+                    name,
+                    f"typedef {C_NAMES[elem.name]} {name} __attribute__((vector_size({size})));\n"
+                    f"typedef {C_NAMES[elem.name]} {name}_mem __attribute__((vector_size({size}), aligned(1), "
+                    "may_alias));",
+                )
                 return name
             case ir.Mask(bits, lanes):
                 return self.c_type(ir.Vector(ir.Scalar(f"i{bits}", "int", bits), lanes))
@@ -104,8 +129,11 @@ class CpuTarget:
         body = scalar_text([f"{param}[i]" for param in params])
         declared = ", ".join(f"{self.c_type(type)} {param}" for type, param in zip(types, params, strict=True))
         ctype = self.c_type(result)
-        return self.helper(f"{name}_{result}", f"static inline {ctype} {{name}}({declared}) {{{{ {ctype} r; "
-                           f"for (int i = 0; i < {result.lanes}; ++i) r[i] = {body}; return r; }}}}")
+        return self.helper(
+            f"{name}_{result}",
+            f"static inline {ctype} {{name}}({declared}) {{{{ {ctype} r; "
+            f"for (int i = 0; i < {result.lanes}; ++i) r[i] = {body}; return r; }}}}",
+        )
 
     def native(self, text: str, type: ir.Vector) -> str:
         """The value as the register type that x86 intrinsics take (integers only; floats convert by themselves)."""
@@ -145,7 +173,9 @@ class CpuTarget:
                     return f"(*(const {type}_mem *){self.expr(pointer)})"
                 return f"(*{self.expr(pointer)})"
             case ir.Call(type, name, args):
-                return INTRINSICS[name].body_for(self)(self, type, [arg.type for arg in args], [self.expr(arg) for arg in args])
+                return INTRINSICS[name].body_for(self)(
+                    self, type, [arg.type for arg in args], [self.expr(arg) for arg in args]
+                )
         raise AssertionError(expr)
 
     def constant(self, type: ir.Type, value) -> str:
@@ -171,7 +201,9 @@ class CpuTarget:
             suffix = {"f32": "ps", "f64": "pd"}.get(type.elem.name)
             suffix = suffix or ("epi64x" if type.elem.bits == 64 and prefix != "_mm512" else f"epi{type.elem.bits}")
             text = f"({ctype}){prefix}_set1_{suffix}(a)"
-        helper = self.helper(f"splat_{type}", f"static inline {ctype} {{name}}({self.c_type(type.elem)} a) {{{{ return {text}; }}}}")
+        helper = self.helper(
+            f"splat_{type}", f"static inline {ctype} {{name}}({self.c_type(type.elem)} a) {{{{ return {text}; }}}}"
+        )
         return f"{helper}({self.expr(operand)})"
 
     def select(self, type: ir.Type, condition: ir.Expr, a: str, b: str) -> str:
@@ -179,14 +211,25 @@ class CpuTarget:
         if not isinstance(condition.type, ir.Mask):
             return f"({test} ? {a} : {b})"
         mask, ctype = self.c_type(condition.type), self.c_type(type)
-        helper = self.helper(f"select_{type}", f"static inline {ctype} {{name}}({mask} m, {ctype} a, {ctype} b) {{{{ "
-                             f"return ({ctype})((m & ({mask})a) | (~m & ({mask})b)); }}}}")
+        helper = self.helper(
+            f"select_{type}",
+            f"static inline {ctype} {{name}}({mask} m, {ctype} a, {ctype} b) {{{{ "
+            f"return ({ctype})((m & ({mask})a) | (~m & ({mask})b)); }}}}",
+        )
         return f"{helper}({test}, {a}, {b})"
 
     def bitcast(self, type: ir.Type, source: ir.Type, text: str) -> str:
-        if isinstance(type, ir.Scalar) and isinstance(source, ir.Scalar) and "float" in (type.kind, source.kind) and type.bits >= 32:
-            helper = self.helper(f"bits_{source}_{type}", f"static inline {self.c_type(type)} {{name}}({self.c_type(source)} a) "
-                                 f"{{{{ {self.c_type(type)} r; __builtin_memcpy(&r, &a, sizeof r); return r; }}}}")
+        if (
+            isinstance(type, ir.Scalar)
+            and isinstance(source, ir.Scalar)
+            and "float" in (type.kind, source.kind)
+            and type.bits >= 32
+        ):
+            helper = self.helper(
+                f"bits_{source}_{type}",
+                f"static inline {self.c_type(type)} {{name}}({self.c_type(source)} a) "
+                f"{{{{ {self.c_type(type)} r; __builtin_memcpy(&r, &a, sizeof r); return r; }}}}",
+            )
             return f"{helper}({text})"
         return f"(({self.c_type(type)}){text})"
 
@@ -212,8 +255,14 @@ class CpuTarget:
         ctype = self.c_type(wide)
         if isinstance(wide, ir.Scalar):
             if name == "bf16":
-                return self.helper("f32_of_bf16", "static inline float {name}(uint16_t a) {{ uint32_t b = (uint32_t)a << 16; float r; "
-                                   "__builtin_memcpy(&r, &b, 4); return r; }}") + f"({text})"
+                return (
+                    self.helper(
+                        "f32_of_bf16",
+                        "static inline float {name}(uint16_t a) {{ uint32_t b = (uint32_t)a << 16; float r; "
+                        "__builtin_memcpy(&r, &b, 4); return r; }}",
+                    )
+                    + f"({text})"
+                )
             body = "return _cvtsh_ss(a);" if self.x86 else "__fp16 h; __builtin_memcpy(&h, &a, 2); return h;"
             return self.helper("f32_of_f16", f"static inline float {{name}}(uint16_t a) {{{{ {body} }}}}") + f"({text})"
         if name == "bf16":
@@ -229,11 +278,21 @@ class CpuTarget:
     def f32_to_half(self, name: str, type: ir.Type, wide: ir.Type, text: str) -> str:
         ctype = self.c_type(type)
         if isinstance(type, ir.Scalar):
-            if name == "bf16":   # round to nearest even; NaN stays NaN
-                return self.helper("bf16_of_f32", "static inline uint16_t {name}(float a) {{ uint32_t b; __builtin_memcpy(&b, &a, 4); "
-                                   "if ((b & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((b >> 16) | 64); "
-                                   "return (uint16_t)((b + 0x7fffu + ((b >> 16) & 1)) >> 16); }}") + f"({text})"
-            body = "return _cvtss_sh(a, 0);" if self.x86 else "__fp16 h = a; uint16_t r; __builtin_memcpy(&r, &h, 2); return r;"
+            if name == "bf16":  # round to nearest even; NaN stays NaN
+                return (
+                    self.helper(
+                        "bf16_of_f32",
+                        "static inline uint16_t {name}(float a) {{ uint32_t b; __builtin_memcpy(&b, &a, 4); "
+                        "if ((b & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((b >> 16) | 64); "
+                        "return (uint16_t)((b + 0x7fffu + ((b >> 16) & 1)) >> 16); }}",
+                    )
+                    + f"({text})"
+                )
+            body = (
+                "return _cvtss_sh(a, 0);"
+                if self.x86
+                else "__fp16 h = a; uint16_t r; __builtin_memcpy(&r, &h, 2); return r;"
+            )
             return self.helper("f16_of_f32", f"static inline uint16_t {{name}}(float a) {{{{ {body} }}}}") + f"({text})"
         if name == "f16" and self.x86 and wide.lanes == 8:
             return f"(({ctype})_mm256_cvtps_ph({text}, _MM_FROUND_TO_NEAREST_INT))"
@@ -282,8 +341,10 @@ class CpuTarget:
         raise AssertionError(stmt)
 
     def function(self, function: ir.Function) -> str:
-        lines = [f"/* {function.origin} */",
-                 f"void {function.symbol}(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {{"]
+        lines = [
+            f"/* {function.origin} */",
+            f"void {function.symbol}(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {{",
+        ]
         used = set(dead.all_reads(function.body))
         for index, param in enumerate(function.params):
             if param.name not in used:
@@ -295,8 +356,11 @@ class CpuTarget:
                 value = f"((const zse_slot *)args)[{index}].{param.type.name}"
             else:
                 value = f"({ctype})args[{index}]"
-            lines.append(f"  {ctype} const_{param.name} = {value};" if _assigned(function.body, param.name)
-                         else f"  {ctype}{'' if ctype.endswith('*') else ' '}const {param.name} = {value};")
+            lines.append(
+                f"  {ctype} const_{param.name} = {value};"
+                if _assigned(function.body, param.name)
+                else f"  {ctype}{'' if ctype.endswith('*') else ' '}const {param.name} = {value};"
+            )
         lines.append("  for (int64_t block = first; block < last; ++block) {")
         assigned = [param for param in function.params if _assigned(function.body, param.name)]
         lines += [f"    {self.c_type(param.type)} {param.name} = const_{param.name};" for param in assigned]
@@ -322,5 +386,8 @@ class CpuTarget:
 
 
 def _assigned(body: list[ir.Stmt], name: str) -> bool:
-    return any((isinstance(stmt, ir.Assign) and stmt.var.name == name) or any(_assigned(block, name) for block in ir.blocks(stmt))
-               for stmt in body)
+    return any(
+        (isinstance(stmt, ir.Assign) and stmt.var.name == name)
+        or any(_assigned(block, name) for block in ir.blocks(stmt))
+        for stmt in body
+    )

@@ -11,8 +11,20 @@ typedef bool bool_;
 struct alignas(64) tensormap { u64 opaque[16]; };
 """
 
-_MATH = {"sqrt": "__fsqrt_rn", "exp": "expf", "log": "logf", "sin": "sinf", "cos": "cosf", "tanh": "tanhf", "floor": "floorf",
-         "round_even": "rintf", "fma": "__fmaf_rn", "absolute": "fabsf", "minimum": "fminf", "maximum": "fmaxf"}
+_MATH = {
+    "sqrt": "__fsqrt_rn",
+    "exp": "expf",
+    "log": "logf",
+    "sin": "sinf",
+    "cos": "cosf",
+    "tanh": "tanhf",
+    "floor": "floorf",
+    "round_even": "rintf",
+    "fma": "__fmaf_rn",
+    "absolute": "fabsf",
+    "minimum": "fminf",
+    "maximum": "fmaxf",
+}
 # One instruction each, about 2 ulp (PTX ISA). Subnormals count as zero.
 _APPROXIMATE = {"exp2": "ex2.approx.ftz.f32", "rsqrt": "rsqrt.approx.ftz.f32", "reciprocal": "rcp.approx.ftz.f32"}
 
@@ -46,12 +58,20 @@ class CudaTarget(GpuTarget):
 
     def shared_address(self, text: str) -> str:
         """A pointer to shared memory as the 32-bit address that instructions take."""
-        return self.helper("shared_address", "{device} u32 {name}(const void *p) {{ return (u32)__cvta_generic_to_shared(p); }}") + f"({text})"
+        return (
+            self.helper(
+                "shared_address", "{device} u32 {name}(const void *p) {{ return (u32)__cvta_generic_to_shared(p); }}"
+            )
+            + f"({text})"
+        )
 
     def scalar_math(self, name: str, elem: ir.Scalar, args: list[str]) -> str:
         if elem.name == "f32" and name in _APPROXIMATE:
-            helper = self.helper(name, f"{{device}} f32 {{name}}(f32 a) {{{{ f32 r; asm(\"{_APPROXIMATE[name]} %0, %1;\" : \"=f\"(r) "
-                                 ": \"f\"(a)); return r; }}")
+            helper = self.helper(
+                name,
+                f'{{device}} f32 {{name}}(f32 a) {{{{ f32 r; asm("{_APPROXIMATE[name]} %0, %1;" : "=f"(r) '
+                ': "f"(a)); return r; }}',
+            )
             return f"{helper}({args[0]})"
         if elem.name == "f32":
             return f"{_MATH[name]}({', '.join(args)})"
@@ -67,8 +87,11 @@ class CudaTarget(GpuTarget):
     def _cvt(self, name: str, result: str, params: str, instruction: str, out: str, operands: str) -> str:
         """A helper of one conversion instruction."""
         places = ", ".join(f"%{i + 1}" for i in range(operands.count('"') // 2))
-        return self.helper(name, f"{{device}} {result} {{name}}({params}) {{{{ {result} r; asm(\"{instruction} %0, {places};\" "
-                           f": \"={out}\"(r) : {operands}); return r; }}}}")
+        return self.helper(
+            name,
+            f'{{device}} {result} {{name}}({params}) {{{{ {result} r; asm("{instruction} %0, {places};" '
+            f': "={out}"(r) : {operands}); return r; }}}}',
+        )
 
     def widen(self, name: str, source: ir.Type, text: str) -> str:
         if isinstance(source, ir.Scalar):
@@ -76,8 +99,15 @@ class CudaTarget(GpuTarget):
                 return f"__uint_as_float((u32){text} << 16)"
             if name == "f16":
                 return self._cvt("f32_of_f16", "f32", "f16 a", "cvt.f32.f16", "f", '"h"(a)') + f"({text})"
-            return self.helper("f32_of_e4m3", "{device} f32 {name}(e4m3 a) {{ return "
-                               + self._f16_to_f32(f"(u16){self._e4m3_pair('(u16)a')}") + "; }}") + f"({text})"
+            return (
+                self.helper(
+                    "f32_of_e4m3",
+                    "{device} f32 {name}(e4m3 a) {{ return "
+                    + self._f16_to_f32(f"(u16){self._e4m3_pair('(u16)a')}")
+                    + "; }}",
+                )
+                + f"({text})"
+            )
         lanes = []
         for i in range(source.lanes):
             if not self.packed(source):
@@ -101,10 +131,16 @@ class CudaTarget(GpuTarget):
         if self.has("fp8"):
             return self._cvt("f16x2_of_e4m3x2", "u32", "u16 a", "cvt.rn.f16x2.e4m3x2", "r", '"h"(a)') + f"({text})"
         # The bits of e4m3 are those of an f16 that is 2**8 times smaller; 0x7f (NaN) becomes NaN by its own test.
-        return self.helper("f16x2_of_e4m3x2", "{device} u32 {name}(u16 a) {{ u32 b = (u32)a | (u32)a << 8; "
-                           "b = (b & 0x00800080u) << 8 | (b & 0x007f007fu) << 7; "
-                           "asm(\"fma.rn.f16x2 %0, %0, %1, %2;\" : \"+r\"(b) : \"r\"(0x5c005c00u), \"r\"(0x80008000u)); "
-                           "if ((a & 0x7f) == 0x7f) b |= 0x7fffu; if ((a & 0x7f00) == 0x7f00) b |= 0x7fff0000u; return b; }}") + f"({text})"
+        return (
+            self.helper(
+                "f16x2_of_e4m3x2",
+                "{device} u32 {name}(u16 a) {{ u32 b = (u32)a | (u32)a << 8; "
+                "b = (b & 0x00800080u) << 8 | (b & 0x007f007fu) << 7; "
+                'asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(b) : "r"(0x5c005c00u), "r"(0x80008000u)); '
+                "if ((a & 0x7f) == 0x7f) b |= 0x7fffu; if ((a & 0x7f00) == 0x7f00) b |= 0x7fff0000u; return b; }}",
+            )
+            + f"({text})"
+        )
 
     def narrow(self, name: str, type: ir.Type, text: str) -> str:
         pair = {"bf16": "cvt.rn.bf16x2.f32", "f16": "cvt.rn.f16x2.f32"}
@@ -119,25 +155,42 @@ class CudaTarget(GpuTarget):
             halves = [f"(u32){self._e4m3_of(f'a.v[{i + 1}]', f'a.v[{i}]')}" for i in range(0, type.lanes, 2)]
             words = [f"{low} | {high} << 16" for low, high in zip(halves[::2], halves[1::2], strict=True)]
         else:
-            convert = self._cvt(f"{name}_pair_of_f32", "u32", "f32 high, f32 low", pair[name], "r", '"f"(high), "f"(low)')
+            convert = self._cvt(
+                f"{name}_pair_of_f32", "u32", "f32 high, f32 low", pair[name], "r", '"f"(high), "f"(low)'
+            )
             words = [f"{convert}(a.v[{i + 1}], a.v[{i}])" for i in range(0, type.lanes, 2)]
         ctype = self.c_type(type)
         body = " ".join(f"r.w[{i}] = {word};" for i, word in enumerate(words))
-        helper = self.helper(f"narrow_{type}", f"{{device}} {ctype} {{name}}({self.c_type(source)} a) {{{{ {ctype} r; {body} return r; }}}}")
+        helper = self.helper(
+            f"narrow_{type}",
+            f"{{device}} {ctype} {{name}}({self.c_type(source)} a) {{{{ {ctype} r; {body} return r; }}}}",
+        )
         return f"{helper}({text})"
 
     def _e4m3_of(self, high: str, low: str) -> str:
         """Two f32 as two e4m3 (u16)."""
         if self.has("fp8"):
-            return self._cvt("e4m3x2_of_f32", "u16", "f32 high, f32 low", "cvt.rn.satfinite.e4m3x2.f32", "h",
-                             '"f"(high), "f"(low)') + f"({high}, {low})"
+            return (
+                self._cvt(
+                    "e4m3x2_of_f32",
+                    "u16",
+                    "f32 high, f32 low",
+                    "cvt.rn.satfinite.e4m3x2.f32",
+                    "h",
+                    '"f"(high), "f"(low)',
+                )
+                + f"({high}, {low})"
+            )
         # Adding 2**(exponent + 20) rounds to that exponent's 4 significant bits (nearest even); below 2**-6 all share one step.
-        one = self.helper("e4m3_of_f32", "{device} u32 {name}(f32 a) {{ u32 bits = __float_as_uint(a), sign = bits >> 24 & 0x80u; "
-                          "if ((bits & 0x7fffffffu) > 0x7f800000u) return sign | 0x7fu; "
-                          "f32 size = fminf(fabsf(a), 448.0f); u32 step = max(__float_as_uint(size) & 0x7f800000u, 0x3c800000u); "
-                          "f32 big = __uint_as_float(step + 0x0a000000u); size = (size + big) - big; bits = __float_as_uint(size); "
-                          "if (size >= 0.015625f) return sign | ((bits - 0x3c000000u) >> 20); "
-                          "return sign | (u32)(size * 512.0f); }}")
+        one = self.helper(
+            "e4m3_of_f32",
+            "{device} u32 {name}(f32 a) {{ u32 bits = __float_as_uint(a), sign = bits >> 24 & 0x80u; "
+            "if ((bits & 0x7fffffffu) > 0x7f800000u) return sign | 0x7fu; "
+            "f32 size = fminf(fabsf(a), 448.0f); u32 step = max(__float_as_uint(size) & 0x7f800000u, 0x3c800000u); "
+            "f32 big = __uint_as_float(step + 0x0a000000u); size = (size + big) - big; bits = __float_as_uint(size); "
+            "if (size >= 0.015625f) return sign | ((bits - 0x3c000000u) >> 20); "
+            "return sign | (u32)(size * 512.0f); }}",
+        )
         return f"(u16)({one}({high}) << 8 | {one}({low}))"
 
     # memory
@@ -160,8 +213,10 @@ class CudaTarget(GpuTarget):
                     shape = f".v{count}" if count > 1 else ""
                     braces = "{" + ", ".join(f"%{i}" for i in range(count)) + "}" if count > 1 else "%0"
                     results = ", ".join(f'"=r"({name})' for name in names)
-                    lines.append(f"u32 {', '.join(names)}; asm volatile(\"{HINTS[hint]}{shape}.u32 {braces}, [%{count}];\" : {results} "
-                                 f": \"l\"((const char *)p + {16 * chunk}));")
+                    lines.append(
+                        f'u32 {", ".join(names)}; asm volatile("{HINTS[hint]}{shape}.u32 {braces}, [%{count}];" : {results} '
+                        f': "l"((const char *)p + {16 * chunk}));'
+                    )
                 else:
                     wide = {1: "u32", 2: "uint2", 4: "uint4"}[count]
                     lines.append(f"const {wide} t{chunk} = ((const {wide} *)p)[{chunk}];")
@@ -176,9 +231,12 @@ class CudaTarget(GpuTarget):
         holder = {8: "u16", 16: "u16", 32: "u32", 64: "u64"}[type.bits]
         unsigned = ir.Scalar(f"u{type.bits}", "uint", type.bits)
         instruction = HINTS[hint].replace(".L2::256B", "") if type.bits < 32 else HINTS[hint]
-        helper = self.helper(f"load_{hint}_u{type.bits}", f"{{device}} u{type.bits} {{name}}(const void *p) {{{{ {holder} r; "
-                             f"asm volatile(\"{instruction}.u{type.bits} %0, [%1];\" : \"={letter}\"(r) : \"l\"(p)); "
-                             f"return (u{type.bits})r; }}}}")
+        helper = self.helper(
+            f"load_{hint}_u{type.bits}",
+            f"{{device}} u{type.bits} {{name}}(const void *p) {{{{ {holder} r; "
+            f'asm volatile("{instruction}.u{type.bits} %0, [%1];" : "={letter}"(r) : "l"(p)); '
+            f"return (u{type.bits})r; }}}}",
+        )
         return self.bitcast(type, unsigned, f"{helper}({pointer})")
 
     def store(self, stmt: ir.Store) -> str:
@@ -192,17 +250,22 @@ class CudaTarget(GpuTarget):
         else:
             words, count, lines = self.words("a", type), min(size // 4, 4), []
             for chunk in range(-(-size // 16)):
-                part = words[chunk * 4: chunk * 4 + count]
+                part = words[chunk * 4 : chunk * 4 + count]
                 if hint:
                     shape = f".v{count}" if count > 1 else ""
                     braces = "{" + ", ".join(f"%{i + 1}" for i in range(count)) + "}" if count > 1 else "%1"
                     operands = ", ".join(f'"r"({word})' for word in part)
-                    lines.append(f"asm volatile(\"st.global.L1::no_allocate{shape}.u32 [%0], {braces};\" :: "
-                                 f"\"l\"((char *)p + {16 * chunk}), {operands} : \"memory\");")
+                    lines.append(
+                        f'asm volatile("st.global.L1::no_allocate{shape}.u32 [%0], {braces};" :: '
+                        f'"l"((char *)p + {16 * chunk}), {operands} : "memory");'
+                    )
                 else:
                     wide = {1: "u32", 2: "uint2", 4: "uint4"}[count]
-                    fields = " ".join(f"t{chunk}.{c} = {word};" for c, word in zip("xyzw", part, strict=False)) if count > 1 \
+                    fields = (
+                        " ".join(f"t{chunk}.{c} = {word};" for c, word in zip("xyzw", part, strict=False))
+                        if count > 1
                         else f"t{chunk} = {part[0]};"
+                    )
                     lines.append(f"{wide} t{chunk}; {fields} (({wide} *)p)[{chunk}] = t{chunk};")
             body = " ".join(lines)
         body = body.replace("{", "{{").replace("}", "}}")
@@ -218,8 +281,10 @@ class CudaTarget(GpuTarget):
     # one variant
 
     def signature(self, function: ir.Function) -> str:
-        params = ", ".join(f"const __grid_constant__ tensormap {param.name}" if param.type == ir.TENSOR_MAP else self.declared(param)
-                           for param in function.params)
+        params = ", ".join(
+            f"const __grid_constant__ tensormap {param.name}" if param.type == ir.TENSOR_MAP else self.declared(param)
+            for param in function.params
+        )
         cluster = f" __cluster_dims__({self.cluster}, 1, 1)" if self.cluster > 1 else ""
         return f'extern "C" __global__ void __launch_bounds__({self.threads}, {self.min_blocks}){cluster} {function.symbol}({params})'
 

@@ -38,12 +38,12 @@ class GpuTarget:
     warp = 32
     lanes = 1
     features: frozenset[str] = frozenset()
-    shared_limit = 0                   # bytes of shared memory that a block can have
-    device = "static inline"           # in front of helper functions
+    shared_limit = 0  # bytes of shared memory that a block can have
+    device = "static inline"  # in front of helper functions
     prelude = ""
     inline_builtins: dict = {}
     inline_functions = warplib.FUNCTIONS
-    values: dict = {}                  # intrinsic → body, beside those of the tables in kernel/intrinsics
+    values: dict = {}  # intrinsic → body, beside those of the tables in kernel/intrinsics
     effects: dict = {}
 
     def __init__(self, threads: int = 256, min_blocks: int = 1, cluster: int = 1):
@@ -51,7 +51,7 @@ class GpuTarget:
         self.types: dict[str, str] = {}
         self.helpers: dict[str, str] = {}
         self.shared_bytes = 0
-        self.place = ""                # of the last statement that was printed
+        self.place = ""  # of the last statement that was printed
 
     def has(self, feature: str) -> bool:
         return feature in self.features
@@ -63,7 +63,9 @@ class GpuTarget:
 
     def plain(self, type: ir.Type) -> ir.Type:
         """A mask as the vector of -1 and 0 that it is here."""
-        return ir.Vector(ir.Scalar(f"i{type.bits}", "int", type.bits), type.lanes) if isinstance(type, ir.Mask) else type
+        return (
+            ir.Vector(ir.Scalar(f"i{type.bits}", "int", type.bits), type.lanes) if isinstance(type, ir.Mask) else type
+        )
 
     def size(self, type: ir.Type) -> int:
         """Bytes of a scalar or vector."""
@@ -114,7 +116,7 @@ class GpuTarget:
         unsigned = f"u{bits}"
         words = []
         for first in range(0, vector.lanes, per_word):
-            parts = [f"(u32)({unsigned}){lane}" for lane in lanes[first: first + per_word]]
+            parts = [f"(u32)({unsigned}){lane}" for lane in lanes[first : first + per_word]]
             words.append(" | ".join(part if i == 0 else f"{part} << {i * bits}" for i, part in enumerate(parts)))
         return " ".join(f"r.w[{i}] = {word};" for i, word in enumerate(words))
 
@@ -128,8 +130,10 @@ class GpuTarget:
 
     def lanewise(self, name: str, result: ir.Type, types, scalar_text, args: list[str]) -> str:
         """Call of a helper that applies a scalar expression to every lane."""
-        lanes = [scalar_text([self.lane_text(param, type, i) for type, param in zip(types, "abc", strict=False)])
-                 for i in range(self.plain(result).lanes)]
+        lanes = [
+            scalar_text([self.lane_text(param, type, i) for type, param in zip(types, "abc", strict=False)])
+            for i in range(self.plain(result).lanes)
+        ]
         names = "_".join(dict.fromkeys(str(type) for type in (*types, result)))
         return self.from_lanes(f"{name}_{names}", result, types, lanes, args)
 
@@ -137,8 +141,10 @@ class GpuTarget:
         """A vector of these scalars."""
         ctype, names = self.c_type(type), [f"a{i}" for i in range(type.lanes)]
         params = ", ".join(f"{type.elem.name} {name}" for name in names)
-        helper = self.helper(f"make_{type}", f"{{device}} {ctype} {{name}}({params}) {{{{ {ctype} r; {self.filled(type, names)} "
-                             "return r; }}")
+        helper = self.helper(
+            f"make_{type}",
+            f"{{device}} {ctype} {{name}}({params}) {{{{ {ctype} r; {self.filled(type, names)} return r; }}}}",
+        )
         return f"{helper}({', '.join(args)})"
 
     def words(self, text: str, type: ir.Type) -> list[str]:
@@ -156,6 +162,7 @@ class GpuTarget:
 
     def unworded(self, type: ir.Type, words: list[str]) -> str:
         """Statements that set r of this type from u32 words."""
+
         def scalar(elem: ir.Scalar, parts: list[str]) -> str:
             if elem.name == "f32":
                 return self.float_of_bits(parts[0])
@@ -163,12 +170,13 @@ class GpuTarget:
                 both = f"((u64){parts[1]} << 32 | {parts[0]})"
                 return self.double_of_bits(both) if elem.name == "f64" else f"({elem.name}){both}"
             return f"({elem.name}){parts[0]}"
+
         if not isinstance(type, ir.Vector):
             return f"r = {scalar(type, words)};"
         if self.packed(type):
             return " ".join(f"r.w[{i}] = {word};" for i, word in enumerate(words))
         per = max(1, type.elem.bits // 32)
-        return " ".join(f"r.v[{i}] = {scalar(type.elem, words[i * per: i * per + per])};" for i in range(type.lanes))
+        return " ".join(f"r.v[{i}] = {scalar(type.elem, words[i * per : i * per + per])};" for i in range(type.lanes))
 
     def float_bits(self, text: str) -> str:
         raise NotImplementedError
@@ -194,13 +202,24 @@ class GpuTarget:
                 return self.binary(type, op, a, b)
             case ir.Unary(type, op, a):
                 if isinstance(self.plain(type), ir.Vector):
-                    return self.lanewise({"-": "negate", "~": "invert"}[op], type, [a.type], lambda v: f"{op}{v[0]}", [self.expr(a)])
+                    return self.lanewise(
+                        {"-": "negate", "~": "invert"}[op], type, [a.type], lambda v: f"{op}{v[0]}", [self.expr(a)]
+                    )
                 text = f"({op}{self.expr(a)})"
-                return f"(({self.c_type(type)}){text})" if isinstance(type, ir.Scalar) and type.bits < 32 and op != "!" else text
+                return (
+                    f"(({self.c_type(type)}){text})"
+                    if isinstance(type, ir.Scalar) and type.bits < 32 and op != "!"
+                    else text
+                )
             case ir.Select(type, condition, a, b):
                 if isinstance(condition.type, ir.Mask):
-                    return self.lanewise("select", type, [condition.type, type, type], lambda v: f"({v[0]} ? {v[1]} : {v[2]})",
-                                         [self.expr(condition), self.expr(a), self.expr(b)])
+                    return self.lanewise(
+                        "select",
+                        type,
+                        [condition.type, type, type],
+                        lambda v: f"({v[0]} ? {v[1]} : {v[2]})",
+                        [self.expr(condition), self.expr(a), self.expr(b)],
+                    )
                 return f"({self.expr(condition)} ? {self.expr(a)} : {self.expr(b)})"
             case ir.Convert(type, a):
                 return self.convert(type, a.type, self.expr(a))
@@ -217,18 +236,44 @@ class GpuTarget:
             case ir.Load():
                 return self.load(expr)
             case ir.Call(type, name, args):
-                return INTRINSICS[name].body_for(self)(self, type, [arg.type for arg in args], [self.expr(arg) for arg in args])
+                return INTRINSICS[name].body_for(self)(
+                    self, type, [arg.type for arg in args], [self.expr(arg) for arg in args]
+                )
         raise AssertionError(expr)
 
     def binary(self, type: ir.Type, op: str, a: ir.Expr, b: ir.Expr) -> str:
         left, right = self.expr(a), self.expr(b)
         if isinstance(self.plain(a.type), ir.Vector):
-            names = {"+": "add", "-": "sub", "*": "mul", "/": "div", "%": "mod", "&": "and", "|": "or", "^": "xor", "<<": "shl",
-                     ">>": "shr", "==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
-            text = "({} {op} {} ? -1 : 0)" if isinstance(type, ir.Mask) and not isinstance(a.type, ir.Mask) else "({} {op} {})"
+            names = {
+                "+": "add",
+                "-": "sub",
+                "*": "mul",
+                "/": "div",
+                "%": "mod",
+                "&": "and",
+                "|": "or",
+                "^": "xor",
+                "<<": "shl",
+                ">>": "shr",
+                "==": "eq",
+                "!=": "ne",
+                "<": "lt",
+                "<=": "le",
+                ">": "gt",
+                ">=": "ge",
+            }
+            text = (
+                "({} {op} {} ? -1 : 0)"
+                if isinstance(type, ir.Mask) and not isinstance(a.type, ir.Mask)
+                else "({} {op} {})"
+            )
             return self.lanewise(names[op], type, [a.type, b.type], lambda v: text.format(*v, op=op), [left, right])
         text = f"({left} {op} {right})"
-        return f"(({self.c_type(type)}){text})" if isinstance(type, ir.Scalar) and type.kind in ("int", "uint") and type.bits < 32 else text
+        return (
+            f"(({self.c_type(type)}){text})"
+            if isinstance(type, ir.Scalar) and type.kind in ("int", "uint") and type.bits < 32
+            else text
+        )
 
     def constant(self, type: ir.Type, value) -> str:
         if type.kind == "float":
@@ -237,7 +282,11 @@ class GpuTarget:
             text = repr(float(value))
             if text in ("inf", "-inf", "nan"):
                 bits = struct.unpack("<I", struct.pack("<f", float(value)))[0]
-                return self.float_of_bits(f"{bits:#x}u") if type.bits == 32 else f"((f64){self.float_of_bits(f'{bits:#x}u')})"
+                return (
+                    self.float_of_bits(f"{bits:#x}u")
+                    if type.bits == 32
+                    else f"((f64){self.float_of_bits(f'{bits:#x}u')})"
+                )
             text = text if any(mark in text for mark in ".e") else text + ".0"
             text = f"{text}f" if type.bits == 32 else text
             return f"({text})" if text.startswith("-") else text
@@ -256,8 +305,10 @@ class GpuTarget:
             return f"(({self.c_type(type)}){text})"
         ctype = self.c_type(type)
         body = self.unworded(type, self.words("a", source))
-        helper = self.helper(f"bits_{source}_{type}", f"{{device}} {ctype} {{name}}({self.c_type(source)} a) {{{{ {ctype} r; {body} "
-                             "return r; }}")
+        helper = self.helper(
+            f"bits_{source}_{type}",
+            f"{{device}} {ctype} {{name}}({self.c_type(source)} a) {{{{ {ctype} r; {body} return r; }}}}",
+        )
         return f"{helper}({text})"
 
     def convert(self, type: ir.Type, source: ir.Type, text: str) -> str:
@@ -348,7 +399,11 @@ class GpuTarget:
             case ir.While(condition, body, prepare):
                 if not prepare:
                     return [f"{indent}while ({self.expr(condition)}) {{", *self.statements(body, inner), indent + "}"]
-                head = [f"{indent}while (true) {{", *self.statements(prepare, inner), f"{inner}if (!{self.expr(condition)}) break;"]
+                head = [
+                    f"{indent}while (true) {{",
+                    *self.statements(prepare, inner),
+                    f"{inner}if (!{self.expr(condition)}) break;",
+                ]
                 return [*head, *self.statements(body, inner), indent + "}"]
             case ir.If(condition):
                 lines = [f"{indent}if ({self.expr(condition)}) {{", *self.statements(stmt.then, inner)]
@@ -369,15 +424,17 @@ class GpuTarget:
 
     def for_loop(self, stmt: ir.For, indent: str) -> list[str]:
         name = stmt.var.name
-        head = (f"for ({self.declared(stmt.var)} = {self.expr(stmt.start)}; {name} < {self.expr(stmt.stop)}; "
-                f"{name} += {self.expr(stmt.step)}) {{")
+        head = (
+            f"for ({self.declared(stmt.var)} = {self.expr(stmt.start)}; {name} < {self.expr(stmt.stop)}; "
+            f"{name} += {self.expr(stmt.step)}) {{"
+        )
         unroll = [] if stmt.unroll is None else [f"{indent}#pragma unroll{f' {stmt.unroll}' if stmt.unroll else ''}"]
         return [*unroll, indent + head, *self.statements(stmt.body, indent + "  "), indent + "}"]
 
     def invoke(self, stmt: ir.Invoke) -> list[str]:
         body = EFFECTS[stmt.intrinsic].body_for(self)
         result = body(self, stmt, [self.expr(out) for out in stmt.outs], [self.expr(arg) for arg in stmt.args])
-        if isinstance(result, str):   # an expression
+        if isinstance(result, str):  # an expression
             return [f"{self.declared(stmt.outs[0])} = {result};" if stmt.outs else f"{result};"]
         fresh = [] if stmt.in_place else [f"{self.declared(out)};" for out in stmt.outs]
         return ([" ".join(fresh)] if fresh else []) + result
@@ -396,6 +453,17 @@ class GpuTarget:
         self.path = function.origin.partition(":")[0]
         body = self.statements(function.body, "  ")
         head = f"{self.signature(function)} {{"
-        parts = [self.prelude, *self.types.values(), "", *self.helpers.values(), "", f"// {function.origin}", head, *self.opening(), *body,
-                 "}", ""]
+        parts = [
+            self.prelude,
+            *self.types.values(),
+            "",
+            *self.helpers.values(),
+            "",
+            f"// {function.origin}",
+            head,
+            *self.opening(),
+            *body,
+            "}",
+            "",
+        ]
         return "\n".join(parts)

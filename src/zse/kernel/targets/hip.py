@@ -15,10 +15,19 @@ typedef bool bool_;
 typedef u32 uint2 __attribute__((ext_vector_type(2))); typedef u32 uint4 __attribute__((ext_vector_type(4)));
 """
 
-_MATH = {"sqrt": "__builtin_sqrtf", "floor": "__builtin_floorf", "round_even": "__builtin_rintf", "fma": "__builtin_fmaf",
-         "absolute": "__builtin_fabsf", "minimum": "__builtin_fminf", "maximum": "__builtin_fmaxf",
-         "exp2": "__builtin_exp2f", "rsqrt": "__builtin_amdgcn_rsqf", "reciprocal": "__builtin_amdgcn_rcpf"}
-NOT_EQUAL = 33      # LLVM's number of the comparison
+_MATH = {
+    "sqrt": "__builtin_sqrtf",
+    "floor": "__builtin_floorf",
+    "round_even": "__builtin_rintf",
+    "fma": "__builtin_fmaf",
+    "absolute": "__builtin_fabsf",
+    "minimum": "__builtin_fminf",
+    "maximum": "__builtin_fmaxf",
+    "exp2": "__builtin_exp2f",
+    "rsqrt": "__builtin_amdgcn_rsqf",
+    "reciprocal": "__builtin_amdgcn_rcpf",
+}
+NOT_EQUAL = 33  # LLVM's number of the comparison
 _ORDER = "__ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT"
 _ATOMICS = {"atomic_add": "add", "atomic_max": "max", "atomic_min": "min"}
 
@@ -34,8 +43,12 @@ def _lines(*lines: str):
 def _vote(text: str):
     def body(t, stmt, outs, args):
         half = " >> (__builtin_amdgcn_workitem_id_x() & 32)" if t.wave == 64 else ""
-        ballot = t.helper("ballot", f"{{device}} u32 {{name}}(bool a) {{{{ return (u32)(__builtin_amdgcn_uicmp((u32)a, 0u, {NOT_EQUAL}){half}); }}}}")
+        ballot = t.helper(
+            "ballot",
+            f"{{device}} u32 {{name}}(bool a) {{{{ return (u32)(__builtin_amdgcn_uicmp((u32)a, 0u, {NOT_EQUAL}){half}); }}}}",
+        )
         return text.format(f"{ballot}({args[0]})", f"{ballot}(true)")
+
     return body
 
 
@@ -48,7 +61,9 @@ def _release(t, stmt, outs, args):
 
 
 def _position(text: str):
-    return lambda t, result, types, args: text.format(axis="xyz"[int(args[0][:1])], threads=t.threads if args[0][:1] == "0" else 1)
+    return lambda t, result, types, args: text.format(
+        axis="xyz"[int(args[0][:1])], threads=t.threads if args[0][:1] == "0" else 1
+    )
 
 
 class HipTarget(SimtTarget):
@@ -58,11 +73,22 @@ class HipTarget(SimtTarget):
     device = "static __attribute__((device)) inline __attribute__((always_inline))"
     prelude = PRELUDE
     effects = EFFECTS | {
-        "barrier": _lines(_fence("workgroup", "__ATOMIC_RELEASE"), "__builtin_amdgcn_s_barrier();", _fence("workgroup", "__ATOMIC_ACQUIRE")),
-        "warp_barrier": _lines(_fence("wavefront", "__ATOMIC_RELEASE"), "__builtin_amdgcn_wave_barrier();",
-                               _fence("wavefront", "__ATOMIC_ACQUIRE")),
-        "fence": _lines(_fence("agent")), "load_acquire": _acquire, "store_release": _release,
-        "ballot": _vote("(u64){0}"), "any_thread": _vote("({0} != 0)"), "all_threads": _vote("({0} == {1})"),
+        "barrier": _lines(
+            _fence("workgroup", "__ATOMIC_RELEASE"),
+            "__builtin_amdgcn_s_barrier();",
+            _fence("workgroup", "__ATOMIC_ACQUIRE"),
+        ),
+        "warp_barrier": _lines(
+            _fence("wavefront", "__ATOMIC_RELEASE"),
+            "__builtin_amdgcn_wave_barrier();",
+            _fence("wavefront", "__ATOMIC_ACQUIRE"),
+        ),
+        "fence": _lines(_fence("agent")),
+        "load_acquire": _acquire,
+        "store_release": _release,
+        "ballot": _vote("(u64){0}"),
+        "any_thread": _vote("({0} != 0)"),
+        "all_threads": _vote("({0} == {1})"),
         "clock": lambda t, stmt, outs, args: "(i64)__builtin_readcyclecounter()",
     }
     values = VALUES | {
@@ -95,17 +121,23 @@ class HipTarget(SimtTarget):
 
     def exchanged(self, kind: str, word: str, argument: str) -> str:
         lane = "((i32)__builtin_amdgcn_workitem_id_x() & 31)"
-        source = {"shuffle": f"({argument} & 31)", "shuffle_xor": f"(({lane} ^ {argument}) & 31)",
-                  "shuffle_up": f"({lane} >= {argument} ? {lane} - {argument} : {lane})",
-                  "shuffle_down": f"({lane} + {argument} < 32 ? {lane} + {argument} : {lane})"}[kind]
+        source = {
+            "shuffle": f"({argument} & 31)",
+            "shuffle_xor": f"(({lane} ^ {argument}) & 31)",
+            "shuffle_up": f"({lane} >= {argument} ? {lane} - {argument} : {lane})",
+            "shuffle_down": f"({lane} + {argument} < 32 ? {lane} + {argument} : {lane})",
+        }[kind]
         half = "((i32)__builtin_amdgcn_workitem_id_x() & 32)" if self.wave == 64 else "0"
         return f"(u32)__builtin_amdgcn_ds_bpermute(({half} + {source}) * 4, (i32){word})"
 
     def atomic(self, name: str, type: ir.Scalar, space: str, args: list[str]) -> str:
         ctype = self.c_type(type)
         if name == "atomic_cas":
-            helper = self.helper(f"cas_{type}", f"{{device}} {ctype} {{name}}({ctype} *p, {ctype} expected, {ctype} value) {{{{ "
-                                 f"__hip_atomic_compare_exchange_strong(p, &expected, value, __ATOMIC_RELAXED, {_ORDER}); return expected; }}}}")
+            helper = self.helper(
+                f"cas_{type}",
+                f"{{device}} {ctype} {{name}}({ctype} *p, {ctype} expected, {ctype} value) {{{{ "
+                f"__hip_atomic_compare_exchange_strong(p, &expected, value, __ATOMIC_RELAXED, {_ORDER}); return expected; }}}}",
+            )
             return f"{helper}({', '.join(args)})"
         return f"__hip_atomic_fetch_{_ATOMICS[name]}({args[0]}, ({ctype}){args[1]}, {_ORDER})"
 
@@ -118,6 +150,7 @@ class HipTarget(SimtTarget):
             return f"(1.0 / {args[0]})"
         if elem.kind == "float":
             from zse.errors import CompileError
+
             raise CompileError(f"intrinsic {name} of {elem} has no body for target {self.name}")
         return super().scalar_math(name, elem, args)
 
@@ -125,8 +158,10 @@ class HipTarget(SimtTarget):
 
     def signature(self, function: ir.Function) -> str:
         params = ", ".join(self.declared(param) for param in function.params)
-        return (f'extern "C" __attribute__((global, amdgpu_flat_work_group_size({self.threads}, {self.threads}))) '
-                f"void {function.symbol}({params})")
+        return (
+            f'extern "C" __attribute__((global, amdgpu_flat_work_group_size({self.threads}, {self.threads}))) '
+            f"void {function.symbol}({params})"
+        )
 
     def opening(self) -> list[str]:
         lines = ["  const i32 zse_thread = (i32)__builtin_amdgcn_workitem_id_x(); (void)zse_thread;"]

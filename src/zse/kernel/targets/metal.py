@@ -45,8 +45,17 @@ static inline bool operator!=(f64 a, f64 b) { return !(a == b); }
 static inline bool operator<=(f64 a, f64 b) { return a < b || a == b; }
 static inline bool operator>=(f64 a, f64 b) { return b <= a; }"""
 
-_MATH = {"sqrt": "precise::sqrt", "floor": "floor", "round_even": "rint", "fma": "fma", "absolute": "fabs", "minimum": "fmin", "maximum": "fmax",
-         "exp2": "precise::exp2", "rsqrt": "precise::rsqrt"}
+_MATH = {
+    "sqrt": "precise::sqrt",
+    "floor": "floor",
+    "round_even": "rint",
+    "fma": "fma",
+    "absolute": "fabs",
+    "minimum": "fmin",
+    "maximum": "fmax",
+    "exp2": "precise::exp2",
+    "rsqrt": "precise::rsqrt",
+}
 _EVERYTHING = "mem_flags::mem_device | mem_flags::mem_threadgroup"
 _ATOMIC_TYPES = {"i32": "atomic_int", "u32": "atomic_uint", "f32": "atomic_float"}
 _ATOMICS = {"atomic_add": "add", "atomic_max": "max", "atomic_min": "min"}
@@ -73,11 +82,15 @@ class MetalTarget(SimtTarget):
     spaces = {"global": "device ", "shared": "threadgroup ", "local": "thread "}
     lane_param, lane_argument = ", i32 lane", ", (zse_thread & 31)"
     effects = EFFECTS | {
-        "barrier": _lines(f"threadgroup_barrier({_EVERYTHING});"), "warp_barrier": _lines(f"simdgroup_barrier({_EVERYTHING});"),
-        "ballot": _text("(u64)(simd_vote::vote_t)simd_ballot({})"), "any_thread": _text("simd_any({})"), "all_threads": _text("simd_all({})"),
+        "barrier": _lines(f"threadgroup_barrier({_EVERYTHING});"),
+        "warp_barrier": _lines(f"simdgroup_barrier({_EVERYTHING});"),
+        "ballot": _text("(u64)(simd_vote::vote_t)simd_ballot({})"),
+        "any_thread": _text("simd_any({})"),
+        "all_threads": _text("simd_all({})"),
     }
     values = VALUES | {
-        "block_index": _position("zse_block"), "num_blocks": _position("zse_grid"),
+        "block_index": _position("zse_block"),
+        "num_blocks": _position("zse_grid"),
         "popcount": lambda t, result, types, args: f"(({t.c_type(result)})popcount({args[0]}))",
     }
 
@@ -131,9 +144,12 @@ class MetalTarget(SimtTarget):
         return super().numeric(to, of, text)
 
     def exchanged(self, kind: str, word: str, argument: str) -> str:
-        source = {"shuffle": f"({argument} & 31)", "shuffle_xor": f"((lane ^ {argument}) & 31)",
-                  "shuffle_up": f"(lane >= {argument} ? lane - {argument} : lane)",
-                  "shuffle_down": f"(lane + {argument} < 32 ? lane + {argument} : lane)"}[kind]
+        source = {
+            "shuffle": f"({argument} & 31)",
+            "shuffle_xor": f"((lane ^ {argument}) & 31)",
+            "shuffle_up": f"(lane >= {argument} ? lane - {argument} : lane)",
+            "shuffle_down": f"(lane + {argument} < 32 ? lane + {argument} : lane)",
+        }[kind]
         return f"simd_shuffle((u32){word}, (u16){source})"
 
     def atomic(self, name: str, type: ir.Scalar, space: str, args: list[str]) -> str:
@@ -142,10 +158,14 @@ class MetalTarget(SimtTarget):
             raise CompileError(f"intrinsic {name} of {type} in {space} memory has no body for target {self.name}")
         words = self.spaces[space]
         if name == "atomic_cas":
-            helper = self.helper(f"cas_{space}_{type}", (
-                f"{{device}} {type} {{name}}({words}{type} *p, {type} expected, {type} value) {{{{ {type} found = expected; "
-                f"while (!atomic_compare_exchange_weak_explicit(({words}{atomic} *)p, &found, value, memory_order_relaxed, memory_order_relaxed) "
-                "&& found == expected) {{}} return found; }}"))
+            helper = self.helper(
+                f"cas_{space}_{type}",
+                (
+                    f"{{device}} {type} {{name}}({words}{type} *p, {type} expected, {type} value) {{{{ {type} found = expected; "
+                    f"while (!atomic_compare_exchange_weak_explicit(({words}{atomic} *)p, &found, value, memory_order_relaxed, memory_order_relaxed) "
+                    "&& found == expected) {{}} return found; }}"
+                ),
+            )
             return f"{helper}({', '.join(args)})"
         return f"atomic_fetch_{_ATOMICS[name]}_explicit(({words}{atomic} *){args[0]}, ({type}){args[1]}, memory_order_relaxed)"
 
@@ -163,16 +183,22 @@ class MetalTarget(SimtTarget):
             return super().load_scalar(type, space, pointer)
         words = self.spaces[space]
         self.c_type(type)
-        helper = self.helper(f"load_{space}_f64", f"{{device}} f64 {{name}}(const {words}void *p) {{{{ return zse_f64(((const {words}f32 *)p)[0], "
-                             f"((const {words}f32 *)p)[1]); }}}}")
+        helper = self.helper(
+            f"load_{space}_f64",
+            f"{{device}} f64 {{name}}(const {words}void *p) {{{{ return zse_f64(((const {words}f32 *)p)[0], "
+            f"((const {words}f32 *)p)[1]); }}}}",
+        )
         return f"{helper}({pointer})"
 
     def store_scalar(self, type: ir.Scalar, space: str, pointer: str, value: str) -> str:
         if type.name != "f64":
             return super().store_scalar(type, space, pointer, value)
         words = self.spaces[space]
-        helper = self.helper(f"store_{space}_f64", f"{{device}} void {{name}}({words}void *p, f64 a) {{{{ (({words}f32 *)p)[0] = a.hi; "
-                             f"(({words}f32 *)p)[1] = a.lo; }}}}")
+        helper = self.helper(
+            f"store_{space}_f64",
+            f"{{device}} void {{name}}({words}void *p, f64 a) {{{{ (({words}f32 *)p)[0] = a.hi; "
+            f"(({words}f32 *)p)[1] = a.lo; }}}}",
+        )
         return f"{helper}({pointer}, {value})"
 
     # one variant
@@ -183,14 +209,25 @@ class MetalTarget(SimtTarget):
         for place, param in enumerate(function.params):
             if param.type == ir.TENSOR_MAP:
                 raise CompileError(f"{function.symbol}: tensor maps have no form for target {self.name}")
-            text = self.declared(param) if isinstance(param.type, ir.Pointer) else f"constant {self.c_type(param.type)} &zse_arg_{param.name}"
+            text = (
+                self.declared(param)
+                if isinstance(param.type, ir.Pointer)
+                else f"constant {self.c_type(param.type)} &zse_arg_{param.name}"
+            )
             params.append(f"{text} [[buffer({place})]]")
         if self.shared_bytes:
             params.append("threadgroup uchar *zse_shared [[threadgroup(0)]]")
-        params += ["uint3 zse_place [[thread_position_in_threadgroup]]", "uint3 zse_block [[threadgroup_position_in_grid]]",
-                   "uint3 zse_grid [[threadgroups_per_grid]]"]
-        return f"[[kernel, max_total_threads_per_threadgroup({self.threads})]] void {function.symbol}({', '.join(params)})"
+        params += [
+            "uint3 zse_place [[thread_position_in_threadgroup]]",
+            "uint3 zse_block [[threadgroup_position_in_grid]]",
+            "uint3 zse_grid [[threadgroups_per_grid]]",
+        ]
+        return (
+            f"[[kernel, max_total_threads_per_threadgroup({self.threads})]] void {function.symbol}({', '.join(params)})"
+        )
 
     def opening(self) -> list[str]:
-        return ["  const i32 zse_thread = (i32)zse_place.x; (void)zse_thread; (void)zse_block; (void)zse_grid;",
-                *(f"  {self.declared(param)} = zse_arg_{param.name};" for param in self._numbers)]
+        return [
+            "  const i32 zse_thread = (i32)zse_place.x; (void)zse_thread; (void)zse_block; (void)zse_grid;",
+            *(f"  {self.declared(param)} = zse_arg_{param.name};" for param in self._numbers),
+        ]

@@ -26,9 +26,13 @@ def _exchange(kind: str):
         else:
             moved = [t.exchanged(kind, word, "n") for word in words]
         ctype = t.c_type(type)
-        helper = t.helper(f"{kind}_{type}", f"{{device}} {ctype} {{name}}({ctype} a, i32 n{t.lane_param}) {{{{ {ctype} r; "
-                          f"{t.unworded(type, moved)} return r; }}}}")
+        helper = t.helper(
+            f"{kind}_{type}",
+            f"{{device}} {ctype} {{name}}({ctype} a, i32 n{t.lane_param}) {{{{ {ctype} r; "
+            f"{t.unworded(type, moved)} return r; }}}}",
+        )
         return f"{helper}({args[0]}, {args[1]}{t.lane_argument})"
+
     return body
 
 
@@ -36,6 +40,7 @@ def _atomic(name: str):
     def body(t, stmt, outs, args):
         space = stmt.args[0].type.space
         return t.atomic(name, stmt.outs[0].type, space, args)
+
     return body
 
 
@@ -43,21 +48,32 @@ def _accumulate(t, stmt, outs, args):
     type, space = stmt.args[1].type, stmt.args[0].type.space
     if not isinstance(type, ir.Vector):
         return [f"(void){t.atomic('atomic_add', type, space, args)};"]
-    lanes = " ".join(f"(void){t.atomic('atomic_add', type.elem, space, [f'(p + {i})', t.lane_text('a', type, i)])};"
-                     for i in range(type.lanes))
+    lanes = " ".join(
+        f"(void){t.atomic('atomic_add', type.elem, space, [f'(p + {i})', t.lane_text('a', type, i)])};"
+        for i in range(type.lanes)
+    )
     return [f"{{ const {t.c_type(type)} a = {args[1]}; {t.space_of(space)}f32 *const p = {args[0]}; {lanes} }}"]
 
 
 def _copy_async(t, stmt, outs, args):
     size, valid = stmt.attrs[0], args[2] if len(args) == 3 else str(stmt.attrs[0])
     to, source = t.space_of("shared"), t.space_of("global")
-    moves = " ".join(f"u32 w{i} = 0;" for i in range(size // 4)) + " " + " ".join(
-        f"if (valid >= {4 * i + 4}) w{i} = ((const {source}u32 *)src)[{i}]; "
-        f"else for (i32 b = {4 * i}; b < valid; ++b) w{i} |= (u32)((const {source}u8 *)src)[b] << (b - {4 * i}) * 8;"
-        for i in range(size // 4)) + " " + " ".join(f"(({to}u32 *)dst)[{i}] = w{i};" for i in range(size // 4))
+    moves = (
+        " ".join(f"u32 w{i} = 0;" for i in range(size // 4))
+        + " "
+        + " ".join(
+            f"if (valid >= {4 * i + 4}) w{i} = ((const {source}u32 *)src)[{i}]; "
+            f"else for (i32 b = {4 * i}; b < valid; ++b) w{i} |= (u32)((const {source}u8 *)src)[b] << (b - {4 * i}) * 8;"
+            for i in range(size // 4)
+        )
+        + " "
+        + " ".join(f"(({to}u32 *)dst)[{i}] = w{i};" for i in range(size // 4))
+    )
     moves = moves.replace("{", "{{").replace("}", "}}")
-    helper = t.helper(f"copy_async_{size}", f"{{device}} void {{name}}({to}void *dst, const {source}void *src, i32 valid) "
-                      f"{{{{ {moves} }}}}")
+    helper = t.helper(
+        f"copy_async_{size}",
+        f"{{device}} void {{name}}({to}void *dst, const {source}void *src, i32 valid) {{{{ {moves} }}}}",
+    )
     return [f"{helper}({args[0]}, {args[1]}, {valid});"]
 
 
@@ -65,8 +81,12 @@ EFFECTS = {
     **{name: _exchange(name) for name in ("shuffle", "shuffle_xor", "shuffle_up", "shuffle_down")},
     **{name: _atomic(name) for name in ("atomic_add", "atomic_max", "atomic_min", "atomic_cas")},
     "atomic_accumulate": _accumulate,
-    "copy_async": _copy_async, "copy_commit": _lines(), "copy_wait": _lines(),
-    "grid_wait": _lines(), "grid_launch_dependents": _lines(), "set_max_registers": _lines(),
+    "copy_async": _copy_async,
+    "copy_commit": _lines(),
+    "copy_wait": _lines(),
+    "grid_wait": _lines(),
+    "grid_launch_dependents": _lines(),
+    "set_max_registers": _lines(),
 }
 
 
@@ -75,8 +95,12 @@ def _index(text: str):
 
 
 VALUES = {
-    "thread_index": _index("zse_thread"), "lane_index": _index("(zse_thread & 31)"), "warp_index": _index("(zse_thread >> 5)"),
-    "cluster_rank": _index("0"), "prefetch": _index("(void)0"), "prefetch_l2": _index("(void)0"),
+    "thread_index": _index("zse_thread"),
+    "lane_index": _index("(zse_thread & 31)"),
+    "warp_index": _index("(zse_thread >> 5)"),
+    "cluster_rank": _index("0"),
+    "prefetch": _index("(void)0"),
+    "prefetch_l2": _index("(void)0"),
 }
 
 
@@ -86,8 +110,8 @@ class SimtTarget(GpuTarget):
     values = VALUES
     effects = EFFECTS
     inline_builtins = mathlib.FUNCTIONS
-    spaces = {"global": "", "shared": "", "local": ""}      # the words that a pointer's type begins with
-    lane_param = lane_argument = ""                         # what helpers of exchanges take beside their operands
+    spaces = {"global": "", "shared": "", "local": ""}  # the words that a pointer's type begins with
+    lane_param = lane_argument = ""  # what helpers of exchanges take beside their operands
 
     def __init__(self, arch: str, threads: int = 256, min_blocks: int = 1, cluster: int = 1):
         super().__init__(threads, min_blocks, cluster)
@@ -121,15 +145,23 @@ class SimtTarget(GpuTarget):
     def widen(self, name: str, source: ir.Type, text: str) -> str:
         if not isinstance(source, ir.Scalar):
             wide = ir.Vector(ir.F32, source.lanes)
-            return self.lanewise(f"f32_of_{name}", wide, [source], lambda v: self.widen(name, source.elem, v[0]), [text])
+            return self.lanewise(
+                f"f32_of_{name}", wide, [source], lambda v: self.widen(name, source.elem, v[0]), [text]
+            )
         if name == "bf16":
             return self.float_of_bits(f"((u32)(u16){text} << 16)")
         if name == "f16":
             return self.f32_of_f16(text)
         # The bits of e4m3 are those of an f16 that is 2**8 times smaller; 0x7f is NaN.
         small = self.f32_of_f16("(u16)((a & 0x80) << 8 | (a & 0x7f) << 7)")
-        return self.helper("f32_of_e4m3", f"{{device}} f32 {{name}}(e4m3 a) {{{{ return (a & 0x7f) == 0x7f ? "
-                           f"{self.float_of_bits('0x7fc00000u')} : {small} * 256.0f; }}}}") + f"({text})"
+        return (
+            self.helper(
+                "f32_of_e4m3",
+                f"{{device}} f32 {{name}}(e4m3 a) {{{{ return (a & 0x7f) == 0x7f ? "
+                f"{self.float_of_bits('0x7fc00000u')} : {small} * 256.0f; }}}}",
+            )
+            + f"({text})"
+        )
 
     def narrow(self, name: str, type: ir.Type, text: str) -> str:
         if not isinstance(type, ir.Scalar):
@@ -137,18 +169,30 @@ class SimtTarget(GpuTarget):
             return self.lanewise(f"{name}_of_f32", type, [source], lambda v: self.narrow(name, type.elem, v[0]), [text])
         bits = self.float_bits("a")
         if name == "bf16":
-            return self.helper("bf16_of_f32", f"{{device}} bf16 {{name}}(f32 a) {{{{ u32 b = {bits}; "
-                               "if ((b & 0x7fffffffu) > 0x7f800000u) return 0x7fff; "
-                               "return (bf16)((b + 0x7fffu + (b >> 16 & 1u)) >> 16); }}") + f"({text})"
+            return (
+                self.helper(
+                    "bf16_of_f32",
+                    f"{{device}} bf16 {{name}}(f32 a) {{{{ u32 b = {bits}; "
+                    "if ((b & 0x7fffffffu) > 0x7f800000u) return 0x7fff; "
+                    "return (bf16)((b + 0x7fffu + (b >> 16 & 1u)) >> 16); }}",
+                )
+                + f"({text})"
+            )
         if name == "f16":
             return self.f16_of_f32(text)
         # To the nearest even by integers; below 2**-6 all steps are 2**-9: adding 2**14 (whose last bit is 2**-9) rounds to them.
         small = self.float_bits("(size + 16384.0f)")
-        return self.helper("e4m3_of_f32", f"{{device}} e4m3 {{name}}(f32 a) {{{{ u32 b = {bits}, sign = b >> 24 & 0x80u; b &= 0x7fffffffu; "
-                           "if (b > 0x7f800000u) return (e4m3)(sign | 0x7fu); if (b > 0x43e00000u) b = 0x43e00000u; "
-                           f"f32 size = {self.float_of_bits('b')}; "
-                           f"if (size < 0.015625f) return (e4m3)(sign | ({small} - 0x46800000u)); "
-                           "b -= 0x3c000000u; return (e4m3)(sign | (b + 0x7ffffu + (b >> 20 & 1u)) >> 20); }}") + f"({text})"
+        return (
+            self.helper(
+                "e4m3_of_f32",
+                f"{{device}} e4m3 {{name}}(f32 a) {{{{ u32 b = {bits}, sign = b >> 24 & 0x80u; b &= 0x7fffffffu; "
+                "if (b > 0x7f800000u) return (e4m3)(sign | 0x7fu); if (b > 0x43e00000u) b = 0x43e00000u; "
+                f"f32 size = {self.float_of_bits('b')}; "
+                f"if (size < 0.015625f) return (e4m3)(sign | ({small} - 0x46800000u)); "
+                "b -= 0x3c000000u; return (e4m3)(sign | (b + 0x7ffffu + (b >> 20 & 1u)) >> 20); }}",
+            )
+            + f"({text})"
+        )
 
     # memory
 
@@ -169,7 +213,10 @@ class SimtTarget(GpuTarget):
                 names += [f"t{chunk}.{c}" for c in "xyzw"[:count]] if count > 1 else [f"t{chunk}"]
             body = " ".join(lines) + " " + self.unworded(type, names)
         body = body.replace("{", "{{").replace("}", "}}")
-        helper = self.helper(f"load_{space}_{type}", f"{{device}} {ctype} {{name}}(const {words}void *p) {{{{ {ctype} r; {body} return r; }}}}")
+        helper = self.helper(
+            f"load_{space}_{type}",
+            f"{{device}} {ctype} {{name}}(const {words}void *p) {{{{ {ctype} r; {body} return r; }}}}",
+        )
         return f"{helper}({pointer})"
 
     def load_scalar(self, type: ir.Scalar, space: str, pointer: str) -> str:
@@ -182,18 +229,25 @@ class SimtTarget(GpuTarget):
             return self.store_scalar(type, space, pointer, value)
         size, ctype, words = self.size(type), self.c_type(type), self.spaces[space]
         if size < 4:
-            body = (f"*({words}u16 *)p = (u16)((u16)(u8){self.lane_text('a', type, 0)} | "
-                    f"(u16)(u8){self.lane_text('a', type, 1)} << 8);")
+            body = (
+                f"*({words}u16 *)p = (u16)((u16)(u8){self.lane_text('a', type, 0)} | "
+                f"(u16)(u8){self.lane_text('a', type, 1)} << 8);"
+            )
         else:
             parts, count, lines = self.words("a", type), min(size // 4, 4), []
             for chunk in range(-(-size // 16)):
-                part = parts[chunk * 4: chunk * 4 + count]
-                fields = " ".join(f"t{chunk}.{c} = {word};" for c, word in zip("xyzw", part, strict=False)) if count > 1 \
+                part = parts[chunk * 4 : chunk * 4 + count]
+                fields = (
+                    " ".join(f"t{chunk}.{c} = {word};" for c, word in zip("xyzw", part, strict=False))
+                    if count > 1
                     else f"t{chunk} = {part[0]};"
+                )
                 lines.append(f"{_WIDE[count]} t{chunk}; {fields} (({words}{_WIDE[count]} *)p)[{chunk}] = t{chunk};")
             body = " ".join(lines)
         body = body.replace("{", "{{").replace("}", "}}")
-        helper = self.helper(f"store_{space}_{type}", f"{{device}} void {{name}}({words}void *p, {ctype} a) {{{{ {body} }}}}")
+        helper = self.helper(
+            f"store_{space}_{type}", f"{{device}} void {{name}}({words}void *p, {ctype} a) {{{{ {body} }}}}"
+        )
         return f"{helper}({pointer}, {value})"
 
     def store_scalar(self, type: ir.Scalar, space: str, pointer: str, value: str) -> str:

@@ -28,8 +28,8 @@ from zse.kernels.gpu.rows import block_max, fp8_scales, largest_bits, magnitude_
 
 COLUMN_THREADS = 256
 ROW_THREADS = 1024
-CHUNK = COLUMN_THREADS * 4      # columns of one block: a single row of 18,944 is spread over 19 blocks
-VECTORS = (2, 5, 0)             # f32x4 per thread kept in registers: up to 8,192 and 20,480 columns; 0: computed twice
+CHUNK = COLUMN_THREADS * 4  # columns of one block: a single row of 18,944 is spread over 19 blocks
+VECTORS = (2, 5, 0)  # f32x4 per thread kept in registers: up to 8,192 and 20,480 columns; 0: computed twice
 KINDS = ("silu", "gelu_tanh")
 INPUTS = {"f32": f32, "bf16": bf16}
 
@@ -37,14 +37,24 @@ INPUTS = {"f32": f32, "bf16": bf16}
 @inline
 def activated(gate, up, KIND):
     """act(gate) * up; see zse.kernels.activation for the formulas."""
-    exponent = gate * -1.0 if KIND == "silu" else gate * (gate * gate * (-2 * 0.7978845608028654 * 0.044715)
-                                                         + -2 * 0.7978845608028654)
+    exponent = (
+        gate * -1.0
+        if KIND == "silu"
+        else gate * (gate * gate * (-2 * 0.7978845608028654 * 0.044715) + -2 * 0.7978845608028654)
+    )
     return gate * reciprocal(1.0 + exp(exponent)) * up
 
 
 @kernel
-def gated_columns(gates: Ptr["IN", "const"], ups: Ptr["IN", "const"], stride: i32, out: Ptr[bf16], width: i32,
-                  KIND: static, IN: static):
+def gated_columns(
+    gates: Ptr["IN", "const"],
+    ups: Ptr["IN", "const"],
+    stride: i32,
+    out: Ptr[bf16],
+    width: i32,
+    KIND: static,
+    IN: static,
+):
     """Grid (chunks of columns, rows); width a multiple of 8."""
     grid_launch_dependents()
     grid_wait()
@@ -57,8 +67,17 @@ def gated_columns(gates: Ptr["IN", "const"], ups: Ptr["IN", "const"], stride: i3
 
 
 @kernel
-def gated_row(gates: Ptr["IN", "const"], ups: Ptr["IN", "const"], stride: i32, q: Ptr[e4m3], scale: Ptr[f32],
-              width: i32, KIND: static, IN: static, V: static):
+def gated_row(
+    gates: Ptr["IN", "const"],
+    ups: Ptr["IN", "const"],
+    stride: i32,
+    q: Ptr[e4m3],
+    scale: Ptr[f32],
+    width: i32,
+    KIND: static,
+    IN: static,
+    V: static,
+):
     """Grid (rows); width a multiple of 16."""
     grid_launch_dependents()
     grid_wait()
@@ -102,8 +121,18 @@ def row_vectors(width: int) -> int:
 
 def gated_variants(target):
     """Every form of gated on a GPU."""
-    return [Variant(f"gated_{kind}_{name}_bf16", gated_columns, {"KIND": kind, "IN": dtype}, threads=COLUMN_THREADS)
-            for kind in KINDS for name, dtype in INPUTS.items()] + [
-        Variant(f"gated_{kind}_{name}_fp8_v{vectors}", gated_row, {"KIND": kind, "IN": dtype, "V": vectors},
-                threads=ROW_THREADS)
-        for kind in KINDS for name, dtype in INPUTS.items() for vectors in VECTORS]
+    return [
+        Variant(f"gated_{kind}_{name}_bf16", gated_columns, {"KIND": kind, "IN": dtype}, threads=COLUMN_THREADS)
+        for kind in KINDS
+        for name, dtype in INPUTS.items()
+    ] + [
+        Variant(
+            f"gated_{kind}_{name}_fp8_v{vectors}",
+            gated_row,
+            {"KIND": kind, "IN": dtype, "V": vectors},
+            threads=ROW_THREADS,
+        )
+        for kind in KINDS
+        for name, dtype in INPUTS.items()
+        for vectors in VECTORS
+    ]

@@ -59,11 +59,11 @@ from zse.kernels.gpu.kv8 import is_packed, item_nbytes, scales_nbytes, scales_of
 from zse.kernels.kv_pages import PACKED, SCALE_BYTES
 
 LOG2E = 1.4426950408889634
-MASKED = -3.0e38        # the score of a key that must not be seen
-FLOOR = -1.0e30         # the running maximum before any key
+MASKED = -3.0e38  # the score of a key that must not be seen
+FLOOR = -1.0e30  # the running maximum before any key
 RING_BYTES = 204 << 10  # of a block's shared memory, for the rings
-SMALL_BYTES = 2 << 10   # at most, of the other arrays
-MERGE = 8               # chunks whose records are in flight while they are merged
+SMALL_BYTES = 2 << 10  # at most, of the other arrays
+MERGE = 8  # chunks whose records are in flight while they are merged
 KV_TYPES = {"bf16": bf16, "f16": f16, **PACKED}
 
 
@@ -93,7 +93,9 @@ def value_fragments(slot, d, STRIDE, KV):
     """16 dimensions x 16 keys as an A operand. 8-bit values: rows g and g + 8 are dimensions 2g and 2g + 1."""
     lane = lane_index()
     if not is_packed(KV):
-        words = ldmatrix(cast_ptr(slot + (lane % 8 + lane // 16 * 8) * STRIDE + lane // 8 % 2 * 16 + d * 32, u16), 4, True)
+        words = ldmatrix(
+            cast_ptr(slot + (lane % 8 + lane // 16 * 8) * STRIDE + lane // 8 % 2 * 16 + d * 32, u16), 4, True
+        )
         frags = [words[0], words[1], words[2], words[3]]
     else:
         words = ldmatrix(cast_ptr(slot + lane % 16 * STRIDE + d * 16, u16), 2, True)
@@ -152,12 +154,14 @@ def multiply(acc, a, b, F):
 
 
 @inline
-def attend_page(slot, key, end, position, limits, queries, acc, high, sums, factor, scale, softcap, window, D, NT, STRIDE, KV, F):
+def attend_page(
+    slot, key, end, position, limits, queries, acc, high, sums, factor, scale, softcap, window, D, NT, STRIDE, KV, F
+):
     """One page: scores, online softmax, and the product with the values. factor: of scores before exp2."""
     lane = lane_index()
     g = lane // 4
     scores = [[f32(0) for u in static(range(4))] for nt in static(range(NT))]
-    more = [[f32(0) for u in static(range(4))] for nt in static(range(NT))]     # two chains of products instead of one
+    more = [[f32(0) for u in static(range(4))] for nt in static(range(NT))]  # two chains of products instead of one
     for kd in static(range(D // 16)):
         a = key_fragments(slot, kd, STRIDE, KV)
         for nt in static(range(NT)):
@@ -257,7 +261,7 @@ def merge_records(task, head, item, records, totals, out, kv_heads, group, by_gr
     """The records of one tile and head become its result."""
     parts = item[7] & 4095
     heads = kv_heads * group
-    fan = i32(1) if item[7] >> 24 == 1 else i32(SEGMENT // CHUNK)      # records of a segment
+    fan = i32(1) if item[7] >> 24 == 1 else i32(SEGMENT // CHUNK)  # records of a segment
     for e in unroll(range(thread_index(), item[1] * group * (D // 4), target.threads), 1):
         column = e // (D // 4)
         x = e % (D // 4) * 4
@@ -270,7 +274,9 @@ def merge_records(task, head, item, records, totals, out, kv_heads, group, by_gr
         clear(result)
         for begin in unroll(range(0, parts, MERGE), 1):
             pairs = [load(totals + (record + min(begin + u, parts - 1) * heads) * 2, 2) for u in static(range(MERGE))]
-            values = [load(records + ((record + min(begin + u, parts - 1) * heads) * D + x), 4) for u in static(range(MERGE))]
+            values = [
+                load(records + ((record + min(begin + u, parts - 1) * heads) * D + x), 4) for u in static(range(MERGE))
+            ]
             for u in static(range(MERGE)):
                 if begin + u < parts:
                     fold(segment, pairs[u][0], pairs[u][1], [values[u][i] for i in static(range(4))])
@@ -281,21 +287,44 @@ def merge_records(task, head, item, records, totals, out, kv_heads, group, by_gr
 
 
 @kernel
-def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: Ptr[u8, "const"], kv_scale: Ptr[f32, "const"],
-                     page_table: Ptr[i32, "const"], plan: Ptr[i32, "const"], counters: Ptr[i32], records: Ptr[f32],
-                     totals: Ptr[f32], out: Ptr[bf16], max_pages: i32, page_heads: i32, by_share: u32, kv_heads: i32, by_heads: u32,
-                     group: i32, by_group: u32, tasks_room: i32, fresh_before: i32, scale: f32, window: i32, softcap: f32, D: static,
-                     NT: static, KV: static, STAGES: static):
+def attention_decode(
+    q: Ptr[bf16, "const"],
+    k_pages: Ptr[u8, "const"],
+    v_pages: Ptr[u8, "const"],
+    kv_scale: Ptr[f32, "const"],
+    page_table: Ptr[i32, "const"],
+    plan: Ptr[i32, "const"],
+    counters: Ptr[i32],
+    records: Ptr[f32],
+    totals: Ptr[f32],
+    out: Ptr[bf16],
+    max_pages: i32,
+    page_heads: i32,
+    by_share: u32,
+    kv_heads: i32,
+    by_heads: u32,
+    group: i32,
+    by_group: u32,
+    tasks_room: i32,
+    fresh_before: i32,
+    scale: f32,
+    window: i32,
+    softcap: f32,
+    D: static,
+    NT: static,
+    KV: static,
+    STAGES: static,
+):
     """A persistent grid over the plan's tasks x kv heads. NT: parts of 8 query rows. kv_scale: null, not read.
     kv_heads, group: where a group is larger than a tile its parts count as kv heads of their own; page_heads: of the pages.
     fresh_before: tokens before a tile that this step may write."""
     ITEM = item_nbytes(KV)
     F = f16 if KV is f16 else bf16
-    STRIDE = D * ITEM + 16                  # bytes; the padding keeps ldmatrix free of bank conflicts
-    SLOT_BYTES = 2 * PAGE * STRIDE + scales_nbytes(ITEM)       # keys, then values, then their scales
-    COLUMN = D + 4                          # f32 of a column while warps are merged
+    STRIDE = D * ITEM + 16  # bytes; the padding keeps ldmatrix free of bank conflicts
+    SLOT_BYTES = 2 * PAGE * STRIDE + scales_nbytes(ITEM)  # keys, then values, then their scales
+    COLUMN = D + 4  # f32 of a column while warps are merged
     W = target.threads // target.warp
-    MINE = (8 * (D // 4) + target.threads - 1) // target.threads       # groups of four results of a part that a thread keeps
+    MINE = (8 * (D // 4) + target.threads - 1) // target.threads  # groups of four results of a part that a thread keeps
     grid_launch_dependents()
     memory = shared_array(u8, W * STAGES * SLOT_BYTES, align=128)
     peaks = shared_array(f32, W * 16)
@@ -316,8 +345,27 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
     shift_entry(state, page_table, max_pages, block_index(0), total, W)
     read_entry(state, block_index(0) + step, plan, by_heads, tasks_room)
     for _ in static(range(STAGES - 1)):
-        load_page(state, ring, k_pages, v_pages, plan, page_table, max_pages, kv_heads, by_heads, tasks_room, total, fresh_before,
-                  page_heads, by_share, D, STRIDE, ITEM, STAGES, W)
+        load_page(
+            state,
+            ring,
+            k_pages,
+            v_pages,
+            plan,
+            page_table,
+            max_pages,
+            kv_heads,
+            by_heads,
+            tasks_room,
+            total,
+            fresh_before,
+            page_heads,
+            by_share,
+            D,
+            STRIDE,
+            ITEM,
+            STAGES,
+            W,
+        )
     if state[WAITED] == 0:
         grid_wait()
         state[WAITED] = 1
@@ -338,8 +386,10 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
         position = item[3]
         begin = item[4]
         end = item[5]
-        limits = [[position + divide(min(nt * 8 + lane % 4 * 2 + u, columns - 1), by_group) for u in static(range(2))]
-                  for nt in static(range(NT))]
+        limits = [
+            [position + divide(min(nt * 8 + lane % 4 * 2 + u, columns - 1), by_group) for u in static(range(2))]
+            for nt in static(range(NT))
+        ]
         factor = f32(LOG2E) if softcap > 0.0 else scale * LOG2E
         if F is not bf16:
             as_f16(queries)
@@ -356,11 +406,48 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
             sums = [[f32(0) for u in static(range(2))] for nt in static(range(NT))]
             for page in unroll(range(chunk // PAGE + warp, (stop + PAGE - 1) // PAGE, W), 1):
                 copy_wait(STAGES - 2)
-                warp_barrier()                      # the page is there for all lanes, and all have read the one before
-                load_page(state, ring, k_pages, v_pages, plan, page_table, max_pages, kv_heads, by_heads, tasks_room, total, fresh_before,
-                          page_heads, by_share, D, STRIDE, ITEM, STAGES, W)
-                attend_page(ring + slot * SLOT_BYTES, page * PAGE, end, position, limits, queries, acc, high, sums,
-                            factor, scale, softcap, window, D, NT, STRIDE, KV, F)
+                warp_barrier()  # the page is there for all lanes, and all have read the one before
+                load_page(
+                    state,
+                    ring,
+                    k_pages,
+                    v_pages,
+                    plan,
+                    page_table,
+                    max_pages,
+                    kv_heads,
+                    by_heads,
+                    tasks_room,
+                    total,
+                    fresh_before,
+                    page_heads,
+                    by_share,
+                    D,
+                    STRIDE,
+                    ITEM,
+                    STAGES,
+                    W,
+                )
+                attend_page(
+                    ring + slot * SLOT_BYTES,
+                    page * PAGE,
+                    end,
+                    position,
+                    limits,
+                    queries,
+                    acc,
+                    high,
+                    sums,
+                    factor,
+                    scale,
+                    softcap,
+                    window,
+                    D,
+                    NT,
+                    STRIDE,
+                    KV,
+                    F,
+                )
                 slot = 0 if slot == STAGES - 1 else slot + 1
             if stop == end and work + step < total:
                 load_queries(q, queries, coming, work + step, kv_heads, by_heads, group, by_group, width, D, NT, ITEM)
@@ -406,7 +493,7 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
                         if closes:
                             fold(result[nt][m], segment[nt][m][0], segment[nt][m][1], segment[nt][m][2:])
                             clear(segment[nt][m])
-                barrier()                           # the slots may be filled again
+                barrier()  # the slots may be filled again
         parts = item[7] & 4095
         for nt in static(range(NT)):
             for m in static(range(MINE)):
@@ -421,7 +508,10 @@ def attention_decode(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: 
                     if parts == 1:
                         finish(out, i64(item[0] + which_token) * width + query_head * D + x, done[2:], done[1])
                     else:
-                        record = i64(item[6] + which_token * parts + (item[7] >> 12 & 4095)) * (kv_heads * group) + query_head
+                        record = (
+                            i64(item[6] + which_token * parts + (item[7] >> 12 & 4095)) * (kv_heads * group)
+                            + query_head
+                        )
                         store(records + (record * D + x), make_vector(done[2], done[3], done[4], done[5]))
                         if x == 0:
                             store(totals + record * 2, make_vector(done[0], done[1]))
@@ -454,7 +544,13 @@ def decode_variants(target) -> list[Variant]:
     for name, dtype in KV_TYPES.items():
         for dim in HEAD_DIMS:
             warps, stages = decode_shape(dim, item_nbytes(dtype), target.shared_limit)
-            variants += [Variant(decode_symbol(name, dim, parts), attention_decode,
-                                 {"D": dim, "NT": parts, "KV": dtype, "STAGES": stages}, threads=32 * warps)
-                         for parts in range(1, decode_columns(dim) // 8 + 1)]
+            variants += [
+                Variant(
+                    decode_symbol(name, dim, parts),
+                    attention_decode,
+                    {"D": dim, "NT": parts, "KV": dtype, "STAGES": stages},
+                    threads=32 * warps,
+                )
+                for parts in range(1, decode_columns(dim) // 8 + 1)
+            ]
     return variants

@@ -50,7 +50,7 @@ from zse.kernels.gpu.attention_prefill import work_of
 from zse.kernels.gpu.kv8 import is_packed, item_nbytes, page_nbytes, scales_of_columns, two_pairs
 from zse.kernels.kv_pages import PACKED
 
-THREADS = 2 * PREFILL_ROWS      # a warp has 16 rows
+THREADS = 2 * PREFILL_ROWS  # a warp has 16 rows
 BLOCK_KEYS = 64
 
 
@@ -83,16 +83,22 @@ def load_block(pages, place, table, block, seen, last, head, kv_heads, D, STRIDE
         key = block * KEYS + r
         page = table[max(min(key, last) // PAGE, seen)]
         if e + THREADS <= KEYS * pieces or piece < KEYS * pieces:
-            copy_async(place + (r * STRIDE + piece % pieces * 16),
-                       pages + ((i64(page) * kv_heads + head) * page_nbytes(D, ITEM) + r % PAGE * (D * ITEM)
-                                + piece % pieces * 16), 16,
-                       i32(16) if key <= last and key >= seen * PAGE else i32(0))
+            copy_async(
+                place + (r * STRIDE + piece % pieces * 16),
+                pages
+                + ((i64(page) * kv_heads + head) * page_nbytes(D, ITEM) + r % PAGE * (D * ITEM) + piece % pieces * 16),
+                16,
+                i32(16) if key <= last and key >= seen * PAGE else i32(0),
+            )
     if ITEM == 1 and thread_index() < KEYS:
         one = block * KEYS + thread_index()
         its_page = table[max(min(one, last) // PAGE, seen)]
-        copy_async(place + (KEYS * STRIDE + thread_index() * 4),
-                   pages + ((i64(its_page) * kv_heads + head) * page_nbytes(D, ITEM) + PAGE * D + one % PAGE * 4), 4,
-                   i32(4) if one <= last and one >= seen * PAGE else i32(0))
+        copy_async(
+            place + (KEYS * STRIDE + thread_index() * 4),
+            pages + ((i64(its_page) * kv_heads + head) * page_nbytes(D, ITEM) + PAGE * D + one % PAGE * 4),
+            4,
+            i32(4) if one <= last and one >= seen * PAGE else i32(0),
+        )
     copy_commit()
 
 
@@ -145,17 +151,31 @@ def value_operands(place, d, STRIDE, KV):
 
 
 @kernel
-def attention_prefill_mma(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pages: Ptr[u8, "const"],
-                          kv_scale: Ptr[f32, "const"],
-                          page_table: Ptr[i32, "const"], plan: Ptr[i32, "const"], out: Ptr[bf16], max_pages: i32,
-                          kv_heads: i32,
-                          by_heads: u32, group: i32, by_group: u32, tasks_room: i32, scale: f32, window: i32,
-                          softcap: f32, D: static,
-                          KV: static, KEYS: static):
+def attention_prefill_mma(
+    q: Ptr[bf16, "const"],
+    k_pages: Ptr[u8, "const"],
+    v_pages: Ptr[u8, "const"],
+    kv_scale: Ptr[f32, "const"],
+    page_table: Ptr[i32, "const"],
+    plan: Ptr[i32, "const"],
+    out: Ptr[bf16],
+    max_pages: i32,
+    kv_heads: i32,
+    by_heads: u32,
+    group: i32,
+    by_group: u32,
+    tasks_room: i32,
+    scale: f32,
+    window: i32,
+    softcap: f32,
+    D: static,
+    KV: static,
+    KEYS: static,
+):
     """A persistent grid over the plan's tiles x kv heads. kv_scale: null, not read."""
     ITEM = item_nbytes(KV)
     F = f16 if KV is f16 else bf16
-    STRIDE = D * ITEM + 16                  # bytes; the padding keeps ldmatrix free of bank conflicts
+    STRIDE = D * ITEM + 16  # bytes; the padding keeps ldmatrix free of bank conflicts
     Q_STRIDE = D * 2 + 16
     N = KEYS // 8
     grid_launch_dependents()
@@ -249,8 +269,10 @@ def attention_prefill_mma(q: Ptr[bf16, "const"], k_pages: Ptr[u8, "const"], v_pa
                     for u in static(range(4)):
                         scores[n][u] = scores[n][u] * value_scales[u % 2]
             for n in static(range(N // 2)):
-                weights = [pack_pair(scores[2 * n + u // 2][u % 2 * 2], scores[2 * n + u // 2][u % 2 * 2 + 1], F)
-                           for u in static(range(4))]
+                weights = [
+                    pack_pair(scores[2 * n + u // 2][u % 2 * 2], scores[2 * n + u // 2][u % 2 * 2 + 1], F)
+                    for u in static(range(4))
+                ]
                 for d in static(range(D // 16)):
                     first, second = value_operands(values + n * 16 * STRIDE, d, STRIDE, KV)
                     multiply(acc[2 * d], weights, first, F)
@@ -300,6 +322,14 @@ def mma_variants(target) -> list[Variant]:
     """head_dim x dtype of the pages, less what attention_prefill.py does on this target."""
     if not target.has("mma_sync"):
         return []
-    return [Variant(mma_symbol(name, dim), attention_prefill_mma,
-                    {"D": dim, "KV": dtype, "KEYS": keys_of_block(target, name, dim)}, threads=THREADS)
-            for name, dtype in KV_TYPES.items() if name in PACKED or target.arch != 90 for dim in HEAD_DIMS]
+    return [
+        Variant(
+            mma_symbol(name, dim),
+            attention_prefill_mma,
+            {"D": dim, "KV": dtype, "KEYS": keys_of_block(target, name, dim)},
+            threads=THREADS,
+        )
+        for name, dtype in KV_TYPES.items()
+        if name in PACKED or target.arch != 90
+        for dim in HEAD_DIMS
+    ]

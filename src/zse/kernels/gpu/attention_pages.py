@@ -80,9 +80,27 @@ def next_item(state, plan, page_table, max_pages, kv_heads, by_heads, tasks_room
 
 
 @inline
-def load_page(state, ring, keys, values, plan, page_table, max_pages, kv_heads, by_heads, tasks_room, total,
-              fresh_before, page_heads,
-              by_share, D, STRIDE, ITEM, STAGES, W):
+def load_page(
+    state,
+    ring,
+    keys,
+    values,
+    plan,
+    page_table,
+    max_pages,
+    kv_heads,
+    by_heads,
+    tasks_room,
+    total,
+    fresh_before,
+    page_heads,
+    by_share,
+    D,
+    STRIDE,
+    ITEM,
+    STAGES,
+    W,
+):
     """Starts the copy of this warp's next page, if there is one, into the ring's next slot: keys, values, and in 8 bits
     their scales."""
     lane = lane_index()
@@ -99,25 +117,32 @@ def load_page(state, ring, keys, values, plan, page_table, max_pages, kv_heads, 
         number = shuffle(state[IDS], state[NEXT] % 32)
         at = (i64(number) * page_heads + divide(state[HEAD], by_share)) * page_nbytes(D, ITEM)
         slot = ring + state[SLOT] * (2 * PAGE * STRIDE + scales_nbytes(ITEM))
-        pieces = D * ITEM // 16                     # of a row
+        pieces = D * ITEM // 16  # of a row
         for part in static(range(2)):
             source = (values if part else keys) + (at + lane * 16)
             if 32 % pieces == 0:
                 place = slot + (part * PAGE * STRIDE + lane // pieces * STRIDE + lane % pieces * 16)
                 for e in static(range(PAGE * pieces // 32)):
                     row = lane // pieces + e * (32 // pieces)
-                    copy_async(place + e * (32 // pieces) * STRIDE, source + e * 512, 16,
-                               i32(16) if row < valid else i32(0))
+                    copy_async(
+                        place + e * (32 // pieces) * STRIDE, source + e * 512, 16, i32(16) if row < valid else i32(0)
+                    )
             else:
                 for e in static(range(PAGE * pieces // 32)):
                     row = (e * 32 + lane) // pieces
-                    copy_async(slot + ((part * PAGE + row) * STRIDE + (e * 32 + lane) % pieces * 16), source + e * 512,
-                               16,
-                               i32(16) if row < valid else i32(0))
+                    copy_async(
+                        slot + ((part * PAGE + row) * STRIDE + (e * 32 + lane) % pieces * 16),
+                        source + e * 512,
+                        16,
+                        i32(16) if row < valid else i32(0),
+                    )
             if ITEM == 1 and lane // PAGE == part:
-                copy_async(slot + (2 * PAGE * STRIDE + lane * 4),
-                           (values if part else keys) + (at + PAGE * D + lane % PAGE * 4), 4,
-                           i32(4) if lane % PAGE < valid else i32(0))
+                copy_async(
+                    slot + (2 * PAGE * STRIDE + lane * 4),
+                    (values if part else keys) + (at + PAGE * D + lane % PAGE * 4),
+                    4,
+                    i32(4) if lane % PAGE < valid else i32(0),
+                )
         state[NEXT] += 1
         state[SLOT] = 0 if state[SLOT] == STAGES - 1 else state[SLOT] + 1
     copy_commit()

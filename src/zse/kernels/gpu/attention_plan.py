@@ -41,20 +41,20 @@ from zse.kernels.op import require
 from zse.tensor import Tensor
 
 PAGE = 16
-HEADER = 16             # i32 in front of the tasks: number of tasks, number of prefill tiles
-TASK = 8                # i32 of a task
-TILE = 4                # i32 of a prefill tile
+HEADER = 16  # i32 in front of the tasks: number of tasks, number of prefill tiles
+TASK = 8  # i32 of a task
+TILE = 4  # i32 of a prefill tile
 THREADS = 512
-MAX_RUN = 8             # rows with up to this many tokens in the batch are decoded
-CHUNK = 256             # keys
-SEGMENT = 1024          # keys
-TASK_KEYS = 160         # what a task costs besides its keys, in keys (H200, 2 µs)
-ALONE = 0.85            # time of a key where half of the multiprocessors are busy, of that where all are
-MAX_RECORDS = 512       # tokens x tasks of tiles that are not whole
-MAX_PARTS = 4095        # tasks of a tile
+MAX_RUN = 8  # rows with up to this many tokens in the batch are decoded
+CHUNK = 256  # keys
+SEGMENT = 1024  # keys
+TASK_KEYS = 160  # what a task costs besides its keys, in keys (H200, 2 µs)
+ALONE = 0.85  # time of a key where half of the multiprocessors are busy, of that where all are
+MAX_RECORDS = 512  # tokens x tasks of tiles that are not whole
+MAX_PARTS = 4095  # tasks of a tile
 HEAD_DIMS = (64, 96, 128, 256)
-PREFILL_ROWS = 128      # of a prefill tile
-EMULATED_SMS = 2        # multiprocessors of a device that does not say how many it has
+PREFILL_ROWS = 128  # of a prefill tile
+EMULATED_SMS = 2  # multiprocessors of a device that does not say how many it has
 
 
 def reciprocal31(divisor: int) -> int:
@@ -108,7 +108,7 @@ def tile_at(token_row, positions, tokens, token, max_run, decode_tokens, prefill
     if before == 0 or position % length == 0:
         room = min(length - position % length, tokens - token)
         count = i32(1)
-        if token_row[token + room - 1] == row:          # tokens of a row stand together
+        if token_row[token + room - 1] == row:  # tokens of a row stand together
             count = room + 0
         else:
             while token_row[token + count] == row:
@@ -145,9 +145,20 @@ def parts_of(begin, end, count, span, at, capacity):
 
 
 @kernel
-def attention_plan(token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], plan: Ptr[i32], tokens: i32,
-                   window: i32, heads: i32,
-                   decode_tokens: i32, prefill_tokens: i32, max_run: i32, blocks: i32, capacity: i32, tasks_room: i32):
+def attention_plan(
+    token_row: Ptr[i32, "const"],
+    positions: Ptr[i32, "const"],
+    plan: Ptr[i32],
+    tokens: i32,
+    window: i32,
+    heads: i32,
+    decode_tokens: i32,
+    prefill_tokens: i32,
+    max_run: i32,
+    blocks: i32,
+    capacity: i32,
+    tasks_room: i32,
+):
     """One block. plan: header; from HEADER on `tasks_room` tasks (token, count, row, position, first key, end, first
     record, tasks of the tile | which << 12 | records are of segments << 24); then prefill tiles (token, count, row,
     position), those with the most keys first. Records are counted in tokens x tasks. heads: key/value heads, blocks:
@@ -157,11 +168,12 @@ def attention_plan(token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], p
     each = (tokens + target.threads - 1) // target.threads
     start = thread_index() * each
     stop = min(start + each, tokens)
-    totals = [i32(0) for _ in static(range(4))]     # keys, tiles, chunks, segments
+    totals = [i32(0) for _ in static(range(4))]  # keys, tiles, chunks, segments
     longest = i32(0)
     for token in range(start, stop):
-        row, position, count, decoded = tile_at(token_row, positions, tokens, token, max_run, decode_tokens,
-                                                prefill_tokens)
+        row, position, count, decoded = tile_at(
+            token_row, positions, tokens, token, max_run, decode_tokens, prefill_tokens
+        )
         if decoded and count > 0:
             begin, end = key_range(position, count, window)
             totals[0] += end - begin
@@ -188,8 +200,9 @@ def attention_plan(token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], p
         span = i32(CHUNK)
     wanted = i32(0)
     for token in range(start, stop):
-        row, position, count, decoded = tile_at(token_row, positions, tokens, token, max_run, decode_tokens,
-                                                prefill_tokens)
+        row, position, count, decoded = tile_at(
+            token_row, positions, tokens, token, max_run, decode_tokens, prefill_tokens
+        )
         if decoded and count > 0:
             begin, end = key_range(position, count, window)
             parts = ceil_divide(end - begin, span) if span > 0 else i32(1)
@@ -199,8 +212,9 @@ def attention_plan(token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], p
     tiles = i32(0)
     at = record + 0
     for token in range(start, stop):
-        row, position, count, decoded = tile_at(token_row, positions, tokens, token, max_run, decode_tokens,
-                                                prefill_tokens)
+        row, position, count, decoded = tile_at(
+            token_row, positions, tokens, token, max_run, decode_tokens, prefill_tokens
+        )
         if count > 0:
             if decoded:
                 begin, end = key_range(position, count, window)
@@ -218,8 +232,9 @@ def attention_plan(token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], p
     tile_out = plan + HEADER + tasks_room * TASK
     at = record + 0
     for token in range(start, stop):
-        row, position, count, decoded = tile_at(token_row, positions, tokens, token, max_run, decode_tokens,
-                                                prefill_tokens)
+        row, position, count, decoded = tile_at(
+            token_row, positions, tokens, token, max_run, decode_tokens, prefill_tokens
+        )
         if count > 0:
             if decoded:
                 begin, end = key_range(position, count, window)
@@ -228,8 +243,15 @@ def attention_plan(token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], p
                 for which in range(parts):
                     here = task_out + (task + which) * TASK
                     store(here, make_vector(token, count, row, position))
-                    store(here + 4, make_vector(begin + which * length, min(begin + which * length + length, end), at,
-                                                parts | which << 12 | (i32(1 << 24) if span == SEGMENT else i32(0))))
+                    store(
+                        here + 4,
+                        make_vector(
+                            begin + which * length,
+                            min(begin + which * length + length, end),
+                            at,
+                            parts | which << 12 | (i32(1 << 24) if span == SEGMENT else i32(0)),
+                        ),
+                    )
                 task += parts
                 parts = ceil_divide(end - begin, span) if span > 0 else i32(1)
                 at += parts * count if parts > 1 else 0
@@ -293,8 +315,12 @@ class AttentionScratch(NamedTuple):
     def shapes(heads: int, head_dim: int, max_tokens: int, max_context: int) -> dict[str, tuple[int, ...]]:
         """Shapes by name. max_tokens: of one step; max_context: tokens of a sequence."""
         capacity = min(MAX_RECORDS, max_tokens * -(-max_context // CHUNK))
-        return {"plan": (HEADER + (capacity + max_tokens) * TASK + max_tokens * TILE,), "counters": (capacity * heads,),
-                "records": (capacity, heads, head_dim), "totals": (capacity, heads, 2)}
+        return {
+            "plan": (HEADER + (capacity + max_tokens) * TASK + max_tokens * TILE,),
+            "counters": (capacity * heads,),
+            "records": (capacity, heads, head_dim),
+            "totals": (capacity, heads, 2),
+        }
 
     @staticmethod
     def windows(config) -> list[int]:
@@ -312,37 +338,59 @@ class AttentionScratch(NamedTuple):
     @classmethod
     def allocate(cls, device, config, max_tokens: int, max_rows: int, max_context: int) -> "AttentionScratch":
         """Scratch for a ModelConfig's steps of up to max_tokens tokens, of sequences of up to max_context tokens."""
-        return cls.make(device, config.num_heads, config.num_kv_heads, config.head_dim, cls.windows(config),
-                        max_tokens, max_context)
+        return cls.make(
+            device, config.num_heads, config.num_kv_heads, config.head_dim, cls.windows(config), max_tokens, max_context
+        )
 
     @classmethod
-    def make(cls, device, heads: int, kv_heads: int, head_dim: int, windows: list[int], max_tokens: int,
-             max_context: int) -> "AttentionScratch":
+    def make(
+        cls, device, heads: int, kv_heads: int, head_dim: int, windows: list[int], max_tokens: int, max_context: int
+    ) -> "AttentionScratch":
         """As allocate()."""
         shapes = cls.shapes(heads, head_dim, max_tokens, max_context)
 
         def new(name: str, dtype: str) -> Tensor:
             return Tensor(device.alloc(prod(shapes[name]) * ITEM_BYTES[dtype], label="scratch"), shapes[name], dtype)
 
-        return cls({window: new("plan", "i32") for window in windows}, new("counters", "i32"), new("records", "f32"),
-                   new("totals", "f32"), heads, kv_heads, shapes["records"][0] + max_tokens, decode_blocks(device))
+        return cls(
+            {window: new("plan", "i32") for window in windows},
+            new("counters", "i32"),
+            new("records", "f32"),
+            new("totals", "f32"),
+            heads,
+            kv_heads,
+            shapes["records"][0] + max_tokens,
+            decode_blocks(device),
+        )
 
 
 def plan_attention(recorder, scratch: AttentionScratch, token_row, positions, longest_run: int | None = None) -> None:
     """Record the cutting of the batch: token_row, positions i32 [M], as attention() takes them. longest_run: the most
     tokens of one row in this recording, as attention() is given it; None: unknown."""
     if getattr(recorder.device, "simt", False):
-        return      # attention_simple needs no plan
+        return  # attention_simple needs no plan
     tokens = token_row.shape[0]
     group = scratch.heads // scratch.kv_heads
     require(positions.shape[0] == tokens, f"plan_attention: {positions.shape[0]} positions of {tokens} tokens")
     for window, plan in scratch.plans.items():
-        recorder.launch("attention_plan", [token_row, positions, plan, tokens, window,
-                                           scratch.kv_heads * decode_share(group, scratch.head_dim),
-                                           decode_tile_tokens(group, scratch.head_dim, longest_run),
-                                           max(1, PREFILL_ROWS // group), scratch.max_run, scratch.blocks,
-                                           scratch.capacity,
-                                           scratch.tasks_room], 1)
+        recorder.launch(
+            "attention_plan",
+            [
+                token_row,
+                positions,
+                plan,
+                tokens,
+                window,
+                scratch.kv_heads * decode_share(group, scratch.head_dim),
+                decode_tile_tokens(group, scratch.head_dim, longest_run),
+                max(1, PREFILL_ROWS // group),
+                scratch.max_run,
+                scratch.blocks,
+                scratch.capacity,
+                scratch.tasks_room,
+            ],
+            1,
+        )
 
 
 def plan_variants(target) -> list[Variant]:

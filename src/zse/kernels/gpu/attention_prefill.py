@@ -61,11 +61,11 @@ from zse.kernel import (
 from zse.kernels.gpu.attention_plan import HEAD_DIMS, HEADER, PAGE, PREFILL_ROWS, TASK, TILE, divide
 
 LOG2E = 1.4426950408889634
-MASKED = -3.0e38        # the score of a key that must not be seen
-FLOOR = -1.0e30         # the running maximum before any key
-GROUPS = 2              # warpgroups that compute
+MASKED = -3.0e38  # the score of a key that must not be seen
+FLOOR = -1.0e30  # the running maximum before any key
+GROUPS = 2  # warpgroups that compute
 THREADS = 128 * (GROUPS + 1)
-STAGES = 2              # blocks of keys (and of values) in shared memory
+STAGES = 2  # blocks of keys (and of values) in shared memory
 
 
 @inline
@@ -97,8 +97,15 @@ def scores_of(scores, queries, keys, D, BN, SW, F):
     for kd in static(range(D // 16)):
         column = kd * 32 // SW
         inside = kd * 32 % SW
-        product(scores, smem_desc(queries + (column * PREFILL_ROWS * SW + inside), SW, 8 * SW),
-                smem_desc(keys + (column * BN * SW + inside), SW, 8 * SW), BN, kd > 0, False, F)
+        product(
+            scores,
+            smem_desc(queries + (column * PREFILL_ROWS * SW + inside), SW, 8 * SW),
+            smem_desc(keys + (column * BN * SW + inside), SW, 8 * SW),
+            BN,
+            kd > 0,
+            False,
+            F,
+        )
     wgmma_commit()
 
 
@@ -175,14 +182,30 @@ def write_queries(q, place, token, head, rows, group, by_group, width, D, SW, F)
 
 
 @kernel
-def attention_prefill_wgmma(q: Ptr[bf16, "const"], k_map: TensorMap, v_map: TensorMap, page_table: Ptr[i32, "const"],
-                            plan: Ptr[i32, "const"], out: Ptr[bf16], max_pages: i32, kv_heads: i32, by_heads: u32,
-                            group: i32, by_group: u32,
-                            tasks_room: i32, scale: f32, window: i32, softcap: f32, D: static, KV: static, BN: static):
+def attention_prefill_wgmma(
+    q: Ptr[bf16, "const"],
+    k_map: TensorMap,
+    v_map: TensorMap,
+    page_table: Ptr[i32, "const"],
+    plan: Ptr[i32, "const"],
+    out: Ptr[bf16],
+    max_pages: i32,
+    kv_heads: i32,
+    by_heads: u32,
+    group: i32,
+    by_group: u32,
+    tasks_room: i32,
+    scale: f32,
+    window: i32,
+    softcap: f32,
+    D: static,
+    KV: static,
+    BN: static,
+):
     """A persistent grid over the plan's tiles x kv heads. k_map, v_map: pages as [blocks * kv_heads * 16, D], boxes of
     16 rows x SW bytes with that swizzle (prefill_swizzle)."""
     SW = prefill_swizzle(D)
-    BLOCK = BN * D * 2                      # bytes of a block of keys
+    BLOCK = BN * D * 2  # bytes of a block of keys
     COLUMNS = D * 2 // SW
     PAGES = BN // PAGE
     grid_launch_dependents()
@@ -211,7 +234,7 @@ def attention_prefill_wgmma(q: Ptr[bf16, "const"], k_map: TensorMap, v_map: Tens
         set_max_registers("dec", 40)
         if warp == 0:
             stage = i32(0)
-            phase = i32(1)                  # the first wait for an empty stage returns at once
+            phase = i32(1)  # the first wait for an empty stage returns at once
             for turn in range(0, total, num_blocks(0)):
                 work = work_of(turn)
                 if work >= total:
@@ -232,24 +255,30 @@ def attention_prefill_wgmma(q: Ptr[bf16, "const"], k_map: TensorMap, v_map: Tens
                         mbarrier_expect(k_full + stage, count * (PAGE * D * 2))
                     if lane < PAGES and present:
                         for column in static(range(COLUMNS)):
-                            tma_load(keys + (stage * BLOCK + column * BN * SW + lane * (PAGE * SW)), k_map,
-                                     [column * (SW // 2), row],
-                                     k_full + stage)
+                            tma_load(
+                                keys + (stage * BLOCK + column * BN * SW + lane * (PAGE * SW)),
+                                k_map,
+                                [column * (SW // 2), row],
+                                k_full + stage,
+                            )
                     mbarrier_wait(v_empty + stage, phase)
                     if lane == 0:
                         mbarrier_expect(v_full + stage, count * (PAGE * D * 2))
                     if lane < PAGES and present:
                         for column in static(range(COLUMNS)):
-                            tma_load(values + (stage * BLOCK + column * BN * SW + lane * (PAGE * SW)), v_map,
-                                     [column * (SW // 2), row],
-                                     v_full + stage)
+                            tma_load(
+                                values + (stage * BLOCK + column * BN * SW + lane * (PAGE * SW)),
+                                v_map,
+                                [column * (SW // 2), row],
+                                v_full + stage,
+                            )
                     phase = 1 - phase if stage == STAGES - 1 else phase
                     stage = 0 if stage == STAGES - 1 else stage + 1
     else:
         set_max_registers("inc", 232)
         g = lane // 4
         j = lane % 4
-        mine = (warp - 4) * 16              # first row of this warp
+        mine = (warp - 4) * 16  # first row of this warp
         my_queries = queries + (warp // 4 - 1) * 64 * SW
         k_stage = i32(0)
         k_phase = i32(0)
@@ -268,7 +297,7 @@ def attention_prefill_wgmma(q: Ptr[bf16, "const"], k_map: TensorMap, v_map: Tens
             last = position + tile[1] - 1
             begin = (max(position + 1 - window, 0) if window > 0 else i32(0)) // BN
             end = last // BN
-            named_barrier(warp // 4, 128)                       # the last tile's scores were computed from Q
+            named_barrier(warp // 4, 128)  # the last tile's scores were computed from Q
             write_queries(q, my_queries, token, head, rows, group, by_group, width, D, SW, KV)
             fence_async()
             named_barrier(warp // 4, 128)
@@ -296,8 +325,9 @@ def attention_prefill_wgmma(q: Ptr[bf16, "const"], k_map: TensorMap, v_map: Tens
                 wgmma_wait(1, scores)
                 if lane == 0:
                     mbarrier_arrive(k_empty + k_stage)
-                softmax(scores, limits, high, sums, shrink, (block + 1) * BN, position, factor, scale, softcap, window,
-                        BN)
+                softmax(
+                    scores, limits, high, sums, shrink, (block + 1) * BN, position, factor, scale, softcap, window, BN
+                )
                 wgmma_wait(0, acc, *weights)
                 if lane == 0:
                     mbarrier_arrive(v_empty + v_stage)
@@ -332,8 +362,10 @@ def attention_prefill_wgmma(q: Ptr[bf16, "const"], k_map: TensorMap, v_map: Tens
                     r_token = divide(r, by_group)
                     place = out + (i64(token + r_token) * width + ((head - r_token) * group + r) * D + j * 2)
                     for d in static(range(D // 8)):
-                        store(place + d * 8, convert(make_vector(acc[d * 4 + 2 * h] * inverse,
-                                                                 acc[d * 4 + 2 * h + 1] * inverse), bf16))
+                        store(
+                            place + d * 8,
+                            convert(make_vector(acc[d * 4 + 2 * h] * inverse, acc[d * 4 + 2 * h + 1] * inverse), bf16),
+                        )
 
 
 def prefill_swizzle(head_dim: int) -> int:
@@ -349,7 +381,13 @@ def wgmma_variants(target) -> list[Variant]:
     """head_dim x dtype of the pages; e4m3 pages are attention_mma.py's."""
     if target.arch != 90:
         return []
-    return [Variant(wgmma_symbol(name, dim), attention_prefill_wgmma,
-                    {"D": dim, "KV": dtype, "BN": 64 if dim > 128 else 128},
-                    threads=THREADS)
-            for name, dtype in (("bf16", bf16), ("f16", f16)) for dim in HEAD_DIMS]
+    return [
+        Variant(
+            wgmma_symbol(name, dim),
+            attention_prefill_wgmma,
+            {"D": dim, "KV": dtype, "BN": 64 if dim > 128 else 128},
+            threads=THREADS,
+        )
+        for name, dtype in (("bf16", bf16), ("f16", f16))
+        for dim in HEAD_DIMS
+    ]

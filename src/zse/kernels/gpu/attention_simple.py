@@ -41,14 +41,28 @@ from zse.kernels.kv_pages import PACKED, head_dim_of
 
 THREADS = 128
 LOG2E = 1.4426950408889634
-FLOOR = -1.0e30         # the running maximum before any key
+FLOOR = -1.0e30  # the running maximum before any key
 KV_TYPES = {"bf16": bf16, "f16": f16, **PACKED}
 
 
 @kernel
-def attention_simple(q: Ptr[bf16, "const"], k_pages: Ptr["KV", "const"], v_pages: Ptr["KV", "const"],
-                     page_table: Ptr[i32, "const"], token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], out: Ptr[bf16],
-                     max_pages: i32, kv_heads: i32, group: i32, scale: f32, window: i32, softcap: f32, D: static, KV: static):
+def attention_simple(
+    q: Ptr[bf16, "const"],
+    k_pages: Ptr["KV", "const"],
+    v_pages: Ptr["KV", "const"],
+    page_table: Ptr[i32, "const"],
+    token_row: Ptr[i32, "const"],
+    positions: Ptr[i32, "const"],
+    out: Ptr[bf16],
+    max_pages: i32,
+    kv_heads: i32,
+    group: i32,
+    scale: f32,
+    window: i32,
+    softcap: f32,
+    D: static,
+    KV: static,
+):
     """Grid (query heads, tokens)."""
     warps = target.threads // target.warp
     columns = D // 32
@@ -140,14 +154,45 @@ def symbol_of(kv: str, head_dim: int) -> str:
 
 def simple_variants(target) -> list[Variant]:
     """head_dim x dtype of the pages."""
-    return [Variant(symbol_of(name, dim), attention_simple, {"D": dim, "KV": dtype}, threads=THREADS)
-            for name, dtype in KV_TYPES.items() for dim in HEAD_DIMS]
+    return [
+        Variant(symbol_of(name, dim), attention_simple, {"D": dim, "KV": dtype}, threads=THREADS)
+        for name, dtype in KV_TYPES.items()
+        for dim in HEAD_DIMS
+    ]
 
 
-def launch(recorder, q, k_pages, v_pages, page_table, token_row, positions, out, group: int, scale: float, window: int,
-           softcap: float) -> None:
+def launch(
+    recorder,
+    q,
+    k_pages,
+    v_pages,
+    page_table,
+    token_row,
+    positions,
+    out,
+    group: int,
+    scale: float,
+    window: int,
+    softcap: float,
+) -> None:
     """Record, arguments checked."""
     kv_heads, head_dim = v_pages.shape[1], head_dim_of(v_pages)
-    recorder.launch(symbol_of(k_pages.dtype, head_dim), [
-        q, k_pages, v_pages, page_table, token_row, positions, out, page_table.shape[1], kv_heads, group, float(scale), window,
-        float(softcap)], (kv_heads * group, q.shape[0]))
+    recorder.launch(
+        symbol_of(k_pages.dtype, head_dim),
+        [
+            q,
+            k_pages,
+            v_pages,
+            page_table,
+            token_row,
+            positions,
+            out,
+            page_table.shape[1],
+            kv_heads,
+            group,
+            float(scale),
+            window,
+            float(softcap),
+        ],
+        (kv_heads * group, q.shape[0]),
+    )

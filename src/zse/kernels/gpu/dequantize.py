@@ -33,16 +33,29 @@ from zse.quant.scheme import FP8_BLOCK, TILE_ROWS
 from zse.tensor import Tensor
 
 THREADS = 256
-WARP_BLOCKS = 4                 # blocks of 32 columns that a warp makes: enough loads in flight
+WARP_BLOCKS = 4  # blocks of 32 columns that a warp makes: enough loads in flight
 ROW_COLUMNS = THREADS * 8
 INPUTS = {"f16": f16, "f32": f32, "e4m3": e4m3}
 SCALINGS = {"row": 0, "tensor": 1, "block": 2}
 
 
 @kernel
-def dequantize_r16(q: Ptr[u32, "const"], high: Ptr[u32, "const"], scale: Ptr[f16, "const"], offset: Ptr[f16, "const"],
-                   out: Ptr[bf16], first_tile: i32, rows: i32, blocks: i32, groups: i32, group_blocks: i32,
-                   half_step: i32, has_offset: i32, center: f32, BITS: static):
+def dequantize_r16(
+    q: Ptr[u32, "const"],
+    high: Ptr[u32, "const"],
+    scale: Ptr[f16, "const"],
+    offset: Ptr[f16, "const"],
+    out: Ptr[bf16],
+    first_tile: i32,
+    rows: i32,
+    blocks: i32,
+    groups: i32,
+    group_blocks: i32,
+    half_step: i32,
+    has_offset: i32,
+    center: f32,
+    BITS: static,
+):
     """Grid (groups of WARP_BLOCKS * warps blocks, tiles): rows from 16 * first_tile, `rows` of them. A lane has a row's
     columns 8p .. 8p + 7 and 16 + 8p .., p = lane % 2, of each block: 16 bytes of out each."""
     grid_launch_dependents()
@@ -76,16 +89,27 @@ def dequantize_r16(q: Ptr[u32, "const"], high: Ptr[u32, "const"], scale: Ptr[f16
                 for w in static(range(2)):
                     word = words[i][2 + w if BITS == 8 and half == 1 else w]
                     extra = highs[i][half if BITS == 6 else 0] if BITS in (5, 6) else None
-                    pairs += [pair_bf16(word, extra, u32(p * 2 + w), half == 1, pick, factor[half], shift[half],
-                                        BITS) for pick in picks]
+                    pairs += [
+                        pair_bf16(word, extra, u32(p * 2 + w), half == 1, pick, factor[half], shift[half], BITS)
+                        for pick in picks
+                    ]
                 if row < rows:
-                    store(cast_ptr(out + (i64(row) * (blocks * 32) + (begin + i) * 32 + half * 16 + p * 8), u32),
-                          make_vector(pairs[0], pairs[1], pairs[2], pairs[3]))
+                    store(
+                        cast_ptr(out + (i64(row) * (blocks * 32) + (begin + i) * 32 + half * 16 + p * 8), u32),
+                        make_vector(pairs[0], pairs[1], pairs[2], pairs[3]),
+                    )
 
 
 @kernel
-def dequantize_rows(w: Ptr["IN", "const"], scale: Ptr[f32, "const"], out: Ptr[bf16], first_row: i32, width: i32,
-                    scaling: i32, IN: static):
+def dequantize_rows(
+    w: Ptr["IN", "const"],
+    scale: Ptr[f32, "const"],
+    out: Ptr[bf16],
+    first_row: i32,
+    width: i32,
+    scaling: i32,
+    IN: static,
+):
     """Grid (groups of ROW_COLUMNS columns, rows). scaling: of e4m3, as in SCALINGS; width: a multiple of 8."""
     grid_launch_dependents()
     grid_wait()
@@ -103,8 +127,9 @@ def dequantize_rows(w: Ptr["IN", "const"], scale: Ptr[f32, "const"], out: Ptr[bf
 
 def variants(target) -> list[Variant]:
     made = [Variant(f"dequantize_int{bits}", dequantize_r16, {"BITS": bits}, threads=THREADS) for bits in (4, 5, 6, 8)]
-    made += [Variant(f"dequantize_{name}", dequantize_rows, {"IN": dtype}, threads=THREADS)
-             for name, dtype in INPUTS.items()]
+    made += [
+        Variant(f"dequantize_{name}", dequantize_rows, {"IN": dtype}, threads=THREADS) for name, dtype in INPUTS.items()
+    ]
     return made
 
 
@@ -114,14 +139,30 @@ def launch(recorder, weight, first_row: int, rows: int, out: Tensor) -> None:
     if scheme.kind == "affine":
         blocks = width // 32
         group = scheme.group or width
-        recorder.launch(f"dequantize_int{scheme.bits}", [
-            planes["q"], planes.get("high", 0), planes["scale"], planes.get("offset", 0), out, first_row // TILE_ROWS,
-            rows, blocks,
-            scheme.groups(width), max(1, group // 32), 16 if group == 16 else 0, int(not scheme.symmetric),
-            center(scheme)],
-            (-(-blocks // (WARP_BLOCKS * THREADS // 32)), -(-rows // TILE_ROWS)))
+        recorder.launch(
+            f"dequantize_int{scheme.bits}",
+            [
+                planes["q"],
+                planes.get("high", 0),
+                planes["scale"],
+                planes.get("offset", 0),
+                out,
+                first_row // TILE_ROWS,
+                rows,
+                blocks,
+                scheme.groups(width),
+                max(1, group // 32),
+                16 if group == 16 else 0,
+                int(not scheme.symmetric),
+                center(scheme),
+            ],
+            (-(-blocks // (WARP_BLOCKS * THREADS // 32)), -(-rows // TILE_ROWS)),
+        )
         return
     dtype = "e4m3" if scheme.kind == "fp8" else scheme.dtype
     scaling = SCALINGS[scheme.scaling] if scheme.kind == "fp8" else 0
-    recorder.launch(f"dequantize_{dtype}", [planes["w"], planes.get("scale", 0), out, first_row, width, scaling],
-                    (-(-width // ROW_COLUMNS), rows))
+    recorder.launch(
+        f"dequantize_{dtype}",
+        [planes["w"], planes.get("scale", 0), out, first_row, width, scaling],
+        (-(-width // ROW_COLUMNS), rows),
+    )

@@ -40,8 +40,9 @@ def token_row(ids, rows):
 
 
 @kernel
-def embed_rows(ids: Ptr[i32, "const"], w: Ptr[u8, "const"], out: Ptr[f32], rows: i32, width: i32, factor: f32,
-               DTYPE: static):
+def embed_rows(
+    ids: Ptr[i32, "const"], w: Ptr[u8, "const"], out: Ptr[f32], rows: i32, width: i32, factor: f32, DTYPE: static
+):
     """w [rows, width]; width a multiple of 8."""
     grid_launch_dependents()
     grid_wait()
@@ -52,8 +53,16 @@ def embed_rows(ids: Ptr[i32, "const"], w: Ptr[u8, "const"], out: Ptr[f32], rows:
 
 
 @kernel
-def embed_fp8(ids: Ptr[i32, "const"], w: Ptr[e4m3, "const"], scale: Ptr[f32, "const"], out: Ptr[f32], rows: i32,
-              width: i32, factor: f32, SCALING: static):
+def embed_fp8(
+    ids: Ptr[i32, "const"],
+    w: Ptr[e4m3, "const"],
+    scale: Ptr[f32, "const"],
+    out: Ptr[f32],
+    rows: i32,
+    width: i32,
+    factor: f32,
+    SCALING: static,
+):
     """w [rows, width] in e4m3; width a multiple of 16."""
     grid_launch_dependents()
     grid_wait()
@@ -77,9 +86,20 @@ def bytes_of(word):
 
 
 @kernel
-def embed_affine(ids: Ptr[i32, "const"], q: Ptr[u8, "const"], high: Ptr[u8, "const"], scale: Ptr[f16, "const"],
-                 offset: Ptr[f16, "const"], out: Ptr[f32], rows: i32, width: i32, group: i32, factor: f32,
-                 BITS: static, SYMMETRIC: static):
+def embed_affine(
+    ids: Ptr[i32, "const"],
+    q: Ptr[u8, "const"],
+    high: Ptr[u8, "const"],
+    scale: Ptr[f16, "const"],
+    offset: Ptr[f16, "const"],
+    out: Ptr[f32],
+    rows: i32,
+    width: i32,
+    group: i32,
+    factor: f32,
+    BITS: static,
+    SYMMETRIC: static,
+):
     """Layout r16, width a multiple of 32; group is in columns (the width for one group a row). A thread takes a word of
     the row: four columns (8 bits), or four and the four that are 16 further (less)."""
     grid_launch_dependents()
@@ -111,8 +131,10 @@ def embed_affine(ids: Ptr[i32, "const"], q: Ptr[u8, "const"], high: Ptr[u8, "con
             place = (tile * groups + column // group) * TILE + r
             step = f32(scale[place])
             base = step * float(-(1 << (BITS - 1))) if SYMMETRIC else f32(offset[place])
-            pairs = [concat2((f32(quarter[c]) * step + base) * factor,
-                             (f32(quarter[c + 1]) * step + base) * factor) for c in static((0, 2))]
+            pairs = [
+                concat2((f32(quarter[c]) * step + base) * factor, (f32(quarter[c + 1]) * step + base) * factor)
+                for c in static((0, 2))
+            ]
             store(destination + column, concat(pairs[0], pairs[1]))
 
 
@@ -124,9 +146,17 @@ def concat2(a, b):
 
 def embed_variants(target):
     """Every form of embed on a GPU."""
-    return [Variant(f"embed_{name}_rows", embed_rows, {"DTYPE": dtype}, threads=THREADS)
-            for name, dtype in DENSE.items()] + [
-        Variant(f"embed_fp8_{scaling}", embed_fp8, {"SCALING": scaling}, threads=THREADS)
-        for scaling in ("row", "tensor", "block")] + [
-        Variant(f"embed_int{bits}_{form}", embed_affine, {"BITS": bits, "SYMMETRIC": form == "sym"}, threads=THREADS)
-        for bits in BITS for form in ("sym", "asym")]
+    return (
+        [Variant(f"embed_{name}_rows", embed_rows, {"DTYPE": dtype}, threads=THREADS) for name, dtype in DENSE.items()]
+        + [
+            Variant(f"embed_fp8_{scaling}", embed_fp8, {"SCALING": scaling}, threads=THREADS)
+            for scaling in ("row", "tensor", "block")
+        ]
+        + [
+            Variant(
+                f"embed_int{bits}_{form}", embed_affine, {"BITS": bits, "SYMMETRIC": form == "sym"}, threads=THREADS
+            )
+            for bits in BITS
+            for form in ("sym", "asym")
+        ]
+    )

@@ -22,20 +22,20 @@ from zse.quant.scheme import DenseScheme
 from zse.runtime.symbol import ceil_div
 from zse.tensor import Tensor, Weight
 
-FEW_TOKENS = 8                  # up to here matmul_small is faster
+FEW_TOKENS = 8  # up to here matmul_small is faster
 SKINNY_TOKENS = 64
 # above, a weight that must be made bf16 first is: matmul_small would read it once per 8 tokens
 PREPARED_TOKENS = 32
-PIECE_BYTES = 32 << 20          # of bf16 weights made at a time: they stay in an L2 of 40 MB and more
+PIECE_BYTES = 32 << 20  # of bf16 weights made at a time: they stay in an L2 of 40 MB and more
 LOG2E = 1.4426950408889634
 # act(x) = x * sigmoid(y): exp(-y) = 2 ** (linear * x + cubic * x**3)
 GELU = -2 * 0.7978845608028654 * LOG2E
 GATES = {"silu": (-LOG2E, 0.0), "gelu_tanh": (GELU, GELU * 0.044715)}
 # What a unit costs beyond its steps, us: filling the ring and a quarter of it per 8,192 elements to write; more for
 # adding parts.
-READ_BYTES_US = 4.1e6           # the memory's speed
+READ_BYTES_US = 4.1e6  # the memory's speed
 UNIT_US, WRITE_US, SPLIT_US = 1.5, 2.5 / 32768, 3.0
-PART_US = {False: 3.8 / 32768, True: 2.0 / 32768}      # for integers: True
+PART_US = {False: 3.8 / 32768, True: 2.0 / 32768}  # for integers: True
 
 
 class Tile(NamedTuple):
@@ -48,13 +48,23 @@ class Tile(NamedTuple):
 
 # (kind, gated) -> tiles. Gated tiles are half gates, half ups.
 TILES = {
-    ("bf16", False): (Tile(128, 256, 0.690), Tile(256, 144, 0.700), Tile(128, 224, 0.595), Tile(128, 144, 0.365),
-                      Tile(128, 128, 0.335),
-                      Tile(128, 64, 0.230)),
+    ("bf16", False): (
+        Tile(128, 256, 0.690),
+        Tile(256, 144, 0.700),
+        Tile(128, 224, 0.595),
+        Tile(128, 144, 0.365),
+        Tile(128, 128, 0.335),
+        Tile(128, 64, 0.230),
+    ),
     ("bf16", True): (Tile(256, 144, 0.745), Tile(128, 256, 0.690), Tile(128, 192, 0.525), Tile(128, 144, 0.385)),
-    ("e4m3", False): (Tile(256, 128, 0.720), Tile(256, 144, 0.800), Tile(256, 112, 0.670), Tile(128, 144, 0.415),
-                      Tile(128, 128, 0.380),
-                      Tile(128, 64, 0.240)),
+    ("e4m3", False): (
+        Tile(256, 128, 0.720),
+        Tile(256, 144, 0.800),
+        Tile(256, 112, 0.670),
+        Tile(128, 144, 0.415),
+        Tile(128, 128, 0.380),
+        Tile(128, 64, 0.240),
+    ),
     ("e4m3", True): (Tile(256, 128, 0.780), Tile(128, 192, 0.590), Tile(128, 144, 0.440)),
     ("block", False): (Tile(256, 128, 0.850), Tile(128, 128, 0.450)),
     ("block", True): (Tile(256, 128, 0.850), Tile(128, 128, 0.450)),
@@ -62,8 +72,15 @@ TILES = {
     ("integer", True): (Tile(256, 128, 0.670), Tile(128, 128, 0.490)),
 }
 # gemm_skinny: kind -> (tokens, warpgroups that multiply) of its forms.
-SKINNY = {"bf16": ((16, 2), (64, 2)), "e4m3": ((16, 2), (64, 2)), "block": ((16, 2), (64, 2)),
-          4: ((16, 4), (64, 3)), 5: ((64, 3),), 6: ((64, 3),), 8: ((64, 3),)}
+SKINNY = {
+    "bf16": ((16, 2), (64, 2)),
+    "e4m3": ((16, 2), (64, 2)),
+    "block": ((16, 2), (64, 2)),
+    4: ((16, 4), (64, 3)),
+    5: ((64, 3),),
+    6: ((64, 3),),
+    8: ((64, 3),),
+}
 # gemm_r16: bits -> how many scales: one a step ("wide": groups of 64 and more), one a block of 32 ("block"), or two
 # ("fine").
 CLASSES = {4: ("wide", "block", "fine"), 5: ("block", "fine"), 6: ("fine",), 8: ("wide", "block", "fine")}
@@ -91,9 +108,10 @@ def scratch_of(device) -> Scratch:
     found = _scratch.get(device)
     if found is None:
         sms = num_sms(device)
-        found = _scratch[device] = Scratch(Tensor(device.alloc(sms * PARTIAL_BYTES, "scratch"),
-                                                  (sms * PARTIAL_BYTES // 4,), "f32"),
-                                           Tensor(device.alloc(sms * 32, "scratch"), (sms * 8,), "i32"))
+        found = _scratch[device] = Scratch(
+            Tensor(device.alloc(sms * PARTIAL_BYTES, "scratch"), (sms * PARTIAL_BYTES // 4,), "f32"),
+            Tensor(device.alloc(sms * 32, "scratch"), (sms * 8,), "i32"),
+        )
     return found
 
 
@@ -151,9 +169,13 @@ def takes(device, weight, activation: str, gated: bool, max_tokens: int) -> bool
     if _direct(device, weight, activation, gated, max_tokens):
         return True
     rows, width = weight.shape
-    return (activation == "bf16" and max_tokens > PREPARED_TOKENS and getattr(device, "arch", 0) >= 80
-            and width % 8 == 0
-            and rows % (32 if gated else 1) == 0)
+    return (
+        activation == "bf16"
+        and max_tokens > PREPARED_TOKENS
+        and getattr(device, "arch", 0) >= 80
+        and width % 8 == 0
+        and rows % (32 if gated else 1) == 0
+    )
 
 
 class Choice(NamedTuple):
@@ -165,7 +187,7 @@ class Choice(NamedTuple):
 def choose(kind: object, gated: bool, tokens: int, cols: int, width: int, sms: int, group: int = 0) -> Choice:
     """The tile and the number of parts of k for out [tokens, cols], by the model of this module."""
     integer = isinstance(kind, int)
-    only = 256 if integer and (kind != 4 or group == 16) else 0     # other integers have the large tile alone
+    only = 256 if integer and (kind != 4 or group == 16) else 0  # other integers have the large tile alone
     steps = -(-width // (128 if _is_fp8(kind) else 64))
     item = kind / 8 if isinstance(kind, int) else 2.0 if kind == "bf16" else 1.0
     read_us = cols * (2 if gated else 1) * width * item / READ_BYTES_US
@@ -181,7 +203,7 @@ def choose(kind: object, gated: bool, tokens: int, cols: int, width: int, sms: i
                 break
             waves = -(-tiles * splits // sms)
             computing = waves * (-(-steps // splits) * tile.step_us + UNIT_US + WRITE_US * size)
-            time = max(read_us, computing) + 0.1 * computing        # neither hides the other quite
+            time = max(read_us, computing) + 0.1 * computing  # neither hides the other quite
             if splits > 1:
                 time += SPLIT_US + PART_US[integer] * size * splits
             if best is None or time < best.microseconds:
@@ -206,24 +228,47 @@ def variants(target) -> list[Variant]:
     if not target.has("mma_sync"):
         return []
     made = dequantize.variants(target)
-    made += [Variant(_portable(gated), gemm_portable.gemm_portable, {"GATED": gated}, threads=gemm_portable.THREADS)
-             for gated in (False, True)]
+    made += [
+        Variant(_portable(gated), gemm_portable.gemm_portable, {"GATED": gated}, threads=gemm_portable.THREADS)
+        for gated in (False, True)
+    ]
     if not target.has("wgmma"):
         return made
     for (kind, gated), tiles in TILES.items():
         for tile in tiles:
             if kind == "integer":
-                made += [_r16_variant(bits, group, tile, gated) for bits, groups in CLASSES.items() for group in groups
-                         if tile.tokens == 256 or (bits == 4 and group != "fine")]
+                made += [
+                    _r16_variant(bits, group, tile, gated)
+                    for bits, groups in CLASSES.items()
+                    for group in groups
+                    if tile.tokens == 256 or (bits == 4 and group != "fine")
+                ]
             else:
-                made.append(Variant(_symbol("gemm", kind, tile.tokens, tile.rows, gated), gemm_wgmma.gemm_wgmma, {
-                    "BM": tile.tokens, "BN": tile.rows, "STAGES": gemm_wgmma.stages(tile.tokens, tile.rows),
-                    "GATED": gated,
-                    "KIND": kind}, threads=gemm_wgmma.THREADS))
+                made.append(
+                    Variant(
+                        _symbol("gemm", kind, tile.tokens, tile.rows, gated),
+                        gemm_wgmma.gemm_wgmma,
+                        {
+                            "BM": tile.tokens,
+                            "BN": tile.rows,
+                            "STAGES": gemm_wgmma.stages(tile.tokens, tile.rows),
+                            "GATED": gated,
+                            "KIND": kind,
+                        },
+                        threads=gemm_wgmma.THREADS,
+                    )
+                )
     for kind, forms in SKINNY.items():
-        made += [Variant(_symbol("gemm_skinny", kind, tokens, wg * 64, gated), gemm_skinny.gemm_skinny, {
-            "KIND": kind, "BT": tokens, "WG": wg, "STAGES": gemm_skinny.stages(kind, tokens, wg), "GATED": gated},
-            threads=128 * (wg + 1)) for tokens, wg in forms for gated in (False, True)]
+        made += [
+            Variant(
+                _symbol("gemm_skinny", kind, tokens, wg * 64, gated),
+                gemm_skinny.gemm_skinny,
+                {"KIND": kind, "BT": tokens, "WG": wg, "STAGES": gemm_skinny.stages(kind, tokens, wg), "GATED": gated},
+                threads=128 * (wg + 1),
+            )
+            for tokens, wg in forms
+            for gated in (False, True)
+        ]
     return made
 
 
@@ -233,14 +278,25 @@ def _portable(gated: bool) -> str:
 
 def _r16_variant(bits: int, group: str, tile: Tile, gated: bool) -> Variant:
     wg = tile.rows // 64
-    return Variant(_symbol("gemm", bits, tile.tokens, tile.rows, gated, group), gemm_r16.gemm_r16, {
-        "BITS": bits, "WIDE": group == "wide", "HALVES": 2 if group == "fine" else 1, "BT": tile.tokens, "WG": wg,
-        "STAGES": gemm_r16.stages(bits, tile.tokens, wg),
-        "GATED": gated}, threads=128 * (wg + 1))
+    return Variant(
+        _symbol("gemm", bits, tile.tokens, tile.rows, gated, group),
+        gemm_r16.gemm_r16,
+        {
+            "BITS": bits,
+            "WIDE": group == "wide",
+            "HALVES": 2 if group == "fine" else 1,
+            "BT": tile.tokens,
+            "WG": wg,
+            "STAGES": gemm_r16.stages(bits, tile.tokens, wg),
+            "GATED": gated,
+        },
+        threads=128 * (wg + 1),
+    )
 
 
-def launch(recorder, a, weight, out, bias=None, *, accumulate: bool = False, gated: str | None = None,
-           max_tokens: int) -> None:
+def launch(
+    recorder, a, weight, out, bias=None, *, accumulate: bool = False, gated: str | None = None, max_tokens: int
+) -> None:
     """Record out = a @ weight.T + bias (f32 or bf16), out f32 += it, or, gated, out bf16 = act(a @ gates.T) * (a @
     ups.T).
 
@@ -300,14 +356,34 @@ def _launch_tiles(recorder, a, weight, out, bias, accumulate: bool, gated: str |
     q_map, high_map = _integer_maps(device, weight, tile.rows // 16 // (2 if gated else 1))
     group = scheme.group or width
     wide = group_class(scheme) == "wide"
-    recorder.launch(_symbol("gemm", kind, tile.tokens, tile.rows, gated is not None, group_class(scheme)), [
-        _token_map(device, a, max_tokens, tile.tokens, False), q_map, high_map, planes["scale"],
-        planes.get("offset", 0),
-        bias if bias is not None else 0, out, scratch.partial, scratch.counters, out.shape[0], cols, width // 32,
-        scheme.groups(width),
-        -(-group // 64) if wide else max(1, group // 32), 16 if group == 16 else 0, splits, int(not scheme.symmetric),
-        int(bias is not None), _mode(out, accumulate), r16.center(scheme), linear, cubic],
-        (_grid(device, tile, max_tokens, cols, gated, splits),))
+    recorder.launch(
+        _symbol("gemm", kind, tile.tokens, tile.rows, gated is not None, group_class(scheme)),
+        [
+            _token_map(device, a, max_tokens, tile.tokens, False),
+            q_map,
+            high_map,
+            planes["scale"],
+            planes.get("offset", 0),
+            bias if bias is not None else 0,
+            out,
+            scratch.partial,
+            scratch.counters,
+            out.shape[0],
+            cols,
+            width // 32,
+            scheme.groups(width),
+            -(-group // 64) if wide else max(1, group // 32),
+            16 if group == 16 else 0,
+            splits,
+            int(not scheme.symmetric),
+            int(bias is not None),
+            _mode(out, accumulate),
+            r16.center(scheme),
+            linear,
+            cubic,
+        ],
+        (_grid(device, tile, max_tokens, cols, gated, splits),),
+    )
 
 
 def _grid(device, tile: Tile, max_tokens: int, cols: int, gated: str | None, splits: int) -> int:
@@ -315,8 +391,18 @@ def _grid(device, tile: Tile, max_tokens: int, cols: int, gated: str | None, spl
     return min(num_sms(device), -(-max_tokens // tile.tokens) * -(-cols // made) * splits)
 
 
-def _launch_wgmma(recorder, a, weight, out, bias, accumulate: bool, gated: str | None, max_tokens: int, first: int = 0,
-                  early: bool = True) -> None:
+def _launch_wgmma(
+    recorder,
+    a,
+    weight,
+    out,
+    bias,
+    accumulate: bool,
+    gated: str | None,
+    max_tokens: int,
+    first: int = 0,
+    early: bool = True,
+) -> None:
     """Columns of out from `first`, as many as the weight makes. early: nobody writes the weight while this runs."""
     device, scheme = recorder.device, weight.scheme
     rows, width = weight.shape
@@ -326,24 +412,46 @@ def _launch_wgmma(recorder, a, weight, out, bias, accumulate: bool, gated: str |
     tile, splits, _ = choose(kind, gated is not None, max_tokens, cols, width, num_sms(device))
     linear, cubic = GATES[gated] if gated else (0.0, 0.0)
     scratch = scratch_of(device)
-    w_map = device.tensor_map(weight.planes["w"], (tile.rows // 2 if gated else tile.rows, 128 if fp8 else 64),
-                              swizzle=128)
+    w_map = device.tensor_map(
+        weight.planes["w"], (tile.rows // 2 if gated else tile.rows, 128 if fp8 else 64), swizzle=128
+    )
     scales = [a.scale, weight.planes["scale"]] if fp8 else [0, 0]
     stride = out.shape[1]
-    recorder.launch(_symbol("gemm", kind, tile.tokens, tile.rows, gated is not None), [
-        _token_map(device, a, max_tokens, tile.tokens, fp8), w_map, *scales, _from(bias, first), _from(out, first),
-        scratch.partial,
-        scratch.counters, out.shape[0], cols, stride, width, splits, int(early), int(fp8 and scheme.scaling == "row"),
-        int(bias is not None), _mode(out, accumulate), linear, cubic], (_grid(device, tile, max_tokens, cols, gated,
-                                                                              splits),))
+    recorder.launch(
+        _symbol("gemm", kind, tile.tokens, tile.rows, gated is not None),
+        [
+            _token_map(device, a, max_tokens, tile.tokens, fp8),
+            w_map,
+            *scales,
+            _from(bias, first),
+            _from(out, first),
+            scratch.partial,
+            scratch.counters,
+            out.shape[0],
+            cols,
+            stride,
+            width,
+            splits,
+            int(early),
+            int(fp8 and scheme.scaling == "row"),
+            int(bias is not None),
+            _mode(out, accumulate),
+            linear,
+            cubic,
+        ],
+        (_grid(device, tile, max_tokens, cols, gated, splits),),
+    )
 
 
 def _from(tensor, first: int):
     """The tensor's memory from element `first` of its rows; 0 for None."""
     if tensor is None:
         return 0
-    return tensor if first == 0 else Tensor(tensor.buffer, tensor.shape, tensor.dtype,
-                                            tensor.offset + first * ITEM_BYTES[tensor.dtype])
+    return (
+        tensor
+        if first == 0
+        else Tensor(tensor.buffer, tensor.shape, tensor.dtype, tensor.offset + first * ITEM_BYTES[tensor.dtype])
+    )
 
 
 def _launch_pieces(recorder, a, weight, out, bias, accumulate: bool, gated: str | None, max_tokens: int) -> None:
@@ -362,18 +470,33 @@ def _launch_pieces(recorder, a, weight, out, bias, accumulate: bool, gated: str 
             w = Tensor(place.buffer, (made * (2 if gated else 1), width), "bf16")
             dequantize.launch(recorder, weight, first, made, w)
             if gated:
-                dequantize.launch(recorder, weight, cols + first, made, Tensor(w.buffer, (made, width), "bf16",
-                                                                               2 * width * made))
+                dequantize.launch(
+                    recorder, weight, cols + first, made, Tensor(w.buffer, (made, width), "bf16", 2 * width * made)
+                )
         piece = Weight(w.shape, DenseScheme("bf16"), {"w": w}, "rows")
         if has_wgmma(device) and made % 2 == 0 and out.shape[1] % 2 == 0:
             _launch_wgmma(recorder, a, piece, out, bias, accumulate, gated, max_tokens, first, early=whole)
             continue
         linear, cubic = GATES[gated] if gated else (0.0, 0.0)
         tile = gemm_portable.TILE
-        recorder.launch(_portable(gated is not None), [
-            a, w, _from(bias, first), _from(out, first), out.shape[0], made, out.shape[1], width, int(bias is not None),
-            _mode(out, accumulate), linear, cubic], (ceil_div(out.shape[0], tile),
-                                                     -(-made // (tile // 2 if gated else tile))))
+        recorder.launch(
+            _portable(gated is not None),
+            [
+                a,
+                w,
+                _from(bias, first),
+                _from(out, first),
+                out.shape[0],
+                made,
+                out.shape[1],
+                width,
+                int(bias is not None),
+                _mode(out, accumulate),
+                linear,
+                cubic,
+            ],
+            (ceil_div(out.shape[0], tile), -(-made // (tile // 2 if gated else tile))),
+        )
 
 
 def _launch_skinny(recorder, a, weight, out, bias, accumulate: bool, gated: str | None, max_tokens: int) -> None:
@@ -399,16 +522,41 @@ def _launch_skinny(recorder, a, weight, out, bias, accumulate: bool, gated: str 
     else:
         depth, item = (128, 1) if fp8 else (64, 2)
         if gated:
-            w_map = device.tensor_map(planes["w"], (wg * 4, 2, 8, depth), swizzle=128, dims=(cols // 8, 2, 8, width),
-                                      strides=(8 * width * item, cols * width * item, width * item))
+            w_map = device.tensor_map(
+                planes["w"],
+                (wg * 4, 2, 8, depth),
+                swizzle=128,
+                dims=(cols // 8, 2, 8, width),
+                strides=(8 * width * item, cols * width * item, width * item),
+            )
         else:
             w_map = device.tensor_map(planes["w"], (wg * 64, depth), swizzle=128)
         high_map = w_map
         head = [0, 0, a.scale, planes["scale"]] if fp8 else [0, 0, 0, 0]
         groups = [0, 0, 1]
-    recorder.launch(_symbol("gemm_skinny", kind, box, wg * 64, gated is not None), [
-        a_map, w_map, high_map, *head, bias if bias is not None else 0, out, scratch.partial, scratch.counters,
-        out.shape[0], cols, steps,
-        *groups, share, int(fp8 and scheme.scaling == "row"), int(integer and not scheme.symmetric),
-        int(bias is not None),
-        _mode(out, accumulate), center, linear, cubic], (-(-total // share),))
+    recorder.launch(
+        _symbol("gemm_skinny", kind, box, wg * 64, gated is not None),
+        [
+            a_map,
+            w_map,
+            high_map,
+            *head,
+            bias if bias is not None else 0,
+            out,
+            scratch.partial,
+            scratch.counters,
+            out.shape[0],
+            cols,
+            steps,
+            *groups,
+            share,
+            int(fp8 and scheme.scaling == "row"),
+            int(integer and not scheme.symmetric),
+            int(bias is not None),
+            _mode(out, accumulate),
+            center,
+            linear,
+            cubic,
+        ],
+        (-(-total // share),),
+    )

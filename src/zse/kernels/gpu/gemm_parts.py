@@ -29,10 +29,10 @@ from zse.kernel import (
 
 # tiles of tokens that share a pass over the weights: the running blocks then find both in L2
 GROUP = 16
-CONSUMERS = 1                   # named barrier of the multiplying warpgroups
-STORE, ACCUMULATE, STORE_BF16 = range(3)        # what becomes of a product: out f32 =, out f32 +=, out bf16 =
-PARTIAL_BYTES = 2 * 128 * 256 * 2       # of scratch per multiprocessor: two f32 tiles of 128 x 128, or one of 128 x 256
-NUM_SMS = 132                   # of an H200, where a device does not say
+CONSUMERS = 1  # named barrier of the multiplying warpgroups
+STORE, ACCUMULATE, STORE_BF16 = range(3)  # what becomes of a product: out f32 =, out f32 +=, out bf16 =
+PARTIAL_BYTES = 2 * 128 * 256 * 2  # of scratch per multiprocessor: two f32 tiles of 128 x 128, or one of 128 x 256
+NUM_SMS = 132  # of an H200, where a device does not say
 
 
 def num_sms(device) -> int:
@@ -147,8 +147,10 @@ def sum_parts(accs, partial, unit, tile, splits, counters, last, thread, threads
     mine = partial + (i64(unit) * count * threads + thread) * 4
     for x, acc in enumerate(accs):
         for j in static(range(BN // 8)):
-            store(mine + (x * (BN // 8) + j) * (threads * 4), make_vector(acc[j * 4], acc[j * 4 + 1], acc[j * 4 + 2],
-                                                                          acc[j * 4 + 3]))
+            store(
+                mine + (x * (BN // 8) + j) * (threads * 4),
+                make_vector(acc[j * 4], acc[j * 4 + 1], acc[j * 4 + 2], acc[j * 4 + 3]),
+            )
     fence()
     named_barrier(CONSUMERS, threads)
     if thread == 0:

@@ -39,8 +39,8 @@ from zse.kernel import (
 from zse.kernels.gpu.gemm_parts import activated, put_one, put_pair
 
 THREADS = 256
-TILE = 128                      # tokens and weight rows of a block
-DEPTH = 64                      # columns of a stage
+TILE = 128  # tokens and weight rows of a block
+DEPTH = 64  # columns of a stage
 STAGES = 3
 TILE_BYTES = TILE * DEPTH * 2
 
@@ -73,16 +73,32 @@ def copy_stage(stage, a, w, m0, n0, tokens, cols, width, k, thread, GATED):
             mine = n0 + row % (TILE // 2)
             inside = mine < cols and column < width
             source = min(mine, cols - 1) + (cols if row >= TILE // 2 else 0)
-            copy_async(piece(stage + TILE_BYTES, row, thread % 8), w + (i64(source) * width + min(column, width - 8)),
-                       16,
-                       16 if inside else i32(0))
+            copy_async(
+                piece(stage + TILE_BYTES, row, thread % 8),
+                w + (i64(source) * width + min(column, width - 8)),
+                16,
+                16 if inside else i32(0),
+            )
     else:
         copy_tile(stage + TILE_BYTES, w, n0, cols, width, k, thread)
 
 
 @kernel
-def gemm_portable(a: Ptr[bf16, "const"], w: Ptr[bf16, "const"], bias: Ptr[f32, "const"], out: Ptr[u8], tokens: i32,
-                  cols: i32, stride: i32, width: i32, has_bias: i32, mode: i32, linear: f32, cubic: f32, GATED: static):
+def gemm_portable(
+    a: Ptr[bf16, "const"],
+    w: Ptr[bf16, "const"],
+    bias: Ptr[f32, "const"],
+    out: Ptr[u8],
+    tokens: i32,
+    cols: i32,
+    stride: i32,
+    width: i32,
+    has_bias: i32,
+    mode: i32,
+    linear: f32,
+    cubic: f32,
+    GATED: static,
+):
     """Grid (tiles of tokens, tiles of columns of out). cols: columns that this launch computes; stride: elements
     between rows of out. width = K, a multiple of 8. mode, linear, cubic: as in gemm_wgmma."""
     thread = thread_index()
@@ -107,8 +123,19 @@ def gemm_portable(a: Ptr[bf16, "const"], w: Ptr[bf16, "const"], bias: Ptr[f32, "
         copy_wait(STAGES - 2)
         barrier()
         if step + (STAGES - 1) < steps:
-            copy_stage(ring + fill * (2 * TILE_BYTES), a, w, m0, n0, tokens, cols, width,
-                       (step + (STAGES - 1)) * DEPTH, thread, GATED)
+            copy_stage(
+                ring + fill * (2 * TILE_BYTES),
+                a,
+                w,
+                m0,
+                n0,
+                tokens,
+                cols,
+                width,
+                (step + (STAGES - 1)) * DEPTH,
+                thread,
+                GATED,
+            )
         copy_commit()
         tile = ring + slot * (2 * TILE_BYTES)
         for k in static(range(DEPTH // 16)):
@@ -135,10 +162,13 @@ def gemm_portable(a: Ptr[bf16, "const"], w: Ptr[bf16, "const"], bias: Ptr[f32, "
                         col = n0 + part * 16 + n * 8 + lane % 4 * 2
                         if col < cols:
                             gate, up = acc[m][n], acc[m][2 + n]
-                            both = make_vector(activated(gate[half * 2], up[half * 2], linear, cubic),
-                                               activated(gate[half * 2 + 1], up[half * 2 + 1], linear, cubic))
-                            store(cast_ptr(out, u32) + (i64(row) * stride + col) // 2,
-                                  bitcast(convert(both, bf16), u32))
+                            both = make_vector(
+                                activated(gate[half * 2], up[half * 2], linear, cubic),
+                                activated(gate[half * 2 + 1], up[half * 2 + 1], linear, cubic),
+                            )
+                            store(
+                                cast_ptr(out, u32) + (i64(row) * stride + col) // 2, bitcast(convert(both, bf16), u32)
+                            )
                 else:
                     for n in static(range(4)):
                         col = n0 + part * 32 + n * 8 + lane % 4 * 2

@@ -58,7 +58,7 @@ from zse.kernel import (
 from zse.kernels.gpu.gemm_parts import activated, put_column, release, sum_parts, tile_place, transposed
 from zse.kernels.gpu.r16 import HIGH_BYTES, factors, pair_bf16, q_bytes, read_scales, selector
 
-DEPTH = 64                      # k of a stage: 128 bytes of bf16, the width of the swizzle
+DEPTH = 64  # k of a stage: 128 bytes of bf16, the width of the swizzle
 SHARED_BYTES = 231_000
 
 
@@ -84,8 +84,12 @@ def load_words(at, row_step, BITS):
     """The words of a lane for 32 columns: of its two columns' halves (x) and its two rows (y), 2 * x + y. Those of the
     second 16 columns follow (8 bits) or are in the same words (4 to 6)."""
     halves = 2 if BITS == 8 else 1
-    return [at[h * 64 + x * 32 + y * row_step] for h in static(range(halves)) for x in static(range(2))
-            for y in static(range(2))]
+    return [
+        at[h * 64 + x * 32 + y * row_step]
+        for h in static(range(halves))
+        for x in static(range(2))
+        for y in static(range(2))
+    ]
 
 
 @inline
@@ -96,20 +100,46 @@ def load_high(at, row_step, BITS):
 
 
 @kernel
-def gemm_r16(a_map: TensorMap, q_map: TensorMap, high_map: TensorMap, scale: Ptr[f16, "const"],
-             offset: Ptr[f16, "const"], bias: Ptr[f32, "const"], out: Ptr[u8], partial: Ptr[f32], counters: Ptr[i32],
-             tokens: i32, cols: i32, blocks: i32, groups: i32, group_span: i32, half_step: i32, splits: i32,
-             has_offset: i32, has_bias: i32, mode: i32, center: f32, linear: f32, cubic: f32, BITS: static,
-             WIDE: static, HALVES: static, BT: static, WG: static, STAGES: static, GATED: static):
+def gemm_r16(
+    a_map: TensorMap,
+    q_map: TensorMap,
+    high_map: TensorMap,
+    scale: Ptr[f16, "const"],
+    offset: Ptr[f16, "const"],
+    bias: Ptr[f32, "const"],
+    out: Ptr[u8],
+    partial: Ptr[f32],
+    counters: Ptr[i32],
+    tokens: i32,
+    cols: i32,
+    blocks: i32,
+    groups: i32,
+    group_span: i32,
+    half_step: i32,
+    splits: i32,
+    has_offset: i32,
+    has_bias: i32,
+    mode: i32,
+    center: f32,
+    linear: f32,
+    cubic: f32,
+    BITS: static,
+    WIDE: static,
+    HALVES: static,
+    BT: static,
+    WG: static,
+    STAGES: static,
+    GATED: static,
+):
     """cols: columns of out; the weights have as many rows, or twice as many when GATED. blocks = K / 32; groups: scales
     of a row. WIDE: groups of 64 columns and more, with one scale a step; else there are HALVES scales a block.
     group_span: blocks, or steps if WIDE, of a group (1 for groups of 16). half_step: with two, from the scale of a
     block's first 16 columns to that of the others: 16 for groups of 16, else 0. center: what multiplies the scale so
     that it can be added to the offset, see r16.py. mode, linear, cubic, partial, counters: as in gemm_wgmma."""
     token_bytes = BT * DEPTH * 2
-    q_size = q_bytes(BITS) * 2                       # of 16 rows in a stage
+    q_size = q_bytes(BITS) * 2  # of 16 rows in a stage
     high_size = HIGH_BYTES[BITS] * 2
-    tiles = WG * 4                                    # of 16 rows
+    tiles = WG * 4  # of 16 rows
     stage_bytes = stage_size(BITS, BT, WG)
     stride = -(-stage_bytes // 1024) * 1024
     tile_cols = WG * 32 if GATED else WG * 64
@@ -148,16 +178,25 @@ def gemm_r16(a_map: TensorMap, q_map: TensorMap, high_map: TensorMap, scale: Ptr
                     weights = stage + token_bytes
                     if GATED:
                         for half in static(range(2)):
-                            tma_load(weights + half * (tiles // 2 * q_size), q_map,
-                                     (step * (q_size // 4), row_tile + half * (cols // 16)), full + slot)
+                            tma_load(
+                                weights + half * (tiles // 2 * q_size),
+                                q_map,
+                                (step * (q_size // 4), row_tile + half * (cols // 16)),
+                                full + slot,
+                            )
                             if high_size > 0:
-                                tma_load(weights + tiles * q_size + half * (tiles // 2 * high_size), high_map,
-                                         (step * (high_size // 4), row_tile + half * (cols // 16)), full + slot)
+                                tma_load(
+                                    weights + tiles * q_size + half * (tiles // 2 * high_size),
+                                    high_map,
+                                    (step * (high_size // 4), row_tile + half * (cols // 16)),
+                                    full + slot,
+                                )
                     else:
                         tma_load(weights, q_map, (step * (q_size // 4), row_tile), full + slot)
                         if high_size > 0:
-                            tma_load(weights + tiles * q_size, high_map, (step * (high_size // 4), row_tile),
-                                     full + slot)
+                            tma_load(
+                                weights + tiles * q_size, high_map, (step * (high_size // 4), row_tile), full + slot
+                            )
                     if waited == 0:
                         grid_wait()
                         waited = 1
@@ -200,9 +239,12 @@ def gemm_r16(a_map: TensorMap, q_map: TensorMap, high_map: TensorMap, scale: Ptr
             per_step = 1 if WIDE else 2
             group = first * per_step // group_span * (1 + half_step // 16)
             in_group = first * per_step % group_span
-            scale_at = [i64(scale_tile) * groups * 16 + (group * 16 + own_row),
-                        i64(up_tile) * groups * 16 + (group * 16 + own_row) if GATED
-                        else i64(scale_tile) * groups * 16 + (group * 16 + own_row + 8)]
+            scale_at = [
+                i64(scale_tile) * groups * 16 + (group * 16 + own_row),
+                i64(up_tile) * groups * 16 + (group * 16 + own_row)
+                if GATED
+                else i64(scale_tile) * groups * 16 + (group * 16 + own_row + 8),
+            ]
             scales, offsets = read_scales(scale, offset, scale_at, has_offset, half_step, HALVES)
             mbarrier_wait(full + slot, parity)
             weights = cast_ptr(ring + slot * stride + token_bytes, u32)
@@ -231,7 +273,13 @@ def gemm_r16(a_map: TensorMap, q_map: TensorMap, high_map: TensorMap, scale: Ptr
                             a[b * 2 + half][i] = pair_bf16(
                                 words[4 + i if BITS == 8 and half == 1 else i],
                                 high[(half if BITS == 6 else 0) * 2 + i % 2] if BITS in (5, 6) else None,
-                                s + u32(i // 2 * 2), half == 1, pick, factor[at], shift[at], BITS)
+                                s + u32(i // 2 * 2),
+                                half == 1,
+                                pick,
+                                factor[at],
+                                shift[at],
+                                BITS,
+                            )
                     wgmma_fence()
                     for half in static(range(2)):
                         onto = True if b + half > 0 else step > first
@@ -240,8 +288,10 @@ def gemm_r16(a_map: TensorMap, q_map: TensorMap, high_map: TensorMap, scale: Ptr
                     # The next words arrive while the products run.
                     if b == 0:
                         assign(words, load_words(weights + (word + q_size // 8), row_step, BITS))
-                        assign(high, load_high(weights + (tiles * q_size // 4 + high_word + high_size // 8), high_step,
-                                               BITS))
+                        assign(
+                            high,
+                            load_high(weights + (tiles * q_size // 4 + high_word + high_size // 8), high_step, BITS),
+                        )
                     else:
                         if step + 1 < end:
                             mbarrier_wait(full + next_slot, parity ^ 1 if next_slot == 0 else parity)
@@ -250,7 +300,7 @@ def gemm_r16(a_map: TensorMap, q_map: TensorMap, high_map: TensorMap, scale: Ptr
                             assign(high, load_high(weights + (tiles * q_size // 4 + high_word), high_step, BITS))
                     # Named here, the other block's operands keep their registers until the products that read them are
                     # done.
-                    wgmma_wait(1, *a[2 - b * 2: 4 - b * 2])
+                    wgmma_wait(1, *a[2 - b * 2 : 4 - b * 2])
                     if b == 0:
                         if previous >= 0:
                             release(empty + previous, lane)
@@ -268,8 +318,10 @@ def gemm_r16(a_map: TensorMap, q_map: TensorMap, high_map: TensorMap, scale: Ptr
                 if GATED:
                     col = n * tile_cols + warp * 8 + j * 2
                     for i in static(range(BT // 8)):
-                        both = make_vector(activated(acc[i * 4], acc[i * 4 + 2], linear, cubic),
-                                           activated(acc[i * 4 + 1], acc[i * 4 + 3], linear, cubic))
+                        both = make_vector(
+                            activated(acc[i * 4], acc[i * 4 + 2], linear, cubic),
+                            activated(acc[i * 4 + 1], acc[i * 4 + 3], linear, cubic),
+                        )
                         pair = transposed(bitcast(convert(both, bf16), u32))
                         token = m * BT + i * 8 + g
                         if token < tokens:

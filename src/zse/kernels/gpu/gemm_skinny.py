@@ -66,12 +66,12 @@ from zse.kernel import (
 from zse.kernels.gpu.gemm_parts import CONSUMERS, activated, put_column, release, transposed
 from zse.kernels.gpu.r16 import HIGH_BYTES, q_bytes
 
-ROW_BYTES = 128                 # of k in a stage of bf16 or e4m3
-SCALE_BLOCK = 128               # rows and columns that share a scale of "block"
-BLOCKS = 2                      # blocks of 32 columns in a stage of integers
+ROW_BYTES = 128  # of k in a stage of bf16 or e4m3
+SCALE_BLOCK = 128  # rows and columns that share a scale of "block"
+BLOCKS = 2  # blocks of 32 columns in a stage of integers
 SHARED_BYTES = 230_000
 MAX_STAGES = 16
-ONES = 0x3F803F80               # two bf16
+ONES = 0x3F803F80  # two bf16
 NIBBLES = 0x000F000F
 # The bits of 128.0 and of 2048.0, twice; a nibble in their lowest bits counts 1 and 16.
 MAGIC_LOW = 0x43004300
@@ -110,14 +110,26 @@ def load_weights(at, bar, w_map, high_map, step, tile, cols, KIND, WG, GATED):
         rows = tile * (tiles // 2 if GATED else tiles)
         for half in static(range(2 if GATED else 1)):
             count = tiles // 2 if GATED else tiles
-            tma_load(at + half * count * q_size, w_map, (step * (q_size // 4), rows + half * (cols // 16)), bar, None,
-                     "evict_first")
+            tma_load(
+                at + half * count * q_size,
+                w_map,
+                (step * (q_size // 4), rows + half * (cols // 16)),
+                bar,
+                None,
+                "evict_first",
+            )
             if high_size > 0:
-                tma_load(at + (tiles * q_size + half * count * high_size), high_map,
-                         (step * (high_size // 4), rows + half * (cols // 16)), bar, None, "evict_first")
+                tma_load(
+                    at + (tiles * q_size + half * count * high_size),
+                    high_map,
+                    (step * (high_size // 4), rows + half * (cols // 16)),
+                    bar,
+                    None,
+                    "evict_first",
+                )
     else:
         depth = ROW_BYTES // 2 if KIND == "bf16" else ROW_BYTES
-        if GATED:      # dimensions: k, 8 rows, gate or up, groups of 8 rows
+        if GATED:  # dimensions: k, 8 rows, gate or up, groups of 8 rows
             tma_load(at, w_map, (step * depth, 0, 0, tile * tiles), bar, None, "evict_first")
         else:
             tma_load(at, w_map, (step * depth, tile * (WG * 64)), bar, None, "evict_first")
@@ -202,8 +214,10 @@ def gather_parts(total, partial, counters, last, tile, steps, share, late, threa
         for i in static(range(BT // 2)):
             total[i] = f32(0)
         for block in range(first, end):
-            part = partial + (i64(block * 2 + (i32(1) if block * share < tile * steps
-                                               else 0)) * (count * threads) + thread) * 4
+            part = (
+                partial
+                + (i64(block * 2 + (i32(1) if block * share < tile * steps else 0)) * (count * threads) + thread) * 4
+            )
             for j in static(range(count)):
                 v = load(part + j * (threads * 4), 4)
                 for e in static(range(4)):
@@ -212,8 +226,26 @@ def gather_parts(total, partial, counters, last, tile, steps, share, late, threa
 
 
 @inline
-def store_tile(total, out, bias, a_scale, w_scale, first_col, tokens, cols, per_row, has_bias, mode, linear, cubic,
-               warp, lane, BT, GATED, KIND):
+def store_tile(
+    total,
+    out,
+    bias,
+    a_scale,
+    w_scale,
+    first_col,
+    tokens,
+    cols,
+    per_row,
+    has_bias,
+    mode,
+    linear,
+    cubic,
+    warp,
+    lane,
+    BT,
+    GATED,
+    KIND,
+):
     """A warp's 16 rows (gated: 8 columns of out) of all tokens."""
     j = lane % 4
     g = lane // 4
@@ -227,8 +259,9 @@ def store_tile(total, out, bias, a_scale, w_scale, first_col, tokens, cols, per_
                 for e in static(range(4)):
                     token_scale = a_scale[min(i * 8 + j * 2 + e % 2, tokens - 1)]
                     values[e] = values[e] * (token_scale * (gate_scale if e < 2 else up_scale))
-            both = make_vector(activated(values[0], values[2], linear, cubic),
-                               activated(values[1], values[3], linear, cubic))
+            both = make_vector(
+                activated(values[0], values[2], linear, cubic), activated(values[1], values[3], linear, cubic)
+            )
             pair = transposed(bitcast(convert(both, bf16), u32))
             if i * 8 + g < tokens:
                 if col + j * 2 < cols:
@@ -248,12 +281,38 @@ def store_tile(total, out, bias, a_scale, w_scale, first_col, tokens, cols, per_
 
 
 @kernel
-def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: Ptr[f16, "const"],
-                offset: Ptr[f16, "const"], a_scale: Ptr[f32, "const"], w_scale: Ptr[f32, "const"],
-                bias: Ptr[f32, "const"], out: Ptr[u8], partial: Ptr[f32], counters: Ptr[i32], tokens: i32, cols: i32,
-                steps: i32, blocks: i32, groups: i32, group_blocks: i32, share: i32, per_row: i32, has_offset: i32,
-                has_bias: i32, mode: i32, center: f32, linear: f32, cubic: f32, KIND: static, BT: static, WG: static,
-                STAGES: static, GATED: static):
+def gemm_skinny(
+    a_map: TensorMap,
+    w_map: TensorMap,
+    high_map: TensorMap,
+    scale: Ptr[f16, "const"],
+    offset: Ptr[f16, "const"],
+    a_scale: Ptr[f32, "const"],
+    w_scale: Ptr[f32, "const"],
+    bias: Ptr[f32, "const"],
+    out: Ptr[u8],
+    partial: Ptr[f32],
+    counters: Ptr[i32],
+    tokens: i32,
+    cols: i32,
+    steps: i32,
+    blocks: i32,
+    groups: i32,
+    group_blocks: i32,
+    share: i32,
+    per_row: i32,
+    has_offset: i32,
+    has_bias: i32,
+    mode: i32,
+    center: f32,
+    linear: f32,
+    cubic: f32,
+    KIND: static,
+    BT: static,
+    WG: static,
+    STAGES: static,
+    GATED: static,
+):
     """tokens <= BT. cols: columns of out; the weights have as many rows, or twice as many when GATED. KIND: bits of an
     integer, "bf16", "e4m3", or "block": e4m3 with w_scale [rows / 128, K / 128]. steps: stages of k. blocks = K / 32,
     groups: scales of a row, group_blocks: blocks of a group (integers; groups of 32 columns and more). center: what
@@ -286,9 +345,18 @@ def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: 
             ahead = min(finish - begin, STAGES)
             for i in range(ahead):
                 mbarrier_expect(full + i, stage_bytes)
-                load_weights(ring + (i * stride + token_bytes), full + i, w_map, high_map, (begin + i) % steps,
-                             (begin + i) // steps,
-                             cols, KIND, WG, GATED)
+                load_weights(
+                    ring + (i * stride + token_bytes),
+                    full + i,
+                    w_map,
+                    high_map,
+                    (begin + i) % steps,
+                    (begin + i) // steps,
+                    cols,
+                    KIND,
+                    WG,
+                    GATED,
+                )
             grid_wait()
             for i in range(ahead):
                 tma_load(ring + i * stride, a_map, ((begin + i) % steps * depth, 0), full + i, None, "evict_last")
@@ -297,9 +365,18 @@ def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: 
             for at in range(begin + STAGES, finish):
                 mbarrier_wait(empty + slot, parity)
                 mbarrier_expect(full + slot, stage_bytes)
-                load_weights(ring + (slot * stride + token_bytes), full + slot, w_map, high_map, at % steps,
-                             at // steps, cols, KIND, WG,
-                             GATED)
+                load_weights(
+                    ring + (slot * stride + token_bytes),
+                    full + slot,
+                    w_map,
+                    high_map,
+                    at % steps,
+                    at // steps,
+                    cols,
+                    KIND,
+                    WG,
+                    GATED,
+                )
                 tma_load(ring + slot * stride, a_map, (at % steps * depth, 0), full + slot, None, "evict_last")
                 slot += 1
                 if slot == STAGES:
@@ -328,7 +405,7 @@ def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: 
             word = own * (q_size // 4) + lane % 4 // 2 * 16 + row
             high_word = tiles * q_size // 4 + own * (high_size // 4) + row
             step_of_lane = u32(lane % 4 // 2)
-            pick = u32(0x4140) + u32(lane % 2) * 0x0202      # bytes 0, -, 1, - of a word, or 2, -, 3, -
+            pick = u32(0x4140) + u32(lane % 2) * 0x0202  # bytes 0, -, 1, - of a word, or 2, -, 3, -
             a = [[u32(0) for _ in static(range(4))] for x in static(range(8 if KIND == 8 else 4))]
             unit = [u32(ONES) for _ in static(range(4))]
             words = [u32(0) for _ in static(range(8 if KIND == 8 else 4))]
@@ -344,11 +421,13 @@ def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: 
                 last_tile = (cols * (2 if GATED else 1) + 15) // 16 - 1
                 group = first * BLOCKS // group_blocks
                 in_group = first * BLOCKS % group_blocks
-                rows_at = [i64(min(tile * (tiles // 2 if GATED else tiles) + own,
-                                   last_tile)) * groups * 16 + (group * 16 + row),
-                           i64(min(tile * (tiles // 2) + own + cols // 16,
-                                   last_tile)) * groups * 16 + (group * 16 + row) if GATED
-                           else i64(min(tile * tiles + own, last_tile)) * groups * 16 + (group * 16 + row + 8)]
+                rows_at = [
+                    i64(min(tile * (tiles // 2 if GATED else tiles) + own, last_tile)) * groups * 16
+                    + (group * 16 + row),
+                    i64(min(tile * (tiles // 2) + own + cols // 16, last_tile)) * groups * 16 + (group * 16 + row)
+                    if GATED
+                    else i64(min(tile * tiles + own, last_tile)) * groups * 16 + (group * 16 + row + 8),
+                ]
                 read_group(scales, shifts, scale, offset, rows_at, has_offset, center)
                 fresh = i32(1)
             if integer or KIND == "block":
@@ -362,11 +441,17 @@ def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: 
                     for b in static(range(BLOCKS)):
                         if b == 0:
                             mbarrier_wait(full + slot, parity)
-                        read_words(words, high, words_at + (word + b * (q_size // 8)),
-                                   words_at + (high_word + b * (high_size // 8)),
-                                   row_step, high_step, KIND)
+                        read_words(
+                            words,
+                            high,
+                            words_at + (word + b * (q_size // 8)),
+                            words_at + (high_word + b * (high_size // 8)),
+                            row_step,
+                            high_step,
+                            KIND,
+                        )
                         half_count = 4 if KIND == 8 else 2
-                        operands(a[b * half_count: (b + 1) * half_count], words, high, pick, step_of_lane, KIND)
+                        operands(a[b * half_count : (b + 1) * half_count], words, high, pick, step_of_lane, KIND)
                         if in_group == group_blocks:
                             # The group is complete: scale it, and start the next.
                             wgmma_wait(0, acc, ones)
@@ -390,7 +475,7 @@ def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: 
                         in_group += 1
                         # Named here, the other block's operands keep their registers until the products that read them
                         # are done.
-                        wgmma_wait(1, *a[(1 - b) * half_count: (2 - b) * half_count])
+                        wgmma_wait(1, *a[(1 - b) * half_count : (2 - b) * half_count])
                         if b == 0:
                             if previous >= 0:
                                 release(empty + previous, lane)
@@ -407,11 +492,17 @@ def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: 
                     wgmma_commit()
                     if KIND == "block":
                         # k of a stage is that of a block of scales; a warpgroup's rows are within one, or two if gated.
-                        scales = [w_scale[(tile * tile_cols
-                                           + warp // 4 * (32 if GATED else 64)) // SCALE_BLOCK * steps + step],
-                                  w_scale[((cols if GATED
-                                            else 0) + tile * tile_cols + warp // 4 * (32 if GATED else 64))
-                                          // SCALE_BLOCK * steps + step]]
+                        scales = [
+                            w_scale[
+                                (tile * tile_cols + warp // 4 * (32 if GATED else 64)) // SCALE_BLOCK * steps + step
+                            ],
+                            w_scale[
+                                ((cols if GATED else 0) + tile * tile_cols + warp // 4 * (32 if GATED else 64))
+                                // SCALE_BLOCK
+                                * steps
+                                + step
+                            ],
+                        ]
                         wgmma_wait(0, acc)
                         for i in static(range(BT // 2)):
                             total[i] = fma(acc[i], scales[i % 4 // 2], total[i])
@@ -434,10 +525,28 @@ def gemm_skinny(a_map: TensorMap, w_map: TensorMap, high_map: TensorMap, scale: 
                 grid_wait()
             complete = end - first == steps
             if end - first < steps:
-                complete = gather_parts(total, partial, counters, last, tile, steps, share, at > begin, thread,
-                                        threads, BT)
+                complete = gather_parts(
+                    total, partial, counters, last, tile, steps, share, at > begin, thread, threads, BT
+                )
             if complete:
-                store_tile(total, out, bias, a_scale, w_scale, tile * tile_cols, tokens, cols, per_row, has_bias, mode,
-                           linear,
-                           cubic, warp, lane, BT, GATED, KIND)
+                store_tile(
+                    total,
+                    out,
+                    bias,
+                    a_scale,
+                    w_scale,
+                    tile * tile_cols,
+                    tokens,
+                    cols,
+                    per_row,
+                    has_bias,
+                    mode,
+                    linear,
+                    cubic,
+                    warp,
+                    lane,
+                    BT,
+                    GATED,
+                    KIND,
+                )
             at += end - first

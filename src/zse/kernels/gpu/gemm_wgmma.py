@@ -55,10 +55,10 @@ from zse.kernel import (
 )
 from zse.kernels.gpu.gemm_parts import activated, put_pair, sum_parts, tile_place
 
-THREADS = 384                   # one warpgroup that copies, two that multiply
-ROW_BYTES = 128                 # of k in a stage: the width of the swizzle
-SCALE_BLOCK = 128               # rows and columns that share a scale of "block"
-SHARED_BYTES = 231_000          # of the 232,448 a block may have; the rest is for the barriers
+THREADS = 384  # one warpgroup that copies, two that multiply
+ROW_BYTES = 128  # of k in a stage: the width of the swizzle
+SCALE_BLOCK = 128  # rows and columns that share a scale of "block"
+SHARED_BYTES = 231_000  # of the 232,448 a block may have; the rest is for the barriers
 
 
 def stages(bm: int, bn: int) -> int:
@@ -101,8 +101,26 @@ def scaled(acc, first, scales, row_scale, KIND):
 
 
 @inline
-def store_tile(accs, out, bias, a_scale, w_scale, row, col, tokens, cols, stride, per_row, has_bias, mode, linear,
-               cubic, BN, GATED, KIND):
+def store_tile(
+    accs,
+    out,
+    bias,
+    a_scale,
+    w_scale,
+    row,
+    col,
+    tokens,
+    cols,
+    stride,
+    per_row,
+    has_bias,
+    mode,
+    linear,
+    cubic,
+    BN,
+    GATED,
+    KIND,
+):
     """A thread's part of a tile: rows row + 64 x + 8 half, two of every eight columns. What belongs to a column is read
     once for all rows."""
     parts = [(x, half) for x in static(range(len(accs))) for half in static(range(2))]
@@ -120,8 +138,9 @@ def store_tile(accs, out, bias, a_scale, w_scale, row, col, tokens, cols, stride
                         acc, first = accs[parts[i][0]], j * 4 + parts[i][1] * 2
                         gates = scaled(acc, first, scales, row_scales[i], KIND)
                         ups = scaled(acc, BN // 4 + first, up_scales, row_scales[i], KIND)
-                        both = make_vector(activated(gates[0], ups[0], linear, cubic),
-                                           activated(gates[1], ups[1], linear, cubic))
+                        both = make_vector(
+                            activated(gates[0], ups[0], linear, cubic), activated(gates[1], ups[1], linear, cubic)
+                        )
                         store(cast_ptr(out, bf16) + (places[i] + j * 8), convert(both, bf16))
             else:
                 shift = [f32(0), f32(0)]
@@ -136,10 +155,32 @@ def store_tile(accs, out, bias, a_scale, w_scale, row, col, tokens, cols, stride
 
 
 @kernel
-def gemm_wgmma(a_map: TensorMap, w_map: TensorMap, a_scale: Ptr[f32, "const"], w_scale: Ptr[f32, "const"],
-               bias: Ptr[f32, "const"], out: Ptr[u8], partial: Ptr[f32], counters: Ptr[i32], tokens: i32, cols: i32,
-               stride: i32, width: i32, splits: i32, early: i32, per_row: i32, has_bias: i32, mode: i32, linear: f32,
-               cubic: f32, BM: static, BN: static, STAGES: static, GATED: static, KIND: static):
+def gemm_wgmma(
+    a_map: TensorMap,
+    w_map: TensorMap,
+    a_scale: Ptr[f32, "const"],
+    w_scale: Ptr[f32, "const"],
+    bias: Ptr[f32, "const"],
+    out: Ptr[u8],
+    partial: Ptr[f32],
+    counters: Ptr[i32],
+    tokens: i32,
+    cols: i32,
+    stride: i32,
+    width: i32,
+    splits: i32,
+    early: i32,
+    per_row: i32,
+    has_bias: i32,
+    mode: i32,
+    linear: f32,
+    cubic: f32,
+    BM: static,
+    BN: static,
+    STAGES: static,
+    GATED: static,
+    KIND: static,
+):
     """cols: columns that this launch computes, of rows of out that are `stride` elements apart; the weights have as
     many rows, or twice as many when GATED (all gates first, then all ups). width = K. KIND: "bf16", "e4m3", or "block":
     e4m3 with w_scale [rows / 128, K / 128]. early: whether the weights may be read before the kernels before this one
@@ -147,9 +188,9 @@ def gemm_wgmma(a_map: TensorMap, w_map: TensorMap, a_scale: Ptr[f32, "const"], w
     linear, cubic: see activated(). partial f32 [units, BM, BN] and counters i32 [tiles] (zero before and after) are
     used when splits > 1."""
     stage_bytes = (BM + BN) * ROW_BYTES
-    depth = ROW_BYTES // 2 if KIND == "bf16" else ROW_BYTES    # k of a stage
+    depth = ROW_BYTES // 2 if KIND == "bf16" else ROW_BYTES  # k of a stage
     tile_cols = BN // 2 if GATED else BN
-    parts = BM // 128                                          # blocks of 64 rows of one warpgroup
+    parts = BM // 128  # blocks of 64 rows of one warpgroup
     ring = shared_array(u8, STAGES * stage_bytes, 1024)
     full = mbarrier_array(STAGES)
     empty = mbarrier_array(STAGES)
@@ -180,9 +221,21 @@ def gemm_wgmma(a_map: TensorMap, w_map: TensorMap, a_scale: Ptr[f32, "const"], w
                 ahead = min((part + 1) * steps // splits - first, STAGES)
                 for i in range(ahead):
                     mbarrier_expect(full + i, stage_bytes)
-                    load_stage(ring + i * stage_bytes, full + i, a_map, w_map, (first + i) * depth, 0, n * tile_cols,
-                               cols,
-                               False, True, BM, BN, GATED)
+                    load_stage(
+                        ring + i * stage_bytes,
+                        full + i,
+                        a_map,
+                        w_map,
+                        (first + i) * depth,
+                        0,
+                        n * tile_cols,
+                        cols,
+                        False,
+                        True,
+                        BM,
+                        BN,
+                        GATED,
+                    )
             grid_wait()
             for unit in range(block_index(0), units, num_blocks(0)):
                 tile = unit // splits
@@ -192,13 +245,39 @@ def gemm_wgmma(a_map: TensorMap, w_map: TensorMap, a_scale: Ptr[f32, "const"], w
                     stage = ring + slot * stage_bytes
                     if ahead > 0:
                         ahead -= 1
-                        load_stage(stage, full + slot, a_map, w_map, step * depth, m * BM, n * tile_cols, cols,
-                                   True, False, BM, BN, GATED)
+                        load_stage(
+                            stage,
+                            full + slot,
+                            a_map,
+                            w_map,
+                            step * depth,
+                            m * BM,
+                            n * tile_cols,
+                            cols,
+                            True,
+                            False,
+                            BM,
+                            BN,
+                            GATED,
+                        )
                     else:
                         mbarrier_wait(empty + slot, parity)
                         mbarrier_expect(full + slot, stage_bytes)
-                        load_stage(stage, full + slot, a_map, w_map, step * depth, m * BM, n * tile_cols, cols,
-                                   True, True, BM, BN, GATED)
+                        load_stage(
+                            stage,
+                            full + slot,
+                            a_map,
+                            w_map,
+                            step * depth,
+                            m * BM,
+                            n * tile_cols,
+                            cols,
+                            True,
+                            True,
+                            BM,
+                            BN,
+                            GATED,
+                        )
                     slot += 1
                     if slot == STAGES:
                         slot = 0
@@ -269,7 +348,23 @@ def gemm_wgmma(a_map: TensorMap, w_map: TensorMap, a_scale: Ptr[f32, "const"], w
             if splits > 1:
                 complete = sum_parts(accs, partial, unit, tile, splits, counters, last, thread, THREADS - 128, BN)
             if complete:
-                store_tile(accs, out, bias, a_scale, w_scale,
-                           m * BM + group * (parts * 64) + warp_index() % 4 * 16 + lane // 4,
-                           n * tile_cols + lane % 4 * 2, tokens, cols, stride, per_row, has_bias, mode, linear, cubic,
-                           BN, GATED, KIND)
+                store_tile(
+                    accs,
+                    out,
+                    bias,
+                    a_scale,
+                    w_scale,
+                    m * BM + group * (parts * 64) + warp_index() % 4 * 16 + lane // 4,
+                    n * tile_cols + lane % 4 * 2,
+                    tokens,
+                    cols,
+                    stride,
+                    per_row,
+                    has_bias,
+                    mode,
+                    linear,
+                    cubic,
+                    BN,
+                    GATED,
+                    KIND,
+                )

@@ -33,7 +33,10 @@ def scales_nbytes(item: int) -> int:
 def dequantize_s8(word):
     """Four i8 → two words of two bf16, exact: 128 + the low seven bits, less 128, or 256 where the sign is set."""
     halves = [prmt(word, u32(0), 0x4140), prmt(word, u32(0), 0x4342)]
-    low, high = [fma_bf16x2((half & 0x00800080) | 0x43004300, u32(0xBF80BF80), (half & 0x007F007F) | 0x43004300) for half in static(halves)]
+    low, high = [
+        fma_bf16x2((half & 0x00800080) | 0x43004300, u32(0xBF80BF80), (half & 0x007F007F) | 0x43004300)
+        for half in static(halves)
+    ]
     return low, high
 
 

@@ -23,15 +23,7 @@ from zse.kernel import (
     warp_index,
     where,
 )
-from zse.kernels.gpu.sample_parts import (
-    block_best,
-    four_at,
-    id_of,
-    inverse_of,
-    order_of,
-    relative_mass,
-    warp_sum_f64,
-)
+from zse.kernels.gpu.sample_parts import block_best, four_at, id_of, inverse_of, order_of, relative_mass, warp_sum_f64
 from zse.kernels.sample_parts import LOWEST, value_of
 
 THREADS = 1024
@@ -39,8 +31,9 @@ UNROLL = 4
 
 
 @kernel
-def logprob_row_gpu(logits: Ptr[f32, "const"], targets: Ptr[i32, "const"], logprob: Ptr[f32], argmax: Ptr[i32],
-                    vocab: i32):
+def logprob_row_gpu(
+    logits: Ptr[f32, "const"], targets: Ptr[i32, "const"], logprob: Ptr[f32], argmax: Ptr[i32], vocab: i32
+):
     """Grid (rows)."""
     grid_launch_dependents()
     grid_wait()

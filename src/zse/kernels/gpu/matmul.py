@@ -124,6 +124,7 @@ def variants(target) -> list[Variant]:
     over all of them (with two, a matrix of 112 units took 26 us instead of 14: some had two blocks, others none)."""
     if not target.has("mma_sync"):
         from zse.kernels.gpu import matmul_simple
+
         return matmul_simple.variants(target)
     from zse.kernels.gpu import matmul_norm
 
@@ -187,10 +188,10 @@ def takes_norm(device, weight, gated: bool, max_tokens: int, kernel: str | None 
         return False
     form, arch = form_of(weight.scheme, width), getattr(device, "arch", 0)
     name = pick(device, weight, gated, max_tokens, kernel)
-    inside = name == "few" or max_tokens * prologue.pitch(width, small.row_padding(form[0])) <= prologue.elements_for(shared_bytes(arch))
+    inside = name == "few" or max_tokens * prologue.pitch(width, small.row_padding(form[0])) <= prologue.elements_for(
+        shared_bytes(arch)
+    )
     return inside and norm_ring(form, arch, name) is not None
-
-
 
 
 def record(
@@ -234,7 +235,9 @@ def record(
         norm = a
         check(f"{what} norm's weight", norm.weight, "f32", width)
         check(f"{what} a", norm.x, "f32", tokens, width)
-        require(out.buffer is not norm.x.buffer or out.offset != norm.x.offset, f"{what}: out is the rows that are read")
+        require(
+            out.buffer is not norm.x.buffer or out.offset != norm.x.offset, f"{what}: out is the rows that are read"
+        )
     tiled = norm is None and kernel is None and gemm.takes(device, weight, a.dtype, gate is not None, max_tokens)
     if norm is None:
         check(f"{what} a", a, ("bf16", "fp8") if tiled else "bf16", tokens, width)
@@ -267,6 +270,7 @@ def record(
     mode = GATES[gate] if gate else ACCUMULATE if accumulate else STORE_BF16 if out.dtype == "bf16" else STORE
     if getattr(device, "simt", False):
         from zse.kernels.gpu import matmul_simple
+
         matmul_simple.launch(recorder, head, a, bias, out, tokens, weight, scaling, mode, gate is not None)
         return
     name = pick(device, weight, gate is not None, max_tokens, kernel)

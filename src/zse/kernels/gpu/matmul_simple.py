@@ -96,7 +96,9 @@ def dense_pieces(planes, row, block, width, scaling, p, KIND):
     unit = f32(1)
     if KIND == "e4m3":
         if scaling == 2:
-            unit = cast_ptr(scale, f32)[row // FP8_BLOCK * ((width + (FP8_BLOCK - 1)) // FP8_BLOCK) + block * 32 // FP8_BLOCK]
+            unit = cast_ptr(scale, f32)[
+                row // FP8_BLOCK * ((width + (FP8_BLOCK - 1)) // FP8_BLOCK) + block * 32 // FP8_BLOCK
+            ]
     at = cast_ptr(w, DENSE[KIND]) + i64(row) * width
     pieces = []
     for half in static(range(2)):
@@ -130,9 +132,26 @@ def factor_of(scale, row, scaling, KIND):
 
 
 @kernel
-def matmul_simple(w: Ptr[u8, "const"], high: Ptr[u8, "const"], scale: Ptr[u8, "const"], offset: Ptr[u8, "const"],
-                  a: Ptr[bf16, "const"], bias: Ptr[f32, "const"], out: Ptr[f32], tokens: i32, rows: i32, width: i32, groups: i32,
-                  group_blocks: i32, symmetric: i32, scaling: i32, has_bias: i32, mode: i32, KIND: static, GATED: static):
+def matmul_simple(
+    w: Ptr[u8, "const"],
+    high: Ptr[u8, "const"],
+    scale: Ptr[u8, "const"],
+    offset: Ptr[u8, "const"],
+    a: Ptr[bf16, "const"],
+    bias: Ptr[f32, "const"],
+    out: Ptr[f32],
+    tokens: i32,
+    rows: i32,
+    width: i32,
+    groups: i32,
+    group_blocks: i32,
+    symmetric: i32,
+    scaling: i32,
+    has_bias: i32,
+    mode: i32,
+    KIND: static,
+    GATED: static,
+):
     """Grid (units of 16 rows, groups of TOKENS tokens). groups: scales of a row; group_blocks: blocks of 32 columns of a group, 0 for
     groups of 16; scaling (e4m3): 0 a scale per row, 1 one, 2 one per 128 x 128; mode: as of matmul_small."""
     warps = target.threads // target.warp
@@ -155,9 +174,19 @@ def matmul_simple(w: Ptr[u8, "const"], high: Ptr[u8, "const"], scale: Ptr[u8, "c
     for block in range(warp, blocks, warps):
         for part in static(range(parts)):
             if KIND in BITS:
-                pieces = integer_pieces(planes, unit + part * (num_rows // ROWS), block, (blocks, groups, group_blocks, symmetric), r, p, KIND)
+                pieces = integer_pieces(
+                    planes,
+                    unit + part * (num_rows // ROWS),
+                    block,
+                    (blocks, groups, group_blocks, symmetric),
+                    r,
+                    p,
+                    KIND,
+                )
             else:
-                pieces = dense_pieces(planes, min(unit * ROWS + r, num_rows - 1) + part * num_rows, block, width, scaling, p, KIND)
+                pieces = dense_pieces(
+                    planes, min(unit * ROWS + r, num_rows - 1) + part * num_rows, block, width, scaling, p, KIND
+                )
             multiply(acc[part], pieces, a_rows, block, width, p)
     for part in static(range(parts)):
         for t in static(range(TOKENS)):
@@ -200,8 +229,11 @@ def symbol_of(kind: str, gated: bool) -> str:
 
 def variants(target) -> list[Variant]:
     """Every kind of weight, plain and gated."""
-    return [Variant(symbol_of(kind, gated), matmul_simple, {"KIND": kind, "GATED": gated}, threads=THREADS)
-            for kind in (*BITS, *DENSE) for gated in (False, True)]
+    return [
+        Variant(symbol_of(kind, gated), matmul_simple, {"KIND": kind, "GATED": gated}, threads=THREADS)
+        for kind in (*BITS, *DENSE)
+        for gated in (False, True)
+    ]
 
 
 def launch(recorder, head: list, a, bias, out, tokens, weight, scaling: int, mode: int, gated: bool) -> None:
@@ -210,7 +242,22 @@ def launch(recorder, head: list, a, bias, out, tokens, weight, scaling: int, mod
     scheme = weight.scheme
     affine = scheme.kind == "affine"
     group = (scheme.group or width) if affine else 32
-    recorder.launch(symbol_of(kind_of(scheme), gated), [
-        *head, a, bias if bias is not None else 0, out, tokens, rows, width, scheme.groups(width) if affine else 0,
-        group // 32, int(affine and scheme.symmetric), scaling, int(bias is not None), mode],
-        (rows // 2 // ROWS if gated else -(-rows // ROWS), ceil_div(tokens, TOKENS)))
+    recorder.launch(
+        symbol_of(kind_of(scheme), gated),
+        [
+            *head,
+            a,
+            bias if bias is not None else 0,
+            out,
+            tokens,
+            rows,
+            width,
+            scheme.groups(width) if affine else 0,
+            group // 32,
+            int(affine and scheme.symmetric),
+            scaling,
+            int(bias is not None),
+            mode,
+        ],
+        (rows // 2 // ROWS if gated else -(-rows // ROWS), ceil_div(tokens, TOKENS)),
+    )

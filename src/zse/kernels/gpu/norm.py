@@ -35,15 +35,26 @@ from zse.kernels.gpu.rows import (
 )
 
 THREADS = 512
-VECTORS = (2, 4, 8)         # f32x4 per thread: rows of up to 4,096, 8,192 and 16,384 values
+VECTORS = (2, 4, 8)  # f32x4 per thread: rows of up to 4,096, 8,192 and 16,384 values
 DELTAS = ("none", "add", "norm")
 OUTS = ("none", "bf16", "fp8")
 
 
 @kernel
-def add_rmsnorm_row(x: Ptr[f32], delta: Ptr[f32, "const"], delta_weight: Ptr[f32, "const"], weight: Ptr[f32, "const"],
-                    out: Ptr[bf16], q: Ptr[e4m3], scale: Ptr[f32], width: i32, eps: f32,
-                    DELTA: static, OUT: static, V: static):
+def add_rmsnorm_row(
+    x: Ptr[f32],
+    delta: Ptr[f32, "const"],
+    delta_weight: Ptr[f32, "const"],
+    weight: Ptr[f32, "const"],
+    out: Ptr[bf16],
+    q: Ptr[e4m3],
+    scale: Ptr[f32],
+    width: i32,
+    eps: f32,
+    DELTA: static,
+    OUT: static,
+    V: static,
+):
     """Grid (rows). width is a multiple of 8."""
     warps = target.threads // target.warp
     grid_launch_dependents()
@@ -120,6 +131,15 @@ def norm_vectors(width: int) -> int:
 
 def norm_variants(target):
     """Every form of add_rmsnorm on a GPU."""
-    return [Variant(f"add_rmsnorm_{adds}_{form}_v{vectors}", add_rmsnorm_row, {"DELTA": adds, "OUT": form, "V": vectors},
-                    threads=THREADS)
-            for adds in DELTAS for form in OUTS for vectors in VECTORS if not adds == form == "none"]
+    return [
+        Variant(
+            f"add_rmsnorm_{adds}_{form}_v{vectors}",
+            add_rmsnorm_row,
+            {"DELTA": adds, "OUT": form, "V": vectors},
+            threads=THREADS,
+        )
+        for adds in DELTAS
+        for form in OUTS
+        for vectors in VECTORS
+        if not adds == form == "none"
+    ]

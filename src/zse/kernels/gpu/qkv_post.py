@@ -40,8 +40,8 @@ PAGE = 16
 MAX_HEAD_DIM = 256
 THREADS = 128
 KV_TYPES = {"bf16": bf16, "f16": f16, **PACKED}
-PAIRS = MAX_HEAD_DIM // 128     # pairs of two neighbours a lane has of half a head
-REST = MAX_HEAD_DIM // 64       # of what is not rotated
+PAIRS = MAX_HEAD_DIM // 128  # pairs of two neighbours a lane has of half a head
+REST = MAX_HEAD_DIM // 64  # of what is not rotated
 
 
 @inline
@@ -157,14 +157,32 @@ def places_of(pages, page, head, slot, kv_heads, head_dim, KV):
 
 
 @kernel
-def qkv_post_gpu(q: Ptr[f32, "const"], k: Ptr[f32, "const"], v: Ptr[f32, "const"], q_stride: i32, k_stride: i32,
-                 v_stride: i32,
-                 q_norm: Ptr[f32, "const"], k_norm: Ptr[f32, "const"], table: Ptr[f32, "const"], q_out: Ptr[bf16],
-                 k_pages: Ptr[u8], v_pages: Ptr[u8], kv_scale: Ptr[f32, "const"], page_table: Ptr[i32, "const"],
-                 max_pages: i32,
-                 token_row: Ptr[i32, "const"], positions: Ptr[i32, "const"], heads: i32, kv_heads: i32, head_dim: i32,
-                 rotary: i32,
-                 eps: f32, KV: static, NORM: static):
+def qkv_post_gpu(
+    q: Ptr[f32, "const"],
+    k: Ptr[f32, "const"],
+    v: Ptr[f32, "const"],
+    q_stride: i32,
+    k_stride: i32,
+    v_stride: i32,
+    q_norm: Ptr[f32, "const"],
+    k_norm: Ptr[f32, "const"],
+    table: Ptr[f32, "const"],
+    q_out: Ptr[bf16],
+    k_pages: Ptr[u8],
+    v_pages: Ptr[u8],
+    kv_scale: Ptr[f32, "const"],
+    page_table: Ptr[i32, "const"],
+    max_pages: i32,
+    token_row: Ptr[i32, "const"],
+    positions: Ptr[i32, "const"],
+    heads: i32,
+    kv_heads: i32,
+    head_dim: i32,
+    rotary: i32,
+    eps: f32,
+    KV: static,
+    NORM: static,
+):
     """Grid (tokens, heads of q, k and v / warps of a block). kv_scale: null, not read."""
     # In this order as measured: attention reads the plan and the pages of earlier steps before its grid_wait().
     grid_wait()
@@ -175,9 +193,18 @@ def qkv_post_gpu(q: Ptr[f32, "const"], k: Ptr[f32, "const"], v: Ptr[f32, "const"
         return
     cosines = table + i64(token) * rotary
     if head < heads:
-        rotate(q + i64(token) * q_stride + head * head_dim, q_norm, cosines,
-               q_out + (i64(token) * heads + head) * head_dim,
-               None, head_dim, rotary, eps, bf16, NORM)
+        rotate(
+            q + i64(token) * q_stride + head * head_dim,
+            q_norm,
+            cosines,
+            q_out + (i64(token) * heads + head) * head_dim,
+            None,
+            head_dim,
+            rotary,
+            eps,
+            bf16,
+            NORM,
+        )
         return
     position = positions[token]
     page = page_table[i64(token_row[token]) * max_pages + position // PAGE]
@@ -211,5 +238,8 @@ def qkv_post_gpu(q: Ptr[f32, "const"], k: Ptr[f32, "const"], v: Ptr[f32, "const"
 
 def qkv_post_variants(target) -> list[Variant]:
     """dtype of the pages x with or without QK-norm."""
-    return [Variant(f"qkv_post_{name}_{form}", qkv_post_gpu, {"KV": dtype, "NORM": form == "norm"}, threads=THREADS)
-            for name, dtype in KV_TYPES.items() for form in ("plain", "norm")]
+    return [
+        Variant(f"qkv_post_{name}_{form}", qkv_post_gpu, {"KV": dtype, "NORM": form == "norm"}, threads=THREADS)
+        for name, dtype in KV_TYPES.items()
+        for form in ("plain", "norm")
+    ]

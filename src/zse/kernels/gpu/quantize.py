@@ -24,7 +24,7 @@ from zse.kernel import (
 from zse.kernels.gpu.rows import block_max, fp8_scales, largest_bits, magnitude_bits
 
 THREADS = 512
-VECTORS = (1, 2, 5, 0)      # bf16x8 per thread kept in registers: up to 4,096, 8,192, 20,480 columns; 0: read twice
+VECTORS = (1, 2, 5, 0)  # bf16x8 per thread kept in registers: up to 4,096, 8,192, 20,480 columns; 0: read twice
 
 
 @kernel

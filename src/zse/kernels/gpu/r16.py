@@ -29,10 +29,10 @@ from zse.kernel import (
     u32,
 )
 
-NIBBLES = 0x000F000F            # of two halves of a u32
-BF16_128 = 0x43004300           # two bf16 128.0
-HIGH_BYTES = {4: 0, 5: 64, 6: 128, 8: 0}        # of the `high` plane, per 16 rows and 32 columns
-MAGIC = 32768.0                 # of 8 bits
+NIBBLES = 0x000F000F  # of two halves of a u32
+BF16_128 = 0x43004300  # two bf16 128.0
+HIGH_BYTES = {4: 0, 5: 64, 6: 128, 8: 0}  # of the `high` plane, per 16 rows and 32 columns
+MAGIC = 32768.0  # of 8 bits
 
 
 def q_bytes(bits: int) -> int:

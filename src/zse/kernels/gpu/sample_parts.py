@@ -35,23 +35,23 @@ from zse.kernel import (
 )
 from zse.kernels.sample_parts import key_of, value_of
 
-CHUNK = 4096            # logits of one block of the scan
-MAX_CHUNKS = 128        # vocabularies of up to 524,288 tokens
-BINS = 64               # the last one holds everything deeper than 21.8 nats below the largest logit
+CHUNK = 4096  # logits of one block of the scan
+MAX_CHUNKS = 128  # vocabularies of up to 524,288 tokens
+BINS = 64  # the last one holds everything deeper than 21.8 nats below the largest logit
 BITS = 20
 MAX_LOGPROBS = 20
 PAGE = 16
 
 # A chunk's record, in 4-byte words.
-BEST = 0                # u64: order of the largest logit, all ones where a logit is NaN
-BASE = 2                # i32: bin of the largest logit
-MASS = 3                # f32: sum of exp((v - largest) / temperature)
-RAW_HIGH = 4            # f32: largest logit before biases and penalties
-RAW_SUM = 5             # f32: sum of exp(v - raw largest)
-COUNTS = 8              # u32 [BINS]
+BEST = 0  # u64: order of the largest logit, all ones where a logit is NaN
+BASE = 2  # i32: bin of the largest logit
+MASS = 3  # f32: sum of exp((v - largest) / temperature)
+RAW_HIGH = 4  # f32: largest logit before biases and penalties
+RAW_SUM = 5  # f32: sum of exp(v - raw largest)
+COUNTS = 8  # u32 [BINS]
 MASSES = COUNTS + BINS  # u32 [BINS]
-RAW_TOP = MASSES + BINS                 # u64 [MAX_LOGPROBS]: orders of the best before biases and penalties; 0: no more
-LISTED = RAW_TOP + 2 * MAX_LOGPROBS     # u64 [LIST]: orders of the best; no token outside is better than the last
+RAW_TOP = MASSES + BINS  # u64 [MAX_LOGPROBS]: orders of the best before biases and penalties; 0: no more
+LISTED = RAW_TOP + 2 * MAX_LOGPROBS  # u64 [LIST]: orders of the best; no token outside is better than the last
 LIST = 32
 RECORD = LISTED + 2 * LIST
 

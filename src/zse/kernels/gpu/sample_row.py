@@ -58,20 +58,51 @@ from zse.kernels.gpu.sample_parts import (
 )
 from zse.kernels.gpu.sample_scan import THREADS as SCAN_THREADS
 from zse.kernels.gpu.sample_scan import sample_scan_gpu
-from zse.kernels.gpu.sample_search import CANDIDATES, GROUPS, THREADS, Row, boundary, find_thread, merge_histograms, weigh_chunks
+from zse.kernels.gpu.sample_search import (
+    CANDIDATES,
+    GROUPS,
+    THREADS,
+    Row,
+    boundary,
+    find_thread,
+    merge_histograms,
+    weigh_chunks,
+)
 from zse.kernels.sample_parts import LOWEST, key_of, uniform, value_of
 
 
 @kernel
-def sample_row_gpu(logits: Ptr[f32, "const"], temperature: Ptr[f32, "const"], top_k: Ptr[i32, "const"],
-                   top_p: Ptr[f32, "const"], min_p: Ptr[f32, "const"], repetition: Ptr[f32, "const"],
-                   presence: Ptr[f32, "const"], frequency: Ptr[f32, "const"], seed: Ptr[u64, "const"],
-                   counter: Ptr[i64, "const"], num_logprobs: Ptr[i32, "const"], history_row: Ptr[i32, "const"],
-                   history_len: Ptr[i32, "const"], prompt_len: Ptr[i32, "const"], bias_start: Ptr[i32, "const"],
-                   bias_ids: Ptr[i32, "const"], bias_values: Ptr[f32, "const"], history: Ptr[i32, "const"],
-                   page_table: Ptr[i32, "const"], records: Ptr[u32, "const"], tokens: Ptr[i32], status: Ptr[i32],
-                   logprob: Ptr[f32], top_ids: Ptr[i32], top_logprobs: Ptr[f32], vocab: i32, chunks: i32,
-                   max_pages: i32, blocks_per_page: i32):
+def sample_row_gpu(
+    logits: Ptr[f32, "const"],
+    temperature: Ptr[f32, "const"],
+    top_k: Ptr[i32, "const"],
+    top_p: Ptr[f32, "const"],
+    min_p: Ptr[f32, "const"],
+    repetition: Ptr[f32, "const"],
+    presence: Ptr[f32, "const"],
+    frequency: Ptr[f32, "const"],
+    seed: Ptr[u64, "const"],
+    counter: Ptr[i64, "const"],
+    num_logprobs: Ptr[i32, "const"],
+    history_row: Ptr[i32, "const"],
+    history_len: Ptr[i32, "const"],
+    prompt_len: Ptr[i32, "const"],
+    bias_start: Ptr[i32, "const"],
+    bias_ids: Ptr[i32, "const"],
+    bias_values: Ptr[f32, "const"],
+    history: Ptr[i32, "const"],
+    page_table: Ptr[i32, "const"],
+    records: Ptr[u32, "const"],
+    tokens: Ptr[i32],
+    status: Ptr[i32],
+    logprob: Ptr[f32],
+    top_ids: Ptr[i32],
+    top_logprobs: Ptr[f32],
+    vocab: i32,
+    chunks: i32,
+    max_pages: i32,
+    blocks_per_page: i32,
+):
     """Grid (rows)."""
     grid_launch_dependents()
     grid_wait()
@@ -90,7 +121,7 @@ def sample_row_gpu(logits: Ptr[f32, "const"], temperature: Ptr[f32, "const"], to
     chunk_warps = MAX_CHUNKS // target.warp
     highs = shared_array(f32, MAX_CHUNKS)
     bases = shared_array(i32, MAX_CHUNKS)
-    weights = shared_array(f64, MAX_CHUNKS)         # mass of each chunk, relative to the row's largest logit
+    weights = shared_array(f64, MAX_CHUNKS)  # mass of each chunk, relative to the row's largest logit
     warp_sums = shared_array(f64, warps)
     orders = shared_array(u64, warps)
     own = mine + t * RECORD
@@ -169,12 +200,27 @@ def sample_row_gpu(logits: Ptr[f32, "const"], temperature: Ptr[f32, "const"], to
                 if highs[t] >= LOWEST:
                     bound = order_at(own + LISTED, LIST - 1)
             bound = block_best(bound, shared_array(u64, warps))
-        state = Row(x=x, records=mine, chunks=chunks, vocab=vocab, aligned=vocab % 4 == 0, high=high, inverse=inverse,
-                    top_bin=bin_of(high, inverse), bound=bound, highs=highs, bases=bases, weights=weights,
-                    counts=shared_array(f64, BINS), masses=shared_array(f64, BINS), shares=shared_array(f32, THREADS),
-                    parts=shared_array(f64, GROUPS * (BINS + 1)), warp_sums=warp_sums,
-                    scratch=shared_array(u64, 2 * CANDIDATES))
-        kept = u64(0)                                # the kept set: order >= kept
+        state = Row(
+            x=x,
+            records=mine,
+            chunks=chunks,
+            vocab=vocab,
+            aligned=vocab % 4 == 0,
+            high=high,
+            inverse=inverse,
+            top_bin=bin_of(high, inverse),
+            bound=bound,
+            highs=highs,
+            bases=bases,
+            weights=weights,
+            counts=shared_array(f64, BINS),
+            masses=shared_array(f64, BINS),
+            shares=shared_array(f32, THREADS),
+            parts=shared_array(f64, GROUPS * (BINS + 1)),
+            warp_sums=warp_sums,
+            scratch=shared_array(u64, 2 * CANDIDATES),
+        )
+        kept = u64(0)  # the kept set: order >= kept
         finite = f64(0)
         if filtered:
             finite = merge_histograms(state, warp_sums)
@@ -257,5 +303,7 @@ def sample_row_gpu(logits: Ptr[f32, "const"], temperature: Ptr[f32, "const"], to
 
 def sample_variants(target):
     """Both launches of the sampler on a GPU. The second takes less than the 32 KB of shared memory that every GPU has."""
-    return [Variant("sample_scan", sample_scan_gpu, threads=SCAN_THREADS, min_blocks=4),
-            Variant("sample_row", sample_row_gpu, threads=THREADS)]
+    return [
+        Variant("sample_scan", sample_scan_gpu, threads=SCAN_THREADS, min_blocks=4),
+        Variant("sample_row", sample_row_gpu, threads=THREADS),
+    ]

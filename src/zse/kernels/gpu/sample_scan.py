@@ -64,7 +64,7 @@ from zse.kernels.sample_parts import LOWEST, value_of
 
 THREADS = 256
 VALUES = CHUNK // THREADS
-CANDIDATES = 512        # tokens that are put in order
+CANDIDATES = 512  # tokens that are put in order
 
 
 @inline
@@ -182,13 +182,29 @@ def write_listed(values, best, inverse, counts, first, base, record, bests, cand
 
 
 @kernel
-def sample_scan_gpu(logits: Ptr[f32], temperature: Ptr[f32, "const"], top_k: Ptr[i32, "const"],
-                    top_p: Ptr[f32, "const"], min_p: Ptr[f32, "const"], repetition: Ptr[f32, "const"],
-                    presence: Ptr[f32, "const"], frequency: Ptr[f32, "const"], num_logprobs: Ptr[i32, "const"],
-                    history_row: Ptr[i32, "const"], history_len: Ptr[i32, "const"], prompt_len: Ptr[i32, "const"],
-                    bias_start: Ptr[i32, "const"], bias_ids: Ptr[i32, "const"], bias_values: Ptr[f32, "const"],
-                    history: Ptr[i32, "const"], page_table: Ptr[i32, "const"], records: Ptr[u32], vocab: i32,
-                    max_pages: i32, blocks_per_page: i32):
+def sample_scan_gpu(
+    logits: Ptr[f32],
+    temperature: Ptr[f32, "const"],
+    top_k: Ptr[i32, "const"],
+    top_p: Ptr[f32, "const"],
+    min_p: Ptr[f32, "const"],
+    repetition: Ptr[f32, "const"],
+    presence: Ptr[f32, "const"],
+    frequency: Ptr[f32, "const"],
+    num_logprobs: Ptr[i32, "const"],
+    history_row: Ptr[i32, "const"],
+    history_len: Ptr[i32, "const"],
+    prompt_len: Ptr[i32, "const"],
+    bias_start: Ptr[i32, "const"],
+    bias_ids: Ptr[i32, "const"],
+    bias_values: Ptr[f32, "const"],
+    history: Ptr[i32, "const"],
+    page_table: Ptr[i32, "const"],
+    records: Ptr[u32],
+    vocab: i32,
+    max_pages: i32,
+    blocks_per_page: i32,
+):
     """Grid (chunks, rows)."""
     grid_launch_dependents()
     grid_wait()

@@ -52,10 +52,10 @@ from zse.kernels.gpu.sample_parts import (
 from zse.kernels.sample_parts import LOWEST, key_of, value_of
 
 THREADS = 1024
-CANDIDATES = 512        # tokens of a bin that are put in order; more are divided further first
-PARTS = 1024            # of a bin that is divided further
+CANDIDATES = 512  # tokens of a bin that are put in order; more are divided further first
+PARTS = 1024  # of a bin that is divided further
 GROUPS = THREADS // BINS
-UNROLL = 4              # 16-byte loads in flight of a lane that walks a chunk
+UNROLL = 4  # 16-byte loads in flight of a lane that walks a chunk
 
 
 class Row(Record):
@@ -74,13 +74,13 @@ class Row(Record):
     bound: Any
     highs: Any
     bases: Any
-    weights: Any            # f64 [MAX_CHUNKS]
-    counts: Any             # f64 [BINS]
-    masses: Any             # f64 [BINS]
-    shares: Any             # f32 [THREADS]
-    parts: Any              # f64 [GROUPS * (BINS + 1)]
-    warp_sums: Any          # f64, one a warp
-    scratch: Any            # u64 [2 * CANDIDATES]: what is needed in turns; all of it with `shares` keeps a block below 32 KB
+    weights: Any  # f64 [MAX_CHUNKS]
+    counts: Any  # f64 [BINS]
+    masses: Any  # f64 [BINS]
+    shares: Any  # f32 [THREADS]
+    parts: Any  # f64 [GROUPS * (BINS + 1)]
+    warp_sums: Any  # f64, one a warp
+    scratch: Any  # u64 [2 * CANDIDATES]: what is needed in turns; all of it with `shares` keeps a block below 32 KB
 
 
 @inline
@@ -209,8 +209,11 @@ def weigh_chunks(row, kept):
                     values = chunk_lanes(row, start, at, count)
                     if any_within(values, edge, value_of(top)):
                         for j in static(range(4 * UNROLL)):
-                            if values[j] >= edge and values[j] <= value_of(top) and \
-                                    order_of(values[j], start + place_of(at, j)) >= kept:
+                            if (
+                                values[j] >= edge
+                                and values[j] <= value_of(top)
+                                and order_of(values[j], start + place_of(at, j)) >= kept
+                            ):
                                 mass += f64(relative_mass(values[j], row.high, row.inverse))
             mass = warp_sum_f64(mass)
         if lane == 0:

@@ -30,9 +30,18 @@ TWO_PI = (6.2831854820251465, -1.7484555314695172e-07, -6.8604980400235275e-15)
 
 
 @kernel
-def feed_tokens_gpu(token_ids: Ptr[i32], source: Ptr[i32, "const"], sampled: Ptr[i32, "const"],
-                    positions: Ptr[i32, "const"], token_row: Ptr[i32, "const"], page_table: Ptr[i32, "const"],
-                    history: Ptr[i32], count: i32, max_pages: i32, blocks_per_page: i32):
+def feed_tokens_gpu(
+    token_ids: Ptr[i32],
+    source: Ptr[i32, "const"],
+    sampled: Ptr[i32, "const"],
+    positions: Ptr[i32, "const"],
+    token_row: Ptr[i32, "const"],
+    page_table: Ptr[i32, "const"],
+    history: Ptr[i32],
+    count: i32,
+    max_pages: i32,
+    blocks_per_page: i32,
+):
     """Grid (chunks of tokens)."""
     grid_launch_dependents()
     grid_wait()

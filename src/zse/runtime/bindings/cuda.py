@@ -29,8 +29,8 @@ TENSOR_MAP_ALIGN = 64
 
 # 12.3: programmatic dependent launches become edges of a captured graph.
 NEEDED_VERSION = 12030
-LEAST_ARCH = 80                 # bf16 tensor cores, cp.async
-COMPUTE_PROHIBITED = 2          # CU_COMPUTEMODE_PROHIBITED
+LEAST_ARCH = 80  # bf16 tensor cores, cp.async
+COMPUTE_PROHIBITED = 2  # CU_COMPUTEMODE_PROHIBITED
 # Hardware queues of a context, one for each of our streams. Fewer make the context sooner: 50 ms with 2, 90 without the
 # variable, 121 with 8 (H200); copies and kernels overlap all the same.
 CONNECTIONS = ("CUDA_DEVICE_MAX_CONNECTIONS", "2")
@@ -50,34 +50,76 @@ class CUDADriver(Driver):
     # Illegal address and its kin, a launch that was killed, ECC and NVLink faults, a context that is gone.
     sticky = frozenset({4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 806, 810, 999})
     symbols = {
-        "init": "cuInit", "driver_version": "cuDriverGetVersion", "device_count": "cuDeviceGetCount",
-        "device_get": "cuDeviceGet", "device_name": "cuDeviceGetName", "device_attribute": "cuDeviceGetAttribute",
-        "device_total_memory": "cuDeviceTotalMem_v2", "context_retain": "cuDevicePrimaryCtxRetain",
-        "context_release": "cuDevicePrimaryCtxRelease_v2", "set_current": "cuCtxSetCurrent",
-        "memory_info": "cuMemGetInfo_v2", "alloc": "cuMemAlloc_v2", "free": "cuMemFree_v2",
-        "memset_async": "cuMemsetD8Async", "to_device_async": "cuMemcpyHtoDAsync_v2",
-        "to_host_async": "cuMemcpyDtoHAsync_v2", "copy_async": "cuMemcpyDtoDAsync_v2",
+        "init": "cuInit",
+        "driver_version": "cuDriverGetVersion",
+        "device_count": "cuDeviceGetCount",
+        "device_get": "cuDeviceGet",
+        "device_name": "cuDeviceGetName",
+        "device_attribute": "cuDeviceGetAttribute",
+        "device_total_memory": "cuDeviceTotalMem_v2",
+        "context_retain": "cuDevicePrimaryCtxRetain",
+        "context_release": "cuDevicePrimaryCtxRelease_v2",
+        "set_current": "cuCtxSetCurrent",
+        "memory_info": "cuMemGetInfo_v2",
+        "alloc": "cuMemAlloc_v2",
+        "free": "cuMemFree_v2",
+        "memset_async": "cuMemsetD8Async",
+        "to_device_async": "cuMemcpyHtoDAsync_v2",
+        "to_host_async": "cuMemcpyDtoHAsync_v2",
+        "copy_async": "cuMemcpyDtoDAsync_v2",
         "stream_create": "cuStreamCreate",
-        "stream_destroy": "cuStreamDestroy_v2", "stream_wait": "cuStreamSynchronize",
-        "stream_wait_event": "cuStreamWaitEvent", "event_create": "cuEventCreate",
-        "event_destroy": "cuEventDestroy_v2", "event_record": "cuEventRecord", "event_wait": "cuEventSynchronize",
-        "event_query": "cuEventQuery", "event_elapsed": "cuEventElapsedTime", "module_load": "cuModuleLoadData",
-        "module_unload": "cuModuleUnload", "module_function": "cuModuleGetFunction",
-        "function_set_attribute": "cuFuncSetAttribute", "host_alloc": "cuMemHostAlloc", "host_free": "cuMemFreeHost",
-        "host_device_address": "cuMemHostGetDevicePointer_v2", "host_register": "cuMemHostRegister_v2",
-        "host_unregister": "cuMemHostUnregister", "begin_capture": "cuStreamBeginCapture_v2",
-        "end_capture": "cuStreamEndCapture", "graph_instantiate": "cuGraphInstantiateWithFlags",
-        "graph_destroy": "cuGraphDestroy", "executable_destroy": "cuGraphExecDestroy",
-        "graph_launch": "cuGraphLaunch", "launch": "cuLaunchKernel", "launch_ex": "cuLaunchKernelEx",
-        "tensor_map": "cuTensorMapEncodeTiled", "vmm_granularity": "cuMemGetAllocationGranularity",
-        "vmm_reserve": "cuMemAddressReserve", "vmm_unreserve": "cuMemAddressFree", "vmm_create": "cuMemCreate",
-        "vmm_release": "cuMemRelease", "vmm_map": "cuMemMap", "vmm_unmap": "cuMemUnmap",
+        "stream_destroy": "cuStreamDestroy_v2",
+        "stream_wait": "cuStreamSynchronize",
+        "stream_wait_event": "cuStreamWaitEvent",
+        "event_create": "cuEventCreate",
+        "event_destroy": "cuEventDestroy_v2",
+        "event_record": "cuEventRecord",
+        "event_wait": "cuEventSynchronize",
+        "event_query": "cuEventQuery",
+        "event_elapsed": "cuEventElapsedTime",
+        "module_load": "cuModuleLoadData",
+        "module_unload": "cuModuleUnload",
+        "module_function": "cuModuleGetFunction",
+        "function_set_attribute": "cuFuncSetAttribute",
+        "host_alloc": "cuMemHostAlloc",
+        "host_free": "cuMemFreeHost",
+        "host_device_address": "cuMemHostGetDevicePointer_v2",
+        "host_register": "cuMemHostRegister_v2",
+        "host_unregister": "cuMemHostUnregister",
+        "begin_capture": "cuStreamBeginCapture_v2",
+        "end_capture": "cuStreamEndCapture",
+        "graph_instantiate": "cuGraphInstantiateWithFlags",
+        "graph_destroy": "cuGraphDestroy",
+        "executable_destroy": "cuGraphExecDestroy",
+        "graph_launch": "cuGraphLaunch",
+        "launch": "cuLaunchKernel",
+        "launch_ex": "cuLaunchKernelEx",
+        "tensor_map": "cuTensorMapEncodeTiled",
+        "vmm_granularity": "cuMemGetAllocationGranularity",
+        "vmm_reserve": "cuMemAddressReserve",
+        "vmm_unreserve": "cuMemAddressFree",
+        "vmm_create": "cuMemCreate",
+        "vmm_release": "cuMemRelease",
+        "vmm_map": "cuMemMap",
+        "vmm_unmap": "cuMemUnmap",
         "vmm_set_access": "cuMemSetAccess",
     }
     arguments = ARGUMENTS | {
         "set_current": [c_void_p],
-        "tensor_map": [c_void_p, c_int, c_uint32, c_uint64, POINTER(c_uint64), POINTER(c_uint64), POINTER(c_uint32),
-                       POINTER(c_uint32), c_int, c_int, c_int, c_int],
+        "tensor_map": [
+            c_void_p,
+            c_int,
+            c_uint32,
+            c_uint64,
+            POINTER(c_uint64),
+            POINTER(c_uint64),
+            POINTER(c_uint32),
+            POINTER(c_uint32),
+            c_int,
+            c_int,
+            c_int,
+            c_int,
+        ],
     }
     hints = {
         "CUDA_ERROR_NO_DEVICE": (
@@ -112,7 +154,7 @@ class CUDADriver(Driver):
         "CUDA_ERROR_ILLEGAL_INSTRUCTION": "a kernel ran an instruction that this GPU lacks; ZSE_GPU_CHECK=1 names it",
     }
 
-    context = 0                 # after start()
+    context = 0  # after start()
     device = version = arch = 0
     _retained = False
     product = isa = ""
@@ -139,7 +181,7 @@ class CUDADriver(Driver):
         return self.context
 
     def _start(self, ordinal: int) -> None:
-        self.version = self.integer("driver_version")       # works before cuInit; 12030 for CUDA 12.3
+        self.version = self.integer("driver_version")  # works before cuInit; 12030 for CUDA 12.3
         if self.version < NEEDED_VERSION:
             raise DeviceError(
                 f"the NVIDIA driver is for CUDA {_dotted(self.version)}; CUDA {_dotted(NEEDED_VERSION)} is "
@@ -151,19 +193,22 @@ class CUDADriver(Driver):
         if not count:
             raise self.error("device_count", 100)
         if ordinal >= count:
-            raise DeviceError(f"there is no cuda:{ordinal}: {count} GPU(s) are visible (CUDA_VISIBLE_DEVICES, "
-                              "`nvidia-smi -L`)")
+            raise DeviceError(
+                f"there is no cuda:{ordinal}: {count} GPU(s) are visible (CUDA_VISIBLE_DEVICES, `nvidia-smi -L`)"
+            )
         self.device = device = self.integer("device_get", ordinal)
         self.product = self.name_of(device)
         self.arch = 10 * self.integer("device_attribute", CAPABILITY_MAJOR, device) + self.integer(
-            "device_attribute", CAPABILITY_MINOR, device)
+            "device_attribute", CAPABILITY_MINOR, device
+        )
         if self.arch < LEAST_ARCH:
             raise DeviceError(
                 f"{self.product} is sm_{self.arch}; sm_{LEAST_ARCH} (Ampere) or later is needed: use --device cpu"
             )
         if self.integer("device_attribute", COMPUTE_MODE, device) == COMPUTE_PROHIBITED:
-            raise DeviceError(f"{self.product}: its compute mode is Prohibited; run `nvidia-smi -c DEFAULT`, or use "
-                              "--device cpu")
+            raise DeviceError(
+                f"{self.product}: its compute mode is Prohibited; run `nvidia-smi -c DEFAULT`, or use --device cpu"
+            )
         # Instructions of sm_90a and sm_100a are not carried over to later architectures: kernels are compiled for one.
         self.isa = f"sm_{self.arch}{'a' if self.arch >= 90 else ''}"
         self.context = self.pointer("context_retain", device)
@@ -200,8 +245,14 @@ def _dotted(version: int) -> str:
 class AllocationProperties(ctypes.Structure):
     """CUmemAllocationProp; hipMemAllocationProp is laid out the same."""
 
-    _fields_ = [("type", c_int), ("handle_types", c_int), ("location_type", c_int), ("location_id", c_int),
-                ("win32", c_void_p), ("flags", ctypes.c_ubyte * 8)]
+    _fields_ = [
+        ("type", c_int),
+        ("handle_types", c_int),
+        ("location_type", c_int),
+        ("location_id", c_int),
+        ("win32", c_void_p),
+        ("flags", ctypes.c_ubyte * 8),
+    ]
 
 
 class AccessDescription(ctypes.Structure):

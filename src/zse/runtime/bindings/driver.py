@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-Address = c_uint64              # CUdeviceptr, hipDeviceptr_t
+Address = c_uint64  # CUdeviceptr, hipDeviceptr_t
 NOT_READY = 600
 OUT_OF_MEMORY = 2
 
@@ -88,18 +88,33 @@ class Driver:
     path: another library than the system's (tests). Raises DeviceError when there is none.
     """
 
-    vendor = ""                             # as it stands in messages
-    libraries: tuple[str, ...] = ()         # names for dlopen, in order
-    symbols: dict[str, str] = {}            # role → exported symbol
+    vendor = ""  # as it stands in messages
+    libraries: tuple[str, ...] = ()  # names for dlopen, in order
+    symbols: dict[str, str] = {}  # role → exported symbol
     arguments: dict[str, list] = ARGUMENTS
-    hints: dict[str, str] = {}              # error name → what to do
-    sticky: frozenset[int] = frozenset()    # errors after which every call of the process fails
-    missing_hint = ""                       # what to do without a library
+    hints: dict[str, str] = {}  # error name → what to do
+    sticky: frozenset[int] = frozenset()  # errors after which every call of the process fails
+    missing_hint = ""  # what to do without a library
     # Calls that return at once: the interpreter's lock is kept, which takes up to 5 ms to get back while others import.
-    quick = frozenset((
-        "driver_version", "device_count", "device_get", "device_name", "device_attribute", "device_total_memory",
-        "set_current", "memory_info", "stream_create", "event_create", "event_query", "module_function",
-        "function_set_attribute", "vmm_granularity", "host_device_address"))
+    quick = frozenset(
+        (
+            "driver_version",
+            "device_count",
+            "device_get",
+            "device_name",
+            "device_attribute",
+            "device_total_memory",
+            "set_current",
+            "memory_info",
+            "stream_create",
+            "event_create",
+            "event_query",
+            "module_function",
+            "function_set_attribute",
+            "vmm_granularity",
+            "host_device_address",
+        )
+    )
 
     def __init__(self, path: str | None = None):
         reasons = []

@@ -14,8 +14,8 @@ WARP_SIZE = 87
 VMM_SUPPORTED = 89
 HOST_REGISTER = 90
 
-PROPERTIES_BYTES = 4096         # hipDeviceProp_t has 1,472 in ROCm 6; later ones may have more
-ARCH_NAME_AT = 1160             # its gcnArchName
+PROPERTIES_BYTES = 4096  # hipDeviceProp_t has 1,472 in ROCm 6; later ones may have more
+ARCH_NAME_AT = 1160  # its gcnArchName
 
 _HINT = "install ROCm 5.6 or later (https://rocm.docs.amd.com), or use --device cpu"
 
@@ -34,37 +34,69 @@ class HIPDriver(Driver):
     missing_hint = _HINT
     sticky = frozenset({4, 214, 700, 702, 709, 710, 719, 999})
     symbols = {
-        "init": "hipInit", "driver_version": "hipDriverGetVersion", "device_count": "hipGetDeviceCount",
-        "device_get": "hipDeviceGet", "device_name": "hipDeviceGetName", "device_attribute": "hipDeviceGetAttribute",
-        "device_total_memory": "hipDeviceTotalMem", "device_properties": "hipGetDevicePropertiesR0600",
-        "set_current": "hipSetDevice", "context_release": "hipDeviceReset", "memory_info": "hipMemGetInfo",
-        "alloc": "hipMalloc", "free": "hipFree", "memset_async": "hipMemsetD8Async",
-        "to_device_async": "hipMemcpyHtoDAsync", "to_host_async": "hipMemcpyDtoHAsync",
+        "init": "hipInit",
+        "driver_version": "hipDriverGetVersion",
+        "device_count": "hipGetDeviceCount",
+        "device_get": "hipDeviceGet",
+        "device_name": "hipDeviceGetName",
+        "device_attribute": "hipDeviceGetAttribute",
+        "device_total_memory": "hipDeviceTotalMem",
+        "device_properties": "hipGetDevicePropertiesR0600",
+        "set_current": "hipSetDevice",
+        "context_release": "hipDeviceReset",
+        "memory_info": "hipMemGetInfo",
+        "alloc": "hipMalloc",
+        "free": "hipFree",
+        "memset_async": "hipMemsetD8Async",
+        "to_device_async": "hipMemcpyHtoDAsync",
+        "to_host_async": "hipMemcpyDtoHAsync",
         "copy_async": "hipMemcpyDtoDAsync",
-        "stream_create": "hipStreamCreateWithFlags", "stream_destroy": "hipStreamDestroy",
-        "stream_wait": "hipStreamSynchronize", "stream_wait_event": "hipStreamWaitEvent",
-        "event_create": "hipEventCreateWithFlags", "event_destroy": "hipEventDestroy",
-        "event_record": "hipEventRecord", "event_wait": "hipEventSynchronize", "event_query": "hipEventQuery",
-        "event_elapsed": "hipEventElapsedTime", "module_load": "hipModuleLoadData",
-        "module_unload": "hipModuleUnload", "module_function": "hipModuleGetFunction", "host_alloc": "hipHostMalloc",
-        "host_free": "hipHostFree", "host_device_address": "hipHostGetDevicePointer",
-        "host_register": "hipHostRegister", "host_unregister": "hipHostUnregister",
-        "begin_capture": "hipStreamBeginCapture", "end_capture": "hipStreamEndCapture",
-        "graph_instantiate": "hipGraphInstantiateWithFlags", "graph_destroy": "hipGraphDestroy",
-        "executable_destroy": "hipGraphExecDestroy", "graph_launch": "hipGraphLaunch",
-        "launch": "hipModuleLaunchKernel", "vmm_granularity": "hipMemGetAllocationGranularity",
-        "vmm_reserve": "hipMemAddressReserve", "vmm_unreserve": "hipMemAddressFree", "vmm_create": "hipMemCreate",
-        "vmm_release": "hipMemRelease", "vmm_map": "hipMemMap", "vmm_unmap": "hipMemUnmap",
+        "stream_create": "hipStreamCreateWithFlags",
+        "stream_destroy": "hipStreamDestroy",
+        "stream_wait": "hipStreamSynchronize",
+        "stream_wait_event": "hipStreamWaitEvent",
+        "event_create": "hipEventCreateWithFlags",
+        "event_destroy": "hipEventDestroy",
+        "event_record": "hipEventRecord",
+        "event_wait": "hipEventSynchronize",
+        "event_query": "hipEventQuery",
+        "event_elapsed": "hipEventElapsedTime",
+        "module_load": "hipModuleLoadData",
+        "module_unload": "hipModuleUnload",
+        "module_function": "hipModuleGetFunction",
+        "host_alloc": "hipHostMalloc",
+        "host_free": "hipHostFree",
+        "host_device_address": "hipHostGetDevicePointer",
+        "host_register": "hipHostRegister",
+        "host_unregister": "hipHostUnregister",
+        "begin_capture": "hipStreamBeginCapture",
+        "end_capture": "hipStreamEndCapture",
+        "graph_instantiate": "hipGraphInstantiateWithFlags",
+        "graph_destroy": "hipGraphDestroy",
+        "executable_destroy": "hipGraphExecDestroy",
+        "graph_launch": "hipGraphLaunch",
+        "launch": "hipModuleLaunchKernel",
+        "vmm_granularity": "hipMemGetAllocationGranularity",
+        "vmm_reserve": "hipMemAddressReserve",
+        "vmm_unreserve": "hipMemAddressFree",
+        "vmm_create": "hipMemCreate",
+        "vmm_release": "hipMemRelease",
+        "vmm_map": "hipMemMap",
+        "vmm_unmap": "hipMemUnmap",
         "vmm_set_access": "hipMemSetAccess",
     }
     arguments = ARGUMENTS | {
-        "set_current": [c_int], "context_release": [], "device_properties": [c_void_p, c_int],
-        "device_name": [c_char_p, c_int, c_int], "device_count": [POINTER(c_int)],
+        "set_current": [c_int],
+        "context_release": [],
+        "device_properties": [c_void_p, c_int],
+        "device_name": [c_char_p, c_int, c_int],
+        "device_count": [POINTER(c_int)],
     }
     hints = {
         "hipErrorNoDevice": (
             "no AMD GPU is visible: check `rocminfo`, HIP_VISIBLE_DEVICES and that you may open /dev/kfd (groups "
-            "render, video), or use --device cpu"),
+            "render, video), or use --device cpu"
+        ),
         "hipErrorOutOfMemory": "close other programs on the GPU, or use a smaller context or a quantized model",
         "hipErrorNoBinaryForGpu": "the kernels were compiled for another GPU: run `zse kernels build`",
         "hipErrorInvalidImage": "a compiled kernel is damaged: run `zse kernels build`",

@@ -39,9 +39,9 @@ class Job(msgspec.Struct):
     watch: Watch
     fingerprint: str
     choices: list[Choice] = []
-    measured: list[Measured] = []                   # of the prompts, where their log-probabilities are wanted
+    measured: list[Measured] = []  # of the prompts, where their log-probabilities are wanted
     structure_field: str = ""
-    answers: chat_format.Answers | None = None      # of a chat: how its answers are taken apart
+    answers: chat_format.Answers | None = None  # of a chat: how its answers are taken apart
 
     @property
     def num_scores(self) -> int:
@@ -76,8 +76,16 @@ async def _serve(app, request: Request, read: Callable[[dict], Completion], is_c
         completion.model = served.name
     ticket = app.admission.reserve(completion.num_choices, len(request.body) // BYTES_PER_TOKEN, request.tenant)
     watch = Watch(served.statistics, request.started, completion.num_choices, app.tenants.usage(request.tenant))
-    job = Job(completion, is_chat, ("chatcmpl-" if is_chat else "cmpl-") + request.id.removeprefix("req_"),
-              int(time.time()), [], ticket, watch, served.fingerprint)
+    job = Job(
+        completion,
+        is_chat,
+        ("chatcmpl-" if is_chat else "cmpl-") + request.id.removeprefix("req_"),
+        int(time.time()),
+        [],
+        ticket,
+        watch,
+        served.fingerprint,
+    )
     channel = Channel(served.engine)
     failure = CANCELLED
     if completion.stream:
@@ -92,7 +100,8 @@ async def _serve(app, request: Request, read: Callable[[dict], Completion], is_c
         schemas.check_token_ids(completion, model.vocab_size)
         if is_chat:
             job.answers = await maybe_in_thread(
-                long, lambda: chat_format.prepare(completion, model, app.tool_parser, app.reasoning_parser))
+                long, lambda: chat_format.prepare(completion, model, app.tool_parser, app.reasoning_parser)
+            )
         job.prompts = await maybe_in_thread(long, lambda: _tokenize(model, completion))
         watch.prompt_tokens = sum(map(len, job.prompts))
         ticket.set_tokens(watch.prompt_tokens)
@@ -145,8 +154,9 @@ def _max_tokens(completion: Completion, prompt_tokens: int, max_context: int) ->
     asked = f"{prompt_tokens} tokens in the {field}"
     if wanted:
         asked = f"{prompt_tokens + wanted} tokens ({prompt_tokens} in the {field}, {wanted} in the completion)"
-    raise APIError("context_length_exceeded", f"This model's context is {max_context} tokens, and you asked for "
-                                              f"{asked}.", field)
+    raise APIError(
+        "context_length_exceeded", f"This model's context is {max_context} tokens, and you asked for {asked}.", field
+    )
 
 
 def _submit(channel: Channel, model, job: Job, limits: list[int], options: RequestOptions) -> None:
@@ -157,7 +167,7 @@ def _submit(channel: Channel, model, job: Job, limits: list[int], options: Reque
         for answer in range(completion.best_of):
             choice = _new_choice(model, job)
             if limit == 0:
-                choice.finish_reason = "length"     # only the prompt was wanted
+                choice.finish_reason = "length"  # only the prompt was wanted
                 job.watch.finished("length")
                 continue
             params = schemas.choice_params(completion.params, answer, limit, rank)
@@ -166,20 +176,29 @@ def _submit(channel: Channel, model, job: Job, limits: list[int], options: Reque
 
 def _new_choice(model, job: Job) -> Choice:
     completion, answers = job.completion, job.answers
-    choice = Choice(len(job.choices), model.detokenizer(completion.stop, answers.controls if answers else ()),
-                    completion.params.logprobs is not None, answers.splitter(completion.stream) if answers else None)
+    choice = Choice(
+        len(job.choices),
+        model.detokenizer(completion.stop, answers.controls if answers else ()),
+        completion.params.logprobs is not None,
+        answers.splitter(completion.stream) if answers else None,
+    )
     job.choices.append(choice)
     return choice
 
 
-async def _search(channel: Channel, model, job: Job, beams: BeamParams, limits: list[int],
-                  options: RequestOptions) -> None:
+async def _search(
+    channel: Channel, model, job: Job, beams: BeamParams, limits: list[int], options: RequestOptions
+) -> None:
     """A beam search of each prompt; its best answers become the choices, complete."""
     params = [msgspec.structs.replace(beams, max_tokens=limit) for limit in limits]
     for result in await channel.search(job.prompts, params, options):
-        for reply in result.replies[:job.completion.n]:
-            _accept(channel, job, _new_choice(model, job),
-                    Tokens(result.id, reply.tokens, reply.logprobs, reply.finish, result.cached_tokens))
+        for reply in result.replies[: job.completion.n]:
+            _accept(
+                channel,
+                job,
+                _new_choice(model, job),
+                Tokens(result.id, reply.tokens, reply.logprobs, reply.finish, result.cached_tokens),
+            )
 
 
 def _accept(channel: Channel, job: Job, choice: Choice, event: Tokens):
@@ -210,7 +229,7 @@ def _whole(model, job: Job, usage: dict) -> bytes:
     choices, best_of, n = job.choices, job.completion.best_of, job.completion.n
     answers = []
     for prompt in range(len(job.prompts)):
-        group = choices[prompt * best_of:(prompt + 1) * best_of]
+        group = choices[prompt * best_of : (prompt + 1) * best_of]
         answers += sorted(group, key=lambda choice: choice.rank)[:n] if best_of > n else group
     body = _envelope(job, streamed=False)
     body["choices"] = [_whole_choice(model, job, choice, index) for index, choice in enumerate(answers)]
@@ -222,8 +241,13 @@ def _whole(model, job: Job, usage: dict) -> bytes:
 
 def _envelope(job: Job, streamed: bool) -> dict:
     name = ("chat.completion.chunk" if streamed else "chat.completion") if job.chat else "text_completion"
-    envelope = {"id": job.id, "object": name, "created": job.created, "model": job.completion.model,
-                "system_fingerprint": job.fingerprint}
+    envelope = {
+        "id": job.id,
+        "object": name,
+        "created": job.created,
+        "model": job.completion.model,
+        "system_fingerprint": job.fingerprint,
+    }
     if job.completion.service_tier:
         envelope["service_tier"] = "default"
     return envelope
@@ -241,8 +265,9 @@ def _whole_choice(model, job: Job, choice: Choice, index: int) -> dict:
         out["text"] = echo + choice.text
         prompt = choice.index // job.completion.best_of
         if echo and scores is not None:
-            out["logprobs"] = echoed_logprobs(job.prompts[prompt], job.measured[prompt], choice.scores, len(echo),
-                                              model.token_bytes)
+            out["logprobs"] = echoed_logprobs(
+                job.prompts[prompt], job.measured[prompt], choice.scores, len(echo), model.token_bytes
+            )
         if job.completion.prompt_logprobs is not None:
             out["prompt_logprobs"] = prompt_logprobs(job.prompts[prompt], job.measured[prompt], model.token_bytes)
     return out
@@ -258,15 +283,18 @@ def _echo(model, job: Job, choice_index: int) -> str:
 
 def _cached_tokens(job: Job) -> int:
     """Of the prompts; each counts once, however many answers it gets."""
-    return sum(choice.cached_tokens for choice in job.choices[::job.completion.best_of])
+    return sum(choice.cached_tokens for choice in job.choices[:: job.completion.best_of])
 
 
 def _usage(job: Job) -> dict:
     prompt_tokens = sum(map(len, job.prompts))
     completion_tokens = sum(choice.num_tokens for choice in job.choices)
-    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens,
-             "total_tokens": prompt_tokens + completion_tokens,
-             "prompt_tokens_details": {"cached_tokens": _cached_tokens(job)}}
+    usage = {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": _cached_tokens(job)},
+    }
     if job.chat:
         reasoning = sum(choice.reasoning_tokens for choice in job.choices)
         usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
@@ -290,7 +318,9 @@ async def _stream(request: Request, channel: Channel, model, job: Job) -> None:
         running -= delta.finish_reason is not None
         parts = []
         if index not in opened:
-            parts = await maybe_in_thread(job.num_scores > ON_LOOP_ENTRIES, functools.partial(_opening, model, job, choice))
+            parts = await maybe_in_thread(
+                job.num_scores > ON_LOOP_ENTRIES, functools.partial(_opening, model, job, choice)
+            )
         opened.add(index)
         parts += _parts(model, job, delta)
         if parts:

@@ -14,7 +14,7 @@ from zse.server.measure_schemas import Embeddings
 from zse.server.off_loop import maybe_in_thread
 from zse.server.relevance import Measurement
 
-LONG = 1 << 16      # numbers; JSON of more is written in a thread (some 10 ms)
+LONG = 1 << 16  # numbers; JSON of more is written in a thread (some 10 ms)
 
 
 async def embeddings(app, request: Request) -> Response:
@@ -42,8 +42,10 @@ def _check(asked: Embeddings, result: Measured) -> None:
 
 
 def _body(asked: Embeddings, results: measuring.Results) -> bytes:
-    data = [{"object": "embedding", "index": index, "embedding": _vector(asked, result.vector)}
-            for index, result in enumerate(results.results)]
+    data = [
+        {"object": "embedding", "index": index, "embedding": _vector(asked, result.vector)}
+        for index, result in enumerate(results.results)
+    ]
     usage = {"prompt_tokens": results.num_tokens, "total_tokens": results.num_tokens}
     return msgspec.json.encode({"object": "list", "data": data, "model": results.model, "usage": usage})
 
@@ -51,7 +53,7 @@ def _body(asked: Embeddings, results: measuring.Results) -> bytes:
 def _vector(asked: Embeddings, data: bytes | None) -> str | list[float]:
     assert data is not None
     if asked.dimensions is not None:
-        data = data[:4 * asked.dimensions]
+        data = data[: 4 * asked.dimensions]
         if asked.normalize:
             values = floats(data)
             length = math.sqrt(math.fsum(value * value for value in values)) or 1.0

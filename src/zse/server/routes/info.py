@@ -25,8 +25,9 @@ async def models(app, request: Request) -> Response:
 
 async def model(app, request: Request) -> Response:
     """GET /v1/models/{model}"""
-    return json_response(_card(app, app.find_model(request, request.parameters["model"], None)) |
-                         {"id": request.parameters["model"]})
+    return json_response(
+        _card(app, app.find_model(request, request.parameters["model"], None)) | {"id": request.parameters["model"]}
+    )
 
 
 async def live(app, request: Request) -> Response:
@@ -39,18 +40,29 @@ async def ready(app, request: Request) -> Response:
     ok, reason = (False, "the server is shutting down") if app.draining else app.health()
     engines = [served.engine for served in app.pool.models]
     beats = [engine.heartbeat for engine in engines]
-    body = {"status": "ready" if ok else "not_ready", "reason": reason or None, "engine": engines[0].state,
-            "restarts": sum(engine.num_restarts for engine in engines), "requests": app.admission.choices,
-            "running": sum(beat.running for beat in beats), "waiting": sum(beat.waiting for beat in beats),
-            "free_pages": sum(beat.free_pages for beat in beats), "steps": sum(beat.steps for beat in beats),
-            "last_step_age_s": round(max(engine.last_step_age_s for engine in engines), 3)}
+    body = {
+        "status": "ready" if ok else "not_ready",
+        "reason": reason or None,
+        "engine": engines[0].state,
+        "restarts": sum(engine.num_restarts for engine in engines),
+        "requests": app.admission.choices,
+        "running": sum(beat.running for beat in beats),
+        "waiting": sum(beat.waiting for beat in beats),
+        "free_pages": sum(beat.free_pages for beat in beats),
+        "steps": sum(beat.steps for beat in beats),
+        "last_step_age_s": round(max(engine.last_step_age_s for engine in engines), 3),
+    }
     if ok:
         return json_response(body)
     code = "shutting_down" if app.draining else "engine_restarting"
     error = APIError(code, f"Not ready: {reason}.")
-    return Response(503, msgspec.json.encode(
-        body | {"error": {"message": error.message, "type": error.type, "param": None, "code": code}}),
-        [("retry-after", "1")])
+    return Response(
+        503,
+        msgspec.json.encode(
+            body | {"error": {"message": error.message, "type": error.type, "param": None, "code": code}}
+        ),
+        [("retry-after", "1")],
+    )
 
 
 async def version(app, request: Request) -> Response:

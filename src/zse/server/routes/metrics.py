@@ -25,15 +25,21 @@ class _Page:
     def _line(self, name: str, kind: str, help: str, suffix: str, value: float, labels: dict[str, str]) -> None:
         lines = self._lines.setdefault(name, [f"# HELP {name} {help}", f"# TYPE {name} {kind}"])
         text = ",".join(f'{label}="{_escaped(str(of))}"' for label, of in labels.items())
-        number = f"{value:.12g}"    # %g alone would round a total of tokens above a million
+        number = f"{value:.12g}"  # %g alone would round a total of tokens above a million
         lines.append(f"{name}{suffix}{{{text}}} {number}" if text else f"{name}{suffix} {number}")
 
     def histogram(self, name: str, help: str, histogram: Histogram, **labels: str) -> None:
         total = 0
         for bound, count in zip([*histogram.bounds, math.inf], histogram.counts, strict=True):
             total += count
-            self._line(name, "histogram", help, "_bucket", total,
-                       labels | {"le": "+Inf" if bound == math.inf else f"{bound:g}"})
+            self._line(
+                name,
+                "histogram",
+                help,
+                "_bucket",
+                total,
+                labels | {"le": "+Inf" if bound == math.inf else f"{bound:g}"},
+            )
         self._line(name, "histogram", help, "_sum", histogram.sum, labels)
         self._line(name, "histogram", help, "_count", total, labels)
 
@@ -42,7 +48,7 @@ class _Page:
 
 
 def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r'\"')
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
 async def metrics(app, request: Request) -> Response:
@@ -50,17 +56,38 @@ async def metrics(app, request: Request) -> Response:
     page = _Page()
     page.add("zse_info", "gauge", "The version.", 1, version=__version__)
     for phase, ms in app.phases_ms.items():
-        page.add("zse_start_phase_seconds", "gauge", "Since exec of the server, when the phase ended.", ms / 1000,
-                 phase=phase)
+        page.add(
+            "zse_start_phase_seconds",
+            "gauge",
+            "Since exec of the server, when the phase ended.",
+            ms / 1000,
+            phase=phase,
+        )
     page.add("zse_requests_running", "gauge", "Answers that run or wait.", app.admission.choices)
-    page.add("zse_queued_prompt_tokens", "gauge", "Prompt tokens of requests without a first token.",
-             app.admission.queued_tokens)
-    page.add("zse_requests_refused_total", "counter", "Requests that the full queue refused (503).",
-             app.admission.num_refused)
-    page.add("zse_requests_limited_total", "counter", "Requests beyond their key's quota (429).", app.limiter.num_limited)
+    page.add(
+        "zse_queued_prompt_tokens",
+        "gauge",
+        "Prompt tokens of requests without a first token.",
+        app.admission.queued_tokens,
+    )
+    page.add(
+        "zse_requests_refused_total",
+        "counter",
+        "Requests that the full queue refused (503).",
+        app.admission.num_refused,
+    )
+    page.add(
+        "zse_requests_limited_total", "counter", "Requests beyond their key's quota (429).", app.limiter.num_limited
+    )
     for (route, status), count in sorted(app.responses.items()):
-        page.add("zse_http_responses_total", "counter", "Answers by route and status.", count, route=route,
-                 status=str(status))
+        page.add(
+            "zse_http_responses_total",
+            "counter",
+            "Answers by route and status.",
+            count,
+            route=route,
+            status=str(status),
+        )
     page.add("zse_parked_engines", "gauge", "Engines without a model that are up.", app.pool.spares_ready)
     page.add("zse_parked_engine_loads_total", "counter", "Loads into a parked engine.", app.pool.num_spare_loads)
     for metric in METRICS:
@@ -72,35 +99,56 @@ async def metrics(app, request: Request) -> Response:
 
 
 def _add_statistics(page: _Page, name: str, of: Statistics) -> None:
-    page.histogram("zse_time_to_first_token_seconds", "From a request's head to its first token.", of.first_token_s,
-                   model=name)
-    page.histogram("zse_time_between_tokens_seconds", "Between two tokens of an answer.", of.between_tokens_s,
-                   model=name)
+    page.histogram(
+        "zse_time_to_first_token_seconds", "From a request's head to its first token.", of.first_token_s, model=name
+    )
+    page.histogram(
+        "zse_time_between_tokens_seconds", "Between two tokens of an answer.", of.between_tokens_s, model=name
+    )
     page.histogram("zse_request_seconds", "From a request's head to its end.", of.request_s, model=name)
     for reason, count in sorted(of.finished.items()):
         page.add("zse_answers_total", "counter", "Answers by how they ended.", count, model=name, reason=reason)
     page.add("zse_prompt_tokens_total", "counter", "Tokens of prompts.", of.prompt_tokens, model=name)
-    page.add("zse_cached_prompt_tokens_total", "counter", "Of those, the ones that were in the prefix cache.",
-             of.cached_tokens, model=name)
-    page.add("zse_completion_tokens_total", "counter", "Tokens of answers, those of clients that left included.",
-             of.completion_tokens, model=name)
+    page.add(
+        "zse_cached_prompt_tokens_total",
+        "counter",
+        "Of those, the ones that were in the prefix cache.",
+        of.cached_tokens,
+        model=name,
+    )
+    page.add(
+        "zse_completion_tokens_total",
+        "counter",
+        "Tokens of answers, those of clients that left included.",
+        of.completion_tokens,
+        model=name,
+    )
 
 
 def _add_model(page: _Page, served) -> None:
     name, engine = served.name, served.engine
     for state in _STATES:
-        page.add("zse_model_state", "gauge", "1 for the state that the model is in.", served.state == state, model=name,
-                 state=state)
+        page.add(
+            "zse_model_state",
+            "gauge",
+            "1 for the state that the model is in.",
+            served.state == state,
+            model=name,
+            state=state,
+        )
     page.add("zse_model_requests_total", "counter", "Requests that named the model.", served.num_requests, model=name)
     page.add("zse_model_loads_total", "counter", "Loads on demand.", served.num_loads, model=name)
-    page.add("zse_model_evictions_total", "counter", "Times that the model was unloaded.", served.num_evictions,
-             model=name)
+    page.add(
+        "zse_model_evictions_total", "counter", "Times that the model was unloaded.", served.num_evictions, model=name
+    )
     if served.load_ms:
-        page.add("zse_model_load_seconds", "gauge", "What the last load on demand took.", served.load_ms / 1000,
-                 model=name)
+        page.add(
+            "zse_model_load_seconds", "gauge", "What the last load on demand took.", served.load_ms / 1000, model=name
+        )
     _add_statistics(page, name, served.statistics)
-    page.add("zse_engine_restarts_total", "counter", "Restarts of the engine after it died.", engine.num_restarts,
-             model=name)
+    page.add(
+        "zse_engine_restarts_total", "counter", "Restarts of the engine after it died.", engine.num_restarts, model=name
+    )
     beat = engine.heartbeat
     page.add("zse_engine_steps", "gauge", "Steps of the engine that runs.", beat.steps, model=name)
     page.add("zse_engine_running", "gauge", "Requests in the batch.", beat.running, model=name)
@@ -112,16 +160,27 @@ def _add_model(page: _Page, served) -> None:
         waits.sum = beat.counters.get("queue_wait_s", 0.0)
         page.histogram("zse_queue_seconds", "From the engine's queue to a place in the batch.", waits, model=name)
     for total, value in beat.counters.items():
-        if total not in COUNTERS:       # queue_wait_le_…, which are the histogram above
+        if total not in COUNTERS:  # queue_wait_le_…, which are the histogram above
             continue
         page.add(f"zse_engine_{total}", *COUNTERS[total], value, model=name)
-    page.add("zse_engine_last_step_age_seconds", "gauge", "Since the last step while there is work.",
-             engine.last_step_age_s, model=name)
+    page.add(
+        "zse_engine_last_step_age_seconds",
+        "gauge",
+        "Since the last step while there is work.",
+        engine.last_step_age_s,
+        model=name,
+    )
     if engine.info is not None:
         page.add("zse_engine_pages", "gauge", "KV pages.", engine.info.num_pages, model=name)
         page.add("zse_engine_page_tokens", "gauge", "Tokens of a KV page.", engine.info.page_size, model=name)
         for phase, ms in engine.info.phases_ms.items():
-            page.add("zse_engine_phase_seconds", "gauge", "Since exec of the engine, or since it was told to load.",
-                     ms / 1000, model=name, phase=phase)
+            page.add(
+                "zse_engine_phase_seconds",
+                "gauge",
+                "Since exec of the engine, or since it was told to load.",
+                ms / 1000,
+                model=name,
+                phase=phase,
+            )
         for label, nbytes in engine.info.memory_bytes.items():
             page.add("zse_engine_memory_bytes", "gauge", "Planned device memory by use.", nbytes, model=name, use=label)

@@ -16,26 +16,47 @@ from zse.server.routes.embeddings import floats
 async def rerank(app, request: Request) -> Response:
     """POST /v1/rerank"""
     scores, asked, results = await _compare(app, request, measure_schemas.read_rerank, ("query", "documents"))
-    order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[:asked.top_n]
+    order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: asked.top_n]
     rows = []
     for index in order:
         row = {"index": index, "relevance_score": scores[index]}
         if asked.return_documents:
             row["document"] = {"text": asked.documents[index]}
         rows.append(row)
-    return Response(200, msgspec.json.encode({
-        "id": "rerank-" + request.id.removeprefix("req_"), "model": results.model, "results": rows,
-        "usage": {"prompt_tokens": results.num_tokens, "total_tokens": results.num_tokens}}))
+    return Response(
+        200,
+        msgspec.json.encode(
+            {
+                "id": "rerank-" + request.id.removeprefix("req_"),
+                "model": results.model,
+                "results": rows,
+                "usage": {"prompt_tokens": results.num_tokens, "total_tokens": results.num_tokens},
+            }
+        ),
+    )
 
 
 async def score(app, request: Request) -> Response:
     """POST /v1/score"""
     scores, asked, results = await _compare(app, request, measure_schemas.read_score, ("text_1", "text_2"))
     rows = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
-    return Response(200, msgspec.json.encode({
-        "id": "score-" + request.id.removeprefix("req_"), "object": "list", "created": int(time.time()),
-        "model": results.model, "data": rows,
-        "usage": {"prompt_tokens": results.num_tokens, "completion_tokens": 0, "total_tokens": results.num_tokens}}))
+    return Response(
+        200,
+        msgspec.json.encode(
+            {
+                "id": "score-" + request.id.removeprefix("req_"),
+                "object": "list",
+                "created": int(time.time()),
+                "model": results.model,
+                "data": rows,
+                "usage": {
+                    "prompt_tokens": results.num_tokens,
+                    "completion_tokens": 0,
+                    "total_tokens": results.num_tokens,
+                },
+            }
+        ),
+    )
 
 
 async def _compare(app, request: Request, read, fields: tuple[str, str]):
@@ -46,18 +67,23 @@ async def _compare(app, request: Request, read, fields: tuple[str, str]):
         documents = [_cut(model, document, asked.max_tokens_per_doc) for document in asked.documents]
         if asked.method == EMBEDDING:
             ask = Ask(asked.pooling, normalize=True)
-            return [Measurement(model.encode_text(text), ask, _path(name, index, texts))
-                    for name, texts in zip(fields, (asked.queries, documents), strict=True)
-                    for index, text in enumerate(texts)]
+            return [
+                Measurement(model.encode_text(text), ask, _path(name, index, texts))
+                for name, texts in zip(fields, (asked.queries, documents), strict=True)
+                for index, text in enumerate(texts)
+            ]
         judges.append(Judge(model, asked.method, asked.task))
         queries = asked.queries * (len(documents) if len(asked.queries) == 1 else 1)
-        return [judges[0].sequence(query, document, _path(fields[1], index, documents))
-                for index, (query, document) in enumerate(zip(queries, documents, strict=True))]
+        return [
+            judges[0].sequence(query, document, _path(fields[1], index, documents))
+            for index, (query, document) in enumerate(zip(queries, documents, strict=True))
+        ]
 
     asked, results = await measuring.measure(app, request, read, prepare)
     if judges:
-        scores = await maybe_in_thread(results.num_tokens > ON_LOOP_ENTRIES,
-                                       lambda: [judges[0].score(result) for result in results.results])
+        scores = await maybe_in_thread(
+            results.num_tokens > ON_LOOP_ENTRIES, lambda: [judges[0].score(result) for result in results.results]
+        )
         return scores, asked, results
     vectors = [floats(result.vector) for result in results.results]
     count = len(asked.queries)

@@ -68,7 +68,7 @@ def find(path: str) -> tuple[dict[str, Route], dict[str, str]] | None:
         return methods, {}
     for prefix, name, methods in _prefixed:
         if path.startswith(prefix) and len(path) > len(prefix):
-            return methods, {name: path[len(prefix):]}
+            return methods, {name: path[len(prefix) :]}
     return None
 
 

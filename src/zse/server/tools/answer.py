@@ -45,8 +45,14 @@ class Splitter:
     push() and finish() give str (content), Reasoning and Call; `done` once the only call allowed is there. streams: also
     CallParts, before the Call that they make, which is marked then."""
 
-    def __init__(self, form: Format, functions: parsers.Functions | None, is_open: bool, parallel: bool = True,
-                 streams: bool = False):
+    def __init__(
+        self,
+        form: Format,
+        functions: parsers.Functions | None,
+        is_open: bool,
+        parallel: bool = True,
+        streams: bool = False,
+    ):
         marks = reasoning.PARSERS.get(form.reasoning)
         self._reasoning = ReasoningParser(marks, is_open) if marks else None
         make = parsers.PARSERS.get(form.tools)

@@ -14,8 +14,8 @@ from zse.server.tools.calls import Call
 
 SPACE = " \t\r\n"
 MORE, NEVER = None, -1
-_MAX_HEAD = 256         # characters before the bracket of a Balanced block
-_MAX_CLOSINGS = 16      # closing marks tried, when the text before one is no call yet: it may stand in a string
+_MAX_HEAD = 256  # characters before the bracket of a Balanced block
+_MAX_CLOSINGS = 16  # closing marks tried, when the text before one is no call yet: it may stand in a string
 
 
 class Until:
@@ -48,7 +48,7 @@ class Balanced:
             character = text[at]
             at += 1
             if not self._begun:
-                self._begun = character == "{" or character == "[" and not text[start:at - 1].strip()
+                self._begun = character == "{" or character == "[" and not text[start : at - 1].strip()
                 if self._begun:
                     self._open.append(character)
                 elif not self._head and character not in SPACE or at - start > _MAX_HEAD:
@@ -92,15 +92,15 @@ class BlockParser:
 
     def __init__(self, blocks: Sequence[Block], names: frozenset[str], separators: str = ""):
         self._blocks, self._names, self._separators = blocks, names, separators
-        self._text = ""             # not yet decided
-        self._lead = ""             # space before the block, which goes if the block is calls
+        self._text = ""  # not yet decided
+        self._lead = ""  # space before the block, which goes if the block is calls
         self._block: Block | None = None
         # (the block's read) → a Watch (streaming.py) that gives parts of calls before the block is complete.
         self.make_watch: Callable[[Callable], Any] | None = None
         self._watch: Any = None
         self._end: Until | Balanced | None = None
         self._tries = 0
-        self._fresh = True          # nothing but space since the beginning or the last call
+        self._fresh = True  # nothing but space since the beginning or the last call
         self._called = False
         self._is_space = True
 
@@ -108,7 +108,7 @@ class BlockParser:
         self._text += text
         out: list[str | Call] = []
         if self._is_space and not text.strip(SPACE):
-            return out      # a long run of it is not searched again and again
+            return out  # a long run of it is not searched again and again
         while self._in_block(out) if self._block is not None else self._outside(out):
             pass
         self._is_space = self._block is None and not self._text.strip(SPACE)
@@ -118,7 +118,7 @@ class BlockParser:
         """What is left when no more text comes: a last block without its closing mark is read as if it had it."""
         out: list[str | Call] = []
         if self._block is not None:
-            body = self._text if self._block.bare else self._text[len(self._block.opening):]
+            body = self._text if self._block.bare else self._text[len(self._block.opening) :]
             self._settle(out, self._read(self._block, body), len(self._text))
         rest, self._text = self._text, ""
         if rest and not (self._fresh and self._called and not rest.strip(SPACE + self._separators)):
@@ -130,8 +130,11 @@ class BlockParser:
         begun = len(text) - len(text.lstrip(space))
         found: tuple[int, Block] | None = None
         for block in self._blocks:
-            at = (begun if self._fresh and text.startswith(block.opening, begun) else -1) if block.bare \
+            at = (
+                (begun if self._fresh and text.startswith(block.opening, begun) else -1)
+                if block.bare
                 else text.find(block.opening)
+            )
             if at >= 0 and (found is None or at < found[0]):
                 found = at, block
         if found is None:
@@ -139,7 +142,7 @@ class BlockParser:
             return False
         at, block = found
         before = text[:at].rstrip(space if begun >= at else SPACE)
-        self._lead, self._text = text[len(before):at], text[at:]
+        self._lead, self._text = text[len(before) : at], text[at:]
         self._emit(out, before)
         self._block, self._end, self._tries = block, block.end(), 0
         self._watch = None if self.make_watch is None else self.make_watch(block.read)
@@ -150,9 +153,17 @@ class BlockParser:
 
     def _num_held(self, text: str) -> int:
         """Characters at the end that may begin a block, and the space before them."""
-        held = max((size for block in self._blocks if not block.bare for size in range(1, len(block.opening))
-                    if text.endswith(block.opening[:size])), default=0)
-        rest = text[:len(text) - held]
+        held = max(
+            (
+                size
+                for block in self._blocks
+                if not block.bare
+                for size in range(1, len(block.opening))
+                if text.endswith(block.opening[:size])
+            ),
+            default=0,
+        )
+        rest = text[: len(text) - held]
         # Separators are space only directly behind a call.
         if not rest.strip(self._spaces()):
             return len(text)
@@ -179,11 +190,15 @@ class BlockParser:
         if end == NEVER:
             self._settle(out, None, len(block.opening))
             return True
-        calls = self._read(block, text[start:end - len(block.closing)])
+        calls = self._read(block, text[start : end - len(block.closing)])
         self._tries += 1
-        if calls is None and block.closing and self._tries < _MAX_CLOSINGS \
-                and text.count('"', start, end) - text.count('\\"', start, end) & 1:
-            return True         # the mark stands in a string, it seems
+        if (
+            calls is None
+            and block.closing
+            and self._tries < _MAX_CLOSINGS
+            and text.count('"', start, end) - text.count('\\"', start, end) & 1
+        ):
+            return True  # the mark stands in a string, it seems
         self._settle(out, calls, end)
         return True
 
@@ -198,11 +213,15 @@ class BlockParser:
         watch, self._watch = self._watch, None
         if watch is not None and watch.begun:
             from zse.server.tools.streaming import broken_off
+
             out += watch.finish(calls)
             begun = len(watch.begun)
             # What came out cannot be taken back: a block that is no call in the end is a call that broke off.
-            calls = broken_off(watch) if calls is None else [
-                msgspec.structs.replace(call, is_streamed=index < begun) for index, call in enumerate(calls)]
+            calls = (
+                broken_off(watch)
+                if calls is None
+                else [msgspec.structs.replace(call, is_streamed=index < begun) for index, call in enumerate(calls)]
+            )
         if calls is None:
             self._emit(out, self._lead + self._text[:end])
         else:

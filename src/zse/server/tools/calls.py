@@ -7,7 +7,7 @@ import warnings
 
 import msgspec
 
-MAX_PYTHON = 64 << 10       # characters of Python that are parsed
+MAX_PYTHON = 64 << 10  # characters of Python that are parsed
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -91,7 +91,7 @@ def read_python(text: str) -> list[Call] | None:
         return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")     # what Python thinks of a model's escapes
+            warnings.simplefilter("ignore")  # what Python thinks of a model's escapes
             tree = ast.parse(text.strip())
         calls = [_python_call(node) for statement in tree.body for node in _python_nodes(statement)]
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):

@@ -21,8 +21,11 @@ class Answers:
 
     def __init__(self, form: Format, tools: list[dict] | None, parallel: bool, grammar: Structure | None = None):
         self._format, self._parallel, self.grammar = form, parallel, grammar
-        self._functions = None if tools is None else parsers.Functions(
-            {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools})
+        self._functions = (
+            None
+            if tools is None
+            else parsers.Functions({tool["function"]["name"]: tool["function"]["parameters"] for tool in tools})
+        )
         self.is_open = False
         self.controls = form.controls(tools is not None)
 
@@ -45,18 +48,24 @@ def prepare(completion: "Completion", model, tool_parser: str | None, reasoning_
     template cannot take what the request has of tools."""
     template = model.template_source
     if template is None:
-        return None         # encode_chat() refuses
+        return None  # encode_chat() refuses
     form = format_of(template, tool_parser, reasoning_parser)
     if completion.tools is not None:
         if not parsers.takes_tools(template):
             raise APIError("unsupported_parameter", "'tools': this model's chat template has no tool support.", "tools")
         if form.tools == parsers.NONE:
-            raise APIError("unsupported_parameter", "'tools': the format of this model's tool calls is not known; start "
-                                                    "the server with --tool-parser.", "tools")
+            raise APIError(
+                "unsupported_parameter",
+                "'tools': the format of this model's tool calls is not known; start the server with --tool-parser.",
+                "tools",
+            )
     _check_history(completion.messages or [], template)
     if completion.thinking_budget and form.reasoning == parsers.NONE:
-        raise APIError("unsupported_parameter", f"'{completion.thinking_field}': this model's chat template has no "
-                                                "reasoning.", completion.thinking_field)
+        raise APIError(
+            "unsupported_parameter",
+            f"'{completion.thinking_field}': this model's chat template has no reasoning.",
+            completion.thinking_field,
+        )
     if completion.tools is None and form.reasoning == parsers.NONE:
         return None
     grammar = None if completion.tools is None else _grammar(completion, form, model)
@@ -72,14 +81,28 @@ def _grammar(completion: "Completion", form: Format, model) -> Structure | None:
     if not must and not strict and content is None:
         return None
     if content is not None and content.kind not in (JSON_OBJECT, JSON_SCHEMA):
-        raise APIError("invalid_value", f"'{completion.structure_field}' beside 'tools' must be a JSON schema.",
-                       completion.structure_field)
-    functions = {tool["function"]["name"]: tool["function"]["parameters"] for tool in completion.tools or ()
-                 if not choice.name or tool["function"]["name"] == choice.name}
+        raise APIError(
+            "invalid_value",
+            f"'{completion.structure_field}' beside 'tools' must be a JSON schema.",
+            completion.structure_field,
+        )
+    functions = {
+        tool["function"]["name"]: tool["function"]["parameters"]
+        for tool in completion.tools or ()
+        if not choice.name or tool["function"]["name"] == choice.name
+    }
     from zse.server.tools.grammars import structure_of
-    return structure_of(form.tools, functions, strict, model.template_source, model.control_id,
-                        calls="required" if must else "free" if content is None else "either", content=content,
-                        several=completion.parallel_tool_calls and choice.mode != "named")
+
+    return structure_of(
+        form.tools,
+        functions,
+        strict,
+        model.template_source,
+        model.control_id,
+        calls="required" if must else "free" if content is None else "either",
+        content=content,
+        several=completion.parallel_tool_calls and choice.mode != "named",
+    )
 
 
 def structure(completion: "Completion", answers: Answers | None) -> tuple[Structure | None, str]:
@@ -104,16 +127,21 @@ def _check_history(messages: list[dict], template: str) -> None:
     for index, message in enumerate(messages):
         field = "role" if message["role"] == "tool" else "tool_calls" if "tool_calls" in message else None
         if field is not None:
-            raise APIError("unsupported_parameter", f"'messages[{index}].{field}': this model's chat template has no "
-                                                    "tool support.", f"messages[{index}].{field}")
+            raise APIError(
+                "unsupported_parameter",
+                f"'messages[{index}].{field}': this model's chat template has no tool support.",
+                f"messages[{index}].{field}",
+            )
 
 
 def message(choice: "Choice") -> dict:
     """The assistant message of a whole answer."""
     out: dict = {"role": "assistant", "content": choice.text or (None if choice.calls else ""), "refusal": None}
     if choice.calls:
-        out["tool_calls"] = [{"id": call.id, "type": "function",
-                              "function": {"name": call.name, "arguments": call.arguments}} for call in choice.calls]
+        out["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in choice.calls
+        ]
     if choice.reasoning:
         out["reasoning_content"] = out["reasoning"] = choice.reasoning
     return out
@@ -128,8 +156,18 @@ def deltas(delta: "Delta") -> list[dict]:
         out.append({"content": delta.text})
     for index, call in delta.calls:
         if call.name:
-            out.append({"tool_calls": [{"index": index, "id": call.id, "type": "function",
-                                        "function": {"name": call.name, "arguments": ""}}]})
+            out.append(
+                {
+                    "tool_calls": [
+                        {
+                            "index": index,
+                            "id": call.id,
+                            "type": "function",
+                            "function": {"name": call.name, "arguments": ""},
+                        }
+                    ]
+                }
+            )
         if call.arguments:
             out.append({"tool_calls": [{"index": index, "function": {"arguments": call.arguments}}]})
     return out

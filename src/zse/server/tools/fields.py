@@ -81,8 +81,12 @@ def _shown(name: str) -> str:
     return name if len(name) <= 64 and name.isprintable() else "(unprintable)"
 
 
-_FUNCTION = {"name": Field(_name, "", required=True), "description": Field(string(16384), ""),
-             "parameters": Field(_parameters, ""), "strict": Field(boolean, "", False)}
+_FUNCTION = {
+    "name": Field(_name, "", required=True),
+    "description": Field(string(16384), ""),
+    "parameters": Field(_parameters, ""),
+    "strict": Field(boolean, "", False),
+}
 
 
 def _object(fields: dict[str, Field]):
@@ -90,6 +94,7 @@ def _object(fields: dict[str, Field]):
         if type(value) is not dict:
             raise wrong_type(path, "an object", value)
         return read_fields(fields, value, path + ".")
+
     return check
 
 
@@ -102,8 +107,11 @@ def tools(value, path) -> list[dict]:
     for index, tool in enumerate(array(_object(_TOOL), MAX_TOOLS)(value, path)):
         given = tool["function"]
         if any(given["name"] == other["function"]["name"] for other in out):
-            raise APIError("invalid_value", f"'{path}[{index}].function.name' is the name of an earlier tool.",
-                           f"{path}[{index}].function.name")
+            raise APIError(
+                "invalid_value",
+                f"'{path}[{index}].function.name' is the name of an earlier tool.",
+                f"{path}[{index}].function.name",
+            )
         function = {"name": given["name"]}
         if given["description"] is not None:
             function["description"] = given["description"]
@@ -114,9 +122,12 @@ def tools(value, path) -> list[dict]:
     return out
 
 
-_NAMED = {"type": Field(one_of("function"), "", required=True),
-          "function": Field(lambda value, path: _object({"name": Field(_name, "", required=True)})(value, path), "",
-                            required=True)}
+_NAMED = {
+    "type": Field(one_of("function"), "", required=True),
+    "function": Field(
+        lambda value, path: _object({"name": Field(_name, "", required=True)})(value, path), "", required=True
+    ),
+}
 
 
 def tool_choice(value, path) -> ToolChoice:
@@ -133,14 +144,21 @@ def _arguments(value, path) -> dict:
         raise APIError("invalid_value", f"'{path}' must be a JSON object as a string.", path) from None
 
 
-_CALL = {"id": Field(string(256, empty=False), "", required=True),
-         "type": Field(one_of("function"), "", "function"),
-         "index": Field(lambda value, path: value, ""),
-         "function": Field(_object({"name": Field(_name, "", required=True),
-                                    "arguments": Field(_arguments, "", required=True)}), "", required=True)}
+_CALL = {
+    "id": Field(string(256, empty=False), "", required=True),
+    "type": Field(one_of("function"), "", "function"),
+    "index": Field(lambda value, path: value, ""),
+    "function": Field(
+        _object({"name": Field(_name, "", required=True), "arguments": Field(_arguments, "", required=True)}),
+        "",
+        required=True,
+    ),
+}
 
 
 def tool_calls(value, path) -> list[dict]:
     """Calls that an assistant message of the history holds."""
-    return [{"id": call["id"], "type": "function", "function": call["function"]}
-            for call in array(_object(_CALL), MAX_CALLS)(value, path)]
+    return [
+        {"id": call["id"], "type": "function", "function": call["function"]}
+        for call in array(_object(_CALL), MAX_CALLS)(value, path)
+    ]

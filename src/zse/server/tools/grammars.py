@@ -14,11 +14,21 @@ from zse.structured.compile import WHITESPACE
 from zse.structured.options import LARK, Structure, checked
 
 # Keys of a schema that say nothing about what is valid.
-_SILENT = ("title", "description", "examples", "default", "$schema", "$id", "$comment", "deprecated", "readOnly",
-           "writeOnly")
+_SILENT = (
+    "title",
+    "description",
+    "examples",
+    "default",
+    "$schema",
+    "$id",
+    "$comment",
+    "deprecated",
+    "readOnly",
+    "writeOnly",
+)
 _SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 # Python reads \/ and \u in strings otherwise than JSON does.
-_PYTHON_ESCAPES = {"json_allowed_escapes": "nrbtf\\\""}
+_PYTHON_ESCAPES = {"json_allowed_escapes": 'nrbtf\\"'}
 
 
 class Grammar:
@@ -26,8 +36,9 @@ class Grammar:
     that are not implemented are passed over). template: of the model, which shows variants. token_id: text → id of the
     control token with this text, or None."""
 
-    def __init__(self, functions: dict[str, dict], strict: frozenset[str], template: str,
-                 token_id: Callable[[str], int | None]):
+    def __init__(
+        self, functions: dict[str, dict], strict: frozenset[str], template: str, token_id: Callable[[str], int | None]
+    ):
         self._functions, self._strict, self._template, self._token_id = functions, strict, template, token_id
         self._rules: list[str] = []
         self._num_rules = 0
@@ -46,14 +57,18 @@ class Grammar:
             guidance = {"whitespace_pattern": WHITESPACE, "lenient": content.lenient}
             other = self._rule("%json " + json.dumps({"x-guidance": guidance, **schema}, ensure_ascii=False))
             head = f"%llguidance {{}}\nstart: LEAD (answer | {other})\nanswer: {start}\n{lead}"
-        elif opening is None:       # a bare bracket begins a call, or the answer is text
-            head = (f"%llguidance {{}}\nstart: LEAD (answer | TEXT)?\nanswer: {start}\n{lead}"
-                    f"TEXT: /[^\\x7b\\x5b \\n](.|\\n)*/\n")
+        elif opening is None:  # a bare bracket begins a call, or the answer is text
+            head = (
+                f"%llguidance {{}}\nstart: LEAD (answer | TEXT)?\nanswer: {start}\n{lead}"
+                f"TEXT: /[^\\x7b\\x5b \\n](.|\\n)*/\n"
+            )
         else:
             # In free text the mark is a part of what comes before: the rule of the call goes on behind it.
             again = "*" if several else "?"
-            head = (f"%llguidance {{}}\nstart: called{again} TEXT\ncalled: {self._lazy(opening)} {block.call}\n"
-                    f"TEXT: /(.|\\n)*/\n")
+            head = (
+                f"%llguidance {{}}\nstart: called{again} TEXT\ncalled: {self._lazy(opening)} {block.call}\n"
+                f"TEXT: /(.|\\n)*/\n"
+            )
         return head + "".join(rule + "\n" for rule in self._rules)
 
     # -- parts
@@ -95,9 +110,14 @@ class Grammar:
 
     def _objects(self, key: str) -> str:
         """{"name": NAME, KEY: arguments} of any function."""
-        return self._either([
-            self._rule(f"{_quoted('{' + _pair('name', name) + f', {json.dumps(key)}: ')} {self._arguments(name)} {_quoted('}')}")
-            for name in self._functions])
+        return self._either(
+            [
+                self._rule(
+                    f"{_quoted('{' + _pair('name', name) + f', {json.dumps(key)}: ')} {self._arguments(name)} {_quoted('}')}"
+                )
+                for name in self._functions
+            ]
+        )
 
     # -- formats: (mark that begins a call or None, the call behind it or with it, what stands between calls)
 
@@ -142,9 +162,12 @@ class Grammar:
             # The mark is not in the value, so that a form which allows it does not make the lexeme longer.
             terminal, mark = rule.upper(), _regex(end)
             forms += [f"(.|\\n){count}"] if count != "*" else []
-            self._rules += [f"{rule}[lazy]: {terminal} {terminal}_END", f"{terminal}_END: /{mark}/",
-                            f"{terminal}_IN: /{ANYTHING}{mark}{ANYTHING}/",
-                            f"{terminal}: {' & '.join(f'/{form}/' for form in forms)} & ~{terminal}_IN"]
+            self._rules += [
+                f"{rule}[lazy]: {terminal} {terminal}_END",
+                f"{terminal}_END: /{mark}/",
+                f"{terminal}_IN: /{ANYTHING}{mark}{ANYTHING}/",
+                f"{terminal}: {' & '.join(f'/{form}/' for form in forms)} & ~{terminal}_IN",
+            ]
             return rule
         return f"{self._json(name, self._part(name, schema))} {_quoted(end)}"
 
@@ -160,8 +183,12 @@ class Grammar:
             if form is not None:
                 found.append(form)
             elif name in self._strict:
-                raise APIError("invalid_schema", f"'tools': the {key} of a parameter of {name!r} is not implemented for texts "
-                                                 "in this model's calls.", "tools")
+                raise APIError(
+                    "invalid_schema",
+                    f"'tools': the {key} of a parameter of {name!r} is not implemented for texts "
+                    "in this model's calls.",
+                    "tools",
+                )
         return found
 
     def _llama3_json(self, several: bool):
@@ -170,8 +197,10 @@ class Grammar:
     def _mistral(self, several: bool):
         opening = self._mark("[TOOL_CALLS]")
         if "[ARGS]" in self._template:
-            bodies = [self._rule(f"{_quoted(name)} {self._mark('[ARGS]')} {self._arguments(name)}")
-                      for name in self._functions]
+            bodies = [
+                self._rule(f"{_quoted(name)} {self._mark('[ARGS]')} {self._arguments(name)}")
+                for name in self._functions
+            ]
             return self._marked("[TOOL_CALLS]", opening, self._either(bodies), "")
         call = self._objects("arguments")
         body = f'"[" {call} (", " {call})* "]"' if several else f'"[" {call} "]"'
@@ -181,8 +210,9 @@ class Grammar:
         call = self._either([self._python(name) for name in self._functions])
         body = f'"[" {call} (", " {call})* "]"' if several else f'"[" {call} "]"'
         if "<|python_start|>" in self._template:
-            return self._marked("<|python_start|>", self._mark("<|python_start|>"),
-                                f"{body} {self._mark('<|python_end|>')}", None)
+            return self._marked(
+                "<|python_start|>", self._mark("<|python_start|>"), f"{body} {self._mark('<|python_end|>')}", None
+            )
         return None, self._rule(body), None
 
     def _gemma(self, several: bool):
@@ -198,8 +228,12 @@ class Grammar:
         for name in self._functions:
             arguments = self._arguments(name)
             if "```json" in self._template:
-                bodies.append(self._rule(f'{first} "function" {separator} {_quoted(name + chr(10) + "```json" + chr(10))} '
-                                         f'{arguments} "\\n```" {last}'))
+                bodies.append(
+                    self._rule(
+                        f'{first} "function" {separator} {_quoted(name + chr(10) + "```json" + chr(10))} '
+                        f'{arguments} "\\n```" {last}'
+                    )
+                )
             else:
                 bodies.append(self._rule(f"{first} {_quoted(name)} {separator} {arguments} {last}"))
         call = self._either(bodies)
@@ -244,9 +278,17 @@ class _Block(str):
         return made
 
 
-def structure_of(form: str, functions: dict[str, dict], strict: frozenset[str], template: str,
-                 token_id: Callable[[str], int | None], *, calls: str, several: bool,
-                 content: Structure | None = None) -> Structure:
+def structure_of(
+    form: str,
+    functions: dict[str, dict],
+    strict: frozenset[str],
+    template: str,
+    token_id: Callable[[str], int | None],
+    *,
+    calls: str,
+    several: bool,
+    content: Structure | None = None,
+) -> Structure:
     """The Structure that enforces tool calls; see Grammar.source(). Raises APIError when there is no such grammar."""
     source = Grammar(functions, strict, template, token_id).source(form, calls, several, content)
     return checked(Structure(kind=LARK, source=source), "tools")
@@ -288,6 +330,12 @@ def _pair(key: str, value: str) -> str:
 
 def _regex(text: str) -> str:
     """A text as a regular expression between slashes."""
-    escaped = "".join("\\n" if character == "\n" else character if character.isalnum() or ord(character) > 127
-                      else f"\\x{ord(character):02x}" for character in text)
+    escaped = "".join(
+        "\\n"
+        if character == "\n"
+        else character
+        if character.isalnum() or ord(character) > 127
+        else f"\\x{ord(character):02x}"
+        for character in text
+    )
     return escaped

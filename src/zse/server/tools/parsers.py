@@ -20,27 +20,38 @@ class Functions(dict):
 
 def hermes(functions: Functions) -> BlockParser:
     """Hermes 2/3, Qwen 2.5 and 3: <tool_call>{"name": …, "arguments": {…}}</tool_call>"""
-    return BlockParser([Block("<tool_call>", lambda: Until("</tool_call>"), read_json, "</tool_call>")],
-                       functions.names)
+    return BlockParser(
+        [Block("<tool_call>", lambda: Until("</tool_call>"), read_json, "</tool_call>")], functions.names
+    )
 
 
 def qwen3_coder(functions: Functions) -> BlockParser:
     """Qwen3-Coder: <tool_call><function=NAME><parameter=KEY>value</parameter>…</function></tool_call>"""
-    return BlockParser([Block("<tool_call>", lambda: Until("</tool_call>"), lambda text: _read_xml(text, functions),
-                              "</tool_call>")], functions.names)
+    return BlockParser(
+        [Block("<tool_call>", lambda: Until("</tool_call>"), lambda text: _read_xml(text, functions), "</tool_call>")],
+        functions.names,
+    )
 
 
 def llama3_json(functions: Functions) -> BlockParser:
     """Llama 3.1 to 3.3: the answer is {"name": …, "parameters": {…}}, several with `;` between them; <|python_tag|> may
     stand before."""
-    return BlockParser([Block("<|python_tag|>", Balanced, read_json),
-                        Block("{", Balanced, read_json, bare=True, known=True)], functions.names, ";,")
+    return BlockParser(
+        [Block("<|python_tag|>", Balanced, read_json), Block("{", Balanced, read_json, bare=True, known=True)],
+        functions.names,
+        ";,",
+    )
 
 
 def pythonic(functions: Functions) -> BlockParser:
     """Llama 3.2 and 4: the answer is [f(a=1), g(b="x")], which <|python_start|> and <|python_end|> may enclose."""
-    return BlockParser([Block("<|python_start|>", lambda: Until("<|python_end|>"), read_python, "<|python_end|>"),
-                        Block("[", lambda: Balanced("\"'"), read_python, bare=True, known=True)], functions.names)
+    return BlockParser(
+        [
+            Block("<|python_start|>", lambda: Until("<|python_end|>"), read_python, "<|python_end|>"),
+            Block("[", lambda: Balanced("\"'"), read_python, bare=True, known=True),
+        ],
+        functions.names,
+    )
 
 
 def mistral(functions: Functions) -> BlockParser:
@@ -50,10 +61,15 @@ def mistral(functions: Functions) -> BlockParser:
 
 def gemma(functions: Functions) -> BlockParser:
     """Gemma: ```tool_code with Python calls, ```json with {"name": …, "parameters": {…}}, or either as the answer."""
-    return BlockParser([Block("```tool_code\n", lambda: Until("```"), read_python, "```", known=True),
-                        Block("```json\n", lambda: Until("```"), read_json, "```", known=True),
-                        Block("{", Balanced, read_json, bare=True, known=True),
-                        Block("[", lambda: Balanced("\"'"), _read_either, bare=True, known=True)], functions.names)
+    return BlockParser(
+        [
+            Block("```tool_code\n", lambda: Until("```"), read_python, "```", known=True),
+            Block("```json\n", lambda: Until("```"), read_json, "```", known=True),
+            Block("{", Balanced, read_json, bare=True, known=True),
+            Block("[", lambda: Balanced("\"'"), _read_either, bare=True, known=True),
+        ],
+        functions.names,
+    )
 
 
 def deepseek(functions: Functions) -> BlockParser:
@@ -65,22 +81,40 @@ CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end
 CALL_BEGIN, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
 
 PARSERS: dict[str, Callable[[Functions], BlockParser]] = {
-    "deepseek": deepseek, "gemma": gemma, "hermes": hermes, "llama3_json": llama3_json, "mistral": mistral,
-    "pythonic": pythonic, "qwen3_coder": qwen3_coder}
+    "deepseek": deepseek,
+    "gemma": gemma,
+    "hermes": hermes,
+    "llama3_json": llama3_json,
+    "mistral": mistral,
+    "pythonic": pythonic,
+    "qwen3_coder": qwen3_coder,
+}
 
 # The first row with a marker that the template's text holds decides.
 MARKERS: tuple[tuple[str, str], ...] = (
-    ("<function=", "qwen3_coder"), ("<tool_call>", "hermes"), (CALLS_BEGIN, "deepseek"), ("[TOOL_CALLS]", "mistral"),
-    ("[AVAILABLE_TOOLS]", "mistral"), ("```tool_code", "gemma"), ("<start_of_turn>", "gemma"),
-    ("<|python_start|>", "pythonic"), ("[func_name1(", "pythonic"), ('"parameters": dictionary', "llama3_json"),
-    ("<|python_tag|>", "llama3_json"))
+    ("<function=", "qwen3_coder"),
+    ("<tool_call>", "hermes"),
+    (CALLS_BEGIN, "deepseek"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("[AVAILABLE_TOOLS]", "mistral"),
+    ("```tool_code", "gemma"),
+    ("<start_of_turn>", "gemma"),
+    ("<|python_start|>", "pythonic"),
+    ("[func_name1(", "pythonic"),
+    ('"parameters": dictionary', "llama3_json"),
+    ("<|python_tag|>", "llama3_json"),
+)
 
 # Control tokens of some vocabularies that a parser has to see in the text.
 CONTROLS: dict[str, tuple[str, ...]] = {
     "deepseek": (CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR),
-    "hermes": ("<tool_call>", "</tool_call>"), "qwen3_coder": ("<tool_call>", "</tool_call>"),
-    "llama3_json": ("<|python_tag|>",), "mistral": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
-    "pythonic": ("<|python_start|>", "<|python_end|>"), "gemma": ()}
+    "hermes": ("<tool_call>", "</tool_call>"),
+    "qwen3_coder": ("<tool_call>", "</tool_call>"),
+    "llama3_json": ("<|python_tag|>",),
+    "mistral": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    "pythonic": ("<|python_start|>", "<|python_end|>"),
+    "gemma": (),
+}
 
 
 def choose(template: str) -> str:
@@ -104,7 +138,7 @@ def _read_mistral(text: str) -> list[Call] | None:
     head = re.match(_MISTRAL, text)
     if head is None:
         return read_json(text)
-    arguments = text[head.end():]
+    arguments = text[head.end() :]
     call = make_call(head[1], arguments) if arguments.startswith("{") else None
     return None if call is None else [call]
 

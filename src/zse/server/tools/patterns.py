@@ -8,7 +8,7 @@ look-around, back-references and anchors within the expression, is not.
 import re
 
 ANYTHING = "(.|\\n)*"
-MAX_PATTERN = 1000      # characters
+MAX_PATTERN = 1000  # characters
 _DAY = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
 _TIME = "([01][0-9]|2[0-3]):[0-5][0-9]:([0-5][0-9]|60)(\\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
@@ -16,27 +16,42 @@ _LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST = f"{_LABEL}(\\.{_LABEL})*"
 _ATOM = "[A-Za-z0-9!#$%&'*+\\x2f=?^_`\\x7b\\x7c\\x7d~-]+"
 _HEX4 = "[0-9A-Fa-f]{1,4}"
-_IPV6 = "|".join([f"({_HEX4}:){{7}}{_HEX4}", "::", *(
-    f"({_HEX4}:){{{before}}}(:{_HEX4}){{1,{7 - before}}}" if before else f":(:{_HEX4}){{1,7}}" for before in range(7)),
-    f"({_HEX4}:){{1,7}}:"])
+_IPV6 = "|".join(
+    [
+        f"({_HEX4}:){{7}}{_HEX4}",
+        "::",
+        *(
+            f"({_HEX4}:){{{before}}}(:{_HEX4}){{1,{7 - before}}}" if before else f":(:{_HEX4}){{1,7}}"
+            for before in range(7)
+        ),
+        f"({_HEX4}:){{1,7}}:",
+    ]
+)
 # Of RFC 3339, 4122, 791, 4291, 5321 (without quoted names), 1123 and 3986 (what a URI looks like, not its parts).
 FORMATS = {
-    "date": _DAY, "time": _TIME, "date-time": f"{_DAY}[Tt ]{_TIME}",
+    "date": _DAY,
+    "time": _TIME,
+    "date-time": f"{_DAY}[Tt ]{_TIME}",
     "uuid": "[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}",
-    "ipv4": f"{_BYTE}(\\.{_BYTE}){{3}}", "ipv6": _IPV6, "hostname": _HOST,
+    "ipv4": f"{_BYTE}(\\.{_BYTE}){{3}}",
+    "ipv6": _IPV6,
+    "hostname": _HOST,
     "email": f"{_ATOM}(\\.{_ATOM})*@{_HOST}",
     "uri": "[A-Za-z][A-Za-z0-9+.-]*:([A-Za-z0-9._~:\\x2f?#\\x5b\\x5d@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+",
 }
 _CLASSES = {"d": "0-9", "w": "A-Za-z0-9_", "s": "\\t\\n\\x0b\\x0c\\r\\x20"}
 _CONTROLS = {"t": "\\t", "n": "\\n", "r": "\\r", "v": "\\x0b", "f": "\\x0c"}
-_TOKEN = re.compile(r"""
+_TOKEN = re.compile(
+    r"""
     \\x(?P<hex>[0-9A-Fa-f]{2}) | \\u(?P<unicode>[0-9A-Fa-f]{4})
   | \\(?P<escape>.)
   | (?P<quantifier>[*+?]\??|\{[0-9]{1,4}(?:,[0-9]{0,4})?\}\??)
   | (?P<open>\((?:\?:)?)(?!\?) | (?P<close>\)) | (?P<bar>\|) | (?P<dot>\.)
   | \[(?P<not>\^|(?!\^))(?P<members>(?:\\.|[^\]\\\[&~])+)\]
   | (?P<literal>[^\\*+?{}()|.\[\]^$])
-""", re.VERBOSE | re.DOTALL)
+""",
+    re.VERBOSE | re.DOTALL,
+)
 
 
 def whole(pattern: str) -> str | None:

@@ -34,7 +34,7 @@ class ReasoningParser:
         self._marks = marks
         self._state = "inside" if is_open else "before"
         self._text = ""
-        self._begun = False     # something of the part that the state names has been given out
+        self._begun = False  # something of the part that the state names has been given out
 
     @property
     def is_inside(self) -> bool:
@@ -50,7 +50,7 @@ class ReasoningParser:
         if self._state == "before":
             rest = self._text.lstrip(SPACE)
             if rest.startswith(self._marks.opening):
-                self._state, self._text = "inside", rest[len(self._marks.opening):]
+                self._state, self._text = "inside", rest[len(self._marks.opening) :]
             elif self._marks.opening.startswith(rest):
                 return out
             else:
@@ -80,12 +80,12 @@ class ReasoningParser:
         text, closing = self._text, self._marks.closing
         at = text.find(closing)
         if at >= 0:
-            shown, self._text = text[:at].rstrip(SPACE), text[at + len(closing):]
+            shown, self._text = text[:at].rstrip(SPACE), text[at + len(closing) :]
             self._state, self._begun = "after", False
         else:
             held = max((size for size in range(1, len(closing)) if text.endswith(closing[:size])), default=0)
-            shown = text[:len(text) - held].rstrip(SPACE)
-            self._text = text[len(shown):]
+            shown = text[: len(text) - held].rstrip(SPACE)
+            self._text = text[len(shown) :]
             self._begun = self._begun or bool(shown)
         if shown:
             out.append(Reasoning(shown))

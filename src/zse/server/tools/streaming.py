@@ -26,13 +26,16 @@ _KEY = r'\s*"(?:arguments|parameters)"\s*:\s*'
 _OBJECT = r'[\s,;\[\]}]*\{\s*"name"\s*:\s*"([A-Za-z0-9_.-]{1,64})"\s*,' + _KEY
 # What stands before a call's arguments, by format; the group is its name. Compiled when a Watch needs one: re keeps it.
 _HEADS = {
-    "hermes": _OBJECT, "llama3_json": _OBJECT, "gemma": _OBJECT,
+    "hermes": _OBJECT,
+    "llama3_json": _OBJECT,
+    "gemma": _OBJECT,
     "mistral": rf"(?:{_OBJECT})|\s*([A-Za-z0-9_.-]{{1,64}})\s*(?:\[CALL_ID\]\w*)?\s*\[ARGS\]\s*",
     "deepseek": r"(?:\s|```)*(?:<｜tool▁call▁end｜>)?\s*<｜tool▁call▁begin｜>\s*(?:function<｜tool▁sep｜>([A-Za-z0-9_.-]{1,64})"
-                r"\n```json\s*|([A-Za-z0-9_.-]{1,64})<｜tool▁sep｜>\s*)",
+    r"\n```json\s*|([A-Za-z0-9_.-]{1,64})<｜tool▁sep｜>\s*)",
     "qwen3_coder": r"\s*<function=([^>\s]{1,64})>",
-    "pythonic": r"\s*\[?\s*([A-Za-z0-9_.]{1,64})\("}
-_BEGINNING = 512        # characters in which a head has to have matched
+    "pythonic": r"\s*\[?\s*([A-Za-z0-9_.]{1,64})\(",
+}
+_BEGINNING = 512  # characters in which a head has to have matched
 
 
 class Watch:
@@ -42,12 +45,12 @@ class Watch:
     def __init__(self, form: str, functions: Mapping[str, dict], most: int, read: Callable[[str], list[Call] | None]):
         self._head = re.compile(_HEADS[form])
         self._form, self._functions, self._most, self._read = form, functions, most, read
-        self._at = 0            # what has been looked at
-        self._sent = 0          # of the arguments, in the text (JSON), or of their JSON (XML)
+        self._at = 0  # what has been looked at
+        self._sent = 0  # of the arguments, in the text (JSON), or of their JSON (XML)
         self._inside = False
         self._depth = 0
         self._quoted = self._escaped = self._dead = False
-        self.begun: list[str] = []      # names of calls that came out
+        self.begun: list[str] = []  # names of calls that came out
         self.arguments: list[str] = []  # what of each came out
 
     def feed(self, text: str) -> list[CallPart]:
@@ -65,7 +68,7 @@ class Watch:
         """The block is over, and was `calls`: what of the arguments of a begun call has not come out yet."""
         out: list[CallPart] = []
         if calls and self.begun and self._form in ("qwen3_coder", "pythonic"):
-            rest = calls[0].arguments[len(self.arguments[0]):]
+            rest = calls[0].arguments[len(self.arguments[0]) :]
             if rest and calls[0].arguments.startswith(self.arguments[0]):
                 self._put(rest, out)
         return out
@@ -74,7 +77,7 @@ class Watch:
         head = self._head.match(text, self._at) if len(self.begun) < self._most else None
         name = next(group for group in head.groups() if group) if head is not None else ""
         is_json = self._form not in ("qwen3_coder", "pythonic")
-        if head is None or name not in self._functions or is_json and text[head.end():head.end() + 1] != "{":
+        if head is None or name not in self._functions or is_json and text[head.end() : head.end() + 1] != "{":
             # More text may make it one: "function<sep>" is the head of the function called so, or of another.
             self._dead = len(self.begun) >= self._most or len(text) - self._at > _BEGINNING
             return False
@@ -112,7 +115,7 @@ class Watch:
                 self._depth -= 1
                 ended = not self._depth
         if at > self._sent:
-            self._put(text[self._sent:at], out)
+            self._put(text[self._sent : at], out)
         self._at = self._sent = at
         self._inside = not ended
         return ended
@@ -126,7 +129,7 @@ class Watch:
         if calls:
             whole = calls[0].arguments[:-1]
             if whole.startswith(self.arguments[0]) and len(whole) > len(self.arguments[0]):
-                self._put(whole[len(self.arguments[0]):], out)
+                self._put(whole[len(self.arguments[0]) :], out)
 
     def _put(self, arguments: str, out: list[CallPart]) -> None:
         self.arguments[-1] += arguments
@@ -135,5 +138,6 @@ class Watch:
 
 def broken_off(watch: Watch) -> list[Call]:
     """The calls of a block that was none in the end, as far as they came out."""
-    return [Call(name, arguments, is_streamed=True)
-            for name, arguments in zip(watch.begun, watch.arguments, strict=True)]
+    return [
+        Call(name, arguments, is_streamed=True) for name, arguments in zip(watch.begun, watch.arguments, strict=True)
+    ]
