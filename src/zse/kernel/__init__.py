@@ -1,5 +1,6 @@
 """The kernel language: `from zse.kernel import kernel, inline, static, target, Ptr, f32, load, store, ...`."""
 
+from zse import lazy
 from zse.kernel.language import (  # noqa: F401
     BUILTINS,
     Kernel,
@@ -28,7 +29,4 @@ from zse.kernel.language import (  # noqa: F401
 
 globals().update(BUILTINS)
 
-
-def __getattr__(name: str):
-    # Reached only for names that do not exist; present so that type checkers accept the names of the table.
-    raise AttributeError(f"module 'zse.kernel' has no attribute {name!r}")
+__getattr__ = lazy.submodules(__name__, __path__)

@@ -1,5 +1,7 @@
 """Devices: memory, compiled kernels, graphs that are recorded once and replayed many times."""
 
+from zse import lazy
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from zse.runtime.device import Device
@@ -102,3 +104,6 @@ class PendingDevice:
 def open_device_async(name: str = "cpu", threads: int | None = None) -> PendingDevice:
     """Start to open a device; `.result()` waits for it. Arguments and errors as of open_device."""
     return PendingDevice(name, threads)
+
+
+__getattr__ = lazy.submodules(__name__, __path__)

@@ -1,5 +1,6 @@
 """Intrinsics as data: name, signature, meaning, and one body per target, in one table per family."""
 
+from zse import lazy
 from zse.kernel.intrinsics import arithmetic, block, copies, dot, matrix, packed, shape, threads
 from zse.kernel.intrinsics.row import Effect, Intrinsic
 
@@ -7,3 +8,5 @@ INTRINSICS: dict[str, Intrinsic] = {
     row.name: row for family in (arithmetic, block, dot, shape, threads, matrix, packed) for row in family.TABLE
 }
 EFFECTS: dict[str, Effect] = {row.name: row for family in (threads, copies, matrix, packed) for row in family.EFFECTS}
+
+__getattr__ = lazy.submodules(__name__, __path__)

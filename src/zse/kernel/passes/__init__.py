@@ -1,5 +1,6 @@
 """Passes over a staged function, in the order they run."""
 
+from zse import lazy
 from zse.kernel import ir
 from zse.kernel.passes.dead import remove_dead_variables
 
@@ -11,3 +12,6 @@ def run(function: ir.Function) -> ir.Function:
     for apply in PASSES:
         function = apply(function)
     return function
+
+
+__getattr__ = lazy.submodules(__name__, __path__)
