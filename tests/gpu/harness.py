@@ -5,11 +5,13 @@ from functools import cache
 import numpy as np
 from kernels.harness import join_fields
 
-from zse.errors import ConfigError, DeviceError
+from gpu.machine import isa
 from zse.kernel.nvrtc import compile_variant
+from zse.kernel.targets.cuda import CudaTarget
 from zse.kernels.op import EXACT, HostActivation, HostArray, HostFp8Activation
 from zse.kernels.table import all_ops, all_variants
 from zse.quant.pack import bf16_to_f32, e4m3_to_f32
+from zse.runtime.cuda import CUDADevice
 from zse.runtime.gpu import Kernels
 from zse.tensor import Activation, Fp8Activation, Tensor, Weight
 
@@ -32,8 +34,6 @@ class LazyKernels(Kernels):
     """Variants of the table, staged and compiled when a launch first asks for them."""
 
     def __init__(self, arch: str):
-        from zse.kernel.targets.cuda import CudaTarget
-
         self.arch, self.images = arch, {}
         self.variants = {variant.symbol: variant for variant in all_variants(CudaTarget(arch))}
         super().__init__(self, self.images.__getitem__)
@@ -57,17 +57,9 @@ class LazyKernels(Kernels):
 
 
 @cache
-def device():
-    """(the CUDA device or None, why there is none)."""
-    try:
-        from zse.kernel.nvrtc import nvrtc
-        from zse.runtime.cuda import CUDADevice, list_devices
-
-        arch = list_devices()[0]["arch"]
-        nvrtc()
-        return CUDADevice(kernels=LazyKernels(f"sm_{arch}{'a' if arch == 90 else ''}")), ""
-    except (DeviceError, ConfigError, IndexError) as error:
-        return None, f"no CUDA device: {error}"
+def device() -> CUDADevice:
+    """The CUDA device that all tests share, with the package's kernels."""
+    return CUDADevice(kernels=LazyKernels(isa()))
 
 
 def gpu_ops():

@@ -9,8 +9,7 @@ from zse.kernels.attention_cases import gpu_batch
 from zse.kernels.gpu.attention_plan import HEADER, TASK, AttentionScratch, plan_attention
 from zse.kernels.op import HostArray
 
-GPU, REASON = device()
-needs_gpu = pytest.mark.skipif(GPU is None, reason=REASON)
+GPU = device()
 
 
 def run(batch, chosen, heads, kv_heads, head_dim, window, longest_run, blocks=None):
@@ -41,7 +40,6 @@ def run(batch, chosen, heads, kv_heads, head_dim, window, longest_run, blocks=No
     return result, plan[HEADER : HEADER + plan[0] * TASK].reshape(-1, TASK)
 
 
-@needs_gpu
 @pytest.mark.parametrize("dtype", ["bf16", "i8", "e4m3"])
 @pytest.mark.parametrize("heads, kv_heads, head_dim, window", [(28, 4, 128, 0), (4, 1, 256, 1500), (9, 3, 64, 0)])
 def test_decoded_rows_are_the_same_however_they_are_cut(dtype, heads, kv_heads, head_dim, window):
@@ -67,7 +65,6 @@ def test_decoded_rows_are_the_same_however_they_are_cut(dtype, heads, kv_heads, 
         np.testing.assert_array_equal(run(batch, chosen, *shape, 1)[0], results[0][chosen])
 
 
-@needs_gpu
 def test_a_plan_without_room_for_records_takes_tiles_whole():
     rng = np.random.default_rng()
     batch = gpu_batch(rng, [(2000, 1), (1500, 1), (700, 1)], 8, 2, 64, "bf16")

@@ -19,9 +19,8 @@ from zse.engine.config import EngineConfig
 from zse.engine.load import load_engine
 from zse.engine.metrics import Phases
 
-GPU, REASON = device()
+GPU = device()
 TINY_LIMIT = 0.05  # of the largest logit: as in test_models.py
-pytestmark = pytest.mark.skipif(GPU is None, reason=REASON)
 
 
 @pytest.fixture(scope="module")

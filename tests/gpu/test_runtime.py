@@ -5,12 +5,12 @@ import os
 import struct
 import subprocess
 import sys
-from functools import cache
 
 import numpy as np
 import pytest
 
-from zse.errors import ConfigError, DeviceError
+from gpu.machine import isa
+from zse.errors import DeviceError
 from zse.kernel import (
     Ptr,
     TensorMap,
@@ -34,6 +34,8 @@ from zse.kernel import (
     thread_index,
     tma_load,
 )
+from zse.kernel.nvrtc import compile_variant
+from zse.runtime.cuda import CUDADevice, list_devices
 from zse.runtime.gpu import Kernels
 from zse.runtime.load import LoadJob
 from zse.tensor import Tensor
@@ -111,26 +113,18 @@ VARIANTS = [
 ]
 
 
-@cache
-def opened():
-    """(the device, why there is none)."""
-    try:
-        from zse.kernel.nvrtc import compile_variant
-        from zse.runtime.cuda import CUDADevice, list_devices
-
-        arch = list_devices()[0]["arch"]
-        isa = f"sm_{arch}{'a' if arch >= 90 else ''}"
-        known = [variant for variant in VARIANTS if arch >= 90 or variant.symbol not in ("ranks", "box")]
-        compiled = {variant.symbol: compile_variant(variant, isa) for variant in known}
-        manifest = {symbol: one.manifest() | {"image": symbol} for symbol, one in compiled.items()}
-        return CUDADevice(kernels=Kernels(manifest, lambda symbol: compiled[symbol].cubin)), ""
-    except (DeviceError, ConfigError, IndexError) as error:
-        return None, f"no CUDA device: {error}"
+def opened() -> CUDADevice:
+    """The device with the kernels above."""
+    known = [
+        variant for variant in VARIANTS if list_devices()[0]["arch"] >= 90 or variant.symbol not in ("ranks", "box")
+    ]
+    compiled = {variant.symbol: compile_variant(variant, isa()) for variant in known}
+    manifest = {symbol: one.manifest() | {"image": symbol} for symbol, one in compiled.items()}
+    return CUDADevice(kernels=Kernels(manifest, lambda symbol: compiled[symbol].cubin))
 
 
-GPU, REASON = opened()
-pytestmark = pytest.mark.skipif(GPU is None, reason=REASON)
-needs_hopper = pytest.mark.skipif(GPU is not None and GPU.arch < 90, reason="sm_90 and later")
+GPU = opened()
+needs_hopper = pytest.mark.skipif(GPU.arch < 90, reason="sm_90 and later")
 
 
 def array(content) -> Tensor:

@@ -1,51 +1,21 @@
 """The GPU sampler's kept sets, distribution, independence of rows; the same draws as the CPU's."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from kernels.harness import host_isas
 from kernels.harness import run_case as run_on_cpu
+from kernels.kept_sets import KINDS, LIMITS, check_kept_sets, sampled_on
 
-from gpu.harness import device, run_case
+from gpu.harness import device
 from zse.kernels.sample import SAMPLE
-from zse.kernels.sample_cases import add_lists, draw, kept_set, make_parameters, make_sample_case, settle
-from zse.runtime.emulate import EmulateDevice
+from zse.kernels.sample_cases import add_lists, kept_set, make_parameters, make_sample_case, settle
 
-GPU, REASON = device()
-needs_gpu = pytest.mark.skipif(GPU is None, reason=REASON)
-
-LIMITS = [
-    {"top_k": 50},
-    {"top_p": 0.9},
-    {"top_k": 200, "top_p": 0.95},
-    {"min_p": 0.05},
-    {"top_k": 7, "top_p": 0.999},
-    {"top_p": 0.05},
-    {"min_p": 0.01, "top_k": 900, "top_p": 0.9},
-    {"top_k": 3000},
-    {"top_p": 0.9999},
-    {},
-]
-KINDS = ["smooth", "ties", "flat", "peaked", "bf16", "two values", "masked"]
+GPU = device()
+sampled = partial(sampled_on, GPU)
 
 
-def sampled(logits, params, gpu=None):
-    return run_case(SAMPLE, make_sample_case("test", logits, params, np.random.default_rng(0)), gpu or GPU)
-
-
-def logits_of(kind, rng, vocab):
-    x = rng.standard_normal(vocab).astype(np.float32) * np.float32({"flat": 0.01, "peaked": 12}.get(kind, 3))
-    if kind == "ties":
-        x = np.round(x * 2) / 2
-    if kind == "bf16":
-        x = (x.view(np.uint32) & 0xFFFF0000).view(np.float32)
-    if kind == "two values":
-        x = np.where(x > 0, np.float32(1.25), np.float32(-0.5))
-    if kind == "masked":
-        x[rng.random(vocab) < 0.9] = -np.inf
-    return x
-
-
-@needs_gpu
 @pytest.mark.parametrize("values", LIMITS, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_kept_sets_are_exact(values, kind):
@@ -54,26 +24,6 @@ def test_kept_sets_are_exact(values, kind):
     check_kept_sets(values, kind, GPU, 24, 30000)
 
 
-@pytest.mark.parametrize("number", range(14))
-def test_kept_sets_are_exact_in_the_emulator(number, request, monkeypatch):
-    """A fifth of the same, in small."""
-    monkeypatch.setenv("ZSE_HOME", str(request.config.cache.mkdir("zse_home")))
-    with EmulateDevice() as gpu:
-        check_kept_sets(LIMITS[(number * 5 + number // 2) % len(LIMITS)], KINDS[number % len(KINDS)], gpu, 3, 9000)
-
-
-def check_kept_sets(values, kind, gpu, rows, most):
-    rng = np.random.default_rng()
-    vocab = int(rng.integers(1000, most))
-    x = logits_of(kind, rng, vocab)
-    logits = np.tile(x, (rows, 1))
-    params = make_parameters(rows, temperature=rng.choice([0.5, 1.0, 1.7], rows), **values)
-    settle(rng, logits, params, 1e-5)
-    got = sampled(logits, params, gpu)["tokens"]
-    np.testing.assert_array_equal(got, [draw(x, r, params)[0] for r in range(rows)])
-
-
-@needs_gpu
 def test_draws_follow_the_kept_distribution():
     """4,000 draws from one row: chi-square, nothing outside the kept set."""
     rng = np.random.default_rng()
@@ -90,7 +40,6 @@ def test_draws_follow_the_kept_distribution():
     assert ((counts[ids] - expected) ** 2 / expected).sum() < 40 + 2 * len(ids)
 
 
-@needs_gpu
 def test_a_row_depends_on_itself_only():
     rng = np.random.default_rng()
     rows, vocab = 6, 9001
@@ -113,7 +62,6 @@ def test_a_row_depends_on_itself_only():
             np.testing.assert_array_equal(single[name][0], together[name][r])
 
 
-@needs_gpu
 def test_broken_neighbours_change_nothing():
     rng = np.random.default_rng()
     logits = (rng.standard_normal((3, 20000)) * 3).astype(np.float32)
@@ -127,7 +75,6 @@ def test_broken_neighbours_change_nothing():
         np.testing.assert_array_equal(clean[name][[0, 2]], broken[name][[0, 2]])
 
 
-@needs_gpu
 def test_penalties_and_biases_reach_the_choice():
     rng = np.random.default_rng()
     rows, vocab = 8, 15000
@@ -139,7 +86,6 @@ def test_penalties_and_biases_reach_the_choice():
     np.testing.assert_array_equal(got["tokens"], params["bias_ids"][::5])
 
 
-@needs_gpu
 @pytest.mark.skipif(not host_isas(), reason="no CPU kernels for this machine")
 def test_same_draws_as_the_cpu():
     rng = np.random.default_rng()

@@ -19,15 +19,7 @@ CASES = {case.name: case.variant.symbol for case in gpu_cases.all_cases(np.rando
 
 
 @pytest.fixture(scope="module")
-def home(request):
-    """Compiled kernels are kept between runs of the tests, by content."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ZSE_HOME", str(request.config.cache.mkdir("zse_home")))
-        yield
-
-
-@pytest.fixture(scope="module")
-def device(home):
+def device(kept_kernels):
     variants = {case.variant.symbol: case.variant for case in gpu_cases.all_cases(np.random.default_rng(0))}
     with EmulateDevice(variants=variants, dependent=False) as device:
         yield device
@@ -111,7 +103,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_caught(name, home):
+def test_a_mistake_is_caught(name, kept_kernels):
     """In every order of threads, with the line of the mistake."""
     threads, grid, report = MISTAKES[name]
     function = getattr(bugs, name)
@@ -124,7 +116,7 @@ def test_a_mistake_is_caught(name, home):
         assert f": {name}: " in text and f"seed {seed}" in text
 
 
-def test_a_wrong_fragment_gives_a_wrong_product(home):
+def test_a_wrong_fragment_gives_a_wrong_product(kept_kernels):
     run = Run(bugs.wrong_fragment, 32, 0)
     run.launch()
     bits = run.x.view(np.uint16)[:256].reshape(16, 16)
@@ -133,7 +125,7 @@ def test_a_wrong_fragment_gives_a_wrong_product(home):
     assert not np.allclose(run.out()[:128].reshape(16, 8), want, rtol=1e-3)
 
 
-def test_accumulators_are_nan_before_the_wait(home):
+def test_accumulators_are_nan_before_the_wait(kept_kernels):
     run = Run(bugs.accumulators_before_the_wait, 128, 0, elements=8192)
     run.launch()
     assert np.isnan(run.out()[:128]).all()
@@ -147,7 +139,7 @@ def test_accumulators_are_nan_before_the_wait(home):
         ("never_waits", "no thread of the block calls grid_wait"),
     ],
 )
-def test_the_rule_of_dependent_launches(name, report, home):
+def test_the_rule_of_dependent_launches(name, report, kept_kernels):
     function = getattr(bugs, name)
     variants = {name: Variant(name, function, threads=32), "good": Variant("good", bugs.good, threads=64)}
     device = EmulateDevice(variants=variants, seed=1)
@@ -174,7 +166,7 @@ def test_the_rule_of_dependent_launches(name, report, home):
         device.run(lambda recorder: recorder.launch(name, [y, z], 1))
 
 
-def test_a_kernel_that_lets_the_next_start_early(home):
+def test_a_kernel_that_lets_the_next_start_early(kept_kernels):
     """Then the one after it may start before the one before it is done."""
     names = ("good", "lets_start_early", "reads_before_grid_wait")
     device = EmulateDevice(variants={name: Variant(name, getattr(bugs, name), threads=64) for name in names}, seed=3)
@@ -188,7 +180,7 @@ def test_a_kernel_that_lets_the_next_start_early(home):
         device.run(three)
 
 
-def test_unwritten_memory_may_be_allowed(home):
+def test_unwritten_memory_may_be_allowed(kept_kernels):
     variant = Variant("uninitialised", bugs.uninitialised, threads=64)
     device = EmulateDevice(variants={"uninitialised": variant}, dependent=False, initialised=False)
     x, out = (Tensor(device.alloc(1024, label), (256,), "f32") for label in ("x", "out"))
@@ -196,7 +188,7 @@ def test_unwritten_memory_may_be_allowed(home):
     assert np.isnan(np.frombuffer(device.read(out), np.float32)[:64]).tolist() == [True] + [False] * 63
 
 
-def test_good_kernels_pass_in_every_order(home):
+def test_good_kernels_pass_in_every_order(kept_kernels):
     for seed in range(20):
         run = Run(bugs.good, 64, seed, dependent=True)
         run.launch()
@@ -204,7 +196,7 @@ def test_good_kernels_pass_in_every_order(home):
         np.testing.assert_allclose(run.out()[:64], np.repeat(sums, 32)[::-1], rtol=1e-5)
 
 
-def test_memory_between_buffers_is_nobodys(home):
+def test_memory_between_buffers_is_nobodys(kept_kernels):
     device = EmulateDevice(
         variants={"blocks_race": Variant("blocks_race", bugs.blocks_race, threads=32)}, dependent=False
     )
@@ -221,7 +213,7 @@ def uses_asm(x: Ptr[u32]):
     x[0] = asm("mov.u32 %0, 7;", u32)
 
 
-def test_assembly_cannot_be_emulated(home):
+def test_assembly_cannot_be_emulated(kept_kernels):
     device = EmulateDevice(variants={"uses_asm": Variant("uses_asm", uses_asm)})
     with pytest.raises(CompileError, match="asm has no body for target emulate-sm_90a"):
         device.program("uses_asm")

@@ -73,13 +73,6 @@ def compiler(arch: str) -> str:
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="module")
-def home(request):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ZSE_HOME", str(request.config.cache.mkdir("zse_home")))
-        yield
-
-
 def note_machine(code: bytes) -> int:
     """The processor in an AMDGPU ELF's flags."""
     assert code[:5] == b"\x7fELF\2" and struct.unpack_from("<H", code, 18)[0] == 224  # 64 bits, EM_AMDGPU
@@ -179,7 +172,7 @@ RANGES = {
 
 
 @pytest.mark.parametrize("name", mathlib.FUNCTIONS)
-def test_mathematics(name, home):
+def test_mathematics(name, kept_kernels):
     """The language's own functions, as the emulator and all HIP and Metal kernels use them."""
     from gpu.harness import read_back, upload
 
@@ -203,7 +196,7 @@ def test_mathematics(name, home):
 
 
 @pytest.mark.parametrize("op", gpu_ops(), ids=lambda op: op.name)
-def test_reference(op, home):
+def test_reference(op, kept_kernels):
     """Every operation's HIP form in the emulator against its float64 reference."""
     seed = int(np.random.default_rng().integers(2**32))
     with EmulateDevice("gfx90a", seed=seed) as device:

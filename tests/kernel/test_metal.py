@@ -50,13 +50,6 @@ def for_shim(text: str) -> str:
     return text.replace("[[threadgroup(0)]]", "")
 
 
-@pytest.fixture(scope="module")
-def home(request):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ZSE_HOME", str(request.config.cache.mkdir("zse_home")))
-        yield
-
-
 def test_every_kernel_passes_clang(tmp_path):
     """All variants in one translation unit: each in a namespace of its own."""
     compiler = clang()
@@ -171,7 +164,7 @@ class MetalInEmulator(EmulateDevice):
 
 
 @pytest.mark.parametrize("op", gpu_ops(), ids=lambda op: op.name)
-def test_reference(op, home):
+def test_reference(op, kept_kernels):
     """Every operation's Metal text against its float64 reference."""
     clang()
     seed = int(np.random.default_rng().integers(2**32))

@@ -49,17 +49,9 @@ class Spaced(EmulateDevice):
         return recorder
 
 
-@pytest.fixture(scope="module")
-def home(request):
-    """Compiled kernels are kept between runs of the tests, by content."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ZSE_HOME", str(request.config.cache.mkdir("zse_home")))
-        yield
-
-
 @pytest.mark.parametrize("like", ["sm_90a", "sm_80"])
 @pytest.mark.parametrize("op", gpu_ops(), ids=lambda op: op.name)
-def test_reference(op, like, home):
+def test_reference(op, like, kept_kernels):
     seed = int(np.random.default_rng().integers(2**32))
     rng = np.random.default_rng(seed)
     with Spaced(like, seed=seed, initialised=op.name not in UNUSED_READS) as device:
@@ -76,7 +68,7 @@ def test_reference(op, like, home):
                 ) from error
 
 
-def test_more_tiles_than_multiprocessors_have_counters(home):
+def test_more_tiles_than_multiprocessors_have_counters(kept_kernels):
     """Parts of tiles among the last of many: counted within the counters' memory."""
     from zse.kernels.gpu.gemm_cases import MANY_TILES, make_case
     from zse.kernels.table import all_ops

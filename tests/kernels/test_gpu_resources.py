@@ -46,10 +46,9 @@ def test_shared_memory_fits_the_gpus_that_have_least():
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_resources(arch, compiler, request, monkeypatch):
+def test_resources(arch, compiler, request, kept_kernels):
     if int(arch.removeprefix("sm_").removesuffix("a")) not in compiler.architectures():
         pytest.skip(f"this NVRTC does not know {arch}")
-    monkeypatch.setenv("ZSE_HOME", str(request.config.cache.mkdir("zse_home")))
     _, compiled = cache.build(arch, jobs=min(2, os.cpu_count() or 1))
     found = {one.symbol: [one.registers, one.spills, one.shared_bytes] for one in compiled}
     version = list(compiler.version)

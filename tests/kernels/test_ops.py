@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from gpu.harness import gpu_ops
 
 from kernels.harness import check_case, host_isas, run_case, to_tensor
 from zse.kernel.emit import emit_unit
@@ -81,3 +82,17 @@ def ints(*shape):
 def test_launchers_refuse_what_does_not_fit(call, message):
     with pytest.raises((ValueError, TypeError), match=message):
         call(None)
+
+
+def test_operations_have_gpu_forms():
+    assert {
+        "embed",
+        "add_rmsnorm",
+        "gated",
+        "quantize",
+        "gather_rows",
+        "rope_table",
+        "sample",
+        "logprob_rows",
+        "feed_tokens",
+    } <= {op.name for op in gpu_ops()}

@@ -38,14 +38,6 @@ from zse.tensor import Tensor
 TOKENS = 14
 
 
-@pytest.fixture(scope="module")
-def home(request):
-    """Compiled kernels are kept between runs of the tests, by content."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ZSE_HOME", str(request.config.cache.mkdir("zse_home")))
-        yield
-
-
 def load_emulated(device, path, quantize=None):
     """(Model, its ModelPlan): the host's memory as the loader fills it for a GPU, copied to the emulated one."""
     with CPUDevice(2) as cpu, open_model(path) as source:
@@ -62,7 +54,7 @@ def load_emulated(device, path, quantize=None):
 # 12 tokens at once go to the skinny GEMM on Hopper, up to 8 to kernels of their own.
 @pytest.mark.parametrize("like, sizes", [("sm_80", [12, 1, 1]), ("sm_90a", [12, 1, 1]), ("sm_90a", [5, 8, 1])])
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_logits_and_order(like, sizes, family, home, tmp_path):
+def test_logits_and_order(like, sizes, family, kept_kernels, tmp_path):
     device = EmulateDevice(like, cache.package_variants(like))
     model, _ = load_emulated(device, str(tiny.write(family, tmp_path, "BF16")))
     ids = tiny.tokens(family)[:TOKENS]
@@ -79,7 +71,7 @@ def test_logits_and_order(like, sizes, family, home, tmp_path):
 @pytest.mark.parametrize(
     "like, family, quantize, products", [("sm_80", "qwen2", None, 4), ("sm_90a", "qwen3", "int4", 4)]
 )
-def test_norms_in_products(like, family, quantize, products, home, tmp_path, monkeypatch):
+def test_norms_in_products(like, family, quantize, products, kept_kernels, tmp_path, monkeypatch):
     """With the norms in front of the products that read them, the logits of 1 to 4 tokens are the same bits."""
     device = EmulateDevice(like, cache.package_variants(like))
     model, _ = load_emulated(device, str(tiny.write(family, tmp_path, "BF16")), quantize)
@@ -98,7 +90,7 @@ def test_norms_in_products(like, family, quantize, products, home, tmp_path, mon
 
 
 @pytest.mark.parametrize("like, kv_dtype", [("sm_80", "fp8"), ("sm_90a", "int8")])
-def test_kv_in_8_bits(like, kv_dtype, home, tmp_path):
+def test_kv_in_8_bits(like, kv_dtype, kept_kernels, tmp_path):
     """A prompt by the prefill kernel, then by the decode kernel, near the logits with bf16 pages: what the pages lose is
     more than nothing and less than the types explain. Of a sequence at once, in parts and beside another: the same bits."""
     device = EmulateDevice(like, cache.package_variants(like))
@@ -123,7 +115,7 @@ def test_kv_in_8_bits(like, kv_dtype, home, tmp_path):
 
 
 @pytest.mark.parametrize("like", ["sm_80", "sm_90a"])
-def test_deterministic_forms(like, home, tmp_path):
+def test_deterministic_forms(like, kept_kernels, tmp_path):
     """A sequence at once, in parts, and token by token beside another: the same bits."""
     device = EmulateDevice(like, cache.package_variants(like))
     model, _ = load_emulated(device, str(tiny.write("llama", tmp_path, "BF16")))
@@ -139,7 +131,7 @@ def test_deterministic_forms(like, home, tmp_path):
     np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
-def test_an_engine_runs_ahead(home, tmp_path):
+def test_an_engine_runs_ahead(kept_kernels, tmp_path):
     """Requests that come and go, sampled with penalties and biases, a step submitted before the one before is read: the
     pages (of 8 bits, of two blocks), ids and histories that the device keeps are the host's, and a request says the same in
     other company."""
@@ -222,7 +214,7 @@ def test_an_engine_runs_ahead(home, tmp_path):
     assert say(ids[:35]) == (first, 32)
 
 
-def test_masks_between_the_forward_and_the_sampler(home, tmp_path):
+def test_masks_between_the_forward_and_the_sampler(kept_kernels, tmp_path):
     """One request whose grammar allows one token in each step, beside a free one, on a device that runs ahead."""
     device = EmulateDevice("sm_80", cache.package_variants("sm_80"))
     model, plan = load_emulated(device, str(tiny.write("llama", tmp_path, "BF16")))
@@ -297,7 +289,7 @@ class Knowing(Speculator):
         self.waits = not self.waits
 
 
-def test_drafts_are_verified_on_a_gpu(home, tmp_path):
+def test_drafts_are_verified_on_a_gpu(kept_kernels, tmp_path):
     """Runs of several tokens beside single ones and a prompt's chunk; penalties look at a history that has the drafts
     before each line and not those behind it."""
     device = EmulateDevice("sm_90a", cache.package_variants("sm_90a"))
@@ -341,7 +333,7 @@ def test_drafts_are_verified_on_a_gpu(home, tmp_path):
     assert 0 < counters.accepted_tokens < counters.drafted_tokens
 
 
-def test_jobs_and_beams(home, tmp_path):
+def test_jobs_and_beams(kept_kernels, tmp_path):
     """Log-probabilities and hidden states beside a request that runs ahead, and a beam search: a GPU's recordings."""
     device = EmulateDevice("sm_90a", cache.package_variants("sm_90a"))
     model, plan = load_emulated(device, str(tiny.write("llama", tmp_path, "BF16")))
@@ -385,7 +377,7 @@ def test_jobs_and_beams(home, tmp_path):
 
 
 @pytest.mark.parametrize("like, kv_dtype", [("sm_80", "fp8"), ("sm_90a", "bf16")])
-def test_no_kernel_reads_what_a_window_has_passed(like, kv_dtype, home, tmp_path, monkeypatch):
+def test_no_kernel_reads_what_a_window_has_passed(like, kv_dtype, kept_kernels, tmp_path, monkeypatch):
     """A prompt in chunks and a few tokens on a model with layers in groups: pages that were given back are NaN at once."""
     device = EmulateDevice(like, cache.package_variants(like))
     model, plan = load_emulated(device, str(tiny.write("gemma3", tmp_path, "BF16")))
@@ -431,7 +423,7 @@ def test_no_kernel_reads_what_a_window_has_passed(like, kv_dtype, home, tmp_path
         assert line[token] >= line.max() - 0.02 * np.abs(logits).max()
 
 
-def test_a_profiled_step_has_every_launch(home, tmp_path):
+def test_a_profiled_step_has_every_launch(kept_kernels, tmp_path):
     """On a device that alternates between two recordings and copies its inputs: a step of each kind, launch by launch,
     and the replies of an engine that was profiled are those of one that was not."""
     device = EmulateDevice("sm_90a", cache.package_variants("sm_90a"))

@@ -11,8 +11,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_rows.py"
 
 
 @pytest.fixture
-def bench(monkeypatch, request):
-    monkeypatch.setenv("ZSE_HOME", str(request.config.cache.mkdir("zse_home")))
+def bench(monkeypatch, kept_kernels):
     names = runpy.run_path(str(SCRIPT))
     names["norms"].__globals__.update(ROWS=(1, 2, 3), SAMPLED=((1, 8), (2, 3)), sets_for=lambda nbytes: 1)
     timed = []
