@@ -143,7 +143,11 @@ def tokens(family: str) -> np.ndarray:
 def shapes(family: str) -> dict[str, tuple[int, ...]]:
     """Tensor names of a Hugging Face file and their shapes. make_references.py loads them strictly into
     transformers."""
-    c = config(family)
+    return shapes_of(config(family))
+
+
+def shapes_of(c: dict) -> dict[str, tuple[int, ...]]:
+    """The same for a config.json."""
     hidden, inner = c["hidden_size"], c["intermediate_size"]
     dim = c.get("head_dim") or hidden // c["num_attention_heads"]
     q, kv = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim
