@@ -1,8 +1,10 @@
 """What tests of every part share: where the public models and the reference results are."""
 
 import contextlib
+import fcntl
 import os
 import signal
+import tempfile
 import time
 from pathlib import Path
 
@@ -89,11 +91,69 @@ def pytest_collect_directory(path: Path, parent):
 
 def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden files of emitted C")
+    parser.addoption(
+        "--exhaustive",
+        choices=("none", "only", "all"),
+        default="none",
+        help="the tests marked `exhaustive`: left out (default), run alone, or with the others",
+    )
 
 
-def pytest_collection_modifyitems(items):
-    """Tests that are marked `timed` hold a time against a bound. They have three attempts: a shared machine may take the
-    processor away for hundreds of milliseconds at any moment, and what the code makes slow is slow three times."""
-    for item in items:
-        if item.get_closest_marker("timed"):
-            item.add_marker(pytest.mark.flaky(reruns=2))
+def pytest_configure(config):
+    config.pluginmanager.register(Gate(config))
+
+
+class Gate:
+    """Which tests run, and which of them alone.
+
+    Tests marked `exhaustive` are breadth: `make test` leaves them out, says how many, and `make test-all` runs them.
+    Tests marked `timed` hold a time against a bound. Of several processes (pytest -n) each waits while another runs one.
+    They have three attempts: a shared machine may take the processor away for hundreds of milliseconds at any moment, and
+    what the code makes slow is slow three times."""
+
+    def __init__(self, config):
+        self.config, self.left_out = config, 0
+        run = getattr(config, "workerinput", {}).get("testrunuid")
+        self.files = [Path(tempfile.gettempdir(), f"zse-{run}-{name}") for name in ("gate", "running")] if run else []
+        self.locks = [os.open(path, os.O_CREAT | os.O_RDWR, 0o600) for path in self.files]
+
+    def pytest_collection_modifyitems(self, items):
+        for item in items:
+            if item.get_closest_marker("timed"):
+                item.add_marker(pytest.mark.flaky(reruns=2))
+        mode = self.config.getoption("--exhaustive")
+        if mode != "all":
+            left = [item for item in items if (item.get_closest_marker("exhaustive") is None) == (mode == "only")]
+            items[:] = [item for item in items if item not in set(left)]
+            self.config.hook.pytest_deselected(items=left)
+            self.left_out = len(left) if mode == "none" else 0
+        if hasattr(self.config, "workeroutput"):
+            self.config.workeroutput["left_out"] = self.left_out
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node):
+        self.left_out = getattr(node, "workeroutput", {}).get("left_out", self.left_out)
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_protocol(self, item):
+        if not self.locks:
+            yield
+            return
+        gate, running = self.locks  # who wants to be alone holds the gate until the others are done with their test
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        alone = item.get_closest_marker("timed")
+        fcntl.flock(running, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(gate, fcntl.LOCK_UN)
+        yield
+        fcntl.flock(running, fcntl.LOCK_UN)
+
+    def pytest_sessionfinish(self):
+        for path, lock in zip(self.files, self.locks):
+            path.unlink(missing_ok=True)
+            os.close(lock)
+
+    def pytest_terminal_summary(self, terminalreporter):
+        if self.left_out:
+            terminalreporter.write_line(
+                f"{self.left_out} exhaustive tests left out: `make test-all` (pytest --exhaustive=only) runs them"
+            )
