@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from zse.lazy import LazyModule
+
 
 def run(script: str) -> str:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
@@ -47,6 +49,16 @@ print(hasattr(sys.modules["zse.quant.pack"], "made_here"))
     assert run(script) == "3\nFalse\n"
 
 
+def test_a_patch_of_a_lazy_module_is_undone():
+    module = LazyModule("zse.quant.pack")
+    before = module.f32_to_bf16
+    for _ in range(2):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "f32_to_bf16", None)
+            assert sys.modules["zse.quant.pack"].f32_to_bf16 is None
+        assert sys.modules["zse.quant.pack"].f32_to_bf16 is before
+
+
 def test_a_module_that_is_not_there_is_an_import_error():
     with pytest.raises(ImportError, match="nothing_here"):
         from zse.quant import nothing_here  # noqa: F401
@@ -55,7 +67,5 @@ def test_a_module_that_is_not_there_is_an_import_error():
 
 
 def test_a_lazy_module_answers_no_questions_of_inspect():
-    from zse.lazy import LazyModule
-
     module = LazyModule("zse.quant.pack")
     assert not hasattr(module, "__wrapped__") and module.__name__ == "zse.quant.pack"

@@ -34,6 +34,11 @@ class LazyModule(ModuleType):
 
     Reads and writes go to the module itself, so that a test that patches it is seen here."""
 
+    @property
+    def __dict__(self) -> "dict[str, Any]":  # type: ignore[override]
+        """The module's own: pytest's monkeypatch looks there for what it is to put back."""
+        return import_module(self.__name__).__dict__
+
     def __getattr__(self, name: str) -> "Any":
         if name.startswith("__") and name not in ("__file__", "__version__"):
             raise AttributeError(name)  # what inspect and copy look for is no use of the module
