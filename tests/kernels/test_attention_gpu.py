@@ -7,7 +7,7 @@ from zse.kernels.attention import attention
 from zse.kernels.gpu.attention_plan import MAX_RECORDS, AttentionScratch, decode_share, plan_attention, reciprocal31
 from zse.kernels.kv_pages import pages_shape
 from zse.kernels.qkv_post import qkv_post
-from zse.runtime.null import NullDevice
+from zse.runtime.null import NullGPU
 from zse.tensor import Tensor
 
 
@@ -19,7 +19,7 @@ def record(
     arch=80, heads=28, kv_heads=4, head_dim=128, dtype="bf16", tokens=5, longest_run=None, change=None, **options
 ):
     """The symbols that attention with a scratch of its own records."""
-    device = NullDevice(family="gpu", arch=arch)
+    device = NullGPU({80: "sm_80", 90: "sm_90a"}[arch])
     recorder = device.record()
     pages = {
         name: new(device, dtype, 9, kv_heads, *pages_shape(head_dim, dtype, name == "k_pages", "gpu"))
@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_refused(options, error, message):
 
 
 def test_scratch_belongs_to_windows_and_heads():
-    device = NullDevice(family="gpu", arch=80)
+    device = NullGPU("sm_80")
     scratch = AttentionScratch.make(device, 28, 4, 128, [0, 512], 64, 4096)
     recorder = device.record()
     plan_attention(recorder, scratch, new(device, "i32", 5), new(device, "i32", 5), 1)
@@ -108,7 +108,7 @@ def test_division_by_multiplication_is_exact():
     ],
 )
 def test_qkv_post_wants_pages_of_the_form_of_their_type(dtype, shape, message):
-    device = NullDevice(family="gpu", arch=80)
+    device = NullGPU("sm_80")
     tensors = {
         "qkv": new(device, "f32", 3, 12 * 64),
         "q_norm": None,

@@ -10,7 +10,7 @@ from zse.kernels.gpu.gemm_cases import SCHEMES
 from zse.kernels.gpu.matmul import variants
 from zse.kernels.matmul import matmul, matmul_gated
 from zse.quant.scheme import AffineScheme, DenseScheme, Fp8Scheme
-from zse.runtime.null import NullDevice
+from zse.runtime.null import NullGPU
 from zse.tensor import Fp8Activation, Tensor, Weight
 
 ROWS, WIDTH = 1024, 2048
@@ -27,14 +27,13 @@ def params_of(variant):
     return [[name, type_of(annotation)] for name, annotation in variant.kernel.params if annotation is not static]
 
 
-class Recording(NullDevice):
+class Recording(NullGPU):
     """Checks launches against the kernels of an architecture. maps: the (shape, box) of tensor maps."""
 
     def __init__(self, arch: int):
-        kernels = variants(CudaTarget({80: "sm_80", 90: "sm_90a"}[arch]))
-        super().__init__(
-            manifest={variant.symbol: {"params": params_of(variant)} for variant in kernels}, family="gpu", arch=arch
-        )
+        like = {80: "sm_80", 90: "sm_90a"}[arch]
+        kernels = variants(CudaTarget(like))
+        super().__init__(like, {variant.symbol: {"params": params_of(variant)} for variant in kernels})
         self.maps = []
 
     def tensor_map(self, tensor, box, *, swizzle=0, dims=None, strides=None):

@@ -41,7 +41,7 @@ TOKENS = 14
 def load_emulated(device, path, quantize=None):
     """(Model, its ModelPlan): the host's memory as the loader fills it for a GPU, copied to the emulated one."""
     with CPUDevice(2) as cpu, open_model(path) as source:
-        cpu.family = "gpu"
+        cpu.kernels = "gpu"
         plan = plan_model(source, family="gpu", quantize=quantize)
         host = load_model(cpu, plan)
         host.wait()

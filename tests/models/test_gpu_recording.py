@@ -11,10 +11,10 @@ from zse.errors import ConfigError
 from zse.formats.source import open_model
 from zse.kernel import cache
 from zse.kernel.emit import emit_gpu
-from zse.kernels.gpu.gemm import PARTIAL_BYTES, num_sms
+from zse.kernels.gpu.gemm import PARTIAL_BYTES
 from zse.models import forms
 from zse.models.load import load_model, plan_model
-from zse.runtime.null import NullDevice
+from zse.runtime.null import NullGPU
 
 ARCHS = ("sm_80", "sm_90a", "gfx90a", "metal3.1")
 GIB = 1 << 30
@@ -39,35 +39,14 @@ class Manifest:
         return self.entries[symbol]
 
 
-class NullGPU(NullDevice):
+class SmallGPU(NullGPU):
     memory_total = 24 * GIB
     memory_free = 20 * GIB
-    num_sms = 132
-
-    def staging(self, nbytes, label="staging", mapped=False):
-        staging = super().staging(nbytes, label)
-        staging.shared = False  # copies are recorded, as between a host and a GPU
-        return staging
-
-    def tensor_map(self, tensor, box, **options):
-        assert len(box) == len(options.get("dims") or tensor.shape)
-
-        class Map:
-            buffer, host_address = tensor.buffer, 64
-
-        return Map()
 
 
 @pytest.fixture(scope="module", params=ARCHS)
 def gpu(request):
-    arch = request.param
-    device = NullGPU(
-        family="gpu",
-        arch=int(arch.removeprefix("sm_").removesuffix("a")) if arch.startswith("sm_") else 0,
-        manifest=Manifest(arch),
-    )
-    device.simt = not arch.startswith("sm_")
-    return device
+    return SmallGPU(request.param, Manifest(request.param))
 
 
 def runner_of(gpu, path, **options):
@@ -130,7 +109,7 @@ def test_turns_alternate_and_feed_each_other(gpu, tmp_path):
 )
 def test_the_memory_plan_counts_what_is_allocated(family, kv_dtype, context, size, tmp_path):
     """context: a longer one than the model's, for which pages of `size` tokens are what auto takes."""
-    gpu = NullGPU(family="gpu", arch=90)
+    gpu = SmallGPU()
     source = open_model(write(family, tmp_path))
     plan = plan_model(source, family="gpu")
     if context:
@@ -145,7 +124,7 @@ def test_the_memory_plan_counts_what_is_allocated(family, kv_dtype, context, siz
     assert runner.runs_ahead
     labels = gpu.memory()
     # The GEMM's scratch comes with its first recording.
-    counted = memory.parts["scratch"] - num_sms(gpu) * PARTIAL_BYTES
+    counted = memory.parts["scratch"] - gpu.num_sms * PARTIAL_BYTES
     assert labels["kv cache"] == memory.parts["kv cache"]
     assert labels["weights"] == pytest.approx(sum(plan.memory_bytes.values()), rel=0.01)
     # The plan may round up, never down by more than alignment.
@@ -162,7 +141,7 @@ def test_the_memory_plan_counts_what_is_allocated(family, kv_dtype, context, siz
     ],
 )
 def test_what_does_not_fit_is_counted_before_anything_is_allocated(tmp_path, options, message):
-    gpu = NullGPU(family="gpu", arch=90)
+    gpu = SmallGPU()
     source = open_model(write("llama", tmp_path))
     with pytest.raises(ConfigError, match=message):
         plan_memory(EngineConfig(**dict(model="m", max_rows=4) | options), plan_model(source, family="gpu"), gpu)

@@ -8,7 +8,7 @@ import pytest
 from zse.dtypes import ITEM_BYTES
 from zse.kernels.feed import TokenHistory
 from zse.kernels.sample import row_parameters, sample_tensors
-from zse.runtime.null import NullDevice
+from zse.runtime.null import NullDevice, NullGPU
 from zse.sampling.params import SamplingParams
 from zse.sampling.state import RESULTS, SamplerState, input_nbytes, result_nbytes
 from zse.scheduler.request import Request
@@ -101,7 +101,7 @@ def test_results_are_read_line_by_line():
 
 def on_gpu(**places):
     history = TokenHistory(Tensor(None, (8, 16), "i32"), Tensor(None, (4, 8), "i32"), 2)
-    return SamplerState(NullDevice(family="gpu"), VOCAB, max_rows=4, max_tokens=64, history=history, **places)
+    return SamplerState(NullGPU(), VOCAB, max_rows=4, max_tokens=64, history=history, **places)
 
 
 def test_gpu_lines_name_the_history_and_its_length():
@@ -134,7 +134,7 @@ def test_a_place_inside_a_staging_is_as_large_as_announced():
 
 def test_gpu_needs_a_history():
     with pytest.raises(ValueError, match="history"):
-        SamplerState(NullDevice(family="gpu"), VOCAB, max_rows=4, max_tokens=64)
+        SamplerState(NullGPU(), VOCAB, max_rows=4, max_tokens=64)
 
 
 def _array(format, values):

@@ -229,7 +229,7 @@ def measure(device, launch, copies: int, guess_us: float) -> float:
 def time_case(device, op, case) -> float:
     """Microseconds of one launch of a case, with inputs that the caches do not hold."""
     cost = op.cost(case)
-    cache = getattr(device, "l2_bytes", 0) or 32 << 20
+    cache = device.l2_bytes or 32 << 20
     copies = max(2, min(32, -(-COPIES_BYTES * cache // max(cost.bytes, 1))))
     sets = []
     try:

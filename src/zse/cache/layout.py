@@ -55,14 +55,11 @@ class KVCache:
         nbytes = block_nbytes(config, dtype, groups)
         self.page_nbytes = nbytes * self.blocks_per_page
         self.parts_per_block = 2 * _block_layers(config, groups)
-        if hasattr(device, "alloc_growing"):
-            self.buffer = device.alloc_growing(first_nbytes(self.nbytes), self.nbytes, label="kv cache")
-        else:
-            self.buffer = device.alloc(self.nbytes, label="kv cache")
+        self.buffer = device.alloc_growing(first_nbytes(self.nbytes), self.nbytes, label="kv cache")
         part = nbytes // self.parts_per_block
         count = (self.num_blocks - 1) * self.parts_per_block + 1  # the last block's part is the last index
         heads, dim, kind = config.num_kv_heads, config.head_dim, KV_DTYPES[dtype]
-        keys, values = (pages_shape(dim, kind, keys, device.family) for keys in (True, False))
+        keys, values = (pages_shape(dim, kind, keys, device.kernels) for keys in (True, False))
         places = {layer: (group, place) for group, layers in enumerate(groups) for place, layer in enumerate(layers)}
         self.group_of = [places[layer][0] for layer in range(config.num_layers)]
         at = [2 * places[layer][1] * part for layer in range(config.num_layers)]

@@ -150,7 +150,7 @@ def _bench(args) -> int:
     from zse.runtime import open_device
 
     device = open_device(args.device)
-    if device.family != "gpu":
+    if device.kernels != "gpu":
         raise ConfigError(f"{args.device} is no GPU; kernels of the CPU are timed by `zse bench`")
 
     def report(line: kernels.Line, ceiling: float) -> None:
@@ -162,7 +162,7 @@ def _bench(args) -> int:
         )
 
     ceiling, lines = kernels.run(device, args.op, report, args.only)
-    print(f"{getattr(device, 'product', args.device)}: {ceiling:.0f} GB/s read")
+    print(f"{device.product or device.name}: {ceiling:.0f} GB/s read")
     if args.json:
         rows = [line._asdict() | {"gigabytes": line.gigabytes, "ceiling": ceiling} for line in lines]
         Path(args.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

@@ -60,7 +60,7 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
 
     family, model = device.family, plan.config
     if family == "gpu":
-        from zse.kernels.gpu.gemm_parts import PARTIAL_BYTES, num_sms
+        from zse.kernels.gpu.gemm_parts import PARTIAL_BYTES
     # A row that has a whole context anyway gives nothing back.
     groups = group_layers(model) if config.kv_layout == "paged" else (tuple(range(model.num_layers)),)
 
@@ -80,7 +80,7 @@ def plan_memory(config: EngineConfig, plan, device, draft=None) -> MemoryPlan:
             # What jobs need when the first of them comes (engine/forwards.py).
             total += inputs_nbytes(tokens, lines, new_blocks(tokens, JOB_ROWS), input_nbytes(lines)) + 16 * lines
             total += device_nbytes(lines, model.vocab_size)
-            total += 2 * device_nbytes(rows + drafts, model.vocab_size) + num_sms(device) * PARTIAL_BYTES
+            total += 2 * device_nbytes(rows + drafts, model.vocab_size) + device.num_sms * PARTIAL_BYTES
         return total
 
     token_bytes = (scratch_for(2048, 1, BLOCK) - scratch_for(1024, 1, BLOCK)) // 1024

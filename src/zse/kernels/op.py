@@ -169,7 +169,7 @@ def later(module: str, name: str) -> Callable[..., Any]:
 
 def on_gpu(recorder: Any) -> bool:
     """Whether a launcher records for a GPU: its kernels, its layouts."""
-    return getattr(getattr(recorder, "device", None), "family", "cpu") == "gpu"
+    return recorder.device.kernels == "gpu"
 
 
 def require(condition: bool, message: str) -> None:

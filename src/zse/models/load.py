@@ -279,7 +279,7 @@ def load_model(device, plan: ModelPlan, *, max_memory: int | None = None, start:
     max_memory: bytes; ConfigError when the weights alone are over it. device.family must be the plan's.
     """
     require_memory(plan.memory_bytes, max_memory)
-    family = getattr(device, "family", "cpu")
+    family = device.kernels
     if family != plan.family:
         raise ValueError(f"a plan for {plan.family} on a {family}")
     buffer = device.alloc(sum(plan.memory_bytes.values()), label="weights")

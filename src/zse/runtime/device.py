@@ -234,8 +234,8 @@ class Staging:
 
     __slots__ = ("host", "buffer", "nbytes", "shared")
 
-    def __init__(self, buffer: "Buffer"):
-        self.buffer, self.nbytes, self.shared = buffer, buffer.nbytes, True
+    def __init__(self, buffer: "Buffer", shared: bool = True):
+        self.buffer, self.nbytes, self.shared = buffer, buffer.nbytes, shared
         self.host: memoryview = buffer.view()
 
     def free(self) -> None:
@@ -361,23 +361,61 @@ def check_write(tensor: "Any", nbytes: int) -> None:
 class Device:
     """Memory, kernels and graphs of one processor.
 
-    name: "cpu", "cuda", "null", …; isa: the kernels' level; threads: of the pool (0 on a GPU). family: "cpu" or "gpu",
-    which kernels an op records; arch: of the GPU (90 for sm_90), 0 elsewhere.
+    What a device can do stands here as attributes, with a CPU's values: code asks for the one that it depends on, never
+    for the device's name or class.
     """
 
     name: str
+    """ "cpu", "cuda", "hip", "metal", "emulate" or "null"."""
+    product: str = ""
+    """What the hardware calls itself; empty for a CPU (zse.runtime.probe.cpu_model)."""
+    kernels: str = "cpu"
+    """ "cpu" or "gpu": which launchers, layouts and settings; the key of every table that differs by kind of processor."""
     isa: str
-    threads: int
-    family: str = "cpu"
+    """The level or architecture that its kernels are compiled for: "x86-64-v3", "sm_90a", "gfx942"."""
     arch: int = 0
-    supports_capture: bool = False  # of graphs, which are replayed as such; may be set to False before any is recorded
-    simt: bool = (
-        False  # a GPU of whose instructions the kernel language has no matrix products and no copies (HIP, Metal)
-    )
+    """An NVIDIA GPU's compute capability as one number (90 for sm_90), 0 elsewhere."""
+    simt: bool = False
+    """A GPU of whose instructions the kernel language has no matrix products and no copies (HIP, Metal)."""
+    threads: int
+    """Of the pool that runs kernels; 0 on a GPU."""
+    num_sms: int = 1
+    """Multiprocessors: groups of blocks that run side by side."""
+    shared_bytes: int = 0
+    """Most shared memory of one block."""
+    l2_bytes: int = 0
+    """Of the last cache before memory; 0: unknown."""
+    shares_memory: bool = True
+    """Device memory is the host's: buffers have views, and a Staging is one memory."""
+    runs_ahead: bool = False
+    """Works while the host does something else: the host may submit a step before it reads the last one's results."""
+    inner: str = "f32"
+    """The dtype between operations (the residual stream is f32 everywhere)."""
+    activations: tuple[str, ...] = ("int8", "f32")
+    """The forms that matrix products can take their inputs in, the default first."""
+    fuses: bool = False
+    """matmul adds to the residual stream, and matmul_gated gates, in their epilogues."""
+    supports_capture: bool = False
+    """Of graphs, which are replayed as such; may be set to False before any is recorded."""
+
+    @property
+    def family(self) -> str:
+        """The former name of `kernels`."""
+        return self.kernels
+
+    @property
+    def steps_in_flight(self) -> int:
+        """Batches that are submitted and not collected, at most."""
+        return 2 if self.runs_ahead else 1
 
     def alloc(self, nbytes: int, label: str = "other") -> "Buffer":
         """Zero-filled memory, counted under `label`. Raises DeviceError when there is not enough."""
         raise NotImplementedError
+
+    def alloc_growing(self, nbytes: int, maximum: int, label: str = "other") -> "Any":
+        """A buffer of `nbytes` whose `grow(nbytes)` makes it up to `maximum` bytes at the same address; of `maximum` bytes
+        at once where memory becomes resident when it is first touched (CPU) or cannot grow."""
+        return self.alloc(maximum, label)
 
     def memory(self) -> "dict[str, int]":
         """Bytes in use by label."""
@@ -403,7 +441,7 @@ class Device:
     def staging(self, nbytes: int, label: str = "staging", mapped: bool = False) -> Staging:
         """Zeroed memory that host and device exchange a step's data through. mapped: on a GPU, memory of the host that
         kernels reach over the bus; nothing is copied. For few bytes that kernels write once, as sampled tokens are."""
-        return Staging(self.alloc(nbytes, label))
+        return Staging(self.alloc(nbytes, label), self.shares_memory)
 
     def read(self, tensor: "Any") -> bytes:
         """The bytes of a Tensor or Buffer, after all that was submitted. Synchronous: for tests and loading."""
@@ -475,3 +513,16 @@ class Device:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+class GPUCapabilities(Device):
+    """What all devices with GPU kernels have in common."""
+
+    kernels = "gpu"
+    threads = 0
+    shares_memory = False
+    runs_ahead = True
+    num_sms = 132  # an H200's, where a driver does not say
+    inner = "bf16"
+    activations = ("bf16",)
+    fuses = True

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from zse.errors import CompileError, DeviceError
 from zse.runtime.buffer import Account, Buffer
-from zse.runtime.device import Copy, Device, Graph, Program, Recorder, Staging
+from zse.runtime.device import Copy, GPUCapabilities, Graph, Program, Recorder, Staging
 from zse.runtime.symbol import Sym
 
 TYPE_CHECKING = False
@@ -241,7 +241,7 @@ class EmulatedGraph(Graph):
             staging.host[copy.offset : copy.offset + copy.nbytes] = ctypes.string_at(place, copy.nbytes)
 
 
-class EmulateDevice(Device):
+class EmulateDevice(GPUCapabilities):
     """like: the GPU architecture whose features the kernels find. variants: other kernels than the package's, by symbol (tests).
 
     seed: of the order in which threads run, another one for each launch; None: a fresh one, which errors name. dependent: hold
@@ -249,8 +249,6 @@ class EmulateDevice(Device):
     not read before it is written; without it such a read gives NaN."""
 
     name = "emulate"
-    family = "gpu"
-    threads = 0
     num_sms = 6
     shared_bytes = 232448
     l2_bytes = 50 << 20

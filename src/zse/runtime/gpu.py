@@ -15,7 +15,7 @@ from zse.errors import DeviceError, DeviceLost, DeviceMemoryError
 from zse.runtime import native
 from zse.runtime.bindings.driver import OUT_OF_MEMORY, Driver, DriverError
 from zse.runtime.buffer import Account
-from zse.runtime.device import Device, Program, Recorder, check_write
+from zse.runtime.device import GPUCapabilities, Program, Recorder, check_write
 from zse.runtime.gpu_memory import (
     DEVICE_LOCATION,
     PINNED,
@@ -66,14 +66,12 @@ class Kernels:
         self.manifest, self.load = manifest, load
 
 
-class GPUDevice(Device):
+class GPUDevice(GPUCapabilities):
     """Base of the devices behind a CUDA-like driver. The subclass opens the context before it calls __init__.
 
     ordinal: which GPU; current: what `set_current` takes (the context).
     """
 
-    family = "gpu"
-    threads = 0
     overlaps = False  # launches carry the attribute of programmatic dependent launch
     supports_capture = True
     supports_growth = False

@@ -13,7 +13,7 @@ from ctypes import byref, c_char_p, c_void_p
 from zse.errors import DeviceError, DeviceLost
 from zse.runtime.bindings.objc import ObjC, Size, UInt
 from zse.runtime.buffer import Account
-from zse.runtime.device import Device, Graph, Load, Program, Recorder, Staging, Ticket
+from zse.runtime.device import GPUCapabilities, Graph, Load, Program, Recorder, Ticket
 from zse.runtime.gpu import Kernels
 from zse.runtime.symbol import Sym
 
@@ -268,10 +268,10 @@ class MetalGraph(Graph):
             self.close()
 
 
-class MetalDevice(Device):
+class MetalDevice(GPUCapabilities):
     """The system's default GPU. objc, kernels: others (tests); default: the pack of `isa`. `kernels.load(image)` gives MSL source."""
 
-    name, isa, family, threads, simt = "metal", "metal3.1", "gpu", 0, True
+    name, isa, simt, shares_memory = "metal", "metal3.1", True, True
     closed = False
 
     def __init__(self, objc: ObjC | None = None, kernels: Kernels | None = None):
@@ -294,9 +294,6 @@ class MetalDevice(Device):
         if self.closed:
             raise DeviceError("the metal device was closed")
         return MetalBuffer(self, nbytes, label)
-
-    def staging(self, nbytes: int, label: str = "staging", mapped: bool = False) -> Staging:
-        return Staging(self.alloc(nbytes, label))  # type: ignore[arg-type]
 
     def memory(self) -> dict[str, int]:
         return dict(self._account.by_label)

@@ -4,12 +4,14 @@ Its memory is real, so the host writes inputs and a test's `on_run` writes outpu
 """
 
 from zse.errors import DeviceError
+from zse.kernel import archs
 from zse.runtime.buffer import Account, Buffer
-from zse.runtime.device import Device, Graph, Load, Program, Recorder
+from zse.runtime.device import Device, GPUCapabilities, Graph, Load, Program, Recorder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
 
     from zse.runtime.load import LoadJob
 
@@ -31,6 +33,15 @@ class NullGraph(Graph):
         device: NullDevice = self.device  # type: ignore[assignment]
         if device.on_run is not None:
             device.on_run(self, symbols)
+
+
+class NullMap:
+    """A tensor map that says whose memory it describes."""
+
+    host_address = 64
+
+    def __init__(self, buffer: Buffer):
+        self.buffer = buffer
 
 
 class NullLoad(Load):
@@ -56,8 +67,7 @@ class NullLoad(Load):
 
 class NullDevice(Device):
     """manifest: {symbol: {"params": [[name, type], ...]}}: launches are checked against it; None accepts any launch.
-    on_run(graph, symbols) is called at every replay. loads: the job lists given to `load`. family, arch: whose kernels
-    ops shall record; the memory stays the host's."""
+    on_run(graph, symbols) is called at every replay. loads: the job lists given to `load`."""
 
     name = "null"
     isa = "null"
@@ -65,13 +75,10 @@ class NullDevice(Device):
     def __init__(
         self,
         threads: int = 1,
-        manifest: dict | None = None,
+        manifest: "Mapping[str, dict] | None" = None,
         on_run: "Callable[[NullGraph, dict[str, int]], None] | None" = None,
-        family: str = "cpu",
-        arch: int = 0,
     ):
         self.threads = threads
-        self.family, self.arch = family, arch
         self.on_run = on_run
         self.graphs: list[NullGraph] = []
         self.loads: list[list[LoadJob]] = []
@@ -105,3 +112,27 @@ class NullDevice(Device):
     def close(self) -> None:
         for graph in self.graphs:
             graph.close()
+
+
+class NullGPU(GPUCapabilities, NullDevice):
+    """A NullDevice that ops record GPU kernels for: an H200 unless `like` is another architecture of zse.kernel.archs. Its
+    memory is the host's, but a Staging has copies and buffers are filled with `write`, as on a GPU."""
+
+    memory_total = memory_free = 140 << 30
+
+    def __init__(
+        self,
+        like: str = "sm_90a",
+        manifest: "Mapping[str, dict] | None" = None,
+        on_run: "Callable[[NullGraph, dict[str, int]], None] | None" = None,
+    ):
+        super().__init__(0, manifest, on_run)
+        number, features = archs.features_of(like)
+        self.simt = "simt" in features
+        self.arch = 0 if self.simt else number
+
+    def tensor_map(self, tensor: "Any", box: "Sequence[int]", **options: "Any") -> NullMap:
+        """As of CUDADevice, with only the number of dimensions checked."""
+        if len(box) != len(options.get("dims") or tensor.shape):
+            raise ValueError(f"tensor_map: box {tuple(box)} of a tensor of shape {tensor.shape}")
+        return NullMap(tensor.buffer)

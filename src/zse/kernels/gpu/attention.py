@@ -61,7 +61,7 @@ def record_attention(
     check("attention page_table", page_table, "i32", None, None)
     check("attention token_row", token_row, "i32", tokens)
     check("attention positions", positions, "i32", tokens)
-    if getattr(device, "simt", False):
+    if device.simt:
         from zse.kernels.gpu import attention_simple
 
         attention_simple.launch(
@@ -127,7 +127,7 @@ def record_attention(
         window,
         float(softcap),
     ]
-    if kv not in PACKED and getattr(device, "arch", 0) == 90:
+    if kv not in PACKED and device.arch == 90:
         from zse.kernels.gpu.attention_prefill import prefill_swizzle, wgmma_symbol
 
         swizzle = prefill_swizzle(head_dim)

@@ -54,7 +54,6 @@ MAX_RECORDS = 512  # tokens x tasks of tiles that are not whole
 MAX_PARTS = 4095  # tasks of a tile
 HEAD_DIMS = (64, 96, 128, 256)
 PREFILL_ROWS = 128  # of a prefill tile
-EMULATED_SMS = 2  # multiprocessors of a device that does not say how many it has
 
 
 def reciprocal31(divisor: int) -> int:
@@ -282,11 +281,6 @@ def decode_tile_tokens(group: int, head_dim: int, longest_run: int | None) -> in
     return 1 if longest_run == 1 else max(1, decode_columns(head_dim) // group)
 
 
-def decode_blocks(device) -> int:
-    """Blocks of the decode kernel: one for every multiprocessor, whose shared memory its rings fill."""
-    return getattr(device, "num_sms", EMULATED_SMS)
-
-
 class AttentionScratch(NamedTuple):
     """Scratch memory of attention on the GPU. plans: window → i32 plan. counters: i32, all zero between launches.
     records: f32 [capacity, heads, head_dim] unnormalised sums; totals: f32 [capacity, heads, 2] maximum (of scores
@@ -360,14 +354,14 @@ class AttentionScratch(NamedTuple):
             heads,
             kv_heads,
             shapes["records"][0] + max_tokens,
-            decode_blocks(device),
+            device.num_sms,
         )
 
 
 def plan_attention(recorder, scratch: AttentionScratch, token_row, positions, longest_run: int | None = None) -> None:
     """Record the cutting of the batch: token_row, positions i32 [M], as attention() takes them. longest_run: the most
     tokens of one row in this recording, as attention() is given it; None: unknown."""
-    if getattr(recorder.device, "simt", False):
+    if recorder.device.simt:
         return  # attention_simple needs no plan
     tokens = token_row.shape[0]
     group = scratch.heads // scratch.kv_heads

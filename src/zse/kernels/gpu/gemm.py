@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from zse.dtypes import ITEM_BYTES
 from zse.kernel import Variant
 from zse.kernels.gpu import dequantize, gemm_portable, gemm_r16, gemm_skinny, gemm_wgmma, r16
-from zse.kernels.gpu.gemm_parts import ACCUMULATE, PARTIAL_BYTES, STORE, STORE_BF16, num_sms
+from zse.kernels.gpu.gemm_parts import ACCUMULATE, PARTIAL_BYTES, STORE, STORE_BF16
 from zse.kernels.op import require
 from zse.quant.scheme import DenseScheme
 from zse.runtime.symbol import ceil_div
@@ -100,14 +100,14 @@ _pieces: "WeakKeyDictionary[object, Tensor]" = WeakKeyDictionary()
 
 def scratch_nbytes(device) -> int:
     """Device memory that the kernels of this module take once."""
-    return num_sms(device) * (PARTIAL_BYTES + 4 * 8)
+    return device.num_sms * (PARTIAL_BYTES + 4 * 8)
 
 
 def scratch_of(device) -> Scratch:
     """The device's scratch, made when first asked for."""
     found = _scratch.get(device)
     if found is None:
-        sms = num_sms(device)
+        sms = device.num_sms
         found = _scratch[device] = Scratch(
             Tensor(device.alloc(sms * PARTIAL_BYTES, "scratch"), (sms * PARTIAL_BYTES // 4,), "f32"),
             Tensor(device.alloc(sms * 32, "scratch"), (sms * 8,), "i32"),
@@ -127,7 +127,7 @@ def _piece_of(device, nbytes: int) -> Tensor:
 
 def has_wgmma(device) -> bool:
     """Only Hopper: the instructions were not carried over to later architectures."""
-    return getattr(device, "arch", 0) == 90
+    return device.arch == 90
 
 
 def kind_of(scheme) -> object:
@@ -172,7 +172,7 @@ def takes(device, weight, activation: str, gated: bool, max_tokens: int) -> bool
     return (
         activation == "bf16"
         and max_tokens > PREPARED_TOKENS
-        and getattr(device, "arch", 0) >= 80
+        and device.arch >= 80
         and width % 8 == 0
         and rows % (32 if gated else 1) == 0
     )
@@ -350,7 +350,7 @@ def _launch_tiles(recorder, a, weight, out, bias, accumulate: bool, gated: str |
         _launch_wgmma(recorder, a, weight, out, bias, accumulate, gated, max_tokens)
         return
     cols = rows // 2 if gated else rows
-    tile, splits, _ = choose(kind, gated is not None, max_tokens, cols, width, num_sms(device), scheme.group)
+    tile, splits, _ = choose(kind, gated is not None, max_tokens, cols, width, device.num_sms, scheme.group)
     linear, cubic = GATES[gated] if gated else (0.0, 0.0)
     scratch = scratch_of(device)
     q_map, high_map = _integer_maps(device, weight, tile.rows // 16 // (2 if gated else 1))
@@ -388,7 +388,7 @@ def _launch_tiles(recorder, a, weight, out, bias, accumulate: bool, gated: str |
 
 def _grid(device, tile: Tile, max_tokens: int, cols: int, gated: str | None, splits: int) -> int:
     made = tile.rows // 2 if gated else tile.rows
-    return min(num_sms(device), -(-max_tokens // tile.tokens) * -(-cols // made) * splits)
+    return min(device.num_sms, -(-max_tokens // tile.tokens) * -(-cols // made) * splits)
 
 
 def _launch_wgmma(
@@ -409,7 +409,7 @@ def _launch_wgmma(
     kind = kind_of(scheme)
     fp8 = _is_fp8(kind)
     cols = rows // 2 if gated else rows
-    tile, splits, _ = choose(kind, gated is not None, max_tokens, cols, width, num_sms(device))
+    tile, splits, _ = choose(kind, gated is not None, max_tokens, cols, width, device.num_sms)
     linear, cubic = GATES[gated] if gated else (0.0, 0.0)
     scratch = scratch_of(device)
     w_map = device.tensor_map(
@@ -508,7 +508,7 @@ def _launch_skinny(recorder, a, weight, out, bias, accumulate: bool, gated: str 
     box, wg = next(form for form in SKINNY[kind] if form[0] >= max_tokens)
     steps = -(-width // (128 if fp8 else 64))
     total = steps * -(-cols // (wg * (32 if gated else 64)))
-    share = ceil_div(total, num_sms(device))
+    share = ceil_div(total, device.num_sms)
     linear, cubic = GATES[gated] if gated else (0.0, 0.0)
     scratch = scratch_of(device)
     a_map = _token_map(device, a, max_tokens, box, fp8)

@@ -32,11 +32,6 @@ GROUP = 16
 CONSUMERS = 1  # named barrier of the multiplying warpgroups
 STORE, ACCUMULATE, STORE_BF16 = range(3)  # what becomes of a product: out f32 =, out f32 +=, out bf16 =
 PARTIAL_BYTES = 2 * 128 * 256 * 2  # of scratch per multiprocessor: two f32 tiles of 128 x 128, or one of 128 x 256
-NUM_SMS = 132  # of an H200, where a device does not say
-
-
-def num_sms(device) -> int:
-    return getattr(device, "num_sms", NUM_SMS)
 
 
 @inline

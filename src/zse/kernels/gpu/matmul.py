@@ -160,7 +160,7 @@ def variants(target) -> list[Variant]:
 def blocks_of(device, weight, gated: bool) -> tuple[int, int]:
     """(units of rows, blocks that share them)."""
     units = weight.shape[0] // UNIT if gated else -(-weight.shape[0] // UNIT)
-    return units, min(units, getattr(device, "num_sms", units))
+    return units, min(units, device.num_sms)
 
 
 def pick(device, weight, gated: bool, max_tokens: int, kernel: str | None = None) -> str:
@@ -176,17 +176,17 @@ def pick(device, weight, gated: bool, max_tokens: int, kernel: str | None = None
         and max_tokens * columns <= few.ELEMENTS
         and (kernel == "few" or kernel is None and units >= 2 * blocks)
     )
-    return "few" if takes_few and few_ring(form, getattr(device, "arch", 0)) else "small"
+    return "few" if takes_few and few_ring(form, device.arch) else "small"
 
 
 def takes_norm(device, weight, gated: bool, max_tokens: int, kernel: str | None = None) -> bool:
     """Whether record() takes NormedRows of up to `max_tokens` tokens for this weight: the product normalizes them."""
     width = weight.shape[1]
-    if getattr(device, "simt", False) or max_tokens > prologue.TOKENS or not prologue.fits(width, max_tokens):
+    if device.simt or max_tokens > prologue.TOKENS or not prologue.fits(width, max_tokens):
         return False
     if kernel is None and gemm.takes(device, weight, "bf16", gated, max_tokens):
         return False
-    form, arch = form_of(weight.scheme, width), getattr(device, "arch", 0)
+    form, arch = form_of(weight.scheme, width), device.arch
     name = pick(device, weight, gated, max_tokens, kernel)
     inside = name == "few" or max_tokens * prologue.pitch(width, small.row_padding(form[0])) <= prologue.elements_for(
         shared_bytes(arch)
@@ -268,7 +268,7 @@ def record(
     symmetric = int(scheme.kind == "affine" and scheme.symmetric)
     scaling = SCALINGS[scheme.scaling] if scheme.kind == "fp8" else 0
     mode = GATES[gate] if gate else ACCUMULATE if accumulate else STORE_BF16 if out.dtype == "bf16" else STORE
-    if getattr(device, "simt", False):
+    if device.simt:
         from zse.kernels.gpu import matmul_simple
 
         matmul_simple.launch(recorder, head, a, bias, out, tokens, weight, scaling, mode, gate is not None)
