@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import tiny
-from null_source import NullGPU, source_of
+from null_source import source_of
 
 from zse.cache.layout import KVCache
 from zse.models.decoder import Decoder, StepBuffers
 from zse.models.load import load_model, plan_model
-from zse.runtime.null import NullDevice
+from zse.runtime.null import NullDevice, NullGPU
 from zse.runtime.symbol import Sym
 
 FOLDER = Path(__file__).with_name("launches")

@@ -8,7 +8,8 @@ from ctypes import byref, c_int32, c_int64, c_uint64
 from zse.errors import DeviceError, FormatError
 from zse.runtime import native
 from zse.runtime.buffer import Account, Buffer
-from zse.runtime.device import Device, Graph, Load, Program, Recorder, buffers_of, encode
+from zse.runtime.device import Device, Graph, Program, Recorder, buffers_of, encode
+from zse.runtime.load import Load
 from zse.runtime.symbol import Sym
 
 TYPE_CHECKING = False

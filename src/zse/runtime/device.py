@@ -20,6 +20,7 @@ import ctypes
 import struct
 
 from zse.errors import DeviceError
+from zse.runtime.load import check_write
 from zse.runtime.symbol import Sym
 
 TYPE_CHECKING = False
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from zse.runtime.buffer import Buffer
-    from zse.runtime.load import LoadJob
+    from zse.runtime.load import Load, LoadJob
 
 MAX_SYMBOL = (1 << 31) - 1
 MAX_BLOCKS = (1 << 28) - 1  # of one launch, and of one group of independent launches (csrc/pool.c)
@@ -323,41 +324,6 @@ class Graph:
         self._buffers.clear()
 
 
-class Load:
-    """Jobs that run in the background, on threads of their own."""
-
-    total_bytes: int
-
-    @property
-    def done_bytes(self) -> int:
-        """Bytes read so far, for progress."""
-        raise NotImplementedError
-
-    @property
-    def finished(self) -> bool:
-        """Whether `wait` would return at once."""
-        raise NotImplementedError
-
-    def wait(self) -> None:
-        """Until all jobs are done. Raises FormatError when a file is shorter than a job says, DeviceError when reading
-        fails."""
-        raise NotImplementedError
-
-    def cancel(self) -> None:
-        """Start no further job, and wait for those that run."""
-        raise NotImplementedError
-
-
-def check_write(tensor: "Any", nbytes: int) -> None:
-    """ValueError unless `nbytes` are those of a Tensor or Buffer, and lie within the buffer."""
-    if nbytes != tensor.nbytes:
-        raise ValueError(f"{nbytes} bytes for a destination of {tensor.nbytes}")
-    buffer = getattr(tensor, "buffer", tensor)
-    end = getattr(tensor, "offset", 0) + nbytes
-    if end > buffer.nbytes:
-        raise ValueError(f"{nbytes} bytes end {end - buffer.nbytes} behind their buffer {buffer.label!r}")
-
-
 class Device:
     """Memory, kernels and graphs of one processor.
 
@@ -500,7 +466,7 @@ class Device:
     def _build(self, recorder: Recorder) -> Graph:
         raise NotImplementedError
 
-    def load(self, jobs: "Sequence[LoadJob]", threads: int | None = None) -> Load:
+    def load(self, jobs: "Sequence[LoadJob]", threads: int | None = None) -> "Load":
         """Start the jobs in the background, about in order. Keep files and destinations until `wait` returned."""
         raise NotImplementedError
 

@@ -15,7 +15,7 @@ from zse.errors import DeviceError, DeviceLost, DeviceMemoryError
 from zse.runtime import native
 from zse.runtime.bindings.driver import OUT_OF_MEMORY, Driver, DriverError
 from zse.runtime.buffer import Account
-from zse.runtime.device import GPUCapabilities, Program, Recorder, check_write
+from zse.runtime.device import GPUCapabilities, Program, Recorder
 from zse.runtime.gpu_memory import (
     DEVICE_LOCATION,
     PINNED,
@@ -28,6 +28,7 @@ from zse.runtime.gpu_memory import (
     MappedStaging,
     PinnedMemory,
 )
+from zse.runtime.load import check_write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from ctypes import byref, c_int32, c_uint64
 from zse.errors import DeviceError, FormatError
 from zse.runtime import native
 from zse.runtime.cpu import MAX_STAGING, path_of
-from zse.runtime.device import Load, buffers_of, encode
+from zse.runtime.device import buffers_of, encode
 from zse.runtime.gpu import pointer_array
+from zse.runtime.load import Load
 from zse.runtime.probe import allowed_cpus
 
 TYPE_CHECKING = False

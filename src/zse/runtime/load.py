@@ -1,4 +1,4 @@
-"""Jobs of the weight loader."""
+"""What loads weights: its jobs, and what runs them."""
 
 from typing import Any, NamedTuple
 
@@ -19,3 +19,38 @@ class LoadJob(NamedTuple):
     grid: tuple[int, ...] = (1,)
     path: str = ""
     field: str = "data"
+
+
+class Load:
+    """Jobs that run in the background, on threads of their own."""
+
+    total_bytes: int
+
+    @property
+    def done_bytes(self) -> int:
+        """Bytes read so far, for progress."""
+        raise NotImplementedError
+
+    @property
+    def finished(self) -> bool:
+        """Whether `wait` would return at once."""
+        raise NotImplementedError
+
+    def wait(self) -> None:
+        """Until all jobs are done. Raises FormatError when a file is shorter than a job says, DeviceError when reading
+        fails."""
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        """Start no further job, and wait for those that run."""
+        raise NotImplementedError
+
+
+def check_write(tensor: Any, nbytes: int) -> None:
+    """ValueError unless `nbytes` are those of a Tensor or Buffer, and lie within the buffer."""
+    if nbytes != tensor.nbytes:
+        raise ValueError(f"{nbytes} bytes for a destination of {tensor.nbytes}")
+    buffer = getattr(tensor, "buffer", tensor)
+    end = getattr(tensor, "offset", 0) + nbytes
+    if end > buffer.nbytes:
+        raise ValueError(f"{nbytes} bytes end {end - buffer.nbytes} behind their buffer {buffer.label!r}")

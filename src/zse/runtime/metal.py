@@ -13,8 +13,9 @@ from ctypes import byref, c_char_p, c_void_p
 from zse.errors import DeviceError, DeviceLost
 from zse.runtime.bindings.objc import ObjC, Size, UInt
 from zse.runtime.buffer import Account
-from zse.runtime.device import GPUCapabilities, Graph, Load, Program, Recorder, Ticket
+from zse.runtime.device import GPUCapabilities, Graph, Program, Recorder, Ticket
 from zse.runtime.gpu import Kernels
+from zse.runtime.load import Load
 from zse.runtime.symbol import Sym
 
 TYPE_CHECKING = False

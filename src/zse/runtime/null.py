@@ -6,7 +6,8 @@ Its memory is real, so the host writes inputs and a test's `on_run` writes outpu
 from zse.errors import DeviceError
 from zse.kernel import archs
 from zse.runtime.buffer import Account, Buffer
-from zse.runtime.device import Device, GPUCapabilities, Graph, Load, Program, Recorder
+from zse.runtime.device import Device, GPUCapabilities, Graph, Program, Recorder
+from zse.runtime.load import Load
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
