@@ -27,6 +27,7 @@ from zse.kernel import (
     thread_index,
 )
 from zse.runtime import gpu_graph, gpu_load
+from zse.runtime.args import Args
 from zse.runtime.gpu import Kernels
 from zse.runtime.load import LoadJob
 from zse.tensor import Tensor
@@ -123,7 +124,7 @@ def launches(device) -> None:
         device.overlaps = overlaps
         recorder = device.record()
         for _ in range(LAUNCHES):
-            recorder.launch("append", [out, 0], 132)
+            recorder.launch("append", Args(out=out, value=0), 132)
         graph = recorder.finish()
         can_capture, graph.can_capture = graph.can_capture, False
         graph.run()
@@ -164,7 +165,9 @@ def round_trips(device) -> None:
         if got is not None:
             recorder.upload(given)
         for _ in range(2):
-            recorder.launch("scale_rows", [given.buffer, (got or copied).buffer, 1000, 2.0, 1.0], 1)
+            recorder.launch(
+                "scale_rows", Args(x=given.buffer, out=(got or copied).buffer, width=1000, factor=2.0, add=1.0), 1
+            )
         if got is not None:
             recorder.download(got)
         graph = recorder.finish()

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from zse import build
 from zse.runtime import probe
+from zse.runtime.args import Args
 from zse.runtime.cpu import CPUDevice
 
 EMPTY = """#include <stdint.h>
@@ -51,7 +52,7 @@ def graph_of(device: CPUDevice, launches: int, grid, independent: bool = False):
     recorder = device.record()
     size = grid(recorder) if callable(grid) else grid
     for _ in range(launches):
-        recorder.launch("empty", [], size, independent=independent)
+        recorder.launch("empty", Args(), size, independent=independent)
     return recorder.finish()
 
 
@@ -61,7 +62,7 @@ def with_work_ns(device: CPUDevice, alone: CPUDevice) -> float:
     for where in (device, alone):
         recorder = where.record()
         for _ in range(LAUNCHES // 4):
-            recorder.launch("work", [WORK], device.threads * 4)
+            recorder.launch("work", Args(iterations=WORK), device.threads * 4)
         graphs.append(recorder.finish())
     together, single = (median_ns(graph.run) / (LAUNCHES // 4) for graph in graphs)
     return together - single / device.threads

@@ -35,6 +35,7 @@ from zse.kernel import (
     tma_load,
 )
 from zse.kernel.nvrtc import compile_variant
+from zse.runtime.args import Args
 from zse.runtime.cuda import CUDADevice, list_devices
 from zse.runtime.gpu import Kernels
 from zse.runtime.load import LoadJob
@@ -224,7 +225,7 @@ def test_staging_in_a_pipeline(mapped):
         given, got = GPU.staging(400, "in"), GPU.staging(400, "out", mapped=mapped)
         recorder = GPU.record()
         recorder.upload(given)
-        recorder.launch("scale_rows", [given.buffer, got.buffer, 100, 2.0, 1.0], 1)
+        recorder.launch("scale_rows", Args(x=given.buffer, out=got.buffer, width=100, factor=2.0, add=1.0), 1)
         recorder.download(got)
         turns.append((given.host.cast("f"), got.host.cast("f"), recorder.finish()))
     tickets: list = [None, None]

@@ -9,6 +9,7 @@ import pytest
 
 from zse.errors import CompileError, DeviceError
 from zse.kernel import Ptr, Variant, asm, kernel, u32
+from zse.runtime.args import Args
 from zse.runtime.emulate import EmulateDevice
 from zse.tensor import Tensor
 
@@ -146,7 +147,7 @@ def test_the_rule_of_dependent_launches(name, report, kept_kernels):
     x, y, z = (Tensor(device.alloc(256, label), (64,), "f32") for label in ("w", "x", "out"))
 
     def two(recorder):
-        recorder.launch("good", [x, y], 1)
+        recorder.launch("good", Args(x=x, out=y), 1)
         recorder.launch(name, [y, z], 1)
 
     with pytest.raises(DeviceError, match=report) as caught:
@@ -157,12 +158,12 @@ def test_the_rule_of_dependent_launches(name, report, kept_kernels):
     ):  # what a kernel before the one before wrote is there, and what was waited for may be read at once
 
         def three(recorder):
-            recorder.launch("good", [x, y], 1)
-            recorder.launch("good", [y, z], 1)
+            recorder.launch("good", Args(x=x, out=y), 1)
+            recorder.launch("good", Args(x=y, out=z), 1)
             recorder.launch(name, [y, x], 1)
 
         device.run(three)
-        device.run(lambda recorder: recorder.launch("good", [x, y], 1))
+        device.run(lambda recorder: recorder.launch("good", Args(x=x, out=y), 1))
         device.run(lambda recorder: recorder.launch(name, [y, z], 1))
 
 
@@ -184,7 +185,7 @@ def test_unwritten_memory_may_be_allowed(kept_kernels):
     variant = Variant("uninitialised", bugs.uninitialised, threads=64)
     device = EmulateDevice(variants={"uninitialised": variant}, dependent=False, initialised=False)
     x, out = (Tensor(device.alloc(1024, label), (256,), "f32") for label in ("x", "out"))
-    device.run(lambda recorder: recorder.launch("uninitialised", [x, out], 1))
+    device.run(lambda recorder: recorder.launch("uninitialised", Args(x=x, out=out), 1))
     assert np.isnan(np.frombuffer(device.read(out), np.float32)[:64]).tolist() == [True] + [False] * 63
 
 
@@ -201,11 +202,11 @@ def test_memory_between_buffers_is_nobodys(kept_kernels):
         variants={"blocks_race": Variant("blocks_race", bugs.blocks_race, threads=32)}, dependent=False
     )
     x, out = device.alloc(128, "x"), device.alloc(128, "gone")
-    device.run(lambda recorder: recorder.launch("blocks_race", [x, out], 1))
+    device.run(lambda recorder: recorder.launch("blocks_race", Args(x=x, out=out), 1))
     address = out.address
     out.free()
     with pytest.raises(DeviceError, match="writes 4 bytes"):
-        device.run(lambda recorder: recorder.launch("blocks_race", [x, address], 1))
+        device.run(lambda recorder: recorder.launch("blocks_race", Args(x=x, out=address), 1))
 
 
 @kernel

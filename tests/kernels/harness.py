@@ -2,7 +2,6 @@
 
 import ctypes
 import json
-import struct
 from functools import cache
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from zse.build import build
 from zse.kernels.op import HostActivation, HostArray
+from zse.runtime.args import Args, slots_of
 from zse.runtime.cpu import CPUDevice
 from zse.tensor import Activation, Tensor, Weight
 
@@ -74,16 +74,11 @@ class DirectRecorder:
 
     def launch(self, symbol, args, grid, independent=False):
         params = self.manifest[symbol]["params"]
-        assert len(params) == len(args), f"{symbol}: {len(args)} arguments for {len(params)} parameters"
-        slots = (ctypes.c_uint64 * len(args))()
-        for i, ((name, kind), value) in enumerate(zip(params, args, strict=True)):
-            if kind == "ptr":
-                slots[i] = value if isinstance(value, int) else value.address
-                assert isinstance(value, int) is False or value == 0, f"{symbol}: {name} is a number"
-            elif kind == "f32":
-                slots[i] = struct.unpack("<I", struct.pack("<f", value))[0]
-            else:
-                slots[i] = int(value) & 0xFFFFFFFFFFFFFFFF
+        if not isinstance(args, Args):
+            args = Args(zip([name for name, _ in params], args, strict=True))
+        for name, kind in params:
+            assert kind != "ptr" or not isinstance(args[name], int) or args[name] == 0, f"{symbol}: {name} is a number"
+        slots = (ctypes.c_uint64 * len(args))(*slots_of(symbol, params, args)[0])
         dims = (ctypes.c_int64 * 3)(*(list(grid) + [1, 1])[:3])
         function = getattr(self.library, symbol)
         function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]

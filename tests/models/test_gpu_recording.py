@@ -88,7 +88,7 @@ def test_turns_alternate_and_feed_each_other(gpu, tmp_path):
     runner = runner_of(gpu, write("llama", tmp_path))
     first, second = (runner._graph("decode", 1, number) for number in (0, 1))
     feeds = [
-        next(launch for launch in graph.launches if launch.symbol == "feed_tokens").named() for graph in (first, second)
+        next(launch for launch in graph.launches if launch.symbol == "feed_tokens").args for graph in (first, second)
     ]
     tokens = [turn.sampler.tokens.address for turn in runner._turns]
     assert [feed["sampled"].address for feed in feeds] == tokens[::-1]

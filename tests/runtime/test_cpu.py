@@ -9,6 +9,7 @@ import pytest
 
 from zse.errors import ConfigError, DeviceError, FormatError
 from zse.runtime import isa, native
+from zse.runtime.args import Args
 from zse.runtime.cpu import CPUDevice
 from zse.runtime.load import LoadJob
 from zse.runtime.null import NullDevice
@@ -21,7 +22,7 @@ def test_every_block_runs_once_in_every_launch(device):
     recorder = device.record()
     for _ in range(2000):
         blocks = draw.choice((1, 2, 3, 7, 64, 300))
-        recorder.launch("count_blocks", [out], blocks, independent=False, min_chunk=draw.choice((1, 1, 5)))
+        recorder.launch("count_blocks", Args(out=out), blocks, independent=False, min_chunk=draw.choice((1, 1, 5)))
         for block in range(blocks):
             expected[block] += 1
     graph = recorder.finish()
@@ -38,7 +39,7 @@ def test_a_launch_sees_everything_before_it(device):
     recorder = device.record()
     for step in range(steps):
         source, target = (x, y) if step % 2 == 0 else (y, x)
-        recorder.launch("sum_before", [source, 1 + step % width, target, step], width)
+        recorder.launch("sum_before", Args(x=source, n=1 + step % width, out=target, add=step), width)
     graph = recorder.finish()
     for _ in range(20):
         x.view("q")[:] = y.view("q")[:] = memoryview(bytes(8 * width)).cast("q")
@@ -57,8 +58,8 @@ def test_independent_launches_and_their_successor(device):
     total = device.alloc(8)
     recorder = device.record()
     for index, part in enumerate(parts):
-        recorder.launch("count_blocks", [part], 50, independent=index > 0)
-    recorder.launch("sum_before", [parts[2], 50, total, 0], 1)
+        recorder.launch("count_blocks", Args(out=part), 50, independent=index > 0)
+    recorder.launch("sum_before", Args(x=parts[2], n=50, out=total, add=0), 1)
     graph = recorder.finish()
     for run in range(1, 200):
         graph.run()
@@ -71,7 +72,7 @@ def test_symbols_are_grids_and_arguments(device):
     x.view("q")[:] = memoryview(bytes(bytearray(b"\x01\0\0\0\0\0\0\0" * 100))).cast("q")
     recorder = device.record()
     n = recorder.symbol("n", 100)
-    recorder.launch("sum_before", [x, n, out, n.ceil_div(8) * 3], n.ceil_div(10))
+    recorder.launch("sum_before", Args(x=x, n=n, out=out, add=n.ceil_div(8) * 3), n.ceil_div(10))
     graph = recorder.finish()
     for value in (100, 1, 57):
         out.view("q")[:] = memoryview(bytes(800)).cast("q")
@@ -89,20 +90,20 @@ def test_launches_are_checked(device):
     out = device.alloc(8)
     recorder = device.record()
     with pytest.raises(DeviceError, match="near: count_blocks"):
-        recorder.launch("count_block", [out], 1)
-    with pytest.raises(TypeError, match="takes 1 arguments"):
-        recorder.launch("count_blocks", [out, 1], 1)
+        recorder.launch("count_block", Args(out=out), 1)
+    with pytest.raises(TypeError, match="unknown more; it takes out"):
+        recorder.launch("count_blocks", Args(out=out, more=1), 1)
     with pytest.raises(TypeError, match="out is a pointer"):
-        recorder.launch("count_blocks", [1.5], 1)
+        recorder.launch("count_blocks", Args(out=1.5), 1)
     with pytest.raises(TypeError, match="add is i64"):
-        recorder.launch("sum_before", [out, 1, out, 0.5], 1)
+        recorder.launch("sum_before", Args(x=out, n=1, out=out, add=0.5), 1)
 
 
 def test_memory_is_counted_and_protected(device):
     buffer = device.alloc(1 << 20, label="weights")
     assert buffer.address % 64 == 0 and device.memory()["weights"] == 1 << 20
     recorder = device.record()
-    recorder.launch("count_blocks", [buffer], 1)
+    recorder.launch("count_blocks", Args(out=buffer), 1)
     graph = recorder.finish()
     with pytest.raises(DeviceError, match="recorded graph"):
         buffer.free()
@@ -149,7 +150,7 @@ def test_null_device_checks_and_records(library):
     seen = []
     device = NullDevice(manifest=library[1], on_run=lambda graph, symbols: seen.append(symbols))
     recorder = device.record()
-    recorder.launch("count_blocks", [device.alloc(8)], recorder.symbol("n", 9))
+    recorder.launch("count_blocks", Args(out=device.alloc(8)), recorder.symbol("n", 9))
     graph = recorder.finish()
     graph.run(n=9)
     with pytest.raises(ValueError):

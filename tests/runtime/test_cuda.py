@@ -9,6 +9,7 @@ from gpu_fixtures import Fake, compile_driver, kernels
 
 from zse.errors import DeviceError
 from zse.runtime import gpu_graph
+from zse.runtime.args import Args
 from zse.runtime.bindings.cuda import CUDADriver
 from zse.runtime.cuda import CUDADevice
 from zse.runtime.gpu_memory import FixedBuffer, GrowingBuffer
@@ -88,7 +89,7 @@ def test_read_and_write_check_sizes(device):
 def test_copies_keep_the_order_of_what_is_submitted(device):
     first, second = tensor(device, [1.0, 2.0, 3.0, 4.0]), tensor(device, [0.0] * 4)
     recorder = device.record()
-    recorder.launch("scale_rows", [first, first, 4, 2.0, 0.0], 1)
+    recorder.launch("scale_rows", Args(x=first, out=first, width=4, factor=2.0, add=0.0), 1)
     graph = recorder.finish()
     graph.submit()
     device.copy(second.address + 4, first.address, 8)
@@ -152,8 +153,8 @@ def test_launches_run_in_order_with_symbols(device, fake):
     x, out = tensor(device, range(12)), tensor(device, [-1.0] * 12)
     recorder = device.record()
     rows = recorder.symbol("rows", 4)
-    recorder.launch("scale_rows", [x, out, 3, 2.0, 1.0], rows)
-    recorder.launch("scale_rows", [out, out, 3, 10.0, 0.5], rows)
+    recorder.launch("scale_rows", Args(x=x, out=out, width=3, factor=2.0, add=1.0), rows)
+    recorder.launch("scale_rows", Args(x=out, out=out, width=3, factor=10.0, add=0.5), rows)
     graph = recorder.finish()
     graph.run(rows=3)
     assert floats(device, out) == [(2 * i + 1) * 10 + 0.5 for i in range(9)] + [-1.0] * 3
@@ -176,7 +177,7 @@ def test_every_launch_carries_the_overlap_attribute_from_sm_90_on(library, tmp_p
         fake.set(major=major)
         with CUDADevice(0, CUDADriver(fake.path), kernels()) as device:
             out = counter(device)
-            device.run(lambda recorder, out=out: recorder.launch("append", [out, 1], 1))
+            device.run(lambda recorder, out=out: recorder.launch("append", Args(out=out, value=1), 1))
             assert fake.log() == [["append", "1,1,1", "64", "0", "0", overlaps]]
 
 
@@ -184,11 +185,11 @@ def test_shared_memory_and_clusters(fake):
     more = kernels(append={"shared_bytes": 100_000, "cluster": 16}, poke={"shared_bytes": 1 << 20})
     with CUDADevice(0, CUDADriver(fake.path), more) as device:
         out = counter(device)
-        device.run(lambda recorder: recorder.launch("append", [out, 1], 32))
+        device.run(lambda recorder: recorder.launch("append", Args(out=out, value=1), 32))
         assert fake.log() == [["append", "32,1,1", "64", "100000", "16", "1"]]
         assert fake.count("function_set_attribute") == 2  # shared memory, cluster over 8
         with pytest.raises(ValueError, match="no multiple of its cluster of 16"):
-            device.run(lambda recorder: recorder.launch("append", [out, 1], 20))
+            device.run(lambda recorder: recorder.launch("append", Args(out=out, value=1), 20))
         with pytest.raises(DeviceError, match="poke needs 1,048,576 bytes of shared memory; Fake GPU 0 has 232,448"):
             device.program("poke")
 
@@ -197,8 +198,8 @@ def test_a_graph_is_captured_when_the_same_numbers_come_again(device, fake):
     x, out = tensor(device, range(12)), tensor(device, [-1.0] * 12)
     recorder = device.record()
     rows = recorder.symbol("rows", 4)
-    recorder.launch("scale_rows", [x, out, 3, 2.0, 1.0], rows)
-    recorder.launch("scale_rows", [out, out, 3, 10.0, 0.5], rows)
+    recorder.launch("scale_rows", Args(x=x, out=out, width=3, factor=2.0, add=1.0), rows)
+    recorder.launch("scale_rows", Args(x=out, out=out, width=3, factor=10.0, add=0.5), rows)
     graph = recorder.finish()
     for turn, count in enumerate((2, 3, 2, 3, 2, 2, 3, 4)):
         device.write(out, struct.pack("12f", *[-1.0] * 12))
@@ -216,7 +217,7 @@ def test_a_graph_can_be_captured_before_its_first_replay(device, fake):
     recorder = device.record()
     value = recorder.symbol("value", 10)
     for _ in range(2):
-        recorder.launch("append", [out, value], 1)
+        recorder.launch("append", Args(out=out, value=value), 1)
     graph = recorder.finish()
     graph.prepare(value=1)
     graph.prepare(value=1)
@@ -238,7 +239,7 @@ def test_captured_graphs_are_bounded(device, fake, monkeypatch):
     recorder = device.record()
     value = recorder.symbol("value")
     for _ in range(2):
-        recorder.launch("append", [out, value], 1)
+        recorder.launch("append", Args(out=out, value=value), 1)
     graph = recorder.finish()
     expected = 0
     for turn in range(60):
@@ -250,8 +251,8 @@ def test_captured_graphs_are_bounded(device, fake, monkeypatch):
     assert fake.count("graph_instantiate") - fake.count("executable_destroy") == graph.num_captured
     other = counter(device)
     recorder = device.record()
-    recorder.launch("append", [other, 1], 1)
-    recorder.launch("append", [other, 1], 1)
+    recorder.launch("append", Args(out=other, value=1), 1)
+    recorder.launch("append", Args(out=other, value=1), 1)
     second = recorder.finish()
     for _ in range(3):
         second.run()  # the bound is the device's: the first graph gives one up
@@ -267,8 +268,8 @@ def test_the_collector_may_close_a_graph_while_another_is_submitted(device, monk
 
     def made():
         recorder = device.record()
-        recorder.launch("append", [out, 1], 1)
-        recorder.launch("append", [out, 1], 1)
+        recorder.launch("append", Args(out=out, value=1), 1)
+        recorder.launch("append", Args(out=out, value=1), 1)
         return recorder.finish()
 
     graph, held = made(), [made()]
@@ -288,8 +289,8 @@ def test_the_collector_may_close_a_graph_while_another_is_submitted(device, monk
 def test_a_capture_that_fails_is_no_error(device, fake, caplog):
     out = counter(device)
     recorder = device.record()
-    recorder.launch("append", [out, 1], 1)
-    recorder.launch("append", [out, 0], 1)
+    recorder.launch("append", Args(out=out, value=1), 1)
+    recorder.launch("append", Args(out=out, value=0), 1)
     graph = recorder.finish()
     fake.fail("graph_instantiate", 801)
     for turn in range(1, 5):
@@ -303,8 +304,8 @@ def test_a_device_that_must_not_capture_walks_its_lists(device, fake):
     device.supports_capture = False  # --no-graphs
     out = counter(device)
     recorder = device.record()
-    recorder.launch("append", [out, 1], 1)
-    recorder.launch("append", [out, 0], 1)
+    recorder.launch("append", Args(out=out, value=1), 1)
+    recorder.launch("append", Args(out=out, value=0), 1)
     graph = recorder.finish()
     graph.prepare()
     for turn in range(1, 5):
@@ -316,7 +317,7 @@ def test_a_device_that_must_not_capture_walks_its_lists(device, fake):
 def test_submit_returns_before_the_work_is_done(device):
     out = counter(device)
     recorder = device.record()
-    recorder.launch("append", [out, 1], 1)
+    recorder.launch("append", Args(out=out, value=1), 1)
     graph = recorder.finish()
     tickets = [graph.submit() for _ in range(5)]
     assert not tickets[4].done
@@ -333,7 +334,7 @@ def test_submit_returns_before_the_work_is_done(device):
 def test_a_dropped_ticket_gives_its_event_back(device, fake):
     out = counter(device)
     recorder = device.record()
-    recorder.launch("append", [out, 1], 1)
+    recorder.launch("append", Args(out=out, value=1), 1)
     graph = recorder.finish()
     for _ in range(20):
         graph.submit()
@@ -347,7 +348,7 @@ def test_staging_goes_up_and_down_in_the_order_of_the_launches(device, capture):
     assert bytes(inputs.host) == bytes(32) and device.memory() == {"inputs": 32, "outputs": 32}
     recorder = device.record()
     recorder.upload(inputs)
-    recorder.launch("scale_rows", [inputs.buffer, outputs.buffer, 8, 2.0, 0.0], 1)
+    recorder.launch("scale_rows", Args(x=inputs.buffer, out=outputs.buffer, width=8, factor=2.0, add=0.0), 1)
     recorder.download(outputs, 4, 8)
     graph = recorder.finish()
     graph.can_capture = capture
@@ -373,7 +374,7 @@ def test_mapped_staging_needs_no_copies(device, fake):
     inputs, outputs = device.staging(32, "inputs"), device.staging(32, "outputs", mapped=True)
     recorder = device.record()
     recorder.upload(inputs)
-    recorder.launch("scale_rows", [inputs.buffer, outputs.buffer, 8, 2.0, 0.0], 1)
+    recorder.launch("scale_rows", Args(x=inputs.buffer, out=outputs.buffer, width=8, factor=2.0, add=0.0), 1)
     recorder.download(outputs)
     graph = recorder.finish()
     assert len(graph.launches) == 2
@@ -395,7 +396,7 @@ def test_tensor_maps(device):
     made = device.tensor_map(x, (8, 64), swizzle=128)
     assert made.host_address % 64 == 0
     recorder = device.record()
-    recorder.launch("describe_map", [made, out], 1)
+    recorder.launch("describe_map", Args(map=made, out=out), 1)
     graph = recorder.finish()
     del made
     gc.collect()
@@ -405,7 +406,7 @@ def test_tensor_maps(device):
     with pytest.raises(DeviceError, match="used by 1 recorded graph"):
         x.buffer.free()
     with pytest.raises(TypeError, match="map is a tensor map"):
-        device.record().launch("describe_map", [x, out], 1)
+        device.record().launch("describe_map", Args(map=x, out=out), 1)
 
 
 @pytest.mark.parametrize(
@@ -429,7 +430,7 @@ def test_a_tensor_map_that_cannot_be(device, arguments, message):
 def test_a_buffer_of_a_graph_is_not_freed(device):
     x = tensor(device, [1.0] * 4)
     recorder = device.record()
-    recorder.launch("scale_rows", [x, x, 4, 2.0, 0.0], 1)
+    recorder.launch("scale_rows", Args(x=x, out=x, width=4, factor=2.0, add=0.0), 1)
     graph = recorder.finish()
     with pytest.raises(DeviceError, match="used by 1 recorded graph"):
         x.buffer.free()
@@ -449,8 +450,8 @@ def test_every_thread_has_the_context(device):
     def work(mine):
         try:
             recorder = device.record()
-            recorder.launch("append", [mine, 1], 1)
-            recorder.launch("append", [mine, 1], 1)
+            recorder.launch("append", Args(out=mine, value=1), 1)
+            recorder.launch("append", Args(out=mine, value=1), 1)
             graph = recorder.finish()
             for turn in range(1, 21):
                 graph.run()
@@ -473,7 +474,7 @@ def test_profile_gives_a_time_for_each_launch(device):
     recorder = device.record()
     value = recorder.symbol("value")
     for _ in range(3):
-        recorder.launch("append", [out, value], 1)
+        recorder.launch("append", Args(out=out, value=value), 1)
     graph = recorder.finish()
     times = graph.profile(value=1)
     assert [name for name, _ in times] == ["append"] * 3 and all(ns > 0 for _, ns in times)
@@ -483,10 +484,10 @@ def test_profile_gives_a_time_for_each_launch(device):
 def test_grids_over_the_limits(device):
     out = counter(device)
     with pytest.raises(ValueError, match="dimension 1 is at most 65535"):
-        device.run(lambda recorder: recorder.launch("append", [out, 1], (1, 65536)))
+        device.run(lambda recorder: recorder.launch("append", Args(out=out, value=1), (1, 65536)))
     recorder = device.record()
     rows = recorder.symbol("rows")
-    recorder.launch("append", [out, 1], (1, rows))
+    recorder.launch("append", Args(out=out, value=1), (1, rows))
     graph = recorder.finish()
     graph.run(rows=65535)
     with pytest.raises(DeviceError, match="a grid of the graph"):
@@ -514,7 +515,7 @@ def test_after_close(fake):
     device = CUDADevice(0, CUDADriver(fake.path), kernels())
     buffer, staging = device.alloc(100, "x"), device.staging(64)
     recorder = device.record()
-    recorder.launch("append", [buffer, 1], 1)
+    recorder.launch("append", Args(out=buffer, value=1), 1)
     graph = recorder.finish()
     ticket = graph.submit()
     device.close()

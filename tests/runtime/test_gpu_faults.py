@@ -10,6 +10,7 @@ from gpu_fixtures import Fake, compile_driver, kernels
 
 from zse.errors import DeviceError, DeviceLost, UnsupportedError
 from zse.runtime import open_device, open_device_async
+from zse.runtime.args import Args
 from zse.runtime.bindings.cuda import CUDADriver
 from zse.runtime.cuda import CUDADevice, list_devices
 from zse.tensor import Tensor
@@ -152,7 +153,7 @@ def broken(device):
     """A graph that touches memory which is not there."""
     out = device.alloc(8, "out")
     recorder = device.record()
-    recorder.launch("poke", [out, 1 << 40], 1)
+    recorder.launch("poke", Args(out=out, at=1 << 40), 1)
     return recorder.finish()
 
 
@@ -200,9 +201,9 @@ def test_checking_names_the_kernel(fake, monkeypatch):
     device = CUDADevice(kernels=kernels())
     out = Tensor(device.alloc(8, "out"), (1,), "i64")
     recorder = device.record()
-    recorder.launch("append", [out, 1], 1)
-    recorder.launch("poke", [out, 1 << 40], 2)
-    recorder.launch("append", [out, 1], 1)
+    recorder.launch("append", Args(out=out, value=1), 1)
+    recorder.launch("poke", Args(out=out, at=1 << 40), 2)
+    recorder.launch("append", Args(out=out, value=1), 1)
     graph = recorder.finish()
     with pytest.raises(
         DeviceLost, match=r"cuLaunchKernelEx \(poke, launch 1, grid \(2,\)\): CUDA_ERROR_ILLEGAL_ADDRESS"
@@ -215,7 +216,7 @@ def test_a_launch_that_fails_names_kernel_and_place(device, fake):
     out = Tensor(device.alloc(8, "out"), (1,), "i64")
     recorder = device.record()
     for _ in range(3):
-        recorder.launch("append", [out, 1], 1)
+        recorder.launch("append", Args(out=out, value=1), 1)
     graph = recorder.finish()
     fake.fail("launch_ex", 1, after=1)
     with pytest.raises(
@@ -230,7 +231,7 @@ def test_a_captured_graph_that_fails_to_launch(device, fake):
     out = Tensor(device.alloc(8, "out"), (1,), "i64")
     recorder = device.record()
     for _ in range(2):
-        recorder.launch("append", [out, 1], 1)
+        recorder.launch("append", Args(out=out, value=1), 1)
     graph = recorder.finish()
     for _ in range(3):
         graph.run()
@@ -253,7 +254,7 @@ def test_close_while_another_thread_waits(fake):
         device = CUDADevice(kernels=kernels())
         out = device.alloc(8, "out")
         recorder = device.record()
-        recorder.launch("append", [out, 1], 1)
+        recorder.launch("append", Args(out=out, value=1), 1)
         graph = recorder.finish()
         errors = []
 
@@ -279,12 +280,13 @@ import sys
 sys.path.insert(0, {str(__file__).rpartition("/")[0]!r})
 from gpu_fixtures import kernels
 from zse.errors import ZSEError
+from zse.runtime.args import Args
 from zse.runtime.bindings.cuda import CUDADriver
 from zse.runtime.cuda import CUDADevice
 device = CUDADevice(0, CUDADriver({fake.path!r}), kernels())
 buffer = device.alloc(100)
 recorder = device.record()
-recorder.launch("poke", [buffer, 1 << 40], 1)
+recorder.launch("poke", Args(out=buffer, at=1 << 40), 1)
 graph = recorder.finish()
 tickets = [graph.submit() for _ in range(3)]
 try:

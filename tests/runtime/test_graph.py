@@ -10,6 +10,7 @@ import pytest
 
 from zse import build
 from zse.errors import DeviceError
+from zse.runtime.args import Args
 from zse.runtime.cpu import CPUDevice
 from zse.runtime.symbol import ceil_div
 from zse.tensor import Tensor
@@ -64,7 +65,7 @@ def test_every_block_runs_once_a_replay(any_device):
     tensors = [new(any_device, size + 1, "i32") for size in sizes]
     recorder = any_device.record()
     for tensor, size in zip(tensors, sizes, strict=True):
-        recorder.launch("count_blocks", [tensor], size)
+        recorder.launch("count_blocks", Args(out=tensor), size)
     graph = recorder.finish()
     for _ in range(50):
         graph.run()
@@ -78,7 +79,7 @@ def test_a_launch_sees_all_that_was_written_before_it(any_device):
     recorder = any_device.record()
     for step in range(steps):
         source, target = (a, b) if step % 2 == 0 else (b, a)
-        recorder.launch("reverse_add", [source, target, step], count)
+        recorder.launch("reverse_add", Args(x=source, out=target, add=step), count)
     graph = recorder.finish()
     for _ in range(100):
         graph.run()
@@ -89,10 +90,10 @@ def test_independent_launches_all_run_before_the_next(any_device):
     count = 100
     a, b, c, d = (new(any_device, count) for _ in range(4))
     recorder = any_device.record()
-    recorder.launch("reverse_add", [a, b, 1], count)
-    recorder.launch("reverse_add", [a, c, 2], count, independent=True)
-    recorder.launch("reverse_add", [b, d, 10], count)
-    recorder.launch("reverse_add", [c, a, 0], count)
+    recorder.launch("reverse_add", Args(x=a, out=b, add=1), count)
+    recorder.launch("reverse_add", Args(x=a, out=c, add=2), count, independent=True)
+    recorder.launch("reverse_add", Args(x=b, out=d, add=10), count)
+    recorder.launch("reverse_add", Args(x=c, out=a, add=0), count)
     graph = recorder.finish()
     for step in range(1, 200):
         graph.run()
@@ -105,7 +106,7 @@ def test_arguments_of_every_type_reach_the_kernel(any_device):
     for i in range(12):
         x.view()[i] = i
     recorder = any_device.record()
-    recorder.launch("scale_rows", [x, out, 4, 0.5, 100.25, -3], (3,))
+    recorder.launch("scale_rows", Args(x=x, out=out, width=4, factor=0.5, bias=100.25, shift=-3), (3,))
     recorder.finish().run()
     assert list(out.view()[:12]) == [i * 0.5 + 97.25 for i in range(12)]
 
@@ -116,9 +117,9 @@ def test_symbols_set_arguments_and_grids(any_device):
     recorder = any_device.record()
     tokens = recorder.symbol("tokens", 90)
     assert recorder.symbol("tokens") == tokens
-    recorder.launch("write_grid", [grid_out], (tokens.ceil_div(16) * 3, 2, tokens))
-    recorder.launch("count_blocks", [rows], ceil_div(tokens, 2))
-    recorder.launch("scale_rows", [x, out, tokens, 0.0, 1.0, 0], 1)
+    recorder.launch("write_grid", Args(out=grid_out), (tokens.ceil_div(16) * 3, 2, tokens))
+    recorder.launch("count_blocks", Args(out=rows), ceil_div(tokens, 2))
+    recorder.launch("scale_rows", Args(x=x, out=out, width=tokens, factor=0.0, bias=1.0, shift=0), 1)
     graph = recorder.finish()
     expected = [0] * 100
     for value in (1, 16, 17, 90, 5, 0, 33):
@@ -134,8 +135,8 @@ def test_symbols_set_arguments_and_grids(any_device):
 
 def test_wrong_symbols_are_named(two_threads):
     recorder = two_threads.record()
-    recorder.launch("empty", [], recorder.symbol("tokens", 8))
-    recorder.launch("empty", [], recorder.symbol("rows"))
+    recorder.launch("empty", Args(), recorder.symbol("tokens", 8))
+    recorder.launch("empty", Args(), recorder.symbol("rows"))
     graph = recorder.finish()
     with pytest.raises(TypeError, match="missing: rows; unknown: none"):
         graph.run(tokens=1)
@@ -152,40 +153,62 @@ def test_wrong_symbols_are_named(two_threads):
     graph.run(tokens=8, rows=1)
 
 
+def scaled(**changed):
+    """Arguments of scale_rows, some of them `changed`."""
+    return Args(x=None, out=None, width=1, factor=1.0, bias=1.0, shift=1) | changed
+
+
 @pytest.mark.parametrize(
     ("symbol", "args", "grid", "error", "message"),
     [
-        ("emty", [], 1, DeviceError, "near: empty"),
-        ("empty", [1], 1, TypeError, "takes 0 arguments"),
-        ("busy", [], 1, TypeError, "takes 1 arguments .iterations., got 0"),
-        ("busy", [1.5], 1, TypeError, "iterations is i64, got float"),
-        ("busy", [1 << 63], 1, ValueError, "iterations = 9223372036854775808 does not fit i64"),
-        ("busy", [1], -1, ValueError, "grid"),
-        ("busy", [1], 1 << 28, ValueError, "grid"),
-        ("busy", [1], (1, 1, 1, 1), ValueError, "4 dimensions"),
-        ("busy", [1], (), ValueError, "0 dimensions"),
-        ("busy", [1], 2.0, ValueError, "2.0 is not an integer"),
-        ("write_grid", ["text"], 1, TypeError, "out is a pointer, got str"),
-        ("write_grid", [-1], 1, TypeError, "out is a pointer"),
-        ("scale_rows", [0, 0, 1, "x", 1.0, 1], 1, TypeError, "factor is f32, got str"),
-        ("scale_rows", [0, 0, 1, 1e40, 1.0, 1], 1, ValueError, "factor = 1e.40 does not fit f32"),
-        ("scale_rows", [0, 0, 1, 1.0, 1.0, 1 << 31], 1, ValueError, "shift = 2147483648 does not fit i32"),
+        ("emty", {}, 1, DeviceError, "near: empty"),
+        ("empty", {"more": 1}, 1, TypeError, "empty: unknown more; it takes no arguments"),
+        ("busy", {}, 1, TypeError, "busy: missing iterations; it takes iterations"),
+        ("busy", {"iteration": 1}, 1, TypeError, "busy: missing iterations; unknown iteration; it takes iterations"),
+        ("reverse_add", {"x": 0, "out": 0, "add": 1, "bias": 0}, 1, TypeError, "unknown bias; it takes x, out, add"),
+        ("busy", {"iterations": 1.5}, 1, TypeError, "iterations is i64, got float"),
+        ("busy", {"iterations": 1 << 63}, 1, ValueError, "iterations = 9223372036854775808 does not fit i64"),
+        ("busy", {"iterations": 1}, -1, ValueError, "grid"),
+        ("busy", {"iterations": 1}, 1 << 28, ValueError, "grid"),
+        ("busy", {"iterations": 1}, (1, 1, 1, 1), ValueError, "4 dimensions"),
+        ("busy", {"iterations": 1}, (), ValueError, "0 dimensions"),
+        ("busy", {"iterations": 1}, 2.0, ValueError, "2.0 is not an integer"),
+        ("write_grid", {"out": "text"}, 1, TypeError, "out is a pointer, got str"),
+        ("write_grid", {"out": -1}, 1, TypeError, "out is a pointer"),
+        ("scale_rows", scaled(width=None), 1, TypeError, "width is i64, got NoneType"),
+        ("scale_rows", scaled(factor="x"), 1, TypeError, "factor is f32, got str"),
+        ("scale_rows", scaled(factor=1e40), 1, ValueError, "factor = 1e.40 does not fit f32"),
+        ("scale_rows", scaled(shift=1 << 31), 1, ValueError, "shift = 2147483648 does not fit i32"),
     ],
 )
 def test_wrong_launches_are_refused_when_recorded(two_threads, symbol, args, grid, error, message):
     recorder = two_threads.record()
     with pytest.raises(error, match=message):
-        recorder.launch(symbol, args, grid)
+        recorder.launch(symbol, Args(args), grid)
     assert recorder.launches == []
+
+
+def test_a_name_given_twice_is_refused():
+    common = {"x": None, "out": None}
+    with pytest.raises(TypeError, match="'out'"):
+        Args(**common, out=1)
+
+
+def test_arguments_are_placed_by_their_names(two_threads):
+    x, out = new(two_threads, 4), new(two_threads, 4)
+    recorder = two_threads.record()
+    recorder.launch("reverse_add", Args(add=7, out=out, x=x), 1)
+    recorder.launch("reverse_add", Args(x=None, out=out, add=7), 1)
+    assert [launch.slots for launch in recorder.launches] == [[x.address, out.address, 7], [0, out.address, 7]]
 
 
 def test_symbols_are_checked_when_recorded(two_threads):
     recorder, other = two_threads.record(), two_threads.record()
     stranger = other.symbol("stranger")
     with pytest.raises(ValueError, match="'stranger' was not declared"):
-        recorder.launch("empty", [], stranger)
+        recorder.launch("empty", Args(), stranger)
     with pytest.raises(TypeError, match="factor is f32, a symbol is an integer"):
-        recorder.launch("scale_rows", [0, 0, 1, recorder.symbol("n"), 1.0, 1], 1)
+        recorder.launch("scale_rows", Args(scaled(factor=recorder.symbol("n"))), 1)
 
 
 def test_an_empty_graph_runs(two_threads):
@@ -195,7 +218,7 @@ def test_an_empty_graph_runs(two_threads):
 def test_a_graph_keeps_its_buffers(two_threads):
     tensor = new(two_threads, 10, "i32")
     recorder = two_threads.record()
-    recorder.launch("count_blocks", [tensor], 10)
+    recorder.launch("count_blocks", Args(out=tensor), 10)
     graph = recorder.finish()
     with pytest.raises(DeviceError, match="used by 1 recorded graph"):
         tensor.buffer.free()
@@ -214,7 +237,7 @@ def test_memory_of_dropped_graphs_comes_back(two_threads):
     for _ in range(20):
         tensor = new(two_threads, 1000, "i32")
         recorder = two_threads.record()
-        recorder.launch("count_blocks", [tensor], 10)
+        recorder.launch("count_blocks", Args(out=tensor), 10)
         recorder.finish().run()
     del tensor, recorder
     gc.collect()
@@ -224,8 +247,8 @@ def test_memory_of_dropped_graphs_comes_back(two_threads):
 def test_profile_times_every_launch(two_threads):
     recorder = two_threads.record()
     n = recorder.symbol("n")
-    recorder.launch("busy", [200_000], n)
-    recorder.launch("empty", [], 1, independent=True)
+    recorder.launch("busy", Args(iterations=200_000), n)
+    recorder.launch("empty", Args(), 1, independent=True)
     graph = recorder.finish()
     (first, long), (second, short) = graph.profile(n=2)
     assert (first, second) == ("busy", "empty")
@@ -242,7 +265,7 @@ def test_profile_times_every_launch(two_threads):
 
 def test_other_python_threads_run_during_a_replay(two_threads):
     recorder = two_threads.record()
-    recorder.launch("busy", [100_000_000], 2)
+    recorder.launch("busy", Args(iterations=100_000_000), 2)
     graph = recorder.finish()
     thread = threading.Thread(target=graph.run)
     thread.start()
@@ -258,7 +281,7 @@ def test_two_python_threads_may_replay(two_threads):
     graphs = []
     for tensor in tensors:
         recorder = two_threads.record()
-        recorder.launch("count_blocks", [tensor], recorder.symbol("n", 50))
+        recorder.launch("count_blocks", Args(out=tensor), recorder.symbol("n", 50))
         graphs.append(recorder.finish())
 
     def replay(graph):
@@ -276,7 +299,7 @@ def test_two_python_threads_may_replay(two_threads):
 def test_a_forked_child_can_still_replay(two_threads):
     tensor = new(two_threads, 10, "i32")
     recorder = two_threads.record()
-    recorder.launch("count_blocks", [tensor], 10)
+    recorder.launch("count_blocks", Args(out=tensor), 10)
     graph = recorder.finish()
     child = os.fork()
     if child == 0:
@@ -297,7 +320,8 @@ def test_many_tiny_launches(any_device):
     recorder = any_device.record()
     n = recorder.symbol("n", 8)
     for step in range(1000):
-        recorder.launch("reverse_add", [a, b, 1] if step % 2 == 0 else [b, a, 1], n)
+        x, out = (a, b) if step % 2 == 0 else (b, a)
+        recorder.launch("reverse_add", Args(x=x, out=out, add=1), n)
     graph = recorder.finish()
     for replay in range(100):
         graph.run(n=1 + replay % 8)

@@ -8,6 +8,7 @@ from gpu_fixtures import Fake, compile_driver, kernels
 
 from zse.errors import DeviceError, DeviceLost, UnsupportedError
 from zse.runtime import open_device
+from zse.runtime.args import Args
 from zse.runtime.bindings.hip import HIPDriver
 from zse.runtime.hip import HIPDevice, list_devices
 from zse.runtime.load import LoadJob
@@ -48,8 +49,8 @@ def test_memory_lists_graphs_and_staging(device, fake):
     recorder = device.record()
     rows = recorder.symbol("rows", 4)
     recorder.upload(inputs)
-    recorder.launch("scale_rows", [inputs.buffer, outputs.buffer, 3, 2.0, 1.0], rows)
-    recorder.launch("scale_rows", [outputs.buffer, outputs.buffer, 3, 10.0, 0.0], rows)
+    recorder.launch("scale_rows", Args(x=inputs.buffer, out=outputs.buffer, width=3, factor=2.0, add=1.0), rows)
+    recorder.launch("scale_rows", Args(x=outputs.buffer, out=outputs.buffer, width=3, factor=10.0, add=0.0), rows)
     recorder.download(outputs)
     graph = recorder.finish()
     inputs.host[:] = struct.pack("12f", *range(12))
@@ -99,7 +100,7 @@ def test_errors(fake, monkeypatch):
             device.alloc(2000, "weights")
         out = device.alloc(8)
         with pytest.raises(DeviceLost, match="hipErrorIllegalAddress"):
-            device.run(lambda recorder: recorder.launch("poke", [out, 1 << 40], 1))
+            device.run(lambda recorder: recorder.launch("poke", Args(out=out, at=1 << 40), 1))
     with pytest.raises(UnsupportedError):
         open_device("hip:")
     monkeypatch.setattr(HIPDriver, "libraries", ("libnowhere.so",))

@@ -10,6 +10,7 @@ import pytest
 
 from zse.errors import DeviceError, DeviceLost
 from zse.runtime import open_device
+from zse.runtime.args import Args
 from zse.runtime.gpu import Kernels
 from zse.runtime.load import LoadJob
 from zse.runtime.metal import MetalDevice, product_name
@@ -244,8 +245,8 @@ def test_launches_symbols_and_offsets(device):
     device.write(x, struct.pack("12f", *range(12)))
     recorder = device.record()
     rows, width = recorder.symbol("rows", 4), recorder.symbol("width", 3)
-    recorder.launch("scale_rows", [x, out, width, 2.0], rows)
-    recorder.launch("scale_rows", [out, out, width, 10.0], rows)
+    recorder.launch("scale_rows", Args(x=x, out=out, width=width, factor=2.0), rows)
+    recorder.launch("scale_rows", Args(x=out, out=out, width=width, factor=10.0), rows)
     graph = recorder.finish()
     for count in (2, 4, 0):
         device.write(out, bytes(48))
@@ -272,20 +273,20 @@ def test_null_pointers_shared_memory_and_order(device):
     recorder = device.record()
     recorder.upload(staging)
     for value in (1, 0, 1):
-        recorder.launch("append", [staging.buffer, value, 0], 1)
+        recorder.launch("append", Args(out=staging.buffer, value=value, unused=0), 1)
     recorder.download(staging)
     graph = recorder.finish()
     tickets = [graph.submit() for _ in range(2)]
     tickets[1].wait()
     assert list(staging.host.cast("q")) == [0b101101]
     with pytest.raises(TypeError, match="its Tensor is needed"):
-        device.run(lambda recorder: recorder.launch("append", [staging.buffer.address, 1, 0], 1))
+        device.run(lambda recorder: recorder.launch("append", Args(out=staging.buffer.address, value=1, unused=0), 1))
 
 
 def test_no_object_leaks(device):
     buffer = device.alloc(8)
     recorder = device.record()
-    recorder.launch("append", [buffer, 1, 0], 1)
+    recorder.launch("append", Args(out=buffer, value=1, unused=0), 1)
     graph = recorder.finish()
     for _ in range(3):
         graph.run()
@@ -308,7 +309,7 @@ def test_errors(device):
         device.program("nothing")
     out = device.alloc(8)
     with pytest.raises(DeviceLost, match=r"Metal: fails \(1 launches\): caused GPU address fault"):
-        device.run(lambda recorder: recorder.launch("fails", [out], 1))
+        device.run(lambda recorder: recorder.launch("fails", Args(out=out), 1))
     with pytest.raises(DeviceLost):
         device.read(out)
 

@@ -7,8 +7,9 @@ from ctypes import byref, c_int32, c_int64, c_uint64
 
 from zse.errors import DeviceError, FormatError
 from zse.runtime import native
+from zse.runtime.args import encode
 from zse.runtime.buffer import Account, Buffer
-from zse.runtime.device import Device, Graph, Program, Recorder, buffers_of, encode
+from zse.runtime.device import Device, Graph, Program, Recorder, buffers_of
 from zse.runtime.load import Load
 from zse.runtime.symbol import Sym
 
@@ -244,7 +245,7 @@ class CPULoad(Load):
             slots += [
                 encode(job.symbol, name, kind, arg) for arg, (name, kind) in zip(job.args, params[1:], strict=True)
             ]
-        self._buffers = buffers_of(self._jobs)  # type: ignore[arg-type]
+        self._buffers = buffers_of(job.args for job in self._jobs)
         error = c_int32()
         self._load = self._runtime.zse_load_start(
             descriptions, len(self._jobs), (c_uint64 * len(slots))(*slots), len(slots), threads, byref(error)

@@ -3,7 +3,7 @@
     device = open_device(threads=2)
     recorder = device.record()
     tokens = recorder.symbol("tokens", maximum=512)
-    recorder.launch("scale_rows", [x, out, 64, 0.5], grid=tokens)
+    recorder.launch("scale_rows", Args(x=x, out=out, width=64, factor=0.5), grid=tokens)
     graph = recorder.finish()
     graph.run(tokens=5)
 
@@ -17,15 +17,15 @@ exchange in each step lies in a Staging, whose copies are part of the recording:
 """
 
 import ctypes
-import struct
 
 from zse.errors import DeviceError
+from zse.runtime.args import MAX_ARGS, Args, slots_of
 from zse.runtime.load import check_write
 from zse.runtime.symbol import Sym
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
     from zse.runtime.buffer import Buffer
@@ -33,33 +33,19 @@ if TYPE_CHECKING:
 
 MAX_SYMBOL = (1 << 31) - 1
 MAX_BLOCKS = (1 << 28) - 1  # of one launch, and of one group of independent launches (csrc/pool.c)
-MAX_ARGS = 32
-
-_INT_BITS = {"i8": 8, "u8": 8, "i16": 16, "u16": 16, "i32": 32, "u32": 32, "i64": 64, "u64": 64, "bool_": 1, "bool": 1}
-_SMALL = 1 << 31  # numbers from 0 below this fit all of _TAKE_SMALL: most arguments need no other check
-_TAKE_SMALL = frozenset(("ptr", "i32", "u32", "i64", "u64"))
-_FLOATS = {"f32": "<fxxxx", "f64": "<d"}
 
 
 class Launch:
-    """One recorded launch. args: as given; params: [[name, type], ...] of the kernel, or None when unknown (null
-    device).
-
-    slots: the arguments as 8-byte numbers, 0 where a symbol goes; syms: [(place among them, Sym), ...]. Filled by
-    launch().
+    """One recorded launch. args: by parameter name, as given; params: [[name, type], ...] of the kernel, or None when
+    unknown (null device); slots, syms: of `slots_of`.
     """
 
     __slots__ = ("symbol", "args", "grid", "independent", "min_chunk", "params", "slots", "syms")
 
-    def __init__(self, symbol: str, args: list, grid: tuple, independent: bool, min_chunk: int, params: list | None):
+    def __init__(self, symbol: str, args: Args, grid: tuple, independent: bool, min_chunk: int, params: list | None):
         self.symbol, self.args, self.grid = symbol, args, grid
         self.independent, self.min_chunk, self.params = independent, min_chunk, params
-        self.slots: list[int] = []
-        self.syms: list[tuple[int, Sym]] = []
-
-    def named(self) -> "dict[str, Any]":
-        """The arguments by parameter name."""
-        return {name: arg for (name, _), arg in zip(self.params or [], self.args, strict=True)}
+        self.slots, self.syms = ([], []) if params is None else slots_of(symbol, params, args)
 
     def __repr__(self) -> str:
         return f"Launch({self.symbol}, {self.args}, grid={self.grid}{', independent' if self.independent else ''})"
@@ -74,7 +60,7 @@ class Copy:
 
     def __init__(self, symbol: str, staging: "Staging", offset: int, nbytes: int):
         self.symbol, self.staging, self.offset, self.nbytes = symbol, staging, offset, nbytes
-        self.args = [staging.buffer]
+        self.args = Args(staging=staging.buffer)
 
     def __repr__(self) -> str:
         return f"Copy({self.symbol} {self.nbytes} bytes at {self.offset} of {self.staging.buffer.label!r})"
@@ -107,15 +93,14 @@ class Recorder:
     def launch(
         self,
         symbol: str,
-        args: "Sequence[Any]",
+        args: "Args | Sequence[Any]",
         grid: "int | Sym | Sequence[int | Sym]",
         independent: bool = False,
         min_chunk: int = 1,
     ) -> None:
         """Record kernel `symbol` over `grid` (one to three dimensions).
 
-        args: one per kernel parameter: anything with an `address` (Tensor, Buffer) or a number (0: a null pointer; the
-        caller keeps the memory alive) for a pointer; int, Sym or bool for an integer; int or float for a float.
+        args: one for every parameter of the kernel, by its name (see Args).
         independent: may overlap with the launch just before (and with what that one overlaps with); else it waits for
         everything before. min_chunk: fewest blocks that a thread takes at once. Raises DeviceError (no such kernel),
         TypeError or ValueError with the parameter's name.
@@ -129,31 +114,14 @@ class Recorder:
                 self._check_symbol(symbol, dim)
             elif not isinstance(dim, int) or not 0 <= dim <= MAX_BLOCKS:
                 raise ValueError(f"{symbol}: grid {grid!r}: {dim!r} is not an integer from 0 to {MAX_BLOCKS}")
-        args = list(args)
         params = program.params
-        if params is not None and len(args) != len(params):
-            raise TypeError(
-                f"{symbol} takes {len(params)} arguments ({', '.join(name for name, _ in params)}), got {len(args)}"
-            )
+        if not isinstance(args, Args):
+            args = _named(symbol, args, params)
         if len(args) > MAX_ARGS:
             raise TypeError(f"{symbol}: {len(args)} arguments, at most {MAX_ARGS}")
         launch = Launch(symbol, args, dims, independent, max(1, min_chunk), params)
-        slots = launch.slots
-        for arg, (name, kind) in zip(args, params or [], strict=False):
-            if arg.__class__ is int and 0 <= arg < _SMALL and kind in _TAKE_SMALL:
-                slots.append(arg)
-                continue
-            address = getattr(arg, "address", None) if kind == "ptr" else None
-            if address.__class__ is int:
-                slots.append(address)
-            elif isinstance(arg, Sym):
-                self._check_symbol(symbol, arg)
-                if kind not in _INT_BITS:
-                    raise TypeError(f"{symbol}: {name} is {kind}, a symbol is an integer")
-                launch.syms.append((len(slots), arg))
-                slots.append(0)
-            else:
-                slots.append(encode(symbol, name, kind, arg))
+        for _, sym in launch.syms:
+            self._check_symbol(symbol, sym)
         self.launches.append(launch)
 
     def upload(self, staging: "Staging", offset: int = 0, nbytes: int | None = None) -> None:
@@ -180,43 +148,19 @@ class Recorder:
         return self.device._build(self)
 
 
-def encode(symbol: str, name: str, kind: str, arg: object) -> int:
-    """The argument's 8-byte slot as an unsigned integer. TypeError or ValueError names kernel and parameter."""
-    if kind == "ptr":
-        address = (
-            arg if isinstance(arg, int) and not isinstance(arg, bool) and arg >= 0 else getattr(arg, "address", None)
-        )
-        if address is None:
-            raise TypeError(f"{symbol}: {name} is a pointer, got {type(arg).__name__} {arg!r}")
-        return int(address)
-    if kind == "tensormap":
-        address = getattr(arg, "host_address", None)
-        if address is None:
-            raise TypeError(f"{symbol}: {name} is a tensor map (device.tensor_map), got {type(arg).__name__} {arg!r}")
-        return int(address)
-    if kind in _FLOATS:
-        if isinstance(arg, bool) or not isinstance(arg, int | float):
-            raise TypeError(f"{symbol}: {name} is {kind}, got {type(arg).__name__} {arg!r}")
-        try:
-            return int.from_bytes(struct.pack(_FLOATS[kind], arg), "little")
-        except OverflowError:
-            raise ValueError(f"{symbol}: {name} = {arg!r} does not fit {kind}") from None
-    bits = _INT_BITS.get(kind)
-    if bits is None:
-        raise TypeError(f"{symbol}: {name} has type {kind}, which cannot be passed")
-    if not isinstance(arg, int):
-        raise TypeError(f"{symbol}: {name} is {kind}, got {type(arg).__name__} {arg!r}")
-    low, high = (-(1 << bits - 1), 1 << bits - 1) if kind[0] == "i" else (0, 1 << bits)
-    if not low <= arg < high:
-        raise ValueError(f"{symbol}: {name} = {arg} does not fit {kind}")
-    return arg & 0xFFFFFFFFFFFFFFFF
+def _named(symbol: str, args: "Sequence[Any]", params: list | None) -> Args:
+    """The old form, by place."""
+    names = [str(place) for place in range(len(args))] if params is None else [name for name, _ in params]
+    if len(args) != len(names):
+        raise TypeError(f"{symbol} takes {len(names)} arguments ({', '.join(names)}), got {len(args)}")
+    return Args(zip(names, args, strict=True))
 
 
-def buffers_of(launches: list[Launch]) -> "list[Buffer]":
-    """The distinct buffers behind the launches' arguments."""
+def buffers_of(arguments: "Iterable[Iterable[Any]]") -> "list[Buffer]":
+    """The distinct buffers behind the arguments of launches."""
     found: dict[int, Buffer] = {}
-    for launch in launches:
-        for arg in launch.args:
+    for args in arguments:
+        for arg in args:
             if arg.__class__ is int or arg.__class__ is float:
                 continue
             buffer = getattr(arg, "buffer", arg)
@@ -268,7 +212,7 @@ class Graph:
         self.symbols = tuple(recorder.maxima)
         self.maxima = tuple(recorder.maxima.values())
         self._buffers: list[Buffer] = []
-        for buffer in buffers_of(recorder.launches):
+        for buffer in buffers_of(launch.args.values() for launch in recorder.launches):
             if buffer.freed:
                 raise DeviceError(f"{buffer!r} is an argument of a recorded launch")
             self._buffers.append(buffer)

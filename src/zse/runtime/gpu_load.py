@@ -7,8 +7,9 @@ from ctypes import byref, c_int32, c_uint64
 
 from zse.errors import DeviceError, FormatError
 from zse.runtime import native
+from zse.runtime.args import encode
 from zse.runtime.cpu import MAX_STAGING, path_of
-from zse.runtime.device import buffers_of, encode
+from zse.runtime.device import buffers_of
 from zse.runtime.gpu import pointer_array
 from zse.runtime.load import Load
 from zse.runtime.probe import allowed_cpus
@@ -58,7 +59,7 @@ class GPULoad(Load):
                 into.num_outputs = 1
             else:
                 self._add_kernel(job, into, slots, outputs)
-        self._buffers = buffers_of(self._jobs)  # type: ignore[arg-type]
+        self._buffers = buffers_of(job.args for job in self._jobs)
         device.use()
         self._events = [device.take_event() for _ in range(2 * threads + 1)]
         self._event_array = pointer_array(self._events)

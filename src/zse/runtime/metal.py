@@ -157,18 +157,15 @@ class MetalGraph(Graph):
                 raise TypeError(f"{launch.symbol}: {len(launch.args)} arguments, at most {MAX_BUFFERS} on Metal")
             syms = dict(launch.syms)
             arguments: list = []
-            for place, (arg, slot, (_, kind)) in enumerate(
-                zip(launch.args, launch.slots, launch.params or (), strict=True)
-            ):
+            for place, (slot, (name, kind)) in enumerate(zip(launch.slots, launch.params or (), strict=True)):
                 if kind == "tensormap":
                     raise TypeError(f"{launch.symbol}: tensor maps are for CUDA")
                 if kind == "ptr":
+                    arg = launch.args[name]
                     buffer = getattr(arg, "buffer", arg)
                     handle = getattr(buffer, "handle", 0)
                     if slot and not handle:
-                        raise TypeError(
-                            f"{launch.symbol}: argument {place} is an address; on Metal its Tensor is needed"
-                        )
+                        raise TypeError(f"{launch.symbol}: {name} is an address; on Metal its Tensor is needed")
                     arguments.append((handle, slot - buffer.address if slot else 0))
                 else:
                     arguments.append((syms.get(place), slot.to_bytes(8, "little")[: _BYTES[kind]]))
