@@ -31,6 +31,7 @@ ORDER = (
     "scheduler",
     "speculative",
     "engine",
+    "http",
     "server",
     "bench",
     "cli",

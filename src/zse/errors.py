@@ -81,8 +81,12 @@ class EngineError(ZSEError):
 class RequestError(ZSEError):
     """A request that is refused, in the terms of the API's error contract.
 
-    status: HTTP status; type, code: strings of the contract's table; param: JSON path of the field or None.
+    status: HTTP status; type, code: strings of the contract's table; param: JSON path of the field or None. headers: more
+    of the answer; close: the connection cannot be used after it.
     """
+
+    headers: tuple[tuple[str, str], ...] = ()
+    close = False
 
     def __init__(
         self,

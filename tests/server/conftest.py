@@ -1,58 +1,9 @@
-"""One server over the fake engine for all tests that do not need their own."""
+"""The fixtures of servers.py; helpers beside these tests and those of the tiny model are importable."""
 
-import gc
 import sys
 from pathlib import Path
-
-import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("structured", "engine")]  # the tiny model
 
-
-@pytest.fixture(scope="package", autouse=True)
-def frozen_heap():
-    """A server leaves what it has after its start alone when it collects garbage (zse/server/main.py); here that is all that the
-    tests before have left: a pass over a gigabyte of it keeps the loop for half a second."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.fixture(scope="session")
-def server():
-    from harness import Harness
-
-    harness = Harness()
-    yield harness
-    harness.assert_quiet()
-    harness.close()
-
-
-def _factory(kind):
-    made = []
-
-    def make(engine="", **options):
-        made.append(kind(engine, **options))
-        return made[-1]
-
-    yield make
-    for harness in made:
-        harness.close()
-
-
-@pytest.fixture
-def own_server():
-    """A factory of servers with options of their own."""
-    from harness import Harness
-
-    yield from _factory(Harness)
-
-
-@pytest.fixture
-def scheduled():
-    """A factory of servers over the real scheduler."""
-    from harness import Scheduled
-
-    yield from _factory(Scheduled)
+from servers import frozen_heap, own_server, scheduled, server  # noqa: E402, F401

@@ -15,12 +15,12 @@ import fake_text
 
 from zse.engine.client import EngineClient
 from zse.engine.process import spawn
-from zse.server import bind
+from zse.http import bind
+from zse.http.listener import Limits, Server
 from zse.server.admission import Admission
 from zse.server.app import App
 from zse.server.auth import HostCheck, KeyCheck
 from zse.server.keys import Key, quotas, single, weights
-from zse.server.listener import Limits, Server
 from zse.server.pool import ModelSpec, Pool, Served
 from zse.server.quotas import Limiter
 

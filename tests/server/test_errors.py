@@ -441,7 +441,7 @@ def test_route_table_with_every_kind_of_key(own_server):
 
 
 def test_connections_without_a_key_are_limited(own_server):
-    from zse.server.listener import Limits
+    from zse.http.listener import Limits
 
     server = own_server(key="k", limits=Limits(unauthenticated_per_ip=3))
     socks = [server.connect() for _ in range(3)]

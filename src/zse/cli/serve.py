@@ -140,7 +140,7 @@ def run(args) -> int:
     gc.disable()  # a start makes many objects and no garbage: 8 ms; the server turns it on again when it is ready
     from zse.engine import process as engine_process
     from zse.errors import ConfigError
-    from zse.server import bind
+    from zse.http import bind
 
     keys = _api_keys(args)
     if not keys and not bind.is_loopback(args.host):

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from zse.engine.client import shutting_down_error
+from zse.http.exchange import Response
 from zse.scheduler.options import RequestOptions
+from zse.server import errors
 from zse.server.admission import Admission
+from zse.server.api_request import APIRequest
 from zse.server.auth import CacheSalts, HostCheck, KeyCheck
 from zse.server.errors import APIError
-from zse.server.exchange import Request, Response
 from zse.server.keys import Key, quotas
 from zse.server.pool import Pool, Served
 from zse.server.quotas import Limiter
@@ -46,6 +48,9 @@ class App:
         self.phases_ms: dict[str, float] = {}
         self._key, self._hosts, self._weights = key, hosts, dict(weights or {})
 
+    request_type = APIRequest
+    error_response = staticmethod(errors.response)
+
     @property
     def needs_key(self) -> bool:
         return self._key.needed
@@ -56,7 +61,7 @@ class App:
         self._weights = self.admission.weights = dict(weights)
         self.limiter.replace(quotas(keys))
 
-    def check_head(self, request: Request) -> None:
+    def check_head(self, request: APIRequest) -> None:
         """Everything that can be decided before the body is read. Raises APIError."""
         self._hosts.check(request.headers.get("host"), request.http_10)
         found = table.find(request.path)
@@ -75,7 +80,7 @@ class App:
         if route.method == "POST":
             self._check_body_headers(request)
 
-    def _check_access(self, request: Request, route: table.Route) -> None:
+    def _check_access(self, request: APIRequest, route: table.Route) -> None:
         if route.scope == table.PUBLIC:
             return
         access = request.access
@@ -86,7 +91,7 @@ class App:
         ):
             raise APIError("insufficient_permissions", "This key may not use this route.")
 
-    def _check_body_headers(self, request: Request) -> None:
+    def _check_body_headers(self, request: APIRequest) -> None:
         kind, _, parameters = request.headers.get("content-type", "").partition(";")
         charset = parameters.replace(" ", "").replace('"', "").lower()
         if kind.strip().lower() != "application/json" or charset not in ("", "charset=utf-8"):
@@ -96,10 +101,10 @@ class App:
         if "content-length" not in request.headers and "transfer-encoding" not in request.headers:
             raise APIError("length_required", "Give the body's length in Content-Length.")
 
-    async def handle(self, request: Request) -> Response | None:
+    async def handle(self, request: APIRequest) -> Response | None:
         return await request.route.handler(self, request)
 
-    def finished(self, request: Request | None, status: int) -> None:
+    def finished(self, request: APIRequest | None, status: int) -> None:
         """An answer was given; status 0: the client left before it began."""
         route = request.route.path if request is not None and request.route is not None else ""
         self.responses[route, status] += 1
@@ -110,12 +115,12 @@ class App:
         if self.draining:
             raise shutting_down_error()
 
-    def models(self, request: Request) -> list[Served]:
+    def models(self, request: APIRequest) -> list[Served]:
         """Those that the request's key may use, the default one first."""
         allowed = request.access.models
         return [model for model in self.pool.models if allowed is None or not allowed.isdisjoint(model.spec.names)]
 
-    def find_model(self, request: Request, name: str | None, param: str | None) -> Served:
+    def find_model(self, request: APIRequest, name: str | None, param: str | None) -> Served:
         """The model of that name; for None the first one that the key may use. Raises APIError, of which a key that is bound
         to some models does not learn whether there are others."""
         models = self.models(request)
@@ -129,7 +134,7 @@ class App:
             raise APIError("model_not_found", "This model is not served here; GET /v1/models lists what is.", param)
         return model
 
-    def request_options(self, request: Request, options: RequestOptions, client_salt: str = "") -> RequestOptions:
+    def request_options(self, request: APIRequest, options: RequestOptions, client_salt: str = "") -> RequestOptions:
         """What the scheduler and the cache know of who asks, beside what the request says itself."""
         return msgspec.structs.replace(
             options,

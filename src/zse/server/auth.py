@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from zse.errors import ConfigError
-from zse.server.bind import is_ip
+from zse.http.bind import is_ip
 from zse.server.errors import APIError
 from zse.server.keys import OWNER, Access, Key
 

@@ -7,6 +7,7 @@ twice, so a failure that will only repeat itself carries `x-should-retry: false`
 import msgspec
 
 from zse.errors import RequestError
+from zse.http.exchange import Response
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
@@ -75,13 +76,6 @@ class APIError(RequestError):
         self.headers, self.close = headers, close
 
 
-def internal_error() -> APIError:
-    """What a client sees of a bug of ours: nothing but the request id (in the x-request-id header)."""
-    return APIError(
-        "internal_error", "The server failed to answer this request. Quote the x-request-id header when you report it."
-    )
-
-
 def body(error: RequestError) -> bytes:
     """The JSON body, without a final newline."""
     return msgspec.json.encode(
@@ -91,7 +85,7 @@ def body(error: RequestError) -> bytes:
 
 def headers(error: RequestError) -> list[tuple[str, str]]:
     """Response headers that belong to the error (not content-type, not x-request-id)."""
-    out = list(getattr(error, "headers", ()))
+    out = list(error.headers)
     retry = CODES.get(error.code or "", (0, "", error.status >= 500))[2]
     if not retry:
         out.append(("x-should-retry", "false"))
@@ -101,3 +95,8 @@ def headers(error: RequestError) -> list[tuple[str, str]]:
     if error.status == 401:
         out.append(("www-authenticate", "Bearer"))
     return out
+
+
+def response(error: RequestError) -> Response:
+    """The answer of an error."""
+    return Response(error.status, body(error), headers(error), error.close)

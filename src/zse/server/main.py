@@ -17,12 +17,13 @@ from zse import __version__
 from zse.engine.client import STARTING, UNLOADED, EngineClient, shutting_down_error
 from zse.engine.process import EngineProcess
 from zse.errors import ConfigError, ZSEError
-from zse.server import bind, models
+from zse.http import bind
+from zse.http.listener import Limits, Server
+from zse.server import models
 from zse.server.admission import Admission
 from zse.server.app import App
 from zse.server.auth import CacheSalts, HostCheck, KeyCheck
 from zse.server.keys import Key, quotas, read_file, weights
-from zse.server.listener import Limits, Server
 from zse.server.pool import ModelSpec, Pool, Served
 from zse.server.quotas import Limiter
 

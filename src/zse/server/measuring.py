@@ -7,11 +7,11 @@ import msgspec
 from zse.engine.client import Channel
 from zse.engine.messages import Measured
 from zse.errors import RequestError
+from zse.http import json_body
 from zse.scheduler.options import RequestOptions
-from zse.server import json_body
 from zse.server.admission import BYTES_PER_TOKEN
+from zse.server.api_request import APIRequest
 from zse.server.errors import APIError
-from zse.server.exchange import Request
 from zse.server.off_loop import OFF_LOOP_BYTES, maybe_in_thread
 from zse.server.relevance import Measurement
 from zse.server.statistics import CANCELLED, ERROR, Watch
@@ -28,7 +28,7 @@ class Results(msgspec.Struct):
     num_tokens: int
 
 
-async def measure(app, request: Request, read: Callable, prepare: Callable, check: Callable | None = None):
+async def measure(app, request: APIRequest, read: Callable, prepare: Callable, check: Callable | None = None):
     """(what read() made of the body, Results). prepare: (asked, model) → Measurements, in a thread when the body is
     long; check: (asked, Measured), as soon as each is there. Raises RequestError."""
     app.check_accepting()

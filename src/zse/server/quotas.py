@@ -7,8 +7,8 @@ from then on. Tokens are reserved before any work (prompt and longest answer) an
 import time
 from collections.abc import Callable, Mapping
 
+from zse.server.api_request import APIRequest
 from zse.server.errors import APIError
-from zse.server.exchange import Request
 from zse.server.keys import Quota
 
 # Reserved for an answer that has no max_tokens: what it may become is the rest of the context, what it becomes is less.
@@ -77,7 +77,7 @@ class Limiter:
             account = self._accounts[tenant] = known.get(tenant) or _Account(quota, now)
             account.set(quota, now)
 
-    def enter(self, request: Request) -> "Pass":
+    def enter(self, request: APIRequest) -> "Pass":
         """Count a request. Raises APIError rate_limit_exceeded; the answer's x-ratelimit headers are set either way."""
         account = self._accounts.get(request.tenant)
         entered = Pass(self, account, request)
@@ -109,7 +109,7 @@ class Pass:
 
     __slots__ = ("_account", "_choices", "_limiter", "_request", "_reserved")
 
-    def __init__(self, limiter: Limiter, account: _Account | None, request: Request):
+    def __init__(self, limiter: Limiter, account: _Account | None, request: APIRequest):
         self._limiter, self._account, self._request = limiter, account, request
         self._choices = 0
         self._reserved = 0.0

@@ -9,12 +9,14 @@ import msgspec
 from zse.engine.client import Channel
 from zse.engine.messages import Ask, Measured, Tokens
 from zse.errors import RequestError
+from zse.http import json_body
+from zse.http.exchange import Response
 from zse.sampling.params import BeamParams
 from zse.scheduler.options import RequestOptions
-from zse.server import json_body, schemas
+from zse.server import schemas
 from zse.server.admission import BYTES_PER_TOKEN, Ticket
+from zse.server.api_request import APIRequest
 from zse.server.errors import APIError
-from zse.server.exchange import Request, Response
 from zse.server.generation import Choice, Delta, chat_logprobs, completion_logprobs
 from zse.server.off_loop import OFF_LOOP_BYTES, ON_LOOP_ENTRIES, maybe_in_thread
 from zse.server.prompt_scores import echoed_logprobs, prompt_logprobs
@@ -55,17 +57,17 @@ class Job(msgspec.Struct):
         return len(self.prompts) * self.completion.n
 
 
-async def chat(app, request: Request) -> Response | None:
+async def chat(app, request: APIRequest) -> Response | None:
     """POST /v1/chat/completions"""
     return await _serve(app, request, schemas.read_chat, is_chat=True)
 
 
-async def text(app, request: Request) -> Response | None:
+async def text(app, request: APIRequest) -> Response | None:
     """POST /v1/completions"""
     return await _serve(app, request, schemas.read_completions, is_chat=False)
 
 
-async def _serve(app, request: Request, read: Callable[[dict], Completion], is_chat: bool) -> Response | None:
+async def _serve(app, request: APIRequest, read: Callable[[dict], Completion], is_chat: bool) -> Response | None:
     app.check_accepting()
     app.admission.check(request.tenant)
     quota = app.limiter.enter(request)
@@ -212,7 +214,7 @@ def _accept(channel: Channel, job: Job, choice: Choice, event: Tokens):
     return delta
 
 
-async def _collect(request: Request, channel: Channel, model, job: Job) -> Response:
+async def _collect(request: APIRequest, channel: Channel, model, job: Job) -> Response:
     choices = job.choices
     running = sum(choice.finish_reason is None for choice in choices)
     while running:
@@ -301,7 +303,7 @@ def _usage(job: Job) -> dict:
     return usage
 
 
-async def _stream(request: Request, channel: Channel, model, job: Job) -> None:
+async def _stream(request: APIRequest, channel: Channel, model, job: Job) -> None:
     """Server-sent events: role first (chat), deltas, one finish_reason per choice, usage if asked, [DONE]."""
     stream, choices = request.stream, job.choices
     envelope = _envelope(job, streamed=True)

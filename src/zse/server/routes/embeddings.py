@@ -7,9 +7,10 @@ from array import array
 import msgspec
 
 from zse.engine.messages import Ask, Measured
+from zse.http.exchange import Response
 from zse.server import measure_schemas, measuring
+from zse.server.api_request import APIRequest
 from zse.server.errors import APIError
-from zse.server.exchange import Request, Response
 from zse.server.measure_schemas import Embeddings
 from zse.server.off_loop import maybe_in_thread
 from zse.server.relevance import Measurement
@@ -17,7 +18,7 @@ from zse.server.relevance import Measurement
 LONG = 1 << 16  # numbers; JSON of more is written in a thread (some 10 ms)
 
 
-async def embeddings(app, request: Request) -> Response:
+async def embeddings(app, request: APIRequest) -> Response:
     """POST /v1/embeddings"""
     asked, results = await measuring.measure(app, request, measure_schemas.read_embeddings, _prepare, _check)
     long = sum(len(result.vector) for result in results.results) > 4 * LONG

@@ -3,8 +3,9 @@
 import msgspec
 
 from zse import __version__
+from zse.http.exchange import Response
+from zse.server.api_request import APIRequest
 from zse.server.errors import APIError
-from zse.server.exchange import Request, Response
 
 
 def json_response(value: object, status: int = 200) -> Response:
@@ -18,24 +19,24 @@ def _card(app, served) -> dict:
     return card
 
 
-async def models(app, request: Request) -> Response:
+async def models(app, request: APIRequest) -> Response:
     """GET /v1/models"""
     return json_response({"object": "list", "data": [_card(app, served) for served in app.models(request)]})
 
 
-async def model(app, request: Request) -> Response:
+async def model(app, request: APIRequest) -> Response:
     """GET /v1/models/{model}"""
     return json_response(
         _card(app, app.find_model(request, request.parameters["model"], None)) | {"id": request.parameters["model"]}
     )
 
 
-async def live(app, request: Request) -> Response:
+async def live(app, request: APIRequest) -> Response:
     """GET /health/live: the server process answers."""
     return json_response({"status": "ok"})
 
 
-async def ready(app, request: Request) -> Response:
+async def ready(app, request: APIRequest) -> Response:
     """GET /health/ready: 200 when a request sent now would be answered, else 503 and why."""
     ok, reason = (False, "the server is shutting down") if app.draining else app.health()
     engines = [served.engine for served in app.pool.models]
@@ -65,6 +66,6 @@ async def ready(app, request: Request) -> Response:
     )
 
 
-async def version(app, request: Request) -> Response:
+async def version(app, request: APIRequest) -> Response:
     """GET /version"""
     return json_response({"version": __version__})

@@ -3,9 +3,10 @@
 import math
 
 from zse import __version__
+from zse.http.exchange import Response
 from zse.scheduler.waits import BOUNDS, NAMES
+from zse.server.api_request import APIRequest
 from zse.server.engine_counters import COUNTERS
-from zse.server.exchange import Request, Response
 from zse.server.statistics import Histogram, Statistics
 from zse.server.tenants import METRICS
 
@@ -51,7 +52,7 @@ def _escaped(value: str) -> str:
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
-async def metrics(app, request: Request) -> Response:
+async def metrics(app, request: APIRequest) -> Response:
     """GET /metrics"""
     page = _Page()
     page.add("zse_info", "gauge", "The version.", 1, version=__version__)

@@ -5,15 +5,16 @@ import time
 import msgspec
 
 from zse.engine.messages import Ask
+from zse.http.exchange import Response
 from zse.server import measure_schemas, measuring
-from zse.server.exchange import Request, Response
+from zse.server.api_request import APIRequest
 from zse.server.measure_schemas import Pairs
 from zse.server.off_loop import ON_LOOP_ENTRIES, maybe_in_thread
 from zse.server.relevance import EMBEDDING, Judge, Measurement, cosine
 from zse.server.routes.embeddings import floats
 
 
-async def rerank(app, request: Request) -> Response:
+async def rerank(app, request: APIRequest) -> Response:
     """POST /v1/rerank"""
     scores, asked, results = await _compare(app, request, measure_schemas.read_rerank, ("query", "documents"))
     order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: asked.top_n]
@@ -36,7 +37,7 @@ async def rerank(app, request: Request) -> Response:
     )
 
 
-async def score(app, request: Request) -> Response:
+async def score(app, request: APIRequest) -> Response:
     """POST /v1/score"""
     scores, asked, results = await _compare(app, request, measure_schemas.read_score, ("text_1", "text_2"))
     rows = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
@@ -59,7 +60,7 @@ async def score(app, request: Request) -> Response:
     )
 
 
-async def _compare(app, request: Request, read, fields: tuple[str, str]):
+async def _compare(app, request: APIRequest, read, fields: tuple[str, str]):
     """(score of each pair, the request, measuring.Results)."""
     judges: list[Judge] = []
 

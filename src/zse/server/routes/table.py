@@ -10,12 +10,13 @@ import msgspec
 
 import zse.server.routes.completions
 import zse.server.routes.info  # noqa: F401
-from zse.server.exchange import Request, Response
+from zse.http.exchange import Response
+from zse.server.api_request import APIRequest
 
 # Who may call: anybody; when the server has keys, the holder of one; or of one whose line says admin (--api-key is one).
 PUBLIC, USER, ADMIN = "public", "user", "admin"
 
-Handler = Callable[[object, Request], Awaitable[Response | None]]
+Handler = Callable[[object, APIRequest], Awaitable[Response | None]]
 
 
 class Route(msgspec.Struct, frozen=True):

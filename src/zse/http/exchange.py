@@ -2,13 +2,12 @@
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zse.errors import RequestError
-from zse.server import errors
 
 if TYPE_CHECKING:
-    from zse.server.connection import Connection
+    from zse.http.connection import Connection
 
 REASONS = {
     200: "OK",
@@ -30,31 +29,33 @@ REASONS = {
     503: "Service Unavailable",
     504: "Gateway Timeout",
 }
+# What this package itself refuses: code → status.
+CODES = {
+    "invalid_http": 400,
+    "invalid_json": 400,
+    "invalid_type": 400,
+    "request_timeout": 408,
+    "request_too_large": 413,
+    "uri_too_long": 414,
+    "header_too_large": 431,
+    "internal_error": 500,
+    "overloaded": 503,
+}
+
+
+class HTTPError(RequestError):
+    """A request that this package refuses, whatever it asks for. code: of CODES. close: the connection cannot be used
+    after the answer."""
+
+    def __init__(self, code: str, message: str, *, close: bool = False):
+        status = CODES[code]
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        super().__init__(message, status=status, type=kind, code=code)
+        self.close = close
 
 
 class Request:
     """A request whose head has been read. headers: names in lower case; body: complete when a handler sees it."""
-
-    __slots__ = (
-        "method",
-        "path",
-        "query",
-        "headers",
-        "body",
-        "id",
-        "keep_alive",
-        "http_10",
-        "started",
-        "connection",
-        "route",
-        "parameters",
-        "status",
-        "note",
-        "refusal",
-        "tenant",
-        "access",
-        "more_headers",
-    )
 
     def __init__(
         self,
@@ -71,14 +72,10 @@ class Request:
         self.body: bytes | bytearray = bytearray()
         self.id = new_request_id()
         self.started = time.monotonic()
-        self.route: Any = None  # routes.table.Route
-        self.parameters: dict[str, str] = {}
-        self.tenant = ""  # whose key it brought
-        self.access: Any = None  # keys.Access of that key
         self.more_headers: list[tuple[str, str]] = []  # of the answer, whatever it is
         self.status = 0
         self.note = ""  # what the access log says beside the status
-        self.refusal: RequestError | None = None  # decided by the head; answered in turn
+        self.refusal: RequestError | None = None  # decided by the head; answered when its turn comes
 
     @property
     def has_body(self) -> bool:
@@ -97,7 +94,8 @@ class Request:
 
 
 class Response:
-    """A whole answer. headers: pairs in lower case, without content-length and x-request-id."""
+    """A whole answer. headers: pairs in lower case, without content-length and x-request-id. close: the connection
+    closes after it."""
 
     __slots__ = ("status", "body", "headers", "close")
 
@@ -115,10 +113,6 @@ class Response:
 
 def new_request_id() -> str:
     return "req_" + os.urandom(12).hex()
-
-
-def error_response(error: RequestError) -> Response:
-    return Response(error.status, errors.body(error), errors.headers(error), getattr(error, "close", False))
 
 
 class EventStream:
@@ -169,8 +163,8 @@ class EventStream:
         if not self._request.http_10:
             self._connection.write(b"0\r\n\r\n")
 
-    def fail(self, error: RequestError) -> None:
-        """One error event, then the end of the stream; the connection closes."""
-        self.send(b"data: " + errors.body(error) + b"\n\n")
+    def fail(self, body: bytes) -> None:
+        """One event with the body of an error, then the end of the stream; the connection closes."""
+        self.send(b"data: " + body + b"\n\n")
         self._request.keep_alive = False
         self.finish()

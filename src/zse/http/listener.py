@@ -1,16 +1,16 @@
-"""The listening side of the server: limits, open connections, and the one ticker that checks all deadlines."""
+"""The listening side: what an application is, the limits, open connections, and the one timer that checks deadlines."""
 
 import asyncio
 import logging
 import socket
 import time
+from typing import Any, Protocol
 
 import msgspec
 
 from zse.errors import RequestError
-from zse.server.connection import Connection
-from zse.server.errors import APIError
-from zse.server.exchange import Request, Response
+from zse.http.connection import Connection
+from zse.http.exchange import HTTPError, Request, Response
 
 log = logging.getLogger("zse.server")
 
@@ -36,13 +36,37 @@ class Limits(msgspec.Struct, frozen=True):
     comment_s: float = 15.0
 
 
-class Server:
-    """Listeners, connections, the ticker. `app` decides: check_head(request) raises RequestError before the body is
-    read, handle(request) answers, finished(request or None, status) counts, needs_key says whether connections count as unauthenticated until a key was seen."""
+class Application(Protocol):
+    """What answers. request_type: the class of its requests, Request or one that adds what the application knows of them.
+    needs_key: a connection counts against unauthenticated_per_ip until the application has set its `authenticated`."""
 
-    def __init__(self, app, limits: Limits | None = None):
+    @property
+    def request_type(self) -> type[Request]: ...
+
+    @property
+    def needs_key(self) -> bool: ...
+
+    def check_head(self, request: Any) -> None:
+        """Decides what can be decided before the body is read. Raises RequestError."""
+
+    async def handle(self, request: Any) -> Response | None:
+        """Answers; None: through request.open_stream(). Raises RequestError."""
+
+    def error_response(self, error: RequestError) -> Response:
+        """The answer that says `error`; its body is also the data of an event where a stream has begun."""
+
+    def finished(self, request: Any | None, status: int) -> None:
+        """An answer was given; status 0: the client left before it began. request None: nobody could read it."""
+
+
+class Server:
+    """Listeners, connections, the timer. draining: connections close after their answer. body_bytes: of all requests
+    whose bodies are held."""
+
+    def __init__(self, app: Application, limits: Limits | None = None):
         self._app = app
         self.limits = limits or Limits()
+        self.request_type = app.request_type
         self.connections: set[Connection] = set()
         self.now = time.monotonic()
         self.date = _http_date()
@@ -65,15 +89,15 @@ class Server:
             connection.check_deadlines(self.now)
         self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
-    def add(self, connection: Connection) -> APIError | None:
+    def add(self, connection: Connection) -> HTTPError | None:
         """Register a new connection; returns the refusal when there are too many."""
         self.connections.add(connection)
         if len(self.connections) > self.limits.connections:
-            return APIError("overloaded", "Too many connections.", close=True)
+            return HTTPError("overloaded", "Too many connections.", close=True)
         if self._app.needs_key:
             same = sum(1 for other in self.connections if other.client == connection.client and not other.authenticated)
             if same > self.limits.unauthenticated_per_ip:
-                return APIError("overloaded", "Too many connections without a key from this address.", close=True)
+                return HTTPError("overloaded", "Too many connections without a key from this address.", close=True)
         return None
 
     def remove(self, connection: Connection) -> None:
@@ -86,6 +110,15 @@ class Server:
 
     async def handle(self, request: Request) -> Response | None:
         return await self._app.handle(request)
+
+    def error_response(self, error: RequestError) -> Response:
+        return self._app.error_response(error)
+
+    def release_body(self, request: Request | None) -> None:
+        """The body of a request is needed no more."""
+        if request is not None:
+            self.body_bytes -= len(request.body)
+            request.body = b""
 
     def finished(self, request: Request) -> None:
         self._app.finished(request, request.status)

@@ -11,7 +11,7 @@ import pytest
 from harness import Harness, chat_body, open_fds, read_reply, request, wait_for
 from leaving import Leaver, cells
 
-from zse.server.listener import Limits
+from zse.http.listener import Limits
 
 CHAT = "/v1/chat/completions"
 

@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from zse.server.errors import APIError
+from zse.http.exchange import HTTPError
 
 MAX_DEPTH = 64
 MAX_STRINGS = 200_000
@@ -19,8 +19,8 @@ _DIGITS_TO_ZERO = bytes(ord("0") if ord("0") <= byte <= ord("9") else ord(" ") f
 _decoder = msgspec.json.Decoder()
 
 
-def _refuse(reason: str) -> APIError:
-    return APIError("invalid_json", f"The request body is not valid JSON: {reason}.")
+def _refuse(reason: str) -> HTTPError:
+    return HTTPError("invalid_json", f"The request body is not valid JSON: {reason}.")
 
 
 def _count_members(value: object) -> int:
@@ -64,7 +64,7 @@ def _check_integers(bare: bytes) -> None:
 
 
 def parse(data: bytes) -> dict:
-    """The object in `data`. Raises APIError invalid_json, or invalid_type when it is JSON but no object."""
+    """The object in `data`. Raises HTTPError invalid_json, or invalid_type when it is JSON but no object."""
     if not data.strip():
         raise _refuse("it is empty")
     try:
@@ -82,5 +82,5 @@ def parse(data: bytes) -> dict:
     if bare.count(b":") != _count_members(value):
         raise _refuse("a key occurs twice in one object")
     if type(value) is not dict:
-        raise APIError("invalid_type", "The request body must be a JSON object.")
+        raise HTTPError("invalid_type", "The request body must be a JSON object.")
     return value

@@ -8,7 +8,7 @@ import time
 import pytest
 from harness import chat_body, read_reply, receive, request, wait_for
 
-from zse.server.listener import Limits
+from zse.http.listener import Limits
 
 H = b"Host: localhost\r\n"
 GET = b"GET /version HTTP/1.1\r\n" + H

@@ -12,7 +12,7 @@ from harness import chat_body, request, wait_for
 from test_completions import check_grammar
 from test_lifecycle import Process
 
-from zse.server.listener import Limits
+from zse.http.listener import Limits
 
 CHAT = "/v1/chat/completions"
 CLIENTS = 1000

@@ -1,0 +1,236 @@
+"""Bytes of a connection → requests. httptools parses; what a peer may send is bounded here, before it is kept."""
+
+import re
+from collections import deque
+from typing import TYPE_CHECKING
+
+import httptools
+
+from zse.errors import RequestError
+from zse.http.exchange import HTTPError, Request
+
+if TYPE_CHECKING:
+    from zse.http.connection import Connection
+    from zse.http.listener import Server
+
+IDLE, HEAD, BODY = "idle", "head", "body"
+_ESCAPE = re.compile(rb"%([0-9a-fA-F]{2})")
+
+
+class RequestReader:
+    """The requests of one connection. feed() adds bytes; whole requests stand in `ready`, oldest first. `refusal` is set
+    when the bytes cannot go on: nothing is read after it. phase: what is being read (IDLE, HEAD, BODY), `since` when
+    (seconds of the server's clock). request: whose body is being read."""
+
+    def __init__(self, server: "Server", connection: "Connection"):
+        self._server, self._limits, self._connection = server, server.limits, connection
+        self._parser = httptools.HttpRequestParser(self)
+        self.ready: deque[Request] = deque()
+        self.refusal: RequestError | None = None
+        self.phase, self.since = IDLE, server.now
+        self._new_message()
+
+    def _new_message(self) -> None:
+        self._url, self._header_bytes = b"", 0
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._head_bytes = 0  # raw bytes read since the head began
+        self.request: Request | None = None
+        self._raw_left: int | None = None  # body bytes to read past httptools (see _skip_upgrade)
+        self._body_raw = 0
+        self._last_body = self._server.now
+
+    def feed(self, data: bytes) -> bytes:
+        """Parse some of `data`; returns what is left to parse."""
+        if self.phase == IDLE:
+            self.phase, self.since = HEAD, self._server.now
+        if self._raw_left is not None:
+            return self._feed_raw(data, self._raw_left)
+        # Never more than a legal head at once: the verdict must not depend on how the bytes are cut.
+        most = self._limits.uri_bytes + self._limits.header_bytes + 64
+        room = most - self._head_bytes if self.phase == HEAD else len(data)
+        piece, data = data[:room], data[room:]
+        data = self._parse(piece) + data
+        if self.refusal is None and self.phase == HEAD and self._head_bytes >= most:
+            self.refusal = self._too_many_headers()
+        return data
+
+    def _parse(self, piece: bytes) -> bytes:
+        """Feed httptools; returns what it left over after an upgrade request."""
+        if self.phase == HEAD:
+            self._head_bytes += len(piece)
+        else:
+            self._body_raw += len(piece)
+        try:
+            self._parser.feed_data(piece)
+        except httptools.HttpParserUpgrade as upgrade:
+            return piece[upgrade.args[0] :] if self._skip_upgrade() else b""
+        except httptools.HttpParserCallbackError as error:
+            raise error.__context__ or error from None
+        except httptools.HttpParserError as error:
+            if self.refusal is None:
+                self.refusal = _invalid(str(error).rstrip("."))
+        if self._body_raw > 2 * self._limits.body_bytes + (1 << 16):  # chunk headers and trailers count, too
+            self.refusal = self.refusal or self._too_large()
+        return b""
+
+    def _skip_upgrade(self) -> bool:
+        """An Upgrade offer is ignored (RFC 9110 7.8), but httptools stops there and leaves the body to us."""
+        self._parser = httptools.HttpRequestParser(self)
+        return self.refusal is None
+
+    def _feed_raw(self, data: bytes, left: int) -> bytes:
+        piece, rest = data[:left], data[left:]
+        self._raw_left = left - len(piece) or None
+        self.on_body(piece)
+        self.on_message_complete()
+        return rest
+
+    def take_all(self) -> list[Request]:
+        """Every request that was read, the unfinished one too; the reader holds none afterwards."""
+        found = [*self.ready, *([self.request] if self.request is not None else [])]
+        self.ready.clear()
+        self.request = None
+        return found
+
+    def refuse_if_slow(self, now: float) -> None:
+        """Sets `refusal` when the head or the body that is being read has taken too long."""
+        limits, waited = self._limits, now - self.since
+        received = len(self.request.body) if self.request is not None else 0
+        if self.phase == HEAD and waited > limits.head_s:
+            self.refusal = _too_slow("headers")
+        elif self.phase == BODY and (
+            now - self._last_body > limits.body_idle_s
+            or waited > limits.body_total_s
+            or waited > limits.body_idle_s
+            and received < limits.body_rate * waited
+        ):
+            self.refusal = _too_slow("body")
+
+    # httptools callbacks
+
+    def on_message_begin(self) -> None:
+        if self.phase == IDLE:  # a pipelined request within one read
+            self.phase = HEAD
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+        if len(self._url) > self._limits.uri_bytes and self.refusal is None:
+            message = f"The request target is longer than {self._limits.uri_bytes} bytes."
+            self.refusal = HTTPError("uri_too_long", message, close=True)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_bytes += len(name) + len(value) + 4
+        if self.request is None:  # else a trailer: counted, otherwise ignored
+            self._headers.append((name, value))
+        if self.refusal is None and (
+            len(self._headers) > self._limits.num_headers or self._header_bytes > self._limits.header_bytes
+        ):
+            self.refusal = self._too_many_headers()
+
+    def on_headers_complete(self) -> None:
+        if self.refusal is not None:
+            return
+        try:
+            self.request = self._build_request()
+            self._server.check_head(self.request)
+        except RequestError as error:
+            request = self.request
+            if error.close or request is None or request.has_body or request.http_10:
+                error.close = True  # the body is not read
+                self.refusal = error
+                return
+            request.refusal = error
+        self.phase = BODY
+        self.since = self._last_body = self._server.now
+
+    def on_body(self, data: bytes) -> None:
+        request = self.request
+        if self.refusal is not None or request is None:
+            return
+        self._last_body = self._server.now
+        if len(request.body) + len(data) > self._limits.body_bytes:
+            self.refusal = self._too_large()
+        elif self._server.body_bytes + len(data) > self._limits.all_bodies_bytes:
+            self.refusal = HTTPError("overloaded", "The server is holding too many request bodies.", close=True)
+        else:
+            self._server.body_bytes += len(data)
+            request.body += data
+
+    def on_message_complete(self) -> None:
+        if self.refusal is not None or self.request is None or self._raw_left is not None:
+            return
+        self.ready.append(self.request)
+        self._new_message()
+        self.phase, self.since = IDLE, self._server.now
+
+    def _too_large(self) -> HTTPError:
+        message = f"The request body is larger than {self._limits.body_bytes} bytes."
+        return HTTPError("request_too_large", message, close=True)
+
+    def _too_many_headers(self) -> HTTPError:
+        message = f"More than {self._limits.num_headers} headers or {self._limits.header_bytes} bytes of them."
+        return HTTPError("header_too_large", message, close=True)
+
+    def _build_request(self) -> Request:
+        version = self._parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise _invalid("only HTTP/1.1 and HTTP/1.0 are spoken here")
+        headers = _headers(self._headers)
+        if headers.get("transfer-encoding", "chunked").lower() != "chunked":
+            raise _invalid("the only transfer coding is chunked")
+        if version == "1.0" and "transfer-encoding" in headers:
+            raise _invalid("HTTP/1.0 has no transfer codings")
+        method = self._parser.get_method().decode("ascii")
+        path, query = split_target(self._url)
+        keep_alive = self._parser.should_keep_alive()
+        request = self._server.request_type(
+            method, path, query, headers, version == "1.0", keep_alive, self._connection
+        )
+        length = int(headers.get("content-length") or 0)
+        if length > self._limits.body_bytes:
+            raise self._too_large()
+        if self._parser.should_upgrade():
+            if "transfer-encoding" in headers or method == "CONNECT":
+                raise _invalid("an Upgrade offer with a chunked body")
+            # should_keep_alive() is false for an upgrade; the offer is ignored, the connection goes on
+            request.keep_alive = version == "1.1" and "close" not in headers.get("connection", "").lower()
+            self._raw_left = length or None
+        return request
+
+
+def _invalid(reason: str) -> HTTPError:
+    return HTTPError("invalid_http", f"The request is not valid HTTP/1.1: {reason}.", close=True)
+
+
+def _too_slow(what: str) -> HTTPError:
+    return HTTPError("request_timeout", f"The request's {what} did not arrive in time.", close=True)
+
+
+def _headers(pairs: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Names in lower case; values of a name that comes again are joined, except where two would be an attack."""
+    headers: dict[str, str] = {}
+    for name_bytes, value_bytes in pairs:
+        name, value = name_bytes.decode("ascii").lower(), value_bytes.decode("latin-1").strip(" \t")
+        if name in headers:
+            if name in ("host", "authorization", "content-type", "transfer-encoding"):
+                raise _invalid(f"two {name} headers")
+            value = f"{headers[name]}, {value}"
+        headers[name] = value
+    return headers
+
+
+def split_target(target: bytes) -> tuple[str, str]:
+    """Path (percent-decoded) and query of a request target in origin or absolute form. HTTPError invalid_http."""
+    if not target.startswith(b"/"):
+        scheme, _, rest = target.partition(b"://")
+        if scheme.lower() not in (b"http", b"https"):
+            raise _invalid("the target must be a path")
+        target = b"/" + rest.partition(b"/")[2]
+    if b"#" in target:
+        raise _invalid("the target has a fragment")
+    raw_path, _, query = target.partition(b"?")
+    path = _ESCAPE.sub(lambda found: bytes.fromhex(found[1].decode()), raw_path)
+    try:
+        return path.decode("utf-8"), query.decode("ascii")
+    except UnicodeDecodeError:
+        raise _invalid("the target is not UTF-8") from None

@@ -1,0 +1,20 @@
+"""What the API knows of a request beside what HTTP says."""
+
+from typing import TYPE_CHECKING, Any
+
+from zse.http.exchange import Request
+
+if TYPE_CHECKING:
+    from zse.server.keys import Access
+
+
+class APIRequest(Request):
+    """App.check_head() fills it in. route: of routes.table. parameters: name → value of the path's {name}. tenant: whose
+    key the request brought, access: what that key may do."""
+
+    def __init__(self, *head, **options):
+        super().__init__(*head, **options)
+        self.route: Any = None
+        self.parameters: dict[str, str] = {}
+        self.tenant = ""
+        self.access: Access

@@ -1,0 +1,48 @@
+"""Fixtures: one server over the fake engine for all tests that do not need their own, and factories of others."""
+
+import gc
+
+import pytest
+from harness import Harness, Scheduled
+
+
+@pytest.fixture(scope="package", autouse=True)
+def frozen_heap():
+    """A server leaves what it has after its start alone when it collects garbage (zse/server/main.py); here that is all that the
+    tests before have left: a pass over a gigabyte of it keeps the loop for half a second."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="session")
+def server():
+    harness = Harness()
+    yield harness
+    harness.assert_quiet()
+    harness.close()
+
+
+def _factory(kind):
+    made = []
+
+    def make(engine="", **options):
+        made.append(kind(engine, **options))
+        return made[-1]
+
+    yield make
+    for harness in made:
+        harness.close()
+
+
+@pytest.fixture
+def own_server():
+    """A factory of servers with options of their own."""
+    yield from _factory(Harness)
+
+
+@pytest.fixture
+def scheduled():
+    """A factory of servers over the real scheduler."""
+    yield from _factory(Scheduled)
