@@ -3,8 +3,8 @@
     python benchmarks/gpu_layers.py [--tokens 1,4] [--formats int4-g128-sym,fp8-row,bf16]
 
 28 layers of qkv, o, gate_up with its gate, and down, in one captured graph, without what stands between them in a model; weights of
-eight layers, random, so that the caches hold none. Beside it the time that reading the weights takes at the measured ceiling. For
-up to 4 tokens also with the RMSNorms before qkv and gate_up, as launches and in front of the products.
+eight layers, random, so that the caches hold none. Beside it the time that reading the weights takes at the measured ceiling.
+With --norms also with the RMSNorms before qkv and gate_up.
 `zse kernels bench --op matmul` times (and checks) each of them by itself.
 """
 
@@ -13,7 +13,6 @@ import argparse
 import numpy as np
 
 from zse.bench.kernels import measure, place, read_ceiling, release
-from zse.kernels.gpu.matmul import takes_norm
 from zse.kernels.gpu.matmul_sizes import SHAPES, random_planes
 from zse.kernels.matmul import matmul, matmul_gated
 from zse.kernels.norm import add_rmsnorm
@@ -21,14 +20,13 @@ from zse.kernels.op import HostArray
 from zse.quant.pack import f32_to_bf16
 from zse.quant.scheme import parse_scheme
 from zse.runtime import open_device
-from zse.tensor import NormedRows, Tensor
+from zse.tensor import Tensor
 
 LAYERS, DISTINCT = 28, 8
 
 
-def layer_us(device, scheme, tokens: int, norm: str = "") -> tuple[float | None, int]:
-    """(microseconds of a layer, bytes of its weights). norm: "" without, "separate", or "fused", which gives None where the
-    products do not take it. With a norm o and down add to the rows that it reads, as in a model."""
+def layer_us(device, scheme, tokens: int, norms: bool = False) -> tuple[float, int]:
+    """(microseconds of a layer, bytes of its weights). With norms o and down add to the rows that they read, as in a model."""
     rng = np.random.default_rng()
     shapes = {name: shape for name, shape in SHAPES.items() if name != "head"}
     hosts = {name: random_planes(rng, rows, width, scheme) for name, (rows, width, _) in shapes.items()}
@@ -42,28 +40,22 @@ def layer_us(device, scheme, tokens: int, norm: str = "") -> tuple[float | None,
 
     hidden = shapes["qkv"][1]
     x, ones = outs["down"], place(device, np.ones(hidden, np.float32))
-    if norm:
+    if norms:
         device.write(x, rng.standard_normal((tokens, hidden)).astype(np.float32).tobytes())
 
     def record(recorder, layer: int) -> None:
         for name, (_, width, epilogue) in shapes.items():
             weight, a = weights[layer % DISTINCT][name], inputs[name]
-            if norm and epilogue != "accumulate":
-                if norm == "fused":
-                    a = NormedRows(x, ones, 1e-6)
-                else:
-                    add_rmsnorm(recorder, x, None, None, ones, a, 1e-6)
+            if norms and epilogue != "accumulate":
+                add_rmsnorm(recorder, x, None, None, ones, a, 1e-6)
             if epilogue == "silu":
                 matmul_gated(recorder, a, weight, outs[name], "silu", max_tokens=tokens)
             else:
-                out = x if norm and epilogue == "accumulate" else outs[name]
+                out = x if norms and epilogue == "accumulate" else outs[name]
                 matmul(recorder, a, weight, out, max_tokens=tokens, accumulate=epilogue == "accumulate")
 
     try:
-        possible = norm != "fused" or all(
-            takes_norm(device, weights[0][name], name == "gate_up", tokens) for name in ("qkv", "gate_up")
-        )
-        us = measure(device, record, LAYERS, 1000.0) if possible else None
+        us = measure(device, record, LAYERS, 1000.0)
     finally:
         release((weights, inputs, outs, ones))
     return us, sum(host.nbytes for host in hosts.values())
@@ -73,6 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", default="1,4,8")
     parser.add_argument("--formats", default="int4-g128-sym,fp8-row,bf16")
+    parser.add_argument("--norms", action="store_true", help="with the norms before qkv and gate_up")
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
     device = open_device(args.device)
@@ -80,20 +73,12 @@ def main() -> None:
     print(f"{device.product}: {ceiling:.0f} GB/s read")
     for name in args.formats.split(","):
         for tokens in map(int, args.tokens.split(",")):
-            us, nbytes = layer_us(device, parse_scheme(name), tokens)
-            assert us is not None
+            us, nbytes = layer_us(device, parse_scheme(name), tokens, args.norms)
             floor = nbytes / ceiling / 1e3
             print(
                 f"{name:16} {tokens:3} tokens: {us:7.1f} us a layer, floor {floor:6.1f} us ({100 * floor / us:.0f} %)",
                 flush=True,
             )
-            if tokens <= 4:
-                times = {norm: layer_us(device, parse_scheme(name), tokens, norm)[0] for norm in ("separate", "fused")}
-                print(
-                    f"{name:16} {tokens:3} tokens: with the norm in front: "
-                    + " / ".join(f"{norm} {'-' if us is None else f'{us:.1f} us'}" for norm, us in times.items()),
-                    flush=True,
-                )
 
 
 if __name__ == "__main__":

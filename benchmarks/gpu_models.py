@@ -16,7 +16,6 @@ from pathlib import Path
 from zse.engine.config import EngineConfig
 from zse.engine.load import load_engine
 from zse.engine.metrics import Phases
-from zse.models import forms
 from zse.sampling.params import SamplingParams
 
 BYTES_PER_S = 4.3e12  # of an H200, measured reads
@@ -143,16 +142,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--context", type=int, default=8192)
     parser.add_argument("--step-tokens", type=int)
-    parser.add_argument(
-        "--fuse-norm",
-        type=int,
-        metavar="N",
-        help="in steps of up to N tokens the products normalize their rows (0: every norm is a launch; "
-        f"default {forms.FUSE_NORM_TOKENS}, at most 4)",
-    )
     args = parser.parse_args()
-    if args.fuse_norm is not None:
-        forms.FUSE_NORM_TOKENS = args.fuse_norm
     for path in args.models:
         measure(path, args)
     return 0

@@ -88,28 +88,6 @@ class Fp8Activation(NamedTuple):
         return Fp8Activation(self.q.with_rows(rows), self.scale.with_rows(rows))
 
 
-class NormedRows(NamedTuple):
-    """Rows that the product which reads them normalizes itself: a = bf16(x / sqrt(mean(x^2) + eps) * weight).
-
-    x f32 [M, K], weight f32 [K]. GPU, few tokens: see zse.kernels.gpu.matmul.takes_norm().
-    """
-
-    x: Tensor
-    weight: Tensor
-    eps: float
-
-    @property
-    def dtype(self) -> str:
-        return "rmsnorm"
-
-    @property
-    def shape(self) -> tuple:
-        return self.x.shape
-
-    def with_rows(self, rows: "int | Sym") -> "NormedRows":
-        return self._replace(x=self.x.with_rows(rows))
-
-
 class Weight(NamedTuple):
     """A matrix of N outputs and K inputs. planes: name → Tensor, as `scheme.planes(N, K, layout)` lists them.
 

@@ -24,7 +24,6 @@ from zse.engine.messages import Ask
 from zse.engine.runner import Runner
 from zse.formats.source import open_model
 from zse.kernel import cache
-from zse.models import forms
 from zse.models.load import Model, load_model, place, plan_model
 from zse.runtime.cpu import CPUDevice
 from zse.runtime.emulate import EmulateDevice
@@ -66,27 +65,6 @@ def test_logits_and_order(like, sizes, family, kept_kernels, tmp_path):
     logits = Session(device, model, rows=1, max_tokens=16, context=32).run(ids, sizes)
     # bf16 between the operations, as in tests/gpu/test_models.py.
     assert np.abs(logits - reference).max() < 0.05 * np.abs(reference).max()
-
-
-@pytest.mark.parametrize(
-    "like, family, quantize, products", [("sm_80", "qwen2", None, 4), ("sm_90a", "qwen3", "int4", 4)]
-)
-def test_norms_in_products(like, family, quantize, products, kept_kernels, tmp_path, monkeypatch):
-    """With the norms in front of the products that read them, the logits of 1 to 4 tokens are the same bits."""
-    device = EmulateDevice(like, cache.package_variants(like))
-    model, _ = load_emulated(device, str(tiny.write(family, tmp_path, "BF16")), quantize)
-    ids, logits, counts = tiny.tokens(family)[:9], [], []
-    for fuse in (4, 0):
-        monkeypatch.setattr(forms, "FUSE_NORM_TOKENS", fuse)
-        session = Session(device, model, rows=1, max_tokens=16, context=32)
-        logits.append(session.run(ids, [4, 3, 1, 1]))
-        recorder = device.record()
-        session.decoder.record(recorder, max_tokens=1)
-        counts.append(
-            sum("_norm_" in launch.symbol for launch in recorder.launches if launch.symbol.startswith("matmul"))
-        )
-    np.testing.assert_array_equal(*logits)
-    assert counts == [products, 0]
 
 
 @pytest.mark.parametrize("like, kv_dtype", [("sm_80", "fp8"), ("sm_90a", "int8")])

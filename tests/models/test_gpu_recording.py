@@ -12,7 +12,6 @@ from zse.formats.source import open_model
 from zse.kernel import cache
 from zse.kernel.emit import emit_gpu
 from zse.kernels.gpu.gemm import PARTIAL_BYTES
-from zse.models import forms
 from zse.models.load import load_model, plan_model
 from zse.runtime.null import NullGPU
 
@@ -63,25 +62,19 @@ def write(family, folder, **changes):
 
 
 @pytest.mark.parametrize(
-    "family, kv_dtype, fuse",
-    [("llama", "bf16", 4), ("llama", "bf16", 0), ("qwen2", "int8", 4), ("qwen3", "fp8", 4), ("gemma3", "bf16", 4)],
+    "family, kv_dtype", [("llama", "bf16"), ("qwen2", "int8"), ("qwen3", "fp8"), ("gemma3", "bf16")]
 )
-def test_every_recording_is_complete(gpu, family, kv_dtype, fuse, tmp_path, monkeypatch):
-    monkeypatch.setattr(forms, "FUSE_NORM_TOKENS", fuse)
+def test_every_recording_is_complete(gpu, family, kv_dtype, tmp_path):
     runner = runner_of(gpu, write(family, tmp_path), kv_dtype=kv_dtype)
     layers, plain = runner.model.config.num_layers, not runner.model.config.post_norms
     for kind, size in (("decode", 1), ("decode", 4), ("mixed", 8), ("mixed", 64), ("mixed", 512), ("score", 16)):
         graph = runner._graph(kind, size, 0)
         symbols = [launch.symbol for launch in graph.launches]
         assert symbols[0] == "upload" and symbols[-1] == "download"
-        # Gemma's norms add what is pending, but for the first.
-        norms = sum("_norm_" in symbol for symbol in symbols if symbol.startswith("matmul"))
-        assert norms == (0 if gpu.simt or size > fuse else 2 * layers if plain else 1)
         if kind == "decode" and plain:
-            # qkv with the norm in front, qkv_post, attention, o, gate_up with the norm in front, down (norms are launches
-            # where there are no kernels with them); before them pages, ids, embedding, rotations and the plan
-            # (attention_simple has none), after them norm, head and two of the sampler.
-            assert len(symbols) == 2 + 5 - gpu.simt + (8 if gpu.simt or not fuse else 6) * layers + 2 + 2
+            # norm, qkv, qkv_post, attention, o, norm, gate_up, down; before them pages, ids, embedding, rotations and the
+            # plan (attention_simple has none), after them norm, head and two of the sampler.
+            assert len(symbols) == 2 + 5 - gpu.simt + 8 * layers + 2 + 2
 
 
 def test_turns_alternate_and_feed_each_other(gpu, tmp_path):

@@ -120,7 +120,6 @@ GPU_MODULES = (
     "zse.kernels.gpu.attention_plan",
     "zse.kernels.gpu.gemm_parts",
     "zse.kernels.gpu.gemm",
-    "zse.kernels.gpu.norm_prologue",
     "zse.kernels.gpu.r16",
     "zse.kernels.gpu.dequantize",
     "zse.engine.core",

@@ -59,7 +59,6 @@ from zse.kernels.op import (
 )
 from zse.quant.scheme import AffineScheme, DenseScheme
 from zse.runtime.symbol import ceil_div
-from zse.tensor import NormedRows
 
 TILE = 16  # rows of a tile, the r16 layout's
 TOKENS_PER_BLOCK = 64  # 64 tokens * 2,048 bytes of int8 activations stay in a 256 KiB L2 while a column of tiles passes
@@ -505,7 +504,7 @@ def matmul(
     """out [M, N] = a [M, K] @ weight [N, K].T + bias f32 [N]; accumulate: out += (GPU only).
 
     CPU: a f32 Tensor, int8 or int16 Activation (dense weights take f32 only), out f32. GPU: a bf16 (above 64 tokens fp8 weights take an
-    Fp8Activation, up to 4 tokens NormedRows where gpu.matmul.takes_norm()), out f32 or bf16. max_tokens: the most tokens this
+    Fp8Activation), out f32 or bf16. max_tokens: the most tokens this
     recording will run with; it picks the kernel and how many tokens share a pass over the weights. independent: may overlap with the
     launch just before.
     """
@@ -603,15 +602,11 @@ def _variants(target) -> list[Variant]:
 def _reference(a, weight, bias=None, out=None, gate=None, accumulate=False, max_tokens=None, kernel=None):
     import numpy as np
 
-    if isinstance(a, NormedRows):
-        x = np.asarray(a.x, np.float64)
-        x = x / np.sqrt((x * x).mean(axis=1, keepdims=True) + a.eps) * np.asarray(a.weight, np.float64)
-    else:
-        x = (
-            a.dequantize()
-            if isinstance(a, HostActivation | HostFp8Activation)
-            else np.asarray(a.wide() if isinstance(a, HostArray) else a, np.float64)
-        )
+    x = (
+        a.dequantize()
+        if isinstance(a, HostActivation | HostFp8Activation)
+        else np.asarray(a.wide() if isinstance(a, HostArray) else a, np.float64)
+    )
     y = x @ weight.dequantize().astype(np.float64).T
     if bias is not None:
         y = y + bias.astype(np.float64)
@@ -626,10 +621,9 @@ def _cases(rng, family="cpu") -> Iterator[Case]:
     import numpy as np
 
     if family == "gpu":
-        from zse.kernels.gpu import gemm_cases, matmul, matmul_norm_cases
+        from zse.kernels.gpu import gemm_cases, matmul
 
         yield from matmul.cases(rng)
-        yield from matmul_norm_cases.cases(rng)
         yield from gemm_cases.cases(rng)
         return
     from zse.kernels.host import random_weight

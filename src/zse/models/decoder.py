@@ -21,16 +21,8 @@ from zse.kernels.qkv_post import qkv_post
 from zse.kernels.quantize import quantize
 from zse.kernels.rope import rope_table
 from zse.models.config import ModelConfig, RopeConfig
-from zse.models.forms import (
-    FORMS,
-    SPLIT_TOKENS,
-    gates_in_matmul,
-    nbytes_of,
-    norm_in_product,
-    scratch_tensors,
-    shared_places,
-)
-from zse.tensor import Activation, Fp8Activation, NormedRows, Tensor
+from zse.models.forms import FORMS, SPLIT_TOKENS, gates_in_matmul, nbytes_of, scratch_tensors, shared_places
+from zse.tensor import Activation, Fp8Activation, Tensor
 
 
 class StepBuffers(NamedTuple):
@@ -377,7 +369,7 @@ class _Recording:
         fused = weights.get(at + "gate_up")
         projections = [fused] if fused else [weights[at + name] for name in ("gate", "up")]
         gates = fused is not None and gates_in_matmul(self.decoder.forms, config)
-        normed = self.normed(x, delta, vectors.get(at + "post_attn_norm"), vectors[at + "mlp_norm"], projections, gates)
+        normed = self.normed(x, delta, vectors.get(at + "post_attn_norm"), vectors[at + "mlp_norm"], projections)
         inner, down = self.made("gated", weights[at + "down"])
         if gates:
             from zse.kernels.matmul import matmul_gated
@@ -389,15 +381,11 @@ class _Recording:
         return delta, vectors.get(at + "post_mlp_norm")
 
     def normed(
-        self, x: Tensor, delta, delta_norm, norm: Tensor, weights, gated: bool = False, int16: bool = False
-    ) -> Tensor | Activation | Fp8Activation | NormedRows:
-        """rmsnorm(x + delta) * norm as the products with `weights` take it: the product's to compute where nothing is
-        added to x first and it can, else by a launch. gated: it is matmul_gated's; int16: as in activation()."""
-        decoder, eps = self.decoder, self.decoder.config.norm_eps
-        if delta is None and norm_in_product(decoder.forms, decoder.device, weights, gated, self.form_tokens):
-            return NormedRows(x, norm, eps)
+        self, x: Tensor, delta, delta_norm, norm: Tensor, weights, int16: bool = False
+    ) -> Tensor | Activation | Fp8Activation:
+        """rmsnorm(x + delta) * norm as the products with `weights` take it. int16: as in activation()."""
         normed = self.activation("normed", weights, int16=int16)
-        add_rmsnorm(self.recorder, x, delta, delta_norm, norm, normed, eps)
+        add_rmsnorm(self.recorder, x, delta, delta_norm, norm, normed, self.decoder.config.norm_eps)
         return normed
 
     def made(self, name: str, weight):

@@ -11,11 +11,6 @@ SPLIT_TOKENS = 16  # CPU: batches up to this size may split a sequence's keys be
 PLACE_ALIGN = 256  # bytes; tensor maps and 16-byte copies want less
 SMALL_TOKENS = 64  # GPU: up to here a product is bound by reading its weights
 FEW_TOKENS = 8  # GPU: up to here activations stay bf16, also for fp8 weights
-# GPU: in steps of up to so many tokens the products normalize the rows that they read, where their kernels can: a decode
-# layer is 6 launches instead of 8. 0: every norm is a launch. The tokens are the same bits either way. On an H200 the time is
-# the same for one token (int4 1.68 ms a step with and without, fp8 2.50 and 2.48); four lose 1 %: each of 132 blocks reads
-# all of their rows.
-FUSE_NORM_TOKENS = 0
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 
@@ -46,17 +41,6 @@ def qkv_width(config: ModelConfig) -> int:
 def gates_in_matmul(forms: Forms, config: ModelConfig) -> bool:
     """Whether matmul_gated takes the joined gate and up weights: both halves are whole tiles of 16 rows."""
     return forms.fuses and config.intermediate_size % 16 == 0
-
-
-def norm_in_product(forms: Forms, device, weights, gated: bool, max_tokens: int) -> bool:
-    """Whether in steps of up to `max_tokens` the product with `weights` takes NormedRows. gated: it is matmul_gated's.
-
-    Not where the weights are several (q, k and v in formats of their own): each product would normalize the rows again."""
-    if forms.family != "gpu" or max_tokens > FUSE_NORM_TOKENS or len(weights) > 1:
-        return False
-    from zse.kernels.gpu.matmul import takes_norm
-
-    return takes_norm(device, weights[0], gated, max_tokens)
 
 
 def scratch_tensors(

@@ -4,15 +4,13 @@ reference. On GPUs without matrix instructions in the language (HIP, Metal) all 
 Up to 8 tokens matmul_small, or for integer weights and up to 4 tokens matmul_few where a multiprocessor has two units
 of rows and more; above, gemm.py where it takes the weight, else matmul_small, 8 tokens at a time. In each of them a
 token's result is the same bits alone and in a batch; between them it differs by rounding (f32 sums in another order,
-and 2**-16 of the largest activation of 128 in matmul_few). Up to 4 tokens both have a form that normalizes its rows itself
-(takes_norm), with the bits of add_rmsnorm and the product.
+and 2**-16 of the largest activation of 128 in matmul_few).
 """
 
 from zse.kernel import Variant
 from zse.kernels.gpu import gemm
 from zse.kernels.gpu import matmul_few as few
 from zse.kernels.gpu import matmul_small as small
-from zse.kernels.gpu import norm_prologue as prologue
 from zse.kernels.gpu.matmul_tiles import (
     ACCUMULATE,
     GATED_GELU,
@@ -31,6 +29,7 @@ from zse.runtime.symbol import ceil_div
 SMALL_TOKENS = 64  # up to here the weights bound a product; above, the GEMM
 GATES = {"silu": GATED_SILU, "gelu_tanh": GATED_GELU}
 CHUNK = few.CHUNK
+TOKENS = {"few": few.TOKENS, "small": small.TOKENS}  # of a block
 SCALINGS = {"row": 0, "tensor": 1, "block": 2}
 COLUMNS = {"bf16": 8, "f16": 8, "f32": 4}  # of the 16-byte pieces of rows: K is a multiple
 
@@ -101,24 +100,6 @@ def small_ring(form: tuple[str, int], arch: int) -> tuple[int, int]:
     return found
 
 
-def norm_ring(form: tuple[str, int], arch: int, kernel: str) -> tuple[int, int] | None:
-    """(warps, slots) of matmul_small_norm or matmul_few_norm: the warps of the kernel without a norm, or the sums would be
-    added in another order."""
-    kind, group = form
-    found = few_ring(form, arch) if kernel == "few" else small_ring(form, arch)
-    if found is None:
-        return None
-    warps, stages = found
-    if kernel == "few":
-        chunk, fixed = few.CHUNK, few.fixed_bytes(group, warps)
-    else:
-        chunk = FORMS[form]
-        fixed = sums_bytes(warps, prologue.TOKENS) + 2 * prologue.elements_for(shared_bytes(arch))
-    free = shared_bytes(arch) - fixed - prologue.scratch_bytes() - 256  # arrays stand at multiples of 128
-    stages = min(stages, free // (warps * slot_bytes(kind, group, chunk)))
-    return (warps, stages) if stages >= 2 else None
-
-
 def variants(target) -> list[Variant]:
     """The kernels for up to SMALL_TOKENS tokens. One block fills a multiprocessor: blocks of a small grid then spread
     over all of them (with two, a matrix of 112 units took 26 us instead of 14: some had two blocks, others none)."""
@@ -126,8 +107,6 @@ def variants(target) -> list[Variant]:
         from zse.kernels.gpu import matmul_simple
 
         return matmul_simple.variants(target)
-    from zse.kernels.gpu import matmul_norm
-
     made = []
     for form, chunk in FORMS.items():
         statics = {"KIND": form[0], "GROUP": form[1]}
@@ -142,18 +121,6 @@ def variants(target) -> list[Variant]:
             made.append(
                 Variant(symbol_of(form, "few"), few.matmul_few, statics | {"STAGES": found[1]}, threads=32 * found[0])
             )
-        for name, kernel in (("small", matmul_norm.matmul_small_norm), ("few", matmul_norm.matmul_few_norm)):
-            found = norm_ring(form, target.arch, name) if name == "small" or form[0] in INTEGERS else None
-            if found:
-                more = {"CHUNK": chunk, "ELEMENTS": prologue.elements_for(shared_bytes(target.arch))}
-                made.append(
-                    Variant(
-                        symbol_of(form, f"{name}_norm"),
-                        kernel,
-                        statics | {"STAGES": found[1]} | (more if name == "small" else {}),
-                        threads=32 * found[0],
-                    )
-                )
     return made + gemm.variants(target)
 
 
@@ -179,21 +146,6 @@ def pick(device, weight, gated: bool, max_tokens: int, kernel: str | None = None
     return "few" if takes_few and few_ring(form, device.arch) else "small"
 
 
-def takes_norm(device, weight, gated: bool, max_tokens: int, kernel: str | None = None) -> bool:
-    """Whether record() takes NormedRows of up to `max_tokens` tokens for this weight: the product normalizes them."""
-    width = weight.shape[1]
-    if device.simt or max_tokens > prologue.TOKENS or not prologue.fits(width, max_tokens):
-        return False
-    if kernel is None and gemm.takes(device, weight, "bf16", gated, max_tokens):
-        return False
-    form, arch = form_of(weight.scheme, width), device.arch
-    name = pick(device, weight, gated, max_tokens, kernel)
-    inside = name == "few" or max_tokens * prologue.pitch(width, small.row_padding(form[0])) <= prologue.elements_for(
-        shared_bytes(arch)
-    )
-    return inside and norm_ring(form, arch, name) is not None
-
-
 def record(
     recorder,
     a,
@@ -207,8 +159,7 @@ def record(
     kernel: str | None = None,
 ) -> None:
     """Record out (+)= a @ weight.T + bias, or with `gate` out = act(first half of the rows) * second half, checked.
-    a: bf16, an Fp8Activation, or where takes_norm() NormedRows, whose x `out` must not be. kernel: "small" or "few"
-    instead of the one that the shape would get (tests)."""
+    a: bf16, or an Fp8Activation. kernel: "small" or "few" instead of the one that the shape would get (tests)."""
     rows, width = weight.shape
     scheme, planes = weight.scheme, weight.planes
     tokens = out.shape[0]
@@ -225,22 +176,9 @@ def record(
         tokens,
         rows // 2 if gate else rows,
     )
-    device, norm = recorder.device, None
-    if a.dtype == "rmsnorm":
-        require(
-            takes_norm(device, weight, gate is not None, max_tokens, kernel),
-            f"{what}: {max_tokens} tokens of {width} columns with {scheme} weights have no kernel with a norm in front: "
-            "record add_rmsnorm",
-        )
-        norm = a
-        check(f"{what} norm's weight", norm.weight, "f32", width)
-        check(f"{what} a", norm.x, "f32", tokens, width)
-        require(
-            out.buffer is not norm.x.buffer or out.offset != norm.x.offset, f"{what}: out is the rows that are read"
-        )
-    tiled = norm is None and kernel is None and gemm.takes(device, weight, a.dtype, gate is not None, max_tokens)
-    if norm is None:
-        check(f"{what} a", a, ("bf16", "fp8") if tiled else "bf16", tokens, width)
+    device = recorder.device
+    tiled = kernel is None and gemm.takes(device, weight, a.dtype, gate is not None, max_tokens)
+    check(f"{what} a", a, ("bf16", "fp8") if tiled else "bf16", tokens, width)
     if bias is not None:
         check(f"{what} bias", bias, "f32", rows)
     layout = "r16" if scheme.kind == "affine" else "rows"
@@ -274,15 +212,9 @@ def record(
         matmul_simple.launch(recorder, head, a, bias, out, tokens, weight, scaling, mode, gate is not None)
         return
     name = pick(device, weight, gate is not None, max_tokens, kernel)
-    per_block = few.TOKENS if name == "few" or norm else small.TOKENS
-    grid = blocks_of(device, weight, gate is not None)[1], ceil_div(tokens, per_block)
-    inputs = [norm.x, norm.weight] if norm else [a]
+    grid = blocks_of(device, weight, gate is not None)[1], ceil_div(tokens, TOKENS[name])
     numbers = [tokens, rows, width, groups, shift, symmetric, scaling, int(bias is not None), mode]
-    recorder.launch(
-        symbol_of(form, f"{name}_norm" if norm else name),
-        [*head, *inputs, 0 if bias is None else bias, out, *numbers, *([float(norm.eps)] if norm else [])],
-        grid,
-    )
+    recorder.launch(symbol_of(form, name), [*head, a, 0 if bias is None else bias, out, *numbers], grid)
 
 
 SCHEMES = (

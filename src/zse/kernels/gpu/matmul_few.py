@@ -46,7 +46,6 @@ from zse.kernel import (
     warp_index,
     warp_max,
 )
-from zse.kernels.gpu import norm_prologue as prologue
 from zse.kernels.gpu.matmul_tiles import (
     GATED_SILU,
     PITCH,
@@ -175,17 +174,31 @@ def multiply(acc, slot, at, facts, lane, symmetric, KIND, GROUP):
             acc[j] = fma(offsets[j], total, acc[j])
 
 
-@inline
-def put_chunk(m, chunk, words, columns, facts, here, lane, GROUP):
-    """Prepare a chunk of token m."""
-    prepare(words, columns + (chunk * here + m) * 256, facts + (chunk * here + m) * (1 + totals(GROUP)), lane, GROUP)
-
-
-@inline
-def product(sources, a, norm, bias, out, tokens, shape, has_bias, mode, KIND, GROUP, STAGES):
-    """The whole kernel. norm: None, or (weight, eps) of the RMSNorm that the f32 rows `a` pass first."""
-    w, high, scale, offset = sources
-    rows, width, groups, shift, scaling, symmetric = shape
+@kernel
+def matmul_few(
+    w: Ptr[u8, "const"],
+    high: Ptr[u8, "const"],
+    scale: Ptr[u8, "const"],
+    offset: Ptr[u8, "const"],
+    a: Ptr[bf16, "const"],
+    bias: Ptr[f32, "const"],
+    out: Ptr[f32],
+    tokens: i32,
+    rows: i32,
+    width: i32,
+    groups: i32,
+    shift: i32,
+    symmetric: i32,
+    scaling: i32,
+    has_bias: i32,
+    mode: i32,
+    KIND: static,
+    GROUP: static,
+    STAGES: static,
+):
+    """Grid (blocks that share the units, groups of 4 tokens). tokens of a block times width rounded up to CHUNK: at
+    most ELEMENTS. The parameters are matmul_small's."""
+    sources = (w, high, scale, offset)
     WARPS = target.threads // 32
     FACTS = 1 + totals(GROUP)
     nbytes = slot_bytes(KIND, GROUP, CHUNK)
@@ -213,32 +226,23 @@ def product(sources, a, norm, bias, out, tokens, shape, has_bias, mode, KIND, GR
     point(at, sources, sizes, following[0], following[1], lane, KIND, CHUNK)
     for s in static(range(STAGES - 1)):
         copy_next(mine + s * nbytes, at, following, sources, sizes, limits, lane, KIND, GROUP, CHUNK, WARPS)
-    if norm is None:
-        grid_wait()
-        a_lane = a + (i64(first_token) * width + lane * 4)
-        x = [u32(0) for _ in static(range(2 * TOKENS))]  # the activations of the chunk that is prepared next
-    else:
-        norm_weight, eps = norm
-        ws = prologue.load_norm(norm_weight, width)
-        grid_wait()
-        scratch = shared_array(f32, prologue.TOKENS * prologue.ROW_WARPS)
-        put = (put_chunk, columns, facts, here, lane, GROUP)
-        prologue.normalize_rows(a + i64(first_token) * width, ws, scratch, here, width, eps, put)
+    grid_wait()
+    a_lane = a + (i64(first_token) * width + lane * 4)
+    x = [u32(0) for _ in static(range(2 * TOKENS))]  # the activations of the chunk that is prepared next
     token = min(g // 2, here - 1)  # whose activations are this lane's column
     slot, buffer = i32(0), i32(0)
     for unit in range(block_index(0), units, num_blocks(0)):
         acc = [f32(0) for _ in static(range(4))]
-        if norm is None:
-            fresh = unit == block_index(0)
-            if fresh:
-                load_chunk(x, a_lane, warp, here, width, lane)
+        fresh = unit == block_index(0)
+        if fresh:
+            load_chunk(x, a_lane, warp, here, width, lane)
         for chunk in range(warp, chunks, WARPS):
-            if norm is None:
-                if fresh:
-                    for m in static(range(TOKENS)):
-                        if m < here:
-                            put_chunk(m, chunk, x[2 * m : 2 * m + 2], columns, facts, here, lane, GROUP)
-                    load_chunk(x, a_lane, chunk + WARPS, here, width, lane)
+            if fresh:
+                for m in static(range(TOKENS)):
+                    if m < here:
+                        place = chunk * here + m
+                        prepare(x[2 * m : 2 * m + 2], columns + place * 256, facts + place * FACTS, lane, GROUP)
+                load_chunk(x, a_lane, chunk + WARPS, here, width, lane)
             copy_wait(STAGES - 2)
             warp_barrier()  # every lane's copies are here, and every lane is done with the slot that is filled next
             free = slot - 1 if slot > 0 else i32(STAGES - 1)
@@ -278,43 +282,3 @@ def product(sources, a, norm, bias, out, tokens, shape, has_bias, mode, KIND, GR
             TOKENS,
         )
         buffer = 1 - buffer
-
-
-@kernel
-def matmul_few(
-    w: Ptr[u8, "const"],
-    high: Ptr[u8, "const"],
-    scale: Ptr[u8, "const"],
-    offset: Ptr[u8, "const"],
-    a: Ptr[bf16, "const"],
-    bias: Ptr[f32, "const"],
-    out: Ptr[f32],
-    tokens: i32,
-    rows: i32,
-    width: i32,
-    groups: i32,
-    shift: i32,
-    symmetric: i32,
-    scaling: i32,
-    has_bias: i32,
-    mode: i32,
-    KIND: static,
-    GROUP: static,
-    STAGES: static,
-):
-    """Grid (blocks that share the units, groups of 4 tokens). tokens of a block times width rounded up to CHUNK: at
-    most ELEMENTS. The parameters are matmul_small's."""
-    product(
-        (w, high, scale, offset),
-        a,
-        None,
-        bias,
-        out,
-        tokens,
-        (rows, width, groups, shift, scaling, symmetric),
-        has_bias,
-        mode,
-        KIND,
-        GROUP,
-        STAGES,
-    )

@@ -50,7 +50,6 @@ from zse.kernel import (
     warp_barrier,
     warp_index,
 )
-from zse.kernels.gpu import norm_prologue as prologue
 from zse.kernels.gpu.matmul_tiles import (
     GATED_SILU,
     INTEGERS,
@@ -210,98 +209,6 @@ def multiply_dense(acc, slot, b, lane, scaling, KIND, CHUNK):
                             )
 
 
-def row_padding(kind: str) -> int:
-    """Elements between rows of activations in shared memory, beside multiples of 128: lanes of several tokens then read
-    other banks."""
-    return {"e4m3": 8, "bf16": 32, "f16": 32}.get(kind, 16)
-
-
-@inline
-def product(sources, a, norm, bias, out, tokens, shape, has_bias, mode, KIND, GROUP, CHUNK, STAGES, ELEMENTS):
-    """The whole kernel. norm: None, or (weight, eps) of the RMSNorm that the f32 rows `a` pass first; ELEMENTS: of the
-    normed rows in shared memory."""
-    w, high, scale, offset = sources
-    rows, width, groups, shift, scaling, symmetric = shape
-    WARPS = target.threads // 32
-    MOST = TOKENS if norm is None else prologue.TOKENS
-    nbytes = slot_bytes(KIND, GROUP, CHUNK)
-    lane, warp = lane_index(), warp_index()
-    g, t = lane // 4, lane % 4
-    chunks = (width + (CHUNK - 1)) // CHUNK
-    gated = i32(mode >= GATED_SILU)
-    units = (rows // 2 + 15) // 16 if gated != 0 else (rows + (UNIT - 1)) // UNIT
-    ring = shared_array(u8, WARPS * STAGES * nbytes, align=128)
-    sums = shared_array(f32, sums_bytes(WARPS, MOST) // 4)
-    mine = ring + warp * (STAGES * nbytes)
-    first_token = block_index(1) * MOST
-    here = min(tokens - first_token, MOST)  # tokens of this block
-    sizes = (rows, width, groups, shift, scaling, gated, symmetric)
-    limits = (warp, chunks, units)
-    grid_launch_dependents()
-
-    following = [
-        block_index(0) if warp < chunks else units,
-        warp + 0,
-    ]  # copied next: STAGES - 1 ahead of what is computed
-    at = [w + 0 for _ in static(range(state_of(KIND)))]
-    point(at, sources, sizes, following[0], following[1], lane, KIND, CHUNK)
-    for s in static(range(STAGES - 1)):
-        copy_next(mine + s * nbytes, at, following, sources, sizes, limits, lane, KIND, GROUP, CHUNK, WARPS)
-    if norm is None:
-        grid_wait()
-        a_row = a + i64(first_token + min(g, here - 1)) * width
-    else:
-        norm_weight, eps = norm
-        ws = prologue.load_norm(norm_weight, width)
-        grid_wait()
-        normed = shared_array(bf16, ELEMENTS)
-        scratch = shared_array(f32, prologue.TOKENS * prologue.ROW_WARPS)
-        pitch = (width + 127) // 128 * 128 + row_padding(KIND)  # prologue.pitch()
-        put = (prologue.put_row, normed, pitch, lane)
-        prologue.normalize_rows(a + i64(first_token) * width, ws, scratch, here, width, eps, put)
-        a_row = normed + min(g, here - 1) * pitch
-    b = [u32(0) for _ in static(range(CHUNK // 8))]
-    slot, buffer = i32(0), i32(0)
-    for unit in range(block_index(0), units, num_blocks(0)):
-        acc = [f32(0) for _ in static(range(8))]
-        for chunk in range(warp, chunks, WARPS):
-            load_tokens(b, a_row, chunk, width, t, KIND, CHUNK)
-            copy_wait(STAGES - 2)
-            warp_barrier()  # every lane's copies are here, and every lane is done with the slot that is filled next
-            free = slot - 1 if slot > 0 else i32(STAGES - 1)
-            copy_next(mine + free * nbytes, at, following, sources, sizes, limits, lane, KIND, GROUP, CHUNK, WARPS)
-            full = mine + slot * nbytes
-            if KIND in INTEGERS:
-                multiply_integers(acc, full, b, lane, symmetric, KIND, GROUP, CHUNK)
-            else:
-                multiply_dense(acc, full, b, lane, scaling, KIND, CHUNK)
-            slot = slot + 1 if slot < STAGES - 1 else i32(0)
-
-        mine_sums = sums + (buffer * WARPS + warp) * (MOST * PITCH)
-        for c in static(range(2)):
-            if 2 * t + c < here:
-                store(
-                    mine_sums + ((2 * t + c) * PITCH + 4 * g), make_vector(acc[c], acc[2 + c], acc[4 + c], acc[6 + c])
-                )
-        barrier()  # the only one of a unit: the next unit's sums go to the other buffer
-        finish_unit(
-            sums + buffer * (WARPS * MOST * PITCH),
-            unit,
-            here,
-            first_token,
-            scale,
-            bias,
-            out,
-            sizes,
-            has_bias,
-            mode,
-            KIND,
-            WARPS,
-            MOST,
-        )
-        buffer = 1 - buffer
-
-
 @kernel
 def matmul_small(
     w: Ptr[u8, "const"],
@@ -328,19 +235,70 @@ def matmul_small(
     """Grid (blocks that share the units, groups of 8 tokens). groups: scales of a row; shift: of class 32 and 0, log2
     of a group in multiples of 32 or of the chunk (31: the row); scaling (e4m3): 0 a scale per row, 1 one, 2 one per
     128 x 128; mode: STORE, ..."""
-    product(
-        (w, high, scale, offset),
-        a,
-        None,
-        bias,
-        out,
-        tokens,
-        (rows, width, groups, shift, scaling, symmetric),
-        has_bias,
-        mode,
-        KIND,
-        GROUP,
-        CHUNK,
-        STAGES,
-        0,
-    )
+    sources = (w, high, scale, offset)
+    WARPS = target.threads // 32
+    nbytes = slot_bytes(KIND, GROUP, CHUNK)
+    lane, warp = lane_index(), warp_index()
+    g, t = lane // 4, lane % 4
+    chunks = (width + (CHUNK - 1)) // CHUNK
+    gated = i32(mode >= GATED_SILU)
+    units = (rows // 2 + 15) // 16 if gated != 0 else (rows + (UNIT - 1)) // UNIT
+    ring = shared_array(u8, WARPS * STAGES * nbytes, align=128)
+    sums = shared_array(f32, sums_bytes(WARPS, TOKENS) // 4)
+    mine = ring + warp * (STAGES * nbytes)
+    first_token = block_index(1) * TOKENS
+    here = min(tokens - first_token, TOKENS)  # tokens of this block
+    sizes = (rows, width, groups, shift, scaling, gated, symmetric)
+    limits = (warp, chunks, units)
+    grid_launch_dependents()
+
+    following = [
+        block_index(0) if warp < chunks else units,
+        warp + 0,
+    ]  # copied next: STAGES - 1 ahead of what is computed
+    at = [w + 0 for _ in static(range(state_of(KIND)))]
+    point(at, sources, sizes, following[0], following[1], lane, KIND, CHUNK)
+    for s in static(range(STAGES - 1)):
+        copy_next(mine + s * nbytes, at, following, sources, sizes, limits, lane, KIND, GROUP, CHUNK, WARPS)
+    grid_wait()
+    a_row = a + i64(first_token + min(g, here - 1)) * width
+    b = [u32(0) for _ in static(range(CHUNK // 8))]
+    slot, buffer = i32(0), i32(0)
+    for unit in range(block_index(0), units, num_blocks(0)):
+        acc = [f32(0) for _ in static(range(8))]
+        for chunk in range(warp, chunks, WARPS):
+            load_tokens(b, a_row, chunk, width, t, KIND, CHUNK)
+            copy_wait(STAGES - 2)
+            warp_barrier()  # every lane's copies are here, and every lane is done with the slot that is filled next
+            free = slot - 1 if slot > 0 else i32(STAGES - 1)
+            copy_next(mine + free * nbytes, at, following, sources, sizes, limits, lane, KIND, GROUP, CHUNK, WARPS)
+            full = mine + slot * nbytes
+            if KIND in INTEGERS:
+                multiply_integers(acc, full, b, lane, symmetric, KIND, GROUP, CHUNK)
+            else:
+                multiply_dense(acc, full, b, lane, scaling, KIND, CHUNK)
+            slot = slot + 1 if slot < STAGES - 1 else i32(0)
+
+        mine_sums = sums + (buffer * WARPS + warp) * (TOKENS * PITCH)
+        for c in static(range(2)):
+            if 2 * t + c < here:
+                store(
+                    mine_sums + ((2 * t + c) * PITCH + 4 * g), make_vector(acc[c], acc[2 + c], acc[4 + c], acc[6 + c])
+                )
+        barrier()  # the only one of a unit: the next unit's sums go to the other buffer
+        finish_unit(
+            sums + buffer * (WARPS * TOKENS * PITCH),
+            unit,
+            here,
+            first_token,
+            scale,
+            bias,
+            out,
+            sizes,
+            has_bias,
+            mode,
+            KIND,
+            WARPS,
+            TOKENS,
+        )
+        buffer = 1 - buffer
