@@ -16,7 +16,6 @@ ORDER = (
     "env",
     "log",
     "lazy",
-    "imports",
     "kernel",
     "runtime",
     "tensor",

@@ -1,4 +1,4 @@
-"""Imports that wait until they are used: half of a start are imports, and most requests use few features.
+"""What is imported when: half of a start are imports, and most requests use few features.
 
 Two rules make every import statement stand at the top of its file, where readers and type checkers see it:
 
@@ -7,7 +7,8 @@ Two rules make every import statement stand at the top of its file, where reader
     from zse.lazy import numpy as np            # a module of OUTSIDE: imported at its first use
 
 A package takes part with two lines in its `__init__.py`: `__getattr__ = lazy.submodules(__name__, __path__)`. What is
-looked up often (a name in a loop of the step) is imported as a name.
+looked up often (a name in a loop of the step) is imported as a name. The tables OUTSIDE, LEAN, GPU_ENGINE and PARKED_ENGINE
+say the rest; tests/test_start.py holds each process to its budget of modules and of processor time.
 """
 
 import os
@@ -27,6 +28,68 @@ OUTSIDE = {
     "subprocess": ("subprocess", "5 ms"),
     "tempfile": ("tempfile", "4 ms with random and shutil"),
 }
+
+# Modules that import another one only because it is installed: name → (what to keep from it, what that saves a start).
+LEAN = {
+    "msgspec": (
+        "typing_extensions",
+        "10 ms: inspect, ast, dis and tokenize; typing has all it wants from Python 3.11 on",
+    ),
+    "asyncio": ("ssl", "5 ms: libssl; for the server process alone, which does without TLS"),
+}
+# What an engine on a GPU imports while the driver starts (0.2 s). First what stands between an open device and weights on their way (memory is allocated
+# before), then what recording needs: a driver that is there sooner than all of it does not wait.
+GPU_ENGINE = (
+    "zse.engine.memory",
+    "zse.runtime.cuda",
+    "zse.kernel.cache",
+    "zse.models.load_jobs",
+    "zse.engine.runner",
+    "zse.cache.layout",
+    "zse.models.decoder",
+    "zse.sampling.state",
+    "zse.kernels.gpu.sample_parts",
+    "zse.kernels.feed",
+    "zse.kernels.gpu.attention_plan",
+    "zse.kernels.gpu.gemm_parts",
+    "zse.kernels.gpu.gemm",
+    "zse.kernels.gpu.r16",
+    "zse.kernels.gpu.dequantize",
+    "zse.engine.core",
+    "zse.speculative.speculator",
+    "zse.runtime.gpu_load",
+    "zse.runtime.gpu_graph",
+    "zse.kernels.page_table",
+    "zse.kernels.gpu.step",
+    "zse.kernels.gpu.norm",
+    "zse.kernels.gpu.activation",
+    "zse.kernels.gpu.qkv_post",
+    "zse.kernels.gpu.matmul",
+    "zse.kernels.gpu.attention",
+    "zse.kernels.gpu.attention_prefill",
+    "zse.kernels.gpu.quantize",
+)
+# What an engine that is parked imports before it knows its model.
+PARKED_ENGINE = (
+    "zse.engine.core",
+    "zse.engine.memory",
+    "zse.engine.runner",
+    "zse.formats.zse",
+    "zse.models.load_jobs",
+    "zse.scheduler.scheduler",
+)
+
+
+def import_lean(name: str) -> None:
+    """Import a module of LEAN as if the other one were not installed. Does nothing where either is imported already."""
+    absent = LEAN[name][0]
+    if name in sys.modules or absent in sys.modules:
+        return
+    sys.modules[absent] = None  # type: ignore[assignment]  # importing it is an ImportError now
+    try:
+        import_module(name)
+    finally:
+        del sys.modules[absent]
 
 
 class LazyModule(ModuleType):

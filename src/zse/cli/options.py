@@ -2,6 +2,7 @@
 
 from argparse import Action, ArgumentTypeError, BooleanOptionalAction
 
+from zse import lazy
 from zse.cli.parser import number
 
 # Chosen for chat with small models: a little randomness, no far tail. The API's own defaults (temperature 1) are
@@ -369,9 +370,7 @@ def locate(model: str) -> str:
 def open_llm(args, **extra):
     """The LLM of args.model, fetched first if need be."""
     path = locate(args.model)
-    from zse.imports import import_msgspec
-
-    import_msgspec()
+    lazy.import_lean("msgspec")
     from zse.engine.llm import LLM
 
     return LLM(path, **engine_options(args), **extra)

@@ -2,6 +2,8 @@
 
 import os
 
+from zse import lazy
+
 EPILOG = """examples:
   zse serve                                  the default model on http://127.0.0.1:8000
   zse serve gemma3-270m --port 9000
@@ -157,10 +159,8 @@ def run(args) -> int:
     process = engine_process.fork(arguments[0], since_exec, close=(sock.fileno(),))
     phases["engine spawned"] = round(1000 * since_exec())
     try:
-        from zse.imports import import_asyncio, import_msgspec
-
-        import_msgspec()
-        import_asyncio()
+        lazy.import_lean("msgspec")
+        lazy.import_lean("asyncio")
         from zse.log import setup
         from zse.server.main import Limits, ServeOptions, serve
         from zse.server.pool import ModelSpec

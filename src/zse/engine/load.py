@@ -4,8 +4,10 @@ recording."""
 from contextlib import suppress
 from importlib import import_module
 
+from zse import lazy
 from zse.engine.config import GPU_MIXED_TOKENS, STEPS_IN_FLIGHT, EngineConfig, ResolvedConfig
 from zse.errors import DeviceError, UnsupportedError, ZSEError
+from zse.models import registry
 
 
 class Loaded:
@@ -104,40 +106,6 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
     return Loaded(engine, memory.config, plan.config, source, device, memory)
 
 
-# What an engine on a GPU imports. First what stands between an open device and weights on their way (memory is allocated
-# before), then what recording needs: a driver that is there sooner than all of it does not wait.
-GPU_MODULES = (
-    "zse.engine.memory",
-    "zse.runtime.cuda",
-    "zse.kernel.cache",
-    "zse.models.load_jobs",
-    "zse.engine.runner",
-    "zse.cache.layout",
-    "zse.models.decoder",
-    "zse.sampling.state",
-    "zse.kernels.gpu.sample_parts",
-    "zse.kernels.feed",
-    "zse.kernels.gpu.attention_plan",
-    "zse.kernels.gpu.gemm_parts",
-    "zse.kernels.gpu.gemm",
-    "zse.kernels.gpu.r16",
-    "zse.kernels.gpu.dequantize",
-    "zse.engine.core",
-    "zse.speculative.speculator",
-    "zse.runtime.gpu_load",
-    "zse.runtime.gpu_graph",
-    "zse.kernels.page_table",
-    "zse.kernels.gpu.step",
-    "zse.kernels.gpu.norm",
-    "zse.kernels.gpu.activation",
-    "zse.kernels.gpu.qkv_post",
-    "zse.kernels.gpu.matmul",
-    "zse.kernels.gpu.attention",
-    "zse.kernels.gpu.attention_prefill",
-    "zse.kernels.gpu.quantize",
-)
-
-
 def _plan_beside(opening, source, config: EngineConfig):
     """While a GPU's driver starts (0.2 s): plan for a GPU, and import what comes next. None when there is no time for it, or
     when a GPU cannot have the model (the device may turn out to be the CPU)."""
@@ -148,7 +116,7 @@ def _plan_beside(opening, source, config: EngineConfig):
     plan = None
     with suppress(ZSEError):
         plan = plan_model(source, quantize=config.quantize, family="gpu")
-    for name in GPU_MODULES:
+    for name in lazy.GPU_ENGINE:
         if opening.done:
             break
         import_module(name)
@@ -247,18 +215,12 @@ def park(arguments: list[str]):
 
     config = EngineConfig.from_arguments(["--model", "", *arguments])
     opening = open_device_async(config.device, config.threads)
-    import zse.engine.core
-    import zse.engine.memory
-    import zse.engine.runner
-    import zse.formats.zse
-    import zse.models.load_jobs
-    import zse.models.registry
-    import zse.scheduler.scheduler  # noqa: F401
-
-    for name in zse.models.registry.ARCHITECTURES:
-        zse.models.registry.architecture(name)
+    for name in lazy.PARKED_ENGINE:
+        import_module(name)
+    for name in registry.ARCHITECTURES:
+        registry.architecture(name)
     device = opening.result()
-    for name in GPU_MODULES if device.family == "gpu" else ():
+    for name in lazy.GPU_ENGINE if device.family == "gpu" else ():
         import_module(name)
     load_kernels(device)
     return opening

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 
+from zse import lazy
 from zse.engine.metrics import Phases, since_exec_clock
 
 # The server calls an engine stuck after several silent seconds; idle engines wake this often, which costs nothing.
@@ -35,9 +36,7 @@ def main(arguments: list[str], build=None, clock=None) -> int:
     if build is None:
         # First of all: a GPU's driver takes 0.2 s, which the imports below need not wait for.
         early = _start_device(arguments[2:])
-        from zse.imports import import_msgspec
-
-        import_msgspec()
+        lazy.import_lean("msgspec")
         from zse.engine.load import build_from_arguments as build
     from zse.engine.framing import FrameSocket, ServerGone
     from zse.engine.messages import Fatal
