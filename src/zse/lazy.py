@@ -53,6 +53,7 @@ GPU_ENGINE = (
     "zse.kernels.gpu.attention_plan",
     "zse.kernels.gpu.gemm_parts",
     "zse.kernels.gpu.gemm",
+    "zse.kernels.gpu.gemm_launch",
     "zse.kernels.gpu.r16",
     "zse.kernels.gpu.dequantize",
     "zse.engine.core",

@@ -5,7 +5,7 @@ import pytest
 
 from zse.kernel.language import PointerType, TensorMap, static
 from zse.kernel.targets.cuda import CudaTarget
-from zse.kernels.gpu import gemm
+from zse.kernels.gpu import gemm, gemm_launch, gemm_parts
 from zse.kernels.gpu.gemm_cases import SCHEMES
 from zse.kernels.gpu.matmul import variants
 from zse.kernels.matmul import matmul, matmul_gated
@@ -93,7 +93,7 @@ def test_choice_fills_the_chip():
                     tiles = -(-tokens // choice.tile.tokens) * -(-cols // made)
                     assert choice.splits == 1 or tiles * choice.splits <= 132
                     size = choice.tile.tokens * choice.tile.rows * 4
-                    assert choice.splits == 1 or tiles * choice.splits * size <= 132 * gemm.PARTIAL_BYTES
+                    assert choice.splits == 1 or tiles * choice.splits * size <= 132 * gemm_parts.PARTIAL_BYTES
                     assert choice.splits == 1 or tiles <= 132 * 8  # one counter each
 
 
@@ -125,7 +125,7 @@ def test_skinny_scratch():
     """Two tiles per multiprocessor are the most that gemm_skinny leaves there."""
     for forms in gemm.SKINNY.values():
         for tokens, warpgroups in forms:
-            assert 2 * tokens * warpgroups * 64 * 4 <= gemm.PARTIAL_BYTES
+            assert 2 * tokens * warpgroups * 64 * 4 <= gemm_parts.PARTIAL_BYTES
             assert tokens <= gemm.SKINNY_TOKENS
         assert max(tokens for tokens, _ in forms) == gemm.SKINNY_TOKENS
 
@@ -146,7 +146,7 @@ def test_prepared_weights_come_in_pieces():
         max_tokens=tokens,
     )
     names = [launch.symbol for launch in recorder.launches]
-    pieces = -(-rows // (gemm.PIECE_BYTES // (2 * width) // 256 * 256))
+    pieces = -(-rows // (gemm_launch.PIECE_BYTES // (2 * width) // 256 * 256))
     assert names[::2] == ["dequantize_f16"] * pieces
     assert all(name.startswith("gemm_bf16_") for name in names[1::2]) and len(names) == 2 * pieces
 

@@ -1,9 +1,33 @@
 """Models without contents: the shapes and schemes that a planner sees, for devices that run nothing."""
 
+from functools import cache
+
 import tiny
 
 from zse.formats.source import ModelSource, TensorInfo
+from zse.kernel.language import PointerType, TensorMap, static
+from zse.kernel.targets.cpu import ISAS, CpuTarget
+from zse.kernel.targets.cuda import CudaTarget
+from zse.kernels.table import all_variants
 from zse.quant.scheme import parse_scheme
+
+
+@cache
+def signatures(family: str) -> dict[str, dict]:
+    """A manifest for a null device: the parameters of every kernel of an x86-64-v3 CPU or an sm_90a."""
+
+    def kind(annotation) -> str:
+        if isinstance(annotation, PointerType):
+            return "ptr"
+        return "tensormap" if annotation is TensorMap else annotation.name
+
+    target = CudaTarget("sm_90a") if family == "gpu" else CpuTarget(ISAS["x86-64-v3"])
+    return {
+        variant.symbol: {
+            "params": [[name, kind(found)] for name, found in variant.kernel.params if found is not static]
+        }
+        for variant in all_variants(target)
+    }
 
 
 def source_of(config: dict, schemes: dict[str, str]) -> ModelSource:

@@ -11,7 +11,7 @@ from zse.errors import ConfigError
 from zse.formats.source import open_model
 from zse.kernel import cache
 from zse.kernel.emit import emit_gpu
-from zse.kernels.gpu.gemm import PARTIAL_BYTES
+from zse.kernels.gpu.gemm_parts import PARTIAL_BYTES
 from zse.models.load import load_model, plan_model
 from zse.runtime.null import NullGPU
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import tiny
-from null_source import source_of
+from null_source import signatures, source_of
 
 from zse.cache.layout import KVCache
 from zse.models.decoder import Decoder, StepBuffers
 from zse.models.load import load_model, plan_model
+from zse.runtime.device import Launch
 from zse.runtime.null import NullDevice, NullGPU
 from zse.runtime.symbol import Sym
 
@@ -98,7 +99,8 @@ STEPS = {
 
 def decoder_of(family: str, name: str) -> Decoder:
     config, schemes, options = (CPU if family == "cpu" else GPU).get(name) or ODD[family]
-    device = NullDevice(threads=2) if family == "cpu" else NullGPU()
+    manifest = signatures(family)
+    device = NullDevice(2, manifest) if family == "cpu" else NullGPU("sm_90a", manifest)
     plan = plan_model(source_of(CONFIGS[config], schemes), family=family)
     model = load_model(device, plan, start=False)
     kv = KVCache(device, plan.config, 64, "f16" if family == "cpu" else "bf16")
@@ -109,9 +111,11 @@ def decoder_of(family: str, name: str) -> Decoder:
 
 
 def number(value) -> str:
-    """A launch's argument or grid dimension."""
+    """A launch's argument or grid dimension: memory is *, a null pointer 0."""
     if isinstance(value, Sym):
         return value.name + (f"/{value.divisor}" if value.divisor > 1 else "") + "*" * (value.factor > 1)
+    if value is None:
+        return "0"
     if isinstance(value, bool | int | float):
         return format(value, "g") if isinstance(value, float) else str(int(value))
     return "*"
@@ -120,7 +124,8 @@ def number(value) -> str:
 def text_of(launch) -> str:
     grid = " ".join(map(number, launch.grid))
     overlaps = "~ " if launch.independent else ""
-    return f"{overlaps}{launch.symbol} [{grid}] {' '.join(map(number, launch.args))}"
+    values = [launch.args[name] for name, _ in launch.params] if isinstance(launch, Launch) else launch.args.values()
+    return f"{overlaps}{launch.symbol} [{grid}] {' '.join(map(number, values))}"
 
 
 def launches(decoder) -> str:

@@ -327,6 +327,14 @@ class Device:
         at once where memory becomes resident when it is first touched (CPU) or cannot grow."""
         return self.alloc(maximum, label)
 
+    def scratch(self, name: str, nbytes: int) -> "Buffer":
+        """Zeroed memory called `name` that launches of this device use one after another (partial sums, their counters):
+        allocated when first asked for, and anew when more is wanted; what was recorded keeps the outgrown one."""
+        kept = self.__dict__.setdefault("_scratch", {})
+        if name not in kept or kept[name].nbytes < nbytes:
+            kept[name] = self.alloc(nbytes, "scratch")
+        return kept[name]
+
     def memory(self) -> "dict[str, int]":
         """Bytes in use by label."""
         raise NotImplementedError

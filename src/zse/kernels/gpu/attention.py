@@ -2,6 +2,7 @@
 
 from zse.errors import UnsupportedError
 from zse.kernel import Variant
+from zse.kernels.gpu import attention_mma, attention_prefill, attention_simple
 from zse.kernels.gpu.attention_decode import decode_symbol, decode_variants
 from zse.kernels.gpu.attention_plan import (
     HEAD_DIMS,
@@ -16,6 +17,7 @@ from zse.kernels.gpu.attention_plan import (
 )
 from zse.kernels.kv_pages import PACKED, head_dim_of, pages_shape
 from zse.kernels.op import check, require
+from zse.runtime.args import Args
 
 KV_DTYPES = ("bf16", "f16", *PACKED)
 MAX_GROUP = 128  # query heads of a kv head: rows of a prefill tile
@@ -61,12 +63,21 @@ def record_attention(
     check("attention page_table", page_table, "i32", None, None)
     check("attention token_row", token_row, "i32", tokens)
     check("attention positions", positions, "i32", tokens)
+    common = dict(
+        q=q,
+        page_table=page_table,
+        out=out,
+        max_pages=page_table.shape[1],
+        kv_heads=kv_heads,
+        group=group,
+        scale=float(scale),
+        window=window,
+        softcap=float(softcap),
+    )
+    paged = dict(k_pages=k_pages, v_pages=v_pages)
     if device.simt:
-        from zse.kernels.gpu import attention_simple
-
-        attention_simple.launch(
-            recorder, q, k_pages, v_pages, page_table, token_row, positions, out, group, scale, window, softcap
-        )
+        args = Args(**common, **paged, token_row=token_row, positions=positions)
+        recorder.launch(attention_simple.symbol_of(k_pages.dtype, head_dim), args, (kv_heads * group, tokens))
         return
     if scratch is None:
         require(isinstance(tokens, int), "attention: a number of tokens that is a symbol needs scratch")
@@ -83,72 +94,40 @@ def record_attention(
     share = decode_share(group, head_dim)
     heads, part = kv_heads * share, group // share
     parts = 1 if longest_run == 1 and part <= 8 else decode_columns(head_dim) // 8
-    recorder.launch(
-        decode_symbol(kv, head_dim, parts),
-        [
-            q,
-            k_pages,
-            v_pages,
-            0,
-            page_table,
-            plan,
-            scratch.counters,
-            scratch.records,
-            scratch.totals,
-            out,
-            page_table.shape[1],
-            kv_heads,
-            reciprocal31(share),
-            heads,
-            reciprocal31(heads),
-            part,
-            reciprocal31(part),
-            scratch.tasks_room,
-            0 if longest_run == 1 else MAX_RUN - 1,
-            float(scale),
-            window,
-            float(softcap),
-        ],
-        scratch.blocks,
+    common |= dict(plan=plan, tasks_room=scratch.tasks_room)
+    args = Args(
+        **common | dict(kv_heads=heads, group=part),
+        **paged,
+        counters=scratch.counters,
+        records=scratch.records,
+        totals=scratch.totals,
+        page_heads=kv_heads,
+        by_share=reciprocal31(share),
+        by_heads=reciprocal31(heads),
+        by_group=reciprocal31(part),
+        fresh_before=0 if longest_run == 1 else MAX_RUN - 1,
     )
+    recorder.launch(decode_symbol(kv, head_dim, parts), args, scratch.blocks)
     if longest_run is not None and longest_run <= MAX_RUN:
         return
-    common = [
-        page_table,
-        plan,
-        out,
-        page_table.shape[1],
-        kv_heads,
-        reciprocal31(kv_heads),
-        group,
-        reciprocal31(group),
-        scratch.tasks_room,
-        float(scale),
-        window,
-        float(softcap),
-    ]
+    args = Args(**common, by_heads=reciprocal31(kv_heads), by_group=reciprocal31(group))
     if kv not in PACKED and device.arch == 90:
-        from zse.kernels.gpu.attention_prefill import prefill_swizzle, wgmma_symbol
-
-        swizzle = prefill_swizzle(head_dim)
-        maps = [
-            device.tensor_map(flat, (PAGE, swizzle // 2), swizzle=swizzle)
-            for flat in (tensor._replace(shape=(pages * kv_heads * PAGE, head_dim)) for tensor in (k_pages, v_pages))
-        ]
-        recorder.launch(wgmma_symbol(kv, head_dim), [q, *maps, *common], scratch.blocks)
+        swizzle = attention_prefill.prefill_swizzle(head_dim)
+        for name, tensor in (("k_map", k_pages), ("v_map", v_pages)):
+            flat = tensor._replace(shape=(pages * kv_heads * PAGE, head_dim))
+            args[name] = device.tensor_map(flat, (PAGE, swizzle // 2), swizzle=swizzle)
+        recorder.launch(attention_prefill.wgmma_symbol(kv, head_dim), args, scratch.blocks)
     else:
-        from zse.kernels.gpu.attention_mma import mma_symbol
-
-        recorder.launch(mma_symbol(kv, head_dim), [q, k_pages, v_pages, 0, *common], scratch.blocks)
+        recorder.launch(attention_mma.mma_symbol(kv, head_dim), Args(**args, **paged), scratch.blocks)
 
 
 def attention_variants(target) -> list[Variant]:
     """All kernels of attention for a target."""
     if target.has("simt"):
-        from zse.kernels.gpu.attention_simple import simple_variants
-
-        return simple_variants(target)
-    from zse.kernels.gpu.attention_mma import mma_variants
-    from zse.kernels.gpu.attention_prefill import wgmma_variants
-
-    return plan_variants(target) + decode_variants(target) + wgmma_variants(target) + mma_variants(target)
+        return attention_simple.simple_variants(target)
+    return (
+        plan_variants(target)
+        + decode_variants(target)
+        + attention_prefill.wgmma_variants(target)
+        + attention_mma.mma_variants(target)
+    )

@@ -291,7 +291,6 @@ def attention_decode(
     q: Ptr[bf16, "const"],
     k_pages: Ptr[u8, "const"],
     v_pages: Ptr[u8, "const"],
-    kv_scale: Ptr[f32, "const"],
     page_table: Ptr[i32, "const"],
     plan: Ptr[i32, "const"],
     counters: Ptr[i32],
@@ -315,7 +314,7 @@ def attention_decode(
     KV: static,
     STAGES: static,
 ):
-    """A persistent grid over the plan's tasks x kv heads. NT: parts of 8 query rows. kv_scale: null, not read.
+    """A persistent grid over the plan's tasks x kv heads. NT: parts of 8 query rows.
     kv_heads, group: where a group is larger than a tile its parts count as kv heads of their own; page_heads: of the pages.
     fresh_before: tokens before a tile that this step may write."""
     ITEM = item_nbytes(KV)

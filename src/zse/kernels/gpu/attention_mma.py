@@ -155,7 +155,6 @@ def attention_prefill_mma(
     q: Ptr[bf16, "const"],
     k_pages: Ptr[u8, "const"],
     v_pages: Ptr[u8, "const"],
-    kv_scale: Ptr[f32, "const"],
     page_table: Ptr[i32, "const"],
     plan: Ptr[i32, "const"],
     out: Ptr[bf16],
@@ -172,7 +171,7 @@ def attention_prefill_mma(
     KV: static,
     KEYS: static,
 ):
-    """A persistent grid over the plan's tiles x kv heads. kv_scale: null, not read."""
+    """A persistent grid over the plan's tiles x kv heads."""
     ITEM = item_nbytes(KV)
     F = f16 if KV is f16 else bf16
     STRIDE = D * ITEM + 16  # bytes; the padding keeps ldmatrix free of bank conflicts

@@ -38,6 +38,7 @@ from zse.kernel import (
     warp_max,
 )
 from zse.kernels.op import require
+from zse.runtime.args import Args
 from zse.tensor import Tensor
 
 PAGE = 16
@@ -367,24 +368,21 @@ def plan_attention(recorder, scratch: AttentionScratch, token_row, positions, lo
     group = scratch.heads // scratch.kv_heads
     require(positions.shape[0] == tokens, f"plan_attention: {positions.shape[0]} positions of {tokens} tokens")
     for window, plan in scratch.plans.items():
-        recorder.launch(
-            "attention_plan",
-            [
-                token_row,
-                positions,
-                plan,
-                tokens,
-                window,
-                scratch.kv_heads * decode_share(group, scratch.head_dim),
-                decode_tile_tokens(group, scratch.head_dim, longest_run),
-                max(1, PREFILL_ROWS // group),
-                scratch.max_run,
-                scratch.blocks,
-                scratch.capacity,
-                scratch.tasks_room,
-            ],
-            1,
+        args = Args(
+            token_row=token_row,
+            positions=positions,
+            plan=plan,
+            tokens=tokens,
+            window=window,
+            heads=scratch.kv_heads * decode_share(group, scratch.head_dim),
+            decode_tokens=decode_tile_tokens(group, scratch.head_dim, longest_run),
+            prefill_tokens=max(1, PREFILL_ROWS // group),
+            max_run=scratch.max_run,
+            blocks=scratch.blocks,
+            capacity=scratch.capacity,
+            tasks_room=scratch.tasks_room,
         )
+        recorder.launch("attention_plan", args, 1)
 
 
 def plan_variants(target) -> list[Variant]:

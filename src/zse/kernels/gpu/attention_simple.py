@@ -37,7 +37,7 @@ from zse.kernel import (
 )
 from zse.kernels.gpu.attention_plan import HEAD_DIMS, PAGE
 from zse.kernels.gpu.kv8 import is_packed, page_nbytes
-from zse.kernels.kv_pages import PACKED, head_dim_of
+from zse.kernels.kv_pages import PACKED
 
 THREADS = 128
 LOG2E = 1.4426950408889634
@@ -159,40 +159,3 @@ def simple_variants(target) -> list[Variant]:
         for name, dtype in KV_TYPES.items()
         for dim in HEAD_DIMS
     ]
-
-
-def launch(
-    recorder,
-    q,
-    k_pages,
-    v_pages,
-    page_table,
-    token_row,
-    positions,
-    out,
-    group: int,
-    scale: float,
-    window: int,
-    softcap: float,
-) -> None:
-    """Record, arguments checked."""
-    kv_heads, head_dim = v_pages.shape[1], head_dim_of(v_pages)
-    recorder.launch(
-        symbol_of(k_pages.dtype, head_dim),
-        [
-            q,
-            k_pages,
-            v_pages,
-            page_table,
-            token_row,
-            positions,
-            out,
-            page_table.shape[1],
-            kv_heads,
-            group,
-            float(scale),
-            window,
-            float(softcap),
-        ],
-        (kv_heads * group, q.shape[0]),
-    )

@@ -30,6 +30,7 @@ from zse.kernel import (
 )
 from zse.kernels.gpu.r16 import HIGH_BYTES, center, factors, pair_bf16, q_bytes, read_scales, selector
 from zse.quant.scheme import FP8_BLOCK, TILE_ROWS
+from zse.runtime.args import Args
 from zse.tensor import Tensor
 
 THREADS = 256
@@ -139,30 +140,25 @@ def launch(recorder, weight, first_row: int, rows: int, out: Tensor) -> None:
     if scheme.kind == "affine":
         blocks = width // 32
         group = scheme.group or width
-        recorder.launch(
-            f"dequantize_int{scheme.bits}",
-            [
-                planes["q"],
-                planes.get("high", 0),
-                planes["scale"],
-                planes.get("offset", 0),
-                out,
-                first_row // TILE_ROWS,
-                rows,
-                blocks,
-                scheme.groups(width),
-                max(1, group // 32),
-                16 if group == 16 else 0,
-                int(not scheme.symmetric),
-                center(scheme),
-            ],
-            (-(-blocks // (WARP_BLOCKS * THREADS // 32)), -(-rows // TILE_ROWS)),
+        args = Args(
+            q=planes["q"],
+            high=planes.get("high"),
+            scale=planes["scale"],
+            offset=planes.get("offset"),
+            out=out,
+            first_tile=first_row // TILE_ROWS,
+            rows=rows,
+            blocks=blocks,
+            groups=scheme.groups(width),
+            group_blocks=max(1, group // 32),
+            half_step=16 if group == 16 else 0,
+            has_offset=int(not scheme.symmetric),
+            center=center(scheme),
         )
+        grid = -(-blocks // (WARP_BLOCKS * THREADS // 32)), -(-rows // TILE_ROWS)
+        recorder.launch(f"dequantize_int{scheme.bits}", args, grid)
         return
     dtype = "e4m3" if scheme.kind == "fp8" else scheme.dtype
     scaling = SCALINGS[scheme.scaling] if scheme.kind == "fp8" else 0
-    recorder.launch(
-        f"dequantize_{dtype}",
-        [planes["w"], planes.get("scale", 0), out, first_row, width, scaling],
-        (-(-width // ROW_COLUMNS), rows),
-    )
+    args = Args(w=planes["w"], scale=planes.get("scale"), out=out, first_row=first_row, width=width, scaling=scaling)
+    recorder.launch(f"dequantize_{dtype}", args, (-(-width // ROW_COLUMNS), rows))

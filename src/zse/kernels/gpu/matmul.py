@@ -8,8 +8,9 @@ and 2**-16 of the largest activation of 128 in matmul_few).
 """
 
 from zse.kernel import Variant
-from zse.kernels.gpu import gemm
+from zse.kernels.gpu import gemm, gemm_launch
 from zse.kernels.gpu import matmul_few as few
+from zse.kernels.gpu import matmul_simple as simple
 from zse.kernels.gpu import matmul_small as small
 from zse.kernels.gpu.matmul_tiles import (
     ACCUMULATE,
@@ -24,6 +25,7 @@ from zse.kernels.gpu.matmul_tiles import (
 )
 from zse.kernels.op import Case, HostArray, Output, Tolerance, check, require
 from zse.quant.scheme import AffineScheme, DenseScheme, Fp8Scheme
+from zse.runtime.args import Args
 from zse.runtime.symbol import ceil_div
 
 SMALL_TOKENS = 64  # up to here the weights bound a product; above, the GEMM
@@ -104,9 +106,7 @@ def variants(target) -> list[Variant]:
     """The kernels for up to SMALL_TOKENS tokens. One block fills a multiprocessor: blocks of a small grid then spread
     over all of them (with two, a matrix of 112 units took 26 us instead of 14: some had two blocks, others none)."""
     if not target.has("mma_sync"):
-        from zse.kernels.gpu import matmul_simple
-
-        return matmul_simple.variants(target)
+        return simple.variants(target)
     made = []
     for form, chunk in FORMS.items():
         statics = {"KIND": form[0], "GROUP": form[1]}
@@ -191,30 +191,39 @@ def record(
     else:
         require(scheme.fits(width), f"{what}: {width} columns do not fit {scheme}")
     if tiled:
-        gemm.launch(recorder, a, weight, out, bias, accumulate=accumulate, gated=gate, max_tokens=max_tokens)
+        gemm_launch.launch(recorder, a, weight, out, bias, accumulate=accumulate, gated=gate, max_tokens=max_tokens)
         return
-    form = form_of(scheme, width)
-    if scheme.kind == "affine":
-        head = [planes["q"], planes.get("high", 0), planes["scale"], planes.get("offset", 0)]
-    else:
-        head = [planes["w"], 0, planes.get("scale", 0), 0]
-    groups = scheme.groups(width) if scheme.kind == "affine" else 0
-    shift = 0
-    if scheme.kind == "affine" and form[1] in (0, 32):
-        unit = form[1] or CHUNK
-        shift = (scheme.group // unit).bit_length() - 1 if scheme.group else 31
-    symmetric = int(scheme.kind == "affine" and scheme.symmetric)
-    scaling = SCALINGS[scheme.scaling] if scheme.kind == "fp8" else 0
-    mode = GATES[gate] if gate else ACCUMULATE if accumulate else STORE_BF16 if out.dtype == "bf16" else STORE
+    affine = scheme.kind == "affine"
+    args = Args(
+        w=planes["q" if affine else "w"],
+        high=planes.get("high"),
+        scale=planes.get("scale"),
+        offset=planes.get("offset"),
+        a=a,
+        bias=bias,
+        out=out,
+        tokens=tokens,
+        rows=rows,
+        width=width,
+        groups=scheme.groups(width) if affine else 0,
+        symmetric=int(affine and scheme.symmetric),
+        scaling=SCALINGS[scheme.scaling] if scheme.kind == "fp8" else 0,
+        has_bias=int(bias is not None),
+        mode=GATES[gate] if gate else ACCUMULATE if accumulate else STORE_BF16 if out.dtype == "bf16" else STORE,
+    )
     if device.simt:
-        from zse.kernels.gpu import matmul_simple
-
-        matmul_simple.launch(recorder, head, a, bias, out, tokens, weight, scaling, mode, gate is not None)
+        blocks = rows // 2 // simple.ROWS if gate else -(-rows // simple.ROWS)
+        args["group_blocks"] = (scheme.group or width) // 32 if affine else 1
+        symbol = simple.symbol_of(simple.kind_of(scheme), gate is not None)
+        recorder.launch(symbol, args, (blocks, ceil_div(tokens, simple.TOKENS)))
         return
-    name = pick(device, weight, gate is not None, max_tokens, kernel)
-    grid = blocks_of(device, weight, gate is not None)[1], ceil_div(tokens, TOKENS[name])
-    numbers = [tokens, rows, width, groups, shift, symmetric, scaling, int(bias is not None), mode]
-    recorder.launch(symbol_of(form, name), [*head, a, 0 if bias is None else bias, out, *numbers], grid)
+    form, name = form_of(scheme, width), pick(device, weight, gate is not None, max_tokens, kernel)
+    args["shift"] = 0
+    if affine and form[1] in (0, 32):
+        args["shift"] = (scheme.group // (form[1] or CHUNK)).bit_length() - 1 if scheme.group else 31
+    recorder.launch(
+        symbol_of(form, name), args, (blocks_of(device, weight, gate is not None)[1], ceil_div(tokens, TOKENS[name]))
+    )
 
 
 SCHEMES = (

@@ -39,7 +39,6 @@ from zse.kernels.activation import activate
 from zse.kernels.gpu.matmul_tiles import ACCUMULATE, GATED_GELU, MIDDLE, STORE
 from zse.kernels.gpu.r16 import HIGH_BYTES, q_bytes
 from zse.quant.scheme import FP8_BLOCK
-from zse.runtime.symbol import ceil_div
 
 THREADS = 128
 TOKENS = 8
@@ -234,30 +233,3 @@ def variants(target) -> list[Variant]:
         for kind in (*BITS, *DENSE)
         for gated in (False, True)
     ]
-
-
-def launch(recorder, head: list, a, bias, out, tokens, weight, scaling: int, mode: int, gated: bool) -> None:
-    """Record, arguments checked. head: the weight's planes as of matmul_small."""
-    rows, width = weight.shape
-    scheme = weight.scheme
-    affine = scheme.kind == "affine"
-    group = (scheme.group or width) if affine else 32
-    recorder.launch(
-        symbol_of(kind_of(scheme), gated),
-        [
-            *head,
-            a,
-            bias if bias is not None else 0,
-            out,
-            tokens,
-            rows,
-            width,
-            scheme.groups(width) if affine else 0,
-            group // 32,
-            int(affine and scheme.symmetric),
-            scaling,
-            int(bias is not None),
-            mode,
-        ],
-        (rows // 2 // ROWS if gated else -(-rows // ROWS), ceil_div(tokens, TOKENS)),
-    )

@@ -1,0 +1,246 @@
+"""Matrix products of more than a few tokens: their launches."""
+
+from typing import Any, NamedTuple
+
+from zse.dtypes import ITEM_BYTES
+from zse.kernels.gpu import dequantize, gemm_portable, gemm_skinny, r16
+from zse.kernels.gpu.gemm import (
+    SKINNY,
+    SKINNY_TOKENS,
+    Choice,
+    choose,
+    direct,
+    group_class,
+    has_wgmma,
+    is_fp8,
+    kind_of,
+    portable,
+    symbol_of,
+)
+from zse.kernels.gpu.gemm_parts import ACCUMULATE, PARTIAL_BYTES, STORE, STORE_BF16
+from zse.kernels.op import require
+from zse.quant.scheme import DenseScheme
+from zse.runtime.args import Args
+from zse.runtime.symbol import ceil_div
+from zse.tensor import Tensor, Weight
+
+PIECE_BYTES = 32 << 20  # of bf16 weights made at a time: they stay in an L2 of 40 MB and more
+LOG2E = 1.4426950408889634
+# act(x) = x * sigmoid(y): exp(-y) = 2 ** (linear * x + cubic * x**3)
+GELU = -2 * 0.7978845608028654 * LOG2E
+GATES = {"silu": (-LOG2E, 0.0), "gelu_tanh": (GELU, GELU * 0.044715)}
+
+
+class Product(NamedTuple):
+    """out = a @ weight.T + bias (f32 or bf16), out f32 += it, or, gated, out bf16 = act(a @ gates.T) * (a @ ups.T).
+
+    a: bf16 [M, K], or Fp8Activation for fp8 weights. gated: None, "silu" or "gelu_tanh"; the weight's first half are the
+    gates. max_tokens: the most tokens this recording will run with.
+    """
+
+    device: Any
+    a: Any
+    weight: Weight
+    out: Tensor
+    bias: Tensor | None
+    accumulate: bool
+    gated: str | None
+    max_tokens: int
+
+    @property
+    def cols(self) -> int:
+        """Columns of out that the weight makes."""
+        return self.weight.shape[0] // 2 if self.gated else self.weight.shape[0]
+
+    @property
+    def kind(self) -> object:
+        return kind_of(self.weight.scheme)
+
+    def common(self, first: int = 0) -> dict[str, Any]:
+        """The arguments of every kernel, which writes columns of out from `first` on."""
+        linear, cubic = GATES[self.gated] if self.gated else (0.0, 0.0)
+        return dict(
+            bias=None if self.bias is None else _from(self.bias, first),
+            out=_from(self.out, first),
+            tokens=self.out.shape[0],
+            cols=self.cols,
+            has_bias=int(self.bias is not None),
+            mode=ACCUMULATE if self.accumulate else STORE_BF16 if self.out.dtype == "bf16" else STORE,
+            linear=linear,
+            cubic=cubic,
+        )
+
+    def scratch(self) -> dict[str, Any]:
+        """partial: f32 sums of parts of tiles; counters: i32, zero between launches."""
+        sms = self.device.num_sms
+        return dict(
+            partial=self.device.scratch("gemm partial", sms * PARTIAL_BYTES),
+            counters=self.device.scratch("gemm counters", sms * 32),
+        )
+
+    def token_map(self, box: int):
+        """The tensor map of the activations, as many rows as the recording may use."""
+        fp8 = is_fp8(self.kind)
+        q = self.a.q if fp8 else self.a
+        return self.device.tensor_map(q, (box, 128 if fp8 else 64), swizzle=128, dims=(self.max_tokens, q.shape[1]))
+
+    def integer_maps(self, tiles: int):
+        """Tensor maps of q and of high (q's again where there is none), as u32 words: boxes of `tiles` tiles and 64
+        columns."""
+        planes, bits = self.weight.planes, self.weight.scheme.bits
+
+        def words(plane, block_bytes: int):
+            count = plane.nbytes // plane.shape[0] // 4
+            whole = Tensor(plane.buffer, (plane.shape[0], count), "u32", plane.offset)
+            return self.device.tensor_map(whole, (tiles, block_bytes // 2))
+
+        q = words(planes["q"], r16.q_bytes(bits))
+        return q, words(planes["high"], r16.HIGH_BYTES[bits]) if "high" in planes else q
+
+    def choice(self) -> tuple[Choice, int]:
+        """The tile with the parts of k, and the grid."""
+        scheme, sms = self.weight.scheme, self.device.num_sms
+        group = scheme.group if isinstance(self.kind, int) else 0
+        found = choose(self.kind, bool(self.gated), self.max_tokens, self.cols, self.weight.shape[1], sms, group)
+        made = found.tile.rows // 2 if self.gated else found.tile.rows
+        return found, min(sms, -(-self.max_tokens // found.tile.tokens) * -(-self.cols // made) * found.splits)
+
+
+def launch(
+    recorder, a, weight, out, bias=None, *, accumulate: bool = False, gated: str | None = None, max_tokens: int
+) -> None:
+    """Record a Product; the arguments are its. gemm.takes() must be true; shapes are the caller's to check."""
+    require(gated is None or gated in GATES, f"matmul_gated: kind {gated!r}; supported: {', '.join(GATES)}")
+    product = Product(recorder.device, a, weight, out, bias, accumulate, gated, max_tokens)
+    integer = isinstance(product.kind, int)
+    if not direct(product.device, weight, a.dtype, gated is not None, max_tokens):
+        _launch_pieces(recorder, product)
+    elif max_tokens <= SKINNY_TOKENS and not (integer and weight.scheme.group == 16):
+        _launch_skinny(recorder, product)
+    elif integer:
+        _launch_r16(recorder, product)
+    else:
+        _launch_wgmma(recorder, product)
+
+
+def _launch_r16(recorder, product: Product) -> None:
+    scheme, planes, width = product.weight.scheme, product.weight.planes, product.weight.shape[1]
+    (tile, splits, _), grid = product.choice()
+    q_map, high_map = product.integer_maps(tile.rows // 16 // (2 if product.gated else 1))
+    group, span = scheme.group or width, group_class(scheme)
+    args = Args(
+        **product.common(),
+        **product.scratch(),
+        a_map=product.token_map(tile.tokens),
+        q_map=q_map,
+        high_map=high_map,
+        scale=planes["scale"],
+        offset=planes.get("offset"),
+        blocks=width // 32,
+        groups=scheme.groups(width),
+        group_span=-(-group // 64) if span == "wide" else max(1, group // 32),
+        half_step=16 if group == 16 else 0,
+        splits=splits,
+        has_offset=int(not scheme.symmetric),
+        center=r16.center(scheme),
+    )
+    recorder.launch(symbol_of("gemm", scheme.bits, tile.tokens, tile.rows, bool(product.gated), span), args, grid)
+
+
+def _launch_wgmma(recorder, product: Product, first: int = 0, early: bool = True) -> None:
+    """Columns of out from `first`, as many as the weight makes. early: nobody writes the weight while this runs."""
+    weight = product.weight
+    fp8 = is_fp8(product.kind)
+    (tile, splits, _), grid = product.choice()
+    box = (tile.rows // 2 if product.gated else tile.rows, 128 if fp8 else 64)
+    args = Args(
+        **product.common(first),
+        **product.scratch(),
+        a_map=product.token_map(tile.tokens),
+        w_map=product.device.tensor_map(weight.planes["w"], box, swizzle=128),
+        a_scale=product.a.scale if fp8 else None,
+        w_scale=weight.planes["scale"] if fp8 else None,
+        stride=product.out.shape[1],
+        width=weight.shape[1],
+        splits=splits,
+        early=int(early),
+        per_row=int(fp8 and weight.scheme.scaling == "row"),
+    )
+    recorder.launch(symbol_of("gemm", product.kind, tile.tokens, tile.rows, bool(product.gated)), args, grid)
+
+
+def _launch_pieces(recorder, product: Product) -> None:
+    """Pieces of the weight as bf16, each multiplied when it is made. bf16 weights are multiplied as they are."""
+    device, weight, out, gated = product.device, product.weight, product.out, product.gated
+    width, cols, halves = weight.shape[1], product.cols, 2 if gated else 1
+    whole = weight.scheme.kind == "dense" and weight.scheme.dtype == "bf16"
+    step = cols if whole else min(cols, max(256, PIECE_BYTES // (2 * width * halves) // 256 * 256))
+    for first in range(0, cols, step):
+        made = min(step, cols - first)
+        if whole:
+            w = weight.planes["w"]
+        else:
+            place = device.scratch("bf16 piece", max(PIECE_BYTES, 2 * width * step * halves))
+            w = Tensor(place, (made * halves, width), "bf16")
+            for half in range(halves):
+                part = Tensor(place, (made, width), "bf16", half * 2 * width * made)
+                dequantize.launch(recorder, weight, half * cols + first, made, part)
+        piece = product._replace(weight=Weight(w.shape, DenseScheme("bf16"), {"w": w}, "rows"))
+        if has_wgmma(device) and made % 2 == 0 and out.shape[1] % 2 == 0:
+            _launch_wgmma(recorder, piece, first, early=whole)
+            continue
+        tile = gemm_portable.TILE
+        args = Args(**piece.common(first), a=product.a, w=w, stride=out.shape[1], width=width)
+        recorder.launch(portable(bool(gated)), args, (ceil_div(out.shape[0], tile), -(-made // (tile // halves))))
+
+
+def _launch_skinny(recorder, product: Product) -> None:
+    device, weight, kind, gated = product.device, product.weight, product.kind, product.gated
+    scheme, planes, width, cols = weight.scheme, weight.planes, weight.shape[1], product.cols
+    fp8 = is_fp8(kind)
+    box, wg = next(form for form in SKINNY[kind] if form[0] >= product.max_tokens)
+    steps = -(-width // (128 if fp8 else 64))
+    total = steps * -(-cols // (wg * (32 if gated else 64)))
+    share = ceil_div(total, device.num_sms)
+    args = Args(
+        **product.common(),
+        **product.scratch(),
+        a_map=product.token_map(box),
+        steps=steps,
+        share=share,
+        per_row=int(fp8 and scheme.scaling == "row"),
+        scale=None,
+        offset=None,
+        a_scale=product.a.scale if fp8 else None,
+        w_scale=planes["scale"] if fp8 else None,
+        blocks=0,
+        groups=0,
+        group_blocks=1,
+        has_offset=0,
+        center=0.0,
+    )
+    if isinstance(kind, int):
+        args["w_map"], args["high_map"] = product.integer_maps(wg * (2 if gated else 4))
+        args |= dict(
+            scale=planes["scale"],
+            offset=planes.get("offset"),
+            blocks=width // 32,
+            groups=scheme.groups(width),
+            group_blocks=(scheme.group or width) // 32,
+            has_offset=int(not scheme.symmetric),
+            center=-gemm_skinny.magic(kind) - (2 ** (kind - 1) if scheme.symmetric else 0),
+        )
+    else:
+        depth, item = (128, 1) if fp8 else (64, 2)
+        box_of, options = (wg * 64, depth), {}
+        if gated:  # tiles of 8 gates and their 8 ups in turn
+            box_of = (wg * 4, 2, 8, depth)
+            strides = (8 * width * item, cols * width * item, width * item)
+            options = dict(dims=(cols // 8, 2, 8, width), strides=strides)
+        args["w_map"] = args["high_map"] = device.tensor_map(planes["w"], box_of, swizzle=128, **options)
+    recorder.launch(symbol_of("gemm_skinny", kind, box, wg * 64, bool(gated)), args, -(-total // share))
+
+
+def _from(tensor: Tensor, first: int) -> Tensor:
+    """The tensor's memory from element `first` of its rows."""
+    return tensor._replace(offset=tensor.offset + first * ITEM_BYTES[tensor.dtype]) if first else tensor
