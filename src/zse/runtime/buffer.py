@@ -1,9 +1,10 @@
-"""Host memory of a device: zero-filled, aligned, counted by label, freed explicitly."""
+"""Memory of a device: zero-filled, aligned, counted by label, freed explicitly; here that of the host."""
 
 import ctypes
 import mmap
+from contextlib import suppress
 
-from zse.errors import DeviceError
+from zse.errors import DeviceError, DeviceLost
 
 ALIGNMENT = 64  # bytes: one cache line, one AVX-512 register
 HUGE_PAGE = 2 << 20  # x86-64 and arm64 (4 KiB granule)
@@ -25,70 +26,103 @@ class Account:
         self.peak = max(self.peak, self.total)
 
 
-class Buffer:
-    """Zero-filled private memory. address: of its first byte, 64-byte aligned (2 MiB when large).
+class DeviceBuffer:
+    """Zero-filled memory, counted under its label. `free` gives it back; so does losing the last reference.
 
-    Pages become resident when first touched. `free` gives the memory back; so does losing the last reference.
+    address: of its first byte. A device says how memory is got (`_allocate`) and given back (`_release`).
     """
 
-    __slots__ = ("address", "nbytes", "label", "_map", "_start", "_account", "_pins", "__weakref__")
+    __slots__ = ("address", "nbytes", "label", "_account", "_pins", "_freed", "__weakref__")
 
     def __init__(self, nbytes: int, label: str, account: Account):
-        self._map: mmap.mmap | None = None  # set first: __del__ runs even when this fails
+        self._freed = True  # first: __del__ runs even when this fails
         if nbytes < 0:
             raise ValueError(f"a buffer of {nbytes} bytes")
         self.nbytes, self.label, self._account, self._pins = nbytes, label, account, 0
-        large = nbytes >= 2 * HUGE_PAGE
-        try:
-            # The default of mmap.mmap is a shared mapping: shared memory gets no huge pages.
-            memory = mmap.mmap(
-                -1, max(nbytes, 1) + (HUGE_PAGE if large else 0), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-            )
-        except (OSError, OverflowError) as error:
-            raise DeviceError(f"cannot allocate {nbytes:,} bytes for {label}: {error}") from None
-        base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        self._start = -base % HUGE_PAGE if large else 0
-        if large and hasattr(mmap, "MADV_HUGEPAGE"):
-            try:
-                # Whole huge pages only: the tail would make up to 2 MiB resident that nobody uses.
-                memory.madvise(mmap.MADV_HUGEPAGE, self._start, nbytes // HUGE_PAGE * HUGE_PAGE)
-            except OSError:
-                pass  # advice: a kernel without huge pages says EINVAL
-        self._map = memory
-        self.address = base + self._start
-        account.add(label, nbytes)
+        self.address = self._allocate()
+        self._freed = False
+        account.add(label, self.nbytes)
+
+    def _allocate(self) -> int:
+        raise NotImplementedError
+
+    def _release(self) -> None:
+        raise NotImplementedError
 
     def view(self, format: str = "B") -> memoryview:
-        """The content as a writable memoryview of `format` items (struct letters: "B", "f", "i", …), one dimension."""
-        if self._map is None:
-            raise DeviceError(f"{self.label}: the buffer was freed")
-        return memoryview(self._map)[self._start : self._start + self.nbytes].cast(format)  # type: ignore[call-overload]
+        """The content as a writable memoryview of `format` items (struct letters: "B", "f", "i", …), one dimension.
+        DeviceError where the host cannot touch it."""
+        raise DeviceError(f"{self.label}: GPU memory has no host view; use device.read, device.write or a Staging")
+
+    def grow(self, nbytes: int) -> None:
+        """Have at least `nbytes` at the same address; ValueError for more than there can be."""
+        if nbytes > self.nbytes:
+            raise ValueError(f"{self.label}: {nbytes} bytes of at most {self.nbytes}")
 
     @property
     def freed(self) -> bool:
-        return self._map is None
+        return self._freed
 
     def pin(self, count: int) -> None:
         """Graphs that use the buffer: while there is one, it cannot be freed."""
         self._pins += count
 
     def free(self) -> None:
-        """Give the memory back. DeviceError while a graph or a view still uses it. Freeing twice does nothing."""
-        if self._map is None:
+        """Give the memory back once the device is done with it. DeviceError while a graph or a view uses it. Freeing
+        twice does nothing."""
+        if self._freed:
             return
         if self._pins:
             raise DeviceError(f"{self.label}: the buffer is used by {self._pins} recorded graph(s); close them first")
+        self._release()
+        self._freed = True
+        self._account.add(self.label, -self.nbytes)
+
+    def __del__(self) -> None:
+        if not self._freed:
+            self._pins = 0
+            with suppress(DeviceLost):  # found out while waiting
+                self.free()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.label!r}, {self.nbytes} bytes{', freed' if self._freed else ''})"
+
+
+class Buffer(DeviceBuffer):
+    """Private memory of the host, 64-byte aligned (2 MiB when large). Pages become resident when first touched."""
+
+    __slots__ = ("_map", "_start")
+
+    def _allocate(self) -> int:
+        large = self.nbytes >= 2 * HUGE_PAGE
+        try:
+            # The default of mmap.mmap is a shared mapping: shared memory gets no huge pages.
+            memory = mmap.mmap(
+                -1, max(self.nbytes, 1) + (HUGE_PAGE if large else 0), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            )
+        except (OSError, OverflowError) as error:
+            raise DeviceError(f"cannot allocate {self.nbytes:,} bytes for {self.label}: {error}") from None
+        base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._start = -base % HUGE_PAGE if large else 0
+        if large and hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):  # advice: a kernel without huge pages says EINVAL
+                # Whole huge pages only: the tail would make up to 2 MiB resident that nobody uses.
+                memory.madvise(mmap.MADV_HUGEPAGE, self._start, self.nbytes // HUGE_PAGE * HUGE_PAGE)
+        self._map = memory
+        return base + self._start
+
+    def view(self, format: str = "B") -> memoryview:
+        if self._freed:
+            raise DeviceError(f"{self.label}: the buffer was freed")
+        return memoryview(self._map)[self._start : self._start + self.nbytes].cast(format)  # type: ignore[call-overload]
+
+    def _release(self) -> None:
         try:
             self._map.close()
         except BufferError:
             raise DeviceError(f"{self.label}: a view of the buffer is still in use") from None
-        self._map = None
-        self._account.add(self.label, -self.nbytes)
 
     def __del__(self) -> None:
-        if self._map is not None:  # the mapping goes with its own last reference (a view may outlive us)
-            self._map = None
+        if not self._freed:  # the mapping goes with its own last reference (a view may outlive us)
+            self._freed = True
             self._account.add(self.label, -self.nbytes)
-
-    def __repr__(self) -> str:
-        return f"Buffer({self.label!r}, {self.nbytes} bytes{', freed' if self.freed else ''})"

@@ -60,24 +60,12 @@ class CPUDevice(Device):
     def alloc(self, nbytes: int, label: str = "other") -> Buffer:
         return Buffer(nbytes, label, self._account)
 
-    def memory(self) -> dict[str, int]:
-        return dict(self._account.by_label)
-
-    @property
-    def peak_memory(self) -> int:
-        """Most bytes that were allocated at once."""
-        return self._account.peak
-
     def program(self, symbol: str) -> Program:
         found = self._programs.get(symbol)
         if found is None:
             entry = self._manifest.get(symbol)
             if entry is None:
-                import difflib
-
-                near = difflib.get_close_matches(symbol, self._manifest, 3)
-                hint = f"; near: {', '.join(near)}" if near else f" of {len(self._manifest)} kernels"
-                raise DeviceError(f"no kernel {symbol!r} for {self.isa}{hint}")
+                raise self.no_kernel(symbol, self._manifest)
             try:
                 function = getattr(self._kernels, symbol)
             except AttributeError:

@@ -19,16 +19,18 @@ exchange in each step lies in a Staging, whose copies are part of the recording:
 import ctypes
 
 from zse.errors import DeviceError
+from zse.lazy import difflib
+from zse.runtime import probe
 from zse.runtime.args import MAX_ARGS, Args, slots_of
+from zse.runtime.buffer import Account, Buffer
 from zse.runtime.load import check_write
 from zse.runtime.symbol import Sym
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from typing import Any
 
-    from zse.runtime.buffer import Buffer
     from zse.runtime.load import Load, LoadJob
 
 MAX_SYMBOL = (1 << 31) - 1
@@ -245,6 +247,20 @@ class Graph:
             for launch in self.launches
         ]
 
+    def check_symbols(self, symbols: "dict[str, int]") -> None:
+        """Raises what `run` does for symbols that it does not take."""
+        if symbols.keys() != set(self.symbols) or not all(
+            isinstance(symbols[name], int) and 0 <= symbols[name] <= maximum
+            for name, maximum in zip(self.symbols, self.maxima, strict=True)
+        ):
+            raise self.symbol_error(symbols)
+
+    def describe(self) -> str:
+        """What it is, for an error."""
+        kernels = list(dict.fromkeys(launch.symbol for launch in self.launches))
+        more = f", … ({len(self.launches)} launches)" if len(kernels) > 3 else ""
+        return f"{', '.join(kernels[:3])}{more}"
+
     def symbol_error(self, symbols: "dict[str, int]") -> Exception:
         """What is wrong with these symbols: their names, or one that is out of range."""
         missing = [name for name in self.symbols if name not in symbols]
@@ -275,6 +291,7 @@ class Device:
     for the device's name or class.
     """
 
+    _account: Account
     name: str
     """ "cpu", "cuda", "hip", "metal", "emulate" or "null"."""
     product: str = ""
@@ -337,22 +354,23 @@ class Device:
 
     def memory(self) -> "dict[str, int]":
         """Bytes in use by label."""
-        raise NotImplementedError
+        return dict(self._account.by_label)
+
+    @property
+    def peak_memory(self) -> int:
+        """Most bytes that were allocated at once."""
+        return self._account.peak
 
     @property
     def memory_total(self) -> int:
         """Bytes of memory that the device has."""
-        from zse.runtime.probe import memory_bytes
-
-        facts = memory_bytes()
+        facts = probe.memory_bytes()
         return facts["limit"] or facts["total"] or 0
 
     @property
     def memory_free(self) -> int:
         """Bytes that could be allocated now, other processes considered."""
-        from zse.runtime.probe import memory_bytes
-
-        facts = memory_bytes()
+        facts = probe.memory_bytes()
         free = facts["available"]
         return min(free, self.memory_total) if free is not None else self.memory_total
 
@@ -380,9 +398,7 @@ class Device:
     def host_memory(self, nbytes: int, label: str) -> "Any":
         """Memory of the host for copy_out and copy_in, page-locked on a GPU: an object with `address`, `nbytes` and
         `free()`. DeviceError when there is not enough."""
-        from zse.runtime.buffer import Buffer
-
-        return Buffer(nbytes, label, self._account)  # type: ignore[attr-defined]
+        return Buffer(nbytes, label, self._account)
 
     def copy_out(self, host: int, source: int, nbytes: int) -> None:
         """Copy device memory to an address within host_memory(), in the order of copy(). The host may look once what
@@ -400,6 +416,12 @@ class Device:
     def symbols(self) -> "list[str]":
         """The kernels that this device has."""
         raise NotImplementedError
+
+    def no_kernel(self, symbol: str, known: "Collection[str]") -> DeviceError:
+        """The error for a kernel that is not among `known`: it names near ones."""
+        near = difflib.get_close_matches(symbol, known, 3)
+        hint = f"; near: {', '.join(near)}" if near else f" of {len(known)} kernels"
+        return DeviceError(f"no kernel {symbol!r} for {self.isa}{hint}")
 
     def record(self) -> Recorder:
         """A new recording."""

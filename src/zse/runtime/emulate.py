@@ -214,11 +214,7 @@ class EmulatedGraph(Graph):
         ]
 
     def _replay(self, symbols: dict[str, int], after: "Callable[[], object]" = lambda: None) -> None:
-        bounds = dict(zip(self.symbols, self.maxima, strict=True))
-        if symbols.keys() != bounds.keys() or any(
-            not isinstance(value, int) or not 0 <= value <= bounds[name] for name, value in symbols.items()
-        ):
-            raise self.symbol_error(symbols)
+        self.check_symbols(symbols)
         device: EmulateDevice = self.device  # type: ignore[assignment]
         for launch in self.launches:
             if isinstance(launch, Copy):
@@ -286,14 +282,6 @@ class EmulateDevice(GPUCapabilities):
     def staging(self, nbytes: int, label: str = "staging", mapped: bool = False) -> EmulatedStaging:
         return EmulatedStaging(self, nbytes, label, mapped)
 
-    def memory(self) -> dict[str, int]:
-        return dict(self._account.by_label)
-
-    @property
-    def peak_memory(self) -> int:
-        """Most bytes that were allocated at once."""
-        return self._account.peak
-
     def symbols(self) -> list[str]:
         return sorted(self._variants)
 
@@ -302,12 +290,7 @@ class EmulateDevice(GPUCapabilities):
         if found is None:
             variant = self._variants.get(symbol)
             if variant is None:
-                import difflib
-
-                near = difflib.get_close_matches(symbol, self._variants, 3)
-                raise DeviceError(
-                    f"no kernel {symbol!r} for {self.isa}{f'; near: {chr(44).join(near)}' if near else ''}"
-                )
+                raise self.no_kernel(symbol, self._variants)
             from zse.kernel.emit import emit_emulated
 
             text, entry = emit_emulated(variant, self.like)

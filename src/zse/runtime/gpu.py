@@ -21,7 +21,6 @@ from zse.runtime.gpu_memory import (
     PINNED,
     PORTABLE,
     AllocationProperties,
-    FixedBuffer,
     GPUBuffer,
     GPUStaging,
     GrowingBuffer,
@@ -162,10 +161,10 @@ class GPUDevice(GPUCapabilities):
     def alloc(self, nbytes: int, label: str = "other") -> GPUBuffer:  # type: ignore[override]
         return GPUBuffer(self, nbytes, label)
 
-    def alloc_growing(self, nbytes: int, maximum: int, label: str = "other") -> "GrowingBuffer | FixedBuffer":
+    def alloc_growing(self, nbytes: int, maximum: int, label: str = "other") -> GPUBuffer:
         """`nbytes` of memory now, up to `maximum` at the same address by `grow`; all at once where the driver
         cannot."""
-        return (GrowingBuffer if self.supports_growth else FixedBuffer)(self, nbytes, maximum, label)
+        return GrowingBuffer(self, nbytes, maximum, label) if self.supports_growth else GPUBuffer(self, maximum, label)
 
     def granularity(self) -> int:
         """The step in which memory is mapped, in bytes."""
@@ -198,14 +197,6 @@ class GPUDevice(GPUCapabilities):
         if not self.closed and self.driver.lost is None:
             self.use()
             self.driver.host_free(address)
-
-    def memory(self) -> dict[str, int]:
-        return dict(self._account.by_label)
-
-    @property
-    def peak_memory(self) -> int:
-        """Most bytes that were allocated at once."""
-        return self._account.peak
 
     def _memory_info(self) -> tuple[int, int]:
         self.use()

@@ -129,12 +129,6 @@ class GPUGraph(Graph):
         native.check("zse_gpu_list_create", error.value)
         device._graphs.add(self)
 
-    def describe(self) -> str:
-        """What it is, for an error."""
-        kernels = list(dict.fromkeys(launch.symbol for launch in self.launches))
-        more = f", … ({len(self.launches)} launches)" if len(kernels) > 3 else ""
-        return f"{', '.join(kernels[:3])}{more}"
-
     def run(self, **symbols: int) -> None:
         self.submit(**symbols).wait()
 

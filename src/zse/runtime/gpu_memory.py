@@ -3,9 +3,10 @@
 import ctypes
 from ctypes import byref, c_uint64
 
-from zse.errors import DeviceError, DeviceLost
+from zse.errors import DeviceError
 from zse.runtime.bindings.cuda import AccessDescription, AllocationProperties
 from zse.runtime.bindings.driver import Address, DriverError
+from zse.runtime.buffer import DeviceBuffer
 from zse.runtime.device import Staging
 
 TYPE_CHECKING = False
@@ -16,20 +17,15 @@ PINNED, DEVICE_LOCATION, READ_WRITE = 1, 1, 3  # CUmemAllocationType, CUmemLocat
 PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
 
 
-class GPUBuffer:
-    """Zero-filled device memory. address: a device pointer, 256-byte aligned at least. `free` gives it back; so does
-    losing the last reference. The host cannot see into it: `device.read`, `device.write`."""
+class GPUBuffer(DeviceBuffer):
+    """Device memory: address is a device pointer, 256-byte aligned at least. The host cannot see into it: `device.read`,
+    `device.write`."""
 
-    __slots__ = ("address", "nbytes", "label", "device", "_pins", "_freed", "__weakref__")
+    __slots__ = ("device",)
 
     def __init__(self, device: "GPUDevice", nbytes: int, label: str):
-        self._freed = True  # first: __del__ runs even when this fails
-        if nbytes < 0:
-            raise ValueError(f"a buffer of {nbytes} bytes")
-        self.device, self.nbytes, self.label, self._pins = device, nbytes, label, 0
-        self.address = self._allocate()
-        self._freed = False
-        device._account.add(label, nbytes)
+        self.device = device
+        super().__init__(nbytes, label, device._account)
 
     def _allocate(self) -> int:
         device, size = self.device, max(self.nbytes, 1)
@@ -43,44 +39,12 @@ class GPUBuffer:
         return address.value
 
     def _release(self) -> None:
+        if not self.device.closed and self.device.driver.lost is None:  # else it went with the context
+            self.device.synchronize()
+            self._give_back()
+
+    def _give_back(self) -> None:
         self.device.driver.free(self.address)
-
-    def view(self, format: str = "B") -> memoryview:
-        """DeviceError: the host cannot touch GPU memory."""
-        raise DeviceError(f"{self.label}: GPU memory has no host view; use device.read, device.write or a Staging")
-
-    @property
-    def freed(self) -> bool:
-        return self._freed
-
-    def pin(self, count: int) -> None:
-        """Graphs that use the buffer: while there is one, it cannot be freed."""
-        self._pins += count
-
-    def free(self) -> None:
-        """Give the memory back once the device is done with it. DeviceError while a graph uses it. Twice does
-        nothing."""
-        if self._freed:
-            return
-        if self._pins:
-            raise DeviceError(f"{self.label}: the buffer is used by {self._pins} recorded graph(s); close them first")
-        self._freed = True
-        self.device._account.add(self.label, -self.nbytes)
-        if self.device.closed or self.device.driver.lost is not None:
-            return  # it went with the context
-        self.device.synchronize()
-        self._release()
-
-    def __del__(self) -> None:
-        if not self._freed:
-            self._pins = 0
-            try:
-                self.free()
-            except DeviceLost:
-                pass  # found out while waiting
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.label!r}, {self.nbytes} bytes{', freed' if self._freed else ''})"
 
 
 class GrowingBuffer(GPUBuffer):
@@ -110,7 +74,7 @@ class GrowingBuffer(GPUBuffer):
         try:
             self._map(self.nbytes)
         except BaseException:
-            self._release()
+            self._give_back()
             raise
         return self.address
 
@@ -149,30 +113,13 @@ class GrowingBuffer(GPUBuffer):
             self.device._account.add(self.label, nbytes - self.nbytes)
             self.nbytes = nbytes
 
-    def _release(self) -> None:
+    def _give_back(self) -> None:
         driver = self.device.driver
         pieces, self._pieces = self._pieces, []
         for at, nbytes, handle in pieces:
             driver.vmm_unmap(at, nbytes)
             driver.vmm_release(handle)
         driver.vmm_unreserve(self.address, self._reserved)
-
-
-class FixedBuffer(GPUBuffer):
-    """A GrowingBuffer on a driver without virtual memory: all of it from the start."""
-
-    __slots__ = ("maximum", "_all")
-
-    def __init__(self, device: "GPUDevice", nbytes: int, maximum: int, label: str):
-        if not 0 <= nbytes <= maximum:
-            raise ValueError(f"{label}: {nbytes} bytes of at most {maximum}")
-        self.maximum = maximum
-        super().__init__(device, maximum, label)
-
-    def grow(self, nbytes: int) -> None:
-        """Nothing to do; ValueError over the maximum."""
-        if nbytes > self.maximum:
-            raise ValueError(f"{self.label}: {nbytes} bytes of at most {self.maximum}")
 
 
 class GPUStaging(Staging):
@@ -223,7 +170,7 @@ class MappedBuffer(GPUBuffer):
         self.device.driver.host_device_address(byref(address), self.host_address, 0)
         return address.value
 
-    def _release(self) -> None:
+    def _give_back(self) -> None:
         self.device.free_pinned(self.host_address)
 
 

@@ -12,7 +12,7 @@ from ctypes import byref, c_char_p, c_void_p
 
 from zse.errors import DeviceError, DeviceLost
 from zse.runtime.bindings.objc import ObjC, Size, UInt
-from zse.runtime.buffer import Account
+from zse.runtime.buffer import Account, DeviceBuffer
 from zse.runtime.device import GPUCapabilities, Graph, Program, Recorder, Ticket
 from zse.runtime.gpu import Kernels
 from zse.runtime.load import Load
@@ -45,61 +45,38 @@ _BYTES = {
 }
 
 
-class MetalBuffer:
-    """Zero-filled memory that host and GPU share. address: of its first byte on the host."""
+class MetalBuffer(DeviceBuffer):
+    """Memory that host and GPU share. address: of its first byte on the host. What was submitted must have been waited
+    for before the host looks into a view."""
 
-    __slots__ = ("address", "nbytes", "label", "handle", "device", "_pins", "_freed", "__weakref__")
+    __slots__ = ("handle", "device")
 
     def __init__(self, device: "MetalDevice", nbytes: int, label: str):
-        self._freed = True  # first: __del__ runs even when this fails
-        if nbytes < 0:
-            raise ValueError(f"a buffer of {nbytes} bytes")
-        self.device, self.nbytes, self.label, self._pins = device, nbytes, label, 0
-        self.handle = device.objc.send(
-            device.handle, "newBufferWithLength:options:", max(nbytes, 1), STORAGE_SHARED, types=(UInt, UInt)
+        self.device = device
+        super().__init__(nbytes, label, device._account)
+
+    def _allocate(self) -> int:
+        objc = self.device.objc
+        self.handle = objc.send(
+            self.device.handle, "newBufferWithLength:options:", max(self.nbytes, 1), STORAGE_SHARED, types=(UInt, UInt)
         )
         if not self.handle:
             raise DeviceError(
-                f"not enough memory on metal: {nbytes:,} bytes for {label}; allocated here: "
-                f"{device._account.total:,}; use a smaller context or a quantized model"
+                f"not enough memory on metal: {self.nbytes:,} bytes for {self.label}; allocated here: "
+                f"{self._account.total:,}; use a smaller context or a quantized model"
             )
-        self.address = device.objc.send(self.handle, "contents")
-        ctypes.memset(self.address, 0, nbytes)
-        self._freed = False
-        device._account.add(label, nbytes)
+        address = objc.send(self.handle, "contents")
+        ctypes.memset(address, 0, self.nbytes)
+        return address
 
     def view(self, format: str = "B") -> memoryview:
-        """The content as a writable memoryview of `format` items. What was submitted must have been waited for."""
         if self._freed:
             raise DeviceError(f"{self.label}: the buffer was freed")
         memory = memoryview((ctypes.c_ubyte * self.nbytes).from_address(self.address)).cast("B")
         return memory.cast(format)  # type: ignore[call-overload]
 
-    @property
-    def freed(self) -> bool:
-        return self._freed
-
-    def pin(self, count: int) -> None:
-        """Graphs that use the buffer: while there is one, it cannot be freed."""
-        self._pins += count
-
-    def free(self) -> None:
-        """Give the memory back. DeviceError while a graph uses it. Freeing twice does nothing."""
-        if self._freed:
-            return
-        if self._pins:
-            raise DeviceError(f"{self.label}: the buffer is used by {self._pins} recorded graph(s); close them first")
-        self._freed = True
-        self.device._account.add(self.label, -self.nbytes)
+    def _release(self) -> None:
         self.device.objc.send(self.handle, "release", result=None)
-
-    def __del__(self) -> None:
-        if not self._freed:
-            self._pins = 0
-            self.free()
-
-    def __repr__(self) -> str:
-        return f"MetalBuffer({self.label!r}, {self.nbytes} bytes{', freed' if self._freed else ''})"
 
 
 class MetalProgram(Program):
@@ -171,22 +148,11 @@ class MetalGraph(Graph):
                     arguments.append((syms.get(place), slot.to_bytes(8, "little")[: _BYTES[kind]]))
             self._steps.append((program, arguments, (*launch.grid, 1, 1)[:3]))
 
-    def describe(self) -> str:
-        """What it is, for an error."""
-        return (
-            ", ".join(list(dict.fromkeys(launch.symbol for launch in self.launches))[:3])
-            + f" ({len(self.launches)} launches)"
-        )
-
     def run(self, **symbols: int) -> None:
         self.submit(**symbols).wait()
 
     def submit(self, **symbols: int) -> MetalTicket:
-        bounds = dict(zip(self.symbols, self.maxima, strict=True))
-        if symbols.keys() != bounds.keys() or any(
-            not isinstance(value, int) or not 0 <= value <= bounds[name] for name, value in symbols.items()
-        ):
-            raise self.symbol_error(symbols)
+        self.check_symbols(symbols)
         device: MetalDevice = self.device  # type: ignore[assignment]
         if self._closed or device.closed:
             raise DeviceError("the graph or its device was closed")
@@ -293,9 +259,6 @@ class MetalDevice(GPUCapabilities):
             raise DeviceError("the metal device was closed")
         return MetalBuffer(self, nbytes, label)
 
-    def memory(self) -> dict[str, int]:
-        return dict(self._account.by_label)
-
     @property
     def memory_total(self) -> int:
         """What the system recommends one process to use at most."""
@@ -346,7 +309,7 @@ class MetalDevice(GPUCapabilities):
             kernels = self._found()
             entry = kernels.manifest.get(symbol)
             if entry is None:
-                raise DeviceError(f"no kernel {symbol!r} of {len(kernels.manifest)} for {self.isa}")
+                raise self.no_kernel(symbol, kernels.manifest)
             if entry.get("shared_bytes", 0) > self.shared_bytes:
                 raise DeviceError(
                     f"{symbol} needs {entry['shared_bytes']:,} bytes of threadgroup memory; {self.product} has "

@@ -25,11 +25,7 @@ class NullGraph(Graph):
         self.runs: list[dict[str, int]] = []
 
     def run(self, **symbols: int) -> None:
-        bounds = dict(zip(self.symbols, self.maxima, strict=True))
-        if symbols.keys() != bounds.keys() or any(
-            not isinstance(value, int) or not 0 <= value <= bounds[name] for name, value in symbols.items()
-        ):
-            raise self.symbol_error(symbols)
+        self.check_symbols(symbols)
         self.runs.append(symbols)
         device: NullDevice = self.device  # type: ignore[assignment]
         if device.on_run is not None:
@@ -88,9 +84,6 @@ class NullDevice(Device):
 
     def alloc(self, nbytes: int, label: str = "other") -> Buffer:
         return Buffer(nbytes, label, self._account)
-
-    def memory(self) -> dict[str, int]:
-        return dict(self._account.by_label)
 
     def program(self, symbol: str) -> Program:
         if self._manifest is None:
