@@ -17,7 +17,7 @@ from zse.kernels.attention import attention
 from zse.kernels.gpu.attention_plan import AttentionScratch, plan_attention
 from zse.kernels.kv_pages import head_nbytes, pages_shape
 from zse.kernels.qkv_post import qkv_post
-from zse.runtime import open_device
+from zse.runtime.opening import open_device
 from zse.tensor import Tensor
 
 BANDWIDTH, FLOPS = 4.3e12, 790e12

@@ -19,7 +19,7 @@ from zse.kernels.norm import add_rmsnorm
 from zse.kernels.op import HostArray
 from zse.quant.pack import f32_to_bf16
 from zse.quant.scheme import parse_scheme
-from zse.runtime import open_device
+from zse.runtime.opening import open_device
 from zse.tensor import Tensor
 
 LAYERS, DISTINCT = 28, 8

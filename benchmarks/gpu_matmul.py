@@ -17,7 +17,7 @@ import time
 
 from zse.kernels.matmul import matmul, matmul_gated
 from zse.quant.scheme import AffineScheme, DenseScheme, Fp8Scheme, memory_layout
-from zse.runtime import open_device
+from zse.runtime.opening import open_device
 from zse.runtime.symbol import Sym
 from zse.tensor import Fp8Activation, Tensor, Weight
 

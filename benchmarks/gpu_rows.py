@@ -23,7 +23,7 @@ from zse.kernels.quantize import quantize
 from zse.kernels.rope import rope_table
 from zse.kernels.sample import logprob_rows, row_parameters, sample, sample_tensors
 from zse.quant.scheme import memory_layout, parse_scheme
-from zse.runtime import open_device
+from zse.runtime.opening import open_device
 from zse.tensor import Fp8Activation, Tensor, Weight
 
 BANDWIDTH = 4.3e12

@@ -56,7 +56,7 @@ OPENING = """
 import time
 start = time.perf_counter()
 def ms(): return (time.perf_counter() - start) * 1e3
-from zse.runtime import open_device_async
+from zse.runtime.opening import open_device_async
 opening = open_device_async("cuda")
 asked = ms()
 {beside}

@@ -232,7 +232,7 @@ def test_a_gpu_engine_imports_what_it_needs_while_the_driver_starts(tmp_path):
 
 EARLY = """
 import os, sys
-import zse.runtime
+import zse.runtime.opening
 
 
 def opened(name, threads=None):
@@ -240,7 +240,7 @@ def opened(name, threads=None):
     os._exit(0)
 
 
-zse.runtime.open_device_async = opened
+zse.runtime.opening.open_device_async = opened
 from zse.engine.worker import main
 main(["--fd", "0", "--model", "m", "--device", "cuda:1"])
 """

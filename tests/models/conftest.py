@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "formats"))
 @pytest.fixture(scope="session")
 def device():
     """The CPU device with two threads, from the installed kernel libraries. Without them the tests fail, not skip."""
-    from zse.runtime import open_device
+    from zse.runtime.opening import open_device
 
     with open_device("cpu", threads=2) as opened:
         yield opened

@@ -9,10 +9,10 @@ import pytest
 from gpu_fixtures import Fake, compile_driver, kernels
 
 from zse.errors import DeviceError, DeviceLost, UnsupportedError
-from zse.runtime import open_device, open_device_async
 from zse.runtime.args import Args
 from zse.runtime.bindings.cuda import CUDADriver
 from zse.runtime.cuda import CUDADevice, list_devices
+from zse.runtime.opening import open_device, open_device_async
 from zse.tensor import Tensor
 
 

@@ -7,11 +7,11 @@ import pytest
 from gpu_fixtures import Fake, compile_driver, kernels
 
 from zse.errors import DeviceError, DeviceLost, UnsupportedError
-from zse.runtime import open_device
 from zse.runtime.args import Args
 from zse.runtime.bindings.hip import HIPDriver
 from zse.runtime.hip import HIPDevice, list_devices
 from zse.runtime.load import LoadJob
+from zse.runtime.opening import open_device
 from zse.tensor import Tensor
 
 

@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from zse.errors import DeviceError, DeviceLost
-from zse.runtime import open_device
 from zse.runtime.args import Args
 from zse.runtime.gpu import Kernels
 from zse.runtime.load import LoadJob
 from zse.runtime.metal import MetalDevice, product_name
+from zse.runtime.opening import open_device
 from zse.tensor import Tensor
 
 MANIFEST = {

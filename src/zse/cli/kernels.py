@@ -147,7 +147,7 @@ def _bench(args) -> int:
 
     from zse.bench import kernels
     from zse.errors import ConfigError
-    from zse.runtime import open_device
+    from zse.runtime.opening import open_device
 
     device = open_device(args.device)
     if device.kernels != "gpu":

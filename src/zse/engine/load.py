@@ -28,7 +28,7 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
     tokenizer can load meanwhile). on_plan(MemoryPlan): called before memory is allocated. opening: the PendingDevice to
     load onto, if one was started. Raises FormatError, UnsupportedError, ConfigError, DeviceError."""
     if opening is None:
-        from zse.runtime import open_device_async
+        from zse.runtime.opening import open_device_async
 
         opening = open_device_async(config.device)
     opening.threads = config.threads
@@ -211,7 +211,7 @@ def park(arguments: list[str]):
 
     arguments: --device and --threads of a worker's command line. Returns the PendingDevice. Raises ZSEError.
     """
-    from zse.runtime import open_device_async
+    from zse.runtime.opening import open_device_async
 
     config = EngineConfig.from_arguments(["--model", "", *arguments])
     opening = open_device_async(config.device, config.threads)

@@ -84,7 +84,7 @@ def _start_device(options: list[str]) -> tuple:
     """(the PendingDevice that --device names,); () for an engine that parks."""
     if options[:1] == ["--park"]:
         return ()
-    from zse.runtime import open_device_async
+    from zse.runtime.opening import open_device_async
 
     return (open_device_async(dict(zip(options[::2], options[1::2])).get("--device", "auto")),)
 

@@ -264,7 +264,7 @@ def _make(
     import logging
 
     from zse.models.quantize_load import fill_parts
-    from zse.runtime import open_device
+    from zse.runtime.opening import open_device
 
     logging.getLogger("zse.load").info(
         "%d of %d matrices of %s are not stored as this device reads them and are converted while loading; `zse convert` "

@@ -1,25 +1,21 @@
 """The CPU device: kernels from a compiled library, graphs replayed by a C thread pool, weights loaded by C threads."""
 
 import ctypes
-import errno
-import os
 from ctypes import byref, c_int32, c_int64, c_uint64
 
-from zse.errors import DeviceError, FormatError
+from zse.errors import DeviceError
 from zse.runtime import native
 from zse.runtime.args import encode
 from zse.runtime.buffer import Account, Buffer
 from zse.runtime.device import Device, Graph, Program, Recorder, buffers_of
-from zse.runtime.load import Load
-from zse.runtime.symbol import Sym
+from zse.runtime.launch_list import LaunchList
+from zse.runtime.load import Load, fill_job, read_error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from zse.runtime.load import LoadJob
-
-MAX_STAGING = 8 << 20
 
 
 class CPUDevice(Device):
@@ -103,40 +99,14 @@ class CPUGraph(Graph):
         super().__init__(device, recorder)
         self._runtime = device._runtime
         self._profile: CPUGraph | None = None
-        launches = (native.LaunchDesc * len(self.launches))()
-        slots: list[int] = []
-        patches: list[native.Patch] = []
-
-        def patch(value: Sym, index: int, is_grid: int) -> None:
-            patches.append(native.Patch(self.symbols.index(value.name), is_grid, index, 0, value.divisor, value.factor))
-
-        for number, (launch, into) in enumerate(zip(self.launches, launches, strict=True)):
-            program = device.program(launch.symbol)
-            into.fn, into.first_arg, into.num_args = program.address, len(slots), len(launch.args)
+        recorded = LaunchList(self, native.LaunchDesc)
+        for number, launch in enumerate(self.launches):
+            into = recorded.add(number, launch)
+            into.fn = device.program(launch.symbol).address
             into.depends, into.min_chunk = not launch.independent, launch.min_chunk
-            for place, sym in launch.syms:
-                patch(sym, len(slots) + place, 0)
-            slots += launch.slots
-            for dim, size in enumerate((*launch.grid, 1, 1)[:3]):
-                if isinstance(size, Sym):
-                    patch(size, number * 3 + dim, 1)
-                else:
-                    into.grid[dim] = size
         self._values_type = c_int64 * len(self.symbols)
         self._bad = c_int64()
-        error = c_int32()
-        self._graph = self._runtime.zse_graph_create(
-            launches,
-            len(launches),
-            (c_uint64 * len(slots))(*slots),
-            len(slots),
-            (native.Patch * len(patches))(*patches),
-            len(patches),
-            (c_int64 * len(self.maxima))(*self.maxima),
-            len(self.maxima),
-            byref(error),
-        )
-        native.check("zse_graph_create", error.value)
+        self._graph = recorded.create("zse_graph_create")
         # A replay returns 0 or the caller looks for the reason: the common path is one call.
         self._run = self._runtime.zse_graph_run
 
@@ -205,34 +175,14 @@ class CPULoad(Load):
         descriptions = (native.LoadJobDesc * len(self._jobs))()
         slots: list[int] = []
         for job, into in zip(self._jobs, descriptions, strict=True):
-            into.fd, into.offset, into.nbytes, into.first_arg = job.fd, job.offset, job.nbytes, len(slots)
-            grid = (*job.grid, 1, 1)[:3]
-            if any(not isinstance(dim, int) or dim < 0 for dim in grid) or len(job.grid) > 3:
-                raise ValueError(f"load job {job.field}: grid {job.grid}")
-            into.grid[:] = grid
+            into.first_arg = len(slots)
+            params = fill_job(job, into, device.program)
             if job.symbol is None:
-                if len(job.args) != 1:
-                    raise TypeError(f"load job {job.field}: without a kernel, args is [destination]")
-                room = getattr(job.args[0], "nbytes", job.nbytes)
-                if room < job.nbytes:
-                    raise ValueError(f"load job {job.field}: {job.nbytes} bytes into {room}")
-                slots.append(encode("load", "destination", "ptr", job.args[0]))
-                into.num_args = 1
-                continue
-            if not 0 <= job.nbytes <= MAX_STAGING:
-                raise ValueError(f"load job {job.field}: {job.nbytes} bytes in one piece, at most {MAX_STAGING}")
-            program = device.program(job.symbol)
-            params = program.params or []
-            if len(job.args) + 1 != len(params):
-                names = ", ".join(name for name, _ in params[1:])
-                raise TypeError(
-                    f"{job.symbol} takes {len(params) - 1} arguments after the piece ({names}), got {len(job.args)}"
-                )
-            into.fn, into.num_args = program.address, len(params)
-            slots.append(0)
-            slots += [
-                encode(job.symbol, name, kind, arg) for arg, (name, kind) in zip(job.args, params[1:], strict=True)
-            ]
+                params, into.num_args = [("destination", "ptr")], 1
+            else:
+                slots.append(0)  # the piece
+            symbol = job.symbol or "load"
+            slots += [encode(symbol, name, kind, arg) for arg, (name, kind) in zip(job.args, params, strict=True)]
         self._buffers = buffers_of(job.args for job in self._jobs)
         error = c_int32()
         self._load = self._runtime.zse_load_start(
@@ -270,19 +220,7 @@ class CPULoad(Load):
         failed, code, got = self._join()
         if failed < 0:
             return
-        job = self._jobs[failed]
-        path = job.path or path_of(job.fd)
-        if code:
-            raise DeviceError(
-                f"{path}: reading {job.nbytes} bytes at {job.offset} for {job.field} (load job {failed}): "
-                f"{errno.errorcode.get(code, code)}: {os.strerror(code)}"
-            )
-        raise FormatError(
-            path,
-            job.offset + got,
-            job.field,
-            f"the file ends here; {job.nbytes - got} more bytes expected (load job {failed})",
-        )
+        raise read_error(self._jobs[failed], failed, code, got)
 
     def cancel(self) -> None:
         if self._load:
@@ -293,11 +231,3 @@ class CPULoad(Load):
     def __del__(self) -> None:
         if getattr(self, "_load", None):
             self.cancel()  # the threads write to buffers that are about to go
-
-
-def path_of(fd: int) -> str:
-    """The open file's name where the system tells it."""
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}")
-    except OSError:
-        return f"file {fd}"

@@ -9,10 +9,11 @@ import sys
 import threading
 import weakref
 from collections import OrderedDict
-from ctypes import byref, c_void_p
+from ctypes import byref
 
+from zse import env
 from zse.errors import DeviceError, DeviceLost, DeviceMemoryError
-from zse.runtime import native
+from zse.runtime import cpu, gpu_graph, gpu_load, native, probe
 from zse.runtime.bindings.driver import OUT_OF_MEMORY, Driver, DriverError
 from zse.runtime.buffer import Account
 from zse.runtime.device import GPUCapabilities, Program, Recorder
@@ -41,9 +42,6 @@ if TYPE_CHECKING:
 
 NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: no hidden order with the legacy stream
 EVENT_BLOCKING_SYNC, EVENT_NO_TIMING = 1, 2
-# A wait polls this long and then sleeps in the driver. Sleeping is seen 10 µs later than polling (H200): 1 % of a step
-# of 1 ms, nothing of longer ones, where a core would be burned.
-SPIN_US = 2_000
 
 
 class GPUProgram(Program):
@@ -105,8 +103,6 @@ class GPUDevice(GPUCapabilities):
 
     def _driver_table(self) -> native.GPUDriverTable:
         """The driver's functions as the C runtime calls them."""
-        from zse import env
-
         table = native.GPUDriverTable(current=self._current)
         for field, role in (
             ("set_current", "set_current"),
@@ -271,11 +267,7 @@ class GPUDevice(GPUCapabilities):
         kernels = self._kernels()
         entry = kernels.manifest.get(symbol)
         if entry is None:
-            import difflib
-
-            near = difflib.get_close_matches(symbol, kernels.manifest, 3)
-            hint = f"; near: {', '.join(near)}" if near else f" of {len(kernels.manifest)} kernels"
-            raise DeviceError(f"no kernel {symbol!r} for {self.isa}{hint}")
+            raise self.no_kernel(symbol, kernels.manifest)
         self.use()
         image = entry["image"]
         module = self._modules.get(image)
@@ -291,21 +283,16 @@ class GPUDevice(GPUCapabilities):
         """Attributes that a function needs before its first launch."""
 
     def _build(self, recorder: Recorder) -> "GPUGraph":
-        from zse.runtime.gpu_graph import GPUGraph
-
-        return GPUGraph(self, recorder)
+        return gpu_graph.GPUGraph(self, recorder)
 
     # -- loading
 
     def load(self, jobs: "Sequence[LoadJob]", threads: int | None = None) -> "GPULoad":
-        from zse.runtime.gpu_load import READERS, GPULoad
-
         self.tidy_loads(wait=False)
         if threads is None:
-            from zse.runtime.probe import default_threads
-
-            threads = min(default_threads(), READERS) if any(job.symbol for job in jobs) else READERS
-        return GPULoad(self, jobs, min(threads, 64))
+            most = gpu_load.READERS
+            threads = min(probe.default_threads(), most) if any(job.symbol for job in jobs) else most
+        return gpu_load.GPULoad(self, jobs, min(threads, 64))
 
     def tidy_loads(self, wait: bool = True) -> None:
         """Forget loads that have unregistered and unmapped their files; wait: until all that are done have."""
@@ -319,17 +306,13 @@ class GPUDevice(GPUCapabilities):
     def host_program(self, symbol: str) -> Program:
         """A kernel of the CPU, for weights that are repacked before they are copied."""
         if self._host is None:
-            from zse.runtime.cpu import CPUDevice
-
-            self._host = CPUDevice(1)
+            self._host = cpu.CPUDevice(1)
         return self._host.program(symbol)
 
     def register_window(self) -> int:
         """Most bytes of file mappings that are registered at once: pages of the page cache, which stay where they
         are."""
-        from zse.runtime.probe import memory_bytes
-
-        facts = memory_bytes()
+        facts = probe.memory_bytes()
         return max(1 << 30, (facts["limit"] or facts["total"] or 0) // 2)
 
     # -- events
@@ -390,8 +373,3 @@ class GPUDevice(GPUCapabilities):
         if getattr(self, "table", None) is not None and not self.closed:
             if not sys.is_finalizing():
                 self.close()
-
-
-def pointer_array(values: list[int]) -> "ctypes.Array[c_void_p]":
-    """A C array of pointers."""
-    return (c_void_p * max(len(values), 1))(*values)

@@ -2,13 +2,14 @@
 
 import ctypes
 from collections import OrderedDict
-from ctypes import byref, c_int32, c_int64, c_uint64
+from ctypes import byref, c_int64
 
 from zse.errors import DeviceError
+from zse.lazy import logging
 from zse.runtime import native
-from zse.runtime.device import Copy, Graph, Recorder, Ticket
-from zse.runtime.gpu import SPIN_US, pointer_array
-from zse.runtime.symbol import Sym
+from zse.runtime.bindings.driver import pointer_array
+from zse.runtime.device import Copy, Graph, Launch, Recorder, Ticket
+from zse.runtime.launch_list import LaunchList
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +19,19 @@ CAPTURE_RELAXED = 2  # CUstreamCaptureMode: calls of other threads do not distur
 # Captured graphs of a device: 0.8 MiB of its memory each, for a decode step of 300 launches (H200). Steps of many rows,
 # whose numbers vary more, last longer than their lists take to walk.
 MAX_CAPTURED = 96
+# A wait polls this long and then sleeps in the driver. Sleeping is seen 10 µs later than polling (H200): 1 % of a step
+# of 1 ms, nothing of longer ones, where a core would be burned.
+SPIN_US = 2_000
 MAX_REMEMBERED = 1024  # numbers seen once
+
+
+def _check_grid(launch: Launch, cluster: int) -> None:
+    for dim, size in enumerate(launch.grid):
+        most = 65535 if dim else 0x7FFFFFFF
+        if isinstance(size, int) and size > most:
+            raise ValueError(f"{launch.symbol}: grid {launch.grid}: dimension {dim} is at most {most} on a GPU")
+    if isinstance(launch.grid[0], int) and launch.grid[0] % cluster:
+        raise ValueError(f"{launch.symbol}: grid {launch.grid} is no multiple of its cluster of {cluster}")
 
 
 class GPUTicket(Ticket):
@@ -66,67 +79,28 @@ class GPUGraph(Graph):
         self._list: int | None = None
         super().__init__(device, recorder)
         self._runtime = device._runtime
-        launches = (native.GPULaunch * len(self.launches))()
-        slots: list[int] = []
-        patches: list[native.Patch] = []
-
-        def patch(value: Sym, index: int, is_grid: int) -> None:
-            patches.append(native.Patch(self.symbols.index(value.name), is_grid, index, 0, value.divisor, value.factor))
-
-        for number, (launch, into) in enumerate(zip(self.launches, launches, strict=True)):
-            into.first_arg = len(slots)
+        recorded = LaunchList(self, native.GPULaunch)
+        for number, launch in enumerate(self.launches):
             if isinstance(launch, Copy):
+                into, slots, staging = recorded.launches[number], recorded.slots, launch.staging
                 into.kind = native.GPU_UPLOAD if launch.symbol == "upload" else native.GPU_DOWNLOAD
-                into.num_args = 3
-                slots += [
-                    launch.staging.buffer.address + launch.offset,
-                    launch.staging.host_address + launch.offset,
-                    launch.nbytes,
-                ]  # type: ignore[attr-defined]
+                into.first_arg, into.num_args = len(slots), 3
+                host = staging.host_address  # type: ignore[attr-defined]
+                slots += [staging.buffer.address + launch.offset, host + launch.offset, launch.nbytes]
                 continue
             program = device.program(launch.symbol)
-            into.function, into.num_args = program.address, len(launch.args)
+            _check_grid(launch, program.cluster)
+            into = recorded.add(number, launch)
+            into.function, into.overlaps = program.address, device.overlaps
             into.threads, into.shared_bytes, into.cluster = program.threads, program.shared_bytes, program.cluster
-            into.overlaps = device.overlaps
-            for place, (_, kind) in enumerate(launch.params or ()):
-                if kind == "tensormap":
-                    into.wide |= 1 << place
-            for place, sym in launch.syms:
-                patch(sym, len(slots) + place, 0)
-            slots += launch.slots
-            for dim, size in enumerate((*launch.grid, 1, 1)[:3]):
-                if isinstance(size, Sym):
-                    patch(size, number * 3 + dim, 1)
-                elif size > (65535 if dim else 0x7FFFFFFF):
-                    raise ValueError(
-                        f"{launch.symbol}: grid {launch.grid}: dimension {dim} is at most "
-                        f"{65535 if dim else 0x7FFFFFFF} on a GPU"
-                    )
-                else:
-                    into.grid[dim] = size
-                if not dim and isinstance(size, int) and size % program.cluster:
-                    raise ValueError(
-                        f"{launch.symbol}: grid {launch.grid} is no multiple of its cluster of {program.cluster}"
-                    )
+            into.wide = sum(1 << place for place, (_, kind) in enumerate(launch.params or ()) if kind == "tensormap")
         self._values_type = c_int64 * len(self.symbols)
         self._where = c_int64()
         # None: seen once; else the captured graph.
         self._captured: OrderedDict[tuple[int, ...], int | None] = OrderedDict()
         self._num_captured = 0
         self.can_capture = device.supports_capture and len(self.launches) > 1
-        error = c_int32()
-        self._list = self._runtime.zse_gpu_list_create(
-            launches,
-            len(launches),
-            (c_uint64 * len(slots))(*slots),
-            len(slots),
-            (native.Patch * len(patches))(*patches),
-            len(patches),
-            (c_int64 * len(self.maxima))(*self.maxima),
-            len(self.maxima),
-            byref(error),
-        )
-        native.check("zse_gpu_list_create", error.value)
+        self._list = recorded.create("zse_gpu_list_create")
         device._graphs.add(self)
 
     def run(self, **symbols: int) -> None:
@@ -242,8 +216,6 @@ class GPUGraph(Graph):
             if driver.lost is not None:
                 raise
             self.can_capture = False
-            import logging
-
             logging.getLogger("zse.runtime").warning(
                 "graph of %s is not captured, its launches go one by one: %s", self.describe(), error
             )

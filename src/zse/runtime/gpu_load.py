@@ -1,17 +1,13 @@
 """Loading weights onto a GPU: C threads map or read files and copy beside Python's imports and recording
 (csrc/gpu_load.c)."""
 
-import errno
-import os
 from ctypes import byref, c_int32, c_uint64
 
-from zse.errors import DeviceError, FormatError
 from zse.runtime import native
 from zse.runtime.args import encode
-from zse.runtime.cpu import MAX_STAGING, path_of
+from zse.runtime.bindings.driver import pointer_array
 from zse.runtime.device import buffers_of
-from zse.runtime.gpu import pointer_array
-from zse.runtime.load import Load
+from zse.runtime.load import Load, fill_job, path_of, read_error
 from zse.runtime.probe import allowed_cpus
 
 TYPE_CHECKING = False
@@ -52,13 +48,15 @@ class GPULoad(Load):
         slots: list[int] = []
         outputs: list[native.GPULoadOutput] = []
         for job, into in zip(self._jobs, descriptions, strict=True):
-            into.fd, into.offset, into.nbytes = job.fd, job.offset, job.nbytes
             into.first_arg, into.first_output = len(slots), len(outputs)
+            params = fill_job(job, into, device.host_program)
             if job.symbol is None:
-                outputs.append(self._destination(job))
-                into.num_outputs = 1
+                address = encode("load", "destination", "ptr", job.args[0])
+                outputs.append(native.GPULoadOutput(address, job.nbytes, 0, 0))
             else:
-                self._add_kernel(job, into, slots, outputs)
+                slots.append(0)  # the piece
+                self._add_arguments(job, params, slots, outputs)
+            into.num_outputs = len(outputs) - into.first_output
         self._buffers = buffers_of(job.args for job in self._jobs)
         device.use()
         self._events = [device.take_event() for _ in range(2 * threads + 1)]
@@ -99,45 +97,20 @@ class GPULoad(Load):
             buffer.pin(1)
         device._loads.add(self)
 
-    def _destination(self, job: "LoadJob") -> native.GPULoadOutput:
-        if len(job.args) != 1:
-            raise TypeError(f"load job {job.field}: without a kernel, args is [destination]")
-        room = getattr(job.args[0], "nbytes", job.nbytes)
-        if room < job.nbytes:
-            raise ValueError(f"load job {job.field}: {job.nbytes} bytes into {room}")
-        return native.GPULoadOutput(encode("load", "destination", "ptr", job.args[0]), job.nbytes, 0, 0)
-
-    def _add_kernel(
-        self, job: "LoadJob", into: native.GPULoadJobDesc, slots: list[int], outputs: list[native.GPULoadOutput]
+    def _add_arguments(
+        self, job: "LoadJob", params: list, slots: list[int], outputs: list[native.GPULoadOutput]
     ) -> None:
-        """A job whose piece passes a kernel of the CPU."""
-        grid = (*job.grid, 1, 1)[:3]
-        if any(not isinstance(dim, int) or dim < 0 for dim in grid) or len(job.grid) > 3:
-            raise ValueError(f"load job {job.field}: grid {job.grid}")
-        if not 0 <= job.nbytes <= MAX_STAGING:
-            raise ValueError(f"load job {job.field}: {job.nbytes} bytes in one piece, at most {MAX_STAGING}")
-        program = self._device.host_program(job.symbol)  # type: ignore[arg-type]
-        params = program.params or []
-        if len(job.args) + 1 != len(params):
-            names = ", ".join(name for name, _ in params[1:])
-            raise TypeError(
-                f"{job.symbol} takes {len(params) - 1} arguments after the piece ({names}), got {len(job.args)}"
-            )
-        into.grid[:] = grid
-        into.fn, into.num_args = program.address, len(params)
-        slots.append(0)
-        for place, (arg, (name, kind)) in enumerate(zip(job.args, params[1:], strict=True), 1):
-            if kind != "ptr" or arg == 0:
-                slots.append(encode(job.symbol or "", name, kind, arg))
-            elif getattr(getattr(arg, "buffer", arg), "device", None) is self._device:
+        """Of a job whose piece passes a kernel of the CPU."""
+        before = len(outputs)
+        for place, (arg, (name, kind)) in enumerate(zip(job.args, params, strict=True), 1):
+            if kind == "ptr" and arg != 0 and getattr(getattr(arg, "buffer", arg), "device", None) is self._device:
                 outputs.append(native.GPULoadOutput(arg.address, arg.nbytes, place, 0))
-                into.num_outputs += 1
                 slots.append(0)
-            elif isinstance(arg, int):
+            elif kind == "ptr" and arg != 0 and isinstance(arg, int):
                 raise TypeError(f"load job {job.field}: {name} is an address; on a GPU the memory's Tensor is needed")
             else:
                 slots.append(encode(job.symbol or "", name, kind, arg))
-        if not into.num_outputs:
+        if len(outputs) == before:
             raise ValueError(
                 f"load job {job.field}: no argument of {job.symbol} lies in the memory of {self._device.name}"
             )
@@ -195,21 +168,12 @@ class GPULoad(Load):
     _cancelled = False
 
     def _error(self, result: native.GPULoadResult) -> Exception:
-        job = self._jobs[result.job] if self._jobs else None
-        path = (job.path or path_of(job.fd)) if job else "load"
-        where = f"{job.nbytes} bytes at {job.offset} for {job.field} (load job {result.job})" if job else ""
-        if result.kind == SHORT and job is not None:
-            return FormatError(
-                path,
-                job.offset + result.got,
-                job.field,
-                f"the file ends here; {job.nbytes - result.got} more bytes expected (load job {result.job})",
-            )
+        job = self._jobs[result.job]
         if result.kind == DRIVER:
-            return self._device.driver.error("to_device_async", result.code, f"loading {path}: {where}")
-        return DeviceError(
-            f"{path}: reading {where}: {errno.errorcode.get(result.code, result.code)}: {os.strerror(result.code)}"
-        )
+            where = f"{job.nbytes} bytes at {job.offset} for {job.field} (load job {result.job})"
+            doing = f"loading {job.path or path_of(job.fd)}: {where}"
+            return self._device.driver.error("to_device_async", result.code, doing)
+        return read_error(job, result.job, 0 if result.kind == SHORT else result.code, result.got)
 
     def cancel(self) -> None:
         if self._handle and self._result is None:

@@ -1,6 +1,13 @@
 """What loads weights: its jobs, and what runs them."""
 
+import errno
+import os
+from collections.abc import Callable
 from typing import Any, NamedTuple
+
+from zse.errors import DeviceError, FormatError
+
+MAX_STAGING = 8 << 20  # bytes of a piece that passes a kernel
 
 
 class LoadJob(NamedTuple):
@@ -19,6 +26,52 @@ class LoadJob(NamedTuple):
     grid: tuple[int, ...] = (1,)
     path: str = ""
     field: str = "data"
+
+
+def fill_job(job: LoadJob, into: Any, program_of: Callable[[str], Any]) -> list:
+    """Check a job and fill its C structure, but for its arguments. Returns the kernel's parameters after the piece."""
+    grid = (*job.grid, 1, 1)[:3]
+    if any(not isinstance(dim, int) or dim < 0 for dim in grid) or len(job.grid) > 3:
+        raise ValueError(f"load job {job.field}: grid {job.grid}")
+    into.fd, into.offset, into.nbytes, into.grid[:] = job.fd, job.offset, job.nbytes, grid
+    if job.symbol is None:
+        if len(job.args) != 1:
+            raise TypeError(f"load job {job.field}: without a kernel, args is [destination]")
+        room = getattr(job.args[0], "nbytes", job.nbytes)
+        if room < job.nbytes:
+            raise ValueError(f"load job {job.field}: {job.nbytes} bytes into {room}")
+        return []
+    if not 0 <= job.nbytes <= MAX_STAGING:
+        raise ValueError(f"load job {job.field}: {job.nbytes} bytes in one piece, at most {MAX_STAGING}")
+    program = program_of(job.symbol)
+    params = program.params or []
+    if len(job.args) + 1 != len(params):
+        names = ", ".join(name for name, _ in params[1:])
+        raise TypeError(
+            f"{job.symbol} takes {len(params) - 1} arguments after the piece ({names}), got {len(job.args)}"
+        )
+    into.fn, into.num_args = program.address, len(params)
+    return params[1:]
+
+
+def read_error(job: LoadJob, number: int, code: int, got: int) -> Exception:
+    """Why job `number` was not read: errno `code`, or (0) the file ends after `got` of its bytes."""
+    path = job.path or path_of(job.fd)
+    if code:
+        return DeviceError(
+            f"{path}: reading {job.nbytes} bytes at {job.offset} for {job.field} (load job {number}): "
+            f"{errno.errorcode.get(code, code)}: {os.strerror(code)}"
+        )
+    missing = f"the file ends here; {job.nbytes - got} more bytes expected (load job {number})"
+    return FormatError(path, job.offset + got, job.field, missing)
+
+
+def path_of(fd: int) -> str:
+    """The open file's name where the system tells it."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return f"file {fd}"
 
 
 class Load:

@@ -195,3 +195,8 @@ class Driver:
         value = c_void_p()
         getattr(self, role)(ctypes.byref(value), *args)
         return value.value or 0
+
+
+def pointer_array(values: list[int]) -> "ctypes.Array[c_void_p]":
+    """A C array of pointers."""
+    return (c_void_p * max(len(values), 1))(*values)
