@@ -23,6 +23,7 @@ ORDER = (
     "kernels",
     "formats",
     "tokenizer",
+    "plan",
     "models",
     "cache",
     "sampling",

@@ -47,6 +47,8 @@ GPU_ENGINE = (
     "zse.models.load_jobs",
     "zse.engine.runner",
     "zse.cache.layout",
+    "zse.plan.record",
+    "zse.plan.record",
     "zse.models.decoder",
     "zse.sampling.state",
     "zse.kernels.gpu.sample_parts",

@@ -4,8 +4,9 @@ import numpy as np
 
 from zse.cache.layout import KVCache
 from zse.formats.source import open_model
-from zse.models.decoder import Decoder, StepBuffers
 from zse.models.load import load_model, plan_model
+from zse.models.registry import forward_of
+from zse.plan.record import Planner, StepBuffers
 
 
 def load(device, path, quantize=None):
@@ -30,8 +31,14 @@ class Session:
         self.buffers = StepBuffers.allocate(
             device, model.config, max_tokens=max_tokens, max_rows=max_tokens, max_pages=pages
         )
-        self.decoder = Decoder(
-            device, model, self.kv, self.buffers, activations=activations, deterministic=deterministic
+        self.decoder = Planner(
+            device,
+            forward_of(model.config),
+            model,
+            self.kv,
+            self.buffers,
+            activations=activations,
+            deterministic=deterministic,
         )
         order = np.random.default_rng(7).permutation(rows * pages)
         self.kv.need(rows * pages - 1)

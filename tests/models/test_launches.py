@@ -11,8 +11,9 @@ import tiny
 from null_source import signatures, source_of
 
 from zse.cache.layout import KVCache
-from zse.models.decoder import Decoder, StepBuffers
 from zse.models.load import load_model, plan_model
+from zse.models.registry import forward_of
+from zse.plan.record import Planner, StepBuffers
 from zse.runtime.device import Launch
 from zse.runtime.null import NullDevice, NullGPU
 from zse.runtime.symbol import Sym
@@ -49,7 +50,7 @@ GPU_MIXED = {
 FP8 = {"embed": "bf16", "lm_head": "bf16", "": "fp8-row"}
 FP8_MIXED = {"v_proj": "bf16", "1.mlp.gate": "bf16", "embed": "bf16", "lm_head": "bf16", "": "fp8-row"}
 BF16 = {"": "bf16"}
-# name → (config, schemes, options of the Decoder)
+# name → (config, schemes, options of the Planner)
 CPU = {
     "llama-int4": ("llama", INT4, {}),
     "llama-mixed": ("llama", MIXED, {}),
@@ -97,7 +98,7 @@ STEPS = {
 }
 
 
-def decoder_of(family: str, name: str) -> Decoder:
+def decoder_of(family: str, name: str) -> Planner:
     config, schemes, options = (CPU if family == "cpu" else GPU).get(name) or ODD[family]
     manifest = signatures(family)
     device = NullDevice(2, manifest) if family == "cpu" else NullGPU("sm_90a", manifest)
@@ -107,7 +108,7 @@ def decoder_of(family: str, name: str) -> Decoder:
     buffers = StepBuffers.allocate(
         device, plan.config, max_tokens=MAX_TOKENS, max_rows=MAX_ROWS, max_pages=CONTEXT // 16
     )
-    return Decoder(device, model, kv, buffers, **options)
+    return Planner(device, forward_of(plan.config), model, kv, buffers, **options)
 
 
 def number(value) -> str:

@@ -62,7 +62,8 @@ class Runner:
     def __init__(self, device, model, config: ResolvedConfig, runs_ahead: bool | None = None, grouped: bool = True):
         from zse.cache.groups import PageGeometry, geometry, group_layers
         from zse.cache.layout import KVCache
-        from zse.models.decoder import Decoder
+        from zse.models.registry import forward_of
+        from zse.plan.record import Planner
 
         self.device, self.model, self.config = device, model, config
         grouped = grouped and config.kv_layout == "paged"
@@ -92,11 +93,16 @@ class Runner:
         self._turns = self._make_turns()
         self.pages = PageMover(device, self.kv, self._history)
         buffers, _ = self._turns[0].inputs.buffers(config.max_tokens_per_step, self._page_table, self._logits)
-        self.decoder = Decoder(
-            device, model, self.kv, buffers, activations=config.activations, deterministic=config.deterministic
+        self.decoder = Planner(
+            device,
+            forward_of(model.config),
+            model,
+            self.kv,
+            buffers,
+            activations=config.activations,
+            deterministic=config.deterministic,
         )
-        self._sizes = [size for size in self.decoder.forms.sizes if size < config.max_tokens_per_step]
-        self._sizes.append(config.max_tokens_per_step)
+        self._sizes = self.decoder.sizes
         self._table_view = None if self.runs_ahead else self._page_table.view()
         self._ascending = memoryview(array("i", range(config.max_context)))
         self._graphs: dict[tuple[str, int, int], Any] = {}

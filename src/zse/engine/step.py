@@ -7,7 +7,7 @@ bytes of them, a prompt chunk 16 bytes a token.
 from typing import NamedTuple
 
 from zse.cache.pages import BLOCK
-from zse.models.decoder import StepBuffers
+from zse.plan.record import StepBuffers
 from zse.tensor import Tensor
 
 ALIGN = 256

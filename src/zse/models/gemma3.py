@@ -6,6 +6,7 @@ import math
 from zse.errors import UnsupportedError
 from zse.models.common import gguf_rope, gguf_values, hf_rope, hf_values, hf_windows, rope_from_section
 from zse.models.config import Fields, ModelConfig, RopeConfig
+from zse.models.decoder import Decoder
 
 GGUF_QK_PERMUTED = False
 # A Hugging Face file stores norm weights as their distance from 1; the GGUF converter adds the 1.
@@ -91,3 +92,11 @@ def _build(
 
 def _pattern_layers(pattern: int, num_layers: int) -> tuple[bool, ...]:
     return tuple(bool((layer + 1) % pattern) for layer in range(num_layers)) if pattern else ()
+
+
+class Gemma3(Decoder):
+    def layer(self, x, i):
+        q, k, v = self.qkv(self.norm(x, "attn_norm", i), i, qk_norm=True)
+        attended = self.linear(self.attention(q, k, v, i), "o", i)
+        x = x + self.norm(attended, "post_attn_norm", i)
+        return x + self.norm(self.mlp(self.norm(x, "mlp_norm", i), i), "post_mlp_norm", i)

@@ -2,6 +2,7 @@
 
 from zse.models.common import gguf_values, hf_values
 from zse.models.config import Fields, ModelConfig
+from zse.models.decoder import Decoder
 
 # The GGUF converter reorders the rows of q and k so that RoPE turns neighbours; see names.unpermute_rows.
 GGUF_QK_PERMUTED = True
@@ -20,3 +21,10 @@ def from_gguf(fields: Fields, tensors) -> ModelConfig:
 def from_hf(fields: Fields, generation: Fields | None) -> ModelConfig:
     bias = fields.boolean("attention_bias", False)
     return fields.build(architecture="llama", qkv_bias=bias, o_bias=bias, **hf_values(fields, generation))
+
+
+class Llama(Decoder):
+    def layer(self, x, i):
+        q, k, v = self.qkv(self.norm(x, "attn_norm", i), i)
+        x = x + self.linear(self.attention(q, k, v, i), "o", i)
+        return x + self.mlp(self.norm(x, "mlp_norm", i), i)

@@ -2,6 +2,7 @@
 
 from zse.models.common import hf_values
 from zse.models.config import Fields, ModelConfig
+from zse.models.llama import Llama
 
 GGUF_QK_PERMUTED = True  # GGUF files of Mistral say "llama"
 HF_NORM_PLUS_ONE = False
@@ -16,3 +17,7 @@ def from_hf(fields: Fields, generation: Fields | None) -> ModelConfig:
         sliding_layers=(True,) * values["num_layers"] if window else (),
         **values,
     )
+
+
+class Mistral(Llama):
+    pass

@@ -2,6 +2,7 @@
 
 from zse.models.common import gguf_values, hf_values, hf_windows
 from zse.models.config import Fields, ModelConfig
+from zse.models.llama import Llama
 
 GGUF_QK_PERMUTED = False
 HF_NORM_PLUS_ONE = False
@@ -24,3 +25,7 @@ def windows(fields: Fields, num_layers: int) -> dict:
     first = fields.integer("max_window_layers", num_layers, low=0)
     layers = hf_windows(fields, num_layers) or tuple(layer >= first for layer in range(num_layers))
     return dict(sliding_window=window, sliding_layers=layers) if any(layers) else {}
+
+
+class Qwen2(Llama):
+    pass

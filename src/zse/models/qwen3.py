@@ -2,6 +2,7 @@
 
 from zse.models.common import gguf_values, hf_values
 from zse.models.config import Fields, ModelConfig
+from zse.models.decoder import Decoder
 from zse.models.qwen2 import windows
 
 GGUF_QK_PERMUTED = False
@@ -29,3 +30,10 @@ def from_hf(fields: Fields, generation: Fields | None) -> ModelConfig:
         **windows(fields, values["num_layers"]),
         **values,
     )
+
+
+class Qwen3(Decoder):
+    def layer(self, x, i):
+        q, k, v = self.qkv(self.norm(x, "attn_norm", i), i, qk_norm=True)
+        x = x + self.linear(self.attention(q, k, v, i), "o", i)
+        return x + self.mlp(self.norm(x, "mlp_norm", i), i)

@@ -28,6 +28,12 @@ def architecture(name: str):
     return importlib.import_module(f"zse.models.{name}")
 
 
+def forward_of(config: ModelConfig):
+    """The zse.models.decoder.Decoder of a model."""
+    module = architecture(config.architecture)
+    return getattr(module, config.architecture.capitalize())(config)
+
+
 def config_from_gguf(path: object, metadata, tensors) -> ModelConfig:
     """ModelConfig of a GGUF file. metadata: key → value. tensors: name → shape (only sizes and presence are used).
 

@@ -1,0 +1,538 @@
+"""Records the launches of a model's steps over a flat batch of tokens.
+
+A batch is [tokens, hidden_size]: prompts, chunks of prompts and single decoded tokens of several sequences stand one
+after another; what differs between them is in StepBuffers. The number of tokens and of rows with logits are symbols, so
+that one recording serves every batch up to its size.
+"""
+
+from array import array
+from collections.abc import Callable, Hashable
+from functools import partial
+from math import prod
+from typing import Any, NamedTuple
+
+from zse.dtypes import ITEM_BYTES
+from zse.errors import ConfigError
+from zse.kernels import gpu
+from zse.kernels.activation import gated
+from zse.kernels.attention import attention, num_splits, partial_shape
+from zse.kernels.embed import embed
+from zse.kernels.gather import gather_rows
+from zse.kernels.matmul import matmul, matmul_gated
+from zse.kernels.norm import add_rmsnorm
+from zse.kernels.qkv_post import qkv_post
+from zse.kernels.quantize import quantize
+from zse.kernels.rope import rope_table
+from zse.plan.forms import BREAKS, choose_forms, row_bytes, tensor_of
+from zse.plan.place import Life, aligned, place
+from zse.plan.rules import JOINED, Part, Pending, fuse
+from zse.plan.trace import Node, Trace, Value
+from zse.tensor import Tensor
+
+# Sizes of recordings, in tokens; the step's largest comes on top. One that fits closely picks kernels for few tokens.
+SIZES = {"cpu": (1, 16), "gpu": (1, 4, 8, 16, 64, 128, 256, 512, 1024, 2048, 4096)}
+# Batches up to this size may split a sequence's keys between threads.
+SPLIT_TOKENS = {"cpu": 16, "gpu": 0}
+ROPES = ("rope", "q_rope")  # options of "heads"
+BLOCK = 16  # tokens of an entry of the page table
+
+
+class StepBuffers(NamedTuple):
+    """What the host fills before a step, and the logits it finds afterwards. All of the largest step's size.
+
+    token_ids, positions, token_row i32 [max_tokens]: a token's id, its position in its sequence (from 0), and its row
+    in page_table. Tokens of a row stand together, positions ascending by one. page_table i32 [max_rows, max_pages]: the
+    row's KV blocks by their numbers (KVCache.table_entries); of models with groups of layers one such table behind the
+    other. logit_rows i32 [max_rows]: which tokens of the batch want logits. logits f32 [max_rows, vocab_size]: one line
+    for each of them.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    token_row: Tensor
+    page_table: Tensor
+    logit_rows: Tensor
+    logits: Tensor
+
+    @classmethod
+    def allocate(
+        cls, device, config: Any, *, max_tokens: int, max_rows: int, max_pages: int, groups: int = 1
+    ) -> "StepBuffers":
+        """max_tokens: of one step; max_rows: sequences of one step; max_pages: of one sequence; groups: of layers."""
+        return cls(
+            token_ids=new_tensor(device, "step", "i32", max_tokens),
+            positions=new_tensor(device, "step", "i32", max_tokens),
+            token_row=new_tensor(device, "step", "i32", max_tokens),
+            page_table=new_tensor(device, "step", "i32", groups * max_rows, max_pages),
+            logit_rows=new_tensor(device, "step", "i32", max_rows),
+            logits=new_tensor(device, "step", "f32", max_rows, config.vocab_size),
+        )
+
+
+def new_tensor(device: Any, label: str, dtype: str, *shape: int) -> Tensor:
+    """Device memory of its own."""
+    return Tensor(device.alloc(prod(shape) * ITEM_BYTES[dtype], label=label), shape, dtype)
+
+
+class Placed(NamedTuple):
+    """A part for steps of up to `room` tokens (or rows of logits): its launches, each value's (form, offset), the offsets of what
+    launches need beside values, bytes of all."""
+
+    nodes: list[Node]
+    places: dict[Value, tuple[str, int]]
+    work: dict[Node, int]
+    nbytes: int
+    room: int
+
+
+class Planner:
+    """Records steps of `model` (zse.models.load.Model) over `kv` (zse.cache.layout.KVCache).
+
+    forward: the model's zse.models.decoder.Decoder. buffers: of the largest step. activations: what matrix products take,
+    one of device.activations: "int8" (8-bit, one scale per 32, wherever the weights are quantized) or "f32" on a CPU,
+    "bf16" on a GPU. deterministic: every recording takes the forms of the largest step, so that a token's bits do not
+    depend on how many run with it. Scratch memory is allocated here, once; every recording uses it, so recordings must not
+    run at the same time. Raises PlanError for a forward that this device has no launches for.
+    """
+
+    def __init__(
+        self,
+        device,
+        forward: Any,
+        model,
+        kv,
+        buffers: StepBuffers,
+        *,
+        activations: str | None = None,
+        deterministic: bool = False,
+    ):
+        self.activations = activations or device.activations[0]
+        if self.activations not in device.activations:
+            raise ConfigError(f"activations {activations!r}: expected one of {', '.join(device.activations)}")
+        # A CPU's sums do not depend on the batch in any of its forms.
+        self.pins_forms = deterministic and device.runs_ahead
+        self.device, self.forward, self.model, self.kv, self.buffers = device, forward, model, kv, buffers
+        self.config = model.config
+        self.max_tokens, self.max_lines = buffers.token_ids.shape[0], buffers.logits.shape[0]
+        self._trace_forward()
+        self._allocate()
+
+    @property
+    def sizes(self) -> list[int]:
+        """The sizes that recordings are worth making in, ascending."""
+        return [*(size for size in SIZES[self.device.kernels] if size < self.max_tokens), self.max_tokens]
+
+    # -- recordings
+
+    def record(
+        self,
+        recorder,
+        *,
+        step: StepBuffers | None = None,
+        max_tokens: int | None = None,
+        every_token: bool = False,
+        longest_run: int | None = None,
+    ) -> Tensor:
+        """Record one step and return its logits f32 [rows, vocab_size].
+
+        Args:
+            step: the inputs (default: the Planner's buffers).
+            max_tokens: the most tokens that this recording will run with (default: the buffers' size); small ones choose
+                kernels for few tokens.
+            every_token: each token has logits, in order: logit_rows is not read and the step is run with rows = tokens.
+            longest_run: the most tokens of one row in this recording where that is known (1: a decode step), which leaves
+                out kernels for longer ones.
+
+        Symbols to run with: `symbols()`.
+        """
+        run = self._record_layers(recorder, step, max_tokens, longest_run)
+        max_rows = min(run.max_tokens, self.max_lines)
+        rows = run.tokens if every_token else recorder.symbol("rows", max_rows)
+        return self._record_end(run, run.step.logits.with_rows(rows), run.step.logit_rows, max_rows, every_token)
+
+    def record_hidden(self, recorder, *, step: StepBuffers | None = None, max_tokens: int | None = None) -> Tensor:
+        """Record one step without the head and return the hidden states before the final norm, f32 [tokens, hidden]:
+        `hidden`, whole until the next step of any recording. step, max_tokens: as of record()."""
+        run, x = self._record_layers(recorder, step, max_tokens, None), self.hidden
+        pending = self._layers[-1].pending
+        if pending is not None:
+            run.add(run.of(x), run.of(self._carry), run.prefix, pending.options)
+        return run.of(x)
+
+    @property
+    def hidden(self) -> Tensor:
+        """f32 [max_tokens, hidden_size]: where record_hidden() leaves the step's hidden states."""
+        return Tensor(self.scratch, (self.max_tokens, self.config.hidden_size), "f32")
+
+    def record_head(self, recorder, wanted: Tensor, logits: Tensor) -> None:
+        """Record the final norm and the head over lines of `hidden`: wanted i32 [max_rows], logits f32 [max_rows,
+        vocab_size]; to run with rows <= max_rows."""
+        max_rows = wanted.shape[0]
+        rows = recorder.symbol("rows", max_rows)
+        run = Run(self, recorder, self.buffers, rows, max_rows)
+        self._record_end(run, logits.with_rows(rows), wanted, max_rows, None)
+
+    def symbols(self, tokens: int, rows: int, context: int, *, max_tokens: int | None = None) -> dict[str, int]:
+        """The symbols of one run: graph.run(**symbols). context: tokens of the longest sequence, this step's included.
+        max_tokens: as given to record()."""
+        symbols = {"tokens": tokens, "rows": rows}
+        most = SPLIT_TOKENS[self.device.kernels]
+        if (max_tokens or self.max_tokens) <= most:
+            symbols["splits"] = num_splits(tokens, self.config.num_kv_heads, context, self.device.threads, most)
+        return symbols
+
+    def _record_layers(
+        self, recorder, step: StepBuffers | None, max_tokens: int | None, longest_run: int | None
+    ) -> "Run":
+        """After the last layer, which may leave what is still to be added to the stream."""
+        step = step or self.buffers
+        capacity = step.token_ids.shape[0]
+        max_tokens = capacity if max_tokens is None else max_tokens
+        if not 0 < max_tokens <= capacity:
+            raise ConfigError(f"a step of {max_tokens} tokens: the buffers hold {capacity}")
+        run = Run(self, recorder, step, recorder.symbol("tokens", max_tokens), max_tokens)
+        run.share_attention(longest_run)
+        room = self._room(max_tokens, self.max_tokens)
+        run.play(self._begin, self._place(self._begin, room), "", run.tokens)
+        for name, (table, inv_freq) in self._tables.items():
+            mscale = self._ropes[name].mscale
+            rope_table(recorder, run.of(step.positions), inv_freq, run.of(table), mscale)
+        for layer, part in enumerate(self._layers):
+            run.layer = layer
+            run.play(part, self._place(part, room), f"layers.{layer}.", run.tokens)
+        return run
+
+    def _record_end(
+        self, run: "Run", logits: Tensor, wanted: Tensor, max_rows: int, every_token: bool | None
+    ) -> Tensor:
+        """max_rows: what the head's form is chosen for. every_token: a key of the ends."""
+        part = self._ends[every_token]
+        run.form_tokens = self.max_lines if self.pins_forms else max_rows
+        run.wanted, run.logits = wanted.with_rows(logits.shape[0]), logits
+        run.play(part, self._place(part, self._room(max_rows, self.max_lines)), "", logits.shape[0])
+        return logits
+
+    # -- the plan
+
+    def _trace_forward(self) -> None:
+        """Trace the forward: its beginning, and each kind of layer behind what the one before leaves to be added."""
+        weights: dict[str, dict[str, Any]] = {"": {}}
+        for name, weight in (*self.model.weights.items(), *self.model.vectors.items()):
+            layer, _, suffix = name.rpartition(".")
+            weights.setdefault(layer, {})[suffix] = weight
+        forward, pending = self.forward, None
+        known: dict[Hashable, Part] = {}
+        self._begin = self._traced(weights[""], lambda x: forward.begin())
+        self._layers: list[Part] = []
+        for layer in range(self.config.num_layers):
+            mine = weights[f"layers.{layer}"]
+            kind = forward.kind(layer), None if pending is None else (*pending.options.items(),), _kind(mine)
+            if kind not in known:
+                known[kind] = self._traced(mine, partial(forward.layer, i=layer), pending)
+            self._layers.append(known[kind])
+            pending = known[kind].pending
+        # The end of a step, by whether every token has logits, and over hidden states that are there already.
+        self._ends: dict[bool | None, Part] = {
+            every: self._traced(weights[""], forward.end, None if every is None else pending, every or False)
+            for every in (False, True, None)
+        }
+        used = {
+            node.options[key] for part in known.values() for node in part.nodes if node.op == "heads" for key in ROPES
+        }
+        self._ropes = {name: rope for name, rope in forward.ropes().items() if name in used}
+
+    def _traced(
+        self,
+        weights: dict[str, Any],
+        run: Callable[[Value], Value],
+        before: Pending | None = None,
+        all_rows: bool = False,
+    ) -> Part:
+        """A part of the forward with these weights. before: what the part before leaves to be added."""
+        shapes = {name: weight.shape for name, weight in weights.items()}
+        for joined, names in JOINED.items():
+            if joined in weights:
+                for name in names:
+                    shapes[name] = (self.forward.rows(name), weights[joined].shape[1])
+                    if f"{joined}_bias" in weights:
+                        shapes[f"{name}_bias"] = shapes[name][:1]
+        trace = self.forward.trace = Trace(shapes, all_rows)
+        start = Value(trace, self.config.hidden_size, True)
+        schemes = {name: getattr(weight, "scheme", None) for name, weight in weights.items()}
+        return fuse(trace, start, run(start), before, self.device, schemes)
+
+    def _room(self, size: int, most: int) -> int:
+        """Up to how many tokens (or rows of logits, of at most `most`) steps share places with those of `size`."""
+        if self.pins_forms:
+            return most
+        return next((room for room in BREAKS[self.device.kernels] if size <= room <= most), most)
+
+    def _place(self, part: Part, room: int) -> Placed:
+        """The part with forms and places for steps of up to `room` tokens."""
+        found = part.placed.get(room)
+        if found is not None:
+            return found
+        nodes, forms = choose_forms(part.nodes, self.device, self.activations, part.schemes, room)
+        elsewhere = (part.carried, part.end, part.pending and part.pending.delta)
+        lives: dict[Value, list[int]] = {}
+        sizes: dict[Value, int] = {}
+        work: dict[Node, Value] = {}  # what attention's splits leave for each other
+        at = 0
+        for node in nodes:
+            at += not node.options.get("independent", False)  # those that may overlap are one moment
+            for value in (*node.inputs, node.output):
+                if value.is_stream or value in elsewhere:
+                    continue
+                if value not in lives:
+                    forms.setdefault(value, self.device.inner if node.op == "heads" and value is node.output else "f32")
+                    lives[value], sizes[value] = [at, at], room * row_bytes(forms[value], value.width)
+                lives[value][1] = at
+            if node.op == "attend" and room <= SPLIT_TOKENS[self.device.kernels]:
+                work[node] = value = Value(node.output.trace, 0)
+                lives[value], sizes[value] = [at, at], 4 * prod(self._partial_shape(room))
+        offsets, total = place([Life(sizes[value], *life) for value, life in lives.items()])
+        at_of = dict(zip(lives, offsets, strict=True))
+        places = {value: (form, at_of[value]) for value, form in forms.items() if value in at_of}
+        found = part.placed[room] = Placed(
+            nodes, places, {node: at_of[value] for node, value in work.items()}, total, room
+        )
+        return found
+
+    def _partial_shape(self, tokens: int) -> tuple[int, ...]:
+        context = self.buffers.page_table.shape[1] * BLOCK
+        return partial_shape(tokens, self.config.num_heads, self.config.head_dim, context)
+
+    def _allocate(self) -> None:
+        """One piece of memory: the stream, what layers hand on, the tables of rotations, then what lives within a part."""
+        at = aligned(4 * self.max_tokens * self.config.hidden_size)
+        carry_at = at
+        if any(part.pending for part in self._layers):
+            at += aligned(4 * self.max_tokens * self.config.hidden_size)
+        tables = {}
+        for name, rope in self._ropes.items():
+            values = array("f", rope.inv_freq(self.config.head_dim))
+            tables[name] = values, at
+            at += aligned(8 * self.max_tokens * len(values)) + aligned(4 * len(values))
+        self._scratch_at = at
+        parts = [self._begin, *dict.fromkeys(self._layers)]
+        rooms = {self._room(size, self.max_tokens) for size in (*BREAKS[self.device.kernels], self.max_tokens)}
+        at += max(self._place(part, room).nbytes for part in parts for room in rooms)
+        rooms = {self._room(size, self.max_lines) for size in (*BREAKS[self.device.kernels], self.max_lines)}
+        end = max(self._place(part, room).nbytes for part in self._ends.values() for room in rooms)
+        at = max(at, self._scratch_at + end)
+        self.scratch = self.device.alloc(at, label="scratch")
+        self._carry = Tensor(self.scratch, self.hidden.shape, "f32", carry_at)
+        self._tables = {}
+        for name, (values, start) in tables.items():
+            table = Tensor(self.scratch, (self.max_tokens, 2 * len(values)), "f32", start)
+            inv_freq = Tensor(self.scratch, (len(values),), "f32", start + aligned(8 * self.max_tokens * len(values)))
+            self.device.write(inv_freq, memoryview(values))
+            self._tables[name] = table, inv_freq
+        self.attention_scratch = None
+        if self.device.kernels == "gpu":
+            self.attention_scratch = gpu.attention_plan.AttentionScratch.allocate(
+                self.device, self.config, self.max_tokens, self.max_lines, self.buffers.page_table.shape[1] * BLOCK
+            )
+
+
+def _kind(weights: dict[str, Any]) -> Hashable:
+    """What the launches of a layer depend on: the shapes and schemes of its weights, which vectors it has."""
+    return tuple(
+        (name, weight.shape, getattr(weight, "scheme", None), getattr(weight, "layout", None))
+        for name, weight in weights.items()
+    )
+
+
+class Run:
+    """One recording: the symbols bound, the scratch with the step's number of tokens.
+
+    max_tokens: of this recording; form_tokens: what kernels of products are chosen for."""
+
+    def __init__(self, planner: Planner, recorder, step: StepBuffers, tokens, max_tokens: int):
+        self.planner, self.recorder, self.step, self.tokens, self.max_tokens = (
+            planner,
+            recorder,
+            step,
+            tokens,
+            max_tokens,
+        )
+        self.form_tokens = planner.max_tokens if planner.pins_forms else max_tokens
+        self.layer = 0
+        self.wanted = self.logits = step.logits
+        kv = planner.kv
+        groups, (rows, max_pages) = kv.num_groups, step.page_table.shape
+        shape = rows // groups, max_pages
+        self.page_tables = [
+            step.page_table._replace(shape=shape, offset=step.page_table.offset + group * 4 * prod(shape))
+            for group in range(groups)
+        ]
+        self.positions, self.token_row = self.of(step.positions), self.of(step.token_row)
+        self.tables: dict[str | None, Any] = {name: self.of(table) for name, (table, _) in planner._tables.items()}
+        self.sharing: dict[str, Any] = {}
+        self._tensors: dict[Part, dict[Value | Node, Any]] = {}
+        self.prefix = self.before = ""  # of the weights' names, in this part and in the one before
+
+    def of(self, tensor: Tensor) -> Tensor:
+        return tensor.with_rows(self.tokens)
+
+    def share_attention(self, longest_run: int | None) -> None:
+        """How a CPU's threads share a sequence; on a GPU cut the batch into the tasks of its attention, once for all
+        layers."""
+        planner, scratch = self.planner, self.planner.attention_scratch
+        if scratch is None:
+            if self.max_tokens <= SPLIT_TOKENS[planner.device.kernels]:
+                self.sharing = {"splits": self.recorder.symbol("splits")}
+            return
+        plan = gpu.attention_plan
+        if planner.pins_forms:
+            # The kernel for prompts takes every row: it and the one for few tokens add in different orders.
+            scratch, longest_run = scratch._replace(max_run=0), None
+        elif longest_run is None and self.max_tokens <= plan.MAX_RUN:
+            longest_run = self.max_tokens
+        plan.plan_attention(self.recorder, scratch, self.token_row, self.positions, longest_run)
+        self.sharing = {"scratch": scratch, "longest_run": longest_run}
+
+    def play(self, part: Part, placed: Placed, prefix: str, rows: Any) -> None:
+        """Record a part. prefix: of its weights' names; rows: of values that are not the stream."""
+        tensors = self._tensors.get(part)
+        if tensors is None:
+            tensors = self._tensors[part] = self._bind(part, placed, rows)
+        self.t, self.before, self.prefix = tensors, self.prefix, prefix
+        for node in placed.nodes:
+            LAUNCHES[node.op](self, node)
+
+    def _bind(self, part: Part, placed: Placed, rows: Any) -> "dict[Value | Node, Any]":
+        """The tensor of each value."""
+        planner, scratch = self.planner, self.planner.scratch
+        first = planner._scratch_at
+        tensors: dict[Value | Node, Any] = {
+            value: tensor_of(form, scratch, first + offset, placed.room, rows, value.width)
+            for value, (form, offset) in placed.places.items()
+        }
+        for attend, offset in placed.work.items():
+            tensors[attend] = Tensor(scratch, planner._partial_shape(placed.room), "f32", first + offset)
+        stream = self.of(planner.hidden)
+        for node in placed.nodes:
+            for value in (*node.inputs, node.output):
+                if value.is_stream:
+                    tensors[value] = stream
+        carry = self.of(planner._carry)
+        if part.carried is not None:
+            tensors[part.carried] = carry
+        if part.pending is not None:
+            tensors[part.pending.delta] = carry
+        if not part.end.is_stream:
+            tensors[part.end] = self.logits
+        return tensors
+
+    def add(self, x: Tensor, delta: Tensor | None, prefix: str, options: dict[str, Any], norm=None, out=None) -> None:
+        """x += delta, or its norm by the vector prefix + options["delta_norm"]; then out = norm of x."""
+        planner, delta_norm = self.planner, options.get("delta_norm")
+        if delta_norm is not None:
+            delta_norm = planner.model.vectors[prefix + delta_norm]
+        add_rmsnorm(self.recorder, x, delta, delta_norm, norm, out, options.get("eps", planner.config.norm_eps))
+
+    def weight(self, node: Node, role: str = "weight") -> Any:
+        return self.planner.model.weights[self.prefix + node.weights[role]]
+
+    def vector(self, node: Node, role: str) -> Tensor | None:
+        name = node.weights.get(role)
+        return None if name is None else self.planner.model.vectors[self.prefix + name]
+
+
+# -- a launch for each kind of node
+
+
+def _embed(run: Run, node: Node) -> None:
+    embed(run.recorder, run.of(run.step.token_ids), run.weight(node), run.t[node.output], node.options["scale"])
+
+
+def _linear(run: Run, node: Node) -> None:
+    adds = node.options.get("accumulate", False)
+    out = run.t[node.inputs[1] if adds else node.output]
+    matmul(
+        run.recorder,
+        run.t[node.inputs[0]],
+        run.weight(node),
+        out,
+        bias=run.vector(node, "bias"),
+        independent=node.options.get("independent", False),
+        max_tokens=run.form_tokens,
+        accumulate=adds,
+    )
+
+
+def _gated_product(run: Run, node: Node) -> None:
+    a, out = run.t[node.inputs[0]], run.t[node.output]
+    matmul_gated(run.recorder, a, run.weight(node), out, node.options["activation"], max_tokens=run.form_tokens)
+
+
+def _gated(run: Run, node: Node) -> None:
+    inputs = tuple(run.t[value] for value in node.inputs)
+    gated(run.recorder, inputs if len(inputs) > 1 else inputs[0], run.t[node.output], node.options["activation"])
+
+
+def _add_norm(run: Run, node: Node) -> None:
+    x, delta = run.t[node.inputs[0]], run.t[node.inputs[1]] if len(node.inputs) > 1 else None
+    prefix = run.before if node.options.get("carried") else run.prefix
+    out = None if node.output.is_stream else run.t[node.output]
+    run.add(x, delta, prefix, node.options, run.vector(node, "norm"), out)
+
+
+def _heads(run: Run, node: Node) -> None:
+    kv, layer = run.planner.kv, run.layer
+    sources = tuple(run.t[value] for value in node.inputs)
+    qkv_post(
+        run.recorder,
+        sources if len(sources) > 1 else sources[0],
+        run.vector(node, "q_norm"),
+        run.vector(node, "k_norm"),
+        run.tables[node.options["rope"]],
+        run.t[node.output],
+        kv.keys[layer],
+        kv.values[layer],
+        run.page_tables[kv.group_of[layer]],
+        run.token_row,
+        run.positions,
+        node.options.get("eps", run.planner.config.norm_eps),
+    )
+
+
+def _attend(run: Run, node: Node) -> None:
+    kv, layer, options = run.planner.kv, run.layer, node.options
+    attention(
+        run.recorder,
+        run.t[node.inputs[0]],
+        kv.keys[layer],
+        kv.values[layer],
+        run.page_tables[kv.group_of[layer]],
+        run.token_row,
+        run.positions,
+        run.t[node.output],
+        options["scale"],
+        options["window"],
+        options["softcap"],
+        partial=run.t.get(node),
+        **run.sharing,
+    )
+
+
+def _wanted(run: Run, node: Node) -> None:
+    gather_rows(run.recorder, run.t[node.inputs[0]], run.wanted, run.t[node.output])
+
+
+def _convert(run: Run, node: Node) -> None:
+    quantize(run.recorder, run.t[node.inputs[0]], run.t[node.output])
+
+
+LAUNCHES: dict[str, Callable[[Run, Node], None]] = {
+    "embed": _embed,
+    "linear": _linear,
+    "gated_product": _gated_product,
+    "gated": _gated,
+    "add_norm": _add_norm,
+    "heads": _heads,
+    "attend": _attend,
+    "wanted": _wanted,
+    "convert": _convert,
+}

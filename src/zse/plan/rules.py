@@ -1,0 +1,248 @@
+"""What a device's launches take together: rules that make launchable nodes of a trace's.
+
+Launchable (zse.plan.record has a launch for each):
+
+    embed, linear, wanted, attend                  as traced; linear with accumulate: added to the stream
+    add_norm        (x[, delta]) → norm of x       x += delta, or x += norm(delta); then normalized, converted or neither
+    gated_product   (x) → act(gate) * up           of joined weights
+    gated           (gate, up) → act(gate) * up    of one joined value or two
+    heads           (q, k, v) → q                  q/k-norm, RoPE, K and V to the cache; of one joined value or three
+    convert         (x) → x in another form        zse.plan.forms
+    scale_logits    (x) → factor, soft cap         in place
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from zse.plan.trace import Node, PlanError, Trace, Value
+
+# Weights that may lie joined by rows → their parts.
+JOINED: dict[str, tuple[str, ...]] = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
+# What add_norm's kernels add before they normalize, by kind of norm; "none" converts.
+ADDS = {"rms": ("none", "add", "norm"), "layer": ("none", "add"), "none": ("none", "norm")}
+LAUNCHES = ("embed", "linear", "wanted", "attend", "add_norm", "gated_product", "gated", "heads", "scale_logits")
+
+
+class Pending(NamedTuple):
+    """What a part leaves for the next one to add to the stream. options: delta_norm, the name of the vector that it is
+    normalized by first, and eps; or nothing."""
+
+    delta: Value
+    options: dict[str, Any]
+
+
+class Part:
+    """A part of a forward as launchable nodes. carried: the value that the part before left to be added, or None; end: what
+    the part gives, the stream or logits; pending: what it leaves itself; schemes: of its weights by name; placed: room →
+    what zse.plan.record made of it."""
+
+    def __init__(
+        self, nodes: list[Node], carried: Value | None, end: Value, pending: Pending | None, schemes: dict[str, Any]
+    ):
+        self.nodes, self.carried, self.end, self.pending, self.schemes = nodes, carried, end, pending, schemes
+        self.placed: dict[int, Any] = {}
+
+
+def fuse(trace: Trace, start: Value, end: Value, before: Pending | None, device: Any, schemes: dict[str, Any]) -> Part:
+    """The part of a forward that was traced from the stream `start` to `end`. before: what the part before left."""
+    nodes, carried = trace.nodes, None
+    if before is not None:
+        carried, x = Value(trace, before.delta.width), Value(trace, start.width, True)
+        nodes = [Node("add", (x, carried), start, {}, before.options | {"carried": True}), *nodes]
+    for rule in RULES[device.kernels]:
+        nodes = rule(nodes, trace)
+    pending = None
+    if nodes and nodes[-1].op == "add" and nodes[-1].output is end and not nodes[-1].options.get("carried"):
+        last = nodes.pop()
+        pending, end = Pending(last.inputs[1], last.options), last.inputs[0]
+    if nodes[-1].op == "scale_logits":
+        nodes[-1].output = end = nodes[-1].inputs[0]
+    nodes = [_plain_add(node) if node.op == "add" else node for node in nodes]
+    for node in nodes:
+        if node.op not in LAUNCHES:
+            raise PlanError(f"{node}: no launch of this device computes it here")
+    _check_stream(nodes)
+    return Part(nodes, carried, end, pending, schemes)
+
+
+# -- the rules: (nodes, trace) → nodes
+
+
+def join_products(nodes: list[Node], trace: Trace) -> list[Node]:
+    """Products that share an input are one where their weights lie joined; else they may overlap."""
+    for joined, names in JOINED.items():
+        if joined not in trace.shapes:
+            continue
+        parts = [node for node in nodes if node.op == "linear" and node.weights["weight"] in names]
+        for at in range(0, len(parts), len(names)):
+            group = parts[at : at + len(names)]
+            if len({node.inputs for node in group}) > 1 or tuple(node.weights["weight"] for node in group) != names:
+                raise PlanError(f"{joined}: the weights of {', '.join(names)} lie joined, but are not used together")
+            weights = {"weight": joined} | ({"bias": f"{joined}_bias"} if "bias" in group[0].weights else {})
+            whole = Value(trace, sum(node.output.width for node in group))
+            found = Node("linear", group[0].inputs, whole, weights, group[0].options)
+            nodes = [found if node is group[0] else node for node in nodes if node not in group[1:]]
+            trace.split[whole] = tuple(node.output for node in group)
+    last = None
+    for node in nodes:
+        if last is not None and node.op == last.op == "linear" and node.inputs == last.inputs:
+            node.options["independent"] = True
+        last = node
+    return nodes
+
+
+def _sources(inputs: tuple[Value, ...], trace: Trace) -> tuple[Value, ...]:
+    """What `inputs` are read from: one joined value where they are its parts in order."""
+    return next(((whole,) for whole, parts in trace.split.items() if parts == inputs), inputs)
+
+
+def heads(nodes: list[Node], trace: Trace) -> list[Node]:
+    """q/k-norm, rotation and the write to the cache are one launch before attention."""
+    for attend in [node for node in nodes if node.op == "attend"]:
+        q, k, v = attend.inputs
+        weights, sources, ropes, gone, eps = {}, [], [], [], {}
+        for name, value in (("q", q), ("k", k)):
+            node = _made_by(value, "rotate")
+            ropes.append(node.options["rope"])
+            gone.append(node)
+            value = node.inputs[0]
+            if value.node is not None and value.node.op == "head_norm":
+                gone.append(value.node)
+                weights[f"{name}_norm"], eps = value.node.weights["weight"], value.node.options
+                value = value.node.inputs[0]
+            sources.append(value)
+        turned = Value(trace, q.width)
+        options = eps | {"rope": ropes[1], "q_rope": ropes[0]}
+        found = Node("heads", _sources((*sources, v), trace), turned, weights, options)
+        replaced = Node("attend", (turned,), attend.output, {}, attend.options)
+        at = nodes.index(attend)
+        nodes = [*(node for node in nodes[:at] if node not in gone), found, replaced, *nodes[at + 1 :]]
+    return nodes
+
+
+def _made_by(value: Value, op: str) -> Node:
+    if value.node is None or value.node.op != op:
+        raise PlanError(f"attention takes what {op} gives, not {value.node}")
+    return value.node
+
+
+def gated_product(nodes: list[Node], trace: Trace) -> list[Node]:
+    """Joined gate and up weights of whole tiles of 16 rows: the product computes act(gate) * up itself."""
+    for gate in [node for node in nodes if node.op == "gate"]:
+        (whole, *others) = _sources(gate.inputs, trace)
+        product = whole.node
+        if others or product is None or whole.width % 32 or _uses(nodes, trace.split[whole]) != 2:
+            continue
+        found = Node("gated_product", product.inputs, gate.output, product.weights, gate.options)
+        nodes = [found if node is product else node for node in nodes if node is not gate]
+    return nodes
+
+
+def gated(nodes: list[Node], trace: Trace) -> list[Node]:
+    """act(gate) * up as a launch."""
+    return [
+        Node("gated", _sources(node.inputs, trace), node.output, {}, node.options) if node.op == "gate" else node
+        for node in nodes
+    ]
+
+
+def accumulate(nodes: list[Node], trace: Trace) -> list[Node]:
+    """stream + product: the product adds to the stream."""
+    for add in [node for node in nodes if node.op == "add"]:
+        stream, addend = add.inputs
+        product = addend.node
+        if product is None or product.op != "linear" or not stream.is_stream or _uses(nodes, (addend,)) != 1:
+            continue
+        options = product.options | {"accumulate": True}
+        found = Node("linear", (*product.inputs, stream), add.output, product.weights, options)
+        nodes = [found if node is product else node for node in nodes if node is not add]
+    return nodes
+
+
+def post_norm(nodes: list[Node], trace: Trace) -> list[Node]:
+    """stream + norm(addend): the addition normalizes."""
+    for add in [node for node in nodes if node.op == "add"]:
+        norm = add.inputs[1].node
+        if norm is None or norm.op != "norm" or norm.options["kind"] != "rms" or norm.inputs[0].is_stream:
+            continue
+        if _uses(nodes, (add.inputs[1],)) == 1:
+            options = {"delta_norm": norm.weights["weight"], "eps": norm.options["eps"]}
+            found = Node("add", (add.inputs[0], norm.inputs[0]), add.output, {}, options)
+            nodes = [found if node is add else node for node in nodes if node is not norm]
+    return nodes
+
+
+def convert_stream(nodes: list[Node], trace: Trace) -> list[Node]:
+    """Products that read the stream as it is: it is brought into their form once."""
+    made: dict[Value, Value] = {}
+    found = []
+    for node in nodes:
+        if node.op in ("linear", "gated_product") and node.inputs[0].is_stream:
+            x = node.inputs[0]
+            if x not in made:
+                made[x] = Value(trace, x.width)
+                found.append(Node("norm", (x,), made[x], {}, {"kind": "none"}))
+            node.inputs = (made[x], *node.inputs[1:])
+        found.append(node)
+    return found
+
+
+def add_norm(nodes: list[Node], trace: Trace) -> list[Node]:
+    """A norm, with the addition just before it where its kernels add."""
+    found: list[Node] = []
+    for node in nodes:
+        if node.op != "norm":
+            found.append(node)
+            continue
+        options, weights = dict(node.options), {}
+        if node.weights:
+            weights = {"norm": node.weights["weight"]}
+        inputs, add = node.inputs, node.inputs[0].node
+        if found and add is not None and add is found[-1] and add.op == "add":
+            deltas = "norm" if "delta_norm" in add.options else "add"
+            one_eps = len({each["eps"] for each in (options, add.options) if "eps" in each}) < 2
+            if one_eps and deltas in ADDS[options["kind"]]:
+                found.pop()
+                inputs, options = add.inputs, add.options | options
+        found.append(Node("add_norm", inputs, node.output, weights, options))
+    return found
+
+
+def scale_logits(nodes: list[Node], trace: Trace) -> list[Node]:
+    """A factor and a soft cap on the last product are one launch."""
+    found: list[Node] = []
+    for node in nodes:
+        if node.op not in ("scale", "cap"):
+            found.append(node)
+        elif node.op == "cap" and found and found[-1].op == "scale_logits" and found[-1].output is node.inputs[0]:
+            found[-1] = Node("scale_logits", found[-1].inputs, node.output, {}, found[-1].options | node.options)
+        else:
+            found.append(Node("scale_logits", node.inputs, node.output, {}, node.options))
+    return found
+
+
+def _uses(nodes: list[Node], values: tuple[Value, ...]) -> int:
+    return sum(value in values for node in nodes for value in node.inputs)
+
+
+def _plain_add(add: Node) -> Node:
+    return Node("add_norm", add.inputs, add.output, {}, {"kind": "rms"} | add.options)
+
+
+def _check_stream(nodes: list[Node]) -> None:
+    """An addition to the stream is made in place: nobody reads it as it was before."""
+    old: set[Value] = set()
+    for node in nodes:
+        for value in node.inputs:
+            if value in old:
+                raise PlanError(f"{node} reads the stream as it was before an addition; use what `+` gave")
+        if node.op == "add_norm" and len(node.inputs) > 1 or node.options.get("accumulate"):
+            old.add(node.inputs[0] if node.op == "add_norm" else node.inputs[1])
+
+
+Rule = Callable[[list[Node], Trace], list[Node]]
+# In this order. A device with `fuses` adds and gates in its products.
+RULES: dict[str, tuple[Rule, ...]] = {
+    "cpu": (join_products, heads, gated, post_norm, convert_stream, add_norm, scale_logits),
+    "gpu": (join_products, heads, gated_product, gated, accumulate, post_norm, convert_stream, add_norm, scale_logits),
+}

@@ -1,0 +1,93 @@
+"""Symbolic tensors: a model's forward runs over them once per kind of layer and leaves the list of its operations.
+
+A Value stands for [tokens, width] numbers, a Node for one operation. The operations of a trace:
+
+    embed       () → stream                     weight: the table; scale
+    norm        (x) → x normalized              weight; eps, kind ("rms", "layer")
+    linear      (x) → x @ weight.T + bias       weight, bias; exact: see `forms`
+    head_norm   (q or k) → RMSNorm of heads     weight; eps
+    rotate      (q or k) → RoPE                 rope: a name of the model's tables, None: not turned
+    attend      (q, k, v) → attention           window, softcap, scale; K and V go to the cache
+    gate        (gate, up) → act(gate) * up     activation
+    add         (x, y), scale (x) by factor, cap (x): cap * tanh(x / cap)
+    wanted      (x) → its rows whose logits are wanted
+
+`rules` makes launches of them.
+"""
+
+from typing import Any
+
+from zse.errors import ConfigError
+
+
+class PlanError(ConfigError):
+    """A forward that no launch of this device computes."""
+
+
+class Value:
+    """[tokens, width] numbers that a node gives. node: None for what comes into a trace. The stream is the residual
+    stream: f32, and an addition to it is made in place."""
+
+    __slots__ = ("is_stream", "node", "trace", "width")
+
+    def __init__(self, trace: "Trace", width: int, is_stream: bool = False):
+        self.trace, self.width, self.is_stream = trace, width, is_stream
+        self.node: Node | None = None
+
+    def __add__(self, other: "Value") -> "Value":
+        if self.width != other.width:
+            raise PlanError(f"an addition of {self.width} and {other.width} columns")
+        if other.is_stream and not self.is_stream:
+            self, other = other, self
+        return self.trace.add("add", (self, other), self.width, is_stream=self.is_stream)
+
+    def __mul__(self, factor: float) -> "Value":
+        return self if factor == 1.0 else self.trace.add("scale", (self,), self.width, factor=factor)
+
+
+class Node:
+    """One operation. weights: role ("weight", "bias", ...) → name, without the prefix of the layer. output: of an operation
+    in place, what it changes."""
+
+    __slots__ = ("inputs", "op", "options", "output", "weights")
+
+    def __init__(
+        self, op: str, inputs: tuple[Value, ...], output: Value, weights: dict[str, str], options: dict[str, Any]
+    ):
+        self.op, self.inputs, self.output, self.weights, self.options = op, inputs, output, weights, options
+        output.node = self
+
+    def __repr__(self) -> str:
+        return f"{self.op}({', '.join(self.weights.values())})"
+
+
+class Trace:
+    """The operations of one part of a forward, in order. shapes: of the part's weights and vectors by name; what is not in
+    it the part does not have (a bias, say). all_rows: every token's logits are wanted. split: values of joined products →
+    the values that they consist of."""
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]], all_rows: bool = False):
+        self.shapes, self.all_rows = shapes, all_rows
+        self.nodes: list[Node] = []
+        self.split: dict[Value, tuple[Value, ...]] = {}
+
+    def add(
+        self,
+        op: str,
+        inputs: tuple[Value, ...],
+        width: int,
+        weights: dict[str, str] | None = None,
+        is_stream: bool = False,
+        **options: Any,
+    ) -> Value:
+        """A node of this trace; what it gives."""
+        output = Value(self, width, is_stream)
+        self.nodes.append(Node(op, inputs, output, weights or {}, options))
+        return output
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a weight that the forward needs. Raises PlanError where the model has none."""
+        found = self.shapes.get(name)
+        if found is None:
+            raise PlanError(f"the forward uses {name!r}, which this model does not have")
+        return found
