@@ -11,6 +11,7 @@ from gpu_fixtures import Fake, compile_driver, kernels
 from zse.errors import DeviceError, DeviceLost, UnsupportedError
 from zse.runtime.args import Args
 from zse.runtime.bindings.cuda import CUDADriver
+from zse.runtime.bindings.driver import ROLES
 from zse.runtime.cuda import CUDADevice, list_devices
 from zse.runtime.opening import open_device, open_device_async
 from zse.tensor import Tensor
@@ -85,7 +86,7 @@ def test_no_driver(monkeypatch):
 def test_a_driver_without_a_function(monkeypatch, library, tmp_path):
     fake = Fake(library, tmp_path)
     monkeypatch.setattr(CUDADriver, "libraries", (fake.path,))
-    monkeypatch.setitem(CUDADriver.symbols, "launch", "cuLaunchKernel_v9")
+    monkeypatch.setitem(ROLES, "launch", ("cuLaunchKernel_v9", *ROLES["launch"][1:]))
     with pytest.raises(DeviceError, match="the NVIDIA driver lacks cuLaunchKernel_v9: it is too old"):
         open_device("cuda")
     assert fake.contexts == 0
@@ -282,6 +283,7 @@ from gpu_fixtures import kernels
 from zse.errors import ZSEError
 from zse.runtime.args import Args
 from zse.runtime.bindings.cuda import CUDADriver
+from zse.runtime.bindings.driver import ROLES
 from zse.runtime.cuda import CUDADevice
 device = CUDADevice(0, CUDADriver({fake.path!r}), kernels())
 buffer = device.alloc(100)

@@ -10,6 +10,7 @@ import pytest
 
 from zse.errors import DeviceError, DeviceLost
 from zse.runtime.args import Args
+from zse.runtime.bindings.objc import METHODS
 from zse.runtime.gpu import Kernels
 from zse.runtime.load import LoadJob
 from zse.runtime.metal import MetalDevice, product_name
@@ -83,7 +84,8 @@ class FakeObjC:
     def text(self, string):
         return self.objects[string].text if string else ""
 
-    def send(self, receiver, selector, *args, result=None, types=None):
+    def send(self, receiver, selector, *args):
+        assert len(args) == selector.count(":") == len(METHODS.get(selector, (None, *args))) - 1, selector
         found = self.objects[receiver]
         assert found.count > 0, f"{selector} to a {found.kind} that is gone"
         return getattr(self, selector.replace(":", "_"))(receiver, found, *args)

@@ -75,7 +75,7 @@ def encode(symbol: str, name: str, kind: str, arg: object) -> int:
         if arg is None:
             return 0
         is_number = isinstance(arg, int) and not isinstance(arg, bool) and arg >= 0
-        address = arg if is_number else getattr(arg, "address", None)
+        address: Any = arg if is_number else getattr(arg, "address", None)
         if address is None:
             raise TypeError(f"{symbol}: {name} is a pointer, got {type(arg).__name__} {arg!r}")
         return int(address)

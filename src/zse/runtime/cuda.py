@@ -4,7 +4,6 @@ compute."""
 import ctypes
 from ctypes import byref, c_char, c_size_t, c_uint32, c_uint64
 
-from zse.errors import DeviceError
 from zse.runtime.bindings import cuda
 from zse.runtime.gpu import GPUDevice, GPUProgram, Kernels
 
@@ -75,27 +74,12 @@ class CUDADevice(GPUDevice):
             self.supports_growth = bool(self._attribute(cuda.VMM_SUPPORTED))
             self.can_register = bool(self._attribute(cuda.READ_ONLY_REGISTER))
             self.overlaps = self.arch >= 90
-            super().__init__(driver, ordinal, context, (lambda: kernels) if kernels else self._compiled_kernels)
+            super().__init__(driver, ordinal, context, kernels)
         except BaseException:
             driver.stop()
             raise
 
-    def _attribute(self, attribute: int) -> int:
-        return self.driver.integer("device_attribute", attribute, self._device)
-
-    def _compiled_kernels(self) -> Kernels:
-        """The pack of this architecture."""
-        from zse.kernel import cache
-
-        pack = cache.open_pack(self.isa)
-        return Kernels(pack.manifest, pack.image)
-
     def _prepare_function(self, program: GPUProgram) -> None:
-        if program.shared_bytes > self.shared_bytes:
-            raise DeviceError(
-                f"{program.symbol} needs {program.shared_bytes:,} bytes of shared memory; {self.product} has "
-                f"{self.shared_bytes:,} a block"
-            )
         # Always: static and dynamic shared memory share the default limit of 48 KiB.
         if program.shared_bytes:
             self.driver.function_set_attribute(program.address, cuda.MAX_DYNAMIC_SHARED_BYTES, program.shared_bytes)

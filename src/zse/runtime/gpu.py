@@ -13,6 +13,7 @@ from ctypes import byref
 
 from zse import env
 from zse.errors import DeviceError, DeviceLost, DeviceMemoryError
+from zse.kernel import cache
 from zse.runtime import cpu, gpu_graph, gpu_load, native, probe
 from zse.runtime.bindings.driver import OUT_OF_MEMORY, Driver, DriverError
 from zse.runtime.buffer import Account
@@ -63,6 +64,12 @@ class Kernels:
     def __init__(self, manifest: "Mapping[str, dict]", load: "Callable[[Any], bytes]"):
         self.manifest, self.load = manifest, load
 
+    @classmethod
+    def of(cls, isa: str) -> "Kernels":
+        """The pack of an architecture."""
+        pack = cache.open_pack(isa)
+        return cls(pack.manifest, pack.image)
+
 
 class GPUDevice(GPUCapabilities):
     """Base of the devices behind a CUDA-like driver. The subclass opens the context before it calls __init__.
@@ -75,14 +82,14 @@ class GPUDevice(GPUCapabilities):
     supports_growth = False
     can_register = True  # file mappings, read-only
     closed = False
+    _device: int  # as the driver numbers it
 
-    def __init__(self, driver: Driver, ordinal: int, current: int, kernels: "Callable[[], Kernels]"):
+    def __init__(self, driver: Driver, ordinal: int, current: int, kernels: Kernels | None):
         self.driver, self.ordinal, self._current = driver, ordinal, current
         self._runtime = native.gpu_runtime()
         self._local = threading.local()
         self._account = Account()
-        self._kernels_source = kernels
-        self._kernels_found: Kernels | None = None
+        self._kernels_found = kernels
         self._modules: dict[Any, int] = {}
         self._programs: dict[str, GPUProgram] = {}
         self._program_lock = threading.Lock()
@@ -123,6 +130,9 @@ class GPUDevice(GPUCapabilities):
             table.stream_wait = self.driver.address("stream_wait")
             self.supports_capture = False
         return table
+
+    def _attribute(self, attribute: int) -> int:
+        return self.driver.integer("device_attribute", attribute, self._device)
 
     # -- calls
 
@@ -250,7 +260,7 @@ class GPUDevice(GPUCapabilities):
 
     def _kernels(self) -> Kernels:
         if self._kernels_found is None:
-            self._kernels_found = self._kernels_source()
+            self._kernels_found = Kernels.of(self.isa)
         return self._kernels_found
 
     def symbols(self) -> list[str]:
@@ -275,6 +285,11 @@ class GPUDevice(GPUCapabilities):
             module = self._modules[image] = self.driver.pointer("module_load", kernels.load(image))
         function = self.driver.pointer("module_function", module, symbol.encode())
         program = GPUProgram(symbol, function, entry)
+        if program.shared_bytes > self.shared_bytes:
+            raise DeviceError(
+                f"{symbol} needs {program.shared_bytes:,} bytes of shared memory; {self.product} has "
+                f"{self.shared_bytes:,} a block"
+            )
         self._prepare_function(program)
         self._programs[symbol] = program
         return program

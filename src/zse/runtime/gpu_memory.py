@@ -4,8 +4,7 @@ import ctypes
 from ctypes import byref, c_uint64
 
 from zse.errors import DeviceError
-from zse.runtime.bindings.cuda import AccessDescription, AllocationProperties
-from zse.runtime.bindings.driver import Address, DriverError
+from zse.runtime.bindings.driver import AccessDescription, Address, AllocationProperties, DriverError
 from zse.runtime.buffer import DeviceBuffer
 from zse.runtime.device import Staging
 

@@ -7,8 +7,9 @@ It has not run on hardware yet: it is tested over a driver without a GPU (tests/
 import ctypes
 
 from zse.errors import DeviceError
+from zse.kernel import cache
 from zse.runtime.bindings import hip
-from zse.runtime.gpu import GPUDevice, GPUProgram, Kernels
+from zse.runtime.gpu import GPUDevice, Kernels
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,9 +44,7 @@ class HIPDevice(GPUDevice):
                 f"{self.product} is {self.isa}; kernels are written for {', '.join(SUPPORTED)}: use --device cpu"
             )
         if kernels is None:
-            from zse.kernel.cache import resolve_arch
-
-            resolve_arch(self.isa)
+            cache.resolve_arch(self.isa)
         if self._attribute(hip.COMPUTE_MODE) == COMPUTE_PROHIBITED:
             raise DeviceError(f"{self.product}: its compute mode is Prohibited; use --device cpu")
         self.num_sms = self._attribute(hip.MULTIPROCESSORS)
@@ -54,24 +53,7 @@ class HIPDevice(GPUDevice):
         self.l2_bytes = self._attribute(hip.L2_BYTES)
         self.supports_growth = bool(self._attribute(hip.VMM_SUPPORTED))
         self.can_register = bool(self._attribute(hip.HOST_REGISTER))
-        super().__init__(driver, ordinal, ordinal, (lambda: kernels) if kernels else self._compiled_kernels)
-
-    def _attribute(self, attribute: int) -> int:
-        return self.driver.integer("device_attribute", attribute, self._device)
-
-    def _compiled_kernels(self) -> Kernels:
-        """The pack of this architecture."""
-        from zse.kernel import cache
-
-        pack = cache.open_pack(self.isa)
-        return Kernels(pack.manifest, pack.image)
-
-    def _prepare_function(self, program: GPUProgram) -> None:
-        if program.shared_bytes > self.shared_bytes:
-            raise DeviceError(
-                f"{program.symbol} needs {program.shared_bytes:,} bytes of shared memory; {self.product} has "
-                f"{self.shared_bytes:,} a block"
-            )
+        super().__init__(driver, ordinal, ordinal, kernels)
 
     def _release_context(self) -> None:
         # HIP's primary context is the process's: it ends with the process, and other devices of it may be in use.

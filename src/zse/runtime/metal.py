@@ -8,10 +8,11 @@ dynamic shared memory is threadgroup memory 0.
 
 import ctypes
 import threading
-from ctypes import byref, c_char_p, c_void_p
+from ctypes import byref, c_void_p
 
 from zse.errors import DeviceError, DeviceLost
-from zse.runtime.bindings.objc import ObjC, Size, UInt
+from zse.runtime import cpu
+from zse.runtime.bindings.objc import ObjC, Size
 from zse.runtime.buffer import Account, DeviceBuffer
 from zse.runtime.device import GPUCapabilities, Graph, Program, Recorder, Ticket
 from zse.runtime.gpu import Kernels
@@ -57,9 +58,7 @@ class MetalBuffer(DeviceBuffer):
 
     def _allocate(self) -> int:
         objc = self.device.objc
-        self.handle = objc.send(
-            self.device.handle, "newBufferWithLength:options:", max(self.nbytes, 1), STORAGE_SHARED, types=(UInt, UInt)
-        )
+        self.handle = objc.send(self.device.handle, "newBufferWithLength:options:", max(self.nbytes, 1), STORAGE_SHARED)
         if not self.handle:
             raise DeviceError(
                 f"not enough memory on metal: {self.nbytes:,} bytes for {self.label}; allocated here: "
@@ -76,7 +75,7 @@ class MetalBuffer(DeviceBuffer):
         return memory.cast(format)  # type: ignore[call-overload]
 
     def _release(self) -> None:
-        self.device.objc.send(self.handle, "release", result=None)
+        self.device.objc.send(self.handle, "release")
 
 
 class MetalProgram(Program):
@@ -99,7 +98,7 @@ class MetalTicket(Ticket):
 
     @property
     def done(self) -> bool:
-        if self._buffer and self._device.objc.send(self._buffer, "status", result=UInt) >= STATUS_ERROR - 1:
+        if self._buffer and self._device.objc.send(self._buffer, "status") >= STATUS_ERROR - 1:
             self.wait()
         return not self._buffer
 
@@ -108,17 +107,17 @@ class MetalTicket(Ticket):
             return
         objc = self._device.objc
         buffer, self._buffer = self._buffer, 0
-        objc.send(buffer, "waitUntilCompleted", result=None)
-        failed = objc.send(buffer, "status", result=UInt) == STATUS_ERROR
+        objc.send(buffer, "waitUntilCompleted")
+        failed = objc.send(buffer, "status") == STATUS_ERROR
         reason = objc.text(objc.send(objc.send(buffer, "error"), "localizedDescription")) if failed else ""
-        objc.send(buffer, "release", result=None)
+        objc.send(buffer, "release")
         if failed:
             self._device.lost = DeviceLost(f"Metal: {self._graph.describe()}: {reason}")
             raise self._device.lost
 
     def __del__(self) -> None:
         if self._buffer:
-            self._device.objc.send(self._buffer, "release", result=None)
+            self._device.objc.send(self._buffer, "release")
 
 
 class MetalGraph(Graph):
@@ -166,8 +165,8 @@ class MetalGraph(Graph):
                 encoder = objc.send(buffer, "computeCommandEncoder")
                 for program, arguments, grid in self._steps:
                     self._encode(objc, encoder, program, arguments, grid, symbols)
-                objc.send(encoder, "endEncoding", result=None)
-                objc.send(buffer, "commit", result=None)
+                objc.send(encoder, "endEncoding")
+                objc.send(buffer, "commit")
             finally:
                 objc.pop_pool(pool)
         return MetalTicket(device, buffer, self)
@@ -178,7 +177,7 @@ class MetalGraph(Graph):
         size = Size(*[dim.value(symbols) if isinstance(dim, Sym) else dim for dim in grid])
         if not size.width or not size.height or not size.depth:
             return
-        objc.send(encoder, "setComputePipelineState:", program.address, result=None)
+        objc.send(encoder, "setComputePipelineState:", program.address)
         for place, (first, second) in enumerate(arguments):
             if isinstance(second, bytes):
                 content = (
@@ -186,42 +185,12 @@ class MetalGraph(Graph):
                     if first is not None
                     else second
                 )
-                objc.send(
-                    encoder,
-                    "setBytes:length:atIndex:",
-                    content,
-                    len(content),
-                    place,
-                    result=None,
-                    types=(c_char_p, UInt, UInt),
-                )
+                objc.send(encoder, "setBytes:length:atIndex:", content, len(content), place)
             else:
-                objc.send(
-                    encoder,
-                    "setBuffer:offset:atIndex:",
-                    first,
-                    second,
-                    place,
-                    result=None,
-                    types=(c_void_p, UInt, UInt),
-                )
+                objc.send(encoder, "setBuffer:offset:atIndex:", first, second, place)
         if program.shared_bytes:
-            objc.send(
-                encoder,
-                "setThreadgroupMemoryLength:atIndex:",
-                -(-program.shared_bytes // 16) * 16,
-                0,
-                result=None,
-                types=(UInt, UInt),
-            )
-        objc.send(
-            encoder,
-            "dispatchThreadgroups:threadsPerThreadgroup:",
-            size,
-            Size(program.threads, 1, 1),
-            result=None,
-            types=(Size, Size),
-        )
+            objc.send(encoder, "setThreadgroupMemoryLength:atIndex:", -(-program.shared_bytes // 16) * 16, 0)
+        objc.send(encoder, "dispatchThreadgroups:threadsPerThreadgroup:", size, Size(program.threads, 1, 1))
 
     def close(self) -> None:
         self._closed = True
@@ -244,7 +213,7 @@ class MetalDevice(GPUCapabilities):
         if not self.handle:
             raise DeviceError("there is no Metal GPU here; use --device cpu")
         self.product = self.objc.text(self.objc.send(self.handle, "name"))
-        self.shared_bytes = self.objc.send(self.handle, "maxThreadgroupMemoryLength", result=UInt)
+        self.shared_bytes = self.objc.send(self.handle, "maxThreadgroupMemoryLength")
         self.queue = self.objc.send(self.handle, "newCommandQueue")
         self.lost: DeviceLost | None = None
         self.submit_lock = threading.RLock()  # the garbage collector may come in between
@@ -262,11 +231,11 @@ class MetalDevice(GPUCapabilities):
     @property
     def memory_total(self) -> int:
         """What the system recommends one process to use at most."""
-        return self.objc.send(self.handle, "recommendedMaxWorkingSetSize", result=ctypes.c_uint64)
+        return self.objc.send(self.handle, "recommendedMaxWorkingSetSize")
 
     @property
     def memory_free(self) -> int:
-        return max(0, self.memory_total - self.objc.send(self.handle, "currentAllocatedSize", result=UInt))
+        return max(0, self.memory_total - self.objc.send(self.handle, "currentAllocatedSize"))
 
     def synchronize(self) -> None:
         """Until everything that was submitted has run."""
@@ -275,8 +244,8 @@ class MetalDevice(GPUCapabilities):
         pool = self.objc.push_pool()
         try:
             buffer = self.objc.send(self.queue, "commandBuffer")
-            self.objc.send(buffer, "commit", result=None)
-            self.objc.send(buffer, "waitUntilCompleted", result=None)
+            self.objc.send(buffer, "commit")
+            self.objc.send(buffer, "waitUntilCompleted")
         finally:
             self.objc.pop_pool(pool)
 
@@ -297,10 +266,7 @@ class MetalDevice(GPUCapabilities):
 
     def _found(self) -> Kernels:
         if self._kernels is None:
-            from zse.kernel import cache
-
-            pack = cache.open_pack(self.isa)
-            self._kernels = Kernels(pack.manifest, pack.image)
+            self._kernels = Kernels.of(self.isa)
         return self._kernels
 
     def program(self, symbol: str) -> MetalProgram:
@@ -331,16 +297,9 @@ class MetalDevice(GPUCapabilities):
             source = objc.string(kernels.load(image).decode())
             # Without fast math: it drops infinities and NaN, and rounds differently.
             options = objc.make("MTLCompileOptions")
-            objc.send(options, "setFastMathEnabled:", False, result=None, types=(ctypes.c_bool,))
-            library = objc.send(
-                self.handle,
-                "newLibraryWithSource:options:error:",
-                source,
-                options,
-                byref(error),
-                types=(c_void_p, c_void_p, c_void_p),
-            )
-            objc.send(options, "release", result=None)
+            objc.send(options, "setFastMathEnabled:", False)
+            library = objc.send(self.handle, "newLibraryWithSource:options:error:", source, options, byref(error))
+            objc.send(options, "release")
             if not library:
                 raise self._error(f"compiling {symbol}", error)
             self._libraries[image] = library
@@ -348,7 +307,7 @@ class MetalDevice(GPUCapabilities):
         if not function:
             raise DeviceError(f"Metal: the library of {symbol} has no such function")
         pipeline = objc.send(self.handle, "newComputePipelineStateWithFunction:error:", function, byref(error))
-        objc.send(function, "release", result=None)
+        objc.send(function, "release")
         if not pipeline:
             raise self._error(f"the pipeline of {symbol}", error)
         return pipeline
@@ -363,9 +322,7 @@ class MetalDevice(GPUCapabilities):
     def load(self, jobs: "Sequence[LoadJob]", threads: int | None = None) -> Load:
         """The CPU's loader: the memory is the host's as well."""
         if self._host is None:
-            from zse.runtime.cpu import CPUDevice
-
-            self._host = CPUDevice()
+            self._host = cpu.CPUDevice()
         return self._host.load(jobs, threads)
 
     def close(self) -> None:
@@ -373,9 +330,9 @@ class MetalDevice(GPUCapabilities):
             return
         self.closed = True
         for program in self._programs.values():
-            self.objc.send(program.address, "release", result=None)
+            self.objc.send(program.address, "release")
         for handle in (*self._libraries.values(), self.queue, self.handle):
-            self.objc.send(handle, "release", result=None)
+            self.objc.send(handle, "release")
         self._programs.clear()
         if self._host is not None:
             self._host.close()

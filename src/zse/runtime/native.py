@@ -12,6 +12,10 @@ from zse import env
 from zse.errors import ConfigError, DeviceError
 from zse.runtime import isa
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 STATUS = {-1: "invalid argument", -2: "out of memory", -3: "number out of range", -4: "cannot start a thread"}
 
 ERANGE = -3
@@ -22,48 +26,30 @@ NO_LIBRARY = (
 )
 
 
+_TYPES = {"pointer": c_void_p, "i32": c_int32, "u32": c_uint32, "i64": c_int64, "u64": c_uint64, "grid": c_int64 * 3}
+
+
+def _fields(*rows: str) -> "list[tuple[str, Any]]":
+    """Fields of a C structure from rows as they stand in its header: "u32 kind first_arg"."""
+    return [(name, _TYPES[row.split()[0]]) for row in rows for name in row.split()[1:]]
+
+
 class LaunchDesc(ctypes.Structure):
-    _fields_ = [
-        ("fn", c_void_p),
-        ("first_arg", c_uint32),
-        ("num_args", c_uint32),
-        ("grid", c_int64 * 3),
-        ("depends", c_int32),
-        ("min_chunk", c_int32),
-    ]
+    _fields_ = _fields("pointer fn", "u32 first_arg num_args", "grid grid", "i32 depends min_chunk")
 
 
 class Patch(ctypes.Structure):
-    _fields_ = [
-        ("symbol", c_uint32),
-        ("is_grid", c_uint32),
-        ("target", c_uint32),
-        ("reserved", c_uint32),
-        ("divisor", c_int64),
-        ("factor", c_int64),
-    ]
+    _fields_ = _fields("u32 symbol is_grid target reserved", "i64 divisor factor")
 
 
 class LoadJobDesc(ctypes.Structure):
-    _fields_ = [
-        ("fn", c_void_p),
-        ("offset", c_int64),
-        ("nbytes", c_int64),
-        ("fd", c_int32),
-        ("first_arg", c_uint32),
-        ("num_args", c_uint32),
-        ("reserved", c_uint32),
-        ("grid", c_int64 * 3),
-    ]
+    _fields_ = _fields("pointer fn", "i64 offset nbytes", "i32 fd", "u32 first_arg num_args reserved", "grid grid")
 
 
 _SIGNATURES = {
     "zse_pool_create": (c_void_p, [c_int32, POINTER(c_int32)]),
     "zse_pool_destroy": (None, [c_void_p]),
-    "zse_graph_create": (
-        c_void_p,
-        [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, POINTER(c_int32)],
-    ),
+    "zse_graph_create": (c_void_p, [*[c_void_p, c_int64] * 4, POINTER(c_int32)]),
     "zse_graph_run": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_int64)]),
     "zse_graph_destroy": (None, [c_void_p, c_void_p]),
     "zse_load_start": (c_void_p, [c_void_p, c_int64, c_void_p, c_int64, c_int32, POINTER(c_int32)]),
@@ -81,85 +67,43 @@ GPU_KERNEL, GPU_UPLOAD, GPU_DOWNLOAD = 0, 1, 2
 class GPUDriverTable(ctypes.Structure):
     """zse_gpu_driver: the driver's functions, and what set_current takes."""
 
-    _fields_ = [
-        (name, c_void_p)
-        for name in (
-            "set_current",
-            "launch_ex",
-            "launch",
-            "to_device",
-            "to_host",
-            "event_record",
-            "event_wait",
-            "event_query",
-            "graph_launch",
-            "host_register",
-            "host_unregister",
-            "stream_wait",
-            "current",
-        )
-    ]
+    _fields_ = _fields(
+        "pointer set_current launch_ex launch to_device to_host event_record event_wait event_query graph_launch",
+        "pointer host_register host_unregister stream_wait current",
+    )
 
 
 class GPULaunch(ctypes.Structure):
-    _fields_ = [
-        ("function", c_void_p),
-        ("kind", c_uint32),
-        ("first_arg", c_uint32),
-        ("num_args", c_uint32),
-        ("wide", c_uint32),
-        ("grid", c_int64 * 3),
-        ("threads", c_uint32),
-        ("shared_bytes", c_uint32),
-        ("cluster", c_uint32),
-        ("overlaps", c_uint32),
-    ]
+    _fields_ = _fields(
+        "pointer function", "u32 kind first_arg num_args wide", "grid grid", "u32 threads shared_bytes cluster overlaps"
+    )
 
 
 class GPULoadJobDesc(ctypes.Structure):
-    _fields_ = [
-        ("fn", c_void_p),
-        ("offset", c_int64),
-        ("nbytes", c_int64),
-        ("fd", c_int32),
-        ("first_arg", c_uint32),
-        ("num_args", c_uint32),
-        ("first_output", c_uint32),
-        ("num_outputs", c_uint32),
-        ("reserved", c_uint32),
-        ("grid", c_int64 * 3),
-    ]
+    _fields_ = _fields(
+        "pointer fn",
+        "i64 offset nbytes",
+        "i32 fd",
+        "u32 first_arg num_args first_output num_outputs reserved",
+        "grid grid",
+    )
 
 
 class GPULoadOutput(ctypes.Structure):
-    _fields_ = [("device", c_uint64), ("nbytes", c_int64), ("slot", c_uint32), ("reserved", c_uint32)]
+    _fields_ = _fields("u64 device", "i64 nbytes", "u32 slot reserved")
 
 
 class GPULoadOptions(ctypes.Structure):
-    _fields_ = [
-        ("chunk_bytes", c_int64),
-        ("window_bytes", c_int64),
-        ("slot_bytes", c_int64),
-        ("pin", c_void_p),
-        ("unpin", c_void_p),
-        ("stream", c_void_p),
-        ("events", c_void_p),
-        ("threads", c_int32),
-        ("warm_percent", c_int32),
-        ("register_flags", c_uint32),
-        ("slow_us", c_uint32),
-    ]
+    _fields_ = _fields(
+        "i64 chunk_bytes window_bytes slot_bytes",
+        "pointer pin unpin stream events",
+        "i32 threads warm_percent",
+        "u32 register_flags slow_us",
+    )
 
 
 class GPULoadResult(ctypes.Structure):
-    _fields_ = [
-        ("job", c_int64),
-        ("got", c_int64),
-        ("kind", c_int32),
-        ("code", c_int32),
-        ("mapped", c_int32),
-        ("reserved", c_int32),
-    ]
+    _fields_ = _fields("i64 job got", "i32 kind code mapped reserved")
 
 
 _GPU_SIGNATURES = {
@@ -168,17 +112,7 @@ _GPU_SIGNATURES = {
     "zse_gpu_open_wait": (c_int32, [c_void_p]),
     "zse_gpu_load_start": (
         c_void_p,
-        [
-            POINTER(GPUDriverTable),
-            POINTER(GPULoadOptions),
-            c_void_p,
-            c_int64,
-            c_void_p,
-            c_int64,
-            c_void_p,
-            c_int64,
-            POINTER(c_int32),
-        ],
+        [POINTER(GPUDriverTable), POINTER(GPULoadOptions), *[c_void_p, c_int64] * 3, POINTER(c_int32)],
     ),
     "zse_gpu_load_bytes": (c_int64, [c_void_p]),
     "zse_gpu_load_finished": (c_int32, [c_void_p]),
@@ -186,15 +120,9 @@ _GPU_SIGNATURES = {
     "zse_gpu_load_wait": (None, [c_void_p, c_int64, POINTER(GPULoadResult)]),
     "zse_gpu_load_cancel": (None, [c_void_p]),
     "zse_gpu_load_close": (None, [c_void_p]),
-    "zse_gpu_list_create": (
-        c_void_p,
-        [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, POINTER(c_int32)],
-    ),
+    "zse_gpu_list_create": (c_void_p, [*[c_void_p, c_int64] * 4, POINTER(c_int32)]),
     "zse_gpu_list_destroy": (None, [c_void_p]),
-    "zse_gpu_list_submit": (
-        c_int32,
-        [POINTER(GPUDriverTable), c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_int64)],
-    ),
+    "zse_gpu_list_submit": (c_int32, [POINTER(GPUDriverTable), *[c_void_p] * 6, POINTER(c_int64)]),
     "zse_gpu_wait": (c_int32, [POINTER(GPUDriverTable), c_void_p, c_int64]),
 }
 
@@ -228,14 +156,23 @@ def open_library(path: str) -> ctypes.CDLL:
         ) from None
 
 
+def _bind(library: ctypes.CDLL, signatures: dict[str, tuple]) -> None:
+    for name, (result, arguments) in signatures.items():
+        try:
+            function = getattr(library, name)
+        except AttributeError:
+            raise DeviceError(
+                f"libzse_runtime.so lacks {name}; run `python -m zse.build` to compile it again"
+            ) from None
+        function.restype, function.argtypes = result, arguments
+
+
 def runtime() -> ctypes.CDLL:
     """libzse_runtime, opened once, with its signatures set."""
     global _runtime
     if _runtime is None:
         library = open_library(os.path.join(native_dir(), "libzse_runtime.so"))
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
+        _bind(library, _SIGNATURES)
         _runtime = library
     return _runtime
 
@@ -246,14 +183,7 @@ def gpu_runtime() -> ctypes.CDLL:
     global _gpu_is_bound
     library = runtime()
     if not _gpu_is_bound:
-        for name, (result, arguments) in _GPU_SIGNATURES.items():
-            try:
-                function = getattr(library, name)
-            except AttributeError:
-                raise DeviceError(
-                    f"libzse_runtime.so lacks {name}; run `python -m zse.build` to compile it again"
-                ) from None
-            function.restype, function.argtypes = result, arguments
+        _bind(library, _GPU_SIGNATURES)
         _gpu_is_bound = True
     return library
 

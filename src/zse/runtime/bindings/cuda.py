@@ -2,11 +2,11 @@
 
 import ctypes
 import os
-from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_uint32, c_uint64, c_void_p
+from ctypes import byref, c_char, c_char_p, c_int
 
 from zse.errors import DeviceError
 from zse.runtime import native
-from zse.runtime.bindings.driver import ARGUMENTS, Driver
+from zse.runtime.bindings.driver import CUDA, Driver
 
 # cuda.h: CUdevice_attribute
 MULTIPROCESSORS = 16
@@ -49,78 +49,7 @@ class CUDADriver(Driver):
     missing_hint = _DRIVER_HINT
     # Illegal address and its kin, a launch that was killed, ECC and NVLink faults, a context that is gone.
     sticky = frozenset({4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 806, 810, 999})
-    symbols = {
-        "init": "cuInit",
-        "driver_version": "cuDriverGetVersion",
-        "device_count": "cuDeviceGetCount",
-        "device_get": "cuDeviceGet",
-        "device_name": "cuDeviceGetName",
-        "device_attribute": "cuDeviceGetAttribute",
-        "device_total_memory": "cuDeviceTotalMem_v2",
-        "context_retain": "cuDevicePrimaryCtxRetain",
-        "context_release": "cuDevicePrimaryCtxRelease_v2",
-        "set_current": "cuCtxSetCurrent",
-        "memory_info": "cuMemGetInfo_v2",
-        "alloc": "cuMemAlloc_v2",
-        "free": "cuMemFree_v2",
-        "memset_async": "cuMemsetD8Async",
-        "to_device_async": "cuMemcpyHtoDAsync_v2",
-        "to_host_async": "cuMemcpyDtoHAsync_v2",
-        "copy_async": "cuMemcpyDtoDAsync_v2",
-        "stream_create": "cuStreamCreate",
-        "stream_destroy": "cuStreamDestroy_v2",
-        "stream_wait": "cuStreamSynchronize",
-        "stream_wait_event": "cuStreamWaitEvent",
-        "event_create": "cuEventCreate",
-        "event_destroy": "cuEventDestroy_v2",
-        "event_record": "cuEventRecord",
-        "event_wait": "cuEventSynchronize",
-        "event_query": "cuEventQuery",
-        "event_elapsed": "cuEventElapsedTime",
-        "module_load": "cuModuleLoadData",
-        "module_unload": "cuModuleUnload",
-        "module_function": "cuModuleGetFunction",
-        "function_set_attribute": "cuFuncSetAttribute",
-        "host_alloc": "cuMemHostAlloc",
-        "host_free": "cuMemFreeHost",
-        "host_device_address": "cuMemHostGetDevicePointer_v2",
-        "host_register": "cuMemHostRegister_v2",
-        "host_unregister": "cuMemHostUnregister",
-        "begin_capture": "cuStreamBeginCapture_v2",
-        "end_capture": "cuStreamEndCapture",
-        "graph_instantiate": "cuGraphInstantiateWithFlags",
-        "graph_destroy": "cuGraphDestroy",
-        "executable_destroy": "cuGraphExecDestroy",
-        "graph_launch": "cuGraphLaunch",
-        "launch": "cuLaunchKernel",
-        "launch_ex": "cuLaunchKernelEx",
-        "tensor_map": "cuTensorMapEncodeTiled",
-        "vmm_granularity": "cuMemGetAllocationGranularity",
-        "vmm_reserve": "cuMemAddressReserve",
-        "vmm_unreserve": "cuMemAddressFree",
-        "vmm_create": "cuMemCreate",
-        "vmm_release": "cuMemRelease",
-        "vmm_map": "cuMemMap",
-        "vmm_unmap": "cuMemUnmap",
-        "vmm_set_access": "cuMemSetAccess",
-    }
-    arguments = ARGUMENTS | {
-        "set_current": [c_void_p],
-        "tensor_map": [
-            c_void_p,
-            c_int,
-            c_uint32,
-            c_uint64,
-            POINTER(c_uint64),
-            POINTER(c_uint64),
-            POINTER(c_uint32),
-            POINTER(c_uint32),
-            c_int,
-            c_int,
-            c_int,
-            c_int,
-        ],
-    }
+    column = CUDA
     hints = {
         "CUDA_ERROR_NO_DEVICE": (
             "no NVIDIA GPU is visible: check `nvidia-smi` and CUDA_VISIBLE_DEVICES, in a container pass the GPU in "
@@ -240,22 +169,3 @@ class CUDADriver(Driver):
 
 def _dotted(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"
-
-
-class AllocationProperties(ctypes.Structure):
-    """CUmemAllocationProp; hipMemAllocationProp is laid out the same."""
-
-    _fields_ = [
-        ("type", c_int),
-        ("handle_types", c_int),
-        ("location_type", c_int),
-        ("location_id", c_int),
-        ("win32", c_void_p),
-        ("flags", ctypes.c_ubyte * 8),
-    ]
-
-
-class AccessDescription(ctypes.Structure):
-    """CUmemAccessDesc."""
-
-    _fields_ = [("location_type", c_int), ("location_id", c_int), ("flags", c_int)]

@@ -1,10 +1,7 @@
-"""A GPU driver behind ctypes: functions by role, bound when first used, every status checked.
-
-CUDA's driver interface and HIP's are one interface with two spellings: a table maps the role to the symbol.
-"""
+"""A GPU driver behind ctypes: functions by role, bound when first used, every status checked."""
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_ulonglong, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint32, c_uint64, c_ulonglong, c_void_p
 
 from zse.errors import DeviceError, DeviceLost, DeviceMemoryError
 
@@ -17,59 +14,81 @@ Address = c_uint64  # CUdeviceptr, hipDeviceptr_t
 NOT_READY = 600
 OUT_OF_MEMORY = 2
 
-# Roles and their arguments. A role of VMM or tensor maps may be missing from a driver.
-ARGUMENTS: dict[str, list] = {
-    "init": [c_uint],
-    "driver_version": [POINTER(c_int)],
-    "device_count": [POINTER(c_int)],
-    "device_get": [POINTER(c_int), c_int],
-    "device_name": [c_char_p, c_int, c_int],
-    "device_attribute": [POINTER(c_int), c_int, c_int],
-    "device_total_memory": [POINTER(c_size_t), c_int],
-    "context_retain": [POINTER(c_void_p), c_int],
-    "context_release": [c_int],
-    "memory_info": [POINTER(c_size_t), POINTER(c_size_t)],
-    "alloc": [POINTER(Address), c_size_t],
-    "free": [Address],
-    "memset_async": [Address, c_ubyte, c_size_t, c_void_p],
-    "to_device_async": [Address, c_void_p, c_size_t, c_void_p],
-    "to_host_async": [c_void_p, Address, c_size_t, c_void_p],
-    "copy_async": [Address, Address, c_size_t, c_void_p],
-    "stream_create": [POINTER(c_void_p), c_uint],
-    "stream_destroy": [c_void_p],
-    "stream_wait": [c_void_p],
-    "stream_wait_event": [c_void_p, c_void_p, c_uint],
-    "event_create": [POINTER(c_void_p), c_uint],
-    "event_destroy": [c_void_p],
-    "event_record": [c_void_p, c_void_p],
-    "event_wait": [c_void_p],
-    "event_query": [c_void_p],
-    "event_elapsed": [POINTER(ctypes.c_float), c_void_p, c_void_p],
-    "module_load": [POINTER(c_void_p), c_void_p],
-    "module_unload": [c_void_p],
-    "module_function": [POINTER(c_void_p), c_void_p, c_char_p],
-    "function_set_attribute": [c_void_p, c_int, c_int],
-    "host_alloc": [POINTER(c_void_p), c_size_t, c_uint],
-    "host_free": [c_void_p],
-    "host_device_address": [POINTER(Address), c_void_p, c_uint],
-    "host_register": [c_void_p, c_size_t, c_uint],
-    "host_unregister": [c_void_p],
-    "begin_capture": [c_void_p, c_int],
-    "end_capture": [c_void_p, POINTER(c_void_p)],
-    "graph_instantiate": [POINTER(c_void_p), c_void_p, c_ulonglong],
-    "graph_destroy": [c_void_p],
-    "executable_destroy": [c_void_p],
-    "graph_launch": [c_void_p, c_void_p],
-    "launch": [c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p],
-    "vmm_granularity": [POINTER(c_size_t), c_void_p, c_int],
-    "vmm_reserve": [POINTER(Address), c_size_t, c_size_t, Address, c_ulonglong],
-    "vmm_unreserve": [Address, c_size_t],
-    "vmm_create": [POINTER(c_uint64), c_size_t, c_void_p, c_ulonglong],
-    "vmm_release": [c_uint64],
-    "vmm_map": [Address, c_size_t, c_size_t, c_uint64, c_ulonglong],
-    "vmm_unmap": [Address, c_size_t],
-    "vmm_set_access": [Address, c_size_t, c_void_p, c_size_t],
+# Role → (CUDA's symbol, HIP's, arguments). The two are one interface with two spellings; "" where one has no such call.
+# Calls of VMM and tensor maps may be missing from a driver.
+ROLES: "dict[str, tuple[str, str, Any]]" = {
+    "init": ("cuInit", "hipInit", [c_uint]),
+    "driver_version": ("cuDriverGetVersion", "hipDriverGetVersion", [POINTER(c_int)]),
+    "device_count": ("cuDeviceGetCount", "hipGetDeviceCount", [POINTER(c_int)]),
+    "device_get": ("cuDeviceGet", "hipDeviceGet", [POINTER(c_int), c_int]),
+    "device_name": ("cuDeviceGetName", "hipDeviceGetName", [c_char_p, c_int, c_int]),
+    "device_attribute": ("cuDeviceGetAttribute", "hipDeviceGetAttribute", [POINTER(c_int), c_int, c_int]),
+    "device_total_memory": ("cuDeviceTotalMem_v2", "hipDeviceTotalMem", [POINTER(c_size_t), c_int]),
+    "context_retain": ("cuDevicePrimaryCtxRetain", "", [POINTER(c_void_p), c_int]),
+    "context_release": ("cuDevicePrimaryCtxRelease_v2", "hipDeviceReset", [c_int]),
+    "set_current": ("cuCtxSetCurrent", "hipSetDevice", [c_void_p]),
+    "memory_info": ("cuMemGetInfo_v2", "hipMemGetInfo", [POINTER(c_size_t), POINTER(c_size_t)]),
+    "alloc": ("cuMemAlloc_v2", "hipMalloc", [POINTER(Address), c_size_t]),
+    "free": ("cuMemFree_v2", "hipFree", [Address]),
+    "memset_async": ("cuMemsetD8Async", "hipMemsetD8Async", [Address, c_ubyte, c_size_t, c_void_p]),
+    "to_device_async": ("cuMemcpyHtoDAsync_v2", "hipMemcpyHtoDAsync", [Address, c_void_p, c_size_t, c_void_p]),
+    "to_host_async": ("cuMemcpyDtoHAsync_v2", "hipMemcpyDtoHAsync", [c_void_p, Address, c_size_t, c_void_p]),
+    "copy_async": ("cuMemcpyDtoDAsync_v2", "hipMemcpyDtoDAsync", [Address, Address, c_size_t, c_void_p]),
+    "stream_create": ("cuStreamCreate", "hipStreamCreateWithFlags", [POINTER(c_void_p), c_uint]),
+    "stream_destroy": ("cuStreamDestroy_v2", "hipStreamDestroy", [c_void_p]),
+    "stream_wait": ("cuStreamSynchronize", "hipStreamSynchronize", [c_void_p]),
+    "stream_wait_event": ("cuStreamWaitEvent", "hipStreamWaitEvent", [c_void_p, c_void_p, c_uint]),
+    "event_create": ("cuEventCreate", "hipEventCreateWithFlags", [POINTER(c_void_p), c_uint]),
+    "event_destroy": ("cuEventDestroy_v2", "hipEventDestroy", [c_void_p]),
+    "event_record": ("cuEventRecord", "hipEventRecord", [c_void_p, c_void_p]),
+    "event_wait": ("cuEventSynchronize", "hipEventSynchronize", [c_void_p]),
+    "event_query": ("cuEventQuery", "hipEventQuery", [c_void_p]),
+    "event_elapsed": ("cuEventElapsedTime", "hipEventElapsedTime", [POINTER(ctypes.c_float), c_void_p, c_void_p]),
+    "module_load": ("cuModuleLoadData", "hipModuleLoadData", [POINTER(c_void_p), c_void_p]),
+    "module_unload": ("cuModuleUnload", "hipModuleUnload", [c_void_p]),
+    "module_function": ("cuModuleGetFunction", "hipModuleGetFunction", [POINTER(c_void_p), c_void_p, c_char_p]),
+    "function_set_attribute": ("cuFuncSetAttribute", "", [c_void_p, c_int, c_int]),
+    "host_alloc": ("cuMemHostAlloc", "hipHostMalloc", [POINTER(c_void_p), c_size_t, c_uint]),
+    "host_free": ("cuMemFreeHost", "hipHostFree", [c_void_p]),
+    "host_device_address": (
+        "cuMemHostGetDevicePointer_v2",
+        "hipHostGetDevicePointer",
+        [POINTER(Address), c_void_p, c_uint],
+    ),
+    "host_register": ("cuMemHostRegister_v2", "hipHostRegister", [c_void_p, c_size_t, c_uint]),
+    "host_unregister": ("cuMemHostUnregister", "hipHostUnregister", [c_void_p]),
+    "begin_capture": ("cuStreamBeginCapture_v2", "hipStreamBeginCapture", [c_void_p, c_int]),
+    "end_capture": ("cuStreamEndCapture", "hipStreamEndCapture", [c_void_p, POINTER(c_void_p)]),
+    "graph_instantiate": (
+        "cuGraphInstantiateWithFlags",
+        "hipGraphInstantiateWithFlags",
+        [POINTER(c_void_p), c_void_p, c_ulonglong],
+    ),
+    "graph_destroy": ("cuGraphDestroy", "hipGraphDestroy", [c_void_p]),
+    "executable_destroy": ("cuGraphExecDestroy", "hipGraphExecDestroy", [c_void_p]),
+    "graph_launch": ("cuGraphLaunch", "hipGraphLaunch", [c_void_p, c_void_p]),
+    "launch": ("cuLaunchKernel", "hipModuleLaunchKernel", [c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p]),
+    "launch_ex": ("cuLaunchKernelEx", "", None),
+    "tensor_map": ("cuTensorMapEncodeTiled", "", [c_void_p, c_int, c_uint32, c_uint64, *[c_void_p] * 4, *[c_int] * 4]),
+    "vmm_granularity": (
+        "cuMemGetAllocationGranularity",
+        "hipMemGetAllocationGranularity",
+        [POINTER(c_size_t), c_void_p, c_int],
+    ),
+    "vmm_reserve": (
+        "cuMemAddressReserve",
+        "hipMemAddressReserve",
+        [POINTER(Address), c_size_t, c_size_t, Address, c_ulonglong],
+    ),
+    "vmm_unreserve": ("cuMemAddressFree", "hipMemAddressFree", [Address, c_size_t]),
+    "vmm_create": ("cuMemCreate", "hipMemCreate", [POINTER(c_uint64), c_size_t, c_void_p, c_ulonglong]),
+    "vmm_release": ("cuMemRelease", "hipMemRelease", [c_uint64]),
+    "vmm_map": ("cuMemMap", "hipMemMap", [Address, c_size_t, c_size_t, c_uint64, c_ulonglong]),
+    "vmm_unmap": ("cuMemUnmap", "hipMemUnmap", [Address, c_size_t]),
+    "vmm_set_access": ("cuMemSetAccess", "hipMemSetAccess", [Address, c_size_t, c_void_p, c_size_t]),
+    "device_properties": ("", "hipGetDevicePropertiesR0600", [c_void_p, c_int]),
 }
+CUDA, HIP = 0, 1  # columns of ROLES
 
 
 class DriverError(DeviceError):
@@ -90,8 +109,8 @@ class Driver:
 
     vendor = ""  # as it stands in messages
     libraries: tuple[str, ...] = ()  # names for dlopen, in order
-    symbols: dict[str, str] = {}  # role → exported symbol
-    arguments: dict[str, list] = ARGUMENTS
+    column: int  # of ROLES
+    arguments: dict[str, list] = {}  # of roles that differ from ROLES
     hints: dict[str, str] = {}  # error name → what to do
     sticky: frozenset[int] = frozenset()  # errors after which every call of the process fails
     missing_hint = ""  # what to do without a library
@@ -117,6 +136,7 @@ class Driver:
     )
 
     def __init__(self, path: str | None = None):
+        self.symbols: dict[str, str] = {role: str(row[self.column]) for role, row in ROLES.items() if row[self.column]}
         reasons = []
         for name in (path,) if path else self.libraries:
             try:
@@ -142,7 +162,7 @@ class Driver:
                 raise DeviceError(
                     f"the {self.vendor} driver lacks {symbol}: it is too old; {self.missing_hint}"
                 ) from None
-            found.restype, found.argtypes = c_int, self.arguments.get(role)
+            found.restype, found.argtypes = c_int, self.arguments.get(role, ROLES[role][2])
             self._functions[role] = found
         return found
 
@@ -200,3 +220,22 @@ class Driver:
 def pointer_array(values: list[int]) -> "ctypes.Array[c_void_p]":
     """A C array of pointers."""
     return (c_void_p * max(len(values), 1))(*values)
+
+
+class AllocationProperties(ctypes.Structure):
+    """CUmemAllocationProp; hipMemAllocationProp is laid out the same."""
+
+    _fields_ = [
+        ("type", c_int),
+        ("handle_types", c_int),
+        ("location_type", c_int),
+        ("location_id", c_int),
+        ("win32", c_void_p),
+        ("flags", ctypes.c_ubyte * 8),
+    ]
+
+
+class AccessDescription(ctypes.Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = [("location_type", c_int), ("location_id", c_int), ("flags", c_int)]

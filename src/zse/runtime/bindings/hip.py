@@ -1,9 +1,9 @@
 """HIP (libamdhip64) of ROCm 5.6 to 7: what is used of it. The calls are CUDA's driver calls under other names."""
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_int, c_void_p
+from ctypes import c_int
 
-from zse.runtime.bindings.driver import ARGUMENTS, Driver
+from zse.runtime.bindings.driver import HIP, Driver
 
 # hip_runtime_api.h: hipDeviceAttribute_t
 COMPUTE_MODE = 6
@@ -33,65 +33,8 @@ class HIPDriver(Driver):
     )
     missing_hint = _HINT
     sticky = frozenset({4, 214, 700, 702, 709, 710, 719, 999})
-    symbols = {
-        "init": "hipInit",
-        "driver_version": "hipDriverGetVersion",
-        "device_count": "hipGetDeviceCount",
-        "device_get": "hipDeviceGet",
-        "device_name": "hipDeviceGetName",
-        "device_attribute": "hipDeviceGetAttribute",
-        "device_total_memory": "hipDeviceTotalMem",
-        "device_properties": "hipGetDevicePropertiesR0600",
-        "set_current": "hipSetDevice",
-        "context_release": "hipDeviceReset",
-        "memory_info": "hipMemGetInfo",
-        "alloc": "hipMalloc",
-        "free": "hipFree",
-        "memset_async": "hipMemsetD8Async",
-        "to_device_async": "hipMemcpyHtoDAsync",
-        "to_host_async": "hipMemcpyDtoHAsync",
-        "copy_async": "hipMemcpyDtoDAsync",
-        "stream_create": "hipStreamCreateWithFlags",
-        "stream_destroy": "hipStreamDestroy",
-        "stream_wait": "hipStreamSynchronize",
-        "stream_wait_event": "hipStreamWaitEvent",
-        "event_create": "hipEventCreateWithFlags",
-        "event_destroy": "hipEventDestroy",
-        "event_record": "hipEventRecord",
-        "event_wait": "hipEventSynchronize",
-        "event_query": "hipEventQuery",
-        "event_elapsed": "hipEventElapsedTime",
-        "module_load": "hipModuleLoadData",
-        "module_unload": "hipModuleUnload",
-        "module_function": "hipModuleGetFunction",
-        "host_alloc": "hipHostMalloc",
-        "host_free": "hipHostFree",
-        "host_device_address": "hipHostGetDevicePointer",
-        "host_register": "hipHostRegister",
-        "host_unregister": "hipHostUnregister",
-        "begin_capture": "hipStreamBeginCapture",
-        "end_capture": "hipStreamEndCapture",
-        "graph_instantiate": "hipGraphInstantiateWithFlags",
-        "graph_destroy": "hipGraphDestroy",
-        "executable_destroy": "hipGraphExecDestroy",
-        "graph_launch": "hipGraphLaunch",
-        "launch": "hipModuleLaunchKernel",
-        "vmm_granularity": "hipMemGetAllocationGranularity",
-        "vmm_reserve": "hipMemAddressReserve",
-        "vmm_unreserve": "hipMemAddressFree",
-        "vmm_create": "hipMemCreate",
-        "vmm_release": "hipMemRelease",
-        "vmm_map": "hipMemMap",
-        "vmm_unmap": "hipMemUnmap",
-        "vmm_set_access": "hipMemSetAccess",
-    }
-    arguments = ARGUMENTS | {
-        "set_current": [c_int],
-        "context_release": [],
-        "device_properties": [c_void_p, c_int],
-        "device_name": [c_char_p, c_int, c_int],
-        "device_count": [POINTER(c_int)],
-    }
+    column = HIP
+    arguments = {"set_current": [c_int], "context_release": []}
     hints = {
         "hipErrorNoDevice": (
             "no AMD GPU is visible: check `rocminfo`, HIP_VISIBLE_DEVICES and that you may open /dev/kfd (groups "

@@ -1,7 +1,7 @@
 """The Objective-C runtime through ctypes: classes, selectors and messages, as Metal's interface needs them."""
 
 import ctypes
-from ctypes import c_char_p, c_size_t, c_ulong, c_void_p
+from ctypes import c_char_p, c_ulong, c_void_p
 
 from zse.errors import DeviceError
 
@@ -17,6 +17,29 @@ class Size(ctypes.Structure):
     """MTLSize."""
 
     _fields_ = [("width", c_ulong), ("height", c_ulong), ("depth", c_ulong)]
+
+
+UInt = c_ulong
+# Selector → (result, None for void; types of the arguments). Others take and give pointers.
+METHODS: dict[str, tuple] = {
+    "UTF8String": (c_char_p,),
+    "commit": (None,),
+    "currentAllocatedSize": (UInt,),
+    "dispatchThreadgroups:threadsPerThreadgroup:": (None, Size, Size),
+    "endEncoding": (None,),
+    "maxThreadgroupMemoryLength": (UInt,),
+    "newBufferWithLength:options:": (c_void_p, UInt, UInt),
+    "recommendedMaxWorkingSetSize": (ctypes.c_uint64,),
+    "release": (None,),
+    "setBuffer:offset:atIndex:": (None, c_void_p, UInt, UInt),
+    "setBytes:length:atIndex:": (None, c_char_p, UInt, UInt),
+    "setComputePipelineState:": (None, c_void_p),
+    "setFastMathEnabled:": (None, ctypes.c_bool),
+    "setThreadgroupMemoryLength:atIndex:": (None, UInt, UInt),
+    "status": (UInt,),
+    "stringWithUTF8String:": (c_void_p, c_char_p),
+    "waitUntilCompleted": (None,),
+}
 
 
 class ObjC:
@@ -39,9 +62,8 @@ class ObjC:
         ):
             function = getattr(self._runtime, name)
             function.restype, function.argtypes = result, arguments
-        self._selectors: dict[str, int] = {}
-        # One foreign function for each signature: objc_msgSend must be called as the method is declared.
-        self._prototypes: dict[tuple, Any] = {}
+        # Selector → (objc_msgSend as the method is declared, the selector's number).
+        self._methods: dict[str, tuple[Any, int]] = {}
         self._address = ctypes.cast(self._runtime.objc_msgSend, c_void_p).value or 0
 
     def default_device(self) -> int:
@@ -50,28 +72,21 @@ class ObjC:
         function.restype = c_void_p
         return function() or 0
 
-    def send(
-        self, receiver: int, selector: str, *args: "Any", result: "Any" = c_void_p, types: "tuple | None" = None
-    ) -> "Any":
-        """`[receiver selector: args...]`. types: of the arguments (default: pointers); result: of the answer, None for
-        void. An answer that is an address is 0 for nil."""
-        types = types if types is not None else (c_void_p,) * len(args)
-        function = self._prototypes.get((result, types))
-        if function is None:
-            function = self._prototypes[result, types] = ctypes.CFUNCTYPE(result, c_void_p, c_void_p, *types)(
-                self._address
-            )
-        name = self._selectors.get(selector)
-        if name is None:
-            name = self._selectors[selector] = self._runtime.sel_registerName(selector.encode())
+    def send(self, receiver: int, selector: str, *args: "Any") -> "Any":
+        """`[receiver selector: args...]`, called as METHODS says. An answer that is an address is 0 for nil."""
+        result, *types = METHODS.get(selector) or (c_void_p, *[c_void_p] * len(args))
+        found = self._methods.get(selector)
+        if found is None:
+            prototype = ctypes.CFUNCTYPE(result, c_void_p, c_void_p, *types)
+            name = self._runtime.sel_registerName(selector.encode())
+            found = self._methods[selector] = prototype(self._address), name
+        function, name = found
         answer = function(receiver, name, *args)
         return answer or 0 if result is c_void_p else answer
 
     def string(self, text: str) -> int:
         """An autoreleased NSString."""
-        return self.send(
-            self._runtime.objc_getClass(b"NSString"), "stringWithUTF8String:", text.encode(), types=(c_char_p,)
-        )
+        return self.send(self._runtime.objc_getClass(b"NSString"), "stringWithUTF8String:", text.encode())
 
     def make(self, name: str) -> int:
         """A new object of a class, to be released."""
@@ -79,7 +94,7 @@ class ObjC:
 
     def text(self, string: int) -> str:
         """The Python string of an NSString."""
-        found = self.send(string, "UTF8String", result=c_char_p) if string else None
+        found = self.send(string, "UTF8String") if string else None
         return (found or b"").decode("utf-8", "replace")
 
     def push_pool(self) -> int:
@@ -89,12 +104,3 @@ class ObjC:
     def pop_pool(self, pool: int) -> None:
         """End it: what was autoreleased since is released."""
         self._runtime.objc_autoreleasePoolPop(pool)
-
-    @staticmethod
-    def memory(address: int, nbytes: int) -> "Any":
-        """A ctypes array over memory of an object."""
-        return (ctypes.c_ubyte * nbytes).from_address(address)
-
-
-UInt = c_ulong
-SizeT = c_size_t
