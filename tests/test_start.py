@@ -102,7 +102,7 @@ NOT_IN_SERVER = NEITHER | {
     "zse.server.routes.metrics",
     "zse.server.relevance",
     "zse.server.measuring",
-    "zse.server.measure_schemas",
+    "zse.server.requests.measures",
     "zse.server.engine_counters",
     "zse.server.tools.grammars",
     "zse.server.tools.patterns",

@@ -16,6 +16,7 @@ from zse.engine.metrics import Phases
 from zse.engine.runner import Runner
 from zse.errors import RequestError
 from zse.sampling.beam import BeamParams, BeamSearch
+from zse.sampling.fields import checked
 from zse.sampling.params import SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
@@ -165,7 +166,7 @@ def test_refusals_and_failures(engine_of, tmp_path):
         (BeamParams(max_tokens=CONTEXT), None),
     ):
         with pytest.raises(RequestError) as caught:
-            engine.search(1, prompt(5), params)
+            engine.search(1, prompt(5), checked(params))
         assert caught.value.param == param and caught.value.status == 400
     assert not engine.has_work
     engine.search(1, prompt(5), BeamParams(max_tokens=2))

@@ -110,9 +110,9 @@ def test_refusals(smollm2):
         (SamplingParams(min_p=float("nan")), "min_p"),
         (SamplingParams(logprobs=21), "logprobs"),
         (SamplingParams(max_tokens=0), "max_tokens"),
-        (SamplingParams(stop=("",)), "stop"),
+        (SamplingParams(stop=("",)), "stop[0]"),
         (SamplingParams(repetition_penalty=0.0), "repetition_penalty"),
-        (SamplingParams(logit_bias={1: 101.0}), "logit_bias"),
+        (SamplingParams(logit_bias={1: 101.0}), "logit_bias.1"),
     ):
         with pytest.raises(RequestError) as caught:
             smollm2.stream(PROMPTS[0], params)

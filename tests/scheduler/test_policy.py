@@ -85,23 +85,6 @@ def test_a_preempted_request_is_not_timed_out():
     assert scheduler.expire(5.0) == [] and order(scheduler) == [1]
 
 
-@pytest.mark.parametrize(
-    ("options", "param"),
-    [
-        ({"priority": 11}, "priority"),
-        ({"priority": -11}, "priority"),
-        ({"deadline_ms": 0.0}, "deadline_ms"),
-        ({"deadline_ms": 1e9}, "deadline_ms"),
-        ({"deadline_ms": float("nan")}, "deadline_ms"),
-        ({"weight": 0.0}, "weight"),
-    ],
-)
-def test_options_outside_their_range_are_refused(options, param):
-    with pytest.raises(RequestError, match=param) as caught:
-        submit(make(), 1, **options)
-    assert (caught.value.code, caught.value.param) == ("out_of_range", param)
-
-
 def test_tenants_take_turns_whatever_one_of_them_asks():
     scheduler = make(max_rows=1)
     for id in range(10):

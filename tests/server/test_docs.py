@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from zse.sampling.fields import describe
 from zse.server.engine_counters import COUNTERS
 from zse.server.errors import CODES
-from zse.server.measure_schemas import EMBEDDINGS, RERANK, SCORE
+from zse.server.requests.completions import CHAT_FIELDS, COMPLETIONS_FIELDS
+from zse.server.requests.measures import EMBEDDINGS_FIELDS, RERANK_FIELDS, SCORE_FIELDS
 from zse.server.routes.table import ROUTES
-from zse.server.schemas import CHAT, COMPLETIONS, describe
 
 TEXT = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
 
@@ -21,11 +22,11 @@ def test_every_route_is_documented():
 @pytest.mark.parametrize(
     "heading,fields",
     [
-        ("## POST /v1/chat/completions", CHAT),
-        ("## POST /v1/completions", COMPLETIONS),
-        ("## POST /v1/embeddings", EMBEDDINGS),
-        ("## POST /v1/rerank", RERANK),
-        ("## POST /v1/score", SCORE),
+        ("## POST /v1/chat/completions", CHAT_FIELDS),
+        ("## POST /v1/completions", COMPLETIONS_FIELDS),
+        ("## POST /v1/embeddings", EMBEDDINGS_FIELDS),
+        ("## POST /v1/rerank", RERANK_FIELDS),
+        ("## POST /v1/score", SCORE_FIELDS),
     ],
 )
 def test_every_field_is_documented(heading, fields):

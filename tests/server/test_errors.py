@@ -349,11 +349,10 @@ def test_context_error_has_the_numbers(server):
 
 def test_every_known_field_either_works_or_is_named(server):
     """Whatever value a field of the tables gets, the answer is 200 or a 400 that names the field."""
-    from zse.server.schemas import CHAT as CHAT_FIELDS
-    from zse.server.schemas import COMPLETIONS
+    from zse.server.requests.completions import CHAT_FIELDS, COMPLETIONS_FIELDS
 
     values = [None, True, 0, 1, -1, 0.5, "a", [], [1], ["a"], {}, {"a": 1}]
-    for path, fields in ((CHAT, CHAT_FIELDS), (TEXT, COMPLETIONS)):
+    for path, fields in ((CHAT, CHAT_FIELDS), (TEXT, COMPLETIONS_FIELDS)):
         for name in fields:
             for value in values:
                 body = (chat_body("hi") if path == CHAT else {"model": "fake", "prompt": "hi"}) | {name: value}

@@ -5,10 +5,9 @@ import json
 import openai
 import pytest
 
-from zse.server.messages import messages as read_messages
+from zse.server.requests.conversation import CONVERSATION
 from zse.server.tools import parsers
 from zse.server.tools.answer import format_of
-from zse.server.tools.fields import tools as read_tools
 from zse.tokenizer.chat_template import ChatTemplate
 
 TEMPLATE = "{{ tools }} <tool_call> </think>"
@@ -277,9 +276,9 @@ def test_history_round_trip_through_template_texts(name):
     source = TEMPLATES[name]
     form = format_of(source)
     assert form.tools == name and parsers.takes_tools(source)
-    tools = read_tools([WEATHER], "tools")
+    tools = CONVERSATION["tools"].kind([WEATHER], "tools")
     arguments = {"place": "Rome"}
-    history = read_messages(
+    history = CONVERSATION["messages"].kind(
         [
             *user("Weather?"),
             {

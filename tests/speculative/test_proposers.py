@@ -189,7 +189,7 @@ def test_what_does_not_pay_ends(rows):
 
 
 def test_a_request_can_do_without():
-    _, counters = steps(Copying(), NgramSpeculator(7, "cpu"), 2, RequestOptions(speculate=False))
+    _, counters = steps(Copying(), NgramSpeculator(7, "cpu"), 2, RequestOptions(speculation=False))
     assert counters.drafted_tokens == 0
 
 

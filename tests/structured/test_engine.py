@@ -285,7 +285,7 @@ def test_the_grammar_process_starts_in_idle_time(model, warm, monkeypatch):
 
 def test_counters_of_masks(engine):
     before = engine.counters()
-    alone = RequestOptions(structure=read_structure({"regex": "[a-d]{5}"}), speculate=False)  # drafts have masks too
+    alone = RequestOptions(structure=read_structure({"regex": "[a-d]{5}"}), speculation=False)  # drafts have masks too
     engine.submit(1, [5], params(), alone)
     drain(engine)
     counters = engine.counters()

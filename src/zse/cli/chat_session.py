@@ -5,7 +5,8 @@ import os
 import signal
 import sys
 
-from zse.cli.options import SAMPLING_NAMES, sampling_params
+from zse.cli.options import add_sampling_options, sampling_fields, sampling_params
+from zse.cli.parser import Parser
 from zse.cli.terminal import reply_writer
 from zse.errors import RequestError, ZSEError
 
@@ -96,22 +97,20 @@ class Session:
         self._answer(self.messages.pop())
 
     def _show_or_set(self, text: str) -> None:
+        names = list(sampling_fields())
         if not text:
-            for name in SAMPLING_NAMES:
+            for name in names:
                 self._say(f"  {name:<20}{getattr(self._params, name)}")
             return
-        from zse.cli.options import add_sampling_options
-        from zse.cli.parser import Parser
-
         name, _, value = text.partition(" ")
-        if name not in SAMPLING_NAMES or not value:
-            self._say(f"write /params NAME VALUE, with NAME one of {', '.join(SAMPLING_NAMES)}")
+        if name not in names or not value:
+            self._say(f"write /params NAME VALUE, with NAME one of {', '.join(names)}")
             return
         # The options' own parser: one set of limits.
         parser = Parser(prog="/params", add_help=False)
         add_sampling_options(parser, 1)
         parsed = parser.parse_args([f"--{name.replace('_', '-')}={value.strip()}"])
-        values = {other: getattr(self._params, other) for other in SAMPLING_NAMES} | {name: getattr(parsed, name)}
+        values = {other: getattr(self._params, other) for other in names} | {name: getattr(parsed, name)}
         self._params = sampling_params(type("Values", (), values))
         self._say(f"  {name:<20}{getattr(self._params, name)}")
 

@@ -3,7 +3,12 @@
 from argparse import Action, ArgumentTypeError, BooleanOptionalAction
 
 from zse import lazy
+from zse.cli import terminal
 from zse.cli.parser import number
+from zse.engine import llm
+from zse.errors import ConfigError, ModelNotFoundError, RequestError, one_line
+from zse.formats import store
+from zse.sampling import fields, params
 
 # Chosen for chat with small models: a little randomness, no far tail. The API's own defaults (temperature 1) are
 # OpenAI's.
@@ -261,8 +266,6 @@ class _Joined(Action):
 
 def memory_size(text: str) -> int:
     """argparse type: bytes from "6G", "5.5GiB", "800M" or a plain number; K, M, G, T are powers of 1024."""
-    from zse.errors import one_line
-
     digits = text.strip().upper().removesuffix("B").removesuffix("I")
     unit = "KMGT".find(digits[-1:]) + 1 if digits else 0
     try:
@@ -274,103 +277,67 @@ def memory_size(text: str) -> int:
     return int(value)
 
 
+ENGINE_OPTIONS = ("device", "threads", "activations", "kv_dtype", "max_context", "max_memory", "quantize")
+
+
 def engine_options(args) -> dict:
     """Keyword arguments of LLM() from the parsed options."""
-    return {
-        "device": args.device,
-        "threads": args.threads,
-        "activations": args.activations,
-        "kv_dtype": args.kv_dtype,
-        "max_context": args.max_context,
-        "max_memory": args.max_memory,
-        "quantize": args.quantize,
-    }
+    return {name: getattr(args, name) for name in ENGINE_OPTIONS}
+
+
+def sampling_fields() -> dict:
+    """The fields of SamplingParams that have an option."""
+    lazy.import_lean("msgspec")
+    return {name: field for name, field in fields.fields_of(params.SamplingParams).items() if field.option}
 
 
 def add_sampling_options(parser, max_tokens: int) -> None:
-    """--max-tokens, --temperature, --top-k, --top-p, --min-p, --seed, --stop, penalties."""
+    """An option for each of sampling_fields(), with its range and meaning. max_tokens: its default here."""
     group = parser.add_argument_group("sampling")
-    group.add_argument(
-        "--max-tokens",
-        type=number(int, 1),
-        default=max_tokens,
-        metavar="N",
-        help="longest reply (default: %(default)s)",
-    )
-    group.add_argument(
-        "--temperature",
-        type=number(float, 0, 2),
-        default=TEMPERATURE,
-        metavar="T",
-        help="0 is greedy (default: %(default)s)",
-    )
-    group.add_argument(
-        "--top-k", type=number(int, 0), default=0, metavar="K", help="only the K likeliest tokens; 0 is off (default)"
-    )
-    group.add_argument(
-        "--top-p",
-        type=number(float, high=1, above=0),
-        default=TOP_P,
-        metavar="P",
-        help="nucleus of mass P; 1 is off (default: %(default)s)",
-    )
-    group.add_argument(
-        "--min-p",
-        type=number(float, 0, 1),
-        default=0.0,
-        metavar="P",
-        help="least share of the likeliest; 0 is off (default)",
-    )
-    group.add_argument(
-        "--repetition-penalty", type=number(float, above=0), default=1.0, metavar="R", help="1 is off (default)"
-    )
-    group.add_argument(
-        "--presence-penalty", type=number(float, -2, 2), default=0.0, metavar="R", help="0 is off (default)"
-    )
-    group.add_argument(
-        "--frequency-penalty", type=number(float, -2, 2), default=0.0, metavar="R", help="0 is off (default)"
-    )
-    group.add_argument("--seed", type=number(int, 0, 2**63 - 1), metavar="N", help="the same seed gives the same reply")
-    group.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end the reply before this text (up to 4 times)"
-    )
+    own = {"max_tokens": max_tokens, "temperature": TEMPERATURE, "top_p": TOP_P}
+    for name, field in sampling_fields().items():
+        default, action = own.get(name, field.default), {}
+        told = "" if default in (None, ()) else f" (default: {default})"
+        if isinstance(default, tuple):
+            default, action, told = [], {"action": "append"}, "; may be repeated"
+        group.add_argument(
+            "--" + name.replace("_", "-"),
+            type=_parser_of(field.kind),
+            default=default,
+            metavar=field.option,
+            help=field.doc[:1].lower() + field.doc[1:].rstrip(".").replace("%", "%%") + told,
+            **action,
+        )
 
 
-SAMPLING_NAMES = (
-    *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
-    *("frequency_penalty", "seed", "stop"),
-)
+def _parser_of(kind):
+    """The argparse type of a field's values: numbers within its range; texts are checked with the rest."""
+    if isinstance(kind, fields.Integer):
+        return number(int, kind.low, kind.high)
+    if isinstance(kind, fields.Number):
+        return number(float, None if kind.above_low else kind.low, kind.high, kind.low if kind.above_low else None)
+    return str
 
 
 def sampling_params(values):
-    """SamplingParams from an object that has the attributes SAMPLING_NAMES."""
-    from zse.errors import ConfigError
-    from zse.sampling.params import SamplingParams
-
-    fields = {name: getattr(values, name) for name in SAMPLING_NAMES}
-    fields["stop"] = tuple(fields["stop"])
-    if len(fields["stop"]) > 4 or "" in fields["stop"]:
-        raise ConfigError("--stop takes at most 4 texts, none of them empty")
-    return SamplingParams(**fields)
+    """SamplingParams from an object that has the attributes sampling_fields(). Raises ConfigError."""
+    try:
+        return fields.checked(params.SamplingParams(**{name: getattr(values, name) for name in sampling_fields()}))
+    except RequestError as error:
+        raise ConfigError(str(error)) from None
 
 
 def locate(model: str) -> str:
     """The path of a model, fetched first when it is a catalog or hf: name that is not stored yet."""
-    from zse.formats import store
-
     try:
         return store.locate(model)
-    except store.ModelNotFoundError:
-        from zse.cli.terminal import ProgressBar, notice
-
-        with ProgressBar(model) as bar:
-            return str(store.ensure(model, progress=bar, notice=notice))
+    except ModelNotFoundError:
+        with terminal.ProgressBar(model) as bar:
+            return str(store.ensure(model, progress=bar, notice=terminal.notice))
 
 
 def open_llm(args, **extra):
     """The LLM of args.model, fetched first if need be."""
     path = locate(args.model)
     lazy.import_lean("msgspec")
-    from zse.engine.llm import LLM
-
-    return LLM(path, **engine_options(args), **extra)
+    return llm.LLM(path, **engine_options(args), **extra)

@@ -13,7 +13,6 @@ from zse.engine.integrity import IntegrityWatch
 from zse.engine.messages import Ask
 from zse.engine.metrics import BEAM_COUNTERS, JOB_COUNTERS, EngineMetrics
 from zse.sampling.params import BeamParams, SamplingParams
-from zse.sampling.validate import check_params
 from zse.scheduler.batch import Batch, Output
 from zse.scheduler.options import DEFAULT, RequestOptions
 from zse.scheduler.scheduler import Scheduler
@@ -89,7 +88,6 @@ class Engine:
 
     def submit(self, id: int, prompt: list[int], params: SamplingParams, options: RequestOptions = DEFAULT) -> None:
         """Queue a request. Raises RequestError when it is refused."""
-        check_params(params)
         seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(8), "little")
         seed &= 0xFFFFFFFFFFFFFFFF
         if self.disk is not None:

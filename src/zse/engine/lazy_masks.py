@@ -31,9 +31,7 @@ SECOND_DRAW = 1 << 62
 
 def may_draw_first(params: SamplingParams) -> bool:
     """Whether a request's tokens may be drawn before they are masked, with the same distribution."""
-    if params.temperature < 1e-5 or params.top_k == 1:
-        return True
-    return params.top_k == 0 and params.top_p >= 1.0 and params.min_p <= 0.0
+    return params.temperature < 1e-5 or params.top_k == 1 or not params.is_filtered
 
 
 class Run:

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from zse.engine.metrics import Phases, since_exec_clock
 from zse.errors import ConfigError, RequestError
+from zse.sampling import fields
+from zse.sampling import params as request_params
 
 _clock = since_exec_clock()  # taken when this module is imported: the earlier, the truer
 
@@ -307,15 +309,14 @@ class LLM:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
 
     def _params_of(self, params, count: int) -> list:
-        from zse.sampling.params import SamplingParams
-
+        """One SamplingParams for each prompt. Here, where they come in, they are checked, and nowhere after it."""
         if params is None:
-            params = SamplingParams()
-        if isinstance(params, SamplingParams):
-            return [params] * count
+            params = request_params.SamplingParams()
+        if isinstance(params, request_params.SamplingParams):
+            return [fields.checked(params)] * count
         if len(params) != count:
             raise ValueError(f"{len(params)} SamplingParams for {count} prompts")
-        return list(params)
+        return [fields.checked(one) for one in params]
 
     def _options_of(self, structure: "Form"):
         from zse.scheduler.options import DEFAULT, RequestOptions
@@ -404,9 +405,7 @@ class LLM:
     def beam_search(self, prompts: "Prompt | Sequence[Prompt]", params=None) -> "list[list[Found]]":
         """The likeliest replies to each prompt, best first: beam_width of them. params: a zse.BeamParams for
         all. Raises RequestError for a prompt or parameter that is refused."""
-        from zse.sampling.params import BeamParams
-
-        wanted = params if params is not None else BeamParams()
+        wanted = fields.checked(request_params.BeamParams() if params is None else params)
         results = self._over(self._several(prompts), lambda id, prompt, _: self._engine.search(id, prompt, wanted))
         return [[self._found(reply) for reply in result.replies] for result in results]
 

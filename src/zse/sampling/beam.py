@@ -9,20 +9,12 @@ log-probabilities divided by its length, end token included, to the power of len
 from typing import NamedTuple
 
 from zse.errors import RequestError
-from zse.sampling.params import BeamParams
-from zse.sampling.validate import LENGTH_PENALTIES, MAX_BEAM_WIDTH, MAX_LOGPROBS
+from zse.sampling.params import MAX_LOGPROBS, BeamParams
 
 
 def check_beams(params: BeamParams, num_stop_ids: int) -> None:
-    """Raises RequestError for a value out of range. num_stop_ids: tokens that end a reply, the model's included."""
-    low, high = LENGTH_PENALTIES
-    for name, value, least, most in (
-        ("beam_width", params.beam_width, 1, MAX_BEAM_WIDTH),
-        ("length_penalty", params.length_penalty, low, high),
-        ("logprobs", params.logprobs or 0, 0, MAX_LOGPROBS),
-    ):
-        if not least <= value <= most:
-            raise RequestError(f"{name} {value} must be from {least} to {most}", code="out_of_range", param=name)
+    """Raises RequestError for a search that needs more alternatives of a token than a step gives. num_stop_ids: tokens that
+    end a reply, the model's included."""
     if params.beam_width + num_stop_ids > MAX_LOGPROBS:
         raise RequestError(
             f"beam_width {params.beam_width} and {num_stop_ids} tokens that end a reply are more than "

@@ -1,41 +1,164 @@
-"""What a request may ask of the sampler. Validated once, at the edge; the ranges are the API's."""
+"""The table of request fields: what a request may ask of the sampler, and with which values.
 
-from typing import Literal
+Each line declares a field once: its type, range, default, meaning, the routes that accept it and its command-line option. The
+checks of the HTTP API (zse.server.requests), of `zse run`, `zse chat` and `zse.LLM`, docs/api.md and the OpenAPI document are
+made of it. The engine trusts what crossed one of these edges.
+"""
+
+from typing import Annotated, Any, Literal
 
 import msgspec
 
+from zse.sampling.fields import (
+    Array,
+    Boolean,
+    Checked,
+    Field,
+    Integer,
+    Number,
+    String,
+    fields_of,
+    refused,
+    too_long,
+    wrong_type,
+)
+
+MAX_LOGPROBS = 20  # alternatives of a token
+MAX_LOGIT_BIAS_ENTRIES = 1024
+MAX_BEAM_WIDTH = 16
+
+
+def token_id(value: Any, path: str) -> int:
+    """A token id; it is compared with the vocabulary later."""
+    if type(value) is not int:
+        raise wrong_type(path, "an integer", value)
+    if not 0 <= value < 1 << 31:
+        raise refused("invalid_token_id", f"'{path}' is not a token id.", path)
+    return value
+
+
+TOKEN_ID = Checked(token_id, {"type": "integer", "minimum": 0, "maximum": (1 << 31) - 1})
+_STOP = Array(String(256, empty=False), 4)
+_IDS = Array(TOKEN_ID, 128)
+_BIAS = Number(-100, 100)
+
+
+def _stop(value: Any, path: str) -> tuple[str, ...]:
+    """A string or up to four of them."""
+    return (_STOP.item(value, path),) if type(value) is str else tuple(_STOP(value, path))
+
+
+def _stop_token_ids(value: Any, path: str) -> tuple[int, ...]:
+    return tuple(_IDS(value, path))
+
+
+def _logit_bias(value: Any, path: str) -> dict[int, float]:
+    """Keys are token ids, in JSON as strings; they are compared with the vocabulary later."""
+    if type(value) is not dict:
+        raise wrong_type(path, "an object", value)
+    if len(value) > MAX_LOGIT_BIAS_ENTRIES:
+        raise too_long(path, f"at most {MAX_LOGIT_BIAS_ENTRIES} entries")
+    biases = {}
+    for key, bias in value.items():
+        if type(key) is str and not (key.isascii() and key.isdigit() and len(key) <= 9):
+            raise refused("invalid_token_id", f"A key of '{path}' is not a token id.", path)
+        biases[token_id(int(key), path)] = _BIAS(bias, f"{path}.{key}")
+    return biases
+
+
+def _early_stopping(value: Any, path: str) -> bool | str:
+    if type(value) is not bool and value != "never":
+        raise wrong_type(path, 'true, false or "never"', value)
+    return value
+
+
+STOP = Checked(_stop, {"anyOf": [_STOP.item.schema, _STOP.schema]})
+STOP_TOKEN_IDS = Checked(_stop_token_ids, _IDS.schema)
+LOGIT_BIAS = Checked(
+    _logit_bias, {"type": "object", "additionalProperties": _BIAS.schema, "maxProperties": MAX_LOGIT_BIAS_ENTRIES}
+)
+EARLY_STOPPING = Checked(_early_stopping, {"enum": [True, False, "never"]})
+FILTERS = ("top_k", "top_p", "min_p")  # fields that leave some of the likeliest tokens to draw from
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """temperature 0 is greedy. top_k 0 and top_p 1 are off. seed None: the engine draws one.
-    logprobs: None for none, else how many alternatives (0..20) beside the sampled token's own. prompt_logprobs: the same
-    of the prompt's tokens; LLM takes it and measures them by a job, the engine's requests do not look at it."""
+    """What a request asks of the sampler. temperature 0 is greedy. top_k 0 or -1 and top_p 1 are off. seed None: the engine
+    draws one. logprobs: None for none, else how many alternatives beside the sampled token's own. prompt_logprobs: the same of
+    the prompt's tokens, which the LLM and the server measure by a job: the engine's requests do not look at it."""
 
-    max_tokens: int | None = None
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] | None = None
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    max_tokens: Annotated[int | None, Field(Integer(1), "Most tokens to generate.", option="N")] = None
+    temperature: Annotated[float, Field(Number(0, 2), "0 is greedy.", option="T")] = 1.0
+    top_p: Annotated[float, Field(Number(0, 1, above_low=True), "Nucleus sampling; 1 is off.", option="P")] = 1.0
+    top_k: Annotated[
+        int, Field(Integer(-1, 1 << 30, floor=0), "Keep the k most likely tokens; 0 or -1 is off.", option="K")
+    ] = 0
+    min_p: Annotated[
+        float, Field(Number(0, 1), "Drop tokens below this share of the most likely one's probability.", option="P")
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        Field(
+            Number(0, 100, above_low=True), "Divides logits of tokens seen in prompt or answer; 1 is off.", option="R"
+        ),
+    ] = 1.0
+    presence_penalty: Annotated[
+        float, Field(Number(-2, 2), "Subtracted from logits of tokens that the answer holds.", option="R")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, Field(Number(-2, 2), "Subtracted once per occurrence in the answer.", option="R")
+    ] = 0.0
+    logit_bias: Annotated[
+        dict[int, float] | None, Field(LOGIT_BIAS, "Token id → bias in [-100, 100], at most 1,024.")
+    ] = None
+    seed: Annotated[
+        int | None,
+        Field(
+            Integer(-1 << 63, (1 << 64) - 1),
+            "Same seed, same request, same answer; choice i uses seed + i.",
+            option="N",
+        ),
+    ] = None
+    stop: Annotated[
+        tuple[str, ...],
+        Field(STOP, "Up to 4 strings of up to 256 characters; the answer ends before one.", option="TEXT"),
+    ] = ()
+    stop_token_ids: Annotated[tuple[int, ...], Field(STOP_TOKEN_IDS, "Up to 128 token ids that end the answer.")] = ()
+    ignore_eos: Annotated[bool, Field(Boolean(), "Go on after the model's own end token.")] = False
+    # The routes have a field of this name each, of their own form.
+    logprobs: Annotated[int | None, Field(Integer(0, MAX_LOGPROBS), routes=())] = None
+    prompt_logprobs: Annotated[
+        int | None,
+        Field(
+            Integer(0, MAX_LOGPROBS),
+            "Log-probabilities of the prompt's tokens with this many alternatives, up to 20; not with stream.",
+        ),
+    ] = None
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether a draw is from some of the likeliest tokens only."""
+        return any(getattr(self, name) != fields_of(SamplingParams)[name].default for name in FILTERS)
 
 
 class BeamParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """beam_width: 1 to 16. max_tokens: None: the rest of the context. length_penalty: above 0 favours longer replies.
-    early_stopping: True ends the search when beam_width hypotheses are there; False when no beam is likely to give a
-    better one; "never" when none can. logprobs: None, or how many alternatives (0..20) are told of each token."""
+    """What a beam search is asked for. beam_width: beams of the search. max_tokens None: the rest of the context.
+    length_penalty: above 0 favours longer replies. early_stopping: True ends the search when beam_width hypotheses are there;
+    False when no beam is likely to give a better one; "never" when none can. logprobs: None, or how many alternatives are told
+    of each token."""
 
-    beam_width: int = 4
-    max_tokens: int | None = None
-    length_penalty: float = 1.0
-    early_stopping: Literal[True, False, "never"] = False
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logprobs: int | None = None
+    beam_width: Annotated[int, Field(Integer(1, MAX_BEAM_WIDTH), "Beams of the search, up to 16; left out: n.")] = 4
+    max_tokens: Annotated[int | None, Field(Integer(1), routes=())] = None
+    length_penalty: Annotated[
+        float, Field(Number(-10, 10), "A beam's score is its log-probability divided by its length to this power.")
+    ] = 1.0
+    early_stopping: Annotated[
+        Literal[True, False, "never"],
+        Field(
+            EARLY_STOPPING,
+            "true ends the search with the first beam_width answers, false when better ones are unlikely, "
+            '"never" when there can be none.',
+        ),
+    ] = False
+    stop_token_ids: Annotated[tuple[int, ...], Field(STOP_TOKEN_IDS, routes=())] = ()
+    ignore_eos: Annotated[bool, Field(Boolean(), routes=())] = False
+    logprobs: Annotated[int | None, Field(Integer(0, MAX_LOGPROBS), routes=())] = None

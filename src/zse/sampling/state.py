@@ -10,7 +10,7 @@ from math import prod
 
 from zse.dtypes import ITEM_BYTES, VIEW_FORMAT
 from zse.kernels.sample import MAX_LOGPROBS, row_parameters, sample, sample_tensors
-from zse.sampling.validate import MAX_LOGIT_BIAS_ENTRIES
+from zse.sampling.params import MAX_LOGIT_BIAS_ENTRIES
 from zse.tensor import Tensor
 
 _NEUTRAL = (1.0, 0.0, 0.0)  # repetition, presence, frequency

@@ -60,8 +60,6 @@ class Intake(msgspec.Struct, frozen=True):
     def admissible_length(self, prompt_len: int, max_tokens: int | None) -> int:
         """Most tokens, prompt included, that the request may reach. RequestError when that is beyond the context
         or beyond all pages together: such a request would wait for ever."""
-        if max_tokens is not None and max_tokens < 1:
-            raise RequestError("max_tokens must be at least 1", code="out_of_range", param="max_tokens")
         # The last sampled token needs no page.
         capacity = min(self.max_context, self.cache_capacity + 1)
         wanted = prompt_len + (max_tokens or 1)

@@ -1,28 +1,50 @@
 """What a request may ask of the scheduler and the cache, beside what it asks of the sampler (sampling/params.py)."""
 
+from typing import Annotated
+
 import msgspec
 
-from zse.errors import ConfigError, RequestError
+from zse.errors import ConfigError
+from zse.sampling.fields import ROUTES, Boolean, Field, Integer, Number, String
 from zse.structured.options import Structure
 
-PRIORITIES = (-10, 10)
-MAX_DEADLINE_MS = 86_400_000.0
 MAX_WEIGHT = 1000.0
 
 
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """tenant: who pays: shares are counted, and cached prefixes kept apart, by it. weight: of the tenant's share, None:
-    what the engine was started with (EngineConfig.tenant_weights, else 1).
-    priority: higher goes first, within PRIORITIES. deadline_ms: from submission to the last token, None: none.
-    cache_salt: keeps cached prefixes apart further. speculate: whether drafts may be verified for it (its tokens are the
-    same). structure: the form of the answer, None: any."""
+    """The second part of the table of request fields; what stands without a Field is the server's to fill in.
+
+    tenant: who pays: shares are counted, and cached prefixes kept apart, by it. weight: of the tenant's share, None: what the
+    engine was started with (EngineConfig.tenant_weights, else 1). priority: higher goes first. deadline_ms: from submission to
+    the last token, None: none. cache_salt: keeps cached prefixes apart further. speculation: whether drafts may be verified
+    for it (its tokens are the same). structure: the form of the answer, None: any."""
 
     tenant: str = ""
-    weight: float | None = None
-    priority: int = 0
-    deadline_ms: float | None = None
-    cache_salt: str = ""
-    speculate: bool = True
+    weight: Annotated[float | None, Field(Number(0, MAX_WEIGHT, above_low=True), routes=())] = None
+    priority: Annotated[
+        int,
+        Field(
+            Integer(-10, 10),
+            "From -10 to 10: higher goes first among the requests of one key; one that waits gains on newer ones "
+            "(--ageing-ms).",
+            routes=ROUTES,
+        ),
+    ] = 0
+    deadline_ms: Annotated[
+        float | None,
+        Field(
+            Number(0, 86_400_000.0, above_low=True),
+            "When the whole answer is wanted, from now: sooner goes first; answered 504 if it passes before the request "
+            "has begun.",
+            routes=ROUTES,
+        ),
+    ] = None
+    cache_salt: Annotated[
+        str, Field(String(256, empty=False), "Keeps cached prompts apart: only requests with the same one share.")
+    ] = ""
+    speculation: Annotated[
+        bool, Field(Boolean(), "false verifies no drafts for this request; its answer is the same.")
+    ] = True
     structure: Structure | None = None
 
     @property
@@ -32,19 +54,6 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 DEFAULT = RequestOptions()
-
-
-def check_options(options: RequestOptions) -> None:
-    """Raises RequestError for a value outside its range."""
-    low, high = PRIORITIES
-    if not low <= options.priority <= high:
-        raise RequestError(f"priority must be from {low} to {high}", code="out_of_range", param="priority")
-    if options.deadline_ms is not None and not 0 < options.deadline_ms <= MAX_DEADLINE_MS:
-        raise RequestError(
-            f"deadline_ms must be above 0 and at most {MAX_DEADLINE_MS:.0f}", code="out_of_range", param="deadline_ms"
-        )
-    if options.weight is not None and not 0 < options.weight <= MAX_WEIGHT:
-        raise RequestError(f"weight must be above 0 and at most {MAX_WEIGHT:.0f}", code="out_of_range", param="weight")
 
 
 def parse_weights(text: str) -> dict[str, float]:

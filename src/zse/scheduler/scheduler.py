@@ -27,7 +27,7 @@ from zse.scheduler.builder import BatchBuilder
 from zse.scheduler.intake import Intake
 from zse.scheduler.lifecycle import Lifecycle
 from zse.scheduler.loans import PageLoans
-from zse.scheduler.options import DEFAULT, RequestOptions, check_options
+from zse.scheduler.options import DEFAULT, RequestOptions
 from zse.scheduler.pace import Pace
 from zse.scheduler.policy import Policy, due_time, swap_is_quicker
 from zse.scheduler.request import RUNNING, Request
@@ -108,7 +108,6 @@ class Scheduler:
             if id in life.by_id:
                 raise RequestError(f"request id {id} is in use", status=409, code="conflict")
             intake.check_room(life.queue, len(prompt))
-            check_options(options)
             intake.check_prompt(prompt)
             intake.check_params(params)
             max_len = intake.admissible_length(len(prompt), params.max_tokens)

@@ -134,13 +134,13 @@ class App:
             raise APIError("model_not_found", "This model is not served here; GET /v1/models lists what is.", param)
         return model
 
-    def request_options(self, request: APIRequest, options: RequestOptions, client_salt: str = "") -> RequestOptions:
-        """What the scheduler and the cache know of who asks, beside what the request says itself."""
+    def request_options(self, request: APIRequest, options: RequestOptions) -> RequestOptions:
+        """`options` with what the server knows of who asks. The client's cache_salt becomes a secret one of the tenant's."""
         return msgspec.structs.replace(
             options,
             tenant=request.tenant,
             weight=self._weights.get(request.tenant),
-            cache_salt=self.salts.salt(request.tenant, client_salt),
+            cache_salt=self.salts.salt(request.tenant, options.cache_salt),
         )
 
     def health(self) -> tuple[bool, str]:

@@ -48,7 +48,7 @@ def may_draft(request: Request) -> bool:
     """Whether the request can have drafts at all. Masks of an answer that reasons first do not look ahead."""
     structure = request.options.structure
     return (
-        request.options.speculate and request.drafts is not None and (structure is None or structure.thinking is None)
+        request.options.speculation and request.drafts is not None and (structure is None or structure.thinking is None)
     )
 
 

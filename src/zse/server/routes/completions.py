@@ -13,7 +13,6 @@ from zse.http import json_body
 from zse.http.exchange import Response
 from zse.sampling.params import BeamParams
 from zse.scheduler.options import RequestOptions
-from zse.server import schemas
 from zse.server.admission import BYTES_PER_TOKEN, Ticket
 from zse.server.api_request import APIRequest
 from zse.server.errors import APIError
@@ -21,9 +20,10 @@ from zse.server.generation import Choice, Delta, chat_logprobs, completion_logpr
 from zse.server.off_loop import OFF_LOOP_BYTES, ON_LOOP_ENTRIES, maybe_in_thread
 from zse.server.prompt_scores import echoed_logprobs, prompt_logprobs
 from zse.server.quotas import UNBOUNDED_TOKENS
-from zse.server.schemas import Completion
+from zse.server.requests import completions
+from zse.server.requests.completions import Completion
+from zse.server.requests.forms import named
 from zse.server.statistics import CANCELLED, ERROR, Watch
-from zse.server.structure_fields import named
 from zse.server.tools import chat as chat_format
 
 _encode = msgspec.json.encode
@@ -59,12 +59,12 @@ class Job(msgspec.Struct):
 
 async def chat(app, request: APIRequest) -> Response | None:
     """POST /v1/chat/completions"""
-    return await _serve(app, request, schemas.read_chat, is_chat=True)
+    return await _serve(app, request, completions.read_chat, is_chat=True)
 
 
 async def text(app, request: APIRequest) -> Response | None:
     """POST /v1/completions"""
-    return await _serve(app, request, schemas.read_completions, is_chat=False)
+    return await _serve(app, request, completions.read_completions, is_chat=False)
 
 
 async def _serve(app, request: APIRequest, read: Callable[[dict], Completion], is_chat: bool) -> Response | None:
@@ -99,7 +99,7 @@ async def _serve(app, request: APIRequest, read: Callable[[dict], Completion], i
         longest = UNBOUNDED_TOKENS if completion.params.max_tokens is None else completion.params.max_tokens
         quota.reserve(completion.num_choices, ticket.tokens + completion.num_choices * longest)
         model = await app.pool.text(served)
-        schemas.check_token_ids(completion, model.vocab_size)
+        completions.check_token_ids(completion, model.vocab_size)
         if is_chat:
             job.answers = await maybe_in_thread(
                 long, lambda: chat_format.prepare(completion, model, app.tool_parser, app.reasoning_parser)
@@ -112,7 +112,7 @@ async def _serve(app, request: APIRequest, read: Callable[[dict], Completion], i
         if job.answers is not None:
             job.answers.is_open = job.answers.opens_reasoning(model.decode(job.prompts[0][-16:]))
         structure, job.structure_field = chat_format.structure(completion, job.answers)
-        options = app.request_options(request, completion.options, completion.cache_salt)
+        options = app.request_options(request, completion.options)
         if completion.prompt_top is not None:
             job.measured = await channel.measure(job.prompts, Ask("logprobs", top=completion.prompt_top), options)
         if completion.beams is not None:
@@ -164,7 +164,6 @@ def _max_tokens(completion: Completion, prompt_tokens: int, max_context: int) ->
 def _submit(channel: Channel, model, job: Job, limits: list[int], options: RequestOptions) -> None:
     """One engine request per choice; choice index = prompt index * best_of + answer index."""
     completion = job.completion
-    rank = completion.best_of > completion.n
     for prompt, limit in zip(job.prompts, limits, strict=True):
         for answer in range(completion.best_of):
             choice = _new_choice(model, job)
@@ -172,7 +171,7 @@ def _submit(channel: Channel, model, job: Job, limits: list[int], options: Reque
                 choice.finish_reason = "length"  # only the prompt was wanted
                 job.watch.finished("length")
                 continue
-            params = schemas.choice_params(completion.params, answer, limit, rank)
+            params = completions.choice_params(completion, answer, limit)
             channel.submit(choice.index, prompt, params, options)
 
 
@@ -180,7 +179,7 @@ def _new_choice(model, job: Job) -> Choice:
     completion, answers = job.completion, job.answers
     choice = Choice(
         len(job.choices),
-        model.detokenizer(completion.stop, answers.controls if answers else ()),
+        model.detokenizer(completion.params.stop, answers.controls if answers else ()),
         completion.params.logprobs is not None,
         answers.splitter(completion.stream) if answers else None,
     )
@@ -232,11 +231,11 @@ def _whole(model, job: Job, usage: dict) -> bytes:
     answers = []
     for prompt in range(len(job.prompts)):
         group = choices[prompt * best_of : (prompt + 1) * best_of]
-        answers += sorted(group, key=lambda choice: choice.rank)[:n] if best_of > n else group
+        answers += sorted(group, key=lambda choice: choice.rank)[:n] if job.completion.rank else group
     body = _envelope(job, streamed=False)
     body["choices"] = [_whole_choice(model, job, choice, index) for index, choice in enumerate(answers)]
     body["usage"] = usage
-    if job.chat and job.completion.prompt_logprobs is not None:
+    if job.chat and job.completion.params.prompt_logprobs is not None:
         body["prompt_logprobs"] = prompt_logprobs(job.prompts[0], job.measured[0], model.token_bytes)
     return _encode(body)
 
@@ -270,7 +269,7 @@ def _whole_choice(model, job: Job, choice: Choice, index: int) -> dict:
             out["logprobs"] = echoed_logprobs(
                 job.prompts[prompt], job.measured[prompt], choice.scores, len(echo), model.token_bytes
             )
-        if job.completion.prompt_logprobs is not None:
+        if job.completion.params.prompt_logprobs is not None:
             out["prompt_logprobs"] = prompt_logprobs(job.prompts[prompt], job.measured[prompt], model.token_bytes)
     return out
 

@@ -8,19 +8,19 @@ import msgspec
 
 from zse.engine.messages import Ask, Measured
 from zse.http.exchange import Response
-from zse.server import measure_schemas, measuring
+from zse.server import measuring
 from zse.server.api_request import APIRequest
 from zse.server.errors import APIError
-from zse.server.measure_schemas import Embeddings
 from zse.server.off_loop import maybe_in_thread
 from zse.server.relevance import Measurement
+from zse.server.requests.measures import Embeddings, read_embeddings
 
 LONG = 1 << 16  # numbers; JSON of more is written in a thread (some 10 ms)
 
 
 async def embeddings(app, request: APIRequest) -> Response:
     """POST /v1/embeddings"""
-    asked, results = await measuring.measure(app, request, measure_schemas.read_embeddings, _prepare, _check)
+    asked, results = await measuring.measure(app, request, read_embeddings, _prepare, _check)
     long = sum(len(result.vector) for result in results.results) > 4 * LONG
     return Response(200, await maybe_in_thread(long, lambda: _body(asked, results)))
 
@@ -29,8 +29,8 @@ def _prepare(asked: Embeddings, model) -> list[Measurement]:
     # Of a part of the vector only that part is brought to length 1, once it is there.
     ask = Ask(asked.pooling, normalize=asked.normalize)
     measurements = []
-    for index, given in enumerate(asked.inputs):
-        path = "input" if len(asked.inputs) == 1 else f"input[{index}]"
+    for index, given in enumerate(asked.input):
+        path = "input" if len(asked.input) == 1 else f"input[{index}]"
         ids = model.encode_text(given) if isinstance(given, str) else given
         measurements.append(Measurement(ids, ask, path))
     return measurements
@@ -59,7 +59,7 @@ def _vector(asked: Embeddings, data: bytes | None) -> str | list[float]:
             values = floats(data)
             length = math.sqrt(math.fsum(value * value for value in values)) or 1.0
             data = array("f", [value / length for value in values]).tobytes()
-    return base64.b64encode(data).decode() if asked.base64 else floats(data).tolist()
+    return base64.b64encode(data).decode() if asked.encoding_format == "base64" else floats(data).tolist()
 
 
 def floats(data: bytes) -> array:

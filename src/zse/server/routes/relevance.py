@@ -6,17 +6,17 @@ import msgspec
 
 from zse.engine.messages import Ask
 from zse.http.exchange import Response
-from zse.server import measure_schemas, measuring
+from zse.server import measuring
 from zse.server.api_request import APIRequest
-from zse.server.measure_schemas import Pairs
 from zse.server.off_loop import ON_LOOP_ENTRIES, maybe_in_thread
 from zse.server.relevance import EMBEDDING, Judge, Measurement, cosine
+from zse.server.requests.measures import Pairs, read_rerank, read_score
 from zse.server.routes.embeddings import floats
 
 
 async def rerank(app, request: APIRequest) -> Response:
     """POST /v1/rerank"""
-    scores, asked, results = await _compare(app, request, measure_schemas.read_rerank, ("query", "documents"))
+    scores, asked, results = await _compare(app, request, read_rerank, ("query", "documents"))
     order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: asked.top_n]
     rows = []
     for index in order:
@@ -39,7 +39,7 @@ async def rerank(app, request: APIRequest) -> Response:
 
 async def score(app, request: APIRequest) -> Response:
     """POST /v1/score"""
-    scores, asked, results = await _compare(app, request, measure_schemas.read_score, ("text_1", "text_2"))
+    scores, asked, results = await _compare(app, request, read_score, ("text_1", "text_2"))
     rows = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
     return Response(
         200,

@@ -12,7 +12,7 @@ from zse.structured.options import JSON_OBJECT, JSON_SCHEMA, TEXT, Structure, Th
 
 if TYPE_CHECKING:
     from zse.server.generation import Choice, Delta
-    from zse.server.schemas import Completion
+    from zse.server.requests.completions import Completion
 
 
 class Answers:

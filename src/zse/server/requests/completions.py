@@ -1,0 +1,325 @@
+"""What the completion routes accept: a table of fields each, and the typed request that comes out of it."""
+
+from typing import Any
+
+import msgspec
+
+from zse.sampling.fields import (
+    CHAT,
+    COMPLETIONS,
+    Array,
+    Boolean,
+    Checked,
+    Field,
+    Fields,
+    Integer,
+    Object,
+    OneOf,
+    String,
+    fields_of,
+    read_fields,
+    refused,
+    too_long,
+    wrong_type,
+)
+from zse.sampling.params import MAX_LOGPROBS, TOKEN_ID, BeamParams, SamplingParams
+from zse.scheduler.options import DEFAULT, RequestOptions
+from zse.server.errors import APIError
+from zse.server.requests.conversation import CONVERSATION, ToolChoice
+from zse.server.requests.forms import FORMS, STRUCTURED_OUTPUTS, structure_of, thinking_of
+from zse.structured.options import Structure
+
+MAX_PROMPTS = 128
+MAX_CHOICES = 16
+MAX_IDS = 1 << 20
+_SEEDS = 1 << 63
+
+
+class Completion(msgspec.Struct):
+    """A checked request of either route. prompts: text or token ids (completions); messages: role/content (chat).
+    tools: what may be called, None when nothing may. structure: the form that structure_field asks for. thinking_budget:
+    tokens of reasoning, by thinking_field. template_variables: for the chat template."""
+
+    model: str | None
+    params: SamplingParams
+    options: RequestOptions = DEFAULT
+    n: int = 1
+    best_of: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    echo: bool = False
+    prompts: list = []
+    messages: list[dict] | None = None
+    tools: list[dict] | None = None
+    tool_choice: ToolChoice = ToolChoice()
+    strict_tools: frozenset[str] = frozenset()
+    parallel_tool_calls: bool = True
+    structure: Structure | None = None
+    structure_field: str = ""
+    thinking_budget: int | None = None
+    thinking_field: str = ""
+    template_variables: dict = {}
+    service_tier: str | None = None
+    beams: BeamParams | None = None
+
+    @property
+    def prompt_top(self) -> int | None:
+        """Alternatives for each token of the prompt, None where its log-probabilities are not wanted."""
+        asked = self.params.prompt_logprobs
+        if asked is None:
+            return self.params.logprobs if self.echo else None
+        return max(asked, (self.params.logprobs or 0) if self.echo else 0)
+
+    @property
+    def num_choices(self) -> int:
+        """Generations that the engine has to make."""
+        return self.best_of * (1 if self.messages is not None else len(self.prompts))
+
+    @property
+    def rank(self) -> bool:
+        """Whether the n likeliest of more answers are given."""
+        return self.best_of > self.n
+
+
+def texts_or_ids(most: int, empty: bool = True) -> Checked:
+    """A string, strings, token ids or lists of token ids → list of str | list[int]. Neither of the lists is empty."""
+    text, ids = String(empty=empty), Array(TOKEN_ID, MAX_IDS)
+    texts, lists = Array(text, most), Array(Array(TOKEN_ID, MAX_IDS, 1), most)
+
+    def check(value: Any, path: str) -> list:
+        if type(value) is str:
+            return [text(value, path)]
+        if type(value) is not list:
+            raise wrong_type(path, "a string or an array", value)
+        if not value:
+            raise refused("invalid_value", f"'{path}' must not be empty.", path)
+        first = type(value[0])
+        if first is int:
+            return [ids(value, path)]
+        if first not in (str, list):
+            raise wrong_type(path + "[0]", "a string, an integer or an array of integers", value[0])
+        return (texts if first is str else lists)(value, path)
+
+    return Checked(check, {"anyOf": [kind.schema for kind in (text, texts, ids, lists)]})
+
+
+def _metadata(value: Any, path: str) -> dict:
+    if type(value) is not dict:
+        raise wrong_type(path, "an object", value)
+    if len(value) > 16:
+        raise too_long(path, "at most 16 entries")
+    for key, item in value.items():
+        String(64)(key, path)
+        String(512)(item, f"{path}.{key}" if len(key) <= 64 else path)
+    return value
+
+
+MODEL = Field(String(256, empty=False), "A name from GET /v1/models; left out: the first one.")
+USER = Field(String(512), "An identifier of yours; accepted, not used.")
+_SAMPLING, _BEAMS, _OPTIONS = map(fields_of, (SamplingParams, BeamParams, RequestOptions))
+
+
+def of_route(fields: Fields, route: str) -> Fields:
+    """The part of a table that a route accepts."""
+    return {name: field for name, field in fields.items() if route in field.routes}
+
+
+def _common(route: str) -> Fields:
+    return (
+        {"model": MODEL}
+        | of_route(_SAMPLING, route)
+        | {
+            "n": Field(Integer(1, MAX_CHOICES), "Number of answers, up to 16.", 1),
+            "use_beam_search": Field(
+                Boolean(),
+                "Search for the likeliest answers instead of sampling; not with stream, stop, penalties, logit_bias or a "
+                "form of the answer.",
+                False,
+            ),
+        }
+        | of_route(_BEAMS, route)
+        | {
+            "beam_width": msgspec.structs.replace(_BEAMS["beam_width"], default=None),
+            "stream": Field(Boolean(), "Answer as server-sent events.", False),
+            "stream_options": Field(
+                Object(
+                    {
+                        "include_usage": Field(Boolean(), default=False),
+                        "include_obfuscation": Field(None, harmless=(None, False)),
+                    }
+                ),
+                '{"include_usage": true}: a last chunk with usage; needs stream.',
+            ),
+        }
+        | of_route(_OPTIONS, route)
+        | {"user": USER, "structured_outputs": STRUCTURED_OUTPUTS}
+    )
+
+
+CHAT_FIELDS: Fields = (
+    _common(CHAT)
+    | CONVERSATION
+    | FORMS
+    | {
+        "max_completion_tokens": Field(Integer(1), "The same as max_tokens."),
+        "logprobs": Field(Boolean(), "Log-probabilities of the answer's tokens.", False),
+        "top_logprobs": Field(Integer(0, MAX_LOGPROBS), "Alternatives for each token, up to 20; needs logprobs."),
+        "metadata": Field(
+            Checked(_metadata, {"type": "object", "additionalProperties": String(512).schema, "maxProperties": 16}),
+            "Up to 16 strings; accepted, not used.",
+        ),
+        "safety_identifier": Field(String(512), "As user."),
+        "prompt_cache_key": Field(String(512), "Accepted; prompts are matched by content, no key is needed."),
+        "modalities": Field(None, "Text only.", harmless=(None, ["text"])),
+        "store": Field(None, "Nothing is stored.", harmless=(None, False)),
+        "service_tier": Field(OneOf(("auto", "default")), "There is one tier; the answer says default."),
+        "functions": Field(None, "Not supported.", harmless=(None, [])),
+    }
+    | dict.fromkeys(
+        ("function_call", "audio", "prediction", "verbosity", "web_search_options"), Field(None, "Not supported.")
+    )
+)
+
+COMPLETIONS_FIELDS: Fields = _common(COMPLETIONS) | {
+    "prompt": Field(
+        texts_or_ids(MAX_PROMPTS),
+        "A string, strings, token ids or lists of token ids; up to 128 prompts.",
+        required=True,
+    ),
+    "max_tokens": Field(Integer(0), "Most tokens to generate; 0 only with echo.", 16),
+    "best_of": Field(Integer(1, MAX_CHOICES), "Generate this many, return the n most likely; not with stream."),
+    "echo": Field(Boolean(), "Return the prompt before the answer, with logprobs also its log-probabilities.", False),
+    "logprobs": Field(Integer(0, 5), "Log-probabilities with this many alternatives, up to 5."),
+    "suffix": Field(None, "Not supported.", harmless=(None, "")),
+}
+
+
+def read_chat(body: dict) -> Completion:
+    """Check the body of POST /v1/chat/completions. Raises RequestError."""
+    values = read_fields(CHAT_FIELDS, body)
+    limit, other = values["max_tokens"], values["max_completion_tokens"]
+    if limit is not None and other is not None and limit != other:
+        raise refused(
+            "invalid_value", "'max_tokens' and 'max_completion_tokens' differ; give one.", "max_completion_tokens"
+        )
+    values["max_tokens"] = other if limit is None else limit
+    top = values["top_logprobs"]
+    if top is not None and not values["logprobs"]:
+        raise refused("invalid_value", "'top_logprobs' needs 'logprobs': true.", "top_logprobs")
+    values["logprobs"] = (top or 0) if values["logprobs"] else None
+    choice = values["tool_choice"]
+    tools = None if choice.mode == "none" else values["tools"] or None
+    if choice.is_given and choice.mode != "none" and tools is None:
+        raise refused("invalid_value", f"'tool_choice' {choice.mode} needs 'tools'.", "tool_choice")
+    if choice.name and all(tool["function"]["name"] != choice.name for tool in tools or ()):
+        raise refused("invalid_value", "'tool_choice.function.name' is none of 'tools'.", "tool_choice.function.name")
+    strict = frozenset(tool["function"]["name"] for tool in tools or () if tool["function"].pop("strict", False))
+    budget, thinking_field, variables = thinking_of(values)
+    completion = _completion(
+        values,
+        messages=values["messages"],
+        best_of=values["n"],
+        tools=tools,
+        tool_choice=choice,
+        strict_tools=strict,
+        service_tier=values["service_tier"],
+        thinking_budget=budget,
+        thinking_field=thinking_field,
+        template_variables=variables,
+        parallel_tool_calls=values["parallel_tool_calls"],
+    )
+    field = completion.structure_field
+    if completion.structure is not None and tools is not None and choice.mode in ("required", "named"):
+        raise refused("invalid_value", f"'{field}' and 'tool_choice' {choice.mode} ask for different answers.", field)
+    return completion
+
+
+def read_completions(body: dict) -> Completion:
+    """Check the body of POST /v1/completions. Raises RequestError."""
+    values = read_fields(COMPLETIONS_FIELDS, body)
+    n, best_of = values["n"], values["best_of"] or values["n"]
+    if best_of < n:
+        raise refused("out_of_range", "'best_of' must be at least 'n'.", "best_of")
+    if best_of > n and values["stream"]:
+        raise refused("invalid_value", "'best_of' above 'n' cannot be streamed.", "best_of")
+    if values["max_tokens"] == 0 and (not values["echo"] or values["stream"] or best_of > n):
+        raise refused(
+            "out_of_range", "'max_tokens' 0 needs 'echo' and goes without 'stream' and 'best_of'.", "max_tokens"
+        )
+    return _completion(values, prompts=values["prompt"], echo=values["echo"], best_of=best_of)
+
+
+def _completion(values: dict, **more: Any) -> Completion:
+    """The request of checked values: those of a table become the Struct that declares it, whatever it has."""
+    if values["stream_options"] is not None and not values["stream"]:
+        raise refused("invalid_value", "'stream_options' needs 'stream': true.", "stream_options")
+    if values["prompt_logprobs"] is not None and values["stream"]:
+        raise refused("invalid_value", "'prompt_logprobs' cannot be streamed.", "prompt_logprobs")
+    structure, field = structure_of(values)
+    beams = _read_beams(values, more["best_of"], "" if structure is None else field)
+    if beams is not None:
+        more["best_of"] = values["n"]  # so many of them are answers
+    return Completion(
+        model=values["model"],
+        params=SamplingParams(**{name: values[name] for name in _SAMPLING}),
+        options=RequestOptions(**{name: values[name] for name in _OPTIONS if name in values}),
+        n=values["n"],
+        stream=values["stream"],
+        include_usage=bool((values["stream_options"] or {}).get("include_usage")),
+        structure=structure,
+        structure_field=field,
+        beams=beams,
+        **more,
+    )
+
+
+# Fields that a search would have to ignore.
+_NOT_SEARCHED = (
+    *("stop", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "tools", "thinking_budget"),
+)
+
+
+def _read_beams(values: dict, best_of: int, structure_field: str) -> BeamParams | None:
+    """The search that the checked fields ask for, or None. Raises RequestError for what does not go together."""
+    if not values["use_beam_search"]:
+        for name in of_route(_BEAMS, CHAT):
+            if values[name] != CHAT_FIELDS[name].default:
+                raise refused("invalid_value", f"'{name}' needs 'use_beam_search': true.", name)
+        return None
+    if values["stream"]:
+        raise refused("invalid_value", "A beam search cannot be streamed: its answers are known at the end.", "stream")
+    for name in _NOT_SEARCHED:
+        if values.get(name) not in ([], {}, None, CHAT_FIELDS[name].default):
+            raise refused("invalid_value", f"'{name}' does not go with 'use_beam_search'.", name)
+    if structure_field:
+        raise refused("invalid_value", f"'{structure_field}' does not go with 'use_beam_search'.", structure_field)
+    width = values["beam_width"] or best_of
+    if width < values["n"]:
+        raise refused("out_of_range", "'beam_width' must be at least 'n'.", "beam_width")
+    if values["max_tokens"] == 0:
+        raise refused("out_of_range", "'max_tokens' 0 does not go with 'use_beam_search'.", "max_tokens")
+    return BeamParams(**{name: values[name] for name in _BEAMS} | {"beam_width": width})
+
+
+def check_token_ids(completion: Completion, vocab_size: int) -> None:
+    """Raises APIError invalid_token_id for an id outside [0, vocab_size)."""
+    params, prompts = completion.params, completion.prompts
+    given = {
+        "prompt" if len(prompts) == 1 else f"prompt[{index}]": prompt
+        for index, prompt in enumerate(prompts)
+        if type(prompt) is list
+    }
+    for path, ids in (given | {"logit_bias": params.logit_bias, "stop_token_ids": params.stop_token_ids}).items():
+        if ids and max(ids) >= vocab_size:
+            message = f"'{path}' holds a token id outside the vocabulary of {vocab_size}."
+            raise APIError("invalid_token_id", message, path)
+
+
+def choice_params(completion: Completion, index: int, max_tokens: int) -> SamplingParams:
+    """Parameters of choice `index`, for the engine: its own seed; log-probabilities too when answers are to be ranked."""
+    params = completion.params
+    seed = None if params.seed is None else (params.seed + index) % _SEEDS
+    logprobs = 0 if completion.rank and params.logprobs is None else params.logprobs
+    return msgspec.structs.replace(
+        params, max_tokens=max_tokens, seed=seed, logprobs=logprobs, stop=(), prompt_logprobs=None
+    )

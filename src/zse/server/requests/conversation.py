@@ -1,0 +1,275 @@
+"""The fields of a chat request that hold its conversation: messages, tools and the calls that messages remember."""
+
+from typing import Any
+
+import msgspec
+
+from zse.sampling.fields import (
+    Array,
+    Boolean,
+    Checked,
+    Field,
+    Fields,
+    Object,
+    OneOf,
+    String,
+    read_fields,
+    refused,
+    shown,
+    too_long,
+    wrong_type,
+)
+from zse.server.tools.calls import is_name, load_object
+
+MAX_MESSAGES = 2048
+MAX_TOOLS = 128
+MAX_CALLS = 128
+MAX_SCHEMA_BYTES = 64 << 10
+MAX_SCHEMA_DEPTH = 32
+_TYPES = OneOf(("string", "number", "integer", "boolean", "array", "object", "null"))
+_REQUIRED = Array(String(), 4096)
+
+
+class ToolChoice(msgspec.Struct, frozen=True):
+    """mode: none, auto, required, or named: the function `name`. is_given: by the request."""
+
+    mode: str = "auto"
+    name: str = ""
+    is_given: bool = False
+
+    def __str__(self) -> str:
+        return self.mode if self.is_given else ""
+
+
+# -- tools
+
+
+def _name(value: Any, path: str) -> str:
+    String(64, empty=False)(value, path)
+    if not is_name(value):
+        raise refused("invalid_value", f"'{path}' must be letters, digits, '_', '-' and '.'.", path)
+    return value
+
+
+def _parameters(value: Any, path: str) -> dict:
+    """A JSON schema of an object: its shape is checked where templates and parsers read it."""
+    if type(value) is not dict:
+        raise wrong_type(path, "an object", value)
+    if len(msgspec.json.encode(value)) > MAX_SCHEMA_BYTES:
+        raise too_long(path, f"at most {MAX_SCHEMA_BYTES} bytes")
+    if value.get("type", "object") != "object":
+        raise refused("invalid_value", f"'{path}.type' must be object.", path + ".type")
+    _check_schema(value, path, 0)
+    return value
+
+
+def _check_schema(value: Any, path: str, depth: int) -> None:
+    if type(value) is bool and depth:
+        return
+    if type(value) is not dict:
+        raise wrong_type(path, "a JSON schema (an object)", value)
+    if depth > MAX_SCHEMA_DEPTH:
+        raise too_long(path, f"at most {MAX_SCHEMA_DEPTH} levels")
+    kinds = value.get("type")
+    if kinds is not None:
+        for kind in kinds if isinstance(kinds, list) else [kinds]:
+            _TYPES(kind, path + ".type")
+    for key in ("properties", "$defs", "definitions", "patternProperties"):
+        if key in value:
+            if type(value[key]) is not dict:
+                raise wrong_type(f"{path}.{key}", "an object", value[key])
+            for name, item in value[key].items():
+                _check_schema(item, f"{path}.{key}.{shown(name)}", depth + 1)
+    for key in ("anyOf", "oneOf", "allOf"):
+        if key in value:
+            if type(value[key]) is not list:
+                raise wrong_type(f"{path}.{key}", "an array", value[key])
+            for index, item in enumerate(value[key]):
+                _check_schema(item, f"{path}.{key}[{index}]", depth + 1)
+    for key in ("items", "additionalProperties", "not"):
+        if key in value and not (key == "items" and type(value[key]) is list):
+            _check_schema(value[key], f"{path}.{key}", depth + 1)
+    if "required" in value:
+        _REQUIRED(value["required"], path + ".required")
+    if "enum" in value and type(value["enum"]) is not list:
+        raise wrong_type(path + ".enum", "an array", value["enum"])
+
+
+NAME = Checked(_name, {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,64}$"})
+_TOOL = Object(
+    {
+        "type": Field(OneOf(("function",)), required=True),
+        "function": Field(
+            Object(
+                {
+                    "name": Field(NAME, required=True),
+                    "description": Field(String(16384)),
+                    "parameters": Field(Checked(_parameters, {"type": "object"})),
+                    "strict": Field(Boolean(), default=False),
+                }
+            ),
+            required=True,
+        ),
+    }
+)
+_TOOLS = Array(_TOOL, MAX_TOOLS)
+
+
+def _tools(value: Any, path: str) -> list[dict]:
+    """The tools as templates expect them: description only where one was given, parameters always."""
+    out: list[dict] = []
+    for index, tool in enumerate(_TOOLS(value, path)):
+        given = tool["function"]
+        if any(given["name"] == other["function"]["name"] for other in out):
+            path = f"{path}[{index}].function.name"
+            raise refused("invalid_value", f"'{path}' is the name of an earlier tool.", path)
+        function = {"name": given["name"]}
+        if given["description"] is not None:
+            function["description"] = given["description"]
+        function["parameters"] = given["parameters"] or {"type": "object", "properties": {}}
+        if given["strict"]:
+            function["strict"] = True
+        out.append({"type": "function", "function": function})
+    return out
+
+
+_MODES = OneOf(("none", "auto", "required"))
+_NAMED = Object(
+    {
+        "type": Field(OneOf(("function",)), required=True),
+        "function": Field(Object({"name": Field(NAME, required=True)}), required=True),
+    }
+)
+
+
+def _tool_choice(value: Any, path: str) -> ToolChoice:
+    if type(value) is dict:
+        return ToolChoice("named", _NAMED(value, path)["function"]["name"], True)
+    return ToolChoice(_MODES(value, path), is_given=True)
+
+
+# -- messages
+
+
+def _arguments(value: Any, path: str) -> dict:
+    """A JSON object as text → the object, as templates expect it."""
+    try:
+        return load_object(String()(value, path))
+    except ValueError:
+        raise refused("invalid_value", f"'{path}' must be a JSON object as a string.", path) from None
+
+
+_CALLED: Fields = {
+    "name": Field(NAME, required=True),
+    "arguments": Field(Checked(_arguments, {"type": "string"}), required=True),
+}
+_CALLS = Array(
+    Object(
+        {
+            "id": Field(String(256, empty=False), required=True),
+            "type": Field(OneOf(("function",)), default="function"),
+            "index": Field(Checked(lambda value, path: value, {})),
+            "function": Field(Object(_CALLED), required=True),
+        }
+    ),
+    MAX_CALLS,
+)
+
+
+def _tool_calls(value: Any, path: str) -> list[dict]:
+    """Calls that an assistant message of the history holds."""
+    return [{"id": call["id"], "type": "function", "function": call["function"]} for call in _CALLS(value, path)]
+
+
+_TEXT_PART: Fields = {"type": Field(OneOf(("text",)), required=True), "text": Field(String(), required=True)}
+
+
+def _content(value: Any, path: str) -> str:
+    """Text, or an array of text parts, which are joined."""
+    if type(value) is str:
+        return value
+    if type(value) is not list:
+        raise wrong_type(path, "a string or an array of parts", value)
+    texts = []
+    for index, part in enumerate(value):
+        here = f"{path}[{index}]"
+        if type(part) is not dict:
+            raise wrong_type(here, "an object", part)
+        if part.get("type") in ("image_url", "input_audio", "file", "refusal"):
+            raise refused("unsupported_parameter", f"'{here}.type': only text parts are supported.", here + ".type")
+        texts.append(read_fields(_TEXT_PART, part, here + ".")["text"])
+    return "".join(texts)
+
+
+CONTENT = Checked(_content, {"anyOf": [{"type": "string"}, Array(Object(_TEXT_PART), 1 << 16).schema]})
+_MESSAGE = Object(
+    {
+        "role": Field(OneOf(("system", "developer", "user", "assistant", "tool")), required=True),
+        "content": Field(CONTENT),
+        "name": Field(String(64)),
+        "tool_calls": Field(Checked(_tool_calls, _CALLS.schema)),
+        "tool_call_id": Field(String(256, empty=False)),
+        "reasoning_content": Field(String()),
+        "reasoning": Field(String()),
+        # What clients send back of an answer they received.
+        "refusal": Field(None),
+        "audio": Field(None),
+        "annotations": Field(None, harmless=(None, [])),
+        "function_call": Field(None),
+    }
+)
+_ONLY = {"tool_calls": "assistant", "reasoning_content": "assistant", "reasoning": "assistant", "tool_call_id": "tool"}
+_NEEDED = {"assistant": (), "tool": ("content", "tool_call_id")}
+
+
+def _message(value: Any, path: str) -> dict:
+    if type(value) is dict and value.get("role") == "function":
+        raise refused("unsupported_parameter", f"'{path}.role': function is not supported, use tool.", path + ".role")
+    message = _MESSAGE(value, path)
+    role = "system" if message["role"] == "developer" else message["role"]
+    for field, owner in _ONLY.items():
+        if message[field] and role != owner:
+            here = f"{path}.{field}"
+            raise refused("invalid_value", f"'{here}' belongs to messages of the role {owner}.", here)
+    for field in _NEEDED.get(role, ("content",)):
+        if message[field] is None:
+            raise refused("missing_required_parameter", f"'{path}.{field}' is required.", f"{path}.{field}")
+    out = {"role": role, "content": message["content"] or ""}
+    for field in ("name", "tool_calls", "tool_call_id"):
+        if message[field]:
+            out[field] = message[field]
+    reasoning = message["reasoning_content"] or message["reasoning"]
+    if reasoning:
+        out["reasoning_content"] = reasoning
+    return out
+
+
+_MESSAGES = Array(Checked(_message, _MESSAGE.schema), MAX_MESSAGES, 1)
+
+
+def _messages(value: Any, path: str) -> list[dict]:
+    """Messages for the template. A tool's result gets the name of the function, which some templates write."""
+    out = _MESSAGES(value, path)
+    names = {}
+    for message in out:
+        for call in message.get("tool_calls", ()):
+            names[call["id"]] = call["function"]["name"]
+        if message.get("tool_call_id") in names:
+            message.setdefault("name", names[message["tool_call_id"]])
+    return out
+
+
+CONVERSATION: Fields = {
+    "messages": Field(
+        Checked(_messages, _MESSAGES.schema),
+        "The conversation: role (system, developer, user, assistant, tool) and content (text or text parts), up to 2,048.",
+        required=True,
+    ),
+    "tools": Field(Checked(_tools, _TOOLS.schema), "Functions that the model may call, up to 128; see Tools."),
+    "tool_choice": Field(
+        Checked(_tool_choice, {"anyOf": [_MODES.schema, _NAMED.schema]}),
+        'auto (with tools the default), none, required, or {"type": "function", "function": {"name": …}}.',
+        ToolChoice(),
+    ),
+    "parallel_tool_calls": Field(Boolean(), "false ends the answer behind its first call.", True),
+}

@@ -1,0 +1,153 @@
+"""The fields that ask for a form of the answer, and those that are about its reasoning."""
+
+from typing import Any
+
+import msgspec
+
+from zse.errors import RequestError
+from zse.sampling.fields import (
+    Boolean,
+    Checked,
+    Field,
+    Fields,
+    Integer,
+    Object,
+    OneOf,
+    String,
+    read_fields,
+    refused,
+    too_long,
+    wrong_type,
+)
+from zse.structured.options import JSON_OBJECT, JSON_SCHEMA, Structure, checked, read_structure
+
+# Tokens of reasoning for each effort; None: as many as the model likes.
+EFFORTS: dict[str, int | None] = {"none": 0, "minimal": 256, "low": 1024, "medium": 8192, "high": None}
+MAX_VARIABLES, MAX_VARIABLE_BYTES = 32, 16 << 10
+# The route gives these to the template.
+_RESERVED = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "pad_token", "unk_token")
+ANYTHING = Checked(lambda value, path: value, {})
+
+
+def _json_schema(value: Any, path: str) -> Structure:
+    values = _JSON_SCHEMA(value, path)
+    schema, path = values["schema"], path + ".schema"
+    if schema is None:
+        return Structure(kind=JSON_OBJECT)
+    if type(schema) is not dict:
+        raise wrong_type(path, "a JSON schema (an object)", schema)
+    return checked(Structure(kind=JSON_SCHEMA, source=_schema_text(schema, path), lenient=not values["strict"]), path)
+
+
+def _schema_text(schema: dict, path: str) -> str:
+    try:
+        return msgspec.json.encode(schema).decode()
+    except (RecursionError, UnicodeEncodeError):
+        raise refused("schema_too_complex", f"'{path}' is nested too deeply, or not Unicode.", path) from None
+
+
+_JSON_SCHEMA = Object(
+    {
+        "name": Field(String(64, empty=False), required=True),
+        "description": Field(String(16384)),
+        "schema": Field(ANYTHING),
+        "strict": Field(Boolean(), default=False),
+    }
+)
+_KINDS = OneOf(("text", JSON_OBJECT, JSON_SCHEMA))
+_FORMAT: Fields = {"type": Field(_KINDS, required=True)}
+_SCHEMA_FORMAT: Fields = _FORMAT | {"json_schema": Field(Checked(_json_schema, _JSON_SCHEMA.schema), required=True)}
+
+
+def _response_format(value: Any, path: str) -> Structure | None:
+    """OpenAI's {"type": "text" | "json_object" | "json_schema", ...}."""
+    if type(value) is not dict:
+        raise wrong_type(path, "an object", value)
+    kind = value.get("type")
+    values = read_fields(_SCHEMA_FORMAT if kind == JSON_SCHEMA else _FORMAT, value, path + ".")
+    return (
+        values["json_schema"] if kind == JSON_SCHEMA else Structure(kind=JSON_OBJECT) if kind == JSON_OBJECT else None
+    )
+
+
+def _structured_outputs(value: Any, path: str) -> Structure:
+    """{"json" | "regex" | "choice" | "grammar": …}, as vLLM names them."""
+    if type(value) is not dict:
+        raise wrong_type(path, "an object", value)
+    return read_structure(value, path)
+
+
+def structure_of(values: dict) -> tuple[Structure | None, str]:
+    """The form that the checked fields ask for, and the field that names it. Raises RequestError where both do."""
+    first, second = values.get("response_format"), values["structured_outputs"]
+    if first is not None and second is not None:
+        raise refused(
+            "invalid_value",
+            "'structured_outputs' and 'response_format' both ask for a form; give one.",
+            "structured_outputs",
+        )
+    return (first, "response_format") if second is None else (second, "structured_outputs")
+
+
+def _template_variables(value: Any, path: str) -> dict:
+    """What the chat template may read beside the messages: JSON by name."""
+    if type(value) is not dict:
+        raise wrong_type(path, "an object", value)
+    if len(value) > MAX_VARIABLES:
+        raise too_long(path, f"at most {MAX_VARIABLES} entries")
+    for name, item in value.items():
+        here = f"{path}.{name}"
+        if not name.isidentifier() or len(name) > 64:
+            raise refused("invalid_value", f"A key of '{path}' is not a name.", path)
+        if name in _RESERVED:
+            raise refused("invalid_value", f"'{here}' is given by the request's other fields.", here)
+        try:
+            size = len(msgspec.json.encode(item))
+        except (RecursionError, UnicodeEncodeError):
+            size = MAX_VARIABLE_BYTES + 1
+        if size > MAX_VARIABLE_BYTES:
+            raise too_long(here, f"at most {MAX_VARIABLE_BYTES} bytes")
+    return value
+
+
+def thinking_of(values: dict) -> tuple[int | None, str, dict]:
+    """(tokens of reasoning, the field that says so, variables of the template)."""
+    effort, variables = values["reasoning_effort"], dict(values["chat_template_kwargs"])
+    if effort is not None:
+        variables.setdefault("reasoning_effort", effort)
+        if effort == "none":
+            variables.setdefault("enable_thinking", False)
+    if values["thinking_budget"] is not None:
+        return values["thinking_budget"], "thinking_budget", variables
+    return (None, "", variables) if effort is None else (EFFORTS[effort], "reasoning_effort", variables)
+
+
+def named(error: RequestError, field: str) -> RequestError:
+    """An engine's refusal of a grammar, in terms of the field that asked for it."""
+    if error.param == "structure":
+        error.param = field
+        error.message = f"'{field}': {error.message}"
+    return error
+
+
+STRUCTURED_OUTPUTS = Field(
+    Checked(_structured_outputs, {"type": "object", "minProperties": 1, "maxProperties": 1}),
+    'One of {"json": schema}, {"regex": …}, {"choice": [texts]}, {"grammar": Lark or GBNF}; see Structured output.',
+)
+FORMS: Fields = {
+    "response_format": Field(
+        Checked(_response_format, {"anyOf": [Object(_SCHEMA_FORMAT).schema, Object(_FORMAT).schema]}),
+        "text, json_object, or json_schema with name, schema and strict; see Structured output.",
+    ),
+    "thinking_budget": Field(Integer(0, 1 << 24), "Most tokens of reasoning; then the model has to answer."),
+    "reasoning_effort": Field(
+        OneOf(tuple(EFFORTS)),
+        "none, minimal, low, medium or high: a thinking_budget of 0, 256, 1,024, 8,192 tokens or none; the chat template "
+        "sees it too.",
+    ),
+    "chat_template_kwargs": Field(
+        Checked(_template_variables, {"type": "object", "maxProperties": MAX_VARIABLES}),
+        'What the chat template may read beside the messages, such as {"enable_thinking": false}.',
+        {},
+    ),
+}
