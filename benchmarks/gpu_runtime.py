@@ -13,19 +13,7 @@ import sys
 import threading
 import time
 
-from zse.kernel import (
-    Ptr,
-    Variant,
-    block_index,
-    f32,
-    grid_launch_dependents,
-    grid_wait,
-    i32,
-    i64,
-    kernel,
-    target,
-    thread_index,
-)
+from zse import kernel as zl
 from zse.runtime import gpu_graph, gpu_load
 from zse.runtime.args import Args
 from zse.runtime.gpu import Kernels
@@ -35,23 +23,23 @@ from zse.tensor import Tensor
 LAUNCHES = 300
 
 
-@kernel
-def append(out: Ptr[i64], value: i64):
-    grid_launch_dependents()
-    grid_wait()
-    if thread_index() == 0 and block_index(0) == 0:
-        out[0] = out[0] * i64(2) + value
+@zl.kernel
+def append(out: zl.Ptr[zl.i64], value: zl.i64):
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    if zl.thread_index() == 0 and zl.block_index(0) == 0:
+        out[0] = out[0] * zl.i64(2) + value
 
 
-@kernel
-def scale_rows(x: Ptr[f32, "const"], out: Ptr[f32], width: i32, factor: f32, add: f32):  # noqa: F821
-    grid_launch_dependents()
-    grid_wait()
-    for i in range(thread_index(), width, target.threads):
-        out[block_index(0) * width + i] = x[block_index(0) * width + i] * factor + add
+@zl.kernel
+def scale_rows(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32], width: zl.i32, factor: zl.f32, add: zl.f32):  # noqa: F821
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    for i in range(zl.thread_index(), width, zl.target.threads):
+        out[zl.block_index(0) * width + i] = x[zl.block_index(0) * width + i] * factor + add
 
 
-VARIANTS = (Variant("append", append, threads=64), Variant("scale_rows", scale_rows, threads=64))
+VARIANTS = (zl.Variant("append", append, threads=64), zl.Variant("scale_rows", scale_rows, threads=64))
 OPENING = """
 import time
 start = time.perf_counter()

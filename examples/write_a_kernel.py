@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from zse.kernel import Ptr, Variant, block_index, exp, f32, i64, kernel, load, static, store, target
+from zse import kernel as zl
 from zse.kernel.emit import emit_unit
 from zse.kernel.targets.cpu import ISAS
 from zse.runtime.cpu import CPUDevice
@@ -17,20 +17,20 @@ from zse.runtime.native import choose_level
 from zse.tensor import Tensor
 
 
-@kernel
-def swish_rows(x: Ptr[f32, "const"], out: Ptr[f32], width: i64, UNROLL: static):
+@zl.kernel
+def swish_rows(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32], width: zl.i64, UNROLL: zl.static):
     """out = x / (1 + e**-x); one block is one row; width is a multiple of UNROLL registers."""
-    row, L = block_index(0), target.lanes
+    row, L = zl.block_index(0), zl.target.lanes
     for i in range(0, width, L * UNROLL):
-        for u in static(range(UNROLL)):
+        for u in zl.static(range(UNROLL)):
             at = row * width + i + u * L
-            v = load(x + at, L)
-            store(out + at, v / (1.0 + exp(-v)))
+            v = zl.load(x + at, L)
+            zl.store(out + at, v / (1.0 + zl.exp(-v)))
 
 
 def main() -> None:
     isa = choose_level()
-    text, manifest = emit_unit([Variant("swish_rows_2", swish_rows, {"UNROLL": 2})], isa)
+    text, manifest = emit_unit([zl.Variant("swish_rows_2", swish_rows, {"UNROLL": 2})], isa)
     print(f"--- C for {isa} ---", text[text.index("/*") :], sep="\n")
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder, "swish.c"), Path(folder, "swish.so")

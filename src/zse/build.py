@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -41,6 +42,8 @@ KERNEL_FLAGS = (
     "-Wno-unknown-warning-option",
 )
 HOST_FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-pthread", "-Wall", "-Wextra")
+# Lines of the kernels' sources in comments of the C: an object is kept when only they have moved.
+_SOURCE_LINES = re.compile(rb"(\.py:)\d+| *// (?:\w+\.py:)?\d+$", re.MULTILINE)
 # Variants per compilation unit: small enough that the last unit does not run alone for long.
 UNIT_VARIANTS = 8
 
@@ -104,7 +107,8 @@ class Builder:
         def one(unit: "tuple[str, Path, tuple[str, ...]]") -> Path:
             name, source, flags = unit
             headers = b"".join(path.read_bytes() for path in sorted(source.parent.glob("*.h")))
-            key = _digest(source.read_bytes(), headers, " ".join(flags), self.compiler, self.version)
+            text = _SOURCE_LINES.sub(b"", source.read_bytes())
+            key = _digest(text, headers, " ".join(flags), self.compiler, self.version)
             target = self.objects / f"{name}-{key}.o"
             if self.force or not target.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)

@@ -10,30 +10,8 @@ import numpy as np
 import pytest
 
 from gpu.machine import isa
+from zse import kernel as zl
 from zse.errors import DeviceError
-from zse.kernel import (
-    Ptr,
-    TensorMap,
-    Variant,
-    barrier,
-    block_index,
-    cluster_rank,
-    f32,
-    grid_launch_dependents,
-    grid_wait,
-    i32,
-    i64,
-    kernel,
-    mbarrier_array,
-    mbarrier_expect,
-    mbarrier_init,
-    mbarrier_init_fence,
-    mbarrier_wait,
-    shared_array,
-    target,
-    thread_index,
-    tma_load,
-)
 from zse.kernel.nvrtc import compile_variant
 from zse.runtime.args import Args
 from zse.runtime.cuda import CUDADevice, list_devices
@@ -45,72 +23,72 @@ TILE_ROWS, TILE_COLUMNS = 8, 32
 SHARED_FLOATS = 40_000
 
 
-@kernel
-def scale_rows(x: Ptr[f32, "const"], out: Ptr[f32], width: i32, factor: f32, add: f32):
-    grid_launch_dependents()
-    grid_wait()
-    for i in range(thread_index(), width, target.threads):
-        out[block_index(0) * width + i] = x[block_index(0) * width + i] * factor + add
+@zl.kernel
+def scale_rows(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32], width: zl.i32, factor: zl.f32, add: zl.f32):
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    for i in range(zl.thread_index(), width, zl.target.threads):
+        out[zl.block_index(0) * width + i] = x[zl.block_index(0) * width + i] * factor + add
 
 
-@kernel
-def append(out: Ptr[i64], value: i64):
-    grid_launch_dependents()
-    grid_wait()
-    if thread_index() == 0 and block_index(0) == 0:
-        out[0] = out[0] * i64(2) + value
+@zl.kernel
+def append(out: zl.Ptr[zl.i64], value: zl.i64):
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    if zl.thread_index() == 0 and zl.block_index(0) == 0:
+        out[0] = out[0] * zl.i64(2) + value
 
 
-@kernel
-def reverse_shared(out: Ptr[f32]):
-    kept = shared_array(f32, SHARED_FLOATS)
-    grid_launch_dependents()
-    grid_wait()
-    for i in range(thread_index(), SHARED_FLOATS, target.threads):
-        kept[i] = f32(i)
-    barrier()
-    for i in range(thread_index(), SHARED_FLOATS, target.threads):
+@zl.kernel
+def reverse_shared(out: zl.Ptr[zl.f32]):
+    kept = zl.shared_array(zl.f32, SHARED_FLOATS)
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    for i in range(zl.thread_index(), SHARED_FLOATS, zl.target.threads):
+        kept[i] = zl.f32(i)
+    zl.barrier()
+    for i in range(zl.thread_index(), SHARED_FLOATS, zl.target.threads):
         out[i] = kept[SHARED_FLOATS - 1 - i]
 
 
-@kernel
-def ranks(out: Ptr[i32]):
-    grid_launch_dependents()
-    grid_wait()
-    if thread_index() == 0:
-        out[block_index(0)] = cluster_rank()
+@zl.kernel
+def ranks(out: zl.Ptr[zl.i32]):
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    if zl.thread_index() == 0:
+        out[zl.block_index(0)] = zl.cluster_rank()
 
 
-@kernel
-def box(map: TensorMap, out: Ptr[f32], row: i32, column: i32):
-    tile = shared_array(f32, TILE_ROWS * TILE_COLUMNS, align=128)
-    ready = mbarrier_array(1)
-    grid_launch_dependents()
-    grid_wait()
-    if thread_index() == 0:
-        mbarrier_init(ready, 1)
-        mbarrier_init_fence()
-        mbarrier_expect(ready, TILE_ROWS * TILE_COLUMNS * 4)
-        tma_load(tile, map, (column, row), ready)
-    barrier()
-    mbarrier_wait(ready, 0)
-    for i in range(thread_index(), TILE_ROWS * TILE_COLUMNS, target.threads):
+@zl.kernel
+def box(map: zl.TensorMap, out: zl.Ptr[zl.f32], row: zl.i32, column: zl.i32):
+    tile = zl.shared_array(zl.f32, TILE_ROWS * TILE_COLUMNS, align=128)
+    ready = zl.mbarrier_array(1)
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    if zl.thread_index() == 0:
+        zl.mbarrier_init(ready, 1)
+        zl.mbarrier_init_fence()
+        zl.mbarrier_expect(ready, TILE_ROWS * TILE_COLUMNS * 4)
+        zl.tma_load(tile, map, (column, row), ready)
+    zl.barrier()
+    zl.mbarrier_wait(ready, 0)
+    for i in range(zl.thread_index(), TILE_ROWS * TILE_COLUMNS, zl.target.threads):
         out[i] = tile[i]
 
 
-@kernel
-def poke(out: Ptr[f32], at: i64):
-    grid_wait()
+@zl.kernel
+def poke(out: zl.Ptr[zl.f32], at: zl.i64):
+    zl.grid_wait()
     out[at] = 1.0
 
 
 VARIANTS = [
-    Variant("scale_rows", scale_rows, threads=128),
-    Variant("append", append, threads=32),
-    Variant("reverse_shared", reverse_shared, threads=256),
-    Variant("ranks", ranks, threads=32, cluster=4),
-    Variant("box", box, threads=64),
-    Variant("poke", poke, threads=32),
+    zl.Variant("scale_rows", scale_rows, threads=128),
+    zl.Variant("append", append, threads=32),
+    zl.Variant("reverse_shared", reverse_shared, threads=256),
+    zl.Variant("ranks", ranks, threads=32, cluster=4),
+    zl.Variant("box", box, threads=64),
+    zl.Variant("poke", poke, threads=32),
 ]
 
 

@@ -1,377 +1,337 @@
 """Kernels with one mistake each, and what the emulator says about it. The line of the mistake ends in `# here`."""
 
-from zse.kernel import (
-    Ptr,
-    atomic_add,
-    barrier,
-    bf16,
-    bitcast,
-    block_index,
-    bulk_copy,
-    bulk_store,
-    copy_async,
-    copy_commit,
-    copy_wait,
-    f32,
-    grid_launch_dependents,
-    grid_wait,
-    i32,
-    kernel,
-    lane_index,
-    ldmatrix,
-    load,
-    load_acquire,
-    mbarrier_array,
-    mbarrier_arrive,
-    mbarrier_expect,
-    mbarrier_init,
-    mbarrier_init_fence,
-    mbarrier_wait,
-    mma_bf16,
-    named_barrier,
-    num_blocks,
-    shared_array,
-    shuffle_xor,
-    smem_desc,
-    static,
-    store,
-    target,
-    thread_index,
-    u32,
-    warp_barrier,
-    warp_index,
-    warp_sum,
-    wgmma_bf16,
-    wgmma_commit,
-    wgmma_fence,
-    wgmma_wait,
-)
+from zse import kernel as zl
 
 
-@kernel
-def missing_barrier(x: Ptr[f32, "const"], out: Ptr[f32]):
-    tile = shared_array(f32, 64)
-    t = thread_index()
+@zl.kernel
+def missing_barrier(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32]):
+    tile = zl.shared_array(zl.f32, 64)
+    t = zl.thread_index()
     tile[t] = x[t]
     out[t] = tile[63 - t]  # here
 
 
-@kernel
-def missing_second_barrier(x: Ptr[f32, "const"], out: Ptr[f32]):
+@zl.kernel
+def missing_second_barrier(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32]):
     """The tile is written again while others still read it."""
-    tile = shared_array(f32, 64)
-    t = thread_index()
+    tile = zl.shared_array(zl.f32, 64)
+    t = zl.thread_index()
     for r in range(2):
         tile[t] = x[r * 64 + t]  # here
-        barrier()
+        zl.barrier()
         out[r * 64 + t] = tile[63 - t]  # here
 
 
-@kernel
-def missing_warp_barrier(x: Ptr[f32, "const"], out: Ptr[f32]):
-    tile = shared_array(f32, 64)
-    t = thread_index()
+@zl.kernel
+def missing_warp_barrier(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32]):
+    tile = zl.shared_array(zl.f32, 64)
+    t = zl.thread_index()
     tile[t] = x[t]
     out[t] = tile[t ^ 1]  # here
 
 
-@kernel
-def missing_copy_wait(x: Ptr[f32, "const"], out: Ptr[f32]):
-    tile = shared_array(f32, 256)
-    t = thread_index()
-    copy_async(tile + t * 4, x + t * 4, 16)
-    copy_commit()
-    barrier()
+@zl.kernel
+def missing_copy_wait(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32]):
+    tile = zl.shared_array(zl.f32, 256)
+    t = zl.thread_index()
+    zl.copy_async(tile + t * 4, x + t * 4, 16)
+    zl.copy_commit()
+    zl.barrier()
     out[t] = tile[t * 4]  # here
 
 
-@kernel
-def wait_for_too_few(x: Ptr[f32, "const"], out: Ptr[f32]):
-    tile = shared_array(f32, 512)
-    t = thread_index()
-    for s in static(range(2)):
-        copy_async(tile + s * 256 + t * 4, x + t * 4, 16)
-        copy_commit()
-    copy_wait(1)
-    barrier()
+@zl.kernel
+def wait_for_too_few(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32]):
+    tile = zl.shared_array(zl.f32, 512)
+    t = zl.thread_index()
+    for s in zl.static(range(2)):
+        zl.copy_async(tile + s * 256 + t * 4, x + t * 4, 16)
+        zl.copy_commit()
+    zl.copy_wait(1)
+    zl.barrier()
     out[t] = tile[256 + t * 4]  # here
 
 
-@kernel
-def wait_without_barrier(x: Ptr[f32, "const"], out: Ptr[f32]):
+@zl.kernel
+def wait_without_barrier(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32]):
     """A thread's copies are waited for by that thread alone: the others need a barrier after it."""
-    tile = shared_array(f32, 256)
-    t = thread_index()
-    copy_async(tile + t * 4, x + t * 4, 16)
-    copy_commit()
-    copy_wait(0)
+    tile = zl.shared_array(zl.f32, 256)
+    t = zl.thread_index()
+    zl.copy_async(tile + t * 4, x + t * 4, 16)
+    zl.copy_commit()
+    zl.copy_wait(0)
     out[t] = tile[(63 - t) * 4]  # here
 
 
-@kernel
-def off_by_one_global(x: Ptr[f32, "const"], out: Ptr[f32]):
-    t = thread_index()
+@zl.kernel
+def off_by_one_global(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32]):
+    t = zl.thread_index()
     out[t] = x[t + 1]  # here
 
 
-@kernel
-def off_by_one_shared(x: Ptr[f32, "const"], out: Ptr[f32]):
-    tile = shared_array(f32, 64)
-    other = shared_array(f32, 64)
-    t = thread_index()
+@zl.kernel
+def off_by_one_shared(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32]):
+    tile = zl.shared_array(zl.f32, 64)
+    other = zl.shared_array(zl.f32, 64)
+    t = zl.thread_index()
     tile[t + 1] = x[t]  # here
     other[t] = x[t]
-    barrier()
+    zl.barrier()
     out[t] = tile[t] + other[t]
 
 
-@kernel
-def store_past_the_end(x: Ptr[f32, "const"], out: Ptr[f32]):
-    t = thread_index()
-    store(out + t * 4, load(x, 4))  # here
+@zl.kernel
+def store_past_the_end(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32]):
+    t = zl.thread_index()
+    zl.store(out + t * 4, zl.load(x, 4))  # here
 
 
-@kernel
-def misaligned(x: Ptr[f32, "const"], out: Ptr[f32]):
-    t = thread_index()
-    out[t] = load(x + 1, 4)[0]  # here
+@zl.kernel
+def misaligned(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32]):
+    t = zl.thread_index()
+    out[t] = zl.load(x + 1, 4)[0]  # here
 
 
-@kernel
-def uninitialised(x: Ptr[f32, "const"], out: Ptr[f32]):
-    tile = shared_array(f32, 64)
-    t = thread_index()
+@zl.kernel
+def uninitialised(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32]):
+    tile = zl.shared_array(zl.f32, 64)
+    t = zl.thread_index()
     if t < 63:
         tile[t] = x[t]
-    barrier()
+    zl.barrier()
     out[t] = tile[63 - t]  # here
 
 
-@kernel
-def barrier_in_a_branch(x: Ptr[f32, "const"], out: Ptr[f32]):
-    t = thread_index()
+@zl.kernel
+def barrier_in_a_branch(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32]):
+    t = zl.thread_index()
     if t < 32:
-        barrier()  # here
+        zl.barrier()  # here
     out[t] = x[t]
 
 
-@kernel
-def named_barrier_of_too_many(x: Ptr[f32, "const"], out: Ptr[f32]):
-    t = thread_index()
-    if warp_index() == 0:
-        named_barrier(1, 64)  # here
+@zl.kernel
+def named_barrier_of_too_many(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32]):
+    t = zl.thread_index()
+    if zl.warp_index() == 0:
+        zl.named_barrier(1, 64)  # here
     out[t] = x[t]
 
 
-@kernel
-def shuffle_in_a_branch(x: Ptr[f32, "const"], out: Ptr[f32]):
-    t = thread_index()
+@zl.kernel
+def shuffle_in_a_branch(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32]):
+    t = zl.thread_index()
     v = x[t]
     if t % 32 < 16:
-        v = shuffle_xor(v, 1)  # here
+        v = zl.shuffle_xor(v, 1)  # here
     out[t] = v
 
 
-@kernel
-def divergent_shuffles(x: Ptr[f32, "const"], out: Ptr[f32]):
-    t = thread_index()
+@zl.kernel
+def divergent_shuffles(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32]):
+    t = zl.thread_index()
     v = x[t]
     if t % 32 < 16:
-        v = shuffle_xor(v, 1)  # here
+        v = zl.shuffle_xor(v, 1)  # here
     else:
-        v = shuffle_xor(v, 2)  # here
+        v = zl.shuffle_xor(v, 2)  # here
     out[t] = v
 
 
-@kernel
-def wrong_fragment(x: Ptr[bf16, "const"], out: Ptr[f32]):
+@zl.kernel
+def wrong_fragment(x: zl.Ptr[zl.bf16, "const"], out: zl.Ptr[zl.f32]):
     """Rows of A taken as lane % 4 instead of lane / 4: only the result shows it."""
-    lane = lane_index()
-    acc = [f32(0) for _ in static(range(4))]
-    a = [bitcast(load(x + (lane % 4 + i % 2 * 8) * 16 + lane // 8 * 2 + i // 2 * 8, 2), u32) for i in static(range(4))]
-    b = [bitcast(load(x + lane // 4 * 16 + lane % 4 * 2 + i * 8, 2), u32) for i in static(range(2))]
-    mma_bf16(acc, a, b)
-    for i in static(range(4)):
+    lane = zl.lane_index()
+    acc = [zl.f32(0) for _ in zl.static(range(4))]
+    a = [
+        zl.bitcast(zl.load(x + (lane % 4 + i % 2 * 8) * 16 + lane // 8 * 2 + i // 2 * 8, 2), zl.u32)
+        for i in zl.static(range(4))
+    ]
+    b = [zl.bitcast(zl.load(x + lane // 4 * 16 + lane % 4 * 2 + i * 8, 2), zl.u32) for i in zl.static(range(2))]
+    zl.mma_bf16(acc, a, b)
+    for i in zl.static(range(4)):
         out[(lane // 4 + i // 2 * 8) * 8 + lane % 4 * 2 + i % 2] = acc[i]
 
 
-@kernel
-def ldmatrix_of_own_stores(x: Ptr[bf16, "const"], out: Ptr[u32]):
-    tile = shared_array(bf16, 256)
-    lane = lane_index()
-    store(tile + lane * 8, load(x + lane * 8, 8))
-    words = ldmatrix(tile + lane * 8, 4)  # here
+@zl.kernel
+def ldmatrix_of_own_stores(x: zl.Ptr[zl.bf16, "const"], out: zl.Ptr[zl.u32]):
+    tile = zl.shared_array(zl.bf16, 256)
+    lane = zl.lane_index()
+    zl.store(tile + lane * 8, zl.load(x + lane * 8, 8))
+    words = zl.ldmatrix(tile + lane * 8, 4)  # here
     out[lane] = words[0]
 
 
-@kernel
-def mbarrier_never_completes(x: Ptr[f32, "const"], out: Ptr[f32]):
-    full = mbarrier_array(1)
-    t = thread_index()
+@zl.kernel
+def mbarrier_never_completes(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32]):
+    full = zl.mbarrier_array(1)
+    t = zl.thread_index()
     if t == 0:
-        mbarrier_init(full, 2)
-        mbarrier_init_fence()
-    barrier()
+        zl.mbarrier_init(full, 2)
+        zl.mbarrier_init_fence()
+    zl.barrier()
     if t == 0:
-        mbarrier_arrive(full)
-    mbarrier_wait(full, 0)  # here
+        zl.mbarrier_arrive(full)
+    zl.mbarrier_wait(full, 0)  # here
     out[t] = x[t]
 
 
-@kernel
-def mbarrier_unpublished(x: Ptr[f32, "const"], out: Ptr[f32]):
-    full = mbarrier_array(1)
-    t = thread_index()
+@zl.kernel
+def mbarrier_unpublished(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32]):
+    full = zl.mbarrier_array(1)
+    t = zl.thread_index()
     if t == 0:
-        mbarrier_init(full, 64)
-    warp_barrier()
-    mbarrier_arrive(full)  # here
+        zl.mbarrier_init(full, 64)
+    zl.warp_barrier()
+    zl.mbarrier_arrive(full)  # here
     out[t] = x[t]
 
 
-@kernel
-def bulk_read_early(x: Ptr[f32, "const"], out: Ptr[f32]):
-    tile = shared_array(f32, 64, align=128)
-    full = mbarrier_array(1)
-    t = thread_index()
+@zl.kernel
+def bulk_read_early(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32]):
+    tile = zl.shared_array(zl.f32, 64, align=128)
+    full = zl.mbarrier_array(1)
+    t = zl.thread_index()
     if t == 0:
-        mbarrier_init(full, 1)
-        mbarrier_init_fence()
-    barrier()
+        zl.mbarrier_init(full, 1)
+        zl.mbarrier_init_fence()
+    zl.barrier()
     if t == 0:
-        mbarrier_expect(full, 256)
-        bulk_copy(tile, x, 256, full)
-    barrier()
+        zl.mbarrier_expect(full, 256)
+        zl.bulk_copy(tile, x, 256, full)
+    zl.barrier()
     out[t] = tile[t]  # here
-    mbarrier_wait(full, 0)
+    zl.mbarrier_wait(full, 0)
 
 
-@kernel
-def bulk_overwrites_readers(x: Ptr[f32, "const"], out: Ptr[f32]):
+@zl.kernel
+def bulk_overwrites_readers(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32]):
     """The second copy does not wait until everybody has read the first."""
-    tile = shared_array(f32, 64, align=128)
-    full = mbarrier_array(1)
-    t = thread_index()
+    tile = zl.shared_array(zl.f32, 64, align=128)
+    full = zl.mbarrier_array(1)
+    t = zl.thread_index()
     if t == 0:
-        mbarrier_init(full, 1)
-        mbarrier_init_fence()
-    barrier()
+        zl.mbarrier_init(full, 1)
+        zl.mbarrier_init_fence()
+    zl.barrier()
     for r in range(2):
         if t == 0:
-            mbarrier_expect(full, 256)
-            bulk_copy(tile, x + r * 64, 256, full)  # here
-        mbarrier_wait(full, r)
+            zl.mbarrier_expect(full, 256)
+            zl.bulk_copy(tile, x + r * 64, 256, full)  # here
+        zl.mbarrier_wait(full, r)
         out[r * 64 + t] = tile[63 - t]  # here
 
 
-@kernel
-def store_without_fence(x: Ptr[f32, "const"], out: Ptr[f32]):
-    tile = shared_array(f32, 64, align=128)
-    t = thread_index()
+@zl.kernel
+def store_without_fence(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32]):
+    tile = zl.shared_array(zl.f32, 64, align=128)
+    t = zl.thread_index()
     tile[t] = x[t]
-    barrier()
+    zl.barrier()
     if t == 0:
-        bulk_store(out, tile, 256)  # here
+        zl.bulk_store(out, tile, 256)  # here
 
 
-@kernel
-def wgmma_without_fence_async(x: Ptr[bf16, "const"], out: Ptr[f32]):
-    a = shared_array(bf16, 64 * 64, align=1024)
-    b = shared_array(bf16, 8 * 64, align=1024)
-    t = thread_index()
+@zl.kernel
+def wgmma_without_fence_async(x: zl.Ptr[zl.bf16, "const"], out: zl.Ptr[zl.f32]):
+    a = zl.shared_array(zl.bf16, 64 * 64, align=1024)
+    b = zl.shared_array(zl.bf16, 8 * 64, align=1024)
+    t = zl.thread_index()
     for i in range(t * 8, 64 * 64, 128 * 8):
-        store(a + i, load(x + i, 8))
+        zl.store(a + i, zl.load(x + i, 8))
     if t < 64:
-        store(b + t * 8, load(x + t * 8, 8))
-    barrier()
-    acc = [f32(0) for _ in static(range(4))]
-    wgmma_fence(acc)
-    wgmma_bf16(acc, smem_desc(a), smem_desc(b), 8)  # here
-    wgmma_commit()
-    wgmma_wait(0, acc)
+        zl.store(b + t * 8, zl.load(x + t * 8, 8))
+    zl.barrier()
+    acc = [zl.f32(0) for _ in zl.static(range(4))]
+    zl.wgmma_fence(acc)
+    zl.wgmma_bf16(acc, zl.smem_desc(a), zl.smem_desc(b), 8)  # here
+    zl.wgmma_commit()
+    zl.wgmma_wait(0, acc)
     out[t] = acc[0]
 
 
-@kernel
-def accumulators_before_the_wait(x: Ptr[bf16, "const"], out: Ptr[f32]):
+@zl.kernel
+def accumulators_before_the_wait(x: zl.Ptr[zl.bf16, "const"], out: zl.Ptr[zl.f32]):
     """Nothing is reported: the value is NaN until the wait."""
-    a = shared_array(bf16, 64 * 16, align=1024)
-    t = thread_index()
+    a = zl.shared_array(zl.bf16, 64 * 16, align=1024)
+    t = zl.thread_index()
     for i in range(t, 64 * 16, 128):
         a[i] = x[i]
-    barrier()
-    acc = [f32(0) for _ in static(range(4))]
-    wgmma_fence(acc)
-    wgmma_bf16(acc, [u32(0), u32(0), u32(0), u32(0)], smem_desc(a, 0, 256, 128), 8, accumulate=False)
-    wgmma_commit()
+    zl.barrier()
+    acc = [zl.f32(0) for _ in zl.static(range(4))]
+    zl.wgmma_fence(acc)
+    zl.wgmma_bf16(acc, [zl.u32(0), zl.u32(0), zl.u32(0), zl.u32(0)], zl.smem_desc(a, 0, 256, 128), 8, accumulate=False)
+    zl.wgmma_commit()
     out[t] = acc[0]
 
 
-@kernel
-def blocks_race(x: Ptr[f32, "const"], out: Ptr[f32]):
-    t = thread_index()
-    out[t] = x[t] + f32(block_index(0))  # here
+@zl.kernel
+def blocks_race(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32]):
+    t = zl.thread_index()
+    out[t] = x[t] + zl.f32(zl.block_index(0))  # here
 
 
-@kernel
-def last_block_without_fence(x: Ptr[f32, "const"], out: Ptr[f32], parts: Ptr[f32], arrived: Ptr[u32]):
-    t = thread_index()
+@zl.kernel
+def last_block_without_fence(
+    x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32], parts: zl.Ptr[zl.f32], arrived: zl.Ptr[zl.u32]
+):
+    t = zl.thread_index()
     if t == 0:
-        parts[block_index(0)] = x[block_index(0)]
-        if atomic_add(arrived, 1) == u32(num_blocks(0) - 1):
-            total = f32(0)
-            for b in range(num_blocks(0)):
+        parts[zl.block_index(0)] = x[zl.block_index(0)]
+        if zl.atomic_add(arrived, 1) == zl.u32(zl.num_blocks(0) - 1):
+            total = zl.f32(0)
+            for b in range(zl.num_blocks(0)):
                 total += parts[b]  # here
             out[0] = total
 
 
-@kernel
-def spins_for_ever(x: Ptr[f32, "const"], out: Ptr[f32], arrived: Ptr[u32]):
-    while load_acquire(arrived) == u32(0):  # here
+@zl.kernel
+def spins_for_ever(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32], arrived: zl.Ptr[zl.u32]):
+    while zl.load_acquire(arrived) == zl.u32(0):  # here
         pass
-    out[thread_index()] = x[thread_index()]
+    out[zl.thread_index()] = x[zl.thread_index()]
 
 
-@kernel
-def no_end(x: Ptr[f32, "const"], out: Ptr[f32], n: i32):
-    i = i32(0)
+@zl.kernel
+def no_end(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32], n: zl.i32):
+    i = zl.i32(0)
     while i >= n:
-        i = i + i32(x[0] * 0.0)  # here
-    out[0] = f32(i)
+        i = i + zl.i32(x[0] * 0.0)  # here
+    out[0] = zl.f32(i)
 
 
-@kernel
-def reads_before_grid_wait(x: Ptr[f32, "const"], out: Ptr[f32]):
-    t = thread_index()
+@zl.kernel
+def reads_before_grid_wait(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32]):
+    t = zl.thread_index()
     v = x[t]  # here
-    grid_wait()
+    zl.grid_wait()
     out[t] = v
 
 
-@kernel
-def writes_before_grid_wait(x: Ptr[f32, "const"], out: Ptr[f32]):
-    t = thread_index()
-    out[t] = f32(1)  # here
-    grid_wait()
+@zl.kernel
+def writes_before_grid_wait(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32]):
+    t = zl.thread_index()
+    out[t] = zl.f32(1)  # here
+    zl.grid_wait()
 
 
-@kernel  # here
-def never_waits(x: Ptr[f32, "const"], out: Ptr[f32]):
+@zl.kernel  # here
+def never_waits(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32]):
     pass
 
 
-@kernel
-def lets_start_early(x: Ptr[f32, "const"], out: Ptr[f32]):
-    grid_launch_dependents()
-    grid_wait()
-    out[thread_index()] = f32(2)
+@zl.kernel
+def lets_start_early(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32]):
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    out[zl.thread_index()] = zl.f32(2)
 
 
-@kernel
-def good(x: Ptr[f32, "const"], out: Ptr[f32]):
-    grid_wait()
-    tile = shared_array(f32, 64)
-    t = thread_index()
-    tile[t] = warp_sum(x[t]) * f32(target.warp)
-    barrier()
+@zl.kernel
+def good(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32]):
+    zl.grid_wait()
+    tile = zl.shared_array(zl.f32, 64)
+    t = zl.thread_index()
+    tile[t] = zl.warp_sum(x[t]) * zl.f32(zl.target.warp)
+    zl.barrier()
     out[t] = tile[63 - t]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from zse.kernel import Variant, bf16, e4m3, f16, f32
+from zse import kernel as zl
 from zse.kernel.intrinsics import fragments
 
 from . import gpu_kernels as k
@@ -27,7 +27,7 @@ class Case:
     """args by parameter name: arrays (copied to the device), numbers, Map. outputs: arrays to read back. check(outputs)."""
 
     name: str
-    variant: Variant
+    variant: zl.Variant
     args: dict
     check: Callable[[dict], None]
     grid: tuple[int, ...] = (1,)
@@ -89,7 +89,7 @@ def vector_add(rng) -> Case:
     a, b = rng.standard_normal((2, n)).astype(np.float32)
     return Case(
         "vector_add",
-        Variant("vector_add", k.vector_add, threads=128),
+        zl.Variant("vector_add", k.vector_add, threads=128),
         {"a": a, "b": b, "out": np.full(n, np.nan, np.float32), "n": n},
         lambda got: np.testing.assert_array_equal(got["out"], a + b),
         (-(-n // 512),),
@@ -101,7 +101,7 @@ def row_sum(rng) -> Case:
     x = to_bf16(rng.standard_normal((rows, width)))
     return Case(
         "row_sum",
-        Variant("row_sum", k.row_sum),
+        zl.Variant("row_sum", k.row_sum),
         {"x": x, "out": np.full(rows, np.nan, np.float32), "width": width},
         lambda got: close(got["out"], of_bf16(x).astype(np.float64).sum(1), 0, 2e-4),
         (rows,),
@@ -164,13 +164,13 @@ def conversions(rng) -> Iterator[Case]:
             ("e4m3", "f32"): (codes, of_e4m3(codes).view(np.uint32), np.isnan(of_e4m3(codes))),
             ("e4m3", "bf16"): (codes, to_bf16(of_e4m3(codes)), np.isnan(of_e4m3(codes))),
         }
-    types = {"f32": f32, "bf16": bf16, "f16": f16, "e4m3": e4m3}
+    types = {"f32": zl.f32, "bf16": zl.bf16, "f16": zl.f16, "e4m3": zl.e4m3}
     for (source, to), (values, want, nan) in table.items():
         for lanes in (1, 4, 8):
             n = len(values)
             yield Case(
                 f"{source}_to_{to}_{lanes}",
-                Variant(
+                zl.Variant(
                     f"convert_{source}_{to}_{lanes}",
                     k.conversions,
                     {"T": types[source], "U": types[to], "LANES": lanes},
@@ -219,7 +219,7 @@ def elementwise(rng) -> Iterator[Case]:
 
         yield Case(
             f"elementwise_{lanes}",
-            Variant(f"elementwise_{lanes}", k.elementwise, {"LANES": lanes}, threads=64),
+            zl.Variant(f"elementwise_{lanes}", k.elementwise, {"LANES": lanes}, threads=64),
             {"x": x, "y": y, "out": np.full(len(rows) * n, np.nan, np.float32), "n": n},
             check,
             (-(-n // (64 * lanes)),),
@@ -269,7 +269,7 @@ def integers(rng) -> Case:
 
     return Case(
         "integers",
-        Variant("integers", k.integers, threads=64),
+        zl.Variant("integers", k.integers, threads=64),
         {"x": x, "out": np.zeros(14 * n, np.int32), "n": n},
         check,
     )
@@ -302,7 +302,7 @@ def packed(rng) -> Case:
 
     return Case(
         "packed",
-        Variant("packed", k.packed, threads=64),
+        zl.Variant("packed", k.packed, threads=64),
         {"x": x, "out": np.zeros(n * 16, np.uint32), "bytes_": np.zeros(n * 4, np.int8), "n": n},
         check,
     )
@@ -334,7 +334,7 @@ def pairs(rng) -> Case:
     for kind in ("bf16", "f16"):
         yield Case(
             f"pairs_{kind}",
-            Variant("pairs", k.pairs, threads=64),
+            zl.Variant("pairs", k.pairs, threads=64),
             {"x": results[kind][0], "out": np.zeros(8 * n, np.uint32), "n": n},
             both(kind),
         )
@@ -382,7 +382,7 @@ def warps(rng) -> Case:
 
     return Case(
         "warps",
-        Variant("warps", k.warps, threads=threads),
+        zl.Variant("warps", k.warps, threads=threads),
         {"x": x, "out": np.zeros(13 * threads, np.float32), "votes": np.zeros(9, np.uint64)},
         check,
     )
@@ -400,7 +400,7 @@ def histogram(rng) -> Case:
 
     return Case(
         "histogram",
-        Variant("histogram", k.histogram, threads=64),
+        zl.Variant("histogram", k.histogram, threads=64),
         {
             "x": x,
             "counts": np.zeros(16, np.uint32),
@@ -423,7 +423,7 @@ def locked(rng) -> Case:
 
     return Case(
         "locked",
-        Variant("locked", k.locked, threads=32),
+        zl.Variant("locked", k.locked, threads=32),
         {"counter": np.zeros(2, np.uint32), "lock": np.zeros(1, np.uint32), "order": np.full(blocks, 99, np.uint32)},
         check,
         (blocks,),
@@ -435,7 +435,7 @@ def last_block_sums(rng) -> Case:
     x = rng.integers(-8, 9, n).astype(np.float32)
     return Case(
         "last_block_sums",
-        Variant("last_block_sums", k.last_block_sums, threads=64),
+        zl.Variant("last_block_sums", k.last_block_sums, threads=64),
         {
             "x": x,
             "parts": np.full(5, np.nan, np.float32),
@@ -452,7 +452,7 @@ def scratch_arrays(rng) -> Case:
     x = rng.integers(0, 1000, (32, 8)).astype(np.int32)
     return Case(
         "scratch_arrays",
-        Variant("scratch_arrays", k.scratch_arrays, threads=32),
+        zl.Variant("scratch_arrays", k.scratch_arrays, threads=32),
         {"x": x, "out": np.zeros(256, np.int32), "n": 3},
         lambda got: np.testing.assert_array_equal(got["out"].reshape(32, 8), np.roll(x, -3, 1)),
     )
@@ -463,7 +463,7 @@ def producer_consumer(rng) -> Case:
     x = rng.standard_normal((rounds, 32)).astype(np.float32)
     return Case(
         "producer_consumer",
-        Variant("producer_consumer", k.producer_consumer, threads=96),
+        zl.Variant("producer_consumer", k.producer_consumer, threads=96),
         {"x": x, "out": np.zeros(rounds * 32, np.float32), "rounds": rounds},
         lambda got: np.testing.assert_array_equal(got["out"].reshape(rounds, 32), x[:, ::-1]),
     )
@@ -479,18 +479,18 @@ def warp_tiles(rng) -> Iterator[Case]:
     K = 64
     a, b = rng.standard_normal((16, K)).astype(np.float32), rng.standard_normal((8, K)).astype(np.float32)
     for name, dtype, to, of in (
-        ("bf16", bf16, to_bf16, of_bf16),
-        ("f16", f16, lambda v: v.astype(np.float16).view(np.uint16), lambda v: v.view(np.float16)),
+        ("bf16", zl.bf16, to_bf16, of_bf16),
+        ("f16", zl.f16, lambda v: v.astype(np.float16).view(np.uint16), lambda v: v.view(np.float16)),
     ):
         yield Case(
             f"warp_tile_{name}",
-            Variant(f"warp_tile_{name}", k.warp_tile, {"K": K, "T": dtype}, threads=32),
+            zl.Variant(f"warp_tile_{name}", k.warp_tile, {"K": K, "T": dtype}, threads=32),
             {"a": to(a), "b": to(b), "out": np.zeros(128, np.float32)},
             product_check(of(to(a)), of(to(b))),
         )
     yield Case(
         "warp_tile_e4m3",
-        Variant("warp_tile_e4m3", k.warp_tile_e4m3, {"K": K}, threads=32),
+        zl.Variant("warp_tile_e4m3", k.warp_tile_e4m3, {"K": K}, threads=32),
         {"a": to_e4m3(a), "b": to_e4m3(b), "out": np.zeros(128, np.float32)},
         product_check(of_e4m3(to_e4m3(a)), of_e4m3(to_e4m3(b))),
         needs=("fp8",),
@@ -516,7 +516,10 @@ def transposes(rng) -> Case:
         np.testing.assert_array_equal(out[640:].reshape(8, 8), x[0].T)
 
     return Case(
-        "transposes", Variant("transposes", k.transposes, threads=32), {"x": x, "out": np.zeros(704, np.uint16)}, check
+        "transposes",
+        zl.Variant("transposes", k.transposes, threads=32),
+        {"x": x, "out": np.zeros(704, np.uint16)},
+        check,
     )
 
 
@@ -524,7 +527,7 @@ def stores_matrix(rng) -> Case:
     x = rng.integers(0, 65536, (4, 8, 8)).astype(np.uint16)
     return Case(
         "stores_matrix",
-        Variant("stores_matrix", k.stores_matrix, threads=32),
+        zl.Variant("stores_matrix", k.stores_matrix, threads=32),
         {"x": x, "out": np.zeros(256, np.uint16)},
         lambda got: np.testing.assert_array_equal(got["out"].reshape(4, 8, 8), x.transpose(0, 2, 1)),
         needs=("wgmma",),
@@ -540,7 +543,7 @@ def async_rows(rng) -> Iterator[Case]:
         want = cut.reshape(rows, 32, 4)[:, ::-1].reshape(-1)
         yield Case(
             f"async_rows_{stages}",
-            Variant(f"async_rows_{stages}", k.async_rows, {"STAGES": stages}, threads=32),
+            zl.Variant(f"async_rows_{stages}", k.async_rows, {"STAGES": stages}, threads=32),
             {"x": x, "out": np.zeros(rows * 128, np.float32), "valid": valid, "rows": rows},
             lambda got, want=want: np.testing.assert_array_equal(got["out"].view(np.uint32), want.view(np.uint32)),
         )
@@ -551,7 +554,7 @@ def bulk_ring(rng) -> Case:
     x = rng.integers(0, 2**32, (rounds, words), dtype=np.uint32)
     return Case(
         "bulk_ring",
-        Variant("bulk_ring", k.bulk_ring, {"WORDS": words}, threads=96),
+        zl.Variant("bulk_ring", k.bulk_ring, {"WORDS": words}, threads=96),
         {"x": x, "out": np.zeros(words, np.uint32), "rounds": rounds},
         lambda got: np.testing.assert_array_equal(got["out"], x.sum(0, dtype=np.uint32)),
         needs=("tma",),
@@ -562,7 +565,7 @@ def arrivals(rng) -> Case:
     x = rng.standard_normal((64, 4)).astype(np.float32)
     return Case(
         "arrivals",
-        Variant("arrivals", k.arrivals, threads=64),
+        zl.Variant("arrivals", k.arrivals, threads=64),
         {"x": x, "out": np.zeros(256, np.float32)},
         lambda got: np.testing.assert_array_equal(got["out"].reshape(64, 4), x[::-1]),
         needs=("tma",),
@@ -590,7 +593,7 @@ def tensor_copies(rng) -> Iterator[Case]:
 
         yield Case(
             f"tensor_copy_{swizzle}",
-            Variant(
+            zl.Variant(
                 f"tensor_copy_{swizzle}",
                 k.tensor_copy,
                 {"ROWS": rows, "COLUMNS": columns, "SWIZZLE": swizzle},
@@ -611,9 +614,9 @@ def tensor_copies(rng) -> Iterator[Case]:
 
 def warpgroup_tiles(rng) -> Iterator[Case]:
     forms = {
-        "bf16": (bf16, to_bf16, of_bf16),
-        "f16": (f16, lambda v: v.astype(np.float16).view(np.uint16), lambda v: v.view(np.float16)),
-        "e4m3": (e4m3, to_e4m3, of_e4m3),
+        "bf16": (zl.bf16, to_bf16, of_bf16),
+        "f16": (zl.f16, lambda v: v.astype(np.float16).view(np.uint16), lambda v: v.view(np.float16)),
+        "e4m3": (zl.e4m3, to_e4m3, of_e4m3),
     }
     for name, n, depth, swizzle, registers in (
         ("bf16", 64, 128, 128, False),
@@ -632,7 +635,7 @@ def warpgroup_tiles(rng) -> Iterator[Case]:
         symbol = f"warpgroup_{name}_{n}_{swizzle}{'_r' if registers else ''}"
         yield Case(
             symbol,
-            Variant(
+            zl.Variant(
                 symbol,
                 k.warpgroup_tile,
                 {"N": n, "K": depth, "SWIZZLE": swizzle, "REGISTERS": registers, "T": dtype},
@@ -646,7 +649,7 @@ def warpgroup_tiles(rng) -> Iterator[Case]:
     a, b = to_bf16(rng.standard_normal((32, 64))), to_bf16(rng.standard_normal((32, 128)))
     yield Case(
         "warpgroup_transposed",
-        Variant("warpgroup_transposed", k.warpgroup_transposed, {"N": 128, "K": 32}, threads=128),
+        zl.Variant("warpgroup_transposed", k.warpgroup_transposed, {"N": 128, "K": 32}, threads=128),
         {"a": a, "b": b, "out": np.zeros(64 * 128, np.float32)},
         product_check(of_bf16(a).T, of_bf16(b).T),
         needs=("wgmma",),
@@ -654,7 +657,7 @@ def warpgroup_tiles(rng) -> Iterator[Case]:
     a, b = to_bf16(rng.standard_normal((64, 64))), to_bf16(rng.standard_normal((40, 64)))
     yield Case(
         "warpgroup_plain",
-        Variant("warpgroup_plain", k.warpgroup_plain, {"N": 40, "K": 64}, threads=128),
+        zl.Variant("warpgroup_plain", k.warpgroup_plain, {"N": 40, "K": 64}, threads=128),
         {"a": a, "b": b, "out": np.zeros(64 * 40, np.float32)},
         product_check(of_bf16(a), of_bf16(b)),
         needs=("wgmma",),
@@ -671,7 +674,7 @@ def cluster_sum(rng) -> Case:
     x = rng.integers(-4, 5, (64, 128)).astype(np.float32)
     return Case(
         "cluster_sum",
-        Variant("cluster_sum", k.cluster_sum, {"CLUSTER": size}, threads=64, cluster=size),
+        zl.Variant("cluster_sum", k.cluster_sum, {"CLUSTER": size}, threads=64, cluster=size),
         {"src": Map("x", (64 // size, 64), 0), "out": np.zeros(clusters * size, np.float32)},
         lambda got: np.testing.assert_array_equal(got["out"], x.sum()),
         (clusters * size,),

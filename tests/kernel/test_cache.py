@@ -7,20 +7,21 @@ import sys
 
 import pytest
 
+from zse import kernel as zl
 from zse.errors import CompileError, ConfigError
-from zse.kernel import Ptr, Variant, cache, f32, i32, kernel, nvrtc, static, thread_index
+from zse.kernel import cache, nvrtc
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.find_library() is None, reason="NVRTC is not here")
 
 
-@kernel
-def scale(x: Ptr[f32], n: i32, factor: f32, LANES: static):
-    i = thread_index()
+@zl.kernel
+def scale(x: zl.Ptr[zl.f32], n: zl.i32, factor: zl.f32, LANES: zl.static):
+    i = zl.thread_index()
     if i < n:
-        x[i] = x[i] * factor + f32(LANES)
+        x[i] = x[i] * factor + zl.f32(LANES)
 
 
-VARIANTS = {f"scale_{lanes}": Variant(f"scale_{lanes}", scale, {"LANES": lanes}, threads=64) for lanes in (1, 2, 4)}
+VARIANTS = {f"scale_{lanes}": zl.Variant(f"scale_{lanes}", scale, {"LANES": lanes}, threads=64) for lanes in (1, 2, 4)}
 
 
 @pytest.fixture

@@ -7,30 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from zse import kernel as zl
 from zse.errors import CompileError
-from zse.kernel import (
-    Ptr,
-    TensorMap,
-    Variant,
-    asm,
-    atomic_add,
-    bf16,
-    block_index,
-    copy_async,
-    e4m3,
-    f32,
-    i32,
-    kernel,
-    lop3,
-    mma_bf16,
-    nvrtc,
-    shared_array,
-    shuffle,
-    store,
-    thread_index,
-    u32,
-    unroll,
-)
+from zse.kernel import nvrtc
 from zse.kernel.archs import features_of
 from zse.kernel.emit import emit_gpu, emit_unit
 from zse.kernel.targets.gpu import small_float_bits
@@ -43,7 +22,7 @@ FOLDER = Path(__file__).parent / "golden"
 GOLDEN = ("vector_add", "row_sum", "warp_tile_bf16", "warpgroup_bf16_8_128_r", "convert_f32_e4m3_4")
 
 
-def variants(arch: str) -> dict[str, Variant]:
+def variants(arch: str) -> dict[str, zl.Variant]:
     """One of each symbol that the architecture can have."""
     features = features_of(arch)[1]
     return {
@@ -91,32 +70,32 @@ def test_constants_of_small_floats(name, value, bits):
     assert small_float_bits(name, value) == bits
 
 
-@kernel
-def in_place(x: Ptr[u32]):
-    a, b = u32(1), u32(2)
-    asm("add.u32 %0, %0, %1;", [a], b)
+@zl.kernel
+def in_place(x: zl.Ptr[zl.u32]):
+    a, b = zl.u32(1), zl.u32(2)
+    zl.asm("add.u32 %0, %0, %1;", [a], b)
     x[0] = a
 
 
 def test_a_list_in_a_call_names_the_variables():
-    text, _ = emit_gpu(Variant("in_place", in_place), "sm_80")
+    text, _ = emit_gpu(zl.Variant("in_place", in_place), "sm_80")
     assert 'asm volatile("add.u32 %0, %0, %1;" : "+r"(a) : "r"(b)' in text
 
 
-@kernel
-def loops(x: Ptr[f32], n: i32):
-    for i in unroll(range(n), 4):
-        x[i] = f32(i)
-    for i in unroll(range(8)):
-        x[i] = f32(i)
-    for i in unroll(range(n), 1):
-        x[i] = f32(i)
-    while atomic_add(x, 1.0) < 5.0:
+@zl.kernel
+def loops(x: zl.Ptr[zl.f32], n: zl.i32):
+    for i in zl.unroll(range(n), 4):
+        x[i] = zl.f32(i)
+    for i in zl.unroll(range(8)):
+        x[i] = zl.f32(i)
+    for i in zl.unroll(range(n), 1):
+        x[i] = zl.f32(i)
+    while zl.atomic_add(x, 1.0) < 5.0:
         x[1] = 2.0
 
 
 def test_loops():
-    text, _ = emit_gpu(Variant("loops", loops), "sm_80")
+    text, _ = emit_gpu(zl.Variant("loops", loops), "sm_80")
     assert [line.strip().split("  //")[0] for line in text.splitlines() if "#pragma" in line] == [
         "#pragma unroll 4",
         "#pragma unroll",
@@ -125,50 +104,50 @@ def test_loops():
     assert "while (true)" in text and "break;" in text and "i64" not in text.split("extern")[1]
 
 
-def skipped_effect(x: Ptr[f32], n: i32):
-    if n > 3 and shuffle(n, 0) > 2:
+def skipped_effect(x: zl.Ptr[zl.f32], n: zl.i32):
+    if n > 3 and zl.shuffle(n, 0) > 2:
         x[0] = 1.0
 
 
-def effect_in_a_select(x: Ptr[f32], n: i32):
-    x[0] = shuffle(x[0], 0) if n > 3 else 0.0
+def effect_in_a_select(x: zl.Ptr[zl.f32], n: zl.i32):
+    x[0] = zl.shuffle(x[0], 0) if n > 3 else 0.0
 
 
-def wrong_accumulators(x: Ptr[f32]):
-    acc = [f32(0), f32(0)]
-    mma_bf16(acc, [u32(0)] * 4, [u32(0)] * 2)
+def wrong_accumulators(x: zl.Ptr[zl.f32]):
+    acc = [zl.f32(0), zl.f32(0)]
+    zl.mma_bf16(acc, [zl.u32(0)] * 4, [zl.u32(0)] * 2)
 
 
-def global_destination(x: Ptr[f32], y: Ptr[f32, "const"]):
-    copy_async(x, y, 16)
+def global_destination(x: zl.Ptr[zl.f32], y: zl.Ptr[zl.f32, "const"]):
+    zl.copy_async(x, y, 16)
 
 
-def odd_table(x: Ptr[u32]):
-    x[0] = lop3(x[0], x[1], x[2], 256)
+def odd_table(x: zl.Ptr[zl.u32]):
+    x[0] = zl.lop3(x[0], x[1], x[2], 256)
 
 
-def half_atomic(x: Ptr[bf16]):
-    atomic_add(x, 1.0)
+def half_atomic(x: zl.Ptr[zl.bf16]):
+    zl.atomic_add(x, 1.0)
 
 
-def copied_map(m: TensorMap, x: Ptr[f32]):
+def copied_map(m: zl.TensorMap, x: zl.Ptr[zl.f32]):
     other = m
-    x[0] = f32(other)
+    x[0] = zl.f32(other)
 
 
-def small_arithmetic(x: Ptr[e4m3]):
+def small_arithmetic(x: zl.Ptr[zl.e4m3]):
     x[0] = x[0] + x[1]
 
 
 @pytest.mark.parametrize(
     "function,reason,excerpt",
     [
-        (skipped_effect, "write an if statement", "if n > 3 and shuffle(n, 0) > 2:"),
-        (effect_in_a_select, "write an if statement", "x[0] = shuffle(x[0], 0) if n > 3 else 0.0"),
-        (wrong_accumulators, "a list of 4 f32 variables", "mma_bf16(acc, [u32(0)] * 4, [u32(0)] * 2)"),
-        (global_destination, "the destination needs a pointer to shared memory", "copy_async(x, y, 16)"),
-        (odd_table, "0 to 255", "x[0] = lop3(x[0], x[1], x[2], 256)"),
-        (half_atomic, "atomic_add() of bf16", "atomic_add(x, 1.0)"),
+        (skipped_effect, "write an if statement", "if n > 3 and zl.shuffle(n, 0) > 2:"),
+        (effect_in_a_select, "write an if statement", "x[0] = zl.shuffle(x[0], 0) if n > 3 else 0.0"),
+        (wrong_accumulators, "a list of 4 f32 variables", "zl.mma_bf16(acc, [zl.u32(0)] * 4, [zl.u32(0)] * 2)"),
+        (global_destination, "the destination needs a pointer to shared memory", "zl.copy_async(x, y, 16)"),
+        (odd_table, "0 to 255", "x[0] = zl.lop3(x[0], x[1], x[2], 256)"),
+        (half_atomic, "atomic_add() of bf16", "zl.atomic_add(x, 1.0)"),
         (copied_map, "used where it is declared", "other = m"),
         (small_arithmetic, "no arithmetic on e4m3", "x[0] = x[0] + x[1]"),
     ],
@@ -176,7 +155,7 @@ def small_arithmetic(x: Ptr[e4m3]):
 )
 def test_errors_show_the_line(function, reason, excerpt):
     with pytest.raises(CompileError) as caught:
-        emit_gpu(Variant("symbol", kernel(function)), "sm_90a")
+        emit_gpu(zl.Variant("symbol", zl.kernel(function)), "sm_90a")
     check(str(caught.value), reason, excerpt, __file__)
 
 
@@ -188,18 +167,18 @@ def test_what_an_architecture_lacks_is_named():
         emit_gpu(wgmma, "sm_80")
 
 
-@kernel
-def on_the_cpu(x: Ptr[f32]):
-    tile = shared_array(f32, 4)
-    store(x, tile[0])
+@zl.kernel
+def on_the_cpu(x: zl.Ptr[zl.f32]):
+    tile = zl.shared_array(zl.f32, 4)
+    zl.store(x, tile[0])
 
 
-@kernel
-def thread_on_the_cpu(x: Ptr[f32]):
-    x[block_index(0)] = f32(thread_index())
+@zl.kernel
+def thread_on_the_cpu(x: zl.Ptr[zl.f32]):
+    x[zl.block_index(0)] = zl.f32(zl.thread_index())
 
 
 @pytest.mark.parametrize("function", [on_the_cpu, thread_on_the_cpu])
 def test_the_cpu_has_no_threads(function):
     with pytest.raises(CompileError, match="local_array|thread_index has no body"):
-        emit_unit([Variant("symbol", function)], "x86-64-v3")
+        emit_unit([zl.Variant("symbol", function)], "x86-64-v3")

@@ -7,8 +7,8 @@ import re
 import numpy as np
 import pytest
 
+from zse import kernel as zl
 from zse.errors import CompileError, DeviceError
-from zse.kernel import Ptr, Variant, asm, kernel, u32
 from zse.runtime.args import Args
 from zse.runtime.emulate import EmulateDevice
 from zse.tensor import Tensor
@@ -42,7 +42,7 @@ class Run:
     """One kernel of emulator_bugs.py on fresh buffers."""
 
     def __init__(self, function, threads: int, seed: int, dependent: bool = False, grid: int = 1, elements: int = 256):
-        self.variant = Variant(function.name, function, threads=threads)
+        self.variant = zl.Variant(function.name, function, threads=threads)
         self.device = EmulateDevice(variants={function.name: self.variant}, seed=seed, dependent=dependent)
         rng = np.random.default_rng(seed)
         self.x = rng.uniform(0.5, 1, 8192 if elements > 256 else 256).astype(np.float32)
@@ -142,7 +142,7 @@ def test_accumulators_are_nan_before_the_wait(kept_kernels):
 )
 def test_the_rule_of_dependent_launches(name, report, kept_kernels):
     function = getattr(bugs, name)
-    variants = {name: Variant(name, function, threads=32), "good": Variant("good", bugs.good, threads=64)}
+    variants = {name: zl.Variant(name, function, threads=32), "good": zl.Variant("good", bugs.good, threads=64)}
     device = EmulateDevice(variants=variants, seed=1)
     x, y, z = (Tensor(device.alloc(256, label), (64,), "f32") for label in ("w", "x", "out"))
 
@@ -170,7 +170,7 @@ def test_the_rule_of_dependent_launches(name, report, kept_kernels):
 def test_a_kernel_that_lets_the_next_start_early(kept_kernels):
     """Then the one after it may start before the one before it is done."""
     names = ("good", "lets_start_early", "reads_before_grid_wait")
-    device = EmulateDevice(variants={name: Variant(name, getattr(bugs, name), threads=64) for name in names}, seed=3)
+    device = EmulateDevice(variants={name: zl.Variant(name, getattr(bugs, name), threads=64) for name in names}, seed=3)
     x, y, z = (Tensor(device.alloc(256, label), (64,), "f32") for label in ("w", "x", "out"))
 
     def three(recorder):
@@ -182,7 +182,7 @@ def test_a_kernel_that_lets_the_next_start_early(kept_kernels):
 
 
 def test_unwritten_memory_may_be_allowed(kept_kernels):
-    variant = Variant("uninitialised", bugs.uninitialised, threads=64)
+    variant = zl.Variant("uninitialised", bugs.uninitialised, threads=64)
     device = EmulateDevice(variants={"uninitialised": variant}, dependent=False, initialised=False)
     x, out = (Tensor(device.alloc(1024, label), (256,), "f32") for label in ("x", "out"))
     device.run(lambda recorder: recorder.launch("uninitialised", Args(x=x, out=out), 1))
@@ -199,7 +199,7 @@ def test_good_kernels_pass_in_every_order(kept_kernels):
 
 def test_memory_between_buffers_is_nobodys(kept_kernels):
     device = EmulateDevice(
-        variants={"blocks_race": Variant("blocks_race", bugs.blocks_race, threads=32)}, dependent=False
+        variants={"blocks_race": zl.Variant("blocks_race", bugs.blocks_race, threads=32)}, dependent=False
     )
     x, out = device.alloc(128, "x"), device.alloc(128, "gone")
     device.run(lambda recorder: recorder.launch("blocks_race", Args(x=x, out=out), 1))
@@ -209,12 +209,12 @@ def test_memory_between_buffers_is_nobodys(kept_kernels):
         device.run(lambda recorder: recorder.launch("blocks_race", Args(x=x, out=address), 1))
 
 
-@kernel
-def uses_asm(x: Ptr[u32]):
-    x[0] = asm("mov.u32 %0, 7;", u32)
+@zl.kernel
+def uses_asm(x: zl.Ptr[zl.u32]):
+    x[0] = zl.asm("mov.u32 %0, 7;", zl.u32)
 
 
 def test_assembly_cannot_be_emulated(kept_kernels):
-    device = EmulateDevice(variants={"uses_asm": Variant("uses_asm", uses_asm)})
+    device = EmulateDevice(variants={"uses_asm": zl.Variant("uses_asm", uses_asm)})
     with pytest.raises(CompileError, match="asm has no body for target emulate-sm_90a"):
         device.program("uses_asm")

@@ -2,14 +2,15 @@
 
 import pytest
 
+from zse import kernel as zl
 from zse.errors import CompileError
-from zse.kernel import Ptr, Variant, convert, f16, f32, i32, i64, inline, ir, kernel, load, static, store
+from zse.kernel import ir
 from zse.kernel.emit import emit_unit
 
 
 def message(function, **statics) -> str:
     with pytest.raises(CompileError) as caught:
-        emit_unit([Variant("symbol", kernel(function), statics)], "x86-64-v3")
+        emit_unit([zl.Variant("symbol", zl.kernel(function), statics)], "x86-64-v3")
     return str(caught.value)
 
 
@@ -22,69 +23,69 @@ def check(text: str, reason: str, excerpt: str, file: str = __file__) -> None:
     assert start + len(caret.strip()) <= len(line)
 
 
-def mixes_types(x: Ptr[f32], n: i64):
+def mixes_types(x: zl.Ptr[zl.f32], n: zl.i64):
     x[0] = x[0] + n
 
 
-def undefined(x: Ptr[f32]):
+def undefined(x: zl.Ptr[zl.f32]):
     x[0] = missing  # noqa: F821
 
 
-def const_store(x: Ptr[f32, "const"]):
+def const_store(x: zl.Ptr[zl.f32, "const"]):
     x[0] = 1.0
 
 
-def changes_static(x: Ptr[f32], n: i64):
+def changes_static(x: zl.Ptr[zl.f32], n: zl.i64):
     total = 0
     for i in range(n):
         total = total + 1
-    x[0] = f32(total)
+    x[0] = zl.f32(total)
 
 
-def block_local(x: Ptr[f32], n: i64):
+def block_local(x: zl.Ptr[zl.f32], n: zl.i64):
     if n > 3:
         late = x[1]
     x[0] = late
 
 
-def half_arithmetic(x: Ptr[f16]):
+def half_arithmetic(x: zl.Ptr[zl.f16]):
     x[0] = x[0] + x[1]
 
 
-def other_type(x: Ptr[f32]):
+def other_type(x: zl.Ptr[zl.f32]):
     v = x[0]
-    v = load(x, 8)
-    store(x, v)
+    v = zl.load(x, 8)
+    zl.store(x, v)
 
 
-def too_many_lanes(x: Ptr[f32]):
-    store(x, convert(load(x, 8), i32.x(4)))
+def too_many_lanes(x: zl.Ptr[zl.f32]):
+    zl.store(x, zl.convert(zl.load(x, 8), zl.i32.x(4)))
 
 
-def python_error(x: Ptr[f32]):
+def python_error(x: zl.Ptr[zl.f32]):
     x[0] = [1.0, 2.0][5]
 
 
-def breaks_static(x: Ptr[f32], n: i64):
-    for i in static(range(3)):
+def breaks_static(x: zl.Ptr[zl.f32], n: zl.i64):
+    for i in zl.static(range(3)):
         if n > i:
             break
 
 
-def float_index(x: Ptr[f32]):
+def float_index(x: zl.Ptr[zl.f32]):
     x[0] = x[1.5]
 
 
-def a_lambda(x: Ptr[f32]):
+def a_lambda(x: zl.Ptr[zl.f32]):
     x[0] = (lambda: 1.0)()
 
 
-@inline
+@zl.inline
 def helper(v):
-    return v + i32(1)
+    return v + zl.i32(1)
 
 
-def through_inline(x: Ptr[f32]):
+def through_inline(x: zl.Ptr[zl.f32]):
     x[0] = helper(x[0])
 
 
@@ -97,13 +98,13 @@ def through_inline(x: Ptr[f32]):
         (changes_static, "declare it with a type before", "total = total + 1"),
         (block_local, "late is not defined here", "x[0] = late"),
         (half_arithmetic, "no arithmetic on f16: convert to f32 first", "x[0] = x[0] + x[1]"),
-        (other_type, "v is f32, got f32x8", "v = load(x, 8)"),
-        (too_many_lanes, "other number of lanes", "store(x, convert(load(x, 8), i32.x(4)))"),
+        (other_type, "v is f32, got f32x8", "v = zl.load(x, 8)"),
+        (too_many_lanes, "other number of lanes", "zl.store(x, zl.convert(zl.load(x, 8), zl.i32.x(4)))"),
         (python_error, "IndexError", "x[0] = [1.0, 2.0][5]"),
         (breaks_static, "not to an unrolled one", "break"),
         (float_index, "1.5 is not an integer", "x[0] = x[1.5]"),
         (a_lambda, "Lambda is not part of the kernel language", "x[0] = (lambda: 1.0)()"),
-        (through_inline, "+ of f32 and i32", "return v + i32(1)"),
+        (through_inline, "+ of f32 and i32", "return v + zl.i32(1)"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -112,8 +113,8 @@ def test_error_shows_line_and_caret(function, reason, excerpt):
 
 
 def test_missing_static_is_named():
-    def uses(x: Ptr[f32], N: static):
-        x[0] = f32(N)
+    def uses(x: zl.Ptr[zl.f32], N: zl.static):
+        x[0] = zl.f32(N)
 
     assert "['N']" in message(uses)
 
@@ -123,7 +124,7 @@ def test_parameter_without_type():
         pass
 
     with pytest.raises(TypeError, match="'x' has no type"):
-        kernel(bad)
+        zl.kernel(bad)
 
 
 @pytest.mark.parametrize(

@@ -11,27 +11,9 @@ import numpy as np
 import pytest
 from gpu.harness import check_case, gpu_ops, run_case
 
+from zse import kernel as zl
 from zse.errors import CompileError, ConfigError, DeviceError
-from zse.kernel import (
-    Ptr,
-    Variant,
-    amd,
-    cache,
-    cos,
-    exp,
-    f32,
-    grid_wait,
-    kernel,
-    ldmatrix,
-    log,
-    mathlib,
-    shared_array,
-    sin,
-    static,
-    tanh,
-    thread_index,
-    u16,
-)
+from zse.kernel import amd, cache, mathlib
 from zse.kernel.archs import ARCHS, SHARED_LIMIT
 from zse.kernel.emit import emit_gpu
 from zse.runtime.emulate import EmulateDevice
@@ -114,15 +96,15 @@ def test_every_kernel_is_listed_and_printed():
             assert not wave64 or arch in ("gfx90a", "gfx942")
 
 
-@kernel
-def loads(out: Ptr[f32]):
-    words = ldmatrix(shared_array(u16, 64, align=16), 1)
-    out[0] = f32(words[0])
+@zl.kernel
+def loads(out: zl.Ptr[zl.f32]):
+    words = zl.ldmatrix(zl.shared_array(zl.u16, 64, align=16), 1)
+    out[0] = zl.f32(words[0])
 
 
 def test_missing_intrinsics_are_named():
     with pytest.raises(CompileError, match="ldmatrix needs mma_sync, which target gfx90a does not have"):
-        emit_gpu(Variant("loads", loads), "gfx90a")
+        emit_gpu(zl.Variant("loads", loads), "gfx90a")
 
 
 def test_pack_and_device(tmp_path, monkeypatch):
@@ -154,14 +136,14 @@ def test_no_compiler(monkeypatch):
     amd.find_compiler.cache_clear()
 
 
-@kernel
-def functions(x: Ptr[f32, "const"], out: Ptr[f32], n: static, WHICH: static):
-    grid_wait()
-    for i in range(thread_index(), n, 64):
+@zl.kernel
+def functions(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32], n: zl.static, WHICH: zl.static):
+    zl.grid_wait()
+    for i in range(zl.thread_index(), n, 64):
         out[i] = WHICH(x[i])
 
 
-FUNCTIONS = {"exp": exp, "log": log, "sin": sin, "cos": cos, "tanh": tanh}
+FUNCTIONS = {"exp": zl.exp, "log": zl.log, "sin": zl.sin, "cos": zl.cos, "tanh": zl.tanh}
 RANGES = {
     "exp": (-87, 88, 4e-7, 0),
     "log": (1e-30, 1e30, 3e-7, 1e-7),
@@ -184,7 +166,7 @@ def test_mathematics(name, kept_kernels):
     )
     if name == "log":
         x[:6] = [0.0, -1.0, np.inf, np.nan, 1e-41, 1.0]
-    variant = Variant("functions", functions, {"n": n, "WHICH": FUNCTIONS[name]}, threads=64)
+    variant = zl.Variant("functions", functions, {"n": n, "WHICH": FUNCTIONS[name]}, threads=64)
     with EmulateDevice("gfx90a", {"functions": variant}) as device, np.errstate(all="ignore"):
         source, out = upload(device, x), upload(device, np.full(n, np.nan, np.float32))
         recorder = device.record()

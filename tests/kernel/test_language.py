@@ -3,60 +3,7 @@
 import numpy as np
 import pytest
 
-from zse.kernel import (
-    Ptr,
-    Variant,
-    abs_s8,
-    add_i16,
-    any_lane,
-    bf16,
-    bitcast,
-    block_index,
-    cast_ptr,
-    concat,
-    convert,
-    cos,
-    dot4_u8s8,
-    exp,
-    f16,
-    f32,
-    f64,
-    floor,
-    fma,
-    i8,
-    i32,
-    i64,
-    inline,
-    kernel,
-    load,
-    local_array,
-    log,
-    narrow_s8,
-    num_blocks,
-    pairs_i16,
-    pairs_u8s8,
-    popcount,
-    prefetch,
-    reduce_add,
-    reduce_max,
-    reduce_min,
-    round_even,
-    sign_s8,
-    sin,
-    splat,
-    sqrt,
-    static,
-    store,
-    tanh,
-    target,
-    u8,
-    u16,
-    u32,
-    u64,
-    where,
-    widen_high,
-    widen_low,
-)
+from zse import kernel as zl
 
 from .compiled import Compiled, host_isas
 
@@ -71,45 +18,45 @@ def build(isa, tmp_path):
     return lambda *variants: Compiled(list(variants), isa, tmp_path)
 
 
-@inline
+@zl.inline
 def twice(v):
     return v + v
 
 
-@inline
+@zl.inline
 def bounds(a, b):
     low = min(a, b)
     return low, max(a, b)
 
 
-@kernel
-def control(x: Ptr[f32, "const"], out: Ptr[f32], n: i64, limit: i32, REPEAT: static):
-    total = f32(0)
+@zl.kernel
+def control(x: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32], n: zl.i64, limit: zl.i32, REPEAT: zl.static):
+    total = zl.f32(0)
     for i in range(n):
         if x[i] < 0.0:
             continue
         total += x[i]
-        if total > f32(limit):
+        if total > zl.f32(limit):
             break
-    count = i32(0)
+    count = zl.i32(0)
     while count < limit and count != 7:
         count += 1
-    sums = [f32(u) for u in static(range(REPEAT))]
+    sums = [zl.f32(u) for u in zl.static(range(REPEAT))]
     for i in range(0, n, 2):
         for u, name in enumerate("ab"):
             if u < REPEAT and name == "ab"[u]:
                 sums[u] += twice(x[i])
     low, high = bounds(x[0], x[1])
     low, high = high, low
-    out[0], out[1] = total, f32(count)
+    out[0], out[1] = total, zl.f32(count)
     out[2], out[3] = low, high
-    for u in static(range(REPEAT)):
+    for u in zl.static(range(REPEAT)):
         out[4 + u] = sums[u] if n > 2 else -sums[u]
-    out[10] = f32(block_index(0) + 10 * block_index(1) + 100 * num_blocks(0))
+    out[10] = zl.f32(zl.block_index(0) + 10 * zl.block_index(1) + 100 * zl.num_blocks(0))
 
 
 def test_control_flow(build):
-    compiled = build(Variant("control", control, {"REPEAT": 2}))
+    compiled = build(zl.Variant("control", control, {"REPEAT": 2}))
     x = np.array([5, -3, 2, 4, 90, 1], np.float32)
     out = np.full(11, np.nan, np.float32)
     compiled.call("control", x, out, 6, 9, grid=(3, 2))
@@ -118,35 +65,37 @@ def test_control_flow(build):
     assert out[10] == 2 + 10 + 300  # the last block wrote last
 
 
-@kernel
-def elementwise(x: Ptr[f32, "const"], y: Ptr[f32, "const"], out: Ptr[f32], n: i64, LANES: static):
+@zl.kernel
+def elementwise(
+    x: zl.Ptr[zl.f32, "const"], y: zl.Ptr[zl.f32, "const"], out: zl.Ptr[zl.f32], n: zl.i64, LANES: zl.static
+):
     for i in range(0, n, LANES):
-        a, b = load(x + i, LANES), load(y + i, LANES)
+        a, b = zl.load(x + i, LANES), zl.load(y + i, LANES)
         results = [
-            exp(a),
-            tanh(a),
-            sqrt(abs(a)),
-            fma(a, b, a),
-            floor(a),
-            round_even(a),
+            zl.exp(a),
+            zl.tanh(a),
+            zl.sqrt(abs(a)),
+            zl.fma(a, b, a),
+            zl.floor(a),
+            zl.round_even(a),
             min(a, b),
             max(a, b),
-            where(a > b, a, b * 2.0),
+            zl.where(a > b, a, b * 2.0),
             abs(a) - b / 4.0,
-            log(abs(a) + 1.0),
-            sin(a),
-            cos(a),
-            convert(convert(a, f16), f32),
-            convert(convert(a, bf16), f32),
-            f32(i32(a)) if LANES == 1 else convert(convert(a, i32), f32),
+            zl.log(abs(a) + 1.0),
+            zl.sin(a),
+            zl.cos(a),
+            zl.convert(zl.convert(a, zl.f16), zl.f32),
+            zl.convert(zl.convert(a, zl.bf16), zl.f32),
+            zl.f32(zl.i32(a)) if LANES == 1 else zl.convert(zl.convert(a, zl.i32), zl.f32),
         ]
-        for k in static(range(len(results))):
-            store(out + k * n + i, results[k])
+        for k in zl.static(range(len(results))):
+            zl.store(out + k * n + i, results[k])
 
 
 @pytest.mark.parametrize("lanes", [1, 4, 8, 16, 32])
 def test_elementwise(build, lanes):
-    compiled = build(Variant("elementwise", elementwise, {"LANES": lanes}))
+    compiled = build(zl.Variant("elementwise", elementwise, {"LANES": lanes}))
     rng = np.random.default_rng(lanes)
     x, y = (rng.standard_normal(64) * 8).astype(np.float32), rng.standard_normal(64).astype(np.float32)
     out = np.full((16, 64), np.nan, np.float32)
@@ -179,7 +128,7 @@ def test_elementwise(build, lanes):
 
 
 def test_exp_accuracy(build):
-    compiled = build(Variant("elementwise", elementwise, {"LANES": 8}))
+    compiled = build(zl.Variant("elementwise", elementwise, {"LANES": 8}))
     x = np.linspace(-87, 88, 1 << 16, dtype=np.float32)
     out = np.zeros((16, x.size), np.float32)
     compiled.call("elementwise", x, x, out, x.size)
@@ -188,36 +137,36 @@ def test_exp_accuracy(build):
     assert ulp.max() <= 2.0
 
 
-@kernel
-def integers(x: Ptr[i32, "const"], out: Ptr[i32], LANES: static):
-    v = load(x, LANES)
-    u = bitcast(v, u32)
+@zl.kernel
+def integers(x: zl.Ptr[zl.i32, "const"], out: zl.Ptr[zl.i32], LANES: zl.static):
+    v = zl.load(x, LANES)
+    u = zl.bitcast(v, zl.u32)
     rows = [
         v + 7,
         v * 3,
         (v >> 3) ^ 5,
-        bitcast(u >> 3, i32),
+        zl.bitcast(u >> 3, zl.i32),
         v & 15 | 64,
         ~v,
         min(v, 3),
         max(v, -3),
         -v,
-        where(v != 3, v, 0),
+        zl.where(v != 3, v, 0),
     ]
-    for k in static(range(len(rows))):
-        store(out + k * LANES, rows[k])
-    out[len(rows) * LANES] = reduce_add(v)
-    out[len(rows) * LANES + 1] = reduce_max(v)
-    out[len(rows) * LANES + 2] = reduce_min(v)
-    out[len(rows) * LANES + 3] = i32(1) if any_lane(v == 3) else i32(0)
-    out[len(rows) * LANES + 4] = i32(popcount(u64(u32(x[0]))))
-    joined = concat(widen_high(v), widen_low(v))
+    for k in zl.static(range(len(rows))):
+        zl.store(out + k * LANES, rows[k])
+    out[len(rows) * LANES] = zl.reduce_add(v)
+    out[len(rows) * LANES + 1] = zl.reduce_max(v)
+    out[len(rows) * LANES + 2] = zl.reduce_min(v)
+    out[len(rows) * LANES + 3] = zl.i32(1) if zl.any_lane(v == 3) else zl.i32(0)
+    out[len(rows) * LANES + 4] = zl.i32(zl.popcount(zl.u64(zl.u32(x[0]))))
+    joined = zl.concat(zl.widen_high(v), zl.widen_low(v))
     out[len(rows) * LANES + 5] = joined[0]
 
 
 @pytest.mark.parametrize("lanes", [4, 8, 16])
 def test_integers(build, lanes):
-    compiled = build(Variant("integers", integers, {"LANES": lanes}))
+    compiled = build(zl.Variant("integers", integers, {"LANES": lanes}))
     x = np.random.default_rng(lanes).integers(-1000, 1000, lanes).astype(np.int32)
     x[lanes // 2] = 3
     out = np.zeros(10 * lanes + 6, np.int32)
@@ -245,22 +194,27 @@ def test_integers(build, lanes):
     ]
 
 
-@kernel
-def bytes_(w: Ptr[u8, "const"], a: Ptr[i8, "const"], out: Ptr[i32], narrow: Ptr[i8], LANES: static):
-    wv, av = load(cast_ptr(w, i32), LANES), load(cast_ptr(a, i32), LANES)
-    if target.has("vnni"):
-        store(out, dot4_u8s8(splat(i32(5), LANES), wv, av))
+@zl.kernel
+def bytes_(
+    w: zl.Ptr[zl.u8, "const"], a: zl.Ptr[zl.i8, "const"], out: zl.Ptr[zl.i32], narrow: zl.Ptr[zl.i8], LANES: zl.static
+):
+    wv, av = zl.load(zl.cast_ptr(w, zl.i32), LANES), zl.load(zl.cast_ptr(a, zl.i32), LANES)
+    if zl.target.has("vnni"):
+        zl.store(out, zl.dot4_u8s8(zl.splat(zl.i32(5), LANES), wv, av))
     else:
-        store(out, pairs_i16(pairs_u8s8(wv & 0x7F7F7F7F, av)) + 5)
-    store(out + LANES, pairs_i16(pairs_u8s8(abs_s8(wv), sign_s8(av, wv))))
-    store(out + 2 * LANES, pairs_i16(add_i16(pairs_u8s8(wv & 0x0F0F0F0F, av), pairs_u8s8(wv & 0x0F0F0F0F, av))))
-    store(narrow, narrow_s8(load(out, LANES)))
-    prefetch(w)
+        zl.store(out, zl.pairs_i16(zl.pairs_u8s8(wv & 0x7F7F7F7F, av)) + 5)
+    zl.store(out + LANES, zl.pairs_i16(zl.pairs_u8s8(zl.abs_s8(wv), zl.sign_s8(av, wv))))
+    zl.store(
+        out + 2 * LANES,
+        zl.pairs_i16(zl.add_i16(zl.pairs_u8s8(wv & 0x0F0F0F0F, av), zl.pairs_u8s8(wv & 0x0F0F0F0F, av))),
+    )
+    zl.store(narrow, zl.narrow_s8(zl.load(out, LANES)))
+    zl.prefetch(w)
 
 
 def test_packed_bytes(build, isa):
     lanes = 16 if "v4" in isa else 8
-    compiled = build(Variant("bytes_", bytes_, {"LANES": lanes}))
+    compiled = build(zl.Variant("bytes_", bytes_, {"LANES": lanes}))
     rng = np.random.default_rng(1)
     w = rng.integers(0, 256, lanes * 4).astype(np.uint8)
     a = rng.integers(-127, 128, lanes * 4).astype(np.int8)
@@ -278,18 +232,20 @@ def test_packed_bytes(build, isa):
     assert np.array_equal(narrow, np.clip(dots, -128, 127))
 
 
-@kernel
-def typed_pointer(x: Ptr["T", "const"], out: Ptr[f64], n: i64, T: static):
-    scratch = local_array(f32, 64)
+@zl.kernel
+def typed_pointer(x: zl.Ptr["T", "const"], out: zl.Ptr[zl.f64], n: zl.i64, T: zl.static):
+    scratch = zl.local_array(zl.f32, 64)
     for i in range(n):
-        scratch[i] = f32(x[i])
+        scratch[i] = zl.f32(x[i])
     for i in range(n):
-        out[i] = f64(scratch[i])
+        out[i] = zl.f64(scratch[i])
 
 
-@pytest.mark.parametrize("dtype,numpy_type", [(f16, np.float16), (f32, np.float32), (u16, np.uint16), (i8, np.int8)])
+@pytest.mark.parametrize(
+    "dtype,numpy_type", [(zl.f16, np.float16), (zl.f32, np.float32), (zl.u16, np.uint16), (zl.i8, np.int8)]
+)
 def test_pointer_type_from_a_static(build, dtype, numpy_type):
-    compiled = build(Variant("typed_pointer", typed_pointer, {"T": dtype}))
+    compiled = build(zl.Variant("typed_pointer", typed_pointer, {"T": dtype}))
     x = np.arange(-8, 24).astype(numpy_type)
     out = np.zeros(32)
     compiled.call("typed_pointer", x, out, 32)
@@ -299,5 +255,5 @@ def test_pointer_type_from_a_static(build, dtype, numpy_type):
 def test_text_is_deterministic(isa, tmp_path):
     from zse.kernel.emit import emit_unit
 
-    variants = [Variant("control", control, {"REPEAT": 2}), Variant("elementwise", elementwise, {"LANES": 8})]
+    variants = [zl.Variant("control", control, {"REPEAT": 2}), zl.Variant("elementwise", elementwise, {"LANES": 8})]
     assert emit_unit(variants, isa) == emit_unit(variants, isa)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from gpu.harness import check_case, gpu_ops, run_case
 
-from zse.kernel import Variant, cache, grid_launch_dependents, grid_wait, kernel
+from zse import kernel as zl
+from zse.kernel import cache
 from zse.runtime.device import Recorder
 from zse.runtime.emulate import EmulateDevice
 
@@ -22,10 +23,10 @@ UNUSED_READS = {"matmul": "the offsets that symmetric weights do not have"}
 BEFORE_OTHERS = ("attention_plan",)
 
 
-@kernel
+@zl.kernel
 def bystander():
-    grid_wait()
-    grid_launch_dependents()
+    zl.grid_wait()
+    zl.grid_launch_dependents()
 
 
 class Spaced(EmulateDevice):
@@ -33,7 +34,9 @@ class Spaced(EmulateDevice):
 
     def __init__(self, like: str, **options):
         super().__init__(
-            like, cache.package_variants(like) | {"bystander": Variant("bystander", bystander, threads=32)}, **options
+            like,
+            cache.package_variants(like) | {"bystander": zl.Variant("bystander", bystander, threads=32)},
+            **options,
         )
 
     def record(self) -> Recorder:

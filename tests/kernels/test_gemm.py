@@ -3,7 +3,8 @@ arguments."""
 
 import pytest
 
-from zse.kernel.language import PointerType, TensorMap, static
+from zse import kernel as zl
+from zse.kernel.language import PointerType
 from zse.kernel.targets.cuda import CudaTarget
 from zse.kernels.gpu import gemm, gemm_launch, gemm_parts
 from zse.kernels.gpu.gemm_cases import SCHEMES
@@ -22,9 +23,9 @@ def params_of(variant):
     def type_of(annotation):
         if isinstance(annotation, PointerType):
             return "ptr"
-        return "tensormap" if annotation is TensorMap else annotation.name
+        return "tensormap" if annotation is zl.TensorMap else annotation.name
 
-    return [[name, type_of(annotation)] for name, annotation in variant.kernel.params if annotation is not static]
+    return [[name, type_of(annotation)] for name, annotation in variant.kernel.params if annotation is not zl.static]
 
 
 class Recording(NullGPU):

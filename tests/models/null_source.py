@@ -4,8 +4,9 @@ from functools import cache
 
 import tiny
 
+from zse import kernel as zl
 from zse.formats.source import ModelSource, TensorInfo
-from zse.kernel.language import PointerType, TensorMap, static
+from zse.kernel.language import PointerType
 from zse.kernel.targets.cpu import ISAS, CpuTarget
 from zse.kernel.targets.cuda import CudaTarget
 from zse.kernels.table import all_variants
@@ -19,12 +20,12 @@ def signatures(family: str) -> dict[str, dict]:
     def kind(annotation) -> str:
         if isinstance(annotation, PointerType):
             return "ptr"
-        return "tensormap" if annotation is TensorMap else annotation.name
+        return "tensormap" if annotation is zl.TensorMap else annotation.name
 
     target = CudaTarget("sm_90a") if family == "gpu" else CpuTarget(ISAS["x86-64-v3"])
     return {
         variant.symbol: {
-            "params": [[name, kind(found)] for name, found in variant.kernel.params if found is not static]
+            "params": [[name, kind(found)] for name, found in variant.kernel.params if found is not zl.static]
         }
         for variant in all_variants(target)
     }

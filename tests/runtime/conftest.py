@@ -4,28 +4,28 @@ import subprocess
 
 import pytest
 
-from zse.kernel import Ptr, Variant, block_index, i64, kernel, u8
+from zse import kernel as zl
 from zse.kernel.emit import emit_unit
 from zse.kernel.targets.cpu import ISAS
 from zse.runtime.cpu import CPUDevice
 from zse.runtime.native import choose_level
 
 
-@kernel
-def count_blocks(out: Ptr[i64]):
-    out[block_index(0)] += i64(1)
+@zl.kernel
+def count_blocks(out: zl.Ptr[zl.i64]):
+    out[zl.block_index(0)] += zl.i64(1)
 
 
-@kernel
-def sum_before(x: Ptr[i64, "const"], n: i64, out: Ptr[i64], add: i64):
-    total = i64(0)
+@zl.kernel
+def sum_before(x: zl.Ptr[zl.i64, "const"], n: zl.i64, out: zl.Ptr[zl.i64], add: zl.i64):
+    total = zl.i64(0)
     for i in range(n):
         total += x[i]
-    out[block_index(0)] = total + add
+    out[zl.block_index(0)] = total + add
 
 
-@kernel
-def copy_piece(src: Ptr[u8, "const"], out: Ptr[u8], count: i64):
+@zl.kernel
+def copy_piece(src: zl.Ptr[zl.u8, "const"], out: zl.Ptr[zl.u8], count: zl.i64):
     for i in range(count):
         out[i] = src[i]
 
@@ -35,7 +35,11 @@ def library(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runtime")
     isa = choose_level()
     text, manifest = emit_unit(
-        [Variant("count_blocks", count_blocks), Variant("sum_before", sum_before), Variant("copy_piece", copy_piece)],
+        [
+            zl.Variant("count_blocks", count_blocks),
+            zl.Variant("sum_before", sum_before),
+            zl.Variant("copy_piece", copy_piece),
+        ],
         isa,
     )
     (folder / "k.c").write_text(text)

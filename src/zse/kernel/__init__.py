@@ -1,4 +1,4 @@
-"""The kernel language: `from zse.kernel import kernel, inline, static, target, Ptr, f32, load, store, ...`."""
+"""The kernel language: `from zse import kernel as zl`, then `@zl.kernel`, `zl.Ptr[zl.f32, "const"]`, `zl.load(...)`."""
 
 from zse import lazy
 from zse.kernel.language import (  # noqa: F401

@@ -104,17 +104,20 @@ class Stager(Calls):
             return scope.names[node.id]
         for table in (closure_of(self.function), self.function.__globals__, vars(builtins)):
             if node.id in table:
-                value = table[node.id]
-                return self.target if isinstance(value, _TargetProxy) else value
+                return self.of_target(table[node.id])
         raise StageError(
             f"{node.id} is not defined here (a name first assigned inside a run-time block is local to it)"
         )
+
+    def of_target(self, value: object) -> object:
+        """The target in place of what stands for it."""
+        return self.target if isinstance(value, _TargetProxy) else value
 
     def expr_Attribute(self, node):
         base = self.expression(node.value)
         if is_runtime(base):
             raise StageError(f"a run-time value has no attribute {node.attr}")
-        return getattr(base, node.attr)
+        return self.of_target(getattr(base, node.attr))
 
     def expr_List(self, node):
         hint = self.hint

@@ -8,14 +8,15 @@ log: x = m 2**e with m in [sqrt(1/2), sqrt(2)), then Cephes' logf polynomial of 
 (Cody and Waite), then Cephes' sinf or cosf polynomial on [-pi/4, pi/4].
 """
 
-from zse.kernel.language import BUILTINS, f32, i32, inline
+from zse import kernel as zl
+from zse.kernel.language import BUILTINS
 
 bitcast, convert, fma, maximum, minimum, round_even, where = (
     BUILTINS[name] for name in ("bitcast", "convert", "fma", "maximum", "minimum", "round_even", "where")
 )
 
 
-@inline
+@zl.inline
 def exp_f32(v):
     """e**v for f32 scalars and vectors, within 2 ulp for inputs in [-87.3, 88.7]."""
     x = minimum(maximum(v, -87.33), 88.37)
@@ -28,25 +29,25 @@ def exp_f32(v):
     p = fma(p, r, 1.6666665459e-1)
     p = fma(p, r, 5.0000001201e-1)
     p = fma(p, r * r, r) + 1.0
-    return p * bitcast((convert(n, i32) + 127) << 23, f32)
+    return p * bitcast((convert(n, zl.i32) + 127) << 23, zl.f32)
 
 
-@inline
+@zl.inline
 def tanh_f32(v):
     """tanh(v) = 1 - 2 / (exp(2v) + 1); absolute error below 3e-7."""
     return 1.0 - 2.0 / (exp_f32(v * 2.0) + 1.0)
 
 
-@inline
+@zl.inline
 def log_f32(v):
     """The natural logarithm of an f32 scalar, within 2 ulp; -infinity of 0, NaN below."""
     tiny = v < 1.17549435e-38
-    bits = bitcast(where(tiny, v * 8388608.0, v), i32)
+    bits = bitcast(where(tiny, v * 8388608.0, v), zl.i32)
     # Counted from sqrt(1/2): the exponent steps where the mantissa passes sqrt(2).
     above = bits - 0x3F3504F3
     exponent = above >> 23
-    m = bitcast(bits - (exponent << 23), f32) - 1.0
-    e = f32(exponent) - where(tiny, f32(23), f32(0))
+    m = bitcast(bits - (exponent << 23), zl.f32) - 1.0
+    e = zl.f32(exponent) - where(tiny, zl.f32(23), zl.f32(0))
     p = fma(m, 7.0376836292e-2, -1.1514610310e-1)
     p = fma(p, m, 1.1676998740e-1)
     p = fma(p, m, -1.2420140846e-1)
@@ -60,19 +61,19 @@ def log_f32(v):
     y = fma(z, -0.5, y)
     result = fma(e, 0.693359375, m + y)
     result = where(bits >= 0x7F800000, v, result)  # infinity and NaN
-    return where(v > 0.0, result, where(v == 0.0, f32(float("-inf")), f32(float("nan"))))
+    return where(v > 0.0, result, where(v == 0.0, zl.f32(float("-inf")), zl.f32(float("nan"))))
 
 
-@inline
+@zl.inline
 def _reduced(v):
     """(v less a multiple n of pi / 2, n), for |v| up to some ten thousand."""
     n = round_even(v * 0.636619772367581343)
     r = fma(n, -1.5703125, v)
     r = fma(n, -4.837512969970703125e-4, r)
-    return fma(n, -7.549789948768648e-8, r), convert(n, i32)
+    return fma(n, -7.549789948768648e-8, r), convert(n, zl.i32)
 
 
-@inline
+@zl.inline
 def _quadrant(r, n):
     """sin(r + n pi / 2)."""
     z = r * r
@@ -86,14 +87,14 @@ def _quadrant(r, n):
     return where((n & 2) != 0, -value, value)
 
 
-@inline
+@zl.inline
 def sin_f32(v):
     """The sine of an f32 scalar, absolute error below 2e-7 for |v| up to 8192."""
     r, n = _reduced(v)
     return _quadrant(r, n)
 
 
-@inline
+@zl.inline
 def cos_f32(v):
     """The cosine of an f32 scalar, as sin_f32."""
     r, n = _reduced(v)

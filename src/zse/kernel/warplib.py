@@ -1,6 +1,7 @@
 """Warp functions written in the language itself."""
 
-from zse.kernel.language import BUILTINS, inline, static, target
+from zse import kernel as zl
+from zse.kernel.language import BUILTINS
 
 maximum, minimum, shuffle_xor = BUILTINS["maximum"], BUILTINS["minimum"], BUILTINS["shuffle_xor"]
 
@@ -13,26 +14,26 @@ def _masks(width: int | None, warp: int) -> list[int]:
     return [1 << i for i in reversed(range(width.bit_length() - 1))]
 
 
-@inline
+@zl.inline
 def warp_sum(value, width=None):
     """The sum over groups of `width` lanes, in every lane, in the same order."""
-    for mask in static(_masks(width, target.warp)):
+    for mask in zl.static(_masks(width, zl.target.warp)):
         value = value + shuffle_xor(value, mask)
     return value
 
 
-@inline
+@zl.inline
 def warp_max(value, width=None):
     """The largest value of groups of `width` lanes."""
-    for mask in static(_masks(width, target.warp)):
+    for mask in zl.static(_masks(width, zl.target.warp)):
         value = maximum(value, shuffle_xor(value, mask))
     return value
 
 
-@inline
+@zl.inline
 def warp_min(value, width=None):
     """The smallest value of groups of `width` lanes."""
-    for mask in static(_masks(width, target.warp)):
+    for mask in zl.static(_masks(width, zl.target.warp)):
         value = minimum(value, shuffle_xor(value, mask))
     return value
 

@@ -1,22 +1,7 @@
 """Gated activations of the feed-forward block: silu(gate) * up and gelu_tanh(gate) * up."""
 
+from zse import kernel as zl
 from zse.dtypes import ITEM_BYTES
-from zse.kernel import (
-    Ptr,
-    Variant,
-    block_index,
-    exp,
-    f32,
-    i8,
-    i64,
-    inline,
-    kernel,
-    load,
-    local_array,
-    static,
-    store,
-    target,
-)
 from zse.kernels.op import Case, Cost, HostArray, Op, Output, Tolerance, check, later, on_gpu, require
 from zse.kernels.quantize import GROUP, fp8_output, int8_output, quantize_group
 
@@ -24,7 +9,7 @@ CHUNK = 256  # columns of one block, so that the threads share the exponentials 
 KINDS = ("silu", "gelu_tanh")
 
 
-@inline
+@zl.inline
 def activate(gate, KIND):
     """silu(g) = g / (1 + exp(-g)); gelu_tanh(g) = g / (1 + exp(-2 u)), u = sqrt(2 / pi) * (g + 0.044715 g^3): the
     identity 1 + tanh(u) = 2 / (1 + exp(-2 u)) saves the hyperbolic tangent (Hendrycks and Gimpel 2016, tanh form)."""
@@ -33,43 +18,43 @@ def activate(gate, KIND):
         if KIND == "silu"
         else gate * (gate * gate * (-2 * 0.7978845608028654 * 0.044715) + -2 * 0.7978845608028654)
     )
-    return gate / (1.0 + exp(exponent))
+    return gate / (1.0 + zl.exp(exponent))
 
 
-@kernel
+@zl.kernel
 def gated_rows(
-    gates: Ptr[f32, "const"],
-    ups: Ptr[f32, "const"],
-    stride: i64,
-    out: Ptr[f32],
-    q: Ptr[i8],
-    scale: Ptr[f32],
-    total: Ptr[f32],
-    width: i64,
-    KIND: static,
-    INT8: static,
+    gates: zl.Ptr[zl.f32, "const"],
+    ups: zl.Ptr[zl.f32, "const"],
+    stride: zl.i64,
+    out: zl.Ptr[zl.f32],
+    q: zl.Ptr[zl.i8],
+    scale: zl.Ptr[zl.f32],
+    total: zl.Ptr[zl.f32],
+    width: zl.i64,
+    KIND: zl.static,
+    INT8: zl.static,
 ):
     """Grid (chunks of columns, rows); rows of gates and ups are `width` values, `stride` apart."""
-    L = target.lanes
-    row = block_index(1)
-    first = block_index(0) * CHUNK
+    L = zl.target.lanes
+    row = zl.block_index(1)
+    first = zl.block_index(0) * CHUNK
     last = min(first + CHUNK, width)
     gate = gates + row * stride
     up = ups + row * stride
     at = row * width
     if INT8:
         # Two passes: the long chains of exp and division overlap only when no reduction stands between them.
-        values = local_array(f32, CHUNK)
+        values = zl.local_array(zl.f32, CHUNK)
         for k in range(first, last, 2 * L):
-            for i in static(range(0, 2 * L, L)):
-                store(values + (k - first) + i, activate(load(gate + k + i, L), KIND) * load(up + k + i, L))
+            for i in zl.static(range(0, 2 * L, L)):
+                zl.store(values + (k - first) + i, activate(zl.load(gate + k + i, L), KIND) * zl.load(up + k + i, L))
         for k in range(first, last, GROUP):
-            group = [load(values + (k - first) + i, L) for i in static(range(0, GROUP, L))]
+            group = [zl.load(values + (k - first) + i, L) for i in zl.static(range(0, GROUP, L))]
             quantize_group(group, q + at + k, scale + (at + k) // GROUP, total + (at + k) // GROUP)
     else:
         whole = first + (last - first) // L * L
         for k in range(first, whole, L):
-            store(out + at + k, activate(load(gate + k, L), KIND) * load(up + k, L))
+            zl.store(out + at + k, activate(zl.load(gate + k, L), KIND) * zl.load(up + k, L))
         for k in range(whole, last):
             out[at + k] = activate(gate[k], KIND) * up[k]
 
@@ -178,7 +163,7 @@ def _cost(case: Case) -> Cost:
 
 def _variants(target):
     return [
-        Variant(f"gated_{kind}_{form}", gated_rows, {"KIND": kind, "INT8": form == "int8"})
+        zl.Variant(f"gated_{kind}_{form}", gated_rows, {"KIND": kind, "INT8": form == "int8"})
         for kind in KINDS
         for form in ("f32", "int8")
     ]

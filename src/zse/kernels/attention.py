@@ -11,35 +11,7 @@ over keys). With several splits every segment is a block of its own, and attenti
 with the same arithmetic.
 """
 
-from zse.kernel import (
-    Ptr,
-    Variant,
-    bitcast,
-    block_index,
-    cast_ptr,
-    convert,
-    e4m3,
-    f16,
-    f32,
-    fma,
-    i8,
-    i32,
-    i64,
-    inline,
-    kernel,
-    load,
-    local_array,
-    prefetch,
-    reduce_add,
-    reduce_max,
-    round_even,
-    splat,
-    static,
-    store,
-    tanh,
-    target,
-    u8,
-)
+from zse import kernel as zl
 from zse.kernels.kv_pages import PACKED, SCALE_BYTES, head_dim_of, pages_shape, unit_of, widen
 from zse.kernels.op import Op, check, later, on_gpu, require
 from zse.kernels.quantize import GROUP, quantize_group
@@ -51,48 +23,48 @@ MAX_HEAD_DIM = 256
 MAX_ROWS = 32  # query rows (tokens of the tile x query heads of the group) of one block
 MASKED = -3.0e38  # the score of a key that must not be seen
 FLOOR = -1.0e30  # the running maximum before any key
-KV_DTYPES = {"f16": f16, "f32": f32, **PACKED}
+KV_DTYPES = {"f16": zl.f16, "f32": zl.f32, **PACKED}
 
 
-@inline
+@zl.inline
 def weight_of(difference):
     """exp(score - maximum), at most 1: the polynomial of kernel/mathlib.py (Cephes expf) with a lower bound at which
     the power of two is exactly 0, so that masked keys weigh nothing. exp(0) is exactly 1."""
     x = max(difference, -88.3)
-    n = round_even(x * 1.44269504088896341)
-    r = fma(n, 2.12194440e-4, fma(n, -0.693359375, x))
-    p = fma(r, 1.9875691500e-4, 1.3981999507e-3)
-    p = fma(p, r, 8.3334519073e-3)
-    p = fma(p, r, 4.1665795894e-2)
-    p = fma(p, r, 1.6666665459e-1)
-    p = fma(p, r, 5.0000001201e-1)
-    p = fma(p, r * r, r) + 1.0
-    return p * bitcast((convert(n, i32) + 127) << 23, f32)
+    n = zl.round_even(x * 1.44269504088896341)
+    r = zl.fma(n, 2.12194440e-4, zl.fma(n, -0.693359375, x))
+    p = zl.fma(r, 1.9875691500e-4, 1.3981999507e-3)
+    p = zl.fma(p, r, 8.3334519073e-3)
+    p = zl.fma(p, r, 4.1665795894e-2)
+    p = zl.fma(p, r, 1.6666665459e-1)
+    p = zl.fma(p, r, 5.0000001201e-1)
+    p = zl.fma(p, r * r, r) + 1.0
+    return p * zl.bitcast((zl.convert(n, zl.i32) + 127) << 23, zl.f32)
 
 
-@inline
+@zl.inline
 def key_block(queries, key_pages, next_pages, acc, head_dim, R, VECTORS, KV):
     """acc[r][v] = q_r · K of VECTORS * lanes neighbouring keys; key_pages[p] points at [head_dim, 16] of page p.
     next_pages: of the next block, brought near meanwhile: a page is too short for the processor to foresee it."""
-    L = target.lanes
+    L = zl.target.lanes
     per_page = PAGE // L
-    LINE = 1 if KV is f32 else 2 if KV is f16 else 4  # dimensions in 64 bytes
+    LINE = 1 if KV is zl.f32 else 2 if KV is zl.f16 else 4  # dimensions in 64 bytes
     for line in range(0, head_dim, max(LINE, 2)):
         for page in next_pages:
-            for d in static(range(0, max(LINE, 2), LINE)):
-                prefetch(page + (line + d) * PAGE)
-        for d in static(range(max(LINE, 2))):
+            for d in zl.static(range(0, max(LINE, 2), LINE)):
+                zl.prefetch(page + (line + d) * PAGE)
+        for d in zl.static(range(max(LINE, 2))):
             keys = [
-                widen(load(key_pages[v // per_page] + (line + d) * PAGE + v % per_page * L, L), KV)
+                widen(zl.load(key_pages[v // per_page] + (line + d) * PAGE + v % per_page * L, L), KV)
                 for v in range(VECTORS)
             ]
-            for r in static(range(R)):
-                query = splat(queries[r][line + d], L)
-                for v in static(range(VECTORS)):
-                    acc[r][v] = fma(query, keys[v], acc[r][v])
+            for r in zl.static(range(R)):
+                query = zl.splat(queries[r][line + d], L)
+                for v in zl.static(range(VECTORS)):
+                    acc[r][v] = zl.fma(query, keys[v], acc[r][v])
 
 
-@inline
+@zl.inline
 def mix_values(
     scores,
     page_ids,
@@ -112,116 +84,116 @@ def mix_values(
     KV,
 ):
     """Columns column .. column + VECTORS * lanes of state rows: state * rescale + factor * sum over keys of p * V."""
-    L = target.lanes
-    LINE = 16 if KV is f32 else 32 if KV is f16 else 64  # values in 64 bytes
-    acc = [[f32.x(L)(0) for v in range(VECTORS)] for r in range(R)]
+    L = zl.target.lanes
+    LINE = 16 if KV is zl.f32 else 32 if KV is zl.f16 else 64  # values in 64 bytes
+    acc = [[zl.f32.x(L)(0) for v in range(VECTORS)] for r in range(R)]
     for page in range(begin // PAGE, (stop + PAGE - 1) // PAGE):
-        values = value_base + i64(page_ids[page]) * page_stride + column
-        coming = value_base + i64(page_ids[min(page + 1, last_page)]) * page_stride + column
+        values = value_base + zl.i64(page_ids[page]) * page_stride + column
+        coming = value_base + zl.i64(page_ids[min(page + 1, last_page)]) * page_stride + column
         weights = scores + (page * PAGE - segment)
         for t in range(min(PAGE, stop - page * PAGE)):
-            for line in static(range(0, VECTORS * L, LINE)):
-                prefetch(coming + t * head_dim + line)
-            row = [widen(load(values + t * head_dim + v * L, L), KV) for v in range(VECTORS)]
-            for r in static(range(R)):
-                weight = splat(weights[r * SEGMENT + t], L)
-                for v in static(range(VECTORS)):
-                    acc[r][v] = fma(weight, row[v], acc[r][v])
-    for r in static(range(R)):
-        for v in static(range(VECTORS)):
+            for line in zl.static(range(0, VECTORS * L, LINE)):
+                zl.prefetch(coming + t * head_dim + line)
+            row = [widen(zl.load(values + t * head_dim + v * L, L), KV) for v in range(VECTORS)]
+            for r in zl.static(range(R)):
+                weight = zl.splat(weights[r * SEGMENT + t], L)
+                for v in zl.static(range(VECTORS)):
+                    acc[r][v] = zl.fma(weight, row[v], acc[r][v])
+    for r in zl.static(range(R)):
+        for v in zl.static(range(VECTORS)):
             place = state[r] + column + v * L
-            store(place, fma(load(place, L), rescale[r], acc[r][v] * factors[r]))
+            zl.store(place, zl.fma(zl.load(place, L), rescale[r], acc[r][v] * factors[r]))
 
 
-@inline
+@zl.inline
 def write_row(state, total, out, oq, oscale, osum, at, head_dim, INT8):
     """The finished row state / total, at element `at` of the output."""
-    L = target.lanes
+    L = zl.target.lanes
     inverse = 1.0 / total
     if INT8:
         for d in range(0, head_dim, GROUP):
-            values = [load(state + d + i, L) * inverse for i in static(range(0, GROUP, L))]
+            values = [zl.load(state + d + i, L) * inverse for i in zl.static(range(0, GROUP, L))]
             quantize_group(values, oq + at + d, oscale + (at + d) // GROUP, osum + (at + d) // GROUP)
     else:
         for d in range(0, head_dim, L):
-            store(out + at + d, load(state + d, L) * inverse)
+            zl.store(out + at + d, zl.load(state + d, L) * inverse)
 
 
-@kernel
+@zl.kernel
 def attention_tile(
-    q: Ptr[f32, "const"],
-    k_pages: Ptr[u8, "const"],
-    v_pages: Ptr[u8, "const"],
-    page_table: Ptr[i32, "const"],
-    token_row: Ptr[i32, "const"],
-    positions: Ptr[i32, "const"],
-    out: Ptr[f32],
-    oq: Ptr[i8],
-    oscale: Ptr[f32],
-    osum: Ptr[f32],
-    partial: Ptr[f32],
-    tokens: i64,
-    max_pages: i64,
-    max_segments: i64,
-    splits: i64,
-    kv_heads: i64,
-    group: i64,
-    head_dim: i64,
-    scale: f32,
-    window: i64,
-    softcap: f32,
-    R: static,
-    KV: static,
-    INT8: static,
+    q: zl.Ptr[zl.f32, "const"],
+    k_pages: zl.Ptr[zl.u8, "const"],
+    v_pages: zl.Ptr[zl.u8, "const"],
+    page_table: zl.Ptr[zl.i32, "const"],
+    token_row: zl.Ptr[zl.i32, "const"],
+    positions: zl.Ptr[zl.i32, "const"],
+    out: zl.Ptr[zl.f32],
+    oq: zl.Ptr[zl.i8],
+    oscale: zl.Ptr[zl.f32],
+    osum: zl.Ptr[zl.f32],
+    partial: zl.Ptr[zl.f32],
+    tokens: zl.i64,
+    max_pages: zl.i64,
+    max_segments: zl.i64,
+    splits: zl.i64,
+    kv_heads: zl.i64,
+    group: zl.i64,
+    head_dim: zl.i64,
+    scale: zl.f32,
+    window: zl.i64,
+    softcap: zl.f32,
+    R: zl.static,
+    KV: zl.static,
+    INT8: zl.static,
 ):
     """Grid (kv heads, tokens, splits). splits: 1, or at least the number of segments. R: query rows in registers at
     once."""
-    L = target.lanes
+    L = zl.target.lanes
     KEY_VECTORS = COLUMN_VECTORS = 2 if L == 8 and R == 4 else 4  # sums in registers: AVX2 has 16, the others 32
     KEYS = KEY_VECTORS * L
-    SCALED = KV is i8 or KV is e4m3
-    head = block_index(0)
-    token = block_index(1)
+    SCALED = KV is zl.i8 or KV is zl.e4m3
+    head = zl.block_index(0)
+    token = zl.block_index(1)
     row = token_row[token]
-    position = i64(positions[token])
+    position = zl.i64(positions[token])
     tile = MAX_ROWS // group
     if token > 0 and position % tile != 0:
         if token_row[token - 1] == row:
             return  # another token leads this tile
-    count = i64(1)
+    count = zl.i64(1)
     room = min(tile - position % tile, tokens - token)
     while count < room and token_row[token + count] == row:
         count += 1
 
-    num_keys = i64(positions[token + count - 1]) + 1
-    first_key = max(position + 1 - window, 0) if window > 0 else i64(0)
+    num_keys = zl.i64(positions[token + count - 1]) + 1
+    first_key = max(position + 1 - window, 0) if window > 0 else zl.i64(0)
     first_segment = first_key // SEGMENT
     last_segment = (num_keys - 1) // SEGMENT
     if splits > 1:
-        if block_index(2) < first_segment or block_index(2) > last_segment:
+        if zl.block_index(2) < first_segment or zl.block_index(2) > last_segment:
             return
-        first_segment = block_index(2)
-        last_segment = block_index(2)
+        first_segment = zl.block_index(2)
+        last_segment = zl.block_index(2)
 
     rows = count * group
     q_width = kv_heads * group * head_dim
-    STORED = u8 if KV is e4m3 else KV
+    STORED = zl.u8 if KV is zl.e4m3 else KV
     head_size = head_dim * PAGE + (SCALE_BYTES if SCALED else 0)
     page_stride = kv_heads * head_size
-    page_ids = page_table + i64(row) * max_pages
-    keys_base = cast_ptr(k_pages, STORED) + head * head_size
-    values_base = cast_ptr(v_pages, STORED) + head * head_size
+    page_ids = page_table + zl.i64(row) * max_pages
+    keys_base = zl.cast_ptr(k_pages, STORED) + head * head_size
+    values_base = zl.cast_ptr(v_pages, STORED) + head * head_size
     first_page = first_key // PAGE
     last_page = (num_keys - 1) // PAGE
-    scores = local_array(f32, 4 * SEGMENT)
-    state = local_array(f32, (MAX_ROWS + 4) * MAX_HEAD_DIM)
-    maxima = local_array(f32, MAX_ROWS + 4)
-    totals = local_array(f32, MAX_ROWS + 4)
+    scores = zl.local_array(zl.f32, 4 * SEGMENT)
+    state = zl.local_array(zl.f32, (MAX_ROWS + 4) * MAX_HEAD_DIM)
+    maxima = zl.local_array(zl.f32, MAX_ROWS + 4)
+    totals = zl.local_array(zl.f32, MAX_ROWS + 4)
     for i in range(0, (rows + R - 1) // R * R):
         maxima[i] = FLOOR
         totals[i] = 0.0
         for d in range(0, head_dim, L):
-            store(state + i * head_dim + d, f32.x(L)(0))
+            zl.store(state + i * head_dim + d, zl.f32.x(L)(0))
 
     for index in range(first_segment, last_segment + 1):
         segment = index * SEGMENT
@@ -231,72 +203,73 @@ def attention_tile(
         padded = begin + (stop - begin + KEY_ALIGN - 1) // KEY_ALIGN * KEY_ALIGN
         for sub in range(0, rows, R):
             # Rows of this pass; beyond the last one the last is computed again and its copies are dropped.
-            which = [min(sub + r, rows - 1) for r in static(range(R))]
+            which = [min(sub + r, rows - 1) for r in zl.static(range(R))]
             queries = [
                 q + (token + which[r] // group) * q_width + (head * group + which[r] % group) * head_dim
-                for r in static(range(R))
+                for r in zl.static(range(R))
             ]
-            limits = [i64(positions[token + which[r] // group]) + 1 for r in static(range(R))]
+            limits = [zl.i64(positions[token + which[r] // group]) + 1 for r in zl.static(range(R))]
             for key in range(begin, stop, KEYS):
                 key_pages = [
-                    keys_base + i64(page_ids[min(max(key // PAGE + p, first_page), last_page)]) * page_stride
-                    for p in static(range(KEYS // PAGE))
+                    keys_base + zl.i64(page_ids[min(max(key // PAGE + p, first_page), last_page)]) * page_stride
+                    for p in zl.static(range(KEYS // PAGE))
                 ]
                 next_pages = [
-                    keys_base + i64(page_ids[min(max((key + KEYS) // PAGE + p, first_page), last_page)]) * page_stride
-                    for p in static(range(KEYS // PAGE))
+                    keys_base
+                    + zl.i64(page_ids[min(max((key + KEYS) // PAGE + p, first_page), last_page)]) * page_stride
+                    for p in zl.static(range(KEYS // PAGE))
                 ]
-                acc = [[f32.x(L)(0) for v in range(KEY_VECTORS)] for r in range(R)]
+                acc = [[zl.f32.x(L)(0) for v in range(KEY_VECTORS)] for r in range(R)]
                 key_block(queries, key_pages, next_pages, acc, head_dim, R, KEY_VECTORS, KV)
-                scales = [splat(scale, L) for _ in range(KEY_VECTORS)]
+                scales = [zl.splat(scale, L) for _ in range(KEY_VECTORS)]
                 if SCALED:
                     scales = [
-                        load(cast_ptr(key_pages[v * L // PAGE] + head_dim * PAGE, f32) + v * L % PAGE, L)
+                        zl.load(zl.cast_ptr(key_pages[v * L // PAGE] + head_dim * PAGE, zl.f32) + v * L % PAGE, L)
                         * (scale * unit_of(KV))
                         for v in range(KEY_VECTORS)
                     ]
-                for r in static(range(R)):
-                    for v in static(range(KEY_VECTORS)):
+                for r in zl.static(range(R)):
+                    for v in zl.static(range(KEY_VECTORS)):
                         score = acc[r][v] * scales[v]
                         if softcap > 0.0:
-                            score = tanh(score / softcap) * softcap
-                        store(scores + r * SEGMENT + (key - segment) + v * L, score)
-            for r in static(range(R)):
+                            score = zl.tanh(score / softcap) * softcap
+                        zl.store(scores + r * SEGMENT + (key - segment) + v * L, score)
+            for r in zl.static(range(R)):
                 for hidden in range(max(limits[r], begin), padded):
                     scores[r * SEGMENT + hidden - segment] = MASKED
                 if window > 0:
                     for gone in range(begin, min(limits[r] - window, padded)):
                         scores[r * SEGMENT + gone - segment] = MASKED
-            rescale = [f32(0) for r in range(R)]
-            factors = [f32(0) for r in range(R)]
-            for r in static(range(R)):
-                high = [f32.x(L)(FLOOR) for _ in range(2)]
+            rescale = [zl.f32(0) for r in range(R)]
+            factors = [zl.f32(0) for r in range(R)]
+            for r in zl.static(range(R)):
+                high = [zl.f32.x(L)(FLOOR) for _ in range(2)]
                 mine = scores + r * SEGMENT - segment
                 for key in range(begin, padded, 2 * L):
-                    for u in static(range(2)):
-                        high[u] = max(high[u], load(mine + key + u * L, L))
-                peak = reduce_max(max(high[0], high[1]))
-                sums = [f32.x(L)(0) for _ in range(2)]
+                    for u in zl.static(range(2)):
+                        high[u] = max(high[u], zl.load(mine + key + u * L, L))
+                peak = zl.reduce_max(max(high[0], high[1]))
+                sums = [zl.f32.x(L)(0) for _ in range(2)]
                 for key in range(begin, padded, 2 * L):
-                    for u in static(range(2)):
-                        p = weight_of(load(mine + key + u * L, L) - peak)
+                    for u in zl.static(range(2)):
+                        p = weight_of(zl.load(mine + key + u * L, L) - peak)
                         sums[u] += p
-                        store(mine + key + u * L, p)
+                        zl.store(mine + key + u * L, p)
                 old = maxima[sub + r]
                 new = max(old, peak)
                 rescale[r] = weight_of(old - new)
                 factors[r] = weight_of(peak - new)
-                totals[sub + r] = fma(totals[sub + r], rescale[r], reduce_add(sums[0] + sums[1]) * factors[r])
+                totals[sub + r] = zl.fma(totals[sub + r], rescale[r], zl.reduce_add(sums[0] + sums[1]) * factors[r])
                 maxima[sub + r] = new
             if SCALED:
                 for page in range(value_begin // PAGE, (stop + PAGE - 1) // PAGE):
-                    lines = cast_ptr(values_base + i64(page_ids[page]) * page_stride + head_dim * PAGE, f32)
-                    for part in static(range(0, PAGE, L)):
-                        units = load(lines + part, L) * unit_of(KV)
-                        for r in static(range(R)):
+                    lines = zl.cast_ptr(values_base + zl.i64(page_ids[page]) * page_stride + head_dim * PAGE, zl.f32)
+                    for part in zl.static(range(0, PAGE, L)):
+                        units = zl.load(lines + part, L) * unit_of(KV)
+                        for r in zl.static(range(R)):
                             place = scores + (r * SEGMENT + page * PAGE - segment + part)
-                            store(place, load(place, L) * units)
-            states = [state + (sub + r) * head_dim for r in static(range(R))]
+                            zl.store(place, zl.load(place, L) * units)
+            states = [state + (sub + r) * head_dim for r in zl.static(range(R))]
             wide = head_dim // (COLUMN_VECTORS * L) * (COLUMN_VECTORS * L)
             for column in range(0, wide, COLUMN_VECTORS * L):
                 mix_values(
@@ -342,49 +315,49 @@ def attention_tile(
         if splits > 1:
             record = partial + (place * max_segments + first_segment) * (head_dim + PAGE)
             for d in range(0, head_dim, L):
-                store(record + d, load(state + i * head_dim + d, L))
+                zl.store(record + d, zl.load(state + i * head_dim + d, L))
             record[head_dim] = maxima[i]
             record[head_dim + 1] = totals[i]
         else:
             write_row(state + i * head_dim, totals[i], out, oq, oscale, osum, place * head_dim, head_dim, INT8)
 
 
-@kernel
+@zl.kernel
 def attention_combine(
-    positions: Ptr[i32, "const"],
-    out: Ptr[f32],
-    oq: Ptr[i8],
-    oscale: Ptr[f32],
-    osum: Ptr[f32],
-    partial: Ptr[f32, "const"],
-    max_segments: i64,
-    splits: i64,
-    heads: i64,
-    head_dim: i64,
-    window: i64,
-    INT8: static,
+    positions: zl.Ptr[zl.i32, "const"],
+    out: zl.Ptr[zl.f32],
+    oq: zl.Ptr[zl.i8],
+    oscale: zl.Ptr[zl.f32],
+    osum: zl.Ptr[zl.f32],
+    partial: zl.Ptr[zl.f32, "const"],
+    max_segments: zl.i64,
+    splits: zl.i64,
+    heads: zl.i64,
+    head_dim: zl.i64,
+    window: zl.i64,
+    INT8: zl.static,
 ):
     """Grid (query heads, tokens): merge the segments of one query row, in order. Nothing to do when splits is 1."""
     if splits == 1:
         return
-    L = target.lanes
-    num_keys = i64(positions[block_index(1)]) + 1
-    first = max(num_keys - window, 0) // SEGMENT if window > 0 else i64(0)
-    place = block_index(1) * heads + block_index(0)
-    state = local_array(f32, MAX_HEAD_DIM)
+    L = zl.target.lanes
+    num_keys = zl.i64(positions[zl.block_index(1)]) + 1
+    first = max(num_keys - window, 0) // SEGMENT if window > 0 else zl.i64(0)
+    place = zl.block_index(1) * heads + zl.block_index(0)
+    state = zl.local_array(zl.f32, MAX_HEAD_DIM)
     for d in range(0, head_dim, L):
-        store(state + d, f32.x(L)(0))
-    maximum_ = f32(FLOOR)
-    total = f32(0)
+        zl.store(state + d, zl.f32.x(L)(0))
+    maximum_ = zl.f32(FLOOR)
+    total = zl.f32(0)
     for index in range(first, (num_keys - 1) // SEGMENT + 1):
         record = partial + (place * max_segments + index) * (head_dim + PAGE)
         peak = record[head_dim]
         new = max(maximum_, peak)
         rescale = weight_of(maximum_ - new)
         factor = weight_of(peak - new)
-        total = fma(total, rescale, record[head_dim + 1] * factor)
+        total = zl.fma(total, rescale, record[head_dim + 1] * factor)
         for d in range(0, head_dim, L):
-            store(state + d, fma(load(state + d, L), rescale, load(record + d, L) * factor))
+            zl.store(state + d, zl.fma(zl.load(state + d, L), rescale, zl.load(record + d, L) * factor))
         maximum_ = new
     write_row(state, total, out, oq, oscale, osum, place * head_dim, head_dim, INT8)
 
@@ -529,11 +502,13 @@ def attention(
 
 def _variants(target):
     return [
-        Variant(f"attention_{name}_r{rows}_{form}", attention_tile, {"R": rows, "KV": dtype, "INT8": form == "int8"})
+        zl.Variant(f"attention_{name}_r{rows}_{form}", attention_tile, {"R": rows, "KV": dtype, "INT8": form == "int8"})
         for name, dtype in KV_DTYPES.items()
         for rows in (2, 3, 4)
         for form in ("f32", "int8")
-    ] + [Variant(f"attention_combine_{form}", attention_combine, {"INT8": form == "int8"}) for form in ("f32", "int8")]
+    ] + [
+        zl.Variant(f"attention_combine_{form}", attention_combine, {"INT8": form == "int8"}) for form in ("f32", "int8")
+    ]
 
 
 ATTENTION = Op(

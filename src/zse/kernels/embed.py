@@ -1,78 +1,67 @@
 """Embedding rows out of a weight table of any scheme, straight from the r16 layout."""
 
-from zse.kernel import (
-    Ptr,
-    Variant,
-    bf16,
-    block_index,
-    cast_ptr,
-    convert,
-    f16,
-    f32,
-    i32,
-    i64,
-    inline,
-    kernel,
-    load,
-    static,
-    store,
-    u8,
-)
+from zse import kernel as zl
 from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, later, on_gpu, require
 
 TILE = 16
-DENSE = {"f32": f32, "f16": f16, "bf16": bf16}
+DENSE = {"f32": zl.f32, "f16": zl.f16, "bf16": zl.bf16}
 BITS = (4, 5, 6, 8)
 
 
-@inline
+@zl.inline
 def token_row(ids, rows):
     """The id of this block's token, inside the table whatever it holds: the host checks ids, this keeps memory safe."""
-    return min(max(i64(ids[block_index(0)]), 0), rows - 1)
+    return min(max(zl.i64(ids[zl.block_index(0)]), 0), rows - 1)
 
 
-@kernel
+@zl.kernel
 def embed_dense(
-    ids: Ptr[i32, "const"], w: Ptr[u8, "const"], out: Ptr[f32], rows: i64, width: i64, factor: f32, DTYPE: static
+    ids: zl.Ptr[zl.i32, "const"],
+    w: zl.Ptr[zl.u8, "const"],
+    out: zl.Ptr[zl.f32],
+    rows: zl.i64,
+    width: zl.i64,
+    factor: zl.f32,
+    DTYPE: zl.static,
 ):
     """One block is one token. A row of w [T, K, 16] has stride 16."""
     row = token_row(ids, rows)
-    source = cast_ptr(w, DTYPE) + row // TILE * width * TILE + row % TILE
-    destination = out + block_index(0) * width
+    source = zl.cast_ptr(w, DTYPE) + row // TILE * width * TILE + row % TILE
+    destination = out + zl.block_index(0) * width
     for k in range(width):
-        destination[k] = f32(source[k * TILE]) * factor
+        destination[k] = zl.f32(source[k * TILE]) * factor
 
 
-@inline
+@zl.inline
 def quarter(q, high, block, r, s, BITS):
     """q of row r at columns 4 s .. 4 s + 3 of a 32-column block, as four i32."""
     if BITS == 8:
-        return convert(load(q + ((block * 8 + s) * TILE + r) * 4, 4), i32)
-    packed = convert(load(q + ((block * 4 + s % 4) * TILE + r) * 4, 4), i32)
+        return zl.convert(zl.load(q + ((block * 8 + s) * TILE + r) * 4, 4), zl.i32)
+    packed = zl.convert(zl.load(q + ((block * 4 + s % 4) * TILE + r) * 4, 4), zl.i32)
     nibble = packed & 15 if s < 4 else packed >> 4
     if BITS == 5:
-        bits = convert(load(high + (block * TILE + r) * 4, 4), i32)
+        bits = zl.convert(zl.load(high + (block * TILE + r) * 4, 4), zl.i32)
         return nibble | (((bits >> s) & 1) << 4)
     if BITS == 6:
-        bits = convert(load(high + ((block * 2 + s // 4) * TILE + r) * 4, 4), i32)
+        bits = zl.convert(zl.load(high + ((block * 2 + s // 4) * TILE + r) * 4, 4), zl.i32)
         return nibble | (((bits >> (s % 4 * 2)) & 3) << 4)
     return nibble
 
 
-@kernel
+@zl.kernel
 def embed_affine(
-    ids: Ptr[i32, "const"],
-    q: Ptr[u8, "const"],
-    high: Ptr[u8, "const"],
-    scale: Ptr[f16, "const"],
-    offset: Ptr[f16, "const"],
-    out: Ptr[f32],
-    rows: i64,
-    width: i64,
-    group: i64,
-    factor: f32,
-    BITS: static,
-    SYMMETRIC: static,
+    ids: zl.Ptr[zl.i32, "const"],
+    q: zl.Ptr[zl.u8, "const"],
+    high: zl.Ptr[zl.u8, "const"],
+    scale: zl.Ptr[zl.f16, "const"],
+    offset: zl.Ptr[zl.f16, "const"],
+    out: zl.Ptr[zl.f32],
+    rows: zl.i64,
+    width: zl.i64,
+    group: zl.i64,
+    factor: zl.f32,
+    BITS: zl.static,
+    SYMMETRIC: zl.static,
 ):
     """One block is one token; group is in columns (the width for one group a row)."""
     row = token_row(ids, rows)
@@ -80,16 +69,16 @@ def embed_affine(
     r = row % TILE
     blocks = width // 32
     groups = width // group
-    destination = out + block_index(0) * width
+    destination = out + zl.block_index(0) * width
     for block in range(blocks):
         at = tile * blocks + block
-        for half in static(range(2)):
+        for half in zl.static(range(2)):
             place = (tile * groups + (block * 32 + half * 16) // group) * TILE + r
-            step = f32(scale[place])
-            base = step * float(-(1 << (BITS - 1))) if SYMMETRIC else f32(offset[place])
-            for s in static(range(half * 4, half * 4 + 4)):
-                value = convert(quarter(q, high, at, r, s, BITS), f32) * step + base
-                store(destination + block * 32 + s * 4, value * factor)
+            step = zl.f32(scale[place])
+            base = step * float(-(1 << (BITS - 1))) if SYMMETRIC else zl.f32(offset[place])
+            for s in zl.static(range(half * 4, half * 4 + 4)):
+                value = zl.convert(quarter(q, high, at, r, s, BITS), zl.f32) * step + base
+                zl.store(destination + block * 32 + s * 4, value * factor)
 
 
 def embed(recorder, ids, table, out, scale: float = 1.0) -> None:
@@ -174,8 +163,8 @@ def _cost(case: Case) -> Cost:
 
 
 def _variants(target):
-    return [Variant(f"embed_{name}", embed_dense, {"DTYPE": dtype}) for name, dtype in DENSE.items()] + [
-        Variant(f"embed_int{bits}_{form}", embed_affine, {"BITS": bits, "SYMMETRIC": form == "sym"})
+    return [zl.Variant(f"embed_{name}", embed_dense, {"DTYPE": dtype}) for name, dtype in DENSE.items()] + [
+        zl.Variant(f"embed_int{bits}_{form}", embed_affine, {"BITS": bits, "SYMMETRIC": form == "sym"})
         for bits in BITS
         for form in ("sym", "asym")
     ]

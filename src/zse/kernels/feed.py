@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from zse.kernel import Ptr, Variant, block_index, i32, i64, kernel
+from zse import kernel as zl
 from zse.kernels.op import EXACT, Case, Cost, Op, Output, check, later, on_gpu, require
 from zse.runtime.symbol import ceil_div
 from zse.tensor import Tensor
@@ -20,30 +20,30 @@ class TokenHistory(NamedTuple):
     blocks_per_page: int
 
 
-@kernel
+@zl.kernel
 def feed_tokens_chunk(
-    token_ids: Ptr[i32],
-    source: Ptr[i32, "const"],
-    sampled: Ptr[i32, "const"],
-    positions: Ptr[i32, "const"],
-    token_row: Ptr[i32, "const"],
-    page_table: Ptr[i32, "const"],
-    history: Ptr[i32],
-    count: i32,
-    max_pages: i32,
-    blocks_per_page: i32,
+    token_ids: zl.Ptr[zl.i32],
+    source: zl.Ptr[zl.i32, "const"],
+    sampled: zl.Ptr[zl.i32, "const"],
+    positions: zl.Ptr[zl.i32, "const"],
+    token_row: zl.Ptr[zl.i32, "const"],
+    page_table: zl.Ptr[zl.i32, "const"],
+    history: zl.Ptr[zl.i32],
+    count: zl.i32,
+    max_pages: zl.i32,
+    blocks_per_page: zl.i32,
 ):
     """Grid (chunks of tokens)."""
-    first = block_index(0) * CHUNK
-    for at in range(first, min(first + CHUNK, i64(count))):
+    first = zl.block_index(0) * CHUNK
+    for at in range(first, min(first + CHUNK, zl.i64(count))):
         token = token_ids[at]
         if source[at] >= 0:
             token = sampled[source[at]]
             token_ids[at] = token
         if blocks_per_page > 0:
             position = positions[at]
-            block = page_table[i64(token_row[at]) * i64(max_pages) + i64(position // PAGE)]
-            history[i64(block // blocks_per_page) * PAGE + i64(position % PAGE)] = token
+            block = page_table[zl.i64(token_row[at]) * zl.i64(max_pages) + zl.i64(position // PAGE)]
+            history[zl.i64(block // blocks_per_page) * PAGE + zl.i64(position % PAGE)] = token
 
 
 def feed_tokens(recorder, token_ids, source, sampled, positions, token_row, history=None) -> None:
@@ -128,7 +128,7 @@ def _cost(case: Case) -> Cost:
 
 FEED_TOKENS = Op(
     "feed_tokens",
-    lambda target: [Variant("feed_tokens", feed_tokens_chunk)],
+    lambda target: [zl.Variant("feed_tokens", feed_tokens_chunk)],
     feed_tokens,
     _reference,
     _cases,

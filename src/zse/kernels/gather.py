@@ -1,18 +1,18 @@
 """Copies the rows whose logits are wanted out of the flat batch."""
 
-from zse.kernel import Ptr, Variant, block_index, f32, i32, i64, kernel, load, store, target
+from zse import kernel as zl
 from zse.kernels.op import EXACT, Case, Cost, Op, Output, check, later
 
 
-@kernel
-def gather_rows_f32(x: Ptr[f32, "const"], rows: Ptr[i32, "const"], out: Ptr[f32], width: i64):
+@zl.kernel
+def gather_rows_f32(x: zl.Ptr[zl.f32, "const"], rows: zl.Ptr[zl.i32, "const"], out: zl.Ptr[zl.f32], width: zl.i64):
     """One block copies one row."""
-    L = target.lanes
-    source = x + i64(rows[block_index(0)]) * width
-    destination = out + block_index(0) * width
+    L = zl.target.lanes
+    source = x + zl.i64(rows[zl.block_index(0)]) * width
+    destination = out + zl.block_index(0) * width
     whole = width // L * L
     for k in range(0, whole, L):
-        store(destination + k, load(source + k, L))
+        zl.store(destination + k, zl.load(source + k, L))
     for k in range(whole, width):
         destination[k] = source[k]
 
@@ -46,7 +46,7 @@ def _cost(case: Case) -> Cost:
 
 GATHER_ROWS = Op(
     "gather_rows",
-    lambda target: [Variant("gather_rows", gather_rows_f32)],
+    lambda target: [zl.Variant("gather_rows", gather_rows_f32)],
     gather_rows,
     _reference,
     _cases,

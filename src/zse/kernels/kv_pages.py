@@ -9,74 +9,56 @@ A Tensor of packed pages is [pages, kv_heads, 16 * head_dim + 64] of dtype "i8" 
 
 from typing import Any
 
+from zse import kernel as zl
 from zse.dtypes import ITEM_BYTES
-from zse.kernel import (
-    bitcast,
-    convert,
-    e4m3,
-    f16,
-    f32,
-    i8,
-    i32,
-    inline,
-    load,
-    narrow_s8,
-    reduce_max,
-    round_even,
-    store,
-    u8,
-    u16,
-    u32,
-    where,
-)
 
 PAGE = 16
 SCALE_BYTES = 4 * PAGE
-PACKED = {"i8": i8, "e4m3": e4m3}
+PACKED = {"i8": zl.i8, "e4m3": zl.e4m3}
 LARGEST = {"i8": 127.0, "e4m3": 448.0}
 # An e4m3's bits moved into an f16's give 2**-8 of its value: the exponents' biases are 7 and 15. Subnormal numbers too.
 E4M3_IN_F16 = 256.0
 
 
-@inline
+@zl.inline
 def widen(values, KV):
     """Stored values as f32; e4m3: as 1 / E4M3_IN_F16 of them (see unit_of)."""
-    if KV is e4m3:
-        bits = convert(values, u16)
-        wide = convert(bitcast((bits & 0x7F) << 7 | (bits & 0x80) << 8, f16), f32)
+    if KV is zl.e4m3:
+        bits = zl.convert(values, zl.u16)
+        wide = zl.convert(zl.bitcast((bits & 0x7F) << 7 | (bits & 0x80) << 8, zl.f16), zl.f32)
     else:
-        wide = convert(values, f32)
+        wide = zl.convert(values, zl.f32)
     return wide
 
 
 def unit_of(dtype) -> float:
     """What scale * widen(stored) is multiplied with to be the value."""
-    return E4M3_IN_F16 if dtype is e4m3 else 1.0
+    return E4M3_IN_F16 if dtype is zl.e4m3 else 1.0
 
 
-@inline
+@zl.inline
 def pack_head(values, out, scale, head_dim, lanes, KV):
     """One token's f32 values[head_dim] as bytes out[head_dim], and its scale. As in quantize_group the peak is found on
     bit patterns, so that NaN and infinity survive into the scale."""
-    top = i32.x(lanes)(0)
+    top = zl.i32.x(lanes)(0)
     for d in range(0, head_dim, lanes):
-        top = max(top, bitcast(load(values + d, lanes), i32) & 0x7FFFFFFF)
-    peak = bitcast(reduce_max(top), f32)
-    largest = 448.0 if KV is e4m3 else 127.0
-    inverse = where(peak > 1e-30, largest / peak, 0.0)
+        top = max(top, zl.bitcast(zl.load(values + d, lanes), zl.i32) & 0x7FFFFFFF)
+    peak = zl.bitcast(zl.reduce_max(top), zl.f32)
+    largest = 448.0 if KV is zl.e4m3 else 127.0
+    inverse = zl.where(peak > 1e-30, largest / peak, 0.0)
     scale[0] = peak / largest
     for d in range(0, head_dim, lanes):
-        value = load(values + d, lanes) * inverse
-        if KV is e4m3:
+        value = zl.load(values + d, lanes) * inverse
+        if KV is zl.e4m3:
             # Normal numbers (2**-6 and up) keep 3 of 23 fraction bits, to nearest even; below, multiples of 2**-9.
-            bits = bitcast(value, u32)
+            bits = zl.bitcast(value, zl.u32)
             size = bits & 0x7FFFFFFF
             normal = ((size + 0x7FFFF + (size >> 20 & 1)) >> 20) - 960
-            small = convert(convert(round_even(bitcast(size, f32) * 512.0), i32), u32)
-            code = min(where(size < 0x3C800000, small, normal), 0x7E) | bits >> 24 & 0x80
-            store(out + d, convert(code, u8))
+            small = zl.convert(zl.convert(zl.round_even(zl.bitcast(size, zl.f32) * 512.0), zl.i32), zl.u32)
+            code = min(zl.where(size < 0x3C800000, small, normal), 0x7E) | bits >> 24 & 0x80
+            zl.store(out + d, zl.convert(code, zl.u8))
         else:
-            store(out + d, narrow_s8(convert(round_even(value), i32)))
+            zl.store(out + d, zl.narrow_s8(zl.convert(zl.round_even(value), zl.i32)))
 
 
 def head_nbytes(head_dim: int, dtype: str) -> int:

@@ -1,29 +1,31 @@
 """Masks of the vocabulary: what a grammar forbids becomes minus infinity, in place."""
 
-from zse.kernel import Ptr, Variant, block_index, f32, i32, i64, kernel
+from zse import kernel as zl
 from zse.kernels.op import EXACT, Case, Cost, Op, Output, check, later, on_gpu
 from zse.runtime.symbol import ceil_div
 
 CHUNK = 8192  # logits of one block on a CPU: 32 KiB
 
 
-@kernel
-def mask_logits_chunk(logits: Ptr[f32], mask: Ptr[i32, "const"], line_of_row: Ptr[i32, "const"], vocab: i64):
+@zl.kernel
+def mask_logits_chunk(
+    logits: zl.Ptr[zl.f32], mask: zl.Ptr[zl.i32, "const"], line_of_row: zl.Ptr[zl.i32, "const"], vocab: zl.i64
+):
     """Grid (chunks of the vocabulary, rows). A word of the mask that allows all of its 32 tokens is passed over."""
-    row = block_index(1)
+    row = zl.block_index(1)
     line = line_of_row[row]
     if line >= 0:
         x = logits + row * vocab
-        bits = mask + i64(line) * ((vocab + 31) // 32)
-        first = block_index(0) * CHUNK
+        bits = mask + zl.i64(line) * ((vocab + 31) // 32)
+        first = zl.block_index(0) * CHUNK
         last = min(first + CHUNK, vocab)
         for at in range(first, last, 32):
             word = bits[at // 32]
             if word != -1:
-                for j in range(min(i64(32), last - at)):
+                for j in range(min(zl.i64(32), last - at)):
                     # A NaN stays: it has to fail the request.
-                    if (word >> i32(j)) & 1 == 0 and x[at + j] == x[at + j]:
-                        x[at + j] = f32(float("-inf"))
+                    if (word >> zl.i32(j)) & 1 == 0 and x[at + j] == x[at + j]:
+                        x[at + j] = zl.f32(float("-inf"))
 
 
 def mask_logits(recorder, logits, mask, line_of_row) -> None:
@@ -76,7 +78,7 @@ def _cost(case: Case) -> Cost:
 
 MASK_LOGITS = Op(
     "mask_logits",
-    lambda target: [Variant("mask_logits", mask_logits_chunk)],
+    lambda target: [zl.Variant("mask_logits", mask_logits_chunk)],
     mask_logits,
     _reference,
     _cases,

@@ -14,35 +14,7 @@ beside weights of 4 to 8 bits, for twice the multiply-adds of int8 (f32 takes fo
 
 from collections.abc import Iterator
 
-from zse.kernel import (
-    Ptr,
-    Variant,
-    abs_s8,
-    add_i16,
-    bf16,
-    block_index,
-    cast_ptr,
-    convert,
-    dot4_u8s8,
-    f16,
-    f32,
-    fma,
-    i8,
-    i32,
-    i64,
-    inline,
-    kernel,
-    load,
-    local_array,
-    pairs_i16,
-    pairs_u8s8,
-    reduce_add,
-    sign_s8,
-    splat,
-    static,
-    store,
-    target,
-)
+from zse import kernel as zl
 from zse.kernels.op import (
     Case,
     Cost,
@@ -65,77 +37,81 @@ TOKENS_PER_BLOCK = 64  # 64 tokens * 2,048 bytes of int8 activations stay in a 2
 LOW = 0x0F0F0F0F
 
 
-@inline
+@zl.inline
 def unpack(q, high, block, part, lanes, BITS):
     """The 8 steps of one 32-wide block as byte vectors (values 0 .. 2**BITS - 1) for `lanes` rows from row `part` * lanes."""
     if BITS == 8:
-        return [load(q + block * 128 + (s * TILE + part * lanes), lanes) for s in static(range(8))]
-    packed = [load(q + block * 64 + (j * TILE + part * lanes), lanes) for j in static(range(4))]
-    w = [packed[s] & LOW if s < 4 else (packed[s - 4] >> 4) & LOW for s in static(range(8))]
+        return [zl.load(q + block * 128 + (s * TILE + part * lanes), lanes) for s in zl.static(range(8))]
+    packed = [zl.load(q + block * 64 + (j * TILE + part * lanes), lanes) for j in zl.static(range(4))]
+    w = [packed[s] & LOW if s < 4 else (packed[s - 4] >> 4) & LOW for s in zl.static(range(8))]
     if BITS == 5:
-        bits = load(high + block * TILE + part * lanes, lanes)
-        w = [w[s] | ((bits << (4 - s) if s <= 4 else bits >> (s - 4)) & 0x10101010) for s in static(range(8))]
+        bits = zl.load(high + block * TILE + part * lanes, lanes)
+        w = [w[s] | ((bits << (4 - s) if s <= 4 else bits >> (s - 4)) & 0x10101010) for s in zl.static(range(8))]
     if BITS == 6:
-        pairs = [load(high + block * (2 * TILE) + (half * TILE + part * lanes), lanes) for half in static(range(2))]
+        pairs = [
+            zl.load(high + block * (2 * TILE) + (half * TILE + part * lanes), lanes) for half in zl.static(range(2))
+        ]
         w = [
             w[s] | ((pairs[s // 4] << (4 - 2 * (s % 4)) if s % 4 <= 2 else pairs[s // 4] >> 2) & 0x30303030)
-            for s in static(range(8))
+            for s in zl.static(range(8))
         ]
     return w
 
 
-@inline
+@zl.inline
 def dots(w, a, first, count, BITS):
     """For every token's activations in `a` (i32 pointers): i32 lanes, the sum over steps first .. first + count - 1 of weights times
     the broadcast activations. Steps outside, tokens inside: the tokens' sums are independent chains that hide the latency of a
     multiply-add."""
-    lanes = target.lanes
-    totals = [i32.x(lanes)(0) for _ in a]
-    if target.has("vnni"):
-        for s in static(range(first, first + count)):
+    lanes = zl.target.lanes
+    totals = [zl.i32.x(lanes)(0) for _ in a]
+    if zl.target.has("vnni"):
+        for s in zl.static(range(first, first + count)):
             for t, at in enumerate(a):
-                totals[t] = dot4_u8s8(totals[t], w[s], splat(at[s], lanes))
+                totals[t] = zl.dot4_u8s8(totals[t], w[s], zl.splat(at[s], lanes))
     elif BITS == 8:
-        for s in static(range(first, first + count)):
-            weights = w[s] ^ i32.x(lanes)(-2139062144)  # 0x80808080: q - 128 as a signed byte
-            size = abs_s8(weights)
+        for s in zl.static(range(first, first + count)):
+            weights = w[s] ^ zl.i32.x(lanes)(-2139062144)  # 0x80808080: q - 128 as a signed byte
+            size = zl.abs_s8(weights)
             for t, at in enumerate(a):
-                totals[t] += pairs_i16(pairs_u8s8(size, sign_s8(splat(at[s], lanes), weights)))
+                totals[t] += zl.pairs_i16(zl.pairs_u8s8(size, zl.sign_s8(zl.splat(at[s], lanes), weights)))
     else:
         run = {4: 8, 5: 4, 6: 2}[BITS]  # steps whose i16 sums cannot overflow: run * 2 * (2**BITS - 1) * 127 < 32768
-        for start in static(range(first, first + count, run)):
-            sums = [pairs_u8s8(w[start], splat(at[start], lanes)) for at in a]
-            for s in static(range(start + 1, min(start + run, first + count))):
+        for start in zl.static(range(first, first + count, run)):
+            sums = [zl.pairs_u8s8(w[start], zl.splat(at[start], lanes)) for at in a]
+            for s in zl.static(range(start + 1, min(start + run, first + count))):
                 for t, at in enumerate(a):
-                    sums[t] = add_i16(sums[t], pairs_u8s8(w[s], splat(at[s], lanes)))
-            for t in static(range(len(a))):
-                totals[t] += pairs_i16(sums[t])
+                    sums[t] = zl.add_i16(sums[t], zl.pairs_u8s8(w[s], zl.splat(at[s], lanes)))
+            for t in zl.static(range(len(a))):
+                totals[t] += zl.pairs_i16(sums[t])
     return totals
 
 
-@inline
+@zl.inline
 def load_scales(scale, offset, group, part, lanes, BITS, SYMMETRIC, WIDE):
     """(scale, what multiplies scale_a * sum(q_a)) of a group, f32. The dot product above is of q, or of q - 128 for BITS 8 without VNNI;
     of int16 activations it is 256 times as large, and the scale as much smaller."""
-    s = convert(load(scale + group * TILE + part * lanes, lanes), f32)
+    s = zl.convert(zl.load(scale + group * TILE + part * lanes, lanes), zl.f32)
     unit = s * (1 / 256) if WIDE else s
-    centered = BITS == 8 and not target.has("vnni")
+    centered = BITS == 8 and not zl.target.has("vnni")
     if SYMMETRIC:
         return unit, None if centered else s * float(-(2 ** (BITS - 1)))
-    o = convert(load(offset + group * TILE + part * lanes, lanes), f32)
-    return unit, fma(s, 128.0, o) if centered else o
+    o = zl.convert(zl.load(offset + group * TILE + part * lanes, lanes), zl.f32)
+    return unit, zl.fma(s, 128.0, o) if centered else o
 
 
-@inline
+@zl.inline
 def sum16(a):
     """The sum of 16 int8 values at a (i32 pointer), as i32: u8 * s8 products with ones, then across four lanes."""
-    ones, bytes_ = i32.x(4)(0x01010101), load(a, 4)
-    return reduce_add(
-        dot4_u8s8(i32.x(4)(0), ones, bytes_) if target.has("vnni") else pairs_i16(pairs_u8s8(ones, bytes_))
+    ones, bytes_ = zl.i32.x(4)(0x01010101), zl.load(a, 4)
+    return zl.reduce_add(
+        zl.dot4_u8s8(zl.i32.x(4)(0), ones, bytes_)
+        if zl.target.has("vnni")
+        else zl.pairs_i16(zl.pairs_u8s8(ones, bytes_))
     )
 
 
-@inline
+@zl.inline
 def joined_dots(w, a, low, first, count, BITS):
     """dots() of int8 activations, or 256 * dots() of a + dots() of low: at most 2**28, which i32 holds."""
     totals = dots(w, a + low, first, count, BITS)
@@ -143,47 +119,47 @@ def joined_dots(w, a, low, first, count, BITS):
     return [(totals[t] << 8) + totals[tokens + t] for t in range(tokens)] if low else totals
 
 
-@inline
+@zl.inline
 def accumulate(acc, p, w, scales, a_rows, low_rows, sa_rows, su_rows, block, BITS, GROUP):
     """acc[p * tokens + t] += one 32-wide block, for part p of the rows and every token t (the row pointers of the tokens; low_rows: [] of
     int8 activations)."""
     tokens = len(a_rows)
-    a = [cast_ptr(row + block * 32, i32) for row in a_rows]
-    low = [cast_ptr(row + block * 32, i32) for row in low_rows]
+    a = [zl.cast_ptr(row + block * 32, zl.i32) for row in a_rows]
+    low = [zl.cast_ptr(row + block * 32, zl.i32) for row in low_rows]
     if GROUP == 16:
         first, second = scales
         firsts, seconds = joined_dots(w, a, low, 0, 4, BITS), joined_dots(w, a, low, 4, 4, BITS)
-        for t in static(range(tokens)):
+        for t in zl.static(range(tokens)):
             i, sa = p * tokens + t, sa_rows[t][block]
-            acc[i] = fma(convert(firsts[t], f32), first[0] * sa, acc[i])
-            acc[i] = fma(convert(seconds[t], f32), second[0] * sa, acc[i])
+            acc[i] = zl.fma(zl.convert(firsts[t], zl.f32), first[0] * sa, acc[i])
+            acc[i] = zl.fma(zl.convert(seconds[t], zl.f32), second[0] * sa, acc[i])
             if first[1] is not None:
                 # a_sum is per 32 values; the groups here are 16.
-                half = (f32((sum16(a[t]) << 8) + sum16(low[t])) * (1 / 256) if low else f32(sum16(a[t]))) * sa
-                acc[i] = fma(first[1], half, acc[i])
-                acc[i] = fma(second[1], su_rows[t][block] - half, acc[i])
+                half = (zl.f32((sum16(a[t]) << 8) + sum16(low[t])) * (1 / 256) if low else zl.f32(sum16(a[t]))) * sa
+                acc[i] = zl.fma(first[1], half, acc[i])
+                acc[i] = zl.fma(second[1], su_rows[t][block] - half, acc[i])
     else:
         totals = joined_dots(w, a, low, 0, 8, BITS)
-        for t in static(range(tokens)):
+        for t in zl.static(range(tokens)):
             i = p * tokens + t
-            acc[i] = fma(convert(totals[t], f32), scales[0] * sa_rows[t][block], acc[i])
+            acc[i] = zl.fma(zl.convert(totals[t], zl.f32), scales[0] * sa_rows[t][block], acc[i])
             if scales[1] is not None:
-                acc[i] = fma(scales[1], su_rows[t][block], acc[i])
+                acc[i] = zl.fma(scales[1], su_rows[t][block], acc[i])
 
 
-@inline
+@zl.inline
 def store_tile(out, bias, has_bias, acc, tile, part, rows, lanes):
     """Write one part of a tile's rows for one token; out points at the token's row; the last tile may be partial."""
     row = tile * TILE + part * lanes
     total = acc
     if has_bias != 0:
         if row + lanes <= rows:
-            total = total + load(bias + row, lanes)
+            total = total + zl.load(bias + row, lanes)
     if row + lanes <= rows:
-        store(out + row, total)
+        zl.store(out + row, total)
     else:
-        spill = local_array(f32, 16)
-        store(spill, total)
+        spill = zl.local_array(zl.f32, 16)
+        zl.store(spill, total)
         for r in range(row, rows):
             if has_bias != 0:
                 out[r] = spill[r - row] + bias[r]
@@ -191,7 +167,7 @@ def store_tile(out, bias, has_bias, acc, tile, part, rows, lanes):
                 out[r] = spill[r - row]
 
 
-@inline
+@zl.inline
 def multiply_pass(
     planes,
     inputs,
@@ -218,17 +194,19 @@ def multiply_pass(
     the activations."""
     q, high, scale, offset = planes
     aq, a_low, a_scale, a_sum = inputs
-    lanes = target.lanes
-    parts = [first_part + p for p in static(range(PARTS))]
-    at = [min(token + t, token_last - 1) for t in static(range(TOKENS))]
-    a_rows = [aq + at[t] * (blocks * 32) for t in static(range(TOKENS))]
-    low_rows = [a_low + at[t] * (blocks * 32) for t in static(range(TOKENS if WIDE else 0))]
-    sa_rows = [a_scale + at[t] * blocks for t in static(range(TOKENS))]
-    su_rows = [a_sum + at[t] * blocks for t in static(range(TOKENS))]
-    acc = [f32.x(lanes)(0) for _ in static(range(PARTS * TOKENS))]
+    lanes = zl.target.lanes
+    parts = [first_part + p for p in zl.static(range(PARTS))]
+    at = [min(token + t, token_last - 1) for t in zl.static(range(TOKENS))]
+    a_rows = [aq + at[t] * (blocks * 32) for t in zl.static(range(TOKENS))]
+    low_rows = [a_low + at[t] * (blocks * 32) for t in zl.static(range(TOKENS if WIDE else 0))]
+    sa_rows = [a_scale + at[t] * blocks for t in zl.static(range(TOKENS))]
+    su_rows = [a_sum + at[t] * blocks for t in zl.static(range(TOKENS))]
+    acc = [zl.f32.x(lanes)(0) for _ in zl.static(range(PARTS * TOKENS))]
     if GROUP == 0:
         for group in range(groups):
-            scales = [load_scales(scale, offset, group, part, lanes, BITS, SYMMETRIC, WIDE) for part in static(parts)]
+            scales = [
+                load_scales(scale, offset, group, part, lanes, BITS, SYMMETRIC, WIDE) for part in zl.static(parts)
+            ]
             for block in range(group * group_blocks, (group + 1) * group_blocks):
                 for p, part in enumerate(parts):
                     w = unpack(q, high, block, part, lanes, BITS)
@@ -240,46 +218,46 @@ def multiply_pass(
                 if GROUP == 16:
                     scales = [
                         load_scales(scale, offset, block * 2 + half, part, lanes, BITS, SYMMETRIC, WIDE)
-                        for half in static(range(2))
+                        for half in zl.static(range(2))
                     ]
                 else:
                     scales = load_scales(scale, offset, block, part, lanes, BITS, SYMMETRIC, WIDE)
                 accumulate(acc, p, w, scales, a_rows, low_rows, sa_rows, su_rows, block, BITS, GROUP)
-    for t in static(range(TOKENS)):
+    for t in zl.static(range(TOKENS)):
         if token + t < token_last:
             for p, part in enumerate(parts):
                 store_tile(out + at[t] * rows, bias, has_bias, acc[p * TOKENS + t], tile, part, rows, lanes)
 
 
-@kernel
+@zl.kernel
 def matmul_int8(
-    q: Ptr[i32, "const"],
-    high: Ptr[i32, "const"],
-    scale: Ptr[f16, "const"],
-    offset: Ptr[f16, "const"],
-    aq: Ptr[i8, "const"],
-    a_low: Ptr[i8, "const"],
-    a_scale: Ptr[f32, "const"],
-    a_sum: Ptr[f32, "const"],
-    bias: Ptr[f32, "const"],
-    out: Ptr[f32],
-    tokens: i64,
-    rows: i64,
-    blocks: i64,
-    group_blocks: i64,
-    has_bias: i64,
-    BITS: static,
-    SYMMETRIC: static,
-    GROUP: static,
-    PARTS: static,
-    TOKENS: static,
-    WIDE: static,
+    q: zl.Ptr[zl.i32, "const"],
+    high: zl.Ptr[zl.i32, "const"],
+    scale: zl.Ptr[zl.f16, "const"],
+    offset: zl.Ptr[zl.f16, "const"],
+    aq: zl.Ptr[zl.i8, "const"],
+    a_low: zl.Ptr[zl.i8, "const"],
+    a_scale: zl.Ptr[zl.f32, "const"],
+    a_sum: zl.Ptr[zl.f32, "const"],
+    bias: zl.Ptr[zl.f32, "const"],
+    out: zl.Ptr[zl.f32],
+    tokens: zl.i64,
+    rows: zl.i64,
+    blocks: zl.i64,
+    group_blocks: zl.i64,
+    has_bias: zl.i64,
+    BITS: zl.static,
+    SYMMETRIC: zl.static,
+    GROUP: zl.static,
+    PARTS: zl.static,
+    TOKENS: zl.static,
+    WIDE: zl.static,
 ):
     """WIDE: int16 activations, whose second byte is in a_low. GROUP: 16, 32, or 0 for any multiple of 32 (group_blocks * 32). PARTS: register parts of a tile computed in one pass over k.
     TOKENS: of a pass; what is left takes half as many where they fit. blocks = K / 32. A grid block is (tile, group of
     TOKENS_PER_BLOCK tokens)."""
-    tile = block_index(0)
-    token_first = block_index(1) * TOKENS_PER_BLOCK
+    tile = zl.block_index(0)
+    token_first = zl.block_index(1) * TOKENS_PER_BLOCK
     token_last = min(token_first + TOKENS_PER_BLOCK, tokens)
     groups = blocks * 2 if GROUP == 16 else blocks if GROUP == 32 else blocks // group_blocks
     planes = [
@@ -289,7 +267,7 @@ def matmul_int8(
         offset + tile * groups * TILE,
     ]
     inputs = [aq, a_low, a_scale, a_sum]
-    for first_part in range(0, TILE // target.lanes, PARTS):
+    for first_part in range(0, TILE // zl.target.lanes, PARTS):
         for token in range(token_first, token_last, TOKENS):
             if TOKENS > 1 and token_last - token <= TOKENS // 2:
                 multiply_pass(
@@ -337,49 +315,49 @@ def matmul_int8(
                 )
 
 
-@inline
+@zl.inline
 def weight_f32(q, high, scales, block, k, part, lanes, BITS):
     """Column k (0 .. 31, compile time) of a block as f32 weights: scale * q + offset."""
     s, byte = k // 4, k % 4
     if BITS == 8:
-        word = load(q + block * 128 + (s * TILE + part * lanes), lanes)
+        word = zl.load(q + block * 128 + (s * TILE + part * lanes), lanes)
         value = (word >> (8 * byte)) & 255
     else:
-        word = load(q + block * 64 + ((s % 4) * TILE + part * lanes), lanes)
+        word = zl.load(q + block * 64 + ((s % 4) * TILE + part * lanes), lanes)
         value = (word >> (8 * byte + (4 if s >= 4 else 0))) & 15
         if BITS == 5:
-            bits = load(high + block * TILE + part * lanes, lanes)
+            bits = zl.load(high + block * TILE + part * lanes, lanes)
             value = value | (((bits >> (8 * byte + s)) & 1) << 4)
         if BITS == 6:
-            pairs = load(high + block * (2 * TILE) + ((s // 4) * TILE + part * lanes), lanes)
+            pairs = zl.load(high + block * (2 * TILE) + ((s // 4) * TILE + part * lanes), lanes)
             value = value | (((pairs >> (8 * byte + 2 * (s % 4))) & 3) << 4)
-    return fma(convert(value, f32), scales[0], scales[1])
+    return zl.fma(zl.convert(value, zl.f32), scales[0], scales[1])
 
 
-@kernel
+@zl.kernel
 def matmul_f32(
-    q: Ptr[i32, "const"],
-    high: Ptr[i32, "const"],
-    scale: Ptr[f16, "const"],
-    offset: Ptr[f16, "const"],
-    a: Ptr[f32, "const"],
-    bias: Ptr[f32, "const"],
-    out: Ptr[f32],
-    tokens: i64,
-    rows: i64,
-    blocks: i64,
-    group_blocks: i64,
-    has_bias: i64,
-    BITS: static,
-    SYMMETRIC: static,
-    HALVES: static,
-    TOKENS: static,
+    q: zl.Ptr[zl.i32, "const"],
+    high: zl.Ptr[zl.i32, "const"],
+    scale: zl.Ptr[zl.f16, "const"],
+    offset: zl.Ptr[zl.f16, "const"],
+    a: zl.Ptr[zl.f32, "const"],
+    bias: zl.Ptr[zl.f32, "const"],
+    out: zl.Ptr[zl.f32],
+    tokens: zl.i64,
+    rows: zl.i64,
+    blocks: zl.i64,
+    group_blocks: zl.i64,
+    has_bias: zl.i64,
+    BITS: zl.static,
+    SYMMETRIC: zl.static,
+    HALVES: zl.static,
+    TOKENS: zl.static,
 ):
     """Quantized weights with f32 activations: every weight is dequantized once per TOKENS tokens, then multiplied in f32.
     HALVES: groups of 16 have two scales a block; wider groups repeat theirs group_blocks blocks."""
-    lanes = target.lanes
-    tile = block_index(0)
-    token_first = block_index(1) * TOKENS_PER_BLOCK
+    lanes = zl.target.lanes
+    tile = zl.block_index(0)
+    token_first = zl.block_index(1) * TOKENS_PER_BLOCK
     token_last = min(token_first + TOKENS_PER_BLOCK, tokens)
     q_tile = q + tile * blocks * (128 if BITS == 8 else 64)
     high_tile = high + tile * blocks * {4: 0, 5: TILE, 6: 2 * TILE, 8: 0}[BITS]
@@ -392,26 +370,26 @@ def matmul_f32(
     chains = 2 if lanes == TILE else 1
     parts_at_once = TILE // lanes if TOKENS == 1 else 1
     for first_part in range(0, TILE // lanes, parts_at_once):
-        parts = [first_part + p for p in static(range(parts_at_once))]
+        parts = [first_part + p for p in zl.static(range(parts_at_once))]
         for token in range(token_first, token_last, TOKENS):
-            at = [min(token + t, token_last - 1) for t in static(range(TOKENS))]
-            a_rows = [a + at[t] * (blocks * 32) for t in static(range(TOKENS))]
-            acc = [f32.x(lanes)(0) for _ in static(range(parts_at_once * TOKENS * chains))]
+            at = [min(token + t, token_last - 1) for t in zl.static(range(TOKENS))]
+            a_rows = [a + at[t] * (blocks * 32) for t in zl.static(range(TOKENS))]
+            acc = [zl.f32.x(lanes)(0) for _ in zl.static(range(parts_at_once * TOKENS * chains))]
             for block in range(blocks):
-                for half in static(range(2)):
+                for half in zl.static(range(2)):
                     group = block * 2 + half if HALVES == 2 else block // group_blocks
                     for p, part in enumerate(parts):
-                        s = convert(load(scale_tile + group * TILE + part * lanes, lanes), f32)
+                        s = zl.convert(zl.load(scale_tile + group * TILE + part * lanes, lanes), zl.f32)
                         if SYMMETRIC:
                             o = s * float(-(2 ** (BITS - 1)))
                         else:
-                            o = convert(load(offset_tile + group * TILE + part * lanes, lanes), f32)
-                        for k in static(range(half * 16, half * 16 + 16)):
+                            o = zl.convert(zl.load(offset_tile + group * TILE + part * lanes, lanes), zl.f32)
+                        for k in zl.static(range(half * 16, half * 16 + 16)):
                             w = weight_f32(q_tile, high_tile, (s, o), block, k, part, lanes, BITS)
-                            for t in static(range(TOKENS)):
+                            for t in zl.static(range(TOKENS)):
                                 i = (p * TOKENS + t) * chains + k % chains
-                                acc[i] = fma(w, f32.x(lanes)(a_rows[t][block * 32 + k]), acc[i])
-            for t in static(range(TOKENS)):
+                                acc[i] = zl.fma(w, zl.f32.x(lanes)(a_rows[t][block * 32 + k]), acc[i])
+            for t in zl.static(range(TOKENS)):
                 if token + t < token_last:
                     for p, part in enumerate(parts):
                         first = (p * TOKENS + t) * chains
@@ -419,47 +397,47 @@ def matmul_f32(
                         store_tile(out + at[t] * rows, bias, has_bias, total, tile, part, rows, lanes)
 
 
-@kernel
+@zl.kernel
 def matmul_dense(
-    w: Ptr["W", "const"],
-    a: Ptr[f32, "const"],
-    bias: Ptr[f32, "const"],
-    out: Ptr[f32],
-    tokens: i64,
-    rows: i64,
-    width: i64,
-    has_bias: i64,
-    W: static,
-    TOKENS: static,
-    UNROLL: static,
+    w: zl.Ptr["W", "const"],
+    a: zl.Ptr[zl.f32, "const"],
+    bias: zl.Ptr[zl.f32, "const"],
+    out: zl.Ptr[zl.f32],
+    tokens: zl.i64,
+    rows: zl.i64,
+    width: zl.i64,
+    has_bias: zl.i64,
+    W: zl.static,
+    TOKENS: zl.static,
+    UNROLL: zl.static,
 ):
     """f32, f16 or bf16 weights [T, K, 16] with f32 activations; width = K. UNROLL independent sums over k hide the latency of
     a multiply-add (4 cycles)."""
-    lanes = target.lanes
-    tile = block_index(0)
-    token_first = block_index(1) * TOKENS_PER_BLOCK
+    lanes = zl.target.lanes
+    tile = zl.block_index(0)
+    token_first = zl.block_index(1) * TOKENS_PER_BLOCK
     token_last = min(token_first + TOKENS_PER_BLOCK, tokens)
     w_tile = w + tile * width * TILE
     for part in range(TILE // lanes):
         for token in range(token_first, token_last, TOKENS):
-            at = [min(token + t, token_last - 1) for t in static(range(TOKENS))]
-            a_rows = [a + at[t] * width for t in static(range(TOKENS))]
-            acc = [f32.x(lanes)(0) for _ in static(range(UNROLL * TOKENS))]
+            at = [min(token + t, token_last - 1) for t in zl.static(range(TOKENS))]
+            a_rows = [a + at[t] * width for t in zl.static(range(TOKENS))]
+            acc = [zl.f32.x(lanes)(0) for _ in zl.static(range(UNROLL * TOKENS))]
             main = width // UNROLL * UNROLL
             for k in range(0, main, UNROLL):
-                for u in static(range(UNROLL)):
-                    column = convert(load(w_tile + (k + u) * TILE + part * lanes, lanes), f32)
-                    for t in static(range(TOKENS)):
+                for u in zl.static(range(UNROLL)):
+                    column = zl.convert(zl.load(w_tile + (k + u) * TILE + part * lanes, lanes), zl.f32)
+                    for t in zl.static(range(TOKENS)):
                         i = u * TOKENS + t
-                        acc[i] = fma(column, f32.x(lanes)(a_rows[t][k + u]), acc[i])
+                        acc[i] = zl.fma(column, zl.f32.x(lanes)(a_rows[t][k + u]), acc[i])
             for k in range(main, width):
-                column = convert(load(w_tile + k * TILE + part * lanes, lanes), f32)
-                for t in static(range(TOKENS)):
-                    acc[t] = fma(column, f32.x(lanes)(a_rows[t][k]), acc[t])
-            for t in static(range(TOKENS)):
+                column = zl.convert(zl.load(w_tile + k * TILE + part * lanes, lanes), zl.f32)
+                for t in zl.static(range(TOKENS)):
+                    acc[t] = zl.fma(column, zl.f32.x(lanes)(a_rows[t][k]), acc[t])
+            for t in zl.static(range(TOKENS)):
                 if token + t < token_last:
                     total = acc[t]
-                    for u in static(range(1, UNROLL)):
+                    for u in zl.static(range(1, UNROLL)):
                         total = total + acc[u * TOKENS + t]
                     store_tile(out + at[t] * rows, bias, has_bias, total, tile, part, rows, lanes)
 
@@ -468,7 +446,7 @@ def matmul_dense(
 # those of eight do not fit the registers. With f32 a weight is dequantized once per tile.
 TILES = {"int8": (1, 8), "int16": (1, 4), "f32": (1, 8)}
 DENSE_TILES = {1: 2, 4: 2}  # tokens -> UNROLL: one for all, or a token's sum would depend on its batch
-DTYPES = {"f32": f32, "f16": f16, "bf16": bf16}
+DTYPES = {"f32": zl.f32, "f16": zl.f16, "bf16": zl.bf16}
 
 
 def group_class(scheme) -> int:
@@ -560,7 +538,7 @@ def _launch(recorder, a, weight, out, bias=None, gate=None, kernel=None, **optio
         matmul_gated(recorder, a, weight, out, gate, **options)
 
 
-def _variants(target) -> list[Variant]:
+def _variants(target) -> list[zl.Variant]:
     variants = []
     for bits in (4, 5, 6, 8):
         for symmetric in (False, True):
@@ -569,7 +547,7 @@ def _variants(target) -> list[Variant]:
                 for kind, tokens in ((form, size) for form in ("int8", "int16") for size in TILES[form]):
                     parts = TILE // target.lanes if tokens == 1 else 1  # decode reads each line of weights once
                     variants.append(
-                        Variant(
+                        zl.Variant(
                             symbol_of(scheme, kind, tokens),
                             matmul_int8,
                             {
@@ -584,7 +562,7 @@ def _variants(target) -> list[Variant]:
                     )
                 if group != 32:
                     variants += [
-                        Variant(
+                        zl.Variant(
                             symbol_of(scheme, "f32", tokens),
                             matmul_f32,
                             {"BITS": bits, "SYMMETRIC": symmetric, "HALVES": 2 if group == 16 else 1, "TOKENS": tokens},
@@ -593,7 +571,7 @@ def _variants(target) -> list[Variant]:
                     ]
     for name, dtype in DTYPES.items():
         variants += [
-            Variant(f"matmul_{name}_t{tokens}", matmul_dense, {"W": dtype, "TOKENS": tokens, "UNROLL": unroll})
+            zl.Variant(f"matmul_{name}_t{tokens}", matmul_dense, {"W": dtype, "TOKENS": tokens, "UNROLL": unroll})
             for tokens, unroll in DENSE_TILES.items()
         ]
     return variants

@@ -1,22 +1,6 @@
 """Residual add and RMSNorm (Zhang and Sennrich 2019), with the post-norm of Gemma 3 on the addend."""
 
-from zse.kernel import (
-    Ptr,
-    Variant,
-    block_index,
-    f32,
-    fma,
-    i8,
-    i64,
-    inline,
-    kernel,
-    load,
-    reduce_add,
-    sqrt,
-    static,
-    store,
-    target,
-)
+from zse import kernel as zl
 from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, later, on_gpu, require
 from zse.kernels.quantize import GROUP, fp8_output, int8_output, quantize_group
 
@@ -24,84 +8,86 @@ DELTAS = ("none", "add", "norm")
 OUTS = ("none", "f32", "int8", "int16")
 
 
-@inline
+@zl.inline
 def spans(L):
     """How a row is walked: (vectors a step, lanes): four vectors, one vector, single values."""
     return ((4, L), (1, L), (1, 1))
 
 
-@inline
+@zl.inline
 def inverse_rms(x, width, eps):
     """1 / sqrt(mean(x^2) + eps) of one row."""
-    L = target.lanes
-    sums = [f32.x(L)(0) for _ in range(4)]
-    tail = f32(0)
-    start = i64(0)
-    for unroll, lanes in static(spans(L)):
+    L = zl.target.lanes
+    sums = [zl.f32.x(L)(0) for _ in range(4)]
+    tail = zl.f32(0)
+    start = zl.i64(0)
+    for unroll, lanes in zl.static(spans(L)):
         stop = start + (width - start) // (unroll * lanes) * (unroll * lanes)
         for i in range(start, stop, unroll * lanes):
-            for u in static(range(unroll)):
-                value = load(x + i + u * lanes, lanes)
+            for u in zl.static(range(unroll)):
+                value = zl.load(x + i + u * lanes, lanes)
                 if lanes == 1:
                     tail += value * value
                 else:
-                    sums[u] = fma(value, value, sums[u])
+                    sums[u] = zl.fma(value, value, sums[u])
         start = stop
-    total = reduce_add((sums[0] + sums[1]) + (sums[2] + sums[3])) + tail
-    return 1.0 / sqrt(total / f32(width) + eps)
+    total = zl.reduce_add((sums[0] + sums[1]) + (sums[2] + sums[3])) + tail
+    return 1.0 / zl.sqrt(total / zl.f32(width) + eps)
 
 
-@kernel
+@zl.kernel
 def add_rmsnorm_row(
-    x: Ptr[f32],
-    delta: Ptr[f32, "const"],
-    delta_weight: Ptr[f32, "const"],
-    weight: Ptr[f32, "const"],
-    out: Ptr[f32],
-    q: Ptr[i8],
-    scale: Ptr[f32],
-    total: Ptr[f32],
-    low: Ptr[i8],
-    width: i64,
-    eps: f32,
-    DELTA: static,
-    OUT: static,
+    x: zl.Ptr[zl.f32],
+    delta: zl.Ptr[zl.f32, "const"],
+    delta_weight: zl.Ptr[zl.f32, "const"],
+    weight: zl.Ptr[zl.f32, "const"],
+    out: zl.Ptr[zl.f32],
+    q: zl.Ptr[zl.i8],
+    scale: zl.Ptr[zl.f32],
+    total: zl.Ptr[zl.f32],
+    low: zl.Ptr[zl.i8],
+    width: zl.i64,
+    eps: zl.f32,
+    DELTA: zl.static,
+    OUT: zl.static,
 ):
     """One block is one row. With one row in the batch one thread does it all: two passes over a row in L1."""
-    L = target.lanes
-    row = block_index(0)
+    L = zl.target.lanes
+    row = zl.block_index(0)
     xs = x + row * width
     if DELTA != "none":
         ds = delta + row * width
         if DELTA == "norm":
             factor = inverse_rms(ds, width, eps)
-        start = i64(0)
-        for unroll, lanes in static(spans(L)):
+        start = zl.i64(0)
+        for unroll, lanes in zl.static(spans(L)):
             stop = start + (width - start) // (unroll * lanes) * (unroll * lanes)
             for i in range(start, stop, unroll * lanes):
-                for u in static(range(unroll)):
+                for u in zl.static(range(unroll)):
                     at = i + u * lanes
                     if DELTA == "norm":
-                        addend = load(ds + at, lanes) * factor * load(delta_weight + at, lanes)
-                        store(xs + at, load(xs + at, lanes) + addend)
+                        addend = zl.load(ds + at, lanes) * factor * zl.load(delta_weight + at, lanes)
+                        zl.store(xs + at, zl.load(xs + at, lanes) + addend)
                     else:
-                        store(xs + at, load(xs + at, lanes) + load(ds + at, lanes))
+                        zl.store(xs + at, zl.load(xs + at, lanes) + zl.load(ds + at, lanes))
             start = stop
     if OUT != "none":
         inverse = inverse_rms(xs, width, eps)
     if OUT == "f32":
         outs = out + row * width
-        begin = i64(0)
-        for unroll, lanes in static(spans(L)):
+        begin = zl.i64(0)
+        for unroll, lanes in zl.static(spans(L)):
             end = begin + (width - begin) // (unroll * lanes) * (unroll * lanes)
             for i in range(begin, end, unroll * lanes):
-                for u in static(range(unroll)):
+                for u in zl.static(range(unroll)):
                     at = i + u * lanes
-                    store(outs + at, load(xs + at, lanes) * inverse * load(weight + at, lanes))
+                    zl.store(outs + at, zl.load(xs + at, lanes) * inverse * zl.load(weight + at, lanes))
             begin = end
     if OUT == "int8" or OUT == "int16":
         for k in range(0, width, GROUP):
-            values = [load(xs + k + i, L) * inverse * load(weight + k + i, L) for i in static(range(0, GROUP, L))]
+            values = [
+                zl.load(xs + k + i, L) * inverse * zl.load(weight + k + i, L) for i in zl.static(range(0, GROUP, L))
+            ]
             place = row * width + k
             quantize_group(
                 values,
@@ -242,7 +228,7 @@ def _cost(case: Case) -> Cost:
 
 def _variants(target):
     return [
-        Variant(f"add_rmsnorm_{adds}_{form}", add_rmsnorm_row, {"DELTA": adds, "OUT": form})
+        zl.Variant(f"add_rmsnorm_{adds}_{form}", add_rmsnorm_row, {"DELTA": adds, "OUT": form})
         for adds in DELTAS
         for form in OUTS
         if not adds == form == "none"

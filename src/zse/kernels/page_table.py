@@ -1,43 +1,40 @@
 """Writes what is new into the page table: a step brings a few entries, not the table. (On a CPU the host may as well
 write the table itself.)"""
 
-from zse.kernel import (
-    Ptr,
-    Variant,
-    block_index,
-    grid_launch_dependents,
-    grid_wait,
-    i32,
-    i64,
-    kernel,
-    target,
-    thread_index,
-)
+from zse import kernel as zl
 from zse.kernels.op import EXACT, Case, Cost, Op, Output, check
 
 THREADS = 256
 
 
-@kernel
+@zl.kernel
 def update_pages_cpu(
-    count: Ptr[i32, "const"], index: Ptr[i32, "const"], value: Ptr[i32, "const"], table: Ptr[i32], size: i64
+    count: zl.Ptr[zl.i32, "const"],
+    index: zl.Ptr[zl.i32, "const"],
+    value: zl.Ptr[zl.i32, "const"],
+    table: zl.Ptr[zl.i32],
+    size: zl.i64,
 ):
     """Grid (chunks of entries)."""
-    first = block_index(0) * THREADS
-    for at in range(first, min(first + THREADS, i64(count[0]))):
-        place = i64(index[at])
+    first = zl.block_index(0) * THREADS
+    for at in range(first, min(first + THREADS, zl.i64(count[0]))):
+        place = zl.i64(index[at])
         if place >= 0 and place < size:
             table[place] = value[at]
 
 
-@kernel
+@zl.kernel
 def update_pages_gpu(
-    count: Ptr[i32, "const"], index: Ptr[i32, "const"], value: Ptr[i32, "const"], table: Ptr[i32], size: i32
+    count: zl.Ptr[zl.i32, "const"],
+    index: zl.Ptr[zl.i32, "const"],
+    value: zl.Ptr[zl.i32, "const"],
+    table: zl.Ptr[zl.i32],
+    size: zl.i32,
 ):
     """Grid (chunks of entries). The number of entries is read on the device: the same recording serves every step."""
-    grid_launch_dependents()
-    grid_wait()
-    at = block_index(0) * target.threads + thread_index()
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    at = zl.block_index(0) * zl.target.threads + zl.thread_index()
     if at < count[0]:
         place = index[at]
         if place >= 0 and place < size:
@@ -85,10 +82,10 @@ def _cost(case: Case) -> Cost:
 
 UPDATE_PAGES = Op(
     "update_pages",
-    lambda target: [Variant("update_pages", update_pages_cpu)],
+    lambda target: [zl.Variant("update_pages", update_pages_cpu)],
     update_pages,
     _reference,
     _cases,
     _cost,
-    lambda target: [Variant("update_pages", update_pages_gpu, threads=THREADS)],
+    lambda target: [zl.Variant("update_pages", update_pages_gpu, threads=THREADS)],
 )

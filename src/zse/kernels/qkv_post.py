@@ -3,29 +3,7 @@ pages."""
 
 from functools import partial
 
-from zse.kernel import (
-    Ptr,
-    Variant,
-    block_index,
-    cast_ptr,
-    convert,
-    e4m3,
-    f16,
-    f32,
-    fma,
-    i8,
-    i32,
-    i64,
-    inline,
-    kernel,
-    load,
-    local_array,
-    reduce_add,
-    sqrt,
-    static,
-    store,
-    u8,
-)
+from zse import kernel as zl
 from zse.kernels.kv_pages import PACKED, SCALE_BYTES, head_dim_of, pack_head, pack_pages, packed_error, pages_shape
 from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, later, on_gpu, require
 from zse.tensor import Tensor
@@ -33,73 +11,73 @@ from zse.tensor import Tensor
 LANES = 8  # head dimensions and halves of rotary dimensions are multiples of 8
 PAGE = 16  # tokens of a page
 MAX_HEAD_DIM = 256
-KV_DTYPES = {"f16": f16, "f32": f32, **PACKED}
+KV_DTYPES = {"f16": zl.f16, "f32": zl.f32, **PACKED}
 GPU_KV_DTYPES = ("bf16", "f16", *PACKED)
 GPU_WARP = 32
 
 
-@inline
+@zl.inline
 def head_factor(x, head_dim, eps):
     """1 / sqrt(mean(x^2) + eps) of one head."""
-    sums = f32.x(LANES)(0)
+    sums = zl.f32.x(LANES)(0)
     for i in range(0, head_dim, LANES):
-        value = load(x + i, LANES)
-        sums = fma(value, value, sums)
-    return 1.0 / sqrt(reduce_add(sums) / f32(head_dim) + eps)
+        value = zl.load(x + i, LANES)
+        sums = zl.fma(value, value, sums)
+    return 1.0 / zl.sqrt(zl.reduce_add(sums) / zl.f32(head_dim) + eps)
 
 
-@inline
+@zl.inline
 def rotate(x, weight, table, out, head_dim, rotary, eps, NORM):
     """out = rope(x, or rmsnorm(x) * weight) of one head; dimensions from `rotary` on are only copied."""
     if NORM:
         factor = head_factor(x, head_dim, eps)
     half = rotary // 2
     for i in range(0, half, LANES):
-        a = load(x + i, LANES)
-        b = load(x + half + i, LANES)
+        a = zl.load(x + i, LANES)
+        b = zl.load(x + half + i, LANES)
         if NORM:
-            a = a * factor * load(weight + i, LANES)
-            b = b * factor * load(weight + half + i, LANES)
-        c = load(table + i, LANES)
-        s = load(table + half + i, LANES)
-        store(out + i, a * c - b * s)
-        store(out + half + i, b * c + a * s)
+            a = a * factor * zl.load(weight + i, LANES)
+            b = b * factor * zl.load(weight + half + i, LANES)
+        c = zl.load(table + i, LANES)
+        s = zl.load(table + half + i, LANES)
+        zl.store(out + i, a * c - b * s)
+        zl.store(out + half + i, b * c + a * s)
     for j in range(rotary, head_dim, LANES):
-        rest = load(x + j, LANES)
+        rest = zl.load(x + j, LANES)
         if NORM:
-            rest = rest * factor * load(weight + j, LANES)
-        store(out + j, rest)
+            rest = rest * factor * zl.load(weight + j, LANES)
+        zl.store(out + j, rest)
 
 
-@kernel
+@zl.kernel
 def qkv_post_heads(
-    q: Ptr[f32, "const"],
-    k: Ptr[f32, "const"],
-    v: Ptr[f32, "const"],
-    q_stride: i64,
-    k_stride: i64,
-    v_stride: i64,
-    q_norm: Ptr[f32, "const"],
-    k_norm: Ptr[f32, "const"],
-    table: Ptr[f32, "const"],
-    q_out: Ptr[f32],
-    k_pages: Ptr[u8],
-    v_pages: Ptr[u8],
-    page_table: Ptr[i32, "const"],
-    max_pages: i64,
-    token_row: Ptr[i32, "const"],
-    positions: Ptr[i32, "const"],
-    kv_heads: i64,
-    group: i64,
-    head_dim: i64,
-    rotary: i64,
-    eps: f32,
-    KV: static,
-    NORM: static,
+    q: zl.Ptr[zl.f32, "const"],
+    k: zl.Ptr[zl.f32, "const"],
+    v: zl.Ptr[zl.f32, "const"],
+    q_stride: zl.i64,
+    k_stride: zl.i64,
+    v_stride: zl.i64,
+    q_norm: zl.Ptr[zl.f32, "const"],
+    k_norm: zl.Ptr[zl.f32, "const"],
+    table: zl.Ptr[zl.f32, "const"],
+    q_out: zl.Ptr[zl.f32],
+    k_pages: zl.Ptr[zl.u8],
+    v_pages: zl.Ptr[zl.u8],
+    page_table: zl.Ptr[zl.i32, "const"],
+    max_pages: zl.i64,
+    token_row: zl.Ptr[zl.i32, "const"],
+    positions: zl.Ptr[zl.i32, "const"],
+    kv_heads: zl.i64,
+    group: zl.i64,
+    head_dim: zl.i64,
+    rotary: zl.i64,
+    eps: zl.f32,
+    KV: zl.static,
+    NORM: zl.static,
 ):
     """Grid (kv heads, tokens): a block does one key/value head and the query heads that share it."""
-    head = block_index(0)
-    token = block_index(1)
+    head = zl.block_index(0)
+    token = zl.block_index(1)
     cosines = table + token * rotary
     for j in range(head * group, (head + 1) * group):
         rotate(
@@ -112,36 +90,36 @@ def qkv_post_heads(
             eps,
             NORM,
         )
-    position = i64(positions[token])
+    position = zl.i64(positions[token])
     slot = position % PAGE
-    page = i64(page_table[i64(token_row[token]) * max_pages + position // PAGE])
-    rotated = local_array(f32, MAX_HEAD_DIM)
+    page = zl.i64(page_table[zl.i64(token_row[token]) * max_pages + position // PAGE])
+    rotated = zl.local_array(zl.f32, MAX_HEAD_DIM)
     rotate(k + token * k_stride + head * head_dim, k_norm, cosines, rotated, head_dim, rotary, eps, NORM)
     row = v + token * v_stride + head * head_dim
-    if KV is i8 or KV is e4m3:
-        STORED = u8 if KV is e4m3 else i8
+    if KV is zl.i8 or KV is zl.e4m3:
+        STORED = zl.u8 if KV is zl.e4m3 else zl.i8
         at = (page * kv_heads + head) * (head_dim * PAGE + SCALE_BYTES)
-        stored = local_array(STORED, MAX_HEAD_DIM)
-        pack_head(rotated, stored, cast_ptr(k_pages + at + head_dim * PAGE, f32) + slot, head_dim, LANES, KV)
-        column = cast_ptr(k_pages, STORED) + at + slot
+        stored = zl.local_array(STORED, MAX_HEAD_DIM)
+        pack_head(rotated, stored, zl.cast_ptr(k_pages + at + head_dim * PAGE, zl.f32) + slot, head_dim, LANES, KV)
+        column = zl.cast_ptr(k_pages, STORED) + at + slot
         for e in range(head_dim):
             column[e * PAGE] = stored[e]
         pack_head(
             row,
-            cast_ptr(v_pages, STORED) + at + slot * head_dim,
-            cast_ptr(v_pages + at + head_dim * PAGE, f32) + slot,
+            zl.cast_ptr(v_pages, STORED) + at + slot * head_dim,
+            zl.cast_ptr(v_pages + at + head_dim * PAGE, zl.f32) + slot,
             head_dim,
             LANES,
             KV,
         )
     else:
         place = (page * kv_heads + head) * head_dim * PAGE
-        keys = cast_ptr(k_pages, KV) + place + slot  # [head_dim, PAGE]: this token's keys have stride PAGE
-        values = cast_ptr(v_pages, KV) + place + slot * head_dim
-        narrow = local_array(KV, MAX_HEAD_DIM)
+        keys = zl.cast_ptr(k_pages, KV) + place + slot  # [head_dim, PAGE]: this token's keys have stride PAGE
+        values = zl.cast_ptr(v_pages, KV) + place + slot * head_dim
+        narrow = zl.local_array(KV, MAX_HEAD_DIM)
         for d in range(0, head_dim, LANES):
-            store(narrow + d, convert(load(rotated + d, LANES), KV))
-            store(values + d, convert(load(row + d, LANES), KV))
+            zl.store(narrow + d, zl.convert(zl.load(rotated + d, LANES), KV))
+            zl.store(values + d, zl.convert(zl.load(row + d, LANES), KV))
         for e in range(head_dim):
             keys[e * PAGE] = narrow[e]
 
@@ -367,7 +345,7 @@ def _cost(case: Case) -> Cost:
 
 def _variants(target):
     return [
-        Variant(f"qkv_post_{name}_{form}", qkv_post_heads, {"KV": dtype, "NORM": form == "norm"})
+        zl.Variant(f"qkv_post_{name}_{form}", qkv_post_heads, {"KV": dtype, "NORM": form == "norm"})
         for name, dtype in KV_DTYPES.items()
         for form in ("plain", "norm")
     ]

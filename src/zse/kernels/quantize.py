@@ -1,75 +1,60 @@
 """f32 rows to int8 rows: one f32 scale per 32 values (the form that the CPU's integer matmuls read). GPU: bf16 rows to
 fp8 rows, one scale a row."""
 
-from zse.kernel import (
-    Ptr,
-    Variant,
-    bitcast,
-    block_index,
-    convert,
-    f32,
-    fma,
-    i8,
-    i32,
-    i64,
-    inline,
-    kernel,
-    load,
-    narrow_s8,
-    reduce_add,
-    reduce_max,
-    round_even,
-    static,
-    store,
-    target,
-    where,
-)
+from zse import kernel as zl
 from zse.kernels.op import Case, Cost, HostArray, Op, Output, Tolerance, check, later, on_gpu, require
 
 GROUP = 32  # values that share a scale
 CHUNK = 1024  # columns of one block: two threads share even a single row of a wide model
 
 
-@inline
+@zl.inline
 def quantize_group(values, q, scale, total, low=None):
     """Write 32 f32 values (register vectors of target.lanes) as int8, their scale and scale * sum. low: where what
     rounding left goes, in steps of scale / 256, of int16 activations.
 
     The largest magnitude is found on bit patterns: there NaN ranks above infinity and both survive into the scale, so
     that a broken row shows in its logits instead of becoming plausible integers."""
-    top = i32.x(target.lanes)(0)
+    top = zl.i32.x(zl.target.lanes)(0)
     for value in values:
-        top = max(top, bitcast(value, i32) & 0x7FFFFFFF)
-    peak = bitcast(reduce_max(top), f32)
-    inverse = where(peak > 1e-30, 127.0 / peak, 0.0)  # smaller peaks would overflow 127 / peak; they become zeros
-    count = i32.x(target.lanes)(0)
-    rest = i32.x(target.lanes)(0)
+        top = max(top, zl.bitcast(value, zl.i32) & 0x7FFFFFFF)
+    peak = zl.bitcast(zl.reduce_max(top), zl.f32)
+    inverse = zl.where(peak > 1e-30, 127.0 / peak, 0.0)  # smaller peaks would overflow 127 / peak; they become zeros
+    count = zl.i32.x(zl.target.lanes)(0)
+    rest = zl.i32.x(zl.target.lanes)(0)
     for i, value in enumerate(values):
-        nearest = round_even(value * inverse)
-        rounded = convert(nearest, i32)
+        nearest = zl.round_even(value * inverse)
+        rounded = zl.convert(nearest, zl.i32)
         count += rounded
-        store(q + i * target.lanes, narrow_s8(rounded))
+        zl.store(q + i * zl.target.lanes, zl.narrow_s8(rounded))
         if low is not None:
             # From -127 as q: abs_s8 and sign_s8, which products without VNNI use, have no +128.
-            left = convert(round_even(min(max(fma(value, inverse, -nearest) * 256.0, -127.0), 127.0)), i32)
+            left = zl.convert(zl.round_even(min(max(zl.fma(value, inverse, -nearest) * 256.0, -127.0), 127.0)), zl.i32)
             rest += left
-            store(low + i * target.lanes, narrow_s8(left))
+            zl.store(low + i * zl.target.lanes, zl.narrow_s8(left))
     unit = peak / 127.0
     scale[0] = unit
     if low is None:
-        total[0] = unit * f32(reduce_add(count))
+        total[0] = unit * zl.f32(zl.reduce_add(count))
     else:
-        total[0] = unit * (f32(reduce_add((count << 8) + rest)) * 0.00390625)
+        total[0] = unit * (zl.f32(zl.reduce_add((count << 8) + rest)) * 0.00390625)
 
 
-@kernel
-def quantize_rows(x: Ptr[f32, "const"], q: Ptr[i8], scale: Ptr[f32], total: Ptr[f32], width: i64, chunk: i64):
+@zl.kernel
+def quantize_rows(
+    x: zl.Ptr[zl.f32, "const"],
+    q: zl.Ptr[zl.i8],
+    scale: zl.Ptr[zl.f32],
+    total: zl.Ptr[zl.f32],
+    width: zl.i64,
+    chunk: zl.i64,
+):
     """Grid (chunks of columns, rows)."""
-    row = block_index(1)
-    first = block_index(0) * chunk
+    row = zl.block_index(1)
+    first = zl.block_index(0) * chunk
     for k in range(first, min(first + chunk, width), GROUP):
         at = row * width + k
-        values = [load(x + at + i, target.lanes) for i in static(range(0, GROUP, target.lanes))]
+        values = [zl.load(x + at + i, zl.target.lanes) for i in zl.static(range(0, GROUP, zl.target.lanes))]
         quantize_group(values, q + at, scale + at // GROUP, total + at // GROUP)
 
 
@@ -164,7 +149,7 @@ def _cost(case: Case) -> Cost:
 
 QUANTIZE = Op(
     "quantize",
-    lambda target: [Variant("quantize", quantize_rows)],
+    lambda target: [zl.Variant("quantize", quantize_rows)],
     quantize,
     _reference,
     _cases,

@@ -7,26 +7,7 @@ Scales of Q4_K, Q5_K and Q6_K are products and are rounded to f16; everything el
 
 from collections.abc import Iterator
 
-from zse.kernel import (
-    Ptr,
-    Variant,
-    bf16,
-    block_index,
-    cast_ptr,
-    convert,
-    f16,
-    f32,
-    i8,
-    i32,
-    i64,
-    inline,
-    kernel,
-    load,
-    static,
-    u8,
-    u16,
-    u32,
-)
+from zse import kernel as zl
 from zse.quant.scheme import TILE_ROWS as TILE
 from zse.runtime.load import LoadJob
 from zse.tensor import Tensor
@@ -35,13 +16,13 @@ LOW, HIGH = 0x0F0F0F0F, -252645136  # 0xF0F0F0F0 as i32
 PIECE_BYTES = 1 << 20  # a piece: large enough for the disk, small enough for a core's L2
 
 
-@inline
+@zl.inline
 def store_dword(plane, index, row, value):
     """The 4 bytes of one row at dword `index` of a tile's plane, i32 pointer."""
     plane[index * TILE + row] = value
 
 
-@inline
+@zl.inline
 def compress_bits(word, c):
     """Bits c, c + 4, c + 8, ... of a u32 as the low 8 bits."""
     x = (word >> c) & 0x11111111
@@ -50,130 +31,130 @@ def compress_bits(word, c):
     return (x | (x >> 12)) & 0xFF
 
 
-@inline
+@zl.inline
 def legacy_block(src, q, high, scale, offset, block, row, KIND):
     """Q4_0, Q4_1, Q5_0, Q5_1, Q8_0: 32 values with an f16 scale and, for _1, an f16 minimum."""
     nbytes = {"Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "Q8_0": 34}[KIND]
     p = src + block * nbytes
-    halves = cast_ptr(p, u16)
+    halves = zl.cast_ptr(p, zl.u16)
     scale[block * TILE + row] = halves[0]
     at = 2
     if KIND in ("Q4_1", "Q5_1"):
         offset[block * TILE + row] = halves[1]
         at = 4
     if KIND in ("Q5_0", "Q5_1"):
-        bits = load(cast_ptr(p + at, u32), 1)
+        bits = zl.load(zl.cast_ptr(p + at, zl.u32), 1)
         packed = compress_bits(bits, 0)
-        for c in static(range(1, 4)):
+        for c in zl.static(range(1, 4)):
             packed = packed | (compress_bits(bits, c) << (8 * c))
-        store_dword(high, block, row, i32(packed))
+        store_dword(high, block, row, zl.i32(packed))
         at += 4
     if KIND == "Q8_0":
-        for part in static(range(2)):
-            v = load(cast_ptr(p + (at + part * 16), i32), 4) ^ -2139062144  # 0x80808080: q + 128
-            for j in static(range(4)):
+        for part in zl.static(range(2)):
+            v = zl.load(zl.cast_ptr(p + (at + part * 16), zl.i32), 4) ^ -2139062144  # 0x80808080: q + 128
+            for j in zl.static(range(4)):
                 store_dword(q, block * 8 + (part * 4 + j), row, v[j])
     else:
-        v = load(cast_ptr(p + at, i32), 4)
-        for j in static(range(4)):
+        v = zl.load(zl.cast_ptr(p + at, zl.i32), 4)
+        for j in zl.static(range(4)):
             store_dword(q, block * 4 + j, row, v[j])
 
 
-@inline
+@zl.inline
 def k_scales(scales, sub):
     """(scale, min) of sub-block `sub` (compile time) from the 12 packed bytes of Q4_K and Q5_K, as f32."""
     if sub < 4:
-        return f32(i32(scales[sub] & 63)), f32(i32(scales[sub + 4] & 63))
-    low = f32(i32((scales[sub + 4] & 15) | ((scales[sub - 4] >> 6) << 4)))
-    return low, f32(i32((scales[sub + 4] >> 4) | ((scales[sub] >> 6) << 4)))
+        return zl.f32(zl.i32(scales[sub] & 63)), zl.f32(zl.i32(scales[sub + 4] & 63))
+    low = zl.f32(zl.i32((scales[sub + 4] & 15) | ((scales[sub - 4] >> 6) << 4)))
+    return low, zl.f32(zl.i32((scales[sub + 4] >> 4) | ((scales[sub] >> 6) << 4)))
 
 
-@inline
+@zl.inline
 def k_block(src, q, high, scale, offset, block, row, KIND):
     """Q4_K, Q5_K: 256 values in 8 sub-blocks of 32, scale = d * sc, offset = -dmin * m."""
     p = src + block * (144 if KIND == "Q4_K" else 176)
-    halves = cast_ptr(p, f16)
-    d, dmin = f32(halves[0]), f32(halves[1])
-    scales, qs = p + 4, cast_ptr(p + (16 if KIND == "Q4_K" else 48), i32)
+    halves = zl.cast_ptr(p, zl.f16)
+    d, dmin = zl.f32(halves[0]), zl.f32(halves[1])
+    scales, qs = p + 4, zl.cast_ptr(p + (16 if KIND == "Q4_K" else 48), zl.i32)
     if KIND == "Q5_K":
-        bits = [load(cast_ptr(p + (16 + 16 * part), i32), 4) for part in static(range(2))]
-    for sub in static(range(8)):
+        bits = [zl.load(zl.cast_ptr(p + (16 + 16 * part), zl.i32), 4) for part in zl.static(range(2))]
+    for sub in zl.static(range(8)):
         out = block * 8 + sub
         sc, m = k_scales(scales, sub)
-        scale[out * TILE + row] = f16(d * sc)
-        offset[out * TILE + row] = f16(-(dmin * m))
-        first, second = load(qs + (sub // 2) * 8, 4), load(qs + ((sub // 2) * 8 + 4), 4)
+        scale[out * TILE + row] = zl.f16(d * sc)
+        offset[out * TILE + row] = zl.f16(-(dmin * m))
+        first, second = zl.load(qs + (sub // 2) * 8, 4), zl.load(qs + ((sub // 2) * 8 + 4), 4)
         if sub % 2 == 0:
             v = (first & LOW) | ((second & LOW) << 4)
         else:
             v = ((first >> 4) & LOW) | (second & HIGH)
-        for j in static(range(4)):
+        for j in zl.static(range(4)):
             store_dword(q, out * 4 + j, row, v[j])
         if KIND == "Q5_K":
-            packed = i32(0)
-            for s in static(range(8)):
+            packed = zl.i32(0)
+            for s in zl.static(range(8)):
                 packed = packed | (((bits[s // 4][s % 4] >> sub) & 0x01010101) << s)
             store_dword(high, out, row, packed)
 
 
-@inline
+@zl.inline
 def q6_block(src, q, high, scale, block, row):
     """Q6_K: 256 values, 16 signed 8-bit scales times an f16."""
     p = src + block * 210
-    d = f32(cast_ptr(p + 208, f16)[0])
-    scales = cast_ptr(p + 192, i8)
-    for g in static(range(16)):
-        scale[(block * 16 + g) * TILE + row] = f16(d * f32(i32(scales[g])))
-    for half in static(range(2)):
-        lows = [load(cast_ptr(p + (64 * half + 16 * i), i32), 4) for i in static(range(4))]
-        tops = [load(cast_ptr(p + (128 + 32 * half + 16 * i), i32), 4) for i in static(range(2))]
-        for sub in static(range(4)):
+    d = zl.f32(zl.cast_ptr(p + 208, zl.f16)[0])
+    scales = zl.cast_ptr(p + 192, zl.i8)
+    for g in zl.static(range(16)):
+        scale[(block * 16 + g) * TILE + row] = zl.f16(d * zl.f32(zl.i32(scales[g])))
+    for half in zl.static(range(2)):
+        lows = [zl.load(zl.cast_ptr(p + (64 * half + 16 * i), zl.i32), 4) for i in zl.static(range(4))]
+        tops = [zl.load(zl.cast_ptr(p + (128 + 32 * half + 16 * i), zl.i32), 4) for i in zl.static(range(2))]
+        for sub in zl.static(range(4)):
             out, shift = block * 8 + (4 * half + sub), 4 * (sub // 2)
             first, second = lows[2 * (sub % 2)] >> shift, lows[2 * (sub % 2) + 1] >> shift
             v = (first & LOW) | ((second & LOW) << 4)
-            for j in static(range(4)):
+            for j in zl.static(range(4)):
                 store_dword(q, out * 4 + j, row, v[j])
-            for h in static(range(2)):
-                packed = i32(0)
-                for i in static(range(4)):
+            for h in zl.static(range(2)):
+                packed = zl.i32(0)
+                for i in zl.static(range(4)):
                     packed = packed | (((tops[h][i] >> (2 * sub)) & 0x03030303) << (2 * i))
                 store_dword(high, out * 2 + h, row, packed)
 
 
-@inline
+@zl.inline
 def zero_block(q, high, scale, offset, block, row, KIND):
     """A padding row: all planes zero."""
     bits, group, symmetric = FORMATS[KIND][2:]
-    for s in static(range(8 if bits == 8 else 4)):
-        store_dword(q, block * (8 if bits == 8 else 4) + s, row, i32(0))
-    for s in static(range({4: 0, 5: 1, 6: 2, 8: 0}[bits])):
-        store_dword(high, block * {5: 1, 6: 2}[bits] + s, row, i32(0))
-    for g in static(range(32 // group)):
+    for s in zl.static(range(8 if bits == 8 else 4)):
+        store_dword(q, block * (8 if bits == 8 else 4) + s, row, zl.i32(0))
+    for s in zl.static(range({4: 0, 5: 1, 6: 2, 8: 0}[bits])):
+        store_dword(high, block * {5: 1, 6: 2}[bits] + s, row, zl.i32(0))
+    for g in zl.static(range(32 // group)):
         scale[(block * (32 // group) + g) * TILE + row] = 0
         if not symmetric:
             offset[(block * (32 // group) + g) * TILE + row] = 0
 
 
-@kernel
+@zl.kernel
 def repack_affine(
-    src: Ptr[u8, "const"],
-    q: Ptr[i32],
-    high: Ptr[i32],
-    scale: Ptr["SCALE"],
-    offset: Ptr["SCALE"],
-    order: Ptr[i32, "const"],
-    row_bytes: i64,
-    rows: i64,
-    blocks: i64,
-    has_order: i64,
-    unit: i64,
-    KIND: static,
-    SCALE: static,
+    src: zl.Ptr[zl.u8, "const"],
+    q: zl.Ptr[zl.i32],
+    high: zl.Ptr[zl.i32],
+    scale: zl.Ptr["SCALE"],
+    offset: zl.Ptr["SCALE"],
+    order: zl.Ptr[zl.i32, "const"],
+    row_bytes: zl.i64,
+    rows: zl.i64,
+    blocks: zl.i64,
+    has_order: zl.i64,
+    unit: zl.i64,
+    KIND: zl.static,
+    SCALE: zl.static,
 ):
     """Block t makes tile t of the piece; inside every unit of rows, row i is the source's row order[i] (or i without an order);
     rows past `rows` are padding. Planes point at the piece's first tile; blocks = K / 32."""
     source_block, _, bits, group, symmetric = FORMATS[KIND]
-    tile = block_index(0)
+    tile = zl.block_index(0)
     q_tile = q + tile * blocks * (TILE * (8 if bits == 8 else 4))
     high_tile = high + tile * blocks * (TILE * {4: 0, 5: 1, 6: 2, 8: 0}[bits])
     scale_tile = scale + tile * blocks * (TILE * (32 // group))
@@ -183,7 +164,7 @@ def repack_affine(
         if place < rows:
             row = place
             if has_order != 0:
-                row = place // unit * unit + i64(order[place % unit])
+                row = place // unit * unit + zl.i64(order[place % unit])
             row_src = src + row * row_bytes
             for block in range(blocks // (source_block // 32)):
                 if KIND in ("Q4_K", "Q5_K"):
@@ -197,26 +178,26 @@ def repack_affine(
                 zero_block(q_tile, high_tile, scale_tile, offset_tile, block, r, KIND)
 
 
-@kernel
+@zl.kernel
 def repack_dense(
-    src: Ptr["W", "const"],
-    w: Ptr["W"],
-    order: Ptr[i32, "const"],
-    rows: i64,
-    width: i64,
-    has_order: i64,
-    unit: i64,
-    W: static,
+    src: zl.Ptr["W", "const"],
+    w: zl.Ptr["W"],
+    order: zl.Ptr[zl.i32, "const"],
+    rows: zl.i64,
+    width: zl.i64,
+    has_order: zl.i64,
+    unit: zl.i64,
+    W: zl.static,
 ):
     """Row-major 2- or 4-byte elements to [T, K, 16]; the bits are moved as integers."""
-    tile = block_index(0)
+    tile = zl.block_index(0)
     w_tile = w + tile * width * TILE
     for r in range(TILE):
         place = tile * TILE + r
         if place < rows:
             row = place
             if has_order != 0:
-                row = place // unit * unit + i64(order[place % unit])
+                row = place // unit * unit + zl.i64(order[place % unit])
             for k in range(width):
                 w_tile[k * TILE + r] = src[row * width + k]
         else:
@@ -224,23 +205,23 @@ def repack_dense(
                 w_tile[k * TILE + r] = 0
 
 
-@kernel
+@zl.kernel
 def convert_vector(
-    src: Ptr["W", "const"],
-    out: Ptr[f32],
-    order: Ptr[i32, "const"],
-    count: i64,
-    add: f32,
-    has_order: i64,
-    unit: i64,
-    W: static,
+    src: zl.Ptr["W", "const"],
+    out: zl.Ptr[zl.f32],
+    order: zl.Ptr[zl.i32, "const"],
+    count: zl.i64,
+    add: zl.f32,
+    has_order: zl.i64,
+    unit: zl.i64,
+    W: zl.static,
 ):
     """out[i] = src[order[i] or i] + add as f32: norm weights and biases. One block."""
     for i in range(count):
         place = i
         if has_order != 0:
-            place = i // unit * unit + i64(order[i % unit])
-        out[i] = convert(src[place], f32) + add
+            place = i // unit * unit + zl.i64(order[i % unit])
+        out[i] = zl.convert(src[place], zl.f32) + add
 
 
 # source format -> (values of a source block, its bytes, bits, group, symmetric)
@@ -258,16 +239,20 @@ K_FORMATS = ("Q4_K", "Q5_K", "Q6_K")
 DENSE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
-def variants(target) -> list[Variant]:
+def variants(target) -> list[zl.Variant]:
     """Every repacking kernel."""
     found = [
-        Variant(f"repack_{kind.lower()}", repack_affine, {"KIND": kind, "SCALE": f16 if kind in K_FORMATS else u16})
+        zl.Variant(
+            f"repack_{kind.lower()}", repack_affine, {"KIND": kind, "SCALE": zl.f16 if kind in K_FORMATS else zl.u16}
+        )
         for kind in FORMATS
     ]
-    found += [Variant(f"repack_dense_{bits}", repack_dense, {"W": dtype}) for bits, dtype in ((16, u16), (32, u32))]
     found += [
-        Variant(f"convert_{name}", convert_vector, {"W": dtype})
-        for name, dtype in (("f32", f32), ("f16", f16), ("bf16", bf16))
+        zl.Variant(f"repack_dense_{bits}", repack_dense, {"W": dtype}) for bits, dtype in ((16, zl.u16), (32, zl.u32))
+    ]
+    found += [
+        zl.Variant(f"convert_{name}", convert_vector, {"W": dtype})
+        for name, dtype in (("f32", zl.f32), ("f16", zl.f16), ("bf16", zl.bf16))
     ]
     return found
 

@@ -1,6 +1,6 @@
 """Rotary position embedding (Su et al. 2021): the cosines and sines of a batch's positions, made once a step."""
 
-from zse.kernel import Ptr, Variant, block_index, cos, f32, fma, i32, i64, kernel, load, round_even, sin, store
+from zse import kernel as zl
 from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, later, require
 
 LANES = 8  # half a rotary dimension is a multiple of 8 in every supported model
@@ -8,18 +8,24 @@ LANES = 8  # half a rotary dimension is a multiple of 8 in every supported model
 TWO_PI = (6.2831854820251465, -1.7484555314695172e-07, -6.8604980400235275e-15)
 
 
-@kernel
-def rope_table_row(positions: Ptr[i32, "const"], inv_freq: Ptr[f32, "const"], out: Ptr[f32], half: i64, mscale: f32):
+@zl.kernel
+def rope_table_row(
+    positions: zl.Ptr[zl.i32, "const"],
+    inv_freq: zl.Ptr[zl.f32, "const"],
+    out: zl.Ptr[zl.f32],
+    half: zl.i64,
+    mscale: zl.f32,
+):
     """One block is one token. The angle is the f32 product that the models were trained with; it is brought into
     [-pi, pi] before sin and cos."""
-    position = f32(positions[block_index(0)])
-    row = out + block_index(0) * 2 * half
+    position = zl.f32(positions[zl.block_index(0)])
+    row = out + zl.block_index(0) * 2 * half
     for i in range(0, half, LANES):
-        angle = load(inv_freq + i, LANES) * position
-        turns = round_even(angle * (1 / 6.283185307179586)) * -1.0
-        reduced = fma(turns, TWO_PI[2], fma(turns, TWO_PI[1], fma(turns, TWO_PI[0], angle)))
-        store(row + i, cos(reduced) * mscale)
-        store(row + half + i, sin(reduced) * mscale)
+        angle = zl.load(inv_freq + i, LANES) * position
+        turns = zl.round_even(angle * (1 / 6.283185307179586)) * -1.0
+        reduced = zl.fma(turns, TWO_PI[2], zl.fma(turns, TWO_PI[1], zl.fma(turns, TWO_PI[0], angle)))
+        zl.store(row + i, zl.cos(reduced) * mscale)
+        zl.store(row + half + i, zl.sin(reduced) * mscale)
 
 
 def rope_table(recorder, positions, inv_freq, out, mscale: float = 1.0) -> None:
@@ -63,7 +69,7 @@ def _cost(case: Case) -> Cost:
 
 ROPE_TABLE = Op(
     "rope_table",
-    lambda target: [Variant("rope_table", rope_table_row)],
+    lambda target: [zl.Variant("rope_table", rope_table_row)],
     rope_table,
     _reference,
     _cases,

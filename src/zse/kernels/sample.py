@@ -10,28 +10,7 @@ Tokens are ordered by (logit descending, id ascending): top-k keeps exactly k, t
 reaches p.
 """
 
-from zse.kernel import (
-    Ptr,
-    Variant,
-    block_index,
-    cast_ptr,
-    exp,
-    f32,
-    f64,
-    i32,
-    i64,
-    inline,
-    kernel,
-    load,
-    local_array,
-    log,
-    reduce_add,
-    reduce_max,
-    store,
-    target,
-    u64,
-    where,
-)
+from zse import kernel as zl
 from zse.kernels.op import Op, check, later, on_gpu, require
 from zse.kernels.sample_parts import LOWEST, MAX_VOCAB, choose_floor, cut_prefix, mass_above, pick, uniform
 
@@ -42,51 +21,51 @@ TOP_VALUES, TOP_IDS = 4, 24
 OK, NUMERICAL = 0, 1  # status: a row with NaN, +infinity or no finite logit is NUMERICAL
 
 
-@inline
+@zl.inline
 def best_of(x, first, last):
     """(largest value, its lowest index) of x[first:last]; NaN is passed over."""
-    L = target.lanes
-    high = f32.x(L)(LOWEST)
-    at = i32.x(L)(i32(first))
+    L = zl.target.lanes
+    high = zl.f32.x(L)(LOWEST)
+    at = zl.i32.x(L)(zl.i32(first))
     whole = first + (last - first) // L * L
     for i in range(first, whole, L):
-        value = load(x + i, L)
+        value = zl.load(x + i, L)
         better = value > high
-        high = where(better, value, high)
-        at = where(better, i32.x(L)(i32(i)), at)
-    values = local_array(f32, 16)
-    places = local_array(i32, 16)
-    store(values, high)
-    store(places, at)
-    best = f32(LOWEST)
-    index = i32(first)
+        high = zl.where(better, value, high)
+        at = zl.where(better, zl.i32.x(L)(zl.i32(i)), at)
+    values = zl.local_array(zl.f32, 16)
+    places = zl.local_array(zl.i32, 16)
+    zl.store(values, high)
+    zl.store(places, at)
+    best = zl.f32(LOWEST)
+    index = zl.i32(first)
     for lane in range(L):
-        id = places[lane] + i32(lane)
+        id = places[lane] + zl.i32(lane)
         if values[lane] > best or (values[lane] == best and id < index and best > LOWEST):
             best = values[lane]
             index = id
     for j in range(whole, last):
         if x[j] > best:
             best = x[j]
-            index = i32(j)
+            index = zl.i32(j)
     return best, index
 
 
-@inline
+@zl.inline
 def sum_exp(x, first, last, high, inverse):
     """Sum of exp((x - high) * inverse) over x[first:last], f32; chunks keep it short enough to be accurate."""
-    L = target.lanes
-    sums = f32.x(L)(0)
+    L = zl.target.lanes
+    sums = zl.f32.x(L)(0)
     whole = first + (last - first) // L * L
     for i in range(first, whole, L):
-        sums += exp((load(x + i, L) - high) * inverse)
-    total = reduce_add(sums)
+        sums += zl.exp((zl.load(x + i, L) - high) * inverse)
+    total = zl.reduce_add(sums)
     for j in range(whole, last):
-        total += exp((x[j] - high) * inverse)
+        total += zl.exp((x[j] - high) * inverse)
     return total
 
 
-@inline
+@zl.inline
 def insert_top(values, ids, count, value, id):
     """Put a value into a descending list of `count` if it beats the last; equals stay behind (ids come ascending)."""
     if value > values[count - 1]:
@@ -99,91 +78,91 @@ def insert_top(values, ids, count, value, id):
         ids[place] = id
 
 
-@kernel
+@zl.kernel
 def sample_scan_chunk(
-    logits: Ptr[f32, "const"],
-    num_logprobs: Ptr[i32, "const"],
-    temperature: Ptr[f32, "const"],
-    top_p: Ptr[f32, "const"],
-    partial: Ptr[f32],
-    vocab: i64,
+    logits: zl.Ptr[zl.f32, "const"],
+    num_logprobs: zl.Ptr[zl.i32, "const"],
+    temperature: zl.Ptr[zl.f32, "const"],
+    top_p: zl.Ptr[zl.f32, "const"],
+    partial: zl.Ptr[zl.f32],
+    vocab: zl.i64,
 ):
     """Grid (chunks, rows): a chunk's maximum, its place, its sums of exponentials (relative to the maximum) and its
     largest logits. A NaN becomes the maximum."""
-    L = target.lanes
-    row = block_index(1)
+    L = zl.target.lanes
+    row = zl.block_index(1)
     x = logits + row * vocab
-    record = partial + (row * ((vocab + CHUNK - 1) // CHUNK) + block_index(0)) * RECORD
-    first = block_index(0) * CHUNK
+    record = partial + (row * ((vocab + CHUNK - 1) // CHUNK) + zl.block_index(0)) * RECORD
+    first = zl.block_index(0) * CHUNK
     last = min(first + CHUNK, vocab)
     best, index = best_of(x, first, last)
     # NaN and +infinity have the largest bit patterns without a sign; minus infinity is a legal mask.
-    broken = i32.x(L)(0)
+    broken = zl.i32.x(L)(0)
     whole = first + (last - first) // L * L
     for i in range(first, whole, L):
-        value = load(x + i, L)
-        broken = max(broken, where(value != value, i32.x(L)(1), i32.x(L)(0)))
-    bad = reduce_max(broken)
+        value = zl.load(x + i, L)
+        broken = max(broken, zl.where(value != value, zl.i32.x(L)(1), zl.i32.x(L)(0)))
+    bad = zl.reduce_max(broken)
     for j in range(whole, last):
         if x[j] != x[j]:
             bad = 1
-    record[0] = best if bad == 0 else f32(float("nan"))
-    cast_ptr(record, i32)[1] = index
+    record[0] = best if bad == 0 else zl.f32(float("nan"))
+    zl.cast_ptr(record, zl.i32)[1] = index
     if num_logprobs[row] >= 0:
-        record[2] = sum_exp(x, first, last, best, f32(1.0))
+        record[2] = sum_exp(x, first, last, best, zl.f32(1.0))
     if temperature[row] > 0.0 and top_p[row] < 1.0:
         record[3] = sum_exp(x, first, last, best, 1.0 / temperature[row])
-    wanted = i64(num_logprobs[row])
+    wanted = zl.i64(num_logprobs[row])
     if wanted > 0:
         values = record + TOP_VALUES
-        ids = cast_ptr(record, i32) + TOP_IDS
+        ids = zl.cast_ptr(record, zl.i32) + TOP_IDS
         for k in range(MAX_LOGPROBS):
             values[k] = LOWEST
             ids[k] = -1
         for i in range(first, whole, L):
-            if reduce_max(load(x + i, L)) > values[wanted - 1]:
+            if zl.reduce_max(zl.load(x + i, L)) > values[wanted - 1]:
                 for lane in range(L):
-                    insert_top(values, ids, wanted, x[i + lane], i32(i + lane))
+                    insert_top(values, ids, wanted, x[i + lane], zl.i32(i + lane))
         for j in range(whole, last):
-            insert_top(values, ids, wanted, x[j], i32(j))
+            insert_top(values, ids, wanted, x[j], zl.i32(j))
 
 
-@kernel
+@zl.kernel
 def sample_row(
-    logits: Ptr[f32],
-    temperature: Ptr[f32, "const"],
-    top_k: Ptr[i32, "const"],
-    top_p: Ptr[f32, "const"],
-    min_p: Ptr[f32, "const"],
-    repetition: Ptr[f32, "const"],
-    presence: Ptr[f32, "const"],
-    frequency: Ptr[f32, "const"],
-    seed: Ptr[u64, "const"],
-    counter: Ptr[i64, "const"],
-    num_logprobs: Ptr[i32, "const"],
-    bias_start: Ptr[i32, "const"],
-    bias_ids: Ptr[i32, "const"],
-    bias_values: Ptr[f32, "const"],
-    bias_saved: Ptr[f32],
-    seen_start: Ptr[i32, "const"],
-    seen_ids: Ptr[i32, "const"],
-    seen_counts: Ptr[i32, "const"],
-    seen_saved: Ptr[f32],
-    partial: Ptr[f32, "const"],
-    tokens: Ptr[i32],
-    status: Ptr[i32],
-    logprob: Ptr[f32],
-    top_ids: Ptr[i32],
-    top_logprobs: Ptr[f32],
-    vocab: i64,
+    logits: zl.Ptr[zl.f32],
+    temperature: zl.Ptr[zl.f32, "const"],
+    top_k: zl.Ptr[zl.i32, "const"],
+    top_p: zl.Ptr[zl.f32, "const"],
+    min_p: zl.Ptr[zl.f32, "const"],
+    repetition: zl.Ptr[zl.f32, "const"],
+    presence: zl.Ptr[zl.f32, "const"],
+    frequency: zl.Ptr[zl.f32, "const"],
+    seed: zl.Ptr[zl.u64, "const"],
+    counter: zl.Ptr[zl.i64, "const"],
+    num_logprobs: zl.Ptr[zl.i32, "const"],
+    bias_start: zl.Ptr[zl.i32, "const"],
+    bias_ids: zl.Ptr[zl.i32, "const"],
+    bias_values: zl.Ptr[zl.f32, "const"],
+    bias_saved: zl.Ptr[zl.f32],
+    seen_start: zl.Ptr[zl.i32, "const"],
+    seen_ids: zl.Ptr[zl.i32, "const"],
+    seen_counts: zl.Ptr[zl.i32, "const"],
+    seen_saved: zl.Ptr[zl.f32],
+    partial: zl.Ptr[zl.f32, "const"],
+    tokens: zl.Ptr[zl.i32],
+    status: zl.Ptr[zl.i32],
+    logprob: zl.Ptr[zl.f32],
+    top_ids: zl.Ptr[zl.i32],
+    top_logprobs: zl.Ptr[zl.f32],
+    vocab: zl.i64,
 ):
     """One block is one row."""
-    row = block_index(0)
+    row = zl.block_index(0)
     x = logits + row * vocab
     chunks = (vocab + CHUNK - 1) // CHUNK
     records = partial + row * chunks * RECORD
-    ints = cast_ptr(records, i32)
-    wanted = i64(num_logprobs[row])
+    ints = zl.cast_ptr(records, zl.i32)
+    wanted = zl.i64(num_logprobs[row])
     top_ids_row = top_ids + row * MAX_LOGPROBS
     top_row = top_logprobs + row * MAX_LOGPROBS
     for k in range(MAX_LOGPROBS):
@@ -191,9 +170,9 @@ def sample_row(
         top_row[k] = LOWEST
     logprob[row] = 0.0
 
-    high = f32(LOWEST)
-    token = i32(0)
-    bad = i32(0)
+    high = zl.f32(LOWEST)
+    token = zl.i32(0)
+    bad = zl.i32(0)
     for chunk in range(chunks):
         value = records[chunk * RECORD]
         if value != value:
@@ -211,12 +190,12 @@ def sample_row(
 
     heat = temperature[row]
     greedy = heat < 1e-5 or top_k[row] == 1
-    log_total = f32(0)
+    log_total = zl.f32(0)
     if wanted >= 0:
-        raw = f64(0)
+        raw = zl.f64(0)
         for chunk in range(chunks):
-            raw += f64(records[chunk * RECORD + 2] * exp(records[chunk * RECORD] - high))
-        log_total = log(f32(raw))
+            raw += zl.f64(records[chunk * RECORD + 2] * zl.exp(records[chunk * RECORD] - high))
+        log_total = zl.log(zl.f32(raw))
     if wanted > 0:
         for chunk in range(chunks):
             for k in range(wanted):
@@ -228,39 +207,39 @@ def sample_row(
                     ints[chunk * RECORD + TOP_IDS + k],
                 )
     for k in range(MAX_LOGPROBS):
-        top_row[k] = top_row[k] - high - log_total if top_ids_row[k] >= 0 else f32(0)
+        top_row[k] = top_row[k] - high - log_total if top_ids_row[k] >= 0 else zl.f32(0)
     raw_high = high
 
-    first_bias = i64(bias_start[row])
-    last_bias = i64(bias_start[row + 1])
-    first_seen = i64(seen_start[row])
-    last_seen = i64(seen_start[row + 1])
+    first_bias = zl.i64(bias_start[row])
+    last_bias = zl.i64(bias_start[row + 1])
+    first_seen = zl.i64(seen_start[row])
+    last_seen = zl.i64(seen_start[row + 1])
     modified = last_bias > first_bias or last_seen > first_seen
     for j in range(first_bias, last_bias):
-        place = min(max(i64(bias_ids[j]), 0), vocab - 1)
+        place = min(max(zl.i64(bias_ids[j]), 0), vocab - 1)
         bias_saved[j] = x[place]
         x[place] = x[place] + bias_values[j]
     for j in range(first_seen, last_seen):
-        place = min(max(i64(seen_ids[j]), 0), vocab - 1)
+        place = min(max(zl.i64(seen_ids[j]), 0), vocab - 1)
         value = x[place]
         seen_saved[j] = value
         value = value / repetition[row] if value > 0.0 else value * repetition[row]
-        value = value - frequency[row] * f32(seen_counts[j])
+        value = value - frequency[row] * zl.f32(seen_counts[j])
         x[place] = value - presence[row] if seen_counts[j] > 0 else value
     if modified:
-        best, index = best_of(x, i64(0), vocab)
+        best, index = best_of(x, zl.i64(0), vocab)
         high = best
         token = index
 
     if not greedy:
         inverse = 1.0 / heat
-        threshold = f32(LOWEST)
-        tie = i32(vocab)
-        mass = f64(-1.0)  # of the kept set; negative: not known
+        threshold = zl.f32(LOWEST)
+        tie = zl.i32(vocab)
+        mass = zl.f64(-1.0)  # of the kept set; negative: not known
         if min_p[row] > 0.0:
-            threshold = min(high + heat * log(min_p[row]), high)
-        if top_k[row] > 0 and i64(top_k[row]) < vocab:
-            count_limit = i64(top_k[row])
+            threshold = min(high + heat * zl.log(min_p[row]), high)
+        if top_k[row] > 0 and zl.i64(top_k[row]) < vocab:
+            count_limit = zl.i64(top_k[row])
             floor = choose_floor(x, vocab, threshold, high, inverse, heat, count_limit, "count")
             t, e, m = cut_prefix(x, vocab, floor, threshold, tie, high, inverse, count_limit, "count")
             threshold = t
@@ -268,42 +247,48 @@ def sample_row(
             mass = m
         if top_p[row] < 1.0:
             if mass < 0.0 and threshold <= LOWEST and not modified:
-                mass = f64(0)
+                mass = zl.f64(0)
                 for chunk in range(chunks):
-                    mass += f64(records[chunk * RECORD + 3] * exp((records[chunk * RECORD] - high) * inverse))
+                    mass += zl.f64(records[chunk * RECORD + 3] * zl.exp((records[chunk * RECORD] - high) * inverse))
             if mass < 0.0:
                 _, all_mass = mass_above(x, vocab, threshold, high, inverse)
                 mass = all_mass
-            mass_limit = mass * f64(top_p[row])
+            mass_limit = mass * zl.f64(top_p[row])
             lower = choose_floor(x, vocab, threshold, high, inverse, heat, mass_limit, "mass")
             t, e, m = cut_prefix(x, vocab, lower, threshold, tie, high, inverse, mass_limit, "mass")
             threshold = t
             tie = e
-        token = pick(x, vocab, threshold, tie, high, inverse, uniform(seed[row], u64(counter[row])))
+        token = pick(x, vocab, threshold, tie, high, inverse, uniform(seed[row], zl.u64(counter[row])))
 
     # The logits as the model gave them again, last change first: log-probabilities are the model's.
     for j in range(first_seen, last_seen):
         back = first_seen + last_seen - 1 - j
-        x[min(max(i64(seen_ids[back]), 0), vocab - 1)] = seen_saved[back]
+        x[min(max(zl.i64(seen_ids[back]), 0), vocab - 1)] = seen_saved[back]
     for j in range(first_bias, last_bias):
         back = first_bias + last_bias - 1 - j
-        x[min(max(i64(bias_ids[back]), 0), vocab - 1)] = bias_saved[back]
-    tokens[row] = min(max(token, 0), i32(vocab) - 1)
+        x[min(max(zl.i64(bias_ids[back]), 0), vocab - 1)] = bias_saved[back]
+    tokens[row] = min(max(token, 0), zl.i32(vocab) - 1)
     if wanted >= 0:
-        logprob[row] = x[i64(tokens[row])] - raw_high - log_total
+        logprob[row] = x[zl.i64(tokens[row])] - raw_high - log_total
 
 
-@kernel
-def logprob_row(logits: Ptr[f32, "const"], targets: Ptr[i32, "const"], logprob: Ptr[f32], argmax: Ptr[i32], vocab: i64):
+@zl.kernel
+def logprob_row(
+    logits: zl.Ptr[zl.f32, "const"],
+    targets: zl.Ptr[zl.i32, "const"],
+    logprob: zl.Ptr[zl.f32],
+    argmax: zl.Ptr[zl.i32],
+    vocab: zl.i64,
+):
     """One block is one row."""
-    row = block_index(0)
+    row = zl.block_index(0)
     x = logits + row * vocab
-    high, index = best_of(x, i64(0), vocab)
-    total = f64(0)
+    high, index = best_of(x, zl.i64(0), vocab)
+    total = zl.f64(0)
     for first in range(0, vocab, CHUNK):
-        total += f64(sum_exp(x, first, min(first + CHUNK, vocab), high, f32(1.0)))
+        total += zl.f64(sum_exp(x, first, min(first + CHUNK, vocab), high, zl.f32(1.0)))
     argmax[row] = index
-    logprob[row] = x[min(max(i64(targets[row]), 0), vocab - 1)] - high - log(f32(total))
+    logprob[row] = x[min(max(zl.i64(targets[row]), 0), vocab - 1)] - high - zl.log(zl.f32(total))
 
 
 PARAMETERS = {
@@ -465,7 +450,7 @@ def logprob_rows(recorder, logits, targets, logprob, argmax) -> None:
 
 SAMPLE = Op(
     "sample",
-    lambda target: [Variant("sample_scan", sample_scan_chunk), Variant("sample_row", sample_row)],
+    lambda target: [zl.Variant("sample_scan", sample_scan_chunk), zl.Variant("sample_row", sample_row)],
     sample,
     later("sample_cases", "sample_reference"),
     later("sample_cases", "sample_cases"),
@@ -474,7 +459,7 @@ SAMPLE = Op(
 )
 LOGPROB_ROWS = Op(
     "logprob_rows",
-    lambda target: [Variant("logprob_rows", logprob_row)],
+    lambda target: [zl.Variant("logprob_rows", logprob_row)],
     logprob_rows,
     later("sample_cases", "logprob_rows_reference"),
     later("sample_cases", "logprob_rows_cases"),

@@ -8,51 +8,7 @@ After every chunk the warps' sums are merged in shared memory and folded into th
 what a task leaves of a tile that is not whole is a record, and the block that comes last folds the records in the same order.
 """
 
-from zse.kernel import (
-    Ptr,
-    Variant,
-    atomic_add,
-    barrier,
-    bf16,
-    bitcast,
-    block_index,
-    cast_ptr,
-    convert,
-    copy_wait,
-    exp2,
-    f16,
-    f32,
-    fence,
-    fma,
-    grid_launch_dependents,
-    grid_wait,
-    i32,
-    i64,
-    inline,
-    kernel,
-    lane_index,
-    ldmatrix,
-    load,
-    make_vector,
-    mma_bf16,
-    mma_f16,
-    num_blocks,
-    prmt,
-    shared_array,
-    shuffle,
-    shuffle_xor,
-    static,
-    store,
-    tanh,
-    target,
-    thread_index,
-    u8,
-    u16,
-    u32,
-    unroll,
-    warp_barrier,
-    warp_index,
-)
+from zse import kernel as zl
 from zse.kernels.gpu.attention_pages import NUM_VARIABLES, WAITED, WORK, load_page, read_entry, shift_entry
 from zse.kernels.gpu.attention_plan import CHUNK, HEAD_DIMS, HEADER, PAGE, SEGMENT, TASK, decode_columns, divide
 from zse.kernels.gpu.kv8 import is_packed, item_nbytes, scales_nbytes, scales_of, two_pairs
@@ -64,286 +20,295 @@ FLOOR = -1.0e30  # the running maximum before any key
 RING_BYTES = 204 << 10  # of a block's shared memory, for the rings
 SMALL_BYTES = 2 << 10  # at most, of the other arrays
 MERGE = 8  # chunks whose records are in flight while they are merged
-KV_TYPES = {"bf16": bf16, "f16": f16, **PACKED}
+KV_TYPES = {"bf16": zl.bf16, "f16": zl.f16, **PACKED}
 
 
-@inline
+@zl.inline
 def pack_pair(a, b, F):
     """Two f32 as one u32 of two F, the first in the low half."""
-    return bitcast(convert(make_vector(a, b), F), u32)
+    return zl.bitcast(zl.convert(zl.make_vector(a, b), F), zl.u32)
 
 
-@inline
+@zl.inline
 def key_fragments(slot, kd, STRIDE, KV):
     """16 keys x 16 dimensions as an A operand. 8-bit keys: k is permuted, lane j has dimensions 4j … 4j + 3."""
-    lane = lane_index()
+    lane = zl.lane_index()
     if not is_packed(KV):
-        words = ldmatrix(cast_ptr(slot + lane % 16 * STRIDE + lane // 16 * 16 + kd * 32, u16), 4)
+        words = zl.ldmatrix(zl.cast_ptr(slot + lane % 16 * STRIDE + lane // 16 * 16 + kd * 32, zl.u16), 4)
         frags = [words[0], words[1], words[2], words[3]]
     else:
-        words = ldmatrix(cast_ptr(slot + lane % 16 * STRIDE + kd * 16, u16), 2)
+        words = zl.ldmatrix(zl.cast_ptr(slot + lane % 16 * STRIDE + kd * 16, zl.u16), 2)
         low0, high0 = two_pairs(words[0], KV)
         low1, high1 = two_pairs(words[1], KV)
         frags = [low0, low1, high0, high1]
     return frags
 
 
-@inline
+@zl.inline
 def value_fragments(slot, d, STRIDE, KV):
     """16 dimensions x 16 keys as an A operand. 8-bit values: rows g and g + 8 are dimensions 2g and 2g + 1."""
-    lane = lane_index()
+    lane = zl.lane_index()
     if not is_packed(KV):
-        words = ldmatrix(
-            cast_ptr(slot + (lane % 8 + lane // 16 * 8) * STRIDE + lane // 8 % 2 * 16 + d * 32, u16), 4, True
+        words = zl.ldmatrix(
+            zl.cast_ptr(slot + (lane % 8 + lane // 16 * 8) * STRIDE + lane // 8 % 2 * 16 + d * 32, zl.u16), 4, True
         )
         frags = [words[0], words[1], words[2], words[3]]
     else:
-        words = ldmatrix(cast_ptr(slot + lane % 16 * STRIDE + d * 16, u16), 2, True)
-        even0, odd0 = two_pairs(prmt(words[0], words[0], 0x3120), KV)
-        even1, odd1 = two_pairs(prmt(words[1], words[1], 0x3120), KV)
+        words = zl.ldmatrix(zl.cast_ptr(slot + lane % 16 * STRIDE + d * 16, zl.u16), 2, True)
+        even0, odd0 = two_pairs(zl.prmt(words[0], words[0], 0x3120), KV)
+        even1, odd1 = two_pairs(zl.prmt(words[1], words[1], 0x3120), KV)
         frags = [even0, odd0, even1, odd1]
     return frags
 
 
-@inline
+@zl.inline
 def read_item(item, work, plan, by_heads, tasks_room):
     """The task of a work item, into eight variables."""
     place = plan + (HEADER + min(divide(work, by_heads), tasks_room - 1) * TASK)
-    who = load(place, 4)
-    keys = load(place + 4, 4)
-    for i in static(range(4)):
+    who = zl.load(place, 4)
+    keys = zl.load(place + 4, 4)
+    for i in zl.static(range(4)):
         item[i] = who[i] + 0
         item[4 + i] = keys[i] + 0
 
 
-@inline
+@zl.inline
 def load_queries(q, out, item, work, kv_heads, by_heads, group, by_group, width, D, NT, ITEM):
     """Starts the loads of the queries as B operands: column g of part nt is query row 8 nt + g of the tile (tokens x heads).
     Columns that are none repeat one: nobody looks at their results."""
-    lane = lane_index()
+    lane = zl.lane_index()
     head = work - divide(work, by_heads) * kv_heads
-    for nt in static(range(NT)):
+    for nt in zl.static(range(NT)):
         which = min(nt * 8 + lane // 4, item[1] * group - 1)
         which_token = divide(which, by_group)
-        row = q + (i64(item[0] + which_token) * width + ((head - which_token) * group + which) * D)
-        for kd in static(range(D // 16)):
+        row = q + (zl.i64(item[0] + which_token) * width + ((head - which_token) * group + which) * D)
+        for kd in zl.static(range(D // 16)):
             if ITEM == 2:
-                for u in static(range(2)):
-                    out[kd][nt][u] = bitcast(load(row + (kd * 16 + u * 8 + lane % 4 * 2), 2), u32)
+                for u in zl.static(range(2)):
+                    out[kd][nt][u] = zl.bitcast(zl.load(row + (kd * 16 + u * 8 + lane % 4 * 2), 2), zl.u32)
             else:
-                both = bitcast(load(row + (kd * 16 + lane % 4 * 4), 4), u32.x(2))
-                for u in static(range(2)):
+                both = zl.bitcast(zl.load(row + (kd * 16 + lane % 4 * 4), 4), zl.u32.x(2))
+                for u in zl.static(range(2)):
                     out[kd][nt][u] = both[u] + 0
 
 
-@inline
+@zl.inline
 def as_f16(words):
     """Pairs of bf16 become pairs of f16, in place: nested lists of u32."""
-    for row in static(words):
-        for part in static(row):
-            for u in static(range(2)):
-                part[u] = bitcast(convert(convert(bitcast(part[u], bf16.x(2)), f32), f16), u32)
+    for row in zl.static(words):
+        for part in zl.static(row):
+            for u in zl.static(range(2)):
+                part[u] = zl.bitcast(zl.convert(zl.convert(zl.bitcast(part[u], zl.bf16.x(2)), zl.f32), zl.f16), zl.u32)
 
 
-@inline
+@zl.inline
 def multiply(acc, a, b, F):
-    if F is bf16:
-        mma_bf16(acc, a, b)
+    if F is zl.bf16:
+        zl.mma_bf16(acc, a, b)
     else:
-        mma_f16(acc, a, b)
+        zl.mma_f16(acc, a, b)
 
 
-@inline
+@zl.inline
 def attend_page(
     slot, key, end, position, limits, queries, acc, high, sums, factor, scale, softcap, window, D, NT, STRIDE, KV, F
 ):
     """One page: scores, online softmax, and the product with the values. factor: of scores before exp2."""
-    lane = lane_index()
+    lane = zl.lane_index()
     g = lane // 4
-    scores = [[f32(0) for u in static(range(4))] for nt in static(range(NT))]
-    more = [[f32(0) for u in static(range(4))] for nt in static(range(NT))]  # two chains of products instead of one
-    for kd in static(range(D // 16)):
+    scores = [[zl.f32(0) for u in zl.static(range(4))] for nt in zl.static(range(NT))]
+    more = [
+        [zl.f32(0) for u in zl.static(range(4))] for nt in zl.static(range(NT))
+    ]  # two chains of products instead of one
+    for kd in zl.static(range(D // 16)):
         a = key_fragments(slot, kd, STRIDE, KV)
-        for nt in static(range(NT)):
+        for nt in zl.static(range(NT)):
             multiply(more[nt] if kd % 2 else scores[nt], a, queries[kd][nt], F)
-    for nt in static(range(NT)):
-        for u in static(range(4)):
+    for nt in zl.static(range(NT)):
+        for u in zl.static(range(4)):
             scores[nt][u] += more[nt][u]
     if is_packed(KV):
         key_scales = scales_of(slot + 2 * PAGE * STRIDE)
         value_scales = scales_of(slot + (2 * PAGE * STRIDE + SCALE_BYTES))
-        for nt in static(range(NT)):
-            for u in static(range(4)):
+        for nt in zl.static(range(NT)):
+            for u in zl.static(range(4)):
                 scores[nt][u] = scores[nt][u] * key_scales[u // 2]
     if softcap > 0.0:
-        for nt in static(range(NT)):
-            for u in static(range(4)):
-                scores[nt][u] = tanh(scores[nt][u] * scale / softcap) * softcap
+        for nt in zl.static(range(NT)):
+            for u in zl.static(range(4)):
+                scores[nt][u] = zl.tanh(scores[nt][u] * scale / softcap) * softcap
     if key + PAGE - 1 > position or window > 0:
-        for nt in static(range(NT)):
-            for u in static(range(4)):
+        for nt in zl.static(range(NT)):
+            for u in zl.static(range(4)):
                 mine = key + g + u // 2 * 8
                 limit = limits[nt][u % 2]
                 hidden = mine > limit or mine >= end or (window > 0 and mine <= limit - window)
-                scores[nt][u] = f32(MASKED) if hidden else scores[nt][u]
-    weights = [[u32(0) for u in static(range(2))] for nt in static(range(NT))]
-    for nt in static(range(NT)):
-        shrink = [f32(0) for u in static(range(2))]
-        for u in static(range(2)):
+                scores[nt][u] = zl.f32(MASKED) if hidden else scores[nt][u]
+    weights = [[zl.u32(0) for u in zl.static(range(2))] for nt in zl.static(range(NT))]
+    for nt in zl.static(range(NT)):
+        shrink = [zl.f32(0) for u in zl.static(range(2))]
+        for u in zl.static(range(2)):
             peak = max(scores[nt][u], scores[nt][u + 2])
-            for mask in static((4, 8, 16)):
-                peak = max(peak, shuffle_xor(peak, mask))
+            for mask in zl.static((4, 8, 16)):
+                peak = max(peak, zl.shuffle_xor(peak, mask))
             new = max(high[nt][u], peak * factor)
-            shrink[u] = exp2(high[nt][u] - new)
+            shrink[u] = zl.exp2(high[nt][u] - new)
             high[nt][u] = new
-            scores[nt][u] = exp2(fma(scores[nt][u], factor, -new))
-            scores[nt][u + 2] = exp2(fma(scores[nt][u + 2], factor, -new))
-            sums[nt][u] = fma(sums[nt][u], shrink[u], scores[nt][u] + scores[nt][u + 2])
-        for d in static(range(D // 16)):
-            for u in static(range(4)):
+            scores[nt][u] = zl.exp2(zl.fma(scores[nt][u], factor, -new))
+            scores[nt][u + 2] = zl.exp2(zl.fma(scores[nt][u + 2], factor, -new))
+            sums[nt][u] = zl.fma(sums[nt][u], shrink[u], scores[nt][u] + scores[nt][u + 2])
+        for d in zl.static(range(D // 16)):
+            for u in zl.static(range(4)):
                 acc[d][nt][u] = acc[d][nt][u] * shrink[u % 2]
-        for h in static(range(2)):
+        for h in zl.static(range(2)):
             # 8 keys x 8 queries from rows (accumulator) to columns (B operand).
             if is_packed(KV):
                 pair = pack_pair(scores[nt][2 * h] * value_scales[h], scores[nt][2 * h + 1] * value_scales[h], F)
             else:
                 pair = pack_pair(scores[nt][2 * h], scores[nt][2 * h + 1], F)
-            even = shuffle(pair, lane % 4 * 8 + g // 2)
-            odd = shuffle(pair, lane % 4 * 8 + 4 + g // 2)
+            even = zl.shuffle(pair, lane % 4 * 8 + g // 2)
+            odd = zl.shuffle(pair, lane % 4 * 8 + 4 + g // 2)
             weights[nt][h] = (even >> 16 | (odd & 0xFFFF0000)) if g % 2 == 1 else (even & 0xFFFF | odd << 16)
-    for d in static(range(D // 16)):
+    for d in zl.static(range(D // 16)):
         a = value_fragments(slot + PAGE * STRIDE, d, STRIDE, KV)
-        for nt in static(range(NT)):
+        for nt in zl.static(range(NT)):
             multiply(acc[d][nt], a, weights[nt], F)
 
 
-@inline
+@zl.inline
 def finish(out, at, acc, total):
     """Four finished elements."""
     scale = 1.0 / total
-    store(out + at, convert(make_vector(acc[0] * scale, acc[1] * scale, acc[2] * scale, acc[3] * scale), bf16))
+    zl.store(
+        out + at, zl.convert(zl.make_vector(acc[0] * scale, acc[1] * scale, acc[2] * scale, acc[3] * scale), zl.bf16)
+    )
 
 
-@inline
+@zl.inline
 def is_last(counter, parts):
     """By one thread, after the block's records are written: whether the tile's other records were there before. Then they can be
     read, and the counter is 0 again."""
-    fence()
-    last = i32(0)
-    if atomic_add(counter, 1) == parts - 1:
+    zl.fence()
+    last = zl.i32(0)
+    if zl.atomic_add(counter, 1) == parts - 1:
         counter[0] = 0
-        fence()
-        last = i32(1)
+        zl.fence()
+        last = zl.i32(1)
     return last
 
 
-@inline
+@zl.inline
 def fold(state, high, total, values):
     """state = [maximum, sum, four values] takes in sums relative to another maximum; cleared, it becomes them."""
     new = max(state[0], high)
-    old_weight = exp2(state[0] - new)
-    weight = exp2(high - new)
+    old_weight = zl.exp2(state[0] - new)
+    weight = zl.exp2(high - new)
     state[0] = new
-    state[1] = fma(total, weight, state[1] * old_weight)
-    for i in static(range(4)):
-        state[2 + i] = fma(values[i], weight, state[2 + i] * old_weight)
+    state[1] = zl.fma(total, weight, state[1] * old_weight)
+    for i in zl.static(range(4)):
+        state[2 + i] = zl.fma(values[i], weight, state[2 + i] * old_weight)
 
 
-@inline
+@zl.inline
 def clear(state):
-    state[0] = f32(FLOOR)
-    for i in static(range(5)):
-        state[1 + i] = f32(0)
+    state[0] = zl.f32(FLOOR)
+    for i in zl.static(range(5)):
+        state[1 + i] = zl.f32(0)
 
 
-@inline
+@zl.inline
 def merge_records(task, head, item, records, totals, out, kv_heads, group, by_group, width, D):
     """The records of one tile and head become its result."""
     parts = item[7] & 4095
     heads = kv_heads * group
-    fan = i32(1) if item[7] >> 24 == 1 else i32(SEGMENT // CHUNK)  # records of a segment
-    for e in unroll(range(thread_index(), item[1] * group * (D // 4), target.threads), 1):
+    fan = zl.i32(1) if item[7] >> 24 == 1 else zl.i32(SEGMENT // CHUNK)  # records of a segment
+    for e in zl.unroll(range(zl.thread_index(), item[1] * group * (D // 4), zl.target.threads), 1):
         column = e // (D // 4)
         x = e % (D // 4) * 4
         column_token = divide(column, by_group)
         query_head = (head - column_token) * group + column
-        record = i64(item[6] + column_token * parts) * heads + query_head
-        segment = [f32(0) for _ in static(range(6))]
-        result = [f32(0) for _ in static(range(6))]
+        record = zl.i64(item[6] + column_token * parts) * heads + query_head
+        segment = [zl.f32(0) for _ in zl.static(range(6))]
+        result = [zl.f32(0) for _ in zl.static(range(6))]
         clear(segment)
         clear(result)
-        for begin in unroll(range(0, parts, MERGE), 1):
-            pairs = [load(totals + (record + min(begin + u, parts - 1) * heads) * 2, 2) for u in static(range(MERGE))]
-            values = [
-                load(records + ((record + min(begin + u, parts - 1) * heads) * D + x), 4) for u in static(range(MERGE))
+        for begin in zl.unroll(range(0, parts, MERGE), 1):
+            pairs = [
+                zl.load(totals + (record + min(begin + u, parts - 1) * heads) * 2, 2) for u in zl.static(range(MERGE))
             ]
-            for u in static(range(MERGE)):
+            values = [
+                zl.load(records + ((record + min(begin + u, parts - 1) * heads) * D + x), 4)
+                for u in zl.static(range(MERGE))
+            ]
+            for u in zl.static(range(MERGE)):
                 if begin + u < parts:
-                    fold(segment, pairs[u][0], pairs[u][1], [values[u][i] for i in static(range(4))])
+                    fold(segment, pairs[u][0], pairs[u][1], [values[u][i] for i in zl.static(range(4))])
                     if fan == 1 or u % (SEGMENT // CHUNK) == SEGMENT // CHUNK - 1 or begin + u == parts - 1:
                         fold(result, segment[0], segment[1], segment[2:])
                         clear(segment)
-        finish(out, i64(item[0] + column_token) * width + query_head * D + x, result[2:], result[1])
+        finish(out, zl.i64(item[0] + column_token) * width + query_head * D + x, result[2:], result[1])
 
 
-@kernel
+@zl.kernel
 def attention_decode(
-    q: Ptr[bf16, "const"],
-    k_pages: Ptr[u8, "const"],
-    v_pages: Ptr[u8, "const"],
-    page_table: Ptr[i32, "const"],
-    plan: Ptr[i32, "const"],
-    counters: Ptr[i32],
-    records: Ptr[f32],
-    totals: Ptr[f32],
-    out: Ptr[bf16],
-    max_pages: i32,
-    page_heads: i32,
-    by_share: u32,
-    kv_heads: i32,
-    by_heads: u32,
-    group: i32,
-    by_group: u32,
-    tasks_room: i32,
-    fresh_before: i32,
-    scale: f32,
-    window: i32,
-    softcap: f32,
-    D: static,
-    NT: static,
-    KV: static,
-    STAGES: static,
+    q: zl.Ptr[zl.bf16, "const"],
+    k_pages: zl.Ptr[zl.u8, "const"],
+    v_pages: zl.Ptr[zl.u8, "const"],
+    page_table: zl.Ptr[zl.i32, "const"],
+    plan: zl.Ptr[zl.i32, "const"],
+    counters: zl.Ptr[zl.i32],
+    records: zl.Ptr[zl.f32],
+    totals: zl.Ptr[zl.f32],
+    out: zl.Ptr[zl.bf16],
+    max_pages: zl.i32,
+    page_heads: zl.i32,
+    by_share: zl.u32,
+    kv_heads: zl.i32,
+    by_heads: zl.u32,
+    group: zl.i32,
+    by_group: zl.u32,
+    tasks_room: zl.i32,
+    fresh_before: zl.i32,
+    scale: zl.f32,
+    window: zl.i32,
+    softcap: zl.f32,
+    D: zl.static,
+    NT: zl.static,
+    KV: zl.static,
+    STAGES: zl.static,
 ):
     """A persistent grid over the plan's tasks x kv heads. NT: parts of 8 query rows.
     kv_heads, group: where a group is larger than a tile its parts count as kv heads of their own; page_heads: of the pages.
     fresh_before: tokens before a tile that this step may write."""
     ITEM = item_nbytes(KV)
-    F = f16 if KV is f16 else bf16
+    F = zl.f16 if KV is zl.f16 else zl.bf16
     STRIDE = D * ITEM + 16  # bytes; the padding keeps ldmatrix free of bank conflicts
     SLOT_BYTES = 2 * PAGE * STRIDE + scales_nbytes(ITEM)  # keys, then values, then their scales
     COLUMN = D + 4  # f32 of a column while warps are merged
-    W = target.threads // target.warp
-    MINE = (8 * (D // 4) + target.threads - 1) // target.threads  # groups of four results of a part that a thread keeps
-    grid_launch_dependents()
-    memory = shared_array(u8, W * STAGES * SLOT_BYTES, align=128)
-    peaks = shared_array(f32, W * 16)
-    places = shared_array(i32, W)
-    arrived = shared_array(i32, 4)
+    W = zl.target.threads // zl.target.warp
+    MINE = (
+        8 * (D // 4) + zl.target.threads - 1
+    ) // zl.target.threads  # groups of four results of a part that a thread keeps
+    zl.grid_launch_dependents()
+    memory = zl.shared_array(zl.u8, W * STAGES * SLOT_BYTES, align=128)
+    peaks = zl.shared_array(zl.f32, W * 16)
+    places = zl.shared_array(zl.i32, W)
+    arrived = zl.shared_array(zl.i32, 4)
     total = plan[0] * kv_heads
     width = kv_heads * group * D
-    step = num_blocks(0)
-    lane = lane_index()
-    warp = warp_index()
+    step = zl.num_blocks(0)
+    lane = zl.lane_index()
+    warp = zl.warp_index()
     g = lane // 4
     ring = memory + warp * (STAGES * SLOT_BYTES)
-    state = [i32(0) for _ in static(range(NUM_VARIABLES))]
-    state[WORK] = block_index(0) - step
+    state = [zl.i32(0) for _ in zl.static(range(NUM_VARIABLES))]
+    state[WORK] = zl.block_index(0) - step
     # The plan, the page table and pages that earlier steps wrote are read before grid_wait(): attention_plan lets later kernels
     # start only when it is done, and so is all that stands before it.
-    read_entry(state, block_index(0), plan, by_heads, tasks_room)
-    shift_entry(state, page_table, max_pages, block_index(0), total, W)
-    read_entry(state, block_index(0) + step, plan, by_heads, tasks_room)
-    for _ in static(range(STAGES - 1)):
+    read_entry(state, zl.block_index(0), plan, by_heads, tasks_room)
+    shift_entry(state, page_table, max_pages, zl.block_index(0), total, W)
+    read_entry(state, zl.block_index(0) + step, plan, by_heads, tasks_room)
+    for _ in zl.static(range(STAGES - 1)):
         load_page(
             state,
             ring,
@@ -366,19 +331,21 @@ def attention_decode(
             W,
         )
     if state[WAITED] == 0:
-        grid_wait()
+        zl.grid_wait()
         state[WAITED] = 1
-    slot = i32(0)
-    item = [i32(0) for _ in static(range(TASK))]
-    coming = [i32(0) for _ in static(range(TASK))]
-    read_item(coming, block_index(0), plan, by_heads, tasks_room)
-    queries = [[[u32(0) for u in static(range(2))] for nt in static(range(NT))] for kd in static(range(D // 16))]
-    if block_index(0) < total:
-        load_queries(q, queries, coming, block_index(0), kv_heads, by_heads, group, by_group, width, D, NT, ITEM)
-    for work in range(block_index(0), total, step):
+    slot = zl.i32(0)
+    item = [zl.i32(0) for _ in zl.static(range(TASK))]
+    coming = [zl.i32(0) for _ in zl.static(range(TASK))]
+    read_item(coming, zl.block_index(0), plan, by_heads, tasks_room)
+    queries = [
+        [[zl.u32(0) for u in zl.static(range(2))] for nt in zl.static(range(NT))] for kd in zl.static(range(D // 16))
+    ]
+    if zl.block_index(0) < total:
+        load_queries(q, queries, coming, zl.block_index(0), kv_heads, by_heads, group, by_group, width, D, NT, ITEM)
+    for work in range(zl.block_index(0), total, step):
         task = divide(work, by_heads)
         head = work - task * kv_heads
-        for i in static(range(TASK)):
+        for i in zl.static(range(TASK)):
             item[i] = coming[i] + 0
         read_item(coming, work + step, plan, by_heads, tasks_room)
         columns = item[1] * group
@@ -386,26 +353,33 @@ def attention_decode(
         begin = item[4]
         end = item[5]
         limits = [
-            [position + divide(min(nt * 8 + lane % 4 * 2 + u, columns - 1), by_group) for u in static(range(2))]
-            for nt in static(range(NT))
+            [position + divide(min(nt * 8 + lane % 4 * 2 + u, columns - 1), by_group) for u in zl.static(range(2))]
+            for nt in zl.static(range(NT))
         ]
-        factor = f32(LOG2E) if softcap > 0.0 else scale * LOG2E
-        if F is not bf16:
+        factor = zl.f32(LOG2E) if softcap > 0.0 else scale * LOG2E
+        if F is not zl.bf16:
             as_f16(queries)
-        segment = [[[f32(0) for _ in static(range(6))] for m in static(range(MINE))] for nt in static(range(NT))]
-        result = [[[f32(0) for _ in static(range(6))] for m in static(range(MINE))] for nt in static(range(NT))]
-        for nt in static(range(NT)):
-            for m in static(range(MINE)):
+        segment = [
+            [[zl.f32(0) for _ in zl.static(range(6))] for m in zl.static(range(MINE))] for nt in zl.static(range(NT))
+        ]
+        result = [
+            [[zl.f32(0) for _ in zl.static(range(6))] for m in zl.static(range(MINE))] for nt in zl.static(range(NT))
+        ]
+        for nt in zl.static(range(NT)):
+            for m in zl.static(range(MINE)):
                 clear(segment[nt][m])
                 clear(result[nt][m])
-        for chunk in unroll(range(begin, end, CHUNK), 1):
+        for chunk in zl.unroll(range(begin, end, CHUNK), 1):
             stop = min(chunk + CHUNK, end)
-            acc = [[[f32(0) for u in static(range(4))] for nt in static(range(NT))] for d in static(range(D // 16))]
-            high = [[f32(FLOOR) for u in static(range(2))] for nt in static(range(NT))]
-            sums = [[f32(0) for u in static(range(2))] for nt in static(range(NT))]
-            for page in unroll(range(chunk // PAGE + warp, (stop + PAGE - 1) // PAGE, W), 1):
-                copy_wait(STAGES - 2)
-                warp_barrier()  # the page is there for all lanes, and all have read the one before
+            acc = [
+                [[zl.f32(0) for u in zl.static(range(4))] for nt in zl.static(range(NT))]
+                for d in zl.static(range(D // 16))
+            ]
+            high = [[zl.f32(FLOOR) for u in zl.static(range(2))] for nt in zl.static(range(NT))]
+            sums = [[zl.f32(0) for u in zl.static(range(2))] for nt in zl.static(range(NT))]
+            for page in zl.unroll(range(chunk // PAGE + warp, (stop + PAGE - 1) // PAGE, W), 1):
+                zl.copy_wait(STAGES - 2)
+                zl.warp_barrier()  # the page is there for all lanes, and all have read the one before
                 load_page(
                     state,
                     ring,
@@ -450,19 +424,19 @@ def attention_decode(
                 slot = 0 if slot == STAGES - 1 else slot + 1
             if stop == end and work + step < total:
                 load_queries(q, queries, coming, work + step, kv_heads, by_heads, group, by_group, width, D, NT, ITEM)
-            for nt in static(range(NT)):
-                for u in static(range(2)):
-                    for mask in static((4, 8, 16)):
-                        sums[nt][u] += shuffle_xor(sums[nt][u], mask)
+            for nt in zl.static(range(NT)):
+                for u in zl.static(range(2)):
+                    for mask in zl.static((4, 8, 16)):
+                        sums[nt][u] += zl.shuffle_xor(sums[nt][u], mask)
             # The slot that was read last stays free until this warp's next load: it takes the warp's sums.
             free = (STAGES - 1 if slot == 0 else slot - 1) * SLOT_BYTES
-            mine = cast_ptr(ring + free, f32)
+            mine = zl.cast_ptr(ring + free, zl.f32)
             closes = stop == end or (stop - begin) % SEGMENT == 0
-            warp_barrier()
-            for nt in static(range(NT)):
-                for u in static(range(2)):
+            zl.warp_barrier()
+            for nt in zl.static(range(NT)):
+                for u in zl.static(range(2)):
                     column = lane % 4 * 2 + u
-                    for d in static(range(D // 16)):
+                    for d in zl.static(range(D // 16)):
                         low = d * 16 + (g if ITEM == 2 else 2 * g)
                         mine[column * COLUMN + low] = acc[d][nt][u]
                         mine[column * COLUMN + low + (8 if ITEM == 2 else 1)] = acc[d][nt][u + 2]
@@ -471,32 +445,34 @@ def attention_decode(
                         peaks[(warp * 8 + column) * 2 + 1] = sums[nt][u]
                 if lane == 0:
                     places[warp] = warp * (STAGES * SLOT_BYTES) + free
-                barrier()
-                for m in static(range(MINE)):
-                    e = thread_index() + m * target.threads
+                zl.barrier()
+                for m in zl.static(range(MINE)):
+                    e = zl.thread_index() + m * zl.target.threads
                     column = e // (D // 4)
                     if column < 8 and nt * 8 + column < columns:
-                        highs = [load(peaks + (w * 8 + column) * 2, 2) for w in static(range(W))]
+                        highs = [zl.load(peaks + (w * 8 + column) * 2, 2) for w in zl.static(range(W))]
                         peak = highs[0][0]
-                        for w in static(range(1, W)):
+                        for w in zl.static(range(1, W)):
                             peak = max(peak, highs[w][0])
-                        whole = f32(0)
-                        merged = [f32(0) for _ in static(range(4))]
-                        for w in static(range(W)):
-                            weight = exp2(highs[w][0] - peak)
-                            whole = fma(highs[w][1], weight, whole)
-                            part = load(cast_ptr(memory + places[w], f32) + (column * COLUMN + e % (D // 4) * 4), 4)
-                            for i in static(range(4)):
-                                merged[i] = fma(part[i], weight, merged[i])
+                        whole = zl.f32(0)
+                        merged = [zl.f32(0) for _ in zl.static(range(4))]
+                        for w in zl.static(range(W)):
+                            weight = zl.exp2(highs[w][0] - peak)
+                            whole = zl.fma(highs[w][1], weight, whole)
+                            part = zl.load(
+                                zl.cast_ptr(memory + places[w], zl.f32) + (column * COLUMN + e % (D // 4) * 4), 4
+                            )
+                            for i in zl.static(range(4)):
+                                merged[i] = zl.fma(part[i], weight, merged[i])
                         fold(segment[nt][m], peak, whole, merged)
                         if closes:
                             fold(result[nt][m], segment[nt][m][0], segment[nt][m][1], segment[nt][m][2:])
                             clear(segment[nt][m])
-                barrier()  # the slots may be filled again
+                zl.barrier()  # the slots may be filled again
         parts = item[7] & 4095
-        for nt in static(range(NT)):
-            for m in static(range(MINE)):
-                e = thread_index() + m * target.threads
+        for nt in zl.static(range(NT)):
+            for m in zl.static(range(MINE)):
+                e = zl.thread_index() + m * zl.target.threads
                 column = e // (D // 4)
                 which = nt * 8 + column
                 if column < 8 and which < columns:
@@ -505,20 +481,20 @@ def attention_decode(
                     query_head = (head - which_token) * group + which
                     done = result[nt][m]
                     if parts == 1:
-                        finish(out, i64(item[0] + which_token) * width + query_head * D + x, done[2:], done[1])
+                        finish(out, zl.i64(item[0] + which_token) * width + query_head * D + x, done[2:], done[1])
                     else:
                         record = (
-                            i64(item[6] + which_token * parts + (item[7] >> 12 & 4095)) * (kv_heads * group)
+                            zl.i64(item[6] + which_token * parts + (item[7] >> 12 & 4095)) * (kv_heads * group)
                             + query_head
                         )
-                        store(records + (record * D + x), make_vector(done[2], done[3], done[4], done[5]))
+                        zl.store(records + (record * D + x), zl.make_vector(done[2], done[3], done[4], done[5]))
                         if x == 0:
-                            store(totals + record * 2, make_vector(done[0], done[1]))
+                            zl.store(totals + record * 2, zl.make_vector(done[0], done[1]))
         if parts > 1:
-            barrier()
-            if thread_index() == 0:
+            zl.barrier()
+            if zl.thread_index() == 0:
                 arrived[0] = is_last(counters + (item[6] * kv_heads + head), parts)
-            barrier()
+            zl.barrier()
             if arrived[0] == 1:
                 merge_records(task, head, item, records, totals, out, kv_heads, group, by_group, width, D)
 
@@ -535,7 +511,7 @@ def decode_shape(head_dim: int, item_bytes: int, shared_limit: int) -> tuple[int
     return warps, min(6, room // (warps * slot))
 
 
-def decode_variants(target) -> list[Variant]:
+def decode_variants(target) -> list[zl.Variant]:
     """head_dim x dtype of the pages x parts of 8 query rows."""
     if not target.has("mma_sync"):
         return []
@@ -544,7 +520,7 @@ def decode_variants(target) -> list[Variant]:
         for dim in HEAD_DIMS:
             warps, stages = decode_shape(dim, item_nbytes(dtype), target.shared_limit)
             variants += [
-                Variant(
+                zl.Variant(
                     decode_symbol(name, dim, parts),
                     attention_decode,
                     {"D": dim, "NT": parts, "KV": dtype, "STAGES": stages},

@@ -5,45 +5,7 @@ share blocks of 64 keys that cp.async brings; while one block's scores are compu
 the next keys under P V.
 """
 
-from zse.kernel import (
-    Ptr,
-    Variant,
-    barrier,
-    bf16,
-    bitcast,
-    cast_ptr,
-    convert,
-    copy_async,
-    copy_commit,
-    copy_wait,
-    exp2,
-    f16,
-    f32,
-    fma,
-    grid_launch_dependents,
-    grid_wait,
-    i32,
-    i64,
-    inline,
-    kernel,
-    lane_index,
-    ldmatrix,
-    load,
-    make_vector,
-    num_blocks,
-    prmt,
-    shared_array,
-    shuffle_xor,
-    static,
-    store,
-    tanh,
-    thread_index,
-    u8,
-    u16,
-    u32,
-    unroll,
-    warp_index,
-)
+from zse import kernel as zl
 from zse.kernels.gpu.attention_decode import FLOOR, KV_TYPES, LOG2E, MASKED, multiply, pack_pair
 from zse.kernels.gpu.attention_plan import HEAD_DIMS, HEADER, PAGE, PREFILL_ROWS, TASK, TILE, divide
 from zse.kernels.gpu.attention_prefill import work_of
@@ -54,78 +16,84 @@ THREADS = 2 * PREFILL_ROWS  # a warp has 16 rows
 BLOCK_KEYS = 64
 
 
-@inline
+@zl.inline
 def load_queries(q, place, token, head, rows, group, by_group, width, D, STRIDE, F):
     """The tile's rows of Q into shared memory as F; rows that are none become zeros."""
     pieces = D // 8
-    for e in unroll(range(thread_index(), PREFILL_ROWS * pieces, THREADS), 2):
+    for e in zl.unroll(range(zl.thread_index(), PREFILL_ROWS * pieces, THREADS), 2):
         row = e // pieces
         x = e % pieces
         which = row if row < rows else 0
         which_token = divide(which, by_group)
-        line = q + (i64(token + which_token) * width + ((head - which_token) * group + which) * D)
-        words = bitcast(load(line + x * 8, 8), u32.x(4))
-        if F is f16:
-            words = bitcast(convert(convert(bitcast(words, bf16.x(8)), f32), f16), u32.x(4))
+        line = q + (zl.i64(token + which_token) * width + ((head - which_token) * group + which) * D)
+        words = zl.bitcast(zl.load(line + x * 8, 8), zl.u32.x(4))
+        if F is zl.f16:
+            words = zl.bitcast(zl.convert(zl.convert(zl.bitcast(words, zl.bf16.x(8)), zl.f32), zl.f16), zl.u32.x(4))
         if row >= rows:
-            words = u32.x(4)(0)
-        store(cast_ptr(place + (row * STRIDE + x * 16), u32), words)
+            words = zl.u32.x(4)(0)
+        zl.store(zl.cast_ptr(place + (row * STRIDE + x * 16), zl.u32), words)
 
 
-@inline
+@zl.inline
 def load_block(pages, place, table, block, seen, last, head, kv_heads, D, STRIDE, ITEM, KEYS):
     """Starts the copy of one block of keys or values, in 8 bits with their scales behind them; rows behind the last key
     become zeros, and so do those before page `seen`: what a window has passed may be another sequence's by now."""
     pieces = D * ITEM // 16
-    for e in static(range(0, KEYS * pieces, THREADS)):
-        piece = e + thread_index()
+    for e in zl.static(range(0, KEYS * pieces, THREADS)):
+        piece = e + zl.thread_index()
         r = piece // pieces
         key = block * KEYS + r
         page = table[max(min(key, last) // PAGE, seen)]
         if e + THREADS <= KEYS * pieces or piece < KEYS * pieces:
-            copy_async(
+            zl.copy_async(
                 place + (r * STRIDE + piece % pieces * 16),
                 pages
-                + ((i64(page) * kv_heads + head) * page_nbytes(D, ITEM) + r % PAGE * (D * ITEM) + piece % pieces * 16),
+                + (
+                    (zl.i64(page) * kv_heads + head) * page_nbytes(D, ITEM)
+                    + r % PAGE * (D * ITEM)
+                    + piece % pieces * 16
+                ),
                 16,
-                i32(16) if key <= last and key >= seen * PAGE else i32(0),
+                zl.i32(16) if key <= last and key >= seen * PAGE else zl.i32(0),
             )
-    if ITEM == 1 and thread_index() < KEYS:
-        one = block * KEYS + thread_index()
+    if ITEM == 1 and zl.thread_index() < KEYS:
+        one = block * KEYS + zl.thread_index()
         its_page = table[max(min(one, last) // PAGE, seen)]
-        copy_async(
-            place + (KEYS * STRIDE + thread_index() * 4),
-            pages + ((i64(its_page) * kv_heads + head) * page_nbytes(D, ITEM) + PAGE * D + one % PAGE * 4),
+        zl.copy_async(
+            place + (KEYS * STRIDE + zl.thread_index() * 4),
+            pages + ((zl.i64(its_page) * kv_heads + head) * page_nbytes(D, ITEM) + PAGE * D + one % PAGE * 4),
             4,
-            i32(4) if one <= last and one >= seen * PAGE else i32(0),
+            zl.i32(4) if one <= last and one >= seen * PAGE else zl.i32(0),
         )
-    copy_commit()
+    zl.copy_commit()
 
 
-@inline
+@zl.inline
 def query_fragments(place, kd, STRIDE, ITEM):
     """16 rows x 16 dimensions as an A operand; k permuted as 8-bit keys have it. place: of this warp's row 0."""
-    lane = lane_index()
+    lane = zl.lane_index()
     if ITEM == 2:
-        words = ldmatrix(cast_ptr(place + lane % 16 * STRIDE + lane // 16 * 16 + kd * 32, u16), 4)
+        words = zl.ldmatrix(zl.cast_ptr(place + lane % 16 * STRIDE + lane // 16 * 16 + kd * 32, zl.u16), 4)
         frags = [words[0], words[1], words[2], words[3]]
     else:
-        low = load(cast_ptr(place + lane // 4 * STRIDE + lane % 4 * 8 + kd * 32, u32), 2)
-        high = load(cast_ptr(place + (lane // 4 + 8) * STRIDE + lane % 4 * 8 + kd * 32, u32), 2)
+        low = zl.load(zl.cast_ptr(place + lane // 4 * STRIDE + lane % 4 * 8 + kd * 32, zl.u32), 2)
+        high = zl.load(zl.cast_ptr(place + (lane // 4 + 8) * STRIDE + lane % 4 * 8 + kd * 32, zl.u32), 2)
         frags = [low[0], high[0], low[1], high[1]]
     return frags
 
 
-@inline
+@zl.inline
 def key_operands(place, kd, STRIDE, KV):
     """16 keys x 16 dimensions as two B operands of 8 keys. place: of the first key."""
-    lane = lane_index()
+    lane = zl.lane_index()
     if not is_packed(KV):
-        words = ldmatrix(cast_ptr(place + (lane % 8 + lane // 16 * 8) * STRIDE + lane // 8 % 2 * 16 + kd * 32, u16), 4)
+        words = zl.ldmatrix(
+            zl.cast_ptr(place + (lane % 8 + lane // 16 * 8) * STRIDE + lane // 8 % 2 * 16 + kd * 32, zl.u16), 4
+        )
         first = [words[0], words[1]]
         second = [words[2], words[3]]
     else:
-        words = ldmatrix(cast_ptr(place + lane % 16 * STRIDE + kd * 16, u16), 2)
+        words = zl.ldmatrix(zl.cast_ptr(place + lane % 16 * STRIDE + kd * 16, zl.u16), 2)
         low0, high0 = two_pairs(words[0], KV)
         low1, high1 = two_pairs(words[1], KV)
         first = [low0, high0]
@@ -133,172 +101,172 @@ def key_operands(place, kd, STRIDE, KV):
     return first, second
 
 
-@inline
+@zl.inline
 def value_operands(place, d, STRIDE, KV):
     """16 keys x 16 dimensions as two B operands of 8 dimensions; of 8-bit values the even and the odd ones."""
-    lane = lane_index()
+    lane = zl.lane_index()
     if not is_packed(KV):
-        words = ldmatrix(cast_ptr(place + lane % 16 * STRIDE + lane // 16 * 16 + d * 32, u16), 4, True)
+        words = zl.ldmatrix(zl.cast_ptr(place + lane % 16 * STRIDE + lane // 16 * 16 + d * 32, zl.u16), 4, True)
         first = [words[0], words[1]]
         second = [words[2], words[3]]
     else:
-        words = ldmatrix(cast_ptr(place + lane % 16 * STRIDE + d * 16, u16), 2, True)
-        even0, odd0 = two_pairs(prmt(words[0], words[0], 0x3120), KV)
-        even1, odd1 = two_pairs(prmt(words[1], words[1], 0x3120), KV)
+        words = zl.ldmatrix(zl.cast_ptr(place + lane % 16 * STRIDE + d * 16, zl.u16), 2, True)
+        even0, odd0 = two_pairs(zl.prmt(words[0], words[0], 0x3120), KV)
+        even1, odd1 = two_pairs(zl.prmt(words[1], words[1], 0x3120), KV)
         first = [even0, even1]
         second = [odd0, odd1]
     return first, second
 
 
-@kernel
+@zl.kernel
 def attention_prefill_mma(
-    q: Ptr[bf16, "const"],
-    k_pages: Ptr[u8, "const"],
-    v_pages: Ptr[u8, "const"],
-    page_table: Ptr[i32, "const"],
-    plan: Ptr[i32, "const"],
-    out: Ptr[bf16],
-    max_pages: i32,
-    kv_heads: i32,
-    by_heads: u32,
-    group: i32,
-    by_group: u32,
-    tasks_room: i32,
-    scale: f32,
-    window: i32,
-    softcap: f32,
-    D: static,
-    KV: static,
-    KEYS: static,
+    q: zl.Ptr[zl.bf16, "const"],
+    k_pages: zl.Ptr[zl.u8, "const"],
+    v_pages: zl.Ptr[zl.u8, "const"],
+    page_table: zl.Ptr[zl.i32, "const"],
+    plan: zl.Ptr[zl.i32, "const"],
+    out: zl.Ptr[zl.bf16],
+    max_pages: zl.i32,
+    kv_heads: zl.i32,
+    by_heads: zl.u32,
+    group: zl.i32,
+    by_group: zl.u32,
+    tasks_room: zl.i32,
+    scale: zl.f32,
+    window: zl.i32,
+    softcap: zl.f32,
+    D: zl.static,
+    KV: zl.static,
+    KEYS: zl.static,
 ):
     """A persistent grid over the plan's tiles x kv heads."""
     ITEM = item_nbytes(KV)
-    F = f16 if KV is f16 else bf16
+    F = zl.f16 if KV is zl.f16 else zl.bf16
     STRIDE = D * ITEM + 16  # bytes; the padding keeps ldmatrix free of bank conflicts
     Q_STRIDE = D * 2 + 16
     N = KEYS // 8
-    grid_launch_dependents()
-    queries = shared_array(u8, PREFILL_ROWS * Q_STRIDE, align=128)
-    keys = shared_array(u8, block_nbytes(D, ITEM, KEYS), align=128)
-    values = shared_array(u8, block_nbytes(D, ITEM, KEYS), align=128)
-    lane = lane_index()
-    warp = warp_index()
+    zl.grid_launch_dependents()
+    queries = zl.shared_array(zl.u8, PREFILL_ROWS * Q_STRIDE, align=128)
+    keys = zl.shared_array(zl.u8, block_nbytes(D, ITEM, KEYS), align=128)
+    values = zl.shared_array(zl.u8, block_nbytes(D, ITEM, KEYS), align=128)
+    lane = zl.lane_index()
+    warp = zl.warp_index()
     g = lane // 4
     j = lane % 4
-    grid_wait()
+    zl.grid_wait()
     total = plan[1] * kv_heads
     tiles = plan + (HEADER + tasks_room * TASK)
     width = kv_heads * group * D
-    for turn in range(0, total, num_blocks(0)):
+    for turn in range(0, total, zl.num_blocks(0)):
         work = work_of(turn)
         if work >= total:
             break
-        tile = load(tiles + divide(work, by_heads) * TILE, 4)
+        tile = zl.load(tiles + divide(work, by_heads) * TILE, 4)
         head = work - divide(work, by_heads) * kv_heads
         token = tile[0]
         rows = tile[1] * group
         position = tile[3]
         last = position + tile[1] - 1
-        seen = (max(position + 1 - window, 0) if window > 0 else i32(0)) // PAGE
+        seen = (max(position + 1 - window, 0) if window > 0 else zl.i32(0)) // PAGE
         begin = seen * PAGE // KEYS
         end = last // KEYS
-        table = page_table + i64(tile[2]) * max_pages
+        table = page_table + zl.i64(tile[2]) * max_pages
         load_block(k_pages, keys, table, begin, seen, last, head, kv_heads, D, STRIDE, ITEM, KEYS)
         load_block(v_pages, values, table, begin, seen, last, head, kv_heads, D, STRIDE, ITEM, KEYS)
         load_queries(q, queries, token, head, rows, group, by_group, width, D, Q_STRIDE, F)
-        factor = f32(LOG2E) if softcap > 0.0 else scale * LOG2E
-        limits = [position + divide(min(warp * 16 + g + 8 * h, rows - 1), by_group) for h in static(range(2))]
-        acc = [[f32(0) for u in static(range(4))] for d in static(range(D // 8))]
-        high = [f32(FLOOR) for h in static(range(2))]
-        sums = [f32(0) for h in static(range(2))]
-        for block in unroll(range(begin, end + 1), 1):
-            copy_wait(1)
-            barrier()
-            scores = [[f32(0) for u in static(range(4))] for n in static(range(N))]
-            for kd in static(range(D // 16)):
+        factor = zl.f32(LOG2E) if softcap > 0.0 else scale * LOG2E
+        limits = [position + divide(min(warp * 16 + g + 8 * h, rows - 1), by_group) for h in zl.static(range(2))]
+        acc = [[zl.f32(0) for u in zl.static(range(4))] for d in zl.static(range(D // 8))]
+        high = [zl.f32(FLOOR) for h in zl.static(range(2))]
+        sums = [zl.f32(0) for h in zl.static(range(2))]
+        for block in zl.unroll(range(begin, end + 1), 1):
+            zl.copy_wait(1)
+            zl.barrier()
+            scores = [[zl.f32(0) for u in zl.static(range(4))] for n in zl.static(range(N))]
+            for kd in zl.static(range(D // 16)):
                 a = query_fragments(queries + warp * 16 * Q_STRIDE, kd, Q_STRIDE, ITEM)
-                for n in static(range(N // 2)):
+                for n in zl.static(range(N // 2)):
                     first, second = key_operands(keys + n * 16 * STRIDE, kd, STRIDE, KV)
                     multiply(scores[2 * n], a, first, F)
                     multiply(scores[2 * n + 1], a, second, F)
             if is_packed(KV):
-                for n in static(range(N)):
+                for n in zl.static(range(N)):
                     key_scales = scales_of_columns(keys + KEYS * STRIDE, n * 8)
-                    for u in static(range(4)):
+                    for u in zl.static(range(4)):
                         scores[n][u] = scores[n][u] * key_scales[u % 2]
-            barrier()
+            zl.barrier()
             if block < end:
                 load_block(k_pages, keys, table, block + 1, seen, last, head, kv_heads, D, STRIDE, ITEM, KEYS)
             else:
-                copy_commit()
+                zl.copy_commit()
             if softcap > 0.0:
-                for n in static(range(N)):
-                    for u in static(range(4)):
-                        scores[n][u] = tanh(scores[n][u] * scale / softcap) * softcap
+                for n in zl.static(range(N)):
+                    for u in zl.static(range(4)):
+                        scores[n][u] = zl.tanh(scores[n][u] * scale / softcap) * softcap
             if block * KEYS + KEYS - 1 > position or window > 0:
-                for n in static(range(N)):
-                    for u in static(range(4)):
+                for n in zl.static(range(N)):
+                    for u in zl.static(range(4)):
                         key = block * KEYS + n * 8 + j * 2 + u % 2
                         limit = limits[u // 2]
                         hidden = key > limit or (window > 0 and key <= limit - window)
-                        scores[n][u] = f32(MASKED) if hidden else scores[n][u]
-            for h in static(range(2)):
+                        scores[n][u] = zl.f32(MASKED) if hidden else scores[n][u]
+            for h in zl.static(range(2)):
                 peak = max(scores[0][2 * h], scores[0][2 * h + 1])
-                for n in static(range(1, N)):
+                for n in zl.static(range(1, N)):
                     peak = max(peak, max(scores[n][2 * h], scores[n][2 * h + 1]))
-                for mask in static((1, 2)):
-                    peak = max(peak, shuffle_xor(peak, mask))
+                for mask in zl.static((1, 2)):
+                    peak = max(peak, zl.shuffle_xor(peak, mask))
                 new = max(high[h], peak * factor)
-                shrink = exp2(high[h] - new)
+                shrink = zl.exp2(high[h] - new)
                 high[h] = new + 0.0
-                whole = f32(0)
-                for n in static(range(N)):
-                    for u in static(range(2)):
-                        scores[n][2 * h + u] = exp2(fma(scores[n][2 * h + u], factor, -new))
+                whole = zl.f32(0)
+                for n in zl.static(range(N)):
+                    for u in zl.static(range(2)):
+                        scores[n][2 * h + u] = zl.exp2(zl.fma(scores[n][2 * h + u], factor, -new))
                         whole += scores[n][2 * h + u]
-                sums[h] = fma(sums[h], shrink, whole)
-                for d in static(range(D // 8)):
-                    for u in static(range(2)):
+                sums[h] = zl.fma(sums[h], shrink, whole)
+                for d in zl.static(range(D // 8)):
+                    for u in zl.static(range(2)):
                         acc[d][2 * h + u] = acc[d][2 * h + u] * shrink
-            copy_wait(1)
-            barrier()
+            zl.copy_wait(1)
+            zl.barrier()
             if is_packed(KV):
-                for n in static(range(N)):
+                for n in zl.static(range(N)):
                     value_scales = scales_of_columns(values + KEYS * STRIDE, n * 8)
-                    for u in static(range(4)):
+                    for u in zl.static(range(4)):
                         scores[n][u] = scores[n][u] * value_scales[u % 2]
-            for n in static(range(N // 2)):
+            for n in zl.static(range(N // 2)):
                 weights = [
                     pack_pair(scores[2 * n + u // 2][u % 2 * 2], scores[2 * n + u // 2][u % 2 * 2 + 1], F)
-                    for u in static(range(4))
+                    for u in zl.static(range(4))
                 ]
-                for d in static(range(D // 16)):
+                for d in zl.static(range(D // 16)):
                     first, second = value_operands(values + n * 16 * STRIDE, d, STRIDE, KV)
                     multiply(acc[2 * d], weights, first, F)
                     multiply(acc[2 * d + 1], weights, second, F)
-            barrier()
+            zl.barrier()
             if block < end:
                 load_block(v_pages, values, table, block + 1, seen, last, head, kv_heads, D, STRIDE, ITEM, KEYS)
             else:
-                copy_commit()
-        copy_wait(0)
-        for h in static(range(2)):
+                zl.copy_commit()
+        zl.copy_wait(0)
+        for h in zl.static(range(2)):
             whole = sums[h]
-            for mask in static((1, 2)):
-                whole += shuffle_xor(whole, mask)
+            for mask in zl.static((1, 2)):
+                whole += zl.shuffle_xor(whole, mask)
             inverse = 1.0 / whole
             r = warp * 16 + g + 8 * h
             if r < rows:
                 r_token = divide(r, by_group)
-                place = out + (i64(token + r_token) * width + ((head - r_token) * group + r) * D)
-                for d in static(range(D // 16)):
-                    c = [acc[2 * d + u // 2][2 * h + u % 2] * inverse for u in static(range(4))]
+                place = out + (zl.i64(token + r_token) * width + ((head - r_token) * group + r) * D)
+                for d in zl.static(range(D // 16)):
+                    c = [acc[2 * d + u // 2][2 * h + u % 2] * inverse for u in zl.static(range(4))]
                     if ITEM == 2:
-                        store(place + d * 16 + j * 2, convert(make_vector(c[0], c[1]), bf16))
-                        store(place + d * 16 + 8 + j * 2, convert(make_vector(c[2], c[3]), bf16))
+                        zl.store(place + d * 16 + j * 2, zl.convert(zl.make_vector(c[0], c[1]), zl.bf16))
+                        zl.store(place + d * 16 + 8 + j * 2, zl.convert(zl.make_vector(c[2], c[3]), zl.bf16))
                     else:
-                        store(place + d * 16 + j * 4, convert(make_vector(c[0], c[2], c[1], c[3]), bf16))
-        barrier()
+                        zl.store(place + d * 16 + j * 4, zl.convert(zl.make_vector(c[0], c[2], c[1], c[3]), zl.bf16))
+        zl.barrier()
 
 
 def mma_symbol(kv: str, head_dim: int) -> str:
@@ -317,12 +285,12 @@ def keys_of_block(target, kv: str, head_dim: int) -> int:
     return BLOCK_KEYS if queries + blocks <= target.shared_limit else BLOCK_KEYS // 2
 
 
-def mma_variants(target) -> list[Variant]:
+def mma_variants(target) -> list[zl.Variant]:
     """head_dim x dtype of the pages, less what attention_prefill.py does on this target."""
     if not target.has("mma_sync"):
         return []
     return [
-        Variant(
+        zl.Variant(
             mma_symbol(name, dim),
             attention_prefill_mma,
             {"D": dim, "KV": dtype, "KEYS": keys_of_block(target, name, dim)},

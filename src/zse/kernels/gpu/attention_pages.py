@@ -5,20 +5,7 @@ one and the page numbers of the next one are loaded while pages of this one are 
 another.
 """
 
-from zse.kernel import (
-    copy_async,
-    copy_commit,
-    grid_wait,
-    i32,
-    i64,
-    inline,
-    lane_index,
-    load,
-    num_blocks,
-    shuffle,
-    static,
-    warp_index,
-)
+from zse import kernel as zl
 from zse.kernels.gpu.attention_plan import HEADER, PAGE, TASK, divide
 from zse.kernels.gpu.kv8 import page_nbytes, scales_nbytes
 
@@ -30,27 +17,27 @@ IDS2, BEGIN2, END2, ROW2, FRESH2, BEGIN3, END3, ROW3, FRESH3 = range(11, 20)
 NUM_VARIABLES = 20
 
 
-@inline
+@zl.inline
 def read_entry(state, work, plan, by_heads, tasks_room):
     """What the loading side needs of a work item, into the places of the third: loads that nothing waits for yet, not
     even the number of items (behind the last there is whatever an earlier step left)."""
     item = plan + (HEADER + min(divide(work, by_heads), tasks_room - 1) * TASK)
-    who = load(item, 4)
-    keys = load(item + 4, 2)
+    who = zl.load(item, 4)
+    keys = zl.load(item + 4, 2)
     state[ROW3] = who[2] + 0
     state[FRESH3] = who[3] + 0
     state[BEGIN3] = keys[0] + 0
     state[END3] = keys[1] + 0
 
 
-@inline
+@zl.inline
 def page_ids(page_table, table, count, first, W):
     """Page numbers of this warp's pages first … first + 31, one a lane."""
-    mine = first + lane_index()
+    mine = first + zl.lane_index()
     return page_table[table + (mine if mine < count else 0) * W]
 
 
-@inline
+@zl.inline
 def shift_entry(state, page_table, max_pages, work, total, W):
     """The third work item becomes the second, whose page numbers start to come."""
     state[BEGIN2] = state[BEGIN3] + 0
@@ -58,28 +45,28 @@ def shift_entry(state, page_table, max_pages, work, total, W):
     state[ROW2] = state[ROW3] + 0
     state[FRESH2] = state[FRESH3] + 0
     if work < total:
-        first = state[BEGIN2] // PAGE + warp_index()
+        first = state[BEGIN2] // PAGE + zl.warp_index()
         last = (state[END2] - 1) // PAGE
         state[IDS2] = page_ids(page_table, state[ROW2] * max_pages + min(first, last), (last - first + W) // W, 0, W)
 
 
-@inline
+@zl.inline
 def next_item(state, plan, page_table, max_pages, kv_heads, by_heads, tasks_room, total, W):
     """Moves the loading side to the second work item."""
-    state[WORK] += num_blocks(0)
+    state[WORK] += zl.num_blocks(0)
     state[HEAD] = state[WORK] - divide(state[WORK], by_heads) * kv_heads
-    state[FIRST] = state[BEGIN2] // PAGE + warp_index()
+    state[FIRST] = state[BEGIN2] // PAGE + zl.warp_index()
     state[END] = state[END2] + 0
     state[COUNT] = ((state[END2] + PAGE - 1) // PAGE - state[FIRST] + W - 1) // W
     state[TABLE] = state[ROW2] * max_pages + state[FIRST]
     state[FRESH] = state[FRESH2] + 0
     state[IDS] = state[IDS2] + 0
     state[NEXT] = 0
-    shift_entry(state, page_table, max_pages, state[WORK] + num_blocks(0), total, W)
-    read_entry(state, state[WORK] + num_blocks(0) * 2, plan, by_heads, tasks_room)
+    shift_entry(state, page_table, max_pages, state[WORK] + zl.num_blocks(0), total, W)
+    read_entry(state, state[WORK] + zl.num_blocks(0) * 2, plan, by_heads, tasks_room)
 
 
-@inline
+@zl.inline
 def load_page(
     state,
     ring,
@@ -103,7 +90,7 @@ def load_page(
 ):
     """Starts the copy of this warp's next page, if there is one, into the ring's next slot: keys, values, and in 8 bits
     their scales."""
-    lane = lane_index()
+    lane = zl.lane_index()
     while state[NEXT] >= state[COUNT] and state[WORK] < total:
         next_item(state, plan, page_table, max_pages, kv_heads, by_heads, tasks_room, total, W)
     if state[WORK] < total:
@@ -111,38 +98,41 @@ def load_page(
             state[IDS] = page_ids(page_table, state[TABLE], state[COUNT], state[NEXT], W)
         page = state[FIRST] + state[NEXT] * W
         if state[WAITED] == 0 and (page + 1) * PAGE > state[FRESH] - fresh_before:
-            grid_wait()
+            zl.grid_wait()
             state[WAITED] = 1
         valid = state[END] - page * PAGE
-        number = shuffle(state[IDS], state[NEXT] % 32)
-        at = (i64(number) * page_heads + divide(state[HEAD], by_share)) * page_nbytes(D, ITEM)
+        number = zl.shuffle(state[IDS], state[NEXT] % 32)
+        at = (zl.i64(number) * page_heads + divide(state[HEAD], by_share)) * page_nbytes(D, ITEM)
         slot = ring + state[SLOT] * (2 * PAGE * STRIDE + scales_nbytes(ITEM))
         pieces = D * ITEM // 16  # of a row
-        for part in static(range(2)):
+        for part in zl.static(range(2)):
             source = (values if part else keys) + (at + lane * 16)
             if 32 % pieces == 0:
                 place = slot + (part * PAGE * STRIDE + lane // pieces * STRIDE + lane % pieces * 16)
-                for e in static(range(PAGE * pieces // 32)):
+                for e in zl.static(range(PAGE * pieces // 32)):
                     row = lane // pieces + e * (32 // pieces)
-                    copy_async(
-                        place + e * (32 // pieces) * STRIDE, source + e * 512, 16, i32(16) if row < valid else i32(0)
+                    zl.copy_async(
+                        place + e * (32 // pieces) * STRIDE,
+                        source + e * 512,
+                        16,
+                        zl.i32(16) if row < valid else zl.i32(0),
                     )
             else:
-                for e in static(range(PAGE * pieces // 32)):
+                for e in zl.static(range(PAGE * pieces // 32)):
                     row = (e * 32 + lane) // pieces
-                    copy_async(
+                    zl.copy_async(
                         slot + ((part * PAGE + row) * STRIDE + (e * 32 + lane) % pieces * 16),
                         source + e * 512,
                         16,
-                        i32(16) if row < valid else i32(0),
+                        zl.i32(16) if row < valid else zl.i32(0),
                     )
             if ITEM == 1 and lane // PAGE == part:
-                copy_async(
+                zl.copy_async(
                     slot + (2 * PAGE * STRIDE + lane * 4),
                     (values if part else keys) + (at + PAGE * D + lane % PAGE * 4),
                     4,
-                    i32(4) if lane % PAGE < valid else i32(0),
+                    zl.i32(4) if lane % PAGE < valid else zl.i32(0),
                 )
         state[NEXT] += 1
         state[SLOT] = 0 if state[SLOT] == STAGES - 1 else state[SLOT] + 1
-    copy_commit()
+    zl.copy_commit()

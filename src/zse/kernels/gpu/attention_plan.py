@@ -12,31 +12,8 @@ kernels are constant: they read how much there is to do.
 from math import prod
 from typing import NamedTuple
 
+from zse import kernel as zl
 from zse.dtypes import ITEM_BYTES
-from zse.kernel import (
-    Ptr,
-    Variant,
-    barrier,
-    f32,
-    fence,
-    grid_launch_dependents,
-    grid_wait,
-    i32,
-    inline,
-    kernel,
-    lane_index,
-    make_vector,
-    shared_array,
-    shuffle_up,
-    static,
-    store,
-    target,
-    thread_index,
-    u32,
-    u64,
-    warp_index,
-    warp_max,
-)
 from zse.kernels.op import require
 from zse.runtime.args import Args
 from zse.tensor import Tensor
@@ -62,52 +39,52 @@ def reciprocal31(divisor: int) -> int:
     return -(-(1 << 31) // divisor)
 
 
-@inline
+@zl.inline
 def divide(n, reciprocal):
     """n // divisor for n >= 0 and the divisor of reciprocal31(): a division takes a hundred cycles."""
-    return i32(u64(u32(n)) * u64(reciprocal) >> 31)
+    return zl.i32(zl.u64(zl.u32(n)) * zl.u64(reciprocal) >> 31)
 
 
-@inline
+@zl.inline
 def block_scan(value, scratch):
     """(sum over the threads before this one, sum over all), by Hillis and Steele's scan within warps."""
-    lane = lane_index()
+    lane = zl.lane_index()
     inclusive = value + 0
-    for step in static([1, 2, 4, 8, 16, 32]):
-        if step < target.warp:
-            before = shuffle_up(inclusive, step)
+    for step in zl.static([1, 2, 4, 8, 16, 32]):
+        if step < zl.target.warp:
+            before = zl.shuffle_up(inclusive, step)
             inclusive += before if lane >= step else 0
-    warps = target.threads // target.warp
-    barrier()
-    if lane == target.warp - 1:
-        scratch[warp_index()] = inclusive
-    barrier()
-    mine = i32(0)
-    total = i32(0)
-    for warp in static(range(warps)):
+    warps = zl.target.threads // zl.target.warp
+    zl.barrier()
+    if lane == zl.target.warp - 1:
+        scratch[zl.warp_index()] = inclusive
+    zl.barrier()
+    mine = zl.i32(0)
+    total = zl.i32(0)
+    for warp in zl.static(range(warps)):
         count = scratch[warp]
-        mine += count if warp_index() > warp else 0
+        mine += count if zl.warp_index() > warp else 0
         total += count
     return mine + inclusive - value, total
 
 
-@inline
+@zl.inline
 def tile_at(token_row, positions, tokens, token, max_run, decode_tokens, prefill_tokens):
     """(token's row, position, tokens of the tile that it leads or 0, whether the row is decoded)."""
     row = token_row[token]
     position = positions[token]
-    before = i32(0)
+    before = zl.i32(0)
     while before <= max_run and token - before > 0 and token_row[max(token - before - 1, 0)] == row:
         before += 1
-    after = i32(1)
+    after = zl.i32(1)
     while after + before <= max_run and token + after < tokens and token_row[min(token + after, tokens - 1)] == row:
         after += 1
     decoded = after + before <= max_run
     length = decode_tokens if decoded else prefill_tokens
-    count = i32(0)
+    count = zl.i32(0)
     if before == 0 or position % length == 0:
         room = min(length - position % length, tokens - token)
-        count = i32(1)
+        count = zl.i32(1)
         if token_row[token + room - 1] == row:  # tokens of a row stand together
             count = room + 0
         else:
@@ -116,60 +93,60 @@ def tile_at(token_row, positions, tokens, token, max_run, decode_tokens, prefill
     return row, position, count, decoded
 
 
-@inline
+@zl.inline
 def key_range(position, count, window):
     """(first key, end) of a decode tile; the first key that a window leaves is rounded down to its page."""
-    begin = max(position + 1 - window, 0) // PAGE * PAGE if window > 0 else i32(0)
+    begin = max(position + 1 - window, 0) // PAGE * PAGE if window > 0 else zl.i32(0)
     return begin, position + count
 
 
-@inline
+@zl.inline
 def ceil_divide(n, d):
     return (n + d - 1) // d
 
 
-@inline
+@zl.inline
 def time_of(tasks, keys, longest, blocks):
     """About how long `tasks` tasks of `keys` keys together take on `blocks` blocks, in keys. longest: of one task."""
     rounds = ceil_divide(tasks, blocks)
-    mean = f32(keys) / f32(max(tasks, 1))
-    busy = f32(tasks) / f32(max(rounds * blocks, 1))
-    return f32(rounds) * (mean + TASK_KEYS) * max(busy, ALONE) + (f32(longest) - mean) * 0.5
+    mean = zl.f32(keys) / zl.f32(max(tasks, 1))
+    busy = zl.f32(tasks) / zl.f32(max(rounds * blocks, 1))
+    return zl.f32(rounds) * (mean + TASK_KEYS) * max(busy, ALONE) + (zl.f32(longest) - mean) * 0.5
 
 
-@inline
+@zl.inline
 def parts_of(begin, end, count, span, at, capacity):
     """Tasks of a tile: 1 (whole) where its records find no room."""
-    parts = ceil_divide(end - begin, span) if span > 0 else i32(1)
+    parts = ceil_divide(end - begin, span) if span > 0 else zl.i32(1)
     return parts if parts <= MAX_PARTS and at + parts * count <= capacity else 1
 
 
-@kernel
+@zl.kernel
 def attention_plan(
-    token_row: Ptr[i32, "const"],
-    positions: Ptr[i32, "const"],
-    plan: Ptr[i32],
-    tokens: i32,
-    window: i32,
-    heads: i32,
-    decode_tokens: i32,
-    prefill_tokens: i32,
-    max_run: i32,
-    blocks: i32,
-    capacity: i32,
-    tasks_room: i32,
+    token_row: zl.Ptr[zl.i32, "const"],
+    positions: zl.Ptr[zl.i32, "const"],
+    plan: zl.Ptr[zl.i32],
+    tokens: zl.i32,
+    window: zl.i32,
+    heads: zl.i32,
+    decode_tokens: zl.i32,
+    prefill_tokens: zl.i32,
+    max_run: zl.i32,
+    blocks: zl.i32,
+    capacity: zl.i32,
+    tasks_room: zl.i32,
 ):
     """One block. plan: header; from HEADER on `tasks_room` tasks (token, count, row, position, first key, end, first
     record, tasks of the tile | which << 12 | records are of segments << 24); then prefill tiles (token, count, row,
     position), those with the most keys first. Records are counted in tokens x tasks. heads: key/value heads, blocks:
     of the decode kernel."""
-    grid_wait()
-    scratch = shared_array(i32, 32)
-    each = (tokens + target.threads - 1) // target.threads
-    start = thread_index() * each
+    zl.grid_wait()
+    scratch = zl.shared_array(zl.i32, 32)
+    each = (tokens + zl.target.threads - 1) // zl.target.threads
+    start = zl.thread_index() * each
     stop = min(start + each, tokens)
-    totals = [i32(0) for _ in static(range(4))]  # keys, tiles, chunks, segments
-    longest = i32(0)
+    totals = [zl.i32(0) for _ in zl.static(range(4))]  # keys, tiles, chunks, segments
+    longest = zl.i32(0)
     for token in range(start, stop):
         row, position, count, decoded = tile_at(
             token_row, positions, tokens, token, max_run, decode_tokens, prefill_tokens
@@ -182,34 +159,34 @@ def attention_plan(
             totals[3] += ceil_divide(end - begin, SEGMENT)
             longest = max(longest, end - begin)
     sums = [block_scan(value, scratch)[1] for value in totals]
-    high = warp_max(longest)
-    barrier()
-    if lane_index() == 0:
-        scratch[warp_index()] = high
-    barrier()
-    for warp in static(range(target.threads // target.warp)):
+    high = zl.warp_max(longest)
+    zl.barrier()
+    if zl.lane_index() == 0:
+        scratch[zl.warp_index()] = high
+    zl.barrier()
+    for warp in zl.static(range(zl.target.threads // zl.target.warp)):
         high = max(high, scratch[warp])
     keys = sums[0] * heads
     whole = time_of(sums[1] * heads, keys, high, blocks)
     by_segment = time_of(sums[3] * heads, keys, min(high, SEGMENT), blocks)
     by_chunk = time_of(sums[2] * heads, keys, min(high, CHUNK), blocks)
-    span = i32(0)
+    span = zl.i32(0)
     if by_segment < whole:
-        span = i32(SEGMENT)
+        span = zl.i32(SEGMENT)
     if by_chunk < min(by_segment, whole):
-        span = i32(CHUNK)
-    wanted = i32(0)
+        span = zl.i32(CHUNK)
+    wanted = zl.i32(0)
     for token in range(start, stop):
         row, position, count, decoded = tile_at(
             token_row, positions, tokens, token, max_run, decode_tokens, prefill_tokens
         )
         if decoded and count > 0:
             begin, end = key_range(position, count, window)
-            parts = ceil_divide(end - begin, span) if span > 0 else i32(1)
+            parts = ceil_divide(end - begin, span) if span > 0 else zl.i32(1)
             wanted += parts * count if parts > 1 else 0
     record, _ = block_scan(wanted, scratch)
-    tasks = i32(0)
-    tiles = i32(0)
+    tasks = zl.i32(0)
+    tiles = zl.i32(0)
     at = record + 0
     for token in range(start, stop):
         row, position, count, decoded = tile_at(
@@ -219,13 +196,13 @@ def attention_plan(
             if decoded:
                 begin, end = key_range(position, count, window)
                 tasks += parts_of(begin, end, count, span, at, capacity)
-                parts = ceil_divide(end - begin, span) if span > 0 else i32(1)
+                parts = ceil_divide(end - begin, span) if span > 0 else zl.i32(1)
                 at += parts * count if parts > 1 else 0
             else:
                 tiles += 1
     task, all_tasks = block_scan(tasks, scratch)
     tile, all_tiles = block_scan(tiles, scratch)
-    if thread_index() == 0:
+    if zl.thread_index() == 0:
         plan[0] = all_tasks
         plan[1] = all_tiles
     task_out = plan + HEADER
@@ -242,27 +219,27 @@ def attention_plan(
                 length = span if parts > 1 else end - begin
                 for which in range(parts):
                     here = task_out + (task + which) * TASK
-                    store(here, make_vector(token, count, row, position))
-                    store(
+                    zl.store(here, zl.make_vector(token, count, row, position))
+                    zl.store(
                         here + 4,
-                        make_vector(
+                        zl.make_vector(
                             begin + which * length,
                             min(begin + which * length + length, end),
                             at,
-                            parts | which << 12 | (i32(1 << 24) if span == SEGMENT else i32(0)),
+                            parts | which << 12 | (zl.i32(1 << 24) if span == SEGMENT else zl.i32(0)),
                         ),
                     )
                 task += parts
-                parts = ceil_divide(end - begin, span) if span > 0 else i32(1)
+                parts = ceil_divide(end - begin, span) if span > 0 else zl.i32(1)
                 at += parts * count if parts > 1 else 0
             else:
                 # Later tiles of a prompt see more keys: reversed, the longest start first.
-                store(tile_out + (all_tiles - 1 - tile) * TILE, make_vector(token, count, row, position))
+                zl.store(tile_out + (all_tiles - 1 - tile) * TILE, zl.make_vector(token, count, row, position))
                 tile += 1
     # Only now: attention reads the plan, and what is written before this kernel, before its own grid_wait().
-    fence()
-    barrier()
-    grid_launch_dependents()
+    zl.fence()
+    zl.barrier()
+    zl.grid_launch_dependents()
 
 
 def decode_columns(head_dim: int) -> int:
@@ -385,6 +362,6 @@ def plan_attention(recorder, scratch: AttentionScratch, token_row, positions, lo
         recorder.launch("attention_plan", args, 1)
 
 
-def plan_variants(target) -> list[Variant]:
+def plan_variants(target) -> list[zl.Variant]:
     """The plan kernel."""
-    return [Variant("attention_plan", attention_plan, threads=THREADS)]
+    return [zl.Variant("attention_plan", attention_plan, threads=THREADS)]

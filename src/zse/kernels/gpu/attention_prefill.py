@@ -7,57 +7,7 @@ of the next block of keys are computed beside the product of the last one's weig
 (online, base 2) runs under the latter.
 """
 
-from zse.kernel import (
-    Ptr,
-    TensorMap,
-    Variant,
-    barrier,
-    bf16,
-    bitcast,
-    block_index,
-    cast_ptr,
-    convert,
-    exp2,
-    f16,
-    f32,
-    fence_async,
-    fma,
-    grid_launch_dependents,
-    grid_wait,
-    i32,
-    i64,
-    inline,
-    kernel,
-    lane_index,
-    load,
-    make_vector,
-    mbarrier_array,
-    mbarrier_arrive,
-    mbarrier_expect,
-    mbarrier_init,
-    mbarrier_init_fence,
-    mbarrier_wait,
-    named_barrier,
-    num_blocks,
-    set_max_registers,
-    shared_array,
-    shuffle_xor,
-    smem_desc,
-    static,
-    store,
-    tanh,
-    thread_index,
-    tma_load,
-    u8,
-    u32,
-    unroll,
-    warp_index,
-    wgmma_bf16,
-    wgmma_commit,
-    wgmma_f16,
-    wgmma_fence,
-    wgmma_wait,
-)
+from zse import kernel as zl
 from zse.kernels.gpu.attention_plan import HEAD_DIMS, HEADER, PAGE, PREFILL_ROWS, TASK, TILE, divide
 
 LOG2E = 1.4426950408889634
@@ -68,139 +18,139 @@ THREADS = 128 * (GROUPS + 1)
 STAGES = 2  # blocks of keys (and of values) in shared memory
 
 
-@inline
+@zl.inline
 def pack_pair(a, b, F):
     """Two f32 as one u32 of two F, the first in the low half."""
-    return bitcast(convert(make_vector(a, b), F), u32)
+    return zl.bitcast(zl.convert(zl.make_vector(a, b), F), zl.u32)
 
 
-@inline
+@zl.inline
 def work_of(turn):
     """This block's item of the turn that starts at item `turn`; items get shorter: every other turn runs backwards."""
-    mine = block_index(0)
-    return turn + (mine if turn // num_blocks(0) % 2 == 0 else num_blocks(0) - 1 - mine)
+    mine = zl.block_index(0)
+    return turn + (mine if turn // zl.num_blocks(0) % 2 == 0 else zl.num_blocks(0) - 1 - mine)
 
 
-@inline
+@zl.inline
 def product(acc, a, b, n, accumulate, transposed, F):
     """wgmma of the type F."""
-    if F is bf16:
-        wgmma_bf16(acc, a, b, n, accumulate, False, transposed)
+    if F is zl.bf16:
+        zl.wgmma_bf16(acc, a, b, n, accumulate, False, transposed)
     else:
-        wgmma_f16(acc, a, b, n, accumulate, False, transposed)
+        zl.wgmma_f16(acc, a, b, n, accumulate, False, transposed)
 
 
-@inline
+@zl.inline
 def scores_of(scores, queries, keys, D, BN, SW, F):
     """Starts scores = Q K^T of this warpgroup's 64 rows."""
-    wgmma_fence(scores)
-    for kd in static(range(D // 16)):
+    zl.wgmma_fence(scores)
+    for kd in zl.static(range(D // 16)):
         column = kd * 32 // SW
         inside = kd * 32 % SW
         product(
             scores,
-            smem_desc(queries + (column * PREFILL_ROWS * SW + inside), SW, 8 * SW),
-            smem_desc(keys + (column * BN * SW + inside), SW, 8 * SW),
+            zl.smem_desc(queries + (column * PREFILL_ROWS * SW + inside), SW, 8 * SW),
+            zl.smem_desc(keys + (column * BN * SW + inside), SW, 8 * SW),
             BN,
             kd > 0,
             False,
             F,
         )
-    wgmma_commit()
+    zl.wgmma_commit()
 
 
-@inline
+@zl.inline
 def add_values(acc, weights, values, D, BN, SW, F):
     """Starts acc += P V."""
-    wgmma_fence(acc, *weights)
-    for n in static(range(BN // 16)):
-        product(acc, weights[n], smem_desc(values + n * 16 * SW, SW, 8 * SW, BN * SW), D, True, True, F)
-    wgmma_commit()
+    zl.wgmma_fence(acc, *weights)
+    for n in zl.static(range(BN // 16)):
+        product(acc, weights[n], zl.smem_desc(values + n * 16 * SW, SW, 8 * SW, BN * SW), D, True, True, F)
+    zl.wgmma_commit()
 
 
-@inline
+@zl.inline
 def softmax(scores, limits, high, sums, shrink, key, position, factor, scale, softcap, window, BN):
     """Scores become weights; running maximum and sum of two rows a thread. shrink: factor of earlier sums."""
-    j = lane_index() % 4
+    j = zl.lane_index() % 4
     if softcap > 0.0:
-        for i in static(range(BN // 2)):
-            scores[i] = tanh(scores[i] * scale / softcap) * softcap
+        for i in zl.static(range(BN // 2)):
+            scores[i] = zl.tanh(scores[i] * scale / softcap) * softcap
     if key + BN - 1 > position or window > 0:
-        for i in static(range(BN // 2)):
+        for i in zl.static(range(BN // 2)):
             mine = key + i // 4 * 8 + j * 2 + i % 2
             limit = limits[i // 2 % 2]
             hidden = mine > limit or (window > 0 and mine <= limit - window)
-            scores[i] = f32(MASKED) if hidden else scores[i]
-    for h in static(range(2)):
+            scores[i] = zl.f32(MASKED) if hidden else scores[i]
+    for h in zl.static(range(2)):
         peak = max(scores[2 * h], scores[2 * h + 1])
-        for n in static(range(1, BN // 8)):
+        for n in zl.static(range(1, BN // 8)):
             peak = max(peak, max(scores[n * 4 + 2 * h], scores[n * 4 + 2 * h + 1]))
-        for mask in static((1, 2)):
-            peak = max(peak, shuffle_xor(peak, mask))
+        for mask in zl.static((1, 2)):
+            peak = max(peak, zl.shuffle_xor(peak, mask))
         new = max(high[h], peak * factor)
-        shrink[h] = exp2(high[h] - new)
+        shrink[h] = zl.exp2(high[h] - new)
         high[h] = new
-        total = f32(0)
-        for n in static(range(BN // 8)):
-            for u in static(range(2)):
-                scores[n * 4 + 2 * h + u] = exp2(fma(scores[n * 4 + 2 * h + u], factor, -new))
+        total = zl.f32(0)
+        for n in zl.static(range(BN // 8)):
+            for u in zl.static(range(2)):
+                scores[n * 4 + 2 * h + u] = zl.exp2(zl.fma(scores[n * 4 + 2 * h + u], factor, -new))
                 total += scores[n * 4 + 2 * h + u]
-        sums[h] = fma(sums[h], shrink[h], total)
+        sums[h] = zl.fma(sums[h], shrink[h], total)
 
 
-@inline
+@zl.inline
 def pack_weights(scores, weights, BN, F):
     """Accumulators of S as A operands of P V."""
-    for n in static(range(BN // 16)):
-        for u in static(range(4)):
+    for n in zl.static(range(BN // 16)):
+        for u in zl.static(range(4)):
             at = n * 8 + u // 2 * 4 + u % 2 * 2
             weights[n][u] = pack_pair(scores[at], scores[at + 1], F)
 
 
-@inline
+@zl.inline
 def write_queries(q, place, token, head, rows, group, by_group, width, D, SW, F):
     """This warpgroup's rows of Q into shared memory, swizzled; rows that are none become zeros. place: of its row 0."""
-    thread = thread_index() % 128
-    first = thread_index() // 128 * 64 - 64
+    thread = zl.thread_index() % 128
+    first = zl.thread_index() // 128 * 64 - 64
     pieces = D * 2 // 16
-    for e in unroll(range(thread, 64 * pieces, 128), 4):
+    for e in zl.unroll(range(thread, 64 * pieces, 128), 4):
         r = e // pieces
         x = e % pieces
         row = first + r
         which = row if row < rows else 0
         which_token = divide(which, by_group)
-        line = q + (i64(token + which_token) * width + ((head - which_token) * group + which) * D)
-        words = bitcast(load(line + x * 8, 8), u32.x(4))
-        if F is f16:
-            words = bitcast(convert(convert(bitcast(words, bf16.x(8)), f32), f16), u32.x(4))
+        line = q + (zl.i64(token + which_token) * width + ((head - which_token) * group + which) * D)
+        words = zl.bitcast(zl.load(line + x * 8, 8), zl.u32.x(4))
+        if F is zl.f16:
+            words = zl.bitcast(zl.convert(zl.convert(zl.bitcast(words, zl.bf16.x(8)), zl.f32), zl.f16), zl.u32.x(4))
         if row >= rows:
-            words = u32.x(4)(0)
+            words = zl.u32.x(4)(0)
         # The pattern of the hardware: the 16-byte column is xored with the row (SW 128: rows mod 8; SW 64: rows // 2
         # mod 4).
         mixed = x % (SW // 16) ^ (r % 8 if SW == 128 else r // 2 % 4)
-        store(cast_ptr(place + (x // (SW // 16) * (PREFILL_ROWS * SW) + r * SW + mixed * 16), u32), words)
+        zl.store(zl.cast_ptr(place + (x // (SW // 16) * (PREFILL_ROWS * SW) + r * SW + mixed * 16), zl.u32), words)
 
 
-@kernel
+@zl.kernel
 def attention_prefill_wgmma(
-    q: Ptr[bf16, "const"],
-    k_map: TensorMap,
-    v_map: TensorMap,
-    page_table: Ptr[i32, "const"],
-    plan: Ptr[i32, "const"],
-    out: Ptr[bf16],
-    max_pages: i32,
-    kv_heads: i32,
-    by_heads: u32,
-    group: i32,
-    by_group: u32,
-    tasks_room: i32,
-    scale: f32,
-    window: i32,
-    softcap: f32,
-    D: static,
-    KV: static,
-    BN: static,
+    q: zl.Ptr[zl.bf16, "const"],
+    k_map: zl.TensorMap,
+    v_map: zl.TensorMap,
+    page_table: zl.Ptr[zl.i32, "const"],
+    plan: zl.Ptr[zl.i32, "const"],
+    out: zl.Ptr[zl.bf16],
+    max_pages: zl.i32,
+    kv_heads: zl.i32,
+    by_heads: zl.u32,
+    group: zl.i32,
+    by_group: zl.u32,
+    tasks_room: zl.i32,
+    scale: zl.f32,
+    window: zl.i32,
+    softcap: zl.f32,
+    D: zl.static,
+    KV: zl.static,
+    BN: zl.static,
 ):
     """A persistent grid over the plan's tiles x kv heads. k_map, v_map: pages as [blocks * kv_heads * 16, D], boxes of
     16 rows x SW bytes with that swizzle (prefill_swizzle)."""
@@ -208,65 +158,65 @@ def attention_prefill_wgmma(
     BLOCK = BN * D * 2  # bytes of a block of keys
     COLUMNS = D * 2 // SW
     PAGES = BN // PAGE
-    grid_launch_dependents()
-    queries = shared_array(u8, PREFILL_ROWS * D * 2, align=1024)
-    keys = shared_array(u8, STAGES * BLOCK, align=1024)
-    values = shared_array(u8, STAGES * BLOCK, align=1024)
-    k_full = mbarrier_array(STAGES)
-    v_full = mbarrier_array(STAGES)
-    k_empty = mbarrier_array(STAGES)
-    v_empty = mbarrier_array(STAGES)
-    lane = lane_index()
-    warp = warp_index()
-    if thread_index() == 0:
-        for stage in static(range(STAGES)):
-            mbarrier_init(k_full + stage, 1)
-            mbarrier_init(v_full + stage, 1)
-            mbarrier_init(k_empty + stage, GROUPS * 4)
-            mbarrier_init(v_empty + stage, GROUPS * 4)
-        mbarrier_init_fence()
-    barrier()
-    grid_wait()
+    zl.grid_launch_dependents()
+    queries = zl.shared_array(zl.u8, PREFILL_ROWS * D * 2, align=1024)
+    keys = zl.shared_array(zl.u8, STAGES * BLOCK, align=1024)
+    values = zl.shared_array(zl.u8, STAGES * BLOCK, align=1024)
+    k_full = zl.mbarrier_array(STAGES)
+    v_full = zl.mbarrier_array(STAGES)
+    k_empty = zl.mbarrier_array(STAGES)
+    v_empty = zl.mbarrier_array(STAGES)
+    lane = zl.lane_index()
+    warp = zl.warp_index()
+    if zl.thread_index() == 0:
+        for stage in zl.static(range(STAGES)):
+            zl.mbarrier_init(k_full + stage, 1)
+            zl.mbarrier_init(v_full + stage, 1)
+            zl.mbarrier_init(k_empty + stage, GROUPS * 4)
+            zl.mbarrier_init(v_empty + stage, GROUPS * 4)
+        zl.mbarrier_init_fence()
+    zl.barrier()
+    zl.grid_wait()
     total = plan[1] * kv_heads
     tiles = plan + (HEADER + tasks_room * TASK)
     width = kv_heads * group * D
     if warp < 4:
-        set_max_registers("dec", 40)
+        zl.set_max_registers("dec", 40)
         if warp == 0:
-            stage = i32(0)
-            phase = i32(1)  # the first wait for an empty stage returns at once
-            for turn in range(0, total, num_blocks(0)):
+            stage = zl.i32(0)
+            phase = zl.i32(1)  # the first wait for an empty stage returns at once
+            for turn in range(0, total, zl.num_blocks(0)):
                 work = work_of(turn)
                 if work >= total:
                     break
-                tile = load(tiles + divide(work, by_heads) * TILE, 4)
+                tile = zl.load(tiles + divide(work, by_heads) * TILE, 4)
                 head = work - divide(work, by_heads) * kv_heads
                 last = tile[3] + tile[1] - 1
-                first = max(tile[3] + 1 - window, 0) if window > 0 else i32(0)
-                table = page_table + i64(tile[2]) * max_pages
-                for block in unroll(range(first // BN, last // BN + 1), 1):
+                first = max(tile[3] + 1 - window, 0) if window > 0 else zl.i32(0)
+                table = page_table + zl.i64(tile[2]) * max_pages
+                for block in zl.unroll(range(first // BN, last // BN + 1), 1):
                     page = block * PAGES + lane % PAGES
                     present = page <= last // PAGE
                     # What a window has passed may be another sequence's by now: its rows are a page that is seen.
                     row = (table[max(page, first // PAGE) if present else 0] * kv_heads + head) * PAGE
                     count = min(PAGES, last // PAGE + 1 - block * PAGES)
-                    mbarrier_wait(k_empty + stage, phase)
+                    zl.mbarrier_wait(k_empty + stage, phase)
                     if lane == 0:
-                        mbarrier_expect(k_full + stage, count * (PAGE * D * 2))
+                        zl.mbarrier_expect(k_full + stage, count * (PAGE * D * 2))
                     if lane < PAGES and present:
-                        for column in static(range(COLUMNS)):
-                            tma_load(
+                        for column in zl.static(range(COLUMNS)):
+                            zl.tma_load(
                                 keys + (stage * BLOCK + column * BN * SW + lane * (PAGE * SW)),
                                 k_map,
                                 [column * (SW // 2), row],
                                 k_full + stage,
                             )
-                    mbarrier_wait(v_empty + stage, phase)
+                    zl.mbarrier_wait(v_empty + stage, phase)
                     if lane == 0:
-                        mbarrier_expect(v_full + stage, count * (PAGE * D * 2))
+                        zl.mbarrier_expect(v_full + stage, count * (PAGE * D * 2))
                     if lane < PAGES and present:
-                        for column in static(range(COLUMNS)):
-                            tma_load(
+                        for column in zl.static(range(COLUMNS)):
+                            zl.tma_load(
                                 values + (stage * BLOCK + column * BN * SW + lane * (PAGE * SW)),
                                 v_map,
                                 [column * (SW // 2), row],
@@ -275,96 +225,101 @@ def attention_prefill_wgmma(
                     phase = 1 - phase if stage == STAGES - 1 else phase
                     stage = 0 if stage == STAGES - 1 else stage + 1
     else:
-        set_max_registers("inc", 232)
+        zl.set_max_registers("inc", 232)
         g = lane // 4
         j = lane % 4
         mine = (warp - 4) * 16  # first row of this warp
         my_queries = queries + (warp // 4 - 1) * 64 * SW
-        k_stage = i32(0)
-        k_phase = i32(0)
-        v_stage = i32(0)
-        v_phase = i32(0)
-        factor = f32(LOG2E) if softcap > 0.0 else scale * LOG2E
-        for turn in range(0, total, num_blocks(0)):
+        k_stage = zl.i32(0)
+        k_phase = zl.i32(0)
+        v_stage = zl.i32(0)
+        v_phase = zl.i32(0)
+        factor = zl.f32(LOG2E) if softcap > 0.0 else scale * LOG2E
+        for turn in range(0, total, zl.num_blocks(0)):
             work = work_of(turn)
             if work >= total:
                 break
-            tile = load(tiles + divide(work, by_heads) * TILE, 4)
+            tile = zl.load(tiles + divide(work, by_heads) * TILE, 4)
             head = work - divide(work, by_heads) * kv_heads
             token = tile[0]
             rows = tile[1] * group
             position = tile[3]
             last = position + tile[1] - 1
-            begin = (max(position + 1 - window, 0) if window > 0 else i32(0)) // BN
+            begin = (max(position + 1 - window, 0) if window > 0 else zl.i32(0)) // BN
             end = last // BN
-            named_barrier(warp // 4, 128)  # the last tile's scores were computed from Q
+            zl.named_barrier(warp // 4, 128)  # the last tile's scores were computed from Q
             write_queries(q, my_queries, token, head, rows, group, by_group, width, D, SW, KV)
-            fence_async()
-            named_barrier(warp // 4, 128)
-            limits = [position + divide(min(mine + g + 8 * h, rows - 1), by_group) for h in static(range(2))]
-            acc = [f32(0) for _ in static(range(D // 2))]
-            scores = [f32(0) for _ in static(range(BN // 2))]
-            weights = [[u32(0) for u in static(range(4))] for n in static(range(BN // 16))]
-            high = [f32(FLOOR) for h in static(range(2))]
-            sums = [f32(0) for h in static(range(2))]
-            shrink = [f32(0) for h in static(range(2))]
-            mbarrier_wait(k_full + k_stage, k_phase)
+            zl.fence_async()
+            zl.named_barrier(warp // 4, 128)
+            limits = [position + divide(min(mine + g + 8 * h, rows - 1), by_group) for h in zl.static(range(2))]
+            acc = [zl.f32(0) for _ in zl.static(range(D // 2))]
+            scores = [zl.f32(0) for _ in zl.static(range(BN // 2))]
+            weights = [[zl.u32(0) for u in zl.static(range(4))] for n in zl.static(range(BN // 16))]
+            high = [zl.f32(FLOOR) for h in zl.static(range(2))]
+            sums = [zl.f32(0) for h in zl.static(range(2))]
+            shrink = [zl.f32(0) for h in zl.static(range(2))]
+            zl.mbarrier_wait(k_full + k_stage, k_phase)
             scores_of(scores, my_queries, keys + k_stage * BLOCK, D, BN, SW, KV)
-            wgmma_wait(0, scores)
+            zl.wgmma_wait(0, scores)
             if lane == 0:
-                mbarrier_arrive(k_empty + k_stage)
+                zl.mbarrier_arrive(k_empty + k_stage)
             k_phase = 1 - k_phase if k_stage == STAGES - 1 else k_phase
             k_stage = 0 if k_stage == STAGES - 1 else k_stage + 1
             softmax(scores, limits, high, sums, shrink, begin * BN, position, factor, scale, softcap, window, BN)
             pack_weights(scores, weights, BN, KV)
-            for block in unroll(range(begin, end), 1):
-                mbarrier_wait(k_full + k_stage, k_phase)
+            for block in zl.unroll(range(begin, end), 1):
+                zl.mbarrier_wait(k_full + k_stage, k_phase)
                 scores_of(scores, my_queries, keys + k_stage * BLOCK, D, BN, SW, KV)
-                mbarrier_wait(v_full + v_stage, v_phase)
+                zl.mbarrier_wait(v_full + v_stage, v_phase)
                 add_values(acc, weights, values + v_stage * BLOCK, D, BN, SW, KV)
-                wgmma_wait(1, scores)
+                zl.wgmma_wait(1, scores)
                 if lane == 0:
-                    mbarrier_arrive(k_empty + k_stage)
+                    zl.mbarrier_arrive(k_empty + k_stage)
                 softmax(
                     scores, limits, high, sums, shrink, (block + 1) * BN, position, factor, scale, softcap, window, BN
                 )
-                wgmma_wait(0, acc, *weights)
+                zl.wgmma_wait(0, acc, *weights)
                 if lane == 0:
-                    mbarrier_arrive(v_empty + v_stage)
-                for i in static(range(D // 2)):
+                    zl.mbarrier_arrive(v_empty + v_stage)
+                for i in zl.static(range(D // 2)):
                     acc[i] = acc[i] * shrink[i // 2 % 2]
                 pack_weights(scores, weights, BN, KV)
                 k_phase = 1 - k_phase if k_stage == STAGES - 1 else k_phase
                 k_stage = 0 if k_stage == STAGES - 1 else k_stage + 1
                 v_phase = 1 - v_phase if v_stage == STAGES - 1 else v_phase
                 v_stage = 0 if v_stage == STAGES - 1 else v_stage + 1
-            mbarrier_wait(v_full + v_stage, v_phase)
+            zl.mbarrier_wait(v_full + v_stage, v_phase)
             # Rows behind the last key are not this sequence's: they weigh 0, and become 0 so that no NaN comes of it.
-            for r in range(last % BN + 1 + thread_index() - 128, BN, 128 * GROUPS):
-                for column in static(range(COLUMNS)):
-                    for x in static(range(0, SW, 16)):
-                        store(cast_ptr(values + (v_stage * BLOCK + column * BN * SW + r * SW + x), u32), u32.x(4)(0))
-            fence_async()
-            named_barrier(GROUPS + 1, 128 * GROUPS)
+            for r in range(last % BN + 1 + zl.thread_index() - 128, BN, 128 * GROUPS):
+                for column in zl.static(range(COLUMNS)):
+                    for x in zl.static(range(0, SW, 16)):
+                        zl.store(
+                            zl.cast_ptr(values + (v_stage * BLOCK + column * BN * SW + r * SW + x), zl.u32),
+                            zl.u32.x(4)(0),
+                        )
+            zl.fence_async()
+            zl.named_barrier(GROUPS + 1, 128 * GROUPS)
             add_values(acc, weights, values + v_stage * BLOCK, D, BN, SW, KV)
-            wgmma_wait(0, acc)
+            zl.wgmma_wait(0, acc)
             if lane == 0:
-                mbarrier_arrive(v_empty + v_stage)
+                zl.mbarrier_arrive(v_empty + v_stage)
             v_phase = 1 - v_phase if v_stage == STAGES - 1 else v_phase
             v_stage = 0 if v_stage == STAGES - 1 else v_stage + 1
-            for h in static(range(2)):
+            for h in zl.static(range(2)):
                 whole = sums[h]
-                for mask in static((1, 2)):
-                    whole += shuffle_xor(whole, mask)
+                for mask in zl.static((1, 2)):
+                    whole += zl.shuffle_xor(whole, mask)
                 inverse = 1.0 / whole
                 r = mine + g + 8 * h
                 if r < rows:
                     r_token = divide(r, by_group)
-                    place = out + (i64(token + r_token) * width + ((head - r_token) * group + r) * D + j * 2)
-                    for d in static(range(D // 8)):
-                        store(
+                    place = out + (zl.i64(token + r_token) * width + ((head - r_token) * group + r) * D + j * 2)
+                    for d in zl.static(range(D // 8)):
+                        zl.store(
                             place + d * 8,
-                            convert(make_vector(acc[d * 4 + 2 * h] * inverse, acc[d * 4 + 2 * h + 1] * inverse), bf16),
+                            zl.convert(
+                                zl.make_vector(acc[d * 4 + 2 * h] * inverse, acc[d * 4 + 2 * h + 1] * inverse), zl.bf16
+                            ),
                         )
 
 
@@ -377,17 +332,17 @@ def wgmma_symbol(kv: str, head_dim: int) -> str:
     return f"attention_prefill_{kv}_d{head_dim}"
 
 
-def wgmma_variants(target) -> list[Variant]:
+def wgmma_variants(target) -> list[zl.Variant]:
     """head_dim x dtype of the pages; e4m3 pages are attention_mma.py's."""
     if target.arch != 90:
         return []
     return [
-        Variant(
+        zl.Variant(
             wgmma_symbol(name, dim),
             attention_prefill_wgmma,
             {"D": dim, "KV": dtype, "BN": 64 if dim > 128 else 128},
             threads=THREADS,
         )
-        for name, dtype in (("bf16", bf16), ("f16", f16))
+        for name, dtype in (("bf16", zl.bf16), ("f16", zl.f16))
         for dim in HEAD_DIMS
     ]

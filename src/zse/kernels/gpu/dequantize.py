@@ -4,30 +4,7 @@ The matrix is made in pieces that stay in the L2 cache until they are multiplied
 memory: an int4 weight of 0.5 bytes is read, 2 bytes are written.
 """
 
-from zse.kernel import (
-    Ptr,
-    Variant,
-    bf16,
-    block_index,
-    cast_ptr,
-    convert,
-    e4m3,
-    f16,
-    f32,
-    grid_launch_dependents,
-    grid_wait,
-    i32,
-    i64,
-    kernel,
-    lane_index,
-    load,
-    make_vector,
-    static,
-    store,
-    thread_index,
-    u32,
-    warp_index,
-)
+from zse import kernel as zl
 from zse.kernels.gpu.r16 import HIGH_BYTES, center, factors, pair_bf16, q_bytes, read_scales, selector
 from zse.quant.scheme import FP8_BLOCK, TILE_ROWS
 from zse.runtime.args import Args
@@ -36,100 +13,105 @@ from zse.tensor import Tensor
 THREADS = 256
 WARP_BLOCKS = 4  # blocks of 32 columns that a warp makes: enough loads in flight
 ROW_COLUMNS = THREADS * 8
-INPUTS = {"f16": f16, "f32": f32, "e4m3": e4m3}
+INPUTS = {"f16": zl.f16, "f32": zl.f32, "e4m3": zl.e4m3}
 SCALINGS = {"row": 0, "tensor": 1, "block": 2}
 
 
-@kernel
+@zl.kernel
 def dequantize_r16(
-    q: Ptr[u32, "const"],
-    high: Ptr[u32, "const"],
-    scale: Ptr[f16, "const"],
-    offset: Ptr[f16, "const"],
-    out: Ptr[bf16],
-    first_tile: i32,
-    rows: i32,
-    blocks: i32,
-    groups: i32,
-    group_blocks: i32,
-    half_step: i32,
-    has_offset: i32,
-    center: f32,
-    BITS: static,
+    q: zl.Ptr[zl.u32, "const"],
+    high: zl.Ptr[zl.u32, "const"],
+    scale: zl.Ptr[zl.f16, "const"],
+    offset: zl.Ptr[zl.f16, "const"],
+    out: zl.Ptr[zl.bf16],
+    first_tile: zl.i32,
+    rows: zl.i32,
+    blocks: zl.i32,
+    groups: zl.i32,
+    group_blocks: zl.i32,
+    half_step: zl.i32,
+    has_offset: zl.i32,
+    center: zl.f32,
+    BITS: zl.static,
 ):
     """Grid (groups of WARP_BLOCKS * warps blocks, tiles): rows from 16 * first_tile, `rows` of them. A lane has a row's
     columns 8p .. 8p + 7 and 16 + 8p .., p = lane % 2, of each block: 16 bytes of out each."""
-    grid_launch_dependents()
-    grid_wait()
-    lane = lane_index()
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    lane = zl.lane_index()
     p = lane % 2
     r = lane // 2
-    tile = i64(first_tile + block_index(1))
-    row = block_index(1) * 16 + r
-    begin = (block_index(0) * (THREADS // 32) + warp_index()) * WARP_BLOCKS
+    tile = zl.i64(first_tile + zl.block_index(1))
+    row = zl.block_index(1) * 16 + r
+    begin = (zl.block_index(0) * (THREADS // 32) + zl.warp_index()) * WARP_BLOCKS
     q_words = q_bytes(BITS) // 4
     high_words = HIGH_BYTES[BITS] // 4
     # All loads of the warp's blocks come first: their latencies overlap.
     words, highs, scales, offsets = [], [], [], []
-    for i in static(range(WARP_BLOCKS)):
+    for i in zl.static(range(WARP_BLOCKS)):
         block = min(begin + i, blocks - 1)
         at = q + ((tile * blocks + block) * q_words + p * 32 + r)
-        words += [[load(at + w % 2 * 16 + w // 2 * 64, 1, "stream") for w in static(range(4 if BITS == 8 else 2))]]
+        words += [
+            [zl.load(at + w % 2 * 16 + w // 2 * 64, 1, "stream") for w in zl.static(range(4 if BITS == 8 else 2))]
+        ]
         high_at = high + ((tile * blocks + block) * high_words + r)
-        highs += [[load(high_at + h * 16, 1, "stream") for h in static(range({5: 1, 6: 2}.get(BITS, 0)))]]
+        highs += [[zl.load(high_at + h * 16, 1, "stream") for h in zl.static(range({5: 1, 6: 2}.get(BITS, 0)))]]
         group = (block // group_blocks) * (1 + half_step // 16)
         found = read_scales(scale, offset, [(tile * groups + group) * 16 + r], has_offset, half_step, 2)
         scales += [found[0]]
         offsets += [found[1]]
-    picks = [selector(u32(0), BITS), selector(u32(2), BITS)]
-    for i in static(range(WARP_BLOCKS)):
+    picks = [selector(zl.u32(0), BITS), selector(zl.u32(2), BITS)]
+    for i in zl.static(range(WARP_BLOCKS)):
         if begin + i < blocks:
             factor, shift = factors(scales[i], offsets[i], center, BITS)
-            for half in static(range(2)):
+            for half in zl.static(range(2)):
                 pairs = []
-                for w in static(range(2)):
+                for w in zl.static(range(2)):
                     word = words[i][2 + w if BITS == 8 and half == 1 else w]
                     extra = highs[i][half if BITS == 6 else 0] if BITS in (5, 6) else None
                     pairs += [
-                        pair_bf16(word, extra, u32(p * 2 + w), half == 1, pick, factor[half], shift[half], BITS)
+                        pair_bf16(word, extra, zl.u32(p * 2 + w), half == 1, pick, factor[half], shift[half], BITS)
                         for pick in picks
                     ]
                 if row < rows:
-                    store(
-                        cast_ptr(out + (i64(row) * (blocks * 32) + (begin + i) * 32 + half * 16 + p * 8), u32),
-                        make_vector(pairs[0], pairs[1], pairs[2], pairs[3]),
+                    zl.store(
+                        zl.cast_ptr(out + (zl.i64(row) * (blocks * 32) + (begin + i) * 32 + half * 16 + p * 8), zl.u32),
+                        zl.make_vector(pairs[0], pairs[1], pairs[2], pairs[3]),
                     )
 
 
-@kernel
+@zl.kernel
 def dequantize_rows(
-    w: Ptr["IN", "const"],
-    scale: Ptr[f32, "const"],
-    out: Ptr[bf16],
-    first_row: i32,
-    width: i32,
-    scaling: i32,
-    IN: static,
+    w: zl.Ptr["IN", "const"],
+    scale: zl.Ptr[zl.f32, "const"],
+    out: zl.Ptr[zl.bf16],
+    first_row: zl.i32,
+    width: zl.i32,
+    scaling: zl.i32,
+    IN: zl.static,
 ):
     """Grid (groups of ROW_COLUMNS columns, rows). scaling: of e4m3, as in SCALINGS; width: a multiple of 8."""
-    grid_launch_dependents()
-    grid_wait()
-    k = block_index(0) * ROW_COLUMNS + thread_index() * 8
-    row = first_row + block_index(1)
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    k = zl.block_index(0) * ROW_COLUMNS + zl.thread_index() * 8
+    row = first_row + zl.block_index(1)
     if k < width:
-        values = convert(load(w + (i64(row) * width + k), 8), f32)
-        if IN == e4m3:
+        values = zl.convert(zl.load(w + (zl.i64(row) * width + k), 8), zl.f32)
+        if IN == zl.e4m3:
             at = row if scaling == 0 else 0
             if scaling == 2:
                 at = row // FP8_BLOCK * ((width + (FP8_BLOCK - 1)) // FP8_BLOCK) + k // FP8_BLOCK
             values = values * scale[at]
-        store(out + (i64(block_index(1)) * width + k), convert(values, bf16))
+        zl.store(out + (zl.i64(zl.block_index(1)) * width + k), zl.convert(values, zl.bf16))
 
 
-def variants(target) -> list[Variant]:
-    made = [Variant(f"dequantize_int{bits}", dequantize_r16, {"BITS": bits}, threads=THREADS) for bits in (4, 5, 6, 8)]
+def variants(target) -> list[zl.Variant]:
+    made = [
+        zl.Variant(f"dequantize_int{bits}", dequantize_r16, {"BITS": bits}, threads=THREADS) for bits in (4, 5, 6, 8)
+    ]
     made += [
-        Variant(f"dequantize_{name}", dequantize_rows, {"IN": dtype}, threads=THREADS) for name, dtype in INPUTS.items()
+        zl.Variant(f"dequantize_{name}", dequantize_rows, {"IN": dtype}, threads=THREADS)
+        for name, dtype in INPUTS.items()
     ]
     return made
 

@@ -1,31 +1,7 @@
 """What the matrix products share: the order of tiles, act(gate) * up, adding to what is there, adding the parts of a
 split k."""
 
-from zse.kernel import (
-    atomic_accumulate,
-    atomic_add,
-    bf16,
-    bitcast,
-    cast_ptr,
-    convert,
-    exp2,
-    f32,
-    fence,
-    fma,
-    i64,
-    inline,
-    load,
-    make_vector,
-    mbarrier_arrive,
-    named_barrier,
-    reciprocal,
-    static,
-    store,
-    target,
-    transpose_8x8,
-    u32,
-    warp_barrier,
-)
+from zse import kernel as zl
 
 # tiles of tokens that share a pass over the weights: the running blocks then find both in L2
 GROUP = 16
@@ -34,7 +10,7 @@ STORE, ACCUMULATE, STORE_BF16 = range(3)  # what becomes of a product: out f32 =
 PARTIAL_BYTES = 2 * 128 * 256 * 2  # of scratch per multiprocessor: two f32 tiles of 128 x 128, or one of 128 x 256
 
 
-@inline
+@zl.inline
 def tile_place(tile, token_tiles, row_tiles):
     """(index among tiles of tokens, index among tiles of rows): GROUP token tiles at a time, tokens fastest."""
     group = tile // (GROUP * row_tiles)
@@ -44,132 +20,132 @@ def tile_place(tile, token_tiles, row_tiles):
     return first + inside % count, inside // count
 
 
-@inline
+@zl.inline
 def release(empty, lane):
     """A warp has done with a stage: its lanes have read what they wanted of it, and its products are complete."""
-    warp_barrier()
+    zl.warp_barrier()
     if lane == 0:
-        mbarrier_arrive(empty)
+        zl.mbarrier_arrive(empty)
 
 
-@inline
+@zl.inline
 def activated(gate, up, linear, cubic):
     """act(gate) * up, where act(x) = x * sigmoid(y) and exp(-y) = 2 ** (linear * x + cubic * x**3): silu and
     gelu_tanh."""
-    power = exp2(gate * fma(gate * gate, cubic, linear))
-    return gate * reciprocal(power + 1.0) * up
+    power = zl.exp2(gate * zl.fma(gate * gate, cubic, linear))
+    return gate * zl.reciprocal(power + 1.0) * up
 
 
-@inline
+@zl.inline
 def add_pair(p, a, b):
     """p[0] += a, p[1] += b in L2, without waiting for the old values. Nobody else adds to them, so the sum is as exact
     as a load and a store, and a quarter faster."""
-    if target.arch >= 90:
-        atomic_accumulate(p, make_vector(a, b))
+    if zl.target.arch >= 90:
+        zl.atomic_accumulate(p, zl.make_vector(a, b))
     else:
-        old = load(p, 2)
-        store(p, make_vector(old[0] + a, old[1] + b))
+        old = zl.load(p, 2)
+        zl.store(p, zl.make_vector(old[0] + a, old[1] + b))
 
 
-@inline
+@zl.inline
 def add_one(p, value):
     """p[0] += value, see add_pair."""
-    if target.arch >= 80:
-        atomic_accumulate(p, value)
+    if zl.target.arch >= 80:
+        zl.atomic_accumulate(p, value)
     else:
         p[0] += value
 
 
-@inline
+@zl.inline
 def transposed(pair):
     """Two bf16 of row lane / 4, columns 2 (lane % 4) and the next, of an 8 x 8 matrix become those of its transpose."""
-    return transpose_8x8(pair)
+    return zl.transpose_8x8(pair)
 
 
-@inline
+@zl.inline
 def put_pair(out, at, a, b, mode):
     """Two neighbouring elements of out (a pointer to u8) from element `at`."""
     if mode == STORE_BF16:
-        store(cast_ptr(out, u32) + at // 2, bitcast(convert(make_vector(a, b), bf16), u32))
+        zl.store(zl.cast_ptr(out, zl.u32) + at // 2, zl.bitcast(zl.convert(zl.make_vector(a, b), zl.bf16), zl.u32))
     else:
-        p = cast_ptr(out, f32) + at
+        p = zl.cast_ptr(out, zl.f32) + at
         if mode == ACCUMULATE:
             add_pair(p, a, b)
         else:
-            store(p, make_vector(a, b))
+            zl.store(p, zl.make_vector(a, b))
 
 
-@inline
+@zl.inline
 def put_one(out, at, value, mode):
     """One element of out."""
     if mode == STORE_BF16:
-        store(cast_ptr(out, bf16) + at, convert(value, bf16))
+        zl.store(zl.cast_ptr(out, zl.bf16) + at, zl.convert(value, zl.bf16))
     else:
-        p = cast_ptr(out, f32) + at
+        p = zl.cast_ptr(out, zl.f32) + at
         if mode == ACCUMULATE:
             add_one(p, value)
         else:
             p[0] = value
 
 
-@inline
+@zl.inline
 def put_column(total, half, out, col, first_token, tokens, cols, mode, shift, j, g, BT):
     """Of a transposed product (see gemm_r16), the weight row `half` (0, 1) of a thread: column `col` of out, all
     tokens. bf16 goes out in pairs of columns: the 8 x 8 elements of a warp are transposed."""
     if mode == STORE_BF16:
-        for i in static(range(BT // 8)):
-            pair = make_vector(total[i * 4 + half * 2] + shift, total[i * 4 + half * 2 + 1] + shift)
-            mine = transposed(bitcast(convert(pair, bf16), u32))
+        for i in zl.static(range(BT // 8)):
+            pair = zl.make_vector(total[i * 4 + half * 2] + shift, total[i * 4 + half * 2 + 1] + shift)
+            mine = transposed(zl.bitcast(zl.convert(pair, zl.bf16), zl.u32))
             token = first_token + i * 8 + g
             if token < tokens:
                 at = col - g + j * 2
                 if at < cols:
-                    store(cast_ptr(out, u32) + (i64(token) * cols + at) // 2, mine)
+                    zl.store(zl.cast_ptr(out, zl.u32) + (zl.i64(token) * cols + at) // 2, mine)
     else:
         if col < cols:
-            for i in static(range(BT // 8)):
-                for e in static(range(2)):
+            for i in zl.static(range(BT // 8)):
+                for e in zl.static(range(2)):
                     token = first_token + i * 8 + j * 2 + e
                     if token < tokens:
-                        put_one(out, i64(token) * cols + col, total[i * 4 + half * 2 + e] + shift, mode)
+                        put_one(out, zl.i64(token) * cols + col, total[i * 4 + half * 2 + e] + shift, mode)
 
 
-@inline
+@zl.inline
 def sum_parts(accs, partial, unit, tile, splits, counters, last, thread, threads, BN):
     """Leave this part's sums where the others of its tile find them. The block that comes last adds all parts in their
     order and returns true. Every thread reads only what the same thread of other blocks wrote, 16 bytes a lane."""
     count = len(accs) * BN // 8
-    mine = partial + (i64(unit) * count * threads + thread) * 4
+    mine = partial + (zl.i64(unit) * count * threads + thread) * 4
     for x, acc in enumerate(accs):
-        for j in static(range(BN // 8)):
-            store(
+        for j in zl.static(range(BN // 8)):
+            zl.store(
                 mine + (x * (BN // 8) + j) * (threads * 4),
-                make_vector(acc[j * 4], acc[j * 4 + 1], acc[j * 4 + 2], acc[j * 4 + 3]),
+                zl.make_vector(acc[j * 4], acc[j * 4 + 1], acc[j * 4 + 2], acc[j * 4 + 3]),
             )
-    fence()
-    named_barrier(CONSUMERS, threads)
+    zl.fence()
+    zl.named_barrier(CONSUMERS, threads)
     if thread == 0:
-        before = atomic_add(counters + tile, 1)
+        before = zl.atomic_add(counters + tile, 1)
         if before == splits - 1:
             counters[tile] = 0
         last[0] = before
-    named_barrier(CONSUMERS, threads)
+    zl.named_barrier(CONSUMERS, threads)
     is_last = last[0] == splits - 1
-    named_barrier(CONSUMERS, threads)
+    zl.named_barrier(CONSUMERS, threads)
     if is_last:
-        fence()
-        part = partial + (i64(tile) * splits * count * threads + thread) * 4
+        zl.fence()
+        part = partial + (zl.i64(tile) * splits * count * threads + thread) * 4
         for acc in accs:
-            for i in static(range(BN // 2)):
-                acc[i] = f32(0)
+            for i in zl.static(range(BN // 2)):
+                acc[i] = zl.f32(0)
         for p in range(splits):
             for x, acc in enumerate(accs):
-                for j in static(range(BN // 8)):
-                    v = load(part + (x * (BN // 8) + j) * (threads * 4), 4)
-                    for e in static(range(4)):
+                for j in zl.static(range(BN // 8)):
+                    v = zl.load(part + (x * (BN // 8) + j) * (threads * 4), 4)
+                    for e in zl.static(range(4)):
                         acc[j * 4 + e] += v[e]
                     if j % 8 == 7:
                         # the compiler would ask for all of it at once, with registers that are not there
-                        warp_barrier()
+                        zl.warp_barrier()
             part = part + count * (threads * 4)
     return is_last

@@ -6,36 +6,7 @@ three in turn; the 16-byte pieces of a row are stored at piece ^ (row % 8), so t
 bank conflicts. A gated tile is 64 gates and 64 ups; a warp takes 16 of each, so both meet in a thread.
 """
 
-from zse.kernel import (
-    Ptr,
-    barrier,
-    bf16,
-    bitcast,
-    block_index,
-    cast_ptr,
-    convert,
-    copy_async,
-    copy_commit,
-    copy_wait,
-    f32,
-    grid_launch_dependents,
-    grid_wait,
-    i32,
-    i64,
-    inline,
-    kernel,
-    lane_index,
-    ldmatrix,
-    make_vector,
-    mma_bf16,
-    shared_array,
-    static,
-    store,
-    thread_index,
-    u8,
-    u32,
-    warp_index,
-)
+from zse import kernel as zl
 from zse.kernels.gpu.gemm_parts import activated, put_one, put_pair
 
 THREADS = 256
@@ -45,83 +16,83 @@ STAGES = 3
 TILE_BYTES = TILE * DEPTH * 2
 
 
-@inline
+@zl.inline
 def piece(tile, row, index):
     """Where the 16 bytes number `index` of a row lie."""
     return tile + (row * (DEPTH * 2) + ((index ^ (row % 8)) * 16))
 
 
-@inline
+@zl.inline
 def copy_tile(tile, source, first, limit, width, k, thread):
     """128 rows from `first` of `limit`, columns k .. k + 63 of `width`; zeros outside."""
-    for i in static(range(TILE * 8 // THREADS)):
+    for i in zl.static(range(TILE * 8 // THREADS)):
         row = thread // 8 + i * (THREADS // 8)
         column = k + thread % 8 * 8
         inside = first + row < limit and column < width
-        at = i64(min(first + row, limit - 1)) * width + min(column, width - 8)
-        copy_async(piece(tile, row, thread % 8), source + at, 16, 16 if inside else i32(0))
+        at = zl.i64(min(first + row, limit - 1)) * width + min(column, width - 8)
+        zl.copy_async(piece(tile, row, thread % 8), source + at, 16, 16 if inside else zl.i32(0))
 
 
-@inline
+@zl.inline
 def copy_stage(stage, a, w, m0, n0, tokens, cols, width, k, thread, GATED):
     """One stage of both operands; a gated tile's rows are gates, then ups."""
     copy_tile(stage, a, m0, tokens, width, k, thread)
     if GATED:
-        for i in static(range(TILE * 8 // THREADS)):
+        for i in zl.static(range(TILE * 8 // THREADS)):
             row = thread // 8 + i * (THREADS // 8)
             column = k + thread % 8 * 8
             mine = n0 + row % (TILE // 2)
             inside = mine < cols and column < width
             source = min(mine, cols - 1) + (cols if row >= TILE // 2 else 0)
-            copy_async(
+            zl.copy_async(
                 piece(stage + TILE_BYTES, row, thread % 8),
-                w + (i64(source) * width + min(column, width - 8)),
+                w + (zl.i64(source) * width + min(column, width - 8)),
                 16,
-                16 if inside else i32(0),
+                16 if inside else zl.i32(0),
             )
     else:
         copy_tile(stage + TILE_BYTES, w, n0, cols, width, k, thread)
 
 
-@kernel
+@zl.kernel
 def gemm_portable(
-    a: Ptr[bf16, "const"],
-    w: Ptr[bf16, "const"],
-    bias: Ptr[f32, "const"],
-    out: Ptr[u8],
-    tokens: i32,
-    cols: i32,
-    stride: i32,
-    width: i32,
-    has_bias: i32,
-    mode: i32,
-    linear: f32,
-    cubic: f32,
-    GATED: static,
+    a: zl.Ptr[zl.bf16, "const"],
+    w: zl.Ptr[zl.bf16, "const"],
+    bias: zl.Ptr[zl.f32, "const"],
+    out: zl.Ptr[zl.u8],
+    tokens: zl.i32,
+    cols: zl.i32,
+    stride: zl.i32,
+    width: zl.i32,
+    has_bias: zl.i32,
+    mode: zl.i32,
+    linear: zl.f32,
+    cubic: zl.f32,
+    GATED: zl.static,
 ):
     """Grid (tiles of tokens, tiles of columns of out). cols: columns that this launch computes; stride: elements
     between rows of out. width = K, a multiple of 8. mode, linear, cubic: as in gemm_wgmma."""
-    thread = thread_index()
-    lane = lane_index()
-    warp = warp_index()
-    ring = shared_array(u8, STAGES * 2 * TILE_BYTES, 128)
-    m0 = block_index(0) * TILE
-    n0 = block_index(1) * (TILE // 2 if GATED else TILE)
-    grid_launch_dependents()
-    grid_wait()
+    thread = zl.thread_index()
+    lane = zl.lane_index()
+    warp = zl.warp_index()
+    ring = zl.shared_array(zl.u8, STAGES * 2 * TILE_BYTES, 128)
+    m0 = zl.block_index(0) * TILE
+    n0 = zl.block_index(1) * (TILE // 2 if GATED else TILE)
+    zl.grid_launch_dependents()
+    zl.grid_wait()
     steps = (width + (DEPTH - 1)) // DEPTH
-    for stage in static(range(STAGES - 1)):
+    for stage in zl.static(range(STAGES - 1)):
         if stage < steps:
             copy_stage(ring + stage * (2 * TILE_BYTES), a, w, m0, n0, tokens, cols, width, stage * DEPTH, thread, GATED)
-        copy_commit()
+        zl.copy_commit()
     rows = warp % 2 * 64
     part = warp // 2
-    acc = [[[f32(0) for _ in static(range(4))] for n in static(range(4))] for m in static(range(4))]
-    slot = i32(0)
-    fill = i32(STAGES - 1)
+    acc = [[[zl.f32(0) for _ in zl.static(range(4))] for n in zl.static(range(4))] for m in zl.static(range(4))]
+    slot = zl.i32(0)
+    fill = zl.i32(STAGES - 1)
     for step in range(steps):
-        copy_wait(STAGES - 2)
-        barrier()
+        zl.copy_wait(STAGES - 2)
+        zl.barrier()
         if step + (STAGES - 1) < steps:
             copy_stage(
                 ring + fill * (2 * TILE_BYTES),
@@ -136,41 +107,42 @@ def gemm_portable(
                 thread,
                 GATED,
             )
-        copy_commit()
+        zl.copy_commit()
         tile = ring + slot * (2 * TILE_BYTES)
-        for k in static(range(DEPTH // 16)):
+        for k in zl.static(range(DEPTH // 16)):
             # Lane i gives the address of row i % 16 (a: tokens, w: weight rows) and of columns 0 .. 7 or 8 .. 15.
             fragments = []
-            for n in static(range(2)):
+            for n in zl.static(range(2)):
                 first = n * 64 + part * 16 if GATED else part * 32 + n * 16
                 row = first + lane % 8 + lane // 16 * 8
-                fragments += [ldmatrix(piece(tile + TILE_BYTES, row, k * 2 + lane // 8 % 2), 4)]
-            for m in static(range(4)):
+                fragments += [zl.ldmatrix(piece(tile + TILE_BYTES, row, k * 2 + lane // 8 % 2), 4)]
+            for m in zl.static(range(4)):
                 row = rows + m * 16 + lane % 16
-                x = ldmatrix(piece(tile, row, k * 2 + lane // 16), 4)
-                for n in static(range(4)):
+                x = zl.ldmatrix(piece(tile, row, k * 2 + lane // 16), 4)
+                for n in zl.static(range(4)):
                     pair = fragments[n // 2]
-                    mma_bf16(acc[m][n], [x[0], x[1], x[2], x[3]], [pair[n % 2 * 2], pair[n % 2 * 2 + 1]])
+                    zl.mma_bf16(acc[m][n], [x[0], x[1], x[2], x[3]], [pair[n % 2 * 2], pair[n % 2 * 2 + 1]])
         slot = slot + 1 if slot + 1 < STAGES else 0
         fill = fill + 1 if fill + 1 < STAGES else 0
-    for m in static(range(4)):
-        for half in static(range(2)):
+    for m in zl.static(range(4)):
+        for half in zl.static(range(2)):
             row = m0 + rows + m * 16 + half * 8 + lane // 4
             if row < tokens:
                 if GATED:
-                    for n in static(range(2)):
+                    for n in zl.static(range(2)):
                         col = n0 + part * 16 + n * 8 + lane % 4 * 2
                         if col < cols:
                             gate, up = acc[m][n], acc[m][2 + n]
-                            both = make_vector(
+                            both = zl.make_vector(
                                 activated(gate[half * 2], up[half * 2], linear, cubic),
                                 activated(gate[half * 2 + 1], up[half * 2 + 1], linear, cubic),
                             )
-                            store(
-                                cast_ptr(out, u32) + (i64(row) * stride + col) // 2, bitcast(convert(both, bf16), u32)
+                            zl.store(
+                                zl.cast_ptr(out, zl.u32) + (zl.i64(row) * stride + col) // 2,
+                                zl.bitcast(zl.convert(both, zl.bf16), zl.u32),
                             )
                 else:
-                    for n in static(range(4)):
+                    for n in zl.static(range(4)):
                         col = n0 + part * 32 + n * 8 + lane % 4 * 2
                         if col < cols:
                             low, high = acc[m][n][half * 2] + 0.0, acc[m][n][half * 2 + 1] + 0.0
@@ -178,8 +150,8 @@ def gemm_portable(
                                 low += bias[col]
                                 high += bias[min(col + 1, cols - 1)]
                             if stride % 2 == 0 and col + 1 < cols:
-                                put_pair(out, i64(row) * stride + col, low, high, mode)
+                                put_pair(out, zl.i64(row) * stride + col, low, high, mode)
                             else:
-                                put_one(out, i64(row) * stride + col, low, mode)
+                                put_one(out, zl.i64(row) * stride + col, low, mode)
                                 if col + 1 < cols:
-                                    put_one(out, i64(row) * stride + col + 1, high, mode)
+                                    put_one(out, zl.i64(row) * stride + col + 1, high, mode)

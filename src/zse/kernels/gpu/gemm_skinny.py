@@ -16,53 +16,7 @@ order, so a result depends neither on which block that is nor on the other token
 A gated tile gives rows 0 .. 7 of every 16 to gates and 8 .. 15 to the same rows' ups, so both meet in a thread.
 """
 
-from zse.kernel import (
-    Ptr,
-    TensorMap,
-    atomic_add,
-    barrier,
-    bf16,
-    bitcast,
-    block_index,
-    cast_ptr,
-    convert,
-    f16,
-    f32,
-    fence,
-    fma,
-    grid_launch_dependents,
-    grid_wait,
-    i32,
-    i64,
-    inline,
-    kernel,
-    lane_index,
-    load,
-    make_vector,
-    mbarrier_array,
-    mbarrier_expect,
-    mbarrier_init,
-    mbarrier_init_fence,
-    mbarrier_wait,
-    named_barrier,
-    prmt,
-    set_max_registers,
-    shared_array,
-    smem_desc,
-    static,
-    store,
-    thread_index,
-    tma_load,
-    u8,
-    u32,
-    u64,
-    warp_index,
-    wgmma_bf16,
-    wgmma_commit,
-    wgmma_e4m3,
-    wgmma_fence,
-    wgmma_wait,
-)
+from zse import kernel as zl
 from zse.kernels.gpu.gemm_parts import CONSUMERS, activated, put_column, release, transposed
 from zse.kernels.gpu.r16 import HIGH_BYTES, q_bytes
 
@@ -100,7 +54,7 @@ def stages(kind: object, bt: int, wg: int) -> int:
     return min(MAX_STAGES, SHARED_BYTES // stage_size(kind, bt, wg))
 
 
-@inline
+@zl.inline
 def load_weights(at, bar, w_map, high_map, step, tile, cols, KIND, WG, GATED):
     """Ask for one stage's weights: for every warp its 16 rows."""
     tiles = WG * 4
@@ -108,9 +62,9 @@ def load_weights(at, bar, w_map, high_map, step, tile, cols, KIND, WG, GATED):
         q_size = BLOCKS * q_bytes(KIND)
         high_size = BLOCKS * HIGH_BYTES[KIND]
         rows = tile * (tiles // 2 if GATED else tiles)
-        for half in static(range(2 if GATED else 1)):
+        for half in zl.static(range(2 if GATED else 1)):
             count = tiles // 2 if GATED else tiles
-            tma_load(
+            zl.tma_load(
                 at + half * count * q_size,
                 w_map,
                 (step * (q_size // 4), rows + half * (cols // 16)),
@@ -119,7 +73,7 @@ def load_weights(at, bar, w_map, high_map, step, tile, cols, KIND, WG, GATED):
                 "evict_first",
             )
             if high_size > 0:
-                tma_load(
+                zl.tma_load(
                     at + (tiles * q_size + half * count * high_size),
                     high_map,
                     (step * (high_size // 4), rows + half * (cols // 16)),
@@ -130,102 +84,105 @@ def load_weights(at, bar, w_map, high_map, step, tile, cols, KIND, WG, GATED):
     else:
         depth = ROW_BYTES // 2 if KIND == "bf16" else ROW_BYTES
         if GATED:  # dimensions: k, 8 rows, gate or up, groups of 8 rows
-            tma_load(at, w_map, (step * depth, 0, 0, tile * tiles), bar, None, "evict_first")
+            zl.tma_load(at, w_map, (step * depth, 0, 0, tile * tiles), bar, None, "evict_first")
         else:
-            tma_load(at, w_map, (step * depth, tile * (WG * 64)), bar, None, "evict_first")
+            zl.tma_load(at, w_map, (step * depth, tile * (WG * 64)), bar, None, "evict_first")
 
 
-@inline
+@zl.inline
 def read_words(words, high, at, high_at, row_step, high_step, KIND):
     """A lane's words of 32 columns: of its two steps' rows, in the order of the operand (row, row + 8 at the first
     columns, then at the last); for 8 bits then the same of the second 16 columns. high: per row one (5 bits) or two (6
     bits)."""
-    for i in static(range(len(words))):
+    for i in zl.static(range(len(words))):
         words[i] = at[i // 4 * 64 + i % 4 // 2 * 32 + i % 2 * row_step]
-    for i in static(range(len(high))):
+    for i in zl.static(range(len(high))):
         high[i] = high_at[i // 2 * 16 + i % 2 * high_step]
 
 
-@inline
+@zl.inline
 def operands(a, words, high, pick, s, KIND):
     """a: operands of 4 registers; those of the first and of the second 16 columns (8 bits: low nibbles of both, then
     high nibbles). pick: prmt selector of the lane's two bytes of a word. s: the lane's step."""
-    for i in static(range(4)):
+    for i in zl.static(range(4)):
         if KIND == 8:
-            for half in static(range(2)):
-                pair = prmt(words[half * 4 + i], u32(0), pick)
+            for half in zl.static(range(2)):
+                pair = zl.prmt(words[half * 4 + i], zl.u32(0), pick)
                 a[half][i] = pair & NIBBLES | MAGIC_LOW
                 a[2 + half][i] = (pair >> 4) & NIBBLES | MAGIC_HIGH
         else:
-            pair = prmt(words[i], u32(0), pick)
+            pair = zl.prmt(words[i], zl.u32(0), pick)
             low, second = pair & NIBBLES | MAGIC_LOW, (pair >> 4) & NIBBLES | MAGIC_LOW
-            step = s + u32(i // 2 * 2)
+            step = s + zl.u32(i // 2 * 2)
             if KIND == 5:
-                bits = prmt(high[i % 2], u32(0), pick)
+                bits = zl.prmt(high[i % 2], zl.u32(0), pick)
                 low, second = low | bits << (4 - step) & 0x00100010, second | bits >> step & 0x00100010
             if KIND == 6:
-                low = low | ((prmt(high[i % 2], u32(0), pick) >> (step * 2)) & 0x00030003) << 4
-                second = second | ((prmt(high[2 + i % 2], u32(0), pick) >> (step * 2)) & 0x00030003) << 4
+                low = low | ((zl.prmt(high[i % 2], zl.u32(0), pick) >> (step * 2)) & 0x00030003) << 4
+                second = second | ((zl.prmt(high[2 + i % 2], zl.u32(0), pick) >> (step * 2)) & 0x00030003) << 4
             a[0][i] = low
             a[1][i] = second
 
 
-@inline
+@zl.inline
 def fold(total, acc, ones, scale, shift, BT):
     """A complete group: total += scale * acc + shift * ones."""
-    for i in static(range(BT // 2)):
-        total[i] = fma(acc[i], scale[i % 4 // 2], fma(ones[i], shift[i % 4 // 2], total[i]))
+    for i in zl.static(range(BT // 2)):
+        total[i] = zl.fma(acc[i], scale[i % 4 // 2], zl.fma(ones[i], shift[i % 4 // 2], total[i]))
 
 
-@inline
+@zl.inline
 def read_group(scales, shifts, scale, offset, at, has_offset, center):
     """f32 scale and shift of the lane's two rows."""
-    for y in static(range(2)):
-        s = convert(scale[at[y]], f32)
+    for y in zl.static(range(2)):
+        s = zl.convert(scale[at[y]], zl.f32)
         shifts[y] = s * center
         if has_offset != 0:
-            shifts[y] += convert(offset[at[y]], f32)
+            shifts[y] += zl.convert(offset[at[y]], zl.f32)
         scales[y] = s
 
 
-@inline
+@zl.inline
 def gather_parts(total, partial, counters, last, tile, steps, share, late, thread, threads, BT):
     """Leave this block's part of a tile; true in the block that comes last, which then has the sum of all parts in
     their order. late: this part is not the block's first piece of work (a block has at most one part of each kind)."""
     count = BT // 8
-    mine = partial + (i64(block_index(0) * 2 + (i32(1) if late else 0)) * (count * threads) + thread) * 4
-    for j in static(range(count)):
-        store(mine + j * (threads * 4), make_vector(total[j * 4], total[j * 4 + 1], total[j * 4 + 2], total[j * 4 + 3]))
+    mine = partial + (zl.i64(zl.block_index(0) * 2 + (zl.i32(1) if late else 0)) * (count * threads) + thread) * 4
+    for j in zl.static(range(count)):
+        zl.store(
+            mine + j * (threads * 4), zl.make_vector(total[j * 4], total[j * 4 + 1], total[j * 4 + 2], total[j * 4 + 3])
+        )
     first = tile * steps // share
     end = ((tile + 1) * steps - 1) // share + 1
-    fence()
-    named_barrier(CONSUMERS, threads)
+    zl.fence()
+    zl.named_barrier(CONSUMERS, threads)
     if thread == 0:
         # Counted where the tile begins: only one of a block's tiles goes on in the next block.
-        before = atomic_add(counters + first, 1)
+        before = zl.atomic_add(counters + first, 1)
         if before == end - first - 1:
             counters[first] = 0
         last[0] = before
-    named_barrier(CONSUMERS, threads)
+    zl.named_barrier(CONSUMERS, threads)
     is_last = last[0] == end - first - 1
-    named_barrier(CONSUMERS, threads)
+    zl.named_barrier(CONSUMERS, threads)
     if is_last:
-        fence()
-        for i in static(range(BT // 2)):
-            total[i] = f32(0)
+        zl.fence()
+        for i in zl.static(range(BT // 2)):
+            total[i] = zl.f32(0)
         for block in range(first, end):
             part = (
                 partial
-                + (i64(block * 2 + (i32(1) if block * share < tile * steps else 0)) * (count * threads) + thread) * 4
+                + (zl.i64(block * 2 + (zl.i32(1) if block * share < tile * steps else 0)) * (count * threads) + thread)
+                * 4
             )
-            for j in static(range(count)):
-                v = load(part + j * (threads * 4), 4)
-                for e in static(range(4)):
+            for j in zl.static(range(count)):
+                v = zl.load(part + j * (threads * 4), 4)
+                for e in zl.static(range(4)):
                     total[j * 4 + e] += v[e]
     return is_last
 
 
-@inline
+@zl.inline
 def store_tile(
     total,
     out,
@@ -253,65 +210,65 @@ def store_tile(
         col = first_col + warp * 8
         gate_scale = w_scale[min(col + g, cols - 1) * per_row] if KIND == "e4m3" else 1.0
         up_scale = w_scale[(cols + min(col + g, cols - 1)) * per_row] if KIND == "e4m3" else 1.0
-        for i in static(range(BT // 8)):
-            values = [total[i * 4 + e] + 0.0 for e in static(range(4))]
+        for i in zl.static(range(BT // 8)):
+            values = [total[i * 4 + e] + 0.0 for e in zl.static(range(4))]
             if KIND in ("e4m3", "block"):
-                for e in static(range(4)):
+                for e in zl.static(range(4)):
                     token_scale = a_scale[min(i * 8 + j * 2 + e % 2, tokens - 1)]
                     values[e] = values[e] * (token_scale * (gate_scale if e < 2 else up_scale))
-            both = make_vector(
+            both = zl.make_vector(
                 activated(values[0], values[2], linear, cubic), activated(values[1], values[3], linear, cubic)
             )
-            pair = transposed(bitcast(convert(both, bf16), u32))
+            pair = transposed(zl.bitcast(zl.convert(both, zl.bf16), zl.u32))
             if i * 8 + g < tokens:
                 if col + j * 2 < cols:
-                    store(cast_ptr(out, u32) + (i64(i * 8 + g) * cols + col + j * 2) // 2, pair)
+                    zl.store(zl.cast_ptr(out, zl.u32) + (zl.i64(i * 8 + g) * cols + col + j * 2) // 2, pair)
     else:
-        for y in static(range(2)):
+        for y in zl.static(range(2)):
             col = first_col + warp * 16 + y * 8 + g
-            shift = f32(0)
+            shift = zl.f32(0)
             if has_bias != 0:
                 shift = bias[min(col, cols - 1)]
             if KIND in ("e4m3", "block"):
                 row_scale = w_scale[min(col, cols - 1) * per_row] if KIND == "e4m3" else 1.0
-                for i in static(range(BT // 8)):
-                    for e in static(range(2)):
+                for i in zl.static(range(BT // 8)):
+                    for e in zl.static(range(2)):
                         total[i * 4 + y * 2 + e] *= row_scale * a_scale[min(i * 8 + j * 2 + e, tokens - 1)]
             put_column(total, y, out, col, 0, tokens, cols, mode, shift, j, g, BT)
 
 
-@kernel
+@zl.kernel
 def gemm_skinny(
-    a_map: TensorMap,
-    w_map: TensorMap,
-    high_map: TensorMap,
-    scale: Ptr[f16, "const"],
-    offset: Ptr[f16, "const"],
-    a_scale: Ptr[f32, "const"],
-    w_scale: Ptr[f32, "const"],
-    bias: Ptr[f32, "const"],
-    out: Ptr[u8],
-    partial: Ptr[f32],
-    counters: Ptr[i32],
-    tokens: i32,
-    cols: i32,
-    steps: i32,
-    blocks: i32,
-    groups: i32,
-    group_blocks: i32,
-    share: i32,
-    per_row: i32,
-    has_offset: i32,
-    has_bias: i32,
-    mode: i32,
-    center: f32,
-    linear: f32,
-    cubic: f32,
-    KIND: static,
-    BT: static,
-    WG: static,
-    STAGES: static,
-    GATED: static,
+    a_map: zl.TensorMap,
+    w_map: zl.TensorMap,
+    high_map: zl.TensorMap,
+    scale: zl.Ptr[zl.f16, "const"],
+    offset: zl.Ptr[zl.f16, "const"],
+    a_scale: zl.Ptr[zl.f32, "const"],
+    w_scale: zl.Ptr[zl.f32, "const"],
+    bias: zl.Ptr[zl.f32, "const"],
+    out: zl.Ptr[zl.u8],
+    partial: zl.Ptr[zl.f32],
+    counters: zl.Ptr[zl.i32],
+    tokens: zl.i32,
+    cols: zl.i32,
+    steps: zl.i32,
+    blocks: zl.i32,
+    groups: zl.i32,
+    group_blocks: zl.i32,
+    share: zl.i32,
+    per_row: zl.i32,
+    has_offset: zl.i32,
+    has_bias: zl.i32,
+    mode: zl.i32,
+    center: zl.f32,
+    linear: zl.f32,
+    cubic: zl.f32,
+    KIND: zl.static,
+    BT: zl.static,
+    WG: zl.static,
+    STAGES: zl.static,
+    GATED: zl.static,
 ):
     """tokens <= BT. cols: columns of out; the weights have as many rows, or twice as many when GATED. KIND: bits of an
     integer, "bf16", "e4m3", or "block": e4m3 with w_scale [rows / 128, K / 128]. steps: stages of k. blocks = K / 32,
@@ -325,26 +282,26 @@ def gemm_skinny(
     depth = 64 if integer or KIND == "bf16" else 128
     tile_cols = WG * 32 if GATED else WG * 64
     threads = WG * 128
-    ring = shared_array(u8, STAGES * stride, 1024)
-    full = mbarrier_array(STAGES)
-    empty = mbarrier_array(STAGES)
-    last = shared_array(i32, 4)
-    if thread_index() == 0:
-        for i in static(range(STAGES)):
-            mbarrier_init(full + i, 1)
-            mbarrier_init(empty + i, WG * 4)
-        mbarrier_init_fence()
-    barrier()
-    grid_launch_dependents()
-    begin = block_index(0) * share
+    ring = zl.shared_array(zl.u8, STAGES * stride, 1024)
+    full = zl.mbarrier_array(STAGES)
+    empty = zl.mbarrier_array(STAGES)
+    last = zl.shared_array(zl.i32, 4)
+    if zl.thread_index() == 0:
+        for i in zl.static(range(STAGES)):
+            zl.mbarrier_init(full + i, 1)
+            zl.mbarrier_init(empty + i, WG * 4)
+        zl.mbarrier_init_fence()
+    zl.barrier()
+    zl.grid_launch_dependents()
+    begin = zl.block_index(0) * share
     finish = min(begin + share, (cols + (tile_cols - 1)) // tile_cols * steps)
-    if warp_index() < 4:
-        set_max_registers("dec", REGISTERS[WG][0])
-        if thread_index() == 0:
+    if zl.warp_index() < 4:
+        zl.set_max_registers("dec", REGISTERS[WG][0])
+        if zl.thread_index() == 0:
             # Nobody writes weights: the first stages' are on their way while the kernels before this one end.
             ahead = min(finish - begin, STAGES)
             for i in range(ahead):
-                mbarrier_expect(full + i, stage_bytes)
+                zl.mbarrier_expect(full + i, stage_bytes)
                 load_weights(
                     ring + (i * stride + token_bytes),
                     full + i,
@@ -357,14 +314,14 @@ def gemm_skinny(
                     WG,
                     GATED,
                 )
-            grid_wait()
+            zl.grid_wait()
             for i in range(ahead):
-                tma_load(ring + i * stride, a_map, ((begin + i) % steps * depth, 0), full + i, None, "evict_last")
-            slot = i32(0)
-            parity = i32(0)
+                zl.tma_load(ring + i * stride, a_map, ((begin + i) % steps * depth, 0), full + i, None, "evict_last")
+            slot = zl.i32(0)
+            parity = zl.i32(0)
             for at in range(begin + STAGES, finish):
-                mbarrier_wait(empty + slot, parity)
-                mbarrier_expect(full + slot, stage_bytes)
+                zl.mbarrier_wait(empty + slot, parity)
+                zl.mbarrier_expect(full + slot, stage_bytes)
                 load_weights(
                     ring + (slot * stride + token_bytes),
                     full + slot,
@@ -377,23 +334,23 @@ def gemm_skinny(
                     WG,
                     GATED,
                 )
-                tma_load(ring + slot * stride, a_map, (at % steps * depth, 0), full + slot, None, "evict_last")
+                zl.tma_load(ring + slot * stride, a_map, (at % steps * depth, 0), full + slot, None, "evict_last")
                 slot += 1
                 if slot == STAGES:
                     slot = 0
                     parity = parity ^ 1
     else:
-        set_max_registers("inc", REGISTERS[WG][1])
-        thread = thread_index() - 128
+        zl.set_max_registers("inc", REGISTERS[WG][1])
+        thread = zl.thread_index() - 128
         warp = thread // 32
-        lane = lane_index()
-        base = smem_desc(ring)
-        slot = i32(0)
-        parity = i32(0)
+        lane = zl.lane_index()
+        base = zl.smem_desc(ring)
+        slot = zl.i32(0)
+        parity = zl.i32(0)
         at = begin + 0
-        total = [f32(0) for _ in static(range(BT // 2))]
-        acc = [f32(0) for _ in static(range(BT // 2))] if integer or KIND == "block" else total
-        ones = [f32(0) for _ in static(range(BT // 2))] if integer else total
+        total = [zl.f32(0) for _ in zl.static(range(BT // 2))]
+        acc = [zl.f32(0) for _ in zl.static(range(BT // 2))] if integer or KIND == "block" else total
+        ones = [zl.f32(0) for _ in zl.static(range(BT // 2))] if integer else total
         if integer:
             tiles = WG * 4
             q_size = BLOCKS * q_bytes(KIND)
@@ -404,43 +361,43 @@ def gemm_skinny(
             high_step = tiles // 2 * high_size // 4 if GATED else 8
             word = own * (q_size // 4) + lane % 4 // 2 * 16 + row
             high_word = tiles * q_size // 4 + own * (high_size // 4) + row
-            step_of_lane = u32(lane % 4 // 2)
-            pick = u32(0x4140) + u32(lane % 2) * 0x0202  # bytes 0, -, 1, - of a word, or 2, -, 3, -
-            a = [[u32(0) for _ in static(range(4))] for x in static(range(8 if KIND == 8 else 4))]
-            unit = [u32(ONES) for _ in static(range(4))]
-            words = [u32(0) for _ in static(range(8 if KIND == 8 else 4))]
-            high = [u32(0) for _ in static(range({5: 2, 6: 4}.get(KIND, 0)))]
-            scales = [f32(0) for _ in static(range(2))]
-            shifts = [f32(0) for _ in static(range(2))]
+            step_of_lane = zl.u32(lane % 4 // 2)
+            pick = zl.u32(0x4140) + zl.u32(lane % 2) * 0x0202  # bytes 0, -, 1, - of a word, or 2, -, 3, -
+            a = [[zl.u32(0) for _ in zl.static(range(4))] for x in zl.static(range(8 if KIND == 8 else 4))]
+            unit = [zl.u32(ONES) for _ in zl.static(range(4))]
+            words = [zl.u32(0) for _ in zl.static(range(8 if KIND == 8 else 4))]
+            high = [zl.u32(0) for _ in zl.static(range({5: 2, 6: 4}.get(KIND, 0)))]
+            scales = [zl.f32(0) for _ in zl.static(range(2))]
+            shifts = [zl.f32(0) for _ in zl.static(range(2))]
         while at < finish:
             tile = at // steps
             first = at % steps
             end = min(steps, first + (finish - at))
-            previous = i32(-1)
+            previous = zl.i32(-1)
             if integer:
                 last_tile = (cols * (2 if GATED else 1) + 15) // 16 - 1
                 group = first * BLOCKS // group_blocks
                 in_group = first * BLOCKS % group_blocks
                 rows_at = [
-                    i64(min(tile * (tiles // 2 if GATED else tiles) + own, last_tile)) * groups * 16
+                    zl.i64(min(tile * (tiles // 2 if GATED else tiles) + own, last_tile)) * groups * 16
                     + (group * 16 + row),
-                    i64(min(tile * (tiles // 2) + own + cols // 16, last_tile)) * groups * 16 + (group * 16 + row)
+                    zl.i64(min(tile * (tiles // 2) + own + cols // 16, last_tile)) * groups * 16 + (group * 16 + row)
                     if GATED
-                    else i64(min(tile * tiles + own, last_tile)) * groups * 16 + (group * 16 + row + 8),
+                    else zl.i64(min(tile * tiles + own, last_tile)) * groups * 16 + (group * 16 + row + 8),
                 ]
                 read_group(scales, shifts, scale, offset, rows_at, has_offset, center)
-                fresh = i32(1)
+                fresh = zl.i32(1)
             if integer or KIND == "block":
-                for i in static(range(BT // 2)):
-                    total[i] = f32(0)
+                for i in zl.static(range(BT // 2)):
+                    total[i] = zl.f32(0)
             for step in range(first, end):
                 here = ring + slot * stride
-                tokens_desc = base + u64(slot * stride // 16)
+                tokens_desc = base + zl.u64(slot * stride // 16)
                 if integer:
-                    words_at = cast_ptr(here + token_bytes, u32)
-                    for b in static(range(BLOCKS)):
+                    words_at = zl.cast_ptr(here + token_bytes, zl.u32)
+                    for b in zl.static(range(BLOCKS)):
                         if b == 0:
-                            mbarrier_wait(full + slot, parity)
+                            zl.mbarrier_wait(full + slot, parity)
                         read_words(
                             words,
                             high,
@@ -454,42 +411,42 @@ def gemm_skinny(
                         operands(a[b * half_count : (b + 1) * half_count], words, high, pick, step_of_lane, KIND)
                         if in_group == group_blocks:
                             # The group is complete: scale it, and start the next.
-                            wgmma_wait(0, acc, ones)
+                            zl.wgmma_wait(0, acc, ones)
                             fold(total, acc, ones, scales, shifts, BT)
                             in_group = 0
                             fresh = 1
                             if step * BLOCKS + b < blocks:
-                                for y in static(range(2)):
+                                for y in zl.static(range(2)):
                                     rows_at[y] += 16
                                 read_group(scales, shifts, scale, offset, rows_at, has_offset, center)
-                        wgmma_fence()
-                        for half in static(range(2)):
+                        zl.wgmma_fence()
+                        for half in zl.static(range(2)):
                             k = b * 4 + half * 2
                             onto = fresh == 0 if half == 0 else True
-                            wgmma_bf16(acc, a[b * half_count + half], tokens_desc + k, BT, onto)
+                            zl.wgmma_bf16(acc, a[b * half_count + half], tokens_desc + k, BT, onto)
                             if KIND == 8:
-                                wgmma_bf16(acc, a[b * half_count + 2 + half], tokens_desc + k, BT, True)
-                            wgmma_bf16(ones, unit, tokens_desc + k, BT, onto)
-                        wgmma_commit()
+                                zl.wgmma_bf16(acc, a[b * half_count + 2 + half], tokens_desc + k, BT, True)
+                            zl.wgmma_bf16(ones, unit, tokens_desc + k, BT, onto)
+                        zl.wgmma_commit()
                         fresh = 0
                         in_group += 1
                         # Named here, the other block's operands keep their registers until the products that read them
                         # are done.
-                        wgmma_wait(1, *a[(1 - b) * half_count : (2 - b) * half_count])
+                        zl.wgmma_wait(1, *a[(1 - b) * half_count : (2 - b) * half_count])
                         if b == 0:
                             if previous >= 0:
                                 release(empty + previous, lane)
                 else:
-                    mbarrier_wait(full + slot, parity)
-                    rows_desc = tokens_desc + u64((token_bytes + warp // 4 * (64 * ROW_BYTES)) // 16)
-                    wgmma_fence()
-                    for k in static(range(4)):
+                    zl.mbarrier_wait(full + slot, parity)
+                    rows_desc = tokens_desc + zl.u64((token_bytes + warp // 4 * (64 * ROW_BYTES)) // 16)
+                    zl.wgmma_fence()
+                    for k in zl.static(range(4)):
                         onto = k > 0 if KIND == "block" else True if k > 0 else step > first
                         if KIND == "bf16":
-                            wgmma_bf16(acc, rows_desc + k * 2, tokens_desc + k * 2, BT, onto)
+                            zl.wgmma_bf16(acc, rows_desc + k * 2, tokens_desc + k * 2, BT, onto)
                         else:
-                            wgmma_e4m3(acc, rows_desc + k * 2, tokens_desc + k * 2, BT, onto)
-                    wgmma_commit()
+                            zl.wgmma_e4m3(acc, rows_desc + k * 2, tokens_desc + k * 2, BT, onto)
+                    zl.wgmma_commit()
                     if KIND == "block":
                         # k of a stage is that of a block of scales; a warpgroup's rows are within one, or two if gated.
                         scales = [
@@ -503,11 +460,11 @@ def gemm_skinny(
                                 + step
                             ],
                         ]
-                        wgmma_wait(0, acc)
-                        for i in static(range(BT // 2)):
-                            total[i] = fma(acc[i], scales[i % 4 // 2], total[i])
+                        zl.wgmma_wait(0, acc)
+                        for i in zl.static(range(BT // 2)):
+                            total[i] = zl.fma(acc[i], scales[i % 4 // 2], total[i])
                     else:
-                        wgmma_wait(1)
+                        zl.wgmma_wait(1)
                     if previous >= 0:
                         release(empty + previous, lane)
                 previous = slot
@@ -516,13 +473,13 @@ def gemm_skinny(
                     slot = 0
                     parity = parity ^ 1
             if integer:
-                wgmma_wait(0, acc, ones)
+                zl.wgmma_wait(0, acc, ones)
                 fold(total, acc, ones, scales, shifts, BT)
             else:
-                wgmma_wait(0, total)
+                zl.wgmma_wait(0, total)
             release(empty + previous, lane)
             if at == begin:
-                grid_wait()
+                zl.grid_wait()
             complete = end - first == steps
             if end - first < steps:
                 complete = gather_parts(

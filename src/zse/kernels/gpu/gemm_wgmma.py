@@ -11,48 +11,7 @@ Sources of the method: the CUTLASS documentation of warp-specialised persistent 
 benchmarks/LOG.md.
 """
 
-from zse.kernel import (
-    Ptr,
-    TensorMap,
-    barrier,
-    bf16,
-    block_index,
-    cast_ptr,
-    convert,
-    f32,
-    fma,
-    grid_launch_dependents,
-    grid_wait,
-    i32,
-    i64,
-    inline,
-    kernel,
-    lane_index,
-    load,
-    make_vector,
-    mbarrier_array,
-    mbarrier_arrive,
-    mbarrier_expect,
-    mbarrier_init,
-    mbarrier_init_fence,
-    mbarrier_wait,
-    num_blocks,
-    set_max_registers,
-    shared_array,
-    smem_desc,
-    static,
-    store,
-    thread_index,
-    tma_load,
-    u8,
-    u64,
-    warp_index,
-    wgmma_bf16,
-    wgmma_commit,
-    wgmma_e4m3,
-    wgmma_fence,
-    wgmma_wait,
-)
+from zse import kernel as zl
 from zse.kernels.gpu.gemm_parts import activated, put_pair, sum_parts, tile_place
 
 THREADS = 384  # one warpgroup that copies, two that multiply
@@ -66,20 +25,20 @@ def stages(bm: int, bn: int) -> int:
     return min(8, SHARED_BYTES // ((bm + bn) * ROW_BYTES))
 
 
-@inline
+@zl.inline
 def load_stage(stage, bar, a_map, w_map, k, m0, n0, cols, with_a, with_w, BM, BN, GATED):
     """Ask for the boxes of one stage. A gated tile is half gate rows and half up rows."""
     if with_a:
-        tma_load(stage, a_map, (k, m0), bar)
+        zl.tma_load(stage, a_map, (k, m0), bar)
     if with_w:
         if GATED:
-            tma_load(stage + BM * ROW_BYTES, w_map, (k, n0), bar)
-            tma_load(stage + (BM + BN // 2) * ROW_BYTES, w_map, (k, cols + n0), bar)
+            zl.tma_load(stage + BM * ROW_BYTES, w_map, (k, n0), bar)
+            zl.tma_load(stage + (BM + BN // 2) * ROW_BYTES, w_map, (k, cols + n0), bar)
         else:
-            tma_load(stage + BM * ROW_BYTES, w_map, (k, n0), bar)
+            zl.tma_load(stage + BM * ROW_BYTES, w_map, (k, n0), bar)
 
 
-@inline
+@zl.inline
 def pair_of(w_scale, at, per_row, KIND):
     """The scales of two neighbouring weight rows."""
     if KIND == "e4m3":
@@ -89,7 +48,7 @@ def pair_of(w_scale, at, per_row, KIND):
     return pair
 
 
-@inline
+@zl.inline
 def scaled(acc, first, scales, row_scale, KIND):
     """Two neighbouring columns of the product, with the scales of the token and of the weight rows."""
     low, high = acc[first] + 0.0, acc[first + 1] + 0.0
@@ -100,7 +59,7 @@ def scaled(acc, first, scales, row_scale, KIND):
     return low, high
 
 
-@inline
+@zl.inline
 def store_tile(
     accs,
     out,
@@ -123,63 +82,63 @@ def store_tile(
 ):
     """A thread's part of a tile: rows row + 64 x + 8 half, two of every eight columns. What belongs to a column is read
     once for all rows."""
-    parts = [(x, half) for x in static(range(len(accs))) for half in static(range(2))]
-    rows = [row + (x * 64 + half * 8) for x, half in static(parts)]
-    places = [i64(r) * stride + col for r in static(rows)]
-    row_scales = [a_scale[min(r, tokens - 1)] if KIND != "bf16" else 1.0 for r in static(rows)]
-    for j in static(range(BN // 16 if GATED else BN // 8)):
+    parts = [(x, half) for x in zl.static(range(len(accs))) for half in zl.static(range(2))]
+    rows = [row + (x * 64 + half * 8) for x, half in zl.static(parts)]
+    places = [zl.i64(r) * stride + col for r in zl.static(rows)]
+    row_scales = [a_scale[min(r, tokens - 1)] if KIND != "bf16" else 1.0 for r in zl.static(rows)]
+    for j in zl.static(range(BN // 16 if GATED else BN // 8)):
         at = col + j * 8
         if at < cols:
             scales = pair_of(w_scale, at, per_row, KIND)
             if GATED:
                 up_scales = pair_of(w_scale, cols + at, per_row, KIND)
-                for i in static(range(len(parts))):
+                for i in zl.static(range(len(parts))):
                     if rows[i] < tokens:
                         acc, first = accs[parts[i][0]], j * 4 + parts[i][1] * 2
                         gates = scaled(acc, first, scales, row_scales[i], KIND)
                         ups = scaled(acc, BN // 4 + first, up_scales, row_scales[i], KIND)
-                        both = make_vector(
+                        both = zl.make_vector(
                             activated(gates[0], ups[0], linear, cubic), activated(gates[1], ups[1], linear, cubic)
                         )
-                        store(cast_ptr(out, bf16) + (places[i] + j * 8), convert(both, bf16))
+                        zl.store(zl.cast_ptr(out, zl.bf16) + (places[i] + j * 8), zl.convert(both, zl.bf16))
             else:
-                shift = [f32(0), f32(0)]
+                shift = [zl.f32(0), zl.f32(0)]
                 if has_bias != 0:
-                    both = load(bias + at, 2)
+                    both = zl.load(bias + at, 2)
                     shift[0] = both[0]
                     shift[1] = both[1]
-                for i in static(range(len(parts))):
+                for i in zl.static(range(len(parts))):
                     if rows[i] < tokens:
                         low, high = scaled(accs[parts[i][0]], j * 4 + parts[i][1] * 2, scales, row_scales[i], KIND)
                         put_pair(out, places[i] + j * 8, low + shift[0], high + shift[1], mode)
 
 
-@kernel
+@zl.kernel
 def gemm_wgmma(
-    a_map: TensorMap,
-    w_map: TensorMap,
-    a_scale: Ptr[f32, "const"],
-    w_scale: Ptr[f32, "const"],
-    bias: Ptr[f32, "const"],
-    out: Ptr[u8],
-    partial: Ptr[f32],
-    counters: Ptr[i32],
-    tokens: i32,
-    cols: i32,
-    stride: i32,
-    width: i32,
-    splits: i32,
-    early: i32,
-    per_row: i32,
-    has_bias: i32,
-    mode: i32,
-    linear: f32,
-    cubic: f32,
-    BM: static,
-    BN: static,
-    STAGES: static,
-    GATED: static,
-    KIND: static,
+    a_map: zl.TensorMap,
+    w_map: zl.TensorMap,
+    a_scale: zl.Ptr[zl.f32, "const"],
+    w_scale: zl.Ptr[zl.f32, "const"],
+    bias: zl.Ptr[zl.f32, "const"],
+    out: zl.Ptr[zl.u8],
+    partial: zl.Ptr[zl.f32],
+    counters: zl.Ptr[zl.i32],
+    tokens: zl.i32,
+    cols: zl.i32,
+    stride: zl.i32,
+    width: zl.i32,
+    splits: zl.i32,
+    early: zl.i32,
+    per_row: zl.i32,
+    has_bias: zl.i32,
+    mode: zl.i32,
+    linear: zl.f32,
+    cubic: zl.f32,
+    BM: zl.static,
+    BN: zl.static,
+    STAGES: zl.static,
+    GATED: zl.static,
+    KIND: zl.static,
 ):
     """cols: columns that this launch computes, of rows of out that are `stride` elements apart; the weights have as
     many rows, or twice as many when GATED (all gates first, then all ups). width = K. KIND: "bf16", "e4m3", or "block":
@@ -191,36 +150,36 @@ def gemm_wgmma(
     depth = ROW_BYTES // 2 if KIND == "bf16" else ROW_BYTES  # k of a stage
     tile_cols = BN // 2 if GATED else BN
     parts = BM // 128  # blocks of 64 rows of one warpgroup
-    ring = shared_array(u8, STAGES * stage_bytes, 1024)
-    full = mbarrier_array(STAGES)
-    empty = mbarrier_array(STAGES)
-    last = shared_array(i32, 4)
-    if thread_index() == 0:
-        for i in static(range(STAGES)):
-            mbarrier_init(full + i, 1)
-            mbarrier_init(empty + i, 2)
-        mbarrier_init_fence()
-    barrier()
-    grid_launch_dependents()
+    ring = zl.shared_array(zl.u8, STAGES * stage_bytes, 1024)
+    full = zl.mbarrier_array(STAGES)
+    empty = zl.mbarrier_array(STAGES)
+    last = zl.shared_array(zl.i32, 4)
+    if zl.thread_index() == 0:
+        for i in zl.static(range(STAGES)):
+            zl.mbarrier_init(full + i, 1)
+            zl.mbarrier_init(empty + i, 2)
+        zl.mbarrier_init_fence()
+    zl.barrier()
+    zl.grid_launch_dependents()
     steps = (width + (depth - 1)) // depth
     token_tiles = (tokens + (BM - 1)) // BM
     row_tiles = (cols + (tile_cols - 1)) // tile_cols
     units = token_tiles * row_tiles * splits
-    if warp_index() < 4:
-        set_max_registers("dec", 40)
-        if thread_index() == 0:
-            slot = i32(0)
-            parity = i32(1)
-            ahead = i32(0)
+    if zl.warp_index() < 4:
+        zl.set_max_registers("dec", 40)
+        if zl.thread_index() == 0:
+            slot = zl.i32(0)
+            parity = zl.i32(1)
+            ahead = zl.i32(0)
             # Where nobody writes the weights, the first stages' are on their way while the kernels before this one end.
-            if early != 0 and block_index(0) < units:
-                tile = block_index(0) // splits
-                part = block_index(0) % splits
+            if early != 0 and zl.block_index(0) < units:
+                tile = zl.block_index(0) // splits
+                part = zl.block_index(0) % splits
                 m, n = tile_place(tile, token_tiles, row_tiles)
                 first = part * steps // splits
                 ahead = min((part + 1) * steps // splits - first, STAGES)
                 for i in range(ahead):
-                    mbarrier_expect(full + i, stage_bytes)
+                    zl.mbarrier_expect(full + i, stage_bytes)
                     load_stage(
                         ring + i * stage_bytes,
                         full + i,
@@ -236,8 +195,8 @@ def gemm_wgmma(
                         BN,
                         GATED,
                     )
-            grid_wait()
-            for unit in range(block_index(0), units, num_blocks(0)):
+            zl.grid_wait()
+            for unit in range(zl.block_index(0), units, zl.num_blocks(0)):
                 tile = unit // splits
                 part = unit % splits
                 m, n = tile_place(tile, token_tiles, row_tiles)
@@ -261,8 +220,8 @@ def gemm_wgmma(
                             GATED,
                         )
                     else:
-                        mbarrier_wait(empty + slot, parity)
-                        mbarrier_expect(full + slot, stage_bytes)
+                        zl.mbarrier_wait(empty + slot, parity)
+                        zl.mbarrier_expect(full + slot, stage_bytes)
                         load_stage(
                             stage,
                             full + slot,
@@ -283,67 +242,67 @@ def gemm_wgmma(
                         slot = 0
                         parity = parity ^ 1
     else:
-        set_max_registers("inc", 232)
-        group = warp_index() // 4 - 1
-        thread = thread_index() - 128
-        lane = lane_index()
-        base = smem_desc(ring)
-        slot = i32(0)
-        parity = i32(0)
-        accs = [[f32(0) for _ in static(range(BN // 2))] for x in static(range(parts))]
-        product = [f32(0) for _ in static(range(BN // 2))] if KIND == "block" else accs[0]
-        for unit in range(block_index(0), units, num_blocks(0)):
+        zl.set_max_registers("inc", 232)
+        group = zl.warp_index() // 4 - 1
+        thread = zl.thread_index() - 128
+        lane = zl.lane_index()
+        base = zl.smem_desc(ring)
+        slot = zl.i32(0)
+        parity = zl.i32(0)
+        accs = [[zl.f32(0) for _ in zl.static(range(BN // 2))] for x in zl.static(range(parts))]
+        product = [zl.f32(0) for _ in zl.static(range(BN // 2))] if KIND == "block" else accs[0]
+        for unit in range(zl.block_index(0), units, zl.num_blocks(0)):
             tile = unit // splits
             part = unit % splits
             m, n = tile_place(tile, token_tiles, row_tiles)
             first = part * steps // splits
-            previous = i32(-1)
+            previous = zl.i32(-1)
             for step in range(first, (part + 1) * steps // splits):
-                mbarrier_wait(full + slot, parity)
-                a_desc = base + u64((slot * stage_bytes + group * (parts * 64 * ROW_BYTES)) // 16)
-                w_desc = base + u64((slot * stage_bytes + BM * ROW_BYTES) // 16)
+                zl.mbarrier_wait(full + slot, parity)
+                a_desc = base + zl.u64((slot * stage_bytes + group * (parts * 64 * ROW_BYTES)) // 16)
+                w_desc = base + zl.u64((slot * stage_bytes + BM * ROW_BYTES) // 16)
                 if KIND == "block":
                     # k of a stage is that of a block of scales: its sums are scaled in f32 before they are added up.
                     at = n * tile_cols // SCALE_BLOCK * steps + step
                     gate_scale = w_scale[at]
                     up_scale = w_scale[(cols + n * tile_cols) // SCALE_BLOCK * steps + step] if GATED else gate_scale
-                    for x in static(range(parts)):
-                        wgmma_fence()
-                        for k in static(range(4)):
-                            wgmma_e4m3(product, a_desc + (k * 2 + x * 512), w_desc + k * 2, BN, k > 0)
-                        wgmma_commit()
-                        wgmma_wait(0, product)
+                    for x in zl.static(range(parts)):
+                        zl.wgmma_fence()
+                        for k in zl.static(range(4)):
+                            zl.wgmma_e4m3(product, a_desc + (k * 2 + x * 512), w_desc + k * 2, BN, k > 0)
+                        zl.wgmma_commit()
+                        zl.wgmma_wait(0, product)
                         if step == first:
-                            for i in static(range(BN // 2)):
+                            for i in zl.static(range(BN // 2)):
                                 accs[x][i] = product[i] * (gate_scale if i < BN // 4 else up_scale)
                         else:
-                            for i in static(range(BN // 2)):
-                                accs[x][i] = fma(product[i], gate_scale if i < BN // 4 else up_scale, accs[x][i])
+                            for i in zl.static(range(BN // 2)):
+                                accs[x][i] = zl.fma(product[i], gate_scale if i < BN // 4 else up_scale, accs[x][i])
                 else:
-                    wgmma_fence()
-                    for k in static(range(4)):
-                        for x in static(range(parts)):
+                    zl.wgmma_fence()
+                    for k in zl.static(range(4)):
+                        for x in zl.static(range(parts)):
                             onto = True if k > 0 else step > first
                             if KIND == "e4m3":
-                                wgmma_e4m3(accs[x], a_desc + (k * 2 + x * 512), w_desc + k * 2, BN, onto)
+                                zl.wgmma_e4m3(accs[x], a_desc + (k * 2 + x * 512), w_desc + k * 2, BN, onto)
                             else:
-                                wgmma_bf16(accs[x], a_desc + (k * 2 + x * 512), w_desc + k * 2, BN, onto)
-                    wgmma_commit()
+                                zl.wgmma_bf16(accs[x], a_desc + (k * 2 + x * 512), w_desc + k * 2, BN, onto)
+                    zl.wgmma_commit()
                     # One group of products stays in flight; the stage of the one before is free.
-                    wgmma_wait(1)
+                    zl.wgmma_wait(1)
                 if previous >= 0:
                     if thread % 128 == 0:
-                        mbarrier_arrive(empty + previous)
+                        zl.mbarrier_arrive(empty + previous)
                 previous = slot
                 slot += 1
                 if slot == STAGES:
                     slot = 0
                     parity = parity ^ 1
-            wgmma_wait(0, *accs)
+            zl.wgmma_wait(0, *accs)
             if thread % 128 == 0:
-                mbarrier_arrive(empty + previous)
-            if unit == block_index(0):
-                grid_wait()
+                zl.mbarrier_arrive(empty + previous)
+            if unit == zl.block_index(0):
+                zl.grid_wait()
             complete = splits <= 1
             if splits > 1:
                 complete = sum_parts(accs, partial, unit, tile, splits, counters, last, thread, THREADS - 128, BN)
@@ -354,7 +313,7 @@ def gemm_wgmma(
                     bias,
                     a_scale,
                     w_scale,
-                    m * BM + group * (parts * 64) + warp_index() % 4 * 16 + lane // 4,
+                    m * BM + group * (parts * 64) + zl.warp_index() % 4 * 16 + lane // 4,
                     n * tile_cols + lane % 4 * 2,
                     tokens,
                     cols,

@@ -12,40 +12,7 @@ memory. The rest is as in matmul_small.py: a ring for each warp, the warps' sums
 result does not depend on the other tokens.
 """
 
-from zse.kernel import (
-    Ptr,
-    barrier,
-    bf16,
-    bitcast,
-    block_index,
-    cast_ptr,
-    copy_wait,
-    f32,
-    fma,
-    grid_launch_dependents,
-    grid_wait,
-    i32,
-    i64,
-    inline,
-    kernel,
-    lane_index,
-    load,
-    make_vector,
-    mma_u8s8,
-    num_blocks,
-    prmt,
-    reciprocal,
-    shared_array,
-    shuffle_xor,
-    static,
-    store,
-    target,
-    u8,
-    u32,
-    warp_barrier,
-    warp_index,
-    warp_max,
-)
+from zse import kernel as zl
 from zse.kernels.gpu.matmul_tiles import (
     GATED_SILU,
     PITCH,
@@ -83,169 +50,171 @@ def totals(group: int) -> int:
     return CHUNK // group_size(group)
 
 
-@inline
+@zl.inline
 def prepare(words, at, facts, lane, GROUP):
     """Four of a chunk's activations in each lane (two words of bf16 pairs) → 256 bytes at `at`, [64 columns][high,
     low][t][16], and facts: s, then the groups' sums."""
     bits = [words[0] << 16, words[0] & 0xFFFF0000, words[1] << 16, words[1] & 0xFFFF0000]
     size = [b & 0x7FFFFFFF for b in bits]
-    peak = bitcast(warp_max(max(max(size[0], size[1]), max(size[2], size[3]))), f32)  # as integers: NaN is the largest
+    peak = zl.bitcast(
+        zl.warp_max(max(max(size[0], size[1]), max(size[2], size[3]))), zl.f32
+    )  # as integers: NaN is the largest
     s = peak * (1.0 / PEAK)
-    inverse = PEAK * reciprocal(peak) if peak > 1e-30 else f32(0)
-    v = [bitcast(fma(bitcast(b, f32), inverse, MAGIC), u32) for b in bits]
+    inverse = PEAK * zl.reciprocal(peak) if peak > 1e-30 else zl.f32(0)
+    v = [zl.bitcast(zl.fma(zl.bitcast(b, zl.f32), inverse, MAGIC), zl.u32) for b in bits]
     up = [x + 128 for x in v]
-    low = prmt(prmt(v[0], v[1], 0x0040), prmt(v[2], v[3], 0x0040), 0x5410)
-    high = prmt(prmt(up[0], up[1], 0x0051), prmt(up[2], up[3], 0x0051), 0x5410)
+    low = zl.prmt(zl.prmt(v[0], v[1], 0x0040), zl.prmt(v[2], v[3], 0x0040), 0x5410)
+    high = zl.prmt(zl.prmt(up[0], up[1], 0x0051), zl.prmt(up[2], up[3], 0x0051), 0x5410)
     block, step = lane // 8, lane % 8
     place = at + (block // 2 * 128 + step % 4 * 16 + block % 2 * 8 + step // 4 * 4)
-    store(cast_ptr(place, u32), high)
-    store(cast_ptr(place + 64, u32), low)
-    total = bitcast(v[0] + v[1] + v[2] + v[3], i32) - 0x2D000000  # four times the bits of MAGIC, mod 2**32
+    zl.store(zl.cast_ptr(place, zl.u32), high)
+    zl.store(zl.cast_ptr(place + 64, zl.u32), low)
+    total = zl.bitcast(v[0] + v[1] + v[2] + v[3], zl.i32) - 0x2D000000  # four times the bits of MAGIC, mod 2**32
     masks = [1 << i for i in range((group_size(GROUP) // 4).bit_length() - 1)]
-    for mask in static(masks):
-        total = total + shuffle_xor(total, mask)
+    for mask in zl.static(masks):
+        total = total + zl.shuffle_xor(total, mask)
     per_group = group_size(GROUP) // 4
     if lane % per_group == 0:
-        facts[1 + lane // per_group] = f32(total) * s
+        facts[1 + lane // per_group] = zl.f32(total) * s
     if lane == 0:
         facts[0] = s
 
 
-@inline
+@zl.inline
 def load_chunk(x, a_lane, chunk, here, width, lane):
     """This lane's four columns of a chunk, of every token; zero past the last."""
     k = chunk * CHUNK
     inside = k + lane * 4 < width
-    for m in static(range(TOKENS)):
+    for m in zl.static(range(TOKENS)):
         if m < here:
-            v = bitcast(load(a_lane + (i64(m) * width + k if inside else i64(0)), 4), u32)
-            x[2 * m] = v[0] if inside else u32(0)
-            x[2 * m + 1] = v[1] if inside else u32(0)
+            v = zl.bitcast(zl.load(a_lane + (zl.i64(m) * width + k if inside else zl.i64(0)), 4), zl.u32)
+            x[2 * m] = v[0] if inside else zl.u32(0)
+            x[2 * m + 1] = v[1] if inside else zl.u32(0)
 
 
-@inline
+@zl.inline
 def weight_bytes(words, i, KIND, t):
     """A operands of block i: for each pair of rows four words of bytes."""
     per = CHUNK // 32
     if KIND == "int8":
         return [
             [words[2 * i][2 * r], words[2 * i][2 * r + 1], words[2 * i + 1][2 * r], words[2 * i + 1][2 * r + 1]]
-            for r in static(range(2))
+            for r in zl.static(range(2))
         ]
-    n = [[low_bits(words[i][q], s) for s in static(range(2))] for q in static(range(4))]
+    n = [[low_bits(words[i][q], s) for s in zl.static(range(2))] for q in zl.static(range(4))]
     if KIND == "int5":
-        bits = [words[per + i][q] >> u32(t) for q in static(range(4))]
+        bits = [words[per + i][q] >> zl.u32(t) for q in zl.static(range(4))]
         n = [
-            [n[q][s] | ((bits[q] if s else bits[q] << 4) & 0x10101010) for s in static(range(2))]
-            for q in static(range(4))
+            [n[q][s] | ((bits[q] if s else bits[q] << 4) & 0x10101010) for s in zl.static(range(2))]
+            for q in zl.static(range(4))
         ]
     if KIND == "int6":
         n = [
-            [n[q][s] | (((words[per + 2 * i + s][q] >> u32(2 * t)) << 4) & 0x30303030) for s in static(range(2))]
-            for q in static(range(4))
+            [n[q][s] | (((words[per + 2 * i + s][q] >> zl.u32(2 * t)) << 4) & 0x30303030) for s in zl.static(range(2))]
+            for q in zl.static(range(4))
         ]
-    return [[n[2 * r][0], n[2 * r + 1][0], n[2 * r][1], n[2 * r + 1][1]] for r in static(range(2))]
+    return [[n[2 * r][0], n[2 * r + 1][0], n[2 * r][1], n[2 * r + 1][1]] for r in zl.static(range(2))]
 
 
-@inline
+@zl.inline
 def multiply(acc, slot, at, facts, lane, symmetric, KIND, GROUP):
     """acc[row] += a chunk of weights in a slot, times the token of this lane's columns. at: of the lane's columns'
     bytes."""
     t = lane % 4
     place = slot + ((lane // 16) * 256 + t * 64 + ((lane // 4 % 4) ^ (t & 2)) * 16)
-    words = [load(cast_ptr(place + i * 512, u32), 4) for i in static(range(pieces(KIND, CHUNK)))]
-    fb = [load(cast_ptr(at + h * 128, u32), 4) for h in static(range(2))]
+    words = [zl.load(zl.cast_ptr(place + i * 512, zl.u32), 4) for i in zl.static(range(pieces(KIND, CHUNK)))]
+    fb = [zl.load(zl.cast_ptr(at + h * 128, zl.u32), 4) for h in zl.static(range(2))]
     size = group_size(GROUP)
-    for p in static(range(CHUNK // size)):
-        part = [i32(0) for _ in static(range(8))]
-        for i in static(range(p * size // 32, max((p + 1) * size // 32, p * size // 32 + 1))):
+    for p in zl.static(range(CHUNK // size)):
+        part = [zl.i32(0) for _ in zl.static(range(8))]
+        for i in zl.static(range(p * size // 32, max((p + 1) * size // 32, p * size // 32 + 1))):
             rows = weight_bytes(words, i, KIND, t)
             b = [fb[i // 2][i % 2 * 2], fb[i // 2][i % 2 * 2 + 1]]
-            for r in static(range(2)):
+            for r in zl.static(range(2)):
                 w = rows[r]
                 if size == 16:  # a mma has two groups: the other one's weights are zero
-                    w = [w[0], w[1], u32(0), u32(0)] if p % 2 == 0 else [u32(0), u32(0), w[2], w[3]]
-                mma_u8s8(part[4 * r : 4 * r + 4], w, b)
+                    w = [w[0], w[1], zl.u32(0), zl.u32(0)] if p % 2 == 0 else [zl.u32(0), zl.u32(0), w[2], w[3]]
+                zl.mma_u8s8(part[4 * r : 4 * r + 4], w, b)
         scales, offsets = load_scales(slot, lane, p, symmetric, KIND, GROUP, CHUNK)
         s, total = facts[0], facts[1 + p]
-        for j in static(range(4)):
-            dot = f32(part[2 * j] * 256 + part[2 * j + 1]) * s
-            acc[j] = fma(scales[j], dot, acc[j])
-            acc[j] = fma(offsets[j], total, acc[j])
+        for j in zl.static(range(4)):
+            dot = zl.f32(part[2 * j] * 256 + part[2 * j + 1]) * s
+            acc[j] = zl.fma(scales[j], dot, acc[j])
+            acc[j] = zl.fma(offsets[j], total, acc[j])
 
 
-@kernel
+@zl.kernel
 def matmul_few(
-    w: Ptr[u8, "const"],
-    high: Ptr[u8, "const"],
-    scale: Ptr[u8, "const"],
-    offset: Ptr[u8, "const"],
-    a: Ptr[bf16, "const"],
-    bias: Ptr[f32, "const"],
-    out: Ptr[f32],
-    tokens: i32,
-    rows: i32,
-    width: i32,
-    groups: i32,
-    shift: i32,
-    symmetric: i32,
-    scaling: i32,
-    has_bias: i32,
-    mode: i32,
-    KIND: static,
-    GROUP: static,
-    STAGES: static,
+    w: zl.Ptr[zl.u8, "const"],
+    high: zl.Ptr[zl.u8, "const"],
+    scale: zl.Ptr[zl.u8, "const"],
+    offset: zl.Ptr[zl.u8, "const"],
+    a: zl.Ptr[zl.bf16, "const"],
+    bias: zl.Ptr[zl.f32, "const"],
+    out: zl.Ptr[zl.f32],
+    tokens: zl.i32,
+    rows: zl.i32,
+    width: zl.i32,
+    groups: zl.i32,
+    shift: zl.i32,
+    symmetric: zl.i32,
+    scaling: zl.i32,
+    has_bias: zl.i32,
+    mode: zl.i32,
+    KIND: zl.static,
+    GROUP: zl.static,
+    STAGES: zl.static,
 ):
     """Grid (blocks that share the units, groups of 4 tokens). tokens of a block times width rounded up to CHUNK: at
     most ELEMENTS. The parameters are matmul_small's."""
     sources = (w, high, scale, offset)
-    WARPS = target.threads // 32
+    WARPS = zl.target.threads // 32
     FACTS = 1 + totals(GROUP)
     nbytes = slot_bytes(KIND, GROUP, CHUNK)
-    lane, warp = lane_index(), warp_index()
+    lane, warp = zl.lane_index(), zl.warp_index()
     g, t = lane // 4, lane % 4
     chunks = (width + (CHUNK - 1)) // CHUNK
-    gated = i32(mode >= GATED_SILU)
+    gated = zl.i32(mode >= GATED_SILU)
     units = (rows // 2 + 15) // 16 if gated != 0 else (rows + (UNIT - 1)) // UNIT
-    ring = shared_array(u8, WARPS * STAGES * nbytes, align=128)
-    sums = shared_array(f32, sums_bytes(WARPS, TOKENS) // 4)
-    columns = shared_array(u8, ELEMENTS * 2, align=128)  # [chunk][token][64 columns][high, low][64]
-    facts = shared_array(f32, ELEMENTS // CHUNK * FACTS)  # [chunk][token]
+    ring = zl.shared_array(zl.u8, WARPS * STAGES * nbytes, align=128)
+    sums = zl.shared_array(zl.f32, sums_bytes(WARPS, TOKENS) // 4)
+    columns = zl.shared_array(zl.u8, ELEMENTS * 2, align=128)  # [chunk][token][64 columns][high, low][64]
+    facts = zl.shared_array(zl.f32, ELEMENTS // CHUNK * FACTS)  # [chunk][token]
     mine = ring + warp * (STAGES * nbytes)
-    first_token = block_index(1) * TOKENS
+    first_token = zl.block_index(1) * TOKENS
     here = min(tokens - first_token, TOKENS)
     sizes = (rows, width, groups, shift, scaling, gated, symmetric)
     limits = (warp, chunks, units)
-    grid_launch_dependents()
+    zl.grid_launch_dependents()
 
     following = [
-        block_index(0) if warp < chunks else units,
+        zl.block_index(0) if warp < chunks else units,
         warp + 0,
     ]  # copied next: STAGES - 1 ahead of what is computed
-    at = [w + 0 for _ in static(range(state_of(KIND)))]
+    at = [w + 0 for _ in zl.static(range(state_of(KIND)))]
     point(at, sources, sizes, following[0], following[1], lane, KIND, CHUNK)
-    for s in static(range(STAGES - 1)):
+    for s in zl.static(range(STAGES - 1)):
         copy_next(mine + s * nbytes, at, following, sources, sizes, limits, lane, KIND, GROUP, CHUNK, WARPS)
-    grid_wait()
-    a_lane = a + (i64(first_token) * width + lane * 4)
-    x = [u32(0) for _ in static(range(2 * TOKENS))]  # the activations of the chunk that is prepared next
+    zl.grid_wait()
+    a_lane = a + (zl.i64(first_token) * width + lane * 4)
+    x = [zl.u32(0) for _ in zl.static(range(2 * TOKENS))]  # the activations of the chunk that is prepared next
     token = min(g // 2, here - 1)  # whose activations are this lane's column
-    slot, buffer = i32(0), i32(0)
-    for unit in range(block_index(0), units, num_blocks(0)):
-        acc = [f32(0) for _ in static(range(4))]
-        fresh = unit == block_index(0)
+    slot, buffer = zl.i32(0), zl.i32(0)
+    for unit in range(zl.block_index(0), units, zl.num_blocks(0)):
+        acc = [zl.f32(0) for _ in zl.static(range(4))]
+        fresh = unit == zl.block_index(0)
         if fresh:
             load_chunk(x, a_lane, warp, here, width, lane)
         for chunk in range(warp, chunks, WARPS):
             if fresh:
-                for m in static(range(TOKENS)):
+                for m in zl.static(range(TOKENS)):
                     if m < here:
                         place = chunk * here + m
                         prepare(x[2 * m : 2 * m + 2], columns + place * 256, facts + place * FACTS, lane, GROUP)
                 load_chunk(x, a_lane, chunk + WARPS, here, width, lane)
-            copy_wait(STAGES - 2)
-            warp_barrier()  # every lane's copies are here, and every lane is done with the slot that is filled next
-            free = slot - 1 if slot > 0 else i32(STAGES - 1)
+            zl.copy_wait(STAGES - 2)
+            zl.warp_barrier()  # every lane's copies are here, and every lane is done with the slot that is filled next
+            free = slot - 1 if slot > 0 else zl.i32(STAGES - 1)
             copy_next(mine + free * nbytes, at, following, sources, sizes, limits, lane, KIND, GROUP, CHUNK, WARPS)
             full = mine + slot * nbytes
             multiply(
@@ -258,14 +227,14 @@ def matmul_few(
                 KIND,
                 GROUP,
             )
-            slot = slot + 1 if slot < STAGES - 1 else i32(0)
+            slot = slot + 1 if slot < STAGES - 1 else zl.i32(0)
 
         if t < here:
-            store(
+            zl.store(
                 sums + ((buffer * WARPS + warp) * TOKENS + t) * PITCH + 4 * g,
-                make_vector(acc[0], acc[1], acc[2], acc[3]),
+                zl.make_vector(acc[0], acc[1], acc[2], acc[3]),
             )
-        barrier()  # the only one of a unit: the next unit's sums go to the other buffer
+        zl.barrier()  # the only one of a unit: the next unit's sums go to the other buffer
         finish_unit(
             sums + buffer * (WARPS * TOKENS * PITCH),
             unit,

@@ -6,35 +6,7 @@ columns: in layout r16 a word of the plane has 4 (8 bits) or twice 4 of them. Th
 is in the batch, so that a token's result is the same bits alone and in a batch.
 """
 
-from zse.kernel import (
-    Ptr,
-    Variant,
-    barrier,
-    bf16,
-    block_index,
-    cast_ptr,
-    convert,
-    e4m3,
-    f16,
-    f32,
-    fma,
-    grid_launch_dependents,
-    grid_wait,
-    i32,
-    i64,
-    inline,
-    kernel,
-    lane_index,
-    load,
-    shared_array,
-    shuffle_xor,
-    static,
-    target,
-    thread_index,
-    u8,
-    u32,
-    warp_index,
-)
+from zse import kernel as zl
 from zse.kernels.activation import activate
 from zse.kernels.gpu.matmul_tiles import ACCUMULATE, GATED_GELU, MIDDLE, STORE
 from zse.kernels.gpu.r16 import HIGH_BYTES, q_bytes
@@ -45,10 +17,10 @@ TOKENS = 8
 ROWS = 16
 BITS = {"int4": 4, "int5": 5, "int6": 6, "int8": 8}
 LOW = 0x0F0F0F0F
-DENSE = {"bf16": bf16, "f16": f16, "f32": f32, "e4m3": e4m3}
+DENSE = {"bf16": zl.bf16, "f16": zl.f16, "f32": zl.f32, "e4m3": zl.e4m3}
 
 
-@inline
+@zl.inline
 def step_bytes(word, high, step, second, bits):
     """Four weights as bytes of a u32: of step `step` (0 .. 3, run time), or of step + 4 if `second`. word: of that step (8 bits) or of
     both; high: the row's word of the `high` plane (6 bits: the half of it that has this step)."""
@@ -62,116 +34,116 @@ def step_bytes(word, high, step, second, bits):
     return q
 
 
-@inline
+@zl.inline
 def integer_pieces(planes, tile, block, sizes, r, p, KIND):
     """The four pieces of a lane in a block of 32 columns: lists of 4 f32."""
     q, high, scale, offset = planes
     blocks, groups, group_blocks, symmetric = sizes
     bits = BITS[KIND]
-    place = i64(tile * blocks + block)
-    at = cast_ptr(q, u32) + (place * (q_bytes(bits) // 4) + (p * 32 + r))
-    high_at = cast_ptr(high, u32) + (place * (HIGH_BYTES[bits] // 4) + r)
+    place = zl.i64(tile * blocks + block)
+    at = zl.cast_ptr(q, zl.u32) + (place * (q_bytes(bits) // 4) + (p * 32 + r))
+    high_at = zl.cast_ptr(high, zl.u32) + (place * (HIGH_BYTES[bits] // 4) + r)
     pieces = []
-    for half in static(range(2)):
+    for half in zl.static(range(2)):
         # Groups of 16 columns have two scales a block: group_blocks is 0.
         group = block * 2 + half if group_blocks == 0 else block // max(group_blocks, 1)
-        scale_at = i64(tile * groups + group) * ROWS + r
-        step = f32(cast_ptr(scale, f16)[scale_at])
+        scale_at = zl.i64(tile * groups + group) * ROWS + r
+        step = zl.f32(zl.cast_ptr(scale, zl.f16)[scale_at])
         base = step * -MIDDLE[KIND]
         if symmetric == 0:
-            base = f32(cast_ptr(offset, f16)[scale_at])
-        for i in static(range(2)):
+            base = zl.f32(zl.cast_ptr(offset, zl.f16)[scale_at])
+        for i in zl.static(range(2)):
             word = at[half * 64 + i * 16] if bits == 8 else at[i * 16]
             extra = high_at[half * 16 if bits == 6 else 0] if bits in (5, 6) else None
-            four = step_bytes(word, extra, u32(p * 2 + i), half == 1, bits)
-            pieces.append([fma(f32((four >> (8 * e)) & 255), step, base) for e in static(range(4))])
+            four = step_bytes(word, extra, zl.u32(p * 2 + i), half == 1, bits)
+            pieces.append([zl.fma(zl.f32((four >> (8 * e)) & 255), step, base) for e in zl.static(range(4))])
     return pieces
 
 
-@inline
+@zl.inline
 def dense_pieces(planes, row, block, width, scaling, p, KIND):
     """Likewise of a row-major weight; columns that are none become zeros."""
     w, _, scale, _ = planes
-    unit = f32(1)
+    unit = zl.f32(1)
     if KIND == "e4m3":
         if scaling == 2:
-            unit = cast_ptr(scale, f32)[
+            unit = zl.cast_ptr(scale, zl.f32)[
                 row // FP8_BLOCK * ((width + (FP8_BLOCK - 1)) // FP8_BLOCK) + block * 32 // FP8_BLOCK
             ]
-    at = cast_ptr(w, DENSE[KIND]) + i64(row) * width
+    at = zl.cast_ptr(w, DENSE[KIND]) + zl.i64(row) * width
     pieces = []
-    for half in static(range(2)):
-        for i in static(range(2)):
+    for half in zl.static(range(2)):
+        for i in zl.static(range(2)):
             column = block * 32 + half * 16 + p * 8 + i * 4
-            values = f32.x(4)(0)
+            values = zl.f32.x(4)(0)
             if column < width:
-                values = convert(load(at + column, 4), f32)
-            pieces.append([values[e] * unit for e in static(range(4))])
+                values = zl.convert(zl.load(at + column, 4), zl.f32)
+            pieces.append([values[e] * unit for e in zl.static(range(4))])
     return pieces
 
 
-@inline
+@zl.inline
 def multiply(acc, pieces, a_rows, block, width, p):
     """acc[t] += the lane's columns of a block times token t's activations."""
-    for x in static(range(4)):
+    for x in zl.static(range(4)):
         column = block * 32 + x // 2 * 16 + p * 8 + x % 2 * 4
         if column < width:
-            for t in static(range(TOKENS)):
-                values = convert(load(a_rows[t] + column, 4), f32)
-                for e in static(range(4)):
-                    acc[t] = fma(values[e], pieces[x][e], acc[t])
+            for t in zl.static(range(TOKENS)):
+                values = zl.convert(zl.load(a_rows[t] + column, 4), zl.f32)
+                for e in zl.static(range(4)):
+                    acc[t] = zl.fma(values[e], pieces[x][e], acc[t])
 
 
-@inline
+@zl.inline
 def factor_of(scale, row, scaling, KIND):
     """What a row's sum is multiplied by in the end."""
     if KIND == "e4m3":
-        return f32(1) if scaling == 2 else cast_ptr(scale, f32)[row if scaling == 0 else 0]
-    return f32(1)
+        return zl.f32(1) if scaling == 2 else zl.cast_ptr(scale, zl.f32)[row if scaling == 0 else 0]
+    return zl.f32(1)
 
 
-@kernel
+@zl.kernel
 def matmul_simple(
-    w: Ptr[u8, "const"],
-    high: Ptr[u8, "const"],
-    scale: Ptr[u8, "const"],
-    offset: Ptr[u8, "const"],
-    a: Ptr[bf16, "const"],
-    bias: Ptr[f32, "const"],
-    out: Ptr[f32],
-    tokens: i32,
-    rows: i32,
-    width: i32,
-    groups: i32,
-    group_blocks: i32,
-    symmetric: i32,
-    scaling: i32,
-    has_bias: i32,
-    mode: i32,
-    KIND: static,
-    GATED: static,
+    w: zl.Ptr[zl.u8, "const"],
+    high: zl.Ptr[zl.u8, "const"],
+    scale: zl.Ptr[zl.u8, "const"],
+    offset: zl.Ptr[zl.u8, "const"],
+    a: zl.Ptr[zl.bf16, "const"],
+    bias: zl.Ptr[zl.f32, "const"],
+    out: zl.Ptr[zl.f32],
+    tokens: zl.i32,
+    rows: zl.i32,
+    width: zl.i32,
+    groups: zl.i32,
+    group_blocks: zl.i32,
+    symmetric: zl.i32,
+    scaling: zl.i32,
+    has_bias: zl.i32,
+    mode: zl.i32,
+    KIND: zl.static,
+    GATED: zl.static,
 ):
     """Grid (units of 16 rows, groups of TOKENS tokens). groups: scales of a row; group_blocks: blocks of 32 columns of a group, 0 for
     groups of 16; scaling (e4m3): 0 a scale per row, 1 one, 2 one per 128 x 128; mode: as of matmul_small."""
-    warps = target.threads // target.warp
+    warps = zl.target.threads // zl.target.warp
     parts = 2 if GATED else 1
-    sums = shared_array(f32, warps * parts * TOKENS * ROWS)
-    lane = lane_index()
-    warp = warp_index()
+    sums = zl.shared_array(zl.f32, warps * parts * TOKENS * ROWS)
+    lane = zl.lane_index()
+    warp = zl.warp_index()
     r = lane // 2
     p = lane % 2
-    unit = block_index(0)
-    first = block_index(1) * TOKENS
+    unit = zl.block_index(0)
+    first = zl.block_index(1) * TOKENS
     here = min(tokens - first, TOKENS)
     blocks = (width + 31) // 32
     num_rows = rows // 2 if GATED else rows
     planes = (w, high, scale, offset)
-    grid_launch_dependents()
-    grid_wait()
-    a_rows = [a + i64(first + min(t, here - 1)) * width for t in static(range(TOKENS))]
-    acc = [[f32(0) for t in static(range(TOKENS))] for part in static(range(parts))]
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    a_rows = [a + zl.i64(first + min(t, here - 1)) * width for t in zl.static(range(TOKENS))]
+    acc = [[zl.f32(0) for t in zl.static(range(TOKENS))] for part in zl.static(range(parts))]
     for block in range(warp, blocks, warps):
-        for part in static(range(parts)):
+        for part in zl.static(range(parts)):
             if KIND in BITS:
                 pieces = integer_pieces(
                     planes,
@@ -187,34 +159,34 @@ def matmul_simple(
                     planes, min(unit * ROWS + r, num_rows - 1) + part * num_rows, block, width, scaling, p, KIND
                 )
             multiply(acc[part], pieces, a_rows, block, width, p)
-    for part in static(range(parts)):
-        for t in static(range(TOKENS)):
-            total = acc[part][t] + shuffle_xor(acc[part][t], 1)
+    for part in zl.static(range(parts)):
+        for t in zl.static(range(TOKENS)):
+            total = acc[part][t] + zl.shuffle_xor(acc[part][t], 1)
             if p == 0:
                 sums[((warp * parts + part) * TOKENS + t) * ROWS + r] = total
-    barrier()
-    for i in range(thread_index(), here * ROWS, target.threads):
+    zl.barrier()
+    for i in range(zl.thread_index(), here * ROWS, zl.target.threads):
         token = i // ROWS
         row = unit * ROWS + i % ROWS
         if row < num_rows:
-            totals = [f32(0) for part in static(range(parts))]
-            for part in static(range(parts)):
-                for n in static(range(warps)):
+            totals = [zl.f32(0) for part in zl.static(range(parts))]
+            for part in zl.static(range(parts)):
+                for n in zl.static(range(warps)):
                     totals[part] += sums[(n * parts + part) * (TOKENS * ROWS) + i]
                 totals[part] = totals[part] * factor_of(scale, row + part * num_rows, scaling, KIND)
                 if has_bias != 0:
                     totals[part] += bias[row + part * num_rows]
-            at = i64(first + token) * num_rows + row
-            to = cast_ptr(out, bf16)
+            at = zl.i64(first + token) * num_rows + row
+            to = zl.cast_ptr(out, zl.bf16)
             if GATED:
                 act = activate(totals[0], "gelu_tanh") if mode == GATED_GELU else activate(totals[0], "silu")
-                to[at] = convert(act * totals[1], bf16)
+                to[at] = zl.convert(act * totals[1], zl.bf16)
             elif mode == STORE:
                 out[at] = totals[0]
             elif mode == ACCUMULATE:
                 out[at] = out[at] + totals[0]
             else:
-                to[at] = convert(totals[0], bf16)
+                to[at] = zl.convert(totals[0], zl.bf16)
 
 
 def kind_of(scheme) -> str:
@@ -226,10 +198,10 @@ def symbol_of(kind: str, gated: bool) -> str:
     return f"matmul_simple_{kind}{'_gated' if gated else ''}"
 
 
-def variants(target) -> list[Variant]:
+def variants(target) -> list[zl.Variant]:
     """Every kind of weight, plain and gated."""
     return [
-        Variant(symbol_of(kind, gated), matmul_simple, {"KIND": kind, "GATED": gated}, threads=THREADS)
+        zl.Variant(symbol_of(kind, gated), matmul_simple, {"KIND": kind, "GATED": gated}, threads=THREADS)
         for kind in (*BITS, *DENSE)
         for gated in (False, True)
     ]

@@ -16,40 +16,7 @@ sum w a = scale * sum (128 + q) a + (offset - 128 scale) * sum a.
 The accumulation is f32 of exact products. What a token gets does not depend on how many tokens there are.
 """
 
-from zse.kernel import (
-    Ptr,
-    barrier,
-    bf16,
-    bitcast,
-    block_index,
-    cast_ptr,
-    convert,
-    copy_wait,
-    f16,
-    f32,
-    fma,
-    grid_launch_dependents,
-    grid_wait,
-    i32,
-    i64,
-    inline,
-    kernel,
-    lane_index,
-    load,
-    make_vector,
-    mma_bf16,
-    mul_bf16x2,
-    num_blocks,
-    prmt,
-    shared_array,
-    static,
-    store,
-    target,
-    u8,
-    u32,
-    warp_barrier,
-    warp_index,
-)
+from zse import kernel as zl
 from zse.kernels.gpu.matmul_tiles import (
     GATED_SILU,
     INTEGERS,
@@ -81,211 +48,216 @@ def token_loads(kind: str, chunk: int) -> list[tuple[int, int, int, int]]:
     return [(16 * s, 4, 2, 2 * s) for s in range(chunk // 16)]
 
 
-@inline
+@zl.inline
 def pair(nibbles, half, HIGH):
     """Two of four small integers (bytes) as bf16: 128 + q, or 2048 + 16 q."""
-    return prmt(nibbles, 0x45454545 if HIGH else 0x43434343, 0x4342 if half else 0x4140)
+    return zl.prmt(nibbles, 0x45454545 if HIGH else 0x43434343, 0x4342 if half else 0x4140)
 
 
-@inline
+@zl.inline
 def dequantize_e4m3(word):
     """Four e4m3 → two words of two bf16, exact: the bits move to where they mean value / 2**120, subnormals too."""
-    low, high = prmt(word, u32(0), 0x1404), prmt(word, u32(0), 0x3424)
+    low, high = zl.prmt(word, zl.u32(0), 0x1404), zl.prmt(word, zl.u32(0), 0x3424)
     low = (low & 0x80008000) | ((low >> 4) & 0x07F007F0)
     high = (high & 0x80008000) | ((high >> 4) & 0x07F007F0)
-    return mul_bf16x2(low, u32(0x7B807B80)), mul_bf16x2(high, u32(0x7B807B80))
+    return zl.mul_bf16x2(low, zl.u32(0x7B807B80)), zl.mul_bf16x2(high, zl.u32(0x7B807B80))
 
 
-@inline
+@zl.inline
 def load_tokens(b, a_row, chunk, width, t, KIND, CHUNK):
     """The B fragments of a chunk into b: two words for every 16 columns; columns past the last are zero."""
     first = chunk * CHUNK
     if first + CHUNK <= width:
         for column, per_lane, words, at in token_loads(KIND, CHUNK):
-            v = bitcast(load(a_row + (first + column + t * per_lane), words * 2), u32)
-            for i in static(range(words)):
+            v = zl.bitcast(zl.load(a_row + (first + column + t * per_lane), words * 2), zl.u32)
+            for i in zl.static(range(words)):
                 b[at + i] = v[i]
     else:
         for column, per_lane, words, at in token_loads(KIND, CHUNK):
             k = first + column + t * per_lane
-            v = bitcast(load(a_row + (k if k < width else 0), words * 2), u32)
-            for i in static(range(words)):
-                b[at + i] = v[i] if k < width else u32(0)
+            v = zl.bitcast(zl.load(a_row + (k if k < width else 0), words * 2), zl.u32)
+            for i in zl.static(range(words)):
+                b[at + i] = v[i] if k < width else zl.u32(0)
 
 
-@inline
+@zl.inline
 def multiply_integers(acc, slot, b, lane, symmetric, KIND, GROUP, CHUNK):
     """acc += a chunk of quantized weights in a slot, times the tokens."""
     g, t = lane // 4, lane % 4
     per = CHUNK // 32
     place = slot + ((lane // 16) * 256 + t * 64 + ((g % 4) ^ (t & 2)) * 16)
-    words = [load(cast_ptr(place + i * 512, u32), 4) for i in static(range(pieces(KIND, CHUNK)))]
+    words = [zl.load(zl.cast_ptr(place + i * 512, zl.u32), 4) for i in zl.static(range(pieces(KIND, CHUNK)))]
     num_groups = 1 if GROUP == 0 else CHUNK // GROUP
     steps = CHUNK // 16 // num_groups
     # 128 q's are 128 + q; 8 bits: (128 + low) + (2048 + 16 high)
     constant = 2176.0 if KIND == "int8" else 128.0
-    for p in static(range(num_groups)):
-        part = [f32(0) for _ in static(range(8))]
-        total = [f32(0) for _ in static(range(4))]
-        for s in static(range(p * steps, (p + 1) * steps)):
+    for p in zl.static(range(num_groups)):
+        part = [zl.f32(0) for _ in zl.static(range(8))]
+        total = [zl.f32(0) for _ in zl.static(range(4))]
+        for s in zl.static(range(p * steps, (p + 1) * steps)):
             i, h = s // 2, s % 2
             fb = [b[2 * s], b[2 * s + 1]]
             if KIND == "int8":
-                for high in static(range(2)):
-                    n = [low_bits(words[2 * i + h][q], high) for q in static(range(4))]
-                    f = [pair(n[q], c, high) for q in static(range(4)) for c in static(range(2))]
-                    mma_bf16(part[0:4], [f[0], f[2], f[1], f[3]], fb)
-                    mma_bf16(part[4:8], [f[4], f[6], f[5], f[7]], fb)
+                for high in zl.static(range(2)):
+                    n = [low_bits(words[2 * i + h][q], high) for q in zl.static(range(4))]
+                    f = [pair(n[q], c, high) for q in zl.static(range(4)) for c in zl.static(range(2))]
+                    zl.mma_bf16(part[0:4], [f[0], f[2], f[1], f[3]], fb)
+                    zl.mma_bf16(part[4:8], [f[4], f[6], f[5], f[7]], fb)
             else:
-                n = [low_bits(words[i][q], h) for q in static(range(4))]
+                n = [low_bits(words[i][q], h) for q in zl.static(range(4))]
                 if KIND == "int5":
-                    bits = [words[per + i][q] >> u32(t) for q in static(range(4))]
-                    n = [n[q] | ((bits[q] if h else bits[q] << 4) & 0x10101010) for q in static(range(4))]
+                    bits = [words[per + i][q] >> zl.u32(t) for q in zl.static(range(4))]
+                    n = [n[q] | ((bits[q] if h else bits[q] << 4) & 0x10101010) for q in zl.static(range(4))]
                 if KIND == "int6":
-                    bits = [words[per + 2 * i + h][q] >> u32(2 * t) for q in static(range(4))]
-                    n = [n[q] | ((bits[q] << 4) & 0x30303030) for q in static(range(4))]
-                f = [pair(n[q], c, 0) for q in static(range(4)) for c in static(range(2))]
-                mma_bf16(part[0:4], [f[0], f[2], f[1], f[3]], fb)
-                mma_bf16(part[4:8], [f[4], f[6], f[5], f[7]], fb)
-            mma_bf16(total, [u32(ONES), u32(ONES), u32(ONES), u32(ONES)], fb)
+                    bits = [words[per + 2 * i + h][q] >> zl.u32(2 * t) for q in zl.static(range(4))]
+                    n = [n[q] | ((bits[q] << 4) & 0x30303030) for q in zl.static(range(4))]
+                f = [pair(n[q], c, 0) for q in zl.static(range(4)) for c in zl.static(range(2))]
+                zl.mma_bf16(part[0:4], [f[0], f[2], f[1], f[3]], fb)
+                zl.mma_bf16(part[4:8], [f[4], f[6], f[5], f[7]], fb)
+            zl.mma_bf16(total, [zl.u32(ONES), zl.u32(ONES), zl.u32(ONES), zl.u32(ONES)], fb)
         scales, offsets = load_scales(slot, lane, p, symmetric, KIND, GROUP, CHUNK)
-        for q in static(range(4)):
-            base = fma(scales[q], -constant, offsets[q])
-            for c in static(range(2)):
+        for q in zl.static(range(4)):
+            base = zl.fma(scales[q], -constant, offsets[q])
+            for c in zl.static(range(2)):
                 e = q * 2 + c
-                acc[e] = fma(scales[q], part[e], acc[e])
-                acc[e] = fma(base, total[c], acc[e])
+                acc[e] = zl.fma(scales[q], part[e], acc[e])
+                acc[e] = zl.fma(base, total[c], acc[e])
 
 
-@inline
+@zl.inline
 def split_bf16(v):
     """f32 numbers as words of bf16 pairs: rounded, and what that left out (f16 is their exact sum)."""
-    first = convert(v, bf16)
-    rest = convert(v - convert(first, f32), bf16)
-    return bitcast(first, u32), bitcast(rest, u32)
+    first = zl.convert(v, zl.bf16)
+    rest = zl.convert(v - zl.convert(first, zl.f32), zl.bf16)
+    return zl.bitcast(first, zl.u32), zl.bitcast(rest, zl.u32)
 
 
-@inline
+@zl.inline
 def multiply_dense(acc, slot, b, lane, scaling, KIND, CHUNK):
     """acc += a chunk of dense or fp8 weights in a slot, times the tokens."""
     item = ITEM[KIND]
     per = CHUNK * item // 64
     place = slot + lane * 16
     if KIND == "e4m3":
-        part = [f32(0) for _ in static(range(8))]
-        for p in static(range(per)):
-            words = [load(cast_ptr(place + (j * per + p) * 512, u32), 4) for j in static(range(4))]
-            for q in static(range(4)):
+        part = [zl.f32(0) for _ in zl.static(range(8))]
+        for p in zl.static(range(per)):
+            words = [zl.load(zl.cast_ptr(place + (j * per + p) * 512, zl.u32), 4) for j in zl.static(range(4))]
+            for q in zl.static(range(4)):
                 s = 4 * p + q
-                f = [dequantize_e4m3(words[j][q]) for j in static(range(4))]
-                mma_bf16(part[0:4], [f[0][0], f[1][0], f[0][1], f[1][1]], [b[2 * s], b[2 * s + 1]])
-                mma_bf16(part[4:8], [f[2][0], f[3][0], f[2][1], f[3][1]], [b[2 * s], b[2 * s + 1]])
-        factor = load(cast_ptr(slot + (pieces(KIND, CHUNK) * 512 + lane * 4), f32), 1) if scaling == 2 else f32(1)
-        for e in static(range(8)):
-            acc[e] = fma(part[e], factor, acc[e])
+                f = [dequantize_e4m3(words[j][q]) for j in zl.static(range(4))]
+                zl.mma_bf16(part[0:4], [f[0][0], f[1][0], f[0][1], f[1][1]], [b[2 * s], b[2 * s + 1]])
+                zl.mma_bf16(part[4:8], [f[2][0], f[3][0], f[2][1], f[3][1]], [b[2 * s], b[2 * s + 1]])
+        factor = (
+            zl.load(zl.cast_ptr(slot + (pieces(KIND, CHUNK) * 512 + lane * 4), zl.f32), 1)
+            if scaling == 2
+            else zl.f32(1)
+        )
+        for e in zl.static(range(8)):
+            acc[e] = zl.fma(part[e], factor, acc[e])
     else:
-        for p in static(range(per)):
+        for p in zl.static(range(per)):
             if KIND == "bf16":
-                words = [load(cast_ptr(place + (j * per + p) * 512, u32), 4) for j in static(range(4))]
-                for s in static(range(2)):
+                words = [zl.load(zl.cast_ptr(place + (j * per + p) * 512, zl.u32), 4) for j in zl.static(range(4))]
+                for s in zl.static(range(2)):
                     fb = [b[4 * p + 2 * s], b[4 * p + 2 * s + 1]]
-                    for r in static(range(2)):
+                    for r in zl.static(range(2)):
                         x, y = words[2 * r], words[2 * r + 1]
-                        mma_bf16(acc[4 * r : 4 * r + 4], [x[2 * s], y[2 * s], x[2 * s + 1], y[2 * s + 1]], fb)
+                        zl.mma_bf16(acc[4 * r : 4 * r + 4], [x[2 * s], y[2 * s], x[2 * s + 1], y[2 * s + 1]], fb)
             else:
-                element, count = (f16, 8) if KIND == "f16" else (f32, 4)
+                element, count = (zl.f16, 8) if KIND == "f16" else (zl.f32, 4)
                 halves = [
-                    split_bf16(convert(load(cast_ptr(place + (j * per + p) * 512, element), count), f32))
-                    for j in static(range(4))
+                    split_bf16(zl.convert(zl.load(zl.cast_ptr(place + (j * per + p) * 512, element), count), zl.f32))
+                    for j in zl.static(range(4))
                 ]
-                for s in static(range(count // 4)):
+                for s in zl.static(range(count // 4)):
                     at = (count // 4 * p + s) * 2
-                    for r in static(range(2)):
+                    for r in zl.static(range(2)):
                         for x, y in zip(halves[2 * r], halves[2 * r + 1]):
-                            mma_bf16(
+                            zl.mma_bf16(
                                 acc[4 * r : 4 * r + 4],
                                 [x[2 * s], y[2 * s], x[2 * s + 1], y[2 * s + 1]],
                                 [b[at], b[at + 1]],
                             )
 
 
-@kernel
+@zl.kernel
 def matmul_small(
-    w: Ptr[u8, "const"],
-    high: Ptr[u8, "const"],
-    scale: Ptr[u8, "const"],
-    offset: Ptr[u8, "const"],
-    a: Ptr[bf16, "const"],
-    bias: Ptr[f32, "const"],
-    out: Ptr[f32],
-    tokens: i32,
-    rows: i32,
-    width: i32,
-    groups: i32,
-    shift: i32,
-    symmetric: i32,
-    scaling: i32,
-    has_bias: i32,
-    mode: i32,
-    KIND: static,
-    GROUP: static,
-    CHUNK: static,
-    STAGES: static,
+    w: zl.Ptr[zl.u8, "const"],
+    high: zl.Ptr[zl.u8, "const"],
+    scale: zl.Ptr[zl.u8, "const"],
+    offset: zl.Ptr[zl.u8, "const"],
+    a: zl.Ptr[zl.bf16, "const"],
+    bias: zl.Ptr[zl.f32, "const"],
+    out: zl.Ptr[zl.f32],
+    tokens: zl.i32,
+    rows: zl.i32,
+    width: zl.i32,
+    groups: zl.i32,
+    shift: zl.i32,
+    symmetric: zl.i32,
+    scaling: zl.i32,
+    has_bias: zl.i32,
+    mode: zl.i32,
+    KIND: zl.static,
+    GROUP: zl.static,
+    CHUNK: zl.static,
+    STAGES: zl.static,
 ):
     """Grid (blocks that share the units, groups of 8 tokens). groups: scales of a row; shift: of class 32 and 0, log2
     of a group in multiples of 32 or of the chunk (31: the row); scaling (e4m3): 0 a scale per row, 1 one, 2 one per
     128 x 128; mode: STORE, ..."""
     sources = (w, high, scale, offset)
-    WARPS = target.threads // 32
+    WARPS = zl.target.threads // 32
     nbytes = slot_bytes(KIND, GROUP, CHUNK)
-    lane, warp = lane_index(), warp_index()
+    lane, warp = zl.lane_index(), zl.warp_index()
     g, t = lane // 4, lane % 4
     chunks = (width + (CHUNK - 1)) // CHUNK
-    gated = i32(mode >= GATED_SILU)
+    gated = zl.i32(mode >= GATED_SILU)
     units = (rows // 2 + 15) // 16 if gated != 0 else (rows + (UNIT - 1)) // UNIT
-    ring = shared_array(u8, WARPS * STAGES * nbytes, align=128)
-    sums = shared_array(f32, sums_bytes(WARPS, TOKENS) // 4)
+    ring = zl.shared_array(zl.u8, WARPS * STAGES * nbytes, align=128)
+    sums = zl.shared_array(zl.f32, sums_bytes(WARPS, TOKENS) // 4)
     mine = ring + warp * (STAGES * nbytes)
-    first_token = block_index(1) * TOKENS
+    first_token = zl.block_index(1) * TOKENS
     here = min(tokens - first_token, TOKENS)  # tokens of this block
     sizes = (rows, width, groups, shift, scaling, gated, symmetric)
     limits = (warp, chunks, units)
-    grid_launch_dependents()
+    zl.grid_launch_dependents()
 
     following = [
-        block_index(0) if warp < chunks else units,
+        zl.block_index(0) if warp < chunks else units,
         warp + 0,
     ]  # copied next: STAGES - 1 ahead of what is computed
-    at = [w + 0 for _ in static(range(state_of(KIND)))]
+    at = [w + 0 for _ in zl.static(range(state_of(KIND)))]
     point(at, sources, sizes, following[0], following[1], lane, KIND, CHUNK)
-    for s in static(range(STAGES - 1)):
+    for s in zl.static(range(STAGES - 1)):
         copy_next(mine + s * nbytes, at, following, sources, sizes, limits, lane, KIND, GROUP, CHUNK, WARPS)
-    grid_wait()
-    a_row = a + i64(first_token + min(g, here - 1)) * width
-    b = [u32(0) for _ in static(range(CHUNK // 8))]
-    slot, buffer = i32(0), i32(0)
-    for unit in range(block_index(0), units, num_blocks(0)):
-        acc = [f32(0) for _ in static(range(8))]
+    zl.grid_wait()
+    a_row = a + zl.i64(first_token + min(g, here - 1)) * width
+    b = [zl.u32(0) for _ in zl.static(range(CHUNK // 8))]
+    slot, buffer = zl.i32(0), zl.i32(0)
+    for unit in range(zl.block_index(0), units, zl.num_blocks(0)):
+        acc = [zl.f32(0) for _ in zl.static(range(8))]
         for chunk in range(warp, chunks, WARPS):
             load_tokens(b, a_row, chunk, width, t, KIND, CHUNK)
-            copy_wait(STAGES - 2)
-            warp_barrier()  # every lane's copies are here, and every lane is done with the slot that is filled next
-            free = slot - 1 if slot > 0 else i32(STAGES - 1)
+            zl.copy_wait(STAGES - 2)
+            zl.warp_barrier()  # every lane's copies are here, and every lane is done with the slot that is filled next
+            free = slot - 1 if slot > 0 else zl.i32(STAGES - 1)
             copy_next(mine + free * nbytes, at, following, sources, sizes, limits, lane, KIND, GROUP, CHUNK, WARPS)
             full = mine + slot * nbytes
             if KIND in INTEGERS:
                 multiply_integers(acc, full, b, lane, symmetric, KIND, GROUP, CHUNK)
             else:
                 multiply_dense(acc, full, b, lane, scaling, KIND, CHUNK)
-            slot = slot + 1 if slot < STAGES - 1 else i32(0)
+            slot = slot + 1 if slot < STAGES - 1 else zl.i32(0)
 
         mine_sums = sums + (buffer * WARPS + warp) * (TOKENS * PITCH)
-        for c in static(range(2)):
+        for c in zl.static(range(2)):
             if 2 * t + c < here:
-                store(
-                    mine_sums + ((2 * t + c) * PITCH + 4 * g), make_vector(acc[c], acc[2 + c], acc[4 + c], acc[6 + c])
+                zl.store(
+                    mine_sums + ((2 * t + c) * PITCH + 4 * g),
+                    zl.make_vector(acc[c], acc[2 + c], acc[4 + c], acc[6 + c]),
                 )
-        barrier()  # the only one of a unit: the next unit's sums go to the other buffer
+        zl.barrier()  # the only one of a unit: the next unit's sums go to the other buffer
         finish_unit(
             sums + buffer * (WARPS * TOKENS * PITCH),
             unit,

@@ -1,28 +1,6 @@
 """Residual add and RMSNorm of a row by one block; everything a thread needs is loaded before its first use."""
 
-from zse.kernel import (
-    Ptr,
-    Variant,
-    bf16,
-    bitcast,
-    block_index,
-    convert,
-    e4m3,
-    f32,
-    grid_launch_dependents,
-    grid_wait,
-    i32,
-    i64,
-    kernel,
-    load,
-    shared_array,
-    static,
-    store,
-    target,
-    thread_index,
-    warp_max,
-    warp_sum,
-)
+from zse import kernel as zl
 from zse.kernels.gpu.rows import (
     block_sum,
     fp8_scales,
@@ -40,86 +18,86 @@ DELTAS = ("none", "add", "norm")
 OUTS = ("none", "bf16", "fp8")
 
 
-@kernel
+@zl.kernel
 def add_rmsnorm_row(
-    x: Ptr[f32],
-    delta: Ptr[f32, "const"],
-    delta_weight: Ptr[f32, "const"],
-    weight: Ptr[f32, "const"],
-    out: Ptr[bf16],
-    q: Ptr[e4m3],
-    scale: Ptr[f32],
-    width: i32,
-    eps: f32,
-    DELTA: static,
-    OUT: static,
-    V: static,
+    x: zl.Ptr[zl.f32],
+    delta: zl.Ptr[zl.f32, "const"],
+    delta_weight: zl.Ptr[zl.f32, "const"],
+    weight: zl.Ptr[zl.f32, "const"],
+    out: zl.Ptr[zl.bf16],
+    q: zl.Ptr[zl.e4m3],
+    scale: zl.Ptr[zl.f32],
+    width: zl.i32,
+    eps: zl.f32,
+    DELTA: zl.static,
+    OUT: zl.static,
+    V: zl.static,
 ):
     """Grid (rows). width is a multiple of 8."""
-    warps = target.threads // target.warp
-    grid_launch_dependents()
-    t = thread_index()
-    row = i64(block_index(0))
-    places = [(t + v * target.threads) * 4 for v in static(range(V))]
-    xs = [f32.x(4)(0) for v in static(range(V))]
-    ds = [f32.x(4)(0) for v in static(range(V))]
-    ws = [f32.x(4)(0) for v in static(range(V))]
-    dws = [f32.x(4)(0) for v in static(range(V))]
+    warps = zl.target.threads // zl.target.warp
+    zl.grid_launch_dependents()
+    t = zl.thread_index()
+    row = zl.i64(zl.block_index(0))
+    places = [(t + v * zl.target.threads) * 4 for v in zl.static(range(V))]
+    xs = [zl.f32.x(4)(0) for v in zl.static(range(V))]
+    ds = [zl.f32.x(4)(0) for v in zl.static(range(V))]
+    ws = [zl.f32.x(4)(0) for v in zl.static(range(V))]
+    dws = [zl.f32.x(4)(0) for v in zl.static(range(V))]
     # The weights of the norms are written by no kernel: they may be read before the wait, registers permitting.
-    for v in static(range(V)):
+    for v in zl.static(range(V)):
         if places[v] < width:
             if OUT != "none" and V <= 4:
-                ws[v] = load(weight + places[v], 4)
+                ws[v] = zl.load(weight + places[v], 4)
             if DELTA == "norm" and V <= 4:
-                dws[v] = load(delta_weight + places[v], 4)
-    grid_wait()
-    for v in static(range(V)):
+                dws[v] = zl.load(delta_weight + places[v], 4)
+    zl.grid_wait()
+    for v in zl.static(range(V)):
         if places[v] < width:
-            xs[v] = load(x + row * width + places[v], 4)
+            xs[v] = zl.load(x + row * width + places[v], 4)
             if DELTA != "none":
-                ds[v] = load(delta + row * width + places[v], 4)
+                ds[v] = zl.load(delta + row * width + places[v], 4)
 
     if DELTA == "norm":
-        factor = inverse_rms(block_sum(square_sum(ds), shared_array(f32, warps)), width, eps)
-        for v in static(range(V)):
+        factor = inverse_rms(block_sum(square_sum(ds), zl.shared_array(zl.f32, warps)), width, eps)
+        for v in zl.static(range(V)):
             if V > 4:
                 if places[v] < width:
-                    dws[v] = load(delta_weight + places[v], 4)
+                    dws[v] = zl.load(delta_weight + places[v], 4)
             ds[v] = ds[v] * factor * dws[v]
     if DELTA != "none":
-        for v in static(range(V)):
+        for v in zl.static(range(V)):
             xs[v] = xs[v] + ds[v]
             if places[v] < width:
-                store(x + row * width + places[v], xs[v])
+                zl.store(x + row * width + places[v], xs[v])
 
     if OUT != "none":
         if V > 4:
-            for v in static(range(V)):
+            for v in zl.static(range(V)):
                 if places[v] < width:
-                    ws[v] = load(weight + places[v], 4)
-        sum = warp_sum(square_sum(xs))
-        scratch = shared_array(f32, warps)
+                    ws[v] = zl.load(weight + places[v], 4)
+        sum = zl.warp_sum(square_sum(xs))
+        scratch = zl.shared_array(zl.f32, warps)
         if OUT == "bf16":
             inverse = inverse_rms(tree_sum(gathered(sum, scratch)), width, eps)
-            for v in static(range(V)):
+            for v in zl.static(range(V)):
                 if places[v] < width:
-                    store(out + row * width + places[v], convert(xs[v] * inverse * ws[v], bf16))
+                    zl.store(out + row * width + places[v], zl.convert(xs[v] * inverse * ws[v], zl.bf16))
         else:
             # The factor 1 / rms is common to the row, so both reductions share one barrier.
-            top = i32(0)
-            for v in static(range(V)):
+            top = zl.i32(0)
+            for v in zl.static(range(V)):
                 top = max(top, largest_bits(magnitude_bits(xs[v] * ws[v])))
-            peaks = shared_array(i32, warps)
-            top = warp_max(top)
-            if t % target.warp == 0:
-                peaks[t // target.warp] = top
+            peaks = zl.shared_array(zl.i32, warps)
+            top = zl.warp_max(top)
+            if t % zl.target.warp == 0:
+                peaks[t // zl.target.warp] = top
             inverse = inverse_rms(tree_sum(gathered(sum, scratch)), width, eps)
-            for w in static(range(warps)):
+            for w in zl.static(range(warps)):
                 top = max(top, peaks[w])
-            unit, inverse_unit = fp8_scales(bitcast(top, f32) * inverse)
-            for v in static(range(V)):
+            unit, inverse_unit = fp8_scales(zl.bitcast(top, zl.f32) * inverse)
+            for v in zl.static(range(V)):
                 if places[v] < width:
-                    store(q + row * width + places[v], convert(xs[v] * inverse * ws[v] * inverse_unit, e4m3))
+                    zl.store(q + row * width + places[v], zl.convert(xs[v] * inverse * ws[v] * inverse_unit, zl.e4m3))
             if t == 0:
                 scale[row] = unit
 
@@ -132,7 +110,7 @@ def norm_vectors(width: int) -> int:
 def norm_variants(target):
     """Every form of add_rmsnorm on a GPU."""
     return [
-        Variant(
+        zl.Variant(
             f"add_rmsnorm_{adds}_{form}_v{vectors}",
             add_rmsnorm_row,
             {"DELTA": adds, "OUT": form, "V": vectors},

@@ -1,64 +1,44 @@
 """bf16 rows to fp8 rows with one scale each: one block is one row."""
 
-from zse.kernel import (
-    Ptr,
-    Variant,
-    bf16,
-    bitcast,
-    block_index,
-    convert,
-    e4m3,
-    f32,
-    grid_launch_dependents,
-    grid_wait,
-    i32,
-    i64,
-    kernel,
-    load,
-    shared_array,
-    static,
-    store,
-    target,
-    thread_index,
-)
+from zse import kernel as zl
 from zse.kernels.gpu.rows import block_max, fp8_scales, largest_bits, magnitude_bits
 
 THREADS = 512
 VECTORS = (1, 2, 5, 0)  # bf16x8 per thread kept in registers: up to 4,096, 8,192, 20,480 columns; 0: read twice
 
 
-@kernel
-def quantize_row(x: Ptr[bf16, "const"], q: Ptr[e4m3], scale: Ptr[f32], width: i32, V: static):
+@zl.kernel
+def quantize_row(x: zl.Ptr[zl.bf16, "const"], q: zl.Ptr[zl.e4m3], scale: zl.Ptr[zl.f32], width: zl.i32, V: zl.static):
     """Grid (rows); width a multiple of 16."""
-    grid_launch_dependents()
-    grid_wait()
-    t = thread_index()
-    row = i64(block_index(0))
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    t = zl.thread_index()
+    row = zl.i64(zl.block_index(0))
     source = x + row * width
     out = q + row * width
-    top = i32(0)
-    scratch = shared_array(i32, target.threads // target.warp)
+    top = zl.i32(0)
+    scratch = zl.shared_array(zl.i32, zl.target.threads // zl.target.warp)
     if V > 0:
-        values = [f32.x(8)(0) for v in static(range(V))]
-        for v in static(range(V)):
-            k = (t + v * target.threads) * 8
+        values = [zl.f32.x(8)(0) for v in zl.static(range(V))]
+        for v in zl.static(range(V)):
+            k = (t + v * zl.target.threads) * 8
             if k < width:
-                values[v] = convert(load(source + k, 8), f32)
-        for v in static(range(V)):
+                values[v] = zl.convert(zl.load(source + k, 8), zl.f32)
+        for v in zl.static(range(V)):
             top = max(top, largest_bits(magnitude_bits(values[v])))
-        unit, factor = fp8_scales(bitcast(block_max(top, scratch), f32))
-        for v in static(range(V)):
-            k = (t + v * target.threads) * 8
+        unit, factor = fp8_scales(zl.bitcast(block_max(top, scratch), zl.f32))
+        for v in zl.static(range(V)):
+            k = (t + v * zl.target.threads) * 8
             if k < width:
-                store(out + k, convert(values[v] * factor, e4m3))
+                zl.store(out + k, zl.convert(values[v] * factor, zl.e4m3))
         if t == 0:
             scale[row] = unit
     else:
-        for k in range(t * 8, width, target.threads * 8):
-            top = max(top, largest_bits(magnitude_bits(convert(load(source + k, 8), f32))))
-        unit, factor = fp8_scales(bitcast(block_max(top, scratch), f32))
-        for k in range(t * 8, width, target.threads * 8):
-            store(out + k, convert(convert(load(source + k, 8), f32) * factor, e4m3))
+        for k in range(t * 8, width, zl.target.threads * 8):
+            top = max(top, largest_bits(magnitude_bits(zl.convert(zl.load(source + k, 8), zl.f32))))
+        unit, factor = fp8_scales(zl.bitcast(block_max(top, scratch), zl.f32))
+        for k in range(t * 8, width, zl.target.threads * 8):
+            zl.store(out + k, zl.convert(zl.convert(zl.load(source + k, 8), zl.f32) * factor, zl.e4m3))
         if t == 0:
             scale[row] = unit
 
@@ -70,4 +50,6 @@ def row_vectors(width: int) -> int:
 
 def quantize_variants(target):
     """Every form of quantize on a GPU."""
-    return [Variant(f"quantize_fp8_v{vectors}", quantize_row, {"V": vectors}, threads=THREADS) for vectors in VECTORS]
+    return [
+        zl.Variant(f"quantize_fp8_v{vectors}", quantize_row, {"V": vectors}, threads=THREADS) for vectors in VECTORS
+    ]

@@ -13,21 +13,7 @@ away together with applying scale and offset: w = scale * (2**15 + q) + (offset 
 last term is below 2**-9 of a step.
 """
 
-from zse.kernel import (
-    add_bf16x2,
-    bf16,
-    bitcast,
-    convert,
-    f16,
-    f32,
-    fma,
-    fma_bf16x2,
-    inline,
-    make_vector,
-    prmt,
-    static,
-    u32,
-)
+from zse import kernel as zl
 
 NIBBLES = 0x000F000F  # of two halves of a u32
 BF16_128 = 0x43004300  # two bf16 128.0
@@ -48,7 +34,7 @@ def center(scheme) -> float:
     return 0.0 if scheme.symmetric else middle
 
 
-@inline
+@zl.inline
 def selector(byte, BITS):
     """How prmt takes byte `byte` (u32) of a word and the next one: 4 to 6 bits: both, into the halves of a u32, as one
     selector; 8 bits: into the magic number, two selectors."""
@@ -57,52 +43,52 @@ def selector(byte, BITS):
     return byte * 0x0101 + 0x4140, byte
 
 
-@inline
+@zl.inline
 def pair_bf16(word, high, step, second, pick, scale, shift, BITS):
     """Two weights of a row as two bf16 in a register: the bytes given by `pick` (selector()), of step `step` (0 .. 3,
     run time), or of step + 4 if `second`. word: of that step (8 bits) or of both; high: the row's word of the `high`
     plane (6 bits: the half of it that has this step). scale, shift: from factors()."""
     if BITS == 8:
-        magic = u32(0x47000000)
-        a = fma(bitcast(prmt(word, magic, pick[0]), f32), scale, shift)
-        b = fma(bitcast(prmt(word, magic, pick[1]), f32), scale, shift)
-        return bitcast(convert(make_vector(a, b), bf16), u32)
-    both = prmt(word, u32(0), pick[0])
+        magic = zl.u32(0x47000000)
+        a = zl.fma(zl.bitcast(zl.prmt(word, magic, pick[0]), zl.f32), scale, shift)
+        b = zl.fma(zl.bitcast(zl.prmt(word, magic, pick[1]), zl.f32), scale, shift)
+        return zl.bitcast(zl.convert(zl.make_vector(a, b), zl.bf16), zl.u32)
+    both = zl.prmt(word, zl.u32(0), pick[0])
     q = (both >> 4 if second else both) & NIBBLES | BF16_128
     if BITS == 5:
-        more = prmt(high, u32(0), pick[0])
+        more = zl.prmt(high, zl.u32(0), pick[0])
         q = q | (more >> step if second else more << (4 - step)) & 0x00100010
     if BITS == 6:
-        q = q | ((prmt(high, u32(0), pick[0]) >> (step * 2)) & 0x00030003) << 4
+        q = q | ((zl.prmt(high, zl.u32(0), pick[0]) >> (step * 2)) & 0x00030003) << 4
     # -136.0, -144.0 or -160.0, twice
-    return fma_bf16x2(add_bf16x2(q, u32({4: 0xC308C308, 5: 0xC310C310, 6: 0xC320C320}[BITS])), scale, shift)
+    return zl.fma_bf16x2(zl.add_bf16x2(q, zl.u32({4: 0xC308C308, 5: 0xC310C310, 6: 0xC320C320}[BITS])), scale, shift)
 
 
-@inline
+@zl.inline
 def read_scales(scale, offset, scale_at, has_offset, half_step, HALVES):
     """f16 scales and offsets of some rows of a block: HALVES of each row, half_step apart; the rows of a half
     together."""
     rows = len(scale_at)
-    scales = [scale[scale_at[y] + h * half_step] for h in static(range(HALVES)) for y in static(range(rows))]
-    offsets = [f16(0) for _ in static(range(HALVES * rows))]
+    scales = [scale[scale_at[y] + h * half_step] for h in zl.static(range(HALVES)) for y in zl.static(range(rows))]
+    offsets = [zl.f16(0) for _ in zl.static(range(HALVES * rows))]
     if has_offset != 0:
-        for h in static(range(HALVES)):
-            for y in static(range(rows)):
+        for h in zl.static(range(HALVES)):
+            for y in zl.static(range(rows)):
                 offsets[h * rows + y] = offset[scale_at[y] + h * half_step]
     return scales, offsets
 
 
-@inline
+@zl.inline
 def twice_bf16(value):
     """An f32 as two equal bf16 in a register."""
-    return bitcast(convert(make_vector(value, value), bf16), u32)
+    return zl.bitcast(zl.convert(zl.make_vector(value, value), zl.bf16), zl.u32)
 
 
-@inline
+@zl.inline
 def factors(scales, offsets, center, BITS):
     """What read_scales() gave, as the (scale, shift) of pair_bf16, for each."""
-    scale = [convert(v, f32) for v in scales]
-    shift = [fma(scale[i], center, convert(offsets[i], f32)) for i in static(range(len(scales)))]
+    scale = [zl.convert(v, zl.f32) for v in scales]
+    shift = [zl.fma(scale[i], center, zl.convert(offsets[i], zl.f32)) for i in zl.static(range(len(scales)))]
     if BITS != 8:
         return [twice_bf16(v) for v in scale], [twice_bf16(v) for v in shift]
     return scale, shift

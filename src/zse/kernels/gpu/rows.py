@@ -5,92 +5,77 @@ same order, so that the result does not depend on anything but the row. `scratch
 (`shared_array(f32, WARPS)`), not reused by the next reduction without a barrier in between.
 """
 
-from zse.kernel import (
-    barrier,
-    bitcast,
-    f32,
-    i32,
-    inline,
-    lane_index,
-    load,
-    sqrt,
-    static,
-    target,
-    warp_index,
-    warp_max,
-    warp_sum,
-    where,
-)
+from zse import kernel as zl
 
 E4M3_LARGEST = 448.0
 
 
-@inline
+@zl.inline
 def gathered(value, scratch):
     """The warps' values of `value` (alike in a warp), as a list in every thread."""
-    if lane_index() == 0:
-        scratch[warp_index()] = value
-    barrier()
-    warps = target.threads // target.warp
+    if zl.lane_index() == 0:
+        scratch[zl.warp_index()] = value
+    zl.barrier()
+    warps = zl.target.threads // zl.target.warp
     values = []
-    for w in static(range(0, warps, 4)):
+    for w in zl.static(range(0, warps, 4)):
         if warps % 4 == 0:
-            four = load(scratch + w, 4)
+            four = zl.load(scratch + w, 4)
             values += [four[0], four[1], four[2], four[3]]
         else:
-            values += [scratch[i] for i in static(range(w, min(w + 4, warps)))]
+            values += [scratch[i] for i in zl.static(range(w, min(w + 4, warps)))]
     return values
 
 
-@inline
+@zl.inline
 def tree_sum(values):
     """Sum of a list as a tree."""
     parts = [value + 0.0 for value in values]
-    for step in static((16, 8, 4, 2, 1)):
-        for i in static(range(step)):
+    for step in zl.static((16, 8, 4, 2, 1)):
+        for i in zl.static(range(step)):
             if i + step < len(parts):
                 parts[i] = parts[i] + parts[i + step]
     return parts[0]
 
 
-@inline
+@zl.inline
 def square_sum(xs):
     """The sum of the squares of a thread's vectors of four f32."""
-    sums = f32.x(4)(0)
-    for v in static(range(len(xs))):
+    sums = zl.f32.x(4)(0)
+    for v in zl.static(range(len(xs))):
         sums += xs[v] * xs[v]
     return (sums[0] + sums[1]) + (sums[2] + sums[3])
 
 
-@inline
+@zl.inline
 def inverse_rms(total, width, eps):
     """1 / sqrt(mean of the squares + eps) from their sum."""
-    return 1.0 / sqrt(total / f32(width) + eps)
+    return 1.0 / zl.sqrt(total / zl.f32(width) + eps)
 
 
-@inline
+@zl.inline
 def block_sum(value, scratch):
     """Sum of an f32 over the block, in every thread."""
-    return tree_sum(gathered(warp_sum(value), scratch))
+    return tree_sum(gathered(zl.warp_sum(value), scratch))
 
 
-@inline
+@zl.inline
 def block_max(value, scratch):
     """Largest i32 or f32 of the block, in every thread."""
-    values = gathered(warp_max(value), scratch)
+    values = gathered(zl.warp_max(value), scratch)
     best = values[0]
-    for other in static(values[1:]):
+    for other in zl.static(values[1:]):
         best = max(best, other)
     return best
 
 
-@inline
+@zl.inline
 def magnitude_bits(v):
     """Bit pattern of |v|, which orders as the numbers do, infinity and then NaN above all."""
-    return bitcast(v, i32) & 0x7FFFFFFF
+    return zl.bitcast(v, zl.i32) & 0x7FFFFFFF
 
 
-@inline
+@zl.inline
 def largest_bits(bits):
     """The largest lane of an i32 vector of 4 or 8."""
     best = max(max(bits[0], bits[1]), max(bits[2], bits[3]))
@@ -102,10 +87,10 @@ def len_of(value):
     return value.type.lanes
 
 
-@inline
+@zl.inline
 def fp8_scales(peak):
     """(scale, factor) of a row whose largest magnitude is `peak`: q = round(v * factor), v is about scale * q.
 
     A row of zeros, or one so small that the factor would overflow, becomes zeros; NaN and infinity reach the scale."""
-    factor = where(peak > 1e-30, E4M3_LARGEST / peak, f32(0))
+    factor = zl.where(peak > 1e-30, E4M3_LARGEST / peak, zl.f32(0))
     return peak * (1.0 / E4M3_LARGEST), factor

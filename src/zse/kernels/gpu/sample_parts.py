@@ -9,30 +9,7 @@ integers do not depend on the order in which threads come): exp((v - largest) / 
 leaves 20 bits, whichever the bin.
 """
 
-from zse.kernel import (
-    ballot,
-    barrier,
-    bitcast,
-    exp2,
-    f32,
-    f64,
-    floor,
-    i32,
-    inline,
-    lane_index,
-    load,
-    popcount,
-    shuffle,
-    shuffle_up,
-    shuffle_xor,
-    static,
-    target,
-    u32,
-    u64,
-    unroll,
-    warp_index,
-    where,
-)
+from zse import kernel as zl
 from zse.kernels.sample_parts import key_of, value_of
 
 CHUNK = 4096  # logits of one block of the scan
@@ -56,189 +33,189 @@ LIST = 32
 RECORD = LISTED + 2 * LIST
 
 
-@inline
+@zl.inline
 def minus_infinity():
-    return bitcast(u32(0xFF800000), f32)
+    return zl.bitcast(zl.u32(0xFF800000), zl.f32)
 
 
-@inline
+@zl.inline
 def order_of(value, id):
     """u64 that is larger for the token that comes first."""
-    return (u64(key_of(value)) << 32) | u64(u32(id) ^ 0xFFFFFFFF)
+    return (zl.u64(key_of(value)) << 32) | zl.u64(zl.u32(id) ^ 0xFFFFFFFF)
 
 
-@inline
+@zl.inline
 def id_of(order):
     """The token of an order."""
-    return i32(u32(order) ^ 0xFFFFFFFF)
+    return zl.i32(zl.u32(order) ^ 0xFFFFFFFF)
 
 
-@inline
+@zl.inline
 def order_at(words, place):
     """Entry of a list of orders in a record."""
-    return u64(words[place * 2]) | (u64(words[place * 2 + 1]) << 32)
+    return zl.u64(words[place * 2]) | (zl.u64(words[place * 2 + 1]) << 32)
 
 
-@inline
+@zl.inline
 def larger(a, b):
-    return where(a > b, a, b)
+    return zl.where(a > b, a, b)
 
 
-@inline
+@zl.inline
 def block_best(order, scratch):
     """Largest u64 of the block, in every thread. scratch: one u64 a warp."""
     best = order + 0
-    for step in static((32, 16, 8, 4, 2, 1)):
-        if step < target.warp:
-            best = larger(best, shuffle_xor(best, step))
-    if lane_index() == 0:
-        scratch[warp_index()] = best
-    barrier()
-    for w in static(range(target.threads // target.warp)):
+    for step in zl.static((32, 16, 8, 4, 2, 1)):
+        if step < zl.target.warp:
+            best = larger(best, zl.shuffle_xor(best, step))
+    if zl.lane_index() == 0:
+        scratch[zl.warp_index()] = best
+    zl.barrier()
+    for w in zl.static(range(zl.target.threads // zl.target.warp)):
         best = larger(best, scratch[w])
     return best
 
 
-@inline
+@zl.inline
 def warp_sum_f64(value):
     total = value + 0.0
-    for step in static((32, 16, 8, 4, 2, 1)):
-        if step < target.warp:
-            total = total + shuffle_xor(total, step)
+    for step in zl.static((32, 16, 8, 4, 2, 1)):
+        if step < zl.target.warp:
+            total = total + zl.shuffle_xor(total, step)
     return total
 
 
-@inline
+@zl.inline
 def four_at(x, at, count, aligned):
     """x[at : at + 4] as a list; minus infinity from count on. aligned: x and count are multiples of 4 values."""
-    values = [minus_infinity() for _ in static(range(4))]
+    values = [minus_infinity() for _ in zl.static(range(4))]
     if aligned:
         if at < count:
-            four = load(x + at, 4)
-            for c in static(range(4)):
+            four = zl.load(x + at, 4)
+            for c in zl.static(range(4)):
                 values[c] = four[c]
     else:
-        for c in static(range(4)):
+        for c in zl.static(range(4)):
             if at + c < count:
                 values[c] = x[at + c]
     return values
 
 
-@inline
+@zl.inline
 def bin_of(value, inverse):
     """The bin of a logit, for all but minus infinity a number of nats / 0.3466."""
-    return i32(floor(min(max(value * inverse * 2.0, -1e9), 1e9)))
+    return zl.i32(zl.floor(min(max(value * inverse * 2.0, -1e9), 1e9)))
 
 
-@inline
+@zl.inline
 def inverse_of(temperature):
     """log2(e) / temperature: what differences of logits are multiplied with to be powers of two."""
     return 1.4426950408889634 / temperature
 
 
-@inline
+@zl.inline
 def scaling_exponent(depth):
     """Bits that the mass of a bin `depth` below the chunk's first is shifted by: a mass there is at most
     2**(-(depth - 1) / 2)."""
     return BITS + max(depth - 1, 0) // 2
 
 
-@inline
+@zl.inline
 def power_of_two(exponent):
-    return bitcast((exponent + 127) << 23, f32)
+    return zl.bitcast((exponent + 127) << 23, zl.f32)
 
 
-@inline
+@zl.inline
 def is_greedy(temperature, top_k):
     return temperature < 1e-5 or top_k == 1
 
 
-@inline
+@zl.inline
 def is_filtered(top_k, top_p, min_p, vocab):
     """Whether a sampled row keeps less than its whole vocabulary."""
     return (top_k > 0 and top_k < vocab) or top_p < 1.0 or min_p > 0.0
 
 
-@inline
+@zl.inline
 def lowest_bit(bits):
     """Place of the lowest set bit of a u64 that is not 0."""
-    return i32(popcount((bits ^ (bits - 1)) >> 1))
+    return zl.i32(zl.popcount((bits ^ (bits - 1)) >> 1))
 
 
-@inline
+@zl.inline
 def highest_bit(bits):
     """Place of the highest set bit of a u64 that is not 0."""
     filled = bits + 0
-    for shift in static((1, 2, 4, 8, 16, 32)):
+    for shift in zl.static((1, 2, 4, 8, 16, 32)):
         filled = filled | (filled >> shift)
-    return i32(popcount(filled)) - 1
+    return zl.i32(zl.popcount(filled)) - 1
 
 
-@inline
+@zl.inline
 def prefix_sum(value):
     """Sum of the lanes up to and with this one."""
     sum = value + 0
-    for step in static((1, 2, 4, 8, 16, 32)):
-        if step < target.warp:
-            other = shuffle_up(sum, step)
-            sum = where(lane_index() >= step, sum + other, sum)
+    for step in zl.static((1, 2, 4, 8, 16, 32)):
+        if step < zl.target.warp:
+            other = zl.shuffle_up(sum, step)
+            sum = zl.where(zl.lane_index() >= step, sum + other, sum)
     return sum
 
 
-@inline
+@zl.inline
 def find(weights, count, done, goal, REACH):
     """(index, sum before it, whether there is one): the first of `count` weights at which done + weights[0] + ... passes
     the goal (REACH: reaches it). Where none does: the last that is not zero, and the sum before that. By a whole warp."""
-    lane = lane_index()
-    index = i32(0)
+    lane = zl.lane_index()
+    index = zl.i32(0)
     before = done + 0.0
     running = done + 0.0
-    found = i32(0)
-    for base in unroll(range(0, count, target.warp), 1):
+    found = zl.i32(0)
+    for base in zl.unroll(range(0, count, zl.target.warp), 1):
         if found == 0:
-            mine = f64(0)
+            mine = zl.f64(0)
             if base + lane < count:
-                mine = f64(weights[base + lane])
+                mine = zl.f64(weights[base + lane])
             sum = running + prefix_sum(mine)
-            passed = ballot(mine > 0.0 and (sum >= goal if REACH else sum > goal))
-            some = ballot(mine > 0.0)
+            passed = zl.ballot(mine > 0.0 and (sum >= goal if REACH else sum > goal))
+            some = zl.ballot(mine > 0.0)
             if passed != 0:
-                found = i32(1)
+                found = zl.i32(1)
             if some != 0:
-                place = where(passed != 0, lowest_bit(passed), highest_bit(some))
+                place = zl.where(passed != 0, lowest_bit(passed), highest_bit(some))
                 index = base + place
-                earlier = shuffle(sum, max(place - 1, 0))
-                before = where(place > 0, earlier, running)
-            running = shuffle(sum, target.warp - 1)
+                earlier = zl.shuffle(sum, max(place - 1, 0))
+                before = zl.where(place > 0, earlier, running)
+            running = zl.shuffle(sum, zl.target.warp - 1)
     return index, before, found
 
 
-@inline
+@zl.inline
 def first_key(bin, inverse):
     """The smallest u32 key (key_of) of a value whose bin is at least `bin`; bins grow with values, so the key's bits are
     found from the top, five at once by the lanes of a warp."""
-    lane = u32(lane_index() % 32)
-    key = u32(0)
-    shift = u32(27)
-    for level in unroll(range(7), 1):
+    lane = zl.u32(zl.lane_index() % 32)
+    key = zl.u32(0)
+    shift = zl.u32(27)
+    for level in zl.unroll(range(7), 1):
         # 27, 22, ... 2, and the two bits that are left.
         tried = key + (lane << shift) if level < 6 else key + lane % 4
-        inside = ballot(bin_of(value_of(tried + ((u32(1) << shift) - 1)), inverse) >= bin)
-        first = where(inside != 0, lowest_bit(inside), 31) % where(level < 6, i32(32), i32(4))
-        key = key + (u32(first) << shift)
-        shift = where(shift > 2, shift - 5, u32(0))
+        inside = zl.ballot(bin_of(value_of(tried + ((zl.u32(1) << shift) - 1)), inverse) >= bin)
+        first = zl.where(inside != 0, lowest_bit(inside), 31) % zl.where(level < 6, zl.i32(32), zl.i32(4))
+        key = key + (zl.u32(first) << shift)
+        shift = zl.where(shift > 2, shift - 5, zl.u32(0))
     return key
 
 
-@inline
+@zl.inline
 def history_place(page_table, line, position, max_pages, blocks_per_page):
     """Where the token at `position` of the sequence in this line of the page table lies in the history."""
     block = page_table[line * max_pages + position // PAGE]
     return block // blocks_per_page * PAGE + position % PAGE
 
 
-@inline
+@zl.inline
 def relative_mass(value, high, inverse):
     """exp((value - high) / temperature) as a power of two, `inverse` from inverse_of(); 0 for minus infinity. The error
     grows with the distance from the largest logit, as the mass falls: relative to the sum it stays within a few ulp."""
-    return exp2((value - high) * inverse)
+    return zl.exp2((value - high) * inverse)

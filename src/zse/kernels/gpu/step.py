@@ -1,25 +1,6 @@
 """The small kernels of a step: its token ids, copies of rows, rotary tables."""
 
-from zse.kernel import (
-    Ptr,
-    Variant,
-    block_index,
-    cos,
-    f32,
-    fma,
-    grid_launch_dependents,
-    grid_wait,
-    i32,
-    i64,
-    kernel,
-    load,
-    round_even,
-    sin,
-    store,
-    target,
-    thread_index,
-    u32,
-)
+from zse import kernel as zl
 
 FEED_THREADS = 128
 COPY_THREADS = 256
@@ -29,23 +10,23 @@ PAGE = 16
 TWO_PI = (6.2831854820251465, -1.7484555314695172e-07, -6.8604980400235275e-15)
 
 
-@kernel
+@zl.kernel
 def feed_tokens_gpu(
-    token_ids: Ptr[i32],
-    source: Ptr[i32, "const"],
-    sampled: Ptr[i32, "const"],
-    positions: Ptr[i32, "const"],
-    token_row: Ptr[i32, "const"],
-    page_table: Ptr[i32, "const"],
-    history: Ptr[i32],
-    count: i32,
-    max_pages: i32,
-    blocks_per_page: i32,
+    token_ids: zl.Ptr[zl.i32],
+    source: zl.Ptr[zl.i32, "const"],
+    sampled: zl.Ptr[zl.i32, "const"],
+    positions: zl.Ptr[zl.i32, "const"],
+    token_row: zl.Ptr[zl.i32, "const"],
+    page_table: zl.Ptr[zl.i32, "const"],
+    history: zl.Ptr[zl.i32],
+    count: zl.i32,
+    max_pages: zl.i32,
+    blocks_per_page: zl.i32,
 ):
     """Grid (chunks of tokens)."""
-    grid_launch_dependents()
-    grid_wait()
-    at = block_index(0) * target.threads + thread_index()
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    at = zl.block_index(0) * zl.target.threads + zl.thread_index()
     if at < count:
         token = token_ids[at]
         place = source[at]
@@ -54,49 +35,55 @@ def feed_tokens_gpu(
             token_ids[at] = token
         if blocks_per_page > 0:
             position = positions[at]
-            block = page_table[i64(token_row[at]) * max_pages + position // PAGE]
-            history[i64(block // blocks_per_page) * PAGE + position % PAGE] = token
+            block = page_table[zl.i64(token_row[at]) * max_pages + position // PAGE]
+            history[zl.i64(block // blocks_per_page) * PAGE + position % PAGE] = token
 
 
-@kernel
-def gather_rows_gpu(x: Ptr[u32, "const"], rows: Ptr[i32, "const"], out: Ptr[u32], words: i32):
+@zl.kernel
+def gather_rows_gpu(x: zl.Ptr[zl.u32, "const"], rows: zl.Ptr[zl.i32, "const"], out: zl.Ptr[zl.u32], words: zl.i32):
     """Grid (rows); rows of `words` 4-byte words."""
-    grid_launch_dependents()
-    grid_wait()
-    t = thread_index()
-    source = x + i64(rows[block_index(0)]) * words
-    destination = out + i64(block_index(0)) * words
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    t = zl.thread_index()
+    source = x + zl.i64(rows[zl.block_index(0)]) * words
+    destination = out + zl.i64(zl.block_index(0)) * words
     if words % 4 == 0:
-        for k in range(t * 4, words, target.threads * 4):
-            store(destination + k, load(source + k, 4))
+        for k in range(t * 4, words, zl.target.threads * 4):
+            zl.store(destination + k, zl.load(source + k, 4))
     else:
-        for k in range(t, words, target.threads):
+        for k in range(t, words, zl.target.threads):
             destination[k] = source[k]
 
 
-@kernel
-def rope_table_gpu(positions: Ptr[i32, "const"], inv_freq: Ptr[f32, "const"], out: Ptr[f32], half: i32, mscale: f32):
+@zl.kernel
+def rope_table_gpu(
+    positions: zl.Ptr[zl.i32, "const"],
+    inv_freq: zl.Ptr[zl.f32, "const"],
+    out: zl.Ptr[zl.f32],
+    half: zl.i32,
+    mscale: zl.f32,
+):
     """Grid (tokens). The angle is the f32 product that the models were trained with, brought into [-pi, pi]."""
     # In this order: what starts after this kernel may rely on all kernels before it (attention reads its plan early).
-    grid_wait()
-    grid_launch_dependents()
-    position = f32(positions[block_index(0)])
-    row = out + i64(block_index(0)) * 2 * half
-    for i in range(thread_index(), half, target.threads):
+    zl.grid_wait()
+    zl.grid_launch_dependents()
+    position = zl.f32(positions[zl.block_index(0)])
+    row = out + zl.i64(zl.block_index(0)) * 2 * half
+    for i in range(zl.thread_index(), half, zl.target.threads):
         angle = inv_freq[i] * position
-        turns = round_even(angle * (1 / 6.283185307179586)) * -1.0
-        reduced = fma(turns, TWO_PI[2], fma(turns, TWO_PI[1], fma(turns, TWO_PI[0], angle)))
-        row[i] = cos(reduced) * mscale
-        row[half + i] = sin(reduced) * mscale
+        turns = zl.round_even(angle * (1 / 6.283185307179586)) * -1.0
+        reduced = zl.fma(turns, TWO_PI[2], zl.fma(turns, TWO_PI[1], zl.fma(turns, TWO_PI[0], angle)))
+        row[i] = zl.cos(reduced) * mscale
+        row[half + i] = zl.sin(reduced) * mscale
 
 
 def feed_variants(target):
-    return [Variant("feed_tokens", feed_tokens_gpu, threads=FEED_THREADS)]
+    return [zl.Variant("feed_tokens", feed_tokens_gpu, threads=FEED_THREADS)]
 
 
 def gather_variants(target):
-    return [Variant("gather_rows", gather_rows_gpu, threads=COPY_THREADS)]
+    return [zl.Variant("gather_rows", gather_rows_gpu, threads=COPY_THREADS)]
 
 
 def rope_variants(target):
-    return [Variant("rope_table", rope_table_gpu, threads=ROPE_THREADS)]
+    return [zl.Variant("rope_table", rope_table_gpu, threads=ROPE_THREADS)]
