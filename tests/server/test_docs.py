@@ -16,7 +16,7 @@ TEXT = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8
 
 def test_every_route_is_documented():
     for route in ROUTES:
-        assert f"| `{route.method} {route.path}` |" in TEXT
+        assert f"| `{route.method} {route.path}` | {route.doc} |" in TEXT
 
 
 @pytest.mark.parametrize(

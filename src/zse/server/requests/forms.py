@@ -26,7 +26,6 @@ EFFORTS: dict[str, int | None] = {"none": 0, "minimal": 256, "low": 1024, "mediu
 MAX_VARIABLES, MAX_VARIABLE_BYTES = 32, 16 << 10
 # The route gives these to the template.
 _RESERVED = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "pad_token", "unk_token")
-ANYTHING = Checked(lambda value, path: value, {})
 
 
 def _json_schema(value: Any, path: str) -> Structure:
@@ -50,7 +49,7 @@ _JSON_SCHEMA = Object(
     {
         "name": Field(String(64, empty=False), required=True),
         "description": Field(String(16384)),
-        "schema": Field(ANYTHING),
+        "schema": Field(Checked(lambda value, path: value, {"type": "object"})),
         "strict": Field(Boolean(), default=False),
     }
 )

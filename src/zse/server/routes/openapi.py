@@ -1,0 +1,92 @@
+"""GET /openapi.json: the API as an OpenAPI 3.1 document, made of the route table, the tables of fields and the error table."""
+
+import re
+from functools import cache
+
+import msgspec
+
+from zse import __version__
+from zse.http.exchange import Response
+from zse.sampling.fields import Object
+from zse.server.api_request import APIRequest
+from zse.server.errors import CODES
+from zse.server.routes import table
+
+_TEXT = {"type": "string"}
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": _TEXT,
+                "type": _TEXT,
+                "param": {"type": ["string", "null"], "description": "The JSON path of the field, where there is one."},
+                "code": {"enum": [*CODES, None]},
+            },
+        }
+    },
+}
+
+
+async def openapi(app, request: APIRequest) -> Response:
+    """GET /openapi.json"""
+    return Response(200, encoded())
+
+
+@cache
+def encoded() -> bytes:
+    return msgspec.json.encode(document())
+
+
+def document() -> dict:
+    """The OpenAPI document."""
+    paths: dict[str, dict] = {}
+    for route in table.ROUTES:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "ZSE",
+            "version": __version__,
+            "description": "Open-weight language models behind an OpenAI-compatible API.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": {"Error": _ERROR},
+            "responses": {
+                "Error": {
+                    "description": "A refusal or failure; the code says which.",
+                    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+                }
+            },
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(route: table.Route) -> dict:
+    media = "text/plain" if route.path == "/metrics" else "application/json"
+    content: dict = {media: {"schema": _TEXT if media == "text/plain" else {"type": "object"}}}
+    operation: dict = {
+        "summary": route.doc,
+        "operationId": re.sub(r"[^a-z0-9]+", "_", f"{route.method} {route.path}".lower()).strip("_"),
+        "responses": {
+            "200": {"description": route.doc, "content": content},
+            "default": {"$ref": "#/components/responses/Error"},
+        },
+    }
+    if route.scope != table.PUBLIC:
+        # A server without keys asks for none.
+        operation["security"] = [{"key": []}, {}]
+    names = re.findall(r"\{(\w+)\}", route.path)
+    if names:
+        operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": _TEXT} for name in names]
+    if route.fields:
+        body = route.body
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": Object(body).schema}}}
+        if "stream" in body:
+            content["text/event-stream"] = {"schema": _TEXT}
+    return operation
