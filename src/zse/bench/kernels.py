@@ -8,6 +8,12 @@ exceed the caches twice. The ceiling is what a kernel that only reads reaches on
 import time
 from typing import Any, NamedTuple
 
+from zse.errors import ConfigError
+from zse.kernels import op as kernels_op
+from zse.kernels import table
+from zse.lazy import numpy as np
+from zse.tensor import Activation, Fp8Activation, Tensor, Weight
+
 COPIES_BYTES = 3  # times the L2 cache: how much the copies of a launch's inputs are together
 TARGET_S = 0.004  # of one replay
 REPEATS = 5
@@ -46,10 +52,6 @@ DTYPES = {
 
 def upload(device, array, dtype: str | None = None):
     """A NumPy array in device memory."""
-    import numpy as np
-
-    from zse.tensor import Tensor
-
     data = np.ascontiguousarray(array)
     tensor = Tensor(device.alloc(max(data.nbytes, 1), label="bench"), data.shape, dtype or DTYPES[str(data.dtype)])
     if data.nbytes:
@@ -59,19 +61,14 @@ def upload(device, array, dtype: str | None = None):
 
 def place(device, value: Any) -> Any:
     """A host value of a Case as the launcher's argument."""
-    import numpy as np
-
-    from zse.kernels.op import HostActivation, HostArray, HostFp8Activation
-    from zse.tensor import Activation, Fp8Activation, Weight
-
     if isinstance(value, np.ndarray):
         return upload(device, value)
-    if isinstance(value, HostArray):
+    if isinstance(value, kernels_op.HostArray):
         return upload(device, value.array, value.dtype)
-    if isinstance(value, HostActivation):
+    if isinstance(value, kernels_op.HostActivation):
         low = None if value.low is None else upload(device, value.low)
         return Activation(upload(device, value.q), upload(device, value.scale), upload(device, value.sum), low)
-    if isinstance(value, HostFp8Activation):
+    if isinstance(value, kernels_op.HostFp8Activation):
         return Fp8Activation(upload(device, value.q, "e4m3"), upload(device, value.scale))
     if hasattr(value, "planes"):
         kinds = {plane.name: plane.dtype for plane in value.scheme.planes(*value.shape, value.layout)}
@@ -89,10 +86,6 @@ def place(device, value: Any) -> Any:
 
 def outputs(device, case) -> dict[str, Any]:
     """The outputs' tensors, poisoned or with their initial content."""
-    import numpy as np
-
-    from zse.tensor import Activation, Fp8Activation
-
     found: dict[str, Any] = {}
     for name, output in case.outputs.items():
         rows, width = output.shape[0], output.shape[-1]
@@ -148,23 +141,17 @@ def release(value: Any) -> None:
 
 def read(device, tensor, output):
     """A result as float64, or integers as they are."""
-    import numpy as np
-
-    from zse.kernels.op import HostArray
-
     dtype = {"bf16": "uint16", "e4m3": "uint8"}.get(output.dtype, output.dtype)
     got = np.frombuffer(device.read(tensor), dtype).reshape(tensor.shape)
     if output.error:
         return got
     if output.dtype in ("bf16", "e4m3"):
-        got = HostArray(output.dtype, got).wide()
+        got = kernels_op.HostArray(output.dtype, got).wide()
     return got.astype(np.float64) if got.dtype.kind == "f" else got
 
 
 def agrees(got, wanted, output) -> bool:
     """Whether a result is what its Output allows; NaN never is, unless it is expected."""
-    import numpy as np
-
     wanted, tolerance = np.asarray(wanted), output.tolerance
     if output.error:
         return not output.error(got, wanted=wanted)
@@ -270,12 +257,7 @@ def run(
 ) -> tuple[float, list[Line]]:
     """(ceiling in GB/s, lines); report(line, ceiling) is called as they come. Every operation is first held to its
     reference with its own cases. ops: names, or none for all; only: texts that the timed cases' names contain."""
-    import numpy as np
-
-    from zse.errors import ConfigError
-    from zse.kernels.table import all_ops
-
-    known = {op.name: op for op in all_ops() if op.gpu_variants}
+    known = {op.name: op for op in table.all_ops() if op.gpu_variants}
     unknown = [name for name in ops if name not in known]
     if unknown:
         raise ConfigError(f"no operation {unknown[0]!r} with GPU kernels; there are {', '.join(sorted(known))}")

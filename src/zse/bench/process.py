@@ -1,24 +1,22 @@
 """Facts about this process and machine that every figure needs beside it."""
 
 import os
+import platform
+import resource
+import sys
 import time
+
+import zse
 
 
 def peak_memory_bytes() -> int:
     """Largest resident size of this process so far, mapped files included."""
-    import resource
-    import sys
-
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 def machine() -> dict:
     """The machine and the versions, as they go beside a measured number."""
-    import platform
-
-    import zse
-
     return {
         "zse": zse.__version__,
         "python": platform.python_version(),

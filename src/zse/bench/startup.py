@@ -14,6 +14,8 @@ import time
 from time import perf_counter
 
 from zse.errors import EngineError
+from zse.formats import store
+from zse.runtime import probe as runtime_probe
 
 _TIMEOUT_S = 300.0
 _METRICS = {"server": "zse_start_phase_seconds{", "engine": "zse_engine_phase_seconds{"}
@@ -25,9 +27,6 @@ def startup(model: str, repeats: int, options: list[str], cold: bool = True) -> 
     dropped. phases_ms: of one warm start of the server and its engine. The first start is not counted: it brings the
     model's file into the page cache. modules_without_bytecode: those of zse that each start had to compile (`python -m
     zse.build` does it for good). Raises EngineError when a process fails."""
-    from zse.formats import store
-    from zse.runtime import probe
-
     path = os.fspath(store.resolve(model))
     runs = [_run(model, options) for _ in range(repeats + 1)][1:]
     starts = [_serve(model, options) for _ in range(repeats)]
@@ -48,7 +47,7 @@ def startup(model: str, repeats: int, options: list[str], cold: bool = True) -> 
         if cold_runs:
             result["cold_exec_to_first_token_ms"] = statistics.median(cold_runs)
             result["cold_serve_exec_to_first_token_ms"] = statistics.median(cold_starts)
-    result["modules_without_bytecode"] = len(probe.modules_without_bytecode())
+    result["modules_without_bytecode"] = len(runtime_probe.modules_without_bytecode())
     return {**result, "phases_ms": starts[-1]["phases"], "runs": [run[0] for run in runs]}
 
 

@@ -1,5 +1,17 @@
 """zse bench: figures of this machine, with what they were measured on."""
 
+import argparse
+import json
+
+from zse.bench import perplexity, process, reports, speed
+from zse.bench import serving as bench_serving
+from zse.bench import startup as bench_startup
+from zse.cli import bench_serve
+from zse.cli import options as cli_options
+from zse.cli import parser as cli_parser
+from zse.errors import ConfigError
+from zse.formats import store
+
 EPILOG = """examples:
   zse bench decode smollm2 --context 1024
   zse bench prefill smollm2 --tokens 512 --json
@@ -19,10 +31,6 @@ PROMPTS = (16, 128, 1024)  # of `latency`
 
 
 def add_arguments(parser) -> None:
-    from zse.cli import bench_serve
-    from zse.cli.options import add_engine_options
-    from zse.cli.parser import number
-
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
 
     def kind(name: str, text: str):
@@ -30,7 +38,11 @@ def add_arguments(parser) -> None:
         optional = {"nargs": "?"} if name == "serve" else {}
         sub.add_argument("model", metavar="MODEL", help="a name, hf:ORG/NAME, or a path", **optional)
         sub.add_argument(
-            "--repeats", type=number(int, 1, 100), default=3, metavar="N", help="runs that count (default: %(default)s)"
+            "--repeats",
+            type=cli_parser.number(int, 1, 100),
+            default=3,
+            metavar="N",
+            help="runs that count (default: %(default)s)",
         )
         if name == "serve":
             sub.add_argument(
@@ -38,11 +50,13 @@ def add_arguments(parser) -> None:
             )
         else:
             sub.add_argument("--json", action="store_true", help="print JSON")
-        add_engine_options(sub)
+        cli_options.add_engine_options(sub)
         return sub
 
     def tokens(sub, flag: str, default: int, text: str) -> None:
-        sub.add_argument(flag, type=number(int, 1), default=default, metavar="N", help=f"{text} (default: %(default)s)")
+        sub.add_argument(
+            flag, type=cli_parser.number(int, 1), default=default, metavar="N", help=f"{text} (default: %(default)s)"
+        )
 
     sub = kind("decode", "tokens a second of one sequence after a context")
     tokens(sub, "--context", 16, "tokens before the first new one")
@@ -81,8 +95,6 @@ def add_arguments(parser) -> None:
 
 
 def _counts(text: str, most: int = 256, example: str = "1,4,8") -> list[int]:
-    import argparse
-
     counts = [int(word) for word in text.split(",") if word.isdecimal()]
     if len(counts) != text.count(",") + 1 or not all(1 <= count <= most for count in counts):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers from 1 to {most}, as in {example}")
@@ -94,24 +106,14 @@ def _lengths(text: str) -> list[int]:
 
 
 def run(args) -> int:
-    import json
-
     if args.kind in ("report", "ablation"):
-        from zse.cli import bench_serve
-
         return bench_serve.report(args) if args.kind == "report" else bench_serve.ablation(args, _engine_words(args))
     if args.kind == "serve":
-        from zse.cli import bench_serve
-
         bench_serve.check(args)
         if args.workload:
             return bench_serve.run(args, _engine_words(args))
-    from zse.bench import process
-
     result = {"bench": args.kind, "model": args.model, **_measure(args), "machine": process.machine()}
     if isinstance(args.json, str) and args.json != "-":
-        from zse.bench import reports
-
         reports.write(args.json, json.dumps(result, indent=1) + "\n")
     if args.json is True or args.json == "-":
         print(json.dumps(result, indent=1))
@@ -122,21 +124,12 @@ def run(args) -> int:
 
 def _measure(args) -> dict:
     if args.kind in ("startup", "serve"):
-        from zse.formats import store
-
         store.ensure(args.model)  # fetching must not be measured
         options = _engine_words(args)
         if args.kind == "startup":
-            from zse.bench.startup import startup
-
-            return startup(args.model, args.repeats, options, cold=not args.warm_only)
-        from zse.bench.serving import serving
-
-        return serving(args.model, args.clients, args.tokens, options)
-    from zse.bench import process, speed
-    from zse.cli.options import open_llm
-
-    llm = open_llm(args, max_rows=args.sequences if args.kind == "batch" else 1)
+            return bench_startup.startup(args.model, args.repeats, options, cold=not args.warm_only)
+        return bench_serving.serving(args.model, args.clients, args.tokens, options)
+    llm = cli_options.open_llm(args, max_rows=args.sequences if args.kind == "batch" else 1)
     try:
         if args.kind == "decode":
             result = speed.decode(llm, args.context, args.tokens, args.repeats)
@@ -145,9 +138,7 @@ def _measure(args) -> dict:
         elif args.kind == "latency":
             result = _latency(llm, args)
         elif args.kind == "perplexity":
-            from zse.bench.perplexity import measure
-
-            result = measure(llm, args.tokens, _read(args.text) if args.text else None)
+            result = perplexity.measure(llm, args.tokens, _read(args.text) if args.text else None)
         else:
             result = speed.batch(llm, args.sequences, args.context, args.tokens, args.repeats)
     finally:
@@ -163,8 +154,6 @@ def _measure(args) -> dict:
 
 
 def _read(path: str) -> str:
-    from zse.errors import ConfigError
-
     try:
         with open(path, encoding="utf-8") as file:
             return file.read()
@@ -173,8 +162,6 @@ def _read(path: str) -> str:
 
 
 def _latency(llm, args) -> dict:
-    from zse.bench import speed
-
     fitting = [length for length in PROMPTS if length + args.tokens < llm.config.max_context]
     return {
         "tokens": args.tokens,
@@ -187,11 +174,9 @@ def _latency(llm, args) -> dict:
 
 def _engine_words(args) -> list[str]:
     """The engine's options again as command-line words, for the process that is measured."""
-    from zse.cli.options import engine_options
-
     return [
         word
-        for name, value in engine_options(args).items()
+        for name, value in cli_options.engine_options(args).items()
         if value is not None
         for word in (f"--{name.replace('_', '-')}", str(value))
     ]
@@ -207,8 +192,8 @@ def _text(result: dict) -> str:
         elif isinstance(value, float):
             value = f"{value:.4f}" if name == "perplexity" else f"{value:.1f}"
         lines.append(f"{name.replace('_', ' '):<36}{value if value is not None else 'default'}")
-    for process, phases in result.get("phases_ms", {}).items():
-        lines.append(f"{process + ' phases, ms':<36}" + ", ".join(f"{phase} {ms:.0f}" for phase, ms in phases.items()))
+    for name, phases in result.get("phases_ms", {}).items():
+        lines.append(f"{name + ' phases, ms':<36}" + ", ".join(f"{phase} {ms:.0f}" for phase, ms in phases.items()))
     for row in result.get("latency", ()):
         shown = (", ".join(f"{name} {ms:.2f}" for name, ms in row[times].items()) for times in ("ttft_ms", "itl_ms"))
         lines.append("{:>6} prompt tokens       TTFT {} ms; ITL {} ms".format(row["prompt_tokens"], *shown))

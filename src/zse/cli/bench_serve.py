@@ -1,6 +1,19 @@
 """`zse bench serve --workload` and `zse bench report`: workloads against a server, reports, the gate and the page."""
 
+import argparse
+import json
+import os
+import shlex
+import sys
+
+from zse import env
+from zse.bench import ablation as bench_ablation
+from zse.bench import client, load, process, reports, serving, workloads
+from zse.bench import page as bench_page
+from zse.cli import options as cli_options
 from zse.cli.parser import number
+from zse.errors import ConfigError
+from zse.formats import store
 
 
 def add_workload_options(parser) -> None:
@@ -44,8 +57,6 @@ def add_report_options(group) -> None:
 
 def add_ablation(kinds) -> None:
     """`zse bench ablation`."""
-    from zse.cli.options import add_engine_options
-
     text = (
         "what each serving feature is worth: a workload with all of them off, then with one more switched on at a time"
     )
@@ -60,22 +71,11 @@ def add_ablation(kinds) -> None:
     parser.add_argument(
         "--seed", type=number(int, 0), default=42, metavar="N", help="of lengths, arrivals and prompts (default: 42)"
     )
-    add_engine_options(parser)
+    cli_options.add_engine_options(parser)
 
 
 def ablation(args, options: list[str]) -> int:
     """`zse bench ablation`. options: the engine's, as words."""
-    import json
-    import os
-    import shlex
-
-    from zse import env
-    from zse.bench import ablation, reports, workloads
-    from zse.bench.load import Settings
-    from zse.bench.page import page
-    from zse.errors import ConfigError
-    from zse.formats import store
-
     chosen = workloads.select(args.workload.split(","))
     if any(each.rates for each in chosen):
         raise ConfigError("an ablation takes workloads, not a sweep over request rates")
@@ -88,13 +88,13 @@ def ablation(args, options: list[str]) -> int:
     def tell(label: str, name: str, figures: dict) -> None:
         print(f"{label}\n{reports.text(name, figures)}", flush=True)
 
-    settings, command = Settings(args.seed, args.scale), shlex.join(["zse", *args.command_line])
+    settings, command = load.Settings(args.seed, args.scale), shlex.join(["zse", *args.command_line])
     found: list[dict] = []
-    for each in ablation.ablation(args.model, chosen, settings, options, command, tell, env.get("ZSE_API_KEY")):
+    for each in bench_ablation.ablation(args.model, chosen, settings, options, command, tell, env.get("ZSE_API_KEY")):
         path = os.path.join(args.output, f"{len(found)}.json")
         reports.write(path, json.dumps(each, indent=1) + "\n")
         found.append(each)
-    reports.write(os.path.join(args.output, "ablation.html"), page(found, "zse bench ablation"))
+    reports.write(os.path.join(args.output, "ablation.html"), bench_page.page(found, "zse bench ablation"))
     first = found[0]["workloads"]
     for each in found:
         gains = (f"{name} {run['output_tok_per_s'] / first[name]['output_tok_per_s']:.2f}×"
@@ -104,8 +104,6 @@ def ablation(args, options: list[str]) -> int:
 
 
 def _rates(text: str) -> list[float]:
-    import argparse
-
     try:
         rates = [number(float, above=0, high=10000)(word) for word in text.split(",")]
     except argparse.ArgumentTypeError:
@@ -129,8 +127,6 @@ _WORKLOAD_ONLY = (
 
 def check(args) -> None:
     """ConfigError: options that do not go together."""
-    from zse.errors import ConfigError
-
     if not args.workload:
         wrong = next((name for name in _WORKLOAD_ONLY if getattr(args, name)), None)
         if wrong:
@@ -149,17 +145,8 @@ def check(args) -> None:
 
 def run(args, options: list[str]) -> int:
     """`zse bench serve --workload`. options: the engine's, as words. Exit code 1: the gate, or no request succeeded."""
-    import os
-    import shlex
-
-    from zse import env
-    from zse.bench import process, reports, workloads
-    from zse.bench.client import Target
-    from zse.bench.load import Settings, measure
-    from zse.errors import ConfigError
-
     chosen = workloads.select(args.workload.split(","))
-    settings = Settings(args.seed, args.scale, args.prompt_ids, args.chat, not args.no_ignore_eos, args.timeout)
+    settings = load.Settings(args.seed, args.scale, args.prompt_ids, args.chat, not args.no_ignore_eos, args.timeout)
     baseline = reports.read(args.compare) if args.compare else None
     try:
         extra = shlex.split(args.server_options)
@@ -180,17 +167,14 @@ def run(args, options: list[str]) -> int:
         "settings": vars(settings) | {"url": args.url, "server_options": shlex.join([*options, *extra]) or None},
     }
     if args.url:
-        found = measure(
-            Target.of(args.url, env.get("ZSE_API_KEY")), args.served_model, chosen, settings, args.qps, tell
+        found = load.measure(
+            client.Target.of(args.url, env.get("ZSE_API_KEY")), args.served_model, chosen, settings, args.qps, tell
         )
     else:
-        from zse.bench.serving import Server
-        from zse.formats import store
-
         store.ensure(args.model)  # fetching must not be measured
-        with Server(args.model, [*options, *extra]) as server:
-            target = Target.of(f"http://127.0.0.1:{server.port}/v1", env.get("ZSE_API_KEY"))
-            found = measure(target, None, chosen, settings, args.qps, tell)
+        with serving.Server(args.model, [*options, *extra]) as server:
+            target = client.Target.of(f"http://127.0.0.1:{server.port}/v1", env.get("ZSE_API_KEY"))
+            found = load.measure(target, None, chosen, settings, args.qps, tell)
         found["model"] = args.model
     report = {**facts, "label": args.label or os.path.basename(found["model"].rstrip("/")), **found}
     _store(args.json, report)
@@ -200,8 +184,6 @@ def run(args, options: list[str]) -> int:
 
 def report(args) -> int:
     """`zse bench report FILE…`: show stored reports, draw them, hold the last to a baseline."""
-    from zse.bench import reports
-
     found = [reports.read(path) for path in args.files]
     for each in found:
         print(f"{each['label']} ({each['model']}, {each['machine'].get('date')})")
@@ -211,10 +193,6 @@ def report(args) -> int:
 
 
 def _store(where: str | None, report: dict) -> None:
-    import json
-
-    from zse.bench import reports
-
     if where == "-":
         print(json.dumps(report, indent=1))
     elif where:
@@ -223,14 +201,8 @@ def _store(where: str | None, report: dict) -> None:
 
 def _finish(args, found: list[dict], baseline: dict | None, quiet: bool) -> int:
     """The page, then the gate: 1 and the lines that became worse, else 0."""
-    import sys
-
-    from zse.bench import reports
-
     if args.page:
-        from zse.bench.page import page
-
-        reports.write(args.page, page(found))
+        reports.write(args.page, bench_page.page(found))
     if baseline is None:
         return 0
     if baseline["machine"].get("cpu") != found[-1]["machine"].get("cpu"):

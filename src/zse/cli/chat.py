@@ -4,6 +4,10 @@ keyboard."""
 import os
 import sys
 
+from zse.cli import chat_session, options, terminal
+from zse.errors import ConfigError
+from zse.formats import store
+
 EPILOG = """Inside the chat, /help lists the commands. Ctrl-C stops the reply; Ctrl-D or /exit leaves. A line that
 ends with \\ goes on in the next line; a line of three double quotes begins and ends a longer text. The input
 history is kept in ZSE_HOME/chat_history. When standard input is not a terminal, each line is one message."""
@@ -14,8 +18,6 @@ _QUOTES = '"""'
 
 
 def add_arguments(parser) -> None:
-    from zse.cli.options import add_engine_options, add_sampling_options
-
     parser.add_argument(
         "model", metavar="MODEL", nargs="?", default="smollm2", help="a name, hf:ORG/NAME, or a path (default: smollm2)"
     )
@@ -23,21 +25,17 @@ def add_arguments(parser) -> None:
         "--system", metavar="TEXT", help="system message (default: the model's own, if its template has one)"
     )
     parser.add_argument("--load", metavar="FILE", help="go on with a conversation that /save wrote")
-    add_sampling_options(parser, DEFAULT_MAX_TOKENS)
-    add_engine_options(parser)
+    options.add_sampling_options(parser, DEFAULT_MAX_TOKENS)
+    options.add_engine_options(parser)
 
 
 def run(args) -> int:
-    from zse.cli.chat_session import Session
-    from zse.cli.options import open_llm, sampling_params
-    from zse.errors import ConfigError
-
-    params = sampling_params(args)
-    llm = open_llm(args, max_rows=1, prepare_chat=True)
+    params = options.sampling_params(args)
+    llm = options.open_llm(args, max_rows=1, prepare_chat=True)
     try:
         if not llm.has_chat_template:
             raise ConfigError(f"{args.model} is a base model without a chat template; use: zse run {args.model} TEXT")
-        session = Session(llm, args.model, params, args.system)
+        session = chat_session.Session(llm, args.model, params, args.system)
         if args.load:
             session.load(args.load)
         if sys.stdin.isatty():
@@ -63,9 +61,7 @@ def _line_of_stdin() -> str:
 
 
 def _interactive(session) -> None:
-    import readline
-
-    from zse.formats import store
+    import readline  # importing it gives input() its line editing: only where a person types
 
     history = os.path.join(store.home(), "chat_history")
     try:
@@ -98,15 +94,13 @@ def _interactive(session) -> None:
 
 
 def _write_history(readline, path: str) -> None:
-    from zse.cli.terminal import notice
-
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         # What one types to a model is private: the file is created for its owner only.
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
         readline.write_history_file(path)
     except OSError as error:
-        notice(f"the input history could not be kept: {error}")
+        terminal.notice(f"the input history could not be kept: {error}")
 
 
 def _read_message(read, prompt: str, more: str) -> str | None:

@@ -1,5 +1,17 @@
 """zse convert: any readable model into one .zse file, quantized anew or kept as it is."""
 
+import os
+
+from zse.bench import perplexity as bench_perplexity
+from zse.cli import parser as cli_parser
+from zse.cli import terminal
+from zse.errors import ConfigError, UnsupportedError
+from zse.formats import convert as formats_convert
+from zse.formats import source as formats_source
+from zse.formats import store
+from zse.models import load as models_load
+from zse.tokenizer import load
+
 EPILOG = """examples:
   zse convert smollm2 smollm2.zse                     the same weights in the layout that the kernels read
   zse convert ./Qwen3-0.6B qwen3.zse --quant int4
@@ -11,8 +23,6 @@ An interrupted conversion goes on with the same command; OUT appears only when i
 
 
 def add_arguments(parser) -> None:
-    from zse.cli.parser import number
-
     parser.add_argument("source", metavar="SRC", help="a stored name, or the path of a model file or folder")
     parser.add_argument("out", metavar="OUT", help="the .zse file to write")
     parser.add_argument(
@@ -22,7 +32,7 @@ def add_arguments(parser) -> None:
     )
     parser.add_argument(
         "--group-size",
-        type=number(int, 0, 256),
+        type=cli_parser.number(int, 0, 256),
         metavar="N",
         help="columns that share a scale: 16, 32, 64, 128, 256, or 0 for a row",
     )
@@ -36,7 +46,9 @@ def add_arguments(parser) -> None:
         help="order of floating-point matrices: r16 for the CPU, rows for GPUs, auto by what this machine has "
         "(integers have one order for both)",
     )
-    parser.add_argument("--threads", type=number(int, 1, 1024), metavar="N", help="(default: all processors)")
+    parser.add_argument(
+        "--threads", type=cli_parser.number(int, 1, 1024), metavar="N", help="(default: all processors)"
+    )
     parser.add_argument(
         "--no-clip-search", action="store_true", help="quantize faster and less well: no search for the best clipping"
     )
@@ -46,14 +58,6 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> int:
-    import os
-
-    from zse.cli.terminal import ProgressBar
-    from zse.errors import ConfigError
-    from zse.formats import store
-    from zse.formats.convert import convert
-    from zse.tokenizer.load import tokenizer_image
-
     source = store.resolve(args.source)
     if not args.out.endswith(".zse"):
         raise ConfigError(f"OUT is {args.out!r}; the name must end with .zse")
@@ -62,9 +66,9 @@ def run(args) -> int:
     if args.group_size is not None and not (args.quant or args.head or "").startswith("int"):
         raise ConfigError("--group-size goes with --quant int4, int5, int6 or int8")
     evaluate = _evaluator(source, args) if args.quant and not args.no_perplexity else None
-    with ProgressBar("convert") as bar:
+    with terminal.ProgressBar("convert") as bar:
         progress = None if args.quiet else lambda done, total, name: bar("writing", done, total)
-        report = convert(
+        report = formats_convert.convert(
             source,
             args.out,
             args.quant,
@@ -73,7 +77,7 @@ def run(args) -> int:
             clip_search=not args.no_clip_search,
             layout=_layout(args.layout),
             threads=args.threads,
-            tokenizer_image=tokenizer_image,
+            tokenizer_image=load.tokenizer_image,
             progress=progress,
             evaluate=evaluate,
         )
@@ -84,8 +88,6 @@ def run(args) -> int:
 
 def _layout(wanted: str) -> str:
     """ "rows" where this machine has a GPU."""
-    import os
-
     if wanted != "auto":
         return wanted
     has_gpu = any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/kfd")) or os.uname().sysname == "Darwin"
@@ -94,41 +96,32 @@ def _layout(wanted: str) -> str:
 
 def _evaluator(source, args):
     """A function path → perplexity, or None (said once) when this version cannot run the model but can convert it."""
-    from zse.cli.terminal import notice
-    from zse.errors import UnsupportedError
-    from zse.formats.source import open_model
-    from zse.models.load import read_config
-
     try:
-        with open_model(source) as opened:
-            read_config(opened)
+        with formats_source.open_model(source) as opened:
+            models_load.read_config(opened)
     except UnsupportedError as error:
-        notice(f"the perplexity is not measured: {error}")
+        terminal.notice(f"the perplexity is not measured: {error}")
         return None
 
     def evaluate(path: str) -> float:
-        from zse.bench.perplexity import perplexity
-
         if not args.quiet:
-            notice(f"measuring the perplexity of {path}")
-        return perplexity(path)
+            terminal.notice(f"measuring the perplexity of {path}")
+        return bench_perplexity.perplexity(path)
 
     return evaluate
 
 
 def _print(report) -> None:
-    from zse.cli.terminal import size
-
     print(
-        f"{report.path}: {size(report.nbytes)}, {100 * report.nbytes / max(1, report.source_bytes):.0f} % of the "
-        f"source's {size(report.source_bytes)}"
+        f"{report.path}: {terminal.size(report.nbytes)}, {100 * report.nbytes / max(1, report.source_bytes):.0f} % of the "
+        f"source's {terminal.size(report.source_bytes)}"
     )
     print(
         f"  {report.num_tensors} tensors: "
-        + ", ".join(f"{name} {size(nbytes)}" for name, nbytes in report.schemes.items())
+        + ", ".join(f"{name} {terminal.size(nbytes)}" for name, nbytes in report.schemes.items())
     )
     if report.resumed_bytes:
-        print(f"  {size(report.resumed_bytes)} of it by an earlier run that was interrupted")
+        print(f"  {terminal.size(report.resumed_bytes)} of it by an earlier run that was interrupted")
     if report.perplexity_after is not None:
         before, after = report.perplexity_before, report.perplexity_after
         print(f"  perplexity {before:.3f} → {after:.3f} ({100 * (after / before - 1):+.2f} %)")

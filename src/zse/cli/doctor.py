@@ -1,7 +1,18 @@
 """zse doctor: what this machine has, what is missing, and how to mend it. Looks only; changes nothing."""
 
+import importlib
+import json
 import os
+import platform
 import sys
+from importlib.util import find_spec
+
+import zse
+from zse import env
+from zse.cli import doctor_gpu, terminal
+from zse.errors import ZSEError
+from zse.formats import store
+from zse.runtime import native, probe
 
 EPILOG = "Exit code 0 when models can be served here, 1 when something that is needed is missing."
 
@@ -25,8 +36,6 @@ def run(args) -> int:
     checks = [check(name, state, found, mend) for name, state, found, mend in _checks()]
     failed = [item for item in checks if item["state"] == BAD]
     if args.json:
-        import json
-
         print(json.dumps({"ok": not failed, "checks": checks}, indent=1))
         return 1 if failed else 0
     sign = {OK: "ok  ", NOTE: "note", BAD: "BAD "}
@@ -45,9 +54,6 @@ def check(name: str, state: str, found: str, mend: str = "") -> dict:
 
 def _checks():
     """(name, state, what was found, how to mend it) of everything, in the order of the output."""
-    from zse.cli import doctor_gpu
-    from zse.runtime import probe
-
     facts = probe.facts()
     yield _python()
     yield from _cpu(facts)
@@ -61,8 +67,6 @@ def _checks():
 
 
 def _python() -> tuple[str, str, str, str]:
-    import platform
-
     found = f"{platform.python_version()} at {sys.executable}"
     return (
         "python",
@@ -103,11 +107,11 @@ def _cpu(facts: dict):
 
 
 def _memory(memory: dict) -> tuple[str, str, str, str]:
-    from zse.cli.terminal import size
-
-    limit = f", control group's limit {size(memory['limit'])}" if memory["limit"] else ""
+    limit = f", control group's limit {terminal.size(memory['limit'])}" if memory["limit"] else ""
     available = memory["available"]
-    found = f"{size(memory['total'])}{limit}" + (f", {size(available)} available" if available is not None else "")
+    found = f"{terminal.size(memory['total'])}{limit}" + (
+        f", {terminal.size(available)} available" if available is not None else ""
+    )
     is_low = available is not None and available < 512 << 20
     return (
         "memory",
@@ -121,8 +125,6 @@ def _compiler(facts: dict) -> tuple[str, str, str, str]:
     if facts["compiler"]:
         path, version = facts["compiler"]
         return "c compiler", OK, f"{path}: {version}", ""
-    from zse.runtime import native
-
     state = BAD if facts["error"] else NOTE
     return (
         "c compiler",
@@ -133,16 +135,11 @@ def _compiler(facts: dict) -> tuple[str, str, str, str]:
 
 
 def _packages():
-    from importlib import metadata
-    from importlib.util import find_spec
-
-    import zse
-
     versions, missing = [], []
     for name in (*_NEEDED, *_OPTIONAL):
         try:
-            versions.append(f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
             missing.append(name)
     needed = [name for name in missing if name in _NEEDED]
     yield "zse", OK, f"{zse.__version__} in {os.path.dirname(os.path.abspath(zse.__file__))}", ""
@@ -164,7 +161,7 @@ def _packages():
             f"{sys.executable} -m ensurepip (uv: uv pip install pip)",
         )
     else:
-        yield "pip", OK, metadata.version("pip"), ""
+        yield "pip", OK, importlib.metadata.version("pip"), ""
 
 
 def _bytecode(missing: int) -> tuple[str, str, str, str]:
@@ -179,10 +176,6 @@ def _bytecode(missing: int) -> tuple[str, str, str, str]:
 
 
 def _store():
-    from zse.cli.terminal import size
-    from zse.errors import ZSEError
-    from zse.formats import store
-
     home = store.home()
     folder = home
     while not os.path.lexists(folder):
@@ -199,7 +192,7 @@ def _store():
     yield (
         "disk",
         NOTE if low else OK,
-        f"{size(free)} free under {home}",
+        f"{terminal.size(free)} free under {home}",
         "free some, or set ZSE_HOME to another disk" if low else "",
     )
     try:
@@ -207,20 +200,18 @@ def _store():
     except ZSEError as error:
         yield "store", BAD, home, str(error)
         return
-    names = ", ".join(f"{model['name']} ({size(model['bytes'])})" for model in models) or "no model yet"
+    names = ", ".join(f"{model['name']} ({terminal.size(model['bytes'])})" for model in models) or "no model yet"
     yield "store", OK, names, "" if models else "zse pull smollm2"
     for part in partials:
         yield (
             "store",
             NOTE,
-            f"{part['name']}: a download that did not end ({size(part['bytes'])})",
+            f"{part['name']}: a download that did not end ({terminal.size(part['bytes'])})",
             f"zse pull {part['name']}, or zse rm {part['name']}",
         )
 
 
 def _switches() -> tuple[str, str, str, str]:
-    from zse import env
-
     known = [f"{name}={os.environ[name]}" for name in env.SWITCHES if os.environ.get(name)]
     unknown = sorted(name for name in os.environ if name.startswith("ZSE_") and name not in (*env.SWITCHES, *_OF_TESTS))
     if unknown:

@@ -4,6 +4,12 @@ hardware."""
 import os
 import sys
 
+from zse.errors import DeviceError, ZSEError
+from zse.kernel import cache, nvrtc
+from zse.runtime import cuda as runtime_cuda
+from zse.runtime import hip, metal
+from zse.runtime.bindings import cuda as bindings_cuda
+
 OK, NOTE = "ok", "note"
 # Memory, graphs and loading are tested over fake drivers, kernels by compilers and in the emulator; no one has run them on hardware.
 UNPROVEN_HIP = "has never run on hardware; its kernels are compiled by clang and run in an emulator in the tests. --device hip tries it"
@@ -19,15 +25,11 @@ def checks(cuda: dict):
 
 
 def _nvidia(cuda: dict):
-    from zse.errors import DeviceError
-    from zse.runtime.bindings.cuda import LEAST_ARCH
-    from zse.runtime.cuda import list_devices
-
     if not cuda["library"] and not cuda["devices"]:
         return
     driver = f"driver {cuda['version'] or 'of unknown version'}"
     try:
-        devices = list_devices()
+        devices = runtime_cuda.list_devices()
     except DeviceError as error:
         yield (
             "gpu",
@@ -43,8 +45,13 @@ def _nvidia(cuda: dict):
             f"cuda:{device['ordinal']} {device['name']}, {arch}, {device['memory_bytes'] / 2**30:.1f} GiB, {driver} "
             f"(CUDA {version // 1000}.{version % 1000 // 10})"
         )
-        if device["arch"] < LEAST_ARCH:
-            yield "gpu", NOTE, line, f"too old: sm_{LEAST_ARCH} (Ampere) or later is needed; models run on the CPU"
+        if device["arch"] < bindings_cuda.LEAST_ARCH:
+            yield (
+                "gpu",
+                NOTE,
+                line,
+                f"too old: sm_{bindings_cuda.LEAST_ARCH} (Ampere) or later is needed; models run on the CPU",
+            )
             continue
         yield "gpu", OK, line, ""
         yield _kernels(arch)
@@ -53,9 +60,6 @@ def _nvidia(cuda: dict):
 
 
 def _kernels(arch: str) -> tuple[str, str, str, str]:
-    from zse.errors import ZSEError
-    from zse.kernel import cache
-
     try:
         pack = cache.open_pack(arch).pack
     except ZSEError as error:
@@ -71,9 +75,6 @@ def _kernels(arch: str) -> tuple[str, str, str, str]:
 
 
 def _nvrtc(driver_version: int) -> tuple[str, str, str, str]:
-    from zse.errors import ZSEError
-    from zse.kernel import nvrtc
-
     try:
         library = nvrtc.nvrtc()
     except (ZSEError, OSError) as error:
@@ -93,11 +94,8 @@ def _nvrtc(driver_version: int) -> tuple[str, str, str, str]:
 def _amd():
     if not os.path.exists("/dev/kfd"):
         return
-    from zse.errors import DeviceError
-    from zse.runtime.hip import list_devices
-
     try:
-        devices = list_devices()
+        devices = hip.list_devices()
     except DeviceError as error:
         yield "gpu", NOTE, "AMD (/dev/kfd) cannot be used; models run on the CPU", str(error)
         return
@@ -109,10 +107,7 @@ def _amd():
 def _apple():
     if sys.platform != "darwin":
         return
-    from zse.errors import DeviceError
-    from zse.runtime.metal import product_name
-
     try:
-        yield "gpu", NOTE, f"metal {product_name()}: zse's Metal device {UNPROVEN_METAL}", ""
+        yield "gpu", NOTE, f"metal {metal.product_name()}: zse's Metal device {UNPROVEN_METAL}", ""
     except DeviceError as error:
         yield "gpu", NOTE, "Metal cannot be used; models run on the CPU", str(error)

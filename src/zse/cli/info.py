@@ -1,5 +1,15 @@
 """zse info: what is inside a model file, from its headers only."""
 
+import json
+import sys
+
+from zse.cli import terminal
+from zse.errors import FormatError, UnsupportedError
+from zse.formats import info as formats_info
+from zse.formats import source as formats_source
+from zse.formats import store
+from zse.models import load
+
 
 def add_arguments(parser) -> None:
     parser.add_argument(
@@ -11,15 +21,10 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> int:
-    from zse.formats import store
-    from zse.formats.info import info
-
     path = store.resolve(args.model)
-    facts = info(path)
+    facts = formats_info.info(path)
     facts["config"], facts["not_served_because"] = _config(path)
     if args.json:
-        import json
-
         print(json.dumps(facts, indent=1))
     else:
         _print(facts, args.tensors, args.metadata)
@@ -28,10 +33,6 @@ def run(args) -> int:
 
 def _config(path) -> tuple[dict | None, str | None]:
     """The numbers of the architecture, or why this model cannot be served: the file can still be looked at."""
-    from zse.errors import FormatError, UnsupportedError
-    from zse.formats.source import open_model
-    from zse.models.load import read_config
-
     names = (
         "architecture",
         "num_layers",
@@ -43,23 +44,19 @@ def _config(path) -> tuple[dict | None, str | None]:
         "max_context",
     )
     try:
-        with open_model(path) as source:
-            config = read_config(source)
+        with formats_source.open_model(path) as source:
+            config = load.read_config(source)
     except (FormatError, UnsupportedError) as error:
         return None, str(error)
     return {name: getattr(config, name) for name in names}, None
 
 
 def _print(facts: dict, with_tensors: bool, with_metadata: bool) -> None:
-    import sys
-
-    from zse.cli.terminal import printable, size, table
-
     rows: list[tuple[str, ...]] = [
         ("path", facts["path"]),
         ("format", facts["kind"]),
         ("architecture", facts["architecture"]),
-        ("size", size(facts["nbytes"])),
+        ("size", terminal.size(facts["nbytes"])),
     ]
     rows += [("parameters", f"{facts['num_parameters'] / 1e6:.1f} M, {facts['bits_per_weight']:.2f} bits each")]
     rows += [("vocabulary", str(facts["vocab_size"])), ("chat template", "yes" if facts["chat_template"] else "no")]
@@ -80,16 +77,19 @@ def _print(facts: dict, with_tensors: bool, with_metadata: bool) -> None:
     rows = [("TYPE", "TENSORS", "PARAMETERS", "SIZE")]
     for name, record in facts["types"].items():
         share = f"{record['parameters'] / 1e6:.1f} M ({100 * record['parameters'] / total:.0f} %)"
-        rows.append((name, str(record["tensors"]), share, size(record["nbytes"])))
+        rows.append((name, str(record["tensors"]), share, terminal.size(record["nbytes"])))
     sections.append(rows)
     if with_metadata:
         sections.append([("METADATA", ""), *((key, str(value)) for key, value in facts["metadata"].items())])
     if with_tensors:
         rows = [("TENSOR", "TYPE", "SHAPE", "SIZE")]
-        rows += [(t["name"], t["type"], " × ".join(map(str, t["shape"])), size(t["nbytes"])) for t in facts["tensors"]]
+        rows += [
+            (t["name"], t["type"], " × ".join(map(str, t["shape"])), terminal.size(t["nbytes"]))
+            for t in facts["tensors"]
+        ]
         sections.append(rows)
     # Names and metadata are the file author's text.
-    texts = (table([tuple(map(printable, row)) for row in rows]) for rows in sections)
+    texts = (terminal.table([tuple(map(terminal.printable, row)) for row in rows]) for rows in sections)
     sys.stdout.write("\n".join(texts))
 
 

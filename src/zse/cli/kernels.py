@@ -1,5 +1,18 @@
 """zse kernels: compile the GPU kernels ahead of time, show what there is, and how fast it is."""
 
+import json
+import sys
+import time
+from pathlib import Path
+
+from zse.bench import kernels
+from zse.cli import parser as cli_parser
+from zse.errors import ConfigError, DeviceError
+from zse.kernel import cache
+from zse.kernel import cache as kernel_cache
+from zse.runtime import opening, probe
+from zse.runtime.bindings import cuda
+
 EPILOG = """examples:
   zse kernels build                       for the GPU of this machine
   zse kernels build --arch sm_90a --arch sm_80
@@ -9,8 +22,6 @@ EPILOG = """examples:
 
 
 def add_arguments(parser) -> None:
-    from zse.cli.parser import number
-
     commands = parser.add_subparsers(dest="what", metavar="COMMAND", required=True)
     build = commands.add_parser(
         "build",
@@ -31,7 +42,9 @@ def add_arguments(parser) -> None:
         metavar="NAME",
         help="only kernels whose name starts with NAME (may be repeated); no pack is written without --pack",
     )
-    build.add_argument("--jobs", type=number(int, low=1), metavar="N", help="compilers at once (default: CPUs)")
+    build.add_argument(
+        "--jobs", type=cli_parser.number(int, low=1), metavar="N", help="compilers at once (default: CPUs)"
+    )
     build.add_argument("--force", action="store_true", help="compile everything again")
     build.add_argument(
         "-v", "--verbose", action="store_true", help="registers, spills and shared memory of every kernel"
@@ -69,9 +82,6 @@ def run(args) -> int:
 
 def _arch() -> str:
     """The architecture of this machine's first GPU."""
-    from zse.errors import ConfigError, DeviceError
-    from zse.runtime.bindings import cuda
-
     try:
         driver = cuda.CUDADriver()
         driver.init(0)
@@ -81,20 +91,10 @@ def _arch() -> str:
         )
     except DeviceError as error:
         raise ConfigError(f"no GPU to compile for ({error}); name one, such as --arch sm_90a") from None
-    from zse.kernel.cache import resolve_arch
-
-    return resolve_arch(f"sm_{number}{'a' if number >= 90 else ''}")
+    return kernel_cache.resolve_arch(f"sm_{number}{'a' if number >= 90 else ''}")
 
 
 def _build(args) -> int:
-    import sys
-    import time
-    from pathlib import Path
-
-    from zse.errors import ConfigError
-    from zse.kernel import cache
-    from zse.runtime import probe
-
     archs = args.arch or [_arch()]
     if args.pack and len(archs) > 1:
         raise ConfigError("--pack is one file: give one --arch")
@@ -119,8 +119,6 @@ def _build(args) -> int:
 
 
 def _list(args) -> int:
-    from zse.kernel import cache
-
     arch = cache.resolve_arch(args.arch or _arch())
     pack = cache.open_pack(arch).pack
     if pack is None:
@@ -142,14 +140,7 @@ def _list(args) -> int:
 
 
 def _bench(args) -> int:
-    import json
-    from pathlib import Path
-
-    from zse.bench import kernels
-    from zse.errors import ConfigError
-    from zse.runtime.opening import open_device
-
-    device = open_device(args.device)
+    device = opening.open_device(args.device)
     if device.kernels != "gpu":
         raise ConfigError(f"{args.device} is no GPU; kernels of the CPU are timed by `zse bench`")
 

@@ -4,8 +4,13 @@ A command module has add_arguments(parser) and run(args) → exit code; EPILOG (
 Exit codes: 0 done, 1 failed, 2 wrong usage or unusable input, 130 interrupted, 141 the reader of our output went away.
 """
 
+import importlib
 import os
 import sys
+
+from zse.cli import parser as cli_parser
+from zse.errors import ZSEError
+from zse.lazy import difflib
 
 # Name → one line for `zse --help`, in its order; the module is zse.cli.NAME. Here, so that listing them imports none of them.
 COMMANDS = {
@@ -29,8 +34,6 @@ COMMANDS = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command line (default: sys.argv) and return its exit code. Never raises for a user's mistake."""
-    from zse.errors import ZSEError
-
     argv = sys.argv[1:] if argv is None else argv
     try:
         code = _dispatch(argv)
@@ -66,9 +69,7 @@ def _dispatch(argv: list[str]) -> int:
         what = "option" if name.startswith("-") else "command"
         return fail(f"unknown {what} {name}{_hint(name, COMMANDS)}; `zse --help` lists the commands", 2)
     module = load(name)
-    from zse.cli.parser import Parser
-
-    parser = Parser(prog=f"zse {name}", description=COMMANDS[name], epilog=getattr(module, "EPILOG", None))
+    parser = cli_parser.Parser(prog=f"zse {name}", description=COMMANDS[name], epilog=getattr(module, "EPILOG", None))
     module.add_arguments(parser)
     try:
         args = parser.parse_strict(argv[1:])
@@ -80,9 +81,7 @@ def _dispatch(argv: list[str]) -> int:
 
 def load(name: str):
     """The module of a command."""
-    from importlib import import_module
-
-    return import_module(f"zse.cli.{name}")
+    return importlib.import_module(f"zse.cli.{name}")
 
 
 def usage() -> str:
@@ -98,9 +97,7 @@ def usage() -> str:
 
 
 def _hint(word: str, known) -> str:
-    from difflib import get_close_matches
-
-    close = get_close_matches(word, known, n=1)
+    close = difflib.get_close_matches(word, known, n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
 

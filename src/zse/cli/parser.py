@@ -4,6 +4,7 @@ import argparse
 import os
 
 from zse.errors import ConfigError
+from zse.lazy import difflib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,9 +55,7 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 
 
 def _close(word: str, known: list[str]) -> str:
-    from difflib import get_close_matches
-
-    close = get_close_matches(word, known, n=1)
+    close = difflib.get_close_matches(word, known, n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
 

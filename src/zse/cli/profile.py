@@ -1,5 +1,14 @@
 """zse profile: where a prefill step and a decode step of a model spend their time."""
 
+import json
+
+from zse.bench import process, profile
+from zse.cli import options
+from zse.cli import parser as cli_parser
+from zse.engine import config as engine_config
+from zse.engine import load, metrics
+from zse.errors import ConfigError
+
 EPILOG = """examples:
   zse profile smollm2
   zse profile qwen.zse --device cuda --rows 16 --prompt-tokens 1024 -o trace.json
@@ -9,44 +18,37 @@ each reads about 2 us too long); `replay` is the time of the step's kernels as t
 
 
 def add_arguments(parser) -> None:
-    from zse.cli.options import add_engine_options
-    from zse.cli.parser import number
-
     parser.add_argument("model", metavar="MODEL", help="a name, hf:ORG/NAME, or a path")
     parser.add_argument(
         "--rows",
-        type=number(int, 1, 1024),
+        type=cli_parser.number(int, 1, 1024),
         default=1,
         metavar="N",
         help="sequences that decode together (default: %(default)s)",
     )
     parser.add_argument(
         "--prompt-tokens",
-        type=number(int, 1),
+        type=cli_parser.number(int, 1),
         default=512,
         metavar="N",
         help="random tokens of each prompt (default: %(default)s)",
     )
     parser.add_argument(
         "--steps",
-        type=number(int, 1, 10_000),
+        type=cli_parser.number(int, 1, 10_000),
         default=16,
         metavar="N",
         help="decode steps, of which the median is shown (default: %(default)s)",
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="write both steps to FILE as a Chrome trace")
-    add_engine_options(parser)
+    options.add_engine_options(parser)
 
 
 def run(args) -> int:
-    from zse.bench import process, profile
-    from zse.cli.options import engine_options, locate
-    from zse.engine.config import EngineConfig
-    from zse.engine.load import load_engine
-    from zse.engine.metrics import Phases, since_exec_clock
-
-    config = EngineConfig(model=locate(args.model), max_rows=args.rows, **engine_options(args))
-    loaded = load_engine(config, Phases(since_exec_clock()))
+    config = engine_config.EngineConfig(
+        model=options.locate(args.model), max_rows=args.rows, **options.engine_options(args)
+    )
+    loaded = load.load_engine(config, metrics.Phases(metrics.since_exec_clock()))
     try:
         steps = profile.profile(loaded, rows=args.rows, prompt_tokens=args.prompt_tokens, steps=args.steps)
     finally:
@@ -68,10 +70,6 @@ def run(args) -> int:
 
 
 def _write(path: str, trace: dict) -> None:
-    import json
-
-    from zse.errors import ConfigError
-
     try:
         with open(path, "w", encoding="utf-8") as file:
             json.dump(trace, file, separators=(",", ":"))

@@ -1,5 +1,8 @@
 """zse pull: fetch a model into the store."""
 
+from zse.cli import terminal
+from zse.formats import hub
+
 EPILOG = """examples:
   zse pull smollm2
   zse pull hf:HuggingFaceTB/SmolLM2-135M-Instruct
@@ -20,12 +23,12 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> int:
-    from zse.cli.terminal import ProgressBar, notice
-    from zse.formats import hub
-
-    with ProgressBar(args.model) as bar:
+    with terminal.ProgressBar(args.model) as bar:
         path = hub.pull(
-            args.model, force=args.force, progress=None if args.quiet else bar, notice=None if args.quiet else notice
+            args.model,
+            force=args.force,
+            progress=None if args.quiet else bar,
+            notice=None if args.quiet else terminal.notice,
         )
     print(path)
     return 0

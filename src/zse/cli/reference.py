@@ -2,6 +2,7 @@
 
 import argparse
 
+from zse import env
 from zse.cli import main
 from zse.cli.parser import Parser
 
@@ -37,8 +38,6 @@ def text() -> str:
 
 
 def _switches() -> str:
-    from zse import env
-
     rows = "".join(f"| `{name}` | {default or ''} | {help} |\n" for name, (default, help) in env.SWITCHES.items())
     return f"## Environment\n\n| variable | default | meaning |\n|---|---|---|\n{rows}"
 

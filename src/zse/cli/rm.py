@@ -1,5 +1,11 @@
 """zse rm: delete models from the store."""
 
+import sys
+
+from zse.cli import terminal
+from zse.errors import ConfigError
+from zse.formats import store
+
 
 def add_arguments(parser) -> None:
     parser.add_argument("models", metavar="MODEL", nargs="+", help="a stored name")
@@ -7,12 +13,6 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> int:
-    import sys
-
-    from zse.cli.terminal import size
-    from zse.errors import ConfigError
-    from zse.formats import store
-
     if not args.yes:
         if not sys.stdin.isatty():
             raise ConfigError("zse rm asks before it deletes, and stdin is not a terminal; pass -y")
@@ -21,5 +21,5 @@ def run(args) -> int:
             print("nothing deleted")
             return 1
     for name in args.models:
-        print(f"deleted {name}: {size(store.remove(name))} freed")
+        print(f"deleted {name}: {terminal.size(store.remove(name))} freed")
     return 0

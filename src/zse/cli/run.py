@@ -3,7 +3,11 @@ token."""
 
 import sys
 
+from zse.cli import options, terminal
+from zse.cli import stats as report
 from zse.engine.metrics import since_exec_clock
+from zse.errors import ConfigError
+from zse.structured import options as structured_options
 
 _clock = since_exec_clock()  # when this module is imported: the earlier, the truer
 
@@ -20,8 +24,6 @@ DEFAULT_MAX_TOKENS = 512
 
 
 def add_arguments(parser) -> None:
-    from zse.cli.options import add_engine_options, add_sampling_options
-
     parser.add_argument(
         "model", metavar="MODEL", help="a name, hf:ORG/NAME, or a path; a missing catalog model is fetched"
     )
@@ -44,17 +46,14 @@ def add_arguments(parser) -> None:
         "--choice", metavar="TEXT", action="append", help="the reply is one of these texts (give several)"
     )
     form.add_argument("--grammar", metavar="FILE", help="the reply is text of a grammar in GBNF or Lark")
-    add_sampling_options(parser, DEFAULT_MAX_TOKENS)
-    add_engine_options(parser)
+    options.add_sampling_options(parser, DEFAULT_MAX_TOKENS)
+    options.add_engine_options(parser)
 
 
 def run(args) -> int:
-    from zse.cli.options import open_llm, sampling_params
-    from zse.errors import ConfigError
-
-    params = sampling_params(args)
+    params = options.sampling_params(args)
     structure = _structure(args)
-    llm = open_llm(args, max_rows=1, prepare_chat=not args.raw)
+    llm = options.open_llm(args, max_rows=1, prepare_chat=not args.raw)
     try:
         if structure is not None:
             llm.prepare_structure()  # while the prompt is read
@@ -75,8 +74,6 @@ def run(args) -> int:
             deltas = llm.stream_chat([*system, {"role": "user", "content": prompt}], params, structure=structure)
         stats = _print_stream(deltas)
         if args.stats:
-            from zse.cli import stats as report
-
             sys.stderr.write(report.text(llm, *stats))
     finally:
         llm.close()
@@ -92,14 +89,10 @@ def _structure(args):
         fields["grammar"] = _text_of(args.grammar)
     if all(value is None for value in fields.values()):
         return None
-    from zse.structured.options import read_structure
-
-    return read_structure(fields)
+    return structured_options.read_structure(fields)
 
 
 def _text_of(path: str) -> str:
-    from zse.errors import ConfigError
-
     try:
         with open(path, encoding="utf-8") as file:
             return file.read()
@@ -122,9 +115,7 @@ def _prompt(words: list[str]) -> str:
 
 def _print_stream(deltas) -> tuple[float, float, int]:
     """Print the reply as it comes. Returns seconds since exec at the first and last token, and the number of tokens."""
-    from zse.cli.terminal import reply_writer
-
-    write = reply_writer(sys.stdout)
+    write = terminal.reply_writer(sys.stdout)
     first = last = 0.0
     num_tokens = 0
     end = ""

@@ -1,8 +1,20 @@
 """zse serve: models behind an OpenAI-compatible HTTP API."""
 
+import gc
 import os
 
-from zse import lazy
+from zse import env, lazy
+from zse.cli import options as cli_options
+from zse.cli import parser as cli_parser
+from zse.cli import terminal
+from zse.engine import metrics
+from zse.engine import process as engine_process
+from zse.errors import ConfigError, ModelNotFoundError
+from zse.formats import store
+from zse.http import bind
+from zse.scheduler import options as scheduler_options
+from zse.server import auth, main, pool
+from zse.server import keys as api_keys
 
 EPILOG = """examples:
   zse serve                                  the default model on http://127.0.0.1:8000
@@ -22,9 +34,6 @@ _REASONING_PARSERS = ("think", "mistral", "none")
 
 
 def add_arguments(parser) -> None:
-    from zse.cli.options import add_engine_options, add_serving_options
-    from zse.cli.parser import number
-
     parser.add_argument(
         "models",
         nargs="*",
@@ -36,56 +45,56 @@ def add_arguments(parser) -> None:
         "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)"
     )
     parser.add_argument(
-        "--port", type=number(int, 0, 65535), default=8000, help="port (default: 8000; 0 takes a free one)"
+        "--port", type=cli_parser.number(int, 0, 65535), default=8000, help="port (default: 8000; 0 takes a free one)"
     )
     parser.add_argument(
         "--model-name", metavar="NAME", help="what the API calls the (first) model (default: its short name)"
     )
     parser.add_argument(
         "--spare-engines",
-        type=number(int, 0, 16),
+        type=cli_parser.number(int, 0, 16),
         metavar="N",
         help="engine processes kept ready without a model, so that the next load is quick; each holds "
         "a GPU context (default: 1 when several models are served, else 0)",
     )
     parser.add_argument(
         "--idle-timeout",
-        type=number(float, above=0),
+        type=cli_parser.number(float, above=0),
         metavar="SECONDS",
         help="unload a model that has had no request for so long; the next loads it (default: never)",
     )
     parser.add_argument(
         "--max-loaded",
-        type=number(int, 1),
+        type=cli_parser.number(int, 1),
         metavar="N",
         help="models that may be loaded at once (default: what memory holds)",
     )
-    add_engine_options(parser)
-    add_serving_options(parser)
+    cli_options.add_engine_options(parser)
+    cli_options.add_serving_options(parser)
     parser.add_argument(
         "--max-rows",
         "--max-concurrency",
-        type=number(int, 1, 1024),
+        type=cli_parser.number(int, 1, 1024),
         metavar="N",
         help="requests that run at once (default: 64)",
     )
     parser.add_argument(
         "--max-queue",
-        type=number(int, 0, 65536),
+        type=cli_parser.number(int, 0, 65536),
         default=256,
         metavar="N",
         help="requests that may wait; more are answered 503 (default: 256)",
     )
     parser.add_argument(
         "--max-queue-tokens",
-        type=number(int, 1),
+        type=cli_parser.number(int, 1),
         default=262144,
         metavar="TOKENS",
         help="prompt tokens that may wait (default: 262144)",
     )
     parser.add_argument(
         "--max-body-bytes",
-        type=number(int, 1024),
+        type=cli_parser.number(int, 1024),
         default=2 << 20,
         metavar="BYTES",
         help="largest request body (default: 2 MiB)",
@@ -122,7 +131,7 @@ def add_arguments(parser) -> None:
     )
     parser.add_argument(
         "--drain-timeout",
-        type=number(float, 0),
+        type=cli_parser.number(float, 0),
         default=30.0,
         metavar="SECONDS",
         help="time for running requests at shutdown (default: 30)",
@@ -134,16 +143,8 @@ def add_arguments(parser) -> None:
 
 def run(args) -> int:
     # The order is the start-up time: check, listen, spawn the engine; only then the imports of the server.
-    from zse.engine.metrics import since_exec_clock
-
-    since_exec = since_exec_clock()
-    import gc
-
+    since_exec = metrics.since_exec_clock()
     gc.disable()  # a start makes many objects and no garbage: 8 ms; the server turns it on again when it is ready
-    from zse.engine import process as engine_process
-    from zse.errors import ConfigError
-    from zse.http import bind
-
     keys = _api_keys(args)
     if not keys and not bind.is_loopback(args.host):
         raise ConfigError(
@@ -161,15 +162,14 @@ def run(args) -> int:
     try:
         lazy.import_lean("msgspec")
         lazy.import_lean("asyncio")
-        from zse.log import setup
-        from zse.server.main import Limits, ServeOptions, serve
-        from zse.server.pool import ModelSpec
+        from zse.log import setup  # it brings logging, which the forked engine does without
 
         setup(args.log_level)
         spares = args.spare_engines if args.spare_engines is not None else int(len(models) > 1)
-        options = ServeOptions(
+        options = main.ServeOptions(
             models=tuple(
-                ModelSpec(names, path, tuple(words)) for (path, names), words in zip(models, arguments, strict=True)
+                pool.ModelSpec(names, path, tuple(words))
+                for (path, names), words in zip(models, arguments, strict=True)
             ),
             host=args.host,
             max_choices=(args.max_rows or 64) + args.max_queue,
@@ -186,19 +186,19 @@ def run(args) -> int:
             allowed_hosts=_allowed_hosts(args, bool(keys)),
             tool_parser=args.tool_parser,
             reasoning_parser=args.reasoning_parser,
-            limits=Limits(body_bytes=args.max_body_bytes),
+            limits=main.Limits(body_bytes=args.max_body_bytes),
             phases_ms=phases,
             since_exec=since_exec,
         )
-        return serve(options, sock, process, engine_process.spawn, lambda: engine_process.spawn(_park_arguments(args)))
+        return main.serve(
+            options, sock, process, engine_process.spawn, lambda: engine_process.spawn(_park_arguments(args))
+        )
     finally:
         process.kill()
 
 
 def _models(args) -> list[tuple[str, tuple[str, ...]]]:
     """(path, names that requests may use) of each model, fetched if need be."""
-    from zse.errors import ConfigError
-
     found = [_model(name) for name in args.models or ["smollm2"]]
     if args.model_name:
         found[0] = found[0][0], (args.model_name,)
@@ -210,16 +210,11 @@ def _models(args) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def _model(name: str) -> tuple[str, tuple[str, ...]]:
-    from zse.errors import ModelNotFoundError
-    from zse.formats import store
-
     try:
         path = store.locate(name)
     except ModelNotFoundError:
-        from zse.cli.terminal import ProgressBar, notice
-
-        with ProgressBar(name) as bar:
-            path = os.fspath(store.ensure(name, progress=bar, notice=notice))
+        with terminal.ProgressBar(name) as bar:
+            path = os.fspath(store.ensure(name, progress=bar, notice=terminal.notice))
     short = name
     if store.is_path(name):
         short = os.path.basename(os.path.abspath(name))
@@ -236,8 +231,6 @@ def _park_arguments(args) -> list[str]:
 
 def _engine_arguments(args, path: str) -> list[str]:
     # 64: the most of zse.engine.config.MAX_ROWS, whose import would delay the engine's start.
-    from zse.cli.options import SERVING_OPTIONS
-
     most_rows = args.max_rows or 64
     values = {
         "device": args.device,
@@ -250,10 +243,8 @@ def _engine_arguments(args, path: str) -> list[str]:
         "quantize": args.quantize,
         "max-waiting": max(1, args.max_queue + most_rows),
     }
-    values |= {name.replace("_", "-"): getattr(args, name) for name in SERVING_OPTIONS}
+    values |= {name.replace("_", "-"): getattr(args, name) for name in cli_options.SERVING_OPTIONS}
     if args.draft_model is not None:
-        from zse.formats import store
-
         values["draft-model"] = store.locate(args.draft_model)
     arguments = ["--model", path]
     for name, value in values.items():
@@ -264,28 +255,19 @@ def _engine_arguments(args, path: str) -> list[str]:
 
 def _api_keys(args):
     """The keys of --api-key, --api-key-file or ZSE_API_KEY, in this order."""
-    from zse import env
-    from zse.errors import ConfigError
-
     if args.api_key_file is not None:
         if args.api_key is not None:
             raise ConfigError("give one of --api-key and --api-key-file")
-        from zse.server import keys
-
-        return keys.read_file(args.api_key_file)
+        return api_keys.read_file(args.api_key_file)
     key = args.api_key if args.api_key is not None else env.get("ZSE_API_KEY") or None
     if key is None:
         return ()
-    from zse.server import keys
-
-    return keys.single(key)
+    return api_keys.single(key)
 
 
 def _weights(args) -> dict[str, float]:
     """Of --tenant-weight."""
-    from zse.scheduler.options import parse_weights
-
-    return parse_weights(args.tenant_weights or "")
+    return scheduler_options.parse_weights(args.tenant_weights or "")
 
 
 def _cache_secret(args) -> bytes | None:
@@ -293,9 +275,7 @@ def _cache_secret(args) -> bytes | None:
     folder = getattr(args, "cache_disk", None)
     if folder is None:
         return None
-    from zse.server.auth import kept_secret
-
-    return kept_secret(folder)
+    return auth.kept_secret(folder)
 
 
 def _allowed_hosts(args, has_key: bool) -> frozenset[str] | None:

@@ -1,5 +1,11 @@
 """zse show: where a model came from, its terms, its files."""
 
+import json
+import sys
+
+from zse.cli import terminal
+from zse.formats import catalog, store
+
 
 def add_arguments(parser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a stored or catalog name")
@@ -7,33 +13,25 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> int:
-    import json
-    import sys
-
     facts = _facts(args.model)
     if args.json:
         print(json.dumps(facts, indent=1))
         return 0
-    from zse.cli.terminal import size, table
-
     rows = [
-        (key, size(value) if key.endswith("bytes") else str(value))
+        (key, terminal.size(value) if key.endswith("bytes") else str(value))
         for key, value in facts.items()
         if key != "files" and value
     ]
-    sys.stdout.write(table(rows))
+    sys.stdout.write(terminal.table(rows))
     for file in facts["files"]:
-        print(f"  {file['sha256']}  {size(file['size']):>9}  {file['name']}")
+        print(f"  {file['sha256']}  {terminal.size(file['size']):>9}  {file['name']}")
     return 0
 
 
 def _facts(name: str) -> dict:
     """What is known of the model: from the catalog, from the store, or both."""
-    from zse.formats import store
-    from zse.formats.catalog import CATALOG
-
     stored = store.describe(name)
-    entry = CATALOG.get(name)
+    entry = catalog.CATALOG.get(name)
     if stored is None and entry is None:
         store.resolve(name)  # raises for an unknown name
         return {"name": name, "state": "a path: see zse info", "files": []}

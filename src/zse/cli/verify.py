@@ -1,5 +1,12 @@
 """zse verify: read a whole model and say whether it is sound."""
 
+import os
+
+from zse.cli import terminal
+from zse.errors import FormatError
+from zse.formats import hub, store
+from zse.formats import verify as formats_verify
+
 
 def add_arguments(parser) -> None:
     parser.add_argument(
@@ -12,29 +19,20 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> int:
-    from zse.cli.terminal import ProgressBar, size
-    from zse.formats import store
-    from zse.formats.verify import verify
-
     path = store.resolve(args.model)
-    with ProgressBar("verify") as bar:
+    with terminal.ProgressBar("verify") as bar:
         checks = _check_hashes(args.model, None if args.quiet else bar)
         progress = None if args.quiet else lambda done, total, name: bar("reading", done, total)
-        report = verify(path, progress, numbers=not args.fast)
+        report = formats_verify.verify(path, progress, numbers=not args.fast)
     if not args.quiet:
         for line in (*checks, *report.checks):
             print(f"ok  {line}")
-        print(f"{report.path}: sound, {report.num_tensors} tensors, {size(report.nbytes)}")
+        print(f"{report.path}: sound, {report.num_tensors} tensors, {terminal.size(report.nbytes)}")
     return 0
 
 
 def _check_hashes(name: str, progress) -> list[str]:
     """Compare a stored model with the SHA-256 of when it was fetched. FormatError for a difference."""
-    import os
-
-    from zse.errors import FormatError
-    from zse.formats import hub, store
-
     model = None if store.is_path(name) else store.describe(name)
     if model is None or not model["files"]:
         return []

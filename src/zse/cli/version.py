@@ -1,5 +1,13 @@
 """zse version: this program and what it was built with."""
 
+import json
+import os
+import platform
+import sys
+
+import zse
+from zse.runtime import isa, native
+
 
 def add_arguments(parser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -7,15 +15,11 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> int:
-    import zse
-
     if args.short:
         print(f"zse {zse.__version__}")
         return 0
     facts = _facts()
     if args.json:
-        import json
-
         print(json.dumps(facts, indent=1))
         return 0
     for key, value in facts.items():
@@ -28,12 +32,6 @@ def run(args) -> int:
 
 
 def _facts() -> dict:
-    import os
-    import platform
-    import sys
-
-    import zse
-
     return {
         "zse": zse.__version__,
         "python": platform.python_version(),
@@ -47,11 +45,6 @@ def _facts() -> dict:
 def _libraries() -> list[dict]:
     """Each compiled kernel library: its ISA level, size, number of kernels, and the compiler where its manifest tells
     it."""
-    import json
-    import os
-
-    from zse.runtime import isa, native
-
     found = []
     for level in isa.LEVELS:
         path = native.kernel_library(level)

@@ -4,9 +4,14 @@ A 262,144-entry vocabulary is 6 MB of strings: opening a model only finds where 
 lengths (about 1 ms; libzse_formats, see csrc/gguf_scan.c) or, without that library, a Python loop (about 0.1 s).
 """
 
+import ctypes
+import os
+import struct
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
+from zse import env
 from zse.errors import FormatError
 from zse.formats.file import ModelFile
 
@@ -46,8 +51,6 @@ class ScalarArray:
         return memoryview(read_checked(self.file, self.offset, self.nbytes, self.crc32, "array"))
 
     def tolist(self) -> list:
-        import struct
-
         return list(struct.unpack(f"<{self.count}{SCALARS[self.type][0]}", self.raw))
 
     def __len__(self) -> int:
@@ -93,8 +96,6 @@ def read_checked(file: ModelFile, offset: int, nbytes: int, crc32: int | None, f
     """The bytes at `offset`; FormatError if they do not have the checksum (None: there is none)."""
     data = file.read(offset, nbytes, field)
     if crc32 is not None:
-        import zlib
-
         if zlib.crc32(data) != crc32:
             raise FormatError(file.path, offset, field, "does not match its checksum: the file is damaged")
     return data
@@ -108,8 +109,6 @@ def scan_strings(data: bytes, count: int, limit: int) -> tuple[int, int]:
     """
     native = _load_native()
     if native:
-        import ctypes
-
         consumed = ctypes.c_uint64()
         walked = native.zse_gguf_scan_strings(data, len(data), count, limit, ctypes.byref(consumed))
         return walked, consumed.value
@@ -146,11 +145,6 @@ def find_string_array(file: ModelFile, offset: int, count: int, field: str) -> S
 def _load_native():
     global _native
     if _native is None:
-        import ctypes
-        import os
-
-        from zse import env
-
         folder = env.get("ZSE_NATIVE_DIR") or os.path.join(os.path.dirname(os.path.dirname(__file__)), "_native")
         try:
             _native = ctypes.CDLL(os.path.join(folder, "libzse_formats.so"))

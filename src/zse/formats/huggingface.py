@@ -13,6 +13,7 @@ from pathlib import Path
 
 from zse.errors import FormatError, ModelNotFoundError, UnsupportedError, ZSEError
 from zse.formats import hub, store
+from zse.lazy import hashlib, huggingface_hub
 
 _LICENCES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "NOTICE.md", "USE_POLICY.md", "README.md")
 _SIDE_FILES = (
@@ -89,7 +90,7 @@ def _whole(name: str) -> str:
 def pull(name: str, stage: store.Staging, progress: hub.Progress, notice: hub.Notice) -> Path:
     """Fetch into `stage` and commit. Errors: ZSEError in one line for everything that the hub or the network can do."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    try:
+    try:  # a package of the default dependencies, but a reader of local files does not need it
         from huggingface_hub import errors
         from huggingface_hub.utils import get_session
     except ImportError as error:
@@ -117,9 +118,7 @@ def pull(name: str, stage: store.Staging, progress: hub.Progress, notice: hub.No
 
 
 def _pull(session, http_error, repo, revision, file, stage, progress, notice) -> Path:
-    from huggingface_hub import HfApi
-
-    info = HfApi().model_info(repo, revision=revision, files_metadata=True)
+    info = huggingface_hub.HfApi().model_info(repo, revision=revision, files_metadata=True)
     records = {sibling.rfilename: sibling for sibling in info.siblings or ()}
     chosen = select(repo, list(records), file)
     sizes = {filename: records[filename].size or 0 for filename in chosen}
@@ -161,24 +160,25 @@ def _download(session, http_error, repo: str, commit: str, record, path: str, re
     the bytes are fetched here, with its session, headers and error mapping. A commit's files never change, so a range
     fits.
     """
-    from huggingface_hub import hf_hub_url
-    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
-
     content_id = record.lfs.sha256 if record.lfs else record.blob_id or commit
     partial = f"{path}.{content_id[:16]}.download"
-    url = hf_hub_url(repo, record.rfilename, revision=commit)
+    url = huggingface_hub.hf_hub_url(repo, record.rfilename, revision=commit)
     failures = 0
     with open(partial, "ab") as out:
         if out.tell() > record.size:
             out.truncate(0)
         while (start := os.fstat(out.fileno()).st_size) < record.size:
             # Compressed transfer would make the byte positions meaningless.
-            headers = {**build_hf_headers(), "Accept-Encoding": "identity", "Range": f"bytes={start}-"}
+            headers = {
+                **huggingface_hub.utils.build_hf_headers(),
+                "Accept-Encoding": "identity",
+                "Range": f"bytes={start}-",
+            }
             try:
                 with session.stream(
                     "GET", url, headers=headers, timeout=_TIMEOUT_SECONDS, follow_redirects=True
                 ) as response:
-                    hf_raise_for_status(response)
+                    huggingface_hub.utils.hf_raise_for_status(response)
                     if start and response.status_code != 206:
                         out.truncate(0)
                     done = os.fstat(out.fileno()).st_size
@@ -218,8 +218,6 @@ def _refuse_code(repo: str, path: str) -> None:
 
 def _check(repo: str, path: str, record, report) -> dict:
     """The manifest record of a downloaded file; ZSEError and the file deleted when size or hash are not the hub's."""
-    import hashlib
-
     size, filename = os.path.getsize(path), record.rfilename
     sha256 = hub.sha256_file(path, lambda done: report("checking", done))
     expected: object = record.size

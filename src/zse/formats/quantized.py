@@ -17,6 +17,8 @@ Rounding an offset to f16 moves a weight by at most 2**-12 of the offset, about 
 activations that a checkpoint brings are not used: activations get their scales when they are computed.
 """
 
+from array import array
+
 from zse.errors import FormatError, UnsupportedError
 from zse.formats.source import TensorInfo
 from zse.quant.scheme import FP8_BLOCK, GROUPS, AffineScheme, Fp8Scheme, Scheme
@@ -236,8 +238,6 @@ def _combined(
 
 def _check_order(order: TensorInfo, group: int) -> None:
     """GPTQ's act-order: columns of a group may lie anywhere. Then no group is a range of columns."""
-    from array import array
-
     values = array("i", order.file.read(order.offset, order.nbytes, order.name))
     if any(value != column // group for column, value in enumerate(values)):
         raise UnsupportedError(

@@ -12,6 +12,7 @@ import os
 from collections import namedtuple
 
 from zse.errors import FormatError, UnsupportedError
+from zse.formats import directory, gguf, zse
 from zse.formats.file import ModelFile
 from zse.quant.scheme import Plane, Scheme, parse_scheme, placed_planes
 
@@ -49,9 +50,7 @@ class TensorInfo(
         """The scheme that the tensor has or takes in memory without being quantized anew.
         UnsupportedError for element types that are no weights, such as I64."""
         if self.layout == "ggml":
-            from zse.formats.gguf import AFFINE
-
-            return AFFINE[self.type]
+            return gguf.AFFINE[self.type]
         return parse_scheme(self.type.lower())
 
     @property
@@ -249,22 +248,14 @@ def open_model(path: str | os.PathLike) -> ModelSource:
     """
     path = os.fspath(path)
     if os.path.isdir(path):
-        from zse.formats.directory import open_directory
-
-        return open_directory(path)
+        return directory.open_directory(path)
     file = ModelFile(path)
     start = file.read(0, min(16, file.size))
     if start[:4] == b"GGUF" or start[:4] == b"FUGG":
-        from zse.formats.gguf import open_gguf
-
-        return open_gguf(file)
+        return gguf.open_gguf(file)
     if start[1:4] == b"ZSE":
-        from zse.formats.zse import open_zse
-
-        return open_zse(file)
+        return zse.open_zse(file)
     if start[8:9] == b"{":
-        from zse.formats.directory import open_single
-
-        return open_single(file)
+        return directory.open_single(file)
     file.close()
     raise UnsupportedError("model file", path, SUPPORTED_FILES)

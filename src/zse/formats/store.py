@@ -8,10 +8,15 @@
 A model appears and disappears by one rename, so a folder NAME/ is always complete. Only hub.py and remove() write here.
 """
 
+import errno
+import fcntl
 import os
+import time
 
 from zse import env
 from zse.errors import ModelNotFoundError, ZSEError
+from zse.formats import catalog, hub
+from zse.lazy import json, pathlib, shutil
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,9 +76,7 @@ def _find(folder: str) -> str | None:
 
 def resolve(name_or_path: "str | os.PathLike") -> "Path":
     """locate() as a Path."""
-    from pathlib import Path
-
-    return Path(locate(name_or_path))
+    return pathlib.Path(locate(name_or_path))
 
 
 def locate(name_or_path: "str | os.PathLike") -> str:
@@ -93,16 +96,14 @@ def locate(name_or_path: "str | os.PathLike") -> str:
 
 
 def _not_found(name: str, folder: str | None) -> ModelNotFoundError:
-    from zse.formats.catalog import CATALOG
-
-    if folder is not None and (name in CATALOG or name.startswith("hf:")):
+    if folder is not None and (name in catalog.CATALOG or name.startswith("hf:")):
         return ModelNotFoundError(f"model {name} is not in the store yet; fetch it with: zse pull {name}")
     if is_path(name) or "/" in name or name.endswith(_MODEL_SUFFIXES):
         return ModelNotFoundError(f"{name}: no such file or folder")
-    catalog = ", ".join(CATALOG)
+    names = ", ".join(catalog.CATALOG)
     stored = ", ".join(model["name"] for model in entries()) or "nothing"
     return ModelNotFoundError(
-        f"unknown model {name!r}; the catalog has: {catalog}; the store has: {stored}; "
+        f"unknown model {name!r}; the catalog has: {names}; the store has: {stored}; "
         "others: hf:ORG/NAME, or the path of a .zse or .gguf file or a Hugging Face folder"
     )
 
@@ -112,20 +113,14 @@ def ensure(name_or_path: "str | os.PathLike", progress=None, notice=None) -> "Pa
     try:
         return resolve(name_or_path)
     except ModelNotFoundError:
-        from zse.formats.catalog import CATALOG
-
         name = os.fspath(name_or_path)
-        if name not in CATALOG and (folder_name(name) is None or not name.startswith("hf:")):
+        if name not in catalog.CATALOG and (folder_name(name) is None or not name.startswith("hf:")):
             raise
-        from zse.formats import hub
-
         return hub.pull(name, progress=progress, notice=notice)
 
 
 def manifest(folder: str) -> dict | None:
     """model.json of a stored folder; None when the folder was put there by hand. A damaged one is an error."""
-    import json
-
     path = os.path.join(models_dir(), folder, MANIFEST)
     try:
         with open(path, encoding="utf-8") as file:
@@ -268,9 +263,6 @@ class Staging:
         files: {"name", "size", "sha256"} of every file that belongs to the model; anything else in the partial folder
         is deleted first. A model of that name that is already there is replaced.
         """
-        import json
-        import time
-
         keep = {record["name"] for record in files}
         for folder, folders, names in os.walk(self.path, topdown=False):
             for name in names:
@@ -314,8 +306,6 @@ def remove(name: str) -> int:
 
 def _lock(folder: str, name: str, notice, wait: bool = True) -> int:
     """An fd that holds the exclusive lock of a name. The kernel frees it when its last holder dies: no stale locks."""
-    import fcntl
-
     locks = os.path.join(models_dir(), ".locks")
     try:
         os.makedirs(locks, exist_ok=True)
@@ -353,8 +343,6 @@ def _move_to_trash(path: str) -> None:
 
 def _empty_trash() -> None:
     """Delete what lies in the trash, also what a killed run left there."""
-    import shutil
-
     shutil.rmtree(os.path.join(models_dir(), ".trash"), ignore_errors=True)
 
 
@@ -368,8 +356,6 @@ def _fsync(path: str) -> None:
 
 def _explain(error: BaseException | None) -> None:
     """Raise a full disk or a missing permission as one line with what to do."""
-    import errno
-
     if not isinstance(error, OSError) or isinstance(error, ZSEError):
         return
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

@@ -31,6 +31,7 @@ from zse.formats.zse import (
     tensor_bytes,
     tensor_planes,
 )
+from zse.lazy import hashlib
 from zse.quant.scheme import PLANE_ALIGN
 
 _JOURNAL_MAGIC = b"ZSEJ"
@@ -307,8 +308,6 @@ def place_blobs(blobs: list[bytes]) -> tuple[list[int], int]:
 
 
 def _digest(*parts: bytes) -> bytes:
-    import hashlib
-
     digest = hashlib.blake2b(digest_size=28)
     for part in parts:
         digest.update(struct.pack("<Q", len(part)) + part)
