@@ -31,6 +31,7 @@ def test_no_race_and_no_stray_access(tmp_path, sanitizer):
             f"-I{CSRC}",
             str(HERE / "gpu_stress.c"),
             str(CSRC / "gpu_load.c"),
+            str(CSRC / "gpu_load_map.c"),
             str(CSRC / "gpu_launch.c"),
             "-o",
             str(program),

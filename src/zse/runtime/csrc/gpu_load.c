@@ -2,75 +2,25 @@
  *
  * Pages that are in the page cache already are not copied by the CPU at all: the file is mapped, the mapping is registered
  * with the driver in chunks (read-only) and the copy engine reads it. One thread does that at the speed of the bus: on an H200
- * 4 GiB take 82 ms (52 GB/s), of which registering is 79 ms beside the copies; more threads gain nothing.
+ * 4 GiB take 82 ms (52 GB/s), of which registering is 79 ms beside the copies; more threads gain nothing (gpu_load_map.c).
  * What is on the disk, or what a kernel must repack first, goes through a ring of pinned memory with several threads.
  *
  * The CPU never reads a mapping: a file that shrinks under us fails in the driver's registration, not with SIGBUS. C threads,
  * because Python's have to wait for imports that run meanwhile.
  */
 #define _GNU_SOURCE
-#include "zse_gpu.h"
+#include "gpu_load.h"
 
 #include <errno.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #define MAX_ARGS 32
-#define SLOTS 2
-#define SLOW_CHUNKS 4 /* the first is not counted: it is slow anyway */
-#define TIDY_AFTER_S 1
-#define TIDY_PAUSE_NS 10000000l
-#define SAMPLES 512
-#define LEAST_STEP (256 << 10)
-#define PAGE_MAX 65536 /* arm64 has pages of up to 64 KiB */
 #define ALIGN 256
 
-/* A file of the load: its mapping, and what of each chunk is needed. */
-struct file {
-    int32_t fd;
-    int64_t base, end, num_chunks; /* base: page-aligned offset of the mapping; end: of the file's last needed byte */
-    char *map;
-    int64_t *low, *high; /* needed bytes of each chunk, from base; low < 0 once registered */
-};
-
-/* Part of a direct job, or a whole job with a kernel. */
-struct piece {
-    int64_t job, offset, nbytes; /* offset: inside the job */
-};
-
-struct zse_gpu_load {
-    zse_gpu_driver driver;
-    zse_gpu_load_options options;
-    zse_gpu_load_job *jobs;
-    uint64_t *args;
-    zse_gpu_load_output *outputs;
-    int64_t num_jobs;
-    struct file *files;
-    int64_t num_files;
-    int64_t *left; /* bytes of each job that are not in the copy stream yet */
-    int64_t issued; /* leading jobs that are */
-    struct piece *pieces;
-    int64_t num_pieces;
-    _Atomic int64_t next, bytes; /* next: piece */
-    _Atomic int32_t cancelled, finished, closing, tidy;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    zse_gpu_load_result result;
-    void **events; /* of the ring's slots, then one */
-    void *ring;
-    int64_t slot_bytes;
-    int32_t threads, running, mapping, use_map;
-    pthread_t manager;
-    pthread_t workers[];
-};
-
-static void fail(zse_gpu_load *load, int64_t job, int32_t kind, int32_t code, int64_t got) {
+void gpu_load_fail(zse_gpu_load *load, int64_t job, int32_t kind, int32_t code, int64_t got) {
     pthread_mutex_lock(&load->lock);
     if (load->result.job < 0 || job < load->result.job || (job == load->result.job && got < load->result.got)) {
         load->result.job = job;
@@ -83,8 +33,7 @@ static void fail(zse_gpu_load *load, int64_t job, int32_t kind, int32_t code, in
     pthread_mutex_unlock(&load->lock);
 }
 
-/* `nbytes` of the job's input are on their way. */
-static void issued(zse_gpu_load *load, int64_t job, int64_t nbytes) {
+void gpu_load_issued(zse_gpu_load *load, int64_t job, int64_t nbytes) {
     atomic_fetch_add_explicit(&load->bytes, nbytes, memory_order_relaxed);
     pthread_mutex_lock(&load->lock);
     load->left[job] -= nbytes;
@@ -101,7 +50,7 @@ static int read_all(zse_gpu_load *load, const struct piece *piece, char *to) {
         ssize_t count = pread(job->fd, to + got, (size_t)(piece->nbytes - got), (off_t)(job->offset + piece->offset + got));
         if (count < 0 && errno == EINTR) continue;
         if (count <= 0) {
-            fail(load, piece->job, count < 0 ? ZSE_LOAD_READ : ZSE_LOAD_SHORT, count < 0 ? errno : 0, piece->offset + got);
+            gpu_load_fail(load, piece->job, count < 0 ? ZSE_LOAD_READ : ZSE_LOAD_SHORT, count < 0 ? errno : 0, piece->offset + got);
             return 0;
         }
         got += count;
@@ -162,7 +111,7 @@ static void *worker_main(void *argument) {
             staged = piece->nbytes;
             if (posix_memalign(&staging, 4096, (size_t)staged)) {
                 staging = NULL;
-                fail(load, piece->job, ZSE_LOAD_MEMORY, ENOMEM, 0);
+                gpu_load_fail(load, piece->job, ZSE_LOAD_MEMORY, ENOMEM, 0);
                 break;
             }
         }
@@ -170,12 +119,12 @@ static void *worker_main(void *argument) {
         if (!status) status = bring(load, piece, slots + slot * load->slot_bytes, staging);
         if (!status) status = load->driver.event_record(events[slot], load->options.stream);
         if (status) {
-            if (status > 0) fail(load, piece->job, ZSE_LOAD_DRIVER, status, piece->offset);
+            if (status > 0) gpu_load_fail(load, piece->job, ZSE_LOAD_DRIVER, status, piece->offset);
             break;
         }
         used[slot] = 1;
         slot = (slot + 1) % SLOTS;
-        issued(load, piece->job, piece->nbytes);
+        gpu_load_issued(load, piece->job, piece->nbytes);
     }
     free(staging);
     pthread_mutex_lock(&load->lock);
@@ -203,7 +152,7 @@ static int32_t start_ring(zse_gpu_load *load, int64_t first, int direct_too) {
     if (!count) return 0;
     load->pieces = malloc((size_t)count * sizeof *load->pieces);
     if (!load->pieces) {
-        fail(load, first, ZSE_LOAD_MEMORY, ENOMEM, 0);
+        gpu_load_fail(load, first, ZSE_LOAD_MEMORY, ENOMEM, 0);
         return -1;
     }
     for (int64_t i = first; i < load->num_jobs; i++) {
@@ -220,7 +169,7 @@ static int32_t start_ring(zse_gpu_load *load, int64_t first, int direct_too) {
     int32_t status = load->options.pin(&load->ring, (size_t)(threads * SLOTS * load->slot_bytes), 1);
     if (status) {
         load->ring = NULL;
-        fail(load, load->pieces[0].job, ZSE_LOAD_DRIVER, status, 0);
+        gpu_load_fail(load, load->pieces[0].job, ZSE_LOAD_DRIVER, status, 0);
         return -1;
     }
     for (int32_t i = 0; i < threads; i++) {
@@ -235,172 +184,12 @@ static int32_t start_ring(zse_gpu_load *load, int64_t first, int direct_too) {
             load->running--;
             pthread_mutex_unlock(&load->lock);
             if (i) break; /* the threads that started do all the work */
-            fail(load, load->pieces[0].job, ZSE_LOAD_MEMORY, EAGAIN, 0);
+            gpu_load_fail(load, load->pieces[0].job, ZSE_LOAD_MEMORY, EAGAIN, 0);
             return -1;
         }
         load->threads = i + 1;
     }
     return 0;
-}
-
-/* ---- from mappings ---- */
-
-static struct file *file_of(zse_gpu_load *load, int32_t fd) {
-    for (int64_t i = 0; i < load->num_files; i++)
-        if (load->files[i].fd == fd) return &load->files[i];
-    return NULL;
-}
-
-/* Maps the files and finds what is needed of every chunk. 0 when they cannot be mapped. */
-static int map_files(zse_gpu_load *load) {
-    int64_t page = sysconf(_SC_PAGESIZE), chunk = load->options.chunk_bytes;
-    if (chunk <= 0 || page > PAGE_MAX) return 0;
-    for (int64_t i = 0; i < load->num_jobs; i++) {
-        const zse_gpu_load_job *job = &load->jobs[i];
-        if (job->fn || !job->nbytes) continue;
-        struct file *file = file_of(load, job->fd);
-        if (!file) {
-            file = &load->files[load->num_files++];
-            *file = (struct file){.fd = job->fd, .base = job->offset};
-        }
-        if (job->offset < file->base) file->base = job->offset;
-        if (job->offset + job->nbytes > file->end) file->end = job->offset + job->nbytes;
-    }
-    for (int64_t i = 0; i < load->num_files; i++) {
-        struct file *file = &load->files[i];
-        struct stat facts;
-        file->base -= file->base % page;
-        file->num_chunks = (file->end - file->base + chunk - 1) / chunk;
-        file->low = malloc((size_t)file->num_chunks * sizeof *file->low);
-        file->high = calloc((size_t)file->num_chunks, sizeof *file->high);
-        if (!file->low || !file->high) return 0;
-        for (int64_t c = 0; c < file->num_chunks; c++) file->low[c] = INT64_MAX;
-        if (fstat(file->fd, &facts) || facts.st_size < file->end) return 0; /* the reading path says where the file ends */
-        void *map = mmap(NULL, (size_t)(file->end - file->base), PROT_READ, MAP_SHARED, file->fd, (off_t)file->base);
-        if (map == MAP_FAILED) return 0;
-        file->map = map;
-    }
-    for (int64_t i = 0; i < load->num_jobs; i++) {
-        const zse_gpu_load_job *job = &load->jobs[i];
-        if (job->fn || !job->nbytes) continue;
-        struct file *file = file_of(load, job->fd);
-        int64_t start = job->offset - file->base, end = start + job->nbytes;
-        for (int64_t c = start / chunk; c <= (end - 1) / chunk; c++) {
-            int64_t low = start > c * chunk ? start : c * chunk, high = end < (c + 1) * chunk ? end : (c + 1) * chunk;
-            if (low < file->low[c]) file->low[c] = low;
-            if (high > file->high[c]) file->high[c] = high;
-        }
-    }
-    return 1;
-}
-
-/* Whether the page cache holds the load: asked for some pages, one of every job at least. */
-static int is_warm(zse_gpu_load *load) {
-    int64_t asked = 0, there = 0, total = 0, page = sysconf(_SC_PAGESIZE);
-    for (int64_t i = 0; i < load->num_jobs; i++)
-        if (!load->jobs[i].fn) total += load->jobs[i].nbytes;
-    int64_t step = total / SAMPLES > LEAST_STEP ? total / SAMPLES : LEAST_STEP;
-    for (int64_t i = 0; i < load->num_jobs; i++) {
-        const zse_gpu_load_job *job = &load->jobs[i];
-        if (job->fn || !job->nbytes) continue;
-        struct file *file = file_of(load, job->fd);
-        for (int64_t at = 0; at < job->nbytes; at += step) {
-            unsigned char state = 0;
-            char *address = file->map + (job->offset - file->base + at) / page * page;
-            if (mincore(address, (size_t)page, &state)) return 0;
-            asked++;
-            there += state & 1;
-        }
-    }
-    return there * 100 >= asked * load->options.warm_percent;
-}
-
-struct pinned {
-    struct file *file;
-    int64_t chunk, start, end;
-};
-
-/* Gives the registrations back a while after the load, one at a time: a call takes 0.5 ms or more in which launches wait
- * (steps of 0.5 ms took 1.3 ms beside all of them in a row, H200). close() is not kept waiting. */
-static void unregister(zse_gpu_load *load, const struct pinned *pinned, int64_t first, int64_t end) {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += TIDY_AFTER_S;
-    for (; first < end; first++) {
-        pthread_mutex_lock(&load->lock);
-        while (!atomic_load(&load->closing))
-            if (pthread_cond_timedwait(&load->changed, &load->lock, &until) == ETIMEDOUT) break;
-        pthread_mutex_unlock(&load->lock);
-        load->driver.host_unregister(pinned[first].file->map + pinned[first].start);
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += TIDY_PAUSE_NS;
-        if (until.tv_nsec >= 1000000000l) until.tv_nsec -= 1000000000l, until.tv_sec++;
-    }
-}
-
-static int64_t now_us(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec * 1000000ll + time.tv_nsec / 1000;
-}
-
-/* All direct jobs, in order. Returns the first job that is not done: a chunk that cannot be registered ends it, and so do
- * chunks that take too long. Registering moves pages that lie where the kernel wants none pinned, and costs more for small
- * pages of the cache: 190 ms for 4 GiB, where reading takes 100 (H200). */
-static int64_t copy_mapped(zse_gpu_load *load, struct pinned *pinned, int64_t *num_pinned, int64_t *first_pinned) {
-    int64_t chunk = load->options.chunk_bytes, page = sysconf(_SC_PAGESIZE), held = 0, spent_us = 0, full_chunks = 0;
-    void *event = load->events[load->options.threads * SLOTS];
-    for (int64_t i = 0; i < load->num_jobs; i++) {
-        const zse_gpu_load_job *job = &load->jobs[i];
-        if (job->fn || !job->nbytes) continue;
-        struct file *file = file_of(load, job->fd);
-        int64_t start = job->offset - file->base, end = start + job->nbytes;
-        uint64_t device = load->outputs[job->first_output].device;
-        while (start < end) {
-            if (atomic_load_explicit(&load->cancelled, memory_order_relaxed)) return load->num_jobs;
-            int64_t c = start / chunk, stop = (c + 1) * chunk < end ? (c + 1) * chunk : end;
-            if (file->low[c] >= 0) {
-                int64_t low = file->low[c] / page * page, high = (file->high[c] + page - 1) / page * page;
-                if (load->options.window_bytes && held + high - low > load->options.window_bytes) {
-                    /* Everything so far is copied before more is pinned. */
-                    int32_t status = load->driver.event_record(event, load->options.stream);
-                    if (!status) status = load->driver.event_wait(event);
-                    if (status) {
-                        fail(load, i, ZSE_LOAD_DRIVER, status, start - (job->offset - file->base));
-                        return load->num_jobs;
-                    }
-                    for (; *first_pinned < *num_pinned; ++*first_pinned)
-                        load->driver.host_unregister(pinned[*first_pinned].file->map + pinned[*first_pinned].start);
-                    held = 0;
-                }
-                if (load->options.slow_us && full_chunks == SLOW_CHUNKS && spent_us > (SLOW_CHUNKS - 1) * (int64_t)load->options.slow_us)
-                    return i;
-                int64_t started = now_us();
-                if (load->driver.host_register(file->map + low, (size_t)(high - low), load->options.register_flags)) return i;
-                if (high - low == chunk && full_chunks < SLOW_CHUNKS && full_chunks++) spent_us += now_us() - started;
-                pinned[(*num_pinned)++] = (struct pinned){file, c, low, high};
-                held += high - low;
-                file->low[c] = -1;
-            } else if (load->options.window_bytes) {
-                /* A chunk that came before may have been given back: then it is registered again. */
-                int64_t at = *num_pinned - 1;
-                while (at >= *first_pinned && (pinned[at].file != file || pinned[at].chunk != c)) at--;
-                if (at < *first_pinned) {
-                    file->low[c] = c * chunk;
-                    continue;
-                }
-            }
-            int32_t status = load->driver.to_device(device, file->map + start, (size_t)(stop - start), load->options.stream);
-            if (status) {
-                fail(load, i, ZSE_LOAD_DRIVER, status, start - (job->offset - file->base));
-                return load->num_jobs;
-            }
-            device += (uint64_t)(stop - start);
-            issued(load, i, stop - start);
-            start = stop;
-        }
-    }
-    return load->num_jobs;
 }
 
 /* Jobs of no bytes, and their place in the order. */
@@ -417,9 +206,9 @@ static void *manager_main(void *argument) {
     int64_t num_pinned = 0, first_pinned = 0, visits = 1;
     int32_t status = load->driver.set_current(load->driver.current);
     skip_empty(load);
-    if (status) fail(load, 0, ZSE_LOAD_DRIVER, status, 0);
+    if (status) gpu_load_fail(load, 0, ZSE_LOAD_DRIVER, status, 0);
     else {
-        int mapped = map_files(load) && load->num_files && is_warm(load);
+        int mapped = gpu_load_map(load);
         /* With a window a chunk may be registered again for each job that touches it. */
         for (int64_t i = 0; mapped && i < load->num_jobs; i++) visits += load->jobs[i].nbytes / load->options.chunk_bytes + 2;
         if (mapped) mapped = (pinned = malloc((size_t)visits * sizeof *pinned)) != NULL;
@@ -427,7 +216,7 @@ static void *manager_main(void *argument) {
         else {
             load->result.mapped = 1;
             int ring = start_ring(load, 0, 0);
-            int64_t undone = ring ? load->num_jobs : copy_mapped(load, pinned, &num_pinned, &first_pinned);
+            int64_t undone = ring ? load->num_jobs : gpu_load_copy_mapped(load, pinned, &num_pinned, &first_pinned);
             if (undone < load->num_jobs) {
                 /* The driver does not take the mapping: read from there on. The kernels' threads end first. */
                 for (int32_t i = 0; i < load->threads; i++) pthread_join(load->workers[i], NULL);
@@ -449,12 +238,12 @@ static void *manager_main(void *argument) {
     /* The end of the copies: after this the caller may use the weights; the rest is tidying up. */
     status = load->driver.event_record(event, load->options.stream);
     if (!status) status = load->driver.event_wait(event);
-    if (status) fail(load, load->num_jobs ? load->num_jobs - 1 : 0, ZSE_LOAD_DRIVER, status, 0);
+    if (status) gpu_load_fail(load, load->num_jobs ? load->num_jobs - 1 : 0, ZSE_LOAD_DRIVER, status, 0);
     pthread_mutex_lock(&load->lock);
     atomic_store(&load->finished, 1);
     pthread_cond_broadcast(&load->changed);
     pthread_mutex_unlock(&load->lock);
-    unregister(load, pinned, first_pinned, num_pinned);
+    gpu_load_unregister(load, pinned, first_pinned, num_pinned);
     free(pinned);
     for (int64_t i = 0; i < load->num_files; i++)
         if (load->files[i].map) munmap(load->files[i].map, (size_t)(load->files[i].end - load->files[i].base));
