@@ -124,7 +124,7 @@ def graph_of(*launches, **symbols):
     for name, args, grid in launches:
         recorder.launch(
             name,
-            [syms.get(arg, arg) if isinstance(arg, str) else arg for arg in args],
+            Args({key: syms.get(arg, arg) if isinstance(arg, str) else arg for key, arg in args.items()}),
             syms.get(grid, grid) if isinstance(grid, str) else grid,
         )
     return recorder.finish()
@@ -139,7 +139,9 @@ def test_lists_and_captured_graphs_say_the_same():
     x = np.random.default_rng(1).standard_normal((37, 129)).astype(np.float32)
     given, out = array(x), array(np.zeros_like(x))
     graph = graph_of(
-        ("scale_rows", [given, out, 129, 2.0, 1.0], "rows"), ("scale_rows", [out, out, 129, 3.0, -1.0], "rows"), rows=37
+        ("scale_rows", Args(x=given, out=out, width=129, factor=2.0, add=1.0), "rows"),
+        ("scale_rows", Args(x=out, out=out, width=129, factor=3.0, add=-1.0), "rows"),
+        rows=37,
     )
     for rows in (37, 5, 5, 5, 37, 37, 0, 0, 0):
         GPU.write(out, bytes(out.nbytes))
@@ -153,7 +155,7 @@ def test_lists_and_captured_graphs_say_the_same():
 @pytest.mark.parametrize("blocks", [1, 3, 200])
 def test_launches_that_overlap_keep_their_order(blocks):
     out = array(np.zeros(1, np.int64))
-    graph = graph_of(*[("append", [out, turn % 3 == 0], blocks) for turn in range(40)])
+    graph = graph_of(*[("append", Args(out=out, value=turn % 3 == 0), blocks) for turn in range(40)])
     expected = 0
     for _ in range(5):
         graph.run()
@@ -164,14 +166,14 @@ def test_launches_that_overlap_keep_their_order(blocks):
 
 def test_more_shared_memory_than_the_default():
     out = array(np.zeros(SHARED_FLOATS, np.float32))
-    GPU.run(lambda recorder: recorder.launch("reverse_shared", [out], 2))
+    GPU.run(lambda recorder: recorder.launch("reverse_shared", Args(out=out), 2))
     np.testing.assert_array_equal(numbers(out), np.arange(SHARED_FLOATS, dtype=np.float32)[::-1])
 
 
 @needs_hopper
 def test_clusters_in_lists_and_graphs():
     out = array(np.zeros(16, np.int32))
-    graph = graph_of(("ranks", [out], 16), ("ranks", [out], 16))
+    graph = graph_of(("ranks", Args(out=out), 16), ("ranks", Args(out=out), 16))
     for _ in range(3):
         GPU.write(out, bytes(64))
         graph.run()
@@ -184,8 +186,8 @@ def test_a_tensor_map_reads_zeros_outside():
     x = np.arange(64 * 96, dtype=np.float32).reshape(64, 96)
     given, out = array(x), array(np.zeros((TILE_ROWS, TILE_COLUMNS), np.float32))
     graph = graph_of(
-        ("box", [GPU.tensor_map(given, (TILE_ROWS, TILE_COLUMNS)), out, "row", "column"], 1),
-        ("append", [array(np.zeros(1, np.int64)), 1], 1),
+        ("box", Args(map=GPU.tensor_map(given, (TILE_ROWS, TILE_COLUMNS)), out=out, row="row", column="column"), 1),
+        ("append", Args(out=array(np.zeros(1, np.int64)), value=1), 1),
         row=63,
         column=95,
     )
@@ -225,7 +227,9 @@ def test_memory_grows_under_a_captured_graph():
     buffer = GPU.alloc_growing(4096, 64 << 20, "kv")
     x = Tensor(buffer, (1,), "f32")
     graph = graph_of(
-        ("scale_rows", [x, x, 1024, 0.0, 7.0], "rows"), ("append", [array(np.zeros(1, np.int64)), 1], 1), rows=1 << 14
+        ("scale_rows", Args(x=x, out=x, width=1024, factor=0.0, add=7.0), "rows"),
+        ("append", Args(out=array(np.zeros(1, np.int64)), value=1), 1),
+        rows=1 << 14,
     )
     for _ in range(3):
         graph.run(rows=1)
@@ -280,7 +284,7 @@ import sys
 sys.path[:0] = {path!r}
 from tests_gpu_runtime import *
 out = array(np.zeros(1, np.float32))
-graph = graph_of(("append", [array(np.zeros(1, np.int64)), 1], 1), ("poke", [out, 1 << 40], 1))
+graph = graph_of(("append", Args(out=array(np.zeros(1, np.int64)), value=1), 1), ("poke", Args(out=out, at=1 << 40), 1))
 try:
     graph.run()
 except DeviceError as error:

@@ -737,12 +737,15 @@ def run_case(device, case: Case) -> None:
             data = np.ascontiguousarray(value)
             tensors[name] = Tensor(device.alloc(data.nbytes, "case"), data.shape, names[str(data.dtype)])
             device.write(tensors[name], data.tobytes())
-    args = [
-        device.tensor_map(tensors[value.array], value.box, swizzle=value.swizzle)
-        if isinstance(value, Map)
-        else tensors.get(name, value)
+    args = Args(
+        (
+            name,
+            device.tensor_map(tensors[value.array], value.box, swizzle=value.swizzle)
+            if isinstance(value, Map)
+            else tensors.get(name, value),
+        )
         for name, value in case.args.items()
-    ]
+    )
     recorder = device.record()
     recorder.launch(case.variant.symbol, args, case.grid)
     graph = recorder.finish()

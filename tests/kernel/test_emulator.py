@@ -47,7 +47,7 @@ class Run:
         rng = np.random.default_rng(seed)
         self.x = rng.uniform(0.5, 1, 8192 if elements > 256 else 256).astype(np.float32)
         extra = {"n": 0, "parts": np.zeros(8, np.float32), "arrived": np.zeros(1, np.uint32)}
-        self.args = []
+        self.args = Args()
         for name, annotation in function.params:
             value = {"x": self.x, "out": np.zeros(elements, np.float32)}.get(name, extra.get(name))
             if isinstance(value, np.ndarray):
@@ -56,14 +56,14 @@ class Run:
                 )
                 self.device.write(tensor, value.tobytes())
                 value = tensor
-            self.args.append(value)
+            self.args[name] = value
         self.grid = grid
 
     def launch(self) -> None:
         self.device.run(lambda recorder: recorder.launch(self.variant.symbol, self.args, self.grid))
 
     def out(self) -> np.ndarray:
-        return np.frombuffer(self.device.read(self.args[1]), np.float32)
+        return np.frombuffer(self.device.read(self.args["out"]), np.float32)
 
 
 def lines_of(function) -> list[str]:
@@ -148,7 +148,7 @@ def test_the_rule_of_dependent_launches(name, report, kept_kernels):
 
     def two(recorder):
         recorder.launch("good", Args(x=x, out=y), 1)
-        recorder.launch(name, [y, z], 1)
+        recorder.launch(name, Args(x=y, out=z), 1)
 
     with pytest.raises(DeviceError, match=report) as caught:
         device.run(two)
@@ -160,11 +160,11 @@ def test_the_rule_of_dependent_launches(name, report, kept_kernels):
         def three(recorder):
             recorder.launch("good", Args(x=x, out=y), 1)
             recorder.launch("good", Args(x=y, out=z), 1)
-            recorder.launch(name, [y, x], 1)
+            recorder.launch(name, Args(x=y, out=x), 1)
 
         device.run(three)
         device.run(lambda recorder: recorder.launch("good", Args(x=x, out=y), 1))
-        device.run(lambda recorder: recorder.launch(name, [y, z], 1))
+        device.run(lambda recorder: recorder.launch(name, Args(x=y, out=z), 1))
 
 
 def test_a_kernel_that_lets_the_next_start_early(kept_kernels):
@@ -175,7 +175,7 @@ def test_a_kernel_that_lets_the_next_start_early(kept_kernels):
 
     def three(recorder):
         for name, source, target in zip(names, (x, x, y), (y, z, z), strict=True):
-            recorder.launch(name, [source, target], 1)
+            recorder.launch(name, Args(x=source, out=target), 1)
 
     with pytest.raises(DeviceError, match="reads of 'x' what an earlier kernel wrote, before grid_wait"):
         device.run(three)

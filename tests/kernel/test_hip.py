@@ -16,6 +16,7 @@ from zse.errors import CompileError, ConfigError, DeviceError
 from zse.kernel import amd, cache, mathlib
 from zse.kernel.archs import ARCHS, SHARED_LIMIT
 from zse.kernel.emit import emit_gpu
+from zse.runtime.args import Args
 from zse.runtime.emulate import EmulateDevice
 from zse.runtime.hip import HIPDevice
 
@@ -170,7 +171,7 @@ def test_mathematics(name, kept_kernels):
     with EmulateDevice("gfx90a", {"functions": variant}) as device, np.errstate(all="ignore"):
         source, out = upload(device, x), upload(device, np.full(n, np.nan, np.float32))
         recorder = device.record()
-        recorder.launch("functions", [source, out], 1)
+        recorder.launch("functions", Args(x=source, out=out), 1)
         recorder.finish().run()
         got = read_back(device, out, np.float32)
         want = getattr(np, name)(x.astype(np.float64))

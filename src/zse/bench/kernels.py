@@ -12,6 +12,7 @@ from zse.errors import ConfigError
 from zse.kernels import op as kernels_op
 from zse.kernels import table
 from zse.lazy import numpy as np
+from zse.runtime.args import Args
 from zse.tensor import Activation, Fp8Activation, Tensor, Weight
 
 COPIES_BYTES = 3  # times the L2 cache: how much the copies of a launch's inputs are together
@@ -239,12 +240,10 @@ def read_ceiling(device) -> float:
     """GB/s of reading CEILING_BYTES of device memory."""
     nbytes = CEILING_BYTES
     source, out = device.alloc(nbytes, label="bench"), device.alloc(256, label="bench")
+    args = Args(src=source, out=out, count=nbytes // 4)
     try:
         us = measure(
-            device,
-            lambda recorder, i: recorder.launch("probe_read", [source, out, nbytes // 4], (device.num_sms * 4,)),
-            1,
-            nbytes / 4e6,
+            device, lambda recorder, i: recorder.launch("probe_read", args, (device.num_sms * 4,)), 1, nbytes / 4e6
         )
     finally:
         source.free()

@@ -4,6 +4,7 @@ from zse import kernel as zl
 from zse.dtypes import ITEM_BYTES
 from zse.kernels.op import Case, Cost, HostArray, Op, Output, Tolerance, check, later, on_gpu, require
 from zse.kernels.quantize import GROUP, fp8_output, int8_output, quantize_group
+from zse.runtime.args import Args
 
 CHUNK = 256  # columns of one block, so that the threads share the exponentials of a single row
 KINDS = ("silu", "gelu_tanh")
@@ -76,6 +77,7 @@ def gated(recorder, gate_up, out, kind: str) -> None:
         check("gated gate_up", gate_up, accepted, rows, 2 * width)
         half = ITEM_BYTES[gate_up.dtype] * width
         gate, up, stride = gate_up, gate_up._replace(offset=gate_up.offset + half), 2 * width
+    source = {"gates": gate, "ups": up, "stride": stride}
     if gpu:
         from zse.kernels.gpu.activation import CHUNK as GPU_CHUNK
         from zse.kernels.gpu.activation import row_vectors
@@ -83,17 +85,19 @@ def gated(recorder, gate_up, out, kind: str) -> None:
         require(width % 8 == 0, f"gated: width {width} is not a multiple of 8")
         symbol = f"gated_{kind}_{gate.dtype}"
         if out.dtype == "fp8":
-            recorder.launch(f"{symbol}_fp8_v{row_vectors(width)}", [gate, up, stride, out.q, out.scale, width], (rows,))
+            args = Args(**source, q=out.q, scale=out.scale, width=width)
+            recorder.launch(f"{symbol}_fp8_v{row_vectors(width)}", args, (rows,))
         else:
             check("gated out", out, "bf16", rows, width)
-            recorder.launch(f"{symbol}_bf16", [gate, up, stride, out, width], (-(-width // GPU_CHUNK), rows))
+            recorder.launch(f"{symbol}_bf16", Args(**source, out=out, width=width), (-(-width // GPU_CHUNK), rows))
         return
     grid = (-(-width // CHUNK), rows)
     if out.dtype == "int8":
         require(width % GROUP == 0, f"gated: width {width} is not a multiple of {GROUP}")
-        recorder.launch(f"gated_{kind}_int8", [gate, up, stride, 0, out.q, out.scale, out.sum, width], grid)
+        args = Args(**source, out=None, q=out.q, scale=out.scale, total=out.sum, width=width)
+        recorder.launch(f"gated_{kind}_int8", args, grid)
     else:
-        recorder.launch(f"gated_{kind}_f32", [gate, up, stride, out, 0, 0, 0, width], grid)
+        recorder.launch(f"gated_{kind}_f32", Args(**source, out=out, q=None, scale=None, total=None, width=width), grid)
 
 
 def _reference(gate_up, kind, out=None):

@@ -15,6 +15,7 @@ from zse import kernel as zl
 from zse.kernels.kv_pages import PACKED, SCALE_BYTES, head_dim_of, pages_shape, unit_of, widen
 from zse.kernels.op import Op, check, later, on_gpu, require
 from zse.kernels.quantize import GROUP, quantize_group
+from zse.runtime.args import Args
 
 PAGE = 16
 SEGMENT = 256
@@ -456,7 +457,8 @@ def attention(
     require(tuple(out.shape) == (tokens, width), f"attention: out has shape {tuple(out.shape)}, q {(tokens, width)}")
     form = "int8" if out.dtype == "int8" else "f32"
     require(form == "f32" or head_dim % GROUP == 0, f"attention: head_dim {head_dim} is not a multiple of {GROUP}")
-    outs = [0, out.q, out.scale, out.sum] if form == "int8" else [out, 0, 0, 0]
+    outs = dict.fromkeys(("out", "oq", "oscale", "osum"))
+    outs |= {"oq": out.q, "oscale": out.scale, "osum": out.sum} if form == "int8" else {"out": out}
     split = splits != 1
     max_segments = 1
     if split:
@@ -470,32 +472,41 @@ def attention(
     symbol = f"attention_{k_pages.dtype}_r{rows_in_registers(group)}_{form}"
     recorder.launch(
         symbol,
-        [
-            q,
-            k_pages,
-            v_pages,
-            page_table,
-            token_row,
-            positions,
-            *outs,
-            partial if split else 0,
-            tokens,
-            page_table.shape[1],
-            max_segments,
-            splits,
-            kv_heads,
-            group,
-            head_dim,
-            float(scale),
-            window,
-            float(softcap),
-        ],
+        Args(
+            q=q,
+            k_pages=k_pages,
+            v_pages=v_pages,
+            page_table=page_table,
+            token_row=token_row,
+            positions=positions,
+            **outs,
+            partial=partial if split else None,
+            tokens=tokens,
+            max_pages=page_table.shape[1],
+            max_segments=max_segments,
+            splits=splits,
+            kv_heads=kv_heads,
+            group=group,
+            head_dim=head_dim,
+            scale=float(scale),
+            window=window,
+            softcap=float(softcap),
+        ),
         (kv_heads, tokens, splits),
     )
     if split:
         recorder.launch(
             f"attention_combine_{form}",
-            [positions, *outs, partial, max_segments, splits, width // head_dim, head_dim, window],
+            Args(
+                positions=positions,
+                **outs,
+                partial=partial,
+                max_segments=max_segments,
+                splits=splits,
+                heads=width // head_dim,
+                head_dim=head_dim,
+                window=window,
+            ),
             (width // head_dim, tokens),
         )
 

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from zse import kernel as zl
 from zse.kernels.op import EXACT, Case, Cost, Op, Output, check, later, on_gpu, require
+from zse.runtime.args import Args
 from zse.runtime.symbol import ceil_div
 from zse.tensor import Tensor
 
@@ -18,6 +19,15 @@ class TokenHistory(NamedTuple):
     tokens: Tensor
     page_table: Tensor
     blocks_per_page: int
+
+    def args(self) -> dict:
+        """As kernels take it."""
+        return {
+            "page_table": self.page_table,
+            "history": self.tokens,
+            "max_pages": self.page_table.shape[1],
+            "blocks_per_page": self.blocks_per_page,
+        }
 
 
 @zl.kernel
@@ -57,18 +67,25 @@ def feed_tokens(recorder, token_ids, source, sampled, positions, token_row, hist
     check("feed_tokens sampled", sampled, "i32", None)
     check("feed_tokens positions", positions, "i32", count)
     check("feed_tokens token_row", token_row, "i32", count)
-    places = [0, 0, count, 0, 0]
+    pages = {"page_table": None, "history": None, "max_pages": 0, "blocks_per_page": 0}
     if history is not None:
         check("feed_tokens history", history.tokens, "i32", None, PAGE)
         check("feed_tokens page_table", history.page_table, "i32", None, None)
         require(history.blocks_per_page > 0, "feed_tokens: blocks_per_page must be positive")
-        places = [history.page_table, history.tokens, count, history.page_table.shape[1], history.blocks_per_page]
+        pages = history.args()
     chunk = CHUNK
     if on_gpu(recorder):
         from zse.kernels.gpu.step import FEED_THREADS as chunk
-    recorder.launch(
-        "feed_tokens", [token_ids, source, sampled, positions, token_row, *places], (ceil_div(count, chunk),)
+    args = Args(
+        token_ids=token_ids,
+        source=source,
+        sampled=sampled,
+        positions=positions,
+        token_row=token_row,
+        count=count,
+        **pages,
     )
+    recorder.launch("feed_tokens", args, (ceil_div(count, chunk),))
 
 
 def make_history(rng, lengths, max_pages: int, blocks_per_page: int, num_pages: int):

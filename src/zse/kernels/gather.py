@@ -2,18 +2,19 @@
 
 from zse import kernel as zl
 from zse.kernels.op import EXACT, Case, Cost, Op, Output, check, later
+from zse.runtime.args import Args
 
 
 @zl.kernel
-def gather_rows_f32(x: zl.Ptr[zl.f32, "const"], rows: zl.Ptr[zl.i32, "const"], out: zl.Ptr[zl.f32], width: zl.i64):
-    """One block copies one row."""
+def gather_rows_f32(x: zl.Ptr[zl.f32, "const"], rows: zl.Ptr[zl.i32, "const"], out: zl.Ptr[zl.f32], words: zl.i64):
+    """One block copies one row of `words` values."""
     L = zl.target.lanes
-    source = x + zl.i64(rows[zl.block_index(0)]) * width
-    destination = out + zl.block_index(0) * width
-    whole = width // L * L
+    source = x + zl.i64(rows[zl.block_index(0)]) * words
+    destination = out + zl.block_index(0) * words
+    whole = words // L * L
     for k in range(0, whole, L):
         zl.store(destination + k, zl.load(source + k, L))
-    for k in range(whole, width):
+    for k in range(whole, words):
         destination[k] = source[k]
 
 
@@ -23,7 +24,7 @@ def gather_rows(recorder, x, rows, out) -> None:
     check("gather_rows x", x, "f32", None, width)
     check("gather_rows rows", rows, "i32", count)
     check("gather_rows out", out, "f32", count, width)
-    recorder.launch("gather_rows", [x, rows, out, width], (count,))
+    recorder.launch("gather_rows", Args(x=x, rows=rows, out=out, words=width), (count,))
 
 
 def _reference(x, rows, out=None):

@@ -2,6 +2,7 @@
 
 from zse import kernel as zl
 from zse.kernels.op import EXACT, Case, Cost, Op, Output, check, later, on_gpu
+from zse.runtime.args import Args
 from zse.runtime.symbol import ceil_div
 
 CHUNK = 8192  # logits of one block on a CPU: 32 KiB
@@ -38,7 +39,8 @@ def mask_logits(recorder, logits, mask, line_of_row) -> None:
     chunk = CHUNK
     if on_gpu(recorder):
         from zse.kernels.gpu.mask import CHUNK as chunk
-    recorder.launch("mask_logits", [logits, mask, line_of_row, vocab], (ceil_div(vocab, chunk), rows))
+    args = Args(logits=logits, mask=mask, line_of_row=line_of_row, vocab=vocab)
+    recorder.launch("mask_logits", args, (ceil_div(vocab, chunk), rows))
 
 
 def _reference(logits, mask, line_of_row):

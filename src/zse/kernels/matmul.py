@@ -30,6 +30,7 @@ from zse.kernels.op import (
     require,
 )
 from zse.quant.scheme import AffineScheme, DenseScheme
+from zse.runtime.args import Args
 from zse.runtime.symbol import ceil_div
 
 TILE = 16  # rows of a tile, the r16 layout's
@@ -500,21 +501,26 @@ def matmul(
         check("matmul bias", bias, "f32", rows)
     scheme, planes = weight.scheme, weight.planes
     grid = (-(-rows // TILE), ceil_div(tokens, TOKENS_PER_BLOCK))
-    tail = [bias if bias is not None else 0, out, tokens, rows]
+    common = {"bias": bias, "out": out, "tokens": tokens, "rows": rows, "has_bias": int(bias is not None)}
     if scheme.kind == "dense":
         require(a.dtype == "f32", "matmul: dense weights take f32 activations")
         symbol = symbol_of(scheme, "f32", _tile(max_tokens, DENSE_TILES))
-        recorder.launch(symbol, [planes["w"], a, *tail, width, int(bias is not None)], grid, independent=independent)
+        recorder.launch(symbol, Args(w=planes["w"], a=a, width=width, **common), grid, independent=independent)
         return
     require(scheme.fits(width), f"matmul: {width} columns do not fit {scheme}")
-    blocks = width // 32
-    group_blocks = (scheme.group or width) // 32 or 1
-    head = [planes["q"], planes.get("high", 0), planes["scale"], planes.get("offset", 0)]
-    inputs = [a] if a.dtype == "f32" else [a.q, a.low or 0, a.scale, a.sum]
+    inputs = {"a": a} if a.dtype == "f32" else {"aq": a.q, "a_low": a.low, "a_scale": a.scale, "a_sum": a.sum}
     symbol = symbol_of(scheme, a.dtype, _tile(max_tokens, TILES[a.dtype]))
-    recorder.launch(
-        symbol, [*head, *inputs, *tail, blocks, group_blocks, int(bias is not None)], grid, independent=independent
+    args = Args(
+        q=planes["q"],
+        high=planes.get("high"),
+        scale=planes["scale"],
+        offset=planes.get("offset"),
+        **inputs,
+        blocks=width // 32,
+        group_blocks=(scheme.group or width) // 32 or 1,
+        **common,
     )
+    recorder.launch(symbol, args, grid, independent=independent)
 
 
 def matmul_gated(recorder, a, weight, out, kind: str, *, max_tokens: int = TOKENS_PER_BLOCK) -> None:

@@ -3,6 +3,7 @@ write the table itself.)"""
 
 from zse import kernel as zl
 from zse.kernels.op import EXACT, Case, Cost, Op, Output, check
+from zse.runtime.args import Args
 
 THREADS = 256
 
@@ -49,9 +50,8 @@ def update_pages(recorder, count, index, value, table) -> None:
     check("update_pages index", index, "i32", most)
     check("update_pages value", value, "i32", most)
     check("update_pages table", table, "i32", None, None)
-    recorder.launch(
-        "update_pages", [count, index, value, table, table.shape[0] * table.shape[1]], (-(-most // THREADS),)
-    )
+    args = Args(count=count, index=index, value=value, table=table, size=table.shape[0] * table.shape[1])
+    recorder.launch("update_pages", args, (-(-most // THREADS),))
 
 
 def _reference(count, index, value, table):

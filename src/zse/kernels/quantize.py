@@ -3,6 +3,7 @@ fp8 rows, one scale a row."""
 
 from zse import kernel as zl
 from zse.kernels.op import Case, Cost, HostArray, Op, Output, Tolerance, check, later, on_gpu, require
+from zse.runtime.args import Args
 
 GROUP = 32  # values that share a scale
 CHUNK = 1024  # columns of one block: two threads share even a single row of a wide model
@@ -67,13 +68,15 @@ def quantize(recorder, x, out) -> None:
         check("quantize x", x, "bf16", rows, width)
         check("quantize out", out, "fp8", rows, width)
         require(width % 16 == 0, f"quantize: width {width} is not a multiple of 16")
-        recorder.launch(f"quantize_fp8_v{row_vectors(width)}", [x, out.q, out.scale, width], (rows,))
+        args = Args(x=x, q=out.q, scale=out.scale, width=width)
+        recorder.launch(f"quantize_fp8_v{row_vectors(width)}", args, (rows,))
         return
     check("quantize x", x, "f32", rows, width)
     require(width % GROUP == 0, f"quantize: width {width} is not a multiple of {GROUP}")
     require(tuple(out.shape) == (rows, width), f"quantize: out has shape {tuple(out.shape)}, x {(rows, width)}")
     chunks = -(-width // CHUNK)
-    recorder.launch("quantize", [x, out.q, out.scale, out.sum, width, CHUNK], (chunks, rows))
+    args = Args(x=x, q=out.q, scale=out.scale, total=out.sum, width=width, chunk=CHUNK)
+    recorder.launch("quantize", args, (chunks, rows))
 
 
 def int8_rows(x):

@@ -13,6 +13,7 @@ reaches p.
 from zse import kernel as zl
 from zse.kernels.op import Op, check, later, on_gpu, require
 from zse.kernels.sample_parts import LOWEST, MAX_VOCAB, choose_floor, cut_prefix, mass_above, pick, uniform
+from zse.runtime.args import Args
 
 CHUNK = 8192  # logits of one block of the scan: 32 KiB
 MAX_LOGPROBS = 20  # alternatives, the API's limit
@@ -383,27 +384,14 @@ def sample(recorder, logits, history=None, **tensors) -> None:
     chunks = -(-vocab // CHUNK)
     recorder.launch(
         "sample_scan",
-        [logits, tensors["num_logprobs"], tensors["temperature"], tensors["top_p"], tensors["partial"], vocab],
+        Args(
+            logits=logits,
+            vocab=vocab,
+            **{name: tensors[name] for name in ("num_logprobs", "temperature", "top_p", "partial")},
+        ),
         (chunks, rows),
     )
-    names = [
-        *PARAMETERS,
-        "bias_start",
-        "bias_ids",
-        "bias_values",
-        "bias_saved",
-        "seen_start",
-        "seen_ids",
-        "seen_counts",
-        "seen_saved",
-        "partial",
-        "tokens",
-        "status",
-        "logprob",
-        "top_ids",
-        "top_logprobs",
-    ]
-    recorder.launch("sample_row", [logits, *(tensors[name] for name in names), vocab], (rows,))
+    recorder.launch("sample_row", Args(logits=logits, vocab=vocab, **tensors), (rows,))
 
 
 def _sample_gpu(recorder, logits, history, tensors) -> None:
@@ -412,30 +400,16 @@ def _sample_gpu(recorder, logits, history, tensors) -> None:
     rows, vocab = logits.shape
     check("sample history", history.tokens, "i32", None, 16)
     check("sample page_table", history.page_table, "i32", None, None)
-    chunks, max_pages = -(-vocab // GPU_CHUNK), history.page_table.shape[1]
-    biases = [tensors[name] for name in ("bias_start", "bias_ids", "bias_values")]
-    common = [*biases, history.tokens, history.page_table, tensors["records"]]
-    scanned = [name for name in row_parameters("gpu") if name not in ("seed", "counter")]
-    recorder.launch(
-        "sample_scan",
-        [logits, *(tensors[name] for name in scanned), *common, vocab, max_pages, history.blocks_per_page],
-        (chunks, rows),
+    chunks = -(-vocab // GPU_CHUNK)
+    drawn = ("seed", "counter", "tokens", "status", "logprob", "top_ids", "top_logprobs")  # what only sample_row has
+    args = Args(
+        logits=logits,
+        vocab=vocab,
+        **history.args(),
+        **{name: tensor for name, tensor in tensors.items() if name not in drawn},
     )
-    outs = [tensors[name] for name in ("tokens", "status", "logprob", "top_ids", "top_logprobs")]
-    recorder.launch(
-        "sample_row",
-        [
-            logits,
-            *(tensors[name] for name in row_parameters("gpu")),
-            *common,
-            *outs,
-            vocab,
-            chunks,
-            max_pages,
-            history.blocks_per_page,
-        ],
-        (rows,),
-    )
+    recorder.launch("sample_scan", args, (chunks, rows))
+    recorder.launch("sample_row", Args(**args, **{name: tensors[name] for name in drawn}, chunks=chunks), (rows,))
 
 
 def logprob_rows(recorder, logits, targets, logprob, argmax) -> None:
@@ -445,7 +419,8 @@ def logprob_rows(recorder, logits, targets, logprob, argmax) -> None:
     check("logprob_rows targets", targets, "i32", rows)
     check("logprob_rows logprob", logprob, "f32", rows)
     check("logprob_rows argmax", argmax, "i32", rows)
-    recorder.launch("logprob_rows", [logits, targets, logprob, argmax, vocab], (rows,))
+    args = Args(logits=logits, targets=targets, logprob=logprob, argmax=argmax, vocab=vocab)
+    recorder.launch("logprob_rows", args, (rows,))
 
 
 SAMPLE = Op(
