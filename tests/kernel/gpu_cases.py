@@ -7,6 +7,7 @@ import numpy as np
 
 from zse import kernel as zl
 from zse.kernel.intrinsics import fragments
+from zse.runtime.args import Args
 
 from . import gpu_kernels as k
 

@@ -10,8 +10,8 @@ import pytest
 from zse import kernel as zl
 from zse.errors import CompileError, DeviceError
 from zse.runtime.args import Args
-from zse.runtime.emulate import EmulateDevice
 from zse.tensor import Tensor
+from zse_emulator import EmulateDevice
 
 from . import emulator_bugs as bugs
 from . import gpu_cases

@@ -17,8 +17,8 @@ from zse.kernel import amd, cache, mathlib
 from zse.kernel.archs import ARCHS, SHARED_LIMIT
 from zse.kernel.emit import emit_gpu
 from zse.runtime.args import Args
-from zse.runtime.emulate import EmulateDevice
 from zse.runtime.hip import HIPDevice
+from zse_emulator import EmulateDevice
 
 SECONDS = float(os.environ.get("ZSE_EMULATE_SECONDS", "4"))
 AMD = [arch for arch in ARCHS if arch.startswith("gfx")]

@@ -21,7 +21,7 @@ from zse.kernel import cache
 from zse.kernel.archs import SHARED_LIMIT
 from zse.kernel.emit import emit_gpu, gpu_target
 from zse.kernel.targets.metal import PRELUDE
-from zse.runtime.emulate import CSRC, EmulateDevice, EmulatedProgram
+from zse_emulator.device import CSRC, EmulateDevice, EmulatedProgram
 
 ARCH = "metal3.1"
 SHIM = Path(__file__).with_name("metal_shim")

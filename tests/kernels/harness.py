@@ -70,12 +70,11 @@ class DirectRecorder:
 
     def __init__(self, isa: str, rng=None):
         path, self.manifest = library(isa)
-        self.library, self.rng = ctypes.CDLL(str(path)), rng
+        self.library, self.rng, self.device = ctypes.CDLL(str(path)), rng, cpu_device(isa)
 
     def launch(self, symbol, args, grid, independent=False):
         params = self.manifest[symbol]["params"]
-        if not isinstance(args, Args):
-            args = Args(zip([name for name, _ in params], args, strict=True))
+        assert isinstance(args, Args)
         for name, kind in params:
             assert kind != "ptr" or not isinstance(args[name], int) or args[name] == 0, f"{symbol}: {name} is a number"
         slots = (ctypes.c_uint64 * len(args))(*slots_of(symbol, params, args)[0])

@@ -9,7 +9,7 @@ from zse.kernels import matmul as matmul_op
 from zse.kernels.gpu import matmul_sizes
 from zse.kernels.op import Output, Tolerance
 from zse.kernels.table import all_ops
-from zse.runtime.emulate import EmulateDevice
+from zse_emulator import EmulateDevice
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from gpu.harness import check_case, gpu_ops, run_case
 from zse import kernel as zl
 from zse.kernel import cache
 from zse.runtime.device import Recorder
-from zse.runtime.emulate import EmulateDevice
+from zse_emulator import EmulateDevice
 
 SECONDS = float(os.environ.get("ZSE_EMULATE_SECONDS", "4"))
 # Operations that read shared memory which nothing has written, and do not use what they read: a used value would be NaN.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from zse.runtime.emulate import EmulateDevice
+from zse_emulator import EmulateDevice
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_rows.py"
 

@@ -11,7 +11,7 @@ from zse.kernels.matmul import MATMUL
 from zse.kernels.op import Case, HostArray, Output, Tolerance
 from zse.quant.pack import f32_to_bf16
 from zse.quant.scheme import AffineScheme, DenseScheme, Fp8Scheme
-from zse.runtime.emulate import EmulateDevice
+from zse_emulator import EmulateDevice
 
 SHARE = 5  # one in so many cases: all of them take 40 s
 

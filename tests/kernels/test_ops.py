@@ -14,6 +14,7 @@ from zse.kernels.quantize import quantize
 from zse.kernels.rope import rope_table
 from zse.kernels.sample import logprob_rows, sample
 from zse.kernels.table import all_ops, all_variants
+from zse.runtime.null import NullDevice
 
 
 def test_this_machine_runs_some_kernels():
@@ -81,7 +82,7 @@ def ints(*shape):
 )
 def test_launchers_refuse_what_does_not_fit(call, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        call(None)
+        call(NullDevice().record())
 
 
 def test_operations_have_gpu_forms():

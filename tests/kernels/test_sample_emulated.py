@@ -3,7 +3,7 @@
 import pytest
 
 from kernels.kept_sets import KINDS, LIMITS, check_kept_sets
-from zse.runtime.emulate import EmulateDevice
+from zse_emulator import EmulateDevice
 
 
 @pytest.mark.parametrize("number", range(14))

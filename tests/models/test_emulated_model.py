@@ -26,13 +26,13 @@ from zse.formats.source import open_model
 from zse.kernel import cache
 from zse.models.load import Model, load_model, place, plan_model
 from zse.runtime.cpu import CPUDevice
-from zse.runtime.emulate import EmulateDevice
 from zse.sampling.params import BeamParams, SamplingParams
 from zse.scheduler.options import RequestOptions
 from zse.scheduler.scheduler import Scheduler
 from zse.speculative.speculator import Speculator
 from zse.structured.options import Structure
 from zse.tensor import Tensor
+from zse_emulator import EmulateDevice
 
 TOKENS = 14
 

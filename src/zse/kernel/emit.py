@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 
 from zse.errors import CompileError
-from zse.kernel import ir
+from zse.kernel import archs, ir
 from zse.kernel.frontend import stage
 from zse.kernel.language import Variant
+from zse.kernel.targets import cuda, hip, metal
 from zse.kernel.targets.cpu import ISAS, CpuTarget
 
 TYPE_CHECKING = False
@@ -33,38 +34,21 @@ def emit_gpu(variant: Variant, arch: str) -> tuple[str, dict]:
     """The CUDA C++, HIP C++ or Metal text of one variant for an architecture such as "sm_90a", "gfx90a" or "metal3.1", and its manifest
     entry: params as above, origin, threads, cluster, shared_bytes (dynamic shared memory that the launch asks for). The text is
     deterministic."""
-    return _one(variant, gpu_target(arch, variant.threads, variant.min_blocks, variant.cluster))
+    return emit_for(variant, gpu_target(arch, variant.threads, variant.min_blocks, variant.cluster))
 
 
 def gpu_target(arch: str, threads: int = 256, min_blocks: int = 1, cluster: int = 1) -> "GpuTarget":
     """What prints variants for a GPU architecture. ConfigError for an unknown one."""
-    from zse.kernel.archs import maker_of
-
-    maker = maker_of(arch)
-    if maker == "hip":
-        from zse.kernel.targets.hip import HipTarget
-
-        return HipTarget(arch, threads, min_blocks, cluster)
-    if maker == "metal":
-        from zse.kernel.targets.metal import MetalTarget
-
-        return MetalTarget(arch, threads, min_blocks, cluster)
-    from zse.kernel.targets.cuda import CudaTarget
-
-    return CudaTarget(arch, threads, min_blocks, cluster)
+    maker = archs.maker_of(arch)
+    kind = hip.HipTarget if maker == "hip" else metal.MetalTarget if maker == "metal" else cuda.CudaTarget
+    return kind(arch, threads, min_blocks, cluster)
 
 
-def emit_emulated(variant: Variant, like: str) -> tuple[str, dict]:
-    """The C++ of one variant for the emulator with the features of a GPU architecture, and its manifest entry as of emit_gpu()."""
-    from zse.kernel.targets.emulate import EmulateTarget
-
-    return _one(variant, EmulateTarget(like, variant.threads, variant.min_blocks, variant.cluster))
-
-
-def _one(variant: Variant, target: "GpuTarget") -> tuple[str, dict]:
+def emit_for(variant: Variant, target: "GpuTarget") -> tuple[str, dict]:
+    """As emit_gpu(), for a target that was made with the variant's threads, min_blocks and cluster."""
     function = stage(variant.kernel, variant.statics, variant.symbol, target)
     text = target.unit(function)
-    if target.shared_bytes > target.shared_limit and target.family != "emulate":
+    if target.shared_bytes > target.shared_limit and target.limits_shared:
         raise CompileError(
             f"{function.origin}: {function.symbol} has {target.shared_bytes:,} bytes of shared memory; a block of "
             f"{target.name} can have {target.shared_limit:,}"

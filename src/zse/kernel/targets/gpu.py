@@ -39,6 +39,7 @@ class GpuTarget:
     lanes = 1
     features: frozenset[str] = frozenset()
     shared_limit = 0  # bytes of shared memory that a block can have
+    limits_shared = True  # a kernel that asks for more is refused
     device = "static inline"  # in front of helper functions
     prelude = ""
     inline_builtins: dict = {}

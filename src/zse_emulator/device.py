@@ -1,6 +1,6 @@
 """The emulated GPU: runs the kernels of the GPU family on the host, thread by thread in a random order, and checks what they do.
 
-Kernels are printed as C++ (zse/kernel/targets/emulate.py), compiled when they are first used and kept below ZSE_HOME/kernels/emulate
+Kernels are printed as C++ (target.py), compiled when they are first used and kept below ZSE_HOME/kernels/emulate
 by content; the emulator itself is csrc/emulate_*.cpp. Memory of the device lies between zones that nobody may touch. A launch that
 breaks a rule of the language (csrc/emulate.h) raises DeviceError with the kernel's source line and the seed of the order.
 """
@@ -15,9 +15,13 @@ from ctypes import c_char_p, c_int, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
 from zse.errors import CompileError, DeviceError
+from zse.kernel import cache
+from zse.kernel.archs import features_of
+from zse.kernel.emit import emit_for
 from zse.runtime.buffer import Account, Buffer
 from zse.runtime.device import Copy, GPUCapabilities, Graph, Program, Recorder, Staging
 from zse.runtime.symbol import Sym
+from zse_emulator.target import EmulateTarget
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
 CSRC = Path(__file__).with_name("csrc")
 CORE = ("emulate_core.cpp", "emulate_sync.cpp", "emulate_async.cpp", "emulate_matrix.cpp")
 # -O1: kernels are compiled once and run for milliseconds. Signed integers wrap, as on a GPU.
-FLAGS = ("-std=c++17", "-fPIC", "-shared", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-w", f"-I{CSRC}")
+FLAGS = ("-std=c++17", "-fPIC", "-shared", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-w")
 RED_ZONE = 4096  # bytes before and after every allocation
 
 
@@ -44,8 +48,6 @@ def find_compiler() -> str:
 
 def compiled(sources: "list[Path]", text: str, name: str, optimize: str) -> Path:
     """The shared library of these files (or of `text`), from the cache if it is there."""
-    from zse.kernel import cache
-
     compiler = find_compiler()
     total = hashlib.sha256(repr((compiler, FLAGS, optimize, text)).encode())
     for path in (*sources, *sorted(CSRC.glob("emulate*.h"))):
@@ -56,7 +58,15 @@ def compiled(sources: "list[Path]", text: str, name: str, optimize: str) -> Path
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         half = target.with_suffix(f".{os.getpid()}-{threading.get_ident()}.tmp")
         done = subprocess.run(
-            [compiler, *FLAGS, optimize, "-o", str(half), *(map(str, sources) if sources else ("-x", "c++", "-"))],
+            [
+                compiler,
+                *FLAGS,
+                f"-I{CSRC}",
+                optimize,
+                "-o",
+                str(half),
+                *(map(str, sources) if sources else ("-x", "c++", "-")),
+            ],
             input=None if sources else text,
             capture_output=True,
             text=True,
@@ -257,9 +267,6 @@ class EmulateDevice(GPUCapabilities):
         dependent: bool = True,
         initialised: bool = True,
     ):
-        from zse.kernel import cache
-        from zse.kernel.archs import features_of
-
         core()
         self.like, self.isa, self.rules = like, f"emulate-{like}", dependent + 2 * initialised
         self.arch, features = features_of(like)
@@ -291,9 +298,8 @@ class EmulateDevice(GPUCapabilities):
             variant = self._variants.get(symbol)
             if variant is None:
                 raise self.no_kernel(symbol, self._variants)
-            from zse.kernel.emit import emit_emulated
-
-            text, entry = emit_emulated(variant, self.like)
+            target = EmulateTarget(self.like, variant.threads, variant.min_blocks, variant.cluster)
+            text, entry = emit_for(variant, target)
             library = ctypes.CDLL(str(compiled([], text, symbol, "-O1")))
             found = self._programs[symbol] = EmulatedProgram(symbol, library, entry)
         return found

@@ -1,4 +1,4 @@
-"""The emulator's target: C++ of the same IR against runtime/csrc/emulate.h, one function that is one thread.
+"""The emulator's target: C++ of the same IR against csrc/emulate.h, one function that is one thread.
 
 Every load and store goes through a check, every effect through the emulator; `T->at` follows the author's source lines.
 """
@@ -251,6 +251,7 @@ class EmulateTarget(GpuTarget):
     """One variant as C++ for the emulator, which has the features of the GPU architecture `like`."""
 
     family = "emulate"
+    limits_shared = False  # there are guards between the arrays
     device = "static inline"
     prelude = '#include "emulate.h"\n'
     effects = EFFECTS
