@@ -1,7 +1,11 @@
 """Embedding rows out of a weight table of any scheme, straight from the r16 layout."""
 
 from zse import kernel as zl
+from zse.kernels import host
 from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, later, on_gpu, require
+from zse.lazy import numpy as np
+from zse.quant.scheme import FP8_SCALINGS, AffineScheme, DenseScheme, Fp8Scheme, memory_layout
+from zse.runtime.args import Args
 
 TILE = 16
 DENSE = {"f32": zl.f32, "f16": zl.f16, "bf16": zl.bf16}
@@ -88,53 +92,30 @@ def embed(recorder, ids, table, out, scale: float = 1.0) -> None:
     check("embed ids", ids, "i32", count)
     check("embed out", out, "f32", count, width)
     scheme, planes = table.scheme, table.planes
+    args = Args(ids=ids, out=out, rows=rows, width=width, factor=float(scale))
     if on_gpu(recorder) and scheme.kind != "affine":
         require(width % 8 == 0, f"embed: {width} columns are not a multiple of 8")
         require(table.layout == "rows", f"embed: {scheme.name} in layout {table.layout}, a GPU reads rows")
         if scheme.kind == "fp8":
-            recorder.launch(
-                f"embed_fp8_{scheme.scaling}",
-                [ids, planes["w"], planes["scale"], out, rows, width, float(scale)],
-                (count,),
-            )
+            args |= Args(w=planes["w"], scale=planes["scale"])
+            recorder.launch(f"embed_fp8_{scheme.scaling}", args, (count,))
         else:
-            recorder.launch(f"embed_{scheme.dtype}_rows", [ids, planes["w"], out, rows, width, float(scale)], (count,))
+            recorder.launch(f"embed_{scheme.dtype}_rows", Args(**args, w=planes["w"]), (count,))
         return
     if scheme.kind == "dense":
-        recorder.launch(f"embed_{scheme.dtype}", [ids, planes["w"], out, rows, width, float(scale)], (count,))
+        recorder.launch(f"embed_{scheme.dtype}", Args(**args, w=planes["w"]), (count,))
         return
     require(scheme.fits(width), f"embed: {scheme.name} does not fit {width} columns")
     form = "sym" if scheme.symmetric else "asym"
-    recorder.launch(
-        f"embed_int{scheme.bits}_{form}",
-        [
-            ids,
-            planes["q"],
-            planes.get("high", 0),
-            planes["scale"],
-            planes.get("offset", 0),
-            out,
-            rows,
-            width,
-            scheme.group or width,
-            float(scale),
-        ],
-        (count,),
-    )
+    args |= Args(q=planes["q"], high=planes.get("high"), scale=planes["scale"], offset=planes.get("offset"))
+    recorder.launch(f"embed_int{scheme.bits}_{form}", Args(**args, group=scheme.group or width), (count,))
 
 
 def _reference(ids, table, scale=1.0, out=None):
-    import numpy as np
-
     return {"out": table.dequantize()[ids].astype(np.float64) * scale}
 
 
 def _cases(rng, family="cpu"):
-    import numpy as np
-
-    from zse.kernels.host import random_weight
-    from zse.quant.scheme import FP8_SCALINGS, AffineScheme, DenseScheme, Fp8Scheme, memory_layout
-
     near = Tolerance(1e-7, 3e-7, "two f32 roundings, and a third by the factor")
     schemes = [DenseScheme(dtype) for dtype in DENSE]
     schemes += [
@@ -149,7 +130,7 @@ def _cases(rng, family="cpu"):
         ids = np.concatenate([[0, rows - 1], rng.integers(0, rows, count - 2)]).astype(np.int32)
         yield Case(
             scheme.name,
-            {"ids": ids, "table": random_weight(rng, rows, width, scheme, memory_layout(scheme, family))},
+            {"ids": ids, "table": host.random_weight(rng, rows, width, scheme, memory_layout(scheme, family))},
             {"out": Output((count, width), "float32", near)},
             {"scale": 1.0 if scheme.kind == "affine" else 25.25},
         )

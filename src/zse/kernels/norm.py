@@ -1,11 +1,24 @@
-"""Residual add and RMSNorm (Zhang and Sennrich 2019), with the post-norm of Gemma 3 on the addend."""
+"""Residual add and norm: RMSNorm (Zhang and Sennrich 2019) with the post-norm of Gemma 3 on the addend, LayerNorm without
+a bias (Cohere), or no norm where a product only wants the stream in its own form (OLMo 2)."""
+
+from itertools import product
 
 from zse import kernel as zl
 from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, later, on_gpu, require
 from zse.kernels.quantize import GROUP, fp8_output, int8_output, quantize_group
+from zse.lazy import numpy as np
+from zse.runtime.args import Args
 
 DELTAS = ("none", "add", "norm")
 OUTS = ("none", "f32", "int8", "int16")
+# norm → what its symbols are called, and which DELTAS stand before it.
+NORMS = {
+    "rms": ("add_rmsnorm", DELTAS),
+    "layer": ("add_layernorm", ("none", "add")),
+    "none": ("add_convert", DELTAS[::2]),
+}
+GPU_THREADS = 512
+VECTORS = (2, 4, 8)  # f32x4 per thread of a GPU: rows of up to 4,096, 8,192 and 16,384 values
 
 
 @zl.inline
@@ -35,6 +48,46 @@ def inverse_rms(x, width, eps):
     return 1.0 / zl.sqrt(total / zl.f32(width) + eps)
 
 
+@zl.inline
+def row_mean(x, width):
+    """The mean of one row."""
+    L = zl.target.lanes
+    sums = zl.f32.x(L)(0)
+    whole = width // L * L
+    for i in range(0, whole, L):
+        sums += zl.load(x + i, L)
+    tail = zl.f32(0)
+    for i in range(whole, width):
+        tail += x[i]
+    return (zl.reduce_add(sums) + tail) / zl.f32(width)
+
+
+@zl.inline
+def inverse_deviation(x, width, eps, mean):
+    """1 / sqrt(mean((x - mean)^2) + eps) of one row."""
+    L = zl.target.lanes
+    sums = zl.f32.x(L)(0)
+    whole = width // L * L
+    for i in range(0, whole, L):
+        centred = zl.load(x + i, L) - mean
+        sums = zl.fma(centred, centred, sums)
+    tail = zl.f32(0)
+    for i in range(whole, width):
+        tail += (x[i] - mean) * (x[i] - mean)
+    return 1.0 / zl.sqrt((zl.reduce_add(sums) + tail) / zl.f32(width) + eps)
+
+
+@zl.inline
+def normed(x, at, lanes, mean, inverse, weight, NORM):
+    """`lanes` values of the row x from `at` on, normalized."""
+    value = zl.load(x + at, lanes)
+    if NORM == "none":
+        return value
+    if NORM == "layer":
+        return (value - mean) * inverse * zl.load(weight + at, lanes)
+    return value * inverse * zl.load(weight + at, lanes)
+
+
 @zl.kernel
 def add_rmsnorm_row(
     x: zl.Ptr[zl.f32],
@@ -50,6 +103,7 @@ def add_rmsnorm_row(
     eps: zl.f32,
     DELTA: zl.static,
     OUT: zl.static,
+    NORM: zl.static,
 ):
     """One block is one row. With one row in the batch one thread does it all: two passes over a row in L1."""
     L = zl.target.lanes
@@ -71,8 +125,13 @@ def add_rmsnorm_row(
                     else:
                         zl.store(xs + at, zl.load(xs + at, lanes) + zl.load(ds + at, lanes))
             start = stop
-    if OUT != "none":
+    mean = None
+    inverse = None
+    if OUT != "none" and NORM == "rms":
         inverse = inverse_rms(xs, width, eps)
+    if NORM == "layer":
+        mean = row_mean(xs, width)
+        inverse = inverse_deviation(xs, width, eps, mean)
     if OUT == "f32":
         outs = out + row * width
         begin = zl.i64(0)
@@ -81,13 +140,11 @@ def add_rmsnorm_row(
             for i in range(begin, end, unroll * lanes):
                 for u in zl.static(range(unroll)):
                     at = i + u * lanes
-                    zl.store(outs + at, zl.load(xs + at, lanes) * inverse * zl.load(weight + at, lanes))
+                    zl.store(outs + at, normed(xs, at, lanes, mean, inverse, weight, NORM))
             begin = end
     if OUT == "int8" or OUT == "int16":
         for k in range(0, width, GROUP):
-            values = [
-                zl.load(xs + k + i, L) * inverse * zl.load(weight + k + i, L) for i in zl.static(range(0, GROUP, L))
-            ]
+            values = [normed(xs, k + i, L, mean, inverse, weight, NORM) for i in zl.static(range(0, GROUP, L))]
             place = row * width + k
             quantize_group(
                 values,
@@ -98,14 +155,19 @@ def add_rmsnorm_row(
             )
 
 
-def add_rmsnorm(recorder, x, delta, delta_weight, weight, out, eps: float) -> None:
-    """x f32 [M, H] += delta f32 [M, H] (or rmsnorm(delta) * delta_weight f32 [H]); out = rmsnorm(x) * weight f32 [H].
+def add_rmsnorm(recorder, x, delta, delta_weight, weight, out, eps: float, norm: str = "rms") -> None:
+    """x f32 [M, H] += delta f32 [M, H] (or rmsnorm(delta) * delta_weight f32 [H]); out = norm(x) * weight f32 [H].
 
-    delta None: nothing is added. weight and out None: no norm follows. out: f32 Tensor, int8 or int16 Activation [M, H] (H a
-    multiple of 32); on a GPU bf16 Tensor or Fp8Activation (H a multiple of 16, at most 16,384)."""
+    Args:
+        delta: None: nothing is added.
+        weight, out: both None: no norm follows. out is an f32 Tensor, an int8 or int16 Activation [M, H] (H a multiple of
+            32); on a GPU a bf16 Tensor or Fp8Activation (H a multiple of 16, at most 16,384).
+        norm: "rms"; "layer": (x - mean) / deviation, delta is only added; "none": out = x in its form, weight is None.
+    """
     rows, width = x.shape
     check("add_rmsnorm x", x, "f32", rows, width)
-    require((weight is None) == (out is None), "add_rmsnorm: weight and out go together")
+    name, deltas = NORMS[norm]
+    require((weight is None) == (out is None or norm == "none"), "add_rmsnorm: weight and out go together")
     require(delta is not None or out is not None, "add_rmsnorm: nothing to do without delta and out")
     require(delta_weight is None or delta is not None, "add_rmsnorm: delta_weight without delta")
     adds, form = "none", "none"
@@ -115,44 +177,54 @@ def add_rmsnorm(recorder, x, delta, delta_weight, weight, out, eps: float) -> No
     if delta_weight is not None:
         check("add_rmsnorm delta_weight", delta_weight, "f32", width)
         adds = "norm"
-    targets = [0, 0, 0, 0, 0]
-    if out is not None:
+    if weight is not None:
         check("add_rmsnorm weight", weight, "f32", width)
+    if out is not None:
         require(tuple(out.shape) == (rows, width), f"add_rmsnorm: out has shape {tuple(out.shape)}, x {(rows, width)}")
-    addends = [
-        x,
-        0 if delta is None else delta,
-        0 if delta_weight is None else delta_weight,
-        0 if weight is None else weight,
-    ]
+        require(adds in deltas, f"{name}: delta {adds}, expected {' or '.join(deltas)}")
+    else:
+        name = "add_rmsnorm"
+    args = Args(x=x, delta=delta, delta_weight=delta_weight, weight=weight, width=width, eps=float(eps))
+    suffix = ""
     if on_gpu(recorder):
-        from zse.kernels.gpu.norm import norm_vectors
-
         require(
             width % 8 == 0 and norm_vectors(width) > 0,
             f"add_rmsnorm: width {width} is not a multiple of 8 up to 16,384",
         )
-        targets = [0, 0, 0]
+        suffix, targets = f"_v{norm_vectors(width)}", Args(out=None, q=None, scale=None)
         if out is not None:
             form = "fp8" if out.dtype == "fp8" else "bf16"
             check("add_rmsnorm out", out, form, rows, width)
-            targets = [0, out.q, out.scale] if form == "fp8" else [out, 0, 0]
-        recorder.launch(
-            f"add_rmsnorm_{adds}_{form}_v{norm_vectors(width)}", [*addends, *targets, width, float(eps)], (rows,)
-        )
-        return
-    if out is not None:
-        form = out.dtype if out.dtype in ("int8", "int16") else "f32"
-        require(form == "f32" or width % GROUP == 0, f"add_rmsnorm: width {width} is not a multiple of {GROUP}")
-        targets = (
-            [out, 0, 0, 0, 0] if form == "f32" else [0, out.q, out.scale, out.sum, out.low if form == "int16" else 0]
-        )
-    recorder.launch(f"add_rmsnorm_{adds}_{form}", [*addends, *targets, width, float(eps)], (rows,))
+            targets |= {"q": out.q, "scale": out.scale} if form == "fp8" else {"out": out}
+    else:
+        targets = Args(out=None, q=None, scale=None, total=None, low=None)
+        if out is not None:
+            form = out.dtype if out.dtype in ("int8", "int16") else "f32"
+            require(form == "f32" or width % GROUP == 0, f"add_rmsnorm: width {width} is not a multiple of {GROUP}")
+            require(form != "f32" or norm != "none", "add_convert: x is f32 already")
+            quantized = {} if form == "f32" else {"q": out.q, "scale": out.scale, "total": out.sum}
+            targets |= {"out": out} if form == "f32" else quantized
+            if form == "int16":
+                targets["low"] = out.low
+    recorder.launch(f"{name}_{adds}_{form}{suffix}", Args(**args, **targets), (rows,))
 
 
-def _reference(x, delta, delta_weight, weight, eps, out=None):
-    import numpy as np
+def norm_vectors(width: int) -> int:
+    """The V of VECTORS for rows of `width` values; 0: they are too long."""
+    return next((v for v in VECTORS if width <= v * 4 * GPU_THREADS), 0)
 
+
+def forms(outs: tuple[str, ...]):
+    """(symbol, static arguments) of every form that there is, with the results `outs` of a kind of device."""
+    for norm, (name, deltas) in NORMS.items():
+        for adds, form in product(deltas, outs):
+            # Nothing to do; only an addition, which is one without a norm; x itself.
+            if form == "none" and (adds == "none" or norm != "rms") or (norm, form) == ("none", "f32"):
+                continue
+            yield f"{name}_{adds}_{form}", {"DELTA": adds, "OUT": form, "NORM": norm}
+
+
+def _reference(x, delta, delta_weight, weight, eps, norm="rms", out=None):
     def rms(v):
         return v / np.sqrt((v * v).mean(axis=1, keepdims=True) + eps)
 
@@ -161,8 +233,11 @@ def _reference(x, delta, delta_weight, weight, eps, out=None):
         addend = np.asarray(delta, np.float64)
         total = total + (addend if delta_weight is None else rms(addend) * delta_weight.astype(np.float64))
     result = {"x": total}
-    if weight is not None:
-        result["out"] = rms(total) * weight.astype(np.float64)
+    if norm == "none":
+        result["out"] = total
+    elif weight is not None:
+        centred = total - (total.mean(axis=1, keepdims=True) if norm == "layer" else 0)
+        result["out"] = rms(centred) * weight.astype(np.float64)
     return result
 
 
@@ -189,35 +264,34 @@ GPU_SHAPES = (
 
 
 def _cases(rng, family="cpu"):
-    import numpy as np
-
     near = Tolerance(2e-6, 2e-6, "f32 sums of a row in 64 partial sums, then three roundings")
     rounded = Tolerance(2e-6, 2**-8, "the result is rounded to bf16")
-    for adds in DELTAS:
-        for form, rows, width in CPU_SHAPES if family == "cpu" else GPU_SHAPES:
-            if adds == form == "none":
-                continue
-            x, delta = (rng.standard_normal((rows, width)).astype(np.float32) * 4 for _ in range(2))
-            weights = [(1 + rng.standard_normal(width) / 4).astype(np.float32) for _ in range(2)]
-            outputs = {"x": Output((rows, width), "float32", near, inout=x)}
-            if form in ("int8", "int16"):
-                outputs["out"] = int8_output(rows, width, 4e-6, dtype=form)
-            elif form == "fp8":
-                outputs["out"] = fp8_output(rows, width, 4e-6)
-            elif form == "f32":
-                outputs["out"] = Output((rows, width), "float32", near)
-            elif form == "bf16":
-                outputs["out"] = Output((rows, width), "bf16", rounded)
-            yield Case(
-                f"{adds} {form} {rows}x{width}",
-                {
-                    "delta": None if adds == "none" else delta,
-                    "delta_weight": weights[0] if adds == "norm" else None,
-                    "weight": None if form == "none" else weights[1],
-                },
-                outputs,
-                {"eps": 1e-5} if form != "none" else {"eps": 1e-6, "out": None},
-            )
+    shapes = CPU_SHAPES if family == "cpu" else GPU_SHAPES
+    outs = OUTS if family == "cpu" else ("none", "bf16", "fp8")
+    for (_, fixed), (form, rows, width) in product(forms(outs), shapes):
+        norm, adds = fixed["NORM"], fixed["DELTA"]
+        if form != fixed["OUT"]:
+            continue
+        # A mean that is not near 0 shows in a LayerNorm.
+        x, delta = (rng.standard_normal((rows, width)).astype(np.float32) * 4 + 1 for _ in range(2))
+        weights = [(1 + rng.standard_normal(width) / 4).astype(np.float32) for _ in range(2)]
+        outputs = {"x": Output((rows, width), "float32", near, inout=x)}
+        if form in ("int8", "int16"):
+            outputs["out"] = int8_output(rows, width, 4e-6, dtype=form)
+        elif form == "fp8":
+            outputs["out"] = fp8_output(rows, width, 4e-6)
+        elif form != "none":
+            outputs["out"] = Output((rows, width), *(("float32", near) if form == "f32" else ("bf16", rounded)))
+        yield Case(
+            f"{norm} {adds} {form} {rows}x{width}",
+            {
+                "delta": None if adds == "none" else delta,
+                "delta_weight": weights[0] if adds == "norm" else None,
+                "weight": None if "none" in (form, norm) else weights[1],
+            },
+            outputs,
+            {"eps": 1e-5, "norm": norm} if form != "none" else {"eps": 1e-6, "out": None},
+        )
 
 
 def _cost(case: Case) -> Cost:
@@ -227,12 +301,7 @@ def _cost(case: Case) -> Cost:
 
 
 def _variants(target):
-    return [
-        zl.Variant(f"add_rmsnorm_{adds}_{form}", add_rmsnorm_row, {"DELTA": adds, "OUT": form})
-        for adds in DELTAS
-        for form in OUTS
-        if not adds == form == "none"
-    ]
+    return [zl.Variant(symbol, add_rmsnorm_row, fixed) for symbol, fixed in forms(OUTS)]
 
 
 ADD_RMSNORM = Op("add_rmsnorm", _variants, add_rmsnorm, _reference, _cases, _cost, later("gpu.norm", "norm_variants"))

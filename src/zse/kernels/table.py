@@ -17,6 +17,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "quantize": ("QUANTIZE",),
     "gather": ("GATHER_ROWS",),
     "page_table": ("UPDATE_PAGES",),
+    "logits": ("SCALE_LOGITS",),
     "mask": ("MASK_LOGITS",),
     "sample": ("SAMPLE", "LOGPROB_ROWS"),
 }

@@ -10,11 +10,10 @@ from zse.kernels.gpu.rows import (
     magnitude_bits,
     square_sum,
     tree_sum,
+    value_sum,
 )
+from zse.kernels.norm import GPU_THREADS, VECTORS, forms
 
-THREADS = 512
-VECTORS = (2, 4, 8)  # f32x4 per thread: rows of up to 4,096, 8,192 and 16,384 values
-DELTAS = ("none", "add", "norm")
 OUTS = ("none", "bf16", "fp8")
 
 
@@ -32,6 +31,7 @@ def add_rmsnorm_row(
     DELTA: zl.static,
     OUT: zl.static,
     V: zl.static,
+    NORM: zl.static,
 ):
     """Grid (rows). width is a multiple of 8."""
     warps = zl.target.threads // zl.target.warp
@@ -46,7 +46,7 @@ def add_rmsnorm_row(
     # The weights of the norms are written by no kernel: they may be read before the wait, registers permitting.
     for v in zl.static(range(V)):
         if places[v] < width:
-            if OUT != "none" and V <= 4:
+            if OUT != "none" and NORM != "none" and V <= 4:
                 ws[v] = zl.load(weight + places[v], 4)
             if DELTA == "norm" and V <= 4:
                 dws[v] = zl.load(delta_weight + places[v], 4)
@@ -71,53 +71,52 @@ def add_rmsnorm_row(
                 zl.store(x + row * width + places[v], xs[v])
 
     if OUT != "none":
-        if V > 4:
+        if V > 4 and NORM != "none":
             for v in zl.static(range(V)):
                 if places[v] < width:
                     ws[v] = zl.load(weight + places[v], 4)
-        sum = zl.warp_sum(square_sum(xs))
-        scratch = zl.shared_array(zl.f32, warps)
-        if OUT == "bf16":
-            inverse = inverse_rms(tree_sum(gathered(sum, scratch)), width, eps)
+        if NORM == "layer":
+            mean = block_sum(value_sum(xs), zl.shared_array(zl.f32, warps)) / zl.f32(width)
             for v in zl.static(range(V)):
                 if places[v] < width:
-                    zl.store(out + row * width + places[v], zl.convert(xs[v] * inverse * ws[v], zl.bf16))
+                    xs[v] = xs[v] - mean
+        sum = None if NORM == "none" else zl.warp_sum(square_sum(xs))
+        scratch = None if NORM == "none" else zl.shared_array(zl.f32, warps)
+        if OUT == "bf16":
+            inverse = None if NORM == "none" else inverse_rms(tree_sum(gathered(sum, scratch)), width, eps)
+            for v in zl.static(range(V)):
+                if places[v] < width:
+                    normed = xs[v] if NORM == "none" else xs[v] * inverse * ws[v]
+                    zl.store(out + row * width + places[v], zl.convert(normed, zl.bf16))
         else:
             # The factor 1 / rms is common to the row, so both reductions share one barrier.
             top = zl.i32(0)
             for v in zl.static(range(V)):
-                top = max(top, largest_bits(magnitude_bits(xs[v] * ws[v])))
+                top = max(top, largest_bits(magnitude_bits(xs[v] if NORM == "none" else xs[v] * ws[v])))
             peaks = zl.shared_array(zl.i32, warps)
             top = zl.warp_max(top)
             if t % zl.target.warp == 0:
                 peaks[t // zl.target.warp] = top
-            inverse = inverse_rms(tree_sum(gathered(sum, scratch)), width, eps)
+            if NORM == "none":
+                zl.barrier()
+                inverse = zl.f32(1)
+            else:
+                inverse = inverse_rms(tree_sum(gathered(sum, scratch)), width, eps)
             for w in zl.static(range(warps)):
                 top = max(top, peaks[w])
             unit, inverse_unit = fp8_scales(zl.bitcast(top, zl.f32) * inverse)
             for v in zl.static(range(V)):
                 if places[v] < width:
-                    zl.store(q + row * width + places[v], zl.convert(xs[v] * inverse * ws[v] * inverse_unit, zl.e4m3))
+                    normed = xs[v] if NORM == "none" else xs[v] * inverse * ws[v]
+                    zl.store(q + row * width + places[v], zl.convert(normed * inverse_unit, zl.e4m3))
             if t == 0:
                 scale[row] = unit
-
-
-def norm_vectors(width: int) -> int:
-    """The V of VECTORS for rows of `width` values; 0: they are too long."""
-    return next((v for v in VECTORS if width <= v * 4 * THREADS), 0)
 
 
 def norm_variants(target):
     """Every form of add_rmsnorm on a GPU."""
     return [
-        zl.Variant(
-            f"add_rmsnorm_{adds}_{form}_v{vectors}",
-            add_rmsnorm_row,
-            {"DELTA": adds, "OUT": form, "V": vectors},
-            threads=THREADS,
-        )
-        for adds in DELTAS
-        for form in OUTS
+        zl.Variant(f"{symbol}_v{vectors}", add_rmsnorm_row, fixed | {"V": vectors}, threads=GPU_THREADS)
+        for symbol, fixed in forms(OUTS)
         for vectors in VECTORS
-        if not adds == form == "none"
     ]

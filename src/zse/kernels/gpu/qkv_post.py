@@ -3,10 +3,10 @@
 from zse import kernel as zl
 from zse.kernels.gpu.kv8 import is_packed
 from zse.kernels.kv_pages import LARGEST, PACKED, SCALE_BYTES
+from zse.kernels.qkv_post import GPU_THREADS, NORMS
 
 PAGE = 16
 MAX_HEAD_DIM = 256
-THREADS = 128
 KV_TYPES = {"bf16": zl.bf16, "f16": zl.f16, **PACKED}
 PAIRS = MAX_HEAD_DIM // 128  # pairs of two neighbours a lane has of half a head
 REST = MAX_HEAD_DIM // 64  # of what is not rotated
@@ -44,9 +44,19 @@ def put_packed(out, pair, inverse, T):
 
 
 @zl.inline
-def rotate(x, weight, table, out, scale, head_dim, rotary, eps, T, NORM):
-    """out = rope(x), or rope(rmsnorm(x) * weight), as T: one head, two neighbours of each half a lane. scale: where that
-    of a T in 8 bits goes, else None."""
+def whole_factor(x, width, eps):
+    """1 / sqrt(mean(x^2) + eps) of a token's heads together, by one warp; the warps of a block read the same lines."""
+    sums = zl.f32.x(4)(0)
+    for i in range(zl.lane_index() * 4, width, zl.target.warp * 4):
+        value = zl.load(x + i, 4)
+        sums = zl.fma(value, value, sums)
+    return zl.rsqrt(zl.warp_sum((sums[0] + sums[1]) + (sums[2] + sums[3])) / zl.f32(width) + eps)
+
+
+@zl.inline
+def rotate(x, weight, whole, table, out, scale, head_dim, rotary, eps, T, NORM):
+    """out = rope(x), or rope(rmsnorm(x) * weight), as T: one head, two neighbours of each half a lane. whole: the factor
+    of a norm over all heads. scale: where that of a T in 8 bits goes, else None."""
     lane = zl.lane_index()
     half = rotary // 2
     at = [lane * 2 + p * 64 for p in zl.static(range(PAIRS))]
@@ -66,7 +76,9 @@ def rotate(x, weight, table, out, scale, head_dim, rotary, eps, T, NORM):
                 a = zl.load(x + (rotary + lane * 2 + p * 64), 2)
                 for u in zl.static(range(2)):
                     rest[p][u] = a[u] + 0.0
-    if NORM:
+    if NORM == "whole":
+        factor = whole
+    if NORM == "norm":
         squares = zl.f32(0)
         for values in zl.static(low + high + rest):
             for u in zl.static(range(2)):
@@ -76,7 +88,7 @@ def rotate(x, weight, table, out, scale, head_dim, rotary, eps, T, NORM):
         if at[p] < half:
             c = zl.load(table + at[p], 2)
             s = zl.load(table + half + at[p], 2)
-            if NORM:
+            if NORM != "plain":
                 first = zl.load(weight + at[p], 2)
                 second = zl.load(weight + half + at[p], 2)
                 for u in zl.static(range(2)):
@@ -94,7 +106,7 @@ def rotate(x, weight, table, out, scale, head_dim, rotary, eps, T, NORM):
         for p in zl.static(range(REST)):
             place = rotary + lane * 2 + p * 64
             if place < head_dim:
-                if NORM:
+                if NORM != "plain":
                     first = zl.load(weight + place, 2)
                     for u in zl.static(range(2)):
                         rest[p][u] = rest[p][u] * factor * first[u]
@@ -134,11 +146,11 @@ def qkv_post_gpu(
     v_stride: zl.i32,
     q_norm: zl.Ptr[zl.f32, "const"],
     k_norm: zl.Ptr[zl.f32, "const"],
+    q_table: zl.Ptr[zl.f32, "const"],
     table: zl.Ptr[zl.f32, "const"],
     q_out: zl.Ptr[zl.bf16],
     k_pages: zl.Ptr[zl.u8],
     v_pages: zl.Ptr[zl.u8],
-    kv_scale: zl.Ptr[zl.f32, "const"],
     page_table: zl.Ptr[zl.i32, "const"],
     max_pages: zl.i32,
     token_row: zl.Ptr[zl.i32, "const"],
@@ -151,7 +163,7 @@ def qkv_post_gpu(
     KV: zl.static,
     NORM: zl.static,
 ):
-    """Grid (tokens, heads of q, k and v / warps of a block). kv_scale: null, not read."""
+    """Grid (tokens, heads of q, k and v / warps of a block)."""
     # In this order as measured: attention reads the plan and the pages of earlier steps before its grid_wait().
     zl.grid_wait()
     zl.grid_launch_dependents()
@@ -159,12 +171,17 @@ def qkv_post_gpu(
     head = zl.block_index(1) * (zl.target.threads // zl.target.warp) + zl.warp_index()
     if head >= heads + 2 * kv_heads:
         return
-    cosines = table + zl.i64(token) * rotary
+    whole = None
+    weight = q_norm
     if head < heads:
+        if NORM == "whole":
+            whole = whole_factor(q + zl.i64(token) * q_stride, heads * head_dim, eps)
+            weight = q_norm + head * head_dim
         rotate(
             q + zl.i64(token) * q_stride + head * head_dim,
-            q_norm,
-            cosines,
+            weight,
+            whole,
+            q_table + zl.i64(token) * rotary,
             q_out + (zl.i64(token) * heads + head) * head_dim,
             None,
             head_dim,
@@ -180,9 +197,13 @@ def qkv_post_gpu(
     if head < heads + kv_heads:
         at = head - heads
         out, scale = places_of(k_pages, page, at, position % PAGE, kv_heads, head_dim, KV)
-        rotate(
-            k + zl.i64(token) * k_stride + at * head_dim, k_norm, cosines, out, scale, head_dim, rotary, eps, KV, NORM
-        )
+        key = k + zl.i64(token) * k_stride + at * head_dim
+        cosines = table + zl.i64(token) * rotary
+        weight = k_norm
+        if NORM == "whole":
+            whole = whole_factor(k + zl.i64(token) * k_stride, kv_heads * head_dim, eps)
+            weight = k_norm + at * head_dim
+        rotate(key, weight, whole, cosines, out, scale, head_dim, rotary, eps, KV, NORM)
     else:
         at = head - heads - kv_heads
         out, scale = places_of(v_pages, page, at, position % PAGE, kv_heads, head_dim, KV)
@@ -209,7 +230,7 @@ def qkv_post_gpu(
 def qkv_post_variants(target) -> list[zl.Variant]:
     """dtype of the pages x with or without QK-norm."""
     return [
-        zl.Variant(f"qkv_post_{name}_{form}", qkv_post_gpu, {"KV": dtype, "NORM": form == "norm"}, threads=THREADS)
+        zl.Variant(f"qkv_post_{name}_{form}", qkv_post_gpu, {"KV": dtype, "NORM": form}, threads=GPU_THREADS)
         for name, dtype in KV_TYPES.items()
-        for form in ("plain", "norm")
+        for form in NORMS
     ]

@@ -48,6 +48,15 @@ def square_sum(xs):
 
 
 @zl.inline
+def value_sum(xs):
+    """The sum of a thread's vectors of four f32."""
+    sums = zl.f32.x(4)(0)
+    for v in zl.static(range(len(xs))):
+        sums += xs[v]
+    return (sums[0] + sums[1]) + (sums[2] + sums[3])
+
+
+@zl.inline
 def inverse_rms(total, width, eps):
     """1 / sqrt(mean of the squares + eps) from their sum."""
     return 1.0 / zl.sqrt(total / zl.f32(width) + eps)

@@ -5,6 +5,7 @@ from zse import kernel as zl
 FEED_THREADS = 128
 COPY_THREADS = 256
 ROPE_THREADS = 128
+LOGIT_THREADS = 256
 PAGE = 16
 # 2 pi in three parts of 24 bits each (Cody and Waite): with fused multiply-adds the reduction is exact to f32.
 TWO_PI = (6.2831854820251465, -1.7484555314695172e-07, -6.8604980400235275e-15)
@@ -60,21 +61,37 @@ def rope_table_gpu(
     positions: zl.Ptr[zl.i32, "const"],
     inv_freq: zl.Ptr[zl.f32, "const"],
     out: zl.Ptr[zl.f32],
-    half: zl.i32,
+    pairs: zl.i32,
     mscale: zl.f32,
+    beta: zl.f32,
+    length: zl.i32,
 ):
     """Grid (tokens). The angle is the f32 product that the models were trained with, brought into [-pi, pi]."""
     # In this order: what starts after this kernel may rely on all kernels before it (attention reads its plan early).
     zl.grid_wait()
     zl.grid_launch_dependents()
     position = zl.f32(positions[zl.block_index(0)])
-    row = out + zl.i64(zl.block_index(0)) * 2 * half
-    for i in range(zl.thread_index(), half, zl.target.threads):
+    factor = mscale * (1.0 + beta * zl.log(zl.f32(1 + positions[zl.block_index(0)] // length)))
+    row = out + zl.i64(zl.block_index(0)) * 2 * pairs
+    for i in range(zl.thread_index(), pairs, zl.target.threads):
         angle = inv_freq[i] * position
         turns = zl.round_even(angle * (1 / 6.283185307179586)) * -1.0
         reduced = zl.fma(turns, TWO_PI[2], zl.fma(turns, TWO_PI[1], zl.fma(turns, TWO_PI[0], angle)))
-        row[i] = zl.cos(reduced) * mscale
-        row[half + i] = zl.sin(reduced) * mscale
+        row[i] = zl.cos(reduced) * factor
+        row[pairs + i] = zl.sin(reduced) * factor
+
+
+@zl.kernel
+def scale_logits_gpu(logits: zl.Ptr[zl.f32], width: zl.i32, scale: zl.f32, cap: zl.f32, CAP: zl.static):
+    """Grid (chunks of columns, rows)."""
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    row = logits + zl.i64(zl.block_index(1)) * width
+    for k in range(
+        zl.block_index(0) * zl.target.threads + zl.thread_index(), width, zl.num_blocks(0) * zl.target.threads
+    ):
+        value = row[k] * scale
+        row[k] = zl.tanh(value) * cap if CAP else value
 
 
 def feed_variants(target):
@@ -87,3 +104,10 @@ def gather_variants(target):
 
 def rope_variants(target):
     return [zl.Variant("rope_table", rope_table_gpu, threads=ROPE_THREADS)]
+
+
+def logit_variants(target):
+    return [
+        zl.Variant(f"scale_logits{suffix}", scale_logits_gpu, {"CAP": bool(suffix)}, threads=LOGIT_THREADS)
+        for suffix in ("", "_cap")
+    ]

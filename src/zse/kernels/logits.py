@@ -1,0 +1,65 @@
+"""What some models do to their logits: a factor (Granite, Cohere, MiniCPM), a soft cap (Gemma 2)."""
+
+from zse import kernel as zl
+from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, later, on_gpu, require
+from zse.lazy import numpy as np
+from zse.runtime.args import Args
+
+CHUNK = 4096  # columns of one block: 16 KB, and a vocabulary of 32,000 occupies 8 threads
+
+
+@zl.kernel
+def scale_logits_chunk(
+    logits: zl.Ptr[zl.f32], width: zl.i64, chunk: zl.i64, scale: zl.f32, cap: zl.f32, CAP: zl.static
+):
+    """Grid (chunks of columns, rows)."""
+    L = zl.target.lanes
+    row = logits + zl.block_index(1) * width
+    begin = zl.block_index(0) * chunk
+    end = min(begin + chunk, width)
+    whole = begin + (end - begin) // L * L
+    for k in range(begin, whole, L):
+        value = zl.load(row + k, L) * scale
+        zl.store(row + k, zl.tanh(value) * cap if CAP else value)
+    for k in range(whole, end):
+        rest = row[k] * scale
+        row[k] = zl.tanh(rest) * cap if CAP else rest
+
+
+def scale_logits(recorder, logits, scale: float = 1.0, cap: float = 0.0) -> None:
+    """logits f32 [R, V] = logits * scale, then cap * tanh(logits / cap) (cap 0: no cap), in place."""
+    rows, width = logits.shape
+    check("scale_logits logits", logits, "f32", rows, width)
+    require(scale > 0 and cap >= 0, f"scale_logits: scale {scale} and cap {cap} are not positive")
+    chunks = -(-width // CHUNK)
+    args = Args(logits=logits, width=width, scale=scale / cap if cap else float(scale), cap=float(cap))
+    if not on_gpu(recorder):
+        args["chunk"] = CHUNK
+    recorder.launch("scale_logits_cap" if cap else "scale_logits", args, (chunks, rows))
+
+
+def _reference(logits, scale=1.0, cap=0.0):
+    values = np.asarray(logits, np.float64) * scale
+    return {"logits": np.tanh(values / cap) * cap if cap else values}
+
+
+def _cases(rng, family="cpu"):
+    for rows, width, scale, cap in ((1, 32000, 0.0625, 0.0), (3, 5003, 1.0, 30.0), (2, 37, 0.25, 5.0)):
+        logits = (rng.standard_normal((rows, width)) * 40).astype(np.float32)
+        near = Tolerance(1e-6 * cap, 1e-6, "tanh within 3e-7, then the rounding of the product")
+        output = Output((rows, width), "float32", near, inout=logits)
+        yield Case(f"{rows}x{width} cap {cap}", {}, {"logits": output}, {"scale": scale, "cap": cap})
+
+
+def _cost(case: Case) -> Cost:
+    rows, width = case.outputs["logits"].shape
+    return Cost(rows * width * 8, rows * width * 4)
+
+
+def _variants(target):
+    return [zl.Variant(f"scale_logits{suffix}", scale_logits_chunk, {"CAP": bool(suffix)}) for suffix in ("", "_cap")]
+
+
+SCALE_LOGITS = Op(
+    "scale_logits", _variants, scale_logits, _reference, _cases, _cost, later("gpu.step", "logit_variants")
+)
