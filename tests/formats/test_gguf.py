@@ -8,8 +8,7 @@ from formats_build import Tensor, gguf, llama_metadata, llama_tensors, small_ggu
 
 from zse.errors import FormatError, UnsupportedError
 from zse.formats import arrays
-from zse.formats.gguf import rope_row_order
-from zse.formats.source import open_model
+from zse.formats.source import open_model, rope_row_order
 
 
 @pytest.fixture

@@ -1,15 +1,19 @@
-"""Makes references.npz: logits of the tiny models of tiny.py by transformers (PyTorch, CPU, float32).
+"""Makes references.npz: logits of the tiny models of tiny.py and tiny_families.py by transformers (PyTorch, CPU, float32).
 
-    PYTHONPATH=src python tests/models/make_references.py
+    PYTHONPATH=src:tests/formats python tests/models/make_references.py [FAMILY...]
 
-Run it when tiny.py changes, with transformers and torch installed; the tests compare against the committed file.
+Run it when a tiny model changes, with transformers and torch installed; the tests compare against the committed file.
+Without names all are made anew.
 """
 
+import sys
 from pathlib import Path
 
 import numpy as np
 import tiny
+import tiny_families
 
+SHORT = 16  # tokens of NAME_short: no more than the original context of the longrope models
 PATH = Path(__file__).with_name("references.npz")
 
 
@@ -18,13 +22,15 @@ def load(family: str):
     import torch
     import transformers
 
-    raw = dict(tiny.config(family))
+    new = family in tiny_families.FAMILIES
+    raw = dict(tiny_families.oracle(family) if new else tiny.config(family))
     kind = raw.pop("model_type")
     names = raw.pop("architectures")
     config = transformers.AutoConfig.for_model(kind, **raw)
     config._attn_implementation = "eager"
     model = getattr(transformers, names[0])(config).eval()
-    state = {name: torch.from_numpy(values.copy()) for name, values in tiny.weights(family).items()}
+    weights = tiny_families.weights(family) if new else tiny.weights(family)
+    state = {name: torch.from_numpy(values.copy()) for name, values in weights.items()}
     if config.tie_word_embeddings:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     model.load_state_dict(state, strict=True)
@@ -35,11 +41,14 @@ def logits(family: str) -> np.ndarray:
     """f32 [tokens, vocab] of the family's sequence."""
     import torch
 
-    model = load(family)
+    name = family.removesuffix("_short")
+    ids = tiny.tokens(name)[: SHORT if "_short" in family else None]
     with torch.no_grad():
-        return model(torch.from_numpy(tiny.tokens(family).astype(np.int64))[None]).logits[0].numpy()
+        return load(name)(torch.from_numpy(ids.astype(np.int64))[None]).logits[0].numpy()
 
 
 if __name__ == "__main__":
-    np.savez_compressed(PATH, **{family: logits(family) for family in tiny.FAMILIES})
+    every = (*tiny.FAMILIES, *tiny_families.FAMILIES, "phi4_mini_short")
+    kept = dict(np.load(PATH)) if sys.argv[1:] else {}
+    np.savez_compressed(PATH, **kept | {family: logits(family) for family in sys.argv[1:] or every})
     print(PATH, PATH.stat().st_size, "bytes")

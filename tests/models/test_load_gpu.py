@@ -10,7 +10,7 @@ import tiny
 
 from zse.formats.convert import convert
 from zse.formats.source import open_model
-from zse.models import names
+from zse.models import registry
 from zse.models.load import load_model, plan_model
 from zse.models.load_jobs import Copy, merge
 from zse.quant.pack import bf16_to_f32, dequantize_fp8, unpack, unpack_dense
@@ -111,7 +111,7 @@ def test_a_directory_of_plain_rows_is_copied(family, dtype, gpu, tmp_path):
             shift = plus if "norm" in name else 0
             expected[name] = bf16_to_f32(tiny.to_bf16(values - np.float32(shift))) + np.float32(shift)
             if shift:
-                original = tiny.weights(family)[names.hf_name(name, config_of(path))]
+                original = tiny.weights(family)[registry.architecture(config_of(path).architecture).hf_name(name)]
                 expected[name] = bf16_to_f32(tiny.to_bf16(original)) + np.float32(1)
     check(gpu, load(gpu, path), expected)
 
@@ -170,8 +170,9 @@ def test_gguf_is_repacked_on_the_host(type, gpu, tmp_path):
     path.write_bytes(gguf(llama_metadata(**sizes), tensors))
     config, expected = config_of(path), {}
     with open_model(path) as source:
-        for role in names.model_roles(config):
-            info = source.tensors[names.gguf_name(role.name)]
+        family = registry.architecture(config.architecture)
+        for role in family.roles(config):
+            info = source.tensors[family.gguf_name(role.name)]
             raw = source.read(info)
             if len(info.shape) == 1:
                 expected[role.name] = np.frombuffer(raw, np.float32)

@@ -8,7 +8,7 @@ import pytest
 import tiny
 
 from zse.errors import FormatError, UnsupportedError
-from zse.models import names, registry
+from zse.models import registry
 from zse.models.config import ModelConfig, RopeConfig
 
 SHAPES = {"token_embd.weight": (64, 64), "blk.0.attn_q.weight": (64, 64)}
@@ -103,9 +103,9 @@ def test_architecture_names_are_exact(name):
     assert name in str(error.value) and all(known in str(error.value) for known in registry.HF_NAMES)
 
 
-@pytest.mark.parametrize("name", ["llama4", "qwen2moe", "qwen3moe", "gemma2", "", "LLAMA"])
+@pytest.mark.parametrize("name", ["llama4", "qwen2moe", "qwen3moe", "gemma", "olmo3", "", "LLAMA"])
 def test_gguf_architecture_names_are_exact(name):
-    with pytest.raises(UnsupportedError, match="supported: llama, qwen2, qwen3, gemma3"):
+    with pytest.raises(UnsupportedError, match="supported: " + ", ".join(registry.GGUF_NAMES)):
         from_gguf(general__architecture=name)
 
 
@@ -186,7 +186,7 @@ def test_what_a_config_may_not_say(changes, message):
     "family, changes, what",
     [
         ("llama", dict(hidden_act="relu"), "gelu_pytorch_tanh, silu"),
-        ("llama", dict(rope_scaling=dict(rope_type="longrope", factor=2.0)), "llama3"),
+        ("llama", dict(rope_scaling=dict(rope_type="proportional", factor=2.0)), "llama3"),
         ("llama", dict(mlp_bias=True), "mlp_bias"),
         ("llama", dict(partial_rotary_factor=0.5), "partial_rotary_factor"),
         ("gemma3", dict(use_bidirectional_attention=True), "use_bidirectional_attention"),
@@ -212,6 +212,14 @@ def test_json_round_trip():
         ModelConfig.from_json(config.to_json().replace(b'"num_layers":3', b'"num_layers":0'))
 
 
+LONGROPE = dict(
+    rope_type="longrope",
+    original_max_position_embeddings=64,
+    short_factor=[1 + i / 64 for i in range(64)],
+    long_factor=[1.5 + i / 8 for i in range(64)],
+)
+
+
 @pytest.mark.parametrize(
     "parameters",
     [
@@ -234,10 +242,18 @@ def test_json_round_trip():
             attention_factor=1.25,
             truncate=False,
         ),
+        dict(rope_type="yarn", factor=16.0, original_max_position_embeddings=64, mscale=1.0, mscale_all_dim=1.0),
+        dict(rope_type="yarn", factor=40.0, original_max_position_embeddings=64, mscale=0.707, mscale_all_dim=1.0),
+        dict(rope_type="dynamic", factor=4.0),
+        LONGROPE,
+        LONGROPE | dict(attention_factor=1.5),
+        LONGROPE | dict(factor=32.0),
     ],
     ids=lambda parameters: parameters["rope_type"],
 )
-def test_rope_frequencies_equal_transformers(parameters):
+@pytest.mark.parametrize("context", [0, 256, 1000])
+def test_rope_frequencies_equal_transformers(parameters, context):
+    """context: the longest sequence, 256 of which the model was trained with."""
     pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -249,32 +265,67 @@ def test_rope_frequencies_equal_transformers(parameters):
     if parameters["rope_type"] == "default":
         want, scale = [500000.0 ** (-i / 64) for i in range(64)], 1.0
     else:
-        want, scale = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](theirs, "cpu")
+        want, scale = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](theirs, "cpu", seq_len=context or None)
     ours = from_hf(**raw).rope
-    assert ours.inv_freq(128) == pytest.approx([float(value) for value in want], rel=2e-6)
+    assert ours.inv_freq(128, context) == pytest.approx([float(value) for value in want], rel=2e-6)
     assert ours.mscale == pytest.approx(scale)
+
+
+def test_rope_of_a_part_of_the_head_equals_transformers():
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    factors = dict(short_factor=LONGROPE["short_factor"][:48], long_factor=LONGROPE["long_factor"][:48])
+    raw = dict(
+        hidden_size=256,
+        num_attention_heads=2,
+        max_position_embeddings=256,
+        original_max_position_embeddings=64,
+        rope_scaling=dict(type="longrope", **factors),
+        partial_rotary_factor=0.75,
+        rope_theta=10000.0,
+    )
+    theirs = transformers.Phi3Config(**raw)
+    ours = from_hf(**(raw | dict(architectures=["Phi3ForCausalLM"], rope_parameters=None, head_dim=128))).rope
+    assert ours.rotary_dim == 96
+    for context in (64, 65):
+        want, scale = ROPE_INIT_FUNCTIONS["longrope"](theirs, "cpu", seq_len=context)
+        assert ours.inv_freq(128, context) == pytest.approx([float(value) for value in want], rel=2e-6)
+        assert ours.mscale == pytest.approx(scale)
+
+
+def test_attn_factor_multiplies_what_yarn_says():
+    """vLLM's key, and what llama.cpp does with its own: it multiplies yarn's factor; attention_factor replaces it."""
+    yarn = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=64)
+    default = from_hf(rope_scaling=yarn).rope.mscale
+    assert from_hf(rope_scaling=yarn | dict(attn_factor=0.5)).rope.mscale == pytest.approx(default / 2)
+    keys = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0, "rope__scaling__attn_factor": 0.5}
+    changes = {f"llama__{key}": value for key, value in keys.items()}
+    config = from_gguf(llama__rope__scaling__original_context_length=64, **changes)
+    assert config.rope.mscale == pytest.approx(default / 2)
 
 
 def test_freq_factors_divide():
     assert RopeConfig(freq_factors=(2.0, 4.0)).inv_freq(4) == pytest.approx((0.5, 0.01 / 4))
-    with pytest.raises(ValueError, match="2 values for a head of 8"):
+    with pytest.raises(ValueError, match="2 values for 8 dimensions"):
         RopeConfig(freq_factors=(2.0, 4.0)).inv_freq(8)
 
 
 def test_every_role_has_a_name_in_both_formats():
     for family in tiny.FAMILIES:
         config = from_hf(family)
-        roles = [role.name for role in names.model_roles(config)]
+        roles = [role.name for role in registry.architecture(config.architecture).roles(config)]
         assert len(set(roles)) == len(roles)
-        hf = [names.hf_name(role, config) for role in roles]
+        hf = [registry.architecture(config.architecture).hf_name(role) for role in roles]
         assert sorted(hf) == sorted(tiny.shapes(family))
-        gguf = [names.gguf_name(role) for role in roles]
+        gguf = [registry.architecture(config.architecture).gguf_name(role) for role in roles]
         assert len(set(gguf)) == len(gguf)
 
 
 def test_parsing_does_not_import_numpy():
     code = (
-        "import sys, zse.models.registry, zse.models.names; [zse.models.registry.architecture(name) for name in "
+        "import sys, zse.models.registry; [zse.models.registry.architecture(name) for name in "
         "zse.models.registry.ARCHITECTURES]; bad = {'numpy', 'asyncio', 'tokenizers', 'torch'} & set(sys.modules); "
         "sys.exit(str(bad) if bad else 0)"
     )

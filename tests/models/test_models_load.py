@@ -11,10 +11,11 @@ from session import Session, load
 from zse.errors import ConfigError, FormatError, UnsupportedError
 from zse.formats.gguf_blocks import dequantize
 from zse.formats.source import open_model
-from zse.models import names
+from zse.models import registry
 from zse.models.load import plan_model, read_config, require_memory
 from zse.models.registry import config_from_hf
 
+ROPE_FREQS = "rope_freqs.weight"
 TYPES = {"gemma3": {"q": "Q5_0", "k": "Q5_0", "v": "Q8_0", "o": "Q4_1", "gate": "Q4_0", "up": "Q5_1", "down": "Q8_0"}}
 
 
@@ -25,7 +26,8 @@ def gguf_of(family: str, tmp_path, types=None, extra=(), drop=(), metadata=()):
     config = config_from_hf("config.json", tiny.config(family))
     arch = {"mistral": "llama"}.get(config.architecture, config.architecture)
     by_role, tensors = tiny.by_role(family, config), []
-    for role in names.model_roles(config):
+    model = registry.architecture(config.architecture)
+    for role in model.roles(config):
         values, short = by_role[role.name], role.name.rpartition(".")[2]
         type = (types or {}).get(short, "F32")
         shape, data = values.shape, None
@@ -35,7 +37,7 @@ def gguf_of(family: str, tmp_path, types=None, extra=(), drop=(), metadata=()):
                 rest = values.shape[1:]
                 stored = values.reshape(role.heads, 2, config.head_dim // 2, *rest).swapaxes(1, 2).reshape(values.shape)
             data = np.ascontiguousarray(stored, np.float32).tobytes()
-        tensor = GGUFTensor(names.gguf_name(role.name), type, shape, data)
+        tensor = GGUFTensor(model.gguf_name(role.name), type, shape, data)
         if type != "F32":
             assert arch != "llama"
             by_role[role.name] = dequantize(type, bytes(tensor.data), shape) * np.float32(0.01)
@@ -78,7 +80,7 @@ def test_rope_freqs_tensor_is_llama3_scaling(device, tmp_path):
     scaled = config_from_hf("config.json", tiny.config("llama3"))
     plain = np.array(scaled.rope.theta ** (-np.arange(0, scaled.head_dim, 2) / scaled.head_dim))
     factors = (plain / np.array(scaled.rope.inv_freq(scaled.head_dim))).astype(np.float32)
-    extra = [GGUFTensor(names.ROPE_FREQS, "F32", (scaled.head_dim // 2,), factors.tobytes())]
+    extra = [GGUFTensor(ROPE_FREQS, "F32", (scaled.head_dim // 2,), factors.tobytes())]
     path, config, by_role = gguf_of("llama3", tmp_path, extra=extra)
     model = load(device, path)
     np.testing.assert_allclose(model.config.rope.inv_freq(32), scaled.rope.inv_freq(32), rtol=1e-6)
@@ -122,8 +124,9 @@ def test_matrices_of_different_types_stay_apart(device, tmp_path):
     assert not any(name.endswith(("qkv", "gate_up")) for name in model.weights)
     weights = {}
     with open_model(path) as source:
-        for role in names.model_roles(model.config):
-            info = source.tensors[names.gguf_name(role.name)]
+        family = registry.architecture(model.config.architecture)
+        for role in family.roles(model.config):
+            info = source.tensors[family.gguf_name(role.name)]
             weights[role.name] = dequantize(info.type, source.read(info), info.shape)
     ids = tiny.tokens("gemma3")
     expected = numpy_model.forward(model.config, weights, ids)
@@ -180,9 +183,12 @@ def test_wrong_shape_is_named(tmp_path):
 
 def test_bad_rope_freqs_are_refused(tmp_path):
     for values in (np.zeros(16, np.float32), np.full(16, np.nan, np.float32), np.ones(8, np.float32)):
-        extra = [GGUFTensor(names.ROPE_FREQS, "F32", values.shape, values.tobytes())]
+        extra = [GGUFTensor(ROPE_FREQS, "F32", values.shape, values.tobytes())]
         path, _, _ = gguf_of("llama3", tmp_path, extra=extra)
-        with open_model(path) as source, pytest.raises(FormatError, match="rope_freqs"):
+        with (
+            open_model(path) as source,
+            pytest.raises(FormatError, match="rope_freqs|rope freq_factors: 8 values for 32"),
+        ):
             read_config(source)
 
 
@@ -219,10 +225,3 @@ def test_a_model_that_is_dropped_while_loading_stops_the_load(device, tmp_path):
         loading = model._loading
         del model
         assert loading._load is None, "threads still write to memory that is gone"
-
-
-def test_unpermute_row_is_the_formats_row_order():
-    from zse.formats.gguf import rope_row_order
-
-    for dim in (16, 64, 128):
-        assert [names.unpermute_row(row, dim) for row in range(3 * dim)] == rope_row_order(3, dim)

@@ -212,11 +212,12 @@ def write(family: str, folder: Path, dtype: str = "F32", prefix: str = "model.")
 
 def by_role(family: str, config) -> dict[str, np.ndarray]:
     """The weights by role name, as the oracle wants them. config: their ModelConfig."""
-    from zse.models import names, registry
+    from zse.models import registry
 
-    found, plus_one = weights(family), registry.architecture(config.architecture).HF_NORM_PLUS_ONE
+    model = registry.architecture(config.architecture)
+    found, plus_one = weights(family), model.hf_norm_plus_one
     result = {}
-    for role in names.model_roles(config):
-        values = found[names.hf_name(role.name, config)]
+    for role in model.roles(config):
+        values = found[model.hf_name(role.name)]
         result[role.name] = values + np.float32(1) if plus_one and role.kind == "norm" else values
     return result

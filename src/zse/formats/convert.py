@@ -13,8 +13,7 @@ from zse import __version__
 from zse.errors import FormatError, ZSEError
 from zse.formats import gguf_blocks, matrix
 from zse.formats.arrays import ScalarArray, StringArray
-from zse.formats.gguf import rope_row_order
-from zse.formats.source import DENSE_TYPES, ModelSource, TensorInfo, open_model
+from zse.formats.source import DENSE_TYPES, INTERLEAVED_ROPE, ModelSource, TensorInfo, open_model, rope_row_order
 from zse.formats.zse import OFFSET_ALIGN, PLANE_TYPES, TOKENIZER_IMAGE
 from zse.formats.zse_writer import PlannedTensor, ZseWriter, place_blobs, to_json
 from zse.lazy import futures
@@ -323,16 +322,19 @@ def _is_bias(info: TensorInfo) -> bool:
 
 
 def _row_order(model: ModelSource, info: TensorInfo) -> tuple[list[int] | None, int]:
-    """For Q and K of an interleaved GGUF: the order of rows that undoes it, and the rows of a head."""
-    if not model.interleaved_rope or not info.shape:
+    """For q and k of an interleaved file: the order of rows that undoes it, and the rows of a head."""
+    match = re.fullmatch(
+        r"(?:blk|model\.layers)\.(\d+)\.(?:attn_|self_attn\.)([qk])(?:_proj)?\.(weight|bias)", info.name
+    )
+    if not model.interleaved_rope or not info.shape or not match:
         return None, 1
-    match = re.fullmatch(r"blk\.(\d+)\.attn_([qk])\.(weight|bias)", info.name)
-    if not match:
-        return None, 1
-    arch = model.architecture
-    heads = model.metadata.get(f"{arch}.attention.head_count")
+    arch, settings = model.architecture, model.metadata
+    keys = f"{arch}.attention.head_count", f"{arch}.attention.head_count_kv"
+    if model.naming == "hf":
+        settings, keys = model.hf_config, ("num_attention_heads", "num_key_value_heads")
+    heads = settings.get(keys[0])
     if match[2] == "k":
-        heads = model.metadata.get(f"{arch}.attention.head_count_kv", heads)
+        heads = settings.get(keys[1], heads)
     if isinstance(heads, list):
         layer = int(match[1])
         heads = heads[layer] if layer < len(heads) else None
@@ -341,7 +343,16 @@ def _row_order(model: ModelSource, info: TensorInfo) -> tuple[list[int] | None, 
             model.path, info.offset, info.name, f"{info.shape[0]} rows are not {heads!r} heads of even size"
         )
     head_dim = info.shape[0] // heads
-    return rope_row_order(heads, head_dim), head_dim
+    if model.naming == "hf":
+        rope = settings.get("rope_parameters") or settings
+        part = INTERLEAVED_ROPE["hf"][arch]
+        part = rope.get("partial_rotary_factor", settings.get("partial_rotary_factor", part))
+        turn = int(head_dim * part)
+    else:
+        turn = settings.get(f"{arch}.rope.dimension_count", head_dim)
+    if type(turn) is not int or turn % 2 or not 0 < turn <= head_dim:
+        raise FormatError(model.path, info.offset, info.name, f"{turn!r} of {head_dim} dimensions cannot turn in pairs")
+    return rope_row_order(heads, head_dim, turn), head_dim
 
 
 def _identity(model: ModelSource, clip_search: bool) -> bytes:

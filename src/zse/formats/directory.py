@@ -11,7 +11,7 @@ from zse.formats import quantized as formats_quantized
 from zse.formats.file import ModelFile
 from zse.formats.jsontext import read_object
 from zse.formats.safetensors import read_header
-from zse.formats.source import ModelSource, TensorInfo, TokenizerSource
+from zse.formats.source import INTERLEAVED_ROPE, ModelSource, TensorInfo, TokenizerSource
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -73,7 +73,12 @@ def open_directory(path: str) -> ModelSource:
         generation_config=generation,
         tokenizer=tokenizer,
         chat_template=template,
+        interleaved_rope=any(name in INTERLEAVED_ROPE["hf"] for name in _texts(config.get("architectures"))),
     )
+
+
+def _texts(value) -> list[str]:
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
 
 def open_single(file: ModelFile) -> ModelSource:

@@ -3,7 +3,7 @@
 Arrays under `tokenizer.` and long ones stay in the file (zse.formats.arrays); everything else is decoded at open.
 
 Row order: converters to GGUF permute the rows of attn_q and attn_k of the `llama` architecture so that RoPE can
-rotate neighbours (2i, 2i + 1) of a head; kernels here rotate halves (i, i + head_dim/2). rope_row_order() undoes it.
+rotate neighbours (2i, 2i + 1) of a head; kernels here rotate halves (i, i + head_dim/2). source.rope_row_order() undoes it.
 """
 
 import struct
@@ -11,7 +11,7 @@ import struct
 from zse.errors import FormatError, UnsupportedError
 from zse.formats.arrays import SCALARS, ScalarArray, StringArray, find_string_array
 from zse.formats.file import ModelFile
-from zse.formats.source import ModelSource, TensorInfo, TokenizerSource
+from zse.formats.source import INTERLEAVED_ROPE, ModelSource, TensorInfo, TokenizerSource
 from zse.quant.scheme import AffineScheme
 
 # type number -> name, elements of a block, bytes of a block
@@ -95,9 +95,6 @@ MAX_ELEMENTS = 1 << 44
 MAX_ALIGNMENT = 1 << 16
 MAX_LIST_LENGTH = 1 << 12  # longer arrays stay in the file
 _WINDOW_BYTES = 1 << 16
-
-# Architectures whose converter permutes Q and K rows (llama.cpp convert_hf_to_gguf.py: LlamaModel.permute).
-INTERLEAVED_ROPE = ("llama",)
 
 _U32, _U64, _KEY_HEAD = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<II")
 
@@ -186,7 +183,7 @@ def _open(file: ModelFile) -> ModelSource:
         metadata=metadata,
         tokenizer=TokenizerSource("gguf", fields) if "tokenizer.ggml.model" in fields else None,
         chat_template=template if isinstance(template, str) else None,
-        interleaved_rope=metadata.get("general.architecture") in INTERLEAVED_ROPE,
+        interleaved_rope=metadata.get("general.architecture") in INTERLEAVED_ROPE["gguf"],
     )
 
 
@@ -337,16 +334,3 @@ def check_overlap(infos) -> None:
         if info.offset < end:
             raise FormatError(info.file.path, info.offset, info.name, f"overlaps tensor {before}")
         end, before = info.offset + info.nbytes, info.name
-
-
-def rope_row_order(num_heads: int, head_dim: int) -> list[int]:
-    """Which row of a llama-architecture GGUF's attn_q or attn_k stands at each row of rotate-half order.
-
-    `half[i] = gguf[order[i]]`, so `weight[order]` (and `bias[order]`) undoes the converter's permutation. num_heads:
-    attention heads for Q, KV heads for K. Only where source.interleaved_rope is set.
-    """
-    if num_heads <= 0 or head_dim <= 0 or head_dim % 2:
-        raise ValueError(f"{num_heads} heads of {head_dim}: both must be positive and head_dim even")
-    half = head_dim // 2
-    # The converter's reshape(heads, 2, half).swapaxes(1, 2) put element (part, pair) of a head at 2 * pair + part.
-    return [head * head_dim + 2 * pair + part for head in range(num_heads) for part in (0, 1) for pair in range(half)]

@@ -19,6 +19,30 @@ from zse.quant.scheme import Plane, Scheme, parse_scheme, placed_planes
 DENSE_TYPES = ("F32", "F16", "BF16")
 SUPPORTED_FILES = ("*.gguf", "*.safetensors", "*.zse", "a directory with config.json and *.safetensors")
 
+# Whose rows of q and k stand so that RoPE turns neighbours (2i, 2i + 1) of a head, with the part of a head that turns where
+# the file does not say: GGUF architectures whose converter permutes them (llama.cpp: LlamaModel.permute), and those that
+# were trained so.
+INTERLEAVED_ROPE = {
+    "gguf": {
+        name: 1.0 for name in ("llama", "mistral3", "granite", "smollm3", "minicpm", "glm4", "command-r", "cohere2")
+    },
+    "hf": {"Glm4ForCausalLM": 0.5, "CohereForCausalLM": 1.0, "Cohere2ForCausalLM": 1.0},
+}
+
+
+def rope_row_order(num_heads: int, head_dim: int, rotary_dim: int | None = None) -> list[int]:
+    """Which row of an interleaved file's q or k stands at each row of rotate-half order: `half[i] = file[order[i]]`.
+
+    num_heads: attention heads for q, KV heads for k. rotary_dim: how many rows of a head turn, the first ones; the others
+    stay. Only where source.interleaved_rope is set.
+    """
+    turn = head_dim if rotary_dim is None else rotary_dim
+    if num_heads <= 0 or head_dim <= 0 or turn % 2 or not 0 <= turn <= head_dim:
+        raise ValueError(f"{num_heads} heads of {head_dim}: both must be positive and head_dim even")
+    # The converter's reshape(heads, 2, half).swapaxes(1, 2) put element (part, pair) of a head at 2 * pair + part.
+    order = [2 * pair + part for part in (0, 1) for pair in range(turn // 2)] + list(range(turn, head_dim))
+    return [head * head_dim + row for head in range(num_heads) for row in order]
+
 
 class TensorInfo(
     namedtuple(
@@ -128,7 +152,7 @@ class ModelSource:
     metadata: GGUF's key -> value (naming "gguf"; big arrays are lazy), or the safetensors headers' own key -> text.
     hf_config, generation_config: dicts (naming "hf"), else None.
     tensors: name -> TensorInfo, in file order. tokenizer: TokenizerSource or None. chat_template: str or None.
-    interleaved_rope: Q and K rows are in GGUF's llama order (see gguf.rope_row_order); a converted `.zse` never is.
+    interleaved_rope: q's and k's rows stand so that neighbours turn (see rope_row_order); a converted `.zse`'s never do.
     provenance: dict of where a `.zse` comes from, else {}.
     """
 

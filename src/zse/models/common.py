@@ -1,16 +1,33 @@
 """Parsing that the architectures share: the keys every GGUF and every Hugging Face config.json has."""
 
+import math
+
 from zse.errors import UnsupportedError
 from zse.models.config import MAX_LAYERS, MAX_VOCAB, MAX_WIDTH, Fields, RopeConfig
+from zse.models.names import ROPE_TENSORS
 
 ACTIVATION_NAMES = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-_GGUF_ROPE = {"none": "none", "linear": "linear", "yarn": "yarn"}
-_HF_ROPE = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
+_GGUF_ROPE = {"none": "none", "linear": "linear", "yarn": "yarn", "longrope": "longrope"}
+_HF_ROPE = {
+    "default": "none",
+    "linear": "linear",
+    "dynamic": "dynamic",
+    "llama3": "llama3",
+    "yarn": "yarn",
+    "longrope": "longrope",
+    "su": "longrope",  # what Phi-3's first files call it
+}
 
 
-def gguf_values(fields: Fields, tensors) -> dict:
-    """ModelConfig fields from GGUF metadata (prefix = architecture). tensors: mapping of name → shape, ne[0] first or
-    last: only presence and the total size of the embedding are used, for what the metadata leaves out."""
+def gguf_values(fields: Fields, tensors, *, partial: bool = False, norm: str = "rms") -> dict:
+    """ModelConfig fields from GGUF metadata (prefix = architecture).
+
+    Args:
+        tensors: name → shape, ne[0] first or last: only presence and the total size of the embedding are used, for what
+            the metadata leaves out.
+        partial: the architecture may turn a part of each head only.
+        norm: "rms" or "layer": whose epsilon to read.
+    """
     hidden = fields.integer(".embedding_length", high=MAX_WIDTH)
     heads = fields.per_layer(".attention.head_count", high=MAX_WIDTH)
     head_dim = fields.integer(".attention.key_length", None, high=MAX_WIDTH)
@@ -22,7 +39,7 @@ def gguf_values(fields: Fields, tensors) -> dict:
     if value_dim != head_dim:
         raise UnsupportedError(f"{fields.path}: {fields.key('.attention.value_length')}", value_dim, [head_dim])
     rope_dim = fields.integer(".rope.dimension_count", head_dim, high=MAX_WIDTH)
-    if rope_dim != head_dim:
+    if rope_dim != head_dim and not partial:
         raise UnsupportedError(
             f"{fields.path}: partial rotation, {fields.key('.rope.dimension_count')}", rope_dim, [head_dim]
         )
@@ -44,35 +61,72 @@ def gguf_values(fields: Fields, tensors) -> dict:
         num_kv_heads=fields.per_layer(".attention.head_count_kv", heads, high=MAX_WIDTH),
         head_dim=head_dim,
         intermediate_size=fields.per_layer(".feed_forward_length", high=MAX_WIDTH),
-        norm_eps=fields.number(".attention.layer_norm_rms_epsilon", high=1.0),
+        norm_eps=fields.number(f".attention.layer_norm_{'rms_' if norm == 'rms' else ''}epsilon", high=1.0),
         max_context=fields.integer(".context_length"),
-        rope=gguf_rope(fields),
+        rope=gguf_rope(fields, rotary_dim=rope_dim if rope_dim != head_dim else 0),
         query_scale=head_dim**-0.5,
+        qkv_bias="blk.0.attn_q.bias" in tensors,
+        o_bias="blk.0.attn_output.bias" in tensors,
         tied_head="output.weight" not in tensors,
         bos_id=bos[0] if bos else None,
         eos_ids=tuple(dict.fromkeys(eos)),
     )
 
 
-def gguf_rope(fields: Fields, default_theta: float = 10000.0) -> RopeConfig:
-    """RoPE of GGUF metadata; llama3 scaling is not there but in the tensor rope_freqs.weight (see load.py)."""
-    theta = fields.number(".rope.freq_base", default_theta, low=1.0)
+def gguf_rope(fields: Fields, default_theta: float = 10000.0, rotary_dim: int = 0) -> RopeConfig:
+    """RoPE of GGUF metadata; what stands in tensors there (names.ROPE_TENSORS) are entries of the metadata here."""
+    values: dict = dict(theta=fields.number(".rope.freq_base", default_theta, low=1.0), rotary_dim=rotary_dim)
     kind = fields.choice(".rope.scaling.type", _GGUF_ROPE, "none")
+    frequencies, short, long = (fields.numbers(name) for name in ROPE_TENSORS)
+    if long:  # Phi-3's files do not name a type
+        original = fields.integer(".rope.scaling.original_context_length")
+        return fields.build_rope(
+            **values,
+            scaling="longrope",
+            original_context=original,
+            factor=fields.integer(".context_length") / original,
+            attention_factor=fields.number(".rope.scaling.attn_factor", None),
+            short_factors=short,
+            long_factors=long,
+        )
+    values["freq_factors"] = frequencies
     if kind == "none":
         # Files of 2023 give the linear factor alone.
         factor = fields.number(".rope.scale_linear", 1.0, low=1.0)
-        return fields.build_rope(theta=theta, scaling="linear" if factor != 1.0 else "none", factor=factor)
-    values = dict(theta=theta, scaling=kind, factor=fields.number(".rope.scaling.factor", 1.0, low=1.0))
+        return fields.build_rope(**values, scaling="linear" if factor != 1.0 else "none", factor=factor)
+    values |= dict(scaling=kind, factor=fields.number(".rope.scaling.factor", 1.0, low=1.0))
     if kind == "yarn":
         values["original_context"] = fields.integer(".rope.scaling.original_context_length")
-        values["attention_factor"] = fields.number(".rope.scaling.attn_factor", None)
+        # llama.cpp multiplies yarn's own factor with this one.
+        factor = fields.number(".rope.scaling.attn_factor", None)
+        if factor is not None:
+            values["attention_factor"] = factor * yarn_factor(values["factor"])
         values["beta_fast"] = fields.number(".rope.scaling.yarn_beta_fast", 32.0)
         values["beta_slow"] = fields.number(".rope.scaling.yarn_beta_slow", 1.0)
     return fields.build_rope(**values)
 
 
-def hf_values(fields: Fields, generation: Fields | None, *, tied_default: bool = False) -> dict:
-    """ModelConfig fields from a Hugging Face config.json and, for the end-of-sequence ids, generation_config.json."""
+def yarn_factor(factor: float, mscale: float = 1.0) -> float:
+    """What yarn multiplies cos and sin with where a file does not say."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def hf_values(
+    fields: Fields,
+    generation: Fields | None,
+    *,
+    tied_default: bool = False,
+    default_theta: float = 10000.0,
+    partial: float = 0.0,
+    norm: str = "rms",
+) -> dict:
+    """ModelConfig fields from a Hugging Face config.json and, for the end-of-sequence ids, generation_config.json.
+
+    Args:
+        default_theta: RoPE's base where the file does not say.
+        partial: which part of each head turns where the file does not say; 0: the architecture turns all of it.
+        norm: "rms" or "layer": whose epsilon to read.
+    """
     hidden = fields.integer("hidden_size", high=MAX_WIDTH)
     heads = fields.integer("num_attention_heads", high=MAX_WIDTH)
     head_dim = fields.integer("head_dim", None, high=MAX_WIDTH)
@@ -82,8 +136,15 @@ def hf_values(fields: Fields, generation: Fields | None, *, tied_default: bool =
         head_dim = hidden // heads
     if fields.boolean("mlp_bias", False):
         raise UnsupportedError(f"{fields.path}: mlp_bias", True, [False])
-    if fields.number("partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedError(f"{fields.path}: partial_rotary_factor", fields.get("partial_rotary_factor"), [1.0])
+    parameters = fields.section("rope_parameters") or fields
+    part = parameters.number("partial_rotary_factor", fields.number("partial_rotary_factor", partial or 1.0))
+    if part != 1.0 and not partial:
+        raise UnsupportedError(f"{fields.path}: partial_rotary_factor", part, [1.0])
+    rope = hf_rope(fields, default_theta=default_theta, rotary_dim=int(head_dim * part) if part != 1.0 else 0)
+    context = fields.integer("max_position_embeddings")
+    if rope.scaling == "dynamic":
+        context = int(context * rope.factor)
+    bias = fields.boolean("attention_bias", False)
     eos = (generation.token_ids("eos_token_id") if generation else ()) + fields.token_ids("eos_token_id")
     bos = fields.token_ids("bos_token_id")
     activation = "hidden_activation" if fields.get("hidden_activation") is not None else "hidden_act"
@@ -95,10 +156,12 @@ def hf_values(fields: Fields, generation: Fields | None, *, tied_default: bool =
         num_kv_heads=fields.integer("num_key_value_heads", heads, high=MAX_WIDTH),
         head_dim=head_dim,
         intermediate_size=fields.integer("intermediate_size", high=MAX_WIDTH),
-        norm_eps=fields.number("rms_norm_eps", 1e-6, high=1.0),
-        max_context=fields.integer("max_position_embeddings"),
-        rope=hf_rope(fields),
+        norm_eps=fields.number("rms_norm_eps" if norm == "rms" else "layer_norm_eps", 1e-6, high=1.0),
+        max_context=context,
+        rope=rope,
         query_scale=head_dim**-0.5,
+        qkv_bias=bias,
+        o_bias=bias,
         activation=fields.choice(activation, ACTIVATION_NAMES, "silu"),
         tied_head=fields.boolean("tie_word_embeddings", tied_default),
         bos_id=bos[0] if bos else None,
@@ -106,7 +169,9 @@ def hf_values(fields: Fields, generation: Fields | None, *, tied_default: bool =
     )
 
 
-def hf_rope(fields: Fields, *, layer_type: str | None = None, default_theta: float = 10000.0) -> RopeConfig:
+def hf_rope(
+    fields: Fields, *, layer_type: str | None = None, default_theta: float = 10000.0, rotary_dim: int = 0
+) -> RopeConfig:
     """RoPE of a config.json: `rope_parameters` (transformers 5, optionally one entry per layer type), or `rope_theta`
     and `rope_scaling` (transformers 4)."""
     section = fields.section("rope_parameters")
@@ -115,32 +180,56 @@ def hf_rope(fields: Fields, *, layer_type: str | None = None, default_theta: flo
     scaling = section or fields.section("rope_scaling")
     theta = fields.number("rope_theta", default_theta, low=1.0)
     if scaling is None:
-        return fields.build_rope(theta=theta)
-    return rope_from_section(fields, scaling, scaling.number("rope_theta", theta, low=1.0))
+        return fields.build_rope(theta=theta, rotary_dim=rotary_dim)
+    return rope_from_section(fields, scaling, scaling.number("rope_theta", theta, low=1.0), rotary_dim)
 
 
-def rope_from_section(fields: Fields, scaling: Fields, theta: float) -> RopeConfig:
+def rope_from_section(fields: Fields, scaling: Fields, theta: float, rotary_dim: int = 0) -> RopeConfig:
     """RoPE from a rope_scaling or rope_parameters object."""
     name = "rope_type" if scaling.get("rope_type") is not None else "type"
     kind = scaling.choice(name, _HF_ROPE, "default")
-    values = dict(theta=theta, scaling=kind)
-    if kind != "none":
+    values: dict = dict(theta=theta, rotary_dim=rotary_dim, scaling=kind)
+    if kind in ("linear", "dynamic", "llama3"):
         values["factor"] = scaling.number("factor", low=1.0)
-    if kind in ("llama3", "yarn"):
-        values["original_context"] = scaling.integer(
-            "original_max_position_embeddings", fields.get("max_position_embeddings", 0)
-        )
+    context = fields.integer("max_position_embeddings", 0)
+    if kind == "dynamic":
+        values["original_context"] = context
+    if kind in ("llama3", "yarn", "longrope"):
+        # Phi-3 has it outside of the section, which then counts.
+        key = "original_max_position_embeddings"
+        original = values["original_context"] = fields.integer(key, scaling.integer(key, context))
+    if kind in ("yarn", "longrope"):
+        values["factor"] = scaling.number("factor", max(1.0, context / max(original, 1)), low=1.0)
+        values["attention_factor"] = scaling.number("attention_factor", None)
     if kind == "llama3":
         values["low_freq_factor"] = scaling.number("low_freq_factor")
         values["high_freq_factor"] = scaling.number("high_freq_factor")
     if kind == "yarn":
-        values["attention_factor"] = scaling.number("attention_factor", None)
         values["beta_fast"] = scaling.number("beta_fast", 32.0)
         values["beta_slow"] = scaling.number("beta_slow", 1.0)
         values["truncate"] = scaling.boolean("truncate", True)
-        if scaling.get("mscale") is not None or scaling.get("mscale_all_dim") is not None:
-            raise UnsupportedError(f"{scaling.path}: yarn with", "mscale", ["attention_factor"])
+        mscale, all_dims = (scaling.number(name, 0.0) for name in ("mscale", "mscale_all_dim"))
+        if values["attention_factor"] is None and mscale and all_dims:
+            factor = values["factor"]
+            values["attention_factor"] = yarn_factor(factor, mscale) / yarn_factor(factor, all_dims)
+        if values["attention_factor"] is None and scaling.get("attn_factor") is not None:
+            values["attention_factor"] = scaling.number("attn_factor") * yarn_factor(values["factor"])
+    if kind == "longrope":
+        values["short_factors"], values["long_factors"] = map(scaling.numbers, ("short_factor", "long_factor"))
     return fields.build_rope(**values)
+
+
+def scaled_residual(values: dict, multiplier: float) -> dict:
+    """Where all that joins the residual stream is multiplied with r, the stream is kept as x / r: the branches join it as
+    they are, and RMSNorm gives the same for x / r with eps / r²."""
+    return values | dict(
+        embed_scale=values.get("embed_scale", 1.0) / multiplier, norm_eps=values["norm_eps"] / multiplier**2
+    )
+
+
+def pattern_layers(pattern: int, num_layers: int) -> tuple[bool, ...]:
+    """True for all layers but each `pattern`th: those that slide, or that rotate."""
+    return tuple(bool((layer + 1) % pattern) for layer in range(num_layers)) if pattern else ()
 
 
 def hf_windows(fields: Fields, num_layers: int) -> tuple[bool, ...]:

@@ -16,19 +16,24 @@ MAX_VOCAB = 1 << 23
 MAX_CONTEXT = 1 << 30
 WIDTH_MULTIPLE = 32  # weights are stored in blocks of 32 columns
 ACTIVATIONS = ("silu", "gelu_tanh")
-ROPE_SCALINGS = ("none", "linear", "llama3", "yarn")
+ROPE_SCALINGS = ("none", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rotary position embedding (arXiv 2104.09864), rotate-half form, over the whole head.
+    """Rotary position embedding (arXiv 2104.09864), rotate-half form.
 
-    scaling: none; linear (positions / factor); llama3 (Llama 3.1 report: long wavelengths / factor, a smooth ramp
-    between original_context / low_freq_factor and original_context / high_freq_factor); yarn (arXiv 2309.00071).
-    freq_factors: a divisor for each of the head_dim / 2 frequencies, from a file that carries them; () for none.
-    attention_factor: multiplies cos and sin; None: what the method says (1 except for yarn).
+    rotary_dim: how many dimensions of a head turn, from the first on; 0: all.
+    scaling: none; linear (positions / factor); dynamic (NTK: theta grows with the context over original_context);
+    llama3 (Llama 3.1 report: long wavelengths / factor, a smooth ramp between original_context / low_freq_factor and
+    original_context / high_freq_factor); yarn (arXiv 2309.00071); longrope (arXiv 2402.13753: frequencies / long_factors
+    for a context over original_context, else / short_factors).
+    freq_factors: a divisor for each of the frequencies, from a file that carries them; () for none.
+    attention_factor: multiplies cos and sin; None: what the method says (1 except for yarn and longrope).
+    temperature_beta, temperature_length: q is multiplied with 1 + beta * ln(1 + position // length) (Ministral 3).
     """
 
     theta: float = 10000.0
+    rotary_dim: int = 0
     scaling: str = "none"
     factor: float = 1.0
     low_freq_factor: float = 1.0
@@ -39,34 +44,55 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     attention_factor: float | None = None
     truncate: bool = True
     freq_factors: tuple[float, ...] = ()
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    temperature_beta: float = 0.0
+    temperature_length: int = 1
 
     def __post_init__(self):
         _choice("rope scaling", self.scaling, ROPE_SCALINGS)
         for name in ("theta", "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
             _number("rope " + name, getattr(self, name), 1e-9, 1e15)
-        if self.scaling in ("llama3", "yarn"):
+        _number("rope rotary_dim", self.rotary_dim, 0, MAX_WIDTH)
+        _number("rope temperature_beta", self.temperature_beta, 0, 1e9)
+        _number("rope temperature_length", self.temperature_length, 1, MAX_CONTEXT)
+        if self.scaling not in ("none", "linear"):
             _number("rope original_context", self.original_context, 1, MAX_CONTEXT)
         if self.scaling == "llama3" and self.high_freq_factor <= self.low_freq_factor:
             raise ValueError("rope high_freq_factor: must be above low_freq_factor")
         if self.scaling == "yarn" and self.theta == 1:
             raise ValueError("rope theta: 1 cannot be scaled by yarn")
-        for value in self.freq_factors:
+        if self.scaling == "longrope" and not (self.short_factors and self.long_factors):
+            raise ValueError("rope long_factors: longrope needs long and short factors")
+        for value in (*self.freq_factors, *self.short_factors, *self.long_factors):
             _number("rope freq_factors", value, 1e-9, 1e15)
 
-    def inv_freq(self, head_dim: int) -> tuple[float, ...]:
-        """The head_dim / 2 rotation speeds in radians per position."""
-        half = head_dim // 2
-        plain = [self.theta ** (-2.0 * i / head_dim) for i in range(half)]
+    def dims(self, head_dim: int) -> int:
+        """How many dimensions of a head of `head_dim` turn."""
+        return self.rotary_dim or head_dim
+
+    def inv_freq(self, head_dim: int, context: int = 0) -> tuple[float, ...]:
+        """The rotation speeds in radians per position, one for two dimensions that turn. context: the longest sequence
+        in tokens that will be computed, which dynamic and longrope depend on; 0: no longer than the original."""
+        dim = self.dims(head_dim)
+        theta = self.theta
+        if self.scaling == "dynamic" and dim > 2:
+            stretch = self.factor * max(context, self.original_context) / self.original_context - (self.factor - 1)
+            theta *= stretch ** (dim / (dim - 2))
+        plain = [theta ** (-2.0 * i / dim) for i in range(dim // 2)]
+        divisors = self.freq_factors
         if self.scaling == "linear":
             plain = [f / self.factor for f in plain]
         elif self.scaling == "llama3":
             plain = [self._llama3(f) for f in plain]
         elif self.scaling == "yarn":
-            plain = self._yarn(plain, head_dim)
-        if self.freq_factors:
-            if len(self.freq_factors) != half:
-                raise ValueError(f"rope freq_factors: {len(self.freq_factors)} values for a head of {head_dim}")
-            plain = [f / divisor for f, divisor in zip(plain, self.freq_factors, strict=True)]
+            plain = self._yarn(plain, dim)
+        elif self.scaling == "longrope":
+            divisors = self.long_factors if context > self.original_context else self.short_factors
+        if divisors:
+            if len(divisors) != dim // 2:
+                raise ValueError(f"rope freq_factors: {len(divisors)} values for {dim} dimensions that turn")
+            plain = [f / divisor for f, divisor in zip(plain, divisors, strict=True)]
         return tuple(plain)
 
     def _llama3(self, freq: float) -> float:
@@ -101,6 +127,8 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             return self.attention_factor
         if self.scaling == "yarn" and self.factor > 1:
             return 0.1 * math.log(self.factor) + 1.0
+        if self.scaling == "longrope" and self.factor > 1:
+            return math.sqrt(1 + math.log(self.factor) / math.log(self.original_context))
         return 1.0
 
 
@@ -108,9 +136,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A decoder-only transformer. Sizes in elements, context in tokens.
 
     sliding_layers: for each layer whether it sees only the last `sliding_window` tokens (its own included); such layers
-    rotate by `local_rope` where that is set. query_scale multiplies q·k. embed_scale multiplies the embedding.
-    post_norms: attention's and MLP's outputs are normalized before they join the residual. softcaps: cap * tanh(x /
-    cap), 0 = off. eos_ids end a generation. bos_id: None where the model has none. Raises ValueError naming the field.
+    rotate by `local_rope` where that is set. nope_layers: for each layer whether nothing is rotated. query_scale multiplies
+    q·k. embed_scale multiplies the embedding, logit_scale the logits. softcaps: cap * tanh(x / cap), 0 = off. A uniform
+    factor r on what joins the residual stream is in embed_scale / r and norm_eps / r²: the stream is then x / r, which a
+    norm does not see. eos_ids end a generation. bos_id: None where the model has none. Raises ValueError naming the field.
     """
 
     architecture: str
@@ -128,12 +157,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     local_rope: RopeConfig | None = None
     sliding_window: int = 0
     sliding_layers: tuple[bool, ...] = ()
+    nope_layers: tuple[bool, ...] = ()
     activation: str = "silu"
     qk_norm: bool = False
     qkv_bias: bool = False
     o_bias: bool = False
     post_norms: bool = False
     embed_scale: float = 1.0
+    logit_scale: float = 1.0
     attn_softcap: float = 0.0
     logit_softcap: float = 0.0
     tied_head: bool = False
@@ -161,12 +192,23 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         _number("norm_eps", self.norm_eps, 0, 1)
         _number("query_scale", self.query_scale, 1e-9, 1e9)
         _number("embed_scale", self.embed_scale, 1e-9, 1e9)
+        _number("logit_scale", self.logit_scale, 1e-9, 1e9)
         _number("attn_softcap", self.attn_softcap, 0, 1e9)
         _number("logit_softcap", self.logit_softcap, 0, 1e9)
         _number("sliding_window", self.sliding_window, 0, MAX_CONTEXT)
         _choice("activation", self.activation, ACTIVATIONS)
         if self.sliding_layers and len(self.sliding_layers) != self.num_layers:
             raise ValueError(f"sliding_layers: {len(self.sliding_layers)} entries for {self.num_layers} layers")
+        if self.nope_layers and len(self.nope_layers) != self.num_layers:
+            raise ValueError(f"nope_layers: {len(self.nope_layers)} entries for {self.num_layers} layers")
+        for rope in (self.rope, self.local_rope):
+            dims = rope.dims(self.head_dim) if rope else 0
+            if dims > self.head_dim or dims % 2:
+                raise ValueError(f"rope rotary_dim: {dims} of {self.head_dim} dimensions cannot turn in pairs")
+            for name in ("freq_factors", "short_factors", "long_factors") if rope else ():
+                values = getattr(rope, name)
+                if values and len(values) != dims // 2:
+                    raise ValueError(f"rope {name}: {len(values)} values for {dims} dimensions that turn")
         if any(self.sliding_layers) and not self.sliding_window:
             raise ValueError("sliding_window: missing, but there are sliding layers")
         for token in (*self.eos_ids, *(() if self.bos_id is None else (self.bos_id,))):
@@ -176,6 +218,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def window(self, layer: int) -> int:
         """How many last tokens layer `layer` sees, its own included; 0: all."""
         return self.sliding_window if self.sliding_layers and self.sliding_layers[layer] else 0
+
+    def rope_of(self, layer: int) -> RopeConfig | None:
+        """What layer `layer` rotates by; None: nothing is rotated."""
+        if self.nope_layers and self.nope_layers[layer]:
+            return None
+        return self.local_rope if self.uses_local_rope(layer) else self.rope
 
     def uses_local_rope(self, layer: int) -> bool:
         """Whether layer `layer` rotates by `local_rope`."""
@@ -272,6 +320,15 @@ class Fields:
             raise self.fail(name, f"{value} is outside {low}..{high}")
         return float(value)
 
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A list of numbers; () when missing."""
+        value = self.get(name, ())
+        if not isinstance(value, (list, tuple)) or any(
+            isinstance(v, bool) or not isinstance(v, (int, float)) for v in value
+        ):
+            raise self.fail(name, "is not a list of numbers")
+        return tuple(float(v) for v in value)
+
     def boolean(self, name: str, default: bool) -> bool:
         value = self.get(name, default)
         if not isinstance(value, bool):
@@ -320,11 +377,16 @@ class Fields:
             raise FormatError(self.path, 0, field, reason or "is refused") from None
 
     def build_rope(self, **values) -> RopeConfig:
+        """RopeConfig(**values), likewise."""
         try:
             return RopeConfig(**values)
         except ValueError as error:
             field, _, reason = str(error).partition(": ")
             raise FormatError(self.path, 0, field, reason or "is refused") from None
+
+    def change_rope(self, rope: RopeConfig, **changes) -> RopeConfig:
+        """`rope` with other values, likewise."""
+        return self.build_rope(**(msgspec.structs.asdict(rope) | changes))
 
 
 def _short(value: object) -> str:

@@ -21,15 +21,12 @@ from collections.abc import Hashable
 from typing import Any
 
 from zse.models.config import ModelConfig, RopeConfig
+from zse.models.family import Family
 from zse.plan.trace import Trace, Value
 
 
-class Decoder:
-    """The forward of a decoder-only transformer, of which an architecture writes `layer`.
-
-    norm_kind: of `norm`: "rms", or "layer" (LayerNorm without a bias)."""
-
-    norm_kind = "rms"
+class Decoder(Family):
+    """The forward of a decoder-only transformer, of which an architecture writes `layer`."""
 
     def __init__(self, config: ModelConfig):
         self.config = config
@@ -48,14 +45,17 @@ class Decoder:
     def end(self, x: Value) -> Value:
         """The logits, of the tokens for which they are wanted: only these pass the head, which is most of a small
         model's work."""
-        return self.head(self.norm(self.wanted(x), "final_norm"))
+        logits = self.head(self.norm(self.wanted(x), "final_norm"))
+        return self.softcap(logits * self.config.logit_scale, self.config.logit_softcap)
 
     def kind(self, i: int) -> Hashable:
         """What layer i differs by from others, beside its weights."""
-        return self.config.window(i), self.rope(i)
+        return self.config.window(i), self.rope(i, "q"), self.rope(i, "k")
 
-    def rope(self, i: int) -> str | None:
-        """Which of `ropes` layer i turns q and k by; None: by none."""
+    def rope(self, i: int, name: str) -> str | None:
+        """Which of `ropes` layer i turns `name`, q or k, by; None: by none."""
+        if self.config.rope_of(i) is None:
+            return None
         return "local" if self.config.uses_local_rope(i) else "global"
 
     def ropes(self) -> dict[str, RopeConfig | None]:
@@ -96,16 +96,16 @@ class Decoder:
         q, k, v = (self.linear(x, name, i, exact=True) for name in "qkv")
         if qk_norm:
             q, k = self.head_norm(q, "q_norm", i), self.head_norm(k, "k_norm", i)
-        return self.rotate(q, i), self.rotate(k, i), v
+        return self.rotate(q, i, "q"), self.rotate(k, i, "k"), v
 
     def head_norm(self, x: Value, name: str, i: int) -> Value:
         """RMSNorm of q or k."""
         self.trace.shape(name)
         return self.trace.add("head_norm", (x,), x.width, {"weight": name}, eps=self.config.norm_eps)
 
-    def rotate(self, x: Value, i: int) -> Value:
-        """q or k turned by the layer's rope."""
-        return self.trace.add("rotate", (x,), x.width, rope=self.rope(i))
+    def rotate(self, x: Value, i: int, name: str) -> Value:
+        """`name`, q or k, turned by the layer's rope."""
+        return self.trace.add("rotate", (x,), x.width, rope=self.rope(i, name))
 
     def attention(self, q: Value, k: Value, v: Value, i: int) -> Value:
         """Causal attention, k and v of this step's tokens written to the cache before."""
@@ -127,7 +127,7 @@ class Decoder:
         return x if self.trace.all_rows else self.trace.add("wanted", (x,), x.width)
 
     def head(self, x: Value) -> Value:
-        """Logits f32 [rows, vocab_size], before what follows by `scale` and `softcap`."""
+        """Logits f32 [rows, vocab_size], before a factor and `softcap`."""
         return self.linear(x, "embed" if self.config.tied_head else "head")
 
     def softcap(self, x: Value, cap: float) -> Value:

@@ -5,72 +5,14 @@
     ...                                         # record graphs meanwhile
     model.wait()                                # all weights are there, or FormatError
 
-q, k and v that have one scheme become one matrix, gate and up likewise: one launch reads all their rows. All lies in
-one buffer, vectors first, then the matrices as a step reads them; a `.zse` that was written for the device has the same
-order and distances, so that its load is a few large copies. No NumPy here; only quantize_load.py imports it.
+No NumPy here; only quantize_load.py imports it.
 """
 
-from array import array
-from typing import Any, NamedTuple
-
-import msgspec
-
-from zse.errors import ConfigError, FormatError, UnsupportedError
-from zse.formats.source import DENSE_TYPES, ModelSource, TensorInfo
-from zse.models import names, registry
-from zse.models.config import ModelConfig
-from zse.quant.scheme import FP8_BLOCK, LAYOUT, TILE_ROWS, DenseScheme, Fp8Scheme, Plane, Scheme, memory_layout
+from zse.models.load_jobs import start_loading
+from zse.models.weight_plan import ModelPlan, place, plan_model, read_config, require_memory
 from zse.tensor import Tensor, Weight
 
-# Bytes that planes start at multiples of: a cache line; on a GPU what tensor maps and large copies want, as in a .zse.
-ALIGN = {"cpu": 64, "gpu": 256}
-MAX_HEAD_DIM = 256  # of the attention kernels
-MAX_GROUP = 32  # query heads that share a KV head, of the attention kernels
-GPU_GROUP = 128  # columns that share a scale where a GPU's weights are quantized on load
-FUSED: dict[str, tuple[str, ...]] = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
-
-
-class Part(NamedTuple):
-    """One tensor of the file and the rows (elements of a vector) of its matrix that it fills, from `first` on."""
-
-    role: names.Role
-    info: TensorInfo
-    first: int
-
-
-class MatrixPlan(NamedTuple):
-    """A weight in memory: [rows, columns] in `scheme` and `layout`, made of one or more tensors."""
-
-    name: str
-    shape: tuple[int, int]
-    scheme: Scheme
-    parts: tuple[Part, ...]
-    layout: str = LAYOUT
-
-    @property
-    def planes(self) -> tuple[Plane, ...]:
-        return self.scheme.planes(*self.shape, self.layout)
-
-
-class VectorPlan(NamedTuple):
-    """Norm weights or biases in memory: f32 [size]."""
-
-    name: str
-    size: int
-    parts: tuple[Part, ...]
-
-
-class ModelPlan(NamedTuple):
-    """What will be loaded. policy: how dense matrices are quantized while loading, or None. memory_bytes: device memory
-    by label: embedding, layers, head. family: of the device ("cpu", "gpu"), which decides layouts and alignment."""
-
-    source: ModelSource
-    config: ModelConfig
-    matrices: tuple[MatrixPlan, ...]
-    vectors: tuple[VectorPlan, ...]
-    policy: Any
-    memory_bytes: dict[str, int]
-    family: str = "cpu"
+__all__ = ["Model", "ModelPlan", "load_model", "place", "plan_model", "read_config", "require_memory"]
 
 
 class Model:
@@ -117,162 +59,6 @@ class Model:
             self._loading.cancel()
 
 
-def read_config(source: ModelSource) -> ModelConfig:
-    """The ModelConfig of an open model (zse.formats.source.ModelSource). FormatError, UnsupportedError."""
-    shapes = {name: info.shape for name, info in source.tensors.items()}
-    if source.naming == "gguf":
-        config = registry.config_from_gguf(source.path, source.metadata, shapes)
-        return _with_freq_factors(config, source)
-    if source.hf_config is None:
-        raise FormatError(source.path, 0, "config.json", "is missing; put it beside the safetensors file")
-    return registry.config_from_hf(source.path, source.hf_config, source.generation_config)
-
-
-def _with_freq_factors(config: ModelConfig, source: ModelSource) -> ModelConfig:
-    """Llama 3.1's scaling stands in a GGUF as a tensor of divisors."""
-    info = source.tensors.get(names.ROPE_FREQS)
-    if info is None:
-        return config
-    if info.type != "F32" or info.shape != (config.head_dim // 2,):
-        raise FormatError(
-            source.path,
-            info.offset,
-            info.name,
-            f"is {info.type} {list(info.shape)}, expected F32 [{config.head_dim // 2}]",
-        )
-    values = array("f", source.read(info))
-    try:
-        rope = msgspec.structs.replace(config.rope, freq_factors=tuple(values))
-        return msgspec.structs.replace(config, rope=rope)
-    except ValueError as error:
-        raise FormatError(source.path, info.offset, info.name, str(error)) from None
-
-
-def plan_model(source: ModelSource, *, quantize: str | None = None, family: str = "cpu") -> ModelPlan:
-    """Check that every tensor the architecture needs is there with its shape, and lay out memory.
-
-    quantize: "int4" or "int8" (any zse.quant.policy.Policy quant): dense matrices are quantized while loading; already
-    quantized ones stay as they are. family: of the device that it is for. Raises FormatError, UnsupportedError,
-    ConfigError.
-    """
-    config = read_config(source)
-    _check_kernels(source.path, config)
-    policy = None
-    if quantize is not None:
-        from zse.quant.policy import Policy
-
-        # Larger groups on a GPU: half the scales' bytes, and its activations have no groups of their own to match.
-        policy = Policy(quantize, GPU_GROUP if family == "gpu" and quantize.startswith("int") else None)
-    prefix = names.hf_prefix(source.path, source.tensors) if source.naming == "hf" else ""
-    schemes: dict[str, Scheme] = {}
-    parts: dict[str, Part] = {}
-    for role in names.model_roles(config):
-        name = names.gguf_name(role.name) if source.naming == "gguf" else names.hf_name(role.name, config, prefix)
-        info = source.tensors.get(name)
-        if info is None:
-            raise FormatError(source.path, 0, name, "the tensor is missing")
-        if tuple(info.shape) != role.shape:
-            raise FormatError(
-                source.path, info.offset, name, f"has shape {list(info.shape)}, expected {list(role.shape)}"
-            )
-        parts[role.name] = Part(role, info, 0)
-        if role.kind == "matrix":
-            schemes[role.name] = _scheme(role, info, config, policy, family)
-        elif info.type not in DENSE_TYPES:
-            raise UnsupportedError(f"{source.path}: type of {name}", info.type, DENSE_TYPES)
-    if policy is not None and not any(parts[role].info.is_dense for role in schemes):
-        raise ConfigError(f"{source.path} is quantized already ({schemes['layers.0.q']}): leave --quantize out")
-    matrices, vectors = _fuse(config, parts, schemes, family)
-    memory = _memory_bytes(matrices, vectors, ALIGN[family])
-    return ModelPlan(source, config, tuple(matrices), tuple(vectors), policy, memory, family)
-
-
-def _check_kernels(path: object, config: ModelConfig) -> None:
-    """Refuse what the kernels do not compute."""
-    if config.head_dim % TILE_ROWS or config.head_dim > MAX_HEAD_DIM:
-        raise UnsupportedError(f"{path}: head_dim", config.head_dim, range(TILE_ROWS, MAX_HEAD_DIM + 1, TILE_ROWS))
-    if config.num_heads // config.num_kv_heads > MAX_GROUP:
-        raise UnsupportedError(
-            f"{path}: query heads for each KV head", config.num_heads // config.num_kv_heads, [f"1 to {MAX_GROUP}"]
-        )
-    if config.logit_softcap:
-        raise UnsupportedError(f"{path}: final logit softcapping", config.logit_softcap, ["none"])
-
-
-def _scheme(role: names.Role, info: TensorInfo, config: ModelConfig, policy, family: str) -> Scheme:
-    """The scheme that a matrix has in memory."""
-    scheme = info.scheme
-    if policy is not None and info.is_dense:
-        scheme = policy.scheme(role.shape, config.vocab_size) or scheme
-    if isinstance(scheme, Fp8Scheme):
-        if family == "cpu":
-            scheme = DenseScheme("bf16")  # 2**-9 of rounding beside the 2**-4 that the numbers have already
-        elif scheme.scaling == "tensor":
-            scheme = Fp8Scheme("row")  # the same numbers, and matrices of different scales can be joined
-    if not scheme.fits(role.shape[1]):
-        raise UnsupportedError(f"{info.name} as {scheme}: number of columns", role.shape[1], ["multiples of the group"])
-    return scheme
-
-
-def _fuse(
-    config: ModelConfig, parts: dict[str, Part], schemes: dict[str, Scheme], family: str
-) -> tuple[list[MatrixPlan], list[VectorPlan]]:
-    """Matrices and vectors in execution order, with q, k, v and gate, up joined where they can be."""
-    member_of: dict[str, tuple[str, list[str]]] = {}  # role → what it is joined into, and all roles of that
-    for layer in range(config.num_layers):
-        for fused, members in FUSED.items():
-            roles = [f"layers.{layer}.{member}" for member in members]
-            same = len({schemes[role] for role in roles}) == 1
-            unit = FP8_BLOCK if schemes[roles[0]] == Fp8Scheme("block") else TILE_ROWS
-            whole_tiles = all(parts[role].role.shape[0] % unit == 0 for role in roles[:-1])
-            if same and whole_tiles:
-                for suffix in ("", "_bias"):
-                    joined = [role + suffix for role in roles]
-                    member_of |= {role: (f"layers.{layer}.{fused}{suffix}", joined) for role in joined}
-    matrices, vectors = [], []
-    for role, part in parts.items():
-        name, joined = member_of.get(role, (role, [role]))
-        if role != joined[0]:
-            continue  # came with the first
-        first, placed = 0, []
-        for member in joined:
-            placed.append(parts[member]._replace(first=first))
-            first += parts[member].role.shape[0]
-        if part.role.kind == "matrix":
-            layout = memory_layout(schemes[role], family)
-            matrices.append(MatrixPlan(name, (first, part.role.shape[1]), schemes[role], tuple(placed), layout))
-        else:
-            vectors.append(VectorPlan(name, first, tuple(placed)))
-    # As in a .zse: in each layer the norms, then the biases.
-    vectors.sort(key=lambda vector: (_layer(vector.name, config), vector.parts[0].role.kind == "bias"))
-    return matrices, vectors
-
-
-def _layer(name: str, config: ModelConfig) -> int:
-    return int(name.split(".")[1]) if name.startswith("layers.") else config.num_layers
-
-
-def _memory_bytes(matrices: list[MatrixPlan], vectors: list[VectorPlan], align: int) -> dict[str, int]:
-    total = {"embedding": 0, "layers": 0, "head": 0}
-    for matrix in matrices:
-        label = {"embed": "embedding", "head": "head"}.get(matrix.name, "layers")
-        total[label] += sum(_aligned(plane.nbytes, align) for plane in matrix.planes)
-    total["layers"] += sum(_aligned(4 * vector.size, align) for vector in vectors)
-    return {label: nbytes for label, nbytes in total.items() if nbytes}
-
-
-def require_memory(bytes_by_label: dict[str, int], limit: int | None) -> None:
-    """ConfigError when the bytes together are over `limit` (None: no limit); the message lists them."""
-    total = sum(bytes_by_label.values())
-    if limit is not None and total > limit:
-        parts = ", ".join(f"{label} {nbytes / 2**20:.0f} MiB" for label, nbytes in bytes_by_label.items())
-        raise ConfigError(
-            f"needs {total / 2**20:.0f} MiB of memory ({parts}), "
-            f"over --max-memory {limit / 2**20:.0f} MiB: raise it, "
-            "or use a smaller context or a quantized model"
-        )
-
-
 def load_model(device, plan: ModelPlan, *, max_memory: int | None = None, start: bool = True) -> Model:
     """Allocate device memory for the plan and start loading (start False: Model.start() does); Model.wait() ends it.
 
@@ -284,29 +70,7 @@ def load_model(device, plan: ModelPlan, *, max_memory: int | None = None, start:
         raise ValueError(f"a plan for {plan.family} on a {family}")
     buffer = device.alloc(sum(plan.memory_bytes.values()), label="weights")
     weights, vectors = place(plan, buffer)
-    from zse.models.load_jobs import start_loading
-
     model = Model(plan, weights, vectors, buffer, None, lambda: start_loading(device, plan, weights, vectors))
     if start:
         model.start()
     return model
-
-
-def place(plan: ModelPlan, buffer, base: int = 0) -> tuple[dict[str, Weight], dict[str, Tensor]]:
-    """Weights and vectors of the plan in `buffer`, from byte `base` on, in the order of a `.zse` file."""
-    align, offset = ALIGN[plan.family], base
-    weights, vectors = {}, {}
-    for vector in plan.vectors:
-        vectors[vector.name] = Tensor(buffer, (vector.size,), "f32", offset)
-        offset += _aligned(4 * vector.size, align)
-    for matrix in plan.matrices:
-        planes = {}
-        for plane in matrix.planes:
-            planes[plane.name] = Tensor(buffer, plane.shape, plane.dtype, offset)
-            offset += _aligned(plane.nbytes, align)
-        weights[matrix.name] = Weight(matrix.shape, matrix.scheme, planes, matrix.layout)
-    return weights, vectors
-
-
-def _aligned(nbytes: int, align: int) -> int:
-    return -(-nbytes // align) * align

@@ -5,16 +5,20 @@ The load threads repack on the way: on the CPU straight into the weights, for a 
 What only NumPy can make is made in host memory, matrix by matrix, and written to a GPU from there.
 """
 
+import struct
 from array import array
 from typing import NamedTuple
 
 from zse.formats.file import ModelFile
+from zse.formats.source import rope_row_order
 from zse.kernels.repack import vector_job, weight_jobs
-from zse.models import names, registry
-from zse.models.load import MatrixPlan, ModelPlan, Part, VectorPlan
+from zse.lazy import logging
+from zse.models import quantize_load, registry
+from zse.models.weight_plan import MatrixPlan, ModelPlan, Part, VectorPlan
 from zse.quant.scheme import Fp8Scheme, Plane, rows_per_line
 from zse.runtime.buffer import Account, Buffer
 from zse.runtime.load import LoadJob
+from zse.runtime.opening import open_device
 from zse.tensor import Tensor, Weight
 
 MERGE_GAP = 256  # bytes of padding between two copies that may be copied with them: no plane fits in
@@ -42,10 +46,8 @@ def start_loading(device, plan: ModelPlan, weights: dict[str, Weight], vectors: 
         to_make += made
     loading = device.load(jobs)
     if to_make:
-        from zse.models.quantize_load import fill_parts
-
         try:
-            fill_parts(plan, to_make, device.threads)
+            quantize_load.fill_parts(plan, to_make, device.threads)
         except BaseException:
             loading.cancel()
             raise
@@ -57,7 +59,7 @@ def start_loading(device, plan: ModelPlan, weights: dict[str, Weight], vectors: 
 
 def _vector_jobs(head_order: Tensor | None, plan: ModelPlan, vector: VectorPlan, tensor: Tensor):
     """Jobs that make norms and biases f32, with the +1 of Gemma's directories and the order of GGUF's heads undone."""
-    plus_one = plan.source.naming == "hf" and registry.architecture(plan.config.architecture).HF_NORM_PLUS_ONE
+    plus_one = plan.source.naming == "hf" and registry.architecture(plan.config.architecture).hf_norm_plus_one
     for part in vector.parts:
         out = Tensor(tensor.buffer, (part.role.shape[0],), "f32", tensor.offset + 4 * part.first)
         order = head_order if _is_permuted(plan, part) else None
@@ -95,16 +97,16 @@ def _matrix_jobs(head_order: Tensor | None, plan: ModelPlan, matrix: MatrixPlan,
 
 
 def _row_order(device, plan: ModelPlan) -> Tensor | None:
-    """Undoes the row order of a GGUF llama-architecture q or k, for one head: i32 [head_dim]. None for other files.
-    device: the CPU's, or None: host memory that no device counts."""
+    """Brings the rows of a head of q or k from neighbours that turn into rotate-half order: i32 [head_dim]. None for
+    other files. device: the CPU's, or None: host memory that no device counts."""
     if not plan.source.interleaved_rope:
         return None
     dim = plan.config.head_dim
     buffer = device.alloc(4 * dim, label="row order") if device else Buffer(4 * dim, "row order", Account())
     tensor = Tensor(buffer, (dim,), "i32")
     view = tensor.view()
-    for row in range(dim):
-        view[row] = names.unpermute_row(row, dim)
+    for row, source in enumerate(rope_row_order(1, dim, plan.config.rope.dims(dim))):
+        view[row] = source
     return tensor
 
 
@@ -146,7 +148,7 @@ def _load_gpu(device, plan: ModelPlan, weights: dict[str, Weight], vectors: dict
     small: list[tuple[Tensor, bytes]] = []
     to_make: list[MatrixPlan] = []
     order = _row_order(None, plan)
-    plus_one = plan.source.naming == "hf" and registry.architecture(plan.config.architecture).HF_NORM_PLUS_ONE
+    plus_one = plan.source.naming == "hf" and registry.architecture(plan.config.architecture).hf_norm_plus_one
     for vector in plan.vectors:
         tensor = vectors[vector.name]
         as_stored = all(
@@ -252,8 +254,6 @@ def _as_f32(raw: bytes, type: str) -> array:
         return array("f", raw)
     if type == "BF16":
         return array("f", array("I", [bits << 16 for bits in array("H", raw)]).tobytes())
-    import struct
-
     return array("f", struct.unpack(f"<{len(raw) // 2}e", raw))
 
 
@@ -261,11 +261,6 @@ def _make(
     device, plan: ModelPlan, order: Tensor | None, matrices: list[MatrixPlan], weights: dict[str, Weight]
 ) -> None:
     """Makes matrices in host memory with NumPy and writes them to the device, one after another."""
-    import logging
-
-    from zse.models.quantize_load import fill_parts
-    from zse.runtime.opening import open_device
-
     logging.getLogger("zse.load").info(
         "%d of %d matrices of %s are not stored as this device reads them and are converted while loading; `zse convert` "
         "makes a file that need not be",
@@ -286,7 +281,7 @@ def _make(
             }
             jobs, made = _matrix_jobs(order, plan, matrix, weight._replace(planes=planes))
             loading = host.load(jobs)
-            fill_parts(plan, made)
+            quantize_load.fill_parts(plan, made)
             loading.wait()
             _write(device, next(iter(tensors)).buffer, start, buffer)
 

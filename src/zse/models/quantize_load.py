@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from zse.errors import FormatError
 from zse.formats.matrix import planes_of_rows, prepare
-from zse.models.names import unpermute_row
+from zse.formats.source import rope_row_order
 from zse.quant.scheme import rows_per_line
 
 CHUNK_ELEMENTS = 1 << 20  # at once and thread: about 30 MB with all temporaries
@@ -18,7 +18,7 @@ def fill_parts(plan, parts, threads: int | None = None) -> None:
     """Fill what is written to host memory. plan: zse.models.load.ModelPlan; parts: [(Part, MatrixPlan, Weight)], where
     the Weight's planes lie in memory that has a view(). FormatError names the tensor that cannot be had."""
     dim = plan.config.head_dim
-    head_order = [unpermute_row(row, dim) for row in range(dim)]
+    head_order = rope_row_order(1, dim, plan.config.rope.dims(dim))
     threads = threads or os.cpu_count() or 1
     with ThreadPoolExecutor(threads) as pool:
         for part, matrix, weight in parts:  # one after another: a checkpoint's words are held whole

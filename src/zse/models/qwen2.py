@@ -2,19 +2,23 @@
 
 from zse.models.common import gguf_values, hf_values, hf_windows
 from zse.models.config import Fields, ModelConfig
-from zse.models.llama import Llama
-
-GGUF_QK_PERMUTED = False
-HF_NORM_PLUS_ONE = False
+from zse.models.decoder import Decoder
 
 
-def from_gguf(fields: Fields, tensors) -> ModelConfig:
-    return fields.build(architecture="qwen2", qkv_bias="blk.0.attn_q.bias" in tensors, **gguf_values(fields, tensors))
+class Qwen2(Decoder):
+    def layer(self, x, i):
+        q, k, v = self.qkv(self.norm(x, "attn_norm", i), i)
+        x = x + self.linear(self.attention(q, k, v, i), "o", i)
+        return x + self.mlp(self.norm(x, "mlp_norm", i), i)
 
+    @staticmethod
+    def from_hf(fields: Fields, generation: Fields | None) -> ModelConfig:
+        values = hf_values(fields, generation) | dict(qkv_bias=True, o_bias=False)
+        return fields.build(architecture="qwen2", **windows(fields, values["num_layers"]), **values)
 
-def from_hf(fields: Fields, generation: Fields | None) -> ModelConfig:
-    values = hf_values(fields, generation)
-    return fields.build(architecture="qwen2", qkv_bias=True, **windows(fields, values["num_layers"]), **values)
+    @staticmethod
+    def from_gguf(fields: Fields, tensors) -> ModelConfig:
+        return fields.build(architecture="qwen2", **gguf_values(fields, tensors))
 
 
 def windows(fields: Fields, num_layers: int) -> dict:
@@ -25,7 +29,3 @@ def windows(fields: Fields, num_layers: int) -> dict:
     first = fields.integer("max_window_layers", num_layers, low=0)
     layers = hf_windows(fields, num_layers) or tuple(layer >= first for layer in range(num_layers))
     return dict(sliding_window=window, sliding_layers=layers) if any(layers) else {}
-
-
-class Qwen2(Llama):
-    pass

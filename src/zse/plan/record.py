@@ -18,6 +18,7 @@ from zse.kernels.activation import gated
 from zse.kernels.attention import attention, num_splits, partial_shape
 from zse.kernels.embed import embed
 from zse.kernels.gather import gather_rows
+from zse.kernels.logits import scale_logits
 from zse.kernels.matmul import matmul, matmul_gated
 from zse.kernels.norm import add_rmsnorm
 from zse.kernels.qkv_post import qkv_post
@@ -195,8 +196,9 @@ class Planner:
         room = self._room(max_tokens, self.max_tokens)
         run.play(self._begin, self._place(self._begin, room), "", run.tokens)
         for name, (table, inv_freq) in self._tables.items():
-            mscale = self._ropes[name].mscale
-            rope_table(recorder, run.of(step.positions), inv_freq, run.of(table), mscale)
+            rope = self._ropes[name]
+            temperature = rope.temperature_beta, rope.temperature_length
+            rope_table(recorder, run.of(step.positions), inv_freq, run.of(table), rope.mscale, temperature)
         for layer, part in enumerate(self._layers):
             run.layer = layer
             run.play(part, self._place(part, room), f"layers.{layer}.", run.tokens)
@@ -310,7 +312,7 @@ class Planner:
             at += aligned(4 * self.max_tokens * self.config.hidden_size)
         tables = {}
         for name, rope in self._ropes.items():
-            values = array("f", rope.inv_freq(self.config.head_dim))
+            values = array("f", rope.inv_freq(self.config.head_dim, self.buffers.page_table.shape[1] * BLOCK))
             tables[name] = values, at
             at += aligned(8 * self.max_tokens * len(values)) + aligned(4 * len(values))
         self._scratch_at = at
@@ -430,7 +432,8 @@ class Run:
         planner, delta_norm = self.planner, options.get("delta_norm")
         if delta_norm is not None:
             delta_norm = planner.model.vectors[prefix + delta_norm]
-        add_rmsnorm(self.recorder, x, delta, delta_norm, norm, out, options.get("eps", planner.config.norm_eps))
+        eps, kind = options.get("eps", planner.config.norm_eps), options.get("kind", "rms")
+        add_rmsnorm(self.recorder, x, delta, delta_norm, norm, out, eps, kind)
 
     def weight(self, node: Node, role: str = "weight") -> Any:
         return self.planner.model.weights[self.prefix + node.weights[role]]
@@ -487,7 +490,7 @@ def _heads(run: Run, node: Node) -> None:
         sources if len(sources) > 1 else sources[0],
         run.vector(node, "q_norm"),
         run.vector(node, "k_norm"),
-        run.tables[node.options["rope"]],
+        run.tables.get(node.options["rope"]),
         run.t[node.output],
         kv.keys[layer],
         kv.values[layer],
@@ -495,6 +498,7 @@ def _heads(run: Run, node: Node) -> None:
         run.token_row,
         run.positions,
         node.options.get("eps", run.planner.config.norm_eps),
+        run.tables.get(node.options["q_rope"]),
     )
 
 
@@ -521,6 +525,11 @@ def _wanted(run: Run, node: Node) -> None:
     gather_rows(run.recorder, run.t[node.inputs[0]], run.wanted, run.t[node.output])
 
 
+def _scale_logits(run: Run, node: Node) -> None:
+    options = node.options
+    scale_logits(run.recorder, run.t[node.inputs[0]], options.get("factor", 1.0), options.get("cap", 0.0))
+
+
 def _convert(run: Run, node: Node) -> None:
     quantize(run.recorder, run.t[node.inputs[0]], run.t[node.output])
 
@@ -534,5 +543,6 @@ LAUNCHES: dict[str, Callable[[Run, Node], None]] = {
     "heads": _heads,
     "attend": _attend,
     "wanted": _wanted,
+    "scale_logits": _scale_logits,
     "convert": _convert,
 }
