@@ -2,7 +2,7 @@
 
 from functools import cache
 
-import tiny
+import tiny_families
 
 from zse import kernel as zl
 from zse.formats.source import ModelSource, TensorInfo
@@ -35,7 +35,7 @@ def source_of(config: dict, schemes: dict[str, str]) -> ModelSource:
     """A Hugging Face model of config.json `config`. schemes: part of a tensor's name ("v_proj", "" for any) → the name of
     its scheme in memory; the first that fits counts. Vectors are f32."""
     tensors = {}
-    for name, shape in tiny.shapes_of(config).items():
+    for name, shape in tiny_families.shapes_of(config).items():
         scheme = "f32" if len(shape) == 1 else next(scheme for part, scheme in schemes.items() if part in name)
         layout = "rows" if len(shape) == 1 else parse_scheme(scheme).layouts[0]
         tensors[name] = TensorInfo(name, scheme.upper(), shape, None, 0, 0, layout)

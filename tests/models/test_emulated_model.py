@@ -2,6 +2,7 @@
 of dependent launches checked, logits against the float oracle. What no kernel's own cases see is how kernels follow each
 other in a step."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -9,6 +10,7 @@ import numpy as np
 import numpy_model
 import pytest
 import tiny
+import tiny_families
 from session import Session
 
 from zse.bench.profile import profile
@@ -35,6 +37,7 @@ from zse.tensor import Tensor
 from zse_emulator import EmulateDevice
 
 TOKENS = 14
+REFERENCES = np.load(Path(__file__).with_name("references.npz"))
 
 
 def load_emulated(device, path, quantize=None):
@@ -64,6 +67,17 @@ def test_logits_and_order(like, sizes, family, kept_kernels, tmp_path):
     reference = numpy_model.forward(model.config, weights, ids, np.float64)
     logits = Session(device, model, rows=1, max_tokens=16, context=32).run(ids, sizes)
     # bf16 between the operations, as in tests/gpu/test_models.py.
+    assert np.abs(logits - reference).max() < 0.05 * np.abs(reference).max()
+
+
+@pytest.mark.parametrize("family", tiny_families.FAMILIES)
+def test_families_equal_transformers(family, kept_kernels, tmp_path):
+    """A prompt longer than the windows, then tokens one by one."""
+    like = "sm_80" if family in ("gemma2", "olmo2", "cohere") else "sm_90a"
+    device = EmulateDevice(like, cache.package_variants(like))
+    model, _ = load_emulated(device, str(tiny_families.write(family, tmp_path, "BF16")))
+    reference = REFERENCES[family][:20]
+    logits = Session(device, model, rows=1, max_tokens=32, context=48).run(tiny.tokens(family)[:20], [18, 1, 1])
     assert np.abs(logits - reference).max() < 0.05 * np.abs(reference).max()
 
 

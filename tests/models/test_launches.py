@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+import tiny_families
 from null_source import signatures, source_of
 
 from zse.cache.layout import KVCache
@@ -34,7 +35,11 @@ CONFIGS = {
     "qwen2": like("qwen2"),
     "qwen3": like("qwen3"),
     "gemma3": like("gemma3", **WINDOWS),
+    **{family: config | {**WIDE, "num_hidden_layers": 3} for family, config in tiny_families.CONFIGS.items()},
 }
+# Their heads are as wide as the hidden size says, which their longrope and windows fit.
+for family in ("phi4_mini", "minicpm"):
+    CONFIGS[family] = tiny_families.CONFIGS[family] | dict(intermediate_size=512, num_hidden_layers=3)
 # Scheme of the weights by a part of their name. Mixed as GGUF files mix them: v and down, and in part gate, differ.
 INT4 = {"embed": "int8-g32-sym", "lm_head": "int8-g32-sym", "": "int4-g32"}
 MIXED = {"v_proj": "int6-g16", "1.mlp.gate": "int8-g32-sym", "down": "int6-g16", **INT4}
@@ -64,6 +69,7 @@ CPU = {
     "qwen3-int4": ("qwen3", INT4, {}),
     "gemma3-int4": ("gemma3", INT4, {}),
     "gemma3-mixed": ("gemma3", MIXED, {}),
+    **{f"{family}-int4": (family, INT4, {}) for family in ("olmo2", "granite", "cohere2")},
 }
 GPU = {
     "llama-int4": ("llama", GPU_INT4, {}),
@@ -81,6 +87,11 @@ GPU = {
     "gemma3-int4": ("gemma3", GPU_INT4, {}),
     "gemma3-fp8": ("gemma3", FP8, {}),
     "gemma3-fp8-mixed": ("gemma3", FP8_MIXED, {}),
+    **{
+        f"{family}-int4": (family, GPU_INT4, {})
+        for family in ("gemma2", "phi4_mini", "olmo3", "smollm3", "ministral3", "glm4", "cohere2")
+    },
+    **{f"{family}-fp8": (family, FP8, {}) for family in ("olmo2", "cohere")},
 }
 # The inner width is no multiple of 16: gate and up are not joined, and the products do not gate.
 ODD = {"cpu": ("odd", BF16, {}), "gpu": ("odd", BF16, {})}

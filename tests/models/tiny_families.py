@@ -13,9 +13,12 @@ from formats_build import gguf as build_gguf
 
 from zse.models import registry
 
-_BASE = {name: value for name, value in tiny._BASE.items() if name != "rope_theta"}
+_BASE = {name: value for name, value in tiny._BASE.items() if name != "rope_theta"} | dict(head_dim=64)
 _YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16, rope_theta=10000.0)
-_NO_HEAD_DIM = {name: value for name, value in _BASE.items() if name != "head_dim"}
+# Families whose heads are as wide as the hidden size says.
+_NO_HEAD_DIM = {name: value for name, value in _BASE.items() if name != "head_dim"} | dict(
+    hidden_size=128, num_attention_heads=2, num_key_value_heads=1
+)
 
 
 def _factors(pairs: int, start: float) -> list[float]:
@@ -29,32 +32,34 @@ CONFIGS = {
         model_type="gemma2",
         num_hidden_layers=3,
         hidden_activation="gelu_pytorch_tanh",
-        query_pre_attn_scalar=32,
+        query_pre_attn_scalar=64,
         sliding_window=8,
         attn_logit_softcapping=2.0,
         final_logit_softcapping=5.0,
         tie_word_embeddings=True,
     ),
-    "phi3": _NO_HEAD_DIM
-    | dict(architectures=["Phi3ForCausalLM"], model_type="phi3", hidden_size=128, sliding_window=9),
+    "phi3": _NO_HEAD_DIM | dict(architectures=["Phi3ForCausalLM"], model_type="phi3", sliding_window=9),
     "phi4_mini": _NO_HEAD_DIM
     | dict(
         architectures=["Phi3ForCausalLM"],
         model_type="phi3",
-        hidden_size=128,
-        num_attention_heads=2,
-        num_key_value_heads=1,
         tie_word_embeddings=True,
         original_max_position_embeddings=16,
         partial_rotary_factor=0.75,
         rope_scaling=dict(type="longrope", short_factor=_factors(24, 1.0), long_factor=_factors(24, 1.5)),
     ),
-    "olmo2": _NO_HEAD_DIM | dict(architectures=["Olmo2ForCausalLM"], model_type="olmo2", hidden_size=128),
+    "olmo2": _NO_HEAD_DIM
+    | dict(
+        architectures=["Olmo2ForCausalLM"],
+        model_type="olmo2",
+        hidden_size=256,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    ),
     "olmo3": _NO_HEAD_DIM
     | dict(
         architectures=["Olmo3ForCausalLM"],
         model_type="olmo3",
-        hidden_size=128,
         num_hidden_layers=4,
         sliding_window=8,
         rope_parameters=dict(full_attention=_YARN, sliding_attention=dict(rope_type="default", rope_theta=10000.0)),
@@ -98,7 +103,6 @@ CONFIGS = {
     | dict(
         architectures=["MiniCPMForCausalLM"],
         model_type="minicpm",
-        hidden_size=128,
         scale_emb=12,
         scale_depth=1.4,
         dim_model_base=32,
@@ -106,8 +110,8 @@ CONFIGS = {
         rope_scaling=dict(
             rope_type="longrope",
             original_max_position_embeddings=16,
-            short_factor=_factors(16, 1.0),
-            long_factor=_factors(16, 1.5),
+            short_factor=_factors(32, 1.0),
+            long_factor=_factors(32, 1.5),
         ),
     ),
     "cohere": {name: value for name, value in _NO_HEAD_DIM.items() if name != "rms_norm_eps"}
@@ -115,7 +119,6 @@ CONFIGS = {
         architectures=["CohereForCausalLM"],
         model_type="cohere",
         rope_theta=50000.0,
-        hidden_size=128,
         layer_norm_eps=1e-5,
         logit_scale=0.25,
         tie_word_embeddings=True,
@@ -126,7 +129,6 @@ CONFIGS = {
         architectures=["Cohere2ForCausalLM"],
         model_type="cohere2",
         rope_theta=50000.0,
-        hidden_size=128,
         num_hidden_layers=4,
         layer_norm_eps=1e-5,
         logit_scale=0.25,
@@ -160,22 +162,29 @@ def oracle(family: str) -> dict:
     )
 
 
+def shapes_of(config: dict) -> dict[str, tuple[int, ...]]:
+    """Tensor names of a Hugging Face file with this config.json, and their shapes."""
+    parsed = registry.config_from_hf("config.json", config)
+    model = registry.architecture(parsed.architecture)
+    return {model.hf_name(role.name): role.shape for role in model.roles(parsed)}
+
+
 def weights(family: str) -> dict[str, np.ndarray]:
-    """Weights by Hugging Face name. make_references.py loads them strictly into transformers, which shows that the names
+    """Weights by Hugging Face name, exact in bf16. make_references.py loads them strictly into transformers, which shows that the names
     and shapes are right."""
-    config = registry.config_from_hf("config.json", CONFIGS[family])
-    model = registry.architecture(config.architecture)
     found = {}
-    for role in model.roles(config):
-        name = model.hf_name(role.name)
-        found[name] = tiny.uniform(family + name, role.shape, 0.5 if len(role.shape) == 1 else 0.25)
-        if role.kind == "norm" and not model.hf_norm_plus_one:
+    for name, shape in shapes_of(CONFIGS[family]).items():
+        found[name] = tiny.uniform(family + name, shape, 0.5 if len(shape) == 1 else 0.25)
+        if "norm" in name and not family.startswith("gemma2"):
             found[name] += np.float32(1)
+        found[name] = (tiny.to_bf16(found[name]).astype(np.uint32) << 16).view(np.float32)
     return found
 
 
-def write(family: str, folder: Path, *, prefix: str = "model.", wrapper: dict | None = None) -> Path:
-    """A model directory of f32 tensors. prefix: what the tensors' names begin with; wrapper: the outer config.json."""
+def write(
+    family: str, folder: Path, dtype: str = "F32", *, prefix: str = "model.", wrapper: dict | None = None
+) -> Path:
+    """A model directory. dtype: F32 or BF16. prefix: what the tensors' names begin with; wrapper: the outer config.json."""
     config = CONFIGS[family] if wrapper is None else wrapper | {"text_config": CONFIGS[family]}
     (folder / "config.json").write_text(json.dumps(config))
     header, blobs, at = {}, [], 0
@@ -183,9 +192,10 @@ def write(family: str, folder: Path, *, prefix: str = "model.", wrapper: dict | 
         name = name.replace("model.", prefix, 1)
         if name == "lm_head.weight":
             name = prefix.removesuffix("model.") + name if prefix.endswith(".model.") else name
-        header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [at, at + values.nbytes]}
-        blobs.append(values.tobytes())
-        at += values.nbytes
+        data = values.tobytes() if dtype == "F32" else tiny.to_bf16(values).tobytes()
+        header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": [at, at + len(data)]}
+        blobs.append(data)
+        at += len(data)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
