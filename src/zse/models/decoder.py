@@ -17,20 +17,71 @@ nothing here knows a device, a dtype or a weight's scheme. The contract:
 - A new operation is a method here that adds a node, a launch in zse.plan.record, and a rule where it fuses.
 """
 
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Hashable, Iterator
+from typing import Any, ClassVar
 
-from zse.models.config import ModelConfig, RopeConfig
-from zse.models.family import Family
+from zse.models.config import Fields, ModelConfig, RopeConfig
+from zse.models.names import HF_PREFIXES, LLAMA, MODEL, Names, Role, layer_roles
 from zse.plan.trace import Trace, Value
 
 
-class Decoder(Family):
-    """The forward of a decoder-only transformer, of which an architecture writes `layer`."""
+class Decoder:
+    """A decoder-only transformer. An architecture writes `layer`, `from_hf` and `from_gguf`, and overrides what differs from
+    Llama:
+
+    names: a layer's roles with their names. hf_norm_plus_one: a Hugging Face file stores norm weights as their distance
+    from 1. whole_qk_norm: q and k are normalized over all heads together. norm_kind: of `norm`: "rms", or "layer"
+    (LayerNorm without a bias).
+    """
+
+    names: ClassVar[Names] = LLAMA
+    hf_norm_plus_one: ClassVar[bool] = False
+    whole_qk_norm: ClassVar[bool] = False
+    norm_kind: ClassVar[str] = "rms"
 
     def __init__(self, config: ModelConfig):
         self.config = config
         self.trace = Trace({})
+
+    # -- the files
+
+    @staticmethod
+    def from_hf(fields: Fields, generation: Fields | None) -> ModelConfig:
+        """ModelConfig of config.json (and generation_config.json, for its end-of-sequence ids)."""
+        raise NotImplementedError
+
+    @staticmethod
+    def from_gguf(fields: Fields, tensors) -> ModelConfig:
+        """ModelConfig of GGUF metadata. tensors: name → shape."""
+        raise NotImplementedError
+
+    @classmethod
+    def roles(cls, config: ModelConfig) -> Iterator[Role]:
+        """Every tensor of the model in execution order; a tied head is not a tensor of its own."""
+        yield Role("embed", (config.vocab_size, config.hidden_size), "matrix")
+        roles = layer_roles(config, cls.names, cls.whole_qk_norm)
+        for layer in range(config.num_layers):
+            for role in roles:
+                yield Role(f"layers.{layer}.{role.name}", role.shape, role.kind, role.heads)
+        yield Role("final_norm", (config.hidden_size,), "norm")
+        if not config.tied_head:
+            yield Role("head", (config.vocab_size, config.hidden_size), "matrix")
+
+    @classmethod
+    def gguf_name(cls, role: str) -> str:
+        """ "layers.3.q" → "blk.3.attn_q.weight"."""
+        if not role.startswith("layers."):
+            return MODEL[role][0]
+        _, layer, name = role.split(".")
+        return f"blk.{layer}.{cls.names[name][0]}"
+
+    @classmethod
+    def hf_name(cls, role: str, prefix: str = "model.") -> str:
+        """ "layers.3.q" → "model.layers.3.self_attn.q_proj.weight"; the head has a prefix of its own."""
+        if not role.startswith("layers."):
+            return (HF_PREFIXES[prefix] if role == "head" else prefix) + MODEL[role][1]
+        _, layer, name = role.split(".")
+        return f"{prefix}layers.{layer}.{cls.names[name][1]}"
 
     # -- the forward: begin, each layer, end
 

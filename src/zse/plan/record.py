@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 
 from zse.dtypes import ITEM_BYTES
 from zse.errors import ConfigError
-from zse.kernels import gpu
+from zse.kernels import gpu, logits
 from zse.kernels.activation import gated
 from zse.kernels.attention import attention, num_splits, partial_shape
 from zse.kernels.embed import embed
 from zse.kernels.gather import gather_rows
-from zse.kernels.logits import scale_logits
 from zse.kernels.matmul import matmul, matmul_gated
 from zse.kernels.norm import add_rmsnorm
 from zse.kernels.qkv_post import qkv_post
@@ -527,7 +526,7 @@ def _wanted(run: Run, node: Node) -> None:
 
 def _scale_logits(run: Run, node: Node) -> None:
     options = node.options
-    scale_logits(run.recorder, run.t[node.inputs[0]], options.get("factor", 1.0), options.get("cap", 0.0))
+    logits.scale_logits(run.recorder, run.t[node.inputs[0]], options.get("factor", 1.0), options.get("cap", 0.0))
 
 
 def _convert(run: Run, node: Node) -> None:
