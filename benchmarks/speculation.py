@@ -58,14 +58,14 @@ def run(llm, prompts: list[list[int]], params: SamplingParams) -> tuple[float, l
 def measure(llm, prompts, params, rounds: int):
     """(plain seconds, seconds with drafts, ratio, counters) of the round with the median ratio."""
     engine = llm._engine
-    speculator, found = engine.speculator, []
+    speculation, found = engine.feature("speculation"), []
     for number in range(rounds + 1):
         seconds, replies = {}, {}
         before = llm.metrics()
         for drafts in (False, True) if number % 2 else (True, False):
-            engine.speculator = speculator if drafts else None
+            engine.use("speculation", speculation if drafts else None)
             seconds[drafts], replies[drafts] = run(llm, prompts, params)
-        engine.speculator = speculator
+        engine.use("speculation", speculation)
         if replies[False] != replies[True]:
             sys.exit("the replies differ with drafts: that is a bug")
         after = llm.metrics()

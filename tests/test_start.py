@@ -71,7 +71,6 @@ NOT_IN_ENGINE = NEITHER | {
     "zse.cache.files",
     "zse.cache.contiguous",
     "zse.cache.grouped",
-    "zse.cache.windows",
     "zse.speculative.draft_model",
     "zse.quant.pack",
     "zse.kernels.gpu",

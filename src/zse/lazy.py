@@ -67,7 +67,7 @@ GPU_ENGINE = (
     "zse.kernels.gpu.r16",
     "zse.kernels.gpu.dequantize",
     "zse.engine.core",
-    "zse.speculative.speculator",
+    "zse.engine.speculation",
     "zse.runtime.gpu_load",
     "zse.runtime.gpu_graph",
     "zse.kernels.page_table",

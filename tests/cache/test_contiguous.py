@@ -7,9 +7,8 @@ import pytest
 
 from zse.cache.contiguous import ContiguousCacheManager
 from zse.cache.groups import rows_of
-from zse.cache.offload import HostPool
 from zse.cache.pages import BLOCK as PAGE
-from zse.cache.pages import PageAllocator
+from zse.cache.pages import HostPool, PageAllocator
 from zse.cache.prefix import PrefixCache
 
 CONTEXT = 4 * PAGE

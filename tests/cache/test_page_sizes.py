@@ -10,10 +10,10 @@ from zse.cache.files import PageFiles, key_of
 from zse.cache.grouped import GroupedCacheManager
 from zse.cache.groups import PageGeometry, rows_of
 from zse.cache.layout import KVCache
-from zse.cache.manager import CacheManager, cache_manager
-from zse.cache.offload import HostPool
-from zse.cache.pages import BLOCK, PAGE_SIZES, PageAllocator
-from zse.cache.prefix import PrefixCache, _common
+from zse.cache.manager import CacheManager
+from zse.cache.managers import cache_manager
+from zse.cache.pages import BLOCK, PAGE_SIZES, HostPool, PageAllocator
+from zse.cache.prefix import PrefixCache, common_tokens
 from zse.runtime.null import NullDevice
 
 SALT = ("a", "")
@@ -112,7 +112,7 @@ def test_common_beginnings():
         a = [rng.randrange(3) for _ in range(rng.randint(1, 128))]
         b = [*a[: rng.randint(0, len(a))], *(rng.randrange(3) for _ in range(rng.randint(0, 128)))]
         expected = next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-        assert _common(array("i", a).tobytes(), array("i", b).tobytes()) == expected
+        assert common_tokens(array("i", a).tobytes(), array("i", b).tobytes()) == expected
 
 
 def test_files_of_other_page_sizes_are_not_read(tmp_path):

@@ -38,7 +38,7 @@ def engine_of(model):
         engine = loaded[-1].engine
         if ahead:
             first = engine.runner
-            engine.runner = engine.jobs._runner = Runner(first.device, first.model, first.config, runs_ahead=True)
+            engine.runner = Runner(first.device, first.model, first.config, runs_ahead=True)
         return engine
 
     yield make
@@ -57,18 +57,18 @@ def drain(engine):
     for _ in range(3000):
         for output in engine.step():
             tokens.setdefault(output.id, []).extend(output.tokens)
-        over |= {search.id: search.result or search.error for search in engine.over_jobs()}
+        over |= {search.id: search.result or search.error for search in engine.take_completed()}
         assert engine.scheduler.check_integrity() == []
         if not engine.has_work:
             assert engine.scheduler.cache.num_free == engine.scheduler.cache.num_pages
-            assert not engine.beams._searches and not engine.beams._search_of
+            assert not engine.feature("beams")._searches and not engine.feature("beams")._search_of
             return over, tokens
     raise AssertionError("it does not end")
 
 
 def search(engine, *asked):
     for id, (ids, params) in enumerate(asked):
-        engine.search(id, ids, params)
+        engine.submit(id, ids, params)
     over, _ = drain(engine)
     return [over[id] for id in range(len(asked))]
 
@@ -140,7 +140,7 @@ def test_beside_requests_and_cancelled(engine_of, ahead):
     engine.submit(1, prompt(25), params)
     said = []
     for id in range(2, 5):
-        engine.search(id, prompt(40), beams)
+        engine.submit(id, prompt(40), beams)
     for _ in range(4):
         said += [token for output in engine.step() for token in output.tokens]
     assert engine.cancel(3) and not engine.cancel(3)
@@ -148,10 +148,10 @@ def test_beside_requests_and_cancelled(engine_of, ahead):
     assert said + tokens[1] == alone[1] and set(over) == {2, 4}
     assert over[2].replies == over[4].replies == expected.replies
     assert over[4].cached_tokens > 0  # the prompt was computed once
-    engine.search(9, prompt(40), beams)
+    engine.submit(9, prompt(40), beams)
     engine.step()
     engine.close()
-    assert not engine.beams._searches and not engine.scheduler.has_work
+    assert not engine.feature("beams")._searches and not engine.scheduler.has_work
 
 
 def test_refusals_and_failures(engine_of, tmp_path):
@@ -166,13 +166,13 @@ def test_refusals_and_failures(engine_of, tmp_path):
         (BeamParams(max_tokens=CONTEXT), None),
     ):
         with pytest.raises(RequestError) as caught:
-            engine.search(1, prompt(5), checked(params))
+            engine.submit(1, prompt(5), checked(params))
         assert caught.value.param == param and caught.value.status == 400
     assert not engine.has_work
-    engine.search(1, prompt(5), BeamParams(max_tokens=2))
+    engine.submit(1, prompt(5), BeamParams(max_tokens=2))
     with pytest.raises(RequestError, match="in use"):
-        engine.search(1, prompt(5), BeamParams(max_tokens=2))
-    engine.search(2, [5, NAN_TOKEN, 6], BeamParams(max_tokens=3))
+        engine.submit(1, prompt(5), BeamParams(max_tokens=2))
+    engine.submit(2, [5, NAN_TOKEN, 6], BeamParams(max_tokens=3))
     over, _ = drain(engine)
     assert len(over[1].replies) == 4 and over[2].code == "numerical_error"
 
@@ -191,4 +191,4 @@ def test_ties_and_ends():
     assert [beam.tokens for beam in search.beams] == [[7, 5], [8, 5]]
     assert [(found.tokens, found.score, found.finish) for found in search.finished] == [([7, EOS], -2.0, "stop")]
     assert search.advance([[(EOS, -0.1), (5, -3.0), (6, -4.0)], [(EOS, -0.2), (5, -3.0), (6, -4.0)]]) == []
-    assert search.is_over and [found.tokens for found in search.finished] == [[7, EOS], [7, 5, EOS]]
+    assert search.is_completed and [found.tokens for found in search.finished] == [[7, EOS], [7, 5, EOS]]

@@ -3,7 +3,7 @@ from fake_engine import EOS, make_engine
 
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
-from zse.scheduler.policy import Policy
+from zse.scheduler.options import SchedulingPolicy
 
 
 def drain(engine):
@@ -71,7 +71,7 @@ def test_running_ahead_changes_no_token(num_pages):
 
     def run(runs_ahead):
         engine = make_engine(
-            runs_ahead=runs_ahead, num_pages=num_pages, max_rows=3, policy=Policy(reserve_output=False)
+            runs_ahead=runs_ahead, num_pages=num_pages, max_rows=3, policy=SchedulingPolicy(reserve_output=False)
         )
         for id in range(6):
             engine.submit(

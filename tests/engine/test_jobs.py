@@ -36,7 +36,6 @@ def engine_of(model, request):
         if request.param:
             first = engine.runner
             engine.runner = Runner(first.device, first.model, first.config, runs_ahead=True)
-            engine.jobs._runner = engine.runner
         return engine
 
     yield make
@@ -55,15 +54,15 @@ def drain(engine):
     while engine.has_work:
         for output in engine.step():
             tokens.setdefault(output.id, []).extend(output.tokens)
-        jobs |= {job.id: job for job in engine.over_jobs()}
-        assert engine.scheduler.check_integrity() == [] and engine.jobs.check_integrity() == []
+        jobs |= {job.id: job for job in engine.take_completed()}
+        assert engine.scheduler.check_integrity() == [] and engine.feature("jobs").check_integrity() == []
     assert engine.scheduler.cache.num_free == engine.scheduler.cache.num_pages
     return jobs, tokens
 
 
 def measure(engine, *asked):
     for id, (ids, ask) in enumerate(asked):
-        engine.measure(id, ids, ask)
+        engine.submit(id, ids, ask)
     jobs, _ = drain(engine)
     return [jobs[id].result for id in range(len(asked))]
 
@@ -74,7 +73,9 @@ def vector(result):
 
 def reference(engine, ids):
     """logits float64 [len(ids), VOCAB] by teacher forcing."""
-    return np.concatenate([np.array(logits, np.float64).reshape(-1, VOCAB) for *_, logits in engine.score(ids)])
+    return np.concatenate(
+        [np.array(logits, np.float64).reshape(-1, VOCAB) for *_, logits in engine.feature("jobs").score(ids)]
+    )
 
 
 def test_prompt_logprobs_and_targets_agree_with_the_logits(engine_of):
@@ -146,8 +147,8 @@ def test_jobs_beside_requests_disturb_nobody(engine_of):
     for id, ids in requests.items():
         engine.submit(id, ids, params)
     for id, (ids, ask) in enumerate(asked):
-        engine.measure(id, ids, ask)
-    engine.measure(50, prompt(60), Ask("mean"))
+        engine.submit(id, ids, ask)
+    engine.submit(50, prompt(60), Ask("mean"))
     for _ in range(3):
         engine.step()
     assert engine.cancel(50) and not engine.cancel(50)
@@ -162,13 +163,13 @@ def test_a_job_waits_for_pages_and_later_requests_wait_for_it(engine_of):
     params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
     engine.submit(1, prompt(60), params)
     engine.step()
-    engine.measure(2, prompt(140), Ask("last"))
+    engine.submit(2, prompt(140), Ask("last"))
     engine.step()
     order = []
     for number in range(200):
         engine.submit(10 + number, prompt(20), SamplingParams(max_tokens=2, ignore_eos=True, temperature=0.0))
         order += [output.id for output in engine.step() if output.finish]
-        order += [job.id for job in engine.over_jobs()]
+        order += [job.id for job in engine.take_completed()]
         assert engine.scheduler.check_integrity() == []
         if 2 in order:
             break
@@ -188,7 +189,7 @@ def test_a_job_that_gives_numbers_that_are_not_finite_fails_alone(engine_of, tmp
             (good, Ask("mean")),
         ]
     ):
-        engine.measure(id, ids, ask)
+        engine.submit(id, ids, ask)
     jobs, _ = drain(engine)
     assert [job.error.code if job.error else None for _, job in sorted(jobs.items())] == [
         None,
@@ -203,7 +204,7 @@ def test_a_job_that_gives_numbers_that_are_not_finite_fails_alone(engine_of, tmp
 
 def test_refusals():
     engine = make_engine(max_waiting=2)
-    engine.scheduler.loans.borrow = lambda count, job: None
+    engine.scheduler.admission.admit_job = lambda count, job: None
     for ids, ask, code in (
         ([], Ask("mean"), "invalid_value"),
         ([COUNTED], Ask("mean"), "invalid_token_id"),
@@ -214,31 +215,31 @@ def test_refusals():
         ([1], Ask("logprobs", top=21), "out_of_range"),
     ):
         with pytest.raises(RequestError) as caught:
-            engine.measure(1, ids, ask)
+            engine.submit(1, ids, ask)
         assert caught.value.code == code
-    engine.measure(1, [1], Ask("mean"))
+    engine.submit(1, [1], Ask("mean"))
     with pytest.raises(RequestError, match="in use"):
-        engine.measure(1, [1], Ask("mean"))
-    engine.measure(2, [1], Ask("mean"), RequestOptions(priority=1))
-    assert [job.id for job in engine.jobs._waiting] == [2, 1]
+        engine.submit(1, [1], Ask("mean"))
+    engine.submit(2, [1], Ask("mean"), RequestOptions(priority=1))
+    assert [job.id for job in engine.feature("jobs")._waiting] == [2, 1]
     with pytest.raises(RequestError, match="2 requests are waiting"):
-        engine.measure(3, [1], Ask("mean"))
-    assert engine.jobs.counters["jobs_refused"] == 9
+        engine.submit(3, [1], Ask("mean"))
+    assert engine.feature("jobs").counters()["jobs_refused"] == 9
     engine.close()
-    assert not engine.jobs.has_work
+    assert not engine.feature("jobs").has_work
 
 
 def test_a_deadline_that_passes_in_the_queue():
     now = [0.0]
     engine = make_engine()
-    engine._clock = lambda: now[0]
-    engine.scheduler.loans.borrow = lambda count, job: None
-    engine.measure(1, [1], Ask("mean"), RequestOptions(deadline_ms=100))
+    engine.clock = lambda: now[0]
+    engine.scheduler.admission.admit_job = lambda count, job: None
+    engine.submit(1, [1], Ask("mean"), RequestOptions(deadline_ms=100))
     engine.step()
-    assert engine.over_jobs() == []
+    assert engine.take_completed() == []
     now[0] = 0.2
     engine.step()
-    (job,) = engine.over_jobs()
+    (job,) = engine.take_completed()
     assert job.error.code == "timeout" and job.error.status == 504 and not engine.has_work
 
 
@@ -252,29 +253,29 @@ def test_the_longest_sequence_and_more_jobs_than_rows(engine_of):
 def test_a_flood_of_one_tenant_does_not_keep_back_anothers_job(engine_of):
     engine = engine_of()
     for id in range(30):
-        engine.measure(id, prompt(40, id), Ask("mean"), RequestOptions(tenant="a", priority=10))
-    engine.measure(30, prompt(40), Ask("mean"), RequestOptions(tenant="b"))
+        engine.submit(id, prompt(40, id), Ask("mean"), RequestOptions(tenant="a", priority=10))
+    engine.submit(30, prompt(40), Ask("mean"), RequestOptions(tenant="b"))
     order = []
     while engine.has_work:
         engine.step()
-        order += [job.id for job in engine.over_jobs()]
-        assert engine.jobs.check_integrity() == []
+        order += [job.id for job in engine.take_completed()]
+        assert engine.feature("jobs").check_integrity() == []
     assert sorted(order) == list(range(31)) and order.index(30) < 12
-    assert not engine.scheduler.life.queue.tenants
+    assert not engine.scheduler.life.tenants
 
 
 def test_a_long_job_leaves_room_in_a_chunk_for_another_tenant():
     engine = make_engine(max_tokens=32)
-    jobs = engine.jobs
+    jobs = engine.feature("jobs")
     long, short = (
-        jobs.submit(id, [1] * length, Ask("mean"), RequestOptions(tenant=tenant))
+        jobs.submit(id, [1] * length, Ask("mean"), RequestOptions(tenant=tenant), 0.0)
         for id, length, tenant in ((1, 200, "a"), (2, 5, "b"))
     )
     assert jobs._share_out([long], 32) == [32]
     assert jobs._share_out([long, short], 32) == [27, 5]
     short.tokens *= 20
     assert jobs._share_out([long, short], 32) == [16, 16]
-    third = jobs.submit(3, [1] * 50, Ask("mean"), RequestOptions(tenant="b", weight=3.0))
+    third = jobs.submit(3, [1] * 50, Ask("mean"), RequestOptions(tenant="b", weight=3.0), 0.0)
     assert jobs._share_out([long, short, third], 32) == [8, 24, 0]
     assert jobs._share_out([long, third], 1) == [1, 0]
 
@@ -282,7 +283,7 @@ def test_a_long_job_leaves_room_in_a_chunk_for_another_tenant():
 def test_a_prompt_with_log_probabilities_is_computed_once(engine_of):
     engine = engine_of()
     ids = prompt(50)
-    engine.measure(1, ids, Ask("logprobs", top=2))
+    engine.submit(1, ids, Ask("logprobs", top=2))
     drain(engine)
     cached = {}
     for id, options in ((2, RequestOptions()), (3, RequestOptions(cache_salt="other"))):

@@ -215,4 +215,4 @@ def test_embeddings_and_scores(smollm2):
         smollm2.score("a", ["antidisestablishmentarianism"])
     with pytest.raises(RequestError, match="vocabulary"):
         smollm2.embed([[1], [10**6]])
-    assert not smollm2._engine.has_work and smollm2._engine.over_jobs() == []
+    assert not smollm2._engine.has_work and smollm2._engine.take_completed() == []

@@ -5,12 +5,13 @@ import pytest
 import tiny_model
 from test_prefix_cache import Said, greedy, prompt, run, sampled
 
-from zse.cache.offload import HostPool
+from zse.cache.pages import HostPool
 from zse.engine.config import EngineConfig
 from zse.engine.load import load_engine
 from zse.engine.messages import Ask
 from zse.engine.metrics import Phases
 from zse.engine.runner import Runner
+from zse.engine.speculation import Speculation
 from zse.sampling.beam import BeamParams
 from zse.sampling.params import SamplingParams
 from zse.speculative.speculator import Speculator
@@ -53,7 +54,7 @@ def engine_of(model):
         loaded = load_engine(config, Phases(lambda: 0.0))
         engine, first = loaded.engine, loaded.engine.runner
         if ahead:
-            engine.runner = engine.jobs._runner = Runner(loaded.device, first.model, loaded.config, runs_ahead=True)
+            engine.runner = Runner(loaded.device, first.model, loaded.config, runs_ahead=True)
         assert loaded.config.page_size == engine.scheduler.cache.page_size == page_size
         made.append((loaded, first))
         return engine
@@ -137,8 +138,9 @@ def test_drafts_and_contiguous_rows_say_the_same(engine_of, size, ahead):
     requests = [(ids, greedy(100)), (ids[:70], greedy(60)), (prompt(33, 13), sampled(9, 60))]
     plain = run(engine_of(prefix_cache=False, speculation="none"), *requests)
     engine = engine_of(size, ahead)
-    engine.speculator = Knowing(4, "cpu", runs_ahead=ahead)
-    engine.speculator.replies = plain.tokens
+    speculator = Knowing(4, "cpu", runs_ahead=ahead)
+    speculator.replies = plain.tokens
+    engine.use("speculation", Speculation(engine.scheduler, speculator))
     assert run(engine, *requests).tokens == plain.tokens
     counters = engine.scheduler.counters
     assert 50 < counters.accepted_tokens < counters.drafted_tokens
@@ -154,14 +156,14 @@ def test_jobs_and_beams_say_the_same(engine_of, size, ahead):
     def story(engine) -> tuple[dict, dict]:
         over, tokens = {}, {}
         engine.submit(1, ids[:50], sampled(3, 40))
-        engine.measure(2, ids, Ask("logprobs", top=1))
-        engine.measure(3, ids[:33], Ask("mean"))
-        engine.search(4, ids[:70], beams)
+        engine.submit(2, ids, Ask("logprobs", top=1))
+        engine.submit(3, ids[:33], Ask("mean"))
+        engine.submit(4, ids[:70], beams)
         while engine.has_work:
             for output in engine.step():
                 tokens.setdefault(output.id, []).extend(output.tokens)
-            over |= {item.id: item.result for item in engine.over_jobs()}
-            assert engine.scheduler.check_integrity() == [] and engine.jobs.check_integrity() == []
+            over |= {item.id: item.result for item in engine.take_completed()}
+            assert engine.scheduler.check_integrity() == [] and engine.feature("jobs").check_integrity() == []
         assert engine.scheduler.cache.num_free == engine.scheduler.cache.num_pages
         return {**over, 4: over[4].replies}, tokens  # how much of the prompt was cached may differ
 
@@ -217,9 +219,10 @@ def test_a_draft_model_has_pages_of_the_same_size(model, engine_of):
     requests = [(prompt(70, 3), greedy(80)), (prompt(5, 4), SamplingParams(max_tokens=60, seed=1, ignore_eos=True))]
     expected = run(engine_of(speculation="none"), *requests)
     engine = engine_of(32, draft_model=str(model), draft_tokens=3)
-    engine.speculator.room = lambda rows, most: most
-    engine.speculator.choose = lambda candidates, rows, most, round_s=0.0: [min(3, each.room) for each in candidates]
+    speculator = engine.feature("speculation").speculator
+    speculator.room = lambda rows, most: most
+    speculator.choose = lambda candidates, rows, most, round_s=0.0: [min(3, each.room) for each in candidates]
     assert run(engine, *requests).tokens == expected.tokens
     counters = engine.scheduler.counters
     assert counters.accepted_tokens > 0.9 * counters.drafted_tokens > 20
-    assert engine.speculator.cache.page_size == 32 and engine.speculator.cache.check_integrity() == []
+    assert speculator.cache.page_size == 32 and speculator.cache.check_integrity() == []

@@ -5,7 +5,7 @@ import pytest
 import tiny_model
 from tiny_model import NAN_TOKEN
 
-from zse.cache.offload import HostPool
+from zse.cache.pages import HostPool
 from zse.engine.config import EngineConfig
 from zse.engine.load import load_engine
 from zse.engine.metrics import Phases
@@ -172,7 +172,7 @@ def test_rows_of_a_whole_context_each_say_the_same(engine_of):
     assert said.drain().tokens == expected.tokens and set(said.cached.values()) == {0}
     counters = engine.counters()
     assert counters["preemptions"] == 0 == counters["reserved_pages"] and "prefix_hits" not in counters
-    assert list(engine.score(ids))  # a job borrows pages between the rows
+    assert list(engine.feature("jobs").score(ids))  # a job borrows pages between the rows
 
 
 def test_preempted_requests_find_their_pages_again(engine_of):

@@ -155,12 +155,12 @@ def test_running_ahead_says_the_same(engine_of, ahead_of, options):
 def test_scoring_and_cancelling_beside_steps_in_flight(engine_of, ahead_of):
     quiet = engine_of(max_rows=2)
     expected = run(quiet, a=MANY["long"])["a"][0]
-    scores = [value for _, some, _, _ in quiet.score(prompt(40)) for value in some]
+    scores = [value for _, some, _, _ in quiet.feature("jobs").score(prompt(40)) for value in some]
     engine = ahead_of(max_rows=2)
     engine.submit(1, *MANY["long"])
     engine.submit(2, *MANY["page"])
     got, scored = [], []
-    for number, (_, some, _, _) in enumerate(engine.score(prompt(40))):
+    for number, (_, some, _, _) in enumerate(engine.feature("jobs").score(prompt(40))):
         scored += some
         got += [token for output in engine.step() if output.id == 1 for token in output.tokens]
         if number == 1:
@@ -177,7 +177,7 @@ def test_log_probabilities(engine_of):
         assert entry.top[0] == (token, pytest.approx(entry.logprob)) and len(entry.top) == 5
         assert [value for _, value in entry.top] == sorted((value for _, value in entry.top), reverse=True)
     # Teacher forcing over prompt and reply says the same of each sampled token.
-    scores = [value for _, some, _, _ in engine.score(ids + reply) for value in some][len(ids) - 1 : -1]
+    scores = [value for _, some, _, _ in engine.feature("jobs").score(ids + reply) for value in some][len(ids) - 1 : -1]
     assert [entry.logprob for entry in logprobs] == pytest.approx(scores, abs=2e-4)  # f16 KV, other kernels
     everything = run(engine, a=(ids, greedy(1, logprobs=20)))["a"][1][0].top
     assert 0 < sum(math.exp(value) for _, value in everything) <= 1.0001
@@ -187,7 +187,7 @@ def test_scores_agree_with_the_logits(engine_of):
     engine = engine_of()
     ids = prompt(50)
     at = 0
-    for start, logprobs, top1, logits in engine.score(ids):
+    for start, logprobs, top1, logits in engine.feature("jobs").score(ids):
         lines = np.array(logits, dtype=np.float64).reshape(-1, VOCAB)
         assert start == at and len(lines) == len(logprobs) == len(top1)
         at += len(lines)
@@ -203,10 +203,10 @@ def test_scores_agree_with_the_logits(engine_of):
 def test_scoring_beside_running_requests_disturbs_nobody(engine_of):
     engine = engine_of(max_rows=2)
     expected = run(engine, a=MANY["long"])["a"][0]
-    quiet = [value for _, some, _, _ in engine.score(prompt(40)) for value in some]
+    quiet = [value for _, some, _, _ in engine.feature("jobs").score(prompt(40)) for value in some]
     engine.submit(1, *MANY["long"])
     got, scores = [], []
-    for _, some, _, _ in engine.score(prompt(40)):
+    for _, some, _, _ in engine.feature("jobs").score(prompt(40)):
         scores += some
         got += [token for output in engine.step() for token in output.tokens]
     assert engine.scheduler.check_integrity() == []
@@ -260,9 +260,9 @@ def test_stop_ids_eos_and_the_context_end_a_reply(engine_of):
     with pytest.raises(RequestError, match="context is 256 tokens"):
         engine.submit(1, prompt(CONTEXT), greedy(1))
     with pytest.raises(RequestError, match="more than the context"):
-        list(engine.score(prompt(CONTEXT + 1)))
+        list(engine.feature("jobs").score(prompt(CONTEXT + 1)))
     with pytest.raises(RequestError, match="token id 160 is outside"):
-        list(engine.score([VOCAB]))
+        list(engine.feature("jobs").score([VOCAB]))
     assert engine.scheduler.check_integrity() == []
 
 

@@ -28,10 +28,10 @@ from zse.engine.messages import (
     Tokens,
 )
 from zse.engine.process import spawn
-from zse.engine.worker import news
+from zse.engine.serving import told
 from zse.errors import EngineError
 from zse.sampling.params import SamplingParams
-from zse.scheduler.batch import Output
+from zse.scheduler.batch import Output, numerical_error
 
 FAKE = ("-P", str(Path(__file__).parent / "fake_engine.py"))
 
@@ -100,15 +100,15 @@ def test_a_step_of_several_requests_is_one_message():
         Output(2, [6], None, "stop"),
         Output(3, [7], None, None),
         Output(4, [8], [TokenLogprob(-1.0, [])], None),
-        Output(5, [], None, "error"),
+        Output(5, [], None, "error", error=numerical_error()),
     ]
-    messages = news(outputs)
+    messages = told(outputs)
     assert messages[:3] == [
         StepTokens([1, 3], [5, 7]),
         Tokens(2, [6], None, "stop"),
         Tokens(4, [8], [TokenLogprob(-1.0, [])]),
     ]
-    assert (messages[3].id, messages[3].code) == (5, "numerical_error") and news([]) == []
+    assert (messages[3].id, messages[3].code) == (5, "numerical_error") and told([]) == []
     frames = b"".join(encode(message) for message in messages)
     assert FrameReader(FromEngine).feed(frames) == messages
     with pytest.raises(EngineError, match="no message"):

@@ -115,13 +115,13 @@ def test_log_probabilities_and_scores_are_close_to_the_cpu(engine_of):
     ids = prompt(20)
     engine = engine_of()
     reply, logprobs, _ = run(engine, a=(ids, greedy(10, logprobs=5)))["a"]
-    scores = [value for _, some, _, _ in engine.score(ids + reply) for value in some][len(ids) - 1 : -1]
+    scores = [value for _, some, _, _ in engine.feature("jobs").score(ids + reply) for value in some][len(ids) - 1 : -1]
     cpu = load_engine(
         EngineConfig(model=engine_of.model, device="cpu", threads=2, activations="f32", kv_dtype="f32"),
         Phases(lambda: 0.0),
     )
     wanted, largest = [], 0.0
-    for _, some, _, logits in cpu.engine.score(ids + reply):
+    for _, some, _, logits in cpu.engine.feature("jobs").score(ids + reply):
         wanted += some
         largest = max(largest, float(np.abs(np.array(logits)).max()))
     cpu.engine.close()

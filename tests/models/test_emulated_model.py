@@ -17,13 +17,15 @@ from zse.bench.profile import profile
 from zse.bench.speed import greedy
 from zse.cache.grouped import GroupedCacheManager
 from zse.cache.groups import PageGeometry, geometry
-from zse.cache.offload import HostPool
+from zse.cache.pages import HostPool
 from zse.cache.prefix import PrefixCache
 from zse.engine.config import EngineConfig
 from zse.engine.core import Engine
+from zse.engine.feature import Feature
 from zse.engine.memory import plan_memory
 from zse.engine.messages import Ask
 from zse.engine.runner import Runner
+from zse.engine.speculation import Speculation
 from zse.formats.source import open_model
 from zse.kernel import cache
 from zse.models.load import Model, load_model, place, plan_model
@@ -217,14 +219,13 @@ def test_masks_between_the_forward_and_the_sampler(kept_kernels, tmp_path):
     vocab = plan.config.vocab_size
     nbytes = (vocab + 31) // 32 * 4
 
-    class Masks:
+    class Masks(Feature):
         """Stands for the grammar process: token 5 + position is the only one allowed to request 1."""
 
-        num_live, num_waiting = 1, 0
         come_first, draws_first = True, False
 
-        def masks(self, batch, lazy):
-            assert not lazy, "what is drawn on a device that runs ahead cannot be drawn again"
+        def before_run(self, batch):
+            assert not runner.lazy_masks, "what is drawn on a device that runs ahead cannot be drawn again"
             self.lines, self.memory, line = [], memoryview(bytearray(nbytes * 4)), 0
             for entry in batch.entries:
                 if entry.samples and entry.request.id == 1:
@@ -237,19 +238,10 @@ def test_masks_between_the_forward_and_the_sampler(kept_kernels, tmp_path):
         def first_lines(self):
             return self.lines
 
-        def busy(self):
-            pass
-
-        def take_compiled(self, idle):
-            return []
-
-        def settle(self, outputs):
-            return outputs
-
     def run(ids):
         scheduler = Scheduler(num_pages=config.num_pages, max_rows=2, max_tokens=32, max_context=64, vocab_size=vocab)
         engine = Engine(scheduler, runner)
-        engine.grammars = Masks()
+        engine.use("grammars", Masks())
         params = SamplingParams(max_tokens=4, temperature=1.0, seed=1, ignore_eos=True)
         prompt = tiny.tokens("llama").tolist()[:6]
         replies = {id: [] for id in ids}
@@ -308,7 +300,9 @@ def test_drafts_are_verified_on_a_gpu(kept_kernels, tmp_path):
             vocab_size=plan.config.vocab_size,
             max_drafts=config.max_drafts,
         )
-        engine = Engine(scheduler, runner, speculator=speculator)
+        engine = Engine(scheduler, runner)
+        if speculator is not None:
+            engine.use("speculation", Speculation(scheduler, speculator))
         replies = {id: [] for id in range(3)}
         for id, request in enumerate(requests):
             engine.submit(id, *request)
@@ -349,13 +343,13 @@ def test_jobs_and_beams(kept_kernels, tmp_path):
     logits = numpy_model.forward(model.config, weights, np.array(ids), np.float64)
     logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     engine.submit(1, ids[:5], SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True))
-    engine.measure(2, ids, Ask("logprobs", top=2))
-    engine.measure(3, ids, Ask("last"))
-    engine.search(4, ids, BeamParams(beam_width=2, max_tokens=2))
+    engine.submit(2, ids, Ask("logprobs", top=2))
+    engine.submit(3, ids, Ask("last"))
+    engine.submit(4, ids, BeamParams(beam_width=2, max_tokens=2))
     over = {}
     while engine.has_work:
         engine.step()
-        over |= {job.id: job.result for job in engine.over_jobs()}
+        over |= {job.id: job.result for job in engine.take_completed()}
         assert scheduler.check_integrity() == []
     near = 0.05 * np.abs(logits).max()
     found = [entry.logprob for entry in over[2].logprobs[1:]]

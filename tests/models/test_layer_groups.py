@@ -87,7 +87,7 @@ def replies(model, monkeypatch, *, grouped: bool, ahead: bool = False, **options
                         if id == 0
                     ),
                 )
-        scores = [chunk[1] for chunk in engine.score(ids)]
+        scores = [chunk[1] for chunk in engine.feature("jobs").score(ids)]
         assert scheduler.check_integrity() == []
         assert ("trimmed_pages" in engine.counters()) == isinstance(scheduler.cache, GroupedCacheManager)
         assert scheduler.cache.num_free == scheduler.cache.num_pages

@@ -32,14 +32,14 @@ import zlib
 import msgspec
 
 from zse.cache.groups import ONE_GROUP, PageGeometry, rows_of
-from zse.cache.offload import HostPool
-from zse.cache.pages import BLOCK, PageAllocator
+from zse.cache.pages import BLOCK, HostPool, PageAllocator
 from zse.cache.prefix import PrefixCache
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
+from zse.scheduler.admission import MAX_PREEMPTIONS
 from zse.scheduler.batch import Batch, Output
-from zse.scheduler.options import RequestOptions
-from zse.scheduler.policy import MAX_PREEMPTIONS, MAX_RECOMPUTED, Policy
+from zse.scheduler.lifecycle import MAX_RECOMPUTED
+from zse.scheduler.options import RequestOptions, SchedulingPolicy
 from zse.scheduler.scheduler import Scheduler
 
 VOCAB = 50
@@ -236,7 +236,7 @@ class Simulation:
             prefix_cache=PrefixCache(self.num_pages, policy, page_size) if (policy := rng.choice(policies)) else None,
             host=HostPool(rng.choice((0, 4, 40, 40))),
             geometry=geometry,
-            policy=Policy(
+            policy=SchedulingPolicy(
                 reserve_output=rng.random() < 0.5,
                 batching=rng.choice(("continuous", "continuous", "static")),
                 fair_share=rng.random() < 0.7,

@@ -7,14 +7,16 @@ import pytest
 from test_scheduler import greedy, make
 
 from zse.scheduler.budget import ChunkBudget
-from zse.scheduler.policy import Policy
+from zse.scheduler.options import SchedulingPolicy
 
 
 def walk(machine, ratio=3.0, rows=4, prompt=4096, context_cost=0.0, noise=0.0):
     """Times of steps beside replies while a prompt is computed, over the decode step's; the prompt's time over its time
     alone in chunks of 256."""
     rng = random.Random(3)
-    scheduler = make(num_pages=1000, max_tokens=256, max_context=8192, max_rows=8, policy=Policy(mixed_ratio=ratio))
+    scheduler = make(
+        num_pages=1000, max_tokens=256, max_context=8192, max_rows=8, policy=SchedulingPolicy(mixed_ratio=ratio)
+    )
     for id in range(rows):
         scheduler.submit(id, [1] * 8, greedy(4000), seed=id)
 
@@ -60,7 +62,7 @@ def test_replies_and_the_prompt_share_the_machine_as_the_ratio_says(machine, con
 
 
 def test_nobody_decodes_full_chunks():
-    scheduler = make(max_tokens=64, num_pages=100, policy=Policy(mixed_ratio=3.0))
+    scheduler = make(max_tokens=64, num_pages=100, policy=SchedulingPolicy(mixed_ratio=3.0))
     scheduler.budget.chunks.observe(2, 0, 0.001)
     scheduler.budget.chunks.observe(2, 8, 0.1)
     scheduler.submit(1, [1] * 150, greedy(2), seed=0)
@@ -112,7 +114,12 @@ def test_what_is_not_measured_yet_is_the_default():
 
 def test_prompts_come_before_drafts():
     scheduler = make(
-        num_pages=1000, max_tokens=256, max_context=8192, max_rows=8, max_drafts=8, policy=Policy(mixed_ratio=3.0)
+        num_pages=1000,
+        max_tokens=256,
+        max_context=8192,
+        max_rows=8,
+        max_drafts=8,
+        policy=SchedulingPolicy(mixed_ratio=3.0),
     )
     for id in range(4):
         scheduler.submit(id, [1] * 8, greedy(4000), seed=id)
@@ -133,7 +140,12 @@ def test_prompts_come_before_drafts():
 def test_steps_with_drafts_are_what_replies_waited_for():
     """They say nothing of what prompt tokens cost, and are of as many rows as they have requests."""
     scheduler = make(
-        num_pages=1000, max_tokens=256, max_context=8192, max_rows=8, max_drafts=24, policy=Policy(mixed_ratio=3.0)
+        num_pages=1000,
+        max_tokens=256,
+        max_context=8192,
+        max_rows=8,
+        max_drafts=24,
+        policy=SchedulingPolicy(mixed_ratio=3.0),
     )
     requests = [scheduler.submit(id, [1] * 8, greedy(4000), seed=id) for id in range(4)]
     sizes = []

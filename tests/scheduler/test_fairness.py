@@ -3,8 +3,7 @@
 import pytest
 from test_scheduler import greedy, make
 
-from zse.scheduler.options import RequestOptions
-from zse.scheduler.policy import Policy
+from zse.scheduler.options import RequestOptions, SchedulingPolicy
 
 
 def machine(num_decode, num_prompt):
@@ -20,7 +19,7 @@ def latencies(flood, max_rows=16, weight=1.0, **policy):
         max_tokens=256,
         max_context=1024,
         max_waiting=2000,
-        policy=Policy(**{"mixed_ratio": 3.0, "tenant_weights": {"b": weight}} | policy),
+        policy=SchedulingPolicy(**{"mixed_ratio": 3.0, "tenant_weights": {"b": weight}} | policy),
     )
     now, done, sent, flood_tokens = 0.0, {}, {}, 0
     # What b was like before the flood is known: the engine has run for a while.
@@ -72,7 +71,7 @@ def test_a_smaller_weight_waits_longer():
 
 
 def test_one_tenant_alone_is_never_held_back():
-    scheduler = make(policy=Policy(mixed_ratio=3.0))
+    scheduler = make(policy=SchedulingPolicy(mixed_ratio=3.0))
     for id in range(6):
         scheduler.submit(id, [1] * 8, greedy(20), seed=0, options=RequestOptions(tenant="a"))
     while batch := scheduler.schedule():

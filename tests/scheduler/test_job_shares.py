@@ -1,11 +1,10 @@
-"""What jobs beside the requests use counts as their tenants': in turns, in pages and in time."""
+"""What jobs beside the requests use counts as their tenants': in share_of_jobs, in pages and in time."""
 
 import pytest
 from test_scheduler import greedy, make, step
 
 from zse.cache.pages import BLOCK as PAGE
-from zse.scheduler.options import RequestOptions
-from zse.scheduler.policy import Policy
+from zse.scheduler.options import RequestOptions, SchedulingPolicy
 
 
 class Job:
@@ -31,28 +30,29 @@ def first_rows(scheduler, count):
 
 def test_a_tenants_jobs_count_against_its_requests():
     scheduler = make(max_rows=1)
-    queue, job = scheduler.life.queue, Job("a")
-    queue.job_came(job)
-    queue.job_started(job, 5000)
+    tenants, job = scheduler.life.tenants, Job("a")
+    tenants.job_entered(job)
+    tenants.job_started(job, 5000)
     for id in range(20):
         submit(scheduler, id, "a" if id < 10 else "b")
     assert first_rows(scheduler, 10) == list(range(10, 20))
-    queue.job_left(job, unused=5000)  # cancelled before it ran
+    tenants.job_ended(job, unused=5000)  # cancelled before it ran
     while scheduler.request(19):
         step(scheduler)
-    assert first_rows(scheduler, 1) == [0] and queue.tenants["a"].jobs == 0
+    assert first_rows(scheduler, 1) == [0] and tenants["a"].jobs == 0
 
 
 @pytest.mark.parametrize(("fair_share", "first"), [(True, True), (False, False)])
 def test_a_flood_of_requests_does_not_keep_pages_from_another_tenants_job(fair_share, first):
-    scheduler = make(num_pages=4, max_tokens=64, policy=Policy(fair_share=fair_share))
+    scheduler = make(num_pages=4, max_tokens=64, policy=SchedulingPolicy(fair_share=fair_share))
     for id in range(30):
         submit(scheduler, id, "a", prompt_len=2 * PAGE, max_tokens=8)
-    job = Job("b", scheduler.check_sequence([1] * 3 * PAGE))
-    scheduler.life.queue.job_came(job)
+    scheduler.admission.check_job([1] * 3 * PAGE)
+    job = Job("b", scheduler.num_arrivals)
+    scheduler.life.tenants.job_entered(job)
     for _ in range(60):
         step(scheduler)
-        pages = scheduler.loans.borrow(3, job)
+        pages = scheduler.admission.admit_job(3, job)
         if pages is not None:
             break
     assert (pages is not None) is first
@@ -62,15 +62,15 @@ def test_a_flood_of_requests_does_not_keep_pages_from_another_tenants_job(fair_s
 def test_a_flood_of_jobs_does_not_keep_pages_from_another_tenants_requests():
     scheduler = make(num_pages=4, max_tokens=64)
     job = Job("a")
-    scheduler.life.queue.job_came(job)
-    pages = scheduler.loans.borrow(3, job)
-    scheduler.life.queue.job_started(job, 3 * PAGE)
+    scheduler.life.tenants.job_entered(job)
+    pages = scheduler.admission.admit_job(3, job)
+    scheduler.life.tenants.job_started(job, 3 * PAGE)
     late = Job("a")
-    scheduler.life.queue.job_came(late)
+    scheduler.life.tenants.job_entered(late)
     submit(scheduler, 1, "b", prompt_len=2 * PAGE)
     assert scheduler.schedule() is None
-    assert scheduler.loans.borrow(1, late) is None  # it came first, but its tenant has had its share
-    scheduler.loans.give_back(pages)
+    assert scheduler.admission.admit_job(1, late) is None  # it came first, but its tenant has had its share
+    scheduler.admission.release_job(job, pages)
     assert step(scheduler)[0][0][0] == 1 and scheduler.check_integrity() == []
 
 
@@ -79,15 +79,15 @@ def times(tenants, steps, step_s, chunk_s):
     scheduler = make(max_rows=len(tenants))
     for id, (tenant, weight) in enumerate(tenants):
         scheduler.submit(id, [1], greedy(60), seed=0, options=RequestOptions(tenant=tenant, weight=weight))
-    job, turns = Job("a"), scheduler.job_turns
-    scheduler.life.queue.job_came(job)
+    job, share_of_jobs = Job("a"), scheduler.job_share
+    scheduler.life.tenants.job_entered(job)
     step(scheduler)
     ran = chunks = longest = gap = 0.0
     for _ in range(steps):
-        turns.requests_ran(step_s)
+        share_of_jobs.observe_step(step_s)
         ran += step_s
-        if turns.may_run():
-            turns.jobs_ran(chunk_s)
+        if share_of_jobs.may_run():
+            share_of_jobs.observe_chunk(chunk_s)
             chunks += chunk_s
             gap = 0.0
         gap += step_s
@@ -116,9 +116,9 @@ def test_beside_other_tenants_requests_jobs_have_their_share_of_the_time(tenants
 def test_jobs_run_where_no_step_can():
     scheduler = make()
     submit(scheduler, 1, "b")
-    scheduler.life.queue.job_came(Job("a"))
-    turns = scheduler.job_turns
-    turns.requests_ran(0.01)
-    turns.jobs_ran(10.0)
-    turns.requests_ran(0.01)
-    assert not turns.may_run() and turns.may_run()
+    scheduler.life.tenants.job_entered(Job("a"))
+    share_of_jobs = scheduler.job_share
+    share_of_jobs.observe_step(0.01)
+    share_of_jobs.observe_chunk(10.0)
+    share_of_jobs.observe_step(0.01)
+    assert not share_of_jobs.may_run() and share_of_jobs.may_run()

@@ -3,12 +3,11 @@
 import pytest
 from test_scheduler import greedy, make, shape, step
 
-from zse.cache.offload import HostPool
 from zse.cache.pages import BLOCK as PAGE
+from zse.cache.pages import HostPool
 from zse.cache.prefix import PrefixCache
 from zse.errors import RequestError
-from zse.scheduler.options import RequestOptions
-from zse.scheduler.policy import PATIENCE_S, Policy
+from zse.scheduler.options import PATIENCE_S, RequestOptions, SchedulingPolicy
 
 
 def submit(scheduler, id, prompt_len=4, max_tokens=2, now=0.0, **options):
@@ -30,7 +29,7 @@ def order(scheduler, steps=200):
 
 
 def test_a_higher_priority_goes_first_and_age_counts_like_priority():
-    scheduler = make(max_rows=1, policy=Policy(ageing_s=10))
+    scheduler = make(max_rows=1, policy=SchedulingPolicy(ageing_s=10))
     for id, priority, now in ((1, 0, 0.0), (2, 0, 1.0), (3, -1, 1.0), (4, 2, 5.0), (5, 1, 12.0)):
         submit(scheduler, id, now=now, priority=priority)
     # 5 came 12 s after 1, more than a level is worth, and 11 s after 2.
@@ -38,7 +37,7 @@ def test_a_higher_priority_goes_first_and_age_counts_like_priority():
 
 
 def test_the_wait_of_a_low_priority_is_bounded_under_a_flood_of_high_ones():
-    scheduler = make(max_rows=1, policy=Policy(ageing_s=1))
+    scheduler = make(max_rows=1, policy=SchedulingPolicy(ageing_s=1))
     submit(scheduler, 0, priority=-10, max_tokens=1)
     now = 0.0
     for id in range(1, 1000):
@@ -81,7 +80,7 @@ def test_a_preempted_request_is_not_timed_out():
     scheduler = make()
     submit(scheduler, 1, deadline_ms=10, max_tokens=9)
     step(scheduler)
-    scheduler.give_up(1)
+    scheduler.preempt(1)
     assert scheduler.expire(5.0) == [] and order(scheduler) == [1]
 
 
@@ -92,11 +91,11 @@ def test_tenants_take_turns_whatever_one_of_them_asks():
     submit(scheduler, 10, tenant="b")
     submit(scheduler, 11, tenant="b")
     assert order(scheduler)[:4] == [0, 10, 1, 11]
-    assert not scheduler.life.queue.tenants
+    assert not scheduler.life.tenants
 
 
 def test_shares_go_by_weight():
-    scheduler = make(max_rows=1, policy=Policy(tenant_weights={"a": 3.0}))
+    scheduler = make(max_rows=1, policy=SchedulingPolicy(tenant_weights={"a": 3.0}))
     for id in range(40):
         submit(scheduler, id, tenant="a" if id < 20 else "b")
     first = order(scheduler)[:16]
@@ -138,7 +137,7 @@ def test_idling_earns_nothing_and_leaving_forgives_nothing():
 
 
 def test_without_fair_share_the_queue_has_one_order():
-    scheduler = make(max_rows=1, policy=Policy(fair_share=False))
+    scheduler = make(max_rows=1, policy=SchedulingPolicy(fair_share=False))
     for id in range(3):
         submit(scheduler, id, tenant="a")
     submit(scheduler, 3, tenant="b")
@@ -146,7 +145,7 @@ def test_without_fair_share_the_queue_has_one_order():
 
 
 def test_the_queue_is_bounded_in_prompt_tokens():
-    scheduler = make(policy=Policy(max_waiting_tokens=20))
+    scheduler = make(policy=SchedulingPolicy(max_waiting_tokens=20))
     submit(scheduler, 1, prompt_len=30)  # alone it is let in
     with pytest.raises(RequestError, match="30 prompt tokens are waiting") as caught:
         submit(scheduler, 2, prompt_len=1)
@@ -160,7 +159,7 @@ def test_the_queue_is_bounded_in_prompt_tokens():
 
 def test_admission_keeps_room_for_the_expected_reply():
     def preemptions(**changes):
-        scheduler = make(num_pages=12, max_rows=8, max_tokens=64, policy=Policy(**changes))
+        scheduler = make(num_pages=12, max_rows=8, max_tokens=64, policy=SchedulingPolicy(**changes))
         for id in range(30):
             submit(scheduler, id, prompt_len=PAGE - 1, max_tokens=40)
         while scheduler.has_work:
@@ -183,7 +182,7 @@ def test_the_expected_reply_follows_the_replies():
 
 
 def test_a_static_batch_runs_to_its_end_before_the_next():
-    scheduler = make(max_rows=3, policy=Policy(batching="static"))
+    scheduler = make(max_rows=3, policy=SchedulingPolicy(batching="static"))
     for id, tokens in ((1, 1), (2, 5), (3, 3), (4, 2), (5, 2)):
         submit(scheduler, id, max_tokens=tokens)
     rows = []
@@ -195,7 +194,7 @@ def test_a_static_batch_runs_to_its_end_before_the_next():
 
 
 def test_a_static_batch_is_admitted_over_several_steps():
-    scheduler = make(max_rows=3, num_pages=64, policy=Policy(batching="static"))
+    scheduler = make(max_rows=3, num_pages=64, policy=SchedulingPolicy(batching="static"))
     for id in (1, 2):
         submit(scheduler, id, prompt_len=40, max_tokens=3)
     step(scheduler)
@@ -205,14 +204,14 @@ def test_a_static_batch_is_admitted_over_several_steps():
 
 
 def test_without_chunked_prefill_replies_wait_for_prompts():
-    scheduler = make(policy=Policy(chunked_prefill=False))
+    scheduler = make(policy=SchedulingPolicy(chunked_prefill=False))
     submit(scheduler, 1, max_tokens=4)
     step(scheduler)
     submit(scheduler, 2, prompt_len=40)
     shapes = [step(scheduler)[0] for _ in range(3)]
     assert shapes == [[(2, 0, 32, False)], [(2, 32, 8, True)], [(1, 4, 1, True), (2, 40, 1, True)]]
     # A request that cannot be admitted yet stops nobody.
-    scheduler = make(num_pages=4, policy=Policy(chunked_prefill=False))
+    scheduler = make(num_pages=4, policy=SchedulingPolicy(chunked_prefill=False))
     submit(scheduler, 1, prompt_len=30, max_tokens=4)
     submit(scheduler, 2, prompt_len=40)
     batch = scheduler.schedule()
@@ -233,11 +232,13 @@ def test_without_chunked_prefill_replies_wait_for_prompts():
     ],
 )
 def test_what_preemption_does(preemption, token_s, page_s, swaps):
-    scheduler = make(host=HostPool(10), policy=Policy(preemption=preemption, page_transfer_s=page_s, mixed_ratio=3.0))
+    scheduler = make(
+        host=HostPool(10), policy=SchedulingPolicy(preemption=preemption, page_transfer_s=page_s, mixed_ratio=3.0)
+    )
     scheduler.budget.chunks.token_s = token_s
     submit(scheduler, 1, prompt_len=30, max_tokens=5)
     step(scheduler)
-    scheduler.give_up(1)
+    scheduler.preempt(1)
     assert scheduler.cache.is_swapped(1) is swaps
     # Two pages of 30 tokens come back, or are computed again.
     assert step(scheduler)[0] == [(1, 30, 1, True) if swaps else (1, 0, 31, True)]
@@ -247,12 +248,12 @@ def test_a_swapped_prompt_that_is_not_finite_is_not_cached():
     """Its numbers come back from the host as unknown as they went: found by a walk (preempted twice while its prompt was
     computed in chunks, a chunk of which was not finite)."""
     scheduler = make(
-        max_tokens=8, host=HostPool(10), prefix_cache=PrefixCache(16, "lru"), policy=Policy(preemption="swap")
+        max_tokens=8, host=HostPool(10), prefix_cache=PrefixCache(16, "lru"), policy=SchedulingPolicy(preemption="swap")
     )
     submit(scheduler, 1, prompt_len=30, max_tokens=5)
     for _ in range(2):
         step(scheduler)
-        scheduler.give_up(1)
+        scheduler.preempt(1)
         assert scheduler.cache.is_swapped(1) and scheduler.cache.prefix.num_nodes == 0
     while scheduler.request(1):
         batch = scheduler.schedule()

@@ -5,7 +5,8 @@ from zse.cache.pages import BLOCK as PAGE
 from zse.cache.prefix import PrefixCache
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
-from zse.scheduler.policy import MAX_PREEMPTIONS, Policy
+from zse.scheduler.admission import MAX_PREEMPTIONS
+from zse.scheduler.options import SchedulingPolicy
 from zse.scheduler.scheduler import Scheduler
 
 
@@ -17,7 +18,7 @@ def make(**changes):
 
 
 # Admits as long as prompts fit, so that replies run out of pages.
-EAGER = Policy(reserve_output=False)
+EAGER = SchedulingPolicy(reserve_output=False)
 
 
 def greedy(max_tokens, **changes):
@@ -170,7 +171,7 @@ def test_cancel_frees_everything_at_once_in_every_state(state):
         for _ in range(3):
             step(scheduler)
         if state == "preempted":
-            scheduler.give_up(1)
+            scheduler.preempt(1)
         elif state == "in-flight decode":
             batch = scheduler.schedule()
     assert scheduler.cancel(1) is (state != "finished")
@@ -227,7 +228,7 @@ def test_after_three_preemptions_a_request_is_pinned():
     scheduler.submit(1, [1] * 20, greedy(60), seed=0)
     for _ in range(MAX_PREEMPTIONS):
         step(scheduler)
-        scheduler.give_up(1)
+        scheduler.preempt(1)
     step(scheduler)
     assert len(scheduler.cache.table(1)) == 5  # 20 + 60 - 1 tokens
     scheduler.submit(2, [2] * 20, greedy(60), seed=0)
@@ -329,12 +330,12 @@ def test_steps_can_be_made_shorter():
     scheduler = make(max_tokens=64)
     scheduler.submit(1, [1] * 100, greedy(1), seed=0)
     assert step(scheduler)[0] == [(1, 0, 64, False)]
-    scheduler.limit_step(20)
+    scheduler.budget.limit(20)
     assert step(scheduler)[0] == [(1, 64, 16, False)]
-    scheduler.limit_step(0)
-    assert scheduler.max_tokens == PAGE and scheduler.is_limited
-    scheduler.limit_step(1000)
-    assert scheduler.max_tokens == 64 and not scheduler.is_limited
+    scheduler.budget.limit(0)
+    assert scheduler.max_tokens == PAGE and scheduler.budget.is_limited
+    scheduler.budget.limit(1000)
+    assert scheduler.max_tokens == 64 and not scheduler.budget.is_limited
 
 
 def test_queue_wait_is_counted():
@@ -359,7 +360,7 @@ def test_a_prompt_that_is_not_finite_is_not_cached_when_drafts_come_with_its_las
     scheduler = make(max_tokens=11, max_drafts=4, prefix_cache=PrefixCache(16, "lru"))
     batch = last_prompt_token_with_drafts(scheduler, 1, [1] * 12)
     assert scheduler.commit(batch, [(-1, None)] * 3) == []
-    assert scheduler.request(1).committed_len == 0 and scheduler.give_up(1)
+    assert scheduler.request(1).committed_len == 0 and scheduler.preempt(1)
     assert scheduler.cache.prefix.num_nodes == 0
 
 

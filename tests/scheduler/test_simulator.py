@@ -11,7 +11,7 @@ from zse.cache.prefix import PrefixCache
 from zse.scheduler import admission, lifecycle
 from zse.scheduler.lifecycle import Lifecycle
 from zse.scheduler.queue import WaitingQueue
-from zse.scheduler.results import Results
+from zse.scheduler.results import BatchResults
 from zse.scheduler.scheduler import Scheduler
 
 SEEDS = int(os.environ.get("ZSE_TEST_SEEDS", "500"))
@@ -181,13 +181,13 @@ def _two_ends(patch):
 
 
 def _numbers_that_are_not_finite_are_cached(patch):
-    fail = Results._fail
+    fail = BatchResults._fail
 
     def trusts(self, request):
         request.committed_len = request.computed_len
         return fail(self, request)
 
-    patch.setattr(Results, "_fail", trusts)
+    patch.setattr(BatchResults, "_fail", trusts)
     patch.setattr(CacheManager, "distrust", lambda self, sequence: None)
     patch.setattr(Simulation, "nan_chance", 0.3)
 
@@ -233,7 +233,7 @@ def _a_tenant_never_comes(patch):
 
 
 def _one_token_too_many(patch):
-    patch.setattr(Results, "_is_last", staticmethod(lambda request, token: len(request.tokens) >= request.max_len))
+    patch.setattr(BatchResults, "_is_last", staticmethod(lambda request, token: len(request.tokens) >= request.max_len))
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from zse.engine.messages import (
     TokenLogprob,
     Tokens,
 )
-from zse.engine.process import die_with_parent
+from zse.engine.worker import die_with_parent
 
 EOS = 256
 

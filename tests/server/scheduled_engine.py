@@ -15,7 +15,7 @@ from zse.cache.pages import BLOCK as PAGE
 from zse.cache.prefix import PrefixCache
 from zse.engine.core import Engine
 from zse.engine.messages import Ready, TokenLogprob
-from zse.scheduler.policy import Policy
+from zse.scheduler.options import SchedulingPolicy
 from zse.scheduler.scheduler import Scheduler
 
 VOCAB, EOS = 257, 256
@@ -88,7 +88,7 @@ def build(arguments: list[str], phases):
         eos_ids=frozenset((EOS,)),
         max_waiting=1 << 16,
         prefix_cache=PrefixCache(pages, "lru"),
-        policy=Policy(
+        policy=SchedulingPolicy(
             fair_share=options["--fair-share"] == "True",
             reserve_output=options["--reserve-output"] == "True",
             ageing_s=int(options["--ageing-ms"]) / 1000,

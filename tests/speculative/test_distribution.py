@@ -40,7 +40,7 @@ def probabilities(engine) -> dict[tuple[int, ...], float]:
         lines = np.concatenate(
             [
                 np.array(logits, dtype=np.float64).reshape(-1, tiny_model.VOCAB)
-                for _, _, _, logits in engine.score([*PROMPT, *reply])
+                for _, _, _, logits in engine.feature("jobs").score([*PROMPT, *reply])
             ]
         )
         tempered = lines[len(PROMPT) - 1 : -1, IDS] / 2.0
@@ -83,7 +83,7 @@ def test_distribution(model, tmp_path, source):  # noqa: F811
     engine = loaded.engine
     expected = probabilities(engine)
     assert sum(expected.values()) == pytest.approx(1.0, abs=1e-9)
-    always(engine.speculator)
+    always(engine.feature("speculation").speculator)
     said = replies(engine)
     counters = engine.scheduler.counters
     assert 0.1 < counters.accepted_tokens / counters.drafted_tokens < 0.9

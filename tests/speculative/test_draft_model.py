@@ -39,8 +39,8 @@ def drafting(model):  # noqa: F811
         loaded.append((item, engine.runner))
         if ahead:
             engine.runner = Runner(item.device, engine.runner.model, item.config, runs_ahead=True)
-            engine.speculator.runs_ahead = True
-        always(engine.speculator)
+            engine.feature("speculation").speculator.runs_ahead = True
+        always(engine.feature("speculation").speculator)
         return engine
 
     yield make
@@ -70,8 +70,11 @@ def test_replies_are_the_same(engine_of, drafting, model, other, options, ahead)
         assert run(engine, requests) == told
         counters = engine.scheduler.counters
         rates[draft] = counters.accepted_tokens / counters.drafted_tokens
-        engine.speculator.propose(engine.scheduler)  # forgets what has ended
-        assert engine.speculator.cache.num_free == engine.speculator.cache.num_pages
+        engine.feature("speculation").speculator.propose(engine.scheduler)  # forgets what has ended
+        assert (
+            engine.feature("speculation").speculator.cache.num_free
+            == engine.feature("speculation").speculator.cache.num_pages
+        )
     # The model itself as its draft model is right but for what its drafts' history of penalties lacks, and at the end.
     assert rates[model] > 0.9 > rates[other]
 

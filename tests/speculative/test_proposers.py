@@ -9,10 +9,11 @@ from oracle import Oracle
 from simulator import VOCAB, next_token
 
 from zse.engine.core import Engine
+from zse.engine.speculation import Speculation
 from zse.sampling.params import SamplingParams
 from zse.scheduler.options import RequestOptions
 from zse.scheduler.scheduler import Scheduler
-from zse.speculative.acceptance import PRIOR, Acceptance, Record, kind_of
+from zse.speculative.acceptance import PRIOR, Acceptance, RequestAcceptance, kind_of
 from zse.speculative.cost import EDGES, SHAPES, StepCost
 from zse.speculative.ngram import LEAST, MOST, NgramIndex, continuation
 from zse.speculative.speculator import Candidate, NgramSpeculator
@@ -79,7 +80,7 @@ def test_costs_come_from_the_shape_until_they_are_measured():
 
 def test_rates_are_learned_and_forgotten():
     assert [kind_of(match) for match in (3, 4, 6, 9, 15, 16)] == [0, 1, 2, 3, 4, 5]
-    rates, record = Acceptance(), Record()
+    rates, record = Acceptance(), RequestAcceptance()
     assert rates.rate(5) == PRIOR[5]
     for _ in range(50):
         rates.record(5, 4, 0)
@@ -149,14 +150,15 @@ def drive(engine, costs) -> float:
     """Seconds that the engine's decode steps would take with these costs of a step."""
     total = 0.0
     scheduler = engine.scheduler
+    speculator = engine.feature("speculation").speculator
     while engine.has_work:
-        engine.speculator.propose(scheduler)
+        speculator.propose(scheduler)
         batch = scheduler.schedule()
         scheduler.commit(batch, engine.runner.submit(batch))
         seconds = costs(batch.num_tokens)
         if batch.num_tokens == batch.num_samples:
             total += seconds
-        engine.speculator.observe(batch, scheduler, seconds)
+        speculator.observe(batch, scheduler, seconds)
     return total
 
 
@@ -165,7 +167,8 @@ def steps(runner, speculator, rows, options=None, **params):
     scheduler = Scheduler(
         num_pages=1000, max_rows=rows, max_tokens=256, max_context=1000, vocab_size=VOCAB, max_drafts=24
     )
-    engine = Engine(scheduler, runner, speculator=speculator)
+    engine = Engine(scheduler, runner)
+    engine.use("speculation", Speculation(scheduler, speculator))
     rng = random.Random(3)
     for id in range(rows):
         engine.submit(

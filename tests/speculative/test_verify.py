@@ -12,6 +12,7 @@ from zse.engine.config import EngineConfig
 from zse.engine.load import load_engine
 from zse.engine.metrics import Phases
 from zse.engine.runner import Runner
+from zse.engine.speculation import Speculation
 from zse.sampling.params import SamplingParams
 
 COUNT = 4  # drafts of a request in a step
@@ -43,7 +44,7 @@ def engine_of(model):
         first = item.engine.runner
         if ahead:
             item.engine.runner = Runner(item.device, first.model, item.config, runs_ahead=True)
-        item.engine.speculator = None
+        item.engine.use("speculation", None)
         loaded.append((item, first))
         return item.engine
 
@@ -92,7 +93,7 @@ def run(engine, requests):
 
 def speculate(engine, requests, told, right, count=COUNT):
     replies = {tuple(ids): reply[0] for (ids, _), reply in zip(requests, told, strict=True)}
-    engine.speculator = Oracle(replies, count, right, VOCAB)
+    engine.use("speculation", Speculation(engine.scheduler, Oracle(replies, count, right, VOCAB)))
     return run(engine, requests)
 
 
@@ -152,9 +153,10 @@ def test_a_draft_whose_logits_are_not_finite_ends_nobody(engine_of, tmp_path):
     engine = engine_of(path=tiny_model.write(tmp_path / "nan", nan=True))
     requests = [(prompt(20), params(12)), (prompt(21), params(12))]
     told = run(engine, requests)
-    speculator = engine.speculator = Oracle(
+    speculator = Oracle(
         {tuple(ids): reply[0] for (ids, _), reply in zip(requests, told, strict=True)}, COUNT, lambda: COUNT, VOCAB
     )
+    engine.use("speculation", Speculation(engine.scheduler, speculator))
     drafts = speculator.drafts
 
     def poisoned(request):
@@ -177,15 +179,16 @@ def test_a_cancelled_request_leaves_from_within_a_run(engine_of):
     engine = engine_of(ahead=True)
     requests = [(prompt(20), params(30)), (prompt(21), params(30))]
     told = run(engine, requests)
-    engine.speculator = Oracle(
+    oracle = Oracle(
         {tuple(ids): reply[0] for (ids, _), reply in zip(requests, told, strict=True)}, COUNT, lambda: 2, VOCAB
     )
+    engine.use("speculation", Speculation(engine.scheduler, oracle))
     for id, (ids, some) in enumerate(requests):
         engine.submit(id, ids, some)
     for _ in range(3):
         engine.step()
     batch = engine._start()
-    assert batch is not None and batch[0].num_drafts
+    assert batch is not None and batch.batch.num_drafts
     assert engine.scheduler.schedule() is None  # nobody knows where they go on
     assert engine.cancel(0)
     engine._flight = batch

@@ -47,7 +47,7 @@ def engine(loaded):
     for id in loaded.engine.scheduler.live_ids():
         loaded.engine.cancel(id)
     drain(loaded.engine)
-    assert loaded.engine.grammars.num_live == 0 and loaded.engine.scheduler.check_integrity() == []
+    assert loaded.engine.feature("grammars").num_live == 0 and loaded.engine.scheduler.check_integrity() == []
 
 
 @pytest.fixture(scope="module")
@@ -129,14 +129,15 @@ def test_drafts_are_verified_under_masks(model, tokenizer):
             ),
             Phases(lambda: 0.0),
         ).engine
-        if engine.speculator is not None:  # whether they pay is not what this is about
-            engine.speculator.room = lambda rows, most: most
-            engine.speculator.choose = lambda candidates, *_: [min(candidate.room, 4) for candidate in candidates]
+        if speculation != "none":  # whether they pay is not what this is about
+            speculator = engine.feature("speculation").speculator
+            speculator.room = lambda rows, most: most
+            speculator.choose = lambda candidates, *_: [min(candidate.room, 4) for candidate in candidates]
         try:
             for id in range(3):
                 engine.submit(id, prompt, params(id, max_tokens=150), options({"regex": pattern}))
             replies[speculation] = drain(engine)
-            if engine.speculator is not None:
+            if speculation != "none":
                 assert engine.counters()["accepted_tokens"] > 10
         finally:
             engine.close()
@@ -179,7 +180,7 @@ def test_logprobs_are_those_of_allowed_tokens(engine, tokenizer):
 def test_a_hostile_grammar_is_refused_while_others_run(engine):
     engine.submit(1, [5], params(ignore_eos=True, max_tokens=200))
     engine.submit(2, [5], params(), options({"choice": ["on"]}))  # the grammar process is there
-    while engine.grammars.num_waiting:
+    while engine.feature("grammars").has_work:
         engine.step()
     engine.submit(3, [5], params(), options({"json": SLOW}))
     started, gaps, last, error = time.monotonic(), [], time.monotonic(), None
@@ -213,18 +214,18 @@ def test_a_bad_grammar_fails_its_request_alone(engine, fields, code):
 
 def test_cancelled_while_its_grammar_is_compiled(engine):
     engine.submit(1, [5], params(), options({"regex": "[a-f]{30}"}))
-    assert engine.grammars.num_waiting == 1
+    assert engine.feature("grammars").has_work
     with pytest.raises(RequestError, match="in use"):
         engine.submit(1, [5], params(), options({"regex": "a"}))
     assert engine.cancel(1) and not engine.cancel(1)
-    assert not engine.has_work and engine.grammars.num_live == 0
+    assert not engine.has_work and engine.feature("grammars").num_live == 0
 
 
 def test_a_deadline_that_passes_while_the_grammar_is_compiled(engine):
     structure = read_structure({"regex": "[a-e]{31}"})
     engine.submit(1, [5], params(), RequestOptions(structure=structure, deadline_ms=0.01))
     tokens, finish = drain(engine)[1]
-    assert not tokens and finish not in ("stop", "length") and engine.grammars.num_live == 0
+    assert not tokens and finish not in ("stop", "length") and engine.feature("grammars").num_live == 0
 
 
 def test_the_grammar_process_dies_and_comes_back(engine, tokenizer):
@@ -235,7 +236,7 @@ def test_the_grammar_process_dies_and_comes_back(engine, tokenizer):
     tokens = []
     while len(tokens) < 6:
         tokens += [token for output in engine.step() for token in output.tokens]
-    os.kill(engine.grammars._grammars._pid, signal.SIGKILL)
+    os.kill(engine.feature("grammars")._grammars._pid, signal.SIGKILL)
     rest, finish = drain(engine)[1]
     assert (tokens + rest, finish) == whole
     check_text(text_of(tokenizer, whole), SCHEMAS["uuid"])
@@ -261,13 +262,13 @@ def test_the_grammar_process_starts_in_idle_time(model, warm, monkeypatch):
         Phases(lambda: 0.0),
     ).engine
     now = [10.0]
-    engine._clock = lambda: now[0]
+    engine.clock = lambda: now[0]
 
     def idle(seconds):
         now[0] += seconds
         while engine.use_idle_time():
             pass
-        return engine.grammars._grammars is not None
+        return engine.feature("grammars")._grammars is not None
 
     try:
         assert not idle(0) and not idle(0.9)
@@ -275,10 +276,10 @@ def test_the_grammar_process_starts_in_idle_time(model, warm, monkeypatch):
         drain(engine)
         assert not idle(0.2) and not idle(0.9) and idle(0.2) is warm
         if warm:
-            pid = engine.grammars._grammars._pid
+            pid = engine.feature("grammars")._grammars._pid
             engine.counters()  # which ends what nobody wants any more
             engine.submit(2, [5], params(max_tokens=60), options({"regex": "[a-d]{5}"}))
-            assert drain(engine)[2][1] == "stop" and engine.grammars._grammars._pid == pid
+            assert drain(engine)[2][1] == "stop" and engine.feature("grammars")._grammars._pid == pid
     finally:
         engine.close()
 
@@ -297,7 +298,7 @@ def test_counters_of_masks(engine):
 
 
 def test_every_counter_has_a_line_in_the_metrics(engine, model, tmp_path):
-    from zse.scheduler.waits import NAMES
+    from zse.scheduler.counters import NAMES
     from zse.server.engine_counters import COUNTERS
 
     engine.submit(1, [5], params(), options({"regex": "[a-d]{5}"}))

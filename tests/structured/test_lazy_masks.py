@@ -16,9 +16,9 @@ from schemas import SCHEMAS, check_text
 from test_engine import drain, options, params, text_of
 from test_masks import THINKING, Walk, json_structure, vocabulary  # noqa: F401
 
-from zse.engine import masking
+import zse.engine.masking as masking
 from zse.engine.config import EngineConfig
-from zse.engine.lazy_masks import SECOND_DRAW, Run, may_draw_first
+from zse.engine.lazy_masks import SECOND_DRAW, DrawnRun, may_draw_first
 from zse.engine.load import load_engine
 from zse.engine.masking import Masking, StepMasks
 from zse.engine.metrics import Phases
@@ -243,7 +243,7 @@ def test_a_check_takes_tokens_up_to_the_first_that_is_refused(vocabulary):  # no
 
 def test_of_a_run_only_what_the_drafts_hold_is_asked_about():
     def drawn(tokens, drafts, stops=()):
-        return Run(SimpleNamespace(stop_ids=frozenset(stops)), 1, drafts).drawn([99, *tokens])
+        return DrawnRun(SimpleNamespace(stop_ids=frozenset(stops)), 1, drafts).drawn([99, *tokens])
 
     assert drawn([4], []) == [4] and drawn([-1], []) == []
     assert drawn([4, 5, 6], [4, 5]) == [4, 5, 6] and drawn([4, 7, 6], [4, 5]) == [4, 7]
@@ -303,7 +303,7 @@ def lazy(engines):
     for id in engine.scheduler.live_ids():
         engine.cancel(id)
     drain(engine)
-    assert engine.grammars.num_live == 0 and engine.scheduler.check_integrity() == []
+    assert engine.feature("grammars").num_live == 0 and engine.scheduler.check_integrity() == []
 
 
 @pytest.fixture
@@ -399,16 +399,17 @@ def test_drafts_are_verified_without_masks(model, tokenizer, monkeypatch, often)
     for speculation in ("none", "ngram"):
         loaded = make(model, speculation=speculation)
         engine = loaded.engine
-        if engine.speculator is not None:  # whether they pay is not what this is about
-            engine.speculator.room = lambda rows, most: most
-            engine.speculator.choose = lambda candidates, *_: [min(candidate.room, 4) for candidate in candidates]
+        if speculation != "none":  # whether they pay is not what this is about
+            speculator = engine.feature("speculation").speculator
+            speculator.room = lambda rows, most: most
+            speculator.choose = lambda candidates, *_: [min(candidate.room, 4) for candidate in candidates]
         try:
             for id in range(3):
                 engine.submit(
                     id, prompt, params(id, max_tokens=150, temperature=float(id > 0)), options({"regex": pattern})
                 )
             replies[speculation] = drain(engine)
-            if engine.speculator is not None:
+            if speculation != "none":
                 assert engine.counters()["accepted_tokens"] > 10
         finally:
             engine.close()
@@ -483,12 +484,12 @@ def test_a_process_that_does_not_come_back_fails_its_requests_alone(model, alway
             if not engine.has_work:
                 break
             if number and engine.scheduler.request(1) is not None and len(engine.scheduler.request(1).tokens) == 6:
-                os.kill(engine.grammars._grammars._pid, signal.SIGKILL)
+                os.kill(engine.feature("grammars")._grammars._pid, signal.SIGKILL)
             for output in engine.step():
                 replies.setdefault(output.id, []).append(output)
         assert [token for output in replies[0] for token in output.tokens] == alone[0]
         assert isinstance(replies[1][-1].error, RequestError) and replies[1][-1].error.status == 500
-        assert engine.grammars.num_live == 0
+        assert engine.feature("grammars").num_live == 0
     finally:
         engine.close()
         loaded.source.close()

@@ -10,8 +10,7 @@ from array import array
 
 from zse.cache.groups import PageGeometry
 from zse.cache.manager import CacheManager
-from zse.cache.offload import HostPool
-from zse.cache.pages import PageAllocator
+from zse.cache.pages import HostPool, PageAllocator
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from array import array
 
 from zse.cache.eviction import Node
 from zse.cache.groups import ONE_GROUP, PageGeometry
-from zse.cache.offload import HostPool
-from zse.cache.pages import PageAllocator, check_page_size
+from zse.cache.pages import HostPool, PageAllocator, check_page_size
 from zse.cache.prefix import Match, PrefixCache
 
 TYPE_CHECKING = False
@@ -335,16 +334,3 @@ class CacheManager:
 def copy_of(node: Node, page: int) -> "Transfer":
     """Fill `page` with what the node has, wherever that is."""
     return ("copy", node.page, page) if node.page >= 0 else ("in", node.slot, page)
-
-
-def cache_manager(allocator: PageAllocator, prefix, host: HostPool | None, geometry: PageGeometry) -> CacheManager:
-    """The CacheManager of a geometry. prefix: not looked at where sequences have runs of pages."""
-    if geometry.run:
-        from zse.cache.contiguous import ContiguousCacheManager
-
-        return ContiguousCacheManager(allocator, host, geometry)
-    if geometry.windowed:
-        from zse.cache.grouped import GroupedCacheManager
-
-        return GroupedCacheManager(allocator, prefix, host, geometry)
-    return CacheManager(allocator, prefix, host, geometry)

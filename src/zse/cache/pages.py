@@ -3,13 +3,14 @@
 Kernels know blocks of BLOCK tokens: a page is one or several of them, one behind the other in memory, and what they are
 given as page tables lists blocks (layout.py). Everything that counts, shares, caches and moves counts pages.
 
-The allocator is the one writer of reference counts. It knows nothing of devices: page numbers index the KV buffers.
+The allocator is the one writer of reference counts. It and the HostPool know nothing of devices: the runner has the memory
+that their numbers index.
 """
 
 from array import array
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from zse.cache.prefix import PrefixCache
 
@@ -139,3 +140,38 @@ class PageAllocator:
         if self.prefix is not None:
             problems += self.prefix.check_integrity(self.references)
         return problems
+
+
+class HostPool:
+    """`num_slots` slots of host memory, each with one owner, for pages that leave the device: of swapped requests, and cold
+    prefixes. A slot holds a whole page and what belongs to it. Slots that were used are used again before untouched ones."""
+
+    def __init__(self, num_slots: int):
+        if num_slots < 0:
+            raise ValueError(f"num_slots must not be negative, got {num_slots}")
+        self.num_slots = num_slots
+        self._free: list[int] = []
+        self._untouched = 0
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free) + self.num_slots - self._untouched
+
+    def take(self) -> int:
+        """A free slot. IndexError when there is none."""
+        if self._free:
+            return self._free.pop()
+        if self._untouched == self.num_slots:
+            raise IndexError("no host slot is free")
+        self._untouched += 1
+        return self._untouched - 1
+
+    def give(self, slot: int) -> None:
+        """The slot's content is not needed any more, once the transfers that were asked for so far are done."""
+        self._free.append(slot)
+
+    def check_integrity(self, owned: list[int]) -> list[str]:
+        """What is wrong, one line each. owned: all slots that somebody has."""
+        if sorted(owned + self._free) != list(range(self._untouched)):
+            return [f"host slots are lost or shared: owned {sorted(owned)}, free {sorted(self._free)}"]
+        return []

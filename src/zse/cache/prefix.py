@@ -17,15 +17,14 @@ from collections.abc import Iterable
 from itertools import islice
 
 from zse.cache.eviction import Account, Eviction, Node
-from zse.cache.offload import HostPool
-from zse.cache.pages import BLOCK, check_page_size
+from zse.cache.pages import BLOCK, HostPool, check_page_size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from zse.cache.grouped import WindowPages
     from zse.cache.pages import PageAllocator
-    from zse.cache.windows import WindowPages
 
     Salt = tuple[str, ...]
 
@@ -102,7 +101,7 @@ class PrefixCache:
         wanted = tokens[at : min(at + page_bytes, end)]
         if wanted and node.children:
             for count, child in enumerate(reversed(node.children.values())):
-                common = _common(wanted, child.tokens)
+                common = common_tokens(wanted, child.tokens)
                 if common > copied:
                     source, copied = child, common
                 if count == MAX_COMPARED:
@@ -408,13 +407,13 @@ class PrefixCache:
         return problems + (self.windows.check_integrity(references) if self.windows is not None else [])
 
 
-def _common(first: bytes, second: bytes) -> int:
-    """How many tokens two pieces of i32 bytes have in common at their beginning."""
+def common_tokens(first: bytes, second: bytes) -> int:
+    """How many tokens two sequences of i32 bytes have in common at their beginning."""
     if first == second[: len(first)]:
         return len(first) // 4
     if first[:4] != second[:4]:
         return 0
-    # By bisection: pages have up to 128 tokens.
+    # By bisection: comparing bytes is quick, and pages have up to 128 tokens, prompts many more.
     low, high = 1, min(len(first), len(second)) // 4
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,26 +1,30 @@
 """Beam searches beside other requests: every beam is a request of the scheduler, forked from the one it continues, so that
 beams share the KV pages of what they have in common.
 
-Beams advance together: one that has its candidates is held until all of its search have theirs. When nothing can run
-because held beams have the rows or pages that others of their search wait for, they give them up.
+Beams advance together: one that has its candidates is held until all of its search have theirs. Where held beams have
+the rows or pages that others of their search wait for, nothing can run; then they are preempted.
 """
 
 from typing import Any, NamedTuple
 
+from zse.engine.feature import Feature
 from zse.engine.messages import Searched, SearchedReply, TokenLogprob
 from zse.engine.metrics import BEAM_COUNTERS
 from zse.errors import RequestError
 from zse.sampling.beam import BeamParams, BeamSearch, check_beams
 from zse.sampling.params import SamplingParams
 from zse.scheduler.batch import Output
-from zse.scheduler.options import DEFAULT, RequestOptions
-from zse.scheduler.scheduler import Scheduler
+from zse.scheduler.options import RequestOptions
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from zse.engine.core import Engine
 
 FIRST_ID = -(1 << 62)  # of the beams' requests: no other request has such an id
 
 
-class OverSearch(NamedTuple):
-    """A search that ended: its Searched, or the RequestError that ended it."""
+class CompletedSearch(NamedTuple):
+    """A search that completed: its Searched, or the RequestError that ended it."""
 
     id: int
     result: Searched | None
@@ -36,31 +40,27 @@ class _Search:
         self.lines: dict[int, list[tuple[int, float]]] = {}
 
 
-class BeamQueue:
-    """scheduler runs the beams."""
+class BeamQueue(Feature):
+    """The searches of an engine."""
 
-    def __init__(self, scheduler: Scheduler):
-        self._scheduler = scheduler
+    def __init__(self, engine: "Engine"):
+        self._engine, self._scheduler = engine, engine.scheduler
         self._searches: dict[int, _Search] = {}
         self._search_of: dict[int, _Search] = {}  # by id of a beam's request
-        self._over: list[OverSearch] = []
+        self._completed: list[CompletedSearch] = []
         self._next_id = FIRST_ID
-        self.counters = dict(BEAM_COUNTERS)
+        self._counters = dict(BEAM_COUNTERS)
 
     @property
-    def num_live(self) -> int:
-        """Searches that go on."""
-        return len(self._searches)
+    def is_live(self) -> bool:  # type: ignore[override]
+        return bool(self._searches)
 
-    def submit(
-        self, id: int, prompt: list[int], params: BeamParams, options: RequestOptions = DEFAULT, *, now: float = 0.0
-    ) -> None:
+    def submit(self, id: int, prompt: list[int], params: BeamParams, options: RequestOptions, now: float) -> None:
         """Start a search. Raises RequestError when it is refused."""
         scheduler = self._scheduler
-        if id in self._searches or scheduler.request(id) is not None:
-            raise RequestError(f"request id {id} is in use", status=409, code="conflict")
+        scheduler.admission.check_room(id, self._searches, 0)
         stop_ids = frozenset(params.stop_token_ids)
-        scheduler.check_ids("stop_token_ids", params.stop_token_ids)
+        scheduler.admission.check_ids("stop_token_ids", params.stop_token_ids)
         if not params.ignore_eos:
             stop_ids |= scheduler.eos_ids
         check_beams(params, len(stop_ids))
@@ -71,13 +71,15 @@ class BeamQueue:
         search = BeamSearch(params, stop_ids, max_tokens=1)
         candidates = max(search.num_candidates, params.logprobs or 0)
         # Greedy: what is sampled is looked at no further than its alternatives.
-        sampling = SamplingParams(max_tokens=params.max_tokens, temperature=0.0, ignore_eos=True, logprobs=candidates)
-        request = scheduler.submit(self._new_id(), prompt, sampling, seed=0, now=now, options=options)
+        sampling = SamplingParams(
+            max_tokens=params.max_tokens, temperature=0.0, ignore_eos=True, logprobs=candidates, seed=0
+        )
+        request = self._engine.queue(self._new_id(), prompt, sampling, options, now)
         # What the scheduler made of max_tokens: None is the rest of the context.
         search.max_tokens = request.max_len - len(prompt)
         request.stepwise, request.drafts = True, None
         self._searches[id] = self._search_of[request.id] = _Search(id, search, request.id, len(prompt))
-        self.counters["beam_searches"] += 1
+        self._counters["beam_searches"] += 1
 
     def cancel(self, id: int) -> bool:
         """Drop a search; False for an unknown or finished one."""
@@ -88,13 +90,12 @@ class BeamQueue:
         self._end(search)
         return True
 
-    def take_over(self) -> list[OverSearch]:
-        """The searches that ended since last time."""
-        over, self._over = self._over, []
-        return over
+    def take_completed(self) -> list[CompletedSearch]:
+        completed, self._completed = self._completed, []
+        return completed
 
-    def settle(self, outputs: list[Output]) -> list[Output]:
-        """After a commit: take what is said of beams out of `outputs`, and advance the searches that have all of it."""
+    def filter_outputs(self, outputs: list[Output]) -> list[Output]:
+        """Take the outputs of beams, and advance the searches that have those of all their beams."""
         others, ready = [], []
         for output in outputs:
             search = self._search_of.get(output.id)
@@ -102,7 +103,7 @@ class BeamQueue:
                 others.append(output)
                 continue
             if output.finish not in (None, "length"):
-                self._over.append(OverSearch(search.id, None, self._error(output)))
+                self._completed.append(CompletedSearch(search.id, None, output.error))
                 self._end(search)
                 continue
             logprobs: Any = output.logprobs
@@ -117,13 +118,15 @@ class BeamQueue:
                 self._advance(search)
         return others
 
-    def unblock(self) -> bool:
-        """Nothing can run: held beams give up their rows and pages. Whether one did."""
-        gave = False
-        for search in self._searches.values():
+    def after_step(self, ran: bool) -> bool:
+        """Where nothing can run, held beams lose their rows and pages."""
+        for search in () if ran else self._searches.values():
             for id in search.lines:
-                gave = self._scheduler.give_up(id) or gave
-        return gave
+                self._scheduler.preempt(id)
+        return False
+
+    def counters(self) -> dict[str, float]:
+        return self._counters
 
     def close(self) -> None:
         for search in list(self._searches.values()):
@@ -134,9 +137,9 @@ class BeamQueue:
     def _advance(self, search: _Search) -> None:
         scheduler, state = self._scheduler, search.search
         parents = state.advance([search.lines[id] for id in search.ids])
-        self.counters["beam_steps"] += 1
-        if state.is_over:
-            self._over.append(OverSearch(search.id, self._result(search), None))
+        self._counters["beam_steps"] += 1
+        if state.is_completed:
+            self._completed.append(CompletedSearch(search.id, self._result(search), None))
             self._end(search)
             return
         ids = [0] * len(parents)
@@ -156,7 +159,7 @@ class BeamQueue:
             self._search_of[child.id] = search
         for place, id in enumerate(ids):
             if id in kept:
-                scheduler.go_on(id, state.beams[place].tokens[-1])
+                scheduler.resume(id, state.beams[place].tokens[-1])
         for id in search.ids:
             if id not in kept:
                 del self._search_of[id]
@@ -178,26 +181,6 @@ class BeamQueue:
         ]
         return Searched(search.id, search.num_prompt, replies, search.cached_tokens)
 
-    @staticmethod
-    def _error(output: Output) -> RequestError:
-        if output.finish == "timeout":
-            return RequestError(
-                "the deadline passed while the request waited",
-                status=504,
-                type="server_error",
-                code="timeout",
-                param="deadline_ms",
-            )
-        return RequestError(
-            "the model gave numbers that are not finite for this request",
-            status=500,
-            type="server_error",
-            code="numerical_error",
-        )
-
     def _new_id(self) -> int:
         self._next_id += 1
         return self._next_id
-
-    def live_ids(self) -> list[int]:
-        return list(self._searches)

@@ -10,8 +10,7 @@ from zse.cache.groups import PageGeometry
 from zse.cache.pages import BLOCK, PAGE_SIZES
 from zse.engine.page_size import choose_pool
 from zse.errors import ConfigError
-from zse.scheduler.options import parse_weights
-from zse.scheduler.policy import Policy
+from zse.scheduler.options import SchedulingPolicy, parse_weights
 
 AUTO = "auto"
 DEVICES = ("auto", "cpu", "cuda", "hip", "metal")
@@ -242,7 +241,7 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     speculation: str = "none"
     draft_tokens: int = 0
     max_drafts: int = 0
-    policy: Policy = Policy()
+    policy: SchedulingPolicy = SchedulingPolicy()
 
     @property
     def max_lines(self) -> int:
@@ -391,10 +390,10 @@ def _rows_fit(max_tokens_per_step: int, max_rows: int) -> None:
         )
 
 
-def policy_of(config: EngineConfig, family: str, page_bytes: int) -> Policy:
+def policy_of(config: EngineConfig, family: str, page_bytes: int) -> SchedulingPolicy:
     """The Scheduler's policy."""
     ratio = MIXED_RATIO[family] if config.mixed_ratio is None else config.mixed_ratio
-    return Policy(
+    return SchedulingPolicy(
         batching=config.batching,
         chunked_prefill=config.chunked_prefill,
         fair_share=config.fair_share,

@@ -1,10 +1,21 @@
-"""Requests that ask for a form of their answer: they wait here for their grammar, then in the scheduler for their turn."""
+"""Requests that ask for a form of their answer: they wait here for their grammar, then in the scheduler's queue."""
 
+from importlib.util import find_spec
 from typing import Any
 
+from zse.engine.feature import Feature
+from zse.engine.masking import StepMasks
+from zse.engine.runner import logit_rows
 from zse.errors import RequestError
-from zse.scheduler.batch import Output
-from zse.scheduler.scheduler import Scheduler
+from zse.lazy import logging
+from zse.sampling.params import SamplingParams
+from zse.scheduler.batch import Batch, Output
+from zse.scheduler.options import RequestOptions
+from zse.structured.service import Grammars
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from zse.engine.core import Engine
 
 IDLE_WAIT_S = 0.002  # in which nothing else happens while a grammar is compiled
 # The process starts ahead of requests in an engine that has been idle for so long: its vocabulary takes a core for 0.3 to
@@ -12,79 +23,67 @@ IDLE_WAIT_S = 0.002  # in which nothing else happens while a grammar is compiled
 WARM_AFTER_S = 1.0
 
 
-class GrammarQueue:
-    """model: path, None: requests with a grammar are refused. The grammar process starts with the first of them; where
-    `warm` is set, in idle time before, and stays for as long as the engine."""
+class GrammarQueue(Feature):
+    """The requests with a grammar. The grammar process starts with the first of them; where the engine's `warm` names
+    grammars, in idle time before, and stays for as long as the engine."""
 
-    def __init__(self, scheduler: Scheduler, model: str | None, runner: Any, warm: bool = False):
-        self.warm = warm
-        self._idle_since: float | None = None
-        self._scheduler, self._model, self._runner = scheduler, model, runner
+    def __init__(self, engine: "Engine"):
+        self._engine, self._scheduler = engine, engine.scheduler
+        self._warm = "grammars" in engine.warm
+        self._idle_since, self._idle_steps = 0.0, -1
         self._grammars: Any = None
-        self._waiting: dict[int, tuple] = {}  # id → arguments of Scheduler.submit
+        self._waiting: dict[int, tuple] = {}  # id → arguments of Engine.queue behind it
         self._failures: dict[int, RequestError] = {}
-        self.num_live = 0  # requests with a grammar, waiting or not: 0 is all that a step without them looks at
+        self.num_live = 0  # requests with a grammar, waiting or not
 
     @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
+    def is_live(self) -> bool:  # type: ignore[override]
+        return self.num_live > 0
+
+    @property
+    def has_work(self) -> bool:  # type: ignore[override]
+        return bool(self._waiting)
 
     def start(self) -> None:
         """Begin to build what every grammar needs, before the first request comes."""
         if self._grammars is None:
-            if self._model is None:
+            engine = self._engine
+            if engine.model is None:
                 raise RequestError(
                     "this engine has no tokenizer, which structured output needs",
                     code="unsupported_parameter",
                     param="structure",
                 )
-            from zse.engine.runner import logit_rows
-            from zse.structured.service import Grammars
-
-            config = self._runner.config
+            config = engine.runner.config
             lines = logit_rows(config.max_lines, config.max_tokens_per_step)
-            self._grammars = Grammars(self._model, self._scheduler.vocab_size, self._scheduler.eos_ids, lines)
+            self._grammars = Grammars(engine.model, self._scheduler.vocab_size, self._scheduler.eos_ids, lines)
         self._grammars.start()
 
-    def idle(self, now: float) -> None:
-        """Nothing is to be done at `now`, in seconds."""
-        if not self.warm or self._grammars is not None:
-            return
-        if self._idle_since is None:
-            self._idle_since = now
+    def idle(self, now: float) -> bool:
+        """Start the process where the engine has made no step for WARM_AFTER_S."""
+        if not self._warm or self._grammars is not None:
+            return False
+        steps = self._engine.metrics.steps
+        if steps != self._idle_steps:
+            self._idle_steps, self._idle_since = steps, now
         elif now - self._idle_since >= WARM_AFTER_S:
-            from importlib.util import find_spec
-
-            if self._model is None or not self._scheduler.eos_ids or find_spec("llguidance") is None:
-                self.warm = False
-                return
+            if self._engine.model is None or not self._scheduler.eos_ids or find_spec("llguidance") is None:
+                self._warm = False
+                return False
             try:
                 self.start()
             except OSError as error:  # the first request with a grammar tries again, and says why
-                import logging
-
                 logging.getLogger("zse.engine").warning("the grammar process is not started yet: %s", error)
-                self.warm = False
+                self._warm = False
+        return False
 
-    def busy(self) -> None:
-        """Something is done."""
-        self._idle_since = None
-
-    def submit(self, id: int, prompt: list[int], params, *, seed: int, now: float, options) -> None:
+    def submit(self, id: int, prompt: list[int], params: SamplingParams, options: RequestOptions, now: float) -> None:
         """Queue a request until its grammar is compiled. Raises RequestError."""
-        if id in self._waiting or self._scheduler.request(id) is not None:
-            raise RequestError(f"request id {id} is in use", status=409, code="conflict")
-        if len(self._waiting) >= self._scheduler.max_waiting:
-            raise RequestError(
-                f"{self._scheduler.max_waiting} requests are waiting already; try again later",
-                status=503,
-                type="server_error",
-                code="overloaded",
-            )
+        self._scheduler.admission.check_room(id, self._waiting, len(self._waiting))
         self.start()
         self._grammars.open(id, options.structure)
-        self._waiting[id] = prompt, params, seed, now, options
-        self._count()
+        self._waiting[id] = prompt, params, options, now
+        self.num_live = self._grammars.num_live
 
     def cancel(self, id: int) -> bool:
         """Whether the request waited for its grammar. One that has it is forgotten here, and left to the scheduler."""
@@ -96,16 +95,15 @@ class GrammarQueue:
             self._scheduler.counters.cancelled += 1
         return waited
 
-    def take_compiled(self, idle: bool) -> list[Output]:
-        """Hand requests whose grammar is there to the scheduler; news of those that are refused. idle: nothing else is to
-        be done, so that it may wait a moment."""
+    def before_schedule(self, now: float) -> list[Output]:
+        """Hand requests whose grammar is compiled to the scheduler; the outputs of those that are refused."""
         outputs = []
-        for id, error in self._grammars.poll(IDLE_WAIT_S if idle and self._waiting else 0.0):
+        # Nothing else is to be done: it may wait a moment.
+        for id, error in self._grammars.poll(IDLE_WAIT_S if self._waiting and not self._engine.is_running else 0.0):
             waiting = self._waiting.pop(id, None)
             if waiting is not None and error is None:
-                prompt, params, seed, now, options = waiting
                 try:
-                    self._scheduler.submit(id, prompt, params, seed=seed, now=now, options=options)
+                    self._engine.queue(id, *waiting)
                 except RequestError as refused:
                     error = refused
             if error is not None:
@@ -114,15 +112,12 @@ class GrammarQueue:
                 outputs.append(self._failed(id, error))
         return outputs
 
-    def masks(self, batch, lazy: bool = False):
-        """The StepMasks of a batch, None when no request in it has a grammar. lazy: tokens may be drawn before they are
-        masked."""
-        from zse.engine.masking import StepMasks
+    def before_run(self, batch: Batch) -> StepMasks | None:
+        """Ask for the masks of the batch; None when no request in it has a grammar."""
+        return StepMasks.of_batch(batch, self._grammars, self._failures, self._engine.runner.lazy_masks)
 
-        return StepMasks.of_batch(batch, self._grammars, self._failures, lazy)
-
-    def settle(self, outputs: list[Output]) -> list[Output]:
-        """After a commit: requests that ended are forgotten, those whose grammar cannot go on end."""
+    def filter_outputs(self, outputs: list[Output]) -> list[Output]:
+        """Forget requests that ended; end those whose grammar cannot go on."""
         if self._failures:
             failures, self._failures = self._failures, {}
             outputs = [output for output in outputs if output.id not in failures]
@@ -138,7 +133,7 @@ class GrammarQueue:
         """What the grammar process counts. Asked with every heartbeat, which is when it may end for want of requests."""
         if self._grammars is None:
             return {}
-        if not self.num_live and not self.warm:
+        if not self.num_live and not self._warm:
             self._grammars.rest()
         return self._grammars.counters()
 
@@ -147,17 +142,12 @@ class GrammarQueue:
         self._waiting.clear()
         if self._grammars is not None:
             self._grammars.stop()
-        self._count()
+            self.num_live = 0
 
     def _failed(self, id: int, error: RequestError) -> Output:
         self._close(id)
-        output = Output(id, [], None, "error")
-        output.error = error
-        return output
+        return Output(id, [], None, "error", error=error)
 
     def _close(self, id: int) -> None:
         self._grammars.close(id)
-        self._count()
-
-    def _count(self) -> None:
-        self.num_live = 0 if self._grammars is None else self._grammars.num_live
+        self.num_live = self._grammars.num_live

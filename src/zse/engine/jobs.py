@@ -15,17 +15,25 @@ from array import array
 from bisect import insort
 from typing import Any
 
+from zse.engine.feature import Feature
 from zse.engine.forwards import Line, Piece
 from zse.engine.messages import Ask, Measured, TokenLogprob
 from zse.engine.metrics import JOB_COUNTERS
 from zse.engine.runner import JOB_ROWS
 from zse.errors import RequestError
+from zse.lazy import numpy as np
+from zse.scheduler.batch import numerical_error, timeout_error
 from zse.scheduler.options import DEFAULT, RequestOptions
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zse.engine.core import Engine
 
 # Jobs at once may hold this share of all pages; a single one may hold them all.
 PAGE_SHARE = 0.25
 MAX_TARGETS = 1024
-CHUNK_TARGET_S = 0.5  # as of a step: cancellations and other requests' tokens get through between two
 
 
 class Job:
@@ -52,67 +60,52 @@ class Job:
         self.error: RequestError | None = None
         self.logprobs: list[TokenLogprob | None] = [] if ask.first else [None]
         self.total: Any = None  # sum of the hidden states so far
-        self.chunk: tuple | None = None
+        self.chunk: Any = None
 
     @property
-    def is_over(self) -> bool:
+    def is_completed(self) -> bool:
         return self.result is not None or self.error is not None
 
     def order(self) -> tuple[int, int]:
         return -self.options.priority, self.arrival
 
 
-class JobQueue:
-    """scheduler lends the pages, runner.forwards runs the chunks. max_waiting: jobs that may queue."""
+class JobQueue(Feature):
+    """The jobs of an engine: its scheduler lends the pages, its runner's forwards run the chunks."""
 
-    def __init__(self, scheduler, runner, max_waiting: int = 1024):
-        self._scheduler, self._runner, self.max_waiting = scheduler, runner, max_waiting
-        self._queue, self._turns = scheduler.life.queue, scheduler.job_turns
+    def __init__(self, engine: "Engine"):
+        self._engine, self._scheduler = engine, engine.scheduler
+        self._tenants = engine.scheduler.life.tenants
         self._jobs: dict[int, Job] = {}
         self._waiting: list[Job] = []
         self._active: list[Job] = []
         self._free_rows = list(range(JOB_ROWS - 1, -1, -1))
-        self._over: list[Job] = []
-        self.counters = dict(JOB_COUNTERS)
+        self._completed: list[Job] = []
+        self._num_scores = 0
+        self._counters = dict(JOB_COUNTERS)
 
     @property
-    def has_work(self) -> bool:
+    def has_work(self) -> bool:  # type: ignore[override]
         return bool(self._jobs)
 
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
+    is_live = has_work
 
     def submit(
-        self,
-        id: int,
-        tokens: list[int],
-        ask: Ask,
-        options: RequestOptions = DEFAULT,
-        *,
-        now: float = 0.0,
-        keeps_logits: bool = False,
+        self, id: int, tokens: list[int], ask: Ask, options: RequestOptions, now: float, keeps_logits: bool = False
     ) -> Job:
         """Queue a job. Raises RequestError when it can never run or the queue is full."""
         try:
-            if id in self._jobs or self._scheduler.request(id) is not None:
-                raise RequestError(f"request id {id} is in use", status=409, code="conflict")
-            if len(self._waiting) >= self.max_waiting:
-                raise RequestError(
-                    f"{self.max_waiting} requests are waiting already; try again later",
-                    status=503,
-                    type="server_error",
-                    code="overloaded",
-                )
+            admission = self._scheduler.admission
+            admission.check_room(id, self._jobs, len(self._waiting))
             self._check(ask)
-            arrival = self._scheduler.check_sequence(tokens)
+            admission.check_job(tokens)
         except RequestError:
-            self.counters["jobs_refused"] += 1
+            self._counters["jobs_refused"] += 1
             raise
-        job = self._jobs[id] = Job(id, tokens, ask, options, arrival, now, keeps_logits)
+        job = self._jobs[id] = Job(id, tokens, ask, options, self._scheduler.num_arrivals, now, keeps_logits)
         insort(self._waiting, job, key=Job.order)
-        self._queue.job_came(job)
-        self.counters["jobs_submitted"] += 1
+        self._tenants.job_entered(job)
+        self._counters["jobs_submitted"] += 1
         return job
 
     def _check(self, ask: Ask) -> None:
@@ -128,52 +121,77 @@ class JobQueue:
                 code="array_above_max_length",
                 param="targets",
             )
-        self._scheduler.check_ids("targets", ask.targets)
+        self._scheduler.admission.check_ids("targets", ask.targets)
 
     def cancel(self, id: int) -> bool:
         """Drop a job in any state; False for an unknown or finished one."""
         job = self._jobs.get(id)
         if job is None:
             return False
-        self.counters["jobs_cancelled"] += 1
+        self._counters["jobs_cancelled"] += 1
         self._remove(job)
         return True
 
-    def take_over(self) -> list[Job]:
-        """The jobs that ended since last time."""
-        over, self._over = self._over, []
-        return over
+    def take_completed(self) -> list[Job]:
+        completed, self._completed = self._completed, []
+        return completed
 
-    def forget(self, job: Job) -> None:
-        """Take a job that ended out of what take_over() gives."""
-        if job in self._over:
-            self._over.remove(job)
+    def counters(self) -> dict[str, float]:
+        return self._counters
 
-    def advance(self, now: float = 0.0, only: Job | None = None) -> bool:
+    def close(self) -> None:
+        for id in list(self._jobs):
+            self.cancel(id)
+
+    def score(self, token_ids: list[int]) -> "Iterator[tuple]":
+        """Teacher forcing of one sequence beside the requests: yields for each chunk (start, logprobs, top1, logits).
+
+        logprobs, top1: lists, entry i about the token after token_ids[start + i] (the last token of all has the
+        log-probability of token 0: there is no next). logits: memoryview of f32 [n * vocab_size], valid until the next
+        step. Requests may run between two chunks. Raises RequestError for ids outside the vocabulary or a sequence
+        beyond the context.
+        """
+        self._num_scores += 1
+        job = self.submit(-self._num_scores, token_ids, Ask("logprobs"), DEFAULT, 0.0, keeps_logits=True)
+        try:
+            while not job.is_completed:
+                if self.advance(only=job):
+                    yield job.chunk
+                else:  # others hold what it waits for
+                    self._engine.step_between()
+        finally:
+            if not job.is_completed:
+                self.cancel(job.id)
+            elif job in self._completed:
+                self._completed.remove(job)
+
+    def after_step(self, ran: bool) -> bool:
+        return self.advance()
+
+    def advance(self, only: Job | None = None) -> bool:
         """Run one chunk; False when nothing could run (no jobs, or no pages for them). only: of this job alone."""
         if not self._jobs:
             return False
-        self._drop_late(now)
-        if only is None and not self._turns.may_run():
+        self._drop_late(self._engine.clock())
+        if only is None and not self._scheduler.job_share.may_run():
             return False
         self._admit()
         pieces = self._pieces(only)
         if not pieces:
             return False
-        forwards = self._runner.forwards
+        runner = self._engine.runner
+        forwards = runner.forwards
         if transfers := self._scheduler.cache.take_transfers():
-            self._runner.transfer(transfers)  # of what was cached in the pages that the jobs borrowed
+            runner.transfer(transfers)  # of what was cached in the pages that the jobs borrowed
         started = time.perf_counter()
         forwards.run([piece for _, piece in pieces])
         self._read(forwards, pieces)
         seconds = time.perf_counter() - started
         count = sum(piece.num_tokens for _, piece in pieces)
-        self._turns.jobs_ran(seconds)
-        self.counters["job_tokens"] += count
-        if seconds > CHUNK_TARGET_S:
-            self._scheduler.limit_step(int(count * CHUNK_TARGET_S / seconds))
+        self._scheduler.observe_jobs(count, seconds)
+        self._counters["job_tokens"] += count
         for job, piece in pieces:
-            if not job.is_over:
+            if not job.is_completed:
                 job.computed_len += piece.num_tokens
                 if job.computed_len == len(job.tokens):
                     self._finish(job)
@@ -184,16 +202,7 @@ class JobQueue:
     def _drop_late(self, now: float) -> None:
         for job in [job for job in self._waiting if job.options.deadline_ms is not None]:
             if now - job.submitted_at > (job.options.deadline_ms or 0.0) / 1000:
-                self._fail(
-                    job,
-                    RequestError(
-                        "the deadline passed while the request was queued",
-                        status=504,
-                        type="server_error",
-                        code="timeout",
-                        param="deadline_ms",
-                    ),
-                )
+                self._fail(job, timeout_error())
 
     def _admit(self) -> None:
         """Pages and a row for the jobs at the head of the queue, as far as both are there."""
@@ -204,25 +213,26 @@ class JobQueue:
             held = sum(len(active.pages) for active in self._active)
             if self._active and held + count > PAGE_SHARE * scheduler.cache.num_pages:
                 return
-            pages = scheduler.loans.borrow(count, job)
+            pages = scheduler.admission.admit_job(count, job)
             if pages is None:
                 return
             job.pages, job.row = pages, self._free_rows.pop()
             self._waiting.remove(job)
             self._active.append(job)
-            self._queue.job_started(job, len(job.tokens))
+            self._tenants.job_started(job, len(job.tokens))
 
     def _next(self) -> Job:
         """Of the tenant that is furthest behind, its first."""
-        if len(self._queue.tenants) == 1:
+        if len(self._tenants) == 1:
             return self._waiting[0]
-        return min(self._waiting, key=lambda job: (self._queue.tenant_of(job).virtual, job.order()))
+        return min(self._waiting, key=lambda job: (self._tenants.of(job).virtual, job.order()))
 
     def _pieces(self, only: Job | None) -> list[tuple[Job, Piece]]:
-        budget = self._scheduler.job_tokens()
+        scheduler = self._scheduler
+        budget = min(scheduler.max_tokens, scheduler.budget.prefill(scheduler.num_running))
         if only is not None:
-            # Its lines are read in one pass: see Engine.score.
-            budget = min(budget, self._runner.forwards.max_lines)
+            # Its lines are read in one pass: see score().
+            budget = min(budget, self._engine.runner.forwards.max_lines)
         jobs = [job for job in self._active if (job is only if only is not None else not job.keeps_logits)]
         counts = self._share_out(jobs, budget)
         return [
@@ -233,13 +243,13 @@ class JobQueue:
 
     def _share_out(self, jobs: list[Job], budget: int) -> list[int]:
         """Tokens of a chunk for each job: its tenant's part, oldest first, then what others leave of theirs."""
-        tenants = {tenant.name: tenant for tenant in map(self._queue.tenant_of, jobs)}
+        tenants = {tenant.name: tenant for tenant in map(self._tenants.of, jobs)}
         weights = sum(tenant.weight for tenant in tenants.values())
         parts = {name: math.ceil(budget * tenant.weight / weights) for name, tenant in tenants.items()}
         counts = [0] * len(jobs)
         for is_rest in (False, True):
             for index, job in enumerate(jobs):
-                name = self._queue.name_of(job)
+                name = self._tenants.name_of(job)
                 most = budget if is_rest else min(budget, parts[name])
                 count = min(len(job.tokens) - job.computed_len - counts[index], most)
                 counts[index] += count
@@ -284,7 +294,7 @@ class JobQueue:
                 continue
             for index, ((job, _), result) in enumerate(zip(group, results, strict=True)):
                 if not math.isfinite(result.logprob) and result.logprob != -math.inf:
-                    self._fail_numerical(job)
+                    self._fail(job, numerical_error())
                 elif job.ask.what == "targets":
                     self._take_targets(job, forwards.logits(len(group)), index)
                 else:
@@ -295,8 +305,6 @@ class JobQueue:
         job.total = total if job.total is None else job.total + total
 
     def _take_targets(self, job: Job, logits: "memoryview[float]", line: int) -> None:
-        import numpy as np
-
         lines = np.asarray(logits, np.float32).reshape(-1, self._scheduler.vocab_size)
         values = lines[line].astype(np.float64)
         values -= values.max()
@@ -306,13 +314,11 @@ class JobQueue:
     def _finish(self, job: Job) -> None:
         ask, vector = job.ask, None
         if ask.what in ("last", "mean"):
-            import numpy as np
-
             total = job.total / len(job.tokens) if ask.what == "mean" else job.total
             if ask.normalize:
                 total = total / max(float(np.sqrt((total * total).sum())), 1e-12)
             if not np.isfinite(total).all():
-                self._fail_numerical(job)
+                self._fail(job, numerical_error())
                 return
             vector = total.astype("<f4").tobytes()
         if ask.what == "logprobs" and not ask.first and not job.keeps_logits:
@@ -321,50 +327,34 @@ class JobQueue:
         job.result = Measured(
             job.id, len(job.tokens), vector, None if vector is not None or job.keeps_logits else job.logprobs
         )
-        self.counters["jobs_finished"] += 1
+        self._counters["jobs_finished"] += 1
         self._remove(job)
-        self._over.append(job)
-
-    def _fail_numerical(self, job: Job) -> None:
-        self._fail(
-            job,
-            RequestError(
-                "the model gave numbers that are not finite for this request",
-                status=500,
-                type="server_error",
-                code="numerical_error",
-            ),
-        )
+        self._completed.append(job)
 
     def _fail(self, job: Job, error: RequestError) -> None:
-        if job.is_over:
+        if job.is_completed:
             return
         job.error = error
-        self.counters["jobs_failed"] += 1
+        self._counters["jobs_failed"] += 1
         self._remove(job)
-        self._over.append(job)
+        self._completed.append(job)
 
     def _remove(self, job: Job) -> None:
         """The one place where a job goes: pages and row back."""
         del self._jobs[job.id]
         if job.row < 0:
             self._waiting.remove(job)
-            self._scheduler.loans.withdraw(job)
-            self._queue.job_left(job, 0)
-            return
-        self._active.remove(job)
-        self._free_rows.append(job.row)
-        self._scheduler.loans.give_back(job.pages)
-        self._queue.job_left(job, len(job.tokens) - job.computed_len)
+        else:
+            self._active.remove(job)
+            self._free_rows.append(job.row)
+        self._scheduler.admission.release_job(job, job.pages)
+        self._tenants.job_ended(job, 0 if job.row < 0 else len(job.tokens) - job.computed_len)
         job.row = -1
-
-    def live_ids(self) -> list[int]:
-        return list(self._jobs)
 
     def check_integrity(self) -> list[str]:
         """What is wrong, one line each."""
         problems = []
-        if sum(tenant.jobs for tenant in self._queue.tenants.values()) != len(self._jobs):
+        if sum(tenant.jobs for tenant in self._tenants.values()) != len(self._jobs):
             problems.append("tenants have not as many jobs as there are")
         if sorted([job.row for job in self._active] + self._free_rows) != list(range(JOB_ROWS)):
             problems.append("a job's row is lost or shared")

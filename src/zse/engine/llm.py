@@ -2,13 +2,23 @@
 
 import gc
 import os
+import threading
 from collections import deque
+from math import exp, fsum
 from typing import Any, NamedTuple
 
+from zse.engine import config as engine_config
+from zse.engine import load, messages
 from zse.engine.metrics import Phases, since_exec_clock
 from zse.errors import ConfigError, RequestError
+from zse.formats import store
+from zse.lazy import numpy
 from zse.sampling import fields
-from zse.sampling import params as request_params
+from zse.sampling import params as sampling
+from zse.scheduler import options as scheduling
+from zse.structured import options as structured
+from zse.tokenizer import chat_template, detokenize
+from zse.tokenizer import load as tokenizer_load
 
 _clock = since_exec_clock()  # taken when this module is imported: the earlier, the truer
 
@@ -100,13 +110,7 @@ class LLM:
     ):
         self._phases = phases = Phases(_clock)
         phases.mark("interpreter and command line")
-        import threading
-
-        from zse.engine.config import EngineConfig
-        from zse.engine.load import load_engine
-        from zse.formats import store
-
-        config = EngineConfig(
+        config = engine_config.EngineConfig(
             model=store.locate(model),
             device=device,
             threads=threads,
@@ -132,7 +136,7 @@ class LLM:
         collects = gc.isenabled()
         gc.disable()  # a start makes many objects and no garbage
         try:
-            self._loaded = load_engine(config, phases, start_tokenizer)
+            self._loaded = load.load_engine(config, phases, start_tokenizer)
         finally:
             if collects:
                 gc.enable()
@@ -184,12 +188,10 @@ class LLM:
 
     def _load_tokenizer(self, source) -> None:
         try:
-            from zse.tokenizer.load import load_tokenizer
-
-            self._tokenizer = load_tokenizer(source)
+            self._tokenizer = tokenizer_load.load_tokenizer(source)
             self._phases.mark("tokenizer loaded")
             if self._wants_chat:
-                self._template = self._load_template(source, self._tokenizer)
+                self._template = chat_template.load_chat_template(source, self._tokenizer)
                 self._phases.mark("chat template loaded")
         except BaseException as error:  # kept for whoever needs text; token ids work without a tokenizer
             self._tokenizer_error = error
@@ -199,16 +201,10 @@ class LLM:
         if thread is not None:
             thread.join()
 
-    @staticmethod
-    def _load_template(source, tokenizer):
-        from zse.tokenizer.chat_template import load_chat_template
-
-        return load_chat_template(source, tokenizer)
-
     def _chat_template(self):
         tokenizer = self.tokenizer
         if self._template is None:
-            self._template = self._load_template(self._loaded.source, tokenizer)
+            self._template = chat_template.load_chat_template(self._loaded.source, tokenizer)
         if self._template is None:
             raise ConfigError(f"{self.config.model} is a base model without a chat template: use generate()")
         return self._template
@@ -253,10 +249,8 @@ class LLM:
         asked = [index for index, wanted in enumerate(params) if wanted.prompt_logprobs is not None]
         if not asked:
             return {}
-        from zse.engine.messages import Ask
-
-        asks = [Ask("logprobs", top=params[index].prompt_logprobs or 0) for index in asked]
-        return dict(zip(asked, self._measure([ids[index] for index in asked], asks), strict=True))
+        asks = [messages.Ask("logprobs", top=params[index].prompt_logprobs or 0) for index in asked]
+        return dict(zip(asked, self._complete([ids[index] for index in asked], asks), strict=True))
 
     def stream(
         self, prompt: "Prompt", params: "SamplingParams | None" = None, *, structure: "Form" = None
@@ -278,7 +272,7 @@ class LLM:
 
     def prepare_structure(self) -> None:
         """Begin to load what structured replies need, in a process beside, before the first of them is asked for."""
-        self._engine.grammars.start()
+        self._engine.feature("grammars").start()
 
     def encode_chat(self, messages: "list[dict]", **variables) -> list[int]:
         """Token ids of a conversation, up to where the reply begins. Control tokens in a message stay plain text.
@@ -311,21 +305,19 @@ class LLM:
     def _params_of(self, params, count: int) -> list:
         """One SamplingParams for each prompt. Here, where they come in, they are checked, and nowhere after it."""
         if params is None:
-            params = request_params.SamplingParams()
-        if isinstance(params, request_params.SamplingParams):
+            params = sampling.SamplingParams()
+        if isinstance(params, sampling.SamplingParams):
             return [fields.checked(params)] * count
         if len(params) != count:
             raise ValueError(f"{len(params)} SamplingParams for {count} prompts")
         return [fields.checked(one) for one in params]
 
     def _options_of(self, structure: "Form"):
-        from zse.scheduler.options import DEFAULT, RequestOptions
-
         if structure is None:
-            return DEFAULT
-        from zse.structured.options import Structure, read_structure
-
-        return RequestOptions(structure=structure if isinstance(structure, Structure) else read_structure(structure))
+            return scheduling.DEFAULT
+        if not isinstance(structure, structured.Structure):
+            structure = structured.read_structure(structure)
+        return scheduling.RequestOptions(structure=structure)
 
     def _submit(self, prompt: list[int], params, options) -> int:
         id = self._next_id
@@ -343,16 +335,14 @@ class LLM:
     def logits_of(self, token_ids: "Sequence[int]") -> "Iterator[tuple[int, Any]]":
         """Teacher forcing: yields (start, logits) chunk by chunk; logits f32 [n, vocab_size] (a NumPy copy), line i
         for the token after token_ids[start + i]. Raises RequestError for ids or lengths that do not fit."""
-        import numpy
-
-        for start, _, _, logits in self._engine.score(list(token_ids)):
+        for start, _, _, logits in self._engine.feature("jobs").score(list(token_ids)):
             yield start, numpy.array(logits, dtype=numpy.float32).reshape(-1, self.vocab_size)
 
     def logprobs_of(self, token_ids: "Sequence[int]") -> Scores:
         """log p(token i + 1 | tokens 0..i) for every i, and the likeliest tokens. Errors as logits_of()."""
         logprobs: list[float] = []
         top1: list[int] = []
-        for _, some, ids, _ in self._engine.score(list(token_ids)):
+        for _, some, ids, _ in self._engine.feature("jobs").score(list(token_ids)):
             logprobs += some
             top1 += ids
         return Scores(logprobs[:-1], top1[:-1])
@@ -361,8 +351,6 @@ class LLM:
         """exp of the mean negative log-probability of token_ids[1:]. ValueError for fewer than two ids."""
         if len(token_ids) < 2:
             raise ValueError("perplexity needs at least two token ids")
-        from math import exp, fsum
-
         logprobs = self.logprobs_of(token_ids).logprobs
         return exp(-fsum(logprobs) / len(logprobs))
 
@@ -372,15 +360,11 @@ class LLM:
         """The model's hidden state of each prompt after the final norm, f32 NumPy [prompts, hidden_size]. pooling: of
         the "last" token, or their "mean". normalize: each line brought to length 1. Raises RequestError for a prompt
         that is refused."""
-        import numpy
-
-        from zse.engine.messages import Ask
-
         if pooling not in ("last", "mean"):
             raise ValueError(f"pooling {pooling!r}: expected last or mean")
         several = self._several(prompts)
-        ask = Ask("last" if pooling == "last" else "mean", normalize=normalize)
-        results = self._measure(several, [ask] * len(several))
+        ask = messages.Ask("last" if pooling == "last" else "mean", normalize=normalize)
+        results = self._complete(several, [ask] * len(several))
         lines = [numpy.frombuffer(result.vector, "<f4") for result in results]
         return numpy.array(lines, numpy.float32).reshape(len(lines), -1)
 
@@ -388,8 +372,6 @@ class LLM:
         """log p(target | prompt) of each target as the next token, for each prompt: of "yes" and "no" that is how a
         model judges. targets: token ids, or texts that are one token. Raises RequestError for a text of several
         tokens."""
-        from zse.engine.messages import Ask
-
         ids: list[int] = []
         for target in targets:
             some = [target] if isinstance(target, int) else self.tokenizer.encode(target, add_bos=False)
@@ -399,14 +381,15 @@ class LLM:
                 )
             ids += some
         several = self._several(prompts)
-        results = self._measure(several, [Ask("targets", targets=tuple(ids))] * len(several))
+        results = self._complete(several, [messages.Ask("targets", targets=tuple(ids))] * len(several))
         return [[entry.logprob for entry in result.logprobs] for result in results]
 
     def beam_search(self, prompts: "Prompt | Sequence[Prompt]", params=None) -> "list[list[Found]]":
         """The likeliest replies to each prompt, best first: beam_width of them. params: a zse.BeamParams for
         all. Raises RequestError for a prompt or parameter that is refused."""
-        wanted = fields.checked(request_params.BeamParams() if params is None else params)
-        results = self._over(self._several(prompts), lambda id, prompt, _: self._engine.search(id, prompt, wanted))
+        several = self._several(prompts)
+        wanted = fields.checked(sampling.BeamParams() if params is None else params)
+        results = self._complete(several, [wanted] * len(several))
         return [[self._found(reply) for reply in result.replies] for result in results]
 
     def _found(self, reply) -> Found:
@@ -418,23 +401,18 @@ class LLM:
         single = isinstance(prompts, str) or (prompts and isinstance(prompts[0], int))
         return [self._encode(prompt) for prompt in ([prompts] if single else prompts)]
 
-    def _measure(self, prompts: list[list[int]], asks: list) -> list:
-        """The Measured of each prompt, in order."""
-        return self._over(prompts, lambda id, prompt, place: self._engine.measure(id, prompt, asks[place]))
-
-    def _over(self, prompts: list[list[int]], submit) -> list:
-        """The result of each prompt's job or search, in order, which submit(id, prompt, place) starts. Streams that are
-        open go on meanwhile."""
+    def _complete(self, prompts: list[list[int]], asks: list) -> list:
+        """The result of an Ask or BeamParams for each prompt, in order. Streams that are open run on meanwhile."""
         first, self._next_id = self._next_id, self._next_id + len(prompts)
         waiting = set()
         try:
-            for id, prompt in enumerate(prompts, first):
-                submit(id, prompt, id - first)
+            for id, (prompt, ask) in enumerate(zip(prompts, asks, strict=True), first):
+                self._engine.submit(id, prompt, ask)
                 waiting.add(id)
             results = {}
             while waiting:
                 self._step()
-                for job in self._engine.over_jobs():
+                for job in self._engine.take_completed():
                     waiting.discard(job.id)
                     if job.error is not None:
                         raise job.error
@@ -486,14 +464,8 @@ class _Reply:
     def _delta(self, output) -> Delta:
         if output.error is not None:
             raise output.error
-        if output.finish == "error":
-            raise RequestError(
-                "the model gave numbers that are not finite", status=500, type="server_error", code="numerical_error"
-            )
         if self._detokenizer is None:  # here, not at submission: text may be wanted of token ids without a tokenizer
-            from zse.tokenizer.detokenize import IncrementalDetokenizer
-
-            self._detokenizer = IncrementalDetokenizer(self._llm.tokenizer, stop=self._params.stop)
+            self._detokenizer = detokenize.IncrementalDetokenizer(self._llm.tokenizer, stop=self._params.stop)
         detokenizer, text = self._detokenizer, ""
         # The token that ended the reply is no part of its text.
         for token in output.tokens[:-1] if output.finish == "stop" else output.tokens:

@@ -69,17 +69,19 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
         if memory.config.cache_disk is not None:
             from zse.engine.offload import open_disk_tier
 
-            engine.disk = open_disk_tier(engine, memory.config, source, config.quantize)
+            engine.use("disk", open_disk_tier(engine, memory.config, source, config.quantize))
         phases.mark("engine built")
         if device.family != "cpu":
             model.start()
             phases.mark("weights reading")
         if draft is not None:
             from zse.engine.draft import build_draft
+            from zse.engine.speculation import Speculation
 
-            draft_model, engine.speculator = build_draft(
+            draft_model, speculator = build_draft(
                 memory.config, device, draft, plan, runs_ahead=engine.runner.runs_ahead
             )
+            engine.use("speculation", Speculation(engine.scheduler, speculator))
         engine.runner.record_ahead()
         phases.mark("prefill recorded")
         while not model.is_loaded and engine.runner.record_ahead():
@@ -126,7 +128,7 @@ def _plan_beside(opening, source, config: EngineConfig):
 def _build(config: ResolvedConfig, device, model, plan):
     """Everything but the weights' contents: needs only their addresses."""
     from zse.cache.groups import geometry, rows_of
-    from zse.cache.offload import HostPool
+    from zse.cache.pages import HostPool
     from zse.cache.prefix import PrefixCache
     from zse.engine.core import Engine
     from zse.engine.runner import Runner
@@ -165,12 +167,14 @@ def _build(config: ResolvedConfig, device, model, plan):
             "while these pages are still in the cache (preempted requests are swapped in full)"
         )
     runner = Runner(device, model, config)
-    speculator = None
+    engine = Engine(scheduler, runner, model=config.model, warm=("grammars",) if config.warm_grammars else ())
     if config.speculation == "ngram":
+        from zse.engine.speculation import Speculation
         from zse.speculative.speculator import NgramSpeculator
 
         speculator = NgramSpeculator(config.draft_tokens, device.family, runner.runs_ahead)
-    return Engine(scheduler, runner, speculator=speculator, model=config.model, warm_grammars=config.warm_grammars)
+        engine.use("speculation", Speculation(scheduler, speculator))
+    return engine
 
 
 def build_from_arguments(arguments: list[str], phases, opening=None):

@@ -8,11 +8,11 @@ and one more, of a line, for each token that is refused.
 
 from typing import Any
 
-from zse.engine.lazy_masks import SECOND_DRAW, Run, check_drawn, check_masked, may_draw_first
+from zse.engine.lazy_masks import SECOND_DRAW, DrawnRun, check_drawn, check_masked, may_draw_first
 from zse.engine.step import ALIGN
 from zse.errors import RequestError
 from zse.kernels.mask import mask_logits
-from zse.structured.service import Ask, Grammars
+from zse.structured.service import Grammars, MaskAsk
 from zse.tensor import Tensor
 
 
@@ -24,9 +24,9 @@ class StepMasks:
     def __init__(self, grammars: Grammars, failures: dict[int, RequestError]):
         self._grammars, self._failures = grammars, failures
         self.come_first = False
-        self._later: list[Run] = []  # drawn first, their masks are computed all the same
-        self._lazy: list[Run] = []  # drawn first, the grammar is asked about the tokens
-        self._asked: list[Ask] = []
+        self._later: list[DrawnRun] = []  # drawn first, their masks are computed all the same
+        self._lazy: list[DrawnRun] = []  # drawn first, the grammar is asked about the tokens
+        self._asked: list[MaskAsk] = []
         self._later_lines: set[int] = set()
         self._masked: frozenset[int] | None = None  # lines that have a mask, once that is known
 
@@ -49,7 +49,7 @@ class StepMasks:
     def _add(self, entry, line: int, lazy: bool) -> None:
         request = entry.request
         if lazy and may_draw_first(request.params):
-            run = Run(request, line, entry.drafts)
+            run = DrawnRun(request, line, entry.drafts)
             if request.params.logprobs is None and not self._grammars.refuses_often(request.id):
                 self._lazy.append(run)
                 return
@@ -57,7 +57,7 @@ class StepMasks:
             self._later_lines.update(range(line, line + entry.samples))
         else:
             self.come_first = True
-        self._asked.append(Ask(request, line, entry.drafts))
+        self._asked.append(MaskAsk(request, line, entry.drafts))
 
     @property
     def draws_first(self) -> bool:

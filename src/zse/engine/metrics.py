@@ -1,10 +1,16 @@
 """What an engine has done so far: counts and times, cheap enough to keep at every step."""
 
+from time import perf_counter, process_time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from zse.scheduler.batch import Batch, Output
+
 # Of features that are made when a request asks for them: before that, these zeros are told.
-JOB_COUNTERS = dict.fromkeys(
+JOB_COUNTERS: dict[str, float] = dict.fromkeys(
     ("jobs_submitted", "jobs_finished", "jobs_cancelled", "jobs_failed", "jobs_refused", "job_tokens"), 0
 )
-BEAM_COUNTERS = dict.fromkeys(("beam_searches", "beam_steps"), 0)
+BEAM_COUNTERS: dict[str, float] = dict.fromkeys(("beam_searches", "beam_steps"), 0)
 
 
 class EngineMetrics:
@@ -16,11 +22,11 @@ class EngineMetrics:
         self.steps = self.prompt_tokens = self.sampled_tokens = 0
         self.step_s = self.longest_step_s = 0.0
 
-    def record_step(self, num_prompt: int, num_sampled: int, seconds: float) -> None:
-        """One step that ran `num_prompt` prompt tokens and gave `num_sampled` new ones."""
+    def record_step(self, batch: "Batch", outputs: "list[Output]", seconds: float) -> None:
+        """A step ran `batch` and gave `outputs`."""
         self.steps += 1
-        self.prompt_tokens += num_prompt
-        self.sampled_tokens += num_sampled
+        self.prompt_tokens += batch.num_tokens - batch.num_samples
+        self.sampled_tokens += sum([len(output.tokens) for output in outputs])
         self.step_s += seconds
         if seconds > self.longest_step_s:
             self.longest_step_s = seconds
@@ -47,7 +53,5 @@ def since_exec_clock():
     Until this call the interpreter was single-threaded and hardly ever waited, so its processor time is its age; the
     kernel's own start time has a resolution of 10 ms only.
     """
-    from time import perf_counter, process_time
-
     start = perf_counter() - process_time()
     return lambda: perf_counter() - start

@@ -13,9 +13,13 @@ from array import array
 from collections import deque
 from typing import Any
 
+from zse import __version__
 from zse.cache.eviction import Node
 from zse.cache.files import PageFiles, key_of
+from zse.engine.feature import Feature
 from zse.errors import DeviceError
+from zse.scheduler.batch import Batch
+from zse.scheduler.options import RequestOptions
 
 # Content that waits to be written: beyond it pages are left out (they can be computed again).
 MAX_PENDING_BYTES = 64 << 20
@@ -29,11 +33,11 @@ CLOSE_S = 3.0
 log = logging.getLogger("zse.engine")
 
 
-class DiskTier:
-    """cache: the scheduler's CacheManager, which has a prefix cache and host slots. mover: the runner's PageMover."""
+class DiskTier(Feature):
+    """scheduler: its cache has a prefix cache and host slots. mover: the runner's PageMover."""
 
-    def __init__(self, cache, mover, files: PageFiles):
-        self._cache, self._mover, self._files = cache, mover, files
+    def __init__(self, scheduler, mover, files: PageFiles):
+        self._scheduler, self._cache, self._mover, self._files = scheduler, scheduler.cache, mover, files
         self.num_written = self.num_read = 0
         self._pending: deque[tuple[bytes, bytes, bytes]] = deque()
         self._pending_bytes = 0
@@ -46,7 +50,7 @@ class DiskTier:
         self._thread = threading.Thread(target=self._write, name="kv files", daemon=True)
         self._thread.start()
 
-    def snapshot(self) -> dict[str, float]:
+    def counters(self) -> dict[str, float]:
         """Totals since the start, and what is on disk now."""
         return {
             "prefix_disk_pages": len(self._files),
@@ -58,23 +62,25 @@ class DiskTier:
 
     # -- out
 
-    def started(self, batch) -> None:
-        """The batch was scheduled: remember whose pages go to the host with it."""
+    def before_run(self, batch: Batch) -> None:
+        """Remember whose pages go to the host with the batch."""
+        if not batch.transfers:
+            return
         by_slot = self._cache.prefix.by_slot
         gone = [(slot, by_slot[slot]) for kind, _, slot in batch.transfers if kind == "out" and slot in by_slot]
         if gone:
             self._watched.append((batch, gone))
 
-    def finished(self, batch) -> None:
-        """The batch has run: what it took to the host can be written."""
+    def after_commit(self, batch: Batch, seconds: float) -> None:
+        """What the batch took to the host can be written."""
         if self._watched and self._watched[0][0] is batch:
             for slot, node in self._watched.popleft()[1]:
                 # Given to another page since, the slot may be written just now.
                 if self._cache.prefix.by_slot.get(slot) is node and not node.is_filed:
                     self._queue(node, self._mover.read_slot(slot))
 
-    def idle(self) -> bool:
-        """Nothing runs: write one page that has no file yet. False when there is none."""
+    def idle(self, now: float) -> bool:
+        """Write one page that has no file yet. False when there is none."""
         if self._failed or self._pending_bytes > MAX_PENDING_BYTES // 2:
             return False
         if not self._walk and self._walked_at != self._cache.prefix.num_entered:
@@ -141,11 +147,12 @@ class DiskTier:
 
     # -- in
 
-    def fetch(self, salt: tuple[str, ...], prompt: list[int]) -> None:
+    def before_queue(self, prompt: list[int], options: RequestOptions) -> None:
         """Bring what files have of the prompt's beginning, behind what is in memory, to the host."""
+        self._scheduler.admission.check_ids("prompt", prompt)
         if not len(self._files):
             return
-        prefix, host = self._cache.prefix, self._cache.host
+        salt, prefix, host = options.salt, self._cache.prefix, self._cache.host
         page_bytes = prefix.page_bytes
         tokens = array("i", prompt).tobytes()
         match = prefix.match(salt, tokens)
@@ -205,8 +212,6 @@ class DiskTier:
 
 def open_disk_tier(engine, config, source, quantize: str | None) -> DiskTier:
     """The tier of a ResolvedConfig with cache_disk, for an Engine whose model comes from `source`. Raises ConfigError."""
-    from zse import __version__
-
     mover = engine.runner.pages
     facts = (
         __version__,
@@ -219,9 +224,7 @@ def open_disk_tier(engine, config, source, quantize: str | None) -> DiskTier:
     )
     fingerprint = hashlib.blake2b(revision_of(source) + repr(facts).encode(), digest_size=16).digest()
     return DiskTier(
-        engine.scheduler.cache,
-        mover,
-        PageFiles(config.cache_disk, fingerprint, config.cache_disk_size, config.page_size),
+        engine.scheduler, mover, PageFiles(config.cache_disk, fingerprint, config.cache_disk_size, config.page_size)
     )
 
 

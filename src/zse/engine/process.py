@@ -9,6 +9,8 @@ import socket
 import sys
 import time
 
+from zse.engine import worker
+
 # -P: a file in the working directory must not shadow a module. -S: without site, whose .pth files cost up to 30 ms; the
 # folders of packages are handed over in PYTHONPATH instead.
 WORKER = ("-S", "-P", "-m", "zse.engine.worker")
@@ -60,11 +62,11 @@ class EngineProcess:
         return self._status
 
 
-def spawn(arguments: list[str], worker: tuple[str, ...] = WORKER) -> EngineProcess:
+def spawn(arguments: list[str], command: tuple[str, ...] = WORKER) -> EngineProcess:
     """Start `python -m zse.engine.worker --fd N ARGUMENTS...` and return at once.
 
     The child has its own process group, so that Ctrl-C in the terminal reaches only the server, which drains. It
-    learns of the server's death by end-of-file on the socket (and, on Linux, by die_with_parent()).
+    learns of the server's death by end-of-file on the socket (and, on Linux, by a signal).
     """
     ours, theirs = socket.socketpair()
     environment = dict(os.environ)
@@ -75,9 +77,9 @@ def spawn(arguments: list[str], worker: tuple[str, ...] = WORKER) -> EngineProce
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(folders))
     try:
         theirs.set_inheritable(True)
-        command = [sys.executable, *worker, "--fd", str(theirs.fileno()), *arguments]
+        line = [sys.executable, *command, "--fd", str(theirs.fileno()), *arguments]
         pid = os.posix_spawn(
-            sys.executable, command, environment, setpgroup=0, setsigmask=(), setsigdef=(signal.SIGINT, signal.SIGTERM)
+            sys.executable, line, environment, setpgroup=0, setsigmask=(), setsigdef=(signal.SIGINT, signal.SIGTERM)
         )
     except BaseException:
         ours.close()
@@ -119,24 +121,10 @@ def fork(arguments: list[str], clock, close: tuple[int, ...] = ()) -> EngineProc
         for descriptor in close:
             os.close(descriptor)
         os.environ.pop("ZSE_API_KEY", None)
-        from zse.engine.worker import main
-
-        code = main(["--fd", str(theirs.detach()), *arguments], clock=clock)
+        code = worker.main(["--fd", str(theirs.detach()), *arguments], clock=clock)
     except BaseException as error:  # the child must end here, whatever happens
         sys.stderr.write(f"zse engine: {type(error).__name__}: {error}\n")
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def die_with_parent(parent: int) -> None:
-    """Called first thing in the engine: be killed when process `parent` dies (Linux; elsewhere end-of-file on the
-    socket is the sign). Exits at once if the parent died before this call."""
-    if sys.platform == "linux":
-        import ctypes
-
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(0)

@@ -49,7 +49,7 @@ class BeamSearch:
         self.params, self._stop_ids, self.max_tokens = params, stop_ids, max_tokens
         self.beams = [Beam([], [], 0.0)]
         self.finished: list[Hypothesis] = []  # best first, at most beam_width
-        self.is_over = False
+        self.is_completed = False
 
     @property
     def num_candidates(self) -> int:
@@ -59,7 +59,7 @@ class BeamSearch:
     def advance(self, lines: list[list[tuple[int, float]]]) -> list[int]:
         """lines: for each beam its likeliest next tokens and their log-probabilities, best first, num_candidates or
         more. Sets `beams` to those that go on, and returns which beam each of them continues. [] when the search is
-        over."""
+        completed."""
         width = self.params.beam_width
         candidates = [
             (beam.total + logprob, -parent, -rank, token, logprob)
@@ -82,8 +82,8 @@ class BeamSearch:
             if place >= width and (len(going) >= width or length >= self.max_tokens):
                 break
         self.beams = [beam for _, beam in going]
-        self.is_over = not going or not self._can_improve(length)
-        return [] if self.is_over else [parent for parent, _ in going]
+        self.is_completed = not going or not self._can_improve(length)
+        return [] if self.is_completed else [parent for parent, _ in going]
 
     def _finish(self, beam: Beam, ends: str) -> None:
         score = beam.total / len(beam.tokens) ** self.params.length_penalty

@@ -1,4 +1,4 @@
-"""What goes out of the scheduler: batches for a runner, news of requests, totals."""
+"""What a step runs and what came of it: the batch that goes to a runner, the outputs that go to who asked."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from zse.scheduler.request import Request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from zse.cache.windows import WindowTable
+    from zse.cache.grouped import WindowTable
 
 
 # Structs: 256 of each are made in a step, in C.
@@ -57,53 +57,34 @@ class Batch:
 
 
 class Output(msgspec.Struct, eq=False, gc=False):
-    """News of one request: sampled tokens, and how it ended if it did.
+    """What a step says of a request: sampled tokens, and how it ended if it did.
 
-    finish: None while running, "stop" (a stop id, which is the last of `tokens`), "length", "error" (the logits
-    were not finite: no tokens, nothing follows) or "timeout" (its deadline passed before it ran: no tokens either).
-    logprobs: one per token, as the runner gave them, or None. cached_tokens: of the prompt, that were in the prefix cache;
-    told with the first tokens of a request, else 0.
-    """
+    finish: None while running, "stop" (a stop id, which is the last of `tokens`), "length", "error" or "timeout" (no
+    tokens, nothing follows, `error` says why). logprobs: one per token, as the runner gave them, or None. cached_tokens:
+    of the prompt, that were in the prefix cache; told with the first tokens of a request, else 0."""
 
     id: int
     tokens: list[int]
     logprobs: list | None
     finish: str | None
     cached_tokens: int = 0
-    error: RequestError | None = None  # of "error", where it is not the logits
+    error: RequestError | None = None
 
 
-class Counters:
-    """Totals since the start."""
-
-    __slots__ = (
-        "accepted_tokens",
-        "cancelled",
-        "deadlines_met",
-        "deadlines_missed",
-        "drafted_tokens",
-        "failed",
-        "finished",
-        "forks",
-        "ignored_cancels",
-        "late_results",
-        "preemptions",
-        "queue_wait_s",
-        "recomputed_tokens",
-        "refused",
-        "scheduled_tokens",
-        "submitted",
-        "timed_out",
-        "verified_runs",
+def numerical_error() -> RequestError:
+    return RequestError(
+        "the model gave numbers that are not finite for this request",
+        status=500,
+        type="server_error",
+        code="numerical_error",
     )
 
-    def __init__(self):
-        self.submitted = self.refused = self.finished = self.cancelled = self.failed = 0
-        self.ignored_cancels = self.late_results = self.forks = 0
-        self.deadlines_met = self.deadlines_missed = self.timed_out = 0
-        self.scheduled_tokens = self.preemptions = self.recomputed_tokens = 0
-        self.drafted_tokens = self.accepted_tokens = self.verified_runs = 0
-        self.queue_wait_s = 0.0
 
-    def snapshot(self) -> dict[str, float]:
-        return {name: getattr(self, name) for name in self.__slots__}
+def timeout_error() -> RequestError:
+    return RequestError(
+        "the deadline passed while the request waited",
+        status=504,
+        type="server_error",
+        code="timeout",
+        param="deadline_ms",
+    )

@@ -8,8 +8,17 @@ before each step.
 """
 
 from zse.cache.pages import BLOCK
-from zse.scheduler.policy import LEAST_MEASURED_SHARE, prefill_budget
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from zse.scheduler.batch import Batch
+
+# A step of this length lets cancellations, heartbeats and other requests' tokens through often enough. Prompts of slow
+# models run in chunks that last about this long.
+STEP_TARGET_S = 0.5
+# The share of a step's tokens that prompts get at least, however many rows decode: new requests must not wait for running
+# ones to end. And where measured times give prompts their share of the machine.
+LEAST_PREFILL_SHARE, LEAST_MEASURED_SHARE = 1 / 16, 1 / 64
 # Weights of the newest step. Decode steps are many and even; a mixed step tells the cost of the next. Slow steps are the
 # upper end of those without prompts, drafts included (an expectile of 0.8): the replies waited for them already.
 DECODE_STEP, TOKEN_STEP = 1 / 8, 1 / 2
@@ -35,9 +44,8 @@ class ChunkBudget:
         size = num_decode.bit_length()
         if not num_prompt:
             slow = self._slow_s.get(size, seconds)
-            self._slow_s[size] = slow + (min(seconds, 2 * slow) - slow) * (
-                SLOWER_STEP if seconds > slow else FASTER_STEP
-            )
+            weight = SLOWER_STEP if seconds > slow else FASTER_STEP
+            self._slow_s[size] = slow + (min(seconds, 2 * slow) - slow) * weight
             if not num_drafts:
                 known = self._decode_s.get(size, seconds)
                 # One late step (another process had the core) must not count for many.
@@ -46,9 +54,9 @@ class ChunkBudget:
         decode_s = _nearest(self._decode_s, size)
         if num_decode and decode_s is None:
             return
-        token_s = max(seconds - (decode_s or 0.0) if num_decode else seconds, 0.05 * seconds) / num_prompt
         if not num_decode and self.token_s:
             return  # a whole step of prompts: cheaper for each token than a chunk beside replies
+        token_s = max(seconds - (decode_s or 0.0) if num_decode else seconds, 0.05 * seconds) / num_prompt
         if self.token_s:
             token_s = self.token_s + (min(token_s, 4 * self.token_s) - self.token_s) * TOKEN_STEP
         self.token_s = token_s
@@ -59,7 +67,7 @@ class ChunkBudget:
         seconds = 0.0
         if num_decode and self._decode_s:
             size = num_decode.bit_length()
-            known = min(self._decode_s, key=lambda other: abs(other - size))
+            known = _nearest_size(self._decode_s, size)
             # Between flat and proportional, until it is measured: a step reads the weights once whatever its rows.
             seconds = self._decode_s[known] * 2 ** ((size - known) / 2)
         return seconds + self.token_s * num_prompt
@@ -78,7 +86,7 @@ class ChunkBudget:
 
 class StepBudget:
     """max_tokens: of one step, at least max_rows. mixed_tokens: of a step that decodes and prefills (None: a quarter of
-    max_tokens). ratio: Policy.mixed_ratio; chunks: what was measured for it, None where it is 0."""
+    max_tokens). ratio: SchedulingPolicy.mixed_ratio; chunks: what was measured for it, None where it is 0."""
 
     def __init__(self, max_tokens: int, mixed_tokens: int | None, max_rows: int, ratio: float):
         self.max_tokens = self._configured_tokens = max_tokens
@@ -100,21 +108,32 @@ class StepBudget:
         self.max_tokens = min(self._configured_tokens, max(tokens // BLOCK * BLOCK, BLOCK, self._max_rows))
 
     def prefill(self, num_decode: int) -> int:
-        """Prompt tokens of a step that decodes `num_decode` lines."""
-        mixed = self.max_tokens // 4 if self._mixed_tokens is None else min(self._mixed_tokens, self.max_tokens)
-        tokens = prefill_budget(self.max_tokens, num_decode, mixed)
-        if num_decode and self.chunks is not None:
-            tokens = max(self.chunks.tokens(num_decode, tokens), int(self.max_tokens * LEAST_MEASURED_SHARE), 1)
+        """Prompt tokens of a step that decodes `num_decode` lines.
+
+        A step takes as long as its prompt tokens: beside running replies at most `mixed_tokens` in all, so that their
+        next tokens are not held up for a whole chunk (256 tokens of a 135M model are about 0.3 s on two cores)."""
+        most = self.max_tokens
+        if not num_decode:
+            return most
+        mixed = most // 4 if self._mixed_tokens is None else min(self._mixed_tokens, most)
+        tokens = max(1, int(most * LEAST_PREFILL_SHARE), mixed - num_decode)
+        if self.chunks is not None:
+            tokens = max(self.chunks.tokens(num_decode, tokens), int(most * LEAST_MEASURED_SHARE), 1)
         return tokens
 
-    def observe(self, num_decode: int, num_prompt: int, seconds: float, num_drafts: int) -> None:
-        """A step took `seconds`."""
+    def observe(self, batch: "Batch", seconds: float) -> None:
+        """The batch took `seconds`."""
+        if seconds > STEP_TARGET_S or self.is_limited and batch.num_tokens > batch.num_samples:
+            self.limit(int(batch.num_tokens * STEP_TARGET_S / max(seconds, 1e-6)))
         if self.chunks is not None:
-            self.chunks.observe(num_decode, num_prompt, seconds, num_drafts)
+            drafts = batch.num_drafts
+            self.chunks.observe(batch.num_decode - drafts, batch.num_tokens - batch.num_decode, seconds, drafts)
+
+
+def _nearest_size(times: dict[int, float], size: int) -> int:
+    return min(times, key=lambda other: abs(other - size))
 
 
 def _nearest(times: dict[int, float], size: int) -> float | None:
     """The seconds of this size, or of the nearest that is known."""
-    if size in times or not times:
-        return times.get(size)
-    return times[min(times, key=lambda other: abs(other - size))]
+    return times[size] if size in times else times[_nearest_size(times, size)] if times else None

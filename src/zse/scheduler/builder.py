@@ -3,15 +3,20 @@
 from zse.scheduler.admission import Admission
 from zse.scheduler.batch import Batch, Entry
 from zse.scheduler.budget import StepBudget
-from zse.scheduler.lifecycle import Lifecycle
-from zse.scheduler.pace import Pace
-from zse.scheduler.policy import Policy, choose_victim
+from zse.scheduler.fairness import Pace
+from zse.scheduler.lifecycle import Lifecycle, choose_victim
 from zse.scheduler.request import Request
 
 
 class BatchBuilder:
-    """max_drafts: draft tokens that all requests of one step may verify together. pace: None holds no tenant back.
-    left_out: the tenant that this step leaves out. `ahead` stands for a batch in flight, which forbids preemptions."""
+    """Makes batches. `ahead` stands for a batch in flight, which forbids preemptions.
+
+    Args:
+        life, admission, budget: who runs, who may begin to, and how many tokens a step has.
+        pace: which tenant a step leaves out (left_out); None: none.
+        chunked_prefill: whether replies run beside prompts.
+        max_drafts: draft tokens that all requests of one step may verify together.
+    """
 
     def __init__(
         self,
@@ -19,19 +24,18 @@ class BatchBuilder:
         admission: Admission,
         budget: StepBudget,
         pace: Pace | None,
-        policy: Policy,
+        chunked_prefill: bool,
         max_drafts: int,
     ):
         self._life, self._admission, self._budget, self._pace = life, admission, budget, pace
-        self._chunked_prefill, self._max_drafts = policy.chunked_prefill, max_drafts
+        self._chunked_prefill, self._max_drafts = chunked_prefill, max_drafts
         self._cache = cache = life.cache
-        self._page_size = cache.page_size
-        self._grouped = cache.grouped
+        self._page_size, self._grouped = cache.page_size, cache.grouped
         self.left_out: str | None = None
 
     def build(self, ahead: bool) -> Batch | None:
         """The next batch, or None when nothing can run, or nothing without a preemption that `ahead` forbids."""
-        self.left_out = self._pace.held() if self._pace is not None else None
+        self.left_out = self._pace.left_out() if self._pace is not None else None
         batch = self._build(ahead)
         if batch is None and self.left_out is not None:
             self.left_out = None  # the others have nothing to run now
@@ -58,7 +62,7 @@ class BatchBuilder:
         lines = num_decode + num_drafts
         budget = min(self._budget.max_tokens - lines, self._budget.prefill(lines))
         if num_decode < len(life.running):
-            for request in life.queue.by_share(life.running):
+            for request in life.tenants.by_share(life.running):
                 if budget and len(request.tokens) - request.computed_len > 1 and not self._is_left_out(request):
                     budget -= self._add_chunk(entries, request, budget)
         # Pages that a preemption has just freed are for the decode rows: admitting now would take them back.
@@ -81,7 +85,7 @@ class BatchBuilder:
 
     def _is_left_out(self, request: Request) -> bool:
         """Whether its tenant is left out of this step."""
-        return self.left_out is not None and self._life.queue.name_of(request) == self.left_out
+        return self.left_out is not None and self._life.tenants.name_of(request) == self.left_out
 
     def _must_wait(self, request: Request) -> bool:
         return request.held or self._is_left_out(request) or self._life.prompts.must_wait(request)
@@ -112,7 +116,9 @@ class BatchBuilder:
                 # Only the first token of a page can lack its page.
                 if not start % page_size and not cache.reserve(request.id, length):
                     if ahead:
-                        _take_back(entries)
+                        for entry in entries:  # none of them, which have no drafts, runs after all
+                            entry.request.computed_len = entry.start
+                            entry.request.pending -= entry.samples
                         return None
                     if not self._life.make_room(request, length):
                         continue
@@ -143,30 +149,18 @@ class BatchBuilder:
         return count
 
     def _add_chunk(self, entries: list[Entry], request: Request, most: int) -> int:
-        """An entry of the next tokens of a prompt, at most `most`; how many."""
-        start = request.computed_len
+        """An entry of the next tokens of a prompt, at most `most` and as far as its pages reach; how many."""
+        cache, start = self._cache, request.computed_len
         count = min(len(request.tokens) - start, most)
         if self._grouped is not None:
-            count = self._within_pages(request, count)
-            if not count:
+            if cache.covered(request.id) < start + count:
+                cache.reserve(request.id, 0)
+            count = min(count, cache.covered(request.id) - start)
+            if count <= 0:
                 return 0
         end = request.computed_len = start + count
         samples = int(end == len(request.tokens))
         request.pending += samples
         request.chunks_in_flight += not samples
-        entries.append(Entry(request, start, count, self._cache.table(request.id), samples))
+        entries.append(Entry(request, start, count, cache.table(request.id), samples))
         return count
-
-    def _within_pages(self, request: Request, count: int) -> int:
-        """How many of the next `count` tokens of a prompt there are pages for in all groups."""
-        cache, start = self._cache, request.computed_len
-        if cache.covered(request.id) < start + count:
-            cache.reserve(request.id, 0)
-        return max(0, min(count, cache.covered(request.id) - start))
-
-
-def _take_back(entries: list[Entry]) -> None:
-    """The entries, which decode without drafts, do not run after all."""
-    for entry in entries:
-        entry.request.computed_len = entry.start
-        entry.request.pending -= entry.samples

@@ -1,20 +1,22 @@
-"""Where each request stands: it waits, runs in a row with pages, or has gone. The one place where that changes.
+"""Where each request stands: it waits, runs in a row with pages, or has ended. The one place where that changes.
 
-What a batch in flight still uses when its request goes (row, pages) is kept apart until that batch is done.
+What a batch in flight still uses when its request ends (row, pages) is kept apart until that batch is done.
 """
 
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 
 from zse.cache.manager import CacheManager
-from zse.scheduler.batch import Counters
-from zse.scheduler.lengths import ReplyLengths
-from zse.scheduler.policy import MAX_RECOMPUTED, Policy, age_order, choose_victim
-from zse.scheduler.prompts import ComputedPrompts
-from zse.scheduler.queue import WaitingQueue
-from zse.scheduler.request import FINISHED, RUNNING, WAITING, Request
-from zse.scheduler.waits import Waits
+from zse.scheduler.counters import Counters, QueueWaits, ReplyLengths
+from zse.scheduler.fairness import TenantShares
+from zse.scheduler.options import SchedulingPolicy
+from zse.scheduler.queue import SharedPrompts, WaitingQueue
+from zse.scheduler.request import FINISHED, RUNNING, WAITING, Request, age_order
+
+# While preemptions have thrown away more than this share of all tokens that ran, nobody is admitted who could be
+# preempted.
+MAX_RECOMPUTED = 1 / 4
 
 
 class Lifecycle:
@@ -24,38 +26,44 @@ class Lifecycle:
     should_swap: whether a request that is preempted goes to host slots, as far as there are any, instead of being
     recomputed."""
 
-    def __init__(self, cache: CacheManager, policy: Policy, max_rows: int, should_swap: Callable[[Request], bool]):
+    def __init__(
+        self, cache: CacheManager, policy: SchedulingPolicy, max_rows: int, should_swap: Callable[[Request], bool]
+    ):
         self.cache, self.max_rows, self.should_swap = cache, max_rows, should_swap
-        self.counters, self.waits, self.lengths = Counters(), Waits(), ReplyLengths()
+        self.counters, self.waits, self.lengths = Counters(), QueueWaits(), ReplyLengths()
         self.by_id: dict[int, Request] = {}
-        self.queue = WaitingQueue(policy.tenant_weights, policy.fair_share)
-        self.prompts = ComputedPrompts(cache.prefix is not None)
+        self.tenants = TenantShares(policy.tenant_weights, policy.fair_share)
+        self.queue = WaitingQueue(self.tenants)
+        self.prompts = SharedPrompts(cache.prefix is not None)
         self.running: list[Request] = []
         self.free_rows = list(range(max_rows - 1, -1, -1))
         self.retired: dict[Request, tuple[int, list[int]]] = {}
         self.now, self.num_lost = 0.0, 0
-        self._deadlines: list[tuple[float, int]] = []  # a heap of (deadline_at, id), of those that have gone too
+        self._deadlines: list[tuple[float, int]] = []  # a heap of (deadline_at, id), of those that ended too
 
-    def come(self, request: Request) -> None:
+    def enqueue(self, request: Request) -> None:
         """A new request waits."""
         self.by_id[request.id] = request
         self.queue.add(request)
-        self.queue.seen(request, self.now)
+        self.tenants.submitted(request, self.now)
+        self.counters.submitted += 1
         if request.options.deadline_ms is not None:
             heappush(self._deadlines, (request.deadline_at, request.id))
 
-    def branch(self, source: Request, request: Request, shared: int) -> None:
-        """A new request goes on from another one's first `shared` tokens: on its pages where a row and pages are free,
-        else it waits, and finds in the prefix cache what is still there."""
+    def fork(self, source: Request, request: Request, shared: int) -> None:
+        """A new request continues another one's first `shared` tokens: on its pages where a row and pages are free, else
+        it waits, and finds in the prefix cache what is still there."""
         self.by_id[request.id] = request
+        self.counters.submitted += 1
+        self.counters.forks += 1
         can_start = self.free_rows and source.state is RUNNING and not self.recomputes_too_much
         if can_start and self.cache.fork(source.id, request.id, shared, len(request.tokens)):
-            self.start(request, shared, shared)
+            self.admit(request, shared, shared)
         else:
             self.cache.commit(source.id, source.tokens, source.committed_len, partial=True)
             self.queue.add(request)
 
-    def start(self, request: Request, computed_len: int, committed_len: int) -> None:
+    def admit(self, request: Request, computed_len: int, committed_len: int) -> None:
         """The request has pages, with K and V of `computed_len` tokens, the first `committed_len` of which are known to
         be sound: give it a row."""
         insort(self.running, request, key=age_order)
@@ -64,16 +72,20 @@ class Lifecycle:
             self.counters.queue_wait_s += self.now - request.submitted_at
             self.waits.add(self.now - request.submitted_at)
         request.residency += 1
-        request.computed_len = request.stay_start = computed_len
+        request.computed_len = request.first_len = computed_len
         request.committed_len = committed_len
         request.checkpoint = 0
-        request.stay_tokens = self.lengths.expected(request) - computed_len
-        self.queue.started(request, request.stay_tokens)
+        request.expected_tokens = self.lengths.expected(request) - computed_len
+        self.tenants.started(request, request.expected_tokens)
+        # Of what it lost, if anything, the rest is computed again.
+        self.counters.recomputed_tokens += max(0, request.lost_len - computed_len)
+        self.num_lost -= request.lost_len
+        request.lost_len = 0
 
     def preempt(self, request: Request) -> None:
-        """The running request gives up its row and pages, and waits again. Nothing of it may be in flight."""
+        """The running request loses its row and pages, and waits again. Nothing of it may be in flight."""
         self._stop(request)
-        self.prompts.done(request)
+        self.prompts.end(request)
         self.cache.commit(request.id, request.tokens, request.committed_len, partial=True)
         if not (self.should_swap(request) and self.cache.swap_out(request.id, request.computed_len)):
             self.cache.release(request.id)
@@ -101,26 +113,23 @@ class Lifecycle:
 
     @property
     def recomputes_too_much(self) -> bool:
-        """Whether nobody may start who could be preempted: what was thrown away, and what would be if all that stands in
-        pages were, is more than MAX_RECOMPUTED of the tokens that ran and once what all pages hold."""
+        """Whether preemptions throw away too many tokens.
+
+        Counted are those that were computed again, those that wait for it, and those that the pages in use hold, which
+        could be lost next. Together they may be MAX_RECOMPUTED of the tokens that ran, and once what all pages hold."""
         free = self.cache.page_size * self.cache.num_free // self.cache.num_groups
         return self.counters.recomputed_tokens + self.num_lost > MAX_RECOMPUTED * self.counters.scheduled_tokens + free
 
-    def recompute(self, request: Request, cached: int) -> None:
-        """The request starts again with `cached` tokens of those that it has lost, if it has."""
-        self.counters.recomputed_tokens += max(0, request.lost_len - cached)
-        self.num_lost -= request.lost_len
-        request.lost_len = 0
-
     def finish(self, request: Request) -> None:
         """The request has its last token."""
-        self.counters.finished += 1
+        counters = self.counters
+        counters.finished += 1
         self.lengths.observe(len(request.tokens) - request.prompt_len)
         if request.options.deadline_ms is not None:
             if self.now <= request.deadline_at:
-                self.counters.deadlines_met += 1
+                counters.deadlines_met += 1
             else:
-                self.counters.deadlines_missed += 1
+                counters.deadlines_missed += 1
         self.end(request)
 
     def expire(self) -> list[Request]:
@@ -136,35 +145,34 @@ class Lifecycle:
         return late
 
     def end(self, request: Request) -> None:
-        """The one place where a request goes: out of every table, row and pages back (after its last step)."""
+        """The one place where a request ends: out of every table, row and pages back (after its last step)."""
         del self.by_id[request.id]
         self.num_lost -= request.lost_len
+        tenant = self.tenants.of(request)
         if request.state is RUNNING:
             self._stop(request)
         else:
             self.queue.remove(request)
-        self.queue.left(request)
-        self.prompts.done(request)
+        self.tenants.leave(tenant)
+        self.prompts.end(request)
         self.cache.commit(request.id, request.tokens, request.committed_len, partial=True)
         pages = self.cache.detach(request.id)
         self.cache.drop_swapped(request.id)
         if request.row >= 0:
-            if request.in_flight:
-                self.retired[request] = request.row, pages
-            else:
-                self.free_rows.append(request.row)
-                self.cache.release_pages(pages)
+            self.retired[request] = request.row, pages
+            if not request.in_flight:
+                self.release(request)
         request.row, request.state = -1, FINISHED
 
-    def landed(self, request: Request) -> None:
-        """The last batch of a request that ended in flight is done."""
+    def release(self, request: Request) -> None:
+        """No batch in flight has the request, which ended, any more."""
         row, pages = self.retired.pop(request)
         self.free_rows.append(row)
         self.cache.release_pages(pages)
 
     def _stop(self, request: Request) -> None:
         self.running.remove(request)
-        self.queue.stopped(request, request.computed_len - request.stay_start - request.stay_tokens)
+        self.tenants.stopped(request, request.computed_len - request.first_len - request.expected_tokens)
 
     def check_integrity(self, is_flying: bool) -> list[str]:
         """What is wrong, one line each. is_flying: whether a batch is in flight."""
@@ -175,7 +183,7 @@ class Lifecycle:
         live = {*waiting, *self.running}
         if len(live) != len(waiting) + len(self.running) or live != set(self.by_id.values()):
             problems.append("a request stands in two lists, or in none")
-        if [age_order(r) for r in self.running] != sorted(age_order(r) for r in self.running):
+        if self.running != sorted(self.running, key=age_order):
             problems.append("the running list is out of order")
         problems += self.queue.check_integrity(self.running)
         for name, requests in (("waiting", waiting), ("running", self.running)):
@@ -186,9 +194,8 @@ class Lifecycle:
         if self.cache.sequences() != {request.id for request in self.running}:
             problems.append("pages are held by a request that does not run, or a running one has none")
         for request in self.running:
-            held = len(self.cache.table(request.id))
-            pages_for = self.cache.pages_for
-            if held < pages_for(request.computed_len) or held > pages_for(request.max_cached_len):
+            held, pages_for = len(self.cache.table(request.id)), self.cache.pages_for
+            if not pages_for(request.computed_len) <= held <= pages_for(request.max_cached_len):
                 problems.append(f"{request}: {held} pages")
             if self.cache.covered(request.id) < request.computed_len:
                 problems.append(f"{request}: windowed pages for {self.cache.covered(request.id)} tokens")
@@ -199,3 +206,8 @@ class Lifecycle:
             if not request.in_flight and request.computed_len >= len(request.tokens):
                 problems.append(f"{request}: nothing left to run")
         return problems
+
+
+def choose_victim(requests: Iterable[Request]) -> Request | None:
+    """The request that loses its pages when a decode step finds none: the last in order, unpinned."""
+    return max((request for request in requests if not request.is_pinned), key=age_order, default=None)

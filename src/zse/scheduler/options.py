@@ -1,4 +1,5 @@
-"""What a request may ask of the scheduler and the cache, beside what it asks of the sampler (sampling/params.py)."""
+"""What a request may ask of the scheduler and the cache, beside what it asks of the sampler (sampling/params.py), and how the
+scheduler chooses."""
 
 from typing import Annotated
 
@@ -9,6 +10,8 @@ from zse.sampling.fields import ROUTES, Boolean, Field, Integer, Number, String
 from zse.structured.options import Structure
 
 MAX_WEIGHT = 1000.0
+# A request without a deadline is ordered as if it had this one: those that must be done sooner go ahead of it.
+PATIENCE_S = 30.0
 
 
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -72,3 +75,49 @@ def parse_weights(text: str) -> dict[str, float]:
             )
         weights[name] = weight
     return weights
+
+
+class SchedulingPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """How a Scheduler chooses; EngineConfig has these fields for users. Each can be switched off.
+
+    Args:
+        batching: "continuous", or "static": nobody is admitted while a batch runs.
+        chunked_prefill: prompts share steps with running replies; without it replies wait until prompts are computed.
+        fair_share: tenants get the engine in proportion to their weights.
+        tenant_weights: by tenant, 1 for others.
+        ageing_s: a request of one level of priority more goes ahead of those submitted up to so much earlier.
+        max_waiting_tokens: prompt tokens that may queue.
+        reserve_output: room for an expected reply is kept free at admission.
+        mixed_ratio: a step that also computes prompts may take so many times a decode step; 0: a fixed number of tokens.
+        preemption: "recompute", "swap" to host slots as far as there are any, or "auto": whichever is quicker by
+            measured times, where a page takes page_transfer_s each way.
+    """
+
+    batching: str = "continuous"
+    chunked_prefill: bool = True
+    fair_share: bool = True
+    tenant_weights: dict[str, float] = {}
+    ageing_s: float = 10.0
+    max_waiting_tokens: int = 1 << 22
+    reserve_output: bool = True
+    mixed_ratio: float = 0.0
+    preemption: str = "auto"
+    page_transfer_s: float = 0.0
+
+    def due_time(self, options: RequestOptions, now: float) -> float:
+        """When a request that is submitted now should be done, for the order only: a level of priority counts like
+        `ageing_s` earlier.
+
+        The value is fixed (earliest virtual deadline first), so a request is overtaken only by those that are submitted
+        within PATIENCE_S + ageing_s * (levels above it) after it: every wait is bounded.
+        """
+        patience = PATIENCE_S if options.deadline_ms is None else min(options.deadline_ms / 1000, PATIENCE_S)
+        return now + patience - self.ageing_s * options.priority
+
+    def swap_is_quicker(self, length: int, num_pages: int, token_s: float) -> bool:
+        """Whether a preempted request with `length` tokens in `num_pages` pages should go to the host and back.
+
+        token_s: seconds to compute a token again; 0 when not measured: copies are taken to be quicker."""
+        if self.preemption != "auto":
+            return self.preemption == "swap"
+        return not token_s or 2 * self.page_transfer_s * num_pages < token_s * length

@@ -1,19 +1,18 @@
-"""What came out of a batch: tokens enter their requests, which end or go on, and news of them is made."""
+"""What came out of a batch: tokens enter their requests, which run on or end, and outputs say so."""
 
 from collections.abc import Sequence
 
-from zse.scheduler.batch import Batch, Entry, Output
+from zse.scheduler.batch import Batch, Entry, Output, numerical_error
 from zse.scheduler.lifecycle import Lifecycle
 from zse.scheduler.request import FINISHED, RUNNING, Request
 
 
-class Results:
+class BatchResults:
     """vocab_size: what sampled ids are below."""
 
     def __init__(self, life: Lifecycle, vocab_size: int):
         self._life, self._cache, self._vocab_size = life, life.cache, vocab_size
-        self._page_size = life.cache.page_size
-        self._grouped = life.cache.grouped
+        self._page_size, self._grouped = life.cache.page_size, life.cache.grouped
 
     def take(self, batch: Batch, sampled: list[tuple[int, object]]) -> list[Output]:
         """See Scheduler.commit."""
@@ -27,7 +26,7 @@ class Results:
                 request.pending -= entry.samples
                 request.chunks_in_flight -= not entry.samples
                 if not request.in_flight:
-                    life.landed(request)
+                    life.release(request)
             elif has_drafts and entry.drafts:
                 outputs += self._take_run(entry, results)
             elif results is not None:
@@ -47,7 +46,7 @@ class Results:
             else:
                 request.chunks_in_flight -= 1
             if grouped is not None and request.state is RUNNING:
-                # What is in flight of this request goes on from here.
+                # What is in flight of this request continues from here.
                 grouped.trim(request.id, request.committed_len if entry.drafts else entry.start + entry.count)
         return outputs
 
@@ -55,7 +54,7 @@ class Results:
         """`length` tokens of the request are computed and sound, and those from place `first` on were sampled in this
         step: what need not be done after each. How many of the prompt were cached, when its first token is among them."""
         is_first = first == request.prompt_len
-        self._life.prompts.done(request)
+        self._life.prompts.end(request)
         self._cache.commit(request.id, request.tokens, length, partial=is_first)
         request.checkpoint = min(length + self._page_size - length % self._page_size, request.max_len - 1)
         return request.cached_len if is_first else 0
@@ -64,15 +63,15 @@ class Results:
         """Take the results of an entry with drafts: line i was sampled behind draft i - 1."""
         request, drafts = entry.request, entry.drafts
         request.pending -= entry.samples
-        taken: list[int] = []
+        accepted: list[int] = []
         logprobs = []
         for line, (token, logprob) in enumerate(sampled):
             if not 0 <= token < self._vocab_size:
                 # A draft may be the cause, also of what stands before it (a kernel multiplies what it masks by 0): the
-                # request goes on from here without drafts, and the next step finds out.
+                # request continues from here without drafts, and the next step finds out.
                 request.drafts = None
                 break
-            taken.append(token)
+            accepted.append(token)
             logprobs.append(logprob)
             request.tokens.append(token)
             if self._is_last(request, token) or line < len(drafts) and token != drafts[line]:
@@ -80,22 +79,22 @@ class Results:
         counters = self._life.counters
         counters.verified_runs += 1
         counters.drafted_tokens += len(drafts)
-        # Behind these stand K and V of drafts that were not taken: the next step writes over them before it reads.
-        request.computed_len = end = entry.start + len(taken)
-        if not taken:
+        # Behind these stand K and V of drafts that were not accepted: the next step writes over them before it reads.
+        request.computed_len = end = entry.start + len(accepted)
+        if not accepted:
             return []  # what is committed stays as it is: this may be the end of a prompt that is not finite
-        counters.accepted_tokens += len(taken) - 1
+        counters.accepted_tokens += len(accepted) - 1
         request.committed_len = end
         cached = self._pass_checkpoint(request, entry.start + 1, end) if end >= request.checkpoint else 0
-        finish = self._ended(request, taken[-1])
-        return [Output(request.id, taken, None if logprobs[0] is None else logprobs, finish, cached)]
+        finish = self._ended(request, accepted[-1])
+        return [Output(request.id, accepted, None if logprobs[0] is None else logprobs, finish, cached)]
 
     @staticmethod
     def _is_last(request: Request, token: int) -> bool:
         return token in request.stop_ids or len(request.tokens) >= request.max_len
 
     def _ended(self, request: Request, token: int) -> str | None:
-        """Why the token, which the request has now, is its last, or None; the request has left then."""
+        """Why the token, which the request has now, is its last, or None; the request has ended then."""
         if not self._is_last(request, token):
             return None
         self._life.finish(request)
@@ -105,4 +104,4 @@ class Results:
         self._life.counters.failed += 1
         self._cache.distrust(request.id)
         self._life.end(request)
-        return Output(request.id, [], None, "error")
+        return Output(request.id, [], None, "error", error=numerical_error())

@@ -1,51 +1,52 @@
 """Continuous batching as a pure state machine: no device, no clock, no I/O; time and seeds are arguments.
 
 `schedule(now)` says which tokens of which requests run next, `commit(batch, sampled)` takes what came out. Between the
-two the batch is in flight: a request cancelled meanwhile leaves at once, its row and pages follow with the commit.
+two the batch is in flight: a request cancelled meanwhile ends at once, its row and pages follow with the commit.
 
 One batch more may be scheduled while another is in flight (a GPU is given step n + 1 before step n is read): lengths
 advance when a batch is scheduled, the ids of its tokens come with the commit. What the ids decide waits for them: a
 request that turns out to have ended is dropped one step late, and nothing is preempted while a batch is in flight.
 
-This file is what others call. Requests come in by intake.py; lifecycle.py says where each stands; a batch is made by
-builder.py, which admits (admission.py) within what a step may run (budget.py, pace.py); results.py takes what came out.
+This file is what others call. admission.py says who may enter and who is admitted, lifecycle.py where each request
+stands, queue.py and fairness.py who is next, budget.py how much a step runs; builder.py makes a batch of that, and
+results.py takes what came out.
 """
 
-from collections.abc import Collection
-
 from zse.cache.groups import ONE_GROUP, PageGeometry
-from zse.cache.manager import cache_manager
-from zse.cache.offload import HostPool
-from zse.cache.pages import PageAllocator
+from zse.cache.managers import cache_manager
+from zse.cache.pages import HostPool, PageAllocator
 from zse.cache.prefix import PrefixCache
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
 from zse.scheduler.admission import Admission
-from zse.scheduler.batch import Batch, Counters, Output
-from zse.scheduler.budget import StepBudget
+from zse.scheduler.batch import Batch, Output, timeout_error
+from zse.scheduler.budget import STEP_TARGET_S, StepBudget
 from zse.scheduler.builder import BatchBuilder
-from zse.scheduler.intake import Intake
+from zse.scheduler.counters import Counters
+from zse.scheduler.fairness import JobShare, Pace
 from zse.scheduler.lifecycle import Lifecycle
-from zse.scheduler.loans import PageLoans
-from zse.scheduler.options import DEFAULT, RequestOptions
-from zse.scheduler.pace import Pace
-from zse.scheduler.policy import Policy, due_time, swap_is_quicker
+from zse.scheduler.options import DEFAULT, RequestOptions, SchedulingPolicy
 from zse.scheduler.request import RUNNING, Request
-from zse.scheduler.results import Results
-from zse.scheduler.turns import JobTurns
-from zse.scheduler.waits import Waits
+from zse.scheduler.results import BatchResults
 
 MAX_IN_FLIGHT = 2
 
 
 class Scheduler:
-    """Owns every Request, the rows 0..max_rows-1 and, through its CacheManager, the pages.
+    """Owns every Request, the rows 0..max_rows-1 and, through its cache manager, the pages.
 
-    max_tokens: tokens of one step, at least max_rows. mixed_tokens: of a step that decodes and prefills (default: a
-    quarter of max_tokens). eos_ids: tokens that end a reply unless ignore_eos. prefix_cache: None computes every prompt.
-    max_drafts: draft tokens that all requests of one step may verify together (Request.drafts; what is beyond is left
-    out). host: slots for pages that leave the device. policy: how requests are chosen. geometry: how many tokens a page
-    has, which prefix_cache must have too, and of models whose layers are in groups what these hold.
+    Args:
+        num_pages: in the pool; allocator: whose pages they are (default: a new one).
+        max_rows: requests that run at once.
+        max_tokens: of one step, at least max_rows; mixed_tokens: of a step that decodes and prefills (default: a
+            quarter of max_tokens).
+        max_context: tokens of one request.
+        vocab_size: what token ids are below; eos_ids: those that end a reply unless ignore_eos.
+        max_waiting: requests that may queue.
+        prefix_cache: None computes every prompt. host: slots for pages that leave the device.
+        max_drafts: draft tokens that all requests of one step may verify together (Request.drafts).
+        policy: how requests are chosen.
+        geometry: how many tokens a page has, as prefix_cache's, and which groups the layers are in.
     """
 
     def __init__(
@@ -63,34 +64,33 @@ class Scheduler:
         prefix_cache: PrefixCache | None = None,
         max_drafts: int = 0,
         host: HostPool | None = None,
-        policy: Policy | None = None,
+        policy: SchedulingPolicy | None = None,
         geometry: PageGeometry = ONE_GROUP,
     ):
         if max_tokens < max_rows:
             raise ValueError(f"max_tokens {max_tokens} is below max_rows {max_rows}: decode rows would not fit a step")
-        self.cache = cache_manager(allocator or PageAllocator(num_pages), prefix_cache, host, geometry)
         self.max_rows, self.max_context, self.max_drafts = max_rows, max_context, max_drafts
         self.vocab_size, self.eos_ids, self.max_waiting = vocab_size, eos_ids, max_waiting
-        self.policy = policy = policy or Policy()
-        self.intake = Intake(vocab_size, max_context, self.cache.capacity, max_waiting, policy.max_waiting_tokens)
+        self.policy = policy = policy or SchedulingPolicy()
+        self.cache = cache = cache_manager(allocator or PageAllocator(num_pages), prefix_cache, host, geometry)
         self.budget = budget = StepBudget(max_tokens, mixed_tokens, max_rows, policy.mixed_ratio)
-        self.life = life = Lifecycle(
-            self.cache,
-            policy,
-            max_rows,
-            should_swap=lambda request: swap_is_quicker(
-                policy, request.computed_len, self.cache.pages_for(request.computed_len), budget.token_s
-            ),
+
+        def should_swap(request: Request) -> bool:
+            length = request.computed_len
+            return policy.swap_is_quicker(length, cache.pages_for(length), budget.token_s)
+
+        self.life = life = Lifecycle(cache, policy, max_rows, should_swap)
+        self.admission = Admission(
+            life, policy, vocab_size=vocab_size, max_context=max_context, max_waiting=max_waiting
         )
-        self.loans = PageLoans(life)
-        self.job_turns = JobTurns(life.queue)
-        self._pace = Pace(life.queue, budget.chunks) if budget.chunks is not None and policy.fair_share else None
-        self.builder = BatchBuilder(life, Admission(life, self.loans, policy), budget, self._pace, policy, max_drafts)
-        self._results = Results(life, vocab_size)
-        self._arrivals = 0
+        self.job_share = JobShare(life.tenants)
+        self._pace = Pace(life.tenants, budget.chunks) if budget.chunks is not None and policy.fair_share else None
+        self.builder = BatchBuilder(life, self.admission, budget, self._pace, policy.chunked_prefill, max_drafts)
+        self._results = BatchResults(life, vocab_size)
+        self.num_arrivals = 0
         self._in_flight: list[Batch] = []  # oldest first
 
-    # -- requests in
+    # -- requests
 
     def submit(
         self,
@@ -102,36 +102,29 @@ class Scheduler:
         now: float = 0.0,
         options: RequestOptions = DEFAULT,
     ) -> Request:
-        """Queue a request. Raises RequestError, and keeps nothing, when it cannot be served: see Intake."""
-        life, intake = self.life, self.intake
+        """Queue a request. Raises RequestError, and keeps nothing, when it cannot be served: see Admission."""
         try:
-            if id in life.by_id:
-                raise RequestError(f"request id {id} is in use", status=409, code="conflict")
-            intake.check_room(life.queue, len(prompt))
-            intake.check_prompt(prompt)
-            intake.check_params(params)
-            max_len = intake.admissible_length(len(prompt), params.max_tokens)
+            max_len = self.admission.check_request(id, prompt, params)
         except RequestError:
-            life.counters.refused += 1
+            self.counters.refused += 1
             raise
-        stop_ids = frozenset(params.stop_token_ids)
         now = self._tell_time(now)
+        stop_ids = frozenset(params.stop_token_ids)
         request = Request(
             id,
-            prompt,
+            prompt,  # type: ignore[arg-type]
             params,
             seed=seed,
-            max_len=max_len,
-            arrival=self._arrivals,
-            options=options,
-            now=now,
-            due=due_time(options, now, self.policy.ageing_s),
             stop_ids=stop_ids if params.ignore_eos and options.structure is None else stop_ids | self.eos_ids,
+            max_len=max_len,
+            arrival=self.num_arrivals,
+            due=self.policy.due_time(options, now),
+            submitted_at=now,
+            options=options,
+            stepwise=options.structure is not None,  # its mask depends on the last token
         )
-        request.stepwise = options.structure is not None  # its mask depends on the last token
-        self._arrivals += 1
-        life.come(request)
-        life.counters.submitted += 1
+        self.num_arrivals += 1
+        self.life.enqueue(request)
         return request
 
     def fork(
@@ -160,89 +153,69 @@ class Scheduler:
         tokens = [*parent.tokens[:length], *append]
         if not parent.prompt_len <= length <= len(parent.tokens) or len(tokens) >= parent.max_len:
             raise ValueError(f"{parent} cannot be forked at {length} tokens and {len(append)} more")
-        self.check_ids("append", append)
+        self.admission.check_ids("append", append)
         child = Request(
             id,
-            tokens,
+            tokens,  # type: ignore[arg-type]
             params or parent.params,
             seed=seed,
-            max_len=parent.max_len,
-            arrival=self._arrivals,
-            options=parent.options,
             stop_ids=parent.stop_ids,
-            now=max(life.now, now),
+            max_len=parent.max_len,
+            arrival=self.num_arrivals,
             due=parent.due,
+            submitted_at=max(life.now, now),
+            options=parent.options,
+            stepwise=parent.stepwise,
+            cached_len=0,
+            residency=1,  # it has begun: no deadline ends it
         )
-        child.prompt_len, child.stepwise, child.cached_len = parent.prompt_len, parent.stepwise, 0
-        child.residency = 1  # it has begun: no deadline ends it
-        self._arrivals += 1
-        life.counters.submitted += 1
-        life.counters.forks += 1
-        life.branch(parent, child, min(parent.committed_len, length, len(tokens) - 1))
+        child.prompt_len = parent.prompt_len
+        self.num_arrivals += 1
+        life.fork(parent, child, min(parent.committed_len, length, len(tokens) - 1))
         return child
 
     def cancel(self, id: int) -> bool:
-        """Drop a request in any state and free what it holds. False for an unknown or finished id, which is counted."""
-        request = self.life.by_id.get(id)
-        if request is None:
+        """End a request in any state and free what it holds. False for an unknown or finished id, which is counted."""
+        if not self.drop(id):
             self.counters.ignored_cancels += 1
             return False
         self.counters.cancelled += 1
-        self.life.end(request)
         return True
+
+    def drop(self, id: int) -> bool:
+        """cancel() of a request that nobody asked for by this id: it does not count."""
+        request = self.life.by_id.get(id)
+        if request is not None:
+            self.life.end(request)
+        return request is not None
 
     def expire(self, now: float) -> list[Output]:
         """End the requests whose deadline has passed before they ever ran."""
         self._tell_time(now)
-        return [Output(request.id, [], None, "timeout") for request in self.life.expire()]
-
-    def check_ids(self, param: str, ids: Collection[int]) -> None:
-        """Raises RequestError for an id outside the vocabulary."""
-        self.intake.check_ids(param, ids)
-
-    def _tell_time(self, now: float) -> float:
-        """Clocks may go back; the scheduler's does not."""
-        life = self.life
-        life.now = now = max(life.now, now)
-        return now
-
-    # -- the beams of a search (engine/beams.py)
+        return [Output(request.id, [], None, "timeout", error=timeout_error()) for request in self.life.expire()]
 
     def hold(self, id: int) -> None:
-        """The request, which is stepwise, does not run until go_on()."""
+        """The request, which is stepwise, does not run until resume()."""
         self.life.by_id[id].held = True
 
-    def go_on(self, id: int, token: int) -> None:
+    def resume(self, id: int, token: int) -> None:
         """The request may run again, with `token` in place of its last one, which has no K and V yet."""
         request = self.life.by_id[id]
         request.held = False
         request.tokens[-1] = token
 
-    def give_up(self, id: int) -> bool:
-        """Take the row and pages of a request, as when others need its pages; False when it has none, or is in
-        flight."""
+    def preempt(self, id: int) -> bool:
+        """Take the row and pages of a request, as when others need them; False when it has none, or is in flight."""
         request = self.life.by_id.get(id)
         if request is None or request.state is not RUNNING or request.in_flight:
             return False
         self.life.preempt(request)
         return True
 
-    def drop(self, id: int) -> None:
-        """End a request that nobody asked for by this id: neither cancelled nor finished. An unknown one is fine."""
-        request = self.life.by_id.get(id)
-        if request is not None:
-            self.life.end(request)
-
-    # -- sequences that run beside the requests (engine/jobs.py)
-
-    def check_sequence(self, token_ids: list[int]) -> int:
-        """Raises RequestError for a sequence that can never run beside the requests. Its place among the arrivals."""
-        self.intake.check_sequence(token_ids)
-        return self._arrivals
-
-    def job_tokens(self) -> int:
-        """Tokens that may run beside the requests between two steps."""
-        return min(self.max_tokens, self.budget.prefill(self.num_running))
+    def _tell_time(self, now: float) -> float:
+        """Clocks may go back; the scheduler's does not."""
+        self.life.now = now = max(self.life.now, now)
+        return now
 
     # -- a step
 
@@ -255,7 +228,7 @@ class Scheduler:
         if len(in_flight) >= MAX_IN_FLIGHT:
             raise RuntimeError("schedule() before commit() of the batches in flight")
         if in_flight and in_flight[0].num_drafts:
-            return None  # where its requests go on is not known, and without them others would run in smaller steps
+            return None  # its requests' lengths are not known, and without them others would run in smaller steps
         self._tell_time(now)
         batch = self.builder.build(ahead=bool(in_flight))
         if batch is not None:
@@ -269,7 +242,7 @@ class Scheduler:
         sampled in their place; the first sampled token that differs is the last one taken.
 
         A token outside the vocabulary (the runner gives -1 for a row whose logits were not finite) fails that request
-        alone. Results of requests that ended meanwhile are dropped and counted.
+        alone. BatchResults of requests that ended meanwhile are dropped and counted.
         """
         if not self._in_flight or batch is not self._in_flight[0]:
             raise RuntimeError("commit() of a batch that is not the oldest in flight")
@@ -279,16 +252,17 @@ class Scheduler:
         return self._results.take(batch, sampled)
 
     def observe(self, batch: Batch, seconds: float) -> None:
-        """The batch took `seconds` on the device: what chunks of prompts go by (Policy.mixed_ratio)."""
-        drafts = batch.num_drafts
-        self.budget.observe(batch.num_decode - drafts, batch.num_tokens - batch.num_decode, seconds, drafts)
+        """The batch, which is not committed yet, took `seconds` on the device: what the next ones go by."""
+        self.budget.observe(batch, seconds)
+        self.job_share.observe_step(seconds)
         if self._pace is not None:
             self._pace.observe(batch, seconds)
 
-    def limit_step(self, tokens: int) -> None:
-        """From now on run at most `tokens` in a step: whole blocks, at least one and one token of each row, at most
-        what the scheduler was made with."""
-        self.budget.limit(tokens)
+    def observe_jobs(self, tokens: int, seconds: float) -> None:
+        """A chunk of the jobs of `tokens` tokens took `seconds`."""
+        if seconds > STEP_TARGET_S:
+            self.budget.limit(int(tokens * STEP_TARGET_S / seconds))
+        self.job_share.observe_chunk(seconds)
 
     # -- what others may know
 
@@ -297,18 +271,9 @@ class Scheduler:
         return self.life.counters
 
     @property
-    def waits(self) -> Waits:
-        return self.life.waits
-
-    @property
     def max_tokens(self) -> int:
         """Tokens of one step now."""
         return self.budget.max_tokens
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether limit_step() is in force."""
-        return self.budget.is_limited
 
     @property
     def has_work(self) -> bool:
@@ -339,7 +304,7 @@ class Scheduler:
         ]
 
     def prompts_share_time(self) -> bool:
-        """Whether the next step computes prompts for as long as its replies may wait (Policy.mixed_ratio): then the
+        """Whether the next step computes prompts for as long as its replies may wait (SchedulingSchedulingPolicy.mixed_ratio): then the
         time is theirs, and drafts would only make the chunks smaller."""
         return self.budget.chunks is not None and self.builder.has_prompts()
 
@@ -352,10 +317,10 @@ class Scheduler:
 
     def snapshot(self) -> dict[str, float]:
         """Totals since the start, of the scheduler and the cache, by name."""
-        return {**self.counters.snapshot(), **self.cache.snapshot()}
+        return self.counters.snapshot() | self.life.waits.snapshot() | self.cache.snapshot()
 
     def check_integrity(self) -> list[str]:
         """What is wrong, one line each; empty when every invariant holds. Cheap enough for tests after every step."""
         life = self.life
-        problems = self.cache.check_integrity([*(pages for _, pages in life.retired.values()), *self.loans.pages])
-        return problems + life.check_integrity(is_flying=bool(self._in_flight))
+        pages = [*(pages for _, pages in life.retired.values()), *self.admission.job_pages]
+        return self.cache.check_integrity(pages) + life.check_integrity(is_flying=bool(self._in_flight))

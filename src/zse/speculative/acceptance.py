@@ -43,7 +43,7 @@ class Acceptance:
         self._accepted[kind] = KIND_MEMORY * self._accepted[kind] + accepted
 
 
-class Record:
+class RequestAcceptance:
     """What was seen of one request."""
 
     __slots__ = ("accepted", "tested")

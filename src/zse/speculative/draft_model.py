@@ -6,7 +6,6 @@ the same token from the same random number, so that sampled requests accept draf
 
 import time
 from array import array
-from collections.abc import Callable
 from typing import Any
 
 from zse.cache.groups import PageGeometry
@@ -15,9 +14,9 @@ from zse.cache.pages import PageAllocator
 from zse.scheduler.batch import Batch, Entry
 from zse.scheduler.request import RUNNING, Request
 from zse.scheduler.scheduler import Scheduler
-from zse.speculative.acceptance import DRAFT_MODEL, Record
+from zse.speculative.acceptance import DRAFT_MODEL, RequestAcceptance
 from zse.speculative.cost import StepCost
-from zse.speculative.speculator import Candidate, Speculator, may_draft, without_ends
+from zse.speculative.speculator import Candidate, Speculator, without_ends
 
 # A request that lacks more tokens than this is brought up to date before it has drafts; less where a step is shorter.
 LAG = 32
@@ -30,7 +29,7 @@ class _Followed:
     __slots__ = ("base", "computed", "fed", "kind", "record", "residency")
 
     def __init__(self, residency: int):
-        self.record, self.kind, self.residency = Record(), DRAFT_MODEL, residency
+        self.record, self.kind, self.residency = RequestAcceptance(), DRAFT_MODEL, residency
         self.computed = self.base = 0
         self.fed = array("i")
 
@@ -80,11 +79,6 @@ class DraftModelSpeculator(Speculator):
             request.drafts = without_ends(request, drafts, scheduler.eos_ids)
         self._lost_s += time.perf_counter() - started
 
-    def observe(self, batch: Batch, scheduler: Scheduler, seconds: float) -> None:
-        super().observe(batch, scheduler, seconds)
-        self.acceptance.rest()
-        self.waits = self.runs_ahead and any(self._plan(scheduler, scheduler.running)[1])
-
     def close(self) -> None:
         """Drop the draft model's graphs. Its device is the target's."""
         for request in list(self._followed):
@@ -93,22 +87,12 @@ class DraftModelSpeculator(Speculator):
 
     # -- inside
 
-    def _plan(self, scheduler: Scheduler, requests: Callable[[], list[Request]]) -> tuple[list[Candidate], list[int]]:
-        rows = scheduler.num_running
-        most = min(scheduler.max_drafts, scheduler.max_tokens - rows)
-        room = self.room(rows, most) if rows else 0
-        if not room or scheduler.prompts_share_time():
-            return [], []
-        kind_rate = self.acceptance.rate(DRAFT_MODEL)
-        candidates = []
-        for request in requests():
-            length = len(request.tokens)
-            least = min(request.max_len, self._max_context) - length - 1
-            if least > 0 and may_draft(request):
-                followed = request.drafting
-                rate = followed.record.rate(kind_rate) if followed is not None else kind_rate
-                candidates.append(Candidate(request, rate, DRAFT_MODEL, 0, least))
-        return candidates, self.choose(candidates, rows, room, self._round_s(len(candidates))) if candidates else []
+    def _candidate(self, request: Request) -> Candidate | None:
+        room = min(request.max_len, self._max_context) - len(request.tokens) - 1
+        if room < 1:
+            return None
+        rate, followed = self.acceptance.rate(DRAFT_MODEL), request.drafting
+        return Candidate(request, rate if followed is None else followed.record.rate(rate), DRAFT_MODEL, 0, room)
 
     def _round_s(self, rows: int) -> float:
         if self._draft_cost.is_known:

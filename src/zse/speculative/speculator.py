@@ -10,12 +10,13 @@ without x.
 from array import array
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import NamedTuple
 
 from zse.scheduler.batch import Batch
 from zse.scheduler.request import Request
 from zse.scheduler.scheduler import Scheduler
-from zse.speculative.acceptance import Acceptance, Record, kind_of
+from zse.speculative.acceptance import Acceptance, RequestAcceptance, kind_of
 from zse.speculative.cost import StepCost
 from zse.speculative.ngram import LEAST, NgramIndex, continuation
 
@@ -30,8 +31,6 @@ LEAST_GAIN = 1.2
 LEAST_SURVIVAL = 0.1
 # The room for drafts is computed anew after so many steps, or for another number of rows.
 ROOM_STEPS = 16
-# Requests that are looked at for one step.
-MOST_REQUESTS = 64
 
 
 class Candidate(NamedTuple):
@@ -60,13 +59,14 @@ def without_ends(request: Request, drafts: array, eos_ids: frozenset[int]) -> ar
 
 
 class Speculator:
-    """What both proposers share: the account of time spent and saved, and the choice of how many drafts.
+    """What all proposers share: the account of time spent and saved, and the choice of how many drafts.
 
     draft_tokens: most of one request. family: of the device. runs_ahead: whether it is given steps ahead. waits:
     whether the next step should wait for the tokens of the one before, because there will be drafts behind them.
     """
 
     first_steps = 1.0  # steps that wrong drafts may cost before anything was saved
+    most_requests: int | None = None  # that are weighed for one step
 
     def __init__(self, draft_tokens: int, family: str, runs_ahead: bool = False):
         self.draft_tokens, self.runs_ahead = draft_tokens, runs_ahead
@@ -100,6 +100,28 @@ class Speculator:
             plain = self.cost.seconds(rows)
             self._lost_s += self.cost.seconds(rows + batch.num_drafts) - plain - extra * plain / rows
             self._lost_s = max(self._lost_s, -SAVED_STEPS * plain)
+        self.acceptance.rest()
+        # Only a device that is given steps ahead asks; the step ahead may have all but the last token.
+        self.waits = self.runs_ahead and any(self._plan(scheduler, scheduler.running)[1])
+
+    def _plan(self, scheduler: Scheduler, requests: Callable[[], list[Request]]) -> tuple[list[Candidate], list[int]]:
+        """Which of the requests could have drafts in the next step, and how many each gets."""
+        rows = scheduler.num_running
+        most = min(scheduler.max_drafts, scheduler.max_tokens - rows)
+        room = self.room(rows, most) if rows else 0
+        if not room or scheduler.prompts_share_time():
+            return [], []
+        found = (self._candidate(request) for request in requests() if may_draft(request))
+        candidates = list(islice((candidate for candidate in found if candidate is not None), self.most_requests))
+        return candidates, self.choose(candidates, rows, room, self._round_s(len(candidates))) if candidates else []
+
+    def _candidate(self, request: Request) -> Candidate | None:
+        """The request, where there is something to draft for it."""
+        raise NotImplementedError
+
+    def _round_s(self, rows: int) -> float:
+        """Seconds that making one more draft of each of `rows` requests takes."""
+        return 0.0
 
     def _learn(self, entry) -> int:
         """Note what became of an entry's drafts; how many were accepted."""
@@ -172,6 +194,8 @@ class Speculator:
 class NgramSpeculator(Speculator):
     """Drafts from prompt lookup."""
 
+    most_requests = 64
+
     def propose(self, scheduler: Scheduler) -> None:
         candidates, counts = self._plan(scheduler, scheduler.decoding)
         for candidate, count in zip(candidates, counts, strict=True):
@@ -180,28 +204,6 @@ class NgramSpeculator(Speculator):
                 request.drafting.kind = candidate.kind
                 drafts = continuation(request.tokens, candidate.place, count)
                 request.drafts = without_ends(request, drafts, scheduler.eos_ids)
-
-    def observe(self, batch: Batch, scheduler: Scheduler, seconds: float) -> None:
-        super().observe(batch, scheduler, seconds)
-        self.acceptance.rest()
-        # Only a device that is given steps ahead asks; the step ahead may have all but the last token.
-        self.waits = self.runs_ahead and any(self._plan(scheduler, scheduler.running)[1])
-
-    def _plan(self, scheduler: Scheduler, requests: Callable[[], list[Request]]) -> tuple[list[Candidate], list[int]]:
-        rows = scheduler.num_running
-        most = min(scheduler.max_drafts, scheduler.max_tokens - rows)
-        room = self.room(rows, most) if rows else 0
-        if not room or scheduler.prompts_share_time():
-            return [], []
-        candidates = []
-        for request in requests():
-            if may_draft(request):
-                candidate = self._candidate(request)
-                if candidate is not None:
-                    candidates.append(candidate)
-                    if len(candidates) == MOST_REQUESTS:
-                        break
-        return candidates, self.choose(candidates, rows, room) if candidates else []
 
     def _candidate(self, request: Request) -> Candidate | None:
         state: _Lookup | None = request.drafting
@@ -226,4 +228,4 @@ class _Lookup:
     __slots__ = ("index", "kind", "record")
 
     def __init__(self) -> None:
-        self.index, self.record, self.kind = NgramIndex(), Record(), 0
+        self.index, self.record, self.kind = NgramIndex(), RequestAcceptance(), 0

@@ -7,6 +7,7 @@ all of them share its pages; it forks once for each grammar.
 
 import contextlib
 import os
+import resource
 import select
 import signal
 import time
@@ -90,9 +91,7 @@ class _Run:
 def limit_memory(more: int) -> None:
     """From now on this process may have at most `more` bytes of addresses beside those that it has (Linux; elsewhere
     there is no such limit). A core of it would hold users' words."""
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource
-
+    with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with open("/proc/self/statm", encoding="ascii") as file:
             size = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -101,9 +100,7 @@ def limit_memory(more: int) -> None:
 
 def _compile(structure: Structure, vocabulary: Vocabulary) -> bytes:
     limit_memory(MAX_MEMORY)
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource
-
+    with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CPU, (4, 4))  # should nobody be left to kill it
     # What a killed or aborted compiler says is for nobody.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

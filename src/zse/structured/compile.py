@@ -4,10 +4,11 @@ import json
 from collections import OrderedDict
 from typing import Any
 
-from zse.structured.options import CHOICE, GBNF, JSON_OBJECT, JSON_SCHEMA, LARK, REGEX, Structure
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
-# White space between the parts of JSON: enough for lines and their indentation, an end to models that only indent.
-WHITESPACE = r"[\x20\x0A\x09]{1,24}"
+from zse.structured.options import CHOICE, GBNF, JSON_OBJECT, JSON_SCHEMA, LARK, REGEX, WHITESPACE, Structure
+
 MAX_CACHED = 64
 # Lexer states take 1 to 2 kB each (llguidance's figure); a mask may take some 15 ms at most.
 LIMITS: dict[str, Any] = dict(
@@ -39,8 +40,6 @@ def refusal(reason: str) -> GrammarError:
 
 def grammar_of(structure: Structure) -> str:
     """llguidance's grammar for a structure. Raises GrammarError."""
-    from llguidance import LLMatcher
-
     kind, source = structure.kind, structure.source
     try:
         if kind in (JSON_OBJECT, JSON_SCHEMA):
@@ -55,8 +54,6 @@ def grammar_of(structure: Structure) -> str:
         if kind == LARK:
             return LLMatcher.grammar_from_lark(source)
         if kind == GBNF:
-            from llguidance.gbnf_to_lark import gbnf_to_lark
-
             return LLMatcher.grammar_from_lark(gbnf_to_lark(source))
     except RecursionError:
         raise GrammarError("the grammar is nested too deeply", "schema_too_complex") from None
@@ -74,8 +71,6 @@ class Vocabulary:
     """A model's tokens as llguidance wants them. vocab_size: lines of its head, which may be more than the tokenizer's."""
 
     def __init__(self, tokenizer, vocab_size: int, eos_ids: frozenset[int]):
-        from llguidance import LLTokenizer
-
         self._tokenizer = tokenizer
         known = min(tokenizer.vocab_size, vocab_size)
         self.vocab_size, self.eos_ids = vocab_size, eos_ids
@@ -101,8 +96,6 @@ class Vocabulary:
 
     def compile(self, structure: Structure):
         """An LLMatcher at its start. Raises GrammarError."""
-        from llguidance import LLMatcher, LLParserLimits
-
         matcher = LLMatcher(self.guide, grammar_of(structure), log_level=0, limits=LLParserLimits(**LIMITS))
         if matcher.is_error():
             raise refusal(matcher.get_error())

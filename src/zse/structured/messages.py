@@ -23,7 +23,7 @@ class Opened(msgspec.Struct, tag=True, array_like=True):
     compile_ms: float = 0.0
 
 
-class Job(msgspec.Struct, array_like=True):
+class MaskJob(msgspec.Struct, array_like=True):
     """tokens: sampled since the last job of the request. line: where its first mask goes; drafts: tokens that may follow,
     each with a mask in the next line. drawn: tokens that were drawn behind one another without a mask, the first at `line`:
     they are taken as far as the grammar allows them, and only the first that it does not has a mask, in its line."""
@@ -35,10 +35,10 @@ class Job(msgspec.Struct, array_like=True):
     drawn: list[int] = []
 
 
-class Step(msgspec.Struct, tag=True, array_like=True):
+class MaskStep(msgspec.Struct, tag=True, array_like=True):
     """engine → process: masks for a step. Answered by Stepped."""
 
-    jobs: list[Job]
+    jobs: list[MaskJob]
 
 
 class Stepped(msgspec.Struct, tag=True, array_like=True):
@@ -56,5 +56,5 @@ class Close(msgspec.Struct, tag=True, array_like=True):
     ids: list[int]
 
 
-ToProcess = Open | Step | Close
+ToProcess = Open | MaskStep | Close
 FromProcess = Opened | Stepped

@@ -2,8 +2,8 @@
 
     grammars.open(id, structure)        # a request came
     for id, error in grammars.poll(): …  # its grammar is compiled, or refused
-    grammars.begin([Ask(request, line, drafts), …]); …forward…; result = grammars.finish()
-    grammars.begin([Ask(request, line, drawn=[token]), …]); result = grammars.finish()      # drawn without a mask
+    grammars.begin([MaskAsk(request, line, drafts), …]); …forward…; result = grammars.finish()
+    grammars.begin([MaskAsk(request, line, drawn=[token]), …]); result = grammars.finish()      # drawn without a mask
     grammars.close(id)
 
 One thread uses it. Nothing here blocks but finish(), which waits for masks that are computed meanwhile.
@@ -13,18 +13,21 @@ import mmap
 import os
 import select
 import signal
+import socket
 import sys
+import tempfile
 import time
 from collections import deque
+from collections.abc import Iterable, Sequence
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from zse.errors import RequestError, one_line
-from zse.structured.options import Structure, checked
+import msgspec
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from multiprocessing.connection import Connection
+from zse.errors import RequestError, one_line
+from zse.lazy import logging
+from zse.structured.messages import Close, FromProcess, MaskJob, MaskStep, Open, Opened
+from zse.structured.options import Structure, checked
 
 # The process has a vocabulary to build first: 3 s for 262k tokens on a slow core.
 START_S = 30.0
@@ -35,21 +38,21 @@ IDLE_S = 300.0  # without requests the process ends, and gives its memory back
 _KEPT = 1024  # latencies of which percentiles are reported
 
 
-class Ask(NamedTuple):
+class MaskAsk(NamedTuple):
     """What is asked about one request: the mask of its next token, in `line`, and those behind its drafts, in the lines
     that follow; or, with drawn tokens, whether the grammar allows them, and the mask of the first that it does not.
     known: tokens of this step behind request.tokens that are settled."""
 
     request: Any
     line: int
-    drafts: "Sequence[int]" = ()
-    drawn: "Sequence[int]" = ()
-    known: "Sequence[int]" = ()
+    drafts: Sequence[int] = ()
+    drawn: Sequence[int] = ()
+    known: Sequence[int] = ()
 
 
 class Masks(NamedTuple):
     """What finish() gives: lines of `memory` that hold a mask, requests whose grammar cannot go on, and how many of its
-    drawn tokens the grammar of each Ask allows."""
+    drawn tokens the grammar of each MaskAsk allows."""
 
     lines: list[int]
     failures: dict[int, RequestError]
@@ -88,8 +91,8 @@ class Grammars:
         self._pipe: Connection | None = None
         self._pid = 0
         self._live: dict[int, _Live] = {}
-        self._news: deque[tuple[int, RequestError | None]] = deque()
-        self._asked: list[Ask] | None = None
+        self._settled: deque[tuple[int, RequestError | None]] = deque()
+        self._asked: list[MaskAsk] | None = None
         self._stepped: Any = None
         self._restarts: list[float] = []
         self._started_at = self._used_at = 0.0
@@ -116,7 +119,7 @@ class Grammars:
 
     @property
     def is_compiling(self) -> bool:
-        return bool(self._news) or any(not live.settled for live in self._live.values())
+        return bool(self._settled) or any(not live.settled for live in self._live.values())
 
     def start(self) -> None:
         """Start the process, unless it runs: its vocabulary takes a while."""
@@ -139,17 +142,15 @@ class Grammars:
     def close(self, id: int) -> None:
         """The request ended, in whatever state. Unknown ids are ignored."""
         if self._live.pop(id, None) is not None and self._pipe is not None:
-            from zse.structured.messages import Close
-
             self._send(Close([id]))
             self._used_at = time.monotonic()
 
     def poll(self, timeout: float = 0.0) -> list[tuple[int, RequestError | None]]:
         """Requests whose grammar is there now (None) or refused, waiting up to `timeout` seconds for the first."""
         if self._pipe is not None and (self.is_compiling or timeout):
-            self._receive(0.0 if self._news else timeout)
-        news, self._news = list(self._news), deque()
-        return [(id, error) for id, error in news if id in self._live]
+            self._receive(0.0 if self._settled else timeout)
+        settled, self._settled = list(self._settled), deque()
+        return [(id, error) for id, error in settled if id in self._live]
 
     def rest(self) -> None:
         """End the process if no request has had a grammar for IDLE_S seconds."""
@@ -158,7 +159,7 @@ class Grammars:
 
     # -- masks
 
-    def begin(self, asks: "Iterable[Ask]") -> None:
+    def begin(self, asks: Iterable[MaskAsk]) -> None:
         """Ask for masks, or about drawn tokens. The process computes while the caller goes on."""
         self._asked, self._stepped = list(asks), None
         self._send_step()
@@ -225,14 +226,6 @@ class Grammars:
     # -- the process
 
     def _spawn(self) -> None:
-        import socket
-        import tempfile
-        from multiprocessing.connection import Connection
-
-        import msgspec
-
-        from zse.structured.messages import FromProcess
-
         self._decoder = self._decoder or msgspec.msgpack.Decoder(FromProcess)
         with tempfile.TemporaryFile() as file:  # no name, gone with the last process that has it
             file.truncate(self._max_lines * self.line_nbytes)
@@ -296,8 +289,6 @@ class Grammars:
 
     def _restart(self, why: str) -> None:
         """Begin anew after a crash: every open request's grammar again, and all its tokens."""
-        import logging
-
         self._end()
         now = time.monotonic()
         self._restarts = [at for at in self._restarts if now - at < WINDOW_S] + [now]
@@ -306,7 +297,7 @@ class Grammars:
         if len(self._restarts) > MAX_RESTARTS:
             for id, live in self._live.items():
                 if not live.settled:
-                    self._news.append((id, _lost()))
+                    self._settled.append((id, _lost()))
             self._restarts.clear()
             return
         self._spawn()
@@ -317,13 +308,9 @@ class Grammars:
             self._send_step()
 
     def _send_open(self, id: int) -> None:
-        from zse.structured.messages import Open
-
         self._send(Open(id, self._live[id].structure))
 
     def _send_step(self) -> None:
-        from zse.structured.messages import Job, Step
-
         jobs = []
         for request, line, drafts, drawn, known in self._asked or ():
             live = self._live.get(request.id)
@@ -336,12 +323,10 @@ class Grammars:
                 if live.sent < length:
                     new = [*tokens[live.sent :], *known[max(0, live.sent - len(tokens)) :]]
                     live.sent = length
-            jobs.append(Job(request.id, new, line, list(drafts), list(drawn)))
-        self._send(Step(jobs))
+            jobs.append(MaskJob(request.id, new, line, list(drafts), list(drawn)))
+        self._send(MaskStep(jobs))
 
     def _send(self, message: object) -> None:
-        import msgspec
-
         if self._pipe is None:
             return
         try:
@@ -351,8 +336,6 @@ class Grammars:
 
     def _receive(self, timeout: float) -> None:
         """Take what is there; waits for the first message only."""
-        from zse.structured.messages import Opened
-
         try:
             while self._pipe is not None and self._poll.poll(max(0.0, 1000 * timeout)):
                 message = self._decoder.decode(self._pipe.recv_bytes())
@@ -374,10 +357,12 @@ class Grammars:
         settled, live.settled = live.settled, True
         if message.error:
             self.counts["grammars_refused"] += 1
-            self._news.append((message.id, RequestError(one_line(message.error), code=message.code, param="structure")))
+            self._settled.append(
+                (message.id, RequestError(one_line(message.error), code=message.code, param="structure"))
+            )
         elif not settled:
             self.counts["grammars_compiled" if message.compile_ms else "grammars_cached"] += 1
-            self._news.append((message.id, None))
+            self._settled.append((message.id, None))
 
 
 def _lost() -> RequestError:

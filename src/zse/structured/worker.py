@@ -19,12 +19,15 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 import msgspec
+from llguidance import LLExecutor
 
+from zse.formats.source import open_model
 from zse.structured import checker
 from zse.structured.compile import Cache, GrammarError, Vocabulary, refusal
 from zse.structured.mask import Guide
-from zse.structured.messages import FREE, MASKED, Close, Job, Open, Opened, Step, Stepped, ToProcess
+from zse.structured.messages import FREE, MASKED, Close, MaskJob, MaskStep, Open, Opened, Stepped, ToProcess
 from zse.structured.options import TEXT, Structure
+from zse.tokenizer.load import load_tokenizer as load_tokenizer_of
 
 # All grammars and their lexers' states together; when it is used up the process dies, and begins anew without them.
 MAX_MEMORY = 4 << 30
@@ -61,11 +64,8 @@ def line_nbytes(vocab_size: int) -> int:
 
 
 def load_tokenizer(path: str):
-    from zse.formats.source import open_model
-    from zse.tokenizer import load
-
     with open_model(path) as source:
-        return load.load_tokenizer(source)
+        return load_tokenizer_of(source)
 
 
 class _Compilation:
@@ -92,7 +92,7 @@ class _Server:
         self._num_compilations = 0
         self._cache = Cache()
         self._executor: Any = None
-        self._step: Step | None = None  # waits for a grammar: after a restart masks are asked for at once
+        self._step: MaskStep | None = None  # waits for a grammar: after a restart masks are asked for at once
 
     def run(self) -> None:
         decoder = msgspec.msgpack.Decoder(ToProcess)
@@ -110,8 +110,8 @@ class _Server:
                 else:
                     self._on_compiled(int.from_bytes(self._woken.recv_bytes(), "little"))
 
-    def _take(self, message: Open | Step | Close) -> None:
-        if isinstance(message, Step):
+    def _take(self, message: Open | MaskStep | Close) -> None:
+        if isinstance(message, MaskStep):
             if any(job.id in self._pending for job in message.jobs):
                 self._step = message
             else:
@@ -184,7 +184,7 @@ class _Server:
 
     # -- masks
 
-    def _run_step(self, step: Step) -> None:
+    def _run_step(self, step: MaskStep) -> None:
         started = time.perf_counter()
         kinds: list[list[int]] = []
         failures: dict[int, str] = {}
@@ -218,12 +218,10 @@ class _Server:
                 matcher.unsafe_compute_mask_ptr(self._address + line * self._nbytes, self._nbytes)
             return
         if self._executor is None:
-            from llguidance import LLExecutor
-
             self._executor = LLExecutor(min(MAX_THREADS, max(1, (os.cpu_count() or 1) // 2)))
         self._executor.unsafe_compute_mask_ptr(together, self._address, self._nbytes, len(self._buffer) // self._nbytes)
 
-    def _masks(self, job: Job, together: list[tuple] | None) -> list[int]:
+    def _masks(self, job: MaskJob, together: list[tuple] | None) -> list[int]:
         guide = self._guides.get(job.id)
         if guide is None:
             raise GrammarError("the request has no grammar")

@@ -4,7 +4,7 @@ import math
 
 from zse import __version__
 from zse.http.exchange import Response
-from zse.scheduler.waits import BOUNDS, NAMES
+from zse.scheduler.counters import BOUNDS, NAMES
 from zse.server.api_request import APIRequest
 from zse.server.engine_counters import COUNTERS
 from zse.server.statistics import Histogram, Statistics

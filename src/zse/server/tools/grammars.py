@@ -10,8 +10,7 @@ from collections.abc import Callable
 from zse.server.errors import APIError
 from zse.server.tools import parsers
 from zse.server.tools.patterns import ANYTHING, FORMATS, whole
-from zse.structured.compile import WHITESPACE
-from zse.structured.options import LARK, Structure, checked
+from zse.structured.options import LARK, WHITESPACE, Structure, checked
 
 # Keys of a schema that say nothing about what is valid.
 _SILENT = (

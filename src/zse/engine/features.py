@@ -1,0 +1,48 @@
+"""The features of a step: name → how it is made, which requests ask for it, what it counts.
+
+A feature's module is imported and its object made with the first request that asks for it, or, where the configuration
+asks, by load.py (Engine.use). The order is that in which the engine calls them.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from zse.engine import beams, grammars, jobs
+from zse.engine.feature import Feature
+from zse.engine.messages import Ask
+from zse.engine.metrics import BEAM_COUNTERS, JOB_COUNTERS
+from zse.sampling.params import BeamParams
+from zse.scheduler.options import RequestOptions
+
+
+class FeatureRow(NamedTuple):
+    """make(engine): the feature, None where load.py makes it. takes(params, options): whether it is for such a request.
+    counters: what is told before it is made."""
+
+    make: Callable[[Any], Feature] | None = None
+    takes: Callable[[Any, RequestOptions], bool] = lambda params, options: False
+    counters: dict[str, float] = {}
+
+
+FEATURES = {
+    "speculation": FeatureRow(),
+    "beams": FeatureRow(
+        make=lambda engine: beams.BeamQueue(engine),
+        takes=lambda params, options: isinstance(params, BeamParams),
+        counters=BEAM_COUNTERS,
+    ),
+    "jobs": FeatureRow(
+        make=lambda engine: jobs.JobQueue(engine),
+        takes=lambda params, options: isinstance(params, Ask),
+        counters=JOB_COUNTERS,
+    ),
+    "grammars": FeatureRow(
+        make=lambda engine: grammars.GrammarQueue(engine), takes=lambda params, options: options.structure is not None
+    ),
+    "disk": FeatureRow(),
+}
+
+
+def name_of(params: Any, options: RequestOptions) -> str | None:
+    """The feature that takes a request with these; None: the scheduler does."""
+    return next((name for name, row in FEATURES.items() if row.takes(params, options)), None)

@@ -1,0 +1,106 @@
+"""The engine process's loop: what the server sends becomes requests, what steps say becomes messages."""
+
+import gc
+import sys
+from time import monotonic
+
+from zse.engine.messages import (
+    Cancel,
+    Failed,
+    Heartbeat,
+    Measure,
+    Measured,
+    Search,
+    Shutdown,
+    StepTokens,
+    Submit,
+    Tokens,
+)
+from zse.errors import RequestError
+
+# The server calls an engine stuck after several silent seconds; idle engines wake this often, which costs nothing.
+HEARTBEAT_S = 0.5
+
+
+def serve(engine, socket) -> int:
+    """Step while there is work; between steps take what the server sent, without waiting unless idle. Returns the
+    process's exit code when the server goes."""
+    gc.freeze()
+    gc.enable()
+    sys.setswitchinterval(0.005)
+    next_beat = monotonic()
+    while True:
+        now = monotonic()
+        replies = []
+        if now >= next_beat:
+            replies.append(heartbeat(engine))
+            next_beat = now + HEARTBEAT_S
+        # Idle time goes into graphs that a first request would otherwise wait for.
+        is_idle = not engine.has_work and not replies and not engine.use_idle_time()
+        received = socket.receive(max(0.0, next_beat - monotonic()) if is_idle else 0.0)
+        if received is None:
+            return 0
+        for message in received:
+            if isinstance(message, Submit | Measure | Search):
+                asked = message.ask if isinstance(message, Measure) else message.params
+                try:
+                    engine.submit(message.id, message.prompt, asked, message.options)
+                except RequestError as error:
+                    replies.append(failed(message.id, error))
+            elif isinstance(message, Cancel):
+                engine.cancel(message.id)
+            elif isinstance(message, Shutdown):
+                return 0
+        replies += told(engine.step())
+        replies += map(completed, engine.take_completed())
+        if replies:
+            socket.send(*replies)
+
+
+def told(outputs) -> list:
+    """The messages that tell the server of a step's Outputs: one for all requests that just go on."""
+    ids: list[int] = []
+    tokens: list[int] = []
+    others: list = []
+    for output in outputs:
+        if output.finish is None and output.logprobs is None and len(output.tokens) == 1 and not output.cached_tokens:
+            ids.append(output.id)
+            tokens.append(output.tokens[0])
+        elif output.error is not None:
+            others.append(failed(output.id, output.error))
+        else:
+            others.append(
+                Tokens(
+                    id=output.id,
+                    tokens=output.tokens,
+                    logprobs=output.logprobs,
+                    finish=output.finish,
+                    cached_tokens=output.cached_tokens,
+                )
+            )
+    return [StepTokens(ids=ids, tokens=tokens), *others] if ids else others
+
+
+def completed(job):
+    """The message that gives the result of a completed job or search."""
+    if job.result is None:
+        return failed(job.id, job.error)
+    return job.result.to_send() if isinstance(job.result, Measured) else job.result
+
+
+def failed(id: int, error):
+    """The Failed that tells of a RequestError."""
+    return Failed(
+        id=id, message=error.message, status=error.status, type=error.type, code=error.code, param=error.param
+    )
+
+
+def heartbeat(engine):
+    scheduler = engine.scheduler
+    return Heartbeat(
+        steps=engine.metrics.steps,
+        running=scheduler.num_running,
+        waiting=scheduler.num_waiting,
+        free_pages=scheduler.cache.num_free,
+        counters=engine.counters(),
+    )
