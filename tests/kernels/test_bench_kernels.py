@@ -24,7 +24,9 @@ def device(monkeypatch):
 
 def test_lines(device):
     seen = []
-    ceiling, lines = kernels.run(device, ["gather_rows"], lambda line, ceiling: seen.append(line))
+    ceiling, lines = kernels.time_ops(
+        device, kernels.package_ops(["gather_rows"]), lambda line, ceiling: seen.append(line)
+    )
     assert ceiling > 0 and seen == lines and lines
     assert all(line.checked and line.microseconds > 0 and line.bytes > 0 and line.gigabytes > 0 for line in lines)
     assert not device.memory().get("bench"), "buffers were not given back"
@@ -55,9 +57,9 @@ def test_nan_agrees_with_nan_only():
     assert not kernels.agrees(np.array([1.05, 2.0]), np.array([1.0, nan]), output)
 
 
-def test_unknown_operation(device):
+def test_unknown_operation():
     with pytest.raises(ConfigError, match="there are .*matmul"):
-        kernels.run(device, ["nothing"], print)
+        kernels.package_ops(["nothing"])
 
 
 def test_every_gpu_operation_can_be_timed():

@@ -1,4 +1,4 @@
-"""zse kernels bench: every operation's time beside what its bytes and operations allow, its results checked in the
+"""zse kernels check and bench: every operation's time beside what its bytes and operations allow, its results checked in the
 same run.
 
 A launch is timed as one of many in a captured graph, as a model replays it; its inputs are copies that together
@@ -6,6 +6,7 @@ exceed the caches twice. The ceiling is what a kernel that only reads reaches on
 """
 
 import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from zse.errors import ConfigError
@@ -151,20 +152,32 @@ def read(device, tensor, output):
     return got.astype(np.float64) if got.dtype.kind == "f" else got
 
 
-def agrees(got, wanted, output) -> bool:
-    """Whether a result is what its Output allows; NaN never is, unless it is expected."""
+def difference(got, wanted, output) -> str:
+    """What is wrong with a result, "" for nothing; NaN is always wrong, unless it is expected."""
     wanted, tolerance = np.asarray(wanted), output.tolerance
     if output.error:
-        return not output.error(got, wanted=wanted)
+        return output.error(got, wanted=wanted)
+    if got.shape != wanted.shape:
+        return f"shape {got.shape}, the reference gives {wanted.shape}"
     if tolerance.absolute == tolerance.relative == 0:
-        return bool(np.array_equal(got, wanted, equal_nan=wanted.dtype.kind == "f"))
-    wide = wanted.astype(np.float64)
-    return bool(np.allclose(got, wide, rtol=tolerance.relative, atol=tolerance.absolute, equal_nan=True))
+        right = (got == wanted) | ((got != got) & (wanted != wanted))
+    else:
+        wide = wanted.astype(np.float64)
+        right = np.isclose(got, wide, rtol=tolerance.relative, atol=tolerance.absolute, equal_nan=True)
+    if right.all():
+        return ""
+    at = tuple(int(i) for i in np.argwhere(~right)[0])
+    return f"{(~right).sum()} of {right.size} values are wrong, first {at}: {got[at]}, expected {wanted[at]}"
 
 
-def check(device, op, case, expected=None) -> bool:
-    """Launch once and compare what can be read as numbers. expected: name → (index, array) of the parts that are
-    compared; default: all of the reference."""
+def agrees(got, wanted, output) -> bool:
+    """Whether a result is what its Output allows."""
+    return not difference(got, wanted, output)
+
+
+def problem(device, op, case, expected=None) -> str:
+    """Launch once and compare what can be read as numbers: what is wrong, "" for nothing. expected: name → (index, array)
+    of the parts that are compared; default: all of the reference."""
     arguments = {name: place(device, value) for name, value in case.inputs.items()}
     found = outputs(device, case)
     recorder = device.record()
@@ -184,14 +197,20 @@ def check(device, op, case, expected=None) -> bool:
             expected = {
                 name: (..., wanted[name]) for name, output in case.outputs.items() if not (output.fp8 or output.int8)
             }
-        return all(
-            agrees(read(device, found[name], case.outputs[name])[index], array, case.outputs[name])
-            for name, (index, array) in expected.items()
-        )
+        for name, (index, array) in expected.items():
+            wrong = difference(read(device, found[name], case.outputs[name])[index], array, case.outputs[name])
+            if wrong:
+                return f"{name}: {wrong}"
+        return ""
     finally:
         graph.close()
         release(arguments)
         release(found)
+
+
+def check(device, op, case, expected=None) -> bool:
+    """Whether a launch of the case gives what problem() expects."""
+    return not problem(device, op, case, expected)
 
 
 def measure(device, launch, copies: int, guess_us: float) -> float:
@@ -217,7 +236,7 @@ def measure(device, launch, copies: int, guess_us: float) -> float:
 def time_case(device, op, case) -> float:
     """Microseconds of one launch of a case, with inputs that the caches do not hold."""
     cost = op.cost(case)
-    cache = device.l2_bytes or 32 << 20
+    cache = device.l2_bytes or 128 << 20  # a server's L3
     copies = max(2, min(32, -(-COPIES_BYTES * cache // max(cost.bytes, 1))))
     sets = []
     try:
@@ -230,53 +249,63 @@ def time_case(device, op, case) -> float:
             device,
             lambda recorder, i: op.launch(recorder, **calls[i], **case.options),
             copies,
-            cost.bytes / 2e6 + cost.flops / 3e8 + 3,
+            (cost.bytes / 2e6 + cost.flops / 3e8 + 3) * (1 if device.kernels == "gpu" else 100),
         )
     finally:
         release(sets)
 
 
 def read_ceiling(device) -> float:
-    """GB/s of reading CEILING_BYTES of device memory."""
-    nbytes = CEILING_BYTES
-    source, out = device.alloc(nbytes, label="bench"), device.alloc(256, label="bench")
-    args = Args(src=source, out=out, count=nbytes // 4)
+    """GB/s: on a GPU of reading CEILING_BYTES of memory, on a CPU of copying a quarter as much, read
+    and written bytes counted."""
+    on_gpu = device.kernels == "gpu"
+    nbytes = CEILING_BYTES if on_gpu else CEILING_BYTES // 4
+    source, out = device.alloc(nbytes, label="bench"), device.alloc(256 if on_gpu else nbytes, label="bench")
+    rows = upload(device, np.arange(nbytes >> 16, dtype=np.int32))
+    if on_gpu:
+        launch = ("probe_read", Args(src=source, out=out, count=nbytes // 4), (device.num_sms * 4,))
+    else:
+        launch = ("gather_rows", Args(x=source, rows=rows, out=out, words=1 << 14), (nbytes >> 16,))
     try:
-        us = measure(
-            device, lambda recorder, i: recorder.launch("probe_read", args, (device.num_sms * 4,)), 1, nbytes / 4e6
-        )
+        us = measure(device, lambda recorder, i: recorder.launch(*launch), 1, nbytes / (4e6 if on_gpu else 1e4))
     finally:
-        source.free()
-        out.free()
-    return nbytes / us / 1e3
+        release((source, out, rows))
+    return nbytes * (1 if on_gpu else 2) / us / 1e3
 
 
-def run(
-    device, ops: list[str], report, only: list[str] | None = None, seed: int | None = None
-) -> tuple[float, list[Line]]:
-    """(ceiling in GB/s, lines); report(line, ceiling) is called as they come. Every operation is first held to its
-    reference with its own cases. ops: names, or none for all; only: texts that the timed cases' names contain."""
+def cases_of(op, device, rng) -> Iterator[Any]:
+    """The operation's cases for this kind of device."""
+    return op.cases(rng, device.kernels) if op.gpu_variants else op.cases(rng)
+
+
+def package_ops(names: list[str]) -> list[Any]:
+    """The package's operations that have GPU kernels, of these names (none: all). ConfigError for an unknown one."""
     known = {op.name: op for op in table.all_ops() if op.gpu_variants}
-    unknown = [name for name in ops if name not in known]
+    unknown = [name for name in names if name not in known]
     if unknown:
         raise ConfigError(f"no operation {unknown[0]!r} with GPU kernels; there are {', '.join(sorted(known))}")
+    return [known[name] for name in names or sorted(known)]
+
+
+def time_ops(device, ops, report, only: list[str] | None = None, seed: int | None = None) -> tuple[float, list[Line]]:
+    """(ceiling in GB/s, lines); report(line, ceiling) is called as they come. Every operation is first held to its
+    reference with its own cases. only: texts that the timed cases' names contain."""
     ceiling = read_ceiling(device)
     lines = []
-    for name in ops or sorted(known):
-        op = known[name]
+    for op in ops:
         rng = np.random.default_rng(seed)
-        checked = all([check(device, op, case) for case in op.cases(rng, "gpu")])
+        checked = all([check(device, op, case) for case in cases_of(op, device, rng)])
         timed: Any
         if op.sizes:
             timed = ((case, expected) for case, expected in op.sizes(rng))
         else:
-            timed = ((case, None) for case in [max(op.cases(rng, "gpu"), key=lambda case: op.cost(case).bytes)])
+            timed = ((case, None) for case in [max(cases_of(op, device, rng), key=lambda case: op.cost(case).bytes)])
         for case, expected in timed:
             if not all(text in case.name for text in only or ()):
                 continue
             right = checked and (expected is None or check(device, op, case, expected()))
             cost = op.cost(case)
-            line = Line(name, case.name, time_case(device, op, case), cost.bytes, cost.flops, right)
+            line = Line(op.name, case.name, time_case(device, op, case), cost.bytes, cost.flops, right)
             lines.append(line)
             report(line, ceiling)
     return ceiling, lines

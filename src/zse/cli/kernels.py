@@ -1,15 +1,16 @@
-"""zse kernels: compile the GPU kernels ahead of time, show what there is, and how fast it is."""
+"""zse kernels: compile the GPU kernels ahead of time, show what there is, and how fast it is; kernels of one's own."""
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
 
-from zse.bench import kernels
+from zse import kernels as package
+from zse.bench import kernels, own_kernels
 from zse.cli import parser as cli_parser
 from zse.errors import ConfigError, DeviceError
 from zse.kernel import cache
-from zse.kernel import cache as kernel_cache
 from zse.runtime import opening, probe
 from zse.runtime.bindings import cuda
 
@@ -18,7 +19,10 @@ EPILOG = """examples:
   zse kernels build --arch sm_90a --arch sm_80
   zse kernels build --op attention --arch sm_90a
   zse kernels list --arch sm_90a
-  zse kernels bench --op matmul --device cuda"""
+  zse kernels bench --op matmul --device cuda
+  zse kernels new swish.py                a kernel of one's own: the file to start with
+  zse kernels check swish.py              against its NumPy reference, in every form that can run here
+  zse kernels bench swish.py"""
 
 
 def add_arguments(parser) -> None:
@@ -59,9 +63,13 @@ def add_arguments(parser) -> None:
     )
     bench = commands.add_parser(
         "bench",
-        help="time the kernels of this machine's GPU, checked in the same run",
-        description=("time the kernels of this machine's GPU beside what its memory allows; every result is checked"),
+        help="time kernels, checked in the same run",
+        description=(
+            "time the package's GPU kernels, or those of FILE, beside what the memory of this machine allows; every "
+            "result is checked"
+        ),
     )
+    bench.add_argument("file", nargs="?", metavar="FILE", help="kernels of one's own (default: the package's)")
     bench.add_argument(
         "--op", action="append", default=[], metavar="NAME", help="only this operation (may be repeated)"
     )
@@ -72,12 +80,67 @@ def add_arguments(parser) -> None:
         metavar="TEXT",
         help="only cases with TEXT in their name (may be repeated: all of them)",
     )
-    bench.add_argument("--device", default="cuda", metavar="DEVICE", help="cuda, cuda:1, ... (default: cuda)")
+    bench.add_argument(
+        "--device",
+        metavar="DEVICE",
+        help="cuda, cuda:1, ...; for FILE also cpu (default: the first GPU; for FILE the CPU where there is none)",
+    )
     bench.add_argument("--json", metavar="FILE", help="write the figures to FILE as well")
+    new = commands.add_parser(
+        "new",
+        help="write the file that a kernel of one's own starts with",
+        description="write the file that a kernel of one's own starts with: an operation that works, to be changed",
+    )
+    new.add_argument("file", metavar="FILE", help="the file to write; it must not exist")
+    check = commands.add_parser(
+        "check",
+        help="hold kernels of one's own to their NumPy reference",
+        description=(
+            "run the cases of a file's operations with fresh random inputs and compare with their NumPy references: on "
+            "the CPU; GPU forms on this machine's GPU and in the emulator, where they are"
+        ),
+    )
+    check.add_argument("file", metavar="FILE", help="a file as `zse kernels new` writes it")
+    check.add_argument(
+        "--seed", type=cli_parser.number(int, low=0), metavar="N", help="of the inputs (default: a fresh one, shown)"
+    )
+    check.add_argument(
+        "--arch", default="sm_90a", metavar="ARCH", help="the GPU architecture that is emulated (default: sm_90a)"
+    )
 
 
 def run(args) -> int:
-    return {"build": _build, "list": _list, "bench": _bench}[args.what](args)
+    return {"build": _build, "list": _list, "bench": _bench, "new": _new, "check": _check}[args.what](args)
+
+
+def _new(args) -> int:
+    path = Path(args.file)
+    if path.exists():
+        raise ConfigError(f"{path} exists already")
+    path.write_text(Path(package.__path__[0], "example.py").read_text(encoding="utf-8"), encoding="utf-8")
+    print(f"{path}: change it, then `zse kernels check {path}` and `zse kernels bench {path}`")
+    return 0
+
+
+def _check(args) -> int:
+    """0 when every form that could run is right; a form that cannot run here is said, and no failure."""
+    seed = int.from_bytes(os.urandom(4), "little") if args.seed is None else args.seed
+    wrong = 0
+    for op in own_kernels.load(args.file):
+        for where, device in own_kernels.devices(op, args.arch, seed):
+            if isinstance(device, str):
+                print(f"{op.name:16} {where:24} not checked: {device}")
+                continue
+            found = list(own_kernels.check(op, device, seed))
+            device.close()
+            for case, what in found:
+                if what:
+                    print(f"{op.name:16} {where:24} {case}: {what}")
+            bad = sum(bool(what) for _, what in found)
+            wrong += bad
+            print(f"{op.name:16} {where:24} {len(found) - bad} of {len(found)} cases right")
+    print(f"inputs of --seed {seed}")
+    return 1 if wrong else 0
 
 
 def _arch() -> str:
@@ -91,7 +154,7 @@ def _arch() -> str:
         )
     except DeviceError as error:
         raise ConfigError(f"no GPU to compile for ({error}); name one, such as --arch sm_90a") from None
-    return kernel_cache.resolve_arch(f"sm_{number}{'a' if number >= 90 else ''}")
+    return cache.resolve_arch(f"sm_{number}{'a' if number >= 90 else ''}")
 
 
 def _build(args) -> int:
@@ -140,9 +203,13 @@ def _list(args) -> int:
 
 
 def _bench(args) -> int:
-    device = opening.open_device(args.device)
-    if device.kernels != "gpu":
-        raise ConfigError(f"{args.device} is no GPU; kernels of the CPU are timed by `zse bench`")
+    if args.file:
+        timed = [(own_kernels.device_for(op, args.device), [op]) for op in own_kernels.load(args.file, args.op)]
+    else:
+        device = opening.open_device(args.device or "cuda")
+        if device.kernels != "gpu":
+            raise ConfigError(f"{args.device} is no GPU; kernels of the CPU are timed by `zse bench`")
+        timed = [(device, kernels.package_ops(args.op))]
 
     def report(line: kernels.Line, ceiling: float) -> None:
         share = 100 * line.gigabytes / ceiling
@@ -152,9 +219,13 @@ def _bench(args) -> int:
             flush=True,
         )
 
-    ceiling, lines = kernels.run(device, args.op, report, args.only)
-    print(f"{device.product or device.name}: {ceiling:.0f} GB/s read")
+    rows, right = [], True
+    for device, ops in timed:
+        ceiling, lines = kernels.time_ops(device, ops, report, args.only)
+        right = right and all(line.checked for line in lines)
+        rows += [line._asdict() | {"gigabytes": line.gigabytes, "ceiling": ceiling} for line in lines]
+        name, moved = (device.product, "read") if device.kernels == "gpu" else (f"{device.threads} threads", "copied")
+        print(f"{name}: {ceiling:.0f} GB/s {moved}")
     if args.json:
-        rows = [line._asdict() | {"gigabytes": line.gigabytes, "ceiling": ceiling} for line in lines]
         Path(args.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    return 0 if all(line.checked for line in lines) else 1
+    return 0 if right else 1
