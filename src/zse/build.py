@@ -13,7 +13,6 @@ import importlib
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,50 +23,15 @@ from pathlib import Path
 from zse.errors import CompileError, ConfigError
 from zse.runtime import isa as levels
 from zse.runtime import native, probe
+from zse.runtime.compiler import KERNEL_FLAGS, find_compiler, link, run
 
 PACKAGE = Path(__file__).resolve().parent
 
-# -ffp-contract=off: an ISA level computes what the kernel says, a fused multiply-add only where it is written.
-KERNEL_FLAGS = (
-    "-std=gnu11",
-    "-O2",
-    "-fPIC",
-    "-ffp-contract=off",
-    "-fno-math-errno",
-    "-Wall",
-    "-Wno-psabi",
-    "-Wno-unused-variable",
-    "-Wno-unused-function",
-    "-Wno-unused-but-set-variable",
-    "-Wno-unknown-warning-option",
-)
 HOST_FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-pthread", "-Wall", "-Wextra")
 # Lines of the kernels' sources in comments of the C: an object is kept when only they have moved.
 _SOURCE_LINES = re.compile(rb"(\.py:)\d+| *// (?:\w+\.py:)?\d+$", re.MULTILINE)
 # Variants per compilation unit: small enough that the last unit does not run alone for long.
 UNIT_VARIANTS = 8
-
-
-def find_compiler() -> tuple[str, str]:
-    """(path, version line) of CC, gcc, clang or cc. CompileError names the package to install."""
-    found = probe.compiler()
-    if found is None:
-        raise CompileError(
-            f"no C compiler: zse compiles its CPU kernels when it is installed; install {native.compiler_hint()}, "
-            "or set CC"
-        )
-    return found
-
-
-def _run(command: list[str], what: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if "error" in line.lower()] or done.stderr.splitlines()
-        raise CompileError(
-            f"{what}: {command[0]} failed with {done.returncode}: {'; '.join(errors[:3]) or 'no message'}"
-        )
-    if done.stderr.strip():
-        print(done.stderr.rstrip(), file=sys.stderr)
 
 
 def _digest(*parts: "str | bytes") -> str:
@@ -113,7 +77,7 @@ class Builder:
             if self.force or not target.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 half = target.with_suffix(f".{os.getpid()}.tmp")
-                _run([self.compiler, *flags, "-c", str(source), "-o", str(half)], name)
+                run([self.compiler, *flags, "-c", str(source), "-o", str(half)], name)
                 half.replace(target)
                 for stale in target.parent.glob(f"{target.name[: -len(key) - 3]}-{'[0-9a-f]' * len(key)}.o"):
                     if stale != target:
@@ -123,19 +87,13 @@ class Builder:
         with ThreadPoolExecutor(self.jobs) as pool:
             return list(pool.map(one, units))
 
-    def link(self, objects: list[Path], target: Path) -> None:
-        """A shared library, put in place whole: a process that has the old one open keeps it."""
-        half = target.with_suffix(f".{os.getpid()}.tmp")
-        _run([self.compiler, "-shared", "-pthread", *map(str, objects), "-o", str(half), "-lm", "-ldl"], target.name)
-        half.replace(target)
-
     def host_library(self, name: str, sources: list[Path]) -> None:
         """A library of hand-written C."""
         target = self.folder / f"{name}.so"
         objects = self.compile_all([(f"{name}-{path.stem}", path, HOST_FLAGS) for path in sources])
         stamp, linked = self.objects / f"{name}.linked", "\n".join(path.name for path in objects)
         if self.force or not target.exists() or not stamp.exists() or stamp.read_text(encoding="utf-8") != linked:
-            self.link(objects, target)
+            link(self.compiler, objects, target)
             stamp.write_text(linked, encoding="utf-8")
             self.say(f"{target.name}: {len(sources)} files")
 
@@ -161,7 +119,7 @@ class Builder:
                 source = where / f"{name}.c"
                 source.write_text(text, encoding="utf-8")
                 units.append((f"{level}/{name}", source, flags))
-            self.link(self.compile_all(units), target)
+            link(self.compiler, self.compile_all(units), target)
         half = manifest_path.with_suffix(f".{os.getpid()}.tmp")
         half.write_text(
             json.dumps(

@@ -162,6 +162,7 @@ def scaled(**changed):
     ("symbol", "args", "grid", "error", "message"),
     [
         ("emty", {}, 1, DeviceError, "near: empty"),
+        ("busy", [1], 1, TypeError, "busy: arguments are given by name: Args.x=x, .*, not list"),
         ("empty", {"more": 1}, 1, TypeError, "empty: unknown more; it takes no arguments"),
         ("busy", {}, 1, TypeError, "busy: missing iterations; it takes iterations"),
         ("busy", {"iteration": 1}, 1, TypeError, "busy: missing iterations; unknown iteration; it takes iterations"),
@@ -184,7 +185,7 @@ def scaled(**changed):
 def test_wrong_launches_are_refused_when_recorded(two_threads, symbol, args, grid, error, message):
     recorder = two_threads.record()
     with pytest.raises(error, match=message):
-        recorder.launch(symbol, Args(args), grid)
+        recorder.launch(symbol, Args(args) if isinstance(args, dict) else args, grid)
     assert recorder.launches == []
 
 

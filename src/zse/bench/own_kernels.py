@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zse import build
 from zse.bench import kernels
 from zse.errors import CompileError, ConfigError, DeviceError
 from zse.kernel import archs, emit, nvrtc
@@ -16,7 +15,7 @@ from zse.kernels import gather
 from zse.kernels.gpu import probe
 from zse.kernels.op import Op
 from zse.lazy import numpy as np
-from zse.runtime import cpu, cuda, native
+from zse.runtime import compiler, cpu, cuda, native
 from zse.runtime import gpu as gpu_device
 from zse.runtime.bindings import cuda as cuda_driver
 
@@ -56,9 +55,7 @@ def cpu_device(op: Op, threads: int | None = None) -> Any:
     with tempfile.TemporaryDirectory(prefix="zse-kernels-") as folder:
         source, library = Path(folder, "kernels.c"), Path(folder, "kernels.so")
         source.write_text(text, encoding="utf-8")
-        builder = build.Builder(Path(folder), 1, quiet=True)
-        flags = (*build.KERNEL_FLAGS, *target.flags)
-        builder.link(builder.compile_all([("kernels", source, flags)]), library)
+        compiler.link(compiler.find_compiler()[0], [source], library, (*compiler.KERNEL_FLAGS, *target.flags))
         return cpu.CPUDevice(threads, str(library), manifest)
 
 

@@ -86,6 +86,11 @@ def add_arguments(parser) -> None:
         help="cuda, cuda:1, ...; for FILE also cpu (default: the first GPU; for FILE the CPU where there is none)",
     )
     bench.add_argument("--json", metavar="FILE", help="write the figures to FILE as well")
+    _add_own_arguments(commands)
+
+
+def _add_own_arguments(commands) -> None:
+    """Kernels of one's own."""
     new = commands.add_parser(
         "new",
         help="write the file that a kernel of one's own starts with",

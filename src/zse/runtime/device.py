@@ -95,7 +95,7 @@ class Recorder:
     def launch(
         self,
         symbol: str,
-        args: "Args | Sequence[Any]",
+        args: Args,
         grid: "int | Sym | Sequence[int | Sym]",
         independent: bool = False,
         min_chunk: int = 1,
@@ -118,7 +118,7 @@ class Recorder:
                 raise ValueError(f"{symbol}: grid {grid!r}: {dim!r} is not an integer from 0 to {MAX_BLOCKS}")
         params = program.params
         if not isinstance(args, Args):
-            args = _named(symbol, args, params)
+            raise TypeError(f"{symbol}: arguments are given by name: Args(x=x, ...), not {type(args).__name__}")
         if len(args) > MAX_ARGS:
             raise TypeError(f"{symbol}: {len(args)} arguments, at most {MAX_ARGS}")
         launch = Launch(symbol, args, dims, independent, max(1, min_chunk), params)
@@ -148,14 +148,6 @@ class Recorder:
     def finish(self) -> "Graph":
         """The graph of what was recorded. It keeps the buffers alive."""
         return self.device._build(self)
-
-
-def _named(symbol: str, args: "Sequence[Any]", params: list | None) -> Args:
-    """The old form, by place."""
-    names = [str(place) for place in range(len(args))] if params is None else [name for name, _ in params]
-    if len(args) != len(names):
-        raise TypeError(f"{symbol} takes {len(names)} arguments ({', '.join(names)}), got {len(args)}")
-    return Args(zip(names, args, strict=True))
 
 
 def buffers_of(arguments: "Iterable[Iterable[Any]]") -> "list[Buffer]":

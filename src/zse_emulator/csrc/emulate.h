@@ -1,4 +1,4 @@
-/* The GPU emulator as generated kernels see it (zse/kernel/targets/emulate.py prints them).
+/* The GPU emulator as generated kernels see it (target.py prints them).
  *
  * One thread of a block is a fiber. Fibers run in a seeded random order and are switched where threads of a GPU may fall apart:
  * barriers, warp operations, waits. Memory is checked on every access: bounds, alignment, initialisation, order of accesses (vector

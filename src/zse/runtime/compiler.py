@@ -1,0 +1,54 @@
+"""The C compiler: which one there is, and what the CPU's kernels are compiled with."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from zse.errors import CompileError
+from zse.runtime import native, probe
+
+# -ffp-contract=off: an ISA level computes what the kernel says, a fused multiply-add only where it is written.
+KERNEL_FLAGS = (
+    "-std=gnu11",
+    "-O2",
+    "-fPIC",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-Wall",
+    "-Wno-psabi",
+    "-Wno-unused-variable",
+    "-Wno-unused-function",
+    "-Wno-unused-but-set-variable",
+    "-Wno-unknown-warning-option",
+)
+
+
+def find_compiler() -> tuple[str, str]:
+    """(path, version line) of CC, gcc, clang or cc. CompileError names the package to install."""
+    found = probe.compiler()
+    if found is None:
+        raise CompileError(
+            f"no C compiler: zse compiles its CPU kernels when it is installed; install {native.compiler_hint()}, "
+            "or set CC"
+        )
+    return found
+
+
+def run(command: list[str], what: str) -> None:
+    """Run a compiler. CompileError with its first messages when it fails; warnings go to standard error."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if "error" in line.lower()] or done.stderr.splitlines()
+        raise CompileError(
+            f"{what}: {command[0]} failed with {done.returncode}: {'; '.join(errors[:3]) or 'no message'}"
+        )
+    if done.stderr.strip():
+        print(done.stderr.rstrip(), file=sys.stderr)
+
+
+def link(compiler: str, parts: list[Path], target: Path, flags: tuple[str, ...] = ()) -> None:
+    """A shared library of objects or C files, put in place whole: a process that has the old one open keeps it."""
+    half = target.with_suffix(f".{os.getpid()}.tmp")
+    run([compiler, *flags, "-shared", "-pthread", *map(str, parts), "-o", str(half), "-lm", "-ldl"], target.name)
+    half.replace(target)
