@@ -11,6 +11,7 @@ from gpu.harness import check_case, gpu_ops, run_case
 
 from zse import kernel as zl
 from zse.kernel import cache
+from zse.runtime.args import Args
 from zse.runtime.device import Recorder
 from zse_emulator import EmulateDevice
 
@@ -46,7 +47,7 @@ class Spaced(EmulateDevice):
         def launch(symbol, *args, **options):
             plain(symbol, *args, **options)
             if symbol in BEFORE_OTHERS:
-                plain("bystander", [], 1)
+                plain("bystander", Args(), 1)
 
         recorder.launch = launch
         return recorder
