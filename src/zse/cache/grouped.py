@@ -1,7 +1,7 @@
 """Page tables of models whose layers are in groups (groups.py): a table with all pages, and one for each windowed group,
 from which pages go back to the pool when the window has passed them (trim).
 
-A sequence is given its windowed pages as it goes on: what trim() takes from the front it adds at the end, so that a
+A sequence is given its windowed pages as it grows: what trim() takes from the front it adds at the end, so that a
 prompt which was admitted can be computed to its end. Only pages that others share too do not come back at once: then
 covered() says how far it may go.
 """
@@ -340,7 +340,7 @@ class GroupedCacheManager(CacheManager):
         size = self.page_size
         if partial and parent is not None and length > parent.depth * size >= windows.first * size:
             leaf = parent.children.get(tokens[parent.depth * size : length].tobytes())
-            # Another's page may go on differently behind these tokens, and so may what stands beside it.
+            # Another's page may continue differently behind these tokens, and so may what stands beside it.
             if leaf is not None and leaf.page == table[parent.depth]:
                 self._kept.attach(leaf, windows.at(parent.depth))
 

@@ -144,7 +144,7 @@ class BeamQueue(Feature):
             return
         ids = [0] * len(parents)
         kept: set[int] = set()
-        # Forks first: a request that goes on in place has another last token then.
+        # Forks first: a request that continues in place has another last token then.
         for place, parent in enumerate(parents):
             source, token = search.ids[parent], state.beams[place].tokens[-1]
             if source not in kept:

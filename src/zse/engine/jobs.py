@@ -1,9 +1,9 @@
 """Jobs: forwards without sampling beside the requests: embeddings, log-probabilities of a prompt, of chosen tokens.
 
 A chunk of the jobs at the head of the queue runs between two steps, as long as a chunk of a prompt would be, on pages
-that are borrowed from the requests' pool. What a job uses counts as its tenant's: tenants take turns with jobs as with
-requests, a job and the requests get pages in one order (scheduler/loans.py), and beside other tenants' requests chunks
-have their tenants' share of the time (scheduler/turns.py).
+of the requests' pool. What a job uses counts as its tenant's: the tenant that is furthest behind goes first, a job and the
+requests get pages in one order (scheduler/admission.py), and beside other tenants' requests chunks have their tenants' share
+of the time (scheduler/fairness.py).
 
 Jobs compute all of their tokens: what they want of most of them, a hidden state or a line of logits, is in no cache. But
 a prompt whose log-probabilities were all finite is left to the prefix cache, for the reply to it.

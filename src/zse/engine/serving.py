@@ -58,7 +58,7 @@ def serve(engine, socket) -> int:
 
 
 def told(outputs) -> list:
-    """The messages that tell the server of a step's Outputs: one for all requests that just go on."""
+    """The messages that tell the server of a step's Outputs: one for all requests that run on."""
     ids: list[int] = []
     tokens: list[int] = []
     others: list = []

@@ -95,7 +95,7 @@ def _start_device(options: list[str]) -> tuple:
 
 
 def _wait_for_load(socket, options: list[str], phases):
-    """Parks; when Load comes: (its arguments, Phases that count from then, (PendingDevice,)). None when the server
+    """Park. When Load arrives: (its arguments, Phases that count from then, (PendingDevice,)). None when the server
     went."""
     device = load.park(options)
     phases.mark("parked")

@@ -1,7 +1,7 @@
 """Beam search, as transformers' `generate(num_beams=…)` does it: which continuations are kept, which are finished, and when
 the search ends.
 
-Every step the best `width` continuations of all beams together go on; one that ends (an end token, or the last token
+Every step the best `width` continuations of all beams together are kept; one that ends (an end token, or the last token
 that is allowed) is a hypothesis if it is among the best `width` of its step. A hypothesis' score is the sum of its
 log-probabilities divided by its length, end token included, to the power of length_penalty.
 """
@@ -58,7 +58,7 @@ class BeamSearch:
 
     def advance(self, lines: list[list[tuple[int, float]]]) -> list[int]:
         """lines: for each beam its likeliest next tokens and their log-probabilities, best first, num_candidates or
-        more. Sets `beams` to those that go on, and returns which beam each of them continues. [] when the search is
+        more. Sets `beams` to those that are kept, and returns which beam each of them continues. [] when the search is
         completed."""
         width = self.params.beam_width
         candidates = [

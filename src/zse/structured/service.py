@@ -1,6 +1,6 @@
 """The engine's end of the grammar process: requests wait here for their grammar, and ask here for masks.
 
-    grammars.open(id, structure)        # a request came
+    grammars.open(id, structure)        # a request was submitted
     for id, error in grammars.poll(): …  # its grammar is compiled, or refused
     grammars.begin([MaskAsk(request, line, drafts), …]); …forward…; result = grammars.finish()
     grammars.begin([MaskAsk(request, line, drawn=[token]), …]); result = grammars.finish()      # drawn without a mask
@@ -160,7 +160,7 @@ class Grammars:
     # -- masks
 
     def begin(self, asks: Iterable[MaskAsk]) -> None:
-        """Ask for masks, or about drawn tokens. The process computes while the caller goes on."""
+        """Ask for masks, or about drawn tokens. The process computes meanwhile."""
         self._asked, self._stepped = list(asks), None
         self._send_step()
 

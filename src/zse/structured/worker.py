@@ -205,7 +205,7 @@ class _Server:
                     kinds[index] = [FREE] * len(kinds[index])
         us = 1e6 * (time.perf_counter() - started)
         self._pipe.send_bytes(_encode(Stepped(kinds, failures, us)))
-        # While the engine goes on: 5 µs a request, 70 where the next token is forced.
+        # While the engine runs on: 5 µs a request, 70 where the next token is forced.
         for job in step.jobs:
             if job.drawn:
                 guide = self._guides.get(job.id)
