@@ -16,7 +16,6 @@ import gc
 import random
 import statistics
 import time
-from types import SimpleNamespace
 
 MOST_PAGES_BYTES = 8 << 30
 
@@ -29,19 +28,15 @@ def make(path: str, rows: int, family: str, context: int = 2048, page_size: int 
     from zse.engine.runner import Runner
     from zse.formats.source import open_model
     from zse.models.load import load_model, plan_model
-    from zse.runtime.null import NullDevice
+    from zse.runtime.null import NullDevice, NullGPU
     from zse.scheduler.scheduler import Scheduler
 
-    class Device(NullDevice):
+    class Device(NullGPU if family == "gpu" else NullDevice):
         def alloc(self, nbytes, label="other"):
             # Nobody writes pages here, and those of long contexts may be more than this machine has addresses for.
             return super().alloc(min(nbytes, MOST_PAGES_BYTES) if label == "kv cache" else nbytes, label)
 
-        def tensor_map(self, tensor, box, **options):
-            return SimpleNamespace(buffer=tensor.buffer, host_address=64)
-
-    device = Device(family=family, arch=90 if family == "gpu" else 0)
-    device.num_sms = 132
+    device = Device()
     plan = plan_model(open_model(path), family=family)
     config = EngineConfig(
         model=path,
