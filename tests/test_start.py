@@ -175,7 +175,7 @@ def test_every_route_has_its_handler():
 
     assert all(callable(route.handler) for route in table.ROUTES)
     with pytest.raises(AttributeError):
-        _ = table.Route("GET", "/x", table.PUBLIC, "info.nothing").handler
+        _ = table.Route("GET", "/x", table.PUBLIC, "info.nothing", "nothing").handler
 
 
 @linux
