@@ -22,7 +22,6 @@ from zse.server.app import App
 from zse.server.auth import HostCheck, KeyCheck
 from zse.server.keys import Key, quotas, single, weights
 from zse.server.pool import ModelSpec, Pool, Served
-from zse.server.quotas import Limiter
 
 FAKE_ENGINE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fake_engine.py")
 SCHEDULED_ENGINE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "scheduled_engine.py")
@@ -76,9 +75,8 @@ class Harness:
         self.app = App(
             self.pool,
             weights=weights(keys),
-            admission=Admission(max_choices, max_queue_tokens, weights(keys)),
+            admission=Admission(max_choices, max_queue_tokens, weights(keys), quotas(keys)),
             key=KeyCheck(keys),
-            limiter=Limiter(quotas(keys)),
             hosts=HostCheck(hosts),
             **self._parsers,
         )

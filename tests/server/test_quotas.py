@@ -8,9 +8,9 @@ import pytest
 from harness import chat_body, request, wait_for
 from test_errors import check
 
+from zse.server.admission import Admission
 from zse.server.errors import APIError
 from zse.server.keys import OWNER, Key, Quota
-from zse.server.quotas import Limiter
 
 CHAT, TEXT, EMBED = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 
@@ -22,12 +22,16 @@ class Clock:
         return self.now
 
 
-def limiter(**quota) -> tuple[Limiter, Clock, SimpleNamespace]:
+def limiter(**quota) -> tuple[Admission, Clock, SimpleNamespace]:
     clock = Clock()
-    return Limiter({"a": Quota(**quota)}, clock), clock, SimpleNamespace(tenant="a", more_headers=[])
+    return (
+        Admission(1 << 20, 1 << 20, {}, {"a": Quota(**quota)}, clock),
+        clock,
+        SimpleNamespace(tenant="a", more_headers=[]),
+    )
 
 
-def passes(limiter: Limiter, of, count: int) -> int:
+def passes(limiter: Admission, of, count: int) -> int:
     passed = 0
     for _ in range(count):
         try:
@@ -73,49 +77,49 @@ def test_the_wait_is_told_and_is_enough():
 def test_tokens_are_reserved_and_settled():
     limits, clock, of = limiter(tpm=1000)
     first = limits.enter(of)
-    first.reserve(1, 800)
+    first.reserve(1, 0, 800)
     with pytest.raises(APIError) as caught:
-        limits.enter(of).reserve(1, 300)
+        limits.enter(of).reserve(1, 0, 300)
     assert (caught.value.type, caught.value.status) == ("tokens", 429)
     assert int(dict(caught.value.headers)["retry-after"]) == 6  # 100 tokens at 1,000 a minute
     first.leave(100)  # 900 are left
     with pytest.raises(APIError):
-        limits.enter(of).reserve(1, 5000)  # takes all of it, and it is not full
+        limits.enter(of).reserve(1, 0, 5000)  # takes all of it, and it is not full
     clock.now += 6
     second = limits.enter(of)
-    second.reserve(1, 5000)
+    second.reserve(1, 0, 5000)
     assert dict(of.more_headers)["x-ratelimit-remaining-tokens"] == "0"
     second.leave(5000)  # 4,000 below: four minutes until anything goes
     clock.now += 239
     with pytest.raises(APIError):
-        limits.enter(of).reserve(1, 1)
+        limits.enter(of).reserve(1, 0, 1)
     clock.now += 2
-    limits.enter(of).reserve(1, 1)
+    limits.enter(of).reserve(1, 0, 1)
     clock.now += 3600
     limits.enter(of).leave(0)
-    limits.enter(of).reserve(1, 1000)
+    limits.enter(of).reserve(1, 0, 1000)
 
 
 def test_a_new_quota_forgives_nothing():
     limits, clock, of = limiter(rpm=10, concurrency=2)
     assert passes(limits, of, 100) == 10
-    limits.replace({"a": Quota(rpm=20)})
+    limits.replace({}, {"a": Quota(rpm=20)})
     assert passes(limits, of, 100) == 0
     clock.now += 60
     assert passes(limits, of, 100) == 20
-    limits.replace({"b": Quota(rpm=1)})
+    limits.replace({}, {"b": Quota(rpm=1)})
     assert passes(limits, of, 100) == 100
 
 
 def test_answers_at_once():
     limits, _, of = limiter(concurrency=4)
     first = limits.enter(of)
-    first.reserve(3, 10)
+    first.reserve(3, 0, 10)
     with pytest.raises(APIError):
-        limits.enter(of).reserve(2, 10)
-    limits.enter(of).reserve(1, 10)
+        limits.enter(of).reserve(2, 0, 10)
+    limits.enter(of).reserve(1, 0, 10)
     first.leave(10)
-    limits.enter(of).reserve(3, 10)
+    limits.enter(of).reserve(3, 0, 10)
 
 
 KEYS = (Key("a", "ka", None, Quota(rpm=5, tpm=3000, concurrency=2)), Key("b", "kb"), Key("watch", "kw", access=OWNER))

@@ -1,6 +1,7 @@
 """Keys of several tenants: who is who, whose share of the queue is whose, and that nobody learns of the others."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 from harness import chat_body, read_reply, request, wait_for
@@ -11,7 +12,7 @@ from zse.server.auth import SECRET_FILE, CacheSalts, Caller, KeyCheck, kept_secr
 from zse.server.errors import APIError
 from zse.server.keys import OWNER, USER_ROUTES, Access, Key, Quota, quotas, read_file, weights
 from zse.server.routes.table import ROUTES
-from zse.server.tenants import OTHERS, Tenants
+from zse.server.statistics import OTHERS, Tenants
 
 CHAT = "/v1/chat/completions"
 KEYS = (Key("alice", "sk-alice"), Key("bob", "sk-bob"), Key("alice", "sk-new"))
@@ -235,6 +236,12 @@ def test_each_request_reaches_the_engine_with_its_tenant(own_server):
     assert alice == again and len({alice, bob, salted}) == 3 and all(salt for _, salt in found)
 
 
+def reserve(queue: Admission, choices: int, tokens: int, tenant: str):
+    admitted = queue.enter(SimpleNamespace(tenant=tenant, more_headers=[]))
+    admitted.reserve(choices, tokens)
+    return admitted
+
+
 def test_shares_of_the_queue():
     """Half is kept by weight (a 1, b 3: 10 and 30 of 80), the rest is for whoever comes."""
     queue = Admission(80, 8000, {"a": 1.0, "b": 3.0})
@@ -243,7 +250,7 @@ def test_shares_of_the_queue():
         count = 0
         while True:
             try:
-                queue.reserve(1, 1, tenant)
+                reserve(queue, 1, 1, tenant)
             except APIError as error:
                 assert (error.status, error.code) == (503, "overloaded")
                 return count
@@ -254,26 +261,26 @@ def test_shares_of_the_queue():
     assert fill("b") == 70 and fill("a") == 10 and queue.choices == 80
     alone = Admission(80, 8000, {"a": 1.0})
     for _ in range(80):
-        alone.reserve(1, 1, "a")
+        reserve(alone, 1, 1, "a")
     with pytest.raises(APIError):
-        alone.check("a")
+        reserve(alone, 1, 0, "a")
 
 
 def test_shares_of_the_queued_tokens():
     queue = Admission(1000, 1000, {"a": 1.0, "b": 1.0})
-    first = queue.reserve(1, 700, "a")
+    first = reserve(queue, 1, 700, "a")
     with pytest.raises(APIError):
-        queue.reserve(1, 100, "a")  # 250 are kept for b
-    ticket = queue.reserve(1, 5000, "b")  # its only one
+        reserve(queue, 1, 100, "a")  # 250 are kept for b
+    ticket = reserve(queue, 1, 5000, "b")  # its only one
     for tenant in ("a", "b", "stranger"):
         with pytest.raises(APIError):
-            queue.reserve(1, 1, tenant)
-    ticket.prefilled()
-    queue.reserve(1, 40, "a")
-    first.release()
-    first.release()
-    ticket.release()
-    assert (queue.choices, queue.queued_tokens, list(queue._used)) == (1, 40, ["a"])
+            reserve(queue, 1, 1, tenant)
+    ticket.set_tokens(0)
+    reserve(queue, 1, 40, "a")
+    first.leave(0)
+    first.leave(0)
+    ticket.leave(0)
+    assert (queue.choices, queue.queued_tokens, list(queue._tenants)) == (1, 40, ["a"])
 
 
 def test_a_flood_leaves_room_for_others(own_server):

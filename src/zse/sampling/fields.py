@@ -5,7 +5,7 @@ A kind (Integer, Number, …) is called with a value and its JSON path. It retur
 the API's contract. `schema` describes the same values as JSON Schema (2020-12).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar, get_args
 
@@ -225,7 +225,7 @@ def _or_null(schema: dict) -> dict:
     return {"anyOf": [schema, {"type": "null"}]} if schema else {}
 
 
-Fields = Mapping[str, Field]
+Fields = dict[str, Field]
 
 
 class Object(Kind, frozen=True):

@@ -1,8 +1,19 @@
-"""The bounded queue: how many requests and prompt tokens may be in the house, decided before any work is done."""
+"""Admission: one decision, which asks three questions. Each is asked before the work that its answer may spare.
 
-from collections.abc import Mapping
+1. The tenant's quota: requests and tokens a minute, answers at once. Refused with 429 and the time to wait.
+2. The bounded queue: answers that run or wait, prompt tokens that wait for their first token. Refused with 503.
+3. The engine: its own queue and its KV pages, which it knows alone. It is asked by the submission; its refusal (503
+   overloaded, 400 context_length_exceeded) reaches the client as it is, and nothing is charged for it.
 
+Tokens are reserved before any work (the prompt and the longest answer) and settled with what was computed.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+
+from zse.server.api_request import APIRequest
 from zse.server.errors import APIError
+from zse.server.keys import Quota
 
 BYTES_PER_TOKEN = 3  # of text, for the estimate before tokenising; English has 4, code and CJK about 3
 # Of the queue: kept for tenants by their weights, even while others ask for more. The rest is first come, first served:
@@ -10,80 +21,152 @@ BYTES_PER_TOKEN = 3  # of text, for the estimate before tokenising; English has 
 KEPT_SHARE = 0.5
 
 
-class Ticket:
-    """A reservation. release() in a `finally`; prefilled() once the first token is there."""
+class Bucket:
+    """A token bucket: it holds a minute's worth and is refilled evenly, so that a tenant may spend a minute at once and has
+    its rate from then on. per_minute: its capacity. level: what is left, below 0 after more was used than reserved."""
 
-    __slots__ = ("_admission", "_tenant", "choices", "tokens")
+    __slots__ = ("level", "per_minute", "_at")
 
-    def __init__(self, admission: "Admission", tenant: str, choices: int, tokens: int):
-        self._admission, self._tenant, self.choices, self.tokens = admission, tenant, choices, tokens
+    def __init__(self, per_minute: int, now: float):
+        self.per_minute, self.level, self._at = per_minute, float(per_minute), now
 
-    def set_tokens(self, tokens: int) -> None:
-        """Replace the estimate by the true number of prompt tokens."""
-        self._admission.count(self._tenant, 0, tokens - self.tokens)
-        self.tokens = tokens
+    def wait_s(self, amount: float, now: float) -> float:
+        """Seconds until `amount` is there. More than the capacity asks for all of it."""
+        if now > self._at:
+            self.level = min(self.per_minute, self.level + (now - self._at) * self.per_minute / 60)
+            self._at = now
+        return max(0.0, (min(amount, self.per_minute) - self.level) * 60 / self.per_minute)
 
-    def prefilled(self) -> None:
-        """Its prompt is no longer waiting."""
-        if self.tokens:
-            self.set_tokens(0)
+    def resized(self, per_minute: int, now: float) -> "Bucket":
+        """A bucket of another size, in which what has been used stays used."""
+        self.wait_s(0, now)
+        new = Bucket(per_minute, now)
+        new.level = min(new.level, self.level)
+        return new
 
-    def release(self) -> None:
-        self._admission.count(self._tenant, -self.choices, -self.tokens)
-        self.choices = self.tokens = 0
+    def headers(self, name: str) -> list[tuple[str, str]]:
+        full_in_s = (self.per_minute - self.level) * 60 / self.per_minute
+        return [
+            (f"x-ratelimit-limit-{name}", str(self.per_minute)),
+            (f"x-ratelimit-remaining-{name}", str(max(0, int(self.level)))),
+            (f"x-ratelimit-reset-{name}", f"{full_in_s:.3f}s"),
+        ]
+
+
+class Tenant:
+    """What one tenant holds of the queue, and what is left of its quota. choices: its answers that run or wait. queued: its
+    prompt tokens that wait. requests, tokens: None without such a quota. max_choices: answers at once, 0: any number."""
+
+    __slots__ = ("choices", "max_choices", "queued", "requests", "tokens")
+
+    def __init__(self) -> None:
+        self.choices = self.queued = self.max_choices = 0
+        self.requests: Bucket | None = None
+        self.tokens: Bucket | None = None
+
+    def set_quota(self, quota: Quota, now: float) -> None:
+        self.max_choices = quota.concurrency
+        for name, per_minute in (("requests", quota.rpm), ("tokens", quota.tpm)):
+            bucket = getattr(self, name)
+            new = (
+                None
+                if not per_minute
+                else Bucket(per_minute, now)
+                if bucket is None
+                else bucket.resized(per_minute, now)
+            )
+            setattr(self, name, new)
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.choices or self.queued or self.max_choices or self.requests or self.tokens)
 
 
 class Admission:
-    """max_choices: completions running or waiting (a request with n = 4 counts four times); max_tokens: prompt tokens
-    of requests without a first token. A request that is its tenant's only one needs no room for its tokens, only that
-    the bound is not reached yet: it may be longer than the bound. weights: of the tenants that share the queue."""
+    """Bounds of the queue, and quotas.
 
-    def __init__(self, max_choices: int, max_tokens: int, weights: Mapping[str, float] | None = None):
-        self.max_choices, self.max_tokens = max_choices, max_tokens
+    Args:
+        max_choices: answers that run or wait; a request with n = 4 counts four times.
+        max_tokens: prompt tokens of requests without a first token. A request that is its tenant's only one needs no room for
+            its tokens, only that the bound is not reached yet: it may be longer than the bound.
+        weights: of the tenants that share the queue.
+        quotas: of the tenants that have one.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        max_choices: int,
+        max_tokens: int,
+        weights: Mapping[str, float] | None = None,
+        quotas: Mapping[str, Quota] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.max_choices, self.max_tokens, self.clock = max_choices, max_tokens, clock
         self.choices = self.queued_tokens = 0
-        self.num_refused = 0
-        self.weights = dict(weights or {})
-        self._used: dict[str, tuple[int, int]] = {}  # tenant → (choices, tokens), while there are any
+        self.num_refused = self.num_limited = 0
+        self._tenants: dict[str, Tenant] = {}
+        self.replace(weights or {}, quotas or {})
 
-    def check(self, tenant: str = "") -> None:
-        """Refuse at once when nothing more fits, before the body is even parsed."""
-        self._fits(tenant, 1, 0)
+    def replace(self, weights: Mapping[str, float], quotas: Mapping[str, Quota]) -> None:
+        """From now on these weights and quotas hold; a tenant that left out of `quotas` has none."""
+        self.weights = dict(weights)
+        for name in {*self._tenants, *quotas}:
+            self.tenant(name).set_quota(quotas.get(name, Quota()), self.clock())
+            self._forget_idle(name)
 
-    def reserve(self, choices: int, tokens: int, tenant: str = "") -> Ticket:
-        """Raises APIError overloaded."""
-        self._fits(tenant, choices, tokens)
-        self.count(tenant, choices, tokens)
-        return Ticket(self, tenant, choices, tokens)
+    def tenant(self, name: str) -> Tenant:
+        found = self._tenants.get(name)
+        return self._tenants.setdefault(name, Tenant()) if found is None else found
 
-    def count(self, tenant: str, choices: int, tokens: int) -> None:
-        """Called by tickets only."""
+    def enter(self, request: APIRequest) -> "Admitted":
+        """Refuse at once when nothing more fits, before the body is even parsed; else count the request. Raises APIError
+        overloaded or rate_limit_exceeded; the answer's x-ratelimit headers are set either way."""
+        self.check_room(request.tenant, 1, 0)
+        admitted = Admitted(self, request)
+        bucket = admitted.tenant.requests
+        if bucket is not None:
+            wait_s = bucket.wait_s(1, self.clock())
+            if wait_s <= 0:
+                bucket.level -= 1
+            admitted.tell()
+            if wait_s > 0:
+                raise self.limited("requests", f"This key may send {bucket.per_minute} requests a minute.", wait_s)
+        return admitted
+
+    def count(self, name: str, choices: int, tokens: int) -> None:
+        """Called by Admitted only."""
         self.choices += choices
         self.queued_tokens += tokens
-        before = self._used.get(tenant, (0, 0))
-        used = before[0] + choices, before[1] + tokens
-        if used == (0, 0):
-            self._used.pop(tenant, None)
-        else:
-            self._used[tenant] = used
+        tenant = self.tenant(name)
+        tenant.choices += choices
+        tenant.queued += tokens
+        self._forget_idle(name)
 
-    def _fits(self, tenant: str, choices: int, tokens: int) -> None:
-        kept_choices, kept_tokens = self._kept_from(tenant)
+    def _forget_idle(self, name: str) -> None:
+        if self._tenants[name].is_idle:
+            del self._tenants[name]
+
+    def check_room(self, name: str, choices: int, tokens: int) -> None:
+        """Raises APIError overloaded."""
+        kept_choices, kept_tokens = self._kept_from(name)
         if self.choices + choices > self.max_choices - kept_choices:
             raise self._full(f"{self.max_choices - kept_choices} requests")
-        own_tokens = self._used.get(tenant, (0, 0))[1]
+        tenant = self._tenants.get(name)
         room = self.max_tokens - kept_tokens - self.queued_tokens
-        if tokens > room and (own_tokens or self.queued_tokens >= self.max_tokens):
+        if tokens > room and (tenant is not None and tenant.queued or self.queued_tokens >= self.max_tokens):
             raise self._full(f"{self.max_tokens - kept_tokens} prompt tokens")
 
-    def _kept_from(self, tenant: str) -> tuple[int, int]:
+    def _kept_from(self, name: str) -> tuple[int, int]:
         """Choices and tokens that are kept for the other tenants and not used by them."""
         if len(self.weights) < 2:
             return 0, 0
         share = KEPT_SHARE / sum(self.weights.values())
         kept_choices = kept_tokens = 0
         for other, weight in self.weights.items():
-            if other != tenant:
-                choices, tokens = self._used.get(other, (0, 0))
+            if other != name:
+                used = self._tenants.get(other)
+                choices, tokens = (used.choices, used.queued) if used is not None else (0, 0)
                 kept_choices += max(0, int(self.max_choices * share * weight) - choices)
                 kept_tokens += max(0, int(self.max_tokens * share * weight) - tokens)
         return kept_choices, kept_tokens
@@ -91,3 +174,64 @@ class Admission:
     def _full(self, bound: str) -> APIError:
         self.num_refused += 1
         return APIError("overloaded", f"The queue is full ({bound}).")
+
+    def limited(self, kind: str, message: str, wait_s: float) -> APIError:
+        self.num_limited += 1
+        wait_ms = max(1, round(1000 * wait_s))
+        headers = (("retry-after", str(-(-wait_ms // 1000))), ("retry-after-ms", str(wait_ms)))
+        return APIError("rate_limit_exceeded", message, kind=kind, headers=headers)
+
+
+class Admitted:
+    """What one request holds of the queue and of its tenant's quota. leave() in a `finally`."""
+
+    __slots__ = ("_admission", "_request", "_reserved", "choices", "tenant", "tokens")
+
+    def __init__(self, admission: Admission, request: APIRequest):
+        self._admission, self._request = admission, request
+        self.tenant = admission._tenants.get(request.tenant) or Tenant()
+        self.choices = self.tokens = self._reserved = 0
+
+    def reserve(self, choices: int, prompt_tokens: int, answer_tokens: int = 0) -> None:
+        """Room in the queue for so many answers to a prompt, and the most tokens that they can take all together of the
+        quota. Raises APIError and holds nothing then."""
+        admission, tenant, total = self._admission, self.tenant, prompt_tokens + answer_tokens
+        admission.check_room(self._request.tenant, choices, prompt_tokens)
+        if tenant.max_choices and tenant.choices + choices > tenant.max_choices:
+            raise admission.limited("requests", f"This key may have {tenant.max_choices} answers at once.", 1.0)
+        bucket = tenant.tokens
+        if bucket is not None:
+            wait_s = bucket.wait_s(total, admission.clock())
+            if wait_s > 0:
+                self.tell()
+                message = f"This key may use {bucket.per_minute} tokens a minute; this request may take {total}."
+                raise admission.limited("tokens", message, wait_s)
+            bucket.level -= total
+            self._reserved = total
+        self.choices, self.tokens = choices, prompt_tokens
+        admission.count(self._request.tenant, choices, prompt_tokens)
+        self.tell()
+
+    def set_tokens(self, tokens: int) -> None:
+        """Replace the estimate by the true number of prompt tokens that wait: 0 once the first token is there."""
+        if tokens != self.tokens:
+            self._admission.count(self._request.tenant, 0, tokens - self.tokens)
+            self.tokens = tokens
+
+    def leave(self, tokens: int) -> None:
+        """The request ended; so many tokens were computed for it."""
+        if self.choices or self.tokens:
+            self._admission.count(self._request.tenant, -self.choices, -self.tokens)
+        bucket = self.tenant.tokens
+        if bucket is not None:
+            bucket.wait_s(0, self._admission.clock())
+            # What was reserved for too long an answer comes back, but never more than fits.
+            bucket.level = min(bucket.per_minute, bucket.level + self._reserved - tokens)
+        self.choices = self.tokens = self._reserved = 0
+
+    def tell(self) -> None:
+        """Set the answer's headers to what is left of the quota."""
+        buckets = (("requests", self.tenant.requests), ("tokens", self.tenant.tokens))
+        self._request.more_headers = [
+            pair for name, bucket in buckets if bucket is not None for pair in bucket.headers(name)
+        ]

@@ -16,9 +16,8 @@ from zse.server.auth import CacheSalts, HostCheck, KeyCheck
 from zse.server.errors import APIError
 from zse.server.keys import Key, quotas
 from zse.server.pool import Pool, Served
-from zse.server.quotas import Limiter
 from zse.server.routes import table
-from zse.server.tenants import Tenants
+from zse.server.statistics import Tenants
 
 
 class App:
@@ -34,12 +33,11 @@ class App:
         hosts: HostCheck,
         weights: Mapping[str, float] | None = None,
         salts: CacheSalts | None = None,
-        limiter: Limiter | None = None,
         tool_parser: str | None = None,
         reasoning_parser: str | None = None,
     ):
         self.pool, self.admission = pool, admission
-        self.salts, self.limiter = salts or CacheSalts(), limiter or Limiter()
+        self.salts = salts or CacheSalts()
         self.tool_parser, self.reasoning_parser = tool_parser, reasoning_parser
         self.created = int(time.time())
         self.draining = False
@@ -58,8 +56,8 @@ class App:
     def replace_keys(self, keys: Sequence[Key], weights: Mapping[str, float]) -> None:
         """The key file was read again. Requests that run go on."""
         self._key.replace(keys)
-        self._weights = self.admission.weights = dict(weights)
-        self.limiter.replace(quotas(keys))
+        self._weights = dict(weights)
+        self.admission.replace(weights, quotas(keys))
 
     def check_head(self, request: APIRequest) -> None:
         """Everything that can be decided before the body is read. Raises APIError."""

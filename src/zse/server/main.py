@@ -25,7 +25,6 @@ from zse.server.app import App
 from zse.server.auth import CacheSalts, HostCheck, KeyCheck
 from zse.server.keys import Key, quotas, read_file, weights
 from zse.server.pool import ModelSpec, Pool, Served
-from zse.server.quotas import Limiter
 
 log = logging.getLogger("zse.server")
 
@@ -135,10 +134,9 @@ class _Serving:
         shares = weights(options.keys, options.tenant_weights)
         self._app = App(
             self._pool,
-            admission=Admission(options.max_choices, options.max_queue_tokens, shares),
+            admission=Admission(options.max_choices, options.max_queue_tokens, shares, quotas(options.keys)),
             weights=shares,
             salts=CacheSalts(options.cache_secret),
-            limiter=Limiter(quotas(options.keys)),
             key=KeyCheck(options.keys),
             hosts=HostCheck(options.allowed_hosts),
             tool_parser=options.tool_parser,

@@ -4,17 +4,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from zse.engine.client import Channel
 from zse.engine.messages import Measured
-from zse.errors import RequestError
-from zse.http import json_body
 from zse.scheduler.options import RequestOptions
-from zse.server.admission import BYTES_PER_TOKEN
 from zse.server.api_request import APIRequest
 from zse.server.errors import APIError
-from zse.server.off_loop import OFF_LOOP_BYTES, maybe_in_thread
 from zse.server.relevance import Measurement
-from zse.server.statistics import CANCELLED, ERROR, Watch
+from zse.server.work import Work
 
 # Of one request: in the engine at once. A request of 2,048 texts must not stand before everybody else's.
 AT_ONCE = 8
@@ -31,39 +26,21 @@ class Results(msgspec.Struct):
 async def measure(app, request: APIRequest, read: Callable, prepare: Callable, check: Callable | None = None):
     """(what read() made of the body, Results). prepare: (asked, model) → Measurements, in a thread when the body is
     long; check: (asked, Measured), as soon as each is there. Raises RequestError."""
-    app.check_accepting()
-    app.admission.check(request.tenant)
-    quota = app.limiter.enter(request)
-    long = len(request.body) > OFF_LOOP_BYTES
-    asked = await maybe_in_thread(long, lambda: read(json_body.parse(bytes(request.body))))
-    served = app.find_model(request, asked.model, "model")
-    ticket = app.admission.reserve(1, len(request.body) // BYTES_PER_TOKEN, request.tenant)
-    watch = Watch(served.statistics, request.started, 1, app.tenants.usage(request.tenant))
-    channel = Channel(served.engine)
-    failure = CANCELLED
-    try:
-        app.pool.enter(served)
-        quota.reserve(1, ticket.tokens)
-        model = await app.pool.text(served)
-        measurements = await maybe_in_thread(long, lambda: prepare(asked, model))
-        watch.prompt_tokens = sum(len(item.ids) for item in measurements)
-        ticket.set_tokens(watch.prompt_tokens)
-        info = await app.pool.ready(served)
+    with Work(app, request) as work:
+        asked = await work.read(read)
+        work.start(asked.model)
+        model = await app.pool.text(work.served)
+        measurements = await work.off_loop(lambda: prepare(asked, model))
+        num_tokens = sum(len(item.ids) for item in measurements)
+        work.set_prompt(num_tokens)
+        info = await app.pool.ready(work.served)
         _check(measurements, model.vocab_size, info.max_context)
-        options = app.request_options(request, asked.options)
-        results = await _run(channel, measurements, options, lambda result: check and check(asked, result))
-        watch.finished("measured")
-        request.note = f"{watch.prompt_tokens} tokens in {len(results)} texts"
-        return asked, Results(asked.model or served.name, results, watch.prompt_tokens)
-    except RequestError:
-        failure = ERROR
-        raise
-    finally:
-        channel.close()
-        ticket.release()
-        quota.leave(0 if failure == ERROR else watch.prompt_tokens)
-        watch.end(0, failure)
-        app.pool.leave(served)
+        results = await _run(
+            work, measurements, work.options(asked.options), lambda result: check and check(asked, result)
+        )
+        work.watch.finished("measured")
+        request.note = f"{num_tokens} tokens in {len(results)} texts"
+        return asked, Results(asked.model or work.served.name, results, num_tokens)
 
 
 def _check(measurements: list[Measurement], vocab_size: int, max_context: int) -> None:
@@ -83,16 +60,19 @@ def _check(measurements: list[Measurement], vocab_size: int, max_context: int) -
 
 
 async def _run(
-    channel: Channel, measurements: list[Measurement], options: RequestOptions, check: Callable[[Measured], object]
+    work: Work, measurements: list[Measurement], options: RequestOptions, check: Callable[[Measured], object]
 ) -> list[Measured]:
+    channel = work.channel
     results: dict[int, Measured] = {}
     submitted = 0
     while len(results) < len(measurements):
         while submitted < len(measurements) and submitted - len(results) < AT_ONCE:
             item = measurements[submitted]
             channel.submit_measure(submitted, item.ids, item.ask, options)
+            work.submitted += len(item.ids)
             submitted += 1
         key, result = await channel.next()
+        work.computed += result.num_tokens
         check(result)
         results[key] = result
     return [results[key] for key in range(len(measurements))]

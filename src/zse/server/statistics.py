@@ -1,12 +1,12 @@
-"""What a model's requests took and gave: counts and histograms for /metrics, kept on the server's event loop."""
+"""What requests took and gave, by model and by tenant: counts and histograms for /metrics, kept on the server's event loop."""
 
 import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from zse.engine.messages import Tokens
-from zse.server.tenants import Usage
 
 # Upper bounds of buckets, in seconds: a GPU's token takes milliseconds, a queue may hold somebody for minutes.
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -40,6 +40,67 @@ class Statistics:
         self.request_s = Histogram(REQUEST_SECONDS)  # from head to end
         self.finished: Counter[str] = Counter()  # choices by finish reason
         self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
+
+
+# Tenants with figures of their own; names that come later, by new key files, are counted together.
+MAX_TENANTS = 256
+OTHERS = "(others)"  # no key file can name a tenant so
+
+
+class Usage:
+    """Of one tenant. refused: by the full queue (503); limited: by its quota (429)."""
+
+    __slots__ = ("cached_tokens", "completion_tokens", "limited", "prompt_tokens", "refused", "requests")
+
+    def __init__(self) -> None:
+        self.requests = self.refused = self.limited = 0
+        self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
+
+
+class Metric(NamedTuple):
+    """A field of Usage in /metrics."""
+
+    name: str
+    field: str
+    help: str
+
+
+METRICS = (
+    Metric(
+        "zse_tenant_requests_total", "requests", "Requests of a tenant, by the name of its keys, that were answered."
+    ),
+    Metric("zse_tenant_requests_refused_total", "refused", "Of those, the ones that the full queue refused (503)."),
+    Metric("zse_tenant_requests_limited_total", "limited", "Of those, the ones beyond the quota (429)."),
+    Metric("zse_tenant_prompt_tokens_total", "prompt_tokens", "Tokens of a tenant's prompts."),
+    Metric(
+        "zse_tenant_cached_prompt_tokens_total", "cached_tokens", "Of those, the ones that were in the prefix cache."
+    ),
+    Metric("zse_tenant_completion_tokens_total", "completion_tokens", "Tokens of a tenant's answers."),
+)
+
+
+class Tenants:
+    """Usage by tenant, as each is first seen."""
+
+    def __init__(self, most: int = MAX_TENANTS):
+        self._most = most
+        self.by_name: dict[str, Usage] = {}
+
+    def usage(self, tenant: str) -> Usage | None:
+        """None for "", which is nobody's key."""
+        found = self.by_name.get(tenant)
+        if found is None and tenant:
+            name = tenant if len(self.by_name) < self._most else OTHERS
+            found = self.by_name.setdefault(name, Usage())
+        return found
+
+    def answered(self, tenant: str, status: int) -> None:
+        """An answer to a request of the tenant ended, 0: the client left before it began."""
+        usage = self.usage(tenant)
+        if usage is not None:
+            usage.requests += 1
+            usage.refused += status == 503
+            usage.limited += status == 429
 
 
 class Watch:

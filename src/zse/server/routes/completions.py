@@ -3,43 +3,44 @@
 import functools
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
-from zse.engine.client import Channel
 from zse.engine.messages import Ask, Measured, Tokens
 from zse.errors import RequestError
-from zse.http import json_body
 from zse.http.exchange import Response
 from zse.sampling.params import BeamParams
 from zse.scheduler.options import RequestOptions
-from zse.server.admission import BYTES_PER_TOKEN, Ticket
 from zse.server.api_request import APIRequest
 from zse.server.errors import APIError
 from zse.server.generation import Choice, Delta, chat_logprobs, completion_logprobs
-from zse.server.off_loop import OFF_LOOP_BYTES, ON_LOOP_ENTRIES, maybe_in_thread
+from zse.server.off_loop import ON_LOOP_ENTRIES, maybe_in_thread
 from zse.server.prompt_scores import echoed_logprobs, prompt_logprobs
-from zse.server.quotas import UNBOUNDED_TOKENS
 from zse.server.requests import completions
 from zse.server.requests.completions import Completion
 from zse.server.requests.forms import named
-from zse.server.statistics import CANCELLED, ERROR, Watch
 from zse.server.tools import chat as chat_format
+from zse.server.work import Work
 
 _encode = msgspec.json.encode
 
 
+# Reserved of a quota for an answer that has no max_tokens: what it may become is the rest of the context, what it becomes is
+# less.
+UNBOUNDED_TOKENS = 512
+
+
 class Job(msgspec.Struct):
-    """One admitted request: its prompts as token ids, and what answers look like."""
+    """One admitted request: its prompts as token ids, and what answers look like. model: its tokenizer and template."""
 
     completion: Completion
     chat: bool
     id: str
     created: int
-    prompts: list[list[int]]
-    ticket: Ticket
-    watch: Watch
-    fingerprint: str
+    work: Work
+    model: Any = None
+    prompts: list[list[int]] = []
     choices: list[Choice] = []
     measured: list[Measured] = []  # of the prompts, where their log-probabilities are wanted
     structure_field: str = ""
@@ -53,8 +54,9 @@ class Job(msgspec.Struct):
         return of_answers + (1 + (self.completion.prompt_top or 0)) * sum(result.num_tokens for result in self.measured)
 
     @property
-    def total(self) -> int:
-        return len(self.prompts) * self.completion.n
+    def cached_tokens(self) -> int:
+        """Of the prompts; each counts once, however many answers it gets."""
+        return sum(choice.cached_tokens for choice in self.choices[:: self.completion.best_of])
 
 
 async def chat(app, request: APIRequest) -> Response | None:
@@ -68,70 +70,54 @@ async def text(app, request: APIRequest) -> Response | None:
 
 
 async def _serve(app, request: APIRequest, read: Callable[[dict], Completion], is_chat: bool) -> Response | None:
-    app.check_accepting()
-    app.admission.check(request.tenant)
-    quota = app.limiter.enter(request)
-    long = len(request.body) > OFF_LOOP_BYTES
-    completion = await maybe_in_thread(long, lambda: read(json_body.parse(bytes(request.body))))
-    served = app.find_model(request, completion.model, "model")
-    if completion.model is None:
-        completion.model = served.name
-    ticket = app.admission.reserve(completion.num_choices, len(request.body) // BYTES_PER_TOKEN, request.tenant)
-    watch = Watch(served.statistics, request.started, completion.num_choices, app.tenants.usage(request.tenant))
-    job = Job(
-        completion,
-        is_chat,
-        ("chatcmpl-" if is_chat else "cmpl-") + request.id.removeprefix("req_"),
-        int(time.time()),
-        [],
-        ticket,
-        watch,
-        served.fingerprint,
-    )
-    channel = Channel(served.engine)
-    failure = CANCELLED
-    if completion.stream:
-        # From now on a client that waits for long gets comments.
-        channel.is_stalled = request.open_stream().is_stalled
-    try:
-        # The engine loads while the prompt becomes tokens.
-        app.pool.enter(served)
-        longest = UNBOUNDED_TOKENS if completion.params.max_tokens is None else completion.params.max_tokens
-        quota.reserve(completion.num_choices, ticket.tokens + completion.num_choices * longest)
-        model = await app.pool.text(served)
-        completions.check_token_ids(completion, model.vocab_size)
-        if is_chat:
-            job.answers = await maybe_in_thread(
-                long, lambda: chat_format.prepare(completion, model, app.tool_parser, app.reasoning_parser)
-            )
-        job.prompts = await maybe_in_thread(long, lambda: _tokenize(model, completion))
-        watch.prompt_tokens = sum(map(len, job.prompts))
-        ticket.set_tokens(watch.prompt_tokens)
-        info = await app.pool.ready(served)
-        limits = [_max_tokens(completion, len(prompt), info.max_context) for prompt in job.prompts]
-        if job.answers is not None:
-            job.answers.is_open = job.answers.opens_reasoning(model.decode(job.prompts[0][-16:]))
-        structure, job.structure_field = chat_format.structure(completion, job.answers)
-        options = app.request_options(request, completion.options)
-        if completion.prompt_top is not None:
-            job.measured = await channel.measure(job.prompts, Ask("logprobs", top=completion.prompt_top), options)
-        if completion.beams is not None:
-            await _search(channel, model, job, completion.beams, limits, options)
-        else:
-            _submit(channel, model, job, limits, msgspec.structs.replace(options, structure=structure))
+    with Work(app, request) as work:
+        completion = await work.read(read)
+        most = completion.params.max_tokens
+        longest = UNBOUNDED_TOKENS if most is None else most
+        work.start(completion.model, completion.num_choices, completion.num_choices * longest)
+        completion.model = completion.model or work.served.name
+        id = ("chatcmpl-" if is_chat else "cmpl-") + request.id.removeprefix("req_")
+        job = Job(completion, is_chat, id, int(time.time()), work)
         if completion.stream:
-            await _stream(request, channel, model, job)
-            return None
-        return await _collect(request, channel, model, job)
-    except RequestError as error:
-        failure = ERROR
-        raise named(error, job.structure_field) from None
-    finally:
-        channel.close()
-        ticket.release()
-        quota.leave(watch.completion_tokens + (watch.prompt_tokens if job.choices else 0))
-        watch.end(_cached_tokens(job), failure)
-        app.pool.leave(served)
+            # From now on a client that waits for long gets comments.
+            work.channel.is_stalled = request.open_stream().is_stalled
+        try:
+            await _begin(app, job)
+            if completion.stream:
+                await _stream(request, job)
+                return None
+            return await _collect(request, job)
+        except RequestError as error:
+            raise named(error, job.structure_field) from None
+        finally:
+            work.cached = job.cached_tokens
+
+
+async def _begin(app, job: Job) -> None:
+    """From text to the engine: tokenize, check what depends on the model, submit."""
+    work, completion = job.work, job.completion
+    model = job.model = await app.pool.text(work.served)
+    completions.check_token_ids(completion, model.vocab_size)
+    if job.chat:
+        parsers = app.tool_parser, app.reasoning_parser
+        job.answers = await work.off_loop(lambda: chat_format.prepare(completion, model, *parsers))
+    job.prompts = await work.off_loop(lambda: _tokenize(model, completion))
+    work.set_prompt(sum(map(len, job.prompts)))
+    info = await app.pool.ready(work.served)
+    limits = [_max_tokens(completion, len(prompt), info.max_context) for prompt in job.prompts]
+    if job.answers is not None:
+        job.answers.is_open = job.answers.opens_reasoning(model.decode(job.prompts[0][-16:]))
+    structure, job.structure_field = chat_format.structure(completion, job.answers)
+    options = work.options(completion.options)
+    work.submitted = work.watch.prompt_tokens
+    if completion.prompt_top is not None:
+        ask = Ask("logprobs", top=completion.prompt_top)
+        job.measured = await work.channel.measure(job.prompts, ask, options)
+        work.computed = work.submitted
+    if completion.beams is not None:
+        await _search(job, completion.beams, limits, options)
+    else:
+        _submit(job, limits, msgspec.structs.replace(options, structure=structure))
 
 
 def _tokenize(model, completion: Completion) -> list[list[int]]:
@@ -161,71 +147,66 @@ def _max_tokens(completion: Completion, prompt_tokens: int, max_context: int) ->
     )
 
 
-def _submit(channel: Channel, model, job: Job, limits: list[int], options: RequestOptions) -> None:
+def _submit(job: Job, limits: list[int], options: RequestOptions) -> None:
     """One engine request per choice; choice index = prompt index * best_of + answer index."""
     completion = job.completion
     for prompt, limit in zip(job.prompts, limits, strict=True):
         for answer in range(completion.best_of):
-            choice = _new_choice(model, job)
+            choice = _new_choice(job)
             if limit == 0:
                 choice.finish_reason = "length"  # only the prompt was wanted
-                job.watch.finished("length")
+                job.work.watch.finished("length")
                 continue
-            params = completions.choice_params(completion, answer, limit)
-            channel.submit(choice.index, prompt, params, options)
+            job.work.channel.submit(choice.index, prompt, completions.choice_params(completion, answer, limit), options)
 
 
-def _new_choice(model, job: Job) -> Choice:
-    completion, answers = job.completion, job.answers
+def _new_choice(job: Job) -> Choice:
+    params, answers = job.completion.params, job.answers
     choice = Choice(
         len(job.choices),
-        model.detokenizer(completion.params.stop, answers.controls if answers else ()),
-        completion.params.logprobs is not None,
-        answers.splitter(completion.stream) if answers else None,
+        job.model.detokenizer(params.stop, answers.controls if answers else ()),
+        params.logprobs is not None,
+        answers.splitter(job.completion.stream) if answers else None,
     )
     job.choices.append(choice)
     return choice
 
 
-async def _search(
-    channel: Channel, model, job: Job, beams: BeamParams, limits: list[int], options: RequestOptions
-) -> None:
+async def _search(job: Job, beams: BeamParams, limits: list[int], options: RequestOptions) -> None:
     """A beam search of each prompt; its best answers become the choices, complete."""
     params = [msgspec.structs.replace(beams, max_tokens=limit) for limit in limits]
-    for result in await channel.search(job.prompts, params, options):
+    for result in await job.work.channel.search(job.prompts, params, options):
         for reply in result.replies[: job.completion.n]:
-            _accept(
-                channel,
-                job,
-                _new_choice(model, job),
-                Tokens(result.id, reply.tokens, reply.logprobs, reply.finish, result.cached_tokens),
-            )
+            event = Tokens(result.id, reply.tokens, reply.logprobs, reply.finish, result.cached_tokens)
+            _accept(job, _new_choice(job), event)
 
 
-def _accept(channel: Channel, job: Job, choice: Choice, event: Tokens):
+def _accept(job: Job, choice: Choice, event: Tokens) -> Delta:
     """Feed one event; frees the queue's token share and stops the engine where a stop string ended the answer."""
-    job.ticket.prefilled()
-    job.watch.tokens(choice.index, event)
+    work = job.work
+    if not work.computed:
+        work.computed = work.submitted
+        work.admitted.set_tokens(0)
+    work.watch.tokens(choice.index, event)
     delta = choice.feed(event)
     if delta.finish_reason is not None:
-        job.watch.finished(delta.finish_reason)
-        channel.cancel(choice.index)
+        work.watch.finished(delta.finish_reason)
+        work.channel.cancel(choice.index)
     return delta
 
 
-async def _collect(request: APIRequest, channel: Channel, model, job: Job) -> Response:
+async def _collect(request: APIRequest, job: Job) -> Response:
     choices = job.choices
     running = sum(choice.finish_reason is None for choice in choices)
     while running:
-        index, event = await channel.next()
+        index, event = await job.work.channel.next()
         if choices[index].finish_reason is None:
-            running -= _accept(channel, job, choices[index], event).finish_reason is not None
-    usage = _usage(job)
-    request.note = f"{usage['prompt_tokens']}+{usage['completion_tokens']} tokens"
-    return Response(200, await maybe_in_thread(job.num_scores > ON_LOOP_ENTRIES, lambda: _whole(model, job, usage)))
+            running -= _accept(job, choices[index], event).finish_reason is not None
+    usage = _usage(request, job)
+    return Response(200, await maybe_in_thread(job.num_scores > ON_LOOP_ENTRIES, lambda: _whole(job, usage)))
 
 
-def _whole(model, job: Job, usage: dict) -> bytes:
+def _whole(job: Job, usage: dict) -> bytes:
     """The body of an answer that is not streamed."""
     choices, best_of, n = job.choices, job.completion.best_of, job.completion.n
     answers = []
@@ -233,10 +214,10 @@ def _whole(model, job: Job, usage: dict) -> bytes:
         group = choices[prompt * best_of : (prompt + 1) * best_of]
         answers += sorted(group, key=lambda choice: choice.rank)[:n] if job.completion.rank else group
     body = _envelope(job, streamed=False)
-    body["choices"] = [_whole_choice(model, job, choice, index) for index, choice in enumerate(answers)]
+    body["choices"] = [_whole_choice(job, choice, index) for index, choice in enumerate(answers)]
     body["usage"] = usage
     if job.chat and job.completion.params.prompt_logprobs is not None:
-        body["prompt_logprobs"] = prompt_logprobs(job.prompts[0], job.measured[0], model.token_bytes)
+        body["prompt_logprobs"] = prompt_logprobs(job.prompts[0], job.measured[0], job.model.token_bytes)
     return _encode(body)
 
 
@@ -247,62 +228,58 @@ def _envelope(job: Job, streamed: bool) -> dict:
         "object": name,
         "created": job.created,
         "model": job.completion.model,
-        "system_fingerprint": job.fingerprint,
+        "system_fingerprint": job.work.served.fingerprint,
     }
     if job.completion.service_tier:
         envelope["service_tier"] = "default"
     return envelope
 
 
-def _whole_choice(model, job: Job, choice: Choice, index: int) -> dict:
+def _whole_choice(job: Job, choice: Choice, index: int) -> dict:
     scores = None
     if job.completion.params.logprobs is not None:
-        scores = (chat_logprobs if job.chat else completion_logprobs)(choice.scores, model.token_bytes)
+        scores = (chat_logprobs if job.chat else completion_logprobs)(choice.scores, job.model.token_bytes)
     out: dict = {"index": index, "logprobs": scores, "finish_reason": choice.finish_reason}
     if job.chat:
         out["message"] = chat_format.message(choice)
     else:
-        echo = _echo(model, job, choice.index)
+        echo = _echo(job, choice.index)
         out["text"] = echo + choice.text
         prompt = choice.index // job.completion.best_of
         if echo and scores is not None:
             out["logprobs"] = echoed_logprobs(
-                job.prompts[prompt], job.measured[prompt], choice.scores, len(echo), model.token_bytes
+                job.prompts[prompt], job.measured[prompt], choice.scores, len(echo), job.model.token_bytes
             )
         if job.completion.params.prompt_logprobs is not None:
-            out["prompt_logprobs"] = prompt_logprobs(job.prompts[prompt], job.measured[prompt], model.token_bytes)
+            out["prompt_logprobs"] = prompt_logprobs(job.prompts[prompt], job.measured[prompt], job.model.token_bytes)
     return out
 
 
-def _echo(model, job: Job, choice_index: int) -> str:
+def _echo(job: Job, choice_index: int) -> str:
     if not job.completion.echo:
         return ""
     prompt = choice_index // job.completion.best_of
     given = job.completion.prompts[prompt]
-    return given if type(given) is str else model.decode(given)
+    return given if type(given) is str else job.model.decode(given)
 
 
-def _cached_tokens(job: Job) -> int:
-    """Of the prompts; each counts once, however many answers it gets."""
-    return sum(choice.cached_tokens for choice in job.choices[:: job.completion.best_of])
-
-
-def _usage(job: Job) -> dict:
+def _usage(request: APIRequest, job: Job) -> dict:
     prompt_tokens = sum(map(len, job.prompts))
     completion_tokens = sum(choice.num_tokens for choice in job.choices)
     usage = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": _cached_tokens(job)},
+        "prompt_tokens_details": {"cached_tokens": job.cached_tokens},
     }
     if job.chat:
         reasoning = sum(choice.reasoning_tokens for choice in job.choices)
         usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+    request.note = f"{prompt_tokens}+{completion_tokens} tokens"
     return usage
 
 
-async def _stream(request: APIRequest, channel: Channel, model, job: Job) -> None:
+async def _stream(request: APIRequest, job: Job) -> None:
     """Server-sent events: role first (chat), deltas, one finish_reason per choice, usage if asked, [DONE]."""
     stream, choices = request.stream, job.choices
     envelope = _envelope(job, streamed=True)
@@ -311,19 +288,17 @@ async def _stream(request: APIRequest, channel: Channel, model, job: Job) -> Non
     running = len(choices)
     opened: set[int] = set()
     while running:
-        index, event = await channel.next()
+        index, event = await job.work.channel.next()
         choice = choices[index]
         if choice.finish_reason is not None:
             continue
-        delta = _accept(channel, job, choice, event)
+        delta = _accept(job, choice, event)
         running -= delta.finish_reason is not None
         parts = []
         if index not in opened:
-            parts = await maybe_in_thread(
-                job.num_scores > ON_LOOP_ENTRIES, functools.partial(_opening, model, job, choice)
-            )
+            parts = await maybe_in_thread(job.num_scores > ON_LOOP_ENTRIES, functools.partial(_opening, job, choice))
         opened.add(index)
-        parts += _parts(model, job, delta)
+        parts += _parts(job, delta)
         if parts:
             data = b""
             for part in parts:
@@ -331,8 +306,7 @@ async def _stream(request: APIRequest, channel: Channel, model, job: Job) -> Non
                 data += b"data: " + _encode(envelope | {"choices": [part]}) + b"\n\n"
             stream.send(data)
             await stream.drain()
-    usage = _usage(job)
-    request.note = f"{usage['prompt_tokens']}+{usage['completion_tokens']} tokens"
+    usage = _usage(request, job)
     data = b"data: [DONE]\n\n"
     if job.completion.include_usage:
         data = b"data: " + _encode(envelope | {"choices": [], "usage": usage}) + b"\n\n" + data
@@ -340,17 +314,17 @@ async def _stream(request: APIRequest, channel: Channel, model, job: Job) -> Non
     stream.finish()
 
 
-def _opening(model, job: Job, choice: Choice) -> list[dict]:
+def _opening(job: Job, choice: Choice) -> list[dict]:
     if job.chat:
         return [{"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}]
-    echo, scores = _echo(model, job, choice.index), None
+    echo, scores = _echo(job, choice.index), None
     if echo and job.completion.params.logprobs is not None:
         prompt = choice.index // job.completion.best_of
-        scores = echoed_logprobs(job.prompts[prompt], job.measured[prompt], [], len(echo), model.token_bytes)
+        scores = echoed_logprobs(job.prompts[prompt], job.measured[prompt], [], len(echo), job.model.token_bytes)
     return [{"text": echo, "logprobs": scores, "finish_reason": None}] if echo else []
 
 
-def _parts(model, job: Job, delta: Delta) -> list[dict]:
+def _parts(job: Job, delta: Delta) -> list[dict]:
     """What chunks hold of one event: a choice each, scores in the first, the finish reason in one of its own."""
     contents: list[dict] = []
     if not job.chat:
@@ -361,7 +335,7 @@ def _parts(model, job: Job, delta: Delta) -> list[dict]:
             contents = [{"delta": {"content": ""}}]
     parts = [content | {"logprobs": None, "finish_reason": None} for content in contents]
     if parts and job.completion.params.logprobs is not None:
-        parts[0]["logprobs"] = (chat_logprobs if job.chat else completion_logprobs)(delta.scores, model.token_bytes)
+        parts[0]["logprobs"] = (chat_logprobs if job.chat else completion_logprobs)(delta.scores, job.model.token_bytes)
     if delta.finish_reason is not None:
         last: dict = {"delta": {}} if job.chat else {"text": ""}
         parts.append(last | {"logprobs": None, "finish_reason": delta.finish_reason})

@@ -7,8 +7,7 @@ from zse.http.exchange import Response
 from zse.scheduler.counters import BOUNDS, NAMES
 from zse.server.api_request import APIRequest
 from zse.server.engine_counters import COUNTERS
-from zse.server.statistics import Histogram, Statistics
-from zse.server.tenants import METRICS
+from zse.server.statistics import METRICS, Histogram, Statistics
 
 _MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _STATES = ("unloaded", "loading", "loaded", "restarting", "failed", "stopping")
@@ -78,7 +77,7 @@ async def metrics(app, request: APIRequest) -> Response:
         app.admission.num_refused,
     )
     page.add(
-        "zse_requests_limited_total", "counter", "Requests beyond their key's quota (429).", app.limiter.num_limited
+        "zse_requests_limited_total", "counter", "Requests beyond their key's quota (429).", app.admission.num_limited
     )
     for (route, status), count in sorted(app.responses.items()):
         page.add(
