@@ -62,177 +62,6 @@ def add_engine_options(parser) -> None:
     )
 
 
-# Names of EngineConfig's fields that add_serving_options() gives options for, in its order.
-SERVING_OPTIONS: tuple[str, ...] = (
-    *("max_tokens_per_step", "num_pages", "page_size", "kv_layout", "graphs", "warm_grammars", "lazy_masks"),
-    *("prefix_cache", "cache_policy", "cache_host_memory", "cache_disk", "cache_disk_size"),
-    *("deterministic", "speculation", "draft_model", "draft_tokens"),
-    *("batching", "chunked_prefill", "fair_share", "tenant_weights", "ageing_ms", "reserve_output"),
-    *("mixed_ratio", "preemption"),
-)
-
-
-def add_serving_options(parser) -> None:
-    """How requests are scheduled and what is cached: every policy can be chosen and switched off, for comparison."""
-    group = parser.add_argument_group("scheduling and cache")
-    group.add_argument(
-        "--max-tokens-per-step",
-        type=number(int, 1, 65536),
-        metavar="TOKENS",
-        help="tokens of one step, replies first, the rest for chunks of prompts (default: 256, on a GPU 512 to 2048)",
-    )
-    group.add_argument(
-        "--num-pages",
-        type=number(int, 1, 1 << 22),
-        metavar="N",
-        help="size of the KV cache in pages of 16 tokens, whatever --page-size is, of one group of layers where some see a "
-        "window only (default: what memory holds, at most a context for each request)",
-    )
-    group.add_argument(
-        "--page-size",
-        type=_page_size,
-        default=0,
-        metavar="auto|16|32|64|128",
-        help="tokens of a KV page: small pages waste less and share prefixes more finely, large ones cost less time in long "
-        "contexts (default: auto, 16 up to a context of 8192 tokens, then more where the cache has many pages a request)",
-    )
-    group.add_argument(
-        "--kv-layout",
-        choices=("paged", "contiguous"),
-        default="paged",
-        help="contiguous: each request reserves the KV memory of a whole context in a row and shares nothing, so without "
-        "a prefix cache; for comparison (default: paged)",
-    )
-    group.add_argument(
-        "--graphs",
-        action=BooleanOptionalAction,
-        default=True,
-        help="on a GPU, replay steps as captured graphs; without, launch by launch (default: on)",
-    )
-    group.add_argument(
-        "--warm-grammars",
-        action=BooleanOptionalAction,
-        help="start the process of structured output when the server has been idle for a second, and keep it: 50 MB for "
-        "49,000 tokens, 150 MB for 262,000; without, the first such request waits 0.4 to 2 s for it (default: on beside "
-        "weights of a GiB or more)",
-    )
-    group.add_argument(
-        "--lazy-masks",
-        action=BooleanOptionalAction,
-        help="structured output: draw a token first and compute the mask of the vocabulary only where the grammar refuses "
-        "it; the distribution is the same, and so are greedy replies (default: on, on a GPU off)",
-    )
-    group.add_argument(
-        "--no-prefix-cache",
-        dest="prefix_cache",
-        action="store_false",
-        help="compute every prompt from its beginning, instead of keeping KV pages for requests that begin alike",
-    )
-    group.add_argument(
-        "--cache-policy",
-        choices=("lru", "lfu", "smart"),
-        default="lru",
-        help="which cached pages go first: the least recently or least frequently used, or those that were worth the "
-        "least (default: lru)",
-    )
-    group.add_argument(
-        "--cache-host-memory",
-        type=memory_size,
-        default=0,
-        metavar="SIZE",
-        help="host memory for KV pages that leave the device, cold prefixes and preempted requests (default: none)",
-    )
-    group.add_argument(
-        "--cache-disk",
-        metavar="FOLDER",
-        help="keep cold prefixes in files of this private folder, where the next start of the model finds them; whoever "
-        "reads it can learn what users said",
-    )
-    group.add_argument(
-        "--cache-disk-size",
-        type=memory_size,
-        default=4 << 30,
-        metavar="SIZE",
-        help="most bytes of such files for each model (default: 4G)",
-    )
-    group.add_argument(
-        "--deterministic",
-        action="store_true",
-        help="on a GPU, the same bits alone and in any batch, at the price of speed (a CPU gives them always)",
-    )
-    group.add_argument(
-        "--speculation",
-        choices=("none", "ngram", "draft"),
-        help="verify several drafts of a reply in one step, where that pays: ngram takes what followed the same tokens "
-        "before, draft a --draft-model; the replies are the same (default: ngram, draft with a draft model)",
-    )
-    group.add_argument(
-        "--draft-model",
-        metavar="MODEL",
-        help="a smaller model with the same vocabulary, a stored name or a path, whose drafts are verified",
-    )
-    group.add_argument(
-        "--draft-tokens",
-        type=number(int, 1, 31),
-        metavar="K",
-        help="most drafts of a request in a step; fewer where they do not pay (default: 7, of a draft model 4)",
-    )
-    group.add_argument(
-        "--batching",
-        choices=("continuous", "static"),
-        default="continuous",
-        help="static: a batch runs to its end before the next begins (default: continuous)",
-    )
-    group.add_argument(
-        "--chunked-prefill",
-        action=BooleanOptionalAction,
-        default=True,
-        help="prompts are computed in chunks beside running replies; without it replies wait for them (default: on)",
-    )
-    group.add_argument(
-        "--mixed-ratio",
-        type=_mixed_ratio,
-        metavar="X",
-        help="a step with a prompt's chunk may take so many times a step without; 0: a fixed number of tokens (default: "
-        "3, on a GPU 0)",
-    )
-    group.add_argument(
-        "--preemption",
-        choices=("recompute", "swap", "auto"),
-        default="auto",
-        help="when the KV cache is full, the last request in order is computed again later, or goes to host memory, or "
-        "what is quicker (default: auto); at most three times",
-    )
-    group.add_argument(
-        "--fair-share",
-        action=BooleanOptionalAction,
-        default=True,
-        help="API keys get the engine in proportion to their weights, however much each asks (default: on)",
-    )
-    group.add_argument(
-        "--tenant-weight",
-        dest="tenant_weights",
-        type=_tenant_weight,
-        action=_Joined,
-        metavar="NAME=W",
-        help="weight of an API key's share, by its name; others have 1; may be repeated",
-    )
-    group.add_argument(
-        "--ageing-ms",
-        type=number(int, 0, 3_600_000),
-        default=10_000,
-        metavar="MS",
-        help="a request goes ahead of those that came up to so much earlier for each level of priority above theirs "
-        "(default: 10000)",
-    )
-    group.add_argument(
-        "--reserve-output",
-        action=BooleanOptionalAction,
-        default=True,
-        help="admit a request only when the KV cache has room for the reply that is expected too (default: on)",
-    )
-
-
 def _page_size(text: str) -> int:
     """argparse type: auto (0), 16, 32, 64 or 128."""
     if text == "auto":
@@ -275,6 +104,180 @@ def memory_size(text: str) -> int:
     if not 1 <= value < 1 << 50:
         raise ArgumentTypeError(f"{one_line(text)!r} is not a size such as 6G or 800M")
     return int(value)
+
+
+def option(*flags: str, **settings) -> tuple[tuple[str, ...], dict]:
+    """A row of a table of options: what add_argument() is called with."""
+    return flags, settings
+
+
+SERVING = (
+    option(
+        "--max-tokens-per-step",
+        type=number(int, 1, 65536),
+        metavar="TOKENS",
+        help="tokens of one step, replies first, the rest for chunks of prompts (default: 256, on a GPU 512 to 2048)",
+    ),
+    option(
+        "--num-pages",
+        type=number(int, 1, 1 << 22),
+        metavar="N",
+        help="size of the KV cache in pages of 16 tokens, whatever --page-size is, of one group of layers where some see a "
+        "window only (default: what memory holds, at most a context for each request)",
+    ),
+    option(
+        "--page-size",
+        type=_page_size,
+        default=0,
+        metavar="auto|16|32|64|128",
+        help="tokens of a KV page: small pages waste less and share prefixes more finely, large ones cost less time in long "
+        "contexts (default: auto, 16 up to a context of 8192 tokens, then more where the cache has many pages a request)",
+    ),
+    option(
+        "--kv-layout",
+        choices=("paged", "contiguous"),
+        default="paged",
+        help="contiguous: each request reserves the KV memory of a whole context in a row and shares nothing, so without "
+        "a prefix cache; for comparison (default: paged)",
+    ),
+    option(
+        "--graphs",
+        action=BooleanOptionalAction,
+        default=True,
+        help="on a GPU, replay steps as captured graphs; without, launch by launch (default: on)",
+    ),
+    option(
+        "--warm-grammars",
+        action=BooleanOptionalAction,
+        help="start the process of structured output when the server has been idle for a second, and keep it: 50 MB for "
+        "49,000 tokens, 150 MB for 262,000; without, the first such request waits 0.4 to 2 s for it (default: on beside "
+        "weights of a GiB or more)",
+    ),
+    option(
+        "--lazy-masks",
+        action=BooleanOptionalAction,
+        help="structured output: draw a token first and compute the mask of the vocabulary only where the grammar refuses "
+        "it; the distribution is the same, and so are greedy replies (default: on, on a GPU off)",
+    ),
+    option(
+        "--no-prefix-cache",
+        dest="prefix_cache",
+        action="store_false",
+        help="compute every prompt from its beginning, instead of keeping KV pages for requests that begin alike",
+    ),
+    option(
+        "--cache-policy",
+        choices=("lru", "lfu", "smart"),
+        default="lru",
+        help="which cached pages go first: the least recently or least frequently used, or those that were worth the "
+        "least (default: lru)",
+    ),
+    option(
+        "--cache-host-memory",
+        type=memory_size,
+        default=0,
+        metavar="SIZE",
+        help="host memory for KV pages that leave the device, cold prefixes and preempted requests (default: none)",
+    ),
+    option(
+        "--cache-disk",
+        metavar="FOLDER",
+        help="keep cold prefixes in files of this private folder, where the next start of the model finds them; whoever "
+        "reads it can learn what users said",
+    ),
+    option(
+        "--cache-disk-size",
+        type=memory_size,
+        default=4 << 30,
+        metavar="SIZE",
+        help="most bytes of such files for each model (default: 4G)",
+    ),
+    option(
+        "--deterministic",
+        action="store_true",
+        help="on a GPU, the same bits alone and in any batch, at the price of speed (a CPU gives them always)",
+    ),
+    option(
+        "--speculation",
+        choices=("none", "ngram", "draft"),
+        help="verify several drafts of a reply in one step, where that pays: ngram takes what followed the same tokens "
+        "before, draft a --draft-model; the replies are the same (default: ngram, draft with a draft model)",
+    ),
+    option(
+        "--draft-model",
+        metavar="MODEL",
+        help="a smaller model with the same vocabulary, a stored name or a path, whose drafts are verified",
+    ),
+    option(
+        "--draft-tokens",
+        type=number(int, 1, 31),
+        metavar="K",
+        help="most drafts of a request in a step; fewer where they do not pay (default: 7, of a draft model 4)",
+    ),
+    option(
+        "--batching",
+        choices=("continuous", "static"),
+        default="continuous",
+        help="static: a batch runs to its end before the next begins (default: continuous)",
+    ),
+    option(
+        "--chunked-prefill",
+        action=BooleanOptionalAction,
+        default=True,
+        help="prompts are computed in chunks beside running replies; without it replies wait for them (default: on)",
+    ),
+    option(
+        "--mixed-ratio",
+        type=_mixed_ratio,
+        metavar="X",
+        help="a step with a prompt's chunk may take so many times a step without; 0: a fixed number of tokens (default: "
+        "3, on a GPU 0)",
+    ),
+    option(
+        "--preemption",
+        choices=("recompute", "swap", "auto"),
+        default="auto",
+        help="when the KV cache is full, the last request in order is computed again later, or goes to host memory, or "
+        "what is quicker (default: auto); at most three times",
+    ),
+    option(
+        "--fair-share",
+        action=BooleanOptionalAction,
+        default=True,
+        help="API keys get the engine in proportion to their weights, however much each asks (default: on)",
+    ),
+    option(
+        "--tenant-weight",
+        dest="tenant_weights",
+        type=_tenant_weight,
+        action=_Joined,
+        metavar="NAME=W",
+        help="weight of an API key's share, by its name; others have 1; may be repeated",
+    ),
+    option(
+        "--ageing-ms",
+        type=number(int, 0, 3_600_000),
+        default=10_000,
+        metavar="MS",
+        help="a request goes ahead of those that came up to so much earlier for each level of priority above theirs "
+        "(default: 10000)",
+    ),
+    option(
+        "--reserve-output",
+        action=BooleanOptionalAction,
+        default=True,
+        help="admit a request only when the KV cache has room for the reply that is expected too (default: on)",
+    ),
+)
+# Names of EngineConfig's fields that they are for.
+SERVING_OPTIONS = tuple(settings.get("dest", flags[0][2:].replace("-", "_")) for flags, settings in SERVING)
+
+
+def add_serving_options(parser) -> None:
+    """How requests are scheduled and what is cached: every policy can be chosen and switched off, for comparison."""
+    group = parser.add_argument_group("scheduling and cache")
+    for flags, settings in SERVING:
+        group.add_argument(*flags, **settings)
 
 
 ENGINE_OPTIONS = ("device", "threads", "activations", "kv_dtype", "max_context", "max_memory", "quantize")

@@ -143,7 +143,7 @@ def _names(field: str, value: str) -> frozenset[str]:
 
 def _time(text: str) -> float:
     """Seconds since 1970 of a day's beginning or of a time, in UTC."""
-    from datetime import UTC, datetime
+    from datetime import UTC, datetime  # 2 ms of a start, for the keys that end
 
     for form in ("%Y-%m-%d", "%Y-%m-%dT%H:%MZ", "%Y-%m-%dT%H:%M:%SZ"):
         try:

@@ -5,6 +5,7 @@ import functools
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -80,8 +81,6 @@ def serve(
 
 def _raise_file_limit() -> None:
     """One file descriptor per client: take what the hard limit allows."""
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 1 << 16 if hard == resource.RLIM_INFINITY else min(hard, 1 << 16)
     if soft < wanted:

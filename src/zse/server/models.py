@@ -1,5 +1,9 @@
 """A served model as the server sees it: text ↔ token ids, and the chat template. The weights are the engine's."""
 
+from zse.formats import source
+from zse.tokenizer import chat_template, detokenize
+from zse.tokenizer import load as tokenizer_load
+
 
 class ServedModel:
     """Tokenizer and chat template (or None) of one model; constant, used from several threads."""
@@ -25,9 +29,7 @@ class ServedModel:
         message stay plain text. variables: what else the template reads, such as enable_thinking. Raises RequestError
         when the model has no template or the template refuses."""
         if self._template is None:
-            from zse.tokenizer.chat_template import no_chat_template
-
-            raise no_chat_template(self._name)
+            raise chat_template.no_chat_template(self._name)
         return self._template.encode(messages, tools=tools, **(variables or {}))
 
     def control_id(self, text: str) -> int | None:
@@ -50,11 +52,7 @@ class ServedModel:
 def load(path: str, name: str) -> ServedModel:
     """Read tokenizer and template of a model file or folder; `name` for messages. Raises FormatError or
     UnsupportedError."""
-    from zse.formats.source import open_model
-    from zse.tokenizer.chat_template import load_chat_template
-    from zse.tokenizer.detokenize import IncrementalDetokenizer
-    from zse.tokenizer.load import load_tokenizer
-
-    with open_model(path) as source:
-        tokenizer = load_tokenizer(source)
-        return ServedModel(tokenizer, load_chat_template(source, tokenizer), IncrementalDetokenizer, name)
+    with source.open_model(path) as file:
+        tokenizer = tokenizer_load.load_tokenizer(file)
+        template = chat_template.load_chat_template(file, tokenizer)
+        return ServedModel(tokenizer, template, detokenize.IncrementalDetokenizer, name)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from zse.server.tools.calls import Call
+from zse.server.tools.streaming import broken_off
 
 SPACE = " \t\r\n"
 MORE, NEVER = None, -1
@@ -212,8 +213,6 @@ class BlockParser:
         """Leave the block, which ends at `end` of the text."""
         watch, self._watch = self._watch, None
         if watch is not None and watch.begun:
-            from zse.server.tools.streaming import broken_off
-
             out += watch.finish(calls)
             begun = len(watch.begun)
             # What came out cannot be taken back: a block that is no call in the end is a call that broke off.

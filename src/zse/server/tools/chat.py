@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from zse.server.errors import APIError
-from zse.server.tools import parsers, reasoning
+from zse.server.tools import grammars, parsers, reasoning
 from zse.server.tools.answer import Format, Splitter, format_of, opens_reasoning
 from zse.structured.options import JSON_OBJECT, JSON_SCHEMA, TEXT, Structure, Thinking
 
@@ -91,9 +91,7 @@ def _grammar(completion: "Completion", form: Format, model) -> Structure | None:
         for tool in completion.tools or ()
         if not choice.name or tool["function"]["name"] == choice.name
     }
-    from zse.server.tools.grammars import structure_of
-
-    return structure_of(
+    return grammars.structure_of(
         form.tools,
         functions,
         strict,
