@@ -213,6 +213,9 @@ def test_embeddings_and_scores(smollm2):
     assert paris == pytest.approx(expected, abs=1e-4) and paris > rome
     with pytest.raises(RequestError, match="tokens, not one"):
         smollm2.score("a", ["antidisestablishmentarianism"])
+    for targets, part in (([], "no target"), ([1] * 1025, "at most 1024"), ([-1], "not a token id")):
+        with pytest.raises(RequestError, match=part):
+            smollm2.score("a", targets)
     with pytest.raises(RequestError, match="vocabulary"):
         smollm2.embed([[1], [10**6]])
     assert not smollm2._engine.has_work and smollm2._engine.take_completed() == []

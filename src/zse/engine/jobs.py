@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 # Jobs at once may hold this share of all pages; a single one may hold them all.
 PAGE_SHARE = 0.25
-MAX_TARGETS = 1024
 
 
 class Job:
@@ -97,7 +96,7 @@ class JobQueue(Feature):
         try:
             admission = self._scheduler.admission
             admission.check_room(id, self._jobs, len(self._waiting))
-            self._check(ask)
+            admission.check_ids("targets", ask.targets)
             admission.check_job(tokens)
         except RequestError:
             self._counters["jobs_refused"] += 1
@@ -107,21 +106,6 @@ class JobQueue(Feature):
         self._tenants.job_entered(job)
         self._counters["jobs_submitted"] += 1
         return job
-
-    def _check(self, ask: Ask) -> None:
-        if not 0 <= ask.top <= 20:
-            raise RequestError(
-                f"prompt_logprobs {ask.top} must be from 0 to 20", code="out_of_range", param="prompt_logprobs"
-            )
-        if ask.what == "targets" and not ask.targets:
-            raise RequestError("no target tokens are given", code="invalid_value", param="targets")
-        if len(ask.targets) > MAX_TARGETS:
-            raise RequestError(
-                f"{len(ask.targets)} target tokens, at most {MAX_TARGETS} are allowed",
-                code="array_above_max_length",
-                param="targets",
-            )
-        self._scheduler.admission.check_ids("targets", ask.targets)
 
     def cancel(self, id: int) -> bool:
         """Drop a job in any state; False for an unknown or finished one."""

@@ -380,8 +380,11 @@ class LLM:
                     f"the target {target!r} is {len(some)} tokens, not one", code="invalid_value", param="targets"
                 )
             ids += some
+        if not ids:
+            raise RequestError("no target tokens are given", code="invalid_value", param="targets")
         several = self._several(prompts)
-        results = self._complete(several, [messages.Ask("targets", targets=tuple(ids))] * len(several))
+        ask = fields.checked(messages.Ask("targets", targets=tuple(ids)))
+        results = self._complete(several, [ask] * len(several))
         return [[entry.logprob for entry in result.logprobs] for result in results]
 
     def beam_search(self, prompts: "Prompt | Sequence[Prompt]", params=None) -> "list[list[Found]]":

@@ -3,11 +3,12 @@
 The tag field is `kind`: Failed has a `type` of its own.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
-from zse.sampling.params import BeamParams, SamplingParams
+from zse.sampling.fields import Array, Field, Integer
+from zse.sampling.params import MAX_LOGPROBS, TOKEN_ID, BeamParams, SamplingParams
 from zse.scheduler.options import DEFAULT, RequestOptions
 
 
@@ -20,6 +21,9 @@ class Submit(msgspec.Struct, tag_field="kind", tag=True):
     options: RequestOptions = DEFAULT
 
 
+_TARGETS = Array(TOKEN_ID, 1024)
+
+
 class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is measured of a sequence that is run without sampling (engine/jobs.py).
 
@@ -30,8 +34,8 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     what: Literal["logprobs", "last", "mean", "targets"]
-    top: int = 0
-    targets: tuple[int, ...] = ()
+    top: Annotated[int, Field(Integer(0, MAX_LOGPROBS), routes=())] = 0
+    targets: Annotated[tuple[int, ...], Field(_TARGETS, routes=())] = ()
     normalize: bool = False
     first: int = 0
 

@@ -272,10 +272,10 @@ def read_fields(fields: Fields, body: dict, prefix: str = "") -> dict[str, Any]:
 
 @cache
 def fields_of(struct: type[msgspec.Struct]) -> dict[str, Field]:
-    """The fields that the annotations of a Struct declare, each with the Struct's default. A field that is annotated without a
-    Field is not a part of requests. All fields of the Struct have defaults."""
-    found = {}
-    for name, default in zip(struct.__struct_fields__, struct.__struct_defaults__, strict=True):
+    """The fields that the annotations of a Struct declare, each with the Struct's default. What is annotated without a Field,
+    or has no default, is not a part of requests."""
+    found, defaults = {}, struct.__struct_defaults__
+    for name, default in zip(struct.__struct_fields__[-len(defaults) :], defaults, strict=True):
         field = next((part for part in get_args(struct.__annotations__[name]) if isinstance(part, Field)), None)
         if field is not None:
             found[name] = msgspec.structs.replace(field, default=default)
