@@ -1,13 +1,14 @@
 """GET /metrics in the text format of Prometheus (version 0.0.4): what starts and loads took, and what is going on."""
 
 import math
+from operator import attrgetter
 
 from zse import __version__
 from zse.http.exchange import Response
 from zse.scheduler.counters import BOUNDS, NAMES
 from zse.server.api_request import APIRequest
 from zse.server.engine_counters import COUNTERS
-from zse.server.statistics import METRICS, Histogram, Statistics
+from zse.server.statistics import METRICS, Histogram
 
 _MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _STATES = ("unloaded", "loading", "loaded", "restarting", "failed", "stopping")
@@ -51,34 +52,64 @@ def _escaped(value: str) -> str:
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
+# (name, kind, help, attribute of the App)
+OF_SERVER = (
+    ("zse_requests_running", "gauge", "Answers that run or wait.", "admission.choices"),
+    (
+        "zse_queued_prompt_tokens",
+        "gauge",
+        "Prompt tokens of requests without a first token.",
+        "admission.queued_tokens",
+    ),
+    ("zse_requests_refused_total", "counter", "Requests that the full queue refused (503).", "admission.num_refused"),
+    ("zse_requests_limited_total", "counter", "Requests beyond their key's quota (429).", "admission.num_limited"),
+    ("zse_parked_engines", "gauge", "Engines without a model that are up.", "pool.spares_ready"),
+    ("zse_parked_engine_loads_total", "counter", "Loads into a parked engine.", "pool.num_spare_loads"),
+)
+# (name, help, histogram of a model's Statistics)
+HISTOGRAMS = (
+    ("zse_time_to_first_token_seconds", "From a request's head to its first token.", "first_token_s"),
+    ("zse_time_between_tokens_seconds", "Between two tokens of an answer.", "between_tokens_s"),
+    ("zse_request_seconds", "From a request's head to its end.", "request_s"),
+)
+# (name, kind, help, attribute of a Served; those of engine.info are there while the model is loaded)
+OF_MODEL = (
+    ("zse_model_requests_total", "counter", "Requests that named the model.", "num_requests"),
+    ("zse_model_loads_total", "counter", "Loads on demand.", "num_loads"),
+    ("zse_model_evictions_total", "counter", "Times that the model was unloaded.", "num_evictions"),
+    ("zse_prompt_tokens_total", "counter", "Tokens of prompts.", "statistics.prompt_tokens"),
+    (
+        "zse_cached_prompt_tokens_total",
+        "counter",
+        "Of those, the ones that were in the prefix cache.",
+        "statistics.cached_tokens",
+    ),
+    (
+        "zse_completion_tokens_total",
+        "counter",
+        "Tokens of answers, those of clients that left included.",
+        "statistics.completion_tokens",
+    ),
+    ("zse_engine_restarts_total", "counter", "Restarts of the engine after it died.", "engine.num_restarts"),
+    ("zse_engine_steps", "gauge", "Steps of the engine that runs.", "engine.heartbeat.steps"),
+    ("zse_engine_running", "gauge", "Requests in the batch.", "engine.heartbeat.running"),
+    ("zse_engine_waiting", "gauge", "Requests that wait for a place in the batch.", "engine.heartbeat.waiting"),
+    ("zse_engine_free_pages", "gauge", "Free KV pages.", "engine.heartbeat.free_pages"),
+    ("zse_engine_last_step_age_seconds", "gauge", "Since the last step while there is work.", "engine.last_step_age_s"),
+    ("zse_engine_pages", "gauge", "KV pages.", "engine.info.num_pages"),
+    ("zse_engine_page_tokens", "gauge", "Tokens of a KV page.", "engine.info.page_size"),
+)
+
+
 async def metrics(app, request: APIRequest) -> Response:
     """GET /metrics"""
     page = _Page()
     page.add("zse_info", "gauge", "The version.", 1, version=__version__)
     for phase, ms in app.phases_ms.items():
-        page.add(
-            "zse_start_phase_seconds",
-            "gauge",
-            "Since exec of the server, when the phase ended.",
-            ms / 1000,
-            phase=phase,
-        )
-    page.add("zse_requests_running", "gauge", "Answers that run or wait.", app.admission.choices)
-    page.add(
-        "zse_queued_prompt_tokens",
-        "gauge",
-        "Prompt tokens of requests without a first token.",
-        app.admission.queued_tokens,
-    )
-    page.add(
-        "zse_requests_refused_total",
-        "counter",
-        "Requests that the full queue refused (503).",
-        app.admission.num_refused,
-    )
-    page.add(
-        "zse_requests_limited_total", "counter", "Requests beyond their key's quota (429).", app.admission.num_limited
-    )
+        help = "Since exec of the server, when the phase ended."
+        page.add("zse_start_phase_seconds", "gauge", help, ms / 1000, phase=phase)
+    for name, kind, help, attribute in OF_SERVER:
+        page.add(name, kind, help, attrgetter(attribute)(app))
     for (route, status), count in sorted(app.responses.items()):
         page.add(
             "zse_http_responses_total",
@@ -88,8 +119,6 @@ async def metrics(app, request: APIRequest) -> Response:
             route=route,
             status=str(status),
         )
-    page.add("zse_parked_engines", "gauge", "Engines without a model that are up.", app.pool.spares_ready)
-    page.add("zse_parked_engine_loads_total", "counter", "Loads into a parked engine.", app.pool.num_spare_loads)
     for metric in METRICS:
         for tenant, usage in app.tenants.by_name.items():
             page.add(metric.name, "counter", metric.help, getattr(usage, metric.field), tenant=tenant)
@@ -98,89 +127,33 @@ async def metrics(app, request: APIRequest) -> Response:
     return Response(200, page.text().encode(), media_type=_MEDIA_TYPE)
 
 
-def _add_statistics(page: _Page, name: str, of: Statistics) -> None:
-    page.histogram(
-        "zse_time_to_first_token_seconds", "From a request's head to its first token.", of.first_token_s, model=name
-    )
-    page.histogram(
-        "zse_time_between_tokens_seconds", "Between two tokens of an answer.", of.between_tokens_s, model=name
-    )
-    page.histogram("zse_request_seconds", "From a request's head to its end.", of.request_s, model=name)
-    for reason, count in sorted(of.finished.items()):
-        page.add("zse_answers_total", "counter", "Answers by how they ended.", count, model=name, reason=reason)
-    page.add("zse_prompt_tokens_total", "counter", "Tokens of prompts.", of.prompt_tokens, model=name)
-    page.add(
-        "zse_cached_prompt_tokens_total",
-        "counter",
-        "Of those, the ones that were in the prefix cache.",
-        of.cached_tokens,
-        model=name,
-    )
-    page.add(
-        "zse_completion_tokens_total",
-        "counter",
-        "Tokens of answers, those of clients that left included.",
-        of.completion_tokens,
-        model=name,
-    )
-
-
 def _add_model(page: _Page, served) -> None:
     name, engine = served.name, served.engine
     for state in _STATES:
-        page.add(
-            "zse_model_state",
-            "gauge",
-            "1 for the state that the model is in.",
-            served.state == state,
-            model=name,
-            state=state,
-        )
-    page.add("zse_model_requests_total", "counter", "Requests that named the model.", served.num_requests, model=name)
-    page.add("zse_model_loads_total", "counter", "Loads on demand.", served.num_loads, model=name)
-    page.add(
-        "zse_model_evictions_total", "counter", "Times that the model was unloaded.", served.num_evictions, model=name
-    )
+        help = "1 for the state that the model is in."
+        page.add("zse_model_state", "gauge", help, served.state == state, model=name, state=state)
+    for metric, kind, help, attribute in OF_MODEL:
+        if engine.info is not None or not attribute.startswith("engine.info"):
+            page.add(metric, kind, help, attrgetter(attribute)(served), model=name)
     if served.load_ms:
-        page.add(
-            "zse_model_load_seconds", "gauge", "What the last load on demand took.", served.load_ms / 1000, model=name
-        )
-    _add_statistics(page, name, served.statistics)
-    page.add(
-        "zse_engine_restarts_total", "counter", "Restarts of the engine after it died.", engine.num_restarts, model=name
-    )
-    beat = engine.heartbeat
-    page.add("zse_engine_steps", "gauge", "Steps of the engine that runs.", beat.steps, model=name)
-    page.add("zse_engine_running", "gauge", "Requests in the batch.", beat.running, model=name)
-    page.add("zse_engine_waiting", "gauge", "Requests that wait for a place in the batch.", beat.waiting, model=name)
-    page.add("zse_engine_free_pages", "gauge", "Free KV pages.", beat.free_pages, model=name)
-    if NAMES[0] in beat.counters:
+        help = "What the last load on demand took."
+        page.add("zse_model_load_seconds", "gauge", help, served.load_ms / 1000, model=name)
+    for metric, help, histogram in HISTOGRAMS:
+        page.histogram(metric, help, getattr(served.statistics, histogram), model=name)
+    for reason, count in sorted(served.statistics.finished.items()):
+        page.add("zse_answers_total", "counter", "Answers by how they ended.", count, model=name, reason=reason)
+    counters = engine.heartbeat.counters
+    if NAMES[0] in counters:
         waits = Histogram(BOUNDS)
-        waits.counts = [int(beat.counters[bucket]) for bucket in NAMES]
-        waits.sum = beat.counters.get("queue_wait_s", 0.0)
+        waits.counts = [int(counters[bucket]) for bucket in NAMES]
+        waits.sum = counters.get("queue_wait_s", 0.0)
         page.histogram("zse_queue_seconds", "From the engine's queue to a place in the batch.", waits, model=name)
-    for total, value in beat.counters.items():
-        if total not in COUNTERS:  # queue_wait_le_…, which are the histogram above
-            continue
-        page.add(f"zse_engine_{total}", *COUNTERS[total], value, model=name)
-    page.add(
-        "zse_engine_last_step_age_seconds",
-        "gauge",
-        "Since the last step while there is work.",
-        engine.last_step_age_s,
-        model=name,
-    )
+    for total, value in counters.items():
+        if total in COUNTERS:  # the others, queue_wait_le_…, are the histogram above
+            page.add(f"zse_engine_{total}", *COUNTERS[total], value, model=name)
     if engine.info is not None:
-        page.add("zse_engine_pages", "gauge", "KV pages.", engine.info.num_pages, model=name)
-        page.add("zse_engine_page_tokens", "gauge", "Tokens of a KV page.", engine.info.page_size, model=name)
         for phase, ms in engine.info.phases_ms.items():
-            page.add(
-                "zse_engine_phase_seconds",
-                "gauge",
-                "Since exec of the engine, or since it was told to load.",
-                ms / 1000,
-                model=name,
-                phase=phase,
-            )
+            help = "Since exec of the engine, or since it was told to load."
+            page.add("zse_engine_phase_seconds", "gauge", help, ms / 1000, model=name, phase=phase)
         for label, nbytes in engine.info.memory_bytes.items():
             page.add("zse_engine_memory_bytes", "gauge", "Planned device memory by use.", nbytes, model=name, use=label)
