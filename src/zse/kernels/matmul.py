@@ -457,8 +457,8 @@ def group_class(scheme) -> int:
 
 def symbol_of(scheme, kind: str, tokens: int) -> str:
     """The variant for a weight scheme, an activation kind ("int8", "int16", "f32") and a tile of tokens."""
-    if scheme.kind == "dense":
-        return f"matmul_{scheme.dtype}_t{tokens}"
+    if scheme.numbers == "w":
+        return f"matmul_{scheme.element}_t{tokens}"
     name = f"matmul_{kind}_int{scheme.bits}{'s' if scheme.symmetric else 'a'}"
     if kind == "f32":
         return f"{name}_{'g16' if scheme.group == 16 else 'wide'}_t{tokens}"
@@ -502,25 +502,35 @@ def matmul(
     scheme, planes = weight.scheme, weight.planes
     grid = (-(-rows // TILE), ceil_div(tokens, TOKENS_PER_BLOCK))
     common = {"bias": bias, "out": out, "tokens": tokens, "rows": rows, "has_bias": int(bias is not None)}
-    if scheme.kind == "dense":
-        require(a.dtype == "f32", "matmul: dense weights take f32 activations")
-        symbol = symbol_of(scheme, "f32", _tile(max_tokens, DENSE_TILES))
-        recorder.launch(symbol, Args(w=planes["w"], a=a, width=width, **common), grid, independent=independent)
-        return
     require(scheme.fits(width), f"matmul: {width} columns do not fit {scheme}")
-    inputs = {"a": a} if a.dtype == "f32" else {"aq": a.q, "a_low": a.low, "a_scale": a.scale, "a_sum": a.sum}
-    symbol = symbol_of(scheme, a.dtype, _tile(max_tokens, TILES[a.dtype]))
-    args = Args(
-        q=planes["q"],
-        high=planes.get("high"),
-        scale=planes["scale"],
-        offset=planes.get("offset"),
-        **inputs,
-        blocks=width // 32,
-        group_blocks=(scheme.group or width) // 32 or 1,
-        **common,
+    require(
+        a.dtype in scheme.forms,
+        f"matmul: {scheme.kind} weights take {' or '.join(scheme.forms) or 'no'} activations on a CPU",
     )
-    recorder.launch(symbol, args, grid, independent=independent)
+    tile, args = ARGUMENTS[scheme.kind](scheme, planes, a, width)
+    symbol = symbol_of(scheme, a.dtype, _tile(max_tokens, tile))
+    recorder.launch(symbol, Args(**args, **common), grid, independent=independent)
+
+
+def _dense_arguments(scheme, planes, a, width: int) -> tuple[tuple, dict]:
+    return DENSE_TILES, {"w": planes["w"], "a": a, "width": width}
+
+
+def _affine_arguments(scheme, planes, a, width: int) -> tuple[tuple, dict]:
+    inputs = {"a": a} if a.dtype == "f32" else {"aq": a.q, "a_low": a.low, "a_scale": a.scale, "a_sum": a.sum}
+    return TILES[a.dtype], {
+        "q": planes["q"],
+        "high": planes.get("high"),
+        "scale": planes["scale"],
+        "offset": planes.get("offset"),
+        **inputs,
+        "blocks": width // 32,
+        "group_blocks": (scheme.group or width) // 32 or 1,
+    }
+
+
+# By a scheme's kind: the tiles of tokens that there are variants for, and the arguments that only its kernels take.
+ARGUMENTS = {"dense": _dense_arguments, "affine": _affine_arguments}
 
 
 def matmul_gated(recorder, a, weight, out, kind: str, *, max_tokens: int = TOKENS_PER_BLOCK) -> None:
@@ -620,7 +630,7 @@ def _cases(rng, family="cpu") -> Iterator[Case]:
     ]
     shapes = [(1, 32, 64), (3, 40, 128), (8, 16, 192), (67, 24, 64), (1, 1, 256), (5, 33, 320)]
     for scheme in [*schemes, *(DenseScheme(dtype) for dtype in DTYPES)]:
-        for kind in ("f32",) if scheme.kind == "dense" else ("f32", "int8", "int16"):
+        for kind in sorted(scheme.forms):
             tokens, rows, width = shapes[int(rng.integers(len(shapes)))]
             weight = random_weight(rng, rows, width, scheme)
             a = rng.standard_normal((tokens, width)).astype(np.float32)

@@ -29,10 +29,10 @@ PRODUCTS = ("linear", "gated_product")
 def form_of(device: Any, activations: str, schemes: Iterable[Any], tokens: int, exact: bool) -> str:
     """The form of the inputs that weights of all these schemes are multiplied with, in steps of up to `tokens` tokens."""
     schemes = list(schemes)
-    kinds = {scheme.kind for scheme in schemes}
     if activations == "int8":
-        return "f32" if kinds != {"affine"} else "int16" if exact else "int8"  # dense weights take f32
-    if activations == "bf16" and kinds == {"fp8"}:
+        wanted = "int16" if exact else "int8"
+        return wanted if all(wanted in scheme.forms for scheme in schemes) else "f32"  # dense weights take f32
+    if activations == "bf16" and all(scheme.element == "e4m3" for scheme in schemes):
         # Few tokens: fp8 weights are converted exactly, in registers. Many: Hopper's tensor cores take both as fp8.
         return "fp8" if all(gpu.gemm.wants_fp8(device, scheme, tokens) for scheme in schemes) else "bf16"
     return activations

@@ -162,6 +162,40 @@ def dequantize_fp8(scheme: Fp8Scheme, planes: Mapping[str, NDArray], n: int, k: 
     return e4m3_to_f32(given["w"]) * scale
 
 
+def _random_affine(scheme: AffineScheme, rng: np.random.Generator, n: int, k: int, layout: str) -> dict[str, NDArray]:
+    groups = scheme.groups(k)
+    q = rng.integers(0, 1 << scheme.bits, (n, k)).astype(np.uint8)
+    scale = ((0.25 + rng.random((n, groups))) * 2 / (1 << scheme.bits)).astype(np.float16)
+    offset = None if scheme.symmetric else (-rng.random((n, groups))).astype(np.float16)
+    return pack(AffineArrays(scheme, q, scale, offset))
+
+
+def _random_dense(scheme: DenseScheme, rng: np.random.Generator, n: int, k: int, layout: str) -> dict[str, NDArray]:
+    w = rng.standard_normal((n, k)).astype(np.float32)
+    return pack_dense(scheme, f32_to_bf16(w) if scheme.dtype == "bf16" else w.astype(NUMPY_DTYPE[scheme.dtype]), layout)
+
+
+def _random_fp8(scheme: Fp8Scheme, rng: np.random.Generator, n: int, k: int, layout: str) -> dict[str, NDArray]:
+    w = f32_to_e4m3(rng.standard_normal((n, k)).astype(np.float32) * 32)
+    return {"w": w, "scale": ((0.5 + rng.random(scheme.scale_shape(n, k))) / 32).astype(np.float32)}
+
+
+def _dense_to_f32(scheme: DenseScheme, planes: Mapping[str, NDArray], n: int, k: int, layout: str) -> NDArray:
+    w = unpack_dense(scheme, planes, n, k, layout)
+    return bf16_to_f32(w) if scheme.dtype == "bf16" else w.astype(np.float32)
+
+
+# What a scheme of each kind means, and planes to try its kernels with:
+# (scheme, planes, n, k, layout) → f32 [n, k]; (scheme, rng, n, k, layout) → planes of a weight near a unit normal's, with
+# q uniform (e4m3: normal) and scales positive and of mixed size.
+DEQUANTIZE = {
+    "affine": lambda scheme, planes, n, k, layout: unpack(scheme, planes, n, k).dequantize(),
+    "dense": _dense_to_f32,
+    "fp8": lambda scheme, planes, n, k, layout: dequantize_fp8(scheme, planes, n, k),
+}
+RANDOM = {"affine": _random_affine, "dense": _random_dense, "fp8": _random_fp8}
+
+
 def check_planes(
     scheme: Scheme, planes: Mapping[str, NDArray], n: int, k: int, layout: str | None = None
 ) -> dict[str, NDArray]:

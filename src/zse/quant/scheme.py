@@ -5,6 +5,18 @@ is padded with zero rows), so that the lanes of a vector register, or the rows o
 docs/zse-format.md draws the planes. Layout `rows` is the matrix as it stands, row after row. Integers are always r16,
 fp8 always rows; floating-point weights are r16 for the CPU's kernels and rows for a GPU's. `quant/pack.py` is the NumPy
 truth of the content; this module only counts, and imports nothing heavy: the start path uses it.
+
+A scheme is a class of values that are named and hashed; what others look up are its attributes, the same for each class:
+
+    kind          what the tables of kernels and packing are keyed by
+    layouts       of its planes, the first one for files
+    in_memory     which of them the kernels of a kind of device read; a device that is missing has no kernels for it
+    forms         the activations that the CPU's products of it take
+    numbers       the plane of its numbers: "q" or "w"
+    element       the type of these in the names of GPU kernels: int4, e4m3, bf16
+    group, symmetric, scale_code    as kernels take them: columns of a scale (0: the row), no offsets, which weights share a scale
+    fits(k), step   whether rows of k columns can be stored; what k is a multiple of
+    planes(n, k, layout), groups(k), nbytes(n, k)
 """
 
 from collections import namedtuple
@@ -58,6 +70,10 @@ class AffineScheme(namedtuple("AffineScheme", "bits group symmetric")):
     __slots__ = ()
     kind = "affine"
     layouts = (LAYOUT,)
+    in_memory = {"cpu": LAYOUT, "gpu": LAYOUT}
+    forms = ("int8", "int16", "f32")
+    numbers = "q"
+    scale_code = 0
 
     def __new__(cls, bits: int, group: int, symmetric: bool):
         if bits not in BITS:
@@ -75,6 +91,14 @@ class AffineScheme(namedtuple("AffineScheme", "bits group symmetric")):
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def element(self) -> str:
+        return f"int{self.bits}"
+
+    @property
+    def step(self) -> int:
+        return max(self.group, BLOCK_COLUMNS)
+
     def fits(self, k: int) -> bool:
         """Whether rows of `k` columns can be stored: k is a positive multiple of 32 and of the group."""
         return k > 0 and k % BLOCK_COLUMNS == 0 and (self.group == 0 or k % self.group == 0)
@@ -82,7 +106,7 @@ class AffineScheme(namedtuple("AffineScheme", "bits group symmetric")):
     def groups(self, k: int) -> int:
         """Groups of one row of `k` columns. ValueError if the group does not divide k."""
         if not self.fits(k):
-            raise ValueError(f"{self.name} needs a multiple of {max(self.group, BLOCK_COLUMNS)} columns, got {k}")
+            raise ValueError(f"{self.name} needs a multiple of {self.step} columns, got {k}")
         return k // self.group if self.group else 1
 
     @_cached
@@ -115,6 +139,10 @@ class DenseScheme(namedtuple("DenseScheme", "dtype")):
     __slots__ = ()
     kind = "dense"
     layouts = LAYOUTS
+    in_memory = {"cpu": LAYOUT, "gpu": ROWS}
+    forms = ("f32",)
+    numbers = "w"
+    group, symmetric, scale_code, step = 0, False, 0, 1
 
     def __new__(cls, dtype: str):
         if dtype not in DENSE_DTYPES:
@@ -125,11 +153,16 @@ class DenseScheme(namedtuple("DenseScheme", "dtype")):
     def name(self) -> str:
         return self.dtype
 
+    element = name
+
     def __str__(self) -> str:
         return self.name
 
     def fits(self, k: int) -> bool:
         return k > 0
+
+    def groups(self, k: int) -> int:
+        return 0
 
     @_cached
     def planes(self, n: int, k: int, layout: str = LAYOUT) -> tuple[Plane, ...]:
@@ -155,6 +188,11 @@ class Fp8Scheme(namedtuple("Fp8Scheme", "scaling")):
     __slots__ = ()
     kind = "fp8"
     layouts = (ROWS,)
+    in_memory = {"gpu": ROWS}
+    forms = ()
+    numbers = "w"
+    element = "e4m3"
+    group, symmetric, step = 0, False, 16
 
     def __new__(cls, scaling: str):
         if scaling not in FP8_SCALINGS:
@@ -168,9 +206,16 @@ class Fp8Scheme(namedtuple("Fp8Scheme", "scaling")):
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def scale_code(self) -> int:
+        return FP8_SCALINGS.index(self.scaling)
+
     def fits(self, k: int) -> bool:
         """Whether rows of `k` columns can be stored: 16-byte loads and tensor maps want multiples of 16."""
-        return k > 0 and k % 16 == 0
+        return k > 0 and k % self.step == 0
+
+    def groups(self, k: int) -> int:
+        return 0
 
     def scale_shape(self, n: int, k: int) -> tuple[int, ...]:
         if self.scaling == "block":
@@ -200,11 +245,9 @@ def _check_layout(scheme: Scheme, layout: str) -> None:
 
 def memory_layout(scheme: Scheme, family: str) -> str:
     """The layout that the kernels of a device family ("cpu", "gpu") read a scheme in. ValueError: they do not."""
-    if scheme.kind == "affine" or (scheme.kind == "dense" and family == "cpu"):
-        return LAYOUT
-    if family == "cpu":
-        raise ValueError(f"the CPU has no kernels for {scheme.name}")
-    return ROWS
+    if family not in scheme.in_memory:
+        raise ValueError(f"the {family.upper()} has no kernels for {scheme.name}")
+    return scheme.in_memory[family]
 
 
 def rows_per_line(plane: Plane, layout: str, n: int) -> int:

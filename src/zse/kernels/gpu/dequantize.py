@@ -14,7 +14,6 @@ THREADS = 256
 WARP_BLOCKS = 4  # blocks of 32 columns that a warp makes: enough loads in flight
 ROW_COLUMNS = THREADS * 8
 INPUTS = {"f16": zl.f16, "f32": zl.f32, "e4m3": zl.e4m3}
-SCALINGS = {"row": 0, "tensor": 1, "block": 2}
 
 
 @zl.kernel
@@ -90,7 +89,7 @@ def dequantize_rows(
     scaling: zl.i32,
     IN: zl.static,
 ):
-    """Grid (groups of ROW_COLUMNS columns, rows). scaling: of e4m3, as in SCALINGS; width: a multiple of 8."""
+    """Grid (groups of ROW_COLUMNS columns, rows). scaling: of e4m3, a scheme's scale_code; width: a multiple of 8."""
     zl.grid_launch_dependents()
     zl.grid_wait()
     k = zl.block_index(0) * ROW_COLUMNS + zl.thread_index() * 8
@@ -140,7 +139,6 @@ def launch(recorder, weight, first_row: int, rows: int, out: Tensor) -> None:
         grid = -(-blocks // (WARP_BLOCKS * THREADS // 32)), -(-rows // TILE_ROWS)
         recorder.launch(f"dequantize_int{scheme.bits}", args, grid)
         return
-    dtype = "e4m3" if scheme.kind == "fp8" else scheme.dtype
-    scaling = SCALINGS[scheme.scaling] if scheme.kind == "fp8" else 0
+    scaling = scheme.scale_code
     args = Args(w=planes["w"], scale=planes.get("scale"), out=out, first_row=first_row, width=width, scaling=scaling)
-    recorder.launch(f"dequantize_{dtype}", args, (-(-width // ROW_COLUMNS), rows))
+    recorder.launch(f"dequantize_{scheme.element}", args, (-(-width // ROW_COLUMNS), rows))

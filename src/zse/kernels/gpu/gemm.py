@@ -96,7 +96,7 @@ def is_fp8(kind: object) -> bool:
 
 def wants_fp8(device, scheme, max_tokens: int) -> bool:
     """Whether products of this many tokens with such a weight take an Fp8Activation rather than bf16."""
-    return has_wgmma(device) and scheme.kind == "fp8" and max_tokens > FEW_TOKENS
+    return has_wgmma(device) and scheme.element == "e4m3" and max_tokens > FEW_TOKENS
 
 
 def direct(device, weight, activation: str, gated: bool, max_tokens: int) -> bool:

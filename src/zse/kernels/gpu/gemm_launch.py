@@ -173,7 +173,7 @@ def _launch_pieces(recorder, product: Product) -> None:
     """Pieces of the weight as bf16, each multiplied when it is made. bf16 weights are multiplied as they are."""
     device, weight, out, gated = product.device, product.weight, product.out, product.gated
     width, cols, halves = weight.shape[1], product.cols, 2 if gated else 1
-    whole = weight.scheme.kind == "dense" and weight.scheme.dtype == "bf16"
+    whole = weight.scheme.element == "bf16"
     step = cols if whole else min(cols, max(256, PIECE_BYTES // (2 * width * halves) // 256 * 256))
     for first in range(0, cols, step):
         made = min(step, cols - first)

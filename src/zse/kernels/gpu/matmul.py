@@ -24,7 +24,7 @@ from zse.kernels.gpu.matmul_tiles import (
     sums_bytes,
 )
 from zse.kernels.op import Case, HostArray, Output, Tolerance, check, require
-from zse.quant.scheme import AffineScheme, DenseScheme, Fp8Scheme
+from zse.quant.scheme import FP8_SCALINGS, AffineScheme, DenseScheme, Fp8Scheme
 from zse.runtime.args import Args
 from zse.runtime.symbol import ceil_div
 
@@ -32,7 +32,6 @@ SMALL_TOKENS = 64  # up to here the weights bound a product; above, the GEMM
 GATES = {"silu": GATED_SILU, "gelu_tanh": GATED_GELU}
 CHUNK = few.CHUNK
 TOKENS = {"few": few.TOKENS, "small": small.TOKENS}  # of a block
-SCALINGS = {"row": 0, "tensor": 1, "block": 2}
 COLUMNS = {"bf16": 8, "f16": 8, "f32": 4}  # of the 16-byte pieces of rows: K is a multiple
 
 # (kind, class of groups) -> columns of a chunk. Class 32 is any multiple of 32, class 0 any multiple of the chunk.
@@ -58,12 +57,10 @@ SHARED_KIB = {80: 163, 86: 99, 89: 99, 120: 99}
 
 def form_of(scheme, width: int) -> tuple[str, int]:
     """The key of FORMS for a weight of `width` columns."""
-    if scheme.kind == "dense":
-        return scheme.dtype, 0
-    if scheme.kind == "fp8":
-        return "e4m3", 0
-    kind, group = f"int{scheme.bits}", scheme.group or width
-    if group == 16 or scheme.bits != 4:
+    kind, group = scheme.element, scheme.group or width
+    if scheme.numbers == "w":
+        return kind, 0
+    if group == 16 or kind != "int4":
         return kind, 16 if group == 16 else 32
     return kind, 0 if scheme.group == 0 or group % 128 == 0 else 64 if group == 64 else 32
 
@@ -181,7 +178,7 @@ def record(
     check(f"{what} a", a, ("bf16", "fp8") if tiled else "bf16", tokens, width)
     if bias is not None:
         check(f"{what} bias", bias, "f32", rows)
-    layout = "r16" if scheme.kind == "affine" else "rows"
+    layout = scheme.in_memory["gpu"]
     require(weight.layout == layout, f"{what}: {scheme} weights are in layout {layout} on a GPU, not {weight.layout}")
     if scheme.kind == "dense":
         multiple = COLUMNS[scheme.dtype]
@@ -193,9 +190,8 @@ def record(
     if tiled:
         gemm_launch.launch(recorder, a, weight, out, bias, accumulate=accumulate, gated=gate, max_tokens=max_tokens)
         return
-    affine = scheme.kind == "affine"
     args = Args(
-        w=planes["q" if affine else "w"],
+        w=planes[scheme.numbers],
         high=planes.get("high"),
         scale=planes.get("scale"),
         offset=planes.get("offset"),
@@ -205,21 +201,21 @@ def record(
         tokens=tokens,
         rows=rows,
         width=width,
-        groups=scheme.groups(width) if affine else 0,
-        symmetric=int(affine and scheme.symmetric),
-        scaling=SCALINGS[scheme.scaling] if scheme.kind == "fp8" else 0,
+        groups=scheme.groups(width),
+        symmetric=int(scheme.symmetric),
+        scaling=scheme.scale_code,
         has_bias=int(bias is not None),
         mode=GATES[gate] if gate else ACCUMULATE if accumulate else STORE_BF16 if out.dtype == "bf16" else STORE,
     )
     if device.simt:
         blocks = rows // 2 // simple.ROWS if gate else -(-rows // simple.ROWS)
-        args["group_blocks"] = (scheme.group or width) // 32 if affine else 1
+        args["group_blocks"] = (scheme.group or width) // 32 if scheme.groups(width) else 1
         symbol = simple.symbol_of(simple.kind_of(scheme), gate is not None)
         recorder.launch(symbol, args, (blocks, ceil_div(tokens, simple.TOKENS)))
         return
     form, name = form_of(scheme, width), pick(device, weight, gate is not None, max_tokens, kernel)
     args["shift"] = 0
-    if affine and form[1] in (0, 32):
+    if scheme.groups(width) and form[1] in (0, 32):
         args["shift"] = (scheme.group // (form[1] or CHUNK)).bit_length() - 1 if scheme.group else 31
     recorder.launch(
         symbol_of(form, name), args, (blocks_of(device, weight, gate is not None)[1], ceil_div(tokens, TOKENS[name]))
@@ -234,7 +230,7 @@ SCHEMES = (
         for symmetric in (False, True)
     ),
     *(DenseScheme(dtype) for dtype in COLUMNS),
-    *(Fp8Scheme(scaling) for scaling in SCALINGS),
+    *(Fp8Scheme(scaling) for scaling in FP8_SCALINGS),
 )
 
 
@@ -262,7 +258,7 @@ def cases(rng):
             width += -width % max(step, 32) + max(step, 32 if scheme.kind == "affine" else 16) * int(rng.integers(3))
             gated = epilogue in GATES
             rows = (rows + 31) // 32 * 32 if gated else rows
-            weight = random_weight(rng, rows, width, scheme, "r16" if scheme.kind == "affine" else "rows")
+            weight = random_weight(rng, rows, width, scheme, scheme.in_memory["gpu"])
             a = HostArray("bf16", f32_to_bf16(rng.standard_normal((tokens, width)).astype(np.float32)))
             inputs = {"a": a, "weight": weight}
             if rng.integers(2) and not gated:

@@ -191,7 +191,7 @@ def matmul_simple(
 
 def kind_of(scheme) -> str:
     """The KIND of a weight's scheme."""
-    return f"int{scheme.bits}" if scheme.kind == "affine" else "e4m3" if scheme.kind == "fp8" else scheme.dtype
+    return scheme.element
 
 
 def symbol_of(kind: str, gated: bool) -> str:

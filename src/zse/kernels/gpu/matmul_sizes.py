@@ -30,7 +30,7 @@ def random_planes(rng, rows: int, width: int, scheme):
 
     from zse.kernels.host import HostWeight
 
-    layout = "r16" if scheme.kind == "affine" else "rows"
+    layout = scheme.in_memory["gpu"]
     planes = {}
     for plane in scheme.planes(rows, width, layout):
         raw = np.frombuffer(rng.bytes(plane.nbytes), np.uint8)
