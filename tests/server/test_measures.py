@@ -197,7 +197,7 @@ def test_long_documents_are_cut(server):
 def test_many_texts_do_not_fill_the_engine_and_stop_with_their_client(own_server):
     server = own_server(max_choices=4)
     most = 0
-    submit = server.engine.measure
+    submit = server.engine.submit
 
     def counted(*arguments):
         nonlocal most
@@ -205,7 +205,7 @@ def test_many_texts_do_not_fill_the_engine_and_stop_with_their_client(own_server
         most = max(most, len(server.engine.requests))
         return id
 
-    server.engine.measure = counted
+    server.engine.submit = counted
     data = request("POST", EMBED, {"input": ["a" * 50] * 2000})
     with server.connect() as sock:
         sock.sendall(data)

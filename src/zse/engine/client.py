@@ -8,7 +8,7 @@ import logging
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from zse.engine.framing import FrameReader, encode
@@ -44,6 +44,9 @@ SILENT_S = 8.0  # without a frame (a heartbeat is due each second) the engine co
 STUCK_S = 30.0  # without a step while rows run: not ready
 KILL_S = 60.0  # silent this long with work to do: killed and restarted
 STREAM_BYTES = 256 << 10  # events a request may have waiting for a slow reader
+
+Asked = SamplingParams | Ask | BeamParams
+MESSAGES: dict[type, Callable] = {SamplingParams: Submit, Ask: Measure, BeamParams: Search}  # by what is asked
 
 
 class EngineStartError(EngineError):
@@ -84,35 +87,20 @@ class Channel:
         self._overflow: RequestError | None = None
         self.is_stalled: Callable[[], bool] = lambda: False
 
-    def submit(self, key: int, prompt: list[int], params: SamplingParams, options: RequestOptions = DEFAULT) -> None:
-        """Send one request to the engine, which must be ready. Raises RequestError when it is not."""
+    def submit(self, key: int, prompt: list[int], params: Asked, options: RequestOptions = DEFAULT) -> None:
+        """Send one request to the engine, which must be ready: its events come from next(). Raises RequestError when it
+        is not ready."""
         self._ids[key] = self._client.submit(prompt, params, self, key, options)
 
-    async def measure(self, prompts: list[list[int]], ask: Ask, options: RequestOptions = DEFAULT) -> list[Measured]:
-        """Run each prompt without sampling (see Ask); the results in the prompts' order. The channel must have no other
-        request. Raises the RequestError of the first that failed; close() cancels what is left, as always."""
-        for key, prompt in enumerate(prompts):
-            self._ids[key] = self._client.measure(prompt, ask, self, key, options)
-        return await self._results(len(prompts))
-
-    async def search(
-        self, prompts: list[list[int]], params: list[BeamParams], options: RequestOptions = DEFAULT
-    ) -> list[Searched]:
-        """A beam search of each prompt; otherwise as measure()."""
+    async def complete(
+        self, prompts: list[list[int]], params: Sequence[Ask | BeamParams], options: RequestOptions = DEFAULT
+    ) -> list[Any]:
+        """The Measured or Searched of each prompt, in their order. The channel must have no other request. Raises the
+        RequestError of the first that failed; close() cancels what is left, as always."""
         for key, (prompt, wanted) in enumerate(zip(prompts, params, strict=True)):
-            self._ids[key] = self._client.search(prompt, wanted, self, key, options)
-        return await self._results(len(prompts))
-
-    async def _results(self, count: int) -> list[Any]:
-        results: dict[int, Any] = {}
-        while len(results) < count:
-            key, event = await self.next()
-            results[key] = event
-        return [results[key] for key in range(count)]
-
-    def submit_measure(self, key: int, prompt: list[int], ask: Ask, options: RequestOptions = DEFAULT) -> None:
-        """One job beside this channel's other requests; its Measured comes from next()."""
-        self._ids[key] = self._client.measure(prompt, ask, self, key, options)
+            self.submit(key, prompt, wanted, options)
+        results = dict([await self.next() for _ in prompts])
+        return [results[key] for key in range(len(prompts))]
 
     def cancel(self, key: int) -> None:
         """Stop one request (a stop string was found). Idempotent; events of it that are on the way are dropped."""
@@ -372,33 +360,9 @@ class EngineClient:
     # Requests
 
     def submit(
-        self, prompt: list[int], params: SamplingParams, channel: Channel, key: int, options: RequestOptions = DEFAULT
+        self, prompt: list[int], params: Asked, channel: Channel, key: int, options: RequestOptions = DEFAULT
     ) -> int:
         """Send a request; its events go to `channel` under `key`. Returns the engine request id."""
-        request_id = self._register(channel, key)
-        assert self._link is not None
-        self._link.send(Submit(request_id, prompt, params, options))
-        return request_id
-
-    def measure(
-        self, prompt: list[int], ask: Ask, channel: Channel, key: int, options: RequestOptions = DEFAULT
-    ) -> int:
-        """Send a job; its one event goes to `channel` under `key`. Returns the engine request id."""
-        request_id = self._register(channel, key)
-        assert self._link is not None
-        self._link.send(Measure(request_id, prompt, ask, options))
-        return request_id
-
-    def search(
-        self, prompt: list[int], params: BeamParams, channel: Channel, key: int, options: RequestOptions = DEFAULT
-    ) -> int:
-        """Send a beam search; its one event goes to `channel` under `key`. Returns the engine request id."""
-        request_id = self._register(channel, key)
-        assert self._link is not None
-        self._link.send(Search(request_id, prompt, params, options))
-        return request_id
-
-    def _register(self, channel: Channel, key: int) -> int:
         if self.state != READY or self._link is None:
             raise self._unavailable()
         request_id = self._next_id
@@ -406,6 +370,7 @@ class EngineClient:
         self.requests[request_id] = (channel, key)
         if len(self.requests) == 1:
             self._last_step = time.monotonic()  # the age of the last step counts from when there is work
+        self._link.send(MESSAGES[type(params)](request_id, prompt, params, options))
         return request_id
 
     def cancel(self, request_id: int) -> None:

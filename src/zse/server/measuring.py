@@ -68,7 +68,7 @@ async def _run(
     while len(results) < len(measurements):
         while submitted < len(measurements) and submitted - len(results) < AT_ONCE:
             item = measurements[submitted]
-            channel.submit_measure(submitted, item.ids, item.ask, options)
+            channel.submit(submitted, item.ids, item.ask, options)
             work.submitted += len(item.ids)
             submitted += 1
         key, result = await channel.next()

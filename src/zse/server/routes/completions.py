@@ -112,7 +112,7 @@ async def _begin(app, job: Job) -> None:
     work.submitted = work.watch.prompt_tokens
     if completion.prompt_top is not None:
         ask = Ask("logprobs", top=completion.prompt_top)
-        job.measured = await work.channel.measure(job.prompts, ask, options)
+        job.measured = await work.channel.complete(job.prompts, [ask] * len(job.prompts), options)
         work.computed = work.submitted
     if completion.beams is not None:
         await _search(job, completion.beams, limits, options)
@@ -175,7 +175,7 @@ def _new_choice(job: Job) -> Choice:
 async def _search(job: Job, beams: BeamParams, limits: list[int], options: RequestOptions) -> None:
     """A beam search of each prompt; its best answers become the choices, complete."""
     params = [msgspec.structs.replace(beams, max_tokens=limit) for limit in limits]
-    for result in await job.work.channel.search(job.prompts, params, options):
+    for result in await job.work.channel.complete(job.prompts, params, options):
         for reply in result.replies[: job.completion.n]:
             event = Tokens(result.id, reply.tokens, reply.logprobs, reply.finish, result.cached_tokens)
             _accept(job, _new_choice(job), event)
