@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from zse.cache.eviction import Node
 from zse.cache.groups import PageGeometry
-from zse.cache.manager import NOTHING, CacheManager, copy_of
+from zse.cache.manager import CacheManager
 from zse.cache.pages import HostPool, PageAllocator
 from zse.cache.prefix import Match, PrefixCache
 
@@ -201,30 +201,10 @@ class GroupedCacheManager(CacheManager):
 
     # -- sequences with a past
 
-    def admit(self, sequence: int, length: int, tokens: array, salt: "Salt", spare: int = 0) -> int | None:
-        match, swapped = NOTHING, self._swapped.get(sequence)
-        if self.prefix is not None:
-            match = self.prefix.match(salt, tokens.tobytes())
-            if swapped is None:
-                match = self._within_reach(match)
-        computed = match.length
-        if swapped is not None:
-            computed = swapped[1]
-            match = Match(match.nodes[: computed // self.page_size], None, 0, self.page_size)
-        placed = self._place(sequence, match, computed, length, spare, windows_of_nodes=swapped is None)
-        if not placed and match.source is not None:
-            match = self._within_reach(Match(match.nodes, None, 0, self.page_size))
-            computed = match.length
-            placed = self._place(sequence, match, computed, length, spare)
-        if not placed:
-            return None
-        if self.prefix is not None:
-            self._remember(sequence, salt, match)
-        self._swap_in(sequence, len(match.nodes))
-        return computed
-
-    def _within_reach(self, match: Match) -> Match:
-        """As much of a match as has the windowed pages that the next token sees."""
+    def _within_reach(self, match: Match, is_swapped: bool) -> Match:
+        """As much of a match as has the windowed pages that the next token sees; a swapped sequence has them in slots."""
+        if is_swapped:
+            return match
         missing, last = [-1], -1  # before each number of nodes: the last one without windowed pages
         for index, node in enumerate(match.nodes):
             if self._kept.pages(node) is None:
@@ -241,54 +221,32 @@ class GroupedCacheManager(CacheManager):
             count -= 1
         return Match(match.nodes[:count], None, 0, self.page_size)
 
-    def _place(
-        self, sequence: int, match: Match, computed: int, length: int, spare: int, windows_of_nodes: bool = True
-    ) -> bool:
-        """Pages of a new sequence of which `computed` tokens are there, in the match or (no windows_of_nodes) in slots."""
-        allocator, geometry, nodes = self.allocator, self.geometry, match.nodes
+    def _beside_slots(self, match: Match, length: int) -> tuple[Match, int]:
+        return Match(match.nodes[: length // self.page_size], None, 0, self.page_size), length
+
+    def _shared_windows(self, sequence: int, match: Match, computed: int) -> list[list[int]]:
+        """The windowed pages that a new sequence shares, a page of each group for each node."""
+        nodes = [] if sequence in self._swapped else match.nodes[self.geometry.first(computed) :]
+        return [self._kept.pages(node) for node in nodes]  # type: ignore[misc]
+
+    def _windows_of(self, sequence: int, match: Match, computed: int, length: int) -> tuple[list[int], list[int], int]:
+        geometry, beside = self.geometry, self._shared_windows(sequence, match, computed)
         first = geometry.first(computed)
-        reused = nodes[first:] if windows_of_nodes else []
-        beside: list[list[int]] = [self._kept.pages(node) for node in reused]  # type: ignore[misc]
-        count = self.pages_for(length)
-        resident = [node.page for node in nodes if node.page >= 0]
-        cold, source = nodes[len(resident) :], match.source  # cold: on the host
-        missing = count - len(resident)
-        short = min(count, first + geometry.most) - first - len(reused)
-        held = resident + [page for pages in beside for page in pages]
-        copied: list[int] = []
-        if source is not None:
-            copied = list(self._kept.pages(source))  # type: ignore[arg-type]
-            if source.page >= 0:
-                copied.insert(0, source.page)
-        claimed = [*cold, source] if source is not None and source.page < 0 else cold
-        if claimed:
-            self.prefix.claim(claimed)  # type: ignore[union-attr]
-        allocator.retain(held + copied)
-        total = missing + geometry.windowed * short
-        pages = allocator.allocate(total) if total + spare <= self.num_free else None
-        # The copies come before whatever their sources may be given to next.
-        allocator.release(copied if pages is not None else held + copied)
-        if claimed:
-            self.prefix.disclaim(claimed)  # type: ignore[union-attr]
-        if pages is None:
-            return False
-        for node, page in zip(cold, pages, strict=False):
-            self._transfers.append(("in", node.slot, page))
-            self.prefix.promote(node, page)  # type: ignore[union-attr]
-        self.num_onloaded += len(cold)
-        windows = WindowTable(geometry.windowed)
-        windows.first = first
+        short = min(self.pages_for(length), first + geometry.most) - first - len(beside)
+        copied = self._kept.pages(match.source) if match.source is not None else []
+        return [page for pages in beside for page in pages], list(copied or ()), geometry.windowed * short
+
+    def _place_windows(self, sequence: int, match: Match, computed: int, pages: list[int]) -> None:
+        windows = WindowTable(self.geometry.windowed)
+        windows.first = first = self.geometry.first(computed)
+        beside = self._shared_windows(sequence, match, computed)
         for group, mine in enumerate(windows.pages):
             mine += [WindowTable.GONE] * first + [pages_of[group] for pages_of in beside]
         at = len(windows)
-        windows.extend(pages[missing:])
-        self._tables[sequence] = resident + pages[:missing]
+        windows.extend(pages)
         self._windows[sequence] = windows
-        if source is not None:
-            self._transfers.append(copy_of(source, pages[len(cold)]))
-            self.num_copied_pages += 1
-            self._copy(copied[-geometry.windowed :], windows.at(at))
-        return True
+        if match.source is not None:
+            self._copy(self._kept.pages(match.source) or [], windows.at(at))
 
     def _copy(self, source: list[int], pages: list[int]) -> None:
         self._transfers += [("copy", old, new) for old, new in zip(source, pages, strict=True)]

@@ -91,28 +91,70 @@ class CacheManager:
         are; None, and nothing changed, when too few pages are free."""
         match, swapped = NOTHING, self._swapped.get(sequence)
         if self.prefix is not None:
-            match = self.prefix.match(salt, tokens.tobytes())
+            match = self._within_reach(self.prefix.match(salt, tokens.tobytes()), swapped is not None)
+        computed = match.length
         if swapped is not None:
-            match = Match(match.nodes, None, 0, self.page_size)
-        shared = [node.page for node in match.nodes if node.page >= 0]
-        cold = match.nodes[len(shared) :]  # on the host
-        allocator = self.allocator
-        allocator.retain(shared)
-        pages = self._new_pages(match, cold, self.pages_for(length) - len(shared), spare)
-        if pages is None:
-            allocator.release(shared)
+            match, computed = self._beside_slots(match, swapped[1])
+        placed = self._place(sequence, match, computed, length, spare)
+        if not placed and match.source is not None:  # without holding the page that was to be copied
+            match = self._within_reach(Match(match.nodes, None, 0, self.page_size), False)
+            computed = match.length
+            placed = self._place(sequence, match, computed, length, spare)
+        if not placed:
             return None
+        if self.prefix is not None:
+            self._remember(sequence, salt, match)
+        self._swap_in(sequence, len(match.nodes))
+        return computed
+
+    def _within_reach(self, match: Match, is_swapped: bool) -> Match:
+        """As much of a match as a new sequence, or one that was swapped, can go on from."""
+        return match
+
+    def _beside_slots(self, match: Match, length: int) -> tuple[Match, int]:
+        """What of a match goes with the slots of a sequence that has `length` tokens there; its tokens then."""
+        return Match(match.nodes, None, 0, self.page_size), max(self.page_size * len(match.nodes), length)
+
+    def _place(self, sequence: int, match: Match, computed: int, length: int, spare: int) -> bool:
+        """Pages of a new sequence of which `computed` tokens are there, in the match or in slots."""
+        allocator, source = self.allocator, match.source
+        resident = [node.page for node in match.nodes if node.page >= 0]
+        cold = match.nodes[len(resident) :]  # on the host
+        beside, copied, more = self._windows_of(sequence, match, computed, length)
+        held, claimed = resident + beside, cold
+        if source is not None and source.page >= 0:
+            copied = [source.page, *copied]
+        elif source is not None:
+            claimed = [*cold, source]
+        if claimed:
+            self.prefix.claim(claimed)  # type: ignore[union-attr]
+        allocator.retain(held + copied)
+        missing = self.pages_for(length) - len(resident)
+        count = missing + more
+        pages = allocator.allocate(count) if count + spare <= self.num_free else None
+        # The copies come before whatever their sources may be given to next.
+        allocator.release(copied if pages is not None else held + copied)
+        if claimed:
+            self.prefix.disclaim(claimed)  # type: ignore[union-attr]
+        if pages is None:
+            return False
         for node, page in zip(cold, pages, strict=False):
             self._transfers.append(("in", node.slot, page))
             self.prefix.promote(node, page)  # type: ignore[union-attr]
         self.num_onloaded += len(cold)
-        if match.source is not None:
-            self._transfers.append(copy_of(match.source, pages[len(cold)]))
+        if source is not None:
+            self._transfers.append(copy_of(source, pages[len(cold)]))
             self.num_copied_pages += 1
-        self._tables[sequence] = shared + pages
-        if self.prefix is not None:
-            self._remember(sequence, salt, match)
-        return max(match.length, self._swap_in(sequence, len(match.nodes)))
+        self._tables[sequence] = resident + pages[:missing]
+        self._place_windows(sequence, match, computed, pages[missing:])
+        return True
+
+    def _windows_of(self, sequence: int, match: Match, computed: int, length: int) -> tuple[list[int], list[int], int]:
+        """Of windowed groups: the match's pages that the sequence shares, those that it copies, and how many more it needs."""
+        return [], [], 0
+
+    def _place_windows(self, sequence: int, match: Match, computed: int, pages: list[int]) -> None:
+        """The sequence has its table: give it those of windowed groups, with these new pages."""
 
     def _remember(self, sequence: int, salt: "Salt", match: Match) -> None:
         self._salts[sequence] = salt
@@ -123,26 +165,6 @@ class CacheManager:
             self.num_hits += 1
             self.num_hit_tokens += match.length
             self.prefix.hit(match)  # type: ignore[union-attr]
-
-    def _new_pages(self, match: Match, cold: list[Node], count: int, spare: int) -> list[int] | None:
-        """`count` new pages, without giving up what is to be filled into the first of them from the host (`cold`), nor,
-        if that can be, the page that is to be copied."""
-        allocator, prefix, source = self.allocator, self.prefix, match.source
-        if source is not None and source.page < 0:
-            cold = [*cold, source]
-        if cold:
-            prefix.claim(cold)  # type: ignore[union-attr]
-        held = (source.page,) if source is not None and source.page >= 0 else ()
-        allocator.retain(held)
-        pages = allocator.allocate(count) if count + spare <= self.num_free else None
-        # A copy comes before whatever the page may be given to next.
-        allocator.release(held)
-        if pages is None and held:
-            match.source, match.copied = None, 0
-            pages = allocator.allocate(count) if count + spare <= self.num_free else None
-        if cold:
-            prefix.disclaim(cold)  # type: ignore[union-attr]
-        return pages
 
     def fork(self, source: int, sequence: int, shared: int, length: int) -> bool:
         """Give a new sequence the first `shared` tokens of `source`, which has them: full pages are the same, of the last

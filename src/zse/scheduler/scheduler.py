@@ -112,16 +112,15 @@ class Scheduler:
         stop_ids = frozenset(params.stop_token_ids)
         request = Request(
             id,
-            prompt,  # type: ignore[arg-type]
+            prompt,
             params,
             seed=seed,
             stop_ids=stop_ids if params.ignore_eos and options.structure is None else stop_ids | self.eos_ids,
             max_len=max_len,
             arrival=self.num_arrivals,
+            now=now,
             due=self.policy.due_time(options, now),
-            submitted_at=now,
             options=options,
-            stepwise=options.structure is not None,  # its mask depends on the last token
         )
         self.num_arrivals += 1
         self.life.enqueue(request)
@@ -156,20 +155,18 @@ class Scheduler:
         self.admission.check_ids("append", append)
         child = Request(
             id,
-            tokens,  # type: ignore[arg-type]
+            tokens,
             params or parent.params,
             seed=seed,
             stop_ids=parent.stop_ids,
             max_len=parent.max_len,
             arrival=self.num_arrivals,
+            now=max(life.now, now),
             due=parent.due,
-            submitted_at=max(life.now, now),
             options=parent.options,
-            stepwise=parent.stepwise,
-            cached_len=0,
-            residency=1,  # it has begun: no deadline ends it
         )
-        child.prompt_len = parent.prompt_len
+        child.prompt_len, child.stepwise, child.cached_len = parent.prompt_len, parent.stepwise, 0
+        child.residency = 1  # it has begun: no deadline ends it
         self.num_arrivals += 1
         life.fork(parent, child, min(parent.committed_len, length, len(tokens) - 1))
         return child
