@@ -4,5 +4,5 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
-for name in ("engine", "models"):
+for name in ("engine", "models", "formats"):
     sys.path.insert(0, str(TESTS / name))

@@ -15,6 +15,7 @@ import numpy as np
 import numpy_model
 import pytest
 import tiny
+import tiny_families
 from session import Session
 
 from gpu.harness import device
@@ -31,6 +32,7 @@ GPU = device()
 # Activations, keys and values are rounded to 2**-9 of themselves at seven places a layer; the tiny models' attention is
 # much sharper than a trained one's, which magnifies every error. Of the largest logit.
 TINY_LIMIT = 0.05
+MODELS = Path(__file__).resolve().parents[1] / "models"
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
@@ -81,6 +83,25 @@ def test_tiny_families(family, dtype, tmp_path):
     session.step([(0, ids[:9]), (1, other[:20])])
     mixed = session.step([(0, ids[9:10]), (1, other[20:33]), (2, ids[:12])], wanted=[0, 13, 25], max_tokens=48)
     assert error_of(mixed[[0, 2]], reference[[9, 11]]) < TINY_LIMIT
+
+
+@pytest.mark.parametrize("family", tiny_families.FAMILIES)
+@pytest.mark.parametrize("quantize", [None, "fp8"])
+def test_families_equal_transformers(family, quantize, tmp_path):
+    """From Hugging Face files and, in bf16, from GGUF."""
+    reference, ids = np.load(MODELS / "references.npz")[family], tiny.tokens(family)
+    paths = [tiny_families.write(family, tmp_path, "BF16")]
+    if quantize is None and family in tiny_families.IN_GGUF:
+        paths.append(tiny_families.write_gguf(family, tmp_path))
+    errors = {}
+    for path in paths:
+        session = Session(GPU, gpu_model(str(path), quantize=quantize), rows=2)
+        for name, sizes in (("whole", None), ("chunks", [7, 17, 2, 14]), ("token by token", [1] * len(ids))):
+            session.reset()
+            errors[f"{path.suffix or 'hf'} {name}"] = error_of(session.run(ids, sizes), reference)
+    print(f"\n{family} {quantize}: " + ", ".join(f"{name} {value:.4f}" for name, value in errors.items()))
+    # e4m3 keeps 3 bits: 2**-4 of each weight.
+    assert max(errors.values()) < (TINY_LIMIT if quantize is None else 0.25)
 
 
 @pytest.mark.parametrize("kv_dtype, limit", [("int8", 0.1), ("fp8", 0.3)])
