@@ -8,10 +8,10 @@ from formats_build import safetensors
 
 from zse.errors import FormatError, UnsupportedError
 from zse.formats.convert import convert
-from zse.formats.matrix import rows_affine, rows_f32
-from zse.formats.source import open_model
+from zse.formats.matrix import planes_of_rows, prepare, rows_affine, rows_f32
+from zse.formats.source import open_model, rope_row_order
 from zse.formats.verify import verify
-from zse.quant.pack import e4m3_to_f32, f32_to_bf16
+from zse.quant.pack import dequantize_fp8, e4m3_to_f32, f32_to_bf16, unpack
 
 N, K, GROUP = 48, 128, 64
 NAME = "model.layers.0.mlp.up_proj"
@@ -232,6 +232,52 @@ def test_fp8(scale_name, shape, expected, type, tmp_path):
         assert info.type == expected.replace("tensor", "row") and info.layout == "rows"
         assert np.array_equal(rows_f32(source, info, 0, n), e4m3_to_f32(codes) * wide)
     verify(tmp_path / "m.zse")
+
+
+def fp8(tmp_path, n, scale_shape=(N, 1), name="weight_scale", block=None):
+    rng = np.random.default_rng(5)
+    codes = rng.integers(0, 0x70, (N if block is None else 272, K)).astype(np.uint8)
+    scale = (0.5 + rng.random(scale_shape)).astype(np.float32)
+    method = {"quant_method": "fp8", "activation_scheme": "dynamic"} | ({"weight_block_size": block} if block else {})
+    tensors = {NAME + ".weight": ("F8_E4M3", codes), f"{NAME}.{name}": ("F32", scale)}
+    return folder_of(tmp_path, tensors, method)
+
+
+def fp8_block(tmp_path, n):
+    return fp8(tmp_path, n, (3, 1), "weight_scale_inv", [128, 128])
+
+
+@pytest.mark.parametrize("converted", [False, True])
+@pytest.mark.parametrize("make", [awq, gptq, fp8, fp8_block])
+def test_rows_in_another_order(make, converted, tmp_path, numbers):
+    """Heads of 16 whose rows stand in pairs (GLM-4, Cohere): in parts, each row is what it is in the plain order."""
+    path = make(tmp_path, numbers)
+    if converted:
+        convert(path, tmp_path / "m.zse")
+        path = tmp_path / "m.zse"
+    with open_model(path) as source:
+        info = source.tensors[NAME + ".weight"]
+        rows, scheme = info.shape[0], info.scheme
+        order = rope_row_order(rows // 16, 16, 8)
+        kept = dict(order=order, order_span=16, prepared=prepare(source, info))
+        layout = info.layout if info.layout in ("r16", "rows") else "r16"
+        expected = rows_f32(source, info, 0, rows)[order]
+        for start in range(0, rows, 128):
+            stop = min(start + 128, rows)
+            planes = planes_of_rows(source, info, scheme, layout, start, stop, **kept)
+            shape = stop - start, info.shape[1]
+            got = (
+                dequantize_fp8(scheme, planes, *shape) if "w" in planes else unpack(scheme, planes, *shape).dequantize()
+            )
+            assert np.array_equal(got, expected[start:stop])
+
+
+def test_heads_across_fp8_blocks_cannot_be_put_in_order(tmp_path, numbers):
+    with open_model(fp8_block(tmp_path, numbers)) as source:
+        info = source.tensors[NAME + ".weight"]
+        order = rope_row_order(1, 272)
+        with pytest.raises(ValueError, match="cannot be put in order"):
+            planes_of_rows(source, info, info.scheme, "rows", 0, 128, order=order, order_span=len(order))
 
 
 @pytest.mark.parametrize("make", [awq, gptq])

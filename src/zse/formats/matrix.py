@@ -4,6 +4,7 @@ planes of any scheme.
 Reads only the rows that are asked for, so that a conversion's memory does not depend on the size of a tensor.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,8 +28,19 @@ from zse.quant.pack import (
     unpack_dense,
 )
 from zse.quant.quantize import MANY_THREADS_ELEMENTS, quantize, quantize_fp8
-from zse.quant.scheme import FP8_SCALINGS, LAYOUT, AffineScheme, DenseScheme, Fp8Scheme, Plane, Scheme, rows_per_line
+from zse.quant.scheme import (
+    FP8_BLOCK,
+    FP8_SCALINGS,
+    LAYOUT,
+    AffineScheme,
+    DenseScheme,
+    Fp8Scheme,
+    Plane,
+    Scheme,
+    rows_per_line,
+)
 
+ROW_UNIT = 128  # whole tiles, and whole blocks of fp8
 FP8_TYPES = tuple(Fp8Scheme(scaling).name for scaling in FP8_SCALINGS)
 STORED_AS = {"e4m3": "F8_E4M3", "f32": "F32"}  # safetensors' names of the types of fp8 planes
 FLOATS = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
@@ -153,6 +165,28 @@ def narrow(values: NDArray, scheme: DenseScheme) -> NDArray:
     return values.astype(NUMPY_DTYPE[scheme.dtype])
 
 
+def take_rows(
+    planes: dict[str, NDArray], scheme: Scheme, layout: str, rows: NDArray, shape: tuple[int, int], start: int
+) -> dict[str, NDArray]:
+    """The planes of `rows` of a matrix of `shape` that `planes` are. start: where they would stand in it; for fp8 in blocks
+    they are of the same blocks. ValueError where they are not."""
+    if isinstance(scheme, AffineScheme):
+        arrays = unpack(scheme, planes, *shape)
+        offset = None if arrays.offset is None else arrays.offset[rows]
+        return pack(AffineArrays(scheme, arrays.q[rows], arrays.scale[rows], offset))
+    if isinstance(scheme, DenseScheme):
+        return pack_dense(scheme, unpack_dense(scheme, planes, *shape, layout)[rows], layout)
+    scale = planes["scale"]
+    if scheme.scaling == "row":
+        scale = scale[rows]
+    if scheme.scaling == "block":
+        blocks = rows // FP8_BLOCK
+        if not np.array_equal(blocks, np.arange(start, start + len(rows)) // FP8_BLOCK):
+            raise ValueError("rows of a head that lie in several blocks with a scale each cannot be put in order")
+        scale = scale[start // FP8_BLOCK : -(-(start + len(rows)) // FP8_BLOCK)]
+    return {"w": planes["w"][rows], "scale": scale}
+
+
 def prepare(source: ModelSource, info: TensorInfo) -> "CheckpointRows | None":
     """What planes_of_rows() wants to have been read once, or None."""
     return CheckpointRows(source, info) if info.layout in CHECKPOINTS else None
@@ -178,6 +212,14 @@ def planes_of_rows(
     start: a multiple of 16, of 128 for fp8. search: for the best clipping (zse.quant.quantize). prepared: prepare() of
     the tensor. threads: how many call this at once. ValueError for values that the scheme cannot hold.
     """
+    if order is not None and (prepared is not None or info.layout == LAYOUT or info.type in FP8_TYPES):
+        # Their rows do not lie apart: whole heads are made, and put in order in memory.
+        unit = math.lcm(order_span, ROW_UNIT)
+        low, high = start // unit * unit, min(-(-stop // unit) * unit, info.shape[0])
+        options: dict = dict(search=search, prepared=prepared, threads=threads)
+        planes = planes_of_rows(source, info, scheme, layout, low, high, **options)
+        rows = np.asarray(order[start:stop]) - low
+        return take_rows(planes, scheme, layout, rows, (high - low, info.shape[1]), start - low)
     where = (source, info, start, stop, order, order_span)
     if info.layout == layout and order is None and not info.is_dense and info.scheme == scheme:
         return read_planes(source, info, start, stop)

@@ -166,7 +166,7 @@ def _load_gpu(device, plan: ModelPlan, weights: dict[str, Weight], vectors: dict
             for part in matrix.parts:
                 copies += _plane_copies(part, matrix, weight)
         elif isinstance(matrix.scheme, Fp8Scheme) and all(
-            isinstance(part.info.scheme, Fp8Scheme) for part in matrix.parts
+            isinstance(part.info.scheme, Fp8Scheme) and not _is_permuted(plan, part) for part in matrix.parts
         ):
             for part in matrix.parts:
                 _fp8_part(plan, part, matrix, weight, copies, small)

@@ -6,12 +6,11 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 
 from zse.errors import FormatError
-from zse.formats.matrix import planes_of_rows, prepare
+from zse.formats.matrix import ROW_UNIT, planes_of_rows, prepare
 from zse.formats.source import rope_row_order
 from zse.quant.scheme import rows_per_line
 
 CHUNK_ELEMENTS = 1 << 20  # at once and thread: about 30 MB with all temporaries
-ROW_UNIT = 128  # chunks are whole tiles, and whole blocks of fp8
 
 
 def fill_parts(plan, parts, threads: int | None = None) -> None:
