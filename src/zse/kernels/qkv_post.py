@@ -51,6 +51,37 @@ def rotate(x, weight, factor, table, out, head_dim, rotary, NORM):
         zl.store(out + j, rest)
 
 
+@zl.inline
+def write_pages(key, row, k_pages, v_pages, place, slot, head_dim, KV):
+    """A token's key and value of one head into `slot` of the block `place` (counted in heads)."""
+    if KV is zl.i8 or KV is zl.e4m3:
+        STORED = zl.u8 if KV is zl.e4m3 else zl.i8
+        at = place * (head_dim * PAGE + SCALE_BYTES)
+        stored = zl.local_array(STORED, MAX_HEAD_DIM)
+        pack_head(key, stored, zl.cast_ptr(k_pages + at + head_dim * PAGE, zl.f32) + slot, head_dim, LANES, KV)
+        column = zl.cast_ptr(k_pages, STORED) + at + slot
+        for e in range(head_dim):
+            column[e * PAGE] = stored[e]
+        pack_head(
+            row,
+            zl.cast_ptr(v_pages, STORED) + at + slot * head_dim,
+            zl.cast_ptr(v_pages + at + head_dim * PAGE, zl.f32) + slot,
+            head_dim,
+            LANES,
+            KV,
+        )
+    else:
+        start = place * head_dim * PAGE
+        keys = zl.cast_ptr(k_pages, KV) + start + slot  # [head_dim, PAGE]: this token's keys have stride PAGE
+        values = zl.cast_ptr(v_pages, KV) + start + slot * head_dim
+        narrow = zl.local_array(KV, MAX_HEAD_DIM)
+        for d in range(0, head_dim, LANES):
+            zl.store(narrow + d, zl.convert(zl.load(key + d, LANES), KV))
+            zl.store(values + d, zl.convert(zl.load(row + d, LANES), KV))
+        for e in range(head_dim):
+            keys[e * PAGE] = narrow[e]
+
+
 @zl.kernel
 def qkv_post_heads(
     q: zl.Ptr[zl.f32, "const"],
@@ -107,32 +138,7 @@ def qkv_post_heads(
         k_weight = k_norm + head * head_dim
     rotate(key, k_weight, k_factor, table + token * rotary, rotated, head_dim, rotary, NORM != "plain")
     row = v + token * v_stride + head * head_dim
-    if KV is zl.i8 or KV is zl.e4m3:
-        STORED = zl.u8 if KV is zl.e4m3 else zl.i8
-        at = (page * kv_heads + head) * (head_dim * PAGE + SCALE_BYTES)
-        stored = zl.local_array(STORED, MAX_HEAD_DIM)
-        pack_head(rotated, stored, zl.cast_ptr(k_pages + at + head_dim * PAGE, zl.f32) + slot, head_dim, LANES, KV)
-        column = zl.cast_ptr(k_pages, STORED) + at + slot
-        for e in range(head_dim):
-            column[e * PAGE] = stored[e]
-        pack_head(
-            row,
-            zl.cast_ptr(v_pages, STORED) + at + slot * head_dim,
-            zl.cast_ptr(v_pages + at + head_dim * PAGE, zl.f32) + slot,
-            head_dim,
-            LANES,
-            KV,
-        )
-    else:
-        place = (page * kv_heads + head) * head_dim * PAGE
-        keys = zl.cast_ptr(k_pages, KV) + place + slot  # [head_dim, PAGE]: this token's keys have stride PAGE
-        values = zl.cast_ptr(v_pages, KV) + place + slot * head_dim
-        narrow = zl.local_array(KV, MAX_HEAD_DIM)
-        for d in range(0, head_dim, LANES):
-            zl.store(narrow + d, zl.convert(zl.load(rotated + d, LANES), KV))
-            zl.store(values + d, zl.convert(zl.load(row + d, LANES), KV))
-        for e in range(head_dim):
-            keys[e * PAGE] = narrow[e]
+    write_pages(rotated, row, k_pages, v_pages, page * kv_heads + head, slot, head_dim, KV)
 
 
 def qkv_post(
@@ -169,14 +175,8 @@ def qkv_post(
     tokens, q_width = q_out.shape
     rotary = 0 if table is None else table.shape[1]
     kv_width = kv_heads * head_dim
-    require(
-        head_dim % 16 == 0 and head_dim <= MAX_HEAD_DIM,
-        f"qkv_post: head_dim {head_dim} is not a multiple of 16 up to 256",
-    )
-    require(
-        rotary % 16 == 0 and rotary <= head_dim,
-        f"qkv_post: rotary dimension {rotary} is not a multiple of 16 up to {head_dim}",
-    )
+    for name, size, most in (("head_dim", head_dim, MAX_HEAD_DIM), ("rotary dimension", rotary, head_dim)):
+        require(size % 16 == 0 and size <= most, f"qkv_post: {name} {size} is not a multiple of 16 up to {most}")
     require(q_width % kv_width == 0, f"qkv_post: q_out is {q_width} wide, {kv_heads} kv heads of {head_dim}")
     for name, tensor in (("k_pages", k_pages), ("v_pages", v_pages)):
         shape = pages_shape(head_dim, k_pages.dtype, tensor is k_pages, "gpu" if gpu else "cpu")
@@ -187,31 +187,18 @@ def qkv_post(
         if one is not None:
             check("qkv_post table", one, "f32", tokens, rotary)
     check("qkv_post page_table", page_table, "i32", None, None)
-    check("qkv_post token_row", token_row, "i32", tokens)
-    check("qkv_post positions", positions, "i32", tokens)
+    for name, tensor in (("token_row", token_row), ("positions", positions)):
+        check(f"qkv_post {name}", tensor, "i32", tokens)
     require((q_norm is None) == (k_norm is None), "qkv_post: q_norm and k_norm go together")
-    form = "plain"
-    if q_norm is not None:
-        form = "norm" if q_norm.shape == (head_dim,) else "whole"
-        for name, norm, width in (("q_norm", q_norm, q_width), ("k_norm", k_norm, kv_width)):
-            check(f"qkv_post {name}", norm, "f32", width if form == "whole" else head_dim)
-    if not isinstance(qkv, Tensor):
-        for name, part, width in zip("qkv", qkv, (q_width, kv_width, kv_width), strict=True):
-            check(f"qkv_post {name}", part, "f32", tokens, width)
-        (q, k, v), strides = qkv, (q_width, kv_width, kv_width)
-    else:
-        total = q_width + 2 * kv_width
-        check("qkv_post qkv", qkv, "f32", tokens, total)
-        q, k, v = (qkv._replace(offset=qkv.offset + 4 * start) for start in (0, q_width, q_width + kv_width))
-        strides = (total,) * 3
-    heads = q_width // head_dim
+    form = "plain" if q_norm is None else "norm" if q_norm.shape == (head_dim,) else "whole"
+    for norm, width in ((q_norm, q_width), (k_norm, kv_width)) if q_norm is not None else ():
+        check("qkv_post q_norm, k_norm", norm, "f32", width if form == "whole" else head_dim)
+    q, k, v, strides = _sources(qkv, tokens, q_width, kv_width)
     args = Args(
         q=q,
         k=k,
         v=v,
-        q_stride=strides[0],
-        k_stride=strides[1],
-        v_stride=strides[2],
+        **dict(zip(("q_stride", "k_stride", "v_stride"), strides, strict=True)),
         q_norm=q_norm,
         k_norm=k_norm,
         q_table=table if q_table is None else q_table,
@@ -228,11 +215,25 @@ def qkv_post(
         rotary=rotary,
         eps=float(eps),
     )
+    heads = q_width // head_dim
     if gpu:
         args["heads"], grid = heads, (tokens, -(-(heads + 2 * kv_heads) * GPU_WARP // GPU_THREADS))
     else:
         args["group"], grid = heads // kv_heads, (kv_heads, tokens)
     recorder.launch(f"qkv_post_{k_pages.dtype}_{form}", args, grid)
+
+
+def _sources(qkv, tokens, q_width: int, kv_width: int):
+    """(q, k, v, their strides), of joined products or of three."""
+    widths = q_width, kv_width, kv_width
+    if not isinstance(qkv, Tensor):
+        for name, part, width in zip("qkv", qkv, widths, strict=True):
+            check(f"qkv_post {name}", part, "f32", tokens, width)
+        return *qkv, widths
+    total = sum(widths)
+    check("qkv_post qkv", qkv, "f32", tokens, total)
+    starts = 0, q_width, q_width + kv_width
+    return *(qkv._replace(offset=qkv.offset + 4 * start) for start in starts), (total,) * 3
 
 
 def _reference(
