@@ -295,6 +295,36 @@ def test_rope_of_a_part_of_the_head_equals_transformers():
         assert ours.mscale == pytest.approx(scale)
 
 
+def test_a_wrapper_says_of_its_text_part_what_is_not_the_default():
+    """Gemma 3 4B's config.json."""
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    text = dict(
+        model_type="gemma3_text",
+        hidden_size=2560,
+        intermediate_size=10240,
+        num_hidden_layers=34,
+        rope_scaling=dict(factor=8.0, rope_type="linear"),
+        sliding_window=1024,
+    )
+    config = registry.config_from_hf(
+        "config.json", dict(architectures=["Gemma3ForConditionalGeneration"], text_config=text, eos_token_id=[1, 106])
+    )
+    theirs = transformers.Gemma3TextConfig(**{key: value for key, value in text.items() if key != "model_type"})
+    assert (config.num_heads, config.num_kv_heads) == (theirs.num_attention_heads, theirs.num_key_value_heads)
+    assert (config.head_dim, config.vocab_size) == (theirs.head_dim, theirs.vocab_size)
+    assert (config.max_context, config.norm_eps) == (theirs.max_position_embeddings, theirs.rms_norm_eps)
+    assert config.query_scale == theirs.query_pre_attn_scalar**-0.5 and config.activation == "gelu_tanh"
+    assert config.sliding_layers == tuple(kind == "sliding_attention" for kind in theirs.layer_types)
+    assert (config.rope.theta, config.rope.factor, config.local_rope.theta) == (1e6, 8.0, 1e4)
+    assert config.tied_head and config.eos_ids == (1, 106)
+    with pytest.raises(UnsupportedError, match="gemma3_text"):
+        registry.config_from_hf(
+            "config.json",
+            dict(architectures=["Gemma3ForConditionalGeneration"], text_config=text | dict(model_type="gemma4")),
+        )
+
+
 def test_attn_factor_multiplies_what_yarn_says():
     """vLLM's key, and what llama.cpp does with its own: it multiplies yarn's factor; attention_factor replaces it."""
     yarn = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=64)

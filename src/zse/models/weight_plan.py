@@ -10,6 +10,8 @@ import math
 from array import array
 from typing import Any, NamedTuple
 
+import msgspec
+
 from zse.errors import ConfigError, FormatError, UnsupportedError
 from zse.formats.source import DENSE_TYPES, ModelSource, TensorInfo
 from zse.models import names, registry
@@ -79,7 +81,12 @@ def read_config(source: ModelSource) -> ModelConfig:
         return registry.config_from_gguf(source.path, metadata, shapes)
     if source.hf_config is None:
         raise FormatError(source.path, 0, "config.json", "is missing; put it beside the safetensors file")
-    return registry.config_from_hf(source.path, source.hf_config, source.generation_config)
+    config = registry.config_from_hf(source.path, source.hf_config, source.generation_config)
+    if "text_config" in source.hf_config:
+        # The two halves of such a file may differ in whether the head is tied: what is there decides.
+        tied = not any(name.endswith("lm_head.weight") for name in source.tensors)
+        config = msgspec.structs.replace(config, tied_head=tied)
+    return config
 
 
 def _small_vector(source: ModelSource, info: TensorInfo) -> tuple[float, ...]:
