@@ -1,25 +1,28 @@
 """Loading for a GPU: layouts, few large copies, what is made on the host; on a CPU device that calls itself a GPU, and on
 the CUDA device over the fake driver of tests/runtime."""
 
+import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tiny
+import tiny_families
+from formats_build import safetensors
 
 from zse.formats.convert import convert
-from zse.formats.source import open_model
+from zse.formats.source import open_model, rope_row_order
 from zse.models import registry
 from zse.models.load import load_model, plan_model
 from zse.models.load_jobs import Copy, merge
-from zse.quant.pack import bf16_to_f32, dequantize_fp8, unpack, unpack_dense
+from zse.quant.pack import bf16_to_f32, dequantize_fp8, e4m3_to_f32, unpack, unpack_dense
 from zse.runtime.cpu import CPUDevice
 from zse.tensor import Tensor
 
 
 class PretendGPU(CPUDevice):
-    family = "gpu"
+    kernels = "gpu"
 
 
 @pytest.fixture(scope="module", params=["pretended", "fake driver"])
@@ -147,7 +150,6 @@ def test_gguf_is_repacked_on_the_host(type, gpu, tmp_path):
     from formats_build import Tensor as GGUFTensor
     from formats_build import gguf, llama_metadata
 
-    from zse.formats.gguf import rope_row_order
     from zse.formats.matrix import rows_f32
 
     hidden = 256
@@ -211,6 +213,39 @@ def test_merge_joins_neighbours_only():
     assert len(spans([copy(0, 100, (one, 4096)), copy(512, 50, (one, 4608))])) == 2, "room for another plane between"
     # What is made on the host lies between: the padding must not be copied over it.
     assert len(spans([copy(0, 64, (one, 0)), copy(64, 64, None), copy(128, 64, (one, 128))])) == 2
+
+
+@pytest.mark.parametrize("block", [None, [128, 128]])
+def test_fp8_rows_in_pairs_are_put_in_order(block, gpu, tmp_path):
+    """A Cohere checkpoint in fp8: the numbers of q and k in another order, with the scales of their rows or blocks."""
+    rng = np.random.default_rng(3)
+    config = tiny_families.CONFIGS["cohere"] | dict(
+        attention_bias=False,
+        quantization_config={"quant_method": "fp8", "activation_scheme": "dynamic"}
+        | ({"weight_block_size": block} if block else {}),
+    )
+    entries, wide = {}, {}
+    for name, shape in tiny_families.shapes_of(config).items():
+        if len(shape) == 1 or "proj" not in name:
+            values = rng.standard_normal(shape).astype(np.float32)
+            entries[name], wide[name] = ("F32", shape, values.tobytes()), values
+            continue
+        codes = rng.integers(0, 0x70, shape).astype(np.uint8)
+        blocks = tuple(-(-size // 128) for size in shape) if block else (shape[0], 1)
+        scale = (0.5 + rng.random(blocks)).astype(np.float32)
+        entries[name] = "F8_E4M3", shape, codes.tobytes()
+        entries[name + ("_scale_inv" if block else "_scale")] = "F32", blocks, scale.tobytes()
+        spread = np.kron(scale, np.ones((128, 128), np.float32))[: shape[0], : shape[1]] if block else scale
+        wide[name] = e4m3_to_f32(codes) * spread
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes(safetensors(entries, {"format": "pt"}))
+    model = load(gpu, str(tmp_path))
+    family, expected = registry.architecture("cohere"), {}
+    for role in family.roles(model.config):
+        values = wide[family.hf_name(role.name)]
+        order = rope_row_order(role.heads, model.config.head_dim) if role.heads else slice(None)
+        expected[role.name] = values[order]
+    check(gpu, model, expected)
 
 
 def test_the_plan_must_be_for_the_device(gpu, tmp_path):
