@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from zse.errors import FormatError, UnsupportedError
+from zse.lazy import unicodedata
 from zse.tokenizer import native
 from zse.tokenizer.base import Tokenizer
 
@@ -328,12 +329,10 @@ def pretokenize(pre: int, text: str) -> list[str]:
 
 def _normalized(data: bytes, barriers: Sequence[int]) -> tuple[bytes, list[int]]:
     """UTF-8 in normal form C, part by part between the barriers, and where the barriers are then."""
-    from unicodedata import normalize
-
     parts, moved, at = [], [], 0
     for start, end in zip([0, *barriers], [*barriers, len(data)], strict=True):
         part = data[start:end].decode("utf-8", "surrogatepass")
-        parts.append(normalize("NFC", part).encode("utf-8", "surrogatepass"))
+        parts.append(unicodedata.normalize("NFC", part).encode("utf-8", "surrogatepass"))
         at += len(parts[-1])
         moved.append(at)
     return b"".join(parts), moved[:-1]

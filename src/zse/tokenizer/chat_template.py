@@ -11,6 +11,7 @@ from collections import namedtuple
 from collections.abc import Sequence
 
 from zse.errors import FormatError, RequestError
+from zse.tokenizer import template_fast, template_jinja
 from zse.tokenizer.base import Tokenizer
 
 MAX_SOURCE_BYTES = 64 << 10
@@ -174,14 +175,7 @@ def no_chat_template(model: str) -> RequestError:
 
 def _compile(source: str):
     """An object with render(variables) and literals. ValueError when it is refused."""
-    from zse.tokenizer.template_fast import compile_fast
-
-    compiled = compile_fast(source)
-    if compiled is not None:
-        return compiled
-    from zse.tokenizer.template_jinja import JinjaTemplate
-
-    return JinjaTemplate(source)
+    return template_fast.compile_fast(source) or template_jinja.JinjaTemplate(source)
 
 
 def _unused_mark(given, text: str) -> str:

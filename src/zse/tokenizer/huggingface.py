@@ -6,8 +6,10 @@ Reading 150,000 entries takes `tokenizers` 0.6 s and more, which is longer than 
 
 import struct
 
+import msgspec
+
 from zse.errors import FormatError
-from zse.tokenizer import bpe
+from zse.tokenizer import bpe, wrapped
 from zse.tokenizer.base import Tokenizer
 
 _CASELESS = (
@@ -38,8 +40,6 @@ def from_json(
     config: tokenizer_config.json; special_tokens: special_tokens_map.json; generation_config: for its eos_token_id.
     FormatError: damaged. UnsupportedError: a kind of decoder whose tokens cannot be told apart in bytes.
     """
-    import msgspec
-
     try:
         parsed = msgspec.json.decode(data)
         model = parsed["model"]
@@ -57,9 +57,7 @@ def from_json(
     except (KeyError, TypeError, ValueError, AttributeError, struct.error) as error:
         raise FormatError(path, 0, "tokenizer.json", f"damaged: {type(error).__name__}: {error}") from None
     if made is None:
-        from zse.tokenizer.wrapped import WrappedTokenizer
-
-        made = WrappedTokenizer(data, parsed, path)
+        made = wrapped.WrappedTokenizer(data, parsed, path)
         made.bos_id, made.eos_id = roles["bos"], roles["eos"]
         made.unknown_id, made.pad_id = roles["unk"], roles["pad"]
         made.eos_ids = frozenset(id for text in bpe.END_TEXTS if (id := made.find(text)) is not None)

@@ -1,6 +1,7 @@
 """`load_tokenizer(source)`: the tokenizer of an open model, whatever file it came in."""
 
 from zse.errors import FormatError, UnsupportedError
+from zse.tokenizer import bpe, huggingface
 from zse.tokenizer.base import Tokenizer
 
 KINDS = ("gguf", "hf")
@@ -19,30 +20,21 @@ def load_tokenizer(source, path: str | None = None) -> Tokenizer:
         raise FormatError(path, 0, "tokenizer", "the model has no tokenizer; serve a file that holds one")
     image = getattr(described, "image", None)
     if image is not None:
-        from zse.tokenizer.bpe import from_section, is_section
-
         section = image()
-        if is_section(section):
-            return from_section(section, path)
+        if bpe.is_section(section):
+            return bpe.from_section(section, path)
     if described.kind == "gguf":
-        from zse.tokenizer.bpe import from_gguf
-
-        return from_gguf(described.fields, path)
+        return bpe.from_gguf(described.fields, path)
     if described.kind == "hf":
-        from zse.tokenizer.huggingface import from_json
-
-        return from_json(
-            described.json, described.config, described.special_tokens, getattr(source, "generation_config", None), path
-        )
+        generation = getattr(source, "generation_config", None)
+        return huggingface.from_json(described.json, described.config, described.special_tokens, generation, path)
     raise UnsupportedError("tokenizer source", described.kind, KINDS)
 
 
 def tokenizer_image(source) -> bytes | None:
     """The tables of a model's tokenizer for load_tokenizer() to find again; None where there are no such tables."""
-    from zse.tokenizer.bpe import BPETokenizer
-
     try:
         tokenizer = load_tokenizer(source)
     except (FormatError, UnsupportedError):
         return None  # converting a model does not need its tokenizer to be one that is served
-    return tokenizer.to_section() if isinstance(tokenizer, BPETokenizer) else None
+    return tokenizer.to_section() if isinstance(tokenizer, bpe.BPETokenizer) else None

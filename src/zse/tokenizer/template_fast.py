@@ -1,360 +1,87 @@
 """An interpreter of the Jinja that common chat templates are written in, for the start path.
 
-jinja2 takes 40 ms to import and 5 ms to compile a template, a quarter of the time from exec to the first token of a
-small model; this takes 3 ms in all. compile_fast() returns None for whatever it does not know (macros, calls with
-blocks, rarer filters, names that look like an attack), and jinja2 does it (template_jinja.py). What it does know it
-does as jinja2 would: tests compare the two. Values have no attributes here but the entries of dicts and the methods
-listed, so there is nothing to escape to. Grammar and white space rules: jinja2's documentation and its lexer.
+With jinja2 the first token of a small model comes 17 to 21 ms later (medians of 40 and 50 pairs of starts; benchmarks/LOG.md,
+2026-11-22). compile_fast() returns None for whatever it does not know (macros, blocks, rarer statements, filters and
+tests, names that look like an attack), and jinja2 does it (template_jinja.py). What it does know it does as jinja2 would: tests
+compare the two. Grammar and white space rules: jinja2's documentation and its lexer, with trim_blocks and lstrip_blocks.
+
+A template is written as Python, whose parser gives a syntax tree; none of that is ever executed. The nodes that are known
+become functions: an expression one of the variables, a statement one of the variables and the output.
 """
 
-import operator
+import _ast as ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import reduce
+from typing import Any
 
 from zse.errors import RequestError
-from zse.tokenizer.template_limits import (
-    MAX_INTEGER,
-    Budget,
-    cannot_render,
-    from_json,
-    raise_exception,
-    strftime_now,
-    tojson,
-    too_much,
+from zse.tokenizer.template_limits import HIDDEN_ATTRIBUTES, MAX_INTEGER, cannot_render, too_much
+from zse.tokenizer.template_values import (
+    ARITHMETIC,
+    BUDGET,
+    CALLABLE,
+    COMPARE,
+    FILTERS,
+    FUNCTIONS,
+    KEYWORDS,
+    TESTS,
+    Failure,
+    Loop,
+    Namespace,
+    Undefined,
+    attribute_of,
+    call,
+    item_of,
+    sequence,
 )
+
+Token = tuple[str, str, int]  # kind, text, brackets around it
+Expression = Callable[[dict], Any]
+Statement = Callable[[dict, "Output"], None]
+
+# Letters that no name of a template has: `x | trim` is written as x.ƒtrim(), `x is none` as x.ιnone(), `x is not none` as
+# x.νnone(), a value to print as an assignment to ƒ, an `else` that is not there as ƒ.
+_FILTER, _TEST, _NO_TEST = "ƒιν"
+_PYTHON = {"true": "True", "false": "False", "none": "None", "~": "@"}
+_OTHER_NAMES = frozenset("loop self super caller varargs kwargs cycler joiner lipsum dict".split()) | set(FUNCTIONS)
+
+_OPEN = re.compile(r"\{(?:(?P<kind>[%{#])(?P<sign>[-+]?))")
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<int>\d+(?![\d.]))|(?P<name>[A-Za-z_][A-Za-z0-9_]*)
+    |(?P<string>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<close>[-+]?%\}|-?\}\})
+    |(?P<op>//|\*\*|==|!=|<=|>=|[-+*/%~<>=()\[\]{}.,:|]))""",
+    re.X | re.S,
+)
+_SINGLE = re.compile(r"\s*(?P<op>[-+%}])")
+_COMMENT_END = re.compile(r"([-+]?)#\}")
 
 
 class Unknown(Exception):
     """Something that is left to jinja2."""
 
 
-class Failure(Exception):
-    """What jinja2 would raise UndefinedError and such for."""
+class Output:
+    """The text so far."""
 
+    def __init__(self):
+        self.parts, self.size = [], 0
 
-class Undefined:
-    """The value of a name or attribute that is not there: false, empty, "" in the text; anything else fails."""
-
-    __slots__ = ("name",)
-
-    def __init__(self, name):
-        self.name = name
-
-    def fail(self, *_):
-        raise Failure(f"{self.name!r} is undefined")
-
-    def __bool__(self):
-        return False
-
-    def __str__(self):
-        return ""
-
-    def __iter__(self):
-        return iter(())
-
-    def __len__(self):
-        return 0
-
-    def __eq__(self, other):
-        return type(other) is Undefined
-
-    def __hash__(self):
-        return 0
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __floordiv__ = __mod__ = fail
-    __rtruediv__ = __rfloordiv__ = __rmod__ = __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __pos__ = fail
-    __getitem__ = fail
-
-
-class Namespace:
-    __slots__ = ("values",)
-
-    def __init__(self, *args, **kwargs):
-        self.values = dict(*args, **kwargs)
-
-
-class Loop:
-    """`loop` inside a for."""
-
-    __slots__ = ("items", "index0")
-
-    def __init__(self, items):
-        self.items, self.index0 = items, 0
-
-    def get(self, name):
-        at, size = self.index0, len(self.items)
-        if name == "previtem":
-            return self.items[at - 1] if at else Undefined("there is no previous item")
-        if name == "nextitem":
-            return self.items[at + 1] if at + 1 < size else Undefined("there is no next item")
-        if name == "cycle":
-            return lambda *values: values[at % len(values)]
-        return {
-            "index0": at,
-            "index": at + 1,
-            "first": at == 0,
-            "last": at + 1 == size,
-            "length": size,
-            "revindex": size - at,
-            "revindex0": size - at - 1,
-        }[name]
-
-
-LOOP = frozenset("index index0 first last length revindex revindex0 previtem nextitem cycle".split())
-METHODS: dict[type, frozenset[str]] = {
-    str: frozenset(
-        """capitalize count endswith find index isdigit isspace join lower lstrip replace rfind rsplit
-               rstrip split splitlines startswith strip title upper""".split()
-    ),
-    dict: frozenset(("get", "items", "keys", "values")),
-    list: frozenset(("count", "index")),
-    tuple: frozenset(),
-}
-ALL_METHODS = frozenset().union(*METHODS.values()) | {"cycle"}
-BUDGET = Budget()
-
-
-def attribute_of(value, name):
-    """value.name: in jinja2 a method comes before an entry."""
-    if type(value) is dict and name in METHODS[dict]:
-        return getattr(value, name)
-    return item_of(value, name)
-
-
-def item_of(value, key):
-    """value[key]; Undefined when it is not there."""
-    kind = type(value)
-    if kind is dict:
-        try:
-            if key in value:
-                return value[key]
-        except TypeError:
-            return Undefined(str(key))
-    elif kind is Undefined:
-        value.fail()
-    elif type(key) is str:
-        if kind is Namespace:
-            return value.values[key] if key in value.values else Undefined(key)
-        if kind is Loop and key in LOOP:
-            return value.get(key)
-    elif kind in (list, tuple, str):
-        try:
-            return value[key]
-        except (LookupError, TypeError):
-            return Undefined(str(key))
-    if type(key) is str and key in METHODS.get(kind, ()):
-        return getattr(value, key)
-    return Undefined(str(key))
-
-
-def call(function, args, kwargs):
-    BUDGET.spend()
-    if type(function) is Undefined:
-        function.fail()
-    owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
-    if type(owner) is str and name == "replace":
-        return BUDGET.replace(owner, *args)
-    if type(owner) is str and name == "join":
-        return BUDGET.join(list(*args), owner)
-    if not callable(function):
-        raise Failure(f"{type(function).__name__} is called")
-    return function(*args, **kwargs)
-
-
-# --- filters, tests, functions: each as in jinja2, or bounded (template_limits.py) --------------------------
-
-
-def sequence(value) -> list:
-    made = list(value)
-    BUDGET.spend(1 + len(made))
-    return made
-
-
-def select(keep):
-    def chosen(items, attribute, test=None, *args):
-        check = (lambda value: bool(value)) if test is None else (lambda value: TESTS[test](value, *args))
-        return [item for item in sequence(items) if bool(check(path_of(item, attribute))) is keep]
-
-    return chosen
-
-
-def path_of(value, attribute):
-    for name in str(attribute).split("."):
-        value = item_of(value, int(name) if name.isdigit() else name)
-    return value
-
-
-def default(value, default_value="", boolean=False):
-    return default_value if type(value) is Undefined or (boolean and not value) else value
-
-
-def edge(at):
-    def found(value):
-        items = sequence(value)
-        return items[at] if items else Undefined("there is no item, the sequence was empty")
-
-    return found
-
-
-def to_int(value, default=0):
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        try:
-            return int(float(value))
-        except (TypeError, ValueError, OverflowError):
-            return default
-
-
-def to_float(value, default=0.0):
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return default
-
-
-FILTERS: dict[str, Callable] = {
-    "trim": lambda value, chars=None: str(value).strip(chars),
-    "upper": lambda value: str(value).upper(),
-    "lower": lambda value: str(value).lower(),
-    "capitalize": lambda value: str(value).capitalize(),
-    "length": len,
-    "count": len,
-    "string": str,
-    "list": sequence,
-    "int": to_int,
-    "float": to_float,
-    "default": default,
-    "d": default,
-    "join": lambda value, d="": BUDGET.join(list(value), d),
-    "replace": BUDGET.replace,
-    "tojson": tojson,
-    "from_json": from_json,
-    "items": lambda value: [] if type(value) is Undefined else sequence(value.items()),
-    "first": edge(0),
-    "last": edge(-1),
-    "selectattr": select(True),
-    "rejectattr": select(False),
-    "map": lambda items, *, attribute: [path_of(item, attribute) for item in sequence(items)],
-    "reverse": lambda value: value[::-1] if isinstance(value, str) else sequence(value)[::-1],
-    "abs": abs,
-}
-NUMBERS = (int, float)
-TESTS: dict[str, Callable] = {
-    "defined": lambda value: type(value) is not Undefined,
-    "undefined": lambda value: type(value) is Undefined,
-    "none": lambda value: value is None,
-    "string": lambda value: isinstance(value, str),
-    "mapping": lambda value: isinstance(value, dict),
-    "sequence": lambda value: hasattr(value, "__len__"),
-    "iterable": lambda value: hasattr(value, "__iter__"),
-    "number": lambda value: isinstance(value, NUMBERS),
-    "boolean": lambda value: isinstance(value, bool),
-    "true": lambda value: value is True,
-    "false": lambda value: value is False,
-    "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
-    "float": lambda value: isinstance(value, float),
-    "odd": lambda value: value % 2 == 1,
-    "even": lambda value: value % 2 == 0,
-    "lower": lambda value: str(value).islower(),
-    "upper": lambda value: str(value).isupper(),
-    "in": lambda value, other: value in other,
-    "sameas": lambda value, other: value is other,
-    "divisibleby": lambda value, other: value % other == 0,
-    **dict.fromkeys(("eq", "equalto", "=="), operator.eq),
-    **dict.fromkeys(("ne", "!="), operator.ne),
-    **dict.fromkeys(("lt", "lessthan", "<"), operator.lt),
-    **dict.fromkeys(("le", "<="), operator.le),
-    **dict.fromkeys(("gt", "greaterthan", ">"), operator.gt),
-    **dict.fromkeys(("ge", ">="), operator.ge),
-}
-# Keyword arguments that filters take here; jinja2 knows more.
-KEYWORDS = {
-    "tojson": {"indent", "ensure_ascii", "separators", "sort_keys"},
-    "default": {"default_value", "boolean"},
-    "d": {"default_value", "boolean"},
-    "map": {"attribute"},
-    "join": {"d"},
-}
-FUNCTIONS = {
-    "namespace": Namespace,
-    "range": BUDGET.range,
-    "raise_exception": raise_exception,
-    "strftime_now": strftime_now,
-    "dict": dict,
-}
-
-
-# --- what expressions become: functions of the variables --------------------------------------------------------
-
-_BINARY = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-    "//": operator.floordiv,
-    "%": operator.mod,
-}
-
-
-def choice(condition, value, other):
-    return lambda scope: value(scope) if condition(scope) else other(scope)
-
-
-def either(left, right):
-    return lambda scope: left(scope) or right(scope)
-
-
-def both(left, right):
-    return lambda scope: left(scope) and right(scope)
-
-
-def unary(compute, value):
-    return lambda scope: compute(value(scope))
-
-
-def binary(symbol, left, right):
-    compute = _BINARY[symbol]
-
-    def run(scope):
-        a, b = left(scope), right(scope)
-        BUDGET.check_binary(symbol, a, b)
-        return compute(a, b)
-
-    return run
-
-
-def attribute(value, name):
-    return lambda scope: attribute_of(value(scope), name)
-
-
-def invocation(value, args, kwargs):
-    return lambda scope: call(value(scope), [arg(scope) for arg in args], {key: arg(scope) for key, arg in kwargs})
-
-
-def application(function, value, args, kwargs):
-    """A filter or test."""
-
-    def run(scope):
+    def add(self, value) -> None:
+        text = value if type(value) is str else str(value)
         BUDGET.spend()
-        return function(value(scope), *[arg(scope) for arg in args], **{key: arg(scope) for key, arg in kwargs})
-
-    return run
-
-
-class Break(Exception):
-    pass
-
-
-class Continue(Exception):
-    pass
+        self.size += len(text)
+        BUDGET.check_size(self.size)
+        self.parts.append(text)
 
 
 class FastTemplate:
     """A template as a tree of Python functions. literals: every constant text in it."""
 
-    def __init__(self, body, literals: list[str]):
-        self._body, self.literals = body, literals
+    def __init__(self, source: str):
+        self.literals: list[str] = []
+        tree: Any = compile(_python(source), "template", "exec", ast.PyCF_ONLY_AST)
+        self._body = _Builder(self.literals).statements(tree.body)
 
     def render(self, variables: dict) -> str:
         """The text. RequestError (400) when the template refuses, fails, or takes too much."""
@@ -371,47 +98,302 @@ class FastTemplate:
         return "".join(out.parts)
 
 
-class Output:
-    """The text so far."""
-
-    __slots__ = ("parts", "size")
-
-    def __init__(self):
-        self.parts, self.size = [], 0
-
-    def add(self, value) -> None:
-        text = value if type(value) is str else str(value)
-        BUDGET.spend()
-        self.size += len(text)
-        BUDGET.check_size(self.size)
-        self.parts.append(text)
-
-
 def compile_fast(source: str) -> FastTemplate | None:
     """The template, or None when it needs jinja2: it uses something unknown, or is not valid."""
-    from zse.tokenizer.template_parse import Parser
-
     try:
-        parser = Parser(source)
-        return FastTemplate(parser.template(), parser.literals)
-    except (Unknown, RecursionError):
+        return FastTemplate(source)
+    except (Unknown, SyntaxError, ValueError, LookupError, AttributeError, RecursionError, MemoryError):
         return None
 
 
-def check_constant(text: str) -> str:
-    """A string constant; names such as __class__, or parts of one, are for jinja2's allow-list to judge."""
-    if "__" in text:
+# --- from Jinja to Python
+
+
+def _lex(source: str) -> Iterator[tuple[str, Any]]:
+    """("data", text), ("{", tokens) and ("%", tokens); no comments."""
+    source = re.sub(r"\r\n|\r", "\n", source).removesuffix("\n")
+    at, line_starts = 0, True
+    while found := _OPEN.search(source, at):
+        text, kind, sign, at = source[at : found.start()], found["kind"], found["sign"], found.end()
+        if kind == "{" and sign == "+":
+            sign, at = "", at - 1
+        start = text.rfind("\n") + 1
+        if sign == "-":
+            text = text.rstrip()
+        elif sign != "+" and kind != "{" and (start or line_starts) and not text[start:].strip():
+            text = text[:start]  # lstrip_blocks: white space between the line's start and the block goes
+        yield "data", text
+        if kind == "#":
+            end = _COMMENT_END.search(source, at)
+            if not end:
+                raise Unknown
+            at, closing = end.end(), end[1]
+        else:
+            at, closing, tokens = _lex_code(source, at, "%}" if kind == "%" else "}}")
+            yield kind, tokens
+        if closing == "-":
+            at = len(source) - len(source[at:].lstrip())
+        elif closing != "+" and kind != "{" and source[at : at + 1] == "\n":
+            at += 1  # trim_blocks
+        line_starts = source[at - 1] == "\n"
+    yield "data", source[at:]
+
+
+def _lex_code(source: str, at: int, close: str) -> tuple[int, str, list[Token]]:
+    """Where the code that begins at `at` ends, its closing sign, its tokens."""
+    tokens: list[Token] = []
+    depth = 0
+    while depth >= 0 and (found := _TOKEN.match(source, at)):
+        kind = found.lastgroup or ""
+        if kind == "close" and (depth or not found[kind].endswith(close)):
+            # "}}" inside {{ {"a": {}}["a"] }}, or "-%" and the like in an expression: a single character is the token.
+            found, kind = _SINGLE.match(source, at), "op"
+            if not found:
+                break
+        text, at = found[kind], found.end()
+        if kind == "close":
+            return at, text[0] if text[0] in "-+" else "", tokens
+        depth -= kind == "op" and text in ")]}"
+        tokens.append((kind, text, depth))
+        depth += kind == "op" and text in "([{"
+    raise Unknown
+
+
+def _python(source: str) -> str:
+    """The template in the syntax of Python."""
+    lines = ["pass"]
+    blocks: list[str] = []  # the words of the statements that are open
+    for kind, content in _lex(source):
+        indent = " " * len(blocks)
+        if kind == "data":
+            lines.append(indent + repr(content))
+            continue
+        if kind == "{":
+            lines.append(f"{indent}{_FILTER} = ({_expression(content)})")
+            continue
+        word, tokens = content[0][1], content[1:]
+        if word in ("endif", "endfor"):
+            if tokens or blocks.pop() != word[3:]:
+                raise Unknown
+        elif word in ("if", "for"):
+            at = _outside(tokens, "in")[0] if word == "for" else 0
+            if at and _outside(tokens, "if"):
+                raise Unknown
+            head = f"{_expression(tokens[:at])} in ({_expression(tokens[at + 1 :])})" if at else _expression(tokens)
+            lines += [f"{indent}{word} {head}:", f"{indent} pass"]
+            blocks.append(word)
+        elif word in ("else", "elif"):
+            head = f" {_expression(tokens)}" if word == "elif" else "".join(text for _, text, _ in tokens)
+            lines += [f"{indent[1:]}{word}{head}:", f"{indent}pass"]
+        elif word == "set":
+            at = [text for _, text, _ in tokens[:4]].index("=")
+            lines.append(f"{indent}{_expression(tokens[:at])} = ({_expression(tokens[at + 1 :])})")
+        else:
+            raise Unknown
+    if blocks:
         raise Unknown
-    return text
+    return "\n".join(lines)
 
 
-def check_number(value):
-    if abs(value) > MAX_INTEGER:
+def _outside(tokens: list[Token], word: str) -> list[int]:
+    """Where a word stands outside all brackets."""
+    return [at for at, token in enumerate(tokens) if token == ("name", word, 0)]
+
+
+def _expression(tokens: list[Token]) -> str:
+    missing = len(_outside(tokens, "if")) - len(_outside(tokens, "else"))
+    if not tokens:
         raise Unknown
-    return value
+    return _operands(tokens) + f" else {_FILTER}" * (missing == 1)
 
 
-def check_name(name: str) -> str:
-    if name.startswith("__") or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+def _operands(tokens: list[Token]) -> str:
+    out, at = [], 0
+    while at < len(tokens):
+        (kind, text, depth), at = tokens[at], at + 1
+        if (kind, text) not in (("op", "|"), ("name", "is")):
+            if kind == "name" and text.startswith("__"):
+                raise Unknown
+            out.append(repr(_string_value(text)) if kind == "string" else _PYTHON.get(text, text))
+            continue
+        mark = _FILTER if text == "|" else _TEST
+        if mark == _TEST and tokens[at][1] == "not":
+            mark, at = _NO_TEST, at + 1
+        (kind, name, _), at, arguments = tokens[at], at + 1, []
+        if kind != "name":
+            raise Unknown
+        if tokens[at : at + 1] == [("op", "(", depth)]:
+            end = tokens.index(("op", ")", depth), at)
+            arguments, at = tokens[at + 1 : end], end + 1
+        out.append(f".{mark}{name}({_operands(arguments)})")
+        if at < len(tokens) and tokens[at][:2] in (("op", "."), ("op", "("), ("op", "[")):
+            raise Unknown
+    return " ".join(out)
+
+
+def _string_value(token: str) -> str:
+    body = token[1:-1]
+    return body if "\\" not in body else body.encode("ascii", "backslashreplace").decode("unicode-escape")
+
+
+# --- from Python to functions
+
+
+class _Builder:
+    """Nodes of the syntax tree → functions; raises Unknown for every node that is not known. literals: constant texts."""
+
+    def __init__(self, literals: list[str]):
+        self.literals = literals
+
+    def statements(self, nodes: list) -> Statement:
+        steps = [self._statement(node) for node in nodes if not isinstance(node, ast.Pass)]
+
+        def run(scope, out):
+            for step in steps:
+                step(scope, out)
+
+        return run
+
+    def _statement(self, node) -> Statement:
+        match node:
+            case ast.Expr(ast.Constant(str(text))):
+                self.literals.append(text)
+                return lambda scope, out: out.add(text)
+            case ast.Assign([ast.Name(name)], value):
+                assigned = self.expression(value)
+                if name == _FILTER:
+                    return lambda scope, out: out.add(assigned(scope))
+                return lambda scope, out: scope.__setitem__(name, assigned(scope))
+            case ast.Assign([ast.Attribute(ast.Name(space), name)], value) if not name.startswith("_"):
+                assigned = self.expression(value)
+
+                def assign(scope, out):
+                    if type(scope.get(space)) is not Namespace:
+                        raise Failure("cannot assign attribute on non-namespace object")
+                    scope[space][name] = assigned(scope)
+
+                return assign
+            case ast.If(test, body, orelse):
+                condition, then, other = self.expression(test), self.statements(body), self.statements(orelse)
+
+                def choose(scope, out):
+                    BUDGET.spend()
+                    (then if condition(scope) else other)(scope, out)
+
+                return choose
+            case ast.For(target, items, body, orelse):
+                names = [name.id for name in getattr(target, "elts", [target])]
+                if isinstance(target, ast.Tuple) and len(names) == 1:
+                    raise Unknown
+                return self._for(names, self.expression(items), self.statements(body), self.statements(orelse))
         raise Unknown
-    return name
+
+    def _for(self, names: list[str], items: Expression, body: Statement, otherwise: Statement) -> Statement:
+        if "loop" in names:
+            raise Unknown
+
+        def run(scope, out):
+            values = sequence(items(scope))
+            for index, value in enumerate(values):
+                BUDGET.spend()
+                parts = [value] if len(names) == 1 else list(value)
+                if len(parts) != len(names):
+                    raise Failure(f"a loop over {len(names)} names meets {len(parts)} values")
+                body({**scope, **dict(zip(names, parts, strict=True)), "loop": Loop(values, index)}, out)
+            if not values:
+                otherwise(dict(scope), out)
+
+        return run
+
+    def expression(self, node) -> Expression:
+        kind: type
+        build: Callable[[Any], Expression] = self.expression
+        match node:
+            case ast.Constant(str(text)) if "__" not in text:  # else a name such as __class__: for jinja2's check
+                self.literals.append(text)
+                return lambda scope: text
+            case ast.Constant(bool() | int() | None as value) if value is None or value <= MAX_INTEGER:
+                return lambda scope: value
+            case ast.Name("ƒ"):
+                return lambda scope: Undefined("the else of an inline if")
+            case ast.Name(name) if name not in _OTHER_NAMES:
+                return lambda scope: scope[name] if name in scope else Undefined(name)
+            case ast.List(items) | ast.Tuple(items):
+                kind, parts = list if isinstance(node, ast.List) else tuple, [build(item) for item in items]
+                return lambda scope: kind([part(scope) for part in parts])
+            case ast.Dict(keys, values):
+                pairs = [(build(key), build(value)) for key, value in zip(keys, values, strict=True)]
+                return lambda scope: {key(scope): value(scope) for key, value in pairs}
+            case ast.IfExp(test, value, other):
+                first, second, third = build(test), build(value), build(other)
+                return lambda scope: second(scope) if first(scope) else third(scope)
+            case ast.BoolOp(ast.And(), values):
+                return reduce(lambda left, right: lambda scope: left(scope) and right(scope), map(build, values))
+            case ast.BoolOp(ast.Or(), values):
+                return reduce(lambda left, right: lambda scope: left(scope) or right(scope), map(build, values))
+            case ast.UnaryOp(ast.Not(), value):
+                first = build(value)
+                return lambda scope: not first(scope)
+            case ast.UnaryOp(ast.USub(), ast.Constant() as value):  # -3|abs is (-3)|abs in Jinja
+                first = build(value)
+                return lambda scope: -first(scope)
+            case ast.BinOp(left, op, right):
+                return self._binary(left, op, right)
+            case ast.Compare(left, [op], [right]):
+                first, compare, second = build(left), COMPARE[type(op)], build(right)
+                return lambda scope: compare(first(scope), second(scope))
+            case ast.Attribute(ast.Name("loop"), name) if name in Loop.NAMES:
+                return lambda scope: attribute_of(scope.get("loop", Undefined("loop")), name)
+            case ast.Attribute(value, name) if not name.startswith("_") and name not in HIDDEN_ATTRIBUTES:
+                first = build(value)
+                return lambda scope: attribute_of(first(scope), name)
+            case ast.Subscript(value, key):
+                first, second = build(value), build(key)
+                return lambda scope: item_of(first(scope), second(scope))
+            case ast.Slice(lower, upper, step):
+                bounds = [build(bound) if bound else lambda scope: None for bound in (lower, upper, step)]
+                return lambda scope: slice(*[bound(scope) for bound in bounds])
+            case ast.Call(function, args, keywords) if all(keyword.arg for keyword in keywords):
+                kwargs = {str(keyword.arg): build(keyword.value) for keyword in keywords}
+                return self._call(function, [build(arg) for arg in args], kwargs)
+        raise Unknown
+
+    def _binary(self, left, op, right) -> Expression:
+        if isinstance(left, ast.BinOp) and isinstance(left.op, ast.MatMult) and isinstance(op, (ast.Mult, ast.Mod)):
+            raise Unknown  # a ~ b * c is a ~ (b * c) in Jinja
+        first, second = self.expression(left), self.expression(right)
+        if isinstance(op, ast.MatMult):
+            return lambda scope: BUDGET.concat([first(scope), second(scope)])
+        symbol, compute = ARITHMETIC[type(op)]
+
+        def run(scope):
+            a, b = first(scope), second(scope)
+            BUDGET.check_binary(symbol, a, b)
+            return compute(a, b)
+
+        return run
+
+    def _call(self, function, args: list[Expression], kwargs: dict[str, Expression]) -> Expression:
+        match function:
+            case ast.Attribute(value, name) if name[0] in (_FILTER, _TEST, _NO_TEST):
+                return self._applied(name[0], name[1:], [self.expression(value), *args], kwargs)
+            case ast.Attribute(_, name) if name in CALLABLE:
+                called = self.expression(function)
+            case ast.Name(name) if name in FUNCTIONS:
+                called = lambda scope: scope[name]  # noqa: E731
+            case _:
+                raise Unknown
+        return lambda scope: call(called(scope), [a(scope) for a in args], {k: v(scope) for k, v in kwargs.items()})
+
+    def _applied(self, mark: str, name: str, args: list[Expression], kwargs: dict[str, Expression]) -> Expression:
+        """A filter or a test."""
+        function = (FILTERS if mark == _FILTER else TESTS)[name]
+        if set(kwargs) - KEYWORDS.get(name, set()):
+            raise Unknown
+
+        def run(scope):
+            BUDGET.spend()
+            found = function(*[arg(scope) for arg in args], **{key: arg(scope) for key, arg in kwargs.items()})
+            return not found if mark == _NO_TEST else found
+
+        return run

@@ -6,6 +6,8 @@ time values have no attributes beyond short lists, and steps, CPU time and sizes
 template is to be rendered: jinja2 takes 40 ms.
 """
 
+import functools
+
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.runtime import LoopContext, Macro, Undefined
@@ -15,6 +17,7 @@ from jinja2.utils import Namespace
 from zse.tokenizer.template_limits import (
     HIDDEN_ATTRIBUTES,
     MAX_INTEGER,
+    METHODS,
     Budget,
     cannot_render,
     from_json,
@@ -80,16 +83,6 @@ TESTS = frozenset(
 )
 FUNCTIONS = frozenset(("range", "namespace", "dict", "raise_exception", "strftime_now", "caller"))
 HIDDEN_NAMES = frozenset(("self", "cycler", "joiner", "lipsum", "super"))
-METHODS = {
-    str: frozenset(
-        """capitalize count endswith find index isalnum isalpha isdigit islower isnumeric isspace isupper
-        join lower lstrip partition removeprefix removesuffix replace rfind rindex rpartition rsplit rstrip split
-        splitlines startswith strip swapcase title upper""".split()
-    ),
-    dict: frozenset(("get", "items", "keys", "values")),
-    list: frozenset(("count", "index")),
-    tuple: frozenset(("count", "index")),
-}
 LOOP = frozenset(
     """changed cycle depth depth0 first index index0 last length nextitem previtem revindex
     revindex0""".split()
@@ -217,9 +210,7 @@ class Environment(ImmutableSandboxedEnvironment):
 
     def _counted_filter(self, function):
         # functools.wraps copies jinja2's marks (pass_environment, pass_eval_context) along with the name.
-        from functools import wraps
-
-        @wraps(function)
+        @functools.wraps(function)
         def counted(*args, **kwargs):
             self.budget.spend(1 + sum(len(value) for value in args if isinstance(value, (list, tuple, dict, range))))
             result = function(*args, **kwargs)

@@ -1,10 +1,12 @@
 """What bounds a chat template while it renders, whoever runs it: steps, CPU time, sizes; and the functions it may
 call."""
 
+import re
 import threading
 import time
 
 from zse.errors import RequestError
+from zse.lazy import datetime, json
 
 MAX_OUTPUT_BYTES = 4 << 20
 MAX_STEPS = 1_000_000
@@ -17,6 +19,17 @@ HIDDEN_ATTRIBUTES = frozenset(
     cr_frame cr_code ag_frame ag_code f_globals f_locals f_builtins f_code f_back tb_frame tb_next co_code format
     format_map""".split()
 )
+
+METHODS: dict[type, frozenset[str]] = {
+    str: frozenset(
+        """capitalize count endswith find index isalnum isalpha isdigit islower isnumeric isspace isupper
+        join lower lstrip partition removeprefix removesuffix replace rfind rindex rpartition rsplit rstrip split
+        splitlines startswith strip swapcase title upper""".split()
+    ),
+    dict: frozenset(("get", "items", "keys", "values")),
+    list: frozenset(("count", "index")),
+    tuple: frozenset(("count", "index")),
+}
 
 
 def too_much(what: str) -> RequestError:
@@ -97,8 +110,6 @@ class Budget(threading.local):
 
 def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
     """As transformers': no HTML escapes, and text is not escaped to ASCII."""
-    import json
-
     indent = min(indent, 16) if isinstance(indent, int) else indent[:16] if isinstance(indent, str) else None
     return json.dumps(
         value,
@@ -110,8 +121,6 @@ def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=Fa
 
 
 def from_json(text):
-    import json
-
     return json.loads(text)
 
 
@@ -122,9 +131,6 @@ def raise_exception(message=""):
 
 
 def strftime_now(format="%Y-%m-%d"):
-    import re
-    from datetime import datetime
-
     if len(format) > 64 or re.search(r"%[-_0^#+]*\d", format):  # "%999999999d" pads
         raise cannot_render("it asks for the time in a format that is not supported")
-    return datetime.now().strftime(format)
+    return datetime.datetime.now().strftime(format)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 
 from zse.errors import FormatError, UnsupportedError
+from zse.lazy import tokenizers
 from zse.tokenizer.base import Tokenizer
 
 DECODERS = ("ByteLevel", "ByteFallback", "Metaspace")
@@ -17,10 +18,9 @@ class WrappedTokenizer(Tokenizer):
     """
 
     def __init__(self, data: bytes, parsed: dict, path: str = "tokenizer.json"):
-        from tokenizers import Tokenizer as Library
-
+        from_str = tokenizers.Tokenizer.from_str
         try:
-            self._library = Library.from_str(data.decode("utf-8"))
+            self._library = from_str(data.decode("utf-8"))
         except Exception as error:  # the library raises plain Exception
             raise FormatError(path, 0, "tokenizer.json", f"refused by the tokenizers library: {error}") from None
         self._library.encode_special_tokens = True  # special tokens in a text are text
@@ -40,7 +40,7 @@ class WrappedTokenizer(Tokenizer):
         self._inner = self._library
         if '"prepend_scheme":"first"' in re.sub(rb"\s", b"", data).decode("utf-8", "replace"):
             inner = re.sub(r'("prepend_scheme"\s*:\s*)"first"', r'\1"never"', data.decode("utf-8"))
-            self._inner = Library.from_str(inner)
+            self._inner = from_str(inner)
             self._inner.encode_special_tokens = True
         self._bytes_of: dict[str, int] = {}
 

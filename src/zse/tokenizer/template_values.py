@@ -1,0 +1,162 @@
+"""What the expressions of a chat template compute with where template_fast.py runs it: values, operators, filters, tests.
+
+Each does as jinja2's does, or is bounded (template_limits.py). Values have no attributes but the entries of dicts and the methods
+of METHODS, so there is nothing to escape to.
+"""
+
+import _ast as ast
+import operator
+from collections.abc import Callable
+
+from zse.tokenizer.template_limits import METHODS, Budget, raise_exception, strftime_now, tojson
+
+BUDGET = Budget()
+CALLABLE = frozenset().union(*METHODS.values())
+
+
+class Failure(Exception):
+    """What jinja2 would raise UndefinedError and such for."""
+
+
+class Undefined:
+    """The value of a name or attribute that is not there: false, empty, "" in the text; anything else fails."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def fail(self, *_):
+        raise Failure(f"{self.name!r} is undefined")
+
+    def __str__(self):
+        return ""
+
+    def __iter__(self):
+        return iter(())
+
+    def __len__(self):
+        return 0
+
+    def __eq__(self, other):
+        return type(other) is Undefined
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = __neg__ = fail
+    __lt__ = __le__ = __gt__ = __ge__ = __getitem__ = fail
+
+
+class Namespace(dict):
+    """`namespace()`: what a template may assign to."""
+
+
+class Loop(dict):
+    """`loop` within a for, at one of its items."""
+
+    NAMES = frozenset("index index0 first last length revindex revindex0 previtem nextitem".split())
+
+    def __init__(self, items: list, at: int):
+        size = len(items)
+        super().__init__(index0=at, index=at + 1, first=at == 0, last=at + 1 == size, length=size)
+        self.update(revindex=size - at, revindex0=size - at - 1)
+        self["previtem"] = items[at - 1] if at else Undefined("there is no previous item")
+        self["nextitem"] = items[at + 1] if at + 1 < size else Undefined("there is no next item")
+
+
+def attribute_of(value, name: str):
+    """value.name: in jinja2 a method comes before an entry."""
+    return getattr(value, name) if type(value) is dict and name in METHODS[dict] else item_of(value, name)
+
+
+def item_of(value, key):
+    """value[key], key may be a slice; Undefined when it is not there."""
+    if type(value) is Undefined:
+        value.fail()
+    if isinstance(value, dict) or type(value) in (list, tuple, str) and type(key) is not str:
+        BUDGET.spend(1 + len(value) // 64 * (type(key) is slice))
+        try:
+            return value[key]
+        except (LookupError, TypeError):
+            pass
+    if type(key) is str and key in METHODS.get(type(value), ()):
+        return getattr(value, key)
+    return Undefined(str(key))
+
+
+def call(function, args: list, kwargs: dict):
+    BUDGET.spend()
+    if type(function) is Undefined:
+        function.fail()
+    owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+    if type(owner) is str and name == "replace":
+        return BUDGET.replace(owner, *args)
+    if type(owner) is str and name == "join":
+        return BUDGET.join(list(*args), owner)
+    if not callable(function):
+        raise Failure(f"{type(function).__name__} is called")
+    return function(*args, **kwargs)
+
+
+def sequence(value) -> list:
+    items = list(value)
+    BUDGET.spend(1 + len(items))
+    return items
+
+
+def edge(value, at: int):
+    items = sequence(value)
+    return items[at] if items else Undefined("there is no item, the sequence was empty")
+
+
+def default(value, default_value="", boolean=False):
+    return default_value if type(value) is Undefined or (boolean and not value) else value
+
+
+ARITHMETIC: dict[type, tuple[str, Callable]] = {
+    ast.Add: ("+", operator.add),
+    ast.Sub: ("-", operator.sub),
+    ast.Mult: ("*", operator.mul),
+    ast.Mod: ("%", operator.mod),
+}
+COMPARE: dict[type, Callable] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda left, right: left in right,
+    ast.NotIn: lambda left, right: left not in right,
+}
+FILTERS: dict[str, Callable] = {
+    "trim": lambda value, chars=None: str(value).strip(chars),
+    "upper": lambda value: str(value).upper(),
+    "lower": lambda value: str(value).lower(),
+    "length": len,
+    "string": str,
+    "list": sequence,
+    "default": default,
+    "join": lambda value, d="": BUDGET.join(list(value), d),
+    "replace": BUDGET.replace,
+    "tojson": tojson,
+    "items": lambda value: [] if type(value) is Undefined else sequence(value.items()),
+    "first": lambda value: edge(value, 0),
+    "last": lambda value: edge(value, -1),
+}
+KEYWORDS = {"tojson": {"indent"}, "default": {"boolean"}}  # that filters take here; jinja2 knows more
+TESTS: dict[str, Callable] = {
+    "defined": lambda value: type(value) is not Undefined,
+    "undefined": lambda value: type(value) is Undefined,
+    "none": lambda value: value is None,
+    "string": lambda value: isinstance(value, str),
+    "mapping": lambda value: isinstance(value, dict),
+    "sequence": lambda value: hasattr(value, "__len__"),
+    "iterable": lambda value: hasattr(value, "__iter__"),
+    "number": lambda value: isinstance(value, (int, float)),
+    "boolean": lambda value: isinstance(value, bool),
+    "true": lambda value: value is True,
+    "false": lambda value: value is False,
+}
+FUNCTIONS = {
+    "namespace": Namespace,
+    "range": BUDGET.range,
+    "raise_exception": raise_exception,
+    "strftime_now": strftime_now,
+}
