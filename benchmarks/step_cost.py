@@ -58,7 +58,7 @@ def make(path: str, rows: int, family: str, context: int = 2048, page_size: int 
     )
     runner = Runner(device, load_model(device, plan, start=False), settled)
     if runner.kv.nbytes > MOST_PAGES_BYTES:
-        runner.kv.need = lambda page: None
+        runner.kv.map_to = lambda page: None
     scheduler = Scheduler(
         num_pages=settled.num_pages,
         max_rows=rows,

@@ -41,7 +41,7 @@ class Session:
             deterministic=deterministic,
         )
         order = np.random.default_rng(7).permutation(rows * pages)
-        self.kv.need(rows * pages - 1)
+        self.kv.map_to(rows * pages - 1)
         self._put(
             self.buffers.page_table.with_rows(rows),
             self.kv.table_entries([int(page) for page in order], 0, rows * pages),

@@ -39,7 +39,7 @@ class KVCache:
     """`num_pages` pages of `page_size` tokens in one buffer. keys[l] and values[l]: Tensors of layer l for the kernels;
     see the module for their numbering. groups: layers with a page table of their own (default: all have one); group_of[l]:
     which. Buffers are zero-filled. What is not written costs no memory: on a CPU pages become resident when first
-    written, on a GPU `need` maps more of the buffer's addresses."""
+    written, on a GPU `map_to` maps more of the buffer's addresses."""
 
     def __init__(
         self, device, config, num_pages: int, dtype: str = "f16", groups: Layers | None = None, page_size: int = BLOCK
@@ -66,7 +66,7 @@ class KVCache:
         self.keys = [Tensor(self.buffer, (count, heads, *keys), kind, offset) for offset in at]
         self.values = [Tensor(self.buffer, (count, heads, *values), kind, offset + part) for offset in at]
 
-    def need(self, page: int) -> None:
+    def map_to(self, page: int) -> None:
         """Have memory for pages up to number `page`. DeviceError when there is none."""
         end = (page + 1) * self.page_nbytes
         if end > self.buffer.nbytes:

@@ -379,7 +379,7 @@ class Runner:
                 return
             inputs.page_index[count], inputs.page_value[count] = at, entry
             inputs.page_count[0] = count + 1
-            self.kv.need(pages[first // self.kv.blocks_per_page])
+            self.kv.map_to(pages[first // self.kv.blocks_per_page])
             return
         entries = self.kv.table_entries(pages, first, end)
         new = len(entries)
@@ -387,7 +387,7 @@ class Runner:
             view[at : at + new] = entries
             return
         for page in self.kv.pages_of(pages, first, end):
-            self.kv.need(page)
+            self.kv.map_to(page)
         if count + new > inputs.max_updates:
             # The pages of a long prompt that was in the prefix cache.
             self.device.write(Tensor(self._page_table.buffer, (new,), "i32", 4 * at), entries)

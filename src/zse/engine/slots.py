@@ -57,7 +57,7 @@ class PageMover:
         """In this order. Raises DeviceError."""
         for kind, source, target in transfers:
             if kind == "copy":
-                self._kv.need(target)
+                self._kv.map_to(target)
                 for start, nbytes in self._parts:
                     self._device.copy(start + target * nbytes, start + source * nbytes, nbytes)
             elif kind == "out":
@@ -66,7 +66,7 @@ class PageMover:
                     self._device.copy_out(at, start + source * nbytes, nbytes)
                     at += nbytes
             else:
-                self._kv.need(target)
+                self._kv.map_to(target)
                 at = self.slots.address(source)
                 for start, nbytes in self._parts:
                     self._device.copy_in(start + target * nbytes, at, nbytes)
