@@ -1,0 +1,92 @@
+"""What plug-ins of the step are held to: see engine/feature.py."""
+
+import ast
+import inspect
+import re
+
+import pytest
+from fake_engine import make_engine
+
+from zse.engine import core
+from zse.engine.beams import BeamQueue
+from zse.engine.feature import Feature
+from zse.engine.features import FEATURES, name_of
+from zse.engine.grammars import GrammarQueue
+from zse.engine.jobs import JobQueue
+from zse.engine.messages import Ask
+from zse.engine.offload import DiskTier
+from zse.engine.speculation import Speculation
+from zse.sampling.params import BeamParams, SamplingParams
+from zse.scheduler.options import DEFAULT, RequestOptions
+from zse.structured.options import Structure
+
+CLASSES = {"speculation": Speculation, "beams": BeamQueue, "jobs": JobQueue, "grammars": GrammarQueue, "disk": DiskTier}
+
+
+def test_every_feature_overrides_what_the_interface_has():
+    assert list(CLASSES) == list(FEATURES)
+    hooks = {name: inspect.signature(hook) for name, hook in vars(Feature).items() if inspect.isfunction(hook)}
+    for feature in CLASSES.values():
+        overridden = [name for name in hooks if name in vars(feature)]
+        assert len(overridden) > 1
+        for name in set(overridden) - {"submit"}:  # whose params are of a feature's own kind
+            assert list(inspect.signature(vars(feature)[name]).parameters) == list(hooks[name].parameters), name
+
+
+def test_the_core_names_no_feature():
+    tree = ast.parse(inspect.getsource(core))
+    words = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    words |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    words |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
+    named = [word for word in words for name in FEATURES if re.search(name.rstrip("s")[:5], word, re.IGNORECASE)]
+    assert not named and "FEATURES" in words
+
+
+@pytest.mark.parametrize(
+    ("params", "options", "name"),
+    [
+        (SamplingParams(), DEFAULT, None),
+        (SamplingParams(), RequestOptions(structure=Structure(kind="json_object")), "grammars"),
+        (BeamParams(), DEFAULT, "beams"),
+        (BeamParams(), RequestOptions(structure=Structure(kind="json_object")), "beams"),
+        (Ask("mean"), DEFAULT, "jobs"),
+    ],
+)
+def test_who_takes_a_request(params, options, name):
+    assert name_of(params, options) == name
+
+
+def test_a_feature_is_made_with_its_first_request_and_then_costs_steps_nothing(monkeypatch):
+    engine = make_engine()
+
+    def reply(id):
+        engine.submit(id, [1], SamplingParams(max_tokens=3))
+        tokens = []
+        while engine.has_work:
+            tokens += [token for output in engine.step() for token in output.tokens]
+        return tokens
+
+    assert reply(1) == [2, 3, 4] and not engine._features
+    zeros = {name: 0 for row in FEATURES.values() for name in row.counters}
+    assert engine.counters().items() >= zeros.items() and len(zeros) == 8
+    engine.submit(2, [1], BeamParams(beam_width=2, max_tokens=2))
+    while engine.has_work:
+        assert engine.step() == []
+    (search,) = engine.take_completed()
+    assert search.id == 2 and len(search.result.replies) == 2 and list(engine._features) == ["beams"]
+    assert engine.counters()["beam_searches"] == 1
+    for hook in ("before_schedule", "before_run", "after_commit", "filter_outputs", "after_step"):
+        monkeypatch.setattr(BeamQueue, hook, lambda *arguments: pytest.fail("no live request uses it"), raising=False)
+    assert reply(3) == [2, 3, 4] and engine._live == []
+
+
+def test_features_are_asked_in_the_tables_order():
+    engine = make_engine()
+    first, second = Feature(), Feature()
+    engine.use("disk", second)
+    engine.use("speculation", first)
+    assert list(engine._features.values()) == [first, second]
+    engine.use("disk", None)
+    assert list(engine._features) == ["speculation"]
+    with pytest.raises(KeyError, match="not configured"):
+        engine.feature("disk")
