@@ -59,7 +59,6 @@ GPU_ENGINE = (
     "zse.cache.layout",
     "zse.plan.record",
     "zse.models.decoder",
-    "zse.models.forms",
     "zse.sampling.state",
     "zse.kernels.gpu.sample_parts",
     "zse.kernels.feed",

@@ -282,7 +282,7 @@ def test_cancel_in_the_middle_leaves_the_others_alone(engine_of):
 
 def test_memory_limits_are_kept(model):
     limit = 2_000_000
-    loaded = load_engine(EngineConfig(model=str(model), max_memory=limit, threads=1), Phases(lambda: 0.0))
+    loaded = load_engine(EngineConfig(model=str(model), max_memory=limit, max_rows=8, threads=1), Phases(lambda: 0.0))
     assert limit * 0.9 < sum(loaded.memory_bytes.values()) <= limit and loaded.config.max_context == CONTEXT
     assert loaded.config.num_pages < 8 * CONTEXT // 16
     loaded.engine.close()

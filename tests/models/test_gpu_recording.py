@@ -1,17 +1,14 @@
 """What a step records on a GPU, on a null device that knows the GPU kernels' parameters: no GPU is needed."""
 
-import msgspec
 import pytest
 import tiny
 
 from zse.engine.config import EngineConfig
 from zse.engine.memory import plan_memory
 from zse.engine.runner import Runner
-from zse.errors import ConfigError
 from zse.formats.source import open_model
 from zse.kernel import cache
 from zse.kernel.emit import emit_gpu
-from zse.kernels.gpu.gemm_parts import PARTIAL_BYTES
 from zse.models.load import load_model, plan_model
 from zse.runtime.null import NullGPU
 
@@ -77,65 +74,14 @@ def test_every_recording_is_complete(gpu, family, kv_dtype, tmp_path):
             assert len(symbols) == 2 + 5 - gpu.simt + 8 * layers + 2 + 2
 
 
-def test_turns_alternate_and_feed_each_other(gpu, tmp_path):
+def test_step_sets_alternate_and_feed_each_other(gpu, tmp_path):
     runner = runner_of(gpu, write("llama", tmp_path))
     first, second = (runner._graph("decode", 1, number) for number in (0, 1))
     feeds = [
         next(launch for launch in graph.launches if launch.symbol == "feed_tokens").args for graph in (first, second)
     ]
-    tokens = [turn.sampler.tokens.address for turn in runner._turns]
+    tokens = [each.sampler.tokens.address for each in runner._sets]
     assert [feed["sampled"].address for feed in feeds] == tokens[::-1]
     uploads = [graph.launches[0].staging for graph in (first, second)]
-    assert uploads == [turn.inputs.staging for turn in runner._turns] and uploads[0] is not uploads[1]
+    assert uploads == [each.inputs.staging for each in runner._sets] and uploads[0] is not uploads[1]
     assert first.launches[0].nbytes < runner._graph("mixed", 512, 0).launches[0].nbytes
-
-
-@pytest.mark.parametrize(
-    "family, kv_dtype, context, size",
-    [
-        ("llama", "int8", None, 16),
-        ("gemma3", "bf16", None, 16),
-        ("llama", "bf16", None, 128),
-        ("gemma3", "bf16", None, 32),
-        ("llama", "bf16", 65001, 64),
-    ],
-)
-def test_the_memory_plan_counts_what_is_allocated(family, kv_dtype, context, size, tmp_path):
-    """context: a longer one than the model's, for which pages of `size` tokens are what auto takes."""
-    gpu = SmallGPU()
-    source = open_model(write(family, tmp_path))
-    plan = plan_model(source, family="gpu")
-    if context:
-        plan = plan._replace(config=msgspec.structs.replace(plan.config, max_context=context))
-    memory = plan_memory(
-        EngineConfig(model="m", max_rows=4, kv_dtype=kv_dtype, page_size=0 if context or size == 16 else size),
-        plan,
-        gpu,
-    )
-    assert memory.config.page_size == size and f"pages of {size} tokens" in memory.describe()
-    runner = Runner(gpu, load_model(gpu, plan), memory.config)
-    assert runner.runs_ahead
-    labels = gpu.memory()
-    # The GEMM's scratch comes with its first recording.
-    counted = memory.parts["scratch"] - gpu.num_sms * PARTIAL_BYTES
-    assert labels["kv cache"] == memory.parts["kv cache"]
-    assert labels["weights"] == pytest.approx(sum(plan.memory_bytes.values()), rel=0.01)
-    # The plan may round up, never down by more than alignment.
-    real = sum(nbytes for label, nbytes in labels.items() if label not in ("kv cache", "weights"))
-    assert real <= counted * 1.02 + 65536 and counted <= real * 1.25 + 65536
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (dict(max_memory=600 << 20, num_pages=10_000), "over the 600 MiB of --max-memory: .* tokens fits, or raise"),
-        (dict(max_memory=530 << 20), "of memory .*over the 530 MiB of --max-memory: use --quantize int4"),
-        (dict(num_pages=1_300_000, max_context=256), "free on this GPU: --max-context x --max-concurrency of at most"),
-    ],
-)
-def test_what_does_not_fit_is_counted_before_anything_is_allocated(tmp_path, options, message):
-    gpu = SmallGPU()
-    source = open_model(write("llama", tmp_path))
-    with pytest.raises(ConfigError, match=message):
-        plan_memory(EngineConfig(**dict(model="m", max_rows=4) | options), plan_model(source, family="gpu"), gpu)
-    assert gpu.memory() == {}

@@ -16,7 +16,7 @@ TEMPERATURE, TOP_P = 0.7, 0.95
 
 
 def add_engine_options(parser) -> None:
-    """--device, --threads, --activations, --kv-dtype, --max-context, --max-memory, --quantize."""
+    """--device, --threads, --activations, --kv-dtype, --max-context, --max-memory, --gpu-memory-utilization, --quantize."""
     group = parser.add_argument_group("engine")
     group.add_argument(
         "--device",
@@ -54,6 +54,12 @@ def add_engine_options(parser) -> None:
         type=memory_size,
         metavar="SIZE",
         help="most memory for weights, KV and scratch, for example 6G or 800M (default: what is there)",
+    )
+    group.add_argument(
+        "--gpu-memory-utilization",
+        type=number(float, 0.01, 1.0),
+        metavar="SHARE",
+        help="of the memory that is free on a GPU, the share that they may take together (default: 0.95)",
     )
     group.add_argument(
         "--quantize",
@@ -280,7 +286,10 @@ def add_serving_options(parser) -> None:
         group.add_argument(*flags, **settings)
 
 
-ENGINE_OPTIONS = ("device", "threads", "activations", "kv_dtype", "max_context", "max_memory", "quantize")
+ENGINE_OPTIONS = (
+    *("device", "threads", "activations", "kv_dtype", "max_context"),
+    *("max_memory", "gpu_memory_utilization", "quantize"),
+)
 
 
 def engine_options(args) -> dict:

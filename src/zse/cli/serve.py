@@ -240,6 +240,7 @@ def _engine_arguments(args, path: str) -> list[str]:
         "threads": args.threads,
         "max-context": args.max_context,
         "max-memory": args.max_memory,
+        "gpu-memory-utilization": args.gpu_memory_utilization,
         "quantize": args.quantize,
         "max-waiting": max(1, args.max_queue + most_rows),
     }

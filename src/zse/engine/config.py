@@ -70,7 +70,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     preemption: what becomes of a request that must give up its pages: "recompute", "swap" to host memory as far as there
     is any, or "auto". reserve_output: keep pages free for the reply that is expected. max_waiting_tokens: prompt tokens that may queue.
     quantize: "int4" or "int8": quantize dense matrices while loading. max_memory: bytes that weights, KV pages and
-    scratch may take together. max_waiting: requests that may queue behind the running ones.
+    scratch may take together. gpu_memory_utilization: the part of a GPU's free memory that they may take (auto: 0.95). max_waiting: requests that may queue behind the running ones.
     warm_grammars: start the process that structured output needs in idle time, before the first such request, and keep it
     (auto: beside weights of a GiB or more, of which its 50 to 150 MB are a small part).
     lazy_masks: draw tokens of requests with a grammar without its mask, which is computed where the grammar refuses the
@@ -101,6 +101,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_dtype: str = AUTO
     quantize: str | None = None
     max_memory: int | None = None
+    gpu_memory_utilization: float | None = None
     max_waiting: int = 1024
     warm_grammars: bool | None = None
     lazy_masks: bool | None = None
@@ -136,6 +137,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"page_size {self.page_size!r} is neither 0 (auto) nor one of {', '.join(map(str, PAGE_SIZES))}"
             )
         _range("max_memory", self.max_memory, 1, 1 << 50)
+        share = self.gpu_memory_utilization
+        if share is not None and (isinstance(share, bool) or not 0.01 <= share <= 1.0):
+            raise ConfigError(f"gpu_memory_utilization {share!r} is not a number from 0.01 to 1")
         _range("max_waiting", self.max_waiting, 1, 1 << 20)
         _range("max_waiting_tokens", self.max_waiting_tokens, 1, 1 << 30)
         _range("ageing_ms", self.ageing_ms, 0, 3_600_000)
@@ -253,15 +257,17 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(f"{name}={getattr(self, name)}" for name in self.__struct_fields__ if name != "model")
 
 
-def settle(config: EngineConfig, family: str, *, weight_bytes: int = 0, token_bytes: int = 1) -> Settings:
-    """The settings for a device of `family`. weight_bytes: of the model; token_bytes: scratch that one token of a step
+def settle(
+    config: EngineConfig, family: str, *, weight_bytes: int = 0, token_bytes: Callable[[], int] = lambda: 1
+) -> Settings:
+    """The settings for a device of `family`. weight_bytes: of the model; token_bytes(): scratch that one token of a step
     takes. Raises ConfigError for a type that the device does not compute with."""
     max_rows = config.max_rows or MAX_ROWS[family]
     tokens = config.max_tokens_per_step
     if tokens is None and family == "gpu":
         least, most = GPU_STEP_TOKENS
-        tokens = least
-        while tokens < most and 2 * tokens * token_bytes <= SCRATCH_SHARE * weight_bytes:
+        tokens, each = least, token_bytes()
+        while tokens < most and 2 * tokens * each <= SCRATCH_SHARE * weight_bytes:
             tokens *= 2
         tokens = max(tokens, max_rows)
     elif tokens is None:

@@ -1,6 +1,6 @@
 """Forwards without sampling, for jobs (engine/jobs.py): the hidden states of a chunk, and any of its lines of logits.
 
-They use the Runner's decoder, pages and logits between its steps, and inputs of their own: what is submitted and not
+They use the Runner's planner, pages and logits between its steps, and inputs of their own: what is submitted and not
 collected yet is not disturbed. Everything here waits for the device before it returns.
 """
 
@@ -10,10 +10,13 @@ from typing import Any, NamedTuple
 
 from zse.cache.pages import blocks_for
 from zse.engine.messages import TokenLogprob
-from zse.engine.runner import JOB_ROWS
-from zse.engine.step import StepInputs, new_blocks
+from zse.engine.page_table import PageTable
+from zse.engine.step import StepInputs, job_inputs, job_sampler
+from zse.kernels import page_table as page_tables
 from zse.kernels.sample import logprob_rows
+from zse.lazy import numpy as np
 from zse.sampling.params import SamplingParams
+from zse.sampling.state import SamplerState
 from zse.tensor import Tensor
 
 
@@ -46,25 +49,12 @@ class _TopRequest(NamedTuple):
 
 
 class Forwards:
-    """decoder, config, page_table, logits, history: the Runner's. size_for(tokens): the size of recording for them.
-    update_table(inputs, row, pages, length, first, end): writes entries of the page table of a sequence of `length`
-    tokens, or, where writes_table is false, puts them into the inputs. What is needed on the device is made when first asked for."""
+    """planner, config, table, logits, history: the Runner's. size_for(tokens): the size of recording for them. What is
+    needed on the device is made when first asked for."""
 
-    def __init__(
-        self,
-        decoder,
-        config,
-        *,
-        page_table: Tensor,
-        logits: Tensor,
-        history,
-        size_for: Callable[[int], int],
-        update_table: Callable,
-        writes_table: bool,
-    ):
-        self._decoder, self._device, self._config = decoder, decoder.device, config
-        self._page_table, self._logits, self._history = page_table, logits, history
-        self._size_for, self._update_table, self._writes_table = size_for, update_table, writes_table
+    def __init__(self, planner, config, *, table: PageTable, logits: Tensor, history, size_for: Callable[[int], int]):
+        self._planner, self._device, self._config = planner, planner.device, config
+        self._table, self._logits, self._history, self._size_for = table, logits, history, size_for
         self.max_lines: int = logits.shape[0]
         self._inputs: StepInputs | None = None
         self._graphs: dict[tuple[str, int], Any] = {}
@@ -82,14 +72,16 @@ class Forwards:
         at = context = 0
         for piece in pieces:
             end, last, row = piece.start + piece.num_tokens, at + piece.num_tokens, self._config.max_rows + piece.row
-            self._update_table(inputs, row, piece.pages, len(piece.tokens), blocks_for(piece.start), blocks_for(end))
+            self._table.write_job(
+                inputs, piece.row, piece.pages, len(piece.tokens), blocks_for(piece.start), blocks_for(end)
+            )
             arrays.token_ids[at:last] = piece.tokens[piece.start : end]
             arrays.source[at:last] = array("i", [-1]) * piece.num_tokens
             arrays.positions[at:last] = array("i", range(piece.start, end))
             arrays.token_row[at:last] = array("i", [row]) * piece.num_tokens
             at, context = last, max(context, end)
         graph = self._graphs.get(("hidden", size)) or self._record_hidden(size)
-        symbols = self._decoder.symbols(tokens, 1, context, max_tokens=size)
+        symbols = self._planner.symbols(tokens, 1, context, max_tokens=size)
         graph.submit(**{name: symbols[name] for name in graph.symbols}).wait()
 
     def logprobs(self, lines: list[Line]) -> list[TokenLogprob]:
@@ -129,42 +121,35 @@ class Forwards:
     def hidden(self, place: int, count: int):
         """Hidden states after the final norm, float64 NumPy [count, hidden_size], of the chunk's tokens from `place`
         on. The norm is computed here: on no device is its f32 output needed otherwise."""
-        import numpy as np
-
-        decoder = self._decoder
-        tensor = decoder.hidden
+        planner = self._planner
+        tensor = planner.hidden
         width = tensor.shape[1]
         part = Tensor(tensor.buffer, (count, width), "f32", tensor.offset + 4 * width * place)
         lines = np.frombuffer(self._device.read(part), np.float32).reshape(count, width).astype(np.float64)
         if self._final_norm is None:
-            self._final_norm = np.frombuffer(self._device.read(decoder.model.vectors["final_norm"]), np.float32).astype(
+            self._final_norm = np.frombuffer(self._device.read(planner.model.vectors["final_norm"]), np.float32).astype(
                 np.float64
             )
-        return lines / np.sqrt((lines * lines).mean(axis=1, keepdims=True) + decoder.config.norm_eps) * self._final_norm
+        return lines / np.sqrt((lines * lines).mean(axis=1, keepdims=True) + planner.config.norm_eps) * self._final_norm
 
     def close(self) -> None:
         for graph in self._graphs.values():
             graph.close()
         self._graphs.clear()
 
+    def reserve(self) -> None:
+        """Allocate what the first chunk and the first alternatives do."""
+        self._inputs = self._inputs or self._make_inputs()
+        self._sampler = self._sampler or self._make_sampler()
+
     # -- recordings
 
     def _make_inputs(self) -> StepInputs:
-        tokens = self._config.max_tokens_per_step
-        self._head_words = self._device.staging(16 * self.max_lines, label="step")
-        return StepInputs(
-            self._device,
-            max_tokens=tokens,
-            max_rows=self.max_lines,
-            max_updates=self._decoder.kv.num_groups * new_blocks(tokens, JOB_ROWS),
-        )
+        inputs, self._head_words = job_inputs(self._device, self._config, self.max_lines, self._planner.kv.num_groups)
+        return inputs
 
-    def _make_sampler(self):
-        from zse.sampling.state import SamplerState
-
-        return SamplerState(
-            self._device, self._logits.shape[1], max_rows=self.max_lines, max_tokens=1, history=self._history
-        )
+    def _make_sampler(self) -> SamplerState:
+        return job_sampler(self._device, self._logits, self._history)
 
     def _top_request(self, top: int) -> _TopRequest:
         found = self._top_of.get(top)
@@ -184,14 +169,14 @@ class Forwards:
         inputs = self._inputs
         assert inputs is not None
         recorder = self._device.record()
-        step, _ = inputs.buffers(size, self._page_table, self._logits)
+        step, _ = inputs.buffers(size, self._table.tensor, self._logits)
         inputs.upload(recorder, size)
-        if not self._writes_table:
-            from zse.kernels.page_table import update_pages
-
+        if not self._table.in_place:
             tensors = inputs.tensors
-            update_pages(recorder, tensors["page_count"], tensors["page_index"], tensors["page_value"], step.page_table)
-        self._decoder.record_hidden(recorder, step=step, max_tokens=size)
+            page_tables.update_pages(
+                recorder, tensors["page_count"], tensors["page_index"], tensors["page_value"], step.page_table
+            )
+        self._planner.record_hidden(recorder, step=step, max_tokens=size)
         graph = self._graphs["hidden", size] = recorder.finish()
         return graph
 
@@ -202,7 +187,7 @@ class Forwards:
             for index, dtype in enumerate(("i32", "i32", "f32", "i32"))
         )
         recorder.upload(self._head_words)
-        self._decoder.record_head(recorder, wanted, self._logits)
+        self._planner.record_head(recorder, wanted, self._logits)
         rows = recorder.symbol("rows", count)
         logits = self._logits.with_rows(rows)
         logprob_rows(recorder, logits, *(tensor.with_rows(rows) for tensor in (targets, logprob, argmax)))

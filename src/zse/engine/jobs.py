@@ -19,7 +19,7 @@ from zse.engine.feature import Feature
 from zse.engine.forwards import Line, Piece
 from zse.engine.messages import Ask, Measured, TokenLogprob
 from zse.engine.metrics import JOB_COUNTERS
-from zse.engine.runner import JOB_ROWS
+from zse.engine.step import JOB_ROWS
 from zse.errors import RequestError
 from zse.lazy import numpy as np
 from zse.scheduler.batch import numerical_error, timeout_error

@@ -6,10 +6,11 @@ recorded without them. Where tokens may be drawn first (engine/lazy_masks.py), a
 and one more, of a line, for each token that is refused.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from zse.engine.lazy_masks import SECOND_DRAW, DrawnRun, check_drawn, check_masked, may_draw_first
-from zse.engine.step import ALIGN
+from zse.engine.step import masks_at, masks_staging
 from zse.errors import RequestError
 from zse.kernels.mask import mask_logits
 from zse.structured.service import Grammars, MaskAsk
@@ -100,33 +101,33 @@ class Masking:
         self._device, self._logits = device, logits
         self._lines, vocab = logits.shape
         self._words = (vocab + 31) // 32
-        self._at = -(-4 * self._lines // ALIGN) * ALIGN
-        self._stagings: dict[int, Any] = {}  # by the number of the turn
+        self._at = masks_at(self._lines)
+        self._stagings: dict[int, Any] = {}  # by the number of the StepSet
         self._graphs: dict[tuple[int, int], Any] = {}
-        self._line_graphs: dict[tuple[int, int], Any] = {}  # by turn and line
+        self._line_graphs: dict[tuple[int, int], Any] = {}  # by StepSet and line
 
-    def submit(self, turn, rows: int, masks: StepMasks):
-        """Wait for the masks, then mask and sample `rows` lines of logits; the Ticket. turn: the runner's _Turn."""
+    def submit(self, buffers, rows: int, masks: StepMasks):
+        """Wait for the masks, then mask and sample `rows` lines of logits; the Ticket. buffers: the runner's StepSet."""
         size = next((1 << bits for bits in range(16) if 1 << bits >= rows), rows)
         size = min(size, self._lines)
-        graph = self._graphs.get((turn.number, size)) or self._record(turn, size)
+        graph = self._graphs.get((buffers.number, size)) or self._record(buffers, size)
         lines = masks.first_lines()
-        place = self._stagings[turn.number].host[: 4 * rows].cast("i")
+        place = self._stagings[buffers.number].host[: 4 * rows].cast("i")
         for row in range(rows):
             place[row] = -1
         for line in lines:
-            self._write(turn.number, line, masks.memory)
+            self._write(buffers.number, line, masks.memory)
         return graph.submit(rows=rows)
 
-    def settle(self, turn, rows: int, masks: StepMasks) -> None:
+    def settle(self, buffers, rows: int, masks: StepMasks) -> None:
         """Hold what was sampled without a mask in `rows` lines against the grammars, and sample again what they refuse.
         What was submitted has run. For a device that does not run ahead: its logits are still there, and the host reads
         them."""
-        sampler, logits, vocab = turn.sampler, self._logits.view(), self._logits.shape[1]
+        sampler, logits, vocab = buffers.sampler, self._logits.view(), self._logits.shape[1]
 
         def draw_again(line: int, kept: int | None) -> int:
-            graph = self._line_graphs.get((turn.number, line)) or self._record_line(turn, line)
-            self._write(turn.number, line, masks.memory)
+            graph = self._line_graphs.get((buffers.number, line)) or self._record_line(buffers, line)
+            self._write(buffers.number, line, masks.memory)
             sampler.draw_again(line, SECOND_DRAW)
             graph.run()
             if kept is not None:
@@ -144,14 +145,17 @@ class Masking:
     def _staging(self, number: int):
         staging = self._stagings.get(number)
         if staging is None:
-            staging = self._stagings[number] = self._device.staging(
-                self._at + 4 * self._lines * self._words, label="masks"
-            )
+            staging = self._stagings[number] = masks_staging(self._device, self._logits)
         return staging
 
-    def _record_line(self, turn, line: int):
+    def reserve(self, numbers: Iterable[int]) -> None:
+        """Allocate what the first masks do. numbers: of the step buffers."""
+        for number in numbers:
+            self._staging(number)
+
+    def _record_line(self, buffers, line: int):
         """Mask and sample one line of logits."""
-        buffer = self._staging(turn.number).buffer
+        buffer = self._staging(buffers.number).buffer
         recorder = self._device.record()
         vocab = self._logits.shape[1]
         logits = Tensor(self._logits.buffer, (1, vocab), "f32", self._logits.offset + 4 * line * vocab)
@@ -161,12 +165,12 @@ class Masking:
             Tensor(buffer, (self._lines, self._words), "i32", self._at),
             Tensor(buffer, (1,), "i32", 4 * line),
         )
-        turn.sampler.record(recorder, logits, line)
-        graph = self._line_graphs[turn.number, line] = recorder.finish()
+        buffers.sampler.record(recorder, logits, line)
+        graph = self._line_graphs[buffers.number, line] = recorder.finish()
         return graph
 
-    def _record(self, turn, size: int):
-        staging = self._staging(turn.number)
+    def _record(self, buffers, size: int):
+        staging = self._staging(buffers.number)
         recorder = self._device.record()
         rows = recorder.symbol("rows", size)
         recorder.upload(staging, 0, self._at + 4 * size * self._words)
@@ -174,9 +178,9 @@ class Masking:
         mask = Tensor(staging.buffer, (self._lines, self._words), "i32", self._at)
         line_of_row = Tensor(staging.buffer, (self._lines,), "i32").with_rows(rows)
         mask_logits(recorder, logits, mask, line_of_row)
-        turn.sampler.record(recorder, logits)
-        recorder.download(turn.results)
-        graph = self._graphs[turn.number, size] = recorder.finish()
+        buffers.sampler.record(recorder, logits)
+        recorder.download(buffers.results)
+        graph = self._graphs[buffers.number, size] = recorder.finish()
         return graph
 
     def close(self) -> None:

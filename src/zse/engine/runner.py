@@ -3,27 +3,34 @@
 Device memory and graphs have this one writer. Everything here is flat arrays and memoryviews: a decode step of eight
 rows costs tens of microseconds of Python.
 
-On a GPU a step is submitted while the one before still runs, so two StepInputs are filled in turn, and a token that the
-host has not read yet is named by its line in the step before (`feed_tokens`). On a CPU there is one: host and device
-memory are the same, and the page table is written in place.
+On a device that runs ahead a step is submitted while the one before still runs, so two StepSets are filled alternately, and
+a token that the host has not read yet is named by its line in the step before (`feed_tokens`). Else there is one; where
+host and device memory are the same, the page table is written in place.
 """
 
 from array import array
+from functools import lru_cache
 from typing import Any, NamedTuple
 
-from zse.cache.pages import BLOCK, blocks_for
-from zse.engine.config import STEPS_IN_FLIGHT, ResolvedConfig
+from zse.cache.groups import PageGeometry, geometry, group_layers
+from zse.cache.layout import KVCache
+from zse.cache.pages import BLOCK
+from zse.engine import forwards, masking
+from zse.engine.config import ResolvedConfig
 from zse.engine.messages import TokenLogprob
+from zse.engine.page_table import PageTable
 from zse.engine.slots import PageMover
-from zse.engine.step import StepInputs, new_blocks
+from zse.engine.step import StepInputs, job_inputs, job_sampler, masks_staging, new_blocks
+from zse.kernels import feed, page_table
+from zse.models.registry import forward_of
+from zse.plan.record import Planner, new_tensor
+from zse.sampling.state import SamplerState, input_nbytes, result_nbytes
 from zse.scheduler.batch import Batch, Entry
 from zse.scheduler.request import Request
 from zse.tensor import Tensor
 
 # Lines of logits kept at least: jobs read so many at a time. Lines that are not used are never touched.
 SCORE_ROWS = 16
-# Lines of the page table behind the requests', for jobs (engine/forwards.py).
-JOB_ROWS = 8
 # Tokens of a prompt that a first request on a GPU is likely not to have more of: its recording is made first.
 SHORT_PROMPT = 64
 
@@ -33,44 +40,49 @@ def logit_rows(max_lines: int, max_tokens_per_step: int) -> int:
     return max(max_lines, min(SCORE_ROWS, max_tokens_per_step))
 
 
-class _Turn(NamedTuple):
-    """One of the StepInputs and the sampler whose parameters and results go with it."""
+@lru_cache(maxsize=2)
+def _ascending(count: int) -> "memoryview[int]":
+    return memoryview(array("i", range(count)))
+
+
+class StepSet(NamedTuple):
+    """The inputs and results that steps use, alternately with another set on a device that runs ahead.
+
+    results: the Staging that is downloaded at the end; sampler: whose parameters stand in the inputs."""
 
     number: int
     inputs: StepInputs
-    results: Any  # the Staging that is downloaded at the end
-    sampler: Any
+    results: Any
+    sampler: SamplerState
 
 
 class FilledStep(NamedTuple):
-    """A batch whose inputs are written: the Graph to replay, with which symbols, and the sampler that has its results."""
+    """A batch whose inputs are written: the Graph to replay, with which symbols, in which buffers."""
 
     graph: Any
     symbols: dict[str, int]
-    sampler: Any
-    turn: Any = None
+    buffers: StepSet
+
+    @property
+    def sampler(self) -> SamplerState:
+        """It has the results."""
+        return self.buffers.sampler
 
 
 class Runner:
     """model: zse.models.load.Model, whose weights need not be loaded yet; submit() must not be called before they are.
 
-    runs_ahead: whether a second batch may be submitted before the first is collected (default: on a GPU). On a CPU
+    runs_ahead: whether a second batch may be submitted before the first is collected (default: the device's). On a CPU
     it is for tests of that: a step runs when it is submitted, and penalties do not see the token in flight. grouped:
     whether layers with a window have page tables of their own (Entry.windows), where the model has both kinds.
     """
 
     def __init__(self, device, model, config: ResolvedConfig, runs_ahead: bool | None = None, grouped: bool = True):
-        from zse.cache.groups import PageGeometry, geometry, group_layers
-        from zse.cache.layout import KVCache
-        from zse.models.registry import forward_of
-        from zse.plan.record import Planner
-
         self.device, self.model, self.config = device, model, config
         grouped = grouped and config.kv_layout == "paged"
-        self.runs_ahead = device.family == "gpu" if runs_ahead is None else runs_ahead
+        self.runs_ahead = device.runs_ahead if runs_ahead is None else runs_ahead
         # The device is done with the logits when a step's tokens are known: they can be sampled again.
         self.lazy_masks = config.lazy_masks and not self.runs_ahead
-        self._max_blocks = blocks_for(config.max_context)
         self._lines = lines = logit_rows(config.max_lines, config.max_tokens_per_step)
         self.kv = KVCache(
             device,
@@ -80,20 +92,23 @@ class Runner:
             group_layers(model.config) if grouped else None,
             config.page_size,
         )
-        self._geometry = PageGeometry(page_size=config.page_size)
+        pages = PageGeometry(page_size=config.page_size)
         if grouped:
-            self._geometry = geometry(
-                model.config, config.max_tokens_per_step, STEPS_IN_FLIGHT[device.family], config.page_size
-            )
-        # Rows more, which no request gets: jobs write their pages there. One table behind the other, of each group.
-        self._table_rows = config.max_rows + JOB_ROWS
-        self._page_table = _new(device, "step", "i32", self._table_rows * self.kv.num_groups, self._max_blocks)
-        self._logits = _new(device, "step", "f32", lines, model.config.vocab_size)
-        self._history: Tensor | None = None  # of tokens, by block (GPU)
-        self._turns = self._make_turns()
+            pages = geometry(model.config, config.max_tokens_per_step, device.steps_in_flight, config.page_size)
+        self._table = PageTable(
+            device,
+            self.kv,
+            pages,
+            max_rows=config.max_rows,
+            max_context=config.max_context,
+            in_place=not self.runs_ahead,
+        )
+        self._logits = new_tensor(device, "step", "f32", lines, model.config.vocab_size)
+        self._history: Tensor | None = None  # of tokens, by block, where the host cannot keep it
+        self._sets = self._make_sets()
         self.pages = PageMover(device, self.kv, self._history)
-        buffers, _ = self._turns[0].inputs.buffers(config.max_tokens_per_step, self._page_table, self._logits)
-        self.decoder = Planner(
+        buffers, _ = self._sets[0].inputs.buffers(config.max_tokens_per_step, self._table.tensor, self._logits)
+        self.planner = Planner(
             device,
             forward_of(model.config),
             model,
@@ -102,31 +117,28 @@ class Runner:
             activations=config.activations,
             deterministic=config.deterministic,
         )
-        self._sizes = self.decoder.sizes
-        self._table_view = None if self.runs_ahead else self._page_table.view()
-        self._ascending = memoryview(array("i", range(config.max_context)))
+        self._sizes = self.planner.sizes
+        self._ascending = _ascending(config.max_context)
         self._graphs: dict[tuple[str, int, int], Any] = {}
-        self._forwards: Any = None
-        self._masking: Any = None
+        self._forwards: forwards.Forwards | None = None
+        self._masking: masking.Masking | None = None
         self._wanted_first = self._first_recordings()
-        # For each row of the page table: whose stay it describes, and how many of its blocks are written.
-        self._residents: list[tuple[Request | None, int, int]] = [(None, 0, 0)] * config.max_rows
         # Drafts are verified in runs of several tokens that all have logits; a CPU's launches for it are those of decode.
-        self._run_kind = "decode" if device.family == "cpu" else "verify"
+        self._run_kind = "verify" if device.runs_ahead else "decode"
         self._line_of_row = [0] * config.max_rows  # in the batch submitted last
         self._num_submitted = 0
-        self._decoded: tuple[list[Request], list[int]] = [], []  # requests and their stays, of the last decode step
+        self._decoded: tuple[list[Request], list[int]] = (
+            [],
+            [],
+        )  # requests and their residencies, of the last decode step
 
-    def _make_turns(self) -> list[_Turn]:
-        from zse.kernels.feed import TokenHistory
-        from zse.sampling.state import SamplerState, input_nbytes, result_nbytes
-
+    def _make_sets(self) -> list[StepSet]:
         config, device = self.config, self.device
         history = None
-        if device.family == "gpu":
-            self._history = _new(device, "step", "i32", self.kv.num_blocks, BLOCK)
-            history = TokenHistory(self._history, self._page_table, self.kv.parts_per_block)
-        turns = []
+        if not device.shares_memory:
+            self._history = new_tensor(device, "step", "i32", self.kv.num_blocks, BLOCK)
+            history = feed.TokenHistory(self._history, self._table.tensor, self.kv.parts_per_block)
+        sets = []
         for number in range(2 if self.runs_ahead else 1):
             inputs = StepInputs(
                 device,
@@ -146,28 +158,28 @@ class Runner:
                 inputs=(inputs.staging, 0),
                 results=(results, 0),
             )
-            turns.append(_Turn(number, inputs, results, sampler))
-        return turns
+            sets.append(StepSet(number, inputs, results, sampler))
+        return sets
 
     def _first_recordings(self) -> list[tuple[str, int, int]]:
-        """(kind, size, turn) of the graphs to record when there is time, in this order: a first request's first."""
+        """(kind, size, number of the StepSet) of the graphs to record when there is time, in this order: a first request's first."""
         config = self.config
         if self.runs_ahead:
-            turns = range(len(self._turns))
+            numbers = range(len(self._sets))
             prompts = [size for size in self._sizes if size > 1]
             short = self._size_for("mixed", min(SHORT_PROMPT, config.max_tokens_per_step))
-            first = [("mixed", short, 0), *(("decode", 1, number) for number in reversed(turns))]
-            first += [("mixed", size, number) for number in turns for size in prompts if size >= short]
+            first = [("mixed", short, 0), *(("decode", 1, number) for number in reversed(numbers))]
+            first += [("mixed", size, number) for number in numbers for size in prompts if size >= short]
             first += [
                 ("decode", size, number)
                 for size in self._sizes[1:]
-                for number in turns
+                for number in numbers
                 if self._sizes[self._sizes.index(size) - 1] < config.max_rows
             ]
             first += [
                 ("verify", size, number)
                 for size in self._sizes[1:]
-                for number in turns
+                for number in numbers
                 if config.max_drafts and self._sizes[self._sizes.index(size) - 1] < config.max_lines
             ]
         else:
@@ -197,15 +209,11 @@ class Runner:
         return ticket, step.sampler
 
     def _submit_masked(self, step: FilledStep, ticket, rows: int, masks) -> Any:
-        if self._masking is None:
-            from zse.engine.masking import Masking
-
-            self._masking = Masking(self.device, self._logits)
         if masks.come_first:
-            ticket = self._masking.submit(step.turn, rows, masks)
+            ticket = self.masking.submit(step.buffers, rows, masks)
         if masks.draws_first:  # only of a device that does not run ahead
             ticket.wait()
-            self._masking.settle(step.turn, rows, masks)
+            self.masking.settle(step.buffers, rows, masks)
         return ticket
 
     def transfer(self, transfers: list[tuple[str, int, int]]) -> None:
@@ -219,14 +227,14 @@ class Runner:
     def fill(self, batch: Batch, masked: bool = False) -> FilledStep:
         """Write a batch's inputs, the first half of submit(). launch() must follow before the next fill(). masked: the
         recording ends with the logits."""
-        turn = self._turns[self._num_submitted % len(self._turns)]
+        buffers = self._sets[self._num_submitted % len(self._sets)]
         self._num_submitted += 1
         entries = batch.entries
         decode = batch.num_tokens == len(entries) == batch.num_samples  # one token an entry, each with logits
         kind = "decode" if decode else self._run_kind if batch.num_tokens == batch.num_samples else "mixed"
         size = self._size_for(kind, batch.num_tokens)
-        turn.inputs.page_count[0] = 0
-        context = (self._fill_decode if decode else self._fill)(entries, turn.inputs, size)
+        buffers.inputs.page_count[0] = 0
+        context = (self._fill_decode if decode else self._fill)(entries, buffers.inputs, size)
         sampling = entries if decode else [entry for entry in entries if entry.samples]
         line_of_row = self._line_of_row
         drafts = None
@@ -244,10 +252,10 @@ class Runner:
                 line_of_row[entry.request.row] = len(requests)
                 requests += [entry.request] * entry.samples
                 lengths += range(end - entry.samples + 1, end + 1)
-        turn.sampler.prepare(requests, lengths, drafts)
+        buffers.sampler.prepare(requests, lengths, drafts)
         if masked:
             kind += " forward"
-        return self._recording(kind, size, turn, batch.num_tokens, batch.num_samples, context)
+        return self._recording(kind, size, buffers, batch.num_tokens, batch.num_samples, context)
 
     def collect(self, submitted: tuple[Any, Any]) -> list[tuple[int, object]]:
         """Wait for a batch; (token, TokenLogprob | None) for each entry that samples, in order. Token -1: the logits
@@ -264,7 +272,7 @@ class Runner:
                 kind, size, _ = key
                 graph = self._graph(*key)
                 if kind == "decode" and size == 1:
-                    symbols = self.decoder.symbols(1, 1, 1, max_tokens=1)
+                    symbols = self.planner.symbols(1, 1, 1, max_tokens=1)
                     graph.prepare(**{name: symbols[name] for name in graph.symbols})
                 return True
         return False
@@ -283,12 +291,12 @@ class Runner:
         positions[:count] = array("i", starts)
         token_row[:count] = array("i", [request.row for request in requests])
         source[:count] = array("i", [-1]) * count
-        stays = [request.residency for request in requests]
-        if (requests, stays) == self._decoded:
+        residencies = [request.residency for request in requests]
+        if (requests, residencies) == self._decoded:
             fresh = [entry for entry in entries if not entry.start % BLOCK]
         else:
             # A request that comes back into its row (preempted, found in the cache) has other pages.
-            residents = self._residents
+            residents = self._table.residents
             fresh = [
                 entry
                 for entry, request in zip(entries, requests, strict=True)
@@ -296,15 +304,15 @@ class Runner:
                 or residents[request.row][0] is not request
                 or residents[request.row][1] != request.residency
             ]
-            self._decoded = requests, stays
+            self._decoded = requests, residencies
         for entry in fresh:
-            self._write_pages(inputs, entry, entry.start + 1)
+            self._table.write(inputs, entry, entry.start + 1)
         return max(starts) + 1
 
     def _fill_decode_ahead(self, entries: list[Entry], inputs: StepInputs, size: int) -> int:
         """As _fill_decode, where tokens are in flight or drafts."""
         token_ids, positions, token_row, source = inputs.arrays(size)
-        line_of_row, residents = self._line_of_row, self._residents
+        line_of_row, residents = self._line_of_row, self._table.residents
         context = 0
         for index, entry in enumerate(entries):
             request, position = entry.request, entry.start
@@ -320,7 +328,7 @@ class Runner:
             resident = residents[row]
             # A request that comes back into its row (preempted, found in the cache) has other pages.
             if position % BLOCK == 0 or resident[0] is not request or resident[1] != request.residency:
-                self._write_pages(inputs, entry, position + 1)
+                self._table.write(inputs, entry, position + 1)
             if position >= context:
                 context = position + 1
         return context
@@ -343,70 +351,19 @@ class Runner:
                 source[at] = self._line_of_row[request.row]
             positions[at:last] = self._ascending[start:end]
             token_row[at:last] = array("i", [request.row]) * entry.count
-            self._write_pages(inputs, entry, end)
+            self._table.write(inputs, entry, end)
             for index in range(last - entry.samples, last):
                 inputs.logit_rows[line] = index
                 line += 1
             at, context = last, max(context, end)
         return context
 
-    def _write_pages(self, inputs: StepInputs, entry: Entry, length: int) -> None:
-        """Bring the request's line of the page table up to date for `length` tokens: only what is new since last
-        time."""
-        request, windows = entry.request, entry.windows
-        row = request.row
-        resident, residency, written = self._residents[row]
-        if resident is not request or residency != request.residency:
-            written = 0
-        end = blocks_for(length)
-        if end <= written:
-            return
-        self._update_table(inputs, row, entry.pages, written, end)
-        if self.kv.num_groups > 1:
-            assert windows is not None, "the scheduler was made without this model's PageGeometry"
-            first = max(written, windows.first * self.kv.blocks_per_page)
-            for group, pages in enumerate(windows.pages, 1):
-                self._update_table(inputs, row + group * self._table_rows, pages, first, end)
-        self._residents[row] = (request, request.residency, end)
-
-    def _update_table(self, inputs: StepInputs, row: int, pages: list[int], first: int, end: int) -> None:
-        """The entries of blocks first .. end - 1 of a sequence that has `pages`, in a row of the page table."""
-        at, view, count = row * self._max_blocks + first, self._table_view, inputs.page_count[0]
-        if end - first == 1 and count < inputs.max_updates:  # as in most steps
-            entry = self.kv.table_entry(pages, first)
-            if view is not None:
-                view[at] = entry
-                return
-            inputs.page_index[count], inputs.page_value[count] = at, entry
-            inputs.page_count[0] = count + 1
-            self.kv.map_to(pages[first // self.kv.blocks_per_page])
-            return
-        entries = self.kv.table_entries(pages, first, end)
-        new = len(entries)
-        if view is not None:
-            view[at : at + new] = entries
-            return
-        for page in self.kv.pages_of(pages, first, end):
-            self.kv.map_to(page)
-        if count + new > inputs.max_updates:
-            # The pages of a long prompt that was in the prefix cache.
-            self.device.write(Tensor(self._page_table.buffer, (new,), "i32", 4 * at), entries)
-            return
-        inputs.page_index[count : count + new] = array("i", range(at, at + new))
-        inputs.page_value[count : count + new] = entries
-        inputs.page_count[0] = count + new
-
-    def _update_job(self, inputs: StepInputs, row: int, pages: list[int], length: int, first: int, end: int) -> None:
-        """The same for a sequence of `length` tokens that runs beside the requests, in all groups."""
-        for group, table in enumerate(self._geometry.tables(pages, length)):
-            self._update_table(inputs, row + group * self._table_rows, table, first, end)
-
     # -- graphs
 
-    def _recording(self, kind: str, size: int, turn: _Turn, tokens: int, rows: int, context: int) -> FilledStep:
-        graph = self._graphs.get((kind, size, turn.number)) or self._graph(kind, size, turn.number)
-        symbols = self.decoder.symbols(tokens, rows, context, max_tokens=size)
-        return FilledStep(graph, {name: symbols[name] for name in graph.symbols}, turn.sampler, turn)
+    def _recording(self, kind: str, size: int, buffers: StepSet, tokens: int, rows: int, context: int) -> FilledStep:
+        graph = self._graphs.get((kind, size, buffers.number)) or self._graph(kind, size, buffers.number)
+        symbols = self.planner.symbols(tokens, rows, context, max_tokens=size)
+        return FilledStep(graph, {name: symbols[name] for name in graph.symbols}, buffers)
 
     def _size_for(self, kind: str, tokens: int) -> int:
         """The smallest recording that a batch of `tokens` fits."""
@@ -424,14 +381,14 @@ class Runner:
         graph = self._graphs.get(key)
         if graph is None:
             recorder = self.device.record()
-            turn = self._turns[number]
-            step, source = turn.inputs.buffers(size, self._page_table, self._logits)
+            buffers = self._sets[number]
+            step, source = buffers.inputs.buffers(size, self._table.tensor, self._logits)
             tokens = recorder.symbol("tokens", size)
-            turn.inputs.upload(recorder, size)
+            buffers.inputs.upload(recorder, size)
             if self.runs_ahead:
-                self._record_inputs(recorder, turn, step, source, tokens)
+                self._record_inputs(recorder, buffers, step, source, tokens)
             kind, _, part = kind.partition(" ")
-            logits = self.decoder.record(
+            logits = self.planner.record(
                 recorder,
                 step=step,
                 max_tokens=size,
@@ -439,48 +396,60 @@ class Runner:
                 longest_run=1 if kind == "decode" else None,
             )
             if not part:
-                turn.sampler.record(recorder, logits)
-                recorder.download(turn.results)
+                buffers.sampler.record(recorder, logits)
+                recorder.download(buffers.results)
             graph = self._graphs[key] = recorder.finish()
         return graph
 
-    def _record_inputs(self, recorder, turn: _Turn, step, source: Tensor, tokens) -> None:
-        """The step's first launches on a GPU: new pages into the page table, sampled ids into the inputs."""
-        from zse.kernels.feed import feed_tokens
-        from zse.kernels.page_table import update_pages
-
-        before = self._turns[1 - turn.number].sampler
-        pages = turn.inputs.tensors
-        update_pages(recorder, pages["page_count"], pages["page_index"], pages["page_value"], step.page_table)
-        feed_tokens(
+    def _record_inputs(self, recorder, buffers: StepSet, step, source: Tensor, tokens) -> None:
+        """The first launches of a step that runs ahead: new pages into the page table, sampled ids into the inputs."""
+        before = self._sets[1 - buffers.number].sampler
+        pages = buffers.inputs.tensors
+        page_table.update_pages(
+            recorder, pages["page_count"], pages["page_index"], pages["page_value"], step.page_table
+        )
+        feed.feed_tokens(
             recorder,
             step.token_ids.with_rows(tokens),
             source.with_rows(tokens),
             before.tokens,
             step.positions.with_rows(tokens),
             step.token_row.with_rows(tokens),
-            turn.sampler.history,
+            buffers.sampler.history,
         )
 
     # -- forwards without sampling
 
     @property
-    def forwards(self):
-        """What jobs run on: engine/forwards.py."""
-        if self._forwards is None:
-            from zse.engine.forwards import Forwards
+    def masking(self) -> "masking.Masking":
+        """Masks of grammars before the sampler."""
+        if self._masking is None:
+            self._masking = masking.Masking(self.device, self._logits)
+        return self._masking
 
-            self._forwards = Forwards(
-                self.decoder,
+    @property
+    def forwards(self) -> "forwards.Forwards":
+        """What jobs run on."""
+        if self._forwards is None:
+            self._forwards = forwards.Forwards(
+                self.planner,
                 self.config,
-                page_table=self._page_table,
+                table=self._table,
                 logits=self._logits,
-                history=self._turns[0].sampler.history,
+                history=self._sets[0].sampler.history,
                 size_for=lambda tokens: self._size_for("mixed", tokens),
-                update_table=self._update_job,
-                writes_table=self._table_view is not None,
             )
         return self._forwards
+
+    def reserve(self) -> list:
+        """What masks, jobs and host slots take when they are first asked for: a memory plan counts it. Nothing uses it."""
+        device, config = self.device, self.config
+        self.pages.slots.reserve(config.host_slots)
+        return [
+            *(masks_staging(device, self._logits) for _ in self._sets),
+            job_inputs(device, config, self._lines, self.kv.num_groups),
+            job_sampler(device, self._logits, self._sets[0].sampler.history),
+        ]
 
     def close(self) -> None:
         """Drop the graphs and stop the device."""
@@ -497,9 +466,3 @@ class Runner:
             graph.close()
         self._graphs.clear()
         self.pages.close()
-
-
-def _new(device, label: str, dtype: str, *shape: int) -> Tensor:
-    from zse.models.forms import nbytes_of
-
-    return Tensor(device.alloc(nbytes_of(dtype, shape), label=label), shape, dtype)

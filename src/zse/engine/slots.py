@@ -33,6 +33,11 @@ class HostSlots:
             chunk = self._chunks[number] = self._device.host_memory(self._per_chunk * self.nbytes, "kv host")
         return chunk.address + place * self.nbytes
 
+    def reserve(self, count: int) -> None:
+        """Take the memory of the first `count` slots."""
+        for slot in range(0, count, self._per_chunk):
+            self.address(slot)
+
     def close(self) -> None:
         for chunk in self._chunks.values():
             chunk.free()

@@ -7,10 +7,18 @@ bytes of them, a prompt chunk 16 bytes a token.
 from typing import NamedTuple
 
 from zse.cache.pages import BLOCK
+from zse.engine.config import ResolvedConfig
 from zse.plan.record import StepBuffers
+from zse.sampling.state import SamplerState
 from zse.tensor import Tensor
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from zse.runtime.device import Staging
+
 ALIGN = 256
+# Lines of the page table behind the requests', for jobs (engine/forwards.py).
+JOB_ROWS = 8
 
 
 class StepArrays(NamedTuple):
@@ -76,20 +84,35 @@ class StepInputs:
         recorder.upload(self.staging, 0, self._tokens_at + 16 * size)
 
 
-def inputs_nbytes(max_tokens: int, max_rows: int, max_updates: int, sampler_nbytes: int) -> int:
-    """Device bytes of one StepInputs, for the memory plan."""
-    return sampler_nbytes + 4 * max_rows + 8 * max_updates + 16 * max_tokens + 5 * ALIGN
-
-
 def _align(nbytes: int) -> int:
     return -(-nbytes // ALIGN) * ALIGN
+
+
+def masks_at(lines: int) -> int:
+    """Where in masks_staging() the masks begin: before them stands each row's line."""
+    return _align(4 * lines)
+
+
+def masks_staging(device, logits: Tensor) -> "Staging":
+    """What the masks of one step are uploaded from (engine/masking.py): a line of bits for each of the logits."""
+    lines, vocab = logits.shape
+    return device.staging(masks_at(lines) + 4 * lines * ((vocab + 31) // 32), label="masks")
+
+
+def job_inputs(device, config: ResolvedConfig, lines: int, num_groups: int) -> tuple[StepInputs, "Staging"]:
+    """Inputs of jobs (engine/forwards.py), and four words for each line of logits."""
+    tokens = config.max_tokens_per_step
+    inputs = StepInputs(
+        device, max_tokens=tokens, max_rows=lines, max_updates=num_groups * new_blocks(tokens, JOB_ROWS)
+    )
+    return inputs, device.staging(16 * lines, label="step")
+
+
+def job_sampler(device, logits: Tensor, history) -> SamplerState:
+    """It finds alternatives for jobs."""
+    return SamplerState(device, logits.shape[1], max_rows=logits.shape[0], max_tokens=1, history=history)
 
 
 def new_blocks(max_tokens: int, max_rows: int) -> int:
     """Most entries of the page table that one step can need: one each BLOCK tokens, and one border a row."""
     return max_tokens // BLOCK + 2 * max_rows
-
-
-def masks_nbytes(lines: int, vocab_size: int) -> int:
-    """Device bytes of the masks of one step (engine/masking.py), for the memory plan."""
-    return ALIGN + 4 * lines + 4 * lines * ((vocab_size + 31) // 32)

@@ -23,7 +23,7 @@ from zse.kernels.norm import add_rmsnorm
 from zse.kernels.qkv_post import qkv_post
 from zse.kernels.quantize import quantize
 from zse.kernels.rope import rope_table
-from zse.plan.forms import BREAKS, choose_forms, row_bytes, tensor_of
+from zse.plan.forms import BREAKS, PRODUCTS, choose_forms, row_bytes, tensor_of
 from zse.plan.place import Life, aligned, place
 from zse.plan.rules import JOINED, Part, Pending, fuse
 from zse.plan.trace import Node, Trace, Value
@@ -80,6 +80,7 @@ class Placed(NamedTuple):
 
     nodes: list[Node]
     places: dict[Value, tuple[str, int]]
+    forms: dict[Value, str]
     work: dict[Node, int]
     nbytes: int
     room: int
@@ -295,7 +296,7 @@ class Planner:
         at_of = dict(zip(lives, offsets, strict=True))
         places = {value: (form, at_of[value]) for value, form in forms.items() if value in at_of}
         found = part.placed[room] = Placed(
-            nodes, places, {node: at_of[value] for node, value in work.items()}, total, room
+            nodes, places, forms, {node: at_of[value] for node, value in work.items()}, total, room
         )
         return found
 
@@ -329,11 +330,26 @@ class Planner:
             inv_freq = Tensor(self.scratch, (len(values),), "f32", start + aligned(8 * self.max_tokens * len(values)))
             self.device.write(inv_freq, memoryview(values))
             self._tables[name] = table, inv_freq
+        for layer, part in enumerate(self._layers):
+            if part not in self._layers[:layer]:
+                self._reserve(part, self.max_tokens, f"layers.{layer}.")
+        self._reserve(self._ends[None], self.max_lines, "")
         self.attention_scratch = None
         if self.device.kernels == "gpu":
             self.attention_scratch = gpu.attention_plan.AttentionScratch.allocate(
                 self.device, self.config, self.max_tokens, self.max_lines, self.buffers.page_table.shape[1] * BLOCK
             )
+
+    def _reserve(self, part: Part, room: int, prefix: str) -> None:
+        """Have the device allocate what the kernels of the part's products work in."""
+        placed = self._place(part, room)
+        for node in placed.nodes:
+            if node.op in PRODUCTS and not self.device.shares_memory:
+                weight, form = (
+                    self.model.weights[prefix + node.weights["weight"]],
+                    placed.forms.get(node.inputs[0], "f32"),
+                )
+                gpu.gemm_launch.reserve(self.device, weight, form, node.op == "gated_product", room)
 
 
 def _kind(weights: dict[str, Any]) -> Hashable:

@@ -16,6 +16,7 @@ from zse.kernels.gpu.gemm import (
     kind_of,
     portable,
     symbol_of,
+    takes,
 )
 from zse.kernels.gpu.gemm_parts import ACCUMULATE, PARTIAL_BYTES, STORE, STORE_BF16
 from zse.kernels.op import require
@@ -71,12 +72,7 @@ class Product(NamedTuple):
         )
 
     def scratch(self) -> dict[str, Any]:
-        """partial: f32 sums of parts of tiles; counters: i32, zero between launches."""
-        sms = self.device.num_sms
-        return dict(
-            partial=self.device.scratch("gemm partial", sms * PARTIAL_BYTES),
-            counters=self.device.scratch("gemm counters", sms * 32),
-        )
+        return scratch_of(self.device)
 
     def token_map(self, box: int):
         """The tensor map of the activations, as many rows as the recording may use."""
@@ -104,6 +100,33 @@ class Product(NamedTuple):
         found = choose(self.kind, bool(self.gated), self.max_tokens, self.cols, self.weight.shape[1], sms, group)
         made = found.tile.rows // 2 if self.gated else found.tile.rows
         return found, min(sms, -(-self.max_tokens // found.tile.tokens) * -(-self.cols // made) * found.splits)
+
+
+def scratch_of(device) -> dict[str, Any]:
+    """partial: f32 sums of parts of tiles; counters: i32, zero between launches."""
+    sms = device.num_sms
+    return dict(
+        partial=device.scratch("gemm partial", sms * PARTIAL_BYTES), counters=device.scratch("gemm counters", sms * 32)
+    )
+
+
+def reserve(device, weight, activation: str, gated: bool, max_tokens: int) -> None:
+    """Allocate what launch() works in for products with this weight of up to `max_tokens` tokens. activation: "bf16" or
+    "fp8"."""
+    if not takes(device, weight, activation, gated, max_tokens):
+        return
+    if has_wgmma(device):
+        scratch_of(device)
+    if not direct(device, weight, activation, gated, max_tokens) and weight.scheme.element != "bf16":
+        _piece_of(device, weight, gated)
+
+
+def _piece_of(device, weight, gated: bool) -> tuple[Any, int]:
+    """(the place of the bf16 pieces of a weight, the columns that one makes)."""
+    width, halves = weight.shape[1], 2 if gated else 1
+    cols = weight.shape[0] // halves
+    step = min(cols, max(256, PIECE_BYTES // (2 * width * halves) // 256 * 256))
+    return device.scratch("bf16 piece", max(PIECE_BYTES, 2 * width * step * halves)), step
 
 
 def launch(
@@ -174,13 +197,12 @@ def _launch_pieces(recorder, product: Product) -> None:
     device, weight, out, gated = product.device, product.weight, product.out, product.gated
     width, cols, halves = weight.shape[1], product.cols, 2 if gated else 1
     whole = weight.scheme.element == "bf16"
-    step = cols if whole else min(cols, max(256, PIECE_BYTES // (2 * width * halves) // 256 * 256))
+    place, step = (None, cols) if whole else _piece_of(device, weight, bool(gated))
     for first in range(0, cols, step):
         made = min(step, cols - first)
         if whole:
             w = weight.planes["w"]
         else:
-            place = device.scratch("bf16 piece", max(PIECE_BYTES, 2 * width * step * halves))
             w = Tensor(place, (made * halves, width), "bf16")
             for half in range(halves):
                 part = Tensor(place, (made, width), "bf16", half * 2 * width * made)

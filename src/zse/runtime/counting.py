@@ -1,0 +1,65 @@
+"""A device that counts what would be allocated on another one: no memory, no kernels. For memory plans."""
+
+from zse.runtime.buffer import Account, DeviceBuffer
+from zse.runtime.device import Device, Staging
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+# What allocations and the choice of launches depend on.
+FACTS = (
+    "name",
+    "isa",
+    "kernels",
+    "arch",
+    "simt",
+    "threads",
+    "num_sms",
+    "shared_bytes",
+    "l2_bytes",
+    "shares_memory",
+    "runs_ahead",
+    "inner",
+    "activations",
+    "fuses",
+)
+
+
+class Nothing(DeviceBuffer):
+    """Counted, and not there: its views are empty."""
+
+    __slots__ = ()
+
+    def _allocate(self) -> int:
+        return 0
+
+    def _release(self) -> None:
+        pass
+
+    def view(self, format: str = "B") -> memoryview:
+        return memoryview(bytearray()).cast(format)  # type: ignore[call-overload]
+
+
+class CountingDevice(Device):
+    """like: the device whose allocations are counted, by label, in memory(). Buffers that grow count in full."""
+
+    def __init__(self, like: Device):
+        for name in FACTS:
+            setattr(self, name, getattr(like, name))
+        self._account = Account()
+
+    def alloc(self, nbytes: int, label: str = "other") -> "Any":
+        return Nothing(nbytes, label, self._account)
+
+    def staging(self, nbytes: int, label: str = "staging", mapped: bool = False) -> Staging:
+        return Staging(self.alloc(nbytes, label), self.shares_memory)
+
+    def host_memory(self, nbytes: int, label: str) -> "Any":
+        return self.alloc(nbytes, label) if self.shares_memory else Nothing(nbytes, label, Account())
+
+    def write(self, tensor: "Any", data: "bytes | bytearray | memoryview") -> None:
+        pass
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,160 @@
+"""The memory plan is what is allocated, byte for byte; what does not fit is refused before anything is."""
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+import tiny  # noqa: E402
+
+from zse.engine.config import EngineConfig  # noqa: E402
+from zse.engine.load import load_engine  # noqa: E402
+from zse.engine.memory import plan_memory  # noqa: E402
+from zse.engine.metrics import Phases  # noqa: E402
+from zse.engine.runner import Runner  # noqa: E402
+from zse.errors import ConfigError  # noqa: E402
+from zse.formats.source import open_model  # noqa: E402
+from zse.models.load import load_model, plan_model  # noqa: E402
+from zse.runtime.null import NullGPU  # noqa: E402
+
+WEIGHTS = ("embedding", "layers", "head", "draft model")
+
+
+class SmallGPU(NullGPU):
+    memory_total = 24 << 30
+    memory_free = 20 << 30
+
+
+def counted(parts: dict[str, int]) -> dict[str, int]:
+    """The parts by the labels of allocations."""
+    found = {label: nbytes for label, nbytes in parts.items() if label not in (*WEIGHTS, "context")}
+    return found | {"weights": sum(parts.get(label, 0) for label in WEIGHTS)}
+
+
+def record_everything(runner):
+    while runner.record_ahead():
+        pass
+    runner.masking.reserve(range(len(runner._sets)))
+    runner.forwards.reserve()
+    runner.pages.slots.reserve(runner.config.host_slots)
+    runner.forwards.run([])  # what jobs record first
+    runner.forwards.logprobs([])
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        dict(kv_dtype="int8", max_rows=3, max_tokens_per_step=24, page_size=32),
+        dict(activations="f32", speculation="none", cache_host_memory=1 << 22),
+        dict(kv_layout="contiguous", max_rows=2, quantize=None),
+    ],
+)
+def test_a_cpu_allocates_what_was_planned(family, options, tmp_path):
+    config = EngineConfig(model=str(tiny.write(family, tmp_path)), device="cpu", threads=2, **options)
+    loaded = load_engine(config, Phases(lambda: 0.0))
+    try:
+        runner = loaded.engine.runner
+        assert sum(loaded.device.memory().values()) <= loaded.plan.first_bytes + loaded.config.kv_bytes
+        record_everything(runner)
+        assert loaded.device.memory() == counted(loaded.plan.parts)
+    finally:
+        loaded.engine.close()
+        loaded.source.close()
+
+
+def test_a_draft_model_is_planned(tmp_path):
+    folders = [tmp_path / "model", tmp_path / "draft"]
+    for folder in folders:
+        folder.mkdir()
+    model, draft = (str(tiny.write("llama", folder)) for folder in folders)
+    config = EngineConfig(model=model, device="cpu", threads=2, draft_model=draft, max_rows=2)
+    loaded = load_engine(config, Phases(lambda: 0.0))
+    try:
+        record_everything(loaded.engine.runner)
+        assert loaded.plan.parts["draft model"] > 0
+        assert loaded.device.memory() == counted(loaded.plan.parts)
+    finally:
+        loaded.engine.close()
+        loaded.source.close()
+
+
+@pytest.mark.parametrize("like", ["sm_80", "sm_90a", "gfx90a"])
+@pytest.mark.parametrize(
+    "family, kv_dtype, context, size",
+    [
+        ("llama", "int8", None, 16),
+        ("gemma3", "bf16", None, 16),
+        ("llama", "bf16", None, 128),
+        ("gemma3", "bf16", None, 32),
+        ("llama", "bf16", 65001, 64),
+    ],
+)
+def test_a_gpu_allocates_what_was_planned(like, family, kv_dtype, context, size, tmp_path):
+    """context: a longer one than the model's, for which pages of `size` tokens are what auto takes."""
+    gpu = SmallGPU(like)
+    plan = plan_model(open_model(str(tiny.write(family, tmp_path, "BF16"))), family="gpu")
+    if context:
+        plan = plan._replace(config=msgspec.structs.replace(plan.config, max_context=context))
+    page_size = 0 if context or size == 16 else size
+    memory = plan_memory(EngineConfig(model="m", max_rows=4, kv_dtype=kv_dtype, page_size=page_size), plan, gpu)
+    assert gpu.memory() == {}
+    assert memory.config.page_size == size and f"pages of {size} tokens" in memory.describe()
+    runner = Runner(gpu, load_model(gpu, plan), memory.config)
+    assert runner.runs_ahead
+    assert sum(gpu.memory().values()) <= memory.first_bytes + memory.config.kv_bytes
+    record_everything(runner)
+    assert gpu.memory() == counted(memory.parts)
+    assert memory.total == sum(gpu.memory().values()) + memory.parts["context"]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(max_memory=600 << 20, num_pages=10_000), "over the 600 MiB of --max-memory: .* tokens fits, or raise"),
+        (dict(max_memory=530 << 20), "of memory .*over the 530 MiB of --max-memory: use --quantize int4"),
+        (
+            dict(max_memory=535 << 20),
+            "over the 535 MiB of --max-memory: lower --max-tokens-per-step or --max-concurrency",
+        ),
+        (dict(num_pages=1_300_000, max_context=256), "free on this GPU: --max-context x --max-concurrency of at most"),
+        (dict(num_pages=600_000, max_context=256, gpu_memory_utilization=0.4), "over the 8722 MiB free on this GPU"),
+    ],
+)
+def test_what_does_not_fit_is_counted_before_anything_is_allocated(tmp_path, options, message):
+    gpu = SmallGPU()
+    source = open_model(str(tiny.write("llama", tmp_path, "BF16")))
+    with pytest.raises(ConfigError, match=message):
+        plan_memory(EngineConfig(**dict(model="m", max_rows=4) | options), plan_model(source, family="gpu"), gpu)
+    assert gpu.memory() == {}
+
+
+def test_limits_are_kept(tmp_path):
+    """The pages are as many as fit beside all else, and one more would not."""
+    plan = plan_model(open_model(str(tiny.write("llama", tmp_path, "BF16"))), family="gpu")
+    plan = plan._replace(config=msgspec.structs.replace(plan.config, max_context=1 << 20))
+    for options in (dict(max_memory=1 << 30), dict(gpu_memory_utilization=0.1), dict(gpu_memory_utilization=0.05)):
+        memory = plan_memory(EngineConfig(model="m", max_rows=16, **options), plan, SmallGPU())
+        page_bytes = memory.config.kv_bytes // memory.config.num_pages
+        assert (
+            memory.limit is not None and memory.limit - 0.02 * memory.limit - page_bytes < memory.total <= memory.limit
+        )
+    with pytest.raises(ConfigError, match="gpu_memory_utilization 1.5 is not a number from 0.01 to 1"):
+        EngineConfig(model="m", gpu_memory_utilization=1.5)
+
+
+def test_a_cpu_has_no_gpu_memory_to_share(tmp_path):
+    config = EngineConfig(model=str(tiny.write("llama", tmp_path)), device="cpu", gpu_memory_utilization=0.5)
+    with pytest.raises(ConfigError, match="on a CPU use --max-memory"):
+        load_engine(config, Phases(lambda: 0.0))
+
+
+def test_the_table_names_every_part(tmp_path):
+    plan = plan_model(open_model(str(tiny.write("llama", tmp_path, "BF16"))), family="gpu")
+    memory = plan_memory(EngineConfig(model="m", max_memory=1 << 30), plan, SmallGPU())
+    lines = memory.describe().splitlines()
+    assert "of 1024 MiB (--max-memory)" in lines[0]
+    assert [line.split("  ")[1] for line in lines[1:-1]] == list(memory.parts)
