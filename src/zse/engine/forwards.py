@@ -161,7 +161,7 @@ class Forwards:
         """places, targets, log-probabilities and likeliest tokens of the lines."""
         nbytes = 4 * self.max_lines
         return [
-            self._head_words.host[nbytes * index : nbytes * (index + 1)].cast(format)
+            self._head_words.host[nbytes * index : nbytes * (index + 1)].cast(format)  # type: ignore[call-overload]
             for index, format in enumerate("iifi")
         ]
 
