@@ -9,7 +9,11 @@ import tiny
 import tiny_families
 from session import Session, load
 
+from zse.engine.config import EngineConfig
+from zse.engine.load import load_engine
+from zse.engine.metrics import Phases
 from zse.formats.convert import convert
+from zse.sampling.params import SamplingParams
 
 REFERENCES = np.load(Path(__file__).with_name("references.npz"))
 # Sums of up to 128 f32 products in another order, through up to 4 layers, with logits up to 10.
@@ -65,6 +69,34 @@ def test_quantized_on_load(activations, family, device, tmp_path):
     model = load(device, str(tiny_families.write(family, tmp_path)), quantize="int8")
     logits = Session(device, model, activations=activations).run(tiny.tokens(family))
     assert np.abs(logits - REFERENCES[family]).mean() < 0.05 * np.abs(REFERENCES[family]).mean()
+
+
+@pytest.mark.parametrize("family", ["gemma2", "olmo3", "smollm3_window", "ministral3", "cohere2"])
+def test_an_engine_gives_the_tokens_of_a_session(family, device, tmp_path):
+    """Windows that give pages back, layers without positions, a second request beside the first."""
+    path = str(tiny_families.write(family, tmp_path))
+    options = dict(max_rows=3, max_context=64, max_tokens_per_step=16, activations="f32", kv_dtype="f32")
+    loaded = load_engine(EngineConfig(model=path, device="cpu", threads=2, **options), Phases(lambda: 0.0))
+    ids, engine = tiny.tokens(family).tolist(), loaded.engine
+    replies: dict[int, list[int]] = {0: [], 1: []}
+    try:
+        for id, prompt in enumerate((ids[:30], ids[5:14])):
+            engine.submit(id, prompt, SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True))
+        while engine.has_work:
+            for output in engine.step():
+                assert output.finish != "error"
+                replies[output.id] += output.tokens
+    finally:
+        engine.close()
+        loaded.source.close()
+    model = load(device, path)
+    for prompt, reply in zip((ids[:30], ids[5:14]), replies.values(), strict=True):
+        session, expected = Session(device, model, context=64), []
+        logits = session.step([(0, prompt)])[-1]
+        for _ in range(20):
+            expected.append(int(logits.argmax()))
+            logits = session.step([(0, expected[-1:])])[-1]
+        assert reply == expected
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
