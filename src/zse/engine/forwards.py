@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from zse.cache.pages import blocks_for
 from zse.engine.messages import TokenLogprob
-from zse.engine.page_table import PageTable
-from zse.engine.step import StepInputs, job_inputs, job_sampler
+from zse.engine.step import PageTable, StepInputs, job_inputs, job_sampler
 from zse.kernels import page_table as page_tables
 from zse.kernels.sample import logprob_rows
 from zse.lazy import numpy as np

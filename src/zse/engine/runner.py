@@ -18,9 +18,8 @@ from zse.cache.pages import BLOCK
 from zse.engine import forwards, masking
 from zse.engine.config import ResolvedConfig
 from zse.engine.messages import TokenLogprob
-from zse.engine.page_table import PageTable
 from zse.engine.slots import PageMover
-from zse.engine.step import StepInputs, job_inputs, job_sampler, masks_staging, new_blocks
+from zse.engine.step import PageTable, StepInputs, job_inputs, job_sampler, masks_staging, new_blocks
 from zse.kernels import feed, page_table
 from zse.models.registry import forward_of
 from zse.plan.record import Planner, new_tensor

@@ -1,6 +1,10 @@
 """Where values lie in a piece of memory: two share a place where one is done with before the other begins."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from zse.plan.forms import choose_forms, row_bytes
+from zse.plan.rules import Part
+from zse.plan.trace import Node, Value
 
 ALIGN = 256  # bytes; tensor maps and 16-byte copies want less
 
@@ -34,3 +38,42 @@ def place(lives: list[Life]) -> tuple[list[int], int]:
 
 def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGN) * ALIGN
+
+
+class Placed(NamedTuple):
+    """A part for steps of up to `room` tokens (or rows of logits): its launches, each value's (form, offset), the offsets of what
+    launches need beside values, bytes of all."""
+
+    nodes: list[Node]
+    places: dict[Value, tuple[str, int]]
+    forms: dict[Value, str]
+    work: dict[Node, int]
+    nbytes: int
+    room: int
+
+
+def place_part(part: Part, device: Any, activations: str, room: int, work_bytes: int) -> Placed:
+    """Forms and places for steps of up to `room` tokens. activations: what products take; work_bytes: what attention's splits
+    leave for each other, 0 where it is not split."""
+    nodes, forms = choose_forms(part.nodes, device, activations, part.schemes, room)
+    elsewhere = (part.carried, part.end, part.pending and part.pending.delta)
+    lives: dict[Value, list[int]] = {}
+    sizes: dict[Value, int] = {}
+    work: dict[Node, Value] = {}
+    at = 0
+    for node in nodes:
+        at += not node.options.get("independent", False)  # those that may overlap are one moment
+        for value in (*node.inputs, node.output):
+            if value.is_stream or value in elsewhere:
+                continue
+            if value not in lives:
+                forms.setdefault(value, device.inner if node.op == "heads" and value is node.output else "f32")
+                lives[value], sizes[value] = [at, at], room * row_bytes(forms[value], value.width)
+            lives[value][1] = at
+        if node.op == "attend" and work_bytes:
+            work[node] = value = Value(node.output.trace, 0)
+            lives[value], sizes[value] = [at, at], work_bytes
+    offsets, total = place([Life(sizes[value], *life) for value, life in lives.items()])
+    at_of = dict(zip(lives, offsets, strict=True))
+    places = {value: (form, at_of[value]) for value, form in forms.items() if value in at_of}
+    return Placed(nodes, places, forms, {node: at_of[value] for node, value in work.items()}, total, room)

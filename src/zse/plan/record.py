@@ -13,18 +13,13 @@ from typing import Any, NamedTuple
 
 from zse.dtypes import ITEM_BYTES
 from zse.errors import ConfigError
-from zse.kernels import gpu, logits
-from zse.kernels.activation import gated
-from zse.kernels.attention import attention, num_splits, partial_shape
-from zse.kernels.embed import embed
-from zse.kernels.gather import gather_rows
-from zse.kernels.matmul import matmul, matmul_gated
+from zse.kernels import gpu
+from zse.kernels.attention import num_splits, partial_shape
 from zse.kernels.norm import add_rmsnorm
-from zse.kernels.qkv_post import qkv_post
-from zse.kernels.quantize import quantize
 from zse.kernels.rope import rope_table
-from zse.plan.forms import BREAKS, PRODUCTS, choose_forms, row_bytes, tensor_of
-from zse.plan.place import Life, aligned, place
+from zse.plan.forms import BREAKS, PRODUCTS, tensor_of
+from zse.plan.launch import LAUNCHES
+from zse.plan.place import Placed, aligned, place_part
 from zse.plan.rules import JOINED, Part, Pending, fuse
 from zse.plan.trace import Node, Trace, Value
 from zse.tensor import Tensor
@@ -72,18 +67,6 @@ class StepBuffers(NamedTuple):
 def new_tensor(device: Any, label: str, dtype: str, *shape: int) -> Tensor:
     """Device memory of its own."""
     return Tensor(device.alloc(prod(shape) * ITEM_BYTES[dtype], label=label), shape, dtype)
-
-
-class Placed(NamedTuple):
-    """A part for steps of up to `room` tokens (or rows of logits): its launches, each value's (form, offset), the offsets of what
-    launches need beside values, bytes of all."""
-
-    nodes: list[Node]
-    places: dict[Value, tuple[str, int]]
-    forms: dict[Value, str]
-    work: dict[Node, int]
-    nbytes: int
-    room: int
 
 
 class Planner:
@@ -274,30 +257,8 @@ class Planner:
         found = part.placed.get(room)
         if found is not None:
             return found
-        nodes, forms = choose_forms(part.nodes, self.device, self.activations, part.schemes, room)
-        elsewhere = (part.carried, part.end, part.pending and part.pending.delta)
-        lives: dict[Value, list[int]] = {}
-        sizes: dict[Value, int] = {}
-        work: dict[Node, Value] = {}  # what attention's splits leave for each other
-        at = 0
-        for node in nodes:
-            at += not node.options.get("independent", False)  # those that may overlap are one moment
-            for value in (*node.inputs, node.output):
-                if value.is_stream or value in elsewhere:
-                    continue
-                if value not in lives:
-                    forms.setdefault(value, self.device.inner if node.op == "heads" and value is node.output else "f32")
-                    lives[value], sizes[value] = [at, at], room * row_bytes(forms[value], value.width)
-                lives[value][1] = at
-            if node.op == "attend" and room <= SPLIT_TOKENS[self.device.kernels]:
-                work[node] = value = Value(node.output.trace, 0)
-                lives[value], sizes[value] = [at, at], 4 * prod(self._partial_shape(room))
-        offsets, total = place([Life(sizes[value], *life) for value, life in lives.items()])
-        at_of = dict(zip(lives, offsets, strict=True))
-        places = {value: (form, at_of[value]) for value, form in forms.items() if value in at_of}
-        found = part.placed[room] = Placed(
-            nodes, places, forms, {node: at_of[value] for node, value in work.items()}, total, room
-        )
+        work = 4 * prod(self._partial_shape(room)) if room <= SPLIT_TOKENS[self.device.kernels] else 0
+        found = part.placed[room] = place_part(part, self.device, self.activations, room, work)
         return found
 
     def _partial_shape(self, tokens: int) -> tuple[int, ...]:
@@ -456,108 +417,3 @@ class Run:
     def vector(self, node: Node, role: str) -> Tensor | None:
         name = node.weights.get(role)
         return None if name is None else self.planner.model.vectors[self.prefix + name]
-
-
-# -- a launch for each kind of node
-
-
-def _embed(run: Run, node: Node) -> None:
-    embed(run.recorder, run.of(run.step.token_ids), run.weight(node), run.t[node.output], node.options["scale"])
-
-
-def _linear(run: Run, node: Node) -> None:
-    adds = node.options.get("accumulate", False)
-    out = run.t[node.inputs[1] if adds else node.output]
-    matmul(
-        run.recorder,
-        run.t[node.inputs[0]],
-        run.weight(node),
-        out,
-        bias=run.vector(node, "bias"),
-        independent=node.options.get("independent", False),
-        max_tokens=run.form_tokens,
-        accumulate=adds,
-    )
-
-
-def _gated_product(run: Run, node: Node) -> None:
-    a, out = run.t[node.inputs[0]], run.t[node.output]
-    matmul_gated(run.recorder, a, run.weight(node), out, node.options["activation"], max_tokens=run.form_tokens)
-
-
-def _gated(run: Run, node: Node) -> None:
-    inputs = tuple(run.t[value] for value in node.inputs)
-    gated(run.recorder, inputs if len(inputs) > 1 else inputs[0], run.t[node.output], node.options["activation"])
-
-
-def _add_norm(run: Run, node: Node) -> None:
-    x, delta = run.t[node.inputs[0]], run.t[node.inputs[1]] if len(node.inputs) > 1 else None
-    prefix = run.before if node.options.get("carried") else run.prefix
-    out = None if node.output.is_stream else run.t[node.output]
-    run.add(x, delta, prefix, node.options, run.vector(node, "norm"), out)
-
-
-def _heads(run: Run, node: Node) -> None:
-    kv, layer = run.planner.kv, run.layer
-    sources = tuple(run.t[value] for value in node.inputs)
-    qkv_post(
-        run.recorder,
-        sources if len(sources) > 1 else sources[0],
-        run.vector(node, "q_norm"),
-        run.vector(node, "k_norm"),
-        run.tables.get(node.options["rope"]),
-        run.t[node.output],
-        kv.keys[layer],
-        kv.values[layer],
-        run.page_tables[kv.group_of[layer]],
-        run.token_row,
-        run.positions,
-        node.options.get("eps", run.planner.config.norm_eps),
-        run.tables.get(node.options["q_rope"]),
-    )
-
-
-def _attend(run: Run, node: Node) -> None:
-    kv, layer, options = run.planner.kv, run.layer, node.options
-    attention(
-        run.recorder,
-        run.t[node.inputs[0]],
-        kv.keys[layer],
-        kv.values[layer],
-        run.page_tables[kv.group_of[layer]],
-        run.token_row,
-        run.positions,
-        run.t[node.output],
-        options["scale"],
-        options["window"],
-        options["softcap"],
-        partial=run.t.get(node),
-        **run.sharing,
-    )
-
-
-def _wanted(run: Run, node: Node) -> None:
-    gather_rows(run.recorder, run.t[node.inputs[0]], run.wanted, run.t[node.output])
-
-
-def _scale_logits(run: Run, node: Node) -> None:
-    options = node.options
-    logits.scale_logits(run.recorder, run.t[node.inputs[0]], options.get("factor", 1.0), options.get("cap", 0.0))
-
-
-def _convert(run: Run, node: Node) -> None:
-    quantize(run.recorder, run.t[node.inputs[0]], run.t[node.output])
-
-
-LAUNCHES: dict[str, Callable[[Run, Node], None]] = {
-    "embed": _embed,
-    "linear": _linear,
-    "gated_product": _gated_product,
-    "gated": _gated,
-    "add_norm": _add_norm,
-    "heads": _heads,
-    "attend": _attend,
-    "wanted": _wanted,
-    "scale_logits": _scale_logits,
-    "convert": _convert,
-}

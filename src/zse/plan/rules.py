@@ -55,11 +55,11 @@ def fuse(trace: Trace, start: Value, end: Value, before: Pending | None, device:
     if nodes and nodes[-1].op == "add" and nodes[-1].output is end and not nodes[-1].options.get("carried"):
         last = nodes.pop()
         pending, end = Pending(last.inputs[1], last.options), last.inputs[0]
-    if nodes[-1].op == "scale_logits":
+    if nodes[-1].op == "scale_logits" and nodes[-1].output is end:
         nodes[-1].output = end = nodes[-1].inputs[0]
     nodes = [_plain_add(node) if node.op == "add" else node for node in nodes]
     for node in nodes:
-        if node.op not in LAUNCHES:
+        if node.op not in LAUNCHES or (node.op == "scale_logits" and node.output is not end):
             raise PlanError(f"{node}: no launch of this device computes it here")
     _check_stream(nodes)
     return Part(nodes, carried, end, pending, schemes)
@@ -226,6 +226,8 @@ def _uses(nodes: list[Node], values: tuple[Value, ...]) -> int:
 
 
 def _plain_add(add: Node) -> Node:
+    if not add.output.is_stream:
+        raise PlanError("an addition to what is not the residual stream: no launch adds two results")
     return Node("add_norm", add.inputs, add.output, {}, {"kind": "rms"} | add.options)
 
 
