@@ -11,10 +11,10 @@ from zse.cache.grouped import GroupedCacheManager
 from zse.cache.groups import PageGeometry, rows_of
 from zse.cache.layout import KVCache
 from zse.cache.manager import CacheManager
-from zse.cache.managers import cache_manager
 from zse.cache.pages import BLOCK, PAGE_SIZES, HostPool, PageAllocator
 from zse.cache.prefix import PrefixCache, common_tokens
 from zse.runtime.null import NullDevice
+from zse.scheduler.scheduler import cache_manager
 
 SALT = ("a", "")
 LARGER = pytest.mark.parametrize("size", PAGE_SIZES[1:])

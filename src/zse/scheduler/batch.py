@@ -1,10 +1,15 @@
-"""What a step runs and what came of it: the batch that goes to a runner, the outputs that go to who asked."""
+"""What a step runs and what comes of it: the batch that goes to a runner, the outputs that go to who asked; and how a batch is
+made: rows that decode first, then chunks of prompts, then who can be admitted."""
 
 from collections.abc import Sequence
 
 import msgspec
 
 from zse.errors import RequestError
+from zse.scheduler.admission import Admission
+from zse.scheduler.budget import StepBudget
+from zse.scheduler.fairness import Pace
+from zse.scheduler.lifecycle import Lifecycle, choose_victim
 from zse.scheduler.request import Request
 
 TYPE_CHECKING = False
@@ -88,3 +93,161 @@ def timeout_error() -> RequestError:
         code="timeout",
         param="deadline_ms",
     )
+
+
+class BatchBuilder:
+    """Makes batches. `ahead` stands for a batch in flight, which forbids preemptions.
+
+    Args:
+        life, admission, budget: who runs, who may begin to, and how many tokens a step has.
+        pace: which tenant a step leaves out (left_out); None: none.
+        chunked_prefill: whether replies run beside prompts.
+        max_drafts: draft tokens that all requests of one step may verify together.
+    """
+
+    def __init__(
+        self,
+        life: Lifecycle,
+        admission: Admission,
+        budget: StepBudget,
+        pace: Pace | None,
+        chunked_prefill: bool,
+        max_drafts: int,
+    ):
+        self._life, self._admission, self._budget, self._pace = life, admission, budget, pace
+        self._chunked_prefill, self._max_drafts = chunked_prefill, max_drafts
+        self._cache = cache = life.cache
+        self._page_size, self._grouped = cache.page_size, cache.grouped
+        self.left_out: str | None = None
+
+    def build(self, ahead: bool) -> Batch | None:
+        """The next batch, or None when nothing can run, or nothing without a preemption that `ahead` forbids."""
+        self.left_out = self._pace.left_out() if self._pace is not None else None
+        batch = self._build(ahead)
+        if batch is None and self.left_out is not None:
+            self.left_out = None  # the others have nothing to run now
+            batch = self._build(ahead)
+        return batch
+
+    def has_prompts(self) -> bool:
+        """Whether prompts are to be computed: those of running requests, or of one that there is a row for."""
+        life = self._life
+        return bool(life.queue and life.free_rows) or any(
+            len(request.tokens) - request.computed_len > 1 for request in life.running
+        )
+
+    def _build(self, ahead: bool) -> Batch | None:
+        life, counters = self._life, self._life.counters
+        preemptions = counters.preemptions
+        decoding: tuple[list[Entry], int] | None = [], 0
+        if self._chunked_prefill or not self.has_prompts():
+            decoding = self._decode_entries(ahead)
+        if decoding is None:
+            return None
+        entries, num_drafts = decoding
+        num_decode = len(entries)
+        lines = num_decode + num_drafts
+        budget = min(self._budget.max_tokens - lines, self._budget.prefill(lines))
+        if num_decode < len(life.running):
+            for request in life.tenants.by_share(life.running):
+                if budget and len(request.tokens) - request.computed_len > 1 and not self._is_left_out(request):
+                    budget -= self._add_chunk(entries, request, budget)
+        # Pages that a preemption has just freed are for the decode rows: admitting now would take them back.
+        if preemptions == counters.preemptions:
+            while budget and (admitted := self._admission.admit(self._must_wait)):
+                budget -= self._add_chunk(entries, admitted, budget)
+        if not entries and not self._chunked_prefill:
+            entries, num_drafts = self._decode_entries(ahead) or ([], 0)  # nobody could be admitted
+            num_decode = len(entries)
+        if not entries:
+            if self._grouped is not None and life.running and not ahead and self.left_out is None:
+                # Chunks wait for windowed pages that others share and nobody else gives.
+                life.preempt(choose_victim(life.running) or life.running[-1])
+                return self._build(ahead)
+            return None
+        if self._grouped is not None:
+            for entry in entries:
+                entry.windows = self._grouped.windows(entry.request.id)
+        return Batch(entries, num_decode, self._cache.take_transfers(), num_drafts)
+
+    def _is_left_out(self, request: Request) -> bool:
+        """Whether its tenant is left out of this step."""
+        return self.left_out is not None and self._life.tenants.name_of(request) == self.left_out
+
+    def _must_wait(self, request: Request) -> bool:
+        return request.held or self._is_left_out(request) or self._life.prompts.must_wait(request)
+
+    def _decode_entries(self, ahead: bool) -> tuple[list[Entry], int] | None:
+        """An entry for each running request that has one token to run, and how many drafts they have; None when that
+        needs pages that only a preemption gives, which the batch in flight forbids (`ahead`)."""
+        entries: list[Entry] = []
+        running, cache, left_out = self._life.running, self._cache, self.left_out
+        tables, page_size = cache.tables, self._page_size
+        num_drafts = 0
+        # Every running request can have its token beside the drafts.
+        most_drafts = min(self._max_drafts, self._budget.max_tokens - len(running))
+        index = 0
+        while index < len(running):  # preemption takes from the far end of this list, or this request itself
+            request = running[index]
+            if left_out is not None and self._is_left_out(request):
+                index += 1
+                continue
+            start, pending = request.computed_len, request.pending
+            length = len(request.tokens) + pending
+            # The last token that a request may have is never fed back.
+            if (
+                length - start == 1
+                and length < request.max_len
+                and not (request.stepwise and (pending or request.held))
+            ):
+                # Only the first token of a page can lack its page.
+                if not start % page_size and not cache.reserve(request.id, length):
+                    if ahead:
+                        for entry in entries:  # none of them, which have no drafts, runs after all
+                            entry.request.computed_len = entry.start
+                            entry.request.pending -= entry.samples
+                        return None
+                    if not self._life.make_room(request, length):
+                        continue
+                if request.drafts:
+                    num_drafts += self._add_run(entries, request, most_drafts - num_drafts)
+                else:
+                    entries.append(Entry(request, start, 1, tables[request.id], 1))
+                    request.computed_len = length
+                    request.pending = pending + 1
+            index += 1
+        return entries, num_drafts
+
+    def _add_run(self, entries: list[Entry], request: Request, most: int) -> int:
+        """An entry of the request's next token and its drafts behind it, at most `most` and as far as pages reach
+        that nobody else needs now; how many drafts it has."""
+        drafts, request.drafts = request.drafts or (), ()
+        cache, length = self._cache, len(request.tokens)
+        count = min(len(drafts), most, request.max_len - length - 1)
+        # One page a running row stays free, as at an admission: a draft is not worth a preemption.
+        if length + count > cache.covered(request.id) and (
+            cache.num_free <= len(self._life.running) or not cache.reserve(request.id, length + count)
+        ):
+            count = cache.covered(request.id) - length
+        count = max(count, 0)
+        entries.append(Entry(request, length - 1, 1 + count, cache.table(request.id), 1 + count, drafts[:count]))
+        request.computed_len = length + count
+        request.pending += 1 + count
+        return count
+
+    def _add_chunk(self, entries: list[Entry], request: Request, most: int) -> int:
+        """An entry of the next tokens of a prompt, at most `most` and as far as its pages reach; how many."""
+        cache, start = self._cache, request.computed_len
+        count = min(len(request.tokens) - start, most)
+        if self._grouped is not None:
+            if cache.covered(request.id) < start + count:
+                cache.reserve(request.id, 0)
+            count = min(count, cache.covered(request.id) - start)
+            if count <= 0:
+                return 0
+        end = request.computed_len = start + count
+        samples = int(end == len(request.tokens))
+        request.pending += samples
+        request.chunks_in_flight += not samples
+        entries.append(Entry(request, start, count, cache.table(request.id), samples))
+        return count

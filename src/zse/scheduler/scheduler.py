@@ -8,20 +8,20 @@ advance when a batch is scheduled, the ids of its tokens come with the commit. W
 request that turns out to have ended is dropped one step late, and nothing is preempted while a batch is in flight.
 
 This file is what others call. admission.py says who may enter and who is admitted, lifecycle.py where each request
-stands, queue.py and fairness.py who is next, budget.py how much a step runs; builder.py makes a batch of that, and
+stands, queue.py and fairness.py who is next, budget.py how much a step runs; batch.py makes a batch of that, and
 results.py takes what came out.
 """
 
+from zse.cache import contiguous, grouped
 from zse.cache.groups import ONE_GROUP, PageGeometry
-from zse.cache.managers import cache_manager
+from zse.cache.manager import CacheManager
 from zse.cache.pages import HostPool, PageAllocator
 from zse.cache.prefix import PrefixCache
 from zse.errors import RequestError
 from zse.sampling.params import SamplingParams
 from zse.scheduler.admission import Admission
-from zse.scheduler.batch import Batch, Output, timeout_error
+from zse.scheduler.batch import Batch, BatchBuilder, Output, timeout_error
 from zse.scheduler.budget import STEP_TARGET_S, StepBudget
-from zse.scheduler.builder import BatchBuilder
 from zse.scheduler.counters import Counters
 from zse.scheduler.fairness import JobShare, Pace
 from zse.scheduler.lifecycle import Lifecycle
@@ -321,3 +321,14 @@ class Scheduler:
         life = self.life
         pages = [*(pages for _, pages in life.retired.values()), *self.admission.job_pages]
         return self.cache.check_integrity(pages) + life.check_integrity(is_flying=bool(self._in_flight))
+
+
+def cache_manager(
+    allocator: PageAllocator, prefix: PrefixCache | None, host: HostPool | None, geometry: PageGeometry
+) -> CacheManager:
+    """The CacheManager of a geometry. prefix: not looked at where sequences have runs of pages."""
+    if geometry.run:
+        return contiguous.ContiguousCacheManager(allocator, host, geometry)
+    if geometry.windowed:
+        return grouped.GroupedCacheManager(allocator, prefix, host, geometry)
+    return CacheManager(allocator, prefix, host, geometry)
