@@ -21,8 +21,17 @@ from zse.server.statistics import Tenants
 
 
 class App:
-    """pool: the models, and their engines. weights: of tenants, as the scheduler is told. phases_ms: of the server's start, for /metrics. tool_parser,
-    reasoning_parser: for all models, instead of what their chat templates show."""
+    """The application that zse.http serves.
+
+    Args:
+        pool: the models and their engines.
+        weights: of tenants, for the scheduler.
+        tool_parser, reasoning_parser: for all models, instead of what their chat templates show.
+
+    phases_ms: of the server's start, for /metrics."""
+
+    request_type = APIRequest
+    error_response = staticmethod(errors.response)
 
     def __init__(
         self,
@@ -45,9 +54,6 @@ class App:
         self.tenants = Tenants()
         self.phases_ms: dict[str, float] = {}
         self._key, self._hosts, self._weights = key, hosts, dict(weights or {})
-
-    request_type = APIRequest
-    error_response = staticmethod(errors.response)
 
     @property
     def needs_key(self) -> bool:

@@ -33,13 +33,24 @@ FLUSH_S = 1.0  # for answers that are written but not yet sent when everything e
 
 
 class ServeOptions(msgspec.Struct, frozen=True):
-    """What `zse serve` was asked for. models: the first is loaded at once, the others when they are asked for.
-    spare_engines: parked ones to keep; idle_timeout_s: without requests a model is evicted after it (None: never);
-    max_loaded: models at once (None: what memory holds). allowed_hosts None: any Host header. max_choices: answers that
-    run or wait; once the engine says how many it runs, these and max_queue more (None: max_choices stays). tool_parser,
-    reasoning_parser: a name of zse.server.tools; None: by the chat template. key_file: where keys
-    came from, which SIGHUP reads again. tenant_weights: of tenants whose key has none. cache_secret: of the salts of cached prompts; None: a new one. phases_ms:
-    what happened so far, name → milliseconds since exec."""
+    """What `zse serve` was asked for.
+
+    Args:
+        models: the first is loaded at once, the others when a request names them.
+        spare_engines: parked engines to keep.
+        idle_timeout_s: a model without requests for so long is evicted; None: never.
+        max_loaded: models that may be loaded at once; None: what memory holds.
+        max_choices: answers that run or wait, until the engine says how many it runs.
+        max_queue: from then on, answers that may wait; None: max_choices stays.
+        max_queue_tokens: prompt tokens that may wait.
+        drain_s: time that running requests have after the first signal.
+        key_file: where `keys` came from; SIGHUP reads it again.
+        tenant_weights: of tenants whose key has none.
+        cache_secret: of the salts of cached prompts; None: a new one.
+        allowed_hosts: Host names that are answered; None: any.
+        tool_parser, reasoning_parser: names of zse.server.tools; None: what the chat template shows.
+        phases_ms: what happened so far, name → milliseconds since exec.
+        since_exec: the clock of phases_ms, in seconds."""
 
     models: tuple[ModelSpec, ...]
     host: str = "127.0.0.1"
@@ -59,7 +70,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     reasoning_parser: str | None = None
     limits: Limits = Limits()
     phases_ms: dict[str, float] = {}
-    since_exec: Callable[[], float] = time.process_time  # seconds
+    since_exec: Callable[[], float] = time.process_time
 
 
 def serve(
@@ -70,8 +81,14 @@ def serve(
     park: Callable[[], EngineProcess] | None = None,
     load_model: Callable[[str, str], object] = models.load,
 ) -> int:
-    """Serve until a signal; the exit code. sock: listening. process: the first model's engine, spawned already; spawn:
-    starts one from its arguments; park: a parked one. The engines are gone when this returns or raises."""
+    """Serve until a signal; returns the exit code. The engines are gone when this returns or raises.
+
+    Args:
+        sock: a listening socket.
+        process: the engine of the first model, spawned already.
+        spawn: starts an engine from its arguments.
+        park: starts a parked engine.
+        load_model: (path, name) → tokenizer and template; called in a thread."""
     _raise_file_limit()
     try:
         return asyncio.run(_Serving(options, sock, process, spawn, park, load_model).run())

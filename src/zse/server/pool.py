@@ -39,7 +39,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
 
 class Served:
-    """One model. engine: its supervisor, also while it is not loaded. users: requests that hold it."""
+    """One model. engine: the client of its engine process, also while it is not loaded. text: tokenizer and template, once
+    somebody needed them. users: requests that hold it. changing: the load or eviction that is under way."""
 
     def __init__(self, spec: ModelSpec, engine: EngineClient, text: asyncio.Future | None = None):
         self.spec, self.engine, self.text = spec, engine, text
@@ -47,12 +48,12 @@ class Served:
         self.load_ms = 0.0  # of the last load, from the request to Ready
         self.last_used = time.monotonic()
         self.statistics = Statistics()
-        # Of answers: the same while version, model and options are the same, as OpenAI's clients expect beside a seed.
-        made_with = "\0".join((__version__, spec.names[0], *spec.arguments))
-        self.fingerprint = "fp_" + hashlib.sha256(made_with.encode()).hexdigest()[:10]
+        # system_fingerprint of answers: the same while version, model and options are the same.
+        origin = "\0".join((__version__, spec.names[0], *spec.arguments))
+        self.fingerprint = "fp_" + hashlib.sha256(origin.encode()).hexdigest()[:10]
         self.failed_at = 0.0
         self.failure: RequestError | None = None
-        self.changing: asyncio.Task | None = None  # a load or an eviction that is going on
+        self.changing: asyncio.Task | None = None
 
     @property
     def name(self) -> str:
@@ -67,9 +68,16 @@ class Served:
 
 
 class Pool:
-    """models: the first is the default one. load_text: (path, name) → tokenizer and template, called in a thread.
-    park: starts a parked engine; spares: how many to keep. idle_s: a model without requests for so long is evicted
-    (None: never). max_loaded: models that may be loaded at once (None: what memory holds)."""
+    """The models of a server and the parked engines beside them.
+
+    Args:
+        models: the first is the default one.
+        load_text: (path, name) → tokenizer and template; called in a thread.
+        spawn: starts an engine from its arguments.
+        park: starts a parked engine.
+        spares: parked engines to keep.
+        idle_s: a model without requests for so long is evicted; None: never.
+        max_loaded: models that may be loaded at once; None: what memory holds."""
 
     def __init__(
         self,
@@ -92,7 +100,7 @@ class Pool:
         self._by_name = {name: model for model in models for name in model.spec.names}
         self._task: asyncio.Task | None = None
         self._memory = asyncio.Lock()  # one load at a time decides who has to go
-        self._leaving: list[Served] = []  # being evicted
+        self._unloading: list[Served] = []  # those that are being evicted
 
     @property
     def default(self) -> Served:
@@ -109,12 +117,12 @@ class Pool:
     # -- requests
 
     def enter(self, model: Served) -> None:
-        """A request that will use the model begins: it is loaded if need be, and stays until leave()."""
+        """A request that uses the model begins: the model is loaded if need be and is not evicted before leave()."""
         model.users += 1
         model.num_requests += 1
         if model.text is None or (model.text.done() and model.text.exception() is not None):
             self._start_text(model)
-        self._forgive(model)
+        self._allow_retry(model)
         self._ensure_loading(model)
 
     def leave(self, model: Served) -> None:
@@ -160,8 +168,8 @@ class Pool:
         ):
             model.changing = asyncio.get_running_loop().create_task(self._load(model))
 
-    def _forgive(self, model: Served) -> None:
-        """A new request may try what failed a while ago; at once, when only others stood in the way."""
+    def _allow_retry(self, model: Served) -> None:
+        """A new request may load what failed to load RETRY_S ago; at once where only memory that others used was missing."""
         wait_s = 0.0 if model.failure is not None and model.failure.code == "overloaded" else RETRY_S
         if model.failure is not None and model.changing is None and time.monotonic() - model.failed_at >= wait_s:
             model.failure = None
@@ -184,7 +192,7 @@ class Pool:
                     except EngineStartError as error:
                         if error.died and process.load is not None:
                             log.warning("a parked engine died when it was to load %s: %s", model.name, error)
-                            continue  # there are only so many parked ones; the next one is new
+                            continue  # with the next parked one, or a new one
                         if error.code != "out_of_memory" or not await self._free_memory(model):
                             raise
             model.num_loads += 1
@@ -213,34 +221,34 @@ class Pool:
             model.changing = None
 
     def _make_room(self, model: Served) -> None:
-        """Begin to evict until one more may be loaded. The load goes on beside: if there is not enough memory before the
-        others are gone, it is tried again then."""
+        """Begin to evict until one more model may be loaded. The load does not wait: if memory is short before the others
+        are gone, it is tried again then."""
         while self._max_loaded is not None:
             loaded = [
                 other
                 for other in self.models
-                if other is not model and other.engine.state != UNLOADED and other not in self._leaving
+                if other is not model and other.engine.state != UNLOADED and other not in self._unloading
             ]
             if len(loaded) < self._max_loaded:
                 return
-            victim = self._victim(model)
+            victim = self._longest_idle(model)
             if victim is None:
                 raise APIError("overloaded", f"{self._max_loaded} models are loaded and in use.")
             self._evict(victim)
 
     async def _free_memory(self, model: Served) -> bool:
-        """Wait for those that are leaving, or evict one; False when there is none."""
-        if not self._leaving:
-            victim = self._victim(model)
+        """Wait for the evictions that are under way, or evict the model idle for longest; False when there is none."""
+        if not self._unloading:
+            victim = self._longest_idle(model)
             if victim is None:
                 return False
             log.info("%s does not fit beside %s, which is evicted", model.name, victim.name)
             self._evict(victim)
-        await asyncio.wait([other.changing for other in self._leaving if other.changing is not None])
+        await asyncio.wait([other.changing for other in self._unloading if other.changing is not None])
         return True
 
-    def _victim(self, wanted: Served) -> Served | None:
-        """The loaded model that has been without requests for the longest time."""
+    def _longest_idle(self, wanted: Served) -> Served | None:
+        """The loaded model, other than `wanted`, that has been without requests for longest."""
         idle = [
             model
             for model in self.models
@@ -254,37 +262,36 @@ class Pool:
     def _evict(self, model: Served) -> None:
         """Begin to unload it."""
         model.num_evictions += 1
-        self._leaving.append(model)
+        self._unloading.append(model)
         model.changing = asyncio.get_running_loop().create_task(self._unload(model))
 
     async def _unload(self, model: Served) -> None:
         try:
             await model.engine.unload()
         finally:
-            self._leaving.remove(model)
+            self._unloading.remove(model)
             model.changing = None
 
     def take_process(self, arguments: list[str]) -> EngineProcess:
-        """A parked engine for these arguments, or a new one."""
-        # One that is up is better than one that is not.
+        """A parked engine for these arguments, preferably one that is up, or a new one."""
         for spare in sorted(self._spares, key=lambda spare: not spare.is_parked):
             self._spares.remove(spare)
             if spare.poll() is None:
                 spare.load = arguments
                 self.num_spare_loads += 1
                 return spare
-            self._note_death(spare)
+            self._count_death(spare)
         assert self._spawn is not None
         return self._spawn(arguments)
 
     # -- in the background
 
     def start(self) -> None:
-        """Begin to keep parked engines and to look for idle models; the first models are loaded or loading."""
+        """From now on keep parked engines and evict idle models. Call it once the first models are loaded or loading."""
         if self._task is None and (self._num_spares or self._idle_s is not None):
-            self._task = asyncio.get_running_loop().create_task(self._keep_house())
+            self._task = asyncio.get_running_loop().create_task(self._maintain())
 
-    async def _keep_house(self) -> None:
+    async def _maintain(self) -> None:
         while True:
             self._replace_spares()
             self._evict_idle(time.monotonic())
@@ -293,16 +300,16 @@ class Pool:
     def _replace_spares(self) -> None:
         for spare in [spare for spare in self._spares if spare.poll() is not None]:
             self._spares.remove(spare)
-            self._note_death(spare)
+            self._count_death(spare)
         # A load that is going on should have the machine for itself.
         if self._park is None or any(model.changing is not None for model in self.models):
             return
         while len(self._spares) < self._num_spares:
             self._spares.append(self._park())
 
-    def _note_death(self, spare: EngineProcess) -> None:
+    def _count_death(self, spare: EngineProcess) -> None:
         now = time.monotonic()
-        reason = _last_words(spare)
+        reason = _fatal_message(spare)
         spare.sock.close()
         self._spare_deaths = [at for at in self._spare_deaths if now - at < SPARE_WINDOW_S] + [now]
         log.error("a parked engine ended with exit code %s%s", spare.poll(), reason)
@@ -360,8 +367,8 @@ class Pool:
             model.engine.fail_requests(error)
 
 
-def _last_words(process: EngineProcess) -> str:
-    """What a process that has ended said of the reason, as the end of a sentence."""
+def _fatal_message(process: EngineProcess) -> str:
+    """: MESSAGE" of the Fatal that a process sent before it ended; "" where it sent none."""
     try:
         process.sock.setblocking(False)
         messages = FrameReader(FromEngine).feed(process.sock.recv(1 << 16))
