@@ -21,7 +21,7 @@ from zse.kernels.host import random_weight
 from zse.kernels.norm import add_rmsnorm
 from zse.kernels.quantize import quantize
 from zse.kernels.rope import rope_table
-from zse.kernels.sample import logprob_rows, row_parameters, sample, sample_tensors
+from zse.kernels.sample import PARAMETERS, logprob_rows, row_parameters, sample, sample_tensors
 from zse.quant.scheme import memory_layout, parse_scheme
 from zse.runtime.opening import open_device
 from zse.tensor import Fp8Activation, Tensor, Weight
@@ -30,7 +30,7 @@ BANDWIDTH = 4.3e12
 ROWS = (1, 16, 64, 256, 4096)
 SAMPLED = ((1, 8), (1, 3), (16, 8), (64, 8), (256, 8), (256, 3))  # rows, standard deviation of the logits
 NUMPY = {"f32": np.float32, "i32": np.int32, "u64": np.uint64, "i64": np.int64}
-NEUTRAL = {"top_p": 1.0, "repetition": 1.0, "num_logprobs": -1}
+NEUTRAL = {name: parameter.off for name, parameter in PARAMETERS.items()}
 SAMPLERS = {
     "greedy": {},
     "greedy, 5 log-probabilities": {"num_logprobs": 5},
@@ -189,7 +189,8 @@ def samplers(bench, vocab):
     for rows, deviation in SAMPLED:
         logits = [bench.random("f32", rows, vocab, scale=deviation) for _ in range(max(2, sets_for(rows * vocab * 4)))]
         for name, values in SAMPLERS.items():
-            values = NEUTRAL | {"seed": np.arange(rows), "counter": np.arange(rows)} | values
+            cut = any(parameter.cuts and name in values for name, parameter in PARAMETERS.items())
+            values = NEUTRAL | {"seed": np.arange(rows), "counter": np.arange(rows), "filtered": cut} | values
             tensors = {
                 key: bench.put(np.broadcast_to(np.asarray(values.get(key, 0), NUMPY[dtype]), rows))
                 for key, dtype in row_parameters("gpu").items()

@@ -33,7 +33,7 @@ def test_draws_follow_the_kept_distribution():
     params = make_parameters(draws, temperature=0.8, top_k=30, top_p=0.97, min_p=0.001, seed=rng.integers(2**63))
     params["counter"] = np.arange(draws, dtype=np.int64)
     got = sampled(np.tile(x, (draws, 1)), params)["tokens"]
-    ids, p, _ = kept_set(x, np.float32(0.8), 30, np.float32(0.97), np.float32(0.001))
+    ids, p, _ = kept_set(x, np.float32(0.8), top_k=30, top_p=np.float32(0.97), min_p=np.float32(0.001))
     counts = np.bincount(got, minlength=len(x))
     assert counts[np.setdiff1d(np.arange(len(x)), ids)].sum() == 0
     expected = p * draws

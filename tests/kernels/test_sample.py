@@ -28,7 +28,7 @@ def test_draws_follow_the_kept_distribution(isa):
     params = make_parameters(draws, temperature=0.8, top_k=30, top_p=0.97, min_p=0.001, seed=rng.integers(2**63))
     params["counter"] = np.arange(draws, dtype=np.int64)
     got = tokens_of(np.tile(x, (draws, 1)), params, isa)["tokens"]
-    ids, p, _ = kept_set(x, np.float32(0.8), 30, np.float32(0.97), np.float32(0.001))
+    ids, p, _ = kept_set(x, np.float32(0.8), top_k=30, top_p=np.float32(0.97), min_p=np.float32(0.001))
     counts = np.bincount(got, minlength=300)
     assert counts[np.setdiff1d(np.arange(300), ids)].sum() == 0
     expected = p * draws

@@ -10,9 +10,14 @@ Tokens are ordered by (logit descending, id ascending): top-k keeps exactly k, t
 reaches p.
 """
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 from zse import kernel as zl
+from zse.kernels.gpu import sample_parts as gpu_parts
 from zse.kernels.op import Op, check, later, on_gpu, require
 from zse.kernels.sample_parts import LOWEST, MAX_VOCAB, choose_floor, cut_prefix, mass_above, pick, uniform
+from zse.lazy import numpy as np
 from zse.runtime.args import Args
 
 CHUNK = 8192  # logits of one block of the scan: 32 KiB
@@ -292,25 +297,46 @@ def logprob_row(
     logprob[row] = x[min(max(zl.i64(targets[row]), 0), vocab - 1)] - high - zl.log(zl.f32(total))
 
 
+class Parameter(NamedTuple):
+    """What each row of logits has one value of. A new one needs a line here and its kernels alone.
+
+    dtype: of its values. off: the value that does nothing. cases: the values of the twelve rows of sample_cases(), or one for
+    all. cuts: whether it leaves some of the likeliest tokens to draw from. floor: of one that leaves the logits from a bound
+    on, the bound: (logits f64, temperature, value) → f64, the reference of the kernels."""
+
+    dtype: str
+    off: float = 0
+    cases: float | tuple[float, ...] = 0
+    cuts: bool = False
+    floor: Callable[[Any, float, float], Any] | None = None
+
+
 PARAMETERS = {
-    "temperature": "f32",
-    "top_k": "i32",
-    "top_p": "f32",
-    "min_p": "f32",
-    "repetition": "f32",
-    "presence": "f32",
-    "frequency": "f32",
-    "seed": "u64",
-    "counter": "i64",
-    "num_logprobs": "i32",
+    "temperature": Parameter("f32", cases=(0, 1, 0.7, 1, 1.5, 1, 0.9, 1, 1, 2, 0, 1)),
+    "top_k": Parameter("i32", cases=(0, 0, 40, 25, 0, 300, 1, 17, 9, 0, 0, 1 << 20), cuts=True),
+    "top_p": Parameter("f32", 1, cases=(1, 1, 1, 1, 0.9, 0.8, 1, 0.5, 0.95, 0.99, 1, 0.7), cuts=True),
+    "min_p": Parameter(
+        "f32",
+        cases=(0, 0, 0, 0, 0, 0, 0, 0, 0, 0.02, 0, 0.05),
+        cuts=True,
+        floor=lambda x, heat, share: x.max() + heat * np.log(share),
+    ),
+    "repetition": Parameter("f32", 1, cases=1.3),
+    "presence": Parameter("f32", cases=0.4),
+    "frequency": Parameter("f32", cases=0.2),
+    "seed": Parameter("u64"),
+    "counter": Parameter("i64"),
+    "num_logprobs": Parameter("i32", -1, cases=(20, 0, 5, 20, -1, 1, 3, 20, 20, -1, 2, 0)),
 }
-# On a GPU penalties read the token history on the device instead of lists.
-HISTORY = {"history_row": "i32", "history_len": "i32", "prompt_len": "i32"}
+# On a GPU penalties read the token history on the device instead of lists, and the scan is told whether the row is cut.
+GPU_PARAMETERS = {"filtered": "i32", "history_row": "i32", "history_len": "i32", "prompt_len": "i32"}
+SCANNED = ("temperature", "top_k", "repetition", "presence", "frequency", "num_logprobs", *GPU_PARAMETERS)
 
 
 def row_parameters(family: str = "cpu") -> dict[str, str]:
     """name → dtype of what each row has one value of."""
-    return PARAMETERS | HISTORY if family == "gpu" else dict(PARAMETERS)
+    own = {name: parameter.dtype for name, parameter in PARAMETERS.items()}
+    return own | GPU_PARAMETERS if family == "gpu" else own
 
 
 def sample_tensors(
@@ -331,10 +357,8 @@ def sample_tensors(
         "top_logprobs": ("f32", (max_rows, MAX_LOGPROBS)),
     }
     if family == "gpu":
-        from zse.kernels.gpu.sample_parts import CHUNK as GPU_CHUNK
-        from zse.kernels.gpu.sample_parts import RECORD as GPU_RECORD
-
-        return rows | lists | {"records": ("u32", (max_rows, -(-vocab // GPU_CHUNK), GPU_RECORD))} | outs
+        records = max_rows, -(-vocab // gpu_parts.CHUNK), gpu_parts.RECORD
+        return rows | lists | {"records": ("u32", records)} | outs
     lists |= {
         "bias_saved": ("f32", (max_biases,)),
         "seen_start": ("i32", (max_rows + 1,)),
@@ -366,10 +390,7 @@ def sample(recorder, logits, history=None, **tensors) -> None:
     gpu = on_gpu(recorder)
     most = MAX_VOCAB
     if gpu:
-        from zse.kernels.gpu.sample_parts import CHUNK as GPU_CHUNK
-        from zse.kernels.gpu.sample_parts import MAX_CHUNKS as GPU_MAX_CHUNKS
-
-        most = GPU_MAX_CHUNKS * GPU_CHUNK
+        most = gpu_parts.MAX_CHUNKS * gpu_parts.CHUNK
     require(0 < vocab <= most, f"sample: {vocab} logits a row, at most {most} are supported")
     expected = sample_tensors(1, vocab, 1, 1, "gpu" if gpu else "cpu")
     require(
@@ -395,21 +416,14 @@ def sample(recorder, logits, history=None, **tensors) -> None:
 
 
 def _sample_gpu(recorder, logits, history, tensors) -> None:
-    from zse.kernels.gpu.sample_parts import CHUNK as GPU_CHUNK
-
     rows, vocab = logits.shape
     check("sample history", history.tokens, "i32", None, 16)
     check("sample page_table", history.page_table, "i32", None, None)
-    chunks = -(-vocab // GPU_CHUNK)
-    drawn = ("seed", "counter", "tokens", "status", "logprob", "top_ids", "top_logprobs")  # what only sample_row has
-    args = Args(
-        logits=logits,
-        vocab=vocab,
-        **history.args(),
-        **{name: tensor for name, tensor in tensors.items() if name not in drawn},
-    )
-    recorder.launch("sample_scan", args, (chunks, rows))
-    recorder.launch("sample_row", Args(**args, **{name: tensors[name] for name in drawn}, chunks=chunks), (rows,))
+    chunks = -(-vocab // gpu_parts.CHUNK)
+    scanned = {name: tensors[name] for name in (*SCANNED, "bias_start", "bias_ids", "bias_values", "records")}
+    recorder.launch("sample_scan", Args(logits=logits, vocab=vocab, **history.args(), **scanned), (chunks, rows))
+    args = Args(logits=logits, vocab=vocab, chunks=chunks, **history.args(), **tensors)
+    recorder.launch("sample_row", args, (rows,))
 
 
 def logprob_rows(recorder, logits, targets, logprob, argmax) -> None:

@@ -2,8 +2,8 @@
 
 from zse.kernels.gpu.sample_parts import RECORD as GPU_RECORD
 from zse.kernels.op import EXACT, Case, Cost, Output, Tolerance
-
-MAX_LOGPROBS = 20
+from zse.kernels.sample import MAX_LOGPROBS, PARAMETERS
+from zse.lazy import numpy as np
 
 
 def philox(seed: int, counter: int) -> float:
@@ -19,8 +19,6 @@ def philox(seed: int, counter: int) -> float:
 
 def change_logits(x, r, params):
     """Row r's logits after biases and penalties, f32 as in the kernel."""
-    import numpy as np
-
     x = x.copy()
     for j in range(params["bias_start"][r], params["bias_start"][r + 1]):
         x[params["bias_ids"][j]] += params["bias_values"][j]
@@ -32,17 +30,21 @@ def change_logits(x, r, params):
     return x
 
 
-def kept_set(x, temperature, top_k, top_p, min_p):
-    """(kept ids ascending, their probabilities, margin): margin is how near a limit came to going the other way."""
-    import numpy as np
-
-    z = x.astype(np.float64) / float(temperature)
+def kept_set(x, temperature, **values):
+    """(kept ids ascending, their probabilities, margin): margin is how near a limit came to going the other way. values: of
+    PARAMETERS that cut, others are passed over; one that is left out is off."""
+    x, heat = x.astype(np.float64), float(temperature)
+    z = x / heat
     weights = np.exp(z - z.max())
     order = np.lexsort((np.arange(len(x)), -x))
     margin = 1.0
-    if min_p > 0:
-        margin = min(margin, float(np.abs(weights / min_p - 1).min()))
-        order = order[weights[order] >= min_p]
+    for name, parameter in PARAMETERS.items():
+        value = values.get(name, parameter.off)
+        if parameter.floor is not None and value != parameter.off:
+            floor = parameter.floor(x, heat, float(value))
+            margin = min(margin, float(np.abs(x - floor).min()) / heat)
+            order = order[x[order] >= floor]
+    top_k, top_p = values.get("top_k", 0), values.get("top_p", 1)
     if 0 < top_k < len(order):
         order = order[:top_k]
     if top_p < 1:
@@ -55,11 +57,9 @@ def kept_set(x, temperature, top_k, top_p, min_p):
 
 def draw(x, r, params):
     """(token, margin) of row r for changed logits x."""
-    import numpy as np
-
     if params["temperature"][r] < 1e-5 or params["top_k"][r] == 1:
         return int(np.argmax(x)), 1.0
-    ids, p, margin = kept_set(x, *(params[name][r] for name in ("temperature", "top_k", "top_p", "min_p")))
+    ids, p, margin = kept_set(x, **{name: params[name][r] for name in PARAMETERS})
     u = philox(int(params["seed"][r]), int(params["counter"][r]))
     cumulative = np.cumsum(p)
     index = min(int(np.searchsorted(cumulative, u, side="right")), len(ids) - 1)
@@ -67,16 +67,12 @@ def draw(x, r, params):
 
 
 def log_softmax(x):
-    import numpy as np
-
     x = x.astype(np.float64)
     return x - x.max() - np.log(np.exp(x - x.max()).sum())
 
 
 def lists_of_history(params):
     """A GPU case's parameters with its history as lists of seen tokens, as the CPU's are."""
-    import numpy as np
-
     history, starts, ids, counts = params["history"], [0], [], []
     for r, length in enumerate(params["history_len"]):
         pages = history.page_table[params["history_row"][r]] // history.blocks_per_page
@@ -92,8 +88,6 @@ def lists_of_history(params):
 
 def history_of_lists(rng, params):
     """The reverse: a CPU case's parameters with its lists of seen tokens as a history that they could come from."""
-    import numpy as np
-
     from zse.kernels.feed import TokenHistory, make_history
 
     rows = len(params["temperature"])
@@ -113,7 +107,9 @@ def history_of_lists(rng, params):
         for position, id in enumerate(ids):
             tokens[table[line, position // 16] // 3, position % 16] = id
     kept = {name: value for name, value in params.items() if not name.startswith("seen_")}
+    cuts = [params[name] != parameter.off for name, parameter in PARAMETERS.items() if parameter.cuts]
     return kept | {
+        "filtered": np.any(cuts, axis=0).astype(np.int32),
         "history": TokenHistory(tokens, table, 3),
         "history_row": lines.astype(np.int32),
         "history_len": lengths[lines],
@@ -122,8 +118,6 @@ def history_of_lists(rng, params):
 
 
 def sample_reference(logits, **params):
-    import numpy as np
-
     rows = len(logits)
     gpu = "history" in params
     if gpu:
@@ -154,25 +148,14 @@ def sample_reference(logits, **params):
     return out
 
 
+_NUMPY = {"f32": "float32", "i32": "int32", "u64": "uint64", "i64": "int64"}
+
+
 def make_parameters(rows: int, **values):
     """Parameter arrays for `rows` rows: defaults (greedy, everything off) but for the given scalars or sequences."""
-    import numpy as np
-
-    defaults = {
-        "temperature": (0.0, np.float32),
-        "top_k": (0, np.int32),
-        "top_p": (1.0, np.float32),
-        "min_p": (0.0, np.float32),
-        "repetition": (1.0, np.float32),
-        "presence": (0.0, np.float32),
-        "frequency": (0.0, np.float32),
-        "seed": (0, np.uint64),
-        "counter": (0, np.int64),
-        "num_logprobs": (-1, np.int32),
-    }
     params = {
-        name: np.broadcast_to(np.asarray(values.get(name, value), dtype), rows).copy()
-        for name, (value, dtype) in defaults.items()
+        name: np.broadcast_to(np.asarray(values.get(name, parameter.off), _NUMPY[parameter.dtype]), rows).copy()
+        for name, parameter in PARAMETERS.items()
     }
     return params | {
         "bias_start": np.zeros(rows + 1, np.int32),
@@ -186,8 +169,6 @@ def make_parameters(rows: int, **values):
 
 def add_lists(rng, params, rows: int, vocab: int, chosen) -> None:
     """Biases and penalties for the rows in `chosen`."""
-    import numpy as np
-
     biases = [rng.choice(vocab, 5, replace=False) if r in chosen else [] for r in range(rows)]
     seen = [rng.choice(vocab, min(vocab, 40), replace=False) if r in chosen else [] for r in range(rows)]
     for name, lists in (("bias", biases), ("seen", seen)):
@@ -199,8 +180,6 @@ def add_lists(rng, params, rows: int, vocab: int, chosen) -> None:
 
 def make_sample_case(name, logits, params, rng=None) -> Case:
     """A case with scratch and poisoned outputs around logits and parameters. rng: for a GPU, which has a history."""
-    import numpy as np
-
     rows, vocab = logits.shape
     near = Tolerance(1e-5, 1e-6, "f32 sums of exponentials over chunks of 8,192, logits of up to 30")
     changed = EXACT
@@ -236,13 +215,12 @@ def settle(rng, logits, params, least: float = 3e-6) -> None:
             if draw(changed, r, params)[1] > least:
                 break
             if attempt % 20 == 19:
-                params["top_p"][r] = min(params["top_p"][r] * 0.99, 1.0)
-                params["min_p"][r] *= 0.97
+                for name, parameter in PARAMETERS.items():
+                    if parameter.cuts and parameter.dtype == "f32" and params[name][r] != parameter.off:
+                        params[name][r] *= 0.99
 
 
 def sample_cases(rng, family="cpu"):
-    import numpy as np
-
     pages = rng if family == "gpu" else None
     for vocab in (1003, 20011) if family == "cpu" else (1003, 20011, 40000):
         rows = 12
@@ -251,17 +229,7 @@ def sample_cases(rng, family="cpu"):
         logits[4] = np.round(logits[4])
         logits[7] = 1.5  # all alike
         logits[8, rng.random(vocab) < 0.7] = -np.inf  # masked
-        params = make_parameters(
-            rows,
-            temperature=[0, 1, 0.7, 1, 1.5, 1, 0.9, 1, 1, 2, 0, 1],
-            top_k=[0, 0, 40, 25, 0, 300, 1, 17, 9, 0, 0, vocab],
-            top_p=[1, 1, 1, 1, 0.9, 0.8, 1, 0.5, 0.95, 0.99, 1, 0.7],
-            min_p=[0, 0, 0, 0, 0, 0, 0, 0, 0, 0.02, 0, 0.05],
-            repetition=1.3,
-            presence=0.4,
-            frequency=0.2,
-            num_logprobs=[20, 0, 5, 20, -1, 1, 3, 20, 20, -1, 2, 0],
-        )
+        params = make_parameters(rows, **{name: parameter.cases for name, parameter in PARAMETERS.items()})
         add_lists(rng, params, rows, vocab, {1, 2, 5, 10})
         settle(rng, logits, params)
         yield make_sample_case(f"mixed, vocabulary {vocab}", logits, params, pages)
@@ -282,15 +250,11 @@ def sample_cost(case: Case) -> Cost:
 
 
 def logprob_rows_reference(logits, targets, logprob=None, argmax=None):
-    import numpy as np
-
     logs = np.stack([log_softmax(x) for x in logits])
     return {"logprob": logs[np.arange(len(logits)), targets], "argmax": logits.argmax(axis=1)}
 
 
 def logprob_rows_cases(rng, family="cpu"):
-    import numpy as np
-
     near = Tolerance(1e-5, 1e-6, "f32 sums of exponentials over chunks of 8,192")
     for rows, vocab in ((3, 49152), (4, 1001), (1, 5)):
         logits = (rng.standard_normal((rows, vocab)) * 5).astype(np.float32)

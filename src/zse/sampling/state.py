@@ -9,13 +9,20 @@ from array import array
 from math import prod
 
 from zse.dtypes import ITEM_BYTES, VIEW_FORMAT
-from zse.kernels.sample import MAX_LOGPROBS, row_parameters, sample, sample_tensors
-from zse.sampling.params import MAX_LOGIT_BIAS_ENTRIES
+from zse.kernels.sample import MAX_LOGPROBS, PARAMETERS, row_parameters, sample, sample_tensors
+from zse.sampling.params import MAX_LOGIT_BIAS_ENTRIES, SamplingParams
 from zse.tensor import Tensor
 
 _NEUTRAL = (1.0, 0.0, 0.0)  # repetition, presence, frequency
 RESULTS = ("tokens", "status", "logprob", "top_ids", "top_logprobs")
 LISTS = ("bias_ids", "bias_values", "bias_saved", "seen_ids", "seen_counts", "seen_saved")  # of all lines together
+# (parameter of the kernels, field of SamplingParams) for all that are a field's value as it is.
+_FIELDS = tuple(
+    (name, field)
+    for name in PARAMETERS
+    for field in (name, f"{name}_penalty")
+    if field in SamplingParams.__struct_fields__ and name != "seed"
+)
 _ALIGN = 16  # bytes: arrays inside a staging
 
 
@@ -170,17 +177,13 @@ class SamplerState:
 
     def _write_parameters(self, line: int, request) -> None:
         params, views = request.params, self._views
-        views["temperature"][line] = params.temperature
-        views["top_k"][line] = params.top_k
-        views["top_p"][line] = params.top_p
-        views["min_p"][line] = params.min_p
-        views["repetition"][line] = params.repetition_penalty
-        views["presence"][line] = params.presence_penalty
-        views["frequency"][line] = params.frequency_penalty
+        for name, field in _FIELDS:
+            views[name][line] = getattr(params, field)
         views["seed"][line] = request.seed
         views["num_logprobs"][line] = -1 if params.logprobs is None else params.logprobs
         if self._gpu:
             views["history_len"][line], views["prompt_len"][line] = 0, request.prompt_len
+            views["filtered"][line] = params.is_filtered
         self._requests[line] = request
 
     def _write_biases(self, requests: list) -> None:

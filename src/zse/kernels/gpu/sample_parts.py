@@ -131,12 +131,6 @@ def is_greedy(temperature, top_k):
 
 
 @zl.inline
-def is_filtered(top_k, top_p, min_p, vocab):
-    """Whether a sampled row keeps less than its whole vocabulary."""
-    return (top_k > 0 and top_k < vocab) or top_p < 1.0 or min_p > 0.0
-
-
-@zl.inline
 def lowest_bit(bits):
     """Place of the lowest set bit of a u64 that is not 0."""
     return zl.i32(zl.popcount((bits ^ (bits - 1)) >> 1))

@@ -22,7 +22,6 @@ from zse.kernels.gpu.sample_parts import (
     history_place,
     id_of,
     inverse_of,
-    is_filtered,
     larger,
     order_at,
     order_of,
@@ -51,6 +50,7 @@ def sample_row_gpu(
     top_k: zl.Ptr[zl.i32, "const"],
     top_p: zl.Ptr[zl.f32, "const"],
     min_p: zl.Ptr[zl.f32, "const"],
+    filtered: zl.Ptr[zl.i32, "const"],
     repetition: zl.Ptr[zl.f32, "const"],
     presence: zl.Ptr[zl.f32, "const"],
     frequency: zl.Ptr[zl.f32, "const"],
@@ -166,9 +166,8 @@ def sample_row_gpu(
 
     if not_greedy:
         inverse = inverse_of(heat)
-        filtered = is_filtered(top_k[row], top_p[row], min_p[row], vocab)
         bound = zl.u64(0)
-        if filtered:
+        if filtered[row] != 0:
             if t < chunks:
                 if highs[t] >= LOWEST:
                     bound = order_at(own + LISTED, LIST - 1)
@@ -195,7 +194,7 @@ def sample_row_gpu(
         )
         kept = zl.u64(0)  # the kept set: order >= kept
         finite = zl.f64(0)
-        if filtered:
+        if filtered[row] != 0:
             finite = merge_histograms(state, warp_sums)
             if min_p[row] > 0.0:
                 kept = zl.u64(key_of(min(high + heat * zl.log(min_p[row]), high))) << 32

@@ -21,7 +21,6 @@ from zse.kernels.gpu.sample_parts import (
     four_at,
     history_place,
     inverse_of,
-    is_filtered,
     is_greedy,
     lowest_bit,
     order_of,
@@ -156,8 +155,7 @@ def sample_scan_gpu(
     logits: zl.Ptr[zl.f32],
     temperature: zl.Ptr[zl.f32, "const"],
     top_k: zl.Ptr[zl.i32, "const"],
-    top_p: zl.Ptr[zl.f32, "const"],
-    min_p: zl.Ptr[zl.f32, "const"],
+    filtered: zl.Ptr[zl.i32, "const"],
     repetition: zl.Ptr[zl.f32, "const"],
     presence: zl.Ptr[zl.f32, "const"],
     frequency: zl.Ptr[zl.f32, "const"],
@@ -255,7 +253,7 @@ def sample_scan_gpu(
         inverse = inverse_of(heat)
         base = bin_of(high, inverse)
         mass = zl.f32(0)
-        if is_filtered(top_k[row], top_p[row], min_p[row], vocab):
+        if filtered[row] != 0:
             counts = zl.shared_array(zl.u32, BINS)
             masses = zl.shared_array(zl.u32, BINS)
             if t < BINS:
