@@ -75,6 +75,7 @@ MANY = {
     "top_k": (prompt(5, 5), sampled(2, top_k=5)),
     "top_p": (prompt(9, 6), sampled(3, top_p=0.8)),
     "min_p": (prompt(12, 7), sampled(4, min_p=0.05)),
+    "top_n_sigma": (prompt(12, 7), sampled(4, top_n_sigma=1.5)),
     "penalties": (prompt(20, 8), sampled(5, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.3)),
     "bias": (prompt(7, 9), sampled(6, logit_bias={5: 3.0, 9: -50.0})),
     "same seed": (prompt(17, 3), sampled(1)),

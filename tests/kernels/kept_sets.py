@@ -16,6 +16,8 @@ LIMITS = [
     {"min_p": 0.01, "top_k": 900, "top_p": 0.9},
     {"top_k": 3000},
     {"top_p": 0.9999},
+    {"top_n_sigma": 1.0},
+    {"top_n_sigma": 2.5, "top_p": 0.9, "min_p": 0.001},
     {},
 ]
 KINDS = ["smooth", "ties", "flat", "peaked", "bf16", "two values", "masked"]

@@ -45,6 +45,8 @@ def test_draws_follow_the_kept_distribution(isa):
         {"min_p": 0.05},
         {"top_k": 7, "top_p": 0.999},
         {"top_p": 0.05},
+        {"top_n_sigma": 1.5},
+        {"top_n_sigma": 3.0, "top_k": 40, "min_p": 0.001},
         {},
     ],
 )
@@ -64,6 +66,18 @@ def test_kept_sets_are_exact(isa, values, kind):
     settle(rng, logits, params)
     got = tokens_of(logits, params, isa)["tokens"]
     np.testing.assert_array_equal(got, [draw(x, r, params)[0] for r in range(rows)])
+
+
+@pytest.mark.parametrize("isa", host_isas())
+def test_the_deviation_of_top_n_sigma_is_that_of_the_tokens_that_are_possible(isa):
+    """Masked tokens do not count: with them the deviation would be no number."""
+    rng = np.random.default_rng(5)
+    x = (rng.standard_normal(3000) * 3).astype(np.float32)
+    x[rng.random(3000) < 0.9] = -np.inf
+    params = make_parameters(400, temperature=4.0, top_n_sigma=1.0, counter=np.arange(400))
+    got = set(tokens_of(np.tile(x, (400, 1)), params, isa)["tokens"].tolist())
+    finite = x[np.isfinite(x)]
+    assert got <= set(np.flatnonzero(x >= x.max() - finite.std()).tolist()) and len(got) > 3
 
 
 @pytest.mark.parametrize("isa", host_isas())

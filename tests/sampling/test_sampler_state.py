@@ -7,9 +7,9 @@ import pytest
 
 from zse.dtypes import ITEM_BYTES
 from zse.kernels.feed import TokenHistory
-from zse.kernels.sample import row_parameters, sample_tensors
+from zse.kernels.sample import PARAMETERS, row_parameters, sample_tensors
 from zse.runtime.null import NullDevice, NullGPU
-from zse.sampling.params import SamplingParams
+from zse.sampling.params import FILTERS, SamplingParams
 from zse.sampling.state import RESULTS, SamplerState, input_nbytes, result_nbytes
 from zse.scheduler.request import Request
 from zse.tensor import Tensor
@@ -39,6 +39,12 @@ def seen(state, line):
 def biases(state, line):
     start, ids, values = (state._views[name].tolist() for name in ("bias_start", "bias_ids", "bias_values"))
     return dict(zip(ids[start[line] : start[line + 1]], values[start[line] : start[line + 1]], strict=True))
+
+
+def test_a_row_is_filtered_where_a_parameter_of_the_kernels_cuts():
+    assert set(FILTERS) == {name for name, parameter in PARAMETERS.items() if parameter.cuts}
+    assert not SamplingParams(temperature=0.3, seed=4, presence_penalty=1.0).is_filtered
+    assert all(SamplingParams(**{name: 0.5}).is_filtered for name in FILTERS)
 
 
 def test_lines_follow_their_requests():

@@ -93,6 +93,7 @@ COMMON = [
     ({"top_k": 1.5}, "invalid_type", "top_k"),
     ({"min_p": -1}, "out_of_range", "min_p"),
     ({"min_p": 1.1}, "out_of_range", "min_p"),
+    ({"top_n_sigma": -0.1}, "out_of_range", "top_n_sigma"),
     ({"repetition_penalty": 0}, "out_of_range", "repetition_penalty"),
     ({"presence_penalty": 2.1}, "out_of_range", "presence_penalty"),
     ({"frequency_penalty": -2.1}, "out_of_range", "frequency_penalty"),

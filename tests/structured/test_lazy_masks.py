@@ -173,7 +173,8 @@ def test_what_may_be_drawn_first():
         )
     )
     assert not any(
-        may_draw_first(SamplingParams(**given)) for given in ({"top_k": 2}, {"top_p": 0.99}, {"min_p": 0.01})
+        may_draw_first(SamplingParams(**given))
+        for given in ({"top_k": 2}, {"top_p": 0.99}, {"min_p": 0.01}, {"top_n_sigma": 2.0})
     )
 
 

@@ -1,4 +1,4 @@
-"""From logits to tokens: penalties, temperature, min-p, top-k, top-p, a seeded draw, log-probabilities.
+"""From logits to tokens: penalties, temperature, min-p, top-nσ, top-k, top-p, a seeded draw, log-probabilities.
 
 Two launches: `sample_scan` walks the vocabulary in chunks, so that several threads share even one row of 262k logits;
 `sample_row` merges a row's chunks and decides. Nothing is sorted: the boundary of a kept set is found exactly by three
@@ -20,6 +20,7 @@ from zse.kernels.sample_parts import LOWEST, MAX_VOCAB, choose_floor, cut_prefix
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
 
+BLOCK = 1024  # logits of one f32 sum of the standard deviation
 CHUNK = 8192  # logits of one block of the scan: 32 KiB
 MAX_LOGPROBS = 20  # alternatives, the API's limit
 RECORD = 48  # words of a chunk's record: max, argmax, raw sum, tempered sum, top values (20), top ids (20)
@@ -133,6 +134,43 @@ def sample_scan_chunk(
             insert_top(values, ids, wanted, x[j], zl.i32(j))
 
 
+@zl.inline
+def deviation(x, vocab):
+    """The standard deviation of the finite logits, of which there is one at least, in two passes."""
+    L = zl.target.lanes
+    whole = vocab // L * L
+    count = zl.f64(0)
+    total = zl.f64(0)
+    squares = zl.f64(0)
+    for first in range(0, vocab, BLOCK):
+        last = min(first + BLOCK, whole)
+        counts = zl.i32.x(L)(0)
+        sums = zl.f32.x(L)(0)
+        for i in range(first, last, L):
+            value = zl.load(x + i, L)
+            counts += zl.where(value >= LOWEST, zl.i32.x(L)(1), zl.i32.x(L)(0))
+            sums += zl.where(value >= LOWEST, value, zl.f32.x(L)(0))
+        count += zl.f64(zl.reduce_add(counts))
+        total += zl.f64(zl.reduce_add(sums))
+    for j in range(whole, vocab):
+        if x[j] >= LOWEST:
+            count += 1.0
+            total += zl.f64(x[j])
+    mean = zl.f32(total / count)
+    for first in range(0, vocab, BLOCK):
+        last = min(first + BLOCK, whole)
+        sums = zl.f32.x(L)(0)
+        for i in range(first, last, L):
+            value = zl.load(x + i, L)
+            away = zl.where(value >= LOWEST, value - mean, zl.f32.x(L)(0))
+            sums += away * away
+        squares += zl.f64(zl.reduce_add(sums))
+    for j in range(whole, vocab):
+        if x[j] >= LOWEST:
+            squares += zl.f64((x[j] - mean) * (x[j] - mean))
+    return zl.sqrt(zl.f32(squares / count))
+
+
 @zl.kernel
 def sample_row(
     logits: zl.Ptr[zl.f32],
@@ -140,6 +178,7 @@ def sample_row(
     top_k: zl.Ptr[zl.i32, "const"],
     top_p: zl.Ptr[zl.f32, "const"],
     min_p: zl.Ptr[zl.f32, "const"],
+    top_n_sigma: zl.Ptr[zl.f32, "const"],
     repetition: zl.Ptr[zl.f32, "const"],
     presence: zl.Ptr[zl.f32, "const"],
     frequency: zl.Ptr[zl.f32, "const"],
@@ -244,6 +283,8 @@ def sample_row(
         mass = zl.f64(-1.0)  # of the kept set; negative: not known
         if min_p[row] > 0.0:
             threshold = min(high + heat * zl.log(min_p[row]), high)
+        if top_n_sigma[row] > 0.0:
+            threshold = max(threshold, high - top_n_sigma[row] * deviation(x, vocab))
         if top_k[row] > 0 and zl.i64(top_k[row]) < vocab:
             count_limit = zl.i64(top_k[row])
             floor = choose_floor(x, vocab, threshold, high, inverse, heat, count_limit, "count")
@@ -321,6 +362,13 @@ PARAMETERS = {
         cuts=True,
         floor=lambda x, heat, share: x.max() + heat * np.log(share),
     ),
+    # Tang et al. 2024, "Top-nσ: Not All Logits Are You Need" (arXiv 2411.07641), over the finite logits.
+    "top_n_sigma": Parameter(
+        "f32",
+        cases=(0, 1.5, 0, 3, 0, 2.5, 0, 0, 2, 1, 0, 0),
+        cuts=True,
+        floor=lambda x, heat, count: x.max() - count * x[np.isfinite(x)].std(),
+    ),
     "repetition": Parameter("f32", 1, cases=1.3),
     "presence": Parameter("f32", cases=0.4),
     "frequency": Parameter("f32", cases=0.2),
@@ -373,8 +421,8 @@ def sample(recorder, logits, history=None, **tensors) -> None:
     """Sample one token for each row of logits f32 [R, V]. The tensors are those of sample_tensors(), for at least R
     rows.
 
-    In, per row: temperature (below 1e-5: greedy, ties to the lowest id), top_k (0: off), top_p (1: off), min_p (0:
-    off), repetition (1: off), presence and frequency penalties (0: off), seed and counter (the draw is a function of
+    In, per row: temperature (below 1e-5: greedy, ties to the lowest id), top_k (0: off), top_p (1: off), min_p and
+    top_n_sigma (0: off), repetition (1: off), presence and frequency penalties (0: off), seed and counter (the draw is a function of
     both; the counter is the sampled token's position), num_logprobs (-1: none, else alternatives, up to 20). Row r's
     biases are entries bias_start[r] .. bias_start[r + 1] of bias_ids (each id once) and bias_values. Its penalized
     tokens, CPU: those of seen_start in seen_ids (each id once: prompt and output) with seen_counts (occurrences in the

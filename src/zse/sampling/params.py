@@ -78,7 +78,7 @@ LOGIT_BIAS = Checked(
     _logit_bias, {"type": "object", "additionalProperties": _BIAS.schema, "maxProperties": MAX_LOGIT_BIAS_ENTRIES}
 )
 EARLY_STOPPING = Checked(_early_stopping, {"enum": [True, False, "never"]})
-FILTERS = ("top_k", "top_p", "min_p")  # fields that leave some of the likeliest tokens to draw from
+FILTERS = ("top_k", "top_p", "min_p", "top_n_sigma")  # fields that leave some of the likeliest tokens to draw from
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -94,6 +94,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ] = 0
     min_p: Annotated[
         float, Field(Number(0, 1), "Drop tokens below this share of the most likely one's probability.", option="P")
+    ] = 0.0
+    top_n_sigma: Annotated[
+        float,
+        Field(
+            Number(0, 100),
+            "Drop tokens whose logit is more than so many standard deviations of the logits below the largest; 0 is off.",
+            option="N",
+        ),
     ] = 0.0
     repetition_penalty: Annotated[
         float,

@@ -43,6 +43,42 @@ from zse.kernels.gpu.sample_search import (
 from zse.kernels.sample_parts import LOWEST, key_of, uniform, value_of
 
 
+@zl.inline
+def block_total(value, sums):
+    """The sum over the block in f64, in every thread. sums: one f64 a warp."""
+    part = warp_sum_f64(value)
+    zl.barrier()
+    if zl.lane_index() == 0:
+        sums[zl.warp_index()] = part
+    zl.barrier()
+    total = zl.f64(0)
+    for w in zl.static(range(zl.target.threads // zl.target.warp)):
+        total += sums[w]
+    zl.barrier()
+    return total
+
+
+@zl.inline
+def deviation(x, vocab, aligned, sums):
+    """The standard deviation of the row's finite logits, of which there is one at least, in two passes. sums: one f64 a
+    warp."""
+    count = zl.i32(0)
+    total = zl.f64(0)
+    for at in zl.unroll(range(zl.thread_index() * 4, vocab, THREADS * 4), 1):
+        for value in zl.static(four_at(x, at, vocab, aligned)):
+            if value >= LOWEST:
+                count += 1
+                total += zl.f64(value)
+    number = block_total(zl.f64(count), sums)
+    mean = block_total(total, sums) / number
+    squares = zl.f64(0)
+    for at in zl.unroll(range(zl.thread_index() * 4, vocab, THREADS * 4), 1):
+        for value in zl.static(four_at(x, at, vocab, aligned)):
+            if value >= LOWEST:
+                squares += (zl.f64(value) - mean) * (zl.f64(value) - mean)
+    return zl.sqrt(zl.f32(block_total(squares, sums) / number))
+
+
 @zl.kernel
 def sample_row_gpu(
     logits: zl.Ptr[zl.f32, "const"],
@@ -50,6 +86,7 @@ def sample_row_gpu(
     top_k: zl.Ptr[zl.i32, "const"],
     top_p: zl.Ptr[zl.f32, "const"],
     min_p: zl.Ptr[zl.f32, "const"],
+    top_n_sigma: zl.Ptr[zl.f32, "const"],
     filtered: zl.Ptr[zl.i32, "const"],
     repetition: zl.Ptr[zl.f32, "const"],
     presence: zl.Ptr[zl.f32, "const"],
@@ -166,6 +203,10 @@ def sample_row_gpu(
 
     if not_greedy:
         inverse = inverse_of(heat)
+        kept = zl.u64(0)  # the kept set: order >= kept
+        if top_n_sigma[row] > 0.0:
+            floor = high - top_n_sigma[row] * deviation(x, vocab, vocab % 4 == 0, warp_sums)
+            kept = zl.u64(key_of(floor)) << 32
         bound = zl.u64(0)
         if filtered[row] != 0:
             if t < chunks:
@@ -192,12 +233,11 @@ def sample_row_gpu(
             warp_sums=warp_sums,
             scratch=zl.shared_array(zl.u64, 2 * CANDIDATES),
         )
-        kept = zl.u64(0)  # the kept set: order >= kept
         finite = zl.f64(0)
         if filtered[row] != 0:
             finite = merge_histograms(state, warp_sums)
             if min_p[row] > 0.0:
-                kept = zl.u64(key_of(min(high + heat * zl.log(min_p[row]), high))) << 32
+                kept = larger(kept, zl.u64(key_of(min(high + heat * zl.log(min_p[row]), high))) << 32)
         scores = zl.shared_array(zl.f64, BINS)
         found = zl.shared_array(zl.i32, 1)
         total = zl.f64(0)
