@@ -4,6 +4,7 @@ A route names its handler, whose module is imported with its first request: a st
 """
 
 from collections.abc import Awaitable, Callable
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -42,6 +43,7 @@ class Route(msgspec.Struct, frozen=True):
         return _found("requests", self.fields)
 
 
+@cache
 def _found(package: str, name: str) -> Any:
     module, _, attribute = name.partition(".")
     return getattr(import_module(f"zse.server.{package}.{module}"), attribute)
