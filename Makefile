@@ -1,19 +1,30 @@
-# make serve: install into .venv, fetch the default model, serve it.   make test: the whole test suite.
+# make serve: install into .venv, fetch the default model, serve it.   make test: the tests of every change, about five
+# minutes.   make test-all: the tests that it leaves out as well.   JOBS=N: processes that run tests.
 PYTHON ?= python3
 PORT ?= 8000
+JOBS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 TESTED := .venv/.test-installed
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: serve test lint types build clean
+.PHONY: serve test test-all test-rest models lint types build clean
 
 serve: $(INSTALLED)
 	$(BIN)/zse serve --port $(PORT)
 
+test: $(TESTED) build models
+	$(PYTEST)
+
+test-all: test test-rest
+
+# What `make test` leaves out.
+test-rest: $(TESTED) build
+	$(PYTEST) --exhaustive=only
+
 # The models that tests need come with `zse pull`; torch and transformers are the reference where they can be installed.
-test: $(TESTED) build
+models: $(TESTED)
 	$(BIN)/zse pull smollm2 && $(BIN)/zse pull gemma3-270m || [ -z "$$ZSE_REQUIRE_MODELS" ]
-	$(BIN)/python -m pytest
 
 lint: $(TESTED)
 	$(BIN)/ruff check src tests benchmarks examples scripts setup.py

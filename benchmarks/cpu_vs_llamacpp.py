@@ -16,6 +16,8 @@ import sys
 import time
 from pathlib import Path
 
+from zse.bench.process import free_port
+
 HERE = Path(__file__).resolve().parent
 PROMPT = "The capital of France is"
 FIGURES = ("decode_16", "decode_1024", "prefill_512", "batch_8")
@@ -89,11 +91,8 @@ def first_output(command: list[str]) -> float:
 def serve_first_token(model: str, threads: int) -> float:
     """Seconds from exec of `zse serve` to the first streamed token over HTTP."""
     import http.client
-    import socket
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     body = json.dumps({"model": "bench", "prompt": PROMPT, "max_tokens": 1, "temperature": 0, "stream": True})
     start = time.perf_counter()
     server = subprocess.Popen(

@@ -14,6 +14,7 @@ import threading
 import time
 
 from zse import kernel as zl
+from zse.bench.startup import drop_page_cache
 from zse.runtime import gpu_graph, gpu_load
 from zse.runtime.args import Args
 from zse.runtime.gpu import Kernels
@@ -191,13 +192,6 @@ def write_file(path: str, nbytes: int, in_pieces: bool) -> None:
     os.close(fd)
 
 
-def drop(path: str) -> None:
-    """Out of the page cache."""
-    fd = os.open(path, os.O_RDONLY)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(fd)
-
-
 def loading(device, path: str, nbytes: int) -> None:
     """Every way that a file's pages may lie, every way to bring them."""
     buffer = device.alloc(nbytes, "bench")
@@ -229,7 +223,7 @@ def loading(device, path: str, nbytes: int) -> None:
             device.can_register = False
             load(f"{name}, read")
             device.can_register = can_register
-        drop(path)
+        drop_page_cache(path)
         load("not in the page cache")
         load("after that")
         print(f"giving the registrations back at once: {milliseconds(device.tidy_loads):.1f} ms")

@@ -25,6 +25,9 @@ import sys
 import tempfile
 import time
 
+from zse.bench.process import free_port
+from zse.bench.startup import drop_page_cache
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 # Types → figure → vLLM 0.26.0, H200, the same shape (AWQ int4 with Machete, FP8 dynamic, BF16).
 VLLM: dict[str, dict[str, float]] = {
@@ -230,9 +233,7 @@ class Server:
     """A `zse serve` on a free port; ended by its pid when the block is left."""
 
     def __init__(self, models: list[str], own, *options: str):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._command = [
             sys.executable,
@@ -374,15 +375,6 @@ def gpu_memory_mib() -> float:
         check=True,
     )
     return float(result.stdout.split()[0])
-
-
-def drop_page_cache(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)  # dirty pages cannot be dropped
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(fd)
 
 
 def table(figures: dict[str, dict[str, float]]) -> str:

@@ -16,7 +16,7 @@ import time
 import zse.engine.load as engine_load
 from zse.engine.config import EngineConfig
 from zse.engine.memory import plan_memory
-from zse.formats.source import open_model
+from zse.formats.opening import open_model
 from zse.models.load import load_model, plan_model
 from zse.sampling.params import SamplingParams
 

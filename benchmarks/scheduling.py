@@ -12,9 +12,7 @@ import argparse
 import random
 import time
 
-
-def percentile(values, share):
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+from zse.bench.percentiles import percentile
 
 
 class Load:
@@ -92,9 +90,9 @@ def chunk(args) -> None:
     beside = load.times[long][0] - load.submitted[long]
     busy = load.gaps(ids, load.submitted[long], load.times[long][0])
     print(
-        f"between tokens, ms: idle p50 {1e3 * percentile(idle, 0.5):.1f} p99 {1e3 * percentile(idle, 0.99):.1f}; beside "
-        f"the prompt p50 {1e3 * percentile(busy, 0.5):.1f} p99 {1e3 * percentile(busy, 0.99):.1f}: "
-        f"p99 {percentile(busy, 0.99) / percentile(idle, 0.99):.2f}x"
+        f"between tokens, ms: idle p50 {1e3 * percentile(idle, 50):.1f} p99 {1e3 * percentile(idle, 99):.1f}; beside "
+        f"the prompt p50 {1e3 * percentile(busy, 50):.1f} p99 {1e3 * percentile(busy, 99):.1f}: "
+        f"p99 {percentile(busy, 99) / percentile(idle, 99):.2f}x"
     )
     print(
         f"time to first token of {args.prompt} tokens, s: alone {alone:.2f}, beside {beside:.2f}: {beside / alone:.2f}x"
@@ -127,9 +125,9 @@ def fairness(args) -> None:
     busy = visits(args.seconds)
     made = sum(len(times) for id, times in load.times.items())
     print(
-        f"latency of b, s: alone p50 {percentile(idle, 0.5):.3f} p99 {percentile(idle, 0.99):.3f}; beside the flood "
-        f"p50 {percentile(busy, 0.5):.3f} p99 {percentile(busy, 0.99):.3f}: p99 "
-        f"{percentile(busy, 0.99) / percentile(idle, 0.99):.2f}x; {made} tokens in all"
+        f"latency of b, s: alone p50 {percentile(idle, 50):.3f} p99 {percentile(idle, 99):.3f}; beside the flood "
+        f"p50 {percentile(busy, 50):.3f} p99 {percentile(busy, 99):.3f}: p99 "
+        f"{percentile(busy, 99) / percentile(idle, 99):.2f}x; {made} tokens in all"
     )
     load.cancel_all()
 

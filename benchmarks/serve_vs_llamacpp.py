@@ -16,7 +16,6 @@ import asyncio
 import http.client
 import json
 import shlex
-import socket
 import statistics
 import subprocess
 import sys
@@ -50,9 +49,7 @@ class LlamaServer:
     """A llama-server on a free port, stopped when the block is left."""
 
     def __init__(self, path: str, model: str, clients: int, threads: int, flags: list[str]):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = process.free_port()
         flash = [] if "-fa" in flags else ["-fa", "on"]
         self.command = [
             path,
@@ -97,12 +94,7 @@ class LlamaServer:
         raise SystemExit(f"llama-server was not ready after {START_TIMEOUT_S} s")
 
     def __exit__(self, *error) -> None:
-        self.process.terminate()
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        process.stop(self.process, 20)
 
 
 def measure(port: int, workload: Workload, seed: int, scale: float = 1.0) -> dict:

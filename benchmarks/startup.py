@@ -11,11 +11,16 @@ import argparse
 import json
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
 import time
+
+import zse
+from zse.bench import startup
+from zse.bench.process import free_port, machine
+from zse.bench.startup import connect
+from zse.formats import store
 
 
 def main() -> int:
@@ -42,21 +47,17 @@ def main() -> int:
 
 def run(model: str, options: list[str], completions: bool) -> dict[str, float]:
     """One start: name → milliseconds since exec, then the server's own phases."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "zse", "serve", model, "--port", str(port), *options]
     start = time.perf_counter()
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     times: dict[str, float] = {}
 
     def mark(name: str) -> None:
         times.setdefault(name, round(1000 * (time.perf_counter() - start), 1))
 
     try:
-        with connect(port, process) as sock:
+        with connect(process, port, start + 120) as sock:
             mark("connected")
             sock.sendall(request(completions))
             data = b""
@@ -72,22 +73,12 @@ def run(model: str, options: list[str], completions: bool) -> dict[str, float]:
         process.send_signal(signal.SIGTERM)
         stdout, stderr = process.communicate(timeout=60)
         if "first token" not in times:
-            sys.stderr.write(stdout + stderr)
-    phases = next((line for line in stdout.splitlines() if "since exec" in line), "").partition("exec: ")[2]
+            sys.stderr.buffer.write(stdout + stderr)
+    phases = next((line for line in stdout.decode().splitlines() if "since exec" in line), "").partition("exec: ")[2]
     for part in filter(None, phases.split(", ")):
         name, _, value = part.rpartition(" ")
         times["server: " + name] = float(value)
     return times
-
-
-def connect(port: int, process: subprocess.Popen) -> socket.socket:
-    """A connection as soon as the socket is open."""
-    while process.poll() is None:
-        try:
-            return socket.create_connection(("127.0.0.1", port), timeout=120)
-        except OSError:
-            time.sleep(0.001)
-    raise SystemExit(f"zse serve ended with exit code {process.returncode}: {process.stderr.read()}")
 
 
 def request(completions: bool) -> bytes:
@@ -118,27 +109,12 @@ def has_text(data: bytes) -> bool:
 
 def drop_page_cache(model: str) -> None:
     """Take the model and the package out of the page cache (clean pages only; needs no privileges)."""
-    import zse
-    from zse.formats import store
-
-    package = os.path.dirname(os.path.abspath(zse.__file__))
-    for root in (os.fspath(store.resolve(model)), package):
-        paths = (
-            [root]
-            if os.path.isfile(root)
-            else [os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names]
-        )
-        for path in paths:
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(fd)
+    startup.drop_page_cache(os.fspath(store.resolve(model)))
+    for folder, _, _ in os.walk(os.path.dirname(os.path.abspath(zse.__file__))):
+        startup.drop_page_cache(folder)
 
 
 def report(own, runs: list[dict[str, float]]) -> None:
-    from zse.bench.process import machine
-
     names = list(dict.fromkeys(name for times in runs for name in times))
     medians = {name: statistics.median(times[name] for times in runs if name in times) for name in names}
     if own.json:

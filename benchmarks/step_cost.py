@@ -26,7 +26,7 @@ def make(path: str, rows: int, family: str, context: int = 2048, page_size: int 
     from zse.cache.prefix import PrefixCache
     from zse.engine.config import EngineConfig, resolve, settle
     from zse.engine.runner import Runner
-    from zse.formats.source import open_model
+    from zse.formats.opening import open_model
     from zse.models.load import load_model, plan_model
     from zse.runtime.null import NullDevice, NullGPU
     from zse.scheduler.scheduler import Scheduler

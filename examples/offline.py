@@ -3,9 +3,9 @@
 import sys
 
 from zse import LLM, SamplingParams
-from zse.formats import store
+from zse.formats import hub
 
-path = store.ensure(sys.argv[1] if len(sys.argv) > 1 else "smollm2")
+path = hub.ensure(sys.argv[1] if len(sys.argv) > 1 else "smollm2")
 llm = LLM(path)
 params = SamplingParams(max_tokens=24, temperature=0)
 

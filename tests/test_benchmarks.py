@@ -10,7 +10,7 @@ import pytest
 
 from zse.bench import startup
 from zse.errors import EngineError
-from zse.formats.source import open_model
+from zse.formats.opening import open_model
 from zse.formats.verify import verify
 from zse.models.load import plan_model
 from zse.models.load_jobs import start_loading  # noqa: F401  (imports what a load imports)

@@ -23,21 +23,20 @@ if TYPE_CHECKING:
 
 # Modules outside this package that a start does without: name → (module, what importing it costs a start; Python 3.11).
 OUTSIDE = {
+    "ctypes": ("ctypes", "3 ms"),
     "datetime": ("datetime", "1 ms"),
     "difflib": ("difflib", "3 ms"),
-    "futures": ("concurrent.futures", "4 ms"),
-    "hashlib": ("hashlib", "2 ms"),
     "huggingface_hub": ("huggingface_hub", "0.3 s"),
     "json": ("json", "2 ms"),
     "logging": ("logging", "6 ms with what it brings"),
     "numpy": ("numpy", "70 to 250 ms"),
     "pathlib": ("pathlib", "4 ms with urllib"),
+    "platform": ("platform", "2 ms"),
     "shutil": ("shutil", "3 ms"),
     "subprocess": ("subprocess", "5 ms"),
     "tempfile": ("tempfile", "4 ms with random and shutil"),
     "tokenizers": ("tokenizers", "60 ms"),
     "unicodedata": ("unicodedata", "1 ms"),
-    "zipfile": ("zipfile", "4 ms"),
 }
 
 # Modules that import another one only because it is installed: name → (what to keep from it, what that saves a start).
@@ -146,17 +145,17 @@ def submodules(package: str, path: "Iterable[str]") -> "Callable[[str], ModuleTy
 
 
 if TYPE_CHECKING:
+    import ctypes as ctypes
     import datetime as datetime
     import difflib as difflib
-    import hashlib as hashlib
     import json as json
     import logging as logging
     import pathlib as pathlib
+    import platform as platform
     import shutil as shutil
     import subprocess as subprocess
     import tempfile as tempfile
     import unicodedata as unicodedata
-    import zipfile as zipfile
     from concurrent import futures as futures
 
     import huggingface_hub as huggingface_hub

@@ -15,8 +15,9 @@ import pytest
 from zse.bench import ablation, reports
 from zse.bench.page import page
 from zse.cli import main, serve
+from zse.cli import parser as parsers
 from zse.errors import ConfigError
-from zse.formats import store
+from zse.formats import hub
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -208,7 +209,7 @@ def test_an_ablation_switches_one_thing_on_at_a_time(fake, tmp_path, capsys, mon
 
     class Started:
         def __init__(self, model, options):
-            self.port = fake.port
+            self.url = f"http://127.0.0.1:{fake.port}/v1"
             asked.append(options)
 
         def __enter__(self):
@@ -218,7 +219,7 @@ def test_an_ablation_switches_one_thing_on_at_a_time(fake, tmp_path, capsys, mon
             pass
 
     monkeypatch.setattr(ablation, "Server", Started)
-    monkeypatch.setattr(store, "ensure", lambda name: name)
+    monkeypatch.setattr(hub, "ensure", lambda name: name)
     assert zse("ablation", "m.gguf", "--workload", "baseline", "--scale", "0.05", "-o", tmp_path / "out") == 0
     assert "+ prefix cache          baseline" in capsys.readouterr().out
     assert len(asked) == len(ablation.STEPS)
@@ -226,7 +227,7 @@ def test_an_ablation_switches_one_thing_on_at_a_time(fake, tmp_path, capsys, mon
     text = "\n".join(ElementTree.parse(tmp_path / "out" / "ablation.html").getroot().itertext())
     assert labels == [step.label for step in ablation.STEPS] and all(label in text for label in labels)
     parser = argparse.ArgumentParser()
-    serve.add_arguments(parser)
+    parsers.add(parser, serve.ARGUMENTS)
     rows = [vars(parser.parse_args(["m.gguf", *options])) for options in asked]
     for before, after in pairwise(rows):
         assert sum(before[name] != after[name] for name in before) == 1

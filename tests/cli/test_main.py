@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from cli_process import ENVIRONMENT
@@ -15,7 +16,7 @@ def test_every_command_has_what_the_table_needs():
     for name, help in cli.COMMANDS.items():
         module = cli.load(name)
         assert help and "\n" not in help and not help.endswith("."), name
-        assert callable(module.add_arguments) and callable(module.run), name
+        assert cli.parser_of(name) and callable(module.run), name
 
 
 def test_help_lists_every_command(zse):
@@ -105,7 +106,9 @@ def test_ctrl_c_is_quiet_and_130(home, tmp_path):
         [sys.executable, os.path.join(os.path.dirname(__file__), "fake_llm.py"), "run", "echo"],
         env={**ENVIRONMENT, "ZSE_HOME": str(home)}, stdin=holder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    time.sleep(0.7)
+    waits_in, deadline = Path(f"/proc/{process.pid}/wchan"), time.monotonic() + 5
+    while time.monotonic() < deadline and not (waits_in.exists() and "pipe" in waits_in.read_text()):
+        time.sleep(0.01)  # until it reads its prompt, where the system tells
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=30)
     os.close(holder)

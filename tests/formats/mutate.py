@@ -20,7 +20,7 @@ from formats_build import BLOCKS, small_gguf, small_safetensors
 
 from zse.errors import FormatError, UnsupportedError
 from zse.formats.convert import convert
-from zse.formats.source import open_model
+from zse.formats.opening import open_model
 from zse.formats.verify import verify
 from zse.quant.scheme import parse_scheme
 

@@ -15,11 +15,12 @@ from formats_build import Tensor, gguf, llama_metadata, llama_tensors, safetenso
 from zse.errors import ConfigError, FormatError, UnsupportedError, ZSEError
 from zse.formats import zse_writer
 from zse.formats.convert import convert
-from zse.formats.gguf import AFFINE, EXACT
+from zse.formats.ggml import AFFINE, EXACT
 from zse.formats.gguf_blocks import dequantize, to_affine
 from zse.formats.info import info
 from zse.formats.matrix import rows_affine, rows_f32
-from zse.formats.source import open_model, rope_row_order
+from zse.formats.opening import open_model
+from zse.formats.source import rope_row_order
 from zse.formats.verify import verify
 from zse.quant.pack import pack, planes_from_bytes
 from zse.quant.quantize import quantize

@@ -7,7 +7,7 @@ import pytest
 from formats_build import safetensors
 
 from zse.errors import FormatError, UnsupportedError
-from zse.formats.source import open_model
+from zse.formats.opening import open_model
 
 
 def f32(*shape):
@@ -185,7 +185,7 @@ def test_the_start_path_stays_light(folder):
     from pathlib import Path
 
     code = (
-        "import sys; from zse.formats.source import open_model; open_model(sys.argv[1]);"
+        "import sys; from zse.formats.opening import open_model; open_model(sys.argv[1]);"
         "heavy = 'numpy', 'asyncio', 'tokenizers', 'huggingface_hub', 'dataclasses';"
         "print([m for m in heavy if m in sys.modules])"
     )

@@ -8,7 +8,8 @@ from formats_build import Tensor, gguf, llama_metadata, llama_tensors, small_ggu
 
 from zse.errors import FormatError, UnsupportedError
 from zse.formats import arrays
-from zse.formats.source import open_model, rope_row_order
+from zse.formats.opening import open_model
+from zse.formats.source import rope_row_order
 
 
 @pytest.fixture

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from gguf import quants
 
-from zse.formats.gguf import AFFINE, BLOCKS, DENSE_TYPES, EXACT
+from zse.formats.ggml import AFFINE, BLOCKS, EXACT
 from zse.formats.gguf_blocks import dequantize, to_affine, unpack_blocks
+from zse.formats.source import DENSE_TYPES
 
 QUANTIZED = [name for name in BLOCKS if name not in DENSE_TYPES]
 F16_FIELDS = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from zse.formats.gguf_blocks import dequantize
-from zse.formats.source import open_model
+from zse.formats.opening import open_model
 
 GEMMA, SMOLLM = "gemma3-270m", "smollm2"
 

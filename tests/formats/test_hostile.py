@@ -15,7 +15,7 @@ from mutate import EXTREMES, independent_check, repair
 
 from zse.errors import FormatError, UnsupportedError
 from zse.formats.convert import convert
-from zse.formats.source import open_model
+from zse.formats.opening import open_model
 from zse.formats.verify import verify
 
 FORMATS = ("gguf", "safetensors", "zse")

@@ -6,8 +6,8 @@ import pytest
 from formats_build import Tensor, gguf, llama_metadata
 
 from zse.formats.convert import convert
-from zse.formats.gguf import BLOCKS
-from zse.formats.source import open_model
+from zse.formats.ggml import BLOCKS
+from zse.formats.opening import open_model
 from zse.models.load import load_model, plan_model
 from zse.runtime.cpu import CPUDevice
 

@@ -9,7 +9,8 @@ from formats_build import safetensors
 from zse.errors import FormatError, UnsupportedError
 from zse.formats.convert import convert
 from zse.formats.matrix import planes_of_rows, prepare, rows_affine, rows_f32
-from zse.formats.source import open_model, rope_row_order
+from zse.formats.opening import open_model
+from zse.formats.source import rope_row_order
 from zse.formats.verify import verify
 from zse.quant.pack import dequantize_fp8, e4m3_to_f32, f32_to_bf16, unpack
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from zse.formats import zse
-from zse.formats.gguf import AFFINE, EXACT
+from zse.formats.ggml import AFFINE, EXACT
 from zse.quant.policy import MIN_ELEMENTS, MIN_ROWS
 from zse.quant.scheme import AffineScheme, DenseScheme
 

@@ -194,6 +194,17 @@ def check_case(op, case, got: dict) -> None:
             )
 
 
+def check_cases(op, device, seed: int, cases: list, most: int = 0) -> None:
+    """Every case, or `most` of them where there are many more, in a random order, as the seed says."""
+    most = most if most and len(cases) > 2 * most else len(cases)
+    for number in np.random.default_rng(seed).permutation(len(cases))[:most]:
+        try:
+            check_case(op, cases[number], run_case(op, cases[number], device))
+        except Exception as error:
+            what = f"{op.name}, seed {seed}, {cases[number].name}"
+            raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error
+
+
 def check_fp8(got: HostFp8Activation, values: np.ndarray, slack: float, what: str) -> None:
     """scale = largest magnitude / 448; q within half a step of e4m3 (2**-4 of the value, 2**-10 near zero) and `slack`
     of the row's largest magnitude."""

@@ -22,7 +22,7 @@ from gpu.harness import device
 from zse.engine.config import EngineConfig
 from zse.engine.load import load_engine
 from zse.engine.metrics import Phases
-from zse.formats.source import open_model
+from zse.formats.opening import open_model
 from zse.kernels.op import HostFp8Activation
 from zse.models.load import load_model, plan_model, read_config
 from zse.sampling.params import SamplingParams

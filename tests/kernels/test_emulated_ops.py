@@ -1,13 +1,10 @@
 """Every operation's GPU form in the emulator: against the float64 reference, in a random order of threads, with every access checked.
 
-The cases of a run are a random choice that fits the time; ZSE_EMULATE_SECONDS (for each operation and architecture) takes more."""
-
-import os
-import time
+Where an operation has many cases, a run of `make test` is a random choice of them, and `make test-all` runs them all."""
 
 import numpy as np
 import pytest
-from gpu.harness import check_case, gpu_ops, run_case
+from gpu.harness import check_case, check_cases, gpu_ops, run_case
 
 from zse import kernel as zl
 from zse.kernel import cache
@@ -15,7 +12,8 @@ from zse.runtime.args import Args
 from zse.runtime.device import Recorder
 from zse_emulator import EmulateDevice
 
-SECONDS = float(os.environ.get("ZSE_EMULATE_SECONDS", "4"))
+SOME = 15  # cases in `make test` of an operation that has more than twice as many
+MANY = ("attention", "matmul")
 # Operations that read shared memory which nothing has written, and do not use what they read: a used value would be NaN.
 UNUSED_READS = {"matmul": "the offsets that symmetric weights do not have"}
 
@@ -54,22 +52,17 @@ class Spaced(EmulateDevice):
 
 
 @pytest.mark.parametrize("like", ["sm_90a", "sm_80"])
-@pytest.mark.parametrize("op", gpu_ops(), ids=lambda op: op.name)
-def test_reference(op, like, kept_kernels):
+@pytest.mark.parametrize(
+    ("op", "most"),
+    [pytest.param(op, SOME, id=op.name) for op in gpu_ops()]
+    + [pytest.param(op, 0, id=f"{op.name}-all", marks=pytest.mark.exhaustive) for op in gpu_ops() if op.name in MANY],
+)
+def test_reference(op, most, like, kept_kernels):
     seed = int(np.random.default_rng().integers(2**32))
-    rng = np.random.default_rng(seed)
+    cases = list(op.cases(np.random.default_rng(seed), "gpu"))
+    assert (len(cases) > 2 * SOME) == (op.name in MANY)
     with Spaced(like, seed=seed, initialised=op.name not in UNUSED_READS) as device:
-        cases = list(op.cases(np.random.default_rng(seed), "gpu"))
-        end = time.monotonic() + SECONDS
-        for count, number in enumerate(rng.permutation(len(cases))):
-            if count >= 2 and time.monotonic() > end:
-                break
-            try:
-                check_case(op, cases[number], run_case(op, cases[number], device))
-            except Exception as error:
-                raise AssertionError(
-                    f"{op.name}, {like}, seed {seed}, {cases[number].name}: {type(error).__name__}: {error}"
-                ) from error
+        check_cases(op, device, seed, cases, most)
 
 
 def test_more_tiles_than_multiprocessors_have_counters(kept_kernels):

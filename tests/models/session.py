@@ -3,7 +3,7 @@
 import numpy as np
 
 from zse.cache.layout import KVCache
-from zse.formats.source import open_model
+from zse.formats.opening import open_model
 from zse.models.load import load_model, plan_model
 from zse.models.registry import forward_of
 from zse.plan.record import Planner, StepBuffers

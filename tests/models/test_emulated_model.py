@@ -26,7 +26,7 @@ from zse.engine.memory import plan_memory
 from zse.engine.messages import Ask
 from zse.engine.runner import Runner
 from zse.engine.speculation import Speculation
-from zse.formats.source import open_model
+from zse.formats.opening import open_model
 from zse.kernel import cache
 from zse.models.load import Model, load_model, place, plan_model
 from zse.runtime.cpu import CPUDevice

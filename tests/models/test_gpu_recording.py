@@ -6,7 +6,7 @@ import tiny
 from zse.engine.config import EngineConfig
 from zse.engine.memory import plan_memory
 from zse.engine.runner import Runner
-from zse.formats.source import open_model
+from zse.formats.opening import open_model
 from zse.kernel import cache
 from zse.kernel.emit import emit_gpu
 from zse.models.load import load_model, plan_model

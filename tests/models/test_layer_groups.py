@@ -139,7 +139,7 @@ def test_few_pages_are_shared_out_by_preemption(model, monkeypatch):
 
 
 def load_config(model):
-    from zse.formats.source import open_model
+    from zse.formats.opening import open_model
     from zse.models.load import plan_model
 
     with open_model(model) as source:

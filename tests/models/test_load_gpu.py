@@ -12,7 +12,8 @@ import tiny_families
 from formats_build import safetensors
 
 from zse.formats.convert import convert
-from zse.formats.source import open_model, rope_row_order
+from zse.formats.opening import open_model
+from zse.formats.source import rope_row_order
 from zse.models import registry
 from zse.models.load import load_model, plan_model
 from zse.models.load_jobs import Copy, merge

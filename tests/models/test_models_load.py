@@ -10,7 +10,7 @@ from session import Session, load
 
 from zse.errors import ConfigError, FormatError, UnsupportedError
 from zse.formats.gguf_blocks import dequantize
-from zse.formats.source import open_model
+from zse.formats.opening import open_model
 from zse.models import registry
 from zse.models.load import plan_model, read_config, require_memory
 from zse.models.registry import config_from_hf

@@ -291,7 +291,7 @@ def engines(model):
 
 @pytest.fixture(scope="module")
 def tokenizer(model):
-    from zse.formats.source import open_model
+    from zse.formats.opening import open_model
 
     with open_model(str(model)) as source:
         return load_tokenizer(source)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zse.formats.source import open_model
+from zse.formats.opening import open_model
 from zse.tokenizer import native
 from zse.tokenizer.bpe import from_gguf
 

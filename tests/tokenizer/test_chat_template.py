@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zse.errors import FormatError, RequestError
-from zse.formats.source import open_model
+from zse.formats.opening import open_model
 from zse.tokenizer.bpe import from_gguf
 from zse.tokenizer.chat_template import ROLES, ChatTemplate, load_chat_template, no_chat_template
 from zse.tokenizer.template_fast import compile_fast
@@ -302,7 +302,7 @@ def test_nothing_nests_too_deeply():
 def test_the_start_path_does_not_import_jinja2(real_models):
     """SmolLM2's template is compiled and rendered without it."""
     code = (
-        "import sys; from zse.formats.source import open_model; from zse.tokenizer.template_fast import compile_fast;"
+        "import sys; from zse.formats.opening import open_model; from zse.tokenizer.template_fast import compile_fast;"
         f"t = compile_fast(open_model({str(real_models['smollm2'])!r}).chat_template);"
         "print(t.render({'messages': [{'role': 'user', 'content': 'hi'}]}).count('hi'), 'jinja2' in sys.modules)"
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from zse.formats.source import open_model
+from zse.formats.opening import open_model
 from zse.tokenizer.bpe import from_section
 from zse.tokenizer.load import load_tokenizer
 

@@ -1,11 +1,10 @@
 """What each serving feature is worth: one workload against a server with all of them off, then one more switched on at
 a time. The reports, in this order, are what bench/page.py draws."""
 
-import shlex
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from zse.bench import process, reports
+from zse.bench import reports
 from zse.bench.client import Target
 from zse.bench.load import Settings, measure
 from zse.bench.serving import Server
@@ -58,19 +57,10 @@ def ablation(
             tell(label, name, figures)
 
         with Server(model, chosen) as server:
-            target = Target.of(f"http://127.0.0.1:{server.port}/v1", key)
+            target = Target.of(server.url, key)
             found = measure(target, None, workloads, settings, None, told)
         failed = next((run for run in found["workloads"].values() if run["failures"]), None)
         if failed is not None:
             raise EngineError(f"{step.label}: {failed['failures']} requests failed: {failed['errors'][0]['message']}")
-        yield {
-            "format": reports.FORMAT,
-            "bench": "serve",
-            "command": command,
-            "commit": reports.commit(),
-            "machine": process.machine(),
-            "settings": vars(settings) | {"url": None, "server_options": shlex.join(chosen) or None},
-            "label": step.label,
-            **found,
-            "model": model,
-        }
+        head = reports.head(command, settings, None, chosen)
+        yield {**head, "label": step.label, **found, "model": model}

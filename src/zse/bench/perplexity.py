@@ -2,7 +2,7 @@
 
 import os
 
-from zse.engine import llm as engine_llm
+from zse.engine import llm as engine
 from zse.errors import ConfigError
 
 # Written for this purpose, so no model was trained on it: plain prose, numbers, a dialogue, a list and some code.
@@ -55,9 +55,7 @@ the gulls forgot to be afraid of the dogs.
 def perplexity(path: str | os.PathLike, max_tokens: int = 768) -> float:
     """exp of the mean negative log-probability of the first `max_tokens` tokens of TEXT, with f32 activations so that
     the weights alone make the difference. Loads the model at `path` and unloads it. Errors: those of LLM()."""
-    with engine_llm.LLM(
-        path, device="cpu", max_rows=1, activations="f32", kv_dtype="f32", max_context=max_tokens
-    ) as llm:
+    with engine.LLM(path, device="cpu", max_rows=1, activations="f32", kv_dtype="f32", max_context=max_tokens) as llm:
         return llm.perplexity(llm.tokenizer.encode(TEXT)[:max_tokens])
 
 

@@ -1,12 +1,14 @@
 """Facts about this process and machine that every figure needs beside it."""
 
 import os
-import platform
 import resource
+import socket
+import subprocess
 import sys
 import time
 
 import zse
+from zse.lazy import platform
 
 
 def peak_memory_bytes() -> int:
@@ -26,6 +28,23 @@ def machine() -> dict:
         "load_average": [round(load, 2) for load in os.getloadavg()],
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that was free a moment ago."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+def stop(process: "subprocess.Popen", seconds: float) -> None:
+    """Ask a process to end; kill it if it has not ended after so many seconds."""
+    process.terminate()
+    try:
+        process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
 
 
 def cpu_model() -> str | None:

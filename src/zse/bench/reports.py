@@ -2,11 +2,17 @@
 
 import json
 import os
+import shlex
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
+from zse.bench import process
 from zse.errors import ConfigError, one_line
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from zse.bench.load import Settings
 
 FORMAT = 1
 MAX_BYTES = 64 << 20
@@ -44,6 +50,25 @@ def commit() -> str | None:
     except OSError:
         return None
     return done.stdout.strip() or None
+
+
+def head(command: str, settings: "Settings", url: str | None, options: list[str]) -> dict:
+    """What a report says before its figures: how, where and with what they were measured.
+
+    Args:
+        command: the command line that the user typed.
+        settings: of the clients.
+        url: the server's, None for one that was started with `options`.
+        options: words of `zse serve`.
+    """
+    return {
+        "format": FORMAT,
+        "bench": "serve",
+        "command": command,
+        "commit": commit(),
+        "machine": process.machine(),
+        "settings": vars(settings) | {"url": url, "server_options": shlex.join(options) or None},
+    }
 
 
 def read(path: str | os.PathLike) -> dict:

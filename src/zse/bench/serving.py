@@ -2,8 +2,6 @@
 
 import http.client
 import json
-import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -12,6 +10,7 @@ import time
 from itertools import pairwise
 from time import perf_counter
 
+from zse.bench import process
 from zse.errors import EngineError
 
 _START_TIMEOUT_SECONDS = 120
@@ -22,21 +21,10 @@ class Server:
     """A `zse serve` of our own on a free port of 127.0.0.1, stopped when the block is left."""
 
     def __init__(self, model: str, options: list[str]):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self._command = [
-            sys.executable,
-            "-m",
-            "zse",
-            "serve",
-            model,
-            "--model-name",
-            _NAME,
-            "--port",
-            str(self.port),
-            *options,
-        ]
+        self.port = process.free_port()
+        self.url = f"http://127.0.0.1:{self.port}/v1"
+        serve = ["serve", model, "--model-name", _NAME, "--port", str(self.port), *options]
+        self._command = [sys.executable, "-m", "zse", *serve]
 
     def __enter__(self):
         self.start = perf_counter()
@@ -70,12 +58,7 @@ class Server:
         raise EngineError(f"the server was not ready after {_START_TIMEOUT_SECONDS} s")
 
     def __exit__(self, kind, error, traceback) -> None:
-        self.process.send_signal(signal.SIGINT)
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        process.stop(self.process, 30)
 
 
 def stream(port: int, prompt: str, max_tokens: int) -> list[float]:

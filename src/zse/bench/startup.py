@@ -5,7 +5,6 @@ Warm: the model's file is in the page cache. Cold: it has been dropped from ther
 
 import json
 import os
-import signal
 import socket
 import statistics
 import subprocess
@@ -13,9 +12,10 @@ import sys
 import time
 from time import perf_counter
 
+from zse.bench.process import free_port, stop
 from zse.errors import EngineError
 from zse.formats import store
-from zse.runtime import probe as runtime_probe
+from zse.runtime import probe
 
 _TIMEOUT_S = 300.0
 _METRICS = {"server": "zse_start_phase_seconds{", "engine": "zse_engine_phase_seconds{"}
@@ -47,7 +47,7 @@ def startup(model: str, repeats: int, options: list[str], cold: bool = True) -> 
         if cold_runs:
             result["cold_exec_to_first_token_ms"] = statistics.median(cold_runs)
             result["cold_serve_exec_to_first_token_ms"] = statistics.median(cold_starts)
-    result["modules_without_bytecode"] = len(runtime_probe.modules_without_bytecode())
+    result["modules_without_bytecode"] = len(probe.modules_without_bytecode())
     return {**result, "phases_ms": starts[-1]["phases"], "runs": [run[0] for run in runs]}
 
 
@@ -81,14 +81,12 @@ def _run(model: str, options: list[str]) -> tuple[float, float]:
 
 def _serve(model: str, options: list[str]) -> dict:
     """One start of `zse serve`: milliseconds to "socket" and to "first token", and the phases that it tells."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "zse", "serve", model, "--port", str(port), *options]
     start = perf_counter()
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
-        sock = _connect(process, port, start + _TIMEOUT_S)
+        sock = connect(process, port, start + _TIMEOUT_S)
         opened = 1000 * (perf_counter() - start)
         with sock:
             try:
@@ -102,15 +100,11 @@ def _serve(model: str, options: list[str]) -> dict:
         first = 1000 * (perf_counter() - start)
         return {"socket": opened, "first token": first, "phases": _phases(port)}
     finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.communicate(timeout=30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+        stop(process, 30)
 
 
-def _connect(process: subprocess.Popen, port: int, deadline: float) -> socket.socket:
+def connect(process: subprocess.Popen, port: int, deadline: float) -> socket.socket:
+    """A connection as soon as `zse serve` has opened its socket. EngineError: it ended, or it is `deadline`."""
     while process.poll() is None and perf_counter() < deadline:
         try:
             return socket.create_connection(("127.0.0.1", port), timeout=_TIMEOUT_S)

@@ -3,14 +3,12 @@
 import argparse
 import json
 
-from zse.bench import perplexity, process, reports, speed
-from zse.bench import serving as bench_serving
-from zse.bench import startup as bench_startup
+from zse.bench import perplexity, process, reports, serving, speed, startup
 from zse.cli import bench_serve
-from zse.cli import options as cli_options
-from zse.cli import parser as cli_parser
+from zse.cli.options import add_engine_options, engine_options, open_llm
+from zse.cli.parser import JSON, MODEL, Kinds, arg, number
 from zse.errors import ConfigError
-from zse.formats import store
+from zse.formats import hub
 
 EPILOG = """examples:
   zse bench decode smollm2 --context 1024
@@ -26,75 +24,11 @@ EPILOG = """examples:
 
 Figures are medians over --repeats, after a warm-up. Measure on a quiet machine: the load average is printed too."""
 
-
 PROMPTS = (16, 128, 1024)  # of `latency`
 
 
-def add_arguments(parser) -> None:
-    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
-
-    def kind(name: str, text: str):
-        sub = kinds.add_parser(name, help=text, description=text)
-        optional = {"nargs": "?"} if name == "serve" else {}
-        sub.add_argument("model", metavar="MODEL", help="a name, hf:ORG/NAME, or a path", **optional)
-        sub.add_argument(
-            "--repeats",
-            type=cli_parser.number(int, 1, 100),
-            default=3,
-            metavar="N",
-            help="runs that count (default: %(default)s)",
-        )
-        if name == "serve":
-            sub.add_argument(
-                "--json", nargs="?", const="-", metavar="FILE", help="write JSON to FILE; without FILE print it"
-            )
-        else:
-            sub.add_argument("--json", action="store_true", help="print JSON")
-        cli_options.add_engine_options(sub)
-        return sub
-
-    def tokens(sub, flag: str, default: int, text: str) -> None:
-        sub.add_argument(
-            flag, type=cli_parser.number(int, 1), default=default, metavar="N", help=f"{text} (default: %(default)s)"
-        )
-
-    sub = kind("decode", "tokens a second of one sequence after a context")
-    tokens(sub, "--context", 16, "tokens before the first new one")
-    tokens(sub, "--tokens", 128, "new tokens")
-    sub = kind("prefill", "prompt tokens a second")
-    tokens(sub, "--tokens", 512, "prompt tokens")
-    sub = kind("batch", "tokens a second of several sequences decoded together")
-    tokens(sub, "--sequences", 8, "sequences")
-    tokens(sub, "--context", 16, "tokens before the first new one")
-    tokens(sub, "--tokens", 64, "new tokens of each sequence")
-    sub = kind("latency", "time to first token and between tokens of one sequence, in this process: p50, p95, p99")
-    sub.add_argument(
-        "--prompts",
-        type=_lengths,
-        metavar="N,N,…",
-        help="prompt tokens (default: those of 16,128,1024 that fit the context)",
-    )
-    tokens(sub, "--tokens", 64, "new tokens after the first")
-    sub = kind("perplexity", "how well the model predicts a text: what quantizing weights, activations or KV costs")
-    tokens(sub, "--tokens", 1024, "most tokens of the text")
-    sub.add_argument("--text", metavar="FILE", help="a text of your own (default: a short fixed one)")
-    sub = kind("startup", "from exec to the first token of `zse run` and `zse serve`, page cache warm and dropped")
-    sub.add_argument("--warm-only", action="store_true", help="leave the page cache alone")
-    text = "`zse serve`: exec to first token over HTTP, then several clients at once; or workloads, against any server"
-    sub = kind("serve", text)
-    sub.add_argument(
-        "--clients", type=_counts, default=[1, 4, 8], metavar="N,N,…", help="clients at once (default: 1,4,8)"
-    )
-    tokens(sub, "--tokens", 64, "longest reply of a client")
-    bench_serve.add_workload_options(sub)
-    bench_serve.add_ablation(kinds)
-    text = "show, compare and draw reports of `zse bench serve --workload`"
-    sub = kinds.add_parser("report", help=text, description=text)
-    sub.add_argument("files", nargs="+", metavar="FILE", help="reports, in the order of the page")
-    bench_serve.add_report_options(sub)
-
-
 def _counts(text: str, most: int = 256, example: str = "1,4,8") -> list[int]:
+    """argparse type: numbers from 1 to `most` with commas between."""
     counts = [int(word) for word in text.split(",") if word.isdecimal()]
     if len(counts) != text.count(",") + 1 or not all(1 <= count <= most for count in counts):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers from 1 to {most}, as in {example}")
@@ -105,42 +39,99 @@ def _lengths(text: str) -> list[int]:
     return _counts(text, 1 << 24, "128,1024")
 
 
+def _tokens(flag: str, default: int, text: str):
+    return arg(flag, type=number(int, 1), default=default, metavar="N", help=f"{text} (default: %(default)s)")
+
+
+_REPEATS = arg(
+    "--repeats", type=number(int, 1, 100), default=3, metavar="N", help="runs that count (default: %(default)s)"
+)
+_COMMON = (MODEL, _REPEATS, JSON, add_engine_options)
+_KINDS = {
+    "decode": (
+        "tokens a second of one sequence after a context",
+        (*_COMMON, _tokens("--context", 16, "tokens before the first new one"), _tokens("--tokens", 128, "new tokens")),
+    ),
+    "prefill": ("prompt tokens a second", (*_COMMON, _tokens("--tokens", 512, "prompt tokens"))),
+    "batch": (
+        "tokens a second of several sequences decoded together",
+        (
+            *_COMMON,
+            _tokens("--sequences", 8, "sequences"),
+            _tokens("--context", 16, "tokens before the first new one"),
+            _tokens("--tokens", 64, "new tokens of each sequence"),
+        ),
+    ),
+    "latency": (
+        "time to first token and between tokens of one sequence, in this process: p50, p95, p99",
+        (
+            *_COMMON,
+            arg(
+                "--prompts",
+                type=_lengths,
+                metavar="N,N,…",
+                help="prompt tokens (default: those of 16,128,1024 that fit the context)",
+            ),
+            _tokens("--tokens", 64, "new tokens after the first"),
+        ),
+    ),
+    "perplexity": (
+        "how well the model predicts a text: what quantizing weights, activations or KV costs",
+        (
+            *_COMMON,
+            _tokens("--tokens", 1024, "most tokens of the text"),
+            arg("--text", metavar="FILE", help="a text of your own (default: a short fixed one)"),
+        ),
+    ),
+    "startup": (
+        "from exec to the first token of `zse run` and `zse serve`, page cache warm and dropped",
+        (*_COMMON, arg("--warm-only", action="store_true", help="leave the page cache alone")),
+    ),
+    "serve": (
+        "`zse serve`: exec to first token over HTTP, then several clients at once; or workloads, against any server",
+        (
+            arg("model", metavar="MODEL", nargs="?", help="a name, hf:ORG/NAME, or a path"),
+            _REPEATS,
+            arg("--json", nargs="?", const="-", metavar="FILE", help="write JSON to FILE; without FILE print it"),
+            add_engine_options,
+            arg("--clients", type=_counts, default=[1, 4, 8], metavar="N,N,…", help="clients at once (default: 1,4,8)"),
+            _tokens("--tokens", 64, "longest reply of a client"),
+            bench_serve.WORKLOADS,
+        ),
+    ),
+    "ablation": bench_serve.ABLATION,
+    "report": bench_serve.REPORT,
+}
+ARGUMENTS = (Kinds(_KINDS),)
+
+
 def run(args) -> int:
-    if args.kind in ("report", "ablation"):
-        return bench_serve.report(args) if args.kind == "report" else bench_serve.ablation(args, _engine_words(args))
+    if args.kind == "report":
+        return bench_serve.report(args)
+    if args.kind == "ablation":
+        return bench_serve.ablation(args, _engine_words(args))
     if args.kind == "serve":
         bench_serve.check(args)
         if args.workload:
             return bench_serve.run(args, _engine_words(args))
     result = {"bench": args.kind, "model": args.model, **_measure(args), "machine": process.machine()}
+    text = json.dumps(result, indent=1)
     if isinstance(args.json, str) and args.json != "-":
-        reports.write(args.json, json.dumps(result, indent=1) + "\n")
-    if args.json is True or args.json == "-":
-        print(json.dumps(result, indent=1))
-    else:
-        print(_text(result))
+        reports.write(args.json, text + "\n")
+    print(text if args.json is True or args.json == "-" else _text(result))
     return 0
 
 
 def _measure(args) -> dict:
     if args.kind in ("startup", "serve"):
-        store.ensure(args.model)  # fetching must not be measured
+        hub.ensure(args.model)  # fetching must not be measured
         options = _engine_words(args)
         if args.kind == "startup":
-            return bench_startup.startup(args.model, args.repeats, options, cold=not args.warm_only)
-        return bench_serving.serving(args.model, args.clients, args.tokens, options)
-    llm = cli_options.open_llm(args, max_rows=args.sequences if args.kind == "batch" else 1)
+            return startup.startup(args.model, args.repeats, options, cold=not args.warm_only)
+        return serving.serving(args.model, args.clients, args.tokens, options)
+    llm = open_llm(args, max_rows=args.sequences if args.kind == "batch" else 1)
     try:
-        if args.kind == "decode":
-            result = speed.decode(llm, args.context, args.tokens, args.repeats)
-        elif args.kind == "prefill":
-            result = speed.prefill(llm, args.tokens, args.repeats)
-        elif args.kind == "latency":
-            result = _latency(llm, args)
-        elif args.kind == "perplexity":
-            result = perplexity.measure(llm, args.tokens, _read(args.text) if args.text else None)
-        else:
-            result = speed.batch(llm, args.sequences, args.context, args.tokens, args.repeats)
+        result = _IN_PROCESS[args.kind](llm, args)
     finally:
         llm.close()
     return {
@@ -172,11 +163,20 @@ def _latency(llm, args) -> dict:
     }
 
 
+_IN_PROCESS = {
+    "decode": lambda llm, args: speed.decode(llm, args.context, args.tokens, args.repeats),
+    "prefill": lambda llm, args: speed.prefill(llm, args.tokens, args.repeats),
+    "batch": lambda llm, args: speed.batch(llm, args.sequences, args.context, args.tokens, args.repeats),
+    "latency": _latency,
+    "perplexity": lambda llm, args: perplexity.measure(llm, args.tokens, _read(args.text) if args.text else None),
+}
+
+
 def _engine_words(args) -> list[str]:
     """The engine's options again as command-line words, for the process that is measured."""
     return [
         word
-        for name, value in cli_options.engine_options(args).items()
+        for name, value in engine_options(args).items()
         if value is not None
         for word in (f"--{name.replace('_', '-')}", str(value))
     ]

@@ -1,4 +1,4 @@
-"""`zse bench serve --workload` and `zse bench report`: workloads against a server, reports, the gate and the page."""
+"""`zse bench serve --workload`, `ablation` and `report`: workloads against a server, reports, the gate and the page."""
 
 import argparse
 import json
@@ -7,71 +7,115 @@ import shlex
 import sys
 
 from zse import env
-from zse.bench import ablation as bench_ablation
-from zse.bench import client, load, process, reports, serving, workloads
-from zse.bench import page as bench_page
-from zse.cli import options as cli_options
-from zse.cli.parser import number
+from zse.bench import ablation as ablations
+from zse.bench import client, load, page, reports, serving, workloads
+from zse.cli.options import add_engine_options
+from zse.cli.parser import MODEL, Group, arg, number
 from zse.errors import ConfigError
-from zse.formats import store
+from zse.formats import hub
 
 
-def add_workload_options(parser) -> None:
-    """What `zse bench serve` takes beside MODEL and the engine's options."""
-    group = parser.add_argument_group("workloads")
-    group.add_argument("--workload", metavar="NAME,…",
-                       help="send these instead of --clients: infer, zedinfer, all, qps_sweep, baseline, … "
-                            "(docs/benchmarks.md has the table)")  # fmt: skip
-    group.add_argument("--url", metavar="URL", help="a running OpenAI-compatible server, as http://127.0.0.1:8000/v1, "
-                       "in place of MODEL; its key is read from ZSE_API_KEY")  # fmt: skip
-    group.add_argument(
-        "--model", dest="served_model", metavar="NAME", help="the model's name at --url (default: its first)"
-    )
-    group.add_argument("--scale", type=number(float, above=0, high=1), default=1.0, metavar="S",
-                       help="multiply numbers of requests and lengths, for small machines (default: 1)")  # fmt: skip
-    group.add_argument(
-        "--seed", type=number(int, 0), default=42, metavar="N", help="of lengths, arrivals and prompts (default: 42)"
-    )
-    group.add_argument(
-        "--qps", type=_rates, metavar="R,R,…", help="requests a second of qps_sweep (default: 1,2,4,8,16)"
-    )
-    group.add_argument("--prompt-ids", type=number(int, 200), metavar="VOCAB",
-                       help="prompts of random token ids below VOCAB, which have exact lengths, in place of text")  # fmt: skip
-    group.add_argument("--chat", action="store_true", help="ask /chat/completions instead of /completions")
-    group.add_argument("--no-ignore-eos", action="store_true", help="leave ignore_eos out, for servers that refuse it")
-    group.add_argument("--timeout", type=number(float, above=0), default=300.0, metavar="SECONDS",
-                       help="of one request; longer ones have failed (default: 300)")  # fmt: skip
-    group.add_argument("--server-options", metavar="WORDS", default="",
-                       help='options for the `zse serve` that is started, as in --server-options="--max-rows 1"')  # fmt: skip
-    group.add_argument("--label", metavar="TEXT", help="what the report is called on the page (default: the model's)")
-    add_report_options(group)
+def _rates(text: str) -> list[float]:
+    """argparse type: requests a second with commas between."""
+    try:
+        rates = [number(float, above=0, high=10000)(word) for word in text.split(",")]
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of rates, as in 1,2,4.5") from None
+    return sorted(set(rates))
 
 
-def add_report_options(group) -> None:
-    """--compare, --tolerance and --page."""
-    group.add_argument("--compare", metavar="FILE", help="fail if a figure is worse than in this report")
-    group.add_argument("--tolerance", type=number(float, 0), default=5.0, metavar="PERCENT",
-                       help="how much worse --compare lets it be (default: 5)")  # fmt: skip
-    group.add_argument("--page", metavar="FILE", help="draw the reports as one HTML page")
-
-
-def add_ablation(kinds) -> None:
-    """`zse bench ablation`."""
-    text = (
-        "what each serving feature is worth: a workload with all of them off, then with one more switched on at a time"
-    )
-    parser = kinds.add_parser("ablation", help=text, description=text)
-    parser.add_argument("model", metavar="MODEL", help="a name, hf:ORG/NAME, or a path")
-    parser.add_argument("--workload", metavar="NAME,…", default="ablation",
-                        help="what each server is sent (default: ablation; docs/benchmarks.md has the table)")  # fmt: skip
-    parser.add_argument("-o", "--output", metavar="DIR", default="ablation",
-                        help="folder for a report of each row and ablation.html, made if need be (default: ablation)")  # fmt: skip
-    parser.add_argument("--scale", type=number(float, above=0, high=1), default=1.0, metavar="S",
-                        help="multiply numbers of requests and lengths, for small machines (default: 1)")  # fmt: skip
-    parser.add_argument(
-        "--seed", type=number(int, 0), default=42, metavar="N", help="of lengths, arrivals and prompts (default: 42)"
-    )
-    cli_options.add_engine_options(parser)
+_SCALE = arg(
+    "--scale",
+    type=number(float, above=0, high=1),
+    default=1.0,
+    metavar="S",
+    help="multiply numbers of requests and lengths, for small machines (default: 1)",
+)
+_SEED = arg(
+    "--seed", type=number(int, 0), default=42, metavar="N", help="of lengths, arrivals and prompts (default: 42)"
+)
+_GATE = (
+    arg("--compare", metavar="FILE", help="fail if a figure is worse than in this report"),
+    arg(
+        "--tolerance",
+        type=number(float, 0),
+        default=5.0,
+        metavar="PERCENT",
+        help="how much worse --compare lets it be (default: 5)",
+    ),
+    arg("--page", metavar="FILE", help="draw the reports as one HTML page"),
+)
+# What `zse bench serve` takes beside MODEL and the engine's options.
+WORKLOADS = Group(
+    "workloads",
+    (
+        arg(
+            "--workload",
+            metavar="NAME,…",
+            help="send these instead of --clients: infer, zedinfer, all, qps_sweep, baseline, … "
+            "(docs/benchmarks.md has the table)",
+        ),
+        arg(
+            "--url",
+            metavar="URL",
+            help="a running OpenAI-compatible server, as http://127.0.0.1:8000/v1, in place of MODEL; its key is read from "
+            "ZSE_API_KEY",
+        ),
+        arg("--model", dest="served_model", metavar="NAME", help="the model's name at --url (default: its first)"),
+        _SCALE,
+        _SEED,
+        arg("--qps", type=_rates, metavar="R,R,…", help="requests a second of qps_sweep (default: 1,2,4,8,16)"),
+        arg(
+            "--prompt-ids",
+            type=number(int, 200),
+            metavar="VOCAB",
+            help="prompts of random token ids below VOCAB, which have exact lengths, in place of text",
+        ),
+        arg("--chat", action="store_true", help="ask /chat/completions instead of /completions"),
+        arg("--no-ignore-eos", action="store_true", help="leave ignore_eos out, for servers that refuse it"),
+        arg(
+            "--timeout",
+            type=number(float, above=0),
+            default=300.0,
+            metavar="SECONDS",
+            help="of one request; longer ones have failed (default: 300)",
+        ),
+        arg(
+            "--server-options",
+            metavar="WORDS",
+            default="",
+            help='options for the `zse serve` that is started, as in --server-options="--max-rows 1"',
+        ),
+        arg("--label", metavar="TEXT", help="what the report is called on the page (default: the model's)"),
+        *_GATE,
+    ),
+)
+ABLATION = (
+    "what each serving feature is worth: a workload with all of them off, then with one more switched on at a time",
+    (
+        MODEL,
+        arg(
+            "--workload",
+            metavar="NAME,…",
+            default="ablation",
+            help="what each server is sent (default: ablation; docs/benchmarks.md has the table)",
+        ),
+        arg(
+            "-o",
+            "--output",
+            metavar="DIR",
+            default="ablation",
+            help="folder for a report of each row and ablation.html, made if need be (default: ablation)",
+        ),
+        _SCALE,
+        _SEED,
+        add_engine_options,
+    ),
+)
+REPORT = (
+    "show, compare and draw reports of `zse bench serve --workload`",
+    (arg("files", nargs="+", metavar="FILE", help="reports, in the order of the page"), *_GATE),
+)
 
 
 def ablation(args, options: list[str]) -> int:
@@ -83,32 +127,30 @@ def ablation(args, options: list[str]) -> int:
         os.makedirs(args.output, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--output {args.output}: {error.strerror}") from None
-    store.ensure(args.model)  # fetching must not be measured
+    hub.ensure(args.model)  # fetching must not be measured
 
     def tell(label: str, name: str, figures: dict) -> None:
         print(f"{label}\n{reports.text(name, figures)}", flush=True)
 
-    settings, command = load.Settings(args.seed, args.scale), shlex.join(["zse", *args.command_line])
+    settings = load.Settings(args.seed, args.scale)
     found: list[dict] = []
-    for each in bench_ablation.ablation(args.model, chosen, settings, options, command, tell, env.get("ZSE_API_KEY")):
-        path = os.path.join(args.output, f"{len(found)}.json")
-        reports.write(path, json.dumps(each, indent=1) + "\n")
+    rows = ablations.ablation(args.model, chosen, settings, options, _command(args), tell, env.get("ZSE_API_KEY"))
+    for each in rows:
+        _store(os.path.join(args.output, f"{len(found)}.json"), each)
         found.append(each)
-    reports.write(os.path.join(args.output, "ablation.html"), bench_page.page(found, "zse bench ablation"))
+    reports.write(os.path.join(args.output, "ablation.html"), page.page(found, "zse bench ablation"))
     first = found[0]["workloads"]
     for each in found:
-        gains = (f"{name} {run['output_tok_per_s'] / first[name]['output_tok_per_s']:.2f}×"
-                 for name, run in each["workloads"].items())  # fmt: skip
+        gains = (
+            f"{name} {run['output_tok_per_s'] / first[name]['output_tok_per_s']:.2f}×"
+            for name, run in each["workloads"].items()
+        )
         print(f"{each['label']:<24}{', '.join(gains)}")
     return 0
 
 
-def _rates(text: str) -> list[float]:
-    try:
-        rates = [number(float, above=0, high=10000)(word) for word in text.split(",")]
-    except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of rates, as in 1,2,4.5") from None
-    return sorted(set(rates))
+def _command(args) -> str:
+    return shlex.join(["zse", *args.command_line])
 
 
 _WORKLOAD_ONLY = (
@@ -149,7 +191,7 @@ def run(args, options: list[str]) -> int:
     settings = load.Settings(args.seed, args.scale, args.prompt_ids, args.chat, not args.no_ignore_eos, args.timeout)
     baseline = reports.read(args.compare) if args.compare else None
     try:
-        extra = shlex.split(args.server_options)
+        options = [*options, *shlex.split(args.server_options)]
     except ValueError as error:
         raise ConfigError(f"--server-options: {error}") from None
     quiet = args.json == "-"
@@ -158,25 +200,17 @@ def run(args, options: list[str]) -> int:
         if not quiet:
             print(reports.text(name, figures), flush=True)
 
-    facts = {
-        "format": reports.FORMAT,
-        "bench": "serve",
-        "command": shlex.join(["zse", *args.command_line]),
-        "commit": reports.commit(),
-        "machine": process.machine(),
-        "settings": vars(settings) | {"url": args.url, "server_options": shlex.join([*options, *extra]) or None},
-    }
+    head = reports.head(_command(args), settings, args.url, options)
     if args.url:
-        found = load.measure(
-            client.Target.of(args.url, env.get("ZSE_API_KEY")), args.served_model, chosen, settings, args.qps, tell
-        )
+        target = client.Target.of(args.url, env.get("ZSE_API_KEY"))
+        found = load.measure(target, args.served_model, chosen, settings, args.qps, tell)
     else:
-        store.ensure(args.model)  # fetching must not be measured
-        with serving.Server(args.model, [*options, *extra]) as server:
-            target = client.Target.of(f"http://127.0.0.1:{server.port}/v1", env.get("ZSE_API_KEY"))
+        hub.ensure(args.model)  # fetching must not be measured
+        with serving.Server(args.model, options) as server:
+            target = client.Target.of(server.url, env.get("ZSE_API_KEY"))
             found = load.measure(target, None, chosen, settings, args.qps, tell)
         found["model"] = args.model
-    report = {**facts, "label": args.label or os.path.basename(found["model"].rstrip("/")), **found}
+    report = {**head, "label": args.label or os.path.basename(found["model"].rstrip("/")), **found}
     _store(args.json, report)
     code = _finish(args, [*([baseline] if baseline else []), report], baseline, quiet)
     return code or int(all(run["failures"] == run["requests"] for run in report["workloads"].values()))
@@ -202,7 +236,7 @@ def _store(where: str | None, report: dict) -> None:
 def _finish(args, found: list[dict], baseline: dict | None, quiet: bool) -> int:
     """The page, then the gate: 1 and the lines that became worse, else 0."""
     if args.page:
-        reports.write(args.page, bench_page.page(found))
+        reports.write(args.page, page.page(found))
     if baseline is None:
         return 0
     if baseline["machine"].get("cpu") != found[-1]["machine"].get("cpu"):

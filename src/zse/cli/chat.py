@@ -4,7 +4,10 @@ keyboard."""
 import os
 import sys
 
-from zse.cli import chat_session, options, terminal
+from zse.cli.chat_session import Session
+from zse.cli.options import add_engine_options, add_sampling_options, open_llm, sampling_params
+from zse.cli.parser import arg
+from zse.cli.terminal import notice
 from zse.errors import ConfigError
 from zse.formats import store
 
@@ -17,25 +20,24 @@ _HISTORY_LINES = 1000
 _QUOTES = '"""'
 
 
-def add_arguments(parser) -> None:
-    parser.add_argument(
+ARGUMENTS = (
+    arg(
         "model", metavar="MODEL", nargs="?", default="smollm2", help="a name, hf:ORG/NAME, or a path (default: smollm2)"
-    )
-    parser.add_argument(
-        "--system", metavar="TEXT", help="system message (default: the model's own, if its template has one)"
-    )
-    parser.add_argument("--load", metavar="FILE", help="go on with a conversation that /save wrote")
-    options.add_sampling_options(parser, DEFAULT_MAX_TOKENS)
-    options.add_engine_options(parser)
+    ),
+    arg("--system", metavar="TEXT", help="system message (default: the model's own, if its template has one)"),
+    arg("--load", metavar="FILE", help="go on with a conversation that /save wrote"),
+    lambda parser: add_sampling_options(parser, DEFAULT_MAX_TOKENS),
+    add_engine_options,
+)
 
 
 def run(args) -> int:
-    params = options.sampling_params(args)
-    llm = options.open_llm(args, max_rows=1, prepare_chat=True)
+    params = sampling_params(args)
+    llm = open_llm(args, max_rows=1, prepare_chat=True)
     try:
         if not llm.has_chat_template:
             raise ConfigError(f"{args.model} is a base model without a chat template; use: zse run {args.model} TEXT")
-        session = chat_session.Session(llm, args.model, params, args.system)
+        session = Session(llm, args.model, params, args.system)
         if args.load:
             session.load(args.load)
         if sys.stdin.isatty():
@@ -61,7 +63,7 @@ def _line_of_stdin() -> str:
 
 
 def _interactive(session) -> None:
-    import readline  # importing it gives input() its line editing: only where a person types
+    import readline  # it takes the terminal: only with one
 
     history = os.path.join(store.home(), "chat_history")
     try:
@@ -100,7 +102,7 @@ def _write_history(readline, path: str) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
         readline.write_history_file(path)
     except OSError as error:
-        terminal.notice(f"the input history could not be kept: {error}")
+        notice(f"the input history could not be kept: {error}")
 
 
 def _read_message(read, prompt: str, more: str) -> str | None:

@@ -2,15 +2,15 @@
 
 import os
 
-from zse.bench import perplexity as bench_perplexity
-from zse.cli import parser as cli_parser
-from zse.cli import terminal
+from zse.bench import perplexity
+from zse.cli.parser import arg, number
+from zse.cli.terminal import ProgressBar, notice, size
 from zse.errors import ConfigError, UnsupportedError
-from zse.formats import convert as formats_convert
-from zse.formats import source as formats_source
 from zse.formats import store
-from zse.models import load as models_load
-from zse.tokenizer import load
+from zse.formats.convert import convert
+from zse.formats.opening import open_model
+from zse.models.load import read_config
+from zse.tokenizer.load import tokenizer_image
 
 EPILOG = """examples:
   zse convert smollm2 smollm2.zse                     the same weights in the layout that the kernels read
@@ -22,39 +22,34 @@ EPILOG = """examples:
 An interrupted conversion goes on with the same command; OUT appears only when it is complete."""
 
 
-def add_arguments(parser) -> None:
-    parser.add_argument("source", metavar="SRC", help="a stored name, or the path of a model file or folder")
-    parser.add_argument("out", metavar="OUT", help="the .zse file to write")
-    parser.add_argument(
+ARGUMENTS = (
+    arg("source", metavar="SRC", help="a stored name, or the path of a model file or folder"),
+    arg("out", metavar="OUT", help="the .zse file to write"),
+    arg(
         "--quant",
         choices=("int4", "int5", "int6", "int8", "fp8", "f16", "bf16"),
         help="type of the weight matrices (default: as they are); fp8 is for GPUs",
-    )
-    parser.add_argument(
+    ),
+    arg(
         "--group-size",
-        type=cli_parser.number(int, 0, 256),
+        type=number(int, 0, 256),
         metavar="N",
         help="columns that share a scale: 16, 32, 64, 128, 256, or 0 for a row",
-    )
-    parser.add_argument(
-        "--head", choices=("int4", "int8", "fp8", "f16", "bf16"), help="type of the embedding and LM head, if another"
-    )
-    parser.add_argument(
+    ),
+    arg("--head", choices=("int4", "int8", "fp8", "f16", "bf16"), help="type of the embedding and LM head, if another"),
+    arg(
         "--layout",
         choices=("auto", "r16", "rows"),
         default="auto",
         help="order of floating-point matrices: r16 for the CPU, rows for GPUs, auto by what this machine has "
         "(integers have one order for both)",
-    )
-    parser.add_argument(
-        "--threads", type=cli_parser.number(int, 1, 1024), metavar="N", help="(default: all processors)"
-    )
-    parser.add_argument(
-        "--no-clip-search", action="store_true", help="quantize faster and less well: no search for the best clipping"
-    )
-    parser.add_argument("--no-perplexity", action="store_true", help="do not measure what quantizing costs")
-    parser.add_argument("--force", action="store_true", help="replace OUT if it is there")
-    parser.add_argument("-q", "--quiet", action="store_true", help="no progress, no report")
+    ),
+    arg("--threads", type=number(int, 1, 1024), metavar="N", help="(default: all processors)"),
+    arg("--no-clip-search", action="store_true", help="quantize faster and less well: no search for the best clipping"),
+    arg("--no-perplexity", action="store_true", help="do not measure what quantizing costs"),
+    arg("--force", action="store_true", help="replace OUT if it is there"),
+    arg("-q", "--quiet", action="store_true", help="no progress, no report"),
+)
 
 
 def run(args) -> int:
@@ -66,9 +61,9 @@ def run(args) -> int:
     if args.group_size is not None and not (args.quant or args.head or "").startswith("int"):
         raise ConfigError("--group-size goes with --quant int4, int5, int6 or int8")
     evaluate = _evaluator(source, args) if args.quant and not args.no_perplexity else None
-    with terminal.ProgressBar("convert") as bar:
+    with ProgressBar("convert") as bar:
         progress = None if args.quiet else lambda done, total, name: bar("writing", done, total)
-        report = formats_convert.convert(
+        report = convert(
             source,
             args.out,
             args.quant,
@@ -77,7 +72,7 @@ def run(args) -> int:
             clip_search=not args.no_clip_search,
             layout=_layout(args.layout),
             threads=args.threads,
-            tokenizer_image=load.tokenizer_image,
+            tokenizer_image=tokenizer_image,
             progress=progress,
             evaluate=evaluate,
         )
@@ -97,31 +92,31 @@ def _layout(wanted: str) -> str:
 def _evaluator(source, args):
     """A function path → perplexity, or None (said once) when this version cannot run the model but can convert it."""
     try:
-        with formats_source.open_model(source) as opened:
-            models_load.read_config(opened)
+        with open_model(source) as opened:
+            read_config(opened)
     except UnsupportedError as error:
-        terminal.notice(f"the perplexity is not measured: {error}")
+        notice(f"the perplexity is not measured: {error}")
         return None
 
     def evaluate(path: str) -> float:
         if not args.quiet:
-            terminal.notice(f"measuring the perplexity of {path}")
-        return bench_perplexity.perplexity(path)
+            notice(f"measuring the perplexity of {path}")
+        return perplexity.perplexity(path)
 
     return evaluate
 
 
 def _print(report) -> None:
     print(
-        f"{report.path}: {terminal.size(report.nbytes)}, {100 * report.nbytes / max(1, report.source_bytes):.0f} % of the "
-        f"source's {terminal.size(report.source_bytes)}"
+        f"{report.path}: {size(report.nbytes)}, {100 * report.nbytes / max(1, report.source_bytes):.0f} % of the "
+        f"source's {size(report.source_bytes)}"
     )
     print(
         f"  {report.num_tensors} tensors: "
-        + ", ".join(f"{name} {terminal.size(nbytes)}" for name, nbytes in report.schemes.items())
+        + ", ".join(f"{name} {size(nbytes)}" for name, nbytes in report.schemes.items())
     )
     if report.resumed_bytes:
-        print(f"  {terminal.size(report.resumed_bytes)} of it by an earlier run that was interrupted")
+        print(f"  {size(report.resumed_bytes)} of it by an earlier run that was interrupted")
     if report.perplexity_after is not None:
         before, after = report.perplexity_before, report.perplexity_after
         print(f"  perplexity {before:.3f} → {after:.3f} ({100 * (after / before - 1):+.2f} %)")

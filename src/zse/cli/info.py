@@ -3,26 +3,25 @@
 import json
 import sys
 
-from zse.cli import terminal
+from zse.cli.parser import MODEL_FILE, arg
+from zse.cli.terminal import printable, size, table
 from zse.errors import FormatError, UnsupportedError
-from zse.formats import info as formats_info
-from zse.formats import source as formats_source
 from zse.formats import store
-from zse.models import load
+from zse.formats.info import info
+from zse.formats.opening import open_model
+from zse.models.load import read_config
 
-
-def add_arguments(parser) -> None:
-    parser.add_argument(
-        "model", metavar="MODEL", help="a stored name, or the path of a .zse, .gguf or .safetensors file or a folder"
-    )
-    parser.add_argument("--tensors", action="store_true", help="list every tensor")
-    parser.add_argument("--metadata", action="store_true", help="list the file's own metadata")
-    parser.add_argument("--json", action="store_true", help="print JSON, always with tensors and metadata")
+ARGUMENTS = (
+    MODEL_FILE,
+    arg("--tensors", action="store_true", help="list every tensor"),
+    arg("--metadata", action="store_true", help="list the file's own metadata"),
+    arg("--json", action="store_true", help="print JSON, always with tensors and metadata"),
+)
 
 
 def run(args) -> int:
     path = store.resolve(args.model)
-    facts = formats_info.info(path)
+    facts = info(path)
     facts["config"], facts["not_served_because"] = _config(path)
     if args.json:
         print(json.dumps(facts, indent=1))
@@ -44,8 +43,8 @@ def _config(path) -> tuple[dict | None, str | None]:
         "max_context",
     )
     try:
-        with formats_source.open_model(path) as source:
-            config = load.read_config(source)
+        with open_model(path) as source:
+            config = read_config(source)
     except (FormatError, UnsupportedError) as error:
         return None, str(error)
     return {name: getattr(config, name) for name in names}, None
@@ -56,7 +55,7 @@ def _print(facts: dict, with_tensors: bool, with_metadata: bool) -> None:
         ("path", facts["path"]),
         ("format", facts["kind"]),
         ("architecture", facts["architecture"]),
-        ("size", terminal.size(facts["nbytes"])),
+        ("size", size(facts["nbytes"])),
     ]
     rows += [("parameters", f"{facts['num_parameters'] / 1e6:.1f} M, {facts['bits_per_weight']:.2f} bits each")]
     rows += [("vocabulary", str(facts["vocab_size"])), ("chat template", "yes" if facts["chat_template"] else "no")]
@@ -77,19 +76,16 @@ def _print(facts: dict, with_tensors: bool, with_metadata: bool) -> None:
     rows = [("TYPE", "TENSORS", "PARAMETERS", "SIZE")]
     for name, record in facts["types"].items():
         share = f"{record['parameters'] / 1e6:.1f} M ({100 * record['parameters'] / total:.0f} %)"
-        rows.append((name, str(record["tensors"]), share, terminal.size(record["nbytes"])))
+        rows.append((name, str(record["tensors"]), share, size(record["nbytes"])))
     sections.append(rows)
     if with_metadata:
         sections.append([("METADATA", ""), *((key, str(value)) for key, value in facts["metadata"].items())])
     if with_tensors:
         rows = [("TENSOR", "TYPE", "SHAPE", "SIZE")]
-        rows += [
-            (t["name"], t["type"], " × ".join(map(str, t["shape"])), terminal.size(t["nbytes"]))
-            for t in facts["tensors"]
-        ]
+        rows += [(t["name"], t["type"], " × ".join(map(str, t["shape"])), size(t["nbytes"])) for t in facts["tensors"]]
         sections.append(rows)
     # Names and metadata are the file author's text.
-    texts = (terminal.table([tuple(map(terminal.printable, row)) for row in rows]) for rows in sections)
+    texts = (table([tuple(map(printable, row)) for row in rows]) for rows in sections)
     sys.stdout.write("\n".join(texts))
 
 

@@ -3,19 +3,18 @@
 import json
 import sys
 
-from zse.cli import terminal
-from zse.formats import catalog as formats_catalog
+from zse.cli.parser import JSON
+from zse.cli.terminal import size, table
 from zse.formats import store
+from zse.formats.catalog import CATALOG
 
-
-def add_arguments(parser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON")
+ARGUMENTS = (JSON,)
 
 
 def run(args) -> int:
     stored, partials = store.entries(), store.partials()
     names = {model["name"] for model in stored}
-    available = [entry for entry in formats_catalog.CATALOG.values() if entry.name not in names]
+    available = [entry for entry in CATALOG.values() if entry.name not in names]
     if args.json:
         catalog = [
             {"name": entry.name, "download_bytes": entry.download_bytes, "summary": entry.summary}
@@ -24,13 +23,13 @@ def run(args) -> int:
         print(json.dumps({"stored": stored, "partial": partials, "catalog": catalog}, indent=1))
         return 0
     rows = [("MODEL", "SIZE", "STATE", "LICENCE")]
-    rows += [(model["name"], terminal.size(model["bytes"]), "stored", model["licence"] or "-") for model in stored]
-    rows += [(part["name"], terminal.size(part["bytes"]), "partial: pull again to resume", "-") for part in partials]
+    rows += [(model["name"], size(model["bytes"]), "stored", model["licence"] or "-") for model in stored]
+    rows += [(part["name"], size(part["bytes"]), "partial: pull again to resume", "-") for part in partials]
     resumed = {part["name"] for part in partials}
     rows += [
-        (entry.name, terminal.size(entry.download_bytes), "can be pulled", entry.licence)
+        (entry.name, size(entry.download_bytes), "can be pulled", entry.licence)
         for entry in available
         if entry.name not in resumed
     ]
-    sys.stdout.write(terminal.table(rows))
+    sys.stdout.write(table(rows))
     return 0

@@ -4,13 +4,12 @@ A command module has add_arguments(parser) and run(args) → exit code; EPILOG (
 Exit codes: 0 done, 1 failed, 2 wrong usage or unusable input, 130 interrupted, 141 the reader of our output went away.
 """
 
-import importlib
 import os
 import sys
+from importlib import import_module
 
-from zse.cli import parser as cli_parser
+from zse.cli import parser
 from zse.errors import ZSEError
-from zse.lazy import difflib
 
 # Name → one line for `zse --help`, in its order; the module is zse.cli.NAME. Here, so that listing them imports none of them.
 COMMANDS = {
@@ -67,21 +66,26 @@ def _dispatch(argv: list[str]) -> int:
     name = argv[0]
     if name not in COMMANDS:
         what = "option" if name.startswith("-") else "command"
-        return fail(f"unknown {what} {name}{_hint(name, COMMANDS)}; `zse --help` lists the commands", 2)
-    module = load(name)
-    parser = cli_parser.Parser(prog=f"zse {name}", description=COMMANDS[name], epilog=getattr(module, "EPILOG", None))
-    module.add_arguments(parser)
+        return fail(f"unknown {what} {name}{parser.hint(name, COMMANDS)}; `zse --help` lists the commands", 2)
     try:
-        args = parser.parse_strict(argv[1:])
+        args = parser_of(name).parse_strict(argv[1:])
     except SystemExit:  # argparse leaves this way after --help
         return 0
     args.command_line = argv
-    return module.run(args)
+    return load(name).run(args)
+
+
+def parser_of(name: str) -> "parser.Parser":
+    """The parser of a command, with its arguments."""
+    module = load(name)
+    made = parser.Parser(prog=f"zse {name}", description=COMMANDS[name], epilog=getattr(module, "EPILOG", None))
+    parser.add(made, getattr(module, "ARGUMENTS", None) or (module.add_arguments,))
+    return made
 
 
 def load(name: str):
     """The module of a command."""
-    return importlib.import_module(f"zse.cli.{name}")
+    return import_module(f"zse.cli.{name}")
 
 
 def usage() -> str:
@@ -94,11 +98,6 @@ def usage() -> str:
         "the path of a\n"
         ".zse or .gguf file or of a Hugging Face folder.\n"
     )
-
-
-def _hint(word: str, known) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from zse.cli import terminal
 from zse.cli.parser import number
 from zse.engine import llm
 from zse.errors import ConfigError, ModelNotFoundError, RequestError, one_line
-from zse.formats import store
+from zse.formats import hub, store
 from zse.sampling import fields, params
 
 # Chosen for chat with small models: a little randomness, no far tail. The API's own defaults (temperature 1) are
@@ -345,7 +345,7 @@ def locate(model: str) -> str:
         return store.locate(model)
     except ModelNotFoundError:
         with terminal.ProgressBar(model) as bar:
-            return str(store.ensure(model, progress=bar, notice=terminal.notice))
+            return str(hub.ensure(model, progress=bar, notice=terminal.notice))
 
 
 def open_llm(args, **extra):

@@ -2,13 +2,18 @@
 
 import argparse
 import os
+from typing import NamedTuple
 
 from zse.errors import ConfigError
 from zse.lazy import difflib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NoReturn
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any, NoReturn, TypeAlias
+
+    Argument = tuple[tuple[str, ...], dict[str, Any]]
+    Arguments: TypeAlias = "Iterable[Argument | Group | Kinds | Callable[[Any], None]]"
 
 
 class Parser(argparse.ArgumentParser):
@@ -30,7 +35,7 @@ class Parser(argparse.ArgumentParser):
             if option is None:
                 self.error(f"unexpected argument {unknown[0]!r}")
             known = [name for action in self._all_actions() for name in action.option_strings]
-            self.error(f"unknown option {option.partition('=')[0]}{_close(option.partition('=')[0], known)}")
+            self.error(f"unknown option {option.partition('=')[0]}{hint(option.partition('=')[0], known)}")
         return args
 
     def _all_actions(self):
@@ -54,9 +59,54 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
     return argparse.RawDescriptionHelpFormatter(prog, width=max(60, min(width, 120)))
 
 
-def _close(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
+def hint(word: str, known: "Iterable[str]") -> str:
+    """The known word that is most like `word`, as a question; or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def arg(*names: str, **settings: "Any") -> "tuple[tuple[str, ...], dict[str, Any]]":
+    """A row of a command's table of arguments: what add_argument() takes."""
+    return names, settings
+
+
+class Group(NamedTuple):
+    """Arguments under a title of their own; or of which one at most may be given."""
+
+    title: str
+    arguments: "Arguments"
+    is_exclusive: bool = False
+
+
+class Kinds(NamedTuple):
+    """Subcommands: KIND → what it does and its arguments. The chosen one is `args.kind`."""
+
+    kinds: "Mapping[str, tuple[str, Arguments]]"
+
+
+def add(parser: "Any", arguments: "Arguments") -> None:
+    """Add the rows of a table of arguments to a parser: arg(), Group, Kinds, or a function that takes the parser."""
+    for row in arguments:
+        if isinstance(row, Group):
+            add(
+                parser.add_mutually_exclusive_group() if row.is_exclusive else parser.add_argument_group(row.title),
+                row.arguments,
+            )
+        elif isinstance(row, Kinds):
+            kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
+            for name, (text, inner) in row.kinds.items():
+                add(kinds.add_parser(name, help=text, description=text), inner)
+        elif callable(row):
+            row(parser)
+        else:
+            parser.add_argument(*row[0], **row[1])
+
+
+JSON = arg("--json", action="store_true", help="print JSON")
+MODEL = arg("model", metavar="MODEL", help="a name, hf:ORG/NAME, or a path")
+MODEL_FILE = arg(
+    "model", metavar="MODEL", help="a stored name, or the path of a .zse, .gguf or .safetensors file or a folder"
+)
 
 
 def number(kind: type, low: float | None = None, high: float | None = None, above: float | None = None):

@@ -1,6 +1,7 @@
 """zse pull: fetch a model into the store."""
 
-from zse.cli import terminal
+from zse.cli.parser import arg
+from zse.cli.terminal import ProgressBar, notice
 from zse.formats import hub
 
 EPILOG = """examples:
@@ -14,21 +15,17 @@ Hugging Face repositories through huggingface_hub with its settings (HF_ENDPOINT
 interrupted continues where it stopped; every file is checked before the model appears."""
 
 
-def add_arguments(parser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a catalog name, or hf:ORG/NAME[@REV][:FILE]")
-    parser.add_argument(
-        "--force", action="store_true", help="fetch again even if it is there; replaces the stored model when done"
-    )
-    parser.add_argument("-q", "--quiet", action="store_true", help="no progress; only the model's path, or the error")
+ARGUMENTS = (
+    arg("model", metavar="MODEL", help="a catalog name, or hf:ORG/NAME[@REV][:FILE]"),
+    arg("--force", action="store_true", help="fetch again even if it is there; replaces the stored model when done"),
+    arg("-q", "--quiet", action="store_true", help="no progress; only the model's path, or the error"),
+)
 
 
 def run(args) -> int:
-    with terminal.ProgressBar(args.model) as bar:
+    with ProgressBar(args.model) as bar:
         path = hub.pull(
-            args.model,
-            force=args.force,
-            progress=None if args.quiet else bar,
-            notice=None if args.quiet else terminal.notice,
+            args.model, force=args.force, progress=None if args.quiet else bar, notice=None if args.quiet else notice
         )
     print(path)
     return 0

@@ -4,7 +4,6 @@ import argparse
 
 from zse import env
 from zse.cli import main
-from zse.cli.parser import Parser
 
 _HEAD = """# Command line
 
@@ -24,11 +23,9 @@ Errors are one line on standard error. Exit codes: 0 done, 1 failed, 2 wrong usa
 
 def text() -> str:
     """The whole page. It does not depend on the width of a terminal or the version of argparse."""
-    commands = {name: main.load(name) for name in main.COMMANDS}
     page = _HEAD + "".join(f"| [{name}](#zse-{name}) | {help} |\n" for name, help in main.COMMANDS.items())
-    for name, module in commands.items():
-        parser = Parser(prog=f"zse {name}", description=main.COMMANDS[name], epilog=getattr(module, "EPILOG", None))
-        module.add_arguments(parser)
+    for name in main.COMMANDS:
+        parser = main.parser_of(name)
         page += f"\n## zse {name}\n\n{_sentence(main.COMMANDS[name])}\n\n{_options(parser)}"
         for sub_name, sub in _subparsers(parser).items():
             page += f"\n### zse {name} {sub_name}\n\n{_sentence(sub.description or '')}\n\n{_options(sub)}"

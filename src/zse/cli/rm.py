@@ -2,14 +2,15 @@
 
 import sys
 
-from zse.cli import terminal
+from zse.cli.parser import arg
+from zse.cli.terminal import size
 from zse.errors import ConfigError
 from zse.formats import store
 
-
-def add_arguments(parser) -> None:
-    parser.add_argument("models", metavar="MODEL", nargs="+", help="a stored name")
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+ARGUMENTS = (
+    arg("models", metavar="MODEL", nargs="+", help="a stored name"),
+    arg("-y", "--yes", action="store_true", help="do not ask"),
+)
 
 
 def run(args) -> int:
@@ -21,5 +22,5 @@ def run(args) -> int:
             print("nothing deleted")
             return 1
     for name in args.models:
-        print(f"deleted {name}: {terminal.size(store.remove(name))} freed")
+        print(f"deleted {name}: {size(store.remove(name))} freed")
     return 0

@@ -3,11 +3,13 @@ token."""
 
 import sys
 
-from zse.cli import options, terminal
-from zse.cli import stats as report
+from zse.cli import stats
+from zse.cli.options import add_engine_options, add_sampling_options, open_llm, sampling_params
+from zse.cli.parser import Group, arg
+from zse.cli.terminal import reply_writer
 from zse.engine.metrics import since_exec_clock
 from zse.errors import ConfigError
-from zse.structured import options as structured_options
+from zse.structured import options
 
 _clock = since_exec_clock()  # when this module is imported: the earlier, the truer
 
@@ -23,37 +25,33 @@ everything else to standard error."""
 DEFAULT_MAX_TOKENS = 512
 
 
-def add_arguments(parser) -> None:
-    parser.add_argument(
-        "model", metavar="MODEL", help="a name, hf:ORG/NAME, or a path; a missing catalog model is fetched"
-    )
-    parser.add_argument(
-        "prompt", metavar="PROMPT", nargs="*", help="the words of the prompt; - stands for standard input"
-    )
-    parser.add_argument(
-        "--system", metavar="TEXT", help="system message (default: the model's own, if its template has one)"
-    )
-    parser.add_argument(
-        "--raw", action="store_true", help="continue the text as it is: no chat template (base models always do)"
-    )
-    parser.add_argument(
+ARGUMENTS = (
+    arg("model", metavar="MODEL", help="a name, hf:ORG/NAME, or a path; a missing catalog model is fetched"),
+    arg("prompt", metavar="PROMPT", nargs="*", help="the words of the prompt; - stands for standard input"),
+    arg("--system", metavar="TEXT", help="system message (default: the model's own, if its template has one)"),
+    arg("--raw", action="store_true", help="continue the text as it is: no chat template (base models always do)"),
+    arg(
         "--stats", action="store_true", help="print speed, memory and the start-up phases to standard error at the end"
-    )
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json-schema", metavar="FILE", help="the reply is JSON of this schema; - for any JSON object")
-    form.add_argument("--regex", metavar="PATTERN", help="the reply is text that the whole pattern matches")
-    form.add_argument(
-        "--choice", metavar="TEXT", action="append", help="the reply is one of these texts (give several)"
-    )
-    form.add_argument("--grammar", metavar="FILE", help="the reply is text of a grammar in GBNF or Lark")
-    options.add_sampling_options(parser, DEFAULT_MAX_TOKENS)
-    options.add_engine_options(parser)
+    ),
+    Group(
+        "structure",
+        (
+            arg("--json-schema", metavar="FILE", help="the reply is JSON of this schema; - for any JSON object"),
+            arg("--regex", metavar="PATTERN", help="the reply is text that the whole pattern matches"),
+            arg("--choice", metavar="TEXT", action="append", help="the reply is one of these texts (give several)"),
+            arg("--grammar", metavar="FILE", help="the reply is text of a grammar in GBNF or Lark"),
+        ),
+        is_exclusive=True,
+    ),
+    lambda parser: add_sampling_options(parser, DEFAULT_MAX_TOKENS),
+    add_engine_options,
+)
 
 
 def run(args) -> int:
-    params = options.sampling_params(args)
+    params = sampling_params(args)
     structure = _structure(args)
-    llm = options.open_llm(args, max_rows=1, prepare_chat=not args.raw)
+    llm = open_llm(args, max_rows=1, prepare_chat=not args.raw)
     try:
         if structure is not None:
             llm.prepare_structure()  # while the prompt is read
@@ -72,9 +70,9 @@ def run(args) -> int:
         else:
             system = [{"role": "system", "content": args.system}] if args.system else []
             deltas = llm.stream_chat([*system, {"role": "user", "content": prompt}], params, structure=structure)
-        stats = _print_stream(deltas)
+        times = _print_stream(deltas)
         if args.stats:
-            sys.stderr.write(report.text(llm, *stats))
+            sys.stderr.write(stats.text(llm, *times))
     finally:
         llm.close()
     return 0
@@ -89,7 +87,7 @@ def _structure(args):
         fields["grammar"] = _text_of(args.grammar)
     if all(value is None for value in fields.values()):
         return None
-    return structured_options.read_structure(fields)
+    return options.read_structure(fields)
 
 
 def _text_of(path: str) -> str:
@@ -115,7 +113,7 @@ def _prompt(words: list[str]) -> str:
 
 def _print_stream(deltas) -> tuple[float, float, int]:
     """Print the reply as it comes. Returns seconds since exec at the first and last token, and the number of tokens."""
-    write = terminal.reply_writer(sys.stdout)
+    write = reply_writer(sys.stdout)
     first = last = 0.0
     num_tokens = 0
     end = ""

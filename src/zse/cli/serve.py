@@ -4,17 +4,17 @@ import gc
 import os
 
 from zse import env, lazy
-from zse.cli import options as cli_options
-from zse.cli import parser as cli_parser
-from zse.cli import terminal
-from zse.engine import metrics
+from zse.cli.options import SERVING_OPTIONS, add_engine_options, add_serving_options, locate
+from zse.cli.parser import arg, number
 from zse.engine import process as engine_process
-from zse.errors import ConfigError, ModelNotFoundError
+from zse.engine.metrics import since_exec_clock
+from zse.errors import ConfigError
 from zse.formats import store
 from zse.http import bind
-from zse.scheduler import options as scheduler_options
-from zse.server import auth, main, pool
-from zse.server import keys as api_keys
+from zse.scheduler import options as scheduling
+from zse.server import auth, pool
+from zse.server import keys as key_files
+from zse.server import main as server
 
 EPILOG = """examples:
   zse serve                                  the default model on http://127.0.0.1:8000
@@ -33,117 +33,110 @@ _TOOL_PARSERS = ("deepseek", "gemma", "hermes", "llama3_json", "mistral", "pytho
 _REASONING_PARSERS = ("think", "mistral", "none")
 
 
-def add_arguments(parser) -> None:
-    parser.add_argument(
+ARGUMENTS = (
+    arg(
         "models",
         nargs="*",
         metavar="MODEL",
         help="a name from `zse ls`, a catalog name or a path (default: smollm2, fetched if missing); "
         "the first is loaded at once, others when a request names them",
-    )
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)"
-    )
-    parser.add_argument(
-        "--port", type=cli_parser.number(int, 0, 65535), default=8000, help="port (default: 8000; 0 takes a free one)"
-    )
-    parser.add_argument(
-        "--model-name", metavar="NAME", help="what the API calls the (first) model (default: its short name)"
-    )
-    parser.add_argument(
+    ),
+    arg("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)"),
+    arg("--port", type=number(int, 0, 65535), default=8000, help="port (default: 8000; 0 takes a free one)"),
+    arg("--model-name", metavar="NAME", help="what the API calls the (first) model (default: its short name)"),
+    arg(
         "--spare-engines",
-        type=cli_parser.number(int, 0, 16),
+        type=number(int, 0, 16),
         metavar="N",
         help="engine processes kept ready without a model, so that the next load is quick; each holds "
         "a GPU context (default: 1 when several models are served, else 0)",
-    )
-    parser.add_argument(
+    ),
+    arg(
         "--idle-timeout",
-        type=cli_parser.number(float, above=0),
+        type=number(float, above=0),
         metavar="SECONDS",
         help="unload a model that has had no request for so long; the next loads it (default: never)",
-    )
-    parser.add_argument(
+    ),
+    arg(
         "--max-loaded",
-        type=cli_parser.number(int, 1),
+        type=number(int, 1),
         metavar="N",
         help="models that may be loaded at once (default: what memory holds)",
-    )
-    cli_options.add_engine_options(parser)
-    cli_options.add_serving_options(parser)
-    parser.add_argument(
+    ),
+    add_engine_options,
+    add_serving_options,
+    arg(
         "--max-rows",
         "--max-concurrency",
-        type=cli_parser.number(int, 1, 1024),
+        type=number(int, 1, 1024),
         metavar="N",
         help="requests that run at once (default: 64)",
-    )
-    parser.add_argument(
+    ),
+    arg(
         "--max-queue",
-        type=cli_parser.number(int, 0, 65536),
+        type=number(int, 0, 65536),
         default=256,
         metavar="N",
         help="requests that may wait; more are answered 503 (default: 256)",
-    )
-    parser.add_argument(
+    ),
+    arg(
         "--max-queue-tokens",
-        type=cli_parser.number(int, 1),
+        type=number(int, 1),
         default=262144,
         metavar="TOKENS",
         help="prompt tokens that may wait (default: 262144)",
-    )
-    parser.add_argument(
+    ),
+    arg(
         "--max-body-bytes",
-        type=cli_parser.number(int, 1024),
+        type=number(int, 1024),
         default=2 << 20,
         metavar="BYTES",
         help="largest request body (default: 2 MiB)",
-    )
-    parser.add_argument(
+    ),
+    arg(
         "--tool-parser",
         choices=_TOOL_PARSERS,
         help="the format of the models' tool calls (default: by the chat template)",
-    )
-    parser.add_argument(
+    ),
+    arg(
         "--reasoning-parser",
         choices=_REASONING_PARSERS,
         help="the marks around the models' reasoning (default: by the chat template)",
-    )
-    parser.add_argument(
+    ),
+    arg(
         "--api-key",
         metavar="KEY",
         help="the key that clients must send (default: ZSE_API_KEY); needed unless --host is loopback",
-    )
-    parser.add_argument(
+    ),
+    arg(
         "--api-key-file",
         metavar="FILE",
         help="read the keys of several tenants from a file, NAME KEY [WEIGHT] [rpm=N] [tpm=N] "
         "[concurrency=N] [admin] [models=NAME,…] [routes=PATH,…] [expires=DATE] a line: WEIGHT is of the "
         "tenant's share of queue and engine (default: 1), then its quota, then what this key may do "
         "(admin: GET /metrics) and when it ends",
-    )
-    parser.add_argument(
+    ),
+    arg(
         "--allowed-host",
         action="append",
         default=[],
         metavar="NAME",
         help="a Host name to answer to besides localhost and IP addresses; may be repeated",
-    )
-    parser.add_argument(
+    ),
+    arg(
         "--drain-timeout",
-        type=cli_parser.number(float, 0),
+        type=number(float, 0),
         default=30.0,
         metavar="SECONDS",
         help="time for running requests at shutdown (default: 30)",
-    )
-    parser.add_argument(
-        "--log-level", choices=("debug", "info", "warning", "error"), default=None, help="(default: ZSE_LOG, info)"
-    )
+    ),
+    arg("--log-level", choices=("debug", "info", "warning", "error"), default=None, help="(default: ZSE_LOG, info)"),
+)
 
 
 def run(args) -> int:
-    # The order is the start-up time: check, listen, spawn the engine; only then the imports of the server.
-    since_exec = metrics.since_exec_clock()
+    # The order is the start-up time: check, listen, spawn the engine; only then the modules of the server are imported.
+    since_exec = since_exec_clock()
     gc.disable()  # a start makes many objects and no garbage: 8 ms; the server turns it on again when it is ready
     keys = _api_keys(args)
     if not keys and not bind.is_loopback(args.host):
@@ -162,11 +155,11 @@ def run(args) -> int:
     try:
         lazy.import_lean("msgspec")
         lazy.import_lean("asyncio")
-        from zse.log import setup  # it brings logging, which the forked engine does without
+        from zse.log import setup  # brings logging, which the engine that was forked does without
 
         setup(args.log_level)
         spares = args.spare_engines if args.spare_engines is not None else int(len(models) > 1)
-        options = main.ServeOptions(
+        options = server.ServeOptions(
             models=tuple(
                 pool.ModelSpec(names, path, tuple(words))
                 for (path, names), words in zip(models, arguments, strict=True)
@@ -178,19 +171,20 @@ def run(args) -> int:
             drain_s=args.drain_timeout,
             keys=keys,
             key_file=args.api_key_file,
-            tenant_weights=_weights(args),
-            cache_secret=_cache_secret(args),
+            tenant_weights=scheduling.parse_weights(args.tenant_weights or ""),
+            # The same after a restart: what is cached on disk is salted with it.
+            cache_secret=auth.kept_secret(args.cache_disk) if args.cache_disk else None,
             spare_engines=spares,
             idle_timeout_s=args.idle_timeout,
             max_loaded=args.max_loaded,
             allowed_hosts=_allowed_hosts(args, bool(keys)),
             tool_parser=args.tool_parser,
             reasoning_parser=args.reasoning_parser,
-            limits=main.Limits(body_bytes=args.max_body_bytes),
+            limits=server.Limits(body_bytes=args.max_body_bytes),
             phases_ms=phases,
             since_exec=since_exec,
         )
-        return main.serve(
+        return server.serve(
             options, sock, process, engine_process.spawn, lambda: engine_process.spawn(_park_arguments(args))
         )
     finally:
@@ -210,17 +204,12 @@ def _models(args) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def _model(name: str) -> tuple[str, tuple[str, ...]]:
-    try:
-        path = store.locate(name)
-    except ModelNotFoundError:
-        with terminal.ProgressBar(name) as bar:
-            path = os.fspath(store.ensure(name, progress=bar, notice=terminal.notice))
     short = name
     if store.is_path(name):
         short = os.path.basename(os.path.abspath(name))
         for suffix in (".gguf", ".zse"):
             short = short.removesuffix(suffix)
-    return path, (short,)
+    return locate(name), (short,)
 
 
 def _park_arguments(args) -> list[str]:
@@ -244,7 +233,7 @@ def _engine_arguments(args, path: str) -> list[str]:
         "quantize": args.quantize,
         "max-waiting": max(1, args.max_queue + most_rows),
     }
-    values |= {name.replace("_", "-"): getattr(args, name) for name in cli_options.SERVING_OPTIONS}
+    values |= {name.replace("_", "-"): getattr(args, name) for name in SERVING_OPTIONS}
     if args.draft_model is not None:
         values["draft-model"] = store.locate(args.draft_model)
     arguments = ["--model", path]
@@ -259,24 +248,11 @@ def _api_keys(args):
     if args.api_key_file is not None:
         if args.api_key is not None:
             raise ConfigError("give one of --api-key and --api-key-file")
-        return api_keys.read_file(args.api_key_file)
+        return key_files.read_file(args.api_key_file)
     key = args.api_key if args.api_key is not None else env.get("ZSE_API_KEY") or None
     if key is None:
         return ()
-    return api_keys.single(key)
-
-
-def _weights(args) -> dict[str, float]:
-    """Of --tenant-weight."""
-    return scheduler_options.parse_weights(args.tenant_weights or "")
-
-
-def _cache_secret(args) -> bytes | None:
-    """What the salts of a cache on disk are made with: they have to be the same after a restart."""
-    folder = getattr(args, "cache_disk", None)
-    if folder is None:
-        return None
-    return auth.kept_secret(folder)
+    return key_files.single(key)
 
 
 def _allowed_hosts(args, has_key: bool) -> frozenset[str] | None:

@@ -3,13 +3,12 @@
 import json
 import sys
 
-from zse.cli import terminal
-from zse.formats import catalog, store
+from zse.cli.parser import JSON, arg
+from zse.cli.terminal import size, table
+from zse.formats import store
+from zse.formats.catalog import CATALOG
 
-
-def add_arguments(parser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a stored or catalog name")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+ARGUMENTS = (arg("model", metavar="MODEL", help="a stored or catalog name"), JSON)
 
 
 def run(args) -> int:
@@ -18,20 +17,20 @@ def run(args) -> int:
         print(json.dumps(facts, indent=1))
         return 0
     rows = [
-        (key, terminal.size(value) if key.endswith("bytes") else str(value))
+        (key, size(value) if key.endswith("bytes") else str(value))
         for key, value in facts.items()
         if key != "files" and value
     ]
-    sys.stdout.write(terminal.table(rows))
+    sys.stdout.write(table(rows))
     for file in facts["files"]:
-        print(f"  {file['sha256']}  {terminal.size(file['size']):>9}  {file['name']}")
+        print(f"  {file['sha256']}  {size(file['size']):>9}  {file['name']}")
     return 0
 
 
 def _facts(name: str) -> dict:
     """What is known of the model: from the catalog, from the store, or both."""
     stored = store.describe(name)
-    entry = catalog.CATALOG.get(name)
+    entry = CATALOG.get(name)
     if stored is None and entry is None:
         store.resolve(name)  # raises for an unknown name
         return {"name": name, "state": "a path: see zse info", "files": []}

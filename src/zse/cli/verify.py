@@ -2,32 +2,29 @@
 
 import os
 
-from zse.cli import terminal
+from zse.cli.parser import MODEL_FILE, arg
+from zse.cli.terminal import ProgressBar, size
 from zse.errors import FormatError
-from zse.formats import hub, store
-from zse.formats import verify as formats_verify
+from zse.formats import download, store
+from zse.formats.verify import verify
 
-
-def add_arguments(parser) -> None:
-    parser.add_argument(
-        "model", metavar="MODEL", help="a stored name, or the path of a .zse, .gguf or .safetensors file or a folder"
-    )
-    parser.add_argument("--fast", action="store_true", help="do not look for NaN and infinities in the weights")
-    parser.add_argument(
-        "-q", "--quiet", action="store_true", help="no progress, no report; only the exit code and the error"
-    )
+ARGUMENTS = (
+    MODEL_FILE,
+    arg("--fast", action="store_true", help="do not look for NaN and infinities in the weights"),
+    arg("-q", "--quiet", action="store_true", help="no progress, no report; only the exit code and the error"),
+)
 
 
 def run(args) -> int:
     path = store.resolve(args.model)
-    with terminal.ProgressBar("verify") as bar:
+    with ProgressBar("verify") as bar:
         checks = _check_hashes(args.model, None if args.quiet else bar)
         progress = None if args.quiet else lambda done, total, name: bar("reading", done, total)
-        report = formats_verify.verify(path, progress, numbers=not args.fast)
+        report = verify(path, progress, numbers=not args.fast)
     if not args.quiet:
         for line in (*checks, *report.checks):
             print(f"ok  {line}")
-        print(f"{report.path}: sound, {report.num_tensors} tensors, {terminal.size(report.nbytes)}")
+        print(f"{report.path}: sound, {report.num_tensors} tensors, {size(report.nbytes)}")
     return 0
 
 
@@ -47,7 +44,7 @@ def _check_hashes(name: str, progress) -> list[str]:
 
         if not os.path.isfile(path):
             raise FormatError(path, 0, "file", f"is missing; fetch it anew: zse pull --force {name}")
-        if os.path.getsize(path) != record["size"] or hub.sha256_file(path, report) != record["sha256"]:
+        if os.path.getsize(path) != record["size"] or download.sha256_file(path, report) != record["sha256"]:
             raise FormatError(
                 path, 0, "SHA-256", f"differs from the file that was fetched; fetch it anew: zse pull --force {name}"
             )

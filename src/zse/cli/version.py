@@ -1,17 +1,14 @@
 """zse version: this program and what it was built with."""
 
-import json
 import os
-import platform
 import sys
 
 import zse
+from zse.cli.parser import JSON, arg
+from zse.lazy import json, platform
 from zse.runtime import isa, native
 
-
-def add_arguments(parser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--short", action="store_true", help="only the version number")
+ARGUMENTS = (JSON, arg("--short", action="store_true", help="only the version number"))
 
 
 def run(args) -> int:

@@ -17,7 +17,7 @@ def plan_draft(path: str, source, config, *, quantize: str | None, family: str) 
     """Open the draft model at `path` and hold it against the model of `source` and its ModelConfig.
 
     Raises FormatError, UnsupportedError, ConfigError when their vocabularies differ."""
-    from zse.formats.source import open_model
+    from zse.formats.opening import open_model
     from zse.models.load import plan_model
 
     draft_source = open_model(path)

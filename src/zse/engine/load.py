@@ -34,7 +34,7 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
     opening.threads = config.threads
     device = model = source = draft = draft_model = None
     try:
-        from zse.formats.source import open_model
+        from zse.formats.opening import open_model
 
         source = open_model(config.model)
         phases.mark("file open")

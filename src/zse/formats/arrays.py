@@ -4,7 +4,6 @@ A 262,144-entry vocabulary is 6 MB of strings: opening a model only finds where 
 lengths (about 1 ms; libzse_formats, see csrc/gguf_scan.c) or, without that library, a Python loop (about 0.1 s).
 """
 
-import ctypes
 import os
 import struct
 import zlib
@@ -14,6 +13,7 @@ from typing import Any
 from zse import env
 from zse.errors import FormatError
 from zse.formats.file import ModelFile
+from zse.lazy import ctypes
 
 # name -> (struct letter, bytes)
 SCALARS = {

@@ -7,16 +7,18 @@ import threading
 import zlib
 from collections import deque, namedtuple
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from zse import __version__
+import zse
 from zse.errors import FormatError, ZSEError
-from zse.formats import gguf_blocks, matrix
 from zse.formats.arrays import ScalarArray, StringArray
-from zse.formats.source import DENSE_TYPES, INTERLEAVED_ROPE, ModelSource, TensorInfo, open_model, rope_row_order
+from zse.formats.gguf_blocks import dequantize
+from zse.formats.matrix import planes_of_rows, prepare, read_raw_rows, rows_f32
+from zse.formats.opening import open_model
+from zse.formats.source import DENSE_TYPES, INTERLEAVED_ROPE, ModelSource, TensorInfo, rope_row_order
 from zse.formats.zse import OFFSET_ALIGN, PLANE_TYPES, TOKENIZER_IMAGE
 from zse.formats.zse_writer import PlannedTensor, ZseWriter, place_blobs, to_json
-from zse.lazy import futures
 from zse.quant.policy import Policy
 from zse.quant.scheme import LAYOUT, ROWS, TILE_ROWS, Scheme, parse_scheme, rows_per_line
 
@@ -136,7 +138,7 @@ def _policy_for(model: ModelSource, info: TensorInfo, policy: Policy | None, hea
 def _write(writer: ZseWriter, jobs: list["_Job"], clip_search: bool, threads: int, progress: Progress | None) -> None:
     """Every pending tensor, chunk by chunk on `threads` threads: NumPy computes without the interpreter's lock."""
     total, done = sum(job.planned.nbytes for job in jobs), writer.resumed_bytes
-    lock, running = threading.Lock(), deque[tuple[futures.Future, str]]()
+    lock, running = threading.Lock(), deque[tuple[Future, str]]()
     _keep_freed_memory()
 
     def run(number: int, start: int, stop: int) -> int:
@@ -159,7 +161,7 @@ def _write(writer: ZseWriter, jobs: list["_Job"], clip_search: bool, threads: in
         if progress:
             progress(done, total, name)
 
-    with futures.ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         try:
             for number, planned in writer.pending():
                 chunks = jobs[number].chunks()
@@ -236,10 +238,10 @@ class _Job:
             return
         with self._lock:
             if self._prepared is None:
-                self._prepared = matrix.prepare(self.model, self.info) or False
+                self._prepared = prepare(self.model, self.info) or False
         info, scheme, layout = self.info, self.scheme, self.planned.layout
         try:
-            arrays = matrix.planes_of_rows(
+            arrays = planes_of_rows(
                 self.model,
                 info,
                 scheme,
@@ -263,11 +265,11 @@ class _Job:
         if not info.shape:
             return 0, 0, self.model.read(info)
         if info.layout == "ggml" and len(info.shape) == 1:
-            return 0, 0, gguf_blocks.dequantize(info.type, self.model.read(info), info.shape).tobytes()
+            return 0, 0, dequantize(info.type, self.model.read(info), info.shape).tobytes()
         if info.type == self.planned.type:
-            data = matrix.read_raw_rows(self.model, info, start, stop, self.order, self.order_span)
+            data = read_raw_rows(self.model, info, start, stop, self.order, self.order_span)
         else:
-            data = matrix.rows_f32(self.model, info, start, stop, self.order, self.order_span).tobytes()
+            data = rows_f32(self.model, info, start, stop, self.order, self.order_span).tobytes()
         return 0, start * (self.planned.nbytes // info.shape[0]), data
 
     def release(self) -> None:
@@ -385,7 +387,7 @@ def _describe(
         model.provenance
         if model.kind == "zse" and policy is None
         else {
-            "made_by": f"zse {__version__}",
+            "made_by": f"zse {zse.__version__}",
             "source": {
                 "kind": model.kind,
                 "files": [{"name": os.path.basename(file.path), "nbytes": file.size} for file in model.files],

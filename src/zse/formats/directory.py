@@ -7,8 +7,8 @@ program to open it may run them.
 import os
 
 from zse.errors import FormatError
-from zse.formats import quantized as formats_quantized
-from zse.formats.file import ModelFile
+from zse.formats import quantized
+from zse.formats.file import ModelFile, read_whole
 from zse.formats.jsontext import read_object
 from zse.formats.safetensors import read_header
 from zse.formats.source import INTERLEAVED_ROPE, ModelSource, TensorInfo, TokenizerSource
@@ -45,19 +45,19 @@ def open_directory(path: str) -> ModelSource:
             "auto_map",
             "asks to run code from the model; remove it if the architecture is a supported one",
         )
-    quantized = config.get("quantization_config") or config.get("compression_config")
+    scheme = config.get("quantization_config") or config.get("compression_config")
     method = None
-    if quantized is not None:
-        if not isinstance(quantized, dict):
+    if scheme is not None:
+        if not isinstance(scheme, dict):
             raise FormatError(os.path.join(path, "config.json"), 0, "quantization_config", "is not an object")
-        method = formats_quantized.read_method(path, quantized)
+        method = quantized.read_method(path, scheme)
     generation = _optional_object(path, names, "generation_config.json")
     tokenizer, template = _tokenizer(path, names)
     files: list[ModelFile] = []
     try:
         tensors, metadata = _open_tensors(path, names, files)
         if method is not None:
-            tensors = formats_quantized.combine(path, tensors, method)
+            tensors = quantized.combine(path, tensors, method)
     except Exception:
         for file in files:
             file.close()
@@ -87,11 +87,7 @@ def open_single(file: ModelFile) -> ModelSource:
     if os.path.basename(file.path) == SINGLE and os.path.exists(os.path.join(folder, "config.json")):
         file.close()
         return open_directory(folder)
-    try:
-        tensors, metadata = read_header(file)
-    except Exception:
-        file.close()
-        raise
+    tensors, metadata = read_header(file)
     return ModelSource("safetensors", file.path, "hf", [file], tensors, metadata=metadata)
 
 
@@ -152,7 +148,7 @@ def _tokenizer(path: str, names: list[str]) -> tuple[TokenizerSource | None, str
     tokenizer_path = os.path.join(path, "tokenizer.json")
 
     def read_json() -> bytes:
-        return _read_all(tokenizer_path, "tokenizer", MAX_TOKENIZER_BYTES)
+        return read_whole(tokenizer_path, "tokenizer", MAX_TOKENIZER_BYTES)
 
     return TokenizerSource(
         "hf",
@@ -172,16 +168,6 @@ def _default_template(template: object) -> str | None:
 
 def _read_text(path: str) -> str:
     try:
-        return _read_all(path, "chat template", MAX_TEMPLATE_BYTES).decode()
+        return read_whole(path, "chat template", MAX_TEMPLATE_BYTES).decode()
     except UnicodeDecodeError:
         raise FormatError(path, 0, "chat template", "is not UTF-8") from None
-
-
-def _read_all(path: str, field: str, most: int) -> bytes:
-    file = ModelFile(path)
-    try:
-        if file.size > most:
-            raise FormatError(path, 0, field, f"{file.size} bytes; at most {most} are read")
-        return file.read(0, file.size, field)
-    finally:
-        file.close()

@@ -105,6 +105,17 @@ class ModelFile:
         return data
 
 
+def read_whole(path: str, field: str, most: int) -> bytes:
+    """The content of a file of at most `most` bytes."""
+    file = ModelFile(path)
+    try:
+        if file.size > most:
+            raise FormatError(path, 0, field, f"{file.size} bytes; at most {most} are read")
+        return file.read(0, file.size, field)
+    finally:
+        file.close()
+
+
 def _will_need(fd: int) -> None:
     try:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)

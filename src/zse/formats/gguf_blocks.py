@@ -4,7 +4,7 @@ Layouts after ggml's block structures (ggml-common.h) and the formulas of ggml-q
 are f16 in the file. Sub-blocks of the K types have 32 (Q4_K, Q5_K) or 16 (Q6_K) elements with integer scales of 6
 (8 in Q6_K) bits.
 
-| type | weight                                 | becomes (zse.formats.gguf.AFFINE) | exact |
+| type | weight                                 | becomes (zse.formats.ggml.AFFINE) | exact |
 |------|----------------------------------------|-----------------------------------|-------|
 | Q4_0 | d (q - 8)                              | int4-g32-sym: scale = d           | yes   |
 | Q4_1 | d q + m                                | int4-g32: scale = d, offset = m   | yes   |
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zse.errors import UnsupportedError
-from zse.formats.gguf import AFFINE, BLOCKS
+from zse.formats.ggml import AFFINE, BLOCKS
 from zse.quant.pack import AffineArrays, bf16_to_f32
 
 _LOW = np.uint8(15)

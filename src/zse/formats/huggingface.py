@@ -5,6 +5,7 @@ interrupted download continues from its last byte. LFS files are checked against
 others against their git object id.
 """
 
+import hashlib
 import json
 import os
 import sys
@@ -12,8 +13,9 @@ import time
 from pathlib import Path
 
 from zse.errors import FormatError, ModelNotFoundError, UnsupportedError, ZSEError
-from zse.formats import hub, store
-from zse.lazy import hashlib, huggingface_hub
+from zse.formats import store
+from zse.formats.download import Notice, Progress, sha256_file
+from zse.lazy import huggingface_hub
 
 _LICENCES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "NOTICE.md", "USE_POLICY.md", "README.md")
 _SIDE_FILES = (
@@ -87,18 +89,16 @@ def _whole(name: str) -> str:
     return name
 
 
-def pull(name: str, stage: store.Staging, progress: hub.Progress, notice: hub.Notice) -> Path:
+def pull(name: str, stage: store.Staging, progress: Progress, notice: Notice) -> Path:
     """Fetch into `stage` and commit. Errors: ZSEError in one line for everything that the hub or the network can do."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    try:  # a package of the default dependencies, but a reader of local files does not need it
-        from huggingface_hub import errors
-        from huggingface_hub.utils import get_session
+    try:
+        errors, session = huggingface_hub.errors, huggingface_hub.utils.get_session()
     except ImportError as error:
         raise ZSEError(
             f"pulling from Hugging Face needs the package {error.name}; run: pip install huggingface_hub"
         ) from None
     repo, revision, file = parse(name)
-    session = get_session()
     # huggingface_hub's HTTP client is httpx or its successor, depending on its version: take the errors of the one in
     # use.
     http_error = sys.modules[type(session).__module__.partition(".")[0]].HTTPError
@@ -219,7 +219,7 @@ def _refuse_code(repo: str, path: str) -> None:
 def _check(repo: str, path: str, record, report) -> dict:
     """The manifest record of a downloaded file; ZSEError and the file deleted when size or hash are not the hub's."""
     size, filename = os.path.getsize(path), record.rfilename
-    sha256 = hub.sha256_file(path, lambda done: report("checking", done))
+    sha256 = sha256_file(path, lambda done: report("checking", done))
     expected: object = record.size
     got: object = size
     if size == record.size and record.lfs is not None:

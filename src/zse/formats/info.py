@@ -3,7 +3,7 @@
 import os
 
 from zse.formats.arrays import ScalarArray, StringArray
-from zse.formats.source import open_model
+from zse.formats.opening import open_model
 
 _MAX_SHOWN = 200
 

@@ -3,7 +3,7 @@
 import json
 
 from zse.errors import FormatError
-from zse.formats.file import ModelFile
+from zse.formats.file import read_whole
 
 MAX_JSON_BYTES = 1 << 24  # parsed, JSON takes up to ten times its size
 
@@ -37,10 +37,4 @@ def parse_object(data: bytes, path: str, offset: int, field: str) -> dict:
 
 def read_object(path: str, field: str) -> dict:
     """The JSON object that is the whole file `path`."""
-    file = ModelFile(path)
-    try:
-        if file.size > MAX_JSON_BYTES:
-            raise FormatError(path, 0, field, f"{file.size} bytes; at most {MAX_JSON_BYTES} are read")
-        return parse_object(file.read(0, file.size, field), path, 0, field)
-    finally:
-        file.close()
+    return parse_object(read_whole(path, field, MAX_JSON_BYTES), path, 0, field)

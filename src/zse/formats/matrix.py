@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zse.errors import UnsupportedError
-from zse.formats.gguf import BLOCKS
+from zse.formats.ggml import BLOCKS
 from zse.formats.gguf_blocks import dequantize, to_affine
 from zse.formats.quantized_rows import LAYOUTS as CHECKPOINTS
 from zse.formats.quantized_rows import CheckpointRows

@@ -1,29 +1,12 @@
 """safetensors files (https://github.com/huggingface/safetensors#format): u64 header length, JSON header, data."""
 
+import math
+
 from zse.errors import FormatError, UnsupportedError
 from zse.formats.file import ModelFile
 from zse.formats.jsontext import parse_object
-from zse.formats.source import TensorInfo
+from zse.formats.source import ELEMENT_BYTES, TensorInfo
 
-# Bytes of an element. Weights are F32, F16 or BF16; the others occur in checkpoints that others quantized
-# (zse.formats.quantized), and as buffers (position ids) that no model reads.
-DTYPES = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U64": 8,
-    "U32": 4,
-    "U16": 2,
-    "U8": 1,
-    "BOOL": 1,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-}
 MAX_HEADER_BYTES = 1 << 24  # 60,000 tensors take 8 MB; the format allows 100 MB, which Python would make 1 GB
 MAX_RANK = 8
 MAX_NAME_BYTES = 1024
@@ -70,16 +53,14 @@ def _tensor(file: ModelFile, name: str, entry: object, data: int) -> TensorInfo:
     dtype, shape, place = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str):
         raise wrong("dtype is not a string")
-    if dtype not in DTYPES:
-        raise UnsupportedError(f"tensor {name}: dtype", dtype, DTYPES)
+    if dtype not in ELEMENT_BYTES:
+        raise UnsupportedError(f"tensor {name}: dtype", dtype, ELEMENT_BYTES)
     sizes_ok = isinstance(shape, list) and all(type(size) is int and size > 0 for size in shape)
     if not sizes_ok or len(shape) > MAX_RANK:
         raise wrong(f"shape {str(shape)[:80]} is not a list of at most {MAX_RANK} positive sizes")
     if not isinstance(place, list) or len(place) != 2 or not all(type(at) is int and at >= 0 for at in place):
         raise wrong(f"data_offsets {str(place)[:80]} are not two positions")
-    nbytes = DTYPES[dtype]
-    for size in shape:
-        nbytes *= size
+    nbytes = math.prod(shape, start=ELEMENT_BYTES[dtype])
     begin, end = place
     if end > file.size - data or begin > end:
         raise wrong(f"data_offsets {place} lie outside the {file.size - data} bytes of data")

@@ -1,23 +1,37 @@
-"""The one way to a model's data, whatever the file: `open_model(path)` -> `ModelSource`.
+"""What an open model is, whatever the file: ModelSource, its TensorInfos and its TokenizerSource.
 
-    source = open_model("SmolLM2-135M-Instruct.Q4_1.gguf")
-    info = source.tensors["blk.0.attn_q.weight"]        # type Q4_1, shape (576, 576), offset, nbytes
-    data = source.read(info)                            # or os.pread(source.fd(info), info.nbytes, info.offset)
-
-Opening reads headers only, never numpy, and checks every number against the size of the real file. Tensor names are
-the file's own; `source.naming` says whose they are ("gguf" or "hf"), which for a `.zse` is that of its origin.
+Tensor names are the file's own; `source.naming` says whose they are ("gguf" or "hf"), which for a `.zse` is that of its
+origin.
 """
 
-import os
+import math
 from collections import namedtuple
 
-from zse.errors import FormatError, UnsupportedError
-from zse.formats import directory, gguf, zse
+from zse.errors import FormatError
+from zse.formats import ggml
 from zse.formats.file import ModelFile
 from zse.quant.scheme import Plane, Scheme, parse_scheme, placed_planes
 
 DENSE_TYPES = ("F32", "F16", "BF16")
-SUPPORTED_FILES = ("*.gguf", "*.safetensors", "*.zse", "a directory with config.json and *.safetensors")
+# Bytes of an element, by safetensors' names. Weights are F32, F16 or BF16; the others occur in checkpoints that others quantized
+# (zse.formats.quantized), and as buffers (position ids) that no model reads.
+ELEMENT_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U64": 8,
+    "U32": 4,
+    "U16": 2,
+    "U8": 1,
+    "BOOL": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+}
 
 # Whose rows of q and k stand so that RoPE turns neighbours (2i, 2i + 1) of a head, with the part of a head that turns where
 # the file does not say: GGUF architectures whose converter permutes them (llama.cpp: LlamaModel.permute), and those that
@@ -74,7 +88,7 @@ class TensorInfo(
         """The scheme that the tensor has or takes in memory without being quantized anew.
         UnsupportedError for element types that are no weights, such as I64."""
         if self.layout == "ggml":
-            return gguf.AFFINE[self.type]
+            return ggml.AFFINE[self.type]
         return parse_scheme(self.type.lower())
 
     @property
@@ -106,10 +120,7 @@ class TensorInfo(
 
     @property
     def num_elements(self) -> int:
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
 
 class TokenizerSource:
@@ -262,24 +273,3 @@ class ModelSource:
 
     def __exit__(self, *_) -> None:
         self.close()
-
-
-def open_model(path: str | os.PathLike) -> ModelSource:
-    """Opens a GGUF file, a `.zse` file, a safetensors file, or a directory with config.json and safetensors.
-
-    Files are told apart by their first bytes, not by their name. FormatError for a file that is damaged or not a
-    model; UnsupportedError for a tensor type or version that is not known.
-    """
-    path = os.fspath(path)
-    if os.path.isdir(path):
-        return directory.open_directory(path)
-    file = ModelFile(path)
-    start = file.read(0, min(16, file.size))
-    if start[:4] == b"GGUF" or start[:4] == b"FUGG":
-        return gguf.open_gguf(file)
-    if start[1:4] == b"ZSE":
-        return zse.open_zse(file)
-    if start[8:9] == b"{":
-        return directory.open_single(file)
-    file.close()
-    raise UnsupportedError("model file", path, SUPPORTED_FILES)

@@ -15,12 +15,12 @@ import time
 
 from zse import env
 from zse.errors import ModelNotFoundError, ZSEError
-from zse.formats import catalog, hub
+from zse.formats import catalog
 from zse.lazy import json, pathlib, shutil
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pathlib import Path  # 4 ms to import, with its urllib: only for those who want a Path
+    from pathlib import Path
 
 MANIFEST = "model.json"
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
@@ -100,23 +100,12 @@ def _not_found(name: str, folder: str | None) -> ModelNotFoundError:
         return ModelNotFoundError(f"model {name} is not in the store yet; fetch it with: zse pull {name}")
     if is_path(name) or "/" in name or name.endswith(_MODEL_SUFFIXES):
         return ModelNotFoundError(f"{name}: no such file or folder")
-    names = ", ".join(catalog.CATALOG)
+    known = ", ".join(catalog.CATALOG)
     stored = ", ".join(model["name"] for model in entries()) or "nothing"
     return ModelNotFoundError(
-        f"unknown model {name!r}; the catalog has: {names}; the store has: {stored}; "
+        f"unknown model {name!r}; the catalog has: {known}; the store has: {stored}; "
         "others: hf:ORG/NAME, or the path of a .zse or .gguf file or a Hugging Face folder"
     )
-
-
-def ensure(name_or_path: "str | os.PathLike", progress=None, notice=None) -> "Path":
-    """resolve(), but a catalog or hf: name that is not stored yet is fetched first. Callbacks as in hub.pull()."""
-    try:
-        return resolve(name_or_path)
-    except ModelNotFoundError:
-        name = os.fspath(name_or_path)
-        if name not in catalog.CATALOG and (folder_name(name) is None or not name.startswith("hf:")):
-            raise
-        return hub.pull(name, progress=progress, notice=notice)
 
 
 def manifest(folder: str) -> dict | None:

@@ -6,11 +6,15 @@ from collections import namedtuple
 from collections.abc import Callable
 
 from zse.errors import FormatError
-from zse.formats import gguf_blocks, jsontext, matrix, zse
 from zse.formats.arrays import ScalarArray, StringArray
-from zse.formats.source import ModelSource, TensorInfo, open_model
+from zse.formats.gguf_blocks import unpack_blocks
+from zse.formats.jsontext import parse_object
+from zse.formats.matrix import FLOATS, FP8_TYPES, read_planes, widen
+from zse.formats.opening import open_model
+from zse.formats.source import ModelSource, TensorInfo
+from zse.formats.zse import ENTRY, HEADER, read_sections
 from zse.lazy import numpy as np
-from zse.quant import pack
+from zse.quant.pack import e4m3_to_f32
 
 _CHUNK_BYTES = 1 << 22
 _CHUNK_ELEMENTS = 1 << 20
@@ -74,7 +78,7 @@ def _verify_tokenizer(model: ModelSource) -> bool:
     if tokenizer.image is not None:
         tokenizer.image()  # reads and checks
     if tokenizer.kind == "hf":
-        jsontext.parse_object(tokenizer.json, model.path, 0, "tokenizer.json")
+        parse_object(tokenizer.json, model.path, 0, "tokenizer.json")
         return True
     for array in tokenizer.fields.values():
         if isinstance(array, StringArray | ScalarArray):
@@ -86,8 +90,8 @@ def _verify_numbers(model: ModelSource, info: TensorInfo) -> bool:
     """FormatError for NaN and infinities; False if the tensor is not of numbers that could be such."""
     if info.layout in ("awq", "gptq", "gptq+1", "packed"):
         return _verify_numbers(model, info.parts["scale"])
-    is_fp8 = info.type in matrix.FP8_TYPES
-    if info.layout == "rows" and info.type not in matrix.FLOATS and not is_fp8:
+    is_fp8 = info.type in FP8_TYPES
+    if info.layout == "rows" and info.type not in FLOATS and not is_fp8:
         return False
     if len(info.shape) < 2:  # a number, or a vector, perhaps of blocks
         parts, row_bytes = [(0, 1)], info.nbytes
@@ -97,18 +101,18 @@ def _verify_numbers(model: ModelSource, info: TensorInfo) -> bool:
         parts = [(start, min(start + rows, info.shape[0])) for start in range(0, info.shape[0], rows)]
     for start, stop in parts:
         if info.layout == "r16" or is_fp8:
-            planes = matrix.read_planes(model, info, start, stop)
+            planes = read_planes(model, info, start, stop)
             arrays: dict[str, np.ndarray] = {name: planes[name] for name in ("scale", "offset") if name in planes}
             if "w" in planes:
-                arrays["w"] = pack.e4m3_to_f32(planes["w"]) if is_fp8 else matrix.widen(planes["w"], info.type)
+                arrays["w"] = e4m3_to_f32(planes["w"]) if is_fp8 else widen(planes["w"], info.type)
         else:
             raw = model.read(info, start * row_bytes, (stop - start) * row_bytes)
             if info.layout == "rows":
-                dtype = matrix.FLOATS[info.type]
+                dtype = FLOATS[info.type]
                 values = np.frombuffer(raw, {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}[dtype])
-                arrays = {"w": matrix.widen(values, dtype)}
+                arrays = {"w": widen(values, dtype)}
             else:
-                _, scale, offset = gguf_blocks.unpack_blocks(info.type, raw)
+                _, scale, offset = unpack_blocks(info.type, raw)
                 arrays = {"scale": scale} if offset is None else {"scale": scale, "offset": offset}
         for name, array in arrays.items():
             if not np.isfinite(array).all():
@@ -122,8 +126,8 @@ def _verify_numbers(model: ModelSource, info: TensorInfo) -> bool:
 def _verify_gaps(model: ModelSource) -> None:
     """A .zse holds nothing but its sections and tensors: everything between them is zero."""
     file = model.files[0]
-    sections = zse.read_sections(file)
-    taken = [(0, zse.HEADER.size + len(sections) * zse.ENTRY.size)]
+    sections = read_sections(file)
+    taken = [(0, HEADER.size + len(sections) * ENTRY.size)]
     for section in sections.values():
         if section.name != "weights":
             taken.append((section.offset, section.offset + section.nbytes))

@@ -8,6 +8,7 @@ were written) and goes on with the rest. At the end: sections, header, fsync, cu
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import struct
@@ -31,7 +32,6 @@ from zse.formats.zse import (
     tensor_bytes,
     tensor_planes,
 )
-from zse.lazy import hashlib
 from zse.quant.scheme import PLANE_ALIGN
 
 _JOURNAL_MAGIC = b"ZSEJ"

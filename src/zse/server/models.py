@@ -1,6 +1,6 @@
 """A served model as the server sees it: text ↔ token ids, and the chat template. The weights are the engine's."""
 
-from zse.formats import source
+from zse.formats import opening
 from zse.tokenizer import chat_template, detokenize
 from zse.tokenizer import load as tokenizer_load
 
@@ -52,7 +52,7 @@ class ServedModel:
 def load(path: str, name: str) -> ServedModel:
     """Read tokenizer and template of a model file or folder; `name` for messages. Raises FormatError or
     UnsupportedError."""
-    with source.open_model(path) as file:
+    with opening.open_model(path) as file:
         tokenizer = tokenizer_load.load_tokenizer(file)
         template = chat_template.load_chat_template(file, tokenizer)
         return ServedModel(tokenizer, template, detokenize.IncrementalDetokenizer, name)

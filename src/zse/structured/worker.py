@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 from llguidance import LLExecutor
 
-from zse.formats.source import open_model
+from zse.formats.opening import open_model
 from zse.structured import checker
 from zse.structured.compile import Cache, GrammarError, Vocabulary, refusal
 from zse.structured.mask import Guide

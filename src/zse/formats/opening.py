@@ -1,0 +1,41 @@
+"""The one way to a model's data, whatever the file: `open_model(path)` -> `ModelSource`.
+
+    source = open_model("SmolLM2-135M-Instruct.Q4_1.gguf")
+    info = source.tensors["blk.0.attn_q.weight"]        # type Q4_1, shape (576, 576), offset, nbytes
+    data = source.read(info)                            # or os.pread(source.fd(info), info.nbytes, info.offset)
+
+Opening reads headers only, never numpy, and checks every number against the size of the real file.
+"""
+
+import os
+
+from zse.errors import UnsupportedError
+from zse.formats import directory, gguf, zse
+from zse.formats.file import ModelFile
+from zse.formats.source import ModelSource
+
+SUPPORTED_FILES = ("*.gguf", "*.safetensors", "*.zse", "a directory with config.json and *.safetensors")
+
+
+def open_model(path: str | os.PathLike) -> ModelSource:
+    """Opens a GGUF file, a `.zse` file, a safetensors file, or a directory with config.json and safetensors.
+
+    Files are told apart by their first bytes, not by their name. FormatError for a file that is damaged or not a
+    model; UnsupportedError for a tensor type or version that is not known.
+    """
+    path = os.fspath(path)
+    if os.path.isdir(path):
+        return directory.open_directory(path)
+    file = ModelFile(path)
+    try:
+        start = file.read(0, min(16, file.size))
+        if start[:4] == b"GGUF" or start[:4] == b"FUGG":
+            return gguf.open_gguf(file)
+        if start[1:4] == b"ZSE":
+            return zse.open_zse(file)
+        if start[8:9] == b"{":
+            return directory.open_single(file)
+        raise UnsupportedError("model file", path, SUPPORTED_FILES)
+    except Exception:
+        file.close()
+        raise
