@@ -7,18 +7,10 @@ from pathlib import Path
 import pytest
 
 from zse.cli import main, reference
-from zse.cli.parser import Parser
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
-
-
-def parser_of(command):
-    module = main.load(command)
-    parser = Parser(prog=f"zse {command}")
-    module.add_arguments(parser)
-    return parser
 
 
 def commands_in(text):
@@ -37,7 +29,7 @@ def test_commands_and_options_exist(name):
     for line, words in commands_in((ROOT / name).read_text()):
         command = words[1]
         assert command in main.COMMANDS, f"{name}: {line}"
-        known = {option for action in parser_of(command)._all_actions() for option in action.option_strings}
+        known = {option for action in main.parser_of(command)._all_actions() for option in action.option_strings}
         for word in words[2:]:
             if re.match(r"--?[a-z]", word):
                 assert word.partition("=")[0] in known, f"{name}: {word} in {line}"
@@ -73,7 +65,7 @@ def test_the_cli_reference_names_every_option():
     text = reference.text()
     for command in main.COMMANDS:
         section = text.partition(f"\n## zse {command}\n")[2].partition("\n## ")[0]
-        for action in parser_of(command)._all_actions():
+        for action in main.parser_of(command)._all_actions():
             for option in action.option_strings:
                 assert option in ("-h", "--help") or f"{option}" in section, f"{command} {option}"
 

@@ -118,11 +118,10 @@ def test_pages_grow_with_the_context(context, size):
 def test_the_option_of_the_page_size():
     from argparse import ArgumentTypeError
 
-    from zse.cli.parser import Parser
-    from zse.cli.serve import _engine_arguments, add_arguments
+    from zse.cli.main import parser_of
+    from zse.cli.serve import _engine_arguments
 
-    parser = Parser(prog="zse serve")
-    add_arguments(parser)
+    parser = parser_of("serve")
     for text, size in (("auto", 0), ("16", 16), ("128", 128)):
         args = parser.parse_args(["--page-size", text])
         assert EngineConfig.from_arguments(_engine_arguments(args, "m")).page_size == size
@@ -220,11 +219,10 @@ def test_bad_arguments(arguments, message):
 
 def test_every_field_is_an_option_of_zse_serve():
     """Named in `zse serve --help`, handed to the engine, with the engine's own default."""
-    from zse.cli.parser import Parser
-    from zse.cli.serve import _engine_arguments, add_arguments
+    from zse.cli.main import parser_of
+    from zse.cli.serve import _engine_arguments
 
-    parser = Parser(prog="zse serve")
-    add_arguments(parser)
+    parser = parser_of("serve")
     args = parser.parse_args([])
     config = EngineConfig.from_arguments(_engine_arguments(args, "m"))
     # The server bounds the queued tokens by itself, before they are tokens (--max-queue-tokens).

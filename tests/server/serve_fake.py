@@ -11,6 +11,7 @@ import fake_text  # noqa: E402
 import zse.engine.process as process  # noqa: E402
 import zse.server.main as server_main  # noqa: E402
 from zse.cli import serve  # noqa: E402
+from zse.cli.parser import add  # noqa: E402
 from zse.errors import ZSEError  # noqa: E402
 
 FAKE_ENGINE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fake_engine.py")
@@ -19,7 +20,7 @@ FAKE_ENGINE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fake_eng
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--engine", default="")
-    serve.add_arguments(parser)
+    add(parser, serve.ARGUMENTS)
     args = parser.parse_args()
     extra = args.engine.split()
     real_spawn, real_serve = process.spawn, server_main.serve

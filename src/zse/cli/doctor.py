@@ -10,6 +10,7 @@ from importlib.util import find_spec
 import zse
 from zse import env
 from zse.cli import doctor_gpu, terminal
+from zse.cli.parser import arg
 from zse.errors import ZSEError
 from zse.formats import store
 from zse.runtime import native, probe
@@ -28,8 +29,7 @@ _OPTIONAL = {
 }
 
 
-def add_arguments(parser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON: a list of checks with state ok, note or bad")
+ARGUMENTS = (arg("--json", action="store_true", help="print JSON: a list of checks with state ok, note or bad"),)
 
 
 def run(args) -> int:

@@ -25,7 +25,7 @@ EPILOG = """examples:
   zse kernels bench swish.py"""
 
 
-def add_arguments(parser) -> None:
+def _add_arguments(parser) -> None:
     commands = parser.add_subparsers(dest="what", metavar="COMMAND", required=True)
     build = commands.add_parser(
         "build",
@@ -112,6 +112,9 @@ def _add_own_arguments(commands) -> None:
     check.add_argument(
         "--arch", default="sm_90a", metavar="ARCH", help="the GPU architecture that is emulated (default: sm_90a)"
     )
+
+
+ARGUMENTS = (_add_arguments,)
 
 
 def run(args) -> int:

@@ -1,6 +1,6 @@
 """The command `zse`: a table of commands, each a module that is imported only when it is used.
 
-A command module has add_arguments(parser) and run(args) → exit code; EPILOG (examples) is optional.
+A command module has ARGUMENTS (zse.cli.parser.add) and run(args) → exit code; EPILOG (examples) is optional.
 Exit codes: 0 done, 1 failed, 2 wrong usage or unusable input, 130 interrupted, 141 the reader of our output went away.
 """
 
@@ -79,7 +79,7 @@ def parser_of(name: str) -> "parser.Parser":
     """The parser of a command, with its arguments."""
     module = load(name)
     made = parser.Parser(prog=f"zse {name}", description=COMMANDS[name], epilog=getattr(module, "EPILOG", None))
-    parser.add(made, getattr(module, "ARGUMENTS", None) or (module.add_arguments,))
+    parser.add(made, module.ARGUMENTS)
     return made
 
 

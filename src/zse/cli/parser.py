@@ -2,14 +2,14 @@
 
 import argparse
 import os
-from typing import NamedTuple
+from collections import namedtuple
 
 from zse.errors import ConfigError
 from zse.lazy import difflib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
     from typing import Any, NoReturn, TypeAlias
 
     Argument = tuple[tuple[str, ...], dict[str, Any]]
@@ -70,18 +70,16 @@ def arg(*names: str, **settings: "Any") -> "tuple[tuple[str, ...], dict[str, Any
     return names, settings
 
 
-class Group(NamedTuple):
-    """Arguments under a title of their own; or of which one at most may be given."""
+class Group(namedtuple("Group", "title arguments is_exclusive", defaults=(False,))):
+    """Arguments under a title of their own; is_exclusive: of which one at most may be given."""
 
-    title: str
-    arguments: "Arguments"
-    is_exclusive: bool = False
+    __slots__ = ()
 
 
-class Kinds(NamedTuple):
-    """Subcommands: KIND → what it does and its arguments. The chosen one is `args.kind`."""
+class Kinds(namedtuple("Kinds", "kinds")):
+    """Subcommands: KIND → (what it does, its arguments). The chosen one is `args.kind`."""
 
-    kinds: "Mapping[str, tuple[str, Arguments]]"
+    __slots__ = ()
 
 
 def add(parser: "Any", arguments: "Arguments") -> None:

@@ -4,7 +4,8 @@ import json
 
 from zse.bench import process, profile
 from zse.cli import options
-from zse.cli import parser as cli_parser
+from zse.cli.options import add_engine_options
+from zse.cli.parser import MODEL, arg, number
 from zse.engine import config as engine_config
 from zse.engine import load, metrics
 from zse.errors import ConfigError
@@ -17,31 +18,32 @@ The trace opens in chrome://tracing or https://ui.perfetto.dev. Kernels run one 
 each reads about 2 us too long); `replay` is the time of the step's kernels as the engine runs them."""
 
 
-def add_arguments(parser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a name, hf:ORG/NAME, or a path")
-    parser.add_argument(
+ARGUMENTS = (
+    MODEL,
+    arg(
         "--rows",
-        type=cli_parser.number(int, 1, 1024),
+        type=number(int, 1, 1024),
         default=1,
         metavar="N",
         help="sequences that decode together (default: %(default)s)",
-    )
-    parser.add_argument(
+    ),
+    arg(
         "--prompt-tokens",
-        type=cli_parser.number(int, 1),
+        type=number(int, 1),
         default=512,
         metavar="N",
         help="random tokens of each prompt (default: %(default)s)",
-    )
-    parser.add_argument(
+    ),
+    arg(
         "--steps",
-        type=cli_parser.number(int, 1, 10_000),
+        type=number(int, 1, 10_000),
         default=16,
         metavar="N",
         help="decode steps, of which the median is shown (default: %(default)s)",
-    )
-    parser.add_argument("-o", "--output", metavar="FILE", help="write both steps to FILE as a Chrome trace")
-    options.add_engine_options(parser)
+    ),
+    arg("-o", "--output", metavar="FILE", help="write both steps to FILE as a Chrome trace"),
+    add_engine_options,
+)
 
 
 def run(args) -> int:

@@ -333,7 +333,7 @@ def _row_order(model: ModelSource, info: TensorInfo) -> tuple[list[int] | None, 
     arch, settings = model.architecture, model.metadata
     keys = f"{arch}.attention.head_count", f"{arch}.attention.head_count_kv"
     if model.naming == "hf":
-        settings, keys = model.hf_config, ("num_attention_heads", "num_key_value_heads")
+        settings, keys = model.hf_config or {}, ("num_attention_heads", "num_key_value_heads")
     heads = settings.get(keys[0])
     if match[2] == "k":
         heads = settings.get(keys[1], heads)

@@ -8,8 +8,7 @@ import os
 
 from zse.errors import FormatError
 from zse.formats import quantized
-from zse.formats.file import ModelFile, read_whole
-from zse.formats.jsontext import read_object
+from zse.formats.file import ModelFile, read_object, read_whole
 from zse.formats.safetensors import read_header
 from zse.formats.source import INTERLEAVED_ROPE, ModelSource, TensorInfo, TokenizerSource
 

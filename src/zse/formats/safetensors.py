@@ -3,8 +3,7 @@
 import math
 
 from zse.errors import FormatError, UnsupportedError
-from zse.formats.file import ModelFile
-from zse.formats.jsontext import parse_object
+from zse.formats.file import ModelFile, parse_object
 from zse.formats.source import ELEMENT_BYTES, TensorInfo
 
 MAX_HEADER_BYTES = 1 << 24  # 60,000 tensors take 8 MB; the format allows 100 MB, which Python would make 1 GB

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from zse.errors import FormatError
 from zse.formats.arrays import ScalarArray, StringArray
+from zse.formats.file import parse_object
 from zse.formats.gguf_blocks import unpack_blocks
-from zse.formats.jsontext import parse_object
 from zse.formats.matrix import FLOATS, FP8_TYPES, read_planes, widen
 from zse.formats.opening import open_model
 from zse.formats.source import ModelSource, TensorInfo

@@ -13,8 +13,7 @@ from collections import namedtuple
 
 from zse.errors import FormatError, UnsupportedError
 from zse.formats.arrays import SCALARS, ScalarArray, StringArray, read_checked
-from zse.formats.file import ModelFile
-from zse.formats.jsontext import parse_object
+from zse.formats.file import ModelFile, parse_object
 from zse.formats.source import ELEMENT_BYTES, ModelSource, TensorInfo, TokenizerSource
 from zse.quant.scheme import LAYOUT, PLANE_ALIGN, ROWS, SCHEMES, Plane, parse_scheme, placed_planes
 
