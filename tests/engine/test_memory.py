@@ -15,8 +15,7 @@ from zse.engine.memory import plan_memory  # noqa: E402
 from zse.engine.metrics import Phases  # noqa: E402
 from zse.engine.runner import Runner  # noqa: E402
 from zse.errors import ConfigError  # noqa: E402
-from zse.formats.opening import open_model
-from zse.formats.source import open_model  # noqa: E402
+from zse.formats.opening import open_model  # noqa: E402
 from zse.models.load import load_model, plan_model  # noqa: E402
 from zse.runtime.null import NullGPU  # noqa: E402
 

@@ -1,6 +1,6 @@
 """zse doctor: what this machine has, what is missing, and how to mend it. Looks only; changes nothing."""
 
-import importlib
+import importlib.metadata
 import json
 import os
 import platform
