@@ -78,7 +78,7 @@ def milliseconds(action) -> float:
 
 def opening() -> None:
     """In processes of their own: with nothing beside it, and beside what an engine imports."""
-    for beside in ("pass", "import zse.engine.load, zse.models.load_jobs, zse.engine.runner, zse.runtime.cuda"):
+    for beside in ("pass", "import zse.engine.load, zse.models.load, zse.engine.runner, zse.runtime.cuda"):
         for _ in range(3):
             done = subprocess.run([sys.executable, "-c", OPENING.format(beside=beside)], capture_output=True, text=True)
             print(f"open, {beside.split()[0]} beside: {done.stdout.strip() or done.stderr.strip()[-300:]}", flush=True)

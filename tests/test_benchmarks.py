@@ -13,7 +13,6 @@ from zse.errors import EngineError
 from zse.formats.opening import open_model
 from zse.formats.verify import verify
 from zse.models.load import plan_model
-from zse.models.load_jobs import start_loading  # noqa: F401  (imports what a load imports)
 from zse.tokenizer.load import load_tokenizer
 
 ROOT = Path(__file__).parents[1]

@@ -53,7 +53,7 @@ GPU_ENGINE = (
     "zse.engine.memory",
     "zse.runtime.cuda",
     "zse.kernel.cache",
-    "zse.models.load_jobs",
+    "zse.models.load",
     "zse.engine.runner",
     "zse.cache.layout",
     "zse.plan.record",
@@ -87,7 +87,7 @@ PARKED_ENGINE = (
     "zse.engine.memory",
     "zse.engine.runner",
     "zse.formats.zse",
-    "zse.models.load_jobs",
+    "zse.models.load",
     "zse.scheduler.scheduler",
 )
 

@@ -15,8 +15,7 @@ from zse.formats.convert import convert
 from zse.formats.opening import open_model
 from zse.formats.source import rope_row_order
 from zse.models import registry
-from zse.models.load import load_model, plan_model
-from zse.models.load_jobs import Copy, merge
+from zse.models.load import Copy, load_model, merge, plan_model
 from zse.quant.pack import bf16_to_f32, dequantize_fp8, e4m3_to_f32, unpack, unpack_dense
 from zse.runtime.cpu import CPUDevice
 from zse.tensor import Tensor

@@ -1,18 +1,43 @@
 """From an open file to a model in device memory: plan the bytes, then read and repack every tensor in execution order.
 
-    plan = plan_model(source, family=device.family)     # names, shapes and types are checked, nothing is allocated
+    plan = plan_model(source, family=device.kernels)    # names, shapes and types are checked, nothing is allocated
     model = load_model(device, plan)            # reading goes on in the device's load threads
     ...                                         # record graphs meanwhile
     model.wait()                                # all weights are there, or FormatError
 
-No NumPy here; only quantize_load.py imports it.
+Bytes are copied as they lie, pass a repacking kernel of the CPU, or are converted by NumPy, whichever comes first. The load
+threads repack on the way: on the CPU straight into the weights, for a GPU into pinned memory that is copied. What only
+NumPy can convert (quantize_load.py) is converted in host memory, matrix by matrix, and written to a GPU from there.
 """
 
-from zse.models.load_jobs import start_loading
-from zse.models.weight_plan import ModelPlan, place, plan_model, read_config, require_memory
+import struct
+from array import array
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from zse.formats.file import ModelFile
+from zse.formats.source import rope_row_order
+from zse.kernels.repack import vector_job, weight_jobs
+from zse.lazy import logging
+from zse.models import quantize_load, registry
+from zse.models.weight_plan import (
+    MatrixPlan,
+    ModelPlan,
+    Part,
+    VectorPlan,
+    place,
+    plan_model,
+    read_config,
+    require_memory,
+)
+from zse.quant.scheme import Fp8Scheme, rows_per_line
+from zse.runtime.buffer import Account, Buffer
+from zse.runtime.load import LoadJob
+from zse.runtime.opening import open_device
 from zse.tensor import Tensor, Weight
 
-__all__ = ["Model", "ModelPlan", "load_model", "place", "plan_model", "read_config", "require_memory"]
+__all__ = ["Copy", "Model", "load_model", "merge", "place", "plan_model", "read_config", "require_memory"]
+MERGE_GAP = 256  # bytes of padding between two copies that may be copied with them: no plane fits in
 
 
 class Model:
@@ -70,7 +95,244 @@ def load_model(device, plan: ModelPlan, *, max_memory: int | None = None, start:
         raise ValueError(f"a plan for {plan.family} on a {family}")
     buffer = device.alloc(sum(plan.memory_bytes.values()), label="weights")
     weights, vectors = place(plan, buffer)
-    model = Model(plan, weights, vectors, buffer, None, lambda: start_loading(device, plan, weights, vectors))
+    loader = Loader(device, plan, weights, vectors)
+    model = Model(plan, weights, vectors, buffer, None, loader.load_gpu if family == "gpu" else loader.load_cpu)
     if start:
         model.start()
     return model
+
+
+class Copy(NamedTuple):
+    """Bytes that go from the file to `destination` (a u8 Tensor) as they are; source None: written otherwise."""
+
+    destination: Tensor
+    source: tuple[ModelFile, int] | None  # and the offset in it
+    field: str
+
+    @property
+    def job(self) -> LoadJob:
+        file, offset = self.source  # type: ignore[misc]
+        destination = self.destination
+        return LoadJob(file.fd, offset, destination.nbytes, None, [destination], (1,), file.path, self.field)
+
+
+class Loader:
+    """One load. plus_one: norm weights lack 1; order: i32 [head_dim], which row of a head of q or k in the file stands at
+    each row in memory, or None."""
+
+    def __init__(self, device, plan: ModelPlan, weights: dict[str, Weight], vectors: dict[str, Tensor]):
+        self.device, self.plan, self.weights, self.vectors = device, plan, weights, vectors
+        model = registry.architecture(plan.config.architecture)
+        self.plus_one = plan.source.naming == "hf" and model.hf_norm_plus_one
+        self.order = self._row_order() if plan.source.interleaved_rope else None
+
+    def _row_order(self) -> Tensor:
+        dim = self.plan.config.head_dim
+        on_cpu = self.plan.family == "cpu"
+        buffer = self.device.alloc(4 * dim, label="row order") if on_cpu else Buffer(4 * dim, "row order", Account())
+        tensor = Tensor(buffer, (dim,), "i32")
+        view = tensor.view()
+        for row, source in enumerate(rope_row_order(1, dim, self.plan.config.rope.dims(dim))):
+            view[row] = source
+        return tensor
+
+    # -- on the CPU: also how host copies for a GPU are filled
+
+    def load_cpu(self):
+        jobs: list[LoadJob] = []
+        for_numpy: list[tuple[Part, MatrixPlan, Weight]] = []
+        for vector in self.plan.vectors:
+            jobs += self._vector_jobs(vector)
+        for matrix in self.plan.matrices:
+            repacked, converted = self._matrix_jobs(matrix, self.weights[matrix.name])
+            jobs += repacked
+            for_numpy += converted
+        loading = self.device.load(jobs)
+        if for_numpy:
+            try:
+                quantize_load.fill_parts(self.plan, for_numpy, self.device.threads)
+            except BaseException:
+                loading.cancel()
+                raise
+        return loading
+
+    def _vector_jobs(self, vector: VectorPlan) -> Iterator[LoadJob]:
+        """Norms and biases become f32, with the 1 added and the order of heads undone."""
+        tensor = self.vectors[vector.name]
+        for part in vector.parts:
+            out = Tensor(tensor.buffer, (part.role.shape[0],), "f32", tensor.offset + 4 * part.first)
+            add = 1.0 if self.plus_one and part.role.kind == "norm" else 0.0
+            yield vector_job(part.info, out, add, **self._order_of(part))
+
+    def _matrix_jobs(self, matrix: MatrixPlan, weight: Weight):
+        """(jobs of the load threads, parts that NumPy has to convert) of a matrix in host memory."""
+        jobs: list[LoadJob] = []
+        for_numpy: list[tuple[Part, MatrixPlan, Weight]] = []
+        for part in matrix.parts:
+            info = part.info
+            if self._is_stored(part, matrix):
+                jobs += [copy.job for copy in _plane_copies(part, matrix, weight)]
+            elif matrix.layout == "r16" and (info.layout == "ggml" or info.is_dense) and matrix.scheme == info.scheme:
+                jobs += weight_jobs(info, weight, first_row=part.first, **self._order_of(part))
+            else:
+                for_numpy.append((part, matrix, weight))
+        return jobs, for_numpy
+
+    def _is_permuted(self, part: Part) -> bool:
+        return bool(self.order and part.role.heads)
+
+    def _order_of(self, part: Part) -> dict:
+        """What the repacking kernels take to put the rows of heads in order."""
+        return {"order": self.order, "unit": self.plan.config.head_dim} if self._is_permuted(part) else {}
+
+    def _is_stored(self, part: Part, matrix: MatrixPlan) -> bool:
+        """Whether the file holds the tensor's planes as they are in memory, fp8's scales perhaps excepted."""
+        info = part.info
+        if info.layout != matrix.layout or self._is_permuted(part) or info.scheme != matrix.scheme:
+            return False
+        return not isinstance(info.scheme, Fp8Scheme) or info.parts is None
+
+    # -- on a GPU
+
+    def load_gpu(self):
+        copies: list[Copy] = []
+        repacked: list[LoadJob] = []
+        small: list[tuple[Tensor, bytes]] = []
+        for_numpy: list[MatrixPlan] = []
+        for vector in self.plan.vectors:
+            tensor = self.vectors[vector.name]
+            is_norm = self.plus_one and vector.parts[0].role.kind == "norm"
+            as_stored = not is_norm and all(
+                part.info.type == "F32" and not self._is_permuted(part) for part in vector.parts
+            )
+            for part in vector.parts:
+                out = Tensor(tensor.buffer, (4 * part.role.shape[0],), "u8", tensor.offset + 4 * part.first)
+                copies.append(Copy(out, (part.info.file, part.info.offset) if as_stored else None, part.info.name))
+            if not as_stored:
+                repacked += self._vector_jobs(vector)
+        for matrix in self.plan.matrices:
+            weight, parts = self.weights[matrix.name], matrix.parts
+            if all(self._is_stored(part, matrix) for part in parts):
+                for part in parts:
+                    copies += _plane_copies(part, matrix, weight)
+            elif isinstance(matrix.scheme, Fp8Scheme) and all(
+                isinstance(part.info.scheme, Fp8Scheme) and not self._is_permuted(part) for part in parts
+            ):
+                for part in parts:
+                    _fp8_part(part, matrix, weight, copies, small)
+            else:
+                jobs, converted = self._matrix_jobs(matrix, weight)
+                if converted:
+                    for_numpy.append(matrix)
+                else:
+                    repacked += jobs
+                copies += [
+                    Copy(Tensor(plane.buffer, (plane.nbytes,), "u8", plane.offset), None, matrix.name)
+                    for plane in weight.planes.values()
+                ]
+        loading = self.device.load([*repacked, *merge(copies)])
+        try:
+            for tensor, data in small:
+                self.device.write(tensor, data)
+            if for_numpy:
+                self._convert(for_numpy)
+        except BaseException:
+            loading.cancel()
+            raise
+        return loading
+
+    def _convert(self, matrices: list[MatrixPlan]) -> None:
+        """Matrices are converted by NumPy in host memory and written to the device, one after another."""
+        logging.getLogger("zse.load").info(
+            "%d of %d matrices of %s are not stored as this device reads them and are converted while loading; "
+            "`zse convert` makes a file that need not be",
+            len(matrices),
+            len(self.plan.matrices),
+            self.plan.source.path,
+        )
+        with open_device("cpu") as host:
+            for matrix in matrices:
+                weight = self.weights[matrix.name]
+                tensors = weight.planes.values()
+                start = min(tensor.offset for tensor in tensors)
+                end = max(tensor.offset + tensor.nbytes for tensor in tensors)
+                buffer = host.alloc(end - start, label="staged weights")
+                planes = {
+                    name: Tensor(buffer, tensor.shape, tensor.dtype, tensor.offset - start)
+                    for name, tensor in weight.planes.items()
+                }
+                jobs, converted = self._matrix_jobs(matrix, weight._replace(planes=planes))
+                loading = host.load(jobs)
+                quantize_load.fill_parts(self.plan, converted)
+                loading.wait()
+                view = buffer.view()
+                self.device.write(Tensor(next(iter(tensors)).buffer, (buffer.nbytes,), "u8", start), view)
+                view.release()
+                buffer.free()
+
+
+def _plane_copies(part: Part, matrix: MatrixPlan, weight: Weight) -> Iterator[Copy]:
+    """A Copy for each plane of a tensor that is stored as planes, or as plain rows."""
+    for stored, file, offset in part.info.placed():
+        yield Copy(_inside(part, matrix, weight, stored.name, stored.nbytes), (file, offset), part.info.name)
+
+
+def _inside(part: Part, matrix: MatrixPlan, weight: Weight, name: str, nbytes: int) -> Tensor:
+    """Where `nbytes` of the part's plane lie in that of the whole matrix."""
+    plane = next(plane for plane in matrix.planes if plane.name == name)
+    line_bytes = plane.nbytes // plane.shape[0]
+    at = weight.planes[name].offset + part.first // rows_per_line(plane, matrix.layout, matrix.shape[0]) * line_bytes
+    return Tensor(weight.planes[name].buffer, (nbytes,), "u8", at)
+
+
+def merge(copies: list[Copy]) -> list[LoadJob]:
+    """As few jobs as there can be: neighbours in memory that are as far apart in the file become one."""
+    jobs: list[LoadJob] = []
+    previous: Copy | None = None
+    for copy in sorted(copies, key=lambda copy: copy.destination.offset):
+        if copy.source is not None:
+            file, offset = copy.source
+            if jobs and previous is not None and previous.source is not None:
+                last = jobs[-1]
+                start: Tensor = last.args[0]
+                distance = copy.destination.offset - start.offset
+                gap = distance - last.nbytes
+                if last.fd == file.fd and offset - last.offset == distance and 0 <= gap < MERGE_GAP:
+                    nbytes = distance + copy.destination.nbytes
+                    joined = Tensor(start.buffer, (nbytes,), "u8", start.offset)
+                    jobs[-1] = last._replace(nbytes=nbytes, field="weights", args=[joined])
+                    previous = copy
+                    continue
+            jobs.append(copy.job)
+        previous = copy
+    return jobs
+
+
+def _fp8_part(
+    part: Part, matrix: MatrixPlan, weight: Weight, copies: list[Copy], small: list[tuple[Tensor, bytes]]
+) -> None:
+    """The e4m3 numbers as they lie; the scales, where they are not f32 for each row, are made here."""
+    info = part.info
+    stored = {plane.name: (plane, file, offset) for plane, file, offset in info.placed()}
+    plane, file, offset = stored["w"]
+    copies.append(Copy(_inside(part, matrix, weight, "w", plane.nbytes), (file, offset), info.name))
+    plane, file, offset = stored["scale"]
+    type = info.parts["scale"].type if info.parts is not None else "F32"
+    needed = next(p for p in matrix.scheme.planes(*info.shape, matrix.layout) if p.name == "scale")
+    destination = _inside(part, matrix, weight, "scale", needed.nbytes)
+    if type == "F32" and info.scheme == matrix.scheme:
+        copies.append(Copy(destination, (file, offset), info.name))
+        return
+    copies.append(Copy(destination, None, info.name))
+    values = _as_f32(file.read(offset, plane.nbytes // (1 if type == "F32" else 2), info.name), type)
+    if info.scheme == Fp8Scheme("tensor"):
+        values = values * needed.shape[0]  # array repeated: every row has the one scale
+    small.append((destination, values.tobytes()))
+
+
+def _as_f32(raw: bytes, type: str) -> array:
+    if type == "F32":
+        return array("f", raw)
+    if type == "BF16":
+        return array("f", array("I", [bits << 16 for bits in array("H", raw)]).tobytes())
+    return array("f", struct.unpack(f"<{len(raw) // 2}e", raw))
