@@ -196,6 +196,7 @@ def test_compressed_tensors_with_zero_points(tmp_path, numbers):
         ("weight_scale", (N,), "fp8-row"),
         ("weight_scale", (1,), "fp8-tensor"),
         ("weight_scale", (), "fp8-tensor"),
+        ("weight_scale_inv", (), "fp8-tensor"),
         ("weight_scale_inv", (2, 3), "fp8-block"),
     ],
 )
@@ -218,6 +219,7 @@ def test_fp8(scale_name, shape, expected, type, tmp_path):
             NAME + ".weight": ("F8_E4M3", codes),
             f"{NAME}.{scale_name}": (type, bits if type == "BF16" else scale),
             NAME + ".input_scale": ("F32", np.ones((), np.float32)),
+            NAME + ".activation_scale": ("BF16", f32_to_bf16(np.ones((), np.float32))),
         },
         method,
     )

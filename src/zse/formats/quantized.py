@@ -12,6 +12,7 @@ the stored tensors:
 | compressed-tensors pack-quantized | weight_packed, weight_scale | `int4-g<G>-sym`, `int8-g<G>-sym` | bit for bit |
 | fp8 and compressed-tensors float-quantized | weight, weight_scale | `fp8-row`, `fp8-tensor` | bit for bit |
 | fp8 with weight_block_size (DeepSeek, Qwen) | weight, weight_scale_inv | `fp8-block` | bit for bit |
+| fp8 of one scale a tensor (Mistral) | weight, weight_scale_inv | `fp8-tensor` | bit for bit |
 
 Rounding an offset to f16 moves a weight by at most 2**-12 of the offset, about 0.2 % of a quantization step. Scales of
 activations that a checkpoint brings are not used: activations get their scales when they are computed.
@@ -30,7 +31,7 @@ _PARTS = {
     "awq": ("qweight", "qzeros", "scales"),
     "gptq": ("qweight", "qzeros", "scales", "g_idx"),
     "packed": ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
-    "fp8": ("weight", "weight_scale", "weight_scale_inv", "input_scale", "output_scale"),
+    "fp8": ("weight", "weight_scale", "weight_scale_inv", "activation_scale", "input_scale", "output_scale"),
 }
 _FLOAT_SCALES = ("F32", "F16", "BF16")
 
@@ -164,7 +165,9 @@ def _fp8(path: str, name: str, parts: dict[str, TensorInfo]) -> TensorInfo:
     n, k = weight.shape
     shape = tuple(size for size in scale.shape if size != 1) or (1,)
     by_shape = {(n,): "row", (1,): "tensor"}
-    scaling = by_shape.get(shape) if "weight_scale_inv" not in parts else None
+    # Despite its name the inverse multiplies; of two dimensions it is of blocks.
+    is_inverse = "weight_scale_inv" in parts
+    scaling = by_shape.get(shape) if not is_inverse or len(scale.shape) < 2 else None
     if scaling is None and scale.shape == Fp8Scheme("block").scale_shape(n, k):
         scaling = "block"
     if scaling is None:

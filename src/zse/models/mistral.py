@@ -21,7 +21,7 @@ class Mistral(Decoder):
 
 class Ministral3(Mistral):
     def rope(self, i, name):
-        return "query" if name == "q" else "global"
+        return "query" if name == "q" and self.config.rope.temperature_beta else "global"
 
     def ropes(self):
         rope = self.config.rope
