@@ -225,6 +225,9 @@ NO_JINJA = r"""
 {{ x|"a" }}
 {{ {1, 2} }}
 {{ a.ƒtrim() }}
+{{ a.__f_trim() }}
+{{ a.__t_none }}
+{% set __f_ = 1 %}
 {{ (yield 1) }}
 {{ await x }}
 {{ x := 1 }}

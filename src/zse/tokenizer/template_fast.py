@@ -40,9 +40,9 @@ Token = tuple[str, str, int]  # kind, text, brackets around it
 Expression = Callable[[dict], Any]
 Statement = Callable[[dict, "Output"], None]
 
-# Letters that no name of a template has: `x | trim` is written as x.ƒtrim(), `x is none` as x.ιnone(), `x is not none` as
-# x.νnone(), a value to print as an assignment to ƒ, an `else` that is not there as ƒ.
-_FILTER, _TEST, _NO_TEST = "ƒιν"
+# Names that begin like these are left to jinja2, so no template has them: `x | trim` is written as x.__f_trim(), `x is none` as
+# x.__t_none(), `x is not none` as x.__n_none(), a value to print as an assignment to __f_, an `else` that is not there as __f_.
+_FILTER, _TEST, _NO_TEST = "__f_", "__t_", "__n_"
 _PYTHON = {"true": "True", "false": "False", "none": "None", "~": "@"}
 _OTHER_NAMES = frozenset("loop self super caller varargs kwargs cycler joiner lipsum dict".split()) | set(FUNCTIONS)
 
@@ -314,7 +314,7 @@ class _Builder:
                 return lambda scope: text
             case ast.Constant(bool() | int() | None as value) if value is None or value <= MAX_INTEGER:
                 return lambda scope: value
-            case ast.Name("ƒ"):
+            case ast.Name("__f_"):
                 return lambda scope: Undefined("the else of an inline if")
             case ast.Name(name) if name not in _OTHER_NAMES:
                 return lambda scope: scope[name] if name in scope else Undefined(name)
@@ -375,8 +375,8 @@ class _Builder:
 
     def _call(self, function, args: list[Expression], kwargs: dict[str, Expression]) -> Expression:
         match function:
-            case ast.Attribute(value, name) if name[0] in (_FILTER, _TEST, _NO_TEST):
-                return self._applied(name[0], name[1:], [self.expression(value), *args], kwargs)
+            case ast.Attribute(value, name) if name[:4] in (_FILTER, _TEST, _NO_TEST):
+                return self._applied(name[:4], name[4:], [self.expression(value), *args], kwargs)
             case ast.Attribute(_, name) if name in CALLABLE:
                 called = self.expression(function)
             case ast.Name(name) if name in FUNCTIONS:
