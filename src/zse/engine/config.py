@@ -19,7 +19,6 @@ ACTIVATIONS = {"cpu": ("int8", "f32"), "gpu": ("bf16",)}
 KV_LAYOUTS = ("paged", "contiguous")
 KV_DTYPES = {"cpu": ("f16", "f32", "int8", "fp8"), "gpu": ("bf16", "int8", "fp8")}
 MAX_ROWS = {"cpu": 64, "gpu": 64}
-STEPS_IN_FLIGHT = {"cpu": 1, "gpu": 2}
 
 # The KV cache may take this share of a computer's memory when nobody says how much. It is address space: a page
 # costs memory when its first token is written, so a short chat with a long-context model stays small.

@@ -2,8 +2,15 @@
 
 from typing import Any, NamedTuple
 
+import msgspec
+
 from zse.engine.config import ResolvedConfig
+from zse.engine.runner import Runner
 from zse.errors import ConfigError
+from zse.formats.opening import open_model
+from zse.models.load import load_model, plan_model
+from zse.speculative.draft_model import DraftModelSpeculator
+from zse.tokenizer import load as tokenizers
 
 
 class DraftPlan(NamedTuple):
@@ -17,9 +24,6 @@ def plan_draft(path: str, source, config, *, quantize: str | None, family: str) 
     """Open the draft model at `path` and hold it against the model of `source` and its ModelConfig.
 
     Raises FormatError, UnsupportedError, ConfigError when their vocabularies differ."""
-    from zse.formats.opening import open_model
-    from zse.models.load import plan_model
-
     draft_source = open_model(path)
     try:
         plan = plan_model(draft_source, quantize=quantize, family=family)
@@ -43,9 +47,7 @@ def _check_vocabulary(source, config, draft_source, draft_config) -> None:
         theirs, ours = (each.tokenizer.fields.get("tokenizer.ggml.tokens") for each in (draft_source, source))
         if theirs is not None and ours is not None and theirs.raw == ours.raw:
             return
-    from zse.tokenizer.load import load_tokenizer
-
-    mine, other = load_tokenizer(source), load_tokenizer(draft_source)
+    mine, other = tokenizers.load_tokenizer(source), tokenizers.load_tokenizer(draft_source)
     # Heads are padded to round numbers, with ids that nobody says.
     for id in range(min(config.vocab_size, draft_config.vocab_size)):
         if mine.token_bytes(id) != other.token_bytes(id):
@@ -54,8 +56,6 @@ def _check_vocabulary(source, config, draft_source, draft_config) -> None:
 
 def draft_config(config: ResolvedConfig, plan: Any) -> ResolvedConfig:
     """The draft model's own: as many rows and pages, its own context, no drafts of drafts."""
-    import msgspec
-
     return msgspec.structs.replace(
         config,
         max_context=min(config.max_context, plan.config.max_context),
@@ -67,10 +67,6 @@ def draft_config(config: ResolvedConfig, plan: Any) -> ResolvedConfig:
 
 def build_draft(config: ResolvedConfig, device, draft: DraftPlan, target_plan: Any, *, runs_ahead: bool):
     """(the draft model, whose weights are being read, its DraftModelSpeculator)."""
-    from zse.engine.runner import Runner
-    from zse.models.load import load_model
-    from zse.speculative.draft_model import DraftModelSpeculator
-
     model = load_model(device, draft.plan)
     own = draft_config(config, draft.plan)
     runner = Runner(device, model, own, grouped=False)
@@ -78,7 +74,7 @@ def build_draft(config: ResolvedConfig, device, draft: DraftPlan, target_plan: A
     return model, DraftModelSpeculator(
         runner,
         draft_tokens=config.draft_tokens,
-        family=device.family,
+        family=device.kernels,
         runs_ahead=runs_ahead,
         num_pages=own.num_pages,
         page_size=own.page_size,

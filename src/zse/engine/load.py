@@ -1,13 +1,26 @@
 """From a path to an engine that can step. Threads open the device and read weights while Python goes on importing and
 recording."""
 
+import sys
 from contextlib import suppress
 from importlib import import_module
 
-from zse import lazy
-from zse.engine.config import GPU_MIXED_TOKENS, STEPS_IN_FLIGHT, EngineConfig, ResolvedConfig
+from zse import env, lazy
+from zse.cache import groups, prefix
+from zse.cache import pages as cache_pages
+from zse.engine import core, memory, messages, offload, speculation
+from zse.engine import draft as draft_model
+from zse.engine import runner as engine_runner
+from zse.engine.config import GPU_MIXED_TOKENS, EngineConfig, ResolvedConfig
 from zse.errors import DeviceError, UnsupportedError, ZSEError
+from zse.formats import opening as model_files
+from zse.kernel import cache as kernel_cache
+from zse.lazy import logging
+from zse.models import load as model_load
 from zse.models import registry
+from zse.runtime import opening as device_opening
+from zse.scheduler import scheduler as schedulers
+from zse.speculative import speculator as speculators
 
 
 class Loaded:
@@ -28,71 +41,59 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
     tokenizer can load meanwhile). on_plan(MemoryPlan): called before memory is allocated. opening: the PendingDevice to
     load onto, if one was started. Raises FormatError, UnsupportedError, ConfigError, DeviceError."""
     if opening is None:
-        from zse.runtime.opening import open_device_async
-
-        opening = open_device_async(config.device)
+        opening = device_opening.open_device_async(config.device)
     opening.threads = config.threads
-    device = model = source = draft = draft_model = None
+    device = model = source = draft = drafting = None
     try:
-        from zse.formats.opening import open_model
-
-        source = open_model(config.model)
+        source = model_files.open_model(config.model)
         phases.mark("file open")
         if config.device != "cpu":
             for file in source.files:  # the disk need not wait for the device
                 file.read_ahead()
         if on_source is not None:
             on_source(source)
-        from zse.engine.memory import plan_memory
-        from zse.models.load import load_model, plan_model
-
         plan = _plan_beside(opening, source, config)
         device = opening.result()
         phases.mark("device open")
-        if plan is None or plan.family != device.family:
-            plan = plan_model(source, quantize=config.quantize, family=device.family)
+        if plan is None or plan.family != device.kernels:
+            plan = model_load.plan_model(source, quantize=config.quantize, family=device.kernels)
         if config.draft_model is not None:
-            from zse.engine.draft import plan_draft
-
-            draft = plan_draft(config.draft_model, source, plan.config, quantize=config.quantize, family=device.family)
-        memory = plan_memory(config, plan, device, None if draft is None else draft.plan)
+            draft = draft_model.plan_draft(
+                config.draft_model, source, plan.config, quantize=config.quantize, family=device.kernels
+            )
+        planned = memory.plan_memory(config, plan, device, None if draft is None else draft.plan)
         if on_plan is not None:
-            on_plan(memory)
+            on_plan(planned)
         # A GPU's driver gives no memory while it registers a file's pages: 90 ms for 4 GB. So memory comes first there;
         # a CPU's threads read while the engine is built.
-        if not memory.config.graphs:
+        if not planned.config.graphs:
             device.supports_capture = False
-        model = load_model(device, plan, start=device.family == "cpu")
-        if device.family == "cpu":
+        model = model_load.load_model(device, plan, start=device.shares_memory)
+        if device.shares_memory:
             phases.mark("weights reading")
-        engine = _build(memory.config, device, model, plan)
-        if memory.config.cache_disk is not None:
-            from zse.engine.offload import open_disk_tier
-
-            engine.use("disk", open_disk_tier(engine, memory.config, source, config.quantize))
+        engine = _build(planned.config, device, model, plan)
+        if planned.config.cache_disk is not None:
+            engine.use("disk", offload.open_disk_tier(engine, planned.config, source, config.quantize))
         phases.mark("engine built")
-        if device.family != "cpu":
+        if not device.shares_memory:
             model.start()
             phases.mark("weights reading")
         if draft is not None:
-            from zse.engine.draft import build_draft
-            from zse.engine.speculation import Speculation
-
-            draft_model, speculator = build_draft(
-                memory.config, device, draft, plan, runs_ahead=engine.runner.runs_ahead
+            drafting, speculator = draft_model.build_draft(
+                planned.config, device, draft, plan, runs_ahead=engine.runner.runs_ahead
             )
-            engine.use("speculation", Speculation(engine.scheduler, speculator))
+            engine.use("speculation", speculation.Speculation(engine.scheduler, speculator))
         engine.runner.record_ahead()
         phases.mark("prefill recorded")
         while not model.is_loaded and engine.runner.record_ahead():
             pass
         model.wait()
-        if draft is not None and draft_model is not None:
-            draft_model.wait()
+        if draft is not None and drafting is not None:
+            drafting.wait()
             draft.source.close()
         phases.mark("weights loaded")
     except BaseException:
-        for loading in (model, draft_model):
+        for loading in (model, drafting):
             if loading is not None:
                 loading.cancel()  # its threads read the file that is closed next
         if draft is not None:
@@ -105,7 +106,7 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
         if device is not None:
             device.close()
         raise
-    return Loaded(engine, memory.config, plan.config, source, device, memory)
+    return Loaded(engine, planned.config, plan.config, source, device, planned)
 
 
 def _plan_beside(opening, source, config: EngineConfig):
@@ -113,11 +114,9 @@ def _plan_beside(opening, source, config: EngineConfig):
     when a GPU cannot have the model (the device may turn out to be the CPU)."""
     if opening.done or config.device == "cpu":
         return None
-    from zse.models.load import plan_model
-
     plan = None
     with suppress(ZSEError):
-        plan = plan_model(source, quantize=config.quantize, family="gpu")
+        plan = model_load.plan_model(source, quantize=config.quantize, family="gpu")
     for name in lazy.GPU_ENGINE:
         if opening.done:
             break
@@ -127,24 +126,17 @@ def _plan_beside(opening, source, config: EngineConfig):
 
 def _build(config: ResolvedConfig, device, model, plan):
     """Everything but the weights' contents: needs only their addresses."""
-    from zse.cache.groups import geometry, rows_of
-    from zse.cache.pages import HostPool
-    from zse.cache.prefix import PrefixCache
-    from zse.engine.core import Engine
-    from zse.engine.runner import Runner
-    from zse.scheduler.scheduler import Scheduler
-
     mixed = None
-    if device.family == "gpu":
+    if device.runs_ahead:
         mixed = min(max(GPU_MIXED_TOKENS, 2 * config.max_rows), config.max_tokens_per_step)
     prefix_cache = None
     if config.prefix_cache:
-        prefix_cache = PrefixCache(config.num_pages, config.cache_policy, config.page_size)
+        prefix_cache = prefix.PrefixCache(config.num_pages, config.cache_policy, config.page_size)
     if config.kv_layout == "contiguous":
-        pages = rows_of(config.max_context, config.num_pages, config.page_size)
+        pages = groups.rows_of(config.max_context, config.num_pages, config.page_size)
     else:
-        pages = geometry(plan.config, config.max_tokens_per_step, STEPS_IN_FLIGHT[device.family], config.page_size)
-    scheduler = Scheduler(
+        pages = groups.geometry(plan.config, config.max_tokens_per_step, device.steps_in_flight, config.page_size)
+    scheduler = schedulers.Scheduler(
         num_pages=config.num_pages,
         max_rows=config.max_rows,
         max_tokens=config.max_tokens_per_step,
@@ -155,35 +147,26 @@ def _build(config: ResolvedConfig, device, model, plan):
         mixed_tokens=mixed,
         prefix_cache=prefix_cache,
         max_drafts=config.max_drafts,
-        host=HostPool(config.host_slots),
+        host=cache_pages.HostPool(config.host_slots),
         policy=config.policy,
         geometry=pages,
     )
     if scheduler.cache.num_groups > 1 and (config.host_slots or config.cache_disk):
-        import logging
-
         logging.getLogger("zse.engine").warning(
             "pages of this model's sliding windows are not kept in host memory or on disk: prefixes come back from there only "
             "while these pages are still in the cache (preempted requests are swapped in full)"
         )
-    runner = Runner(device, model, config)
-    engine = Engine(scheduler, runner, model=config.model, warm=("grammars",) if config.warm_grammars else ())
+    runner = engine_runner.Runner(device, model, config)
+    engine = core.Engine(scheduler, runner, model=config.model, warm=("grammars",) if config.warm_grammars else ())
     if config.speculation == "ngram":
-        from zse.engine.speculation import Speculation
-        from zse.speculative.speculator import NgramSpeculator
-
-        speculator = NgramSpeculator(config.draft_tokens, device.family, runner.runs_ahead)
-        engine.use("speculation", Speculation(scheduler, speculator))
+        speculator = speculators.NgramSpeculator(config.draft_tokens, device.kernels, runner.runs_ahead)
+        engine.use("speculation", speculation.Speculation(scheduler, speculator))
     return engine
 
 
 def build_from_arguments(arguments: list[str], phases, opening=None):
     """The worker's way: (Engine, Ready) from its command line; prints the memory plan. opening: as of load_engine.
     Raises ZSEError."""
-    import sys
-
-    from zse import env
-    from zse.engine.messages import Ready
 
     def show(plan) -> None:
         if env.get("ZSE_LOG") in ("debug", "info"):
@@ -199,7 +182,7 @@ def build_from_arguments(arguments: list[str], phases, opening=None):
     loaded = load_engine(config, phases, on_plan=show, opening=opening)
     phases.mark("ready")
     used = loaded.config
-    return loaded.engine, Ready(
+    return loaded.engine, messages.Ready(
         model=used.model,
         max_context=used.max_context,
         max_rows=used.max_rows,
@@ -215,16 +198,14 @@ def park(arguments: list[str]):
 
     arguments: --device and --threads of a worker's command line. Returns the PendingDevice. Raises ZSEError.
     """
-    from zse.runtime.opening import open_device_async
-
     config = EngineConfig.from_arguments(["--model", "", *arguments])
-    opening = open_device_async(config.device, config.threads)
+    opening = device_opening.open_device_async(config.device, config.threads)
     for name in lazy.PARKED_ENGINE:
         import_module(name)
     for name in registry.ARCHITECTURES:
         registry.architecture(name)
     device = opening.result()
-    for name in lazy.GPU_ENGINE if device.family == "gpu" else ():
+    for name in lazy.GPU_ENGINE if not device.shares_memory else ():
         import_module(name)
     load_kernels(device)
     return opening
@@ -235,9 +216,7 @@ def load_kernels(device) -> None:
     model asks for them, which would keep the machine busy for a minute here."""
     if device.name != "cuda":
         return
-    from zse.kernel.cache import open_pack
-
-    if open_pack(device.isa).pack is None:
+    if kernel_cache.open_pack(device.isa).pack is None:
         return
     for symbol in device.symbols():
         with suppress(DeviceError):  # one that this GPU cannot hold is told when a model needs it
