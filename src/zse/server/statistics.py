@@ -127,7 +127,7 @@ class Watch:
         self.completion_tokens = 0
 
     def tokens(self, choice: int, event: Tokens) -> None:
-        """News of a choice. Tokens that came together share the time since the last ones."""
+        """Count an event of a choice. Tokens that came together share the time since the last ones."""
         count = len(event.tokens)
         if count:
             now = time.monotonic()

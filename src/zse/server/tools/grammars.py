@@ -252,11 +252,11 @@ class Grammar:
         first = rest = '""'
         for key, of in reversed(list(properties.items())):
             value = self._json(name, self._part(name, of), **_PYTHON_ESCAPES)
-            begin, go_on = f"{_quoted(key + '=')} {value} {rest}", f"{_quoted(', ' + key + '=')} {value} {rest}"
+            opening, following = f"{_quoted(key + '=')} {value} {rest}", f"{_quoted(', ' + key + '=')} {value} {rest}"
             if key in required:
-                first, rest = self._rule(begin), self._rule(go_on)
+                first, rest = self._rule(opening), self._rule(following)
             else:
-                first, rest = self._rule(f"{begin} | {first}"), self._rule(f"{go_on} | {rest}")
+                first, rest = self._rule(f"{opening} | {first}"), self._rule(f"{following} | {rest}")
         return self._rule(f"{_quoted(name + '(')} {first} {_quoted(')')}")
 
     def _part(self, name: str, schema: object) -> object:

@@ -58,7 +58,7 @@ class Watch:
         out: list[CallPart] = []
         while not self._dead:
             if self._inside:
-                if not self._go_on(text, out):
+                if not self._continue_arguments(text, out):
                     break
             elif not self._begin(text, out):
                 break
@@ -88,7 +88,7 @@ class Watch:
         self._inside, self._depth = True, 0
         return True
 
-    def _go_on(self, text: str, out: list[CallPart]) -> bool:
+    def _continue_arguments(self, text: str, out: list[CallPart]) -> bool:
         """More of the arguments; whether they ended."""
         if self._form == "pythonic":
             self._dead = True
