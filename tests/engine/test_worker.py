@@ -284,7 +284,7 @@ def test_a_job_is_answered_once_or_refused(start, tmp_path):
     client.send(
         Measure(1, [5, 6, 7], Ask("last", normalize=True)),
         Measure(2, [5, 6, 7], Ask("logprobs", top=2)),
-        Measure(3, [5], Ask("targets")),
+        Measure(3, [1 << 20], Ask("mean")),
         Submit(4, [5, 6, 7], SamplingParams(max_tokens=2)),
     )
     answers = {}
@@ -294,6 +294,6 @@ def test_a_job_is_answered_once_or_refused(start, tmp_path):
             answers[message.id] = message
     assert len(answers[1].vector) == 4 * tiny_model.HIDDEN and answers[1].num_tokens == 3
     assert answers[2].scores()[0] is None and [len(entry.top) for entry in answers[2].scores()[1:]] == [2, 2]
-    assert (answers[3].code, answers[3].param) == ("invalid_value", "targets")
+    assert (answers[3].code, answers[3].param) == ("invalid_token_id", "prompt")
     while not client.beats or client.beats[-1].counters["jobs_finished"] != 2:
         client.beats += client.reader.feed(client.process.sock.recv(1 << 16))
