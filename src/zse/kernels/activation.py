@@ -2,8 +2,11 @@
 
 from zse import kernel as zl
 from zse.dtypes import ITEM_BYTES
+from zse.kernels import gpu
 from zse.kernels.op import Case, Cost, HostArray, Op, Output, Tolerance, check, later, on_gpu, require
 from zse.kernels.quantize import GROUP, fp8_output, int8_output, quantize_group
+from zse.lazy import numpy as np
+from zse.quant import pack
 from zse.runtime.args import Args
 
 CHUNK = 256  # columns of one block, so that the threads share the exponentials of a single row
@@ -65,8 +68,8 @@ def gated(recorder, gate_up, out, kind: str) -> None:
     multiple of 32). kind: "silu" or "gelu_tanh". GPU: gate_up f32 or bf16, out bf16 Tensor or Fp8Activation, F a
     multiple of 8."""
     require(kind in KINDS, f"gated: kind {kind!r}, expected one of {KINDS}")
-    gpu = on_gpu(recorder)
-    accepted = ("f32", "bf16") if gpu else ("f32",)
+    of_gpu = on_gpu(recorder)
+    accepted = ("f32", "bf16") if of_gpu else ("f32",)
     rows, width = out.shape
     if isinstance(gate_up, tuple) and not hasattr(gate_up, "dtype"):
         gate, up = gate_up
@@ -78,18 +81,17 @@ def gated(recorder, gate_up, out, kind: str) -> None:
         half = ITEM_BYTES[gate_up.dtype] * width
         gate, up, stride = gate_up, gate_up._replace(offset=gate_up.offset + half), 2 * width
     source = {"gates": gate, "ups": up, "stride": stride}
-    if gpu:
-        from zse.kernels.gpu.activation import CHUNK as GPU_CHUNK
-        from zse.kernels.gpu.activation import row_vectors
-
+    if of_gpu:
         require(width % 8 == 0, f"gated: width {width} is not a multiple of 8")
         symbol = f"gated_{kind}_{gate.dtype}"
         if out.dtype == "fp8":
             args = Args(**source, q=out.q, scale=out.scale, width=width)
-            recorder.launch(f"{symbol}_fp8_v{row_vectors(width)}", args, (rows,))
+            recorder.launch(f"{symbol}_fp8_v{gpu.activation.row_vectors(width)}", args, (rows,))
         else:
             check("gated out", out, "bf16", rows, width)
-            recorder.launch(f"{symbol}_bf16", Args(**source, out=out, width=width), (-(-width // GPU_CHUNK), rows))
+            recorder.launch(
+                f"{symbol}_bf16", Args(**source, out=out, width=width), (-(-width // gpu.activation.CHUNK), rows)
+            )
         return
     grid = (-(-width // CHUNK), rows)
     if out.dtype == "int8":
@@ -101,7 +103,6 @@ def gated(recorder, gate_up, out, kind: str) -> None:
 
 
 def _reference(gate_up, kind, out=None):
-    import numpy as np
 
     values = gate_up.wide() if isinstance(gate_up, HostArray) else gate_up
     pair = values if isinstance(values, tuple) else np.split(values, 2, axis=1)
@@ -112,9 +113,6 @@ def _reference(gate_up, kind, out=None):
 
 
 def _gpu_cases(rng):
-    import numpy as np
-
-    from zse.quant.pack import f32_to_bf16
 
     near = Tolerance(1e-30, 2**-8, "the result is rounded to bf16")
     for kind in KINDS:
@@ -128,14 +126,13 @@ def _gpu_cases(rng):
             x = (rng.standard_normal((rows, 2 * width)) * 3).astype(np.float32)
             x[0, 0], x[-1, 1] = -100.0, 100.0
             out = Output((rows, width), "bf16", near) if form == "bf16" else fp8_output(rows, width, 2e-5)
-            narrow = HostArray("bf16", f32_to_bf16(x))
+            narrow = HostArray("bf16", pack.f32_to_bf16(x))
             pair = tuple(np.ascontiguousarray(part) for part in np.split(x, 2, axis=1))
             for name, gate_up in (("f32", x), ("bf16", narrow), ("pair", pair)):
                 yield Case(f"{kind} {name} {form} {rows}x{width}", {"gate_up": gate_up}, {"out": out}, {"kind": kind})
 
 
 def _cases(rng, family="cpu"):
-    import numpy as np
 
     if family == "gpu":
         yield from _gpu_cases(rng)

@@ -12,6 +12,7 @@ with the same arithmetic.
 """
 
 from zse import kernel as zl
+from zse.kernels import gpu
 from zse.kernels.kv_pages import PACKED, SCALE_BYTES, head_dim_of, pages_shape, unit_of, widen
 from zse.kernels.op import Op, check, later, on_gpu, require
 from zse.kernels.quantize import GROUP, quantize_group
@@ -413,9 +414,7 @@ def attention(
     this recording with the same longest_run (None: made and filled here, for tests); longest_run: the most tokens of
     one row in any run of the recording (None: unknown). splits and partial are not used."""
     if on_gpu(recorder):
-        from zse.kernels.gpu.attention import record_attention
-
-        record_attention(
+        gpu.attention.record_attention(
             recorder,
             q,
             k_pages,

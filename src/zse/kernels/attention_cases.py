@@ -3,18 +3,19 @@
 from zse.kernels.kv_pages import PACKED, head_dim_of, pack_pages, unpack_pages
 from zse.kernels.op import Case, Cost, HostArray, Output, Tolerance
 from zse.kernels.quantize import int8_output
+from zse.lazy import numpy as np
+from zse.quant import pack
 
 PAGE = 16
 
 
 def wide_pages(pages):
     """Values of pages as float64: NumPy arrays, HostArrays, or their bit patterns (u16: bf16, u8: e4m3)."""
-    from zse.quant.pack import bf16_to_f32, e4m3_to_f32
 
     if isinstance(pages, HostArray):
         pages = pages.wide()
     elif pages.dtype.kind == "u":
-        pages = bf16_to_f32(pages) if pages.itemsize == 2 else e4m3_to_f32(pages)
+        pages = pack.bf16_to_f32(pages) if pages.itemsize == 2 else pack.e4m3_to_f32(pages)
     return pages.astype("float64")
 
 
@@ -29,12 +30,9 @@ def token_major(pages, keys: bool, family: str):
 
 def narrow_pages(values, dtype: str):
     """Values as pages of that dtype: f16 and f32 as such, bf16 as bit patterns."""
-    import numpy as np
-
-    from zse.quant.pack import f32_to_bf16
 
     if dtype == "bf16":
-        return f32_to_bf16(values.astype(np.float32))
+        return pack.f32_to_bf16(values.astype(np.float32))
     return values.astype({"f16": np.float16, "f32": np.float32}[dtype])
 
 
@@ -54,7 +52,6 @@ def attention_reference(
     longest_run=None,
 ):
     """Softmax attention in float64, one token at a time."""
-    import numpy as np
 
     family = "gpu" if isinstance(q, HostArray) else "cpu"
     k_pages, v_pages = token_major(k_pages, True, family), token_major(v_pages, False, family)
@@ -81,7 +78,6 @@ def attention_batch(rng, runs, heads, kv_heads, head_dim, dtype="float16"):
     """A flat batch for `runs` [(first position, number of tokens), …], one sequence each: the launcher's arrays of a CPU.
     dtype: of the pages, a NumPy name, or "i8" or "e4m3" for packed ones.
     Slots of the pages that no token owns hold NaN: nothing may read them into a result."""
-    import numpy as np
 
     context = max(first + count for first, count in runs)
     max_pages = -(-context // PAGE) + 1
@@ -113,9 +109,6 @@ def attention_batch(rng, runs, heads, kv_heads, head_dim, dtype="float16"):
 
 def gpu_batch(rng, runs, heads, kv_heads, head_dim, dtype):
     """attention_batch() as a GPU has it: q bf16, pages [P, Hk, 16, D] of `dtype`, or packed ones."""
-    import numpy as np
-
-    from zse.quant.pack import f32_to_bf16
 
     batch = attention_batch(rng, runs, heads, kv_heads, head_dim, "float32")
     pages = {"k_pages": batch["k_pages"].swapaxes(2, 3), "v_pages": batch["v_pages"]}
@@ -125,7 +118,7 @@ def gpu_batch(rng, runs, heads, kv_heads, head_dim, dtype):
         else:
             array = np.ascontiguousarray(narrow_pages(values, dtype))
         batch[name] = array if dtype in ("f16", "i8") else HostArray(dtype, array)
-    batch["q"] = HostArray("bf16", f32_to_bf16(batch["q"]))
+    batch["q"] = HostArray("bf16", pack.f32_to_bf16(batch["q"]))
     return batch
 
 
@@ -160,7 +153,6 @@ def make_gpu_cases(rng):
 
 
 def make_attention_cases(rng, family="cpu"):
-    import numpy as np
 
     if family == "gpu":
         yield from make_gpu_cases(rng)

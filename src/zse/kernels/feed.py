@@ -3,7 +3,9 @@
 from typing import NamedTuple
 
 from zse import kernel as zl
+from zse.kernels import gpu
 from zse.kernels.op import EXACT, Case, Cost, Op, Output, check, later, on_gpu, require
+from zse.lazy import numpy as np
 from zse.runtime.args import Args
 from zse.runtime.symbol import ceil_div
 from zse.tensor import Tensor
@@ -73,9 +75,7 @@ def feed_tokens(recorder, token_ids, source, sampled, positions, token_row, hist
         check("feed_tokens page_table", history.page_table, "i32", None, None)
         require(history.blocks_per_page > 0, "feed_tokens: blocks_per_page must be positive")
         pages = history.args()
-    chunk = CHUNK
-    if on_gpu(recorder):
-        from zse.kernels.gpu.step import FEED_THREADS as chunk
+    chunk = gpu.step.FEED_THREADS if on_gpu(recorder) else CHUNK
     args = Args(
         token_ids=token_ids,
         source=source,
@@ -91,7 +91,6 @@ def feed_tokens(recorder, token_ids, source, sampled, positions, token_row, hist
 def make_history(rng, lengths, max_pages: int, blocks_per_page: int, num_pages: int):
     """(page_table [len(lengths), max_pages], tokens [num_pages, PAGE]): pages of sequences of these lengths in random
     places, all tokens negative (nothing said)."""
-    import numpy as np
 
     table = np.full((len(lengths), max_pages), -1, np.int32)
     free = rng.permutation(num_pages)
@@ -102,7 +101,6 @@ def make_history(rng, lengths, max_pages: int, blocks_per_page: int, num_pages: 
 
 
 def _reference(token_ids, source, sampled, positions, token_row, history):
-    import numpy as np
 
     fed = np.where(source >= 0, sampled[np.maximum(source, 0)], token_ids)
     if history is None:
@@ -114,7 +112,6 @@ def _reference(token_ids, source, sampled, positions, token_row, history):
 
 
 def _cases(rng, family="cpu"):
-    import numpy as np
 
     for count, rows in ((1, 1), (7, 7), (300, 3)):
         ends = rng.integers(count // rows + 1, 90 + count, rows)

@@ -2,6 +2,7 @@
 
 from zse import kernel as zl
 from zse.kernels.op import EXACT, Case, Cost, Op, Output, check, later
+from zse.lazy import numpy as np
 from zse.runtime.args import Args
 
 
@@ -32,7 +33,6 @@ def _reference(x, rows, out=None):
 
 
 def _cases(rng, family="cpu"):
-    import numpy as np
 
     for count, total, width in ((1, 5, 576), (4, 9, 37), (3, 5, 3584)):
         x = rng.standard_normal((total, width)).astype(np.float32)

@@ -11,6 +11,8 @@ from typing import Any
 
 from zse import kernel as zl
 from zse.dtypes import ITEM_BYTES
+from zse.lazy import numpy as np
+from zse.quant import pack
 
 PAGE = 16
 SCALE_BYTES = 4 * PAGE
@@ -83,9 +85,6 @@ def head_dim_of(values: Any) -> int:
 
 def pack_pages(values, dtype: str, keys: bool, family: str = "cpu"):
     """f32 [P, Hk, 16, D] as packed pages [P, Hk, bytes], NumPy's int8, or uint8 for e4m3. Tokens with a NaN have a NaN as their scale."""
-    import numpy as np
-
-    from zse.quant.pack import f32_to_e4m3
 
     values = np.asarray(values, np.float32)
     scale = np.abs(values).max(axis=3) / np.float32(LARGEST[dtype])
@@ -93,7 +92,7 @@ def pack_pages(values, dtype: str, keys: bool, family: str = "cpu"):
     if dtype == "i8":
         stored = np.rint(np.nan_to_num(stored)).astype(np.int8).view(np.uint8)
     else:
-        stored = f32_to_e4m3(stored)
+        stored = pack.f32_to_e4m3(stored)
     if keys and family == "cpu":
         stored = stored.swapaxes(2, 3)
     head = values.shape[:2]
@@ -103,14 +102,11 @@ def pack_pages(values, dtype: str, keys: bool, family: str = "cpu"):
 
 def unpack_pages(packed, dtype: str, keys: bool, family: str = "cpu"):
     """(stored f64 [P, Hk, 16, D], scale f64 [P, Hk, 16]) of packed pages."""
-    import numpy as np
-
-    from zse.quant.pack import e4m3_to_f32
 
     packed = np.ascontiguousarray(packed).view(np.uint8)
     scale = np.ascontiguousarray(packed[..., -SCALE_BYTES:]).view(np.float32).astype(np.float64)
     data = packed[..., :-SCALE_BYTES]
-    stored = e4m3_to_f32(data) if dtype == "e4m3" else np.ascontiguousarray(data).view(np.int8)
+    stored = pack.e4m3_to_f32(data) if dtype == "e4m3" else np.ascontiguousarray(data).view(np.int8)
     if keys and family == "cpu":
         stored = stored.reshape(*packed.shape[:2], -1, PAGE).swapaxes(2, 3)
     return stored.reshape(*packed.shape[:2], PAGE, -1).astype(np.float64), scale
@@ -119,7 +115,6 @@ def unpack_pages(packed, dtype: str, keys: bool, family: str = "cpu"):
 def packed_error(got, initial, pages, slots, wanted, dtype: str, keys: bool, family: str, slack: float = 2e-6) -> str:
     """What is wrong with packed pages `got` where tokens with values f64 [M, Hk, D] were written over `initial` at pages,
     slots [M]; '' when nothing is. slack: error of the values before they are rounded, as a part of the token's peak."""
-    import numpy as np
 
     (stored, scale), before = (unpack_pages(array, dtype, keys, family) for array in (got, initial))
     others = np.ones((len(stored), PAGE), bool)

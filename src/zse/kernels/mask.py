@@ -1,7 +1,9 @@
 """Masks of the vocabulary: what a grammar forbids becomes minus infinity, in place."""
 
 from zse import kernel as zl
+from zse.kernels import gpu
 from zse.kernels.op import EXACT, Case, Cost, Op, Output, check, later, on_gpu
+from zse.lazy import numpy as np
 from zse.runtime.args import Args
 from zse.runtime.symbol import ceil_div
 
@@ -36,15 +38,12 @@ def mask_logits(recorder, logits, mask, line_of_row) -> None:
     check("mask_logits logits", logits, "f32", None, None)
     check("mask_logits mask", mask, "i32", None, ceil_div(vocab, 32))
     check("mask_logits line_of_row", line_of_row, "i32", rows)
-    chunk = CHUNK
-    if on_gpu(recorder):
-        from zse.kernels.gpu.mask import CHUNK as chunk
+    chunk = gpu.mask.CHUNK if on_gpu(recorder) else CHUNK
     args = Args(logits=logits, mask=mask, line_of_row=line_of_row, vocab=vocab)
     recorder.launch("mask_logits", args, (ceil_div(vocab, chunk), rows))
 
 
 def _reference(logits, mask, line_of_row):
-    import numpy as np
 
     out = logits.copy()
     vocab = logits.shape[1]
@@ -56,7 +55,6 @@ def _reference(logits, mask, line_of_row):
 
 
 def _cases(rng, family="cpu"):
-    import numpy as np
 
     for rows, vocab, lines, density in ((1, 5, 1, 0.5), (3, 160, 2, 0.02), (4, 8193, 4, 0.5), (2, 20011, 1, 0.999)):
         logits = rng.standard_normal((rows, vocab)).astype(np.float32)

@@ -15,6 +15,7 @@ beside weights of 4 to 8 bits, for twice the multiply-adds of int8 (f32 takes fo
 from collections.abc import Iterator
 
 from zse import kernel as zl
+from zse.kernels import activation, gpu, host
 from zse.kernels.op import (
     Case,
     Cost,
@@ -29,6 +30,7 @@ from zse.kernels.op import (
     on_gpu,
     require,
 )
+from zse.lazy import numpy as np
 from zse.quant.scheme import AffineScheme, DenseScheme
 from zse.runtime.args import Args
 from zse.runtime.symbol import ceil_div
@@ -488,9 +490,7 @@ def matmul(
     launch just before.
     """
     if on_gpu(recorder):
-        from zse.kernels.gpu.matmul import record
-
-        record(recorder, a, weight, out, bias, max_tokens, accumulate=accumulate)
+        gpu.matmul.record(recorder, a, weight, out, bias, max_tokens, accumulate=accumulate)
         return
     require(not accumulate, "matmul: accumulate is the GPU's; add_rmsnorm adds on the CPU")
     rows, width = weight.shape
@@ -537,17 +537,14 @@ def matmul_gated(recorder, a, weight, out, kind: str, *, max_tokens: int = TOKEN
     """out bf16 [M, N] = act(a @ gate.T) * (a @ up.T) for weight [2N, K], gate rows first, N a multiple of 16. GPU only: on the CPU
     record matmul and gated. kind: "silu" or "gelu_tanh". a and max_tokens: as in matmul."""
     require(on_gpu(recorder), "matmul_gated: GPU only; on the CPU record matmul and gated")
-    from zse.kernels.gpu.matmul import record
 
-    record(recorder, a, weight, out, None, max_tokens, gate=kind)
+    gpu.matmul.record(recorder, a, weight, out, None, max_tokens, gate=kind)
 
 
 def _launch(recorder, a, weight, out, bias=None, gate=None, kernel=None, **options) -> None:
     """Both launchers, for the cases; kernel: one that a case is about."""
     if kernel is not None:
-        from zse.kernels.gpu.matmul import record
-
-        record(recorder, a, weight, out, bias, gate=gate, kernel=kernel, **options)
+        gpu.matmul.record(recorder, a, weight, out, bias, gate=gate, kernel=kernel, **options)
     elif gate is None:
         matmul(recorder, a, weight, out, bias, **options)
     else:
@@ -594,7 +591,6 @@ def _variants(target) -> list[zl.Variant]:
 
 
 def _reference(a, weight, bias=None, out=None, gate=None, accumulate=False, max_tokens=None, kernel=None):
-    import numpy as np
 
     x = (
         a.dequantize()
@@ -605,22 +601,16 @@ def _reference(a, weight, bias=None, out=None, gate=None, accumulate=False, max_
     if bias is not None:
         y = y + bias.astype(np.float64)
     if gate is not None:
-        from zse.kernels.activation import GATED
-
-        return GATED.reference(y, gate)
+        return activation.GATED.reference(y, gate)
     return {"out": y + out if accumulate else y}
 
 
 def _cases(rng, family="cpu") -> Iterator[Case]:
-    import numpy as np
 
     if family == "gpu":
-        from zse.kernels.gpu import gemm_cases, matmul
-
-        yield from matmul.cases(rng)
-        yield from gemm_cases.cases(rng)
+        yield from gpu.matmul.cases(rng)
+        yield from gpu.gemm_cases.cases(rng)
         return
-    from zse.kernels.host import random_weight
 
     schemes = [
         AffineScheme(bits, group, symmetric)
@@ -632,7 +622,7 @@ def _cases(rng, family="cpu") -> Iterator[Case]:
     for scheme in [*schemes, *(DenseScheme(dtype) for dtype in DTYPES)]:
         for kind in sorted(scheme.forms):
             tokens, rows, width = shapes[int(rng.integers(len(shapes)))]
-            weight = random_weight(rng, rows, width, scheme)
+            weight = host.random_weight(rng, rows, width, scheme)
             a = rng.standard_normal((tokens, width)).astype(np.float32)
             if kind != "f32":
                 a = HostActivation.quantize(a, kind)

@@ -3,6 +3,7 @@ write the table itself.)"""
 
 from zse import kernel as zl
 from zse.kernels.op import EXACT, Case, Cost, Op, Output, check
+from zse.lazy import numpy as np
 from zse.runtime.args import Args
 
 THREADS = 256
@@ -62,7 +63,6 @@ def _reference(count, index, value, table):
 
 
 def _cases(rng, family="cpu"):
-    import numpy as np
 
     for rows, pages, most, count in ((3, 7, 9, 0), (4, 64, 300, 200), (2, 40, 20, 20)):
         table = rng.integers(0, 1 << 20, (rows, pages)).astype(np.int32)

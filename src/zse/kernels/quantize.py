@@ -2,7 +2,10 @@
 fp8 rows, one scale a row."""
 
 from zse import kernel as zl
+from zse.kernels import gpu
 from zse.kernels.op import Case, Cost, HostArray, Op, Output, Tolerance, check, later, on_gpu, require
+from zse.lazy import numpy as np
+from zse.quant import pack
 from zse.runtime.args import Args
 
 GROUP = 32  # values that share a scale
@@ -63,13 +66,11 @@ def quantize(recorder, x, out) -> None:
     """x f32 [M, K] → out int8 Activation [M, K]; K a multiple of 32. GPU: x bf16 → Fp8Activation, K a multiple of 16."""
     rows, width = x.shape
     if on_gpu(recorder):
-        from zse.kernels.gpu.quantize import row_vectors
-
         check("quantize x", x, "bf16", rows, width)
         check("quantize out", out, "fp8", rows, width)
         require(width % 16 == 0, f"quantize: width {width} is not a multiple of 16")
         args = Args(x=x, q=out.q, scale=out.scale, width=width)
-        recorder.launch(f"quantize_fp8_v{row_vectors(width)}", args, (rows,))
+        recorder.launch(f"quantize_fp8_v{gpu.quantize.row_vectors(width)}", args, (rows,))
         return
     check("quantize x", x, "f32", rows, width)
     require(width % GROUP == 0, f"quantize: width {width} is not a multiple of {GROUP}")
@@ -81,7 +82,6 @@ def quantize(recorder, x, out) -> None:
 
 def int8_rows(x):
     """NumPy truth of the int8 form: (q i8 [M, K], scale f64 [M, K/32], sum f64 [M, K/32])."""
-    import numpy as np
 
     groups = np.asarray(x, np.float64).reshape(len(x), -1, GROUP)
     scale = np.abs(groups).max(axis=2) / 127
@@ -109,9 +109,6 @@ def _reference(x, out=None):
 
 
 def _gpu_cases(rng):
-    import numpy as np
-
-    from zse.quant.pack import f32_to_bf16
 
     for name, rows, width, spread in (
         ("one row", 1, 3584, 1.0),
@@ -124,11 +121,10 @@ def _gpu_cases(rng):
         x[-1, ::3] = 0
         if rows > 1:
             x[0] = 0  # an empty row has scale 0
-        yield Case(name, {"x": HostArray("bf16", f32_to_bf16(x))}, {"out": fp8_output(rows, width)})
+        yield Case(name, {"x": HostArray("bf16", pack.f32_to_bf16(x))}, {"out": fp8_output(rows, width)})
 
 
 def _cases(rng, family="cpu"):
-    import numpy as np
 
     if family == "gpu":
         yield from _gpu_cases(rng)

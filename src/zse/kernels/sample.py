@@ -14,14 +14,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from zse import kernel as zl
+from zse.kernels import sample_parts
 from zse.kernels.gpu import sample_parts as gpu_parts
 from zse.kernels.op import Op, check, later, on_gpu, require
-from zse.kernels.sample_parts import LOWEST, MAX_VOCAB, choose_floor, cut_prefix, mass_above, pick, uniform
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
 
 BLOCK = 1024  # logits of one f32 sum of the standard deviation
 CHUNK = 8192  # logits of one block of the scan: 32 KiB
+MAX_VOCAB = 4096 * 1024  # of a row: the blocks that sample_parts.pick keeps sums of
 MAX_LOGPROBS = 20  # alternatives, the API's limit
 RECORD = 48  # words of a chunk's record: max, argmax, raw sum, tempered sum, top values (20), top ids (20)
 TOP_VALUES, TOP_IDS = 4, 24
@@ -32,7 +33,7 @@ OK, NUMERICAL = 0, 1  # status: a row with NaN, +infinity or no finite logit is 
 def best_of(x, first, last):
     """(largest value, its lowest index) of x[first:last]; NaN is passed over."""
     L = zl.target.lanes
-    high = zl.f32.x(L)(LOWEST)
+    high = zl.f32.x(L)(sample_parts.LOWEST)
     at = zl.i32.x(L)(zl.i32(first))
     whole = first + (last - first) // L * L
     for i in range(first, whole, L):
@@ -44,11 +45,11 @@ def best_of(x, first, last):
     places = zl.local_array(zl.i32, 16)
     zl.store(values, high)
     zl.store(places, at)
-    best = zl.f32(LOWEST)
+    best = zl.f32(sample_parts.LOWEST)
     index = zl.i32(first)
     for lane in range(L):
         id = places[lane] + zl.i32(lane)
-        if values[lane] > best or (values[lane] == best and id < index and best > LOWEST):
+        if values[lane] > best or (values[lane] == best and id < index and best > sample_parts.LOWEST):
             best = values[lane]
             index = id
     for j in range(whole, last):
@@ -124,7 +125,7 @@ def sample_scan_chunk(
         values = record + TOP_VALUES
         ids = zl.cast_ptr(record, zl.i32) + TOP_IDS
         for k in range(MAX_LOGPROBS):
-            values[k] = LOWEST
+            values[k] = sample_parts.LOWEST
             ids[k] = -1
         for i in range(first, whole, L):
             if zl.reduce_max(zl.load(x + i, L)) > values[wanted - 1]:
@@ -148,12 +149,12 @@ def deviation(x, vocab):
         sums = zl.f32.x(L)(0)
         for i in range(first, last, L):
             value = zl.load(x + i, L)
-            counts += zl.where(value >= LOWEST, zl.i32.x(L)(1), zl.i32.x(L)(0))
-            sums += zl.where(value >= LOWEST, value, zl.f32.x(L)(0))
+            counts += zl.where(value >= sample_parts.LOWEST, zl.i32.x(L)(1), zl.i32.x(L)(0))
+            sums += zl.where(value >= sample_parts.LOWEST, value, zl.f32.x(L)(0))
         count += zl.f64(zl.reduce_add(counts))
         total += zl.f64(zl.reduce_add(sums))
     for j in range(whole, vocab):
-        if x[j] >= LOWEST:
+        if x[j] >= sample_parts.LOWEST:
             count += 1.0
             total += zl.f64(x[j])
     mean = zl.f32(total / count)
@@ -162,11 +163,11 @@ def deviation(x, vocab):
         sums = zl.f32.x(L)(0)
         for i in range(first, last, L):
             value = zl.load(x + i, L)
-            away = zl.where(value >= LOWEST, value - mean, zl.f32.x(L)(0))
+            away = zl.where(value >= sample_parts.LOWEST, value - mean, zl.f32.x(L)(0))
             sums += away * away
         squares += zl.f64(zl.reduce_add(sums))
     for j in range(whole, vocab):
-        if x[j] >= LOWEST:
+        if x[j] >= sample_parts.LOWEST:
             squares += zl.f64((x[j] - mean) * (x[j] - mean))
     return zl.sqrt(zl.f32(squares / count))
 
@@ -212,10 +213,10 @@ def sample_row(
     top_row = top_logprobs + row * MAX_LOGPROBS
     for k in range(MAX_LOGPROBS):
         top_ids_row[k] = -1
-        top_row[k] = LOWEST
+        top_row[k] = sample_parts.LOWEST
     logprob[row] = 0.0
 
-    high = zl.f32(LOWEST)
+    high = zl.f32(sample_parts.LOWEST)
     token = zl.i32(0)
     bad = zl.i32(0)
     for chunk in range(chunks):
@@ -225,7 +226,7 @@ def sample_row(
         if value > high:
             high = value
             token = ints[chunk * RECORD + 1]
-    if bad != 0 or high <= LOWEST or high > -LOWEST:
+    if bad != 0 or high <= sample_parts.LOWEST or high > -sample_parts.LOWEST:
         tokens[row] = 0
         status[row] = NUMERICAL
         for k in range(MAX_LOGPROBS):
@@ -278,7 +279,7 @@ def sample_row(
 
     if not greedy:
         inverse = 1.0 / heat
-        threshold = zl.f32(LOWEST)
+        threshold = zl.f32(sample_parts.LOWEST)
         tie = zl.i32(vocab)
         mass = zl.f64(-1.0)  # of the kept set; negative: not known
         if min_p[row] > 0.0:
@@ -287,25 +288,27 @@ def sample_row(
             threshold = max(threshold, high - top_n_sigma[row] * deviation(x, vocab))
         if top_k[row] > 0 and zl.i64(top_k[row]) < vocab:
             count_limit = zl.i64(top_k[row])
-            floor = choose_floor(x, vocab, threshold, high, inverse, heat, count_limit, "count")
-            t, e, m = cut_prefix(x, vocab, floor, threshold, tie, high, inverse, count_limit, "count")
+            floor = sample_parts.choose_floor(x, vocab, threshold, high, inverse, heat, count_limit, "count")
+            t, e, m = sample_parts.cut_prefix(x, vocab, floor, threshold, tie, high, inverse, count_limit, "count")
             threshold = t
             tie = e
             mass = m
         if top_p[row] < 1.0:
-            if mass < 0.0 and threshold <= LOWEST and not modified:
+            if mass < 0.0 and threshold <= sample_parts.LOWEST and not modified:
                 mass = zl.f64(0)
                 for chunk in range(chunks):
                     mass += zl.f64(records[chunk * RECORD + 3] * zl.exp((records[chunk * RECORD] - high) * inverse))
             if mass < 0.0:
-                _, all_mass = mass_above(x, vocab, threshold, high, inverse)
+                _, all_mass = sample_parts.mass_above(x, vocab, threshold, high, inverse)
                 mass = all_mass
             mass_limit = mass * zl.f64(top_p[row])
-            lower = choose_floor(x, vocab, threshold, high, inverse, heat, mass_limit, "mass")
-            t, e, m = cut_prefix(x, vocab, lower, threshold, tie, high, inverse, mass_limit, "mass")
+            lower = sample_parts.choose_floor(x, vocab, threshold, high, inverse, heat, mass_limit, "mass")
+            t, e, m = sample_parts.cut_prefix(x, vocab, lower, threshold, tie, high, inverse, mass_limit, "mass")
             threshold = t
             tie = e
-        token = pick(x, vocab, threshold, tie, high, inverse, uniform(seed[row], zl.u64(counter[row])))
+        token = sample_parts.pick(
+            x, vocab, threshold, tie, high, inverse, sample_parts.uniform(seed[row], zl.u64(counter[row]))
+        )
 
     # The logits as the model gave them again, last change first: log-probabilities are the model's.
     for j in range(first_seen, last_seen):
@@ -435,18 +438,18 @@ def sample(recorder, logits, history=None, **tensors) -> None:
     restored; *_saved and partial are scratch. GPU: biases and penalties stay in the logits; records is scratch."""
     rows, vocab = logits.shape
     check("sample logits", logits, "f32", rows, vocab)
-    gpu = on_gpu(recorder)
+    of_gpu = on_gpu(recorder)
     most = MAX_VOCAB
-    if gpu:
+    if of_gpu:
         most = gpu_parts.MAX_CHUNKS * gpu_parts.CHUNK
     require(0 < vocab <= most, f"sample: {vocab} logits a row, at most {most} are supported")
-    expected = sample_tensors(1, vocab, 1, 1, "gpu" if gpu else "cpu")
+    expected = sample_tensors(1, vocab, 1, 1, "gpu" if of_gpu else "cpu")
     require(
         set(tensors) == set(expected), f"sample: tensors {sorted(set(tensors) ^ set(expected))} are missing or unknown"
     )
     for name, (dtype, shape) in expected.items():
         check(f"sample {name}", tensors[name], dtype, None, *shape[1:])
-    if gpu:
+    if of_gpu:
         require(history is not None, "sample: a GPU needs the token history")
         _sample_gpu(recorder, logits, history, tensors)
         return

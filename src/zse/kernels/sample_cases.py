@@ -1,5 +1,6 @@
 """Reference, cases and cost of the sampler."""
 
+from zse.kernels import feed
 from zse.kernels.gpu.sample_parts import RECORD as GPU_RECORD
 from zse.kernels.op import EXACT, Case, Cost, Output, Tolerance
 from zse.kernels.sample import MAX_LOGPROBS, PARAMETERS
@@ -88,7 +89,6 @@ def lists_of_history(params):
 
 def history_of_lists(rng, params):
     """The reverse: a CPU case's parameters with its lists of seen tokens as a history that they could come from."""
-    from zse.kernels.feed import TokenHistory, make_history
 
     rows = len(params["temperature"])
     said, prompts = [], []
@@ -102,7 +102,7 @@ def history_of_lists(rng, params):
     lengths = np.zeros(rows + 2, np.int32)
     lengths[lines] = [len(ids) for ids in said]
     max_pages = int(lengths.max()) // 16 + 2
-    table, tokens = make_history(rng, lengths, max_pages, 3, (rows + 2) * max_pages)
+    table, tokens = feed.make_history(rng, lengths, max_pages, 3, (rows + 2) * max_pages)
     for line, ids in zip(lines, said, strict=True):
         for position, id in enumerate(ids):
             tokens[table[line, position // 16] // 3, position % 16] = id
@@ -110,7 +110,7 @@ def history_of_lists(rng, params):
     cuts = [params[name] != parameter.off for name, parameter in PARAMETERS.items() if parameter.cuts]
     return kept | {
         "filtered": np.any(cuts, axis=0).astype(np.int32),
-        "history": TokenHistory(tokens, table, 3),
+        "history": feed.TokenHistory(tokens, table, 3),
         "history_row": lines.astype(np.int32),
         "history_len": lengths[lines],
         "prompt_len": np.array(prompts, np.int32),
