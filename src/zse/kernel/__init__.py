@@ -1,7 +1,10 @@
 """The kernel language: `from zse import kernel as zl`, then `@zl.kernel`, `zl.Ptr[zl.f32, "const"]`, `zl.load(...)`."""
 
 from zse import lazy
-from zse.kernel.language import (  # noqa: F401
+
+__getattr__ = lazy.submodules(__name__, __path__)  # first: language imports ir through it
+
+from zse.kernel.language import (  # noqa: E402, F401
     BUILTINS,
     Kernel,
     Ptr,
@@ -28,5 +31,3 @@ from zse.kernel.language import (  # noqa: F401
 )
 
 globals().update(BUILTINS)
-
-__getattr__ = lazy.submodules(__name__, __path__)

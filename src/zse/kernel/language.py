@@ -4,13 +4,45 @@ A kernel is written as a Python function and never called: `specialize` stages i
 """
 
 from collections.abc import Callable
+from typing import Any, dataclass_transform
 
-from zse.kernel.record import Record
+from zse.kernel import ir
 
-# Launchers live beside kernels, so an engine that starts imports this module; the IR is for whoever compiles.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from zse.kernel import ir
+
+@dataclass_transform()
+class Record:
+    """A class that only holds values, without the module dataclasses, which costs a starting engine 3 to 10 ms.
+
+    A subclass's annotations are its fields, values of the class their defaults; two are equal if all fields are. Not to be
+    changed once it is in a set or a key."""
+
+    _fields: tuple[str, ...] = ()
+
+    def __init_subclass__(cls) -> None:
+        cls._fields = tuple(cls.__annotations__)
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        fields = self._fields
+        given = dict(zip(fields, values)) | named
+        if len(given) < len(values) + len(named) or not given.keys() <= set(fields):
+            raise TypeError(f"{type(self).__name__} takes {', '.join(fields)}, each once")
+        missing = [name for name in fields if name not in given and not hasattr(type(self), name)]
+        if missing:
+            raise TypeError(f"{type(self).__name__} needs {', '.join(missing)}")
+        for name in fields:
+            if name not in given:
+                default = getattr(type(self), name)
+                given[name] = dict(default) if isinstance(default, dict) else default
+        self.__dict__.update(given)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and all(getattr(self, name) == getattr(other, name) for name in self._fields)
+
+    def __hash__(self) -> int:
+        return hash((type(self), getattr(self, self._fields[0])))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self._fields)})"
 
 
 class DType:
@@ -21,8 +53,6 @@ class DType:
 
     @property
     def ir(self) -> "ir.Scalar":
-        from zse.kernel import ir
-
         return ir.Scalar(self.name, self.kind, self.bits)
 
     def x(self, lanes: int) -> "VectorType":
@@ -41,8 +71,6 @@ class VectorType:
 
     @property
     def ir(self) -> "ir.Vector":
-        from zse.kernel import ir
-
         return ir.Vector(self.elem.ir, self.lanes)
 
     def __repr__(self) -> str:
@@ -57,8 +85,6 @@ class PointerType(Record):
 
     def resolve(self, statics: dict[str, object]) -> "ir.Pointer":
         """The IR type once the statics are known."""
-        from zse.kernel import ir
-
         dtype = statics[self.elem] if isinstance(self.elem, str) else self.elem
         assert isinstance(dtype, DType), f"Ptr[{self.elem!r}]: the static is {dtype!r}, not a type"
         return ir.Pointer(dtype.ir, self.const)
@@ -92,8 +118,6 @@ class _TensorMapType:
 
     @property
     def ir(self) -> "ir.Scalar":
-        from zse.kernel import ir
-
         return ir.TENSOR_MAP
 
     def __repr__(self) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from zse.kernel.record import Record
+from zse.kernel.language import Record
 from zse.quant import pack
 
 

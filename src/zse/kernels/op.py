@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from zse.kernel import Variant
-from zse.kernel.record import Record
+from zse.kernel.language import Record
 from zse.lazy import numpy as np
 from zse.quant import pack
 

@@ -8,7 +8,7 @@ enough are left. Of more equal logits than can be put in order, the first by id 
 from typing import Any
 
 from zse import kernel as zl
-from zse.kernel.record import Record
+from zse.kernel.language import Record
 from zse.kernels.gpu.sample_parts import (
     BINS,
     CHUNK,
