@@ -14,8 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from zse import kernel as zl
-from zse.kernels import sample_parts
-from zse.kernels.gpu import sample_parts as gpu_parts
+from zse.kernels import gpu, sample_parts
 from zse.kernels.op import Op, check, later, on_gpu, require
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
@@ -408,7 +407,7 @@ def sample_tensors(
         "top_logprobs": ("f32", (max_rows, MAX_LOGPROBS)),
     }
     if family == "gpu":
-        records = max_rows, -(-vocab // gpu_parts.CHUNK), gpu_parts.RECORD
+        records = max_rows, -(-vocab // gpu.sample_parts.CHUNK), gpu.sample_parts.RECORD
         return rows | lists | {"records": ("u32", records)} | outs
     lists |= {
         "bias_saved": ("f32", (max_biases,)),
@@ -441,7 +440,7 @@ def sample(recorder, logits, history=None, **tensors) -> None:
     of_gpu = on_gpu(recorder)
     most = MAX_VOCAB
     if of_gpu:
-        most = gpu_parts.MAX_CHUNKS * gpu_parts.CHUNK
+        most = gpu.sample_parts.MAX_CHUNKS * gpu.sample_parts.CHUNK
     require(0 < vocab <= most, f"sample: {vocab} logits a row, at most {most} are supported")
     expected = sample_tensors(1, vocab, 1, 1, "gpu" if of_gpu else "cpu")
     require(
@@ -470,7 +469,7 @@ def _sample_gpu(recorder, logits, history, tensors) -> None:
     rows, vocab = logits.shape
     check("sample history", history.tokens, "i32", None, 16)
     check("sample page_table", history.page_table, "i32", None, None)
-    chunks = -(-vocab // gpu_parts.CHUNK)
+    chunks = -(-vocab // gpu.sample_parts.CHUNK)
     scanned = {name: tensors[name] for name in (*SCANNED, "bias_start", "bias_ids", "bias_values", "records")}
     recorder.launch("sample_scan", Args(logits=logits, vocab=vocab, **history.args(), **scanned), (chunks, rows))
     args = Args(logits=logits, vocab=vocab, chunks=chunks, **history.args(), **tensors)
