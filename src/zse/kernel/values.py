@@ -80,7 +80,8 @@ class Values:
     def materialize(self, value: object, hint: str) -> object:
         """A run-time value as a variable of its own (so that it is computed once); containers element by element."""
         if isinstance(value, list | tuple):
-            return type(value)(self.materialize(item, hint) for item in value)
+            items = [self.materialize(item, hint) for item in value]
+            return type(value)._make(items) if hasattr(value, "_make") else type(value)(items)  # type: ignore[attr-defined]
         if is_runtime(value):
             return self.declare(hint, value)
         return value

@@ -1,6 +1,8 @@
 """What the matrix products share: the order of tiles, act(gate) * up, adding to what is there, adding the parts of a
 split k."""
 
+from typing import Any, NamedTuple
+
 from zse import kernel as zl
 
 # tiles of tokens that share a pass over the weights: the running blocks then find both in L2
@@ -8,6 +10,76 @@ GROUP = 16
 CONSUMERS = 1  # named barrier of the multiplying warpgroups
 STORE, ACCUMULATE, STORE_BF16 = range(3)  # what becomes of a product: out f32 =, out f32 +=, out bf16 =
 PARTIAL_BYTES = 2 * 128 * 256 * 2  # of scratch per multiprocessor: two f32 tiles of 128 x 128, or one of 128 x 256
+
+
+class Ends(NamedTuple):
+    """The epilogue: where a product goes, and what is done to it on the way. Fields as in the kernels' parameters."""
+
+    out: Any
+    bias: Any
+    tokens: Any
+    cols: Any
+    has_bias: Any
+    mode: Any
+    linear: Any
+    cubic: Any
+    a_scale: Any = None
+    w_scale: Any = None
+    per_row: Any = None
+    stride: Any = None  # elements between rows of out
+
+
+class Ring(NamedTuple):
+    """Stages of shared memory that one thread fills and others read."""
+
+    memory: Any
+    full: Any  # mbarriers
+    empty: Any
+    stride: int  # bytes between stages
+    stages: int
+
+
+class Units(NamedTuple):
+    """What the blocks share: parts of k of tiles."""
+
+    token_tiles: Any
+    row_tiles: Any
+    steps: Any  # of k
+    splits: Any
+    count: Any
+
+
+@zl.inline
+def ring_of(stride, STAGES, arrivals):
+    """A Ring, its barriers ready for the block. arrivals: of its readers, for a stage to be empty."""
+    memory = zl.shared_array(zl.u8, STAGES * stride, 1024)
+    full = zl.mbarrier_array(STAGES)
+    empty = zl.mbarrier_array(STAGES)
+    last = zl.shared_array(zl.i32, 4)
+    if zl.thread_index() == 0:
+        for i in zl.static(range(STAGES)):
+            zl.mbarrier_init(full + i, 1)
+            zl.mbarrier_init(empty + i, arrivals)
+        zl.mbarrier_init_fence()
+    zl.barrier()
+    zl.grid_launch_dependents()
+    return Ring(memory, full, empty, stride, STAGES), last
+
+
+@zl.inline
+def units_of(tokens, cols, steps, splits, tile_tokens, tile_cols):
+    token_tiles = (tokens + (tile_tokens - 1)) // tile_tokens
+    row_tiles = (cols + (tile_cols - 1)) // tile_cols
+    return Units(token_tiles, row_tiles, steps, splits, token_tiles * row_tiles * splits)
+
+
+@zl.inline
+def unit_place(unit, units):
+    """(tile, its index among tiles of tokens, among tiles of rows, first step, the step after its last)."""
+    tile = unit // units.splits
+    part = unit % units.splits
+    m, n = tile_place(tile, units.token_tiles, units.row_tiles)
+    return tile, m, n, part * units.steps // units.splits, (part + 1) * units.steps // units.splits
 
 
 @zl.inline
@@ -89,9 +161,13 @@ def put_one(out, at, value, mode):
 
 
 @zl.inline
-def put_column(total, half, out, col, first_token, tokens, cols, mode, shift, j, g, BT):
+def put_column(total, half, col, first_token, ends, j, g, BT):
     """Of a transposed product (see gemm_r16), the weight row `half` (0, 1) of a thread: column `col` of out, all
-    tokens. bf16 goes out in pairs of columns: the 8 x 8 elements of a warp are transposed."""
+    tokens, with the bias. bf16 goes out in pairs of columns: the 8 x 8 elements of a warp are transposed."""
+    out, tokens, cols, mode = ends.out, ends.tokens, ends.cols, ends.mode
+    shift = zl.f32(0)
+    if ends.has_bias != 0:
+        shift = ends.bias[min(col, cols - 1)]
     if mode == STORE_BF16:
         for i in zl.static(range(BT // 8)):
             pair = zl.make_vector(total[i * 4 + half * 2] + shift, total[i * 4 + half * 2 + 1] + shift)
@@ -111,9 +187,27 @@ def put_column(total, half, out, col, first_token, tokens, cols, mode, shift, j,
 
 
 @zl.inline
-def sum_parts(accs, partial, unit, tile, splits, counters, last, thread, threads, BN):
+def put_gated(total, col, first_token, ends, j, g, BT):
+    """Of a transposed product, eight columns of out from `col`, all tokens: a thread has a gate's sums and its up's."""
+    mine = col + j * 2
+    for i in zl.static(range(BT // 8)):
+        both = zl.make_vector(
+            activated(total[i * 4], total[i * 4 + 2], ends.linear, ends.cubic),
+            activated(total[i * 4 + 1], total[i * 4 + 3], ends.linear, ends.cubic),
+        )
+        pair = transposed(zl.bitcast(zl.convert(both, zl.bf16), zl.u32))
+        token = first_token + i * 8 + g
+        if token < ends.tokens:
+            if mine < ends.cols:
+                zl.store(zl.cast_ptr(ends.out, zl.u32) + (zl.i64(token) * ends.cols + mine) // 2, pair)
+
+
+@zl.inline
+def sum_parts(accs, unit, tile, splits, scratch, thread, threads, BN):
     """Leave this part's sums where the others of its tile find them. The block that comes last adds all parts in their
-    order and returns true. Every thread reads only what the same thread of other blocks wrote, 16 bytes a lane."""
+    order and returns true. Every thread reads only what the same thread of other blocks wrote, 16 bytes a lane.
+    scratch: (partial, counters, last)."""
+    partial, counters, last = scratch
     count = len(accs) * BN // 8
     mine = partial + (zl.i64(unit) * count * threads + thread) * 4
     for x, acc in enumerate(accs):

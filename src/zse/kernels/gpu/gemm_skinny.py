@@ -16,8 +16,10 @@ order, so a result depends neither on which block that is nor on the other token
 A gated tile gives rows 0 .. 7 of every 16 to gates and 8 .. 15 to the same rows' ups, so both meet in a thread.
 """
 
+from typing import Any, NamedTuple
+
 from zse import kernel as zl
-from zse.kernels.gpu.gemm_parts import CONSUMERS, activated, put_column, release, transposed
+from zse.kernels.gpu.gemm_parts import CONSUMERS, Ends, put_column, put_gated, release, ring_of
 from zse.kernels.gpu.r16 import HIGH_BYTES, q_bytes
 
 ROW_BYTES = 128  # of k in a stage of bf16 or e4m3
@@ -54,39 +56,93 @@ def stages(kind: object, bt: int, wg: int) -> int:
     return min(MAX_STAGES, SHARED_BYTES // stage_size(kind, bt, wg))
 
 
+class SkinnyForm(NamedTuple):
+    """A variant: BT tokens x WG warpgroups of 64 weight rows (GATED: half gates, half ups)."""
+
+    KIND: object
+    BT: int
+    WG: int
+    GATED: bool
+
+    @property
+    def integer(self) -> bool:
+        return isinstance(self.KIND, int)
+
+    @property
+    def token_bytes(self) -> int:
+        """Of a stage; the weights follow."""
+        return self.BT * ROW_BYTES
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.token_bytes + self.WG * 4 * row_tile_bytes(self.KIND)
+
+    @property
+    def depth(self) -> int:
+        """k of a stage."""
+        return 64 if self.integer or self.KIND == "bf16" else 128
+
+    @property
+    def tile_cols(self) -> int:
+        return self.WG * 32 if self.GATED else self.WG * 64
+
+    @property
+    def q_size(self) -> int:
+        """Bytes of 16 rows in a stage."""
+        return BLOCKS * q_bytes(self.KIND)
+
+    @property
+    def high_size(self) -> int:
+        return BLOCKS * HIGH_BYTES[self.KIND]
+
+
 @zl.inline
-def load_weights(at, bar, w_map, high_map, step, tile, cols, KIND, WG, GATED):
+def load_weights(ring, slot, w_map, high_map, step, tile, cols, form):
     """Ask for one stage's weights: for every warp its 16 rows."""
-    tiles = WG * 4
-    if isinstance(KIND, int):
-        q_size = BLOCKS * q_bytes(KIND)
-        high_size = BLOCKS * HIGH_BYTES[KIND]
-        rows = tile * (tiles // 2 if GATED else tiles)
-        for half in zl.static(range(2 if GATED else 1)):
-            count = tiles // 2 if GATED else tiles
-            zl.tma_load(
-                at + half * count * q_size,
-                w_map,
-                (step * (q_size // 4), rows + half * (cols // 16)),
-                bar,
-                None,
-                "evict_first",
-            )
-            if high_size > 0:
-                zl.tma_load(
-                    at + (tiles * q_size + half * count * high_size),
-                    high_map,
-                    (step * (high_size // 4), rows + half * (cols // 16)),
-                    bar,
-                    None,
-                    "evict_first",
-                )
+    zl.mbarrier_expect(ring.full + slot, form.stage_bytes)
+    at, bar = ring.memory + (slot * ring.stride + form.token_bytes), ring.full + slot
+    tiles = form.WG * 4
+    if form.integer:
+        halves = 2 if form.GATED else 1
+        count = tiles // halves
+        for half in zl.static(range(halves)):
+            row = tile * count + half * (cols // 16)
+            place = (step * (form.q_size // 4), row)
+            zl.tma_load(at + half * count * form.q_size, w_map, place, bar, None, "evict_first")
+            if form.high_size > 0:
+                to = at + (tiles * form.q_size + half * count * form.high_size)
+                zl.tma_load(to, high_map, (step * (form.high_size // 4), row), bar, None, "evict_first")
+    elif form.GATED:  # dimensions: k, 8 rows, gate or up, groups of 8 rows
+        zl.tma_load(at, w_map, (step * form.depth, 0, 0, tile * tiles), bar, None, "evict_first")
     else:
-        depth = ROW_BYTES // 2 if KIND == "bf16" else ROW_BYTES
-        if GATED:  # dimensions: k, 8 rows, gate or up, groups of 8 rows
-            zl.tma_load(at, w_map, (step * depth, 0, 0, tile * tiles), bar, None, "evict_first")
-        else:
-            zl.tma_load(at, w_map, (step * depth, tile * (WG * 64)), bar, None, "evict_first")
+        zl.tma_load(at, w_map, (step * form.depth, tile * (form.WG * 64)), bar, None, "evict_first")
+
+
+@zl.inline
+def load_tokens(ring, slot, a_map, step, form):
+    zl.tma_load(ring.memory + slot * ring.stride, a_map, (step * form.depth, 0), ring.full + slot, None, "evict_last")
+
+
+@zl.inline
+def produce(a_map, w_map, high_map, ring, begin, finish, steps, cols, form):
+    """The thread that fills the ring. Nobody writes weights: the first stages' are on their way while the kernels
+    before this one end."""
+    ahead = min(finish - begin, ring.stages)
+    for i in range(ahead):
+        load_weights(ring, i, w_map, high_map, (begin + i) % steps, (begin + i) // steps, cols, form)
+    zl.grid_wait()
+    for i in range(ahead):
+        load_tokens(ring, i, a_map, (begin + i) % steps, form)
+    slot = zl.i32(0)
+    parity = zl.i32(0)
+    for at in range(begin + ring.stages, finish):
+        zl.mbarrier_wait(ring.empty + slot, parity)
+        load_weights(ring, slot, w_map, high_map, at % steps, at // steps, cols, form)
+        load_tokens(ring, slot, a_map, at % steps, form)
+        slot += 1
+        if slot == ring.stages:
+            slot = 0
+            parity = parity ^ 1
 
 
 @zl.inline
@@ -143,9 +199,11 @@ def read_group(scales, shifts, scale, offset, at, has_offset, center):
 
 
 @zl.inline
-def gather_parts(total, partial, counters, last, tile, steps, share, late, thread, threads, BT):
+def gather_parts(total, scratch, tile, steps, share, late, thread, threads, BT):
     """Leave this block's part of a tile; true in the block that comes last, which then has the sum of all parts in
-    their order. late: this part is not the block's first piece of work (a block has at most one part of each kind)."""
+    their order. late: this part is not the block's first piece of work (a block has at most one part of each kind).
+    scratch: (partial, counters, last)."""
+    partial, counters, last = scratch
     count = BT // 8
     mine = partial + (zl.i64(zl.block_index(0) * 2 + (zl.i32(1) if late else 0)) * (count * threads) + thread) * 4
     for j in zl.static(range(count)):
@@ -183,58 +241,237 @@ def gather_parts(total, partial, counters, last, tile, steps, share, late, threa
 
 
 @zl.inline
-def store_tile(
-    total,
-    out,
-    bias,
-    a_scale,
-    w_scale,
-    first_col,
-    tokens,
-    cols,
-    per_row,
-    has_bias,
-    mode,
-    linear,
-    cubic,
-    warp,
-    lane,
-    BT,
-    GATED,
-    KIND,
-):
+def store_tile(total, first_col, ends, warp, lane, form):
     """A warp's 16 rows (gated: 8 columns of out) of all tokens."""
+    KIND, BT, cols, per_row = form.KIND, form.BT, ends.cols, ends.per_row
+    last_token = ends.tokens - 1
     j = lane % 4
     g = lane // 4
-    if GATED:
+    if form.GATED:
         col = first_col + warp * 8
-        gate_scale = w_scale[min(col + g, cols - 1) * per_row] if KIND == "e4m3" else 1.0
-        up_scale = w_scale[(cols + min(col + g, cols - 1)) * per_row] if KIND == "e4m3" else 1.0
-        for i in zl.static(range(BT // 8)):
-            values = [total[i * 4 + e] + 0.0 for e in zl.static(range(4))]
-            if KIND in ("e4m3", "block"):
+        gate_scale = ends.w_scale[min(col + g, cols - 1) * per_row] if KIND == "e4m3" else 1.0
+        up_scale = ends.w_scale[(cols + min(col + g, cols - 1)) * per_row] if KIND == "e4m3" else 1.0
+        if KIND in ("e4m3", "block"):
+            for i in zl.static(range(BT // 8)):
                 for e in zl.static(range(4)):
-                    token_scale = a_scale[min(i * 8 + j * 2 + e % 2, tokens - 1)]
-                    values[e] = values[e] * (token_scale * (gate_scale if e < 2 else up_scale))
-            both = zl.make_vector(
-                activated(values[0], values[2], linear, cubic), activated(values[1], values[3], linear, cubic)
-            )
-            pair = transposed(zl.bitcast(zl.convert(both, zl.bf16), zl.u32))
-            if i * 8 + g < tokens:
-                if col + j * 2 < cols:
-                    zl.store(zl.cast_ptr(out, zl.u32) + (zl.i64(i * 8 + g) * cols + col + j * 2) // 2, pair)
+                    token_scale = ends.a_scale[min(i * 8 + j * 2 + e % 2, last_token)]
+                    total[i * 4 + e] *= token_scale * (gate_scale if e < 2 else up_scale)
+        put_gated(total, col, 0, ends, j, g, BT)
     else:
         for y in zl.static(range(2)):
             col = first_col + warp * 16 + y * 8 + g
-            shift = zl.f32(0)
-            if has_bias != 0:
-                shift = bias[min(col, cols - 1)]
             if KIND in ("e4m3", "block"):
-                row_scale = w_scale[min(col, cols - 1) * per_row] if KIND == "e4m3" else 1.0
+                row_scale = ends.w_scale[min(col, cols - 1) * per_row] if KIND == "e4m3" else 1.0
                 for i in zl.static(range(BT // 8)):
                     for e in zl.static(range(2)):
-                        total[i * 4 + y * 2 + e] *= row_scale * a_scale[min(i * 8 + j * 2 + e, tokens - 1)]
-            put_column(total, y, out, col, 0, tokens, cols, mode, shift, j, g, BT)
+                        total[i * 4 + y * 2 + e] *= row_scale * ends.a_scale[min(i * 8 + j * 2 + e, last_token)]
+            put_column(total, y, col, 0, ends, j, g, BT)
+
+
+class Groups(NamedTuple):
+    """Scales of integers: of the lane's two rows, now and where they stand, and how far the group has come."""
+
+    scale: Any
+    offset: Any
+    has_offset: Any
+    center: Any
+    groups: Any  # scales of a row
+    blocks: Any  # of 32 columns of a row
+    group_blocks: Any
+    scales: Any
+    shifts: Any
+    at: Any
+    state: Any  # [blocks of the group so far, 1 if nothing was added to its sums yet]
+
+    def read(self):
+        return (self.scales, self.shifts, self.scale, self.offset, self.at, self.has_offset, self.center)
+
+
+@zl.inline
+def first_group(groups, tile, first, own, row, cols, form):
+    """Start a tile at step `first`: the scales of its first group."""
+    tiles = form.WG * 4
+    last_tile = (cols * (2 if form.GATED else 1) + 15) // 16 - 1
+    group = first * BLOCKS // groups.group_blocks
+    groups.state[0] = first * BLOCKS % groups.group_blocks
+    groups.state[1] = 1
+    row_tile = min(tile * (tiles // 2 if form.GATED else tiles) + own, last_tile)
+    up_tile = min(tile * (tiles // 2) + own + cols // 16, last_tile)
+    inside = group * 16 + row
+    groups.at[0] = zl.i64(row_tile) * groups.groups * 16 + inside
+    if form.GATED:
+        groups.at[1] = zl.i64(up_tile) * groups.groups * 16 + inside
+    else:
+        groups.at[1] = zl.i64(row_tile) * groups.groups * 16 + (inside + 8)
+    read_group(*groups.read())
+
+
+@zl.inline
+def close_group(sums, groups, block, BT):
+    """The group is complete: scale it, and start the next."""
+    total, acc, ones = sums
+    zl.wgmma_wait(0, acc, ones)
+    fold(total, acc, ones, groups.scales, groups.shifts, BT)
+    groups.state[0] = 0
+    groups.state[1] = 1
+    if block < groups.blocks:
+        for y in zl.static(range(2)):
+            groups.at[y] += 16
+        read_group(*groups.read())
+
+
+@zl.inline
+def multiply_integers(sums, step, here, tokens_desc, lanes, groups, ring, slot, parity, previous, form):
+    """One stage of quantized weights. lanes: (operands, ones, words, high, where the lane's words stand in a stage)."""
+    total, acc, ones = sums
+    a, unit, words, high, place = lanes
+    word, high_word, row_step, high_step, step_of_lane, pick = place
+    KIND, BT = form.KIND, form.BT
+    count = 4 if KIND == 8 else 2  # operands of a block
+    words_at = zl.cast_ptr(here + form.token_bytes, zl.u32)
+    for b in zl.static(range(BLOCKS)):
+        if b == 0:
+            zl.mbarrier_wait(ring.full + slot, parity)
+        at, high_at = words_at + (word + b * (form.q_size // 8)), words_at + (high_word + b * (form.high_size // 8))
+        read_words(words, high, at, high_at, row_step, high_step, KIND)
+        operands(a[b * count : (b + 1) * count], words, high, pick, step_of_lane, KIND)
+        if groups.state[0] == groups.group_blocks:
+            close_group(sums, groups, step * BLOCKS + b, BT)
+        zl.wgmma_fence()
+        for half in zl.static(range(2)):
+            k = b * 4 + half * 2
+            onto = groups.state[1] == 0 if half == 0 else True
+            zl.wgmma_bf16(acc, a[b * count + half], tokens_desc + k, BT, onto)
+            if KIND == 8:
+                zl.wgmma_bf16(acc, a[b * count + 2 + half], tokens_desc + k, BT, True)
+            zl.wgmma_bf16(ones, unit, tokens_desc + k, BT, onto)
+        zl.wgmma_commit()
+        groups.state[1] = 0
+        groups.state[0] += 1
+        # Named here, the other block's operands keep their registers until the products that read them are done.
+        zl.wgmma_wait(1, *a[(1 - b) * count : (2 - b) * count])
+        if b == 0:
+            if previous >= 0:
+                release(ring.empty + previous, zl.lane_index())
+
+
+@zl.inline
+def multiply_rows(sums, step, first, tile, steps, tokens_desc, warp, ends, form):
+    """One stage of bf16 or e4m3 weights."""
+    total, acc, ones = sums
+    KIND, BT = form.KIND, form.BT
+    rows_desc = tokens_desc + zl.u64((form.token_bytes + warp // 4 * (64 * ROW_BYTES)) // 16)
+    zl.wgmma_fence()
+    for k in zl.static(range(4)):
+        onto = k > 0 if KIND == "block" else True if k > 0 else step > first
+        if KIND == "bf16":
+            zl.wgmma_bf16(acc, rows_desc + k * 2, tokens_desc + k * 2, BT, onto)
+        else:
+            zl.wgmma_e4m3(acc, rows_desc + k * 2, tokens_desc + k * 2, BT, onto)
+    zl.wgmma_commit()
+    if KIND == "block":
+        # k of a stage is that of a block of scales; a warpgroup's rows are within one, or two if gated.
+        row = tile * form.tile_cols + warp // 4 * (32 if form.GATED else 64)
+        second = (ends.cols if form.GATED else 0) + row
+        scales = [ends.w_scale[row // SCALE_BLOCK * steps + step], ends.w_scale[second // SCALE_BLOCK * steps + step]]
+        zl.wgmma_wait(0, acc)
+        for i in zl.static(range(BT // 2)):
+            total[i] = zl.fma(acc[i], scales[i % 4 // 2], total[i])
+    else:
+        zl.wgmma_wait(1)
+
+
+@zl.inline
+def lane_words(warp, lane, form):
+    """(operands, ones, words, high, place) of a lane; place: (word, high_word, row_step, high_step, step, selector)."""
+    KIND, GATED = form.KIND, form.GATED
+    tiles = form.WG * 4
+    row = warp % 2 * 8 + lane // 4 if GATED else lane // 4
+    own = warp // 2 if GATED else warp
+    row_step = tiles // 2 * form.q_size // 4 if GATED else 8
+    high_step = tiles // 2 * form.high_size // 4 if GATED else 8
+    word = own * (form.q_size // 4) + lane % 4 // 2 * 16 + row
+    high_word = tiles * form.q_size // 4 + own * (form.high_size // 4) + row
+    step_of_lane = zl.u32(lane % 4 // 2)
+    pick = zl.u32(0x4140) + zl.u32(lane % 2) * 0x0202  # bytes 0, -, 1, - of a word, or 2, -, 3, -
+    a = [[zl.u32(0) for _ in zl.static(range(4))] for x in zl.static(range(8 if KIND == 8 else 4))]
+    unit = [zl.u32(ONES) for _ in zl.static(range(4))]
+    words = [zl.u32(0) for _ in zl.static(range(8 if KIND == 8 else 4))]
+    high = [zl.u32(0) for _ in zl.static(range({5: 2, 6: 4}.get(KIND, 0)))]
+    return (a, unit, words, high, (word, high_word, row_step, high_step, step_of_lane, pick)), own, row
+
+
+@zl.inline
+def consume(ring, begin, finish, steps, share, ends, scratch, scaling, form):
+    """The warpgroups that multiply. scaling: (scale, offset, has_offset, center, groups, blocks, group_blocks)."""
+    integer, BT, threads = form.integer, form.BT, form.WG * 128
+    thread = zl.thread_index() - 128
+    warp = thread // 32
+    lane = zl.lane_index()
+    base = zl.smem_desc(ring.memory)
+    slot = zl.i32(0)
+    parity = zl.i32(0)
+    at = begin + 0
+    total = [zl.f32(0) for _ in zl.static(range(BT // 2))]
+    acc = [zl.f32(0) for _ in zl.static(range(BT // 2))] if integer or form.KIND == "block" else total
+    ones = [zl.f32(0) for _ in zl.static(range(BT // 2))] if integer else total
+    if integer:
+        lanes, own, row = lane_words(warp, lane, form)
+        scales = [zl.f32(0) for _ in zl.static(range(2))]
+        shifts = [zl.f32(0) for _ in zl.static(range(2))]
+        rows_at = [zl.i64(0) for _ in zl.static(range(2))]
+        state = [zl.i32(0) for _ in zl.static(range(2))]
+    while at < finish:
+        tile = at // steps
+        first = at % steps
+        end = min(steps, first + (finish - at))
+        previous = zl.i32(-1)
+        if integer:
+            first_group(Groups(*scaling, scales, shifts, rows_at, state), tile, first, own, row, ends.cols, form)
+        if integer or form.KIND == "block":
+            for i in zl.static(range(BT // 2)):
+                total[i] = zl.f32(0)
+        for step in range(first, end):
+            here = ring.memory + slot * ring.stride
+            tokens_desc = base + zl.u64(slot * ring.stride // 16)
+            if integer:
+                multiply_integers(
+                    (total, acc, ones),
+                    step,
+                    here,
+                    tokens_desc,
+                    lanes,
+                    Groups(*scaling, scales, shifts, rows_at, state),
+                    ring,
+                    slot,
+                    parity,
+                    previous,
+                    form,
+                )
+            else:
+                zl.mbarrier_wait(ring.full + slot, parity)
+                multiply_rows((total, acc, ones), step, first, tile, steps, tokens_desc, warp, ends, form)
+                if previous >= 0:
+                    release(ring.empty + previous, lane)
+            previous = slot
+            slot += 1
+            if slot == ring.stages:
+                slot = 0
+                parity = parity ^ 1
+        if integer:
+            zl.wgmma_wait(0, acc, ones)
+            fold(total, acc, ones, scales, shifts, BT)
+        else:
+            zl.wgmma_wait(0, total)
+        release(ring.empty + previous, lane)
+        if at == begin:
+            zl.grid_wait()
+        complete = end - first == steps
+        if end - first < steps:
+            complete = gather_parts(total, scratch, tile, steps, share, at > begin, thread, threads, BT)
+        if complete:
+            store_tile(total, tile * form.tile_cols, ends, warp, lane, form)
+        at += end - first
 
 
 @zl.kernel
@@ -275,235 +512,16 @@ def gemm_skinny(
     groups: scales of a row, group_blocks: blocks of a group (integers; groups of 32 columns and more). center: what
     multiplies the scale so that it can be added to the offset. partial f32 [2 * grid, WG * 64, BT], counters i32
     [grid], zero before and after."""
-    integer = isinstance(KIND, int)
-    token_bytes = BT * ROW_BYTES
-    stride = stage_size(KIND, BT, WG)
-    stage_bytes = token_bytes + WG * 4 * row_tile_bytes(KIND)
-    depth = 64 if integer or KIND == "bf16" else 128
-    tile_cols = WG * 32 if GATED else WG * 64
-    threads = WG * 128
-    ring = zl.shared_array(zl.u8, STAGES * stride, 1024)
-    full = zl.mbarrier_array(STAGES)
-    empty = zl.mbarrier_array(STAGES)
-    last = zl.shared_array(zl.i32, 4)
-    if zl.thread_index() == 0:
-        for i in zl.static(range(STAGES)):
-            zl.mbarrier_init(full + i, 1)
-            zl.mbarrier_init(empty + i, WG * 4)
-        zl.mbarrier_init_fence()
-    zl.barrier()
-    zl.grid_launch_dependents()
+    form = SkinnyForm(KIND, BT, WG, GATED)
+    ring, last = ring_of(stage_size(KIND, BT, WG), STAGES, WG * 4)
     begin = zl.block_index(0) * share
-    finish = min(begin + share, (cols + (tile_cols - 1)) // tile_cols * steps)
+    finish = min(begin + share, (cols + (form.tile_cols - 1)) // form.tile_cols * steps)
     if zl.warp_index() < 4:
         zl.set_max_registers("dec", REGISTERS[WG][0])
         if zl.thread_index() == 0:
-            # Nobody writes weights: the first stages' are on their way while the kernels before this one end.
-            ahead = min(finish - begin, STAGES)
-            for i in range(ahead):
-                zl.mbarrier_expect(full + i, stage_bytes)
-                load_weights(
-                    ring + (i * stride + token_bytes),
-                    full + i,
-                    w_map,
-                    high_map,
-                    (begin + i) % steps,
-                    (begin + i) // steps,
-                    cols,
-                    KIND,
-                    WG,
-                    GATED,
-                )
-            zl.grid_wait()
-            for i in range(ahead):
-                zl.tma_load(ring + i * stride, a_map, ((begin + i) % steps * depth, 0), full + i, None, "evict_last")
-            slot = zl.i32(0)
-            parity = zl.i32(0)
-            for at in range(begin + STAGES, finish):
-                zl.mbarrier_wait(empty + slot, parity)
-                zl.mbarrier_expect(full + slot, stage_bytes)
-                load_weights(
-                    ring + (slot * stride + token_bytes),
-                    full + slot,
-                    w_map,
-                    high_map,
-                    at % steps,
-                    at // steps,
-                    cols,
-                    KIND,
-                    WG,
-                    GATED,
-                )
-                zl.tma_load(ring + slot * stride, a_map, (at % steps * depth, 0), full + slot, None, "evict_last")
-                slot += 1
-                if slot == STAGES:
-                    slot = 0
-                    parity = parity ^ 1
+            produce(a_map, w_map, high_map, ring, begin, finish, steps, cols, form)
     else:
         zl.set_max_registers("inc", REGISTERS[WG][1])
-        thread = zl.thread_index() - 128
-        warp = thread // 32
-        lane = zl.lane_index()
-        base = zl.smem_desc(ring)
-        slot = zl.i32(0)
-        parity = zl.i32(0)
-        at = begin + 0
-        total = [zl.f32(0) for _ in zl.static(range(BT // 2))]
-        acc = [zl.f32(0) for _ in zl.static(range(BT // 2))] if integer or KIND == "block" else total
-        ones = [zl.f32(0) for _ in zl.static(range(BT // 2))] if integer else total
-        if integer:
-            tiles = WG * 4
-            q_size = BLOCKS * q_bytes(KIND)
-            high_size = BLOCKS * HIGH_BYTES[KIND]
-            row = warp % 2 * 8 + lane // 4 if GATED else lane // 4
-            own = warp // 2 if GATED else warp
-            row_step = tiles // 2 * q_size // 4 if GATED else 8
-            high_step = tiles // 2 * high_size // 4 if GATED else 8
-            word = own * (q_size // 4) + lane % 4 // 2 * 16 + row
-            high_word = tiles * q_size // 4 + own * (high_size // 4) + row
-            step_of_lane = zl.u32(lane % 4 // 2)
-            pick = zl.u32(0x4140) + zl.u32(lane % 2) * 0x0202  # bytes 0, -, 1, - of a word, or 2, -, 3, -
-            a = [[zl.u32(0) for _ in zl.static(range(4))] for x in zl.static(range(8 if KIND == 8 else 4))]
-            unit = [zl.u32(ONES) for _ in zl.static(range(4))]
-            words = [zl.u32(0) for _ in zl.static(range(8 if KIND == 8 else 4))]
-            high = [zl.u32(0) for _ in zl.static(range({5: 2, 6: 4}.get(KIND, 0)))]
-            scales = [zl.f32(0) for _ in zl.static(range(2))]
-            shifts = [zl.f32(0) for _ in zl.static(range(2))]
-        while at < finish:
-            tile = at // steps
-            first = at % steps
-            end = min(steps, first + (finish - at))
-            previous = zl.i32(-1)
-            if integer:
-                last_tile = (cols * (2 if GATED else 1) + 15) // 16 - 1
-                group = first * BLOCKS // group_blocks
-                in_group = first * BLOCKS % group_blocks
-                rows_at = [
-                    zl.i64(min(tile * (tiles // 2 if GATED else tiles) + own, last_tile)) * groups * 16
-                    + (group * 16 + row),
-                    zl.i64(min(tile * (tiles // 2) + own + cols // 16, last_tile)) * groups * 16 + (group * 16 + row)
-                    if GATED
-                    else zl.i64(min(tile * tiles + own, last_tile)) * groups * 16 + (group * 16 + row + 8),
-                ]
-                read_group(scales, shifts, scale, offset, rows_at, has_offset, center)
-                fresh = zl.i32(1)
-            if integer or KIND == "block":
-                for i in zl.static(range(BT // 2)):
-                    total[i] = zl.f32(0)
-            for step in range(first, end):
-                here = ring + slot * stride
-                tokens_desc = base + zl.u64(slot * stride // 16)
-                if integer:
-                    words_at = zl.cast_ptr(here + token_bytes, zl.u32)
-                    for b in zl.static(range(BLOCKS)):
-                        if b == 0:
-                            zl.mbarrier_wait(full + slot, parity)
-                        read_words(
-                            words,
-                            high,
-                            words_at + (word + b * (q_size // 8)),
-                            words_at + (high_word + b * (high_size // 8)),
-                            row_step,
-                            high_step,
-                            KIND,
-                        )
-                        half_count = 4 if KIND == 8 else 2
-                        operands(a[b * half_count : (b + 1) * half_count], words, high, pick, step_of_lane, KIND)
-                        if in_group == group_blocks:
-                            # The group is complete: scale it, and start the next.
-                            zl.wgmma_wait(0, acc, ones)
-                            fold(total, acc, ones, scales, shifts, BT)
-                            in_group = 0
-                            fresh = 1
-                            if step * BLOCKS + b < blocks:
-                                for y in zl.static(range(2)):
-                                    rows_at[y] += 16
-                                read_group(scales, shifts, scale, offset, rows_at, has_offset, center)
-                        zl.wgmma_fence()
-                        for half in zl.static(range(2)):
-                            k = b * 4 + half * 2
-                            onto = fresh == 0 if half == 0 else True
-                            zl.wgmma_bf16(acc, a[b * half_count + half], tokens_desc + k, BT, onto)
-                            if KIND == 8:
-                                zl.wgmma_bf16(acc, a[b * half_count + 2 + half], tokens_desc + k, BT, True)
-                            zl.wgmma_bf16(ones, unit, tokens_desc + k, BT, onto)
-                        zl.wgmma_commit()
-                        fresh = 0
-                        in_group += 1
-                        # Named here, the other block's operands keep their registers until the products that read them
-                        # are done.
-                        zl.wgmma_wait(1, *a[(1 - b) * half_count : (2 - b) * half_count])
-                        if b == 0:
-                            if previous >= 0:
-                                release(empty + previous, lane)
-                else:
-                    zl.mbarrier_wait(full + slot, parity)
-                    rows_desc = tokens_desc + zl.u64((token_bytes + warp // 4 * (64 * ROW_BYTES)) // 16)
-                    zl.wgmma_fence()
-                    for k in zl.static(range(4)):
-                        onto = k > 0 if KIND == "block" else True if k > 0 else step > first
-                        if KIND == "bf16":
-                            zl.wgmma_bf16(acc, rows_desc + k * 2, tokens_desc + k * 2, BT, onto)
-                        else:
-                            zl.wgmma_e4m3(acc, rows_desc + k * 2, tokens_desc + k * 2, BT, onto)
-                    zl.wgmma_commit()
-                    if KIND == "block":
-                        # k of a stage is that of a block of scales; a warpgroup's rows are within one, or two if gated.
-                        scales = [
-                            w_scale[
-                                (tile * tile_cols + warp // 4 * (32 if GATED else 64)) // SCALE_BLOCK * steps + step
-                            ],
-                            w_scale[
-                                ((cols if GATED else 0) + tile * tile_cols + warp // 4 * (32 if GATED else 64))
-                                // SCALE_BLOCK
-                                * steps
-                                + step
-                            ],
-                        ]
-                        zl.wgmma_wait(0, acc)
-                        for i in zl.static(range(BT // 2)):
-                            total[i] = zl.fma(acc[i], scales[i % 4 // 2], total[i])
-                    else:
-                        zl.wgmma_wait(1)
-                    if previous >= 0:
-                        release(empty + previous, lane)
-                previous = slot
-                slot += 1
-                if slot == STAGES:
-                    slot = 0
-                    parity = parity ^ 1
-            if integer:
-                zl.wgmma_wait(0, acc, ones)
-                fold(total, acc, ones, scales, shifts, BT)
-            else:
-                zl.wgmma_wait(0, total)
-            release(empty + previous, lane)
-            if at == begin:
-                zl.grid_wait()
-            complete = end - first == steps
-            if end - first < steps:
-                complete = gather_parts(
-                    total, partial, counters, last, tile, steps, share, at > begin, thread, threads, BT
-                )
-            if complete:
-                store_tile(
-                    total,
-                    out,
-                    bias,
-                    a_scale,
-                    w_scale,
-                    tile * tile_cols,
-                    tokens,
-                    cols,
-                    per_row,
-                    has_bias,
-                    mode,
-                    linear,
-                    cubic,
-                    warp,
-                    lane,
-                    BT,
-                    GATED,
-                    KIND,
-                )
-            at += end - first
+        ends = Ends(out, bias, tokens, cols, has_bias, mode, linear, cubic, a_scale, w_scale, per_row)
+        scaling = (scale, offset, has_offset, center, groups, blocks, group_blocks)
+        consume(ring, begin, finish, steps, share, ends, (partial, counters, last), scaling, form)

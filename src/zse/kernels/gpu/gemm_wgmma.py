@@ -11,8 +11,10 @@ Sources of the method: the CUTLASS documentation of warp-specialised persistent 
 benchmarks/LOG.md.
 """
 
+from typing import NamedTuple
+
 from zse import kernel as zl
-from zse.kernels.gpu.gemm_parts import activated, put_pair, sum_parts, tile_place
+from zse.kernels.gpu.gemm_parts import Ends, activated, put_pair, ring_of, sum_parts, unit_place, units_of
 
 THREADS = 384  # one warpgroup that copies, two that multiply
 ROW_BYTES = 128  # of k in a stage: the width of the swizzle
@@ -25,24 +27,48 @@ def stages(bm: int, bn: int) -> int:
     return min(8, SHARED_BYTES // ((bm + bn) * ROW_BYTES))
 
 
-@zl.inline
-def load_stage(stage, bar, a_map, w_map, k, m0, n0, cols, with_a, with_w, BM, BN, GATED):
-    """Ask for the boxes of one stage. A gated tile is half gate rows and half up rows."""
-    if with_a:
-        zl.tma_load(stage, a_map, (k, m0), bar)
-    if with_w:
-        if GATED:
-            zl.tma_load(stage + BM * ROW_BYTES, w_map, (k, n0), bar)
-            zl.tma_load(stage + (BM + BN // 2) * ROW_BYTES, w_map, (k, cols + n0), bar)
-        else:
-            zl.tma_load(stage + BM * ROW_BYTES, w_map, (k, n0), bar)
+class WgmmaForm(NamedTuple):
+    """A variant: tile of BM tokens x BN rows (GATED: half gates, half ups), and the type of its operands."""
+
+    BM: int
+    BN: int
+    GATED: bool
+    KIND: str
+
+    @property
+    def tile_cols(self) -> int:
+        return self.BN // 2 if self.GATED else self.BN
+
+    @property
+    def depth(self) -> int:
+        """k of a stage."""
+        return ROW_BYTES // 2 if self.KIND == "bf16" else ROW_BYTES
+
+    @property
+    def stage_bytes(self) -> int:
+        return (self.BM + self.BN) * ROW_BYTES
 
 
 @zl.inline
-def pair_of(w_scale, at, per_row, KIND):
+def load_tokens(ring, slot, a_map, step, m, form):
+    zl.tma_load(ring.memory + slot * ring.stride, a_map, (step * form.depth, m * form.BM), ring.full + slot)
+
+
+@zl.inline
+def load_weights(ring, slot, w_map, step, n, cols, form):
+    """A gated tile is half gate rows and half up rows."""
+    k, row, bar = step * form.depth, n * form.tile_cols, ring.full + slot
+    to = ring.memory + (slot * ring.stride + form.BM * ROW_BYTES)
+    zl.tma_load(to, w_map, (k, row), bar)
+    if form.GATED:
+        zl.tma_load(to + form.BN // 2 * ROW_BYTES, w_map, (k, cols + row), bar)
+
+
+@zl.inline
+def pair_of(ends, at, KIND):
     """The scales of two neighbouring weight rows."""
     if KIND == "e4m3":
-        pair = [w_scale[at * per_row], w_scale[(at + 1) * per_row]]
+        pair = [ends.w_scale[at * ends.per_row], ends.w_scale[(at + 1) * ends.per_row]]
     else:
         pair = [1.0, 1.0]
     return pair
@@ -60,38 +86,20 @@ def scaled(acc, first, scales, row_scale, KIND):
 
 
 @zl.inline
-def store_tile(
-    accs,
-    out,
-    bias,
-    a_scale,
-    w_scale,
-    row,
-    col,
-    tokens,
-    cols,
-    stride,
-    per_row,
-    has_bias,
-    mode,
-    linear,
-    cubic,
-    BN,
-    GATED,
-    KIND,
-):
+def store_tile(accs, row, col, ends, BN, GATED, KIND):
     """A thread's part of a tile: rows row + 64 x + 8 half, two of every eight columns. What belongs to a column is read
     once for all rows."""
+    out, tokens, cols, linear, cubic = ends.out, ends.tokens, ends.cols, ends.linear, ends.cubic
     parts = [(x, half) for x in zl.static(range(len(accs))) for half in zl.static(range(2))]
     rows = [row + (x * 64 + half * 8) for x, half in zl.static(parts)]
-    places = [zl.i64(r) * stride + col for r in zl.static(rows)]
-    row_scales = [a_scale[min(r, tokens - 1)] if KIND != "bf16" else 1.0 for r in zl.static(rows)]
+    places = [zl.i64(r) * ends.stride + col for r in zl.static(rows)]
+    row_scales = [ends.a_scale[min(r, tokens - 1)] if KIND != "bf16" else 1.0 for r in zl.static(rows)]
     for j in zl.static(range(BN // 16 if GATED else BN // 8)):
         at = col + j * 8
         if at < cols:
-            scales = pair_of(w_scale, at, per_row, KIND)
+            scales = pair_of(ends, at, KIND)
             if GATED:
-                up_scales = pair_of(w_scale, cols + at, per_row, KIND)
+                up_scales = pair_of(ends, cols + at, KIND)
                 for i in zl.static(range(len(parts))):
                     if rows[i] < tokens:
                         acc, first = accs[parts[i][0]], j * 4 + parts[i][1] * 2
@@ -103,14 +111,125 @@ def store_tile(
                         zl.store(zl.cast_ptr(out, zl.bf16) + (places[i] + j * 8), zl.convert(both, zl.bf16))
             else:
                 shift = [zl.f32(0), zl.f32(0)]
-                if has_bias != 0:
-                    both = zl.load(bias + at, 2)
+                if ends.has_bias != 0:
+                    both = zl.load(ends.bias + at, 2)
                     shift[0] = both[0]
                     shift[1] = both[1]
                 for i in zl.static(range(len(parts))):
                     if rows[i] < tokens:
                         low, high = scaled(accs[parts[i][0]], j * 4 + parts[i][1] * 2, scales, row_scales[i], KIND)
-                        put_pair(out, places[i] + j * 8, low + shift[0], high + shift[1], mode)
+                        put_pair(out, places[i] + j * 8, low + shift[0], high + shift[1], ends.mode)
+
+
+@zl.inline
+def produce(a_map, w_map, ring, units, cols, early, form):
+    """The thread that fills the ring."""
+    slot = zl.i32(0)
+    parity = zl.i32(1)
+    ahead = zl.i32(0)
+    # Where nobody writes the weights, the first stages' are on their way while the kernels before this one end.
+    if early != 0 and zl.block_index(0) < units.count:
+        tile, m, n, first, end = unit_place(zl.block_index(0), units)
+        ahead = min(end - first, ring.stages)
+        for i in range(ahead):
+            zl.mbarrier_expect(ring.full + i, form.stage_bytes)
+            load_weights(ring, i, w_map, first + i, n, cols, form)
+    zl.grid_wait()
+    for unit in range(zl.block_index(0), units.count, zl.num_blocks(0)):
+        tile, m, n, first, end = unit_place(unit, units)
+        for step in range(first, end):
+            if ahead > 0:
+                ahead -= 1
+                load_tokens(ring, slot, a_map, step, m, form)
+            else:
+                zl.mbarrier_wait(ring.empty + slot, parity)
+                zl.mbarrier_expect(ring.full + slot, form.stage_bytes)
+                load_tokens(ring, slot, a_map, step, m, form)
+                load_weights(ring, slot, w_map, step, n, cols, form)
+            slot += 1
+            if slot == ring.stages:
+                slot = 0
+                parity = parity ^ 1
+
+
+@zl.inline
+def multiply_blocks(accs, product, a_desc, w_desc, scales, is_first, BN):
+    """k of a stage is that of a block of scales: its sums are scaled in f32 before they are added up."""
+    for x, acc in enumerate(accs):
+        zl.wgmma_fence()
+        for k in zl.static(range(4)):
+            zl.wgmma_e4m3(product, a_desc + (k * 2 + x * 512), w_desc + k * 2, BN, k > 0)
+        zl.wgmma_commit()
+        zl.wgmma_wait(0, product)
+        if is_first:
+            for i in zl.static(range(BN // 2)):
+                acc[i] = product[i] * scales[i // (BN // 4)]
+        else:
+            for i in zl.static(range(BN // 2)):
+                acc[i] = zl.fma(product[i], scales[i // (BN // 4)], acc[i])
+
+
+@zl.inline
+def multiply(accs, a_desc, w_desc, is_first, BN, KIND):
+    """One group of products stays in flight; the stage of the one before is free then."""
+    zl.wgmma_fence()
+    for k in zl.static(range(4)):
+        for x, acc in enumerate(accs):
+            onto = True if k > 0 else not is_first
+            if KIND == "e4m3":
+                zl.wgmma_e4m3(acc, a_desc + (k * 2 + x * 512), w_desc + k * 2, BN, onto)
+            else:
+                zl.wgmma_bf16(acc, a_desc + (k * 2 + x * 512), w_desc + k * 2, BN, onto)
+    zl.wgmma_commit()
+    zl.wgmma_wait(1)
+
+
+@zl.inline
+def consume(ring, units, ends, scratch, form):
+    """The warpgroups that multiply, each half of a tile's tokens."""
+    BN, KIND, parts = form.BN, form.KIND, form.BM // 128  # blocks of 64 rows of one warpgroup
+    cols, w_scale, steps = ends.cols, ends.w_scale, units.steps
+    group = zl.warp_index() // 4 - 1
+    thread = zl.thread_index() - 128
+    lane = zl.lane_index()
+    base = zl.smem_desc(ring.memory)
+    slot = zl.i32(0)
+    parity = zl.i32(0)
+    accs = [[zl.f32(0) for _ in zl.static(range(BN // 2))] for x in zl.static(range(parts))]
+    product = [zl.f32(0) for _ in zl.static(range(BN // 2))] if KIND == "block" else accs[0]
+    for unit in range(zl.block_index(0), units.count, zl.num_blocks(0)):
+        tile, m, n, first, end = unit_place(unit, units)
+        first_col = n * form.tile_cols
+        previous = zl.i32(-1)
+        for step in range(first, end):
+            zl.mbarrier_wait(ring.full + slot, parity)
+            a_desc = base + zl.u64((slot * ring.stride + group * (parts * 64 * ROW_BYTES)) // 16)
+            w_desc = base + zl.u64((slot * ring.stride + form.BM * ROW_BYTES) // 16)
+            if KIND == "block":
+                gate = w_scale[first_col // SCALE_BLOCK * steps + step]
+                up = w_scale[(cols + first_col) // SCALE_BLOCK * steps + step] if form.GATED else gate
+                multiply_blocks(accs, product, a_desc, w_desc, (gate, up), step == first, BN)
+            else:
+                multiply(accs, a_desc, w_desc, step == first, BN, KIND)
+            if previous >= 0:
+                if thread % 128 == 0:
+                    zl.mbarrier_arrive(ring.empty + previous)
+            previous = slot
+            slot += 1
+            if slot == ring.stages:
+                slot = 0
+                parity = parity ^ 1
+        zl.wgmma_wait(0, *accs)
+        if thread % 128 == 0:
+            zl.mbarrier_arrive(ring.empty + previous)
+        if unit == zl.block_index(0):
+            zl.grid_wait()
+        complete = units.splits <= 1
+        if units.splits > 1:
+            complete = sum_parts(accs, unit, tile, units.splits, scratch, thread, THREADS - 128, BN)
+        if complete:
+            row = m * form.BM + group * (parts * 64) + zl.warp_index() % 4 * 16 + lane // 4
+            store_tile(accs, row, first_col + lane % 4 * 2, ends, BN, form.GATED, KIND)
 
 
 @zl.kernel
@@ -146,184 +265,14 @@ def gemm_wgmma(
     are done. per_row: 1 if w_scale is [rows], 0 if [1]. mode: STORE, ACCUMULATE or STORE_BF16; GATED writes bf16.
     linear, cubic: see activated(). partial f32 [units, BM, BN] and counters i32 [tiles] (zero before and after) are
     used when splits > 1."""
-    stage_bytes = (BM + BN) * ROW_BYTES
-    depth = ROW_BYTES // 2 if KIND == "bf16" else ROW_BYTES  # k of a stage
-    tile_cols = BN // 2 if GATED else BN
-    parts = BM // 128  # blocks of 64 rows of one warpgroup
-    ring = zl.shared_array(zl.u8, STAGES * stage_bytes, 1024)
-    full = zl.mbarrier_array(STAGES)
-    empty = zl.mbarrier_array(STAGES)
-    last = zl.shared_array(zl.i32, 4)
-    if zl.thread_index() == 0:
-        for i in zl.static(range(STAGES)):
-            zl.mbarrier_init(full + i, 1)
-            zl.mbarrier_init(empty + i, 2)
-        zl.mbarrier_init_fence()
-    zl.barrier()
-    zl.grid_launch_dependents()
-    steps = (width + (depth - 1)) // depth
-    token_tiles = (tokens + (BM - 1)) // BM
-    row_tiles = (cols + (tile_cols - 1)) // tile_cols
-    units = token_tiles * row_tiles * splits
+    form = WgmmaForm(BM, BN, GATED, KIND)
+    ring, last = ring_of(form.stage_bytes, STAGES, 2)
+    units = units_of(tokens, cols, (width + (form.depth - 1)) // form.depth, splits, BM, form.tile_cols)
     if zl.warp_index() < 4:
         zl.set_max_registers("dec", 40)
         if zl.thread_index() == 0:
-            slot = zl.i32(0)
-            parity = zl.i32(1)
-            ahead = zl.i32(0)
-            # Where nobody writes the weights, the first stages' are on their way while the kernels before this one end.
-            if early != 0 and zl.block_index(0) < units:
-                tile = zl.block_index(0) // splits
-                part = zl.block_index(0) % splits
-                m, n = tile_place(tile, token_tiles, row_tiles)
-                first = part * steps // splits
-                ahead = min((part + 1) * steps // splits - first, STAGES)
-                for i in range(ahead):
-                    zl.mbarrier_expect(full + i, stage_bytes)
-                    load_stage(
-                        ring + i * stage_bytes,
-                        full + i,
-                        a_map,
-                        w_map,
-                        (first + i) * depth,
-                        0,
-                        n * tile_cols,
-                        cols,
-                        False,
-                        True,
-                        BM,
-                        BN,
-                        GATED,
-                    )
-            zl.grid_wait()
-            for unit in range(zl.block_index(0), units, zl.num_blocks(0)):
-                tile = unit // splits
-                part = unit % splits
-                m, n = tile_place(tile, token_tiles, row_tiles)
-                for step in range(part * steps // splits, (part + 1) * steps // splits):
-                    stage = ring + slot * stage_bytes
-                    if ahead > 0:
-                        ahead -= 1
-                        load_stage(
-                            stage,
-                            full + slot,
-                            a_map,
-                            w_map,
-                            step * depth,
-                            m * BM,
-                            n * tile_cols,
-                            cols,
-                            True,
-                            False,
-                            BM,
-                            BN,
-                            GATED,
-                        )
-                    else:
-                        zl.mbarrier_wait(empty + slot, parity)
-                        zl.mbarrier_expect(full + slot, stage_bytes)
-                        load_stage(
-                            stage,
-                            full + slot,
-                            a_map,
-                            w_map,
-                            step * depth,
-                            m * BM,
-                            n * tile_cols,
-                            cols,
-                            True,
-                            True,
-                            BM,
-                            BN,
-                            GATED,
-                        )
-                    slot += 1
-                    if slot == STAGES:
-                        slot = 0
-                        parity = parity ^ 1
+            produce(a_map, w_map, ring, units, cols, early, form)
     else:
         zl.set_max_registers("inc", 232)
-        group = zl.warp_index() // 4 - 1
-        thread = zl.thread_index() - 128
-        lane = zl.lane_index()
-        base = zl.smem_desc(ring)
-        slot = zl.i32(0)
-        parity = zl.i32(0)
-        accs = [[zl.f32(0) for _ in zl.static(range(BN // 2))] for x in zl.static(range(parts))]
-        product = [zl.f32(0) for _ in zl.static(range(BN // 2))] if KIND == "block" else accs[0]
-        for unit in range(zl.block_index(0), units, zl.num_blocks(0)):
-            tile = unit // splits
-            part = unit % splits
-            m, n = tile_place(tile, token_tiles, row_tiles)
-            first = part * steps // splits
-            previous = zl.i32(-1)
-            for step in range(first, (part + 1) * steps // splits):
-                zl.mbarrier_wait(full + slot, parity)
-                a_desc = base + zl.u64((slot * stage_bytes + group * (parts * 64 * ROW_BYTES)) // 16)
-                w_desc = base + zl.u64((slot * stage_bytes + BM * ROW_BYTES) // 16)
-                if KIND == "block":
-                    # k of a stage is that of a block of scales: its sums are scaled in f32 before they are added up.
-                    at = n * tile_cols // SCALE_BLOCK * steps + step
-                    gate_scale = w_scale[at]
-                    up_scale = w_scale[(cols + n * tile_cols) // SCALE_BLOCK * steps + step] if GATED else gate_scale
-                    for x in zl.static(range(parts)):
-                        zl.wgmma_fence()
-                        for k in zl.static(range(4)):
-                            zl.wgmma_e4m3(product, a_desc + (k * 2 + x * 512), w_desc + k * 2, BN, k > 0)
-                        zl.wgmma_commit()
-                        zl.wgmma_wait(0, product)
-                        if step == first:
-                            for i in zl.static(range(BN // 2)):
-                                accs[x][i] = product[i] * (gate_scale if i < BN // 4 else up_scale)
-                        else:
-                            for i in zl.static(range(BN // 2)):
-                                accs[x][i] = zl.fma(product[i], gate_scale if i < BN // 4 else up_scale, accs[x][i])
-                else:
-                    zl.wgmma_fence()
-                    for k in zl.static(range(4)):
-                        for x in zl.static(range(parts)):
-                            onto = True if k > 0 else step > first
-                            if KIND == "e4m3":
-                                zl.wgmma_e4m3(accs[x], a_desc + (k * 2 + x * 512), w_desc + k * 2, BN, onto)
-                            else:
-                                zl.wgmma_bf16(accs[x], a_desc + (k * 2 + x * 512), w_desc + k * 2, BN, onto)
-                    zl.wgmma_commit()
-                    # One group of products stays in flight; the stage of the one before is free.
-                    zl.wgmma_wait(1)
-                if previous >= 0:
-                    if thread % 128 == 0:
-                        zl.mbarrier_arrive(empty + previous)
-                previous = slot
-                slot += 1
-                if slot == STAGES:
-                    slot = 0
-                    parity = parity ^ 1
-            zl.wgmma_wait(0, *accs)
-            if thread % 128 == 0:
-                zl.mbarrier_arrive(empty + previous)
-            if unit == zl.block_index(0):
-                zl.grid_wait()
-            complete = splits <= 1
-            if splits > 1:
-                complete = sum_parts(accs, partial, unit, tile, splits, counters, last, thread, THREADS - 128, BN)
-            if complete:
-                store_tile(
-                    accs,
-                    out,
-                    bias,
-                    a_scale,
-                    w_scale,
-                    m * BM + group * (parts * 64) + zl.warp_index() % 4 * 16 + lane // 4,
-                    n * tile_cols + lane % 4 * 2,
-                    tokens,
-                    cols,
-                    stride,
-                    per_row,
-                    has_bias,
-                    mode,
-                    linear,
-                    cubic,
-                    BN,
-                    GATED,
-                    KIND,
-                )
+        ends = Ends(out, bias, tokens, cols, has_bias, mode, linear, cubic, a_scale, w_scale, per_row, stride)
+        consume(ring, units, ends, (partial, counters, last), form)

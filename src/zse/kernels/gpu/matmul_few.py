@@ -13,20 +13,7 @@ result does not depend on the other tokens.
 """
 
 from zse import kernel as zl
-from zse.kernels.gpu.matmul_tiles import (
-    GATED_SILU,
-    PITCH,
-    UNIT,
-    copy_next,
-    finish_unit,
-    load_scales,
-    low_bits,
-    pieces,
-    point,
-    slot_bytes,
-    state_of,
-    sums_bytes,
-)
+from zse.kernels.gpu.matmul_tiles import PITCH, load_scales, low_bits, pieces, product_of, start, stream, sums_bytes
 
 TOKENS = 4
 CHUNK = 128
@@ -81,8 +68,9 @@ def prepare(words, at, facts, lane, GROUP):
 
 
 @zl.inline
-def load_chunk(x, a_lane, chunk, here, width, lane):
+def load_chunk(x, a_lane, chunk, p):
     """This lane's four columns of a chunk, of every token; zero past the last."""
+    width, here, lane = p.width, p.here, p.lane
     k = chunk * CHUNK
     inside = k + lane * 4 < width
     for m in zl.static(range(TOKENS)):
@@ -117,9 +105,11 @@ def weight_bytes(words, i, KIND, t):
 
 
 @zl.inline
-def multiply(acc, slot, at, facts, lane, symmetric, KIND, GROUP):
-    """acc[row] += a chunk of weights in a slot, times the token of this lane's columns. at: of the lane's columns'
-    bytes."""
+def multiply(acc, slot, chunk, columns, facts, token, product):
+    """acc[row] += a chunk of weights in a slot, times the token of this lane's columns."""
+    lane, here, KIND, GROUP = product.lane, product.here, product.KIND, product.GROUP
+    at = columns + ((chunk * here + token) * 256 + lane // 4 % 2 * 64 + lane % 4 * 16)
+    facts = facts + (chunk * here + min(lane % 4, here - 1)) * (1 + totals(GROUP))
     t = lane % 4
     place = slot + ((lane // 16) * 256 + t * 64 + ((lane // 4 % 4) ^ (t & 2)) * 16)
     words = [zl.load(zl.cast_ptr(place + i * 512, zl.u32), 4) for i in zl.static(range(pieces(KIND, CHUNK)))]
@@ -135,12 +125,37 @@ def multiply(acc, slot, at, facts, lane, symmetric, KIND, GROUP):
                 if size == 16:  # a mma has two groups: the other one's weights are zero
                     w = [w[0], w[1], zl.u32(0), zl.u32(0)] if p % 2 == 0 else [zl.u32(0), zl.u32(0), w[2], w[3]]
                 zl.mma_u8s8(part[4 * r : 4 * r + 4], w, b)
-        scales, offsets = load_scales(slot, lane, p, symmetric, KIND, GROUP, CHUNK)
+        scales, offsets = load_scales(slot, p, product)
         s, total = facts[0], facts[1 + p]
         for j in zl.static(range(4)):
             dot = zl.f32(part[2 * j] * 256 + part[2 * j + 1]) * s
             acc[j] = zl.fma(scales[j], dot, acc[j])
             acc[j] = zl.fma(offsets[j], total, acc[j])
+
+
+@zl.inline
+def load_first(unit, x, a_lane, p):
+    if unit == zl.block_index(0):
+        load_chunk(x, a_lane, p.warp, p)
+
+
+@zl.inline
+def prepare_chunk(unit, chunk, x, a_lane, columns, facts, p):
+    """In the first unit: prepare the activations of a chunk, and ask for the next."""
+    if unit == zl.block_index(0):
+        for m in zl.static(range(TOKENS)):
+            if m < p.here:
+                place = chunk * p.here + m
+                at = facts + place * (1 + totals(p.GROUP))
+                prepare(x[2 * m : 2 * m + 2], columns + place * 256, at, p.lane, p.GROUP)
+        load_chunk(x, a_lane, chunk + p.WARPS, p)
+
+
+@zl.inline
+def leave(acc, sums, p):
+    """This warp's sums: lane (g, t) has four rows of token t."""
+    if p.lane % 4 < p.here:
+        zl.store(sums + (p.lane % 4 * PITCH + 4 * (p.lane // 4)), zl.make_vector(acc[0], acc[1], acc[2], acc[3]))
 
 
 @zl.kernel
@@ -167,87 +182,22 @@ def matmul_few(
 ):
     """Grid (blocks that share the units, groups of 4 tokens). tokens of a block times width rounded up to CHUNK: at
     most ELEMENTS. The parameters are matmul_small's."""
-    sources = (w, high, scale, offset)
-    WARPS = zl.target.threads // 32
-    FACTS = 1 + totals(GROUP)
-    nbytes = slot_bytes(KIND, GROUP, CHUNK)
-    lane, warp = zl.lane_index(), zl.warp_index()
-    g, t = lane // 4, lane % 4
-    chunks = (width + (CHUNK - 1)) // CHUNK
-    gated = zl.i32(mode >= GATED_SILU)
-    units = (rows // 2 + 15) // 16 if gated != 0 else (rows + (UNIT - 1)) // UNIT
-    ring = zl.shared_array(zl.u8, WARPS * STAGES * nbytes, align=128)
-    sums = zl.shared_array(zl.f32, sums_bytes(WARPS, TOKENS) // 4)
+    shape = (rows, width, groups, shift, symmetric, scaling)
+    p = product_of(w, high, scale, offset, bias, out, tokens, shape, has_bias, mode, KIND, GROUP, CHUNK, STAGES, TOKENS)
     columns = zl.shared_array(zl.u8, ELEMENTS * 2, align=128)  # [chunk][token][64 columns][high, low][64]
-    facts = zl.shared_array(zl.f32, ELEMENTS // CHUNK * FACTS)  # [chunk][token]
-    mine = ring + warp * (STAGES * nbytes)
-    first_token = zl.block_index(1) * TOKENS
-    here = min(tokens - first_token, TOKENS)
-    sizes = (rows, width, groups, shift, scaling, gated, symmetric)
-    limits = (warp, chunks, units)
-    zl.grid_launch_dependents()
-
-    following = [
-        zl.block_index(0) if warp < chunks else units,
-        warp + 0,
-    ]  # copied next: STAGES - 1 ahead of what is computed
-    at = [w + 0 for _ in zl.static(range(state_of(KIND)))]
-    point(at, sources, sizes, following[0], following[1], lane, KIND, CHUNK)
-    for s in zl.static(range(STAGES - 1)):
-        copy_next(mine + s * nbytes, at, following, sources, sizes, limits, lane, KIND, GROUP, CHUNK, WARPS)
+    facts = zl.shared_array(zl.f32, ELEMENTS // CHUNK * (1 + totals(GROUP)))  # [chunk][token]
+    following, at = start(p)
     zl.grid_wait()
-    a_lane = a + (zl.i64(first_token) * width + lane * 4)
+    a_lane = a + (zl.i64(p.first_token) * width + p.lane * 4)
     x = [zl.u32(0) for _ in zl.static(range(2 * TOKENS))]  # the activations of the chunk that is prepared next
-    token = min(g // 2, here - 1)  # whose activations are this lane's column
-    slot, buffer = zl.i32(0), zl.i32(0)
-    for unit in range(zl.block_index(0), units, zl.num_blocks(0)):
-        acc = [zl.f32(0) for _ in zl.static(range(4))]
-        fresh = unit == zl.block_index(0)
-        if fresh:
-            load_chunk(x, a_lane, warp, here, width, lane)
-        for chunk in range(warp, chunks, WARPS):
-            if fresh:
-                for m in zl.static(range(TOKENS)):
-                    if m < here:
-                        place = chunk * here + m
-                        prepare(x[2 * m : 2 * m + 2], columns + place * 256, facts + place * FACTS, lane, GROUP)
-                load_chunk(x, a_lane, chunk + WARPS, here, width, lane)
-            zl.copy_wait(STAGES - 2)
-            zl.warp_barrier()  # every lane's copies are here, and every lane is done with the slot that is filled next
-            free = slot - 1 if slot > 0 else zl.i32(STAGES - 1)
-            copy_next(mine + free * nbytes, at, following, sources, sizes, limits, lane, KIND, GROUP, CHUNK, WARPS)
-            full = mine + slot * nbytes
-            multiply(
-                acc,
-                full,
-                columns + ((chunk * here + token) * 256 + g % 2 * 64 + t * 16),
-                facts + (chunk * here + min(t, here - 1)) * FACTS,
-                lane,
-                symmetric,
-                KIND,
-                GROUP,
-            )
-            slot = slot + 1 if slot < STAGES - 1 else zl.i32(0)
-
-        if t < here:
-            zl.store(
-                sums + ((buffer * WARPS + warp) * TOKENS + t) * PITCH + 4 * g,
-                zl.make_vector(acc[0], acc[1], acc[2], acc[3]),
-            )
-        zl.barrier()  # the only one of a unit: the next unit's sums go to the other buffer
-        finish_unit(
-            sums + buffer * (WARPS * TOKENS * PITCH),
-            unit,
-            here,
-            first_token,
-            scale,
-            bias,
-            out,
-            sizes,
-            has_bias,
-            mode,
-            KIND,
-            WARPS,
-            TOKENS,
-        )
-        buffer = 1 - buffer
+    token = min(p.lane // 4 // 2, p.here - 1)  # whose activations are this lane's column
+    stream(
+        p,
+        following,
+        at,
+        4,
+        (load_first, x, a_lane, p),
+        (prepare_chunk, x, a_lane, columns, facts, p),
+        (multiply, columns, facts, token, p),
+        (leave, p),
+    )

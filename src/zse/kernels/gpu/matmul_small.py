@@ -17,22 +17,7 @@ The accumulation is f32 of exact products. What a token gets does not depend on 
 """
 
 from zse import kernel as zl
-from zse.kernels.gpu.matmul_tiles import (
-    GATED_SILU,
-    INTEGERS,
-    ITEM,
-    PITCH,
-    UNIT,
-    copy_next,
-    finish_unit,
-    load_scales,
-    low_bits,
-    pieces,
-    point,
-    slot_bytes,
-    state_of,
-    sums_bytes,
-)
+from zse.kernels.gpu.matmul_tiles import INTEGERS, ITEM, PITCH, load_scales, low_bits, pieces, product_of, start, stream
 
 TOKENS = 8  # columns of one mma
 ONES = 0x3F803F80  # two bf16 ones
@@ -64,8 +49,9 @@ def dequantize_e4m3(word):
 
 
 @zl.inline
-def load_tokens(b, a_row, chunk, width, t, KIND, CHUNK):
+def load_tokens(unit, chunk, b, a_row, p):
     """The B fragments of a chunk into b: two words for every 16 columns; columns past the last are zero."""
+    width, t, KIND, CHUNK = p.width, p.lane % 4, p.KIND, p.CHUNK
     first = chunk * CHUNK
     if first + CHUNK <= width:
         for column, per_lane, words, at in token_loads(KIND, CHUNK):
@@ -81,8 +67,9 @@ def load_tokens(b, a_row, chunk, width, t, KIND, CHUNK):
 
 
 @zl.inline
-def multiply_integers(acc, slot, b, lane, symmetric, KIND, GROUP, CHUNK):
+def multiply_integers(acc, slot, b, product):
     """acc += a chunk of quantized weights in a slot, times the tokens."""
+    lane, KIND, GROUP, CHUNK = product.lane, product.KIND, product.GROUP, product.CHUNK
     g, t = lane // 4, lane % 4
     per = CHUNK // 32
     place = slot + ((lane // 16) * 256 + t * 64 + ((g % 4) ^ (t & 2)) * 16)
@@ -115,7 +102,7 @@ def multiply_integers(acc, slot, b, lane, symmetric, KIND, GROUP, CHUNK):
                 zl.mma_bf16(part[0:4], [f[0], f[2], f[1], f[3]], fb)
                 zl.mma_bf16(part[4:8], [f[4], f[6], f[5], f[7]], fb)
             zl.mma_bf16(total, [zl.u32(ONES), zl.u32(ONES), zl.u32(ONES), zl.u32(ONES)], fb)
-        scales, offsets = load_scales(slot, lane, p, symmetric, KIND, GROUP, CHUNK)
+        scales, offsets = load_scales(slot, p, product)
         for q in zl.static(range(4)):
             base = zl.fma(scales[q], -constant, offsets[q])
             for c in zl.static(range(2)):
@@ -133,8 +120,9 @@ def split_bf16(v):
 
 
 @zl.inline
-def multiply_dense(acc, slot, b, lane, scaling, KIND, CHUNK):
+def multiply_dense(acc, slot, b, product):
     """acc += a chunk of dense or fp8 weights in a slot, times the tokens."""
+    lane, scaling, KIND, CHUNK = product.lane, product.scaling, product.KIND, product.CHUNK
     item = ITEM[KIND]
     per = CHUNK * item // 64
     place = slot + lane * 16
@@ -180,6 +168,29 @@ def multiply_dense(acc, slot, b, lane, scaling, KIND, CHUNK):
                             )
 
 
+@zl.inline
+def nothing(unit):
+    pass
+
+
+@zl.inline
+def multiply(acc, slot, chunk, b, product):
+    if product.KIND in INTEGERS:
+        multiply_integers(acc, slot, b, product)
+    else:
+        multiply_dense(acc, slot, b, product)
+
+
+@zl.inline
+def leave(acc, sums, product):
+    """This warp's sums: lane (g, t) has four rows of tokens 2 t and 2 t + 1."""
+    g, t = product.lane // 4, product.lane % 4
+    for c in zl.static(range(2)):
+        if 2 * t + c < product.here:
+            four = zl.make_vector(acc[c], acc[2 + c], acc[4 + c], acc[6 + c])
+            zl.store(sums + ((2 * t + c) * PITCH + 4 * g), four)
+
+
 @zl.kernel
 def matmul_small(
     w: zl.Ptr[zl.u8, "const"],
@@ -206,71 +217,10 @@ def matmul_small(
     """Grid (blocks that share the units, groups of 8 tokens). groups: scales of a row; shift: of class 32 and 0, log2
     of a group in multiples of 32 or of the chunk (31: the row); scaling (e4m3): 0 a scale per row, 1 one, 2 one per
     128 x 128; mode: STORE, ..."""
-    sources = (w, high, scale, offset)
-    WARPS = zl.target.threads // 32
-    nbytes = slot_bytes(KIND, GROUP, CHUNK)
-    lane, warp = zl.lane_index(), zl.warp_index()
-    g, t = lane // 4, lane % 4
-    chunks = (width + (CHUNK - 1)) // CHUNK
-    gated = zl.i32(mode >= GATED_SILU)
-    units = (rows // 2 + 15) // 16 if gated != 0 else (rows + (UNIT - 1)) // UNIT
-    ring = zl.shared_array(zl.u8, WARPS * STAGES * nbytes, align=128)
-    sums = zl.shared_array(zl.f32, sums_bytes(WARPS, TOKENS) // 4)
-    mine = ring + warp * (STAGES * nbytes)
-    first_token = zl.block_index(1) * TOKENS
-    here = min(tokens - first_token, TOKENS)  # tokens of this block
-    sizes = (rows, width, groups, shift, scaling, gated, symmetric)
-    limits = (warp, chunks, units)
-    zl.grid_launch_dependents()
-
-    following = [
-        zl.block_index(0) if warp < chunks else units,
-        warp + 0,
-    ]  # copied next: STAGES - 1 ahead of what is computed
-    at = [w + 0 for _ in zl.static(range(state_of(KIND)))]
-    point(at, sources, sizes, following[0], following[1], lane, KIND, CHUNK)
-    for s in zl.static(range(STAGES - 1)):
-        copy_next(mine + s * nbytes, at, following, sources, sizes, limits, lane, KIND, GROUP, CHUNK, WARPS)
+    shape = (rows, width, groups, shift, symmetric, scaling)
+    p = product_of(w, high, scale, offset, bias, out, tokens, shape, has_bias, mode, KIND, GROUP, CHUNK, STAGES, TOKENS)
+    following, at = start(p)
     zl.grid_wait()
-    a_row = a + zl.i64(first_token + min(g, here - 1)) * width
+    a_row = a + zl.i64(p.first_token + min(p.lane // 4, p.here - 1)) * width
     b = [zl.u32(0) for _ in zl.static(range(CHUNK // 8))]
-    slot, buffer = zl.i32(0), zl.i32(0)
-    for unit in range(zl.block_index(0), units, zl.num_blocks(0)):
-        acc = [zl.f32(0) for _ in zl.static(range(8))]
-        for chunk in range(warp, chunks, WARPS):
-            load_tokens(b, a_row, chunk, width, t, KIND, CHUNK)
-            zl.copy_wait(STAGES - 2)
-            zl.warp_barrier()  # every lane's copies are here, and every lane is done with the slot that is filled next
-            free = slot - 1 if slot > 0 else zl.i32(STAGES - 1)
-            copy_next(mine + free * nbytes, at, following, sources, sizes, limits, lane, KIND, GROUP, CHUNK, WARPS)
-            full = mine + slot * nbytes
-            if KIND in INTEGERS:
-                multiply_integers(acc, full, b, lane, symmetric, KIND, GROUP, CHUNK)
-            else:
-                multiply_dense(acc, full, b, lane, scaling, KIND, CHUNK)
-            slot = slot + 1 if slot < STAGES - 1 else zl.i32(0)
-
-        mine_sums = sums + (buffer * WARPS + warp) * (TOKENS * PITCH)
-        for c in zl.static(range(2)):
-            if 2 * t + c < here:
-                zl.store(
-                    mine_sums + ((2 * t + c) * PITCH + 4 * g),
-                    zl.make_vector(acc[c], acc[2 + c], acc[4 + c], acc[6 + c]),
-                )
-        zl.barrier()  # the only one of a unit: the next unit's sums go to the other buffer
-        finish_unit(
-            sums + buffer * (WARPS * TOKENS * PITCH),
-            unit,
-            here,
-            first_token,
-            scale,
-            bias,
-            out,
-            sizes,
-            has_bias,
-            mode,
-            KIND,
-            WARPS,
-            TOKENS,
-        )
-        buffer = 1 - buffer
+    stream(p, following, at, 8, (nothing,), (load_tokens, b, a_row, p), (multiply, b, p), (leave, p))

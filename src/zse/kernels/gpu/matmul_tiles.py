@@ -7,6 +7,8 @@ their scales. The order of k inside a mma is a permutation, the same for both op
 contiguous in memory.
 """
 
+from typing import Any, NamedTuple
+
 from zse import kernel as zl
 from zse.kernels.activation import activate
 
@@ -44,6 +46,103 @@ def sums_bytes(warps: int, tokens: int) -> int:
     return 2 * warps * tokens * PITCH * 4
 
 
+class BlockProduct(NamedTuple):
+    """What a block computes: the kernel's parameters (see matmul_small), its tokens, and where it works."""
+
+    w: Any
+    high: Any
+    scale: Any
+    offset: Any
+    bias: Any
+    out: Any
+    rows: Any
+    width: Any
+    groups: Any
+    shift: Any
+    symmetric: Any
+    scaling: Any
+    has_bias: Any
+    mode: Any
+    gated: Any  # whether the weights are gates and ups
+    first_token: Any
+    here: Any  # tokens
+    lane: Any
+    warp: Any
+    chunks: Any  # of a row
+    units: Any
+    ring: Any  # this warp's slots
+    sums: Any  # of all warps
+    KIND: str
+    GROUP: int
+    CHUNK: int
+    STAGES: int
+    WARPS: int
+    TOKENS: int  # most of a block
+
+    @property
+    def slot_bytes(self) -> int:
+        return slot_bytes(self.KIND, self.GROUP, self.CHUNK)
+
+
+@zl.inline
+def product_of(w, high, scale, offset, bias, out, tokens, shape, has_bias, mode, KIND, GROUP, CHUNK, STAGES, TOKENS):
+    """The BlockProduct of this block, with its shared memory. shape: (rows, width, groups, shift, symmetric, scaling)."""
+    rows, width, groups, shift, symmetric, scaling = shape
+    WARPS = zl.target.threads // 32
+    nbytes = slot_bytes(KIND, GROUP, CHUNK)
+    lane, warp = zl.lane_index(), zl.warp_index()
+    chunks = (width + (CHUNK - 1)) // CHUNK
+    gated = zl.i32(mode >= GATED_SILU)
+    units = (rows // 2 + 15) // 16 if gated != 0 else (rows + (UNIT - 1)) // UNIT
+    ring = zl.shared_array(zl.u8, WARPS * STAGES * nbytes, align=128)
+    sums = zl.shared_array(zl.f32, sums_bytes(WARPS, TOKENS) // 4)
+    mine = ring + warp * (STAGES * nbytes)
+    first_token = zl.block_index(1) * TOKENS
+    here = min(tokens - first_token, TOKENS)
+    weights = (w, high, scale, offset, bias, out, rows, width, groups, shift, symmetric, scaling, has_bias, mode, gated)
+    places = (first_token, here, lane, warp, chunks, units, mine, sums)
+    return BlockProduct(*weights, *places, KIND, GROUP, CHUNK, STAGES, WARPS, TOKENS)
+
+
+@zl.inline
+def start(p):
+    """Start the copies of this warp's first chunks. Returns what they go on with: [unit, chunk] that is copied next,
+    STAGES - 1 ahead of what is computed, and pointers there."""
+    zl.grid_launch_dependents()
+    following = [zl.block_index(0) if p.warp < p.chunks else p.units, p.warp + 0]
+    at = [p.w + 0 for _ in zl.static(range(state_of(p.KIND)))]
+    point(at, p, following[0], following[1])
+    for s in zl.static(range(p.STAGES - 1)):
+        copy_next(p.ring + s * p.slot_bytes, at, following, p)
+    return following, at
+
+
+@zl.inline
+def stream(p, following, at, acc_count, begin, prepare, multiply, leave):
+    """The product: every warp's chunks of all units of this block pass its ring and are multiplied. following, at: of
+    start().
+
+    begin, prepare, multiply, leave: tuples of an inline function and what else it takes: begin(unit); prepare(unit,
+    chunk), before the chunk's weights are waited for; multiply(acc, slot, chunk); leave(acc, sums): this warp's sums of
+    the unit."""
+    slot, buffer = zl.i32(0), zl.i32(0)
+    for unit in range(zl.block_index(0), p.units, zl.num_blocks(0)):
+        acc = [zl.f32(0) for _ in zl.static(range(acc_count))]
+        begin[0](unit, *begin[1:])
+        for chunk in range(p.warp, p.chunks, p.WARPS):
+            prepare[0](unit, chunk, *prepare[1:])
+            zl.copy_wait(p.STAGES - 2)
+            zl.warp_barrier()  # every lane's copies are here, and every lane is done with the slot that is filled next
+            free = slot - 1 if slot > 0 else zl.i32(p.STAGES - 1)
+            copy_next(p.ring + free * p.slot_bytes, at, following, p)
+            multiply[0](acc, p.ring + slot * p.slot_bytes, chunk, *multiply[1:])
+            slot = slot + 1 if slot < p.STAGES - 1 else zl.i32(0)
+        leave[0](acc, p.sums + (buffer * p.WARPS + p.warp) * (p.TOKENS * PITCH), *leave[1:])
+        zl.barrier()  # the only one of a unit: the next unit's sums go to the other buffer
+        finish_unit(p.sums + buffer * (p.WARPS * p.TOKENS * PITCH), unit, p)
+        buffer = 1 - buffer
+
+
 @zl.inline
 def low_bits(word, s):
     """The four low (s = 0) or high nibbles of a word as bytes."""
@@ -67,21 +166,20 @@ def state_of(kind: str) -> int:
 
 
 @zl.inline
-def point(at, sources, sizes, unit, chunk, lane, KIND, CHUNK):
+def point(at, p, unit, chunk):
     """Let the pointers in `at` show where this lane's weights of a chunk of a unit begin."""
-    w, high, scale, offset = sources
-    rows, width, groups, shift, scaling, gated, symmetric = sizes
-    g, t = lane // 4, lane % 4
-    row = first_row(unit, g // 4, rows, gated)
+    rows, width, KIND, CHUNK = p.rows, p.width, p.KIND, p.CHUNK
+    g, t = p.lane // 4, p.lane % 4
+    row = first_row(unit, g // 4, rows, p.gated)
     if KIND in INTEGERS:
         q_bytes, high_bytes = block_bytes(KIND)
         block = zl.i64(min(row // 16, (rows + 15) // 16 - 1) * (width // 32) + chunk * (CHUNK // 32))
-        at[0] = w + (block * q_bytes + (t * 64 + g % 4 * 16))
-        at[1] = high + (block * high_bytes + g % 4 * 16)
+        at[0] = p.w + (block * q_bytes + (t * 64 + g % 4 * 16))
+        at[1] = p.high + (block * high_bytes + g % 4 * 16)
     else:
         item = ITEM[KIND]
         for j in zl.static(range(4)):
-            at[j] = w + (
+            at[j] = p.w + (
                 zl.i64(min(row + (g % 4 * 4 + j), rows - 1)) * (width * item) + (chunk * (CHUNK * item) + t * 16)
             )
 
@@ -111,11 +209,10 @@ def copy_weights(to, at, last, KIND, CHUNK, WHOLE):
 
 
 @zl.inline
-def copy_chunk(slot, at, sources, sizes, unit, chunk, lane, KIND, GROUP, CHUNK):
+def copy_chunk(slot, at, p, unit, chunk):
     """Start the copies of this lane's weights of a chunk (`at` points there), and of the scales, into a slot of the
     ring."""
-    w, high, scale, offset = sources
-    rows, width, groups, shift, scaling, gated, symmetric = sizes
+    rows, width, groups, lane, KIND, GROUP, CHUNK = p.rows, p.width, p.groups, p.lane, p.KIND, p.GROUP, p.CHUNK
     g, t = lane // 4, lane % 4
     whole = chunk * CHUNK + CHUNK <= width
     if KIND in INTEGERS:
@@ -132,51 +229,51 @@ def copy_chunk(slot, at, sources, sizes, unit, chunk, lane, KIND, GROUP, CHUNK):
         # Lane t of four copies the scales of groups t, t + 4 of the chunk; class 32 is any multiple of 32, class 0 of
         # the chunk.
         nbytes, step = scale_bytes(KIND, GROUP, CHUNK), GROUP or CHUNK
-        tile = min(first_row(unit, g // 4, rows, gated) // 16, (rows + 15) // 16 - 1)
+        tile = min(first_row(unit, g // 4, rows, p.gated) // 16, (rows + 15) // 16 - 1)
         for s in zl.static(range(nbytes // 256)):
             index = chunk * (CHUNK // step) + min(s * 4 + t, CHUNK // step - 1)
-            index = min(index >> shift if GROUP in (0, 32) else index, groups - 1)
+            index = min(index >> p.shift if GROUP in (0, 32) else index, groups - 1)
             source = zl.i64(tile * groups + index) * 32 + (g % 4) * 8
             to_scale = slot + (pieces(KIND, CHUNK) * 512 + s * 256 + lane * 8)
-            zl.copy_async(to_scale, scale + source, 8)
-            if symmetric == 0:
-                zl.copy_async(to_scale + nbytes, offset + source, 8)
+            zl.copy_async(to_scale, p.scale + source, 8)
+            if p.symmetric == 0:
+                zl.copy_async(to_scale + nbytes, p.offset + source, 8)
     if KIND == "e4m3":
-        if scaling == 2:
-            at_block = (first_row(unit, g // 4, rows, gated) // 128) * ((width + 127) // 128) + chunk * CHUNK // 128
-            zl.copy_async(slot + (pieces(KIND, CHUNK) * 512 + lane * 4), scale + at_block * 4, 4)
+        if p.scaling == 2:
+            at_block = (first_row(unit, g // 4, rows, p.gated) // 128) * ((width + 127) // 128) + chunk * CHUNK // 128
+            zl.copy_async(slot + (pieces(KIND, CHUNK) * 512 + lane * 4), p.scale + at_block * 4, 4)
 
 
 @zl.inline
-def copy_next(slot, at, following, sources, sizes, limits, lane, KIND, GROUP, CHUNK, WARPS):
+def copy_next(slot, at, following, p):
     """Start the copies of `following` = [unit, chunk], the next that this warp needs, and move it on."""
-    warp, chunks, units = limits
-    if following[0] < units:
-        copy_chunk(slot, at, sources, sizes, following[0], following[1], lane, KIND, GROUP, CHUNK)
-        following[1] += WARPS
-        if following[1] < chunks:
-            if KIND in INTEGERS:
-                q_bytes, high_bytes = block_bytes(KIND)
-                at[0] = at[0] + WARPS * (CHUNK // 32) * q_bytes
-                at[1] = at[1] + WARPS * (CHUNK // 32) * high_bytes
+    if following[0] < p.units:
+        copy_chunk(slot, at, p, following[0], following[1])
+        following[1] += p.WARPS
+        if following[1] < p.chunks:
+            if p.KIND in INTEGERS:
+                q_bytes, high_bytes = block_bytes(p.KIND)
+                at[0] = at[0] + p.WARPS * (p.CHUNK // 32) * q_bytes
+                at[1] = at[1] + p.WARPS * (p.CHUNK // 32) * high_bytes
             else:
                 for j in zl.static(range(4)):
-                    at[j] = at[j] + WARPS * CHUNK * ITEM[KIND]
+                    at[j] = at[j] + p.WARPS * p.CHUNK * ITEM[p.KIND]
         else:
             following[0] += zl.num_blocks(0)
-            following[1] = warp + 0
-            point(at, sources, sizes, following[0], following[1], lane, KIND, CHUNK)
+            following[1] = p.warp + 0
+            point(at, p, following[0], following[1])
     zl.copy_commit()
 
 
 @zl.inline
-def load_scales(slot, lane, p, symmetric, KIND, GROUP, CHUNK):
-    """The scales and offsets of this lane's four rows for group p of the chunk, f32."""
-    source = lane if GROUP == 0 else lane // 4 * 4 + p % 4
-    at = slot + (pieces(KIND, CHUNK) * 512 + p // 4 * 256 + source * 8)
+def load_scales(slot, n, p):
+    """The scales and offsets of this lane's four rows for group n of the chunk, f32."""
+    KIND, GROUP, CHUNK = p.KIND, p.GROUP, p.CHUNK
+    source = p.lane if GROUP == 0 else p.lane // 4 * 4 + n % 4
+    at = slot + (pieces(KIND, CHUNK) * 512 + n // 4 * 256 + source * 8)
     scales = zl.convert(zl.load(zl.cast_ptr(at, zl.f16), 4), zl.f32)
     offsets = [scales[q] * -MIDDLE[KIND] for q in zl.static(range(4))]
-    if symmetric == 0:
+    if p.symmetric == 0:
         stored = zl.convert(zl.load(zl.cast_ptr(at + scale_bytes(KIND, GROUP, CHUNK), zl.f16), 4), zl.f32)
         for q in zl.static(range(4)):
             offsets[q] = stored[q]
@@ -184,21 +281,21 @@ def load_scales(slot, lane, p, symmetric, KIND, GROUP, CHUNK):
 
 
 @zl.inline
-def row_factor(scale, row, scaling, KIND):
+def row_factor(p, row):
     """What a row's sum is multiplied by in the end."""
-    if KIND == "e4m3":
-        factors = zl.cast_ptr(scale, zl.f32)
-        return zl.f32(1) if scaling == 2 else factors[row if scaling == 0 else 0]
+    if p.KIND == "e4m3":
+        factors = zl.cast_ptr(p.scale, zl.f32)
+        return zl.f32(1) if p.scaling == 2 else factors[row if p.scaling == 0 else 0]
     return zl.f32(1)
 
 
 @zl.inline
-def finish_unit(sums, unit, tokens, first_token, scale, bias, out, sizes, has_bias, mode, KIND, WARPS, TOKENS):
-    """Add the warps' sums [WARPS][TOKENS][PITCH] of a unit in their order, and write its rows for `tokens` tokens."""
-    rows, width, groups, shift, scaling, gated, symmetric = sizes
+def finish_unit(sums, unit, p):
+    """Add the warps' sums [WARPS][TOKENS][PITCH] of a unit in their order, and write its rows."""
+    rows, gated, mode, out, WARPS, TOKENS = p.rows, p.gated, p.mode, p.out, p.WARPS, p.TOKENS
     bits = zl.i32(4) if gated != 0 else zl.i32(5)
     num_rows = rows // 2 if gated != 0 else rows
-    for i in range(zl.thread_index(), tokens << bits, zl.target.threads):
+    for i in range(zl.thread_index(), p.here << bits, zl.target.threads):
         token, r = i >> bits, i & ((1 << bits) - 1)
         row = (unit << bits) + r
         if row < num_rows:
@@ -206,10 +303,10 @@ def finish_unit(sums, unit, tokens, first_token, scale, bias, out, sizes, has_bi
             total = at_sum[0]
             for n in zl.static(range(1, WARPS)):
                 total += at_sum[n * (TOKENS * PITCH)]
-            total = total * row_factor(scale, row, scaling, KIND)
-            if has_bias != 0:
-                total += bias[row]
-            at_out = zl.i64(first_token + token) * num_rows + row
+            total = total * row_factor(p, row)
+            if p.has_bias != 0:
+                total += p.bias[row]
+            at_out = zl.i64(p.first_token + token) * num_rows + row
             if mode == STORE:
                 out[at_out] = total
             elif mode == ACCUMULATE:
@@ -219,9 +316,9 @@ def finish_unit(sums, unit, tokens, first_token, scale, bias, out, sizes, has_bi
                     up = at_sum[16]
                     for n in zl.static(range(1, WARPS)):
                         up += at_sum[n * (TOKENS * PITCH) + 16]
-                    up = up * row_factor(scale, row + num_rows, scaling, KIND)
-                    if has_bias != 0:
-                        up += bias[row + num_rows]
+                    up = up * row_factor(p, row + num_rows)
+                    if p.has_bias != 0:
+                        up += p.bias[row + num_rows]
                     total = (activate(total, "gelu_tanh") if mode == GATED_GELU else activate(total, "silu")) * up
                 to = zl.cast_ptr(out, zl.bf16)
                 to[at_out] = zl.convert(total, zl.bf16)
