@@ -31,7 +31,7 @@ def test_reference(op):
 
 def test_a_head_of_a_quarter_million_rows():
     """More tiles than there are counters for tiles in parts, memory beside which is not zero."""
-    from zse.kernels.gpu.gemm_cases import make_case
+    from zse.kernels.gpu.matmul_cases import make_case
     from zse.kernels.table import all_ops
     from zse.quant.scheme import AffineScheme
 

@@ -35,7 +35,7 @@ def test_lines(device):
 def test_sizes_of_matmul_are_checked(device, monkeypatch):
     """The same cases with small matrices: all formats, the parts that are compared, and a result that is wrong."""
     monkeypatch.setattr(
-        matmul_sizes, "SHAPES", {"qkv": (96, 256, ""), "o": (64, 256, "accumulate"), "gate_up": (256, 256, "silu")}
+        matmul_sizes, "SHAPES", {"qkv": (96, 256, "store"), "o": (64, 256, "accumulate"), "gate_up": (256, 256, "silu")}
     )
     monkeypatch.setattr(matmul_sizes, "TOKENS", (1, 8))
     seen = set()

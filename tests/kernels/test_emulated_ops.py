@@ -67,7 +67,7 @@ def test_reference(op, most, like, kept_kernels):
 
 def test_more_tiles_than_multiprocessors_have_counters(kept_kernels):
     """Parts of tiles among the last of many: counted within the counters' memory."""
-    from zse.kernels.gpu.gemm_cases import MANY_TILES, make_case
+    from zse.kernels.gpu.matmul_cases import MANY_TILES, make_case
     from zse.kernels.table import all_ops
     from zse.quant.scheme import DenseScheme
 

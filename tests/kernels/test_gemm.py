@@ -7,8 +7,8 @@ from zse import kernel as zl
 from zse.kernel.language import PointerType
 from zse.kernel.targets.cuda import CudaTarget
 from zse.kernels.gpu import gemm, gemm_launch, gemm_parts
-from zse.kernels.gpu.gemm_cases import SCHEMES
 from zse.kernels.gpu.matmul import variants
+from zse.kernels.gpu.matmul_cases import SCHEMES
 from zse.kernels.matmul import matmul, matmul_gated
 from zse.quant.scheme import AffineScheme, DenseScheme, Fp8Scheme
 from zse.runtime.null import NullGPU

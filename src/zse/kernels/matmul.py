@@ -608,8 +608,7 @@ def _reference(a, weight, bias=None, out=None, gate=None, accumulate=False, max_
 def _cases(rng, family="cpu") -> Iterator[Case]:
 
     if family == "gpu":
-        yield from gpu.matmul.cases(rng)
-        yield from gpu.gemm_cases.cases(rng)
+        yield from gpu.matmul_cases.cases(rng)
         return
 
     schemes = [

@@ -4,7 +4,8 @@ import ctypes
 from ctypes import byref, c_int32, c_int64, c_uint64
 
 from zse.errors import DeviceError
-from zse.runtime import native
+from zse.lazy import json
+from zse.runtime import native, probe
 from zse.runtime.args import encode
 from zse.runtime.buffer import Account, Buffer
 from zse.runtime.device import Device, Graph, Program, Recorder, buffers_of
@@ -27,9 +28,7 @@ class CPUDevice(Device):
     def __init__(self, threads: int | None = None, library: str | None = None, manifest: dict | None = None):
         self._runtime = native.runtime()
         if threads is None:
-            from zse.runtime.probe import default_threads
-
-            threads = default_threads()
+            threads = probe.default_threads()
         if library is None:
             self.isa = native.choose_level()
             library = native.kernel_library(self.isa)
@@ -38,8 +37,6 @@ class CPUDevice(Device):
             self.isa, path = "custom", ""
         self._kernels = native.open_library(library)
         if manifest is None:
-            import json
-
             try:
                 with open(path, encoding="utf-8") as file:
                     manifest = json.load(file)["kernels"]

@@ -1,6 +1,7 @@
 """Loading weights onto a GPU: C threads map or read files and copy beside Python's imports and recording
 (csrc/gpu_load.c)."""
 
+import ctypes
 from ctypes import byref, c_int32, c_uint64
 
 from zse.runtime import native
@@ -187,6 +188,4 @@ class GPULoad(Load):
 
 
 def _address(array: "Any") -> int:
-    import ctypes
-
     return ctypes.addressof(array)

@@ -3,6 +3,8 @@
 The start path reads this table; compiler flags and kernel features of the same names are in zse.kernel.targets.cpu.
 """
 
+import os
+
 # One bit each in zse_cpu_features() (csrc/cpu_features.c), from the lowest.
 FEATURES = {
     "avx2": 0,
@@ -31,8 +33,6 @@ LEVELS = {
 
 def machine() -> str:
     """This machine's architecture under one name per family: x86_64, arm64, or what the system says."""
-    import os
-
     name = os.uname().machine.lower()
     return {"amd64": "x86_64", "aarch64": "arm64"}.get(name, name)
 

@@ -8,8 +8,10 @@ After every chunk the warps' sums are merged in shared memory and folded into th
 what a task leaves of a tile that is not whole is a record, and the block that comes last folds the records in the same order.
 """
 
+from typing import Any, NamedTuple
+
 from zse import kernel as zl
-from zse.kernels.gpu.attention_pages import NUM_VARIABLES, WAITED, WORK, load_page, read_entry, shift_entry
+from zse.kernels.gpu.attention_pages import NUM_VARIABLES, WAITED, WORK, PageSource, load_page, read_entry, shift_entry
 from zse.kernels.gpu.attention_plan import CHUNK, HEAD_DIMS, HEADER, PAGE, SEGMENT, TASK, decode_columns, divide
 from zse.kernels.gpu.kv8 import is_packed, item_nbytes, scales_nbytes, scales_of, two_pairs
 from zse.kernels.kv_pages import PACKED, SCALE_BYTES
@@ -62,9 +64,9 @@ def value_fragments(slot, d, STRIDE, KV):
 
 
 @zl.inline
-def read_item(item, work, plan, by_heads, tasks_room):
+def read_item(item, work, source):
     """The task of a work item, into eight variables."""
-    place = plan + (HEADER + min(divide(work, by_heads), tasks_room - 1) * TASK)
+    place = source.plan + (HEADER + min(divide(work, source.by_heads), source.tasks_room - 1) * TASK)
     who = zl.load(place, 4)
     keys = zl.load(place + 4, 4)
     for i in zl.static(range(4)):
@@ -72,18 +74,67 @@ def read_item(item, work, plan, by_heads, tasks_room):
         item[4 + i] = keys[i] + 0
 
 
+class DecodeForm(NamedTuple):
+    """A variant: NT parts of 8 query rows of D numbers, pages of type KV."""
+
+    D: int
+    NT: int
+    KV: object
+    threads: int
+
+    @property
+    def item(self) -> int:
+        return item_nbytes(self.KV)
+
+    @property
+    def stride(self) -> int:
+        """Bytes of a row in the ring."""
+        return self.D * self.item + 16
+
+    @property
+    def F(self):
+        """What is multiplied."""
+        return zl.f16 if self.KV is zl.f16 else zl.bf16
+
+    @property
+    def mine(self) -> int:
+        """Groups of four results of a part that a thread keeps."""
+        return (8 * (self.D // 4) + self.threads - 1) // self.threads
+
+
+class QueryRows(NamedTuple):
+    """Query rows and where they stand. group: heads of a kv head; width: of a row of q and out; see attention_decode."""
+
+    q: Any
+    out: Any
+    kv_heads: Any
+    by_heads: Any
+    group: Any
+    by_group: Any
+    width: Any
+
+
+class ScoreMask(NamedTuple):
+    """What becomes of scores. factor: of scores before exp2."""
+
+    factor: Any
+    scale: Any
+    softcap: Any
+    window: Any
+
+
 @zl.inline
-def load_queries(q, out, item, work, kv_heads, by_heads, group, by_group, width, D, NT, ITEM):
+def load_queries(out, item, work, rows, form):
     """Starts the loads of the queries as B operands: column g of part nt is query row 8 nt + g of the tile (tokens x heads).
     Columns that are none repeat one: nobody looks at their results."""
-    lane = zl.lane_index()
-    head = work - divide(work, by_heads) * kv_heads
-    for nt in zl.static(range(NT)):
+    lane, D, group = zl.lane_index(), form.D, rows.group
+    head = work - divide(work, rows.by_heads) * rows.kv_heads
+    for nt in zl.static(range(form.NT)):
         which = min(nt * 8 + lane // 4, item[1] * group - 1)
-        which_token = divide(which, by_group)
-        row = q + (zl.i64(item[0] + which_token) * width + ((head - which_token) * group + which) * D)
+        which_token = divide(which, rows.by_group)
+        row = rows.q + (zl.i64(item[0] + which_token) * rows.width + ((head - which_token) * group + which) * D)
         for kd in zl.static(range(D // 16)):
-            if ITEM == 2:
+            if form.item == 2:
                 for u in zl.static(range(2)):
                     out[kd][nt][u] = zl.bitcast(zl.load(row + (kd * 16 + u * 8 + lane % 4 * 2), 2), zl.u32)
             else:
@@ -110,10 +161,10 @@ def multiply(acc, a, b, F):
 
 
 @zl.inline
-def attend_page(
-    slot, key, end, position, limits, queries, acc, high, sums, factor, scale, softcap, window, D, NT, STRIDE, KV, F
-):
-    """One page: scores, online softmax, and the product with the values. factor: of scores before exp2."""
+def attend_page(slot, key, end, position, limits, queries, acc, high, sums, mask, form):
+    """One page: scores, online softmax, and the product with the values."""
+    D, NT, STRIDE, KV, F = form.D, form.NT, form.stride, form.KV, form.F
+    factor, scale, softcap, window = mask
     lane = zl.lane_index()
     g = lane // 4
     scores = [[zl.f32(0) for u in zl.static(range(4))] for nt in zl.static(range(NT))]
@@ -149,8 +200,8 @@ def attend_page(
         shrink = [zl.f32(0) for u in zl.static(range(2))]
         for u in zl.static(range(2)):
             peak = max(scores[nt][u], scores[nt][u + 2])
-            for mask in zl.static((4, 8, 16)):
-                peak = max(peak, zl.shuffle_xor(peak, mask))
+            for lanes in zl.static((4, 8, 16)):
+                peak = max(peak, zl.shuffle_xor(peak, lanes))
             new = max(high[nt][u], peak * factor)
             shrink[u] = zl.exp2(high[nt][u] - new)
             high[nt][u] = new
@@ -217,15 +268,16 @@ def clear(state):
 
 
 @zl.inline
-def merge_records(task, head, item, records, totals, out, kv_heads, group, by_group, width, D):
+def merge_records(head, item, records, totals, rows, D):
     """The records of one tile and head become its result."""
+    out, group, width = rows.out, rows.group, rows.width
     parts = item[7] & 4095
-    heads = kv_heads * group
+    heads = rows.kv_heads * group
     fan = zl.i32(1) if item[7] >> 24 == 1 else zl.i32(SEGMENT // CHUNK)  # records of a segment
     for e in zl.unroll(range(zl.thread_index(), item[1] * group * (D // 4), zl.target.threads), 1):
         column = e // (D // 4)
         x = e % (D // 4) * 4
-        column_token = divide(column, by_group)
+        column_token = divide(column, rows.by_group)
         query_head = (head - column_token) * group + column
         record = zl.i64(item[6] + column_token * parts) * heads + query_head
         segment = [zl.f32(0) for _ in zl.static(range(6))]
@@ -247,6 +299,121 @@ def merge_records(task, head, item, records, totals, out, kv_heads, group, by_gr
                         fold(result, segment[0], segment[1], segment[2:])
                         clear(segment)
         finish(out, zl.i64(item[0] + column_token) * width + query_head * D + x, result[2:], result[1])
+
+
+@zl.inline
+def leave_sums(mine, peaks, acc, high, sums, nt, form):
+    """A warp's sums of part nt where the block's threads find them: [column][D + 4] f32, and (maximum, sum) of each."""
+    D, item = form.D, form.item
+    lane = zl.lane_index()
+    g = lane // 4
+    for u in zl.static(range(2)):
+        column = lane % 4 * 2 + u
+        for d in zl.static(range(D // 16)):
+            low = d * 16 + (g if item == 2 else 2 * g)
+            mine[column * (D + 4) + low] = acc[d][nt][u]
+            mine[column * (D + 4) + low + (8 if item == 2 else 1)] = acc[d][nt][u + 2]
+        if g == 0:
+            peaks[(zl.warp_index() * 8 + column) * 2] = high[nt][u]
+            peaks[(zl.warp_index() * 8 + column) * 2 + 1] = sums[nt][u]
+
+
+@zl.inline
+def merge_warps(memory, peaks, places, segment, result, columns, closes, nt, form):
+    """The warps' sums of part nt, chunk by chunk, are added to the segment's, and a complete segment to the result."""
+    D = form.D
+    W = zl.target.threads // zl.target.warp
+    for m in zl.static(range(form.mine)):
+        e = zl.thread_index() + m * zl.target.threads
+        column = e // (D // 4)
+        if column < 8 and nt * 8 + column < columns:
+            highs = [zl.load(peaks + (w * 8 + column) * 2, 2) for w in zl.static(range(W))]
+            peak = highs[0][0]
+            for w in zl.static(range(1, W)):
+                peak = max(peak, highs[w][0])
+            whole = zl.f32(0)
+            merged = [zl.f32(0) for _ in zl.static(range(4))]
+            for w in zl.static(range(W)):
+                weight = zl.exp2(highs[w][0] - peak)
+                whole = zl.fma(highs[w][1], weight, whole)
+                part = zl.load(zl.cast_ptr(memory + places[w], zl.f32) + (column * (D + 4) + e % (D // 4) * 4), 4)
+                for i in zl.static(range(4)):
+                    merged[i] = zl.fma(part[i], weight, merged[i])
+            fold(segment[nt][m], peak, whole, merged)
+            if closes:
+                fold(result[nt][m], segment[nt][m][0], segment[nt][m][1], segment[nt][m][2:])
+                clear(segment[nt][m])
+
+
+@zl.inline
+def leave_results(result, item, head, columns, parts, records, totals, rows, form):
+    """The task's results: finished elements where it is the only one of its tile, else records."""
+    D, group = form.D, rows.group
+    for nt in zl.static(range(form.NT)):
+        for m in zl.static(range(form.mine)):
+            e = zl.thread_index() + m * zl.target.threads
+            column = e // (D // 4)
+            which = nt * 8 + column
+            if column < 8 and which < columns:
+                x = e % (D // 4) * 4
+                which_token = divide(which, rows.by_group)
+                query_head = (head - which_token) * group + which
+                done = result[nt][m]
+                if parts == 1:
+                    at = zl.i64(item[0] + which_token) * rows.width + query_head * D + x
+                    finish(rows.out, at, done[2:], done[1])
+                else:
+                    first = zl.i64(item[6] + which_token * parts + (item[7] >> 12 & 4095))
+                    record = first * (rows.kv_heads * group) + query_head
+                    zl.store(records + (record * D + x), zl.make_vector(done[2], done[3], done[4], done[5]))
+                    if x == 0:
+                        zl.store(totals + record * 2, zl.make_vector(done[0], done[1]))
+
+
+@zl.inline
+def attend_task(state, ring, slot, places, item, queries, coming, work, segment, result, mask, rows, source, form):
+    """The chunks of a task, into `result`. slot: [of the ring]; places: (memory, peaks, places) of the block; coming, work:
+    the next task, whose queries are loaded at the end. Columns are the task's query rows."""
+    memory, peaks, spots = places
+    D, NT, W = form.D, form.NT, source.W
+    lane, warp = zl.lane_index(), zl.warp_index()
+    columns = item[1] * rows.group
+    position, begin, end = item[3], item[4], item[5]
+    limits = [
+        [position + divide(min(nt * 8 + lane % 4 * 2 + u, columns - 1), rows.by_group) for u in zl.static(range(2))]
+        for nt in zl.static(range(NT))
+    ]
+    for chunk in zl.unroll(range(begin, end, CHUNK), 1):
+        stop = min(chunk + CHUNK, end)
+        acc = [
+            [[zl.f32(0) for u in zl.static(range(4))] for nt in zl.static(range(NT))] for d in zl.static(range(D // 16))
+        ]
+        high = [[zl.f32(FLOOR) for u in zl.static(range(2))] for nt in zl.static(range(NT))]
+        sums = [[zl.f32(0) for u in zl.static(range(2))] for nt in zl.static(range(NT))]
+        for page in zl.unroll(range(chunk // PAGE + warp, (stop + PAGE - 1) // PAGE, W), 1):
+            zl.copy_wait(source.STAGES - 2)
+            zl.warp_barrier()  # the page is there for all lanes, and all have read the one before
+            load_page(state, ring, source)
+            at = ring + slot[0] * source.slot_bytes
+            attend_page(at, page * PAGE, end, position, limits, queries, acc, high, sums, mask, form)
+            slot[0] = 0 if slot[0] == source.STAGES - 1 else slot[0] + 1
+        if stop == end and work < source.total:
+            load_queries(queries, coming, work, rows, form)
+        for nt in zl.static(range(NT)):
+            for u in zl.static(range(2)):
+                for lanes in zl.static((4, 8, 16)):
+                    sums[nt][u] += zl.shuffle_xor(sums[nt][u], lanes)
+        # The slot that was read last stays free until this warp's next load: it takes the warp's sums.
+        free = (source.STAGES - 1 if slot[0] == 0 else slot[0] - 1) * source.slot_bytes
+        closes = stop == end or (stop - begin) % SEGMENT == 0
+        zl.warp_barrier()
+        for nt in zl.static(range(NT)):
+            leave_sums(zl.cast_ptr(ring + free, zl.f32), peaks, acc, high, sums, nt, form)
+            if lane == 0:
+                spots[warp] = warp * (source.STAGES * source.slot_bytes) + free
+            zl.barrier()
+            merge_warps(memory, peaks, spots, segment, result, columns, closes, nt, form)
+            zl.barrier()  # the slots may be filled again
 
 
 @zl.kernel
@@ -280,223 +447,72 @@ def attention_decode(
     """A persistent grid over the plan's tasks x kv heads. NT: parts of 8 query rows.
     kv_heads, group: where a group is larger than a tile its parts count as kv heads of their own; page_heads: of the pages.
     fresh_before: tokens before a tile that this step may write."""
-    ITEM = item_nbytes(KV)
-    F = zl.f16 if KV is zl.f16 else zl.bf16
-    STRIDE = D * ITEM + 16  # bytes; the padding keeps ldmatrix free of bank conflicts
-    SLOT_BYTES = 2 * PAGE * STRIDE + scales_nbytes(ITEM)  # keys, then values, then their scales
-    COLUMN = D + 4  # f32 of a column while warps are merged
     W = zl.target.threads // zl.target.warp
-    MINE = (
-        8 * (D // 4) + zl.target.threads - 1
-    ) // zl.target.threads  # groups of four results of a part that a thread keeps
+    form = DecodeForm(D, NT, KV, zl.target.threads)
     zl.grid_launch_dependents()
-    memory = zl.shared_array(zl.u8, W * STAGES * SLOT_BYTES, align=128)
+    memory = zl.shared_array(zl.u8, W * STAGES * (2 * PAGE * form.stride + scales_nbytes(form.item)), align=128)
     peaks = zl.shared_array(zl.f32, W * 16)
     places = zl.shared_array(zl.i32, W)
     arrived = zl.shared_array(zl.i32, 4)
     total = plan[0] * kv_heads
-    width = kv_heads * group * D
-    step = zl.num_blocks(0)
-    lane = zl.lane_index()
-    warp = zl.warp_index()
-    g = lane // 4
-    ring = memory + warp * (STAGES * SLOT_BYTES)
+    begin, step = zl.block_index(0), zl.num_blocks(0)
+    where = (plan, page_table, max_pages, kv_heads, by_heads, tasks_room, total, fresh_before, page_heads, by_share)
+    source = PageSource(k_pages, v_pages, *where, D, form.item, STAGES, W)
+    rows = QueryRows(q, out, kv_heads, by_heads, group, by_group, kv_heads * group * D)
+    ring = memory + zl.warp_index() * (STAGES * source.slot_bytes)
     state = [zl.i32(0) for _ in zl.static(range(NUM_VARIABLES))]
-    state[WORK] = zl.block_index(0) - step
+    state[WORK] = begin - step
     # The plan, the page table and pages that earlier steps wrote are read before grid_wait(): attention_plan lets later kernels
     # start only when it is done, and so is all that stands before it.
-    read_entry(state, zl.block_index(0), plan, by_heads, tasks_room)
-    shift_entry(state, page_table, max_pages, zl.block_index(0), total, W)
-    read_entry(state, zl.block_index(0) + step, plan, by_heads, tasks_room)
+    read_entry(state, begin, source)
+    shift_entry(state, begin, source)
+    read_entry(state, begin + step, source)
     for _ in zl.static(range(STAGES - 1)):
-        load_page(
-            state,
-            ring,
-            k_pages,
-            v_pages,
-            plan,
-            page_table,
-            max_pages,
-            kv_heads,
-            by_heads,
-            tasks_room,
-            total,
-            fresh_before,
-            page_heads,
-            by_share,
-            D,
-            STRIDE,
-            ITEM,
-            STAGES,
-            W,
-        )
+        load_page(state, ring, source)
     if state[WAITED] == 0:
         zl.grid_wait()
         state[WAITED] = 1
-    slot = zl.i32(0)
+    slot = [zl.i32(0) for _ in zl.static(range(1))]
     item = [zl.i32(0) for _ in zl.static(range(TASK))]
     coming = [zl.i32(0) for _ in zl.static(range(TASK))]
-    read_item(coming, zl.block_index(0), plan, by_heads, tasks_room)
+    read_item(coming, begin, source)
     queries = [
         [[zl.u32(0) for u in zl.static(range(2))] for nt in zl.static(range(NT))] for kd in zl.static(range(D // 16))
     ]
-    if zl.block_index(0) < total:
-        load_queries(q, queries, coming, zl.block_index(0), kv_heads, by_heads, group, by_group, width, D, NT, ITEM)
-    for work in range(zl.block_index(0), total, step):
-        task = divide(work, by_heads)
-        head = work - task * kv_heads
+    if begin < total:
+        load_queries(queries, coming, begin, rows, form)
+    mask = ScoreMask(zl.f32(LOG2E) if softcap > 0.0 else scale * LOG2E, scale, softcap, window)
+    for work in range(begin, total, step):
+        head = work - divide(work, by_heads) * kv_heads
         for i in zl.static(range(TASK)):
             item[i] = coming[i] + 0
-        read_item(coming, work + step, plan, by_heads, tasks_room)
-        columns = item[1] * group
-        position = item[3]
-        begin = item[4]
-        end = item[5]
-        limits = [
-            [position + divide(min(nt * 8 + lane % 4 * 2 + u, columns - 1), by_group) for u in zl.static(range(2))]
-            for nt in zl.static(range(NT))
-        ]
-        factor = zl.f32(LOG2E) if softcap > 0.0 else scale * LOG2E
-        if F is not zl.bf16:
+        read_item(coming, work + step, source)
+        if form.F is not zl.bf16:
             as_f16(queries)
-        segment = [
-            [[zl.f32(0) for _ in zl.static(range(6))] for m in zl.static(range(MINE))] for nt in zl.static(range(NT))
-        ]
-        result = [
-            [[zl.f32(0) for _ in zl.static(range(6))] for m in zl.static(range(MINE))] for nt in zl.static(range(NT))
+        segment, result = [
+            [
+                [[zl.f32(0) for _ in zl.static(range(6))] for m in zl.static(range(form.mine))]
+                for nt in zl.static(range(NT))
+            ]
+            for each in zl.static(range(2))
         ]
         for nt in zl.static(range(NT)):
-            for m in zl.static(range(MINE)):
+            for m in zl.static(range(form.mine)):
                 clear(segment[nt][m])
                 clear(result[nt][m])
-        for chunk in zl.unroll(range(begin, end, CHUNK), 1):
-            stop = min(chunk + CHUNK, end)
-            acc = [
-                [[zl.f32(0) for u in zl.static(range(4))] for nt in zl.static(range(NT))]
-                for d in zl.static(range(D // 16))
-            ]
-            high = [[zl.f32(FLOOR) for u in zl.static(range(2))] for nt in zl.static(range(NT))]
-            sums = [[zl.f32(0) for u in zl.static(range(2))] for nt in zl.static(range(NT))]
-            for page in zl.unroll(range(chunk // PAGE + warp, (stop + PAGE - 1) // PAGE, W), 1):
-                zl.copy_wait(STAGES - 2)
-                zl.warp_barrier()  # the page is there for all lanes, and all have read the one before
-                load_page(
-                    state,
-                    ring,
-                    k_pages,
-                    v_pages,
-                    plan,
-                    page_table,
-                    max_pages,
-                    kv_heads,
-                    by_heads,
-                    tasks_room,
-                    total,
-                    fresh_before,
-                    page_heads,
-                    by_share,
-                    D,
-                    STRIDE,
-                    ITEM,
-                    STAGES,
-                    W,
-                )
-                attend_page(
-                    ring + slot * SLOT_BYTES,
-                    page * PAGE,
-                    end,
-                    position,
-                    limits,
-                    queries,
-                    acc,
-                    high,
-                    sums,
-                    factor,
-                    scale,
-                    softcap,
-                    window,
-                    D,
-                    NT,
-                    STRIDE,
-                    KV,
-                    F,
-                )
-                slot = 0 if slot == STAGES - 1 else slot + 1
-            if stop == end and work + step < total:
-                load_queries(q, queries, coming, work + step, kv_heads, by_heads, group, by_group, width, D, NT, ITEM)
-            for nt in zl.static(range(NT)):
-                for u in zl.static(range(2)):
-                    for mask in zl.static((4, 8, 16)):
-                        sums[nt][u] += zl.shuffle_xor(sums[nt][u], mask)
-            # The slot that was read last stays free until this warp's next load: it takes the warp's sums.
-            free = (STAGES - 1 if slot == 0 else slot - 1) * SLOT_BYTES
-            mine = zl.cast_ptr(ring + free, zl.f32)
-            closes = stop == end or (stop - begin) % SEGMENT == 0
-            zl.warp_barrier()
-            for nt in zl.static(range(NT)):
-                for u in zl.static(range(2)):
-                    column = lane % 4 * 2 + u
-                    for d in zl.static(range(D // 16)):
-                        low = d * 16 + (g if ITEM == 2 else 2 * g)
-                        mine[column * COLUMN + low] = acc[d][nt][u]
-                        mine[column * COLUMN + low + (8 if ITEM == 2 else 1)] = acc[d][nt][u + 2]
-                    if g == 0:
-                        peaks[(warp * 8 + column) * 2] = high[nt][u]
-                        peaks[(warp * 8 + column) * 2 + 1] = sums[nt][u]
-                if lane == 0:
-                    places[warp] = warp * (STAGES * SLOT_BYTES) + free
-                zl.barrier()
-                for m in zl.static(range(MINE)):
-                    e = zl.thread_index() + m * zl.target.threads
-                    column = e // (D // 4)
-                    if column < 8 and nt * 8 + column < columns:
-                        highs = [zl.load(peaks + (w * 8 + column) * 2, 2) for w in zl.static(range(W))]
-                        peak = highs[0][0]
-                        for w in zl.static(range(1, W)):
-                            peak = max(peak, highs[w][0])
-                        whole = zl.f32(0)
-                        merged = [zl.f32(0) for _ in zl.static(range(4))]
-                        for w in zl.static(range(W)):
-                            weight = zl.exp2(highs[w][0] - peak)
-                            whole = zl.fma(highs[w][1], weight, whole)
-                            part = zl.load(
-                                zl.cast_ptr(memory + places[w], zl.f32) + (column * COLUMN + e % (D // 4) * 4), 4
-                            )
-                            for i in zl.static(range(4)):
-                                merged[i] = zl.fma(part[i], weight, merged[i])
-                        fold(segment[nt][m], peak, whole, merged)
-                        if closes:
-                            fold(result[nt][m], segment[nt][m][0], segment[nt][m][1], segment[nt][m][2:])
-                            clear(segment[nt][m])
-                zl.barrier()  # the slots may be filled again
+        block = (memory, peaks, places)
+        attend_task(
+            state, ring, slot, block, item, queries, coming, work + step, segment, result, mask, rows, source, form
+        )
         parts = item[7] & 4095
-        for nt in zl.static(range(NT)):
-            for m in zl.static(range(MINE)):
-                e = zl.thread_index() + m * zl.target.threads
-                column = e // (D // 4)
-                which = nt * 8 + column
-                if column < 8 and which < columns:
-                    x = e % (D // 4) * 4
-                    which_token = divide(which, by_group)
-                    query_head = (head - which_token) * group + which
-                    done = result[nt][m]
-                    if parts == 1:
-                        finish(out, zl.i64(item[0] + which_token) * width + query_head * D + x, done[2:], done[1])
-                    else:
-                        record = (
-                            zl.i64(item[6] + which_token * parts + (item[7] >> 12 & 4095)) * (kv_heads * group)
-                            + query_head
-                        )
-                        zl.store(records + (record * D + x), zl.make_vector(done[2], done[3], done[4], done[5]))
-                        if x == 0:
-                            zl.store(totals + record * 2, zl.make_vector(done[0], done[1]))
+        leave_results(result, item, head, item[1] * group, parts, records, totals, rows, form)
         if parts > 1:
             zl.barrier()
             if zl.thread_index() == 0:
                 arrived[0] = is_last(counters + (item[6] * kv_heads + head), parts)
             zl.barrier()
             if arrived[0] == 1:
-                merge_records(task, head, item, records, totals, out, kv_heads, group, by_group, width, D)
+                merge_records(head, item, records, totals, rows, D)
 
 
 def decode_symbol(kv: str, head_dim: int, parts: int) -> str:

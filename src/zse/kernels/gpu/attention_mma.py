@@ -5,10 +5,12 @@ share blocks of 64 keys that cp.async brings; while one block's scores are compu
 the next keys under P V.
 """
 
+from typing import NamedTuple
+
 from zse import kernel as zl
 from zse.kernels.gpu.attention_decode import FLOOR, KV_TYPES, LOG2E, MASKED, multiply, pack_pair
-from zse.kernels.gpu.attention_plan import HEAD_DIMS, HEADER, PAGE, PREFILL_ROWS, TASK, TILE, divide
-from zse.kernels.gpu.attention_prefill import work_of
+from zse.kernels.gpu.attention_plan import HEAD_DIMS, PAGE, PREFILL_ROWS, divide
+from zse.kernels.gpu.attention_prefill import batch_of, query_place, row_sum, tile_at, work_of
 from zse.kernels.gpu.kv8 import is_packed, item_nbytes, page_nbytes, scales_of_columns, two_pairs
 from zse.kernels.kv_pages import PACKED
 
@@ -16,18 +18,44 @@ THREADS = 2 * PREFILL_ROWS  # a warp has 16 rows
 BLOCK_KEYS = 64
 
 
+class MmaForm(NamedTuple):
+    """A variant: KEYS keys of D numbers of type KV are in shared memory at once."""
+
+    D: int
+    KV: object
+    KEYS: int
+
+    @property
+    def item(self) -> int:
+        return item_nbytes(self.KV)
+
+    @property
+    def stride(self) -> int:
+        """Bytes of a row in shared memory; the padding keeps ldmatrix free of bank conflicts."""
+        return self.D * self.item + 16
+
+    @property
+    def query_stride(self) -> int:
+        return self.D * 2 + 16
+
+    @property
+    def F(self):
+        """What is multiplied."""
+        return zl.f16 if self.KV is zl.f16 else zl.bf16
+
+
 @zl.inline
-def load_queries(q, place, token, head, rows, group, by_group, width, D, STRIDE, F):
+def load_queries(q, place, token, head, rows, batch, form):
     """The tile's rows of Q into shared memory as F; rows that are none become zeros."""
+    D, STRIDE = form.D, form.query_stride
     pieces = D // 8
     for e in zl.unroll(range(zl.thread_index(), PREFILL_ROWS * pieces, THREADS), 2):
         row = e // pieces
         x = e % pieces
         which = row if row < rows else 0
-        which_token = divide(which, by_group)
-        line = q + (zl.i64(token + which_token) * width + ((head - which_token) * group + which) * D)
+        line = q + query_place(which, token, head, batch, D)
         words = zl.bitcast(zl.load(line + x * 8, 8), zl.u32.x(4))
-        if F is zl.f16:
+        if form.F is zl.f16:
             words = zl.bitcast(zl.convert(zl.convert(zl.bitcast(words, zl.bf16.x(8)), zl.f32), zl.f16), zl.u32.x(4))
         if row >= rows:
             words = zl.u32.x(4)(0)
@@ -35,36 +63,27 @@ def load_queries(q, place, token, head, rows, group, by_group, width, D, STRIDE,
 
 
 @zl.inline
-def load_block(pages, place, table, block, seen, last, head, kv_heads, D, STRIDE, ITEM, KEYS):
+def load_block(pages, place, table, block, seen, last, head, kv_heads, form):
     """Starts the copy of one block of keys or values, in 8 bits with their scales behind them; rows behind the last key
     become zeros, and so do those before page `seen`: what a window has passed may be another sequence's by now."""
-    pieces = D * ITEM // 16
+    D, KEYS, item = form.D, form.KEYS, form.item
+    pieces = D * item // 16
     for e in zl.static(range(0, KEYS * pieces, THREADS)):
         piece = e + zl.thread_index()
         r = piece // pieces
         key = block * KEYS + r
         page = table[max(min(key, last) // PAGE, seen)]
         if e + THREADS <= KEYS * pieces or piece < KEYS * pieces:
-            zl.copy_async(
-                place + (r * STRIDE + piece % pieces * 16),
-                pages
-                + (
-                    (zl.i64(page) * kv_heads + head) * page_nbytes(D, ITEM)
-                    + r % PAGE * (D * ITEM)
-                    + piece % pieces * 16
-                ),
-                16,
-                zl.i32(16) if key <= last and key >= seen * PAGE else zl.i32(0),
-            )
-    if ITEM == 1 and zl.thread_index() < KEYS:
+            inside = r % PAGE * (D * item) + piece % pieces * 16
+            source = pages + ((zl.i64(page) * kv_heads + head) * page_nbytes(D, item) + inside)
+            count = zl.i32(16) if key <= last and key >= seen * PAGE else zl.i32(0)
+            zl.copy_async(place + (r * form.stride + piece % pieces * 16), source, 16, count)
+    if item == 1 and zl.thread_index() < KEYS:
         one = block * KEYS + zl.thread_index()
         its_page = table[max(min(one, last) // PAGE, seen)]
-        zl.copy_async(
-            place + (KEYS * STRIDE + zl.thread_index() * 4),
-            pages + ((zl.i64(its_page) * kv_heads + head) * page_nbytes(D, ITEM) + PAGE * D + one % PAGE * 4),
-            4,
-            zl.i32(4) if one <= last and one >= seen * PAGE else zl.i32(0),
-        )
+        source = pages + ((zl.i64(its_page) * kv_heads + head) * page_nbytes(D, item) + PAGE * D + one % PAGE * 4)
+        count = zl.i32(4) if one <= last and one >= seen * PAGE else zl.i32(0)
+        zl.copy_async(place + (KEYS * form.stride + zl.thread_index() * 4), source, 4, count)
     zl.copy_commit()
 
 
@@ -118,6 +137,100 @@ def value_operands(place, d, STRIDE, KV):
     return first, second
 
 
+@zl.inline
+def compute_scores(queries, keys, form):
+    """Of this warp's 16 rows with the block's keys: [8 keys][4] f32."""
+    N, STRIDE = form.KEYS // 8, form.stride
+    scores = [[zl.f32(0) for u in zl.static(range(4))] for n in zl.static(range(N))]
+    for kd in zl.static(range(form.D // 16)):
+        a = query_fragments(queries, kd, form.query_stride, form.item)
+        for n in zl.static(range(N // 2)):
+            first, second = key_operands(keys + n * 16 * STRIDE, kd, STRIDE, form.KV)
+            multiply(scores[2 * n], a, first, form.F)
+            multiply(scores[2 * n + 1], a, second, form.F)
+    scale_columns(scores, keys, form)
+    return scores
+
+
+@zl.inline
+def scale_columns(scores, block, form):
+    """In 8 bits: scores or weights times the scales of the block's keys or values."""
+    if is_packed(form.KV):
+        for n in zl.static(range(form.KEYS // 8)):
+            scales = scales_of_columns(block + form.KEYS * form.stride, n * 8)
+            for u in zl.static(range(4)):
+                scores[n][u] = scores[n][u] * scales[u % 2]
+
+
+@zl.inline
+def softmax(scores, acc, limits, high, sums, key, position, mask, N):
+    """Scores become weights; running maximum and sum of two rows a thread, and what was summed before shrinks."""
+    factor, scale, softcap, window = mask
+    j = zl.lane_index() % 4
+    if softcap > 0.0:
+        for n in zl.static(range(N)):
+            for u in zl.static(range(4)):
+                scores[n][u] = zl.tanh(scores[n][u] * scale / softcap) * softcap
+    if key + N * 8 - 1 > position or window > 0:
+        for n in zl.static(range(N)):
+            for u in zl.static(range(4)):
+                mine = key + n * 8 + j * 2 + u % 2
+                limit = limits[u // 2]
+                hidden = mine > limit or (window > 0 and mine <= limit - window)
+                scores[n][u] = zl.f32(MASKED) if hidden else scores[n][u]
+    for h in zl.static(range(2)):
+        peak = max(scores[0][2 * h], scores[0][2 * h + 1])
+        for n in zl.static(range(1, N)):
+            peak = max(peak, max(scores[n][2 * h], scores[n][2 * h + 1]))
+        for lanes in zl.static((1, 2)):
+            peak = max(peak, zl.shuffle_xor(peak, lanes))
+        new = max(high[h], peak * factor)
+        shrink = zl.exp2(high[h] - new)
+        high[h] = new + 0.0
+        whole = zl.f32(0)
+        for n in zl.static(range(N)):
+            for u in zl.static(range(2)):
+                scores[n][2 * h + u] = zl.exp2(zl.fma(scores[n][2 * h + u], factor, -new))
+                whole += scores[n][2 * h + u]
+        sums[h] = zl.fma(sums[h], shrink, whole)
+        for row in acc:
+            for u in zl.static(range(2)):
+                row[2 * h + u] = row[2 * h + u] * shrink
+
+
+@zl.inline
+def add_values(acc, scores, values, form):
+    """acc += P V."""
+    scale_columns(scores, values, form)
+    for n in zl.static(range(form.KEYS // 16)):
+        weights = [
+            pack_pair(scores[2 * n + u // 2][u % 2 * 2], scores[2 * n + u // 2][u % 2 * 2 + 1], form.F)
+            for u in zl.static(range(4))
+        ]
+        for d in zl.static(range(form.D // 16)):
+            first, second = value_operands(values + n * 16 * form.stride, d, form.stride, form.KV)
+            multiply(acc[2 * d], weights, first, form.F)
+            multiply(acc[2 * d + 1], weights, second, form.F)
+
+
+@zl.inline
+def write_rows(out, acc, sums, first, rows, token, head, batch, form):
+    """The two rows of a thread, from row `first` on."""
+    j = zl.lane_index() % 4
+    for h in zl.static(range(2)):
+        inverse = 1.0 / row_sum(sums[h])
+        r = first + 8 * h
+        if r < rows:
+            place = out + query_place(r, token, head, batch, form.D)
+            for d in zl.static(range(form.D // 16)):
+                c = [acc[2 * d + u // 2][2 * h + u % 2] * inverse for u in zl.static(range(4))]
+                if form.item == 2:
+                    zl.store(place + d * 16 + j * 2, zl.convert(zl.make_vector(c[0], c[1]), zl.bf16))
+                    zl.store(place + d * 16 + 8 + j * 2, zl.convert(zl.make_vector(c[2], c[3]), zl.bf16))
+                else:
+                    zl.store(place + d * 16 + j * 4, zl.convert(zl.make_vector(c[0], c[2], c[1], c[3]), zl.bf16))
+
+
 @zl.kernel
 def attention_prefill_mma(
     q: zl.Ptr[zl.bf16, "const"],
@@ -140,132 +253,51 @@ def attention_prefill_mma(
     KEYS: zl.static,
 ):
     """A persistent grid over the plan's tiles x kv heads."""
-    ITEM = item_nbytes(KV)
-    F = zl.f16 if KV is zl.f16 else zl.bf16
-    STRIDE = D * ITEM + 16  # bytes; the padding keeps ldmatrix free of bank conflicts
-    Q_STRIDE = D * 2 + 16
-    N = KEYS // 8
+    form = MmaForm(D, KV, KEYS)
     zl.grid_launch_dependents()
-    queries = zl.shared_array(zl.u8, PREFILL_ROWS * Q_STRIDE, align=128)
-    keys = zl.shared_array(zl.u8, block_nbytes(D, ITEM, KEYS), align=128)
-    values = zl.shared_array(zl.u8, block_nbytes(D, ITEM, KEYS), align=128)
-    lane = zl.lane_index()
+    queries = zl.shared_array(zl.u8, PREFILL_ROWS * form.query_stride, align=128)
+    keys = zl.shared_array(zl.u8, block_nbytes(D, form.item, KEYS), align=128)
+    values = zl.shared_array(zl.u8, block_nbytes(D, form.item, KEYS), align=128)
     warp = zl.warp_index()
-    g = lane // 4
-    j = lane % 4
+    mine = warp * 16 + zl.lane_index() // 4
     zl.grid_wait()
-    total = plan[1] * kv_heads
-    tiles = plan + (HEADER + tasks_room * TASK)
-    width = kv_heads * group * D
-    for turn in range(0, total, zl.num_blocks(0)):
+    batch = batch_of(plan, page_table, max_pages, kv_heads, by_heads, group, by_group, tasks_room, window, D)
+    for turn in range(0, batch.total, zl.num_blocks(0)):
         work = work_of(turn)
-        if work >= total:
+        if work >= batch.total:
             break
-        tile = zl.load(tiles + divide(work, by_heads) * TILE, 4)
-        head = work - divide(work, by_heads) * kv_heads
-        token = tile[0]
-        rows = tile[1] * group
-        position = tile[3]
-        last = position + tile[1] - 1
+        token, rows, position, last, table, head = tile_at(work, batch)
         seen = (max(position + 1 - window, 0) if window > 0 else zl.i32(0)) // PAGE
         begin = seen * PAGE // KEYS
         end = last // KEYS
-        table = page_table + zl.i64(tile[2]) * max_pages
-        load_block(k_pages, keys, table, begin, seen, last, head, kv_heads, D, STRIDE, ITEM, KEYS)
-        load_block(v_pages, values, table, begin, seen, last, head, kv_heads, D, STRIDE, ITEM, KEYS)
-        load_queries(q, queries, token, head, rows, group, by_group, width, D, Q_STRIDE, F)
-        factor = zl.f32(LOG2E) if softcap > 0.0 else scale * LOG2E
-        limits = [position + divide(min(warp * 16 + g + 8 * h, rows - 1), by_group) for h in zl.static(range(2))]
+        load_block(k_pages, keys, table, begin, seen, last, head, kv_heads, form)
+        load_block(v_pages, values, table, begin, seen, last, head, kv_heads, form)
+        load_queries(q, queries, token, head, rows, batch, form)
+        mask = (zl.f32(LOG2E) if softcap > 0.0 else scale * LOG2E, scale, softcap, window)
+        limits = [position + divide(min(mine + 8 * h, rows - 1), by_group) for h in zl.static(range(2))]
         acc = [[zl.f32(0) for u in zl.static(range(4))] for d in zl.static(range(D // 8))]
         high = [zl.f32(FLOOR) for h in zl.static(range(2))]
         sums = [zl.f32(0) for h in zl.static(range(2))]
         for block in zl.unroll(range(begin, end + 1), 1):
             zl.copy_wait(1)
             zl.barrier()
-            scores = [[zl.f32(0) for u in zl.static(range(4))] for n in zl.static(range(N))]
-            for kd in zl.static(range(D // 16)):
-                a = query_fragments(queries + warp * 16 * Q_STRIDE, kd, Q_STRIDE, ITEM)
-                for n in zl.static(range(N // 2)):
-                    first, second = key_operands(keys + n * 16 * STRIDE, kd, STRIDE, KV)
-                    multiply(scores[2 * n], a, first, F)
-                    multiply(scores[2 * n + 1], a, second, F)
-            if is_packed(KV):
-                for n in zl.static(range(N)):
-                    key_scales = scales_of_columns(keys + KEYS * STRIDE, n * 8)
-                    for u in zl.static(range(4)):
-                        scores[n][u] = scores[n][u] * key_scales[u % 2]
+            scores = compute_scores(queries + warp * 16 * form.query_stride, keys, form)
             zl.barrier()
             if block < end:
-                load_block(k_pages, keys, table, block + 1, seen, last, head, kv_heads, D, STRIDE, ITEM, KEYS)
+                load_block(k_pages, keys, table, block + 1, seen, last, head, kv_heads, form)
             else:
                 zl.copy_commit()
-            if softcap > 0.0:
-                for n in zl.static(range(N)):
-                    for u in zl.static(range(4)):
-                        scores[n][u] = zl.tanh(scores[n][u] * scale / softcap) * softcap
-            if block * KEYS + KEYS - 1 > position or window > 0:
-                for n in zl.static(range(N)):
-                    for u in zl.static(range(4)):
-                        key = block * KEYS + n * 8 + j * 2 + u % 2
-                        limit = limits[u // 2]
-                        hidden = key > limit or (window > 0 and key <= limit - window)
-                        scores[n][u] = zl.f32(MASKED) if hidden else scores[n][u]
-            for h in zl.static(range(2)):
-                peak = max(scores[0][2 * h], scores[0][2 * h + 1])
-                for n in zl.static(range(1, N)):
-                    peak = max(peak, max(scores[n][2 * h], scores[n][2 * h + 1]))
-                for mask in zl.static((1, 2)):
-                    peak = max(peak, zl.shuffle_xor(peak, mask))
-                new = max(high[h], peak * factor)
-                shrink = zl.exp2(high[h] - new)
-                high[h] = new + 0.0
-                whole = zl.f32(0)
-                for n in zl.static(range(N)):
-                    for u in zl.static(range(2)):
-                        scores[n][2 * h + u] = zl.exp2(zl.fma(scores[n][2 * h + u], factor, -new))
-                        whole += scores[n][2 * h + u]
-                sums[h] = zl.fma(sums[h], shrink, whole)
-                for d in zl.static(range(D // 8)):
-                    for u in zl.static(range(2)):
-                        acc[d][2 * h + u] = acc[d][2 * h + u] * shrink
+            softmax(scores, acc, limits, high, sums, block * KEYS, position, mask, KEYS // 8)
             zl.copy_wait(1)
             zl.barrier()
-            if is_packed(KV):
-                for n in zl.static(range(N)):
-                    value_scales = scales_of_columns(values + KEYS * STRIDE, n * 8)
-                    for u in zl.static(range(4)):
-                        scores[n][u] = scores[n][u] * value_scales[u % 2]
-            for n in zl.static(range(N // 2)):
-                weights = [
-                    pack_pair(scores[2 * n + u // 2][u % 2 * 2], scores[2 * n + u // 2][u % 2 * 2 + 1], F)
-                    for u in zl.static(range(4))
-                ]
-                for d in zl.static(range(D // 16)):
-                    first, second = value_operands(values + n * 16 * STRIDE, d, STRIDE, KV)
-                    multiply(acc[2 * d], weights, first, F)
-                    multiply(acc[2 * d + 1], weights, second, F)
+            add_values(acc, scores, values, form)
             zl.barrier()
             if block < end:
-                load_block(v_pages, values, table, block + 1, seen, last, head, kv_heads, D, STRIDE, ITEM, KEYS)
+                load_block(v_pages, values, table, block + 1, seen, last, head, kv_heads, form)
             else:
                 zl.copy_commit()
         zl.copy_wait(0)
-        for h in zl.static(range(2)):
-            whole = sums[h]
-            for mask in zl.static((1, 2)):
-                whole += zl.shuffle_xor(whole, mask)
-            inverse = 1.0 / whole
-            r = warp * 16 + g + 8 * h
-            if r < rows:
-                r_token = divide(r, by_group)
-                place = out + (zl.i64(token + r_token) * width + ((head - r_token) * group + r) * D)
-                for d in zl.static(range(D // 16)):
-                    c = [acc[2 * d + u // 2][2 * h + u % 2] * inverse for u in zl.static(range(4))]
-                    if ITEM == 2:
-                        zl.store(place + d * 16 + j * 2, zl.convert(zl.make_vector(c[0], c[1]), zl.bf16))
-                        zl.store(place + d * 16 + 8 + j * 2, zl.convert(zl.make_vector(c[2], c[3]), zl.bf16))
-                    else:
-                        zl.store(place + d * 16 + j * 4, zl.convert(zl.make_vector(c[0], c[2], c[1], c[3]), zl.bf16))
+        write_rows(out, acc, sums, mine, rows, token, head, batch, form)
         zl.barrier()
 
 

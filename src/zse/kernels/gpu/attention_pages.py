@@ -5,6 +5,8 @@ one and the page numbers of the next one are loaded while pages of this one are 
 another.
 """
 
+from typing import Any, NamedTuple
+
 from zse import kernel as zl
 from zse.kernels.gpu.attention_plan import HEADER, PAGE, TASK, divide
 from zse.kernels.gpu.kv8 import page_nbytes, scales_nbytes
@@ -17,11 +19,42 @@ IDS2, BEGIN2, END2, ROW2, FRESH2, BEGIN3, END3, ROW3, FRESH3 = range(11, 20)
 NUM_VARIABLES = 20
 
 
+class PageSource(NamedTuple):
+    """What the loading side reads: pages, page table, plan (see attention_decode's parameters), and the warps' ring."""
+
+    keys: Any
+    values: Any
+    plan: Any
+    page_table: Any
+    max_pages: Any
+    kv_heads: Any
+    by_heads: Any
+    tasks_room: Any
+    total: Any  # work items
+    fresh_before: Any
+    page_heads: Any
+    by_share: Any
+    D: int
+    ITEM: int  # bytes of a number
+    STAGES: int
+    W: int  # warps
+
+    @property
+    def stride(self) -> int:
+        """Bytes of a row in the ring; the padding keeps ldmatrix free of bank conflicts."""
+        return self.D * self.ITEM + 16
+
+    @property
+    def slot_bytes(self) -> int:
+        """Keys, then values, then their scales."""
+        return 2 * PAGE * self.stride + scales_nbytes(self.ITEM)
+
+
 @zl.inline
-def read_entry(state, work, plan, by_heads, tasks_room):
+def read_entry(state, work, source):
     """What the loading side needs of a work item, into the places of the third: loads that nothing waits for yet, not
     even the number of items (behind the last there is whatever an earlier step left)."""
-    item = plan + (HEADER + min(divide(work, by_heads), tasks_room - 1) * TASK)
+    item = source.plan + (HEADER + min(divide(work, source.by_heads), source.tasks_room - 1) * TASK)
     who = zl.load(item, 4)
     keys = zl.load(item + 4, 2)
     state[ROW3] = who[2] + 0
@@ -31,108 +64,79 @@ def read_entry(state, work, plan, by_heads, tasks_room):
 
 
 @zl.inline
-def page_ids(page_table, table, count, first, W):
+def page_ids(table, count, first, source):
     """Page numbers of this warp's pages first … first + 31, one a lane."""
     mine = first + zl.lane_index()
-    return page_table[table + (mine if mine < count else 0) * W]
+    return source.page_table[table + (mine if mine < count else 0) * source.W]
 
 
 @zl.inline
-def shift_entry(state, page_table, max_pages, work, total, W):
+def shift_entry(state, work, source):
     """The third work item becomes the second, whose page numbers start to come."""
     state[BEGIN2] = state[BEGIN3] + 0
     state[END2] = state[END3] + 0
     state[ROW2] = state[ROW3] + 0
     state[FRESH2] = state[FRESH3] + 0
-    if work < total:
+    W = source.W
+    if work < source.total:
         first = state[BEGIN2] // PAGE + zl.warp_index()
         last = (state[END2] - 1) // PAGE
-        state[IDS2] = page_ids(page_table, state[ROW2] * max_pages + min(first, last), (last - first + W) // W, 0, W)
+        state[IDS2] = page_ids(state[ROW2] * source.max_pages + min(first, last), (last - first + W) // W, 0, source)
 
 
 @zl.inline
-def next_item(state, plan, page_table, max_pages, kv_heads, by_heads, tasks_room, total, W):
+def next_item(state, source):
     """Moves the loading side to the second work item."""
+    W = source.W
     state[WORK] += zl.num_blocks(0)
-    state[HEAD] = state[WORK] - divide(state[WORK], by_heads) * kv_heads
+    state[HEAD] = state[WORK] - divide(state[WORK], source.by_heads) * source.kv_heads
     state[FIRST] = state[BEGIN2] // PAGE + zl.warp_index()
     state[END] = state[END2] + 0
     state[COUNT] = ((state[END2] + PAGE - 1) // PAGE - state[FIRST] + W - 1) // W
-    state[TABLE] = state[ROW2] * max_pages + state[FIRST]
+    state[TABLE] = state[ROW2] * source.max_pages + state[FIRST]
     state[FRESH] = state[FRESH2] + 0
     state[IDS] = state[IDS2] + 0
     state[NEXT] = 0
-    shift_entry(state, page_table, max_pages, state[WORK] + zl.num_blocks(0), total, W)
-    read_entry(state, state[WORK] + zl.num_blocks(0) * 2, plan, by_heads, tasks_room)
+    shift_entry(state, state[WORK] + zl.num_blocks(0), source)
+    read_entry(state, state[WORK] + zl.num_blocks(0) * 2, source)
 
 
 @zl.inline
-def load_page(
-    state,
-    ring,
-    keys,
-    values,
-    plan,
-    page_table,
-    max_pages,
-    kv_heads,
-    by_heads,
-    tasks_room,
-    total,
-    fresh_before,
-    page_heads,
-    by_share,
-    D,
-    STRIDE,
-    ITEM,
-    STAGES,
-    W,
-):
+def load_page(state, ring, source):
     """Starts the copy of this warp's next page, if there is one, into the ring's next slot: keys, values, and in 8 bits
     their scales."""
     lane = zl.lane_index()
-    while state[NEXT] >= state[COUNT] and state[WORK] < total:
-        next_item(state, plan, page_table, max_pages, kv_heads, by_heads, tasks_room, total, W)
-    if state[WORK] < total:
+    D, ITEM, STRIDE = source.D, source.ITEM, source.stride
+    while state[NEXT] >= state[COUNT] and state[WORK] < source.total:
+        next_item(state, source)
+    if state[WORK] < source.total:
         if state[NEXT] % 32 == 0 and state[NEXT] > 0:
-            state[IDS] = page_ids(page_table, state[TABLE], state[COUNT], state[NEXT], W)
-        page = state[FIRST] + state[NEXT] * W
-        if state[WAITED] == 0 and (page + 1) * PAGE > state[FRESH] - fresh_before:
+            state[IDS] = page_ids(state[TABLE], state[COUNT], state[NEXT], source)
+        page = state[FIRST] + state[NEXT] * source.W
+        if state[WAITED] == 0 and (page + 1) * PAGE > state[FRESH] - source.fresh_before:
             zl.grid_wait()
             state[WAITED] = 1
         valid = state[END] - page * PAGE
         number = zl.shuffle(state[IDS], state[NEXT] % 32)
-        at = (zl.i64(number) * page_heads + divide(state[HEAD], by_share)) * page_nbytes(D, ITEM)
-        slot = ring + state[SLOT] * (2 * PAGE * STRIDE + scales_nbytes(ITEM))
+        at = (zl.i64(number) * source.page_heads + divide(state[HEAD], source.by_share)) * page_nbytes(D, ITEM)
+        slot = ring + state[SLOT] * source.slot_bytes
         pieces = D * ITEM // 16  # of a row
         for part in zl.static(range(2)):
-            source = (values if part else keys) + (at + lane * 16)
-            if 32 % pieces == 0:
-                place = slot + (part * PAGE * STRIDE + lane // pieces * STRIDE + lane % pieces * 16)
-                for e in zl.static(range(PAGE * pieces // 32)):
+            pages = source.values if part else source.keys
+            lines = pages + (at + lane * 16)
+            whole = slot + (part * PAGE * STRIDE + lane // pieces * STRIDE + lane % pieces * 16)
+            for e in zl.static(range(PAGE * pieces // 32)):
+                if 32 % pieces == 0:
                     row = lane // pieces + e * (32 // pieces)
-                    zl.copy_async(
-                        place + e * (32 // pieces) * STRIDE,
-                        source + e * 512,
-                        16,
-                        zl.i32(16) if row < valid else zl.i32(0),
-                    )
-            else:
-                for e in zl.static(range(PAGE * pieces // 32)):
+                    place = whole + e * (32 // pieces) * STRIDE
+                else:
                     row = (e * 32 + lane) // pieces
-                    zl.copy_async(
-                        slot + ((part * PAGE + row) * STRIDE + (e * 32 + lane) % pieces * 16),
-                        source + e * 512,
-                        16,
-                        zl.i32(16) if row < valid else zl.i32(0),
-                    )
+                    place = slot + ((part * PAGE + row) * STRIDE + (e * 32 + lane) % pieces * 16)
+                zl.copy_async(place, lines + e * 512, 16, zl.i32(16) if row < valid else zl.i32(0))
             if ITEM == 1 and lane // PAGE == part:
-                zl.copy_async(
-                    slot + (2 * PAGE * STRIDE + lane * 4),
-                    (values if part else keys) + (at + PAGE * D + lane % PAGE * 4),
-                    4,
-                    zl.i32(4) if lane % PAGE < valid else zl.i32(0),
-                )
+                scales = pages + (at + PAGE * D + lane % PAGE * 4)
+                to = slot + (2 * PAGE * STRIDE + lane * 4)
+                zl.copy_async(to, scales, 4, zl.i32(4) if lane % PAGE < valid else zl.i32(0))
         state[NEXT] += 1
-        state[SLOT] = 0 if state[SLOT] == STAGES - 1 else state[SLOT] + 1
+        state[SLOT] = 0 if state[SLOT] == source.STAGES - 1 else state[SLOT] + 1
     zl.copy_commit()

@@ -7,6 +7,8 @@ of the next block of keys are computed beside the product of the last one's weig
 (online, base 2) runs under the latter.
 """
 
+from typing import Any, NamedTuple
+
 from zse import kernel as zl
 from zse.kernels.gpu.attention_plan import HEAD_DIMS, HEADER, PAGE, PREFILL_ROWS, TASK, TILE, divide
 
@@ -40,6 +42,54 @@ def product(acc, a, b, n, accumulate, transposed, F):
         zl.wgmma_f16(acc, a, b, n, accumulate, False, transposed)
 
 
+class TileBatch(NamedTuple):
+    """The prefill tiles of a plan and the query rows that they name; fields as in the kernels' parameters."""
+
+    tiles: Any
+    total: Any  # work items: tiles x kv heads
+    page_table: Any
+    max_pages: Any
+    kv_heads: Any
+    by_heads: Any
+    group: Any
+    by_group: Any
+    width: Any  # of a row of q and out
+    window: Any
+
+
+@zl.inline
+def batch_of(plan, page_table, max_pages, kv_heads, by_heads, group, by_group, tasks_room, window, D):
+    total = plan[1] * kv_heads
+    tiles = plan + (HEADER + tasks_room * TASK)
+    width = kv_heads * group * D
+    return TileBatch(tiles, total, page_table, max_pages, kv_heads, by_heads, group, by_group, width, window)
+
+
+@zl.inline
+def tile_at(work, batch):
+    """(first token, rows, position of the first, of the last, line of the page table, kv head) of a work item."""
+    tile = zl.load(batch.tiles + divide(work, batch.by_heads) * TILE, 4)
+    head = work - divide(work, batch.by_heads) * batch.kv_heads
+    table = batch.page_table + zl.i64(tile[2]) * batch.max_pages
+    return tile[0], tile[1] * batch.group, tile[3], tile[3] + tile[1] - 1, table, head
+
+
+@zl.inline
+def query_place(row, token, head, batch, D):
+    """Element of q and out where a tile's row begins."""
+    its_token = divide(row, batch.by_group)
+    return zl.i64(token + its_token) * batch.width + ((head - its_token) * batch.group + row) * D
+
+
+@zl.inline
+def row_sum(sum):
+    """Of the four lanes that share a row."""
+    whole = sum
+    for mask in zl.static((1, 2)):
+        whole += zl.shuffle_xor(whole, mask)
+    return whole
+
+
 @zl.inline
 def scores_of(scores, queries, keys, D, BN, SW, F):
     """Starts scores = Q K^T of this warpgroup's 64 rows."""
@@ -69,8 +119,9 @@ def add_values(acc, weights, values, D, BN, SW, F):
 
 
 @zl.inline
-def softmax(scores, limits, high, sums, shrink, key, position, factor, scale, softcap, window, BN):
+def softmax(scores, limits, high, sums, shrink, key, position, mask, BN):
     """Scores become weights; running maximum and sum of two rows a thread. shrink: factor of earlier sums."""
+    factor, scale, softcap, window = mask
     j = zl.lane_index() % 4
     if softcap > 0.0:
         for i in zl.static(range(BN // 2)):
@@ -85,8 +136,8 @@ def softmax(scores, limits, high, sums, shrink, key, position, factor, scale, so
         peak = max(scores[2 * h], scores[2 * h + 1])
         for n in zl.static(range(1, BN // 8)):
             peak = max(peak, max(scores[n * 4 + 2 * h], scores[n * 4 + 2 * h + 1]))
-        for mask in zl.static((1, 2)):
-            peak = max(peak, zl.shuffle_xor(peak, mask))
+        for lanes in zl.static((1, 2)):
+            peak = max(peak, zl.shuffle_xor(peak, lanes))
         new = max(high[h], peak * factor)
         shrink[h] = zl.exp2(high[h] - new)
         high[h] = new
@@ -108,7 +159,7 @@ def pack_weights(scores, weights, BN, F):
 
 
 @zl.inline
-def write_queries(q, place, token, head, rows, group, by_group, width, D, SW, F):
+def write_queries(q, place, token, head, rows, batch, D, SW, F):
     """This warpgroup's rows of Q into shared memory, swizzled; rows that are none become zeros. place: of its row 0."""
     thread = zl.thread_index() % 128
     first = zl.thread_index() // 128 * 64 - 64
@@ -118,8 +169,7 @@ def write_queries(q, place, token, head, rows, group, by_group, width, D, SW, F)
         x = e % pieces
         row = first + r
         which = row if row < rows else 0
-        which_token = divide(which, by_group)
-        line = q + (zl.i64(token + which_token) * width + ((head - which_token) * group + which) * D)
+        line = q + query_place(which, token, head, batch, D)
         words = zl.bitcast(zl.load(line + x * 8, 8), zl.u32.x(4))
         if F is zl.f16:
             words = zl.bitcast(zl.convert(zl.convert(zl.bitcast(words, zl.bf16.x(8)), zl.f32), zl.f16), zl.u32.x(4))
@@ -129,6 +179,168 @@ def write_queries(q, place, token, head, rows, group, by_group, width, D, SW, F)
         # mod 4).
         mixed = x % (SW // 16) ^ (r % 8 if SW == 128 else r // 2 % 4)
         zl.store(zl.cast_ptr(place + (x // (SW // 16) * (PREFILL_ROWS * SW) + r * SW + mixed * 16), zl.u32), words)
+
+
+class KeyStages(NamedTuple):
+    """Blocks of keys and of values in shared memory, with the barriers of their stages."""
+
+    queries: Any
+    keys: Any
+    values: Any
+    k_full: Any
+    v_full: Any
+    k_empty: Any
+    v_empty: Any
+    D: int
+    BN: int  # keys of a block
+
+    @property
+    def block(self) -> int:
+        """Bytes."""
+        return self.BN * self.D * 2
+
+    @property
+    def swizzle(self) -> int:
+        return prefill_swizzle(self.D)
+
+    @property
+    def columns(self) -> int:
+        return self.D * 2 // self.swizzle
+
+
+@zl.inline
+def load_block(memory, full, empty, page_map, stage, phase, row, count, present, stages):
+    """Ask for a block of keys or of values, `count` pages of which this lane's begins at row `row` of the map."""
+    lane, SW = zl.lane_index(), stages.swizzle
+    zl.mbarrier_wait(empty + stage, phase)
+    if lane == 0:
+        zl.mbarrier_expect(full + stage, count * (PAGE * stages.D * 2))
+    if lane < stages.BN // PAGE and present:
+        for column in zl.static(range(stages.columns)):
+            to = memory + (stage * stages.block + column * stages.BN * SW + lane * (PAGE * SW))
+            zl.tma_load(to, page_map, [column * (SW // 2), row], full + stage)
+
+
+@zl.inline
+def produce(k_map, v_map, batch, stages):
+    """The warp that loads keys and values."""
+    BN, window = stages.BN, batch.window
+    pages = BN // PAGE
+    lane = zl.lane_index()
+    stage = zl.i32(0)
+    phase = zl.i32(1)  # the first wait for an empty stage returns at once
+    for turn in range(0, batch.total, zl.num_blocks(0)):
+        work = work_of(turn)
+        if work >= batch.total:
+            break
+        token, rows, position, last, table, head = tile_at(work, batch)
+        first = max(position + 1 - window, 0) if window > 0 else zl.i32(0)
+        for block in zl.unroll(range(first // BN, last // BN + 1), 1):
+            page = block * pages + lane % pages
+            present = page <= last // PAGE
+            # What a window has passed may be another sequence's by now: its rows are a page that is seen.
+            row = (table[max(page, first // PAGE) if present else 0] * batch.kv_heads + head) * PAGE
+            count = min(pages, last // PAGE + 1 - block * pages)
+            load_block(stages.keys, stages.k_full, stages.k_empty, k_map, stage, phase, row, count, present, stages)
+            load_block(stages.values, stages.v_full, stages.v_empty, v_map, stage, phase, row, count, present, stages)
+            phase = 1 - phase if stage == STAGES - 1 else phase
+            stage = 0 if stage == STAGES - 1 else stage + 1
+
+
+@zl.inline
+def advance(at):
+    """at: [stage, phase] of the next block."""
+    at[1] = 1 - at[1] if at[0] == STAGES - 1 else at[1]
+    at[0] = 0 if at[0] == STAGES - 1 else at[0] + 1
+
+
+@zl.inline
+def clear_rows(values, first, stages):
+    """Rows behind the last key are not this sequence's: they weigh 0, and become 0 so that no NaN comes of it."""
+    SW = stages.swizzle
+    for r in range(first + zl.thread_index() - 128, stages.BN, 128 * GROUPS):
+        for column in zl.static(range(stages.columns)):
+            for x in zl.static(range(0, SW, 16)):
+                place = values + (column * stages.BN * SW + r * SW + x)
+                zl.store(zl.cast_ptr(place, zl.u32), zl.u32.x(4)(0))
+
+
+@zl.inline
+def write_rows(out, acc, sums, first, rows, token, head, batch, D):
+    """The two rows of a thread, from row `first` on."""
+    for h in zl.static(range(2)):
+        inverse = 1.0 / row_sum(sums[h])
+        r = first + 8 * h
+        if r < rows:
+            place = out + (query_place(r, token, head, batch, D) + zl.lane_index() % 4 * 2)
+            for d in zl.static(range(D // 8)):
+                both = zl.make_vector(acc[d * 4 + 2 * h] * inverse, acc[d * 4 + 2 * h + 1] * inverse)
+                zl.store(place + d * 8, zl.convert(both, zl.bf16))
+
+
+@zl.inline
+def consume(q, out, batch, stages, mask, KV):
+    """The warpgroups that compute, 64 rows of a tile each."""
+    D, BN, SW, BLOCK = stages.D, stages.BN, stages.swizzle, stages.block
+    lane, warp = zl.lane_index(), zl.warp_index()
+    mine = (warp - 4) * 16 + lane // 4  # first row of this thread
+    my_queries = stages.queries + (warp // 4 - 1) * 64 * SW
+    k_at = [zl.i32(0) for _ in zl.static(range(2))]
+    v_at = [zl.i32(0) for _ in zl.static(range(2))]
+    for turn in range(0, batch.total, zl.num_blocks(0)):
+        work = work_of(turn)
+        if work >= batch.total:
+            break
+        token, rows, position, last, table, head = tile_at(work, batch)
+        begin = (max(position + 1 - batch.window, 0) if batch.window > 0 else zl.i32(0)) // BN
+        end = last // BN
+        zl.named_barrier(warp // 4, 128)  # the last tile's scores were computed from Q
+        write_queries(q, my_queries, token, head, rows, batch, D, SW, KV)
+        zl.fence_async()
+        zl.named_barrier(warp // 4, 128)
+        limits = [position + divide(min(mine + 8 * h, rows - 1), batch.by_group) for h in zl.static(range(2))]
+        acc = [zl.f32(0) for _ in zl.static(range(D // 2))]
+        scores = [zl.f32(0) for _ in zl.static(range(BN // 2))]
+        weights = [[zl.u32(0) for u in zl.static(range(4))] for n in zl.static(range(BN // 16))]
+        high = [zl.f32(FLOOR) for h in zl.static(range(2))]
+        sums = [zl.f32(0) for h in zl.static(range(2))]
+        shrink = [zl.f32(0) for h in zl.static(range(2))]
+        zl.mbarrier_wait(stages.k_full + k_at[0], k_at[1])
+        scores_of(scores, my_queries, stages.keys + k_at[0] * BLOCK, D, BN, SW, KV)
+        zl.wgmma_wait(0, scores)
+        if lane == 0:
+            zl.mbarrier_arrive(stages.k_empty + k_at[0])
+        advance(k_at)
+        softmax(scores, limits, high, sums, shrink, begin * BN, position, mask, BN)
+        pack_weights(scores, weights, BN, KV)
+        for block in zl.unroll(range(begin, end), 1):
+            zl.mbarrier_wait(stages.k_full + k_at[0], k_at[1])
+            scores_of(scores, my_queries, stages.keys + k_at[0] * BLOCK, D, BN, SW, KV)
+            zl.mbarrier_wait(stages.v_full + v_at[0], v_at[1])
+            add_values(acc, weights, stages.values + v_at[0] * BLOCK, D, BN, SW, KV)
+            zl.wgmma_wait(1, scores)
+            if lane == 0:
+                zl.mbarrier_arrive(stages.k_empty + k_at[0])
+            softmax(scores, limits, high, sums, shrink, (block + 1) * BN, position, mask, BN)
+            zl.wgmma_wait(0, acc, *weights)
+            if lane == 0:
+                zl.mbarrier_arrive(stages.v_empty + v_at[0])
+            for i in zl.static(range(D // 2)):
+                acc[i] = acc[i] * shrink[i // 2 % 2]
+            pack_weights(scores, weights, BN, KV)
+            advance(k_at)
+            advance(v_at)
+        zl.mbarrier_wait(stages.v_full + v_at[0], v_at[1])
+        values = stages.values + v_at[0] * BLOCK
+        clear_rows(values, last % BN + 1, stages)
+        zl.fence_async()
+        zl.named_barrier(GROUPS + 1, 128 * GROUPS)
+        add_values(acc, weights, values, D, BN, SW, KV)
+        zl.wgmma_wait(0, acc)
+        if lane == 0:
+            zl.mbarrier_arrive(stages.v_empty + v_at[0])
+        advance(v_at)
+        write_rows(out, acc, sums, mine, rows, token, head, batch, D)
 
 
 @zl.kernel
@@ -154,20 +366,16 @@ def attention_prefill_wgmma(
 ):
     """A persistent grid over the plan's tiles x kv heads. k_map, v_map: pages as [blocks * kv_heads * 16, D], boxes of
     16 rows x SW bytes with that swizzle (prefill_swizzle)."""
-    SW = prefill_swizzle(D)
-    BLOCK = BN * D * 2  # bytes of a block of keys
-    COLUMNS = D * 2 // SW
-    PAGES = BN // PAGE
+    block = BN * D * 2  # bytes of a block of keys
     zl.grid_launch_dependents()
     queries = zl.shared_array(zl.u8, PREFILL_ROWS * D * 2, align=1024)
-    keys = zl.shared_array(zl.u8, STAGES * BLOCK, align=1024)
-    values = zl.shared_array(zl.u8, STAGES * BLOCK, align=1024)
+    keys = zl.shared_array(zl.u8, STAGES * block, align=1024)
+    values = zl.shared_array(zl.u8, STAGES * block, align=1024)
     k_full = zl.mbarrier_array(STAGES)
     v_full = zl.mbarrier_array(STAGES)
     k_empty = zl.mbarrier_array(STAGES)
     v_empty = zl.mbarrier_array(STAGES)
-    lane = zl.lane_index()
-    warp = zl.warp_index()
+    stages = KeyStages(queries, keys, values, k_full, v_full, k_empty, v_empty, D, BN)
     if zl.thread_index() == 0:
         for stage in zl.static(range(STAGES)):
             zl.mbarrier_init(k_full + stage, 1)
@@ -177,150 +385,15 @@ def attention_prefill_wgmma(
         zl.mbarrier_init_fence()
     zl.barrier()
     zl.grid_wait()
-    total = plan[1] * kv_heads
-    tiles = plan + (HEADER + tasks_room * TASK)
-    width = kv_heads * group * D
-    if warp < 4:
+    batch = batch_of(plan, page_table, max_pages, kv_heads, by_heads, group, by_group, tasks_room, window, D)
+    if zl.warp_index() < 4:
         zl.set_max_registers("dec", 40)
-        if warp == 0:
-            stage = zl.i32(0)
-            phase = zl.i32(1)  # the first wait for an empty stage returns at once
-            for turn in range(0, total, zl.num_blocks(0)):
-                work = work_of(turn)
-                if work >= total:
-                    break
-                tile = zl.load(tiles + divide(work, by_heads) * TILE, 4)
-                head = work - divide(work, by_heads) * kv_heads
-                last = tile[3] + tile[1] - 1
-                first = max(tile[3] + 1 - window, 0) if window > 0 else zl.i32(0)
-                table = page_table + zl.i64(tile[2]) * max_pages
-                for block in zl.unroll(range(first // BN, last // BN + 1), 1):
-                    page = block * PAGES + lane % PAGES
-                    present = page <= last // PAGE
-                    # What a window has passed may be another sequence's by now: its rows are a page that is seen.
-                    row = (table[max(page, first // PAGE) if present else 0] * kv_heads + head) * PAGE
-                    count = min(PAGES, last // PAGE + 1 - block * PAGES)
-                    zl.mbarrier_wait(k_empty + stage, phase)
-                    if lane == 0:
-                        zl.mbarrier_expect(k_full + stage, count * (PAGE * D * 2))
-                    if lane < PAGES and present:
-                        for column in zl.static(range(COLUMNS)):
-                            zl.tma_load(
-                                keys + (stage * BLOCK + column * BN * SW + lane * (PAGE * SW)),
-                                k_map,
-                                [column * (SW // 2), row],
-                                k_full + stage,
-                            )
-                    zl.mbarrier_wait(v_empty + stage, phase)
-                    if lane == 0:
-                        zl.mbarrier_expect(v_full + stage, count * (PAGE * D * 2))
-                    if lane < PAGES and present:
-                        for column in zl.static(range(COLUMNS)):
-                            zl.tma_load(
-                                values + (stage * BLOCK + column * BN * SW + lane * (PAGE * SW)),
-                                v_map,
-                                [column * (SW // 2), row],
-                                v_full + stage,
-                            )
-                    phase = 1 - phase if stage == STAGES - 1 else phase
-                    stage = 0 if stage == STAGES - 1 else stage + 1
+        if zl.warp_index() == 0:
+            produce(k_map, v_map, batch, stages)
     else:
         zl.set_max_registers("inc", 232)
-        g = lane // 4
-        j = lane % 4
-        mine = (warp - 4) * 16  # first row of this warp
-        my_queries = queries + (warp // 4 - 1) * 64 * SW
-        k_stage = zl.i32(0)
-        k_phase = zl.i32(0)
-        v_stage = zl.i32(0)
-        v_phase = zl.i32(0)
-        factor = zl.f32(LOG2E) if softcap > 0.0 else scale * LOG2E
-        for turn in range(0, total, zl.num_blocks(0)):
-            work = work_of(turn)
-            if work >= total:
-                break
-            tile = zl.load(tiles + divide(work, by_heads) * TILE, 4)
-            head = work - divide(work, by_heads) * kv_heads
-            token = tile[0]
-            rows = tile[1] * group
-            position = tile[3]
-            last = position + tile[1] - 1
-            begin = (max(position + 1 - window, 0) if window > 0 else zl.i32(0)) // BN
-            end = last // BN
-            zl.named_barrier(warp // 4, 128)  # the last tile's scores were computed from Q
-            write_queries(q, my_queries, token, head, rows, group, by_group, width, D, SW, KV)
-            zl.fence_async()
-            zl.named_barrier(warp // 4, 128)
-            limits = [position + divide(min(mine + g + 8 * h, rows - 1), by_group) for h in zl.static(range(2))]
-            acc = [zl.f32(0) for _ in zl.static(range(D // 2))]
-            scores = [zl.f32(0) for _ in zl.static(range(BN // 2))]
-            weights = [[zl.u32(0) for u in zl.static(range(4))] for n in zl.static(range(BN // 16))]
-            high = [zl.f32(FLOOR) for h in zl.static(range(2))]
-            sums = [zl.f32(0) for h in zl.static(range(2))]
-            shrink = [zl.f32(0) for h in zl.static(range(2))]
-            zl.mbarrier_wait(k_full + k_stage, k_phase)
-            scores_of(scores, my_queries, keys + k_stage * BLOCK, D, BN, SW, KV)
-            zl.wgmma_wait(0, scores)
-            if lane == 0:
-                zl.mbarrier_arrive(k_empty + k_stage)
-            k_phase = 1 - k_phase if k_stage == STAGES - 1 else k_phase
-            k_stage = 0 if k_stage == STAGES - 1 else k_stage + 1
-            softmax(scores, limits, high, sums, shrink, begin * BN, position, factor, scale, softcap, window, BN)
-            pack_weights(scores, weights, BN, KV)
-            for block in zl.unroll(range(begin, end), 1):
-                zl.mbarrier_wait(k_full + k_stage, k_phase)
-                scores_of(scores, my_queries, keys + k_stage * BLOCK, D, BN, SW, KV)
-                zl.mbarrier_wait(v_full + v_stage, v_phase)
-                add_values(acc, weights, values + v_stage * BLOCK, D, BN, SW, KV)
-                zl.wgmma_wait(1, scores)
-                if lane == 0:
-                    zl.mbarrier_arrive(k_empty + k_stage)
-                softmax(
-                    scores, limits, high, sums, shrink, (block + 1) * BN, position, factor, scale, softcap, window, BN
-                )
-                zl.wgmma_wait(0, acc, *weights)
-                if lane == 0:
-                    zl.mbarrier_arrive(v_empty + v_stage)
-                for i in zl.static(range(D // 2)):
-                    acc[i] = acc[i] * shrink[i // 2 % 2]
-                pack_weights(scores, weights, BN, KV)
-                k_phase = 1 - k_phase if k_stage == STAGES - 1 else k_phase
-                k_stage = 0 if k_stage == STAGES - 1 else k_stage + 1
-                v_phase = 1 - v_phase if v_stage == STAGES - 1 else v_phase
-                v_stage = 0 if v_stage == STAGES - 1 else v_stage + 1
-            zl.mbarrier_wait(v_full + v_stage, v_phase)
-            # Rows behind the last key are not this sequence's: they weigh 0, and become 0 so that no NaN comes of it.
-            for r in range(last % BN + 1 + zl.thread_index() - 128, BN, 128 * GROUPS):
-                for column in zl.static(range(COLUMNS)):
-                    for x in zl.static(range(0, SW, 16)):
-                        zl.store(
-                            zl.cast_ptr(values + (v_stage * BLOCK + column * BN * SW + r * SW + x), zl.u32),
-                            zl.u32.x(4)(0),
-                        )
-            zl.fence_async()
-            zl.named_barrier(GROUPS + 1, 128 * GROUPS)
-            add_values(acc, weights, values + v_stage * BLOCK, D, BN, SW, KV)
-            zl.wgmma_wait(0, acc)
-            if lane == 0:
-                zl.mbarrier_arrive(v_empty + v_stage)
-            v_phase = 1 - v_phase if v_stage == STAGES - 1 else v_phase
-            v_stage = 0 if v_stage == STAGES - 1 else v_stage + 1
-            for h in zl.static(range(2)):
-                whole = sums[h]
-                for mask in zl.static((1, 2)):
-                    whole += zl.shuffle_xor(whole, mask)
-                inverse = 1.0 / whole
-                r = mine + g + 8 * h
-                if r < rows:
-                    r_token = divide(r, by_group)
-                    place = out + (zl.i64(token + r_token) * width + ((head - r_token) * group + r) * D + j * 2)
-                    for d in zl.static(range(D // 8)):
-                        zl.store(
-                            place + d * 8,
-                            zl.convert(
-                                zl.make_vector(acc[d * 4 + 2 * h] * inverse, acc[d * 4 + 2 * h + 1] * inverse), zl.bf16
-                            ),
-                        )
+        mask = (zl.f32(LOG2E) if softcap > 0.0 else scale * LOG2E, scale, softcap, window)
+        consume(q, out, batch, stages, mask, KV)
 
 
 def prefill_swizzle(head_dim: int) -> int:

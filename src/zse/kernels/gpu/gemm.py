@@ -128,13 +128,13 @@ def takes(device, weight, activation: str, gated: bool, max_tokens: int) -> bool
     )
 
 
-class Choice(NamedTuple):
+class TileChoice(NamedTuple):
     tile: Tile
     splits: int
     microseconds: float
 
 
-def choose(kind: object, gated: bool, tokens: int, cols: int, width: int, sms: int, group: int = 0) -> Choice:
+def choose(kind: object, gated: bool, tokens: int, cols: int, width: int, sms: int, group: int = 0) -> TileChoice:
     """The tile and the number of parts of k for out [tokens, cols], by the model of this module."""
     integer = isinstance(kind, int)
     only = 256 if integer and (kind != 4 or group == 16) else 0  # other integers have the large tile alone
@@ -157,7 +157,7 @@ def choose(kind: object, gated: bool, tokens: int, cols: int, width: int, sms: i
             if splits > 1:
                 time += SPLIT_US + PART_US[integer] * size * splits
             if best is None or time < best.microseconds:
-                best = Choice(tile, splits, time)
+                best = TileChoice(tile, splits, time)
     assert best is not None
     return best
 

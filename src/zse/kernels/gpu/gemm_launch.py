@@ -7,7 +7,7 @@ from zse.kernels.gpu import dequantize, gemm_portable, gemm_skinny, r16
 from zse.kernels.gpu.gemm import (
     SKINNY,
     SKINNY_TOKENS,
-    Choice,
+    TileChoice,
     choose,
     direct,
     group_class,
@@ -93,7 +93,7 @@ class Product(NamedTuple):
         q = words(planes["q"], r16.q_bytes(bits))
         return q, words(planes["high"], r16.HIGH_BYTES[bits]) if "high" in planes else q
 
-    def choice(self) -> tuple[Choice, int]:
+    def choice(self) -> tuple[TileChoice, int]:
         """The tile with the parts of k, and the grid."""
         scheme, sms = self.weight.scheme, self.device.num_sms
         group = scheme.group if isinstance(self.kind, int) else 0

@@ -1,5 +1,4 @@
-"""Matrix products on a GPU: which kernel a weight and a number of tokens get, and the cases that hold them to a
-reference. On GPUs without matrix instructions in the language (HIP, Metal) all of them are matmul_simple's.
+"""Matrix products on a GPU: which kernel a weight and a number of tokens get. On GPUs without matrix instructions in the language (HIP, Metal) all of them are matmul_simple's.
 
 Up to 8 tokens matmul_small, or for integer weights and up to 4 tokens matmul_few where a multiprocessor has two units
 of rows and more; above, gemm.py where it takes the weight, else matmul_small, 8 tokens at a time. In each of them a
@@ -23,8 +22,7 @@ from zse.kernels.gpu.matmul_tiles import (
     slot_bytes,
     sums_bytes,
 )
-from zse.kernels.op import Case, HostArray, Output, Tolerance, check, require
-from zse.quant.scheme import FP8_SCALINGS, AffineScheme, DenseScheme, Fp8Scheme
+from zse.kernels.op import check, require
 from zse.runtime.args import Args
 from zse.runtime.symbol import ceil_div
 
@@ -220,64 +218,3 @@ def record(
     recorder.launch(
         symbol_of(form, name), args, (blocks_of(device, weight, gate is not None)[1], ceil_div(tokens, TOKENS[name]))
     )
-
-
-SCHEMES = (
-    *(
-        AffineScheme(bits, group, symmetric)
-        for bits in (4, 5, 6, 8)
-        for group in (16, 32, 64, 128, 0)
-        for symmetric in (False, True)
-    ),
-    *(DenseScheme(dtype) for dtype in COLUMNS),
-    *(Fp8Scheme(scaling) for scaling in FP8_SCALINGS),
-)
-
-
-def cases(rng):
-    """Every scheme, with few and more tokens, odd sizes, and every epilogue."""
-    import numpy as np
-
-    from zse.kernels.host import random_weight
-    from zse.quant.pack import f32_to_bf16
-
-    shapes = [
-        (1, 32, 128),
-        (3, 40, 384),
-        (8, 16, 256),
-        (2, 72, 1280),
-        (7, 200, 640),
-        (1, 1, 2304),
-        (12, 33, 128),
-        (37, 64, 256),
-    ]
-    for scheme in SCHEMES:
-        step = scheme.group or 32 if scheme.kind == "affine" else 16
-        for epilogue in ("store", "bf16", "accumulate", *GATES):
-            tokens, rows, width = shapes[int(rng.integers(len(shapes)))]
-            width += -width % max(step, 32) + max(step, 32 if scheme.kind == "affine" else 16) * int(rng.integers(3))
-            gated = epilogue in GATES
-            rows = (rows + 31) // 32 * 32 if gated else rows
-            weight = random_weight(rng, rows, width, scheme, scheme.in_memory["gpu"])
-            a = HostArray("bf16", f32_to_bf16(rng.standard_normal((tokens, width)).astype(np.float32)))
-            inputs = {"a": a, "weight": weight}
-            if rng.integers(2) and not gated:
-                inputs["bias"] = rng.standard_normal(rows).astype(np.float32)
-            size = float(np.abs(a.wide()).sum(axis=1).max()) * float(np.abs(weight.dequantize()).max())
-            absolute = size * 2**-18
-            near = Tolerance(
-                absolute * (8 if gated else 1),
-                2**-8 if gated or epilogue == "bf16" else 1e-6,
-                "f32 sums of products of 128 + q, up to 34 times the weights; a bf16 result is rounded once more",
-            )
-            shape = (tokens, rows // 2 if gated else rows)
-            out = Output(
-                shape,
-                "bf16" if gated or epilogue == "bf16" else "float32",
-                near,
-                rng.standard_normal(shape).astype(np.float32) if epilogue == "accumulate" else None,
-            )
-            options = {"max_tokens": tokens, "kernel": "few" if rng.integers(2) else "small"} | (
-                {"gate": epilogue} if gated else {"accumulate": True} if epilogue == "accumulate" else {}
-            )
-            yield Case(f"{scheme} {epilogue} {tokens}x{rows}x{width}", inputs, {"out": out}, options)

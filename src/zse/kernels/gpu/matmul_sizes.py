@@ -1,17 +1,20 @@
 """Matrix products of a real model's sizes, for timing: those of Qwen2.5-7B, in three formats, for some numbers of
 tokens."""
 
-from zse.kernels.gpu.gemm_cases import tolerance
-from zse.kernels.op import Case, HostArray, HostFp8Activation, Output, Tolerance
+from zse.kernels.gpu.matmul_cases import case_of, tolerance
+from zse.kernels.host import HostWeight
+from zse.kernels.op import HostArray, HostFp8Activation, Tolerance
+from zse.lazy import numpy as np
+from zse.quant.pack import f32_to_bf16
 from zse.quant.scheme import AffineScheme, DenseScheme, Fp8Scheme
 
 # name: rows, columns, epilogue
 SHAPES = {
-    "qkv": (4608, 3584, ""),
+    "qkv": (4608, 3584, "store"),
     "o": (3584, 3584, "accumulate"),
     "gate_up": (37888, 3584, "silu"),
     "down": (3584, 18944, "accumulate"),
-    "head": (152064, 3584, ""),
+    "head": (152064, 3584, "store"),
 }
 SCHEMES = (
     AffineScheme(4, 128, True),
@@ -26,10 +29,6 @@ COMPARED = 64  # rows at the beginning of the weight (and of its second half) th
 
 def random_planes(rng, rows: int, width: int, scheme):
     """A HostWeight of random bits in seconds: any q, scales near 1/16 (e4m3 and bf16: values near 1)."""
-    import numpy as np
-
-    from zse.kernels.host import HostWeight
-
     layout = scheme.in_memory["gpu"]
     planes = {}
     for plane in scheme.planes(rows, width, layout):
@@ -53,8 +52,6 @@ def random_planes(rng, rows: int, width: int, scheme):
 
 def some_rows(weight, first: int, count: int):
     """The weight of `count` rows from `first` on, both multiples of 16."""
-    from zse.kernels.host import HostWeight
-
     step = 16 if weight.layout == "r16" else 1
     planes = {}
     for name, plane in weight.planes.items():
@@ -65,10 +62,6 @@ def some_rows(weight, first: int, count: int):
 
 def sizes(rng):
     """(case, expected) for every scheme, shape and number of tokens; the head only for one token."""
-    import numpy as np
-
-    from zse.quant.pack import f32_to_bf16
-
     for scheme in SCHEMES:
         for name, (rows, width, epilogue) in SHAPES.items():
             if name == "head" and scheme.kind == "affine" and scheme.bits == 4:
@@ -83,21 +76,15 @@ def sizes(rng):
                 fp8 = scheme.kind == "fp8" and tokens > 8
                 a = HostFp8Activation.quantize(x) if fp8 else HostArray("bf16", f32_to_bf16(x))
                 gated = epilogue == "silu"
-                shape = (tokens, rows // 2 if gated else rows)
-                before = rng.standard_normal(shape).astype(np.float32) if epilogue == "accumulate" else None
                 # Up to 8 tokens nothing but the result is rounded.
                 near = (
                     Tolerance(2e-4 * width**0.5 if not gated else 0.05, 2**-7 if gated else 1e-3, "f32 sums")
                     if tokens <= 8
                     else tolerance(scheme, a.dequantize() if fp8 else a.wide(), largest, gated, gated)
                 )
-                out = Output(shape, "bf16" if gated else "float32", near, before)
-                options = {"max_tokens": tokens} | (
-                    {"gate": "silu"} if gated else {"accumulate": True} if before is not None else {}
-                )
-                case = Case(
-                    f"{scheme} {name} {tokens} x {rows} x {width}", {"a": a, "weight": weight}, {"out": out}, options
-                )
+                name_of = f"{scheme} {name} {tokens} x {rows} x {width}"
+                case = case_of(name_of, weight, a, epilogue, near, rng, {"max_tokens": tokens})
+                before = case.outputs["out"].inout
 
                 def expected(a=a, weight=weight, before=before, gated=gated, rows=rows):
                     values = a.dequantize() if isinstance(a, HostFp8Activation) else a.wide().astype(np.float64)

@@ -1,0 +1,126 @@
+"""Cases of the matrix product on a GPU, for the tests: every scheme, epilogue and form, odd sizes, split k."""
+
+from zse.kernels.host import random_weight
+from zse.kernels.op import Case, HostArray, HostFp8Activation, Output, Tolerance
+from zse.lazy import numpy as np
+from zse.quant.pack import f32_to_bf16
+from zse.quant.scheme import FP8_SCALINGS, AffineScheme, DenseScheme, Fp8Scheme
+
+SCHEMES = (
+    *(
+        AffineScheme(bits, group, symmetric)
+        for bits in (4, 5, 6, 8)
+        for group in (16, 32, 64, 128, 0)
+        for symmetric in (False, True)
+    ),
+    *(DenseScheme(dtype) for dtype in ("bf16", "f16", "f32")),
+    *(Fp8Scheme(scaling) for scaling in FP8_SCALINGS),
+)
+GATES = ("silu", "gelu_tanh")
+EPILOGUES = ("store", "bf16", "accumulate", *GATES)
+# tokens, rows of the weight, columns.
+SMALL_SHAPES = (
+    (1, 32, 128),
+    (3, 40, 384),
+    (8, 16, 256),
+    (2, 72, 1280),
+    (7, 200, 640),
+    (1, 1, 2304),
+    (12, 33, 128),
+    (37, 64, 256),
+)
+# Of gemm.py. The second: many steps of k over few tiles, so that k is split.
+LARGE_SHAPES = (
+    (9, 96, 160),
+    (16, 320, 2080),
+    (33, 544, 1056),
+    (64, 2144, 352),
+    (65, 320, 4128),
+    (127, 96, 1056),
+    (129, 544, 416),
+    (300, 1376, 160),
+    (1030, 224, 352),
+    (2200, 352, 160),
+)
+# Tiles of gemm_skinny that outnumber the counters of the emulated device's multiprocessors, with parts of tiles among the last.
+MANY_TILES = (9, 7744, 192)
+
+
+def tolerance(scheme, values, largest: float, gated: bool, narrow: bool) -> Tolerance:
+    """How far a product may be from float64. values: the activations; largest: of the weight's numbers; narrow: whether
+    the result is bf16.
+
+    What is not bf16 or fp8 is rounded to bf16 on the way, and so are the scales of integers: 2**-9 of each, the latter the
+    same way for a whole group. The tensor cores keep about 14 bits of a sum of fp8 products (DeepSeek-V3 report, section
+    3.3.2), and what is cut off adds up as the root of the number of columns: at 18,944 the largest of 65,000 results is off
+    by 4.5 times 2**-9 on an H200, at 3,584 by twice."""
+    rounded = scheme.kind == "affine" or scheme.kind == "dense" and scheme.dtype != "bf16"
+    length = float(np.sqrt((values.astype(np.float64) ** 2).sum(axis=1).max()))
+    cut = 2**-9 * max(1.0, values.shape[1] / 512) ** 0.5
+    absolute = length * largest * (2**-7 if rounded else cut if scheme.kind == "fp8" else 2**-16)
+    return Tolerance(
+        absolute * (60 if gated else 1),
+        (1e-5, 2**-8, 2**-7)[rounded + narrow],
+        "weights rounded to bf16; f32 sums in another order; a bf16 result is rounded once more",
+    )
+
+
+def case_of(name: str, weight, a, epilogue: str, near: Tolerance, rng, options: dict) -> Case:
+    """A product. epilogue: of EPILOGUES; "accumulate" gets random content to add to."""
+    gated = epilogue in GATES
+    shape = (a.shape[0] if isinstance(a, HostFp8Activation) else len(a.array), weight.shape[0] // (2 if gated else 1))
+    dtype = "bf16" if gated or epilogue == "bf16" else "float32"
+    before = rng.standard_normal(shape).astype(np.float32) if epilogue == "accumulate" else None
+    inputs = {"a": a, "weight": weight}
+    if options.pop("bias", False):
+        inputs["bias"] = rng.standard_normal(shape[1]).astype(np.float32)
+    options |= {"gate": epilogue} if gated else {"accumulate": True} if before is not None else {}
+    return Case(name, inputs, {"out": Output(shape, dtype, near, before)}, options)
+
+
+def small_cases(rng):
+    """Every scheme, with few and more tokens, odd sizes, and every epilogue, on matmul_small and matmul_few."""
+    for scheme in SCHEMES:
+        affine = scheme.kind == "affine"
+        step = scheme.group or 32 if affine else 16
+        for epilogue in EPILOGUES:
+            tokens, rows, width = SMALL_SHAPES[int(rng.integers(len(SMALL_SHAPES)))]
+            width += -width % max(step, 32) + max(step, 32 if affine else 16) * int(rng.integers(3))
+            gated = epilogue in GATES
+            rows = (rows + 31) // 32 * 32 if gated else rows
+            weight = random_weight(rng, rows, width, scheme, scheme.in_memory["gpu"])
+            a = HostArray("bf16", f32_to_bf16(rng.standard_normal((tokens, width)).astype(np.float32)))
+            size = float(np.abs(a.wide()).sum(axis=1).max()) * float(np.abs(weight.dequantize()).max())
+            near = Tolerance(
+                size * 2**-18 * (8 if gated else 1),
+                2**-8 if gated or epilogue == "bf16" else 1e-6,
+                "f32 sums of products of 128 + q, up to 34 times the weights; a bf16 result is rounded once more",
+            )
+            options = {"max_tokens": tokens, "kernel": "few" if rng.integers(2) else "small"}
+            options["bias"] = bool(rng.integers(2)) and not gated
+            yield case_of(f"{scheme} {epilogue} {tokens}x{rows}x{width}", weight, a, epilogue, near, rng, options)
+
+
+def make_case(rng, scheme, epilogue: str, tokens: int, rows: int, width: int) -> Case:
+    """A product of gemm.py with random operands; rows and width become what the scheme and the epilogue need."""
+    integer, gated = scheme.kind == "affine", epilogue in GATES
+    width += -width % (scheme.group or 32 if integer else 16)
+    rows += -rows % 128 if gated and scheme == Fp8Scheme("block") else 0 if gated else int(rng.integers(16)) * 2
+    if scheme.kind == "dense" and scheme.dtype != "bf16":
+        tokens = max(tokens, 33)  # fewer are matmul_small's
+    weight = random_weight(rng, rows, width, scheme, scheme.in_memory["gpu"])
+    x = rng.standard_normal((tokens, width)).astype(np.float32)
+    a = HostFp8Activation.quantize(x) if scheme.kind == "fp8" else HostArray("bf16", f32_to_bf16(x))
+    values = a.dequantize() if scheme.kind == "fp8" else a.wide()
+    near = tolerance(scheme, values, float(np.abs(weight.dequantize()).max()), gated, gated or epilogue == "bf16")
+    options = {"max_tokens": tokens, "bias": bool(rng.integers(2)) and not gated}
+    return case_of(f"gemm {scheme} {epilogue} {tokens}x{rows}x{width}", weight, a, epilogue, near, rng, options)
+
+
+def cases(rng):
+    """Those of few tokens; one of gemm.py per scheme and epilogue, each with a shape of its own; one of many tiles."""
+    yield from small_cases(rng)
+    for scheme in SCHEMES:
+        for epilogue in EPILOGUES:
+            yield make_case(rng, scheme, epilogue, *LARGE_SHAPES[int(rng.integers(len(LARGE_SHAPES)))])
+    yield make_case(rng, DenseScheme("bf16"), "store", *MANY_TILES)
