@@ -55,7 +55,17 @@ class HTTPError(RequestError):
 
 
 class Request:
-    """A request whose head has been read. headers: names in lower case; body: complete when a handler sees it."""
+    """A request whose head has been read.
+
+    Args:
+        method: as sent, in capitals.
+        path: percent-decoded; query: as sent.
+        headers: names in lower case; values of a name that comes twice are joined.
+        http_10: the client speaks HTTP/1.0: no chunks, no `100 Continue`.
+        keep_alive: the connection may be used again.
+        connection: who reads the answer.
+
+    body: bytes, complete when a handler sees it. status: of the answer, 0 until there is one."""
 
     def __init__(
         self,

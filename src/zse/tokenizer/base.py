@@ -27,12 +27,12 @@ class Tokenizer:
     ) -> list[int]:
         """Token ids of `text`.
 
-        special: whether the text of a control token (`<|im_end|>`) becomes that token; never pass user text with True.
-        add_bos: None does what the model wants at both ends (adds_bos, adds_eos); True or False decides BOS, adds no
-        EOS.
-        barriers: ascending offsets in bytes of UTF-8; a control token is not recognized across one
-        (chat_template.py).
-        """
+        Args:
+            special: whether the text of a control token (`<|im_end|>`) becomes that token; never pass user text with True.
+            add_bos: None does what the model wants at both ends (adds_bos, adds_eos); True or False decides BOS and adds
+                no EOS.
+            barriers: ascending offsets in bytes of UTF-8; a control token is not recognized across one
+                (chat_template.py)."""
         ids = self._encode(text, special, barriers)
         if add_bos is None:
             if self.adds_eos and self.eos_id is not None:

@@ -270,14 +270,19 @@ def from_gguf(fields: dict, path: str = "GGUF", pre_tokenizer: tuple[int, bool, 
         refused = {0: "tokens", 1: "scores", 2: "token_type", 3: "merges"}.get(error.field, "")
         offset = getattr(arrays.get(refused), "offset", 0) + error.offset
         raise _refused(error, path, offset)
-    made = BPETokenizer(handle)
-    made.bos_id, made.eos_id, made.unknown_id, made.pad_id = ids["bos"], ids["eos"], ids["unknown"], ids["padding"]
-    made.adds_bos = bool(fields.get("tokenizer.ggml.add_bos_token", default_bos)) and ids["bos"] is not None
-    made.adds_eos = bool(fields.get("tokenizer.ggml.add_eos_token", False)) and ids["eos"] is not None
-    made.strips_space = strips_space
-    ends = {ids["eos"], ids["eot"], ids["eom"], *(made.find(text) for text in END_TEXTS)}
-    made.eos_ids = frozenset(id for id in ends if id is not None)
-    return made
+    tokenizer = BPETokenizer(handle)
+    tokenizer.bos_id, tokenizer.eos_id, tokenizer.unknown_id, tokenizer.pad_id = (
+        ids["bos"],
+        ids["eos"],
+        ids["unknown"],
+        ids["padding"],
+    )
+    tokenizer.adds_bos = bool(fields.get("tokenizer.ggml.add_bos_token", default_bos)) and ids["bos"] is not None
+    tokenizer.adds_eos = bool(fields.get("tokenizer.ggml.add_eos_token", False)) and ids["eos"] is not None
+    tokenizer.strips_space = strips_space
+    ends = {ids["eos"], ids["eot"], ids["eom"], *(tokenizer.find(text) for text in END_TEXTS)}
+    tokenizer.eos_ids = frozenset(id for id in ends if id is not None)
+    return tokenizer
 
 
 def is_section(section: bytes | bytearray | memoryview) -> bool:
@@ -303,13 +308,17 @@ def from_section(section: bytes | bytearray | memoryview, path: str = "tokenizer
     handle = native.library().zt_open_image(where, len(image), ctypes.byref(error))
     if not handle:
         raise _refused(error, path, start + error.offset)
-    made = BPETokenizer(handle, owner)
-    if made.vocab_size != size or any(not -1 <= id < size for id in (bos, eos, unknown, pad, *ends)) or -1 in ends:
+    tokenizer = BPETokenizer(handle, owner)
+    if tokenizer.vocab_size != size or any(not -1 <= id < size for id in (bos, eos, unknown, pad, *ends)) or -1 in ends:
         raise FormatError(path, 8, "tokenizer", "a token id is outside the vocabulary")
-    made.bos_id, made.eos_id, made.unknown_id, made.pad_id = (None if id < 0 else id for id in (bos, eos, unknown, pad))
-    made.adds_bos, made.adds_eos, made.strips_space, made.is_nfc = map(bool, (adds_bos, adds_eos, strips_space, is_nfc))
-    made.eos_ids = frozenset(ends)
-    return made
+    tokenizer.bos_id, tokenizer.eos_id, tokenizer.unknown_id, tokenizer.pad_id = (
+        None if id < 0 else id for id in (bos, eos, unknown, pad)
+    )
+    tokenizer.adds_bos, tokenizer.adds_eos, tokenizer.strips_space, tokenizer.is_nfc = map(
+        bool, (adds_bos, adds_eos, strips_space, is_nfc)
+    )
+    tokenizer.eos_ids = frozenset(ends)
+    return tokenizer
 
 
 def pretokenize(pre: int, text: str) -> list[str]:

@@ -59,9 +59,13 @@ class ChatTemplate:
         """The prompt, for Tokenizer.encode(text, special=True, add_bos=False, barriers=barriers): control tokens only
         where the template itself writes them.
 
-        messages: dicts with "role" (one of ROLES) and what the template reads ("content", ...). variables: what else
-        the request gives the template (chat_template_kwargs), such as enable_thinking=False.
-        RequestError (400): an unknown role, or the template refuses, fails or takes too much (template_jinja.py).
+        Args:
+            messages: dicts with "role" (one of ROLES) and what the template reads ("content", ...).
+            tools: function definitions, as in the API.
+            add_generation_prompt: end where the assistant's reply begins.
+            variables: what else the request gives the template (chat_template_kwargs), such as enable_thinking=False.
+
+        RequestError (400): an unknown role, or the template refuses, fails or takes too much (template_limits.py).
         """
         for index, message in enumerate(messages):
             if message.get("role") not in ROLES:
@@ -174,7 +178,8 @@ def no_chat_template(model: str) -> RequestError:
 
 
 def _compile(source: str):
-    """An object with render(variables) and literals. ValueError when it is refused."""
+    """An object with render(variables) and literals: all that the rest of this module knows of who runs a template.
+    ValueError when it is refused."""
     return template_fast.compile_fast(source) or template_jinja.JinjaTemplate(source)
 
 

@@ -9,8 +9,10 @@ from zse.tokenizer.base import Tokenizer
 class IncrementalDetokenizer:
     """One request's text. All pieces joined are what decode() makes of all tokens, up to the first stop string.
 
-    stop: strings that end the text and are not part of it; one that is a control token's text also stops at that token.
-    skip_special: leave control tokens out of the text, but for those whose texts are in `keep`. continuation: as in Tokenizer.decode().
+    Args:
+        stop: strings that end the text and are not part of it; one that is a control token's text also stops at that token.
+        skip_special: leave control tokens out of the text, but for those whose texts are in `keep`.
+        continuation: as in Tokenizer.decode().
 
     The text ends before the stop string that is complete first (the longest of those that end together), however the
     tokens cut it. `stopped` is that string, else None; `num_tokens` counts the tokens used, the one that stopped

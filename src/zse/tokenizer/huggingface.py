@@ -37,7 +37,13 @@ def from_json(
 ) -> Tokenizer:
     """The tokenizer of a tokenizer.json.
 
-    config: tokenizer_config.json; special_tokens: special_tokens_map.json; generation_config: for its eos_token_id.
+    Args:
+        data: the file.
+        config: tokenizer_config.json.
+        special_tokens: special_tokens_map.json.
+        generation_config: generation_config.json, for its eos_token_id.
+        path: for messages.
+
     FormatError: damaged. UnsupportedError: a kind of decoder whose tokens cannot be told apart in bytes.
     """
     try:
@@ -53,17 +59,17 @@ def from_json(
     adds_bos, adds_eos = _adds(parsed.get("post_processor"), roles, config or {})
     try:
         pre = scanner_of(parsed)
-        made: Tokenizer | None = None if pre is None else _native(parsed, pre, roles, path)
+        tokenizer: Tokenizer | None = None if pre is None else _native(parsed, pre, roles, path)
     except (KeyError, TypeError, ValueError, AttributeError, struct.error) as error:
         raise FormatError(path, 0, "tokenizer.json", f"damaged: {type(error).__name__}: {error}") from None
-    if made is None:
-        made = wrapped.WrappedTokenizer(data, parsed, path)
-        made.bos_id, made.eos_id = roles["bos"], roles["eos"]
-        made.unknown_id, made.pad_id = roles["unk"], roles["pad"]
-        made.eos_ids = frozenset(id for text in bpe.END_TEXTS if (id := made.find(text)) is not None)
-    made.adds_bos, made.adds_eos = adds_bos, adds_eos
-    made.eos_ids |= {id for id in roles["ends"] if 0 <= id < made.vocab_size}
-    return made
+    if tokenizer is None:
+        tokenizer = wrapped.WrappedTokenizer(data, parsed, path)
+        tokenizer.bos_id, tokenizer.eos_id = roles["bos"], roles["eos"]
+        tokenizer.unknown_id, tokenizer.pad_id = roles["unk"], roles["pad"]
+        tokenizer.eos_ids = frozenset(id for text in bpe.END_TEXTS if (id := tokenizer.find(text)) is not None)
+    tokenizer.adds_bos, tokenizer.adds_eos = adds_bos, adds_eos
+    tokenizer.eos_ids |= {id for id in roles["ends"] if 0 <= id < tokenizer.vocab_size}
+    return tokenizer
 
 
 def special_roles(
@@ -162,13 +168,13 @@ def _native(parsed: dict, pre: int, roles: dict, path: str) -> bpe.BPETokenizer:
         for ours, role in (("bos", "bos"), ("eos", "eos"), ("unknown", "unk"), ("padding", "pad"))
         if roles[role] is not None
     }
-    made = bpe.from_gguf(
+    tokenizer = bpe.from_gguf(
         {f"tokenizer.ggml.{key}": value for key, value in fields.items()},
         path,
         (pre, bool(model.get("ignore_merges")), False),
     )
-    made.is_nfc = parsed.get("normalizer") is not None
-    return made
+    tokenizer.is_nfc = parsed.get("normalizer") is not None
+    return tokenizer
 
 
 def _adds(post_processor: dict | None, roles: dict, config: dict) -> tuple[bool, bool]:

@@ -102,10 +102,10 @@ class Budget(threading.local):
         return text.replace(old, new, count)
 
     def range(self, *args) -> range:
-        made = range(*args)
-        if len(made) > MAX_RANGE:
+        numbers = range(*args)
+        if len(numbers) > MAX_RANGE:
             raise too_much(f"a range of more than {MAX_RANGE} numbers")
-        return made
+        return numbers
 
 
 def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
