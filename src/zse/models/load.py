@@ -95,8 +95,12 @@ def load_model(device, plan: ModelPlan, *, max_memory: int | None = None, start:
         raise ValueError(f"a plan for {plan.family} on a {family}")
     buffer = device.alloc(sum(plan.memory_bytes.values()), label="weights")
     weights, vectors = place(plan, buffer)
-    loader = Loader(device, plan, weights, vectors)
-    model = Model(plan, weights, vectors, buffer, None, loader.load_gpu if family == "gpu" else loader.load_cpu)
+
+    def begin():
+        loader = Loader(device, plan, weights, vectors)
+        return loader.load_gpu() if family == "gpu" else loader.load_cpu()
+
+    model = Model(plan, weights, vectors, buffer, None, begin)
     if start:
         model.start()
     return model
@@ -128,9 +132,7 @@ class Loader:
 
     def _row_order(self) -> Tensor:
         dim = self.plan.config.head_dim
-        on_cpu = self.plan.family == "cpu"
-        buffer = self.device.alloc(4 * dim, label="row order") if on_cpu else Buffer(4 * dim, "row order", Account())
-        tensor = Tensor(buffer, (dim,), "i32")
+        tensor = Tensor(Buffer(4 * dim, "row order", Account()), (dim,), "i32")
         view = tensor.view()
         for row, source in enumerate(rope_row_order(1, dim, self.plan.config.rope.dims(dim))):
             view[row] = source
