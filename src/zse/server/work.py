@@ -5,7 +5,7 @@ from typing import Any
 
 from zse.engine.client import Channel
 from zse.errors import RequestError
-from zse.http import json_body
+from zse.http.json_body import parse
 from zse.scheduler.options import RequestOptions
 from zse.server.admission import BYTES_PER_TOKEN
 from zse.server.api_request import APIRequest
@@ -30,7 +30,7 @@ class Work:
 
     async def read(self, read: Callable[[dict], Any]) -> Any:
         """The body as `read` checks and types it. Raises RequestError."""
-        return await self.off_loop(lambda: read(json_body.parse(bytes(self.request.body))))
+        return await self.off_loop(lambda: read(parse(bytes(self.request.body))))
 
     async def off_loop(self, work: Callable[[], Any]) -> Any:
         """work(), whose time grows with the body."""

@@ -17,10 +17,9 @@ from zse.server.errors import APIError
 from zse.server.generation import Choice, Delta, chat_logprobs, completion_logprobs
 from zse.server.off_loop import ON_LOOP_ENTRIES, maybe_in_thread
 from zse.server.prompt_scores import echoed_logprobs, prompt_logprobs
-from zse.server.requests import completions
-from zse.server.requests.completions import Completion
+from zse.server.requests.completions import Completion, check_token_ids, choice_params, read_chat, read_completions
 from zse.server.requests.forms import named
-from zse.server.tools import chat as chat_format
+from zse.server.tools.chat import Answers, deltas, message, prepare, structure_for
 from zse.server.work import Work
 
 _encode = msgspec.json.encode
@@ -44,7 +43,7 @@ class Job(msgspec.Struct):
     choices: list[Choice] = []
     measured: list[Measured] = []  # of the prompts, where their log-probabilities are wanted
     structure_field: str = ""
-    answers: chat_format.Answers | None = None  # of a chat: how its answers are taken apart
+    answers: Answers | None = None  # of a chat: how its answers are taken apart
 
     @property
     def num_scores(self) -> int:
@@ -61,12 +60,12 @@ class Job(msgspec.Struct):
 
 async def chat(app, request: APIRequest) -> Response | None:
     """POST /v1/chat/completions"""
-    return await _serve(app, request, completions.read_chat, is_chat=True)
+    return await _serve(app, request, read_chat, is_chat=True)
 
 
 async def text(app, request: APIRequest) -> Response | None:
     """POST /v1/completions"""
-    return await _serve(app, request, completions.read_completions, is_chat=False)
+    return await _serve(app, request, read_completions, is_chat=False)
 
 
 async def _serve(app, request: APIRequest, read: Callable[[dict], Completion], is_chat: bool) -> Response | None:
@@ -97,17 +96,17 @@ async def _begin(app, job: Job) -> None:
     """From text to the engine: tokenize, check what depends on the model, submit."""
     work, completion = job.work, job.completion
     model = job.model = await app.pool.text(work.served)
-    completions.check_token_ids(completion, model.vocab_size)
+    check_token_ids(completion, model.vocab_size)
     if job.chat:
         parsers = app.tool_parser, app.reasoning_parser
-        job.answers = await work.off_loop(lambda: chat_format.prepare(completion, model, *parsers))
+        job.answers = await work.off_loop(lambda: prepare(completion, model, *parsers))
     job.prompts = await work.off_loop(lambda: _tokenize(model, completion))
     work.set_prompt(sum(map(len, job.prompts)))
     info = await app.pool.ready(work.served)
     limits = [_max_tokens(completion, len(prompt), info.max_context) for prompt in job.prompts]
     if job.answers is not None:
         job.answers.is_open = job.answers.opens_reasoning(model.decode(job.prompts[0][-16:]))
-    structure, job.structure_field = chat_format.structure(completion, job.answers)
+    structure, job.structure_field = structure_for(completion, job.answers)
     options = work.options(completion.options)
     work.submitted = work.watch.prompt_tokens
     if completion.prompt_top is not None:
@@ -157,7 +156,7 @@ def _submit(job: Job, limits: list[int], options: RequestOptions) -> None:
                 choice.finish_reason = "length"  # only the prompt was wanted
                 job.work.watch.finished("length")
                 continue
-            job.work.channel.submit(choice.index, prompt, completions.choice_params(completion, answer, limit), options)
+            job.work.channel.submit(choice.index, prompt, choice_params(completion, answer, limit), options)
 
 
 def _new_choice(job: Job) -> Choice:
@@ -241,7 +240,7 @@ def _whole_choice(job: Job, choice: Choice, index: int) -> dict:
         scores = (chat_logprobs if job.chat else completion_logprobs)(choice.scores, job.model.token_bytes)
     out: dict = {"index": index, "logprobs": scores, "finish_reason": choice.finish_reason}
     if job.chat:
-        out["message"] = chat_format.message(choice)
+        out["message"] = message(choice)
     else:
         echo = _echo(job, choice.index)
         out["text"] = echo + choice.text
@@ -330,7 +329,7 @@ def _parts(job: Job, delta: Delta) -> list[dict]:
     if not job.chat:
         contents = [{"text": delta.text}] if delta.text or delta.scores else []
     else:
-        contents = [{"delta": words} for words in chat_format.deltas(delta)]
+        contents = [{"delta": words} for words in deltas(delta)]
         if delta.scores and not contents:
             contents = [{"delta": {"content": ""}}]
     parts = [content | {"logprobs": None, "finish_reason": None} for content in contents]

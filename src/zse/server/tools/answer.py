@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from zse.server.tools import parsers, reasoning
+import zse.server.tools.parsers as parsers
+import zse.server.tools.reasoning as reasoning
 from zse.server.tools.calls import Call
 from zse.server.tools.reasoning import Reasoning, ReasoningParser
 from zse.server.tools.streaming import CallPart, Watch

@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+import zse.server.tools.parsers as parsers
+import zse.server.tools.reasoning as reasoning
 from zse.server.errors import APIError
-from zse.server.tools import grammars, parsers, reasoning
+from zse.server.tools import grammars
 from zse.server.tools.answer import Format, Splitter, format_of, opens_reasoning
 from zse.structured.options import JSON_OBJECT, JSON_SCHEMA, TEXT, Structure, Thinking
 
@@ -103,7 +105,7 @@ def _grammar(completion: "Completion", form: Format, model) -> Structure | None:
     )
 
 
-def structure(completion: "Completion", answers: Answers | None) -> tuple[Structure | None, str]:
+def structure_for(completion: "Completion", answers: Answers | None) -> tuple[Structure | None, str]:
     """The form that the engine has to keep to, and the field that asks for it."""
     form, field = completion.structure, completion.structure_field
     if answers is None:
