@@ -15,13 +15,12 @@ from types import SimpleNamespace
 
 from zse.kernels.attention import attention
 from zse.kernels.gpu.attention_plan import AttentionScratch, plan_attention
-from zse.kernels.kv_pages import head_nbytes, pages_shape
+from zse.kernels.kv_pages import BLOCK, head_nbytes, pages_shape
 from zse.kernels.qkv_post import qkv_post
 from zse.runtime.opening import open_device
 from zse.tensor import Tensor
 
 BANDWIDTH, FLOPS = 4.3e12, 790e12
-PAGE = 16
 DECODE = {
     "1 x 1k": [1024],
     "1 x 4k": [4096],
@@ -47,7 +46,7 @@ class Batch:
 
     def __init__(self, device, args, runs, layers):
         self.device, self.args, self.runs, self.layers = device, args, runs, layers
-        rows, used = len(runs), [-(-(first + count) // PAGE) for first, count in runs]
+        rows, used = len(runs), [-(-(first + count) // BLOCK) for first, count in runs]
         self.max_pages, total = max(used), sum(used)
         numbers = list(range(total))
         random.shuffle(numbers)
@@ -200,7 +199,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
     device = open_device(args.device)
-    token_bytes = 2 * args.kv_heads * head_nbytes(args.head_dim, args.kv) // PAGE
+    token_bytes = 2 * args.kv_heads * head_nbytes(args.head_dim, args.kv) // BLOCK
     print(
         f"{args.heads}/{args.kv_heads} heads of {args.head_dim}, {args.kv} pages, window {args.window or 'none'}; "
         "µs of a layer"

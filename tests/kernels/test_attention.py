@@ -5,7 +5,7 @@ import pytest
 
 from kernels.harness import DirectRecorder, host_isas, poisoned, to_tensor
 from zse.kernels.attention import SEGMENT, attention, num_splits, partial_shape, rows_in_registers
-from zse.kernels.attention_cases import PAGE, attention_batch
+from zse.kernels.attention_cases import BLOCK, attention_batch
 from zse.kernels.kv_pages import head_dim_of
 
 
@@ -15,7 +15,7 @@ def run(isa, batch, width, **options):
     if options.get("splits", 1) != 1:
         head_dim = head_dim_of(getattr(batch["v_pages"], "array", batch["v_pages"]))
         heads = width // head_dim
-        shape = partial_shape(len(batch["positions"]), heads, head_dim, batch["page_table"].shape[1] * PAGE)
+        shape = partial_shape(len(batch["positions"]), heads, head_dim, batch["page_table"].shape[1] * BLOCK)
         options["partial"] = to_tensor(poisoned(shape, np.float32))
     attention(DirectRecorder(isa, np.random.default_rng()), out=to_tensor(out), scale=0.125, **tensors, **options)
     return out

@@ -13,12 +13,11 @@ with the same arithmetic.
 
 from zse import kernel as zl
 from zse.kernels import gpu
-from zse.kernels.kv_pages import PACKED, SCALE_BYTES, head_dim_of, pages_shape, unit_of, widen
+from zse.kernels.kv_pages import BLOCK, PACKED, SCALE_BYTES, head_dim_of, pages_shape, unit_of, widen
 from zse.kernels.op import Op, check, later, on_gpu, require
 from zse.kernels.quantize import GROUP, quantize_group
 from zse.runtime.args import Args
 
-PAGE = 16
 SEGMENT = 256
 KEY_ALIGN = 64  # key blocks start at multiples of this
 MAX_HEAD_DIM = 256
@@ -49,15 +48,15 @@ def key_block(queries, key_pages, next_pages, acc, head_dim, R, VECTORS, KV):
     """acc[r][v] = q_r · K of VECTORS * lanes neighbouring keys; key_pages[p] points at [head_dim, 16] of page p.
     next_pages: of the next block, brought near meanwhile: a page is too short for the processor to foresee it."""
     L = zl.target.lanes
-    per_page = PAGE // L
+    per_page = BLOCK // L
     LINE = 1 if KV is zl.f32 else 2 if KV is zl.f16 else 4  # dimensions in 64 bytes
     for line in range(0, head_dim, max(LINE, 2)):
         for page in next_pages:
             for d in zl.static(range(0, max(LINE, 2), LINE)):
-                zl.prefetch(page + (line + d) * PAGE)
+                zl.prefetch(page + (line + d) * BLOCK)
         for d in zl.static(range(max(LINE, 2))):
             keys = [
-                widen(zl.load(key_pages[v // per_page] + (line + d) * PAGE + v % per_page * L, L), KV)
+                widen(zl.load(key_pages[v // per_page] + (line + d) * BLOCK + v % per_page * L, L), KV)
                 for v in range(VECTORS)
             ]
             for r in zl.static(range(R)):
@@ -89,11 +88,11 @@ def mix_values(
     L = zl.target.lanes
     LINE = 16 if KV is zl.f32 else 32 if KV is zl.f16 else 64  # values in 64 bytes
     acc = [[zl.f32.x(L)(0) for v in range(VECTORS)] for r in range(R)]
-    for page in range(begin // PAGE, (stop + PAGE - 1) // PAGE):
+    for page in range(begin // BLOCK, (stop + BLOCK - 1) // BLOCK):
         values = value_base + zl.i64(page_ids[page]) * page_stride + column
         coming = value_base + zl.i64(page_ids[min(page + 1, last_page)]) * page_stride + column
-        weights = scores + (page * PAGE - segment)
-        for t in range(min(PAGE, stop - page * PAGE)):
+        weights = scores + (page * BLOCK - segment)
+        for t in range(min(BLOCK, stop - page * BLOCK)):
             for line in zl.static(range(0, VECTORS * L, LINE)):
                 zl.prefetch(coming + t * head_dim + line)
             row = [widen(zl.load(values + t * head_dim + v * L, L), KV) for v in range(VECTORS)]
@@ -180,13 +179,13 @@ def attention_tile(
     rows = count * group
     q_width = kv_heads * group * head_dim
     STORED = zl.u8 if KV is zl.e4m3 else KV
-    head_size = head_dim * PAGE + (SCALE_BYTES if SCALED else 0)
+    head_size = head_dim * BLOCK + (SCALE_BYTES if SCALED else 0)
     page_stride = kv_heads * head_size
     page_ids = page_table + zl.i64(row) * max_pages
     keys_base = zl.cast_ptr(k_pages, STORED) + head * head_size
     values_base = zl.cast_ptr(v_pages, STORED) + head * head_size
-    first_page = first_key // PAGE
-    last_page = (num_keys - 1) // PAGE
+    first_page = first_key // BLOCK
+    last_page = (num_keys - 1) // BLOCK
     scores = zl.local_array(zl.f32, 4 * SEGMENT)
     state = zl.local_array(zl.f32, (MAX_ROWS + 4) * MAX_HEAD_DIM)
     maxima = zl.local_array(zl.f32, MAX_ROWS + 4)
@@ -201,7 +200,7 @@ def attention_tile(
         segment = index * SEGMENT
         stop = min(segment + SEGMENT, num_keys)
         begin = max(segment, first_key // KEY_ALIGN * KEY_ALIGN)
-        value_begin = max(segment, first_page * PAGE)
+        value_begin = max(segment, first_page * BLOCK)
         padded = begin + (stop - begin + KEY_ALIGN - 1) // KEY_ALIGN * KEY_ALIGN
         for sub in range(0, rows, R):
             # Rows of this pass; beyond the last one the last is computed again and its copies are dropped.
@@ -213,20 +212,20 @@ def attention_tile(
             limits = [zl.i64(positions[token + which[r] // group]) + 1 for r in zl.static(range(R))]
             for key in range(begin, stop, KEYS):
                 key_pages = [
-                    keys_base + zl.i64(page_ids[min(max(key // PAGE + p, first_page), last_page)]) * page_stride
-                    for p in zl.static(range(KEYS // PAGE))
+                    keys_base + zl.i64(page_ids[min(max(key // BLOCK + p, first_page), last_page)]) * page_stride
+                    for p in zl.static(range(KEYS // BLOCK))
                 ]
                 next_pages = [
                     keys_base
-                    + zl.i64(page_ids[min(max((key + KEYS) // PAGE + p, first_page), last_page)]) * page_stride
-                    for p in zl.static(range(KEYS // PAGE))
+                    + zl.i64(page_ids[min(max((key + KEYS) // BLOCK + p, first_page), last_page)]) * page_stride
+                    for p in zl.static(range(KEYS // BLOCK))
                 ]
                 acc = [[zl.f32.x(L)(0) for v in range(KEY_VECTORS)] for r in range(R)]
                 key_block(queries, key_pages, next_pages, acc, head_dim, R, KEY_VECTORS, KV)
                 scales = [zl.splat(scale, L) for _ in range(KEY_VECTORS)]
                 if SCALED:
                     scales = [
-                        zl.load(zl.cast_ptr(key_pages[v * L // PAGE] + head_dim * PAGE, zl.f32) + v * L % PAGE, L)
+                        zl.load(zl.cast_ptr(key_pages[v * L // BLOCK] + head_dim * BLOCK, zl.f32) + v * L % BLOCK, L)
                         * (scale * unit_of(KV))
                         for v in range(KEY_VECTORS)
                     ]
@@ -264,12 +263,12 @@ def attention_tile(
                 totals[sub + r] = zl.fma(totals[sub + r], rescale[r], zl.reduce_add(sums[0] + sums[1]) * factors[r])
                 maxima[sub + r] = new
             if SCALED:
-                for page in range(value_begin // PAGE, (stop + PAGE - 1) // PAGE):
-                    lines = zl.cast_ptr(values_base + zl.i64(page_ids[page]) * page_stride + head_dim * PAGE, zl.f32)
-                    for part in zl.static(range(0, PAGE, L)):
+                for page in range(value_begin // BLOCK, (stop + BLOCK - 1) // BLOCK):
+                    lines = zl.cast_ptr(values_base + zl.i64(page_ids[page]) * page_stride + head_dim * BLOCK, zl.f32)
+                    for part in zl.static(range(0, BLOCK, L)):
                         units = zl.load(lines + part, L) * unit_of(KV)
                         for r in zl.static(range(R)):
-                            place = scores + (r * SEGMENT + page * PAGE - segment + part)
+                            place = scores + (r * SEGMENT + page * BLOCK - segment + part)
                             zl.store(place, zl.load(place, L) * units)
             states = [state + (sub + r) * head_dim for r in zl.static(range(R))]
             wide = head_dim // (COLUMN_VECTORS * L) * (COLUMN_VECTORS * L)
@@ -315,7 +314,7 @@ def attention_tile(
     for i in range(rows):
         place = (token + i // group) * kv_heads * group + head * group + i % group
         if splits > 1:
-            record = partial + (place * max_segments + first_segment) * (head_dim + PAGE)
+            record = partial + (place * max_segments + first_segment) * (head_dim + BLOCK)
             for d in range(0, head_dim, L):
                 zl.store(record + d, zl.load(state + i * head_dim + d, L))
             record[head_dim] = maxima[i]
@@ -352,7 +351,7 @@ def attention_combine(
     maximum_ = zl.f32(FLOOR)
     total = zl.f32(0)
     for index in range(first, (num_keys - 1) // SEGMENT + 1):
-        record = partial + (place * max_segments + index) * (head_dim + PAGE)
+        record = partial + (place * max_segments + index) * (head_dim + BLOCK)
         peak = record[head_dim]
         new = max(maximum_, peak)
         rescale = weight_of(maximum_ - new)
@@ -372,7 +371,7 @@ def rows_in_registers(group: int) -> int:
 
 def partial_shape(max_tokens: int, heads: int, head_dim: int, max_context: int) -> tuple[int, int, int, int]:
     """Shape of the f32 scratch that splits > 1 needs for up to `max_tokens` tokens."""
-    return max_tokens, heads, -(-max_context // SEGMENT), head_dim + PAGE
+    return max_tokens, heads, -(-max_context // SEGMENT), head_dim + BLOCK
 
 
 def num_splits(tokens: int, kv_heads: int, context: int, threads: int, max_tokens: int) -> int:
@@ -462,10 +461,10 @@ def attention(
     max_segments = 1
     if split:
         require(partial is not None, "attention: splits other than 1 need partial")
-        check("attention partial", partial, "f32", None, width // head_dim, None, head_dim + PAGE)
+        check("attention partial", partial, "f32", None, width // head_dim, None, head_dim + BLOCK)
         max_segments = partial.shape[2]
         require(
-            max_segments * SEGMENT >= page_table.shape[1] * PAGE,
+            max_segments * SEGMENT >= page_table.shape[1] * BLOCK,
             f"attention: partial holds {max_segments} segments, the page table {page_table.shape[1]} pages",
         )
     symbol = f"attention_{k_pages.dtype}_r{rows_in_registers(group)}_{form}"

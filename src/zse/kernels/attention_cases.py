@@ -1,12 +1,10 @@
 """Reference, cases and cost of attention over paged keys and values."""
 
-from zse.kernels.kv_pages import PACKED, head_dim_of, pack_pages, unpack_pages
+from zse.kernels.kv_pages import BLOCK, PACKED, head_dim_of, pack_pages, unpack_pages
 from zse.kernels.op import Case, Cost, HostArray, Output, Tolerance
 from zse.kernels.quantize import int8_output
 from zse.lazy import numpy as np
 from zse.quant import pack
-
-PAGE = 16
 
 
 def wide_pages(pages):
@@ -61,7 +59,7 @@ def attention_reference(
     queries = queries.astype(np.float64).reshape(tokens, kv_heads, -1, head_dim)
     result = np.zeros_like(queries)
     for m, (row, position) in enumerate(zip(token_row, positions, strict=True)):
-        pages = page_table[row, : position // PAGE + 1]
+        pages = page_table[row, : position // BLOCK + 1]
         first = max(0, position + 1 - window) if window else 0
         keys = k_pages[pages].transpose(1, 0, 2, 3).reshape(kv_heads, -1, head_dim)
         values = v_pages[pages].transpose(1, 0, 2, 3).reshape(kv_heads, -1, head_dim)
@@ -80,18 +78,18 @@ def attention_batch(rng, runs, heads, kv_heads, head_dim, dtype="float16"):
     Slots of the pages that no token owns hold NaN: nothing may read them into a result."""
 
     context = max(first + count for first, count in runs)
-    max_pages = -(-context // PAGE) + 1
+    max_pages = -(-context // BLOCK) + 1
     pages = len(runs) * max_pages + 3
     page_table = rng.permutation(pages)[: len(runs) * max_pages].reshape(len(runs), max_pages).astype(np.int32)
     numbers = "float32" if dtype in PACKED else dtype
-    k = rng.standard_normal((pages, kv_heads, head_dim, PAGE)).astype(numbers)
-    v = rng.standard_normal((pages, kv_heads, PAGE, head_dim)).astype(numbers)
+    k = rng.standard_normal((pages, kv_heads, head_dim, BLOCK)).astype(numbers)
+    v = rng.standard_normal((pages, kv_heads, BLOCK, head_dim)).astype(numbers)
     for row, (first, count) in enumerate(runs):
         end = first + count
-        last, used = page_table[row, (end - 1) // PAGE], (end - 1) % PAGE + 1
+        last, used = page_table[row, (end - 1) // BLOCK], (end - 1) % BLOCK + 1
         k[last, :, :, used:] = np.nan
         v[last, :, used:] = np.nan
-        for page in page_table[row, (end - 1) // PAGE + 1 :]:
+        for page in page_table[row, (end - 1) // BLOCK + 1 :]:
             k[page], v[page] = np.nan, np.nan
     if dtype in PACKED:
         packed = (pack_pages(k.swapaxes(2, 3), dtype, True), pack_pages(v, dtype, False))
@@ -174,13 +172,13 @@ def make_attention_cases(rng, family="cpu"):
             batch = attention_batch(rng, runs, heads, kv_heads, head_dim, dtype)
             tokens, width = batch["q"].shape
             context = int(batch["positions"].max()) + 1
-            segments = -(-batch["page_table"].shape[1] * PAGE // 256)
+            segments = -(-batch["page_table"].shape[1] * BLOCK // 256)
             for splits in (1, -(-context // 256)):
                 if splits == 1 and dtype != "float16" and name != "prefill":
                     continue
                 scratch = {}
                 if splits != 1:
-                    scratch["partial"] = np.full((tokens, heads, segments, head_dim + PAGE), np.nan, np.float32)
+                    scratch["partial"] = np.full((tokens, heads, segments, head_dim + BLOCK), np.nan, np.float32)
                 int8 = dtype == "float16" and splits != 1 or dtype == "float32" and name == "prefill"
                 int8 = int8 and head_dim % 32 == 0
                 out = int8_output(tokens, width, 4e-6) if int8 else Output((tokens, width), "float32", near)

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from zse import kernel as zl
 from zse.kernels import gpu
+from zse.kernels.kv_pages import BLOCK
 from zse.kernels.op import EXACT, Case, Cost, Op, Output, check, later, on_gpu, require
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
@@ -11,11 +12,10 @@ from zse.runtime.symbol import ceil_div
 from zse.tensor import Tensor
 
 CHUNK = 256  # tokens of one block on a CPU
-PAGE = 16
 
 
 class TokenHistory(NamedTuple):
-    """Every token of every sequence, in pages like the KV cache's: tokens i32 [num_pages, PAGE]; page_table i32 [rows,
+    """Every token of every sequence, in pages like the KV cache's: tokens i32 [num_pages, BLOCK]; page_table i32 [rows,
     max_pages] holds block numbers, blocks_per_page of them a page. Sequences that share pages share their history."""
 
     tokens: Tensor
@@ -54,8 +54,8 @@ def feed_tokens_chunk(
             token_ids[at] = token
         if blocks_per_page > 0:
             position = positions[at]
-            block = page_table[zl.i64(token_row[at]) * zl.i64(max_pages) + zl.i64(position // PAGE)]
-            history[zl.i64(block // blocks_per_page) * PAGE + zl.i64(position % PAGE)] = token
+            block = page_table[zl.i64(token_row[at]) * zl.i64(max_pages) + zl.i64(position // BLOCK)]
+            history[zl.i64(block // blocks_per_page) * BLOCK + zl.i64(position % BLOCK)] = token
 
 
 def feed_tokens(recorder, token_ids, source, sampled, positions, token_row, history=None) -> None:
@@ -71,7 +71,7 @@ def feed_tokens(recorder, token_ids, source, sampled, positions, token_row, hist
     check("feed_tokens token_row", token_row, "i32", count)
     pages = {"page_table": None, "history": None, "max_pages": 0, "blocks_per_page": 0}
     if history is not None:
-        check("feed_tokens history", history.tokens, "i32", None, PAGE)
+        check("feed_tokens history", history.tokens, "i32", None, BLOCK)
         check("feed_tokens page_table", history.page_table, "i32", None, None)
         require(history.blocks_per_page > 0, "feed_tokens: blocks_per_page must be positive")
         pages = history.args()
@@ -89,15 +89,15 @@ def feed_tokens(recorder, token_ids, source, sampled, positions, token_row, hist
 
 
 def make_history(rng, lengths, max_pages: int, blocks_per_page: int, num_pages: int):
-    """(page_table [len(lengths), max_pages], tokens [num_pages, PAGE]): pages of sequences of these lengths in random
+    """(page_table [len(lengths), max_pages], tokens [num_pages, BLOCK]): pages of sequences of these lengths in random
     places, all tokens negative (nothing said)."""
 
     table = np.full((len(lengths), max_pages), -1, np.int32)
     free = rng.permutation(num_pages)
     for row, length in enumerate(lengths):
-        pages = -(-length // PAGE)
+        pages = -(-length // BLOCK)
         table[row, :pages], free = free[:pages] * blocks_per_page, free[pages:]
-    return table, np.full((num_pages, PAGE), -7, np.int32)
+    return table, np.full((num_pages, BLOCK), -7, np.int32)
 
 
 def _reference(token_ids, source, sampled, positions, token_row, history):
@@ -107,7 +107,7 @@ def _reference(token_ids, source, sampled, positions, token_row, history):
         return {"token_ids": fed}
     tokens = history.tokens.copy()
     for token, position, row in zip(fed, positions, token_row, strict=True):
-        tokens[history.page_table[row, position // PAGE] // history.blocks_per_page, position % PAGE] = token
+        tokens[history.page_table[row, position // BLOCK] // history.blocks_per_page, position % BLOCK] = token
     return {"token_ids": fed, "history.tokens": tokens}
 
 

@@ -14,8 +14,8 @@ from zse.dtypes import ITEM_BYTES
 from zse.lazy import numpy as np
 from zse.quant import pack
 
-PAGE = 16
-SCALE_BYTES = 4 * PAGE
+BLOCK = 16  # tokens: what kernels address of a sequence (docs/glossary.md)
+SCALE_BYTES = 4 * BLOCK
 PACKED = {"i8": zl.i8, "e4m3": zl.e4m3}
 LARGEST = {"i8": 127.0, "e4m3": 448.0}
 # An e4m3's bits moved into an f16's give 2**-8 of its value: the exponents' biases are 7 and 15. Subnormal numbers too.
@@ -65,19 +65,19 @@ def pack_head(values, out, scale, head_dim, lanes, KV):
 
 def head_nbytes(head_dim: int, dtype: str) -> int:
     """Bytes of one head's keys, or values, in a page of `dtype` (a Tensor's)."""
-    return PAGE * head_dim * ITEM_BYTES[dtype] + (SCALE_BYTES if dtype in PACKED else 0)
+    return BLOCK * head_dim * ITEM_BYTES[dtype] + (SCALE_BYTES if dtype in PACKED else 0)
 
 
 def pages_shape(head_dim: int, dtype: str, keys: bool, family: str) -> tuple[int, ...]:
     """What stands behind [pages, kv_heads] in the shape of a Tensor of keys or of values, for a family of devices."""
     if dtype in PACKED:
         return (head_nbytes(head_dim, dtype),)
-    return (head_dim, PAGE) if keys and family == "cpu" else (PAGE, head_dim)
+    return (head_dim, BLOCK) if keys and family == "cpu" else (BLOCK, head_dim)
 
 
 def head_dim_of(values: Any) -> int:
     """head_dim of a Tensor (or array) of values."""
-    return values.shape[3] if len(values.shape) == 4 else (values.shape[2] - SCALE_BYTES) // PAGE
+    return values.shape[3] if len(values.shape) == 4 else (values.shape[2] - SCALE_BYTES) // BLOCK
 
 
 # -- on the host, for references and tests
@@ -108,8 +108,8 @@ def unpack_pages(packed, dtype: str, keys: bool, family: str = "cpu"):
     data = packed[..., :-SCALE_BYTES]
     stored = pack.e4m3_to_f32(data) if dtype == "e4m3" else np.ascontiguousarray(data).view(np.int8)
     if keys and family == "cpu":
-        stored = stored.reshape(*packed.shape[:2], -1, PAGE).swapaxes(2, 3)
-    return stored.reshape(*packed.shape[:2], PAGE, -1).astype(np.float64), scale
+        stored = stored.reshape(*packed.shape[:2], -1, BLOCK).swapaxes(2, 3)
+    return stored.reshape(*packed.shape[:2], BLOCK, -1).astype(np.float64), scale
 
 
 def packed_error(got, initial, pages, slots, wanted, dtype: str, keys: bool, family: str, slack: float = 2e-6) -> str:
@@ -117,7 +117,7 @@ def packed_error(got, initial, pages, slots, wanted, dtype: str, keys: bool, fam
     slots [M]; '' when nothing is. slack: error of the values before they are rounded, as a part of the token's peak."""
 
     (stored, scale), before = (unpack_pages(array, dtype, keys, family) for array in (got, initial))
-    others = np.ones((len(stored), PAGE), bool)
+    others = np.ones((len(stored), BLOCK), bool)
     others[pages, slots] = False
     for mine, old in zip((stored, scale), before, strict=True):
         if not np.array_equal(mine.swapaxes(1, 2)[others], old.swapaxes(1, 2)[others], equal_nan=True):

@@ -5,14 +5,22 @@ from functools import partial
 
 from zse import kernel as zl
 from zse.kernels import attention_cases
-from zse.kernels.kv_pages import PACKED, SCALE_BYTES, head_dim_of, pack_head, pack_pages, packed_error, pages_shape
+from zse.kernels.kv_pages import (
+    BLOCK,
+    PACKED,
+    SCALE_BYTES,
+    head_dim_of,
+    pack_head,
+    pack_pages,
+    packed_error,
+    pages_shape,
+)
 from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, later, on_gpu, require
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
 from zse.tensor import Tensor
 
 LANES = 8  # head dimensions and halves of rotary dimensions are multiples of 8
-PAGE = 16  # tokens of a page
 MAX_HEAD_DIM = 256
 KV_DTYPES = {"f16": zl.f16, "f32": zl.f32, **PACKED}
 GPU_KV_DTYPES = ("bf16", "f16", *PACKED)
@@ -56,30 +64,30 @@ def write_pages(key, row, k_pages, v_pages, place, slot, head_dim, KV):
     """A token's key and value of one head into `slot` of the block `place` (counted in heads)."""
     if KV is zl.i8 or KV is zl.e4m3:
         STORED = zl.u8 if KV is zl.e4m3 else zl.i8
-        at = place * (head_dim * PAGE + SCALE_BYTES)
+        at = place * (head_dim * BLOCK + SCALE_BYTES)
         stored = zl.local_array(STORED, MAX_HEAD_DIM)
-        pack_head(key, stored, zl.cast_ptr(k_pages + at + head_dim * PAGE, zl.f32) + slot, head_dim, LANES, KV)
+        pack_head(key, stored, zl.cast_ptr(k_pages + at + head_dim * BLOCK, zl.f32) + slot, head_dim, LANES, KV)
         column = zl.cast_ptr(k_pages, STORED) + at + slot
         for e in range(head_dim):
-            column[e * PAGE] = stored[e]
+            column[e * BLOCK] = stored[e]
         pack_head(
             row,
             zl.cast_ptr(v_pages, STORED) + at + slot * head_dim,
-            zl.cast_ptr(v_pages + at + head_dim * PAGE, zl.f32) + slot,
+            zl.cast_ptr(v_pages + at + head_dim * BLOCK, zl.f32) + slot,
             head_dim,
             LANES,
             KV,
         )
     else:
-        start = place * head_dim * PAGE
-        keys = zl.cast_ptr(k_pages, KV) + start + slot  # [head_dim, PAGE]: this token's keys have stride PAGE
+        start = place * head_dim * BLOCK
+        keys = zl.cast_ptr(k_pages, KV) + start + slot  # [head_dim, BLOCK]: this token's keys have stride BLOCK
         values = zl.cast_ptr(v_pages, KV) + start + slot * head_dim
         narrow = zl.local_array(KV, MAX_HEAD_DIM)
         for d in range(0, head_dim, LANES):
             zl.store(narrow + d, zl.convert(zl.load(key + d, LANES), KV))
             zl.store(values + d, zl.convert(zl.load(row + d, LANES), KV))
         for e in range(head_dim):
-            keys[e * PAGE] = narrow[e]
+            keys[e * BLOCK] = narrow[e]
 
 
 @zl.kernel
@@ -125,8 +133,8 @@ def qkv_post_heads(
         out = q_out + (token * kv_heads * group + j) * head_dim
         rotate(x, q_weight, factor, q_table + token * rotary, out, head_dim, rotary, NORM != "plain")
     position = zl.i64(positions[token])
-    slot = position % PAGE
-    page = zl.i64(page_table[zl.i64(token_row[token]) * max_pages + position // PAGE])
+    slot = position % BLOCK
+    page = zl.i64(page_table[zl.i64(token_row[token]) * max_pages + position // BLOCK])
     rotated = zl.local_array(zl.f32, MAX_HEAD_DIM)
     key = k + token * k_stride + head * head_dim
     k_weight = k_norm
@@ -240,7 +248,7 @@ def _reference(
     qkv, q_norm, k_norm, table, k_pages, v_pages, page_table, token_row, positions, eps=0.0, q_table=None, q_out=None
 ):
     kv_heads, head_dim = v_pages.shape[1], head_dim_of(v_pages)
-    token_major = k_pages.shape == v_pages.shape and head_dim != PAGE
+    token_major = k_pages.shape == v_pages.shape and head_dim != BLOCK
     kv_width = kv_heads * head_dim
     if not isinstance(qkv, tuple):
         qkv = np.split(qkv, [qkv.shape[1] - 2 * kv_width, qkv.shape[1] - kv_width], axis=1)
@@ -265,12 +273,12 @@ def _reference(
         return {"q_out": turned, "k_pages": rotated, "v_pages": v}
     keys, values = attention_cases.wide_pages(k_pages), attention_cases.wide_pages(v_pages)
     for m, (row, position) in enumerate(zip(token_row, positions, strict=True)):
-        page = page_table[row, position // PAGE]
+        page = page_table[row, position // BLOCK]
         if token_major:
-            keys[page, :, position % PAGE] = rotated[m]
+            keys[page, :, position % BLOCK] = rotated[m]
         else:
-            keys[page, :, :, position % PAGE] = rotated[m]
-        values[page, :, position % PAGE] = v[m]
+            keys[page, :, :, position % BLOCK] = rotated[m]
+        values[page, :, position % BLOCK] = v[m]
     return {"q_out": turned, "k_pages": keys, "v_pages": values}
 
 
@@ -298,7 +306,7 @@ def _cases(rng, family="cpu"):
             packed = dtype in PACKED
             if packed:
                 kv = [
-                    pack_pages(rng.standard_normal((pages, kv_heads, PAGE, head_dim)), dtype, keys, family)
+                    pack_pages(rng.standard_normal((pages, kv_heads, BLOCK, head_dim)), dtype, keys, family)
                     for keys in (True, False)
                 ]
             else:
@@ -333,8 +341,8 @@ def _cases(rng, family="cpu"):
                         dtype=dtype,
                         keys=name == "k_pages",
                         family=family,
-                        pages=page_table[inputs["token_row"], inputs["positions"] // PAGE],
-                        slots=inputs["positions"] % PAGE,
+                        pages=page_table[inputs["token_row"], inputs["positions"] // BLOCK],
+                        slots=inputs["positions"] % BLOCK,
                     )
                 outputs[name] = Output(
                     array.shape,

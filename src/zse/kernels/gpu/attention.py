@@ -7,7 +7,6 @@ from zse.kernels.gpu.attention_decode import decode_symbol, decode_variants
 from zse.kernels.gpu.attention_plan import (
     HEAD_DIMS,
     MAX_RUN,
-    PAGE,
     AttentionScratch,
     decode_columns,
     decode_share,
@@ -15,7 +14,7 @@ from zse.kernels.gpu.attention_plan import (
     plan_variants,
     reciprocal31,
 )
-from zse.kernels.kv_pages import PACKED, head_dim_of, pages_shape
+from zse.kernels.kv_pages import BLOCK, PACKED, head_dim_of, pages_shape
 from zse.kernels.op import check, require
 from zse.runtime.args import Args
 
@@ -82,7 +81,7 @@ def record_attention(
     if scratch is None:
         require(isinstance(tokens, int), "attention: a number of tokens that is a symbol needs scratch")
         scratch = AttentionScratch.make(
-            device, width // head_dim, kv_heads, head_dim, [window], tokens, page_table.shape[1] * PAGE
+            device, width // head_dim, kv_heads, head_dim, [window], tokens, page_table.shape[1] * BLOCK
         )
         plan_attention(recorder, scratch, token_row, positions, longest_run)
     require(window in scratch.plans, f"attention: scratch was made for windows {sorted(scratch.plans)}, not {window}")
@@ -114,8 +113,8 @@ def record_attention(
     if kv not in PACKED and device.arch == 90:
         swizzle = attention_prefill.prefill_swizzle(head_dim)
         for name, tensor in (("k_map", k_pages), ("v_map", v_pages)):
-            flat = tensor._replace(shape=(pages * kv_heads * PAGE, head_dim))
-            args[name] = device.tensor_map(flat, (PAGE, swizzle // 2), swizzle=swizzle)
+            flat = tensor._replace(shape=(pages * kv_heads * BLOCK, head_dim))
+            args[name] = device.tensor_map(flat, (BLOCK, swizzle // 2), swizzle=swizzle)
         recorder.launch(attention_prefill.wgmma_symbol(kv, head_dim), args, scratch.blocks)
     else:
         recorder.launch(attention_mma.mma_symbol(kv, head_dim), Args(**args, **paged), scratch.blocks)

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from zse import kernel as zl
 from zse.kernels.gpu.attention_pages import NUM_VARIABLES, WAITED, WORK, PageSource, load_page, read_entry, shift_entry
-from zse.kernels.gpu.attention_plan import CHUNK, HEAD_DIMS, HEADER, PAGE, SEGMENT, TASK, decode_columns, divide
+from zse.kernels.gpu.attention_plan import CHUNK, HEAD_DIMS, HEADER, SEGMENT, TASK, decode_columns, divide
 from zse.kernels.gpu.kv8 import is_packed, item_nbytes, scales_nbytes, scales_of, two_pairs
-from zse.kernels.kv_pages import PACKED, SCALE_BYTES
+from zse.kernels.kv_pages import BLOCK, PACKED, SCALE_BYTES
 
 LOG2E = 1.4426950408889634
 MASKED = -3.0e38  # the score of a key that must not be seen
@@ -179,8 +179,8 @@ def attend_page(slot, key, end, position, limits, queries, acc, high, sums, mask
         for u in zl.static(range(4)):
             scores[nt][u] += more[nt][u]
     if is_packed(KV):
-        key_scales = scales_of(slot + 2 * PAGE * STRIDE)
-        value_scales = scales_of(slot + (2 * PAGE * STRIDE + SCALE_BYTES))
+        key_scales = scales_of(slot + 2 * BLOCK * STRIDE)
+        value_scales = scales_of(slot + (2 * BLOCK * STRIDE + SCALE_BYTES))
         for nt in zl.static(range(NT)):
             for u in zl.static(range(4)):
                 scores[nt][u] = scores[nt][u] * key_scales[u // 2]
@@ -188,7 +188,7 @@ def attend_page(slot, key, end, position, limits, queries, acc, high, sums, mask
         for nt in zl.static(range(NT)):
             for u in zl.static(range(4)):
                 scores[nt][u] = zl.tanh(scores[nt][u] * scale / softcap) * softcap
-    if key + PAGE - 1 > position or window > 0:
+    if key + BLOCK - 1 > position or window > 0:
         for nt in zl.static(range(NT)):
             for u in zl.static(range(4)):
                 mine = key + g + u // 2 * 8
@@ -221,7 +221,7 @@ def attend_page(slot, key, end, position, limits, queries, acc, high, sums, mask
             odd = zl.shuffle(pair, lane % 4 * 8 + 4 + g // 2)
             weights[nt][h] = (even >> 16 | (odd & 0xFFFF0000)) if g % 2 == 1 else (even & 0xFFFF | odd << 16)
     for d in zl.static(range(D // 16)):
-        a = value_fragments(slot + PAGE * STRIDE, d, STRIDE, KV)
+        a = value_fragments(slot + BLOCK * STRIDE, d, STRIDE, KV)
         for nt in zl.static(range(NT)):
             multiply(acc[d][nt], a, weights[nt], F)
 
@@ -390,12 +390,12 @@ def attend_task(state, ring, slot, places, item, queries, coming, work, segment,
         ]
         high = [[zl.f32(FLOOR) for u in zl.static(range(2))] for nt in zl.static(range(NT))]
         sums = [[zl.f32(0) for u in zl.static(range(2))] for nt in zl.static(range(NT))]
-        for page in zl.unroll(range(chunk // PAGE + warp, (stop + PAGE - 1) // PAGE, W), 1):
+        for page in zl.unroll(range(chunk // BLOCK + warp, (stop + BLOCK - 1) // BLOCK, W), 1):
             zl.copy_wait(source.STAGES - 2)
             zl.warp_barrier()  # the page is there for all lanes, and all have read the one before
             load_page(state, ring, source)
             at = ring + slot[0] * source.slot_bytes
-            attend_page(at, page * PAGE, end, position, limits, queries, acc, high, sums, mask, form)
+            attend_page(at, page * BLOCK, end, position, limits, queries, acc, high, sums, mask, form)
             slot[0] = 0 if slot[0] == source.STAGES - 1 else slot[0] + 1
         if stop == end and work < source.total:
             load_queries(queries, coming, work, rows, form)
@@ -450,7 +450,7 @@ def attention_decode(
     W = zl.target.threads // zl.target.warp
     form = DecodeForm(D, NT, KV, zl.target.threads)
     zl.grid_launch_dependents()
-    memory = zl.shared_array(zl.u8, W * STAGES * (2 * PAGE * form.stride + scales_nbytes(form.item)), align=128)
+    memory = zl.shared_array(zl.u8, W * STAGES * (2 * BLOCK * form.stride + scales_nbytes(form.item)), align=128)
     peaks = zl.shared_array(zl.f32, W * 16)
     places = zl.shared_array(zl.i32, W)
     arrived = zl.shared_array(zl.i32, 4)
@@ -521,7 +521,7 @@ def decode_symbol(kv: str, head_dim: int, parts: int) -> str:
 
 def decode_shape(head_dim: int, item_bytes: int, shared_limit: int) -> tuple[int, int]:
     """(warps, slots of a warp's ring): what fills the shared memory of a multiprocessor; three to six slots."""
-    slot = 2 * PAGE * (head_dim * item_bytes + 16) + scales_nbytes(item_bytes)
+    slot = 2 * BLOCK * (head_dim * item_bytes + 16) + scales_nbytes(item_bytes)
     room = min(RING_BYTES, shared_limit - SMALL_BYTES)
     warps = next((warps for warps in (8, 4) if 3 * warps * slot <= room), 2)
     return warps, min(6, room // (warps * slot))

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from zse import kernel as zl
 from zse.kernels.gpu.attention_decode import FLOOR, KV_TYPES, LOG2E, MASKED, multiply, pack_pair
-from zse.kernels.gpu.attention_plan import HEAD_DIMS, PAGE, PREFILL_ROWS, divide
+from zse.kernels.gpu.attention_plan import HEAD_DIMS, PREFILL_ROWS, divide
 from zse.kernels.gpu.attention_prefill import batch_of, query_place, row_sum, tile_at, work_of
 from zse.kernels.gpu.kv8 import is_packed, item_nbytes, page_nbytes, scales_of_columns, two_pairs
-from zse.kernels.kv_pages import PACKED
+from zse.kernels.kv_pages import BLOCK, PACKED
 
 THREADS = 2 * PREFILL_ROWS  # a warp has 16 rows
 BLOCK_KEYS = 64
@@ -72,17 +72,17 @@ def load_block(pages, place, table, block, seen, last, head, kv_heads, form):
         piece = e + zl.thread_index()
         r = piece // pieces
         key = block * KEYS + r
-        page = table[max(min(key, last) // PAGE, seen)]
+        page = table[max(min(key, last) // BLOCK, seen)]
         if e + THREADS <= KEYS * pieces or piece < KEYS * pieces:
-            inside = r % PAGE * (D * item) + piece % pieces * 16
+            inside = r % BLOCK * (D * item) + piece % pieces * 16
             source = pages + ((zl.i64(page) * kv_heads + head) * page_nbytes(D, item) + inside)
-            count = zl.i32(16) if key <= last and key >= seen * PAGE else zl.i32(0)
+            count = zl.i32(16) if key <= last and key >= seen * BLOCK else zl.i32(0)
             zl.copy_async(place + (r * form.stride + piece % pieces * 16), source, 16, count)
     if item == 1 and zl.thread_index() < KEYS:
         one = block * KEYS + zl.thread_index()
-        its_page = table[max(min(one, last) // PAGE, seen)]
-        source = pages + ((zl.i64(its_page) * kv_heads + head) * page_nbytes(D, item) + PAGE * D + one % PAGE * 4)
-        count = zl.i32(4) if one <= last and one >= seen * PAGE else zl.i32(0)
+        its_page = table[max(min(one, last) // BLOCK, seen)]
+        source = pages + ((zl.i64(its_page) * kv_heads + head) * page_nbytes(D, item) + BLOCK * D + one % BLOCK * 4)
+        count = zl.i32(4) if one <= last and one >= seen * BLOCK else zl.i32(0)
         zl.copy_async(place + (KEYS * form.stride + zl.thread_index() * 4), source, 4, count)
     zl.copy_commit()
 
@@ -267,8 +267,8 @@ def attention_prefill_mma(
         if work >= batch.total:
             break
         token, rows, position, last, table, head = tile_at(work, batch)
-        seen = (max(position + 1 - window, 0) if window > 0 else zl.i32(0)) // PAGE
-        begin = seen * PAGE // KEYS
+        seen = (max(position + 1 - window, 0) if window > 0 else zl.i32(0)) // BLOCK
+        begin = seen * BLOCK // KEYS
         end = last // KEYS
         load_block(k_pages, keys, table, begin, seen, last, head, kv_heads, form)
         load_block(v_pages, values, table, begin, seen, last, head, kv_heads, form)

@@ -8,8 +8,9 @@ another.
 from typing import Any, NamedTuple
 
 from zse import kernel as zl
-from zse.kernels.gpu.attention_plan import HEADER, PAGE, TASK, divide
+from zse.kernels.gpu.attention_plan import HEADER, TASK, divide
 from zse.kernels.gpu.kv8 import page_nbytes, scales_nbytes
+from zse.kernels.kv_pages import BLOCK
 
 # Variables of the loading side: the work item, its next page, pages, end, first page, place in the page table, head,
 # first key that this step writes; the ring's slot; whether grid_wait() was called; the same of the item after it, and
@@ -47,7 +48,7 @@ class PageSource(NamedTuple):
     @property
     def slot_bytes(self) -> int:
         """Keys, then values, then their scales."""
-        return 2 * PAGE * self.stride + scales_nbytes(self.ITEM)
+        return 2 * BLOCK * self.stride + scales_nbytes(self.ITEM)
 
 
 @zl.inline
@@ -79,8 +80,8 @@ def shift_entry(state, work, source):
     state[FRESH2] = state[FRESH3] + 0
     W = source.W
     if work < source.total:
-        first = state[BEGIN2] // PAGE + zl.warp_index()
-        last = (state[END2] - 1) // PAGE
+        first = state[BEGIN2] // BLOCK + zl.warp_index()
+        last = (state[END2] - 1) // BLOCK
         state[IDS2] = page_ids(state[ROW2] * source.max_pages + min(first, last), (last - first + W) // W, 0, source)
 
 
@@ -90,9 +91,9 @@ def next_item(state, source):
     W = source.W
     state[WORK] += zl.num_blocks(0)
     state[HEAD] = state[WORK] - divide(state[WORK], source.by_heads) * source.kv_heads
-    state[FIRST] = state[BEGIN2] // PAGE + zl.warp_index()
+    state[FIRST] = state[BEGIN2] // BLOCK + zl.warp_index()
     state[END] = state[END2] + 0
-    state[COUNT] = ((state[END2] + PAGE - 1) // PAGE - state[FIRST] + W - 1) // W
+    state[COUNT] = ((state[END2] + BLOCK - 1) // BLOCK - state[FIRST] + W - 1) // W
     state[TABLE] = state[ROW2] * source.max_pages + state[FIRST]
     state[FRESH] = state[FRESH2] + 0
     state[IDS] = state[IDS2] + 0
@@ -113,10 +114,10 @@ def load_page(state, ring, source):
         if state[NEXT] % 32 == 0 and state[NEXT] > 0:
             state[IDS] = page_ids(state[TABLE], state[COUNT], state[NEXT], source)
         page = state[FIRST] + state[NEXT] * source.W
-        if state[WAITED] == 0 and (page + 1) * PAGE > state[FRESH] - source.fresh_before:
+        if state[WAITED] == 0 and (page + 1) * BLOCK > state[FRESH] - source.fresh_before:
             zl.grid_wait()
             state[WAITED] = 1
-        valid = state[END] - page * PAGE
+        valid = state[END] - page * BLOCK
         number = zl.shuffle(state[IDS], state[NEXT] % 32)
         at = (zl.i64(number) * source.page_heads + divide(state[HEAD], source.by_share)) * page_nbytes(D, ITEM)
         slot = ring + state[SLOT] * source.slot_bytes
@@ -124,19 +125,19 @@ def load_page(state, ring, source):
         for part in zl.static(range(2)):
             pages = source.values if part else source.keys
             lines = pages + (at + lane * 16)
-            whole = slot + (part * PAGE * STRIDE + lane // pieces * STRIDE + lane % pieces * 16)
-            for e in zl.static(range(PAGE * pieces // 32)):
+            whole = slot + (part * BLOCK * STRIDE + lane // pieces * STRIDE + lane % pieces * 16)
+            for e in zl.static(range(BLOCK * pieces // 32)):
                 if 32 % pieces == 0:
                     row = lane // pieces + e * (32 // pieces)
                     place = whole + e * (32 // pieces) * STRIDE
                 else:
                     row = (e * 32 + lane) // pieces
-                    place = slot + ((part * PAGE + row) * STRIDE + (e * 32 + lane) % pieces * 16)
+                    place = slot + ((part * BLOCK + row) * STRIDE + (e * 32 + lane) % pieces * 16)
                 zl.copy_async(place, lines + e * 512, 16, zl.i32(16) if row < valid else zl.i32(0))
-            if ITEM == 1 and lane // PAGE == part:
-                scales = pages + (at + PAGE * D + lane % PAGE * 4)
-                to = slot + (2 * PAGE * STRIDE + lane * 4)
-                zl.copy_async(to, scales, 4, zl.i32(4) if lane % PAGE < valid else zl.i32(0))
+            if ITEM == 1 and lane // BLOCK == part:
+                scales = pages + (at + BLOCK * D + lane % BLOCK * 4)
+                to = slot + (2 * BLOCK * STRIDE + lane * 4)
+                zl.copy_async(to, scales, 4, zl.i32(4) if lane % BLOCK < valid else zl.i32(0))
         state[NEXT] += 1
         state[SLOT] = 0 if state[SLOT] == source.STAGES - 1 else state[SLOT] + 1
     zl.copy_commit()

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from zse import kernel as zl
 from zse.dtypes import ITEM_BYTES
+from zse.kernels.kv_pages import BLOCK
 from zse.kernels.op import require
 from zse.runtime.args import Args
 from zse.tensor import Tensor
 
-PAGE = 16
 HEADER = 16  # i32 in front of the tasks: number of tasks, number of prefill tiles
 TASK = 8  # i32 of a task
 TILE = 4  # i32 of a prefill tile
@@ -96,7 +96,7 @@ def tile_at(token_row, positions, tokens, token, max_run, decode_tokens, prefill
 @zl.inline
 def key_range(position, count, window):
     """(first key, end) of a decode tile; the first key that a window leaves is rounded down to its page."""
-    begin = max(position + 1 - window, 0) // PAGE * PAGE if window > 0 else zl.i32(0)
+    begin = max(position + 1 - window, 0) // BLOCK * BLOCK if window > 0 else zl.i32(0)
     return begin, position + count
 
 

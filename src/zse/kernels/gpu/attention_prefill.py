@@ -10,7 +10,8 @@ of the next block of keys are computed beside the product of the last one's weig
 from typing import Any, NamedTuple
 
 from zse import kernel as zl
-from zse.kernels.gpu.attention_plan import HEAD_DIMS, HEADER, PAGE, PREFILL_ROWS, TASK, TILE, divide
+from zse.kernels.gpu.attention_plan import HEAD_DIMS, HEADER, PREFILL_ROWS, TASK, TILE, divide
+from zse.kernels.kv_pages import BLOCK
 
 LOG2E = 1.4426950408889634
 MASKED = -3.0e38  # the score of a key that must not be seen
@@ -214,10 +215,10 @@ def load_block(memory, full, empty, page_map, stage, phase, row, count, present,
     lane, SW = zl.lane_index(), stages.swizzle
     zl.mbarrier_wait(empty + stage, phase)
     if lane == 0:
-        zl.mbarrier_expect(full + stage, count * (PAGE * stages.D * 2))
-    if lane < stages.BN // PAGE and present:
+        zl.mbarrier_expect(full + stage, count * (BLOCK * stages.D * 2))
+    if lane < stages.BN // BLOCK and present:
         for column in zl.static(range(stages.columns)):
-            to = memory + (stage * stages.block + column * stages.BN * SW + lane * (PAGE * SW))
+            to = memory + (stage * stages.block + column * stages.BN * SW + lane * (BLOCK * SW))
             zl.tma_load(to, page_map, [column * (SW // 2), row], full + stage)
 
 
@@ -225,7 +226,7 @@ def load_block(memory, full, empty, page_map, stage, phase, row, count, present,
 def produce(k_map, v_map, batch, stages):
     """The warp that loads keys and values."""
     BN, window = stages.BN, batch.window
-    pages = BN // PAGE
+    pages = BN // BLOCK
     lane = zl.lane_index()
     stage = zl.i32(0)
     phase = zl.i32(1)  # the first wait for an empty stage returns at once
@@ -237,10 +238,10 @@ def produce(k_map, v_map, batch, stages):
         first = max(position + 1 - window, 0) if window > 0 else zl.i32(0)
         for block in zl.unroll(range(first // BN, last // BN + 1), 1):
             page = block * pages + lane % pages
-            present = page <= last // PAGE
+            present = page <= last // BLOCK
             # What a window has passed may be another sequence's by now: its rows are a page that is seen.
-            row = (table[max(page, first // PAGE) if present else 0] * batch.kv_heads + head) * PAGE
-            count = min(pages, last // PAGE + 1 - block * pages)
+            row = (table[max(page, first // BLOCK) if present else 0] * batch.kv_heads + head) * BLOCK
+            count = min(pages, last // BLOCK + 1 - block * pages)
             load_block(stages.keys, stages.k_full, stages.k_empty, k_map, stage, phase, row, count, present, stages)
             load_block(stages.values, stages.v_full, stages.v_empty, v_map, stage, phase, row, count, present, stages)
             phase = 1 - phase if stage == STAGES - 1 else phase
@@ -281,7 +282,7 @@ def write_rows(out, acc, sums, first, rows, token, head, batch, D):
 @zl.inline
 def consume(q, out, batch, stages, mask, KV):
     """The warpgroups that compute, 64 rows of a tile each."""
-    D, BN, SW, BLOCK = stages.D, stages.BN, stages.swizzle, stages.block
+    D, BN, SW, BLOCK_BYTES = stages.D, stages.BN, stages.swizzle, stages.block
     lane, warp = zl.lane_index(), zl.warp_index()
     mine = (warp - 4) * 16 + lane // 4  # first row of this thread
     my_queries = stages.queries + (warp // 4 - 1) * 64 * SW
@@ -306,7 +307,7 @@ def consume(q, out, batch, stages, mask, KV):
         sums = [zl.f32(0) for h in zl.static(range(2))]
         shrink = [zl.f32(0) for h in zl.static(range(2))]
         zl.mbarrier_wait(stages.k_full + k_at[0], k_at[1])
-        scores_of(scores, my_queries, stages.keys + k_at[0] * BLOCK, D, BN, SW, KV)
+        scores_of(scores, my_queries, stages.keys + k_at[0] * BLOCK_BYTES, D, BN, SW, KV)
         zl.wgmma_wait(0, scores)
         if lane == 0:
             zl.mbarrier_arrive(stages.k_empty + k_at[0])
@@ -315,9 +316,9 @@ def consume(q, out, batch, stages, mask, KV):
         pack_weights(scores, weights, BN, KV)
         for block in zl.unroll(range(begin, end), 1):
             zl.mbarrier_wait(stages.k_full + k_at[0], k_at[1])
-            scores_of(scores, my_queries, stages.keys + k_at[0] * BLOCK, D, BN, SW, KV)
+            scores_of(scores, my_queries, stages.keys + k_at[0] * BLOCK_BYTES, D, BN, SW, KV)
             zl.mbarrier_wait(stages.v_full + v_at[0], v_at[1])
-            add_values(acc, weights, stages.values + v_at[0] * BLOCK, D, BN, SW, KV)
+            add_values(acc, weights, stages.values + v_at[0] * BLOCK_BYTES, D, BN, SW, KV)
             zl.wgmma_wait(1, scores)
             if lane == 0:
                 zl.mbarrier_arrive(stages.k_empty + k_at[0])
@@ -331,7 +332,7 @@ def consume(q, out, batch, stages, mask, KV):
             advance(k_at)
             advance(v_at)
         zl.mbarrier_wait(stages.v_full + v_at[0], v_at[1])
-        values = stages.values + v_at[0] * BLOCK
+        values = stages.values + v_at[0] * BLOCK_BYTES
         clear_rows(values, last % BN + 1, stages)
         zl.fence_async()
         zl.named_barrier(GROUPS + 1, 128 * GROUPS)

@@ -6,9 +6,9 @@ row gets depends on its own position only, so that it is the same bits alone, ba
 """
 
 from zse import kernel as zl
-from zse.kernels.gpu.attention_plan import HEAD_DIMS, PAGE
+from zse.kernels.gpu.attention_plan import HEAD_DIMS
 from zse.kernels.gpu.kv8 import is_packed, page_nbytes
-from zse.kernels.kv_pages import PACKED
+from zse.kernels.kv_pages import BLOCK, PACKED
 
 THREADS = 128
 LOG2E = 1.4426950408889634
@@ -60,12 +60,12 @@ def attention_simple(
     acc = [zl.f32(0) for c in zl.static(range(columns))]
     for base in range(begin + warp * 32, position + 1, warps * 32):
         key = min(base + lane, position)
-        slot = (table[key // PAGE] * kv_heads + head) * PAGE + key % PAGE
+        slot = (table[key // BLOCK] * kv_heads + head) * BLOCK + key % BLOCK
         if is_packed(KV):
-            at = zl.i64(slot // PAGE) * page_nbytes(D, 1)
-            keys = k_pages + (at + slot % PAGE * D)
-            key_scale = scale * zl.cast_ptr(k_pages + (at + PAGE * D), zl.f32)[slot % PAGE]
-            value_scale = zl.cast_ptr(v_pages + (at + PAGE * D), zl.f32)[slot % PAGE]
+            at = zl.i64(slot // BLOCK) * page_nbytes(D, 1)
+            keys = k_pages + (at + slot % BLOCK * D)
+            key_scale = scale * zl.cast_ptr(k_pages + (at + BLOCK * D), zl.f32)[slot % BLOCK]
+            value_scale = zl.cast_ptr(v_pages + (at + BLOCK * D), zl.f32)[slot % BLOCK]
         else:
             keys = k_pages + zl.i64(slot) * D
             key_scale = scale
@@ -93,7 +93,7 @@ def attention_simple(
             share = zl.shuffle(weight, k)
             its_slot = zl.shuffle(slot, k)
             if is_packed(KV):
-                row = v_pages + (zl.i64(its_slot // PAGE) * page_nbytes(D, 1) + (its_slot % PAGE * D + lane))
+                row = v_pages + (zl.i64(its_slot // BLOCK) * page_nbytes(D, 1) + (its_slot % BLOCK * D + lane))
             else:
                 row = v_pages + (zl.i64(its_slot) * D + lane)
             for c in zl.static(range(columns)):

@@ -2,10 +2,9 @@
 
 from zse import kernel as zl
 from zse.kernels.gpu.kv8 import is_packed
-from zse.kernels.kv_pages import LARGEST, PACKED, SCALE_BYTES
+from zse.kernels.kv_pages import BLOCK, LARGEST, PACKED, SCALE_BYTES
 from zse.kernels.qkv_post import GPU_THREADS, NORMS
 
-PAGE = 16
 MAX_HEAD_DIM = 256
 KV_TYPES = {"bf16": zl.bf16, "f16": zl.f16, **PACKED}
 PAIRS = MAX_HEAD_DIM // 128  # pairs of two neighbours a lane has of half a head
@@ -127,12 +126,12 @@ def rotate(x, weight, whole, table, out, scale, head_dim, rotary, eps, T, NORM):
 def places_of(pages, page, head, slot, kv_heads, head_dim, KV):
     """Where a token's keys or values of one head stand, and their scale; None without one."""
     if is_packed(KV):
-        begin = pages + (zl.i64(page) * kv_heads + head) * (PAGE * head_dim + SCALE_BYTES)
-        scale = zl.cast_ptr(begin + PAGE * head_dim, zl.f32) + slot
+        begin = pages + (zl.i64(page) * kv_heads + head) * (BLOCK * head_dim + SCALE_BYTES)
+        scale = zl.cast_ptr(begin + BLOCK * head_dim, zl.f32) + slot
         place = zl.cast_ptr(begin + slot * head_dim, KV)
     else:
         scale = None
-        place = zl.cast_ptr(pages, KV) + ((zl.i64(page) * kv_heads + head) * PAGE + slot) * head_dim
+        place = zl.cast_ptr(pages, KV) + ((zl.i64(page) * kv_heads + head) * BLOCK + slot) * head_dim
     return place, scale
 
 
@@ -192,11 +191,11 @@ def qkv_post_gpu(
         )
         return
     position = positions[token]
-    page = page_table[zl.i64(token_row[token]) * max_pages + position // PAGE]
+    page = page_table[zl.i64(token_row[token]) * max_pages + position // BLOCK]
     lane = zl.lane_index()
     if head < heads + kv_heads:
         at = head - heads
-        out, scale = places_of(k_pages, page, at, position % PAGE, kv_heads, head_dim, KV)
+        out, scale = places_of(k_pages, page, at, position % BLOCK, kv_heads, head_dim, KV)
         key = k + zl.i64(token) * k_stride + at * head_dim
         cosines = table + zl.i64(token) * rotary
         weight = k_norm
@@ -206,7 +205,7 @@ def qkv_post_gpu(
         rotate(key, weight, whole, cosines, out, scale, head_dim, rotary, eps, KV, NORM)
     else:
         at = head - heads - kv_heads
-        out, scale = places_of(v_pages, page, at, position % PAGE, kv_heads, head_dim, KV)
+        out, scale = places_of(v_pages, page, at, position % BLOCK, kv_heads, head_dim, KV)
         row = v + zl.i64(token) * v_stride + at * head_dim
         if is_packed(KV):
             pairs = [[zl.f32(0) for u in zl.static(range(2))] for p in zl.static(range(REST))]

@@ -10,6 +10,7 @@ leaves 20 bits, whichever the bin.
 """
 
 from zse import kernel as zl
+from zse.kernels.kv_pages import BLOCK
 from zse.kernels.sample_parts import key_of, value_of
 
 CHUNK = 4096  # logits of one block of the scan
@@ -17,7 +18,6 @@ MAX_CHUNKS = 128  # vocabularies of up to 524,288 tokens
 BINS = 64  # the last one holds everything deeper than 21.8 nats below the largest logit
 BITS = 20
 MAX_LOGPROBS = 20
-PAGE = 16
 
 # A chunk's record, in 4-byte words.
 BEST = 0  # u64: order of the largest logit, all ones where a logit is NaN
@@ -204,8 +204,8 @@ def first_key(bin, inverse):
 @zl.inline
 def history_place(page_table, line, position, max_pages, blocks_per_page):
     """Where the token at `position` of the sequence in this line of the page table lies in the history."""
-    block = page_table[line * max_pages + position // PAGE]
-    return block // blocks_per_page * PAGE + position % PAGE
+    block = page_table[line * max_pages + position // BLOCK]
+    return block // blocks_per_page * BLOCK + position % BLOCK
 
 
 @zl.inline

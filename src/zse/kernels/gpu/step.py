@@ -1,12 +1,12 @@
 """The small kernels of a step: its token ids, copies of rows, rotary tables."""
 
 from zse import kernel as zl
+from zse.kernels.kv_pages import BLOCK
 
 FEED_THREADS = 128
 COPY_THREADS = 256
 ROPE_THREADS = 128
 LOGIT_THREADS = 256
-PAGE = 16
 # 2 pi in three parts of 24 bits each (Cody and Waite): with fused multiply-adds the reduction is exact to f32.
 TWO_PI = (6.2831854820251465, -1.7484555314695172e-07, -6.8604980400235275e-15)
 
@@ -36,8 +36,8 @@ def feed_tokens_gpu(
             token_ids[at] = token
         if blocks_per_page > 0:
             position = positions[at]
-            block = page_table[zl.i64(token_row[at]) * max_pages + position // PAGE]
-            history[zl.i64(block // blocks_per_page) * PAGE + position % PAGE] = token
+            block = page_table[zl.i64(token_row[at]) * max_pages + position // BLOCK]
+            history[zl.i64(block // blocks_per_page) * BLOCK + position % BLOCK] = token
 
 
 @zl.kernel
