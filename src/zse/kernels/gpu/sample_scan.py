@@ -16,10 +16,11 @@ from zse.kernels.gpu.sample_parts import (
     RAW_SUM,
     RAW_TOP,
     RECORD,
+    Penalties,
     bin_of,
     block_best,
     four_at,
-    history_place,
+    history_at,
     inverse_of,
     is_greedy,
     lowest_bit,
@@ -150,6 +151,88 @@ def write_listed(values, best, inverse, counts, first, base, record, bests, cand
         write_best(values, best, first, zl.i32(LIST), record + LISTED, bests, candidates, number)
 
 
+@zl.inline
+def penalize(values, x, first, count, aligned, row, p):
+    """Apply biases and penalties to a chunk: to `values`, and to the logits x of what was said."""
+    t = zl.thread_index()
+    first_bias = p.bias_start[row]
+    last_bias = p.bias_start[row + 1]
+    length = p.history_len[row]
+    # 0: not seen, n + 1: seen, and n times in the reply.
+    seen = zl.shared_array(zl.u32, CHUNK)
+    for i in zl.static(range(0, VALUES, 4)):
+        zl.store(seen + index_of(i // 4, 0), zl.u32.x(4)(0))
+    for j in range(first_bias + t, last_bias, THREADS):
+        place = min(max(p.bias_ids[j], 0), p.vocab - 1) - first
+        if place >= 0 and place < count:
+            x[place] = x[place] + p.bias_values[j]
+    zl.barrier()
+    said = p.prompt_len[row]
+    line = zl.i64(p.history_row[row])
+    for position in range(t * 4, length, THREADS * 4):
+        ids = zl.load(history_at(p, line, position), 4)
+        for c in zl.static(range(4)):
+            place = ids[c] - first
+            if position + c < length and place >= 0 and place < count:
+                zl.atomic_max(seen + place, 1)
+                if position + c >= said:
+                    zl.atomic_add(seen + place, 1)
+    zl.barrier()
+    changed = chunk_values(x, count, aligned)
+    for j in zl.static(range(VALUES)):
+        place = index_of(j // 4, j % 4)
+        times = seen[place]
+        value = changed[j]
+        if times > 0:
+            value = zl.where(value > 0.0, value / p.repetition[row], value * p.repetition[row])
+            value = value - p.frequency[row] * zl.f32(times - 1)
+            value = zl.where(times > 1, value - p.presence[row], value)
+            if place < count:
+                x[place] = value
+        values[j] = value
+
+
+@zl.inline
+def histogram(values, high, inverse, base, record):
+    """(mass of the chunk relative to its largest logit, numbers of tokens by depth), with the histogram in the record."""
+    t = zl.thread_index()
+    mass = zl.f32(0)
+    counts = zl.shared_array(zl.u32, BINS)
+    masses = zl.shared_array(zl.u32, BINS)
+    if t < BINS:
+        counts[t] = 0
+        masses[t] = 0
+    zl.barrier()
+    finite = zl.i32(0)
+    for j in zl.static(range(VALUES)):
+        each = relative_mass(values[j], high, inverse)
+        mass += each
+        if values[j] >= LOWEST:
+            depth = min(base - bin_of(values[j], inverse), BINS - 1)
+            finite += 1
+            if depth < BINS - 1:
+                units = min(each * power_of_two(scaling_exponent(depth)), 1048575.0)
+                zl.atomic_add(counts + depth, 1)
+                zl.atomic_add(masses + depth, zl.u32(units + 0.5))
+    # The last bin has most of the logits; its number is what the others leave.
+    finite = zl.warp_sum(finite)
+    if zl.lane_index() == 0:
+        zl.atomic_add(counts + BINS - 1, zl.u32(finite))
+    zl.barrier()
+    if zl.warp_index() == 0:
+        others = zl.u32(0)
+        for depth in range(t, BINS - 1, zl.target.warp):
+            others += counts[depth]
+        others = zl.warp_sum(others)
+        if t == 0:
+            counts[BINS - 1] = counts[BINS - 1] - others
+    zl.barrier()
+    if t < BINS:
+        record[COUNTS + t] = counts[t]
+        record[MASSES + t] = masses[t]
+    return mass, counts
+
+
 @zl.kernel
 def sample_scan_gpu(
     logits: zl.Ptr[zl.f32],
@@ -186,9 +269,6 @@ def sample_scan_gpu(
     values = chunk_values(x, count, aligned)
     wanted = num_logprobs[row]
     heat = temperature[row]
-    length = history_len[row]
-    first_bias = bias_start[row]
-    last_bias = bias_start[row + 1]
     orders = zl.shared_array(zl.u64, THREADS // zl.target.warp)
     sums = zl.shared_array(zl.f32, THREADS // zl.target.warp)
 
@@ -209,39 +289,11 @@ def sample_scan_gpu(
     if wanted > 0:
         write_best(values, mine, first, wanted, record + RAW_TOP, bests, candidates, number)
 
-    if last_bias > first_bias or length > 0:
-        # 0: not seen, n + 1: seen, and n times in the reply.
-        seen = zl.shared_array(zl.u32, CHUNK)
-        for i in zl.static(range(0, VALUES, 4)):
-            zl.store(seen + index_of(i // 4, 0), zl.u32.x(4)(0))
-        for j in range(first_bias + t, last_bias, THREADS):
-            place = min(max(bias_ids[j], 0), vocab - 1) - first
-            if place >= 0 and place < count:
-                x[place] = x[place] + bias_values[j]
-        zl.barrier()
-        said = prompt_len[row]
-        line = zl.i64(history_row[row])
-        for position in range(t * 4, length, THREADS * 4):
-            ids = zl.load(history + history_place(page_table, line, position, max_pages, blocks_per_page), 4)
-            for c in zl.static(range(4)):
-                place = ids[c] - first
-                if position + c < length and place >= 0 and place < count:
-                    zl.atomic_max(seen + place, 1)
-                    if position + c >= said:
-                        zl.atomic_add(seen + place, 1)
-        zl.barrier()
-        changed = chunk_values(x, count, aligned)
-        for j in zl.static(range(VALUES)):
-            place = index_of(j // 4, j % 4)
-            times = seen[place]
-            value = changed[j]
-            if times > 0:
-                value = zl.where(value > 0.0, value / repetition[row], value * repetition[row])
-                value = value - frequency[row] * zl.f32(times - 1)
-                value = zl.where(times > 1, value - presence[row], value)
-                if place < count:
-                    x[place] = value
-            values[j] = value
+    if bias_start[row + 1] > bias_start[row] or history_len[row] > 0:
+        weights = (repetition, presence, frequency, history_row, history_len, prompt_len)
+        biases = (bias_start, bias_ids, bias_values)
+        penalties = Penalties(*weights, *biases, history, page_table, vocab, max_pages, blocks_per_page)
+        penalize(values, x, first, count, aligned, row, penalties)
         mine = best_of(values, first)
         best = block_best(mine, orders)
 
@@ -254,39 +306,8 @@ def sample_scan_gpu(
         base = bin_of(high, inverse)
         mass = zl.f32(0)
         if filtered[row] != 0:
-            counts = zl.shared_array(zl.u32, BINS)
-            masses = zl.shared_array(zl.u32, BINS)
-            if t < BINS:
-                counts[t] = 0
-                masses[t] = 0
-            zl.barrier()
-            finite = zl.i32(0)
-            for j in zl.static(range(VALUES)):
-                each = relative_mass(values[j], high, inverse)
-                mass += each
-                if values[j] >= LOWEST:
-                    depth = min(base - bin_of(values[j], inverse), BINS - 1)
-                    finite += 1
-                    if depth < BINS - 1:
-                        units = min(each * power_of_two(scaling_exponent(depth)), 1048575.0)
-                        zl.atomic_add(counts + depth, 1)
-                        zl.atomic_add(masses + depth, zl.u32(units + 0.5))
-            # The last bin has most of the logits; its number is what the others leave.
-            finite = zl.warp_sum(finite)
-            if zl.lane_index() == 0:
-                zl.atomic_add(counts + BINS - 1, zl.u32(finite))
-            zl.barrier()
-            if zl.warp_index() == 0:
-                others = zl.u32(0)
-                for depth in range(t, BINS - 1, zl.target.warp):
-                    others += counts[depth]
-                others = zl.warp_sum(others)
-                if t == 0:
-                    counts[BINS - 1] = counts[BINS - 1] - others
-            zl.barrier()
-            if t < BINS:
-                record[COUNTS + t] = counts[t]
-                record[MASSES + t] = masses[t]
+            found, counts = histogram(values, high, inverse, base, record)
+            mass += found
             write_listed(values, mine, inverse, counts, first, base, record, bests, candidates, number)
         else:
             for value in zl.static(values):
