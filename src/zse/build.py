@@ -8,6 +8,9 @@ manifest <isa>.json. What did not change is not compiled again: the manifest kee
 compiler, and object files are kept by content. Needs the standard library and a C compiler only.
 """
 
+import argparse
+import compileall
+import fcntl
 import hashlib
 import importlib
 import json
@@ -17,10 +20,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 from zse.errors import CompileError, ConfigError
+from zse.kernel import emit
+from zse.kernel.targets.cpu import ISAS
 from zse.runtime import isa as levels
 from zse.runtime import native, probe
 from zse.runtime.compiler import KERNEL_FLAGS, find_compiler, link, run
@@ -45,8 +51,6 @@ def _digest(*parts: "str | bytes") -> str:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """One build at a time in a folder."""
-    import fcntl
-
     with open(folder / ".lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -66,7 +70,6 @@ class Builder:
 
     def compile_all(self, units: "list[tuple[str, Path, tuple[str, ...]]]") -> list[Path]:
         """Objects of (name, C file, flags), in order; those that are there already are kept."""
-        from concurrent.futures import ThreadPoolExecutor
 
         def one(unit: "tuple[str, Path, tuple[str, ...]]") -> Path:
             name, source, flags = unit
@@ -99,8 +102,6 @@ class Builder:
 
     def kernel_library(self, level: str) -> None:
         """The kernels of an ISA level and their manifest."""
-        from zse.kernel.targets.cpu import ISAS
-
         flags = (*KERNEL_FLAGS, *ISAS[level].flags)
         target, manifest_path = self.folder / f"libzse_kernels_{level}.so", self.folder / f"{level}.json"
         key = _digest(kernel_sources_digest(), level, " ".join(flags), self.compiler, self.version)
@@ -151,9 +152,6 @@ def kernel_sources_digest() -> str:
 
 def emit_kernels(level: str) -> tuple[dict[str, str], dict[str, dict]]:
     """({unit name: C text}, {symbol: {"params", "origin"}}) of every variant for an ISA level. Deterministic."""
-    from zse.kernel.emit import emit_unit
-    from zse.kernel.targets.cpu import ISAS
-
     table = importlib.import_module("zse.kernels.table")
     by_module: dict[str, list] = {}
     for variant in table.all_variants(ISAS[level]):
@@ -165,7 +163,7 @@ def emit_kernels(level: str) -> tuple[dict[str, str], dict[str, dict]]:
     manifest: dict[str, dict] = {}
     for module, variants in by_module.items():
         for number, start in enumerate(range(0, len(variants), UNIT_VARIANTS)):
-            text, entries = emit_unit(variants[start : start + UNIT_VARIANTS], level)
+            text, entries = emit.emit_unit(variants[start : start + UNIT_VARIANTS], level)
             texts[f"{module}_{number}" if len(variants) > UNIT_VARIANTS else module] = text
             manifest.update(entries)
     return texts, manifest
@@ -210,15 +208,11 @@ def build(
 def compile_modules(folder: Path = PACKAGE) -> bool:
     """Bytecode beside every module whose own is missing or old, also where PYTHONDONTWRITEBYTECODE is set. Whether all have
     it now: a folder may be read-only."""
-    import compileall
-
     return bool(compileall.compile_dir(folder, quiet=2))
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line. Returns the exit code."""
-    import argparse
-
     parser = argparse.ArgumentParser(prog="python -m zse.build", description="Compile the CPU libraries in place.")
     parser.add_argument(
         "--isa",

@@ -13,6 +13,7 @@ cubins/<key>.cubin   magic, SHA-256 of the rest, u32 length of a JSON entry, the
 import hashlib
 import importlib
 import json
+import mmap
 import os
 import re
 import struct
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from zse import env
 from zse.errors import CompileError, ConfigError
+from zse.kernel import amd, archs, emit, nvrtc
 
 CUBIN_MAGIC = b"ZSECUBN1"
 PACK_MAGIC = b"ZSEPACK1"
@@ -69,17 +71,17 @@ def fingerprint() -> str:
 def resolve_arch(arch: str) -> str:
     """The architecture to compile for on a device such as "sm_87" or "sm_103a": its own, else the nearest earlier one of its
     generation, whose cubins run there. ConfigError when there is none."""
-    from zse.kernel.archs import ARCHS
-
-    if arch in ARCHS:
+    if arch in archs.ARCHS:
         return arch
     number = re.fullmatch(r"sm_(\d+)a?", arch)
     if number:
         wanted = int(number.group(1))
-        found = [(value, name) for name, (value, _) in ARCHS.items() if value // 10 == wanted // 10 and value <= wanted]
+        found = [
+            (value, name) for name, (value, _) in archs.ARCHS.items() if value // 10 == wanted // 10 and value <= wanted
+        ]
         if found:
             return max(found)[1]
-    raise ConfigError(f"there are no kernels for GPU architecture {arch}; there are {', '.join(ARCHS)}")
+    raise ConfigError(f"there are no kernels for GPU architecture {arch}; there are {', '.join(archs.ARCHS)}")
 
 
 def key_of(text: str, options: Iterable[str], version: tuple[int, ...], arch: str) -> str:
@@ -114,14 +116,10 @@ def write_cubin(path: Path, entry: dict, cubin: bytes) -> None:
 
 def compile_cached(variant: "Variant", arch: str, force: bool = False) -> "Compiled":
     """compile_variant() unless the cache has it. For Metal the "cubin" is the text itself: the system compiles it."""
-    from zse.kernel.archs import maker_of
-    from zse.kernel.emit import emit_gpu
-    from zse.kernel.nvrtc import Compiled
-
-    text, entry = emit_gpu(variant, arch)
-    maker = maker_of(arch)
+    text, entry = emit.emit_gpu(variant, arch)
+    maker = archs.maker_of(arch)
     if maker == "metal":
-        return Compiled(
+        return nvrtc.Compiled(
             variant.symbol,
             arch,
             text.encode(),
@@ -135,13 +133,9 @@ def compile_cached(variant: "Variant", arch: str, force: bool = False) -> "Compi
             entry["origin"],
         )
     if maker == "hip":
-        from zse.kernel import amd
-
         key = key_of(text, amd.OPTIONS, amd.version(amd.find_compiler(arch)), arch)
         compile_text = amd.compile_text
     else:
-        from zse.kernel import nvrtc
-
         key = key_of(text, nvrtc.OPTIONS, nvrtc.nvrtc().version, arch)
         compile_text = nvrtc.compile_text
     path = folder() / "cubins" / f"{key}.cubin"
@@ -151,7 +145,7 @@ def compile_cached(variant: "Variant", arch: str, force: bool = False) -> "Compi
         write_cubin(path, compiled.manifest(), compiled.cubin)
         return compiled
     stored, cubin = found
-    return Compiled(
+    return nvrtc.Compiled(
         variant.symbol,
         arch,
         cubin,
@@ -203,8 +197,6 @@ class Pack:
     """An open pack: `manifest` by symbol, `image()` gives the bytes. CompileError for a file that is not whole."""
 
     def __init__(self, path: Path):
-        import mmap
-
         self.path = path
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size < 64:
@@ -300,10 +292,8 @@ class Kernels:
 
 def package_variants(arch: str) -> "dict[str, Variant]":
     """Every GPU variant of this package, by symbol."""
-    from zse.kernel.emit import gpu_target
-
     table = importlib.import_module(TABLE)
-    return {variant.symbol: variant for variant in table.all_variants(gpu_target(arch))}
+    return {variant.symbol: variant for variant in table.all_variants(emit.gpu_target(arch))}
 
 
 def open_pack(arch: str) -> Kernels:
@@ -361,7 +351,7 @@ def _compile_all(arch: str, symbols: list[str], jobs: int, force: bool) -> "Iter
     if jobs <= 1 or len(symbols) <= 2:
         yield from (_compile_one(arch, symbol, force) for symbol in symbols)
         return
-    import multiprocessing
+    import multiprocessing  # a start reads packs and compiles nothing: with the next line 9 ms
     from concurrent.futures import ProcessPoolExecutor
 
     # Spawned: NVRTC and a forked process that has threads do not go together.

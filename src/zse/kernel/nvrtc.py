@@ -4,6 +4,7 @@ import ctypes
 import importlib.util
 import os
 import re
+import runpy
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -186,8 +187,6 @@ def compile_text(text: str, entry: dict, symbol: str, arch: str) -> Compiled:
 
 def main() -> None:
     """`python -m zse.kernel.nvrtc FILE.py ARCH [NAME]`: compile the module's list VARIANTS, print texts and resources."""
-    import runpy
-
     file, arch, *names = sys.argv[1:]
     for variant in runpy.run_path(file)["VARIANTS"]:
         if names and variant.symbol not in names:

@@ -1,7 +1,10 @@
 """Reductions over the lanes of a vector, and vectors from parts of vectors."""
 
 from zse.kernel import ir
+from zse.kernel.intrinsics import arithmetic
 from zse.kernel.intrinsics.row import Intrinsic
+
+ROWS = {row.name: row for row in arithmetic.TABLE}
 
 I8 = ir.Scalar("i8", "int", 8)
 
@@ -47,9 +50,7 @@ def _reduce_cpu(op: str):
             if op == "+":
                 text = f"a{n} + b{n}"
             else:
-                from zse.kernel.intrinsics import INTRINSICS
-
-                text = INTRINSICS[op].body_for(target)(target, half, [half, half], [f"a{n}", f"b{n}"])
+                text = ROWS[op].body_for(target)(target, half, [half, half], [f"a{n}", f"b{n}"])
             lines.append(f"{ctype} r{n} = {text};")
             current, lanes = f"r{n}", n
         x, y = f"{current}[0]", f"{current}[1]"
@@ -84,9 +85,7 @@ def _reduce_gpu(op: str):
             if op == "+":
                 items = [f"({a} + {b})" for a, b in pairs]
             else:
-                from zse.kernel.intrinsics import INTRINSICS
-
-                row = INTRINSICS[op].body_for(target)
+                row = ROWS[op].body_for(target)
                 items = [row(target, vector.elem, [vector.elem] * 2, [a, b]) for a, b in pairs]
         name = {"+": "add", "maximum": "max", "minimum": "min"}[op]
         helper = target.helper(

@@ -5,6 +5,7 @@ ds_bpermute, which takes lanes of the whole wave: the half's own are chosen by b
 halves of a wave take different branches: a barrier in each branch, or one half that waits for the other's progress.
 """
 
+from zse.errors import CompileError
 from zse.kernel import ir
 from zse.kernel.targets.simt import EFFECTS, VALUES, SimtTarget
 
@@ -149,8 +150,6 @@ class HipTarget(SimtTarget):
         if elem.name == "f64" and name == "reciprocal":
             return f"(1.0 / {args[0]})"
         if elem.kind == "float":
-            from zse.errors import CompileError
-
             raise CompileError(f"intrinsic {name} of {elem} has no body for target {self.name}")
         return super().scalar_math(name, elem, args)
 
