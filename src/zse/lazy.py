@@ -26,6 +26,8 @@ OUTSIDE = {
     "ctypes": ("ctypes", "3 ms"),
     "datetime": ("datetime", "1 ms"),
     "difflib": ("difflib", "3 ms"),
+    "hub_errors": ("huggingface_hub.errors", "0.3 s"),
+    "hub_utils": ("huggingface_hub.utils", "0.3 s"),
     "huggingface_hub": ("huggingface_hub", "0.3 s"),
     "json": ("json", "2 ms"),
     "logging": ("logging", "6 ms with what it brings"),

@@ -3,7 +3,8 @@
 The table also has a hash of each kernel's text, compiler and options: what is the same text has the same resources, so only
 kernels with another hash are compiled, until `--exhaustive` compiles all.
 
-`python -m pytest tests/kernels/test_gpu_resources.py --exhaustive=all --update-golden` rewrites the table; look at the diff.
+`python -m pytest tests/kernels/test_gpu_resources.py --exhaustive=all --update-golden` rewrites the table (without --exhaustive:
+of the architectures that `make test` looks at, what changed); look at the diff.
 """
 
 import json
@@ -54,44 +55,36 @@ def test_shared_memory_fits_the_gpus_that_have_least(every):
             assert emit_gpu(variant, "sm_86")[1]["shared_bytes"] <= limit
 
 
-def text_key(symbol: str, arch: str, version: tuple[int, ...]) -> str:
-    text, _ = emit_gpu(cache.package_variants(arch)[symbol], arch)
-    return cache.key_of(text, nvrtc.OPTIONS, version, arch)[:12]
+def text_keys(arch: str, version: tuple[int, ...]) -> dict[str, str]:
+    """Symbol → a hash of its text, compiler and options."""
+    keys = {}
+    for symbol, variant in cache.package_variants(arch).items():
+        keys[symbol] = cache.key_of(emit_gpu(variant, arch)[0], nvrtc.OPTIONS, version, arch)[:12]
+    return keys
 
 
-def check(arch: str, version: list[int], found: dict[str, list]) -> None:
-    """`found`: symbol → [registers, spills, shared bytes] of kernels that were compiled now."""
-    table = json.loads(TABLE.read_text(encoding="utf-8"))
+@pytest.mark.parametrize(
+    ("arch", "every"),
+    [("sm_80", False), ("sm_90a", False)] + [pytest.param(arch, True, marks=pytest.mark.exhaustive) for arch in ARCHS],
+)
+def test_resources(arch, every, compiler, request, kept_kernels):
+    if int(arch.removeprefix("sm_").removesuffix("a")) not in compiler.architectures():
+        pytest.skip(f"this NVRTC does not know {arch}")
+    table, keys = json.loads(TABLE.read_text(encoding="utf-8")), text_keys(arch, compiler.version)
+    rows = table[arch]
+    changed = [symbol for symbol in keys if every or [keys[symbol]] != rows.get(symbol, [])[3:]]
+    compiled = cache.build(arch, names=() if every else changed, jobs=min(2, os.cpu_count() or 1))[1] if changed else []
+    found = {one.symbol: [one.registers, one.spills, one.shared_bytes] for one in compiled if one.symbol in changed}
+    version = list(compiler.version)
+    if request.config.getoption("--update-golden"):
+        rows = {symbol: [*found[symbol], keys[symbol]] if symbol in found else rows[symbol] for symbol in keys}
+        write_table(arch, version, rows)
+    assert sorted(keys) == sorted(rows), "kernels came or went: --update-golden"
     slack = 0 if version == table["nvrtc"] else OTHER_COMPILER_REGISTERS
     wrong = {}
     for symbol, row in found.items():
-        expected = table[arch][symbol][:3]
+        expected = rows[symbol][:3]
         worse = row[2] != expected[2] or row[1] > expected[1] or row[0] > expected[0] + slack
         if worse or (not slack and row != expected):
             wrong[symbol] = row, expected
     assert not wrong, f"[registers, spills, shared] now and in the table: {wrong}"
-
-
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_resources_of_changed_kernels(arch, compiler, kept_kernels):
-    table = json.loads(TABLE.read_text(encoding="utf-8"))
-    variants = cache.package_variants(arch)
-    assert sorted(variants) == sorted(table[arch]), "kernels came or went: --exhaustive=all --update-golden"
-    changed = [symbol for symbol in variants if [text_key(symbol, arch, compiler.version)] != table[arch][symbol][3:]]
-    compiled = [cache.compile_cached(variants[symbol], arch) for symbol in changed]
-    check(arch, list(compiler.version), {one.symbol: [one.registers, one.spills, one.shared_bytes] for one in compiled})
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("arch", ARCHS)
-def test_resources(arch, compiler, request, kept_kernels):
-    if int(arch.removeprefix("sm_").removesuffix("a")) not in compiler.architectures():
-        pytest.skip(f"this NVRTC does not know {arch}")
-    _, compiled = cache.build(arch, jobs=min(2, os.cpu_count() or 1))
-    found = {one.symbol: [one.registers, one.spills, one.shared_bytes] for one in compiled}
-    version = list(compiler.version)
-    if request.config.getoption("--update-golden"):
-        keys = {symbol: text_key(symbol, arch, compiler.version) for symbol in found}
-        write_table(arch, version, {symbol: [*row, keys[symbol]] for symbol, row in found.items()})
-    assert sorted(found) == sorted(json.loads(TABLE.read_text(encoding="utf-8"))[arch])
-    check(arch, version, found)

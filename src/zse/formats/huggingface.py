@@ -15,7 +15,7 @@ from pathlib import Path
 from zse.errors import FormatError, ModelNotFoundError, UnsupportedError, ZSEError
 from zse.formats import store
 from zse.formats.download import Notice, Progress, sha256_file
-from zse.lazy import huggingface_hub
+from zse.lazy import hub_errors, hub_utils, huggingface_hub
 
 _LICENCES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "NOTICE.md", "USE_POLICY.md", "README.md")
 _SIDE_FILES = (
@@ -93,7 +93,7 @@ def pull(name: str, stage: store.Staging, progress: Progress, notice: Notice) ->
     """Fetch into `stage` and commit. Errors: ZSEError in one line for everything that the hub or the network can do."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
-        errors, session = huggingface_hub.errors, huggingface_hub.utils.get_session()
+        session = hub_utils.get_session()
     except ImportError as error:
         raise ZSEError(
             f"pulling from Hugging Face needs the package {error.name}; run: pip install huggingface_hub"
@@ -104,15 +104,15 @@ def pull(name: str, stage: store.Staging, progress: Progress, notice: Notice) ->
     http_error = sys.modules[type(session).__module__.partition(".")[0]].HTTPError
     try:
         return _pull(session, http_error, repo, revision, file, stage, progress, notice)
-    except errors.GatedRepoError:
+    except hub_errors.GatedRepoError:
         raise ZSEError(
             f"hf:{repo}: the owner asks for a login and accepted terms; do that on its page, then set HF_TOKEN"
         ) from None
-    except errors.RepositoryNotFoundError:
+    except hub_errors.RepositoryNotFoundError:
         raise ModelNotFoundError(f"hf:{repo}: no such repository (or it is private: set HF_TOKEN)") from None
-    except errors.RevisionNotFoundError:
+    except hub_errors.RevisionNotFoundError:
         raise ModelNotFoundError(f"hf:{repo}: no revision {revision!r}") from None
-    except (errors.HfHubHTTPError, http_error, ConnectionError, TimeoutError) as error:
+    except (hub_errors.HfHubHTTPError, http_error, ConnectionError, TimeoutError) as error:
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ZSEError(f"hf:{repo}: the download failed: {line}; run the same command again to resume") from None
 
@@ -169,16 +169,12 @@ def _download(session, http_error, repo: str, commit: str, record, path: str, re
             out.truncate(0)
         while (start := os.fstat(out.fileno()).st_size) < record.size:
             # Compressed transfer would make the byte positions meaningless.
-            headers = {
-                **huggingface_hub.utils.build_hf_headers(),
-                "Accept-Encoding": "identity",
-                "Range": f"bytes={start}-",
-            }
+            headers = {**hub_utils.build_hf_headers(), "Accept-Encoding": "identity", "Range": f"bytes={start}-"}
             try:
                 with session.stream(
                     "GET", url, headers=headers, timeout=_TIMEOUT_SECONDS, follow_redirects=True
                 ) as response:
-                    huggingface_hub.utils.hf_raise_for_status(response)
+                    hub_utils.hf_raise_for_status(response)
                     if start and response.status_code != 206:
                         out.truncate(0)
                     done = os.fstat(out.fileno()).st_size
