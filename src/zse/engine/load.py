@@ -38,7 +38,7 @@ class Loaded:
 
 def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, opening=None) -> Loaded:
     """Open, load and make ready. phases: Phases to mark. on_source(source): called as soon as the file is open (the
-    tokenizer can load meanwhile). on_plan(MemoryPlan): called before memory is allocated. opening: the PendingDevice to
+    tokenizer can load meanwhile). on_plan(MemoryPlan): called before anything but a CPU's weights is allocated. opening: the PendingDevice to
     load onto, if one was started. Raises FormatError, UnsupportedError, ConfigError, DeviceError."""
     if opening is None:
         opening = device_opening.open_device_async(config.device)
@@ -61,21 +61,24 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
             draft = draft_model.plan_draft(
                 config.draft_model, source, plan.config, quantize=config.quantize, family=device.kernels
             )
+        # A CPU's threads read while the memory is counted and the engine built (25 ms). A GPU's driver gives no memory while
+        # it registers a file's pages (90 ms for 4 GB): memory comes first there.
+        early = device.shares_memory and sum(plan.memory_bytes.values()) <= (config.max_memory or device.memory_total)
+        if early:
+            model = model_load.load_model(device, plan)
+            phases.mark("weights reading")
         planned = memory.plan_memory(config, plan, device, None if draft is None else draft.plan)
         if on_plan is not None:
             on_plan(planned)
-        # A GPU's driver gives no memory while it registers a file's pages: 90 ms for 4 GB. So memory comes first there;
-        # a CPU's threads read while the engine is built.
         if not planned.config.graphs:
             device.supports_capture = False
-        model = model_load.load_model(device, plan, start=device.shares_memory)
-        if device.shares_memory:
-            phases.mark("weights reading")
+        if model is None:
+            model = model_load.load_model(device, plan, start=False)
         engine = _build(planned.config, device, model, plan)
         if planned.config.cache_disk is not None:
             engine.use("disk", offload.open_disk_tier(engine, planned.config, source, config.quantize))
         phases.mark("engine built")
-        if not device.shares_memory:
+        if not early:
             model.start()
             phases.mark("weights reading")
         if draft is not None:
