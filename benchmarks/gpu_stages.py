@@ -60,7 +60,7 @@ def one(config: EngineConfig, device, waits: bool, profile: cProfile.Profile | N
 
     with open_model(config.model) as source:
         mark("open")
-        plan = plan_model(source, family=device.family)
+        plan = plan_model(source, family=device.kernels)
         mark("plan")
         memory = plan_memory(config, plan, device)
         mark("memory plan")

@@ -24,7 +24,7 @@ class Session:
         self, device, model, *, activations=None, kv_dtype=None, rows=2, max_tokens=64, context=256, deterministic=False
     ):
         self.device, self.model = device, model
-        gpu = device.family == "gpu"
+        gpu = device.kernels == "gpu"
         activations, kv_dtype = activations or ("bf16" if gpu else "f32"), kv_dtype or ("bf16" if gpu else "f32")
         pages = -(-context // 16)
         self.kv = KVCache(device, model.config, rows * pages, kv_dtype)

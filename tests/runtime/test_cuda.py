@@ -52,7 +52,7 @@ def counter(device):
 
 
 def test_facts(device):
-    assert (device.name, device.family, device.isa, device.arch) == ("cuda", "gpu", "sm_90a", 90)
+    assert (device.name, device.kernels, device.isa, device.arch) == ("cuda", "gpu", "sm_90a", 90)
     assert device.product == "Fake GPU 0" and device.num_sms == 132 and device.threads == 0
     assert device.symbols() == ["append", "describe_map", "poke", "scale_rows"]
 

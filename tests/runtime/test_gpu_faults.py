@@ -102,7 +102,7 @@ def test_names(fake):
     with open_device("cuda:1") as device:
         assert device.product == "Fake GPU 1"
     with open_device("auto") as device:
-        assert device.name == "cuda" and device.family == "gpu"
+        assert device.name == "cuda" and device.kernels == "gpu"
     assert [found["name"] for found in list_devices()] == ["Fake GPU 0", "Fake GPU 1"]
 
 

@@ -34,7 +34,7 @@ def device(fake):
 
 
 def test_facts(device):
-    assert (device.name, device.family, device.isa, device.arch, device.warp) == ("hip", "gpu", "gfx942", 0, 64)
+    assert (device.name, device.kernels, device.isa, device.arch, device.warp) == ("hip", "gpu", "gfx942", 0, 64)
     assert list_devices()[0] | {"memory_bytes": 0} == {
         "ordinal": 0,
         "name": "Fake GPU 0",

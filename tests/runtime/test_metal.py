@@ -230,7 +230,7 @@ def device():
 
 
 def test_facts_and_memory(device):
-    assert (device.name, device.family, device.product, device.arch) == ("metal", "gpu", "Fake M9", 0)
+    assert (device.name, device.kernels, device.product, device.arch) == ("metal", "gpu", "Fake M9", 0)
     buffer = device.alloc(100, "x")
     assert bytes(buffer.view()) == bytes(100) == device.read(buffer) and device.memory() == {"x": 100}
     assert device.memory_free == device.memory_total - 100

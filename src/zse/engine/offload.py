@@ -220,7 +220,7 @@ def open_disk_tier(engine, config, source, quantize: str | None) -> DiskTier:
         config.kv_dtype,
         config.activations,
         quantize,
-        engine.runner.device.family,
+        engine.runner.device.kernels,
     )
     fingerprint = hashlib.blake2b(revision_of(source) + repr(facts).encode(), digest_size=16).digest()
     return DiskTier(

@@ -144,7 +144,7 @@ class Runner:
                 max_tokens=config.max_tokens_per_step,
                 max_rows=self._lines,
                 max_updates=self.kv.num_groups * new_blocks(config.max_tokens_per_step, config.max_rows),
-                sampler_nbytes=input_nbytes(config.max_lines, device.family),
+                sampler_nbytes=input_nbytes(config.max_lines, device.kernels),
             )
             results = device.staging(result_nbytes(config.max_lines), label="step")
             sampler = SamplerState(

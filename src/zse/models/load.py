@@ -87,7 +87,7 @@ class Model:
 def load_model(device, plan: ModelPlan, *, max_memory: int | None = None, start: bool = True) -> Model:
     """Allocate device memory for the plan and start loading (start False: Model.start() does); Model.wait() ends it.
 
-    max_memory: bytes; ConfigError when the weights alone are over it. device.family must be the plan's.
+    max_memory: bytes; ConfigError when the weights alone are over it. device.kernels must be the plan's.
     """
     require_memory(plan.memory_bytes, max_memory)
     family = device.kernels

@@ -318,11 +318,6 @@ class Device:
     """Of graphs, which are replayed as such; may be set to False before any is recorded."""
 
     @property
-    def family(self) -> str:
-        """The former name of `kernels`."""
-        return self.kernels
-
-    @property
     def steps_in_flight(self) -> int:
         """Batches that are submitted and not collected, at most."""
         return 2 if self.runs_ahead else 1

@@ -58,21 +58,21 @@ class SamplerState:
         self, device, vocab_size: int, *, max_rows: int, max_tokens: int, history=None, inputs=None, results=None
     ):
         self._device, self.history = device, history
-        self._gpu = device.family == "gpu"
+        self._gpu = device.kernels == "gpu"
         if self._gpu and history is None:
             raise ValueError("SamplerState on a GPU needs the token history")
         shapes = sample_tensors(
-            max_rows, vocab_size, max_rows * MAX_LOGIT_BIAS_ENTRIES, 0 if self._gpu else max_tokens, device.family
+            max_rows, vocab_size, max_rows * MAX_LOGIT_BIAS_ENTRIES, 0 if self._gpu else max_tokens, device.kernels
         )
         self._owned = [None, None]
         if inputs is None:
-            inputs = device.staging(input_nbytes(max_rows, device.family), label="sampler"), 0
+            inputs = device.staging(input_nbytes(max_rows, device.kernels), label="sampler"), 0
             self._owned[0] = inputs[0]
         if results is None:
             results = device.staging(result_nbytes(max_rows), label="sampler"), 0
             self._owned[1] = results[0]
         self._tensors, self._views = {}, {}
-        self._place(inputs, {name: shapes.pop(name) for name in row_parameters(device.family)})
+        self._place(inputs, {name: shapes.pop(name) for name in row_parameters(device.kernels)})
         self._place(results, {name: shapes.pop(name) for name in RESULTS})
         for name, (dtype, shape) in shapes.items():
             tensor = self._tensors[name] = _new(device, dtype, shape)
