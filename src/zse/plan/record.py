@@ -24,10 +24,23 @@ from zse.plan.rules import JOINED, Part, Pending, fuse
 from zse.plan.trace import Node, Trace, Value
 from zse.tensor import Tensor
 
-# Sizes of recordings, in tokens; the step's largest comes on top. One that fits closely picks kernels for few tokens.
-SIZES = {"cpu": (1, 16), "gpu": (1, 4, 8, 16, 64, 128, 256, 512, 1024, 2048, 4096)}
-# Batches up to this size may split a sequence's keys between threads.
-SPLIT_TOKENS = {"cpu": 16, "gpu": 0}
+
+class Traits(NamedTuple):
+    """What recordings depend on beside the device's own attributes. sizes: of recordings, in tokens; the step's largest comes
+    on top; one that fits closely picks kernels for few tokens. split_tokens: batches up to this size may split a sequence's
+    keys between threads. rounds_by_form: results depend on which form a recording's size picks. own_scratch: attention's
+    tasks and the partial sums of products have memory of their own."""
+
+    sizes: tuple[int, ...]
+    split_tokens: int
+    rounds_by_form: bool
+    own_scratch: bool
+
+
+TRAITS = {
+    "cpu": Traits((1, 16), 16, False, False),
+    "gpu": Traits((1, 4, 8, 16, 64, 128, 256, 512, 1024, 2048, 4096), 0, True, True),
+}
 ROPES = ("rope", "q_rope")  # options of "heads"
 BLOCK = 16  # tokens of an entry of the page table
 
@@ -93,8 +106,8 @@ class Planner:
         self.activations = activations or device.activations[0]
         if self.activations not in device.activations:
             raise ConfigError(f"activations {activations!r}: expected one of {', '.join(device.activations)}")
-        # A CPU's sums do not depend on the batch in any of its forms.
-        self.pins_forms = deterministic and device.runs_ahead
+        self.traits = TRAITS[device.kernels]
+        self.pins_forms = deterministic and self.traits.rounds_by_form
         self.device, self.forward, self.model, self.kv, self.buffers = device, forward, model, kv, buffers
         self.config = model.config
         self.max_tokens, self.max_lines = buffers.token_ids.shape[0], buffers.logits.shape[0]
@@ -104,7 +117,7 @@ class Planner:
     @property
     def sizes(self) -> list[int]:
         """The sizes that recordings are worth making in, ascending."""
-        return [*(size for size in SIZES[self.device.kernels] if size < self.max_tokens), self.max_tokens]
+        return [*(size for size in self.traits.sizes if size < self.max_tokens), self.max_tokens]
 
     # -- recordings
 
@@ -160,7 +173,7 @@ class Planner:
         """The symbols of one run: graph.run(**symbols). context: tokens of the longest sequence, this step's included.
         max_tokens: as given to record()."""
         symbols = {"tokens": tokens, "rows": rows}
-        most = SPLIT_TOKENS[self.device.kernels]
+        most = self.traits.split_tokens
         if (max_tokens or self.max_tokens) <= most:
             symbols["splits"] = num_splits(tokens, self.config.num_kv_heads, context, self.device.threads, most)
         return symbols
@@ -257,7 +270,7 @@ class Planner:
         found = part.placed.get(room)
         if found is not None:
             return found
-        work = 4 * prod(self._partial_shape(room)) if room <= SPLIT_TOKENS[self.device.kernels] else 0
+        work = 4 * prod(self._partial_shape(room)) if room <= self.traits.split_tokens else 0
         found = part.placed[room] = place_part(part, self.device, self.activations, room, work)
         return found
 
@@ -296,7 +309,7 @@ class Planner:
                 self._reserve(part, self.max_tokens, f"layers.{layer}.")
         self._reserve(self._ends[None], self.max_lines, "")
         self.attention_scratch = None
-        if self.device.kernels == "gpu":
+        if self.traits.own_scratch:
             self.attention_scratch = gpu.attention_plan.AttentionScratch.allocate(
                 self.device, self.config, self.max_tokens, self.max_lines, self.buffers.page_table.shape[1] * BLOCK
             )
@@ -305,7 +318,7 @@ class Planner:
         """Have the device allocate what the kernels of the part's products work in."""
         placed = self._place(part, room)
         for node in placed.nodes:
-            if node.op in PRODUCTS and not self.device.shares_memory:
+            if node.op in PRODUCTS and self.traits.own_scratch:
                 weight, form = (
                     self.model.weights[prefix + node.weights["weight"]],
                     placed.forms.get(node.inputs[0], "f32"),
@@ -358,7 +371,7 @@ class Run:
         layers."""
         planner, scratch = self.planner, self.planner.attention_scratch
         if scratch is None:
-            if self.max_tokens <= SPLIT_TOKENS[planner.device.kernels]:
+            if self.max_tokens <= planner.traits.split_tokens:
                 self.sharing = {"splits": self.recorder.symbol("splits")}
             return
         plan = gpu.attention_plan
