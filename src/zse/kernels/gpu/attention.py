@@ -22,23 +22,8 @@ KV_DTYPES = ("bf16", "f16", *PACKED)
 MAX_GROUP = 128  # query heads of a kv head: rows of a prefill tile
 
 
-def record_attention(
-    recorder,
-    q,
-    k_pages,
-    v_pages,
-    page_table,
-    token_row,
-    positions,
-    out,
-    scale: float,
-    window: int,
-    softcap: float,
-    scratch: AttentionScratch | None,
-    longest_run: int | None,
-) -> None:
-    """attention() on a GPU; see there."""
-    device = recorder.device
+def _check(q, k_pages, v_pages, page_table, token_row, positions, out) -> tuple[int, int]:
+    """(head_dim, query heads of a kv head) of tensors that attention takes. ValueError, TypeError, UnsupportedError."""
     pages, kv_heads = v_pages.shape[:2]
     head_dim = head_dim_of(v_pages)
     tokens, width = q.shape
@@ -62,6 +47,28 @@ def record_attention(
     check("attention page_table", page_table, "i32", None, None)
     check("attention token_row", token_row, "i32", tokens)
     check("attention positions", positions, "i32", tokens)
+    return head_dim, group
+
+
+def record_attention(
+    recorder,
+    q,
+    k_pages,
+    v_pages,
+    page_table,
+    token_row,
+    positions,
+    out,
+    scale: float,
+    window: int,
+    softcap: float,
+    scratch: AttentionScratch | None,
+    longest_run: int | None,
+) -> None:
+    """attention() on a GPU; see there."""
+    device = recorder.device
+    head_dim, group = _check(q, k_pages, v_pages, page_table, token_row, positions, out)
+    (pages, kv_heads), (tokens, width) = v_pages.shape[:2], q.shape
     common = dict(
         q=q,
         page_table=page_table,
