@@ -8,7 +8,7 @@ the next keys under P V.
 from typing import NamedTuple
 
 from zse import kernel as zl
-from zse.kernels.gpu.attention_decode import FLOOR, KV_TYPES, LOG2E, MASKED, multiply, pack_pair
+from zse.kernels.gpu.attention_parts import FLOOR, KV_TYPES, LOG2E, MASKED, multiply, pack_pair
 from zse.kernels.gpu.attention_plan import HEAD_DIMS, PREFILL_ROWS, divide
 from zse.kernels.gpu.attention_prefill import batch_of, query_place, row_sum, tile_at, work_of
 from zse.kernels.gpu.kv8 import is_packed, item_nbytes, page_nbytes, scales_of_columns, two_pairs
