@@ -606,7 +606,6 @@ def _reference(a, weight, bias=None, out=None, gate=None, accumulate=False, max_
 
 
 def _cases(rng, family="cpu") -> Iterator[Case]:
-
     if family == "gpu":
         yield from gpu.matmul_cases.cases(rng)
         return
