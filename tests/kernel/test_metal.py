@@ -20,6 +20,7 @@ from zse.kernel import cache
 from zse.kernel.archs import SHARED_LIMIT
 from zse.kernel.emit import emit_gpu, gpu_target
 from zse.kernel.targets.metal import PRELUDE
+from zse.kernels.gpu import matmul_cases
 from zse_emulator.device import CSRC, EmulateDevice, EmulatedProgram
 
 ARCH = "metal3.1"
