@@ -7,8 +7,11 @@ from cli_process import ENVIRONMENT
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch):
+def home(tmp_path, monkeypatch, kernel_cache):
     path = tmp_path / "home"
+    (path / "kernels").mkdir(parents=True, mode=0o700)
+    (path / "kernels" / "emulate").symlink_to(kernel_cache / "kernels" / "emulate")  # compiled once, for all tests
+    (kernel_cache / "kernels" / "emulate").mkdir(parents=True, exist_ok=True, mode=0o700)
     for folder in ("echo", "base"):
         (path / "models" / folder).mkdir(parents=True)
         (path / "models" / folder / "m.gguf").write_bytes(b"not read by the fake")
