@@ -8,11 +8,12 @@ from gpu.harness import check_case, check_cases, gpu_ops, run_case
 
 from zse import kernel as zl
 from zse.kernel import cache
+from zse.kernels.op import HostFp8Activation
 from zse.runtime.args import Args
 from zse.runtime.device import Recorder
 from zse_emulator import EmulateDevice
 
-SOME = 15  # cases in `make test` of an operation that has more than twice as many
+SOME = 15  # cases in `make test` of the operations of MANY
 MANY = ("attention", "matmul")
 # Operations that read shared memory which nothing has written, and do not use what they read: a used value would be NaN.
 UNUSED_READS = {"matmul": "the offsets that symmetric weights do not have"}
@@ -54,13 +55,17 @@ class Spaced(EmulateDevice):
 @pytest.mark.parametrize("like", ["sm_90a", "sm_80"])
 @pytest.mark.parametrize(
     ("op", "most"),
-    [pytest.param(op, SOME, id=op.name) for op in gpu_ops()]
+    [pytest.param(op, SOME if op.name in MANY else 0, id=op.name) for op in gpu_ops()]
     + [pytest.param(op, 0, id=f"{op.name}-all", marks=pytest.mark.exhaustive) for op in gpu_ops() if op.name in MANY],
 )
 def test_reference(op, most, like, kept_kernels):
     seed = int(np.random.default_rng().integers(2**32))
     cases = list(op.cases(np.random.default_rng(seed), "gpu"))
-    assert (len(cases) > 2 * SOME) == (op.name in MANY)
+    assert op.name not in MANY or len(cases) > 2 * SOME
+    if (
+        like != "sm_90a"
+    ):  # other architectures have no tensor cores for fp8 activations: a planner never makes them there
+        cases = [case for case in cases if not isinstance(case.inputs.get("a"), HostFp8Activation)]
     with Spaced(like, seed=seed, initialised=op.name not in UNUSED_READS) as device:
         check_cases(op, device, seed, cases, most)
 

@@ -26,7 +26,7 @@ static inline f32x4 zse_round_even_f32x4(f32x4 a) { f32x4 r; for (int i = 0; i <
 static inline i8x4 zse_narrow_s8_4(i32x4 v) { i8x4 r; for (int i = 0; i < 4; ++i) r[i] = (int8_t)(v[i] < -128 ? -128 : v[i] > 127 ? 127 : v[i]); return r; }
 static inline int32_t zse_reduce_add_i32x4(i32x4 v) { i32x2 a2 = __builtin_shufflevector(v, v, 0, 1), b2 = __builtin_shufflevector(v, v, 2, 3); i32x2 r2 = a2 + b2; return r2[0] + r2[1]; }
 
-/* zse/kernels/norm.py: add_rmsnorm_row(DELTA=add, OUT=int8) */
+/* zse/kernels/norm.py: add_rmsnorm_row(DELTA=add, OUT=int8, NORM=rms) */
 void add_rmsnorm_add_int8(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
   float *const x = (float *)(uintptr_t)args[0];
   const float *const delta = (const float *)(uintptr_t)args[1];
@@ -99,14 +99,30 @@ void add_rmsnorm_add_int8(const uint64_t *args, const int64_t *grid, int64_t fir
     float total_1 = (zse_reduce_add_f32x4(((sums + sums_1) + (sums_2 + sums_3))) + tail);
     float inverse = ((1.0f) / sqrtf(((total_1 / ((float)width)) + eps)));
     for (int64_t k = 0LL; k < width; k += 32LL) {
-      f32x4 values = (((*(const f32x4_mem *)(xs + k)) * zse_splat_f32x4(inverse)) * (*(const f32x4_mem *)(weight + k)));
-      f32x4 values_1 = (((*(const f32x4_mem *)((xs + k) + 4LL)) * zse_splat_f32x4(inverse)) * (*(const f32x4_mem *)((weight + k) + 4LL)));
-      f32x4 values_2 = (((*(const f32x4_mem *)((xs + k) + 8LL)) * zse_splat_f32x4(inverse)) * (*(const f32x4_mem *)((weight + k) + 8LL)));
-      f32x4 values_3 = (((*(const f32x4_mem *)((xs + k) + 12LL)) * zse_splat_f32x4(inverse)) * (*(const f32x4_mem *)((weight + k) + 12LL)));
-      f32x4 values_4 = (((*(const f32x4_mem *)((xs + k) + 16LL)) * zse_splat_f32x4(inverse)) * (*(const f32x4_mem *)((weight + k) + 16LL)));
-      f32x4 values_5 = (((*(const f32x4_mem *)((xs + k) + 20LL)) * zse_splat_f32x4(inverse)) * (*(const f32x4_mem *)((weight + k) + 20LL)));
-      f32x4 values_6 = (((*(const f32x4_mem *)((xs + k) + 24LL)) * zse_splat_f32x4(inverse)) * (*(const f32x4_mem *)((weight + k) + 24LL)));
-      f32x4 values_7 = (((*(const f32x4_mem *)((xs + k) + 28LL)) * zse_splat_f32x4(inverse)) * (*(const f32x4_mem *)((weight + k) + 28LL)));
+      int64_t at_3 = (k + 0LL);
+      f32x4 value_3 = (*(const f32x4_mem *)(xs + at_3));
+      f32x4 values = ((value_3 * zse_splat_f32x4(inverse)) * (*(const f32x4_mem *)(weight + at_3)));
+      int64_t at_4 = (k + 4LL);
+      f32x4 value_4 = (*(const f32x4_mem *)(xs + at_4));
+      f32x4 values_1 = ((value_4 * zse_splat_f32x4(inverse)) * (*(const f32x4_mem *)(weight + at_4)));
+      int64_t at_5 = (k + 8LL);
+      f32x4 value_5 = (*(const f32x4_mem *)(xs + at_5));
+      f32x4 values_2 = ((value_5 * zse_splat_f32x4(inverse)) * (*(const f32x4_mem *)(weight + at_5)));
+      int64_t at_6 = (k + 12LL);
+      f32x4 value_6 = (*(const f32x4_mem *)(xs + at_6));
+      f32x4 values_3 = ((value_6 * zse_splat_f32x4(inverse)) * (*(const f32x4_mem *)(weight + at_6)));
+      int64_t at_7 = (k + 16LL);
+      f32x4 value_7 = (*(const f32x4_mem *)(xs + at_7));
+      f32x4 values_4 = ((value_7 * zse_splat_f32x4(inverse)) * (*(const f32x4_mem *)(weight + at_7)));
+      int64_t at_8 = (k + 20LL);
+      f32x4 value_8 = (*(const f32x4_mem *)(xs + at_8));
+      f32x4 values_5 = ((value_8 * zse_splat_f32x4(inverse)) * (*(const f32x4_mem *)(weight + at_8)));
+      int64_t at_9 = (k + 24LL);
+      f32x4 value_9 = (*(const f32x4_mem *)(xs + at_9));
+      f32x4 values_6 = ((value_9 * zse_splat_f32x4(inverse)) * (*(const f32x4_mem *)(weight + at_9)));
+      int64_t at_10 = (k + 28LL);
+      f32x4 value_10 = (*(const f32x4_mem *)(xs + at_10));
+      f32x4 values_7 = ((value_10 * zse_splat_f32x4(inverse)) * (*(const f32x4_mem *)(weight + at_10)));
       int64_t place = ((row * width) + k);
       int8_t * q_1 = (q + place);
       float * scale_1 = (scale + (place / 32LL));

@@ -27,7 +27,7 @@ static inline float zse_bits_i32_f32(int32_t a) { float r; __builtin_memcpy(&r, 
 static inline i8x8 zse_narrow_s8_8(i32x8 v) { __m128i p = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1)); p = _mm_packs_epi16(p, p); int64_t bits = _mm_cvtsi128_si64(p); return (i8x8)bits; }
 static inline int32_t zse_reduce_add_i32x8(i32x8 v) { i32x4 a4 = __builtin_shufflevector(v, v, 0, 1, 2, 3), b4 = __builtin_shufflevector(v, v, 4, 5, 6, 7); i32x4 r4 = a4 + b4; i32x2 a2 = __builtin_shufflevector(r4, r4, 0, 1), b2 = __builtin_shufflevector(r4, r4, 2, 3); i32x2 r2 = a2 + b2; return r2[0] + r2[1]; }
 
-/* zse/kernels/norm.py: add_rmsnorm_row(DELTA=add, OUT=int8) */
+/* zse/kernels/norm.py: add_rmsnorm_row(DELTA=add, OUT=int8, NORM=rms) */
 void add_rmsnorm_add_int8(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
   float *const x = (float *)(uintptr_t)args[0];
   const float *const delta = (const float *)(uintptr_t)args[1];
@@ -100,10 +100,18 @@ void add_rmsnorm_add_int8(const uint64_t *args, const int64_t *grid, int64_t fir
     float total_1 = (zse_reduce_add_f32x8(((sums + sums_1) + (sums_2 + sums_3))) + tail);
     float inverse = ((1.0f) / sqrtf(((total_1 / ((float)width)) + eps)));
     for (int64_t k = 0LL; k < width; k += 32LL) {
-      f32x8 values = (((*(const f32x8_mem *)(xs + k)) * zse_splat_f32x8(inverse)) * (*(const f32x8_mem *)(weight + k)));
-      f32x8 values_1 = (((*(const f32x8_mem *)((xs + k) + 8LL)) * zse_splat_f32x8(inverse)) * (*(const f32x8_mem *)((weight + k) + 8LL)));
-      f32x8 values_2 = (((*(const f32x8_mem *)((xs + k) + 16LL)) * zse_splat_f32x8(inverse)) * (*(const f32x8_mem *)((weight + k) + 16LL)));
-      f32x8 values_3 = (((*(const f32x8_mem *)((xs + k) + 24LL)) * zse_splat_f32x8(inverse)) * (*(const f32x8_mem *)((weight + k) + 24LL)));
+      int64_t at_3 = (k + 0LL);
+      f32x8 value_3 = (*(const f32x8_mem *)(xs + at_3));
+      f32x8 values = ((value_3 * zse_splat_f32x8(inverse)) * (*(const f32x8_mem *)(weight + at_3)));
+      int64_t at_4 = (k + 8LL);
+      f32x8 value_4 = (*(const f32x8_mem *)(xs + at_4));
+      f32x8 values_1 = ((value_4 * zse_splat_f32x8(inverse)) * (*(const f32x8_mem *)(weight + at_4)));
+      int64_t at_5 = (k + 16LL);
+      f32x8 value_5 = (*(const f32x8_mem *)(xs + at_5));
+      f32x8 values_2 = ((value_5 * zse_splat_f32x8(inverse)) * (*(const f32x8_mem *)(weight + at_5)));
+      int64_t at_6 = (k + 24LL);
+      f32x8 value_6 = (*(const f32x8_mem *)(xs + at_6));
+      f32x8 values_3 = ((value_6 * zse_splat_f32x8(inverse)) * (*(const f32x8_mem *)(weight + at_6)));
       int64_t place = ((row * width) + k);
       int8_t * q_1 = (q + place);
       float * scale_1 = (scale + (place / 32LL));

@@ -30,7 +30,7 @@ static inline int32_t zse_reduce_max_i32x16(i32x16 v) { i32x8 a8 = __builtin_shu
 static inline float zse_bits_i32_f32(int32_t a) { float r; __builtin_memcpy(&r, &a, sizeof r); return r; }
 static inline int32_t zse_reduce_add_i32x16(i32x16 v) { i32x8 a8 = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7), b8 = __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15); i32x8 r8 = a8 + b8; i32x4 a4 = __builtin_shufflevector(r8, r8, 0, 1, 2, 3), b4 = __builtin_shufflevector(r8, r8, 4, 5, 6, 7); i32x4 r4 = a4 + b4; i32x2 a2 = __builtin_shufflevector(r4, r4, 0, 1), b2 = __builtin_shufflevector(r4, r4, 2, 3); i32x2 r2 = a2 + b2; return r2[0] + r2[1]; }
 
-/* zse/kernels/norm.py: add_rmsnorm_row(DELTA=add, OUT=int8) */
+/* zse/kernels/norm.py: add_rmsnorm_row(DELTA=add, OUT=int8, NORM=rms) */
 void add_rmsnorm_add_int8(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
   float *const x = (float *)(uintptr_t)args[0];
   const float *const delta = (const float *)(uintptr_t)args[1];
@@ -103,8 +103,12 @@ void add_rmsnorm_add_int8(const uint64_t *args, const int64_t *grid, int64_t fir
     float total_1 = (zse_reduce_add_f32x16(((sums + sums_1) + (sums_2 + sums_3))) + tail);
     float inverse = ((1.0f) / sqrtf(((total_1 / ((float)width)) + eps)));
     for (int64_t k = 0LL; k < width; k += 32LL) {
-      f32x16 values = (((*(const f32x16_mem *)(xs + k)) * zse_splat_f32x16(inverse)) * (*(const f32x16_mem *)(weight + k)));
-      f32x16 values_1 = (((*(const f32x16_mem *)((xs + k) + 16LL)) * zse_splat_f32x16(inverse)) * (*(const f32x16_mem *)((weight + k) + 16LL)));
+      int64_t at_3 = (k + 0LL);
+      f32x16 value_3 = (*(const f32x16_mem *)(xs + at_3));
+      f32x16 values = ((value_3 * zse_splat_f32x16(inverse)) * (*(const f32x16_mem *)(weight + at_3)));
+      int64_t at_4 = (k + 16LL);
+      f32x16 value_4 = (*(const f32x16_mem *)(xs + at_4));
+      f32x16 values_1 = ((value_4 * zse_splat_f32x16(inverse)) * (*(const f32x16_mem *)(weight + at_4)));
       int64_t place = ((row * width) + k);
       int8_t * q_1 = (q + place);
       float * scale_1 = (scale + (place / 32LL));
