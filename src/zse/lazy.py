@@ -163,6 +163,8 @@ if TYPE_CHECKING:
     import huggingface_hub as huggingface_hub
     import numpy as numpy
     import tokenizers as tokenizers
+    from huggingface_hub import errors as hub_errors  # noqa: F401
+    from huggingface_hub import utils as hub_utils  # noqa: F401
 else:
 
     def __getattr__(name: str) -> ModuleType:
