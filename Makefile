@@ -1,5 +1,5 @@
-# make serve: install into .venv, fetch the default model, serve it.   make test: the tests of every change, about five
-# minutes.   make test-all: the tests that it leaves out as well.   JOBS=N: processes that run tests.
+# make serve: install into .venv, fetch the default model, serve it.   make test: the tests of every change, nine minutes
+# on two cores.   make test-all: the tests that it leaves out as well.   JOBS=N: processes that run tests.
 PYTHON ?= python3
 PORT ?= 8000
 JOBS ?= 2
