@@ -100,8 +100,12 @@ def test_what_is_no_file_of_operations(zse, own, tmp_path):
     assert "`zse kernels new" in zse("kernels", "check", str(tmp_path / "none.py"), code=2).stderr
     own.write_text("x = 1\n")
     assert "defines no Op" in zse("kernels", "check", str(own), code=2).stderr
-    own.write_text("x = nothing\n")
-    assert "NameError: name 'nothing' is not defined" in zse("kernels", "bench", str(own), code=2).stderr
+    away = zse("kernels", "new", str(tmp_path / "no folder" / "mine.py"), code=2).stderr
+    assert "cannot be written: No such file or directory" in away and "Traceback" not in away
+    own.write_text("\nx = nothing\n")
+    assert (
+        f"{own}, line 2: NameError: name 'nothing' is not defined" in zse("kernels", "bench", str(own), code=2).stderr
+    )
 
 
 def test_without_the_emulator_the_cpus_form_is_checked(own, monkeypatch):

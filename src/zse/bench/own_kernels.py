@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,13 @@ def load(path: str, names: "list[str] | tuple[str, ...]" = ()) -> list[Op]:
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever the author's file raises
-        raise ConfigError(f"{path}: {type(error).__name__}: {error}") from error
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename == str(file.absolute())
+        ]
+        place = f"{path}, line {lines[-1]}" if lines else str(path)
+        raise ConfigError(f"{place}: {type(error).__name__}: {error}") from error
     ops = [value for value in vars(module).values() if isinstance(value, Op)]
     if not ops:
         raise ConfigError(f"{path} defines no Op; `zse kernels new` writes a file that does")

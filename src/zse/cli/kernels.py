@@ -123,9 +123,14 @@ def run(args) -> int:
 
 def _new(args) -> int:
     path = Path(args.file)
-    if path.exists():
-        raise ConfigError(f"{path} exists already")
-    path.write_text(Path(package.__path__[0], "example.py").read_text(encoding="utf-8"), encoding="utf-8")
+    text = Path(package.__path__[0], "example.py").read_text(encoding="utf-8")
+    try:
+        with open(path, "x", encoding="utf-8") as file:  # never over a file that came meanwhile
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{path} exists already") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
     print(f"{path}: change it, then `zse kernels check {path}` and `zse kernels bench {path}`")
     return 0
 
