@@ -252,6 +252,48 @@ def test_pointer_type_from_a_static(build, dtype, numpy_type):
     assert np.array_equal(out, x.astype(np.float64))
 
 
+class Vectors(zl.Record):
+    x: zl.Ptr["T", "const"]
+    out: zl.Ptr[zl.f64]
+    n: zl.i64
+    T: zl.static
+
+    @property
+    def room(self) -> int:
+        return 2 * self.T.bits
+
+
+@zl.inline
+def widened(vectors, scratch):
+    for i in range(vectors.n):
+        scratch[i] = zl.f32(vectors.x[i])
+
+
+@zl.kernel
+def structured(p: Vectors, factor: zl.f32):
+    scratch = zl.local_array(zl.f32, p.room)
+    widened(p, scratch)
+    for i in range(p.n):
+        p.out[i] = zl.f64(scratch[i] * factor)
+
+
+def test_fields_of_a_structure_are_parameters(build):
+    compiled = build(zl.Variant("structured", structured, {"T": zl.f16}))
+    names = [name for name, _ in compiled.manifest["structured"]["params"]]
+    assert names == ["x", "out", "n", "factor"]
+    x, out = np.arange(-8, 24).astype(np.float16), np.zeros(32)
+    compiled.call("structured", x, out, 32, 0.5)
+    assert np.array_equal(out, x * 0.5)
+
+
+def test_a_structure_with_the_name_of_another_parameter():
+    def twice_n(vectors: Vectors, n: zl.i64):
+        pass
+
+    with pytest.raises(TypeError, match="same name"):
+        zl.kernel(twice_n)
+
+
 def test_text_is_deterministic(isa, tmp_path):
     from zse.kernel.emit import emit_unit
 

@@ -8,6 +8,7 @@ from zse.kernel.language import (  # noqa: E402, F401
     BUILTINS,
     Kernel,
     Ptr,
+    Record,
     TensorMap,
     Variant,
     bf16,

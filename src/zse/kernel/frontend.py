@@ -439,21 +439,26 @@ class Stager(Calls):
         unbound = set(kernel.static_names()) ^ set(statics)
         if unbound:
             raise CompileError(f"kernel {kernel.name}: statics {sorted(unbound)} are missing or unknown")
-        params = []
+        params: list[ir.Var] = []
+        values: dict[str, object] = {}
         for name, annotation in kernel.params:
             if annotation is static:
-                self.scope.names[name] = statics[name]
+                values[name] = statics[name]
                 continue
+            type: ir.Type
             if annotation is TensorMap:
-                self.scope.names[name] = var = ir.Var(ir.TENSOR_MAP, self.fresh(name))
-                params.append(var)
-                continue
-            if not isinstance(annotation, DType | PointerType):
+                type = ir.TENSOR_MAP
+            elif isinstance(annotation, PointerType):
+                type = annotation.resolve(statics)
+            elif isinstance(annotation, DType):
+                type = annotation.ir
+            else:
                 raise CompileError(f"kernel {kernel.name}: parameter {name} has no usable type ({annotation!r})")
-            type = annotation.ir if isinstance(annotation, DType) else annotation.resolve(statics)
-            var = ir.Var(type, self.fresh(name))
-            self.scope.names[name] = var
+            values[name] = var = ir.Var(type, self.fresh(name))
             params.append(var)
+        for name, structure in kernel.structures.items():
+            values[name] = structure(**{field: values.pop(field) for field in structure._fields})
+        self.scope.names.update(values)
         for statement in self.source.tree.body:
             self.statement(statement)
         shown = ", ".join(f"{name}={value}" for name, value in statics.items())

@@ -163,24 +163,38 @@ def inline(function: Callable) -> Inline:
 
 
 class Kernel(Record):
-    """A kernel before specialization: parameters in order, each with a type or `static`."""
+    """A kernel before specialization: parameters in order, each with a type or `static`. structures: parameters of the function
+    that stand for several, their fields."""
 
     function: Callable
     name: str
     params: tuple[tuple[str, object], ...]
+    structures: dict[str, type[Record]]
 
     def static_names(self) -> list[str]:
         return [name for name, annotation in self.params if annotation is static]
 
 
 def kernel(function: Callable) -> Kernel:
-    """Decorator: makes a kernel of a function whose parameters are annotated with types, `Ptr[...]` or `static`."""
+    """Decorator: makes a kernel of a function whose parameters are annotated with types, `Ptr[...]` or `static`, or with a Record of
+    such, whose fields are parameters in its place."""
     code = function.__code__
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     missing = [name for name in names if name not in function.__annotations__]
     if missing:
         raise TypeError(f"kernel {function.__name__}: parameter {missing[0]!r} has no type")
-    return Kernel(function, function.__name__, tuple((name, function.__annotations__[name]) for name in names))
+    params: list[tuple[str, object]] = []
+    structures: dict[str, type[Record]] = {}
+    for name in names:
+        annotation = function.__annotations__[name]
+        if isinstance(annotation, type) and issubclass(annotation, Record):
+            structures[name] = annotation
+            params += annotation.__annotations__.items()
+        else:
+            params.append((name, annotation))
+    if len(dict(params)) < len(params):
+        raise TypeError(f"kernel {function.__name__}: two parameters have the same name")
+    return Kernel(function, function.__name__, tuple(params), structures)
 
 
 class Builtin(Record):
