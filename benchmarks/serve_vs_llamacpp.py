@@ -24,8 +24,8 @@ from dataclasses import replace
 
 from zse.bench import process
 from zse.bench.client import Target
-from zse.bench.load import Settings, run_workload
-from zse.bench.serving import Server
+from zse.bench.load import LoadSettings, run_workload
+from zse.bench.serving import RunningServer
 from zse.bench.workloads import INFER, Workload
 
 CASES = {
@@ -100,7 +100,7 @@ class LlamaServer:
 def measure(port: int, workload: Workload, seed: int, scale: float = 1.0) -> dict:
     """Figures of one workload. SystemExit when a request fails."""
     target = Target.of(f"http://127.0.0.1:{port}/v1")
-    settings = Settings(seed=seed, scale=scale, vocab_size=VOCABULARY, timeout_s=600)
+    settings = LoadSettings(seed=seed, scale=scale, vocab_size=VOCABULARY, timeout_s=600)
     figures = asyncio.run(run_workload(target, "bench", workload, settings))
     if figures["failures"]:
         raise SystemExit(
@@ -157,7 +157,7 @@ def main() -> int:
     for number in range(args.rounds):
         for engine in ("zse", "llama-server"):
             with (
-                Server(args.model, zse_options)
+                RunningServer(args.model, zse_options)
                 if engine == "zse"
                 else LlamaServer(args.llama_server, args.model, args.clients, args.threads, LLAMA_FORMS[form])
             ) as server:

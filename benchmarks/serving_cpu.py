@@ -30,9 +30,9 @@ from time import perf_counter
 
 from zse.bench import process
 from zse.bench.client import Outcome, Target, stream
-from zse.bench.load import Settings, run_workload
+from zse.bench.load import LoadSettings, run_workload
 from zse.bench.percentiles import percentile
-from zse.bench.serving import Server
+from zse.bench.serving import RunningServer
 from zse.bench.workloads import WORDS, WORKLOADS, Workload
 
 VOCABULARY = 30_000  # ids below it are in every model's vocabulary
@@ -97,12 +97,18 @@ def main() -> int:
 # -- asking
 
 
-def serve(args, *options: str) -> Server:
-    return Server(args.model, ["--threads", str(args.threads), *options])
+def serve(args, *options: str) -> RunningServer:
+    return RunningServer(args.model, ["--threads", str(args.threads), *options])
 
 
 async def ask(
-    server: Server, max_tokens: int, *, prompt=None, chat: str | None = None, outcome: Outcome | None = None, **fields
+    server: RunningServer,
+    max_tokens: int,
+    *,
+    prompt=None,
+    chat: str | None = None,
+    outcome: Outcome | None = None,
+    **fields,
 ) -> Outcome:
     """One streamed greedy request. SystemExit when it fails."""
     target = Target.of(f"http://127.0.0.1:{server.port}/v1")
@@ -167,14 +173,14 @@ def batching(args):
         )
 
 
-async def _burst(server: Server, workload: Workload, seed: int) -> float:
+async def _burst(server: RunningServer, workload: Workload, seed: int) -> float:
     """Tokens a second of a burst of 48; infer's at half its lengths, 24 requests."""
     if workload is not BURST:
         figures = await run_workload(
             Target.of(f"http://127.0.0.1:{server.port}/v1"),
             "bench",
             workload,
-            Settings(scale=0.5, vocab_size=VOCABULARY, timeout_s=TIMEOUT_S),
+            LoadSettings(scale=0.5, vocab_size=VOCABULARY, timeout_s=TIMEOUT_S),
         )
         if figures["failures"]:
             raise SystemExit(f"{workload.name}: {figures['errors'][0]['message']}")
@@ -209,7 +215,7 @@ def chunked(args):
         yield f"others' ITL p99 idle, ms{drafts}", statistics.median(ratio[3] for ratio in ratios), None
 
 
-async def _chunked(server: Server, seed: int) -> tuple[float, float, float, float]:
+async def _chunked(server: RunningServer, seed: int) -> tuple[float, float, float, float]:
     alone = (await ask(server, 2, prompt=ids(4096, 10 + seed), ignore_eos=True)).ttft_ms
     running = [Outcome(0.0) for _ in range(4)]
     tasks = [
@@ -272,7 +278,7 @@ def ngram(args):
             yield f"with prompt lookup over without, {what}", statistics.median(ratios), (">=", bar)
 
 
-async def _together(server: Server, request: dict, count: int) -> float:
+async def _together(server: RunningServer, request: dict, count: int) -> float:
     """Tokens a second of `count` equal requests, from the first token of the last to start."""
     outcomes = await asyncio.gather(*(ask(server, 192, ignore_eos=True, **request) for _ in range(count)))
     if count == 1:
@@ -297,7 +303,7 @@ def structured(args):
             yield f"time per token with a schema over without, {clients}", statistics.median(ratios), ("<=", 1.05)
 
 
-async def _tpot(server: Server, count: int, **request) -> float:
+async def _tpot(server: RunningServer, count: int, **request) -> float:
     outcomes = await asyncio.gather(*(ask(server, 256, **request) for _ in range(count)))
     return statistics.median(outcome.tpot_ms for outcome in outcomes)
 

@@ -218,7 +218,7 @@ def test_an_ablation_switches_one_thing_on_at_a_time(fake, tmp_path, capsys, mon
         def __exit__(self, *error):
             pass
 
-    monkeypatch.setattr(ablation, "Server", Started)
+    monkeypatch.setattr(ablation, "RunningServer", Started)
     monkeypatch.setattr(hub, "ensure", lambda name: name)
     assert zse("ablation", "m.gguf", "--workload", "baseline", "--scale", "0.05", "-o", tmp_path / "out") == 0
     assert "+ prefix cache          baseline" in capsys.readouterr().out

@@ -10,9 +10,9 @@ import pytest
 
 from zse.bench import client, load
 from zse.bench.client import Outcome, Target
-from zse.bench.load import Settings, measure, run_workload
+from zse.bench.load import LoadSettings, measure, run_workload
 from zse.bench.percentiles import PERCENTILES, percentile, summary
-from zse.bench.workloads import WORKLOADS, Request, make_requests, runs
+from zse.bench.workloads import WORKLOADS, LoadRequest, make_requests, runs
 from zse.errors import ConfigError, EngineError
 
 
@@ -77,7 +77,7 @@ def test_no_server_is_a_failure_and_a_config_error():
     outcome = asyncio.run(client.stream(target, "/completions", {}, 5.0))
     assert "onnect" in outcome.error
     with pytest.raises(ConfigError, match="is no OpenAI-compatible server"):
-        measure(target, None, [WORKLOADS["baseline"]], Settings())
+        measure(target, None, [WORKLOADS["baseline"]], LoadSettings())
 
 
 @pytest.mark.parametrize("url", ["", "ftp://x/v1", "localhost:8000", "http://", "http://me:secret@host/v1",
@@ -96,7 +96,7 @@ def test_urls_and_keys(fake):
 
 
 def run(fake, name, **settings):
-    return asyncio.run(run_workload(Target.of(fake.url), "fake", WORKLOADS[name], Settings(**settings)))
+    return asyncio.run(run_workload(Target.of(fake.url), "fake", WORKLOADS[name], LoadSettings(**settings)))
 
 
 def test_a_sequential_workload_sends_one_after_the_other(fake):
@@ -114,7 +114,7 @@ def test_a_burst_is_sent_at_once_and_arrivals_do_not_wait_for_answers(fake):
     figures = run(fake, "zedinfer_mu_b", scale=0.1)
     assert fake.most_running == figures["requests"] == 2
     sweep = runs(WORKLOADS["qps_sweep"], [40.0])[0]
-    figures = asyncio.run(run_workload(Target.of(fake.url), "fake", sweep, Settings(scale=0.3)))
+    figures = asyncio.run(run_workload(Target.of(fake.url), "fake", sweep, LoadSettings(scale=0.3)))
     assert figures["requests"] == 10 and fake.most_running > 2
     wanted = [request.at_s for request in make_requests(sweep, scale=0.3)[1]]
     assert [each["sent_s"] for each in figures["each"]] == pytest.approx(wanted, abs=0.15)
@@ -146,7 +146,7 @@ def test_a_warm_up_that_fails_ends_the_run(fake):
 
 def test_when_all_fail_there_are_no_times():
     outcomes = [Outcome(1.0, done_s=2.0, error="x"), Outcome(1.0, done_s=3.0, error="x")]
-    figures = load.figures([Request(0.0, "a", 1, 4)] * 2, outcomes, 1.0)
+    figures = load.figures([LoadRequest(0.0, "a", 1, 4)] * 2, outcomes, 1.0)
     assert figures["failures"] == 2 and figures["seconds"] == 2 and figures["output_tok_per_s"] == 0
     assert figures["ttft_ms"] is figures["itl_ms"] is figures["e2e_ms"] is None
 
@@ -161,7 +161,7 @@ def test_measure_names_the_model_and_tells_each_run(fake):
     told = []
     workloads = [WORKLOADS["zedinfer_e"], WORKLOADS["qps_sweep"]]
     found = measure(
-        Target.of(fake.url), None, workloads, Settings(scale=0.05), [50, 100], lambda name, _: told.append(name)
+        Target.of(fake.url), None, workloads, LoadSettings(scale=0.05), [50, 100], lambda name, _: told.append(name)
     )
     assert found["model"] == "fake" and list(found["workloads"]) == told == [
         "zedinfer_e",

@@ -100,7 +100,7 @@ def test_clients_count_the_pieces_and_report_failures(server):
 
 
 def test_a_server_that_does_not_start_is_one_line(home, monkeypatch):
-    with pytest.raises(EngineError, match="ended with exit code"), serving.Server("nothing", []):
+    with pytest.raises(EngineError, match="ended with exit code"), serving.RunningServer("nothing", []):
         pass
 
 

@@ -10,12 +10,12 @@ from harness import read_reply, request
 
 from zse.errors import RequestError
 from zse.http import bind, json_body
-from zse.http.exchange import CODES, HTTPError, Request, Response
+from zse.http.exchange import CODES, HTTPError, HTTPRequest, Response
 from zse.http.listener import Limits, Server
 from zse.server import errors
 
 
-class Noted(Request):
+class Noted(HTTPRequest):
     """A request to which the application adds what it knows."""
 
     user = "nobody"

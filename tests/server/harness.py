@@ -17,11 +17,11 @@ from zse.engine.client import EngineClient
 from zse.engine.process import spawn
 from zse.http import bind
 from zse.http.listener import Limits, Server
-from zse.server.admission import Admission
+from zse.server.admission import AdmissionControl
 from zse.server.app import App
 from zse.server.auth import HostCheck, KeyCheck
 from zse.server.keys import Key, quotas, single, weights
-from zse.server.pool import ModelSpec, Pool, Served
+from zse.server.pool import ModelPool, ModelSpec, Served
 
 FAKE_ENGINE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fake_engine.py")
 SCHEDULED_ENGINE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "scheduled_engine.py")
@@ -60,8 +60,8 @@ class Harness:
     def spawn(self):
         return spawn(self.engine_options, (self.engine_path,))
 
-    def make_pool(self, text: asyncio.Future) -> Pool:
-        return Pool([Served(ModelSpec(("fake",), "fake"), self.engine, text)])
+    def make_pool(self, text: asyncio.Future) -> ModelPool:
+        return ModelPool([Served(ModelSpec(("fake",), "fake"), self.engine, text)])
 
     async def _main(self, started: threading.Event) -> None:
         limits, key, max_choices, max_queue_tokens, hosts = self._options
@@ -75,7 +75,7 @@ class Harness:
         self.app = App(
             self.pool,
             weights=weights(keys),
-            admission=Admission(max_choices, max_queue_tokens, weights(keys), quotas(keys)),
+            admission=AdmissionControl(max_choices, max_queue_tokens, weights(keys), quotas(keys)),
             key=KeyCheck(keys),
             hosts=HostCheck(hosts),
             **self._parsers,

@@ -13,7 +13,7 @@ from harness import FAKE_ENGINE, Harness, chat_body, wait_for
 from zse.engine.client import STARTING, UNLOADED, EngineClient
 from zse.engine.process import spawn
 from zse.server import pool as pools
-from zse.server.pool import ModelSpec, Pool, Served
+from zse.server.pool import ModelPool, ModelSpec, Served
 
 
 class Models(Harness):
@@ -47,7 +47,9 @@ class Models(Harness):
             )
             served.append(Served(ModelSpec((name,), name, arguments), engine, None if number else text))
         options = {key: value for key, value in self.pool_options.items() if key != "park"}
-        pool = Pool(served, lambda path, name: fake_text.load(path, name), spawn=self.spawn, park=self.park, **options)
+        pool = ModelPool(
+            served, lambda path, name: fake_text.load(path, name), spawn=self.spawn, park=self.park, **options
+        )
         assert self.engine.state == STARTING
         pool.start()
         return pool

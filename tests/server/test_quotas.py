@@ -8,7 +8,7 @@ import pytest
 from harness import chat_body, request, wait_for
 from test_errors import check
 
-from zse.server.admission import Admission
+from zse.server.admission import AdmissionControl
 from zse.server.errors import APIError
 from zse.server.keys import OWNER, Key, Quota
 
@@ -22,16 +22,16 @@ class Clock:
         return self.now
 
 
-def limiter(**quota) -> tuple[Admission, Clock, SimpleNamespace]:
+def limiter(**quota) -> tuple[AdmissionControl, Clock, SimpleNamespace]:
     clock = Clock()
     return (
-        Admission(1 << 20, 1 << 20, {}, {"a": Quota(**quota)}, clock),
+        AdmissionControl(1 << 20, 1 << 20, {}, {"a": Quota(**quota)}, clock),
         clock,
         SimpleNamespace(tenant="a", more_headers=[]),
     )
 
 
-def passes(limiter: Admission, of, count: int) -> int:
+def passes(limiter: AdmissionControl, of, count: int) -> int:
     passed = 0
     for _ in range(count):
         try:

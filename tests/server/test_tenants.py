@@ -7,7 +7,7 @@ import pytest
 from harness import chat_body, read_reply, request, wait_for
 
 from zse.errors import ConfigError
-from zse.server.admission import Admission
+from zse.server.admission import AdmissionControl
 from zse.server.auth import SECRET_FILE, CacheSalts, Caller, KeyCheck, kept_secret
 from zse.server.errors import APIError
 from zse.server.keys import OWNER, USER_ROUTES, Access, Key, Quota, quotas, read_file, weights
@@ -236,7 +236,7 @@ def test_each_request_reaches_the_engine_with_its_tenant(own_server):
     assert alice == again and len({alice, bob, salted}) == 3 and all(salt for _, salt in found)
 
 
-def reserve(queue: Admission, choices: int, tokens: int, tenant: str):
+def reserve(queue: AdmissionControl, choices: int, tokens: int, tenant: str):
     admitted = queue.enter(SimpleNamespace(tenant=tenant, more_headers=[]))
     admitted.reserve(choices, tokens)
     return admitted
@@ -244,7 +244,7 @@ def reserve(queue: Admission, choices: int, tokens: int, tenant: str):
 
 def test_shares_of_the_queue():
     """Half is kept by weight (a 1, b 3: 10 and 30 of 80), the rest is for whoever comes."""
-    queue = Admission(80, 8000, {"a": 1.0, "b": 3.0})
+    queue = AdmissionControl(80, 8000, {"a": 1.0, "b": 3.0})
 
     def fill(tenant: str) -> int:
         count = 0
@@ -257,9 +257,9 @@ def test_shares_of_the_queue():
             count += 1
 
     assert fill("a") == 80 - 30 and fill("b") == 30 and fill("a") == 0
-    queue = Admission(80, 8000, {"a": 1.0, "b": 3.0})
+    queue = AdmissionControl(80, 8000, {"a": 1.0, "b": 3.0})
     assert fill("b") == 70 and fill("a") == 10 and queue.choices == 80
-    alone = Admission(80, 8000, {"a": 1.0})
+    alone = AdmissionControl(80, 8000, {"a": 1.0})
     for _ in range(80):
         reserve(alone, 1, 1, "a")
     with pytest.raises(APIError):
@@ -267,7 +267,7 @@ def test_shares_of_the_queue():
 
 
 def test_shares_of_the_queued_tokens():
-    queue = Admission(1000, 1000, {"a": 1.0, "b": 1.0})
+    queue = AdmissionControl(1000, 1000, {"a": 1.0, "b": 1.0})
     first = reserve(queue, 1, 700, "a")
     with pytest.raises(APIError):
         reserve(queue, 1, 100, "a")  # 250 are kept for b

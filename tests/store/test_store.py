@@ -98,7 +98,7 @@ def test_resolve_is_cheap_and_imports_nothing(home):
 
 def test_commit_is_atomic_and_replaces(home):
     for text in (b"old", b"new"):
-        with store.Staging("m") as stage:
+        with store.PartialFolder("m") as stage:
             with open(os.path.join(stage.path, "m.gguf"), "wb") as file:
                 file.write(text)
             (home / "models/.partial/m/left").mkdir()
@@ -113,7 +113,7 @@ def test_commit_is_atomic_and_replaces(home):
 
 def test_a_failure_keeps_the_stored_model_and_the_partial_one(home):
     put(home, "m", "m.gguf")
-    with pytest.raises(RuntimeError), store.Staging("m") as stage:
+    with pytest.raises(RuntimeError), store.PartialFolder("m") as stage:
         with open(os.path.join(stage.path, "m.gguf"), "wb") as file:
             file.write(b"half")
         raise RuntimeError
@@ -123,7 +123,7 @@ def test_a_failure_keeps_the_stored_model_and_the_partial_one(home):
 
 def test_remove_deletes_model_and_partial(home):
     put(home, "m", "m.gguf")
-    with pytest.raises(RuntimeError), store.Staging("m") as stage:
+    with pytest.raises(RuntimeError), store.PartialFolder("m") as stage:
         open(os.path.join(stage.path, "m.gguf"), "wb").close()
         raise RuntimeError
     assert store.partials()
@@ -138,7 +138,7 @@ def test_remove_deletes_model_and_partial(home):
 def test_a_second_writer_waits_and_rm_refuses(home):
     script = (
         "import sys\nfrom zse.formats import store\n"
-        "with store.Staging('m'):\n print('held', flush=True)\n sys.stdin.read()\n"
+        "with store.PartialFolder('m'):\n print('held', flush=True)\n sys.stdin.read()\n"
     )
     holder = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
@@ -151,7 +151,7 @@ def test_a_second_writer_waits_and_rm_refuses(home):
         holder.kill()  # the lock of a killed process is free at once
 
     start = time.monotonic()
-    with store.Staging("m", waiter_notice):
+    with store.PartialFolder("m", waiter_notice):
         assert notices == ["another process is pulling m; waiting for it"]
     assert time.monotonic() - start < 30
     holder.wait()
@@ -164,7 +164,7 @@ def test_a_full_disk_is_said_in_one_line(home):
     script = (
         "import resource, signal, os\nfrom zse.formats import store\nfrom zse.errors import ZSEError\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
-        "try:\n with store.Staging('m') as stage:\n  f = open(os.path.join(stage.path, 'x'), 'wb', buffering=0)\n"
+        "try:\n with store.PartialFolder('m') as stage:\n  f = open(os.path.join(stage.path, 'x'), 'wb', buffering=0)\n"
         "  [f.write(bytes(600)) for _ in range(3)]\nexcept ZSEError as error:\n print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
@@ -189,5 +189,5 @@ def test_a_damaged_manifest_is_one_line(home):
 
 def test_an_unwritable_home_is_one_line(monkeypatch):
     monkeypatch.setenv("ZSE_HOME", "/dev/null/home")
-    with pytest.raises(ZSEError, match="cannot write to the model store"), store.Staging("m"):
+    with pytest.raises(ZSEError, match="cannot write to the model store"), store.PartialFolder("m"):
         pass

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from zse.bench import reports
 from zse.bench.client import Target
-from zse.bench.load import Settings, measure
-from zse.bench.serving import Server
+from zse.bench.load import LoadSettings, measure
+from zse.bench.serving import RunningServer
 from zse.bench.workloads import Workload
 from zse.errors import EngineError
 
@@ -42,7 +42,7 @@ def words(number: int) -> list[str]:
 def ablation(
     model: str,
     workloads: list[Workload],
-    settings: Settings,
+    settings: LoadSettings,
     options: list[str],
     command: str,
     tell: Callable[[str, str, dict], None],
@@ -56,7 +56,7 @@ def ablation(
         def told(name: str, figures: dict, label: str = step.label) -> None:
             tell(label, name, figures)
 
-        with Server(model, chosen) as server:
+        with RunningServer(model, chosen) as server:
             target = Target.of(server.url, key)
             found = measure(target, None, workloads, settings, None, told)
         failed = next((run for run in found["workloads"].values() if run["failures"]), None)

@@ -8,12 +8,12 @@ from time import perf_counter
 
 from zse.bench.client import Outcome, Target, get_json, stream
 from zse.bench.percentiles import summary
-from zse.bench.workloads import SEED, Request, Workload, make_requests, runs
+from zse.bench.workloads import SEED, LoadRequest, Workload, make_requests, runs
 from zse.errors import ConfigError, EngineError
 
 
 @dataclass(frozen=True)
-class Settings:
+class LoadSettings:
     """What makes two reports comparable. vocab_size: prompts of token ids below it; None: of text. chat: through
     /chat/completions. ignore_eos: ask for replies of full length, a field that not every server knows."""
 
@@ -25,7 +25,7 @@ class Settings:
     timeout_s: float = 300.0
 
 
-def measure(target: Target, model: str | None, workloads: list[Workload], settings: Settings,
+def measure(target: Target, model: str | None, workloads: list[Workload], settings: LoadSettings,
             rates: list[float] | None = None, tell: Callable[[str, dict], None] | None = None) -> dict:  # fmt: skip
     """{"model": its name, "workloads": {name: figures}}; tell(name, figures) is called as they come. model: None for
     the first that the server lists. ConfigError: no server there; EngineError: a workload's warm-up fails."""
@@ -50,7 +50,7 @@ async def _first_model(target: Target) -> str:
     return str(listed[0]["id"])
 
 
-async def run_workload(target: Target, model: str, workload: Workload, settings: Settings) -> dict:
+async def run_workload(target: Target, model: str, workload: Workload, settings: LoadSettings) -> dict:
     """The figures of one run, as figures() gives them. EngineError: the warm-up fails, so nothing else would work."""
     warm_up, requests = make_requests(workload, settings.seed, settings.scale, settings.vocab_size)
     for request in warm_up:
@@ -70,13 +70,13 @@ def _described(workload: Workload) -> dict:
     return {"workload": {name: fields[name] for name in ("arrival", "rate", "prompt", "output", "prefix", "measures")}}
 
 
-async def _send_at(start: float, target: Target, model: str, request: Request, settings: Settings) -> Outcome:
+async def _send_at(start: float, target: Target, model: str, request: LoadRequest, settings: LoadSettings) -> Outcome:
     """Send it when its time has come: whether the server keeps up does not change the arrivals (an open loop)."""
     await asyncio.sleep(max(0.0, start + (request.at_s or 0.0) - perf_counter()))
     return await _send(target, model, request, settings)
 
 
-async def _send(target: Target, model: str, request: Request, settings: Settings) -> Outcome:
+async def _send(target: Target, model: str, request: LoadRequest, settings: LoadSettings) -> Outcome:
     body: dict = {
         "model": model,
         "max_tokens": request.output_tokens,
@@ -92,7 +92,7 @@ async def _send(target: Target, model: str, request: Request, settings: Settings
     return await stream(target, "/completions", {**body, "prompt": request.prompt}, settings.timeout_s)
 
 
-def figures(requests: list[Request], outcomes: list[Outcome], start_s: float) -> dict:
+def figures(requests: list[LoadRequest], outcomes: list[Outcome], start_s: float) -> dict:
     """Throughputs over the wall clock from the start to the last answer, and times in ms, of the requests that did not
     fail; failures with their reasons and counts. itl_ms is over all gaps of all requests, the others are a value each.
     """
@@ -128,7 +128,7 @@ def figures(requests: list[Request], outcomes: list[Outcome], start_s: float) ->
     }
 
 
-def _total(good: list[Outcome], requests: list[Request], outcomes: list[Outcome]) -> int:
+def _total(good: list[Outcome], requests: list[LoadRequest], outcomes: list[Outcome]) -> int:
     """Prompt tokens of the requests that did not fail: as the server counts them, else as they were made."""
     made = {id(outcome): request.prompt_tokens for request, outcome in zip(requests, outcomes)}
     return sum(made[id(each)] if each.prompt_tokens is None else each.prompt_tokens for each in good)

@@ -12,7 +12,7 @@ from zse.errors import ConfigError, one_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from zse.bench.load import Settings
+    from zse.bench.load import LoadSettings
 
 FORMAT = 1
 MAX_BYTES = 64 << 20
@@ -52,7 +52,7 @@ def commit() -> str | None:
     return done.stdout.strip() or None
 
 
-def head(command: str, settings: "Settings", url: str | None, options: list[str]) -> dict:
+def head(command: str, settings: "LoadSettings", url: str | None, options: list[str]) -> dict:
     """What a report says before its figures: how, where and with what they were measured.
 
     Args:

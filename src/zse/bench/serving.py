@@ -17,7 +17,7 @@ _START_TIMEOUT_SECONDS = 120
 _NAME = "bench"
 
 
-class Server:
+class RunningServer:
     """A `zse serve` of our own on a free port of 127.0.0.1, stopped when the block is left."""
 
     def __init__(self, model: str, options: list[str]):
@@ -86,7 +86,7 @@ def serving(model: str, clients: list[int], max_tokens: int, options: list[str])
 
     A piece of text is counted as one token; a token that is no whole character is joined with the next one.
     """
-    with Server(model, options) as server:
+    with RunningServer(model, options) as server:
         first = stream(server.port, "Hello", 4)
         result = {
             "exec_to_ready_ms": server.ready_ms,

@@ -44,7 +44,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Request:
+class LoadRequest:
     """at_s: when it is sent, after the start; None: when the one before it is done. prompt: text or token ids."""
 
     at_s: float | None
@@ -130,7 +130,7 @@ def runs(workload: Workload, rates: list[float] | None = None) -> list[Workload]
 
 
 def make_requests(workload: Workload, seed: int = SEED, scale: float = 1.0,
-                  vocab_size: int | None = None) -> tuple[list[Request], list[Request]]:  # fmt: skip
+                  vocab_size: int | None = None) -> tuple[list[LoadRequest], list[LoadRequest]]:  # fmt: skip
     """(warm-up requests, requests that count). scale: multiplies the number of requests (at least two count) and all
     lengths (at least four tokens); arrival rates stay, so that the offered tokens a second fall with it. vocab_size:
     token ids below it in place of text. ConfigError: a sweep, whose runs() are meant, or too small a vocabulary.
@@ -156,7 +156,7 @@ def make_requests(workload: Workload, seed: int = SEED, scale: float = 1.0,
             prompt = f"{prefix} {prompt}"
         if prefix is not None:
             prompt_tokens += _scaled(workload.prefix, scale)
-        made.append(Request(at_s, prompt, prompt_tokens, output_tokens))
+        made.append(LoadRequest(at_s, prompt, prompt_tokens, output_tokens))
     warm_up, rest = made[: workload.warm_up], made[workload.warm_up :]
     rest = rest[: min(len(rest), max(2, round(len(rest) * scale)))]
     start = rest[0].at_s or 0.0  # the first that counts is sent at once: idle time is not throughput

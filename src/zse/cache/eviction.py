@@ -31,7 +31,7 @@ class Node(msgspec.Struct, eq=False):
     parent: "Node | None"
     tokens: bytes
     page: int
-    account: "Account"
+    account: "SaltAccount"
     depth: int
     salt: tuple = ()
     children: "dict[bytes, Node]" = {}
@@ -49,7 +49,7 @@ class Node(msgspec.Struct, eq=False):
         return f"<Node depth={self.depth} page={self.page} idle={self.is_idle} children={len(self.children)}>"
 
 
-class Account:
+class SaltAccount:
     """A tenant's idle pages. heap: (priority, sequence, node, its version) of leaves; entries may be out of date. on_host:
     nodes that have a slot of the host, the coldest first."""
 
@@ -80,8 +80,8 @@ class Eviction:
         self.num_idle = 0
         self._clock = 0  # pages that became idle
         self._sequence = 0
-        self._seen: OrderedDict[Account, None] = OrderedDict()  # with idle pages, the longest unseen first
-        self._by_count: dict[int, dict[Account, None]] = {}  # accounts with so many idle pages
+        self._seen: OrderedDict[SaltAccount, None] = OrderedDict()  # with idle pages, the longest unseen first
+        self._by_count: dict[int, dict[SaltAccount, None]] = {}  # accounts with so many idle pages
         self._most = 0
 
     def add(self, node: Node) -> None:
@@ -101,7 +101,7 @@ class Eviction:
         del node.account.idle[node]
         self._count(node.account, -1)
 
-    def touch(self, account: Account) -> None:
+    def touch(self, account: SaltAccount) -> None:
         """The tenant has been seen."""
         account.seen = self._clock
         if account in self._seen:
@@ -142,13 +142,13 @@ class Eviction:
         node = entry[2]
         return node.version == entry[3] and node.is_idle and not node.resident
 
-    def _victim(self) -> Account:
+    def _victim(self) -> SaltAccount:
         longest_unseen = next(iter(self._seen))
         if self._clock - longest_unseen.seen > IDLE_TURNS * self._capacity:
             return longest_unseen
         return next(iter(self._by_count[self._most]))
 
-    def _count(self, account: Account, change: int) -> None:
+    def _count(self, account: SaltAccount, change: int) -> None:
         before = len(account.idle) if change > 0 else len(account.idle) + 1
         after = before + change
         self.num_idle += change

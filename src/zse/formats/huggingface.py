@@ -89,7 +89,7 @@ def _whole(name: str) -> str:
     return name
 
 
-def pull(name: str, stage: store.Staging, progress: Progress, notice: Notice) -> Path:
+def pull(name: str, stage: store.PartialFolder, progress: Progress, notice: Notice) -> Path:
     """Fetch into `stage` and commit. Errors: ZSEError in one line for everything that the hub or the network can do."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:

@@ -201,10 +201,10 @@ def check_space(needed_bytes: int) -> None:
         )
 
 
-class Staging:
+class PartialFolder:
     """A model being written. Use as a context manager; it holds the lock of that name until it is left.
 
-    path: the partial folder; it survives a failure, and the next Staging of the name finds what is there.
+    path: the partial folder; it survives a failure, and the next PartialFolder of the name finds what is there.
     lock_fd: pass it on to child processes that write into `path`, so that the lock lives as long as they do.
     """
 

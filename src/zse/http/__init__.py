@@ -7,7 +7,7 @@ errors; a request that the protocol itself refuses reaches it as an `HTTPError` 
     listener.py    Server: accepts connections, holds the Limits, checks all deadlines with one timer
     connection.py  Connection: one client; runs one request at a time, writes answers, notices when the client leaves
     reader.py      RequestReader: bytes to Requests (httptools parses), with bounds on heads and bodies
-    exchange.py    Request, Response, EventStream (server-sent events), HTTPError
+    exchange.py    HTTPRequest, Response, EventStream (server-sent events), HTTPError
     json_body.py   request bodies as strict JSON
 
 Life of a request: Connection.data_received → RequestReader.feed → Application.check_head (the body is not read yet) →

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from zse.errors import RequestError
-from zse.http.exchange import REASONS, EventStream, HTTPError, Request, Response, new_request_id
+from zse.http.exchange import REASONS, EventStream, HTTPError, HTTPRequest, Response, new_request_id
 from zse.http.reader import IDLE, RequestReader
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Connection(asyncio.Protocol):
         self.authenticated = False  # a key of the application was seen
         self._transport: asyncio.Transport  # from connection_made() on, before anything else happens
         self._reader = RequestReader(server, self)
-        self._active: Request | None = None
+        self._active: HTTPRequest | None = None
         self._task: asyncio.Task | None = None
         self._held = bytearray()
         self._reading_paused = False
@@ -133,7 +133,7 @@ class Connection(asyncio.Protocol):
         self._active = self._reader.ready.popleft()
         self._task = asyncio.get_running_loop().create_task(self._run(self._active))
 
-    async def _run(self, request: Request) -> None:
+    async def _run(self, request: HTTPRequest) -> None:
         response: Response | None = None
         failure: RequestError | None = None
         request.body = bytes(request.body)
@@ -169,7 +169,7 @@ class Connection(asyncio.Protocol):
         self._active = None
         self._next(request)
 
-    def _next(self, request: Request) -> None:
+    def _next(self, request: HTTPRequest) -> None:
         """After an answer: close, or go on with what has been read meanwhile."""
         if not request.keep_alive or self._server.draining or self._transport.is_closing():
             self._close_gently()
@@ -186,11 +186,11 @@ class Connection(asyncio.Protocol):
         if self._active is None:
             self._resume_reading()
 
-    def write_head(self, request: Request | None, status: int, headers: list[tuple[str, str]]) -> None:
+    def write_head(self, request: HTTPRequest | None, status: int, headers: list[tuple[str, str]]) -> None:
         """Write status line and headers; adds date, x-request-id and connection."""
         self.write(self._head(request, status, headers))
 
-    def _head(self, request: Request | None, status: int, headers: list[tuple[str, str]]) -> bytes:
+    def _head(self, request: HTTPRequest | None, status: int, headers: list[tuple[str, str]]) -> bytes:
         lines = [
             f"HTTP/1.1 {status} {REASONS.get(status, '')}",
             f"date: {self._server.date}",
@@ -206,7 +206,7 @@ class Connection(asyncio.Protocol):
             request.status = status
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
-    def respond(self, request: Request | None, response: Response) -> None:
+    def respond(self, request: HTTPRequest | None, response: Response) -> None:
         if request is not None and response.close:
             request.keep_alive = False
         headers = [*response.headers, ("content-length", str(len(response.body)))]

@@ -54,7 +54,7 @@ class HTTPError(RequestError):
         self.close = close
 
 
-class Request:
+class HTTPRequest:
     """A request whose head has been read.
 
     Args:
@@ -128,7 +128,7 @@ def new_request_id() -> str:
 class EventStream:
     """Server-sent events of one response: start, send…, then finish or fail, exactly one of them."""
 
-    def __init__(self, connection: "Connection", request: Request):
+    def __init__(self, connection: "Connection", request: HTTPRequest):
         self._connection, self._request = connection, request
         self.started = self.finished = False
         self.last_write = time.monotonic()

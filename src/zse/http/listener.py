@@ -10,7 +10,7 @@ import msgspec
 
 from zse.errors import RequestError
 from zse.http.connection import Connection
-from zse.http.exchange import HTTPError, Request, Response
+from zse.http.exchange import HTTPError, HTTPRequest, Response
 
 log = logging.getLogger("zse.server")
 
@@ -37,11 +37,11 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Application(Protocol):
-    """What answers. request_type: the class of its requests, Request or one that adds what the application knows of them.
+    """What answers. request_type: the class of its requests, HTTPRequest or one that adds what the application knows of them.
     needs_key: a connection counts against unauthenticated_per_ip until the application has set its `authenticated`."""
 
     @property
-    def request_type(self) -> type[Request]: ...
+    def request_type(self) -> type[HTTPRequest]: ...
 
     @property
     def needs_key(self) -> bool: ...
@@ -103,24 +103,24 @@ class Server:
     def remove(self, connection: Connection) -> None:
         self.connections.discard(connection)
 
-    def check_head(self, request: Request) -> None:
+    def check_head(self, request: HTTPRequest) -> None:
         self._app.check_head(request)
         if request.headers.get("expect", "").lower() == "100-continue" and not request.http_10:
             request.connection.expect_continue()
 
-    async def handle(self, request: Request) -> Response | None:
+    async def handle(self, request: HTTPRequest) -> Response | None:
         return await self._app.handle(request)
 
     def error_response(self, error: RequestError) -> Response:
         return self._app.error_response(error)
 
-    def release_body(self, request: Request | None) -> None:
+    def release_body(self, request: HTTPRequest | None) -> None:
         """The body of a request is needed no more."""
         if request is not None:
             self.body_bytes -= len(request.body)
             request.body = b""
 
-    def finished(self, request: Request) -> None:
+    def finished(self, request: HTTPRequest) -> None:
         self._app.finished(request, request.status)
         log.info(
             "%s %s %s %s %.0f ms %s",
@@ -132,7 +132,7 @@ class Server:
             request.id,
         )
 
-    def refused(self, connection: Connection, request: Request | None, refusal: RequestError) -> None:
+    def refused(self, connection: Connection, request: HTTPRequest | None, refusal: RequestError) -> None:
         if request is not None:
             self.finished(request)
         else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import httptools
 
 from zse.errors import RequestError
-from zse.http.exchange import HTTPError, Request
+from zse.http.exchange import HTTPError, HTTPRequest
 
 if TYPE_CHECKING:
     from zse.http.connection import Connection
@@ -25,7 +25,7 @@ class RequestReader:
     def __init__(self, server: "Server", connection: "Connection"):
         self._server, self._limits, self._connection = server, server.limits, connection
         self._parser = httptools.HttpRequestParser(self)
-        self.ready: deque[Request] = deque()
+        self.ready: deque[HTTPRequest] = deque()
         self.refusal: RequestError | None = None
         self.phase, self.since = IDLE, server.now
         self._new_message()
@@ -34,7 +34,7 @@ class RequestReader:
         self._url, self._header_bytes = b"", 0
         self._headers: list[tuple[bytes, bytes]] = []
         self._head_bytes = 0  # raw bytes read since the head began
-        self.request: Request | None = None
+        self.request: HTTPRequest | None = None
         self._raw_left: int | None = None  # body bytes to read past httptools (see _skip_upgrade)
         self._body_raw = 0
         self._last_body = self._server.now
@@ -85,7 +85,7 @@ class RequestReader:
         self.on_message_complete()
         return rest
 
-    def take_all(self) -> list[Request]:
+    def take_all(self) -> list[HTTPRequest]:
         """Every request that was read, the unfinished one too; the reader holds none afterwards."""
         found = [*self.ready, *([self.request] if self.request is not None else [])]
         self.ready.clear()
@@ -171,7 +171,7 @@ class RequestReader:
         message = f"More than {self._limits.num_headers} headers or {self._limits.header_bytes} bytes of them."
         return HTTPError("header_too_large", message, close=True)
 
-    def _build_request(self) -> Request:
+    def _build_request(self) -> HTTPRequest:
         version = self._parser.get_http_version()
         if version not in ("1.1", "1.0"):
             raise _invalid("only HTTP/1.1 and HTTP/1.0 are spoken here")

@@ -174,7 +174,7 @@ class Array(Kind, frozen=True):
         return {"type": "array", "items": self.item.schema, "maxItems": self.max_length} | least
 
 
-class Checked(Kind, frozen=True):
+class Custom(Kind, frozen=True):
     """Values that a function checks and converts."""
 
     check: Callable[[Any, str], Any]

@@ -12,7 +12,7 @@ import msgspec
 from zse.sampling.fields import (
     Array,
     Boolean,
-    Checked,
+    Custom,
     Field,
     Integer,
     Number,
@@ -37,7 +37,7 @@ def token_id(value: Any, path: str) -> int:
     return value
 
 
-TOKEN_ID = Checked(token_id, {"type": "integer", "minimum": 0, "maximum": (1 << 31) - 1})
+TOKEN_ID = Custom(token_id, {"type": "integer", "minimum": 0, "maximum": (1 << 31) - 1})
 _STOP = Array(String(256, empty=False), 4)
 _IDS = Array(TOKEN_ID, 128)
 _BIAS = Number(-100, 100)
@@ -72,12 +72,12 @@ def _early_stopping(value: Any, path: str) -> bool | str:
     return value
 
 
-STOP = Checked(_stop, {"anyOf": [_STOP.item.schema, _STOP.schema]})
-STOP_TOKEN_IDS = Checked(_stop_token_ids, _IDS.schema)
-LOGIT_BIAS = Checked(
+STOP = Custom(_stop, {"anyOf": [_STOP.item.schema, _STOP.schema]})
+STOP_TOKEN_IDS = Custom(_stop_token_ids, _IDS.schema)
+LOGIT_BIAS = Custom(
     _logit_bias, {"type": "object", "additionalProperties": _BIAS.schema, "maxProperties": MAX_LOGIT_BIAS_ENTRIES}
 )
-EARLY_STOPPING = Checked(_early_stopping, {"enum": [True, False, "never"]})
+EARLY_STOPPING = Custom(_early_stopping, {"enum": [True, False, "never"]})
 FILTERS = ("top_k", "top_p", "min_p", "top_n_sigma")  # fields that leave some of the likeliest tokens to draw from
 
 

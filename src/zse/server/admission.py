@@ -53,7 +53,7 @@ class Bucket:
         ]
 
 
-class Tenant:
+class TenantLoad:
     """What one tenant holds of the queue, and what is left of its quota. choices: its answers that run or wait. queued: its
     prompt tokens that wait. requests, tokens: None without such a quota. max_choices: answers at once, 0: any number."""
 
@@ -82,7 +82,7 @@ class Tenant:
         return not (self.choices or self.queued or self.max_choices or self.requests or self.tokens)
 
 
-class Admission:
+class AdmissionControl:
     """Bounds of the queue, and quotas.
 
     Args:
@@ -105,7 +105,7 @@ class Admission:
         self.max_choices, self.max_tokens, self.clock = max_choices, max_tokens, clock
         self.choices = self.queued_tokens = 0
         self.num_refused = self.num_limited = 0
-        self._tenants: dict[str, Tenant] = {}
+        self._tenants: dict[str, TenantLoad] = {}
         self.replace(weights or {}, quotas or {})
 
     def replace(self, weights: Mapping[str, float], quotas: Mapping[str, Quota]) -> None:
@@ -115,9 +115,9 @@ class Admission:
             self.tenant(name).set_quota(quotas.get(name, Quota()), self.clock())
             self._forget_idle(name)
 
-    def tenant(self, name: str) -> Tenant:
+    def tenant(self, name: str) -> TenantLoad:
         found = self._tenants.get(name)
-        return self._tenants.setdefault(name, Tenant()) if found is None else found
+        return self._tenants.setdefault(name, TenantLoad()) if found is None else found
 
     def enter(self, request: APIRequest) -> "Admitted":
         """Refuse at once when nothing more fits, before the body is even parsed; else count the request. Raises APIError
@@ -187,9 +187,9 @@ class Admitted:
 
     __slots__ = ("_admission", "_request", "_reserved", "choices", "tenant", "tokens")
 
-    def __init__(self, admission: Admission, request: APIRequest):
+    def __init__(self, admission: AdmissionControl, request: APIRequest):
         self._admission, self._request = admission, request
-        self.tenant = admission._tenants.get(request.tenant) or Tenant()
+        self.tenant = admission._tenants.get(request.tenant) or TenantLoad()
         self.choices = self.tokens = self._reserved = 0
 
     def reserve(self, choices: int, prompt_tokens: int, answer_tokens: int = 0) -> None:

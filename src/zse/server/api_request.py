@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING, Any
 
-from zse.http.exchange import Request
+from zse.http.exchange import HTTPRequest
 
 if TYPE_CHECKING:
     from zse.server.keys import Access
 
 
-class APIRequest(Request):
+class APIRequest(HTTPRequest):
     """App.check_head() fills it in. route: of routes.table. parameters: name → value of the path's {name}. tenant: whose
     key the request brought, access: what that key may do."""
 

@@ -10,12 +10,12 @@ from zse.engine.client import shutting_down_error
 from zse.http.exchange import Response
 from zse.scheduler.options import RequestOptions
 from zse.server import errors
-from zse.server.admission import Admission
+from zse.server.admission import AdmissionControl
 from zse.server.api_request import APIRequest
 from zse.server.auth import CacheSalts, HostCheck, KeyCheck
 from zse.server.errors import APIError
 from zse.server.keys import Key, quotas
-from zse.server.pool import Pool, Served
+from zse.server.pool import ModelPool, Served
 from zse.server.routes import table
 from zse.server.statistics import Tenants
 
@@ -35,9 +35,9 @@ class App:
 
     def __init__(
         self,
-        pool: Pool,
+        pool: ModelPool,
         *,
-        admission: Admission,
+        admission: AdmissionControl,
         key: KeyCheck,
         hosts: HostCheck,
         weights: Mapping[str, float] | None = None,

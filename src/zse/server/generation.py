@@ -21,7 +21,7 @@ class TokenScore(msgspec.Struct):
     offset: int
 
 
-class Delta(msgspec.Struct):
+class ChoiceDelta(msgspec.Struct):
     """What one engine event adds to an answer. text: of its content; calls: (position among the answer's calls, a call or
     a part of one)."""
 
@@ -57,10 +57,10 @@ class Choice:
     def text(self) -> str:
         return "".join(self.parts)
 
-    def feed(self, event: Tokens) -> Delta:
+    def feed(self, event: Tokens) -> ChoiceDelta:
         """Take an event. finish_reason of the result (and of self) is set by the last one; when a stop string ended
         the answer the engine still runs: cancel it."""
-        delta = Delta()
+        delta = ChoiceDelta()
         self.num_tokens += len(event.tokens)
         self.cached_tokens = max(self.cached_tokens, event.cached_tokens)
         logprobs = event.logprobs or []
@@ -98,7 +98,7 @@ class Choice:
     def _is_done(self) -> bool:
         return self._splitter is not None and self._splitter.done
 
-    def _add(self, delta: Delta, text: str, of_token: bool = True) -> None:
+    def _add(self, delta: ChoiceDelta, text: str, of_token: bool = True) -> None:
         splitter = self._splitter
         if splitter is None:
             delta.text += text
@@ -113,7 +113,7 @@ class Choice:
         if not splitter.is_undecided:
             self._undecided = 0
 
-    def _put(self, delta: Delta, pieces: list[str | Reasoning | Call | CallPart]) -> None:
+    def _put(self, delta: ChoiceDelta, pieces: list[str | Reasoning | Call | CallPart]) -> None:
         for piece in pieces:
             if isinstance(piece, Reasoning):
                 delta.reasoning += piece.text

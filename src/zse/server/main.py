@@ -21,11 +21,11 @@ from zse.errors import ConfigError, ZSEError
 from zse.http import bind
 from zse.http.listener import Limits, Server
 from zse.server import models
-from zse.server.admission import Admission
+from zse.server.admission import AdmissionControl
 from zse.server.app import App
 from zse.server.auth import CacheSalts, HostCheck, KeyCheck
 from zse.server.keys import Key, quotas, read_file, weights
-from zse.server.pool import ModelSpec, Pool, Served
+from zse.server.pool import ModelPool, ModelSpec, Served
 
 log = logging.getLogger("zse.server")
 
@@ -114,14 +114,14 @@ class _Serving:
         self._phases = dict(options.phases_ms)
         self._signals = 0
 
-    def _make_pool(self, text_model: asyncio.Future) -> Pool:
+    def _make_pool(self, text_model: asyncio.Future) -> ModelPool:
         options, served = self._options, []
         for number, spec in enumerate(options.models):
             arguments = list(spec.arguments)
             respawn = functools.partial(self._respawn, arguments)
             engine = EngineClient(respawn, UNLOADED if number else STARTING)
             served.append(Served(spec, engine, None if number else text_model))
-        return Pool(
+        return ModelPool(
             served,
             self._load_model,
             spawn=self._spawn,
@@ -150,7 +150,7 @@ class _Serving:
         shares = weights(options.keys, options.tenant_weights)
         self._app = App(
             self._pool,
-            admission=Admission(options.max_choices, options.max_queue_tokens, shares, quotas(options.keys)),
+            admission=AdmissionControl(options.max_choices, options.max_queue_tokens, shares, quotas(options.keys)),
             weights=shares,
             salts=CacheSalts(options.cache_secret),
             key=KeyCheck(options.keys),

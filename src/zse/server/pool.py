@@ -67,7 +67,7 @@ class Served:
         return {STARTING: "loading", READY: "loaded", DOWN: "failed"}.get(self.engine.state, self.engine.state)
 
 
-class Pool:
+class ModelPool:
     """The models of a server and the parked engines beside them.
 
     Args:

@@ -103,7 +103,7 @@ class Tenants:
             usage.limited += status == 429
 
 
-class Watch:
+class RequestWatch:
     """One request, as it counts in its model's Statistics and its tenant's Usage. started: time.monotonic() of its head.
     end() exactly once."""
 

@@ -10,7 +10,7 @@ from zse.scheduler.options import RequestOptions
 from zse.server.admission import BYTES_PER_TOKEN
 from zse.server.api_request import APIRequest
 from zse.server.off_loop import OFF_LOOP_BYTES, maybe_in_thread
-from zse.server.statistics import CANCELLED, ERROR, Watch
+from zse.server.statistics import CANCELLED, ERROR, RequestWatch
 
 
 class Work:
@@ -43,7 +43,7 @@ class Work:
         served = app.find_model(request, model, "model")
         self.admitted.reserve(choices, len(request.body) // BYTES_PER_TOKEN, answer_tokens)
         self.served, self.channel = served, Channel(served.engine)
-        self.watch = Watch(served.statistics, request.started, choices, app.tenants.usage(request.tenant))
+        self.watch = RequestWatch(served.statistics, request.started, choices, app.tenants.usage(request.tenant))
         app.pool.enter(served)  # the engine loads while the prompt becomes tokens
 
     def set_prompt(self, tokens: int) -> None:

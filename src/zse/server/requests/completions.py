@@ -9,7 +9,7 @@ from zse.sampling.fields import (
     COMPLETIONS,
     Array,
     Boolean,
-    Checked,
+    Custom,
     Field,
     Fields,
     Integer,
@@ -81,7 +81,7 @@ class Completion(msgspec.Struct):
         return self.best_of > self.n
 
 
-def texts_or_ids(most: int, empty: bool = True) -> Checked:
+def texts_or_ids(most: int, empty: bool = True) -> Custom:
     """A string, strings, token ids or lists of token ids → list of str | list[int]. Neither of the lists is empty."""
     text, ids = String(empty=empty), Array(TOKEN_ID, MAX_IDS)
     texts, lists = Array(text, most), Array(Array(TOKEN_ID, MAX_IDS, 1), most)
@@ -100,7 +100,7 @@ def texts_or_ids(most: int, empty: bool = True) -> Checked:
             raise wrong_type(path + "[0]", "a string, an integer or an array of integers", value[0])
         return (texts if first is str else lists)(value, path)
 
-    return Checked(check, {"anyOf": [kind.schema for kind in (text, texts, ids, lists)]})
+    return Custom(check, {"anyOf": [kind.schema for kind in (text, texts, ids, lists)]})
 
 
 def _metadata(value: Any, path: str) -> dict:
@@ -165,7 +165,7 @@ CHAT_FIELDS: Fields = (
         "logprobs": Field(Boolean(), "Log-probabilities of the answer's tokens.", False),
         "top_logprobs": Field(Integer(0, MAX_LOGPROBS), "Alternatives for each token, up to 20; needs logprobs."),
         "metadata": Field(
-            Checked(_metadata, {"type": "object", "additionalProperties": String(512).schema, "maxProperties": 16}),
+            Custom(_metadata, {"type": "object", "additionalProperties": String(512).schema, "maxProperties": 16}),
             "Up to 16 strings; accepted, not used.",
         ),
         "safety_identifier": Field(String(512), "As user."),

@@ -7,7 +7,7 @@ import msgspec
 from zse.sampling.fields import (
     Array,
     Boolean,
-    Checked,
+    Custom,
     Field,
     Fields,
     Object,
@@ -95,7 +95,7 @@ def _check_schema(value: Any, path: str, depth: int) -> None:
         raise wrong_type(path + ".enum", "an array", value["enum"])
 
 
-NAME = Checked(_name, {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,64}$"})
+NAME = Custom(_name, {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,64}$"})
 _TOOL = Object(
     {
         "type": Field(OneOf(("function",)), required=True),
@@ -104,7 +104,7 @@ _TOOL = Object(
                 {
                     "name": Field(NAME, required=True),
                     "description": Field(String(16384)),
-                    "parameters": Field(Checked(_parameters, {"type": "object"})),
+                    "parameters": Field(Custom(_parameters, {"type": "object"})),
                     "strict": Field(Boolean(), default=False),
                 }
             ),
@@ -161,14 +161,14 @@ def _arguments(value: Any, path: str) -> dict:
 
 _CALLED: Fields = {
     "name": Field(NAME, required=True),
-    "arguments": Field(Checked(_arguments, {"type": "string"}), required=True),
+    "arguments": Field(Custom(_arguments, {"type": "string"}), required=True),
 }
 _CALLS = Array(
     Object(
         {
             "id": Field(String(256, empty=False), required=True),
             "type": Field(OneOf(("function",)), default="function"),
-            "index": Field(Checked(lambda value, path: value, {})),
+            "index": Field(Custom(lambda value, path: value, {})),
             "function": Field(Object(_CALLED), required=True),
         }
     ),
@@ -201,13 +201,13 @@ def _content(value: Any, path: str) -> str:
     return "".join(texts)
 
 
-CONTENT = Checked(_content, {"anyOf": [{"type": "string"}, Array(Object(_TEXT_PART), 1 << 16).schema]})
+CONTENT = Custom(_content, {"anyOf": [{"type": "string"}, Array(Object(_TEXT_PART), 1 << 16).schema]})
 _MESSAGE = Object(
     {
         "role": Field(OneOf(("system", "developer", "user", "assistant", "tool")), required=True),
         "content": Field(CONTENT),
         "name": Field(String(64)),
-        "tool_calls": Field(Checked(_tool_calls, _CALLS.schema)),
+        "tool_calls": Field(Custom(_tool_calls, _CALLS.schema)),
         "tool_call_id": Field(String(256, empty=False)),
         "reasoning_content": Field(String()),
         "reasoning": Field(String()),
@@ -244,7 +244,7 @@ def _message(value: Any, path: str) -> dict:
     return out
 
 
-_MESSAGES = Array(Checked(_message, _MESSAGE.schema), MAX_MESSAGES, 1)
+_MESSAGES = Array(Custom(_message, _MESSAGE.schema), MAX_MESSAGES, 1)
 
 
 def _messages(value: Any, path: str) -> list[dict]:
@@ -261,13 +261,13 @@ def _messages(value: Any, path: str) -> list[dict]:
 
 CONVERSATION: Fields = {
     "messages": Field(
-        Checked(_messages, _MESSAGES.schema),
+        Custom(_messages, _MESSAGES.schema),
         "The conversation: role (system, developer, user, assistant, tool) and content (text or text parts), up to 2,048.",
         required=True,
     ),
-    "tools": Field(Checked(_tools, _TOOLS.schema), "Functions that the model may call, up to 128; see Tools."),
+    "tools": Field(Custom(_tools, _TOOLS.schema), "Functions that the model may call, up to 128; see Tools."),
     "tool_choice": Field(
-        Checked(_tool_choice, {"anyOf": [_MODES.schema, _NAMED.schema]}),
+        Custom(_tool_choice, {"anyOf": [_MODES.schema, _NAMED.schema]}),
         'auto (with tools the default), none, required, or {"type": "function", "function": {"name": …}}.',
         ToolChoice(),
     ),

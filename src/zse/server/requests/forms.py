@@ -7,7 +7,7 @@ import msgspec
 from zse.errors import RequestError
 from zse.sampling.fields import (
     Boolean,
-    Checked,
+    Custom,
     Field,
     Fields,
     Integer,
@@ -49,13 +49,13 @@ _JSON_SCHEMA = Object(
     {
         "name": Field(String(64, empty=False), required=True),
         "description": Field(String(16384)),
-        "schema": Field(Checked(lambda value, path: value, {"type": "object"})),
+        "schema": Field(Custom(lambda value, path: value, {"type": "object"})),
         "strict": Field(Boolean(), default=False),
     }
 )
 _KINDS = OneOf(("text", JSON_OBJECT, JSON_SCHEMA))
 _FORMAT: Fields = {"type": Field(_KINDS, required=True)}
-_SCHEMA_FORMAT: Fields = _FORMAT | {"json_schema": Field(Checked(_json_schema, _JSON_SCHEMA.schema), required=True)}
+_SCHEMA_FORMAT: Fields = _FORMAT | {"json_schema": Field(Custom(_json_schema, _JSON_SCHEMA.schema), required=True)}
 
 
 def _response_format(value: Any, path: str) -> Structure | None:
@@ -130,12 +130,12 @@ def named(error: RequestError, field: str) -> RequestError:
 
 
 STRUCTURED_OUTPUTS = Field(
-    Checked(_structured_outputs, {"type": "object", "minProperties": 1, "maxProperties": 1}),
+    Custom(_structured_outputs, {"type": "object", "minProperties": 1, "maxProperties": 1}),
     'One of {"json": schema}, {"regex": …}, {"choice": [texts]}, {"grammar": Lark or GBNF}; see Structured output.',
 )
 FORMS: Fields = {
     "response_format": Field(
-        Checked(_response_format, {"anyOf": [Object(_SCHEMA_FORMAT).schema, Object(_FORMAT).schema]}),
+        Custom(_response_format, {"anyOf": [Object(_SCHEMA_FORMAT).schema, Object(_FORMAT).schema]}),
         "text, json_object, or json_schema with name, schema and strict; see Structured output.",
     ),
     "thinking_budget": Field(Integer(0, 1 << 24), "Most tokens of reasoning; then the model has to answer."),
@@ -145,7 +145,7 @@ FORMS: Fields = {
         "sees it too.",
     ),
     "chat_template_kwargs": Field(
-        Checked(_template_variables, {"type": "object", "maxProperties": MAX_VARIABLES}),
+        Custom(_template_variables, {"type": "object", "maxProperties": MAX_VARIABLES}),
         'What the chat template may read beside the messages, such as {"enable_thinking": false}.',
         {},
     ),

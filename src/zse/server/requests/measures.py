@@ -10,7 +10,7 @@ from zse.sampling.fields import (
     SCORE,
     Array,
     Boolean,
-    Checked,
+    Custom,
     Field,
     Fields,
     Integer,
@@ -69,9 +69,9 @@ def _document(value: Any, path: str) -> str:
     return TEXT(value, path)
 
 
-_DOCUMENTS = Array(Checked(_document, {"anyOf": [TEXT.schema, Object(_DOCUMENT).schema]}), MAX_DOCUMENTS, 1)
+_DOCUMENTS = Array(Custom(_document, {"anyOf": [TEXT.schema, Object(_DOCUMENT).schema]}), MAX_DOCUMENTS, 1)
 _TEXTS = Array(TEXT, MAX_DOCUMENTS, 1)
-TEXTS = Checked(
+TEXTS = Custom(
     lambda value, path: [TEXT(value, path)] if type(value) is str else _TEXTS(value, path),
     {"anyOf": [TEXT.schema, _TEXTS.schema]},
 )

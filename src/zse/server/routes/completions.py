@@ -14,7 +14,7 @@ from zse.sampling.params import BeamParams
 from zse.scheduler.options import RequestOptions
 from zse.server.api_request import APIRequest
 from zse.server.errors import APIError
-from zse.server.generation import Choice, Delta, chat_logprobs, completion_logprobs
+from zse.server.generation import Choice, ChoiceDelta, chat_logprobs, completion_logprobs
 from zse.server.off_loop import ON_LOOP_ENTRIES, maybe_in_thread
 from zse.server.prompt_scores import echoed_logprobs, prompt_logprobs
 from zse.server.requests.completions import Completion, check_token_ids, choice_params, read_chat, read_completions
@@ -30,7 +30,7 @@ _encode = msgspec.json.encode
 UNBOUNDED_TOKENS = 512
 
 
-class Job(msgspec.Struct):
+class CompletionRun(msgspec.Struct):
     """One admitted request: its prompts as token ids, and what answers look like. model: its tokenizer and template."""
 
     completion: Completion
@@ -76,7 +76,7 @@ async def _serve(app, request: APIRequest, read: Callable[[dict], Completion], i
         work.start(completion.model, completion.num_choices, completion.num_choices * longest)
         completion.model = completion.model or work.served.name
         id = ("chatcmpl-" if is_chat else "cmpl-") + request.id.removeprefix("req_")
-        job = Job(completion, is_chat, id, int(time.time()), work)
+        job = CompletionRun(completion, is_chat, id, int(time.time()), work)
         if completion.stream:
             # From now on a client that waits for long gets comments.
             work.channel.is_stalled = request.open_stream().is_stalled
@@ -92,7 +92,7 @@ async def _serve(app, request: APIRequest, read: Callable[[dict], Completion], i
             work.cached = job.cached_tokens
 
 
-async def _begin(app, job: Job) -> None:
+async def _begin(app, job: CompletionRun) -> None:
     """From text to the engine: tokenize, check what depends on the model, submit."""
     work, completion = job.work, job.completion
     model = job.model = await app.pool.text(work.served)
@@ -146,7 +146,7 @@ def _max_tokens(completion: Completion, prompt_tokens: int, max_context: int) ->
     )
 
 
-def _submit(job: Job, limits: list[int], options: RequestOptions) -> None:
+def _submit(job: CompletionRun, limits: list[int], options: RequestOptions) -> None:
     """One engine request per choice; choice index = prompt index * best_of + answer index."""
     completion = job.completion
     for prompt, limit in zip(job.prompts, limits, strict=True):
@@ -159,7 +159,7 @@ def _submit(job: Job, limits: list[int], options: RequestOptions) -> None:
             job.work.channel.submit(choice.index, prompt, choice_params(completion, answer, limit), options)
 
 
-def _new_choice(job: Job) -> Choice:
+def _new_choice(job: CompletionRun) -> Choice:
     params, answers = job.completion.params, job.answers
     choice = Choice(
         len(job.choices),
@@ -171,7 +171,7 @@ def _new_choice(job: Job) -> Choice:
     return choice
 
 
-async def _search(job: Job, beams: BeamParams, limits: list[int], options: RequestOptions) -> None:
+async def _search(job: CompletionRun, beams: BeamParams, limits: list[int], options: RequestOptions) -> None:
     """A beam search of each prompt; its best answers become the choices, complete."""
     params = [msgspec.structs.replace(beams, max_tokens=limit) for limit in limits]
     for result in await job.work.channel.complete(job.prompts, params, options):
@@ -180,7 +180,7 @@ async def _search(job: Job, beams: BeamParams, limits: list[int], options: Reque
             _accept(job, _new_choice(job), event)
 
 
-def _accept(job: Job, choice: Choice, event: Tokens) -> Delta:
+def _accept(job: CompletionRun, choice: Choice, event: Tokens) -> ChoiceDelta:
     """Feed one event; frees the queue's token share and stops the engine where a stop string ended the answer."""
     work = job.work
     if not work.computed:
@@ -194,7 +194,7 @@ def _accept(job: Job, choice: Choice, event: Tokens) -> Delta:
     return delta
 
 
-async def _collect(request: APIRequest, job: Job) -> Response:
+async def _collect(request: APIRequest, job: CompletionRun) -> Response:
     choices = job.choices
     running = sum(choice.finish_reason is None for choice in choices)
     while running:
@@ -205,7 +205,7 @@ async def _collect(request: APIRequest, job: Job) -> Response:
     return Response(200, await maybe_in_thread(job.num_scores > ON_LOOP_ENTRIES, lambda: _whole(job, usage)))
 
 
-def _whole(job: Job, usage: dict) -> bytes:
+def _whole(job: CompletionRun, usage: dict) -> bytes:
     """The body of an answer that is not streamed."""
     choices, best_of, n = job.choices, job.completion.best_of, job.completion.n
     answers = []
@@ -220,7 +220,7 @@ def _whole(job: Job, usage: dict) -> bytes:
     return _encode(body)
 
 
-def _envelope(job: Job, streamed: bool) -> dict:
+def _envelope(job: CompletionRun, streamed: bool) -> dict:
     name = ("chat.completion.chunk" if streamed else "chat.completion") if job.chat else "text_completion"
     envelope = {
         "id": job.id,
@@ -234,7 +234,7 @@ def _envelope(job: Job, streamed: bool) -> dict:
     return envelope
 
 
-def _whole_choice(job: Job, choice: Choice, index: int) -> dict:
+def _whole_choice(job: CompletionRun, choice: Choice, index: int) -> dict:
     scores = None
     if job.completion.params.logprobs is not None:
         scores = (chat_logprobs if job.chat else completion_logprobs)(choice.scores, job.model.token_bytes)
@@ -254,7 +254,7 @@ def _whole_choice(job: Job, choice: Choice, index: int) -> dict:
     return out
 
 
-def _echo(job: Job, choice_index: int) -> str:
+def _echo(job: CompletionRun, choice_index: int) -> str:
     if not job.completion.echo:
         return ""
     prompt = choice_index // job.completion.best_of
@@ -262,7 +262,7 @@ def _echo(job: Job, choice_index: int) -> str:
     return given if type(given) is str else job.model.decode(given)
 
 
-def _usage(request: APIRequest, job: Job) -> dict:
+def _usage(request: APIRequest, job: CompletionRun) -> dict:
     prompt_tokens = sum(map(len, job.prompts))
     completion_tokens = sum(choice.num_tokens for choice in job.choices)
     usage = {
@@ -278,7 +278,7 @@ def _usage(request: APIRequest, job: Job) -> dict:
     return usage
 
 
-async def _stream(request: APIRequest, job: Job) -> None:
+async def _stream(request: APIRequest, job: CompletionRun) -> None:
     """Server-sent events: role first (chat), deltas, one finish_reason per choice, usage if asked, [DONE]."""
     stream, choices = request.stream, job.choices
     envelope = _envelope(job, streamed=True)
@@ -313,7 +313,7 @@ async def _stream(request: APIRequest, job: Job) -> None:
     stream.finish()
 
 
-def _opening(job: Job, choice: Choice) -> list[dict]:
+def _opening(job: CompletionRun, choice: Choice) -> list[dict]:
     if job.chat:
         return [{"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}]
     echo, scores = _echo(job, choice.index), None
@@ -323,7 +323,7 @@ def _opening(job: Job, choice: Choice) -> list[dict]:
     return [{"text": echo, "logprobs": scores, "finish_reason": None}] if echo else []
 
 
-def _parts(job: Job, delta: Delta) -> list[dict]:
+def _parts(job: CompletionRun, delta: ChoiceDelta) -> list[dict]:
     """What chunks hold of one event: a choice each, scores in the first, the finish reason in one of its own."""
     contents: list[dict] = []
     if not job.chat:

@@ -13,7 +13,7 @@ from zse.server.tools.answer import Format, Splitter, format_of, opens_reasoning
 from zse.structured.options import JSON_OBJECT, JSON_SCHEMA, TEXT, Structure, Thinking
 
 if TYPE_CHECKING:
-    from zse.server.generation import Choice, Delta
+    from zse.server.generation import Choice, ChoiceDelta
     from zse.server.requests.completions import Completion
 
 
@@ -147,7 +147,7 @@ def message(choice: "Choice") -> dict:
     return out
 
 
-def deltas(delta: "Delta") -> list[dict]:
+def deltas(delta: "ChoiceDelta") -> list[dict]:
     """The `delta` objects of one event: reasoning, content, then for each call its id and name, then its arguments."""
     out: list[dict] = []
     if delta.reasoning:
