@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from zse.errors import CompileError, ConfigError
-from zse.kernel import emit
+from zse.kernel import cache, emit
 from zse.kernel.targets.cpu import ISAS
 from zse.runtime import isa as levels
 from zse.runtime import native, probe
@@ -104,7 +104,8 @@ class Builder:
         """The kernels of an ISA level and their manifest."""
         flags = (*KERNEL_FLAGS, *ISAS[level].flags)
         target, manifest_path = self.folder / f"libzse_kernels_{level}.so", self.folder / f"{level}.json"
-        key = _digest(kernel_sources_digest(), level, " ".join(flags), self.compiler, self.version)
+        sources = cache.fingerprint()
+        key = _digest(sources, level, " ".join(flags), self.compiler, self.version)
         if not self.force and self.keep_c is None and target.exists() and _manifest_key(manifest_path) == key:
             return
         start = time.perf_counter()
@@ -124,7 +125,7 @@ class Builder:
         half = manifest_path.with_suffix(f".{os.getpid()}.tmp")
         half.write_text(
             json.dumps(
-                {"isa": level, "key": key, "compiler": self.version, "kernels": manifest},
+                {"isa": level, "key": key, "sources": sources, "compiler": self.version, "kernels": manifest},
                 separators=(",", ":"),
                 sort_keys=True,
             ),
@@ -142,12 +143,6 @@ def _manifest_key(path: Path) -> str | None:
         return json.loads(path.read_text(encoding="utf-8"))["key"]
     except (OSError, ValueError, KeyError):
         return None
-
-
-def kernel_sources_digest() -> str:
-    """Hash of everything that the kernels' C depends on: the language, the kernels, and the schemes that they bind."""
-    files = [path for package in ("kernel", "kernels", "quant") for path in sorted((PACKAGE / package).rglob("*.py"))]
-    return _digest(*(part for path in files for part in (str(path.relative_to(PACKAGE)), path.read_bytes())))
 
 
 def emit_kernels(level: str) -> tuple[dict[str, str], dict[str, dict]]:

@@ -174,6 +174,8 @@ def test_kernels_are_loaded_from_a_pack_only(has_pack, monkeypatch):
             raise DeviceError("large needs more shared memory than there is")
 
     monkeypatch.setattr(cache, "open_pack", lambda arch: SimpleNamespace(pack=object() if has_pack else None))
-    load_kernels(SimpleNamespace(name="cuda", isa="sm_90a", symbols=lambda: ["a", "large", "b"], program=program))
+    load_kernels(
+        SimpleNamespace(loads_modules=True, isa="sm_90a", symbols=lambda: ["a", "large", "b"], program=program)
+    )
     assert loaded == (["a", "large", "b"] if has_pack else [])
-    load_kernels(SimpleNamespace(name="cpu"))
+    load_kernels(SimpleNamespace(loads_modules=False))

@@ -4,10 +4,13 @@ import os
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from zse import build
 from zse.errors import ConfigError, DeviceError, FormatError
+from zse.kernel import cache
 from zse.runtime import isa, native
 from zse.runtime.args import Args
 from zse.runtime.cpu import CPUDevice
@@ -97,6 +100,34 @@ def test_launches_are_checked(device):
         recorder.launch("count_blocks", Args(out=1.5), 1)
     with pytest.raises(TypeError, match="add is i64"):
         recorder.launch("sum_before", Args(x=out, n=1, out=out, add=0.5), 1)
+
+
+def test_a_launch_that_does_not_fit_asks_whether_the_kernels_are_old(library, tmp_path, monkeypatch):
+    """The build notes what it compiled; sources that changed since are named, not what they make of a launch."""
+    text, level = Path(library[0]).with_suffix(".c").read_text(), native.choose_level()
+    monkeypatch.setattr(build, "emit_kernels", lambda level: ({"k": text}, library[1]))
+    build.Builder(tmp_path, 1, quiet=True).kernel_library(level)
+    monkeypatch.setenv("ZSE_NATIVE_DIR", str(tmp_path))
+    monkeypatch.setenv("ZSE_ISA", level)
+    (tmp_path / "weights").write_bytes(bytes(100))
+    with CPUDevice(threads=1) as device, open(tmp_path / "weights", "rb") as file:
+        out = device.alloc(8)
+        job = LoadJob(file.fileno(), 0, 8, "copy_piece", [out, 8, 8])
+        with pytest.raises(TypeError, match="unknown more"):
+            device.record().launch("count_blocks", Args(out=out, more=1), 1)
+        with pytest.raises(TypeError, match="takes 2 arguments after the piece"):
+            device.load([job])
+        monkeypatch.setattr(cache, "fingerprint", lambda: "of newer sources")
+        old = pytest.raises(
+            DeviceError, match="^the compiled kernels are older than their sources: run `python -m zse.b"
+        )
+        with old:
+            device.record().launch("count_blocks", Args(out=out, more=1), 1)
+        with old:
+            device.record().launch("count_block", Args(out=out), 1)
+        with old:
+            device.load([job])
+        device.record().launch("count_blocks", Args(out=out), 1)
 
 
 def test_memory_is_counted_and_protected(device):

@@ -217,9 +217,7 @@ def park(arguments: list[str]):
 def load_kernels(device) -> None:
     """Load every kernel of the device's pack into it, 0.1 ms each. Without a pack they are compiled one by one when a
     model asks for them, which would keep the machine busy for a minute here."""
-    if device.name != "cuda":
-        return
-    if kernel_cache.open_pack(device.isa).pack is None:
+    if not device.loads_modules or kernel_cache.open_pack(device.isa).pack is None:
         return
     for symbol in device.symbols():
         with suppress(DeviceError):  # one that this GPU cannot hold is told when a model needs it

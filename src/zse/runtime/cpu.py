@@ -39,7 +39,8 @@ class CPUDevice(Device):
         if manifest is None:
             try:
                 with open(path, encoding="utf-8") as file:
-                    manifest = json.load(file)["kernels"]
+                    built = json.load(file)
+                manifest, self._sources = built["kernels"], built.get("sources", "")
             except (OSError, ValueError, KeyError) as error:
                 raise DeviceError(f"{path}: {error}; run `python -m zse.build --force` to compile it again") from None
         self._manifest: dict = manifest
@@ -173,7 +174,11 @@ class CPULoad(Load):
         slots: list[int] = []
         for job, into in zip(self._jobs, descriptions, strict=True):
             into.first_arg = len(slots)
-            params = fill_job(job, into, device.program)
+            try:
+                params = fill_job(job, into, device.program)
+            except (DeviceError, TypeError, ValueError):
+                device.check_sources()
+                raise
             if job.symbol is None:
                 params, into.num_args = [("destination", "ptr")], 1
             else:

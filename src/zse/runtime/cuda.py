@@ -55,7 +55,7 @@ class CUDADevice(GPUDevice):
     driver: another library than libcuda.so.1; kernels: other kernels than the compiled pack (both for tests).
     """
 
-    name = "cuda"
+    name, loads_modules = "cuda", True
 
     def __init__(self, ordinal: int = 0, driver: "cuda.CUDADriver | None" = None, kernels: Kernels | None = None):
         self.driver = driver = driver or cuda.CUDADriver()

@@ -19,6 +19,7 @@ exchange in each step lies in a Staging, whose copies are part of the recording:
 import ctypes
 
 from zse.errors import DeviceError
+from zse.kernel import cache
 from zse.lazy import difflib
 from zse.runtime import probe
 from zse.runtime.args import MAX_ARGS, Args, slots_of
@@ -107,7 +108,6 @@ class Recorder:
         everything before. min_chunk: fewest blocks that a thread takes at once. Raises DeviceError (no such kernel),
         TypeError or ValueError with the parameter's name.
         """
-        program = self.device.program(symbol)
         dims = tuple(grid) if isinstance(grid, tuple | list) else (grid,)
         if not 1 <= len(dims) <= 3:
             raise ValueError(f"{symbol}: grid {grid!r} has {len(dims)} dimensions, not 1 to 3")
@@ -116,12 +116,16 @@ class Recorder:
                 self._check_symbol(symbol, dim)
             elif not isinstance(dim, int) or not 0 <= dim <= MAX_BLOCKS:
                 raise ValueError(f"{symbol}: grid {grid!r}: {dim!r} is not an integer from 0 to {MAX_BLOCKS}")
-        params = program.params
         if not isinstance(args, Args):
             raise TypeError(f"{symbol}: arguments are given by name: Args(x=x, ...), not {type(args).__name__}")
         if len(args) > MAX_ARGS:
             raise TypeError(f"{symbol}: {len(args)} arguments, at most {MAX_ARGS}")
-        launch = Launch(symbol, args, dims, independent, max(1, min_chunk), params)
+        try:
+            params = self.device.program(symbol).params
+            launch = Launch(symbol, args, dims, independent, max(1, min_chunk), params)
+        except (DeviceError, TypeError, ValueError):
+            self.device.check_sources()
+            raise
         for _, sym in launch.syms:
             self._check_symbol(symbol, sym)
         self.launches.append(launch)
@@ -284,6 +288,9 @@ class Device:
     """
 
     _account: Account
+    _sources: str | None = (
+        None  # zse.kernel.cache.fingerprint() of what the kernels were compiled from; None: no matter
+    )
     name: str
     """ "cpu", "cuda", "hip", "metal", "emulate" or "null"."""
     product: str = ""
@@ -314,6 +321,8 @@ class Device:
     """The forms that matrix products can take their inputs in, the default first."""
     fuses: bool = False
     """matmul adds to the residual stream, and matmul_gated gates, in their epilogues."""
+    loads_modules: bool = False
+    """Each kernel of its pack is loaded into the driver, which can be done before a model asks for it (CUDA)."""
     supports_capture: bool = False
     """Of graphs, which are replayed as such; may be set to False before any is recorded."""
 
@@ -409,6 +418,12 @@ class Device:
         near = difflib.get_close_matches(symbol, known, 3)
         hint = f"; near: {', '.join(near)}" if near else f" of {len(known)} kernels"
         return DeviceError(f"no kernel {symbol!r} for {self.isa}{hint}")
+
+    def check_sources(self) -> None:
+        """DeviceError when the kernels were compiled from other sources than those that are here. Asked once a launch does
+        not fit: reading the sources takes 30 ms, which no start has to spare."""
+        if self._sources is not None and self._sources != cache.fingerprint():
+            raise DeviceError("the compiled kernels are older than their sources: run `python -m zse.build`") from None
 
     def record(self) -> Recorder:
         """A new recording."""
