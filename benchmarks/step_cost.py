@@ -181,12 +181,12 @@ def long_contexts(args) -> None:
         cache = scheduler.cache
         print(
             f"{args.rows} rows of {args.context} tokens, pages of {cache.page_size}"
-            f"{' (auto)' if not page_size else ''}: {cache.num_pages} pages"
+            f"{' (auto)' if not page_size else ''}: {cache.allocator.num_pages} pages"
         )
         clock = run(scheduler, runner, args.rows, args.steps, args.context - args.steps - 300)
         show(clock)
         print(
-            f"{cache.num_pages - cache.num_free} pages held, {cache.prefix.num_nodes} nodes; "
+            f"{cache.allocator.num_pages - cache.allocator.num_free} pages held, {cache.prefix.num_nodes} nodes; "
             + ", ".join(f"{name} {ms:.2f} ms" for name, ms in turns(scheduler, runner).items())
         )
 

@@ -59,18 +59,18 @@ def test_a_sequence_holds_a_whole_context_from_its_admission_on():
     cache = manager(9)
     assert cache.admit(1, 20, TOKENS, SALT, spare=0) == 0
     assert cache.table(1) == [5, 6] and cache.covered(1) == 2 * PAGE
-    assert cache.num_free == 5 and cache.snapshot()["reserved_pages"] == 2
+    assert cache.allocator.num_free == 5 and cache.snapshot()["reserved_pages"] == 2
     # A page for the next token of sequence 1 need not stay free: it has it.
     assert cache.admit(2, 1, TOKENS[:1], SALT, spare=1) == 0
-    assert cache.admit(3, 1, TOKENS[:1], SALT) is None and cache.num_free == 1
+    assert cache.admit(3, 1, TOKENS[:1], SALT) is None and cache.allocator.num_free == 1
     assert cache.reserve(1, CONTEXT) and cache.table(1) == [5, 6, 7, 8] and not cache.reserve(1, CONTEXT + 1)
     assert cache.check_integrity() == []
     cache.commit(1, TOKENS, 20)
     pages = cache.detach(1)
     assert pages == [5, 6, 7, 8] and cache.check_integrity([pages]) == []
-    cache.release_pages(pages)
+    cache.allocator.release(pages)
     cache.release(2)
-    assert cache.num_free == 9 and cache.check_integrity() == []
+    assert cache.allocator.num_free == 9 and cache.check_integrity() == []
 
 
 def test_others_leave_room_that_is_asked_for():
@@ -89,7 +89,7 @@ def test_a_fork_copies_everything():
 def test_to_the_host_and_back():
     cache = manager(8, slots=3)
     cache.admit(1, 20, TOKENS, SALT)
-    assert not cache.can_swap(CONTEXT) and cache.swap_out(1, 20) and cache.num_free == 8
+    assert not cache.can_swap(CONTEXT) and cache.swap_out(1, 20) and cache.allocator.num_free == 8
     assert cache.admit(2, 1, TOKENS[:1], SALT) == 0 and cache.admit(1, 20, TOKENS, SALT) == 20
     transfers = cache.take_transfers()
     assert [kind for kind, _, _ in transfers] == ["out", "out", "in", "in"]

@@ -82,18 +82,18 @@ def manager(num_pages=60, groups=None, prefix=True):
 def test_windowed_pages_come_back_and_go_to_the_end():
     cache = manager(prefix=False)
     assert cache.admit(1, 8 * PAGE, array("i", range(8 * PAGE)), SALT) == 0
-    assert (cache.num_pages - cache.num_free, cache.covered(1)) == (8 + 2 * 4, 4 * PAGE)
+    assert (cache.allocator.num_pages - cache.allocator.num_free, cache.covered(1)) == (8 + 2 * 4, 4 * PAGE)
     cache.trim(1, 2 * PAGE)  # sees 20 tokens: the last of page 0 too
     assert cache.windows(1).first == 0
     cache.trim(1, 4 * PAGE)
     assert cache.windows(1).first == 2 and cache.covered(1) == 6 * PAGE and cache.num_trimmed == 4
-    assert cache.num_pages - cache.num_free == 16 and not cache.check_integrity()
+    assert cache.allocator.num_pages - cache.allocator.num_free == 16 and not cache.check_integrity()
     cache.trim(1, 8 * PAGE - 1)  # at the end they go to the pool
-    assert cache.num_pages - cache.num_free == 8 + 2 * 2 and cache.covered(1) == 8 * PAGE
+    assert cache.allocator.num_pages - cache.allocator.num_free == 8 + 2 * 2 and cache.covered(1) == 8 * PAGE
     cache.trim(1, 4 * PAGE)
     assert cache.windows(1).first == 6, "trimming never goes back"
     cache.release(1)
-    assert cache.num_free == cache.num_pages and not cache.check_integrity()
+    assert cache.allocator.num_free == cache.allocator.num_pages and not cache.check_integrity()
 
 
 def say(cache, sequence, tokens):
@@ -130,14 +130,14 @@ def test_a_page_that_is_copied_brings_its_windowed_pages():
 def test_windowed_pages_that_nobody_holds_make_room():
     cache, tokens = manager(num_pages=40), list(range(1000, 1000 + 6 * PAGE))
     say(cache, 1, tokens)
-    assert cache.num_free == 40
+    assert cache.allocator.num_free == 40
     assert cache.admit(2, 9 * PAGE, array("i", range(9 * PAGE)), SALT) == 0
     assert cache.admit(3, 10 * PAGE, array("i", range(5000, 5000 + 10 * PAGE)), SALT) == 0
-    assert not cache.check_integrity() and cache.num_free == 40 - 17 - 18
+    assert not cache.check_integrity() and cache.allocator.num_free == 40 - 17 - 18
     cache.release(2)
     cache.release(3)
     cache.clear()
-    assert cache.num_free == 40 and not cache.check_integrity()
+    assert cache.allocator.num_free == 40 and not cache.check_integrity()
 
 
 def test_a_fork_from_before_what_was_trimmed_is_computed_again():

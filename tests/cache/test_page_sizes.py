@@ -84,7 +84,7 @@ def test_what_a_sequence_needs(size):
     whole, *windowed = pages.tables(list(range(16)), 10 * size)
     assert len(whole) == 10 and all(table[at] == table[at + 3] for table in windowed for at in range(7))
     cache = cache_manager(PageAllocator(9), None, None, rows_of(2 * size + 1, 9, size))
-    assert cache.reserve(1, 1) and cache.num_free == 6
+    assert cache.reserve(1, 1) and cache.allocator.num_free == 6
 
 
 @pytest.mark.parametrize("size", PAGE_SIZES)

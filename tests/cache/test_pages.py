@@ -64,13 +64,13 @@ def test_manager_grows_detaches_and_releases():
     cache = CacheManager(PageAllocator(4))
     assert cache.reserve(7, 1) and cache.reserve(7, PAGE) and len(cache.table(7)) == 1
     assert cache.reserve(7, PAGE + 1) and len(cache.table(7)) == 2
-    assert not cache.reserve(8, 3 * PAGE) and cache.sequences() == {7}
+    assert not cache.reserve(8, 3 * PAGE) and set(cache.tables) == {7}
     pages = cache.detach(7)
-    assert cache.table(7) == [] and cache.num_free == 2
+    assert cache.table(7) == [] and cache.allocator.num_free == 2
     assert cache.check_integrity() != [] and cache.check_integrity([pages]) == []
-    cache.release_pages(pages)
+    cache.allocator.release(pages)
     cache.release(7)
-    assert cache.num_free == 4 and cache.check_integrity() == []
+    assert cache.allocator.num_free == 4 and cache.check_integrity() == []
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -5,7 +5,7 @@ from time import perf_counter
 import pytest
 
 from zse.cache.eviction import IDLE_TURNS
-from zse.cache.manager import CacheManager
+from zse.cache.manager import CacheManager, Entered
 from zse.cache.pages import BLOCK as PAGE
 from zse.cache.pages import PageAllocator
 from zse.cache.prefix import PrefixCache
@@ -40,7 +40,7 @@ def test_all_but_the_last_token_is_found_again(length):
     assert say(cache, 1, range(length)) == 0
     assert say(cache, 2, range(length)) == length - 1
     assert say(cache, 3, range(length + 7)) == length
-    assert cache.num_free == 16
+    assert cache.allocator.num_free == 16
 
 
 @pytest.mark.parametrize("same", [1, 5, PAGE, PAGE + 1, 2 * PAGE - 1])
@@ -79,7 +79,7 @@ def test_equal_pages_of_two_requests_are_cached_once():
     cache = make()
     for sequence in (1, 2):
         assert cache.reserve(sequence, 40)
-        cache._salts[sequence] = SALT
+        cache._entered[sequence] = Entered(SALT)
     for sequence in (1, 2):
         cache.commit(sequence, array("i", range(40)), 40)
     assert cache.prefix.num_nodes == 2
@@ -90,7 +90,7 @@ def test_equal_pages_of_two_requests_are_cached_once():
     cache.release(1)
     assert cache.check_integrity() == [] and known(cache, range(60)) == 48
     assert cache.reserve(3, 16 * PAGE - 4 * PAGE)  # all but what the second holds
-    assert cache.check_integrity() == [] and cache.num_free == 0
+    assert cache.check_integrity() == [] and cache.allocator.num_free == 0
     cache.commit(2, tokens, 60, partial=True)  # its own pages take their place
     assert known(cache, range(60)) == 60 and cache.check_integrity() == []
 

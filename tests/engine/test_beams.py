@@ -60,7 +60,7 @@ def drain(engine):
         over |= {search.id: search.result or search.error for search in engine.take_completed()}
         assert engine.scheduler.check_integrity() == []
         if not engine.has_work:
-            assert engine.scheduler.cache.num_free == engine.scheduler.cache.num_pages
+            assert engine.scheduler.cache.allocator.num_free == engine.scheduler.cache.allocator.num_pages
             assert not engine.feature("beams")._searches and not engine.feature("beams")._search_of
             return over, tokens
     raise AssertionError("it does not end")

@@ -62,7 +62,7 @@ def test_a_step_is_submitted_before_the_one_before_is_read():
     assert engine.step() == []  # the token of request 1 is dropped; request 2 was submitted behind it
     assert [(output.id, output.tokens) for output in engine.step()] == [(2, [51])]
     assert drain(engine) == ({2: [52]}, {2: "length"})
-    assert engine.scheduler.cache.num_free == 64 and engine.runner.in_flight == 0
+    assert engine.scheduler.cache.allocator.num_free == 64 and engine.runner.in_flight == 0
 
 
 @pytest.mark.parametrize("num_pages", [64, 5])
@@ -110,7 +110,7 @@ def test_metrics_and_close():
     assert (metrics["steps"], metrics["prompt_tokens"], metrics["sampled_tokens"]) == (2, 39, 1)
     assert metrics["longest_step_s"] <= metrics["step_s"]
     engine.close()
-    assert engine.runner.closed and not engine.has_work and engine.scheduler.cache.num_free == 64
+    assert engine.runner.closed and not engine.has_work and engine.scheduler.cache.allocator.num_free == 64
 
 
 def test_slow_steps_make_shorter_chunks():

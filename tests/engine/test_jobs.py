@@ -57,7 +57,7 @@ def drain(engine):
             tokens.setdefault(output.id, []).extend(output.tokens)
         jobs |= {job.id: job for job in engine.take_completed()}
         assert engine.scheduler.check_integrity() == [] and engine.feature("jobs").check_integrity() == []
-    assert engine.scheduler.cache.num_free == engine.scheduler.cache.num_pages
+    assert engine.scheduler.cache.allocator.num_free == engine.scheduler.cache.allocator.num_pages
     return jobs, tokens
 
 

@@ -87,7 +87,7 @@ def test_hits_and_copies_say_the_same(engine_of, size, ahead):
         said = run(engine, request)
         assert said.cached[0] == cached  # within a page too: that one is copied
         assert said.tokens == run(plain, request).tokens
-    assert engine.scheduler.cache.num_free == engine.scheduler.cache.num_pages
+    assert engine.scheduler.cache.allocator.num_free == engine.scheduler.cache.allocator.num_pages
     assert engine.scheduler.snapshot()["prefix_copied_pages"] >= 4
 
 
@@ -164,7 +164,7 @@ def test_jobs_and_beams_say_the_same(engine_of, size, ahead):
                 tokens.setdefault(output.id, []).extend(output.tokens)
             over |= {item.id: item.result for item in engine.take_completed()}
             assert engine.scheduler.check_integrity() == [] and engine.feature("jobs").check_integrity() == []
-        assert engine.scheduler.cache.num_free == engine.scheduler.cache.num_pages
+        assert engine.scheduler.cache.allocator.num_free == engine.scheduler.cache.allocator.num_pages
         return {**over, 4: over[4].replies}, tokens  # how much of the prompt was cached may differ
 
     options = dict(max_rows=5, max_tokens_per_step=48, num_pages=640, kv_dtype="f32")

@@ -103,7 +103,7 @@ def test_a_hit_gives_what_a_miss_gives(engine_of):
         said = run(engine, request)
         assert said.cached[0] == cached
         assert said.tokens == run(plain, request).tokens
-    assert engine.scheduler.cache.num_free == engine.scheduler.cache.num_pages
+    assert engine.scheduler.cache.allocator.num_free == engine.scheduler.cache.allocator.num_pages
 
 
 def test_the_next_turn_of_a_conversation_finds_prompt_and_reply(engine_of):

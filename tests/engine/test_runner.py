@@ -150,7 +150,7 @@ def test_running_ahead_says_the_same(engine_of, ahead_of, options):
     assert run(engine, **requests) == told
     assert engine.scheduler.counters.late_results > 0
     assert (engine.scheduler.counters.preemptions > 0) == ("num_pages" in options)
-    assert engine.scheduler.cache.num_free == engine.scheduler.cache.num_pages
+    assert engine.scheduler.cache.allocator.num_free == engine.scheduler.cache.allocator.num_pages
 
 
 def test_scoring_and_cancelling_beside_steps_in_flight(engine_of, ahead_of):
@@ -197,7 +197,7 @@ def test_scores_agree_with_the_logits(engine_of):
         total = np.log(np.exp(lines).sum(axis=1))
         for line, token in enumerate(following):
             assert logprobs[line] == pytest.approx(lines[line, token] - total[line], abs=1e-5)
-    assert at == 50 and engine.scheduler.cache.num_free == engine.scheduler.cache.num_pages
+    assert at == 50 and engine.scheduler.cache.allocator.num_free == engine.scheduler.cache.allocator.num_pages
     assert engine.scheduler.check_integrity() == []
 
 

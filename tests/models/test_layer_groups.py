@@ -90,7 +90,7 @@ def replies(model, monkeypatch, *, grouped: bool, ahead: bool = False, **options
         scores = [chunk[1] for chunk in engine.feature("jobs").score(ids)]
         assert scheduler.check_integrity() == []
         assert ("trimmed_pages" in engine.counters()) == isinstance(scheduler.cache, GroupedCacheManager)
-        assert scheduler.cache.num_free == scheduler.cache.num_pages
+        assert scheduler.cache.allocator.num_free == scheduler.cache.allocator.num_pages
         engine.runner.close()
         loaded.source.close()
     return said, np.concatenate(scores), held, len(poisoned)

@@ -386,7 +386,7 @@ class Simulation:
             self.ended[id] = "cancelled"
         ignored = self.scheduler.counters.ignored_cancels
         assert self.scheduler.cancel(id) is False and self.scheduler.counters.ignored_cancels == ignored + 1
-        assert self.scheduler.request(id) is None and id not in self.scheduler.cache.sequences()
+        assert self.scheduler.request(id) is None and id not in self.scheduler.cache.tables
 
     def preempt(self) -> None:
         """As when another request needs its pages."""
@@ -524,7 +524,7 @@ class Simulation:
         self.checks_every = 1
         assert set(self.ended) == set(self.expected), "a request never ended"
         assert not scheduler.has_work and scheduler.num_running == scheduler.num_waiting == 0
-        assert self.allocator.num_free == self.num_pages and scheduler.cache.sequences() == set()
+        assert self.allocator.num_free == self.num_pages and not scheduler.cache.tables
         scheduler.cache.clear()
         assert scheduler.cache.host.num_free == scheduler.cache.host.num_slots
         self.check()

@@ -239,7 +239,7 @@ def test_what_preemption_does(preemption, token_s, page_s, swaps):
     submit(scheduler, 1, prompt_len=30, max_tokens=5)
     step(scheduler)
     scheduler.preempt(1)
-    assert scheduler.cache.is_swapped(1) is swaps
+    assert (1 in scheduler.cache.swapped) is swaps
     # Two pages of 30 tokens come back, or are computed again.
     assert step(scheduler)[0] == [(1, 30, 1, True) if swaps else (1, 0, 31, True)]
 
@@ -254,7 +254,7 @@ def test_a_swapped_prompt_that_is_not_finite_is_not_cached():
     for _ in range(2):
         step(scheduler)
         scheduler.preempt(1)
-        assert scheduler.cache.is_swapped(1) and scheduler.cache.prefix.num_nodes == 0
+        assert 1 in scheduler.cache.swapped and scheduler.cache.prefix.num_nodes == 0
     while scheduler.request(1):
         batch = scheduler.schedule()
         scheduler.commit(batch, [(-1, None)] * batch.num_samples)

@@ -178,10 +178,10 @@ def test_cancel_frees_everything_at_once_in_every_state(state):
     assert scheduler.cancel(1) is False
     assert not scheduler.has_work and scheduler.check_integrity() == []
     if batch:
-        assert scheduler.cache.num_free < 4, "pages in flight must not be reused before the step is over"
+        assert scheduler.cache.allocator.num_free < 4, "pages in flight must not be reused before the step is over"
         assert scheduler.commit(batch, [(1, None)] * batch.num_samples) == []
         assert scheduler.counters.late_results == 1
-    assert scheduler.cache.num_free == 4 and scheduler.check_integrity() == []
+    assert scheduler.cache.allocator.num_free == 4 and scheduler.check_integrity() == []
     assert scheduler.counters.ignored_cancels == (2 if state == "finished" else 1)
 
 
@@ -281,15 +281,15 @@ def test_a_batch_can_be_scheduled_before_the_tokens_of_the_one_before_are_known(
     outputs = scheduler.commit(first, [(4, None), (5, None), (7, None)])
     assert [(o.id, o.tokens, o.finish) for o in outputs] == [(1, [4], None), (2, [5], None), (3, [7], "stop")]
     # Request 3 ended; its row and pages stay until the step that still writes to them is over.
-    assert scheduler.cache.num_free == 16 - 3 and scheduler.check_integrity() == []
+    assert scheduler.cache.allocator.num_free == 16 - 3 and scheduler.check_integrity() == []
     third = scheduler.schedule()
     assert shape(third) == [(1, 6, 1, True)]  # the last token of 2 is on its way already
     outputs = scheduler.commit(second, [(4, None), (5, None), (6, None)])
     assert [(o.id, o.tokens, o.finish) for o in outputs] == [(1, [4], None), (2, [5], "length")]
-    assert scheduler.counters.late_results == 1 and scheduler.cache.num_free == 15
+    assert scheduler.counters.late_results == 1 and scheduler.cache.allocator.num_free == 15
     assert scheduler.schedule() is None and scheduler.has_work
     assert scheduler.commit(third, [(4, None)])[0].finish == "length"
-    assert not scheduler.has_work and scheduler.cache.num_free == 16 and scheduler.check_integrity() == []
+    assert not scheduler.has_work and scheduler.cache.allocator.num_free == 16 and scheduler.check_integrity() == []
 
 
 def test_nothing_is_preempted_while_a_batch_is_in_flight():

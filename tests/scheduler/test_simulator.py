@@ -107,8 +107,8 @@ def test_the_same_seed_gives_the_same_trace():
 
 
 def _leaked_page(patch):
-    release = CacheManager.release_pages
-    patch.setattr(CacheManager, "release_pages", lambda self, pages: release(self, pages[1:]))
+    detach = CacheManager.detach
+    patch.setattr(CacheManager, "detach", lambda self, sequence: detach(self, sequence)[1:])
 
 
 def _double_free(patch):
@@ -128,7 +128,7 @@ def _forgotten_row(patch):
 
 def _wrong_share(patch):
     match = PrefixCache.match
-    patch.setattr(PrefixCache, "match", lambda self, salt, data: match(self, ("a", ""), data))
+    patch.setattr(PrefixCache, "match", lambda self, salt, data, **how: match(self, ("a", ""), data, **how))
 
 
 def _shared_page_is_written(patch):
@@ -142,7 +142,7 @@ def _pages_in_flight_are_given_away(patch):
         end(self, request)
         if request in self.retired:
             row, pages = self.retired[request]
-            self.cache.release_pages(pages)
+            self.cache.allocator.release(pages)
             self.retired[request] = row, []
 
     patch.setattr(Lifecycle, "end", at_once)

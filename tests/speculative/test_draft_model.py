@@ -72,8 +72,8 @@ def test_replies_are_the_same(engine_of, drafting, model, other, options, ahead)
         rates[draft] = counters.accepted_tokens / counters.drafted_tokens
         engine.feature("speculation").speculator.propose(engine.scheduler)  # forgets what has ended
         assert (
-            engine.feature("speculation").speculator.cache.num_free
-            == engine.feature("speculation").speculator.cache.num_pages
+            engine.feature("speculation").speculator.cache.allocator.num_free
+            == engine.feature("speculation").speculator.cache.allocator.num_pages
         )
     # The model itself as its draft model is right but for what its drafts' history of penalties lacks, and at the end.
     assert rates[model] > 0.9 > rates[other]

@@ -87,7 +87,7 @@ def run(engine, requests):
             assert finish is None and (output.logprobs is None or len(output.logprobs) == len(output.tokens))
             replies[output.id] = (tokens + output.tokens, logprobs + (output.logprobs or []), output.finish)
         assert engine.scheduler.check_integrity() == []
-    assert engine.scheduler.cache.num_free == engine.scheduler.cache.num_pages
+    assert engine.scheduler.cache.allocator.num_free == engine.scheduler.cache.allocator.num_pages
     return [replies[id] for id in range(len(requests))]
 
 
@@ -198,4 +198,4 @@ def test_a_cancelled_request_leaves_from_within_a_run(engine_of):
             assert output.id == 1
             said += output.tokens
     assert engine.scheduler.check_integrity() == [] and said == told[1][0][-len(said) :]
-    assert engine.scheduler.cache.num_free == engine.scheduler.cache.num_pages
+    assert engine.scheduler.cache.allocator.num_free == engine.scheduler.cache.allocator.num_pages

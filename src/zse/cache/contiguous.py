@@ -25,13 +25,10 @@ class ContiguousCacheManager(CacheManager):
         self._run = geometry.run
         self._behind: dict[int, list[int]] = {}  # of each sequence: the last page first
 
-    def pages_needed(self, length: int) -> int:
-        return max(self.pages_for(length), self._run)
-
     def reserve(self, sequence: int, length: int) -> bool:
-        if sequence not in self._tables and not self._begin(sequence):
+        if sequence not in self.tables and not self._begin(sequence):
             return False
-        table, behind = self._tables[sequence], self._behind[sequence]
+        table, behind = self.tables[sequence], self._behind[sequence]
         missing = self.pages_for(length) - len(table)
         if missing > len(behind):
             return False
@@ -44,19 +41,22 @@ class ContiguousCacheManager(CacheManager):
         pages = self.allocator.allocate_run(self._run)
         if pages is None:
             return False
-        self._tables[sequence], self._behind[sequence] = [], pages[::-1]
+        self.tables[sequence], self._behind[sequence] = [], pages[::-1]
         return True
 
     def admit(self, sequence: int, length: int, tokens: array, salt: "Salt", spare: int = 0) -> int | None:
         # Of `spare`, a page for each that runs is for its next token: here all of them have theirs.
-        spare = max(0, spare - len(self._tables))
+        spare = max(0, spare - len(self.tables))
         if (
-            self._run + spare > self.num_free
+            self._run + spare > self.allocator.num_free
             or length > self._run * self.page_size
             or not self.reserve(sequence, length)
         ):
             return None
-        return self._swap_in(sequence, 0)
+        _, computed = self.swapped.get(sequence, ((), 0))
+        if computed:
+            self._swap_in(sequence, 0)
+        return computed
 
     def fork(self, source: int, sequence: int, shared: int, length: int) -> bool:
         if max(length, shared) > self._run * self.page_size or not self.reserve(sequence, max(length, shared)):
@@ -80,9 +80,9 @@ class ContiguousCacheManager(CacheManager):
 
     def check_integrity(self, detached: list[list[int]] | None = None) -> list[str]:
         problems = super().check_integrity([*self._behind.values(), *(detached or [])])
-        if set(self._behind) != set(self._tables):
+        if set(self._behind) != set(self.tables):
             problems.append("a sequence has a table without a run, or a run without a table")
-        for sequence, table in self._tables.items():
+        for sequence, table in self.tables.items():
             run = table + self._behind.get(sequence, [])[::-1]
             if len(run) != self._run or run != list(range(run[0], run[0] + len(run))):
                 problems.append(f"the pages of sequence {sequence} do not follow one another")

@@ -64,10 +64,10 @@ class WindowPages:
 
     A hit needs a node's own page for the whole prefix, and the windowed groups' pages for the last window only. They are
     kept apart from the node's life, as long as there is room: a node that lost them is of use only far enough before the
-    end of a hit. windowed: how many a node has."""
+    end of a hit. geometry: how many a node has, and which of them a token sees."""
 
-    def __init__(self, windowed: int):
-        self.windowed = windowed
+    def __init__(self, geometry: PageGeometry):
+        self.geometry, self.windowed = geometry, geometry.windowed
         self._pages: dict[Node, list[int]] = {}
         self._node_of: dict[int, Node] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()  # oldest first
@@ -79,6 +79,21 @@ class WindowPages:
     def pages(self, node: Node) -> list[int] | None:
         """The node's pages, None when it has none (any more)."""
         return self._pages.get(node)
+
+    def within_reach(self, match: Match) -> Match:
+        """As much of a match as has the windowed pages that the next token sees."""
+        first = self.geometry.first
+        missing, last = [-1], -1  # before each number of nodes: the last one without windowed pages
+        for index, node in enumerate(match.nodes):
+            if node not in self._pages:
+                last = index
+            missing.append(last)
+        if match.source in self._pages and last < first(match.length):
+            return match
+        count, page_size = len(match.nodes), self.geometry.page_size
+        while count and missing[count] >= first(count * page_size):
+            count -= 1
+        return Match(match.nodes[:count], None, count * page_size)
 
     def attach(self, node: Node, pages: list[int]) -> None:
         """`pages`, which a table holds, have what belongs to `node`. Nothing changes where it has some already."""
@@ -138,25 +153,12 @@ class GroupedCacheManager(CacheManager):
         self, allocator: PageAllocator, prefix: PrefixCache | None, host: HostPool | None, geometry: PageGeometry
     ):
         super().__init__(allocator, prefix, host, geometry)
-        self.num_groups = geometry.num_groups
+        self.grouped = self
         self._windows: dict[int, WindowTable] = {}
-        self._kept = WindowPages(geometry.windowed)
+        self._kept = WindowPages(geometry)
         if prefix is not None:
             prefix.windows = self._kept
         self.num_trimmed = 0
-
-    @property
-    def grouped(self) -> "GroupedCacheManager":
-        return self
-
-    # -- how much
-
-    def pages_needed(self, length: int) -> int:
-        return self.geometry.needed(length)
-
-    @property
-    def capacity(self) -> int:
-        return self.geometry.capacity(self.num_pages)
 
     def covered(self, sequence: int) -> int:
         return self.page_size * min(len(self.table(sequence)), len(self._windows[sequence]))
@@ -168,7 +170,7 @@ class GroupedCacheManager(CacheManager):
     # -- growing and shrinking
 
     def reserve(self, sequence: int, length: int) -> bool:
-        table, windows = self._tables.get(sequence, []), self._windows.get(sequence)
+        table, windows = self.tables.get(sequence, []), self._windows.get(sequence)
         if windows is None:
             windows = WindowTable(self.geometry.windowed)
         count = max(self.pages_for(length), len(table))
@@ -185,7 +187,7 @@ class GroupedCacheManager(CacheManager):
             return False
         table.extend(pages[:missing])
         windows.extend(pages[missing:])
-        self._tables[sequence], self._windows[sequence] = table, windows
+        self.tables[sequence], self._windows[sequence] = table, windows
         return True
 
     def trim(self, sequence: int, position: int) -> None:
@@ -201,42 +203,25 @@ class GroupedCacheManager(CacheManager):
 
     # -- sequences with a past
 
-    def _within_reach(self, match: Match, is_swapped: bool) -> Match:
-        """As much of a match as has the windowed pages that the next token sees; a swapped sequence has them in slots."""
-        if is_swapped:
-            return match
-        missing, last = [-1], -1  # before each number of nodes: the last one without windowed pages
-        for index, node in enumerate(match.nodes):
-            if self._kept.pages(node) is None:
-                last = index
-            missing.append(last)
-        if (
-            match.source is not None
-            and self._kept.pages(match.source) is not None
-            and (last < self.geometry.first(match.length))
-        ):
-            return match
-        count = len(match.nodes)
-        while count and missing[count] >= self.geometry.first(count * self.page_size):
-            count -= 1
-        return Match(match.nodes[:count], None, 0, self.page_size)
-
-    def _beside_slots(self, match: Match, length: int) -> tuple[Match, int]:
-        return Match(match.nodes[: length // self.page_size], None, 0, self.page_size), length
+    def _beside_slots(self, nodes: list[Node], length: int) -> tuple[Match, int]:
+        full = nodes[: length // self.page_size]
+        return Match(full, None, self.page_size * len(full)), length
 
     def _shared_windows(self, sequence: int, match: Match, computed: int) -> list[list[int]]:
         """The windowed pages that a new sequence shares, a page of each group for each node."""
-        nodes = [] if sequence in self._swapped else match.nodes[self.geometry.first(computed) :]
+        nodes = [] if sequence in self.swapped else match.nodes[self.geometry.first(computed) :]
         return [self._kept.pages(node) for node in nodes]  # type: ignore[misc]
 
-    def _windows_of(self, sequence: int, match: Match, computed: int, length: int) -> tuple[list[int], list[int], int]:
+    def windows_of(self, sequence: int, match: Match, computed: int, length: int) -> tuple[list[int], list[int], int]:
+        """Of windowed groups: the match's pages that the sequence shares, those that it copies, and how many more it needs."""
         geometry, beside = self.geometry, self._shared_windows(sequence, match, computed)
         first = geometry.first(computed)
         short = min(self.pages_for(length), first + geometry.most) - first - len(beside)
         copied = self._kept.pages(match.source) if match.source is not None else []
         return [page for pages in beside for page in pages], list(copied or ()), geometry.windowed * short
 
-    def _place_windows(self, sequence: int, match: Match, computed: int, pages: list[int]) -> None:
+    def place_windows(self, sequence: int, match: Match, computed: int, pages: list[int]) -> None:
+        """The sequence has its table: give it those of windowed groups, with these new pages."""
         windows = WindowTable(self.geometry.windowed)
         windows.first = first = self.geometry.first(computed)
         beside = self._shared_windows(sequence, match, computed)
@@ -268,12 +253,10 @@ class GroupedCacheManager(CacheManager):
         for old, new in zip(mine.pages, windows.pages, strict=True):
             new += [WindowTable.GONE] * first + old[first:full]
         windows.extend(pages[count - full :])
-        self._tables[sequence], self._windows[sequence] = table[:full] + pages[: count - full], windows
+        self.tables[sequence], self._windows[sequence] = table[:full] + pages[: count - full], windows
         if shared % self.page_size:
             self._copy([table[full], *mine.at(full)], [pages[0], *windows.at(full)])
-        if source in self._salts:
-            self._salts[sequence] = self._salts[source]
-            self._num_shared[sequence] = full
+        self._enter_fork(source, sequence, full)
         return True
 
     # -- to the host and back
@@ -285,16 +268,17 @@ class GroupedCacheManager(CacheManager):
     # -- the prefix cache
 
     def commit(self, sequence: int, tokens: array, length: int, partial: bool = False) -> None:
-        if sequence not in self._salts:
+        entered = self._entered.get(sequence)
+        if entered is None:
             return
-        before = self._last.get(sequence)
+        before = entered.last
         super().commit(sequence, tokens, length, partial)
-        windows, table = self._windows[sequence], self._tables[sequence]
-        node = last = self._last.get(sequence)
+        windows, table = self._windows[sequence], self.tables[sequence]
+        node = last = entered.last
         while node is not None and node is not before and node.depth > windows.first:
             self._kept.attach(node, windows.at(node.depth - 1))
             node = node.parent
-        parent = last if last is not None and last.alive else self.prefix.root_of(self._salts[sequence])  # type: ignore
+        parent = last if last is not None and last.alive else self.prefix.roots.get(entered.salt)  # type: ignore
         size = self.page_size
         if partial and parent is not None and length > parent.depth * size >= windows.first * size:
             leaf = parent.children.get(tokens[parent.depth * size : length].tobytes())
@@ -314,7 +298,7 @@ class GroupedCacheManager(CacheManager):
 
     def check_integrity(self, detached: list[list[int]] | None = None) -> list[str]:
         problems = super().check_integrity([*(windows.held() for windows in self._windows.values()), *(detached or [])])
-        if set(self._windows) != set(self._tables):
+        if set(self._windows) != set(self.tables):
             problems.append("a sequence has pages of one kind of group only")
         for sequence, windows in self._windows.items():
             held, length = windows.held(), len(windows)

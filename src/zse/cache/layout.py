@@ -1,4 +1,4 @@
-"""Where keys and values lie in device memory.
+"""Where keys and values lie in device memory, and how whole pages of them move: to other pages, to the host and back.
 
 A page is one or several blocks (pages.py), one behind the other. A block holds BLOCK tokens of every layer (of a group,
 in models with windowed layers: groups.py): its parts are K of layer 0, V of layer 0, K of layer 1, ..., each of
@@ -11,7 +11,9 @@ head_dim], like the values everywhere) that starts at the layer's first part, an
 b * parts_per_block: page tables hold these numbers, one for each BLOCK tokens, not page numbers (`table_entries`).
 """
 
+import ctypes
 from array import array
+from typing import Any, NamedTuple
 
 from zse.cache.groups import Layers
 from zse.cache.pages import BLOCK, check_page_size
@@ -22,6 +24,8 @@ from zse.tensor import Tensor
 # What a cache can be made of → the dtype of its Tensors.
 KV_DTYPES = {"f16": "f16", "f32": "f32", "bf16": "bf16", "int8": "i8", "fp8": "e4m3"}
 GROW_BYTES = 256 << 20  # of device memory at once: a GPU maps it in about a millisecond
+# Of host memory at once: page-locking takes about 0.3 ms a MiB, which a step must not wait for in full.
+CHUNK_BYTES = 32 << 20
 
 
 def block_nbytes(config, dtype: str = "f16", groups: Layers | None = None) -> int:
@@ -102,3 +106,93 @@ class KVCache:
 def first_nbytes(nbytes: int) -> int:
     """Bytes that a GPU maps at once of a cache of `nbytes`."""
     return min(nbytes, GROW_BYTES)
+
+
+class HostSlots:
+    """Slots of `nbytes` each. Memory is taken by the chunk, when a slot of it is first used."""
+
+    def __init__(self, device, nbytes: int):
+        self.nbytes = nbytes
+        self._device = device
+        self._per_chunk = max(1, CHUNK_BYTES // nbytes)
+        self._chunks: dict[int, Any] = {}
+
+    def address(self, slot: int) -> int:
+        """Where the slot is. Raises DeviceError when there is no memory for it."""
+        number, place = divmod(slot, self._per_chunk)
+        chunk = self._chunks.get(number)
+        if chunk is None:
+            chunk = self._chunks[number] = self._device.host_memory(self._per_chunk * self.nbytes, "kv host")
+        return chunk.address + place * self.nbytes
+
+    def reserve(self, count: int) -> None:
+        """Take the memory of the first `count` slots."""
+        for slot in range(0, count, self._per_chunk):
+            self.address(slot)
+
+    def close(self) -> None:
+        for chunk in self._chunks.values():
+            chunk.free()
+        self._chunks.clear()
+
+
+class PageMover:
+    """Runs transfers (scheduler.Batch.transfers) behind what was submitted to the device before.
+
+    history: i32 [num_blocks, BLOCK], the tokens of each block on a GPU, which go with it; None on a CPU."""
+
+    def __init__(self, device, kv: KVCache, history: Tensor | None = None):
+        self._device, self._kv = device, kv
+        # (start, bytes of a page) of what makes up a page.
+        self._parts = [(kv.buffer.address, kv.page_nbytes)]
+        if history is not None:
+            self._parts.append((history.address, 4 * BLOCK * kv.blocks_per_page))
+        self.page_nbytes = sum(nbytes for _, nbytes in self._parts)
+        self.slots = HostSlots(device, self.page_nbytes)
+
+    def run(self, transfers: list[tuple[str, int, int]]) -> None:
+        """In this order. Raises DeviceError."""
+        for kind, source, target in transfers:
+            if kind == "copy":
+                self._kv.map_to(target)
+                for start, nbytes in self._parts:
+                    self._device.copy(start + target * nbytes, start + source * nbytes, nbytes)
+            elif kind == "out":
+                at = self.slots.address(target)
+                for start, nbytes in self._parts:
+                    self._device.copy_out(at, start + source * nbytes, nbytes)
+                    at += nbytes
+            else:
+                self._kv.map_to(target)
+                at = self.slots.address(source)
+                for start, nbytes in self._parts:
+                    self._device.copy_in(start + target * nbytes, at, nbytes)
+                    at += nbytes
+
+    def settle(self) -> None:
+        """Until the transfers so far are done."""
+        self._device.read(_Range(self._kv.buffer.address, 4))
+
+    def read_page(self, page: int) -> bytes:
+        """What belongs to a page, after all that was submitted."""
+        return b"".join(self._device.read(_Range(start + page * nbytes, nbytes)) for start, nbytes in self._parts)
+
+    def read_slot(self, slot: int) -> bytes:
+        """What the host has in a slot: see settle()."""
+        return ctypes.string_at(self.slots.address(slot), self.page_nbytes)
+
+    def write_slot(self, slot: int, content: bytes) -> None:
+        """Fill a slot that no transfer still has to read: see settle()."""
+        if len(content) != self.page_nbytes:
+            raise ValueError(f"{len(content)} bytes for a page of {self.page_nbytes}")
+        ctypes.memmove(self.slots.address(slot), content, len(content))
+
+    def close(self) -> None:
+        self.slots.close()
+
+
+class _Range(NamedTuple):
+    """Device memory by address."""
+
+    address: int
+    nbytes: int

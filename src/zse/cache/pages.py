@@ -33,7 +33,8 @@ def check_page_size(page_size: int) -> None:
 
 class PageAllocator:
     """`num_pages` reference-counted pages. Not thread-safe: the scheduler is its only caller. prefix: the PrefixCache,
-    if any, in which pages that nobody holds may stay until they are needed.
+    if any, in which pages that nobody holds may stay until they are needed. num_free: pages that can be allocated, which
+    are all that nobody holds, cached or not.
 
     Freed pages are handed out again first, lowest numbers before untouched ones, so that the memory which was ever
     written stays near the largest use so far (KV buffers are anonymous memory that costs nothing until written).
@@ -42,28 +43,20 @@ class PageAllocator:
     def __init__(self, num_pages: int):
         if num_pages < 1:
             raise ValueError(f"num_pages must be at least 1, got {num_pages}")
-        self.num_pages = num_pages
+        self.num_pages = self.num_free = num_pages
         self._free = array("i", range(num_pages - 1, -1, -1))  # a stack: pop() gives the lowest number first
         self._refs = array("i", bytes(4 * num_pages))
         self.prefix: PrefixCache | None = None
-
-    @property
-    def num_free(self) -> int:
-        """Pages that can be allocated: free ones, and cached ones that nobody holds."""
-        return len(self._free) + (self.prefix.num_idle if self.prefix is not None else 0)
-
-    @property
-    def num_used(self) -> int:
-        return self.num_pages - self.num_free
 
     def allocate(self, count: int) -> list[int] | None:
         """`count` pages with one reference each, or None (and no change) when fewer are free. Cached pages go when no
         other is free."""
         free = self._free
+        if count > self.num_free:
+            return None
         if count > len(free):
-            if count > self.num_free:
-                return None
             self.prefix.evict(count - len(free))  # type: ignore[union-attr]
+        self.num_free -= count
         pages = [free.pop() for _ in range(count)]
         for page in pages:
             self._refs[page] = 1
@@ -83,6 +76,7 @@ class PageAllocator:
         first = at // size
         end = first + count
         self._free = array("i", [page for page in self._free if not first <= page < end])
+        self.num_free -= count
         for page in range(first, end):
             self._refs[page] = 1
         return list(range(first, end))
@@ -91,8 +85,10 @@ class PageAllocator:
         """One more reference to each page, all of which must be held by someone already, or cached."""
         refs, prefix = self._refs, self.prefix
         for page in pages:
-            if refs[page] < 1 and not (prefix is not None and prefix.retain(page)):
-                raise ValueError(f"page {page} is free and cannot be shared")
+            if refs[page] < 1:
+                if prefix is None or not prefix.retain(page):
+                    raise ValueError(f"page {page} is free and cannot be shared")
+                self.num_free -= 1
             refs[page] += 1
 
     def release(self, pages: Iterable[int]) -> None:
@@ -103,8 +99,10 @@ class PageAllocator:
             if refs[page] < 1:
                 raise ValueError(f"page {page} was released twice")
             refs[page] -= 1
-            if not refs[page] and not (prefix is not None and prefix.release(page)):
-                free.append(page)
+            if not refs[page]:
+                self.num_free += 1
+                if prefix is None or not prefix.release(page):
+                    free.append(page)
 
     def free(self, page: int) -> None:
         """The prefix cache has forgotten `page`, which nobody holds."""
@@ -123,6 +121,8 @@ class PageAllocator:
         free = set(self._free)
         if len(free) != len(self._free):
             problems.append("a page stands twice in the free list")
+        if self.num_free != self._refs.count(0):
+            problems.append(f"{self.num_free} free pages counted, nobody holds {self._refs.count(0)}")
         # An engine does this while it serves: page by page only where something is wrong.
         cached_idle = self.prefix.num_idle if self.prefix is not None else 0
         sound = (

@@ -15,6 +15,7 @@ that are in device memory come those that are on the host.
 
 from collections.abc import Iterable
 from itertools import islice
+from typing import NamedTuple
 
 from zse.cache.eviction import Eviction, Node, SaltAccount
 from zse.cache.pages import BLOCK, HostPool, check_page_size
@@ -34,30 +35,25 @@ MAX_COMPARED = 16
 MAX_TENANTS = 64
 
 
-class Match:
-    """What of a prompt is cached: `nodes` in full, and the first `copied` tokens of `source` (copied to a new page).
-    page_size: tokens of a full page."""
+class Match(NamedTuple):
+    """What of a prompt is cached, `length` tokens: `nodes` in full, the others at the beginning of `source`, whose page is
+    copied."""
 
-    __slots__ = ("copied", "nodes", "page_size", "source")
-
-    def __init__(self, nodes: list[Node], source: Node | None, copied: int, page_size: int):
-        self.nodes, self.source, self.copied, self.page_size = nodes, source, copied, page_size
-
-    @property
-    def length(self) -> int:
-        return self.page_size * len(self.nodes) + self.copied
+    nodes: list[Node]
+    source: Node | None
+    length: int
 
 
 class PrefixCache:
     """Over the pages of one PageAllocator, which tells it when a page is no longer held. policy: see Eviction. page_size:
-    tokens of a page, of PAGE_SIZES; page_bytes: of their ids."""
+    tokens of a page, of PAGE_SIZES; page_bytes: of their ids. roots: by salt. by_slot: what is on the host."""
 
     def __init__(self, num_pages: int, policy: str = "lru", page_size: int = BLOCK):
         check_page_size(page_size)
         self.page_size, self.page_bytes = page_size, 4 * page_size
         self.eviction = Eviction(policy, num_pages, page_size)
         self.num_nodes = self.num_evicted = self.num_entered = 0
-        self._roots: dict[Salt, Node] = {}
+        self.roots: dict[Salt, Node] = {}
         self._accounts: dict[str, SaltAccount] = {}
         self._node_of: list[Node | None] = [None] * num_pages
         self._allocator: PageAllocator | None = None
@@ -81,12 +77,13 @@ class PrefixCache:
 
     # -- looking up
 
-    def match(self, salt: "Salt", tokens: bytes) -> Match:
-        """The longest cached beginning of `tokens` (i32 bytes), at least one token shorter than they are. Changes
-        nothing: see hold()."""
-        node, page_bytes = self._roots.get(salt), self.page_bytes
+    def match(self, salt: "Salt", tokens: bytes, copies: bool = True, whole: bool = False) -> Match:
+        """The longest cached beginning of `tokens` (i32 bytes), at least one token shorter than they are. copies: whether
+        it may end within a page. whole: also what no new sequence can go on from, because the windowed pages beside it are
+        gone."""
+        node, page_bytes = self.roots.get(salt), self.page_bytes
         if node is None:
-            return Match([], None, 0, self.page_size)
+            return Match([], None, 0)
         nodes: list[Node] = []
         end = len(tokens) - 4  # the last token is computed in any case
         at = 0
@@ -99,14 +96,15 @@ class PrefixCache:
             at += page_bytes
         source, copied = None, 0
         wanted = tokens[at : min(at + page_bytes, end)]
-        if wanted and node.children:
+        if copies and wanted and node.children:
             for count, child in enumerate(reversed(node.children.values())):
                 common = common_tokens(wanted, child.tokens)
                 if common > copied:
                     source, copied = child, common
                 if count == MAX_COMPARED:
                     break
-        return Match(nodes, source, copied, self.page_size)
+        match = Match(nodes, source, at // 4 + copied)
+        return match if whole or self.windows is None else self.windows.within_reach(match)
 
     def hit(self, match: Match) -> None:
         """A request runs on this match: its nodes were of use."""
@@ -120,18 +118,14 @@ class PrefixCache:
 
     # -- entering
 
-    def root_of(self, salt: "Salt") -> Node | None:
-        """The root of a salt, if there is one."""
-        return self._roots.get(salt)
-
     def root(self, salt: "Salt") -> Node:
         """The root of a salt, made when there is none."""
-        node = self._roots.get(salt)
+        node = self.roots.get(salt)
         if node is None:
             account = self._accounts.get(salt[0])
             if account is None:
                 account = self._accounts[salt[0]] = SaltAccount(salt[0])
-            node = self._roots[salt] = Node(None, b"", -1, account, 0, salt)
+            node = self.roots[salt] = Node(None, b"", -1, account, 0, salt)
         return node
 
     def enter(self, parent: Node, tokens: bytes, page: int) -> Node | None:
@@ -174,7 +168,7 @@ class PrefixCache:
 
     def full_nodes(self) -> "Iterator[Node]":
         """Every page that is full, those in front first. The tree must not change meanwhile."""
-        stack = list(self._roots.values())
+        stack = list(self.roots.values())
         while stack:
             node = stack.pop()
             stack += node.children.values()
@@ -246,10 +240,6 @@ class PrefixCache:
             self._drop(next(iter(account.on_host)))
         return True
 
-    @property
-    def num_on_host(self) -> int:
-        return len(self.by_slot)
-
     # -- the allocator's side
 
     def holds(self, page: int) -> bool:
@@ -301,7 +291,7 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Forget everything; pages that nobody holds are free."""
-        for root in list(self._roots.values()):
+        for root in list(self.roots.values()):
             for node in list(root.children.values()):
                 self._drop(node)
 
@@ -351,7 +341,7 @@ class PrefixCache:
 
     def _drop_root(self, root: Node) -> None:
         root.alive = False
-        del self._roots[root.salt]
+        del self.roots[root.salt]
         if not root.account.num_nodes:
             self._accounts.pop(root.account.name, None)
 
@@ -362,7 +352,7 @@ class PrefixCache:
         problems = self.eviction.check_integrity()
         found: dict[int, Node] = {}
         on_host: dict[int, Node] = {}
-        stack = list(self._roots.values())
+        stack = list(self.roots.values())
         while stack:
             node = stack.pop()
             if node.parent is None and not node.children:

@@ -195,7 +195,7 @@ class JobQueue(Feature):
             job = self._next()
             count = scheduler.cache.pages_needed(len(job.tokens))
             held = sum(len(active.pages) for active in self._active)
-            if self._active and held + count > PAGE_SHARE * scheduler.cache.num_pages:
+            if self._active and held + count > PAGE_SHARE * scheduler.cache.allocator.num_pages:
                 return
             pages = scheduler.admission.admit_job(count, job)
             if pages is None:

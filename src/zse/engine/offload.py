@@ -155,7 +155,7 @@ class DiskTier(Feature):
         salt, prefix, host = options.salt, self._cache.prefix, self._cache.host
         page_bytes = prefix.page_bytes
         tokens = array("i", prompt).tobytes()
-        match = prefix.match(salt, tokens)
+        match = prefix.match(salt, tokens, whole=True)
         node = match.nodes[-1] if match.nodes else None
         key = self._key(node) if node is not None else self._files.root(salt)
         at, end = page_bytes * len(match.nodes), len(tokens) - 4

@@ -13,12 +13,11 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from zse.cache.groups import PageGeometry, geometry, group_layers
-from zse.cache.layout import KVCache
+from zse.cache.layout import KVCache, PageMover
 from zse.cache.pages import BLOCK
 from zse.engine import forwards, masking
 from zse.engine.config import ResolvedConfig
 from zse.engine.messages import TokenLogprob
-from zse.engine.slots import PageMover
 from zse.engine.step import PageTable, StepInputs, job_inputs, job_sampler, masks_staging, new_blocks
 from zse.kernels import feed, page_table
 from zse.models.registry import forward_of

@@ -101,6 +101,6 @@ def heartbeat(engine):
         steps=engine.metrics.steps,
         running=scheduler.num_running,
         waiting=scheduler.num_waiting,
-        free_pages=scheduler.cache.num_free,
+        free_pages=scheduler.cache.allocator.num_free,
         counters=engine.counters(),
     )

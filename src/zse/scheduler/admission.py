@@ -107,11 +107,11 @@ class Admission:
             return None
         awaited = self._awaited_by_jobs(request)
         is_pinned = request.preemptions >= MAX_PREEMPTIONS or life.recomputes_too_much
-        state = request, cache.num_free, len(running), awaited, is_pinned
+        state = request, cache.allocator.num_free, len(running), awaited, is_pinned
         if running and state == self._blocked:
             return None
         length = request.max_cached_len if is_pinned else len(request.tokens)
-        is_swapped = cache.is_swapped(request.id)
+        is_swapped = request.id in cache.swapped
         spare = awaited + cache.num_groups * self._spare_pages(request, length)
         cached = cache.admit(request.id, length, request.tokens, request.salt, spare=spare)
         if cached is None:
@@ -165,7 +165,7 @@ class Admission:
         head = life.queue.head()
         if head is not None and life.tenants.goes_first(head, job):
             keep += cache.pages_needed(len(head.tokens))
-        pages = cache.allocator.allocate(count) if count + keep <= cache.num_free else None
+        pages = cache.allocator.allocate(count) if count + keep <= cache.allocator.num_free else None
         if pages is None:
             self._next_job = job, count
             return None
@@ -177,7 +177,7 @@ class Admission:
         """The job ended, with these pages, or while it waited for some."""
         if pages:
             self.job_pages.remove(pages)
-            self._life.cache.release_pages(pages)
+            self._life.cache.allocator.release(pages)
         elif self._next_job is not None and self._next_job[0] is job:
             self._next_job = None
 

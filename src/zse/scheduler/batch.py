@@ -226,7 +226,7 @@ class BatchBuilder:
         count = min(len(drafts), most, request.max_len - length - 1)
         # One page a running row stays free, as at an admission: a draft is not worth a preemption.
         if length + count > cache.covered(request.id) and (
-            cache.num_free <= len(self._life.running) or not cache.reserve(request.id, length + count)
+            cache.allocator.num_free <= len(self._life.running) or not cache.reserve(request.id, length + count)
         ):
             count = cache.covered(request.id) - length
         count = max(count, 0)

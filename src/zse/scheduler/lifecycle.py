@@ -117,7 +117,7 @@ class Lifecycle:
 
         Counted are those that were computed again, those that wait for it, and those that the pages in use hold, which
         could be lost next. Together they may be MAX_RECOMPUTED of the tokens that ran, and once what all pages hold."""
-        free = self.cache.page_size * self.cache.num_free // self.cache.num_groups
+        free = self.cache.page_size * self.cache.allocator.num_free // self.cache.num_groups
         return self.counters.recomputed_tokens + self.num_lost > MAX_RECOMPUTED * self.counters.scheduled_tokens + free
 
     def finish(self, request: Request) -> None:
@@ -157,7 +157,8 @@ class Lifecycle:
         self.prompts.end(request)
         self.cache.commit(request.id, request.tokens, request.committed_len, partial=True)
         pages = self.cache.detach(request.id)
-        self.cache.drop_swapped(request.id)
+        if request.id in self.cache.swapped:
+            self.cache.drop_swapped(request.id)
         if request.row >= 0:
             self.retired[request] = request.row, pages
             if not request.in_flight:
@@ -168,7 +169,7 @@ class Lifecycle:
         """No batch in flight has the request, which ended, any more."""
         row, pages = self.retired.pop(request)
         self.free_rows.append(row)
-        self.cache.release_pages(pages)
+        self.cache.allocator.release(pages)
 
     def _stop(self, request: Request) -> None:
         self.running.remove(request)
@@ -191,7 +192,7 @@ class Lifecycle:
         rows = [request.row for request in self.running] + [row for row, _ in self.retired.values()] + self.free_rows
         if sorted(rows) != list(range(self.max_rows)):
             problems.append(f"rows are lost or shared: {sorted(rows)}")
-        if self.cache.sequences() != {request.id for request in self.running}:
+        if set(self.cache.tables) != {request.id for request in self.running}:
             problems.append("pages are held by a request that does not run, or a running one has none")
         for request in self.running:
             held, pages_for = len(self.cache.table(request.id)), self.cache.pages_for
