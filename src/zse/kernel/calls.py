@@ -1,6 +1,6 @@
 """The functions of the language in the staged front end: intrinsics, effects, memory, and @inline functions."""
 
-from zse.kernel import ir
+import zse.kernel.ir as ir
 from zse.kernel.intrinsics import EFFECTS, INTRINSICS
 from zse.kernel.intrinsics.row import StageError
 from zse.kernel.language import DTYPES, Inline

@@ -8,8 +8,9 @@ import ast
 import builtins
 import operator
 
+import zse.kernel.ir as ir
 from zse.errors import CompileError
-from zse.kernel import ir, passes
+from zse.kernel import passes
 from zse.kernel.calls import Calls, InlineReturn
 from zse.kernel.intrinsics.row import StageError
 from zse.kernel.language import (
@@ -472,8 +473,6 @@ def _width(node: ast.AST) -> int:
 
 def stage(kernel: Kernel, statics: dict[str, object], symbol: str, target) -> ir.Function:
     """Compile a kernel variant to verified IR. Raises CompileError with the author's line and a caret."""
-    function = Stager(target).run(kernel, statics, symbol)
-    ir.verify(function)
-    function = passes.run(function)
+    function = passes.run(Stager(target).run(kernel, statics, symbol))
     ir.verify(function)
     return function

@@ -3,12 +3,10 @@
 import ast
 from typing import Any, TypeGuard
 
-from zse.kernel import ir
+import zse.kernel.ir as ir
 from zse.kernel.intrinsics.row import StageError
 from zse.kernel.language import DType, VectorType
 from zse.kernel.source import Scope, Source
-
-EXPR_TYPES = tuple(ir.Expr.__args__)
 
 # Names that the printed languages or the entry point's own text already use.
 RESERVED = frozenset(
@@ -21,7 +19,7 @@ thread threadgroup constant warp main bool true false int4 uint4 float4 min max 
 
 def is_runtime(value: object) -> TypeGuard[ir.Expr]:
     """Whether the generated code computes it."""
-    return isinstance(value, EXPR_TYPES)
+    return isinstance(value, ir.Expr)
 
 
 def bits_of(type: ir.Type) -> int:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import zse.kernel.ir as ir
 from zse.errors import CompileError
-from zse.kernel import ir
 
 
 class StageError(Exception):

@@ -1,43 +1,56 @@
 """Drop variables that nothing reads: staging leaves some behind where a static folded the code that used them."""
 
+from collections import Counter
 from collections.abc import Iterator
 
-from zse.kernel import ir
+import zse.kernel.ir as ir
+
+DEFINITIONS = (ir.Declare, ir.Assign, ir.LocalArray)
 
 
-def _reads(expr: ir.Expr) -> Iterator[str]:
-    if isinstance(expr, ir.Var):
-        yield expr.name
-    for child in ir.children(expr):
-        yield from _reads(child)
-
-
-def all_reads(body: list[ir.Stmt]) -> Iterator[str]:
-    """Names of the variables that these statements read, with repetitions."""
+def walk(body: list[ir.Stmt]) -> Iterator[ir.Stmt]:
+    """Every statement, inner ones included."""
     for stmt in body:
-        for expr in ir.expressions(stmt):
-            yield from _reads(expr)
+        yield stmt
         for block in ir.blocks(stmt):
-            yield from all_reads(block)
+            yield from walk(block)
 
 
-def _without(body: list[ir.Stmt], used: set[str]) -> tuple[list[ir.Stmt], bool]:
-    kept: list[ir.Stmt] = []
-    changed = False
-    for stmt in body:
-        if isinstance(stmt, ir.Declare | ir.Assign | ir.LocalArray) and stmt.var.name not in used:
-            changed = True
-            continue
+def reads_of(stmt: ir.Stmt) -> list[str]:
+    """Names of the variables that a statement itself reads, with repetitions."""
+    names: list[str] = []
+    todo = list(ir.expressions(stmt))
+    while todo:
+        expr = todo.pop()
+        if isinstance(expr, ir.Var):
+            names.append(expr.name)
+        else:
+            todo += ir.children(expr)
+    return names
+
+
+def _without(body: list[ir.Stmt], dead: set[str]) -> list[ir.Stmt]:
+    kept = [stmt for stmt in body if not (isinstance(stmt, DEFINITIONS) and stmt.var.name in dead)]
+    for stmt in kept:
         for block in ir.blocks(stmt):
-            block[:], inner = _without(block, used)
-            changed = changed or inner
-        kept.append(stmt)
-    return kept, changed
+            block[:] = _without(block, dead)
+    return kept
 
 
 def remove_dead_variables(function: ir.Function) -> ir.Function:
-    """Expressions have no side effects, so an unread variable and what computes it can go; repeated until nothing changes."""
-    body, changed = function.body, True
-    while changed:
-        body, changed = _without(body, set(all_reads(body)))
-    return ir.Function(function.symbol, function.params, body, function.origin)
+    """Expressions have no side effects, so an unread variable and what computes it can go, and what only they read."""
+    reads: Counter[str] = Counter()
+    definitions: dict[str, list[ir.Stmt]] = {}
+    for stmt in walk(function.body):
+        reads.update(reads_of(stmt))
+        if isinstance(stmt, DEFINITIONS):
+            definitions.setdefault(stmt.var.name, []).append(stmt)
+    todo = [name for name in definitions if not reads[name]]
+    dead = set(todo)
+    while todo:
+        freed = Counter(name for stmt in definitions[todo.pop()] for name in reads_of(stmt))
+        reads.subtract(freed)
+        found = [name for name in freed if name in definitions and not reads[name] and name not in dead]
+        todo += found
+        dead.update(found)
+    return ir.Function(function.symbol, function.params, _without(function.body, dead), function.origin)

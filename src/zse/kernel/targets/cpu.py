@@ -6,7 +6,8 @@ Entry point of a variant: `void symbol(const uint64_t *args, const int64_t *grid
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from zse.kernel import ir, mathlib
+import zse.kernel.ir as ir
+from zse.kernel import mathlib
 from zse.kernel.intrinsics import INTRINSICS
 from zse.kernel.intrinsics.row import elem_of
 from zse.kernel.passes import dead
@@ -345,7 +346,8 @@ class CpuTarget:
             f"/* {function.origin} */",
             f"void {function.symbol}(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {{",
         ]
-        used = set(dead.all_reads(function.body))
+        used = {name for stmt in dead.walk(function.body) for name in dead.reads_of(stmt)}
+        assigned = {stmt.var.name for stmt in dead.walk(function.body) if isinstance(stmt, ir.Assign)}
         for index, param in enumerate(function.params):
             if param.name not in used:
                 continue
@@ -358,12 +360,15 @@ class CpuTarget:
                 value = f"({ctype})args[{index}]"
             lines.append(
                 f"  {ctype} const_{param.name} = {value};"
-                if _assigned(function.body, param.name)
+                if param.name in assigned
                 else f"  {ctype}{'' if ctype.endswith('*') else ' '}const {param.name} = {value};"
             )
         lines.append("  for (int64_t block = first; block < last; ++block) {")
-        assigned = [param for param in function.params if _assigned(function.body, param.name)]
-        lines += [f"    {self.c_type(param.type)} {param.name} = const_{param.name};" for param in assigned]
+        lines += [
+            f"    {self.c_type(param.type)} {param.name} = const_{param.name};"
+            for param in function.params
+            if param.name in assigned
+        ]
         body = self.statements(function.body, "    ")
         text = "\n".join(body)
         if "block_0" in text:
@@ -383,11 +388,3 @@ class CpuTarget:
         includes = "#include <immintrin.h>" if self.x86 else "#include <arm_neon.h>"
         parts = [HEADER.format(includes=includes), *self.types.values(), "", *self.helpers.values(), "", *bodies]
         return "\n".join(parts)
-
-
-def _assigned(body: list[ir.Stmt], name: str) -> bool:
-    return any(
-        (isinstance(stmt, ir.Assign) and stmt.var.name == name)
-        or any(_assigned(block, name) for block in ir.blocks(stmt))
-        for stmt in body
-    )

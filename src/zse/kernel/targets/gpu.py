@@ -7,7 +7,8 @@ bitcast to u32 is free. Every index is a constant, so compilers keep them in reg
 
 import struct
 
-from zse.kernel import ir, warplib
+import zse.kernel.ir as ir
+from zse.kernel import warplib
 from zse.kernel.intrinsics import EFFECTS, INTRINSICS
 from zse.kernel.intrinsics.row import elem_of
 
