@@ -17,14 +17,15 @@ from jinja2.utils import Namespace
 from zse.tokenizer.template_limits import (
     HIDDEN_ATTRIBUTES,
     MAX_INTEGER,
+    METHOD_NAMES,
     METHODS,
     Budget,
     cannot_render,
     from_json,
     raise_exception,
+    rendered,
     strftime_now,
     tojson,
-    too_much,
 )
 
 NODES = frozenset(
@@ -50,7 +51,7 @@ LOOP = frozenset(
 )
 # Values cannot be changed; templates that try in some branch are refused when they get there.
 CHANGING = frozenset(("append", "extend", "insert", "pop", "update"))
-ALL_METHODS = frozenset().union(*METHODS.values()) | CHANGING | {"cycle", "changed"}
+ALL_METHODS = METHOD_NAMES | CHANGING | {"cycle", "changed"}
 
 
 class Generation(Extension):
@@ -147,18 +148,12 @@ class Environment(ImmutableSandboxedEnvironment):
     # --- what may be done with them ------------------------------------------------------------------------------
 
     def call(self, context, obj, *args, **kwargs):
-        self.budget.spend()
         owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
-        if isinstance(owner, str):
-            if name == "replace":
-                return self.budget.replace(owner, *args)
-            if name == "join":
-                return self._join(args[0] if args else "", owner)
-        elif (
-            not isinstance(owner, (dict, list, tuple, LoopContext))
-            and not isinstance(obj, Macro)
-            and obj not in self.globals.values()
-        ):
+        if isinstance(owner, str) and name in ("replace", "join"):
+            return self.budget.call(obj, args, {})
+        self.budget.spend()
+        is_method = isinstance(owner, (str, dict, list, tuple, LoopContext))
+        if not is_method and not isinstance(obj, Macro) and obj not in self.globals.values():
             raise cannot_render(f"{name or 'a value'} is called, which is not a function")
         return super().call(context, obj, *args, **kwargs)
 
@@ -287,16 +282,7 @@ class JinjaTemplate:
 
     def render(self, variables: dict) -> str:
         """The text. RequestError (400) when the template refuses, fails, or takes too much."""
-        budget, parts, size = self._environment.budget, [], 0
-        budget.start()
         try:
-            for part in self._template.generate(variables):
-                budget.spend()
-                size += len(part)
-                budget.check_size(size)
-                parts.append(part)
-        except RecursionError:
-            raise too_much("macros nested too deeply") from None
-        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+            return rendered(self._template.generate(variables), self._environment.budget)
+        except TemplateError as error:
             raise cannot_render(error) from None
-        return "".join(parts)

@@ -4,6 +4,7 @@ call."""
 import re
 import threading
 import time
+from collections.abc import Iterable
 
 from zse.errors import RequestError
 from zse.lazy import datetime, json
@@ -30,6 +31,7 @@ METHODS: dict[type, frozenset[str]] = {
     list: frozenset(("count", "index")),
     tuple: frozenset(("count", "index")),
 }
+METHOD_NAMES = frozenset().union(*METHODS.values())
 
 
 def too_much(what: str) -> RequestError:
@@ -80,6 +82,16 @@ class Budget(threading.local):
         if isinstance(left, int) and isinstance(right, int) and max(left.bit_length(), right.bit_length()) > 128:
             raise too_much("a number of more than 128 bits")
 
+    def call(self, function, args, kwargs):
+        """A call; the methods of a text that could make much of little are bounded."""
+        self.spend()
+        owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+        if isinstance(owner, str) and name == "replace":
+            return self.replace(owner, *args)
+        if isinstance(owner, str) and name == "join":
+            return self.join(list(*args), owner)
+        return function(*args, **kwargs)
+
     def concat(self, parts) -> str:
         """`~`: the values as text, joined."""
         parts = [part if isinstance(part, str) else str(part) for part in parts]
@@ -106,6 +118,23 @@ class Budget(threading.local):
         if len(numbers) > MAX_RANGE:
             raise too_much(f"a range of more than {MAX_RANGE} numbers")
         return numbers
+
+
+def rendered(parts: Iterable[str], budget: Budget) -> str:
+    """The text that a template makes part by part. RequestError (400) when it refuses, fails, or takes too much."""
+    texts, size = [], 0
+    budget.start()
+    try:
+        for text in parts:
+            budget.spend()
+            size += len(text)
+            budget.check_size(size)
+            texts.append(text)
+    except RecursionError:
+        raise too_much("values or macros nested too deeply") from None
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+        raise cannot_render(error) from None
+    return "".join(texts)
 
 
 def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:

@@ -11,11 +11,6 @@ from collections.abc import Callable
 from zse.tokenizer.template_limits import METHODS, Budget, raise_exception, strftime_now, tojson
 
 BUDGET = Budget()
-CALLABLE = frozenset().union(*METHODS.values())
-
-
-class Failure(Exception):
-    """What jinja2 would raise UndefinedError and such for."""
 
 
 class Undefined:
@@ -24,8 +19,8 @@ class Undefined:
     def __init__(self, name):
         self.name = name
 
-    def fail(self, *_):
-        raise Failure(f"{self.name!r} is undefined")
+    def fail(self, *_, **__):
+        raise ValueError(f"{self.name!r} is undefined")
 
     def __str__(self):
         return ""
@@ -40,24 +35,11 @@ class Undefined:
         return type(other) is Undefined
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = __neg__ = fail
-    __lt__ = __le__ = __gt__ = __ge__ = __getitem__ = fail
+    __lt__ = __le__ = __gt__ = __ge__ = __getitem__ = __call__ = fail
 
 
 class Namespace(dict):
     """`namespace()`: what a template may assign to."""
-
-
-class Loop(dict):
-    """`loop` within a for, at one of its items."""
-
-    NAMES = frozenset("index index0 first last length revindex revindex0 previtem nextitem".split())
-
-    def __init__(self, items: list, at: int):
-        size = len(items)
-        super().__init__(index0=at, index=at + 1, first=at == 0, last=at + 1 == size, length=size)
-        self.update(revindex=size - at, revindex0=size - at - 1)
-        self["previtem"] = items[at - 1] if at else Undefined("there is no previous item")
-        self["nextitem"] = items[at + 1] if at + 1 < size else Undefined("there is no next item")
 
 
 def attribute_of(value, name: str):
@@ -80,20 +62,6 @@ def item_of(value, key):
     return Undefined(str(key))
 
 
-def call(function, args: list, kwargs: dict):
-    BUDGET.spend()
-    if type(function) is Undefined:
-        function.fail()
-    owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
-    if type(owner) is str and name == "replace":
-        return BUDGET.replace(owner, *args)
-    if type(owner) is str and name == "join":
-        return BUDGET.join(list(*args), owner)
-    if not callable(function):
-        raise Failure(f"{type(function).__name__} is called")
-    return function(*args, **kwargs)
-
-
 def sequence(value) -> list:
     items = list(value)
     BUDGET.spend(1 + len(items))
@@ -109,13 +77,20 @@ def default(value, default_value="", boolean=False):
     return default_value if type(value) is Undefined or (boolean and not value) else value
 
 
-ARITHMETIC: dict[type, tuple[str, Callable]] = {
-    ast.Add: ("+", operator.add),
-    ast.Sub: ("-", operator.sub),
-    ast.Mult: ("*", operator.mul),
-    ast.Mod: ("%", operator.mod),
-}
-COMPARE: dict[type, Callable] = {
+def bounded(symbol: str, compute: Callable) -> Callable:
+    def checked(left, right):
+        BUDGET.check_binary(symbol, left, right)
+        return compute(left, right)
+
+    return checked
+
+
+OPERATORS: dict[type, Callable] = {
+    ast.Add: bounded("+", operator.add),
+    ast.Sub: bounded("-", operator.sub),
+    ast.Mult: bounded("*", operator.mul),
+    ast.Mod: bounded("%", operator.mod),
+    ast.MatMult: lambda left, right: BUDGET.concat([left, right]),  # Jinja's ~
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -124,6 +99,8 @@ COMPARE: dict[type, Callable] = {
     ast.GtE: operator.ge,
     ast.In: lambda left, right: left in right,
     ast.NotIn: lambda left, right: left not in right,
+    ast.Not: operator.not_,
+    ast.USub: operator.neg,
 }
 FILTERS: dict[str, Callable] = {
     "trim": lambda value, chars=None: str(value).strip(chars),
@@ -140,7 +117,6 @@ FILTERS: dict[str, Callable] = {
     "first": lambda value: edge(value, 0),
     "last": lambda value: edge(value, -1),
 }
-KEYWORDS = {"tojson": {"indent"}, "default": {"boolean"}}  # that filters take here; jinja2 knows more
 TESTS: dict[str, Callable] = {
     "defined": lambda value: type(value) is not Undefined,
     "undefined": lambda value: type(value) is Undefined,
@@ -154,7 +130,26 @@ TESTS: dict[str, Callable] = {
     "true": lambda value: value is True,
     "false": lambda value: value is False,
 }
-FUNCTIONS = {
+# As template_fast.py calls them; each takes the value first.
+APPLIED: dict[str, Callable] = {
+    **{f"__f_{name}": apply for name, apply in FILTERS.items()},
+    **{f"__is_{name}": test for name, test in TESTS.items()},
+    **{f"__not_{name}": lambda *args, test=test: not test(*args) for name, test in TESTS.items()},
+}
+KEYWORDS = frozenset(("indent", "boolean"))  # that they take; jinja2 knows more
+# Of the items of a for and the index of one: `loop` there.
+LOOP: dict[str, Callable] = {
+    "index": lambda items, at: at + 1,
+    "index0": lambda items, at: at,
+    "first": lambda items, at: at == 0,
+    "last": lambda items, at: at + 1 == len(items),
+    "length": lambda items, at: len(items),
+    "revindex": lambda items, at: len(items) - at,
+    "revindex0": lambda items, at: len(items) - at - 1,
+    "previtem": lambda items, at: items[at - 1] if at else Undefined("there is no previous item"),
+    "nextitem": lambda items, at: items[at + 1] if at + 1 < len(items) else Undefined("there is no next item"),
+}
+FUNCTIONS: dict[str, Callable] = {
     "namespace": Namespace,
     "range": BUDGET.range,
     "raise_exception": raise_exception,
