@@ -94,7 +94,11 @@ def test_what_does_not_fit_is_told(load):
 
 
 def test_a_trace_has_two_tracks_for_each_step():
-    kernels = [profile.Kernel("a", (3,), 5.0), profile.Kernel("b", (2, 4), 7.0), profile.Kernel("a", (3,), 4.0)]
+    kernels = [
+        profile.LaunchTime("a", (3,), 5.0),
+        profile.LaunchTime("b", (2, 4), 7.0),
+        profile.LaunchTime("a", (3,), 4.0),
+    ]
     phases = list(zip(PHASES, (1.0, 2.0, 3.0, 20.0, 4.0), strict=True))
     steps = [profile.StepProfile(kind, 8, 1, 8, phases, 14.0, kernels) for kind in ("prefill", "decode")]
     data = profile.trace(steps, {"model": "m"})

@@ -22,7 +22,7 @@ REPEATS = 5
 CEILING_BYTES = 1 << 30  # that the ceiling is read from
 
 
-class Line(NamedTuple):
+class Timing(NamedTuple):
     """One timed case. microseconds: of one launch; bytes and flops: op.cost; checked: whether the result is right."""
 
     op: str
@@ -287,7 +287,7 @@ def package_ops(names: list[str]) -> list[Any]:
     return [known[name] for name in names or sorted(known)]
 
 
-def time_ops(device, ops, report, only: list[str] | None = None, seed: int | None = None) -> tuple[float, list[Line]]:
+def time_ops(device, ops, report, only: list[str] | None = None, seed: int | None = None) -> tuple[float, list[Timing]]:
     """(ceiling in GB/s, lines); report(line, ceiling) is called as they come. Every operation is first held to its
     reference with its own cases. only: texts that the timed cases' names contain."""
     ceiling = read_ceiling(device)
@@ -305,7 +305,7 @@ def time_ops(device, ops, report, only: list[str] | None = None, seed: int | Non
                 continue
             right = checked and (expected is None or check(device, op, case, expected()))
             cost = op.cost(case)
-            line = Line(op.name, case.name, time_case(device, op, case), cost.bytes, cost.flops, right)
+            line = Timing(op.name, case.name, time_case(device, op, case), cost.bytes, cost.flops, right)
             lines.append(line)
             report(line, ceiling)
     return ceiling, lines

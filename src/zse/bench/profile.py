@@ -23,7 +23,7 @@ MAX_REPLAYS, REPLAY_S = 20, 0.2  # replays in a row: so many, or as many as fit 
 TRACE_GAP_US = 100.0  # between the steps of a trace
 
 
-class Kernel(NamedTuple):
+class LaunchTime(NamedTuple):
     """One launch: the kernel's name ("upload" and "download" are copies), its grid, microseconds."""
 
     name: str
@@ -42,7 +42,7 @@ class StepProfile(NamedTuple):
     context: int
     phases: list[tuple[str, float]]
     replay_us: float
-    kernels: list[Kernel]
+    kernels: list[LaunchTime]
 
     @property
     def host_us(self) -> float:
@@ -83,7 +83,7 @@ def profile(
 
     rows: sequences that decode together, each after a prompt of `prompt_tokens` random tokens. The prefill step is the
     last full one of a prompt alone. Host phases are those of the median step (of 3 prompts; of `steps` decode steps),
-    kernels those of the fastest of `repeats` profiles. Raises ConfigError when prompts and replies do not fit the
+    kernels those of the best of `repeats` profiles. Raises ConfigError when prompts and replies do not fit the
     context or the KV cache.
     """
     engine, vocabulary = loaded.engine, loaded.model_config
@@ -166,11 +166,11 @@ def _run_step(engine) -> _Step:
     return _Step(batch.num_tokens, len(batch.entries), context, phases, (filled.graph, filled.symbols), outputs)
 
 
-def _measure(step: _Step, repeats: int) -> tuple[float, list[Kernel]]:
+def _measure(step: _Step, repeats: int) -> tuple[float, list[LaunchTime]]:
     """(replay_us, kernels) of the step that ran last: its inputs are still there, so each replay computes the same."""
     graph, symbols = step.replay
-    fastest = min((graph.profile(**symbols) for _ in range(repeats)), key=lambda run: sum(ns for _, ns in run))
-    kernels = [Kernel(name, grid, ns / 1e3) for (name, ns), grid in zip(fastest, graph.grids(**symbols), strict=True)]
+    best = min((graph.profile(**symbols) for _ in range(repeats)), key=lambda run: sum(ns for _, ns in run))
+    kernels = [LaunchTime(name, grid, ns / 1e3) for (name, ns), grid in zip(best, graph.grids(**symbols), strict=True)]
     for _ in range(2):  # a GPU captures the list at the second
         graph.run(**symbols)
     start = time.perf_counter()
@@ -182,7 +182,7 @@ def _measure(step: _Step, repeats: int) -> tuple[float, list[Kernel]]:
     return 1e6 * (time.perf_counter() - start) / count, kernels
 
 
-def _profile(kind: str, steps: list[_Step], replay_us: float, kernels: list[Kernel]) -> StepProfile:
+def _profile(kind: str, steps: list[_Step], replay_us: float, kernels: list[LaunchTime]) -> StepProfile:
     step = sorted(steps, key=lambda step: step.us)[len(steps) // 2]
     return StepProfile(kind, step.tokens, step.rows, steps[-1].context, step.phases, replay_us, kernels)
 

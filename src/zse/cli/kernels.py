@@ -224,7 +224,7 @@ def _bench(args) -> int:
             raise ConfigError(f"{args.device} is no GPU; kernels of the CPU are timed by `zse bench`")
         timed = [(device, kernels.package_ops(args.op))]
 
-    def report(line: kernels.Line, ceiling: float) -> None:
+    def report(line: kernels.Timing, ceiling: float) -> None:
         share = 100 * line.gigabytes / ceiling
         print(
             f"{line.op:14} {line.case:44} {line.microseconds:9.2f} us {line.gigabytes:7.0f} GB/s {share:5.1f} % "
