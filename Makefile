@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .PHONY: serve test test-all test-rest models lint types build clean
 
-serve: $(INSTALLED)
+serve: build
 	$(BIN)/zse serve --port $(PORT)
 
 test: $(TESTED) build models
@@ -33,16 +33,18 @@ lint: $(TESTED)
 types: $(TESTED)
 	$(BIN)/mypy
 
+# The kernels of this CPU, with progress; what did not change is kept.
 build: $(INSTALLED)
 	$(BIN)/python -m zse.build
 
 $(INSTALLED): pyproject.toml setup.py
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --editable .
+	@echo "installing the package and what it needs"
+	ZSE_BUILD_ISA=none $(BIN)/pip install --quiet --editable .
 	touch $@
 
 $(TESTED): $(INSTALLED)
-	$(BIN)/pip install --quiet --editable '.[test,lint]'
+	ZSE_BUILD_ISA=none $(BIN)/pip install --quiet --editable '.[test,lint]'
 	$(BIN)/pip install --quiet torch==2.13.0 && $(BIN)/pip install --quiet transformers \
 		|| echo "torch or transformers cannot be installed: tests compare with the committed reference tensors"
 	touch $@

@@ -22,9 +22,9 @@ class BuildWithKernels(build_py):
 
     def run(self):
         super().run()
-        from zse.build import build
+        from zse.build import build, isas_to_install
 
-        folder = build(SOURCE / "zse" / "_native")
+        folder = build(SOURCE / "zse" / "_native", isas_to_install())
         if not getattr(self, "editable_mode", False):
             target = Path(self.build_lib) / "zse" / "_native"
             target.mkdir(parents=True, exist_ok=True)

@@ -1,15 +1,18 @@
 """Compiles the CPU libraries in place: `python -m zse.build`. The package's installation runs the same.
 
+Of the kernels, the level that this CPU runs best; `--isa all` is for a package that other machines get.
+
 `python -m zse.build` also compiles the package's Python modules, as pip does with what it installs: a start imports 250 of
 them, and each that has no bytecode costs it 1 to 8 ms.
 
-Into `zse/_native` (or --dir): libzse_runtime.so, libzse_tokenizer.so, and per ISA level libzse_kernels_<isa>.so with its
+Into `zse/_native` (or --dir): libzse_runtime.so, libzse_formats.so, libzse_tokenizer.so, and per ISA level libzse_kernels_<isa>.so with its
 manifest <isa>.json. What did not change is not compiled again: the manifest keeps a hash of the sources, the flags and the
 compiler, and object files are kept by content. Needs the standard library and a C compiler only.
 """
 
 import argparse
 import compileall
+import ctypes
 import fcntl
 import hashlib
 import importlib
@@ -18,18 +21,24 @@ import os
 import re
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from zse import env
 from zse.errors import CompileError, ConfigError
 from zse.kernel import cache, emit
 from zse.kernel.targets.cpu import ISAS
 from zse.runtime import isa as levels
 from zse.runtime import native, probe
 from zse.runtime.compiler import KERNEL_FLAGS, find_compiler, link, run
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from zse.kernel.language import Variant
 
 PACKAGE = Path(__file__).resolve().parent
 
@@ -46,6 +55,37 @@ def _digest(*parts: "str | bytes") -> str:
         data = part.encode() if isinstance(part, str) else part
         total.update(len(data).to_bytes(8, "little") + data)
     return total.hexdigest()[:24]
+
+
+class Progress:
+    """How far a build is: one line that is written over on a terminal, elsewhere one every 5 seconds. total: steps."""
+
+    def __init__(self, what: str, quiet: bool):
+        self.what, self.quiet, self.total, self.done = what, quiet, 0, 0
+        self._is_terminal = sys.stderr.isatty()
+        self._start = time.perf_counter()
+        self._next, self._lock = self._start, threading.Lock()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._start
+
+    def step(self) -> None:
+        """One more is done; any thread."""
+        with self._lock:
+            self.done += 1
+            now = time.perf_counter()
+            if self.quiet or now < self._next or self.done == self.total:
+                return
+            self._next = now + (0.2 if self._is_terminal else 5)
+            left = self.seconds * (self.total - self.done) / self.done
+            text = f"{self.what}: compiled {self.done} of {self.total}, about {left:.0f} s left"
+            sys.stderr.write(f"\r\x1b[K{text}" if self._is_terminal else text + "\n")
+            sys.stderr.flush()
+
+    def end(self, line: str) -> None:
+        if not self.quiet:
+            sys.stderr.write(("\r\x1b[K" if self._is_terminal else "") + line + "\n")
 
 
 @contextmanager
@@ -68,32 +108,27 @@ class Builder:
         if not self.quiet:
             print(line, file=sys.stderr, flush=True)
 
-    def compile_all(self, units: "list[tuple[str, Path, tuple[str, ...]]]") -> list[Path]:
-        """Objects of (name, C file, flags), in order; those that are there already are kept."""
-
-        def one(unit: "tuple[str, Path, tuple[str, ...]]") -> Path:
-            name, source, flags = unit
-            headers = b"".join(path.read_bytes() for path in sorted(source.parent.glob("*.h")))
-            text = _SOURCE_LINES.sub(b"", source.read_bytes())
-            key = _digest(text, headers, " ".join(flags), self.compiler, self.version)
-            target = self.objects / f"{name}-{key}.o"
-            if self.force or not target.exists():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                half = target.with_suffix(f".{os.getpid()}.tmp")
-                run([self.compiler, *flags, "-c", str(source), "-o", str(half)], name)
-                half.replace(target)
-                for stale in target.parent.glob(f"{target.name[: -len(key) - 3]}-{'[0-9a-f]' * len(key)}.o"):
-                    if stale != target:
-                        stale.unlink()
-            return target
-
-        with ThreadPoolExecutor(self.jobs) as pool:
-            return list(pool.map(one, units))
+    def compiled(self, name: str, source: Path, flags: tuple[str, ...]) -> Path:
+        """The object of a C file; one that is there already is kept."""
+        headers = b"".join(path.read_bytes() for path in sorted(source.parent.glob("*.h")))
+        text = _SOURCE_LINES.sub(b"", source.read_bytes())
+        key = _digest(text, headers, " ".join(flags), self.compiler, self.version)
+        target = self.objects / f"{name}-{key}.o"
+        if self.force or not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            half = target.with_suffix(f".{os.getpid()}.tmp")
+            run([self.compiler, *flags, "-c", str(source), "-o", str(half)], name)
+            half.replace(target)
+            for stale in target.parent.glob(f"{target.name[: -len(key) - 3]}-{'[0-9a-f]' * len(key)}.o"):
+                if stale != target:
+                    stale.unlink()
+        return target
 
     def host_library(self, name: str, sources: list[Path]) -> None:
         """A library of hand-written C."""
         target = self.folder / f"{name}.so"
-        objects = self.compile_all([(f"{name}-{path.stem}", path, HOST_FLAGS) for path in sources])
+        with ThreadPoolExecutor(self.jobs) as pool:
+            objects = list(pool.map(lambda path: self.compiled(f"{name}-{path.stem}", path, HOST_FLAGS), sources))
         stamp, linked = self.objects / f"{name}.linked", "\n".join(path.name for path in objects)
         if self.force or not target.exists() or not stamp.exists() or stamp.read_text(encoding="utf-8") != linked:
             link(self.compiler, objects, target)
@@ -108,20 +143,24 @@ class Builder:
         key = _digest(sources, level, " ".join(flags), self.compiler, self.version)
         if not self.force and self.keep_c is None and target.exists() and _manifest_key(manifest_path) == key:
             return
-        start = time.perf_counter()
-        texts, manifest = emit_kernels(level)
-        emitted = time.perf_counter() - start
-        with tempfile.TemporaryDirectory(prefix="zse-build-") as folder:
-            where = Path(folder)
-            if self.keep_c is not None:
-                where = self.keep_c / level
-                where.mkdir(parents=True, exist_ok=True)
-            units = []
-            for name, text in texts.items():
-                source = where / f"{name}.c"
-                source.write_text(text, encoding="utf-8")
-                units.append((f"{level}/{name}", source, flags))
-            link(self.compiler, self.compile_all(units), target)
+        manifest: dict[str, dict] = {}
+        progress = Progress(f"kernels for {level}", self.quiet)
+        with tempfile.TemporaryDirectory(prefix="zse-build-") as folder, ThreadPoolExecutor(self.jobs) as pool:
+            where = Path(folder) if self.keep_c is None else self.keep_c / level
+            where.mkdir(parents=True, exist_ok=True)
+            units, objects = kernel_units(level), []
+            progress.total = len(units)
+            try:
+                for name, variants in units:  # the compilers work while the next unit's text is made
+                    text, entries = emit.emit_unit(variants, level)
+                    manifest.update(entries)
+                    source = where / f"{name}.c"
+                    source.write_text(text, encoding="utf-8")
+                    objects.append(pool.submit(self.compiled, f"{level}/{name}", source, flags))
+                    objects[-1].add_done_callback(lambda _: progress.step())
+                link(self.compiler, [each.result() for each in objects], target)
+            finally:
+                pool.shutdown(cancel_futures=True)  # after an error nothing more is begun
         half = manifest_path.with_suffix(f".{os.getpid()}.tmp")
         half.write_text(
             json.dumps(
@@ -132,10 +171,7 @@ class Builder:
             encoding="utf-8",
         )
         half.replace(manifest_path)
-        self.say(
-            f"{target.name}: {len(manifest)} kernels, {emitted:.1f} s to generate C, "
-            f"{time.perf_counter() - start - emitted:.1f} s to compile with {self.version}"
-        )
+        progress.end(f"{target.name}: {len(manifest)} kernels in {progress.seconds:.1f} s, by {self.version}")
 
 
 def _manifest_key(path: Path) -> str | None:
@@ -145,8 +181,8 @@ def _manifest_key(path: Path) -> str | None:
         return None
 
 
-def emit_kernels(level: str) -> tuple[dict[str, str], dict[str, dict]]:
-    """({unit name: C text}, {symbol: {"params", "origin"}}) of every variant for an ISA level. Deterministic."""
+def kernel_units(level: str) -> "list[tuple[str, list[Variant]]]":
+    """(name, variants) of each C file for an ISA level, in a fixed order."""
     table = importlib.import_module("zse.kernels.table")
     by_module: dict[str, list] = {}
     for variant in table.all_variants(ISAS[level]):
@@ -154,14 +190,11 @@ def emit_kernels(level: str) -> tuple[dict[str, str], dict[str, dict]]:
             2
         ]
         by_module.setdefault(module, []).append(variant)
-    texts: dict[str, str] = {}
-    manifest: dict[str, dict] = {}
-    for module, variants in by_module.items():
-        for number, start in enumerate(range(0, len(variants), UNIT_VARIANTS)):
-            text, entries = emit.emit_unit(variants[start : start + UNIT_VARIANTS], level)
-            texts[f"{module}_{number}" if len(variants) > UNIT_VARIANTS else module] = text
-            manifest.update(entries)
-    return texts, manifest
+    return [
+        (f"{module}_{number}" if len(variants) > UNIT_VARIANTS else module, variants[start : start + UNIT_VARIANTS])
+        for module, variants in by_module.items()
+        for number, start in enumerate(range(0, len(variants), UNIT_VARIANTS))
+    ]
 
 
 def build(
@@ -173,14 +206,13 @@ def build(
     jobs: int | None = None,
     quiet: bool = False,
 ) -> Path:
-    """Compile what is missing or changed, for `isas` (default: every level of this machine's architecture).
+    """Compile what is missing or changed. isas: levels; default: the one that this CPU runs best.
 
     Returns the folder. CompileError when there is no compiler or it fails, ConfigError for an unknown level.
     """
     folder = Path(folder or native.native_dir())
     here = levels.levels_of_machine()
-    wanted = here if isas is None else list(isas)
-    for level in wanted:
+    for level in isas or ():
         if level not in here:
             raise ConfigError(f"ISA level {level!r} is not one of this machine's: {', '.join(here) or 'none'}")
     if not here:
@@ -195,9 +227,25 @@ def build(
             sources = sorted((PACKAGE / part / "csrc").glob("*.c"))
             if sources:
                 builder.host_library(f"libzse_{part}", sources)
-        for level in wanted:
+        for level in _best_level(folder) if isas is None else isas:
             builder.kernel_library(level)
     return folder
+
+
+def _best_level(folder: Path) -> list[str]:
+    """The level that this CPU runs best; every level of its architecture where it can run none, as in a build for others."""
+    features = native.open_library(str(folder / "libzse_runtime.so")).zse_cpu_features
+    features.restype = ctypes.c_uint64
+    bits = features()
+    return levels.runnable_levels(bits)[:1] or levels.levels_of_machine()
+
+
+def isas_to_install() -> list[str] | None:
+    """The levels that ZSE_BUILD_ISA names, for build(); None: this CPU's best."""
+    wanted = env.get("ZSE_BUILD_ISA")
+    if wanted in ("none", "all"):
+        return levels.levels_of_machine() if wanted == "all" else []
+    return wanted.split(",") if wanted else None
 
 
 def compile_modules(folder: Path = PACKAGE) -> bool:
@@ -213,8 +261,8 @@ def main(arguments: list[str] | None = None) -> int:
         "--isa",
         action="append",
         metavar="LEVEL",
-        help="only this level (may be repeated); default: all of this "
-        f"machine's: {', '.join(levels.levels_of_machine())}",
+        help="kernels for this level (may be repeated; all: for every CPU of this architecture); default: the best that "
+        f"this CPU runs, of {', '.join(levels.levels_of_machine())}",
     )
     parser.add_argument(
         "--dir", type=Path, metavar="DIR", help="where the libraries go (default: the package's _native)"
@@ -224,7 +272,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, metavar="N", help="compilers at once (default: CPUs)")
     options = parser.parse_args(arguments)
     try:
-        print(build(options.dir, options.isa, force=options.force, keep_c=options.keep_c, jobs=options.jobs))
+        isas = levels.levels_of_machine() if options.isa == ["all"] else options.isa
+        print(build(options.dir, isas, force=options.force, keep_c=options.keep_c, jobs=options.jobs))
         compile_modules()
     except (CompileError, ConfigError) as error:
         print(f"zse: {error}", file=sys.stderr)

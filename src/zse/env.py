@@ -5,6 +5,10 @@ import os
 SWITCHES = {
     "ZSE_HOME": ("~/.cache/zse", "where models, converted files and the chat history are kept"),
     "ZSE_ISA": ("", "force a CPU kernel library (x86-64-v3, x86-64-v4-vnni, arm64-dotprod) instead of the best one"),
+    "ZSE_BUILD_ISA": (
+        "",
+        "the CPU kernels that an installation compiles: none, all, or levels with commas (default: this CPU's best)",
+    ),
     "ZSE_NATIVE_DIR": ("", "load the compiled CPU libraries from this folder instead of the installed one"),
     "ZSE_THREADS": ("", "number of CPU threads (default: physical cores); --threads wins"),
     "ZSE_API_KEY": (
