@@ -105,7 +105,8 @@ def test_launches_are_checked(device):
 def test_a_launch_that_does_not_fit_asks_whether_the_kernels_are_old(library, tmp_path, monkeypatch):
     """The build notes what it compiled; sources that changed since are named, not what they make of a launch."""
     text, level = Path(library[0]).with_suffix(".c").read_text(), native.choose_level()
-    monkeypatch.setattr(build, "emit_kernels", lambda level: ({"k": text}, library[1]))
+    monkeypatch.setattr(build, "kernel_units", lambda level: [("k", [])])
+    monkeypatch.setattr(build.emit, "emit_unit", lambda variants, level: (text, library[1]))
     build.Builder(tmp_path, 1, quiet=True).kernel_library(level)
     monkeypatch.setenv("ZSE_NATIVE_DIR", str(tmp_path))
     monkeypatch.setenv("ZSE_ISA", level)
@@ -214,3 +215,35 @@ def test_no_library_and_no_compiler_say_what_to_do(tmp_path):
         and "gcc" in done.stderr
         and "Traceback" not in done.stderr
     )
+
+
+def test_what_an_installation_compiles(monkeypatch, tmp_path):
+    from zse import build
+
+    everything = isa.levels_of_machine()
+    for value, expected in (("", None), ("none", []), ("all", everything), ("a,b", ["a", "b"])):
+        monkeypatch.setenv("ZSE_BUILD_ISA", value)
+        assert build.isas_to_install() == expected
+    with pytest.raises(ConfigError, match="'a' is not one of this machine's"):
+        build.build(tmp_path, ["a"])
+    build.build(tmp_path, [], quiet=True)
+    assert build._best_level(tmp_path) == isa.runnable_levels(native.runtime().zse_cpu_features())[:1]
+    monkeypatch.setattr(isa, "runnable_levels", lambda bits: [])
+    assert build._best_level(tmp_path) == everything
+
+
+def test_a_build_says_how_far_it_is(monkeypatch, capsys):
+    from zse import build
+
+    now = iter([0.0, 0.0, 1.0, 1.0, 2.0, 7.0, 7.0, 8.0])
+    monkeypatch.setattr(build.time, "perf_counter", lambda: next(now))
+    progress = build.Progress("kernels for a", quiet=False)
+    progress.total = 5
+    for _ in range(5):
+        progress.step()
+    progress.end("done")
+    assert capsys.readouterr().err.splitlines() == [
+        "kernels for a: compiled 1 of 5, about 4 s left",
+        "kernels for a: compiled 4 of 5, about 2 s left",
+        "done",
+    ]
