@@ -1,6 +1,6 @@
 /* The loader and the launch list with a driver that copies at once, for the sanitizers: gpu_stress FILE ROUNDS. */
 #define _GNU_SOURCE
-#include "zse_gpu.h"
+#include "zse_load.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -58,8 +58,8 @@ int main(int count, char **arguments) {
                              .event_record = event_two, .event_wait = event_one, .event_query = event_one,
                              .host_register = reg, .host_unregister = unreg};
     int64_t jobs = (size + part - 1) / part;
-    zse_gpu_load_job *job = calloc((size_t)jobs, sizeof *job);
-    zse_gpu_load_output *output = calloc((size_t)jobs, sizeof *output);
+    zse_load_job *job = calloc((size_t)jobs, sizeof *job);
+    zse_load_output *output = calloc((size_t)jobs, sizeof *output);
     uint64_t *args = calloc((size_t)jobs * 2, sizeof *args);
     void *events[64] = {0};
     for (int round = 0; round < rounds; round++) {
@@ -67,23 +67,29 @@ int main(int count, char **arguments) {
         memset(device, 0, (size_t)size);
         for (int64_t i = 0; i < jobs; i++) {
             int64_t nbytes = i + 1 < jobs ? part : size - part * i;
-            job[i] = (zse_gpu_load_job){.offset = part * i, .nbytes = nbytes, .fd = fd, .first_output = (uint32_t)i, .num_outputs = 1,
+            job[i] = (zse_load_job){.offset = part * i, .nbytes = nbytes, .fd = fd, .first_output = (uint32_t)i, .num_outputs = 1,
                                         .first_arg = (uint32_t)(2 * i), .num_args = 2, .grid = {nbytes, 1, 1}};
             if (with_kernels && i % 3 == 1) job[i].fn = invert;
-            output[i] = (zse_gpu_load_output){.device = (uint64_t)(uintptr_t)(device + part * i), .nbytes = nbytes, .slot = 1};
+            output[i] = (zse_load_output){.address = (uint64_t)(uintptr_t)(device + part * i), .nbytes = nbytes, .slot = 1};
         }
-        zse_gpu_load_options options = {.chunk_bytes = mapped ? 65536 : 0, .window_bytes = round % 3 ? 0 : 131072, .slot_bytes = 8192,
+        zse_load_options options = {.chunk_bytes = mapped ? 65536 : 0, .window_bytes = round % 3 ? 0 : 131072, .slot_bytes = 8192,
                                         .pin = pin, .unpin = unpin, .events = events, .threads = threads, .warm_percent = 0};
         calls = 0;
         fail_at = fails ? 1 + round * 7 % 50 : -1;
         int32_t error;
-        zse_gpu_load *load = zse_gpu_load_start(&driver, &options, job, jobs, args, 2 * jobs, output, jobs, &error);
+        if (round % 6 == 5) { /* into the host's memory: kernels write where their arguments say */
+            for (int64_t i = 0; i < jobs; i++) {
+                args[2 * i + 1] = output[i].address;
+                if (job[i].fn) job[i].num_outputs = 0;
+            }
+            options = (zse_load_options){.slot_bytes = round % 4 ? 4096 : 1ll << 40, .threads = threads};
+        }
+        zse_load *load = zse_load_start(round % 6 == 5 ? NULL : &driver, &options, job, jobs, args, 2 * jobs, output, jobs, &error);
         if (!load) return 3;
-        zse_gpu_load_result result;
-        if (round % 4 == 3) zse_gpu_load_wait(load, jobs / 2, &result);
-        if (round % 11 == 10) zse_gpu_load_cancel(load);
-        zse_gpu_load_wait(load, jobs, &result);
-        zse_gpu_load_close(load);
+        zse_load_result result;
+        if (round % 11 == 10) zse_load_cancel(load);
+        zse_load_wait(load, &result);
+        zse_load_close(load);
         if (round % 11 == 10 || result.job >= 0) continue;
         for (int64_t i = 0; i < size; i++)
             if (device[i] != (unsigned char)(job[i / part].fn ? ~content[i] : content[i])) {

@@ -1,4 +1,4 @@
-"""The GPU loader and launch lists in C under the sanitizers, with a driver that copies at once (gpu_stress.c)."""
+"""The loader and launch lists in C under the sanitizers, with a driver that copies at once (gpu_stress.c)."""
 
 import random
 import subprocess
@@ -30,8 +30,8 @@ def test_no_race_and_no_stray_access(tmp_path, sanitizer):
             f"-fsanitize={sanitizer}",
             f"-I{CSRC}",
             str(HERE / "gpu_stress.c"),
-            str(CSRC / "gpu_load.c"),
-            str(CSRC / "gpu_load_map.c"),
+            str(CSRC / "load.c"),
+            str(CSRC / "load_map.c"),
             str(CSRC / "gpu_launch.c"),
             "-o",
             str(program),

@@ -6,6 +6,11 @@ from contextlib import suppress
 
 from zse.errors import DeviceError, DeviceLost
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
 ALIGNMENT = 64  # bytes: one cache line, one AVX-512 register
 HUGE_PAGE = 2 << 20  # x86-64 and arm64 (4 KiB granule)
 
@@ -126,3 +131,26 @@ class Buffer(DeviceBuffer):
         if not self._freed:  # the mapping goes with its own last reference (a view may outlive us)
             self._freed = True
             self._account.add(self.label, -self.nbytes)
+
+
+def buffers_of(arguments: "Iterable[Iterable[Any]]") -> "list[DeviceBuffer]":
+    """The distinct buffers behind the arguments of launches."""
+    found: dict[int, DeviceBuffer] = {}
+    for args in arguments:
+        for arg in args:
+            if arg.__class__ is int or arg.__class__ is float:
+                continue
+            buffer = getattr(arg, "buffer", arg)
+            if id(buffer) not in found and hasattr(buffer, "pin"):
+                found[id(buffer)] = buffer
+    return list(found.values())
+
+
+def check_write(tensor: "Any", nbytes: int) -> None:
+    """ValueError unless `nbytes` are those of a Tensor or Buffer, and lie within the buffer."""
+    if nbytes != tensor.nbytes:
+        raise ValueError(f"{nbytes} bytes for a destination of {tensor.nbytes}")
+    buffer = getattr(tensor, "buffer", tensor)
+    end = getattr(tensor, "offset", 0) + nbytes
+    if end > buffer.nbytes:
+        raise ValueError(f"{nbytes} bytes end {end - buffer.nbytes} behind their buffer {buffer.label!r}")

@@ -1,16 +1,15 @@
 """The CPU device: kernels from a compiled library, graphs replayed by a C thread pool, weights loaded by C threads."""
 
 import ctypes
-from ctypes import byref, c_int32, c_int64, c_uint64
+from ctypes import byref, c_int32, c_int64
 
 from zse.errors import DeviceError
 from zse.lazy import json
 from zse.runtime import native, probe
-from zse.runtime.args import encode
 from zse.runtime.buffer import Account, Buffer
-from zse.runtime.device import Device, Graph, Program, Recorder, buffers_of
+from zse.runtime.device import Device, Graph, Program, Recorder
 from zse.runtime.launch_list import LaunchList
-from zse.runtime.load import Load, fill_job, read_error
+from zse.runtime.load import Load
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,8 +75,13 @@ class CPUDevice(Device):
     def _build(self, recorder: Recorder) -> "CPUGraph":
         return CPUGraph(self, recorder)
 
-    def load(self, jobs: "Sequence[LoadJob]", threads: int | None = None) -> "CPULoad":
-        return CPULoad(self, jobs, threads or self.threads)
+    def load(self, jobs: "Sequence[LoadJob]", threads: int | None = None) -> Load:
+        return Load(self, jobs, threads or self.threads)
+
+    @property
+    def host(self) -> "CPUDevice":
+        """Whose kernels repack weights: its own."""
+        return self
 
     def close(self) -> None:
         pool, self._pool = self._pool, None
@@ -103,7 +107,6 @@ class CPUGraph(Graph):
             into.fn = device.program(launch.symbol).address
             into.depends, into.min_chunk = not launch.independent, launch.min_chunk
         self._values_type = c_int64 * len(self.symbols)
-        self._bad = c_int64()
         self._graph = recorded.create("zse_graph_create")
         # A replay returns 0 or the caller looks for the reason: the common path is one call.
         self._run = self._runtime.zse_graph_run
@@ -117,7 +120,7 @@ class CPUGraph(Graph):
             raise self.symbol_error(symbols)
         if self._graph is None or self.device._pool is None:  # type: ignore[attr-defined]
             raise DeviceError("the graph or its device was closed")
-        if self._run(self.device._pool, self._graph, values, None, self._bad):  # type: ignore[attr-defined]
+        if self._run(self.device._pool, self._graph, values, None):  # type: ignore[attr-defined]
             raise self.symbol_error(symbols)
 
     def profile(self, **symbols: int) -> "list[tuple[str, int]]":
@@ -140,7 +143,7 @@ class CPUGraph(Graph):
             values = twin._values_type(*[symbols[name] for name in self.symbols])
         except TypeError:
             raise self.symbol_error(symbols) from None
-        if self._run(self.device._pool, twin._graph, values, times, twin._bad):  # type: ignore[attr-defined]
+        if self._run(self.device._pool, twin._graph, values, times):  # type: ignore[attr-defined]
             raise self.symbol_error(symbols)
         ends = list(times)
         return [
@@ -159,77 +162,3 @@ class CPUGraph(Graph):
     def __del__(self) -> None:
         if hasattr(self, "_buffers"):
             self.close()
-
-
-class CPULoad(Load):
-    """The jobs' destination buffers are kept alive until they are done."""
-
-    def __init__(self, device: CPUDevice, jobs: "Sequence[LoadJob]", threads: int):
-        self._load: int | None = None
-        self._runtime = device._runtime
-        self._jobs = list(jobs)
-        self._done = 0
-        self.total_bytes = sum(job.nbytes for job in self._jobs)
-        descriptions = (native.LoadJobDesc * len(self._jobs))()
-        slots: list[int] = []
-        for job, into in zip(self._jobs, descriptions, strict=True):
-            into.first_arg = len(slots)
-            try:
-                params = fill_job(job, into, device.program)
-            except (DeviceError, TypeError, ValueError):
-                device.check_sources()
-                raise
-            if job.symbol is None:
-                params, into.num_args = [("destination", "ptr")], 1
-            else:
-                slots.append(0)  # the piece
-            symbol = job.symbol or "load"
-            slots += [encode(symbol, name, kind, arg) for arg, (name, kind) in zip(job.args, params, strict=True)]
-        self._buffers = buffers_of(job.args for job in self._jobs)
-        error = c_int32()
-        self._load = self._runtime.zse_load_start(
-            descriptions, len(self._jobs), (c_uint64 * len(slots))(*slots), len(slots), threads, byref(error)
-        )
-        native.check("zse_load_start", error.value)
-        for buffer in self._buffers:
-            buffer.pin(1)
-
-    @property
-    def done_bytes(self) -> int:
-        return self._runtime.zse_load_bytes(self._load) if self._load else self._done
-
-    @property
-    def finished(self) -> bool:
-        return not self._load or bool(self._runtime.zse_load_finished(self._load))
-
-    def _join(self) -> tuple[int, int, int]:
-        code, got = c_int32(), c_int64()
-        load = self._load
-        if load is None:
-            return -1, 0, 0
-        self._done = self._runtime.zse_load_bytes(load)
-        self._load = None
-        failed = self._runtime.zse_load_wait(load, byref(code), byref(got))
-        for buffer in self._buffers:
-            buffer.pin(-1)
-        if failed < 0 and not self._cancelled:
-            self._done = self.total_bytes
-        return failed, code.value, got.value
-
-    _cancelled = False
-
-    def wait(self) -> None:
-        failed, code, got = self._join()
-        if failed < 0:
-            return
-        raise read_error(self._jobs[failed], failed, code, got)
-
-    def cancel(self) -> None:
-        if self._load:
-            self._cancelled = True
-            self._runtime.zse_load_cancel(self._load)
-            self._join()
-
-    def __del__(self) -> None:
-        if getattr(self, "_load", None):
-            self.cancel()  # the threads write to buffers that are about to go

@@ -23,13 +23,12 @@ from zse.kernel import cache
 from zse.lazy import difflib
 from zse.runtime import probe
 from zse.runtime.args import MAX_ARGS, Args, slots_of
-from zse.runtime.buffer import Account, Buffer
-from zse.runtime.load import check_write
+from zse.runtime.buffer import Account, Buffer, DeviceBuffer, buffers_of, check_write
 from zse.runtime.symbol import Sym
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from typing import Any
 
     from zse.runtime.load import Load, LoadJob
@@ -154,19 +153,6 @@ class Recorder:
         return self.device._build(self)
 
 
-def buffers_of(arguments: "Iterable[Iterable[Any]]") -> "list[Buffer]":
-    """The distinct buffers behind the arguments of launches."""
-    found: dict[int, Buffer] = {}
-    for args in arguments:
-        for arg in args:
-            if arg.__class__ is int or arg.__class__ is float:
-                continue
-            buffer = getattr(arg, "buffer", arg)
-            if id(buffer) not in found and hasattr(buffer, "pin"):
-                found[id(buffer)] = buffer
-    return list(found.values())
-
-
 class Staging:
     """Memory through which host and device exchange a step's inputs and outputs.
 
@@ -209,7 +195,7 @@ class Graph:
         self.launches = recorder.launches
         self.symbols = tuple(recorder.maxima)
         self.maxima = tuple(recorder.maxima.values())
-        self._buffers: list[Buffer] = []
+        self._buffers: list[DeviceBuffer] = []
         for buffer in buffers_of(launch.args.values() for launch in recorder.launches):
             if buffer.freed:
                 raise DeviceError(f"{buffer!r} is an argument of a recorded launch")

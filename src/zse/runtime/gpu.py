@@ -16,7 +16,7 @@ from zse.errors import DeviceError, DeviceLost, DeviceMemoryError
 from zse.kernel import cache
 from zse.runtime import cpu, gpu_graph, gpu_load, native, probe
 from zse.runtime.bindings.driver import OUT_OF_MEMORY, Driver, DriverError
-from zse.runtime.buffer import Account
+from zse.runtime.buffer import Account, check_write
 from zse.runtime.device import GPUCapabilities, Program, Recorder
 from zse.runtime.gpu_memory import (
     DEVICE_LOCATION,
@@ -29,7 +29,6 @@ from zse.runtime.gpu_memory import (
     MappedStaging,
     PinnedMemory,
 )
-from zse.runtime.load import check_write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ class GPUDevice(GPUCapabilities):
 
     def __init__(self, driver: Driver, ordinal: int, current: int, kernels: Kernels | None):
         self.driver, self.ordinal, self._current = driver, ordinal, current
-        self._runtime = native.gpu_runtime()
+        self._runtime = native.runtime()
         self._local = threading.local()
         self._account = Account()
         self._kernels_found = kernels
@@ -313,16 +312,17 @@ class GPUDevice(GPUCapabilities):
         """Forget loads that have unregistered and unmapped their files; wait: until all that are done have."""
         for entry in list(self._tidying):
             handle, events = entry
-            if wait or self._runtime.zse_gpu_load_tidy(handle):
+            if wait or self._runtime.zse_load_tidy(handle):
                 self._tidying.remove(entry)
-                self._runtime.zse_gpu_load_close(handle)
+                self._runtime.zse_load_close(handle)
                 self._events += events
 
-    def host_program(self, symbol: str) -> Program:
-        """A kernel of the CPU, for weights that are repacked before they are copied."""
+    @property
+    def host(self) -> "CPUDevice":
+        """The CPU whose kernels repack weights before they are copied."""
         if self._host is None:
             self._host = cpu.CPUDevice(1)
-        return self._host.program(symbol)
+        return self._host
 
     def register_window(self) -> int:
         """Most bytes of file mappings that are registered at once: pages of the page cache, which stay where they

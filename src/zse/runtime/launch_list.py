@@ -41,7 +41,7 @@ class LaunchList:
     def create(self, call: str) -> int:
         """The handle that the C function `call` makes of all this. DeviceError."""
         status = c_int32()
-        handle = getattr(native.gpu_runtime() if "gpu" in call else native.runtime(), call)(
+        handle = getattr(native.runtime(), call)(
             self.launches,
             len(self.launches),
             (c_uint64 * len(self.slots))(*self.slots),

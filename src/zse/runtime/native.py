@@ -42,24 +42,6 @@ class Patch(ctypes.Structure):
     _fields_ = _fields("u32 symbol is_grid target reserved", "i64 divisor factor")
 
 
-class LoadJobDesc(ctypes.Structure):
-    _fields_ = _fields("pointer fn", "i64 offset nbytes", "i32 fd", "u32 first_arg num_args reserved", "grid grid")
-
-
-_SIGNATURES = {
-    "zse_pool_create": (c_void_p, [c_int32, POINTER(c_int32)]),
-    "zse_pool_destroy": (None, [c_void_p]),
-    "zse_graph_create": (c_void_p, [*[c_void_p, c_int64] * 4, POINTER(c_int32)]),
-    "zse_graph_run": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_int64)]),
-    "zse_graph_destroy": (None, [c_void_p, c_void_p]),
-    "zse_load_start": (c_void_p, [c_void_p, c_int64, c_void_p, c_int64, c_int32, POINTER(c_int32)]),
-    "zse_load_bytes": (c_int64, [c_void_p]),
-    "zse_load_finished": (c_int32, [c_void_p]),
-    "zse_load_wait": (c_int64, [c_void_p, POINTER(c_int32), POINTER(c_int64)]),
-    "zse_load_cancel": (None, [c_void_p]),
-    "zse_cpu_features": (c_uint64, []),
-}
-
 GPU_NOT_READY = 600  # a driver's answer about an event that is still to come
 GPU_KERNEL, GPU_UPLOAD, GPU_DOWNLOAD = 0, 1, 2
 
@@ -79,7 +61,7 @@ class GPULaunch(ctypes.Structure):
     )
 
 
-class GPULoadJobDesc(ctypes.Structure):
+class LoadJobDesc(ctypes.Structure):
     _fields_ = _fields(
         "pointer fn",
         "i64 offset nbytes",
@@ -89,11 +71,11 @@ class GPULoadJobDesc(ctypes.Structure):
     )
 
 
-class GPULoadOutput(ctypes.Structure):
-    _fields_ = _fields("u64 device", "i64 nbytes", "u32 slot reserved")
+class LoadOutput(ctypes.Structure):
+    _fields_ = _fields("u64 address", "i64 nbytes", "u32 slot reserved")
 
 
-class GPULoadOptions(ctypes.Structure):
+class LoadOptions(ctypes.Structure):
     _fields_ = _fields(
         "i64 chunk_bytes window_bytes slot_bytes",
         "pointer pin unpin stream events",
@@ -102,24 +84,29 @@ class GPULoadOptions(ctypes.Structure):
     )
 
 
-class GPULoadResult(ctypes.Structure):
-    _fields_ = _fields("i64 job got", "i32 kind code mapped reserved")
+class LoadResult(ctypes.Structure):
+    _fields_ = _fields("i64 job got", "i32 from_driver code mapped reserved")
 
 
-_GPU_SIGNATURES = {
+_SIGNATURES = {
+    "zse_pool_create": (c_void_p, [c_int32, POINTER(c_int32)]),
+    "zse_pool_destroy": (None, [c_void_p]),
+    "zse_graph_create": (c_void_p, [*[c_void_p, c_int64] * 4, POINTER(c_int32)]),
+    "zse_graph_run": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p]),
+    "zse_graph_destroy": (None, [c_void_p, c_void_p]),
+    "zse_cpu_features": (c_uint64, []),
+    "zse_load_start": (
+        c_void_p,
+        [POINTER(GPUDriverTable), POINTER(LoadOptions), *[c_void_p, c_int64] * 3, POINTER(c_int32)],
+    ),
+    "zse_load_finished": (c_int32, [c_void_p]),
+    "zse_load_tidy": (c_int32, [c_void_p]),
+    "zse_load_wait": (None, [c_void_p, POINTER(LoadResult)]),
+    "zse_load_cancel": (None, [c_void_p]),
+    "zse_load_close": (None, [c_void_p]),
     "zse_gpu_open_start": (c_void_p, [ctypes.c_char_p, c_int32]),
     "zse_gpu_open_done": (c_int32, [c_void_p]),
     "zse_gpu_open_wait": (c_int32, [c_void_p]),
-    "zse_gpu_load_start": (
-        c_void_p,
-        [POINTER(GPUDriverTable), POINTER(GPULoadOptions), *[c_void_p, c_int64] * 3, POINTER(c_int32)],
-    ),
-    "zse_gpu_load_bytes": (c_int64, [c_void_p]),
-    "zse_gpu_load_finished": (c_int32, [c_void_p]),
-    "zse_gpu_load_tidy": (c_int32, [c_void_p]),
-    "zse_gpu_load_wait": (None, [c_void_p, c_int64, POINTER(GPULoadResult)]),
-    "zse_gpu_load_cancel": (None, [c_void_p]),
-    "zse_gpu_load_close": (None, [c_void_p]),
     "zse_gpu_list_create": (c_void_p, [*[c_void_p, c_int64] * 4, POINTER(c_int32)]),
     "zse_gpu_list_destroy": (None, [c_void_p]),
     "zse_gpu_list_submit": (c_int32, [POINTER(GPUDriverTable), *[c_void_p] * 6, POINTER(c_int64)]),
@@ -127,7 +114,6 @@ _GPU_SIGNATURES = {
 }
 
 _runtime: ctypes.CDLL | None = None
-_gpu_is_bound = False
 
 
 def native_dir() -> str:
@@ -156,43 +142,29 @@ def open_library(path: str) -> ctypes.CDLL:
         ) from None
 
 
-def _bind(library: ctypes.CDLL, signatures: dict[str, tuple]) -> None:
-    for name, (result, arguments) in signatures.items():
-        try:
-            function = getattr(library, name)
-        except AttributeError:
-            raise DeviceError(
-                f"libzse_runtime.so lacks {name}; run `python -m zse.build` to compile it again"
-            ) from None
-        function.restype, function.argtypes = result, arguments
-
-
 def runtime() -> ctypes.CDLL:
-    """libzse_runtime, opened once, with its signatures set."""
+    """libzse_runtime, opened once, with its signatures set; no part of it needs a GPU. DeviceError for one that is older
+    than this file."""
     global _runtime
     if _runtime is None:
         library = open_library(os.path.join(native_dir(), "libzse_runtime.so"))
-        _bind(library, _SIGNATURES)
+        for name, (result, arguments) in _SIGNATURES.items():
+            try:
+                function = getattr(library, name)
+            except AttributeError:
+                raise DeviceError(
+                    f"libzse_runtime.so lacks {name}; run `python -m zse.build` to compile it again"
+                ) from None
+            function.restype, function.argtypes = result, arguments
         _runtime = library
     return _runtime
-
-
-def gpu_runtime() -> ctypes.CDLL:
-    """libzse_runtime with the signatures of its GPU part, which needs no GPU. DeviceError when it was compiled before
-    there was one."""
-    global _gpu_is_bound
-    library = runtime()
-    if not _gpu_is_bound:
-        _bind(library, _GPU_SIGNATURES)
-        _gpu_is_bound = True
-    return library
 
 
 class GPUOpening:
     """A CUDA context that is being opened by a C thread, beside imports. wait(): whether it was retained."""
 
     def __init__(self, library: str, ordinal: int):
-        self._runtime = gpu_runtime()
+        self._runtime = runtime()
         self._handle = self._runtime.zse_gpu_open_start(library.encode(), ordinal)
 
     @property

@@ -1,11 +1,8 @@
 /* Walks a launch list into a stream: one call from Python for a step of hundreds of kernels. */
 #include "zse_gpu.h"
 
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
-#define MAX_ARGS 32
 #define MAX_GRID_X 0x7fffffffll
 #define MAX_GRID_YZ 65535ll
 /* CUlaunchAttributeID */
@@ -21,12 +18,6 @@ struct zse_gpu_list {
     int64_t *symbol_max;
     int64_t num_launches, num_patches, num_symbols;
 };
-
-static void *copied(const void *from, int64_t count, size_t size) {
-    void *to = malloc(count ? (size_t)count * size : 1);
-    if (to && count) memcpy(to, from, (size_t)count * size);
-    return to;
-}
 
 void zse_gpu_list_destroy(zse_gpu_list *list) {
     free(list->launches);
@@ -45,11 +36,11 @@ zse_gpu_list *zse_gpu_list_create(const zse_gpu_launch *launches, int64_t num_la
     *error = ZSE_ENOMEM;
     zse_gpu_list *list = calloc(1, sizeof *list);
     if (!list) return NULL;
-    list->launches = copied(launches, num_launches, sizeof *launches);
-    list->args = copied(args, num_args, sizeof *args);
+    list->launches = zse_copied(launches, num_launches, sizeof *launches);
+    list->args = zse_copied(args, num_args, sizeof *args);
     list->params = calloc(num_args ? (size_t)num_args : 1, sizeof *list->params);
-    list->patches = copied(patches, num_patches, sizeof *patches);
-    list->symbol_max = copied(symbol_max, num_symbols, sizeof *symbol_max);
+    list->patches = zse_copied(patches, num_patches, sizeof *patches);
+    list->symbol_max = zse_copied(symbol_max, num_symbols, sizeof *symbol_max);
     if (!list->launches || !list->args || !list->params || !list->patches || !list->symbol_max) goto fail;
     list->num_launches = num_launches;
     list->num_patches = num_patches;
@@ -57,7 +48,7 @@ zse_gpu_list *zse_gpu_list_create(const zse_gpu_launch *launches, int64_t num_la
     *error = ZSE_EINVAL;
     for (int64_t i = 0; i < num_launches; i++) {
         const zse_gpu_launch *launch = &list->launches[i];
-        if (launch->kind > ZSE_GPU_DOWNLOAD || launch->num_args > MAX_ARGS) goto fail;
+        if (launch->kind > ZSE_GPU_DOWNLOAD || launch->num_args > ZSE_MAX_ARGS) goto fail;
         if (launch->first_arg > num_args || launch->num_args > num_args - launch->first_arg) goto fail;
         if (launch->kind == ZSE_GPU_KERNEL ? !launch->function || !launch->threads : launch->num_args != 3) goto fail;
         for (uint32_t j = 0; j < launch->num_args; j++) {
@@ -65,11 +56,7 @@ zse_gpu_list *zse_gpu_list_create(const zse_gpu_launch *launches, int64_t num_la
             list->params[launch->first_arg + j] = launch->wide >> j & 1 ? (void *)(uintptr_t)*slot : (void *)slot;
         }
     }
-    for (int64_t i = 0; i < num_patches; i++) {
-        const zse_patch *patch = &patches[i];
-        if (patch->symbol >= num_symbols || patch->divisor < 1) goto fail;
-        if (patch->target >= (patch->is_grid ? num_launches * 3 : num_args)) goto fail;
-    }
+    if (!zse_patches_fit(patches, num_patches, num_launches, num_args, num_symbols)) goto fail;
     *error = ZSE_OK;
     return list;
 fail:
@@ -84,18 +71,10 @@ static int32_t launch_kernel(const zse_gpu_driver *driver, const zse_gpu_launch 
                               launch->threads, 1, 1, launch->shared_bytes, stream, params, NULL);
     zse_gpu_attribute attributes[2];
     uint32_t count = 0;
-    if (overlaps) {
-        attributes[count].id = ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        attributes[count].pad = 0;
-        attributes[count++].value.flag = 1;
-    }
-    if (launch->cluster > 1) {
-        attributes[count].id = ATTRIBUTE_CLUSTER_DIMENSION;
-        attributes[count].pad = 0;
-        attributes[count].value.cluster[0] = launch->cluster;
-        attributes[count].value.cluster[1] = attributes[count].value.cluster[2] = 1;
-        count++;
-    }
+    if (overlaps)
+        attributes[count++] = (zse_gpu_attribute){.id = ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, .value.flag = 1};
+    if (launch->cluster > 1)
+        attributes[count++] = (zse_gpu_attribute){.id = ATTRIBUTE_CLUSTER_DIMENSION, .value.cluster = {launch->cluster, 1, 1}};
     zse_gpu_config config = {
         .grid = {(uint32_t)launch->grid[0], (uint32_t)launch->grid[1], (uint32_t)launch->grid[2]},
         .block = {launch->threads, 1, 1},
@@ -109,23 +88,15 @@ static int32_t launch_kernel(const zse_gpu_driver *driver, const zse_gpu_launch 
 
 /* Writes this replay's numbers. The driver copies arguments at launch, so the next replay may write them again. */
 static int32_t prepare(zse_gpu_list *list, const int64_t *symbols, int64_t *where) {
-    for (int64_t i = 0; i < list->num_symbols; i++)
-        if (symbols[i] < 0 || symbols[i] > list->symbol_max[i]) {
-            *where = i;
-            return ZSE_ERANGE;
-        }
+    if ((*where = zse_bad_symbol(symbols, list->symbol_max, list->num_symbols)) >= 0) return ZSE_ERANGE;
     for (int64_t i = 0; i < list->num_patches; i++) {
         const zse_patch *patch = &list->patches[i];
-        int64_t value = symbols[patch->symbol];
-        value = (value / patch->divisor + (value % patch->divisor != 0)) * patch->factor;
+        int64_t value = zse_patch_value(patch, symbols);
         if (!patch->is_grid) {
             list->args[patch->target] = (uint64_t)value;
             continue;
         }
-        if (value < 0 || value > (patch->target % 3 ? MAX_GRID_YZ : MAX_GRID_X)) {
-            *where = -1;
-            return ZSE_ERANGE;
-        }
+        if (value < 0 || value > (patch->target % 3 ? MAX_GRID_YZ : MAX_GRID_X)) return ZSE_ERANGE;
         list->launches[patch->target / 3].grid[patch->target % 3] = value;
     }
     return ZSE_OK;

@@ -8,8 +8,6 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
 
 struct zse_gpu_opening {
     pthread_t thread;

@@ -1,151 +1,309 @@
-/* Weight loader: threads take pieces of files, pread them into their own staging memory and run a repacking kernel on them.
+/* Weight loader: threads take pieces of files and bring them into memory, while Python imports and records.
  *
- * Files are read, never mapped: one that shrinks under us is a short read with the job's number, not a SIGBUS.
+ * To the host's memory (no driver) a thread reads a piece where it belongs, or into memory of its own, out of which a kernel
+ * repacks it.
+ *
+ * To a GPU, pages that are in the page cache already are not copied by the CPU at all: the file is mapped, the mapping is registered
+ * with the driver in chunks (read-only) and the copy engine reads it. One thread does that at the speed of the bus: on an H200
+ * 4 GiB take 82 ms (52 GB/s), of which registering is 79 ms beside the copies; more threads gain nothing (load_map.c).
+ * What is on the disk, or what a kernel must repack first, goes through a ring of pinned memory with several threads.
+ *
+ * The CPU never reads a mapping: a file that shrinks under us is a short read or fails in the driver's registration, not a SIGBUS.
+ * C threads, because Python's have to wait for imports that run meanwhile.
  */
 #define _GNU_SOURCE
-#include "zse_runtime.h"
+#include "load.h"
 
 #include <errno.h>
-#include <pthread.h>
-#include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
-#define STAGING_MAX (8ll << 20)
-#define MAX_ARGS 32
+#define ALIGN 256
 
-struct zse_load {
-    zse_load_job *jobs;
-    uint64_t *args;
-    int64_t num_jobs, staging_bytes;
-    _Atomic int64_t next, bytes;
-    _Atomic int32_t running, cancelled;
-    pthread_mutex_t lock;
-    int64_t failed, got; /* the failed job with the lowest index */
-    int32_t code;
-    int32_t threads;
-    pthread_t handles[];
-};
-
-static void fail(zse_load *load, int64_t job, int32_t code, int64_t got) {
+void load_fail(zse_load *load, int64_t job, int32_t from_driver, int32_t code, int64_t got) {
     pthread_mutex_lock(&load->lock);
-    if (load->failed < 0 || job < load->failed) {
-        load->failed = job;
-        load->code = code;
-        load->got = got;
+    if (load->result.job < 0 || job < load->result.job || (job == load->result.job && got < load->result.got)) {
+        load->result.job = job;
+        load->result.from_driver = from_driver;
+        load->result.code = code;
+        load->result.got = got;
     }
-    pthread_mutex_unlock(&load->lock);
     atomic_store(&load->cancelled, 1);
+    pthread_mutex_unlock(&load->lock);
 }
 
-/* Returns 1 when all bytes are there. */
-static int read_all(zse_load *load, int64_t index, const zse_load_job *job, char *to) {
+static int read_all(zse_load *load, const struct piece *piece, char *to) {
+    const zse_load_job *job = &load->jobs[piece->job];
     int64_t got = 0;
-    while (got < job->nbytes) {
-        ssize_t count = pread(job->fd, to + got, (size_t)(job->nbytes - got), (off_t)(job->offset + got));
+    while (got < piece->nbytes) {
+        ssize_t count = pread(job->fd, to + got, (size_t)(piece->nbytes - got), (off_t)(job->offset + piece->offset + got));
         if (count < 0 && errno == EINTR) continue;
         if (count <= 0) {
-            fail(load, index, count < 0 ? errno : 0, got);
+            load_fail(load, piece->job, 0, count < 0 ? errno : 0, piece->offset + got);
             return 0;
         }
         got += count;
     }
-    atomic_fetch_add_explicit(&load->bytes, got, memory_order_relaxed);
     return 1;
 }
 
-static void *load_main(void *argument) {
-    zse_load *load = argument;
+static int64_t aligned(int64_t nbytes) { return (nbytes + ALIGN - 1) / ALIGN * ALIGN; }
+
+/* Reads a piece, by way of `staging` and the kernel if there is one. slot: pinned memory from which copies are put into the stream;
+ * NULL: the memory is the host's own. 0, a driver's status, or -1 when the failure is noted already. */
+static int32_t bring(zse_load *load, const struct piece *piece, char *slot, char *staging) {
+    const zse_load_job *job = &load->jobs[piece->job];
+    const zse_load_output *outputs = load->outputs + job->first_output;
+    int32_t status = 0;
+    if (!job->fn) {
+        uint64_t address = outputs->address + (uint64_t)piece->offset;
+        if (!read_all(load, piece, slot ? slot : (char *)(uintptr_t)address)) return -1;
+        return slot ? load->driver.to_device(address, slot, (size_t)piece->nbytes, load->options.stream) : 0;
+    }
+    uint64_t args[ZSE_MAX_ARGS];
+    if (!read_all(load, piece, staging)) return -1;
+    memcpy(args, load->args + job->first_arg, job->num_args * sizeof *args);
+    args[0] = (uint64_t)(uintptr_t)staging;
+    int64_t at = 0;
+    for (uint32_t i = 0; i < job->num_outputs; i++) {
+        args[outputs[i].slot] = (uint64_t)(uintptr_t)(slot + at);
+        at += aligned(outputs[i].nbytes);
+    }
+    job->fn(args, job->grid, 0, job->grid[0] * job->grid[1] * job->grid[2]);
+    at = 0;
+    for (uint32_t i = 0; i < job->num_outputs && !status; i++) {
+        if (outputs[i].nbytes) status = load->driver.to_device(outputs[i].address, slot + at, (size_t)outputs[i].nbytes, load->options.stream);
+        at += aligned(outputs[i].nbytes);
+    }
+    return status;
+}
+
+struct worker {
+    zse_load *load;
+    int32_t index;
+};
+
+static void *worker_main(void *argument) {
+    struct worker *worker = argument;
+    zse_load *load = worker->load;
+    char *slots = load->ring ? (char *)load->ring + (int64_t)worker->index * SLOTS * load->slot_bytes : NULL;
+    void **events = load->events + worker->index * SLOTS;
     void *staging = NULL;
-    uint64_t args[MAX_ARGS];
+    int64_t staged = 0;
+    int used[SLOTS] = {0}, slot = 0;
+    free(worker);
+    int32_t status = slots ? load->driver.set_current(load->driver.current) : 0;
     while (!atomic_load_explicit(&load->cancelled, memory_order_relaxed)) {
         int64_t index = atomic_fetch_add_explicit(&load->next, 1, memory_order_relaxed);
-        if (index >= load->num_jobs) break;
-        const zse_load_job *job = &load->jobs[index];
-        if (!job->fn) {
-            read_all(load, index, job, (char *)(uintptr_t)load->args[job->first_arg]);
-            continue;
+        if (index >= load->num_pieces) break;
+        const struct piece *piece = &load->pieces[index];
+        if (load->jobs[piece->job].fn && piece->nbytes > staged) {
+            free(staging);
+            staged = piece->nbytes;
+            if (posix_memalign(&staging, 4096, (size_t)staged)) {
+                staging = NULL;
+                load_fail(load, piece->job, 0, ENOMEM, 0);
+                break;
+            }
         }
-        if (!staging && posix_memalign(&staging, 4096, (size_t)load->staging_bytes)) {
-            fail(load, index, ENOMEM, 0);
+        if (!status && used[slot]) status = load->driver.event_wait(events[slot]);
+        if (!status) status = bring(load, piece, slots ? slots + slot * load->slot_bytes : NULL, staging);
+        if (!status && slots) status = load->driver.event_record(events[slot], load->options.stream);
+        if (status) {
+            if (status > 0) load_fail(load, piece->job, 1, status, piece->offset);
             break;
         }
-        if (!read_all(load, index, job, staging)) break;
-        memcpy(args, load->args + job->first_arg, job->num_args * sizeof *args);
-        args[0] = (uint64_t)(uintptr_t)staging;
-        job->fn(args, job->grid, 0, job->grid[0] * job->grid[1] * job->grid[2]);
+        used[slot] = slots != NULL;
+        slot = (slot + 1) % SLOTS;
     }
     free(staging);
-    atomic_fetch_sub_explicit(&load->running, 1, memory_order_release);
     return NULL;
 }
 
-static void release(zse_load *load) {
-    pthread_mutex_destroy(&load->lock);
-    free(load->jobs);
-    free(load->args);
-    free(load);
-}
-
-zse_load *zse_load_start(const zse_load_job *jobs, int64_t num_jobs, const uint64_t *args, int64_t num_args, int32_t threads,
-                         int32_t *error) {
-    *error = ZSE_EINVAL;
-    if (num_jobs < 0 || num_args < 0 || threads < 1 || threads > 1024) return NULL;
-    int64_t staging = 64;
-    for (int64_t i = 0; i < num_jobs; i++) {
-        const zse_load_job *job = &jobs[i];
-        if (job->nbytes < 0 || job->offset < 0 || (job->fn && job->nbytes > STAGING_MAX)) return NULL;
-        if (job->num_args < 1 || job->num_args > MAX_ARGS) return NULL;
-        if (job->first_arg > num_args || job->num_args > num_args - job->first_arg) return NULL;
-        if (job->fn && job->nbytes > staging) staging = job->nbytes;
+/* Pieces of the jobs from `first` on (those with a kernel only, or all; of job `first` what is not done yet), and the threads that
+ * bring them. 0, or the error is set. */
+static int32_t start_workers(zse_load *load, struct piece first, int direct_too) {
+    int64_t count = 0, most = load->options.slot_bytes;
+    load->slot_bytes = most;
+    for (int64_t i = first.job; i < load->num_jobs; i++) {
+        const zse_load_job *job = &load->jobs[i];
+        if (job->fn) {
+            int64_t made = 0;
+            for (uint32_t j = 0; j < job->num_outputs; j++) made += aligned(load->outputs[job->first_output + j].nbytes);
+            if (made > load->slot_bytes) load->slot_bytes = made;
+            count++;
+        } else if (direct_too)
+            count += (job->nbytes + most - 1) / most;
     }
-    if (threads > num_jobs) threads = num_jobs ? (int32_t)num_jobs : 1;
-    *error = ZSE_ENOMEM;
-    zse_load *load = calloc(1, sizeof *load + (size_t)threads * sizeof *load->handles);
-    if (!load) return NULL;
-    load->jobs = malloc(num_jobs ? (size_t)num_jobs * sizeof *jobs : 1);
-    load->args = malloc(num_args ? (size_t)num_args * sizeof *args : 1);
-    pthread_mutex_init(&load->lock, NULL);
-    if (!load->jobs || !load->args) {
-        release(load);
-        return NULL;
+    if (!count) return 0;
+    load->pieces = malloc((size_t)count * sizeof *load->pieces);
+    if (!load->pieces) {
+        load_fail(load, first.job, 0, ENOMEM, 0);
+        return -1;
     }
-    if (num_jobs) memcpy(load->jobs, jobs, (size_t)num_jobs * sizeof *jobs);
-    if (num_args) memcpy(load->args, args, (size_t)num_args * sizeof *args);
-    load->num_jobs = num_jobs;
-    load->staging_bytes = staging;
-    load->failed = -1;
-    atomic_store(&load->running, threads);
+    for (int64_t i = first.job; i < load->num_jobs; i++) {
+        const zse_load_job *job = &load->jobs[i];
+        if (job->fn) load->pieces[load->num_pieces++] = (struct piece){i, 0, job->nbytes};
+        else if (direct_too)
+            for (int64_t at = i == first.job ? first.offset : 0; at < job->nbytes; at += most)
+                load->pieces[load->num_pieces++] = (struct piece){i, at, job->nbytes - at < most ? job->nbytes - at : most};
+    }
+    int32_t threads = load->options.threads;
+    if (threads > load->num_pieces) threads = (int32_t)load->num_pieces;
+    int32_t status = load->options.pin ? load->options.pin(&load->ring, (size_t)(threads * SLOTS * load->slot_bytes), 1) : 0;
+    if (status) {
+        load->ring = NULL;
+        load_fail(load, load->pieces[0].job, 1, status, 0);
+        return -1;
+    }
     for (int32_t i = 0; i < threads; i++) {
-        if (pthread_create(&load->handles[i], NULL, load_main, load)) {
-            atomic_fetch_sub(&load->running, threads - i);
+        struct worker *worker = malloc(sizeof *worker);
+        if (worker) *worker = (struct worker){load, i};
+        if (!worker || pthread_create(&load->workers[i], NULL, worker_main, worker)) {
+            free(worker);
             if (i) break; /* the threads that started do all the work */
-            release(load);
-            *error = ZSE_ETHREAD;
-            return NULL;
+            load_fail(load, load->pieces[0].job, 0, EAGAIN, 0);
+            return -1;
         }
         load->threads = i + 1;
     }
-    *error = ZSE_OK;
-    return load;
+    return 0;
 }
 
-int64_t zse_load_bytes(const zse_load *load) {
-    return atomic_load_explicit(&((zse_load *)(uintptr_t)load)->bytes, memory_order_relaxed);
+/* Until the workers are done. */
+static void end_workers(zse_load *load) {
+    for (int32_t i = 0; i < load->threads; i++) pthread_join(load->workers[i], NULL);
+    load->threads = 0;
 }
 
-int32_t zse_load_finished(const zse_load *load) {
-    return atomic_load_explicit(&((zse_load *)(uintptr_t)load)->running, memory_order_acquire) == 0;
+static void unpin(zse_load *load) {
+    if (load->ring) load->options.unpin(load->ring);
+    load->ring = NULL;
 }
 
-int64_t zse_load_wait(zse_load *load, int32_t *code, int64_t *got) {
-    for (int32_t i = 0; i < load->threads; i++) pthread_join(load->handles[i], NULL);
-    int64_t failed = load->failed;
-    *code = load->code;
-    *got = load->got;
+/* Direct jobs through mappings of their files, beside them the kernels' through the ring. 0: nothing is done, the files are to be
+ * read. */
+static int load_mapped(zse_load *load) {
+    int64_t visits = 1;
+    if (!load_map(load)) return 0;
+    /* With a window a chunk may be registered again for each job that touches it. */
+    for (int64_t i = 0; i < load->num_jobs; i++) visits += load->jobs[i].nbytes / load->options.chunk_bytes + 2;
+    if (!(load->pinned = malloc((size_t)visits * sizeof *load->pinned))) return 0;
+    load->result.mapped = 1;
+    if (start_workers(load, (struct piece){0}, 0)) return 1;
+    struct piece rest = load_copy_mapped(load);
+    if (rest.job == load->num_jobs) return 1;
+    /* The driver does not take the mapping: read from there on. The kernels' threads end first. */
+    end_workers(load);
+    unpin(load);
+    free(load->pieces);
+    load->pieces = NULL;
+    load->num_pieces = 0;
+    atomic_store(&load->next, 0);
+    for (int64_t i = rest.job; i < load->num_jobs; i++)
+        if (load->jobs[i].fn) load->jobs[i].fn = NULL, load->jobs[i].nbytes = 0; /* done */
+    load->result.mapped = 0;
+    start_workers(load, rest, 1);
+    return 1;
+}
+
+static void *manager_main(void *argument) {
+    zse_load *load = argument;
+    const zse_gpu_driver *driver = &load->driver;
+    int64_t last = load->num_jobs ? load->num_jobs - 1 : 0;
+    int32_t status = driver->set_current ? driver->set_current(driver->current) : 0;
+    if (status) load_fail(load, 0, 1, status, 0);
+    else if (!load_mapped(load)) start_workers(load, (struct piece){0}, 1);
+    end_workers(load);
+    if (driver->set_current) {
+        /* The end of the copies: after this the caller may use the weights; the rest is tidying up. */
+        void *event = load->events[load->options.threads * SLOTS];
+        status = driver->event_record(event, load->options.stream);
+        if (!status) status = driver->event_wait(event);
+        if (status) load_fail(load, last, 1, status, 0);
+    }
+    pthread_mutex_lock(&load->lock);
+    atomic_store(&load->finished, 1);
+    pthread_cond_broadcast(&load->changed);
+    pthread_mutex_unlock(&load->lock);
+    load_unregister(load);
+    for (int64_t i = 0; i < load->num_files; i++)
+        if (load->files[i].map) munmap(load->files[i].map, (size_t)(load->files[i].end - load->files[i].base));
+    unpin(load);
+    atomic_store(&load->tidy, 1);
+    return NULL;
+}
+
+/* ---- the outside ---- */
+
+static void release(zse_load *load) {
+    for (int64_t i = 0; i < load->num_files; i++) {
+        free(load->files[i].low);
+        free(load->files[i].high);
+    }
+    pthread_mutex_destroy(&load->lock);
+    pthread_cond_destroy(&load->changed);
+    void *owned[] = {load->files, load->jobs, load->args, load->outputs, load->pieces, load->events, load->pinned, load};
+    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) free(owned[i]);
+}
+
+zse_load *zse_load_start(const zse_gpu_driver *driver, const zse_load_options *options, const zse_load_job *jobs, int64_t num_jobs,
+                         const uint64_t *args, int64_t num_args, const zse_load_output *outputs, int64_t num_outputs, int32_t *error) {
+    *error = ZSE_EINVAL;
+    if (num_jobs < 0 || num_args < 0 || num_outputs < 0 || options->threads < 1 || options->threads > 1024) return NULL;
+    if (!driver != !options->pin || options->slot_bytes < 4096 || options->slot_bytes % ALIGN || options->chunk_bytes % PAGE_MAX) return NULL;
+    for (int64_t i = 0; i < num_jobs; i++) {
+        const zse_load_job *job = &jobs[i];
+        if (job->nbytes < 0 || job->offset < 0 || job->num_args > ZSE_MAX_ARGS || (job->fn && !job->num_args)) return NULL;
+        if (job->first_arg > num_args || job->num_args > num_args - job->first_arg) return NULL;
+        if (job->first_output > num_outputs || job->num_outputs > num_outputs - job->first_output) return NULL;
+        if (job->fn && !driver ? job->num_outputs != 0 : !job->num_outputs) return NULL; /* on the host kernels write by their arguments */
+        for (uint32_t j = 0; j < job->num_outputs; j++)
+            if (job->fn && outputs[job->first_output + j].slot >= job->num_args) return NULL;
+    }
+    *error = ZSE_ENOMEM;
+    zse_load *load = calloc(1, sizeof *load + (size_t)options->threads * sizeof *load->workers);
+    if (!load) return NULL;
+    pthread_mutex_init(&load->lock, NULL);
+    pthread_cond_init(&load->changed, NULL);
+    if (driver) load->driver = *driver;
+    load->options = *options;
+    load->num_jobs = num_jobs;
+    load->jobs = zse_copied(jobs, num_jobs, sizeof *jobs);
+    load->args = zse_copied(args, num_args, sizeof *args);
+    load->outputs = zse_copied(outputs, num_outputs, sizeof *outputs);
+    load->events = zse_copied(options->events, driver ? options->threads * SLOTS + 1 : 0, sizeof *load->events);
+    load->files = calloc(num_jobs ? (size_t)num_jobs : 1, sizeof *load->files);
+    load->result.job = -1;
+    if (load->jobs && load->args && load->outputs && load->events && load->files) {
+        if (!pthread_create(&load->manager, NULL, manager_main, load)) {
+            *error = ZSE_OK;
+            return load;
+        }
+        *error = ZSE_ETHREAD;
+    }
     release(load);
-    return failed;
+    return NULL;
+}
+
+int32_t zse_load_finished(zse_load *load) { return atomic_load_explicit(&load->finished, memory_order_acquire); }
+
+int32_t zse_load_tidy(zse_load *load) { return atomic_load_explicit(&load->tidy, memory_order_acquire); }
+
+void zse_load_wait(zse_load *load, zse_load_result *result) {
+    pthread_mutex_lock(&load->lock);
+    while (!atomic_load(&load->finished)) pthread_cond_wait(&load->changed, &load->lock);
+    *result = load->result;
+    pthread_mutex_unlock(&load->lock);
 }
 
 void zse_load_cancel(zse_load *load) { atomic_store(&load->cancelled, 1); }
+
+void zse_load_close(zse_load *load) {
+    pthread_mutex_lock(&load->lock);
+    atomic_store(&load->closing, 1);
+    pthread_cond_broadcast(&load->changed);
+    pthread_mutex_unlock(&load->lock);
+    pthread_join(load->manager, NULL);
+    release(load);
+}

@@ -20,8 +20,6 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <sys/types.h>
 #include <unistd.h>
@@ -290,15 +288,13 @@ zse_graph *zse_graph_create(const zse_launch_desc *launches, int64_t num_launche
     graph->launches = aligned_zeroed((size_t)num_launches, sizeof *graph->launches);
     graph->groups = aligned_zeroed((size_t)num_launches, sizeof *graph->groups);
     graph->args = aligned_zeroed((size_t)num_args, sizeof *graph->args);
-    graph->patches = aligned_zeroed((size_t)num_patches, sizeof *graph->patches);
-    graph->symbol_max = aligned_zeroed((size_t)num_symbols, sizeof *graph->symbol_max);
+    graph->patches = zse_copied(patches, num_patches, sizeof *patches);
+    graph->symbol_max = zse_copied(symbol_max, num_symbols, sizeof *symbol_max);
     if (!graph->launches || !graph->groups || !graph->args || !graph->patches || !graph->symbol_max) goto fail;
     graph->num_launches = num_launches;
     graph->num_patches = num_patches;
     graph->num_symbols = num_symbols;
     if (num_args) memcpy(graph->args, args, (size_t)num_args * sizeof *args);
-    if (num_patches) memcpy(graph->patches, patches, (size_t)num_patches * sizeof *patches);
-    if (num_symbols) memcpy(graph->symbol_max, symbol_max, (size_t)num_symbols * sizeof *symbol_max);
     *error = ZSE_EINVAL;
     for (int64_t i = 0; i < num_launches; i++) {
         const zse_launch_desc *from = &launches[i];
@@ -315,11 +311,7 @@ zse_graph *zse_graph_create(const zse_launch_desc *launches, int64_t num_launche
         launch->group = (uint32_t)(graph->num_groups - 1);
         graph->groups[graph->num_groups - 1].end_launch = (uint32_t)(i + 1);
     }
-    for (int64_t i = 0; i < num_patches; i++) {
-        const zse_patch *patch = &patches[i];
-        if (patch->symbol >= num_symbols || patch->divisor < 1) goto fail;
-        if (patch->target >= (patch->is_grid ? num_launches * 3 : num_args)) goto fail;
-    }
+    if (!zse_patches_fit(patches, num_patches, num_launches, num_args, num_symbols)) goto fail;
     *error = ZSE_OK;
     return graph;
 fail:
@@ -340,8 +332,7 @@ static void set_i64(int64_t *slot, int64_t value) {
 static int32_t prepare(zse_graph *graph, const int64_t *symbols, int32_t threads) {
     for (int64_t i = 0; i < graph->num_patches; i++) {
         const zse_patch *patch = &graph->patches[i];
-        int64_t value = symbols[patch->symbol];
-        value = (value / patch->divisor + (value % patch->divisor != 0)) * patch->factor;
+        int64_t value = zse_patch_value(patch, symbols);
         if (patch->is_grid)
             set_i64(&graph->launches[patch->target / 3].grid[patch->target % 3], value);
         else
@@ -374,13 +365,8 @@ static int32_t prepare(zse_graph *graph, const int64_t *symbols, int32_t threads
     return ZSE_OK;
 }
 
-int32_t zse_graph_run(zse_pool *pool, zse_graph *graph, const int64_t *symbols, int64_t *times_ns, int64_t *bad_symbol) {
-    for (int64_t i = 0; i < graph->num_symbols; i++)
-        if (symbols[i] < 0 || symbols[i] > graph->symbol_max[i]) {
-            *bad_symbol = i;
-            return ZSE_ERANGE;
-        }
-    *bad_symbol = -1;
+int32_t zse_graph_run(zse_pool *pool, zse_graph *graph, const int64_t *symbols, int64_t *times_ns) {
+    if (zse_bad_symbol(symbols, graph->symbol_max, graph->num_symbols) >= 0) return ZSE_ERANGE;
     pthread_mutex_lock(&pool->run_lock);
     int32_t status = prepare(graph, symbols, pool->threads);
     if (status == ZSE_OK && graph->num_groups) {

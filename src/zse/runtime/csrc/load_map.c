@@ -1,9 +1,8 @@
-/* Weight loader of a GPU: files that the page cache holds, mapped and registered with the driver in chunks. */
+/* Weight loader, for a GPU: files that the page cache holds, mapped and registered with the driver in chunks. */
 #define _GNU_SOURCE
-#include "gpu_load.h"
+#include "load.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -15,18 +14,18 @@
 #define SAMPLES 512
 #define LEAST_STEP (256 << 10)
 
-static struct file *file_of(zse_gpu_load *load, int32_t fd) {
+static struct file *file_of(zse_load *load, int32_t fd) {
     for (int64_t i = 0; i < load->num_files; i++)
         if (load->files[i].fd == fd) return &load->files[i];
     return NULL;
 }
 
 /* Maps the files and finds what is needed of every chunk. 0 when they cannot be mapped. */
-static int map_files(zse_gpu_load *load) {
+static int map_files(zse_load *load) {
     int64_t page = sysconf(_SC_PAGESIZE), chunk = load->options.chunk_bytes;
     if (chunk <= 0 || page > PAGE_MAX) return 0;
     for (int64_t i = 0; i < load->num_jobs; i++) {
-        const zse_gpu_load_job *job = &load->jobs[i];
+        const zse_load_job *job = &load->jobs[i];
         if (job->fn || !job->nbytes) continue;
         struct file *file = file_of(load, job->fd);
         if (!file) {
@@ -51,7 +50,7 @@ static int map_files(zse_gpu_load *load) {
         file->map = map;
     }
     for (int64_t i = 0; i < load->num_jobs; i++) {
-        const zse_gpu_load_job *job = &load->jobs[i];
+        const zse_load_job *job = &load->jobs[i];
         if (job->fn || !job->nbytes) continue;
         struct file *file = file_of(load, job->fd);
         int64_t start = job->offset - file->base, end = start + job->nbytes;
@@ -65,13 +64,13 @@ static int map_files(zse_gpu_load *load) {
 }
 
 /* Whether the page cache holds the load: asked for some pages, one of every job at least. */
-static int is_warm(zse_gpu_load *load) {
+static int is_warm(zse_load *load) {
     int64_t asked = 0, there = 0, total = 0, page = sysconf(_SC_PAGESIZE);
     for (int64_t i = 0; i < load->num_jobs; i++)
         if (!load->jobs[i].fn) total += load->jobs[i].nbytes;
     int64_t step = total / SAMPLES > LEAST_STEP ? total / SAMPLES : LEAST_STEP;
     for (int64_t i = 0; i < load->num_jobs; i++) {
-        const zse_gpu_load_job *job = &load->jobs[i];
+        const zse_load_job *job = &load->jobs[i];
         if (job->fn || !job->nbytes) continue;
         struct file *file = file_of(load, job->fd);
         for (int64_t at = 0; at < job->nbytes; at += step) {
@@ -85,18 +84,23 @@ static int is_warm(zse_gpu_load *load) {
     return there * 100 >= asked * load->options.warm_percent;
 }
 
+static void unregister_first(zse_load *load) {
+    const struct pinned *pinned = &load->pinned[load->first_pinned++];
+    load->driver.host_unregister(pinned->file->map + pinned->start);
+}
+
 /* Gives the registrations back a while after the load, one at a time: a call takes 0.5 ms or more in which launches wait
  * (steps of 0.5 ms took 1.3 ms beside all of them in a row, H200). close() is not kept waiting. */
-void gpu_load_unregister(zse_gpu_load *load, const struct pinned *pinned, int64_t first, int64_t end) {
+void load_unregister(zse_load *load) {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += TIDY_AFTER_S;
-    for (; first < end; first++) {
+    while (load->first_pinned < load->num_pinned) {
         pthread_mutex_lock(&load->lock);
         while (!atomic_load(&load->closing))
             if (pthread_cond_timedwait(&load->changed, &load->lock, &until) == ETIMEDOUT) break;
         pthread_mutex_unlock(&load->lock);
-        load->driver.host_unregister(pinned[first].file->map + pinned[first].start);
+        unregister_first(load);
         clock_gettime(CLOCK_REALTIME, &until);
         until.tv_nsec += TIDY_PAUSE_NS;
         if (until.tv_nsec >= 1000000000l) until.tv_nsec -= 1000000000l, until.tv_sec++;
@@ -109,20 +113,21 @@ static int64_t now_us(void) {
     return time.tv_sec * 1000000ll + time.tv_nsec / 1000;
 }
 
-/* All direct jobs, in order. Returns the first job that is not done: a chunk that cannot be registered ends it, and so do
+/* All direct jobs, in order. Returns where it stopped: a chunk that cannot be registered ends it, and so do
  * chunks that take too long. Registering moves pages that lie where the kernel wants none pinned, and costs more for small
  * pages of the cache: 190 ms for 4 GiB, where reading takes 100 (H200). */
-int64_t gpu_load_copy_mapped(zse_gpu_load *load, struct pinned *pinned, int64_t *num_pinned, int64_t *first_pinned) {
+struct piece load_copy_mapped(zse_load *load) {
+    const struct piece all = {.job = load->num_jobs};
     int64_t chunk = load->options.chunk_bytes, page = sysconf(_SC_PAGESIZE), held = 0, spent_us = 0, full_chunks = 0;
     void *event = load->events[load->options.threads * SLOTS];
     for (int64_t i = 0; i < load->num_jobs; i++) {
-        const zse_gpu_load_job *job = &load->jobs[i];
+        const zse_load_job *job = &load->jobs[i];
         if (job->fn || !job->nbytes) continue;
         struct file *file = file_of(load, job->fd);
-        int64_t start = job->offset - file->base, end = start + job->nbytes;
-        uint64_t device = load->outputs[job->first_output].device;
+        int64_t first = job->offset - file->base, start = first, end = start + job->nbytes;
+        uint64_t device = load->outputs[job->first_output].address;
         while (start < end) {
-            if (atomic_load_explicit(&load->cancelled, memory_order_relaxed)) return load->num_jobs;
+            if (atomic_load_explicit(&load->cancelled, memory_order_relaxed)) return all;
             int64_t c = start / chunk, stop = (c + 1) * chunk < end ? (c + 1) * chunk : end;
             if (file->low[c] >= 0) {
                 int64_t low = file->low[c] / page * page, high = (file->high[c] + page - 1) / page * page;
@@ -131,41 +136,40 @@ int64_t gpu_load_copy_mapped(zse_gpu_load *load, struct pinned *pinned, int64_t 
                     int32_t status = load->driver.event_record(event, load->options.stream);
                     if (!status) status = load->driver.event_wait(event);
                     if (status) {
-                        gpu_load_fail(load, i, ZSE_LOAD_DRIVER, status, start - (job->offset - file->base));
-                        return load->num_jobs;
+                        load_fail(load, i, 1, status, start - first);
+                        return all;
                     }
-                    for (; *first_pinned < *num_pinned; ++*first_pinned)
-                        load->driver.host_unregister(pinned[*first_pinned].file->map + pinned[*first_pinned].start);
+                    while (load->first_pinned < load->num_pinned) unregister_first(load);
                     held = 0;
                 }
+                const struct piece here = {.job = i, .offset = start - first};
                 if (load->options.slow_us && full_chunks == SLOW_CHUNKS && spent_us > (SLOW_CHUNKS - 1) * (int64_t)load->options.slow_us)
-                    return i;
+                    return here;
                 int64_t started = now_us();
-                if (load->driver.host_register(file->map + low, (size_t)(high - low), load->options.register_flags)) return i;
+                if (load->driver.host_register(file->map + low, (size_t)(high - low), load->options.register_flags)) return here;
                 if (high - low == chunk && full_chunks < SLOW_CHUNKS && full_chunks++) spent_us += now_us() - started;
-                pinned[(*num_pinned)++] = (struct pinned){file, c, low, high};
+                load->pinned[load->num_pinned++] = (struct pinned){file, c, low, high};
                 held += high - low;
                 file->low[c] = -1;
             } else if (load->options.window_bytes) {
                 /* A chunk that came before may have been given back: then it is registered again. */
-                int64_t at = *num_pinned - 1;
-                while (at >= *first_pinned && (pinned[at].file != file || pinned[at].chunk != c)) at--;
-                if (at < *first_pinned) {
+                int64_t at = load->num_pinned - 1;
+                while (at >= load->first_pinned && (load->pinned[at].file != file || load->pinned[at].chunk != c)) at--;
+                if (at < load->first_pinned) {
                     file->low[c] = c * chunk;
                     continue;
                 }
             }
             int32_t status = load->driver.to_device(device, file->map + start, (size_t)(stop - start), load->options.stream);
             if (status) {
-                gpu_load_fail(load, i, ZSE_LOAD_DRIVER, status, start - (job->offset - file->base));
-                return load->num_jobs;
+                load_fail(load, i, 1, status, start - first);
+                return all;
             }
             device += (uint64_t)(stop - start);
-            gpu_load_issued(load, i, stop - start);
             start = stop;
         }
     }
-    return load->num_jobs;
+    return all;
 }
 
-int gpu_load_map(zse_gpu_load *load) { return map_files(load) && load->num_files && is_warm(load); }
+int load_map(zse_load *load) { return map_files(load) && load->num_files && is_warm(load); }

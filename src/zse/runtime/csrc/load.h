@@ -1,0 +1,68 @@
+/* What the parts of the weight loader share: load.c (threads, pinned ring) and load_map.c (mappings). */
+#ifndef LOAD_H
+#define LOAD_H
+
+#include "zse_load.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#define SLOTS 2
+#define PAGE_MAX 65536 /* arm64 has pages of up to 64 KiB */
+
+/* A file of the load: its mapping, and what of each chunk is needed. */
+struct file {
+    int32_t fd;
+    int64_t base, end, num_chunks; /* base: page-aligned offset of the mapping; end: of the file's last needed byte */
+    char *map;
+    int64_t *low, *high; /* needed bytes of each chunk, from base; low < 0 once registered */
+};
+
+/* Part of a direct job, or a whole job with a kernel. */
+struct piece {
+    int64_t job, offset, nbytes; /* offset: inside the job */
+};
+
+/* A chunk of a file that is registered with the driver: bytes [start, end) of the mapping. */
+struct pinned {
+    struct file *file;
+    int64_t chunk, start, end;
+};
+
+struct zse_load {
+    zse_gpu_driver driver; /* zeroed: the memory is the host's */
+    zse_load_options options;
+    zse_load_job *jobs;
+    uint64_t *args;
+    zse_load_output *outputs;
+    int64_t num_jobs;
+    struct file *files;
+    int64_t num_files;
+    struct pinned *pinned; /* of them those from first_pinned on are registered */
+    int64_t num_pinned, first_pinned;
+    struct piece *pieces;
+    int64_t num_pieces;
+    _Atomic int64_t next; /* piece */
+    _Atomic int32_t cancelled, finished, closing, tidy;
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* finished or closing */
+    zse_load_result result;
+    void **events; /* of the ring's slots, then one */
+    void *ring;
+    int64_t slot_bytes;
+    int32_t threads;
+    pthread_t manager;
+    pthread_t workers[];
+};
+
+/* The first failure counts; nothing more is started. code: the driver's, else errno, 0 where the file ends early. */
+void load_fail(zse_load *load, int64_t job, int32_t from_driver, int32_t code, int64_t got);
+
+/* Maps the files of a load that the page cache holds. 0 when they are to be read. */
+int load_map(zse_load *load);
+/* All direct jobs, in order. Returns where it stopped: the first job that is not done, and the offset in it. */
+struct piece load_copy_mapped(zse_load *load);
+/* Gives the registrations back. */
+void load_unregister(zse_load *load);
+
+#endif

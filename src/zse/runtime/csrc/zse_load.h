@@ -1,0 +1,58 @@
+/* Loads weights: bytes of files to the host's memory or a GPU's, as they are or through a kernel that repacks them. */
+#ifndef ZSE_LOAD_H
+#define ZSE_LOAD_H
+
+#include "zse_gpu.h"
+
+/* A job: the bytes [offset, offset + nbytes) of `fd`. Without `fn` they go to outputs[first_output] as they are. With it, `fn` (a
+ * kernel of the CPU) is run over the whole grid, and its argument slot 0 is the piece. On the host it writes where its arguments say
+ * and there are no outputs; for a GPU it makes the outputs in pinned memory: the slot of each is where that output is to be written. */
+typedef struct {
+    zse_kernel fn;
+    int64_t offset, nbytes;
+    int32_t fd;
+    uint32_t first_arg, num_args, first_output, num_outputs, reserved;
+    int64_t grid[3];
+} zse_load_job;
+
+typedef struct {
+    uint64_t address; /* in the device's memory */
+    int64_t nbytes;
+    uint32_t slot, reserved;
+} zse_load_output;
+
+/* How. threads: that read. slot_bytes: most that is read at once, and of a pinned slot. The rest is for a GPU. chunk_bytes: of file
+ * mappings that are registered at once, 0: never map. window_bytes: most that is registered. pin, unpin: pinned memory of threads * 2
+ * slots, asked for when it is needed. warm_percent: a load of which that much is in the page cache is mapped, another one read.
+ * slow_us: a chunk that takes longer to register is slow: after some of them the rest is read; 0: never. events: threads * 2 + 1. */
+typedef struct {
+    int64_t chunk_bytes, window_bytes, slot_bytes;
+    int32_t (*pin)(void **host, size_t nbytes, uint32_t flags);
+    int32_t (*unpin)(void *host);
+    void *stream;
+    void *const *events;
+    int32_t threads, warm_percent;
+    uint32_t register_flags, slow_us;
+} zse_load_options;
+
+/* What failed: job (-1: nothing) and why. */
+typedef struct {
+    int64_t job, got; /* got: bytes of the job that were read */
+    int32_t from_driver, code; /* code: the driver's, else errno, 0 where the file ends early */
+    int32_t mapped, reserved; /* whether the mapping was used, for the log */
+} zse_load_result;
+
+typedef struct zse_load zse_load;
+
+/* driver: NULL for the host's memory. */
+zse_load *zse_load_start(const zse_gpu_driver *driver, const zse_load_options *options, const zse_load_job *jobs, int64_t num_jobs,
+                         const uint64_t *args, int64_t num_args, const zse_load_output *outputs, int64_t num_outputs, int32_t *error);
+int32_t zse_load_finished(zse_load *load); /* whether wait would return at once */
+int32_t zse_load_tidy(zse_load *load);     /* whether close would return at once */
+/* Until all jobs are done, or one failed and none runs. */
+void zse_load_wait(zse_load *load, zse_load_result *result);
+void zse_load_cancel(zse_load *load); /* start no further job */
+/* Until the threads have given everything back; the handle is gone after this. */
+void zse_load_close(zse_load *load);
+
+#endif
