@@ -224,4 +224,4 @@ def test_a_model_that_is_dropped_while_loading_stops_the_load(device, tmp_path):
         model = load_model(device, plan)
         loading = model._loading
         del model
-        assert loading._load is None, "threads still write to memory that is gone"
+        assert loading._handle is None, "threads still write to memory that is gone"
