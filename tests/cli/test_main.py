@@ -9,7 +9,7 @@ import pytest
 from cli_process import ENVIRONMENT
 
 from zse.cli import main as cli
-from zse.cli.parser import number
+from zse.cli.parser import Amount
 
 
 def test_every_command_has_what_the_table_needs():
@@ -118,14 +118,14 @@ def test_ctrl_c_is_quiet_and_130(home, tmp_path):
 def test_number_refuses_what_is_not_finite_or_outside():
     import argparse
 
-    assert number(int, 1, 3)("2") == 2 and number(float, high=1, above=0)("1") == 1.0
+    assert Amount(int, 1, 3)("2") == 2 and Amount(float, high=1, above=0)("1") == 1.0
     refused = [
-        (number(int, 1, 3), "4"),
-        (number(int), "1.5"),
-        (number(float), "inf"),
-        (number(float), "nan"),
-        (number(float, above=0), "0"),
-        (number(float), "x"),
+        (Amount(int, 1, 3), "4"),
+        (Amount(int), "1.5"),
+        (Amount(float), "inf"),
+        (Amount(float), "nan"),
+        (Amount(float, above=0), "0"),
+        (Amount(float), "x"),
     ]
     for convert, text in refused:
         with pytest.raises(argparse.ArgumentTypeError):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from cli_process import ENVIRONMENT
 
-from zse.bench.serving import Server
+from zse.bench.serving import RunningServer
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_the_examples_run(zse, smollm2):
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=True)
     assert "Paris" in done.stdout
     pytest.importorskip("openai")
-    with Server(smollm2, []) as server:
+    with RunningServer(smollm2, []) as server:
         command = [sys.executable, str(examples / "python_client.py"), f"http://127.0.0.1:{server.port}/v1"]
         done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=True)
     assert len(done.stdout.strip()) > 3

@@ -116,7 +116,7 @@ def write(path: str | os.PathLike, text: str) -> None:
         Path(partial).write_text(text, encoding="utf-8")
         os.replace(partial, path)
     except OSError as error:
-        raise ConfigError(f"{one_line(path)}: {error.strerror}") from None
+        raise ConfigError(f"{one_line(path)} cannot be written: {error.strerror}") from None
 
 
 def figure(run: dict, name: str) -> float | None:

@@ -5,9 +5,8 @@ import json
 
 from zse.bench import perplexity, process, reports, serving, speed, startup
 from zse.cli import bench_serve
-from zse.cli.options import add_engine_options, engine_options, open_llm
-from zse.cli.parser import JSON, MODEL, Kinds, arg, number
-from zse.errors import ConfigError
+from zse.cli.options import ENGINE_OPTIONS, open_llm, text_of, values_of, words_of
+from zse.cli.parser import JSON, MODEL, Amount, Kinds, arg
 from zse.formats import hub
 
 EPILOG = """examples:
@@ -40,13 +39,11 @@ def _lengths(text: str) -> list[int]:
 
 
 def _tokens(flag: str, default: int, text: str):
-    return arg(flag, type=number(int, 1), default=default, metavar="N", help=f"{text} (default: %(default)s)")
+    return arg(flag, type=Amount(int, 1), default=default, help=f"{text} (default: %(default)s)")
 
 
-_REPEATS = arg(
-    "--repeats", type=number(int, 1, 100), default=3, metavar="N", help="runs that count (default: %(default)s)"
-)
-_COMMON = (MODEL, _REPEATS, JSON, add_engine_options)
+_REPEATS = arg("--repeats", type=Amount(int, 1, 100), default=3, help="runs that count (default: %(default)s)")
+_COMMON = (MODEL, _REPEATS, JSON, ENGINE_OPTIONS)
 _KINDS = {
     "decode": (
         "tokens a second of one sequence after a context",
@@ -93,7 +90,7 @@ _KINDS = {
             arg("model", metavar="MODEL", nargs="?", help="a name, hf:ORG/NAME, or a path"),
             _REPEATS,
             arg("--json", nargs="?", const="-", metavar="FILE", help="write JSON to FILE; without FILE print it"),
-            add_engine_options,
+            ENGINE_OPTIONS,
             arg("--clients", type=_counts, default=[1, 4, 8], metavar="N,N,…", help="clients at once (default: 1,4,8)"),
             _tokens("--tokens", 64, "longest reply of a client"),
             bench_serve.WORKLOADS,
@@ -109,11 +106,11 @@ def run(args) -> int:
     if args.kind == "report":
         return bench_serve.report(args)
     if args.kind == "ablation":
-        return bench_serve.ablation(args, _engine_words(args))
+        return bench_serve.ablation(args, words_of(values_of(args, ENGINE_OPTIONS)))
     if args.kind == "serve":
         bench_serve.check(args)
         if args.workload:
-            return bench_serve.run(args, _engine_words(args))
+            return bench_serve.run(args, words_of(values_of(args, ENGINE_OPTIONS)))
     result = {"bench": args.kind, "model": args.model, **_measure(args), "machine": process.machine()}
     text = json.dumps(result, indent=1)
     if isinstance(args.json, str) and args.json != "-":
@@ -125,7 +122,7 @@ def run(args) -> int:
 def _measure(args) -> dict:
     if args.kind in ("startup", "serve"):
         hub.ensure(args.model)  # fetching must not be measured
-        options = _engine_words(args)
+        options = words_of(values_of(args, ENGINE_OPTIONS))
         if args.kind == "startup":
             return startup.startup(args.model, args.repeats, options, cold=not args.warm_only)
         return serving.serving(args.model, args.clients, args.tokens, options)
@@ -144,14 +141,6 @@ def _measure(args) -> dict:
     }
 
 
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--text {path}: {error}") from None
-
-
 def _latency(llm, args) -> dict:
     fitting = [length for length in PROMPTS if length + args.tokens < llm.config.max_context]
     return {
@@ -168,18 +157,8 @@ _IN_PROCESS = {
     "prefill": lambda llm, args: speed.prefill(llm, args.tokens, args.repeats),
     "batch": lambda llm, args: speed.batch(llm, args.sequences, args.context, args.tokens, args.repeats),
     "latency": _latency,
-    "perplexity": lambda llm, args: perplexity.measure(llm, args.tokens, _read(args.text) if args.text else None),
+    "perplexity": lambda llm, args: perplexity.measure(llm, args.tokens, text_of(args.text) if args.text else None),
 }
-
-
-def _engine_words(args) -> list[str]:
-    """The engine's options again as command-line words, for the process that is measured."""
-    return [
-        word
-        for name, value in engine_options(args).items()
-        if value is not None
-        for word in (f"--{name.replace('_', '-')}", str(value))
-    ]
 
 
 def _text(result: dict) -> str:

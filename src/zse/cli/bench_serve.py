@@ -9,8 +9,8 @@ import sys
 from zse import env
 from zse.bench import ablation as ablations
 from zse.bench import client, load, page, reports, serving, workloads
-from zse.cli.options import add_engine_options
-from zse.cli.parser import MODEL, Group, arg, number
+from zse.cli.options import ENGINE_OPTIONS
+from zse.cli.parser import MODEL, Amount, Group, arg
 from zse.errors import ConfigError
 from zse.formats import hub
 
@@ -18,7 +18,7 @@ from zse.formats import hub
 def _rates(text: str) -> list[float]:
     """argparse type: requests a second with commas between."""
     try:
-        rates = [number(float, above=0, high=10000)(word) for word in text.split(",")]
+        rates = [Amount(float, above=0, high=10000)(word) for word in text.split(",")]
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of rates, as in 1,2,4.5") from None
     return sorted(set(rates))
@@ -26,21 +26,17 @@ def _rates(text: str) -> list[float]:
 
 _SCALE = arg(
     "--scale",
-    type=number(float, above=0, high=1),
+    type=Amount(float, above=0, high=1, shown="S"),
     default=1.0,
-    metavar="S",
     help="multiply numbers of requests and lengths, for small machines (default: 1)",
 )
-_SEED = arg(
-    "--seed", type=number(int, 0), default=42, metavar="N", help="of lengths, arrivals and prompts (default: 42)"
-)
+_SEED = arg("--seed", type=Amount(int, 0), default=42, help="of lengths, arrivals and prompts (default: 42)")
 _GATE = (
     arg("--compare", metavar="FILE", help="fail if a figure is worse than in this report"),
     arg(
         "--tolerance",
-        type=number(float, 0),
+        type=Amount(float, 0, shown="PERCENT"),
         default=5.0,
-        metavar="PERCENT",
         help="how much worse --compare lets it be (default: 5)",
     ),
     arg("--page", metavar="FILE", help="draw the reports as one HTML page"),
@@ -67,17 +63,15 @@ WORKLOADS = Group(
         arg("--qps", type=_rates, metavar="R,R,…", help="requests a second of qps_sweep (default: 1,2,4,8,16)"),
         arg(
             "--prompt-ids",
-            type=number(int, 200),
-            metavar="VOCAB",
+            type=Amount(int, 200, shown="VOCAB"),
             help="prompts of random token ids below VOCAB, which have exact lengths, in place of text",
         ),
         arg("--chat", action="store_true", help="ask /chat/completions instead of /completions"),
         arg("--no-ignore-eos", action="store_true", help="leave ignore_eos out, for servers that refuse it"),
         arg(
             "--timeout",
-            type=number(float, above=0),
+            type=Amount(float, above=0, shown="SECONDS"),
             default=300.0,
-            metavar="SECONDS",
             help="of one request; longer ones have failed (default: 300)",
         ),
         arg(
@@ -109,7 +103,7 @@ ABLATION = (
         ),
         _SCALE,
         _SEED,
-        add_engine_options,
+        ENGINE_OPTIONS,
     ),
 )
 REPORT = (

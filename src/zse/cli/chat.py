@@ -5,7 +5,7 @@ import os
 import sys
 
 from zse.cli.chat_session import Session
-from zse.cli.options import add_engine_options, add_sampling_options, open_llm, sampling_params
+from zse.cli.options import ENGINE_OPTIONS, add_sampling_options, open_llm, sampling_params
 from zse.cli.parser import arg
 from zse.cli.terminal import notice
 from zse.errors import ConfigError
@@ -27,7 +27,7 @@ ARGUMENTS = (
     arg("--system", metavar="TEXT", help="system message (default: the model's own, if its template has one)"),
     arg("--load", metavar="FILE", help="go on with a conversation that /save wrote"),
     lambda parser: add_sampling_options(parser, DEFAULT_MAX_TOKENS),
-    add_engine_options,
+    ENGINE_OPTIONS,
 )
 
 

@@ -1,10 +1,10 @@
 """A conversation: its messages, its /commands, and one reply at a time."""
 
 import json
-import os
 import signal
 import sys
 
+from zse.bench import reports
 from zse.cli.options import add_sampling_options, sampling_fields, sampling_params
 from zse.cli.parser import Parser
 from zse.cli.terminal import reply_writer
@@ -118,13 +118,7 @@ class Session:
         if not path:
             raise ZSEError("write /save FILE")
         data = {"model": self.model, "system": self.system, "messages": self.messages}
-        partial = f"{path}.{os.getpid()}.tmp"
-        try:
-            with open(partial, "w", encoding="utf-8") as file:
-                json.dump(data, file, ensure_ascii=False, indent=1)
-            os.replace(partial, path)
-        except OSError as error:
-            raise ZSEError(f"cannot write {path}: {error.strerror}") from None
+        reports.write(path, json.dumps(data, ensure_ascii=False, indent=1))
         self._say(f"saved {len(self.messages)} messages to {path}")
 
     def _load(self, path: str) -> None:

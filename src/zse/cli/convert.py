@@ -3,7 +3,7 @@
 import os
 
 from zse.bench import perplexity
-from zse.cli.parser import arg, number
+from zse.cli.parser import Amount, arg
 from zse.cli.terminal import ProgressBar, notice, size
 from zse.errors import ConfigError, UnsupportedError
 from zse.formats import store
@@ -32,8 +32,7 @@ ARGUMENTS = (
     ),
     arg(
         "--group-size",
-        type=number(int, 0, 256),
-        metavar="N",
+        type=Amount(int, 0, 256),
         help="columns that share a scale: 16, 32, 64, 128, 256, or 0 for a row",
     ),
     arg("--head", choices=("int4", "int8", "fp8", "f16", "bf16"), help="type of the embedding and LM head, if another"),
@@ -44,7 +43,7 @@ ARGUMENTS = (
         help="order of floating-point matrices: r16 for the CPU, rows for GPUs, auto by what this machine has "
         "(integers have one order for both)",
     ),
-    arg("--threads", type=number(int, 1, 1024), metavar="N", help="(default: all processors)"),
+    arg("--threads", type=Amount(int, 1, 1024), help="(default: all processors)"),
     arg("--no-clip-search", action="store_true", help="quantize faster and less well: no search for the best clipping"),
     arg("--no-perplexity", action="store_true", help="do not measure what quantizing costs"),
     arg("--force", action="store_true", help="replace OUT if it is there"),

@@ -33,7 +33,7 @@ ARGUMENTS = (arg("--json", action="store_true", help="print JSON: a list of chec
 
 
 def run(args) -> int:
-    checks = [check(name, state, found, mend) for name, state, found, mend in _checks()]
+    checks = [dict(zip(("check", "state", "found", "mend"), row, strict=True)) for row in _checks()]
     failed = [item for item in checks if item["state"] == BAD]
     if args.json:
         print(json.dumps({"ok": not failed, "checks": checks}, indent=1))
@@ -46,10 +46,6 @@ def run(args) -> int:
             print(f"{'':<{width + 6}}  → {item['mend']}")
     print(f"\n{len(failed)} of {len(checks)} checks failed" if failed else "\neverything that serving needs is here")
     return 1 if failed else 0
-
-
-def check(name: str, state: str, found: str, mend: str = "") -> dict:
-    return {"check": name, "state": state, "found": found, "mend": mend}
 
 
 def _checks():
@@ -68,38 +64,21 @@ def _checks():
 
 def _python() -> tuple[str, str, str, str]:
     found = f"{platform.python_version()} at {sys.executable}"
-    return (
-        "python",
-        OK if sys.version_info >= (3, 11) else BAD,
-        found,
-        "" if sys.version_info >= (3, 11) else "install Python 3.11 or later",
-    )
+    state, mend = (OK, "") if sys.version_info >= (3, 11) else (BAD, "install Python 3.11 or later")
+    return "python", state, found, mend
 
 
 def _cpu(facts: dict):
     features = ", ".join(facts["features"]) or "features unknown: the runtime library is missing"
     yield "cpu", OK, f"{facts['cpu']} ({facts['machine']}: {features})", ""
     quota = f", control group grants {facts['cpu_quota']:.1f} CPUs" if facts["cpu_quota"] else ""
-    yield (
-        "threads",
-        OK,
-        f"{facts['threads'] or 'unknown'} of {facts['physical_cores']} cores, {facts['logical_cpus']} logical{quota}",
-        "",
-    )
+    cores = f"{facts['physical_cores']} cores, {facts['logical_cpus']} logical"
+    yield "threads", OK, f"{facts['threads'] or 'unknown'} of {cores}{quota}", ""
+    compiled = f"{', '.join(facts['compiled']) or 'none'} in {facts['native_dir']}"
     if facts["error"]:
-        yield (
-            "cpu kernels",
-            BAD,
-            f"{', '.join(facts['compiled']) or 'none'} compiled in {facts['native_dir']}",
-            facts["error"],
-        )
+        yield "cpu kernels", BAD, f"compiled: {compiled}", facts["error"]
         return
-    yield (
-        "cpu kernels",
-        OK,
-        f"using {facts['isa']}; compiled: {', '.join(facts['compiled'])} in {facts['native_dir']}",
-        "",
-    )
+    yield "cpu kernels", OK, f"using {facts['isa']}; compiled: {compiled}", ""
     best = facts["runnable"][0]
     if best != facts["isa"]:
         mend = "unset ZSE_ISA" if os.environ.get("ZSE_ISA") else "run `python -m zse.build` to compile it"
@@ -109,29 +88,19 @@ def _cpu(facts: dict):
 def _memory(memory: dict) -> tuple[str, str, str, str]:
     limit = f", control group's limit {terminal.size(memory['limit'])}" if memory["limit"] else ""
     available = memory["available"]
-    found = f"{terminal.size(memory['total'])}{limit}" + (
-        f", {terminal.size(available)} available" if available is not None else ""
-    )
-    is_low = available is not None and available < 512 << 20
-    return (
-        "memory",
-        NOTE if is_low else OK,
-        found,
-        "close other programs: the smallest catalog model needs about 300 MB" if is_low else "",
-    )
+    left = f", {terminal.size(available)} available" if available is not None else ""
+    found = f"{terminal.size(memory['total'])}{limit}{left}"
+    if available is not None and available < 512 << 20:
+        return "memory", NOTE, found, "close other programs: the smallest catalog model needs about 300 MB"
+    return "memory", OK, found, ""
 
 
 def _compiler(facts: dict) -> tuple[str, str, str, str]:
     if facts["compiler"]:
         path, version = facts["compiler"]
         return "c compiler", OK, f"{path}: {version}", ""
-    state = BAD if facts["error"] else NOTE
-    return (
-        "c compiler",
-        state,
-        "none",
-        f"needed to compile the CPU kernels{'' if state == BAD else ' anew'}: {native.compiler_hint()}",
-    )
+    state, anew = (BAD, "") if facts["error"] else (NOTE, " anew")
+    return "c compiler", state, "none", f"needed to compile the CPU kernels{anew}: {native.compiler_hint()}"
 
 
 def _packages():
@@ -147,19 +116,11 @@ def _packages():
     yield "packages", BAD if needed else OK, ", ".join(versions) or "none", mend
     for name in missing:
         if name in _OPTIONAL:
-            yield (
-                "packages",
-                NOTE,
-                f"{name} is missing: needed by {_OPTIONAL[name]}",
-                f"{sys.executable} -m pip install {name}",
-            )
+            mend = f"{sys.executable} -m pip install {name}"
+            yield "packages", NOTE, f"{name} is missing: needed by {_OPTIONAL[name]}", mend
     if find_spec("pip") is None:
-        yield (
-            "pip",
-            NOTE,
-            "none: zse pull cannot fetch catalog models",
-            f"{sys.executable} -m ensurepip (uv: uv pip install pip)",
-        )
+        mend = f"{sys.executable} -m ensurepip (uv: uv pip install pip)"
+        yield "pip", NOTE, "none: zse pull cannot fetch catalog models", mend
     else:
         yield "pip", OK, importlib.metadata.version("pip"), ""
 
@@ -167,12 +128,8 @@ def _packages():
 def _bytecode(missing: int) -> tuple[str, str, str, str]:
     if not missing:
         return "bytecode", OK, "all modules are compiled", ""
-    return (
-        "bytecode",
-        NOTE,
-        f"{missing} modules of zse are not compiled: every start does it anew, up to 0.3 s",
-        "run `python -m zse.build`, or start zse once as a user who may write beside them",
-    )
+    found = f"{missing} modules of zse are not compiled: every start does it anew, up to 0.3 s"
+    return "bytecode", NOTE, found, "run `python -m zse.build`, or start zse once as a user who may write beside them"
 
 
 def _store():
@@ -188,13 +145,8 @@ def _store():
     if not os.access(folder, os.W_OK):
         yield "store", BAD, f"{home}: {folder} cannot be written to", "set ZSE_HOME to a folder you own"
         return
-    low = free < _LEAST_FREE_BYTES
-    yield (
-        "disk",
-        NOTE if low else OK,
-        f"{terminal.size(free)} free under {home}",
-        "free some, or set ZSE_HOME to another disk" if low else "",
-    )
+    state, mend = (NOTE, "free some, or set ZSE_HOME to another disk") if free < _LEAST_FREE_BYTES else (OK, "")
+    yield "disk", state, f"{terminal.size(free)} free under {home}", mend
     try:
         models, partials = store.entries(), store.partials()
     except ZSEError as error:
@@ -203,12 +155,8 @@ def _store():
     names = ", ".join(f"{model['name']} ({terminal.size(model['bytes'])})" for model in models) or "no model yet"
     yield "store", OK, names, "" if models else "zse pull smollm2"
     for part in partials:
-        yield (
-            "store",
-            NOTE,
-            f"{part['name']}: a download that did not end ({terminal.size(part['bytes'])})",
-            f"zse pull {part['name']}, or zse rm {part['name']}",
-        )
+        found = f"{part['name']}: a download that did not end ({terminal.size(part['bytes'])})"
+        yield "store", NOTE, found, f"zse pull {part['name']}, or zse rm {part['name']}"
 
 
 def _switches() -> tuple[str, str, str, str]:

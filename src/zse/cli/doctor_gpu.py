@@ -31,12 +31,8 @@ def _nvidia(cuda: dict):
     try:
         devices = runtime_cuda.list_devices()
     except DeviceError as error:
-        yield (
-            "gpu",
-            NOTE,
-            f"NVIDIA {cuda['devices'] or ''} ({driver}) cannot be used; models run on the CPU",
-            str(error),
-        )
+        found = f"NVIDIA {cuda['devices'] or ''} ({driver}) cannot be used; models run on the CPU"
+        yield "gpu", NOTE, found, str(error)
         return
     for device in devices:
         version = device["driver_version"]
@@ -46,12 +42,8 @@ def _nvidia(cuda: dict):
             f"(CUDA {version // 1000}.{version % 1000 // 10})"
         )
         if device["arch"] < bindings_cuda.LEAST_ARCH:
-            yield (
-                "gpu",
-                NOTE,
-                line,
-                f"too old: sm_{bindings_cuda.LEAST_ARCH} (Ampere) or later is needed; models run on the CPU",
-            )
+            needed = f"sm_{bindings_cuda.LEAST_ARCH} (Ampere) or later is needed"
+            yield "gpu", NOTE, line, f"too old: {needed}; models run on the CPU"
             continue
         yield "gpu", OK, line, ""
         yield _kernels(arch)
@@ -65,12 +57,8 @@ def _kernels(arch: str) -> tuple[str, str, str, str]:
     except ZSEError as error:
         return "gpu kernels", NOTE, f"none for {arch}", str(error)
     if pack is None:
-        return (
-            "gpu kernels",
-            NOTE,
-            f"no pack for {arch}: kernels are compiled when a model first asks for them",
-            "zse kernels build",
-        )
+        found = f"no pack for {arch}: kernels are compiled when a model first asks for them"
+        return "gpu kernels", NOTE, found, "zse kernels build"
     return "gpu kernels", OK, f"{len(pack.manifest)} kernels for {pack.arch} in {pack.path}", ""
 
 
@@ -82,12 +70,8 @@ def _nvrtc(driver_version: int) -> tuple[str, str, str, str]:
     major, minor = library.version
     found = f"{major}.{minor} at {library.path}"
     if major > driver_version // 1000:
-        return (
-            "nvrtc",
-            NOTE,
-            f"{found}: newer than the driver, which may refuse its kernels",
-            f"update the driver, or {sys.executable} -m pip install nvidia-cuda-nvrtc-cu{driver_version // 1000}",
-        )
+        mend = f"update the driver, or {sys.executable} -m pip install nvidia-cuda-nvrtc-cu{driver_version // 1000}"
+        return "nvrtc", NOTE, f"{found}: newer than the driver, which may refuse its kernels", mend
     return "nvrtc", OK, found, ""
 
 

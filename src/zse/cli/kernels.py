@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 from zse import kernels as package
-from zse.bench import kernels, own_kernels
-from zse.cli import parser as cli_parser
+from zse.bench import kernels, own_kernels, reports
+from zse.cli.parser import Amount, Kinds, arg
 from zse.errors import ConfigError, DeviceError
 from zse.kernel import cache
 from zse.runtime import opening, probe
@@ -25,100 +25,78 @@ EPILOG = """examples:
   zse kernels bench swish.py"""
 
 
-def _add_arguments(parser) -> None:
-    commands = parser.add_subparsers(dest="what", metavar="COMMAND", required=True)
-    build = commands.add_parser(
-        "build",
-        help="compile the kernels and write the pack that a start reads",
-        description=("compile the kernels for an architecture and write the pack that a start reads"),
-    )
-    build.add_argument(
-        "--arch",
-        action="append",
-        metavar="ARCH",
-        help="an architecture, such as sm_90a (may be repeated); default: that of this machine's GPU",
-    )
-    build.add_argument("--pack", metavar="FILE", help="write the pack to FILE instead of ZSE_HOME/kernels")
-    build.add_argument(
-        "--op",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="only kernels whose name starts with NAME (may be repeated); no pack is written without --pack",
-    )
-    build.add_argument(
-        "--jobs", type=cli_parser.number(int, low=1), metavar="N", help="compilers at once (default: CPUs)"
-    )
-    build.add_argument("--force", action="store_true", help="compile everything again")
-    build.add_argument(
-        "-v", "--verbose", action="store_true", help="registers, spills and shared memory of every kernel"
-    )
-    listing = commands.add_parser(
-        "list",
-        help="the kernels and whether they are built",
-        description=("the kernels of an architecture and whether they are built"),
-    )
-    listing.add_argument(
-        "--arch", metavar="ARCH", default=None, help="an architecture (default: that of this machine's GPU)"
-    )
-    bench = commands.add_parser(
-        "bench",
-        help="time kernels, checked in the same run",
-        description=(
-            "time the package's GPU kernels, or those of FILE, beside what the memory of this machine allows; every "
-            "result is checked"
+_KINDS = {
+    "build": (
+        "compile the kernels for an architecture and write the pack that a start reads",
+        (
+            arg(
+                "--arch",
+                action="append",
+                metavar="ARCH",
+                help="an architecture, such as sm_90a (may be repeated); default: that of this machine's GPU",
+            ),
+            arg("--pack", metavar="FILE", help="write the pack to FILE instead of ZSE_HOME/kernels"),
+            arg(
+                "--op",
+                action="append",
+                default=[],
+                metavar="NAME",
+                help="only kernels whose name starts with NAME (may be repeated); no pack is written without --pack",
+            ),
+            arg("--jobs", type=Amount(int, low=1), help="compilers at once (default: CPUs)"),
+            arg("--force", action="store_true", help="compile everything again"),
+            arg("-v", "--verbose", action="store_true", help="registers, spills and shared memory of every kernel"),
         ),
-    )
-    bench.add_argument("file", nargs="?", metavar="FILE", help="kernels of one's own (default: the package's)")
-    bench.add_argument(
-        "--op", action="append", default=[], metavar="NAME", help="only this operation (may be repeated)"
-    )
-    bench.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="only cases with TEXT in their name (may be repeated: all of them)",
-    )
-    bench.add_argument(
-        "--device",
-        metavar="DEVICE",
-        help="cuda, cuda:1, ...; for FILE also cpu (default: the first GPU; for FILE the CPU where there is none)",
-    )
-    bench.add_argument("--json", metavar="FILE", help="write the figures to FILE as well")
-    _add_own_arguments(commands)
-
-
-def _add_own_arguments(commands) -> None:
-    """Kernels of one's own."""
-    new = commands.add_parser(
-        "new",
-        help="write the file that a kernel of one's own starts with",
-        description="write the file that a kernel of one's own starts with: an operation that works, to be changed",
-    )
-    new.add_argument("file", metavar="FILE", help="the file to write; it must not exist")
-    check = commands.add_parser(
-        "check",
-        help="hold kernels of one's own to their NumPy reference",
-        description=(
-            "run the cases of a file's operations with fresh random inputs and compare with their NumPy references: on "
-            "the CPU; GPU forms on this machine's GPU and in the emulator, where they are"
+    ),
+    "list": (
+        "the kernels of an architecture and whether they are built",
+        (arg("--arch", metavar="ARCH", help="an architecture (default: that of this machine's GPU)"),),
+    ),
+    "bench": (
+        "time the package's GPU kernels, or those of FILE, beside what the memory of this machine allows; every result is "
+        "checked",
+        (
+            arg("file", nargs="?", metavar="FILE", help="kernels of one's own (default: the package's)"),
+            arg("--op", action="append", default=[], metavar="NAME", help="only this operation (may be repeated)"),
+            arg(
+                "--only",
+                action="append",
+                default=[],
+                metavar="TEXT",
+                help="only cases with TEXT in their name (may be repeated: all of them)",
+            ),
+            arg(
+                "--device",
+                metavar="DEVICE",
+                help="cuda, cuda:1, ...; for FILE also cpu (default: the first GPU; for FILE the CPU where there is none)",
+            ),
+            arg("--json", metavar="FILE", help="write the figures to FILE as well"),
         ),
-    )
-    check.add_argument("file", metavar="FILE", help="a file as `zse kernels new` writes it")
-    check.add_argument(
-        "--seed", type=cli_parser.number(int, low=0), metavar="N", help="of the inputs (default: a fresh one, shown)"
-    )
-    check.add_argument(
-        "--arch", default="sm_90a", metavar="ARCH", help="the GPU architecture that is emulated (default: sm_90a)"
-    )
-
-
-ARGUMENTS = (_add_arguments,)
+    ),
+    "new": (
+        "write the file that a kernel of one's own starts with: an operation that works, to be changed",
+        (arg("file", metavar="FILE", help="the file to write; it must not exist"),),
+    ),
+    "check": (
+        "run the cases of a file's operations with fresh random inputs and compare with their NumPy references: on the "
+        "CPU; GPU forms on this machine's GPU and in the emulator, where they are",
+        (
+            arg("file", metavar="FILE", help="a file as `zse kernels new` writes it"),
+            arg("--seed", type=Amount(int, low=0), help="of the inputs (default: a fresh one, shown)"),
+            arg(
+                "--arch",
+                default="sm_90a",
+                metavar="ARCH",
+                help="the GPU architecture that is emulated (default: sm_90a)",
+            ),
+        ),
+    ),
+}
+ARGUMENTS = (Kinds(_KINDS),)
 
 
 def run(args) -> int:
-    return {"build": _build, "list": _list, "bench": _bench, "new": _new, "check": _check}[args.what](args)
+    return {"build": _build, "list": _list, "bench": _bench, "new": _new, "check": _check}[args.kind](args)
 
 
 def _new(args) -> int:
@@ -162,12 +140,13 @@ def _arch() -> str:
         driver = cuda.CUDADriver()
         driver.init(0)
         device = driver.integer("device_get", 0)
-        number = 10 * driver.integer("device_attribute", cuda.CAPABILITY_MAJOR, device) + driver.integer(
-            "device_attribute", cuda.CAPABILITY_MINOR, device
+        major, minor = (
+            driver.integer("device_attribute", attribute, device)
+            for attribute in (cuda.CAPABILITY_MAJOR, cuda.CAPABILITY_MINOR)
         )
     except DeviceError as error:
         raise ConfigError(f"no GPU to compile for ({error}); name one, such as --arch sm_90a") from None
-    return cache.resolve_arch(f"sm_{number}{'a' if number >= 90 else ''}")
+    return cache.resolve_arch(f"sm_{major}{minor}{'a' if major >= 9 else ''}")
 
 
 def _build(args) -> int:
@@ -197,21 +176,12 @@ def _build(args) -> int:
 def _list(args) -> int:
     arch = cache.resolve_arch(args.arch or _arch())
     pack = cache.open_pack(arch).pack
-    if pack is None:
-        print(f"{arch}: no pack; `zse kernels build --arch {arch}` makes it")
-    else:
-        print(f"{arch}: {pack.path}")
+    print(f"{arch}: {pack.path if pack else f'no pack; `zse kernels build --arch {arch}` makes it'}")
     for symbol, variant in cache.package_variants(arch).items():
         entry = pack.manifest.get(symbol) if pack else None
-        print(
-            f"  {symbol:48} {variant.threads:5} threads"
-            + (
-                f" {entry['registers']:4} registers {entry['shared_bytes']:8,} bytes shared"
-                + (f" {entry['spills']} bytes spilled" if entry["spills"] else "")
-                if entry
-                else ""
-            )
-        )
+        built = f" {entry['registers']:4} registers {entry['shared_bytes']:8,} bytes shared" if entry else ""
+        spilled = f" {entry['spills']} bytes spilled" if entry and entry["spills"] else ""
+        print(f"  {symbol:48} {variant.threads:5} threads{built}{spilled}")
     return 0
 
 
@@ -240,5 +210,5 @@ def _bench(args) -> int:
         name, moved = (device.product, "read") if device.kernels == "gpu" else (f"{device.threads} threads", "copied")
         print(f"{name}: {ceiling:.0f} GB/s {moved}")
     if args.json:
-        Path(args.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        reports.write(args.json, json.dumps(rows, indent=1) + "\n")
     return 0 if right else 1

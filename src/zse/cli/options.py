@@ -4,7 +4,7 @@ from argparse import Action, ArgumentTypeError, BooleanOptionalAction
 
 from zse import lazy
 from zse.cli import terminal
-from zse.cli.parser import number
+from zse.cli.parser import Amount, Group, arg
 from zse.engine import llm
 from zse.errors import ConfigError, ModelNotFoundError, RequestError, one_line
 from zse.formats import hub, store
@@ -13,59 +13,6 @@ from zse.sampling import fields, params
 # Chosen for chat with small models: a little randomness, no far tail. The API's own defaults (temperature 1) are
 # OpenAI's.
 TEMPERATURE, TOP_P = 0.7, 0.95
-
-
-def add_engine_options(parser) -> None:
-    """--device, --threads, --activations, --kv-dtype, --max-context, --max-memory, --gpu-memory-utilization, --quantize."""
-    group = parser.add_argument_group("engine")
-    group.add_argument(
-        "--device",
-        default="auto",
-        metavar="auto|cpu|cuda",
-        help="where to compute; cuda:1 is the second GPU (default: the first usable GPU, else the CPU)",
-    )
-    group.add_argument(
-        "--threads",
-        type=number(int, 1, 1024),
-        metavar="N",
-        help="CPU threads (default: ZSE_THREADS, else physical cores)",
-    )
-    group.add_argument(
-        "--activations",
-        choices=("auto", "int8", "f32", "bf16"),
-        default="auto",
-        help="activations of matrix products; on a CPU int8 (default) is faster, f32 is closest; on a GPU bf16",
-    )
-    group.add_argument(
-        "--kv-dtype",
-        choices=("auto", "f16", "f32", "bf16", "int8", "fp8"),
-        default="auto",
-        help="element type of the KV cache (default: f16, on a GPU bf16); int8 and fp8 take half the memory",
-    )
-    group.add_argument(
-        "--max-context",
-        "--max-model-len",
-        type=number(int, 16),
-        metavar="TOKENS",
-        help="longest prompt + reply (default: the model's)",
-    )
-    group.add_argument(
-        "--max-memory",
-        type=memory_size,
-        metavar="SIZE",
-        help="most memory for weights, KV and scratch, for example 6G or 800M (default: what is there)",
-    )
-    group.add_argument(
-        "--gpu-memory-utilization",
-        type=number(float, 0.01, 1.0),
-        metavar="SHARE",
-        help="of the memory that is free on a GPU, the share that they may take together (default: 0.95)",
-    )
-    group.add_argument(
-        "--quantize",
-        choices=("int4", "int8", "fp8"),
-        help="quantize 16- and 32-bit weights while loading (`zse convert` does it once for all; fp8 is for GPUs)",
-    )
 
 
 def _page_size(text: str) -> int:
@@ -79,7 +26,7 @@ def _page_size(text: str) -> int:
 
 def _mixed_ratio(text: str) -> float:
     """argparse type: 0, or a number from 1.1 to 1000."""
-    return 0.0 if text == "0" else number(float, 1.1, 1000)(text)
+    return 0.0 if text == "0" else Amount(float, 1.1, 1000)(text)
 
 
 def _tenant_weight(text: str) -> str:
@@ -87,7 +34,7 @@ def _tenant_weight(text: str) -> str:
     name, _, weight = text.rpartition("=")
     if not name or "," in name:
         raise ArgumentTypeError(f"{text!r} is not NAME=WEIGHT")
-    number(float, high=1000, above=0)(weight)
+    Amount(float, high=1000, above=0)(weight)
     return text
 
 
@@ -112,26 +59,62 @@ def memory_size(text: str) -> int:
     return int(value)
 
 
-def option(*flags: str, **settings) -> tuple[tuple[str, ...], dict]:
-    """A row of a table of options: what add_argument() is called with."""
-    return flags, settings
-
-
+ENGINE = (
+    arg(
+        "--device",
+        default="auto",
+        metavar="auto|cpu|cuda",
+        help="where to compute; cuda:1 is the second GPU (default: the first usable GPU, else the CPU)",
+    ),
+    arg("--threads", type=Amount(int, 1, 1024), help="CPU threads (default: ZSE_THREADS, else physical cores)"),
+    arg(
+        "--activations",
+        choices=("auto", "int8", "f32", "bf16"),
+        default="auto",
+        help="activations of matrix products; on a CPU int8 (default) is faster, f32 is closest; on a GPU bf16",
+    ),
+    arg(
+        "--kv-dtype",
+        choices=("auto", "f16", "f32", "bf16", "int8", "fp8"),
+        default="auto",
+        help="element type of the KV cache (default: f16, on a GPU bf16); int8 and fp8 take half the memory",
+    ),
+    arg(
+        "--max-context",
+        "--max-model-len",
+        type=Amount(int, 16, shown="TOKENS"),
+        help="longest prompt + reply (default: the model's)",
+    ),
+    arg(
+        "--max-memory",
+        type=memory_size,
+        metavar="SIZE",
+        help="most memory for weights, KV and scratch, for example 6G or 800M (default: what is there)",
+    ),
+    arg(
+        "--gpu-memory-utilization",
+        type=Amount(float, 0.01, 1.0, shown="SHARE"),
+        help="of the memory that is free on a GPU, the share that they may take together (default: 0.95)",
+    ),
+    arg(
+        "--quantize",
+        choices=("int4", "int8", "fp8"),
+        help="quantize 16- and 32-bit weights while loading (`zse convert` does it once for all; fp8 is for GPUs)",
+    ),
+)
 SERVING = (
-    option(
+    arg(
         "--max-tokens-per-step",
-        type=number(int, 1, 65536),
-        metavar="TOKENS",
+        type=Amount(int, 1, 65536, shown="TOKENS"),
         help="tokens of one step, replies first, the rest for chunks of prompts (default: 256, on a GPU 512 to 2048)",
     ),
-    option(
+    arg(
         "--num-pages",
-        type=number(int, 1, 1 << 22),
-        metavar="N",
+        type=Amount(int, 1, 1 << 22),
         help="size of the KV cache in pages of 16 tokens, whatever --page-size is, of one group of layers where some see a "
         "window only (default: what memory holds, at most a context for each request)",
     ),
-    option(
+    arg(
         "--page-size",
         type=_page_size,
         default=0,
@@ -139,120 +122,119 @@ SERVING = (
         help="tokens of a KV page: small pages waste less and share prefixes more finely, large ones cost less time in long "
         "contexts (default: auto, 16 up to a context of 8192 tokens, then more where the cache has many pages a request)",
     ),
-    option(
+    arg(
         "--kv-layout",
         choices=("paged", "contiguous"),
         default="paged",
         help="contiguous: each request reserves the KV memory of a whole context in a row and shares nothing, so without "
         "a prefix cache; for comparison (default: paged)",
     ),
-    option(
+    arg(
         "--graphs",
         action=BooleanOptionalAction,
         default=True,
         help="on a GPU, replay steps as captured graphs; without, launch by launch (default: on)",
     ),
-    option(
+    arg(
         "--warm-grammars",
         action=BooleanOptionalAction,
         help="start the process of structured output when the server has been idle for a second, and keep it: 50 MB for "
         "49,000 tokens, 150 MB for 262,000; without, the first such request waits 0.4 to 2 s for it (default: on beside "
         "weights of a GiB or more)",
     ),
-    option(
+    arg(
         "--lazy-masks",
         action=BooleanOptionalAction,
         help="structured output: draw a token first and compute the mask of the vocabulary only where the grammar refuses "
         "it; the distribution is the same, and so are greedy replies (default: on, on a GPU off)",
     ),
-    option(
+    arg(
         "--no-prefix-cache",
         dest="prefix_cache",
         action="store_false",
         help="compute every prompt from its beginning, instead of keeping KV pages for requests that begin alike",
     ),
-    option(
+    arg(
         "--cache-policy",
         choices=("lru", "lfu", "smart"),
         default="lru",
         help="which cached pages go first: the least recently or least frequently used, or those that were worth the "
         "least (default: lru)",
     ),
-    option(
+    arg(
         "--cache-host-memory",
         type=memory_size,
         default=0,
         metavar="SIZE",
         help="host memory for KV pages that leave the device, cold prefixes and preempted requests (default: none)",
     ),
-    option(
+    arg(
         "--cache-disk",
         metavar="FOLDER",
         help="keep cold prefixes in files of this private folder, where the next start of the model finds them; whoever "
         "reads it can learn what users said",
     ),
-    option(
+    arg(
         "--cache-disk-size",
         type=memory_size,
         default=4 << 30,
         metavar="SIZE",
         help="most bytes of such files for each model (default: 4G)",
     ),
-    option(
+    arg(
         "--deterministic",
         action="store_true",
         help="on a GPU, the same bits alone and in any batch, at the price of speed (a CPU gives them always)",
     ),
-    option(
+    arg(
         "--speculation",
         choices=("none", "ngram", "draft"),
         help="verify several drafts of a reply in one step, where that pays: ngram takes what followed the same tokens "
         "before, draft a --draft-model; the replies are the same (default: ngram, draft with a draft model)",
     ),
-    option(
+    arg(
         "--draft-model",
         metavar="MODEL",
         help="a smaller model with the same vocabulary, a stored name or a path, whose drafts are verified",
     ),
-    option(
+    arg(
         "--draft-tokens",
-        type=number(int, 1, 31),
-        metavar="K",
+        type=Amount(int, 1, 31, shown="K"),
         help="most drafts of a request in a step; fewer where they do not pay (default: 7, of a draft model 4)",
     ),
-    option(
+    arg(
         "--batching",
         choices=("continuous", "static"),
         default="continuous",
         help="static: a batch runs to its end before the next begins (default: continuous)",
     ),
-    option(
+    arg(
         "--chunked-prefill",
         action=BooleanOptionalAction,
         default=True,
         help="prompts are computed in chunks beside running replies; without it replies wait for them (default: on)",
     ),
-    option(
+    arg(
         "--mixed-ratio",
         type=_mixed_ratio,
         metavar="X",
         help="a step with a prompt's chunk may take so many times a step without; 0: a fixed number of tokens (default: "
         "3, on a GPU 0)",
     ),
-    option(
+    arg(
         "--preemption",
         choices=("recompute", "swap", "auto"),
         default="auto",
         help="when the KV cache is full, the last request in order is computed again later, or goes to host memory, or "
         "what is quicker (default: auto); at most three times",
     ),
-    option(
+    arg(
         "--fair-share",
         action=BooleanOptionalAction,
         default=True,
         help="API keys get the engine in proportion to their weights, however much each asks (default: on)",
     ),
-    option(
+    arg(
         "--tenant-weight",
         dest="tenant_weights",
         type=_tenant_weight,
@@ -260,41 +242,35 @@ SERVING = (
         metavar="NAME=W",
         help="weight of an API key's share, by its name; others have 1; may be repeated",
     ),
-    option(
+    arg(
         "--ageing-ms",
-        type=number(int, 0, 3_600_000),
+        type=Amount(int, 0, 3_600_000, shown="MS"),
         default=10_000,
-        metavar="MS",
         help="a request goes ahead of those that came up to so much earlier for each level of priority above theirs "
         "(default: 10000)",
     ),
-    option(
+    arg(
         "--reserve-output",
         action=BooleanOptionalAction,
         default=True,
         help="admit a request only when the KV cache has room for the reply that is expected too (default: on)",
     ),
 )
-# Names of EngineConfig's fields that they are for.
-SERVING_OPTIONS = tuple(settings.get("dest", flags[0][2:].replace("-", "_")) for flags, settings in SERVING)
+ENGINE_OPTIONS = Group("engine", ENGINE)
+# How requests are scheduled and what is cached: every policy can be chosen and switched off, for comparison.
+SERVING_OPTIONS = Group("scheduling and cache", SERVING)
 
 
-def add_serving_options(parser) -> None:
-    """How requests are scheduled and what is cached: every policy can be chosen and switched off, for comparison."""
-    group = parser.add_argument_group("scheduling and cache")
-    for flags, settings in SERVING:
-        group.add_argument(*flags, **settings)
+def values_of(args, group: Group) -> dict:
+    """The parsed values of a group by the names of EngineConfig's fields that they are for."""
+    names = (settings.get("dest", flags[0][2:].replace("-", "_")) for flags, settings in group.arguments)
+    return {name: getattr(args, name) for name in names}
 
 
-ENGINE_OPTIONS = (
-    *("device", "threads", "activations", "kv_dtype", "max_context"),
-    *("max_memory", "gpu_memory_utilization", "quantize"),
-)
-
-
-def engine_options(args) -> dict:
-    """Keyword arguments of LLM() from the parsed options."""
-    return {name: getattr(args, name) for name in ENGINE_OPTIONS}
+def words_of(values: dict) -> list[str]:
+    """Values as command-line words, for another process; what is None is left to it."""
+    told = ((f"--{name.replace('_', '-')}", str(value)) for name, value in values.items() if value is not None)
+    return [word for words in told for word in words]
 
 
 def sampling_fields() -> dict:
@@ -325,9 +301,9 @@ def add_sampling_options(parser, max_tokens: int) -> None:
 def _parser_of(kind):
     """The argparse type of a field's values: numbers within its range; texts are checked with the rest."""
     if isinstance(kind, fields.Integer):
-        return number(int, kind.low, kind.high)
+        return Amount(int, kind.low, kind.high)
     if isinstance(kind, fields.Number):
-        return number(float, None if kind.above_low else kind.low, kind.high, kind.low if kind.above_low else None)
+        return Amount(float, None if kind.above_low else kind.low, kind.high, kind.low if kind.above_low else None)
     return str
 
 
@@ -337,6 +313,15 @@ def sampling_params(values):
         return fields.checked(params.SamplingParams(**{name: getattr(values, name) for name in sampling_fields()}))
     except RequestError as error:
         raise ConfigError(str(error)) from None
+
+
+def text_of(path: str) -> str:
+    """A file's text. Raises ConfigError."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or 'is not UTF-8 text'}") from None
 
 
 def locate(model: str) -> str:
@@ -352,4 +337,4 @@ def open_llm(args, **extra):
     """The LLM of args.model, fetched first if need be."""
     path = locate(args.model)
     lazy.import_lean("msgspec")
-    return llm.LLM(path, **engine_options(args), **extra)
+    return llm.LLM(path, **values_of(args, ENGINE_OPTIONS), **extra)

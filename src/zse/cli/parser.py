@@ -67,6 +67,8 @@ def hint(word: str, known: "Iterable[str]") -> str:
 
 def arg(*names: str, **settings: "Any") -> "tuple[tuple[str, ...], dict[str, Any]]":
     """A row of a command's table of arguments: what add_argument() takes."""
+    if isinstance(settings.get("type"), Amount):
+        settings.setdefault("metavar", settings["type"].shown)
     return names, settings
 
 
@@ -100,29 +102,30 @@ def add(parser: "Any", arguments: "Arguments") -> None:
             parser.add_argument(*row[0], **row[1])
 
 
+class Amount:
+    """An argparse type: int or float within [low, high], or greater than `above`. NaN is refused. shown: what stands for the
+    value in the help."""
+
+    def __init__(self, kind: type, low=None, high=None, above=None, shown: str = "N"):
+        self.kind, self.low, self.high, self.above, self.shown = kind, low, high, above, shown
+
+    def __call__(self, text: str):
+        try:
+            value = self.kind(text)
+        except ValueError:
+            value = float("nan")
+        # Written so that NaN, which compares false, is refused.
+        is_low_enough = abs(value) < float("inf") and (self.high is None or value <= self.high)
+        if is_low_enough and (self.low is None or value >= self.low) and (self.above is None or value > self.above):
+            return value
+        wanted = "a whole number" if self.kind is int else "a number"
+        limits = [(self.low, "at least"), (self.above, "more than"), (self.high, "at most")]
+        told = " and".join(f" {words} {limit}" for limit, words in limits if limit is not None)
+        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}{told}")
+
+
 JSON = arg("--json", action="store_true", help="print JSON")
 MODEL = arg("model", metavar="MODEL", help="a name, hf:ORG/NAME, or a path")
 MODEL_FILE = arg(
     "model", metavar="MODEL", help="a stored name, or the path of a .zse, .gguf or .safetensors file or a folder"
 )
-
-
-def number(kind: type, low: float | None = None, high: float | None = None, above: float | None = None):
-    """An argparse type: int or float within [low, high], or greater than `above`. NaN is refused."""
-
-    wanted = "a whole number" if kind is int else "a number"
-    limits = [(low, f"at least {low}"), (above, f"more than {above}"), (high, f"at most {high}")]
-    wanted = f"{wanted} {' and '.join(text for limit, text in limits if limit is not None)}".rstrip()
-
-    def convert(text: str):
-        try:
-            value = kind(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}") from None
-        # Written so that NaN, which compares false, is refused.
-        inside = (low is None or value >= low) and (high is None or value <= high) and (above is None or value > above)
-        if not inside or abs(value) == float("inf") or (kind is float and not abs(value) >= 0):
-            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
-        return value
-
-    return convert

@@ -2,13 +2,12 @@
 
 import json
 
-from zse.bench import process, profile
+from zse.bench import process, profile, reports
 from zse.cli import options
-from zse.cli.options import add_engine_options
-from zse.cli.parser import MODEL, arg, number
+from zse.cli.options import ENGINE_OPTIONS
+from zse.cli.parser import MODEL, Amount, arg
 from zse.engine import config as engine_config
 from zse.engine import load, metrics
-from zse.errors import ConfigError
 
 EPILOG = """examples:
   zse profile smollm2
@@ -20,35 +19,24 @@ each reads about 2 us too long); `replay` is the time of the step's kernels as t
 
 ARGUMENTS = (
     MODEL,
+    arg("--rows", type=Amount(int, 1, 1024), default=1, help="sequences that decode together (default: %(default)s)"),
     arg(
-        "--rows",
-        type=number(int, 1, 1024),
-        default=1,
-        metavar="N",
-        help="sequences that decode together (default: %(default)s)",
-    ),
-    arg(
-        "--prompt-tokens",
-        type=number(int, 1),
-        default=512,
-        metavar="N",
-        help="random tokens of each prompt (default: %(default)s)",
+        "--prompt-tokens", type=Amount(int, 1), default=512, help="random tokens of each prompt (default: %(default)s)"
     ),
     arg(
         "--steps",
-        type=number(int, 1, 10_000),
+        type=Amount(int, 1, 10_000),
         default=16,
-        metavar="N",
         help="decode steps, of which the median is shown (default: %(default)s)",
     ),
     arg("-o", "--output", metavar="FILE", help="write both steps to FILE as a Chrome trace"),
-    add_engine_options,
+    ENGINE_OPTIONS,
 )
 
 
 def run(args) -> int:
     config = engine_config.EngineConfig(
-        model=options.locate(args.model), max_rows=args.rows, **options.engine_options(args)
+        model=options.locate(args.model), max_rows=args.rows, **options.values_of(args, ENGINE_OPTIONS)
     )
     loaded = load.load_engine(config, metrics.Phases(metrics.since_exec_clock()))
     try:
@@ -67,13 +55,5 @@ def run(args) -> int:
     print("\n".join(map(profile.describe, steps)))
     print(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in about.items()))
     if args.output:
-        _write(args.output, profile.trace(steps, about))
+        reports.write(args.output, json.dumps(profile.trace(steps, about), separators=(",", ":")))
     return 0
-
-
-def _write(path: str, trace: dict) -> None:
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump(trace, file, separators=(",", ":"))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None

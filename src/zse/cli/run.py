@@ -3,8 +3,8 @@ token."""
 
 import sys
 
-from zse.cli import stats
-from zse.cli.options import add_engine_options, add_sampling_options, open_llm, sampling_params
+from zse.bench import process
+from zse.cli.options import ENGINE_OPTIONS, add_sampling_options, open_llm, sampling_params, text_of
 from zse.cli.parser import Group, arg
 from zse.cli.terminal import reply_writer
 from zse.engine.metrics import since_exec_clock
@@ -44,7 +44,7 @@ ARGUMENTS = (
         is_exclusive=True,
     ),
     lambda parser: add_sampling_options(parser, DEFAULT_MAX_TOKENS),
-    add_engine_options,
+    ENGINE_OPTIONS,
 )
 
 
@@ -72,7 +72,7 @@ def run(args) -> int:
             deltas = llm.stream_chat([*system, {"role": "user", "content": prompt}], params, structure=structure)
         times = _print_stream(deltas)
         if args.stats:
-            sys.stderr.write(stats.text(llm, *times))
+            sys.stderr.write(_stats(llm, *times))
     finally:
         llm.close()
     return 0
@@ -82,20 +82,12 @@ def _structure(args):
     """The Structure that the options ask for, or None. Raises RequestError or ConfigError."""
     fields = {"regex": args.regex, "choice": args.choice}
     if args.json_schema is not None:
-        fields["json"] = True if args.json_schema == "-" else _text_of(args.json_schema)
+        fields["json"] = True if args.json_schema == "-" else text_of(args.json_schema)
     if args.grammar is not None:
-        fields["grammar"] = _text_of(args.grammar)
+        fields["grammar"] = text_of(args.grammar)
     if all(value is None for value in fields.values()):
         return None
     return options.read_structure(fields)
-
-
-def _text_of(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or 'is not UTF-8 text'}") from None
 
 
 def _prompt(words: list[str]) -> str:
@@ -129,3 +121,16 @@ def _print_stream(deltas) -> tuple[float, float, int]:
         if end != "\n":
             write("\n")
     return first, last, num_tokens
+
+
+def _stats(llm, first: float, last: float, num_tokens: int) -> str:
+    """Times since exec, speed, memory. first, last: seconds since exec at the first and last token; llm.phases_ms: name →
+    milliseconds since exec."""
+    lines = [("tokens", str(num_tokens))]
+    if num_tokens:
+        lines.append(("exec to first token", f"{1000 * first:.0f} ms"))
+    if num_tokens > 1 and last > first:
+        lines.append(("decode", f"{(num_tokens - 1) / (last - first):.1f} tok/s"))
+    lines.append(("peak memory", f"{process.peak_memory_bytes() / 2**20:.0f} MiB"))
+    lines += [(f"  {name}", f"{ms:.0f} ms") for name, ms in llm.phases_ms.items()]
+    return "".join(f"{name:<32}{value}\n" for name, value in lines)

@@ -4,8 +4,8 @@ import gc
 import os
 
 from zse import env, lazy
-from zse.cli.options import SERVING_OPTIONS, add_engine_options, add_serving_options, locate
-from zse.cli.parser import arg, number
+from zse.cli.options import ENGINE_OPTIONS, SERVING_OPTIONS, locate, values_of, words_of
+from zse.cli.parser import Amount, arg
 from zse.engine import process as engine_process
 from zse.engine.metrics import since_exec_clock
 from zse.errors import ConfigError
@@ -42,55 +42,44 @@ ARGUMENTS = (
         "the first is loaded at once, others when a request names them",
     ),
     arg("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)"),
-    arg("--port", type=number(int, 0, 65535), default=8000, help="port (default: 8000; 0 takes a free one)"),
+    arg(
+        "--port",
+        type=Amount(int, 0, 65535, shown="PORT"),
+        default=8000,
+        help="port (default: 8000; 0 takes a free one)",
+    ),
     arg("--model-name", metavar="NAME", help="what the API calls the (first) model (default: its short name)"),
     arg(
         "--spare-engines",
-        type=number(int, 0, 16),
-        metavar="N",
+        type=Amount(int, 0, 16),
         help="engine processes kept ready without a model, so that the next load is quick; each holds "
         "a GPU context (default: 1 when several models are served, else 0)",
     ),
     arg(
         "--idle-timeout",
-        type=number(float, above=0),
-        metavar="SECONDS",
+        type=Amount(float, above=0, shown="SECONDS"),
         help="unload a model that has had no request for so long; the next loads it (default: never)",
     ),
-    arg(
-        "--max-loaded",
-        type=number(int, 1),
-        metavar="N",
-        help="models that may be loaded at once (default: what memory holds)",
-    ),
-    add_engine_options,
-    add_serving_options,
-    arg(
-        "--max-rows",
-        "--max-concurrency",
-        type=number(int, 1, 1024),
-        metavar="N",
-        help="requests that run at once (default: 64)",
-    ),
+    arg("--max-loaded", type=Amount(int, 1), help="models that may be loaded at once (default: what memory holds)"),
+    ENGINE_OPTIONS,
+    SERVING_OPTIONS,
+    arg("--max-rows", "--max-concurrency", type=Amount(int, 1, 1024), help="requests that run at once (default: 64)"),
     arg(
         "--max-queue",
-        type=number(int, 0, 65536),
+        type=Amount(int, 0, 65536),
         default=256,
-        metavar="N",
         help="requests that may wait; more are answered 503 (default: 256)",
     ),
     arg(
         "--max-queue-tokens",
-        type=number(int, 1),
+        type=Amount(int, 1, shown="TOKENS"),
         default=262144,
-        metavar="TOKENS",
         help="prompt tokens that may wait (default: 262144)",
     ),
     arg(
         "--max-body-bytes",
-        type=number(int, 1024),
+        type=Amount(int, 1024, shown="BYTES"),
         default=2 << 20,
-        metavar="BYTES",
         help="largest request body (default: 2 MiB)",
     ),
     arg(
@@ -125,9 +114,8 @@ ARGUMENTS = (
     ),
     arg(
         "--drain-timeout",
-        type=number(float, 0),
+        type=Amount(float, 0, shown="SECONDS"),
         default=30.0,
-        metavar="SECONDS",
         help="time for running requests at shutdown (default: 30)",
     ),
     arg("--log-level", choices=("debug", "info", "warning", "error"), default=None, help="(default: ZSE_LOG, info)"),
@@ -214,33 +202,17 @@ def _model(name: str) -> tuple[str, tuple[str, ...]]:
 
 def _park_arguments(args) -> list[str]:
     """What a parked engine must know before it has a model."""
-    arguments = ["--park", "--device", args.device]
-    return arguments if args.threads is None else [*arguments, "--threads", str(args.threads)]
+    return ["--park", *words_of({"device": args.device, "threads": args.threads})]
 
 
 def _engine_arguments(args, path: str) -> list[str]:
     # 64: the most of zse.engine.config.MAX_ROWS, whose import would delay the engine's start.
-    most_rows = args.max_rows or 64
-    values = {
-        "device": args.device,
-        "max-rows": args.max_rows,
-        "activations": args.activations,
-        "kv-dtype": args.kv_dtype,
-        "threads": args.threads,
-        "max-context": args.max_context,
-        "max-memory": args.max_memory,
-        "gpu-memory-utilization": args.gpu_memory_utilization,
-        "quantize": args.quantize,
-        "max-waiting": max(1, args.max_queue + most_rows),
-    }
-    values |= {name.replace("_", "-"): getattr(args, name) for name in SERVING_OPTIONS}
+    waiting = max(1, args.max_queue + (args.max_rows or 64))
+    values = {"model": path, "max_rows": args.max_rows, "max_waiting": waiting}
+    values |= values_of(args, ENGINE_OPTIONS) | values_of(args, SERVING_OPTIONS)
     if args.draft_model is not None:
-        values["draft-model"] = store.locate(args.draft_model)
-    arguments = ["--model", path]
-    for name, value in values.items():
-        if value is not None:
-            arguments += ["--" + name, str(value)]
-    return arguments
+        values["draft_model"] = store.locate(args.draft_model)
+    return words_of(values)
 
 
 def _api_keys(args):
