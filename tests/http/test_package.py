@@ -10,7 +10,7 @@ from harness import read_reply, request
 
 from zse.errors import RequestError
 from zse.http import bind, json_body
-from zse.http.exchange import CODES, HTTPError, HTTPRequest, Response
+from zse.http.exchange import CODES, EventStream, HTTPError, HTTPRequest, Response
 from zse.http.listener import Limits, Server
 from zse.server import errors
 
@@ -41,7 +41,7 @@ class Echo:
         text = json_body.parse(request.body)["text"]
         if request.path == "/echo":
             return Response(200, text.encode(), [("user", request.user)], media_type="text/plain")
-        stream = request.open_stream()
+        stream = EventStream(request)
         for word in text.split():
             if word == "fail":
                 raise RequestError("it fails", status=500, code="failed")

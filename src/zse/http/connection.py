@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from zse.errors import RequestError
-from zse.http.exchange import REASONS, EventStream, HTTPError, HTTPRequest, Response, new_request_id
+from zse.http.exchange import REASONS, HTTPError, HTTPRequest, Response, new_request_id
 from zse.http.reader import IDLE, RequestReader
 
 if TYPE_CHECKING:
@@ -26,15 +26,13 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, server: "Server"):
         self._server, self._limits = server, server.limits
-        self.stream: EventStream | None = None
         self.client = ""
         self.authenticated = False  # a key of the application was seen
         self._transport: asyncio.Transport  # from connection_made() on, before anything else happens
         self._reader = RequestReader(server, self)
         self._active: HTTPRequest | None = None
         self._task: asyncio.Task | None = None
-        self._held = bytearray()
-        self._reading_paused = False
+        self._held = b""  # received and not parsed yet
         self._paused_at: float | None = None
         self._writable: asyncio.Future | None = None
         self._lingers_since: float | None = None  # our side is closed; what still arrives is dropped
@@ -44,30 +42,25 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport) -> None:
         self._transport = transport
-        sock = transport.get_extra_info("socket")
         peer = transport.get_extra_info("peername")
-        self.client = peer[0] if isinstance(peer, tuple) else ""
         if isinstance(peer, tuple):
-            set_peer_timeouts(sock, self._limits.write_stall_s)
+            self.client = peer[0]
+            set_peer_timeouts(transport.get_extra_info("socket"), self._limits.write_stall_s)
         refusal = self._server.add(self)
         if refusal is not None:
             self._refuse(refusal)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._server.remove(self)
-        self._leave()
+        self._server.connections.discard(self)
+        self.eof_received()
 
     def eof_received(self) -> None:
-        # A half-close counts as leaving; returning None closes the transport once its buffer is flushed.
-        self._leave()
-
-    def _leave(self) -> None:
+        """The client has left: a half-close counts as that. None closes the transport once its buffer is flushed."""
         if self._task is not None:
             self._task.cancel()
-        for request in [*self._reader.take_all(), self._active]:
+        for request in (*self._reader.ready, self._reader.request, self._active):
             self._server.release_body(request)
-        self._held.clear()
-        self.resume_writing()
+        self._held = b""
 
     def pause_writing(self) -> None:
         self._paused_at = time.monotonic()
@@ -77,12 +70,12 @@ class Connection(asyncio.Protocol):
         if self._writable is not None and not self._writable.done():
             self._writable.set_result(None)
 
-    @property
     def is_stalled(self) -> bool:
         """Whether the peer takes what is written more slowly than it is written."""
         return self._paused_at is not None
 
     async def drain(self) -> None:
+        """Wait until the peer has taken what was written (down to the transport's low-water mark)."""
         if self._paused_at is not None:
             self._writable = asyncio.get_running_loop().create_future()
             await self._writable
@@ -94,103 +87,80 @@ class Connection(asyncio.Protocol):
     # Reading
 
     def data_received(self, data: bytes) -> None:
-        if self._lingers_since is not None:
-            self._lingered += len(data)
-            if self._lingered > _LINGER_BYTES:
-                self._transport.abort()
-        elif self._active is not None:
+        if self._lingers_since is None:
             self._held += data
-            if len(self._held) > _HELD_BYTES and not self._reading_paused:
-                self._reading_paused = True
-                self._transport.pause_reading()
-        else:
-            self._feed(data)
+            self._go_on()
+            return
+        self._lingered += len(data)
+        if self._lingered > _LINGER_BYTES:
+            self._transport.abort()
 
-    def _feed(self, data: bytes) -> None:
-        """Parse until a whole request is there; what follows it is held back until that has been answered."""
-        while data and self._active is None and self._lingers_since is None:
-            data = self._reader.feed(data)
+    def _go_on(self) -> None:
+        """Without a request to answer, parse what was received until there is one; what follows it waits for its answer."""
+        while self._active is None and self._lingers_since is None:
             if self._reader.ready:
-                self._start_next()
+                self._active = self._reader.ready.popleft()
+                self._task = asyncio.get_running_loop().create_task(self._run(self._active))
             elif self._reader.refusal is not None:
                 self._refuse(self._reader.refusal)
-        if data and self._lingers_since is None:
-            self._held += data
-
-    def _resume_reading(self) -> None:
-        if self._reading_paused:
-            self._reading_paused = False
+                return
+            elif self._held:
+                self._held = self._reader.feed(self._held)
+            else:
+                break
+        if len(self._held) > _HELD_BYTES:
+            self._transport.pause_reading()
+        else:
             self._transport.resume_reading()
-
-    # Answering
 
     def expect_continue(self) -> None:
         """Tell a client that waits for it to send the body (RFC 9110 10.1.1)."""
         if self._active is None and not self._reader.ready:
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def _start_next(self) -> None:
-        self._active = self._reader.ready.popleft()
-        self._task = asyncio.get_running_loop().create_task(self._run(self._active))
+    # Answering
 
     async def _run(self, request: HTTPRequest) -> None:
         response: Response | None = None
-        failure: RequestError | None = None
         request.body = bytes(request.body)
         try:
             if request.refusal is not None:
                 raise request.refusal
-            response = await self._server.handle(request)
+            response = await self._server.app.handle(request)
         except RequestError as error:
-            failure = error
+            response = self._failed(request, error)
+        except asyncio.CancelledError:
+            request.note = request.note or "client left"
+            self._transport.abort()
+            raise
         except Exception:
             log.exception("request %s failed", request.id)
             # Of a bug of ours a client sees nothing but the request id.
             message = "The server failed to answer this request. Quote the x-request-id header when you report it."
-            failure = HTTPError("internal_error", message)
+            response = self._failed(request, HTTPError("internal_error", message))
         finally:
             self._server.release_body(request)
-            stream, self.stream = self.stream, None
-            self._task = None
-            if response is None and failure is None and not (stream and stream.finished):  # cancelled: client left
-                request.note = request.note or "client left"
-                self._server.finished(request)
-                self._active = None
-                self._transport.abort()
-        if failure is not None:
-            response = self._server.error_response(failure)
-            if stream is not None and stream.started:
-                request.note = request.note or (failure.code or "")
-                stream.fail(response.body)
-                response = None
-        if response is not None:
-            self.respond(request, response)
-        self._server.finished(request)
-        self._active = None
-        self._next(request)
-
-    def _next(self, request: HTTPRequest) -> None:
-        """After an answer: close, or go on with what has been read meanwhile."""
+            if response is not None:
+                self.respond(request, response)
+            self._task = self._active = None
+            self._server.finished(request)
         if not request.keep_alive or self._server.draining or self._transport.is_closing():
             self._close_gently()
             return
         self._reader.since = self._server.now
-        if self._reader.ready:
-            self._start_next()
-        elif self._reader.refusal is not None:
-            self._refuse(self._reader.refusal)
-        elif self._held:
-            held = bytes(self._held)
-            self._held.clear()
-            self._feed(held)
-        if self._active is None:
-            self._resume_reading()
+        self._go_on()
 
-    def write_head(self, request: HTTPRequest | None, status: int, headers: list[tuple[str, str]]) -> None:
-        """Write status line and headers; adds date, x-request-id and connection."""
-        self.write(self._head(request, status, headers))
+    def _failed(self, request: HTTPRequest, error: RequestError) -> Response | None:
+        """The answer that says `error`; None where it became the last event of a stream."""
+        response = self._server.app.error_response(error)
+        if request.stream is None or not request.stream.started:
+            return response
+        request.note = request.note or (error.code or "")
+        request.stream.fail(response.body)
+        return None
 
-    def _head(self, request: HTTPRequest | None, status: int, headers: list[tuple[str, str]]) -> bytes:
+    def head(self, request: HTTPRequest | None, status: int, headers: list[tuple[str, str]]) -> bytes:
+        """Status line and headers; adds date, x-request-id and connection."""
         lines = [
             f"HTTP/1.1 {status} {REASONS.get(status, '')}",
             f"date: {self._server.date}",
@@ -211,14 +181,14 @@ class Connection(asyncio.Protocol):
             request.keep_alive = False
         headers = [*response.headers, ("content-length", str(len(response.body)))]
         body = b"" if request is not None and request.method == "HEAD" else response.body
-        self.write(self._head(request, response.status, headers) + body)
+        self.write(self.head(request, response.status, headers) + body)
 
     def _refuse(self, refusal: RequestError) -> None:
         """Answer a request that will not be handled; nothing more is read from this connection."""
         request, self._reader.request = self._reader.request, None
         if request is not None:
             request.keep_alive = False
-        self.respond(request, self._server.error_response(refusal))
+        self.respond(request, self._server.app.error_response(refusal))
         self._server.release_body(request)
         self._server.refused(self, request, refusal)
         self._close_gently()
@@ -228,8 +198,8 @@ class Connection(asyncio.Protocol):
         could take the answer with it."""
         if self._transport.is_closing():
             return
-        self._lingers_since = self._server.now
-        self._resume_reading()
+        self._lingers_since, self._held = self._server.now, b""
+        self._transport.resume_reading()
         try:
             self._transport.write_eof()
         except OSError:
@@ -242,12 +212,8 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     def close_if_idle(self) -> None:
-        if self._active is None and not self._reader.ready and self._is_idle:
+        if self._active is None and self._lingers_since is None and self._reader.phase == IDLE:
             self._close_gently()
-
-    @property
-    def _is_idle(self) -> bool:
-        return self._lingers_since is None and self._reader.phase == IDLE
 
     @property
     def busy(self) -> bool:
@@ -263,8 +229,9 @@ class Connection(asyncio.Protocol):
             log.info("dropped a client that has not read for %d s", limits.write_stall_s)
             self.abandon()
         elif self._active is not None:
-            if self.stream is not None and now - self.stream.last_write >= limits.comment_s:
-                self.stream.comment()
+            stream = self._active.stream
+            if stream is not None and now - stream.last_write >= limits.comment_s:
+                stream.comment()
         elif self._lingers_since is not None:
             if now - self._lingers_since > _LINGER_S:
                 self.abandon()

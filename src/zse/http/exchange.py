@@ -17,12 +17,10 @@ REASONS = {
     404: "Not Found",
     405: "Method Not Allowed",
     408: "Request Timeout",
-    409: "Conflict",
     411: "Length Required",
     413: "Content Too Large",
     414: "URI Too Long",
     415: "Unsupported Media Type",
-    422: "Unprocessable Content",
     429: "Too Many Requests",
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",
@@ -86,21 +84,11 @@ class HTTPRequest:
         self.status = 0
         self.note = ""  # what the access log says beside the status
         self.refusal: RequestError | None = None  # decided by the head; answered when its turn comes
+        self.stream: EventStream | None = None
 
     @property
     def has_body(self) -> bool:
         return "transfer-encoding" in self.headers or self.headers.get("content-length", "0").strip("0") != ""
-
-    def open_stream(self) -> "EventStream":
-        """The response as server-sent events. Nothing is sent until its start()."""
-        self.connection.stream = EventStream(self.connection, self)
-        return self.connection.stream
-
-    @property
-    def stream(self) -> "EventStream":
-        """What open_stream() opened."""
-        assert self.connection.stream is not None
-        return self.connection.stream
 
 
 class Response:
@@ -126,55 +114,49 @@ def new_request_id() -> str:
 
 
 class EventStream:
-    """Server-sent events of one response: start, send…, then finish or fail, exactly one of them."""
+    """The response to a request as server-sent events: send…, then finish or fail, exactly one of them. Nothing is sent
+    before the first of these. From its making on, a client that waits for long gets comments.
 
-    def __init__(self, connection: "Connection", request: HTTPRequest):
-        self._connection, self._request = connection, request
-        self.started = self.finished = False
+    drain: awaited before more is made, returns when the peer has taken what was written. is_stalled: whether it has yet to.
+    """
+
+    def __init__(self, request: HTTPRequest):
+        self._connection, self._request = request.connection, request
+        self.drain, self.is_stalled = self._connection.drain, self._connection.is_stalled
+        self.started = False
         self.last_write = time.monotonic()
+        request.stream = self
 
-    def start(self) -> None:
-        if self.started:
-            return
-        self.started = True
-        headers = [
-            ("content-type", "text/event-stream; charset=utf-8"),
-            ("cache-control", "no-cache"),
-            ("x-accel-buffering", "no"),
-        ]
-        if not self._request.http_10:
-            headers.append(("transfer-encoding", "chunked"))
-        self._connection.write_head(self._request, 200, headers)
-
-    def send(self, data: bytes) -> None:
-        """Write `data`, whole events, now; await drain() before making more."""
-        self.start()
+    def send(self, data: bytes, is_last: bool = False) -> None:
+        """Write `data`, whole events, now."""
         self.last_write = time.monotonic()
-        if self._request.http_10:
-            self._connection.write(data)
+        http_10, out = self._request.http_10, b""
+        if not self.started:
+            self.started = True
+            headers = [
+                ("content-type", "text/event-stream; charset=utf-8"),
+                ("cache-control", "no-cache"),
+                ("x-accel-buffering", "no"),
+            ]
+            out = self._connection.head(
+                self._request, 200, headers if http_10 else [*headers, ("transfer-encoding", "chunked")]
+            )
+        if http_10:
+            out += data
         else:
-            self._connection.write(b"%x\r\n%b\r\n" % (len(data), data))
+            out += b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+            out += b"0\r\n\r\n" if is_last else b""
+        self._connection.write(out)
 
     def comment(self) -> None:
         """A line that clients ignore: shows proxies and the kernel that the connection is alive."""
         self.send(b": keep-alive\n\n")
 
-    def is_stalled(self) -> bool:
-        """Whether the peer has yet to take what was written."""
-        return self._connection.is_stalled
-
-    async def drain(self) -> None:
-        """Wait until the peer has taken what was written (down to the transport's low-water mark)."""
-        await self._connection.drain()
-
-    def finish(self) -> None:
-        self.start()
-        self.finished = True
-        if not self._request.http_10:
-            self._connection.write(b"0\r\n\r\n")
+    def finish(self, data: bytes = b"") -> None:
+        """Write the last events, if any, and the end of the stream."""
+        self.send(data, is_last=True)
 
     def fail(self, body: bytes) -> None:
         """One event with the body of an error, then the end of the stream; the connection closes."""
-        self.send(b"data: " + body + b"\n\n")
         self._request.keep_alive = False
-        self.finish()
+        self.finish(b"data: " + body + b"\n\n")

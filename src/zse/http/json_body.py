@@ -40,11 +40,6 @@ def _without_strings(data: bytes) -> bytes:
 
 
 def _check_depth(bare: bytes) -> None:
-    opened = bare.count(b"{") + bare.count(b"[")
-    if opened > MAX_CONTAINERS:
-        raise _refuse(f"it holds more than {MAX_CONTAINERS} objects and arrays")
-    if opened <= MAX_DEPTH:
-        return
     depth = 0
     for byte in bare.translate(None, _NOT_STRUCTURE):
         depth += _DEPTH_STEP[byte]
@@ -53,8 +48,6 @@ def _check_depth(bare: bytes) -> None:
 
 
 def _check_integers(bare: bytes) -> None:
-    if b"0" * 19 not in bare.translate(_DIGITS_TO_ZERO):
-        return
     for match in _LONG_NUMBER.finditer(bare):
         if match.start() and bare[match.start() - 1] in b".eE+0123456789":  # the fraction of a float
             continue
@@ -77,8 +70,13 @@ def parse(data: bytes) -> dict:
     except msgspec.DecodeError as error:
         raise _refuse(str(error).removeprefix("JSON is malformed: ").split(" - at ")[0].rstrip(".")) from None
     bare = _without_strings(data)
-    _check_depth(bare)
-    _check_integers(bare)
+    opened = bare.count(b"{") + bare.count(b"[")
+    if opened > MAX_CONTAINERS:
+        raise _refuse(f"it holds more than {MAX_CONTAINERS} objects and arrays")
+    if opened > MAX_DEPTH:
+        _check_depth(bare)
+    if b"0" * 19 in bare.translate(_DIGITS_TO_ZERO):
+        _check_integers(bare)
     if bare.count(b":") != _count_members(value):
         raise _refuse("a key occurs twice in one object")
     if type(value) is not dict:

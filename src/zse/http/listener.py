@@ -15,6 +15,7 @@ from zse.http.exchange import HTTPError, HTTPRequest, Response
 log = logging.getLogger("zse.server")
 
 TICK_S = 0.5
+_DATE = "%a, %d %b %Y %H:%M:%S GMT"
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -50,7 +51,7 @@ class Application(Protocol):
         """Decides what can be decided before the body is read. Raises RequestError."""
 
     async def handle(self, request: Any) -> Response | None:
-        """Answers; None: through request.open_stream(). Raises RequestError."""
+        """Answers; None: through an EventStream. Raises RequestError."""
 
     def error_response(self, error: RequestError) -> Response:
         """The answer that says `error`; its body is also the data of an event where a stream has begun."""
@@ -64,12 +65,11 @@ class Server:
     whose bodies are held."""
 
     def __init__(self, app: Application, limits: Limits | None = None):
-        self._app = app
+        self.app = app
         self.limits = limits or Limits()
-        self.request_type = app.request_type
         self.connections: set[Connection] = set()
         self.now = time.monotonic()
-        self.date = _http_date()
+        self.date = time.strftime(_DATE, time.gmtime())
         self.body_bytes = 0
         self.draining = False
         self._listeners: list[asyncio.Server] = []
@@ -84,7 +84,7 @@ class Server:
 
     def _tick(self) -> None:
         self.now = time.monotonic()
-        self.date = _http_date()
+        self.date = time.strftime(_DATE, time.gmtime())
         for connection in list(self.connections):
             connection.check_deadlines(self.now)
         self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
@@ -94,25 +94,11 @@ class Server:
         self.connections.add(connection)
         if len(self.connections) > self.limits.connections:
             return HTTPError("overloaded", "Too many connections.", close=True)
-        if self._app.needs_key:
+        if self.app.needs_key:
             same = sum(1 for other in self.connections if other.client == connection.client and not other.authenticated)
             if same > self.limits.unauthenticated_per_ip:
                 return HTTPError("overloaded", "Too many connections without a key from this address.", close=True)
         return None
-
-    def remove(self, connection: Connection) -> None:
-        self.connections.discard(connection)
-
-    def check_head(self, request: HTTPRequest) -> None:
-        self._app.check_head(request)
-        if request.headers.get("expect", "").lower() == "100-continue" and not request.http_10:
-            request.connection.expect_continue()
-
-    async def handle(self, request: HTTPRequest) -> Response | None:
-        return await self._app.handle(request)
-
-    def error_response(self, error: RequestError) -> Response:
-        return self._app.error_response(error)
 
     def release_body(self, request: HTTPRequest | None) -> None:
         """The body of a request is needed no more."""
@@ -121,7 +107,7 @@ class Server:
             request.body = b""
 
     def finished(self, request: HTTPRequest) -> None:
-        self._app.finished(request, request.status)
+        self.app.finished(request, request.status)
         log.info(
             "%s %s %s %s %.0f ms %s",
             request.method,
@@ -136,7 +122,7 @@ class Server:
         if request is not None:
             self.finished(request)
         else:
-            self._app.finished(None, refusal.status)
+            self.app.finished(None, refusal.status)
             log.info("refused a request from %s: %s %s", connection.client, refusal.status, refusal.code)
 
     def stop_listening(self) -> None:
@@ -153,10 +139,3 @@ class Server:
             self._timer.cancel()
         for connection in list(self.connections):
             connection.abandon()
-
-
-def _http_date() -> str:
-    now = time.gmtime()
-    day = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")[now.tm_wday]
-    month = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")[now.tm_mon - 1]
-    return f"{day}, {now.tm_mday:02} {month} {now.tm_year} {now.tm_hour:02}:{now.tm_min:02}:{now.tm_sec:02} GMT"

@@ -27,17 +27,11 @@ class RequestReader:
         self._parser = httptools.HttpRequestParser(self)
         self.ready: deque[HTTPRequest] = deque()
         self.refusal: RequestError | None = None
-        self.phase, self.since = IDLE, server.now
-        self._new_message()
-
-    def _new_message(self) -> None:
-        self._url, self._header_bytes = b"", 0
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._head_bytes = 0  # raw bytes read since the head began
         self.request: HTTPRequest | None = None
+        self._head_bytes = self._body_raw = 0  # raw bytes read since the head, the body began
         self._raw_left: int | None = None  # body bytes to read past httptools (see _skip_upgrade)
-        self._body_raw = 0
-        self._last_body = self._server.now
+        self.on_message_begin()
+        self.phase, self.since = IDLE, server.now
 
     def feed(self, data: bytes) -> bytes:
         """Parse some of `data`; returns what is left to parse."""
@@ -49,13 +43,6 @@ class RequestReader:
         most = self._limits.uri_bytes + self._limits.header_bytes + 64
         room = most - self._head_bytes if self.phase == HEAD else len(data)
         piece, data = data[:room], data[room:]
-        data = self._parse(piece) + data
-        if self.refusal is None and self.phase == HEAD and self._head_bytes >= most:
-            self.refusal = self._too_many_headers()
-        return data
-
-    def _parse(self, piece: bytes) -> bytes:
-        """Feed httptools; returns what it left over after an upgrade request."""
         if self.phase == HEAD:
             self._head_bytes += len(piece)
         else:
@@ -63,15 +50,16 @@ class RequestReader:
         try:
             self._parser.feed_data(piece)
         except httptools.HttpParserUpgrade as upgrade:
-            return piece[upgrade.args[0] :] if self._skip_upgrade() else b""
+            return piece[upgrade.args[0] :] + data if self._skip_upgrade() else data
         except httptools.HttpParserCallbackError as error:
             raise error.__context__ or error from None
         except httptools.HttpParserError as error:
-            if self.refusal is None:
-                self.refusal = _invalid(str(error).rstrip("."))
+            self.refusal = self.refusal or _invalid(str(error).rstrip("."))
         if self._body_raw > 2 * self._limits.body_bytes + (1 << 16):  # chunk headers and trailers count, too
             self.refusal = self.refusal or self._too_large()
-        return b""
+        if self.phase == HEAD and self._head_bytes >= most:
+            self.refusal = self.refusal or self._too_many_headers()
+        return data
 
     def _skip_upgrade(self) -> bool:
         """An Upgrade offer is ignored (RFC 9110 7.8), but httptools stops there and leaves the body to us."""
@@ -84,13 +72,6 @@ class RequestReader:
         self.on_body(piece)
         self.on_message_complete()
         return rest
-
-    def take_all(self) -> list[HTTPRequest]:
-        """Every request that was read, the unfinished one too; the reader holds none afterwards."""
-        found = [*self.ready, *([self.request] if self.request is not None else [])]
-        self.ready.clear()
-        self.request = None
-        return found
 
     def refuse_if_slow(self, now: float) -> None:
         """Sets `refusal` when the head or the body that is being read has taken too long."""
@@ -109,8 +90,9 @@ class RequestReader:
     # httptools callbacks
 
     def on_message_begin(self) -> None:
-        if self.phase == IDLE:  # a pipelined request within one read
-            self.phase = HEAD
+        self.phase = HEAD  # also of a pipelined request within one read
+        self._url, self._header_bytes = b"", 0
+        self._headers: list[tuple[bytes, bytes]] = []
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -132,7 +114,9 @@ class RequestReader:
             return
         try:
             self.request = self._build_request()
-            self._server.check_head(self.request)
+            self._server.app.check_head(self.request)
+            if self.request.headers.get("expect", "").lower() == "100-continue" and not self.request.http_10:
+                self._connection.expect_continue()
         except RequestError as error:
             request = self.request
             if error.close or request is None or request.has_body or request.http_10:
@@ -160,7 +144,7 @@ class RequestReader:
         if self.refusal is not None or self.request is None or self._raw_left is not None:
             return
         self.ready.append(self.request)
-        self._new_message()
+        self.request, self._head_bytes, self._body_raw = None, 0, 0
         self.phase, self.since = IDLE, self._server.now
 
     def _too_large(self) -> HTTPError:
@@ -183,7 +167,7 @@ class RequestReader:
         method = self._parser.get_method().decode("ascii")
         path, query = split_target(self._url)
         keep_alive = self._parser.should_keep_alive()
-        request = self._server.request_type(
+        request = self._server.app.request_type(
             method, path, query, headers, version == "1.0", keep_alive, self._connection
         )
         length = int(headers.get("content-length") or 0)

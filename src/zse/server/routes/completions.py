@@ -9,7 +9,7 @@ import msgspec
 
 from zse.engine.messages import Ask, Measured, Tokens
 from zse.errors import RequestError
-from zse.http.exchange import Response
+from zse.http.exchange import EventStream, Response
 from zse.sampling.params import BeamParams
 from zse.scheduler.options import RequestOptions
 from zse.server.api_request import APIRequest
@@ -79,7 +79,7 @@ async def _serve(app, request: APIRequest, read: Callable[[dict], Completion], i
         job = CompletionRun(completion, is_chat, id, int(time.time()), work)
         if completion.stream:
             # From now on a client that waits for long gets comments.
-            work.channel.is_stalled = request.open_stream().is_stalled
+            work.channel.is_stalled = EventStream(request).is_stalled
         try:
             await _begin(app, job)
             if completion.stream:
@@ -281,6 +281,7 @@ def _usage(request: APIRequest, job: CompletionRun) -> dict:
 async def _stream(request: APIRequest, job: CompletionRun) -> None:
     """Server-sent events: role first (chat), deltas, one finish_reason per choice, usage if asked, [DONE]."""
     stream, choices = request.stream, job.choices
+    assert stream is not None
     envelope = _envelope(job, streamed=True)
     if job.completion.include_usage:
         envelope["usage"] = None
@@ -309,8 +310,7 @@ async def _stream(request: APIRequest, job: CompletionRun) -> None:
     data = b"data: [DONE]\n\n"
     if job.completion.include_usage:
         data = b"data: " + _encode(envelope | {"choices": [], "usage": usage}) + b"\n\n" + data
-    stream.send(data)
-    stream.finish()
+    stream.finish(data)
 
 
 def _opening(job: CompletionRun, choice: Choice) -> list[dict]:
