@@ -183,9 +183,9 @@ def test_a_server_imports_no_route_before_it_is_asked_for(imported):
 def test_every_route_has_its_handler():
     from zse.server.routes import table
 
-    assert all(callable(route.handler) for route in table.ROUTES)
+    assert all(callable(table.found("routes", route.function)) for route in table.ROUTES)
     with pytest.raises(AttributeError):
-        _ = table.Route("GET", "/x", table.PUBLIC, "info.nothing", "nothing").handler
+        table.found("routes", "info.nothing")
 
 
 @linux

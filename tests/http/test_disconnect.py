@@ -85,14 +85,14 @@ def note_ports(server, ports: dict[int, int]) -> None:
     """From now on enter each engine request's client's port."""
     submit = server.engine.submit
 
-    def noted(*arguments):
-        id, task = submit(*arguments), asyncio.current_task()
-        ports[id] = next(
+    def noted(channel, key, *arguments):
+        submit(channel, key, *arguments)
+        task = asyncio.current_task()
+        ports[channel.ids[key]] = next(
             connection._transport.get_extra_info("peername")[1]
             for connection in server.server.connections
             if connection._task is task
         )
-        return id
 
     server.engine.submit = noted
 

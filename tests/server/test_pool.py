@@ -61,7 +61,7 @@ class Models(Harness):
         return self.post("/v1/chat/completions", chat_body(text, model=model, **fields))
 
     def served(self, name: str) -> Served:
-        return self.pool.find(name)
+        return self.pool.by_name[name]
 
 
 @pytest.fixture

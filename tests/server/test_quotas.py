@@ -8,7 +8,7 @@ import pytest
 from harness import chat_body, request, wait_for
 from test_errors import check
 
-from zse.server.admission import AdmissionControl
+from zse.server.admission import AdmissionControl, Admitted
 from zse.server.errors import APIError
 from zse.server.keys import OWNER, Key, Quota
 
@@ -35,7 +35,7 @@ def passes(limiter: AdmissionControl, of, count: int) -> int:
     passed = 0
     for _ in range(count):
         try:
-            limiter.enter(of)
+            Admitted(limiter, of)
             passed += 1
         except APIError as error:
             assert (error.status, error.type, error.code) == (429, "requests", "rate_limit_exceeded")
@@ -64,40 +64,40 @@ def test_the_wait_is_told_and_is_enough():
     limits, clock, of = limiter(rpm=7)
     for _ in range(30):
         try:
-            limits.enter(of)
+            Admitted(limits, of)
         except APIError as error:
             headers = dict(error.headers)
             wait_ms = int(headers["retry-after-ms"])
             assert 0 < wait_ms <= 1000 * int(headers["retry-after"])
             clock.now += wait_ms / 1000 + 0.001
-            limits.enter(of)
+            Admitted(limits, of)
     assert dict(of.more_headers)["x-ratelimit-limit-requests"] == "7"
 
 
 def test_tokens_are_reserved_and_settled():
     limits, clock, of = limiter(tpm=1000)
-    first = limits.enter(of)
+    first = Admitted(limits, of)
     first.reserve(1, 0, 800)
     with pytest.raises(APIError) as caught:
-        limits.enter(of).reserve(1, 0, 300)
+        Admitted(limits, of).reserve(1, 0, 300)
     assert (caught.value.type, caught.value.status) == ("tokens", 429)
     assert int(dict(caught.value.headers)["retry-after"]) == 6  # 100 tokens at 1,000 a minute
     first.leave(100)  # 900 are left
     with pytest.raises(APIError):
-        limits.enter(of).reserve(1, 0, 5000)  # takes all of it, and it is not full
+        Admitted(limits, of).reserve(1, 0, 5000)  # takes all of it, and it is not full
     clock.now += 6
-    second = limits.enter(of)
+    second = Admitted(limits, of)
     second.reserve(1, 0, 5000)
     assert dict(of.more_headers)["x-ratelimit-remaining-tokens"] == "0"
     second.leave(5000)  # 4,000 below: four minutes until anything goes
     clock.now += 239
     with pytest.raises(APIError):
-        limits.enter(of).reserve(1, 0, 1)
+        Admitted(limits, of).reserve(1, 0, 1)
     clock.now += 2
-    limits.enter(of).reserve(1, 0, 1)
+    Admitted(limits, of).reserve(1, 0, 1)
     clock.now += 3600
-    limits.enter(of).leave(0)
-    limits.enter(of).reserve(1, 0, 1000)
+    Admitted(limits, of).leave(0)
+    Admitted(limits, of).reserve(1, 0, 1000)
 
 
 def test_a_new_quota_forgives_nothing():
@@ -113,13 +113,13 @@ def test_a_new_quota_forgives_nothing():
 
 def test_answers_at_once():
     limits, _, of = limiter(concurrency=4)
-    first = limits.enter(of)
+    first = Admitted(limits, of)
     first.reserve(3, 0, 10)
     with pytest.raises(APIError):
-        limits.enter(of).reserve(2, 0, 10)
-    limits.enter(of).reserve(1, 0, 10)
+        Admitted(limits, of).reserve(2, 0, 10)
+    Admitted(limits, of).reserve(1, 0, 10)
     first.leave(10)
-    limits.enter(of).reserve(3, 0, 10)
+    Admitted(limits, of).reserve(3, 0, 10)
 
 
 KEYS = (Key("a", "ka", None, Quota(rpm=5, tpm=3000, concurrency=2)), Key("b", "kb"), Key("watch", "kw", access=OWNER))

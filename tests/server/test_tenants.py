@@ -7,7 +7,7 @@ import pytest
 from harness import chat_body, read_reply, request, wait_for
 
 from zse.errors import ConfigError
-from zse.server.admission import AdmissionControl
+from zse.server.admission import AdmissionControl, Admitted
 from zse.server.auth import SECRET_FILE, CacheSalts, Caller, KeyCheck, kept_secret
 from zse.server.errors import APIError
 from zse.server.keys import OWNER, USER_ROUTES, Access, Key, Quota, quotas, read_file, weights
@@ -166,10 +166,11 @@ def test_what_a_key_may_do(own_server):
 
 def test_usage_of_a_bounded_number_of_tenants():
     tenants = Tenants(2)
-    for name in ("a", "b", "c", "d", "a", ""):
-        tenants.answered(name, 429 if name == "d" else 200)
-    assert {name: usage.requests for name, usage in tenants.by_name.items()} == {"a": 2, "b": 1, OTHERS: 2}
-    assert tenants.by_name[OTHERS].limited == 1 and tenants.usage("") is None
+    for name in ("a", "b", "c", "d", "a"):
+        tenants[name].requests += 1
+        tenants[name].limited += name == "d"
+    assert {name: usage.requests for name, usage in tenants.items()} == {"a": 2, "b": 1, OTHERS: 2}
+    assert tenants[OTHERS].limited == 1
 
 
 def test_metrics_by_tenant(own_server):
@@ -237,7 +238,7 @@ def test_each_request_reaches_the_engine_with_its_tenant(own_server):
 
 
 def reserve(queue: AdmissionControl, choices: int, tokens: int, tenant: str):
-    admitted = queue.enter(SimpleNamespace(tenant=tenant, more_headers=[]))
+    admitted = Admitted(queue, SimpleNamespace(tenant=tenant, more_headers=[]))
     admitted.reserve(choices, tokens)
     return admitted
 
@@ -275,12 +276,14 @@ def test_shares_of_the_queued_tokens():
     for tenant in ("a", "b", "stranger"):
         with pytest.raises(APIError):
             reserve(queue, 1, 1, tenant)
-    ticket.set_tokens(0)
+    ticket.hold(1, 0)
     reserve(queue, 1, 40, "a")
     first.leave(0)
     first.leave(0)
     ticket.leave(0)
-    assert (queue.choices, queue.queued_tokens, list(queue._tenants)) == (1, 40, ["a"])
+    assert (queue.choices, queue.queued_tokens) == (1, 40)
+    held = {name: (tenant.choices, tenant.queued) for name, tenant in queue.tenants.items()}
+    assert held.pop("a") == (1, 40) and set(held.values()) == {(0, 0)}
 
 
 def test_a_flood_leaves_room_for_others(own_server):
@@ -322,6 +325,7 @@ def test_metrics_count_what_requests_did(own_server):
     sock.close()
     server.assert_quiet()
     found = metrics(server)
+    assert not any(name.startswith("zse_tenant_") for name in found)  # nobody's key is no tenant
     model = 'model="fake"'
     reasons = {
         reason: found.get(f'zse_answers_total{{{model},reason="{reason}"}}')

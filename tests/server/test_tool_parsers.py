@@ -352,6 +352,7 @@ def test_ids():
 def test_names_of_the_command_line():
     assert {*serve._TOOL_PARSERS} == {*parsers.PARSERS, "none"} and {*parsers.CONTROLS} == {*parsers.PARSERS}
     assert {*serve._REASONING_PARSERS} == {*reasoning.PARSERS, "none"}
-    assert format_of("<tool_call> </think>") == Format("hermes", "think")
-    assert format_of("<tool_call> </think>", "mistral", "none") == Format("mistral", "none")
+    assert format_of("<tool_call> </think>") == Format("hermes", "think", takes_tools=False)
+    assert format_of("<tool_call> </think>", "mistral", "none") == Format("mistral", "none", takes_tools=False)
+    assert format_of("tools") == Format() and not format_of("messages").names_tools
     assert format_of(None, "mistral") == Format()

@@ -275,7 +275,7 @@ def test_history_round_trip_through_template_texts(name):
     """What the template writes of a call in the history is what its parser reads as that call."""
     source = TEMPLATES[name]
     form = format_of(source)
-    assert form.tools == name and parsers.takes_tools(source)
+    assert form.tools == name and form.takes_tools
     tools = CONVERSATION["tools"].kind([WEATHER], "tools")
     arguments = {"place": "Rome"}
     history = CONVERSATION["messages"].kind(

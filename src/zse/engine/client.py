@@ -4,6 +4,7 @@ State of a request has one writer, EngineClient: `requests` holds every id that 
 """
 
 import asyncio
+import contextlib
 import logging
 import signal
 import time
@@ -80,17 +81,12 @@ class Channel:
 
     def __init__(self, client: "EngineClient"):
         self._client = client
-        self._events: deque[tuple[int, Tokens | Measured | Searched | RequestError]] = deque()
+        self._events: deque[tuple[int, Tokens | Measured | Searched | RequestError, int]] = deque()  # and bytes
         self._bytes = 0
         self._waiter: asyncio.Future | None = None
-        self._ids: dict[int, int] = {}  # key → engine request id, while running
+        self.ids: dict[int, int] = {}  # key → engine request id, while running
         self._overflow: RequestError | None = None
         self.is_stalled: Callable[[], bool] = lambda: False
-
-    def submit(self, key: int, prompt: list[int], params: Asked, options: RequestOptions = DEFAULT) -> None:
-        """Send one request to the engine, which must be ready: its events come from next(). Raises RequestError when it
-        is not ready."""
-        self._ids[key] = self._client.submit(prompt, params, self, key, options)
 
     async def complete(
         self, prompts: list[list[int]], params: Sequence[Ask | BeamParams], options: RequestOptions = DEFAULT
@@ -98,19 +94,19 @@ class Channel:
         """The Measured or Searched of each prompt, in their order. The channel must have no other request. Raises the
         RequestError of the first that failed; close() cancels what is left, as always."""
         for key, (prompt, wanted) in enumerate(zip(prompts, params, strict=True)):
-            self.submit(key, prompt, wanted, options)
+            self._client.submit(self, key, prompt, wanted, options)
         results = dict([await self.next() for _ in prompts])
         return [results[key] for key in range(len(prompts))]
 
     def cancel(self, key: int) -> None:
         """Stop one request (a stop string was found). Idempotent; events of it that are on the way are dropped."""
-        request_id = self._ids.pop(key, None)
+        request_id = self.ids.pop(key, None)
         if request_id is not None:
             self._client.cancel(request_id)
 
     def close(self) -> None:
         """Cancel whatever still runs. Call it in a `finally`."""
-        for key in list(self._ids):
+        for key in list(self.ids):
             self.cancel(key)
         self._events.clear()
 
@@ -120,35 +116,29 @@ class Channel:
         while not self._events:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        key, event = self._events.popleft()
+        key, event, size = self._events.popleft()
+        self._bytes -= size
         if isinstance(event, RequestError):
             raise event
-        if isinstance(event, Tokens):
-            self._bytes -= _event_bytes(event)
         return key, event
 
     def push(self, key: int, event: Tokens | Measured | Searched | RequestError) -> None:
         """Called by the client only."""
         if not isinstance(event, Tokens) or event.finish is not None:
-            self._ids.pop(key, None)
+            self.ids.pop(key, None)
+        size = 0
         if isinstance(event, Tokens):
-            self._bytes += _event_bytes(event)
-            if self._bytes > STREAM_BYTES and self._overflow is None and self.is_stalled():
+            size = 64 + 16 * len(event.tokens) + sum(64 + 64 * len(entry.top) for entry in event.logprobs or ())
+            if self._bytes + size > STREAM_BYTES and self._overflow is None and self.is_stalled():
                 self.close()
-                self._bytes = 0
+                size = self._bytes = 0
                 event = self._overflow = _error(
                     "request_timeout", "The client reads too slowly.", 408, "invalid_request_error"
                 )
-        self._events.append((key, event))
+        self._bytes += size
+        self._events.append((key, event, size))
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-
-def _event_bytes(event: Tokens) -> int:
-    size = 64 + 16 * len(event.tokens)
-    if event.logprobs:
-        size += sum(64 + 64 * len(entry.top) for entry in event.logprobs)
-    return size
 
 
 class _Link(asyncio.Protocol):
@@ -225,20 +215,14 @@ class EngineClient:
         assert self._ready is not None, "start() comes first"
         return await asyncio.shield(self._ready)
 
-    async def wait_ready(self) -> Ready:
-        """The engine's Ready message, for a request: waits during the first start only.
-
-        Raises RequestError while the engine restarts, is down (its first start failed, too) or stops.
-        """
-        if self.state == STARTING:
-            try:
-                return await self.started()
-            except EngineStartError:
-                raise self._unavailable() from None
-        if self.state == READY:
-            assert self.info is not None
-            return self.info
-        raise self._unavailable()
+    async def wait_ready(self) -> None:
+        """Wait for the first start, for a request. Raises RequestError when that failed, and while the engine restarts, is
+        down or stops."""
+        with contextlib.suppress(EngineStartError):
+            if self.state == STARTING:
+                await self.started()
+        if self.state != READY:
+            raise self._unavailable()
 
     def _unavailable(self) -> RequestError:
         if self.state == STOPPING:
@@ -360,18 +344,18 @@ class EngineClient:
     # Requests
 
     def submit(
-        self, prompt: list[int], params: Asked, channel: Channel, key: int, options: RequestOptions = DEFAULT
-    ) -> int:
-        """Send a request; its events go to `channel` under `key`. Returns the engine request id."""
+        self, channel: Channel, key: int, prompt: list[int], params: Asked, options: RequestOptions = DEFAULT
+    ) -> None:
+        """Send a request: its events come from the channel's next(), under `key`. Raises RequestError when the engine is
+        not ready."""
         if self.state != READY or self._link is None:
             raise self._unavailable()
-        request_id = self._next_id
+        request_id = channel.ids[key] = self._next_id
         self._next_id += 1
         self.requests[request_id] = (channel, key)
         if len(self.requests) == 1:
             self._last_step = time.monotonic()  # the age of the last step counts from when there is work
         self._link.send(MESSAGES[type(params)](request_id, prompt, params, options))
-        return request_id
 
     def cancel(self, request_id: int) -> None:
         """Forget a request and tell the engine. Events that are on the way are counted and dropped."""

@@ -9,6 +9,7 @@ Tokens are reserved before any work (the prompt and the longest answer) and sett
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 
 from zse.server.api_request import APIRequest
@@ -55,31 +56,21 @@ class Bucket:
 
 class TenantLoad:
     """What one tenant holds of the queue, and what is left of its quota. choices: its answers that run or wait. queued: its
-    prompt tokens that wait. requests, tokens: None without such a quota. max_choices: answers at once, 0: any number."""
+    prompt tokens that wait. buckets: "requests" and "tokens", where it has such a quota. max_choices: answers at once, 0:
+    any number."""
 
-    __slots__ = ("choices", "max_choices", "queued", "requests", "tokens")
+    __slots__ = ("buckets", "choices", "max_choices", "queued")
 
     def __init__(self) -> None:
         self.choices = self.queued = self.max_choices = 0
-        self.requests: Bucket | None = None
-        self.tokens: Bucket | None = None
+        self.buckets: dict[str, Bucket] = {}
 
     def set_quota(self, quota: Quota, now: float) -> None:
         self.max_choices = quota.concurrency
         for name, per_minute in (("requests", quota.rpm), ("tokens", quota.tpm)):
-            bucket = getattr(self, name)
-            new = (
-                None
-                if not per_minute
-                else Bucket(per_minute, now)
-                if bucket is None
-                else bucket.resized(per_minute, now)
-            )
-            setattr(self, name, new)
-
-    @property
-    def is_idle(self) -> bool:
-        return not (self.choices or self.queued or self.max_choices or self.requests or self.tokens)
+            bucket = self.buckets.pop(name, None)
+            if per_minute:
+                self.buckets[name] = Bucket(per_minute, now) if bucket is None else bucket.resized(per_minute, now)
 
 
 class AdmissionControl:
@@ -105,70 +96,33 @@ class AdmissionControl:
         self.max_choices, self.max_tokens, self.clock = max_choices, max_tokens, clock
         self.choices = self.queued_tokens = 0
         self.num_refused = self.num_limited = 0
-        self._tenants: dict[str, TenantLoad] = {}
+        self.tenants: defaultdict[str, TenantLoad] = defaultdict(TenantLoad)
         self.replace(weights or {}, quotas or {})
 
     def replace(self, weights: Mapping[str, float], quotas: Mapping[str, Quota]) -> None:
         """From now on these weights and quotas hold; a tenant that left out of `quotas` has none."""
         self.weights = dict(weights)
-        for name in {*self._tenants, *quotas}:
-            self.tenant(name).set_quota(quotas.get(name, Quota()), self.clock())
-            self._forget_idle(name)
-
-    def tenant(self, name: str) -> TenantLoad:
-        found = self._tenants.get(name)
-        return self._tenants.setdefault(name, TenantLoad()) if found is None else found
-
-    def enter(self, request: APIRequest) -> "Admitted":
-        """Refuse at once when nothing more fits, before the body is even parsed; else count the request. Raises APIError
-        overloaded or rate_limit_exceeded; the answer's x-ratelimit headers are set either way."""
-        self.check_room(request.tenant, 1, 0)
-        admitted = Admitted(self, request)
-        bucket = admitted.tenant.requests
-        if bucket is not None:
-            wait_s = bucket.wait_s(1, self.clock())
-            if wait_s <= 0:
-                bucket.level -= 1
-            admitted.tell()
-            if wait_s > 0:
-                raise self.limited("requests", f"This key may send {bucket.per_minute} requests a minute.", wait_s)
-        return admitted
-
-    def count(self, name: str, choices: int, tokens: int) -> None:
-        """Called by Admitted only."""
-        self.choices += choices
-        self.queued_tokens += tokens
-        tenant = self.tenant(name)
-        tenant.choices += choices
-        tenant.queued += tokens
-        self._forget_idle(name)
-
-    def _forget_idle(self, name: str) -> None:
-        if self._tenants[name].is_idle:
-            del self._tenants[name]
+        for name in {*self.tenants, *quotas}:
+            self.tenants[name].set_quota(quotas.get(name, Quota()), self.clock())
 
     def check_room(self, name: str, choices: int, tokens: int) -> None:
         """Raises APIError overloaded."""
-        kept_choices, kept_tokens = self._kept_from(name)
+        kept_choices, kept_tokens = self._kept_from(name) if len(self.weights) > 1 else (0, 0)
         if self.choices + choices > self.max_choices - kept_choices:
             raise self._full(f"{self.max_choices - kept_choices} requests")
-        tenant = self._tenants.get(name)
         room = self.max_tokens - kept_tokens - self.queued_tokens
-        if tokens > room and (tenant is not None and tenant.queued or self.queued_tokens >= self.max_tokens):
+        if tokens > room and (self.tenants[name].queued or self.queued_tokens >= self.max_tokens):
             raise self._full(f"{self.max_tokens - kept_tokens} prompt tokens")
 
     def _kept_from(self, name: str) -> tuple[int, int]:
         """Choices and tokens that are kept for the other tenants and not used by them."""
-        if len(self.weights) < 2:
-            return 0, 0
         share = KEPT_SHARE / sum(self.weights.values())
         kept_choices = kept_tokens = 0
         for other, weight in self.weights.items():
             if other != name:
-                used = self._tenants.get(other)
-                choices, tokens = (used.choices, used.queued) if used is not None else (0, 0)
-                kept_choices += max(0, int(self.max_choices * share * weight) - choices)
-                kept_tokens += max(0, int(self.max_tokens * share * weight) - tokens)
+                used = self.tenants[other]
+                kept_choices += max(0, int(self.max_choices * share * weight) - used.choices)
+                kept_tokens += max(0, int(self.max_tokens * share * weight) - used.queued)
         return kept_choices, kept_tokens
 
     def _full(self, bound: str) -> APIError:
@@ -183,55 +137,59 @@ class AdmissionControl:
 
 
 class Admitted:
-    """What one request holds of the queue and of its tenant's quota. leave() in a `finally`."""
+    """What one request holds of the queue and of its tenant's quota. Making it asks whether anything more fits, before the
+    body is even parsed, and counts the request. Raises APIError overloaded or rate_limit_exceeded; the answer's x-ratelimit
+    headers are set either way. leave() in a `finally`."""
 
-    __slots__ = ("_admission", "_request", "_reserved", "choices", "tenant", "tokens")
+    __slots__ = ("_control", "_request", "_reserved", "_tenant", "choices", "queued")
 
-    def __init__(self, admission: AdmissionControl, request: APIRequest):
-        self._admission, self._request = admission, request
-        self.tenant = admission._tenants.get(request.tenant) or TenantLoad()
-        self.choices = self.tokens = self._reserved = 0
+    def __init__(self, control: AdmissionControl, request: APIRequest):
+        self._control, self._request = control, request
+        control.check_room(request.tenant, 1, 0)
+        self._tenant = control.tenants[request.tenant]
+        self.choices = self.queued = self._reserved = 0
+        if "requests" in self._tenant.buckets:
+            self._spend("requests", 1, "send {} requests a minute.")
 
     def reserve(self, choices: int, prompt_tokens: int, answer_tokens: int = 0) -> None:
         """Room in the queue for so many answers to a prompt, and the most tokens that they can take all together of the
         quota. Raises APIError and holds nothing then."""
-        admission, tenant, total = self._admission, self.tenant, prompt_tokens + answer_tokens
-        admission.check_room(self._request.tenant, choices, prompt_tokens)
+        control, tenant, total = self._control, self._tenant, prompt_tokens + answer_tokens
+        control.check_room(self._request.tenant, choices, prompt_tokens)
         if tenant.max_choices and tenant.choices + choices > tenant.max_choices:
-            raise admission.limited("requests", f"This key may have {tenant.max_choices} answers at once.", 1.0)
-        bucket = tenant.tokens
-        if bucket is not None:
-            wait_s = bucket.wait_s(total, admission.clock())
-            if wait_s > 0:
-                self.tell()
-                message = f"This key may use {bucket.per_minute} tokens a minute; this request may take {total}."
-                raise admission.limited("tokens", message, wait_s)
-            bucket.level -= total
+            raise control.limited("requests", f"This key may have {tenant.max_choices} answers at once.", 1.0)
+        if "tokens" in tenant.buckets:
+            self._spend("tokens", total, f"use {{}} tokens a minute; this request may take {total}.")
             self._reserved = total
-        self.choices, self.tokens = choices, prompt_tokens
-        admission.count(self._request.tenant, choices, prompt_tokens)
-        self.tell()
+        self.hold(choices, prompt_tokens)
 
-    def set_tokens(self, tokens: int) -> None:
-        """Replace the estimate by the true number of prompt tokens that wait: 0 once the first token is there."""
-        if tokens != self.tokens:
-            self._admission.count(self._request.tenant, 0, tokens - self.tokens)
-            self.tokens = tokens
+    def _spend(self, kind: str, amount: int, may: str) -> None:
+        """Take it from a bucket, and set the answer's headers to what is left of the quota. Raises APIError."""
+        bucket = self._tenant.buckets[kind]
+        wait_s = bucket.wait_s(amount, self._control.clock())
+        if wait_s <= 0:
+            bucket.level -= amount
+        self._request.more_headers = [
+            pair for name, left in self._tenant.buckets.items() for pair in left.headers(name)
+        ]
+        if wait_s > 0:
+            raise self._control.limited(kind, f"This key may {may.format(bucket.per_minute)}", wait_s)
+
+    def hold(self, choices: int, queued: int) -> None:
+        """Of the queue, from now on: answers, and prompt tokens that wait (0 once the first token is there)."""
+        more_choices, more_queued = choices - self.choices, queued - self.queued
+        self._control.choices += more_choices
+        self._tenant.choices += more_choices
+        self._control.queued_tokens += more_queued
+        self._tenant.queued += more_queued
+        self.choices, self.queued = choices, queued
 
     def leave(self, tokens: int) -> None:
         """The request ended; so many tokens were computed for it."""
-        if self.choices or self.tokens:
-            self._admission.count(self._request.tenant, -self.choices, -self.tokens)
-        bucket = self.tenant.tokens
+        self.hold(0, 0)
+        bucket = self._tenant.buckets.get("tokens")
         if bucket is not None:
-            bucket.wait_s(0, self._admission.clock())
+            bucket.wait_s(0, self._control.clock())
             # What was reserved for too long an answer comes back, but never more than fits.
             bucket.level = min(bucket.per_minute, bucket.level + self._reserved - tokens)
-        self.choices = self.tokens = self._reserved = 0
-
-    def tell(self) -> None:
-        """Set the answer's headers to what is left of the quota."""
-        buckets = (("requests", self.tenant.requests), ("tokens", self.tenant.tokens))
-        self._request.more_headers = [
-            pair for name, bucket in buckets if bucket is not None for pair in bucket.headers(name)
-        ]
+        self._reserved = 0

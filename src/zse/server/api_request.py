@@ -12,9 +12,7 @@ class APIRequest(HTTPRequest):
     """App.check_head() fills it in. route: of routes.table. parameters: name → value of the path's {name}. tenant: whose
     key the request brought, access: what that key may do."""
 
-    def __init__(self, *head, **options):
-        super().__init__(*head, **options)
-        self.route: Any = None
-        self.parameters: dict[str, str] = {}
-        self.tenant = ""
-        self.access: Access
+    route: Any = None
+    parameters: dict[str, str] = {}
+    tenant = ""
+    access: "Access"

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from zse.engine.client import shutting_down_error
 from zse.http.exchange import Response
 from zse.scheduler.options import RequestOptions
 from zse.server import errors
@@ -54,14 +53,12 @@ class App:
         self.tenants = Tenants()
         self.phases_ms: dict[str, float] = {}
         self._key, self._hosts, self._weights = key, hosts, dict(weights or {})
-
-    @property
-    def needs_key(self) -> bool:
-        return self._key.needed
+        self.needs_key = key.is_needed
 
     def replace_keys(self, keys: Sequence[Key], weights: Mapping[str, float]) -> None:
         """The key file was read again. Requests that run go on."""
         self._key.replace(keys)
+        self.needs_key = self._key.is_needed
         self._weights = dict(weights)
         self.admission.replace(weights, quotas(keys))
 
@@ -80,20 +77,12 @@ class App:
             allow = table.allowed(methods)
             raise APIError("method_not_allowed", f"This route takes {allow}.", headers=(("allow", allow),))
         request.route = route
-        self._check_access(request, route)
+        routes = request.access.routes if route.scope == table.USER else None
+        is_closed = route.scope == table.ADMIN and not request.access.admin
+        if is_closed or routes is not None and route.path not in routes:
+            raise APIError("insufficient_permissions", "This key may not use this route.")
         if route.method == "POST":
             self._check_body_headers(request)
-
-    def _check_access(self, request: APIRequest, route: table.Route) -> None:
-        if route.scope == table.PUBLIC:
-            return
-        access = request.access
-        if (
-            route.scope == table.ADMIN
-            and not access.admin
-            or (access.routes is not None and route.scope == table.USER and route.path not in access.routes)
-        ):
-            raise APIError("insufficient_permissions", "This key may not use this route.")
 
     def _check_body_headers(self, request: APIRequest) -> None:
         kind, _, parameters = request.headers.get("content-type", "").partition(";")
@@ -106,18 +95,17 @@ class App:
             raise APIError("length_required", "Give the body's length in Content-Length.")
 
     async def handle(self, request: APIRequest) -> Response | None:
-        return await request.route.handler(self, request)
+        return await table.found("routes", request.route.function)(self, request)
 
     def finished(self, request: APIRequest | None, status: int) -> None:
         """An answer was given; status 0: the client left before it began."""
         route = request.route.path if request is not None and request.route is not None else ""
         self.responses[route, status] += 1
-        if request is not None:
-            self.tenants.answered(request.tenant, status)
-
-    def check_accepting(self) -> None:
-        if self.draining:
-            raise shutting_down_error()
+        if request is not None and request.tenant:
+            usage = self.tenants[request.tenant]
+            usage.requests += 1
+            usage.refused += status == 503
+            usage.limited += status == 429
 
     def models(self, request: APIRequest) -> list[Served]:
         """Those that the request's key may use, the default one first."""
@@ -127,12 +115,9 @@ class App:
     def find_model(self, request: APIRequest, name: str | None, param: str | None) -> Served:
         """The model of that name; for None the first one that the key may use. Raises APIError, of which a key that is bound
         to some models does not learn whether there are others."""
-        models = self.models(request)
-        if name is None and models:
-            return models[0]
-        model = None if name is None else self.pool.find(name)
+        model = next(iter(self.models(request)), None) if name is None else self.pool.by_name.get(name)
         allowed = request.access.models
-        if allowed is not None and model not in models and name not in allowed:
+        if allowed is not None and name not in allowed and (model is None or allowed.isdisjoint(model.spec.names)):
             raise APIError("insufficient_permissions", "This key may not use this model.", param)
         if model is None:
             raise APIError("model_not_found", "This model is not served here; GET /v1/models lists what is.", param)

@@ -41,10 +41,7 @@ class KeyCheck:
             )
             for key in keys
         ]
-
-    @property
-    def needed(self) -> bool:
-        return bool(self._digests)
+        self.is_needed = bool(self._digests)
 
     def check(self, authorization: str | None) -> Caller:
         """Whose key it is. Raises APIError 401; text and time are the same whatever is wrong."""

@@ -1,12 +1,17 @@
 """From tokens to text: one Choice per answer, with its detokenizer, stop strings and log-probabilities."""
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from zse.engine.messages import TokenLogprob, Tokens
-from zse.server.tools.answer import Splitter
+from zse.sampling.params import SamplingParams
 from zse.server.tools.calls import Call
 from zse.server.tools.reasoning import Reasoning
 from zse.server.tools.streaming import CallPart
+
+if TYPE_CHECKING:
+    from zse.server.tools.chat import Answers
 
 MIN_LOGPROB = -9999.0  # JSON has no -Infinity
 
@@ -33,10 +38,13 @@ class ChoiceDelta(msgspec.Struct):
 
 
 class Choice:
-    """One answer in the making. feed() takes the engine's events until finish_reason is set. splitter: takes reasoning
-    and tool calls out of the text; None: all of it is content."""
+    """One answer in the making. feed() takes the engine's events until finish_reason is set. model: its detokenizer is
+    used. answers: how reasoning and tool calls are taken out of the text; None: all of it is content. streams: parts of
+    calls come out before the whole of them."""
 
-    def __init__(self, index: int, detokenizer, want_scores: bool, splitter: Splitter | None = None):
+    def __init__(
+        self, index: int, model, params: SamplingParams, answers: "Answers | None" = None, streams: bool = False
+    ):
         self.index = index
         self.parts: list[str] = []
         self.reasoning_parts: list[str] = []
@@ -44,14 +52,15 @@ class Choice:
         self._num_begun = 0  # calls of which parts have come out
         self.reasoning_tokens = 0  # the marks around it included
         self._undecided = 0  # tokens that may be the opening mark of reasoning
-        self._splitter = splitter
         self.scores: list[TokenScore] = []
         self.finish_reason: str | None = None
         self.num_tokens = 0
         self.cached_tokens = 0
         self.total_logprob = 0.0
-        self._detokenizer, self._want_scores = detokenizer, want_scores
         self._num_chars = 0
+        self._want_scores = params.logprobs is not None
+        self._detokenizer = model.detokenizer(params.stop, () if answers is None else answers.controls)
+        self._splitter = None if answers is None else answers.splitter(streams)
 
     @property
     def text(self) -> str:
@@ -71,7 +80,7 @@ class Choice:
             if self._want_scores and position < len(logprobs):
                 delta.scores.append(_score(token, logprobs[position], self._num_chars + len(delta.text)))
             self._add(delta, self._detokenizer.push(token))
-            if self._detokenizer.stopped or self._is_done:
+            if self._detokenizer.stopped or self._splitter is not None and self._splitter.done:
                 self.num_tokens -= len(event.tokens) - position - 1
                 delta.finish_reason = "stop"
                 break
@@ -93,10 +102,6 @@ class Choice:
     @property
     def reasoning(self) -> str:
         return "".join(self.reasoning_parts)
-
-    @property
-    def _is_done(self) -> bool:
-        return self._splitter is not None and self._splitter.done
 
     def _add(self, delta: ChoiceDelta, text: str, of_token: bool = True) -> None:
         splitter = self._splitter

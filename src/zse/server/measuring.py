@@ -5,11 +5,12 @@ from collections.abc import Callable
 import msgspec
 
 from zse.engine.messages import Measured
+from zse.http.json_body import parse
 from zse.scheduler.options import RequestOptions
 from zse.server.api_request import APIRequest
 from zse.server.errors import APIError
 from zse.server.relevance import Measurement
-from zse.server.work import Work
+from zse.server.work import Work, maybe_in_thread
 
 # Of one request: in the engine at once. A request of 2,048 texts must not stand before everybody else's.
 AT_ONCE = 8
@@ -27,18 +28,17 @@ async def measure(app, request: APIRequest, read: Callable, prepare: Callable, c
     """(what read() made of the body, Results). prepare: (asked, model) → Measurements, in a thread when the body is
     long; check: (asked, Measured), as soon as each is there. Raises RequestError."""
     with Work(app, request) as work:
-        asked = await work.read(read)
+        asked = await maybe_in_thread(work.is_long, lambda: read(parse(bytes(request.body))))
         work.start(asked.model)
         model = await app.pool.text(work.served)
-        measurements = await work.off_loop(lambda: prepare(asked, model))
+        measurements = await maybe_in_thread(work.is_long, lambda: prepare(asked, model))
         num_tokens = sum(len(item.ids) for item in measurements)
         work.set_prompt(num_tokens)
         info = await app.pool.ready(work.served)
         _check(measurements, model.vocab_size, info.max_context)
-        results = await _run(
-            work, measurements, work.options(asked.options), lambda result: check and check(asked, result)
-        )
-        work.watch.finished("measured")
+        options = app.request_options(request, asked.options)
+        results = await _run(work, measurements, options, lambda result: check and check(asked, result))
+        work.outcomes["measured"] += 1
         request.note = f"{num_tokens} tokens in {len(results)} texts"
         return asked, Results(asked.model or work.served.name, results, num_tokens)
 
@@ -68,7 +68,7 @@ async def _run(
     while len(results) < len(measurements):
         while submitted < len(measurements) and submitted - len(results) < AT_ONCE:
             item = measurements[submitted]
-            channel.submit(submitted, item.ids, item.ask, options)
+            work.served.engine.submit(channel, submitted, item.ids, item.ask, options)
             work.submitted += len(item.ids)
             submitted += 1
         key, result = await channel.next()

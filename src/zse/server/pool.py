@@ -97,7 +97,7 @@ class ModelPool:
         self._num_spares, self._idle_s, self._max_loaded = spares, idle_s, max_loaded
         self._spares: list[EngineProcess] = []
         self._spare_deaths: list[float] = []
-        self._by_name = {name: model for model in models for name in model.spec.names}
+        self.by_name = {name: model for model in models for name in model.spec.names}
         self._task: asyncio.Task | None = None
         self._memory = asyncio.Lock()  # one load at a time decides who has to go
         self._unloading: list[Served] = []  # those that are being evicted
@@ -111,9 +111,6 @@ class ModelPool:
         """Parked engines that are up."""
         return sum(spare.is_parked for spare in self._spares)
 
-    def find(self, name: str) -> Served | None:
-        return self._by_name.get(name)
-
     # -- requests
 
     def enter(self, model: Served) -> None:
@@ -122,8 +119,9 @@ class ModelPool:
         model.num_requests += 1
         if model.text is None or (model.text.done() and model.text.exception() is not None):
             self._start_text(model)
-        self._allow_retry(model)
-        self._ensure_loading(model)
+        if model.engine.state != READY or model.changing is not None:
+            self._allow_retry(model)
+            self._ensure_loading(model)
 
     def leave(self, model: Served) -> None:
         model.users -= 1
@@ -131,14 +129,16 @@ class ModelPool:
 
     async def ready(self, model: Served) -> Ready:
         """Its engine's Ready message, once the model is loaded. Raises RequestError when that fails."""
-        while True:
+        while model.engine.state != READY or model.changing is not None:
             self._ensure_loading(model)
             if model.changing is not None:
                 await asyncio.shield(model.changing)
             elif model.failure is not None:
                 raise model.failure
             else:
-                return await model.engine.wait_ready()
+                await model.engine.wait_ready()
+        assert model.engine.info is not None
+        return model.engine.info
 
     async def text(self, model: Served):
         """Tokenizer and template. Raises APIError when they cannot be loaded."""

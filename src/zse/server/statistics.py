@@ -1,12 +1,9 @@
 """What requests took and gave, by model and by tenant: counts and histograms for /metrics, kept on the server's event loop."""
 
-import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
-
-from zse.engine.messages import Tokens
 
 # Upper bounds of buckets, in seconds: a GPU's token takes milliseconds, a queue may hold somebody for minutes.
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -79,86 +76,12 @@ METRICS = (
 )
 
 
-class Tenants:
-    """Usage by tenant, as each is first seen."""
+class Tenants(dict[str, Usage]):
+    """Usage by tenant, as each is first asked for."""
 
     def __init__(self, most: int = MAX_TENANTS):
+        super().__init__()
         self._most = most
-        self.by_name: dict[str, Usage] = {}
 
-    def usage(self, tenant: str) -> Usage | None:
-        """None for "", which is nobody's key."""
-        found = self.by_name.get(tenant)
-        if found is None and tenant:
-            name = tenant if len(self.by_name) < self._most else OTHERS
-            found = self.by_name.setdefault(name, Usage())
-        return found
-
-    def answered(self, tenant: str, status: int) -> None:
-        """An answer to a request of the tenant ended, 0: the client left before it began."""
-        usage = self.usage(tenant)
-        if usage is not None:
-            usage.requests += 1
-            usage.refused += status == 503
-            usage.limited += status == 429
-
-
-class RequestWatch:
-    """One request, as it counts in its model's Statistics and its tenant's Usage. started: time.monotonic() of its head.
-    end() exactly once."""
-
-    __slots__ = (
-        "_last",
-        "_num_choices",
-        "_outcomes",
-        "_started",
-        "_statistics",
-        "_usage",
-        "completion_tokens",
-        "prompt_tokens",
-    )
-
-    def __init__(self, statistics: Statistics, started: float, num_choices: int, usage: Usage | None = None):
-        self._usage = usage
-        self._statistics, self._started, self._num_choices = statistics, started, num_choices
-        self._last: dict[int, float] = {}  # choice → time of its last tokens
-        self._outcomes: Counter[str] = Counter()
-        self.prompt_tokens = 0  # once they are known
-        self.completion_tokens = 0
-
-    def tokens(self, choice: int, event: Tokens) -> None:
-        """Count an event of a choice. Tokens that came together share the time since the last ones."""
-        count = len(event.tokens)
-        if count:
-            now = time.monotonic()
-            before = self._last.get(choice)
-            if before is None:
-                if not self._last:
-                    self._statistics.first_token_s.observe(now - self._started)
-                if count > 1:
-                    self._statistics.between_tokens_s.observe(0.0, count - 1)
-            else:
-                self._statistics.between_tokens_s.observe((now - before) / count, count)
-            self._last[choice] = now
-            self.completion_tokens += count
-            self._statistics.completion_tokens += count
-
-    def finished(self, reason: str) -> None:
-        """A choice ended."""
-        self._outcomes[reason] += 1
-
-    def end(self, cached_tokens: int, failure: str = CANCELLED) -> None:
-        """The request ended; choices that did not finish count as `failure`."""
-        statistics = self._statistics
-        left = self._num_choices - self._outcomes.total()
-        if left:
-            self._outcomes[failure] += left
-        statistics.finished.update(self._outcomes)
-        statistics.prompt_tokens += self.prompt_tokens
-        statistics.cached_tokens += cached_tokens
-        statistics.request_s.observe(time.monotonic() - self._started)
-        usage = self._usage
-        if usage is not None:
-            usage.prompt_tokens += self.prompt_tokens
-            usage.cached_tokens += cached_tokens
-            usage.completion_tokens += self.completion_tokens
+    def __missing__(self, tenant: str) -> Usage:
+        return self.setdefault(tenant if len(self) < self._most else OTHERS, Usage())

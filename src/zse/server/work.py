@@ -1,68 +1,100 @@
 """A request on its model, from its admission to its end: what it holds is given back in one place, whatever happens."""
 
+import asyncio
+import time
+from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
 
-from zse.engine.client import Channel
+from zse.engine.client import Channel, shutting_down_error
+from zse.engine.messages import Tokens
 from zse.errors import RequestError
-from zse.http.json_body import parse
-from zse.scheduler.options import RequestOptions
-from zse.server.admission import BYTES_PER_TOKEN
+from zse.server.admission import BYTES_PER_TOKEN, Admitted
 from zse.server.api_request import APIRequest
-from zse.server.off_loop import OFF_LOOP_BYTES, maybe_in_thread
-from zse.server.statistics import CANCELLED, ERROR, RequestWatch
+from zse.server.statistics import CANCELLED, ERROR
+
+OFF_LOOP_BYTES = 16 << 10  # longer bodies and prompts are parsed and tokenised in a thread (16 KB take some 3 ms)
+ON_LOOP_ENTRIES = 2000  # log-probabilities: answers with more are made in a thread (some 10 µs each)
+
+Result = TypeVar("Result")
 
 
-class Work:
-    """A context manager. Entering asks the first questions of admission; leaving frees the queue, the quota, the model and the
-    engine, and charges what was computed. is_long: the body is parsed and its texts tokenized in a thread.
+async def maybe_in_thread(long: bool, work: Callable[[], Result]) -> Result:
+    """work(), in a thread when it is long: it would hold up the event loop."""
+    return await asyncio.get_running_loop().run_in_executor(None, work) if long else work()
 
-    computed: prompt tokens that the engine has computed; after a client left, those that it was given count instead, because
-    nobody knows how far it came."""
+
+class Work(AbstractContextManager):
+    """Making it asks the first questions of admission; leaving it frees the queue, the quota, the model and the engine, charges
+    what was computed, and counts the request in its model's Statistics and its tenant's Usage.
+
+    is_long: the body is parsed and its texts are tokenized in a thread. submitted, cached: prompt tokens. computed: those
+    that the engine has computed; after a client left, those that it was given count instead, because nobody knows how far
+    it came. outcomes: choices by how they ended."""
 
     def __init__(self, app, request: APIRequest):
+        if app.draining:
+            raise shutting_down_error()
         self.app, self.request = app, request
         self.is_long = len(request.body) > OFF_LOOP_BYTES
-        self.submitted = self.computed = self.cached = 0  # prompt tokens
+        self.submitted = self.computed = self.cached = 0
+        self.prompt_tokens = self._completion_tokens = 0
         self.served: Any = None
-        app.check_accepting()
-        self.admitted = app.admission.enter(request)
-
-    async def read(self, read: Callable[[dict], Any]) -> Any:
-        """The body as `read` checks and types it. Raises RequestError."""
-        return await self.off_loop(lambda: read(parse(bytes(self.request.body))))
-
-    async def off_loop(self, work: Callable[[], Any]) -> Any:
-        """work(), whose time grows with the body."""
-        return await maybe_in_thread(self.is_long, work)
+        self.outcomes: Counter[str] = Counter()
+        self._last: dict[int, float] = {}  # choice → time of its last tokens
+        self.admitted = Admitted(app.admission, request)
 
     def start(self, model: str | None, choices: int = 1, answer_tokens: int = 0) -> None:
         """Take the request into the house. choices: of the engine; answer_tokens: the most that they have together. Raises
         APIError."""
-        app, request = self.app, self.request
-        served = app.find_model(request, model, "model")
-        self.admitted.reserve(choices, len(request.body) // BYTES_PER_TOKEN, answer_tokens)
+        served = self.app.find_model(self.request, model, "model")
+        self.admitted.reserve(choices, len(self.request.body) // BYTES_PER_TOKEN, answer_tokens)
         self.served, self.channel = served, Channel(served.engine)
-        self.watch = RequestWatch(served.statistics, request.started, choices, app.tenants.usage(request.tenant))
-        app.pool.enter(served)  # the engine loads while the prompt becomes tokens
+        self.app.pool.enter(served)  # the engine loads while the prompt becomes tokens
 
     def set_prompt(self, tokens: int) -> None:
-        """The true number of prompt tokens."""
-        self.watch.prompt_tokens = tokens
-        self.admitted.set_tokens(tokens)
+        """The true number of prompt tokens, which replaces the estimate."""
+        self.prompt_tokens = tokens
+        self.admitted.hold(self.admitted.choices, tokens)
 
-    def options(self, asked: RequestOptions) -> RequestOptions:
-        return self.app.request_options(self.request, asked)
-
-    def __enter__(self) -> "Work":
-        return self
+    def count(self, choice: int, event: Tokens) -> None:
+        """Count an event of a choice. Tokens that came together share the time since the last ones."""
+        self.computed = self.submitted
+        if self.admitted.queued:  # the prompt waits no more
+            self.admitted.hold(self.admitted.choices, 0)
+        count, statistics = len(event.tokens), self.served.statistics
+        if not count:
+            return
+        now = time.monotonic()
+        before = self._last.get(choice)
+        if before is not None:
+            statistics.between_tokens_s.observe((now - before) / count, count)
+        else:
+            if not self._last:
+                statistics.first_token_s.observe(now - self.request.started)
+            if count > 1:
+                statistics.between_tokens_s.observe(0.0, count - 1)
+        self._last[choice] = now
+        self._completion_tokens += count
+        statistics.completion_tokens += count
 
     def __exit__(self, kind, error, traceback) -> None:
         if self.served is None:
             self.admitted.leave(0)
             return
-        failed = isinstance(error, RequestError)
         self.channel.close()
-        self.admitted.leave(self.watch.completion_tokens + (self.computed if failed else self.submitted))
-        self.watch.end(self.cached, ERROR if failed else CANCELLED)
+        failed = isinstance(error, RequestError)
+        left = self.admitted.choices - self.outcomes.total()
+        if left:
+            self.outcomes[ERROR if failed else CANCELLED] += left
+        self.admitted.leave(self._completion_tokens + (self.computed if failed else self.submitted))
+        statistics, tenant = self.served.statistics, self.request.tenant
+        statistics.finished.update(self.outcomes)
+        statistics.request_s.observe(time.monotonic() - self.request.started)
+        for totals in (statistics, self.app.tenants[tenant]) if tenant else (statistics,):
+            totals.prompt_tokens += self.prompt_tokens
+            totals.cached_tokens += self.cached
+        if tenant:
+            self.app.tenants[tenant].completion_tokens += self._completion_tokens
         self.app.pool.leave(self.served)

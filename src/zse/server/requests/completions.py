@@ -26,7 +26,7 @@ from zse.sampling.params import MAX_LOGPROBS, TOKEN_ID, BeamParams, SamplingPara
 from zse.scheduler.options import DEFAULT, RequestOptions
 from zse.server.errors import APIError
 from zse.server.requests.conversation import CONVERSATION, ToolChoice
-from zse.server.requests.forms import FORMS, STRUCTURED_OUTPUTS, structure_of, thinking_of
+from zse.server.requests.forms import EFFORTS, FORMS, STRUCTURED_OUTPUTS
 from zse.structured.options import Structure
 
 MAX_PROMPTS = 128
@@ -38,7 +38,9 @@ _SEEDS = 1 << 63
 class Completion(msgspec.Struct):
     """A checked request of either route. prompts: text or token ids (completions); messages: role/content (chat).
     tools: what may be called, None when nothing may. structure: the form that structure_field asks for. thinking_budget:
-    tokens of reasoning, by thinking_field. template_variables: for the chat template."""
+    tokens of reasoning, by thinking_field. template_variables: for the chat template. num_choices: generations that the
+    engine has to make; of best_of > n answers the n likeliest are given. prompt_top: alternatives for each token of the
+    prompt, None where its log-probabilities are not wanted."""
 
     model: str | None
     params: SamplingParams
@@ -61,24 +63,8 @@ class Completion(msgspec.Struct):
     template_variables: dict = {}
     service_tier: str | None = None
     beams: BeamParams | None = None
-
-    @property
-    def prompt_top(self) -> int | None:
-        """Alternatives for each token of the prompt, None where its log-probabilities are not wanted."""
-        asked = self.params.prompt_logprobs
-        if asked is None:
-            return self.params.logprobs if self.echo else None
-        return max(asked, (self.params.logprobs or 0) if self.echo else 0)
-
-    @property
-    def num_choices(self) -> int:
-        """Generations that the engine has to make."""
-        return self.best_of * (1 if self.messages is not None else len(self.prompts))
-
-    @property
-    def rank(self) -> bool:
-        """Whether the n likeliest of more answers are given."""
-        return self.best_of > self.n
+    num_choices: int = 1
+    prompt_top: int | None = None
 
 
 def texts_or_ids(most: int, empty: bool = True) -> Custom:
@@ -214,7 +200,7 @@ def read_chat(body: dict) -> Completion:
     if choice.name and all(tool["function"]["name"] != choice.name for tool in tools or ()):
         raise refused("invalid_value", "'tool_choice.function.name' is none of 'tools'.", "tool_choice.function.name")
     strict = frozenset(tool["function"]["name"] for tool in tools or () if tool["function"].pop("strict", False))
-    budget, thinking_field, variables = thinking_of(values)
+    budget, thinking_field, variables = _thinking_of(values)
     completion = _completion(
         values,
         messages=values["messages"],
@@ -232,6 +218,18 @@ def read_chat(body: dict) -> Completion:
     if completion.structure is not None and tools is not None and choice.mode in ("required", "named"):
         raise refused("invalid_value", f"'{field}' and 'tool_choice' {choice.mode} ask for different answers.", field)
     return completion
+
+
+def _thinking_of(values: dict) -> tuple[int | None, str, dict]:
+    """(tokens of reasoning, the field that says so, variables of the template)."""
+    effort, variables = values["reasoning_effort"], dict(values["chat_template_kwargs"])
+    if effort is not None:
+        variables.setdefault("reasoning_effort", effort)
+        if effort == "none":
+            variables.setdefault("enable_thinking", False)
+    if values["thinking_budget"] is not None:
+        return values["thinking_budget"], "thinking_budget", variables
+    return (None, "", variables) if effort is None else (EFFORTS[effort], "reasoning_effort", variables)
 
 
 def read_completions(body: dict) -> Completion:
@@ -255,10 +253,18 @@ def _completion(values: dict, **more: Any) -> Completion:
         raise refused("invalid_value", "'stream_options' needs 'stream': true.", "stream_options")
     if values["prompt_logprobs"] is not None and values["stream"]:
         raise refused("invalid_value", "'prompt_logprobs' cannot be streamed.", "prompt_logprobs")
-    structure, field = structure_of(values)
+    formats = {name: values.get(name) for name in ("response_format", "structured_outputs")}
+    if None not in formats.values():
+        message = "'structured_outputs' and 'response_format' both ask for a form; give one."
+        raise refused("invalid_value", message, "structured_outputs")
+    field = "response_format" if values["structured_outputs"] is None else "structured_outputs"
+    structure = formats[field]
     beams = _read_beams(values, more["best_of"], "" if structure is None else field)
     if beams is not None:
         more["best_of"] = values["n"]  # so many of them are answers
+    tops = [values["prompt_logprobs"]]
+    if more.get("echo"):
+        tops.append(values["logprobs"])
     return Completion(
         model=values["model"],
         params=SamplingParams(**{name: values[name] for name in _SAMPLING}),
@@ -269,10 +275,13 @@ def _completion(values: dict, **more: Any) -> Completion:
         structure=structure,
         structure_field=field,
         beams=beams,
+        num_choices=more["best_of"] * (len(more["prompts"]) if "prompts" in more else 1),
+        prompt_top=max((top for top in tops if top is not None), default=None),
         **more,
     )
 
 
+_BEAM_FIELDS = tuple(of_route(_BEAMS, CHAT))
 # Fields that a search would have to ignore.
 _NOT_SEARCHED = (
     *("stop", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "tools", "thinking_budget"),
@@ -282,7 +291,7 @@ _NOT_SEARCHED = (
 def _read_beams(values: dict, best_of: int, structure_field: str) -> BeamParams | None:
     """The search that the checked fields ask for, or None. Raises RequestError for what does not go together."""
     if not values["use_beam_search"]:
-        for name in of_route(_BEAMS, CHAT):
+        for name in _BEAM_FIELDS:
             if values[name] != CHAT_FIELDS[name].default:
                 raise refused("invalid_value", f"'{name}' needs 'use_beam_search': true.", name)
         return None
@@ -319,7 +328,7 @@ def choice_params(completion: Completion, index: int, max_tokens: int) -> Sampli
     """Parameters of choice `index`, for the engine: its own seed; log-probabilities too when answers are to be ranked."""
     params = completion.params
     seed = None if params.seed is None else (params.seed + index) % _SEEDS
-    logprobs = 0 if completion.rank and params.logprobs is None else params.logprobs
+    logprobs = 0 if completion.best_of > completion.n and params.logprobs is None else params.logprobs
     return msgspec.structs.replace(
         params, max_tokens=max_tokens, seed=seed, logprobs=logprobs, stop=(), prompt_logprobs=None
     )

@@ -76,18 +76,6 @@ def _structured_outputs(value: Any, path: str) -> Structure:
     return read_structure(value, path)
 
 
-def structure_of(values: dict) -> tuple[Structure | None, str]:
-    """The form that the checked fields ask for, and the field that names it. Raises RequestError where both do."""
-    first, second = values.get("response_format"), values["structured_outputs"]
-    if first is not None and second is not None:
-        raise refused(
-            "invalid_value",
-            "'structured_outputs' and 'response_format' both ask for a form; give one.",
-            "structured_outputs",
-        )
-    return (first, "response_format") if second is None else (second, "structured_outputs")
-
-
 def _template_variables(value: Any, path: str) -> dict:
     """What the chat template may read beside the messages: JSON by name."""
     if type(value) is not dict:
@@ -107,18 +95,6 @@ def _template_variables(value: Any, path: str) -> dict:
         if size > MAX_VARIABLE_BYTES:
             raise too_long(here, f"at most {MAX_VARIABLE_BYTES} bytes")
     return value
-
-
-def thinking_of(values: dict) -> tuple[int | None, str, dict]:
-    """(tokens of reasoning, the field that says so, variables of the template)."""
-    effort, variables = values["reasoning_effort"], dict(values["chat_template_kwargs"])
-    if effort is not None:
-        variables.setdefault("reasoning_effort", effort)
-        if effort == "none":
-            variables.setdefault("enable_thinking", False)
-    if values["thinking_budget"] is not None:
-        return values["thinking_budget"], "thinking_budget", variables
-    return (None, "", variables) if effort is None else (EFFORTS[effort], "reasoning_effort", variables)
 
 
 def named(error: RequestError, field: str) -> RequestError:

@@ -10,17 +10,17 @@ import msgspec
 from zse.engine.messages import Ask, Measured, Tokens
 from zse.errors import RequestError
 from zse.http.exchange import EventStream, Response
+from zse.http.json_body import parse
 from zse.sampling.params import BeamParams
 from zse.scheduler.options import RequestOptions
 from zse.server.api_request import APIRequest
 from zse.server.errors import APIError
 from zse.server.generation import Choice, ChoiceDelta, chat_logprobs, completion_logprobs
-from zse.server.off_loop import ON_LOOP_ENTRIES, maybe_in_thread
 from zse.server.prompt_scores import echoed_logprobs, prompt_logprobs
 from zse.server.requests.completions import Completion, check_token_ids, choice_params, read_chat, read_completions
 from zse.server.requests.forms import named
 from zse.server.tools.chat import Answers, deltas, message, prepare, structure_for
-from zse.server.work import Work
+from zse.server.work import ON_LOOP_ENTRIES, Work, maybe_in_thread
 
 _encode = msgspec.json.encode
 
@@ -31,12 +31,12 @@ UNBOUNDED_TOKENS = 512
 
 
 class CompletionRun(msgspec.Struct):
-    """One admitted request: its prompts as token ids, and what answers look like. model: its tokenizer and template."""
+    """One admitted request: its prompts as token ids, and what answers look like. envelope: what the body and every chunk
+    of it begin with. model: its tokenizer and template."""
 
     completion: Completion
-    chat: bool
-    id: str
-    created: int
+    is_chat: bool
+    envelope: dict
     work: Work
     model: Any = None
     prompts: list[list[int]] = []
@@ -58,38 +58,43 @@ class CompletionRun(msgspec.Struct):
         return sum(choice.cached_tokens for choice in self.choices[:: self.completion.best_of])
 
 
-async def chat(app, request: APIRequest) -> Response | None:
-    """POST /v1/chat/completions"""
-    return await _serve(app, request, read_chat, is_chat=True)
-
-
-async def text(app, request: APIRequest) -> Response | None:
-    """POST /v1/completions"""
-    return await _serve(app, request, read_completions, is_chat=False)
-
-
-async def _serve(app, request: APIRequest, read: Callable[[dict], Completion], is_chat: bool) -> Response | None:
+async def _serve(app, request: APIRequest, *, read: Callable[[dict], Completion], is_chat: bool) -> Response | None:
     with Work(app, request) as work:
-        completion = await work.read(read)
+        completion = await maybe_in_thread(work.is_long, lambda: read(parse(bytes(request.body))))
         most = completion.params.max_tokens
-        longest = UNBOUNDED_TOKENS if most is None else most
-        work.start(completion.model, completion.num_choices, completion.num_choices * longest)
-        completion.model = completion.model or work.served.name
-        id = ("chatcmpl-" if is_chat else "cmpl-") + request.id.removeprefix("req_")
-        job = CompletionRun(completion, is_chat, id, int(time.time()), work)
-        if completion.stream:
-            # From now on a client that waits for long gets comments.
-            work.channel.is_stalled = EventStream(request).is_stalled
+        work.start(
+            completion.model,
+            completion.num_choices,
+            completion.num_choices * (UNBOUNDED_TOKENS if most is None else most),
+        )
+        envelope = {
+            "id": ("chatcmpl-" if is_chat else "cmpl-") + request.id.removeprefix("req_"),
+            "object": "chat.completion" if is_chat else "text_completion",
+            "created": int(time.time()),
+            "model": completion.model or work.served.name,
+            "system_fingerprint": work.served.fingerprint,
+        }
+        if completion.service_tier:
+            envelope["service_tier"] = "default"
+        job = CompletionRun(completion, is_chat, envelope, work)
+        stream = EventStream(request) if completion.stream else None
+        if stream is not None:
+            work.channel.is_stalled = stream.is_stalled
         try:
             await _begin(app, job)
-            if completion.stream:
-                await _stream(request, job)
-                return None
-            return await _collect(request, job)
+            if stream is None:
+                return await _collect(job)
+            await _stream(stream, job)
+            return None
         except RequestError as error:
             raise named(error, job.structure_field) from None
         finally:
             work.cached = job.cached_tokens
+
+
+# POST /v1/chat/completions and POST /v1/completions
+chat = functools.partial(_serve, read=read_chat, is_chat=True)
+text = functools.partial(_serve, read=read_completions, is_chat=False)
 
 
 async def _begin(app, job: CompletionRun) -> None:
@@ -97,18 +102,18 @@ async def _begin(app, job: CompletionRun) -> None:
     work, completion = job.work, job.completion
     model = job.model = await app.pool.text(work.served)
     check_token_ids(completion, model.vocab_size)
-    if job.chat:
+    if job.is_chat:
         parsers = app.tool_parser, app.reasoning_parser
-        job.answers = await work.off_loop(lambda: prepare(completion, model, *parsers))
-    job.prompts = await work.off_loop(lambda: _tokenize(model, completion))
+        job.answers = await maybe_in_thread(work.is_long, lambda: prepare(completion, model, *parsers))
+    job.prompts = await maybe_in_thread(work.is_long, lambda: _tokenize(model, completion))
     work.set_prompt(sum(map(len, job.prompts)))
     info = await app.pool.ready(work.served)
     limits = [_max_tokens(completion, len(prompt), info.max_context) for prompt in job.prompts]
     if job.answers is not None:
         job.answers.is_open = job.answers.opens_reasoning(model.decode(job.prompts[0][-16:]))
     structure, job.structure_field = structure_for(completion, job.answers)
-    options = work.options(completion.options)
-    work.submitted = work.watch.prompt_tokens
+    options = app.request_options(work.request, completion.options)
+    work.submitted = work.prompt_tokens
     if completion.prompt_top is not None:
         ask = Ask("logprobs", top=completion.prompt_top)
         job.measured = await work.channel.complete(job.prompts, [ask] * len(job.prompts), options)
@@ -148,27 +153,18 @@ def _max_tokens(completion: Completion, prompt_tokens: int, max_context: int) ->
 
 def _submit(job: CompletionRun, limits: list[int], options: RequestOptions) -> None:
     """One engine request per choice; choice index = prompt index * best_of + answer index."""
-    completion = job.completion
+    work, completion = job.work, job.completion
     for prompt, limit in zip(job.prompts, limits, strict=True):
         for answer in range(completion.best_of):
-            choice = _new_choice(job)
+            choice = Choice(len(job.choices), job.model, completion.params, job.answers, completion.stream)
+            job.choices.append(choice)
             if limit == 0:
                 choice.finish_reason = "length"  # only the prompt was wanted
-                job.work.watch.finished("length")
+                work.outcomes["length"] += 1
                 continue
-            job.work.channel.submit(choice.index, prompt, choice_params(completion, answer, limit), options)
-
-
-def _new_choice(job: CompletionRun) -> Choice:
-    params, answers = job.completion.params, job.answers
-    choice = Choice(
-        len(job.choices),
-        job.model.detokenizer(params.stop, answers.controls if answers else ()),
-        params.logprobs is not None,
-        answers.splitter(job.completion.stream) if answers else None,
-    )
-    job.choices.append(choice)
-    return choice
+            work.served.engine.submit(
+                work.channel, choice.index, prompt, choice_params(completion, answer, limit), options
+            )
 
 
 async def _search(job: CompletionRun, beams: BeamParams, limits: list[int], options: RequestOptions) -> None:
@@ -176,32 +172,30 @@ async def _search(job: CompletionRun, beams: BeamParams, limits: list[int], opti
     params = [msgspec.structs.replace(beams, max_tokens=limit) for limit in limits]
     for result in await job.work.channel.complete(job.prompts, params, options):
         for reply in result.replies[: job.completion.n]:
+            job.choices.append(Choice(len(job.choices), job.model, job.completion.params, job.answers))
             event = Tokens(result.id, reply.tokens, reply.logprobs, reply.finish, result.cached_tokens)
-            _accept(job, _new_choice(job), event)
+            _accept(job, job.choices[-1], event)
 
 
 def _accept(job: CompletionRun, choice: Choice, event: Tokens) -> ChoiceDelta:
-    """Feed one event; frees the queue's token share and stops the engine where a stop string ended the answer."""
-    work = job.work
-    if not work.computed:
-        work.computed = work.submitted
-        work.admitted.set_tokens(0)
-    work.watch.tokens(choice.index, event)
+    """Feed one event; stops the engine where a stop string ended the answer."""
+    job.work.count(choice.index, event)
     delta = choice.feed(event)
     if delta.finish_reason is not None:
-        work.watch.finished(delta.finish_reason)
-        work.channel.cancel(choice.index)
+        job.work.outcomes[delta.finish_reason] += 1
+        if event.finish is None:
+            job.work.channel.cancel(choice.index)
     return delta
 
 
-async def _collect(request: APIRequest, job: CompletionRun) -> Response:
+async def _collect(job: CompletionRun) -> Response:
     choices = job.choices
     running = sum(choice.finish_reason is None for choice in choices)
     while running:
         index, event = await job.work.channel.next()
         if choices[index].finish_reason is None:
             running -= _accept(job, choices[index], event).finish_reason is not None
-    usage = _usage(request, job)
+    usage = _usage(job)
     return Response(200, await maybe_in_thread(job.num_scores > ON_LOOP_ENTRIES, lambda: _whole(job, usage)))
 
 
@@ -211,35 +205,22 @@ def _whole(job: CompletionRun, usage: dict) -> bytes:
     answers = []
     for prompt in range(len(job.prompts)):
         group = choices[prompt * best_of : (prompt + 1) * best_of]
-        answers += sorted(group, key=lambda choice: choice.rank)[:n] if job.completion.rank else group
-    body = _envelope(job, streamed=False)
-    body["choices"] = [_whole_choice(job, choice, index) for index, choice in enumerate(answers)]
-    body["usage"] = usage
-    if job.chat and job.completion.params.prompt_logprobs is not None:
+        answers += sorted(group, key=lambda choice: choice.rank)[:n] if best_of > n else group
+    body = job.envelope | {
+        "choices": [_whole_choice(job, choice, index) for index, choice in enumerate(answers)],
+        "usage": usage,
+    }
+    if job.is_chat and job.completion.params.prompt_logprobs is not None:
         body["prompt_logprobs"] = prompt_logprobs(job.prompts[0], job.measured[0], job.model.token_bytes)
     return _encode(body)
-
-
-def _envelope(job: CompletionRun, streamed: bool) -> dict:
-    name = ("chat.completion.chunk" if streamed else "chat.completion") if job.chat else "text_completion"
-    envelope = {
-        "id": job.id,
-        "object": name,
-        "created": job.created,
-        "model": job.completion.model,
-        "system_fingerprint": job.work.served.fingerprint,
-    }
-    if job.completion.service_tier:
-        envelope["service_tier"] = "default"
-    return envelope
 
 
 def _whole_choice(job: CompletionRun, choice: Choice, index: int) -> dict:
     scores = None
     if job.completion.params.logprobs is not None:
-        scores = (chat_logprobs if job.chat else completion_logprobs)(choice.scores, job.model.token_bytes)
+        scores = (chat_logprobs if job.is_chat else completion_logprobs)(choice.scores, job.model.token_bytes)
     out: dict = {"index": index, "logprobs": scores, "finish_reason": choice.finish_reason}
-    if job.chat:
+    if job.is_chat:
         out["message"] = message(choice)
     else:
         echo = _echo(job, choice.index)
@@ -262,8 +243,8 @@ def _echo(job: CompletionRun, choice_index: int) -> str:
     return given if type(given) is str else job.model.decode(given)
 
 
-def _usage(request: APIRequest, job: CompletionRun) -> dict:
-    prompt_tokens = sum(map(len, job.prompts))
+def _usage(job: CompletionRun) -> dict:
+    prompt_tokens = job.work.prompt_tokens
     completion_tokens = sum(choice.num_tokens for choice in job.choices)
     usage = {
         "prompt_tokens": prompt_tokens,
@@ -271,18 +252,18 @@ def _usage(request: APIRequest, job: CompletionRun) -> dict:
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": job.cached_tokens},
     }
-    if job.chat:
+    if job.is_chat:
         reasoning = sum(choice.reasoning_tokens for choice in job.choices)
         usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
-    request.note = f"{prompt_tokens}+{completion_tokens} tokens"
+    job.work.request.note = f"{prompt_tokens}+{completion_tokens} tokens"
     return usage
 
 
-async def _stream(request: APIRequest, job: CompletionRun) -> None:
+async def _stream(stream: EventStream, job: CompletionRun) -> None:
     """Server-sent events: role first (chat), deltas, one finish_reason per choice, usage if asked, [DONE]."""
-    stream, choices = request.stream, job.choices
-    assert stream is not None
-    envelope = _envelope(job, streamed=True)
+    choices, envelope = job.choices, job.envelope
+    if job.is_chat:
+        envelope["object"] = "chat.completion.chunk"
     if job.completion.include_usage:
         envelope["usage"] = None
     running = len(choices)
@@ -294,11 +275,14 @@ async def _stream(request: APIRequest, job: CompletionRun) -> None:
             continue
         delta = _accept(job, choice, event)
         running -= delta.finish_reason is not None
-        parts = []
-        if index not in opened:
-            parts = await maybe_in_thread(job.num_scores > ON_LOOP_ENTRIES, functools.partial(_opening, job, choice))
+        parts = _parts(job, delta)
+        if index not in opened and job.is_chat:
+            role = {"role": "assistant", "content": ""}
+            parts.insert(0, {"delta": role, "logprobs": None, "finish_reason": None})
+        elif index not in opened and job.completion.echo:
+            echo = functools.partial(_echo_part, job, choice)
+            parts = await maybe_in_thread(job.num_scores > ON_LOOP_ENTRIES, echo) + parts
         opened.add(index)
-        parts += _parts(job, delta)
         if parts:
             data = b""
             for part in parts:
@@ -306,27 +290,28 @@ async def _stream(request: APIRequest, job: CompletionRun) -> None:
                 data += b"data: " + _encode(envelope | {"choices": [part]}) + b"\n\n"
             stream.send(data)
             await stream.drain()
-    usage = _usage(request, job)
+    usage = _usage(job)
     data = b"data: [DONE]\n\n"
     if job.completion.include_usage:
         data = b"data: " + _encode(envelope | {"choices": [], "usage": usage}) + b"\n\n" + data
     stream.finish(data)
 
 
-def _opening(job: CompletionRun, choice: Choice) -> list[dict]:
-    if job.chat:
-        return [{"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}]
+def _echo_part(job: CompletionRun, choice: Choice) -> list[dict]:
+    """The first part of a completion that repeats its prompt, unless that is no text."""
     echo, scores = _echo(job, choice.index), None
-    if echo and job.completion.params.logprobs is not None:
+    if not echo:
+        return []
+    if job.completion.params.logprobs is not None:
         prompt = choice.index // job.completion.best_of
         scores = echoed_logprobs(job.prompts[prompt], job.measured[prompt], [], len(echo), job.model.token_bytes)
-    return [{"text": echo, "logprobs": scores, "finish_reason": None}] if echo else []
+    return [{"text": echo, "logprobs": scores, "finish_reason": None}]
 
 
 def _parts(job: CompletionRun, delta: ChoiceDelta) -> list[dict]:
     """What chunks hold of one event: a choice each, scores in the first, the finish reason in one of its own."""
     contents: list[dict] = []
-    if not job.chat:
+    if not job.is_chat:
         contents = [{"text": delta.text}] if delta.text or delta.scores else []
     else:
         contents = [{"delta": words} for words in deltas(delta)]
@@ -334,8 +319,10 @@ def _parts(job: CompletionRun, delta: ChoiceDelta) -> list[dict]:
             contents = [{"delta": {"content": ""}}]
     parts = [content | {"logprobs": None, "finish_reason": None} for content in contents]
     if parts and job.completion.params.logprobs is not None:
-        parts[0]["logprobs"] = (chat_logprobs if job.chat else completion_logprobs)(delta.scores, job.model.token_bytes)
+        parts[0]["logprobs"] = (chat_logprobs if job.is_chat else completion_logprobs)(
+            delta.scores, job.model.token_bytes
+        )
     if delta.finish_reason is not None:
-        last: dict = {"delta": {}} if job.chat else {"text": ""}
+        last: dict = {"delta": {}} if job.is_chat else {"text": ""}
         parts.append(last | {"logprobs": None, "finish_reason": delta.finish_reason})
     return parts

@@ -11,9 +11,9 @@ from zse.http.exchange import Response
 from zse.server import measuring
 from zse.server.api_request import APIRequest
 from zse.server.errors import APIError
-from zse.server.off_loop import maybe_in_thread
 from zse.server.relevance import Measurement
 from zse.server.requests.measures import Embeddings, read_embeddings
+from zse.server.work import maybe_in_thread
 
 LONG = 1 << 16  # numbers; JSON of more is written in a thread (some 10 ms)
 

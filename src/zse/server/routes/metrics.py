@@ -120,7 +120,7 @@ async def metrics(app, request: APIRequest) -> Response:
             status=str(status),
         )
     for metric in METRICS:
-        for tenant, usage in app.tenants.by_name.items():
+        for tenant, usage in app.tenants.items():
             page.add(metric.name, "counter", metric.help, getattr(usage, metric.field), tenant=tenant)
     for served in app.pool.models:
         _add_model(page, served)

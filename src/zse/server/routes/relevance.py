@@ -8,10 +8,10 @@ from zse.engine.messages import Ask
 from zse.http.exchange import Response
 from zse.server import measuring
 from zse.server.api_request import APIRequest
-from zse.server.off_loop import ON_LOOP_ENTRIES, maybe_in_thread
 from zse.server.relevance import EMBEDDING, Judge, Measurement, cosine
 from zse.server.requests.measures import Pairs, read_rerank, read_score
 from zse.server.routes.embeddings import floats
+from zse.server.work import ON_LOOP_ENTRIES, maybe_in_thread
 
 
 async def rerank(app, request: APIRequest) -> Response:

@@ -34,17 +34,14 @@ class Route(msgspec.Struct, frozen=True):
     fields: str = ""
 
     @property
-    def handler(self) -> Handler:
-        return _found("routes", self.function)
-
-    @property
     def body(self) -> Fields:
         """The table that `fields` names."""
-        return _found("requests", self.fields)
+        return found("requests", self.fields)
 
 
 @cache
-def _found(package: str, name: str) -> Any:
+def found(package: str, name: str) -> Any:
+    """What MODULE.NAME is in zse.server.PACKAGE."""
     module, _, attribute = name.partition(".")
     return getattr(import_module(f"zse.server.{package}.{module}"), attribute)
 

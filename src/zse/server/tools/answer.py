@@ -1,6 +1,8 @@
 """An answer taken apart: content, reasoning and tool calls, in the order in which they come."""
 
+import functools
 import os
+import re
 import string
 from collections.abc import Sequence
 
@@ -16,10 +18,13 @@ _LETTERS = string.ascii_letters + string.digits
 
 
 class Format(msgspec.Struct, frozen=True):
-    """How a model writes: names of PARSERS (parsers.py, reasoning.py) or "none"."""
+    """How a model writes: names of PARSERS (parsers.py, reasoning.py) or "none". takes_tools: whether its chat template reads
+    `tools` at all; names_tools: whether it knows of calls and results."""
 
     tools: str = "none"
     reasoning: str = "none"
+    takes_tools: bool = True
+    names_tools: bool = True
 
     def controls(self, with_tools: bool) -> tuple[str, ...]:
         """Texts of control tokens that have to be seen in the answer."""
@@ -28,17 +33,17 @@ class Format(msgspec.Struct, frozen=True):
         return texts + (parsers.CONTROLS.get(self.tools, ()) if with_tools else ())
 
 
+@functools.cache
 def format_of(template: str | None, tools: str | None = None, thinking: str | None = None) -> Format:
     """By the chat template's text; `tools` and `thinking` override it."""
     if template is None:
         return Format()
-    return Format(tools or parsers.choose(template), thinking or reasoning.choose(template))
-
-
-def opens_reasoning(form: Format, prompt_end: str) -> bool:
-    """Whether the template has begun the reasoning in the prompt, of which `prompt_end` is the end."""
-    marks = reasoning.PARSERS.get(form.reasoning)
-    return marks is not None and prompt_end.rstrip().endswith(marks.opening)
+    return Format(
+        tools or parsers.choose(template),
+        thinking or reasoning.choose(template),
+        takes_tools=re.search(r"\btools\b", template) is not None,
+        names_tools="tool" in template,
+    )
 
 
 class Splitter:

@@ -1,6 +1,5 @@
 """Tools and reasoning in the chat route: which parsers a request gets, and how answers show what they found."""
 
-import re
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -9,7 +8,7 @@ import zse.server.tools.parsers as parsers
 import zse.server.tools.reasoning as reasoning
 from zse.server.errors import APIError
 from zse.server.tools import grammars
-from zse.server.tools.answer import Format, Splitter, format_of, opens_reasoning
+from zse.server.tools.answer import Format, Splitter, format_of
 from zse.structured.options import JSON_OBJECT, JSON_SCHEMA, TEXT, Structure, Thinking
 
 if TYPE_CHECKING:
@@ -32,7 +31,9 @@ class Answers:
         self.controls = form.controls(tools is not None)
 
     def opens_reasoning(self, prompt_end: str) -> bool:
-        return opens_reasoning(self._format, prompt_end)
+        """Whether the template has begun the reasoning in the prompt, of which `prompt_end` is the end."""
+        marks = reasoning.PARSERS.get(self._format.reasoning)
+        return marks is not None and prompt_end.rstrip().endswith(marks.opening)
 
     def thinking(self, budget: int | None) -> Thinking | None:
         """The reasoning that stands before what a grammar is about; None for models that do not reason."""
@@ -53,7 +54,7 @@ def prepare(completion: "Completion", model, tool_parser: str | None, reasoning_
         return None  # encode_chat() refuses
     form = format_of(template, tool_parser, reasoning_parser)
     if completion.tools is not None:
-        if not parsers.takes_tools(template):
+        if not form.takes_tools:
             raise APIError("unsupported_parameter", "'tools': this model's chat template has no tool support.", "tools")
         if form.tools == parsers.NONE:
             raise APIError(
@@ -61,7 +62,8 @@ def prepare(completion: "Completion", model, tool_parser: str | None, reasoning_
                 "'tools': the format of this model's tool calls is not known; start the server with --tool-parser.",
                 "tools",
             )
-    _check_history(completion.messages or [], template)
+    if not form.names_tools:
+        _check_history(completion.messages or [])
     if completion.thinking_budget and form.reasoning == parsers.NONE:
         raise APIError(
             "unsupported_parameter",
@@ -120,10 +122,8 @@ def structure_for(completion: "Completion", answers: Answers | None) -> tuple[St
     return msgspec.structs.replace(form, thinking=thinking), field
 
 
-def _check_history(messages: list[dict], template: str) -> None:
+def _check_history(messages: list[dict]) -> None:
     """Templates without tool support would leave calls and results out without a word."""
-    if re.search("tool", template):
-        return
     for index, message in enumerate(messages):
         field = "role" if message["role"] == "tool" else "tool_calls" if "tool_calls" in message else None
         if field is not None:

@@ -122,11 +122,6 @@ def choose(template: str) -> str:
     return next((name for marker, name in MARKERS if marker in template), NONE)
 
 
-def takes_tools(template: str) -> bool:
-    """Whether a chat template reads `tools` at all."""
-    return re.search(r"\btools\b", template) is not None
-
-
 def _read_either(text: str) -> list[Call] | None:
     return read_json(text) or read_python(text)
 
