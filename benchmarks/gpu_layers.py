@@ -14,7 +14,7 @@ import numpy as np
 
 from zse.bench.kernels import measure, place, read_ceiling, release
 from zse.kernels.gpu.matmul_sizes import SHAPES, random_planes
-from zse.kernels.matmul import matmul, matmul_gated
+from zse.kernels.matmul import matmul
 from zse.kernels.norm import add_rmsnorm
 from zse.kernels.op import HostArray
 from zse.quant.pack import f32_to_bf16
@@ -49,7 +49,7 @@ def layer_us(device, scheme, tokens: int, norms: bool = False) -> tuple[float, i
             if norms and epilogue != "accumulate":
                 add_rmsnorm(recorder, x, None, None, ones, a, 1e-6)
             if epilogue == "silu":
-                matmul_gated(recorder, a, weight, outs[name], "silu", max_tokens=tokens)
+                matmul(recorder, a, weight, outs[name], gate="silu", max_tokens=tokens)
             else:
                 out = x if norms and epilogue == "accumulate" else outs[name]
                 matmul(recorder, a, weight, out, max_tokens=tokens, accumulate=epilogue == "accumulate")

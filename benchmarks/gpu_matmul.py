@@ -15,7 +15,7 @@ import struct
 import sys
 import time
 
-from zse.kernels.matmul import matmul, matmul_gated
+from zse.kernels.matmul import matmul
 from zse.quant.scheme import AffineScheme, DenseScheme, Fp8Scheme, memory_layout
 from zse.runtime.opening import open_device
 from zse.runtime.symbol import Sym
@@ -94,7 +94,7 @@ def record_products(recorder, layer, inputs, outputs, tokens: int, only: str | N
     for name, _, width in PRODUCTS:
         if only in (None, name):
             if name == "gate_up":
-                matmul_gated(recorder, inputs[width], layer[name], outputs[name], "silu", max_tokens=tokens)
+                matmul(recorder, inputs[width], layer[name], outputs[name], gate="silu", max_tokens=tokens)
             else:
                 matmul(
                     recorder,

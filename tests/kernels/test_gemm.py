@@ -9,7 +9,7 @@ from zse.kernel.targets.cuda import CudaTarget
 from zse.kernels.gpu import gemm, gemm_launch, gemm_parts
 from zse.kernels.gpu.matmul import variants
 from zse.kernels.gpu.matmul_cases import SCHEMES
-from zse.kernels.matmul import matmul, matmul_gated
+from zse.kernels.matmul import matmul
 from zse.quant.scheme import AffineScheme, DenseScheme, Fp8Scheme
 from zse.runtime.null import NullGPU
 from zse.tensor import Fp8Activation, Tensor, Weight
@@ -76,7 +76,7 @@ def test_every_scheme_has_a_kernel(arch, tokens):
             )
             out = new(device, (symbol, ROWS // 2 if gate else ROWS), "bf16" if gate else "f32")
             if gate:
-                matmul_gated(recorder, a, weight_of(device, scheme), out, gate, max_tokens=tokens)
+                matmul(recorder, a, weight_of(device, scheme), out, gate=gate, max_tokens=tokens)
             else:
                 matmul(recorder, a, weight_of(device, scheme), out, max_tokens=tokens, accumulate=True)
             assert recorder.launches

@@ -19,6 +19,8 @@ ACTIVATIONS = {"cpu": ("int8", "f32"), "gpu": ("bf16",)}
 KV_LAYOUTS = ("paged", "contiguous")
 KV_DTYPES = {"cpu": ("f16", "f32", "int8", "fp8"), "gpu": ("bf16", "int8", "fp8")}
 MAX_ROWS = {"cpu": 64, "gpu": 64}
+# Whether a token may be drawn again when its step is over: a GPU runs the next one by then.
+LAZY_MASKS = {"cpu": True, "gpu": False}
 
 # The KV cache may take this share of a computer's memory when nobody says how much. It is address space: a page
 # costs memory when its first token is written, so a short chat with a long-context model stays small.
@@ -28,8 +30,7 @@ GPU_MEMORY_SHARE = 0.95
 # Tokens of one step. A CPU's step takes as long as its tokens; a GPU wants many at once to read the weights seldom, as
 # far as their scratch memory stays small beside the weights. More than 2,048 gain nothing: 7,000 tokens of a 7B model
 # take an H200 182 ms in steps of 8,192 and 188 ms in steps of 2,048.
-CPU_STEP_TOKENS = 256
-GPU_STEP_TOKENS = (512, 2048)
+STEP_TOKENS = {"cpu": (256, 256), "gpu": (512, 2048)}
 # Of a GPU's step that also decodes: running replies wait 28 ms (7B, H200) for a prompt's part, not 50; a prompt token
 # costs the same.
 GPU_MIXED_TOKENS = 1024
@@ -263,18 +264,16 @@ def settle(
     takes. Raises ConfigError for a type that the device does not compute with."""
     max_rows = config.max_rows or MAX_ROWS[family]
     tokens = config.max_tokens_per_step
-    if tokens is None and family == "gpu":
-        least, most = GPU_STEP_TOKENS
-        tokens, each = least, token_bytes()
+    if tokens is None:
+        tokens, most = STEP_TOKENS[family]
+        each = token_bytes() if tokens < most else 0
         while tokens < most and 2 * tokens * each <= SCRATCH_SHARE * weight_bytes:
             tokens *= 2
         tokens = max(tokens, max_rows)
-    elif tokens is None:
-        tokens = max(CPU_STEP_TOKENS, max_rows)
     if config.max_rows is None:
         max_rows = min(max_rows, tokens)
     _rows_fit(tokens, max_rows)
-    if config.lazy_masks and family == "gpu":
+    if config.lazy_masks and not LAZY_MASKS[family]:
         raise ConfigError(
             "lazy_masks draws a token again when its step is over; a GPU runs the next one by then "
             "(--no-lazy-masks, --device cpu)"
@@ -293,7 +292,7 @@ def settle(
         activations=_auto("activations", config.activations, ACTIVATIONS, family),
         kv_dtype=_auto("kv_dtype", config.kv_dtype, KV_DTYPES, family),
         warm_grammars=weight_bytes >= WARM_GRAMMARS_FROM if config.warm_grammars is None else config.warm_grammars,
-        lazy_masks=family == "cpu" if config.lazy_masks is None else config.lazy_masks,
+        lazy_masks=LAZY_MASKS[family] if config.lazy_masks is None else config.lazy_masks,
     )
 
 

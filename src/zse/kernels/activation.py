@@ -3,7 +3,7 @@
 from zse import kernel as zl
 from zse.dtypes import ITEM_BYTES
 from zse.kernels import gpu
-from zse.kernels.op import Case, Cost, HostArray, Op, Output, Tolerance, check, later, on_gpu, require
+from zse.kernels.op import Case, Cost, HostArray, Op, Output, Tolerance, cases_of, check, later, launcher, require
 from zse.kernels.quantize import GROUP, fp8_output, int8_output, quantize_group
 from zse.lazy import numpy as np
 from zse.quant import pack
@@ -63,13 +63,10 @@ def gated_rows(
             out[at + k] = activate(gate[k], KIND) * up[k]
 
 
-def gated(recorder, gate_up, out, kind: str) -> None:
-    """gate_up f32 [M, 2F] (gate, then up), or a tuple of two [M, F] → out [M, F]: f32 Tensor, or int8 Activation (F a
-    multiple of 32). kind: "silu" or "gelu_tanh". GPU: gate_up f32 or bf16, out bf16 Tensor or Fp8Activation, F a
-    multiple of 8."""
+def _sources(gate_up, out, kind: str, accepted: tuple[str, ...]) -> dict:
+    """The kernels' arguments for what is read: joined as [M, 2F] (gate, then up), or a tuple of two [M, F], of the accepted
+    dtypes."""
     require(kind in KINDS, f"gated: kind {kind!r}, expected one of {KINDS}")
-    of_gpu = on_gpu(recorder)
-    accepted = ("f32", "bf16") if of_gpu else ("f32",)
     rows, width = out.shape
     if isinstance(gate_up, tuple) and not hasattr(gate_up, "dtype"):
         gate, up = gate_up
@@ -80,26 +77,38 @@ def gated(recorder, gate_up, out, kind: str) -> None:
         check("gated gate_up", gate_up, accepted, rows, 2 * width)
         half = ITEM_BYTES[gate_up.dtype] * width
         gate, up, stride = gate_up, gate_up._replace(offset=gate_up.offset + half), 2 * width
-    source = {"gates": gate, "ups": up, "stride": stride}
-    if of_gpu:
-        require(width % 8 == 0, f"gated: width {width} is not a multiple of 8")
-        symbol = f"gated_{kind}_{gate.dtype}"
-        if out.dtype == "fp8":
-            args = Args(**source, q=out.q, scale=out.scale, width=width)
-            recorder.launch(f"{symbol}_fp8_v{gpu.activation.row_vectors(width)}", args, (rows,))
-        else:
-            check("gated out", out, "bf16", rows, width)
-            recorder.launch(
-                f"{symbol}_bf16", Args(**source, out=out, width=width), (-(-width // gpu.activation.CHUNK), rows)
-            )
-        return
+    return {"gates": gate, "ups": up, "stride": stride, "width": width}
+
+
+def _gated(recorder, gate_up, out, kind: str) -> None:
+    """gate_up f32 [M, 2F] (gate, then up), or a tuple of two [M, F] → out [M, F]: f32 Tensor, or int8 Activation (F a
+    multiple of 32). kind: "silu" or "gelu_tanh"."""
+    source = _sources(gate_up, out, kind, ("f32",))
+    rows, width = out.shape
     grid = (-(-width // CHUNK), rows)
     if out.dtype == "int8":
         require(width % GROUP == 0, f"gated: width {width} is not a multiple of {GROUP}")
-        args = Args(**source, out=None, q=out.q, scale=out.scale, total=out.sum, width=width)
+        args = Args(**source, out=None, q=out.q, scale=out.scale, total=out.sum)
         recorder.launch(f"gated_{kind}_int8", args, grid)
     else:
-        recorder.launch(f"gated_{kind}_f32", Args(**source, out=out, q=None, scale=None, total=None, width=width), grid)
+        recorder.launch(f"gated_{kind}_f32", Args(**source, out=out, q=None, scale=None, total=None), grid)
+
+
+def _gated_gpu(recorder, gate_up, out, kind: str) -> None:
+    """As on a CPU, but gate_up f32 or bf16, out a bf16 Tensor or Fp8Activation, F a multiple of 8."""
+    source = _sources(gate_up, out, kind, ("f32", "bf16"))
+    rows, width = out.shape
+    require(width % 8 == 0, f"gated: width {width} is not a multiple of 8")
+    symbol = f"gated_{kind}_{source['gates'].dtype}"
+    if out.dtype == "fp8":
+        args = Args(**source, q=out.q, scale=out.scale)
+        recorder.launch(f"{symbol}_fp8_v{gpu.activation.row_vectors(width)}", args, (rows,))
+    else:
+        check("gated out", out, "bf16", rows, width)
+        recorder.launch(f"{symbol}_bf16", Args(**source, out=out), (-(-width // gpu.activation.CHUNK), rows))
+
+
+gated = launcher(cpu=_gated, gpu=_gated_gpu)
 
 
 def _reference(gate_up, kind, out=None):
@@ -113,7 +122,6 @@ def _reference(gate_up, kind, out=None):
 
 
 def _gpu_cases(rng):
-
     near = Tolerance(1e-30, 2**-8, "the result is rounded to bf16")
     for kind in KINDS:
         for rows, width, form in (
@@ -132,11 +140,7 @@ def _gpu_cases(rng):
                 yield Case(f"{kind} {name} {form} {rows}x{width}", {"gate_up": gate_up}, {"out": out}, {"kind": kind})
 
 
-def _cases(rng, family="cpu"):
-
-    if family == "gpu":
-        yield from _gpu_cases(rng)
-        return
+def _cpu_cases(rng):
     near = Tolerance(1e-30, 2e-5, "an exponent of up to 88 is rounded to f32 before exp: 88 * 2**-24, twice for gelu")
     for kind in KINDS:
         for rows, width in ((1, 1536), (5, 33), (3, 7)):
@@ -170,4 +174,12 @@ def _variants(target):
     ]
 
 
-GATED = Op("gated", _variants, gated, _reference, _cases, _cost, later("gpu.activation", "gated_variants"))
+GATED = Op(
+    "gated",
+    _variants,
+    gated,
+    _reference,
+    cases_of(cpu=_cpu_cases, gpu=_gpu_cases),
+    _cost,
+    later("gpu.activation", "gated_variants"),
+)

@@ -12,9 +12,8 @@ with the same arithmetic.
 """
 
 from zse import kernel as zl
-from zse.kernels import gpu
 from zse.kernels.kv_pages import BLOCK, PACKED, SCALE_BYTES, head_dim_of, pages_shape, unit_of, widen
-from zse.kernels.op import Op, check, later, on_gpu, require
+from zse.kernels.op import Op, cases_of, check, later, launcher, require
 from zse.kernels.quantize import GROUP, quantize_group
 from zse.runtime.args import Args
 
@@ -382,7 +381,7 @@ def num_splits(tokens: int, kv_heads: int, context: int, threads: int, max_token
     return segments if tokens <= max_tokens and tokens * kv_heads < 4 * threads else 1
 
 
-def attention(
+def _attention(
     recorder,
     q,
     k_pages,
@@ -396,8 +395,6 @@ def attention(
     softcap: float = 0.0,
     splits=1,
     partial=None,
-    scratch=None,
-    longest_run: int | None = None,
 ) -> None:
     """Causal attention of M tokens, whose keys and values are already in their pages.
 
@@ -407,28 +404,7 @@ def attention(
     Tensor or int8 Activation (D a multiple of 32). scale: of the scores. window: keys that a token sees, itself
     included (0: all). softcap: c of c * tanh(score / c) (0: none). splits: int or Sym, from num_splits(); other than
     1 it needs partial, f32 of partial_shape(). D is a multiple of 16 up to 256, Hq a multiple of Hk, Hq / Hk at most
-    32.
-
-    On a GPU: q, out bf16; both pages [P, Hk, 16, D], bf16 or f16, or packed i8 or e4m3; D 64, 96, 128 or 256, Hq / Hk at most 128. scratch: AttentionScratch that plan_attention() has filled in
-    this recording with the same longest_run (None: made and filled here, for tests); longest_run: the most tokens of
-    one row in any run of the recording (None: unknown). splits and partial are not used."""
-    if on_gpu(recorder):
-        gpu.attention.record_attention(
-            recorder,
-            q,
-            k_pages,
-            v_pages,
-            page_table,
-            token_row,
-            positions,
-            out,
-            scale,
-            window,
-            softcap,
-            scratch,
-            longest_run,
-        )
-        return
+    32."""
     pages, kv_heads = v_pages.shape[:2]
     head_dim = head_dim_of(v_pages)
     tokens, width = q.shape
@@ -509,6 +485,9 @@ def attention(
         )
 
 
+attention = launcher(cpu=_attention, gpu=later("gpu.attention", "record_attention"))
+
+
 def _variants(target):
     return [
         zl.Variant(f"attention_{name}_r{rows}_{form}", attention_tile, {"R": rows, "KV": dtype, "INT8": form == "int8"})
@@ -525,7 +504,7 @@ ATTENTION = Op(
     _variants,
     attention,
     later("attention_cases", "attention_reference"),
-    later("attention_cases", "make_attention_cases"),
+    cases_of(cpu=later("attention_cases", "make_cpu_cases"), gpu=later("attention_cases", "make_gpu_cases")),
     later("attention_cases", "attention_cost"),
     later("gpu.attention", "attention_variants"),
 )

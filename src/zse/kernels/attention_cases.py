@@ -1,6 +1,6 @@
 """Reference, cases and cost of attention over paged keys and values."""
 
-from zse.kernels.kv_pages import BLOCK, PACKED, head_dim_of, pack_pages, unpack_pages
+from zse.kernels.kv_pages import BLOCK, PACKED, TRANSPOSED, head_dim_of, pack_pages, unpack_pages
 from zse.kernels.op import Case, Cost, HostArray, Output, Tolerance
 from zse.kernels.quantize import int8_output
 from zse.lazy import numpy as np
@@ -23,7 +23,7 @@ def token_major(pages, keys: bool, family: str):
     if array.ndim == 3:
         stored, scale = unpack_pages(array, "e4m3" if isinstance(pages, HostArray) else "i8", keys, family)
         return stored * scale[..., None]
-    return wide_pages(pages).swapaxes(2, 3) if keys and family == "cpu" else wide_pages(pages)
+    return wide_pages(pages).swapaxes(2, 3) if keys and TRANSPOSED[family] else wide_pages(pages)
 
 
 def narrow_pages(values, dtype: str):
@@ -150,11 +150,7 @@ def make_gpu_cases(rng):
             )
 
 
-def make_attention_cases(rng, family="cpu"):
-
-    if family == "gpu":
-        yield from make_gpu_cases(rng)
-        return
+def make_cpu_cases(rng):
     near = Tolerance(3e-6, 3e-6, "f32 dot products and exponentials; sums of up to a thousand weights")
     shapes = [
         ("decode", [(0, 1), (15, 1), (16, 1), (300, 1), (1023, 1)], 9, 3, 64, {}),

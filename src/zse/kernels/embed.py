@@ -2,9 +2,9 @@
 
 from zse import kernel as zl
 from zse.kernels import host
-from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, later, on_gpu, require
+from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, later, require
 from zse.lazy import numpy as np
-from zse.quant.scheme import FP8_SCALINGS, AffineScheme, DenseScheme, Fp8Scheme, memory_layout
+from zse.quant.scheme import FP8_SCALINGS, AffineScheme, DenseScheme, Fp8Scheme, Scheme, memory_layout
 from zse.runtime.args import Args
 
 TILE = 16
@@ -91,24 +91,42 @@ def embed(recorder, ids, table, out, scale: float = 1.0) -> None:
     rows, width = table.shape
     check("embed ids", ids, "i32", count)
     check("embed out", out, "f32", count, width)
-    scheme, planes = table.scheme, table.planes
-    args = Args(ids=ids, out=out, rows=rows, width=width, factor=float(scale))
-    if on_gpu(recorder) and scheme.kind != "affine":
-        require(width % 8 == 0, f"embed: {width} columns are not a multiple of 8")
-        require(table.layout == "rows", f"embed: {scheme.name} in layout {table.layout}, a GPU reads rows")
-        if scheme.kind == "fp8":
-            args |= Args(w=planes["w"], scale=planes["scale"])
-            recorder.launch(f"embed_fp8_{scheme.scaling}", args, (count,))
-        else:
-            recorder.launch(f"embed_{scheme.dtype}_rows", Args(**args, w=planes["w"]), (count,))
-        return
-    if scheme.kind == "dense":
-        recorder.launch(f"embed_{scheme.dtype}", Args(**args, w=planes["w"]), (count,))
-        return
+    key = recorder.device.kernels, table.scheme.kind
+    require(key in TABLES, f"embed: no kernel of the {key[0].upper()} reads {table.scheme}")
+    symbol, planes = TABLES[key](table.scheme, table.planes, width, table.layout)
+    args = Args(ids=ids, out=out, rows=rows, width=width, factor=float(scale), **planes)
+    recorder.launch(symbol, args, (count,))
+
+
+def _tiles(scheme, planes, width: int, layout: str) -> tuple[str, dict]:
+    return f"embed_{scheme.name}", {"w": planes["w"]}
+
+
+def _rows(scheme, planes, width: int, layout: str) -> tuple[str, dict]:
+    require(width % 8 == 0, f"embed: {width} columns are not a multiple of 8")
+    require(layout == "rows", f"embed: {scheme.name} in layout {layout}, a GPU reads rows")
+    return f"embed_{scheme.name}_rows", {"w": planes["w"]}
+
+
+def _scaled_rows(scheme, planes, width: int, layout: str) -> tuple[str, dict]:
+    _rows(scheme, planes, width, layout)
+    return f"embed_fp8_{scheme.scaling}", {"w": planes["w"], "scale": planes["scale"]}
+
+
+def _groups(scheme, planes, width: int, layout: str) -> tuple[str, dict]:
     require(scheme.fits(width), f"embed: {scheme.name} does not fit {width} columns")
-    form = "sym" if scheme.symmetric else "asym"
-    args |= Args(q=planes["q"], high=planes.get("high"), scale=planes["scale"], offset=planes.get("offset"))
-    recorder.launch(f"embed_int{scheme.bits}_{form}", Args(**args, group=scheme.group or width), (count,))
+    args = {"q": planes["q"], "high": planes.get("high"), "scale": planes["scale"], "offset": planes.get("offset")}
+    return f"embed_int{scheme.bits}_{'sym' if scheme.symmetric else 'asym'}", args | {"group": scheme.group or width}
+
+
+# By kind of device and of scheme: (scheme, planes, width, layout) → the kernel, and the arguments that only it takes.
+TABLES = {
+    ("cpu", "dense"): _tiles,
+    ("cpu", "affine"): _groups,
+    ("gpu", "dense"): _rows,
+    ("gpu", "fp8"): _scaled_rows,
+    ("gpu", "affine"): _groups,
+}
 
 
 def _reference(ids, table, scale=1.0, out=None):
@@ -117,30 +135,31 @@ def _reference(ids, table, scale=1.0, out=None):
 
 def _cases(rng, family="cpu"):
     near = Tolerance(1e-7, 3e-7, "two f32 roundings, and a third by the factor")
-    schemes = [DenseScheme(dtype) for dtype in DENSE]
+    schemes: list[Scheme] = [DenseScheme(dtype) for dtype in DENSE]
+    schemes += [Fp8Scheme(scaling) for scaling in FP8_SCALINGS]
     schemes += [
         AffineScheme(bits, group, symmetric)
         for bits, group in zip((4, 5, 6, 8), (32, 64, 16, 0), strict=True)
         for symmetric in (False, True)
     ]
-    if family == "gpu":
-        schemes += [Fp8Scheme(scaling) for scaling in FP8_SCALINGS]
     for scheme in schemes:
-        rows, width, count = (300, 208, 5) if scheme.kind == "fp8" else (37, 128, 5)
+        if (family, scheme.kind) not in TABLES:
+            continue
+        rows, width, count = (300, 208, 5) if scheme.numbers == "w" else (37, 128, 5)
         ids = np.concatenate([[0, rows - 1], rng.integers(0, rows, count - 2)]).astype(np.int32)
         yield Case(
             scheme.name,
             {"ids": ids, "table": host.random_weight(rng, rows, width, scheme, memory_layout(scheme, family))},
             {"out": Output((count, width), "float32", near)},
-            {"scale": 1.0 if scheme.kind == "affine" else 25.25},
+            {"scale": 1.0 if scheme.numbers == "q" else 25.25},
         )
 
 
 def _cost(case: Case) -> Cost:
     rows, width = case.outputs["out"].shape
     scheme = case.inputs["table"].scheme
-    bits = scheme.bits if scheme.kind == "affine" else 32
-    return Cost(rows * width * (4 + bits // 8), rows * width * 3)
+    stored = scheme.bits // 8 if scheme.numbers == "q" else 4
+    return Cost(rows * width * (4 + stored), rows * width * 3)
 
 
 def _variants(target):

@@ -3,15 +3,14 @@
 from typing import NamedTuple
 
 from zse import kernel as zl
-from zse.kernels import gpu
 from zse.kernels.kv_pages import BLOCK
-from zse.kernels.op import EXACT, Case, Cost, Op, Output, check, later, on_gpu, require
+from zse.kernels.op import EXACT, Case, Cost, Op, Output, check, later, require
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
 from zse.runtime.symbol import ceil_div
 from zse.tensor import Tensor
 
-CHUNK = 256  # tokens of one block on a CPU
+CHUNKS = {"cpu": 256, "gpu": 128}  # tokens of one block
 
 
 class TokenHistory(NamedTuple):
@@ -46,8 +45,8 @@ def feed_tokens_chunk(
     blocks_per_page: zl.i32,
 ):
     """Grid (chunks of tokens)."""
-    first = zl.block_index(0) * CHUNK
-    for at in range(first, min(first + CHUNK, zl.i64(count))):
+    first = zl.block_index(0) * CHUNKS["cpu"]
+    for at in range(first, min(first + CHUNKS["cpu"], zl.i64(count))):
         token = token_ids[at]
         if source[at] >= 0:
             token = sampled[source[at]]
@@ -75,7 +74,6 @@ def feed_tokens(recorder, token_ids, source, sampled, positions, token_row, hist
         check("feed_tokens page_table", history.page_table, "i32", None, None)
         require(history.blocks_per_page > 0, "feed_tokens: blocks_per_page must be positive")
         pages = history.args()
-    chunk = gpu.step.FEED_THREADS if on_gpu(recorder) else CHUNK
     args = Args(
         token_ids=token_ids,
         source=source,
@@ -85,7 +83,7 @@ def feed_tokens(recorder, token_ids, source, sampled, positions, token_row, hist
         count=count,
         **pages,
     )
-    recorder.launch("feed_tokens", args, (ceil_div(count, chunk),))
+    recorder.launch("feed_tokens", args, (ceil_div(count, CHUNKS[recorder.device.kernels]),))
 
 
 def make_history(rng, lengths, max_pages: int, blocks_per_page: int, num_pages: int):

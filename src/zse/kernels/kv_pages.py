@@ -18,6 +18,7 @@ BLOCK = 16  # tokens: what kernels address of a sequence (docs/glossary.md)
 SCALE_BYTES = 4 * BLOCK
 PACKED = {"i8": zl.i8, "e4m3": zl.e4m3}
 LARGEST = {"i8": 127.0, "e4m3": 448.0}
+TRANSPOSED = {"cpu": True, "gpu": False}  # whether a page's keys are [head_dim, BLOCK], by kind of device
 # An e4m3's bits moved into an f16's give 2**-8 of its value: the exponents' biases are 7 and 15. Subnormal numbers too.
 E4M3_IN_F16 = 256.0
 
@@ -72,7 +73,7 @@ def pages_shape(head_dim: int, dtype: str, keys: bool, family: str) -> tuple[int
     """What stands behind [pages, kv_heads] in the shape of a Tensor of keys or of values, for a family of devices."""
     if dtype in PACKED:
         return (head_nbytes(head_dim, dtype),)
-    return (head_dim, BLOCK) if keys and family == "cpu" else (BLOCK, head_dim)
+    return (head_dim, BLOCK) if keys and TRANSPOSED[family] else (BLOCK, head_dim)
 
 
 def head_dim_of(values: Any) -> int:
@@ -93,7 +94,7 @@ def pack_pages(values, dtype: str, keys: bool, family: str = "cpu"):
         stored = np.rint(np.nan_to_num(stored)).astype(np.int8).view(np.uint8)
     else:
         stored = pack.f32_to_e4m3(stored)
-    if keys and family == "cpu":
+    if keys and TRANSPOSED[family]:
         stored = stored.swapaxes(2, 3)
     head = values.shape[:2]
     scales = np.ascontiguousarray(scale).view(np.uint8).reshape(*head, -1)
@@ -107,7 +108,7 @@ def unpack_pages(packed, dtype: str, keys: bool, family: str = "cpu"):
     scale = np.ascontiguousarray(packed[..., -SCALE_BYTES:]).view(np.float32).astype(np.float64)
     data = packed[..., :-SCALE_BYTES]
     stored = pack.e4m3_to_f32(data) if dtype == "e4m3" else np.ascontiguousarray(data).view(np.int8)
-    if keys and family == "cpu":
+    if keys and TRANSPOSED[family]:
         stored = stored.reshape(*packed.shape[:2], -1, BLOCK).swapaxes(2, 3)
     return stored.reshape(*packed.shape[:2], BLOCK, -1).astype(np.float64), scale
 

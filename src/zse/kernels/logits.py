@@ -1,11 +1,12 @@
 """What some models do to their logits: a factor (Granite, Cohere, MiniCPM), a soft cap (Gemma 2)."""
 
 from zse import kernel as zl
-from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, later, on_gpu, require
+from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, later, require
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
 
 CHUNK = 4096  # columns of one block: 16 KB, and a vocabulary of 32,000 occupies 8 threads
+WALKS: dict[str, dict[str, int]] = {"cpu": {"chunk": CHUNK}, "gpu": {}}  # a GPU's threads share a row as the grid is
 
 
 @zl.kernel
@@ -32,9 +33,8 @@ def scale_logits(recorder, logits, scale: float = 1.0, cap: float = 0.0) -> None
     check("scale_logits logits", logits, "f32", rows, width)
     require(scale > 0 and cap >= 0, f"scale_logits: scale {scale} and cap {cap} are not positive")
     chunks = -(-width // CHUNK)
-    args = Args(logits=logits, width=width, scale=scale / cap if cap else float(scale), cap=float(cap))
-    if not on_gpu(recorder):
-        args["chunk"] = CHUNK
+    walk = WALKS[recorder.device.kernels]
+    args = Args(logits=logits, width=width, **walk, scale=scale / cap if cap else float(scale), cap=float(cap))
     recorder.launch("scale_logits_cap" if cap else "scale_logits", args, (chunks, rows))
 
 

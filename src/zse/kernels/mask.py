@@ -1,13 +1,12 @@
 """Masks of the vocabulary: what a grammar forbids becomes minus infinity, in place."""
 
 from zse import kernel as zl
-from zse.kernels import gpu
-from zse.kernels.op import EXACT, Case, Cost, Op, Output, check, later, on_gpu
+from zse.kernels.op import EXACT, Case, Cost, Op, Output, check, later
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
 from zse.runtime.symbol import ceil_div
 
-CHUNK = 8192  # logits of one block on a CPU: 32 KiB
+CHUNKS = {"cpu": 8192, "gpu": 1024}  # logits of one block: 32 KiB; four of each thread
 
 
 @zl.kernel
@@ -20,8 +19,8 @@ def mask_logits_chunk(
     if line >= 0:
         x = logits + row * vocab
         bits = mask + zl.i64(line) * ((vocab + 31) // 32)
-        first = zl.block_index(0) * CHUNK
-        last = min(first + CHUNK, vocab)
+        first = zl.block_index(0) * CHUNKS["cpu"]
+        last = min(first + CHUNKS["cpu"], vocab)
         for at in range(first, last, 32):
             word = bits[at // 32]
             if word != -1:
@@ -38,9 +37,8 @@ def mask_logits(recorder, logits, mask, line_of_row) -> None:
     check("mask_logits logits", logits, "f32", None, None)
     check("mask_logits mask", mask, "i32", None, ceil_div(vocab, 32))
     check("mask_logits line_of_row", line_of_row, "i32", rows)
-    chunk = gpu.mask.CHUNK if on_gpu(recorder) else CHUNK
     args = Args(logits=logits, mask=mask, line_of_row=line_of_row, vocab=vocab)
-    recorder.launch("mask_logits", args, (ceil_div(vocab, chunk), rows))
+    recorder.launch("mask_logits", args, (ceil_div(vocab, CHUNKS[recorder.device.kernels]), rows))
 
 
 def _reference(logits, mask, line_of_row):

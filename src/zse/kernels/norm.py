@@ -4,13 +4,13 @@ a bias (Cohere), or no norm where a product only wants the stream in its own for
 from itertools import product
 
 from zse import kernel as zl
-from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, later, on_gpu, require
+from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, later, require
 from zse.kernels.quantize import GROUP, fp8_output, int8_output, quantize_group
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
 
 DELTAS = ("none", "add", "norm")
-OUTS = ("none", "f32", "int8", "int16")
+OUTS = {"cpu": ("none", "f32", "int8", "int16"), "gpu": ("none", "bf16", "fp8")}
 # norm → what its symbols are called, and which DELTAS stand before it.
 NORMS = {
     "rms": ("add_rmsnorm", DELTAS),
@@ -170,7 +170,7 @@ def add_rmsnorm(recorder, x, delta, delta_weight, weight, out, eps: float, norm:
     require((weight is None) == (out is None or norm == "none"), "add_rmsnorm: weight and out go together")
     require(delta is not None or out is not None, "add_rmsnorm: nothing to do without delta and out")
     require(delta_weight is None or delta is not None, "add_rmsnorm: delta_weight without delta")
-    adds, form = "none", "none"
+    adds = "none"
     if delta is not None:
         check("add_rmsnorm delta", delta, "f32", rows, width)
         adds = "add"
@@ -185,28 +185,35 @@ def add_rmsnorm(recorder, x, delta, delta_weight, weight, out, eps: float, norm:
     else:
         name = "add_rmsnorm"
     args = Args(x=x, delta=delta, delta_weight=delta_weight, weight=weight, width=width, eps=float(eps))
-    suffix = ""
-    if on_gpu(recorder):
-        require(
-            width % 8 == 0 and norm_vectors(width) > 0,
-            f"add_rmsnorm: width {width} is not a multiple of 8 up to 16,384",
-        )
-        suffix, targets = f"_v{norm_vectors(width)}", Args(out=None, q=None, scale=None)
-        if out is not None:
-            form = "fp8" if out.dtype == "fp8" else "bf16"
-            check("add_rmsnorm out", out, form, rows, width)
-            targets |= {"q": out.q, "scale": out.scale} if form == "fp8" else {"out": out}
-    else:
-        targets = Args(out=None, q=None, scale=None, total=None, low=None)
-        if out is not None:
-            form = out.dtype if out.dtype in ("int8", "int16") else "f32"
-            require(form == "f32" or width % GROUP == 0, f"add_rmsnorm: width {width} is not a multiple of {GROUP}")
-            require(form != "f32" or norm != "none", "add_convert: x is f32 already")
-            quantized = {} if form == "f32" else {"q": out.q, "scale": out.scale, "total": out.sum}
-            targets |= {"out": out} if form == "f32" else quantized
-            if form == "int16":
-                targets["low"] = out.low
-    recorder.launch(f"{name}_{adds}_{form}{suffix}", Args(**args, **targets), (rows,))
+    form, targets = TARGETS[recorder.device.kernels](out, rows, width, norm)
+    recorder.launch(f"{name}_{adds}_{form}", Args(**args, **targets), (rows,))
+
+
+def _cpu_target(out, rows: int, width: int, norm: str) -> tuple[str, dict]:
+    """What ends a symbol, and the arguments for the result."""
+    targets = dict.fromkeys(("out", "q", "scale", "total", "low"))
+    if out is None:
+        return "none", targets
+    form = out.dtype if out.dtype in ("int8", "int16") else "f32"
+    require(form == "f32" or width % GROUP == 0, f"add_rmsnorm: width {width} is not a multiple of {GROUP}")
+    require(form != "f32" or norm != "none", "add_convert: x is f32 already")
+    if form == "f32":
+        return form, targets | {"out": out}
+    return form, targets | {"q": out.q, "scale": out.scale, "total": out.sum, "low": out.low}
+
+
+def _gpu_target(out, rows: int, width: int, norm: str) -> tuple[str, dict]:
+    vectors = norm_vectors(width)
+    require(width % 8 == 0 and vectors > 0, f"add_rmsnorm: width {width} is not a multiple of 8 up to 16,384")
+    targets = dict.fromkeys(("out", "q", "scale"))
+    if out is None:
+        return f"none_v{vectors}", targets
+    form = "fp8" if out.dtype == "fp8" else "bf16"
+    check("add_rmsnorm out", out, form, rows, width)
+    return f"{form}_v{vectors}", targets | ({"q": out.q, "scale": out.scale} if form == "fp8" else {"out": out})
+
+
+TARGETS = {"cpu": _cpu_target, "gpu": _gpu_target}
 
 
 def norm_vectors(width: int) -> int:
@@ -241,37 +248,23 @@ def _reference(x, delta, delta_weight, weight, eps, norm="rms", out=None):
     return result
 
 
-CPU_SHAPES = (
-    ("none", 2, 40),
-    ("f32", 1, 576),
-    ("f32", 3, 83),
-    ("f32", 2, 5),
-    ("int8", 1, 576),
-    ("int8", 5, 96),
-    ("int16", 3, 576),
-)
-GPU_SHAPES = (
-    ("none", 2, 40),
-    ("bf16", 1, 3584),
-    ("bf16", 5, 96),
-    ("bf16", 3, 5128),
-    ("bf16", 2, 16384),
-    ("fp8", 1, 3584),
-    ("fp8", 4, 640),
-    ("fp8", 2, 8192),
-    ("fp8", 2, 12304),
-)
+# By kind of device: form → (rows, width) of cases.
+SHAPES = {
+    "cpu": {"none": ((2, 40),), "f32": ((1, 576), (3, 83), (2, 5)), "int8": ((1, 576), (5, 96)), "int16": ((3, 576),)},
+    "gpu": {
+        "none": ((2, 40),),
+        "bf16": ((1, 3584), (5, 96), (3, 5128), (2, 16384)),
+        "fp8": ((1, 3584), (4, 640), (2, 8192), (2, 12304)),
+    },
+}
 
 
 def _cases(rng, family="cpu"):
     near = Tolerance(2e-6, 2e-6, "f32 sums of a row in 64 partial sums, then three roundings")
     rounded = Tolerance(2e-6, 2**-8, "the result is rounded to bf16")
-    shapes = CPU_SHAPES if family == "cpu" else GPU_SHAPES
-    outs = OUTS if family == "cpu" else ("none", "bf16", "fp8")
-    for (_, fixed), (form, rows, width) in product(forms(outs), shapes):
-        norm, adds = fixed["NORM"], fixed["DELTA"]
-        if form != fixed["OUT"]:
-            continue
+    shaped = ((fixed, shape) for _, fixed in forms(OUTS[family]) for shape in SHAPES[family][fixed["OUT"]])
+    for fixed, (rows, width) in shaped:
+        norm, adds, form = fixed["NORM"], fixed["DELTA"], fixed["OUT"]
         # A mean that is not near 0 shows in a LayerNorm.
         x, delta = (rng.standard_normal((rows, width)).astype(np.float32) * 4 + 1 for _ in range(2))
         weights = [(1 + rng.standard_normal(width) / 4).astype(np.float32) for _ in range(2)]
@@ -301,7 +294,7 @@ def _cost(case: Case) -> Cost:
 
 
 def _variants(target):
-    return [zl.Variant(symbol, add_rmsnorm_row, fixed) for symbol, fixed in forms(OUTS)]
+    return [zl.Variant(symbol, add_rmsnorm_row, fixed) for symbol, fixed in forms(OUTS["cpu"])]
 
 
 ADD_RMSNORM = Op("add_rmsnorm", _variants, add_rmsnorm, _reference, _cases, _cost, later("gpu.norm", "norm_variants"))

@@ -136,7 +136,7 @@ class Op(Record):
 
     variants: CPU target → the variants to compile for it; gpu_variants: likewise for a GPU target (target.arch, target.warp,
     target.has), None while the op has no GPU form. launch(recorder, **tensors, **options): checks shapes and
-    dtypes, raises ValueError or TypeError, and records. reference(**arrays, **options) → output name → float64 (or
+    dtypes, raises ValueError or TypeError, and records; a launcher() where kinds of devices differ. reference(**arrays, **options) → output name → float64 (or
     integer) array; inputs that the op changes are given as their initial content and must not be modified.
     cases(rng) → fresh random Cases, odd sizes among them; with a GPU form cases(rng, family) takes "cpu" or "gpu".
     cost(case) → Cost. sizes(rng) → for timing on a GPU: Cases of real models' sizes, each with a function that gives, by output name,
@@ -152,6 +152,11 @@ class Op(Record):
     gpu_variants: Callable[[Any], list[Variant]] | None = None
     sizes: Callable[[Any], Iterator[tuple[Case, Callable[[], dict[str, Any]]]]] | None = None
 
+    def variants_for(self, target: Any) -> list[Variant]:
+        """The variants to compile for a target of a kind of device; none where the op has no form for it."""
+        of_target = {"cpu": self.variants, "gpu": self.gpu_variants}[target.kernels]
+        return of_target(target) if of_target else []
+
 
 def later(module: str, name: str) -> Callable[..., Any]:
     """Function `name` of zse.kernels.MODULE, imported when it is called: what an engine's start does not need, cases and
@@ -163,9 +168,18 @@ def later(module: str, name: str) -> Callable[..., Any]:
     return call
 
 
-def on_gpu(recorder: Any) -> bool:
-    """Whether a launcher records for a GPU: its kernels, its layouts."""
-    return recorder.device.kernels == "gpu"
+def launcher(**launchers: Callable[..., None]) -> Callable[..., None]:
+    """A launcher that differs by kind of device: the one of launchers that is called as the recorder's `Device.kernels`."""
+
+    def launch(recorder: Any, *args: Any, **options: Any) -> None:
+        launchers[recorder.device.kernels](recorder, *args, **options)
+
+    return launch
+
+
+def cases_of(**cases: Callable[[Any], Iterator[Case]]) -> Callable[..., Iterator[Case]]:
+    """Cases that differ by kind of device: (rng, `Device.kernels`) → those of its name."""
+    return lambda rng, family="cpu": cases[family](rng)
 
 
 def require(condition: bool, message: str) -> None:

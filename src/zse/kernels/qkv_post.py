@@ -1,7 +1,9 @@
 """What stands between the q, k, v projections and attention: QK-norm (of a head, or of the whole vector as in OLMo 2),
 RoPE (rotate-half), and writing K and V to pages."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any, NamedTuple
 
 from zse import kernel as zl
 from zse.kernels import attention_cases
@@ -15,7 +17,7 @@ from zse.kernels.kv_pages import (
     packed_error,
     pages_shape,
 )
-from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, later, on_gpu, require
+from zse.kernels.op import Case, Cost, Op, Output, Tolerance, check, later, require
 from zse.lazy import numpy as np
 from zse.runtime.args import Args
 from zse.tensor import Tensor
@@ -23,8 +25,31 @@ from zse.tensor import Tensor
 LANES = 8  # head dimensions and halves of rotary dimensions are multiples of 8
 MAX_HEAD_DIM = 256
 KV_DTYPES = {"f16": zl.f16, "f32": zl.f32, **PACKED}
-GPU_KV_DTYPES = ("bf16", "f16", *PACKED)
 GPU_WARP, GPU_THREADS = 32, 128
+
+
+class Form(NamedTuple):
+    """What differs by kind of device. pages: dtypes of pages. q_out: dtype of the queries. walk: (query heads, KV heads, tokens) →
+    the argument that tells the kernel which heads a block does, and the grid."""
+
+    pages: tuple[str, ...]
+    q_out: str
+    walk: Callable[[int, int, Any], tuple[dict[str, int], tuple]]
+
+
+FORMS = {
+    "cpu": Form(
+        tuple(KV_DTYPES), "f32", lambda heads, kv_heads, tokens: ({"group": heads // kv_heads}, (kv_heads, tokens))
+    ),
+    "gpu": Form(
+        ("bf16", "f16", *PACKED),
+        "bf16",
+        lambda heads, kv_heads, tokens: (
+            {"heads": heads},
+            (tokens, -(-(heads + 2 * kv_heads) * GPU_WARP // GPU_THREADS)),
+        ),
+    ),
+}
 NORMS = ("plain", "norm", "whole")  # none, of every head, of all heads together
 
 
@@ -177,7 +202,8 @@ def qkv_post(
         token_row, positions: i32 [M].
         q_table: what q is turned by, if not by `table`: a factor on all of q, where R = D.
     """
-    gpu = on_gpu(recorder)
+    family = recorder.device.kernels
+    kind = FORMS[family]
     pages, kv_heads = v_pages.shape[:2]
     head_dim = head_dim_of(v_pages)
     tokens, q_width = q_out.shape
@@ -187,10 +213,10 @@ def qkv_post(
         require(size % 16 == 0 and size <= most, f"qkv_post: {name} {size} is not a multiple of 16 up to {most}")
     require(q_width % kv_width == 0, f"qkv_post: q_out is {q_width} wide, {kv_heads} kv heads of {head_dim}")
     for name, tensor in (("k_pages", k_pages), ("v_pages", v_pages)):
-        shape = pages_shape(head_dim, k_pages.dtype, tensor is k_pages, "gpu" if gpu else "cpu")
-        dtypes = (GPU_KV_DTYPES if gpu else tuple(KV_DTYPES)) if tensor is k_pages else k_pages.dtype
+        shape = pages_shape(head_dim, k_pages.dtype, tensor is k_pages, family)
+        dtypes = kind.pages if tensor is k_pages else k_pages.dtype
         check(f"qkv_post {name}", tensor, dtypes, pages, kv_heads, *shape)
-    check("qkv_post q_out", q_out, "bf16" if gpu else "f32", tokens, q_width)
+    check("qkv_post q_out", q_out, kind.q_out, tokens, q_width)
     for one in (table, q_table):
         if one is not None:
             check("qkv_post table", one, "f32", tokens, rotary)
@@ -202,6 +228,7 @@ def qkv_post(
     for norm, width in ((q_norm, q_width), (k_norm, kv_width)) if q_norm is not None else ():
         check("qkv_post q_norm, k_norm", norm, "f32", width if form == "whole" else head_dim)
     q, k, v, strides = _sources(qkv, tokens, q_width, kv_width)
+    which, grid = kind.walk(q_width // head_dim, kv_heads, tokens)
     args = Args(
         q=q,
         k=k,
@@ -219,15 +246,11 @@ def qkv_post(
         token_row=token_row,
         positions=positions,
         kv_heads=kv_heads,
+        **which,
         head_dim=head_dim,
         rotary=rotary,
         eps=float(eps),
     )
-    heads = q_width // head_dim
-    if gpu:
-        args["heads"], grid = heads, (tokens, -(-(heads + 2 * kv_heads) * GPU_WARP // GPU_THREADS))
-    else:
-        args["group"], grid = heads // kv_heads, (kv_heads, tokens)
     recorder.launch(f"qkv_post_{k_pages.dtype}_{form}", args, grid)
 
 
@@ -283,9 +306,9 @@ def _reference(
 
 
 def _cases(rng, family="cpu"):
-    gpu = family == "gpu"
+    kind = FORMS[family]
     rounding = {"f16": (1e-6, 1.1 * 2.0**-11), "bf16": (1e-6, 1.1 * 2.0**-8)}
-    for dtype in GPU_KV_DTYPES if gpu else KV_DTYPES:
+    for dtype in kind.pages:
         for head_dim, rotary, heads, kv_heads, norm in (
             (64, 64, 9, 3, ""),
             (256, 256, 4, 1, "norm"),
@@ -330,8 +353,10 @@ def _cases(rng, family="cpu"):
                 "token_row": np.array([0, 0, 1, 2, 2], np.int32),
                 "positions": np.array([15, 16, 0, 62, 63], np.int32),
             }
-            q_near = Tolerance(*rounding["bf16"], "rounded once to bf16") if gpu else near
-            outputs = {"q_out": Output((tokens, width), "bf16" if gpu else "float32", q_near)}
+            outputs = {"q_out": Output((tokens, width), "float32", near)}
+            if kind.q_out == "bf16":
+                q_near = Tolerance(*rounding["bf16"], "rounded once to bf16")
+                outputs = {"q_out": Output((tokens, width), "bf16", q_near)}
             for name, array in zip(("k_pages", "v_pages"), kv, strict=True):
                 error = None
                 if packed:

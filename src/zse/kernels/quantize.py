@@ -3,7 +3,7 @@ fp8 rows, one scale a row."""
 
 from zse import kernel as zl
 from zse.kernels import gpu
-from zse.kernels.op import Case, Cost, HostArray, Op, Output, Tolerance, check, later, on_gpu, require
+from zse.kernels.op import Case, Cost, HostArray, Op, Output, Tolerance, cases_of, check, later, launcher, require
 from zse.lazy import numpy as np
 from zse.quant import pack
 from zse.runtime.args import Args
@@ -62,22 +62,28 @@ def quantize_rows(
         quantize_group(values, q + at, scale + at // GROUP, total + at // GROUP)
 
 
-def quantize(recorder, x, out) -> None:
-    """x f32 [M, K] → out int8 Activation [M, K]; K a multiple of 32. GPU: x bf16 → Fp8Activation, K a multiple of 16."""
+def _to_int8(recorder, x, out) -> None:
+    """x f32 [M, K] → out int8 Activation [M, K]; K a multiple of 32."""
     rows, width = x.shape
-    if on_gpu(recorder):
-        check("quantize x", x, "bf16", rows, width)
-        check("quantize out", out, "fp8", rows, width)
-        require(width % 16 == 0, f"quantize: width {width} is not a multiple of 16")
-        args = Args(x=x, q=out.q, scale=out.scale, width=width)
-        recorder.launch(f"quantize_fp8_v{gpu.quantize.row_vectors(width)}", args, (rows,))
-        return
     check("quantize x", x, "f32", rows, width)
     require(width % GROUP == 0, f"quantize: width {width} is not a multiple of {GROUP}")
     require(tuple(out.shape) == (rows, width), f"quantize: out has shape {tuple(out.shape)}, x {(rows, width)}")
     chunks = -(-width // CHUNK)
     args = Args(x=x, q=out.q, scale=out.scale, total=out.sum, width=width, chunk=CHUNK)
     recorder.launch("quantize", args, (chunks, rows))
+
+
+def _to_fp8(recorder, x, out) -> None:
+    """x bf16 [M, K] → Fp8Activation [M, K]; K a multiple of 16."""
+    rows, width = x.shape
+    check("quantize x", x, "bf16", rows, width)
+    check("quantize out", out, "fp8", rows, width)
+    require(width % 16 == 0, f"quantize: width {width} is not a multiple of 16")
+    args = Args(x=x, q=out.q, scale=out.scale, width=width)
+    recorder.launch(f"quantize_fp8_v{gpu.quantize.row_vectors(width)}", args, (rows,))
+
+
+quantize = launcher(cpu=_to_int8, gpu=_to_fp8)
 
 
 def int8_rows(x):
@@ -109,7 +115,6 @@ def _reference(x, out=None):
 
 
 def _gpu_cases(rng):
-
     for name, rows, width, spread in (
         ("one row", 1, 3584, 1.0),
         ("odd rows", 7, 96, 100.0),
@@ -124,11 +129,7 @@ def _gpu_cases(rng):
         yield Case(name, {"x": HostArray("bf16", pack.f32_to_bf16(x))}, {"out": fp8_output(rows, width)})
 
 
-def _cases(rng, family="cpu"):
-
-    if family == "gpu":
-        yield from _gpu_cases(rng)
-        return
+def _cpu_cases(rng):
     for name, rows, width, spread in (
         ("one row", 1, 576, 1.0),
         ("odd rows", 7, 96, 100.0),
@@ -151,7 +152,7 @@ QUANTIZE = Op(
     lambda target: [zl.Variant("quantize", quantize_rows)],
     quantize,
     _reference,
-    _cases,
+    cases_of(cpu=_cpu_cases, gpu=_gpu_cases),
     _cost,
     later("gpu.quantize", "quantize_variants"),
 )

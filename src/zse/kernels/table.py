@@ -23,9 +23,8 @@ MODULES: dict[str, tuple[str, ...]] = {
 }
 
 
-# Modules of kernels that belong to no operation (they repack, dequantize, ...): each has variants(target).
-EXTRAS = ("repack",)
-GPU_EXTRAS: tuple[str, ...] = ("gpu.probe",)
+# Modules of kernels that belong to no operation, by kind of device: each has variants(target).
+EXTRAS = {"cpu": ("repack",), "gpu": ("gpu.probe",)}
 
 
 def all_ops() -> list[Op]:
@@ -37,12 +36,11 @@ def all_ops() -> list[Op]:
 
 def all_variants(target) -> list[Variant]:
     """Every variant to compile for `target`, sorted by symbol; two variants of one symbol are an error."""
-    on_cpu = getattr(target, "family", "cpu") == "cpu"
-    lists = [(op.name, op.variants if on_cpu else op.gpu_variants) for op in all_ops()]
-    lists += [(name, import_module(f"zse.kernels.{name}").variants) for name in (EXTRAS if on_cpu else GPU_EXTRAS)]
+    lists = [(op.name, op.variants_for) for op in all_ops()]
+    lists += [(name, import_module(f"zse.kernels.{name}").variants) for name in EXTRAS[target.kernels]]
     variants: dict[str, Variant] = {}
     for name, of_target in lists:
-        for variant in of_target(target) if of_target else ():
+        for variant in of_target(target):
             if variants.setdefault(variant.symbol, variant) is not variant:
                 raise ValueError(f"two variants are called {variant.symbol} (one is {name}'s)")
     return [variants[symbol] for symbol in sorted(variants)]

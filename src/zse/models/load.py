@@ -97,8 +97,7 @@ def load_model(device, plan: ModelPlan, *, max_memory: int | None = None, start:
     weights, vectors = place(plan, buffer)
 
     def begin():
-        loader = Loader(device, plan, weights, vectors)
-        return loader.load_gpu() if family == "gpu" else loader.load_cpu()
+        return LOADS[family](Loader(device, plan, weights, vectors))
 
     model = Model(plan, weights, vectors, buffer, None, begin)
     if start:
@@ -271,6 +270,9 @@ class Loader:
                 self.device.write(Tensor(next(iter(tensors)).buffer, (buffer.nbytes,), "u8", start), view)
                 view.release()
                 buffer.free()
+
+
+LOADS = {"cpu": Loader.load_cpu, "gpu": Loader.load_gpu}
 
 
 def _plane_copies(part: Part, matrix: MatrixPlan, weight: Weight) -> Iterator[Copy]:

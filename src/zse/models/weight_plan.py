@@ -18,14 +18,16 @@ from zse.models import names, registry
 from zse.models.config import ModelConfig
 from zse.models.names import ROPE_TENSORS
 from zse.quant import policy as policies
-from zse.quant.scheme import FP8_BLOCK, LAYOUT, TILE_ROWS, DenseScheme, Fp8Scheme, Plane, Scheme, memory_layout
+from zse.quant.scheme import FP8_BLOCK, LAYOUT, TILE_ROWS, Fp8Scheme, Plane, Scheme, memory_layout
 from zse.tensor import Tensor, Weight
 
 # Bytes that planes start at multiples of: a cache line; on a GPU what tensor maps and large copies want, as in a .zse.
 ALIGN = {"cpu": 64, "gpu": 256}
 MAX_HEAD_DIM = 256  # of the attention kernels
 MAX_GROUP = 32  # query heads that share a KV head, of the attention kernels
-GPU_GROUP = 128  # columns that share a scale where a GPU's weights are quantized on load
+# Columns that share a scale where integer weights are quantized on load; None: the policy's. On a GPU half the scales' bytes, and
+# its activations have no groups of their own to match.
+LOAD_GROUPS = {"cpu": None, "gpu": 128}
 FUSED: dict[str, tuple[str, ...]] = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
 
@@ -110,8 +112,7 @@ def plan_model(source: ModelSource, *, quantize: str | None = None, family: str 
     _check_kernels(source.path, config)
     policy = None
     if quantize is not None:
-        # Larger groups on a GPU: half the scales' bytes, and its activations have no groups of their own to match.
-        policy = policies.Policy(quantize, GPU_GROUP if family == "gpu" and quantize.startswith("int") else None)
+        policy = policies.Policy(quantize, LOAD_GROUPS[family] if quantize.startswith("int") else None)
     family_of_model = registry.architecture(config.architecture)
     prefix = names.hf_prefix(source.path, source.tensors) if source.naming == "hf" else ""
     schemes: dict[str, Scheme] = {}
@@ -159,11 +160,7 @@ def _scheme(role: names.Role, info: TensorInfo, config: ModelConfig, policy, fam
     scheme = info.scheme
     if policy is not None and info.is_dense:
         scheme = policy.scheme(role.shape, config.vocab_size) or scheme
-    if isinstance(scheme, Fp8Scheme):
-        if family == "cpu":
-            scheme = DenseScheme("bf16")  # 2**-9 of rounding beside the 2**-4 that the numbers have already
-        elif scheme.scaling == "tensor":
-            scheme = Fp8Scheme("row")  # the same numbers, and matrices of different scales can be joined
+    scheme = scheme.loaded(family)
     if not scheme.fits(role.shape[1]):
         raise UnsupportedError(f"{info.name} as {scheme}: number of columns", role.shape[1], ["multiples of the group"])
     return scheme

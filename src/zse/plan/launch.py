@@ -7,7 +7,7 @@ from zse.kernels.activation import gated
 from zse.kernels.attention import attention
 from zse.kernels.embed import embed
 from zse.kernels.gather import gather_rows
-from zse.kernels.matmul import matmul, matmul_gated
+from zse.kernels.matmul import matmul
 from zse.kernels.qkv_post import qkv_post
 from zse.kernels.quantize import quantize
 from zse.plan.trace import Node
@@ -38,7 +38,7 @@ def _linear(run: "Run", node: Node) -> None:
 
 def _gated_product(run: "Run", node: Node) -> None:
     a, out = run.t[node.inputs[0]], run.t[node.output]
-    matmul_gated(run.recorder, a, run.weight(node), out, node.options["activation"], max_tokens=run.form_tokens)
+    matmul(run.recorder, a, run.weight(node), out, gate=node.options["activation"], max_tokens=run.form_tokens)
 
 
 def _gated(run: "Run", node: Node) -> None:
@@ -75,6 +75,7 @@ def _heads(run: "Run", node: Node) -> None:
 
 def _attend(run: "Run", node: Node) -> None:
     kv, layer, options = run.planner.kv, run.layer, node.options
+    work = {"partial": run.t[node]} if node in run.t else {}
     attention(
         run.recorder,
         run.t[node.inputs[0]],
@@ -87,7 +88,7 @@ def _attend(run: "Run", node: Node) -> None:
         options["scale"],
         options["window"],
         options["softcap"],
-        partial=run.t.get(node),
+        **work,
         **run.sharing,
     )
 

@@ -11,11 +11,12 @@ A scheme is a class of values that are named and hashed; what others look up are
     kind          what the tables of kernels and packing are keyed by
     layouts       of its planes, the first one for files
     in_memory     which of them the kernels of a kind of device read; a device that is missing has no kernels for it
-    forms         the activations that the CPU's products of it take
+    forms         the activations that the CPU's products of it take; products: the module of their kernels
     numbers       the plane of its numbers: "q" or "w"
     element       the type of these in the names of GPU kernels: int4, e4m3, bf16
     group, symmetric, scale_code    as kernels take them: columns of a scale (0: the row), no offsets, which weights share a scale
     fits(k), step   whether rows of k columns can be stored; what k is a multiple of
+    loaded(family)  the scheme that a weight of this one gets in the memory of a kind of device
     planes(n, k, layout), groups(k), nbytes(n, k)
 """
 
@@ -72,6 +73,7 @@ class AffineScheme(namedtuple("AffineScheme", "bits group symmetric")):
     layouts = (LAYOUT,)
     in_memory = {"cpu": LAYOUT, "gpu": LAYOUT}
     forms = ("int8", "int16", "f32")
+    products = "zse.kernels.matmul_affine"
     numbers = "q"
     scale_code = 0
 
@@ -102,6 +104,9 @@ class AffineScheme(namedtuple("AffineScheme", "bits group symmetric")):
     def fits(self, k: int) -> bool:
         """Whether rows of `k` columns can be stored: k is a positive multiple of 32 and of the group."""
         return k > 0 and k % BLOCK_COLUMNS == 0 and (self.group == 0 or k % self.group == 0)
+
+    def loaded(self, family: str) -> "Scheme":
+        return self
 
     def groups(self, k: int) -> int:
         """Groups of one row of `k` columns. ValueError if the group does not divide k."""
@@ -141,6 +146,7 @@ class DenseScheme(namedtuple("DenseScheme", "dtype")):
     layouts = LAYOUTS
     in_memory = {"cpu": LAYOUT, "gpu": ROWS}
     forms = ("f32",)
+    products = "zse.kernels.matmul_dense"
     numbers = "w"
     group, symmetric, scale_code, step = 0, False, 0, 1
 
@@ -160,6 +166,9 @@ class DenseScheme(namedtuple("DenseScheme", "dtype")):
 
     def fits(self, k: int) -> bool:
         return k > 0
+
+    def loaded(self, family: str) -> "Scheme":
+        return self
 
     def groups(self, k: int) -> int:
         return 0
@@ -216,6 +225,12 @@ class Fp8Scheme(namedtuple("Fp8Scheme", "scaling")):
 
     def groups(self, k: int) -> int:
         return 0
+
+    def loaded(self, family: str) -> "Scheme":
+        if family not in self.in_memory:
+            return DenseScheme("bf16")  # 2**-9 of rounding beside the 2**-4 that the numbers have already
+        # The same numbers, and matrices of different scales can be joined.
+        return Fp8Scheme("row") if self.scaling == "tensor" else self
 
     def scale_shape(self, n: int, k: int) -> tuple[int, ...]:
         if self.scaling == "block":

@@ -306,7 +306,7 @@ class Device:
     activations: tuple[str, ...] = ("int8", "f32")
     """The forms that matrix products can take their inputs in, the default first."""
     fuses: bool = False
-    """matmul adds to the residual stream, and matmul_gated gates, in their epilogues."""
+    """matmul adds to the residual stream, and gates, in its epilogue."""
     loads_modules: bool = False
     """Each kernel of its pack is loaded into the driver, which can be done before a model asks for it (CUDA)."""
     supports_capture: bool = False

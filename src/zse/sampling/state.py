@@ -36,13 +36,6 @@ def result_nbytes(max_rows: int) -> int:
     return 3 * _aligned(4 * max_rows) + 2 * _aligned(4 * MAX_LOGPROBS * max_rows)
 
 
-def device_nbytes(max_rows: int, vocab_size: int) -> int:
-    """Bytes that a GPU's SamplerState allocates beside its inputs, for the memory plan."""
-    shapes = sample_tensors(max_rows, vocab_size, max_rows * MAX_LOGIT_BIAS_ENTRIES, 0, "gpu")
-    beside = (shape for name, shape in shapes.items() if name not in row_parameters("gpu"))
-    return sum(ITEM_BYTES[dtype] * prod(shape) for dtype, shape in beside)
-
-
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGN) * _ALIGN
 
@@ -58,12 +51,10 @@ class SamplerState:
         self, device, vocab_size: int, *, max_rows: int, max_tokens: int, history=None, inputs=None, results=None
     ):
         self._device, self.history = device, history
-        self._gpu = device.kernels == "gpu"
-        if self._gpu and history is None:
+        shapes = sample_tensors(max_rows, vocab_size, max_rows * MAX_LOGIT_BIAS_ENTRIES, max_tokens, device.kernels)
+        self._reads_history = "history_row" in shapes  # of the device; else lists of the tokens that were seen
+        if self._reads_history and history is None:
             raise ValueError("SamplerState on a GPU needs the token history")
-        shapes = sample_tensors(
-            max_rows, vocab_size, max_rows * MAX_LOGIT_BIAS_ENTRIES, 0 if self._gpu else max_tokens, device.kernels
-        )
         self._owned = [None, None]
         if inputs is None:
             inputs = device.staging(input_nbytes(max_rows, device.kernels), label="sampler"), 0
@@ -76,7 +67,7 @@ class SamplerState:
         self._place(results, {name: shapes.pop(name) for name in RESULTS})
         for name, (dtype, shape) in shapes.items():
             tensor = self._tensors[name] = _new(device, dtype, shape)
-            if not self._gpu:
+            if device.shares_memory:
                 self._views[name] = tensor.view()
         views = self._views
         self._tokens, self._status, self._counter = views["tokens"], views["status"], views["counter"]
@@ -130,7 +121,7 @@ class SamplerState:
             self._penalized = [line for line, request in enumerate(requests) if _penalties(request.params) != _NEUTRAL]
             self._wants_logprobs = any(request.params.logprobs is not None for request in requests)
             self._write_biases(requests)
-        if not self._gpu:
+        if not self._reads_history:
             self._write_seen(requests, lengths, drafts)
             return
         for line in self._penalized:
@@ -181,7 +172,7 @@ class SamplerState:
             views[name][line] = getattr(params, field)
         views["seed"][line] = request.seed
         views["num_logprobs"][line] = -1 if params.logprobs is None else params.logprobs
-        if self._gpu:
+        if self._reads_history:
             views["history_len"][line], views["prompt_len"][line] = 0, request.prompt_len
             views["filtered"][line] = params.is_filtered
         self._requests[line] = request

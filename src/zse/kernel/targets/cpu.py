@@ -48,6 +48,7 @@ class Isa:
     features: frozenset[str]
     flags: tuple[str, ...]
     x86: bool
+    kernels = "cpu"  # as runtime/device.py: Device.kernels
 
 
 ISAS = {
@@ -72,6 +73,7 @@ class CpuTarget:
 
     isa: Isa
     family: str = "cpu"
+    kernels = Isa.kernels
     types: dict[str, str] = field(default_factory=dict)
     helpers: dict[str, str] = field(default_factory=dict)
 

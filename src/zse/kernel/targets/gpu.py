@@ -33,7 +33,7 @@ def small_float_bits(name: str, value: float) -> int:
 class GpuTarget:
     """Prints one variant. threads, min_blocks, cluster: as in its Variant."""
 
-    family = "gpu"
+    family = kernels = "gpu"
     name = "gpu"
     arch = 0
     warp = 32

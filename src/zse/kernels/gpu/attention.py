@@ -60,12 +60,16 @@ def record_attention(
     positions,
     out,
     scale: float,
-    window: int,
-    softcap: float,
-    scratch: AttentionScratch | None,
-    longest_run: int | None,
+    window: int = 0,
+    softcap: float = 0.0,
+    scratch: AttentionScratch | None = None,
+    longest_run: int | None = None,
 ) -> None:
-    """attention() on a GPU; see there."""
+    """attention() on a GPU; what is not said here is said there. q, out bf16; both pages [P, Hk, 16, D], bf16 or f16, or
+    packed i8 or e4m3; D 64, 96, 128 or 256, Hq / Hk at most 128.
+
+    scratch: AttentionScratch that plan_attention() has filled in this recording with the same longest_run (None: made
+    and filled here, for tests); longest_run: the most tokens of one row in any run of the recording (None: unknown)."""
     device = recorder.device
     head_dim, group = _check(q, k_pages, v_pages, page_table, token_row, positions, out)
     (pages, kv_heads), (tokens, width) = v_pages.shape[:2], q.shape

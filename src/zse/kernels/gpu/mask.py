@@ -1,10 +1,11 @@
 """Masks of the vocabulary on a GPU: a thread takes 4 logits, a warp reads one word of the mask for 32 of them."""
 
 from zse import kernel as zl
+from zse.kernels.mask import CHUNKS
 
-THREADS = 256
 EACH = 4
-CHUNK = THREADS * EACH
+CHUNK = CHUNKS["gpu"]
+THREADS = CHUNK // EACH
 
 
 @zl.kernel

@@ -146,15 +146,17 @@ def record(
     a,
     weight,
     out,
-    bias,
-    max_tokens: int,
+    bias=None,
     *,
+    independent: bool = False,
+    max_tokens: int = SMALL_TOKENS,
     accumulate: bool = False,
     gate: str | None = None,
     kernel: str | None = None,
 ) -> None:
-    """Record out (+)= a @ weight.T + bias, or with `gate` out = act(first half of the rows) * second half, checked.
-    a: bf16, or an Fp8Activation. kernel: "small" or "few" instead of the one that the shape would get (tests)."""
+    """Record out (+)= a @ weight.T + bias, or with `gate` ("silu", "gelu_tanh") out bf16 [M, N] = act(first half of the 2N rows) *
+    second half, N a multiple of 16; checked. a: bf16, or above 64 tokens with fp8 weights an Fp8Activation; out f32 or bf16, f32 where
+    it accumulates. max_tokens, independent: as on a CPU (matmul.py); launches overlap without the latter. kernel: "small" or "few" instead of the one that the shape would get (tests)."""
     rows, width = weight.shape
     scheme, planes = weight.scheme, weight.planes
     tokens = out.shape[0]

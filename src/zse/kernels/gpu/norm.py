@@ -12,9 +12,7 @@ from zse.kernels.gpu.rows import (
     tree_sum,
     value_sum,
 )
-from zse.kernels.norm import GPU_THREADS, VECTORS, forms
-
-OUTS = ("none", "bf16", "fp8")
+from zse.kernels.norm import GPU_THREADS, OUTS, VECTORS, forms
 
 
 @zl.kernel
@@ -117,6 +115,6 @@ def norm_variants(target):
     """Every form of add_rmsnorm on a GPU."""
     return [
         zl.Variant(f"{symbol}_v{vectors}", add_rmsnorm_row, fixed | {"V": vectors}, threads=GPU_THREADS)
-        for symbol, fixed in forms(OUTS)
+        for symbol, fixed in forms(OUTS["gpu"])
         for vectors in VECTORS
     ]

@@ -1,9 +1,10 @@
 """The small kernels of a step: its token ids, copies of rows, rotary tables."""
 
 from zse import kernel as zl
+from zse.kernels.feed import CHUNKS
 from zse.kernels.kv_pages import BLOCK
 
-FEED_THREADS = 128
+FEED_THREADS = CHUNKS["gpu"]
 COPY_THREADS = 256
 ROPE_THREADS = 128
 LOGIT_THREADS = 256
